@@ -1,0 +1,266 @@
+#include "cli/arguments.h"
+
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "cli/spelling.h"
+
+namespace foreshard::cli {
+namespace {
+
+constexpr const char* kAbout =
+    "Plan an FSDP run before you pay for it: does it fit, how long is a step, which communication is exposed, and why.";
+constexpr const char* kFooter =
+    "Example:\n"
+    "  foreshard simulate llama-3-8b/config.json --set cluster.world_size=64 --set checkpointing.policy=block\n\n"
+    "A JOB is a job file (TOML) or a model file; then the rest is defaults. Results go to stdout, notes to stderr.\n"
+    "Exit codes: 0 ok, 1 the run failed, 2 usage, 3 bad input, 4 does not fit, 5 partial result.";
+constexpr const char* kSetAbout = "Override a value of the job, for example fsdp.runtime=fsdp1 (repeatable)";
+
+Error usage(std::string message, std::string got, std::string expected, std::string hint) {
+  Error error;
+  error.code = ErrorCode::Usage;
+  error.message = std::move(message);
+  error.got = std::move(got);
+  error.expected = std::move(expected);
+  error.hint = std::move(hint);
+  return error;
+}
+
+/// The parser with the places that its flags are written to.
+class Declaration {
+ public:
+  Declaration() : app_(kAbout, "foreshard") {
+    app_.require_subcommand(1);
+    app_.footer(kFooter);
+    app_.add_flag("--version", version_, "Print the version");
+    add_output_flags(app_);
+    declare_inspect();
+    declare_plan();
+    declare_simulate();
+    declare_config();
+    declare_rest();
+  }
+
+  CLI::App& app() { return app_; }
+  CommandLine take(const std::string& verb);
+  std::vector<VerbDescription> describe() const;
+  bool version_asked() const { return version_; }
+
+ private:
+  void add_output_flags(CLI::App& app) {
+    app.add_flag("--json", output_.json, "Answer as JSON with a versioned schema (errors too)");
+    app.add_flag("-q,--quiet", output_.quiet, "No notes on stderr");
+    app.add_flag("--no-color", output_.no_color, "Plain ASCII without colour (as NO_COLOR)");
+  }
+
+  CLI::App& add_verb(const char* name, const char* about) {
+    CLI::App& verb = *app_.add_subcommand(name, about);
+    add_output_flags(verb);
+    return verb;
+  }
+
+  void add_job(CLI::App& verb, JobFlags& job, const char* name, const char* about) {
+    files_.push_back(verb.add_option(name, job.file, about)->required()->type_name("FILE"));
+    verb.add_option("--set", job.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+  }
+
+  void add_choice(CLI::Option* option, std::vector<std::string> words) {
+    CLI::Validator member = CLI::IsMember(words);
+    std::string list;
+    for (const std::string& word : words) list += (list.empty() ? "" : "|") + word;
+    option->check(member.description(""))->type_name(list);
+    choices_[option] = std::move(words);
+  }
+
+  void add_output_file(CLI::App& verb, const char* name, std::string& path, const char* about) {
+    files_.push_back(verb.add_option(name, path, about)->type_name("FILE"));
+  }
+
+  void declare_inspect() {
+    CLI::App& verb =
+        add_verb("inspect", "A model: module tree, parameters, FLOPs, activation bytes, operators without a rule");
+    add_job(verb, inspect_.job, "MODEL", "config.json, a folder that holds one, model.json, or a job file");
+    verb.add_flag("--report", inspect_.report, "With --json: the numbers (foreshard.inspect/1) instead of model.json");
+    verb.add_option("--depth", inspect_.depth, "Levels of the module tree; 0 = all")
+        ->check(CLI::Range(0, 64).description(""))
+        ->type_name("N");
+  }
+
+  void declare_plan() {
+    CLI::App& verb = add_verb("plan", "Units, layouts, execution order, instructions, checks and traps of a job");
+    add_job(verb, plan_.job, "JOB", "A job file or a model file");
+    add_choice(verb.add_option("--format", plan_.format, "How it is printed; dot is for Graphviz"),
+               {"text", "json", "dot"});
+    verb.add_option("--iterations", plan_.iterations, "Only the first N iterations; 0 = until steady")
+        ->check(CLI::Range(0, 1000).description(""))
+        ->type_name("N");
+    verb.add_flag("--layout", plan_.layout, "With the place of every parameter in every shard");
+    verb.add_option("--action", plan_.action,
+                    "Which plan: train, or a list of init, summon, save and load with their options, "
+                    "as in init:sync,save:full:rank0_only:offload")
+        ->type_name("LIST");
+  }
+
+  void declare_simulate() {
+    CLI::App& verb = add_verb("simulate", "Predict memory, step time and exposed communication of a job");
+    add_job(verb, simulate_.job, "JOB", "A job file or a model file");
+    add_output_file(verb, "--trace", simulate_.trace,
+                    "Write the timeline as Chrome JSON for Perfetto (.json or .json.gz)");
+    add_output_file(verb, "--timeline", simulate_.timeline, "Write the timeline in our own form (.fst)");
+    verb.add_flag("--per-unit", simulate_.per_unit, "One span a segment instead of one a kernel: faster, coarser");
+    verb.add_flag("--no-remedy", simulate_.no_remedy,
+                  "If it does not fit, do not search for the nearest change that would");
+  }
+
+  void declare_config() {
+    CLI::App& verb = add_verb("config", "Every effective value of a job");
+    add_choice(verb.add_option("ACTION", config_action_, "show")->required(), {"show"});
+    add_job(verb, config_.job, "JOB", "A job file or a model file");
+    verb.add_flag("--origin", config_.origin, "Where each value came from");
+  }
+
+  void declare_rest() {
+    add_verb("doctor", "What is found on this machine, what is missing, and what each gives");
+    add_verb("version", "Version, schemas and what this build holds");
+    CLI::App& completion = add_verb("completion", "Completion for a shell: source <(foreshard completion bash)");
+    add_choice(completion.add_option("SHELL", completion_.shell, "The shell")->required(), {"bash", "zsh", "fish"});
+    app_.add_subcommand("help", "This text, or the help of one verb: foreshard help simulate");
+  }
+
+  CLI::App app_;
+  OutputFlags output_;
+  InspectFlags inspect_;
+  PlanFlags plan_;
+  SimulateFlags simulate_;
+  ConfigFlags config_;
+  CompletionFlags completion_;
+  std::string config_action_;
+  bool version_ = false;
+  std::vector<const CLI::Option*> files_;
+  std::map<const CLI::Option*, std::vector<std::string>> choices_;
+};
+
+CommandLine Declaration::take(const std::string& verb) {
+  CommandLine line;
+  line.output = output_;
+  if (verb == "inspect") line.verb = std::move(inspect_);
+  if (verb == "plan") line.verb = std::move(plan_);
+  if (verb == "simulate") line.verb = std::move(simulate_);
+  if (verb == "config") line.verb = std::move(config_);
+  if (verb == "doctor") line.verb = DoctorFlags{};
+  if (verb == "version") line.verb = VersionFlags{};
+  if (verb == "completion") line.verb = std::move(completion_);
+  return line;
+}
+
+std::vector<VerbDescription> Declaration::describe() const {
+  std::vector<VerbDescription> verbs;
+  for (const CLI::App* app : app_.get_subcommands(nullptr)) {
+    VerbDescription verb{app->get_name(), app->get_description(), {}, false, {}};
+    for (const CLI::Option* option : app->get_options()) {
+      const bool file = std::find(files_.begin(), files_.end(), option) != files_.end();
+      const auto words = choices_.find(option);
+      if (option->get_positional()) {
+        verb.takes_file = verb.takes_file || file;
+        if (words != choices_.end()) verb.words = words->second;
+        continue;
+      }
+      FlagDescription flag;
+      for (const std::string& name : option->get_snames()) flag.names.push_back("-" + name);
+      for (const std::string& name : option->get_lnames()) flag.names.push_back("--" + name);
+      flag.about = option->get_description();
+      flag.takes_value = option->get_items_expected_max() > 0;
+      flag.takes_file = file;
+      if (words != choices_.end()) flag.values = words->second;
+      verb.flags.push_back(std::move(flag));
+    }
+    verbs.push_back(std::move(verb));
+  }
+  return verbs;
+}
+
+Error unknown_verb(const std::string& verb, const std::vector<VerbDescription>& verbs) {
+  const auto& later = later_verbs();
+  if (std::find(later.begin(), later.end(), verb) != later.end()) {
+    return usage(fmt::format("the verb {} is not in this version yet", verb), verb, "",
+                 "`foreshard help` lists the verbs that are");
+  }
+  std::vector<std::string> names;
+  for (const VerbDescription& known : verbs) names.push_back(known.name);
+  const std::string near = nearest(verb, names);
+  return usage(fmt::format("there is no verb {}", verb), verb, "",
+               near.empty() ? "`foreshard help` lists the verbs" : fmt::format("did you mean {}?", near));
+}
+
+// The parser's own text for an unknown flag names neither the verb nor what comes near.
+Error unknown_flag(const std::string& text, const std::string& verb, const std::vector<std::string>& arguments,
+                   const std::vector<VerbDescription>& verbs) {
+  const auto known = std::find_if(verbs.begin(), verbs.end(), [&](const VerbDescription& v) { return v.name == verb; });
+  std::vector<std::string> flags;
+  if (known != verbs.end()) {
+    for (const FlagDescription& flag : known->flags) flags.insert(flags.end(), flag.names.begin(), flag.names.end());
+  }
+  for (const std::string& argument : arguments) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (name.size() < 2 || name[0] != '-' || std::find(flags.begin(), flags.end(), name) != flags.end()) continue;
+    const std::string near = nearest(name, flags);
+    return usage(
+        fmt::format("{} has no flag {}", verb, name), name, "",
+        near.empty() ? fmt::format("`foreshard help {}` lists them", verb) : fmt::format("did you mean {}?", near));
+  }
+  return usage(text, "", "", fmt::format("`foreshard help {}` shows the usage", verb));
+}
+
+std::string first_word(const std::vector<std::string>& arguments, std::size_t from = 0) {
+  for (std::size_t i = from; i < arguments.size(); ++i) {
+    if (!arguments[i].empty() && arguments[i][0] != '-') return arguments[i];
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::vector<std::string>& later_verbs() {
+  static const std::vector<std::string> kVerbs{"run",      "sweep", "calibrate", "compare",      "trace",
+                                               "validate", "view",  "import",    "export-script"};
+  return kVerbs;
+}
+
+std::vector<VerbDescription> describe_verbs() { return Declaration().describe(); }
+
+Result<std::variant<CommandLine, HelpText>> parse_arguments(const std::vector<std::string>& arguments) {
+  Declaration declaration;
+  CLI::App& app = declaration.app();
+  const auto verbs = declaration.describe();
+  const std::string verb = first_word(arguments);
+  const auto known = [&](const std::string& name) {
+    return std::any_of(verbs.begin(), verbs.end(), [&](const VerbDescription& v) { return v.name == name; });
+  };
+  if (!verb.empty() && !known(verb)) return fail(unknown_verb(verb, verbs));
+  if (verb == "help") {
+    const auto at = std::find(arguments.begin(), arguments.end(), "help") - arguments.begin();
+    const std::string about = first_word(arguments, static_cast<std::size_t>(at) + 1);
+    if (about.empty() || about == "help") return HelpText{app.help()};
+    if (!known(about)) return fail(unknown_verb(about, verbs));
+    return HelpText{app.get_subcommand(about)->help("foreshard")};
+  }
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // the parser takes them from the back
+  } catch (const CLI::CallForHelp&) {
+    return HelpText{app.help()};
+  } catch (const CLI::ParseError& error) {
+    if (verb.empty() && declaration.version_asked()) return CommandLine{{}, VersionFlags{}};
+    if (verb.empty()) return fail(usage("no verb given", "", "", "`foreshard help` lists the verbs"));
+    return fail(unknown_flag(error.what(), verb, arguments, verbs));
+  }
+  return declaration.take(verb);
+}
+
+}  // namespace foreshard::cli

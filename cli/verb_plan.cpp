@@ -1,0 +1,91 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cli/action_report.h"
+#include "cli/job_source.h"
+#include "cli/pipeline.h"
+#include "cli/plan_report.h"
+#include "cli/verbs.h"
+#include "core/plan/actions/build_actions.h"
+#include "core/plan/build_plan.h"
+#include "core/plan/plan_dag.h"
+#include "core/plan/plan_json.h"
+#include "core/plan/plan_layout.h"
+#include "core/plan/units.h"
+
+namespace foreshard::cli {
+namespace {
+
+struct PlannedModel {
+  Model model;
+  Plan plan;
+};
+
+/// The plan of training, or of what --action lists.
+Result<Plan> plan_for(const Model& model, const Job& job, const std::string& action) {
+  if (action == "train") return build_plan(model, job);
+  const auto actions = parse_actions(action);
+  if (!actions) return fail(actions.error());
+  const auto table = build_units(model, job);
+  if (!table) return fail(table.error());
+  return build_action_plan(model, job, *table, *actions);
+}
+
+Result<PlannedModel> plan_of(const Job& job, const std::string& action) {
+  auto profile = load_profile(job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  auto model = load_job_model(job, *profile);
+  if (!model) return fail(model.error());
+  auto plan = plan_for(*model, job, action);
+  if (!plan) return fail(plan.error());
+  return PlannedModel{std::move(*model), std::move(*plan)};
+}
+
+Result<std::string> json_of(const PlannedModel& planned, const Job& job, bool layout) {
+  if (!layout) return plan_to_json(planned.plan);
+  const auto table = build_units(planned.model, job);
+  if (!table) return fail(table.error());
+  return plan_to_json(planned.plan, {layout_members(planned.plan, planned.model, *table)});
+}
+
+Result<std::string> dot_of(const Plan& plan) {
+  if (plan.iterations.empty()) return std::string("digraph plan {\n}\n");
+  const std::size_t last = plan.iterations.size() - 1;  // the steady one
+  const auto dag = build_dag(plan, last);
+  if (!dag) return fail(dag.error());
+  return dag_to_dot(plan, last, *dag);
+}
+
+}  // namespace
+
+ExitCode run_verb(const PlanFlags& flags, const Console& console) {
+  const bool trains = flags.action == "train";
+  if (!trains) {  // before anything is read
+    const auto actions = parse_actions(flags.action);
+    if (!actions) return console.error(actions.error());
+  }
+  const auto loaded = load_job(flags.job, console);
+  if (!loaded) return console.error(loaded.error());
+  auto planned = plan_of(loaded->job, flags.action);
+  if (!planned) return console.error(planned.error());
+  Plan& plan = planned->plan;
+  if (flags.iterations > 0 && static_cast<std::size_t>(flags.iterations) < plan.iterations.size()) {
+    plan.iterations.resize(static_cast<std::size_t>(flags.iterations));
+    plan.steady = false;
+  }
+  const Result<std::string> text = console.json || flags.format == "json" ? json_of(*planned, loaded->job, flags.layout)
+                                   : flags.format == "dot"                ? dot_of(plan)
+                                   : trains                               ? Result<std::string>(plan_report(plan))
+                                                                          : Result<std::string>(action_report(plan));
+  if (!text) return console.error(text.error());
+  if (!console.result(*text)) return ExitCode::RunFailed;
+  if (plan.failure) {
+    console.note(fmt::format("note: PyTorch raises {} at {} of iteration {}: {}", plan.failure->error_class,
+                             plan.failure->action, plan.failure->iteration, plan.failure->text));
+    return ExitCode::RunFailed;
+  }
+  return ExitCode::Ok;
+}
+
+}  // namespace foreshard::cli

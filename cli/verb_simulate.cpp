@@ -1,0 +1,90 @@
+#include <fmt/format.h>
+
+#include "cli/job_source.h"
+#include "cli/pipeline.h"
+#include "cli/prediction_json.h"
+#include "cli/remedies.h"
+#include "cli/report.h"
+#include "cli/verbs.h"
+#include "traces/chrome_trace.h"
+#include "traces/fst.h"
+
+namespace foreshard::cli {
+namespace {
+
+Result<void> write_timelines(const SimulateFlags& flags, const Timeline& timeline, const Console& console) {
+  if (!flags.trace.empty()) {
+    auto written = write_chrome_trace(timeline, flags.trace);
+    if (!written) return written;
+    console.note(fmt::format("trace: {}", flags.trace));
+  }
+  if (!flags.timeline.empty()) {
+    auto written = write_fst(timeline, flags.timeline);
+    if (!written) return written;
+    console.note(fmt::format("timeline: {}", flags.timeline));
+  }
+  return {};
+}
+
+// A timeline only for the report's drawing is not worth hundreds of megabytes: hundreds of micro-batches cannot be told
+// apart in a hundred columns.
+constexpr std::size_t kMostDrawn = 200'000;
+
+std::size_t instruction_count(const Plan& plan) {
+  std::size_t count = 0;
+  for (const PlanIteration& iteration : plan.iterations) count += iteration.instructions.size();
+  return count;
+}
+
+ExitCode outcome(const Simulation& s, const Console& console) {
+  if (!s.prediction.deadlock.empty()) return ExitCode::RunFailed;
+  if (!s.prediction.fits) return ExitCode::DoesNotFit;
+  if (s.plan.failure) {
+    console.note(fmt::format("note: PyTorch raises {} at {} of iteration {}: {}", s.plan.failure->error_class,
+                             s.plan.failure->action, s.plan.failure->iteration, s.plan.failure->text));
+    return ExitCode::RunFailed;
+  }
+  if (s.model.ops.empty()) {
+    console.note(
+        "note: the model has no operator program: compute takes no time and activations no memory in this prediction");
+    return ExitCode::Partial;
+  }
+  return ExitCode::Ok;
+}
+
+}  // namespace
+
+ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
+  const auto loaded = load_job(flags.job, console);
+  if (!loaded) return console.error(loaded.error());
+  const Job& job = loaded->job;
+  const auto prepared = prepare(job);
+  if (!prepared) return console.error(prepared.error());
+  SimulateOptions options = simulate_options(job);
+  options.per_kernel = !flags.per_unit;
+  const bool asked_for = !flags.trace.empty() || !flags.timeline.empty();
+  options.timeline = asked_for || (!console.json && instruction_count(prepared->plan) <= kMostDrawn);
+  auto prediction = simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options);
+  if (!prediction) return console.error(prediction.error());
+
+  Simulation simulation{
+      job, prepared->model, prepared->plan, prepared->profile, *prediction, card_memory(job, prepared->profile), {},
+      {}};
+  if (!prediction->fits && !flags.no_remedy) {
+    RemedySearch search = find_remedy(job);
+    simulation.remedy = std::move(search.remedy);
+    simulation.tried = std::move(search.tried);
+  }
+  if (asked_for) {
+    prediction->timeline.provenance.software = "foreshard " FORESHARD_VERSION;
+    prediction->timeline.provenance.plan_digest = plan_digest(prepared->plan);
+  }
+  const auto written = write_timelines(flags, prediction->timeline, console);
+  if (!written) return console.error(written.error());
+  const ReportStyle style{console.color, console.unicode, console.width};
+  if (!console.result(console.json ? prediction_json(simulation) : simulation_report(simulation, style)))
+    return ExitCode::RunFailed;
+  return outcome(simulation, console);
+}
+
+}  // namespace foreshard::cli

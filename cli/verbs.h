@@ -1,0 +1,17 @@
+// One function a verb, each in its own file: flags in, text on the console, exit code out.
+#pragma once
+
+#include "cli/console.h"
+#include "cli/flags.h"
+
+namespace foreshard::cli {
+
+ExitCode run_verb(const InspectFlags& flags, const Console& console);
+ExitCode run_verb(const PlanFlags& flags, const Console& console);
+ExitCode run_verb(const SimulateFlags& flags, const Console& console);
+ExitCode run_verb(const ConfigFlags& flags, const Console& console);
+ExitCode run_verb(const DoctorFlags& flags, const Console& console);
+ExitCode run_verb(const VersionFlags& flags, const Console& console);
+ExitCode run_verb(const CompletionFlags& flags, const Console& console);
+
+}  // namespace foreshard::cli

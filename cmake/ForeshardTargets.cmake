@@ -1,0 +1,36 @@
+# One place for what every target of the project shares: standard, warnings, sanitizers, and how headers are checked.
+
+add_library(foreshard_options INTERFACE)
+target_compile_features(foreshard_options INTERFACE cxx_std_20)
+target_compile_options(foreshard_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                                                   -Wno-missing-field-initializers)
+target_include_directories(foreshard_options INTERFACE ${PROJECT_SOURCE_DIR})
+if(FORESHARD_SANITIZE)
+  target_compile_options(foreshard_options INTERFACE -fsanitize=${FORESHARD_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(foreshard_options INTERFACE -fsanitize=${FORESHARD_SANITIZE})
+endif()
+
+# foreshard_library(NAME SOURCES ... HEADERS ... DEPS ... PRIVATE_DEPS ...): the static library foreshard_NAME, alias
+# foreshard::NAME. HEADERS are a file set: `cmake --build . --target all_verify_interface_header_sets` compiles each alone.
+function(foreshard_library NAME)
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(foreshard_${NAME} STATIC ${ARG_SOURCES})
+  add_library(foreshard::${NAME} ALIAS foreshard_${NAME})
+  target_sources(foreshard_${NAME} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  target_link_libraries(foreshard_${NAME} PUBLIC foreshard_options ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+  set_target_properties(foreshard_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+endfunction()
+
+# foreshard_test(room.thing SOURCES ... DEPS ... [LABELS ...]): one GoogleTest program; ctest names are room.thing.Suite.Case.
+function(foreshard_test NAME)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
+  string(REPLACE "." "_" TARGET test_${NAME})
+  add_executable(${TARGET} ${ARG_SOURCES})
+  target_link_libraries(${TARGET} PRIVATE foreshard_options ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${TARGET} PRIVATE FORESHARD_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
+                             FORESHARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FORESHARD_SHARED="${PROJECT_SOURCE_DIR}/../shared")
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  gtest_discover_tests(${TARGET} TEST_PREFIX "${NAME}." DISCOVERY_MODE PRE_TEST PROPERTIES LABELS "${ARG_LABELS}")
+endfunction()

@@ -1,0 +1,58 @@
+#include "core/job.h"
+
+#include <array>
+
+namespace foreshard {
+namespace {
+
+constexpr std::array<std::string_view, 5> kStrategyNames{"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
+                                                         "_HYBRID_SHARD_ZERO2"};
+
+}  // namespace
+
+std::string_view strategy_name(Strategy strategy) { return kStrategyNames[static_cast<std::size_t>(strategy)]; }
+
+std::optional<Strategy> parse_strategy(std::string_view text) {
+  for (std::size_t i = 0; i < kStrategyNames.size(); ++i) {
+    if (text == kStrategyNames[i]) return static_cast<Strategy>(i);
+  }
+  return std::nullopt;
+}
+
+std::string_view runtime_name(Runtime runtime) {
+  switch (runtime) {
+    case Runtime::Fsdp1: return "fsdp1";
+    case Runtime::Fsdp2: return "fsdp2";
+    case Runtime::None: return "none";
+  }
+  return "none";
+}
+
+std::string_view backward_prefetch_name(BackwardPrefetch prefetch) {
+  switch (prefetch) {
+    case BackwardPrefetch::Pre: return "BACKWARD_PRE";
+    case BackwardPrefetch::Post: return "BACKWARD_POST";
+    case BackwardPrefetch::None: return "NONE";
+  }
+  return "NONE";
+}
+
+bool matches_pattern(std::string_view pattern, std::string_view text) {
+  // Greedy matching with one remembered star: linear in practice, no recursion on user input.
+  std::size_t p = 0, t = 0, star = std::string_view::npos, mark = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++, mark = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p, ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1, t = ++mark;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace foreshard

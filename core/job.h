@@ -1,0 +1,210 @@
+// The job: what is to be trained, how it is sharded, and on what. A plain value with PyTorch's defaults.
+//
+// Its text form is the job file (TOML, docs/formats/job.md), read and written by core/job_file.h. Field names and
+// defaults are those of the public face; sections of the file are the structs below.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/units.h"
+
+namespace foreshard {
+
+struct ModelOptions {
+  std::string source;  // config.json | directory | archive.pt2 | model.json
+  std::int64_t batch = 1;
+  std::int64_t seq = 2048;  // clamped to the model's maximum when not given (seq_given is false)
+  bool seq_given = false;
+  std::int64_t target_seq = 0;  // encoder/decoder; 0 = seq
+  std::optional<DType> dtype =
+      DType::Float32;              // dtype of the parameters as created; nullopt = "config", the file's own
+  std::string attention = "sdpa";  // sdpa | sdpa_flash | sdpa_efficient | sdpa_math | eager
+  std::string loss = "auto";       // auto | cross_entropy | cross_entropy_fp32 | none
+  bool operator==(const ModelOptions&) const = default;
+};
+
+enum class Runtime : std::uint8_t { Fsdp1, Fsdp2, None };
+enum class Strategy : std::uint8_t { FullShard, ShardGradOp, NoShard, HybridShard, HybridShardZero2 };
+enum class BackwardPrefetch : std::uint8_t { Pre, Post, None };
+
+/// PyTorch's spelling: "FULL_SHARD", "_HYBRID_SHARD_ZERO2", "BACKWARD_PRE", "fsdp1", ...
+std::string_view strategy_name(Strategy strategy);
+std::optional<Strategy> parse_strategy(std::string_view text);
+std::string_view runtime_name(Runtime runtime);
+std::string_view backward_prefetch_name(BackwardPrefetch prefetch);
+
+/// nullopt everywhere means "keep the dtype" ("none" in the file).
+struct MixedPrecision {
+  std::optional<DType> param = DType::BFloat16;
+  std::optional<DType> reduce = DType::Float32;
+  std::optional<DType> buffer;
+  std::optional<DType> output;  // fsdp2
+  bool keep_low_precision_grads = false;
+  std::optional<bool> cast_forward_inputs;  // nullopt = PyTorch's default: fsdp1 false, fsdp2 true
+  bool operator==(const MixedPrecision&) const = default;
+
+  static MixedPrecision none() { return {std::nullopt, std::nullopt, std::nullopt, std::nullopt, false, std::nullopt}; }
+};
+
+/// fsdp2: true, false, or the size of the smaller mesh kept after forward (F2-12, F2-13). nullopt = PyTorch's default.
+struct ReshardAfterForward {
+  enum class Kind : std::uint8_t { True, False, GroupSize } kind = Kind::True;
+  std::int64_t group_size = 0;
+  bool operator==(const ReshardAfterForward&) const = default;
+};
+
+/// What differs for the units whose names match one of the patterns. The root is "".
+struct UnitOverride {
+  std::vector<std::string> units;
+  std::optional<Strategy> strategy;
+  std::optional<ReshardAfterForward> reshard_after_forward;
+  std::optional<MixedPrecision> mixed_precision;
+  std::optional<BackwardPrefetch> backward_prefetch;  // fsdp1
+  std::map<std::string, std::int64_t> shard_dim;      // fsdp2: parameter pattern -> dimension
+  bool operator==(const UnitOverride&) const = default;
+};
+
+/// fsdp2 explicit prefetching (F2-16): lists by unit name, or a depth applied along the execution order.
+struct PrefetchOptions {
+  std::map<std::string, std::vector<std::string>> forward;
+  std::map<std::string, std::vector<std::string>> backward;
+  std::int64_t forward_depth = 0;
+  std::int64_t backward_depth = 0;
+  bool operator==(const PrefetchOptions&) const = default;
+};
+
+enum class WrapPolicyKind : std::uint8_t { ModuleClass, Size, Always, None, Custom, Units, Auto };
+
+struct WrapOptions {
+  WrapPolicyKind policy = WrapPolicyKind::ModuleClass;
+  std::vector<std::string> classes;    // module_class; empty = the architecture's repeated block
+  Numel min_num_params = 100'000'000;  // size
+  std::vector<std::vector<std::string>>
+      units;  // units: one entry a unit; several patterns in one entry group modules (fsdp2)
+  bool operator==(const WrapOptions&) const = default;
+};
+
+struct FsdpOptions {
+  Runtime runtime = Runtime::Fsdp2;
+  Strategy strategy = Strategy::FullShard;
+  std::vector<UnitOverride> overrides;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;  // fsdp1
+  bool forward_prefetch = false;                               // fsdp1
+  bool limit_all_gathers = true;                               // fsdp1
+  bool use_orig_params = true;                                 // fsdp1
+  bool full_precision_in_eval = false;                         // fsdp1: FSDP_USE_FULL_PREC_IN_EVAL (H16, M6)
+  ReshardAfterForward reshard_after_forward;  // fsdp2, blocks; the root as PyTorch does, or by overrides
+  PrefetchOptions prefetch;                   // fsdp2
+  bool cpu_offload = false;
+  bool offload_pin_memory = true;  // fsdp2: CPUOffloadPolicy(pin_memory)
+  std::vector<std::string> ignored;
+  std::vector<std::string> frozen;
+  std::vector<std::int64_t> allow_traps;
+  std::string quirks = "torch-2.11";
+  WrapOptions wrap;
+  MixedPrecision mixed_precision;
+  bool operator==(const FsdpOptions&) const = default;
+};
+
+enum class CheckpointPolicy : std::uint8_t { None, Block, EveryK, Selective };
+
+struct CheckpointingOptions {
+  CheckpointPolicy policy = CheckpointPolicy::None;
+  std::int64_t k = 1;
+  std::vector<std::string> units;  // selective: patterns
+  bool reentrant = false;
+  bool outside = false;  // placement = "outside": the checkpoint wrapper is around the unit
+  bool operator==(const CheckpointingOptions&) const = default;
+};
+
+enum class OptimizerKind : std::uint8_t { AdamW, Sgd };
+enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused };
+
+struct OptimizerOptions {
+  OptimizerKind name = OptimizerKind::AdamW;
+  double lr = 3e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double momentum = 0.0;  // sgd
+  OptimizerImpl impl = OptimizerImpl::Foreach;
+  bool operator==(const OptimizerOptions&) const = default;
+};
+
+struct ScheduleOptions {
+  std::string name = "constant";  // constant | cosine
+  std::int64_t warmup = 0;
+  double min_ratio = 0.0;
+  bool operator==(const ScheduleOptions&) const = default;
+};
+
+struct DataOptions {
+  std::string kind = "synthetic";  // synthetic | tokens | text
+  std::string file;
+  std::string tokenizer;
+  bool operator==(const DataOptions&) const = default;
+};
+
+struct SaveOptions {  // train.checkpoint
+  std::string dir;    // empty = no checkpoints
+  std::int64_t every = 0;
+  std::int64_t keep = 0;
+  bool operator==(const SaveOptions&) const = default;
+};
+
+struct TrainOptions {
+  std::int64_t steps = 100;
+  std::int64_t micro_batches = 1;
+  bool no_sync = false;
+  OptimizerOptions optimizer;
+  ScheduleOptions schedule;
+  double clip_grad_norm = 1.0;  // 0 = off
+  std::string zero_grad = "set_to_none";
+  DataOptions data;
+  std::int64_t seed = 0;
+  SaveOptions checkpoint;
+  std::vector<std::vector<std::string>> script;  // explicit actions, one list an iteration; empty = the usual loop
+  bool operator==(const TrainOptions&) const = default;
+};
+
+struct ClusterOptions {
+  std::string profile = "h100-sxm-80";
+  std::int64_t world_size = 8;
+  std::int64_t ranks_per_node = 8;
+  std::int64_t shard_group = 0;  // hybrid: ranks of one shard group; 0 = ranks_per_node
+  std::int64_t rank = 0;
+  std::string init = "meta";  // meta | device | host
+  Bytes memory = 0;           // 0 = the profile's
+  bool operator==(const ClusterOptions&) const = default;
+};
+
+struct AllocatorOptions {
+  bool expandable_segments = false;
+  std::int64_t max_split_size_mb = 0;
+  std::int64_t roundup_power2_divisions = 0;
+  double garbage_collection_threshold = 0.0;
+  bool operator==(const AllocatorOptions&) const = default;
+};
+
+struct Job {
+  ModelOptions model;
+  FsdpOptions fsdp;
+  CheckpointingOptions checkpointing;
+  TrainOptions train;
+  ClusterOptions cluster;
+  AllocatorOptions allocator;
+  bool operator==(const Job&) const = default;
+};
+
+/// True if the whole of `text` matches `pattern`: `*` any run of characters, `?` any one, the rest itself (fnmatch).
+bool matches_pattern(std::string_view pattern, std::string_view text);
+
+}  // namespace foreshard

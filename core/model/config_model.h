@@ -1,0 +1,44 @@
+// From a published config.json to a Model: module tree, parameters and the operators of one training step's forward.
+//
+// The tree and the operators are those of the Transformers library in training mode (dropout as configured, no cache,
+// no mask given), as PyTorch's eager mode runs them on the chosen device. Families: llama, mistral, qwen2, qwen3, gpt2.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+
+namespace foreshard {
+
+/// Where the operators run: decides the kernel of attention, whether dropout is fused, and where the host waits.
+enum class ProgramDevice : std::uint8_t { Cuda, Cpu, Meta };
+
+struct ProgramOptions {
+  std::optional<DType> compute_dtype;  // what parameters are cast to; nullopt = as created
+  std::optional<DType> buffer_dtype;   // FSDP1's buffer_dtype (M9); nullopt = as created
+  ProgramDevice device = ProgramDevice::Cuda;
+  // As recorded on tensors without data: dropout falls apart as off the GPU, and the host never reads a value back
+  // (a real forward asks once whether the rows are packed). Only comparisons with recordings want this.
+  bool recorded = false;
+  // False: the forward does not ask whether rows are packed (the recordings of memory were made without the question).
+  bool asks_for_packed_rows = true;
+};
+
+/// `path` names the config.json. The options' `source` is not looked at.
+Result<Model> model_from_config(const std::string& path, const ModelOptions& options,
+                                const ProgramOptions& program = {});
+
+/// Same, of a document already parsed; `file` only names it in errors.
+Result<Model> model_from_config_json(const nlohmann::json& config, const std::string& file, const ModelOptions& options,
+                                     const ProgramOptions& program = {});
+
+/// The values of "model_type" that are known, sorted.
+std::vector<std::string_view> known_model_types();
+
+}  // namespace foreshard

@@ -1,0 +1,368 @@
+// Llama 2 and 3, Mistral, Qwen 2 and 3, Mixtral and Qwen 2 with experts: one decoder with small differences.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "core/json_input.h"
+#include "core/model/experts.h"
+#include "core/model/family.h"
+
+namespace foreshard::families {
+namespace {
+
+struct LlamaConfig {
+  std::string prefix;  // of class names: "Llama"
+  std::int64_t hidden = 0, intermediate = 0, layers = 0, vocabulary = 0, max_positions = 0;
+  std::int64_t heads = 0, key_value_heads = 0, head_dim = 0;
+  double eps = 1e-6;
+  double attention_dropout = 0.0;
+  double rope_attention_factor = 1.0;
+  std::int64_t padding_index = -1;
+  std::int64_t sliding_window = 0;        // 0 = none
+  std::int64_t first_windowed_layer = 0;  // the layers from here on see only the window (Mistral: all)
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;
+  bool head_norms = false;  // Qwen 3: RMSNorm of queries and keys, per head
+  bool tied = false;
+  std::optional<ExpertsConfig> experts;
+  std::int64_t expert_step = 1;  // every so many layers have experts
+  Activation activation = Activation::Silu;
+  DType dtype = DType::Float32;
+};
+
+/// The factor on cos and sin; tells unknown kinds of rotary scaling from known ones. Newer files say rope_parameters.
+double read_rope(ConfigReader& config) {
+  const std::string_view key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  std::optional<ConfigReader> rope = config.inside(key);
+  if (!rope) return 1.0;
+  const std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
+  double attention_factor = 1.0;
+  if (kind == "linear" || kind == "llama3") {
+    rope->number_or("factor", 1.0, 1.0, 1e9);
+  } else if (kind == "yarn") {
+    const double factor = rope->number_or("factor", 1.0, 1.0, 1e9);
+    attention_factor = rope->number_or("attention_factor", factor > 1.0 ? 0.1 * std::log(factor) + 1.0 : 1.0, 0.0, 1e9);
+  } else if (kind != "default") {
+    rope->fail_with(ErrorCode::Unsupported, "rope_type", "this rope_type is not built",
+                    "default, linear, llama3 or yarn", in_quotes(kind));
+  }
+  rope->number_or("rope_theta", 1e4, 0.0, 1e18);
+  config.adopt(*rope);
+  return attention_factor;
+}
+
+void read_heads(ConfigReader& config, LlamaConfig& c) {
+  c.heads = config.integer("num_attention_heads", 1, 1 << 16);
+  c.key_value_heads = config.integer_or("num_key_value_heads", c.heads, 1, 1 << 16);
+  if (config.failed()) return;
+  if (config.has("head_dim")) {
+    c.head_dim = config.integer("head_dim", 1, 1 << 16);
+  } else if (c.head_dim == 0) {
+    if (c.hidden % c.heads != 0) {
+      config.fail_with(ErrorCode::Inconsistent, "num_attention_heads",
+                       "hidden_size is not a multiple of num_attention_heads, and there is no head_dim",
+                       "a divisor of hidden_size = " + std::to_string(c.hidden), std::to_string(c.heads),
+                       "give head_dim or another number of heads");
+      return;
+    }
+    c.head_dim = c.hidden / c.heads;
+  }
+  if (c.heads % c.key_value_heads != 0) {
+    config.fail_with(
+        ErrorCode::Inconsistent, "num_key_value_heads", "num_attention_heads is not a multiple of num_key_value_heads",
+        "a divisor of num_attention_heads = " + std::to_string(c.heads), std::to_string(c.key_value_heads));
+  } else if (c.head_dim % 2 != 0) {
+    config.fail_with(ErrorCode::Inconsistent, "head_dim", "rotary embeddings need an even head size", "an even number",
+                     std::to_string(c.head_dim));
+  } else if (c.heads * c.head_dim > kMaxWidth) {
+    config.fail_with(ErrorCode::TooLarge, "head_dim", "heads x head_dim is too large",
+                     "at most " + std::to_string(kMaxWidth), std::to_string(c.heads * c.head_dim));
+  }
+}
+
+void read_experts(ConfigReader& config, std::string_view type, LlamaConfig& c) {
+  const bool mixtral = type == "mixtral";
+  ExpertsConfig e;
+  e.prefix = c.prefix;
+  e.hidden = c.hidden;
+  e.activation = c.activation;
+  e.experts = config.integer_or(mixtral ? "num_local_experts" : "num_experts", mixtral ? 8 : 60, 1, 1 << 16);
+  e.chosen = config.integer_or("num_experts_per_tok", mixtral ? 2 : 4, 1, 1 << 16);
+  e.width = mixtral ? c.intermediate : config.integer_or("moe_intermediate_size", 1408, 1, kMaxWidth);
+  e.shared_width = mixtral ? 0 : config.integer_or("shared_expert_intermediate_size", 5632, 1, kMaxWidth);
+  e.normalized = mixtral || config.boolean_or("norm_topk_prob", false);
+  e.narrow_weights = !mixtral;
+  if (!mixtral) c.expert_step = config.integer_or("decoder_sparse_step", 1, 1, 1 << 20);
+  if (config.failed()) return;
+  if (e.chosen > e.experts) {
+    config.fail_with(ErrorCode::Inconsistent, "num_experts_per_tok", "a token goes to more experts than there are",
+                     "at most " + std::to_string(e.experts), std::to_string(e.chosen));
+  } else if (config.entries("mlp_only_layers") > 0) {
+    config.fail_with(ErrorCode::Unsupported, "mlp_only_layers", "this variant is not built", "an empty list",
+                     std::to_string(config.entries("mlp_only_layers")) + " layers");
+  } else if (config.boolean_or("output_router_logits", false)) {
+    config.fail_with(ErrorCode::Unsupported, "output_router_logits", "the routers' loss is not built", "false", "true");
+  }
+  c.experts = e;
+}
+
+LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
+  ConfigReader& config = input.config;
+  LlamaConfig c;
+  c.prefix = type == "llama"       ? "Llama"
+             : type == "mistral"   ? "Mistral"
+             : type == "mixtral"   ? "Mixtral"
+             : type == "qwen2"     ? "Qwen2"
+             : type == "qwen2_moe" ? "Qwen2Moe"
+                                   : "Qwen3";
+  check_architecture(config, c.prefix + "ForCausalLM");
+  c.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
+  c.hidden = config.integer("hidden_size", 1, kMaxWidth);
+  c.intermediate = config.integer("intermediate_size", 1, kMaxWidth);
+  c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
+  c.max_positions = config.integer_or("max_position_embeddings", 2048, 1, kMaxPositions);
+  if (type == "qwen3") c.head_dim = 128;  // the library's default, not hidden / heads
+  if (!config.failed()) read_heads(config, c);
+  c.eps = config.number_or("rms_norm_eps", 1e-6, 0.0, 1.0);
+  c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
+  c.rope_attention_factor = read_rope(config);
+  c.padding_index = config.integer_or("pad_token_id", -1, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
+  c.tied = config.boolean_or("tie_word_embeddings", false);
+  c.activation = read_activation(config, "hidden_act", "silu");
+  const bool biased = config.boolean_or("attention_bias", false);
+  if (type == "llama" || type == "qwen3") c.qkv_bias = c.output_bias = biased;
+  if (type == "qwen2") c.qkv_bias = true;
+  if (type == "qwen2_moe") c.qkv_bias = config.boolean_or("qkv_bias", true);
+  if (type == "llama") c.mlp_bias = config.boolean_or("mlp_bias", false);
+  c.head_norms = type == "qwen3";
+  const std::int64_t window = config.integer_or("sliding_window", 0, 0, kMaxPositions);
+  if (type == "mistral" || type == "mixtral" ||
+      (type.starts_with("qwen") && config.boolean_or("use_sliding_window", false)))
+    c.sliding_window = window;
+  if (type.starts_with("qwen")) c.first_windowed_layer = config.integer_or("max_window_layers", 28, 0, 1 << 20);
+  c.dtype = config.parameter_dtype();
+  if (type == "mixtral" || type == "qwen2_moe") read_experts(config, type, c);
+  return c;
+}
+
+struct LayerModules {
+  ModuleId block, attention, mlp, activation, input_norm, post_norm, q_norm, k_norm;
+  LinearModule q, k, v, o, gate, up, down;
+  std::optional<ExpertsModules> experts;
+  ParamId input_norm_weight, post_norm_weight, q_norm_weight, k_norm_weight;
+};
+
+struct LlamaModules {
+  ModuleId root, model, embedding, norm, rotary, head;
+  ParamId embedding_weight, norm_weight, head_weight;
+  std::int32_t inverse_frequencies = -1;
+  std::vector<LayerModules> layers;
+};
+
+LayerModules add_layer(ModelTree& tree, const LlamaConfig& c, ModuleId list, std::int64_t index) {
+  LayerModules m;
+  const std::int64_t query_width = c.heads * c.head_dim, key_width = c.key_value_heads * c.head_dim;
+  const std::string norm_class = c.prefix + "RMSNorm";
+  m.block = tree.module(list, std::to_string(index), c.prefix + "DecoderLayer", {"GradientCheckpointingLayer"});
+  m.attention = tree.module(m.block, "self_attn", c.prefix + "Attention");
+  m.q = tree.linear(m.attention, "q_proj", c.hidden, query_width, c.qkv_bias);
+  m.k = tree.linear(m.attention, "k_proj", c.hidden, key_width, c.qkv_bias);
+  m.v = tree.linear(m.attention, "v_proj", c.hidden, key_width, c.qkv_bias);
+  m.o = tree.linear(m.attention, "o_proj", query_width, c.hidden, c.output_bias);
+  if (c.head_norms) {
+    m.q_norm = tree.module(m.attention, "q_norm", norm_class);
+    m.q_norm_weight = tree.param(m.q_norm, "weight", {c.head_dim});
+    m.k_norm = tree.module(m.attention, "k_norm", norm_class);
+    m.k_norm_weight = tree.param(m.k_norm, "weight", {c.head_dim});
+  }
+  if (c.experts && (index + 1) % c.expert_step == 0) {
+    m.experts = add_experts(tree, *c.experts, m.block);
+  } else {
+    m.mlp = tree.module(m.block, "mlp", c.prefix + "MLP");
+    m.gate = tree.linear(m.mlp, "gate_proj", c.hidden, c.intermediate, c.mlp_bias);
+    m.up = tree.linear(m.mlp, "up_proj", c.hidden, c.intermediate, c.mlp_bias);
+    m.down = tree.linear(m.mlp, "down_proj", c.intermediate, c.hidden, c.mlp_bias);
+    m.activation = tree.module(m.mlp, "act_fn", activation_class(c.activation));
+  }
+  m.input_norm = tree.module(m.block, "input_layernorm", norm_class);
+  m.input_norm_weight = tree.param(m.input_norm, "weight", {c.hidden});
+  m.post_norm = tree.module(m.block, "post_attention_layernorm", norm_class);
+  m.post_norm_weight = tree.param(m.post_norm, "weight", {c.hidden});
+  return m;
+}
+
+LlamaModules add_modules(Model& model, const LlamaConfig& c, DType dtype, const ProgramOptions& program) {
+  ModelTree tree(model, dtype);
+  const auto per_layer = static_cast<std::size_t>(c.layers);
+  model.modules.reserve(16 * per_layer + 8);
+  model.params.reserve(16 * per_layer + 8);
+  LlamaModules m;
+  const std::vector<std::string> pretrained{c.prefix + "PreTrainedModel", "PreTrainedModel"};
+  m.root = tree.module({}, "", c.prefix + "ForCausalLM", pretrained);
+  m.model = tree.module(m.root, "model", c.prefix + "Model", pretrained);
+  m.embedding = tree.module(m.model, "embed_tokens", "Embedding");
+  m.embedding_weight = tree.param(m.embedding, "weight", {c.vocabulary, c.hidden});
+  const ModuleId list = tree.module(m.model, "layers", "ModuleList");
+  m.layers.reserve(per_layer);
+  for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
+  m.norm = tree.module(m.model, "norm", c.prefix + "RMSNorm");
+  m.norm_weight = tree.param(m.norm, "weight", {c.hidden});
+  m.rotary = tree.module(m.model, "rotary_emb", c.prefix + "RotaryEmbedding");
+  const DType buffer_dtype = program.buffer_dtype.value_or(DType::Float32);
+  m.inverse_frequencies = tree.buffer(m.rotary, "inv_freq", {c.head_dim / 2}, buffer_dtype, false);
+  tree.buffer(m.rotary, "original_inv_freq", {c.head_dim / 2}, buffer_dtype, false);
+  m.head = tree.module(m.root, "lm_head", "Linear");
+  m.head_weight = c.tied ? tree.shared(m.head, "weight", m.embedding_weight)
+                         : tree.param(m.head, "weight", {c.vocabulary, c.hidden});
+  return m;
+}
+
+/// Layers that see everything and layers that see a window differ in this.
+struct LayerAttention {
+  AttentionKernel kernel = AttentionKernel::Math;
+  std::optional<Tensor> mask;
+};
+
+class LlamaProgram {
+ public:
+  LlamaProgram(ProgramWriter& writer, const LlamaConfig& config, const AttentionShape& attention)
+      : w_(writer), c_(config), attention_(attention) {}
+
+  void rotary(const LlamaModules& m, const Tensor& positions) {
+    w_.enter(m.rotary);
+    const Tensor angles = w_.mul(w_.to(w_.unsqueeze(positions, 2), DType::Float32), w_.buffer(m.inverse_frequencies));
+    const Tensor both = w_.cat({angles, angles}, -1);
+    const Arg factor{c_.rope_attention_factor};
+    const Tensor cos = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.cos.default", both), factor);
+    const Tensor sin = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.sin.default", both), factor);
+    cos_ = w_.to(cos, w_.dtype());
+    sin_ = w_.to(sin, w_.dtype());
+  }
+
+  Tensor layer(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
+    const Tensor attended = attention(m, norm(m.input_norm, m.input_norm_weight, x), how);
+    w_.enter(m.block);
+    const Tensor middle = w_.add(x, attended);
+    const Tensor y = mlp(m, norm(m.post_norm, m.post_norm_weight, middle));
+    w_.enter(m.block);
+    return w_.add(middle, y);
+  }
+
+  /// RMSNorm: variance in float32, the weight in the input's dtype.
+  Tensor norm(ModuleId module, ParamId weight, const Tensor& x) {
+    w_.enter(module);
+    const Tensor wide = w_.to(x, DType::Float32);
+    const Tensor variance = w_.mean_last(w_.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
+    const Tensor scale = w_.unary("aten.rsqrt.default", w_.with_scalar("aten.add.Tensor", variance, Arg{c_.eps}));
+    return w_.mul(w_.param(weight), w_.to(w_.mul(wide, scale), x.dtype));
+  }
+
+ private:
+  /// [batch, seq, width] -> [batch, heads, seq, head_dim]
+  Tensor heads_of(ModuleId attention, const LinearModule& linear, const Tensor& x, ModuleId head_norm,
+                  ParamId norm_weight) {
+    const Tensor y = write_linear(w_, linear, x);
+    w_.enter(attention);
+    Tensor rows = w_.view(y, {x.sizes[0], x.sizes[1], -1, c_.head_dim});
+    if (head_norm.valid()) {
+      rows = norm(head_norm, norm_weight, rows);
+      w_.enter(attention);
+    }
+    return w_.transpose(rows, 1, 2);
+  }
+
+  /// x cos + rotate_half(x) sin
+  Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+    const Tensor straight = w_.mul(x, cos);
+    const Tensor first = w_.slice(x, 3, 0, c_.head_dim / 2);
+    const Tensor second = w_.slice(x, 3, c_.head_dim / 2, kSliceEnd);
+    const Tensor turned = w_.cat({w_.unary("aten.neg.default", second), first}, -1);
+    return w_.add(straight, w_.mul(turned, sin));
+  }
+
+  Tensor attention(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
+    const Tensor q = heads_of(m.attention, m.q, x, m.q_norm, m.q_norm_weight);
+    const Tensor k = heads_of(m.attention, m.k, x, m.k_norm, m.k_norm_weight);
+    const Tensor v = heads_of(m.attention, m.v, x, {}, {});
+    const Tensor cos = w_.unsqueeze(cos_, 1), sin = w_.unsqueeze(sin_, 1);
+    const Tensor turned_q = rotate(q, cos, sin);
+    const Tensor turned_k = rotate(k, cos, sin);
+    const Tensor out =
+        write_attention(w_, how.kernel, attention_, turned_q, turned_k, v, how.mask ? &*how.mask : nullptr);
+    return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
+  }
+
+  Tensor mlp(const LayerModules& m, const Tensor& x) {
+    if (m.experts) return write_experts(w_, *c_.experts, *m.experts, x);
+    const Tensor gate = write_linear(w_, m.gate, x);
+    w_.enter(m.activation);
+    const Tensor active = write_activation(w_, c_.activation, gate);
+    const Tensor up = write_linear(w_, m.up, x);
+    w_.enter(m.mlp);
+    const Tensor inner = w_.mul(active, up);
+    return write_linear(w_, m.down, inner);
+  }
+
+  ProgramWriter& w_;
+  const LlamaConfig& c_;
+  AttentionShape attention_;
+  Tensor cos_, sin_;
+};
+
+}  // namespace
+
+Result<Model> build_llama_family(const FamilyInput& input, std::string_view model_type) {
+  const LlamaConfig c = read_config(input, model_type);
+  const std::int64_t seq = choose_seq(input, c.max_positions, "max_position_embeddings");
+  const std::int64_t width = std::max({c.hidden, c.intermediate, c.vocabulary, c.heads * c.head_dim});
+  if (c.experts) check_products(input, seq, c.experts->chosen * std::max(2 * c.experts->width, c.hidden), 1);
+  check_products(input, seq, width, c.heads);
+  if (input.config.failed()) return fail(input.config.error());
+
+  Model model;
+  model.architecture = model_type;
+  model.block_class = c.prefix + "DecoderLayer";
+  model.tokens_per_batch = input.options.batch * seq;
+  const DType created = input.options.dtype.value_or(c.dtype);
+  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  const AttentionShape attention{c.heads, c.key_value_heads, c.head_dim, c.attention_dropout,
+                                 std::pow(static_cast<double>(c.head_dim), -0.5)};
+  const bool all_windowed = c.sliding_window > 0 && c.first_windowed_layer == 0 && !model_type.starts_with("qwen");
+  const bool any_windowed = c.sliding_window > 0 && c.first_windowed_layer < c.layers;
+  LayerAttention full, windowed;
+  for (auto [how, window] : {std::pair(&full, std::int64_t{0}), std::pair(&windowed, c.sliding_window)}) {
+    Result<AttentionKernel> kernel =
+        choose_attention(input, attention, model.compute_dtype, needs_mask(input, seq, window));
+    const bool used = how == &full ? !all_windowed : any_windowed;
+    if (!kernel && used) return fail(std::move(kernel.error()));
+    if (kernel) how->kernel = *kernel;
+  }
+  const LlamaModules m = add_modules(model, c, created, input.program);
+
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  model.ops.reserve(static_cast<std::size_t>(c.layers) * 120 + 64);
+  model.values.reserve(static_cast<std::size_t>(c.layers) * 125 + 64);
+  const TokenInputs tokens = write_token_inputs(w, input, seq);
+  w.enter(m.embedding);
+  Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);
+  w.enter(m.model);
+  const Tensor positions = write_positions(w, seq);
+  if (!all_windowed) full.mask = write_mask(w, input, positions, 0);
+  if (any_windowed || model_type == "qwen2_moe")  // which builds both masks whatever its layers look at
+    windowed.mask = write_mask(w, input, positions, c.sliding_window > 0 ? c.sliding_window : kEmptyWindow);
+  LlamaProgram program(w, c, attention);
+  program.rotary(m, positions);
+  for (std::size_t i = 0; i < m.layers.size(); ++i) {
+    const bool in_window = any_windowed && static_cast<std::int64_t>(i) >= c.first_windowed_layer;
+    x = program.layer(m.layers[i], x, in_window ? windowed : full);
+  }
+  x = program.norm(m.norm, m.norm_weight, x);
+  w.enter(m.root);
+  x = w.alias(x);  // hidden_states[:, slice_indices, :]
+  w.enter(m.head);
+  const Tensor logits = w.linear(x, m.head_weight, {});
+  finish_with_loss(model, w, input, tokens, logits);
+  return model;
+}
+
+}  // namespace foreshard::families

@@ -1,0 +1,6 @@
+# Operator rules and lowering: kernels and storages of forward, recompute and backward.
+foreshard_library(lowering
+  SOURCES lowering.cpp lowering_check.cpp lowering_fold.cpp lowering_liveness.cpp lowering_machine.cpp lowering_tape.cpp op_rules.cpp
+          op_rules_backward.cpp op_rules_backward_more.cpp op_rules_forward.cpp activation.cpp
+  HEADERS lowering.h lowering_autograd.h lowering_check.h lowering_fold.h lowering_machine.h lowering_tape.h op_rules.h activation.h
+  DEPS foreshard::core foreshard::model)

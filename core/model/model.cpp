@@ -1,0 +1,25 @@
+#include "core/model/model.h"
+
+namespace foreshard {
+
+Numel numel_of(const Shape& shape) {
+  Numel n = 1;
+  for (std::int64_t size : shape) n *= size;
+  return n;
+}
+
+ModuleId Model::find_module(std::string_view fqn) const {
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    if (modules[i].fqn == fqn) return ModuleId(i);
+  }
+  return {};
+}
+
+ParamId Model::find_param(std::string_view fqn) const {
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (params[i].fqn == fqn) return ParamId(i);
+  }
+  return {};
+}
+
+}  // namespace foreshard

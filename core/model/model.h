@@ -1,0 +1,157 @@
+// The Model: a module tree and, where the source gives one, an operator program. A plain value; every source builds it.
+//
+// Sources: config.json (core/model/config_model.h), model.json (core/model/model_json.h), later .pt2 archives.
+// Names are fully qualified names (fqn) as PyTorch prints them; the root module's fqn is "". Shapes are in elements.
+// A Model without `ops` has `calls` instead: it can be planned (units, layouts, counts) but carries no times.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/ids.h"
+#include "core/units.h"
+
+namespace foreshard {
+
+using Shape = std::vector<std::int64_t>;
+
+/// Product of the sizes; 1 for a scalar.
+Numel numel_of(const Shape& shape);
+
+struct ModuleInfo {
+  std::string fqn;
+  std::string class_name;
+  std::vector<std::string> bases;  // names of the Python base classes that wrap policies may ask for
+  ModuleId parent;                 // invalid for the root
+  ModuleId alias_of;               // this registration is the same object as that one (which stands earlier)
+  std::vector<ModuleId> children;  // registration order
+  std::vector<ParamId> params;     // own parameters (recurse=False), registration order, shared names included
+  bool operator==(const ModuleInfo&) const = default;
+};
+
+struct ParamInfo {
+  std::string fqn;
+  Shape shape;
+  DType dtype = DType::Float32;  // as created
+  bool requires_grad = true;
+  ModuleId owner;
+  ParamId shares;  // the same tensor as that one (its first registration); invalid if distinct
+  bool operator==(const ParamInfo&) const = default;
+};
+
+struct BufferInfo {
+  std::string fqn;
+  Shape shape;
+  DType dtype = DType::Float32;
+  ModuleId owner;
+  bool persistent = true;
+  bool operator==(const BufferInfo&) const = default;
+};
+
+/// A tensor of the program: a model input or the output of an operator.
+struct ValueInfo {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::Float32;
+  bool requires_grad = false;  // of model inputs; of the others it follows from the operators
+  bool operator==(const ValueInfo&) const = default;
+};
+
+/// References inside operator arguments.
+struct ValueRef {
+  ValueId id;
+  bool operator==(const ValueRef&) const = default;
+};
+struct ParamRef {
+  ParamId id;  // the registered name that the module uses, which may share its tensor: see Model::storage_of
+  bool operator==(const ParamRef&) const = default;
+};
+struct BufferRef {
+  std::int32_t index = -1;  // Model::buffers
+  bool operator==(const BufferRef&) const = default;
+};
+
+struct Arg;
+using ArgList = std::vector<Arg>;
+
+/// One operator argument: a reference, a constant, or a list of arguments. monostate is Python's None.
+struct Arg {
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, DType, ValueRef, ParamRef, BufferRef, ArgList>
+      value;
+  bool operator==(const Arg&) const = default;
+};
+
+struct NamedArg {
+  std::string name;
+  Arg arg;
+  bool operator==(const NamedArg&) const = default;
+};
+
+/// One ATen operator of the forward pass, in PyTorch's spelling: "aten.linear.default", "aten.mm.default".
+struct Op {
+  std::string name;
+  ModuleId module;        // innermost module that was running
+  std::int32_t call = 0;  // counts the calls of that module so far: two calls of one module differ here
+  ArgList args;
+  std::vector<NamedArg> kwargs;
+  std::vector<ValueId> out;  // invalid ids stand for results that are no tensors or None
+  bool operator==(const Op&) const = default;
+};
+
+enum class CheckpointKind : std::uint8_t { None, NonReentrant, Reentrant };
+
+/// One step of a container's forward in a model without operators: a call of a child, or a plain operator.
+struct CallStep {
+  enum class Kind : std::uint8_t { Call, Add, Relu, Detach, Identity } kind = Kind::Call;
+  ModuleId module;               // Call: the module called
+  std::vector<std::string> in;   // value names of the enclosing container
+  std::vector<std::string> out;  // usually one
+  CheckpointKind checkpoint = CheckpointKind::None;
+  std::vector<std::int32_t> iterations;  // run in these iterations only; empty = in all
+  bool operator==(const CallStep&) const = default;
+};
+
+/// The forward of one container. A module with parameters and no CallGraph of its own is a leaf.
+struct CallGraph {
+  ModuleId module;
+  std::vector<std::string> inputs;  // names of its arguments
+  std::vector<CallStep> steps;
+  std::vector<std::string> outputs;
+  bool operator==(const CallGraph&) const = default;
+};
+
+struct Model {
+  std::string name;
+  std::vector<ModuleInfo> modules;  // registration order, parents before children; modules[0] is the root
+  std::vector<ParamInfo> params;    // order of named_parameters(remove_duplicate=False)
+  std::vector<BufferInfo> buffers;
+  std::vector<ValueInfo> values;  // inputs first
+  std::vector<ValueId> inputs;
+  std::vector<Op> ops;
+  // The loss first, if the program has one; then what the forward returns beside it (logits): alive until the forward
+  // has ended, held no longer unless somebody keeps it.
+  std::vector<ValueId> outputs;
+  std::vector<CallGraph> calls;  // only without ops
+
+  // What the source knows beside the program; not needed to plan.
+  std::string architecture;              // "llama", "gpt2", ...; empty if unknown
+  std::string block_class;               // class of the repeated block, the default of fsdp.wrap.classes
+  std::int64_t tokens_per_batch = 0;     // batch x seq: for tokens/s and MFU; 0 if the model has no tokens
+  bool has_loss = false;                 // outputs[0] is a scalar loss
+  DType compute_dtype = DType::Float32;  // dtype that the operator program was written in (parameters cast to it)
+
+  bool operator==(const Model&) const = default;
+
+  /// Invalid id if there is no such module / parameter. Linear in the number of names.
+  ModuleId find_module(std::string_view fqn) const;
+  ParamId find_param(std::string_view fqn) const;
+
+  /// The parameter that holds the storage: itself, or what it shares.
+  ParamId storage_of(ParamId id) const { return params[id.index()].shares.valid() ? params[id.index()].shares : id; }
+};
+
+}  // namespace foreshard

@@ -1,0 +1,227 @@
+// Backward formulas of gathers, selections, convolutions, batch norms, pools and experts; see op_rules_backward.cpp.
+//
+// Where PyTorch adds into fresh zeros in place, so do we; its recordings under a mode show the copying forms.
+#include <algorithm>
+#include <string>
+
+#include "core/model/lowering_autograd.h"
+#include "core/model/lowering_machine.h"
+
+namespace foreshard::lowering {
+namespace {
+
+using Grads = std::vector<Ref>;
+
+Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
+
+/// A kernel that writes into `target` and allocates nothing.
+void write_into(Emitter& e, std::string_view name, const Ref& target, std::initializer_list<const Ref*> inputs) {
+  Kernel kernel = e.start(name, KernelClass::Gather, e.layout(target).dtype);
+  e.finish(kernel, inputs, {&target});
+}
+
+/// Zeros of this layout, into which `name` puts the gradient at the saved places.
+Ref put_back(Emitter& e, std::string_view zeros, std::string_view name, const Layout& layout, const Ref& index,
+             const Ref& g) {
+  Ref out = e.fresh(zeros, KernelClass::Elementwise, plain(layout), {});
+  write_into(e, name, out, {&index, &g});
+  return out;
+}
+
+Ref pick(Emitter& e, std::string_view name, const Layout& layout, const Ref& g, const Ref& index) {
+  return e.fresh(name, KernelClass::Gather, plain(layout), {&g, &index});
+}
+
+/// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
+Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  std::string name = in.node.op->name;
+  const std::size_t dot = std::min(name.rfind('.'), name.size());
+  const std::string tail = "_forward";
+  const bool forward = dot > tail.size() && name.compare(dot - tail.size(), tail.size(), tail) == 0;
+  name.replace(forward ? dot - tail.size() : dot, forward ? tail.size() : 0, "_backward");
+  const bool convolution = in.node.rule->formula == OpFormula::Convolution;
+  Kernel kernel = e.start(name, convolution ? KernelClass::Gemm : KernelClass::Reduction, e.layout(g).dtype);
+  if (convolution && in.node.in.size() >= 2) {
+    const Layout& filter = in.node.in[1];
+    const std::int64_t filters = std::max<std::int64_t>(filter.sizes.n > 0 ? filter.sizes[0] : 1, 1);
+    const Flops work = 2 * in.node.out[0].numel() * (filter.numel() / filters);
+    // PyTorch's counter takes every channel for the filters' gradient, whatever the groups
+    const bool channels = in.node.in[0].sizes.n > 1 && filter.sizes.n > 1 && filter.sizes[1] > 0;
+    const std::int64_t groups = channels ? in.node.in[0].sizes[1] / filter.sizes[1] : 1;
+    kernel.flops = (in.wants(0) ? work : 0) + (in.wants(1) ? work * groups : 0);
+    kernel.tensor_core = kernel.dtype == DType::BFloat16 || kernel.dtype == DType::Float16;
+  }
+  kernel.read = e.layout(g).bytes();
+  for (const Ref& saved : in.saved) kernel.read += saved ? e.layout(saved).bytes() : 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (!in.wants(i)) continue;
+    out[i] = e.tape().make(plain(in.node.in[i]), e.category());
+    kernel.written += e.layout(out[i]).bytes();
+  }
+  e.tape().kernel(kernel);
+  return out;
+}
+
+/// maximum, minimum: equal elements share the gradient.
+Grads extremum(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Ref a = in.saved_arg(0), b = in.saved_arg(1);
+  const bool maximum = in.node.op->name == "aten.maximum.default";
+  for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
+    if (!in.wants(i)) continue;
+    Ref half = e.elementwise("aten.div.Scalar", {&g});
+    Ref equal = e.elementwise("aten.eq.Tensor", {&a, &b}, DType::Bool);
+    out[i] = e.elementwise("aten.where.self", {&equal, &half, &g}, e.layout(g).dtype);
+    Ref lost = e.elementwise(maximum == (i == 1) ? "aten.gt.Tensor" : "aten.lt.Tensor", {&a, &b}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", out[i], {&lost});
+  }
+  return out;
+}
+
+/// Rows times the matrix of their group; both gradients are grouped products again.
+Grads grouped_mm(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const auto product = [&](const Ref& a, const Ref& b, const Layout& layout) {
+    Kernel kernel = e.start("aten._grouped_mm.default", KernelClass::Gemm, layout.dtype);
+    kernel.tensor_core = layout.dtype == DType::BFloat16 || layout.dtype == DType::Float16;
+    Ref made = e.tape().make(layout, e.category());
+    e.finish(kernel, {&a, &b}, {&made});
+    return made;
+  };
+  if (in.wants(1)) {  // computed transposed, as the weight lies in memory
+    const Layout& weight = in.node.in[1];
+    Layout layout = plain(weight);
+    std::swap(layout.sizes[1], layout.sizes[2]);
+    layout = plain(layout);
+    Ref gt = e.transpose(g, 0, 1);
+    Ref made = product(gt, in.saved_arg(0), layout);
+    out[1] = e.transpose(made, 1, 2);
+  }
+  if (in.wants(0)) {
+    Ref t = e.transpose(in.saved_arg(1), 1, 2);
+    out[0] = product(g, t, plain(in.node.in[0]));
+  }
+  return out;
+}
+
+/// g with the reduced dimensions back as ones.
+Ref kept_dims(Emitter& e, BackwardInput& in, const Ref& g) {
+  const Layout& from = in.node.in[0];
+  if (e.layout(g).sizes.n == from.sizes.n || e.layout(g).sizes.n == 0) return g;
+  Dims kept = from.sizes;
+  for (const std::int64_t dim : list_arg(*in.node.op, 1, "dim")) kept[wrap_dim(dim, from.sizes.n)] = 1;
+  return contiguous_layout(kept, from.dtype).numel() == e.layout(g).numel() ? e.view(g, kept) : g;
+}
+
+Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Ref self = in.saved_arg(0), result = in.saved_result(0);
+  const Layout& from = in.node.in[0];
+  const Ref wide = kept_dims(e, in, g);
+  if (in.node.rule->formula == OpFormula::LogSumExp) {
+    const Ref kept = kept_dims(e, in, result);
+    Ref distance = e.elementwise("aten.sub.Tensor", {&self, &kept});
+    Ref share = e.elementwise("aten.exp.default", {&distance});
+    out[0] = e.elementwise("aten.mul.Tensor", {&wide, &share});
+  } else if (in.node.rule->formula == OpFormula::Var) {
+    std::vector<std::int32_t> dims;
+    for (const std::int64_t dim : list_arg(*in.node.op, 1, "dim")) dims.push_back(wrap_dim(dim, from.sizes.n));
+    Ref mean = e.sum(self, dims, true, "aten.mean.dim", KernelClass::Reduction, from.dtype);
+    Ref distance = e.elementwise("aten.sub.Tensor", {&self, &mean});
+    Ref scaled = e.elementwise("aten.mul.Scalar", {&wide});
+    out[0] = e.elementwise("aten.mul.Tensor", {&scaled, &distance});
+  } else {  // the norm of order two
+    Ref direction = e.elementwise("aten.div.Tensor", {&self, &result});
+    Ref zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", direction, {&zero});
+    zero.reset();
+    out[0] = e.elementwise("aten.mul.Tensor", {&g, &direction});
+  }
+  return out;
+}
+
+Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Layout& from = in.node.in[0];
+  const Ref index = in.saved_arg(1);
+  switch (in.node.rule->formula) {
+    case OpFormula::Gather:
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.scatter_add_.default", from, index, g);
+      break;
+    case OpFormula::IndexSelect:
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_add_.default", from, index, g);
+      break;
+    case OpFormula::Index:
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_put_.default", from, index, g);
+      break;
+    case OpFormula::Pick:
+      out[0] = put_back(e, "aten.zeros.default", "aten.scatter_.src", from, in.saved_result(1), g);
+      break;
+    case OpFormula::ScatterAdd:
+    case OpFormula::IndexAdd:
+    case OpFormula::IndexPut: {
+      if (in.wants(0)) out[0] = g;
+      if (!in.wants(2)) break;
+      const OpFormula formula = in.node.rule->formula;
+      out[2] = pick(e,
+                    formula == OpFormula::ScatterAdd ? "aten.gather.default"
+                    : formula == OpFormula::IndexAdd ? "aten.index_select.default"
+                                                     : "aten.index.Tensor",
+                    in.node.in[2], g, index);
+      break;
+    }
+    default: break;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  switch (in.node.rule->formula) {
+    case OpFormula::Gather:
+    case OpFormula::IndexSelect:
+    case OpFormula::Index:
+    case OpFormula::Pick:
+    case OpFormula::ScatterAdd:
+    case OpFormula::IndexAdd:
+    case OpFormula::IndexPut: return picks(e, in, g);
+    case OpFormula::Convolution:
+    case OpFormula::OwnKernel: return own_kernel(e, in, g);
+    case OpFormula::Extremum: return extremum(e, in, g);
+    case OpFormula::GroupedMm: return grouped_mm(e, in, g);
+    case OpFormula::LogSumExp:
+    case OpFormula::Var:
+    case OpFormula::VectorNorm: return reductions(e, in, g);
+    case OpFormula::MseLoss: {
+      const Ref a = in.saved_arg(0), b = in.saved_arg(1);
+      for (std::size_t i = 0; i < 2; ++i)
+        if (in.wants(i))
+          out[i] = e.fresh("aten.mse_loss_backward.default", KernelClass::Loss, plain(in.node.in[i]), {&g, &a, &b});
+      return out;
+    }
+    case OpFormula::Stack: {  // every input is a slice of the gradient
+      const std::int32_t dim = wrap_dim(int_arg(*in.node.op, 1, "dim", 0), e.layout(g).sizes.n);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        Layout layout = plain(in.node.in[i]);
+        for (std::int32_t d = 0; d < layout.sizes.n; ++d) layout.strides[d] = e.layout(g).strides[d < dim ? d : d + 1];
+        if (in.wants(i)) out[i] = e.tape().alias(g, layout);
+      }
+      return out;
+    }
+    case OpFormula::Clamp: {
+      const Ref self = in.saved_arg(0);
+      Ref zero = e.fresh("aten.scalar_tensor.default", KernelClass::Elementwise,
+                         contiguous_layout(Dims{}, e.layout(g).dtype), {});
+      Ref inside = e.elementwise("aten.ge.Scalar", {&self}, DType::Bool);
+      out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);
+      return out;
+    }
+    case OpFormula::Roll: out[0] = e.elementwise("aten.roll.default", {&g}); return out;
+    default: return out;
+  }
+}
+
+}  // namespace foreshard::lowering

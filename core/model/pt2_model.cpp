@@ -1,0 +1,199 @@
+#include "core/model/pt2_model.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "core/model/program_writer.h"
+#include "core/model/pt2_ops.h"
+#include "core/model/pt2_tree.h"
+
+namespace foreshard {
+namespace {
+
+using families::Dims;
+using families::ProgramWriter;
+using families::Tensor;
+
+Error option_error(const std::string& file, const char* key, std::string message, std::string expected,
+                   std::int64_t got) {
+  return {ErrorCode::OutOfRange,
+          std::move(message),
+          file,
+          key,
+          std::move(expected),
+          std::to_string(got),
+          "export the model with the sizes you want, or with dynamic ones"};
+}
+
+/// Binds the symbols of the inputs: first dimension to model.batch, second to model.seq, the rest to the example.
+class SymbolBinder {
+ public:
+  SymbolBinder(const Pt2Program& program, const std::string& file, const ModelOptions& options)
+      : program_(program), file_(file), options_(options) {}
+
+  Result<SymbolValues> run() {
+    take_hints();
+    const Pt2Graph& root = program_.graphs[0];
+    bool batch_done = false, seq_done = false;
+    for (const Pt2InputSpec& spec : program_.inputs) {
+      const auto tensor = spec.kind == Pt2InputSpec::Kind::User ? root.tensors.find(spec.arg) : root.tensors.end();
+      if (tensor == root.tensors.end() || tensor->second.sizes.empty()) continue;
+      const auto& sizes = tensor->second.sizes;
+      if (!batch_done && !bind(sizes[0], "model.batch", options_.batch, options_.batch != 1))
+        return fail(std::move(error_));
+      batch_done = true;
+      const bool tokens = !is_floating(tensor->second.dtype) && sizes.size() == 2;
+      if (tokens && !seq_done && !bind(sizes[1], "model.seq", options_.seq, options_.seq_given))
+        return fail(std::move(error_));
+      seq_done = seq_done || tokens;
+    }
+    return std::move(values_);
+  }
+
+ private:
+  void take_hints() {
+    const auto take = [&](const Pt2Dim& dim) {
+      if (dim.expr < 0 || dim.value < 0) return;
+      const SymExpr& expr = program_.exprs[static_cast<std::size_t>(dim.expr)];
+      if (expr.kind == SymExpr::Kind::Symbol) values_.emplace(expr.name, dim.value);
+    };
+    for (const Pt2Graph& graph : program_.graphs) {
+      std::map<std::string_view, const Pt2Tensor*> in_order;  // equal inputs, equal answers
+      for (const auto& [name, tensor] : graph.tensors) in_order.emplace(name, &tensor);
+      for (const auto& [name, tensor] : in_order) {
+        for (const Pt2Dim& dim : tensor->sizes) take(dim);
+      }
+    }
+  }
+
+  /// `asked` is false where the option only has its default, which then gives way.
+  bool bind(const Pt2Dim& dim, const char* key, std::int64_t value, bool asked) {
+    if (dim.expr < 0) {
+      if (!asked || value == dim.value) return true;
+      error_ =
+          option_error(file_, key, "the archive was exported with a fixed size here", std::to_string(dim.value), value);
+      return false;
+    }
+    const SymExpr& expr = program_.exprs[static_cast<std::size_t>(dim.expr)];
+    if (expr.kind != SymExpr::Kind::Symbol) return true;
+    const auto range = program_.ranges.find(expr.name);
+    const std::int64_t low = range != program_.ranges.end() ? range->second.min.value_or(0) : 0;
+    const std::int64_t high = range != program_.ranges.end() ? range->second.max.value_or(INT64_MAX) : INT64_MAX;
+    if (value >= low && value <= high) {
+      if (asked || value == 1) values_.insert_or_assign(expr.name, value);
+      return true;
+    }
+    if (!asked) return true;
+    error_ =
+        option_error(file_, key, "the size is outside the range that the archive was exported for",
+                     std::to_string(low) + (high == INT64_MAX ? " or more" : " to " + std::to_string(high)), value);
+    return false;
+  }
+
+  const Pt2Program& program_;
+  const std::string& file_;
+  const ModelOptions& options_;
+  SymbolValues values_;
+  Error error_;
+};
+
+/// The class of the repeated block: children of one list, of one class, with the most parameters in all.
+std::string repeated_class(const Model& model) {
+  std::vector<Numel> subtree(model.modules.size(), 0);
+  for (const ParamInfo& param : model.params) subtree[param.owner.index()] += numel_of(param.shape);
+  for (std::size_t m = model.modules.size(); m-- > 1;) subtree[model.modules[m].parent.index()] += subtree[m];
+  std::map<std::string, Numel> total;
+  for (const ModuleInfo& module : model.modules) {
+    const auto& children = module.children;
+    const bool list = children.size() > 1 && std::all_of(children.begin(), children.end(), [&](ModuleId child) {
+                        const ModuleInfo& c = model.modules[child.index()];
+                        return c.class_name == model.modules[children[0].index()].class_name && !c.children.empty() &&
+                               c.fqn.find_last_not_of("0123456789") == c.fqn.rfind('.');
+                      });
+    if (!list) continue;
+    for (const ModuleId child : children) total[model.modules[child.index()].class_name] += subtree[child.index()];
+  }
+  const auto most =
+      std::max_element(total.begin(), total.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == total.end() || most->second == 0 ? std::string{} : most->first;
+}
+
+/// Cross entropy behind logits of two or three dimensions; labels become an input.
+Result<void> add_loss(Model& model, const std::string& file, const std::string& kind) {
+  if (kind == "none" || model.has_loss) return {};
+  const bool possible = !model.outputs.empty() && [&] {
+    const ValueInfo& logits = model.values[model.outputs[0].index()];
+    return is_floating(logits.dtype) && (logits.shape.size() == 2 || logits.shape.size() == 3) &&
+           numel_of(logits.shape) > 0;
+  }();
+  if (!possible) {
+    if (kind == "auto") return {};
+    return fail({ErrorCode::Unsupported, "a loss cannot be put behind this model's outputs", file, "model.loss",
+                 "a first output with two or three dimensions, the last one the classes", "another output",
+                 "export the model with its loss inside"});
+  }
+  const ValueInfo logits = model.values[model.outputs[0].index()];
+  ProgramWriter writer(model, model.compute_dtype, {});
+  writer.enter(ModuleId(0));
+  const Dims sizes = Dims::of(logits.shape);
+  Tensor rows{Tensor::Kind::Value, logits.dtype, model.outputs[0].value, sizes,
+              ProgramWriter::contiguous_strides(sizes)};
+  const std::int64_t classes = sizes[-1];
+  Dims label_sizes = sizes;
+  label_sizes.erase(sizes.rank() - 1);
+  std::string label_name = "labels";
+  while (
+      std::any_of(model.values.begin(), model.values.end(), [&](const ValueInfo& v) { return v.name == label_name; }))
+    label_name += "_";
+  Tensor labels = writer.input(label_name, label_sizes, DType::Int64);
+  if (kind == "cross_entropy_fp32" || logits.dtype != DType::Float32) rows = writer.to(rows, DType::Float32);
+  if (sizes.rank() == 3) {
+    rows = writer.view(rows, {-1, classes});
+    labels = writer.view(labels, {-1});
+  }
+  const Tensor loss =
+      writer.nll_loss(writer.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), labels);
+  model.outputs.insert(model.outputs.begin(), ValueId(loss.index));
+  model.has_loss = true;
+  return {};
+}
+
+}  // namespace
+
+Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::string& file, const ModelOptions& options,
+                                     const ProgramOptions& program) {
+  Result<SymbolValues> symbols = SymbolBinder(archive, file, options).run();
+  if (!symbols) return fail(std::move(symbols.error()));
+  Model model;
+  model.name = std::filesystem::path(file).stem().string();
+  Result<Pt2Tree> tree = build_pt2_tree(archive, file, model);
+  if (!tree) return fail(std::move(tree.error()));
+  for (const ParamInfo& param : model.params) {
+    if (!is_floating(param.dtype)) continue;
+    model.compute_dtype = param.dtype;
+    break;
+  }
+  model.block_class = repeated_class(model);
+  if (Result<void> written = write_pt2_ops(archive, file, *tree, *symbols, program, model); !written)
+    return fail(std::move(written.error()));
+  for (const ValueId id : model.inputs) {
+    const ValueInfo& value = model.values[id.index()];
+    const bool tokens = !is_floating(value.dtype) && value.shape.size() == 2;
+    if (tokens && model.tokens_per_batch == 0) model.tokens_per_batch = numel_of(value.shape);
+  }
+  if (Result<void> added = add_loss(model, file, options.loss); !added) return fail(std::move(added.error()));
+  return model;
+}
+
+Result<Model> model_from_pt2(const std::string& path, const ModelOptions& options, const ProgramOptions& program) {
+  const Pt2Limits limits;
+  Result<Pt2Members> members = read_pt2_archive(path, limits);
+  if (!members) return fail(std::move(members.error()));
+  const Result<Pt2Program> archive = parse_pt2_program(std::move(*members), path, limits);
+  if (!archive) return fail(archive.error());
+  return model_from_pt2_program(*archive, path, options, program);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,106 @@
+#include "core/plan/actions/build_actions.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "core/plan/actions/action_writer.h"
+
+namespace foreshard {
+namespace {
+
+using actions::refused;
+
+Plan frame(const Model& model, const Job& job, const UnitTable& table) {
+  Plan plan;
+  plan.runtime = job.fsdp.runtime;
+  plan.world_size = static_cast<std::int32_t>(job.cluster.world_size);
+  plan.rank = static_cast<std::int32_t>(job.cluster.rank);
+  plan.units = table.units;
+  plan.groups = table.groups;
+  plan.pre_divide = table.pre_divide;
+  plan.post_divide = table.post_divide;
+  plan.traps = table.traps;
+  plan.warnings = table.warnings;
+  plan.param_names.reserve(model.params.size());
+  for (const ParamInfo& param : model.params) plan.param_names.push_back(param.fqn);
+  return plan;
+}
+
+bool any_sharded(const UnitTable& table) {
+  return std::any_of(table.units.begin(), table.units.end(),
+                     [](const PlanUnit& unit) { return !unit.params.empty() && unit.strategy != Strategy::NoShard; });
+}
+
+/// K1: the kind that is meant, and the combinations that do not exist.
+Result<void> check_state(ActionRequest& request, const Job& job, const UnitTable& table,
+                         std::vector<std::string>& warnings) {
+  const Runtime runtime = job.fsdp.runtime;
+  if (!request.kind_given) request.kind = runtime == Runtime::Fsdp2 ? StateKind::Sharded : StateKind::Full;
+  const bool full = request.kind == StateKind::Full;
+  if (runtime == Runtime::Fsdp2 && request.kind == StateKind::Local) {
+    return fail(
+        refused(request, "fsdp2 has no local state dict", "full or sharded", "its DTensors are the sharded kind"));
+  }
+  if (runtime == Runtime::None && !full) {
+    return fail(refused(request, "nothing is sharded", "the full kind", "leave the kind away"));
+  }
+  if (request.kind == StateKind::Local && request.optimizer) {
+    return fail(refused(request, "the optimizer's state has no local kind (K5)", "full or sharded", "use sharded"));
+  }
+  if (request.rank0_only && !full) {
+    return fail(
+        refused(request, "rank0_only belongs to the full kind (K1)", "full:rank0_only", "leave rank0_only away"));
+  }
+  if (runtime == Runtime::Fsdp1 && !full && !any_sharded(table)) {
+    warnings.push_back("NO_SHARD has no " + std::string(state_kind_name(request.kind)) +
+                       " state dict: the full one is returned (K1)");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTable& table,
+                               const std::vector<ActionRequest>& requests) {
+  Plan plan = frame(model, job, table);
+  actions::ActionWriter out(plan, StateSource{model, job, table});
+  for (ActionRequest request : requests) {
+    const bool state = request.action == PlanAction::Save || request.action == PlanAction::Load;
+    if (state) {
+      const Result<void> checked = check_state(request, job, table, plan.warnings);
+      if (!checked) return tl::unexpected(checked.error());
+    }
+    constexpr Phase kPhases[] = {Phase::Init, Phase::Summon, Phase::Save, Phase::Load};
+    constexpr decltype(&actions::write_init) kWriters[] = {actions::write_init, actions::write_summon,
+                                                           actions::write_save, actions::write_load};
+    out.start(request, kPhases[static_cast<std::size_t>(request.action)]);
+    const Result<void> written = kWriters[static_cast<std::size_t>(request.action)](out, request);
+    if (!written) return tl::unexpected(written.error());
+  }
+  return plan;
+}
+
+ActionMemory action_memory(const PlanIteration& iteration) {
+  std::map<std::tuple<bool, BufferWhat, UnitId, ParamId, std::int32_t>, Bytes> held;
+  ActionMemory memory;
+  for (const Instruction& i : iteration.instructions) {
+    const bool on_host = i.stream == Stream::Host;  // a tensor and its copy on the host have one name
+    const auto key = std::make_tuple(on_host, i.buffer.what, i.buffer.unit, i.buffer.param, i.arg);
+    Bytes& now = on_host ? memory.host_end : memory.device_end;
+    Bytes& peak = on_host ? memory.host_peak : memory.device_peak;
+    if (i.kind == InstructionKind::Alloc) {
+      now += i.bytes - held[key];
+      held[key] = i.bytes;
+      peak = std::max(peak, now);
+    } else if (i.kind == InstructionKind::Free) {
+      const auto it = held.find(key);
+      if (it == held.end()) continue;
+      now -= it->second;
+      held.erase(it);
+    }
+  }
+  return memory;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,170 @@
+#include "core/plan/actions/state_dict.h"
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+const PlanUnit* unit_of(const StateSource& source, ParamId param, UnitId& id) {
+  id = source.table.unit_of_param[source.model.storage_of(param).index()];
+  return id.valid() ? &source.table.units[id.index()] : nullptr;
+}
+
+bool shards(const PlanUnit& unit) { return unit.strategy != Strategy::NoShard; }
+
+std::string flat_key(const PlanUnit& unit) { return (unit.name.empty() ? "" : unit.name + ".") + "_flat_param"; }
+
+/// K1, local: the flat shard without its padding; a rank that holds padding only lists that.
+StateEntry flat_entry(const PlanUnit& unit, UnitId id, std::int64_t rank) {
+  StateEntry entry;
+  entry.key = flat_key(unit);
+  entry.unit = id;
+  entry.dtype = unit.orig_dtype;
+  entry.shape = {unit.flat_numel};
+  entry.sharded = true;
+  const Numel begin = unit.shard_numel * rank;
+  const Numel real = std::clamp<Numel>(unit.flat_numel - begin, 0, unit.shard_numel);
+  entry.offset = {begin};
+  entry.local = {real > 0 ? real : unit.shard_numel};
+  return entry;
+}
+
+/// H6: elements of one parameter in the rank's range.
+Numel numel_in_shard(const PlanUnit& unit, ParamId param, std::int64_t rank) {
+  const Numel begin = unit.shard_numel * rank;
+  for (const FlatEntry& entry : unit.flat) {
+    if (entry.param != param) continue;
+    const Numel end = std::min(begin + unit.shard_numel, entry.offset + entry.numel);
+    return std::max<Numel>(0, end - std::max(begin, entry.offset));
+  }
+  return 0;
+}
+
+StateEntry whole_param(const StateSource& source, ParamId param, const PlanUnit* unit, UnitId id) {
+  const ParamInfo& info = source.model.params[param.index()];
+  StateEntry entry;
+  entry.key = info.fqn;
+  entry.unit = id;
+  entry.param = param;
+  entry.dtype = unit != nullptr ? unit->orig_dtype : info.dtype;
+  entry.shape = info.shape;
+  return entry;
+}
+
+StateEntry dtensor(StateEntry entry, const PlanUnit& unit, ParamId storage, std::int64_t world, std::int64_t rank) {
+  for (const ShardedParam& sharded : unit.sharded) {
+    if (sharded.param != storage) continue;
+    entry.sharded = true;
+    entry.local = sharded.local_shape;
+    entry.offset.assign(entry.shape.size(), 0);
+    const auto dim = static_cast<std::size_t>(sharded.shard_dim);
+    if (dim < entry.shape.size()) {
+      const std::int64_t rows = (entry.shape[dim] + world - 1) / world;
+      entry.offset[dim] = std::min(rows * rank, entry.shape[dim]);
+    }
+  }
+  return entry;
+}
+
+/// One parameter in the dict of `kind`; nothing where only the flat parameter is listed.
+void add_param(const StateSource& source, StateKind kind, ParamId param, std::vector<StateEntry>& entries) {
+  UnitId id;
+  const PlanUnit* unit = unit_of(source, param, id);
+  StateEntry entry = whole_param(source, param, unit, id);
+  const std::int64_t rank = source.rank_in_group();
+  if (unit == nullptr || kind == StateKind::Full || source.job.fsdp.runtime == Runtime::None || !shards(*unit)) {
+    entries.push_back(std::move(entry));
+    return;
+  }
+  if (source.job.fsdp.runtime == Runtime::Fsdp2) {
+    entries.push_back(dtensor(std::move(entry), *unit, source.model.storage_of(param), unit->shard_size, rank));
+    return;
+  }
+  if (kind == StateKind::Sharded) {
+    entries.push_back(chunked(std::move(entry), unit->shard_size, rank));
+    return;
+  }
+  const bool listed = std::any_of(entries.begin(), entries.end(),
+                                  [&](const StateEntry& other) { return other.unit == id && !other.param.valid(); });
+  if (!listed) entries.push_back(flat_entry(*unit, id, rank));
+  if (!source.job.fsdp.use_orig_params) return;
+  // With original parameters every name also has its one-dimensional view of the shard (K1).
+  entry.shape = {numel_in_shard(*unit, source.model.storage_of(param), rank)};
+  entries.push_back(std::move(entry));
+}
+
+}  // namespace
+
+std::int64_t StateSource::rank_in_group() const {
+  const std::vector<std::int32_t>& ranks = table.groups.shard;
+  const auto it = std::find(ranks.begin(), ranks.end(), static_cast<std::int32_t>(job.cluster.rank));
+  return it == ranks.end() ? 0 : it - ranks.begin();
+}
+
+StateEntry chunked(StateEntry whole, std::int64_t world_size, std::int64_t rank) {
+  if (whole.shape.empty()) return whole;
+  const std::int64_t rows = (whole.shape[0] + world_size - 1) / world_size;
+  const std::int64_t begin = std::min(rows * rank, whole.shape[0]);
+  whole.sharded = true;
+  whole.local = whole.shape;
+  whole.local[0] = std::min(rows, whole.shape[0] - begin);
+  whole.offset.assign(whole.shape.size(), 0);
+  whole.offset[0] = begin;
+  whole.held = whole.local[0] > 0;
+  return whole;
+}
+
+bool returns_nothing(const StateSource& source, const ActionRequest& request) {
+  if (!request.rank0_only || source.job.cluster.rank == 0) return false;
+  if (source.job.fsdp.runtime != Runtime::Fsdp1) return true;
+  return std::any_of(source.table.units.begin(), source.table.units.end(),
+                     [](const PlanUnit& unit) { return !unit.params.empty() && shards(unit); });
+}
+
+std::vector<StateEntry> model_state(const StateSource& source, const ActionRequest& request) {
+  std::vector<StateEntry> entries;
+  if (returns_nothing(source, request)) return entries;
+  for (std::size_t p = 0; p < source.model.params.size(); ++p) add_param(source, request.kind, ParamId(p), entries);
+  for (const BufferInfo& buffer : source.model.buffers) {
+    if (!buffer.persistent) continue;
+    StateEntry& entry = entries.emplace_back();
+    entry.key = buffer.fqn;
+    entry.dtype = buffer.dtype;
+    entry.shape = buffer.shape;
+  }
+  return entries;
+}
+
+std::vector<OptimizerTensor> optimizer_tensors(const OptimizerOptions& options) {
+  if (options.name == OptimizerKind::AdamW) return {{"exp_avg", false}, {"exp_avg_sq", false}, {"step", true}};
+  if (options.momentum != 0) return {{"momentum_buffer", false}};
+  return {};
+}
+
+ChunkGroup chunk_group(const StateSource& source, const PlanUnit& unit) {
+  if (!shards(unit)) return {source.job.cluster.world_size, source.job.cluster.rank};
+  return {unit.shard_size, source.rank_in_group()};
+}
+
+bool optimizer_is_chunked(const StateSource& source, const PlanUnit& unit) {
+  return shards(unit) || !source.job.fsdp.use_orig_params;
+}
+
+std::vector<StateEntry> optimizer_state(const StateSource& source, const ActionRequest& request) {
+  std::vector<StateEntry> entries;
+  if (request.rank0_only && source.job.cluster.rank != 0) return entries;
+  for (std::size_t p = 0; p < source.model.params.size(); ++p) {
+    if (source.model.params[p].shares.valid() || !source.table.trainable[p]) continue;
+    add_param(source, request.kind, ParamId(p), entries);
+    StateEntry& entry = entries.back();
+    if (source.job.fsdp.runtime != Runtime::Fsdp1 || request.kind != StateKind::Sharded || !entry.unit.valid())
+      continue;
+    const PlanUnit& unit = source.table.units[entry.unit.index()];
+    if (!optimizer_is_chunked(source, unit)) continue;
+    const ChunkGroup group = chunk_group(source, unit);
+    entry = chunked(entry, group.size, group.rank);
+  }
+  return entries;
+}
+
+}  // namespace foreshard

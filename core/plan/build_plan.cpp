@@ -1,0 +1,101 @@
+#include "core/plan/build_plan.h"
+
+#include <algorithm>
+
+#include "core/plan/checks.h"
+
+namespace foreshard {
+namespace {
+
+bool is_block(const Model& model, const Job& job, const ModuleInfo& module) {
+  if (module.alias_of.valid()) return false;
+  const std::vector<std::string>& classes = job.fsdp.wrap.classes;
+  if (job.fsdp.wrap.policy == WrapPolicyKind::ModuleClass && !classes.empty()) {
+    return std::find(classes.begin(), classes.end(), module.class_name) != classes.end();
+  }
+  return !model.block_class.empty() && module.class_name == model.block_class;
+}
+
+Error nothing_to_checkpoint(const Job& job) {
+  return {.code = ErrorCode::Inconsistent,
+          .message = "checkpointing finds no module to wrap",
+          .file = job.model.source,
+          .place = "checkpointing",
+          .expected = job.checkpointing.policy == CheckpointPolicy::Selective
+                          ? "patterns in checkpointing.units that match modules"
+                          : "an architecture with a repeated block, or its classes in fsdp.wrap.classes",
+          .got = "no match",
+          .hint = "`foreshard inspect` lists the modules and their classes"};
+}
+
+/// A refused trap stops the plan unless fsdp.allow_traps lists its number (section 24).
+Result<void> refuse_traps(const Plan& plan, const Job& job) {
+  for (const Trap& trap : plan.traps) {
+    const std::vector<std::int64_t>& allowed = job.fsdp.allow_traps;
+    if (!trap.refused || std::find(allowed.begin(), allowed.end(), trap.number) != allowed.end()) continue;
+    std::string units;
+    for (const std::string& unit : trap.units)
+      units += (units.empty() ? "" : ", ") + (unit.empty() ? std::string("the root") : unit);
+    return fail({.code = ErrorCode::Refused,
+                 .message = "trap " + std::to_string(trap.number) + ", " + trap.name + ": " + trap.text,
+                 .file = job.model.source,
+                 .place = units.empty() ? "fsdp" : "fsdp, units " + units,
+                 .expected = trap.remedy,
+                 .got = "a plan that PyTorch would run without an error (rules " + trap.rules + ")",
+                 .hint = "set fsdp.allow_traps = [" + std::to_string(trap.number) + "] to plan it all the same"});
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable&) {
+  std::vector<CheckpointKind> kinds(model.modules.size(), CheckpointKind::None);
+  const CheckpointingOptions& options = job.checkpointing;
+  if (options.policy == CheckpointPolicy::None) return kinds;
+  const CheckpointKind kind = options.reentrant ? CheckpointKind::Reentrant : CheckpointKind::NonReentrant;
+  std::int64_t blocks = 0, wrapped = 0;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const ModuleInfo& module = model.modules[m];
+    bool wrap = false;
+    if (options.policy == CheckpointPolicy::Selective) {
+      wrap = std::any_of(options.units.begin(), options.units.end(),
+                         [&](const std::string& pattern) { return matches_pattern(pattern, module.fqn); });
+    } else if (is_block(model, job, module)) {
+      const std::int64_t every = options.policy == CheckpointPolicy::EveryK ? options.k : 1;
+      wrap = blocks++ % every == 0;
+    }
+    if (!wrap) continue;
+    kinds[m] = kind;
+    ++wrapped;
+  }
+  if (wrapped == 0) return fail(nothing_to_checkpoint(job));
+  return kinds;
+}
+
+Result<Plan> build_plan(const Model& model, const Job& job) {
+  Result<UnitTable> table = build_units(model, job);
+  if (!table) return tl::unexpected(table.error());
+  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *table);
+  if (!checkpoint) return tl::unexpected(checkpoint.error());
+  std::vector<bool> boundary(model.modules.size(), false);
+  for (const PlanUnit& unit : table->units) {
+    for (ModuleId module : unit.modules) boundary[module.index()] = true;
+  }
+  Result<ModuleGraph> graph = build_module_graph(model, boundary, *checkpoint, !job.checkpointing.outside);
+  if (!graph) return tl::unexpected(graph.error());
+  Result<Script> script = script_of(job);
+  if (!script) return tl::unexpected(script.error());
+
+  const PlanRequest request{model, job, *table, *graph, *script};
+  Result<Plan> plan = job.fsdp.runtime == Runtime::Fsdp1   ? build_fsdp1_plan(request)
+                      : job.fsdp.runtime == Runtime::Fsdp2 ? build_fsdp2_plan(request)
+                                                           : build_unsharded_plan(request);
+  if (!plan) return plan;
+  const Result<void> refused = refuse_traps(*plan, job);
+  if (!refused) return tl::unexpected(refused.error());
+  plan->checks = run_checks(*plan);
+  return plan;
+}
+
+}  // namespace foreshard

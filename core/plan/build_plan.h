@@ -1,0 +1,36 @@
+// The face of core/plan: a model and a job in, a checked plan out.
+#pragma once
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "core/plan/module_graph.h"
+#include "core/plan/script.h"
+#include "core/plan/units.h"
+#include "core/result.h"
+
+namespace foreshard {
+
+/// What a runtime's builder is given. All of it outlives the call.
+struct PlanRequest {
+  const Model& model;
+  const Job& job;
+  const UnitTable& table;
+  const ModuleGraph& graph;
+  const Script& script;
+  int max_iterations = 12;  // a repeating script stops here even if two iterations in a row still differ
+};
+
+/// The runtimes: functions from units to a plan (units, streams, groups, segments, iterations, traps are filled in).
+Result<Plan> build_fsdp1_plan(const PlanRequest& request);
+Result<Plan> build_fsdp2_plan(const PlanRequest& request);
+Result<Plan> build_unsharded_plan(const PlanRequest& request);  // runtime "none": plain data parallel or one rank
+
+/// Units, graph, script, the runtime of job.fsdp.runtime, then the checks V1..V15 and the traps. Refused traps are an
+/// Error with code Refused unless listed in job.fsdp.allow_traps.
+Result<Plan> build_plan(const Model& model, const Job& job);
+
+/// The modules that job.checkpointing wraps, by ModuleId.
+Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable& table);
+
+}  // namespace foreshard

@@ -1,0 +1,23 @@
+// What fsdp2 and plain data parallelism share around their walk: the plan's frame and the loop over iterations.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/plan/build_plan.h"
+
+namespace foreshard::fsdp2 {
+
+/// Units, groups, names and segments of the request; no iterations yet.
+Plan frame_of(const PlanRequest& request);
+
+/// Runs one iteration of the script into the value given (its index is set) and appends its first event's number to the
+/// list that run_iterations reads.
+using IterationRunner = std::function<Result<void>(const IterationScript& script, PlanIteration& iteration)>;
+
+/// Iterations until the script ends or, if it repeats, until two in a row are equal but for event names.
+Result<void> run_iterations(const PlanRequest& request, Plan& plan, const std::vector<std::int32_t>& first_event,
+                            const IterationRunner& run);
+
+}  // namespace foreshard::fsdp2

@@ -1,0 +1,327 @@
+// Gradients: copy-in, reduce-scatter, all-reduce, and where the sharded gradient ends up (F2-18, F2-20..F2-22, F2-26).
+//
+//   D  +rsin(u) chunk-cat -grads |
+//   S                            `-> +rsout(u) (pre-divide) RS u >r (post-divide, cast, add or view, D2H) >p
+//   H                                                        `-> AR u (hybrid: everything after >r is H's)
+//
+// At most one reduce-scatter input lives: the next reduction waits for r and drops it. Buffers made on S are used on H
+// or D only after an event that somebody still holds, so nothing records streams (F2-10).
+#include <algorithm>
+
+#include "core/plan/fsdp2/fsdp2_runtime.h"
+
+namespace foreshard::fsdp2 {
+namespace {
+
+struct Factors {
+  std::optional<double> pre, post;
+  ReduceOp scatter = ReduceOp::Sum, all_reduce = ReduceOp::Sum;
+};
+
+/// F2-21. `hybrid`: there is a replicate group, be it of one rank.
+Factors factors_for(DType dtype, std::int32_t shard, std::int32_t ranks, std::optional<double> custom, bool force_sum) {
+  const bool overflow_risk = dtype != DType::Float32 && dtype != DType::BFloat16;
+  Factors factors;
+  if (!overflow_risk && !force_sum) {
+    if (custom) {
+      factors.scatter = *custom == shard ? ReduceOp::Avg : ReduceOp::PremulSum;
+    } else if (ranks > 1) {
+      factors.scatter = factors.all_reduce = ReduceOp::Avg;
+    }
+    return factors;
+  }
+  const double factor = custom.value_or(ranks);
+  if (!overflow_risk) {
+    factors.post = factor;
+    return factors;
+  }
+  // G4, with a factor that need not be whole: doubled while it divides and stays below the rest.
+  double pre = 1;
+  while (factor - pre * static_cast<double>(static_cast<std::int64_t>(factor / pre)) == 0 && factor / pre > pre)
+    pre *= 2;
+  factors.pre = pre;
+  factors.post = factor / pre;
+  return factors;
+}
+
+}  // namespace
+
+void Fsdp2Runtime::divide(Stream stream, UnitId id, Numel numel, DType dtype, double factor) {
+  if (factor == 1) return;
+  out_.kernel(InstructionKind::Divide, stream, Word::DivInPlace, id, numel, dtype).factor = factor;
+}
+
+void Fsdp2Runtime::free_grad(const UnitState& u, ParamSizes& p) {
+  p.has_grad = false;
+  out_.free({BufferWhat::Grad, u.id, p.param}, Stream::D, p.grad_bytes);
+}
+
+ReduceBuffer Fsdp2Runtime::make_buffer(UnitState& u, BufferWhat what, Stream pool, Bytes bytes) {
+  ReduceBuffer buffer{true, what, pool, bytes, 0, u.id, 0};
+  buffer.instance = (what == BufferWhat::RsOutput ? u.outputs : u.casts).claim();
+  out_.alloc({what, u.id, {}}, pool, bytes, buffer.instance);
+  return buffer;
+}
+
+void Fsdp2Runtime::drop(ReduceBuffer& buffer) {
+  if (!buffer.alive) return;
+  buffer.alive = false;
+  UnitState& u = unit(buffer.unit);
+  if (buffer.what != BufferWhat::RsInput)
+    (buffer.what == BufferWhat::RsOutput ? u.outputs : u.casts).release(buffer.instance);
+  out_.free({buffer.what, buffer.unit, {}}, buffer.pool, buffer.bytes, buffer.instance);
+}
+
+// F2-22: before the reshard, so that the gradients of this micro-batch go first.
+void Fsdp2Runtime::accumulate_unsharded(UnitState& u) {
+  for (ParamSizes& p : u.params) {
+    if (!p.has_accumulated || !p.has_grad) continue;
+    const DType dtype = *u.reduce_dtype;
+    out_.kernel(InstructionKind::Add, Stream::D, Word::AddInPlace, u.id, p.numel, dtype).buffer = {
+        BufferWhat::AccumulatedGrad, u.id, p.param};
+    free_grad(u, p);
+  }
+}
+
+// F2-22: held in the reduce dtype. False: a parameter never unsharded (PyTorch raises).
+bool Fsdp2Runtime::to_accumulated(UnitState& u) {
+  for (ParamSizes& p : u.params) {
+    if (!u.reduce_dtype) continue;
+    if (!p.ever_unsharded) return false;
+    if (!p.has_grad || p.dtype == *u.reduce_dtype) continue;
+    const BufferName held{BufferWhat::AccumulatedGrad, u.id, p.param};
+    out_.kernel(InstructionKind::Cast, Stream::D, Word::ToCopy, u.id, p.numel, *u.reduce_dtype).buffer = held;
+    out_.alloc(held, Stream::D, p.numel * itemsize(*u.reduce_dtype));
+    free_grad(u, p);
+    p.has_accumulated = true;
+  }
+  return true;
+}
+
+void Fsdp2Runtime::wait_for_post_backward(UnitState& u) {
+  if (u.post_reduce_event.valid()) out_.wait_event(Stream::D, u.post_reduce_event, u.id);
+  u.post_reduce_event = {};
+  if (u.all_reduce_event.valid()) out_.wait_event(Stream::D, u.all_reduce_event, u.id);
+  u.all_reduce_event = {};
+  drop(u.all_reduce_input);
+}
+
+// Chunk-cat takes all gradients; all but the last are gone after it, the last when the reduction returns (F2-18).
+void Fsdp2Runtime::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
+                                 Numel input_numel) {
+  const bool many = shard_size_ > 1;
+  const auto release = [&](ParamSizes& p) {
+    if (p.has_accumulated) {
+      p.has_accumulated = false;
+      out_.free({BufferWhat::AccumulatedGrad, u.id, p.param}, Stream::D, p.numel * itemsize(*u.reduce_dtype));
+    } else {
+      free_grad(u, p);
+    }
+  };
+  // Sharded on another dimension: the gradient is first laid out by ranks. Only the last such original outlives its
+  // copy.
+  std::int32_t last_other = -1;
+  const auto grad_dtype = [&](const ParamSizes& p) { return p.has_accumulated ? *u.reduce_dtype : p.dtype; };
+  std::vector<std::pair<std::int32_t, DType>> rearranged;
+  for (std::int32_t i : with_grad) {
+    ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    if (!many || !p.other_dim) continue;
+    if (last_other >= 0) release(u.params[static_cast<std::size_t>(last_other)]);
+    last_other = i;
+    const BufferName laid_out{BufferWhat::ShardDimGrad, u.id, p.param};
+    out_.kernel(InstructionKind::Concat, Stream::D, Word::Cat, u.id, p.numel, grad_dtype(p)).buffer = laid_out;
+    out_.alloc(laid_out, Stream::D, p.numel * itemsize(grad_dtype(p)));
+    rearranged.emplace_back(i, grad_dtype(p));
+  }
+  rs_input_ = {true, BufferWhat::RsInput, Stream::D, input_numel * itemsize(dtype), 0, u.id, 0};
+  out_.alloc({BufferWhat::RsInput, u.id, {}}, Stream::D, rs_input_.bytes);
+  out_.kernel(InstructionKind::CopyIn, Stream::D, Word::ChunkCat, u.id, input_numel, dtype).buffer = {
+      BufferWhat::RsInput, u.id, {}};
+  for (std::size_t i = with_grad.size(); i-- > 0;) {
+    ParamSizes& p = u.params[static_cast<std::size_t>(with_grad[i])];
+    if (many && p.other_dim) {
+      const auto entry =
+          std::find_if(rearranged.begin(), rearranged.end(), [&](const auto& r) { return r.first == with_grad[i]; });
+      out_.free({BufferWhat::ShardDimGrad, u.id, p.param}, Stream::D, p.numel * itemsize(entry->second));
+    } else if (!many || i + 1 < with_grad.size()) {
+      release(p);
+    }
+  }
+  kept_last_.clear();
+  if (!many) return;
+  const std::int32_t last = with_grad.back();
+  kept_last_.push_back(last);
+  if (last_other >= 0 && last_other != last) kept_last_.push_back(last_other);
+}
+
+void Fsdp2Runtime::release_last_grads(UnitState& u) {
+  for (std::int32_t i : kept_last_) {
+    ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    if (p.has_accumulated) {
+      p.has_accumulated = false;
+      out_.free({BufferWhat::AccumulatedGrad, u.id, p.param}, Stream::D, p.numel * itemsize(*u.reduce_dtype));
+    } else if (p.has_grad) {
+      free_grad(u, p);
+    }
+  }
+  kept_last_.clear();
+}
+
+Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_grad) {
+  if (rs_event_.valid()) out_.wait_event(Stream::D, rs_event_, u.id);  // F2-18: one reduce-scatter input at a time
+  rs_event_ = {};
+  drop(rs_input_);
+  wait_for_post_backward(u);
+  Numel output_numel = 0;
+  std::optional<DType> grad_dtype;
+  for (std::int32_t i : with_grad) {
+    const ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    Instruction& taken = out_.add(InstructionKind::Mark, Stream::D, u.id);
+    taken.name = out_.name(Word::CopyInGrad);
+    taken.buffer = {p.has_accumulated ? BufferWhat::AccumulatedGrad : BufferWhat::Grad, u.id, p.param};
+    output_numel += p.padded_numel;
+    const DType dtype = p.has_accumulated ? *u.reduce_dtype : p.dtype;
+    if (grad_dtype && *grad_dtype != dtype) {
+      return fail({ErrorCode::Inconsistent,
+                   "fsdp2 reduces gradients of one dtype at a time",
+                   {},
+                   "unit \"" + plan_.units[u.id.index()].name + "\"",
+                   std::string(dtype_name(*grad_dtype)),
+                   std::string(dtype_name(dtype)),
+                   "let every parameter of the unit take part in every micro-batch, or drop reduce_dtype"});
+    }
+    grad_dtype = dtype;
+  }
+  const DType dtype = u.reduce_dtype.value_or(*grad_dtype);
+  const Numel input_numel = output_numel * shard_size_;
+  const Factors factors = factors_for(dtype, shard_size_, shard_size_ * replicate_size_, u.divide_factor, u.force_sum);
+  copy_in_grads(u, with_grad, dtype, input_numel);
+  out_.wait_stream(Stream::S, Stream::D, u.id);
+  ReduceBuffer output = make_buffer(u, BufferWhat::RsOutput, Stream::S, output_numel * itemsize(dtype));
+  if (factors.pre) divide(Stream::S, u.id, input_numel, dtype, *factors.pre);
+  scatter(u, input_numel, dtype, output, factors.scatter);
+  rs_event_ = out_.record(Stream::S, Word::EventReduceScatter, u.id);
+  Stream after = Stream::S;
+  if (hybrid_ && !u.all_reduce_grads) {  // F2-20: reduce-scattered only, until the last micro-batch
+    const bool first = !u.partial.alive;
+    if (first) {
+      u.partial = output;
+    } else {
+      out_.kernel(InstructionKind::Add, Stream::S, Word::AddInPlace, u.id, output_numel, dtype).buffer = {
+          BufferWhat::RsOutput, u.id, {}};
+    }
+    u.post_reduce_event = out_.record(Stream::S, Word::EventPostReduce, u.id);
+    release_last_grads(u);
+    if (!first) drop(output);
+    return {};
+  }
+  if (hybrid_) {
+    after = Stream::H;
+    all_reduce(u, output_numel, dtype, output, factors.all_reduce);
+  }
+  if (u.hook) {
+    after = u.hook_stream ? Stream::X : Stream::H;
+    out_.wait_stream(after, Stream::S, u.id);
+    Instruction& hook = out_.add(InstructionKind::Mark, after, u.id);
+    hook.name = out_.name(Word::AllReduceHook);
+    hook.numel = output_numel;
+    hook.dtype = dtype;
+  }
+  if (factors.post) divide(after, u.id, output_numel, dtype, *factors.post);
+  finish_output(u, with_grad, output, output_numel, dtype, after);
+  return {};
+}
+
+void Fsdp2Runtime::scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
+  if (shard_size_ == 1) {  // F2-4
+    Numel numel = input_numel;
+    if (u.divide_factor)
+      out_.kernel(InstructionKind::Divide, Stream::S, Word::Div, u.id, numel, dtype).factor = *u.divide_factor;
+    out_.kernel(InstructionKind::CopyOut, Stream::S, Word::Copy, u.id, numel, dtype).buffer = {
+        BufferWhat::RsOutput, u.id, {}};
+    return;
+  }
+  Instruction& scattered = out_.add(InstructionKind::ReduceScatter, Stream::S, u.id);
+  scattered.numel = input_numel;
+  scattered.dtype = dtype;
+  scattered.bytes = input_numel * itemsize(dtype);
+  scattered.group_size = shard_size_;
+  scattered.reduce_op = op;
+  scattered.buffer = {BufferWhat::RsInput, u.id, {}};
+  scattered.arg = output.instance;
+  if (op == ReduceOp::PremulSum) scattered.factor = 1 / *u.divide_factor;
+}
+
+void Fsdp2Runtime::all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
+  if (u.partial.alive) {
+    out_.kernel(InstructionKind::Add, Stream::S, Word::AddInPlace, u.id, numel, dtype).buffer = {
+        BufferWhat::RsOutput, u.id, {}};
+  }
+  out_.wait_stream(Stream::H, Stream::S, u.id);
+  Instruction& reduced = out_.add(InstructionKind::AllReduce, Stream::H, u.id);
+  reduced.numel = numel;
+  reduced.dtype = dtype;
+  reduced.bytes = numel * itemsize(dtype);
+  reduced.group = GroupKind::Replicate;
+  reduced.group_size = replicate_size_;
+  reduced.reduce_op = op;
+  reduced.buffer = {BufferWhat::RsOutput, u.id, {}};
+  reduced.arg = output.instance;
+  u.all_reduce_event = out_.record(Stream::H, Word::EventAllReduce, u.id);
+}
+
+// Cast, then every sharded gradient becomes a view of the output or is added to; what nobody views goes (F2-18, F2-26).
+void Fsdp2Runtime::finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output,
+                                 Numel numel, DType dtype, Stream after) {
+  ReduceBuffer views = output;
+  if (dtype != u.orig_dtype) {
+    out_.kernel(InstructionKind::Cast, after, Word::ToCopy, u.id, numel, u.orig_dtype).buffer = {
+        BufferWhat::GradCast, u.id, {}};
+    views = make_buffer(u, BufferWhat::GradCast, after, numel * itemsize(u.orig_dtype));
+    if (hybrid_) {
+      u.all_reduce_input = output;
+    } else {
+      drop(output);
+    }
+  }
+  std::int32_t holder = -1;
+  for (std::int32_t i : with_grad) {
+    ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    const bool accumulate = p.holder >= 0;
+    if (offload_) {
+      const bool blocking = !pin_memory_ || accumulate;
+      Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
+      d2h.bytes = p.local_numel * itemsize(u.orig_dtype);
+      d2h.blocking = blocking;
+      d2h.pinned = pin_memory_;
+      d2h.buffer = {BufferWhat::HostGrad, u.id, p.param};
+      if (!blocking) u.offload_events[static_cast<std::size_t>(i)] = out_.record(after, Word::EventGradOffload, u.id);
+    }
+    if (accumulate) {
+      Instruction& add = out_.kernel(InstructionKind::Add, after, Word::AddInPlace, u.id, p.local_numel, u.orig_dtype);
+      add.buffer = {offload_ ? BufferWhat::HostGrad : BufferWhat::ShardGrad, u.id, p.param};
+      add.on_host = offload_;
+      continue;
+    }
+    if (holder < 0) {
+      holder = static_cast<std::int32_t>(sharded_grads_.size());
+      sharded_grads_.push_back(views);
+      sharded_grads_.back().alive = !offload_;
+    }
+    p.holder = holder;
+    ++sharded_grads_.back().views;
+  }
+  u.post_reduce_event = out_.record(after, Word::EventPostReduce, u.id);
+  const bool viewed = holder >= 0 && !offload_;
+  release_last_grads(u);
+  if (!viewed) {
+    if (hybrid_ && views.what == BufferWhat::RsOutput) {
+      u.all_reduce_input = views;  // D waits for its all-reduce first
+    } else {
+      drop(views);
+    }
+  }
+  drop(u.partial);
+}
+
+}  // namespace foreshard::fsdp2

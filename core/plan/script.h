@@ -1,0 +1,58 @@
+// A Script: what a training loop does, as a list of actions per iteration. The usual loop is the default.
+//
+// Actions: zero, fwd, bwd, bwd:K, bwd_all, bwd_keep, step, clip, no_sync{ .. }, summon{[:ARGS] .. }, nograd_fwd, eval,
+// train, unshard:UNIT, wait, and method calls "call:UNIT:METHOD:ARGS" of fsdp2 units. `core/plan` runtimes interpret
+// them in order.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/result.h"
+
+namespace foreshard {
+
+struct Action {
+  enum class Kind : std::uint8_t {
+    Zero,
+    Forward,
+    Backward,
+    BackwardAll,
+    BackwardKeep,
+    Step,
+    Clip,
+    NoSyncEnter,
+    NoSyncExit,
+    SummonEnter,
+    SummonExit,
+    NoGradForward,
+    Eval,
+    Train,
+    Unshard,
+    WaitUnshard,
+    Call,
+  } kind = Kind::Forward;
+  std::string text;          // as written
+  std::int32_t output = -1;  // Backward: index of the pending output; -1 = the last
+  std::string unit;          // Unshard, Call
+  std::string method;        // Call
+  std::string args;          // Call, SummonEnter: JSON object or plain text as written
+  bool operator==(const Action&) const = default;
+};
+
+using IterationScript = std::vector<Action>;
+
+struct Script {
+  std::vector<IterationScript> iterations;  // run in order; with `repeat`, the last one again until the plan is steady
+  bool repeat = true;
+  bool operator==(const Script&) const = default;
+};
+
+/// One action's text to its value. Errors: unknown words, unbalanced braces are found by parse_script.
+Result<Action> parse_action(const std::string& text);
+
+/// job.train.script, or (zero_grad, forward, backward) x micro_batches, clip, step with no_sync as asked.
+Result<Script> script_of(const Job& job);
+
+}  // namespace foreshard

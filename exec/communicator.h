@@ -1,0 +1,41 @@
+// Communicator: collectives of one group of ranks, as blocking calls on raw memory.
+//
+// A Backend calls these on a stream's thread, so that they are asynchronous for the issuer. One communicator belongs to
+// one stream; every rank of the group makes the same calls in the same order. Whatever goes wrong (a peer that does not
+// come within the timeout, calls that do not match, an abort) is thrown as std::runtime_error with the names involved.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "core/plan.h"
+#include "core/units.h"
+
+namespace foreshard::exec {
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// output is [size, numel], input is [numel] and may be the caller's own slice of output.
+  virtual void all_gather(void* output, const void* input, Numel numel, DType dtype) = 0;
+  /// Rank r gives counts[r] elements; output holds them one after another.
+  virtual void all_gather_uneven(void* output, const void* input, std::span<const Numel> counts, DType dtype) = 0;
+  /// input is [size, numel], output is [numel].
+  virtual void reduce_scatter(void* output, const void* input, Numel numel, DType dtype, ReduceOp op) = 0;
+  /// Rank r receives counts[r] elements; input holds the parts of all ranks one after another.
+  virtual void reduce_scatter_uneven(void* output, const void* input, std::span<const Numel> counts, DType dtype,
+                                     ReduceOp op) = 0;
+  virtual void all_reduce(void* data, Numel numel, DType dtype, ReduceOp op) = 0;
+  virtual void broadcast(void* data, Numel numel, DType dtype, int root) = 0;
+  virtual void barrier() = 0;
+
+  /// From any thread: calls of all ranks, running and later ones, throw and quote `why`.
+  virtual void abort(std::string_view why) = 0;
+};
+
+}  // namespace foreshard::exec

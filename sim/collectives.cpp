@@ -1,0 +1,269 @@
+#include "sim/collectives.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+
+namespace foreshard {
+namespace {
+
+using PerProtocol = std::array<double, 3>;  // LL, LL128, Simple
+using PerNodes = std::array<double, 3>;     // 1, 2, 3 or more nodes
+
+// Section 5.1.
+constexpr PerProtocol kTreeBase{6.8, 14.0, 8.4};
+constexpr PerProtocol kRingBase{6.6, 14.0, 8.4};
+constexpr PerProtocol kTreeNvlink{0.6, 1.25, 4.0};
+constexpr PerProtocol kRingNvlink{0.6, 1.9, 3.4};
+constexpr PerProtocol kTreeNetwork{5.0, 8.5, 14.0};
+constexpr PerProtocol kRingNetwork{2.7, 4.0, 14.0};
+constexpr double kNvlsNvlink = 25.0, kNvlsNetwork = 18.0, kNvlsTreeNetwork = 20.9;
+
+struct Caps {
+  PerNodes ll, ring_ll128, tree_ll128, tree_simple, nvls_tree;
+  double nvls_efficiency;
+};
+constexpr Caps kVolta{{39, 39, 20.4}, {20, 20, 20}, {20, 20, 20}, {26.5, 18.5, 10}, {26.5, 18.5, 10}, 0};
+constexpr Caps kAmpere{{87.7, 22.5, 19}, {20, 20, 20}, {20, 20, 20}, {24, 23.6, 17.8}, {24, 23.6, 17.8}, 0};
+constexpr Caps kHopper{{141, 45, 35}, {36.7, 36.7, 36.7}, {36.7, 36.7, 29}, {38.7, 41.4, 36}, {0, 57.7, 45.5}, 0.85};
+constexpr Caps kBlackwell{{282, 90, 70}, {40, 40, 40}, {55.6, 31.67, 20}, {70, 42.8, 24}, {0, 96, 80}, 0.74};
+
+const Caps& caps_of(const std::string& generation) {
+  if (generation == "volta") return kVolta;
+  if (generation == "ampere") return kAmpere;
+  return generation == "blackwell" ? kBlackwell : kHopper;
+}
+
+// Section 5.4: tree all-reduce, by floor(log2(bytes / 64)).
+constexpr std::array<std::array<double, 24>, 3> kTreeCorrection{{
+    {1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1, 1},
+    {1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1, 1},
+    {.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9, .9},
+}};
+
+constexpr double kRampStart = 128.0 * 1024;
+
+/// Steps of the ring: 2(n-1) for all-reduce, n-1 for the others.
+double ring_steps(CollectiveKind kind, int ranks) {
+  return kind == CollectiveKind::AllReduce ? 2.0 * (ranks - 1) : ranks - 1.0;
+}
+
+double network_post_us(const NcclTopology& topology, CollectiveProtocol protocol) {
+  const double once = topology.amd_host ? 2.0 : 1.0;
+  return protocol == CollectiveProtocol::Simple ? 3 * once : once;
+}
+
+double ring_latency(const NcclTopology& topology, CollectiveKind kind, const GroupPlacement& group,
+                    CollectiveProtocol protocol) {
+  const auto p = static_cast<std::size_t>(protocol);
+  const double steps = ring_steps(kind, group.ranks);
+  const bool several = group.nodes > 1;
+  const double across = several ? (kind == CollectiveKind::AllReduce ? 2.0 : 1.0) * (group.nodes - 1) : 0;
+  double inter = group.ranks_per_node() == 1 ? kTreeNetwork[p] : kRingNetwork[p];
+  inter += topology.nic_latency_us * (protocol == CollectiveProtocol::Simple ? 2 : 1);
+  const double intra = std::max(kRingNvlink[p], several ? network_post_us(topology, protocol) : 0.0);
+  return kRingBase[p] + (steps - across) * intra + across * inter;
+}
+
+double tree_latency(const NcclTopology& topology, const GroupPlacement& group, CollectiveProtocol protocol) {
+  const auto p = static_cast<std::size_t>(protocol);
+  const double inter = kTreeNetwork[p] + topology.nic_latency_us * (protocol == CollectiveProtocol::Simple ? 2 : 1);
+  return kTreeBase[p] + 2 * ((group.ranks_per_node() - 1) * kTreeNvlink[p] + std::log2(group.nodes) * inter);
+}
+
+/// Section 6: share of the ring's bandwidth that a message of so many bytes per GPU reaches over several nodes.
+double ramp(double bytes_per_gpu, int nodes) {
+  constexpr std::array<double, 9> kShares{.10, .18, .30, .43, .63, .55, .78, .93, 1.0};  // from 128 KiB, doubling
+  const double exponent = nodes > 4 ? 1 + 0.2 * (std::log2(nodes) - 2) : 1.0;
+  const double at = std::max(0.0, std::log2(bytes_per_gpu / kRampStart));
+  double low = std::pow(kShares[0], exponent);
+  for (std::size_t i = 0;; ++i) {
+    // Each at most twice its left neighbour: twice the bytes never take less time.
+    const double next = i + 1 < kShares.size() ? std::pow(kShares[i + 1], exponent) : 1.0;
+    const double high = std::min(next, 2 * low);
+    const double part = at - static_cast<double>(i);
+    if (part < 1) return low * std::pow(high / low, part);
+    if (high >= 1.0 || i > 64) return 1.0;
+    low = high;
+  }
+}
+
+/// Between the measured group sizes 2, 4, 8 linearly; constant outside (section 6).
+double by_ranks(int ranks, const std::array<double, 3>& values) {
+  if (ranks <= 2) return values[0];
+  if (ranks >= 8) return values[2];
+  if (ranks <= 4) return values[0] + (ranks - 2) / 2.0 * (values[1] - values[0]);
+  return values[1] + (ranks - 4) / 4.0 * (values[2] - values[1]);
+}
+
+/// Section 6, published fits on H100 behind NVSwitch, scaled by the ring total of the machine (360 GB/s there).
+double one_node_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes) {
+  const double full = static_cast<double>(bytes);
+  if (profile.generation == "blackwell") {
+    const bool reduce = kind == CollectiveKind::AllReduce;
+    const double share = reduce ? 0.742 : kind == CollectiveKind::ReduceScatter ? 0.673 : 0.6735;
+    const double fixed = reduce ? 22.2 : kind == CollectiveKind::ReduceScatter ? 25.6 : 23.1;
+    const double step = reduce ? 5.5 : kind == CollectiveKind::ReduceScatter ? 8.0 : 9.2;
+    const double traffic = full * (group.ranks - 1) / group.ranks * (reduce ? 2 : 1);
+    return fixed + step * (group.ranks - 1) + traffic / (share * profile.scale_up_gb_per_s * 1e3);
+  }
+  const double scale = profile.channels * profile.channel_gb_per_s / 360.0;
+  const bool reduce = kind == CollectiveKind::AllReduce;
+  const double bandwidth =
+      by_ranks(group.ranks, reduce ? std::array<double, 3>{324, 236, 267} : std::array<double, 3>{537, 434, 394});
+  const double latency =
+      by_ranks(group.ranks, reduce ? std::array<double, 3>{10, 15, 31} : std::array<double, 3>{8, 17, 30});
+  // Beyond 8 ranks of one node (rack-scale domains) the wire keeps its bus bandwidth and the ring gets longer.
+  const double more = group.ranks > 8 ? (group.ranks - 8) * 3.4 : 0;
+  return latency + more + full / (bandwidth * scale * 1e3);
+}
+
+/// Section 6, several nodes: the ring of the model, its bandwidth times a ramp by bytes per GPU, and a cost per node.
+double several_nodes_us(const NcclTopology& topology, CollectiveKind kind, const GroupPlacement& group, Bytes bytes) {
+  constexpr double kReached = 0.87;
+  const CollectiveChoice ring =
+      nccl_candidate(topology, kind, group, CollectiveAlgorithm::Ring, CollectiveProtocol::Simple);
+  const double factor = ramp(static_cast<double>(bytes) / std::max(group.ranks, 1), group.nodes);
+  return 8.4 + 4.7 * group.nodes + static_cast<double>(bytes) / (ring.gb_per_s * kReached * factor * 1e3);
+}
+
+double virtual_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes) {
+  const auto latency = profile.extra.find("nccl_latency_ns");
+  double us = latency == profile.extra.end() ? 20.0 : latency->second / 1e3;
+  if (group.ranks < 2) return us;
+  const double bandwidth = group.nodes > 1 ? profile.scale_out_gb_per_s : profile.scale_up_gb_per_s;
+  const double traffic = kind == CollectiveKind::AllReduce ? 2.0 : 1.0;
+  return us + traffic * static_cast<double>(bytes) * (group.ranks - 1) / group.ranks / (bandwidth * 1e3);
+}
+
+}  // namespace
+
+std::string_view algorithm_name(CollectiveAlgorithm algorithm) {
+  constexpr std::array<std::string_view, 4> kNames{"ring", "tree", "nvls", "nvls_tree"};
+  return kNames[static_cast<std::size_t>(algorithm)];
+}
+
+std::string_view protocol_name(CollectiveProtocol protocol) {
+  constexpr std::array<std::string_view, 3> kNames{"ll", "ll128", "simple"};
+  return kNames[static_cast<std::size_t>(protocol)];
+}
+
+GroupPlacement place_group(const std::vector<std::int32_t>& ranks, std::int64_t ranks_per_node) {
+  std::set<std::int64_t> nodes;
+  for (const std::int32_t rank : ranks) nodes.insert(rank / std::max<std::int64_t>(ranks_per_node, 1));
+  return {static_cast<int>(std::max<std::size_t>(ranks.size(), 1)),
+          static_cast<int>(std::max<std::size_t>(nodes.size(), 1))};
+}
+
+NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& group) {
+  constexpr double kUsableNetwork = 0.96;  // 48 of 50 GB/s a NDR port; the bus that reproduces 5.6
+  NcclTopology topology;
+  topology.generation = profile.generation;
+  topology.amd_host = profile.host_cpu == "amd";
+  topology.channels = std::max(profile.channels, 1);
+  topology.intra_gb_per_s = profile.channel_gb_per_s;
+  const double network = kUsableNetwork * profile.scale_out_gb_per_s * group.ranks_per_node();
+  topology.inter_gb_per_s = network / topology.channels;
+  if (group.nodes > 1) topology.intra_gb_per_s = std::min(topology.intra_gb_per_s, topology.inter_gb_per_s);
+  topology.inter_gb_per_s = std::min(topology.inter_gb_per_s, profile.channel_gb_per_s);
+  return topology;
+}
+
+CollectiveChoice nccl_candidate(const NcclTopology& topology, CollectiveKind kind, const GroupPlacement& group,
+                                CollectiveAlgorithm algorithm, CollectiveProtocol protocol) {
+  CollectiveChoice choice{algorithm, protocol};
+  if (group.ranks < 2) return choice;
+  const bool reduce = kind == CollectiveKind::AllReduce;
+  const auto at = static_cast<std::size_t>(std::min(group.nodes, 3) - 1);
+  const Caps& caps = caps_of(topology.generation);
+  const double steps = ring_steps(kind, group.ranks);
+  const double bus = topology.channels * (group.nodes <= 2 ? topology.intra_gb_per_s : topology.inter_gb_per_s);
+  // Trap of 5.1: over several nodes the LL cap is that of the host, not of the GPU.
+  const double ll_cap = group.nodes > 1 ? (topology.amd_host ? kAmpere : kVolta).ll[at] : caps.ll[at];
+
+  if (algorithm == CollectiveAlgorithm::Ring) {
+    choice.latency_us = ring_latency(topology, kind, group, protocol);
+    double rate = bus;
+    if (protocol == CollectiveProtocol::LL) rate = std::min(ll_cap, bus / 2);
+    if (protocol == CollectiveProtocol::LL128) rate = std::min(0.92 * bus, topology.channels * caps.ring_ll128[at]);
+    choice.gb_per_s = rate * group.ranks / steps;
+    return choice;
+  }
+  if (!reduce)
+    return choice;  // tree exists for all-reduce only; NVLS gathers need a network plugin and run Ring in practice
+  if (algorithm == CollectiveAlgorithm::Tree) {
+    choice.latency_us = tree_latency(topology, group, protocol);
+    double rate = std::min(0.92 * bus, topology.channels * caps.tree_simple[at]);
+    if (protocol == CollectiveProtocol::LL) rate = std::min(rate / 3.8, ll_cap);
+    if (protocol == CollectiveProtocol::LL128) {
+      rate = std::min(rate * (group.nodes == 1 ? 7.0 / 9.0 : 120.0 / 128.0), topology.channels * caps.tree_ll128[at]);
+    }
+    choice.gb_per_s = rate * 0.85 * 0.5;
+    return choice;
+  }
+  // NVLS and NVLS-tree: Simple only, Hopper and later, at least two channels.
+  if (protocol != CollectiveProtocol::Simple || caps.nvls_efficiency == 0 || topology.channels < 2) return choice;
+  const bool tree = algorithm == CollectiveAlgorithm::NvlsTree;
+  if (tree != (group.nodes > 1)) return choice;
+  double speed = topology.intra_gb_per_s * caps.nvls_efficiency * (topology.channels - 1) / topology.channels * 2;
+  choice.latency_us = kNvlsNvlink + (tree ? 2 * std::log2(group.nodes) * kNvlsTreeNetwork : 0);
+  if (tree) {
+    speed = std::min({speed, topology.inter_gb_per_s * (group.nodes == 2 ? 2 : 1), caps.nvls_tree[at]});
+  }
+  choice.gb_per_s = topology.channels * speed * group.ranks / steps;
+  return choice;
+}
+
+CollectiveChoice nccl_choice(const NcclTopology& topology, CollectiveKind kind, const GroupPlacement& group,
+                             Bytes bytes) {
+  CollectiveChoice best;
+  for (const CollectiveAlgorithm algorithm : {CollectiveAlgorithm::Ring, CollectiveAlgorithm::Tree,
+                                              CollectiveAlgorithm::Nvls, CollectiveAlgorithm::NvlsTree}) {
+    for (const CollectiveProtocol protocol :
+         {CollectiveProtocol::LL, CollectiveProtocol::LL128, CollectiveProtocol::Simple}) {
+      CollectiveChoice choice = nccl_candidate(topology, kind, group, algorithm, protocol);
+      if (choice.gb_per_s <= 0) continue;
+      double bandwidth = choice.gb_per_s, latency = choice.latency_us;
+      if (algorithm == CollectiveAlgorithm::Tree) {  // 5.4
+        const double log = std::log2(std::max(static_cast<double>(bytes), 64.0) / 64.0);
+        if (log < 23) bandwidth *= kTreeCorrection[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(log)];
+      }
+      const bool ring_simple = algorithm == CollectiveAlgorithm::Ring && protocol == CollectiveProtocol::Simple;
+      if (ring_simple && kind == CollectiveKind::AllReduce && group.nodes > 1 &&
+          bytes >= 64LL * topology.channels * group.ranks) {
+        latency *= topology.generation == "volta" ? 1.9 : 1.4;
+      }
+      choice.time_us = latency + static_cast<double>(bytes) / (bandwidth * 1e3);
+      if (best.gb_per_s <= 0 || choice.time_us < best.time_us) best = choice;
+    }
+  }
+  return best;
+}
+
+SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
+                            Bytes bytes) {
+  double us = 0;
+  if (profile.kind == "virtual" || profile.generation == "none") {
+    us = virtual_us(profile, kind, group, bytes);
+  } else if (group.ranks < 2) {
+    us = 8.4 + static_cast<double>(bytes) / (profile.hbm_gb_per_s * profile.hbm_share * 1e3);  // NCCL copies
+  } else if (group.nodes == 1) {
+    us = one_node_us(profile, kind, group, bytes);
+  } else {
+    us = several_nodes_us(topology_of(profile, group), kind, group, bytes);
+  }
+  return static_cast<SimDuration>(us * 1e3);
+}
+
+Bytes communicator_bytes(const HardwareProfile& profile, const GroupPlacement& group) {
+  if (profile.kind == "virtual") {
+    const auto bytes = profile.extra.find("nccl_comm_bytes");
+    return bytes == profile.extra.end() ? 0 : static_cast<Bytes>(bytes->second);
+  }
+  if (group.ranks < 2 || profile.kind == "cpu") return 0;
+  const double per_channel = 4 + 0.5 + 4.7;  // MiB: Simple, LL, LL128 FIFOs
+  return static_cast<Bytes>(profile.channels * per_channel * 2 * static_cast<double>(kMiB));
+}
+
+}  // namespace foreshard

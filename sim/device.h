@@ -1,0 +1,70 @@
+// One simulated device: clock, driver memory, caching allocator with its ledger, kernel costs and what has run. A plain
+// bundle with the few operations that everything that plays on it needs. Owned by one simulation.
+#pragma once
+
+#include <cstdint>
+
+#include "core/job.h"
+#include "core/plan.h"
+#include "sim/activity.h"
+#include "sim/caching_allocator.h"
+#include "sim/collectives.h"
+#include "sim/device_clock.h"
+#include "sim/driver_memory.h"
+#include "sim/kernel_cost.h"
+#include "sim/memory_book.h"
+#include "sim/profile.h"
+
+namespace foreshard {
+
+inline int index_of(Stream stream) { return static_cast<int>(stream); }
+
+/// PYTORCH_CUDA_ALLOC_CONF's words and the profile's host costs.
+AllocatorSettings allocator_settings(const AllocatorOptions& options, const HardwareProfile& profile, Bytes memory);
+ClockMode clock_mode(const HardwareProfile& profile);
+
+struct Device {
+  Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
+      : profile(profile_),
+        cost(profile_),
+        clock(clock_mode(profile_), static_cast<int>(kStreamCount)),
+        driver(memory),
+        allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(kStreamCount)),
+        book(allocator) {}
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  /// Issues work: host cost first, then the stream. Returns when it runs.
+  Interval launch(Stream stream, SimDuration host_ns, SimDuration device_ns, const ActivitySpan& what,
+                  SimTime not_before = 0) {
+    clock.host_cost(host_ns);
+    const SimTime idle_since = clock.tail(index_of(stream));
+    const bool compute = stream == Stream::D;
+    const SimTime free_at = compute ? compute_tail : 0;
+    const Interval span = clock.enqueue(index_of(stream), device_ns, not_before);
+    ++activity.events;
+    if (compute) {
+      if (span.start > free_at) activity.gaps.push_back({free_at, span.start, span.start > idle_since, what.phase});
+      compute_tail = span.end;
+      activity.compute_busy += span.end - span.start;
+    }
+    if (activity.keep_spans) {
+      ActivitySpan& kept = activity.spans.emplace_back(what);
+      kept.start = span.start;
+      kept.end = span.end;
+      kept.stream = stream;
+    }
+    return span;
+  }
+
+  const HardwareProfile& profile;
+  KernelCost cost;
+  DeviceClock clock;
+  DriverMemory driver;
+  CachingAllocator allocator;
+  MemoryBook book;
+  Activity activity;
+  SimTime compute_tail = 0;  // end of the last work on D; clock.tail(D) also moves by waits
+};
+
+}  // namespace foreshard

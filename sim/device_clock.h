@@ -1,0 +1,78 @@
+// The clock of one simulated device: one host thread, FIFO streams, events. Integer nanoseconds; time never moves back.
+//
+// The host issues work in program order, so a stream's operation starts at max(host, end of the previous one, awaited
+// events) and no event queue is needed. Three modes say how far the host runs ahead of the device, as the virtual
+// device of the recordings has them: Model (times as computed), Lazy (nothing is finished until the host waits for it),
+// Instant (everything is finished when enqueued, and host calls take no time). Owned by one simulation; not shared
+// between threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/units.h"
+
+namespace foreshard {
+
+enum class ClockMode : std::uint8_t { Model, Lazy, Instant };
+
+/// When the work that a stream held at record time is done.
+struct EventStamp {
+  std::int32_t stream = -1;    // -1: never recorded
+  std::int32_t snapshot = -1;  // Lazy: what the stream had seen
+  SimTime time = 0;
+};
+
+struct Interval {
+  SimTime start = 0, end = 0;
+};
+
+class DeviceClock {
+ public:
+  DeviceClock(ClockMode mode, int streams);
+
+  ClockMode mode() const { return mode_; }
+  SimTime host() const { return host_; }
+  SimTime tail(int stream) const { return tails_[static_cast<std::size_t>(stream)]; }
+  SimTime device_tail() const;
+
+  void host_cost(SimDuration duration) {
+    if (mode_ != ClockMode::Instant) host_ += duration;
+  }
+
+  /// Appends work to a stream; `not_before` is a further bound on its start (a communicator that is busy).
+  Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0) {
+    SimTime& tail = tails_[static_cast<std::size_t>(stream)];
+    Interval span;
+    span.start = tail > host_ ? tail : host_;
+    if (not_before > span.start) span.start = not_before;
+    span.end = mode_ == ClockMode::Instant ? span.start : span.start + duration;
+    tail = span.end;
+    if (mode_ == ClockMode::Lazy) ++issued(stream);
+    return span;
+  }
+
+  EventStamp record(int stream);
+  void stream_wait(int stream, const EventStamp& event);
+  /// What a poll of the event answers now.
+  bool finished(const EventStamp& event) const;
+  /// The host blocks; the answer is how long.
+  SimDuration host_wait(const EventStamp& event);
+  SimDuration stream_synchronize(int stream);
+  SimDuration device_synchronize();
+
+ private:
+  std::uint32_t& issued(int stream);
+  void reach(SimTime time, const std::uint32_t* seen);
+
+  ClockMode mode_;
+  int streams_;
+  SimTime host_ = 0;
+  std::vector<SimTime> tails_;
+  // Lazy only: what each stream has seen of every stream (row by row), what the host knows done, and recorded rows.
+  std::vector<std::uint32_t> seen_;
+  std::vector<std::uint32_t> done_;
+  std::vector<std::uint32_t> snapshots_;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,95 @@
+#include "sim/kernel_cost.h"
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::Complex64) + 1;
+constexpr std::int64_t kTileM = 128, kTileN = 128;  // output tile of one thread block of a GEMM
+// Elements that one thread of an elementwise kernel handles: 8 when vectorised, 4 unrolled, 2 with broadcasting.
+constexpr double kElementsPerThread = 5.0;
+
+/// 10^12 per second is 10^3 per nanosecond. A dtype that the profile does not name runs at float32's rate.
+std::vector<double> per_ns(const std::map<DType, double>& rates, double otherwise) {
+  const auto fp32 = rates.find(DType::Float32);
+  std::vector<double> table(kDTypes, (fp32 != rates.end() ? fp32->second : otherwise) * 1e3);
+  for (const auto& [dtype, rate] : rates) table[static_cast<std::size_t>(dtype)] = rate * 1e3;
+  return table;
+}
+
+double lookup(const std::map<std::string, double>& extra, const char* key, double otherwise) {
+  const auto it = extra.find(key);
+  return it == extra.end() ? otherwise : it->second;
+}
+
+}  // namespace
+
+KernelCost::KernelCost(const HardwareProfile& profile)
+    : virtual_(profile.kind == "virtual"),
+      launch_ns_(profile.launch_ns),
+      op_ns_(profile.op_ns),
+      call_ns_(profile.call_ns),
+      min_kernel_ns_(profile.min_kernel_ns),
+      bytes_per_ns_(profile.hbm_gb_per_s * profile.hbm_share),
+      attention_share_(profile.attention_share),
+      ns_per_thread_(lookup(profile.extra, "ns_per_thread", 0.015)),
+      link_bytes_per_ns_(profile.host_link_gb_per_s),
+      staging_bytes_per_ns_(profile.host_copy_gb_per_s),
+      sm_count_(std::max(profile.sm_count, 1)),
+      gemm_(per_ns(profile.gemm_tflops, 1.0)),
+      peak_(per_ns(profile.peak_tflops, 1.0)),
+      vector_(per_ns(profile.vector_tflops.empty() ? profile.peak_tflops : profile.vector_tflops, 1.0)) {}
+
+SimDuration KernelCost::memory_bound(Bytes bytes) const {
+  return std::max(min_kernel_ns_, static_cast<SimDuration>(static_cast<double>(bytes) / bytes_per_ns_));
+}
+
+SimDuration KernelCost::gemm(const Kernel& kernel) const {
+  double ns = static_cast<double>(kernel.flops) / rate(gemm_, kernel.dtype);
+  if (!virtual_ && kernel.m > 0 && kernel.n > 0) {
+    // The last wave of output tiles leaves multiprocessors idle.
+    const auto tiles = static_cast<double>(ceil_div(kernel.m, kTileM) * ceil_div(kernel.n, kTileN) *
+                                           std::max<std::int64_t>(kernel.batch, 1));
+    const double waves = tiles / sm_count_;
+    if (waves > 1) ns *= static_cast<double>(ceil_div(static_cast<std::int64_t>(tiles), sm_count_)) / waves;
+  }
+  return static_cast<SimDuration>(ns);
+}
+
+SimDuration KernelCost::device(const Kernel& kernel) const {
+  if (kernel.launches <= 0) return 0;
+  const SimDuration least = min_kernel_ns_ * kernel.launches;
+  SimDuration compute = 0;
+  switch (kernel.kind) {
+    case KernelClass::Gemm: compute = gemm(kernel); break;
+    case KernelClass::Attention:
+      compute =
+          static_cast<SimDuration>(static_cast<double>(kernel.flops) / (rate(peak_, kernel.dtype) * attention_share_));
+      break;
+    default:
+      if (virtual_) return std::max(least, copy(kernel.read + kernel.written, kernel.dtype));
+      compute = static_cast<SimDuration>(static_cast<double>(kernel.flops) / rate(vector_, kernel.dtype));
+  }
+  if (virtual_) return std::max(least, compute);  // its kernels know no memory
+  return std::max(
+      {least, compute, static_cast<SimDuration>(static_cast<double>(kernel.read + kernel.written) / bytes_per_ns_)});
+}
+
+SimDuration KernelCost::copy(Bytes moved, DType dtype) const {
+  if (!virtual_) return memory_bound(moved);
+  const double elements = static_cast<double>(moved) / 2 / static_cast<double>(itemsize(dtype));
+  return std::max(min_kernel_ns_, static_cast<SimDuration>(elements / kElementsPerThread * ns_per_thread_));
+}
+
+SimDuration KernelCost::fill(Bytes written) const { return memory_bound(written); }
+
+SimDuration KernelCost::transfer(Bytes bytes) const {
+  return min_kernel_ns_ + static_cast<SimDuration>(static_cast<double>(bytes) / link_bytes_per_ns_);
+}
+
+SimDuration KernelCost::staging(Bytes bytes) const {
+  return static_cast<SimDuration>(static_cast<double>(bytes) / staging_bytes_per_ns_);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,51 @@
+// How long one kernel takes on the device and one call on the host: a roofline from the hardware profile, or, for
+// profiles of kind "virtual", the virtual device's own clock. Pure functions of the profile; durations in nanoseconds.
+#pragma once
+
+#include <vector>
+
+#include "core/model/lowering.h"
+#include "core/units.h"
+#include "sim/profile.h"
+
+namespace foreshard {
+
+class KernelCost {
+ public:
+  explicit KernelCost(const HardwareProfile& profile);
+
+  /// Device time of all launches of a lowered kernel.
+  SimDuration device(const Kernel& kernel) const;
+  /// Host time to dispatch and launch it.
+  SimDuration host(const Kernel& kernel) const {
+    return kernel.launches > 0 ? op_ns_ + kernel.launches * launch_ns_ : op_ns_;
+  }
+  /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
+  SimDuration copy(Bytes moved, DType dtype) const;
+  SimDuration fill(Bytes written) const;
+  /// Over the host link.
+  SimDuration transfer(Bytes bytes) const;
+  /// Host time of staging a transfer from or to pageable memory.
+  SimDuration staging(Bytes bytes) const;
+
+  SimDuration launch_ns() const { return launch_ns_; }
+  SimDuration op_ns() const { return op_ns_; }
+  SimDuration call_ns() const { return call_ns_; }
+  bool is_virtual() const { return virtual_; }
+
+ private:
+  SimDuration gemm(const Kernel& kernel) const;
+  SimDuration memory_bound(Bytes bytes) const;
+  double rate(const std::vector<double>& table, DType dtype) const { return table[static_cast<std::size_t>(dtype)]; }
+
+  bool virtual_;
+  SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_;
+  double bytes_per_ns_;  // HBM, reached
+  double attention_share_;
+  double ns_per_thread_;
+  double link_bytes_per_ns_, staging_bytes_per_ns_;
+  int sm_count_;
+  std::vector<double> gemm_, peak_, vector_;  // operations per nanosecond, by DType
+};
+
+}  // namespace foreshard

@@ -1,0 +1,52 @@
+#include "sim/memory_book.h"
+
+namespace foreshard {
+
+std::string_view memory_category_name(MemoryCategory category) {
+  constexpr std::array<std::string_view, kMemoryCategories> kNames{
+      "sharded_params",   "full_params", "param_grads", "sharded_grads",   "comm_buffers", "activations",
+      "activation_grads", "temporaries", "outputs",     "optimizer_state", "inputs",       "workspace"};
+  return kNames[static_cast<std::size_t>(category)];
+}
+
+MemoryCategory category_of(BufferWhat what) {
+  switch (what) {
+    case BufferWhat::Shard: return MemoryCategory::ShardedParams;
+    case BufferWhat::Full:
+    case BufferWhat::FullPrecision:
+    case BufferWhat::PostForwardShard: return MemoryCategory::FullParams;
+    case BufferWhat::Grad:
+    case BufferWhat::GradPiece:
+    case BufferWhat::AccumulatedGrad: return MemoryCategory::ParamGrads;
+    case BufferWhat::ReduceOut:
+    case BufferWhat::SavedGrad:
+    case BufferWhat::ShardGrad:
+    case BufferWhat::RsOutput:
+    case BufferWhat::GradCast:
+    case BufferWhat::ShardDimGrad: return MemoryCategory::ShardedGrads;
+    case BufferWhat::CastShard:
+    case BufferWhat::H2dCopy:
+    case BufferWhat::GradReduce:
+    case BufferWhat::GradPadded:
+    case BufferWhat::AgBuffer:
+    case BufferWhat::CastBuffer:
+    case BufferWhat::Cast:
+    case BufferWhat::RsInput:
+    case BufferWhat::ShardDimTemp:
+    case BufferWhat::Bucket: return MemoryCategory::CommBuffers;
+    case BufferWhat::OptimizerState: return MemoryCategory::OptimizerState;
+    case BufferWhat::Input: return MemoryCategory::Inputs;
+    default: return MemoryCategory::Temporaries;
+  }
+}
+
+void MemoryBook::relabel(BlockHandle block, MemoryCategory category) {
+  if (block < 0) return;
+  MemoryCategory& held = category_[static_cast<std::size_t>(block)];
+  const Bytes bytes = allocator_.block_bytes(block);
+  by_category_[static_cast<std::size_t>(held)] -= bytes;
+  by_category_[static_cast<std::size_t>(category)] += bytes;
+  held = category;
+}
+
+}  // namespace foreshard

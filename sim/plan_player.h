@@ -1,0 +1,159 @@
+// Plays a plan's instructions, in host issue order, on a simulated device: the host pays issue costs, streams advance,
+// buffers live and die, segments run their lowered kernels. Out of memory and a wait that nobody ends stop it; both are
+// answers.
+//
+// Instructions need no event queue: a stream's work starts at max(host, end of its previous work, awaited events), and
+// all of these are known when the host issues it. Owned by one simulation.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/model/lowering.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "sim/device.h"
+#include "sim/resident_state.h"
+
+namespace foreshard {
+
+/// Everything that is played; outlives the player.
+struct PlayRequest {
+  const Plan& plan;
+  const Model& model;
+  const LoweredProgram& lowered;
+  const Job& job;
+  bool per_kernel = true;
+};
+
+/// Which of the loop's phases an instruction belongs to, as the recordings name them.
+enum class LoopPhase : std::uint8_t { None, Forward, Backward, Clip, Optimizer, End };
+std::string_view loop_phase_name(LoopPhase phase);  // "forward", ...
+LoopPhase loop_phase_of(const Instruction& instruction);
+
+class PlanPlayer {
+ public:
+  PlanPlayer(const PlayRequest& request, Device& device, std::vector<ResidentBuffer> buffers);
+
+  enum class Outcome : std::uint8_t { Done, OutOfMemory, Deadlock };
+  /// What stopped it, when something did.
+  struct Stop {
+    std::int32_t instruction = -1;  // position in the iteration
+    LoopPhase phase = LoopPhase::None;
+    Bytes requested = 0, free = 0;
+    std::string text;  // deadlock: who waits for whom
+  };
+  /// A phase has ended and another begins: memory statistics are read here.
+  struct PhaseEnd {
+    LoopPhase phase = LoopPhase::None;
+    AllocatorStats stats;
+  };
+  /// The ledger at one moment, for counters.
+  struct LedgerSample {
+    SimTime time = 0;
+    Bytes allocated = 0, active = 0, reserved = 0;
+    MemoryBook::Categories categories{};
+  };
+  struct HostSpan {
+    SimTime start = 0, end = 0;
+    std::int32_t instruction = -1;
+    bool waiting = false;
+  };
+
+  /// Plays iteration `index` of the plan; with `repeats` > 0 the steady one again, its events renamed.
+  Outcome play(std::size_t index, std::int32_t repeats, std::int32_t first_instruction);
+
+  const Stop& stop() const { return stop_; }
+  const std::vector<PhaseEnd>& phases() const { return phases_; }
+  SimDuration host_wait() const { return host_wait_; }
+  const std::vector<LedgerSample>& samples() const { return samples_; }
+  const std::vector<HostSpan>& host_spans() const { return host_spans_; }
+  /// Floating-point operations of the last iteration played, without and with recomputation.
+  double flops() const { return flops_; }
+  double recomputed_flops() const { return recomputed_flops_; }
+
+ private:
+  struct TimedKernel {
+    SimDuration host = 0, device = 0;
+  };
+  enum class Pass : std::uint8_t { Forward, Recompute, Backward };
+
+  bool execute(const Instruction& i);
+  bool memory_instruction(const Instruction& i);
+  bool synchronisation(const Instruction& i);
+  bool data_movement(const Instruction& i);
+  bool collective(const Instruction& i);
+  bool run_segment(const Instruction& i, Pass pass);
+  bool run_kernels(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
+                   std::int32_t instance);
+  bool run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
+                         const SegmentTemplate& segment);
+  bool allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot);
+  void free_slot(std::int32_t instance, std::int32_t slot);
+  bool pieces_without_operators(const Instruction& i);
+  bool ensure_workspace(bool& made);
+  bool enter_phase(LoopPhase next);
+  bool begin_micro_batch();
+  bool make_inputs();
+  void free_held(bool only_gradients);
+  void zero_gradients();
+
+  std::size_t buffer_index(const BufferName& buffer) const;
+  bool allocate_buffer(const BufferName& buffer, std::int32_t instance, Stream pool, Bytes bytes);
+  BlockHandle find_buffer(const BufferName& buffer, std::int32_t instance) const;
+  BlockHandle take_buffer(const BufferName& buffer, std::int32_t instance);
+  EventStamp& event(EventId id);
+  bool out_of_memory(Bytes requested);
+  bool deadlock(const Instruction& i);
+  ActivitySpan span_of(const Instruction& i, SpanKind kind) const;
+  void time_templates();
+  Bytes bytes_of(const Instruction& i) const;
+
+  const Plan& plan_;
+  const Model& model_;
+  const LoweredProgram& lowered_;
+  const Job& job_;
+  Device& device_;
+  bool per_kernel_;
+  OptimizerState optimizer_;
+  std::vector<ResidentBuffer> model_buffers_;  // until they are cast
+
+  // By template: forward, recompute, backward.
+  struct TemplateTimes {
+    std::vector<TimedKernel> forward, recompute, backward;
+    double forward_flops = 0, recompute_flops = 0, backward_flops = 0;
+  };
+  std::vector<TemplateTimes> times_;
+  std::vector<std::size_t> slot_base_;  // by instance, into slots_
+  std::vector<BlockHandle> slots_;
+
+  struct NamedBuffer {
+    BlockHandle block = kNoBlock;
+    std::int32_t instance = 0;
+    std::size_t index = 0;
+  };
+  std::vector<BlockHandle> buffers_;  // by buffer_index, instance 0
+  std::vector<NamedBuffer> more_;     // further buffers of one name
+  std::vector<EventStamp> events_;
+  std::vector<bool> recorded_;
+  std::vector<BlockHandle> inputs_;
+  std::vector<bool> made_in_backward_;  // by held storage: the engine's first gradient
+  GroupPlacement shard_group_, replicate_group_, world_group_;
+  std::array<SimTime, 3> communicator_tail_{};
+  bool has_workspace_ = false, has_backward_workspace_ = false, plan_owns_inputs_ = false, lazy_initialised_ = false;
+
+  // State of the iteration being played.
+  const PlanIteration* iteration_ = nullptr;
+  std::int32_t position_ = 0, first_instruction_ = 0, event_shift_ = 0;
+  LoopPhase phase_ = LoopPhase::None;
+  bool host_waited_ = false;
+  SimDuration host_wait_ = 0;
+  double flops_ = 0, recomputed_flops_ = 0;
+  Stop stop_;
+  bool deadlocked_ = false;
+  std::vector<PhaseEnd> phases_;
+  std::vector<LedgerSample> samples_;
+  std::vector<HostSpan> host_spans_;
+};
+
+}  // namespace foreshard

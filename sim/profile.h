@@ -1,0 +1,63 @@
+// A hardware profile: what a machine can do, each number with its source. Read from TOML files in profiles/
+// (docs/formats/profile.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/result.h"
+#include "core/units.h"
+
+namespace foreshard {
+
+enum class CalibrationLevel : std::uint8_t { Datasheet, Published, Microbenchmark, MeasuredStep };
+std::string_view calibration_level_name(CalibrationLevel level);  // "datasheet", ...
+
+struct HardwareProfile {
+  std::string id;
+  std::string kind = "gpu";  // gpu | cpu | virtual
+  CalibrationLevel level = CalibrationLevel::Datasheet;
+  double interval = 0.25;  // half width of the 90 % interval of step time at this level, relative
+
+  // Device: rates in 10^12 per second and 10^9 bytes per second, as reached by the best known kernel, not the data
+  // sheet's.
+  std::map<DType, double> peak_tflops;  // data sheet, MFU's denominator
+  std::map<DType, double> gemm_tflops;  // reached
+  std::map<DType, double> vector_tflops;
+  double attention_share = 0.6;  // of peak
+  double hbm_gb_per_s = 0.0;
+  double hbm_share = 0.7;  // reached by memory-bound kernels
+  Bytes memory_bytes = 0;
+  int sm_count = 0;
+  SimDuration min_kernel_ns = 0;
+
+  // Host.
+  SimDuration launch_ns = 0;  // host time to issue a kernel
+  SimDuration op_ns = 0;      // host time of an operator's dispatch beside its launches
+  SimDuration call_ns = 0;    // event record, stream wait
+  SimDuration driver_alloc_ns = 0;
+  double host_link_gb_per_s = 0.0;
+  double host_copy_gb_per_s = 0.0;  // pageable
+
+  // Links between ranks; see sim/collectives.h for the model.
+  std::string generation;           // volta | ampere | hopper | blackwell | none
+  double scale_up_gb_per_s = 0.0;   // per direction and GPU
+  double scale_out_gb_per_s = 0.0;  // per GPU
+  int channels = 0;
+  double channel_gb_per_s = 0.0;
+  std::string host_cpu = "intel";              // intel | amd: NCCL's LL cap and post overhead
+  std::map<std::string, std::string> sources;  // key -> where the number was read
+  std::map<std::string, double> extra;         // kind "virtual": the clock of the virtual device (FAKEGPU_*)
+  bool operator==(const HardwareProfile&) const = default;
+};
+
+/// `text` is a profile id of profiles/ or a path to a file. Errors name file, key, expected, got.
+Result<HardwareProfile> load_profile(const std::string& id_or_path);
+Result<HardwareProfile> parse_profile(const std::string& toml, const std::string& file);
+std::vector<std::string> known_profiles();
+
+}  // namespace foreshard

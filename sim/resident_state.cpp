@@ -1,0 +1,416 @@
+#include "sim/resident_state.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foreshard {
+namespace {
+
+constexpr int kD = static_cast<int>(Stream::D);
+constexpr Numel kChunk = 65536;           // elements of one block of a multi-tensor kernel
+constexpr std::int64_t kMaxBlocks = 320;  // blocks of one launch
+
+/// Post-order of the units: inner ones are wrapped before the unit around them (I1). Handle order is pre-order.
+std::vector<std::size_t> wrapping_order(const Plan& plan) {
+  std::vector<std::size_t> order, open;
+  const auto inside = [&](std::size_t inner, std::size_t outer) {
+    const std::string& name = plan.units[outer].name;
+    return name.empty() || plan.units[inner].name.starts_with(name + ".");
+  };
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    while (!open.empty() && !inside(u, open.back())) {
+      order.push_back(open.back());
+      open.pop_back();
+    }
+    open.push_back(u);
+  }
+  while (!open.empty()) {
+    order.push_back(open.back());
+    open.pop_back();
+  }
+  return order;
+}
+
+std::int64_t rank_in_group(const Plan& plan) {
+  const auto& shard = plan.groups.shard;
+  const auto it = std::find(shard.begin(), shard.end(), plan.rank);
+  return it == shard.end() ? 0 : it - shard.begin();
+}
+
+bool resident(Device& device, Bytes bytes) {
+  return device.book.allocate(bytes, kD, MemoryCategory::ShardedParams) != kNoBlock;
+}
+
+/// The program names a buffer by the type it computes in; FSDP1 makes it in float32 and casts it later (M5).
+bool make_buffer(Device& device, const BufferInfo& buffer, const Job& job, std::vector<ResidentBuffer>& buffers) {
+  const bool cast_later = job.fsdp.runtime == Runtime::Fsdp1 && is_floating(buffer.dtype) &&
+                          job.fsdp.mixed_precision.buffer == buffer.dtype;
+  const DType dtype = cast_later ? DType::Float32 : buffer.dtype;
+  const Numel numel = numel_of(buffer.shape);
+  const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
+  if (block == kNoBlock) return false;
+  buffers.push_back({block, numel, dtype});
+  return true;
+}
+
+bool make_buffers(Device& device, const Model& model, const Job& job, std::vector<ResidentBuffer>& buffers) {
+  return std::all_of(model.buffers.begin(), model.buffers.end(),
+                     [&](const BufferInfo& buffer) { return make_buffer(device, buffer, job, buffers); });
+}
+
+Bytes param_bytes(const Model& model, ParamId id) {
+  const ParamInfo& param = model.params[id.index()];
+  return numel_of(param.shape) * itemsize(param.dtype);
+}
+
+/// I4: modules breadth first, nested units left out.
+std::vector<ModuleId> materialised_modules(const Plan& plan, const Model& model, const PlanUnit& unit) {
+  std::vector<bool> other(model.modules.size(), false);
+  for (const PlanUnit& inner : plan.units) {
+    if (&inner == &unit) continue;
+    for (const ModuleId module : inner.modules) other[module.index()] = true;
+  }
+  std::vector<ModuleId> order(unit.modules);
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    for (const ModuleId child : model.modules[order[k].index()].children) {
+      if (!other[child.index()] && !model.modules[child.index()].alias_of.valid()) order.push_back(child);
+    }
+  }
+  return order;
+}
+
+/// FSDP1 (I1, I4, I6): originals, flat copy, shard; the flat copy goes first. With original parameters the parameter
+/// objects are pointed elsewhere and their storages go too; without, a materialising function that remembers tied
+/// parameters keeps the originals of all units until wrapping is done.
+class Fsdp1Wrapping {
+ public:
+  Fsdp1Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers)
+      : device_(device),
+        plan_(plan),
+        model_(model),
+        job_(job),
+        buffers_(buffers),
+        original_(model.params.size(), kNoBlock) {}
+
+  bool wrap() {
+    if (job_.cluster.init == "device" && !make_all()) return false;
+    for (const std::size_t u : wrapping_order(plan_)) {
+      if (!wrap_unit(plan_.units[u])) return false;
+    }
+    for (BlockHandle& block : original_) device_.book.free(std::exchange(block, kNoBlock));
+    return true;
+  }
+
+ private:
+  bool make_param(ParamId id) {
+    BlockHandle& block = original_[model_.storage_of(id).index()];
+    if (block != kNoBlock) return true;
+    block = device_.book.allocate(param_bytes(model_, model_.storage_of(id)), kD, MemoryCategory::Temporaries);
+    return block != kNoBlock;
+  }
+
+  bool make_all() {
+    for (std::size_t p = 0; p < model_.params.size(); ++p) {
+      if (!make_param(ParamId(p))) return false;
+    }
+    return make_buffers(device_, model_, job_, buffers_);
+  }
+
+  bool materialise(const PlanUnit& unit) {
+    for (const ModuleId module : materialised_modules(plan_, model_, unit)) {
+      for (const ParamId param : model_.modules[module.index()].params) {
+        if (!make_param(param)) return false;
+      }
+      for (const BufferInfo& buffer : model_.buffers) {
+        if (buffer.owner == module && !make_buffer(device_, buffer, job_, buffers_)) return false;
+      }
+    }
+    return true;
+  }
+
+  bool wrap_unit(const PlanUnit& unit) {
+    const Bytes element = itemsize(unit.orig_dtype);
+    if (job_.cluster.init != "device" && !materialise(unit)) return false;
+    if (unit.params.empty()) return true;
+    const bool sharded = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
+    const BlockHandle flat = device_.book.allocate(
+        unit.flat_numel * element, kD, sharded ? MemoryCategory::FullParams : MemoryCategory::ShardedParams);
+    if (flat == kNoBlock) return false;
+    if (sharded) {
+      const BlockHandle shard = device_.book.allocate(unit.shard_numel * element, kD, MemoryCategory::ShardedParams);
+      if (shard == kNoBlock) return false;
+      device_.book.free(flat);
+      if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
+    }
+    if (!job_.fsdp.use_orig_params) return true;
+    for (const ParamId param : unit.params) {
+      device_.book.free(std::exchange(original_[model_.storage_of(param).index()], kNoBlock));
+    }
+    return true;
+  }
+
+  Device& device_;
+  const Plan& plan_;
+  const Model& model_;
+  const Job& job_;
+  std::vector<ResidentBuffer>& buffers_;
+  std::vector<BlockHandle> original_;  // by parameter
+};
+
+Bytes padded_bytes(const ShardedParam& param, DType dtype) {
+  return numel_of(param.padded_local_shape) * itemsize(dtype);
+}
+
+/// FSDP2 (F2-1): from meta only shards are ever made; on the device the whole model exists first.
+bool wrap_fsdp2(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers) {
+  std::vector<BlockHandle> full(model.params.size(), kNoBlock);
+  const bool whole = job.cluster.init == "device";
+  if (whole) {
+    for (std::size_t p = 0; p < model.params.size(); ++p) {
+      if (model.params[p].shares.valid()) continue;
+      full[p] = device.book.allocate(param_bytes(model, ParamId(p)), kD, MemoryCategory::FullParams);
+      if (full[p] == kNoBlock) return false;
+    }
+  }
+  // From meta the shards are made when the whole model moves, in its own order; on the device unit by unit.
+  std::vector<std::pair<ParamId, Bytes>> shards;
+  for (const std::size_t u : wrapping_order(plan)) {
+    for (const ShardedParam& param : plan.units[u].sharded) {
+      shards.emplace_back(param.param, padded_bytes(param, plan.units[u].orig_dtype));
+    }
+  }
+  if (!whole)
+    std::stable_sort(shards.begin(), shards.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [param, bytes] : shards) {
+    if (!job.fsdp.cpu_offload && !resident(device, bytes)) return false;
+    device.book.free(std::exchange(full[param.index()], kNoBlock));
+  }
+  for (const BlockHandle block : full) {
+    if (block >= 0) device.book.relabel(block, MemoryCategory::ShardedParams);  // managed by no unit
+  }
+  return make_buffers(device, model, job, buffers);
+}
+
+}  // namespace
+
+std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job) {
+  std::vector<std::pair<ParamId, LocalParam>> all;
+  const std::int64_t rank = rank_in_group(plan);
+  const auto add = [&all](ParamId id, Numel numel, DType dtype) {
+    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype}});
+  };
+  const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
+  for (const PlanUnit& unit : plan.units) {
+    if (!unit.requires_grad) continue;
+    if (!unit.sharded.empty()) {  // F2-1
+      for (const ShardedParam& param : unit.sharded) {
+        if (trains(param.param)) add(param.param, numel_of(param.local_shape), unit.orig_dtype);
+      }
+    } else if (plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params) {
+      add(unit.params.empty() ? ParamId() : unit.params.front(), unit.shard_numel, unit.orig_dtype);
+    } else if (plan.runtime == Runtime::Fsdp1) {  // H6: each parameter's part of this rank's range
+      const Numel begin = unit.shard_size > 1 ? rank * unit.shard_numel : 0;
+      const Numel end = unit.shard_size > 1 ? begin + unit.shard_numel : unit.flat_numel;
+      for (const FlatEntry& entry : unit.flat) {
+        if (!entry.param.valid()) continue;
+        add(entry.param, std::min(end, entry.offset + entry.numel) - std::max(begin, entry.offset), unit.orig_dtype);
+      }
+    } else {
+      for (const ParamId param : unit.params) {
+        if (trains(param)) add(param, numel_of(model.params[param.index()].shape), unit.orig_dtype);
+      }
+    }
+  }
+  // model.parameters(): registration order; a flat parameter stands where its module does, before what is inside.
+  const bool flat = plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
+  if (!flat) std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<LocalParam> params;
+  for (auto& [id, param] : all) params.push_back(param);
+  return params;
+}
+
+bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
+                         std::vector<ResidentBuffer>& buffers) {
+  switch (plan.runtime) {
+    case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
+    case Runtime::Fsdp2: return wrap_fsdp2(device, plan, model, job, buffers);
+    case Runtime::None: break;
+  }
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    if (!model.params[p].shares.valid() && !resident(device, param_bytes(model, ParamId(p)))) return false;
+  }
+  return make_buffers(device, model, job, buffers);
+}
+
+bool play_lazy_initialisation(Device& device, const Plan& plan) {
+  const auto touch = [&device](Numel numel, DType dtype) {
+    const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::CommBuffers);
+    if (block == kNoBlock) return false;
+    device.book.free(block);
+    return true;
+  };
+  for (const PlanUnit& unit : plan.units) {
+    if (unit.params.empty()) continue;
+    const bool sharded = unit.strategy != Strategy::NoShard;
+    const bool casts = unit.param_dtype != unit.orig_dtype;
+    if (casts && !touch(sharded ? unit.shard_numel : unit.flat_numel, unit.param_dtype)) return false;
+    if (sharded && !touch(unit.padded_numel, unit.param_dtype)) return false;
+    if (sharded && casts && !touch(unit.padded_numel, unit.orig_dtype)) return false;
+  }
+  return true;
+}
+
+bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype) {
+  for (ResidentBuffer& buffer : buffers) {
+    if (buffer.dtype == dtype || !is_floating(buffer.dtype)) continue;
+    const BlockHandle cast = device.book.allocate(buffer.numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
+    if (cast == kNoBlock) return false;
+    device.book.free(buffer.block);
+    buffer.block = cast;
+    buffer.dtype = dtype;
+  }
+  buffers.clear();
+  return true;
+}
+
+// ------------------------------------------------------------------------------------------------ clip and step
+
+void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int passes) {
+  std::int64_t blocks = 0;
+  Bytes bytes = 0;
+  for (const LocalParam& param : params_) {
+    blocks += ceil_div(param.numel, kChunk);
+    bytes += param.bytes;
+  }
+  const std::int64_t launches = std::max<std::int64_t>(1, ceil_div(blocks, kMaxBlocks));
+  const SimDuration least = device.cost.copy(0, DType::Float32) * launches;
+  const SimDuration time =
+      device.cost.is_virtual() ? least : std::max(least, device.cost.copy(bytes * passes, DType::Float32));
+  device.launch(Stream::D, device.cost.op_ns() + launches * device.cost.launch_ns(), time, what);
+}
+
+bool OptimizerState::temporaries(Device& device, std::vector<BlockHandle>& blocks) {
+  for (const LocalParam& param : params_) {
+    const BlockHandle block = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    if (block == kNoBlock) return false;
+    blocks.push_back(block);
+  }
+  return true;
+}
+
+bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
+  if (params_.empty()) return true;
+  // The norm of what is not sharded starts as a zero made on the host: FSDP1 copies it over, which blocks.
+  if (plan.runtime == Runtime::Fsdp1 && !job_.fsdp.cpu_offload) {
+    device.launch(Stream::D, device.cost.launch_ns(), device.cost.transfer(4), what);
+    device.clock.stream_synchronize(kD);
+    device.clock.host_cost(device.cost.call_ns());
+  }
+  std::vector<BlockHandle> norms;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const BlockHandle block = device.book.allocate(4, kD, MemoryCategory::Temporaries);
+    if (block == kNoBlock) return false;
+    norms.push_back(block);
+    if (plan.runtime == Runtime::Fsdp1) {  // one norm after the other, each with its cleared semaphore
+      device.launch(Stream::D, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                    device.cost.copy(params_[i].bytes / 8, params_[i].dtype), what);
+    }
+  }
+  if (plan.runtime != Runtime::Fsdp1) foreach_call(device, what, 1);
+  for (int scalar_op = 0; scalar_op < 8; ++scalar_op) {  // stack, norm, power, root, add, reciprocal, multiply, clamp
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+  }
+  if (plan.runtime == Runtime::Fsdp1) {
+    for (const LocalParam& param : params_) {
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                    device.cost.copy(2 * param.bytes, param.dtype), what);
+    }
+  } else {
+    foreach_call(device, what, 2);
+  }
+  for (const BlockHandle block : norms) device.book.free(block);
+  return true;
+}
+
+bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const bool adam = options.name == OptimizerKind::AdamW;
+  const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
+  const bool step_on_device = adam && options.impl == OptimizerImpl::Fused;
+  for (const LocalParam& param : params_) {
+    if (step_on_device && device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    if (step_on_device) {
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(4), what);
+    }
+    for (int i = 0; i < moments; ++i) {
+      if (device.book.allocate(param.bytes, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
+    }
+  }
+  has_state_ = true;
+  return true;
+}
+
+bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
+  const OptimizerImpl impl = job_.train.optimizer.impl;
+  if (impl == OptimizerImpl::Fused) {
+    foreach_call(device, what, 1);  // the steps
+    foreach_call(device, what, 7);  // reads parameter, gradient, two moments; writes three of them
+    return true;
+  }
+  std::vector<BlockHandle> roots;
+  if (impl == OptimizerImpl::Foreach) {
+    // decay, lerp, scale and add the squares; then the root of the second moment is a copy of every parameter.
+    for (const int passes : {2, 3, 2, 3}) foreach_call(device, what, passes);
+    if (!temporaries(device, roots)) return false;
+    for (const int passes : {2, 2, 2, 4}) foreach_call(device, what, passes);
+    for (const BlockHandle block : roots) device.book.free(block);
+    return true;
+  }
+  for (const LocalParam& param : params_) {
+    const BlockHandle root = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    if (root == kNoBlock) return false;
+    const BlockHandle scaled = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    if (scaled == kNoBlock) return false;
+    device.book.free(root);
+    for (const int passes : {2, 3, 2, 3, 2, 2, 2, 4}) {
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                    device.cost.copy(param.bytes * passes, param.dtype), what);
+    }
+    device.book.free(scaled);
+  }
+  return true;
+}
+
+bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const bool decays = options.weight_decay != 0;
+  std::vector<BlockHandle> decayed;
+  if (decays && options.impl != OptimizerImpl::Fused) {  // grad + decay * param is a new tensor
+    if (!temporaries(device, decayed)) return false;
+    foreach_call(device, what, 3);
+  }
+  if (options.momentum != 0) foreach_call(device, what, 3);
+  foreach_call(device, what, 3);
+  for (const BlockHandle block : decayed) device.book.free(block);
+  return true;
+}
+
+bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host) {
+  if (params_.empty()) return true;
+  if (on_host) {  // C6: the parameters live on the host, and so does the step
+    if (device.cost.is_virtual()) return true;
+    constexpr double kHostBytesPerNs = 20;  // a foreach step on a server CPU is bound by its memory
+    Bytes bytes = 0;
+    for (const LocalParam& param : params_) bytes += param.bytes;
+    device.clock.host_cost(static_cast<SimDuration>(7.0 * static_cast<double>(bytes) / kHostBytesPerNs));
+    return true;
+  }
+  if (!has_state_ && !make_state(device, what)) return false;
+  return job_.train.optimizer.name == OptimizerKind::AdamW ? adamw(device, what) : sgd(device, what);
+}
+
+}  // namespace foreshard

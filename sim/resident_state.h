@@ -1,0 +1,67 @@
+// What lives on the device from iteration to iteration, and what the steps between backward and the next forward take:
+// the local shards as PyTorch leaves them after wrapping, the optimizer's state, the temporaries of clipping and
+// stepping.
+#pragma once
+
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "sim/device.h"
+
+namespace foreshard {
+
+/// One parameter as the optimizer of this rank sees it.
+struct LocalParam {
+  Numel numel = 0;
+  Bytes bytes = 0;
+  DType dtype = DType::Float32;
+};
+
+/// Trainable parameters with elements on this rank, in the plan's order.
+std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job);
+
+/// A module's buffer on the device.
+struct ResidentBuffer {
+  BlockHandle block = kNoBlock;
+  Numel numel = 0;
+  DType dtype = DType::Float32;
+};
+
+/// Wrapping: what is allocated on the way is freed again, shards and buffers stay. False: out of memory.
+bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
+                         std::vector<ResidentBuffer>& buffers);
+
+/// H7: FSDP1's lazy initialisation makes each handle's buffers once, on D, and drops them at once: they leave free
+/// segments. False: out of memory.
+bool play_lazy_initialisation(Device& device, const Plan& plan);
+
+/// M5: FSDP1's root casts floating buffers once, at the first forward; the list is empty afterwards. False: out of
+/// memory.
+bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype);
+
+class OptimizerState {
+ public:
+  OptimizerState(const Job& job, std::vector<LocalParam> params) : job_(job), params_(std::move(params)) {}
+
+  /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
+  bool clip(Device& device, const Plan& plan, const ActivitySpan& what);
+  /// The first step makes the state.
+  bool step(Device& device, const ActivitySpan& what, bool on_host);
+
+ private:
+  bool make_state(Device& device, const ActivitySpan& what);
+  bool adamw(Device& device, const ActivitySpan& what);
+  bool sgd(Device& device, const ActivitySpan& what);
+  /// One foreach call: reads and writes `passes` times all parameters.
+  void foreach_call(Device& device, const ActivitySpan& what, int passes);
+  /// A copy of every parameter; freed by the caller. False: out of memory.
+  bool temporaries(Device& device, std::vector<BlockHandle>& blocks);
+
+  const Job& job_;
+  std::vector<LocalParam> params_;
+  bool has_state_ = false;
+};
+
+}  // namespace foreshard

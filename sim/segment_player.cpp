@@ -1,0 +1,196 @@
+// The part of PlanPlayer that runs segments: lowered kernels with the storages they make and drop.
+#include <algorithm>
+#include <utility>
+
+#include "sim/plan_player.h"
+
+namespace foreshard {
+namespace {
+
+MemoryCategory category_of_slot(SlotCategory category) {
+  switch (category) {
+    case SlotCategory::Activation: return MemoryCategory::Activations;
+    case SlotCategory::ActivationGrad: return MemoryCategory::ActivationGrads;
+    case SlotCategory::ParamGrad: return MemoryCategory::ParamGrads;
+    case SlotCategory::Output: return MemoryCategory::Outputs;
+    case SlotCategory::Workspace: return MemoryCategory::Workspace;
+    case SlotCategory::Temporary: break;
+  }
+  return MemoryCategory::Temporaries;
+}
+
+double total_flops(const KernelList& list) {
+  double flops = 0;
+  for (const Kernel& kernel : list.kernels) flops += static_cast<double>(kernel.flops);
+  return flops;
+}
+
+}  // namespace
+
+/// Durations once per template: equal layers share them.
+void PlanPlayer::time_templates() {
+  const auto timed = [this](const KernelList& list) {
+    std::vector<TimedKernel> times;
+    times.reserve(list.kernels.size());
+    for (const Kernel& kernel : list.kernels) times.push_back({device_.cost.host(kernel), device_.cost.device(kernel)});
+    return times;
+  };
+  times_.reserve(lowered_.templates.size());
+  for (const SegmentTemplate& segment : lowered_.templates) {
+    times_.push_back({timed(segment.forward), timed(segment.recompute), timed(segment.backward),
+                      total_flops(segment.forward), total_flops(segment.recompute), total_flops(segment.backward)});
+  }
+  std::size_t slots = 0;
+  for (const SegmentInstance& instance : lowered_.instances) {
+    slot_base_.push_back(slots);
+    slots += lowered_.templates[static_cast<std::size_t>(instance.lowered)].slots.size();
+  }
+  slots_.assign(slots, kNoBlock);
+  for (const ImportBinding& held : lowered_.held) {
+    const SegmentInstance& instance = lowered_.instances[static_cast<std::size_t>(held.instance)];
+    const std::vector<MemoryEvent>& events =
+        lowered_.templates[static_cast<std::size_t>(instance.lowered)].backward.events;
+    made_in_backward_.push_back(std::any_of(events.begin(), events.end(), [&held](const MemoryEvent& event) {
+      return event.alloc && event.slot == held.slot;
+    }));
+  }
+}
+
+bool PlanPlayer::run_segment(const Instruction& i, Pass pass) {
+  const std::size_t instance = i.segment.index();
+  const bool lowered = i.segment.valid() && instance < lowered_.instances.size();
+  if (!lowered) return pass != Pass::Backward || pieces_without_operators(i);
+  const auto index = static_cast<std::size_t>(lowered_.instances[instance].lowered);
+  const SegmentTemplate& segment = lowered_.templates[index];
+  const TemplateTimes& times = times_[index];
+  switch (pass) {
+    case Pass::Forward:
+      flops_ += times.forward_flops;
+      return run_kernels(i, segment.forward, times.forward, static_cast<std::int32_t>(instance));
+    case Pass::Recompute:
+      recomputed_flops_ += times.recompute_flops;
+      return run_kernels(i, segment.recompute, times.recompute, static_cast<std::int32_t>(instance));
+    case Pass::Backward:
+      flops_ += times.backward_flops;
+      return run_kernels(i, segment.backward, times.backward, static_cast<std::int32_t>(instance));
+  }
+  return true;
+}
+
+bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
+                             std::int32_t instance) {
+  const SegmentTemplate& segment =
+      lowered_.templates[static_cast<std::size_t>(lowered_.instances[static_cast<std::size_t>(instance)].lowered)];
+  const std::int32_t first_op = plan_.segments[i.segment.index()].op_begin;
+  ActivitySpan what = span_of(i, SpanKind::Compute);
+  const SimTime begun = device_.compute_tail;
+  const bool keep = device_.activity.keep_spans;
+  if (!per_kernel_) device_.activity.keep_spans = false;
+  bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
+  bool ok = true;
+  SimTime start = -1;
+  for (std::size_t k = 0; ok && k < list.kernels.size(); ++k) {
+    const Kernel& kernel = list.kernels[k];
+    ok = run_memory_events(list, kernel.before_begin, kernel.before_end, instance, segment);
+    if (ok && kernel.kind == KernelClass::Gemm && !workspace) ok = ensure_workspace(workspace);
+    if (!ok) break;
+    if (kernel.launches > 0) {
+      what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
+      what.name = kernel.op;
+      what.bytes = kernel.read + kernel.written;
+      const Interval run = device_.launch(i.stream, times[k].host, times[k].device, what);
+      if (start < 0) start = run.start;
+    } else {
+      device_.clock.host_cost(times[k].host);
+    }
+    ok = run_memory_events(list, kernel.after_begin, kernel.after_end, instance, segment);
+  }
+  device_.activity.keep_spans = keep;
+  if (keep && !per_kernel_ && start >= 0 && device_.compute_tail > begun) {
+    what.op = what.name = -1;
+    what.bytes = 0;
+    what.start = start;
+    what.end = device_.compute_tail;
+    what.stream = i.stream;
+    device_.activity.spans.push_back(what);
+  }
+  if (keep) {
+    const AllocatorStats& stats = device_.allocator.stats();
+    samples_.push_back({device_.clock.host(), stats.allocated.current, stats.active.current, stats.reserved.current,
+                        device_.book.now()});
+  }
+  return ok;
+}
+
+bool PlanPlayer::run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
+                                   const SegmentTemplate& segment) {
+  for (std::int32_t e = begin; e < end; ++e) {
+    const MemoryEvent& event = list.events[static_cast<std::size_t>(e)];
+    if (event.alloc) {
+      if (!allocate_slot(segment, instance, event.slot)) return false;
+    } else if (event.slot >= 0) {
+      free_slot(instance, event.slot);
+    } else {
+      const ImportBinding& import =
+          lowered_.instances[static_cast<std::size_t>(instance)].imports[static_cast<std::size_t>(-event.slot - 1)];
+      free_slot(import.instance, import.slot);
+    }
+  }
+  device_.activity.events += end - begin;
+  return true;
+}
+
+bool PlanPlayer::allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot) {
+  const Slot& made = segment.slots[static_cast<std::size_t>(slot)];
+  if (made.category == SlotCategory::ParamGrad) {  // the plan owns it from here on
+    const std::vector<ParamId>& params = plan_.segments[static_cast<std::size_t>(instance)].params;
+    const std::size_t index = made.param.index();
+    const BufferWhat what = plan_.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
+    const ParamId param = index < params.size() ? params[index] : ParamId();
+    return allocate_buffer({what, plan_.segments[static_cast<std::size_t>(instance)].unit, param}, 0, Stream::D,
+                           made.bytes);
+  }
+  const BlockHandle block = device_.book.allocate(made.bytes, index_of(Stream::D), category_of_slot(made.category));
+  if (block == kNoBlock) return out_of_memory(made.bytes);
+  BlockHandle& held = slots_[slot_base_[static_cast<std::size_t>(instance)] + static_cast<std::size_t>(slot)];
+  if (held >= 0)
+    device_.book.free(held);  // a second forward before the backward of the first: its storages are dropped
+  held = block;
+  return true;
+}
+
+void PlanPlayer::free_slot(std::int32_t instance, std::int32_t slot) {
+  BlockHandle& held = slots_[slot_base_[static_cast<std::size_t>(instance)] + static_cast<std::size_t>(slot)];
+  device_.book.free(std::exchange(held, kNoBlock));
+}
+
+/// A plan of a model without operators: the gradients that a segment would make are all that its backward allocates.
+bool PlanPlayer::pieces_without_operators(const Instruction& i) {
+  if (!i.segment.valid() || i.segment.index() >= plan_.segments.size()) return true;
+  const Segment& segment = plan_.segments[i.segment.index()];
+  const BufferWhat what = plan_.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
+  for (const ParamId param : segment.params) {
+    if (param.index() >= model_.params.size() || !model_.params[param.index()].requires_grad) continue;
+    const BufferName name{what, segment.unit, param};
+    if (find_buffer(name, 0) != kNoBlock) continue;
+    const DType dtype =
+        segment.unit.valid() ? plan_.units[segment.unit.index()].param_dtype : model_.params[param.index()].dtype;
+    if (!allocate_buffer(name, 0, Stream::D, numel_of(model_.params[param.index()].shape) * itemsize(dtype)))
+      return false;
+  }
+  return true;
+}
+
+/// PyTorch gives each cuBLAS handle a workspace before its first product and keeps it; autograd's thread has its own
+/// handle.
+bool PlanPlayer::ensure_workspace(bool& made) {
+  made = true;
+  constexpr Bytes kBeforeHopper = 4096 * 2 * kKiB + 16 * 8 * kKiB;
+  if (device_.profile.kind == "cpu") return true;
+  const bool earlier = device_.profile.generation == "volta" || device_.profile.generation == "ampere";
+  const Bytes bytes = earlier ? kBeforeHopper : kCublasWorkspaceBytes;
+  return device_.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Workspace) != kNoBlock ||
+         out_of_memory(bytes);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,260 @@
+#include "sim/simulate.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "sim/device.h"
+#include "sim/exposure.h"
+#include "sim/plan_player.h"
+#include "sim/timeline_builder.h"
+
+namespace foreshard {
+namespace {
+
+constexpr int kMostIterations = 1000;
+
+Estimate around(double value, double interval) { return {value, value / (1 + interval), value * (1 + interval)}; }
+
+/// CUDA context and communicators; cuBLAS's workspaces come from the allocator. Wide: drivers and NCCL settings differ.
+Estimate memory_outside(const Plan& plan, const Job& job, const HardwareProfile& profile) {
+  const auto context = profile.extra.find("context_bytes");
+  double bytes = profile.kind == "gpu" ? 600.0 * static_cast<double>(kMiB) : 0;
+  if (context != profile.extra.end()) bytes = context->second;
+  for (const auto& ranks : {plan.groups.shard, plan.groups.replicate}) {
+    bytes += static_cast<double>(communicator_bytes(profile, place_group(ranks, job.cluster.ranks_per_node)));
+  }
+  return {bytes, bytes * 0.6, bytes * 2.0};
+}
+
+IterationResult result_of(const PlanPlayer& player, const Device& device, std::int32_t index, SimTime begin,
+                          SimTime end) {
+  IterationResult result;
+  result.index = index;
+  result.step_time = end - begin;
+  result.host_wait = player.host_wait();
+  for (const PlanPlayer::PhaseEnd& phase : player.phases()) {
+    const AllocatorStats& stats = phase.stats;
+    result.peak_allocated = std::max(result.peak_allocated, stats.allocated.peak);
+    result.peak_active = std::max(result.peak_active, stats.active.peak);
+    result.peak_reserved = std::max(result.peak_reserved, stats.reserved.peak);
+    result.peak_requested = std::max(result.peak_requested, stats.requested.peak);
+    result.phases.push_back({std::string(loop_phase_name(phase.phase)), stats.allocated.peak, stats.allocated.current,
+                             stats.reserved.peak});
+  }
+  const AllocatorStats& now = device.allocator.stats();
+  result.end_allocated = now.allocated.current;
+  result.end_active = now.active.current;
+  result.end_reserved = now.reserved.current;
+  result.end_requested = now.requested.current;
+  result.alloc_retries = now.retries;
+  result.ooms = now.ooms;
+  return result;
+}
+
+double peak_flops_per_ns(const Plan& plan, const HardwareProfile& profile) {
+  const DType dtype = plan.units.empty() ? DType::Float32 : plan.units.front().param_dtype;
+  const auto rate = profile.peak_tflops.find(dtype);
+  if (rate != profile.peak_tflops.end()) return rate->second * 1e3;
+  return profile.peak_tflops.empty() ? 0 : profile.peak_tflops.begin()->second * 1e3;
+}
+
+/// One simulation, from wrapping to the last iteration.
+class Simulation {
+ public:
+  Simulation(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
+             const HardwareProfile& profile, const SimulateOptions& options, Bytes memory)
+      : plan_(plan),
+        model_(model),
+        lowered_(lowered),
+        job_(job),
+        profile_(profile),
+        options_(options),
+        device_(profile, job.allocator, memory) {
+    device_.activity.keep_spans = options.timeline;
+  }
+
+  Prediction run() {
+    prediction_.level = profile_.level;
+    prediction_.unknown_ops = lowered_.unknown_ops;
+    prediction_.memory.outside_allocator = memory_outside(plan_, job_, profile_);
+    initialise();
+    if (prediction_.fits) iterate();
+    finish();
+    return std::move(prediction_);
+  }
+
+ private:
+  void initialise() {
+    if (!play_initialisation(device_, plan_, model_, job_, buffers_)) {
+      prediction_.fits = false;
+      OutOfMemory oom;
+      oom.phase = "init";
+      oom.free = device_.driver.free_bytes();
+      prediction_.oom = oom;
+      return;
+    }
+    device_.clock.device_synchronize();
+    if (options_.empty_cache_after_init) device_.allocator.empty_cache();
+    const AllocatorStats& stats = device_.allocator.stats();
+    prediction_.init_allocated = stats.allocated.current;
+    prediction_.init_active = stats.active.current;
+    prediction_.init_reserved = stats.reserved.current;
+  }
+
+  void iterate() {
+    PlanPlayer& player =
+        player_.emplace(PlayRequest{plan_, model_, lowered_, job_, options_.per_kernel}, device_, std::move(buffers_));
+    const int planned = static_cast<int>(plan_.iterations.size());
+    const int wanted = options_.iterations > 0 ? std::min(options_.iterations, kMostIterations) : planned;
+    for (int k = 0; k < wanted && planned > 0; ++k) {
+      const auto index = static_cast<std::size_t>(std::min(k, planned - 1));
+      const PlanIteration& iteration = plan_.iterations[index];
+      const auto first = static_cast<std::int32_t>(instructions_.size());
+      for (const Instruction& i : iteration.instructions) instructions_.push_back(&i);
+      const SimTime begin = std::max(last_end_, options_.synchronize_each_step ? device_.clock.host() : SimTime{0});
+      if (k == 0) last_end_ = device_.clock.host();
+      played_.push_back({k, k == 0 ? last_end_ : begin});
+      device_.activity.gaps.clear();
+      device_.activity.collectives.clear();
+      const SimDuration busy = device_.activity.compute_busy;
+      const auto outcome = player.play(index, std::max(0, k - (planned - 1)), first);
+      if (outcome != PlanPlayer::Outcome::Done) {
+        stopped(player, outcome, k, iteration);
+        return;
+      }
+      if (options_.synchronize_each_step) {
+        device_.clock.device_synchronize();
+        device_.clock.host_cost(profile_.call_ns);
+      }
+      const SimTime end =
+          std::max(device_.clock.device_tail(), options_.synchronize_each_step ? device_.clock.host() : last_end_);
+      device_.activity.gaps.push_back({std::max(device_.compute_tail, played_.back().begin), end, false, Phase::None});
+      IterationResult result = result_of(player, device_, k, played_.back().begin, end);
+      result.compute = device_.activity.compute_busy - busy;
+      const Exposure exposure = find_exposure(device_.activity, played_.back().begin, end);
+      result.exposed_comm = exposure.exposed;
+      result.idle = exposure.idle;
+      prediction_.comm = exposure.comm;
+      prediction_.exposed = exposure.causes;
+      prediction_.iterations.push_back(std::move(result));
+      last_end_ = end;
+    }
+  }
+
+  void stopped(const PlanPlayer& player, PlanPlayer::Outcome outcome, int k, const PlanIteration& iteration) {
+    const PlanPlayer::Stop& stop = player.stop();
+    const Instruction& i = iteration.instructions[static_cast<std::size_t>(stop.instruction)];
+    if (outcome == PlanPlayer::Outcome::Deadlock) {
+      prediction_.deadlock = stop.text;
+      return;
+    }
+    prediction_.fits = false;
+    OutOfMemory oom;
+    oom.iteration = k;
+    oom.instruction = InstructionId(static_cast<std::int32_t>(instructions_.size() - iteration.instructions.size()) +
+                                    stop.instruction);
+    if (i.unit.valid() && i.unit.index() < plan_.units.size()) oom.unit = plan_.units[i.unit.index()].name;
+    oom.phase = std::string(loop_phase_name(stop.phase));
+    oom.requested = stop.requested;
+    oom.free = stop.free;
+    prediction_.oom = std::move(oom);
+  }
+
+  void finish() {
+    prediction_.events = device_.activity.events + device_.allocator.stats().allocations;
+    PeakMemory& memory = prediction_.memory;
+    for (const IterationResult& iteration : prediction_.iterations) {
+      memory.active = std::max(memory.active, iteration.peak_active);
+      memory.reserved = std::max(memory.reserved, iteration.peak_reserved);
+    }
+    memory.allocated = device_.book.peak();
+    memory.reserved = std::max(memory.reserved, device_.allocator.stats().reserved.peak);
+    for (std::size_t c = 0; c < kMemoryCategories; ++c) {
+      const Bytes bytes = device_.book.at_peak()[c];
+      if (bytes > 0)
+        memory.categories.push_back({std::string(memory_category_name(static_cast<MemoryCategory>(c))), bytes});
+    }
+    std::stable_sort(memory.categories.begin(), memory.categories.end(),
+                     [](const CategoryBytes& a, const CategoryBytes& b) { return a.bytes > b.bytes; });
+    const std::int32_t at = device_.book.peak_instruction();
+    if (at >= 0 && static_cast<std::size_t>(at) < instructions_.size()) {
+      const Instruction& i = *instructions_[static_cast<std::size_t>(at)];
+      memory.instruction = InstructionId(at);
+      if (i.unit.valid() && i.unit.index() < plan_.units.size()) memory.unit = plan_.units[i.unit.index()].name;
+      memory.phase = std::string(phase_name(i.phase));
+    } else {
+      memory.phase = "init";
+    }
+    speed();
+    if (options_.timeline && player_) {
+      prediction_.timeline = build_timeline(plan_, lowered_, device_, *player_, instructions_, played_);
+    }
+  }
+
+  void speed() {
+    if (prediction_.iterations.empty()) return;
+    const double step = static_cast<double>(prediction_.iterations.back().step_time);
+    if (step <= 0) return;
+    const double interval = profile_.interval;
+    prediction_.step_time_ns = around(step, interval);
+    const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);
+    const double tokens = static_cast<double>(model_.tokens_per_batch) * micro_batches * plan_.world_size;
+    prediction_.tokens_per_s = around(tokens / (step * 1e-9), interval);
+    const double peak = peak_flops_per_ns(plan_, profile_);
+    if (peak <= 0 || !player_) return;
+    prediction_.mfu = around(player_->flops() / step / peak, interval);
+    prediction_.hfu = around((player_->flops() + player_->recomputed_flops()) / step / peak, interval);
+  }
+
+  const Plan& plan_;
+  const Model& model_;
+  const LoweredProgram& lowered_;
+  const Job& job_;
+  const HardwareProfile& profile_;
+  const SimulateOptions& options_;
+  Device device_;
+  std::vector<ResidentBuffer> buffers_;
+  std::optional<PlanPlayer> player_;
+  std::vector<const Instruction*> instructions_;  // by the id under which it was played
+  std::vector<PlayedIteration> played_;
+  SimTime last_end_ = 0;
+  Prediction prediction_;
+};
+
+/// What this simulation does not check itself must hold, or indices would lead nowhere.
+std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, Bytes memory) {
+  if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {
+    return Error{ErrorCode::Inconsistent,
+                 "the lowered program is not that of this plan",
+                 "",
+                 "segments",
+                 std::to_string(plan.segments.size()),
+                 std::to_string(lowered.instances.size()),
+                 ""};
+  }
+  if (memory <= 0) {
+    return Error{ErrorCode::OutOfRange,
+                 "the device has no memory left for the allocator",
+                 "",
+                 "cluster.memory",
+                 "more than the context and the communicators take",
+                 std::to_string(memory) + " bytes",
+                 ""};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
+                            const HardwareProfile& profile, const SimulateOptions& options) {
+  const Bytes whole = options.memory > 0       ? options.memory
+                      : job.cluster.memory > 0 ? job.cluster.memory
+                                               : profile.memory_bytes;
+  const Bytes memory = whole - static_cast<Bytes>(memory_outside(plan, job, profile).value);
+  if (const auto error = mismatch(plan, lowered, memory)) return fail(*error);
+  return Simulation(plan, model, lowered, job, profile, options, memory).run();
+}
+
+}  // namespace foreshard

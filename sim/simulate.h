@@ -1,0 +1,102 @@
+// The face of sim: a plan, its lowered program and a machine in; a prediction and a timeline out.
+//
+// Deterministic: same input, same bytes out. Out of memory and deadlock are answers (Prediction::oom, ::deadlock), not
+// errors.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/lowering.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "core/result.h"
+#include "core/timeline.h"
+#include "sim/profile.h"
+
+namespace foreshard {
+
+struct SimulateOptions {
+  bool timeline = false;                // spans and counters are only kept when asked for
+  bool per_kernel = true;               // false: one span a segment
+  int iterations = 0;                   // 0 = those of the plan
+  Bytes memory = 0;                     // 0 = the profile's
+  bool synchronize_each_step = false;   // the loop waits for the device at the end of every iteration
+  bool empty_cache_after_init = false;  // torch.cuda.empty_cache() once, before the first iteration
+};
+
+struct Estimate {
+  double value = 0, low = 0, high = 0;  // 90 % interval
+};
+
+struct PhaseMemory {
+  std::string name;  // forward, backward, clip, optimizer, end
+  Bytes peak_allocated = 0, end_allocated = 0, peak_reserved = 0;
+};
+
+struct IterationResult {
+  int index = 0;
+  SimDuration step_time = 0, exposed_comm = 0, host_wait = 0, compute = 0, idle = 0;
+  Bytes peak_allocated = 0, peak_active = 0, peak_reserved = 0, peak_requested = 0;
+  Bytes end_allocated = 0, end_active = 0, end_reserved = 0, end_requested = 0;
+  std::int64_t alloc_retries = 0, ooms = 0;
+  std::vector<PhaseMemory> phases;
+};
+
+struct CommResult {
+  std::string kind;
+  std::int64_t count = 0;
+  Bytes bytes = 0;
+  SimDuration busy = 0, exposed = 0;
+};
+
+struct CategoryBytes {
+  std::string category;
+  Bytes bytes = 0;
+};
+
+struct PeakMemory {
+  Bytes allocated = 0, active = 0, reserved = 0;
+  Estimate outside_allocator;
+  InstructionId instruction;
+  std::string unit, phase;
+  std::vector<CategoryBytes> categories;  // at the moment of the allocated peak
+};
+
+struct OutOfMemory {
+  int iteration = 0;
+  InstructionId instruction;
+  std::string unit, phase;
+  Bytes requested = 0, free = 0;
+};
+
+/// Exposed communication by what made it so.
+struct ExposedCause {
+  std::string cause;  // "first_gather", "bandwidth", "host", "limiter", "tail", ...
+  std::string kind;
+  SimDuration time = 0;
+};
+
+struct Prediction {
+  bool fits = true;
+  std::optional<OutOfMemory> oom;
+  std::string deadlock;  // empty, or who waits for whom
+  Estimate step_time_ns, tokens_per_s, mfu, hfu;
+  Bytes init_allocated = 0, init_active = 0, init_reserved = 0;
+  std::vector<IterationResult> iterations;
+  PeakMemory memory;
+  std::vector<CommResult> comm;
+  std::vector<ExposedCause> exposed;
+  CalibrationLevel level = CalibrationLevel::Datasheet;
+  std::vector<std::string> unknown_ops;
+  std::int64_t events = 0;  // simulated, for benchmarks
+  Timeline timeline;
+};
+
+/// `model` and `lowered` may be empty of operators: then memory and communication are predicted, compute takes no time.
+Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
+                            const HardwareProfile& profile, const SimulateOptions& options);
+
+}  // namespace foreshard

@@ -1,0 +1,72 @@
+#include "cli/arguments.h"
+
+#include <gtest/gtest.h>
+
+namespace foreshard::cli {
+namespace {
+
+template <class Flags>
+Flags parsed(const std::vector<std::string>& arguments) {
+  auto result = parse_arguments(arguments);
+  if (!result || !std::holds_alternative<CommandLine>(*result)) {
+    ADD_FAILURE() << (result ? "help" : to_text(result.error()));
+    return {};
+  }
+  auto* flags = std::get_if<Flags>(&std::get<CommandLine>(*result).verb);
+  if (flags == nullptr) {
+    ADD_FAILURE() << "another verb";
+    return {};
+  }
+  return *flags;
+}
+
+TEST(Arguments, SetIsRepeatableAndTakesOneValueEach) {
+  const auto flags = parsed<SimulateFlags>(
+      {"simulate", "--set", "model.batch=2", "job.toml", "--set", "train.script=[[\"fwd\", \"bwd\"]]"});
+  EXPECT_EQ(flags.job.file, "job.toml");
+  EXPECT_EQ(flags.job.set, (std::vector<std::string>{"model.batch=2", "train.script=[[\"fwd\", \"bwd\"]]"}));
+}
+
+TEST(Arguments, OutputFlagsStandBeforeOrAfterTheVerb) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--json", "-q", "--no-color", "doctor"},
+                                                    {"doctor", "--json", "--quiet", "--no-color"}}) {
+    const auto result = parse_arguments(arguments);
+    ASSERT_TRUE(result.has_value());
+    const OutputFlags& output = std::get<CommandLine>(*result).output;
+    EXPECT_TRUE(output.json && output.quiet && output.no_color);
+  }
+}
+
+TEST(Arguments, PlanTakesItsFlags) {
+  const auto flags = parsed<PlanFlags>({"plan", "job.toml", "--format=dot", "--iterations", "2", "--layout"});
+  EXPECT_EQ(flags.format, "dot");
+  EXPECT_EQ(flags.iterations, 2);
+  EXPECT_TRUE(flags.layout);
+}
+
+TEST(Arguments, SimulateTakesItsFiles) {
+  const auto flags =
+      parsed<SimulateFlags>({"simulate", "job.toml", "--trace", "a.json.gz", "--timeline", "b.fst", "--per-unit"});
+  EXPECT_EQ(flags.trace, "a.json.gz");
+  EXPECT_EQ(flags.timeline, "b.fst");
+  EXPECT_TRUE(flags.per_unit);
+}
+
+TEST(Arguments, EveryVerbAndFlagIsDescribed) {
+  for (const VerbDescription& verb : describe_verbs()) {
+    EXPECT_FALSE(verb.about.empty()) << verb.name;
+    for (const FlagDescription& flag : verb.flags) {
+      EXPECT_FALSE(flag.names.empty()) << verb.name;
+      EXPECT_FALSE(flag.about.empty()) << verb.name << ' ' << flag.names.front();
+    }
+  }
+}
+
+TEST(Arguments, NoVerbIsBothHereAndPromisedForLater) {
+  for (const VerbDescription& verb : describe_verbs()) {
+    for (const std::string& later : later_verbs()) EXPECT_NE(verb.name, later);
+  }
+}
+
+}  // namespace
+}  // namespace foreshard::cli

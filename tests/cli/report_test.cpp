@@ -1,0 +1,130 @@
+#include "cli/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/cli/sample_simulation.h"
+
+namespace foreshard::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+std::string report(const SampleSimulation& s) { return simulation_report(s.view(), {false, true, 140}); }
+
+TEST(Report, SaysThatItFitsHowLongAStepIsAndHowSure) {
+  const std::string text = report(sample_simulation());
+  EXPECT_THAT(text, HasSubstr("llama-3-8b, fsdp2 FULL_SHARD, 64 × h100-sxm-80"));
+  EXPECT_THAT(text, HasSubstr("2 × 8,192 tokens a rank"));
+  EXPECT_THAT(text, HasSubstr("yes: 62.4 GiB of 80.0 GiB (78.0 %), 17.6 GiB left"))
+      << "reserved and what lies beside the allocator";
+  EXPECT_THAT(text, HasSubstr("1.23 s          1.05 s … 1.42 s"));
+  EXPECT_THAT(text, HasSubstr("849,700         738,400 … 998,600  13,277 a card"));
+  EXPECT_THAT(text, HasSubstr("41.2 %          36.0 % … 48.0 %  with recomputation 54.9 %"));
+  EXPECT_THAT(text, HasSubstr("exposed communication 34.0 ms (2.8 %)"));
+}
+
+TEST(Report, SaysWhatTheMemoryHoldsAtItsPeakAndWhereThatIs) {
+  const std::string text = report(sample_simulation());
+  EXPECT_THAT(text, HasSubstr("Memory at its peak (backward of model.layers.31, instruction 412)"));
+  EXPECT_LT(text.find("activations"), text.find("full parameters")) << "the largest first";
+  EXPECT_THAT(text, HasSubstr("activations             50.0 GiB  84.7 %"));
+  EXPECT_THAT(text, HasSubstr("beside the allocator    1.40 GiB"));
+}
+
+TEST(Report, SaysWhichCommunicationIsExposedAndWhy) {
+  const std::string text = report(sample_simulation());
+  EXPECT_THAT(text, testing::ContainsRegex("all_gather +65 +15.0 GiB +103 ms +12.0 ms +first gather 12.0 ms"));
+  EXPECT_THAT(text, testing::ContainsRegex("reduce_scatter +33 +15.0 GiB +90.0 ms +22.0 ms +tail 22.0 ms"));
+}
+
+TEST(Report, SaysThePlanItsTrapsAndWhatThePredictionRestsOn) {
+  const std::string text = report(sample_simulation());
+  EXPECT_THAT(text, HasSubstr("2 units, the largest the root (1.96 GiB gathered); 3 all-gathers"));
+  EXPECT_THAT(text, HasSubstr("V1 hold"));
+  EXPECT_THAT(text, HasSubstr("huge root unit (W10, R10)"));
+  EXPECT_THAT(text, HasSubstr("→ give embedding and head a unit"));
+  EXPECT_THAT(text, HasSubstr("h100-sxm-80, level published"));
+  EXPECT_THAT(text, HasSubstr("aten.mystery.default"));
+}
+
+TEST(Report, DrawsTheSteadyStepOnly) {
+  const std::string text = report(sample_simulation());
+  EXPECT_THAT(text, HasSubstr("The steady step\n"));
+  EXPECT_THAT(text, HasSubstr("0 ms")) << "the axis starts with the last iteration";
+  EXPECT_THAT(text, testing::ContainsRegex("1000 *\n$"));
+  EXPECT_THAT(text, Not(HasSubstr("2000")));
+}
+
+TEST(Report, ANameOfMemoryThatRanOutComesWithTheChangeThatWouldFit) {
+  const SampleSimulation s = sample_out_of_memory();
+  Simulation view = s.view();
+  view.remedy = Remedy{"checkpoint every block", {"checkpointing.policy=block"}, 40 * kGiB, 1.5e9};
+  const std::string text = simulation_report(view, {});
+  EXPECT_THAT(text, HasSubstr("out of memory in iteration 0, backward of model.layers.31, at instruction 412"));
+  EXPECT_THAT(text, HasSubstr("3.00 GiB asked for, 2.00 GiB free of 80.0 GiB"));
+  EXPECT_THAT(text, HasSubstr("--set checkpointing.policy=block"));
+  EXPECT_THAT(text, HasSubstr("then 40.0 GiB reserved, 1.50 s a step"));
+  EXPECT_THAT(text, Not(HasSubstr("tokens/s"))) << "there is no speed of a run that ended";
+}
+
+TEST(Report, WithoutATimelineItNamesTheTrace) {
+  SampleSimulation s = sample_simulation();
+  s.prediction.timeline = {};
+  EXPECT_THAT(report(s), HasSubstr("--trace writes it"));
+}
+
+TEST(Report, ManyUnitsAreAlsoDrawnFromNearBy) {
+  SampleSimulation s = sample_simulation();
+  EXPECT_THAT(report(s), Not(HasSubstr("From near by")));
+  s.prediction.timeline.spans.pop_back();
+  for (int unit = 0; unit < 9; ++unit) {
+    Span span;
+    span.lane = LaneId(0), span.kind = SpanKind::Compute, span.start = 1'000'000 * unit, span.duration = 900'000;
+    span.unit = unit, span.phase = static_cast<std::int32_t>(Phase::Backward);
+    s.prediction.timeline.spans.push_back(span);
+    s.prediction.timeline.units.push_back("layers." + std::to_string(unit));
+  }
+  EXPECT_THAT(report(s), HasSubstr("From near by: the backward of layers.4 and its neighbours"));
+  EXPECT_THAT(report(s), testing::ContainsRegex("0 ms +0.5 +1 +1.5 +2 +2.5")) << "three units of a millisecond";
+}
+
+TEST(Report, MemoryThatRanOutBeforeTheFirstIterationHasNoInstruction) {
+  SampleSimulation s = sample_out_of_memory();
+  s.prediction.oom->phase = s.prediction.memory.phase = "init";
+  s.prediction.oom->instruction = s.prediction.memory.instruction = {};
+  EXPECT_THAT(report(s), HasSubstr("before the first iteration"));
+  EXPECT_THAT(report(s), Not(HasSubstr("instruction -1")));
+}
+
+TEST(Report, WithoutARemedyItSaysWhatWasTried) {
+  const SampleSimulation s = sample_out_of_memory();
+  Simulation view = s.view();
+  view.tried = {"checkpoint every block", "128 ranks instead of 64"};
+  const std::string text = simulation_report(view, {});
+  EXPECT_THAT(text, HasSubstr("none of the changes tried"));
+  EXPECT_THAT(text, HasSubstr("- 128 ranks instead of 64"));
+}
+
+TEST(Report, AModelWithoutOperatorsPretendsNoTimes) {
+  SampleSimulation s = sample_simulation();
+  s.model.ops.clear();
+  EXPECT_THAT(report(s), HasSubstr("no operator program"));
+}
+
+TEST(Report, PlainIsAsciiAndColourIsOnlyForThoseWhoAsk) {
+  ReportStyle plain;
+  plain.unicode = false;
+  const std::string text = simulation_report(sample_simulation().view(), plain);
+  EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); }));
+  ReportStyle coloured;
+  coloured.color = true;
+  EXPECT_THAT(simulation_report(sample_simulation().view(), coloured), HasSubstr("\x1b[1;32myes\x1b[0m"));
+  EXPECT_THAT(report(sample_simulation()), Not(HasSubstr("\x1b")));
+}
+
+}  // namespace
+}  // namespace foreshard::cli

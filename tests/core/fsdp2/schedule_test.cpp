@@ -1,0 +1,348 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tests/core/fsdp2/chain.h"
+
+namespace foreshard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// One line an instruction, in the words of the semantics page's section 19.10; what it leaves out is left out.
+std::string token(const Plan& plan, const Instruction& i, std::map<std::int32_t, std::string>& events) {
+  const std::string unit = !i.unit.valid()                           ? ""
+                           : plan.units[i.unit.index()].name.empty() ? "R"
+                                                                     : plan.units[i.unit.index()].name;
+  const std::string stream(stream_name(i.stream));
+  const auto buffer = [&](const char* name) { return std::string(name) + "(" + unit + ")"; };
+  switch (i.kind) {
+    case InstructionKind::WaitStream: return stream + "<-" + std::string(stream_name(i.other));
+    case InstructionKind::RecordEvent: {
+      const std::string what(plan.name_of(i.name));
+      events[i.event.value] = (what == "all_gather"       ? "AG "
+                               : what == "copy_out"       ? "o "
+                               : what == "reduce_scatter" ? "r "
+                                                          : "p ") +
+                              unit;
+      return what == "all_gather" ? "" : ">" + events[i.event.value];
+    }
+    case InstructionKind::WaitEvent: return stream + "<-" + events[i.event.value];
+    case InstructionKind::Alloc:
+    case InstructionKind::Free: {
+      const std::string sign = i.kind == InstructionKind::Alloc ? stream + ":+" : "-";
+      if (i.buffer.what == BufferWhat::AgBuffer) return sign + buffer("AGb");
+      if (i.buffer.what == BufferWhat::RsInput) return sign + buffer("rsin");
+      if (i.buffer.what == BufferWhat::RsOutput && i.kind == InstructionKind::Alloc) return sign + buffer("rsout");
+      return i.buffer.what == BufferWhat::Grad ? "-grad " + plan.param_names[i.buffer.param.index()] : "";
+    }
+    case InstructionKind::Resize: return (i.bytes > 0 ? "+full " : "-full ") + plan.param_names[i.buffer.param.index()];
+    case InstructionKind::AllGather: return stream + ":AG " + unit;
+    case InstructionKind::ReduceScatter: return stream + ":RS " + unit;
+    case InstructionKind::CopyIn:
+    case InstructionKind::CopyOut: return std::string(plan.name_of(i.name));
+    case InstructionKind::Forward: return "D:" + plan.segments[i.segment.index()].label;
+    case InstructionKind::Backward: return "D:" + plan.segments[i.segment.index()].label + "'";
+    default: return "";
+  }
+}
+
+std::vector<std::string> tokens(const Plan& plan, const PlanIteration& iteration) {
+  std::vector<std::string> out;
+  std::map<std::int32_t, std::string> events;
+  for (const Instruction& i : iteration.instructions) {
+    std::string text = token(plan, i, events);
+    if (!text.empty()) out.push_back(std::move(text));
+  }
+  return out;
+}
+
+PlanCounts counts(const Job& job) {
+  const Result<Plan> plan = plan_chain(job);
+  return count_instructions(plan->iterations.back());
+}
+
+/// Most buffers of one kind alive at once within a span of phases.
+int most_alive(const PlanIteration& iteration, BufferWhat what, bool backward) {
+  int live = 0, most = 0;
+  bool in_backward = false;
+  for (const Instruction& i : iteration.instructions) {
+    in_backward = in_backward || i.phase == Phase::PreBackward || i.phase == Phase::Backward;
+    if (i.buffer.what != what) continue;
+    if (i.kind == InstructionKind::Alloc) ++live;
+    if (i.kind == InstructionKind::Free) --live;
+    if (in_backward == backward) most = std::max(most, live);
+  }
+  return most;
+}
+
+TEST(Fsdp2Schedule, IsSection19_10TokenByToken) {
+  const Result<Plan> plan = plan_chain(chain_job());
+  ASSERT_TRUE(plan) << to_text(plan.error());
+  const std::vector<std::string> got = tokens(*plan, plan->iterations.back());
+  const std::vector<std::string> forward{"C<-D",
+                                         "A<-D",
+                                         "C:+AGb(R)",
+                                         "fsdp.all_gather_copy_in",
+                                         "A<-C",
+                                         "A:AG R",
+                                         "D<-AG R",
+                                         "+full embed.weight",
+                                         "+full head.weight",
+                                         "fsdp.split_with_sizes_copy",
+                                         ">o R",
+                                         "D:embed",
+                                         "C:+AGb(b0)",
+                                         "fsdp.all_gather_copy_in",
+                                         "A<-C",
+                                         "A:AG b0",
+                                         "C<-o R",
+                                         "A<-o R",
+                                         "D<-AG b0",
+                                         "+full b0.weight",
+                                         "+full b0.bias",
+                                         "fsdp.split_with_sizes_copy",
+                                         ">o b0",
+                                         "-AGb(R)",
+                                         "D:b0",
+                                         "-full b0.weight",
+                                         "-full b0.bias",
+                                         "C:+AGb(b1)",
+                                         "fsdp.all_gather_copy_in",
+                                         "A<-C",
+                                         "A:AG b1",
+                                         "C<-o b0",
+                                         "A<-o b0",
+                                         "D<-AG b1",
+                                         "+full b1.weight",
+                                         "+full b1.bias",
+                                         "fsdp.split_with_sizes_copy",
+                                         ">o b1",
+                                         "-AGb(b0)",
+                                         "D:b1",
+                                         "-full b1.weight",
+                                         "-full b1.bias",
+                                         "C:+AGb(b2)",
+                                         "fsdp.all_gather_copy_in",
+                                         "A<-C",
+                                         "A:AG b2",
+                                         "C<-o b1",
+                                         "A<-o b1",
+                                         "D<-AG b2",
+                                         "+full b2.weight",
+                                         "+full b2.bias",
+                                         "fsdp.split_with_sizes_copy",
+                                         ">o b2",
+                                         "-AGb(b1)",
+                                         "D:b2",
+                                         "-full b2.weight",
+                                         "-full b2.bias",
+                                         "D:head",
+                                         "C<-o b2",
+                                         "A<-o b2",
+                                         "-AGb(b2)"};
+  const std::vector<std::string> backward_b2{"C:+AGb(b2)",
+                                             "fsdp.all_gather_copy_in",
+                                             "A<-C",
+                                             "A:AG b2",
+                                             "D:head'",
+                                             "D<-AG b2",
+                                             "+full b2.weight",
+                                             "+full b2.bias",
+                                             "fsdp.split_with_sizes_copy",
+                                             ">o b2",
+                                             "C<-o b2",
+                                             "A<-o b2",
+                                             "-AGb(b2)",
+                                             "C:+AGb(b1)",
+                                             "fsdp.all_gather_copy_in",
+                                             "A<-C",
+                                             "A:AG b1",
+                                             "D:b2'",
+                                             "-full b2.weight",
+                                             "-full b2.bias",
+                                             "D:+rsin(b2)",
+                                             "fsdp.chunk_cat",
+                                             "-grad b2.weight",
+                                             "S<-D",
+                                             "S:+rsout(b2)",
+                                             "S:RS b2",
+                                             ">r b2",
+                                             ">p b2",
+                                             "-grad b2.bias"};
+  const std::vector<std::string> last{"D:embed'",
+                                      "-full embed.weight",
+                                      "-full head.weight",
+                                      "D<-r b0",
+                                      "-rsin(b0)",
+                                      "D:+rsin(R)",
+                                      "fsdp.chunk_cat",
+                                      "-grad embed.weight",
+                                      "S<-D",
+                                      "S:+rsout(R)",
+                                      "S:RS R",
+                                      ">r R",
+                                      ">p R",
+                                      "-grad head.weight",
+                                      "D<-p R",
+                                      "D<-p b0",
+                                      "D<-p b1",
+                                      "D<-p b2",
+                                      "D<-r R",
+                                      "-rsin(R)"};
+  ASSERT_GE(got.size(), forward.size() + backward_b2.size() + last.size());
+  const auto begin = got.begin();
+  const auto middle = begin + static_cast<std::ptrdiff_t>(forward.size());
+  EXPECT_EQ(std::vector<std::string>(begin, middle), forward);
+  EXPECT_EQ(std::vector<std::string>(middle, middle + static_cast<std::ptrdiff_t>(backward_b2.size())), backward_b2);
+  EXPECT_EQ(std::vector<std::string>(got.end() - static_cast<std::ptrdiff_t>(last.size()), got.end()), last);
+}
+
+TEST(Fsdp2Schedule, EveryIterationIsAlike) {  // 19.10: backward uses this pass's own order
+  const Result<Plan> plan = plan_chain(chain_job());
+  EXPECT_TRUE(plan->steady);
+  EXPECT_EQ(plan->iterations.size(), 3U);  // the first zeroes nothing
+}
+
+TEST(Fsdp2Schedule, CountsAreThoseOfTable19_11) {  // V3
+  EXPECT_EQ(counts(chain_job()), (PlanCounts{7, 4, 0, 0, 0, 0, 0}));
+  Job alone = chain_job(1);
+  EXPECT_EQ(counts(alone), (PlanCounts{0, 0, 0, 0, 0, 0, 0}));  // F2-4
+  Job hybrid = chain_job(4);
+  hybrid.fsdp.strategy = Strategy::HybridShard;
+  hybrid.cluster.shard_group = 2;
+  EXPECT_EQ(counts(hybrid), (PlanCounts{7, 4, 4, 0, 0, 0, 0}));  // F2-20
+}
+
+TEST(Fsdp2Schedule, KeepsTwoGatherBuffersInForwardAndOneInBackward) {  // V11, F2-8
+  const Result<Plan> plan = plan_chain(chain_job());
+  EXPECT_EQ(most_alive(plan->iterations.back(), BufferWhat::AgBuffer, false), 2);
+  EXPECT_EQ(most_alive(plan->iterations.back(), BufferWhat::AgBuffer, true), 1);
+  EXPECT_EQ(most_alive(plan->iterations.back(), BufferWhat::RsInput, true), 1);
+}
+
+TEST(Fsdp2Schedule, ExplicitListsOfTwoKeepThreeAndTwoBuffers) {  // F2-16
+  Job job = chain_job();
+  job.fsdp.prefetch.forward_depth = 2;
+  job.fsdp.prefetch.backward_depth = 2;
+  const Result<Plan> plan = plan_chain(job);
+  EXPECT_EQ(most_alive(plan->iterations.back(), BufferWhat::AgBuffer, false), 3);
+  EXPECT_EQ(most_alive(plan->iterations.back(), BufferWhat::AgBuffer, true), 2);
+  EXPECT_EQ(count_instructions(plan->iterations.back()).all_gather, 7);
+}
+
+TEST(Fsdp2Schedule, NeverBlocksTheHostWithoutOffload) {  // F2-10
+  const Result<Plan> plan = plan_chain(chain_job());
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    EXPECT_NE(i.kind, InstructionKind::HostWait);
+    EXPECT_NE(i.kind, InstructionKind::NoteUse);
+  }
+}
+
+TEST(Fsdp2Schedule, OffloadWaitsOncePerParameterAndOnlyInTheFinalCallback) {  // F2-26
+  Job job = chain_job();
+  job.fsdp.cpu_offload = true;
+  const Result<Plan> plan = plan_chain(job);
+  const PlanIteration& iteration = plan->iterations.back();
+  EXPECT_EQ(count_instructions(iteration).h2d, 8 + 6);
+  EXPECT_EQ(count_instructions(iteration).d2h, 8);
+  int waits = 0;
+  for (const Instruction& i : iteration.instructions) {
+    if (i.kind != InstructionKind::HostWait) continue;
+    ++waits;
+    EXPECT_EQ(i.phase, Phase::Final);
+  }
+  EXPECT_EQ(waits, 8);
+}
+
+TEST(Fsdp2Schedule, KeepingParametersSavesTheBackwardGathers) {  // F2-12
+  Job job = chain_job();
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::False, 0};
+  EXPECT_EQ(counts(job).all_gather, 4);
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::True, 0};
+  UnitOverride root;
+  root.units = {""};
+  root.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::True, 0};
+  job.fsdp.overrides = {root};
+  EXPECT_EQ(counts(job).all_gather, 8);
+}
+
+TEST(Fsdp2Schedule, PartialReshardGathersFromTheSmallerMesh) {  // F2-13
+  Job job = chain_job(4);
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::GroupSize, 2};
+  const Result<Plan> plan = plan_chain(job);
+  std::vector<int> groups;
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    if (i.kind == InstructionKind::AllGather) groups.push_back(i.group_size);
+  }
+  EXPECT_THAT(groups, ElementsAre(4, 4, 4, 4, 2, 2, 2));
+}
+
+TEST(Fsdp2Schedule, HeldGradientsAreReducedOnce) {  // F2-22
+  Job job = chain_job();
+  job.train.micro_batches = 3;
+  EXPECT_EQ(counts(job).reduce_scatter, 12);
+  job.train.no_sync = true;
+  EXPECT_EQ(counts(job).reduce_scatter, 4);
+}
+
+TEST(Fsdp2Schedule, FrozenMiddleUnitReshardsAndReducesNothing) {  // F2-17
+  Job job = chain_job();
+  job.fsdp.frozen = {"b1"};
+  EXPECT_EQ(counts(job).reduce_scatter, 3);
+}
+
+TEST(Fsdp2Schedule, NamesTheTrapsThatTheScriptDecides) {  // section 24: 7 and 10
+  Job job = chain_job();
+  job.train.script = {{"nograd_fwd"}, {"fwd", "bwd", "step", "zero"}};
+  ASSERT_EQ(plan_chain(job)->traps.back().number, 7);
+  const Result<Plan> evaluated = plan_chain(job);
+  EXPECT_EQ(count_instructions(evaluated->iterations[1]).all_gather, 6);  // the root was still gathered
+  Job low = chain_job();
+  low.fsdp.mixed_precision.reduce = DType::BFloat16;
+  low.train.micro_batches = 2;
+  low.train.no_sync = true;
+  ASSERT_EQ(plan_chain(low)->traps.back().number, 10);
+}
+
+TEST(Fsdp2Schedule, UnknownMethodsAreRefused) {  // F2-23
+  Job job = chain_job();
+  job.train.script = {{"call:b0:set_foo:true", "fwd", "bwd"}};
+  EXPECT_THAT(plan_chain(job).error().message, HasSubstr("no such method"));
+  job.train.script = {{"call:b9:unshard", "fwd", "bwd"}};
+  EXPECT_EQ(plan_chain(job).error().code, ErrorCode::NotFound);
+  job.train.script = {{"bwd"}};
+  EXPECT_FALSE(plan_chain(job));
+}
+
+TEST(Fsdp2Schedule, CheckpointingAddsNoGather) {  // F2-15
+  Model model = chain_model();
+  for (CallStep& step : model.calls[0].steps) step.checkpoint = CheckpointKind::NonReentrant;
+  const Result<Plan> plan = plan_chain(chain_job(), model);
+  ASSERT_TRUE(plan) << to_text(plan.error());
+  EXPECT_EQ(count_instructions(plan->iterations.back()).all_gather, 7);
+  int recomputed = 0;
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    if (i.kind == InstructionKind::Recompute) ++recomputed;
+  }
+  EXPECT_EQ(recomputed, 5);
+  for (CallStep& step : model.calls[0].steps) step.checkpoint = CheckpointKind::Reentrant;
+  EXPECT_EQ(plan_chain(chain_job(), model).error().code, ErrorCode::Unsupported);
+}
+
+TEST(Unsharded, OneRankHasNoCommunicationAndManyReduceEveryBucket) {
+  Job job = chain_job(1);
+  job.fsdp.runtime = Runtime::None;
+  job.fsdp.wrap.policy = WrapPolicyKind::None;
+  EXPECT_EQ(counts(job), PlanCounts{});
+  job.cluster.world_size = 4;
+  const Result<Plan> plan = plan_chain(job);
+  EXPECT_EQ(count_instructions(plan->iterations.back()).all_reduce, 1);  // 0.6 KB: one bucket
+  EXPECT_TRUE(plan->steady);
+  EXPECT_EQ(plan->runtime, Runtime::None);
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,88 @@
+// What hostile or unusual programs do: refused with words, or lowered with the default rule.
+#include <gtest/gtest.h>
+
+#include "core/model/lowering.h"
+#include "tests/core/lowering/replay.h"
+#include "tests/core/lowering/toy_program.h"
+
+namespace foreshard {
+namespace {
+
+using testing::all_trainable;
+using testing::replay;
+using testing::segments_by_block;
+using testing::ToyProgram;
+
+Model with_op(const std::string& name) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op(name, {"h"}, {{"c", {6, 4}}});
+  toy.op("aten.sum.default", {"c"}, {{"loss", {}}});
+  return toy.finish("loss");
+}
+
+TEST(LoweringCorners, AnOperatorWithoutARuleIsNamedAndCostsTwiceItsForward) {
+  const Model model = with_op("custom.frobnicate.default");
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  EXPECT_EQ(lowered->unknown_ops, (std::vector<std::string>{"custom.frobnicate.default"}));
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.after_forward, 96 + 96 + 4);  // its input and result are kept, and the loss
+  EXPECT_EQ(out.left, 0);
+  EXPECT_TRUE(out.misuse.empty());
+  EXPECT_EQ(out.backward_kernels.at(1), "custom.frobnicate.default.backward");
+}
+
+TEST(LoweringCorners, SegmentsThatLeaveGapsAreRefused) {
+  const Model model = with_op("aten.silu.default");
+  const auto gap = lower(model, {{0, 1}, {2, 3}}, all_trainable(model));
+  ASSERT_FALSE(gap);
+  EXPECT_NE(to_text(gap.error()).find("segments[1]"), std::string::npos);
+  const auto end = lower(model, {{0, 2}}, all_trainable(model));
+  EXPECT_FALSE(end);
+}
+
+TEST(LoweringCorners, ReferencesOutOfRangeAreRefused) {
+  Model model = with_op("aten.silu.default");
+  model.ops[1].args[0].value = ValueRef{ValueId(99)};
+  const auto lowered = lower(model, {{0, 3}}, all_trainable(model));
+  ASSERT_FALSE(lowered);
+  EXPECT_NE(to_text(lowered.error()).find("ops[1]"), std::string::npos);
+}
+
+TEST(LoweringCorners, TooManyDimensionsAreRefused) {
+  Model model = with_op("aten.silu.default");
+  model.values[2].shape = Shape(9, 1);
+  EXPECT_FALSE(lower(model, {{0, 3}}, all_trainable(model)));
+}
+
+TEST(LoweringCorners, OperatorsWithoutTheirArgumentsDoNotCrash) {
+  for (const char* name :
+       {"aten.mm.default", "aten.addmm.default", "aten.cat.default", "aten.native_layer_norm.default",
+        "aten.embedding.default", "aten._scaled_dot_product_flash_attention.default", "aten.permute.default",
+        "aten.where.self", "aten.slice.Tensor", "aten.split.Tensor", "aten.linear.default",
+        "aten.native_dropout.default", "aten.bmm.default", "aten.div.Tensor"}) {
+    const Model model = with_op(name);
+    const auto segments = segments_by_block(model, "");
+    EXPECT_TRUE(lower(model, segments, all_trainable(model))) << name;
+  }
+}
+
+TEST(LoweringCorners, AProgramWithoutOperatorsIsEmpty) {
+  const auto lowered = lower(Model{}, {}, {});
+  ASSERT_TRUE(lowered);
+  EXPECT_TRUE(lowered->instances.empty());
+}
+
+TEST(LoweringCorners, AValueUsedBeforeItIsMadeIsTheCallers) {
+  Model model = with_op("aten.silu.default");
+  std::swap(model.ops[0], model.ops[1]);
+  EXPECT_TRUE(lower(model, {{0, 3}}, all_trainable(model)));
+}
+
+}  // namespace
+}  // namespace foreshard

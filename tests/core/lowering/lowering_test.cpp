@@ -1,0 +1,237 @@
+#include "core/model/lowering.h"
+
+#include <gtest/gtest.h>
+
+#include "core/model/activation.h"
+#include "tests/core/lowering/replay.h"
+#include "tests/core/lowering/toy_program.h"
+
+namespace foreshard {
+namespace {
+
+using testing::all_trainable;
+using testing::replay;
+using testing::segments_by_block;
+using testing::ToyProgram;
+
+/// x [6, 4] f32 -> silu(x @ w^T) -> sum, one block per weight [4, 4].
+Model silu_chain(int blocks) {
+  ToyProgram toy;
+  std::string x = toy.input("x", {6, 4});
+  for (int i = 0; i < blocks; ++i) {
+    const std::string name = "blocks." + std::to_string(i);
+    toy.module(name, "Block");
+    toy.param(name + ".w", {4, 4});
+    toy.op("aten.t.default", {"%" + name + ".w"}, {{"wt" + name, {4, 4}}});
+    toy.op("aten.mm.default", {x, "wt" + name}, {{"y" + name, {6, 4}}});
+    toy.op("aten.silu.default", {"y" + name}, {{"z" + name, {6, 4}}});
+    x = "z" + name;
+  }
+  toy.module("", "Root");
+  toy.op("aten.sum.default", {x}, {{"loss", {}}});
+  return toy.finish("loss");
+}
+
+TEST(Lowering, WritesOutAllocationsAndFreesOfASmallProgram) {
+  const Model model = silu_chain(1);
+  const auto segments = segments_by_block(model, "Block");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered) << to_text(lowered.error());
+  const auto out = replay(*lowered, segments);
+  const std::vector<testing::ReplayEvent> expected = {
+      {true, 0, 96},   // y = x @ w^T, kept by silu
+      {true, 1, 96},   // z
+      {true, 2, 4},    // the loss
+      {false, 1, 96},  // z: nobody keeps what is summed
+      {true, 3, 4},    // ones
+      {true, 4, 96},   // d y
+      {false, 0, 96},  // y, as silu's node is done
+      {true, 5, 64},   // d w; x takes no gradient
+      {false, 4, 96},
+  };
+  EXPECT_EQ(out.events, expected);
+  EXPECT_EQ(out.forward_kernels,
+            (std::vector<std::string>{"aten.mm.default", "aten.silu.default", "aten.sum.default"}));
+  EXPECT_EQ(out.backward_kernels,
+            (std::vector<std::string>{"aten.ones_like.default", "aten.silu_backward.default", "aten.mm.default"}));
+  EXPECT_EQ(out.param_grads, 64);
+  EXPECT_EQ(out.left, 0);
+  EXPECT_TRUE(out.misuse.empty());
+}
+
+TEST(Lowering, KernelsCarryWhatATimeModelNeeds) {
+  const Model model = silu_chain(1);
+  const auto lowered = lower(model, segments_by_block(model, "Block"), all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const Kernel& mm = lowered->templates[0].forward.kernels.at(0);
+  EXPECT_EQ(mm.kind, KernelClass::Gemm);
+  EXPECT_EQ((std::vector<std::int64_t>{mm.m, mm.n, mm.k, mm.batch}), (std::vector<std::int64_t>{6, 4, 4, 1}));
+  EXPECT_EQ(mm.flops, 2 * 6 * 4 * 4);
+  EXPECT_EQ(mm.read, 96 + 64);
+  EXPECT_EQ(mm.written, 96);
+  EXPECT_FALSE(mm.tensor_core);
+  EXPECT_EQ(mm.launches, 1);
+}
+
+TEST(Lowering, EqualBlocksShareATemplate) {
+  const Model model = silu_chain(40);
+  const auto segments = segments_by_block(model, "Block");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  EXPECT_EQ(segments.size(), 41u);
+  EXPECT_LE(lowered->templates.size(), 4u);
+  const auto out = replay(*lowered, segments);
+  EXPECT_TRUE(out.misuse.empty()) << out.misuse.front();
+  EXPECT_EQ(out.left, 0);
+  EXPECT_EQ(out.param_grads, 40 * 64);
+  EXPECT_EQ(out.backward_kernels.size(), 1u + 40 * 3 - 1);  // silu_backward, two products; the first block has one
+}
+
+TEST(Lowering, FoldedBlocksAreWhatTheyWouldBeUnfolded) {
+  for (const bool checkpointed : {false, true}) {
+    const Model model = silu_chain(9);
+    Model uneven = model;  // an argument that nobody reads makes every block another one: nothing is folded
+    for (std::size_t i = 0; i < uneven.ops.size(); ++i)
+      uneven.ops[i].kwargs.push_back({"salt", {static_cast<std::int64_t>(i)}});
+    const auto segments = segments_by_block(model, "Block", checkpointed);
+    const auto folded = lower(model, segments, all_trainable(model)),
+               unfolded = lower(uneven, segments, all_trainable(model));
+    ASSERT_TRUE(folded && unfolded);
+    EXPECT_EQ(replay(*folded, segments).events, replay(*unfolded, segments).events);
+    EXPECT_EQ(folded->held, unfolded->held);
+  }
+}
+
+TEST(Lowering, CheckpointedBlocksKeepOnlyWhatTheyWereCalledWith) {
+  const Model model = silu_chain(3);
+  const auto segments = segments_by_block(model, "Block", true);
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  EXPECT_TRUE(out.misuse.empty());
+  EXPECT_EQ(out.left, 0);
+  EXPECT_EQ(out.after_forward, 2 * 96 + 4);  // inputs of the second and third block, the loss; x is the caller's
+  // Each block: the product again; silu saves its input, so recomputation stops before silu runs.
+  EXPECT_EQ(out.recompute_kernels, (std::vector<std::string>(3, "aten.mm.default")));
+}
+
+TEST(Lowering, ReentrantCheckpointingRecomputesToTheEndAndHoldsTheResult) {
+  const Model model = silu_chain(3);
+  auto segments = segments_by_block(model, "Block", true);
+  const auto stopped = lower(model, segments, all_trainable(model));
+  for (SegmentRange& segment : segments) segment.reentrant = segment.checkpointed;
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(stopped && lowered);
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.recompute_kernels.size(), 6u);
+  EXPECT_EQ(out.left, 0);
+  EXPECT_TRUE(out.misuse.empty());
+  EXPECT_EQ(out.peak, replay(*stopped, segments).peak + 96);
+}
+
+TEST(Lowering, ARegionOfSeveralSegmentsIsRecomputedAsOne) {
+  const Model model = silu_chain(1);  // cut inside the block: product | activation
+  const std::vector<SegmentRange> cut = {{0, 2, true, 7}, {2, 3, true, 7}, {3, 4}};
+  const std::vector<SegmentRange> whole = {{0, 3, true, 7}, {3, 4}};
+  const auto a = lower(model, cut, all_trainable(model)), b = lower(model, whole, all_trainable(model));
+  ASSERT_TRUE(a && b);
+  EXPECT_EQ(replay(*a, cut).events, replay(*b, whole).events);
+}
+
+TEST(Lowering, FrozenWeightsTakeNoGradientAndKeepNoInput) {
+  const Model model = silu_chain(2);
+  const auto segments = segments_by_block(model, "Block");
+  const auto lowered = lower(model, segments, {false, true});
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.after_forward,
+            96 + 96 + 4);  // first block: only its output, the input of a product whose weight learns
+  EXPECT_EQ(out.backward_kernels.size(), 3u);
+  EXPECT_EQ(out.param_grads, 64);
+  EXPECT_EQ(out.left, 0);
+  const auto none = lower(model, segments, {false, false});
+  ASSERT_TRUE(none);
+  EXPECT_TRUE(replay(*none, segments).backward_kernels.empty());
+}
+
+TEST(Lowering, GradientsThatMeetAreSummedInPlaceOnlyIfNobodyElseSeesThem) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.silu.default", {"h"}, {{"a", {6, 4}}});
+  toy.op("aten.tanh.default", {"h"}, {{"b", {6, 4}}});
+  toy.op("aten.add.Tensor", {"a", "b"}, {{"c", {6, 4}}});
+  toy.op("aten.sum.default", {"c"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.backward_kernels,
+            (std::vector<std::string>{"aten.ones_like.default", "aten.tanh_backward.default",
+                                      "aten.silu_backward.default", "aten.add_.Tensor", "aten.mm.default"}));
+  EXPECT_EQ(out.left, 0);
+}
+
+TEST(Lowering, AGradientThatAnotherNodeWaitsWithIsNotSummedInto) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.silu.default", {"h"}, {{"p", {6, 4}}});
+  toy.op("aten.tanh.default", {"h"}, {{"q", {6, 4}}});
+  toy.op("aten.sigmoid.default", {"p"}, {{"d", {6, 4}}});
+  toy.op("aten.add.Tensor", {"p", "q"}, {{"c", {6, 4}}});
+  toy.op("aten.add.Tensor", {"c", "d"}, {{"e", {6, 4}}});
+  toy.op("aten.silu.default", {"e"}, {{"f", {6, 4}}});
+  toy.op("aten.sum.default", {"f"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  // p and q were given one gradient; what sigmoid adds for p needs a new tensor. What meets at h does not.
+  EXPECT_EQ(out.backward_kernels,
+            (std::vector<std::string>{"aten.ones_like.default", "aten.silu_backward.default",
+                                      "aten.sigmoid_backward.default", "aten.add.Tensor", "aten.tanh_backward.default",
+                                      "aten.silu_backward.default", "aten.add_.Tensor", "aten.mm.default"}));
+  EXPECT_EQ(out.left, 0);
+}
+
+TEST(Lowering, ASharedWeightSumsItsGradientsOnce) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.mm.default", {"h", "%w"}, {{"c", {6, 4}}});
+  toy.op("aten.sum.default", {"c"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  EXPECT_EQ(lowered->templates[0].param_grad_order, (std::vector<std::int32_t>{0}));
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.param_grads, 64);
+  EXPECT_EQ(out.left, 0);
+}
+
+TEST(Activation, CountsEachStorageOnceAtTheModuleThatKeptItFirst) {
+  const Model model = silu_chain(2);
+  const auto report = activation_report(model, false, "Block");
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->blocks, (std::vector<std::string>{"blocks.0", "blocks.1"}));
+  EXPECT_EQ(report->per_block, (std::vector<Bytes>{96, 96 + 96}));  // y; then the first block's z and y
+  EXPECT_EQ(report->saved, 3 * 96);
+  EXPECT_EQ(report->forward_flops, 2 * 2 * 6 * 4 * 4);
+  EXPECT_EQ(report->backward_flops, 3 * 2 * 6 * 4 * 4);
+  const auto checkpointed = activation_report(model, true, "Block");
+  ASSERT_TRUE(checkpointed);
+  EXPECT_EQ(checkpointed->per_block, (std::vector<Bytes>{0, 96}));  // the first block was called with a model input
+}
+
+}  // namespace
+}  // namespace foreshard

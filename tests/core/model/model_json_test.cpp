@@ -1,0 +1,245 @@
+#include "core/model/model_json.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/model/config_model.h"
+
+namespace foreshard {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kModels = std::string(FORESHARD_TEST_DATA) + "/models/";
+
+// The example of the public face.
+constexpr const char* kToy = R"({"schema": "foreshard.model/1", "name": "toy",
+ "inputs":  [{"name": "x", "shape": [2, 4], "dtype": "float32", "requires_grad": false}],
+ "modules": [{"fqn": "", "class": "Toy"}, {"fqn": "a", "class": "Linear", "bases": ["Module"]}, {"fqn": "b", "class": "Linear"}, {"fqn": "c", "alias_of": "a", "class": "Linear"}],
+ "params":  [{"fqn": "a.weight", "shape": [4, 4], "dtype": "float32", "requires_grad": true}, {"fqn": "b.weight", "shape": [4, 4], "dtype": "float32", "shares": "a.weight"}],
+ "buffers": [{"fqn": "a.scale", "shape": [1], "dtype": "float32"}],
+ "calls":   [{"out": "h", "call": "a", "in": ["x"]}, {"out": "y", "call": "b", "in": ["h"], "checkpoint": "non_reentrant"}],
+ "outputs": ["y"]})";
+
+constexpr const char* kProgram =
+    R"({"schema": "foreshard.model/1", "name": "ops", "has_loss": true, "compute_dtype": "bfloat16", "tokens_per_batch": 8,
+ "architecture": "toy", "block_class": "Block",
+ "inputs": [{"name": "x", "shape": [2, 4], "dtype": "bfloat16", "requires_grad": true}],
+ "modules": [{"fqn": "", "class": "Toy"}, {"fqn": "a", "class": "Linear"}],
+ "params": [{"fqn": "a.weight", "shape": [4, 4], "dtype": "float32"}],
+ "buffers": [{"fqn": "a.scale", "shape": [1], "dtype": "float32", "persistent": false}],
+ "ops": [{"op": "aten.linear.default", "module": "a", "args": ["%x", "@a.weight", null], "out": [{"name": "h", "shape": [2, 4], "dtype": "bfloat16"}]},
+         {"op": "aten.mul_.Tensor", "module": "a", "call": 1, "args": ["%h", "@a.scale"], "out": [{"name": "h"}]},
+         {"op": "aten.odd.default", "module": "", "args": [["%h", 1, 1.0, true], -9223372036854775808, 2.5e-300, {"float": "-inf"}, {"text": "%h"}, "plain"],
+          "kwargs": {"dtype": {"dtype": "float32"}}, "out": [null, {"name": "y", "shape": [], "dtype": "float32"}]}],
+ "outputs": ["y"]})";
+
+std::string text_of(const Json& json) { return json.dump(); }
+
+Error error_of(const Json& json) {
+  const auto model = parse_model_json(text_of(json), "model.json");
+  EXPECT_FALSE(model.has_value()) << json.dump();
+  return model ? Error{} : model.error();
+}
+
+TEST(ModelJson, EqualValueEqualBytes) {
+  for (const char* text : {kToy, kProgram}) {
+    const auto model = parse_model_json(text, "model.json");
+    ASSERT_TRUE(model.has_value()) << to_text(model.error());
+    const std::string written = write_model_json(*model);
+    const auto again = parse_model_json(written, "model.json");
+    ASSERT_TRUE(again.has_value()) << to_text(again.error()) << written;
+    EXPECT_EQ(*again, *model) << written;
+    EXPECT_EQ(write_model_json(*again), written);
+  }
+}
+
+TEST(ModelJson, EveryConfigModelIsWrittenAndReadBack) {
+  for (const char* name : {"llama-3.2-1b", "qwen2.5-0.5b", "gpt2", "mistral-7b-v0.1"}) {
+    for (const ProgramDevice device : {ProgramDevice::Cuda, ProgramDevice::Cpu, ProgramDevice::Meta}) {
+      const auto model =
+          model_from_config(kModels + name + "/config.json", {}, {.compute_dtype = DType::BFloat16, .device = device});
+      ASSERT_TRUE(model.has_value());
+      const auto again = parse_model_json(write_model_json(*model), "model.json");
+      ASSERT_TRUE(again.has_value()) << to_text(again.error());
+      EXPECT_TRUE(*again == *model) << name;
+    }
+  }
+}
+
+TEST(ModelJson, CallsBecomeAGraphWithTheRootsInputsAndOutputs) {
+  const auto model = parse_model_json(kToy, "model.json");
+  ASSERT_TRUE(model.has_value()) << to_text(model.error());
+  ASSERT_EQ(model->calls.size(), 1u);
+  EXPECT_EQ(model->calls[0].inputs, std::vector<std::string>{"x"});
+  EXPECT_EQ(model->calls[0].outputs, std::vector<std::string>{"y"});
+  EXPECT_EQ(model->calls[0].steps[1].checkpoint, CheckpointKind::NonReentrant);
+  EXPECT_EQ(model->params[1].shares, ParamId(0));
+  EXPECT_EQ(model->modules[3].alias_of, ModuleId(1));
+}
+
+TEST(ModelJson, ContainersNameTheirOwnValues) {
+  Json json = Json::parse(kToy);
+  json["modules"] = Json::parse(
+      R"([{"fqn": "", "class": "Toy"}, {"fqn": "box", "class": "Box"}, {"fqn": "box.a", "class": "Linear"}])");
+  json["params"] = Json::parse(R"([{"fqn": "box.a.weight", "shape": [4, 4], "dtype": "float32"}])");
+  json.erase("buffers");
+  json["calls"] = Json::parse(R"([{"out": "y", "call": "box", "in": ["x"], "iterations": [0, 2]},
+    {"in_module": "box", "out": "p", "call": "a", "in": ["u"]}, {"in_module": "box", "out": "q", "op": "add", "in": ["p", "v"]}])");
+  const auto model = parse_model_json(text_of(json), "model.json");
+  ASSERT_TRUE(model.has_value()) << to_text(model.error());
+  EXPECT_EQ(model->calls[1].inputs, (std::vector<std::string>{"u", "v"}));
+  EXPECT_EQ(model->calls[1].outputs, std::vector<std::string>{"q"});
+  EXPECT_EQ(model->calls[1].steps[0].module, ModuleId(2));
+  EXPECT_EQ(model->calls[0].steps[0].iterations, (std::vector<std::int32_t>{0, 2}));
+  EXPECT_EQ(*parse_model_json(write_model_json(*model), "x"), *model);
+}
+
+TEST(ModelJson, OperatorsThatDoNotReachTheOutputsGiveWayToTheCalls) {
+  Json json = Json::parse(kToy);
+  json["ops"] = Json::parse(R"([{"op": "aten.linear.default", "module": "a", "args": ["%x", "@a.weight"], "kwargs": {},
+    "out": [{"name": "h", "shape": [2, 4], "dtype": "float32"}]}])");
+  const auto model = parse_model_json(text_of(json), "model.json");
+  ASSERT_TRUE(model.has_value()) << to_text(model.error());
+  EXPECT_TRUE(model->ops.empty());
+  EXPECT_EQ(model->calls[0].outputs, std::vector<std::string>{"y"});
+}
+
+TEST(ModelJson, UnknownKeysNameTheNearestKnownOne) {
+  Json json = Json::parse(kToy);
+  json["modles"] = 1;
+  Error error = error_of(json);
+  EXPECT_EQ(error.code, ErrorCode::UnknownKey);
+  EXPECT_EQ(error.hint, "did you mean \"modules\"?");
+  json = Json::parse(kToy);
+  json["params"][0]["shap"] = 1;
+  error = error_of(json);
+  EXPECT_EQ(error.place, "params[0].shap");
+  EXPECT_EQ(error.hint, "did you mean \"shape\"?");
+}
+
+struct Broken {
+  const char* pointer;
+  const char* value;
+  ErrorCode code;
+  const char* says;
+};
+
+TEST(ModelJson, EveryInconsistencyIsNamed) {
+  const std::vector<Broken> rows{
+      {"/schema", "\"foreshard.model/2\"", ErrorCode::Unsupported, "foreshard.model/2"},
+      {"/modules/0/fqn", "\"root\"", ErrorCode::Inconsistent, "root"},
+      {"/modules/1/fqn", "\"\"", ErrorCode::Inconsistent, "twice"},
+      {"/modules/3/alias_of", "\"d\"", ErrorCode::Inconsistent, "\"d\""},
+      {"/modules/3/alias_of", "\"c\"", ErrorCode::Inconsistent, "cyclic"},
+      {"/modules/3/alias_of", "\"\"", ErrorCode::Inconsistent, "cyclic"},
+      {"/params/1/shares", "\"b.weight\"", ErrorCode::Inconsistent, "cyclic"},
+      {"/params/0/shares", "\"b.weight\"", ErrorCode::Inconsistent, "cyclic"},
+      {"/params/1/shares", "\"z\"", ErrorCode::Inconsistent, "\"z\""},
+      {"/params/1/shape", "[4, 5]", ErrorCode::Inconsistent, "[4,4]"},
+      {"/params/1/dtype", "\"float16\"", ErrorCode::Inconsistent, "float16"},
+      {"/params/1/requires_grad", "false", ErrorCode::Inconsistent, "gradient"},
+      {"/params/0/fqn", "\"z.weight\"", ErrorCode::Inconsistent, "\"z\""},
+      {"/params/0/shape", "[-1]", ErrorCode::OutOfRange, "-1"},
+      {"/params/0/shape", "[4294967296, 4294967296]", ErrorCode::TooLarge, "overflow"},
+      {"/params/0/shape", "[1e9]", ErrorCode::WrongType, "integers"},
+      {"/params/0/dtype", "\"bf17\"", ErrorCode::OutOfRange, "bf17"},
+      {"/buffers/0/fqn", "\"a.weight\"", ErrorCode::Inconsistent, "taken"},
+      {"/inputs/0/shape", "7", ErrorCode::WrongType, "7"},
+      {"/calls/0/call", "\"aa\"", ErrorCode::Inconsistent, "\"aa\""},
+      {"/calls/0/call", "\"\"", ErrorCode::Inconsistent, "calls itself"},
+      {"/calls/0/in", "[\"y\"]", ErrorCode::Inconsistent, "before it is made"},
+      {"/calls/0/in", "[\"nobody\"]", ErrorCode::Inconsistent, "nobody"},
+      {"/calls/0/checkpoint", "\"yes\"", ErrorCode::OutOfRange, "yes"},
+      {"/calls/0/iterations", "[-1]", ErrorCode::OutOfRange, "-1"},
+      {"/calls/0/op", "\"add\"", ErrorCode::Inconsistent, "both"},
+      {"/calls/0/in_module", "\"q\"", ErrorCode::Inconsistent, "\"q\""},
+      {"/outputs", "[\"nobody\"]", ErrorCode::Inconsistent, "nobody"},
+      {"/modules", "[]", ErrorCode::Inconsistent, "root"},
+      {"/modules", "null", ErrorCode::MissingKey, "modules"},
+      {"/tokens_per_batch", "1e99", ErrorCode::WrongType, "tokens_per_batch"},
+  };
+  for (const Broken& row : rows) {
+    Json json = Json::parse(kToy);
+    json[Json::json_pointer(row.pointer)] = Json::parse(row.value);
+    const Error error = error_of(json);
+    EXPECT_EQ(error.code, row.code) << row.pointer << " = " << row.value << ": " << to_text(error);
+    EXPECT_NE(to_text(error).find(row.says), std::string::npos)
+        << row.pointer << " = " << row.value << ": " << to_text(error);
+  }
+}
+
+TEST(ModelJson, EveryInconsistencyOfOperatorsIsNamed) {
+  const std::vector<Broken> rows{
+      {"/ops/0/args/0", "\"%y\"", ErrorCode::Inconsistent, "before it is made"},
+      {"/ops/0/args/0", "\"%nobody\"", ErrorCode::Inconsistent, "nobody makes"},
+      {"/ops/0/args/1", "\"@a.wait\"", ErrorCode::Inconsistent, "a.wait"},
+      {"/ops/0/module", "\"b\"", ErrorCode::Inconsistent, "\"b\""},
+      {"/ops/0/out/0/name", "\"x\"", ErrorCode::Inconsistent, "made twice"},
+      {"/ops/1/out/0/name", "\"x\"", ErrorCode::Inconsistent, "in place"},
+      {"/ops/0/out/0", "3", ErrorCode::WrongType, "object"},
+      {"/ops/0/op", "3", ErrorCode::WrongType, "3"},
+      {"/ops/2/args/0/1", "18446744073709551615", ErrorCode::TooLarge, "18446744073709551615"},
+      {"/ops/2/args/0/1", "{\"float\": \"big\"}", ErrorCode::OutOfRange, "big"},
+      {"/ops/2/args/0/1", "{}", ErrorCode::Inconsistent, "constant"},
+      {"/ops/0/kwargs", "[]", ErrorCode::WrongType, "kwargs"},
+      {"/outputs", "[\"z\"]", ErrorCode::Inconsistent, "\"z\""},
+  };
+  for (const Broken& row : rows) {
+    Json json = Json::parse(kProgram);
+    json[Json::json_pointer(row.pointer)] = Json::parse(row.value);
+    const Error error = error_of(json);
+    EXPECT_EQ(error.code, row.code) << row.pointer << " = " << row.value << ": " << to_text(error);
+    EXPECT_NE(to_text(error).find(row.says), std::string::npos)
+        << row.pointer << " = " << row.value << ": " << to_text(error);
+  }
+}
+
+TEST(ModelJson, EveryTruncationIsAnError) {
+  for (const std::string text : {kToy, kProgram}) {
+    for (std::size_t n = 0; n < text.size(); n += 7) EXPECT_FALSE(parse_model_json(text.substr(0, n), "x")) << n;
+  }
+  const auto model = model_from_config(kModels + "gpt2/config.json", {});
+  const std::string text = write_model_json(*model);
+  for (std::size_t n = 0; n < text.size(); n += text.size() / 50)
+    EXPECT_FALSE(parse_model_json(text.substr(0, n), "x")) << n;
+}
+
+/// Replaces every value of the document, one at a time, by things of every type.
+TEST(ModelJson, WrongTypesEverywhereNeverCrash) {
+  for (const char* text : {kToy, kProgram}) {
+    const Json flat = Json::parse(text).flatten();
+    for (const auto& [pointer, unused] : flat.items()) {
+      for (const char* wrong : {"null", "true", "-1", "1.5", "1e300", "\"%\"", "\"@\"", "\"\"", "[]", "[[]]", "{}",
+                                "{\"dtype\": 3}", "9223372036854775807"}) {
+        Json json = Json::parse(text);
+        json[Json::json_pointer(pointer)] = Json::parse(wrong);
+        const auto model = parse_model_json(text_of(json), "model.json");
+        if (model) {
+          EXPECT_EQ(*parse_model_json(write_model_json(*model), "x"), *model) << pointer << " = " << wrong;
+        }
+      }
+    }
+  }
+}
+
+TEST(ModelJson, LongChainsOfContainersDoNotUseTheStack) {
+  std::string modules = R"({"fqn": "", "class": "Toy"})", calls, fqn;
+  for (int i = 0; i < 3000; ++i) {
+    const std::string inside = fqn.empty() ? "m" : fqn + ".m";
+    if (inside.size() > 900) break;
+    modules += R"(, {"fqn": ")" + inside + R"(", "class": "Box"})";
+    calls += std::string(calls.empty() ? "" : ", ") + R"({"in_module": ")" + fqn + R"(", "out": "y", "call": ")" +
+             inside + R"(", "in": ["x"]})";
+    fqn = inside;
+  }
+  const std::string text =
+      R"({"schema": "foreshard.model/1", "inputs": [{"name": "x", "shape": [1], "dtype": "float32"}], "modules": [)" +
+      modules + R"(], "calls": [)" + calls + R"(], "outputs": ["y"]})";
+  const auto model = parse_model_json(text, "x");
+  EXPECT_TRUE(model.has_value()) << to_text(model.error());
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,147 @@
+#include "core/plan/module_graph.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace foreshard {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+/// root(a, b(c)): every module but root and b has one weight.
+Model tree() {
+  Model model;
+  const auto module = [&](std::string fqn, int parent, bool weight) {
+    ModuleInfo info;
+    info.fqn = fqn;
+    info.class_name = weight ? "Linear" : "Graph";
+    info.parent = ModuleId(parent);
+    const ModuleId id(model.modules.size());
+    if (parent >= 0) model.modules[static_cast<std::size_t>(parent)].children.push_back(id);
+    if (weight) {
+      info.params.push_back(ParamId(model.params.size()));
+      model.params.push_back({fqn + ".weight", {4, 4}, DType::Float32, true, id, {}});
+    }
+    model.modules.push_back(info);
+    return id;
+  };
+  module("", -1, false);
+  module("a", 0, true);
+  module("b", 0, false);
+  module("b.c", 2, true);
+  return model;
+}
+
+CallStep call(int module, std::vector<std::string> in, std::vector<std::string> out) {
+  CallStep step;
+  step.module = ModuleId(module);
+  step.in = std::move(in);
+  step.out = std::move(out);
+  return step;
+}
+
+TEST(ModuleGraphFromCalls, NestsCallsAndBindsVariables) {
+  Model model = tree();
+  model.values = {{"x", {2, 4}, DType::Float32, false}};
+  model.inputs = {ValueId(0)};
+  model.calls = {{ModuleId(0), {"x"}, {call(1, {"x"}, {"h"}), call(2, {"h"}, {"y"})}, {"y"}},
+                 {ModuleId(2), {"x"}, {call(3, {"x"}, {"x"})}, {"x"}}};
+  const Result<ModuleGraph> graph = build_module_graph(model, {}, {});
+  ASSERT_TRUE(graph.has_value()) << to_text(graph.error());
+  ASSERT_EQ(graph->calls.size(), 4U);  // root, a, b, b.c
+  ASSERT_EQ(graph->nodes.size(), 2U);
+  EXPECT_EQ(graph->nodes[1].label, "b.c");
+  EXPECT_THAT(graph->nodes[1].params, ElementsAre(ParamId(1)));
+  const GraphCall& b = graph->calls[2];
+  EXPECT_EQ(b.module, ModuleId(2));
+  // b writes its own x again; the caller's h is another variable.
+  EXPECT_NE(b.arguments[0], b.inputs[0]);
+  EXPECT_EQ(b.outputs[0], b.inputs[0]);
+}
+
+TEST(ModuleGraphFromCalls, RefusesValuesThatAreNotMadeAndRecursion) {
+  Model model = tree();
+  model.calls = {{ModuleId(0), {"x"}, {call(1, {"nobody"}, {"h"})}, {"h"}}};
+  EXPECT_FALSE(build_module_graph(model, {}, {}).has_value());
+  model.calls = {{ModuleId(0), {"x"}, {call(0, {"x"}, {"h"})}, {"h"}}};
+  const Result<ModuleGraph> graph = build_module_graph(model, {}, {});
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_EQ(graph.error().code, ErrorCode::TooDeep);
+}
+
+Op op(std::string name, int module, std::vector<int> values, std::vector<int> params, int out, int count = 0) {
+  Op result;
+  result.name = std::move(name);
+  result.module = ModuleId(module);
+  result.call = count;
+  for (int v : values) result.args.push_back({ValueRef{ValueId(v)}});
+  for (int p : params) result.args.push_back({ParamRef{ParamId(p)}});
+  result.out = {ValueId(out)};
+  return result;
+}
+
+Model program() {
+  Model model = tree();
+  model.values = {{"ids", {2}, DType::Int64, false},
+                  {"h", {2, 4}, DType::Float32, false},
+                  {"table", {2, 4}, DType::Float32, false},
+                  {"z", {2, 4}, DType::Float32, false},
+                  {"y", {2, 4}, DType::Float32, false}};
+  model.inputs = {ValueId(0)};
+  model.outputs = {ValueId(4)};
+  model.ops = {op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.cos.default", 0, {0}, {}, 2),
+               op("aten.linear.default", 3, {1, 2}, {1}, 3), op("aten.add.Tensor", 0, {3, 1}, {}, 4)};
+  return model;
+}
+
+TEST(ModuleGraphFromOps, CutsAtBoundariesOnly) {
+  const Model model = program();
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const Result<ModuleGraph> graph = build_module_graph(model, boundary, {});
+  ASSERT_TRUE(graph.has_value()) << to_text(graph.error());
+  ASSERT_EQ(graph->nodes.size(), 3U);  // embedding and table, the unit, the sum
+  EXPECT_EQ(graph->nodes[0].op_end, 2);
+  EXPECT_EQ(graph->nodes[1].label, "b");
+  EXPECT_EQ(graph->nodes[1].inputs.size(), 2U);
+  ASSERT_EQ(graph->calls.size(), 2U);
+  EXPECT_EQ(graph->calls[1].inputs.size(), 2U);
+  EXPECT_EQ(graph->calls[1].outputs.size(), 1U);
+  EXPECT_EQ(graph->calls[1].results, graph->calls[1].outputs);
+}
+
+TEST(ModuleGraphFromOps, TablesWithoutParametersAreNotDifferentiable) {
+  const Model model = program();
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  for (const GraphTensor& tensor : graph.tensors) {
+    EXPECT_EQ(tensor.differentiable, tensor.name != "table" && tensor.name != "ids") << tensor.name;
+  }
+}
+
+TEST(ModuleGraphFromOps, TheSameModuleTwiceInARowIsTwoCalls) {
+  Model model = program();
+  model.values.push_back({"w", {2, 4}, DType::Float32, false});
+  model.ops = {op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.linear.default", 3, {1}, {1}, 3, 0),
+               op("aten.linear.default", 3, {3}, {1}, 5, 1), op("aten.add.Tensor", 0, {5, 1}, {}, 4)};
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  ASSERT_EQ(graph.calls.size(), 3U);
+  EXPECT_EQ(graph.calls[1].module, graph.calls[2].module);
+  EXPECT_EQ(graph.calls[2].inputs, graph.calls[1].outputs);
+}
+
+TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
+  std::vector<CheckpointKind> checkpoint(4, CheckpointKind::None);
+  checkpoint[2] = CheckpointKind::NonReentrant;
+  const ModuleGraph graph = build_module_graph(program(), {}, checkpoint, false).value();
+  ASSERT_EQ(graph.calls.size(), 2U);
+  EXPECT_EQ(graph.calls[1].checkpoint, CheckpointKind::NonReentrant);
+  EXPECT_FALSE(graph.calls[1].checkpoint_inside);
+}
+
+}  // namespace
+}  // namespace foreshard

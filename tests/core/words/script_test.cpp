@@ -1,0 +1,65 @@
+#include "core/plan/script.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace foreshard {
+namespace {
+
+std::vector<std::string> texts(const IterationScript& iteration) {
+  std::vector<std::string> result;
+  for (const Action& action : iteration) result.push_back(action.text);
+  return result;
+}
+
+TEST(Script, TheUsualLoopRepeats) {
+  const Result<Script> script = script_of(Job{});
+  ASSERT_TRUE(script.has_value());
+  EXPECT_TRUE(script->repeat);
+  ASSERT_EQ(script->iterations.size(), 1U);
+  EXPECT_THAT(texts(script->iterations[0]), testing::ElementsAre("zero", "fwd", "bwd", "clip", "step"));
+}
+
+TEST(Script, NoSyncHoldsAllMicroBatchesButTheLast) {
+  Job job;
+  job.train.micro_batches = 3;
+  job.train.no_sync = true;
+  job.train.clip_grad_norm = 0;
+  const Result<Script> script = script_of(job);
+  ASSERT_TRUE(script.has_value());
+  EXPECT_THAT(texts(script->iterations[0]), testing::ElementsAre("zero", "no_sync{", "fwd", "bwd", "}", "no_sync{",
+                                                                 "fwd", "bwd", "}", "fwd", "bwd", "step"));
+}
+
+TEST(Script, BracesCloseWhatIsOpen) {
+  Job job;
+  job.train.script = {{"no_sync{", "fwd", "bwd", "}", "summon{:{\"recurse\":false}", "}"}};
+  const Result<Script> script = script_of(job);
+  ASSERT_TRUE(script.has_value());
+  EXPECT_EQ(script->iterations[0][3].kind, Action::Kind::NoSyncExit);
+  EXPECT_EQ(script->iterations[0][4].args, "{\"recurse\":false}");
+  EXPECT_EQ(script->iterations[0][5].kind, Action::Kind::SummonExit);
+  EXPECT_FALSE(script->repeat);
+}
+
+TEST(Script, CallsNameUnitAndMethod) {
+  const Result<Action> action = parse_action("call:layers.0:set_requires_gradient_sync:false");
+  ASSERT_TRUE(action.has_value());
+  EXPECT_EQ(action->unit, "layers.0");
+  EXPECT_EQ(action->method, "set_requires_gradient_sync");
+  EXPECT_EQ(action->args, "false");
+}
+
+TEST(Script, RefusesUnknownWordsAndOpenBraces) {
+  for (const std::vector<std::string>& texts : std::vector<std::vector<std::string>>{
+           {"forward"}, {"bwd:"}, {"bwd:-1"}, {"bwd:x"}, {"}"}, {"no_sync{"}, {"summon{x"}, {"call:unit"}, {""}}) {
+    Job job;
+    job.train.script = {texts};
+    const Result<Script> script = script_of(job);
+    ASSERT_FALSE(script.has_value()) << texts[0];
+    EXPECT_EQ(script.error().place, "train.script");
+  }
+}
+
+}  // namespace
+}  // namespace foreshard

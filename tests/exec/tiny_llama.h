@@ -1,0 +1,37 @@
+// The tiny Llama of the recorded training runs, from the copies in tests/data/exec/llama_tiny: model, weights, data,
+// and what PyTorch recorded (losses and gradient norms per step, sums of the final parameters).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "exec/safetensors.h"
+
+namespace foreshard::exec {
+
+inline constexpr int kTinySteps = 20;
+inline constexpr int kTinyRows = 8;  // of the global batch
+
+struct RecordedRun {
+  std::vector<double> loss, grad_norm, lr;
+  std::map<std::string, double> final_abs_sum;
+};
+
+/// Job of a run over `world` ranks: fsdp2 defaults in fp32, no clipping.
+Job tiny_llama_job(int world);
+Model tiny_llama(const Job& job);
+NamedTensors tiny_llama_weights();
+/// Tokens and labels of one rank in one step, in the order of Model::inputs.
+std::vector<at::Tensor> tiny_llama_inputs(const NamedTensors& data, int step, int rank, int world, int micro_batch = 0);
+NamedTensors tiny_llama_data();
+/// Rotary frequencies, in the order of Model::buffers.
+std::vector<at::Tensor> tiny_llama_buffers(const Model& model);
+/// "fp32-adamw/single-w1"
+RecordedRun recorded_run(const std::string& id);
+
+}  // namespace foreshard::exec

@@ -1,0 +1,58 @@
+"""Checks the house rules over a source tree: include arrows between rooms, third parties in their rooms, file names.
+
+usage: check_rules.py TREE. Prints one line per breach, exits 1 if there is any.
+"""
+import pathlib
+import re
+import sys
+
+# room -> rooms it may include (architecture page, section 3)
+ARROWS = {
+    "core": {"core"},
+    "sim": {"core", "sim"},
+    "exec": {"core", "exec"},
+    "traces": {"core", "traces"},
+    "gui": {"core", "sim", "traces", "gui"},
+    "cli": {"core", "sim", "exec", "traces", "cli"},
+}
+# third party header -> places (prefixes) that may include it
+THIRD_PARTIES = {
+    r"boost/": ["core/plan/plan_dag.cpp", "tests/"],
+    r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "tests/exec/"],
+    r"Q[A-Z]|Qt": ["gui/", "tests/gui/"],
+    r"toml\+\+": ["core/job_file.cpp", "core/job_keys.cpp", "sim/profile.cpp", "tests/"],
+    r"CLI/": ["cli/"],
+}
+EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|manager|misc|system)(_|\.|$)")
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
+
+
+def breaches(tree):
+    root = pathlib.Path(tree)
+    for room, allowed in ARROWS.items():
+        for path in sorted(root.glob(f"{room}/**/*")):
+            if path.suffix not in (".h", ".cpp", ".cu"):
+                continue
+            name = path.relative_to(root).as_posix()
+            if EMPTY_NAMES.search(path.name.lower()):
+                yield f"{name}: the name says nothing about what the file holds"
+            for quote, header in INCLUDE.findall(path.read_text(encoding="utf-8")):
+                target = header.split("/")[0]
+                if quote == '"' and target in ARROWS and target not in allowed:
+                    yield f"{name}: {room} must not include {header}"
+                if quote == '"' and "/" not in header:
+                    yield f'{name}: the include of "{header}" does not name its room'
+                for pattern, places in THIRD_PARTIES.items():
+                    if re.match(pattern, header) and not any(name.startswith(p) for p in places):
+                        yield f"{name}: {header} belongs in {', '.join(places)}"
+
+
+def main():
+    found = list(breaches(sys.argv[1]))
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""The rule checker itself must be able to fail: breaks a small tree in each way and expects the breach to be named."""
+import pathlib
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from check_rules import breaches  # noqa: E402
+
+CASES = {
+    "core/a.h": ('#include "sim/b.h"\n', "core must not include sim/b.h"),
+    "sim/a.cpp": ("#include <boost/graph/adjacency_list.hpp>\n", "boost/graph/adjacency_list.hpp belongs in"),
+    "core/string_utils.h": ("#pragma once\n", "says nothing"),
+    "traces/a.cpp": ('#include "a.h"\n', "does not name its room"),
+    "cli/main.cpp": ('#include "gui/view.h"\n', "cli must not include gui/view.h"),
+    "sim/clean.cpp": ('#include "core/plan.h"\n#include <vector>\n', None),
+}
+
+for file, (text, expected) in CASES.items():
+    with tempfile.TemporaryDirectory() as tree:
+        path = pathlib.Path(tree) / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+        found = list(breaches(tree))
+        assert (not found) if expected is None else any(expected in line for line in found), (file, found)
+print("the rule checker can fail")

@@ -1,0 +1,253 @@
+#include "tests/oracle/gpu_memory_row.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include "core/model/config_model.h"
+#include "core/model/load_model.h"
+#include "core/units.h"
+
+namespace foreshard::oracle {
+namespace {
+
+template <class T>
+T get(const Json& object, const char* key, T otherwise) {
+  const auto it = object.find(key);
+  return it == object.end() || it->is_null() ? otherwise : it->template get<T>();
+}
+
+std::optional<DType> dtype_of(const Json& object, const char* key) {
+  const auto text = get<std::string>(object, key, "");
+  if (text.empty()) return std::nullopt;
+  const auto dtype = parse_dtype(text);
+  if (!dtype) throw std::runtime_error("unknown dtype " + text);
+  return dtype;
+}
+
+MixedPrecision precision_of(const Json& fsdp) {
+  MixedPrecision mixed = MixedPrecision::none();
+  if (!fsdp.contains("mixed_precision") || fsdp["mixed_precision"].is_null()) return mixed;
+  const Json& given = fsdp["mixed_precision"];
+  mixed.param = dtype_of(given, "param_dtype");
+  mixed.reduce = dtype_of(given, "reduce_dtype");
+  mixed.buffer = dtype_of(given, "buffer_dtype");
+  mixed.output = dtype_of(given, "output_dtype");
+  mixed.keep_low_precision_grads = get(given, "keep_low_precision_grads", false);
+  if (given.contains("cast_forward_inputs")) mixed.cast_forward_inputs = given["cast_forward_inputs"].get<bool>();
+  return mixed;
+}
+
+ReshardAfterForward reshard_of(const Json& value) {
+  ReshardAfterForward reshard;
+  if (value.is_boolean()) {
+    reshard.kind = value.get<bool>() ? ReshardAfterForward::Kind::True : ReshardAfterForward::Kind::False;
+  } else {
+    reshard.kind = ReshardAfterForward::Kind::GroupSize;
+    reshard.group_size = value.get<std::int64_t>();
+  }
+  return reshard;
+}
+
+void read_fsdp1(const Json& fsdp, FsdpOptions& options) {
+  const auto strategy = parse_strategy(get<std::string>(fsdp, "strategy", "FULL_SHARD"));
+  if (!strategy) throw std::runtime_error("unknown strategy");
+  options.strategy = *strategy;
+  const auto prefetch = get<std::string>(fsdp, "backward_prefetch", "");
+  options.backward_prefetch = prefetch == "BACKWARD_PRE"    ? BackwardPrefetch::Pre
+                              : prefetch == "BACKWARD_POST" ? BackwardPrefetch::Post
+                                                            : BackwardPrefetch::None;
+  options.forward_prefetch = get(fsdp, "forward_prefetch", false);
+  options.limit_all_gathers = get(fsdp, "limit_all_gathers", true);
+  options.use_orig_params = get(fsdp, "use_orig_params", false);
+}
+
+void read_fsdp2(const Json& fsdp, FsdpOptions& options) {
+  if (fsdp.contains("reshard_after_forward")) options.reshard_after_forward = reshard_of(fsdp["reshard_after_forward"]);
+  options.prefetch.forward_depth = get<std::int64_t>(fsdp, "forward_prefetch_depth", 0);
+  options.prefetch.backward_depth = get<std::int64_t>(fsdp, "backward_prefetch_depth", 0);
+  if (fsdp.contains("root_reshard_after_forward")) {
+    UnitOverride root;
+    root.units = {""};
+    root.reshard_after_forward = reshard_of(fsdp["root_reshard_after_forward"]);
+    options.overrides.push_back(root);
+  }
+}
+
+void read_checkpointing(const Json& config, MemoryRow& row) {
+  if (!config.contains("activation_checkpointing") || config["activation_checkpointing"].is_null()) return;
+  const Json& given = config["activation_checkpointing"];
+  if (get(given, "alternate_matmuls", false)) row.skipped = "selective checkpointing by operator is not built";
+  row.job.checkpointing.policy = CheckpointPolicy::Block;
+  row.job.checkpointing.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
+  row.job.checkpointing.outside = get<std::string>(given, "placement", "inside") == "outside";
+  const auto classes = get<std::vector<std::string>>(given, "classes", {});
+  if (!classes.empty() && classes != row.job.fsdp.wrap.classes)
+    row.skipped = "checkpointed classes differ from the wrapped ones";
+}
+
+void read_optimizer(const Json& config, TrainOptions& train) {
+  const Json& given = config.at("optimizer");
+  OptimizerOptions& optimizer = train.optimizer;
+  const auto name = get<std::string>(given, "name", "AdamW");
+  optimizer.name = name == "SGD" ? OptimizerKind::Sgd : OptimizerKind::AdamW;
+  optimizer.impl = get(given, "fused", false)    ? OptimizerImpl::Fused
+                   : get(given, "foreach", true) ? OptimizerImpl::Foreach
+                                                 : OptimizerImpl::ForLoop;
+  optimizer.momentum = get(given, "momentum", 0.0);
+  optimizer.weight_decay = get(given, "weight_decay", name == "SGD" ? 0.0 : 0.01);
+  train.clip_grad_norm = get(config, "clip", 0.0);
+}
+
+/// The recorded loop: gradients are dropped after the step.
+void read_loop(const Json& config, TrainOptions& train) {
+  train.micro_batches = get<std::int64_t>(config, "grad_accum", 1);
+  train.no_sync = get(config, "no_sync", false);
+  std::vector<std::string> texts;
+  for (std::int64_t k = 0; k < train.micro_batches; ++k) {
+    const bool hold = train.no_sync && k + 1 < train.micro_batches;
+    if (hold) texts.push_back("no_sync{");
+    texts.insert(texts.end(), {"fwd", "bwd"});
+    if (hold) texts.push_back("}");
+  }
+  if (train.clip_grad_norm > 0) texts.push_back("clip");
+  texts.insert(texts.end(), {"step", "zero"});
+  train.script.assign(static_cast<std::size_t>(get<std::int64_t>(config, "steps", 3)), texts);
+}
+
+void read_allocator(const std::string& conf, AllocatorOptions& options) {
+  std::istringstream words(conf);
+  for (std::string word; std::getline(words, word, ',');) {
+    const auto colon = word.find(':');
+    const std::string key = word.substr(0, colon), value = colon == std::string::npos ? "" : word.substr(colon + 1);
+    if (key == "expandable_segments")
+      options.expandable_segments = value == "True" || value == "true";
+    else if (key == "max_split_size_mb")
+      options.max_split_size_mb = std::stoll(value);
+    else if (key == "roundup_power2_divisions")
+      options.roundup_power2_divisions = std::stoll(value);
+    else if (key == "garbage_collection_threshold")
+      options.garbage_collection_threshold = std::stod(value);
+  }
+}
+
+/// The virtual device's clock, under its own names.
+void read_clock(const Json& clock, HardwareProfile& profile) {
+  const auto number = [&clock](const char* key, double otherwise) {
+    const auto it = clock.find(key);
+    if (it == clock.end()) return otherwise;
+    return it->is_string() ? std::stod(it->get<std::string>()) : it->get<double>();
+  };
+  const auto nanoseconds = [&number](const char* key, double otherwise) {
+    return static_cast<SimDuration>(number(key, otherwise) * 1000);
+  };
+  profile.memory_bytes = static_cast<Bytes>(number("FAKEGPU_MEM_GIB", 79.1) * static_cast<double>(kGiB));
+  profile.sm_count = static_cast<int>(number("FAKEGPU_SMS", 132));
+  profile.launch_ns = nanoseconds("FAKEGPU_LAUNCH_US", 5);
+  profile.call_ns = nanoseconds("FAKEGPU_CALL_US", 1);
+  profile.driver_alloc_ns = nanoseconds("FAKEGPU_MALLOC_US", 200);
+  profile.min_kernel_ns = nanoseconds("FAKEGPU_KERNEL_US", 5);
+  profile.hbm_gb_per_s = number("FAKEGPU_HBM_GBPS", 3000);
+  profile.host_link_gb_per_s = number("FAKEGPU_PCIE_GBPS", 50);
+  profile.host_copy_gb_per_s = number("FAKEGPU_HOST_COPY_GBPS", 10);
+  profile.scale_up_gb_per_s = number("FAKEGPU_NCCL_GBPS", 300);
+  profile.scale_out_gb_per_s = number("FAKEGPU_NCCL_INTER_GBPS", 100);
+  const double half = number("FAKEGPU_TFLOPS_HALF", 600), single = number("FAKEGPU_TFLOPS_SINGLE", 45);
+  profile.peak_tflops =
+      profile.gemm_tflops = {{DType::Float32, single}, {DType::Float16, half}, {DType::BFloat16, half}};
+  profile.extra["query_ns"] = number("FAKEGPU_QUERY_US", 0.5) * 1000;
+  profile.extra["ns_per_thread"] = number("FAKEGPU_NS_PER_THREAD", 0.015);
+  profile.extra["nccl_latency_ns"] = number("FAKEGPU_NCCL_LAT_US", 20) * 1000;
+  profile.extra["context_bytes"] = number("FAKEGPU_CONTEXT_MIB", 0) * static_cast<double>(kMiB);
+  profile.extra["nccl_comm_bytes"] = number("FAKEGPU_NCCL_COMM_MIB", 0) * static_cast<double>(kMiB);
+  const auto mode = get<std::string>(clock, "FAKEGPU_TIME", "model");
+  profile.extra["mode"] = mode == "instant" ? 2 : mode == "lazy" ? 1 : 0;
+}
+
+void read_model_options(const Json& config, ModelOptions& options) {
+  options.batch = config.at("batch").get<std::int64_t>();
+  options.seq = config.at("seq").get<std::int64_t>();
+  options.seq_given = true;
+  options.dtype = dtype_of(config, "param_dtype").value_or(DType::Float32);
+  options.attention = get<std::string>(config, "attn", "sdpa");
+}
+
+/// Anything else than a loss this product knows is a reason to skip.
+std::string read_loss(const Json& config, ModelOptions& options) {
+  const auto loss = get<std::string>(config, "loss", "hf");
+  if (loss == "hf")
+    options.loss = "auto";
+  else if (loss == "ce")
+    options.loss = "cross_entropy";
+  else if (loss == "ce_fp32")
+    options.loss = "cross_entropy_fp32";
+  else
+    return "loss " + loss + " is the training script's own";
+  return {};
+}
+
+}  // namespace
+
+MemoryRow read_memory_row(const Json& row) {
+  MemoryRow result;
+  const Json& config = row.at("config");
+  const Json& fsdp = config.at("fsdp");
+  Job& job = result.job;
+  read_model_options(config, job.model);
+  result.skipped = read_loss(config, job.model);
+  if (config.contains("autocast") && !config["autocast"].is_null()) result.skipped = "autocast is not built";
+  const int version = get(fsdp, "version", 1);
+  job.fsdp.runtime = version == 1   ? foreshard::Runtime::Fsdp1
+                     : version == 2 ? foreshard::Runtime::Fsdp2
+                                    : foreshard::Runtime::None;
+  job.fsdp.wrap.classes = get<std::vector<std::string>>(fsdp, "wrap", {});
+  if (job.fsdp.wrap.classes.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
+  job.fsdp.mixed_precision = precision_of(fsdp);
+  job.fsdp.cpu_offload = get(fsdp, "cpu_offload", false);
+  if (version == 1) read_fsdp1(fsdp, job.fsdp);
+  if (version == 2) read_fsdp2(fsdp, job.fsdp);
+  read_checkpointing(config, result);
+  read_optimizer(config, job.train);
+  read_loop(config, job.train);
+  job.cluster.profile = "virtual";
+  job.cluster.world_size = get<std::int64_t>(config, "world_size", 8);
+  job.cluster.ranks_per_node = get<std::int64_t>(config, "gpus_per_node", 8);
+  job.cluster.rank = get<std::int64_t>(config, "rank", 0);
+  job.cluster.init = get<std::string>(config, "init", "meta") == "meta" ? "meta" : "device";
+  if (fsdp.contains("mesh") && fsdp["mesh"].is_array() && fsdp["mesh"].size() == 2) {
+    if (version == 2) job.fsdp.strategy = Strategy::HybridShard;
+    job.cluster.shard_group = fsdp["mesh"][1].get<std::int64_t>();
+  }
+  read_allocator(get<std::string>(config, "alloc_conf", ""), job.allocator);
+
+  const auto profile = load_profile("virtual");
+  if (!profile) throw std::runtime_error(to_text(profile.error()));
+  result.profile = *profile;
+  read_clock(row.value("clock", Json::object()), result.profile);
+
+  const auto type = config.at("model").at("config").at("model_type").get<std::string>();
+  const auto known = known_model_types();
+  if (std::find(known.begin(), known.end(), type) == known.end())
+    result.skipped = "model family " + type + " is not built";
+  if (!result.skipped.empty()) return result;
+  const auto document = nlohmann::json::parse(config.at("model").at("config").dump());
+  ProgramOptions program = program_options(job);
+  program.asks_for_packed_rows = false;  // record.py answers that question itself
+  auto model = model_from_config_json(document, row.at("id").get<std::string>(), job.model, program);
+  if (!model) throw std::runtime_error(to_text(model.error()));
+  result.model = std::move(*model);
+  if (get(fsdp, "last_block_reshard", true) == false) {
+    UnitOverride last;
+    for (const ModuleInfo& module : result.model.modules) {
+      const auto& classes = job.fsdp.wrap.classes;
+      if (std::find(classes.begin(), classes.end(), module.class_name) != classes.end()) last.units = {module.fqn};
+    }
+    last.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::False, 0};
+    job.fsdp.overrides.push_back(last);
+  }
+  return result;
+}
+
+}  // namespace foreshard::oracle

@@ -1,0 +1,24 @@
+// A row of oracle/gpu_memory as a job and a virtual machine (interface.md, section 6).
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "sim/profile.h"
+#include "tests/oracle/oracle.h"
+
+namespace foreshard::oracle {
+
+struct MemoryRow {
+  Job job;
+  Model model;
+  HardwareProfile profile;
+  std::string skipped;  // why the row is out of scope; empty otherwise
+};
+
+/// Throws std::runtime_error when the row or what it asks for is wrong.
+MemoryRow read_memory_row(const Json& row);
+
+}  // namespace foreshard::oracle

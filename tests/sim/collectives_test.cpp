@@ -1,0 +1,112 @@
+#include "sim/collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+namespace foreshard {
+namespace {
+
+std::string digit(double value) {  // one digit behind the point, as NCCL prints
+  std::string text = std::to_string(std::round(value * 10) / 10);
+  return text.substr(0, text.find('.') + 2);
+}
+
+std::string entry(const CollectiveChoice& choice) { return digit(choice.latency_us) + " / " + digit(choice.gb_per_s); }
+
+struct Row {
+  int nodes;
+  const char* ll;
+  const char* ll128;
+  const char* simple;
+  const char* reduce_ring;
+  const char* reduce_tree;
+};
+
+// Specification 5.6: NCCL's printed table, H100 NVSwitch, 8 NICs of 400 Gb/s, Intel hosts.
+TEST(NcclModel, ReproducesThePrintedTable) {
+  const NcclTopology topology{"hopper", false, 8, 48, 48, 0};
+  for (const Row& row :
+       {Row{2, "23.3 / 41.6", "44.6 / 313.2", "70.0 / 409.6", "131.6 / 204.8", "92.4 / 140.8"},
+        Row{4, "42.7 / 21.1", "79.2 / 303.1", "145.6 / 396.4", "282.8 / 198.2", "120.4 / 122.4"},
+        Row{8, "81.5 / 20.7", "148.4 / 298.3", "296.8 / 390.1", "585.2 / 195.0", "148.4 / 122.4"},
+        Row{16, "159.1 / 20.6", "286.8 / 295.9", "599.2 / 387.0", "1190.0 / 193.5", "176.4 / 122.4"},
+        Row{32, "314.3 / 20.5", "563.6 / 294.8", "1204.0 / 385.5", "2399.6 / 192.8", "204.4 / 122.4"}}) {
+    const GroupPlacement group{row.nodes * 8, row.nodes};
+    const auto of = [&](CollectiveKind kind, CollectiveAlgorithm algorithm, CollectiveProtocol protocol) {
+      return entry(nccl_candidate(topology, kind, group, algorithm, protocol));
+    };
+    using enum CollectiveProtocol;
+    for (const CollectiveKind kind : {CollectiveKind::AllGather, CollectiveKind::ReduceScatter}) {
+      EXPECT_EQ(of(kind, CollectiveAlgorithm::Ring, LL), row.ll);
+      EXPECT_EQ(of(kind, CollectiveAlgorithm::Ring, LL128), row.ll128);
+      EXPECT_EQ(of(kind, CollectiveAlgorithm::Ring, Simple), row.simple);
+    }
+    EXPECT_EQ(of(CollectiveKind::AllReduce, CollectiveAlgorithm::Ring, Simple), row.reduce_ring);
+    EXPECT_EQ(of(CollectiveKind::AllReduce, CollectiveAlgorithm::Tree, Simple), row.reduce_tree);
+  }
+}
+
+TEST(NcclModel, ChoosesLowLatencyProtocolsForSmallAndSimpleForLargeMessages) {
+  const NcclTopology topology{"hopper", false, 8, 48, 48, 0};
+  const GroupPlacement group{16, 2};
+  EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllGather, group, 4096).protocol, CollectiveProtocol::LL);
+  EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllGather, group, kGiB).protocol, CollectiveProtocol::Simple);
+}
+
+TEST(NcclModel, GathersRunRingsEvenBehindNvswitch) {
+  const NcclTopology topology{"hopper", false, 16, 22.5, 22.5, 0};
+  const GroupPlacement group{8, 1};
+  for (const Bytes bytes : {64 * kKiB, 16 * kMiB, 4 * kGiB}) {
+    EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllGather, group, bytes).algorithm, CollectiveAlgorithm::Ring);
+  }
+  EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllReduce, group, 4 * kGiB).algorithm, CollectiveAlgorithm::Nvls);
+}
+
+TEST(Collectives, AGroupIsPlacedByTheNodesOfItsRanks) {
+  EXPECT_EQ(place_group({0, 1, 2, 3}, 8), (GroupPlacement{4, 1}));
+  EXPECT_EQ(place_group({6, 7, 8, 9}, 8), (GroupPlacement{4, 2}));
+  EXPECT_EQ(place_group({3, 11, 19}, 8), (GroupPlacement{3, 3}));
+  EXPECT_EQ(place_group({}, 8), (GroupPlacement{1, 1}));
+}
+
+// Specification 8: one Llama 3 8B block, bf16, 8 H200: 436,224,000 x 7/8 / 361.4 GB/s = 1.056 ms plus latency.
+TEST(Collectives, GatherOfOneBlockOnEightH200IsWithinAFewPercentOfTheMeasuredBandwidth) {
+  const auto profile = load_profile("h200-sxm-141");
+  ASSERT_TRUE(profile.has_value());
+  const double ns = static_cast<double>(collective_time(*profile, CollectiveKind::AllGather, {8, 1}, 436'224'000));
+  EXPECT_NEAR(ns, 1.056e6 + 30e3, 0.06e6);
+}
+
+TEST(Collectives, MoreBytesNeverTakeLessTime) {
+  for (const char* id : {"a100-sxm-80", "h100-sxm-80", "b200", "rtx-4090", "mi300x", "virtual", "cpu-host"}) {
+    const auto profile = load_profile(id);
+    ASSERT_TRUE(profile.has_value());
+    for (const GroupPlacement group :
+         {GroupPlacement{1, 1}, GroupPlacement{2, 1}, GroupPlacement{8, 1}, GroupPlacement{16, 2},
+          GroupPlacement{64, 8}, GroupPlacement{512, 64}, GroupPlacement{8, 8}}) {
+      for (const CollectiveKind kind :
+           {CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce}) {
+        SimDuration last = 0;
+        for (Bytes bytes = 1; bytes <= 64 * kGiB; bytes *= 2) {
+          const SimDuration now = collective_time(*profile, kind, group, bytes);
+          EXPECT_GE(now, last) << id << " " << group.ranks << "/" << group.nodes << " " << bytes;
+          last = now;
+        }
+      }
+    }
+  }
+}
+
+// The virtual device: latency + bytes (W-1)/W / bandwidth, all-reduce twice.
+TEST(Collectives, TheVirtualDeviceHasItsOwnFormula) {
+  const auto profile = load_profile("virtual");
+  ASSERT_TRUE(profile.has_value());
+  EXPECT_EQ(collective_time(*profile, CollectiveKind::AllGather, {8, 1}, 131'074'048), 402'299);
+  EXPECT_EQ(collective_time(*profile, CollectiveKind::AllGather, {8, 1}, 23'597'056), 88'824);
+  EXPECT_EQ(collective_time(*profile, CollectiveKind::AllReduce, {64, 8}, 4), 20'000);
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,250 @@
+#include "sim/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/sim/hand_made_plan.h"
+
+namespace foreshard {
+namespace {
+
+using testing_sim::device_lines;
+using testing_sim::HandMadePlan;
+using enum InstructionKind;
+
+SimulateOptions with_timeline() {
+  SimulateOptions options;
+  options.timeline = true;
+  return options;
+}
+
+// Golden pair. Virtual clock: launch 5 us, call 1 us, kernel 5 us, a gather of W=4 takes 20 us + bytes * 3/4 / 300
+// GB/s.
+TEST(Simulate, PlaysOneUnitAsDrawn) {
+  HandMadePlan hand;
+  hand.collective(AllGather, Stream::U, 4'000'000);  // host 7; U 5+2-30 with 20 + 10 us
+  hand.record(Stream::U, 1);                         // host 8
+  hand.wait(Stream::D, 1);                           // host 9
+  hand.kernel(Stream::D, 1024);                      // host 14, waits for U
+  hand.kernel(Stream::U, 1024);                      // host 19, behind the gather
+  const auto prediction = hand.run("virtual", with_timeline());
+  ASSERT_TRUE(prediction.has_value()) << to_text(prediction.error());
+  EXPECT_EQ(device_lines(prediction->timeline),
+            "D 37000-42000 cast\n"
+            "U 7000-37000 all_gather\n"
+            "U 37000-42000 cast\n");
+}
+
+TEST(Simulate, AStreamWaitCoversAllWorkIssuedSoFarAndNoneAfter) {  // R25
+  HandMadePlan hand;
+  hand.collective(AllGather, Stream::U, 4'000'000);
+  hand.wait_stream(Stream::D, Stream::U);
+  hand.collective(AllGather, Stream::U, 40'000'000);
+  hand.kernel(Stream::D, 1024);
+  const auto prediction = hand.run("virtual", with_timeline());
+  ASSERT_TRUE(prediction.has_value());
+  EXPECT_EQ(device_lines(prediction->timeline),
+            "D 37000-42000 cast\n"
+            "U 7000-37000 all_gather\n"
+            "U 37000-157000 all_gather\n");
+}
+
+TEST(Simulate, TheLimiterBlocksTheHostUntilTheFreeEvent) {  // R6, R22
+  HandMadePlan hand;
+  hand.collective(AllGather, Stream::U, 400'000'000);
+  hand.wait_stream(Stream::D, Stream::U);
+  hand.kernel(Stream::D, 1024);
+  hand.add(LimiterPush, Stream::D).event = EventId(std::int32_t{1});
+  hand.add(LimiterCheck, Stream::Host).event = EventId(std::int32_t{1});
+  hand.host_wait(1);
+  hand.kernel(Stream::D, 1024);
+  const auto prediction = hand.run("virtual", with_timeline());
+  ASSERT_TRUE(prediction.has_value());
+  const IterationResult& result = prediction->iterations.back();
+  EXPECT_GT(result.host_wait, 1'000'000);  // 1.02 ms of gather
+  const auto& lanes = prediction->timeline.lanes;
+  EXPECT_TRUE(std::any_of(prediction->timeline.spans.begin(), prediction->timeline.spans.end(), [&](const Span& span) {
+    return span.kind == SpanKind::HostWait && lanes[span.lane.index()].stream == "host";
+  }));
+}
+
+TEST(Simulate, CollectivesOfOneCommunicatorRunInIssueOrderWhateverTheirStreams) {  // R4
+  HandMadePlan hand;
+  hand.collective(ReduceScatter, Stream::G, 400'000'000);
+  hand.collective(AllGather, Stream::U, 400'000'000);
+  hand.collective(AllReduce, Stream::H, 4'000);
+  hand.plan.iterations.back().instructions.back().group = GroupKind::Replicate;
+  hand.plan.groups.replicate = {0, 8};
+  const auto prediction = hand.run("h100-sxm-80", with_timeline());
+  ASSERT_TRUE(prediction.has_value());
+  SimTime reduce_end = 0, gather_start = 0, other_start = 0;
+  for (const Span& span : prediction->timeline.spans) {
+    if (span.kind == SpanKind::ReduceScatter) reduce_end = span.start + span.duration;
+    if (span.kind == SpanKind::AllGather) gather_start = span.start;
+    if (span.kind == SpanKind::AllReduce) other_start = span.start;
+  }
+  EXPECT_GE(gather_start, reduce_end);
+  EXPECT_LT(other_start, reduce_end);  // another communicator
+}
+
+TEST(Simulate, OverlapMakesAStepShorterThanItsParts) {
+  HandMadePlan hand;
+  for (int k = 0; k < 6; ++k) {
+    hand.collective(AllGather, Stream::U, 400'000'000);
+    hand.kernel(Stream::D, 2'000'000'000);
+  }
+  const auto prediction = hand.run("h100-sxm-80", with_timeline());
+  ASSERT_TRUE(prediction.has_value());
+  const IterationResult& step = prediction->iterations.back();
+  const SimDuration comm = prediction->comm.front().busy;
+  EXPECT_LT(step.step_time, step.compute + comm);
+  EXPECT_GE(step.step_time, std::max(step.compute, comm));
+  EXPECT_LE(step.exposed_comm, comm);
+}
+
+TEST(Simulate, ExposedCommunicationIsTheIdleTimeUnderACollective) {
+  HandMadePlan hand;
+  hand.collective(AllGather, Stream::U, 400'000'000);
+  hand.wait_stream(Stream::D, Stream::U);
+  hand.kernel(Stream::D, 1024);
+  const auto prediction = hand.run("virtual");
+  ASSERT_TRUE(prediction.has_value());
+  ASSERT_EQ(prediction->comm.size(), 1U);
+  EXPECT_EQ(prediction->comm[0].kind, "all_gather");
+  EXPECT_EQ(prediction->comm[0].exposed, prediction->comm[0].busy);
+  ASSERT_EQ(prediction->exposed.size(), 1U);
+  EXPECT_EQ(prediction->exposed[0].time, prediction->comm[0].busy);
+}
+
+// Memory sum: shards 4*ceil(1000003/4) B each of two units, full buffer 4 MB in U's pool.
+TEST(Simulate, AModelWithoutOperatorsStillHasTheMemoryOfItsBuffers) {
+  HandMadePlan hand;
+  const UnitId root = hand.unit("", 1'000'003), block = hand.unit("a", 3'000'001);
+  hand.alloc(Stream::U, BufferWhat::Full, block, 12'000'016);
+  hand.alloc(Stream::U, BufferWhat::Full, root, 4'000'016);
+  hand.free(Stream::U, BufferWhat::Full, block);
+  const auto prediction = hand.run();
+  ASSERT_TRUE(prediction.has_value());
+  const auto rounded = [](Bytes bytes) { return round_up(bytes, 512); };
+  const Bytes shards = rounded(4 * 250'001) + rounded(4 * 750'001);
+  EXPECT_EQ(prediction->init_allocated, shards);
+  const IterationResult& result = prediction->iterations.back();
+  EXPECT_EQ(result.peak_requested, 4 * 250'001 + 4 * 750'001 + 12'000'016 + 4'000'016);
+  EXPECT_EQ(result.end_requested, 4 * 250'001 + 4 * 750'001 + 4'000'016);
+  EXPECT_GE(result.peak_allocated, shards + rounded(12'000'016) + rounded(4'000'016));
+}
+
+TEST(Simulate, AFreedBufferThatAnotherStreamUsesStaysActive) {  // A7, R21
+  HandMadePlan hand;
+  const UnitId block = hand.unit("a", 1000);
+  hand.alloc(Stream::U, BufferWhat::Full, block, 30 * kMiB);
+  hand.kernel(Stream::D, 60'000'000'000);
+  hand.note_use(Stream::U, Stream::D, BufferWhat::Full, block);
+  hand.free(Stream::U, BufferWhat::Full, block);
+  hand.alloc(Stream::U, BufferWhat::Full, block, 30 * kMiB);
+  const auto prediction = hand.run();
+  ASSERT_TRUE(prediction.has_value());
+  const IterationResult& result = prediction->iterations.back();
+  EXPECT_EQ(result.peak_active - result.peak_allocated, 30 * kMiB);
+}
+
+TEST(Simulate, AnUnsetInstanceAndANumberedOneAreTwoBuffers) {
+  HandMadePlan hand;
+  const UnitId block = hand.unit("a", 1000);
+  for (const int instance : {0, 1}) {
+    hand.alloc(Stream::C, BufferWhat::AgBuffer, block, (instance + 2) * kMiB);
+    hand.plan.iterations.back().instructions.back().arg = instance;
+  }
+  hand.free(Stream::C, BufferWhat::AgBuffer, block);
+  const auto prediction = hand.run();
+  ASSERT_TRUE(prediction.has_value());
+  EXPECT_EQ(prediction->iterations.back().end_requested, 4 * 250 + 3 * kMiB);
+}
+
+TEST(Simulate, OutOfMemoryIsAnAnswerThatNamesTheInstruction) {
+  HandMadePlan hand;
+  const UnitId block = hand.unit("a", 1000);
+  hand.kernel(Stream::D, 1024);
+  hand.alloc(Stream::U, BufferWhat::Full, block, 200 * kGiB);
+  hand.plan.iterations.back().instructions.back().unit = block;
+  const auto prediction = hand.run();
+  ASSERT_TRUE(prediction.has_value());
+  EXPECT_FALSE(prediction->fits);
+  ASSERT_TRUE(prediction->oom.has_value());
+  EXPECT_EQ(prediction->oom->instruction, InstructionId(std::int32_t{1}));
+  EXPECT_EQ(prediction->oom->unit, "a");
+  EXPECT_EQ(prediction->oom->phase, "forward");
+  EXPECT_EQ(prediction->oom->requested, 200 * kGiB);
+  EXPECT_LT(prediction->oom->free, 80 * kGiB);
+}
+
+TEST(Simulate, OutOfMemoryWhileWrappingIsAnAnswerToo) {
+  HandMadePlan hand;
+  hand.unit("a", 100'000'000'000);
+  const auto prediction = hand.run();
+  ASSERT_TRUE(prediction.has_value());
+  ASSERT_TRUE(prediction->oom.has_value());
+  EXPECT_EQ(prediction->oom->phase, "init");
+}
+
+TEST(Simulate, AHostThatWaitsForWhatItHasNotIssuedIsADeadlock) {
+  HandMadePlan hand;
+  hand.kernel(Stream::D, 1024);
+  hand.host_wait(7);
+  hand.record(Stream::G, 7);
+  const auto prediction = hand.run();
+  ASSERT_TRUE(prediction.has_value());
+  EXPECT_NE(prediction->deadlock.find("instruction 1"), std::string::npos) << prediction->deadlock;
+  EXPECT_NE(prediction->deadlock.find("instruction 2"), std::string::npos);
+  EXPECT_NE(prediction->deadlock.find("stream G"), std::string::npos);
+}
+
+TEST(Simulate, SameInputSameAnswer) {
+  HandMadePlan hand;
+  const UnitId block = hand.unit("a", 12'345'677);
+  for (int k = 0; k < 5; ++k) {
+    hand.alloc(Stream::U, BufferWhat::Full, block, 50'000'000);
+    hand.collective(AllGather, Stream::U, 50'000'000);
+    hand.wait_stream(Stream::D, Stream::U);
+    hand.kernel(Stream::D, 1'000'000);
+    hand.note_use(Stream::U, Stream::D, BufferWhat::Full, block);
+    hand.free(Stream::U, BufferWhat::Full, block);
+  }
+  const auto one = hand.run("h100-sxm-80", with_timeline()), two = hand.run("h100-sxm-80", with_timeline());
+  ASSERT_TRUE(one.has_value() && two.has_value());
+  EXPECT_EQ(one->timeline, two->timeline);
+  EXPECT_EQ(one->memory.reserved, two->memory.reserved);
+}
+
+TEST(Simulate, TimeNeverRunsBackOnALane) {
+  HandMadePlan hand;
+  for (int k = 0; k < 20; ++k) {
+    hand.collective(k % 2 == 0 ? AllGather : ReduceScatter, k % 3 == 0 ? Stream::U : Stream::G, 1'000'000 * (k + 1));
+    hand.wait_stream(k % 2 == 0 ? Stream::D : Stream::G, Stream::U);
+    hand.kernel(Stream::D, 100'000 * k);
+  }
+  const auto prediction = hand.run("a100-sxm-80", with_timeline());
+  ASSERT_TRUE(prediction.has_value());
+  std::vector<SimTime> end(prediction->timeline.lanes.size(), 0);
+  for (const Span& span : prediction->timeline.spans) {
+    EXPECT_GE(span.start, end[span.lane.index()]);
+    EXPECT_GE(span.duration, 0);
+    end[span.lane.index()] = span.start + span.duration;
+  }
+}
+
+TEST(Simulate, TheIntervalIsTheProfiles) {
+  HandMadePlan hand;
+  hand.kernel(Stream::D, 100'000'000);
+  const auto prediction = hand.run("h100");
+  const auto profile = load_profile("h100");
+  ASSERT_TRUE(prediction.has_value() && profile.has_value());
+  const Estimate& step = prediction->step_time_ns;
+  EXPECT_DOUBLE_EQ(step.high, step.value * (1 + profile->interval));
+  EXPECT_LT(step.low, step.value);
+  EXPECT_EQ(prediction->level, CalibrationLevel::Datasheet);
+}
+
+}  // namespace
+}  // namespace foreshard

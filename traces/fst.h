@@ -1,0 +1,26 @@
+// `.fst`: Foreshard's own compact form of a Timeline. Columns of varints in zstd blocks, every byte under a checksum.
+//
+// The layout is docs/formats/fst.md, version 1. Reading back what was written gives an equal Timeline. Truncated,
+// corrupted or foreign bytes are an Error with the offset where they were noticed, never a crash, and never more memory
+// than the limit.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/result.h"
+#include "core/timeline.h"
+
+namespace foreshard {
+
+inline constexpr int kFstMajor = 1;  // readers refuse another one
+inline constexpr int kFstMinor = 0;  // readers ignore tables and columns that they do not know
+
+std::string fst_bytes(const Timeline& timeline);
+Result<void> write_fst(const Timeline& timeline, const std::string& path);
+
+/// `file` is only for the Error's text.
+Result<Timeline> parse_fst(std::string_view bytes, const std::string& file = "");
+Result<Timeline> read_fst(const std::string& path);
+
+}  // namespace foreshard
