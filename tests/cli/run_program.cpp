@@ -1,4 +1,5 @@
 #include "tests/cli/run_program.h"
+#include "tests/support/temporary_path.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -22,14 +23,10 @@ std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::string own_path(const std::string& name) {
-  return testing::TempDir() + "foreshard_" + std::to_string(getpid()) + "_" + name;
-}
-
 }  // namespace
 
 ProgramRun run_program(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
-  const std::string out = own_path("out"), err = own_path("err");
+  const std::string out = testing::temporary_path("out"), err = testing::temporary_path("err");
   std::string command = "env -u NO_COLOR -u FORESHARD_SET LC_ALL=C.UTF-8 ";
   for (const std::string& assignment : environment) command += quoted(assignment) + " ";
   command += quoted(FORESHARD_PROGRAM);
@@ -42,7 +39,7 @@ ProgramRun run_program(const std::vector<std::string>& arguments, const std::vec
 }
 
 std::string temporary_file(const std::string& name, const std::string& content) {
-  const std::string path = own_path(name);
+  const std::string path = testing::temporary_path(name);
   std::ofstream(path, std::ios::binary) << content;
   return path;
 }

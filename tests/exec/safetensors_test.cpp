@@ -1,4 +1,5 @@
 #include "exec/safetensors.h"
+#include "tests/support/temporary_path.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -27,8 +28,7 @@ class Safetensors : public ::testing::Test {
   }
 
  private:
-  std::string path_ = ::testing::TempDir() + "foreshard_" +
-                      ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
+  std::string path_ = testing::temporary_path("x.safetensors");
 };
 
 TEST_F(Safetensors, TensorsArePlacesInTheFile) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/temporary_path.h"
 #include "tests/traces/sample_timeline.h"
 
 namespace foreshard {
@@ -112,7 +113,7 @@ TEST(ChromeTrace, AnEmptyTimelineIsStillATrace) {
 }
 
 TEST(ChromeTrace, TheFileIsGzippedIfItsNameSaysSo) {
-  const std::string path = testing::TempDir() + "foreshard_chrome_test.json.gz";
+  const std::string path = testing::temporary_path("x.json.gz");
   ASSERT_TRUE(write_chrome_trace(sample_timeline(), path).has_value());
   gzFile file = gzopen(path.c_str(), "rb");
   std::string text(1U << 20U, '\0');

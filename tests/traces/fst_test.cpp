@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "tests/support/temporary_path.h"
 #include "tests/traces/sample_timeline.h"
 
 namespace foreshard {
@@ -142,7 +143,7 @@ TEST(Fst, AnotherMajorVersionIsUnsupportedAndSaysSo) {
 }
 
 TEST(Fst, WritesAndReadsAFile) {
-  const std::string path = testing::TempDir() + "foreshard_fst_test.fst";
+  const std::string path = testing::temporary_path("x.fst");
   ASSERT_TRUE(write_fst(sample_timeline(), path).has_value());
   const auto back = read_fst(path);
   std::remove(path.c_str());

@@ -10,6 +10,7 @@
 #include "core/model/activation.h"
 #include "core/model/load_model.h"
 #include "tests/core/lowering/replay.h"
+#include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
@@ -33,7 +34,7 @@ const Json& truth() {
 }
 
 Result<Model> load_config(const Json& config, ModelOptions options, const ProgramOptions& program) {
-  options.source = ::testing::TempDir() + "lowering_truth_config.json";
+  options.source = testing::temporary_path("config.json");
   std::ofstream(options.source) << config.dump();
   return load_model(options, program);
 }

@@ -10,6 +10,7 @@
 #include "core/json_input.h"
 #include "core/model/load_model.h"
 #include "tests/oracle/model_truth.h"
+#include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
@@ -307,7 +308,7 @@ TEST(LoadModel, FindsTheFormatByContent) {
 }
 
 TEST(LoadModel, BytesThatOnlyBeginLikeAnArchiveAreRefusedWithTheFile) {
-  const std::string path = testing::TempDir() + "foreshard_archive.bin";
+  const std::string path = testing::temporary_path("archive.bin");
   std::ofstream(path) << "PK\x03\x04 rest";
   ModelOptions options;
   options.source = path;
