@@ -6,16 +6,20 @@
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
 #include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/prefix_store.h>
 #include <gloo/rendezvous/store.h>
+#include <gloo/transport/address.h>
+#include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -24,31 +28,61 @@
 namespace foreshard::exec {
 namespace {
 
-/// Gloo's words for LibTorch's store.
-class TcpStore final : public gloo::rendezvous::Store {
+using std::chrono::milliseconds;
+
+// The reason of a lost connection is on its way while we already see the loss: the launcher learns of a killed rank, a
+// failing rank first closes its connections.
+constexpr milliseconds kPatienceForTheReason{1500};
+
+/// Gloo's words for the rendezvous.
+class PrefixedStore final : public gloo::rendezvous::Store {
  public:
-  explicit TcpStore(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
+  PrefixedStore(Rendezvous& rendezvous, std::string prefix, milliseconds timeout)
+      : rendezvous_(rendezvous), prefix_(std::move(prefix)), timeout_(timeout) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    store_->set(key, std::vector<std::uint8_t>(data.begin(), data.end()));
+    rendezvous_.set(prefix_ + key, {data.begin(), data.end()});
   }
   std::vector<char> get(const std::string& key) override {
-    const std::vector<std::uint8_t> data = store_->get(key);
+    const Rendezvous::Content data = rendezvous_.get(prefix_ + key, timeout_);
     return {data.begin(), data.end()};
   }
-  void wait(const std::vector<std::string>& keys) override { store_->wait(keys); }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    store_->wait(keys, timeout);
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    for (const std::string& key : keys) rendezvous_.get(prefix_ + key, timeout);
   }
 
  private:
-  c10::intrusive_ptr<c10d::TCPStore> store_;
+  Rendezvous& rendezvous_;
+  std::string prefix_;
+  milliseconds timeout_;
+};
+
+/// Gloo's sentence without the place in Gloo's sources that it opens with.
+std::string without_source(std::string text) {
+  if (!text.empty() && text.front() == '[' && text.find("] ") != std::string::npos) text.erase(0, text.find("] ") + 2);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+/// The ranks of a group, and which of them stands behind a connection.
+struct Peers {
+  std::vector<int> ranks;             // of the world
+  std::map<std::string, int> behind;  // remote address of a connection as Gloo prints it -> rank of the world
+
+  std::optional<int> named_in(const std::string& text) const {
+    for (const auto& [address, rank] : behind) {
+      if (text.find(address) != std::string::npos) return rank;
+    }
+    return std::nullopt;
+  }
 };
 
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::string name, std::shared_ptr<gloo::rendezvous::Context> context)
-      : name_(std::move(name)), context_(std::move(context)) {}
+  GlooCommunicator(Rendezvous& rendezvous, std::string name, std::shared_ptr<gloo::rendezvous::Context> context,
+                   Peers peers)
+      : rendezvous_(rendezvous), name_(std::move(name)), context_(std::move(context)), peers_(std::move(peers)) {}
 
   int rank() const override { return context_->rank; }
   int size() const override { return context_->size; }
@@ -75,9 +109,9 @@ class GlooCommunicator final : public Communicator {
     for (int r = 0; r < numel % size(); ++r) ++counts[index(r)];
     call("all_reduce", [&] {
       const Bytes own_bytes = counts[index(rank())] * itemsize(dtype);
-      std::vector<std::byte> own(static_cast<std::size_t>(own_bytes));
-      scatter_sums(own.data(), data, counts, dtype, op);
-      gather_bytes(static_cast<char*>(data), own.data(), bytes_of(counts, dtype));
+      const auto own = std::make_unique<std::byte[]>(static_cast<std::size_t>(own_bytes));
+      scatter_sums(own.get(), data, counts, dtype, op);
+      gather_bytes(static_cast<char*>(data), own.get(), bytes_of(counts, dtype));
     });
   }
 
@@ -102,12 +136,14 @@ class GlooCommunicator final : public Communicator {
   void abort(std::string_view why) override {
     {
       std::lock_guard lock(mutex_);
-      if (aborted_.empty()) aborted_ = fmt::format("rank {} gave up: {}", rank(), why);
+      if (!aborted_.empty()) return;
+      aborted_ = fmt::format("rank {} gave up: {}", world_rank(), why);
     }
-    context_->closeConnections();  // the peers' calls end with Gloo's own words
+    context_->closeConnections();  // the peers' calls end, and they ask the rendezvous why
   }
 
  private:
+  int world_rank() const { return peers_.ranks[index(rank())]; }
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   std::uint32_t next_tag() { return tag_++; }
   std::vector<Numel> even(Numel numel) const { return std::vector<Numel>(index(size()), numel); }
@@ -131,18 +167,27 @@ class GlooCommunicator final : public Communicator {
   void scatter_sums(std::byte* output, const void* input, std::span<const Numel> counts, DType dtype, ReduceOp op) {
     const Numel numel = counts[index(rank())];
     const std::int64_t part_bytes = numel * itemsize(dtype);
-    std::vector<std::byte> parts(static_cast<std::size_t>(part_bytes) * index(size()));
+    std::byte* parts = scratch(static_cast<std::size_t>(part_bytes) * index(size()));
     gloo::AlltoallvOptions options(context_);
     options.setInput(const_cast<char*>(static_cast<const char*>(input)), bytes_of(counts, dtype));
-    options.setOutput(reinterpret_cast<char*>(parts.data()), std::vector<std::int64_t>(index(size()), part_bytes));
+    options.setOutput(reinterpret_cast<char*>(parts), std::vector<std::int64_t>(index(size()), part_bytes));
     options.setTag(next_tag());
     gloo::alltoallv(options);
     std::vector<const std::byte*> starts;
-    for (int r = 0; r < size(); ++r) starts.push_back(parts.data() + r * part_bytes);
+    for (int r = 0; r < size(); ++r) starts.push_back(parts + r * part_bytes);
     reduce_parts(output, starts, numel, dtype, op);
   }
 
-  /// What Gloo throws, with the name of the call in front; an abort's own words where that is the reason.
+  /// Room for what the others send, kept for the next call: faulting its pages in again costs a tenth of the transfer.
+  std::byte* scratch(std::size_t bytes) {
+    if (scratch_bytes_ < bytes) {
+      scratch_.reset(new std::byte[bytes]);
+      scratch_bytes_ = bytes;
+    }
+    return scratch_.get();
+  }
+
+  /// What Gloo throws, with the call and who was lost in front; an abort's own words where that is the reason.
   template <class F>
   void call(const char* doing, F body) {
     throw_if_aborted();
@@ -150,8 +195,16 @@ class GlooCommunicator final : public Communicator {
       body();
     } catch (const std::exception& error) {
       throw_if_aborted();
-      throw std::runtime_error(fmt::format("rank {}: {} on {}: {}", rank(), doing, name_, error.what()));
+      throw std::runtime_error(fmt::format("rank {}: {} on {}: {}", world_rank(), doing, name_, reason(error.what())));
     }
+  }
+
+  std::string reason(const std::string& thrown) {
+    std::string text = without_source(thrown);
+    const auto lost = peers_.named_in(text);
+    if (lost) text = fmt::format("lost rank {} ({})", *lost, text);
+    if (const auto word = rendezvous_.reported_failure(kPatienceForTheReason)) text += "; " + *word;
+    return text;
   }
 
   void throw_if_aborted() {
@@ -159,60 +212,60 @@ class GlooCommunicator final : public Communicator {
     if (!aborted_.empty()) throw std::runtime_error(aborted_);
   }
 
+  Rendezvous& rendezvous_;
   std::string name_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
+  Peers peers_;
   std::uint32_t tag_ = 0;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t scratch_bytes_ = 0;
   std::mutex mutex_;
   std::string aborted_;
 };
 
-Error meeting_error(const RendezvousOptions& options, std::string_view text) {
-  Error error;
-  error.message = fmt::format("rank {} of {} did not meet the others: {}", options.rank, options.size, text);
-  error.place = fmt::format("{}:{}", options.host, options.port);
-  error.hint = "is the port free, and were all ranks started with the same address and world size?";
-  return error;
-}
-
-class GlooRendezvous final : public ProcessRendezvous {
- public:
-  GlooRendezvous(RendezvousOptions options, c10::intrusive_ptr<c10d::TCPStore> tcp)
-      : options_(std::move(options)), store_(std::move(tcp)) {}
-
-  Result<std::shared_ptr<Communicator>> communicator(std::string_view name,
-                                                     std::chrono::milliseconds timeout) override {
-    try {
-      gloo::transport::tcp::attr attributes;
-      attributes.iface = options_.interface;
-      std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
-      auto context = std::make_shared<gloo::rendezvous::Context>(options_.rank, options_.size);
-      context->setTimeout(options_.timeout);  // of the connections
-      gloo::rendezvous::PrefixStore store("foreshard/" + std::string(name), store_);
-      context->connectFullMesh(store, device);
-      context->setTimeout(timeout);
-      return std::make_shared<GlooCommunicator>(std::string(name), std::move(context));
-    } catch (const std::exception& error) {
-      return fail(meeting_error(options_, error.what()));
-    }
+/// Everybody tells the others which address his end of each connection has: that is how Gloo names a lost peer.
+Peers exchange_addresses(gloo::rendezvous::Context& context, PrefixedStore& store, std::vector<int> ranks) {
+  for (int other = 0; other < context.size; ++other) {
+    if (other == context.rank) continue;
+    const std::string own_end = context.getPair(other)->address().str();
+    store.set(fmt::format("end/{}/{}", context.rank, other), {own_end.begin(), own_end.end()});
   }
-
- private:
-  RendezvousOptions options_;
-  TcpStore store_;
-};
+  Peers peers{std::move(ranks), {}};
+  for (int other = 0; other < context.size; ++other) {
+    if (other == context.rank) continue;
+    const std::vector<char> end = store.get(fmt::format("end/{}/{}", other, context.rank));
+    peers.behind[std::string(end.begin(), end.end())] = peers.ranks[static_cast<std::size_t>(other)];
+  }
+  return peers;
+}
 
 }  // namespace
 
-Result<std::unique_ptr<ProcessRendezvous>> ProcessRendezvous::meet(const RendezvousOptions& options) {
+Result<std::shared_ptr<Communicator>> make_gloo_communicator(Rendezvous& rendezvous, const GlooGroup& group) {
+  std::vector<int> ranks = group.ranks;
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(rendezvous.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), rendezvous.rank());
+  FORESHARD_CHECK(own != ranks.end(), "a rank makes communicators of its own groups only");
   try {
-    c10d::TCPStoreOptions tcp;
-    tcp.port = static_cast<std::uint16_t>(options.port);
-    tcp.isServer = options.rank == 0;
-    tcp.numWorkers = static_cast<std::size_t>(options.size);
-    tcp.timeout = options.timeout;
-    return std::make_unique<GlooRendezvous>(options, c10::make_intrusive<c10d::TCPStore>(options.host, tcp));
+    gloo::transport::tcp::attr attributes(rendezvous.own_address().c_str());
+    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
+    auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(own - ranks.begin()),
+                                                               static_cast<int>(ranks.size()));
+    context->setTimeout(group.timeout);
+    PrefixedStore store(rendezvous, fmt::format("gloo/{}/", group.name), group.timeout);
+    context->connectFullMesh(store, device);
+    Peers peers = exchange_addresses(*context, store, std::move(ranks));
+    return std::make_shared<GlooCommunicator>(rendezvous, group.name, std::move(context), std::move(peers));
   } catch (const std::exception& error) {
-    return fail(meeting_error(options, error.what()));
+    Error failure;
+    failure.message = fmt::format("rank {} could not connect to the others of group {}: {}", rendezvous.rank(),
+                                  group.name, without_source(error.what()));
+    failure.place = rendezvous.own_address();
+    failure.hint = "did all ranks start, and can they reach each other's addresses?";
+    return fail(std::move(failure));
   }
 }
 

@@ -1,40 +1,33 @@
-// Collectives between processes over TCP: Debian's Gloo, met through LibTorch's TCPStore, so that torchrun's
-// MASTER_ADDR and MASTER_PORT work as they are.
+// Collectives between processes over TCP: Debian's Gloo, met through a Rendezvous.
 //
 // Gloo ends at fp16 and has no reduce-scatter of its own into a tensor: bytes are moved by Gloo (all-to-all,
-// all-gather), sums are ours (exec/reduce_parts.h), in the order of ranks. A ProcessRendezvous outlives the
-// communicators made by it; each makes its own connections, so that those of different streams run side by side.
+// all-gather), sums are ours (exec/reduce_parts.h), in the order of ranks. Each communicator has its own connections
+// and its own thread for them (asleep in epoll while nothing comes), so that those of different streams run side by
+// side.
+//
+// Who is lost is named: a connection that closes is traced back to its rank, and the word that a failing rank or the
+// launcher left at the Rendezvous is quoted. The Rendezvous outlives the communicators made with it.
 #pragma once
 
 #include <chrono>
 #include <memory>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "core/result.h"
 #include "exec/communicator.h"
+#include "exec/rendezvous.h"
 
 namespace foreshard::exec {
 
-struct RendezvousOptions {
-  std::string host = "127.0.0.1";  // MASTER_ADDR
-  int port = 29500;                // MASTER_PORT
-  int rank = 0;
-  int size = 1;
-  std::string interface = "lo";                                 // network interface that Gloo listens on
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting
+struct GlooGroup {
+  std::string name;        // one per group and purpose: "A", "replicate of 1,3"
+  std::vector<int> ranks;  // of the world, in the order of the group; this rank among them. Empty: the whole world
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of each collective, and of connecting
 };
 
-class ProcessRendezvous {
- public:
-  virtual ~ProcessRendezvous() = default;
-
-  /// Rank 0 opens the port, the others come to it. Errors: a port that is taken, ranks that do not come in time.
-  static Result<std::unique_ptr<ProcessRendezvous>> meet(const RendezvousOptions& options);
-
-  /// All ranks ask for the same names in the same order. `timeout` is that of each collective.
-  virtual Result<std::shared_ptr<Communicator>> communicator(
-      std::string_view name, std::chrono::milliseconds timeout = std::chrono::minutes(5)) = 0;
-};
+/// Blocks until the group's ranks have come. A rank that makes several communicators makes them in an order that agrees
+/// with that of its peers. Errors: ranks that do not come in time, addresses that cannot be reached.
+Result<std::shared_ptr<Communicator>> make_gloo_communicator(Rendezvous& rendezvous, const GlooGroup& group);
 
 }  // namespace foreshard::exec

@@ -13,10 +13,6 @@
 
 #include "exec/in_process_communicator.h"
 #ifdef FORESHARD_WITH_GLOO
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include "exec/gloo_communicator.h"
 #endif
 
@@ -37,28 +33,23 @@ void on_threads(int size, const std::function<void(int)>& body) {
 }
 
 #ifdef FORESHARD_WITH_GLOO
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t length = sizeof address;
-  ::bind(socket, reinterpret_cast<sockaddr*>(&address), length);
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(socket);
-  return ntohs(address.sin_port);
-}
-
 /// Ranks of one process over the loopback device; the store stays with them.
 Ranks gloo_ranks(int size, std::chrono::milliseconds timeout) {
+  struct Meetings {
+    std::unique_ptr<Rendezvous> host;
+    std::vector<std::unique_ptr<Rendezvous>> ranks;
+  };
   Ranks ranks(static_cast<std::size_t>(size));
-  auto meetings = std::make_shared<std::vector<std::unique_ptr<ProcessRendezvous>>>(ranks.size());
-  const int port = free_port();
+  auto meetings = std::make_shared<Meetings>();
+  meetings->host = Rendezvous::host("127.0.0.1", size).value();
+  meetings->ranks.resize(ranks.size());
   on_threads(size, [&](int rank) {
     const auto r = static_cast<std::size_t>(rank);
-    auto meeting = ProcessRendezvous::meet({.port = port, .rank = rank, .size = size});
+    auto meeting =
+        Rendezvous::meet({.port = meetings->host->port(), .rank = rank, .size = size, .hosted_elsewhere = true});
     if (!meeting) return;
-    (*meetings)[r] = std::move(*meeting);
-    if (auto made = (*meetings)[r]->communicator("test", timeout)) ranks[r] = *made;
+    meetings->ranks[r] = std::move(*meeting);
+    if (auto made = make_gloo_communicator(*meetings->ranks[r], {"test", {}, timeout})) ranks[r] = *made;
   });
   for (auto& rank : ranks) {  // the store lives as long as the communicators
     auto* raw = rank.get();

@@ -1,0 +1,61 @@
+// Where the ranks of a run meet: LibTorch's TCPStore, so that torchrun's MASTER_ADDR and MASTER_PORT work as they are.
+//
+// A small store of keys and bytes that all ranks see, and the place where a rank leaves word of why it ends: whoever
+// loses a connection asks here for the reason. The store lives in rank 0's process, or in the launcher's (torchrun's
+// agent, `foreshard run --nproc`), where it outlives any rank. Usable from any thread; calls block up to their timeout.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/result.h"
+
+namespace foreshard::exec {
+
+struct RendezvousOptions {
+  std::string host = "127.0.0.1";  // MASTER_ADDR
+  int port = 29500;                // MASTER_PORT
+  int rank = 0;
+  int size = 1;
+  bool hosted_elsewhere = false;  // the launcher keeps the store: rank 0 comes to it as the others do
+  std::string prefix = "";        // of all keys: tells restarts apart that share a launcher's store
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting
+};
+
+class Rendezvous {
+ public:
+  using Content = std::vector<std::uint8_t>;
+
+  virtual ~Rendezvous() = default;
+
+  /// Rank 0 opens the port (unless hosted_elsewhere), the others come to it; returns once all are there. Errors: a port
+  /// that is taken, ranks that do not come in time, another world size.
+  static Result<std::unique_ptr<Rendezvous>> meet(const RendezvousOptions& options);
+
+  /// The launcher's side: opens a store on a free port for ranks that are told `hosted_elsewhere`. Its rank is -1.
+  static Result<std::unique_ptr<Rendezvous>> host(const std::string& address, int size);
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int port() const = 0;
+  /// This machine's address as the other ranks reach it: that of the interface that leads to the store.
+  virtual const std::string& own_address() const = 0;
+
+  // These throw std::runtime_error where the store is gone or a key does not come in time.
+  virtual void set(const std::string& key, const Content& content) = 0;
+  virtual Content get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+
+  /// Leaves word for all ranks; only the first word of a run is kept. Never throws: a store that is gone tells nobody.
+  virtual void report_failure(std::string_view text) noexcept = 0;
+  /// The word that somebody left, waited for up to `patience`; nullopt if there is none, or no store any more.
+  virtual std::optional<std::string> reported_failure(std::chrono::milliseconds patience) noexcept = 0;
+  /// Before a process with a failure ends: if it holds the store, gives the others up to `patience` to read the word.
+  virtual void let_others_read(std::chrono::milliseconds patience) noexcept = 0;
+};
+
+}  // namespace foreshard::exec
