@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,19 +36,23 @@ class Communicator;
 
 using StreamIndex = Id<struct BackendStreamTag>;  // in order of creation
 
-/// What memory is for, as `simulate` counts it.
+/// What memory is for, as `simulate` counts it, and under the same names.
 enum class MemoryCategory : std::uint8_t {
-  Parameters,
-  FullParameters,
-  Gradients,
-  ReduceBuffers,
+  Parameters,      // "sharded_params"
+  FullParameters,  // "full_params"
+  Gradients,       // "param_grads": unsharded
+  ShardedGradients,
+  ReduceBuffers,  // "comm_buffers"
   Activations,
+  ActivationGradients,
   Temporaries,
+  Outputs,
   OptimizerState,
-  Buffers,
+  Inputs,
+  Buffers,  // the module's
 };
-inline constexpr std::size_t kMemoryCategoryCount = 8;
-std::string_view memory_category_name(MemoryCategory category);  // "parameters", ...
+inline constexpr std::size_t kMemoryCategoryCount = 12;
+std::string_view memory_category_name(MemoryCategory category);  // "sharded_params", ...
 
 /// Work that went wrong: which instruction, on which stream, in the words of whoever threw.
 struct Failure {
@@ -59,18 +64,44 @@ struct Failure {
 template <class T>
 using Outcome = tl::expected<T, Failure>;
 
-/// Bytes of one pool and category. `allocated` follows the issuer (as PyTorch's counter does: deterministic),
-/// `resident` follows the streams: what is really held now.
+/// Bytes of one pool and category. `allocated` follows the issuer (as PyTorch's counter does), operators' tensors
+/// included; its peak is that of the plan's order, whoever was faster, and is worked out by synchronize(). `resident`
+/// follows the streams: what is really held now.
 struct MemoryCount {
   Bytes allocated = 0, peak_allocated = 0;
   Bytes resident = 0, peak_resident = 0;
   bool operator==(const MemoryCount&) const = default;
 };
 
+/// A caching allocator under the backend, as PyTorch's memory_stats() names it.
+struct AllocatorCount {
+  Bytes allocated = 0, peak_allocated = 0;
+  Bytes active = 0, peak_active = 0;
+  Bytes reserved = 0, peak_reserved = 0;
+};
+
+using CategoryCounts = std::array<Bytes, kMemoryCategoryCount>;
+
 struct MemoryReport {
   MemoryCount total;
+  CategoryCounts at_peak{};                                              // of total.peak_allocated
+  InstructionId peak_instruction;                                        // where it stood; invalid: outside the plan
+  std::optional<AllocatorCount> allocator;                               // none on the host
   std::vector<std::array<MemoryCount, kMemoryCategoryCount>> by_stream;  // [stream][category]
 };
+
+/// Told of memory that work holds beside the plan's buffers: operators' tensors.
+class OperatorMemory {
+ public:
+  virtual ~OperatorMemory() = default;
+  /// + when memory was taken, - when it went back. From any thread, also when the backend is gone.
+  virtual void changed(MemoryCategory category, Bytes change) = 0;
+  /// On a thread that runs a backend's work: that backend's. Elsewhere empty.
+  static const std::shared_ptr<OperatorMemory>& current();
+};
+
+/// Where the addresses of Buffers point.
+enum class DeviceKind : std::uint8_t { Host, Cuda };
 
 /// A handle on one allocation. Copies share it; it lives until Backend::free, not until the handle goes.
 class Buffer {
@@ -127,11 +158,16 @@ class Backend {
  public:
   virtual ~Backend() = default;  // waits for all work that was issued
 
+  virtual DeviceKind device() const = 0;
   virtual StreamIndex create_stream(std::string_view name, int priority) = 0;
 
   virtual Buffer allocate(const Issue& issue, Bytes bytes, MemoryCategory category) = 0;
   /// The memory may be reused by work issued from now on, wherever the uses so far are over.
   virtual void free(const Buffer& buffer, InstructionId instruction) = 0;
+
+  /// The plan's note_use (record_stream): the issue's stream uses memory of another's pool. Where Issue::uses holds
+  /// memory already, it adds nothing.
+  virtual void note_use(const Issue& issue, const Buffer& buffer) = 0;
 
   virtual void launch(const Issue& issue, Work work) = 0;
   virtual void copy(const Issue& issue, const Buffer& to, const Buffer& from, Bytes bytes) = 0;
@@ -150,6 +186,12 @@ class Backend {
   virtual Outcome<void> synchronize() = 0;
 
   virtual MemoryReport memory() const = 0;
+  /// Peaks begin again at what is held now. REQUIRES that nothing runs: after synchronize().
+  virtual void reset_peak_memory() = 0;
+
+  /// For recordings and for the order of memory: the issuer turns to an instruction of the run's step number `step`;
+  /// what it does until the next call is that instruction's host work. An invalid id: to none.
+  virtual void at_instruction(std::int32_t step, InstructionId instruction) = 0;
 };
 
 }  // namespace foreshard::exec

@@ -12,9 +12,12 @@
 
 namespace foreshard::exec {
 
+class Recorder;
+
 struct HostBackendOptions {
-  int rank = 0;              // named in failures that reach other ranks
-  int intra_op_threads = 0;  // LibTorch's threads inside one operator, per worker; 0 = leave as they are
+  int rank = 0;                  // named in failures that reach other ranks
+  int intra_op_threads = 0;      // LibTorch's threads inside one operator, per worker; 0 = leave as they are
+  Recorder* recorder = nullptr;  // of spans and memory; outlives the backend. None: recording costs nothing
 };
 
 /// Streams have no priorities here: the kernel's scheduler shares the cores.

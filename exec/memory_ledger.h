@@ -1,9 +1,12 @@
-// MemoryLedger: bytes by pool and category, counted twice: as the issuer decides and as the streams do it.
+// MemoryLedger: bytes by pool and category, counted twice: as the plan decides and as the streams do it.
 //
-// `allocated` is called by the issuer only, `resident` by any thread. A report is a snapshot.
+// `allocated` is the plan's count: buffers change when the issuer says so, operators' tensors when their work runs,
+// which on another thread may be sooner or later. So each change carries its place in the plan, and settle() walks them
+// in the plan's order: peaks are the same in every run. Any thread; a report is a snapshot.
 #pragma once
 
 #include <array>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -11,11 +14,37 @@
 
 namespace foreshard::exec {
 
+/// A position in the order of the plan's instructions over the whole run.
+struct PlanPlace {
+  std::int32_t step = 0;
+  std::int32_t instruction = -1;
+  auto operator<=>(const PlanPlace&) const = default;
+};
+
+struct MemoryChange {
+  PlanPlace place;
+  MemoryCategory category = MemoryCategory::Temporaries;
+  StreamIndex pool;
+  Bytes change = 0;
+  bool operator==(const MemoryChange&) const = default;
+};
+
 class MemoryLedger {
  public:
+  MemoryLedger();
+
   void add_stream();
-  void allocated(StreamIndex pool, MemoryCategory category, Bytes change);
+  /// By the issuer.
+  void allocated(StreamIndex pool, MemoryCategory category, Bytes change, PlanPlace place);
   void resident(StreamIndex pool, MemoryCategory category, Bytes change);
+  /// Operators' tensors, in both counts. On a stream's own thread `runs_on` is that stream and `place` its work's;
+  /// elsewhere invalid: it counts behind everything.
+  void operators(StreamIndex pool, MemoryCategory category, Bytes change, StreamIndex runs_on, PlanPlace place);
+
+  /// The changes since the last call, in the plan's order; within one instruction the issuer's first. Peaks are up to
+  /// date afterwards. REQUIRES that no work runs.
+  std::vector<MemoryChange> settle();
+  void reset_peaks();
   MemoryReport report() const;
 
  private:
@@ -23,6 +52,12 @@ class MemoryLedger {
 
   mutable std::mutex mutex_;
   MemoryReport report_;
+  /// Each in the plan's order: the issuer's, each stream's; the last one's come behind all.
+  std::vector<std::vector<MemoryChange>> logs_;
+  // Allocated, as far as settled: [stream][category].
+  std::vector<CategoryCounts> settled_;
+  CategoryCounts settled_by_category_{};
+  Bytes settled_total_ = 0;
 };
 
 }  // namespace foreshard::exec

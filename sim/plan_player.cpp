@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "core/instruction_spans.h"
+
 namespace foreshard {
 namespace {
 
@@ -32,15 +34,6 @@ std::int32_t first_event(const PlanIteration& iteration) {
     }
   }
   return first;
-}
-
-SpanKind collective_span(InstructionKind kind) {
-  switch (kind) {
-    case InstructionKind::AllGather: return SpanKind::AllGather;
-    case InstructionKind::ReduceScatter: return SpanKind::ReduceScatter;
-    case InstructionKind::AllReduce: return SpanKind::AllReduce;
-    default: return SpanKind::Broadcast;
-  }
 }
 
 CollectiveKind collective_kind(InstructionKind kind) {
@@ -353,7 +346,7 @@ BlockHandle PlanPlayer::take_buffer(const BufferName& buffer, std::int32_t insta
   return kNoBlock;
 }
 
-Bytes PlanPlayer::bytes_of(const Instruction& i) const { return i.bytes > 0 ? i.bytes : i.numel * itemsize(i.dtype); }
+Bytes PlanPlayer::bytes_of(const Instruction& i) const { return instruction_bytes(i); }
 
 bool PlanPlayer::memory_instruction(const Instruction& i) {
   if (i.stream == Stream::Host) return true;  // host memory
@@ -367,12 +360,14 @@ bool PlanPlayer::memory_instruction(const Instruction& i) {
     case InstructionKind::Free: device_.book.free(take_buffer(i.buffer, i.arg)); break;
     default: device_.allocator.record_stream(find_buffer(i.buffer, i.arg), index_of(i.other)); return true;
   }
-  if (device_.activity.keep_spans) {
-    const AllocatorStats& stats = device_.allocator.stats();
-    samples_.push_back({device_.clock.host(), stats.allocated.current, stats.active.current, stats.reserved.current,
-                        device_.book.now()});
-  }
+  if (device_.activity.keep_spans) samples_.push_back(ledger_now());
   return true;
+}
+
+PlanPlayer::LedgerSample PlanPlayer::ledger_now() const {
+  const AllocatorStats& stats = device_.allocator.stats();
+  return {device_.clock.host(), stats.allocated.current, stats.active.current, stats.reserved.current,
+          device_.book.now()};
 }
 
 /// zero_grad(set_to_none): whatever holds a gradient between backward and here.
@@ -429,8 +424,7 @@ bool PlanPlayer::data_movement(const Instruction& i) {
   const bool fills = i.kind == InstructionKind::Fill;
   const Bytes moved = i.kind == InstructionKind::Add || i.kind == InstructionKind::Accumulate ? 3 * bytes : 2 * bytes;
   const SimDuration time = fills ? cost.fill(bytes) : cost.copy(moved, i.dtype);
-  const SpanKind kind = i.kind == InstructionKind::Cast ? SpanKind::Cast : fills ? SpanKind::Memset : SpanKind::Copy;
-  device_.launch(i.stream, cost.op_ns() + cost.launch_ns(), time, span_of(i, kind));
+  device_.launch(i.stream, cost.op_ns() + cost.launch_ns(), time, span_of(i, work_span_kind(i.kind)));
   return true;
 }
 
@@ -449,7 +443,7 @@ bool PlanPlayer::collective(const Instruction& i) {
   // R4: collectives of one communicator run in issue order. The virtual device knows no contention.
   const SimTime not_before = device_.cost.is_virtual() ? 0 : communicator_tail_[group];
   const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
-  ActivitySpan what = span_of(i, collective_span(i.kind));
+  ActivitySpan what = span_of(i, work_span_kind(i.kind));
   what.bytes = bytes;
   const Interval run = device_.launch(i.stream, host, time, what, not_before);
   communicator_tail_[group] = run.end;

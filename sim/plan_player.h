@@ -95,6 +95,7 @@ class PlanPlayer {
   bool enter_phase(LoopPhase next);
   bool begin_micro_batch();
   bool make_inputs();
+  LedgerSample ledger_now() const;
   void free_held(bool only_gradients);
   void zero_gradients();
 

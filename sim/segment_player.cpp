@@ -89,11 +89,13 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
   bool ok = true;
   SimTime start = -1;
+  LedgerSample highest;  // inside the segment: its end is no picture of it
   for (std::size_t k = 0; ok && k < list.kernels.size(); ++k) {
     const Kernel& kernel = list.kernels[k];
     ok = run_memory_events(list, kernel.before_begin, kernel.before_end, instance, segment);
     if (ok && kernel.kind == KernelClass::Gemm && !workspace) ok = ensure_workspace(workspace);
     if (!ok) break;
+    if (keep && device_.allocator.stats().allocated.current > highest.allocated) highest = ledger_now();
     if (kernel.launches > 0) {
       what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
       what.name = kernel.op;
@@ -115,9 +117,8 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
     device_.activity.spans.push_back(what);
   }
   if (keep) {
-    const AllocatorStats& stats = device_.allocator.stats();
-    samples_.push_back({device_.clock.host(), stats.allocated.current, stats.active.current, stats.reserved.current,
-                        device_.book.now()});
+    if (highest.allocated > 0) samples_.push_back(highest);
+    samples_.push_back(ledger_now());
   }
   return ok;
 }

@@ -114,7 +114,7 @@ class Simulation {
       for (const Instruction& i : iteration.instructions) instructions_.push_back(&i);
       const SimTime begin = std::max(last_end_, options_.synchronize_each_step ? device_.clock.host() : SimTime{0});
       if (k == 0) last_end_ = device_.clock.host();
-      played_.push_back({k, k == 0 ? last_end_ : begin});
+      played_.push_back({k, k == 0 ? last_end_ : begin, InstructionId(first), device_.clock.host()});
       device_.activity.gaps.clear();
       device_.activity.collectives.clear();
       const SimDuration busy = device_.activity.compute_busy;

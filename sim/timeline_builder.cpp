@@ -6,6 +6,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/instruction_spans.h"
+
 namespace foreshard {
 namespace {
 
@@ -38,15 +40,6 @@ std::vector<Lane> make_lanes(const Plan& plan, const Device& device, std::array<
     lanes.push_back({plan.rank, std::string(stream_name(static_cast<Stream>(s))), priority});
   }
   return lanes;
-}
-
-std::string host_span_name(const Plan& plan, const Instruction& i) {
-  std::string text(instruction_kind_name(i.kind));
-  if (i.unit.valid() && i.unit.index() < plan.units.size()) {
-    const std::string& unit = plan.units[i.unit.index()].name;
-    text += " " + (unit.empty() ? std::string("root") : unit);
-  }
-  return text;
 }
 
 void add_counter(Timeline& timeline, const Plan& plan, const PlanPlayer& player, const std::string& name,
@@ -105,11 +98,7 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
       kept.kind = span.kind;
       kept.start = span.start;
       kept.duration = span.end - span.start;
-      const bool segment = span.name < 0 && i.segment.valid() && i.segment.index() < plan.segments.size();
-      kept.name = span.name >= 0   ? op_names[static_cast<std::size_t>(span.name)]
-                  : segment        ? name(plan.segments[i.segment.index()].label)
-                  : i.name.valid() ? name(plan.name_of(i.name))
-                                   : name(instruction_kind_name(i.kind));
+      kept.name = span.name >= 0 ? op_names[static_cast<std::size_t>(span.name)] : name(work_span_name(plan, i));
       kept.instruction = InstructionId(span.instruction);
       kept.op = span.op;
       kept.unit = span.unit;
@@ -129,7 +118,8 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
                 [c](const auto& s) { return s.categories[c]; });
   }
   for (const PlayedIteration& iteration : iterations) {
-    timeline.marks.push_back({iteration.begin, plan.rank, name("iteration " + std::to_string(iteration.index))});
+    timeline.marks.push_back({iteration.begin, plan.rank, name(iteration_mark(iteration.index))});
+    timeline.marks.push_back({iteration.issue, plan.rank, name(issue_mark(iteration.index, iteration.first))});
   }
   timeline.provenance.source = "simulated";
   timeline.provenance.hardware = device.profile.id;

@@ -12,7 +12,9 @@ namespace foreshard {
 
 struct PlayedIteration {
   std::int32_t index = 0;
-  SimTime begin = 0;
+  SimTime begin = 0;    // the one before has ended on the device
+  InstructionId first;  // instruction
+  SimTime issue = 0;    // the host begins to issue it
 };
 
 /// `instructions[k]` is the plan's instruction that was played with id k.
