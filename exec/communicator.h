@@ -1,11 +1,13 @@
-// Communicator: collectives of one group of ranks, as blocking calls on raw memory.
+// Communicator: collectives of one group of ranks on raw memory.
 //
-// A Backend calls these on a stream's thread, so that they are asynchronous for the issuer. One communicator belongs to
+// A Backend calls these as work of a stream, so that they are asynchronous for the issuer: on the host they block the
+// stream's thread, on CUDA they are enqueued on the stream that is current. One communicator belongs to
 // one stream; every rank of the group makes the same calls in the same order. Whatever goes wrong (a peer that does not
 // come within the timeout, calls that do not match, an abort) is thrown as std::runtime_error with the names involved.
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/dtype.h"
@@ -36,6 +38,10 @@ class Communicator {
 
   /// From any thread: calls of all ranks, running and later ones, throw and quote `why`.
   virtual void abort(std::string_view why) = 0;
+
+  /// What went wrong outside of any call: a peer lost while work was already on the device. Empty: nothing so far. From
+  /// any thread.
+  virtual std::string asynchronous_error() const { return {}; }
 };
 
 }  // namespace foreshard::exec

@@ -1,0 +1,401 @@
+#include "exec/cuda_backend.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "exec/communicator.h"
+#include "exec/failure_board.h"
+#include "exec/memory_ledger.h"
+
+namespace foreshard::exec {
+namespace {
+
+constexpr Bytes kLeastFreeMemory = Bytes{512} << 20;  // a context and one buffer; below this nothing can be run
+
+/// What the runtime says, as an error of ours: asynchronous ones are noticed late.
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // so that it is reported once
+  throw std::runtime_error(fmt::format(
+      "{}: {} ({}). CUDA reports errors late: an earlier instruction may be the cause; CUDA_LAUNCH_BLOCKING=1 finds it",
+      call, cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+
+/// Events are made once and handed on: making one takes longer than recording it.
+class EventPool {
+ public:
+  ~EventPool() {
+    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    if (free_.empty()) {
+      cudaEvent_t event = nullptr;
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+      return event;
+    }
+    const cudaEvent_t event = free_.back();
+    free_.pop_back();
+    return event;
+  }
+  void give_back(cudaEvent_t event) { free_.push_back(event); }
+
+ private:
+  std::vector<cudaEvent_t> free_;
+};
+
+class CudaEvent final : public Event::Record {
+ public:
+  explicit CudaEvent(std::shared_ptr<EventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}
+  ~CudaEvent() override { pool_->give_back(event_); }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  cudaEvent_t event_;
+};
+
+cudaEvent_t cuda_event(const Event& event) { return static_cast<CudaEvent&>(*event.record()).get(); }
+
+class CudaBuffer final : public Buffer::Record {
+ public:
+  CudaBuffer(StreamIndex pool, MemoryCategory category, Bytes bytes)
+      : pool_(pool), category_(category), bytes_(bytes) {}
+
+  void* data() const override {
+    if (memory_.get() == nullptr && bytes_ > 0) {
+      throw std::runtime_error("a buffer is used before its pool's stream has allocated it, or after it was freed");
+    }
+    return memory_.get();
+  }
+  Bytes bytes() const override { return bytes_; }
+  StreamIndex pool() const { return pool_; }
+  MemoryCategory category() const { return category_; }
+  c10::DataPtr& memory() { return memory_; }
+
+ private:
+  StreamIndex pool_;
+  MemoryCategory category_;
+  Bytes bytes_;
+  c10::DataPtr memory_;
+};
+
+CudaBuffer& cuda_buffer(const Buffer& buffer) { return static_cast<CudaBuffer&>(*buffer.record()); }
+
+/// Looks after the collectives while the issuer is blocked: a kernel of NCCL waits for its peers for ever, and only an
+/// abort from another thread ends it.
+class CollectiveWatch {
+ public:
+  CollectiveWatch(FailureBoard& board, std::chrono::milliseconds timeout) : board_(board), timeout_(timeout) {}
+  ~CollectiveWatch() {
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void add(const std::shared_ptr<Communicator>& communicator) {
+    std::lock_guard lock(mutex_);
+    if (std::find(communicators_.begin(), communicators_.end(), communicator) != communicators_.end()) return;
+    communicators_.push_back(communicator);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+  void blocked(InstructionId instruction) {
+    std::lock_guard lock(mutex_);
+    blocked_in_ = instruction;
+    blocked_since_ = Clock::now();
+  }
+  void going_on() {
+    std::lock_guard lock(mutex_);
+    blocked_since_.reset();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kInterval, [this] { return closing_; })) {
+      std::string why;
+      for (const auto& communicator : communicators_) {
+        if (why.empty()) why = communicator->asynchronous_error();
+      }
+      if (why.empty() && blocked_since_ && Clock::now() - *blocked_since_ > timeout_) {
+        why = fmt::format("the host has waited for the device for {} s: a peer does not take part in a collective",
+                          std::chrono::duration_cast<std::chrono::seconds>(timeout_).count());
+      }
+      if (why.empty()) continue;
+      const Failure failure{blocked_in_, "", why};
+      lock.unlock();
+      board_.report(failure);
+      return;
+    }
+  }
+
+  static constexpr std::chrono::milliseconds kInterval{200};
+  FailureBoard& board_;
+  std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;
+  InstructionId blocked_in_;
+  std::optional<Clock::time_point> blocked_since_;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const CudaBackendOptions& options)
+      : device_(static_cast<c10::DeviceIndex>(options.device)),
+        guard_(device_),
+        board_(options.rank),
+        watch_(board_, options.timeout),
+        events_(std::make_shared<EventPool>()) {}
+
+  /// Nothing may run on buffers that go.
+  ~CudaBackend() override {
+    for (const Stream& stream : streams_) cudaStreamSynchronize(stream.stream.stream());
+  }
+
+  DeviceKind device() const override { return DeviceKind::Cuda; }
+
+  StreamIndex create_stream(std::string_view name, int priority) override {
+    const auto stream = name == "D" ? c10::cuda::getDefaultCUDAStream(device_)
+                                    : c10::cuda::getStreamFromPool(std::min(priority, 0), device_);
+    ledger_.add_stream();
+    streams_.push_back({std::string(name), stream});
+    return StreamIndex(streams_.size() - 1);
+  }
+
+  Buffer allocate(const Issue& issue, Bytes bytes, MemoryCategory category) override {
+    auto buffer = std::make_shared<CudaBuffer>(issue.stream, category, bytes);
+    if (bytes > 0) {
+      run(issue, [&] {
+        buffer->memory() = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<std::size_t>(bytes));
+        count(*buffer, bytes);
+      });
+    }
+    return Buffer(std::move(buffer));
+  }
+
+  void free(const Buffer& buffer, InstructionId) override {
+    CudaBuffer& cuda = cuda_buffer(buffer);
+    if (cuda.memory().get() == nullptr) return;  // of no bytes, or never made: the backend had failed
+    cuda.memory().clear();
+    count(cuda, -cuda.bytes());
+  }
+
+  void note_use(const Issue& issue, const Buffer& buffer) override {
+    run(issue, [&] {
+      if (buffer.bytes() > 0) {
+        c10::cuda::CUDACachingAllocator::recordStream(cuda_buffer(buffer).memory(), stream(issue.stream).stream);
+      }
+    });
+  }
+
+  void launch(const Issue& issue, Work work) override { run(issue, work); }
+
+  void copy(const Issue& issue, const Buffer& to, const Buffer& from, Bytes bytes) override {
+    FORESHARD_CHECK(bytes <= to.bytes() && bytes <= from.bytes(), "a copy is larger than its buffers");
+    run(issue, [&] {
+      if (bytes > 0) {
+        check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                              stream(issue.stream).stream.stream()),
+              "cudaMemcpyAsync");
+      }
+    });
+  }
+
+  void collective(const Issue& issue, std::shared_ptr<Communicator> communicator, CollectiveWork work) override {
+    board_.tell(communicator);
+    watch_.add(communicator);
+    run(issue, [&] { work(*communicator); });
+  }
+
+  Event record_event(const Issue& issue) override {
+    auto event = std::make_shared<CudaEvent>(events_);
+    note_errors(issue,
+                [&] { check(cudaEventRecord(event->get(), stream(issue.stream).stream.stream()), "cudaEventRecord"); });
+    return Event(std::move(event));
+  }
+
+  void wait_event(const Issue& issue, const Event& event) override {
+    note_errors(issue, [&] {
+      check(cudaStreamWaitEvent(stream(issue.stream).stream.stream(), cuda_event(event), 0), "cudaStreamWaitEvent");
+    });
+  }
+
+  Outcome<void> host_wait(const Event& event) override {
+    watch_.blocked(instruction_);
+    note_errors({StreamIndex(0), instruction_},
+                [&] { check(cudaEventSynchronize(cuda_event(event)), "cudaEventSynchronize"); });
+    watch_.going_on();
+    return board_.outcome();
+  }
+
+  Outcome<void> synchronize() override {
+    watch_.blocked(instruction_);
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      note_errors({StreamIndex(s), instruction_},
+                  [&] { check(cudaStreamSynchronize(streams_[s].stream.stream()), "cudaStreamSynchronize"); });
+    }
+    watch_.going_on();
+    ledger_.settle();
+    return board_.outcome();
+  }
+
+  MemoryReport memory() const override {
+    MemoryReport report = ledger_.report();
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device_);
+    const auto& [allocated, active, reserved] = std::tie(stats.allocated_bytes[0], stats.active_bytes[0],
+                                                         stats.reserved_bytes[0]);  // [0]: all pools together
+    report.allocator =
+        AllocatorCount{allocated.current, allocated.peak, active.current, active.peak, reserved.current, reserved.peak};
+    return report;
+  }
+
+  void reset_peak_memory() override {
+    ledger_.reset_peaks();
+    c10::cuda::CUDACachingAllocator::resetPeakStats(device_);
+  }
+
+  void at_instruction(std::int32_t step, InstructionId instruction) override {
+    step_ = step;
+    instruction_ = instruction;
+  }
+
+ private:
+  struct Stream {
+    std::string name;
+    c10::cuda::CUDAStream stream;
+  };
+
+  const Stream& stream(StreamIndex index) const { return streams_[index.index()]; }
+
+  /// Also after a failure: events still fire.
+  template <class F>
+  void note_errors(const Issue& issue, F&& f) {
+    try {
+      f();
+    } catch (const std::exception& error) {
+      board_.report({issue.instruction, stream(issue.stream).name, error.what()});
+    } catch (...) {
+      board_.report({issue.instruction, stream(issue.stream).name, "something that is no std::exception was thrown"});
+    }
+  }
+
+  template <class F>
+  void run(const Issue& issue, F&& f) {
+    if (board_.failed()) return;
+    note_errors(issue, [&] {
+      const c10::cuda::CUDAStreamGuard current(stream(issue.stream).stream);
+      f();
+    });
+  }
+
+  void count(const CudaBuffer& buffer, Bytes change) {
+    ledger_.allocated(buffer.pool(), buffer.category(), change, {step_, instruction_.value});
+    ledger_.resident(buffer.pool(), buffer.category(), change);
+  }
+
+  c10::DeviceIndex device_;
+  c10::cuda::CUDAGuard guard_;
+  FailureBoard board_;
+  CollectiveWatch watch_;
+  MemoryLedger ledger_;
+  std::shared_ptr<EventPool> events_;  // outlives the backend where an Event does
+  std::vector<Stream> streams_;
+  std::int32_t step_ = 0;
+  InstructionId instruction_;
+};
+
+Error no_device(cudaError_t status, std::string hint) {
+  return Error{.code = ErrorCode::Unsupported,
+               .message = fmt::format("no CUDA device can be used: {}", cudaGetErrorString(status)),
+               .hint = std::move(hint)};
+}
+
+}  // namespace
+
+Result<CudaDevice> cuda_device(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (status == cudaErrorInsufficientDriver && driver > 0) {
+    return fail(
+        no_device(status, fmt::format("the driver serves CUDA {}.{}, this program wants {}.{}: update the NVIDIA "
+                                      "driver, or run with --backend host",
+                                      driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10)));
+  }
+  if (status != cudaSuccess || count == 0) {
+    return fail(
+        no_device(status == cudaSuccess ? cudaErrorNoDevice : status,
+                  "is the NVIDIA driver loaded (nvidia-smi) and CUDA_VISIBLE_DEVICES right? --backend host runs "
+                  "without a GPU"));
+  }
+  if (index < 0 || index >= count) {
+    return fail(Error{.code = ErrorCode::OutOfRange,
+                      .message = fmt::format("there is no CUDA device {}", index),
+                      .expected = fmt::format("0 to {}", count - 1),
+                      .got = std::to_string(index),
+                      .hint = "each rank takes the device of its local rank; CUDA_VISIBLE_DEVICES hides the others"});
+  }
+  CudaDevice device;
+  cudaDeviceProp properties{};
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
+  std::size_t free = 0, total = 0;
+  if (const cudaError_t asked = cudaGetDeviceProperties(&properties, index); asked != cudaSuccess) {
+    return fail(no_device(asked, "nvidia-smi tells the state of the card"));
+  }
+  if (const cudaError_t asked = cudaMemGetInfo(&free, &total); asked != cudaSuccess) {
+    return fail(no_device(asked, "another process may hold the card exclusively: nvidia-smi"));
+  }
+  device.driver_version = driver;
+  device.runtime_version = runtime;
+  device.name = properties.name;
+  device.major = properties.major;
+  device.minor = properties.minor;
+  device.multiprocessors = properties.multiProcessorCount;
+  device.total_memory = static_cast<Bytes>(total);
+  device.free_memory = static_cast<Bytes>(free);
+  return device;
+}
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options) {
+  const Result<CudaDevice> device = cuda_device(options.device);
+  if (!device) return fail(device.error());
+  if (device->free_memory < kLeastFreeMemory) {
+    return fail(Error{.code = ErrorCode::OutOfRange,
+                      .message = fmt::format("CUDA device {} ({}) has no memory left", options.device, device->name),
+                      .expected = fmt::format("at least {} MiB free", kLeastFreeMemory >> 20),
+                      .got = fmt::format("{} MiB of {} MiB", device->free_memory >> 20, device->total_memory >> 20),
+                      .hint = "nvidia-smi lists the processes that hold it"});
+  }
+  try {
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);  // LibTorch's allocator and generators
+    return std::make_unique<CudaBackend>(options);
+  } catch (const std::exception& error) {
+    return fail(Error{.code = ErrorCode::Unsupported,
+                      .message = fmt::format("CUDA device {} cannot be used: {}", options.device, error.what())});
+  }
+}
+
+}  // namespace foreshard::exec

@@ -1,0 +1,44 @@
+// The CUDA backend: the plan's streams are CUDA streams, its events CUDA events, its buffers come from LibTorch's
+// caching allocator, in the pool of the stream that the plan names.
+//
+// Work runs on the issuer, at once, with its stream current: it enqueues kernels and must not wait for the device. A
+// buffer goes back to the allocator at the plan's free; other streams hold it exactly where the plan notes a use
+// (record_stream), so that the allocator does what PyTorch's would (rules A). The stream "D" is the device's default
+// stream, as PyTorch computes on it; the others come from LibTorch's pool of non-blocking streams, with their priority.
+//
+// A CUDA error is asynchronous: it is noticed at some later call, and its Failure says so.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "core/result.h"
+#include "exec/backend.h"
+
+namespace foreshard::exec {
+
+struct CudaBackendOptions {
+  int device = 0;  // index among the visible ones (CUDA_VISIBLE_DEVICES)
+  int rank = 0;    // named in failures that reach other ranks
+  /// A host that waits for the device longer than this, with collectives under way, takes its peers for lost: the
+  /// communicators are aborted and the wait ends in a Failure.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+};
+
+/// What is there to run on.
+struct CudaDevice {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  Bytes total_memory = 0, free_memory = 0;
+  int driver_version = 0, runtime_version = 0;  // 13000 = 13.0
+};
+
+/// Errors say what is wrong and what to do: no driver, a driver older than the runtime, no visible device, an index
+/// beyond them, a card whose memory is taken.
+Result<CudaDevice> cuda_device(int index);
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options = {});
+
+}  // namespace foreshard::exec

@@ -1,0 +1,63 @@
+// The contract on CUDA: with a GPU, or on the virtual device of tests/virtual_gpu, which keeps memory and streams but
+// runs host code at once.
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include "exec/cuda_backend.h"
+#include "tests/exec/backend_contract.h"
+
+namespace foreshard::exec {
+namespace {
+
+bool virtual_device() { return dlsym(RTLD_DEFAULT, "fakegpu_mark") != nullptr; }
+
+struct Cuda {
+  static constexpr bool kWorkRunsOnStreams = false;
+  static bool streams_wait_for_host_code() { return !virtual_device(); }
+  static std::unique_ptr<Backend> make() {
+    auto backend = make_cuda_backend();
+    if (!backend) throw std::runtime_error(to_text(backend.error()));
+    return std::move(*backend);
+  }
+  static void run(Backend& backend, const Issue& issue, Work work) {
+    backend.launch(issue, [&work] {
+      const auto call = [](void* data) {
+        const std::unique_ptr<Work> owned(static_cast<Work*>(data));
+        (*owned)();
+      };
+      if (cudaLaunchHostFunc(c10::cuda::getCurrentCUDAStream(), call, new Work(std::move(work))) != cudaSuccess) {
+        throw std::runtime_error("cudaLaunchHostFunc");
+      }
+    });
+  }
+  static void write(Backend& backend, const Issue& issue, Buffer buffer, std::int64_t value) {
+    backend.launch(issue, [&] {
+      cudaMemcpyAsync(buffer.data(), &value, sizeof value, cudaMemcpyDefault, c10::cuda::getCurrentCUDAStream());
+    });
+  }
+  static void read(Backend& backend, const Issue& issue, Buffer buffer, std::int64_t* to) {
+    backend.launch(issue, [&] {
+      cudaMemcpyAsync(to, buffer.data(), sizeof *to, cudaMemcpyDefault, c10::cuda::getCurrentCUDAStream());
+    });
+  }
+};
+
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, BackendContract, Cuda);
+
+TEST(CudaDevice, AnIndexBeyondTheVisibleOnesIsAnErrorThatSaysHowMany) {
+  const auto device = cuda_device(1000);
+  ASSERT_FALSE(device);
+  EXPECT_NE(to_text(device.error()).find("0 to "), std::string::npos) << to_text(device.error());
+}
+
+TEST(CudaDevice, SaysWhatItIs) {
+  const auto device = cuda_device(0);
+  ASSERT_TRUE(device) << to_text(device.error());
+  EXPECT_FALSE(device->name.empty());
+  EXPECT_GT(device->total_memory, 0);
+  EXPECT_GE(device->runtime_version, 13000);
+}
+
+}  // namespace
+}  // namespace foreshard::exec
