@@ -241,6 +241,16 @@ CollectiveChoice nccl_choice(const NcclTopology& topology, CollectiveKind kind, 
   return best;
 }
 
+CollectiveEstimate estimate_collective(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
+                                       Bytes bytes, std::optional<CollectiveAlgorithm>) {
+  CollectiveEstimate estimate;
+  estimate.choice = nccl_choice(topology_of(profile, group), kind, group, bytes);
+  estimate.us = static_cast<double>(collective_time(profile, kind, group, bytes)) * 1e-3;
+  estimate.low_us = estimate.us / 1.3;
+  estimate.high_us = estimate.us * 1.3;
+  return estimate;
+}
+
 SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                             Bytes bytes) {
   double us = 0;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,15 @@ CollectiveChoice nccl_candidate(const NcclTopology& topology, CollectiveKind kin
 /// The candidate with the smallest time for this size (5.4).
 CollectiveChoice nccl_choice(const NcclTopology& topology, CollectiveKind kind, const GroupPlacement& group,
                              Bytes bytes);
+
+/// How long a collective takes, alone on the links, with the 90 % interval of the model.
+struct CollectiveEstimate {
+  CollectiveChoice choice;
+  double us = 0, low_us = 0, high_us = 0;  // 0: the algorithm asked for does not exist there
+};
+/// With `forced` that algorithm, else NCCL's choice.
+CollectiveEstimate estimate_collective(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
+                                       Bytes bytes, std::optional<CollectiveAlgorithm> forced = std::nullopt);
 
 /// Duration on the stream, alone on the links. Kind "virtual" has the virtual device's own formula.
 SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,

@@ -1,0 +1,245 @@
+#include "cli/validation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "cli/collective_row.h"
+#include "cli/pipeline.h"
+#include "cli/validation_pairs.h"
+#include "core/model/config_model.h"
+#include "core/model/load_model.h"
+#include "core/plan/build_plan.h"
+#include "sim/pointwise_fusion.h"
+
+namespace foreshard::cli {
+namespace {
+
+constexpr double kGib = static_cast<double>(kGiB);
+
+double gib(Bytes bytes) { return static_cast<double>(bytes) / kGib; }
+
+ValidatedNumber number(std::string quantity, const MeasuredRun& run, double predicted, double measured, bool counted) {
+  AccuracySample sample;
+  sample.group = run.id.substr(0, 1);
+  sample.id = run.id;
+  sample.predicted = predicted;
+  sample.measured = measured;
+  return {std::move(quantity), std::move(sample), counted};
+}
+
+void compare_memory(const MeasuredRun& run, const Prediction& p, bool complete, std::vector<ValidatedNumber>& numbers) {
+  if (const auto init = run.memory_number("after_init_gib"))
+    numbers.push_back(number("after_init_gib", run, gib(p.init_reserved), *init, true));
+  if (p.iterations.empty()) return;
+  const IterationResult& steady = p.iterations.back();
+  if (const auto first = run.memory_number("step1_reserved_gib"))
+    numbers.push_back(number("step1_reserved_gib", run, gib(p.iterations.front().peak_reserved), *first, complete));
+  if (run.allocated_gib)
+    numbers.push_back(number("peak_allocated_gib", run, gib(steady.peak_allocated), *run.allocated_gib, complete));
+  if (run.active_gib)
+    numbers.push_back(number("peak_active_gib", run, gib(steady.peak_active), *run.active_gib, complete));
+  if (run.reserved_gib)
+    numbers.push_back(number("peak_reserved_gib", run, gib(steady.peak_reserved), *run.reserved_gib, complete));
+}
+
+void compare(const MeasuredRun& run, const MeasuredJob& job, const Prediction& p, ValidatedRow& row) {
+  const bool high = run.confidence != "low";
+  const bool expects_oom = run.memory_note("outcome") == "oom";
+  if (expects_oom || run.memory_number("fits_gb")) {
+    ValidatedNumber fits = number("fits", run, p.fits ? 2 : 1, expects_oom ? 1 : 2, high);
+    row.numbers.push_back(std::move(fits));
+  }
+  if (!p.deadlock.empty()) row.failed = "deadlock predicted: " + p.deadlock;
+  compare_memory(run, p, high && job.memory_complete, row.numbers);
+  if (p.iterations.size() < 2 && !p.fits) return;  // no steady step to compare
+  if (run.step_s && *run.step_s > 0 && p.step_time_ns.value > 0) {
+    ValidatedNumber step = number("step_time_s", run, p.step_time_ns.value * 1e-9, *run.step_s, high);
+    step.sample.low = p.step_time_ns.low * 1e-9;
+    step.sample.high = p.step_time_ns.high * 1e-9;
+    row.numbers.push_back(std::move(step));
+  }
+}
+
+ValidatedRow validate_run(const MeasuredRun& run) {
+  ValidatedRow row;
+  row.id = run.id;
+  row.group = run.id.substr(0, 1);
+  const auto job = job_of(run);
+  if (!job) {
+    row.skipped = job.error().reason;
+    return row;
+  }
+  row.assumed = job->assumed;
+  const auto predicted = predict_run(run, *job);
+  if (!predicted) {
+    row.failed = to_text(predicted.error());
+    return row;
+  }
+  if (run.params > 0 && predicted->parameters != run.params)
+    row.assumed.push_back("the model as built has " + std::to_string(predicted->parameters) + " parameters, the row " +
+                          std::to_string(run.params));
+  row.level = calibration_level_name(predicted->prediction.level);
+  compare(run, *job, predicted->prediction, row);
+  return row;
+}
+
+const ValidatedNumber* find_number(const ValidatedRow& row, const std::string& quantity) {
+  for (const ValidatedNumber& number : row.numbers) {
+    if (number.quantity == quantity) return &number;
+  }
+  return nullptr;
+}
+
+/// What a source cannot tell apart (README of the tables, section 4): 1 % of a rate, 0.02 GiB of a peak.
+bool within_noise(const std::string& quantity, double from, double to) {
+  if (quantity == "step_time_s") return std::abs(to / from - 1) < 0.01;
+  return std::abs(to - from) < 0.02;
+}
+
+std::vector<ValidatedPair> compare_pairs(const CsvTable& table, const std::vector<ValidatedRow>& rows,
+                                         const std::vector<MeasuredRun>& runs) {
+  std::vector<ValidatedPair> pairs;
+  for (const SwitchPair& pair : switch_pairs(table)) {
+    const ValidatedRow &from = rows[pair.from], &to = rows[pair.to];
+    for (const ValidatedNumber& a : from.numbers) {
+      const ValidatedNumber* b = find_number(to, a.quantity);
+      if (b == nullptr || a.quantity == "fits" || a.quantity == "after_init_gib") continue;
+      // Steps of different length are compared by the time of a token.
+      const auto tokens = [&](std::size_t row) {
+        return a.quantity != "step_time_s" ? 1.0
+                                           : static_cast<double>(std::max<std::int64_t>(runs[row].batch, 1) *
+                                                                 std::max<std::int64_t>(runs[row].micro_batches, 1) *
+                                                                 std::max<std::int64_t>(runs[row].seq, 1));
+      };
+      const double x = tokens(pair.from), y = tokens(pair.to);
+      ValidatedPair result;
+      result.from = from.id;
+      result.to = to.id;
+      result.changed = pair.column + " " + table.cell(table.rows()[pair.from], pair.column) + " -> " +
+                       table.cell(table.rows()[pair.to], pair.column);
+      result.quantity = a.quantity == "step_time_s" ? "time per token" : a.quantity;
+      result.measured = b->sample.measured / y / (a.sample.measured / x) - 1;
+      result.predicted = b->sample.predicted / y / (a.sample.predicted / x) - 1;
+      result.within_noise = within_noise(a.quantity, a.sample.measured / x, b->sample.measured / y);
+      pairs.push_back(std::move(result));
+    }
+  }
+  return pairs;
+}
+
+Result<Validation> validate_training(const CsvTable& table, const std::string& file, const ValidateOptions& options) {
+  auto runs = read_measured_runs(table, file);
+  if (!runs) return fail(runs.error());
+  Validation validation;
+  validation.kind = "training";
+  for (std::size_t k = 0; k < runs->size(); ++k) {
+    if (options.progress) options.progress(k, runs->size());
+    if (!options.only.empty() && (*runs)[k].id != options.only) {
+      ValidatedRow left_out;
+      left_out.id = (*runs)[k].id;
+      left_out.skipped = "not asked for";
+      validation.rows.push_back(std::move(left_out));
+      continue;
+    }
+    validation.rows.push_back(validate_run((*runs)[k]));
+  }
+  validation.pairs = compare_pairs(table, validation.rows, *runs);
+  return validation;
+}
+
+Result<Validation> validate_collectives(const CsvTable& table, const std::string& file,
+                                        const ValidateOptions& options) {
+  const auto rows = read_collective_rows(table, file);
+  if (!rows) return fail(rows.error());
+  Validation validation;
+  validation.kind = "collectives";
+  for (const CollectiveRow& row : *rows) {
+    if (!options.only.empty() && row.id != options.only) continue;
+    const CollectivePrediction p = predict_collective(row);
+    ValidatedRow result;
+    result.id = row.id;
+    result.group = p.group;
+    result.skipped = p.skipped;
+    result.level = p.level;
+    result.algorithm = p.algorithm;
+    if (p.skipped.empty())
+      result.numbers.push_back({p.quantity, {p.group, row.id, p.predicted, p.measured, p.low, p.high}, true});
+    validation.rows.push_back(std::move(result));
+  }
+  return validation;
+}
+
+}  // namespace
+
+Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job) {
+  auto profile = load_profile(job.job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  if (job.network_gb_per_s > 0) profile->scale_out_gb_per_s = job.network_gb_per_s;
+  const auto model =
+      model_from_config_json(model_document(run), run.id, job.job.model, program_options(job.job, ProgramDevice::Cuda));
+  if (!model) return fail(model.error());
+  const auto plan = build_plan(*model, job.job);
+  if (!plan) return fail(plan.error());
+  auto lowered = lower_plan(*model, *plan, job.job, *profile);
+  if (!lowered) return fail(lowered.error());
+  if (job.compiled) *lowered = fuse_pointwise(*lowered);
+  SimulateOptions options = simulate_options(job.job);
+  options.per_kernel = false;
+  auto prediction = simulate(*plan, *model, *lowered, job.job, *profile, options);
+  if (!prediction) return fail(prediction.error());
+  PredictedRun result;
+  result.prediction = std::move(*prediction);
+  for (const ParamInfo& param : model->params) {
+    if (!param.shares.valid()) result.parameters += numel_of(param.shape);
+  }
+  return result;
+}
+
+Result<Validation> validate_table(const std::string& text, const std::string& file, const ValidateOptions& options) {
+  const auto table = CsvTable::parse(text, file);
+  if (!table) return fail(table.error());
+  Result<Validation> result = [&]() -> Result<Validation> {
+    if (table->has("collective") && table->has("world_size") && table->has("message_bytes"))
+      return validate_collectives(*table, file, options);
+    if (table->has("runtime") && table->has("gpu") && table->has("n_layers"))
+      return validate_training(*table, file, options);
+    return fail(
+        {ErrorCode::MissingKey, "this is no table of measurements", file, "line 1",
+         "the columns of training runs (id, model, n_layers, gpu, runtime, ...) or of collectives (id, hardware, "
+         "world_size, collective, message_bytes, ...)",
+         std::to_string(table->header().size()) + " other columns", "docs/formats/validation.md"});
+  }();
+  if (!result) return result;
+  result->table = std::filesystem::path(file).filename().string();
+  const bool found = options.only.empty() || std::any_of(result->rows.begin(), result->rows.end(),
+                                                         [&](const auto& row) { return row.id == options.only; });
+  if (!found) {
+    return fail({ErrorCode::NotFound, "the table has no such row", file, "id", "an id of the table", options.only, ""});
+  }
+  return result;
+}
+
+std::vector<AccuracySample> samples_of(const Validation& validation, const std::string& quantity, bool counted_only) {
+  std::vector<AccuracySample> samples;
+  for (const ValidatedRow& row : validation.rows) {
+    for (const ValidatedNumber& number : row.numbers) {
+      if (number.quantity == quantity && (number.counted || !counted_only)) samples.push_back(number.sample);
+    }
+  }
+  return samples;
+}
+
+std::vector<std::string> quantities_of(const Validation& validation) {
+  std::vector<std::string> names;
+  for (const ValidatedRow& row : validation.rows) {
+    for (const ValidatedNumber& number : row.numbers) {
+      if (std::find(names.begin(), names.end(), number.quantity) == names.end()) names.push_back(number.quantity);
+    }
+  }
+  return names;
+}
+
+}  // namespace foreshard::cli
