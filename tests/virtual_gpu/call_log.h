@@ -1,0 +1,26 @@
+// The virtual device's log of calls, as values: what was asked of CUDA and NCCL, in host order.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace foreshard::exec {
+
+struct DeviceCall {
+  std::string api;   // "ncclAllGather", "cudaStreamWaitEvent", ...
+  std::string name;  // of a kernel, a copy's direction, a mark's text
+  std::string op;    // of a reduction
+  std::int64_t stream = -1;
+  std::int64_t event = -1, event_stream = -1;
+  std::int64_t bytes = 0;
+  std::int64_t ranks = 0;
+};
+
+/// The calls of this process since the last call of this function. REQUIRES the virtual device, with FAKEGPU_LOG set.
+std::vector<DeviceCall> calls_since_last();
+
+/// Puts a line "mark" with this text into the log.
+void mark_calls(const std::string& text);
+
+}  // namespace foreshard::exec

@@ -1,0 +1,134 @@
+// What NCCL is asked for, and on which stream. The virtual device plays one rank of a group of any size.
+#include "exec/nccl_communicator.h"
+
+#include <gtest/gtest.h>
+
+#include "exec/cuda_backend.h"
+#include "tests/virtual_gpu/call_log.h"
+
+namespace foreshard::exec {
+namespace {
+
+class Nccl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = make_cuda_backend();
+    ASSERT_TRUE(made) << to_text(made.error());
+    backend = std::move(*made);
+    compute = backend->create_stream("D", 0);
+    gather = backend->create_stream("A", -1);
+    const auto id = nccl_unique_id();
+    ASSERT_TRUE(id);
+    const auto group = nccl_communicator({.rank = 3, .size = 8}, *id);
+    ASSERT_TRUE(group) << to_text(group.error());
+    communicator = *group;
+    memory = backend->allocate({compute, InstructionId(0)}, 1 << 16, MemoryCategory::ReduceBuffers);
+    calls_since_last();
+  }
+
+  /// The NCCL calls that a collective makes on the gather stream.
+  std::vector<DeviceCall> calls_of(CollectiveWork work) {
+    backend->collective({gather, InstructionId(1)}, communicator, std::move(work));
+    std::vector<DeviceCall> calls;
+    for (DeviceCall& call : calls_since_last()) {
+      if (call.api.rfind("nccl", 0) == 0) calls.push_back(std::move(call));
+    }
+    return calls;
+  }
+
+  /// The id that the log gives to the gather stream.
+  std::int64_t gather_id() {
+    backend->record_event({gather, InstructionId(2)});
+    const auto calls = calls_since_last();
+    return calls.empty() ? -1 : calls.back().stream;
+  }
+
+  std::unique_ptr<Backend> backend;
+  StreamIndex compute, gather;
+  std::shared_ptr<Communicator> communicator;
+  Buffer memory;
+};
+
+TEST_F(Nccl, EvenCollectivesAreOneCallOnThePlansStream) {
+  const std::int64_t stream = gather_id();
+  ASSERT_GT(stream, 0);
+  const auto gathered =
+      calls_of([&](Communicator& group) { group.all_gather(memory.data(), memory.data(), 100, DType::BFloat16); });
+  ASSERT_EQ(gathered.size(), 1u);
+  EXPECT_EQ(gathered[0].api, "ncclAllGather");
+  EXPECT_EQ(gathered[0].stream, stream);
+  EXPECT_EQ(gathered[0].ranks, 8);
+  EXPECT_EQ(gathered[0].bytes, 8 * 100 * 2);
+
+  const auto scattered = calls_of([&](Communicator& group) {
+    group.reduce_scatter(memory.data(), memory.data(), 100, DType::Float32, ReduceOp::Avg);
+  });
+  ASSERT_EQ(scattered.size(), 1u);
+  EXPECT_EQ(scattered[0].api, "ncclReduceScatter");
+  EXPECT_EQ(scattered[0].op, "avg");
+  EXPECT_EQ(scattered[0].bytes, 8 * 100 * 4);
+
+  const auto reduced =
+      calls_of([&](Communicator& group) { group.all_reduce(memory.data(), 1, DType::Float32, ReduceOp::Sum); });
+  ASSERT_EQ(reduced.size(), 1u);
+  EXPECT_EQ(reduced[0].api, "ncclAllReduce");
+  EXPECT_EQ(reduced[0].op, "sum");
+}
+
+TEST_F(Nccl, UnevenPartsAreOneGroupWithACallPerRank) {
+  const std::vector<Numel> counts = {1, 2, 3, 4, 5, 6, 7, 0};
+  const auto calls = calls_of(
+      [&](Communicator& group) { group.all_gather_uneven(memory.data(), memory.data(), counts, DType::Float32); });
+  ASSERT_EQ(calls.size(), 10u);
+  EXPECT_EQ(calls.front().api, "ncclGroupStart");
+  EXPECT_EQ(calls.back().api, "ncclGroupEnd");
+  for (std::size_t r = 0; r < counts.size(); ++r) EXPECT_EQ(calls[r + 1].bytes, counts[r] * 4) << r;
+}
+
+TEST_F(Nccl, AfterAnAbortCallsFailWithTheReason) {
+  communicator->abort("rank 5 was lost");
+  backend->collective({gather, InstructionId(9)}, communicator,
+                      [&](Communicator& group) { group.all_reduce(memory.data(), 1, DType::Float32, ReduceOp::Sum); });
+  const auto outcome = backend->synchronize();
+  ASSERT_FALSE(outcome);
+  EXPECT_EQ(outcome.error().instruction, InstructionId(9));
+  EXPECT_NE(outcome.error().text.find("rank 5 was lost"), std::string::npos) << outcome.error().text;
+}
+
+TEST_F(Nccl, AFailureOfOurOwnAbortsTheCommunicator) {
+  backend->collective({gather, InstructionId(4)}, communicator,
+                      [](Communicator&) { throw std::runtime_error("out of luck"); });
+  EXPECT_FALSE(backend->synchronize());
+  EXPECT_THROW(communicator->all_reduce(nullptr, 0, DType::Float32, ReduceOp::Sum), std::runtime_error);
+}
+
+TEST_F(Nccl, TypesThatItDoesNotCarryAreNamed) {
+  backend->collective({gather, InstructionId(5)}, communicator, [&](Communicator& group) {
+    group.all_gather(memory.data(), memory.data(), 1, DType::Complex64);
+  });
+  const auto outcome = backend->synchronize();
+  ASSERT_FALSE(outcome);
+  EXPECT_NE(outcome.error().text.find("complex64"), std::string::npos) << outcome.error().text;
+}
+
+TEST_F(Nccl, MemoryIsHeldForAnotherStreamWhereItsUseIsNotedAndNowhereElse) {
+  constexpr Bytes kBytes = 4 << 20;
+  const auto active = [&] { return backend->memory().allocator->active; };
+  ASSERT_TRUE(backend->synchronize());
+  const Bytes before = active();
+  for (const bool noted : {false, true}) {
+    const Buffer full = backend->allocate({gather, InstructionId(1)}, kBytes, MemoryCategory::FullParameters);
+    const Buffer uses[] = {full};
+    backend->launch({compute, InstructionId(2), uses}, [] {});
+    if (noted) backend->note_use({compute, InstructionId(3)}, full);
+    backend->free(full, InstructionId(4));
+    EXPECT_EQ(active(), noted ? before + kBytes : before) << "noted: " << noted;
+  }
+  // The device is done: the allocator notices when it is asked next.
+  ASSERT_TRUE(backend->synchronize());
+  backend->free(backend->allocate({compute, InstructionId(5)}, 512, MemoryCategory::Temporaries), InstructionId(6));
+  EXPECT_EQ(active(), before);
+}
+
+}  // namespace
+}  // namespace foreshard::exec
