@@ -126,6 +126,17 @@ Result<JobValue> parse_toml(std::string_view text, const std::string& file) {
   }
 }
 
+std::optional<Error> read_value(std::size_t index, const JobValue& value, const std::string& raw, Job& job) {
+  std::optional<Error> error = read_job_key(index, value, job);
+  if (!error || raw.empty() || value.kind == JobValue::Kind::Text) return error;
+  // `--set train.data.file=2024` means the text.
+  JobValue text;
+  text.kind = JobValue::Kind::Text;
+  text.text = raw;
+  if (!read_job_key(index, text, job)) return {};
+  return error;
+}
+
 /// A value that waits for its turn: keys are read in the order of the table, whatever the order of the sources.
 struct Pending {
   JobValue value;
@@ -166,6 +177,13 @@ class Loader {
       value.text = raw;
     }
     return add(key, value, raw, origin);
+  }
+
+  /// What add_override has collected, by key.
+  std::vector<JobSetting> settings() const {
+    std::vector<JobSetting> made;
+    for (const auto& [index, given] : pending_) made.push_back({index, given.value, given.raw});
+    return made;
   }
 
   Result<LoadedJob> finish() {
@@ -244,15 +262,8 @@ class Loader {
   }
 
   std::optional<Error> read(std::size_t index, const Pending& given, Job& job) const {
-    std::optional<Error> error = read_job_key(index, given.value, job);
+    std::optional<Error> error = read_value(index, given.value, given.raw, job);
     if (!error) return {};
-    if (!given.raw.empty() && given.value.kind != JobValue::Kind::Text) {
-      // `--set train.data.file=2024` means the text.
-      JobValue text;
-      text.kind = JobValue::Kind::Text;
-      text.text = given.raw;
-      if (!read_job_key(index, text, job)) return {};
-    }
     error->file = file_of(given.origin);
     if (!given.origin.empty()) error->place = given.origin + " " + error->place;
     return error;
@@ -440,6 +451,18 @@ Result<void> validate_job(const Job& job) {
     return fail(inconsistent("fsdp.prefetch", "explicit prefetching is by lists or by depths", "one of the two", "both",
                              "drop forward_depth and backward_depth, or the lists"));
   }
+  return {};
+}
+
+Result<std::vector<JobSetting>> parse_setting(const std::string& text) {
+  Loader loader("");
+  if (std::optional<Error> error = loader.add_override(text, "--set")) return fail(std::move(*error));
+  return loader.settings();
+}
+
+Result<void> apply_setting(const JobSetting& setting, Job& job) {
+  if (std::optional<Error> error = read_value(setting.key, setting.value, setting.raw, job))
+    return fail(std::move(*error));
   return {};
 }
 

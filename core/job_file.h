@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/job.h"
+#include "core/job_keys.h"
 #include "core/result.h"
 
 namespace foreshard {
@@ -43,6 +44,19 @@ Result<LoadedJob> load_job(const std::string& path, const std::vector<std::strin
 /// The same from text; `file` names it in messages and is what relative paths are relative to (empty = leave them).
 Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const JobOverrides& overrides);
 Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const std::vector<std::string>& sets);
+
+/// One `section.key=value`, read once to be applied to many jobs.
+struct JobSetting {
+  std::size_t key = 0;  // index in job_keys()
+  JobValue value;
+  std::string raw;  // tried as plain text where the key does not take the value
+};
+
+/// Reads `text` as --set does. Several settings where the key is a table ("fsdp.mixed_precision=none").
+Result<std::vector<JobSetting>> parse_setting(const std::string& text);
+
+/// Sets the field and nothing else: validate_job says whether the job still is one.
+Result<void> apply_setting(const JobSetting& setting, Job& job);
 
 /// Splits the value of the environment variable FORESHARD_SET ("a.b=1;c.d=x") into overrides.
 std::vector<std::string> environment_overrides(std::string_view variable);

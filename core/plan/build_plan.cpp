@@ -74,20 +74,29 @@ Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, con
 }
 
 Result<Plan> build_plan(const Model& model, const Job& job) {
-  Result<UnitTable> table = build_units(model, job);
-  if (!table) return tl::unexpected(table.error());
-  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *table);
+  UnitTable table;
+  std::vector<CheckpointKind> checkpointed;
+  return build_plan(model, job, table, checkpointed);
+}
+
+Result<Plan> build_plan(const Model& model, const Job& job, UnitTable& table,
+                        std::vector<CheckpointKind>& checkpointed) {
+  Result<UnitTable> units = build_units(model, job);
+  if (!units) return tl::unexpected(units.error());
+  table = std::move(*units);
+  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, table);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
+  checkpointed = std::move(*checkpoint);
   std::vector<bool> boundary(model.modules.size(), false);
-  for (const PlanUnit& unit : table->units) {
+  for (const PlanUnit& unit : table.units) {
     for (ModuleId module : unit.modules) boundary[module.index()] = true;
   }
-  Result<ModuleGraph> graph = build_module_graph(model, boundary, *checkpoint, !job.checkpointing.outside);
+  Result<ModuleGraph> graph = build_module_graph(model, boundary, checkpointed, !job.checkpointing.outside);
   if (!graph) return tl::unexpected(graph.error());
   Result<Script> script = script_of(job);
   if (!script) return tl::unexpected(script.error());
 
-  const PlanRequest request{model, job, *table, *graph, *script};
+  const PlanRequest request{model, job, table, *graph, *script};
   Result<Plan> plan = job.fsdp.runtime == Runtime::Fsdp1   ? build_fsdp1_plan(request)
                       : job.fsdp.runtime == Runtime::Fsdp2 ? build_fsdp2_plan(request)
                                                            : build_unsharded_plan(request);

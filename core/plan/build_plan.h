@@ -30,6 +30,10 @@ Result<Plan> build_unsharded_plan(const PlanRequest& request);  // runtime "none
 /// Error with code Refused unless listed in job.fsdp.allow_traps.
 Result<Plan> build_plan(const Model& model, const Job& job);
 
+/// The same, with the units and checkpointed modules that it was made from: what lowering asks for next.
+Result<Plan> build_plan(const Model& model, const Job& job, UnitTable& table,
+                        std::vector<CheckpointKind>& checkpointed);
+
 /// The modules that job.checkpointing wraps, by ModuleId.
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable& table);
 

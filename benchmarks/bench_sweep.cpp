@@ -1,0 +1,89 @@
+// What a search costs: plans a second of a 32-layer model, and what one plan of it is made of.
+#include <benchmark/benchmark.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "sim/shared_parts.h"
+#include "sim/sweep.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kLlama3_8b = R"({"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+  "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
+  "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 8192})";
+
+template <class T>
+T must(Result<T> result) {
+  if (result) return std::move(*result);
+  std::fprintf(stderr, "%s\n", to_text(result.error()).c_str());
+  std::exit(1);
+}
+
+Job base_job() {
+  static const std::string kPath = [] {
+    std::string path = "/tmp/foreshard_bench_sweep_" + std::to_string(getpid()) + ".json";
+    std::ofstream(path) << kLlama3_8b;
+    return path;
+  }();
+  Job job;
+  job.model.source = kPath;
+  job.cluster.world_size = 64;
+  job.cluster.memory = 400 * kGiB;  // what does not fit would end early
+  return job;
+}
+
+SweepGrid grid_of(const std::vector<std::string>& texts) {
+  std::vector<SweepAxis> axes;
+  for (const std::string& text : texts) axes.push_back(must(parse_sweep_axis(text)));
+  return must(SweepGrid::make(std::move(axes)));
+}
+
+/// All plans differ. Argument: threads.
+void plans(benchmark::State& state) {
+  const Job base = base_job();
+  const SweepGrid grid = grid_of({"model.batch=1,2,4", "checkpointing.policy=none,block,every_k",
+                                  "checkpointing.k=1,2,4", "fsdp.reshard_after_forward=true,false",
+                                  "fsdp.prefetch.forward_depth=0,1,2", "fsdp.prefetch.backward_depth=0,1,2"});
+  SweepOptions options;
+  options.threads = static_cast<int>(state.range(0));
+  std::int64_t plans = 0;
+  for (auto _ : state) plans += static_cast<std::int64_t>(must(sweep(base, grid, options)).simulated);
+  state.SetItemsProcessed(plans);
+}
+BENCHMARK(plans)->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
+
+/// One job on a bench that has its model and lowered program. Argument: fsdp1 or fsdp2.
+void one_plan(benchmark::State& state) {
+  Job job = base_job();
+  job.fsdp.runtime = state.range(0) == 1 ? Runtime::Fsdp1 : Runtime::Fsdp2;
+  SharedParts shared;
+  Workbench bench(shared);
+  for (auto _ : state) {
+    job.train.clip_grad_norm += 1e-6;  // another plan
+    benchmark::DoNotOptimize(must(bench.predict(job)).events);
+  }
+}
+BENCHMARK(one_plan)->Arg(1)->Arg(2)->Unit(benchmark::kMicrosecond);
+
+/// The same plan again under another allocator: simulation alone.
+void one_simulation(benchmark::State& state) {
+  Job job = base_job();
+  job.fsdp.runtime = state.range(0) == 1 ? Runtime::Fsdp1 : Runtime::Fsdp2;
+  SharedParts shared;
+  Workbench bench(shared);
+  for (auto _ : state) {
+    job.allocator.max_split_size_mb = job.allocator.max_split_size_mb % 1000 + 1000;
+    benchmark::DoNotOptimize(must(bench.predict(job)).events);
+  }
+}
+BENCHMARK(one_simulation)->Arg(1)->Arg(2)->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace foreshard
+
+BENCHMARK_MAIN();

@@ -1,0 +1,69 @@
+#include "sim/prepare_job.h"
+
+#include <utility>
+
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+
+ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
+  return program_options(job, profile.kind == "cpu" ? ProgramDevice::Cpu : ProgramDevice::Cuda);
+}
+
+Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
+  return load_model(job.model, job_program(job, profile));
+}
+
+std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
+                                         const std::vector<CheckpointKind>& checkpointed) {
+  std::vector<SegmentRange> ranges;
+  ranges.reserve(plan.segments.size());
+  for (const Segment& segment : plan.segments) {
+    SegmentRange range{segment.op_begin, segment.op_end, segment.checkpointed, -1};
+    if (segment.checkpointed) {
+      ModuleId module = segment.module;
+      while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
+        module = model.modules[module.index()].parent;
+      range.region = module.value;
+      range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
+    }
+    ranges.push_back(range);
+  }
+  return ranges;
+}
+
+LoweringOptions lowering_options(const HardwareProfile& profile) {
+  LoweringOptions options;
+  if (profile.sm_count > 0) options.multiprocessors = profile.sm_count;
+  return options;
+}
+
+Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Job& job,
+                                  const HardwareProfile& profile) {
+  if (model.ops.empty()) return LoweredProgram{};
+  const auto table = build_units(model, job);
+  if (!table) return fail(table.error());
+  const auto checkpointed = checkpointed_modules(model, job, *table);
+  if (!checkpointed) return fail(checkpointed.error());
+  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, lowering_options(profile));
+}
+
+Result<Prepared> prepare(const Job& job) {
+  auto profile = load_profile(job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  auto model = load_job_model(job, *profile);
+  if (!model) return fail(model.error());
+  auto plan = build_plan(*model, job);
+  if (!plan) return fail(plan.error());
+  auto lowered = lower_plan(*model, *plan, job, *profile);
+  if (!lowered) return fail(lowered.error());
+  return Prepared{std::move(*profile), std::move(*model), std::move(*plan), std::move(*lowered)};
+}
+
+SimulateOptions simulate_options(const Job& job) {
+  SimulateOptions options;
+  options.memory = job.cluster.memory;
+  return options;
+}
+
+}  // namespace foreshard

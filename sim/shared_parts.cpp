@@ -1,0 +1,111 @@
+#include "sim/shared_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/plan/build_plan.h"
+#include "sim/prepare_job.h"
+
+namespace foreshard {
+namespace {
+
+// A lowered program of a large model takes some megabytes.
+constexpr std::size_t kMostOnShelf = 64;
+
+}  // namespace
+
+template <class Key, class T>
+std::shared_ptr<MadeOnce<T>> SharedParts::find(Shelf<Key, T>& shelf, const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto at = std::find_if(shelf.begin(), shelf.end(), [&](const auto& entry) { return entry.first == key; });
+  if (at != shelf.end()) {
+    shelf.splice(shelf.begin(), shelf, at);
+  } else {
+    shelf.emplace_front(key, std::make_shared<MadeOnce<T>>());
+    if (shelf.size() > kMostOnShelf) shelf.pop_back();
+  }
+  return shelf.front().second;
+}
+
+Result<std::shared_ptr<const HardwareProfile>> SharedParts::profile(const std::string& id) {
+  return find(profiles_, id)->get([&] { return load_profile(id); });
+}
+
+Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const HardwareProfile& profile) {
+  const ProgramOptions program = job_program(job, profile);
+  const ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device};
+  return find(models_, key)->get([&] { return load_model(job.model, program); });
+}
+
+Result<std::shared_ptr<const LoweredProgram>> SharedParts::lowered(const std::shared_ptr<const Model>& model,
+                                                                   const std::vector<SegmentRange>& ranges,
+                                                                   const std::vector<bool>& trainable,
+                                                                   const LoweringOptions& options) {
+  const LoweredKey key{model, ranges, trainable, options};
+  return find(lowered_, key)->get([&]() -> Result<LoweredProgram> {
+    if (model->ops.empty()) return LoweredProgram{};
+    return lower(*model, ranges, trainable, options);
+  });
+}
+
+Job plan_key(const Job& job) {
+  Job key = job;
+  key.allocator = {};
+  key.cluster.memory = 0;
+  key.cluster.init.clear();
+  key.cluster.profile.clear();
+  const TrainOptions& train = job.train;
+  key.train = {};
+  key.train.micro_batches = train.micro_batches;
+  key.train.no_sync = train.no_sync;
+  key.train.clip_grad_norm = train.clip_grad_norm;
+  key.train.zero_grad = train.zero_grad;
+  key.train.script = train.script;
+  return key;
+}
+
+Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model,
+                                           const HardwareProfile& profile) {
+  Planned made{key, model, nullptr, nullptr, profile.sm_count};
+  UnitTable table;
+  std::vector<CheckpointKind> checkpointed;
+  auto plan = build_plan(*model, job, table, checkpointed);
+  if (!plan) return fail(plan.error());
+  auto lowered =
+      shared_.lowered(model, segment_ranges(*model, *plan, checkpointed), table.trainable, lowering_options(profile));
+  if (!lowered) return fail(lowered.error());
+  made.plan = std::make_shared<const Plan>(std::move(*plan));
+  made.lowered = *lowered;
+  return made;
+}
+
+Result<JobParts> Workbench::prepare(const Job& job) {
+  const auto profile = shared_.profile(job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  const auto model = shared_.model(job, **profile);
+  if (!model) return fail(model.error());
+  const Job key = plan_key(job);
+  auto at = std::find_if(planned_.begin(), planned_.end(), [&](const Planned& known) {
+    return known.model == *model && known.multiprocessors == (*profile)->sm_count && known.key == key;
+  });
+  if (at == planned_.end()) {
+    auto made = plan(job, key, *model, **profile);
+    if (!made) return fail(made.error());
+    planned_.push_front(std::move(*made));
+    if (planned_.size() > kKept) planned_.pop_back();
+    at = planned_.begin();
+  } else {
+    planned_.splice(planned_.begin(), planned_, at);
+  }
+  return JobParts{*profile, *model, at->plan, at->lowered};
+}
+
+Result<Prediction> Workbench::predict(const Job& job) {
+  const auto parts = prepare(job);
+  if (!parts) return fail(parts.error());
+  SimulateOptions options = simulate_options(job);
+  options.per_kernel = false;
+  return simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,116 @@
+// Many jobs that differ in a few keys: profiles, models and lowered programs are made once and shared, plans are kept
+// as long as the jobs that follow each other have the same one.
+//
+// SharedParts may be used from several threads at once; a Workbench belongs to one thread. What is shared is never
+// changed again, so answers do not depend on who asked first.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/load_model.h"
+#include "core/model/lowering.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "core/result.h"
+#include "sim/profile.h"
+#include "sim/simulate.h"
+
+namespace foreshard {
+
+/// A value that is made once, by whoever comes first; the others wait for it.
+template <class T>
+class MadeOnce {
+ public:
+  template <class Make>
+  Result<std::shared_ptr<const T>> get(const Make& make) {
+    const std::lock_guard lock(mutex_);
+    if (!made_) {
+      Result<T> result = make();
+      made_ = result ? Result<std::shared_ptr<const T>>(std::make_shared<const T>(std::move(*result)))
+                     : Result<std::shared_ptr<const T>>(fail(result.error()));
+    }
+    return *made_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<Result<std::shared_ptr<const T>>> made_;
+};
+
+class SharedParts {
+ public:
+  Result<std::shared_ptr<const HardwareProfile>> profile(const std::string& id);
+  Result<std::shared_ptr<const Model>> model(const Job& job, const HardwareProfile& profile);
+  Result<std::shared_ptr<const LoweredProgram>> lowered(const std::shared_ptr<const Model>& model,
+                                                        const std::vector<SegmentRange>& ranges,
+                                                        const std::vector<bool>& trainable,
+                                                        const LoweringOptions& options);
+
+ private:
+  struct ModelKey {
+    ModelOptions options;
+    std::optional<DType> compute, buffer;
+    ProgramDevice device = ProgramDevice::Cuda;
+    bool operator==(const ModelKey&) const = default;
+  };
+  struct LoweredKey {
+    std::shared_ptr<const Model> model;
+    std::vector<SegmentRange> ranges;
+    std::vector<bool> trainable;
+    LoweringOptions options;
+    bool operator==(const LoweredKey&) const = default;
+  };
+  template <class Key, class T>
+  using Shelf = std::list<std::pair<Key, std::shared_ptr<MadeOnce<T>>>>;  // latest use first
+
+  template <class Key, class T>
+  std::shared_ptr<MadeOnce<T>> find(Shelf<Key, T>& shelf, const Key& key);
+
+  std::mutex mutex_;
+  Shelf<std::string, HardwareProfile> profiles_;
+  Shelf<ModelKey, Model> models_;
+  Shelf<LoweredKey, LoweredProgram> lowered_;
+};
+
+/// All that simulate() takes. `job` is the one that was planned: its wrap policy is never `auto`.
+struct JobParts {
+  std::shared_ptr<const HardwareProfile> profile;
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const LoweredProgram> lowered;
+};
+
+/// The job without what no plan depends on (allocator, memory, optimizer, ...): equal ones have equal plans.
+Job plan_key(const Job& job);
+
+class Workbench {
+ public:
+  explicit Workbench(SharedParts& shared) : shared_(shared) {}
+
+  Result<JobParts> prepare(const Job& job);
+  /// prepare and simulate at unit level, as `simulate --per-unit` does.
+  Result<Prediction> predict(const Job& job);
+
+ private:
+  struct Planned {
+    Job key;
+    std::shared_ptr<const Model> model;
+    std::shared_ptr<const Plan> plan;
+    std::shared_ptr<const LoweredProgram> lowered;
+    std::int64_t multiprocessors = 0;
+  };
+  static constexpr std::size_t kKept = 4;
+
+  Result<Planned> plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model,
+                       const HardwareProfile& profile);
+
+  SharedParts& shared_;
+  std::list<Planned> planned_;  // latest use first
+};
+
+}  // namespace foreshard

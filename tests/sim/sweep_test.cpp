@@ -1,0 +1,248 @@
+#include "sim/sweep.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <set>
+
+#include "sim/prepare_job.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard {
+namespace {
+
+/// Three uneven blocks, so that nothing divides by accident.
+constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 192, "intermediate_size": 520,
+  "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1003,
+  "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 512})";
+
+class SweepTest : public ::testing::Test {
+ protected:
+  SweepTest() : path_(testing::temporary_path("sweep_config.json")) {
+    std::ofstream(path_) << kConfig;
+    base.model.source = path_;
+    base.model.seq = 96;
+    base.model.seq_given = true;
+    base.cluster.world_size = 4;
+    base.cluster.ranks_per_node = 4;
+  }
+  ~SweepTest() override { std::remove(path_.c_str()); }
+
+  static SweepGrid grid(const std::vector<std::string>& axes) {
+    std::vector<SweepAxis> parsed;
+    for (const std::string& text : axes) {
+      auto axis = parse_sweep_axis(text);
+      EXPECT_TRUE(axis.has_value()) << (axis ? "" : to_text(axis.error()));
+      if (axis) parsed.push_back(std::move(*axis));
+    }
+    auto made = SweepGrid::make(std::move(parsed));
+    EXPECT_TRUE(made.has_value());
+    return *made;
+  }
+
+  SweepResult run(const SweepGrid& over, SweepOptions options = {}) const {
+    auto result = sweep(base, over, options);
+    EXPECT_TRUE(result.has_value()) << (result ? "" : to_text(result.error()));
+    return result ? *result : SweepResult{};
+  }
+
+  Job base;
+
+ private:
+  std::string path_;
+};
+
+void expect_equal(const SweepResult& a, const SweepResult& b) {
+  ASSERT_EQ(a.points.size(), b.points.size());
+  EXPECT_EQ(a.objective, b.objective);
+  EXPECT_EQ(a.front, b.front);
+  EXPECT_EQ(a.simulated, b.simulated);
+  for (std::size_t k = 0; k < a.points.size(); ++k) {
+    const SweepPoint &x = a.points[k], &y = b.points[k];
+    EXPECT_EQ(x.index, y.index);
+    EXPECT_EQ(x.same_as, y.same_as);
+    EXPECT_EQ(x.refused, y.refused);
+    EXPECT_EQ(x.fits, y.fits);
+    EXPECT_EQ(x.step_time_ns, y.step_time_ns);
+    EXPECT_EQ(x.exposed_ns, y.exposed_ns);
+    EXPECT_EQ(x.peak_reserved, y.peak_reserved);
+  }
+}
+
+TEST_F(SweepTest, EveryPointIsWhatSimulateSaysOfThatJob) {
+  const SweepGrid over = grid({"model.batch=1,3", "checkpointing.policy=none,block", "fsdp.runtime=fsdp1,fsdp2",
+                               "fsdp.wrap.policy=module_class,none", "allocator.expandable_segments=false,true"});
+  const SweepResult result = run(over);
+  ASSERT_EQ(result.points.size(), 32U);
+  for (const SweepPoint& point : result.points) {
+    const auto job = over.job_of(point.index, base);
+    ASSERT_TRUE(job.has_value());
+    const auto prepared = prepare(*job);
+    ASSERT_TRUE(prepared.has_value()) << to_text(prepared.error());
+    const auto alone = simulate(prepared->plan, prepared->model, prepared->lowered, *job, prepared->profile, {});
+    ASSERT_TRUE(alone.has_value());
+    EXPECT_EQ(point.fits, alone->fits) << point.index;
+    EXPECT_EQ(point.step_time_ns, alone->step_time_ns.value) << point.index;
+    EXPECT_EQ(point.peak_reserved, alone->memory.reserved) << point.index;
+    EXPECT_EQ(point.peak_allocated, alone->memory.allocated) << point.index;
+    EXPECT_EQ(point.exposed_ns, static_cast<double>(alone->iterations.back().exposed_comm)) << point.index;
+  }
+}
+
+TEST_F(SweepTest, TheNumberOfThreadsDoesNotMatter) {
+  const SweepGrid over = grid({"checkpointing.policy=none,block,every_k", "checkpointing.k=1,2", "model.batch=1,2",
+                               "fsdp.reshard_after_forward=true,false"});
+  SweepOptions one, many;
+  one.threads = 1;
+  many.threads = 5;
+  expect_equal(run(over, one), run(over, many));
+}
+
+TEST_F(SweepTest, PartsMakeUpTheWhole) {
+  const SweepGrid over = grid({"model.batch=1,2,3", "fsdp.reshard_after_forward=true,false", "model.seq=32,64"});
+  const SweepResult whole = run(over);
+  SweepResult joined;
+  for (std::size_t index = 1; index <= 5; ++index) {
+    SweepOptions options;
+    options.part = {index, 5};
+    const SweepResult part = run(over, options);
+    joined.points.insert(joined.points.end(), part.points.begin(), part.points.end());
+  }
+  std::sort(joined.points.begin(), joined.points.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+  find_front(joined);
+  joined.simulated = whole.simulated;
+  expect_equal(whole, joined);
+}
+
+TEST_F(SweepTest, ARefusedPointIsListedWithItsReason) {
+  // Trap 5, a strategy that fsdp2 does not have, and a group that does not divide.
+  const SweepResult result = run(grid({"fsdp.runtime=fsdp1,fsdp2", "fsdp.strategy=FULL_SHARD,SHARD_GRAD_OP",
+                                       "fsdp.cpu_offload=true", "train.micro_batches=2"}));
+  ASSERT_EQ(result.points.size(), 4U);
+  ASSERT_TRUE(result.points[0].refused.has_value());
+  EXPECT_EQ(result.points[0].refused->code, ErrorCode::Refused);
+  EXPECT_NE(result.points[0].refused->message.find("trap 5"), std::string::npos) << result.points[0].refused->message;
+  EXPECT_FALSE(result.points[2].refused.has_value());
+  ASSERT_TRUE(result.points[3].refused.has_value());
+  EXPECT_EQ(result.points[3].refused->code, ErrorCode::Inconsistent);
+  EXPECT_EQ(result.front.size(), 1U);
+}
+
+TEST_F(SweepTest, KeysWithoutMeaningMakeNoNewJobs) {
+  const SweepResult result = run(grid({"checkpointing.policy=none,every_k", "checkpointing.k=1,2,3"}));
+  EXPECT_EQ(result.simulated, 4U);
+  EXPECT_EQ(result.points[2].same_as, std::optional<std::size_t>(0));
+  EXPECT_EQ(result.points[2].step_time_ns, result.points[0].step_time_ns);
+  EXPECT_FALSE(result.points[4].same_as.has_value());
+}
+
+TEST_F(SweepTest, WhereTheWorkDiffersTimeCountsPerToken) {
+  EXPECT_EQ(run(grid({"fsdp.reshard_after_forward=true,false"})).objective, SweepObjective::StepTime);
+  const SweepResult result = run(grid({"model.batch=1,8"}));
+  EXPECT_EQ(result.objective, SweepObjective::TimePerToken);
+  EXPECT_EQ(result.points[1].tokens_per_step, 8 * 96 * 4);
+  // Eight sequences take longer than one, but not eight times as long.
+  EXPECT_GT(result.points[1].step_time_ns, result.points[0].step_time_ns);
+  EXPECT_EQ(result.front.front().index, 1U);
+}
+
+TEST_F(SweepTest, TheBudgetDecidesWhatFits) {
+  const SweepGrid over = grid({"model.batch=1,512", "checkpointing.policy=none,block"});
+  SweepOptions options;
+  options.budget = 2 * kGiB;
+  const SweepResult result = run(over, options);
+  EXPECT_TRUE(result.points[0].fits);
+  EXPECT_LE(result.points[0].peak_reserved, options.budget);
+  EXPECT_FALSE(result.points[2].fits);
+  EXPECT_NE(result.points[2].misfit.find("out of memory"), std::string::npos) << result.points[2].misfit;
+  options.budget = 100 * kGiB;
+  EXPECT_TRUE(run(over, options).points[2].fits);
+}
+
+TEST_F(SweepTest, ProgressEndsAtTheTotal) {
+  std::size_t last = 0, all = 0;
+  SweepOptions options;
+  options.progress = [&](std::size_t done, std::size_t total) {
+    EXPECT_GE(done, last);
+    last = done;
+    all = total;
+  };
+  run(grid({"model.batch=1,2,3"}), options);
+  EXPECT_EQ(last, 3U);
+  EXPECT_EQ(all, 3U);
+}
+
+TEST(SweepAxis, CommasInsideBracketsAndQuotesDoNotDivide) {
+  const auto axis = parse_sweep_axis("fsdp.wrap.units=[[\"a\", \"b\"]], [\"c,d\"]");
+  ASSERT_TRUE(axis.has_value()) << to_text(axis.error());
+  ASSERT_EQ(axis->values.size(), 2U);
+  EXPECT_EQ(axis->values[0].text, "[[\"a\", \"b\"]]");
+  EXPECT_EQ(axis->values[1].text, "[\"c,d\"]");
+}
+
+TEST(SweepAxis, BadAxesNameWhatIsWrong) {
+  EXPECT_EQ(parse_sweep_axis("model.batch").error().code, ErrorCode::Usage);
+  EXPECT_EQ(parse_sweep_axis("model.batch=1,,2").error().code, ErrorCode::Usage);
+  EXPECT_EQ(parse_sweep_axis("model.batch=1,1").error().code, ErrorCode::Usage);
+  EXPECT_EQ(parse_sweep_axis("model.bach=1").error().code, ErrorCode::UnknownKey);
+  EXPECT_EQ(parse_sweep_axis("model.batch=0").error().code, ErrorCode::OutOfRange);
+  EXPECT_EQ(parse_sweep_axis("checkpointing.policy=blok").error().code, ErrorCode::OutOfRange);
+}
+
+TEST(SweepGrid, TheLastAxisRunsFastest) {
+  std::vector<SweepAxis> axes;
+  for (const char* text : {"model.batch=1,2", "model.seq=8,16,32"}) axes.push_back(*parse_sweep_axis(text));
+  const auto grid = SweepGrid::make(std::move(axes));
+  ASSERT_TRUE(grid.has_value());
+  EXPECT_EQ(grid->size(), 6U);
+  EXPECT_EQ(grid->values_of(4), (std::vector<std::size_t>{1, 1}));
+  for (std::size_t index = 0; index < 6; ++index) EXPECT_EQ(grid->index_of(grid->values_of(index)), index);
+}
+
+TEST(SweepGrid, SharingOrderVisitsEveryPointOnceAndTheModelLast) {
+  std::vector<SweepAxis> axes;
+  for (const char* text : {"allocator.max_split_size_mb=0,32", "model.batch=1,2,4", "checkpointing.policy=none,block"})
+    axes.push_back(*parse_sweep_axis(text));
+  const auto grid = SweepGrid::make(std::move(axes));
+  ASSERT_TRUE(grid.has_value());
+  const std::vector<std::size_t> order = grid->sharing_order();
+  EXPECT_EQ(std::set<std::size_t>(order.begin(), order.end()).size(), 12U);
+  std::size_t batches = 0, plans = 0;
+  for (std::size_t k = 1; k < order.size(); ++k) {
+    const auto before = grid->values_of(order[k - 1]), now = grid->values_of(order[k]);
+    batches += before[1] != now[1] ? 1 : 0;
+    plans += before[1] != now[1] || before[2] != now[2] ? 1 : 0;
+  }
+  EXPECT_EQ(batches, 2U);
+  EXPECT_EQ(plans, 5U);
+}
+
+TEST(SweepGrid, OneKeyHasOneAxis) {
+  std::vector<SweepAxis> axes;
+  for (const char* text : {"model.batch=1,2", "model.batch=4"}) axes.push_back(*parse_sweep_axis(text));
+  EXPECT_EQ(SweepGrid::make(std::move(axes)).error().code, ErrorCode::Usage);
+  EXPECT_EQ(SweepGrid::make({}).error().code, ErrorCode::Usage);
+}
+
+TEST(Pareto, KeepsWhatNothingBeatsInBoth) {
+  const auto front = pareto_front({{0, 10, 50}, {1, 12, 40}, {2, 11, 55}, {3, 20, 40}, {4, 30, 10}});
+  ASSERT_EQ(front.size(), 3U);
+  EXPECT_EQ(front[0].index, 0U);
+  EXPECT_TRUE(front[0].fastest);
+  EXPECT_EQ(front[1].index, 1U);
+  EXPECT_DOUBLE_EQ(front[1].slower, 0.2);
+  EXPECT_EQ(front[1].saved, 10);
+  EXPECT_EQ(front[2].index, 4U);
+  EXPECT_TRUE(front[2].smallest);
+}
+
+TEST(Pareto, OfEqualPointsTheFirstStays) {
+  const auto front = pareto_front({{7, 5, 5}, {3, 5, 5}, {9, 5, 5}});
+  ASSERT_EQ(front.size(), 1U);
+  EXPECT_EQ(front[0].index, 3U);
+  EXPECT_TRUE(front[0].fastest && front[0].smallest);
+}
+
+}  // namespace
+}  // namespace foreshard
