@@ -256,6 +256,20 @@ Result<AttentionKernel> choose_attention(const FamilyInput& input, const Attenti
   return flash ? AttentionKernel::Flash : efficient ? AttentionKernel::Efficient : AttentionKernel::Math;
 }
 
+Tensor write_attention_kernel(ProgramWriter& w, AttentionKernel kernel, const AttentionShape& shape, const Tensor& q,
+                              const Tensor& k, const Tensor& v, const Tensor* mask) {
+  std::optional<Tensor> bias;
+  if (mask != nullptr) bias = mask->dtype == DType::Bool ? additive_mask(w, *mask, q.dtype) : *mask;
+  const Tensor* given = bias ? &*bias : nullptr;
+  switch (kernel) {
+    case AttentionKernel::Flash: return write_flash(w, shape, q, k, v);
+    case AttentionKernel::Efficient: return write_efficient(w, shape, q, k, v, given);
+    case AttentionKernel::CpuFlash: return write_cpu_flash(w, shape, q, k, v, given);
+    case AttentionKernel::Eager: return write_eager(w, shape, q, k, v, given);
+    default: return write_math(w, shape, q, k, v, given);
+  }
+}
+
 Tensor write_attention(ProgramWriter& w, AttentionKernel kernel, const AttentionShape& shape, const Tensor& q,
                        const Tensor& k_in, const Tensor& v_in, const Tensor* mask) {
   const std::int64_t batch = q.sizes[0], heads = q.sizes[1], seq = q.sizes[2], dim = v_in.sizes[3];
@@ -266,16 +280,7 @@ Tensor write_attention(ProgramWriter& w, AttentionKernel kernel, const Attention
     v = repeat_heads(w, v, heads / v.sizes[1], true);
   }
   if (eager) return w.contiguous(w.transpose(write_eager(w, shape, q, k, v, mask), 1, 2));
-  std::optional<Tensor> bias;
-  if (mask != nullptr) bias = mask->dtype == DType::Bool ? additive_mask(w, *mask, q.dtype) : *mask;
-  const Tensor* given = bias ? &*bias : nullptr;
-  Tensor out;
-  switch (kernel) {
-    case AttentionKernel::Flash: out = write_flash(w, shape, q, k, v); break;
-    case AttentionKernel::Efficient: out = write_efficient(w, shape, q, k, v, given); break;
-    case AttentionKernel::CpuFlash: out = write_cpu_flash(w, shape, q, k, v, given); break;
-    default: out = write_math(w, shape, q, k, v, given); break;
-  }
+  Tensor out = write_attention_kernel(w, kernel, shape, q, k, v, mask);
   // reshape(batch, -1, seq, dim): at::reshape hands the open size on only where the tensor is contiguous
   out = w.view(out, out.is_contiguous() ? Dims{batch, -1, seq, dim} : Dims{batch, heads, seq, dim});
   return w.contiguous(w.transpose(out, 1, 2));

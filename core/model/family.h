@@ -101,6 +101,11 @@ Result<AttentionKernel> choose_attention(const FamilyInput& input, const Attenti
 Tensor write_attention(ProgramWriter& writer, AttentionKernel kernel, const AttentionShape& shape, const Tensor& q,
                        const Tensor& k, const Tensor& v, const Tensor* mask);
 
+/// The kernel alone: the result as [batch, heads, seq, head_dim], in the kernel's own layout. A mask of truth values is
+/// made additive first.
+Tensor write_attention_kernel(ProgramWriter& writer, AttentionKernel kernel, const AttentionShape& shape,
+                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* mask);
+
 /// cap tanh(x / cap), of scores and logits; nothing for 0.
 Tensor write_soft_cap(ProgramWriter& writer, const Tensor& x, double cap);
 

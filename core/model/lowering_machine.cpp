@@ -4,11 +4,28 @@
 #include <limits>
 
 namespace foreshard::lowering {
+namespace {
+
+/// True where parameters of several floating types are used as they were created: the program computes in the first
+/// one's type, so nothing cast them all.
+bool keeps_own_dtypes(const Model& model) {
+  const ParamInfo* first = nullptr;
+  bool mixed = false;
+  for (const ParamInfo& param : model.params) {
+    if (!is_floating(param.dtype)) continue;
+    if (first == nullptr) first = &param;
+    mixed = mixed || param.dtype != first->dtype;
+  }
+  return mixed && first->dtype == model.compute_dtype;
+}
+
+}  // namespace
 
 Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
                  const LoweringOptions& opts)
     : tape(program.instance_count), options(opts), model_(model), program_(program), trainable_(trainable) {
   deaths_ = python_deaths(model, program);
+  own_dtypes_ = keeps_own_dtypes(model);
   step_node_.assign(program.steps.size(), -1);
   nodes_.reserve(program.steps.size() + model.params.size() / 4 + 16);
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(program.steps.size()); ++i) {
@@ -47,7 +64,7 @@ Ref& Machine::param(ParamId id) {
   const auto at = params_.find(storage.value);
   if (at != params_.end()) return at->second;
   const ParamInfo& info = model_.params[storage.index()];
-  const DType dtype = is_floating(info.dtype) ? model_.compute_dtype : info.dtype;
+  const DType dtype = is_floating(info.dtype) && !own_dtypes_ ? model_.compute_dtype : info.dtype;
   Ref ref = tape.external(contiguous_layout(dims_of(info.shape), dtype));
   if (storage.index() < trainable_.size() && trainable_[storage.index()]) {
     Node node;
@@ -195,6 +212,20 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   }
 }
 
+/// The policy of torchtitan's selective checkpointing; cuDNN's attention kernel is not on its list.
+bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
+  if (!options.keep_alternate_matmuls || frame.reentrant) return false;
+  if (op.name == "aten._scaled_dot_product_flash_attention.default" ||
+      op.name == "aten._scaled_dot_product_efficient_attention.default")
+    return true;
+  std::size_t tensors = 0;
+  for_each_arg(op, [&](const Arg& arg) {
+    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
+  });
+  const bool product = op.name == "aten.mm.default" || (op.name == "aten.linear.default" && tensors == 2);
+  return product && ++frame.matmuls % 2 == 1;
+}
+
 void Machine::forward() {
   std::unordered_map<std::int32_t, std::int32_t> made_at, dies_at;
   for (std::size_t step = 0; step < deaths_.size() && !frames_.empty(); ++step)
@@ -236,6 +267,7 @@ void Machine::forward() {
     }
     std::vector<Ref> results = run_op(step, args);
     record(step, args, results);
+    if (frame != nullptr && keeps(op, *frame)) frame->kept.emplace(step, results);
     std::size_t next = 0;
     for (const ValueId id : op.out) {
       if (!id.valid() || next >= results.size()) continue;
@@ -273,7 +305,13 @@ void Machine::recompute(CheckpointFrame& frame) {
     std::vector<Ref> args = gather(op, &local, &frame);
     std::vector<Ref> results;
     const bool stop = step == frame.stop_step;
-    if (!(stop && frame.stop_before_kernel)) results = run_op(step, args);
+    const auto kept = frame.kept.find(step);
+    if (kept != frame.kept.end()) {
+      results = std::move(kept->second);
+      frame.kept.erase(kept);
+    } else if (!(stop && frame.stop_before_kernel)) {
+      results = run_op(step, args);
+    }
     const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
     if (node >= 0) {
       for (Saved& saved : nodes_[static_cast<std::size_t>(node)].saved) {
@@ -405,6 +443,7 @@ void Machine::run_node(std::int32_t id) {
     kept.tensor.reset();
     if (kept.promised && frame != nullptr && --frame->promises == 0) {
       frame->results.clear();
+      frame->kept.clear();
       frame->inputs.clear();
     }
   }

@@ -71,6 +71,8 @@ struct CheckpointFrame {
   bool recomputed = false;
   bool reentrant = false;
   std::vector<Ref> results;  // reentrant: what the recomputation returned
+  std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute
+  std::int32_t matmuls = 0;                       // seen in forward
 };
 
 class Machine {
@@ -107,6 +109,7 @@ class Machine {
   Ref& param(ParamId id);
   Edge edge_of(const Ref& tensor);
   CheckpointFrame* frame_of(std::int32_t step);
+  bool keeps(const Op& op, CheckpointFrame& frame) const;
   void recompute(CheckpointFrame& frame);
   void run_node(std::int32_t id);
   void accumulate_param(Node& node);
@@ -118,6 +121,7 @@ class Machine {
   const Program& program_;
   const std::vector<bool>& trainable_;
   std::vector<std::vector<std::int32_t>> deaths_;
+  bool own_dtypes_ = false;  // parameters of several types, none of them cast
   std::unordered_map<std::string_view, std::int32_t> name_ids_;
   std::deque<std::string> name_texts_;
   std::vector<Node> nodes_;

@@ -108,6 +108,9 @@ enum class OpFormula : std::uint8_t {
   Convolution,
   GroupedMm,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
+  Repeat,
+  ScatterValue,
+  Reciprocal,
 };
 
 /// One tensor that autograd keeps: an input or a result, if one of the inputs in `if_grad` (a bit set; 0 = always)

@@ -553,7 +553,10 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::LogSumExp:
     case F::Convolution:
     case F::GroupedMm:
-    case F::OwnKernel: return backward_of_more(emit, in, g);
+    case F::OwnKernel:
+    case F::Repeat:
+    case F::ScatterValue:
+    case F::Reciprocal: return backward_of_more(emit, in, g);
     case F::Unknown: return unknown(emit, in, g);
     case F::None: return std::vector<Ref>(in.node.in.size());
     default: return pointwise(emit, in, g);

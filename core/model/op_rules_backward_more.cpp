@@ -176,6 +176,33 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
   return out;
 }
 
+/// repeat_backward: the copies side by side as dimensions of their own, summed at once.
+Grads repeat(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Layout& from = in.node.in[0];
+  const Layout whole = e.layout(g);
+  const std::int32_t lead = whole.sizes.n - from.sizes.n;
+  Dims split;
+  std::vector<std::int32_t> copies;
+  for (std::int32_t i = 0; i < whole.sizes.n; ++i) {
+    const std::int64_t own = i < lead ? 1 : from.sizes[i - lead];
+    const std::int64_t times = own > 0 ? whole.sizes[i] / own : 1;
+    const bool fits = split.n + 2 <= static_cast<std::int32_t>(kMaxDims);
+    if (times != 1 && fits) {
+      copies.push_back(split.n);
+      split.push(times);
+    }
+    if (i >= lead) split.push(own);
+  }
+  if (copies.empty() || contiguous_layout(split, from.dtype).numel() != whole.numel()) {
+    out[0] = e.fresh("aten.sum.dim_IntList", KernelClass::Reduction, plain(from), {&g});
+    return out;
+  }
+  Ref apart = e.reshape(g, split);
+  out[0] = e.sum(apart, copies, false, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+  return out;
+}
+
 }  // namespace
 
 std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
@@ -219,7 +246,21 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);
       return out;
     }
-    case OpFormula::Roll: out[0] = e.elementwise("aten.roll.default", {&g}); return out;
+    case OpFormula::Roll: out[0] = e.elementwise(in.node.op->name, {&g}); return out;
+    case OpFormula::Repeat: return repeat(e, in, g);
+    case OpFormula::ScatterValue: {  // what was overwritten has no gradient; what was put in has its own
+      const Ref index = in.saved_arg(1);
+      if (in.wants(0)) out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&g, &index});
+      if (in.wants(2)) out[2] = pick(e, "aten.gather.default", in.node.in[2], g, index);
+      return out;
+    }
+    case OpFormula::Reciprocal: {
+      const Ref result = in.saved_result(0);
+      Ref negative = e.elementwise("aten.neg.default", {&g});
+      Ref square = e.elementwise("aten.mul.Tensor", {&result, &result});
+      out[0] = e.elementwise("aten.mul.Tensor", {&negative, &square});
+      return out;
+    }
     default: return out;
   }
 }

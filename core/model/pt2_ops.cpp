@@ -1,4 +1,3 @@
-// Over 600 lines: one rewrite for each exported operator that eager mode runs as others, read as a list.
 #include "core/model/pt2_ops.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "core/json_input.h"
 #include "core/model/program_writer.h"
+#include "core/model/pt2_composites.h"
 
 namespace foreshard {
 namespace {
@@ -17,21 +17,48 @@ namespace {
 using families::Dims;
 using families::ProgramWriter;
 using families::Tensor;
+using pt2::Bound;
+using pt2::CompositeWriter;
+using pt2::Names;
 
 constexpr std::int64_t kLargestTensor = std::int64_t{1} << 48;
 constexpr int kDeepestSplice = 16;
 
-/// What a graph name stands for while operators are written.
-struct Bound {
-  Arg arg;
-  Tensor tensor;       // sizes, strides, dtype; kind and index as in `arg`
-  bool exact = false;  // `tensor` holds it: a tensor of at most Dims::kMaxRank dimensions
-};
-using Names = std::unordered_map<std::string, Bound>;
-
+/// As eager PyTorch dispatches it: Python's operators and old names are others' aliases.
 std::string op_name(std::string_view target) {
+  static constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
+      {"aten.__and__.Tensor", "aten.bitwise_and.Tensor"},
+      {"aten.__or__.Tensor", "aten.bitwise_or.Tensor"},
+      {"aten.__xor__.Tensor", "aten.bitwise_xor.Tensor"},
+      {"aten.min.other", "aten.minimum.default"},
+      {"aten.max.other", "aten.maximum.default"},
+      {"aten.multiply.Tensor", "aten.mul.Tensor"},
+      {"aten.subtract.Tensor", "aten.sub.Tensor"},
+      {"aten.divide.Tensor", "aten.div.Tensor"},
+      {"aten.true_divide.Tensor", "aten.div.Tensor"},
+      {"aten.negative.default", "aten.neg.default"},
+      {"aten.greater.Tensor", "aten.gt.Tensor"},
+      {"aten.greater.Scalar", "aten.gt.Scalar"},
+      {"aten.less.Tensor", "aten.lt.Tensor"},
+      {"aten.less.Scalar", "aten.lt.Scalar"},
+      {"aten.not_equal.Tensor", "aten.ne.Tensor"},
+      {"aten.not_equal.Scalar", "aten.ne.Scalar"},
+      {"aten.greater_equal.Tensor", "aten.ge.Tensor"},
+      {"aten.greater_equal.Scalar", "aten.ge.Scalar"},
+      {"aten.less_equal.Tensor", "aten.le.Tensor"},
+      {"aten.less_equal.Scalar", "aten.le.Scalar"},
+      {"aten.swapaxes.default", "aten.transpose.int"},
+      {"aten.swapdims.default", "aten.transpose.int"},
+      {"aten.concat.default", "aten.cat.default"},
+      {"aten.concatenate.default", "aten.cat.default"},
+      {"aten.absolute.default", "aten.abs.default"},
+      {"aten.clip.default", "aten.clamp.default"}};
   constexpr std::string_view kPrefix = "torch.ops.";
-  return std::string(target.starts_with(kPrefix) ? target.substr(kPrefix.size()) : target);
+  const std::string_view name = target.starts_with(kPrefix) ? target.substr(kPrefix.size()) : target;
+  for (const auto& [alias, real] : kAliases) {
+    if (name == alias) return std::string(real);
+  }
+  return std::string(name);
 }
 
 /// aten.add_.Tensor writes into its first argument; aten.__and__.Tensor does not.
@@ -53,7 +80,8 @@ class OpsWriter {
         model_(model),
         writer_(model, model.compute_dtype,
                 {.fused_dropout = options.device == ProgramDevice::Cuda,
-                 .wide_norm_statistics = options.device != ProgramDevice::Cpu}) {}
+                 .wide_norm_statistics = options.device != ProgramDevice::Cpu}),
+        composites_(writer_, model, options.device) {}
 
   Result<void> run() {
     Names names;
@@ -252,7 +280,7 @@ class OpsWriter {
     bool done = false;
     const bool written =
         write_scalar(graph, node, name, names, done) && (done || write_region(node, name, names, depth, done)) &&
-        (done || write_composite(node, name, names, done)) && (done || write_plain(graph, node, name, names));
+        (done || write_composite(graph, node, name, names, done)) && (done || write_plain(graph, node, name, names));
     for (std::size_t i = first; i < model_.ops.size() && !spliced_; ++i) model_.ops[i].call = call_;
     spliced_ = false;
     return written;
@@ -359,7 +387,7 @@ class OpsWriter {
       Bound bound = outer != names.end() ? outer->second : Bound{arg_of(node.inputs[at + 1 + i].arg, names), {}, false};
       // Nothing inside is saved or differentiated: a detached view of each operand says so.
       if (detached && bound.exact && is_floating(bound.tensor.dtype))
-        bound = bound_to(writer_.alias(bound.tensor), "aten.detach.default");
+        bound = composites_.bound_to(writer_.alias(bound.tensor), "aten.detach.default");
       local.insert_or_assign(inner.inputs[i].text, std::move(bound));
     }
     for (std::size_t i = before; i < model_.ops.size(); ++i) model_.ops[i].call = call_;
@@ -389,240 +417,22 @@ class OpsWriter {
     return list;
   }
 
-  // --- composites, as eager PyTorch runs them ---
-
-  /// A result of the writer under another operator's name (same form, same arguments).
-  Bound bound_to(const Tensor& tensor, std::string_view rename = {}) {
-    if (!rename.empty()) model_.ops.back().name = rename;
-    return {ProgramWriter::arg(tensor), tensor, true};
-  }
-
-  const Pt2Arg* input(const Pt2Node& node, std::string_view name) const {
-    for (const Pt2Input& in : node.inputs) {
-      if (in.name == name) return &in.arg;
-    }
-    return nullptr;
-  }
-  const Tensor* tensor(const Pt2Node& node, std::string_view name, const Names& names) const {
-    const Pt2Arg* arg = input(node, name);
-    if (arg == nullptr || arg->kind != Pt2Arg::Kind::Tensor) return nullptr;
-    const auto found = names.find(arg->text);
-    return found == names.end() || !found->second.exact ? nullptr : &found->second.tensor;
-  }
-  static double number(const Pt2Arg* arg, double otherwise) {
-    if (arg == nullptr) return otherwise;
-    return arg->kind == Pt2Arg::Kind::Float  ? arg->real
-           : arg->kind == Pt2Arg::Kind::None ? otherwise
-                                             : static_cast<double>(arg->integer);
-  }
-
-  bool write_composite(const Pt2Node& node, const std::string& name, Names& names, bool& done) {
-    if (node.outputs.size() != 1 || node.outputs[0].kind != Pt2Arg::Kind::Tensor) return true;
-    std::optional<Bound> result;
-    if (autocast_) cast_inputs(node, name, names);
-    if (name == "aten.dropout.default") result = dropout(node, names);
-    if (name == "aten.to.dtype" || name == "aten.to.dtype_layout") result = to(node, names);
-    if (name == "aten.linear.default") result = linear(node, names);
-    if (name == "aten.layer_norm.default") result = layer_norm(node, names);
-    if (name == "aten.matmul.default") result = matmul(node, names);
-    if (name == "aten.softmax.int") result = softmax(node, names);
-    if (name == "aten.cross_entropy_loss.default") result = cross_entropy(node, names);
-    if (name == "aten.scaled_dot_product_attention.default") result = attention(node, names);
+  /// A composite, as eager PyTorch runs it; `done` stays false where it is to be written whole.
+  bool write_composite(const Pt2Graph& graph, const Pt2Node& node, const std::string& name, Names& names, bool& done) {
+    if (autocast_) composites_.cast_inputs(node, name, *autocast_, names);
+    if (node.outputs.size() != 1 || node.outputs[0].kind != Pt2Arg::Kind::Tensor || !composites_.knows(name))
+      return true;
+    const std::string& out = node.outputs[0].text;
+    const Pt2Tensor& tensor = graph.tensors.at(out);
+    Shape shape;
+    Bound described;
+    if (!shape_of(tensor, out, shape) || !describe(tensor, shape, out, described)) return false;
+    if (!described.exact) return true;
+    std::optional<Bound> result = composites_.write(node, name, names, described.tensor);
     if (!result) return true;
     done = true;
-    names.insert_or_assign(node.outputs[0].text, std::move(*result));
+    names.insert_or_assign(out, std::move(*result));
     return true;
-  }
-
-  std::optional<Bound> dropout(const Pt2Node& node, const Names& names) {
-    const Tensor* x = tensor(node, "input", names);
-    const double p = number(input(node, "p"), 0.5);
-    if (x == nullptr || !(p >= 0.0 && p < 1.0)) return std::nullopt;
-    const bool train = number(input(node, "train"), 1.0) != 0.0;
-    return bound_to(train ? writer_.dropout(*x, p) : *x);
-  }
-
-  std::optional<Bound> to(const Pt2Node& node, const Names& names) {
-    const Tensor* x = tensor(node, "self", names);
-    const Pt2Arg* dtype = input(node, "dtype");
-    const bool copy = number(input(node, "copy"), 0.0) != 0.0;
-    if (x == nullptr || copy || (dtype != nullptr && dtype->kind != Pt2Arg::Kind::DType)) return std::nullopt;
-    return bound_to(dtype == nullptr ? *x : writer_.to(*x, static_cast<DType>(dtype->integer)));
-  }
-
-  /// A plain parameter of the dtype that the program computes in, with this many dimensions.
-  bool is_param(const Tensor* x, int rank) const {
-    return x != nullptr && x->kind == Tensor::Kind::Param && x->dtype == writer_.dtype() && x->sizes.rank() == rank &&
-           x->is_contiguous();
-  }
-
-  std::optional<Bound> linear(const Pt2Node& node, const Names& names) {
-    const Tensor* x = tensor(node, "input", names);
-    const Tensor* weight = tensor(node, "weight", names);
-    const Tensor* bias = tensor(node, "bias", names);
-    const Pt2Arg* bias_arg = input(node, "bias");
-    const bool biased = bias_arg != nullptr && bias_arg->kind != Pt2Arg::Kind::None;
-    if (x == nullptr || !is_param(weight, 2) || x->dtype != writer_.dtype() || x->sizes.rank() < 2) return std::nullopt;
-    if (biased && (!is_param(bias, 1) || bias->sizes[0] != weight->sizes[0])) return std::nullopt;
-    if (x->sizes.product() == 0 || x->sizes[-1] != weight->sizes[1]) return std::nullopt;
-    if (!ProgramWriter::can_view(*x, {x->sizes.product() / x->sizes[-1], x->sizes[-1]})) return std::nullopt;
-    return bound_to(writer_.linear(*x, ParamId(weight->index), biased ? ParamId(bias->index) : ParamId{}));
-  }
-
-  std::optional<Bound> layer_norm(const Pt2Node& node, const Names& names) {
-    const Tensor* x = tensor(node, "input", names);
-    const Tensor* weight = tensor(node, "weight", names);
-    const Tensor* bias = tensor(node, "bias", names);
-    const Pt2Arg* shape = input(node, "normalized_shape");
-    if (x == nullptr || shape == nullptr || shape->items.size() != 1 || x->sizes.rank() < 1) return std::nullopt;
-    const auto plain = [&](const Tensor* p, std::string_view key) {
-      return p == nullptr ? input(node, key) == nullptr || input(node, key)->kind == Pt2Arg::Kind::None
-                          : is_param(p, 1);
-    };
-    if (!plain(weight, "weight") || !plain(bias, "bias")) return std::nullopt;
-    const auto id = [](const Tensor* p) { return p == nullptr ? ParamId{} : ParamId(p->index); };
-    return bound_to(writer_.layer_norm(*x, id(weight), id(bias), number(input(node, "eps"), 1e-5)));
-  }
-
-  std::optional<Bound> matmul(const Pt2Node& node, const Names& names) {
-    const Tensor* a = tensor(node, "self", names);
-    const Tensor* b = tensor(node, "other", names);
-    if (a == nullptr || b == nullptr || a->sizes.rank() != b->sizes.rank() || a->dtype != b->dtype) return std::nullopt;
-    const int rank = a->sizes.rank();
-    if (rank < 2 || rank > 4 || a->sizes[-1] != b->sizes[-2] || a->sizes.product() == 0) return std::nullopt;
-    for (int i = 0; i < rank - 2; ++i) {
-      if (a->sizes[i] != b->sizes[i]) return std::nullopt;
-    }
-    return bound_to(rank == 2 ? writer_.mm(*a, *b) : rank == 3 ? writer_.bmm(*a, *b) : writer_.matmul(*a, *b));
-  }
-
-  std::optional<Bound> softmax(const Pt2Node& node, const Names& names) {
-    const Tensor* x = tensor(node, "self", names);
-    const Pt2Arg* dim = input(node, "dim");
-    const Pt2Arg* dtype = input(node, "dtype");
-    if (x == nullptr || dim == nullptr) return std::nullopt;
-    Tensor in = *x;
-    if (dtype != nullptr && dtype->kind == Pt2Arg::Kind::DType) in = writer_.to(in, static_cast<DType>(dtype->integer));
-    return bound_to(writer_.softmax("aten._softmax.default", in, {Arg{dim->integer}, Arg{false}}));
-  }
-
-  std::optional<Bound> cross_entropy(const Pt2Node& node, const Names& names) {
-    const Tensor* x = tensor(node, "self", names);
-    const Tensor* target = tensor(node, "target", names);
-    if (x == nullptr || target == nullptr || x->sizes.rank() != 2 || is_floating(target->dtype)) return std::nullopt;
-    const Pt2Arg* weight = input(node, "weight");
-    if ((weight != nullptr && weight->kind != Pt2Arg::Kind::None) || number(input(node, "reduction"), 1.0) != 1.0 ||
-        number(input(node, "label_smoothing"), 0.0) != 0.0)
-      return std::nullopt;
-    const Tensor log = writer_.softmax("aten._log_softmax.default", *x, {Arg{std::int64_t{1}}, Arg{false}});
-    return bound_to(writer_.nll_loss(log, *target));
-  }
-
-  /// PyTorch's choice among the fused kernels; what none of them takes stays whole.
-  std::optional<Bound> attention(const Pt2Node& node, const Names& names) {
-    const Tensor* q = tensor(node, "query", names);
-    const Tensor* k = tensor(node, "key", names);
-    const Tensor* v = tensor(node, "value", names);
-    if (q == nullptr || k == nullptr || v == nullptr || options_.device != ProgramDevice::Cuda) return std::nullopt;
-    if (q->sizes.rank() != 4 || k->sizes.rank() != 4 || v->sizes.rank() != 4 || q->sizes.product() == 0)
-      return std::nullopt;
-    const Pt2Arg* mask_arg = input(node, "attn_mask");
-    const Tensor* mask = tensor(node, "attn_mask", names);
-    if (mask == nullptr && mask_arg != nullptr && mask_arg->kind != Pt2Arg::Kind::None) return std::nullopt;
-    const bool half = q->dtype == DType::BFloat16 || q->dtype == DType::Float16;
-    const std::int64_t width = q->sizes[3];
-    const bool same_width = width == k->sizes[3] && width == v->sizes[3];
-    if (half && mask == nullptr && same_width && width <= 256 && width % 8 == 0) return flash(node, *q, *k, *v);
-    const bool aligned = width % (half ? 8 : 4) == 0 && v->sizes[3] % (half ? 8 : 4) == 0;
-    const bool same_heads = q->sizes[1] == k->sizes[1] && k->sizes[1] == v->sizes[1];
-    if ((half || q->dtype == DType::Float32) && aligned && same_heads) return efficient(node, *q, *k, *v, mask);
-    return std::nullopt;
-  }
-
-  ArgList attention_args(const Pt2Node& node, ArgList args) const {
-    const double p = number(input(node, "dropout_p"), 0.0);
-    const bool causal = number(input(node, "is_causal"), 0.0) != 0.0;
-    if (p > 0.0 || causal) args.push_back(Arg{p});
-    if (causal) args.push_back(Arg{true});
-    return args;
-  }
-  Arg scale_of(const Pt2Node& node, const Tensor& q) const {
-    return Arg{number(input(node, "scale"), 1.0 / std::sqrt(static_cast<double>(q.sizes[3])))};
-  }
-
-  Bound flash(const Pt2Node& node, const Tensor& q, const Tensor& k, const Tensor& v) {
-    const Dims rows{q.sizes[0], q.sizes[1], q.sizes[2]};
-    const Dims strides{q.sizes[1] * q.sizes[2] * q.sizes[3], q.sizes[3], q.sizes[1] * q.sizes[3], 1};
-    const auto made =
-        writer_.emit("aten._scaled_dot_product_flash_attention.default",
-                     attention_args(node, {ProgramWriter::arg(q), ProgramWriter::arg(k), ProgramWriter::arg(v)}),
-                     {{"scale", scale_of(node, q)}},
-                     {{q.sizes, strides, q.dtype},
-                      {rows, ProgramWriter::contiguous_strides(rows), DType::Float32},
-                      {.tensor = false},
-                      {.tensor = false},
-                      {.tensor = false},
-                      {.tensor = false},
-                      {{2}, {1}, DType::Int64},
-                      {{}, {}, DType::Int64},
-                      {{0}, {1}, q.dtype}});
-    return bound_to(made[0]);
-  }
-
-  Bound efficient(const Pt2Node& node, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* mask) {
-    Arg bias;
-    if (mask != nullptr) {
-      Tensor given = *mask;
-      if (given.dtype == DType::Bool) {  // convert_boolean_attn_mask
-        const Tensor low = writer_.scalar(-std::numeric_limits<double>::infinity(), q.dtype, false);
-        const Tensor zero = writer_.scalar(0.0, q.dtype, true);
-        given = writer_.where(given, zero, low);
-      }
-      bias = ProgramWriter::arg(writer_.expand(given, {q.sizes[0], q.sizes[1], q.sizes[2], k.sizes[2]}));
-    }
-    const Dims sizes{q.sizes[0], q.sizes[1], q.sizes[2], v.sizes[3]};
-    const Dims strides{sizes[1] * sizes[2] * sizes[3], sizes[3], sizes[1] * sizes[3], 1};
-    const Dims rows{sizes[0], sizes[1], (sizes[2] + 31) / 32 * 32};
-    const auto made = writer_.emit(
-        "aten._scaled_dot_product_efficient_attention.default",
-        attention_args(node, {ProgramWriter::arg(q), ProgramWriter::arg(k), ProgramWriter::arg(v), bias, Arg{true}}),
-        {{"scale", scale_of(node, q)}},
-        {{sizes, strides, q.dtype},
-         {rows, ProgramWriter::contiguous_strides(rows), DType::Float32},
-         {{}, {}, DType::Int64},
-         {{}, {}, DType::Int64}});
-    return bound_to(made[0]);
-  }
-
-  /// Autocast casts the inputs of matrix products down, of losses and norms up; the archive does not write the casts.
-  void cast_inputs(const Pt2Node& node, const std::string& name, Names& names) {
-    static constexpr std::string_view kLow[] = {"aten.linear.default",
-                                                "aten.matmul.default",
-                                                "aten.mm.default",
-                                                "aten.bmm.default",
-                                                "aten.addmm.default",
-                                                "aten.baddbmm.default",
-                                                "aten.conv1d.default",
-                                                "aten.conv2d.default",
-                                                "aten.conv3d.default",
-                                                "aten.conv_transpose2d.input",
-                                                "aten.scaled_dot_product_attention.default"};
-    static constexpr std::string_view kWide[] = {
-        "aten.layer_norm.default", "aten.softmax.int",       "aten.log_softmax.int", "aten.cross_entropy_loss.default",
-        "aten.nll_loss.default",   "aten.pow.Tensor_Scalar", "aten.exp.default",     "aten.log.default",
-        "aten.rsqrt.default",      "aten.sum.default",       "aten.sum.dim_IntList", "aten.cumsum.default",
-        "aten.norm.Scalar"};
-    const bool low = std::find(std::begin(kLow), std::end(kLow), name) != std::end(kLow);
-    const bool wide = std::find(std::begin(kWide), std::end(kWide), name) != std::end(kWide);
-    if (!low && !wide) return;
-    const DType dtype = low ? *autocast_ : DType::Float32;
-    for (const Pt2Input& in : node.inputs) {
-      const auto found = names.find(in.arg.text);
-      if (in.arg.kind != Pt2Arg::Kind::Tensor || found == names.end() || !found->second.exact) continue;
-      const Tensor x = found->second.tensor;
-      if (!is_floating(x.dtype) || x.dtype == dtype || x.dtype == DType::Float64) continue;
-      found->second = bound_to(writer_.to(x, dtype));  // autocast keeps casts of parameters for the region
-    }
   }
 
   const Pt2Program& program_;
@@ -632,6 +442,7 @@ class OpsWriter {
   const ProgramOptions& options_;
   Model& model_;
   ProgramWriter writer_;
+  CompositeWriter composites_;
   Error error_;
   ModuleId module_;
   std::int32_t call_ = 0;

@@ -35,15 +35,16 @@ class Builder {
     model_.modules.push_back({"", "Root", {}, {}, {}, {}, {}});
     model_.compute_dtype = dtype_of(row["dtype"]);
     for (const Json& input : row["inputs"]) add_input(input);
+    // A row has no mixed precision: inputs keep their types.
+    if (!model_.params.empty()) model_.compute_dtype = model_.params[0].dtype;
     for (const Json& kernel : row["forward"]) add_kernel(kernel);
-    if (row["outputs"].size() != 1) throw Skip{"more than one result takes a gradient"};
-    const Json& output = row["outputs"][0];
-    const Json tensor = Json::array({output["label"], output["shape"], output["dtype"]});
-    const Arg result = resolve(tensor);
-    const auto* value = std::get_if<ValueRef>(&result.value);
-    if (value == nullptr) throw Skip{"the result is an input"};
-    model_.outputs = {value->id};
+    ArgList results;
+    for (const Json& output : row["outputs"])
+      results.push_back(resolve(Json::array({output["label"], output["shape"], output["dtype"]})));
     model_.has_loss = true;
+    if (results.size() > 1) results = {join(results, row["outputs"][0])};
+    const auto* value = results.empty() ? nullptr : std::get_if<ValueRef>(&results[0].value);
+    if (value != nullptr) model_.outputs = {value->id};  // else the result is the input itself: nothing runs
   }
 
   const Model& model() const { return model_; }
@@ -91,6 +92,19 @@ class Builder {
     permute.args = {Arg{ParamRef{id}}, Arg{dims}};
     permute.out = {add_value(label, shape, dtype)};
     model_.ops.push_back(permute);
+  }
+
+  /// Results side by side: backward hands each its part of the gradient as a view, and runs nothing for it.
+  Arg join(const ArgList& parts, const Json& first) {
+    Shape shape = first["shape"].get<Shape>();
+    shape[0] *= static_cast<std::int64_t>(parts.size());
+    Op op;
+    op.name = "aten.cat.default";
+    op.module = ModuleId(0);
+    op.args = {Arg{parts}, Arg{std::int64_t{0}}};
+    op.out = {add_value("joined", shape, first["dtype"])};
+    model_.ops.push_back(op);
+    return {ValueRef{op.out[0]}};
   }
 
   /// The latest tensor of that label and shape; else any of that label.
