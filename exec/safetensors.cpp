@@ -41,6 +41,9 @@ std::optional<DType> dtype_of(std::string_view word) {
   if (word == "I8") return DType::Int8;
   if (word == "U8") return DType::UInt8;
   if (word == "BOOL") return DType::Bool;
+  if (word == "F8_E4M3") return DType::Float8E4M3;
+  if (word == "F8_E5M2") return DType::Float8E5M2;
+  if (word == "C64") return DType::Complex64;
   return std::nullopt;
 }
 
@@ -118,6 +121,55 @@ Result<NamedTensors> read_safetensors(const std::string& path) {
     tensors.emplace(name, std::move(*tensor));
   }
   return tensors;
+}
+
+namespace {
+
+/// {"weight_map": {"name": "file"}}: only the tensors that are listed, from the file that is named.
+Result<NamedTensors> read_index(const std::string& path) {
+  const auto index = read_json_file(path);
+  if (!index) return fail(index.error());
+  const auto map = index->is_object() ? index->find("weight_map") : index->end();
+  if (!index->is_object() || map == index->end() || !map->is_object()) {
+    return fail(file_error(ErrorCode::MissingKey, path, "weight_map", "the index has no object weight_map"));
+  }
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::map<std::string, NamedTensors, std::less<>> files;
+  NamedTensors tensors;
+  for (const auto& [name, entry] : map->items()) {
+    const std::string file = entry.is_string() ? entry.get<std::string>() : std::string();
+    if (file.empty() || file.find('/') != std::string::npos) {
+      return fail(file_error(ErrorCode::WrongType, path, name, "the index names no file beside it"));
+    }
+    auto read = files.find(file);
+    if (read == files.end()) {
+      auto opened = read_safetensors(folder / file);
+      if (!opened) return fail(opened.error());
+      read = files.emplace(file, std::move(*opened)).first;
+    }
+    const auto found = read->second.find(name);
+    if (found == read->second.end()) {
+      return fail(file_error(ErrorCode::MissingKey, folder / file, name, "the index has a tensor that the file lacks"));
+    }
+    tensors.insert(*found);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+Result<NamedTensors> read_weights(const std::string& source) {
+  std::error_code code;
+  if (!std::filesystem::is_directory(source, code)) {
+    return source.ends_with(".json") ? read_index(source) : read_safetensors(source);
+  }
+  const std::filesystem::path folder = source;
+  if (std::filesystem::exists(folder / "model.safetensors", code))
+    return read_safetensors(folder / "model.safetensors");
+  const std::string index = folder / "model.safetensors.index.json";
+  if (std::filesystem::exists(index, code)) return read_index(index);
+  return fail(file_error(ErrorCode::NotFound, source, "",
+                         "the folder has neither model.safetensors nor model.safetensors.index.json"));
 }
 
 }  // namespace foreshard::exec

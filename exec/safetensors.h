@@ -17,4 +17,9 @@ using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
 
 Result<NamedTensors> read_safetensors(const std::string& path);
 
+/// The weights of a model as Transformers stores them: one file, an index (*.safetensors.index.json) of several, or a
+/// folder with model.safetensors or model.safetensors.index.json. Errors also: a file of the index that is not there,
+/// or lacks a tensor that the index says it has.
+Result<NamedTensors> read_weights(const std::string& source);
+
 }  // namespace foreshard::exec
