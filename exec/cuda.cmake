@@ -1,0 +1,34 @@
+# One rank standing for many.
+foreshard_library(emulation
+  SOURCES emulated_communicator.cpp
+  HEADERS emulated_communicator.h
+  DEPS foreshard::exec
+  PRIVATE_DEPS LibTorch::cpu)
+target_precompile_headers(foreshard_emulation REUSE_FROM foreshard_exec)
+
+# On GPUs: CUDA's runtime as a shared library (as LibTorch's is) and NCCL, where both are found.
+if(CUDAToolkit_FOUND AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+  foreshard_library(cuda
+    SOURCES cuda_backend.cpp nccl_communicator.cpp
+    HEADERS cuda_backend.h nccl_communicator.h
+    DEPS foreshard::backend
+    PRIVATE_DEPS LibTorch::cuda CUDA::cudart ${NCCL_LIBRARY} fmt::fmt)
+  target_include_directories(foreshard_cuda SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
+
+  # The only device code; a machine without nvcc emulates on the host alone.
+  find_program(FORESHARD_NVCC nvcc HINTS ${CUDAToolkit_BIN_DIR})
+  if(FORESHARD_NVCC AND NOT FORESHARD_SANITIZE)
+    set(CMAKE_CUDA_COMPILER ${FORESHARD_NVCC})
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+    enable_language(CUDA)
+    add_library(foreshard_hold_stream STATIC hold_stream.cu)  # nvcc knows neither C++20 nor our warnings
+    target_include_directories(foreshard_hold_stream PRIVATE ${PROJECT_SOURCE_DIR})
+    set_target_properties(foreshard_hold_stream PROPERTIES CUDA_STANDARD 17)
+    foreshard_library(emulation_cuda
+      SOURCES emulated_cuda.cpp
+      HEADERS emulated_cuda.h hold_stream.h
+      DEPS foreshard::emulation
+      PRIVATE_DEPS foreshard_hold_stream LibTorch::cuda CUDA::cudart fmt::fmt)
+  endif()
+endif()
