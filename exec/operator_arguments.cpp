@@ -46,6 +46,26 @@ std::optional<std::int64_t> named_constant(const std::string& text) {
   return std::nullopt;
 }
 
+/// Layouts and memory formats of an archive stand as its own numbers, not c10's.
+std::optional<c10::IValue> enum_of(const Arg& arg, c10::TypeKind kind) {
+  if (const auto* text = std::get_if<std::string>(&arg.value)) {
+    const auto value = named_constant(*text);
+    return value ? std::optional(c10::IValue(*value)) : std::nullopt;
+  }
+  const auto* number = std::get_if<std::int64_t>(&arg.value);
+  if (number == nullptr) return std::nullopt;
+  if (kind == c10::TypeKind::LayoutType) {
+    return *number == 7 ? std::optional(c10::IValue(static_cast<std::int64_t>(at::kStrided))) : std::nullopt;
+  }
+  switch (*number) {
+    case 1: return c10::IValue(static_cast<std::int64_t>(at::MemoryFormat::Contiguous));
+    case 2: return c10::IValue(static_cast<std::int64_t>(at::MemoryFormat::ChannelsLast));
+    case 3: return c10::IValue(static_cast<std::int64_t>(at::MemoryFormat::ChannelsLast3d));
+    case 4: return c10::IValue(static_cast<std::int64_t>(at::MemoryFormat::Preserve));
+    default: return std::nullopt;
+  }
+}
+
 std::optional<c10::IValue> int_of(const Arg& arg) {
   if (const auto* number = std::get_if<std::int64_t>(&arg.value)) return c10::IValue(*number);
   if (const auto* flag = std::get_if<bool>(&arg.value)) return c10::IValue(static_cast<std::int64_t>(*flag));
@@ -114,9 +134,9 @@ std::optional<c10::IValue> constant_of(const Arg& arg, const c10::Type& type) {
     }
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType:
-    case c10::TypeKind::ScalarTypeType:
+    case c10::TypeKind::ScalarTypeType: return int_of(arg);
     case c10::TypeKind::LayoutType:
-    case c10::TypeKind::MemoryFormatType: return int_of(arg);
+    case c10::TypeKind::MemoryFormatType: return enum_of(arg, type.kind());
     case c10::TypeKind::DeviceObjType: return c10::IValue(c10::Device(c10::kCPU));
     case c10::TypeKind::StringType: {
       const auto* text = std::get_if<std::string>(&arg.value);

@@ -1,0 +1,129 @@
+#include "exec/counting_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+namespace foreshard::exec {
+namespace {
+
+/// One counted piece of memory; the context of its DataPtr.
+struct Counted {
+  c10::DataPtr memory;
+  Bytes bytes = 0;
+  std::shared_ptr<OperatorMemory> counter;
+  std::shared_ptr<MemoryScope::Ledger> ledger;  // of the scope that it was taken under
+  std::atomic<MemoryCategory> category{MemoryCategory::Temporaries};
+};
+
+}  // namespace
+
+/// What was taken under one scope and is held still, while the scope stands. Its lock is its own: threads that free
+/// meet it only where they free memory of a scope that still stands.
+struct MemoryScope::Ledger {
+  MemoryCategory during = MemoryCategory::Temporaries;
+  std::shared_ptr<OperatorMemory> counter;
+  std::mutex mutex;
+  bool open = true;
+  std::unordered_set<Counted*> held;
+};
+
+namespace {
+
+/// The innermost scope of the thread; null without one.
+thread_local std::shared_ptr<MemoryScope::Ledger> t_ledger;
+
+void release(void* context) {
+  auto* counted = static_cast<Counted*>(context);
+  {
+    std::lock_guard lock(counted->ledger->mutex);
+    if (counted->ledger->open) counted->ledger->held.erase(counted);
+  }
+  counted->counter->changed(counted->category.load(std::memory_order_relaxed), -counted->bytes);
+  delete counted;
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger;
+    if (!ledger || bytes == 0) return inner_->allocate(bytes);
+    auto counted = std::make_unique<Counted>();
+    counted->memory = inner_->allocate(bytes);
+    counted->bytes = static_cast<Bytes>(bytes);
+    counted->counter = ledger->counter;
+    counted->ledger = ledger;
+    counted->category.store(ledger->during, std::memory_order_relaxed);
+    {
+      std::lock_guard lock(ledger->mutex);
+      ledger->held.insert(counted.get());
+    }
+    counted->counter->changed(ledger->during, counted->bytes);
+    void* data = counted->memory.get();
+    return {data, counted.release(), &release, c10::Device(c10::kCPU)};
+  }
+
+  // Contexts are not addresses: callers that insist on raw pointers are told so.
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { inner_->copy_data(to, from, bytes); }
+
+ private:
+  c10::Allocator* inner_;
+};
+
+}  // namespace
+
+void install_counting_allocator() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static CountingAllocator allocator(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(&allocator, /*priority=*/100);
+  });
+}
+
+MemoryScope::MemoryScope(MemoryCategory during, MemoryCategory after) : outer_(t_ledger), after_(after) {
+  if (const auto& counter = OperatorMemory::current()) {
+    install_counting_allocator();
+    ledger_ = std::make_shared<Ledger>();
+    ledger_->during = during;
+    ledger_->counter = counter;
+  }
+  t_ledger = ledger_;
+}
+
+MemoryScope::~MemoryScope() {
+  t_ledger = outer_;
+  if (!ledger_ || after_ == ledger_->during) return;
+  Bytes moved = 0;
+  {
+    std::lock_guard lock(ledger_->mutex);
+    ledger_->open = false;
+    for (Counted* counted : ledger_->held) {
+      MemoryCategory during = ledger_->during;
+      if (counted->category.compare_exchange_strong(during, after_)) moved += counted->bytes;  // else it was claimed
+    }
+    ledger_->held.clear();
+  }
+  if (moved == 0) return;
+  ledger_->counter->changed(ledger_->during, -moved);
+  ledger_->counter->changed(after_, moved);
+}
+
+void claim(const at::Tensor& tensor, MemoryCategory category) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (data.get_deleter() != &release) return;
+  auto& counted = *static_cast<Counted*>(data.get_context());
+  const MemoryCategory from = counted.category.exchange(category);
+  if (from == category) return;
+  counted.counter->changed(from, -counted.bytes);
+  counted.counter->changed(category, counted.bytes);
+}
+
+}  // namespace foreshard::exec

@@ -1,0 +1,43 @@
+// Counts the bytes that LibTorch's CPU allocator hands out while a MemoryScope stands on the thread: operators'
+// results, saved tensors, gradients and temporaries, which no plan allocates.
+//
+// A scope stands around the work of one instruction. What is taken under it counts as one category while the work runs;
+// what is still held when the scope ends stays, under another:
+//
+//   forward of a segment     temporaries  ->  activations          (saved for backward, or handed on)
+//   backward of a segment    temporaries  ->  activation gradients (handed back); parameters' gradients by claim()
+//
+// Counts go to OperatorMemory::current() of the thread (exec/backend.h). Without a scope, or without a backend, the
+// allocator beneath is called and nothing else happens. Memory may go back on any thread, also long after its scope.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "exec/backend.h"
+
+namespace foreshard::exec {
+
+/// Puts the counting allocator in front of LibTorch's own, once per process. Any thread.
+void install_counting_allocator();
+
+class MemoryScope {
+ public:
+  /// Counts as `during`, and as `after` what is left when the scope ends. Scopes nest; the innermost counts.
+  MemoryScope(MemoryCategory during, MemoryCategory after);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+  struct Ledger;
+
+ private:
+  std::shared_ptr<Ledger> ledger_, outer_;
+  MemoryCategory after_;
+};
+
+/// From now on the tensor's storage counts as `category`, if it was counted at all.
+void claim(const at::Tensor& tensor, MemoryCategory category);
+
+}  // namespace foreshard::exec
