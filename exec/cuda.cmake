@@ -6,13 +6,13 @@ foreshard_library(emulation
   PRIVATE_DEPS LibTorch::cpu)
 target_precompile_headers(foreshard_emulation REUSE_FROM foreshard_exec)
 
-# On GPUs: CUDA's runtime as a shared library (as LibTorch's is) and NCCL, where both are found.
-if(CUDAToolkit_FOUND AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+# On GPUs: CUDA's runtime as a shared library (as LibTorch's is) CUPTI and NCCL, where all are found.
+if(TARGET CUDA::cupti AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
   foreshard_library(cuda
-    SOURCES cuda_backend.cpp nccl_communicator.cpp
-    HEADERS cuda_backend.h nccl_communicator.h
+    SOURCES cuda_backend.cpp cupti_recorder.cpp nccl_communicator.cpp
+    HEADERS cuda_backend.h cupti_recorder.h nccl_communicator.h
     DEPS foreshard::backend
-    PRIVATE_DEPS LibTorch::cuda CUDA::cudart ${NCCL_LIBRARY} fmt::fmt)
+    PRIVATE_DEPS LibTorch::cuda CUDA::cudart CUDA::cupti ${NCCL_LIBRARY} fmt::fmt)
   target_include_directories(foreshard_cuda SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
 
   # The only device code; a machine without nvcc emulates on the host alone.

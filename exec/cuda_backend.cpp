@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "exec/communicator.h"
+#include "exec/cupti_recorder.h"
 #include "exec/failure_board.h"
 #include "exec/memory_ledger.h"
+#include "exec/recorder.h"
 
 namespace foreshard::exec {
 namespace {
@@ -166,6 +168,8 @@ class CudaBackend final : public Backend {
         guard_(device_),
         board_(options.rank),
         watch_(board_, options.timeout),
+        recorder_(options.recorder),
+        cupti_(options.recorder != nullptr ? options.cupti : nullptr),
         events_(std::make_shared<EventPool>()) {}
 
   /// Nothing may run on buffers that go.
@@ -180,6 +184,7 @@ class CudaBackend final : public Backend {
                                     : c10::cuda::getStreamFromPool(std::min(priority, 0), device_);
     ledger_.add_stream();
     streams_.push_back({std::string(name), stream});
+    if (recorder_ != nullptr) lanes_.emplace_back(stream.stream(), &recorder_->add_lane(name, priority));
     return StreamIndex(streams_.size() - 1);
   }
 
@@ -242,21 +247,23 @@ class CudaBackend final : public Backend {
   }
 
   Outcome<void> host_wait(const Event& event) override {
-    watch_.blocked(instruction_);
+    const std::int64_t start = wait_begins();
     note_errors({StreamIndex(0), instruction_},
                 [&] { check(cudaEventSynchronize(cuda_event(event)), "cudaEventSynchronize"); });
-    watch_.going_on();
+    wait_ends(start);
     return board_.outcome();
   }
 
   Outcome<void> synchronize() override {
-    watch_.blocked(instruction_);
+    const std::int64_t start = wait_begins();
     for (std::size_t s = 0; s < streams_.size(); ++s) {
       note_errors({StreamIndex(s), instruction_},
                   [&] { check(cudaStreamSynchronize(streams_[s].stream.stream()), "cudaStreamSynchronize"); });
     }
-    watch_.going_on();
-    ledger_.settle();
+    wait_ends(start);
+    const std::vector<MemoryChange> changes = ledger_.settle();
+    if (recorder_ != nullptr) recorder_->memory_changed(changes);
+    if (cupti_ != nullptr) cupti_->collect(lanes_);
     return board_.outcome();
   }
 
@@ -278,6 +285,8 @@ class CudaBackend final : public Backend {
   void at_instruction(std::int32_t step, InstructionId instruction) override {
     step_ = step;
     instruction_ = instruction;
+    if (recorder_ != nullptr) recorder_->at_instruction(step, instruction);
+    if (cupti_ != nullptr) cupti_->at_instruction(step, instruction);
   }
 
  private:
@@ -285,6 +294,15 @@ class CudaBackend final : public Backend {
     std::string name;
     c10::cuda::CUDAStream stream;
   };
+
+  std::int64_t wait_begins() {
+    watch_.blocked(instruction_);
+    return recorder_ != nullptr ? steady_now() : 0;
+  }
+  void wait_ends(std::int64_t start) {
+    watch_.going_on();
+    if (recorder_ != nullptr) recorder_->host_waited(start);
+  }
 
   const Stream& stream(StreamIndex index) const { return streams_[index.index()]; }
 
@@ -318,6 +336,9 @@ class CudaBackend final : public Backend {
   c10::cuda::CUDAGuard guard_;
   FailureBoard board_;
   CollectiveWatch watch_;
+  Recorder* recorder_;
+  CuptiRecorder* cupti_;
+  std::vector<std::pair<CUstream_st*, RecordedLane*>> lanes_;
   MemoryLedger ledger_;
   std::shared_ptr<EventPool> events_;  // outlives the backend where an Event does
   std::vector<Stream> streams_;

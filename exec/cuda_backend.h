@@ -18,12 +18,17 @@
 
 namespace foreshard::exec {
 
+class CuptiRecorder;
+class Recorder;
+
 struct CudaBackendOptions {
   int device = 0;  // index among the visible ones (CUDA_VISIBLE_DEVICES)
   int rank = 0;    // named in failures that reach other ranks
   /// A host that waits for the device longer than this, with collectives under way, takes its peers for lost: the
   /// communicators are aborted and the wait ends in a Failure.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  Recorder* recorder = nullptr;    // of the host's spans and memory; outlives the backend
+  CuptiRecorder* cupti = nullptr;  // with a recorder: of the device's spans; outlives the backend
 };
 
 /// What is there to run on.

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 
 #include "exec/cuda_backend.h"
+#include "exec/cupti_recorder.h"
+#include "exec/recorder.h"
 #include "tests/exec/backend_contract.h"
 
 namespace foreshard::exec {
@@ -57,6 +59,24 @@ TEST(CudaDevice, SaysWhatItIs) {
   EXPECT_FALSE(device->name.empty());
   EXPECT_GT(device->total_memory, 0);
   EXPECT_GE(device->runtime_version, 13000);
+}
+
+TEST(Cupti, WhatItRefusesIsToldAndNothingElseIsLost) {
+  auto cupti = CuptiRecorder::start();
+  if (!cupti) {  // the virtual device: the driver that CUPTI wants is not there
+    EXPECT_NE(cupti.error().hint.find("goes on"), std::string::npos) << to_text(cupti.error());
+  }
+  Recorder recorder;
+  auto backend = make_cuda_backend({.recorder = &recorder, .cupti = cupti ? cupti->get() : nullptr});
+  ASSERT_TRUE(backend) << to_text(backend.error());
+  const StreamIndex compute = (*backend)->create_stream("D", 0);
+  (*backend)->at_instruction(0, InstructionId(0));
+  const Buffer buffer = (*backend)->allocate({compute, InstructionId(0)}, 64, MemoryCategory::Temporaries);
+  (*backend)->at_instruction(0, InstructionId(1));
+  (*backend)->copy({compute, InstructionId(1)}, buffer, buffer, 64);
+  (*backend)->at_instruction(1, InstructionId());
+  ASSERT_TRUE((*backend)->synchronize());
+  EXPECT_EQ(recorder.cost().spans, cupti ? 4 : 3) << "two turns of the host, its wait, and the copy if CUPTI saw it";
 }
 
 }  // namespace

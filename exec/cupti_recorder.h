@@ -1,0 +1,52 @@
+// What the device did and when: CUPTI's activity records, given to the instructions that caused them.
+//
+//   issuer    |at 7: launch k1 k2|at 8: ...        API calls, each with a correlation id
+//   stream D          |k1||k2|                     kernels with the same ids
+//
+// A record belongs to the instruction under which its API call was made: by the external correlation id that the issuer
+// has pushed, or, where another thread called (autograd's runs backward while the issuer waits for it), by the
+// instruction that the issuer stood at when the call began. Both are told on the host's clock, so no device time
+// decides. CUPTI is asked to stamp with the steady clock, the Recorder's.
+//
+// Whatever CUPTI refuses is an Error to be told: training goes on without.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/ids.h"
+#include "core/result.h"
+#include "exec/recorder.h"
+
+struct CUstream_st;
+
+namespace foreshard::exec {
+
+struct CuptiCounts {
+  std::int64_t records = 0;
+  std::int64_t dropped = 0;       // by CUPTI: buffers were full
+  std::int64_t untimed = 0;       // records without a time; left out
+  std::int64_t unattributed = 0;  // work that no instruction stands for
+  std::int64_t overhead_ns = 0;   // what CUPTI says it took
+};
+
+class CuptiRecorder {
+ public:
+  virtual ~CuptiRecorder() = default;
+
+  /// One at a time in a process; before its first CUDA call, or records may miss the clock. Errors: another profiler
+  /// holds CUPTI, counters are not permitted (ERR_NVGPUCTRPERM), no driver.
+  static Result<std::unique_ptr<CuptiRecorder>> start();
+
+  // ---- The issuer's side.
+  virtual void at_instruction(std::int32_t step, InstructionId instruction) = 0;
+
+  /// Takes the records that are complete to the lanes of their streams. REQUIRES that the device is idle. Returns what
+  /// is new since the last call.
+  virtual CuptiCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) = 0;
+};
+
+}  // namespace foreshard::exec
