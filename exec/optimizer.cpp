@@ -5,51 +5,83 @@
 
 #include <cmath>
 
-#include "core/result.h"
-
 namespace foreshard::exec {
 
-void Optimizer::step(std::span<const OptimizedShard> shards, double lr) {
+std::vector<std::string_view> Optimizer::slots() const {
+  if (options_.name == OptimizerKind::AdamW) return {"exp_avg", "exp_avg_sq"};
+  if (options_.momentum != 0.0) return {"momentum_buffer"};
+  return {};
+}
+
+void Optimizer::step(std::span<const OptimizedShard> shards, double lr) const {
   at::NoGradGuard no_grad;
-  states_.resize(shards.size());
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    if (!shards[i].gradient.defined()) continue;
+  if (options_.impl == OptimizerImpl::Fused) return fused(shards, lr);
+  for (const OptimizedShard& shard : shards) {
+    if (!shard.gradient.defined()) continue;
     if (options_.name == OptimizerKind::AdamW) {
-      adamw(shards[i], states_[i], lr);
+      adamw(shard, lr);
     } else {
-      sgd(shards[i], states_[i], lr);
+      sgd(shard, lr);
     }
   }
 }
 
-void Optimizer::adamw(const OptimizedShard& shard, State& state, double lr) const {
-  if (!state.first.defined()) {
-    state.first = at::zeros_like(shard.shard);
-    state.second = at::zeros_like(shard.shard);
-  }
-  ++state.steps;
-  const double steps = static_cast<double>(state.steps);
+void Optimizer::adamw(const OptimizedShard& shard, double lr) const {
+  const double steps = static_cast<double>(++shard.moments->steps);
+  const at::Tensor gradient = shard.gradient.to(shard.shard.scalar_type());
+  at::Tensor& first = shard.moments->tensors[0];
+  at::Tensor& second = shard.moments->tensors[1];
   shard.shard.mul_(1.0 - lr * options_.weight_decay);
-  state.first.lerp_(shard.gradient, 1.0 - options_.beta1);
-  state.second.mul_(options_.beta2).addcmul_(shard.gradient, shard.gradient, 1.0 - options_.beta2);
+  first.lerp_(gradient, 1.0 - options_.beta1);
+  second.mul_(options_.beta2).addcmul_(gradient, gradient, 1.0 - options_.beta2);
   const double step_size = lr / (1.0 - std::pow(options_.beta1, steps));
   const double correction = std::sqrt(1.0 - std::pow(options_.beta2, steps));
-  const at::Tensor denominator = state.second.sqrt().div_(correction).add_(options_.eps);
-  shard.shard.addcdiv_(state.first, denominator, -step_size);
+  const at::Tensor denominator = second.sqrt().div_(correction).add_(options_.eps);
+  shard.shard.addcdiv_(first, denominator, -step_size);
 }
 
-void Optimizer::sgd(const OptimizedShard& shard, State& state, double lr) const {
-  at::Tensor gradient = shard.gradient;
+void Optimizer::sgd(const OptimizedShard& shard, double lr) const {
+  at::Tensor gradient = shard.gradient.to(shard.shard.scalar_type());
   if (options_.weight_decay != 0.0) gradient = gradient.add(shard.shard, options_.weight_decay);
   if (options_.momentum != 0.0) {
-    if (state.first.defined()) {
-      state.first.mul_(options_.momentum).add_(gradient);
+    at::Tensor& momentum = shard.moments->tensors[0];
+    if (shard.moments->steps > 0) {
+      momentum.mul_(options_.momentum).add_(gradient);
     } else {
-      state.first = gradient.clone();  // the first gradient, undamped
+      momentum.copy_(gradient);  // the first gradient, undamped
     }
-    gradient = state.first;
+    gradient = momentum;
   }
+  ++shard.moments->steps;
   shard.shard.add_(gradient, -lr);
+}
+
+void Optimizer::fused(std::span<const OptimizedShard> shards, double lr) const {
+  const bool adamw = options_.name == OptimizerKind::AdamW;
+  std::vector<at::Tensor> params, grads, first, second, steps;
+  bool first_step = false;
+  for (const OptimizedShard& shard : shards) {
+    if (!shard.gradient.defined() || shard.shard.numel() == 0) continue;
+    OptimizerMoments& moments = *shard.moments;
+    first_step = moments.steps == 0;
+    params.push_back(shard.shard);
+    grads.push_back(shard.gradient.to(shard.shard.scalar_type()));
+    if (!moments.tensors.empty()) first.push_back(moments.tensors[0]);
+    if (!adamw) {
+      ++moments.steps;
+      continue;
+    }
+    second.push_back(moments.tensors[1]);
+    steps.push_back(at::full({}, static_cast<double>(++moments.steps), at::dtype(at::kFloat)));
+  }
+  if (params.empty()) return;
+  if (adamw) {
+    at::_fused_adamw_(params, grads, first, second, {}, steps, lr, options_.beta1, options_.beta2,
+                      options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  } else {
+    at::_fused_sgd_(params, grads, first, options_.weight_decay, options_.momentum, lr, /*dampening=*/0.0,
+                    /*nesterov=*/false, /*maximize=*/false, first_step);
+  }
 }
 
 }  // namespace foreshard::exec

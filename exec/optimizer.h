@@ -1,42 +1,46 @@
-// AdamW and SGD on the local shards, in the order of PyTorch's for-loop implementations (foreach = False): the same
-// roundings. State is sharded as the parameters are.
+// AdamW and SGD on local shards. `for_loop` and `foreach` follow PyTorch's single-tensor order: the same roundings;
+// `fused` calls LibTorch's fused kernels.
 //
-// One Optimizer belongs to one rank; step() runs on the stream that owns the shards.
+// An Optimizer keeps no memory: moments lie in memory of the caller, sharded as the parameters are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/job.h"
 
 namespace foreshard::exec {
 
+/// What the optimizer keeps of one shard; tensors of the shard's shape, in the order of Optimizer::slots().
+struct OptimizerMoments {
+  std::vector<at::Tensor> tensors;
+  std::int64_t steps = 0;  // so far: 0 = the moments mean nothing yet
+};
+
 struct OptimizedShard {
   at::Tensor shard;     // updated in place
-  at::Tensor gradient;  // undefined: this parameter stands still
+  at::Tensor gradient;  // undefined: this one stands still
+  OptimizerMoments* moments = nullptr;
 };
 
 class Optimizer {
  public:
   explicit Optimizer(const OptimizerOptions& options) : options_(options) {}
 
-  /// Always the same shards in the same order.
-  void step(std::span<const OptimizedShard> shards, double lr);
+  /// Names of the moments that each shard needs, as state dicts spell them.
+  std::vector<std::string_view> slots() const;
+
+  void step(std::span<const OptimizedShard> shards, double lr) const;
 
  private:
-  /// First and second moment (adamw) or the momentum buffer (sgd); undefined until the first gradient.
-  struct State {
-    at::Tensor first, second;
-    std::int64_t steps = 0;
-  };
-
-  void adamw(const OptimizedShard& shard, State& state, double lr) const;
-  void sgd(const OptimizedShard& shard, State& state, double lr) const;
+  void adamw(const OptimizedShard& shard, double lr) const;
+  void sgd(const OptimizedShard& shard, double lr) const;
+  void fused(std::span<const OptimizedShard> shards, double lr) const;
 
   OptimizerOptions options_;
-  std::vector<State> states_;
 };
 
 }  // namespace foreshard::exec

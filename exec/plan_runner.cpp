@@ -6,12 +6,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <tuple>
+#include <limits>
 #include <utility>
 
+#include "exec/flat_unit.h"
+#include "exec/gradient_norm.h"
+#include "exec/issue_context.h"
 #include "exec/optimizer.h"
+#include "exec/plain_tensors.h"
 #include "exec/plan_runner_support.h"
+#include "exec/random_numbers.h"
 #include "exec/sharded_unit.h"
 #include "exec/torch_types.h"
 
@@ -19,391 +23,649 @@ namespace foreshard::exec {
 namespace {
 
 using Kind = InstructionKind;
-/// The number tells the reduce-scatter outputs of several micro-batches apart.
-using BufferKey = std::tuple<BufferWhat, UnitId, ParamId, std::int32_t>;
 
-MemoryCategory category_of(BufferWhat what) {
-  switch (what) {
-    case BufferWhat::Full: return MemoryCategory::FullParameters;
-    case BufferWhat::RsOutput: return MemoryCategory::Gradients;
-    default: return MemoryCategory::ReduceBuffers;
-  }
-}
-
-/// What the streams work on during one step. Touched by work only, but for reset() between steps.
-struct StepState {
-  std::vector<std::vector<at::Tensor>> inputs;
-  std::size_t micro_batch = 0;  // the next one to begin
+/// What the streams work on during one iteration. Touched by work only, but for a reset between iterations.
+struct IterationState {
   SegmentFrame frame;
   std::vector<SegmentGraph> graphs;  // by segment
   bool seeded = false;               // the loss has its gradient
-  double loss = 0;
-  at::Tensor norms;  // one sum of squares per parameter, until reduced
-  std::optional<double> grad_norm;
+  std::vector<at::Tensor> losses;    // by forward
+  NormShare norms;
+  at::Tensor grad_norm;
 };
 
-class Fsdp2Runner final : public PlanRunner {
+/// What is worked out once for a plan that is run.
+struct PreparedPlan {
+  PreparedPlan(const Plan& of, std::vector<std::vector<UnitTensors*>> units)
+      : plan(of), units_of_segment(std::move(units)) {
+    for (const PlanIteration& iteration : of.iterations) roles.push_back(segment_roles(of, iteration));
+    for (std::size_t n = 0; n < of.names.size(); ++n) {
+      if (of.names[n] == "copy_in_grad") copy_in_grad = NameId(n);
+      if (of.names[n] == "grad") grad = NameId(n);
+    }
+    first_op = std::numeric_limits<std::int32_t>::max();
+    for (const Segment& segment : of.segments) first_op = std::min(first_op, segment.op_begin);
+  }
+  const Plan& plan;
+  std::vector<std::vector<UnitTensors*>> units_of_segment;  // whose parameters it uses
+  std::vector<SegmentRoles> roles;                          // by iteration
+  NameId copy_in_grad, grad;                                // marks
+  std::int32_t first_op = 0;
+};
+
+class Runner final : public PlanRunner {
  public:
-  Fsdp2Runner(PlanRunnerSetup setup) : setup_(std::move(setup)), optimizer_(setup_.optimizer) {
-    streams_[static_cast<std::size_t>(Stream::D)] = setup_.backend.create_stream("D", 0);
-    for (const StreamInfo& info : setup_.plan.streams) {
-      streams_[static_cast<std::size_t>(info.stream)] =
-          setup_.backend.create_stream(stream_name(info.stream), info.priority);
+  explicit Runner(PlanRunnerSetup setup)
+      : setup_(std::move(setup)),
+        context_(setup_.backend, setup_.plan, setup_.communicators),
+        optimizer_(setup_.optimizer),
+        events_(static_cast<std::size_t>(last_event(setup_.plan)) + 1) {
+    if (setup_.trainable.empty()) {
+      for (const ParamInfo& param : setup_.model.params) setup_.trainable.push_back(param.requires_grad);
     }
-    place_.resize(setup_.model.params.size());
-    for (const PlanUnit& unit : setup_.plan.units) {
-      units_.emplace_back(setup_.model, unit, setup_.plan.rank, setup_.plan.world_size);
-      for (std::size_t i = 0; i < unit.sharded.size(); ++i) {
-        place_[unit.sharded[i].param.index()] = {units_.size() - 1, i};
-      }
-    }
-    state_.graphs.resize(setup_.plan.segments.size());
+    make_units();
+    moments_.resize(all_.size());
+    plan_ = std::make_unique<PreparedPlan>(setup_.plan, units_of_segments(setup_.plan));
   }
 
   Outcome<void> load(const OperatorInterpreter::ParamTensors& full_params) {
-    for (ShardedUnit& unit : units_) {
-      for (std::size_t i = 0; i < unit.tensors().size(); ++i) {
-        const Bytes bytes = unit.tensors()[i].padded_numel * itemsize(unit.dtype());
-        const Buffer memory = setup_.backend.allocate(on(Stream::D, {}), bytes, MemoryCategory::Parameters);
-        setup_.backend.launch(on(Stream::D, {}), [&unit, i, memory, whole = full_params(unit.tensors()[i].id)] {
-          unit.load_shard(i, memory.data(), whole);
-        });
-        resident_.push_back(memory);
-      }
-    }
-    return setup_.backend.synchronize();
+    for (UnitTensors* unit : all_) unit->load(full_params);
+    auto done = setup_.backend.synchronize();
+    for (std::size_t u = 0; u < all_.size(); ++u) moments_[u].resize(all_[u]->blocks().size());
+    return done;
   }
 
-  Outcome<StepResult> step(const std::vector<std::vector<at::Tensor>>& micro_batches, double lr) override {
-    const std::size_t index = std::min(steps_, setup_.plan.iterations.size() - 1);
-    const PlanIteration& iteration = setup_.plan.iterations[index];
-    FORESHARD_CHECK(micro_batches.size() == static_cast<std::size_t>(iteration.micro_batches),
-                    "a step takes the inputs of all of its micro-batches");
-    state_.inputs = micro_batches;
-    state_.micro_batch = 0;
-    state_.loss = 0;
-    state_.grad_norm.reset();
+  Outcome<StepResult> step(const std::vector<MicroBatch>& micro_batches, double lr) override {
+    const std::size_t count = setup_.plan.iterations.size();
+    if (steps_ >= count) shift_events();
     lr_ = lr;
-    ++steps_;
-    std::int32_t id = first_instruction(setup_.plan, index);
-    for (const Instruction& instruction : iteration.instructions) issue(instruction, InstructionId(id++));
-    if (auto done = setup_.backend.synchronize(); !done) return tl::unexpected<Failure>(done.error());
-    return StepResult{state_.loss / iteration.micro_batches, state_.grad_norm};
+    const std::size_t index = std::min(steps_++, count - 1);
+    return run(*plan_, index, micro_batches);
   }
+
+  Outcome<StepResult> evaluate(const Plan& plan, const std::vector<MicroBatch>& micro_batches) override {
+    if (evaluated_ == nullptr || &evaluated_->plan != &plan) {
+      evaluated_ = std::make_unique<PreparedPlan>(plan, units_of_segments(plan));
+    }
+    std::vector<Event> training = std::exchange(events_, std::vector<Event>(last_event(plan) + std::size_t{1}));
+    auto result = run(*evaluated_, 0, micro_batches);
+    events_ = std::move(training);
+    for (UnitTensors* unit : all_) unit->drop_gathered();
+    return result;
+  }
+
+  Outcome<at::Tensor> clip_grad_norm(double max_norm, double p) override;
 
   at::Tensor shard(ParamId param) const override {
-    const auto [unit, index] = place_[setup_.model.storage_of(param).index()];
-    return const_cast<ShardedUnit&>(units_[unit]).tensors()[index].shard;
+    const Place& place = place_[param.index()];
+    return place.unit->views()[static_cast<std::size_t>(place.index)].local;
+  }
+
+  Outcome<TrainState> state() override;
+  TrainState gradients() const override;
+
+  void set_optimizer_steps(std::int64_t steps) override {
+    for (std::vector<OptimizerMoments>& unit : moments_) {
+      for (OptimizerMoments& moments : unit) moments.steps = steps;
+    }
   }
 
  private:
   struct Place {
-    std::size_t unit = 0, index = 0;
+    UnitTensors* unit = nullptr;
+    std::int32_t index = -1;
   };
+  /// A block with a gradient, at this point of the plan.
+  struct Target {
+    const UnitTensors* unit = nullptr;
+    at::Tensor shard;
+    BlockGradient gradient;
+    OptimizerMoments* moments = nullptr;
 
-  StreamIndex stream(Stream letter) const { return streams_[static_cast<std::size_t>(letter)]; }
-  Issue on(Stream letter, InstructionId id, std::span<const Buffer> uses = {}) const {
-    return {stream(letter), id, uses};
-  }
-  static BufferKey key_of(const Instruction& instruction) {
-    const BufferName& name = instruction.buffer;
-    return {name.what, name.unit, name.param, name.what == BufferWhat::RsOutput ? instruction.arg : 0};
-  }
-  const Buffer& buffer(BufferWhat what, UnitId unit, std::int32_t number = 0) const {
-    return buffers_.at({what, unit, ParamId(), number});
-  }
-  ShardedUnit& unit_of(const Instruction& instruction) { return units_[instruction.unit.index()]; }
-  ShardedTensor& tensor_of(ParamId param) {
-    const Place place = place_[param.index()];
-    return units_[place.unit].tensors()[place.index];
-  }
-  const std::shared_ptr<Communicator>& communicator(Stream letter) const { return setup_.communicators.at(letter); }
-
-  void issue(const Instruction& instruction, InstructionId id) {
-    switch (instruction.kind) {
-      case Kind::WaitStream:
-        return setup_.backend.wait_event(on(instruction.stream, id),
-                                         setup_.backend.record_event(on(instruction.other, id)));
-      case Kind::RecordEvent:
-        events_[instruction.event] = setup_.backend.record_event(on(instruction.stream, id));
-        return;
-      case Kind::WaitEvent: return setup_.backend.wait_event(on(instruction.stream, id), events_.at(instruction.event));
-      case Kind::Alloc: return allocate(instruction, id);
-      case Kind::Resize: return instruction.bytes > 0 ? attach(instruction, id) : detach(instruction, id);
-      case Kind::Free: return free(instruction, id);
-      case Kind::Cast: return cast(instruction, id);
-      case Kind::Add: return add(instruction, id);
-      case Kind::Accumulate:  // the sum itself was made where backward returned the gradient
-        return setup_.backend.launch(on(instruction.stream, id),
-                                     [&tensor = tensor_of(instruction.buffer.param)] { tensor.absorbed = true; });
-      case Kind::CopyIn: return copy_in(instruction, id);
-      case Kind::CopyOut: return copy_out(instruction, id);
-      case Kind::AllGather: return all_gather(instruction, id);
-      case Kind::ReduceScatter: return reduce_scatter(instruction, id);
-      case Kind::Forward: return forward(instruction, id);
-      case Kind::Backward: return backward(instruction, id);
-      case Kind::Clip: return clip(instruction, id);
-      case Kind::AllReduce: return reduce_norms(instruction, id);
-      case Kind::OptimizerStep: return optimize(instruction, id);
-      case Kind::Mark:
-        if (setup_.plan.name_of(instruction.name) == "micro_batch") begin_micro_batch(id);
-        return;
-      default: return;  // zero: the gradients' memory has its own frees; the rest was refused by create()
+    at::Tensor gradient_tensor(const IssueContext& context) const {
+      if (gradient.made != nullptr) return *gradient.made;
+      return context.tensor(gradient.buffer, gradient.pool, gradient.offset, shard.sizes(), gradient.dtype);
     }
+  };
+  using Targets = std::vector<Target>;
+
+  void make_units();
+  std::vector<std::vector<UnitTensors*>> units_of_segments(const Plan& plan) const;
+  void shift_events();
+
+  Outcome<StepResult> run(const PreparedPlan& prepared, std::size_t index, const std::vector<MicroBatch>& inputs);
+  Outcome<void> issue_all(const PreparedPlan& prepared, std::size_t index);
+  Outcome<void> issue(const Instruction& instruction, const Instruction* next, InstructionId id);
+  Outcome<void> host_wait(const Instruction& instruction, InstructionId id);
+  void allocate(const Instruction& instruction, InstructionId id);
+  void free(const Instruction& instruction, InstructionId id);
+  void mark(const Instruction& instruction);
+  Place place_of(const Instruction& instruction) const;
+
+  void forward(const Instruction& instruction, InstructionId id);
+  void recompute(const Instruction& instruction, InstructionId id);
+  void backward(const Instruction& instruction, InstructionId id);
+  void begin_micro_batch(InstructionId id);
+  void seed_loss();
+  OperatorInterpreter::ParamTensors parameters() {
+    return [this](ParamId param) {
+      const Place& place = place_[param.index()];
+      return place.unit->parameter(static_cast<std::size_t>(place.index));
+    };
   }
 
-  void allocate(const Instruction& instruction, InstructionId id) {
-    if (instruction.buffer.what == BufferWhat::AccumulatedGrad) return;  // its cast, which stands before, has made it
-    buffers_[key_of(instruction)] =
-        setup_.backend.allocate(on(instruction.stream, id), instruction.bytes, category_of(instruction.buffer.what));
-  }
-
-  void attach(const Instruction& instruction, InstructionId id) {
-    allocate(instruction, id);
-    setup_.backend.launch(
-        on(instruction.stream, id),
-        [&tensor = tensor_of(instruction.buffer.param), bytes = instruction.bytes,
-         memory = buffers_[key_of(instruction)]] { ShardedUnit::attach_full(tensor, memory.data(), bytes); });
-  }
-
-  void detach(const Instruction& instruction, InstructionId id) {
-    const auto found = buffers_.find(key_of(instruction));
-    if (found == buffers_.end()) return;  // already empty
-    setup_.backend.launch(on(instruction.stream, id),
-                          [&tensor = tensor_of(instruction.buffer.param)] { ShardedUnit::detach_full(tensor); });
-    setup_.backend.free(found->second, id);
-    buffers_.erase(found);
-  }
-
-  void cast(const Instruction& instruction, InstructionId id) {
-    if (instruction.buffer.what == BufferWhat::CastBuffer) {
-      const Buffer to = buffers_.at(key_of(instruction));
-      return setup_.backend.launch(on(instruction.stream, id, {&to, 1}),
-                                   [&unit = unit_of(instruction), to] { unit.cast_shards(to.data()); });
-    }
-    const Buffer to = buffers_[key_of(instruction)] =
-        setup_.backend.allocate(on(instruction.stream, id), instruction.bytes, MemoryCategory::Gradients);
-    setup_.backend.launch(on(instruction.stream, id),
-                          [&tensor = tensor_of(instruction.buffer.param), to, dtype = instruction.dtype] {
-                            tensor.accumulated = tensor_over(to.data(), tensor.gradient.sizes().vec(), dtype);
-                            tensor.accumulated.copy_(tensor.gradient);
-                          });
-  }
-
-  void add(const Instruction& instruction, InstructionId id) {
-    const Place place = place_[instruction.buffer.param.index()];
-    if (instruction.buffer.what == BufferWhat::AccumulatedGrad) {
-      return setup_.backend.launch(on(instruction.stream, id), [&tensor = tensor_of(instruction.buffer.param)] {
-        at::NoGradGuard no_grad;
-        tensor.accumulated.add_(tensor.gradient);
-      });
-    }
-    // The sharded gradient so far, and the newest reduce-scatter's.
-    const std::vector<std::pair<BufferKey, Buffer>> outputs = reduce_outputs(UnitId(place.unit));
-    const std::array<Buffer, 2> uses = {outputs.front().second, outputs.back().second};
-    setup_.backend.launch(on(instruction.stream, id, uses), [&unit = units_[place.unit], uses, index = place.index] {
-      at::NoGradGuard no_grad;
-      unit.sharded_gradient(index, uses[0].data()).add_(unit.sharded_gradient(index, uses[1].data()));
-    });
-  }
-
-  /// The unit's reduce-scatter outputs that the plan has not freed, oldest first.
-  std::vector<std::pair<BufferKey, Buffer>> reduce_outputs(UnitId unit) const {
-    const auto first = buffers_.lower_bound({BufferWhat::RsOutput, unit, ParamId(), 0});
-    auto last = first;
-    while (last != buffers_.end() && std::get<0>(last->first) == BufferWhat::RsOutput &&
-           std::get<1>(last->first) == unit) {
-      ++last;
-    }
-    return {first, last};
-  }
-
-  void free(const Instruction& instruction, InstructionId id) {
-    if (instruction.buffer.what == BufferWhat::Grad) {  // made by autograd: goes where it was made
-      return setup_.backend.launch(on(instruction.stream, id), [&tensor = tensor_of(instruction.buffer.param)] {
-        if (!std::exchange(tensor.absorbed, false)) tensor.gradient = at::Tensor();
-      });
-    }
-    if (instruction.buffer.what == BufferWhat::AccumulatedGrad) {
-      setup_.backend.launch(on(instruction.stream, id),
-                            [&tensor = tensor_of(instruction.buffer.param)] { tensor.accumulated = at::Tensor(); });
-    }
-    const auto found = buffers_.find(key_of(instruction));
-    setup_.backend.free(found->second, id);
-    buffers_.erase(found);
-  }
-
-  void copy_in(const Instruction& instruction, InstructionId id) {
-    const Buffer to = buffers_.at(key_of(instruction));
-    ShardedUnit& unit = unit_of(instruction);
-    if (instruction.buffer.what == BufferWhat::RsInput) {
-      return setup_.backend.launch(on(instruction.stream, id, {&to, 1}),
-                                   [&unit, to] { unit.copy_in_grads(to.data()); });
-    }
-    const auto cast = buffers_.find({BufferWhat::CastBuffer, instruction.unit, ParamId(), 0});
-    const Buffer from = cast != buffers_.end() ? cast->second : Buffer();
-    setup_.backend.launch(on(instruction.stream, id, {&to, 1}),
-                          [&unit, to, from] { unit.copy_in_shards(to.data(), from.valid() ? from.data() : nullptr); });
-  }
-
-  void copy_out(const Instruction& instruction, InstructionId id) {
-    if (instruction.buffer.what == BufferWhat::Full) {  // one rank: straight from the shard
-      return setup_.backend.launch(on(instruction.stream, id), [&tensor = tensor_of(instruction.buffer.param)] {
-        ShardedUnit::copy_whole(tensor);
-      });
-    }
-    const Buffer from = buffers_.at(key_of(instruction));
-    if (instruction.buffer.what == BufferWhat::RsOutput) {  // one rank: its own sum
-      return setup_.backend.copy(on(instruction.stream, id), from, buffer(BufferWhat::RsInput, instruction.unit),
-                                 instruction.bytes);
-    }
-    setup_.backend.launch(on(instruction.stream, id, {&from, 1}),
-                          [&unit = unit_of(instruction), from] { unit.copy_out(from.data()); });
-  }
-
-  void all_gather(const Instruction& instruction, InstructionId id) {
-    const Buffer whole = buffers_.at(key_of(instruction));
-    setup_.backend.collective(
-        on(instruction.stream, id, {&whole, 1}), communicator(instruction.stream),
-        [whole, numel = unit_of(instruction).chunk_numel(), dtype = instruction.dtype](Communicator& group) {
-          auto* data = static_cast<std::byte*>(whole.data());
-          group.all_gather(data, data + group.rank() * numel * itemsize(dtype), numel, dtype);
-        });
-  }
-
-  void reduce_scatter(const Instruction& instruction, InstructionId id) {
-    const std::array<Buffer, 2> uses = {buffers_.at(key_of(instruction)),
-                                        buffer(BufferWhat::RsOutput, instruction.unit, instruction.arg)};
-    setup_.backend.collective(
-        on(instruction.stream, id, uses), communicator(instruction.stream),
-        [uses, numel = unit_of(instruction).chunk_numel(), dtype = instruction.dtype, op = instruction.reduce_op](
-            Communicator& group) { group.reduce_scatter(uses[1].data(), uses[0].data(), numel, dtype, op); });
-  }
-
-  void begin_micro_batch(InstructionId id) {
-    setup_.backend.launch(on(Stream::D, id), [this] {
-      state_.frame = setup_.interpreter.begin(state_.inputs[state_.micro_batch++]);
-      state_.seeded = false;
-    });
-  }
-
-  void forward(const Instruction& instruction, InstructionId id) {
-    const Segment& segment = setup_.plan.segments[instruction.segment.index()];
-    setup_.backend.launch(on(instruction.stream, id), [this, &segment, at = instruction.segment.index()] {
-      state_.graphs[at] = setup_.interpreter.forward(
-          segment.op_begin, segment.op_end, state_.frame, [this](ParamId param) { return tensor_of(param).full; },
-          setup_.buffers);
-    });
-  }
-
-  void backward(const Instruction& instruction, InstructionId id) {
-    setup_.backend.launch(on(instruction.stream, id), [this, at = instruction.segment.index()] {
-      if (!state_.seeded) seed_loss();
-      setup_.interpreter.backward(std::exchange(state_.graphs[at], {}), state_.frame,
-                                  [this](ParamId param, at::Tensor gradient) {
-                                    at::Tensor& sum = tensor_of(param).gradient;
-                                    sum = sum.defined() ? sum + gradient : std::move(gradient);
-                                  });
-    });
-  }
-
-  void seed_loss() {
-    const std::size_t loss = setup_.model.outputs.front().index();
-    at::Tensor value = std::exchange(state_.frame.values[loss], at::Tensor());
-    state_.loss += value.item<double>();
-    state_.frame.grads[loss] = at::full_like(value, 1.0 / static_cast<double>(state_.inputs.size()),
-                                             at::dtype(value.scalar_type()).requires_grad(false));
-    state_.seeded = true;
-  }
-
-  /// The reduced gradients of all units, which the plan has not freed yet.
-  std::vector<Buffer> reduced_gradients() const {
-    std::vector<Buffer> all(units_.size());
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      const auto outputs = reduce_outputs(UnitId(u));
-      if (!outputs.empty()) all[u] = outputs.front().second;
-    }
-    return all;
-  }
-
-  static std::vector<Buffer> present(const std::vector<Buffer>& buffers) {
-    std::vector<Buffer> valid;
-    std::copy_if(buffers.begin(), buffers.end(), std::back_inserter(valid), [](const Buffer& b) { return b.valid(); });
-    return valid;
-  }
-
-  std::vector<OptimizedShard> shards_with(const std::vector<Buffer>& reduced) {
-    std::vector<OptimizedShard> shards;
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      for (std::size_t i = 0; i < units_[u].tensors().size(); ++i) {
-        at::Tensor gradient = reduced[u].valid() ? units_[u].sharded_gradient(i, reduced[u].data()) : at::Tensor();
-        shards.push_back({units_[u].tensors()[i].shard, std::move(gradient)});
-      }
-    }
-    return shards;
-  }
-
-  void clip(const Instruction& instruction, InstructionId id) {
-    max_norm_ = instruction.factor;
-    const std::vector<Buffer> reduced = reduced_gradients();
-    setup_.backend.launch(on(instruction.stream, id, present(reduced)), [this, reduced, max_norm = max_norm_] {
-      at::NoGradGuard no_grad;
-      std::vector<at::Tensor> squares;
-      for (const OptimizedShard& shard : shards_with(reduced)) {
-        squares.push_back(shard.gradient.defined() ? shard.gradient.square().sum() : at::zeros({}));
-      }
-      state_.norms = at::stack(squares);
-      if (setup_.plan.world_size == 1) scale_gradients(reduced, max_norm);
-    });
-  }
-
-  void reduce_norms(const Instruction& instruction, InstructionId id) {
-    const std::vector<Buffer> reduced = reduced_gradients();
-    setup_.backend.collective(on(instruction.stream, id, present(reduced)), communicator(instruction.stream),
-                              [this, reduced, max_norm = max_norm_](Communicator& group) {
-                                group.all_reduce(state_.norms.data_ptr(), state_.norms.numel(), DType::Float32,
-                                                 ReduceOp::Sum);
-                                scale_gradients(reduced, max_norm);
-                              });
-  }
-
-  void scale_gradients(const std::vector<Buffer>& reduced, double max_norm) {
-    at::NoGradGuard no_grad;
-    const at::Tensor norm = state_.norms.sum().sqrt();
-    state_.grad_norm = norm.item<double>();
-    const at::Tensor coefficient = at::clamp_max(max_norm / (norm + 1e-6), 1.0);
-    for (const OptimizedShard& shard : shards_with(reduced)) {
-      if (shard.gradient.defined()) shard.gradient.mul_(coefficient);
-    }
-  }
-
-  void optimize(const Instruction& instruction, InstructionId id) {
-    const std::vector<Buffer> reduced = reduced_gradients();
-    setup_.backend.launch(on(instruction.stream, id, present(reduced)),
-                          [this, reduced, lr = lr_] { optimizer_.step(shards_with(reduced), lr); });
-  }
+  Targets targets();
+  std::vector<Buffer> buffers_of(const Targets& targets) const;
+  std::vector<NormedGradient> normed(const Targets& targets) const;
+  void clip(const Instruction& instruction, const Instruction* next, InstructionId id);
+  void reduce_norms(const Instruction& instruction, InstructionId id);
+  void scale_gradients(const Instruction& instruction, InstructionId id);
+  void optimize(const Instruction& instruction, InstructionId id);
+  void zero(const Instruction& instruction, InstructionId id);
+  void make_moments(const Target& target, Stream pool, InstructionId id);
+  /// Work of the compute stream, or of the host, which then waits for it.
+  void on_compute_or_host(const Instruction& instruction, InstructionId id, const std::vector<Buffer>& uses, Work work);
 
   PlanRunnerSetup setup_;
+  IssueContext context_;
   Optimizer optimizer_;
-  std::array<StreamIndex, kStreamCount> streams_{};
-  std::vector<ShardedUnit> units_;
-  std::vector<Place> place_;  // by ParamId, owners only
-  std::vector<Buffer> resident_;
-  std::map<BufferKey, Buffer> buffers_;
-  std::map<EventId, Event> events_;
-  StepState state_;
+  std::vector<std::unique_ptr<ShardedUnit>> sharded_;
+  std::vector<std::unique_ptr<FlatUnit>> flat_;
+  std::unique_ptr<PlainTensors> plain_;                 // parameters of no unit
+  std::vector<UnitTensors*> units_;                     // by UnitId; empty without sharding
+  std::vector<UnitTensors*> all_;                       // units_, then plain_
+  std::vector<Place> place_;                            // by ParamId, every name
+  std::vector<std::vector<OptimizerMoments>> moments_;  // [all_][block]
+  std::vector<Buffer> moment_memory_;
+  std::vector<Event> events_;  // by EventId
+  std::unique_ptr<PreparedPlan> plan_, evaluated_;
+  const PreparedPlan* running_ = nullptr;
+  const SegmentRoles* roles_ = nullptr;
+  const std::vector<MicroBatch>* inputs_ = nullptr;
+  std::size_t forwards_ = 0;  // issued in this iteration
   std::size_t steps_ = 0;
-  double lr_ = 0;
-  double max_norm_ = 0;
+  double lr_ = 0, max_norm_ = 0, norm_power_ = 2;
+  bool norms_apart_ = false;
+  bool skip_next_ = false;
+  IterationState state_;
 };
+
+// ---------------------------------------------------------------- set-up
+
+void Runner::make_units() {
+  const Plan& plan = setup_.plan;
+  const Model& model = setup_.model;
+  place_.resize(model.params.size());
+  for (std::size_t u = 0; u < plan.units.size() && plan.runtime != Runtime::None; ++u) {
+    if (plan.runtime == Runtime::Fsdp1) {
+      flat_.push_back(std::make_unique<FlatUnit>(context_, model, plan, UnitId(u), setup_.trainable));
+      units_.push_back(flat_.back().get());
+    } else {
+      sharded_.push_back(std::make_unique<ShardedUnit>(context_, model, plan, UnitId(u), setup_.trainable));
+      units_.push_back(sharded_.back().get());
+    }
+    for (std::size_t i = 0; i < plan.units[u].params.size(); ++i) {
+      place_[plan.units[u].params[i].index()] = {units_.back(), static_cast<std::int32_t>(i)};
+    }
+  }
+  for (const PlanUnit& unit : plan.units) {
+    for (const SharedName& shared : unit.shared) {
+      if (!units_.empty()) place_[shared.name.index()] = place_[shared.of.index()];
+    }
+  }
+  std::vector<ParamId> rest;
+  for (std::size_t p = 0; p < place_.size(); ++p) {
+    const ParamId storage = model.storage_of(ParamId(p));
+    if (place_[p].unit == nullptr && place_[storage.index()].unit != nullptr) place_[p] = place_[storage.index()];
+    if (place_[p].unit == nullptr && storage.index() == p) rest.push_back(storage);
+  }
+  plain_ = std::make_unique<PlainTensors>(context_, model, rest, setup_.trainable);
+  for (std::size_t i = 0; i < rest.size(); ++i) place_[rest[i].index()] = {plain_.get(), static_cast<std::int32_t>(i)};
+  for (std::size_t p = 0; p < place_.size(); ++p) {
+    const ParamId storage = model.storage_of(ParamId(p));
+    if (place_[p].unit == nullptr) place_[p] = place_[storage.index()];
+    if (place_[storage.index()].unit == nullptr) place_[storage.index()] = place_[p];
+  }
+  all_ = units_;
+  all_.push_back(plain_.get());
+}
+
+std::vector<std::vector<UnitTensors*>> Runner::units_of_segments(const Plan& plan) const {
+  std::vector<std::vector<UnitTensors*>> units(plan.segments.size());
+  for (std::size_t s = 0; s < units.size(); ++s) {
+    for (const ParamId param : plan.segments[s].params) {
+      UnitTensors* unit = place_[param.index()].unit;
+      if (std::find(units[s].begin(), units[s].end(), unit) == units[s].end()) units[s].push_back(unit);
+    }
+  }
+  return units;
+}
+
+// The steady iteration runs again: what it knows as an event of the iteration before is one of its own last run.
+void Runner::shift_events() {
+  const auto shift = static_cast<std::size_t>(event_shift(setup_.plan));
+  for (std::size_t e = 0; shift > 0 && e + shift < events_.size(); ++e) events_[e] = std::move(events_[e + shift]);
+}
+
+// ---------------------------------------------------------------- an iteration
+
+Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
+                                const std::vector<MicroBatch>& inputs) {
+  running_ = &prepared;
+  roles_ = &prepared.roles[index];
+  FORESHARD_CHECK(inputs.size() == roles_->forward_grad.size(), "an iteration takes inputs for each of its forwards");
+  inputs_ = &inputs;
+  forwards_ = 0;
+  state_ = {};
+  state_.graphs.resize(prepared.plan.segments.size());
+  const Outcome<void> issued = issue_all(prepared, index);
+  setup_.backend.at_instruction(static_cast<std::int32_t>(steps_), {});
+  const Outcome<void> done = setup_.backend.synchronize();
+  if (!issued) return tl::unexpected<Failure>(issued.error());
+  if (!done) return tl::unexpected<Failure>(done.error());
+  StepResult result;
+  for (const at::Tensor& loss : state_.losses) result.losses.push_back(loss.item<double>());
+  for (const double loss : result.losses) result.loss += loss / static_cast<double>(result.losses.size());
+  if (state_.grad_norm.defined()) result.grad_norm = state_.grad_norm.item<double>();
+  state_ = {};
+  return result;
+}
+
+Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index) {
+  const PlanIteration& iteration = prepared.plan.iterations[index];
+  const std::vector<Instruction>& instructions = iteration.instructions;
+  const auto step = static_cast<std::int32_t>(steps_) - (&prepared == plan_.get() ? 1 : 0);
+  std::int32_t id = first_instruction(prepared.plan, index);
+  // fsdp1 manages no gradients but its own: those of ignored parameters go with the loop's zero_grad.
+  if (prepared.plan.runtime == Runtime::Fsdp1 && !plain_->blocks().empty() &&
+      std::find(iteration.actions.begin(), iteration.actions.end(), "zero") != iteration.actions.end()) {
+    plain_->zero_gradients({}, InstructionId(id), setup_.plan.runtime != Runtime::Fsdp1);
+  }
+  skip_next_ = false;
+  for (std::size_t i = 0; i < instructions.size(); ++i, ++id) {
+    if (std::exchange(skip_next_, false)) continue;
+    setup_.backend.at_instruction(step, InstructionId(id));
+    const Instruction* next = i + 1 < instructions.size() ? &instructions[i + 1] : nullptr;
+    if (auto done = issue(instructions[i], next, InstructionId(id)); !done) return done;
+  }
+  return {};
+}
+
+Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* next, InstructionId id) {
+  Backend& backend = setup_.backend;
+  switch (instruction.kind) {
+    case Kind::WaitStream:
+      if (instruction.stream == instruction.other) return {};  // void (R13)
+      backend.wait_event(context_.on(instruction.stream, id), backend.record_event(context_.on(instruction.other, id)));
+      return {};
+    case Kind::RecordEvent:
+    case Kind::LimiterPush:
+      events_[instruction.event.index()] = backend.record_event(context_.on(instruction.stream, id));
+      return {};
+    case Kind::WaitEvent:
+      backend.wait_event(context_.on(instruction.stream, id), events_[instruction.event.index()]);
+      return {};
+    case Kind::HostWait: return host_wait(instruction, id);
+    case Kind::LimiterCheck: return {};
+    case Kind::Alloc: allocate(instruction, id); return {};
+    case Kind::Free: free(instruction, id); return {};
+    case Kind::NoteUse: {
+      const Place place = place_of(instruction);
+      const Buffer& used = place.unit->slot(instruction.buffer.what, place.index, instance_of(instruction));
+      if (used.valid()) backend.note_use(context_.on(instruction.other, id), used);
+      return {};
+    }
+    case Kind::Forward: forward(instruction, id); return {};
+    case Kind::Recompute: recompute(instruction, id); return {};
+    case Kind::Backward: backward(instruction, id); return {};
+    case Kind::Clip: clip(instruction, next, id); return {};
+    case Kind::OptimizerStep: optimize(instruction, id); return {};
+    case Kind::Zero: zero(instruction, id); return {};
+    case Kind::Mark: mark(instruction); return {};
+    case Kind::AllReduce:
+      if (instruction.buffer.what != BufferWhat::None) break;
+      reduce_norms(instruction, id);
+      return {};
+    default: break;
+  }
+  const Place place = place_of(instruction);
+  // PyTorch's trace names a kernel before the memory that it brings with it.
+  if (next != nullptr && next->kind == Kind::Alloc && next->buffer == instruction.buffer &&
+      instruction.kind != Kind::Resize) {
+    allocate(*next, InstructionId(id.value + 1));
+    skip_next_ = true;
+  }
+  place.unit->issue(instruction, id, place.index);
+  return {};
+}
+
+Outcome<void> Runner::host_wait(const Instruction& instruction, InstructionId id) {
+  if (instruction.event.valid()) return setup_.backend.host_wait(events_[instruction.event.index()]);
+  if (instruction.other != Stream::Host) return context_.wait_for(instruction.other, id);
+  return setup_.backend.synchronize();
+}
+
+Runner::Place Runner::place_of(const Instruction& instruction) const {
+  if (instruction.buffer.param.valid()) return place_[instruction.buffer.param.index()];
+  const UnitId unit = instruction.buffer.unit.valid() ? instruction.buffer.unit : instruction.unit;
+  const bool plain = units_.empty() || !unit.valid();
+  return {plain ? static_cast<UnitTensors*>(plain_.get()) : units_[unit.index()], -1};
+}
+
+void Runner::allocate(const Instruction& instruction, InstructionId id) {
+  const Place place = place_of(instruction);
+  const BufferWhat what = instruction.buffer.what;
+  place.unit->slot(what, place.index, instance_of(instruction)) =
+      context_.allocate(instruction.stream, id, instruction.bytes, category_of(what));
+  place.unit->allocated(instruction, place.index);
+}
+
+void Runner::free(const Instruction& instruction, InstructionId id) {
+  const Place place = place_of(instruction);
+  const BufferWhat what = instruction.buffer.what;
+  std::int32_t instance = instance_of(instruction);
+  // A clone left over from an earlier forward has taken the other number (F2-13).
+  if (what == BufferWhat::PostForwardShard && !place.unit->slot(what, place.index, instance).valid()) {
+    instance = 1 - instance;
+  }
+  Buffer& buffer = place.unit->slot(what, place.index, instance);
+  if (!buffer.valid()) return place.unit->freed_without_buffer(instruction, id, place.index);
+  place.unit->freed(what, place.index, instance);
+  setup_.backend.free(buffer, id);
+  buffer = {};
+}
+
+void Runner::mark(const Instruction& instruction) {
+  if (!instruction.buffer.param.valid()) return;
+  const Place place = place_of(instruction);
+  if (instruction.name == running_->copy_in_grad && place.unit != plain_.get()) {
+    static_cast<ShardedUnit*>(place.unit)->joins_reduction(place.index);
+  }
+  if (instruction.name == running_->grad && place.unit == plain_.get()) plain_->gradient_is_there(place.index);
+}
+
+// ---------------------------------------------------------------- compute
+
+void Runner::begin_micro_batch(InstructionId id) {
+  const std::size_t number = forwards_++;
+  const PlanUnit& root = running_->plan.units.front();
+  // M8, F2-27: floating inputs arrive in the root's parameter type.
+  const bool casts = !units_.empty() && root.param_dtype != root.orig_dtype;
+  const std::uint64_t seed = mix_seed(setup_.seed, {steps_, number, static_cast<std::uint64_t>(setup_.plan.rank)});
+  setup_.backend.launch(context_.on(Stream::D, id),
+                        [this, inputs = (*inputs_)[number], casts, seed, to = root.param_dtype]() mutable {
+                          for (at::Tensor& input : inputs) {
+                            if (casts && input.is_floating_point()) input = input.to(scalar_type_of(to));
+                          }
+                          state_.frame = setup_.interpreter.begin(std::move(inputs), seed);
+                          state_.seeded = false;
+                        });
+}
+
+void Runner::forward(const Instruction& instruction, InstructionId id) {
+  const Segment& segment = running_->plan.segments[instruction.segment.index()];
+  const std::size_t at = instruction.segment.index();
+  if (segment.op_begin == running_->first_op) begin_micro_batch(id);
+  for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
+  const bool grad = forwards_ == 0 || roles_->forward_grad[forwards_ - 1];
+  const bool last = segment.op_end == static_cast<std::int32_t>(setup_.model.ops.size());
+  context_.launch(instruction, id, {},
+                  [this, &segment, at, grad, last, recomputed = roles_->recomputed[at], region = roles_->region[at]] {
+                    c10::AutoGradMode mode(grad);
+                    if (grad && recomputed) {
+                      setup_.interpreter.forward_checkpointed(segment.op_begin, segment.op_end, state_.frame,
+                                                              parameters(), setup_.buffers, region);
+                    } else {
+                      state_.graphs[at] = setup_.interpreter.forward(segment.op_begin, segment.op_end, state_.frame,
+                                                                     parameters(), setup_.buffers);
+                    }
+                    if (last && !grad) seed_loss();
+                  });
+}
+
+void Runner::recompute(const Instruction& instruction, InstructionId id) {
+  const Segment& segment = running_->plan.segments[instruction.segment.index()];
+  const std::size_t at = instruction.segment.index();
+  for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
+  context_.launch(instruction, id, {}, [this, &segment, at, region = roles_->region[at]] {
+    if (!state_.seeded) seed_loss();
+    state_.graphs[at] = setup_.interpreter.recompute(segment.op_begin, segment.op_end, state_.frame, parameters(),
+                                                     setup_.buffers, region);
+  });
+}
+
+void Runner::backward(const Instruction& instruction, InstructionId id) {
+  const std::size_t at = instruction.segment.index();
+  for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
+  context_.launch(instruction, id, {}, [this, at] {
+    if (!state_.seeded) seed_loss();
+    if (!state_.graphs[at].valid()) return;
+    setup_.interpreter.backward(std::exchange(state_.graphs[at], {}), state_.frame,
+                                [this](ParamId param, at::Tensor gradient) {
+                                  const Place& place = place_[param.index()];
+                                  place.unit->take_gradient(static_cast<std::size_t>(place.index), std::move(gradient));
+                                });
+  });
+}
+
+/// The loss is the first output, or its sum; its gradient begins backward.
+void Runner::seed_loss() {
+  const std::size_t output = setup_.model.outputs.front().index();
+  const at::Tensor value = std::exchange(state_.frame.values[output], at::Tensor());
+  const at::Tensor loss = value.dim() == 0 ? value.detach() : value.detach().to(at::kFloat).sum();
+  state_.losses.push_back(loss);
+  const double factor = setup_.loss_factor.value_or(1.0 / static_cast<double>(inputs_->size()));
+  state_.frame.grads[output] = at::full_like(value, factor, at::dtype(value.scalar_type()).requires_grad(false));
+  state_.seeded = true;
+}
+
+// ---------------------------------------------------------------- gradients together
+
+Runner::Targets Runner::targets() {
+  Targets targets;
+  for (std::size_t u = 0; u < all_.size(); ++u) {
+    for (std::size_t b = 0; b < all_[u]->blocks().size(); ++b) {
+      Target target{all_[u], all_[u]->blocks()[b].shard, all_[u]->gradient(b), &moments_[u][b]};
+      if (target.gradient.there()) targets.push_back(std::move(target));
+    }
+  }
+  return targets;
+}
+
+std::vector<Buffer> Runner::buffers_of(const Targets& targets) const {
+  std::vector<Buffer> buffers;
+  for (const Target& target : targets) {
+    if (target.gradient.buffer.valid()) buffers.push_back(target.gradient.buffer);
+  }
+  return buffers;
+}
+
+/// Inside work: those that are there.
+std::vector<NormedGradient> Runner::normed(const Targets& targets) const {
+  std::vector<NormedGradient> gradients;
+  for (const Target& target : targets) {
+    at::Tensor gradient = target.gradient_tensor(context_);
+    if (gradient.defined()) gradients.push_back({std::move(gradient), target.unit->replicated()});
+  }
+  return gradients;
+}
+
+void Runner::on_compute_or_host(const Instruction& instruction, InstructionId id, const std::vector<Buffer>& uses,
+                                Work work) {
+  if (instruction.stream != Stream::Host) return context_.launch(instruction, id, uses, std::move(work));
+  Backend& backend = setup_.backend;
+  backend.wait_event(context_.on(Stream::Host, id), backend.record_event(context_.on(Stream::D, id)));
+  context_.launch(instruction, id, uses, std::move(work));
+  static_cast<void>(context_.wait_for(Stream::Host, id));
+}
+
+// fsdp1 says norms and scaling as two instructions around its all-reduce, fsdp2 as one, followed by one if ranks meet.
+void Runner::clip(const Instruction& instruction, const Instruction* next, InstructionId id) {
+  if (instruction.factor > 0) max_norm_ = instruction.factor;
+  norm_power_ = instruction.reduce_op == ReduceOp::Max ? std::numeric_limits<double>::infinity() : 2.0;
+  if (setup_.plan.runtime == Runtime::Fsdp1 && instruction.arg == 1) return scale_gradients(instruction, id);
+  const bool meets = next != nullptr && next->kind == Kind::AllReduce && next->buffer.what == BufferWhat::None;
+  norms_apart_ = meets && next->numel > 1;
+  Targets targets = this->targets();
+  const std::vector<Buffer> uses = buffers_of(targets);
+  on_compute_or_host(instruction, id, uses, [this, targets, p = norm_power_, apart = norms_apart_] {
+    state_.norms = norm_share(normed(targets), p, apart);
+  });
+  if (setup_.plan.runtime != Runtime::Fsdp1 && !meets) scale_gradients(instruction, id);
+}
+
+void Runner::reduce_norms(const Instruction& instruction, InstructionId id) {
+  context_.collective(instruction, id, {}, [this, op = instruction.reduce_op](Communicator& group) {
+    group.all_reduce(state_.norms.sharded.data_ptr(), state_.norms.sharded.numel(), DType::Float32, op);
+  });
+  if (setup_.plan.runtime != Runtime::Fsdp1) scale_gradients(instruction, id);
+}
+
+void Runner::scale_gradients(const Instruction& instruction, InstructionId id) {
+  Targets targets = this->targets();
+  const std::vector<Buffer> uses = buffers_of(targets);
+  on_compute_or_host(instruction, id, uses, [this, targets, p = norm_power_, max_norm = max_norm_] {
+    const std::vector<NormedGradient> gradients = normed(targets);
+    const at::Tensor total = total_norm(state_.norms, p);
+    state_.grad_norm = returned_norm(gradients, total);
+    clip_gradients(gradients, total, max_norm);
+  });
+}
+
+void Runner::make_moments(const Target& target, Stream pool, InstructionId id) {
+  OptimizerMoments& moments = *target.moments;
+  const std::size_t count = optimizer_.slots().size();
+  if (!moments.tensors.empty() || count == 0) return;
+  moments.tensors.resize(count);
+  const at::ScalarType type = target.shard.scalar_type();
+  const Bytes bytes = target.shard.numel() * static_cast<Bytes>(c10::elementSize(type));
+  for (std::size_t m = 0; m < count; ++m) {
+    const Buffer memory = context_.allocate(pool, id, bytes, MemoryCategory::OptimizerState);
+    moment_memory_.push_back(memory);
+    setup_.backend.launch(context_.on(pool, id, {&memory, 1}),
+                          [this, memory, pool, shard = target.shard, &to = moments.tensors[m]] {
+                            to = context_.tensor(memory, pool, 0, shard.numel() * shard.element_size(), DType::Int8)
+                                     .view(shard.scalar_type())
+                                     .view(shard.sizes())
+                                     .zero_();
+                          });
+  }
+}
+
+void Runner::optimize(const Instruction& instruction, InstructionId id) {
+  Targets targets = this->targets();
+  const Stream pool = instruction.on_host ? Stream::Host : instruction.stream;
+  for (const Target& target : targets) make_moments(target, pool, id);
+  const std::vector<Buffer> uses = buffers_of(targets);
+  on_compute_or_host(instruction, id, uses, [this, targets, lr = lr_] {
+    std::vector<OptimizedShard> shards;
+    for (const Target& target : targets) {
+      shards.push_back({target.shard, target.gradient_tensor(context_), target.moments});
+    }
+    optimizer_.step(shards, lr);
+  });
+}
+
+void Runner::zero(const Instruction& instruction, InstructionId id) {
+  const bool to_zero = setup_.plan.runtime == Runtime::Fsdp1;
+  for (UnitTensors* unit : units_) unit->zero_gradients(instruction, id, to_zero);
+}
+
+Outcome<at::Tensor> Runner::clip_grad_norm(double max_norm, double p) {
+  Instruction reduce;
+  reduce.kind = Kind::AllReduce;
+  reduce.group_size = static_cast<std::int32_t>(setup_.plan.groups.shard.size());
+  reduce.reduce_op = std::isinf(p) ? ReduceOp::Max : ReduceOp::Sum;
+  // Any shard group's communicator will do, on the stream that it belongs to: nothing else runs.
+  for (const Stream stream : {Stream::D, Stream::G, Stream::S, Stream::U, Stream::A}) {
+    reduce.stream = stream;
+    if (setup_.communicators.find(stream, GroupKind::Shard, reduce.group_size) != nullptr) break;
+  }
+  const bool sharded = std::any_of(units_.begin(), units_.end(), [](const UnitTensors* u) { return !u->replicated(); });
+  if (!sharded) reduce.group_size = 1;
+  norm_power_ = p;
+  max_norm_ = max_norm;
+  Instruction local = reduce;
+  local.kind = Kind::Clip;
+  Targets targets = this->targets();
+  const std::vector<Buffer> uses = buffers_of(targets);
+  context_.launch(local, {}, uses, [this, targets, p] { state_.norms = norm_share(normed(targets), p, false); });
+  context_.collective(reduce, {}, {}, [this, op = reduce.reduce_op](Communicator& group) {
+    group.all_reduce(state_.norms.sharded.data_ptr(), state_.norms.sharded.numel(), DType::Float32, op);
+  });
+  scale_gradients(local, {});
+  if (auto done = setup_.backend.synchronize(); !done) return tl::unexpected<Failure>(done.error());
+  return std::exchange(state_, {}).grad_norm;
+}
+
+// ---------------------------------------------------------------- state
+
+Outcome<TrainState> Runner::state() {
+  const Stream pool = context_.has_host_stream() ? Stream::Host : Stream::D;
+  for (std::size_t u = 0; u < all_.size(); ++u) {
+    for (std::size_t b = 0; b < moments_[u].size(); ++b) {
+      make_moments({all_[u], all_[u]->blocks()[b].shard, {}, &moments_[u][b]}, pool, {});
+    }
+  }
+  if (auto done = setup_.backend.synchronize(); !done) return tl::unexpected<Failure>(done.error());
+  TrainState state;
+  const std::vector<std::string_view> slots = optimizer_.slots();
+  for (std::size_t p = 0; p < place_.size(); ++p) {
+    const ParamInfo& info = setup_.model.params[p];
+    if (info.shares.valid()) continue;
+    const Place& place = place_[p];
+    const auto unit = static_cast<std::size_t>(std::find(all_.begin(), all_.end(), place.unit) - all_.begin());
+    const ParamView& view = place.unit->views()[static_cast<std::size_t>(place.index)];
+    state.tensors.push_back({info.fqn, "param", info.shape, view.local, view.pieces});
+    for (std::size_t m = 0; m < slots.size() && setup_.trainable[p]; ++m) {
+      StateTensor moment{info.fqn, std::string(slots[m]), info.shape, view.local.new_empty({0}), {}};
+      if (view.block >= 0) {
+        const OptimizerMoments& moments = moments_[unit][static_cast<std::size_t>(view.block)];
+        moment.local = moments.tensors[m].view({-1}).narrow(0, view.block_offset, view.local.numel());
+        moment.local = moment.local.view(view.local.sizes());
+        moment.pieces = view.pieces;
+        state.optimizer_steps = std::max(state.optimizer_steps, moments.steps);
+      }
+      state.tensors.push_back(std::move(moment));
+    }
+  }
+  for (std::size_t b = 0; b < setup_.model.buffers.size() && b < setup_.buffers.size(); ++b) {
+    const BufferInfo& info = setup_.model.buffers[b];
+    if (!info.persistent) continue;
+    state.tensors.push_back({info.fqn, "buffer", info.shape, setup_.buffers[b], {{0, 0, setup_.buffers[b].numel()}}});
+  }
+  return state;
+}
+
+TrainState Runner::gradients() const {
+  TrainState state;
+  for (std::size_t p = 0; p < place_.size(); ++p) {
+    const ParamInfo& info = setup_.model.params[p];
+    if (info.shares.valid()) continue;
+    const ParamView& view = place_[p].unit->views()[static_cast<std::size_t>(place_[p].index)];
+    StateTensor gradient{info.fqn, "grad", info.shape, view.local.new_empty({0}), {}};
+    if (view.block >= 0) {
+      const auto block = static_cast<std::size_t>(view.block);
+      const Target target{place_[p].unit, place_[p].unit->blocks()[block].shard, place_[p].unit->gradient(block), {}};
+      if (target.gradient.there()) gradient.local = target.gradient_tensor(context_);
+      if (target.gradient.there() && gradient.local.defined()) {
+        gradient.local = gradient.local.reshape({-1}).narrow(0, view.block_offset, view.local.numel());
+        gradient.local = gradient.local.view(view.local.sizes());
+        gradient.pieces = view.pieces;
+      }
+    }
+    state.tensors.push_back(std::move(gradient));
+  }
+  return state;
+}
 
 }  // namespace
 
 Result<std::unique_ptr<PlanRunner>> PlanRunner::create(PlanRunnerSetup setup,
                                                        const OperatorInterpreter::ParamTensors& full_params) {
-  if (auto error = unsupported_instruction(setup.plan)) return fail(std::move(*error));
-  if (auto error = missing_communicator(setup)) return fail(std::move(*error));
-  auto runner = std::make_unique<Fsdp2Runner>(std::move(setup));
+  if (auto error = unsupported_instruction(setup.plan, setup.model)) return fail(std::move(*error));
+  if (auto error = missing_communicator(setup.plan, setup.communicators)) return fail(std::move(*error));
+  auto runner = std::make_unique<Runner>(std::move(setup));
   if (const auto loaded = runner->load(full_params); !loaded) {
     Error error;
     error.message = "the parameters cannot be brought in: " + loaded.error().text;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,69 +15,48 @@ using Kind = InstructionKind;
 Error not_run(std::string place, std::string got) {
   Error error;
   error.code = ErrorCode::Unsupported;
-  error.message = "the executor does not run this plan yet";
+  error.message = "the executor does not run this plan";
   error.place = std::move(place);
   error.got = std::move(got);
   return error;
 }
 
-bool runs_buffer(Kind kind, BufferWhat what) {
-  switch (kind) {
-    case Kind::Alloc:
-      return what == BufferWhat::AgBuffer || what == BufferWhat::RsInput || what == BufferWhat::RsOutput ||
-             what == BufferWhat::CastBuffer || what == BufferWhat::AccumulatedGrad;
-    case Kind::Free: return what == BufferWhat::Grad || runs_buffer(Kind::Alloc, what);
-    case Kind::Cast: return what == BufferWhat::CastBuffer || what == BufferWhat::AccumulatedGrad;
-    case Kind::Accumulate: return what == BufferWhat::Grad;
-    case Kind::Add: return what == BufferWhat::ShardGrad || what == BufferWhat::AccumulatedGrad;
-    case Kind::Resize: return what == BufferWhat::Full;
-    case Kind::CopyIn: return what == BufferWhat::AgBuffer || what == BufferWhat::RsInput;
-    case Kind::CopyOut: return what == BufferWhat::AgBuffer || what == BufferWhat::Full || what == BufferWhat::RsOutput;
-    case Kind::AllGather: return what == BufferWhat::AgBuffer;
-    case Kind::ReduceScatter: return what == BufferWhat::RsInput;
-    default: return true;
-  }
-}
-
-bool runs(const Plan& plan, const Instruction& instruction) {
+/// fsdp2: what a script of method calls can ask for beyond the usual loop.
+std::optional<std::string> unsupported(const Plan& plan, const Instruction& instruction) {
+  const bool fsdp2 = plan.runtime == Runtime::Fsdp2;
   switch (instruction.kind) {
-    case Kind::WaitStream:
-    case Kind::RecordEvent:
-    case Kind::WaitEvent:
-    case Kind::Forward:
-    case Kind::Backward:
-    case Kind::Zero:
-    case Kind::Mark: return true;
-    case Kind::Alloc:
-    case Kind::Resize:
-    case Kind::Free:
-    case Kind::Cast:
-    case Kind::Add:
-    case Kind::Accumulate:
-    case Kind::CopyIn:
-    case Kind::CopyOut: return runs_buffer(instruction.kind, instruction.buffer.what);
+    case Kind::Broadcast: return "a broadcast inside a training iteration";
     case Kind::AllGather:
-    case Kind::ReduceScatter:
-      return runs_buffer(instruction.kind, instruction.buffer.what) && instruction.group == GroupKind::Shard &&
-             instruction.group_size == plan.world_size;
-    case Kind::AllReduce: return plan.name_of(instruction.name) == "norm";
-    case Kind::Clip:
-    case Kind::OptimizerStep: return !instruction.on_host;
-    default: return false;
+      if (instruction.dtype == DType::UInt8) return "parameters of several types gathered together";
+      return std::nullopt;
+    case Kind::Add:
+      if (fsdp2 && instruction.buffer.what == BufferWhat::RsOutput) return "a reduction held before its all-reduce";
+      return std::nullopt;
+    case Kind::Mark:
+      if (plan.name_of(instruction.name) == "summon_enter") return "summon inside a training iteration";
+      return std::nullopt;
+    default: return std::nullopt;
   }
 }
 
-bool is_collective(Kind kind) {
-  return kind == Kind::AllGather || kind == Kind::ReduceScatter || kind == Kind::AllReduce || kind == Kind::Broadcast;
-}
-
-std::optional<Error> unsupported_unit(const PlanUnit& unit) {
-  const std::string place = fmt::format("unit \"{}\"", unit.name);
-  if (unit.reduce_dtype != unit.orig_dtype) {
-    return not_run(place, "gradients reduced in another dtype than the shards");
+/// A micro-batch's graph lives from its forward to its backward; two of them at once are not kept.
+std::optional<Error> overlapping_forwards(const PlanIteration& iteration) {
+  int pending = 0;
+  for (const std::string& action : iteration.actions) {
+    if (action == "fwd" && ++pending > 1)
+      return not_run("train.script", "a second forward before the first's backward");
+    if (action == "bwd_keep") return not_run("train.script", "bwd_keep");
+    if (action.starts_with("bwd")) pending = 0;
   }
-  if (!unit.requires_grad) return not_run(place, "frozen parameters");
   return std::nullopt;
+}
+
+std::optional<Error> unsupported_unit(const Model& model, const PlanUnit& unit) {
+  const auto other = std::find_if(unit.sharded.begin(), unit.sharded.end(), [&](const ShardedParam& param) {
+    return model.params[param.param.index()].dtype != unit.orig_dtype;
+  });
+  if (other == unit.sharded.end()) return std::nullopt;
+  return not_run(fmt::format("unit \"{}\"", unit.name), "parameters of several types");
 }
 
 }  // namespace
@@ -87,44 +67,105 @@ std::int32_t first_instruction(const Plan& plan, std::size_t iteration) {
   return static_cast<std::int32_t>(first);
 }
 
-std::optional<Error> unsupported_instruction(const Plan& plan) {
-  if (plan.runtime != Runtime::Fsdp2) return not_run("runtime", std::string(runtime_name(plan.runtime)));
+std::optional<Error> unsupported_instruction(const Plan& plan, const Model& model) {
   if (plan.failure) return not_run("failure", plan.failure->text);
   if (plan.iterations.empty()) return not_run("iterations", "none");
   for (const PlanUnit& unit : plan.units) {
-    if (auto error = unsupported_unit(unit)) return error;
+    if (plan.runtime != Runtime::Fsdp2) break;
+    if (auto error = unsupported_unit(model, unit)) return error;
   }
   for (const Segment& segment : plan.segments) {
     if (segment.op_begin == segment.op_end) return not_run(segment.label, "a segment without operators");
   }
   std::int32_t id = 0;
+  std::set<EventId> recorded;
   for (const PlanIteration& iteration : plan.iterations) {
-    std::set<EventId> recorded;
+    if (auto error = overlapping_forwards(iteration)) return error;
     for (const Instruction& instruction : iteration.instructions) {
       const std::string place = fmt::format("instruction {}", id++);
-      if (!runs(plan, instruction)) return not_run(place, std::string(instruction_kind_name(instruction.kind)));
-      if (instruction.kind == Kind::RecordEvent) recorded.insert(instruction.event);
-      if (instruction.kind == Kind::WaitEvent && !recorded.contains(instruction.event)) {
-        return not_run(place, "a wait for an event of another iteration");
+      if (auto got = unsupported(plan, instruction)) {
+        return not_run(place, fmt::format("{}: {}", instruction_kind_name(instruction.kind), *got));
+      }
+      if (instruction.kind == Kind::RecordEvent || instruction.kind == Kind::LimiterPush) {
+        recorded.insert(instruction.event);
+      }
+      const bool waits = instruction.kind == Kind::WaitEvent || instruction.kind == Kind::HostWait;
+      if (waits && instruction.event.valid() && !recorded.contains(instruction.event)) {
+        return not_run(place, "a wait for an event that was never recorded");
       }
     }
   }
   return std::nullopt;
 }
 
-std::optional<Error> missing_communicator(const PlanRunnerSetup& setup) {
-  for (const PlanIteration& iteration : setup.plan.iterations) {
-    for (const Instruction& instruction : iteration.instructions) {
-      if (!is_collective(instruction.kind)) continue;
-      const auto found = setup.communicators.find(instruction.stream);
-      const std::string place = fmt::format("communicator of stream {}", stream_name(instruction.stream));
-      if (found == setup.communicators.end()) return not_run(place, "none");
-      if (found->second->rank() != setup.plan.rank || found->second->size() != setup.plan.world_size) {
-        return not_run(place, fmt::format("rank {} of {}", found->second->rank(), found->second->size()));
-      }
+bool begins_forward(const Plan& plan, const Instruction& instruction) {
+  if (instruction.kind != Kind::Forward) return false;
+  const std::int32_t begin = plan.segments[instruction.segment.index()].op_begin;
+  return std::all_of(plan.segments.begin(), plan.segments.end(),
+                     [&](const Segment& segment) { return segment.op_begin >= begin; });
+}
+
+SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration) {
+  SegmentRoles roles;
+  roles.recomputed.assign(plan.segments.size(), false);
+  roles.region.resize(plan.segments.size());
+  std::vector<std::size_t> run;  // recomputed one after another, no backward between them
+  const auto close = [&] {
+    for (const std::size_t segment : run) {
+      if (run.size() > 1)
+        roles.region[segment] = {plan.segments[run.front()].op_begin, plan.segments[run.back()].op_end};
     }
+    run.clear();
+  };
+  for (const Instruction& instruction : iteration.instructions) {
+    if (instruction.kind == Kind::Backward || instruction.kind == Kind::Forward) close();
+    if (instruction.kind != Kind::Recompute) continue;
+    roles.recomputed[instruction.segment.index()] = true;
+    run.push_back(instruction.segment.index());
   }
-  return std::nullopt;
+  close();
+  for (const std::string& action : iteration.actions) {
+    if (action == "fwd" || action == "nograd_fwd") roles.forward_grad.push_back(action == "fwd");
+  }
+  return roles;
+}
+
+namespace {
+
+std::int32_t first_event(const PlanIteration& iteration) {
+  std::int32_t first = 0;
+  for (const Instruction& instruction : iteration.instructions) {
+    if (instruction.kind != Kind::RecordEvent && instruction.kind != Kind::LimiterPush) continue;
+    if (first == 0 || instruction.event.value < first) first = instruction.event.value;
+  }
+  return first;
+}
+
+}  // namespace
+
+std::int32_t event_shift(const Plan& plan) {
+  const std::size_t count = plan.iterations.size();
+  if (count < 2) return 0;
+  return first_event(plan.iterations[count - 1]) - first_event(plan.iterations[count - 2]);
+}
+
+std::int32_t last_event(const Plan& plan) {
+  std::int32_t last = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& instruction : iteration.instructions) last = std::max(last, instruction.event.value);
+  }
+  return last;
+}
+
+std::int32_t instance_of(const Instruction& instruction) {
+  switch (instruction.buffer.what) {
+    case BufferWhat::AgBuffer:
+    case BufferWhat::RsOutput:
+    case BufferWhat::GradCast:
+    case BufferWhat::PostForwardShard:
+    case BufferWhat::Bucket: return instruction.arg;
+    default: return 0;
+  }
 }
 
 }  // namespace foreshard::exec

@@ -1,22 +1,40 @@
-// What a plan must be for PlanRunner to run it; anything else is an Error that names the instruction.
+// What a plan asks of the runner beside its instructions one by one, worked out once: which of them it does not run,
+// which segments belong together, how events go on from one iteration to the next.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "core/model/model.h"
 #include "core/plan.h"
 #include "core/result.h"
-#include "exec/plan_runner.h"
+#include "exec/operator_interpreter.h"
 
 namespace foreshard::exec {
 
-/// The first instruction (or setting) of the plan that is not run yet. Also checked: an iteration waits for its own
-/// events only, so that the last one may be repeated.
-std::optional<Error> unsupported_instruction(const Plan& plan);
+/// The first thing in the plan that is not run.
+std::optional<Error> unsupported_instruction(const Plan& plan, const Model& model);
 
-/// A stream with collectives but without a communicator, or one of the wrong rank or size.
-std::optional<Error> missing_communicator(const PlanRunnerSetup& setup);
-
-/// Id of an iteration's first instruction: instructions are numbered over all iterations of a plan.
+/// The id of an iteration's first instruction.
 std::int32_t first_instruction(const Plan& plan, std::size_t iteration);
+
+/// How the segments of one iteration run.
+struct SegmentRoles {
+  std::vector<bool> recomputed;    // by segment: its graph is made in backward
+  std::vector<OpRange> region;     // by segment: the checkpointed call that it is recomputed with
+  std::vector<bool> forward_grad;  // by forward of the iteration: false = without grad
+};
+SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration);
+
+/// True for the instruction that begins a forward of the model.
+bool begins_forward(const Plan& plan, const Instruction& instruction);
+
+/// How far events of the steady iteration are numbered behind those of the one before (0: there is nothing to shift).
+std::int32_t event_shift(const Plan& plan);
+std::int32_t last_event(const Plan& plan);
+
+/// Copies of one buffer name that may be alive at once are told apart by `arg`.
+std::int32_t instance_of(const Instruction& instruction);
 
 }  // namespace foreshard::exec

@@ -1,5 +1,6 @@
 #include "exec/torch_types.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "core/result.h"
@@ -25,8 +26,30 @@ at::ScalarType scalar_type_of(DType dtype) {
   FORESHARD_CHECK(false, "an element type without a name in LibTorch");
 }
 
-at::Tensor tensor_over(void* data, const Shape& shape, DType dtype) {
-  return at::from_blob(data, shape, at::TensorOptions().dtype(scalar_type_of(dtype)));
+at::Tensor tensor_over(void* data, c10::IntArrayRef shape, DType dtype, c10::Device device) {
+  return at::for_blob(data, shape)
+      .options(at::TensorOptions().dtype(scalar_type_of(dtype)).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
+c10::Storage empty_storage(c10::Device device) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
+}
+
+void attach(const c10::Storage& storage, void* memory, Bytes bytes) {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(c10::DataPtr(memory, impl->device()));
+  impl->set_nbytes(static_cast<std::size_t>(bytes));
+}
+
+at::Tensor leaf_on(const c10::Storage& storage, Numel offset, c10::IntArrayRef shape, DType dtype, bool requires_grad) {
+  at::Tensor leaf = at::empty({0}, at::TensorOptions().dtype(scalar_type_of(dtype)).device(storage.device()));
+  c10::TensorImpl* impl = leaf.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(storage);
+  impl->set_storage_offset(offset);
+  impl->set_sizes_contiguous(shape);
+  return leaf.set_requires_grad(requires_grad);
 }
 
 }  // namespace foreshard::exec

@@ -211,7 +211,7 @@ class Runtime {
   void warn(std::string text);
   void run_backward_action(const Action& action);
   void zero();
-  void clip();
+  void clip(const Action& action);
   void step();
   void summon_enter(const Action& action);
   void summon_unit(UnitState& u, Summoned& summoned, bool with_grads);

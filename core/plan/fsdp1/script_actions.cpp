@@ -97,7 +97,7 @@ void Runtime::perform(const Action& action) {
     case Action::Kind::BackwardAll:
     case Action::Kind::BackwardKeep: return run_backward_action(action);
     case Action::Kind::Step: return step();
-    case Action::Kind::Clip: return clip();
+    case Action::Kind::Clip: return clip(action);
     case Action::Kind::NoSyncEnter:
       lazy_init();
       mark(MarkName::NoSyncEnter);
@@ -169,7 +169,7 @@ void Runtime::zero() {
 }
 
 // G9: norms of the local gradients, one all-reduce over the shard group, one multiplication; the host does not wait.
-void Runtime::clip() {
+void Runtime::clip(const Action& action) {
   lazy_init();
   enter(Phase::Clip, root());
   Numel numel = 0;
@@ -181,11 +181,14 @@ void Runtime::clip() {
   }
   if (numel == 0) warn("clipping without any gradient: the norm is zero in the default type (G9)");
   const bool on_host = job_.fsdp.cpu_offload;
+  const bool infinity = action.args == "inf";
   const auto part = [&](std::int32_t arg) {
     Instruction& i = emit(InstructionKind::Clip, on_host ? Stream::Host : Stream::D);
     i.numel = numel;
     i.dtype = root().unit->orig_dtype;
     i.on_host = on_host;
+    i.factor = job_.train.clip_grad_norm;
+    i.reduce_op = infinity ? ReduceOp::Max : ReduceOp::None;
     i.arg = arg;  // 0: norms, 1: scaling
   };
   part(0);
@@ -195,7 +198,7 @@ void Runtime::clip() {
     i.bytes = itemsize(DType::Float32);
     i.group = GroupKind::Shard;
     i.group_size = static_cast<std::int32_t>(plan_.groups.shard.size());
-    i.reduce_op = ReduceOp::Sum;
+    i.reduce_op = infinity ? ReduceOp::Max : ReduceOp::Sum;
   }
   part(1);
 }

@@ -298,6 +298,7 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
   Instruction& kernel = out_.kernel(InstructionKind::Clip, Stream::D, Word::Norm, {}, numel, dtype);
   kernel.on_host = offload_;
   kernel.factor = request_.job.train.clip_grad_norm;
+  kernel.reduce_op = infinity ? ReduceOp::Max : ReduceOp::None;
   if (count > 0 && shard_size_ > 1) {
     Instruction& reduced =
         out_.kernel(InstructionKind::AllReduce, Stream::D, Word::Norm, {}, infinity ? 1 : count, dtype);

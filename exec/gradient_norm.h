@@ -1,0 +1,32 @@
+// clip_grad_norm_ over sharded gradients (G9, F2-29): each rank's share of the p-norm, the total, the scaling. All on
+// the device: nothing is read back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+namespace foreshard::exec {
+
+struct NormedGradient {
+  at::Tensor gradient;
+  bool replicated = false;  // every rank holds all of it: counted once, not summed over ranks
+};
+
+/// Before the ranks meet. For an infinite p: maxima instead of sums of powers.
+struct NormShare {
+  at::Tensor sharded;     // fp32, one element a gradient (or one in all): summed over ranks, or the maximum taken
+  at::Tensor replicated;  // fp32, one element
+};
+
+/// `apart`: one element of `sharded` for each gradient, in their order.
+NormShare norm_share(std::span<const NormedGradient> gradients, double p, bool apart);
+/// After the ranks have met: a 0-dim tensor in fp32.
+at::Tensor total_norm(const NormShare& share, double p);
+/// Multiplies every gradient by min(1, max_norm / (total + 1e-6)).
+void clip_gradients(std::span<const NormedGradient> gradients, const at::Tensor& total, double max_norm);
+/// The norm as PyTorch returns it: in the type that the gradients' types promote to.
+at::Tensor returned_norm(std::span<const NormedGradient> gradients, const at::Tensor& total);
+
+}  // namespace foreshard::exec

@@ -1,0 +1,124 @@
+#include "tests/exec/tiny_ranks.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+
+#include "core/plan/build_plan.h"
+#include "exec/host_backend.h"
+#include "exec/in_process_communicator.h"
+
+namespace foreshard::exec {
+namespace {
+
+std::string key_of(const PlanGroup& group) {
+  std::string key = fmt::format("{}/{}", static_cast<int>(group.stream), static_cast<int>(group.group));
+  for (const std::int32_t rank : group.ranks) key += fmt::format("/{}", rank);
+  return key;
+}
+
+Plan plan_of(const Model& model, Job job, int rank) {
+  job.cluster.rank = rank;
+  auto plan = build_plan(model, job);
+  if (!plan) throw std::runtime_error(to_text(plan.error()));
+  return *plan;
+}
+
+}  // namespace
+
+TinyRanks::TinyRanks(Job job)
+    : job_(std::move(job)),
+      world_(static_cast<int>(job_.cluster.world_size)),
+      model_(tiny_llama(job_)),
+      interpreter_(OperatorInterpreter::create(model_).value()),
+      weights_(tiny_llama_weights()),
+      data_(tiny_llama_data()) {
+  for (int rank = 0; rank < world_; ++rank) {
+    for (const PlanGroup& group : groups_of(plan_of(model_, job_, rank))) {
+      auto& made = groups_[key_of(group)];
+      if (made.empty()) {
+        made = in_process_communicators(static_cast<int>(group.ranks.size()), std::chrono::seconds(60));
+      }
+    }
+  }
+}
+
+std::vector<RankTrace> TinyRanks::train(int steps, const std::vector<double>& lr, const Visit& done) {
+  std::vector<RankTrace> traces(static_cast<std::size_t>(world_));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world_; ++rank) {
+    ranks.emplace_back([&, rank] {
+      RankTrace& trace = traces[static_cast<std::size_t>(rank)];
+      try {
+        run(rank, steps, lr, done, trace);
+      } catch (const std::exception& error) {
+        trace.failure = error.what();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return traces;
+}
+
+void TinyRanks::run(int rank, int steps, const std::vector<double>& lr, const Visit& done, RankTrace& trace) {
+  const Plan plan = plan_of(model_, job_, rank);
+  const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
+  Communicators own;
+  for (const PlanGroup& group : groups_of(plan)) {
+    const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin();
+    own.add(group.stream, group.group, groups_.at(key_of(group))[static_cast<std::size_t>(place)]);
+  }
+  auto runner =
+      PlanRunner::create({model_, plan, interpreter_, *backend, own, job_.train.optimizer, tiny_llama_buffers(model_)},
+                         [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); });
+  if (!runner) throw std::runtime_error(to_text(runner.error()));
+  for (int step = 0; step < steps; ++step) {
+    std::vector<MicroBatch> micro_batches;
+    for (int m = 0; m < job_.train.micro_batches; ++m) {
+      micro_batches.push_back(tiny_llama_inputs(data_, step, rank, world_, m));
+    }
+    const auto result = (*runner)->step(micro_batches, lr[static_cast<std::size_t>(step)]);
+    if (!result) {
+      throw std::runtime_error(fmt::format("instruction {} on {}: {}", result.error().instruction.value,
+                                           result.error().stream, result.error().text));
+    }
+    trace.steps.push_back(*result);
+  }
+  trace.memory = backend->memory();
+  if (done) done(rank, **runner);
+  const TrainState state = (*runner)->state().value();
+  for (const StateTensor& tensor : state.tensors) {
+    if (tensor.slot != "param") continue;
+    trace.shards[tensor.fqn] = tensor.local.clone();
+    trace.pieces[tensor.fqn] = tensor.pieces;
+  }
+}
+
+std::map<std::string, at::Tensor> whole_parameters(const Model& model, const std::vector<RankTrace>& traces) {
+  std::map<std::string, at::Tensor> whole;
+  for (const ParamInfo& info : model.params) {
+    if (info.shares.valid()) continue;
+    at::Tensor flat = at::full({numel_of(info.shape)}, std::nan(""));
+    for (const RankTrace& trace : traces) {
+      const auto found = trace.shards.find(info.fqn);
+      if (found == trace.shards.end()) continue;
+      const at::Tensor local = found->second.reshape({-1});
+      for (const StatePiece& piece : trace.pieces.at(info.fqn)) {
+        const at::Tensor part = flat.narrow(0, piece.global_offset, piece.numel);
+        const at::Tensor mine = local.narrow(0, piece.local_offset, piece.numel);
+        const bool known = !part.isnan().all().item<bool>();
+        EXPECT_TRUE(!known || part.equal(mine)) << info.fqn << ": replicas differ";
+        part.copy_(mine);
+      }
+    }
+    EXPECT_FALSE(flat.isnan().any().item<bool>()) << info.fqn << " is not whole";
+    whole[info.fqn] = flat.view(info.shape);
+  }
+  return whole;
+}
+
+}  // namespace foreshard::exec

@@ -1,0 +1,52 @@
+// Ranks as threads that train the tiny Llama: each with its own plan, backend, runner and communicators.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "exec/backend.h"
+#include "exec/operator_interpreter.h"
+#include "exec/plan_runner.h"
+#include "tests/exec/tiny_llama.h"
+
+namespace foreshard::exec {
+
+/// What one rank reports of its training.
+struct RankTrace {
+  std::vector<StepResult> steps;
+  std::map<std::string, at::Tensor> shards;  // by name: this rank's part of the final parameters
+  std::map<std::string, std::vector<StatePiece>> pieces;
+  MemoryReport memory;
+  std::string failure;
+};
+
+class TinyRanks {
+ public:
+  using Visit = std::function<void(int rank, PlanRunner& runner)>;
+
+  explicit TinyRanks(Job job);
+
+  /// `done` is called on each rank's thread behind the last step.
+  std::vector<RankTrace> train(int steps, const std::vector<double>& lr, const Visit& done = {});
+  const Model& model() const { return model_; }
+  const Job& job() const { return job_; }
+
+ private:
+  void run(int rank, int steps, const std::vector<double>& lr, const Visit& done, RankTrace& trace);
+
+  Job job_;
+  int world_;
+  Model model_;
+  OperatorInterpreter interpreter_;
+  NamedTensors weights_, data_;
+  std::map<std::string, std::vector<std::shared_ptr<Communicator>>> groups_;  // by stream, kind and members
+};
+
+/// The whole parameters, put together from the ranks' pieces. Adds a test failure where ranks that hold the same
+/// elements disagree, or an element is held by nobody.
+std::map<std::string, at::Tensor> whole_parameters(const Model& model, const std::vector<RankTrace>& traces);
+
+}  // namespace foreshard::exec
