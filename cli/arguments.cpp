@@ -44,6 +44,8 @@ class Declaration {
     declare_inspect();
     declare_plan();
     declare_simulate();
+    declare_compare();
+    declare_calibrate();
     declare_config();
     declare_rest();
   }
@@ -119,6 +121,61 @@ class Declaration {
                   "If it does not fit, do not search for the nearest change that would");
   }
 
+  void declare_compare() {
+    CLI::App& verb = add_verb("compare", "Where two timelines part: by instruction, unit, cause and memory category");
+    files_.push_back(verb.add_option("A", compare_.a, "A timeline (.fst), or a job, which is simulated")
+                         ->required()
+                         ->type_name("FILE"));
+    files_.push_back(
+        verb.add_option("B", compare_.b, "What it is measured against: likewise")->required()->type_name("FILE"));
+    verb.add_option("--set", compare_.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    verb.add_option("--iteration", compare_.iteration, "Of both; else the steady one of each")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    verb.add_option("--rank", compare_.rank, "One rank; else all that both have")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    verb.add_option("--top", compare_.top, "Rows of the long tables; 0 = all")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    verb.add_option("--fail-over", compare_.fail_over,
+                    "Exit with 1 if step time, peak memory or exposed communication part by more, as in 5%")
+        ->type_name("SHARE");
+    verb.add_flag("--force", compare_.force, "Compare timelines of different plans all the same");
+  }
+
+  void declare_checkpoint() {
+    CLI::App& verb = add_verb("checkpoint", "Look into checkpoints; weights as safetensors out of them and into them");
+    add_choice(verb.add_option("ACTION", checkpoint_.action, "show, export or import")->required(),
+               {"show", "export", "import"});
+    files_.push_back(verb.add_option("SOURCE", checkpoint_.source,
+                                     "A checkpoint, or a folder of them (the newest whole one); import: safetensors")
+                         ->required()
+                         ->type_name("FILE"));
+    files_.push_back(verb.add_option("JOB", checkpoint_.job, "import: the job or model file that the weights are for")
+                         ->type_name("FILE"));
+    verb.add_option("--set", checkpoint_.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    add_output_file(verb, "--out", checkpoint_.out, "The folder to write: weights (export), checkpoints (import)");
+    verb.add_option("--max-shard-size", checkpoint_.max_shard_size, "export: split above this size; default 5GB")
+        ->type_name("SIZE");
+    verb.add_option("--dtype", checkpoint_.dtype, "export: convert the weights, for example to bfloat16")
+        ->type_name("DTYPE");
+    verb.add_flag("--optimizer", checkpoint_.optimizer, "export: the optimizer's state too, optimizer.safetensors");
+    verb.add_flag("--verify", checkpoint_.verify, "show: read every byte and compare its checksum");
+  }
+
+  void declare_calibrate() {
+    CLI::App& verb = add_verb("calibrate", "Measure this machine for a job's model and write a hardware profile");
+    add_job(verb, calibrate_.job, "JOB", "A job file or a model file: its operators are measured over their shapes");
+    add_output_file(verb, "--output", calibrate_.output, "The profile, for --set cluster.profile=FILE");
+    verb.add_option("--ranks", calibrate_.ranks, "How many ranks compute at once and talk to each other")
+        ->check(CLI::Range(1, 64).description(""))
+        ->type_name("N");
+    verb.add_option("--repeats", calibrate_.repeats, "Of every measurement; the median counts")
+        ->check(CLI::Range(1, 1000).description(""))
+        ->type_name("N");
+  }
+
   void declare_config() {
     CLI::App& verb = add_verb("config", "Every effective value of a job");
     add_choice(verb.add_option("ACTION", config_action_, "show")->required(), {"show"});
@@ -139,6 +196,8 @@ class Declaration {
   InspectFlags inspect_;
   PlanFlags plan_;
   SimulateFlags simulate_;
+  CompareFlags compare_;
+  CalibrateFlags calibrate_;
   ConfigFlags config_;
   CompletionFlags completion_;
   std::string config_action_;
@@ -153,6 +212,8 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "inspect") line.verb = std::move(inspect_);
   if (verb == "plan") line.verb = std::move(plan_);
   if (verb == "simulate") line.verb = std::move(simulate_);
+  if (verb == "compare") line.verb = std::move(compare_);
+  if (verb == "calibrate") line.verb = std::move(calibrate_);
   if (verb == "config") line.verb = std::move(config_);
   if (verb == "doctor") line.verb = DoctorFlags{};
   if (verb == "version") line.verb = VersionFlags{};
@@ -228,7 +289,7 @@ std::string first_word(const std::vector<std::string>& arguments, std::size_t fr
 }  // namespace
 
 const std::vector<std::string>& later_verbs() {
-  static const std::vector<std::string> kVerbs{"run",      "sweep", "calibrate", "compare",      "trace",
+  static const std::vector<std::string> kVerbs{"run",      "sweep", "trace",
                                                "validate", "view",  "import",    "export-script"};
   return kVerbs;
 }

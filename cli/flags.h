@@ -42,6 +42,35 @@ struct SimulateFlags {
   bool no_remedy = false;  // do not search for a change that fits
 };
 
+struct CompareFlags {
+  std::string a, b;  // .fst, or a job that is simulated
+  std::vector<std::string> set;
+  std::string fail_over;  // "5%"; empty = never
+  int iteration = -1;     // -1: the steady one
+  int rank = -1;          // -1: all that both have
+  int top = 10;           // rows of the long tables; 0 = all
+  bool force = false;
+};
+
+struct CheckpointFlags {
+  std::string action;  // show | export | import
+  std::string source;  // a checkpoint or a folder of them; import: weights
+  std::string job;     // import: whose model the weights are
+  std::vector<std::string> set;
+  std::string out;             // a folder
+  std::string max_shard_size;  // "5GB"; empty = that
+  std::string dtype;           // empty = as they are
+  bool optimizer = false;
+  bool verify = false;
+};
+
+struct CalibrateFlags {
+  JobFlags job;
+  std::string output = "calibrated-host.toml";
+  int ranks = 2;
+  int repeats = 15;
+};
+
 struct ConfigFlags {
   JobFlags job;
   bool origin = false;
@@ -55,7 +84,7 @@ struct CompletionFlags {
 };
 
 using VerbFlags =
-    std::variant<InspectFlags, PlanFlags, SimulateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+    std::variant<InspectFlags, PlanFlags, SimulateFlags, CompareFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <set>
+#include <string_view>
 
 namespace foreshard {
 namespace {
@@ -137,6 +139,25 @@ double virtual_us(const HardwareProfile& profile, CollectiveKind kind, const Gro
   return us + traffic * static_cast<double>(bytes) * (group.ranks - 1) / group.ranks / (bandwidth * 1e3);
 }
 
+/// By a curve of this kind between as many ranks: in between by power laws, beyond its ends by the last two points.
+std::optional<SimDuration> measured_time(const HardwareProfile& profile, CollectiveKind kind,
+                                         const GroupPlacement& group, Bytes bytes) {
+  constexpr std::array<std::string_view, 4> kKinds{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  for (const MeasuredCollective& curve : profile.collectives) {
+    if (curve.kind != kKinds[static_cast<std::size_t>(kind)] || curve.ranks != group.ranks || group.nodes != 1)
+      continue;
+    if (bytes <= curve.bytes.front() || curve.bytes.size() < 2) return curve.ns.front();
+    const auto above = std::upper_bound(curve.bytes.begin(), curve.bytes.end() - 1, bytes) - curve.bytes.begin();
+    const auto high = static_cast<std::size_t>(above), low = high - 1;
+    const double step = std::log(static_cast<double>(bytes) / static_cast<double>(curve.bytes[low])) /
+                        std::log(static_cast<double>(curve.bytes[high]) / static_cast<double>(curve.bytes[low]));
+    const double from = std::log(static_cast<double>(std::max<SimDuration>(curve.ns[low], 1)));
+    const double to = std::log(static_cast<double>(std::max<SimDuration>(curve.ns[high], 1)));
+    return static_cast<SimDuration>(std::exp(from + step * (to - from)));
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string_view algorithm_name(CollectiveAlgorithm algorithm) {
@@ -253,6 +274,7 @@ CollectiveEstimate estimate_collective(const HardwareProfile& profile, Collectiv
 
 SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                             Bytes bytes) {
+  if (const auto measured = measured_time(profile, kind, group, bytes)) return *measured;
   double us = 0;
   if (profile.kind == "virtual" || profile.generation == "none") {
     us = virtual_us(profile, kind, group, bytes);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -56,7 +57,7 @@ class Reader {
   Result<HardwareProfile> read() {
     check_keys(root_, "",
                {"schema", "id", "kind", "level", "interval", "peak_tflops", "gemm_tflops", "vector_tflops", "device",
-                "host", "links", "extra", "sources"});
+                "host", "links", "extra", "sources", "operators", "collectives", "calibration"});
     const std::string schema = text(root_, "", "schema");
     if (!error_ && schema != "foreshard.profile/1") {
       wrong(ErrorCode::Unsupported, "schema", "foreshard.profile/1", schema, "");
@@ -72,6 +73,8 @@ class Reader {
     rates("vector_tflops", profile_.vector_tflops, false);
     numbers();
     strings();
+    measured_operators();
+    measured_collectives();
     if (error_) return fail(*error_);
     return profile_;
   }
@@ -195,12 +198,81 @@ class Reader {
         profile_.sources[std::string(key.str())] = text(*rows, "sources", std::string(key.str()));
       }
     }
+    if (const toml::table* rows = table("calibration", false)) {
+      for (const auto& [key, node] : *rows) {
+        profile_.calibration[std::string(key.str())] = text(*rows, "calibration", std::string(key.str()));
+      }
+    }
     if (const toml::table* rows = table("extra", profile_.kind == "virtual")) {
       for (const auto& [key, node] : *rows) {
         const std::string word(key.str());
         profile_.extra[word] = number(*rows, "extra", word, 0, kLargest);
       }
     }
+  }
+
+  /// Each table of an array of tables, with its name for errors.
+  template <class F>
+  void each(const char* name, F read) {
+    const toml::node* node = root_.get(name);
+    if (node == nullptr) return;
+    const toml::array* rows = node->as_array();
+    if (rows == nullptr) return wrong(ErrorCode::WrongType, name, "an array of tables", "another type", "");
+    for (std::size_t i = 0; i < rows->size() && !error_; ++i) {
+      const std::string place = std::string(name) + "[" + std::to_string(i) + "]";
+      const toml::table* row = (*rows)[i].as_table();
+      if (row == nullptr) return wrong(ErrorCode::WrongType, place, "a table", "another type", "");
+      read(*row, place);
+    }
+  }
+
+  void measured_operators() {
+    each("operators", [this](const toml::table& row, const std::string& place) {
+      check_keys(row, place, {"signature", "forward_ns", "backward_ns"});
+      MeasuredOperator op{text(row, place, "signature"), -1, -1};
+      if (row.contains("forward_ns"))
+        op.forward_ns = static_cast<SimDuration>(number(row, place, "forward_ns", 0, kLargest));
+      if (row.contains("backward_ns"))
+        op.backward_ns = static_cast<SimDuration>(number(row, place, "backward_ns", 0, kLargest));
+      profile_.operators.push_back(std::move(op));
+    });
+  }
+
+  void measured_collectives() {
+    each("collectives", [this](const toml::table& row, const std::string& place) {
+      check_keys(row, place, {"kind", "ranks", "bytes", "ns"});
+      MeasuredCollective curve;
+      curve.kind = choice(row, place, "kind", {"all_gather", "reduce_scatter", "all_reduce", "broadcast"});
+      curve.ranks = static_cast<int>(number(row, place, "ranks", 2, 1e6));
+      curve.bytes = whole_numbers(row, place, "bytes");
+      curve.ns = whole_numbers(row, place, "ns");
+      if (error_) return;
+      const bool ascending = std::is_sorted(curve.bytes.begin(), curve.bytes.end(), std::less_equal<>());
+      if (curve.bytes.empty() || curve.bytes.size() != curve.ns.size() || !ascending || curve.bytes.front() <= 0) {
+        return wrong(ErrorCode::Inconsistent, place, "ascending sizes above 0 and as many times",
+                     std::to_string(curve.bytes.size()) + " sizes, " + std::to_string(curve.ns.size()) + " times", "");
+      }
+      profile_.collectives.push_back(std::move(curve));
+    });
+  }
+
+  std::vector<std::int64_t> whole_numbers(const toml::table& row, const std::string& place, const std::string& key) {
+    std::vector<std::int64_t> numbers;
+    const toml::node* node = row.get(key);
+    if (node == nullptr || !node->is_array()) {
+      wrong(node == nullptr ? ErrorCode::MissingKey : ErrorCode::WrongType, path(place, key), "a list of numbers",
+            node == nullptr ? "nothing" : "another type", "");
+      return numbers;
+    }
+    for (const toml::node& item : *node->as_array()) {
+      const auto value = item.value_exact<std::int64_t>();
+      if (!value || *value < 0 || static_cast<double>(*value) > kLargest) {
+        wrong(ErrorCode::WrongType, path(place, key), "whole numbers from 0 on", "something else", "");
+        return numbers;
+      }
+      numbers.push_back(*value);
+    }
+    return numbers;
   }
 
   const toml::table& root_;
@@ -257,6 +329,66 @@ Result<HardwareProfile> parse_profile(const std::string& text, const std::string
                  std::string(e.description()), ""});
   }
   return Reader(root, file).read();
+}
+
+std::string profile_text(const HardwareProfile& p) {
+  toml::table root{{"schema", "foreshard.profile/1"},
+                   {"id", p.id},
+                   {"kind", p.kind},
+                   {"level", calibration_level_name(p.level)},
+                   {"interval", p.interval}};
+  const auto rates = [&](const char* name, const std::map<DType, double>& from) {
+    if (from.empty()) return;
+    toml::table rows;
+    for (const auto& [dtype, rate] : from) rows.insert(dtype_name(dtype), rate);
+    root.insert(name, std::move(rows));
+  };
+  rates("peak_tflops", p.peak_tflops);
+  rates("gemm_tflops", p.gemm_tflops);
+  rates("vector_tflops", p.vector_tflops);
+  for (const char* name : {"device", "host", "links"}) {
+    toml::table rows;
+    for (const NumberKey& k : kNumbers) {
+      if (std::string_view(k.table) != name) continue;
+      if (k.number != nullptr) rows.insert(k.key, p.*k.number);
+      if (k.integer != nullptr) rows.insert(k.key, static_cast<std::int64_t>(p.*k.integer));
+      if (k.small != nullptr) rows.insert(k.key, p.*k.small);
+    }
+    if (std::string_view(name) == "host") rows.insert("cpu", p.host_cpu);
+    if (std::string_view(name) == "links") {
+      rows.insert("generation", p.generation);
+      rows.insert("channels", p.channels);
+    }
+    root.insert(name, std::move(rows));
+  }
+  const auto texts = [&](const char* name, const std::map<std::string, std::string>& from, bool always) {
+    toml::table rows;
+    for (const auto& [key, value] : from) rows.insert(key, value);
+    if (always || !from.empty()) root.insert(name, std::move(rows));
+  };
+  texts("sources", p.sources, true);
+  texts("calibration", p.calibration, false);
+  toml::table extra;
+  for (const auto& [key, value] : p.extra) extra.insert(key, value);
+  if (!p.extra.empty()) root.insert("extra", std::move(extra));
+  toml::array operators, collectives;
+  for (const MeasuredOperator& op : p.operators) {
+    toml::table row{{"signature", op.signature}};
+    if (op.forward_ns >= 0) row.insert("forward_ns", op.forward_ns);
+    if (op.backward_ns >= 0) row.insert("backward_ns", op.backward_ns);
+    operators.push_back(std::move(row));
+  }
+  for (const MeasuredCollective& curve : p.collectives) {
+    toml::array bytes, ns;
+    for (const Bytes size : curve.bytes) bytes.push_back(size);
+    for (const SimDuration time : curve.ns) ns.push_back(time);
+    collectives.push_back(toml::table{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", bytes}, {"ns", ns}});
+  }
+  if (!operators.empty()) root.insert("operators", std::move(operators));
+  if (!collectives.empty()) root.insert("collectives", std::move(collectives));
+  std::ostringstream out;
+  out << root << '\n';
+  return out.str();
 }
 
 Result<HardwareProfile> load_profile(const std::string& id_or_path) {

@@ -17,6 +17,22 @@ namespace foreshard {
 enum class CalibrationLevel : std::uint8_t { Datasheet, Published, Microbenchmark, MeasuredStep };
 std::string_view calibration_level_name(CalibrationLevel level);  // "datasheet", ...
 
+/// One operator of a model, measured over its real shapes; see core/model/operator_signature.h.
+struct MeasuredOperator {
+  std::string signature;
+  SimDuration forward_ns = -1, backward_ns = -1;  // -1: not measured (nothing to differentiate)
+  bool operator==(const MeasuredOperator&) const = default;
+};
+
+/// Time of one collective by size, measured between `ranks` ranks of one machine.
+struct MeasuredCollective {
+  std::string kind;  // "all_gather", ...
+  int ranks = 2;
+  std::vector<Bytes> bytes;  // ascending: the full buffer, as sim/collectives.h counts
+  std::vector<SimDuration> ns;
+  bool operator==(const MeasuredCollective&) const = default;
+};
+
 struct HardwareProfile {
   std::string id;
   std::string kind = "gpu";  // gpu | cpu | virtual
@@ -51,12 +67,18 @@ struct HardwareProfile {
   double channel_gb_per_s = 0.0;
   std::string host_cpu = "intel";              // intel | amd: NCCL's LL cap and post overhead
   std::map<std::string, std::string> sources;  // key -> where the number was read
-  std::map<std::string, double> extra;         // kind "virtual": the clock of the virtual device (FAKEGPU_*)
+  // What `foreshard calibrate` measured here: trusted before the rates above.
+  std::vector<MeasuredOperator> operators;
+  std::vector<MeasuredCollective> collectives;
+  std::map<std::string, std::string> calibration;  // software, fingerprint, residuals
+  std::map<std::string, double> extra;             // kind "virtual": the clock of the virtual device (FAKEGPU_*)
   bool operator==(const HardwareProfile&) const = default;
 };
 
 /// `text` is a profile id of profiles/ or a path to a file. Errors name file, key, expected, got.
 Result<HardwareProfile> load_profile(const std::string& id_or_path);
+/// The same file again: parse_profile(profile_text(p)) == p.
+std::string profile_text(const HardwareProfile& profile);
 Result<HardwareProfile> parse_profile(const std::string& toml, const std::string& file);
 std::vector<std::string> known_profiles();
 

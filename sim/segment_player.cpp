@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/operator_times.h"
 #include "sim/plan_player.h"
 
 namespace foreshard {
@@ -29,16 +30,31 @@ double total_flops(const KernelList& list) {
 
 /// Durations once per template: equal layers share them.
 void PlanPlayer::time_templates() {
-  const auto timed = [this](const KernelList& list) {
+  const OperatorTimes measured(model_, device_.profile);
+  const auto timed = [&](const KernelList& list, const Segment* segment, bool backward) {
+    std::vector<SimDuration> device;
+    device.reserve(list.kernels.size());
+    for (const Kernel& kernel : list.kernels) device.push_back(device_.cost.device(kernel));
+    if (segment != nullptr && !measured.empty()) {
+      measured.apply(list, segment->op_begin, segment->op_end - segment->op_begin, backward, device);
+    }
     std::vector<TimedKernel> times;
     times.reserve(list.kernels.size());
-    for (const Kernel& kernel : list.kernels) times.push_back({device_.cost.host(kernel), device_.cost.device(kernel)});
+    for (std::size_t k = 0; k < device.size(); ++k) times.push_back({device_.cost.host(list.kernels[k]), device[k]});
     return times;
   };
+  // Equal segments have equal operators: any of a template's segments says which.
+  std::vector<const Segment*> segment_of(lowered_.templates.size(), nullptr);
+  for (std::size_t i = 0; i < lowered_.instances.size() && i < plan_.segments.size(); ++i) {
+    const auto at = static_cast<std::size_t>(lowered_.instances[i].lowered);
+    if (segment_of[at] == nullptr) segment_of[at] = &plan_.segments[i];
+  }
   times_.reserve(lowered_.templates.size());
-  for (const SegmentTemplate& segment : lowered_.templates) {
-    times_.push_back({timed(segment.forward), timed(segment.recompute), timed(segment.backward),
-                      total_flops(segment.forward), total_flops(segment.recompute), total_flops(segment.backward)});
+  for (std::size_t t = 0; t < lowered_.templates.size(); ++t) {
+    const SegmentTemplate& segment = lowered_.templates[t];
+    times_.push_back({timed(segment.forward, segment_of[t], false), timed(segment.recompute, segment_of[t], false),
+                      timed(segment.backward, segment_of[t], true), total_flops(segment.forward),
+                      total_flops(segment.recompute), total_flops(segment.backward)});
   }
   std::size_t slots = 0;
   for (const SegmentInstance& instance : lowered_.instances) {

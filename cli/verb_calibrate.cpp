@@ -1,0 +1,23 @@
+// `foreshard calibrate`: checks the job, then becomes foreshard-exec, which measures
+// (cli/exec_program/run_calibration).
+#include "cli/executor_program.h"
+#include "cli/job_source.h"
+#include "cli/verbs.h"
+
+namespace foreshard::cli {
+
+ExitCode run_verb(const CalibrateFlags& flags, const Console& console) {
+  Console silent = console;
+  silent.quiet = true;  // the executor says it
+  if (const auto loaded = load_job(flags.job, silent); !loaded) return console.error(loaded.error());
+  std::vector<std::string> arguments = {"calibrate", flags.job.file, "--output", flags.output};
+  for (const std::string& set : flags.job.set) arguments.insert(arguments.end(), {"--set", set});
+  arguments.insert(arguments.end(),
+                   {"--ranks", std::to_string(flags.ranks), "--repeats", std::to_string(flags.repeats)});
+  if (console.json) arguments.emplace_back("--json");
+  if (console.quiet) arguments.emplace_back("--quiet");
+  if (!console.color && !console.unicode) arguments.emplace_back("--no-color");
+  return become_executor(arguments, console);
+}
+
+}  // namespace foreshard::cli
