@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cli/fitted_rows.h"
 #include "sim/collectives.h"
 #include "sim/profile.h"
 
@@ -80,6 +81,9 @@ double bus_factor(CollectiveKind kind, std::int64_t ranks) {
   if (kind == CollectiveKind::Broadcast) return 1;
   return (kind == CollectiveKind::AllReduce ? 2.0 : 1.0) * (n - 1) / n;
 }
+
+/// Only a bandwidth is printed, and half of its last digit is more than a twentieth of it.
+bool is_coarse(const CollectiveRow& row) { return !row.time_us && row.bus && *row.bus < 0.1; }
 
 std::string first_part(const std::string& hardware) { return hardware.substr(0, hardware.find(" (")); }
 
@@ -156,6 +160,7 @@ CollectivePrediction predict_collective(const CollectiveRow& row) {
   // The bandwidth carries more digits than the time where both are printed, but only from some size on.
   result.measured =
       row.time_us ? *row.time_us : static_cast<double>(row.bytes) * bus_factor(*kind, row.world) / (*row.bus * 1e3);
+  result.counted = !is_fitted("collectives", row.id, row.bytes) && !is_coarse(row);
   constexpr std::int64_t kMebibyte = 1 << 20;
   result.group =
       first_part(row.hardware) + " " + row.collective + (row.bytes > kMebibyte ? ", above 1 MiB" : ", 1 MiB and below");

@@ -23,6 +23,7 @@ struct CollectivePrediction {
   std::string quantity = "time_us";
   std::string group;  // "8x H200 all_reduce, above 1 MiB"
   std::string level, algorithm;
+  bool counted = true;  // false: the model's constants were fitted to this row, or it was printed too coarsely
   double predicted = 0, low = 0, high = 0, measured = 0;  // in the quantity's unit
 };
 CollectivePrediction predict_collective(const CollectiveRow& row);

@@ -108,10 +108,21 @@ class JobWriter {
       options.dtype = DType::Float32;
       assume("float32 shards", true);
     }
-    // README of the tables, section 3: how each source holds logits and loss.
-    const std::string loss = run_.memory_note("loss");
-    if (starts(loss, "full_logits_fp32")) options.loss = "cross_entropy_fp32";
-    if (starts(loss, "chunked")) assume("the loss on whole logits, not in chunks", true);
+    loss();
+  }
+
+  /// How the source holds logits and loss: stated, or (README of the tables, section 3) known of the family. Training
+  /// scripts of their own take the loss of the logits as they come; only Transformers' models cast them.
+  void loss() {
+    std::string& loss = made_.job.model.loss;
+    const std::string noted = run_.memory_note("loss");
+    const bool torchtitan = starts(run_.source, "torchtitan");
+    const bool transformers = run_.source.find("atorch") != std::string::npos || starts(run_.source, "llama-cookbook");
+    loss = torchtitan ? "cross_entropy_fp32" : transformers || run_.encoder_layers > 0 ? "auto" : "cross_entropy";
+    if (starts(noted, "full_logits_fp32") || starts(noted, "fp32_logits")) loss = "cross_entropy_fp32";
+    if (starts(noted, "chunked")) assume("the loss on whole logits, not in chunks", true);
+    if (torchtitan && noted.empty()) assume("the loss on whole float32 logits", true);
+    if (run_.notes.find("autocast") != std::string::npos) assume("mixed precision in place of autocast", true);
   }
 
   void fsdp() {
@@ -189,8 +200,7 @@ class JobWriter {
     }
     if (kind == "selective_op") {
       options.policy = CheckpointPolicy::Block;
-      selective_op_ = true;
-      assume("every block recomputed whole: kept operators inside a block are not modelled", true);
+      made_.keep_alternate_matmuls = true;
       return true;
     }
     std::optional<double> every = noted_number(kind, "every_");
@@ -244,7 +254,6 @@ class JobWriter {
 
   const MeasuredRun& run_;
   MeasuredJob made_;
-  bool selective_op_ = false;
 };
 
 }  // namespace

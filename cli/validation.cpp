@@ -13,6 +13,7 @@
 #include "core/model/load_model.h"
 #include "core/plan/build_plan.h"
 #include "sim/pointwise_fusion.h"
+#include "sim/prepare_job.h"
 
 namespace foreshard::cli {
 namespace {
@@ -48,10 +49,9 @@ void compare_memory(const MeasuredRun& run, const Prediction& p, bool complete, 
 void compare(const MeasuredRun& run, const MeasuredJob& job, const Prediction& p, ValidatedRow& row) {
   const bool high = run.confidence != "low";
   const bool expects_oom = run.memory_note("outcome") == "oom";
-  if (expects_oom || run.memory_number("fits_gb")) {
-    ValidatedNumber fits = number("fits", run, p.fits ? 2 : 1, expects_oom ? 1 : 2, high);
-    row.numbers.push_back(std::move(fits));
-  }
+  // What has a step time ran, whether a row says so or not.
+  if (expects_oom || run.memory_number("fits_gb") || run.step_s)
+    row.numbers.push_back(number("fits", run, p.fits ? 2 : 1, expects_oom ? 1 : 2, high && job.memory_complete));
   if (!p.deadlock.empty()) row.failed = "deadlock predicted: " + p.deadlock;
   compare_memory(run, p, high && job.memory_complete, row.numbers);
   if (p.iterations.size() < 2 && !p.fits) return;  // no steady step to compare
@@ -166,10 +166,25 @@ Result<Validation> validate_collectives(const CsvTable& table, const std::string
     result.level = p.level;
     result.algorithm = p.algorithm;
     if (p.skipped.empty())
-      result.numbers.push_back({p.quantity, {p.group, row.id, p.predicted, p.measured, p.low, p.high}, true});
+      result.numbers.push_back({p.quantity, {p.group, row.id, p.predicted, p.measured, p.low, p.high}, p.counted});
     validation.rows.push_back(std::move(result));
   }
   return validation;
+}
+
+}  // namespace
+
+namespace {
+
+Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const MeasuredJob& job,
+                                 const HardwareProfile& profile) {
+  const auto table = build_units(model, job.job);
+  if (!table) return fail(table.error());
+  const auto checkpointed = checkpointed_modules(model, job.job, *table);
+  if (!checkpointed) return fail(checkpointed.error());
+  LoweringOptions options = lowering_options(profile);
+  options.keep_alternate_matmuls = job.keep_alternate_matmuls;
+  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, options);
 }
 
 }  // namespace
@@ -183,7 +198,7 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   if (!model) return fail(model.error());
   const auto plan = build_plan(*model, job.job);
   if (!plan) return fail(plan.error());
-  auto lowered = lower_plan(*model, *plan, job.job, *profile);
+  auto lowered = lower_run(*model, *plan, job, *profile);
   if (!lowered) return fail(lowered.error());
   if (job.compiled) *lowered = fuse_pointwise(*lowered);
   SimulateOptions options = simulate_options(job.job);

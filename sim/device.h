@@ -2,6 +2,7 @@
 // bundle with the few operations that everything that plays on it needs. Owned by one simulation.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/job.h"
@@ -11,6 +12,7 @@
 #include "sim/collectives.h"
 #include "sim/device_clock.h"
 #include "sim/driver_memory.h"
+#include "sim/interference.h"
 #include "sim/kernel_cost.h"
 #include "sim/memory_book.h"
 #include "sim/profile.h"
@@ -30,7 +32,8 @@ struct Device {
         clock(clock_mode(profile_), static_cast<int>(kStreamCount)),
         driver(memory),
         allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(kStreamCount)),
-        book(allocator) {}
+        book(allocator),
+        interference(profile_) {}
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -41,6 +44,10 @@ struct Device {
     const SimTime idle_since = clock.tail(index_of(stream));
     const bool compute = stream == Stream::D;
     const SimTime free_at = compute ? compute_tail : 0;
+    if (compute && interference.active()) {
+      const SimTime start = std::max({idle_since, clock.host(), not_before});
+      device_ns = interference.compute(start, device_ns);
+    }
     const Interval span = clock.enqueue(index_of(stream), device_ns, not_before);
     ++activity.events;
     if (compute) {
@@ -63,6 +70,7 @@ struct Device {
   DriverMemory driver;
   CachingAllocator allocator;
   MemoryBook book;
+  Interference interference;
   Activity activity;
   SimTime compute_tail = 0;  // end of the last work on D; clock.tail(D) also moves by waits
 };

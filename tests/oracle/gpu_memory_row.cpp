@@ -79,7 +79,7 @@ void read_fsdp2(const Json& fsdp, FsdpOptions& options) {
 void read_checkpointing(const Json& config, MemoryRow& row) {
   if (!config.contains("activation_checkpointing") || config["activation_checkpointing"].is_null()) return;
   const Json& given = config["activation_checkpointing"];
-  if (get(given, "alternate_matmuls", false)) row.skipped = "selective checkpointing by operator is not built";
+  row.keep_alternate_matmuls = get(given, "alternate_matmuls", false);
   row.job.checkpointing.policy = CheckpointPolicy::Block;
   row.job.checkpointing.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
   row.job.checkpointing.outside = get<std::string>(given, "placement", "inside") == "outside";

@@ -15,6 +15,7 @@ struct MemoryRow {
   Job job;
   Model model;
   HardwareProfile profile;
+  bool keep_alternate_matmuls = false;  // selective checkpointing by operator
   std::string skipped;  // why the row is out of scope; empty otherwise
 };
 

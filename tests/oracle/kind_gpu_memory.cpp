@@ -44,7 +44,8 @@ T or_throw(Result<T> result) {
   return std::move(*result);
 }
 
-LoweredProgram lower_plan(const Model& model, const Plan& plan, const Job& job, const HardwareProfile& profile) {
+LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow& row) {
+  const Job& job = row.job;
   const UnitTable table = or_throw(build_units(model, job));
   const auto checkpointed = or_throw(checkpointed_modules(model, job, table));
   std::vector<SegmentRange> ranges;
@@ -58,13 +59,14 @@ LoweredProgram lower_plan(const Model& model, const Plan& plan, const Job& job, 
     ranges.push_back(range);
   }
   LoweringOptions options;
-  options.multiprocessors = profile.sm_count;
+  options.multiprocessors = row.profile.sm_count;
+  options.keep_alternate_matmuls = row.keep_alternate_matmuls;
   return or_throw(lower(model, ranges, table.trainable, options));
 }
 
 Prediction predict(const MemoryRow& row) {
   const Plan plan = or_throw(build_plan(row.model, row.job));
-  const LoweredProgram lowered = lower_plan(row.model, plan, row.job, row.profile);
+  const LoweredProgram lowered = lower_plan(row.model, plan, row);
   SimulateOptions options;
   options.synchronize_each_step = true;
   options.empty_cache_after_init = true;

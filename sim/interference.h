@@ -1,0 +1,40 @@
+// What a collective costs the compute beside it. NCCL runs one thread block per channel and keeps those
+// multiprocessors, so kernels that run at the same time take 1 / (1 - channels / multiprocessors) as long.
+//
+// The simulator issues work in host order, so a collective may be issued after compute that it runs beside: what it
+// adds to work already placed is owed by the next kernel. Owned by one simulated device.
+#pragma once
+
+#include <deque>
+
+#include "core/units.h"
+#include "sim/profile.h"
+
+namespace foreshard {
+
+class Interference {
+ public:
+  explicit Interference(const HardwareProfile& profile);
+  /// For tests: a share of the device taken by a running collective.
+  explicit Interference(double share) : slowdown_(share / (1 - share)) {}
+
+  bool active() const { return slowdown_ > 0; }
+
+  /// Duration of a kernel that would take `alone` from `start`, beside what is known to run; takes over what is owed.
+  SimDuration compute(SimTime start, SimDuration alone);
+  /// A collective that runs in [begin, end).
+  void collective(SimTime begin, SimTime end);
+
+ private:
+  struct Window {
+    SimTime begin = 0, end = 0;
+  };
+  static SimDuration overlap(const std::deque<Window>& windows, SimTime begin, SimTime end);
+  static void keep(std::deque<Window>& windows, SimTime begin, SimTime end);
+
+  double slowdown_ = 0;  // extra time per time beside a collective
+  std::deque<Window> computed_, collectives_;
+  double owed_ = 0;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,52 @@
+#include "sim/pointwise_fusion.h"
+
+#include <gtest/gtest.h>
+
+namespace foreshard {
+namespace {
+
+Kernel kernel(KernelClass kind, Bytes read, Bytes written) {
+  Kernel k;
+  k.kind = kind;
+  k.read = read;
+  k.written = written;
+  return k;
+}
+
+/// A product, then two pointwise kernels through a storage of their own (slot 0) to a result that stays (slot 1).
+LoweredProgram chain() {
+  SegmentTemplate segment;
+  segment.slots = {{100, SlotCategory::Temporary, ParamId()}, {100, SlotCategory::Activation, ParamId()}};
+  KernelList& list = segment.forward;
+  list.events = {{0, true}, {1, true}, {0, false}};
+  list.kernels = {kernel(KernelClass::Gemm, 10, 10), kernel(KernelClass::Elementwise, 100, 100),
+                  kernel(KernelClass::Elementwise, 100, 100)};
+  list.kernels[1].before_end = 1;
+  list.kernels[1].after_begin = list.kernels[1].after_end = 1;
+  list.kernels[2].before_begin = 1;
+  list.kernels[2].before_end = list.kernels[2].after_begin = 2;
+  list.kernels[2].after_end = 3;
+  LoweredProgram program;
+  program.templates = {segment};
+  return program;
+}
+
+TEST(PointwiseFusion, ARunBecomesOneKernelWithoutItsInnerStorage) {
+  const KernelList fused = fuse_pointwise(chain()).templates[0].forward;
+  ASSERT_EQ(fused.kernels.size(), 2U);
+  EXPECT_EQ(fused.kernels[0].kind, KernelClass::Gemm);
+  EXPECT_EQ(fused.kernels[1].read + fused.kernels[1].written, 200);  // 400 less the storage written and read back
+  EXPECT_EQ(fused.kernels[1].launches, 1);
+  ASSERT_EQ(fused.events.size(), 1U);
+  EXPECT_EQ(fused.events[0], (MemoryEvent{1, true}));
+}
+
+TEST(PointwiseFusion, ProductsAreNotFused) {
+  LoweredProgram program = chain();
+  program.templates[0].forward.kernels[1].kind = KernelClass::Gemm;
+  program.templates[0].forward.kernels[2].kind = KernelClass::Attention;
+  EXPECT_EQ(fuse_pointwise(program), program);
+}
+
+}  // namespace
+}  // namespace foreshard
