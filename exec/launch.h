@@ -56,6 +56,7 @@ struct LocalLaunch {
 struct LocalOutcome {
   int exit_code = 0;       // of the rank that failed first; 1 if a signal ended it; 5 after an interruption
   std::string first_word;  // what the first rank to fail (or the launcher on its behalf) said; empty: nothing failed
+  bool said_by_launcher = false;  // of a rank that could not say it any more
 };
 
 /// Starts the ranks, holds their store, hands SIGINT and SIGTERM on (a second one kills), and waits for all of them.

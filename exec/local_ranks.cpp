@@ -24,6 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kExitRunFailed = 1;
+constexpr int kExitStopped = 5;  // by a signal, after a whole step: nothing failed
 
 struct Child {
   int rank = 0;
@@ -146,15 +147,20 @@ class LocalRanks {
 
   void ended(int rank, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-    if (outcome_.exit_code != 0) return;  // one of those that follow the first
+    if (outcome_.exit_code != 0 && outcome_.exit_code != kExitStopped) return;  // one of those that follow the first
     outcome_.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : kExitRunFailed;
+    std::string word;
     if (WIFSIGNALED(status)) {
-      store_.report_failure(
-          fmt::format("rank {} was killed by signal {} ({})", rank, WTERMSIG(status), ::strsignal(WTERMSIG(status))));
-    } else if (!interrupted_) {
-      store_.report_failure(fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status)));
+      const int signal = WTERMSIG(status);
+      word = fmt::format("rank {} was killed by signal {} ({})", rank, signal, ::strsignal(signal));
+    } else if (WEXITSTATUS(status) == kExitStopped) {
+      return;
+    } else {
+      word = fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
     }
-    if (!interrupted_) deadline_ = Clock::now() + std::chrono::seconds(launch_.grace_seconds);
+    store_.report_failure(word);
+    outcome_.said_by_launcher = store_.reported_failure(std::chrono::milliseconds::zero()) == word;
+    deadline_ = Clock::now() + std::chrono::seconds(launch_.grace_seconds);
   }
 
   /// The terminal sends Ctrl-C to the ranks as well; anybody else to us alone.

@@ -1,0 +1,258 @@
+#include "exec/data/batch_source.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "core/json_input.h"
+#include "exec/data/byte_pair_encoder.h"
+#include "exec/data/input_ranges.h"
+#include "exec/data/sample_order.h"
+#include "exec/data/token_file.h"
+#include "exec/torch_types.h"
+
+namespace foreshard::exec {
+namespace {
+
+constexpr Bytes kMostText = 4 * kGiB;      // in memory as ids: a token file has no such limit
+constexpr std::int64_t kDefaultRange = 2;  // of integers of which nothing is known
+
+Error data_error(ErrorCode code, std::string place, std::string message) {
+  Error error;
+  error.code = code;
+  error.place = std::move(place);
+  error.message = std::move(message);
+  return error;
+}
+
+/// One input of the model and what may stand in it.
+struct InputSlot {
+  ValueInfo info;
+  std::int64_t rows = 1;
+  Numel row_numel = 1;
+  std::optional<std::int64_t> range;  // of integers
+};
+
+bool is_integer(const InputSlot& slot) { return slot.info.dtype == DType::Int64 || slot.info.dtype == DType::Int32; }
+
+Result<std::vector<InputSlot>> input_slots(const Model& model) {
+  std::vector<InputSlot> slots;
+  for (const ValueId id : model.inputs) {
+    InputSlot slot{model.values[id.index()], 1, 1, std::nullopt};
+    if (!slot.info.shape.empty()) slot.rows = slot.info.shape.front();
+    if (slot.rows > 0) slot.row_numel = numel_of(slot.info.shape) / slot.rows;
+    if (is_integer(slot)) slot.range = input_range(model, id);
+    if (!slots.empty() && slot.rows != slots.front().rows) {
+      return fail(data_error(ErrorCode::Unsupported, "input " + slot.info.name,
+                             "the model's inputs do not begin with the same batch dimension"));
+    }
+    slots.push_back(std::move(slot));
+  }
+  if (slots.empty()) return fail(data_error(ErrorCode::Unsupported, "model", "the model takes no inputs"));
+  return slots;
+}
+
+at::Tensor empty_input(const InputSlot& slot) {
+  return at::empty(slot.info.shape, at::dtype(is_integer(slot) ? at::kLong : at::kFloat));
+}
+
+at::Tensor in_own_type(const InputSlot& slot, const at::Tensor& filled) {
+  return filled.to(scalar_type_of(slot.info.dtype));
+}
+
+/// Tokens of which each is mostly followed by one that it decides: a language that a model can learn.
+void fill_chain(std::span<std::int64_t> ids, std::int64_t range, std::uint64_t language, std::mt19937_64& draw) {
+  const auto any = [&] { return static_cast<std::int64_t>(draw() % static_cast<std::uint64_t>(range)); };
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const bool follows = i > 0 && draw() % 4 != 0;
+    ids[i] = follows ? static_cast<std::int64_t>(mixed_bits(language + static_cast<std::uint64_t>(ids[i - 1])) %
+                                                 static_cast<std::uint64_t>(range))
+                     : any();
+  }
+}
+
+class SyntheticSource final : public BatchSource {
+ public:
+  SyntheticSource(std::vector<InputSlot> slots, std::uint64_t seed) : slots_(std::move(slots)), seed_(seed) {}
+
+  Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
+    std::vector<at::Tensor> inputs;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const InputSlot& slot = slots_[i];
+      if (repeats_ids(i)) {  // the model shifts its labels itself
+        inputs.push_back(inputs.front().clone());
+        continue;
+      }
+      const at::Tensor filled = empty_input(slot);
+      for (std::int64_t row = 0; row < slot.rows; ++row) fill_row(slot, i, first + row, row, filled);
+      inputs.push_back(in_own_type(slot, filled));
+    }
+    return inputs;
+  }
+
+  std::string identity() const override { return "synthetic"; }
+
+ private:
+  bool repeats_ids(std::size_t i) const {
+    return i > 0 && slots_[i].info.name == "labels" && slots_[0].info.name == "input_ids" &&
+           slots_[i].info.shape == slots_[0].info.shape;
+  }
+
+  void fill_row(const InputSlot& slot, std::size_t input, std::int64_t sample, std::int64_t row,
+                const at::Tensor& filled) const {
+    std::mt19937_64 draw(mixed_bits(seed_ ^ mixed_bits(static_cast<std::uint64_t>(sample) * 64 + input)));
+    const auto numel = static_cast<std::size_t>(slot.row_numel);
+    const auto begin = static_cast<std::size_t>(row) * numel;
+    if (is_integer(slot)) {
+      const std::span<std::int64_t> ids(filled.data_ptr<std::int64_t>() + begin, numel);
+      return fill_chain(ids, slot.range.value_or(kDefaultRange), seed_, draw);
+    }
+    std::normal_distribution<float> normal;
+    float* values = filled.data_ptr<float>() + begin;
+    std::generate(values, values + numel, [&] { return normal(draw); });
+  }
+
+  std::vector<InputSlot> slots_;
+  std::uint64_t seed_;
+};
+
+/// A long row of token ids, from wherever.
+struct TokenRow {
+  std::string kind, path;
+  std::int64_t count = 0;
+  std::function<void(std::int64_t begin, std::span<std::int64_t> ids)> read;
+};
+
+class TokenSource final : public BatchSource {
+ public:
+  TokenSource(std::vector<InputSlot> slots, TokenRow row, std::uint64_t seed)
+      : slots_(std::move(slots)), row_(std::move(row)), order_(row_.count / slots_.front().row_numel, seed) {}
+
+  Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
+    const InputSlot& slot = slots_.front();
+    const at::Tensor ids = empty_input(slot);
+    for (std::int64_t row = 0; row < slot.rows; ++row) {
+      const std::int64_t begin = order_.sample_at(first + row) * slot.row_numel;
+      const std::span<std::int64_t> tokens(ids.data_ptr<std::int64_t>() + row * slot.row_numel,
+                                           static_cast<std::size_t>(slot.row_numel));
+      row_.read(begin, tokens);
+      if (auto fits = check(tokens, begin); !fits) return fail(fits.error());
+    }
+    std::vector<at::Tensor> inputs;
+    for (const InputSlot& each : slots_) inputs.push_back(in_own_type(each, ids).clone());
+    return inputs;
+  }
+
+  std::string identity() const override {
+    return fmt::format("{} {} {}", row_.kind, std::filesystem::path(row_.path).filename().string(), row_.count);
+  }
+
+ private:
+  Result<void> check(std::span<const std::int64_t> tokens, std::int64_t begin) const {
+    const std::int64_t vocabulary = slots_.front().range.value_or(INT64_MAX);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (tokens[i] < vocabulary) continue;
+      Error error = data_error(ErrorCode::OutOfRange, fmt::format("token {}", begin + static_cast<std::int64_t>(i)),
+                               "the file holds a token that the model does not know");
+      error.file = row_.path;
+      error.expected = fmt::format("ids below {}", vocabulary);
+      error.got = std::to_string(tokens[i]);
+      error.hint = "was the file made with this model's tokenizer, and with this width (.u16, .u32)?";
+      return fail(std::move(error));
+    }
+    return {};
+  }
+
+  std::vector<InputSlot> slots_;
+  TokenRow row_;
+  SampleOrder order_;
+};
+
+/// Ids, and labels of the same shape: what a decoder's training takes.
+Result<void> takes_tokens(const std::vector<InputSlot>& slots) {
+  for (const InputSlot& slot : slots) {
+    const bool ids = is_integer(slot) && slot.info.shape == slots.front().info.shape && slot.info.shape.size() == 2;
+    if (ids && (slot.info.name == "input_ids" || slot.info.name == "labels")) continue;
+    Error error = data_error(ErrorCode::Unsupported, "input " + slot.info.name,
+                             "files of tokens do not say what this input of the model should be");
+    error.expected = "a model of input_ids and labels, [batch, seq] each";
+    error.hint = "train.data.kind = \"synthetic\" fills any input";
+    return fail(std::move(error));
+  }
+  return {};
+}
+
+Error no_file(const char* key, const std::string& kind) {
+  Error error = data_error(ErrorCode::MissingKey, key, fmt::format("data of kind {} come from a file", kind));
+  error.hint = kind == "text" ? "train.data = {kind = \"text\", file = \"corpus.txt\", tokenizer = \"tokenizer.json\"}"
+                              : "train.data = {kind = \"tokens\", file = \"corpus.u16\"}";
+  return error;
+}
+
+Result<TokenRow> tokens_of_file(const DataOptions& data, std::int64_t vocabulary) {
+  auto file = TokenFile::open(data.file, token_width(data.file, vocabulary));
+  if (!file) return fail(file.error());
+  const std::int64_t count = file->count();
+  return TokenRow{
+      data.kind, data.file, count,
+      [file = std::move(*file)](std::int64_t begin, std::span<std::int64_t> ids) { file.read(begin, ids); }};
+}
+
+/// Encoded once, held in memory. Every rank does so: nothing has to be sent, and nothing is written beside the text.
+Result<TokenRow> tokens_of_text(const DataOptions& data) {
+  if (data.tokenizer.empty()) return fail(no_file("train.data.tokenizer", data.kind));
+  const auto encoder = BytePairEncoder::read(data.tokenizer);
+  if (!encoder) return fail(encoder.error());
+  const auto text = read_text_file(data.file, kMostText);
+  if (!text) return fail(text.error());
+  auto encoded = encoder->encode(*text);
+  if (!encoded) {
+    Error error = std::move(encoded.error());
+    error.file = data.file;
+    return fail(std::move(error));
+  }
+  auto tokens = std::make_shared<const std::vector<std::uint32_t>>(encoded->begin(), encoded->end());
+  return TokenRow{data.kind, data.file, static_cast<std::int64_t>(tokens->size()),
+                  [tokens](std::int64_t begin, std::span<std::int64_t> ids) {
+                    std::copy_n(tokens->begin() + begin, ids.size(), ids.begin());
+                  }};
+}
+
+Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, const Job& job) {
+  if (auto fits = takes_tokens(slots); !fits) return fail(fits.error());
+  const DataOptions& data = job.train.data;
+  if (data.file.empty()) return fail(no_file("train.data.file", data.kind));
+  auto row = data.kind == "text" ? tokens_of_text(data) : tokens_of_file(data, slots.front().range.value_or(0));
+  if (!row) return fail(row.error());
+  if (row->count < slots.front().row_numel) {
+    Error error = data_error(ErrorCode::OutOfRange, "train.data.file", "the file holds less than one sample");
+    error.file = data.file;
+    error.expected = fmt::format("at least model.seq = {} tokens", slots.front().row_numel);
+    error.got = std::to_string(row->count);
+    return fail(std::move(error));
+  }
+  return std::make_unique<TokenSource>(std::move(slots), std::move(*row), static_cast<std::uint64_t>(job.train.seed));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<BatchSource>> open_batch_source(const Model& model, const Job& job) {
+  auto slots = input_slots(model);
+  if (!slots) return fail(slots.error());
+  const std::string& kind = job.train.data.kind;
+  if (kind == "synthetic") {
+    return std::make_unique<SyntheticSource>(std::move(*slots),
+                                             mixed_bits(static_cast<std::uint64_t>(job.train.seed) + 1));
+  }
+  return open_tokens(std::move(*slots), job);
+}
+
+}  // namespace foreshard::exec
