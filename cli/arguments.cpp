@@ -42,6 +42,8 @@ class Declaration {
     app_.add_flag("--version", version_, "Print the version");
     add_output_flags(app_);
     declare_inspect();
+    declare_import();
+    declare_export_script();
     declare_plan();
     declare_simulate();
     declare_compare();
@@ -93,6 +95,26 @@ class Declaration {
     verb.add_option("--depth", inspect_.depth, "Levels of the module tree; 0 = all")
         ->check(CLI::Range(0, 64).description(""))
         ->type_name("N");
+  }
+
+  void declare_import() {
+    CLI::App& verb = add_verb("import", "A job file from accelerate's, Transformers' or torchtitan's configuration");
+    files_.push_back(verb.add_option("FILE", import_.file, "YAML, JSON or TOML")->required()->type_name("FILE"));
+    files_.push_back(verb.add_option("--model", import_.model, "model.source of the job")->type_name("MODEL"));
+  }
+
+  void declare_export_script() {
+    CLI::App& verb =
+        add_verb("export-script", "A Python script that exports your own model to a small .pt2, to be run beside it");
+    verb.add_option("MODEL", export_script_.model, "Transformers id or config.json, timm:NAME, or FILE.py:FUNCTION")
+        ->type_name("MODEL");
+    verb.add_option("--batch", export_script_.batch, "Default of the script")
+        ->check(CLI::Range(1, 1'000'000).description(""))
+        ->type_name("N");
+    verb.add_option("--seq", export_script_.seq, "Default of the script")
+        ->check(CLI::Range(1, 100'000'000).description(""))
+        ->type_name("N");
+    verb.add_option("--output", export_script_.output, "Name of the archive")->type_name("FILE");
   }
 
   void declare_plan() {
@@ -194,6 +216,8 @@ class Declaration {
   CLI::App app_;
   OutputFlags output_;
   InspectFlags inspect_;
+  ImportFlags import_;
+  ExportScriptFlags export_script_;
   PlanFlags plan_;
   SimulateFlags simulate_;
   CompareFlags compare_;
@@ -210,6 +234,8 @@ CommandLine Declaration::take(const std::string& verb) {
   CommandLine line;
   line.output = output_;
   if (verb == "inspect") line.verb = std::move(inspect_);
+  if (verb == "import") line.verb = std::move(import_);
+  if (verb == "export-script") line.verb = std::move(export_script_);
   if (verb == "plan") line.verb = std::move(plan_);
   if (verb == "simulate") line.verb = std::move(simulate_);
   if (verb == "compare") line.verb = std::move(compare_);
@@ -290,7 +316,7 @@ std::string first_word(const std::vector<std::string>& arguments, std::size_t fr
 
 const std::vector<std::string>& later_verbs() {
   static const std::vector<std::string> kVerbs{"run",      "sweep", "trace",
-                                               "validate", "view",  "import",    "export-script"};
+                                               "validate", "view"};
   return kVerbs;
 }
 

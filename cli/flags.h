@@ -76,6 +76,18 @@ struct ConfigFlags {
   bool origin = false;
 };
 
+struct ImportFlags {
+  std::string file;
+  std::string model;  // model.source of the job
+};
+
+struct ExportScriptFlags {
+  std::string model;  // default of the script; empty = it asks
+  int batch = 0;      // 0 = the script's default
+  int seq = 0;
+  std::string output;
+};
+
 struct DoctorFlags {};
 struct VersionFlags {};
 
@@ -84,7 +96,7 @@ struct CompletionFlags {
 };
 
 using VerbFlags =
-    std::variant<InspectFlags, PlanFlags, SimulateFlags, CompareFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, CompareFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

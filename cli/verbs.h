@@ -7,6 +7,8 @@
 namespace foreshard::cli {
 
 ExitCode run_verb(const InspectFlags& flags, const Console& console);
+ExitCode run_verb(const ImportFlags& flags, const Console& console);
+ExitCode run_verb(const ExportScriptFlags& flags, const Console& console);
 ExitCode run_verb(const PlanFlags& flags, const Console& console);
 ExitCode run_verb(const SimulateFlags& flags, const Console& console);
 ExitCode run_verb(const CompareFlags& flags, const Console& console);

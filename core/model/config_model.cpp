@@ -31,6 +31,8 @@ constexpr Family kFamilies[] = {
     {"llama", families::build_llama_family},
     {"mistral", families::build_llama_family},
     {"mixtral", families::build_llama_family},
+    {"opt", only<families::build_opt>},
+    {"phi3", only<families::build_phi3>},
     {"qwen2", families::build_llama_family},
     {"qwen2_moe", families::build_llama_family},
     {"qwen3", families::build_llama_family},
@@ -72,9 +74,10 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
   for (const Family& family : kFamilies) {
     if (family.model_type == type) return family.build(input, type);
   }
-  return fail(
-      {ErrorCode::Unsupported, "this model_type is not built", file, "model_type", "one of " + known, in_quotes(type),
-       "export the model with torch.export.save and give the .pt2, or write it as model.json (docs/formats/model.md)"});
+  return fail({ErrorCode::Unsupported, "this model_type is not built", file, "model_type", "one of " + known,
+               in_quotes(type),
+               "`foreshard export-script` prints a script that exports it to a .pt2; or write it as model.json "
+               "(docs/models.md)"});
 }
 
 }  // namespace

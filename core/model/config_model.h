@@ -1,7 +1,7 @@
 // From a published config.json to a Model: module tree, parameters and the operators of one training step's forward.
 //
 // The tree and the operators are those of the Transformers library in training mode (dropout as configured, no cache,
-// no mask given), as PyTorch's eager mode runs them on the chosen device. Families: llama, mistral, qwen2, qwen3, gpt2.
+// no mask given), as PyTorch's eager mode runs them on the chosen device. Families: known_model_types().
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -151,6 +151,8 @@ Result<Model> build_gpt2(const FamilyInput& input);
 Result<Model> build_bert(const FamilyInput& input);
 Result<Model> build_gemma2(const FamilyInput& input);
 Result<Model> build_gpt_neox(const FamilyInput& input);
+Result<Model> build_opt(const FamilyInput& input);
+Result<Model> build_phi3(const FamilyInput& input);
 Result<Model> build_t5(const FamilyInput& input);
 Result<Model> build_vit(const FamilyInput& input);
 

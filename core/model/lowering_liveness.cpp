@@ -91,7 +91,13 @@ constexpr std::array kNamedLocals = {
     NamedLocal{"RMSNorm", "aten.mul.Tensor"},           // hidden_states, normalised
     NamedLocal{"RotaryEmbedding", "aten.mul.Tensor"},   // freqs; cos, sin scaled
     NamedLocal{"RotaryEmbedding", "aten.cat.default"},  // emb
+    NamedLocal{"OPTDecoder", "aten.alias.default"},     // position_ids, handed to every layer
 };
+
+/// The function that embeds and then runs the blocks.
+bool is_body(std::string_view class_name) {
+  return ends_with(class_name, "Model") || ends_with(class_name, "OPTDecoder");
+}
 
 class Liveness {
  public:
@@ -149,7 +155,7 @@ class Liveness {
     // sum).
     if (op.name == "aten.embedding.default") {
       const Call& body = call.parent >= 0 ? tree_.calls[static_cast<std::size_t>(call.parent)] : call;
-      return ends_with(class_of(body), "Model") ? body.last : -1;
+      return is_body(class_of(body)) ? body.last : -1;
     }
     const bool index_sum = op.name == "aten.add.Tensor" && !op.out.empty() && op.out[0].valid() &&
                            model_.values[op.out[0].index()].dtype == DType::Int64;

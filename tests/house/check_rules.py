@@ -20,7 +20,8 @@ THIRD_PARTIES = {
     r"boost/": ["core/plan/plan_dag.cpp", "tests/"],
     r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "tests/exec/"],
     r"Q[A-Z]|Qt": ["gui/", "tests/gui/"],
-    r"toml\+\+": ["core/job_file.cpp", "core/job_keys.cpp", "sim/profile.cpp", "tests/"],
+    r"toml\+\+": ["core/import/", "core/job_file.cpp", "core/job_keys.cpp", "sim/profile.cpp", "tests/"],
+    r"yaml\.h": ["core/import/"],
     r"CLI/": ["cli/"],
 }
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|manager|misc|system)(_|\.|$)")

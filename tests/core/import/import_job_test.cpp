@@ -1,0 +1,171 @@
+#include "core/import/import_job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "core/import/import_tree.h"
+#include "core/job_file.h"
+
+namespace foreshard {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string read(const std::string& name) {
+  std::ifstream in(std::string(FORESHARD_TEST_DATA) + "/import/" + name);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+ImportedJob import_file(const std::string& name) {
+  const auto imported = import_job(read(name), name);
+  EXPECT_TRUE(imported) << (imported ? "" : to_text(imported.error()));
+  return imported.value_or(ImportedJob{});
+}
+
+/// What is written reads back as the job that was imported.
+void expect_round_trip(const ImportedJob& imported) {
+  const std::string text = write_imported_job(imported, "x", "config.json");
+  const auto job = parse_job(text, "", std::vector<std::string>{});
+  ASSERT_TRUE(job) << to_text(job.error()) << "\n" << text;
+  Job expected = imported.job;
+  if (expected.model.source.empty()) expected.model.source = "config.json";
+  EXPECT_EQ(job->job, expected) << text;
+}
+
+TEST(ImportJob, ReadsAcceleratesFirstVersion) {
+  const ImportedJob imported = import_file("accelerate_fsdp1.yaml");
+  EXPECT_EQ(imported.dialect, "accelerate");
+  const Job& job = imported.job;
+  EXPECT_EQ(job.fsdp.runtime, Runtime::Fsdp1);
+  EXPECT_EQ(job.fsdp.strategy, Strategy::HybridShard);
+  EXPECT_EQ(job.fsdp.backward_prefetch, BackwardPrefetch::Post);
+  EXPECT_TRUE(job.fsdp.forward_prefetch);
+  EXPECT_FALSE(job.fsdp.use_orig_params);
+  EXPECT_EQ(job.fsdp.wrap.policy, WrapPolicyKind::ModuleClass);
+  EXPECT_THAT(job.fsdp.wrap.classes, ElementsAre("LlamaDecoderLayer", "LlamaRMSNorm"));
+  EXPECT_EQ(job.checkpointing.policy, CheckpointPolicy::Block);
+  EXPECT_EQ(job.fsdp.mixed_precision.param, DType::BFloat16);
+  EXPECT_EQ(job.fsdp.mixed_precision.reduce, DType::BFloat16);
+  EXPECT_EQ(job.fsdp.mixed_precision.buffer, DType::BFloat16);
+  EXPECT_EQ(job.cluster.world_size, 16);
+  EXPECT_EQ(job.cluster.ranks_per_node, 8);
+  EXPECT_THAT(imported.notes, ElementsAre("fsdp_config.fsdp_future_switch = 3 is not understood"));
+  expect_round_trip(imported);
+}
+
+TEST(ImportJob, ReadsAcceleratesSecondVersion) {
+  const ImportedJob imported = import_file("accelerate_fsdp2.yaml");
+  const Job& job = imported.job;
+  EXPECT_EQ(job.fsdp.runtime, Runtime::Fsdp2);
+  EXPECT_EQ(job.fsdp.reshard_after_forward.kind, ReshardAfterForward::Kind::False);
+  EXPECT_EQ(job.fsdp.wrap.policy, WrapPolicyKind::Size);
+  EXPECT_EQ(job.fsdp.wrap.min_num_params, 20'000'000);
+  EXPECT_TRUE(job.fsdp.cpu_offload);
+  EXPECT_EQ(job.fsdp.mixed_precision.param, std::nullopt);
+  EXPECT_EQ(job.cluster.world_size, 4);
+  EXPECT_EQ(job.cluster.ranks_per_node, 4);
+  EXPECT_THAT(imported.notes, ElementsAre(HasSubstr("dynamo_backend = inductor")));
+  expect_round_trip(imported);
+}
+
+TEST(ImportJob, ReadsTransformersArguments) {
+  const ImportedJob imported = import_file("training_arguments.json");
+  EXPECT_EQ(imported.dialect, "Transformers");
+  const Job& job = imported.job;
+  EXPECT_EQ(job.model.source, "llama-3-8b");
+  EXPECT_EQ(job.model.batch, 4);
+  EXPECT_EQ(job.fsdp.runtime, Runtime::Fsdp1);
+  EXPECT_EQ(job.fsdp.strategy, Strategy::FullShard);
+  EXPECT_TRUE(job.fsdp.cpu_offload);
+  EXPECT_THAT(job.fsdp.wrap.classes, ElementsAre("LlamaDecoderLayer"));
+  EXPECT_EQ(job.train.micro_batches, 8);
+  EXPECT_EQ(job.train.steps, 1000);
+  EXPECT_TRUE(job.checkpointing.reentrant);
+  EXPECT_EQ(job.train.optimizer.impl, OptimizerImpl::Fused);
+  EXPECT_DOUBLE_EQ(job.train.optimizer.beta2, 0.999);
+  EXPECT_EQ(job.train.schedule.name, "cosine");
+  EXPECT_THAT(imported.notes, ElementsAre("group_by_length = true is not understood"));
+  expect_round_trip(imported);
+}
+
+TEST(ImportJob, ReadsAnFsdpConfigAlone) {
+  const ImportedJob imported = import_file("fsdp_config.json");
+  EXPECT_EQ(imported.dialect, "Transformers");
+  EXPECT_THAT(imported.job.fsdp.wrap.classes, ElementsAre("T5Block"));
+  EXPECT_EQ(imported.job.fsdp.backward_prefetch, BackwardPrefetch::Post);
+  EXPECT_FALSE(imported.job.fsdp.limit_all_gathers);
+  EXPECT_EQ(imported.job.checkpointing.policy, CheckpointPolicy::Block);
+  EXPECT_TRUE(imported.notes.empty());
+}
+
+TEST(ImportJob, ReadsTorchtitan) {
+  const ImportedJob imported = import_file("torchtitan.toml");
+  EXPECT_EQ(imported.dialect, "torchtitan");
+  const Job& job = imported.job;
+  EXPECT_EQ(job.fsdp.runtime, Runtime::Fsdp2);
+  EXPECT_EQ(job.fsdp.strategy, Strategy::HybridShard);
+  EXPECT_EQ(job.cluster.shard_group, 8);
+  EXPECT_EQ(job.cluster.world_size, 16);
+  EXPECT_EQ(job.fsdp.reshard_after_forward.kind, ReshardAfterForward::Kind::False);
+  EXPECT_EQ(job.model.batch, 2);
+  EXPECT_EQ(job.model.seq, 8192);
+  EXPECT_EQ(job.checkpointing.policy, CheckpointPolicy::EveryK);
+  EXPECT_EQ(job.checkpointing.k, 2);
+  EXPECT_DOUBLE_EQ(job.train.schedule.min_ratio, 0.1);
+  EXPECT_THAT(imported.notes, Contains(HasSubstr("tensor_parallel_degree = 4")));
+  EXPECT_THAT(imported.notes, Contains(HasSubstr("compile.enable")));
+  EXPECT_EQ(job.train.checkpoint.dir, "");
+  expect_round_trip(imported);
+}
+
+TEST(ImportJob, ValuesThatNoJobTakesBecomeNotes) {
+  const auto imported = import_job(
+      "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n"
+      "  fsdp_sharding_strategy: SIDEWAYS\n  fsdp_use_orig_params: 17\n",
+      "c.yaml");
+  ASSERT_TRUE(imported);
+  EXPECT_EQ(imported->job.fsdp.strategy, Strategy::FullShard);
+  EXPECT_THAT(imported->notes, Contains(HasSubstr("sideways is not known")));
+  EXPECT_THAT(imported->notes, Contains(HasSubstr("fsdp_use_orig_params = 17 does not fit")));
+}
+
+TEST(ImportJob, WhatIsNoConfigurationIsAnErrorThatNamesThePlace) {
+  const auto error = [](const std::string& text, const std::string& file) {
+    const auto imported = import_job(text, file);
+    EXPECT_FALSE(imported) << text;
+    return imported ? std::string() : to_text(imported.error());
+  };
+  EXPECT_THAT(error("a: [1, 2", "x.yaml"), HasSubstr("no YAML"));
+  EXPECT_THAT(error("a: 1\na: 2\n", "x.yaml"), HasSubstr("line 2"));
+  EXPECT_THAT(error("a: &b 1\nc: *b\n", "x.yaml"), HasSubstr("aliases"));
+  EXPECT_THAT(error(std::string(200, '[') + std::string(200, ']'), "x.yaml"), HasSubstr("nested too deep"));
+  EXPECT_THAT(error("", "x.yaml"), HasSubstr("empty"));
+  EXPECT_THAT(error("- 1\n- 2\n", "x.yaml"), HasSubstr("no configuration"));
+  EXPECT_THAT(error("{\"a\": }", "x.json"), HasSubstr("x.json"));
+  EXPECT_THAT(error("a = = 1", "x.toml"), HasSubstr("no TOML"));
+  EXPECT_THAT(error("color: blue\n", "x.yaml"), HasSubstr("no configuration that is known"));
+  EXPECT_THAT(error("[model]\nsource = \"config.json\"\n", "job.toml"), HasSubstr("job file already"));
+}
+
+TEST(ImportTree, PlainScalarsAreWhatPyYamlMakesOfThem) {
+  const auto tree =
+      read_import_tree("a: yes\nb: 'yes'\nc: 1.5\nd: 0x1f\ne: ~\nf: -3\ng: 1e-8\n", "x.yaml", ImportSyntax::Yaml);
+  ASSERT_TRUE(tree);
+  EXPECT_EQ(tree_text(*find_in_tree(*tree, "a")), "true");
+  EXPECT_EQ(find_in_tree(*tree, "b")->text, "yes");
+  EXPECT_DOUBLE_EQ(find_in_tree(*tree, "c")->number, 1.5);
+  EXPECT_EQ(find_in_tree(*tree, "d")->text, "0x1f");
+  EXPECT_EQ(find_in_tree(*tree, "e"), nullptr);
+  EXPECT_EQ(find_in_tree(*tree, "f")->integer, -3);
+  EXPECT_DOUBLE_EQ(find_in_tree(*tree, "g")->number, 1e-8);
+}
+
+}  // namespace
+}  // namespace foreshard

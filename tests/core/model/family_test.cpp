@@ -1,0 +1,57 @@
+// Families against small recordings of the Transformers library: every family has one, with uneven sizes.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <string>
+
+#include "core/model/config_model.h"
+#include "tests/oracle/model_truth.h"
+
+namespace foreshard {
+namespace {
+
+const std::string kModels = std::string(FORESHARD_TEST_DATA) + "/models/";
+
+class Family : public testing::TestWithParam<const char*> {};
+
+void expect_pass(const oracle::RowResult& row, const std::string& what) {
+  EXPECT_NE(row.verdict, oracle::Verdict::Fail)
+      << what << " at " << row.place << ": expected " << row.expected << ", got " << row.got << row.detail;
+}
+
+TEST_P(Family, EqualsTheRecordingInStructureAndOperators) {
+  const std::string folder = kModels + GetParam();
+  const oracle::RowResult structure = oracle::compare_structure(folder);
+  EXPECT_EQ(structure.verdict, oracle::Verdict::Pass)
+      << structure.place << ": " << structure.expected << ", got " << structure.got << structure.detail;
+  for (const char* route : {"cuda", "meta_math", "cpu"}) {
+    for (const char* dtype : {"bf16", "f32"}) {
+      if (std::filesystem::exists(folder + "/ops." + route + "." + dtype + ".json.gz"))
+        expect_pass(oracle::compare_route(folder, route, dtype), std::string(route) + " " + dtype);
+    }
+  }
+  if (std::filesystem::exists(folder + "/ops.loss_tail.bf16.json.gz"))
+    expect_pass(oracle::compare_loss_tail(folder), "loss");
+  if (std::filesystem::exists(folder + "/summary.json")) expect_pass(oracle::compare_flops(folder), "FLOPs");
+}
+
+INSTANTIATE_TEST_SUITE_P(Recorded, Family,
+                         testing::Values("bert-tiny", "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
+                                         "opt-tiny-post-norm", "phi3-tiny", "phi3-tiny-partial", "qwen2_moe-tiny",
+                                         "qwen3-tiny", "t5-tiny", "vit-tiny"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
+TEST(Families, AnUnknownFamilyIsOfferedTheScriptThatExportsIt) {
+  const auto model = model_from_config(kModels + "../pt2/unknown_family.json", {});
+  ASSERT_FALSE(model);
+  EXPECT_NE(model.error().hint.find("export-script"), std::string::npos);
+  EXPECT_NE(model.error().got.find("mamba"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foreshard
