@@ -48,6 +48,7 @@ class Declaration {
     declare_simulate();
     declare_compare();
     declare_calibrate();
+    declare_checkpoint();
     declare_config();
     declare_rest();
   }
@@ -138,6 +139,9 @@ class Declaration {
     add_output_file(verb, "--trace", simulate_.trace,
                     "Write the timeline as Chrome JSON for Perfetto (.json or .json.gz)");
     add_output_file(verb, "--timeline", simulate_.timeline, "Write the timeline in our own form (.fst)");
+    verb.add_option("--action", simulate_.action,
+                    "Which plan: train, or a list of init, summon, save and load, as for plan: their memory and time")
+        ->type_name("LIST");
     verb.add_flag("--per-unit", simulate_.per_unit, "One span a segment instead of one a kernel: faster, coarser");
     verb.add_flag("--no-remedy", simulate_.no_remedy,
                   "If it does not fit, do not search for the nearest change that would");
@@ -222,6 +226,7 @@ class Declaration {
   SimulateFlags simulate_;
   CompareFlags compare_;
   CalibrateFlags calibrate_;
+  CheckpointFlags checkpoint_;
   ConfigFlags config_;
   CompletionFlags completion_;
   std::string config_action_;
@@ -240,6 +245,7 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "simulate") line.verb = std::move(simulate_);
   if (verb == "compare") line.verb = std::move(compare_);
   if (verb == "calibrate") line.verb = std::move(calibrate_);
+  if (verb == "checkpoint") line.verb = std::move(checkpoint_);
   if (verb == "config") line.verb = std::move(config_);
   if (verb == "doctor") line.verb = DoctorFlags{};
   if (verb == "version") line.verb = VersionFlags{};

@@ -38,6 +38,7 @@ struct SimulateFlags {
   JobFlags job;
   std::string trace;       // Chrome JSON
   std::string timeline;    // .fst
+  std::string action = "train";  // as for plan
   bool per_unit = false;   // one span a segment instead of one a kernel: faster, coarser
   bool no_remedy = false;  // do not search for a change that fits
 };
@@ -96,7 +97,7 @@ struct CompletionFlags {
 };
 
 using VerbFlags =
-    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, CompareFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
+#include "cli/action_report.h"
 #include "cli/job_source.h"
 #include "cli/pipeline.h"
 #include "cli/prediction_json.h"
 #include "cli/remedies.h"
 #include "cli/report.h"
 #include "cli/verbs.h"
+#include "sim/action_start.h"
 #include "traces/chrome_trace.h"
 #include "traces/fst.h"
 
@@ -44,7 +46,7 @@ ExitCode outcome(const Simulation& s, const Console& console) {
                              s.plan.failure->action, s.plan.failure->iteration, s.plan.failure->text));
     return ExitCode::RunFailed;
   }
-  if (s.model.ops.empty()) {
+  if (s.model.ops.empty() && !is_action_plan(s.plan)) {
     console.note(
         "note: the model has no operator program: compute takes no time and activations no memory in this prediction");
     return ExitCode::Partial;
@@ -58,7 +60,8 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
   const Job& job = loaded->job;
-  const auto prepared = prepare(job);
+  const bool trains = flags.action == "train";
+  const auto prepared = trains ? prepare(job) : prepare_actions(job, flags.action);
   if (!prepared) return console.error(prepared.error());
   SimulateOptions options = simulate_options(job);
   options.per_kernel = !flags.per_unit;
@@ -70,7 +73,7 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   Simulation simulation{
       job, prepared->model, prepared->plan, prepared->profile, *prediction, card_memory(job, prepared->profile), {},
       {}};
-  if (!prediction->fits && !flags.no_remedy) {
+  if (!prediction->fits && !flags.no_remedy && trains) {
     RemedySearch search = find_remedy(job);
     simulation.remedy = std::move(search.remedy);
     simulation.tried = std::move(search.tried);
@@ -82,8 +85,11 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const auto written = write_timelines(flags, prediction->timeline, console);
   if (!written) return console.error(written.error());
   const ReportStyle style{console.color, console.unicode, console.width};
-  if (!console.result(console.json ? prediction_json(simulation) : simulation_report(simulation, style)))
-    return ExitCode::RunFailed;
+  const std::string report =
+      console.json ? prediction_json(simulation)
+      : trains     ? simulation_report(simulation, style)
+                   : action_prediction_report(simulation.plan, simulation.prediction, simulation.card_memory);
+  if (!console.result(report)) return ExitCode::RunFailed;
   return outcome(simulation, console);
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "sim/action_start.h"
 #include "sim/device.h"
 #include "sim/exposure.h"
 #include "sim/plan_player.h"
@@ -86,7 +87,9 @@ class Simulation {
 
  private:
   void initialise() {
-    if (!play_initialisation(device_, plan_, model_, job_, buffers_)) {
+    const bool action = is_action_plan(plan_);
+    if (!(action ? play_action_start(device_, plan_, model_, job_, buffers_)
+                 : play_initialisation(device_, plan_, model_, job_, buffers_))) {
       prediction_.fits = false;
       OutOfMemory oom;
       oom.phase = "init";
