@@ -192,7 +192,8 @@ void FlatUnit::before_segment(InstructionId id) {
   if (!move && !pieces_changed_) return;
   pieces_changed_ = false;
   if (move) attached_ = source_.buffer;
-  context_.backend().launch(context_.on(Stream::D, id),
+  const std::span<const Buffer> uses(&attached_, move ? 1 : 0);  // until its free, which may name no use (NO_SHARD)
+  context_.backend().launch(context_.on(Stream::D, id, uses),
                             [this, move, buffer = attached_, leaves = source_leaves_, pieces = next_pieces_] {
                               pieces_ = pieces;
                               if (!move) return;
