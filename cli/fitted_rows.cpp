@@ -12,7 +12,7 @@ const std::vector<FittedRows>& fitted_rows() {
       {"floor, ramp, knee and their growth with nodes",
        "collectives",
        {"N04-*", "N06a-*", "N06b-*", "N07-*", "N08-4-*", "N09-8-*"}},
-      {"reached share of the matrix rate, by card", "training", {"T01", "K01", "M038", "M045", "M063", "M067", "M087"}},
+      {"reached share of the matrix rate, by card", "training", {"M038", "M045", "M063", "M067", "M087"}},
   };
   return kRows;
 }

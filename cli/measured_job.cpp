@@ -100,7 +100,10 @@ class JobWriter {
     options.source = run_.model;
     options.batch = run_.batch;
     options.seq = run_.seq > 0 ? run_.seq : run_.encoder_layers > 0 ? 512 : 2048;
-    if (run_.seq == 0) assume("sequences of " + std::to_string(options.seq) + " tokens", true);
+    if (run_.seq == 0) {
+      assume("sequences of " + std::to_string(options.seq) + " tokens", true);
+      made_.time_complete = false;
+    }
     options.seq_given = true;
     const bool single = run_.runtime == "single";
     options.dtype = dtype_of(run_.master_dtype.empty() && single ? run_.param_dtype : run_.master_dtype);
@@ -120,6 +123,11 @@ class JobWriter {
     const bool transformers = run_.source.find("atorch") != std::string::npos || starts(run_.source, "llama-cookbook");
     loss = torchtitan ? "cross_entropy_fp32" : transformers || run_.encoder_layers > 0 ? "auto" : "cross_entropy";
     if (starts(noted, "full_logits_fp32") || starts(noted, "fp32_logits")) loss = "cross_entropy_fp32";
+    // Its training loop lets go of the logits before backward since the weeks after its first FSDP2 runs (PR 165).
+    if (torchtitan && starts(noted, "fp32_logits") && run_.source.find("PR 165") != std::string::npos) {
+      made_.hold_float_logits = true;
+      made_.assumed.emplace_back("the float32 logits live until backward is over, as in that version's training loop");
+    }
     if (starts(noted, "chunked")) assume("the loss on whole logits, not in chunks", true);
     if (torchtitan && noted.empty()) assume("the loss on whole float32 logits", true);
     if (run_.notes.find("autocast") != std::string::npos) assume("mixed precision in place of autocast", true);
@@ -192,6 +200,7 @@ class JobWriter {
       const bool selective = run_.notes.find("default is selective_op") != std::string::npos;
       kind = selective ? "selective_op" : "none";
       assume(selective ? "checkpointing selective_op, the source's default" : "no checkpointing", true);
+      made_.time_complete = made_.time_complete && selective;
     }
     if (kind == "none") return true;
     if (kind == "full") {

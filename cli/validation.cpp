@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cli/collective_row.h"
+#include "cli/fitted_rows.h"
 #include "cli/pipeline.h"
 #include "cli/validation_pairs.h"
 #include "core/model/config_model.h"
@@ -56,7 +57,8 @@ void compare(const MeasuredRun& run, const MeasuredJob& job, const Prediction& p
   compare_memory(run, p, high && job.memory_complete, row.numbers);
   if (p.iterations.size() < 2 && !p.fits) return;  // no steady step to compare
   if (run.step_s && *run.step_s > 0 && p.step_time_ns.value > 0) {
-    ValidatedNumber step = number("step_time_s", run, p.step_time_ns.value * 1e-9, *run.step_s, high);
+    const bool counted = high && job.time_complete && !is_fitted("training", run.id);
+    ValidatedNumber step = number("step_time_s", run, p.step_time_ns.value * 1e-9, *run.step_s, counted);
     step.sample.low = p.step_time_ns.low * 1e-9;
     step.sample.high = p.step_time_ns.high * 1e-9;
     row.numbers.push_back(std::move(step));
@@ -176,6 +178,21 @@ Result<Validation> validate_collectives(const CsvTable& table, const std::string
 
 namespace {
 
+/// The same program, whose second output is the cast of what was the second output.
+Model returning_float_logits(Model model) {
+  if (model.outputs.size() < 2) return model;
+  for (const Op& op : model.ops) {
+    if (op.args.empty() || op.out.empty() || !op.out[0].valid()) continue;
+    const auto* from = std::get_if<ValueRef>(&op.args[0].value);
+    if (from == nullptr || from->id != model.outputs[1]) continue;
+    const ValueInfo &a = model.values[from->id.index()], &b = model.values[op.out[0].index()];
+    if (b.dtype != DType::Float32 || numel_of(a.shape) != numel_of(b.shape)) continue;
+    model.outputs[1] = op.out[0];
+    break;
+  }
+  return model;
+}
+
 Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const MeasuredJob& job,
                                  const HardwareProfile& profile) {
   const auto table = build_units(model, job.job);
@@ -183,8 +200,11 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   const auto checkpointed = checkpointed_modules(model, job.job, *table);
   if (!checkpointed) return fail(checkpointed.error());
   LoweringOptions options = lowering_options(profile);
+  options.hold_outputs = job.hold_float_logits;
   options.keep_alternate_matmuls = job.keep_alternate_matmuls;
-  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, options);
+  const auto ranges = segment_ranges(model, plan, *checkpointed);
+  if (!job.hold_float_logits) return lower(model, ranges, table->trainable, options);
+  return lower(returning_float_logits(model), ranges, table->trainable, options);
 }
 
 }  // namespace

@@ -331,6 +331,7 @@ CollectiveEstimate estimate_collective(const HardwareProfile& profile, Collectiv
 
 SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                             Bytes bytes) {
+  if (const auto measured = measured_time(profile, kind, group, bytes)) return *measured;
   return static_cast<SimDuration>(choice_us(profile, kind, group, bytes, runs_nvls(profile, kind, group)) * 1e3);
 }
 
