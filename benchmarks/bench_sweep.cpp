@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "sim/ranks.h"
 #include "sim/shared_parts.h"
 #include "sim/sweep.h"
 
@@ -82,6 +83,50 @@ void one_simulation(benchmark::State& state) {
   }
 }
 BENCHMARK(one_simulation)->Arg(1)->Arg(2)->Unit(benchmark::kMicrosecond);
+
+/// What one unit's duration does to a step, against simulating it: the tape played again.
+void one_unit_again(benchmark::State& state) {
+  Job job = base_job();
+  job.fsdp.runtime = state.range(0) == 1 ? Runtime::Fsdp1 : Runtime::Fsdp2;
+  SharedParts shared;
+  Workbench bench(shared);
+  const JobParts parts = must(bench.prepare(job));
+  IssueTape tape;
+  SimulateOptions options;
+  options.memory = job.cluster.memory;
+  options.tape = &tape;
+  must(simulate(*parts.plan, *parts.model, *parts.lowered, job, *parts.profile, options));
+  for (auto _ : state) benchmark::DoNotOptimize(retime(tape, {{5, 1.1, 1.0}}).back());
+}
+BENCHMARK(one_unit_again)->Arg(1)->Arg(2)->Unit(benchmark::kMicrosecond);
+
+/// Plan and simulation of ranks that are all alike. Argument: how many.
+void equal_ranks(benchmark::State& state) {
+  Job job = base_job();
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.cluster.world_size = state.range(0);
+  SharedParts shared;
+  Workbench bench(shared);
+  for (auto _ : state) {
+    job.train.clip_grad_norm += 1e-6;
+    benchmark::DoNotOptimize(must(bench.predict(job)).events);
+  }
+}
+BENCHMARK(equal_ranks)->Arg(8)->Arg(16'384)->Unit(benchmark::kMicrosecond);
+
+/// Ranks that wait for each other, each slower than the one before: plan and simulation. Argument: classes.
+void distinct_ranks(benchmark::State& state) {
+  Job job = base_job();
+  job.fsdp.runtime = Runtime::Fsdp1;
+  RanksOptions options;
+  for (std::int64_t r = 1; r < state.range(0); ++r)
+    options.traits.push_back({r, r, 1 + 0.01 * static_cast<double>(r), ""});
+  for (auto _ : state) {
+    const RanksPrediction all = must(simulate_ranks(job, options));
+    if (all.classes.size() != static_cast<std::size_t>(state.range(0))) state.SkipWithError("not as many classes");
+  }
+}
+BENCHMARK(distinct_ranks)->Arg(1)->Arg(16)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace foreshard

@@ -27,6 +27,7 @@ EventStamp DeviceClock::record(int stream) {
   EventStamp event;
   event.stream = stream;
   event.time = tails_[static_cast<std::size_t>(stream)];
+  if (tape_ != nullptr) event.snapshot = tape_->record(stream);
   if (mode_ == ClockMode::Lazy) {
     event.snapshot = static_cast<std::int32_t>(snapshots_.size() / static_cast<std::size_t>(streams_));
     const auto row = seen_.begin() + static_cast<std::ptrdiff_t>(stream) * streams_;
@@ -37,6 +38,7 @@ EventStamp DeviceClock::record(int stream) {
 
 void DeviceClock::stream_wait(int stream, const EventStamp& event) {
   if (event.stream < 0) return;  // as CUDA: an event that was never recorded is no wait
+  if (tape_ != nullptr && event.snapshot >= 0) tape_->stream_wait(stream, event.snapshot);
   SimTime& tail = tails_[static_cast<std::size_t>(stream)];
   tail = std::max(tail, event.time);
   if (mode_ != ClockMode::Lazy) return;
@@ -62,6 +64,7 @@ void DeviceClock::reach(SimTime time, const std::uint32_t* seen) {
 
 SimDuration DeviceClock::host_wait(const EventStamp& event) {
   if (event.stream < 0) return 0;
+  if (tape_ != nullptr && event.snapshot >= 0) tape_->host_wait(event.snapshot);
   const SimTime before = host_;
   reach(event.time, mode_ == ClockMode::Lazy
                         ? &snapshots_[static_cast<std::size_t>(event.snapshot) * static_cast<std::size_t>(streams_)]
@@ -70,6 +73,7 @@ SimDuration DeviceClock::host_wait(const EventStamp& event) {
 }
 
 SimDuration DeviceClock::stream_synchronize(int stream) {
+  if (tape_ != nullptr) tape_->stream_synchronize(stream);
   const SimTime before = host_;
   const auto s = static_cast<std::size_t>(stream);
   reach(tails_[s], mode_ == ClockMode::Lazy ? &seen_[s * static_cast<std::size_t>(streams_)] : nullptr);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/units.h"
+#include "sim/retime.h"
 
 namespace foreshard {
 
@@ -19,7 +20,7 @@ enum class ClockMode : std::uint8_t { Model, Lazy, Instant };
 /// When the work that a stream held at record time is done.
 struct EventStamp {
   std::int32_t stream = -1;    // -1: never recorded
-  std::int32_t snapshot = -1;  // Lazy: what the stream had seen
+  std::int32_t snapshot = -1;  // Lazy: what the stream had seen; Model: the event of the tape
   SimTime time = 0;
 };
 
@@ -37,11 +38,19 @@ class DeviceClock {
   SimTime device_tail() const;
 
   void host_cost(SimDuration duration) {
-    if (mode_ != ClockMode::Instant) host_ += duration;
+    if (mode_ == ClockMode::Instant) return;
+    host_ += duration;
+    if (tape_ != nullptr) tape_->host_cost(duration);
   }
 
-  /// Appends work to a stream; `not_before` is a further bound on its start (a communicator that is busy).
-  Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0) {
+  /// From now on all that is issued is written down too; nullptr ends it. Mode Model only.
+  void record_on(IssueTape* tape) { tape_ = mode_ == ClockMode::Model ? tape : nullptr; }
+  IssueTape* tape() const { return tape_; }
+
+  /// Appends work to a stream; `not_before` is a further bound on its start: a communicator that is busy, which then is
+  /// `communicator`, a GroupKind.
+  Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
+    if (tape_ != nullptr) write_down(stream, duration, communicator);
     SimTime& tail = tails_[static_cast<std::size_t>(stream)];
     Interval span;
     span.start = tail > host_ ? tail : host_;
@@ -62,10 +71,17 @@ class DeviceClock {
   SimDuration device_synchronize();
 
  private:
+  void write_down(int stream, SimDuration duration, int communicator) {
+    if (communicator < 0)
+      tape_->run(stream, duration);
+    else
+      tape_->collective(stream, communicator, duration);
+  }
   std::uint32_t& issued(int stream);
   void reach(SimTime time, const std::uint32_t* seen);
 
   ClockMode mode_;
+  IssueTape* tape_ = nullptr;
   int streams_;
   SimTime host_ = 0;
   std::vector<SimTime> tails_;

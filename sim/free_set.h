@@ -34,11 +34,11 @@ class FreeSet {
     bool operator==(const Cursor&) const = default;
   };
 
-  FreeSet() : buckets_(kBuckets) {}
-
   void insert(const Entry& entry) {
+    if (buckets_.empty()) buckets_.resize(kBuckets);  // most pools stay empty
     const std::size_t b = bucket_of(entry.size);
     std::vector<Entry>& bucket = buckets_[b];
+    if (bucket.capacity() == 0) bucket.reserve(8);
     bucket.insert(std::lower_bound(bucket.begin(), bucket.end(), entry, after), entry);
     filled_[b / 64] |= std::uint64_t{1} << b % 64;
   }
@@ -46,6 +46,7 @@ class FreeSet {
   /// True if the entry was there.
   bool erase(const Entry& entry) {
     const std::size_t b = bucket_of(entry.size);
+    if (!is_filled(b)) return false;
     const auto it = std::lower_bound(buckets_[b].begin(), buckets_[b].end(), entry, after);
     if (it == buckets_[b].end() || *it != entry) return false;
     erase(Cursor{b, static_cast<std::size_t>(it - buckets_[b].begin())});
@@ -61,6 +62,7 @@ class FreeSet {
   /// The smallest block of at least this size; the one at the lowest address among equals.
   Cursor lower_bound(Bytes size) const {
     const std::size_t b = bucket_of(size);
+    if (!is_filled(b)) return first_from(b + 1);
     const std::vector<Entry>& bucket = buckets_[b];
     const auto end = std::upper_bound(bucket.begin(), bucket.end(), Entry{size, 0, -1}, after);
     if (end != bucket.begin()) return {b, static_cast<std::size_t>(end - bucket.begin()) - 1};
@@ -85,6 +87,8 @@ class FreeSet {
  private:
   static constexpr std::size_t kBuckets = 512;  // 2^0 .. 2^63, eight each
 
+  bool is_filled(std::size_t bucket) const { return (filled_[bucket / 64] >> bucket % 64 & 1) != 0; }
+
   static bool after(const Entry& a, const Entry& b) { return b < a; }
 
   static std::size_t bucket_of(Bytes size) {
@@ -105,7 +109,7 @@ class FreeSet {
     return {};
   }
 
-  std::vector<std::vector<Entry>> buckets_;
+  std::vector<std::vector<Entry>> buckets_;  // none, or kBuckets
   std::array<std::uint64_t, kBuckets / 64> filled_{};
 };
 

@@ -47,6 +47,26 @@ void MemoryBook::relabel(BlockHandle block, MemoryCategory category) {
   by_category_[static_cast<std::size_t>(held)] -= bytes;
   by_category_[static_cast<std::size_t>(category)] += bytes;
   held = category;
+  if (keeps_holders_) holder_[static_cast<std::size_t>(block)].category = category;
+}
+
+void MemoryBook::note_holder(BlockHandle block) {
+  const auto at = static_cast<std::size_t>(block);
+  if (at >= holder_.size()) holder_.resize(at + 64);
+  holder_[at] = {allocator_.block_bytes(block), category_[at], iteration_, instruction_, unit_};
+}
+
+void MemoryBook::note_free(BlockHandle block) {
+  // The first free after a new highest point: until now nothing that was held there has gone.
+  if (peak_is_now_) at_highest_ = holder_;
+  peak_is_now_ = false;
+  holder_[static_cast<std::size_t>(block)].bytes = 0;
+}
+
+std::vector<MemoryBook::Holder> MemoryBook::holders_at_peak() {
+  std::vector<Holder> held = peak_is_now_ ? holder_ : at_highest_;
+  std::erase_if(held, [](const Holder& holder) { return holder.bytes == 0; });
+  return held;
 }
 
 }  // namespace foreshard

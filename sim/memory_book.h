@@ -43,12 +43,14 @@ class MemoryBook {
     if (block < 0) return block;
     if (static_cast<std::size_t>(block) >= category_.size()) category_.resize(static_cast<std::size_t>(block) + 64);
     category_[static_cast<std::size_t>(block)] = category;
+    if (keeps_holders_) note_holder(block);
     by_category_[static_cast<std::size_t>(category)] += allocator_.block_bytes(block);
     if (allocator_.stats().allocated.current > peak_) note_peak();
     return block;
   }
   void free(BlockHandle block) {
     if (block < 0) return;
+    if (keeps_holders_) note_free(block);
     by_category_[static_cast<std::size_t>(category_[static_cast<std::size_t>(block)])] -= allocator_.block_bytes(block);
     allocator_.free(block);
   }
@@ -60,6 +62,21 @@ class MemoryBook {
     iteration_ = iteration;
     instruction_ = instruction;
   }
+
+  /// The unit that what follows belongs to where no instruction says it (wrapping, the optimizer); -1 = none.
+  void set_unit(std::int32_t unit) { unit_ = unit; }
+
+  /// Who held a block when the highest point was reached.
+  struct Holder {
+    Bytes bytes = 0;
+    MemoryCategory category = MemoryCategory::Temporaries;
+    std::int32_t iteration = -1, instruction = -1;  // that allocated it; -1 before the first iteration
+    std::int32_t unit = -1;                         // as set_unit said
+  };
+  /// From now on blocks remember who made them. Costs a little at every allocation.
+  void keep_holders() { keeps_holders_ = true; }
+  /// All blocks that were allocated at the peak. Empty without keep_holders().
+  std::vector<Holder> holders_at_peak();
 
   using Categories = std::array<Bytes, kMemoryCategories>;
   const Categories& now() const { return by_category_; }
@@ -74,12 +91,19 @@ class MemoryBook {
     at_peak_ = by_category_;
     peak_iteration_ = iteration_;
     peak_instruction_ = instruction_;
+    peak_is_now_ = true;
   }
+  void note_holder(BlockHandle block);
+  void note_free(BlockHandle block);
 
   CachingAllocator& allocator_;
   std::vector<MemoryCategory> category_;  // by block
   Categories by_category_{}, at_peak_{};
   Bytes peak_ = 0;
+  bool keeps_holders_ = false, peak_is_now_ = false;  // what is held now is what was held at the peak
+  std::vector<Holder> holder_;                        // by block; bytes 0 = not allocated
+  std::vector<Holder> at_highest_;
+  std::int32_t unit_ = -1;
   std::int32_t iteration_ = -1, instruction_ = -1, peak_iteration_ = -1, peak_instruction_ = -1;
 };
 

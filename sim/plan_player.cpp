@@ -36,6 +36,11 @@ std::int32_t first_event(const PlanIteration& iteration) {
   return first;
 }
 
+bool is_collective(InstructionKind kind) {
+  return kind == InstructionKind::AllGather || kind == InstructionKind::ReduceScatter ||
+         kind == InstructionKind::AllReduce || kind == InstructionKind::Broadcast;
+}
+
 CollectiveKind collective_kind(InstructionKind kind) {
   switch (kind) {
     case InstructionKind::AllGather: return CollectiveKind::AllGather;
@@ -80,7 +85,9 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       device_(device),
       per_kernel_(request.per_kernel),
       optimizer_(request.job, local_params(request.plan, request.model, request.job)),
-      model_buffers_(std::move(buffers)) {
+      model_buffers_(std::move(buffers)),
+      speed_(request.speed),
+      meets_(request.meets) {
   buffers_.assign(kBufferKinds * (plan_.units.size() + plan_.param_names.size() + 1), kNoBlock);
   events_.resize(largest_event(plan_) + 1);
   recorded_.resize(events_.size(), false);
@@ -98,49 +105,75 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
 // ------------------------------------------------------------------------------------------------ one iteration
 
 PlanPlayer::Outcome PlanPlayer::play(std::size_t index, std::int32_t repeats, std::int32_t first_instruction) {
+  begin(index, repeats, first_instruction);
+  advance();
+  return outcome();
+}
+
+PlanPlayer::Outcome PlanPlayer::outcome() const {
+  if (!stopped_) return Outcome::Done;
+  return deadlocked_ ? Outcome::Deadlock : Outcome::OutOfMemory;
+}
+
+void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t first_instruction) {
   iteration_ = &plan_.iterations[index];
   first_instruction_ = first_instruction;
+  repeats_ = repeats;
+  position_ = 0;
   phase_ = LoopPhase::None;
   phases_.clear();
   host_wait_ = 0;
   flops_ = recomputed_flops_ = 0;
   event_shift_ = 0;
+  stepped_ = stopped_ = met_ = false;
   if (repeats > 0 && index > 0) {
     event_shift_ = repeats * (first_event(*iteration_) - first_event(plan_.iterations[index - 1]));
   }
   device_.allocator.reset_peaks();
+}
+
+PlanPlayer::Progress PlanPlayer::advance() {
   const auto& instructions = iteration_->instructions;
-  bool stepped = false;
-  for (std::size_t k = 0; k < instructions.size(); ++k) {
-    position_ = static_cast<std::int32_t>(k);
-    device_.book.set_place(iteration_->index + repeats, first_instruction_ + position_);
-    LoopPhase next = loop_phase_of(instructions[k]);
-    // Recomputation runs forward hooks in backward; a new forward begins with the root's hook.
-    const bool sharded = plan_.runtime != Runtime::None;
-    if (phase_ == LoopPhase::Backward && next == LoopPhase::Forward && sharded &&
-        instructions[k].phase != Phase::RootPreForward) {
-      next = LoopPhase::Backward;
-    }
-    // What is freed after the step are gradients: the loop's zero_grad.
-    const bool frees = instructions[k].kind == InstructionKind::Free || instructions[k].kind == InstructionKind::Zero;
-    if (stepped && frees && (next == LoopPhase::Optimizer || next == LoopPhase::None)) next = LoopPhase::End;
-    stepped = stepped || instructions[k].kind == InstructionKind::OptimizerStep;
+  const auto count = static_cast<std::int32_t>(instructions.size());
+  for (; position_ < count; ++position_) {
+    const Instruction& i = instructions[static_cast<std::size_t>(position_)];
+    device_.book.set_place(iteration_->index + repeats_, first_instruction_ + position_);
+    if (IssueTape* tape = device_.clock.tape()) tape->set_unit(i.unit.value);
+    const LoopPhase next = next_phase(i);
+    stepped_ = stepped_ || i.kind == InstructionKind::OptimizerStep;
     const SimTime before = device_.clock.host();
     const SimDuration waited = host_wait_;
     bool ok = next == LoopPhase::None || next == phase_ || enter_phase(next);
-    ok = ok && execute(instructions[k]);
+    if (ok && meets_ && !met_ && is_collective(i.kind)) {
+      meeting_ = offer(i);
+      return Progress::Meeting;  // comes back to this instruction
+    }
+    ok = ok && execute(i);
+    met_ = false;
     if (device_.activity.keep_spans && device_.clock.host() > before) {
       host_spans_.push_back({before, device_.clock.host(), first_instruction_ + position_, host_wait_ > waited});
     }
     if (!ok) {
       stop_.instruction = position_;
       stop_.phase = phase_;
-      return deadlocked_ ? Outcome::Deadlock : Outcome::OutOfMemory;
+      stopped_ = true;
+      return Progress::Stopped;
     }
   }
   enter_phase(LoopPhase::End);
   phases_.push_back({LoopPhase::End, device_.allocator.stats()});
-  return Outcome::Done;
+  return Progress::Done;
+}
+
+LoopPhase PlanPlayer::next_phase(const Instruction& i) const {
+  const LoopPhase next = loop_phase_of(i);
+  // Recomputation runs forward hooks in backward; a new forward begins with the root's hook.
+  const bool sharded = plan_.runtime != Runtime::None;
+  if (phase_ == LoopPhase::Backward && next == LoopPhase::Forward && sharded && i.phase != Phase::RootPreForward)
+    return LoopPhase::Backward;
+  // What is freed after the step are gradients: the loop's zero_grad.
+  const bool frees = i.kind == InstructionKind::Free || i.kind == InstructionKind::Zero;
+  return stepped_ && frees && (next == LoopPhase::Optimizer || next == LoopPhase::None) ? LoopPhase::End : next;
 }
 
 bool PlanPlayer::enter_phase(LoopPhase next) {
@@ -428,8 +461,7 @@ bool PlanPlayer::data_movement(const Instruction& i) {
   return true;
 }
 
-bool PlanPlayer::collective(const Instruction& i) {
-  const auto group = static_cast<std::size_t>(i.group);
+SimDuration PlanPlayer::duration_of(const Instruction& i) {
   GroupPlacement placement = i.group == GroupKind::Shard       ? shard_group_
                              : i.group == GroupKind::Replicate ? replicate_group_
                                                                : world_group_;
@@ -438,16 +470,40 @@ bool PlanPlayer::collective(const Instruction& i) {
     const auto per_node = std::max<std::int64_t>(job_.cluster.ranks_per_node, 1);
     placement = {i.group_size, static_cast<int>(std::max<std::int64_t>(1, ceil_div(i.group_size, per_node)))};
   }
+  const CollectiveKind kind = collective_kind(i.kind);
   const Bytes bytes = bytes_of(i);
-  const SimDuration time = collective_time(device_.profile, collective_kind(i.kind), placement, bytes);
+  for (const KnownDuration& known : durations_) {
+    if (known.bytes == bytes && known.kind == kind && known.placement == placement) return known.time;
+  }
+  durations_.push_back({kind, placement, bytes, collective_time(device_.profile, kind, placement, bytes)});
+  return durations_.back().time;
+}
+
+PlanPlayer::Meeting PlanPlayer::offer(const Instruction& i) {
+  const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
+  const SimTime busy = device_.cost.is_virtual() ? 0 : communicator_tail_[static_cast<std::size_t>(i.group)];
+  const SimTime ready = std::max({device_.clock.host() + host, device_.clock.tail(index_of(i.stream)), busy});
+  return {i.group, ready, duration_of(i)};
+}
+
+void PlanPlayer::meet(SimTime start, SimDuration time) {
+  agreed_ = {meeting_.group, start, time};
+  met_ = true;
+}
+
+bool PlanPlayer::collective(const Instruction& i) {
+  const auto group = static_cast<std::size_t>(i.group);
+  const SimDuration time = met_ ? agreed_.time : duration_of(i);
   // R4: collectives of one communicator run in issue order. The virtual device knows no contention.
-  const SimTime not_before = device_.cost.is_virtual() ? 0 : communicator_tail_[group];
+  SimTime not_before = device_.cost.is_virtual() ? 0 : communicator_tail_[group];
+  if (met_) not_before = std::max(not_before, agreed_.ready);
   const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
   ActivitySpan what = span_of(i, work_span_kind(i.kind));
-  what.bytes = bytes;
-  const Interval run = device_.launch(i.stream, host, time, what, not_before);
+  what.bytes = bytes_of(i);
+  const Interval run = device_.launch(i.stream, host, time, what, not_before, static_cast<int>(i.group));
   communicator_tail_[group] = run.end;
-  CollectiveRun kept{run.start, run.end, bytes, i.kind, i.phase, first_instruction_ + position_};
+  if (i.stream != Stream::D) device_.interference.collective(run.start, run.end);
+  CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, first_instruction_ + position_};
   kept.on_compute = i.stream == Stream::D;
   kept.after_host_wait = host_waited_;
   device_.activity.collectives.push_back(kept);

@@ -14,6 +14,7 @@
 #include "core/plan.h"
 #include "sim/device.h"
 #include "sim/resident_state.h"
+#include "sim/simulate.h"
 
 namespace foreshard {
 
@@ -24,6 +25,8 @@ struct PlayRequest {
   const LoweredProgram& lowered;
   const Job& job;
   bool per_kernel = true;
+  RankSpeed speed = {};
+  bool meets = false;  // pauses before every collective until it is told when all ranks are there
 };
 
 /// Which of the loop's phases an instruction belongs to, as the recordings name them.
@@ -63,6 +66,21 @@ class PlanPlayer {
   /// Plays iteration `index` of the plan; with `repeats` > 0 the steady one again, its events renamed.
   Outcome play(std::size_t index, std::int32_t repeats, std::int32_t first_instruction);
 
+  /// The same in steps, for ranks that wait for each other: begin, then advance until it is Done or Stopped; at every
+  /// Meeting, meet() says when the collective starts and how long it takes.
+  enum class Progress : std::uint8_t { Meeting, Done, Stopped };
+  struct Meeting {
+    GroupKind group = GroupKind::Shard;
+    SimTime ready = 0;     // when this rank could start
+    SimDuration time = 0;  // as its own profile has it
+  };
+  void begin(std::size_t index, std::int32_t repeats, std::int32_t first_instruction);
+  Progress advance();
+  const Meeting& meeting() const { return meeting_; }
+  void meet(SimTime start, SimDuration time);
+  /// REQUIRES Done or Stopped.
+  Outcome outcome() const;
+
   const Stop& stop() const { return stop_; }
   const std::vector<PhaseEnd>& phases() const { return phases_; }
   SimDuration host_wait() const { return host_wait_; }
@@ -83,6 +101,8 @@ class PlanPlayer {
   bool synchronisation(const Instruction& i);
   bool data_movement(const Instruction& i);
   bool collective(const Instruction& i);
+  SimDuration duration_of(const Instruction& i);
+  Meeting offer(const Instruction& i);
   bool run_segment(const Instruction& i, Pass pass);
   bool run_kernels(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
                    std::int32_t instance);
@@ -92,6 +112,7 @@ class PlanPlayer {
   void free_slot(std::int32_t instance, std::int32_t slot);
   bool pieces_without_operators(const Instruction& i);
   bool ensure_workspace(bool& made);
+  LoopPhase next_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
   bool begin_micro_batch();
   bool make_inputs();
@@ -143,9 +164,24 @@ class PlanPlayer {
   std::array<SimTime, 3> communicator_tail_{};
   bool has_workspace_ = false, has_backward_workspace_ = false, plan_owns_inputs_ = false, lazy_initialised_ = false;
 
+  struct KnownDuration {
+    CollectiveKind kind = CollectiveKind::AllGather;
+    GroupPlacement placement;
+    Bytes bytes = 0;
+    SimDuration time = 0;
+  };
+  std::vector<KnownDuration> durations_;  // of collectives; a plan has few kinds of them
+
+  // Ranks that wait for each other.
+  RankSpeed speed_;
+  bool meets_ = false, met_ = false;
+  Meeting meeting_, agreed_;
+  std::uint64_t runs_ = 0;  // of segments
+
   // State of the iteration being played.
+  bool stepped_ = false, stopped_ = false;
   const PlanIteration* iteration_ = nullptr;
-  std::int32_t position_ = 0, first_instruction_ = 0, event_shift_ = 0;
+  std::int32_t position_ = 0, first_instruction_ = 0, event_shift_ = 0, repeats_ = 0;
   LoopPhase phase_ = LoopPhase::None;
   bool host_waited_ = false;
   SimDuration host_wait_ = 0;

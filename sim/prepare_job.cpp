@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/plan/build_plan.h"
+#include "sim/auto_wrap.h"
 
 namespace foreshard {
 
@@ -53,9 +54,12 @@ Result<Prepared> prepare(const Job& job) {
   if (!profile) return fail(profile.error());
   auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
-  auto plan = build_plan(*model, job);
+  const auto wrap = settle_wrap(job, *model, *profile);
+  if (!wrap) return fail(wrap.error());
+  auto plan = build_plan(*model, wrap->job);
   if (!plan) return fail(plan.error());
-  auto lowered = lower_plan(*model, *plan, job, *profile);
+  if (!wrap->text.empty()) plan->warnings.push_back(wrap->text);
+  auto lowered = lower_plan(*model, *plan, wrap->job, *profile);
   if (!lowered) return fail(lowered.error());
   return Prepared{std::move(*profile), std::move(*model), std::move(*plan), std::move(*lowered)};
 }

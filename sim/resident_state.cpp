@@ -96,8 +96,10 @@ class Fsdp1Wrapping {
   bool wrap() {
     if (job_.cluster.init == "device" && !make_all()) return false;
     for (const std::size_t u : wrapping_order(plan_)) {
+      device_.book.set_unit(static_cast<std::int32_t>(u));
       if (!wrap_unit(plan_.units[u])) return false;
     }
+    device_.book.set_unit(-1);
     for (BlockHandle& block : original_) device_.book.free(std::exchange(block, kNoBlock));
     return true;
   }
@@ -175,18 +177,25 @@ bool wrap_fsdp2(Device& device, const Plan& plan, const Model& model, const Job&
     }
   }
   // From meta the shards are made when the whole model moves, in its own order; on the device unit by unit.
-  std::vector<std::pair<ParamId, Bytes>> shards;
+  struct Made {
+    ParamId param;
+    Bytes bytes = 0;
+    std::size_t unit = 0;
+  };
+  std::vector<Made> shards;
   for (const std::size_t u : wrapping_order(plan)) {
     for (const ShardedParam& param : plan.units[u].sharded) {
-      shards.emplace_back(param.param, padded_bytes(param, plan.units[u].orig_dtype));
+      shards.push_back({param.param, padded_bytes(param, plan.units[u].orig_dtype), u});
     }
   }
   if (!whole)
-    std::stable_sort(shards.begin(), shards.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [param, bytes] : shards) {
-    if (!job.fsdp.cpu_offload && !resident(device, bytes)) return false;
-    device.book.free(std::exchange(full[param.index()], kNoBlock));
+    std::stable_sort(shards.begin(), shards.end(), [](const Made& a, const Made& b) { return a.param < b.param; });
+  for (const Made& made : shards) {
+    device.book.set_unit(static_cast<std::int32_t>(made.unit));
+    if (!job.fsdp.cpu_offload && !resident(device, made.bytes)) return false;
+    device.book.free(std::exchange(full[made.param.index()], kNoBlock));
   }
+  device.book.set_unit(-1);
   for (const BlockHandle block : full) {
     if (block >= 0) device.book.relabel(block, MemoryCategory::ShardedParams);  // managed by no unit
   }
@@ -198,11 +207,13 @@ bool wrap_fsdp2(Device& device, const Plan& plan, const Model& model, const Job&
 std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job) {
   std::vector<std::pair<ParamId, LocalParam>> all;
   const std::int64_t rank = rank_in_group(plan);
-  const auto add = [&all](ParamId id, Numel numel, DType dtype) {
-    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype}});
+  std::int32_t at = -1;
+  const auto add = [&all, &at](ParamId id, Numel numel, DType dtype) {
+    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype, at}});
   };
   const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
   for (const PlanUnit& unit : plan.units) {
+    ++at;
     if (!unit.requires_grad) continue;
     if (!unit.sharded.empty()) {  // F2-1
       for (const ShardedParam& param : unit.sharded) {
@@ -341,6 +352,7 @@ bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
   const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
   const bool step_on_device = adam && options.impl == OptimizerImpl::Fused;
   for (const LocalParam& param : params_) {
+    device.book.set_unit(param.unit);
     if (step_on_device && device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
     if (step_on_device) {
       device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(4), what);
@@ -350,6 +362,7 @@ bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
       device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
     }
   }
+  device.book.set_unit(-1);
   has_state_ = true;
   return true;
 }

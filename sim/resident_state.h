@@ -17,6 +17,7 @@ struct LocalParam {
   Numel numel = 0;
   Bytes bytes = 0;
   DType dtype = DType::Float32;
+  std::int32_t unit = -1;  // in Plan::units
 };
 
 /// Trainable parameters with elements on this rank, in the plan's order.

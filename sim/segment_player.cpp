@@ -1,5 +1,6 @@
 // The part of PlanPlayer that runs segments: lowered kernels with the storages they make and drop.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "sim/operator_times.h"
@@ -101,6 +102,7 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   ActivitySpan what = span_of(i, SpanKind::Compute);
   const SimTime begun = device_.compute_tail;
   const bool keep = device_.activity.keep_spans;
+  const double slowness = speed_.plain() ? 1.0 : draw_slowness(speed_, runs_++);
   if (!per_kernel_) device_.activity.keep_spans = false;
   bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
   bool ok = true;
@@ -116,7 +118,9 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
       what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
       what.name = kernel.op;
       what.bytes = kernel.read + kernel.written;
-      const Interval run = device_.launch(i.stream, times[k].host, times[k].device, what);
+      const SimDuration time =
+          slowness == 1.0 ? times[k].device : std::llround(static_cast<double>(times[k].device) * slowness);
+      const Interval run = device_.launch(i.stream, times[k].host, time, what);
       if (start < 0) start = run.start;
     } else {
       device_.clock.host_cost(times[k].host);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/plan/build_plan.h"
+#include "sim/auto_wrap.h"
 #include "sim/prepare_job.h"
 
 namespace foreshard {
@@ -64,19 +65,54 @@ Job plan_key(const Job& job) {
   return key;
 }
 
+Result<std::shared_ptr<const ModuleGraph>> Workbench::graph(const std::shared_ptr<const Model>& model,
+                                                            const std::vector<bool>& boundary,
+                                                            const std::vector<CheckpointKind>& checkpoint,
+                                                            bool inside) {
+  const auto at = std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& known) {
+    return known.model == model && known.inside == inside && known.boundary == boundary &&
+           known.checkpoint == checkpoint;
+  });
+  if (at != graphs_.end()) {
+    graphs_.splice(graphs_.begin(), graphs_, at);
+    return at->graph;
+  }
+  auto made = build_module_graph(*model, boundary, checkpoint, inside);
+  if (!made) return fail(made.error());
+  graphs_.push_front({model, boundary, checkpoint, inside, std::make_shared<const ModuleGraph>(std::move(*made))});
+  if (graphs_.size() > kKept) graphs_.pop_back();
+  return graphs_.front().graph;
+}
+
 Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model,
                                            const HardwareProfile& profile) {
   Planned made{key, model, nullptr, nullptr, profile.sm_count};
-  UnitTable table;
-  std::vector<CheckpointKind> checkpointed;
-  auto plan = build_plan(*model, job, table, checkpointed);
+  PlanParts parts;
+  parts.checks = false;  // they say nothing that a prediction needs
+  parts.graph = [&](const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool inside) {
+    return graph(model, boundary, checkpoint, inside);
+  };
+  auto plan = build_plan(*model, job, parts);
   if (!plan) return fail(plan.error());
-  auto lowered =
-      shared_.lowered(model, segment_ranges(*model, *plan, checkpointed), table.trainable, lowering_options(profile));
+  auto lowered = shared_.lowered(model, segment_ranges(*model, *plan, parts.checkpointed), parts.table.trainable,
+                                 lowering_options(profile));
   if (!lowered) return fail(lowered.error());
   made.plan = std::make_shared<const Plan>(std::move(*plan));
   made.lowered = *lowered;
   return made;
+}
+
+Result<Workbench::Wrapped> Workbench::wrapped(const Job& job, const std::shared_ptr<const Model>& model,
+                                              const HardwareProfile& profile) {
+  const auto at = std::find_if(wrapped_.begin(), wrapped_.end(), [&](const Wrapped& known) {
+    return known.model == model && known.key == job;
+  });
+  if (at != wrapped_.end()) return *at;
+  auto found = search_wrap(job, *model, profile, *this);
+  if (!found) return fail(found.error());
+  wrapped_.push_front({job, model, std::move(found->job), std::move(found->text)});
+  if (wrapped_.size() > kKept) wrapped_.pop_back();
+  return wrapped_.front();
 }
 
 Result<JobParts> Workbench::prepare(const Job& job) {
@@ -84,6 +120,16 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   if (!profile) return fail(profile.error());
   const auto model = shared_.model(job, **profile);
   if (!model) return fail(model.error());
+  if (wants_wrap_search(job) && !(*model)->block_class.empty()) {
+    const auto searched = wrapped(job, *model, **profile);
+    if (!searched) return fail(searched.error());
+    auto parts = prepare(searched->job);
+    if (!parts) return parts;
+    Plan plan = *parts->plan;
+    plan.warnings.push_back(searched->text);
+    parts->plan = std::make_shared<const Plan>(std::move(plan));
+    return parts;
+  }
   const Job key = plan_key(job);
   auto at = std::find_if(planned_.begin(), planned_.end(), [&](const Planned& known) {
     return known.model == *model && known.multiprocessors == (*profile)->sm_count && known.key == key;

@@ -16,6 +16,7 @@
 #include "core/model/lowering.h"
 #include "core/model/model.h"
 #include "core/plan.h"
+#include "core/plan/module_graph.h"
 #include "core/result.h"
 #include "sim/profile.h"
 #include "sim/simulate.h"
@@ -77,7 +78,8 @@ class SharedParts {
   Shelf<LoweredKey, LoweredProgram> lowered_;
 };
 
-/// All that simulate() takes. `job` is the one that was planned: its wrap policy is never `auto`.
+/// All that simulate() takes. Wrap policy `auto` has been searched (sim/auto_wrap.h); what was found is among the plan's
+/// warnings.
 struct JobParts {
   std::shared_ptr<const HardwareProfile> profile;
   std::shared_ptr<const Model> model;
@@ -104,13 +106,35 @@ class Workbench {
     std::shared_ptr<const LoweredProgram> lowered;
     std::int64_t multiprocessors = 0;
   };
+  struct Graph {
+    std::shared_ptr<const Model> model;
+    std::vector<bool> boundary;
+    std::vector<CheckpointKind> checkpoint;
+    bool inside = true;
+    std::shared_ptr<const ModuleGraph> graph;
+  };
   static constexpr std::size_t kKept = 4;
 
   Result<Planned> plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model,
                        const HardwareProfile& profile);
 
+  Result<std::shared_ptr<const ModuleGraph>> graph(const std::shared_ptr<const Model>& model,
+                                                   const std::vector<bool>& boundary,
+                                                   const std::vector<CheckpointKind>& checkpoint, bool inside);
+
+  struct Wrapped {
+    Job key;
+    std::shared_ptr<const Model> model;
+    Job job;
+    std::string text;
+  };
+  /// The job with the units that wrap policy `auto` finds for it.
+  Result<Wrapped> wrapped(const Job& job, const std::shared_ptr<const Model>& model, const HardwareProfile& profile);
+
   SharedParts& shared_;
+  std::list<Wrapped> wrapped_;  // latest first
   std::list<Planned> planned_;  // latest use first
+  std::list<Graph> graphs_;     // likewise
 };
 
 }  // namespace foreshard

@@ -1,7 +1,10 @@
 #include "sim/simulate.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "sim/action_start.h"
@@ -73,15 +76,41 @@ class Simulation {
         options_(options),
         device_(profile, job.allocator, memory) {
     device_.activity.keep_spans = options.timeline;
+    if (options.holders) device_.book.keep_holders();
   }
 
   Prediction run() {
+    start({}, false);
+    advance();
+    return finish();
+  }
+
+  /// Wrapping. With `meets` advance() pauses before every collective.
+  void start(const RankSpeed& speed, bool meets) {
     prediction_.level = profile_.level;
     prediction_.unknown_ops = lowered_.unknown_ops;
     prediction_.memory.outside_allocator = memory_outside(plan_, job_, profile_);
     initialise();
-    if (prediction_.fits) iterate();
-    finish();
+    device_.clock.record_on(options_.tape);
+    player_.emplace(PlayRequest{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets}, device_,
+                    std::move(buffers_));
+  }
+
+  /// True: a collective waits for meet(). False: everything has been played.
+  bool advance() {
+    if (!prediction_.fits || ended_) return false;
+    while (is_open_ || open_iteration()) {
+      if (player_->advance() == PlanPlayer::Progress::Meeting) return true;
+      if (!close_iteration()) break;
+    }
+    ended_ = true;
+    return false;
+  }
+  const PlanPlayer::Meeting& meeting() const { return player_->meeting(); }
+  void meet(SimTime begin, SimDuration time) { player_->meet(begin, time); }
+
+  Prediction finish() {
+    conclude();
     return std::move(prediction_);
   }
 
@@ -105,44 +134,55 @@ class Simulation {
     prediction_.init_reserved = stats.reserved.current;
   }
 
-  void iterate() {
-    PlanPlayer& player =
-        player_.emplace(PlayRequest{plan_, model_, lowered_, job_, options_.per_kernel}, device_, std::move(buffers_));
+  /// The next iteration, if there is one.
+  bool open_iteration() {
     const int planned = static_cast<int>(plan_.iterations.size());
     const int wanted = options_.iterations > 0 ? std::min(options_.iterations, kMostIterations) : planned;
-    for (int k = 0; k < wanted && planned > 0; ++k) {
-      const auto index = static_cast<std::size_t>(std::min(k, planned - 1));
-      const PlanIteration& iteration = plan_.iterations[index];
-      const auto first = static_cast<std::int32_t>(instructions_.size());
-      for (const Instruction& i : iteration.instructions) instructions_.push_back(&i);
-      const SimTime begin = std::max(last_end_, options_.synchronize_each_step ? device_.clock.host() : SimTime{0});
-      if (k == 0) last_end_ = device_.clock.host();
-      played_.push_back({k, k == 0 ? last_end_ : begin, InstructionId(first), device_.clock.host()});
-      device_.activity.gaps.clear();
-      device_.activity.collectives.clear();
-      const SimDuration busy = device_.activity.compute_busy;
-      const auto outcome = player.play(index, std::max(0, k - (planned - 1)), first);
-      if (outcome != PlanPlayer::Outcome::Done) {
-        stopped(player, outcome, k, iteration);
-        return;
-      }
-      if (options_.synchronize_each_step) {
-        device_.clock.device_synchronize();
-        device_.clock.host_cost(profile_.call_ns);
-      }
-      const SimTime end =
-          std::max(device_.clock.device_tail(), options_.synchronize_each_step ? device_.clock.host() : last_end_);
-      device_.activity.gaps.push_back({std::max(device_.compute_tail, played_.back().begin), end, false, Phase::None});
-      IterationResult result = result_of(player, device_, k, played_.back().begin, end);
-      result.compute = device_.activity.compute_busy - busy;
-      const Exposure exposure = find_exposure(device_.activity, played_.back().begin, end);
-      result.exposed_comm = exposure.exposed;
-      result.idle = exposure.idle;
-      prediction_.comm = exposure.comm;
-      prediction_.exposed = exposure.causes;
-      prediction_.iterations.push_back(std::move(result));
-      last_end_ = end;
+    if (next_ >= wanted || planned == 0) return false;
+    const int k = next_++;
+    const auto index = static_cast<std::size_t>(std::min(k, planned - 1));
+    const PlanIteration& iteration = plan_.iterations[index];
+    const auto first = static_cast<std::int32_t>(instructions_.size());
+    for (const Instruction& i : iteration.instructions) instructions_.push_back(&i);
+    const SimTime begin = std::max(last_end_, options_.synchronize_each_step ? device_.clock.host() : SimTime{0});
+    if (k == 0) last_end_ = device_.clock.host();
+    played_.push_back({k, k == 0 ? last_end_ : begin, InstructionId(first), device_.clock.host()});
+    device_.activity.gaps.clear();
+    device_.activity.collectives.clear();
+    busy_before_ = device_.activity.compute_busy;
+    player_->begin(index, std::max(0, k - (planned - 1)), first);
+    is_open_ = true;
+    return true;
+  }
+
+  /// False if memory ran out in it, or it waits for ever.
+  bool close_iteration() {
+    is_open_ = false;
+    const int k = next_ - 1;
+    const PlanPlayer::Outcome outcome = player_->outcome();
+    if (outcome != PlanPlayer::Outcome::Done) {
+      const std::size_t last = plan_.iterations.size() - 1;
+      stopped(*player_, outcome, k, plan_.iterations[std::min(static_cast<std::size_t>(k), last)]);
+      return false;
     }
+    if (options_.synchronize_each_step) {
+      device_.clock.device_synchronize();
+      device_.clock.host_cost(profile_.call_ns);
+    }
+    if (options_.tape != nullptr) options_.tape->end_iteration();
+    const SimTime end =
+        std::max(device_.clock.device_tail(), options_.synchronize_each_step ? device_.clock.host() : last_end_);
+    device_.activity.gaps.push_back({std::max(device_.compute_tail, played_.back().begin), end, false, Phase::None});
+    IterationResult result = result_of(*player_, device_, k, played_.back().begin, end);
+    result.compute = device_.activity.compute_busy - busy_before_;
+    const Exposure exposure = find_exposure(device_.activity, played_.back().begin, end);
+    result.exposed_comm = exposure.exposed;
+    result.idle = exposure.idle;
+    prediction_.comm = exposure.comm;
+    prediction_.exposed = exposure.causes;
+    prediction_.iterations.push_back(std::move(result));
+    last_end_ = end;
+    return true;
   }
 
   void stopped(const PlanPlayer& player, PlanPlayer::Outcome outcome, int k, const PlanIteration& iteration) {
@@ -164,7 +204,7 @@ class Simulation {
     prediction_.oom = std::move(oom);
   }
 
-  void finish() {
+  void conclude() {
     prediction_.events = device_.activity.events + device_.allocator.stats().allocations;
     PeakMemory& memory = prediction_.memory;
     for (const IterationResult& iteration : prediction_.iterations) {
@@ -189,10 +229,39 @@ class Simulation {
     } else {
       memory.phase = "init";
     }
+    holders();
     speed();
     if (options_.timeline && player_) {
       prediction_.timeline = build_timeline(plan_, lowered_, device_, *player_, instructions_, played_);
     }
+  }
+
+  const Instruction* instruction_at(std::int32_t id) const {
+    return id >= 0 && static_cast<std::size_t>(id) < instructions_.size() ? instructions_[static_cast<std::size_t>(id)]
+                                                                          : nullptr;
+  }
+
+  void holders() {
+    std::map<std::tuple<std::int32_t, std::int32_t, MemoryCategory>, MemoryHolder> groups;
+    for (const MemoryBook::Holder& held : device_.book.holders_at_peak()) {
+      const Instruction* made_by = instruction_at(held.instruction);
+      std::int32_t unit = held.unit;
+      if (unit < 0 && made_by != nullptr) unit = made_by->unit.value;
+      MemoryHolder& group = groups[{held.instruction, unit, held.category}];
+      if (group.blocks++ == 0) {
+        if (unit >= 0 && static_cast<std::size_t>(unit) < plan_.units.size())
+          group.unit = plan_.units[static_cast<std::size_t>(unit)].name;
+        group.category = std::string(memory_category_name(held.category));
+        group.phase = made_by != nullptr ? std::string(phase_name(made_by->phase)) : "init";
+        group.instruction = InstructionId(held.instruction);
+        group.iteration = held.iteration;
+      }
+      group.bytes += held.bytes;
+    }
+    std::vector<MemoryHolder>& list = prediction_.memory.holders;
+    for (auto& [key, group] : groups) list.push_back(std::move(group));
+    std::stable_sort(list.begin(), list.end(),
+                     [](const MemoryHolder& a, const MemoryHolder& b) { return a.bytes > b.bytes; });
   }
 
   void speed() {
@@ -222,6 +291,9 @@ class Simulation {
   std::vector<const Instruction*> instructions_;  // by the id under which it was played
   std::vector<PlayedIteration> played_;
   SimTime last_end_ = 0;
+  SimDuration busy_before_ = 0;
+  int next_ = 0;  // iteration
+  bool is_open_ = false, ended_ = false;
   Prediction prediction_;
 };
 
@@ -248,16 +320,57 @@ std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, B
   return std::nullopt;
 }
 
+Bytes allocator_memory(const Plan& plan, const Job& job, const HardwareProfile& profile,
+                       const SimulateOptions& options) {
+  const Bytes whole = options.memory > 0       ? options.memory
+                      : job.cluster.memory > 0 ? job.cluster.memory
+                                               : profile.memory_bytes;
+  return whole - static_cast<Bytes>(memory_outside(plan, job, profile).value);
+}
+
 }  // namespace
 
 Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
                             const HardwareProfile& profile, const SimulateOptions& options) {
-  const Bytes whole = options.memory > 0       ? options.memory
-                      : job.cluster.memory > 0 ? job.cluster.memory
-                                               : profile.memory_bytes;
-  const Bytes memory = whole - static_cast<Bytes>(memory_outside(plan, job, profile).value);
+  const Bytes memory = allocator_memory(plan, job, profile, options);
   if (const auto error = mismatch(plan, lowered, memory)) return fail(*error);
   return Simulation(plan, model, lowered, job, profile, options, memory).run();
+}
+
+Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>& ranks,
+                                                  const SimulateOptions& options) {
+  std::vector<std::unique_ptr<Simulation>> simulations;
+  for (const RankRequest& rank : ranks) {
+    const Bytes memory = allocator_memory(rank.plan, rank.job, rank.profile, options);
+    if (const auto error = mismatch(rank.plan, rank.lowered, memory)) return fail(*error);
+    simulations.push_back(
+        std::make_unique<Simulation>(rank.plan, rank.model, rank.lowered, rank.job, rank.profile, options, memory));
+    simulations.back()->start(rank.speed, true);
+  }
+  // All ranks issue the same collectives in the same order: their k-th ones meet.
+  std::vector<bool> waits(ranks.size());
+  for (;;) {
+    std::size_t waiting = 0;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      waits[r] = simulations[r]->advance();
+      waiting += waits[r] ? 1 : 0;
+    }
+    if (waiting == 0) break;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      if (!waits[r]) continue;
+      PlanPlayer::Meeting all = simulations[r]->meeting();
+      for (const std::size_t peer : ranks[r].peers[static_cast<std::size_t>(all.group)]) {
+        if (!waits[peer]) continue;  // it ran out of memory: the answer says so
+        const PlanPlayer::Meeting& other = simulations[peer]->meeting();
+        all.ready = std::max(all.ready, other.ready);
+        all.time = std::max(all.time, other.time);
+      }
+      simulations[r]->meet(all.ready, all.time);
+    }
+  }
+  std::vector<Prediction> predictions;
+  for (const auto& simulation : simulations) predictions.push_back(simulation->finish());
+  return predictions;
 }
 
 }  // namespace foreshard

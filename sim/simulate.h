@@ -4,6 +4,8 @@
 // errors.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "core/result.h"
 #include "core/timeline.h"
 #include "sim/profile.h"
+#include "sim/retime.h"
 
 namespace foreshard {
 
@@ -24,6 +27,8 @@ struct SimulateOptions {
   int iterations = 0;                   // 0 = those of the plan
   Bytes memory = 0;                     // 0 = the profile's
   bool synchronize_each_step = false;   // the loop waits for the device at the end of every iteration
+  bool holders = false;                 // who holds what at the peak: PeakMemory::holders
+  IssueTape* tape = nullptr;            // takes down what is issued from the first iteration on: sim/retime.h
   bool empty_cache_after_init = false;  // torch.cuda.empty_cache() once, before the first iteration
 };
 
@@ -57,12 +62,22 @@ struct CategoryBytes {
   Bytes bytes = 0;
 };
 
+/// Blocks alive at the peak that one instruction made for one unit in one category; -1: before the first iteration.
+struct MemoryHolder {
+  std::string unit, category, phase;
+  InstructionId instruction;  // of its iteration's, counted over all iterations played
+  int iteration = -1;
+  std::int64_t blocks = 0;
+  Bytes bytes = 0;
+};
+
 struct PeakMemory {
   Bytes allocated = 0, active = 0, reserved = 0;
   Estimate outside_allocator;
   InstructionId instruction;
   std::string unit, phase;
   std::vector<CategoryBytes> categories;  // at the moment of the allocated peak
+  std::vector<MemoryHolder> holders;      // then, largest first; only if asked for
 };
 
 struct OutOfMemory {
@@ -98,5 +113,34 @@ struct Prediction {
 /// `model` and `lowered` may be empty of operators: then memory and communication are predicted, compute takes no time.
 Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
                             const HardwareProfile& profile, const SimulateOptions& options);
+
+/// How a rank's compute differs from the profile's.
+struct RankSpeed {
+  double slow = 1.0;         // durations times this
+  double jitter = 0.0;       // standard deviation of a segment's duration, relative, drawn anew at every run of one
+  std::uint64_t seed = 0;    // equal seeds, equal draws
+  std::int64_t members = 1;  // ranks that this one stands for: what counts is the slowest of as many draws
+  bool plain() const { return slow == 1.0 && jitter == 0.0; }
+  bool operator==(const RankSpeed&) const = default;
+};
+
+/// What the duration of run `number` of a segment is multiplied by.
+double draw_slowness(const RankSpeed& speed, std::uint64_t number);
+
+/// One of several ranks that are simulated together. What it refers to outlives the call.
+struct RankRequest {
+  const Plan& plan;
+  const Model& model;
+  const LoweredProgram& lowered;
+  const Job& job;
+  const HardwareProfile& profile;
+  RankSpeed speed;
+  std::array<std::vector<std::size_t>, 3> peers;  // by GroupKind: places in the list of ranks in the same group
+};
+
+/// A collective starts when all its ranks are there and takes as long as on the slowest of them. Ranks that share a
+/// group issue the same collectives in the same order. In the order of `ranks`.
+Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>& ranks,
+                                                  const SimulateOptions& options);
 
 }  // namespace foreshard

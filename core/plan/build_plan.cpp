@@ -74,36 +74,43 @@ Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, con
 }
 
 Result<Plan> build_plan(const Model& model, const Job& job) {
-  UnitTable table;
-  std::vector<CheckpointKind> checkpointed;
-  return build_plan(model, job, table, checkpointed);
+  PlanParts parts;
+  return build_plan(model, job, parts);
 }
 
-Result<Plan> build_plan(const Model& model, const Job& job, UnitTable& table,
-                        std::vector<CheckpointKind>& checkpointed) {
-  Result<UnitTable> units = build_units(model, job);
-  if (!units) return tl::unexpected(units.error());
-  table = std::move(*units);
-  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, table);
+Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
+  Result<UnitTable> table = build_units(model, job);
+  if (!table) return tl::unexpected(table.error());
+  parts.table = std::move(*table);
+  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, parts.table);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
-  checkpointed = std::move(*checkpoint);
+  parts.checkpointed = std::move(*checkpoint);
   std::vector<bool> boundary(model.modules.size(), false);
-  for (const PlanUnit& unit : table.units) {
+  for (const PlanUnit& unit : parts.table.units) {
     for (ModuleId module : unit.modules) boundary[module.index()] = true;
   }
-  Result<ModuleGraph> graph = build_module_graph(model, boundary, checkpointed, !job.checkpointing.outside);
-  if (!graph) return tl::unexpected(graph.error());
+  const bool inside = !job.checkpointing.outside;
+  std::shared_ptr<const ModuleGraph> graph;
+  if (parts.graph) {
+    auto made = parts.graph(boundary, parts.checkpointed, inside);
+    if (!made) return tl::unexpected(made.error());
+    graph = std::move(*made);
+  } else {
+    Result<ModuleGraph> made = build_module_graph(model, boundary, parts.checkpointed, inside);
+    if (!made) return tl::unexpected(made.error());
+    graph = std::make_shared<const ModuleGraph>(std::move(*made));
+  }
   Result<Script> script = script_of(job);
   if (!script) return tl::unexpected(script.error());
 
-  const PlanRequest request{model, job, table, *graph, *script};
+  const PlanRequest request{model, job, parts.table, *graph, *script};
   Result<Plan> plan = job.fsdp.runtime == Runtime::Fsdp1   ? build_fsdp1_plan(request)
                       : job.fsdp.runtime == Runtime::Fsdp2 ? build_fsdp2_plan(request)
                                                            : build_unsharded_plan(request);
   if (!plan) return plan;
   const Result<void> refused = refuse_traps(*plan, job);
   if (!refused) return tl::unexpected(refused.error());
-  plan->checks = run_checks(*plan);
+  if (parts.checks) plan->checks = run_checks(*plan);
   return plan;
 }
 

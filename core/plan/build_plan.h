@@ -1,6 +1,10 @@
 // The face of core/plan: a model and a job in, a checked plan out.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/plan.h"
@@ -30,9 +34,16 @@ Result<Plan> build_unsharded_plan(const PlanRequest& request);  // runtime "none
 /// Error with code Refused unless listed in job.fsdp.allow_traps.
 Result<Plan> build_plan(const Model& model, const Job& job);
 
-/// The same, with the units and checkpointed modules that it was made from: what lowering asks for next.
-Result<Plan> build_plan(const Model& model, const Job& job, UnitTable& table,
-                        std::vector<CheckpointKind>& checkpointed);
+/// What a caller that plans many jobs of one model keeps between them, and what it gets back for lowering.
+struct PlanParts {
+  using GraphMaker = std::function<Result<std::shared_ptr<const ModuleGraph>>(
+      const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside)>;
+  GraphMaker graph;                          // in place of build_module_graph; empty = that
+  bool checks = true;                        // false: Plan::checks stays empty
+  UnitTable table;                           // out: the units that the plan was made from
+  std::vector<CheckpointKind> checkpointed;  // out, by ModuleId
+};
+Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts);
 
 /// The modules that job.checkpointing wraps, by ModuleId.
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable& table);
