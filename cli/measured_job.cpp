@@ -176,7 +176,7 @@ class JobWriter {
     } else if (starts(kind, "hybrid_shard:")) {
       fsdp.strategy = Strategy::HybridShard;
       const auto group = noted_number(kind, "hybrid_shard:");
-      if (!group || *group < 1) return false;
+      if (!group || *group < 1 || *group > 1e6) return false;
       made_.job.cluster.shard_group = static_cast<std::int64_t>(*group);
     } else if (kind != "full_shard") {
       return false;
@@ -222,7 +222,7 @@ class JobWriter {
       if (*every == 0) return true;
       assume("every " + std::to_string(static_cast<int>(*every)) + ". block checkpointed, from HFU and MFU", true);
     }
-    if (!every || *every < 1) return false;
+    if (!every || *every < 1 || *every > 1e6) return false;
     options.policy = CheckpointPolicy::EveryK;
     options.k = static_cast<std::int64_t>(*every);
     return true;

@@ -132,6 +132,42 @@ std::vector<ValidatedPair> compare_pairs(const CsvTable& table, const std::vecto
   return pairs;
 }
 
+bool adam_in_float32(const MeasuredRun& run) {
+  return run.master_dtype == "fp32" && run.optimizer.find("adamw") != std::string::npos && run.params > 0 &&
+         run.gpus > 0;
+}
+
+ValidatedLaw difference(std::string text, double expected, const ValidatedNumber& more, const ValidatedNumber& less) {
+  return {std::move(text), expected, more.sample.predicted - less.sample.predicted,
+          more.sample.measured - less.sample.measured};
+}
+
+/// Differences that are exact whatever else a row holds: float32 shards, gradients and two moments are 12 bytes per
+/// parameter spread over the ranks; the moments, 8 of them, appear in the first step.
+std::vector<ValidatedLaw> find_laws(const CsvTable& table, const std::vector<ValidatedRow>& rows,
+                                    const std::vector<MeasuredRun>& runs) {
+  std::vector<ValidatedLaw> laws;
+  const auto per_rank = [](const MeasuredRun& run, double bytes) {
+    return bytes * static_cast<double>(run.params) / static_cast<double>(run.gpus) / kGib;
+  };
+  for (const SwitchPair& pair : switch_pairs(table)) {
+    const MeasuredRun &a = runs[pair.from], &b = runs[pair.to];
+    const ValidatedNumber* x = find_number(rows[pair.from], "peak_allocated_gib");
+    const ValidatedNumber* y = find_number(rows[pair.to], "peak_allocated_gib");
+    if (pair.column != "gpus" || x == nullptr || y == nullptr || !adam_in_float32(a)) continue;
+    laws.push_back(
+        difference(a.id + " to " + b.id + ": 12 P / N over rank counts", per_rank(a, 12) - per_rank(b, 12), *x, *y));
+  }
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    const ValidatedNumber* first = find_number(rows[k], "step1_reserved_gib");
+    const ValidatedNumber* steady = find_number(rows[k], "peak_reserved_gib");
+    if (first == nullptr || steady == nullptr || !adam_in_float32(runs[k])) continue;
+    laws.push_back(difference(runs[k].id + ": later steps less the first, 8 P / N (reserved)", per_rank(runs[k], 8),
+                              *steady, *first));
+  }
+  return laws;
+}
+
 Result<Validation> validate_training(const CsvTable& table, const std::string& file, const ValidateOptions& options) {
   auto runs = read_measured_runs(table, file);
   if (!runs) return fail(runs.error());
@@ -149,6 +185,7 @@ Result<Validation> validate_training(const CsvTable& table, const std::string& f
     validation.rows.push_back(validate_run((*runs)[k]));
   }
   validation.pairs = compare_pairs(table, validation.rows, *runs);
+  validation.laws = find_laws(table, validation.rows, *runs);
   return validation;
 }
 

@@ -8,21 +8,9 @@
 #include "cli/csv_table.h"
 #include "cli/json_text.h"
 
+#include "cli/validation_text.h"
+
 namespace foreshard::cli {
-namespace {
-
-std::string percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
-
-std::string coverage(const GroupAccuracy& group) {
-  return group.stated == 0 ? "-" : fmt::format("{}/{}", group.covered, group.stated);
-}
-
-std::string rank(const GroupAccuracy& group) {
-  return group.rank_correlation ? fmt::format("{:.3f}", *group.rank_correlation) : "-";
-}
-
-/// "fits" is right or wrong; everything else has an error.
-bool is_verdict(const std::string& quantity) { return quantity == "fits"; }
 
 std::size_t right_verdicts(const std::vector<AccuracySample>& samples) {
   std::size_t right = 0;
@@ -38,11 +26,13 @@ std::map<std::string, std::vector<std::string>> skipped_by_reason(const Validati
   return reasons;
 }
 
-std::string joined(const std::vector<std::string>& words) {
+std::string comma_separated(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
   return text;
 }
+
+namespace {
 
 std::string quantity_text(const Validation& validation, const std::string& quantity, bool counted) {
   const auto samples = samples_of(validation, quantity, counted);
@@ -53,8 +43,9 @@ std::string quantity_text(const Validation& validation, const std::string& quant
                                  counted ? "" : ", rows that leave settings open included", "group", "rows", "mean",
                                  "bias", "worst", "of", "covered", "rank");
   const auto line = [&text](const GroupAccuracy& g) {
-    text += fmt::format("  {:<42} {:>4} {:>7.1f} % {:>9} {:>9}  {:<14} {:>9} {:>7}\n", g.group, g.count,
-                        100 * g.mean_error, percent(g.bias), percent(g.worst_error), g.worst_id, coverage(g), rank(g));
+    text +=
+        fmt::format("  {:<42} {:>4} {:>7.1f} % {:>9} {:>9}  {:<14} {:>9} {:>7}\n", g.group, g.count, 100 * g.mean_error,
+                    signed_percent(g.bias), signed_percent(g.worst_error), g.worst_id, coverage_text(g), rank_text(g));
   };
   const auto groups = accuracy_by_group(samples);
   for (const GroupAccuracy& group : groups) line(group);
@@ -75,10 +66,10 @@ std::string row_text(const ValidatedRow& row) {
       continue;
     }
     const bool inside = s.low && s.high && s.measured >= *s.low && s.measured <= *s.high;
-    text +=
-        fmt::format("{:<18} {:<20} measured {:>11.4g} predicted {:>11.4g} {:>9} {}{} {}\n", row.id, number.quantity,
-                    s.measured, s.predicted, percent(relative_error(s)), s.low ? (inside ? "inside" : "OUTSIDE") : "",
-                    number.counted ? "" : " (not counted)", row.algorithm);
+    text += fmt::format("{:<18} {:<20} measured {:>11.4g} predicted {:>11.4g} {:>9} {}{} {}\n", row.id, number.quantity,
+                        s.measured, s.predicted, signed_percent(relative_error(s)),
+                        s.low ? (inside ? "inside" : "OUTSIDE") : "", number.counted ? "" : " (not counted)",
+                        row.algorithm);
   }
   return text;
 }
@@ -120,50 +111,6 @@ void write_row(JsonText& out, const ValidatedRow& row) {
   out.end_array().end_object();
 }
 
-std::string markdown_quantity(const Validation& validation, const std::string& quantity) {
-  const auto samples = samples_of(validation, quantity, true);
-  if (samples.empty()) return {};
-  if (is_verdict(quantity))
-    return fmt::format("**{}**: {} of {} rows right.\n\n", quantity, right_verdicts(samples), samples.size());
-  std::string text = fmt::format(
-      "**{}**\n\n| group | rows | mean error | bias | worst | interval holds | rank correlation "
-      "|\n|---|---|---|---|---|---|---|\n",
-      quantity);
-  auto groups = accuracy_by_group(samples);
-  if (groups.size() > 1) groups.push_back(accuracy_of("all", samples));
-  for (const GroupAccuracy& g : groups) {
-    text += fmt::format("| {} | {} | {:.1f} % | {} | {} ({}) | {} | {} |\n", g.group, g.count, 100 * g.mean_error,
-                        percent(g.bias), percent(g.worst_error), g.worst_id, coverage(g), rank(g));
-  }
-  return text + "\n";
-}
-
-/// Where we are wrong: misses of the interval, and the worst memory rows.
-std::string markdown_misses(const Validation& validation) {
-  std::string text;
-  for (const ValidatedRow& row : validation.rows) {
-    if (!row.failed.empty()) text += fmt::format("- `{}` could not be predicted: {}\n", row.id, row.failed);
-    for (const ValidatedNumber& number : row.numbers) {
-      const AccuracySample& s = number.sample;
-      if (is_verdict(number.quantity)) {
-        if (s.predicted != s.measured)
-          text += fmt::format("- `{}`: predicted {}, in truth it {}\n", row.id,
-                              s.predicted == 2 ? "to fit" : "to run out of memory",
-                              s.measured == 2 ? "ran" : "ran out of memory");
-        continue;
-      }
-      const bool missed = s.low && s.high && (s.measured < *s.low || s.measured > *s.high);
-      const bool wrong = !s.low && std::abs(relative_error(s)) > 0.06;
-      if (!missed && !wrong) continue;
-      text +=
-          fmt::format("- `{}` {}: measured {:.4g}, predicted {:.4g} ({}){}{}\n", row.id, number.quantity, s.measured,
-                      s.predicted, percent(relative_error(s)), missed ? ", outside the stated interval" : "",
-                      number.counted ? "" : "; not counted: the row leaves settings open");
-    }
-  }
-  return text.empty() ? "Nothing: every interval holds.\n" : text;
-}
-
 }  // namespace
 
 std::string validation_text(const Validation& validation) {
@@ -178,14 +125,19 @@ std::string validation_text(const Validation& validation) {
   if (!validation.pairs.empty()) text += "\npairs that differ in one switch\n";
   for (const ValidatedPair& pair : validation.pairs) {
     text += fmt::format("  {:<6} {:<6} {:<52} {:<18} measured {:>8} predicted {:>8} {}\n", pair.from, pair.to,
-                        pair.changed, pair.quantity, percent(pair.measured), percent(pair.predicted),
+                        pair.changed, pair.quantity, signed_percent(pair.measured), signed_percent(pair.predicted),
                         pair.within_noise  ? "within noise"
                         : pair.same_sign() ? "right"
                                            : "WRONG");
   }
+  if (!validation.laws.empty()) text += "\nlaws between rows that differ in one thing (GiB)\n";
+  for (const ValidatedLaw& law : validation.laws) {
+    text += fmt::format("  {:<56} expected {:.4f} predicted {:.4f} measured {:.4f}\n", law.text, law.expected,
+                        law.predicted, law.measured.value_or(0));
+  }
   const auto skipped = skipped_by_reason(validation);
   if (!skipped.empty()) text += "\nskipped\n";
-  for (const auto& [reason, ids] : skipped) text += fmt::format("  {}: {}\n", reason, joined(ids));
+  for (const auto& [reason, ids] : skipped) text += fmt::format("  {}: {}\n", reason, comma_separated(ids));
   return text;
 }
 
@@ -203,6 +155,12 @@ std::string validation_json(const Validation& validation) {
     out.begin_object().field("from", pair.from).field("to", pair.to).field("changed", pair.changed);
     out.field("quantity", pair.quantity).field("measured", pair.measured).field("predicted", pair.predicted);
     out.field("within_noise", pair.within_noise).field("same_sign", pair.same_sign()).end_object();
+  }
+  out.end_array().key("laws").begin_array();
+  for (const ValidatedLaw& law : validation.laws) {
+    out.begin_object().field("law", law.text).field("expected_gib", law.expected).field("predicted_gib", law.predicted);
+    if (law.measured) out.field("measured_gib", *law.measured);
+    out.end_object();
   }
   out.end_array().end_object();
   return out.take();
@@ -222,38 +180,6 @@ std::string validation_csv(const Validation& validation) {
                           number.quantity, number.counted ? 1 : 0, s.measured, s.predicted, optional(s.low),
                           optional(s.high), relative_error(s), row.level);
     }
-  }
-  return text;
-}
-
-std::string validation_markdown(const std::vector<Validation>& validations) {
-  std::string text;
-  for (const Validation& validation : validations) {
-    text += fmt::format("## {}\n\n", validation.table);
-    for (const std::string& quantity : quantities_of(validation)) text += markdown_quantity(validation, quantity);
-    if (!validation.pairs.empty()) {
-      std::size_t right = 0, clear = 0;
-      for (const ValidatedPair& pair : validation.pairs) {
-        if (pair.within_noise) continue;
-        ++clear;
-        right += pair.same_sign() ? 1 : 0;
-      }
-      text += fmt::format(
-          "**Pairs that differ in one switch**: {} of {} move the right way ({} more are within noise).\n\n", right,
-          clear, validation.pairs.size() - clear);
-      for (const ValidatedPair& pair : validation.pairs) {
-        if (pair.within_noise || pair.same_sign()) continue;
-        text += fmt::format("- wrong: {} to {} ({}), {}: measured {}, predicted {}\n", pair.from, pair.to, pair.changed,
-                            pair.quantity, percent(pair.measured), percent(pair.predicted));
-      }
-      text += "\n";
-    }
-    text += "**Where we are wrong**\n\n" + markdown_misses(validation) + "\n";
-    const auto skipped = skipped_by_reason(validation);
-    if (skipped.empty()) continue;
-    text += "**Skipped**\n\n";
-    for (const auto& [reason, ids] : skipped) text += fmt::format("- {}: {}\n", reason, joined(ids));
-    text += "\n";
   }
   return text;
 }

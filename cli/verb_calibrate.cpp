@@ -2,6 +2,7 @@
 // (cli/exec_program/run_calibration).
 #include "cli/executor_program.h"
 #include "cli/job_source.h"
+#include "cli/link_calibration.h"
 #include "cli/verbs.h"
 
 namespace foreshard::cli {
@@ -9,7 +10,9 @@ namespace foreshard::cli {
 ExitCode run_verb(const CalibrateFlags& flags, const Console& console) {
   Console silent = console;
   silent.quiet = true;  // the executor says it
-  if (const auto loaded = load_job(flags.job, silent); !loaded) return console.error(loaded.error());
+  const auto loaded = load_job(flags.job, silent);
+  if (!loaded) return console.error(loaded.error());
+  if (!flags.from.empty()) return calibrate_links(flags, loaded->job, console);
   std::vector<std::string> arguments = {"calibrate", flags.job.file, "--output", flags.output};
   for (const std::string& set : flags.job.set) arguments.insert(arguments.end(), {"--set", set});
   arguments.insert(arguments.end(),
