@@ -46,6 +46,7 @@ class Declaration {
     declare_export_script();
     declare_plan();
     declare_simulate();
+    declare_run();
     declare_compare();
     declare_calibrate();
     declare_checkpoint();
@@ -202,6 +203,21 @@ class Declaration {
         ->type_name("N");
   }
 
+  void declare_run() {
+    CLI::App& verb = add_verb("run", "Train: the same plan on real tensors, on one rank or many");
+    add_job(verb, run_.job, "JOB", "A job file or a model file");
+    verb.add_option("--nproc", run_.nproc, "Start N ranks on this machine; without it torchrun, Slurm or MPI has")
+        ->check(CLI::Range(1, 1024).description(""))
+        ->type_name("N");
+    add_choice(verb.add_option("--backend", run_.backend, "What the ranks compute on"), {"host", "cuda"});
+    add_output_file(verb, "--timeline", run_.timeline, "Write what all ranks did in our own form (.fst)");
+    add_output_file(verb, "--trace", run_.trace, "... as Chrome JSON for Perfetto (.json or .json.gz)");
+    verb.add_flag("--resume", run_.resume, "Go on from the newest whole checkpoint in train.checkpoint.dir");
+    verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")
+        ->check(CLI::Range(1, 1'000'000).description(""))
+        ->type_name("SECONDS");
+  }
+
   void declare_config() {
     CLI::App& verb = add_verb("config", "Every effective value of a job");
     add_choice(verb.add_option("ACTION", config_action_, "show")->required(), {"show"});
@@ -224,6 +240,7 @@ class Declaration {
   ExportScriptFlags export_script_;
   PlanFlags plan_;
   SimulateFlags simulate_;
+  RunFlags run_;
   CompareFlags compare_;
   CalibrateFlags calibrate_;
   CheckpointFlags checkpoint_;
@@ -243,6 +260,7 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "export-script") line.verb = std::move(export_script_);
   if (verb == "plan") line.verb = std::move(plan_);
   if (verb == "simulate") line.verb = std::move(simulate_);
+  if (verb == "run") line.verb = std::move(run_);
   if (verb == "compare") line.verb = std::move(compare_);
   if (verb == "calibrate") line.verb = std::move(calibrate_);
   if (verb == "checkpoint") line.verb = std::move(checkpoint_);
@@ -321,7 +339,7 @@ std::string first_word(const std::vector<std::string>& arguments, std::size_t fr
 }  // namespace
 
 const std::vector<std::string>& later_verbs() {
-  static const std::vector<std::string> kVerbs{"run",      "sweep", "trace",
+  static const std::vector<std::string> kVerbs{"sweep", "trace",
                                                "validate", "view"};
   return kVerbs;
 }

@@ -72,6 +72,16 @@ struct CalibrateFlags {
   int repeats = 15;
 };
 
+struct RunFlags {
+  JobFlags job;
+  std::string backend = "host";  // host | cuda
+  int nproc = 0;                 // ranks to start on this machine; 0 = this process is one, as its environment says
+  std::string timeline;          // .fst
+  std::string trace;             // Chrome JSON
+  bool resume = false;
+  int timeout_seconds = 300;  // of meetings and collectives
+};
+
 struct ConfigFlags {
   JobFlags job;
   bool origin = false;
@@ -97,7 +107,7 @@ struct CompletionFlags {
 };
 
 using VerbFlags =
-    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

@@ -11,6 +11,7 @@ ExitCode run_verb(const ImportFlags& flags, const Console& console);
 ExitCode run_verb(const ExportScriptFlags& flags, const Console& console);
 ExitCode run_verb(const PlanFlags& flags, const Console& console);
 ExitCode run_verb(const SimulateFlags& flags, const Console& console);
+ExitCode run_verb(const RunFlags& flags, const Console& console);
 ExitCode run_verb(const CompareFlags& flags, const Console& console);
 ExitCode run_verb(const CalibrateFlags& flags, const Console& console);
 ExitCode run_verb(const CheckpointFlags& flags, const Console& console);

@@ -1,0 +1,63 @@
+// foreshard-exec: what needs LibTorch. `foreshard` starts it; it has the same command line.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cli/arguments.h"
+#include "cli/console.h"
+#include "cli/exec_program/checkpoint_files.h"
+#include "cli/exec_program/run_calibration.h"
+#include "cli/exec_program/run_training.h"
+
+namespace {
+
+using foreshard::cli::ExitCode;
+
+/// Verbs that are this program's; the others are foreshard's.
+struct Dispatch {
+  const foreshard::cli::Console& console;
+  const std::vector<std::string>& command;
+
+  ExitCode operator()(const foreshard::cli::RunFlags& flags) const { return run_training(flags, console, command); }
+
+  ExitCode operator()(const foreshard::cli::CheckpointFlags& flags) const { return run_checkpoint(flags, console); }
+
+  ExitCode operator()(const foreshard::cli::CalibrateFlags& flags) const { return run_calibration(flags, console); }
+
+  template <class Flags>
+  ExitCode operator()(const Flags&) const {
+    foreshard::Error error;
+    error.code = foreshard::ErrorCode::Usage;
+    error.message = "this verb is not the executor's";
+    error.hint = "start foreshard, which starts foreshard-exec where it is needed";
+    return console.error(error);
+  }
+};
+
+ExitCode run(const std::vector<std::string>& command) {
+  const std::vector<std::string> arguments(command.begin() + 1, command.end());
+  const auto parsed = foreshard::cli::parse_arguments(arguments);
+  if (!parsed) {
+    foreshard::cli::OutputFlags flags;
+    flags.json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();
+    return foreshard::cli::make_console(flags).error(parsed.error());
+  }
+  if (const auto* help = std::get_if<foreshard::cli::HelpText>(&*parsed)) {
+    return foreshard::cli::make_console({}).result(help->text) ? ExitCode::Ok : ExitCode::RunFailed;
+  }
+  const auto& line = std::get<foreshard::cli::CommandLine>(*parsed);
+  const auto console = make_console(line.output);
+  return std::visit(Dispatch{console, command}, line.verb);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> command(argv, argv + argc);
+  if (!command.empty() && command[0].find('/') == std::string::npos) command[0] = "/proc/self/exe";  // found in PATH
+  return static_cast<int>(run(command));
+}

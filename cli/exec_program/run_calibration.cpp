@@ -1,0 +1,212 @@
+#include "cli/exec_program/run_calibration.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cli/amount_text.h"
+#include "cli/job_source.h"
+#include "cli/json_text.h"
+#include "cli/pipeline.h"
+#include "exec/calibration.h"
+#include "exec/in_process_communicator.h"
+#include "exec/launch.h"
+#include "sim/profile.h"
+#ifdef FORESHARD_WITH_GLOO
+#include "exec/gloo_communicator.h"
+#include "exec/rendezvous.h"
+#endif
+
+namespace foreshard::cli {
+namespace {
+
+struct ConnectedRanks {
+#ifdef FORESHARD_WITH_GLOO
+  std::vector<std::unique_ptr<exec::Rendezvous>> meetings;  // outlive the communicators
+#endif
+  std::vector<std::shared_ptr<exec::Communicator>> group;
+};
+
+/// Over TCP on this machine, as ranks that are processes have it; between threads where there is no Gloo.
+Result<ConnectedRanks> connect_ranks(int ranks) {
+  if (ranks < 2) return ConnectedRanks{};
+#ifdef FORESHARD_WITH_GLOO
+  auto host = exec::Rendezvous::host("127.0.0.1", ranks);
+  if (!host) return fail(host.error());
+  struct Connected {
+    std::unique_ptr<exec::Rendezvous> meeting;
+    Result<std::shared_ptr<exec::Communicator>> group;
+  };
+  ConnectedRanks ranks_here;
+  std::vector<std::future<Connected>> coming;
+  for (int rank = 0; rank < ranks; ++rank) {
+    coming.push_back(std::async(std::launch::async, [rank, ranks, port = (*host)->port()]() -> Connected {
+      auto meeting = exec::Rendezvous::meet({"127.0.0.1", port, rank, ranks, true});
+      if (!meeting) return {nullptr, fail(meeting.error())};
+      auto group = exec::make_gloo_communicator(**meeting, {"calibration", {}});
+      return {std::move(*meeting), std::move(group)};
+    }));
+  }
+  Error error;
+  for (auto& one : coming) {
+    Connected connected = one.get();
+    if (connected.meeting != nullptr) ranks_here.meetings.push_back(std::move(connected.meeting));
+    if (connected.group)
+      ranks_here.group.push_back(*connected.group);
+    else
+      error = connected.group.error();
+  }
+  ranks_here.meetings.push_back(std::move(*host));
+  if (ranks_here.group.size() != static_cast<std::size_t>(ranks)) return fail(std::move(error));
+  return ranks_here;
+#else
+  return ConnectedRanks{exec::in_process_communicators(ranks)};
+#endif
+}
+
+/// LibTorch's threads of a rank, as `run --nproc` would set them; 0 = its own choice.
+int threads_of(const CalibrateFlags& flags) {
+  exec::RankPlace place;
+  place.world_size = place.local_world_size = flags.ranks;
+  return exec::intra_op_threads(place, [](const char* name) { return std::getenv(name); });
+}
+
+/// Processor and number of cores, as the kernel tells them.
+std::string fingerprint() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string line, model = "unknown processor";
+  while (std::getline(cpuinfo, line)) {
+    if (!line.starts_with("model name")) continue;
+    model = line.substr(line.find(':') + 2);
+    break;
+  }
+  return fmt::format("{}, {} cores", model, std::thread::hardware_concurrency());
+}
+
+HardwareProfile profile_of(const exec::Calibration& c, HardwareProfile profile, const CalibrateFlags& flags) {
+  profile.id = "calibrated-host";
+  profile.kind = "cpu";
+  profile.level = CalibrationLevel::Microbenchmark;
+  profile.interval = std::max(0.15, c.spread);
+  const std::string here = fmt::format("measured here, {} ranks at once, median of {}", flags.ranks, flags.repeats);
+  const auto set = [&](const char* key, auto& number, double value) {
+    if (!(value > 0)) return;
+    number = static_cast<std::remove_reference_t<decltype(number)>>(value);
+    profile.sources[key] = here;
+  };
+  set("gemm_tflops", profile.gemm_tflops[DType::Float32], c.gemm_tflops);
+  set("hbm_gb_per_s", profile.hbm_gb_per_s, c.copy_gb_per_s);
+  set("hbm_share", profile.hbm_share, 1.0);
+  set("min_kernel_ns", profile.min_kernel_ns, static_cast<double>(c.smallest_copy_ns));
+  set("host_link_gb_per_s", profile.host_link_gb_per_s, c.copy_gb_per_s / 2);
+  set("host_copy_gb_per_s", profile.host_copy_gb_per_s, c.copy_gb_per_s / 2);
+  set("launch_ns", profile.launch_ns, static_cast<double>(c.issue_ns));
+  set("call_ns", profile.call_ns, static_cast<double>(c.event_ns));
+  set("driver_alloc_ns", profile.driver_alloc_ns, static_cast<double>(c.allocation_ns));
+  profile.op_ns = 0;
+  profile.sources["op_ns"] = "dispatch happens on the stream and is in the operators' times";
+  for (const exec::OperatorTime& op : c.operators) {
+    profile.operators.push_back({op.signature, op.forward_ns, op.backward_ns});
+  }
+  for (const exec::CollectiveCurve& curve : c.collectives) {
+    profile.collectives.push_back({curve.kind, curve.ranks, curve.bytes, curve.ns});
+  }
+  if (!c.collectives.empty()) {
+    const exec::CollectiveCurve& gather = c.collectives.front();
+    const double rate =
+        static_cast<double>(gather.bytes.back()) / static_cast<double>(std::max<SimDuration>(gather.ns.back(), 1));
+    for (const char* key : {"scale_up_gb_per_s", "scale_out_gb_per_s", "channel_gb_per_s"}) profile.sources[key] = here;
+    profile.scale_up_gb_per_s = profile.scale_out_gb_per_s = profile.channel_gb_per_s = rate;
+  }
+  profile.calibration = {
+      {"software", "foreshard " FORESHARD_VERSION ", LibTorch " FORESHARD_TORCH_VERSION},
+      {"machine", fingerprint()},
+      {"method", here + fmt::format(", {} LibTorch threads a rank", threads_of(flags))},
+      {"forward_residual",
+       fmt::format("{:+.4f}", static_cast<double>(c.sum_forward_ns) /
+                                      static_cast<double>(std::max<SimDuration>(c.whole_forward_ns, 1)) -
+                                  1)},
+      {"backward_residual",
+       fmt::format("{:+.4f}", static_cast<double>(c.sum_backward_ns) /
+                                      static_cast<double>(std::max<SimDuration>(c.whole_backward_ns, 1)) -
+                                  1)},
+      {"spread", fmt::format("{:.4f}", c.spread)}};
+  return profile;
+}
+
+std::string summary_text(const exec::Calibration& c, const CalibrateFlags& flags) {
+  std::string text = fmt::format(
+      "{}\n  model      forward {}, backward {} (operators alone sum to {} and {})\n", flags.output,
+      duration_text(static_cast<double>(c.whole_forward_ns)), duration_text(static_cast<double>(c.whole_backward_ns)),
+      duration_text(static_cast<double>(c.sum_forward_ns)), duration_text(static_cast<double>(c.sum_backward_ns)));
+  text += fmt::format("  operators  {} different ones\n  copies     {:.1f} GB/s, the smallest {}\n", c.operators.size(),
+                      c.copy_gb_per_s, duration_text(static_cast<double>(c.smallest_copy_ns)));
+  text += fmt::format("  host       {} a launch, {} an event\n", duration_text(static_cast<double>(c.issue_ns)),
+                      duration_text(static_cast<double>(c.event_ns)));
+  for (const exec::CollectiveCurve& curve : c.collectives) {
+    text += fmt::format("  {:<15} {} ranks: {} for {}, {} for {}\n", curve.kind, curve.ranks,
+                        duration_text(static_cast<double>(curve.ns.front())), bytes_text(curve.bytes.front()),
+                        duration_text(static_cast<double>(curve.ns.back())), bytes_text(curve.bytes.back()));
+  }
+  return text;
+}
+
+std::string summary_json(const exec::Calibration& c, const CalibrateFlags& flags) {
+  JsonText out;
+  out.begin_object().field("schema", "foreshard.calibration/1").field("profile", flags.output);
+  out.field("operators", c.operators.size()).field("forward_ns", c.whole_forward_ns);
+  out.field("backward_ns", c.whole_backward_ns).field("sum_forward_ns", c.sum_forward_ns);
+  out.field("sum_backward_ns", c.sum_backward_ns).field("spread", c.spread);
+  out.field("copy_gb_per_s", c.copy_gb_per_s).field("gemm_tflops", c.gemm_tflops);
+  out.field("issue_ns", c.issue_ns).field("event_ns", c.event_ns);
+  out.key("collectives").begin_array();
+  for (const exec::CollectiveCurve& curve : c.collectives) {
+    out.begin_object().field("kind", curve.kind).field("ranks", curve.ranks);
+    out.field("largest_bytes", curve.bytes.back()).field("ns", curve.ns.back()).end_object();
+  }
+  out.end_array().end_object();
+  return out.take();
+}
+
+Result<void> write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (file) return {};
+  return fail(
+      {ErrorCode::NotFound, "the profile cannot be written", path, "", "a folder that can be written to", "", ""});
+}
+
+Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base) {
+  const auto model = load_job_model(job, base);
+  if (!model) return fail(model.error());
+  auto ranks = connect_ranks(flags.ranks);
+  if (!ranks) return fail(ranks.error());
+  return exec::calibrate_job(*model, job, threads_of(flags), flags.repeats, std::move(ranks->group));
+}
+
+}  // namespace
+
+ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
+  const auto loaded = load_job(flags.job, console);
+  if (!loaded) return console.error(loaded.error());
+  const auto base = load_profile("cpu-host");
+  if (!base) return console.error(base.error());
+  const auto calibration = measure(loaded->job, flags, *base);
+  if (!calibration) return console.error(calibration.error());
+  const HardwareProfile profile = profile_of(*calibration, *base, flags);
+  if (auto written = write_text(flags.output, profile_text(profile)); !written) return console.error(written.error());
+  const bool told =
+      console.result(console.json ? summary_json(*calibration, flags) : summary_text(*calibration, flags));
+  return told ? ExitCode::Ok : ExitCode::RunFailed;
+}
+
+}  // namespace foreshard::cli

@@ -1,0 +1,167 @@
+// `foreshard run` when something goes wrong: every rank ends, non-zero, and says why.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/cli/running_program.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama-2ranks.toml";
+
+std::vector<std::string> arguments(std::vector<std::string> more) {
+  more.insert(more.begin(), {"run", kJob});
+  return more;
+}
+
+ProgramEnd run(const std::vector<std::string>& more, const std::vector<std::string>& environment = {}) {
+  return RunningProgram(FORESHARD_PROGRAM, arguments(more), environment).wait();
+}
+
+TEST(RunFailure, AKilledRankEndsTheRunAndIsNamedWithInstructionAndUnit) {
+  RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--set", "train.steps=1000000"}));
+  ASSERT_TRUE(program.wait_for_lines(3));
+  const auto victim = program.child_with("RANK=1");
+  ASSERT_TRUE(victim);
+  ::kill(*victim, SIGKILL);
+  const ProgramEnd end = program.wait();
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, HasSubstr("rank 1 was killed by signal 9"));
+  // Between two steps it is the control group that loses the peer, else an instruction.
+  EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: "));
+  EXPECT_THAT(end.err, HasSubstr("lost rank 1"));
+}
+
+TEST(RunFailure, WithTorchrunTheOthersNameTheLostRankThemselves) {
+  const std::vector<std::string> common = {"WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                                           "MASTER_PORT=" + std::to_string(free_port())};
+  const auto start = [&](const std::string& rank) {
+    std::vector<std::string> environment = common;
+    environment.push_back("RANK=" + rank);
+    return std::make_unique<RunningProgram>(FORESHARD_PROGRAM, arguments({"--set", "train.steps=1000000"}),
+                                            environment);
+  };
+  const auto first = start("0"), second = start("1");
+  ASSERT_TRUE(first->wait_for_lines(3));
+  ::kill(first->pid(), SIGKILL);  // the one that holds the store
+  EXPECT_EQ(first->wait().exit_code, -1);
+  const ProgramEnd survivor = second->wait();
+  EXPECT_EQ(survivor.exit_code, 1);
+  EXPECT_THAT(survivor.err, AllOf(HasSubstr("rank 1, step "), HasSubstr("lost rank 0")));
+}
+
+TEST(RunFailure, ARankThatStandsStillEndsTheOthersByTheTimeout) {
+  RunningProgram program(FORESHARD_PROGRAM,
+                         arguments({"--nproc", "2", "--timeout", "2", "--set", "train.steps=1000000"}));
+  ASSERT_TRUE(program.wait_for_lines(3));
+  const auto victim = program.child_with("RANK=1");
+  ASSERT_TRUE(victim);
+  ::kill(*victim, SIGSTOP);
+  const ProgramEnd end = program.wait();  // the launcher ends the stopped one, too
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: .*[Tt]imed out"));
+}
+
+TEST(RunFailure, ALossThatIsNoNumberStopsTheRunAtItsStep) {
+  const ProgramEnd end = run({"--nproc", "2", "--json", "--set", "train.optimizer.lr=1e30", "--set",
+                              "train.schedule.warmup=0", "--set", "train.clip_grad_norm=0"});
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.out, HasSubstr("the loss is not finite"));
+  const std::size_t last = end.out.rfind("{\n  \"error\"");
+  ASSERT_NE(last, std::string::npos) << end.out;
+  const auto error = nlohmann::json::parse(end.out.substr(last))["error"];
+  EXPECT_EQ(error["code"], "run_failed");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("step 2"));
+}
+
+TEST(RunFailure, APortThatIsTakenIsNamed) {
+  const int socket = ::socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(socket, 1), 0);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  const std::string port = std::to_string(ntohs(address.sin6_port));
+  const ProgramEnd end =
+      run({"--timeout", "5"}, {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port});
+  ::close(socket);
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_THAT(end.err, AllOf(HasSubstr("127.0.0.1:" + port), HasSubstr("is the port free")));
+}
+
+TEST(RunFailure, ARankThatDoesNotComeIsNamed) {
+  const ProgramEnd end = run({"--timeout", "1"}, {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                                                  "MASTER_PORT=" + std::to_string(free_port())});
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_THAT(end.err, HasSubstr("rank 1 did not come within 1000 ms"));
+}
+
+TEST(RunFailure, WeightsThatLackParametersAreRefusedByName) {
+  namespace fs = std::filesystem;
+  const fs::path folder = testing::temporary_path("half_a_model");
+  fs::create_directories(folder);
+  fs::copy_file(std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama/config.json", folder / "config.json");
+  std::ofstream weights(folder / "model.safetensors", std::ios::binary);
+  const std::string header = R"({"model.norm.weight":{"dtype":"F32","shape":[64],"data_offsets":[0,256]}})";
+  const std::uint64_t bytes = header.size();
+  weights.write(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  weights << header << std::string(256, '\0');
+  weights.close();
+  const ProgramEnd end = run({"--nproc", "2", "--set", "model.source=" + folder.string()});
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_THAT(end.err, HasSubstr("model.embed_tokens.weight"));
+  fs::remove_all(folder);
+}
+
+TEST(RunFailure, AMissingDataFileIsTheSameErrorOnAllRanksAndIsToldOnce) {
+  const ProgramEnd end =
+      run({"--nproc", "2", "--set", "train.data.kind=tokens", "--set", "train.data.file=/nowhere.u16"});
+  EXPECT_EQ(end.exit_code, 3);
+  const std::size_t first = end.err.find("/nowhere.u16");
+  ASSERT_NE(first, std::string::npos) << end.err;
+  EXPECT_EQ(end.err.find("error:", first), std::string::npos) << end.err;
+}
+
+TEST(RunFailure, ASignalLeavesACheckpointThatTheNextRunGoesOnFrom) {
+  const std::string dir = testing::temporary_path("stopped");
+  const std::vector<std::string> more = {"--nproc", "2",
+                                         "--set",   "train.steps=1000000",
+                                         "--set",   "train.checkpoint.dir=" + dir,
+                                         "--set",   "train.schedule.name=constant"};
+  {
+    RunningProgram program(FORESHARD_PROGRAM, arguments(more));
+    ASSERT_TRUE(program.wait_for_lines(3));
+    ::kill(program.pid(), SIGTERM);
+    const ProgramEnd end = program.wait();
+    EXPECT_EQ(end.exit_code, 5) << end.err;
+    EXPECT_THAT(end.err, AllOf(HasSubstr("checkpoint: " + dir), HasSubstr("stopped by a signal after ")));
+  }
+  std::vector<std::string> resumed = more;
+  resumed.push_back("--resume");
+  RunningProgram program(FORESHARD_PROGRAM, arguments(resumed));
+  ASSERT_TRUE(program.wait_for_lines(1));
+  ::kill(program.pid(), SIGINT);
+  const ProgramEnd end = program.wait();
+  EXPECT_EQ(end.exit_code, 5) << end.err;
+  EXPECT_THAT(end.err, HasSubstr("resumed from " + dir));
+  std::filesystem::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace foreshard
