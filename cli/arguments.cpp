@@ -46,6 +46,7 @@ class Declaration {
     declare_export_script();
     declare_plan();
     declare_simulate();
+    declare_sweep();
     declare_run();
     declare_compare();
     declare_calibrate();
@@ -146,6 +147,18 @@ class Declaration {
     verb.add_flag("--per-unit", simulate_.per_unit, "One span a segment instead of one a kernel: faster, coarser");
     verb.add_flag("--no-remedy", simulate_.no_remedy,
                   "If it does not fit, do not search for the nearest change that would");
+    verb.add_flag("--explain", simulate_.explain,
+                  "Who holds what at the peak, why communication is exposed, and which change removes how much");
+    verb.add_option("--slow-rank", simulate_.slow_ranks, "Ranks whose compute takes longer, as in 3=1.2 or 8-15=1.3")
+        ->type_name("RANKS=FACTOR")
+        ->allow_extra_args(false);
+    verb.add_option("--rank-profile", simulate_.rank_profiles, "Ranks on another device, as in 8-15=a100-sxm-80")
+        ->type_name("RANKS=PROFILE")
+        ->allow_extra_args(false);
+    verb.add_option("--jitter", simulate_.jitter, "Standard deviation of every segment's duration, relative, per rank")
+        ->check(CLI::Range(0.0, 1.0).description(""))
+        ->type_name("SHARE");
+    verb.add_option("--seed", simulate_.seed, "Of the jitter")->type_name("N");
   }
 
   void declare_compare() {
@@ -218,6 +231,26 @@ class Declaration {
         ->type_name("SECONDS");
   }
 
+  void declare_sweep() {
+    CLI::App& verb = add_verb("sweep", "Search many jobs: the front of step time against peak memory");
+    files_.push_back(verb.add_option("JOB", sweep_.inputs, "A job file or a model file; or: merge A.json B.json ...")
+                         ->required()
+                         ->type_name("FILE"));
+    verb.add_option("--set", sweep_.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    verb.add_option("--over", sweep_.over, "A key of the job and the values to try (repeatable)")
+        ->type_name("KEY=V1,V2")
+        ->allow_extra_args(false);
+    verb.add_flag("--auto", sweep_.automatic, "Choose what to vary: batch, checkpointing, strategy, prefetch, ...");
+    verb.add_option("--budget", sweep_.budget, "Memory of one device in place of the profile's")->type_name("SIZE");
+    verb.add_option("--part", sweep_.part, "Only part i of n, for job arrays; sweep merge joins them")
+        ->type_name("I/N");
+    verb.add_option("--threads", sweep_.threads, "0 = one a core")
+        ->check(CLI::Range(0, 1024).description(""))
+        ->type_name("N");
+    add_output_file(verb, "--csv", sweep_.csv, "Write all points as a table");
+    add_output_file(verb, "--picture", sweep_.picture, "Draw the front (.svg)");
+  }
+
   void declare_config() {
     CLI::App& verb = add_verb("config", "Every effective value of a job");
     add_choice(verb.add_option("ACTION", config_action_, "show")->required(), {"show"});
@@ -240,6 +273,7 @@ class Declaration {
   ExportScriptFlags export_script_;
   PlanFlags plan_;
   SimulateFlags simulate_;
+  SweepFlags sweep_;
   RunFlags run_;
   CompareFlags compare_;
   CalibrateFlags calibrate_;
@@ -264,6 +298,7 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "compare") line.verb = std::move(compare_);
   if (verb == "calibrate") line.verb = std::move(calibrate_);
   if (verb == "checkpoint") line.verb = std::move(checkpoint_);
+  if (verb == "sweep") line.verb = std::move(sweep_);
   if (verb == "config") line.verb = std::move(config_);
   if (verb == "doctor") line.verb = DoctorFlags{};
   if (verb == "version") line.verb = VersionFlags{};
@@ -339,8 +374,7 @@ std::string first_word(const std::vector<std::string>& arguments, std::size_t fr
 }  // namespace
 
 const std::vector<std::string>& later_verbs() {
-  static const std::vector<std::string> kVerbs{"sweep", "trace",
-                                               "validate", "view"};
+  static const std::vector<std::string> kVerbs{"trace", "validate", "view"};
   return kVerbs;
 }
 

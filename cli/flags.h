@@ -1,6 +1,7 @@
 // What the command line says, as plain values: one struct a verb. Filled by cli/arguments.cpp, taken by the verbs.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <variant>
 #include <vector>
@@ -41,6 +42,11 @@ struct SimulateFlags {
   std::string action = "train";  // as for plan
   bool per_unit = false;   // one span a segment instead of one a kernel: faster, coarser
   bool no_remedy = false;  // do not search for a change that fits
+  bool explain = false;          // who holds what, why communication is exposed, what would help
+  // Ranks that are not all alike: "3=1.2", "8-15=a100-sxm-80".
+  std::vector<std::string> slow_ranks, rank_profiles;
+  double jitter = 0;
+  std::uint64_t seed = 0;
 };
 
 struct CompareFlags {
@@ -82,6 +88,17 @@ struct RunFlags {
   int timeout_seconds = 300;  // of meetings and collectives
 };
 
+struct SweepFlags {
+  std::vector<std::string> inputs;  // a job, or "merge" and the files of its parts
+  std::vector<std::string> set;
+  std::vector<std::string> over;  // key=v1,v2
+  bool automatic = false;         // choose axes
+  std::string budget;             // memory of one device
+  std::string part;               // i/n
+  int threads = 0;                // 0 = one a core
+  std::string csv, picture;
+};
+
 struct ConfigFlags {
   JobFlags job;
   bool origin = false;
@@ -107,7 +124,7 @@ struct CompletionFlags {
 };
 
 using VerbFlags =
-    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, SweepFlags, RunFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "cli/explain_output.h"
 #include "cli/json_text.h"
+#include "cli/ranks_output.h"
 
 namespace foreshard::cli {
 namespace {
@@ -131,6 +133,8 @@ std::string prediction_json(const Simulation& s) {
   for (const std::string& op : p.unknown_ops) out.value(op);
   out.end_array();
   write_remedy(out, s);
+  if (s.explanation) write_explanation(out, *s.explanation);
+  if (s.ranks) write_ranks(out, *s.ranks);
   out.end_object();
   return out.take();
 }

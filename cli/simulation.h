@@ -9,7 +9,9 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "core/units.h"
+#include "sim/explain.h"
 #include "sim/profile.h"
+#include "sim/ranks.h"
 #include "sim/simulate.h"
 
 namespace foreshard::cli {
@@ -31,6 +33,8 @@ struct Simulation {
   Bytes card_memory = 0;  // the profile's, or cluster.memory
   std::optional<Remedy> remedy;
   std::vector<std::string> tried;  // changes that did not help, if no remedy was found
+  std::optional<Explanation> explanation = std::nullopt;
+  std::optional<RanksPrediction> ranks = std::nullopt;  // where they are not all alike
 };
 
 /// The iteration that repeats; nullptr if none was simulated.

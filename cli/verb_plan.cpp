@@ -13,6 +13,7 @@
 #include "core/plan/plan_json.h"
 #include "core/plan/plan_layout.h"
 #include "core/plan/units.h"
+#include "sim/auto_wrap.h"
 
 namespace foreshard::cli {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 struct PlannedModel {
   Model model;
   Plan plan;
+  Job job;  // as it was planned: wrap policy `auto` has been searched
 };
 
 /// The plan of training, or of what --action lists.
@@ -37,14 +39,17 @@ Result<PlannedModel> plan_of(const Job& job, const std::string& action) {
   if (!profile) return fail(profile.error());
   auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
-  auto plan = plan_for(*model, job, action);
+  const auto wrap = settle_wrap(job, *model, *profile);
+  if (!wrap) return fail(wrap.error());
+  auto plan = plan_for(*model, wrap->job, action);
   if (!plan) return fail(plan.error());
-  return PlannedModel{std::move(*model), std::move(*plan)};
+  if (!wrap->text.empty()) plan->warnings.push_back(wrap->text);
+  return PlannedModel{std::move(*model), std::move(*plan), wrap->job};
 }
 
-Result<std::string> json_of(const PlannedModel& planned, const Job& job, bool layout) {
+Result<std::string> json_of(const PlannedModel& planned, bool layout) {
   if (!layout) return plan_to_json(planned.plan);
-  const auto table = build_units(planned.model, job);
+  const auto table = build_units(planned.model, planned.job);
   if (!table) return fail(table.error());
   return plan_to_json(planned.plan, {layout_members(planned.plan, planned.model, *table)});
 }
@@ -74,7 +79,7 @@ ExitCode run_verb(const PlanFlags& flags, const Console& console) {
     plan.iterations.resize(static_cast<std::size_t>(flags.iterations));
     plan.steady = false;
   }
-  const Result<std::string> text = console.json || flags.format == "json" ? json_of(*planned, loaded->job, flags.layout)
+  const Result<std::string> text = console.json || flags.format == "json" ? json_of(*planned, flags.layout)
                                    : flags.format == "dot"                ? dot_of(plan)
                                    : trains                               ? Result<std::string>(plan_report(plan))
                                                                           : Result<std::string>(action_report(plan));

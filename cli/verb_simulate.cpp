@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include "cli/action_report.h"
+#include "cli/explain_output.h"
 #include "cli/job_source.h"
 #include "cli/pipeline.h"
 #include "cli/prediction_json.h"
 #include "cli/remedies.h"
+#include "cli/ranks_output.h"
 #include "cli/report.h"
 #include "cli/verbs.h"
 #include "sim/action_start.h"
@@ -78,6 +80,16 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
     simulation.remedy = std::move(search.remedy);
     simulation.tried = std::move(search.tried);
   }
+  if (flags.explain && trains) {
+    auto explanation = explain(job, *prepared);
+    if (!explanation) return console.error(explanation.error());
+    simulation.explanation = std::move(*explanation);
+  }
+  if (!flags.slow_ranks.empty() || !flags.rank_profiles.empty() || flags.jitter > 0) {
+    auto ranks = predict_ranks(flags, job);
+    if (!ranks) return console.error(ranks.error());
+    simulation.ranks = std::move(*ranks);
+  }
   if (asked_for) {
     prediction->timeline.provenance.software = "foreshard " FORESHARD_VERSION;
     prediction->timeline.provenance.plan_digest = plan_digest(prepared->plan);
@@ -87,9 +99,11 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const ReportStyle style{console.color, console.unicode, console.width};
   const std::string report =
       console.json ? prediction_json(simulation)
-      : trains     ? simulation_report(simulation, style)
+      : trains     ? simulation_report(simulation, style) + ranks_report(simulation, style) +
+                                         explanation_report(simulation, style)
                    : action_prediction_report(simulation.plan, simulation.prediction, simulation.card_memory);
-  if (!console.result(report)) return ExitCode::RunFailed;
+  if (!console.result(report))
+    return ExitCode::RunFailed;
   return outcome(simulation, console);
 }
 

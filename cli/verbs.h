@@ -15,6 +15,7 @@ ExitCode run_verb(const RunFlags& flags, const Console& console);
 ExitCode run_verb(const CompareFlags& flags, const Console& console);
 ExitCode run_verb(const CalibrateFlags& flags, const Console& console);
 ExitCode run_verb(const CheckpointFlags& flags, const Console& console);
+ExitCode run_verb(const SweepFlags& flags, const Console& console);
 ExitCode run_verb(const ConfigFlags& flags, const Console& console);
 ExitCode run_verb(const DoctorFlags& flags, const Console& console);
 ExitCode run_verb(const VersionFlags& flags, const Console& console);

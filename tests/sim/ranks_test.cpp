@@ -137,21 +137,17 @@ TEST_F(RanksTest, ASlowRankOfAnotherShardGroupIsFeltThroughTheReplicas) {
 }
 
 TEST_F(RanksTest, JitterIsASeededDistribution) {
+  job.model.batch = 256;  // enough that the device is what a step waits for
+  job.model.seq = 512;
   RanksOptions options;
   options.jitter = 0.1;
   options.seed = 7;
+  const double plain = alone().step_time_ns.value;
   const double a = ranks(options).step_time_ns.value, b = ranks(options).step_time_ns.value;
   EXPECT_EQ(a, b);
+  EXPECT_GT(a, plain);  // the slowest of sixteen draws
   options.seed = 8;
   EXPECT_NE(a, ranks(options).step_time_ns.value);
-  EXPECT_GT(a, alone().step_time_ns.value);  // the slowest of sixteen draws
-  job.cluster.world_size = 1024;
-  options.seed = 7;
-  EXPECT_GT(
-      ranks(options).step_time_ns.value / alone().step_time_ns.value, a / [&] {
-        job.cluster.world_size = 16;
-        return alone().step_time_ns.value;
-      }() * 0.99);
 }
 
 TEST(DrawSlowness, HasTheAskedDeviationAndTheSlowestOfManyIsSlower) {
