@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "exec/counting_allocator.h"
 #include "exec/flat_unit.h"
 #include "exec/gradient_norm.h"
 #include "exec/issue_context.h"
@@ -412,6 +413,7 @@ void Runner::forward(const Instruction& instruction, InstructionId id) {
   context_.launch(instruction, id, {},
                   [this, &segment, at, grad, last, recomputed = roles_->recomputed[at], region = roles_->region[at]] {
                     c10::AutoGradMode mode(grad);
+                    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::Activations);
                     if (grad && recomputed) {
                       setup_.interpreter.forward_checkpointed(segment.op_begin, segment.op_end, state_.frame,
                                                               parameters(), setup_.buffers, region);
@@ -428,6 +430,7 @@ void Runner::recompute(const Instruction& instruction, InstructionId id) {
   const std::size_t at = instruction.segment.index();
   for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
   context_.launch(instruction, id, {}, [this, &segment, at, region = roles_->region[at]] {
+    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::Activations);
     if (!state_.seeded) seed_loss();
     state_.graphs[at] = setup_.interpreter.recompute(segment.op_begin, segment.op_end, state_.frame, parameters(),
                                                      setup_.buffers, region);
@@ -438,11 +441,13 @@ void Runner::backward(const Instruction& instruction, InstructionId id) {
   const std::size_t at = instruction.segment.index();
   for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
   context_.launch(instruction, id, {}, [this, at] {
+    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::ActivationGradients);
     if (!state_.seeded) seed_loss();
     if (!state_.graphs[at].valid()) return;
     setup_.interpreter.backward(std::exchange(state_.graphs[at], {}), state_.frame,
                                 [this](ParamId param, at::Tensor gradient) {
                                   const Place& place = place_[param.index()];
+                                  claim(gradient, MemoryCategory::Gradients);
                                   place.unit->take_gradient(static_cast<std::size_t>(place.index), std::move(gradient));
                                 });
   });
@@ -558,6 +563,7 @@ void Runner::optimize(const Instruction& instruction, InstructionId id) {
   for (const Target& target : targets) make_moments(target, pool, id);
   const std::vector<Buffer> uses = buffers_of(targets);
   on_compute_or_host(instruction, id, uses, [this, targets, lr = lr_] {
+    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
     std::vector<OptimizedShard> shards;
     for (const Target& target : targets) {
       shards.push_back({target.shard, target.gradient_tensor(context_), target.moments});

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/plan/build_plan.h"
+#include "core/plan/units.h"
 #include "exec/host_backend.h"
 #include "exec/in_process_communicator.h"
 
@@ -47,14 +48,24 @@ TinyRanks::TinyRanks(Job job)
   }
 }
 
-std::vector<RankTrace> TinyRanks::train(int steps, const std::vector<double>& lr, const Visit& done) {
+Plan TinyRanks::plan(Job job, int rank) const { return plan_of(model_, std::move(job), rank); }
+
+std::vector<MicroBatch> TinyRanks::inputs(int step, int rank) const {
+  std::vector<MicroBatch> micro_batches;
+  for (int m = 0; m < job_.train.micro_batches; ++m) {
+    micro_batches.push_back(tiny_llama_inputs(data_, step, rank, world_, m));
+  }
+  return micro_batches;
+}
+
+std::vector<RankTrace> TinyRanks::train(const Run& what) {
   std::vector<RankTrace> traces(static_cast<std::size_t>(world_));
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world_; ++rank) {
     ranks.emplace_back([&, rank] {
       RankTrace& trace = traces[static_cast<std::size_t>(rank)];
       try {
-        run(rank, steps, lr, done, trace);
+        run(rank, what, trace);
       } catch (const std::exception& error) {
         trace.failure = error.what();
       }
@@ -64,7 +75,7 @@ std::vector<RankTrace> TinyRanks::train(int steps, const std::vector<double>& lr
   return traces;
 }
 
-void TinyRanks::run(int rank, int steps, const std::vector<double>& lr, const Visit& done, RankTrace& trace) {
+void TinyRanks::run(int rank, const Run& what, RankTrace& trace) {
   const Plan plan = plan_of(model_, job_, rank);
   const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
   Communicators own;
@@ -72,16 +83,13 @@ void TinyRanks::run(int rank, int steps, const std::vector<double>& lr, const Vi
     const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin();
     own.add(group.stream, group.group, groups_.at(key_of(group))[static_cast<std::size_t>(place)]);
   }
-  auto runner =
-      PlanRunner::create({model_, plan, interpreter_, *backend, own, job_.train.optimizer, tiny_llama_buffers(model_)},
-                         [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); });
+  PlanRunnerSetup setup{model_, plan, interpreter_, *backend, own, job_.train.optimizer, tiny_llama_buffers(model_)};
+  setup.trainable = build_units(model_, job_).value().trainable;
+  auto runner = PlanRunner::create(setup, [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); });
   if (!runner) throw std::runtime_error(to_text(runner.error()));
-  for (int step = 0; step < steps; ++step) {
-    std::vector<MicroBatch> micro_batches;
-    for (int m = 0; m < job_.train.micro_batches; ++m) {
-      micro_batches.push_back(tiny_llama_inputs(data_, step, rank, world_, m));
-    }
-    const auto result = (*runner)->step(micro_batches, lr[static_cast<std::size_t>(step)]);
+  if (what.before) what.before(rank, **runner);
+  for (int step = what.first; step < what.first + what.steps; ++step) {
+    const auto result = (*runner)->step(inputs(step, rank), what.lr[static_cast<std::size_t>(step)]);
     if (!result) {
       throw std::runtime_error(fmt::format("instruction {} on {}: {}", result.error().instruction.value,
                                            result.error().stream, result.error().text));
@@ -89,7 +97,7 @@ void TinyRanks::run(int rank, int steps, const std::vector<double>& lr, const Vi
     trace.steps.push_back(*result);
   }
   trace.memory = backend->memory();
-  if (done) done(rank, **runner);
+  if (what.done) what.done(rank, **runner);
   const TrainState state = (*runner)->state().value();
   for (const StateTensor& tensor : state.tensors) {
     if (tensor.slot != "param") continue;

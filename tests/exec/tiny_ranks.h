@@ -30,12 +30,22 @@ class TinyRanks {
   explicit TinyRanks(Job job);
 
   /// `done` is called on each rank's thread behind the last step.
-  std::vector<RankTrace> train(int steps, const std::vector<double>& lr, const Visit& done = {});
+  std::vector<RankTrace> train(int steps, const std::vector<double>& lr, const Visit& done = {}) {
+    return train({0, steps, lr, {}, done});
+  }
+  struct Run {
+    int first = 0, steps = 0;  // of the recorded data; the rate of step s is lr[s]
+    std::vector<double> lr;
+    Visit before, done;
+  };
+  std::vector<RankTrace> train(const Run& what);
+  Plan plan(Job job, int rank) const;
+  std::vector<MicroBatch> inputs(int step, int rank) const;
   const Model& model() const { return model_; }
   const Job& job() const { return job_; }
 
  private:
-  void run(int rank, int steps, const std::vector<double>& lr, const Visit& done, RankTrace& trace);
+  void run(int rank, const Run& what, RankTrace& trace);
 
   Job job_;
   int world_;

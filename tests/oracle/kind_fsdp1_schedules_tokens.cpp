@@ -1,6 +1,7 @@
 #include "tests/oracle/kind_fsdp1_schedules_tokens.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
