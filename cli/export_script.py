@@ -12,9 +12,11 @@ precision that is float32, and the plan casts them.
 import argparse
 import contextlib
 import importlib.util
+import io
 import json
 import pathlib
 import sys
+import zipfile
 
 import torch
 import torch.nn.functional as F
@@ -68,12 +70,15 @@ def transformers_model(name, batch, seq, dtype):
         except ValueError:  # no sdpa form (soft capping, ...)
             model = build(config, dtype=dtype, attn_implementation="eager")
     with contextlib.suppress(ImportError):
-        # The library asks the data whether rows are packed, and builds a mask where it may not ask. In training the
-        # answer is no: attention then runs on its causal flag.
+        # The library asks the data whether rows are packed, and builds a mask where it may not ask or is exported. In
+        # training the answer is no, and attention runs on its causal flag: so it is exported.
         from transformers import masking_utils
 
         if hasattr(masking_utils, "find_packed_sequence_indices"):
             masking_utils.find_packed_sequence_indices = lambda position_ids: None
+        for question in ("is_torchdynamo_exporting", "is_tracing"):
+            if hasattr(masking_utils, question):
+                setattr(masking_utils, question, lambda *tensors: False)
     if config.model_type in ("vit", "deit", "swin", "beit", "convnext", "resnet", "dinov2"):
         size = getattr(config, "image_size", 224)
         size = size if isinstance(size, int) else size[0]
@@ -116,11 +121,15 @@ def own_model(spec):
 
 
 def save(program, path):
-    """Without stack traces and the sources' paths: smaller, and nobody's directories go along."""
+    """Without stack traces and the sources' paths, compressed: smaller, and nobody's directories go along."""
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             node.meta.pop("stack_trace", None)
-    torch.export.save(program, path)
+    archive = io.BytesIO()
+    torch.export.save(program, archive)
+    with zipfile.ZipFile(archive) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
 
 
 def main():

@@ -350,8 +350,8 @@ std::optional<Bound> CompositeWriter::batch_norm(const Call& call) {
   }
   const bool training = call.number("training", 1.0) != 0.0;
   const bool dtypes = x->dtype == DType::Float32 || (x->dtype == DType::Float16 && weight_dtype == DType::Float32);
-  const bool cudnn = device_ == ProgramDevice::Cuda && all && dtypes && x->sizes.rank() >= 3 &&
-                     call.number("cudnn_enabled", 1.0) != 0.0;
+  // `cudnn_enabled` is the exporting machine's, as devices are.
+  const bool cudnn = device_ == ProgramDevice::Cuda && all && dtypes && x->sizes.rank() >= 3;
   args.push_back(Arg{training});
   args.push_back(Arg{call.number("momentum", 0.1)});
   args.push_back(Arg{call.number("eps", 1e-5)});

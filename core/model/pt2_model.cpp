@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "core/model/program_writer.h"
 #include "core/model/pt2_ops.h"
+#include "core/model/pt2_precision.h"
 #include "core/model/pt2_tree.h"
 
 namespace foreshard {
@@ -176,7 +178,14 @@ Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::strin
     break;
   }
   model.block_class = repeated_class(model);
-  if (Result<void> written = write_pt2_ops(archive, file, *tree, *symbols, program, model); !written)
+  std::optional<Pt2Program> cast;
+  if (program.compute_dtype && *program.compute_dtype != model.compute_dtype) {
+    cast = with_mixed_precision(archive, *program.compute_dtype, program.buffer_dtype);
+    model.compute_dtype = *program.compute_dtype;
+    for (BufferInfo& buffer : model.buffers)
+      if (program.buffer_dtype && is_floating(buffer.dtype)) buffer.dtype = *program.buffer_dtype;
+  }
+  if (Result<void> written = write_pt2_ops(cast ? *cast : archive, file, *tree, *symbols, program, model); !written)
     return fail(std::move(written.error()));
   for (const ValueId id : model.inputs) {
     const ValueInfo& value = model.values[id.index()];

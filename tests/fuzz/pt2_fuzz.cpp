@@ -15,6 +15,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     members->program = bytes;
   }
   const auto program = foreshard::parse_pt2_program(std::move(*members), "fuzz.pt2");
-  if (program) static_cast<void>(foreshard::model_from_pt2_program(*program, "fuzz.pt2", {}));
+  if (!program) return 0;
+  static_cast<void>(foreshard::model_from_pt2_program(*program, "fuzz.pt2", {}));
+  foreshard::ProgramOptions half;
+  half.compute_dtype = foreshard::DType::BFloat16;
+  static_cast<void>(foreshard::model_from_pt2_program(*program, "fuzz.pt2", {}, half));
   return 0;
 }

@@ -1,0 +1,68 @@
+// Composite operators of archives are written as eager PyTorch runs them, and each has a rule.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "core/model/op_rules.h"
+#include "core/model/pt2_model.h"
+
+namespace foreshard {
+namespace {
+
+const std::string kArchives = std::string(FORESHARD_TEST_DATA) + "/pt2/";
+
+Model read(const std::string& name, ProgramDevice device, const std::string& loss = "auto") {
+  ModelOptions options;
+  options.loss = loss;
+  ProgramOptions program;
+  program.device = device;
+  auto model = model_from_pt2(kArchives + name, options, program);
+  EXPECT_TRUE(model) << to_text(model.error());
+  return model ? std::move(*model) : Model{};
+}
+
+std::map<std::string, int> counted(const Model& model) {
+  std::map<std::string, int> counts;
+  for (const Op& op : model.ops) ++counts[op.name];
+  return counts;
+}
+
+std::set<std::string> without_rule(const Model& model) {
+  std::set<std::string> names;
+  for (const Op& op : model.ops)
+    if (find_op_rule(op.name) == nullptr) names.insert(op.name);
+  return names;
+}
+
+TEST(Pt2Composites, ResNetRunsOnCudnnOnAGpu) {
+  const Model model = read("resnet50_meta.pt2", ProgramDevice::Cuda);
+  auto counts = counted(model);
+  EXPECT_EQ(counts["aten.convolution.default"], 53);
+  EXPECT_EQ(counts["aten.cudnn_batch_norm.default"], 53);
+  EXPECT_EQ(counts["aten.max_pool2d_with_indices.default"], 1);
+  EXPECT_EQ(counts["aten.mean.dim"], 1);  // adaptive pooling to one element
+  EXPECT_EQ(without_rule(model), std::set<std::string>{});
+}
+
+TEST(Pt2Composites, OffTheGpuBatchNormIsTheNativeKernel) {
+  auto counts = counted(read("resnet50_meta.pt2", ProgramDevice::Cpu));
+  EXPECT_EQ(counts["aten.native_batch_norm.default"], 53);
+  EXPECT_EQ(counts["aten.cudnn_batch_norm.default"], 0);
+}
+
+TEST(Pt2Composites, EveryOperatorOfTheLanguageModelsHasARule) {
+  for (const char* name : {"llama_1b_meta.pt2", "llama_tiny.pt2", "user_mlp_shared.pt2"})
+    EXPECT_EQ(without_rule(read(name, ProgramDevice::Cuda)), std::set<std::string>{}) << name;
+}
+
+TEST(Pt2Composites, AttentionWithAMaskIsTheMemoryEfficientKernel) {
+  auto counts = counted(read("llama_1b_meta.pt2", ProgramDevice::Cuda, "none"));
+  EXPECT_EQ(counts["aten._scaled_dot_product_efficient_attention.default"], 16);
+  EXPECT_EQ(counts["aten.where.self"], 16);  // the mask of truth values, made additive
+  EXPECT_EQ(counts["aten.scaled_dot_product_attention.default"], 0);
+}
+
+}  // namespace
+}  // namespace foreshard
