@@ -124,9 +124,6 @@ at::Tensor computed(const Json& config, const BufferInfo& buffer) {
   const std::string_view leaf = leaf_of(buffer.fqn);
   if ((leaf == "inv_freq" || leaf == "original_inv_freq") && buffer.shape.size() == 1)
     return inverse_frequencies(config, buffer.shape[0]);
-  if (leaf == "position_ids" && buffer.shape.size() == 2)
-    return at::arange(buffer.shape[1], at::kLong).unsqueeze(0).expand(buffer.shape);
-  if (leaf == "token_type_ids") return at::zeros(buffer.shape, at::kLong);
   if (leaf == "embed_scale") {
     if (const auto hidden = number(config, "hidden_size"))
       return at::full(buffer.shape, std::sqrt(*hidden), at::kDouble);
@@ -134,9 +131,12 @@ at::Tensor computed(const Json& config, const BufferInfo& buffer) {
   return {};
 }
 
-/// Batch normalisation before its first step.
-at::Tensor fresh_statistics(const BufferInfo& buffer) {
+/// What a name means everywhere: batch normalisation before its first step, positions that count on.
+at::Tensor usual_value(const BufferInfo& buffer) {
   const std::string_view leaf = leaf_of(buffer.fqn);
+  if (leaf == "position_ids" && buffer.shape.size() == 2)
+    return at::arange(buffer.shape[1], at::kLong).unsqueeze(0).expand(buffer.shape);
+  if (leaf == "token_type_ids") return at::zeros(buffer.shape, at::kLong);
   if (leaf == "running_mean" || leaf == "num_batches_tracked") return at::zeros(buffer.shape, at::kFloat);
   if (leaf == "running_var") return at::ones(buffer.shape, at::kFloat);
   return {};
@@ -159,7 +159,7 @@ Result<at::Tensor> value_of(const BufferInfo& buffer, const Sources& sources) {
   at::Tensor value = held(sources.archive.get(), buffer);
   if (!value.defined() && sources.config.is_object()) value = computed(sources.config, buffer);
   if (!value.defined()) value = held(sources.weights, buffer);
-  if (!value.defined()) value = fresh_statistics(buffer);
+  if (!value.defined()) value = usual_value(buffer);
   if (value.defined()) {
     return value.to(scalar_type_of(buffer.dtype), /*non_blocking=*/false, /*copy=*/true).contiguous();
   }

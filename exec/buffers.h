@@ -1,8 +1,8 @@
 // Starting values of a model's buffers.
 //
 // In this order: what the .pt2 archive holds (every buffer of an exported model, constants too); what the family
-// computes from its config.json (rotary frequencies, positions, types, scales); what the weights hold under the name;
-// batch normalisation's fresh statistics. Each call returns tensors of its own, which may be written to.
+// computes from its config.json (rotary frequencies, scales); what the weights hold under the name; what a name means
+// everywhere (batch normalisation's fresh statistics, positions, types). Each call returns tensors of its own, which may be written to.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,20 +5,26 @@
 
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <unordered_set>
 #include <utility>
 
 namespace foreshard::exec {
 namespace {
 
-/// One counted piece of memory; the context of its DataPtr.
-struct Counted {
-  c10::DataPtr memory;
+/// Stands before every piece of memory, so that an address alone leads to it: some kernels ask for bare pointers.
+struct alignas(64) Counted {
   Bytes bytes = 0;
-  std::shared_ptr<OperatorMemory> counter;
+  std::shared_ptr<OperatorMemory> counter;      // empty: not counted
   std::shared_ptr<MemoryScope::Ledger> ledger;  // of the scope that it was taken under
   std::atomic<MemoryCategory> category{MemoryCategory::Temporaries};
 };
+static_assert(sizeof(Counted) == 64, "memory behind it keeps the allocator's alignment");
+
+Counted* header_of(void* data) { return static_cast<Counted*>(data) - 1; }
+
+/// LibTorch's own; set before the counting one is.
+c10::Allocator* g_inner = nullptr;
 
 }  // namespace
 
@@ -37,44 +43,43 @@ namespace {
 /// The innermost scope of the thread; null without one.
 thread_local std::shared_ptr<MemoryScope::Ledger> t_ledger;
 
-void release(void* context) {
-  auto* counted = static_cast<Counted*>(context);
-  {
-    std::lock_guard lock(counted->ledger->mutex);
-    if (counted->ledger->open) counted->ledger->held.erase(counted);
+void release(void* data) {
+  if (data == nullptr) return;
+  Counted* counted = header_of(data);
+  if (counted->counter) {
+    {
+      std::lock_guard lock(counted->ledger->mutex);
+      if (counted->ledger->open) counted->ledger->held.erase(counted);
+    }
+    counted->counter->changed(counted->category.load(std::memory_order_relaxed), -counted->bytes);
   }
-  counted->counter->changed(counted->category.load(std::memory_order_relaxed), -counted->bytes);
-  delete counted;
+  counted->~Counted();
+  g_inner->raw_deallocate(counted);
 }
 
 class CountingAllocator final : public c10::Allocator {
  public:
-  explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) {}
-
   c10::DataPtr allocate(std::size_t bytes) override {
-    const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger;
-    if (!ledger || bytes == 0) return inner_->allocate(bytes);
-    auto counted = std::make_unique<Counted>();
-    counted->memory = inner_->allocate(bytes);
-    counted->bytes = static_cast<Bytes>(bytes);
-    counted->counter = ledger->counter;
-    counted->ledger = ledger;
-    counted->category.store(ledger->during, std::memory_order_relaxed);
-    {
-      std::lock_guard lock(ledger->mutex);
-      ledger->held.insert(counted.get());
+    const c10::Device cpu(c10::kCPU);
+    if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+    auto* counted = new (g_inner->raw_allocate(bytes + sizeof(Counted))) Counted;
+    if (const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger) {
+      counted->bytes = static_cast<Bytes>(bytes);
+      counted->counter = ledger->counter;
+      counted->ledger = ledger;
+      counted->category.store(ledger->during, std::memory_order_relaxed);
+      {
+        std::lock_guard lock(ledger->mutex);
+        ledger->held.insert(counted);
+      }
+      counted->counter->changed(ledger->during, counted->bytes);
     }
-    counted->counter->changed(ledger->during, counted->bytes);
-    void* data = counted->memory.get();
-    return {data, counted.release(), &release, c10::Device(c10::kCPU)};
+    void* data = counted + 1;
+    return {data, data, &release, cpu};
   }
 
-  // Contexts are not addresses: callers that insist on raw pointers are told so.
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { inner_->copy_data(to, from, bytes); }
-
- private:
-  c10::Allocator* inner_;
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { g_inner->copy_data(to, from, bytes); }
 };
 
 }  // namespace
@@ -82,7 +87,8 @@ class CountingAllocator final : public c10::Allocator {
 void install_counting_allocator() {
   static std::once_flag once;
   std::call_once(once, [] {
-    static CountingAllocator allocator(c10::GetCPUAllocator());
+    static CountingAllocator allocator;
+    g_inner = c10::GetCPUAllocator();
     c10::SetCPUAllocator(&allocator, /*priority=*/100);
   });
 }
@@ -118,8 +124,9 @@ MemoryScope::~MemoryScope() {
 void claim(const at::Tensor& tensor, MemoryCategory category) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const c10::DataPtr& data = tensor.storage().data_ptr();
-  if (data.get_deleter() != &release) return;
-  auto& counted = *static_cast<Counted*>(data.get_context());
+  if (data.get() == nullptr || data.get_deleter() != &release) return;
+  Counted& counted = *header_of(data.get_context());
+  if (!counted.counter) return;
   const MemoryCategory from = counted.category.exchange(category);
   if (from == category) return;
   counted.counter->changed(from, -counted.bytes);

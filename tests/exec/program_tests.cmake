@@ -1,0 +1,3 @@
+# What a program runs with: recomputation, starting values, operators' memory, exported programs.
+foreshard_test(exec.program SOURCES counting_allocator_test.cpp exported_programs_test.cpp recompute_test.cpp starting_values_test.cpp
+               tiny_llama.cpp DEPS foreshard::exec foreshard::plan nlohmann_json::nlohmann_json)
