@@ -1,0 +1,307 @@
+#include "tests/oracle/training_run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "core/model/load_model.h"
+#include "core/plan/build_plan.h"
+#include "exec/buffers.h"
+#include "exec/host_backend.h"
+#include "exec/in_process_communicator.h"
+#include "exec/plan_groups.h"
+#include "exec/plan_runner.h"
+#include "exec/safetensors.h"
+#include "exec/torch_types.h"
+#include "exec/weight_source.h"
+
+namespace foreshard::oracle {
+namespace {
+
+using namespace foreshard::exec;
+
+constexpr std::int64_t kRows = 8;     // of the global micro-batch
+constexpr double kNeverClips = 1e30;  // the norm is recorded also where nothing is clipped
+constexpr std::chrono::seconds kPatience{120};
+
+template <class T>
+T or_throw(Result<T> result) {
+  if (!result) throw std::runtime_error(to_text(result.error()));
+  return std::move(*result);
+}
+
+/// Rows of one rank, [steps, micro-batches, rows, ...] in the file.
+at::Tensor share_of(const at::Tensor& data, std::int64_t step, std::int64_t micro, int rank, int world) {
+  return data[step][micro].narrow(0, rank * kRows / world, kRows / world);
+}
+
+/// What a model of two halves reads behind the label: the label moved on by one, from the start token.
+at::Tensor shifted_right(const at::Tensor& labels, std::int64_t start, std::int64_t padding) {
+  at::Tensor shifted = at::zeros_like(labels);
+  shifted.narrow(-1, 1, labels.size(-1) - 1).copy_(labels.narrow(-1, 0, labels.size(-1) - 1));
+  shifted.select(-1, 0).fill_(start);
+  return shifted.masked_fill(shifted.eq(-100), padding);
+}
+
+class TrainingData {
+ public:
+  TrainingData(const Model& model, const std::string& folder)
+      : model_(model), tensors_(or_throw(read_safetensors(folder + "/data.safetensors"))) {
+    const Json config = Json::parse(read_text(folder + "/config.json"));
+    const auto token = [&](const char* key) {
+      return config.contains(key) && config[key].is_number() ? config[key].get<std::int64_t>() : 0;
+    };
+    start_ = token("decoder_start_token_id");
+    padding_ = token("pad_token_id");
+  }
+
+  std::vector<at::Tensor> inputs(std::int64_t step, std::int64_t micro, int rank, int world) const {
+    std::vector<at::Tensor> inputs;
+    for (const ValueId id : model_.inputs) {
+      const ValueInfo& value = model_.values[id.index()];
+      at::Tensor tensor;
+      if (const auto found = tensors_.find(value.name); found != tensors_.end()) {
+        tensor = share_of(found->second, step, micro, rank, world);
+      } else if (value.name == "decoder_input_ids" && tensors_.contains("labels")) {
+        tensor = shifted_right(share_of(tensors_.at("labels"), step, micro, rank, world), start_, padding_);
+      } else {
+        throw std::runtime_error("the data holds no " + value.name);
+      }
+      inputs.push_back(tensor.to(scalar_type_of(value.dtype)).contiguous());
+    }
+    return inputs;
+  }
+
+ private:
+  const Model& model_;
+  NamedTensors tensors_;
+  std::int64_t start_ = 0, padding_ = 0;
+};
+
+double learning_rate(const Json& settings, std::int64_t step) {
+  const auto lr = settings.at("lr").get<double>();
+  if (settings.at("schedule") == "constant") return lr;
+  const double warmup = settings.at("warmup"), steps = settings.at("steps"), at = static_cast<double>(step);
+  if (at < warmup) return lr * (at + 1) / warmup;
+  return 0.5 * lr * (1 + std::cos(std::acos(-1.0) * (at - warmup) / (steps - warmup)));
+}
+
+/// What one rank brings home.
+struct RankResult {
+  std::vector<StepResult> steps;
+  TrainState state;
+  std::string failure;
+};
+
+class ThreadRanks {
+ public:
+  ThreadRanks(const Json& row, const Job& job, const std::string& folder)
+      : settings_(row.at("settings")),
+        job_(job),
+        world_(static_cast<int>(job.cluster.world_size)),
+        model_(or_throw(load_model(job.model, program_options(job, ProgramDevice::Cpu)))),
+        interpreter_(or_throw(OperatorInterpreter::create(model_))),
+        weights_(or_throw(open_weights(folder + "/model.safetensors"))),
+        data_(model_, folder),
+        results_(static_cast<std::size_t>(world_)) {
+    for (int rank = 0; rank < world_; ++rank) plans_.push_back(plan_of(rank));
+    connect();
+  }
+
+  void run() {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world_; ++rank) {
+      threads.emplace_back([this, rank] {
+        try {
+          train(rank);
+        } catch (const std::exception& error) {
+          result(rank).failure = error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const RankResult& result : results_) {
+      if (!result.failure.empty()) throw std::runtime_error(result.failure);
+    }
+  }
+
+  TrainingResult gathered() const {
+    TrainingResult all;
+    for (std::size_t step = 0; step < results_[0].steps.size(); ++step) {
+      all.loss.push_back(0);
+      all.micro.emplace_back(results_[0].steps[step].losses.size());
+      for (const RankResult& rank : results_) {
+        all.loss.back() += rank.steps[step].loss / world_;
+        for (std::size_t m = 0; m < all.micro.back().size(); ++m)
+          all.micro.back()[m] += rank.steps[step].losses[m] / world_;
+      }
+      all.grad_norm.push_back(results_[0].steps[step].grad_norm.value_or(0));
+    }
+    for (std::size_t t = 0; t < results_[0].state.tensors.size(); ++t) {
+      const StateTensor& tensor = results_[0].state.tensors[t];
+      if (tensor.slot == "param") all.final_params[tensor.fqn] = whole(t);
+    }
+    return all;
+  }
+
+ private:
+  RankResult& result(int rank) { return results_[static_cast<std::size_t>(rank)]; }
+
+  Plan plan_of(int rank) const {
+    Job job = job_;
+    job.cluster.rank = rank;
+    return or_throw(build_plan(model_, job));
+  }
+
+  /// One communicator per group and member. Groups are listed in one order on all ranks.
+  void connect() {
+    communicators_.resize(static_cast<std::size_t>(world_));
+    const std::size_t count = groups_of(plans_[0]).size();
+    for (std::size_t g = 0; g < count; ++g) {
+      std::map<std::vector<std::int32_t>, std::vector<std::shared_ptr<Communicator>>> made;
+      for (int rank = 0; rank < world_; ++rank) {
+        const PlanGroup group = groups_of(plans_[static_cast<std::size_t>(rank)])[g];
+        auto [at, fresh] = made.try_emplace(group.ranks);
+        if (fresh) at->second = in_process_communicators(static_cast<int>(group.ranks.size()), kPatience);
+        const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin();
+        communicators_[static_cast<std::size_t>(rank)].add(group.stream, group.group,
+                                                           at->second[static_cast<std::size_t>(place)]);
+      }
+    }
+  }
+
+  void train(int rank) {
+    const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
+    const auto at = static_cast<std::size_t>(rank);
+    auto runner =
+        or_throw(PlanRunner::create({.model = model_,
+                                     .plan = plans_[at],
+                                     .interpreter = interpreter_,
+                                     .backend = *backend,
+                                     .communicators = communicators_[at],
+                                     .optimizer = job_.train.optimizer,
+                                     .buffers = or_throw(initial_buffers(model_, job_.model.source, weights_.get()))},
+                                    [this](ParamId id) { return or_throw(whole_param(model_, id, *weights_)); }));
+    const std::int64_t steps = settings_.at("steps");
+    for (std::int64_t step = 0; step < steps; ++step) {
+      std::vector<MicroBatch> batches;
+      for (std::int64_t m = 0; m < job_.train.micro_batches; ++m)
+        batches.push_back(data_.inputs(step, m, rank, world_));
+      const auto done = runner->step(batches, learning_rate(settings_, step));
+      if (!done) {
+        throw std::runtime_error(fmt::format("rank {} step {} instruction {}: {}", rank, step,
+                                             done.error().instruction.value, done.error().text));
+      }
+      result(rank).steps.push_back(*done);
+    }
+    auto state = runner->state();
+    if (!state) throw std::runtime_error(state.error().text);
+    result(rank).state = std::move(*state);
+    for (StateTensor& tensor : result(rank).state.tensors) tensor.local = tensor.local.clone();  // outlives the runner
+  }
+
+  /// Sums and first elements of a parameter, from every rank's pieces.
+  TrainingResult::Param whole(std::size_t index) const {
+    const StateTensor& tensor = results_[0].state.tensors[index];
+    at::Tensor full = at::full({numel_of(tensor.shape)}, std::nan(""), at::kDouble);
+    for (const RankResult& rank : results_) {
+      const StateTensor& part = rank.state.tensors[index];
+      for (const StatePiece& piece : part.pieces) {
+        full.narrow(0, piece.global_offset, piece.numel)
+            .copy_(part.local.reshape({-1}).narrow(0, piece.local_offset, piece.numel));
+      }
+    }
+    TrainingResult::Param param{full.sum().item<double>(), full.abs().sum().item<double>(), {}};
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(8, full.numel()); ++i)
+      param.first.push_back(full[i].item<double>());
+    return param;
+  }
+
+  const Json& settings_;
+  const Job& job_;
+  int world_;
+  Model model_;
+  OperatorInterpreter interpreter_;
+  std::shared_ptr<const WeightSource> weights_;
+  TrainingData data_;
+  std::vector<Plan> plans_;
+  std::vector<Communicators> communicators_;
+  std::vector<RankResult> results_;
+};
+
+void set_optimizer(const Json& settings, OptimizerOptions& optimizer) {
+  const std::string name = settings.at("optimizer");
+  if (name != "adamw" && name != "sgd") throw std::runtime_error("unknown optimizer " + name);
+  optimizer.name = name == "sgd" ? OptimizerKind::Sgd : OptimizerKind::AdamW;
+  optimizer.impl = OptimizerImpl::ForLoop;
+  optimizer.lr = settings.at("lr");
+  optimizer.weight_decay = settings.at("weight_decay");
+  optimizer.momentum = settings.value("momentum", 0.0);
+  if (settings.contains("betas")) {
+    optimizer.beta1 = settings["betas"][0];
+    optimizer.beta2 = settings["betas"][1];
+  }
+  optimizer.eps = settings.value("eps", 1e-8);
+}
+
+/// `single` in bf16 copies by hand what fully_shard does on one rank; in fp32 there is nothing to shard.
+Runtime runtime_of(const std::string& how, bool bf16) {
+  if (how == "fsdp1") return Runtime::Fsdp1;
+  if (how == "fsdp2") return Runtime::Fsdp2;
+  if (how != "single") throw std::runtime_error("unknown way of training " + how);
+  return bf16 ? Runtime::Fsdp2 : Runtime::None;
+}
+
+/// Lengths of the sequences in the data, for a model of tokens.
+void set_lengths(const std::string& folder, ModelOptions& options) {
+  const auto tensors = or_throw(read_safetensors(folder + "/data.safetensors"));
+  const auto length = [&](const char* name) -> std::int64_t {
+    const auto found = tensors.find(name);
+    return found != tensors.end() && found->second.dim() == 4 && !found->second.is_floating_point()
+               ? found->second.size(3)
+               : 0;
+  };
+  if (const std::int64_t tokens = length("input_ids"); tokens > 0) {
+    options.seq = tokens;
+    options.seq_given = true;
+    options.target_seq = length("labels") == tokens ? 0 : length("labels");
+  }
+}
+
+}  // namespace
+
+Job training_job(const Json& row, const std::string& folder) {
+  const Json& settings = row.at("settings");
+  const bool bf16 = settings.at("precision") == "bf16";
+  Job job;
+  job.model.source = folder + "/config.json";
+  job.cluster.world_size = job.cluster.ranks_per_node = row.at("world");
+  job.model.batch = kRows / job.cluster.world_size;
+  set_lengths(folder, job.model);
+  job.fsdp.runtime = runtime_of(row.at("how"), bf16);
+  job.fsdp.mixed_precision = MixedPrecision::none();
+  if (bf16) {
+    job.fsdp.mixed_precision.param = DType::BFloat16;
+    job.fsdp.mixed_precision.reduce = DType::Float32;
+  }
+  set_optimizer(settings, job.train.optimizer);
+  job.train.micro_batches = settings.at("accumulate");
+  job.train.no_sync = !settings.at("sync_each").get<bool>();
+  job.train.clip_grad_norm = settings.at("clip").is_null() ? kNeverClips : settings["clip"].get<double>();
+  return job;
+}
+
+TrainingResult train(const Json& row, const Job& job, const std::string& folder) {
+  ThreadRanks ranks(row, job, folder);
+  ranks.run();
+  return ranks.gathered();
+}
+
+}  // namespace foreshard::oracle
