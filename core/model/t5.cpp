@@ -216,7 +216,10 @@ class T5Program {
     Tensor mask = bias;
     if (causal) mask = only_before(bias, seq);
     mask = w_.contiguous(mask);
-    const Tensor out = write_attention(w_, kernel_, attention_, q, k, v, &mask);
+    // Flash attention on a CPU gives its mask no gradient, and the learned bias wants one.
+    const bool learned = memory == nullptr;
+    const AttentionKernel kernel = learned && kernel_ == AttentionKernel::CpuFlash ? AttentionKernel::Math : kernel_;
+    const Tensor out = write_attention(w_, kernel, attention_, q, k, v, &mask);
     const Tensor y = write_linear(w_, m.o, w_.view(out, {x.sizes[0], seq, -1}));
     const Tensor dropped = write_dropout(w_, m.dropout, y, c_.dropout);
     w_.enter(m.layer);
@@ -331,8 +334,9 @@ Result<Model> build_t5(const FamilyInput& input) {
   TokenInputs tokens;
   tokens.shifted = false;
   const Tensor ids = w.input("input_ids", sizes, DType::Int64);
-  tokens.ids = w.input("decoder_input_ids", sizes, DType::Int64);
-  if (input.options.loss == "auto") tokens.labels = w.input("labels", sizes, DType::Int64);
+  const Dims target{input.options.batch, input.options.target_seq > 0 ? input.options.target_seq : seq};
+  tokens.ids = w.input("decoder_input_ids", target, DType::Int64);
+  if (input.options.loss == "auto") tokens.labels = w.input("labels", target, DType::Int64);
   T5Program program(w, c, *kernel, attention);
   const Tensor memory = program.stack(m, m.encoder, ids, nullptr);
   Tensor x = program.stack(m, m.decoder, tokens.ids, &memory);
