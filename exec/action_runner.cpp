@@ -6,60 +6,54 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
-#include <tuple>
 #include <utility>
 
-#include "core/plan/shard_layout.h"
+#include "exec/action_runner_buffers.h"
 #include "exec/action_runner_layout.h"
+#include "exec/action_runner_optimizer.h"
 #include "exec/torch_types.h"
 
 namespace foreshard::exec {
 namespace {
 
-/// A buffer of the plan: on the host or on the device, which use one name for a tensor and its copy.
-using Key = std::tuple<bool, BufferWhat, std::int32_t, std::int32_t, std::int32_t>;
-
-Key key_of(bool on_host, const BufferName& buffer, std::int32_t instance) {
-  return {on_host, buffer.what, buffer.param.valid() ? -1 : buffer.unit.value, buffer.param.value, instance};
-}
-
 bool is_full(BufferWhat what) { return what == BufferWhat::Full || what == BufferWhat::FullPrecision; }
 
 class Runner : public ActionRunner {
  public:
-  explicit Runner(ActionSetup setup) : setup_(std::move(setup)), layout_(setup_.source) {
-    for (const Stream stream : {Stream::D}) {
-      streams_[stream] = setup_.backend.create_stream(stream_name(stream), 0);
-    }
-  }
-
-  ~Runner() override {
-    (void)setup_.backend.synchronize();
-    for (const auto& [key, buffer] : device_) setup_.backend.free(buffer, {});
-  }
+  explicit Runner(ActionSetup setup)
+      : setup_(std::move(setup)),
+        layout_(setup_.source),
+        stream_(setup_.backend.create_stream(stream_name(Stream::D), 0)),
+        buffers_(setup_.backend, stream_),
+        optimizer_(setup_.source, buffers_, layout_) {}
 
   void set_state(const TrainState& state) override {
     for (std::size_t u = 0; u < units().size(); ++u) make_shards(UnitId(u));
+    const bool moments = std::ranges::any_of(state.tensors, [this](const StateTensor& t) { return instance(t) > 0; });
+    if (moments) optimizer_.make_state();
     (void)setup_.backend.synchronize();
     for (const StateTensor& tensor : state.tensors) {
-      if (tensor.slot != "param" || tensor.pieces.empty()) continue;
-      const ParamId param = setup_.source.model.find_param(tensor.fqn);
-      for (const auto& [from, to] : pairs(tensor, param)) to.copy_(from);
+      if (tensor.slot == "buffer" || tensor.pieces.empty()) continue;
+      for (const auto& [from, to] : pairs(tensor, setup_.source.model.find_param(tensor.fqn))) to.copy_(from);
     }
   }
 
   TrainState state() const override {
     TrainState state;
-    for (std::size_t p = 0; p < setup_.source.model.params.size(); ++p) {
-      const ParamInfo& info = setup_.source.model.params[p];
+    std::vector<std::string> slots{"param"};
+    slots.insert(slots.end(), optimizer_.slots().begin(), optimizer_.slots().end());
+    for (std::size_t p = 0; p < model().params.size(); ++p) {
+      const ParamInfo& info = model().params[p];
       if (info.shares.valid()) continue;
-      StateTensor tensor{info.fqn, "param", info.shape, {}, layout_.pieces(ParamId(p))};
-      Numel numel = 0;
-      for (const StatePiece& piece : tensor.pieces) numel += piece.numel;
-      tensor.local = at::empty({numel}, at::dtype(scalar_type_of(info.dtype)));
-      for (const auto& [to, from] : pairs(tensor, ParamId(p))) to.copy_(from);
-      state.tensors.push_back(std::move(tensor));
+      for (const std::string& slot : slots) {
+        StateTensor tensor{info.fqn, slot, info.shape, {}, layout_.pieces(ParamId(p))};
+        if (instance(tensor) > 0 && !buffers_.has(optimizer_.home(ParamId(p), instance(tensor)))) continue;
+        Numel numel = 0;
+        for (const StatePiece& piece : tensor.pieces) numel += piece.numel;
+        tensor.local = at::empty({numel}, at::dtype(scalar_type_of(info.dtype)));
+        for (const auto& [to, from] : pairs(tensor, ParamId(p))) to.copy_(from);
+        state.tensors.push_back(std::move(tensor));
+      }
     }
     return state;
   }
@@ -93,61 +87,25 @@ class Runner : public ActionRunner {
 
   // ---------------------------------------------------------------------------------------------- memory
 
-  at::Tensor tensor(const Key& key) const {
-    if (std::get<0>(key)) return host_.at(key);
-    const Buffer& buffer = device_.at(key);
-    const DType dtype = dtypes_.at(key);
-    return tensor_over(buffer.data(), {buffer.bytes() / itemsize(dtype)}, dtype);
+  at::Tensor tensor(const BufferName& name, std::int32_t instance = 0, bool on_host = false) const {
+    return buffers_.tensor({name, instance, on_host});
   }
-  at::Tensor tensor(const BufferName& buffer, std::int32_t instance = 0, bool on_host = false) const {
-    return tensor(key_of(on_host, buffer, instance));
-  }
-  bool has(const BufferName& buffer, std::int32_t instance = 0, bool on_host = false) const {
-    const Key key = key_of(on_host, buffer, instance);
-    return on_host ? host_.contains(key) : device_.contains(key);
+  bool has(const BufferName& name, std::int32_t instance = 0, bool on_host = false) const {
+    return buffers_.has({name, instance, on_host});
   }
 
   void allocate(const Instruction& i) {
     const bool on_host = i.stream == Stream::Host;
-    const Key key = key_of(on_host, i.buffer, i.arg);
-    dtypes_[key] = i.dtype;
-    if (on_host) {
-      host_[key] = at::empty({i.numel}, at::dtype(scalar_type_of(i.dtype)));
-      last_on_host_ = key;
-    } else {
-      if (const auto old = device_.find(key); old != device_.end()) setup_.backend.free(old->second, id());
-      device_[key] = setup_.backend.allocate({streams_.at(i.stream), id()}, i.numel * itemsize(i.dtype), category(i));
-    }
+    const ActionBuffer key{i.buffer, i.arg, on_host};
+    buffers_.allocate(key, i.numel, i.dtype, id());
     // A module that exists before it is wrapped has its values; those of meta modules come by reset_parameters.
     const bool made = setup_.source.job.cluster.init != "meta";
     const bool unmanaged = i.buffer.param.valid() && !setup_.source.table.unit_of_param[i.buffer.param.index()].valid();
     if (i.buffer.what == BufferWhat::Param && (made || unmanaged)) fill_param(i.buffer, on_host);
     if (i.buffer.what == BufferWhat::ModuleBuffer) {
-      work(on_host,
-           [this, key, value = setup_.buffers.at(std::size_t(i.arg))] { tensor(key).copy_(value.view({-1})); });
-    }
-  }
-
-  void release(const Instruction& i) {
-    const Key key = key_of(i.stream == Stream::Host, i.buffer, i.arg);
-    if (std::get<0>(key)) {
-      host_.erase(key);
-      return;
-    }
-    const auto found = device_.find(key);
-    if (found == device_.end()) return;  // not made by an action
-    setup_.backend.free(found->second, id());
-    device_.erase(found);
-  }
-
-  static MemoryCategory category(const Instruction& i) {
-    switch (i.buffer.what) {
-      case BufferWhat::Shard: return MemoryCategory::Parameters;
-      case BufferWhat::Full:
-      case BufferWhat::FullPrecision:
-      case BufferWhat::Param: return MemoryCategory::FullParameters;
-      case BufferWhat::ModuleBuffer: return MemoryCategory::Buffers;
-      default: return MemoryCategory::Temporaries;
+      work(on_host, [this, key, value = setup_.buffers.at(std::size_t(i.arg))] {
+        buffers_.tensor(key).copy_(value.view({-1}));
+      });
     }
   }
 
@@ -156,11 +114,8 @@ class Runner : public ActionRunner {
     const PlanUnit& unit = units()[id.index()];
     const auto make = [&](BufferName name, Numel numel) {
       if (has(name)) return;
-      const Key key = key_of(false, name, 0);
-      dtypes_[key] = unit.orig_dtype;
-      device_[key] = setup_.backend.allocate({streams_.at(Stream::D), {}}, numel * itemsize(unit.orig_dtype),
-                                             MemoryCategory::Parameters);
-      work(false, [this, key] { tensor(key).zero_(); });
+      buffers_.allocate({name, 0, false}, numel, unit.orig_dtype, {});
+      work(false, [this, name] { tensor(name).zero_(); });
     };
     for (const ShardedParam& param : unit.sharded) {
       make({BufferWhat::Shard, id, param.param}, numel_of(param.padded_local_shape));
@@ -169,18 +124,30 @@ class Runner : public ActionRunner {
     make({BufferWhat::Shard, id, {}}, layout_.is_sharded(unit) ? unit.shard_numel : unit.flat_numel);
   }
 
+  /// 0: a parameter itself; else which tensor of the optimizer's state.
+  std::int32_t instance(const StateTensor& tensor) const {
+    const auto found = std::ranges::find(optimizer_.slots(), tensor.slot);
+    return found == optimizer_.slots().end() ? 0 : static_cast<std::int32_t>(found - optimizer_.slots().begin()) + 1;
+  }
+
+  ActionBuffer home_of(ParamId param) const {
+    const ParamPlace place = layout_.place(param);
+    const bool of_unit = place.unit.valid() && setup_.plan.runtime == Runtime::Fsdp1;
+    ActionBuffer home{{BufferWhat::Param, place.unit, param}, 0, false};
+    if (place.own) home.name = {BufferWhat::Shard, place.unit, param};
+    if (!place.own && of_unit) home.name = {BufferWhat::Shard, place.unit, {}};
+    home.on_host = !buffers_.has(home);
+    return home;
+  }
+
   /// Views of the pieces of `tensor`'s local and of the same elements in the rank's shard.
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs(const StateTensor& tensor, ParamId param) const {
     std::vector<std::pair<at::Tensor, at::Tensor>> views;
-    const ParamPlace place = layout_.place(param);
-    const BufferName name = place.own ? BufferName{BufferWhat::Shard, place.unit, param}
-                            : place.unit.valid() && setup_.plan.runtime == Runtime::Fsdp1
-                                ? BufferName{BufferWhat::Shard, place.unit, {}}
-                                : BufferName{BufferWhat::Param, place.unit, param};
-    const bool on_host = !has(name) && has(name, 0, true);
-    if (!on_host && !has(name)) return views;
-    const at::Tensor home = this->tensor(name, 0, on_host);
-    for (const StatePiece& own : layout_.pieces_in_home(param)) {
+    const std::int32_t of = instance(tensor);
+    const ActionBuffer place = of > 0 ? optimizer_.home(param, of) : home_of(param);
+    if (!buffers_.has(place)) return views;
+    const at::Tensor home = buffers_.tensor(place);
+    for (const StatePiece& own : of > 0 ? optimizer_.pieces_in_home(param) : layout_.pieces_in_home(param)) {
       for (const StatePiece& piece : tensor.pieces) {
         const Numel from = std::max(own.global_offset, piece.global_offset);
         const Numel numel = std::min(own.global_offset + own.numel, piece.global_offset + piece.numel) - from;
@@ -205,24 +172,30 @@ class Runner : public ActionRunner {
     if (on_host) {
       if (setup_.backend.synchronize()) quiet();
     } else {
-      setup_.backend.launch({streams_.at(Stream::D), id()}, std::move(quiet));
+      setup_.backend.launch({stream_, id()}, std::move(quiet));
     }
   }
 
   void collective(const Instruction& i, CollectiveWork what) {
-    setup_.backend.collective({streams_.at(i.stream), id()}, setup_.communicators.at(i.group), std::move(what));
+    setup_.backend.collective({stream_, id()}, setup_.communicators.at(i.group), std::move(what));
   }
 
   void execute(const Instruction& i) {
     const bool on_host = i.stream == Stream::Host;
+    const bool moves = i.kind != InstructionKind::Alloc && i.kind != InstructionKind::Free &&
+                       i.kind != InstructionKind::AllGather && i.kind != InstructionKind::Broadcast;
+    if (moves && ActionOptimizer::concerns(i)) {
+      work(on_host, [this, i] { optimizer_.run(i, request_, dict_); });
+      return;
+    }
     switch (i.kind) {
       case InstructionKind::Alloc: allocate(i); break;
-      case InstructionKind::Free: release(i); break;
+      case InstructionKind::Free: buffers_.release({i.buffer, i.arg, on_host}, id()); break;
       case InstructionKind::UseFull: shown_.push_back(i.buffer); break;
       case InstructionKind::AllGather: all_gather(i); break;
       case InstructionKind::Broadcast: {
-        const Key key = key_of(false, i.buffer, i.arg);
-        collective(i, [this, key, i](Communicator& c) { c.broadcast(tensor(key).data_ptr(), i.numel, i.dtype, 0); });
+        collective(
+            i, [this, i](Communicator& c) { c.broadcast(tensor(i.buffer, i.arg).data_ptr(), i.numel, i.dtype, 0); });
         break;
       }
       case InstructionKind::Fill: fill(i); break;
@@ -262,8 +235,7 @@ class Runner : public ActionRunner {
   at::Tensor initial(ParamId param) const { return setup_.initial(param).contiguous().view({-1}); }
 
   void fill_param(const BufferName& buffer, bool on_host) {
-    const Key key = key_of(on_host, buffer, 0);
-    work(on_host, [this, key, param = buffer.param] { tensor(key).copy_(initial(param)); });
+    work(on_host, [this, buffer, on_host] { tensor(buffer, 0, on_host).copy_(initial(buffer.param)); });
   }
 
   /// reset_parameters of a module (fsdp1) or of a shard (fsdp2), and zeros.
@@ -286,14 +258,19 @@ class Runner : public ActionRunner {
   }
 
   void all_gather(const Instruction& i) {
-    const PlanUnit& unit = unit_of(i.buffer);
-    const BufferName chunk{BufferWhat::H2dCopy, i.buffer.unit, i.buffer.param};
-    const BufferName shard{BufferWhat::Shard, i.buffer.unit, is_full(i.buffer.what) ? ParamId() : i.buffer.param};
-    const Key from = has(chunk, i.arg) ? key_of(false, chunk, i.arg) : key_of(false, shard, 0);
-    const Key to = key_of(false, i.buffer, i.arg);
-    collective(i, [this, from, to, numel = i.numel, dtype = unit.orig_dtype](Communicator& c) {
-      c.all_gather(tensor(to).data_ptr(), tensor(from).data_ptr(), numel / c.size(), dtype);
+    collective(i, [this, i](Communicator& c) {
+      at::Tensor from = sent(i);
+      const Numel each = i.numel / c.size();
+      if (from.numel() < each) from = at::cat({from, at::zeros({each - from.numel()}, from.options())});  // padding
+      c.all_gather(tensor(i.buffer, i.arg).data_ptr(), from.data_ptr(), each, unit_of(i.buffer).orig_dtype);
     });
+  }
+
+  at::Tensor sent(const Instruction& i) const {
+    if (ActionOptimizer::concerns(i)) return optimizer_.gathered_from(i);
+    const BufferName chunk{BufferWhat::H2dCopy, i.buffer.unit, i.buffer.param};
+    if (has(chunk, i.arg)) return tensor(chunk, i.arg);
+    return tensor({BufferWhat::Shard, i.buffer.unit, is_full(i.buffer.what) ? ParamId() : i.buffer.param});
   }
 
   // ---------------------------------------------------------------------------------------------- copies
@@ -316,10 +293,10 @@ class Runner : public ActionRunner {
     if (i.buffer.what == BufferWhat::Bucket) {
       Numel offset = 0;
       for (const Instruction* copy : bucket_copies(i)) {
-        const Key bucket = key_of(false, i.buffer, i.arg), part = key_of(false, copy->buffer, copy->arg);
+        const ActionBuffer bucket{i.buffer, i.arg, false}, part{copy->buffer, copy->arg, false};
         sent_[copy] = {bucket, offset};
         work(false, [this, bucket, part, offset, numel = copy->numel] {
-          tensor(bucket).narrow(0, offset, numel).copy_(tensor(part).narrow(0, 0, numel));
+          buffers_.tensor(bucket).narrow(0, offset, numel).copy_(buffers_.tensor(part).narrow(0, 0, numel));
         });
         offset += copy->numel;
       }
@@ -347,7 +324,7 @@ class Runner : public ActionRunner {
     if (const auto sent = sent_.find(&i); sent != sent_.end()) {
       const auto [bucket, offset] = sent->second;
       work(false, [this, i, bucket, offset] {
-        tensor(i.buffer, i.arg).narrow(0, 0, i.numel).copy_(tensor(bucket).narrow(0, offset, i.numel));
+        tensor(i.buffer, i.arg).narrow(0, 0, i.numel).copy_(buffers_.tensor(bucket).narrow(0, offset, i.numel));
       });
       return;
     }
@@ -461,15 +438,11 @@ class Runner : public ActionRunner {
   }
 
   void to_host(const Instruction& i) {
-    Key to = key_of(true, i.buffer, i.arg);
-    if (is_full(i.buffer.what)) {  // U3: no instruction of its own makes it
-      host_[to] = at::empty({i.numel}, at::dtype(scalar_type_of(i.dtype)));
-    } else {
-      to = last_on_host_;
-    }
-    const Key from = key_of(false, i.buffer, i.arg);
-    work(false, [this, from, to, numel = i.numel] {
-      host_.at(to).narrow(0, 0, numel).copy_(tensor(from).narrow(0, 0, numel));
+    // U3: no instruction of its own makes the full parameter on the host.
+    if (is_full(i.buffer.what)) buffers_.allocate({i.buffer, i.arg, true}, i.numel, i.dtype, id());
+    work(false, [this, i] {
+      const at::Tensor to = buffers_.tensor(buffers_.last_on_host());
+      to.narrow(0, 0, i.numel).copy_(tensor(i.buffer, i.arg).narrow(0, 0, i.numel));
     });
   }
 
@@ -486,6 +459,7 @@ class Runner : public ActionRunner {
         dict_[entry.key] = collected(entry);
       }
     }
+    if (request_.optimizer) optimizer_.collect(request_, dict_);
   }
 
   at::Tensor collected(const StateEntry& entry) const {
@@ -509,19 +483,17 @@ class Runner : public ActionRunner {
 
   ActionSetup setup_;
   ActionLayout layout_;
-  std::map<Stream, StreamIndex> streams_;
-  std::map<Key, Buffer> device_;
-  std::map<Key, at::Tensor> host_;
-  std::map<Key, DType> dtypes_;
-  Key last_on_host_;
+  StreamIndex stream_;
+  ActionBuffers buffers_;
+  ActionOptimizer optimizer_;
   StateDict dict_;
   std::function<void(ParamId, at::Tensor)> visit_;
   const PlanIteration* iteration_ = nullptr;
   ActionRequest request_;
   std::size_t position_ = 0;
-  std::vector<std::size_t> filled_;                           // by unit: parameters loaded so far
-  std::map<const Instruction*, std::pair<Key, Numel>> sent_;  // copies out of a bucket: which, and where
-  std::vector<BufferName> shown_;                             // full parameters inside summon
+  std::vector<std::size_t> filled_;                                    // by unit: parameters loaded so far
+  std::map<const Instruction*, std::pair<ActionBuffer, Numel>> sent_;  // copies out of a bucket: which, and where
+  std::vector<BufferName> shown_;                                      // full parameters inside summon
 };
 
 std::optional<Error> refused(const ActionSetup& setup) {
@@ -534,9 +506,6 @@ std::optional<Error> refused(const ActionSetup& setup) {
     }
     const auto request = parse_actions(iteration.actions.front());
     if (!request) return request.error();
-    if (request->front().optimizer) {
-      return error(iteration.actions.front(), "the optimizer's state is saved in checkpoints", "optimizer");
-    }
     const bool init = request->front().action == PlanAction::Init;
     if (setup.source.job.fsdp.cpu_offload && !init) {
       return error(iteration.actions.front(), "CPU offload is not run here yet", "fsdp.cpu_offload");

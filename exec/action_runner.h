@@ -3,8 +3,8 @@
 // collectives are those of the plan; each instruction does what its name says to the memory that it names.
 //
 // One runner per rank, used by the thread that made its backend. The shards that init makes, or set_state fills, stay
-// from action to action. What is not run is refused by create(), by instruction: the optimizer's part (checkpoints hold
-// it, exec/checkpoint.h), CPU offload after init, gradients in summon.
+// from action to action. What is not run is refused by create(), by instruction: CPU offload after init, gradients in
+// summon.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,9 @@
 
 namespace foreshard::exec {
 
-/// A state dict on one rank: keys and shapes as model_state gives them (K1, K4), whole tensors or this rank's part.
+/// A state dict on one rank: keys and shapes as model_state gives them (K1, K4), whole tensors or this rank's part. The
+/// optimizer's stand beside, as optimizer_state gives them, under "NAME.exp_avg" (K5; the step counter is no tensor
+/// here).
 using StateDict = std::map<std::string, at::Tensor, std::less<>>;
 
 /// What a parameter is where nobody has sharded it yet.
@@ -45,7 +47,7 @@ class ActionRunner {
 
   static Result<std::unique_ptr<ActionRunner>> create(ActionSetup setup);
 
-  /// The shards of a run, before summon, save and load; every piece of its "param" tensors is copied.
+  /// The shards of a run, before summon, save and load: parameters and optimizer state are copied.
   virtual void set_state(const TrainState& state) = 0;
   /// This rank's parameters as they are now; locals are copies.
   virtual TrainState state() const = 0;
