@@ -29,6 +29,7 @@ std::array<std::int64_t, 16> same_divisions(std::int64_t divisions) {
 }
 
 Bytes round_request(Bytes bytes, const AllocatorSettings& settings) {
+  if (settings.exact) return bytes;
   if (bytes < kMinBlock) return kMinBlock;
   const std::int64_t divisions = settings.power2_divisions[interval_of(bytes)];
   if (divisions > 1 && bytes > kMinBlock * divisions) {
@@ -163,6 +164,7 @@ BlockHandle CachingAllocator::allocate_segment(int stream, bool small, Bytes siz
 
 bool CachingAllocator::should_split(const Block& block, Bytes size) const {  // A5
   const Bytes rest = block.size - size;
+  if (settings_.exact) return rest > 0;
   if (block.small || settings_.expandable_segments) return rest >= kMinBlock;
   return size < settings_.max_split_size && rest > kSmallLimit;
 }

@@ -22,6 +22,7 @@ namespace foreshard {
 
 struct AllocatorSettings {
   bool expandable_segments = false;
+  bool exact = false;  // a host's: blocks are as large as what was asked for
   Bytes max_split_size = std::numeric_limits<Bytes>::max();
   Bytes max_non_split_rounding = 20 * kMiB;
   std::array<std::int64_t, 16> power2_divisions{};  // A11: by interval from 1 MiB; 0 or 1 = off

@@ -5,6 +5,7 @@ namespace foreshard {
 AllocatorSettings allocator_settings(const AllocatorOptions& options, const HardwareProfile& profile, Bytes memory) {
   AllocatorSettings settings;
   settings.expandable_segments = options.expandable_segments;
+  settings.exact = profile.kind == "cpu";  // LibTorch asks the C library for each tensor
   if (options.max_split_size_mb > 0) settings.max_split_size = options.max_split_size_mb * kMiB;
   settings.power2_divisions = same_divisions(options.roundup_power2_divisions);
   settings.garbage_collection_threshold = options.garbage_collection_threshold;

@@ -8,7 +8,7 @@
 
 namespace foreshard {
 
-/// "aten.linear.default f32[4,128,256] f32[256,256]", "aten.transpose.int f32[2,8] 0 1".
+/// "aten.linear.default fp32[4,128,256] fp32[256,256]", "aten.transpose.int fp32[2,8] 0 1".
 std::string operator_signature(const Model& model, const Op& op);
 
 }  // namespace foreshard

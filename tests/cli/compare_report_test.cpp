@@ -45,30 +45,30 @@ B  run.fst: recording, iteration 7
    12 instructions joined, 0 only in A, 1 only in B
 
 Step                                          A            B        A - B       of B
-  step time                            90.00 ms     100.0 ms    -10.00 ms    -10.0 %
-  compute stream busy                  60.00 ms     70.00 ms    -10.00 ms    -14.3 %
-  communication busy                   40.00 ms     41.00 ms    -1.000 ms     -2.4 %
-  exposed communication                9.000 ms     20.00 ms    -11.00 ms    -55.0 %
-  exposed share of the step                                 -10.00 points
+  step time                             90.0 ms       100 ms     -10.0 ms    -10.0 %
+  compute stream busy                   60.0 ms      70.0 ms     -10.0 ms    -14.3 %
+  communication busy                    40.0 ms      41.0 ms     -1.00 ms     -2.4 %
+  exposed communication                 9.00 ms      20.0 ms     -11.0 ms    -55.0 %
+  exposed share of the step                                            -10.00 points
   peak allocated                       1.00 MiB     1000 KiB    +24.0 KiB     +2.4 %
-  stream D                             60.00 ms     70.00 ms    -10.00 ms    -14.3 %
+  stream D                              60.0 ms      70.0 ms     -10.0 ms    -14.3 %
 
 Busy time by unit                             A            B        A - B       of B
-  layers.0                             40.00 ms     45.00 ms    -5.000 ms    -11.1 %
-    compute                            30.00 ms     35.00 ms    -5.000 ms    -14.3 %
-    comm                               10.00 ms     10.00 ms         0 ns     +0.0 %
+  layers.0                              40.0 ms      45.0 ms     -5.00 ms    -11.1 %
+    compute                             30.0 ms      35.0 ms     -5.00 ms    -14.3 %
+    comm                                10.0 ms      10.0 ms         0 ns     +0.0 %
 
 Exposed communication by cause                A            B        A - B       of B
-  host (all_gather)                    2.000 ms     9.000 ms    -7.000 ms    -77.8 %
+  host (all_gather)                     2.00 ms      9.00 ms     -7.00 ms    -77.8 %
 
 Peak memory by category                       A            B        A - B       of B
   activations                          4.00 KiB     2.00 KiB    +2.00 KiB   +100.0 %
 
 Instructions by duration                      A            B        A - B       of B
-  17 D compute layers.0 forward        30.00 ms     35.00 ms    -5.000 ms    -14.3 %
+  17 D compute layers.0 forward         30.0 ms      35.0 ms     -5.00 ms    -14.3 %
 
 In one of them only
-  17 A all_gather layers.0 forward                  5.000 us
+  17 A all_gather layers.0 forward                   5.00 us
 )");
 }
 

@@ -28,6 +28,20 @@ TEST(AllocatorRounding, IsAMultipleOf512OrOfAPartOfAPowerOfTwo) {  // A1
   EXPECT_EQ(round_request(1200, quarters), 1536);
 }
 
+TEST(Allocator, OfAHostCountsWhatWasAskedFor) {
+  AllocatorSettings settings;
+  settings.exact = true;
+  Device d(settings);
+  const BlockHandle odd = d.allocator.allocate(1001, 0), large = d.allocator.allocate(3 * kMiB + 7, 1);
+  EXPECT_EQ(d.allocator.stats().allocated.current, 1001 + 3 * kMiB + 7);
+  d.allocator.free(odd);
+  const BlockHandle smaller = d.allocator.allocate(999, 0);
+  EXPECT_EQ(d.allocator.block_bytes(smaller), 999);
+  d.allocator.free(smaller);
+  d.allocator.free(large);
+  EXPECT_EQ(d.allocator.stats().allocated.current, 0);
+}
+
 TEST(AllocatorRounding, DivisionsFollowTheInterval) {  // A11
   AllocatorSettings settings;                          // 256:1, 512:2, 1024:4, above:8 in MiB
   for (std::size_t i = 0; i < 16; ++i) settings.power2_divisions[i] = i < 8 ? 1 : i == 8 ? 2 : i == 9 ? 4 : 8;

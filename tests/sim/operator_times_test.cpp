@@ -40,15 +40,15 @@ Kernel kernel_of(std::int32_t op) {
 
 TEST(OperatorSignature, NamesWhatGoesIn) {
   const Model model = small_model();
-  EXPECT_EQ(operator_signature(model, model.ops[0]), "aten.linear.default f32[4,8] f32[2,8]");
-  EXPECT_EQ(operator_signature(model, model.ops[2]), "aten.view.default f32[4,2] ( 8 )");
+  EXPECT_EQ(operator_signature(model, model.ops[0]), "aten.linear.default fp32[4,8] fp32[2,8]");
+  EXPECT_EQ(operator_signature(model, model.ops[2]), "aten.view.default fp32[4,2] ( 8 )");
 }
 
 TEST(OperatorTimes, KernelsOfOneOperatorShareWhatWasMeasured) {
   const Model model = small_model();
   HardwareProfile profile;
-  profile.operators = {{"aten.linear.default f32[4,8] f32[2,8]", 900, 3000},
-                       {"aten.view.default f32[4,2] ( 8 )", 50, 0}};
+  profile.operators = {{"aten.linear.default fp32[4,8] fp32[2,8]", 900, 3000},
+                       {"aten.view.default fp32[4,2] ( 8 )", 50, 0}};
   const OperatorTimes times(model, profile);
   KernelList list;
   list.kernels = {kernel_of(0), kernel_of(0), kernel_of(1)};
@@ -76,7 +76,7 @@ TEST(OperatorTimes, WithoutMeasurementsTheRooflineStays) {
 
 HardwareProfile calibrated() {
   HardwareProfile profile = *load_profile("cpu-host");
-  profile.operators = {{"aten.relu.default f32[4,2]", 900, -1}};
+  profile.operators = {{"aten.relu.default fp32[4,2]", 900, -1}};
   profile.collectives = {{"all_gather", 2, {1024, 4096, 65536}, {1000, 2000, 32000}}};
   profile.calibration = {{"software", "x \"quoted\""}};
   profile.level = CalibrationLevel::Microbenchmark;

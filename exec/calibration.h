@@ -1,0 +1,68 @@
+// Measures the machine that it runs on, for a hardware profile: the operators of a model over their real shapes,
+// copies, the host's own costs and collectives by size.
+//
+// As many ranks as will train run at once, as threads with the same number of LibTorch threads each, so that what they
+// take from each other is in the numbers. An operator is timed alone, as a segment of one; what a segment of one costs
+// more than its share of the whole model (which is timed too) is taken off again. Times are medians, in nanoseconds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+#include "core/units.h"
+#include "exec/communicator.h"
+#include "exec/operator_interpreter.h"
+
+namespace foreshard::exec {
+
+struct CalibrationSetup {
+  const Model& model;
+  std::vector<at::Tensor> inputs;            // in the order of Model::inputs
+  OperatorInterpreter::ParamTensors params;  // whole, in the dtype that is computed in, with requires_grad
+  std::vector<at::Tensor> buffers;
+  int intra_op_threads = 1;
+  int repeats = 15;
+  /// One for each rank, in order; empty: nothing is collected, and one rank runs.
+  std::vector<std::shared_ptr<Communicator>> communicators;
+};
+
+struct OperatorTime {
+  std::string signature;  // core/model/operator_signature.h
+  SimDuration forward_ns = 0, backward_ns = 0;
+  std::int64_t count = 0;  // in the model
+};
+
+struct CollectiveCurve {
+  std::string kind;  // "all_gather", "reduce_scatter", "all_reduce"
+  int ranks = 2;
+  std::vector<Bytes> bytes;  // of the full buffer
+  std::vector<SimDuration> ns;
+};
+
+struct Calibration {
+  std::vector<OperatorTime> operators;  // in the order of the program, each signature once
+  std::vector<CollectiveCurve> collectives;
+  SimDuration whole_forward_ns = 0, whole_backward_ns = 0;  // of the model as one segment
+  SimDuration sum_forward_ns = 0, sum_backward_ns = 0;      // of its operators as they are told
+  double spread = 0;                                        // of the whole step: half of (95 % - 5 %) over the median
+  double copy_gb_per_s = 0;                                 // read and written bytes
+  SimDuration smallest_copy_ns = 0;
+  double gemm_tflops = 0;  // float32
+  SimDuration issue_ns = 0, event_ns = 0, allocation_ns = 0;
+};
+
+/// Errors: an operator that LibTorch does not have, or that fails on these inputs.
+Result<Calibration> calibrate(const CalibrationSetup& setup);
+
+/// The same with the inputs, parameters and buffers that a training of this job would begin with. Errors: theirs too.
+Result<Calibration> calibrate_job(const Model& model, const Job& job, int intra_op_threads, int repeats,
+                                  std::vector<std::shared_ptr<Communicator>> communicators);
+
+}  // namespace foreshard::exec
