@@ -140,7 +140,10 @@ Result<std::optional<RankPlace>> place_in_environment(const Environment& environ
       place->store_hosted_elsewhere = true;
       place->store_prefix = fmt::format("attempt_{}/", text_of(environment, "TORCHELASTIC_RESTART_COUNT"));
     }
-    if (is_set(environment, "FORESHARD_LAUNCHER")) place->launcher = "foreshard";
+    if (is_set(environment, "FORESHARD_LAUNCHER")) {  // its store is this run's alone
+      place->launcher = "foreshard";
+      place->store_prefix.clear();
+    }
     return std::optional(std::move(*place));
   }
   return std::nullopt;

@@ -78,15 +78,16 @@ TEST(RunFailure, ARankThatStandsStillEndsTheOthersByTheTimeout) {
 }
 
 TEST(RunFailure, ALossThatIsNoNumberStopsTheRunAtItsStep) {
-  const ProgramEnd end = run({"--nproc", "2", "--json", "--set", "train.optimizer.lr=1e30", "--set",
-                              "train.schedule.warmup=0", "--set", "train.clip_grad_norm=0"});
+  const ProgramEnd end =
+      run({"--nproc", "2", "--json", "--set", "train.optimizer.lr=1000000", "--set", "train.optimizer.name=sgd",
+           "--set", "train.schedule.warmup=0", "--set", "train.clip_grad_norm=0"});
   EXPECT_EQ(end.exit_code, 1);
   EXPECT_THAT(end.out, HasSubstr("the loss is not finite"));
   const std::size_t last = end.out.rfind("{\n  \"error\"");
   ASSERT_NE(last, std::string::npos) << end.out;
   const auto error = nlohmann::json::parse(end.out.substr(last))["error"];
   EXPECT_EQ(error["code"], "run_failed");
-  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("step 2"));
+  EXPECT_THAT(error["message"].get<std::string>(), ContainsRegex("rank [01], step [0-9]+: the loss is not finite"));
 }
 
 TEST(RunFailure, APortThatIsTakenIsNamed) {

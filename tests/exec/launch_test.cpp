@@ -35,6 +35,17 @@ TEST(Launch, TorchrunSaysEverything) {
   EXPECT_EQ(place.value(), (RankPlace{5, 8, 1, 4, "torchrun", "node7", 4711, true, "attempt_2/"}));
 }
 
+TEST(Launch, OurOwnLauncherAndItsRanksLeaveTheirWordsUnderOneKey) {
+  const auto place = place_in_environment(of({{"RANK", "1"},
+                                              {"WORLD_SIZE", "2"},
+                                              {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                              {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                              {"FORESHARD_LAUNCHER", "77"}}));
+  EXPECT_EQ(place.value()->launcher, "foreshard");
+  EXPECT_TRUE(place.value()->store_hosted_elsewhere);
+  EXPECT_EQ(place.value()->store_prefix, "");
+}
+
 TEST(Launch, TorchrunsVariablesStandBeforeSlurms) {
   const auto place =
       place_in_environment(of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}}));
