@@ -98,7 +98,7 @@ std::vector<Change> changes_to_try(const Job& job) {
   if (job.fsdp.runtime != Runtime::None && job.fsdp.wrap.policy == WrapPolicyKind::ModuleClass) {
     const std::vector<std::string> set{"fsdp.wrap.policy=auto"};
     const auto apply = [](Job& j) { j.fsdp.wrap.policy = WrapPolicyKind::Auto; };
-    const char* text = "units for embedding and head too";
+    const char* text = "units found by search";
     list.add(text, set, apply);
     const Change units = list.changes().back();
     if (savings) list.add_upon(*savings, text, set, apply);
