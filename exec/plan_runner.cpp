@@ -5,20 +5,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "exec/counting_allocator.h"
 #include "exec/flat_unit.h"
-#include "exec/gradient_norm.h"
 #include "exec/issue_context.h"
-#include "exec/optimizer.h"
 #include "exec/plain_tensors.h"
 #include "exec/plan_runner_support.h"
 #include "exec/random_numbers.h"
 #include "exec/sharded_unit.h"
 #include "exec/torch_types.h"
+#include "exec/trained_blocks.h"
 
 namespace foreshard::exec {
 namespace {
@@ -31,8 +30,6 @@ struct IterationState {
   std::vector<SegmentGraph> graphs;  // by segment
   bool seeded = false;               // the loss has its gradient
   std::vector<at::Tensor> losses;    // by forward
-  NormShare norms;
-  at::Tensor grad_norm;
 };
 
 /// What is worked out once for a plan that is run.
@@ -59,20 +56,19 @@ class Runner final : public PlanRunner {
   explicit Runner(PlanRunnerSetup setup)
       : setup_(std::move(setup)),
         context_(setup_.backend, setup_.plan, setup_.communicators),
-        optimizer_(setup_.optimizer),
+        blocks_(context_, setup_.plan, setup_.optimizer),
         events_(static_cast<std::size_t>(last_event(setup_.plan)) + 1) {
     if (setup_.trainable.empty()) {
       for (const ParamInfo& param : setup_.model.params) setup_.trainable.push_back(param.requires_grad);
     }
     make_units();
-    moments_.resize(all_.size());
     plan_ = std::make_unique<PreparedPlan>(setup_.plan, units_of_segments(setup_.plan));
   }
 
   Outcome<void> load(const OperatorInterpreter::ParamTensors& full_params) {
     for (UnitTensors* unit : all_) unit->load(full_params);
     auto done = setup_.backend.synchronize();
-    for (std::size_t u = 0; u < all_.size(); ++u) moments_[u].resize(all_[u]->blocks().size());
+    blocks_.set_units(all_);
     return done;
   }
 
@@ -103,32 +99,11 @@ class Runner final : public PlanRunner {
   }
 
   Outcome<TrainState> state() override;
-  TrainState gradients() const override;
-
-  void set_optimizer_steps(std::int64_t steps) override {
-    for (std::vector<OptimizerMoments>& unit : moments_) {
-      for (OptimizerMoments& moments : unit) moments.steps = steps;
-    }
-  }
+  TrainState gradients() const override { return blocks_.gradients(setup_.model, place_); }
+  void set_optimizer_steps(std::int64_t steps) override { blocks_.set_steps(steps); }
 
  private:
-  struct Place {
-    UnitTensors* unit = nullptr;
-    std::int32_t index = -1;
-  };
-  /// A block with a gradient, at this point of the plan.
-  struct Target {
-    const UnitTensors* unit = nullptr;
-    at::Tensor shard;
-    BlockGradient gradient;
-    OptimizerMoments* moments = nullptr;
-
-    at::Tensor gradient_tensor(const IssueContext& context) const {
-      if (gradient.made != nullptr) return *gradient.made;
-      return context.tensor(gradient.buffer, gradient.pool, gradient.offset, shard.sizes(), gradient.dtype);
-    }
-  };
-  using Targets = std::vector<Target>;
+  using Place = ParamPlace;
 
   void make_units();
   std::vector<std::vector<UnitTensors*>> units_of_segments(const Plan& plan) const;
@@ -155,38 +130,25 @@ class Runner final : public PlanRunner {
     };
   }
 
-  Targets targets();
-  std::vector<Buffer> buffers_of(const Targets& targets) const;
-  std::vector<NormedGradient> normed(const Targets& targets) const;
-  void clip(const Instruction& instruction, const Instruction* next, InstructionId id);
-  void reduce_norms(const Instruction& instruction, InstructionId id);
-  void scale_gradients(const Instruction& instruction, InstructionId id);
-  void optimize(const Instruction& instruction, InstructionId id);
   void zero(const Instruction& instruction, InstructionId id);
-  void make_moments(const Target& target, Stream pool, InstructionId id);
-  /// Work of the compute stream, or of the host, which then waits for it.
-  void on_compute_or_host(const Instruction& instruction, InstructionId id, const std::vector<Buffer>& uses, Work work);
 
   PlanRunnerSetup setup_;
   IssueContext context_;
-  Optimizer optimizer_;
+  TrainedBlocks blocks_;
   std::vector<std::unique_ptr<ShardedUnit>> sharded_;
   std::vector<std::unique_ptr<FlatUnit>> flat_;
-  std::unique_ptr<PlainTensors> plain_;                 // parameters of no unit
-  std::vector<UnitTensors*> units_;                     // by UnitId; empty without sharding
-  std::vector<UnitTensors*> all_;                       // units_, then plain_
-  std::vector<Place> place_;                            // by ParamId, every name
-  std::vector<std::vector<OptimizerMoments>> moments_;  // [all_][block]
-  std::vector<Buffer> moment_memory_;
-  std::vector<Event> events_;  // by EventId
+  std::unique_ptr<PlainTensors> plain_;  // parameters of no unit
+  std::vector<UnitTensors*> units_;      // by UnitId; empty without sharding
+  std::vector<UnitTensors*> all_;        // units_, then plain_
+  std::vector<Place> place_;             // by ParamId, every name
+  std::vector<Event> events_;            // by EventId
   std::unique_ptr<PreparedPlan> plan_, evaluated_;
   const PreparedPlan* running_ = nullptr;
   const SegmentRoles* roles_ = nullptr;
   const std::vector<MicroBatch>* inputs_ = nullptr;
   std::size_t forwards_ = 0;  // issued in this iteration
   std::size_t steps_ = 0;
-  double lr_ = 0, max_norm_ = 0, norm_power_ = 2;
-  bool norms_apart_ = false;
+  double lr_ = 0;
   bool skip_next_ = false;
   IterationState state_;
 };
@@ -267,7 +229,7 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   StepResult result;
   for (const at::Tensor& loss : state_.losses) result.losses.push_back(loss.item<double>());
   for (const double loss : result.losses) result.loss += loss / static_cast<double>(result.losses.size());
-  if (state_.grad_norm.defined()) result.grad_norm = state_.grad_norm.item<double>();
+  if (const at::Tensor norm = blocks_.take_norm(); norm.defined()) result.grad_norm = norm.item<double>();
   state_ = {};
   return result;
 }
@@ -319,13 +281,13 @@ Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* n
     case Kind::Forward: forward(instruction, id); return {};
     case Kind::Recompute: recompute(instruction, id); return {};
     case Kind::Backward: backward(instruction, id); return {};
-    case Kind::Clip: clip(instruction, next, id); return {};
-    case Kind::OptimizerStep: optimize(instruction, id); return {};
+    case Kind::Clip: blocks_.clip(instruction, next, id); return {};
+    case Kind::OptimizerStep: blocks_.optimize(instruction, id, lr_); return {};
     case Kind::Zero: zero(instruction, id); return {};
     case Kind::Mark: mark(instruction); return {};
     case Kind::AllReduce:
       if (instruction.buffer.what != BufferWhat::None) break;
-      reduce_norms(instruction, id);
+      blocks_.reduce_norms(instruction, id);
       return {};
     default: break;
   }
@@ -464,118 +426,12 @@ void Runner::seed_loss() {
   state_.seeded = true;
 }
 
-// ---------------------------------------------------------------- gradients together
-
-Runner::Targets Runner::targets() {
-  Targets targets;
-  for (std::size_t u = 0; u < all_.size(); ++u) {
-    for (std::size_t b = 0; b < all_[u]->blocks().size(); ++b) {
-      Target target{all_[u], all_[u]->blocks()[b].shard, all_[u]->gradient(b), &moments_[u][b]};
-      if (target.gradient.there()) targets.push_back(std::move(target));
-    }
-  }
-  return targets;
-}
-
-std::vector<Buffer> Runner::buffers_of(const Targets& targets) const {
-  std::vector<Buffer> buffers;
-  for (const Target& target : targets) {
-    if (target.gradient.buffer.valid()) buffers.push_back(target.gradient.buffer);
-  }
-  return buffers;
-}
-
-/// Inside work: those that are there.
-std::vector<NormedGradient> Runner::normed(const Targets& targets) const {
-  std::vector<NormedGradient> gradients;
-  for (const Target& target : targets) {
-    at::Tensor gradient = target.gradient_tensor(context_);
-    if (gradient.defined()) gradients.push_back({std::move(gradient), target.unit->replicated()});
-  }
-  return gradients;
-}
-
-void Runner::on_compute_or_host(const Instruction& instruction, InstructionId id, const std::vector<Buffer>& uses,
-                                Work work) {
-  if (instruction.stream != Stream::Host) return context_.launch(instruction, id, uses, std::move(work));
-  Backend& backend = setup_.backend;
-  backend.wait_event(context_.on(Stream::Host, id), backend.record_event(context_.on(Stream::D, id)));
-  context_.launch(instruction, id, uses, std::move(work));
-  static_cast<void>(context_.wait_for(Stream::Host, id));
-}
-
-// fsdp1 says norms and scaling as two instructions around its all-reduce, fsdp2 as one, followed by one if ranks meet.
-void Runner::clip(const Instruction& instruction, const Instruction* next, InstructionId id) {
-  if (instruction.factor > 0) max_norm_ = instruction.factor;
-  norm_power_ = instruction.reduce_op == ReduceOp::Max ? std::numeric_limits<double>::infinity() : 2.0;
-  if (setup_.plan.runtime == Runtime::Fsdp1 && instruction.arg == 1) return scale_gradients(instruction, id);
-  const bool meets = next != nullptr && next->kind == Kind::AllReduce && next->buffer.what == BufferWhat::None;
-  norms_apart_ = meets && next->numel > 1;
-  Targets targets = this->targets();
-  const std::vector<Buffer> uses = buffers_of(targets);
-  on_compute_or_host(instruction, id, uses, [this, targets, p = norm_power_, apart = norms_apart_] {
-    state_.norms = norm_share(normed(targets), p, apart);
-  });
-  if (setup_.plan.runtime != Runtime::Fsdp1 && !meets) scale_gradients(instruction, id);
-}
-
-void Runner::reduce_norms(const Instruction& instruction, InstructionId id) {
-  context_.collective(instruction, id, {}, [this, op = instruction.reduce_op](Communicator& group) {
-    group.all_reduce(state_.norms.sharded.data_ptr(), state_.norms.sharded.numel(), DType::Float32, op);
-  });
-  if (setup_.plan.runtime != Runtime::Fsdp1) scale_gradients(instruction, id);
-}
-
-void Runner::scale_gradients(const Instruction& instruction, InstructionId id) {
-  Targets targets = this->targets();
-  const std::vector<Buffer> uses = buffers_of(targets);
-  on_compute_or_host(instruction, id, uses, [this, targets, p = norm_power_, max_norm = max_norm_] {
-    const std::vector<NormedGradient> gradients = normed(targets);
-    const at::Tensor total = total_norm(state_.norms, p);
-    state_.grad_norm = returned_norm(gradients, total);
-    clip_gradients(gradients, total, max_norm);
-  });
-}
-
-void Runner::make_moments(const Target& target, Stream pool, InstructionId id) {
-  OptimizerMoments& moments = *target.moments;
-  const std::size_t count = optimizer_.slots().size();
-  if (!moments.tensors.empty() || count == 0) return;
-  moments.tensors.resize(count);
-  const at::ScalarType type = target.shard.scalar_type();
-  const Bytes bytes = target.shard.numel() * static_cast<Bytes>(c10::elementSize(type));
-  for (std::size_t m = 0; m < count; ++m) {
-    const Buffer memory = context_.allocate(pool, id, bytes, MemoryCategory::OptimizerState);
-    moment_memory_.push_back(memory);
-    setup_.backend.launch(context_.on(pool, id, {&memory, 1}),
-                          [this, memory, pool, shard = target.shard, &to = moments.tensors[m]] {
-                            to = context_.tensor(memory, pool, 0, shard.numel() * shard.element_size(), DType::Int8)
-                                     .view(shard.scalar_type())
-                                     .view(shard.sizes())
-                                     .zero_();
-                          });
-  }
-}
-
-void Runner::optimize(const Instruction& instruction, InstructionId id) {
-  Targets targets = this->targets();
-  const Stream pool = instruction.on_host ? Stream::Host : instruction.stream;
-  for (const Target& target : targets) make_moments(target, pool, id);
-  const std::vector<Buffer> uses = buffers_of(targets);
-  on_compute_or_host(instruction, id, uses, [this, targets, lr = lr_] {
-    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
-    std::vector<OptimizedShard> shards;
-    for (const Target& target : targets) {
-      shards.push_back({target.shard, target.gradient_tensor(context_), target.moments});
-    }
-    optimizer_.step(shards, lr);
-  });
-}
-
 void Runner::zero(const Instruction& instruction, InstructionId id) {
   const bool to_zero = setup_.plan.runtime == Runtime::Fsdp1;
   for (UnitTensors* unit : units_) unit->zero_gradients(instruction, id, to_zero);
 }
+
+// ---------------------------------------------------------------- between steps
 
 Outcome<at::Tensor> Runner::clip_grad_norm(double max_norm, double p) {
   Instruction reduce;
@@ -589,78 +445,15 @@ Outcome<at::Tensor> Runner::clip_grad_norm(double max_norm, double p) {
   }
   const bool sharded = std::any_of(units_.begin(), units_.end(), [](const UnitTensors* u) { return !u->replicated(); });
   if (!sharded) reduce.group_size = 1;
-  norm_power_ = p;
-  max_norm_ = max_norm;
-  Instruction local = reduce;
-  local.kind = Kind::Clip;
-  Targets targets = this->targets();
-  const std::vector<Buffer> uses = buffers_of(targets);
-  context_.launch(local, {}, uses, [this, targets, p] { state_.norms = norm_share(normed(targets), p, false); });
-  context_.collective(reduce, {}, {}, [this, op = reduce.reduce_op](Communicator& group) {
-    group.all_reduce(state_.norms.sharded.data_ptr(), state_.norms.sharded.numel(), DType::Float32, op);
-  });
-  scale_gradients(local, {});
-  if (auto done = setup_.backend.synchronize(); !done) return tl::unexpected<Failure>(done.error());
-  return std::exchange(state_, {}).grad_norm;
+  return blocks_.clip_now(reduce, max_norm, p);
 }
-
-// ---------------------------------------------------------------- state
 
 Outcome<TrainState> Runner::state() {
-  const Stream pool = context_.has_host_stream() ? Stream::Host : Stream::D;
-  for (std::size_t u = 0; u < all_.size(); ++u) {
-    for (std::size_t b = 0; b < moments_[u].size(); ++b) {
-      make_moments({all_[u], all_[u]->blocks()[b].shard, {}, &moments_[u][b]}, pool, {});
-    }
-  }
-  if (auto done = setup_.backend.synchronize(); !done) return tl::unexpected<Failure>(done.error());
-  TrainState state;
-  const std::vector<std::string_view> slots = optimizer_.slots();
-  for (std::size_t p = 0; p < place_.size(); ++p) {
-    const ParamInfo& info = setup_.model.params[p];
-    if (info.shares.valid()) continue;
-    const Place& place = place_[p];
-    const auto unit = static_cast<std::size_t>(std::find(all_.begin(), all_.end(), place.unit) - all_.begin());
-    const ParamView& view = place.unit->views()[static_cast<std::size_t>(place.index)];
-    state.tensors.push_back({info.fqn, "param", info.shape, view.local, view.pieces});
-    for (std::size_t m = 0; m < slots.size() && setup_.trainable[p]; ++m) {
-      StateTensor moment{info.fqn, std::string(slots[m]), info.shape, view.local.new_empty({0}), {}};
-      if (view.block >= 0) {
-        const OptimizerMoments& moments = moments_[unit][static_cast<std::size_t>(view.block)];
-        moment.local = moments.tensors[m].view({-1}).narrow(0, view.block_offset, view.local.numel());
-        moment.local = moment.local.view(view.local.sizes());
-        moment.pieces = view.pieces;
-        state.optimizer_steps = std::max(state.optimizer_steps, moments.steps);
-      }
-      state.tensors.push_back(std::move(moment));
-    }
-  }
-  for (std::size_t b = 0; b < setup_.model.buffers.size() && b < setup_.buffers.size(); ++b) {
+  auto state = blocks_.state(setup_.model, place_, setup_.trainable);
+  for (std::size_t b = 0; state && b < setup_.model.buffers.size() && b < setup_.buffers.size(); ++b) {
     const BufferInfo& info = setup_.model.buffers[b];
     if (!info.persistent) continue;
-    state.tensors.push_back({info.fqn, "buffer", info.shape, setup_.buffers[b], {{0, 0, setup_.buffers[b].numel()}}});
-  }
-  return state;
-}
-
-TrainState Runner::gradients() const {
-  TrainState state;
-  for (std::size_t p = 0; p < place_.size(); ++p) {
-    const ParamInfo& info = setup_.model.params[p];
-    if (info.shares.valid()) continue;
-    const ParamView& view = place_[p].unit->views()[static_cast<std::size_t>(place_[p].index)];
-    StateTensor gradient{info.fqn, "grad", info.shape, view.local.new_empty({0}), {}};
-    if (view.block >= 0) {
-      const auto block = static_cast<std::size_t>(view.block);
-      const Target target{place_[p].unit, place_[p].unit->blocks()[block].shard, place_[p].unit->gradient(block), {}};
-      if (target.gradient.there()) gradient.local = target.gradient_tensor(context_);
-      if (target.gradient.there() && gradient.local.defined()) {
-        gradient.local = gradient.local.reshape({-1}).narrow(0, view.block_offset, view.local.numel());
-        gradient.local = gradient.local.view(view.local.sizes());
-        gradient.pieces = view.pieces;
-      }
-    }
-    state.tensors.push_back(std::move(gradient));
+    state->tensors.push_back({info.fqn, "buffer", info.shape, setup_.buffers[b], {{0, 0, setup_.buffers[b].numel()}}});
   }
   return state;
 }

@@ -109,4 +109,10 @@ class UnitTensors {
   std::vector<std::vector<Buffer>> slots_;  // [what][instance][index + 1]
 };
 
+/// Where a parameter lies: in which unit, and there in which place.
+struct ParamPlace {
+  UnitTensors* unit = nullptr;
+  std::int32_t index = -1;
+};
+
 }  // namespace foreshard::exec
