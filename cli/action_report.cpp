@@ -60,7 +60,8 @@ Result<Prepared> prepare_actions(const Job& job, const std::string& actions) {
   if (!table) return fail(table.error());
   auto plan = build_action_plan(*model, job, *table, *requests);
   if (!plan) return fail(plan.error());
-  auto lowered = lower_plan(*model, *plan, job, *profile);
+  // Only summon with gradients has a training iteration before it.
+  auto lowered = plan->segments.empty() ? LoweredProgram{} : lower_plan(*model, *plan, job, *profile);
   if (!lowered) return fail(lowered.error());
   model->tokens_per_batch = 0;
   return Prepared{std::move(*profile), std::move(*model), std::move(*plan), std::move(*lowered)};
