@@ -226,7 +226,8 @@ const OpRule& rule_for(const Model& model, const Op& op) {
   });
   const auto results =
       static_cast<std::size_t>(std::count_if(op.out.begin(), op.out.end(), [](ValueId id) { return id.valid(); }));
-  return tensors >= needs.tensors && results >= needs.results && dims >= needs.dims ? *rule : default_op_rule();
+  const bool made = results >= needs.results || rule->form == OpForm::InPlace;  // on a buffer: no result of its own
+  return tensors >= needs.tensors && made && dims >= needs.dims ? *rule : default_op_rule();
 }
 
 void add_steps(const Model& model, const SegmentRange& segment, std::int32_t instance, Program& program) {

@@ -426,10 +426,36 @@ std::optional<Bound> CompositeWriter::cross_entropy(const Call& call) {
   const Tensor* x = call.tensor("self");
   const Tensor* target = call.tensor("target");
   if (x == nullptr || target == nullptr || x->sizes.rank() != 2 || is_floating(target->dtype)) return std::nullopt;
-  if (!call.none("weight") || call.number("reduction", 1.0) != 1.0 || call.number("label_smoothing", 0.0) != 0.0)
-    return std::nullopt;
+  if (!call.none("weight") || call.number("reduction", 1.0) != 1.0) return std::nullopt;
+  const double smoothing = call.number("label_smoothing", 0.0);
+  if (smoothing != 0.0 && target->sizes.rank() != 1) return std::nullopt;
   const Tensor log = writer_.softmax("aten._log_softmax.default", *x, {Arg{std::int64_t{1}}, Arg{false}});
-  return bound_to(writer_.nll_loss(log, *target));
+  const Tensor loss = writer_.nll_loss(log, *target);
+  return bound_to(smoothing == 0.0 ? loss
+                                   : smoothed(log, *target, loss, smoothing, call.integer("ignore_index", -100)));
+}
+
+/// cross_entropy_loss_label_smoothing: the mean over classes beside the loss, where labels count.
+Tensor CompositeWriter::smoothed(const Tensor& log, const Tensor& target, const Tensor& loss, double smoothing,
+                                 std::int64_t ignored) {
+  const Dims rows{log.sizes[0]};
+  const auto total = [&](const Tensor& in, DType dtype) {
+    return writer_.emit("aten.sum.default", {ProgramWriter::arg(in)}, {}, {{{}, {}, dtype}})[0];
+  };
+  const Tensor sums = writer_.emit("aten.sum.dim_IntList", {ProgramWriter::arg(log), ProgramWriter::arg(Dims{1})}, {},
+                                   {{rows, {1}, log.dtype}})[0];
+  const Tensor smooth = writer_.unary("aten.neg.default", sums);
+  const Tensor mask = writer_.with_scalar("aten.eq.Scalar", target, Arg{ignored}, DType::Bool);
+  Op& fill = model_.ops.emplace_back();
+  fill.name = "aten.masked_fill_.Scalar";
+  fill.module = model_.ops[model_.ops.size() - 2].module;
+  fill.args = {ProgramWriter::arg(smooth), ProgramWriter::arg(mask), Arg{0.0}};
+  fill.out = {ValueId(smooth.index)};
+  const Tensor count = total(writer_.unary("aten.bitwise_not.default", mask), DType::Int64);
+  const Tensor mean = writer_.binary("aten.div.Tensor", total(smooth, log.dtype), count, log.dtype);
+  const double share = smoothing / static_cast<double>(std::max<std::int64_t>(log.sizes[1], 1));
+  const Tensor part = writer_.with_scalar("aten.mul.Scalar", mean, Arg{share});
+  return writer_.add(writer_.with_scalar("aten.mul.Scalar", loss, Arg{1.0 - smoothing}), part);
 }
 
 // --- autocast ---

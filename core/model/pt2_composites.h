@@ -81,6 +81,7 @@ class CompositeWriter {
   std::optional<Bound> log_softmax(const Call& call);
   std::optional<Bound> nll_loss(const Call& call);
   std::optional<Bound> cross_entropy(const Call& call);
+  Tensor smoothed(const Tensor& log, const Tensor& target, const Tensor& loss, double smoothing, std::int64_t ignored);
   std::optional<Bound> attention(const Call& call);
   std::optional<Bound> convolution(const Call& call);
   std::optional<Bound> max_pool(const Call& call);

@@ -62,8 +62,8 @@ def main():
             archive = here / f"{name}.pt2"
             script = subprocess.run([foreshard, "export-script", model, "--batch", "2", "--seq", "12", "--output",
                                      str(archive)], capture_output=True, text=True, check=True).stdout
-            (here / f"{name}.py").write_text(script)
-            run = subprocess.run([python, str(here / f"{name}.py")], capture_output=True, text=True)
+            (here / f"export_{name}.py").write_text(script)
+            run = subprocess.run([python, str(here / f"export_{name}.py")], capture_output=True, text=True)
             assert run.returncode == 0, f"{name}: {run.stderr[-2000:]}"
             report = subprocess.run([foreshard, "inspect", str(archive), "--json", "--report"], capture_output=True,
                                     text=True)
@@ -71,7 +71,7 @@ def main():
             numbers = json.loads(report.stdout)
             assert parameters is None or numbers["params"]["distinct"] == parameters, numbers["params"]
             simulated = subprocess.run([foreshard, "simulate", str(archive), "--set", "cluster.world_size=2", "--set",
-                                        "cluster.ranks_per_node=2", "--json"], capture_output=True, text=True)
+                                        "cluster.ranks_per_node=2", "--set", "fsdp.wrap.policy=auto", "--json"], capture_output=True, text=True)
             assert simulated.returncode == 0, f"{name}: {simulated.stdout[-500:]} {simulated.stderr[-500:]}"
             print(f"{name}: {run.stdout.strip()}")
     return 0

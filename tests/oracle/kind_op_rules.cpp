@@ -42,7 +42,10 @@ class Builder {
     for (const Json& output : row["outputs"])
       results.push_back(resolve(Json::array({output["label"], output["shape"], output["dtype"]})));
     model_.has_loss = true;
-    if (results.size() > 1) results = {join(results, row["outputs"][0])};
+    if (results.size() > 1 && model_.ops.back().out.size() == results.size()) {  // pieces of one storage have its label
+      for (std::size_t i = 0; i < results.size(); ++i) results[i] = Arg{ValueRef{model_.ops.back().out[i]}};
+      results = {join(results, row["outputs"][0])};
+    }
     const auto* value = results.empty() ? nullptr : std::get_if<ValueRef>(&results[0].value);
     if (value != nullptr) model_.outputs = {value->id};  // else the result is the input itself: nothing runs
   }
