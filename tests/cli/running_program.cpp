@@ -75,7 +75,7 @@ RunningProgram::~RunningProgram() {
 }
 
 bool RunningProgram::wait_for_lines(int count) {
-  for (int i = 0; i < 1200; ++i) {
+  for (int i = 0; i < 3600; ++i) {
     const std::string text = content_of(out_path_);
     if (std::count(text.begin(), text.end(), '\n') >= count) return true;
     siginfo_t info{};

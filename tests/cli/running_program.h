@@ -24,7 +24,7 @@ class RunningProgram {
   RunningProgram& operator=(const RunningProgram&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// Waits until stdout holds this many lines; false if the program ended before or a minute has passed.
+  /// Waits until stdout holds this many lines; false if the program ended before or three minutes have passed.
   bool wait_for_lines(int count);
   /// The child process that has this assignment in its environment ("RANK=1").
   std::optional<pid_t> child_with(const std::string& assignment) const;
