@@ -123,9 +123,11 @@ class JobWriter {
     const bool transformers = run_.source.find("atorch") != std::string::npos || starts(run_.source, "llama-cookbook");
     loss = torchtitan ? "cross_entropy_fp32" : transformers || run_.encoder_layers > 0 ? "auto" : "cross_entropy";
     if (starts(noted, "full_logits_fp32") || starts(noted, "fp32_logits")) loss = "cross_entropy_fp32";
+    // llm-foundry's fused loss works in place; other scripts name the logits until backward is over.
+    made_.hold_logits = !torchtitan && !starts(run_.source, "llm-foundry");
     // Its training loop lets go of the logits before backward since the weeks after its first FSDP2 runs (PR 165).
     if (torchtitan && starts(noted, "fp32_logits") && run_.source.find("PR 165") != std::string::npos) {
-      made_.hold_float_logits = true;
+      made_.hold_logits = made_.hold_float_logits = true;
       made_.assumed.emplace_back("the float32 logits live until backward is over, as in that version's training loop");
     }
     if (starts(noted, "chunked")) assume("the loss on whole logits, not in chunks", true);

@@ -41,7 +41,8 @@ struct MeasuredJob {
   bool keep_alternate_matmuls = false;  // checkpointing selective_op
   bool compiled = false;                // pointwise kernels fused
   bool time_is_of_step = true;          // false: forward and backward alone
-  bool hold_float_logits = false;       // the script names the logits, in float32, until backward is over
+  bool hold_logits = false;             // the script names the logits until backward is over ...
+  bool hold_float_logits = false;       // ... and they are in float32
   bool time_complete = true;            // nothing that decides time had to be assumed
   bool memory_complete = true;          // nothing that decides memory had to be assumed
   std::vector<std::string> assumed;

@@ -37,8 +37,15 @@ void compare_memory(const MeasuredRun& run, const Prediction& p, bool complete, 
     numbers.push_back(number("after_init_gib", run, gib(p.init_reserved), *init, true));
   if (p.iterations.empty()) return;
   const IterationResult& steady = p.iterations.back();
-  if (const auto first = run.memory_number("step1_reserved_gib"))
-    numbers.push_back(number("step1_reserved_gib", run, gib(p.iterations.front().peak_reserved), *first, complete));
+  if (const auto first = run.memory_number("step1_reserved_gib")) {
+    // Before the optimizer's state exists.
+    Bytes peak = 0;
+    for (const PhaseMemory& phase : p.iterations.front().phases) {
+      if (phase.name == "optimizer") break;
+      peak = std::max(peak, phase.peak_reserved);
+    }
+    numbers.push_back(number("step1_reserved_gib", run, gib(peak), *first, complete));
+  }
   if (run.allocated_gib)
     numbers.push_back(number("peak_allocated_gib", run, gib(steady.peak_allocated), *run.allocated_gib, complete));
   if (run.active_gib)
@@ -109,6 +116,8 @@ std::vector<ValidatedPair> compare_pairs(const CsvTable& table, const std::vecto
     for (const ValidatedNumber& a : from.numbers) {
       const ValidatedNumber* b = find_number(to, a.quantity);
       if (b == nullptr || a.quantity == "fits" || a.quantity == "after_init_gib") continue;
+      const bool noisy = (runs[pair.from].notes + runs[pair.to].notes).find("noisy") != std::string::npos;
+      if (noisy && a.quantity == "step_time_s") continue;
       // Steps of different length are compared by the time of a token.
       const auto tokens = [&](std::size_t row) {
         return a.quantity != "step_time_s" ? 1.0
@@ -237,7 +246,8 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   const auto checkpointed = checkpointed_modules(model, job.job, *table);
   if (!checkpointed) return fail(checkpointed.error());
   LoweringOptions options = lowering_options(profile);
-  options.hold_outputs = job.hold_float_logits;
+  options.keep_only_needed = job.compiled;
+  options.hold_outputs = job.hold_logits;
   options.keep_alternate_matmuls = job.keep_alternate_matmuls;
   const auto ranges = segment_ranges(model, plan, *checkpointed);
   if (!job.hold_float_logits) return lower(model, ranges, table->trainable, options);

@@ -33,6 +33,11 @@ std::string only_switch(const CsvTable& table, const CsvTable::Row& a, const Csv
   for (const std::string_view column : kFixed) {
     if (table.cell(a, column) != table.cell(b, column)) return {};
   }
+  // A switch that has no column.
+  constexpr std::string_view kDeterministic = "deterministic algorithms on";
+  const bool a_fixed = table.cell(a, "notes").find(kDeterministic) != std::string::npos;
+  const bool b_fixed = table.cell(b, "notes").find(kDeterministic) != std::string::npos;
+  if (a_fixed != b_fixed) return {};
   const bool runtime = table.cell(a, "runtime") != table.cell(b, "runtime");
   std::string found;
   for (const std::string_view column : kSwitches) {
@@ -41,7 +46,7 @@ std::string only_switch(const CsvTable& table, const CsvTable::Row& a, const Csv
     if (runtime && std::find(kOfRuntime.begin(), kOfRuntime.end(), column) != kOfRuntime.end() &&
         (column != "sharding" || strategy_of(x) == strategy_of(y)))
       continue;
-    if (!found.empty()) return {};
+    if (!found.empty() || x.empty() || y.empty()) return {};  // what is not recorded is no known difference
     found = column;
   }
   return found;

@@ -111,11 +111,68 @@ class Fusion {
   KernelList made_;
 };
 
+/// Events of a list by kernel, so that they can be moved.
+struct KernelEvents {
+  std::vector<MemoryEvent> before, after;
+};
+
+std::vector<KernelEvents> events_by_kernel(const KernelList& list) {
+  std::vector<KernelEvents> events;
+  for (const Kernel& kernel : list.kernels) {
+    const auto at = [&list](std::int32_t e) { return list.events.begin() + e; };
+    events.push_back(
+        {{at(kernel.before_begin), at(kernel.before_end)}, {at(kernel.after_begin), at(kernel.after_end)}});
+  }
+  return events;
+}
+
+void put_events(KernelList& list, const std::vector<KernelEvents>& events) {
+  list.events.clear();
+  const auto here = [&list] { return static_cast<std::int32_t>(list.events.size()); };
+  for (std::size_t k = 0; k < list.kernels.size(); ++k) {
+    Kernel& kernel = list.kernels[k];
+    kernel.before_begin = here();
+    list.events.insert(list.events.end(), events[k].before.begin(), events[k].before.end());
+    kernel.before_end = kernel.after_begin = here();
+    list.events.insert(list.events.end(), events[k].after.begin(), events[k].after.end());
+    kernel.after_end = here();
+  }
+}
+
+/// Storages that pointwise kernels make in `made` and backward lets go of: they live until the next product has read
+/// them, and again for the kernel of backward that is the last to use them.
+void make_again(KernelList& made, KernelList& backward) {
+  std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
+  for (std::size_t k = 0; k < forth.size(); ++k) {
+    if (!fuses(made.kernels[k])) continue;
+    const std::vector<MemoryEvent> allocated = forth[k].before;
+    for (const MemoryEvent& event : allocated) {
+      if (!event.alloc) continue;
+      const MemoryEvent release{event.slot, false};
+      const auto holds = [&release](const KernelEvents& e) {
+        return std::find(e.after.begin(), e.after.end(), release) != e.after.end() ||
+               std::find(e.before.begin(), e.before.end(), release) != e.before.end();
+      };
+      if (std::any_of(forth.begin(), forth.end(), holds)) continue;  // not saved
+      const auto user = std::find_if(back.begin(), back.end(), holds);
+      if (user == back.end()) continue;  // another segment's
+      std::size_t product = k + 1;
+      while (product < made.kernels.size() && fuses(made.kernels[product])) ++product;
+      if (product == made.kernels.size()) continue;  // the pass's result
+      forth[product].after.push_back(release);
+      user->before.insert(user->before.begin(), {event.slot, true});
+    }
+  }
+  put_events(made, forth);
+  put_events(backward, back);
+}
+
 }  // namespace
 
 LoweredProgram fuse_pointwise(const LoweredProgram& program) {
   LoweredProgram fused = program;
   for (SegmentTemplate& segment : fused.templates) {
+    make_again(segment.recompute.kernels.empty() ? segment.forward : segment.recompute, segment.backward);
     segment.forward = Fusion(segment.forward, segment.slots).run();
     segment.recompute = Fusion(segment.recompute, segment.slots).run();
     segment.backward = Fusion(segment.backward, segment.slots).run();

@@ -129,6 +129,7 @@ struct LoweringOptions {
   // Selective checkpointing by operator, as torchtitan's: inside every checkpointed region the results of fused
   // attention and of the 1st, 3rd, 5th, ... matrix product (mm, no bias) are kept; the rest is recomputed.
   bool keep_alternate_matmuls = false;
+  bool keep_only_needed = false;  // ... of these only what backward reads, as a compiler's partitioner does
   bool operator==(const LoweringOptions&) const = default;
 };
 

@@ -268,6 +268,10 @@ void Machine::forward() {
     std::vector<Ref> results = run_op(step, args);
     record(step, args, results);
     if (frame != nullptr && keeps(op, *frame)) frame->kept.emplace(step, results);
+    if (frame != nullptr && options.keep_only_needed && step == frame->last)
+      frame->kept.erase(frame->stop_before_kernel ? frame->kept.lower_bound(frame->stop_step)
+                                                  : frame->kept.upper_bound(frame->stop_step),
+                        frame->kept.end());
     std::size_t next = 0;
     for (const ValueId id : op.out) {
       if (!id.valid() || next >= results.size()) continue;

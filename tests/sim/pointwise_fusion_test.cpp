@@ -48,5 +48,26 @@ TEST(PointwiseFusion, ProductsAreNotFused) {
   EXPECT_EQ(fuse_pointwise(program), program);
 }
 
+// A pointwise result that a product reads and backward uses: not held in between.
+TEST(PointwiseFusion, WhatPointwiseKernelsMadeIsMadeAgainInBackward) {
+  SegmentTemplate segment;
+  segment.slots = {{100, SlotCategory::Activation, ParamId()}};
+  segment.forward.events = {{0, true}};
+  segment.forward.kernels = {kernel(KernelClass::Elementwise, 100, 100), kernel(KernelClass::Gemm, 10, 10)};
+  segment.forward.kernels[0].before_end = 1;
+  for (std::int32_t* at : {&segment.forward.kernels[0].after_begin, &segment.forward.kernels[0].after_end,
+                           &segment.forward.kernels[1].before_begin, &segment.forward.kernels[1].before_end,
+                           &segment.forward.kernels[1].after_begin, &segment.forward.kernels[1].after_end})
+    *at = 1;
+  segment.backward.events = {{0, false}};
+  segment.backward.kernels = {kernel(KernelClass::Gemm, 10, 10)};
+  segment.backward.kernels[0].after_end = 1;
+  LoweredProgram program;
+  program.templates = {segment};
+  const SegmentTemplate fused = fuse_pointwise(program).templates[0];
+  EXPECT_EQ(fused.forward.events, (std::vector<MemoryEvent>{{0, true}, {0, false}}));
+  EXPECT_EQ(fused.backward.events, (std::vector<MemoryEvent>{{0, true}, {0, false}}));
+}
+
 }  // namespace
 }  // namespace foreshard
