@@ -46,11 +46,12 @@ class Declaration {
     declare_export_script();
     declare_plan();
     declare_simulate();
-    declare_sweep();
     declare_run();
+    declare_sweep();
+    declare_validate();
     declare_compare();
-    declare_calibrate();
     declare_checkpoint();
+    declare_calibrate();
     declare_config();
     declare_rest();
   }
@@ -161,6 +162,51 @@ class Declaration {
     verb.add_option("--seed", simulate_.seed, "Of the jitter")->type_name("N");
   }
 
+  void declare_run() {
+    CLI::App& verb = add_verb("run", "Train: the same plan on real tensors, on one rank or many");
+    add_job(verb, run_.job, "JOB", "A job file or a model file");
+    verb.add_option("--nproc", run_.nproc, "Start N ranks on this machine; without it torchrun, Slurm or MPI has")
+        ->check(CLI::Range(1, 1024).description(""))
+        ->type_name("N");
+    add_choice(verb.add_option("--backend", run_.backend, "What the ranks compute on"), {"host", "cuda"});
+    add_output_file(verb, "--timeline", run_.timeline, "Write what all ranks did in our own form (.fst)");
+    add_output_file(verb, "--trace", run_.trace, "... as Chrome JSON for Perfetto (.json or .json.gz)");
+    verb.add_flag("--resume", run_.resume, "Go on from the newest whole checkpoint in train.checkpoint.dir");
+    verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")
+        ->check(CLI::Range(1, 1'000'000).description(""))
+        ->type_name("SECONDS");
+  }
+
+  void declare_validate() {
+    CLI::App& verb = add_verb("validate", "Errors, interval coverage and rank correlation over published measurements");
+    files_.push_back(verb.add_option("TABLE", validate_.tables, "Tables of training runs or of collectives (CSV)")
+                         ->required()
+                         ->type_name("FILE"));
+    verb.add_option("--only", validate_.only, "One row of the table")->type_name("ID");
+    CLI::Option* csv = verb.add_flag("--csv", validate_.csv, "One line a number instead of the report");
+    verb.add_flag("--markdown", validate_.markdown, "The tables of docs/accuracy.md")->excludes(csv);
+  }
+
+  void declare_sweep() {
+    CLI::App& verb = add_verb("sweep", "Search many jobs: the front of step time against peak memory");
+    files_.push_back(verb.add_option("JOB", sweep_.inputs, "A job file or a model file; or: merge A.json B.json ...")
+                         ->required()
+                         ->type_name("FILE"));
+    verb.add_option("--set", sweep_.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    verb.add_option("--over", sweep_.over, "A key of the job and the values to try (repeatable)")
+        ->type_name("KEY=V1,V2")
+        ->allow_extra_args(false);
+    verb.add_flag("--auto", sweep_.automatic, "Choose what to vary: batch, checkpointing, strategy, prefetch, ...");
+    verb.add_option("--budget", sweep_.budget, "Memory of one device in place of the profile's")->type_name("SIZE");
+    verb.add_option("--part", sweep_.part, "Only part i of n, for job arrays; sweep merge joins them")
+        ->type_name("I/N");
+    verb.add_option("--threads", sweep_.threads, "0 = one a core")
+        ->check(CLI::Range(0, 1024).description(""))
+        ->type_name("N");
+    add_output_file(verb, "--csv", sweep_.csv, "Write all points as a table");
+    add_output_file(verb, "--picture", sweep_.picture, "Draw the front (.svg)");
+  }
+
   void declare_compare() {
     CLI::App& verb = add_verb("compare", "Where two timelines part: by instruction, unit, cause and memory category");
     files_.push_back(verb.add_option("A", compare_.a, "A timeline (.fst), or a job, which is simulated")
@@ -208,47 +254,16 @@ class Declaration {
     CLI::App& verb = add_verb("calibrate", "Measure this machine for a job's model and write a hardware profile");
     add_job(verb, calibrate_.job, "JOB", "A job file or a model file: its operators are measured over their shapes");
     add_output_file(verb, "--output", calibrate_.output, "The profile, for --set cluster.profile=FILE");
+    files_.push_back(verb.add_option("--from", calibrate_.from,
+                                     "Do not measure: take the collectives from an output of nccl-tests (repeatable)")
+                         ->type_name("FILE")
+                         ->allow_extra_args(false));
     verb.add_option("--ranks", calibrate_.ranks, "How many ranks compute at once and talk to each other")
         ->check(CLI::Range(1, 64).description(""))
         ->type_name("N");
     verb.add_option("--repeats", calibrate_.repeats, "Of every measurement; the median counts")
         ->check(CLI::Range(1, 1000).description(""))
         ->type_name("N");
-  }
-
-  void declare_run() {
-    CLI::App& verb = add_verb("run", "Train: the same plan on real tensors, on one rank or many");
-    add_job(verb, run_.job, "JOB", "A job file or a model file");
-    verb.add_option("--nproc", run_.nproc, "Start N ranks on this machine; without it torchrun, Slurm or MPI has")
-        ->check(CLI::Range(1, 1024).description(""))
-        ->type_name("N");
-    add_choice(verb.add_option("--backend", run_.backend, "What the ranks compute on"), {"host", "cuda"});
-    add_output_file(verb, "--timeline", run_.timeline, "Write what all ranks did in our own form (.fst)");
-    add_output_file(verb, "--trace", run_.trace, "... as Chrome JSON for Perfetto (.json or .json.gz)");
-    verb.add_flag("--resume", run_.resume, "Go on from the newest whole checkpoint in train.checkpoint.dir");
-    verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")
-        ->check(CLI::Range(1, 1'000'000).description(""))
-        ->type_name("SECONDS");
-  }
-
-  void declare_sweep() {
-    CLI::App& verb = add_verb("sweep", "Search many jobs: the front of step time against peak memory");
-    files_.push_back(verb.add_option("JOB", sweep_.inputs, "A job file or a model file; or: merge A.json B.json ...")
-                         ->required()
-                         ->type_name("FILE"));
-    verb.add_option("--set", sweep_.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
-    verb.add_option("--over", sweep_.over, "A key of the job and the values to try (repeatable)")
-        ->type_name("KEY=V1,V2")
-        ->allow_extra_args(false);
-    verb.add_flag("--auto", sweep_.automatic, "Choose what to vary: batch, checkpointing, strategy, prefetch, ...");
-    verb.add_option("--budget", sweep_.budget, "Memory of one device in place of the profile's")->type_name("SIZE");
-    verb.add_option("--part", sweep_.part, "Only part i of n, for job arrays; sweep merge joins them")
-        ->type_name("I/N");
-    verb.add_option("--threads", sweep_.threads, "0 = one a core")
-        ->check(CLI::Range(0, 1024).description(""))
-        ->type_name("N");
-    add_output_file(verb, "--csv", sweep_.csv, "Write all points as a table");
-    add_output_file(verb, "--picture", sweep_.picture, "Draw the front (.svg)");
   }
 
   void declare_config() {
@@ -273,8 +288,9 @@ class Declaration {
   ExportScriptFlags export_script_;
   PlanFlags plan_;
   SimulateFlags simulate_;
-  SweepFlags sweep_;
   RunFlags run_;
+  SweepFlags sweep_;
+  ValidateFlags validate_;
   CompareFlags compare_;
   CalibrateFlags calibrate_;
   CheckpointFlags checkpoint_;
@@ -295,10 +311,11 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "plan") line.verb = std::move(plan_);
   if (verb == "simulate") line.verb = std::move(simulate_);
   if (verb == "run") line.verb = std::move(run_);
-  if (verb == "compare") line.verb = std::move(compare_);
-  if (verb == "calibrate") line.verb = std::move(calibrate_);
-  if (verb == "checkpoint") line.verb = std::move(checkpoint_);
+  if (verb == "validate") line.verb = std::move(validate_);
   if (verb == "sweep") line.verb = std::move(sweep_);
+  if (verb == "compare") line.verb = std::move(compare_);
+  if (verb == "checkpoint") line.verb = std::move(checkpoint_);
+  if (verb == "calibrate") line.verb = std::move(calibrate_);
   if (verb == "config") line.verb = std::move(config_);
   if (verb == "doctor") line.verb = DoctorFlags{};
   if (verb == "version") line.verb = VersionFlags{};
@@ -374,7 +391,7 @@ std::string first_word(const std::vector<std::string>& arguments, std::size_t fr
 }  // namespace
 
 const std::vector<std::string>& later_verbs() {
-  static const std::vector<std::string> kVerbs{"trace", "validate", "view"};
+  static const std::vector<std::string> kVerbs{"trace", "view"};
   return kVerbs;
 }
 

@@ -37,16 +37,44 @@ struct PlanFlags {
 
 struct SimulateFlags {
   JobFlags job;
-  std::string trace;       // Chrome JSON
-  std::string timeline;    // .fst
+  std::string trace;             // Chrome JSON
+  std::string timeline;          // .fst
   std::string action = "train";  // as for plan
-  bool per_unit = false;   // one span a segment instead of one a kernel: faster, coarser
-  bool no_remedy = false;  // do not search for a change that fits
+  bool per_unit = false;         // one span a segment instead of one a kernel: faster, coarser
+  bool no_remedy = false;        // do not search for a change that fits
   bool explain = false;          // who holds what, why communication is exposed, what would help
   // Ranks that are not all alike: "3=1.2", "8-15=a100-sxm-80".
   std::vector<std::string> slow_ranks, rank_profiles;
   double jitter = 0;
   std::uint64_t seed = 0;
+};
+
+struct RunFlags {
+  JobFlags job;
+  std::string backend = "host";  // host | cuda
+  int nproc = 0;                 // ranks to start on this machine; 0 = this process is one, as its environment says
+  std::string timeline;          // .fst
+  std::string trace;             // Chrome JSON
+  bool resume = false;
+  int timeout_seconds = 300;  // of meetings and collectives
+};
+
+struct ValidateFlags {
+  std::vector<std::string> tables;
+  std::string only;  // one row
+  bool csv = false;
+  bool markdown = false;
+};
+
+struct SweepFlags {
+  std::vector<std::string> inputs;  // a job, or "merge" and the files of its parts
+  std::vector<std::string> set;
+  std::vector<std::string> over;  // key=v1,v2
+  bool automatic = false;         // choose axes
+  std::string budget;             // memory of one device
+  std::string part;               // i/n
+  int threads = 0;                // 0 = one a core
+  std::string csv, picture;
 };
 
 struct CompareFlags {
@@ -74,29 +102,9 @@ struct CheckpointFlags {
 struct CalibrateFlags {
   JobFlags job;
   std::string output = "calibrated-host.toml";
+  std::vector<std::string> from;  // nccl-tests outputs, instead of measuring
   int ranks = 2;
   int repeats = 15;
-};
-
-struct RunFlags {
-  JobFlags job;
-  std::string backend = "host";  // host | cuda
-  int nproc = 0;                 // ranks to start on this machine; 0 = this process is one, as its environment says
-  std::string timeline;          // .fst
-  std::string trace;             // Chrome JSON
-  bool resume = false;
-  int timeout_seconds = 300;  // of meetings and collectives
-};
-
-struct SweepFlags {
-  std::vector<std::string> inputs;  // a job, or "merge" and the files of its parts
-  std::vector<std::string> set;
-  std::vector<std::string> over;  // key=v1,v2
-  bool automatic = false;         // choose axes
-  std::string budget;             // memory of one device
-  std::string part;               // i/n
-  int threads = 0;                // 0 = one a core
-  std::string csv, picture;
 };
 
 struct ConfigFlags {
@@ -123,8 +131,9 @@ struct CompletionFlags {
   std::string shell;  // bash | zsh | fish
 };
 
-using VerbFlags =
-    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, SweepFlags, RunFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+using VerbFlags = std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags,
+                               SweepFlags, ValidateFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags,
+                               DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;
