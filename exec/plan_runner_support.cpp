@@ -98,13 +98,6 @@ std::optional<Error> unsupported_instruction(const Plan& plan, const Model& mode
   return std::nullopt;
 }
 
-bool begins_forward(const Plan& plan, const Instruction& instruction) {
-  if (instruction.kind != Kind::Forward) return false;
-  const std::int32_t begin = plan.segments[instruction.segment.index()].op_begin;
-  return std::all_of(plan.segments.begin(), plan.segments.end(),
-                     [&](const Segment& segment) { return segment.op_begin >= begin; });
-}
-
 SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration) {
   SegmentRoles roles;
   roles.recomputed.assign(plan.segments.size(), false);

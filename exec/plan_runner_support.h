@@ -27,9 +27,6 @@ struct SegmentRoles {
 };
 SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration);
 
-/// True for the instruction that begins a forward of the model.
-bool begins_forward(const Plan& plan, const Instruction& instruction);
-
 /// How far events of the steady iteration are numbered behind those of the one before (0: there is nothing to shift).
 std::int32_t event_shift(const Plan& plan);
 std::int32_t last_event(const Plan& plan);
