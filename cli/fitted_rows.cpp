@@ -13,6 +13,9 @@ const std::vector<FittedRows>& fitted_rows() {
        "collectives",
        {"N04-*", "N06a-*", "N06b-*", "N07-*", "N08-4-*", "N09-8-*"}},
       {"reached share of the matrix rate, by card", "training", {"M038", "M045", "M063", "M067", "M087"}},
+      {"reached share of flash attention, chosen among published ones, by card",
+       "training",
+       {"M035", "M060", "T01", "K01"}},
   };
   return kRows;
 }

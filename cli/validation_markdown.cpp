@@ -29,8 +29,11 @@ A trailing `*` stands for the sizes of a sweep that are even powers of two. Fitt
 - **D rows** (DLRover): the level of the allocated peak is half of what they print, and PyTorch's own allocator with the published
   settings does not reach it either. bf16 autocast (its weight cache, its casts) is not modelled and the source does not say what
   else was alive. The difference between the two rows, 12 P/N, is exact.
-- **Compiled rows**: pointwise chains are fused, but Inductor's choice of what to recompute instead of saving is not modelled: their
-  memory is too high without checkpointing and unsure with it.
+- **Compiled rows**: pointwise chains are fused and made again in backward; Inductor's cut is finer than that, and the loss is taken
+  as compiled although some scripts leave it eager.
+- **Reserved memory of FSDP2** (C03): fragmentation is underestimated while the allocated and active bytes agree.
+- **First step** (C11): more is reserved than was measured before the optimizer's state exists, so the step to the second is too small.
+- **Small batches of captured graphs** (G01 to G02): the gain per token of the larger batch is not predicted.
 - **torchtitan's blocks** are predicted as Transformers' blocks: fused norms (2024-07) save less, repeated key and value heads
   (before grouped attention) save more.
 - **Captured graphs without a compile backend** (G11, G15) run decomposed operators one by one: they are slower than eager kernels.
