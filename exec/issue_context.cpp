@@ -1,5 +1,7 @@
 #include "exec/issue_context.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 
 #include "exec/torch_types.h"
@@ -56,7 +58,9 @@ Outcome<void> IssueContext::wait_for(Stream letter, InstructionId id) const {
 
 c10::Device IssueContext::device(Stream pool) const {
   const bool there = pool != Stream::Host && backend_.device() == DeviceKind::Cuda;
-  return c10::Device(there ? c10::kCUDA : c10::kCPU);
+  // With its index: operators compare devices, and "cuda" is not "cuda:0" to them. The backend has made its own
+  // current.
+  return there ? c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice() : c10::Device(c10::kCPU);
 }
 
 at::Tensor IssueContext::tensor(const Buffer& buffer, Stream pool, Numel offset, c10::IntArrayRef shape,
