@@ -1,6 +1,6 @@
 #include "exec/operator_call.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/enum_tag.h>
 
 #include <array>
@@ -60,6 +60,19 @@ bool has_gradient(std::string_view name) {
          !name.ends_with("::ones");
 }
 
+/// Programs name the machine that they were written on, or none: results without a tensor to follow would be the CPU's.
+void place(OperatorCall& call) {
+  const auto& formals = call.handle.schema().arguments();
+  bool follows = false;
+  for (std::size_t i = 0; i < formals.size(); ++i) {
+    const PreparedArgument& argument = call.arguments.list[i];
+    follows = follows || argument.kind != PreparedArgument::Kind::Constant || argument.constant.isTensor();
+    if (formals[i].name() != "device") continue;
+    c10::IValue& device = call.arguments.list[i].constant;
+    if (device.isDevice() || (device.isNone() && !follows && !call.device.is_cpu())) device = call.device;
+  }
+}
+
 /// LibTorch's own generator is one for the whole process: who draws from it draws alone.
 std::mutex& global_draws() {
   static std::mutex mutex;
@@ -68,13 +81,14 @@ std::mutex& global_draws() {
 
 }  // namespace
 
-tl::expected<OperatorCall, std::string> prepare_call(const Op& op) {
+tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device device) {
   const auto handle = find_operator(op.name);
   if (!handle) return tl::unexpected(std::string("LibTorch has no such operator"));
   auto arguments = prepare_arguments(op, handle->schema());
   if (!arguments) return tl::unexpected(arguments.error());
-  OperatorCall call{OperatorCall::Random::None, *handle, std::move(*arguments), op.out, 0, true};
+  OperatorCall call{OperatorCall::Random::None, *handle, std::move(*arguments), op.out, 0, device, true};
   call.differentiable = has_gradient(handle->schema().name());
+  place(call);
   find_randomness(call);
   return call;
 }
@@ -83,11 +97,11 @@ void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& s
   switch (call.random) {
     case OperatorCall::Random::None: return call.handle.callBoxed(stack);
     case OperatorCall::Random::Argument:
-      stack[call.generator] = generator_of(seed);
+      stack[call.generator] = generator_of(seed, call.device);
       return call.handle.callBoxed(stack);
     case OperatorCall::Random::Global: {
       std::lock_guard lock(global_draws());
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      at::Generator generator = at::globalContext().defaultGenerator(call.device);
       {
         std::lock_guard own(generator.mutex());
         generator.set_current_seed(seed);

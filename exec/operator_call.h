@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <optional>
@@ -23,12 +24,14 @@ struct OperatorCall {
   c10::OperatorHandle handle;
   PreparedArguments arguments;
   std::vector<ValueId> out;
-  std::size_t generator = 0;   // Argument: its position on the stack
+  std::size_t generator = 0;  // Argument: its position on the stack
+  c10::Device device{c10::kCPU};
   bool differentiable = true;  // false: its results never have a gradient (detach, zeros_like)
 };
 
-/// An unexpected sentence: no such operator, or an argument that does not fit the schema.
-tl::expected<OperatorCall, std::string> prepare_call(const Op& op);
+/// What the program makes from nothing (arange, zeros, random numbers) is made on `device`; all else follows its
+/// inputs. An unexpected sentence: no such operator, or an argument that does not fit the schema.
+tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device device = c10::kCPU);
 
 /// Runs the operator on the arguments that lie on the stack and leaves its results there. What it draws depends on
 /// `seed` alone. Throws LibTorch's exceptions.

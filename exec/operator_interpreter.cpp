@@ -242,14 +242,14 @@ OperatorInterpreter::OperatorInterpreter(OperatorInterpreter&&) noexcept = defau
 OperatorInterpreter& OperatorInterpreter::operator=(OperatorInterpreter&&) noexcept = default;
 OperatorInterpreter::~OperatorInterpreter() = default;
 
-Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model) {
+Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10::Device device) {
   auto program = std::make_unique<Program>();
   program->model = &model;
   program->made_by.assign(model.values.size(), -1);
   program->readers.resize(model.values.size());
   program->calls.reserve(model.ops.size());
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
-    auto call = prepare_call(model.ops[i]);
+    auto call = prepare_call(model.ops[i], device);
     if (!call) return fail(operator_error(model, i, call.error()));
     const auto place = static_cast<std::int32_t>(i);
     for (const ValueId id : call->arguments.values) {

@@ -70,9 +70,9 @@ class OperatorInterpreter {
   using ParamTensors = std::function<at::Tensor(ParamId)>;             // by the storage's owner
   using GradSink = std::function<void(ParamId, at::Tensor gradient)>;  // a fresh tensor; several calls are to be added
 
-  /// Looks every operator up. `model` must outlive the interpreter. Error: an operator that LibTorch does not have, or
-  /// arguments that do not fit its schema.
-  static Result<OperatorInterpreter> create(const Model& model);
+  /// Looks every operator up. `model` must outlive the interpreter. What the program makes from nothing is made on
+  /// `device`. Error: an operator that LibTorch does not have, or arguments that do not fit its schema.
+  static Result<OperatorInterpreter> create(const Model& model, c10::Device device = c10::kCPU);
 
   OperatorInterpreter(OperatorInterpreter&&) noexcept;
   OperatorInterpreter& operator=(OperatorInterpreter&&) noexcept;

@@ -1,6 +1,7 @@
 #include "exec/random_numbers.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 namespace foreshard::exec {
 namespace {
@@ -26,6 +27,11 @@ std::uint64_t mix_seed(std::uint64_t seed, std::string_view name) {
   return seed;
 }
 
-at::Generator generator_of(std::uint64_t seed) { return at::detail::createCPUGenerator(seed); }
+at::Generator generator_of(std::uint64_t seed, c10::Device device) {
+  if (device.is_cpu()) return at::detail::createCPUGenerator(seed);
+  at::Generator generator = at::globalContext().defaultGenerator(device).clone();
+  generator.set_current_seed(seed);
+  return generator;
+}
 
 }  // namespace foreshard::exec

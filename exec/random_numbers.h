@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -16,7 +17,7 @@ namespace foreshard::exec {
 std::uint64_t mix_seed(std::uint64_t seed, std::initializer_list<std::uint64_t> path);
 std::uint64_t mix_seed(std::uint64_t seed, std::string_view name);
 
-/// A generator of its own, of LibTorch's CPU kind.
-at::Generator generator_of(std::uint64_t seed);
+/// A generator of its own, of LibTorch's kind for the device.
+at::Generator generator_of(std::uint64_t seed, c10::Device device = c10::kCPU);
 
 }  // namespace foreshard::exec
