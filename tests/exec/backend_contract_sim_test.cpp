@@ -35,6 +35,7 @@ class SimulatedBuffer final : public Buffer::Record {
   StreamIndex pool;
   MemoryCategory category;
   BlockHandle block = kNoBlock;
+  Bytes address = 0;  // the handle goes with the free; work that was issued before still means this place
   std::int64_t freed_at = std::numeric_limits<std::int64_t>::max();  // number of the call
 
  private:
@@ -65,6 +66,7 @@ class SimulatedBackend final : public Backend {
     clock_.host_cost(kIssue);
     buffer->block = allocator_.allocate(bytes, issue.stream.value);
     if (buffer->block == kNoBlock) throw std::runtime_error("the simulated device is full");
+    buffer->address = allocator_.address(buffer->block);
     ledger_.allocated(issue.stream, category, bytes, {0, issue.instruction.value});
     ledger_.resident(issue.stream, category, bytes);
     return Buffer(std::move(buffer));
@@ -130,7 +132,7 @@ class SimulatedBackend final : public Backend {
 
   void* address(const SimulatedBuffer& buffer) {
     if (running_ > buffer.freed_at) throw std::runtime_error("a buffer is used after it was freed");
-    const Bytes at = allocator_.address(buffer.block);
+    const Bytes at = buffer.address;
     const auto region = at / kDeviceMemory;  // the driver's addresses need not begin at 0
     auto& memory = memory_[region];
     memory.resize(static_cast<std::size_t>(2 * kDeviceMemory));
