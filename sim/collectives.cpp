@@ -177,10 +177,20 @@ std::string_view protocol_name(CollectiveProtocol protocol) {
 }
 
 GroupPlacement place_group(const std::vector<std::int32_t>& ranks, std::int64_t ranks_per_node) {
-  std::set<std::int64_t> nodes;
-  for (const std::int32_t rank : ranks) nodes.insert(rank / std::max<std::int64_t>(ranks_per_node, 1));
-  return {static_cast<int>(std::max<std::size_t>(ranks.size(), 1)),
-          static_cast<int>(std::max<std::size_t>(nodes.size(), 1))};
+  const std::int64_t per_node = std::max<std::int64_t>(ranks_per_node, 1);
+  std::size_t count = 0;
+  if (std::is_sorted(ranks.begin(), ranks.end())) {  // as groups are made; thousands of ranks need no set
+    std::int64_t last = -1;
+    for (const std::int32_t rank : ranks) {
+      count += rank / per_node != last ? 1 : 0;
+      last = rank / per_node;
+    }
+  } else {
+    std::set<std::int64_t> nodes;
+    for (const std::int32_t rank : ranks) nodes.insert(rank / per_node);
+    count = nodes.size();
+  }
+  return {static_cast<int>(std::max<std::size_t>(ranks.size(), 1)), static_cast<int>(std::max<std::size_t>(count, 1))};
 }
 
 NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& group) {

@@ -104,9 +104,8 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
 
 Result<Workbench::Wrapped> Workbench::wrapped(const Job& job, const std::shared_ptr<const Model>& model,
                                               const HardwareProfile& profile) {
-  const auto at = std::find_if(wrapped_.begin(), wrapped_.end(), [&](const Wrapped& known) {
-    return known.model == model && known.key == job;
-  });
+  const auto at = std::find_if(wrapped_.begin(), wrapped_.end(),
+                               [&](const Wrapped& known) { return known.model == model && known.key == job; });
   if (at != wrapped_.end()) return *at;
   auto found = search_wrap(job, *model, profile, *this);
   if (!found) return fail(found.error());

@@ -78,8 +78,8 @@ class SharedParts {
   Shelf<LoweredKey, LoweredProgram> lowered_;
 };
 
-/// All that simulate() takes. Wrap policy `auto` has been searched (sim/auto_wrap.h); what was found is among the plan's
-/// warnings.
+/// All that simulate() takes. Wrap policy `auto` has been searched (sim/auto_wrap.h); what was found is among the
+/// plan's warnings.
 struct JobParts {
   std::shared_ptr<const HardwareProfile> profile;
   std::shared_ptr<const Model> model;

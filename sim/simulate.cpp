@@ -25,8 +25,8 @@ Estimate memory_outside(const Plan& plan, const Job& job, const HardwareProfile&
   const auto context = profile.extra.find("context_bytes");
   double bytes = profile.kind == "gpu" ? 600.0 * static_cast<double>(kMiB) : 0;
   if (context != profile.extra.end()) bytes = context->second;
-  for (const auto& ranks : {plan.groups.shard, plan.groups.replicate}) {
-    bytes += static_cast<double>(communicator_bytes(profile, place_group(ranks, job.cluster.ranks_per_node)));
+  for (const auto* ranks : {&plan.groups.shard, &plan.groups.replicate}) {
+    bytes += static_cast<double>(communicator_bytes(profile, place_group(*ranks, job.cluster.ranks_per_node)));
   }
   return {bytes, bytes * 0.6, bytes * 2.0};
 }
