@@ -1,6 +1,7 @@
 #include "exec/cuda_backend.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/plan.h"
 #include "exec/communicator.h"
 #include "exec/cupti_recorder.h"
 #include "exec/failure_board.h"
@@ -174,17 +177,22 @@ class CudaBackend final : public Backend {
 
   /// Nothing may run on buffers that go.
   ~CudaBackend() override {
-    for (const Stream& stream : streams_) cudaStreamSynchronize(stream.stream.stream());
+    for (const Stream& stream : streams_) {
+      if (stream.cuda) cudaStreamSynchronize(stream.cuda->stream());
+    }
   }
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
 
   StreamIndex create_stream(std::string_view name, int priority) override {
-    const auto stream = name == "D" ? c10::cuda::getDefaultCUDAStream(device_)
-                                    : c10::cuda::getStreamFromPool(std::min(priority, 0), device_);
     ledger_.add_stream();
-    streams_.push_back({std::string(name), stream});
-    if (recorder_ != nullptr) lanes_.emplace_back(stream.stream(), &recorder_->add_lane(name, priority));
+    RecordedLane* lane = recorder_ != nullptr ? &recorder_->add_lane(name, priority) : nullptr;
+    streams_.push_back({std::string(name), std::nullopt, lane});
+    if (name != stream_name(foreshard::Stream::Host)) {
+      streams_.back().cuda = name == "D" ? c10::cuda::getDefaultCUDAStream(device_)
+                                         : c10::cuda::getStreamFromPool(std::min(priority, 0), device_);
+      if (lane != nullptr) lanes_.emplace_back(streams_.back().cuda->stream(), lane);
+    }
     return StreamIndex(streams_.size() - 1);
   }
 
@@ -192,7 +200,10 @@ class CudaBackend final : public Backend {
     auto buffer = std::make_shared<CudaBuffer>(issue.stream, category, bytes);
     if (bytes > 0) {
       run(issue, [&] {
-        buffer->memory() = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<std::size_t>(bytes));
+        c10::Allocator* allocator = stream(issue.stream).cuda
+                                        ? c10::cuda::CUDACachingAllocator::get()
+                                        : static_cast<c10::Allocator*>(at::getHostAllocator(c10::DeviceType::CUDA));
+        buffer->memory() = allocator->allocate(static_cast<std::size_t>(bytes));
         count(*buffer, bytes);
       });
     }
@@ -209,7 +220,7 @@ class CudaBackend final : public Backend {
   void note_use(const Issue& issue, const Buffer& buffer) override {
     run(issue, [&] {
       if (buffer.bytes() > 0) {
-        c10::cuda::CUDACachingAllocator::recordStream(cuda_buffer(buffer).memory(), stream(issue.stream).stream);
+        c10::cuda::CUDACachingAllocator::recordStream(cuda_buffer(buffer).memory(), *stream(issue.stream).cuda);
       }
     });
   }
@@ -219,11 +230,14 @@ class CudaBackend final : public Backend {
   void copy(const Issue& issue, const Buffer& to, const Buffer& from, Bytes bytes) override {
     FORESHARD_CHECK(bytes <= to.bytes() && bytes <= from.bytes(), "a copy is larger than its buffers");
     run(issue, [&] {
-      if (bytes > 0) {
-        check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(bytes), cudaMemcpyDefault,
-                              stream(issue.stream).stream.stream()),
-              "cudaMemcpyAsync");
+      if (bytes == 0) return;
+      const auto& cuda = stream(issue.stream).cuda;
+      if (!cuda) {
+        std::memcpy(to.data(), from.data(), static_cast<std::size_t>(bytes));
+        return;
       }
+      check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(bytes), cudaMemcpyDefault, cuda->stream()),
+            "cudaMemcpyAsync");
     });
   }
 
@@ -233,17 +247,19 @@ class CudaBackend final : public Backend {
     run(issue, [&] { work(*communicator); });
   }
 
+  /// Of the host: never recorded, so that nobody waits for it; its work was done when it was issued.
   Event record_event(const Issue& issue) override {
     auto event = std::make_shared<CudaEvent>(events_);
-    note_errors(issue,
-                [&] { check(cudaEventRecord(event->get(), stream(issue.stream).stream.stream()), "cudaEventRecord"); });
+    const auto& cuda = stream(issue.stream).cuda;
+    if (cuda) note_errors(issue, [&] { check(cudaEventRecord(event->get(), cuda->stream()), "cudaEventRecord"); });
     return Event(std::move(event));
   }
 
   void wait_event(const Issue& issue, const Event& event) override {
-    note_errors(issue, [&] {
-      check(cudaStreamWaitEvent(stream(issue.stream).stream.stream(), cuda_event(event), 0), "cudaStreamWaitEvent");
-    });
+    const auto& cuda = stream(issue.stream).cuda;
+    if (!cuda) return static_cast<void>(host_wait(event));
+    note_errors(issue,
+                [&] { check(cudaStreamWaitEvent(cuda->stream(), cuda_event(event), 0), "cudaStreamWaitEvent"); });
   }
 
   Outcome<void> host_wait(const Event& event) override {
@@ -257,8 +273,10 @@ class CudaBackend final : public Backend {
   Outcome<void> synchronize() override {
     const std::int64_t start = wait_begins();
     for (std::size_t s = 0; s < streams_.size(); ++s) {
+      const auto& cuda = streams_[s].cuda;
+      if (!cuda) continue;
       note_errors({StreamIndex(s), instruction_},
-                  [&] { check(cudaStreamSynchronize(streams_[s].stream.stream()), "cudaStreamSynchronize"); });
+                  [&] { check(cudaStreamSynchronize(cuda->stream()), "cudaStreamSynchronize"); });
     }
     wait_ends(start);
     const std::vector<MemoryChange> changes = ledger_.settle();
@@ -292,7 +310,8 @@ class CudaBackend final : public Backend {
  private:
   struct Stream {
     std::string name;
-    c10::cuda::CUDAStream stream;
+    std::optional<c10::cuda::CUDAStream> cuda;  // none: the host's
+    RecordedLane* lane;
   };
 
   std::int64_t wait_begins() {
@@ -321,9 +340,15 @@ class CudaBackend final : public Backend {
   template <class F>
   void run(const Issue& issue, F&& f) {
     if (board_.failed()) return;
+    const Stream& on = stream(issue.stream);
     note_errors(issue, [&] {
-      const c10::cuda::CUDAStreamGuard current(stream(issue.stream).stream);
+      if (on.cuda) {
+        const c10::cuda::CUDAStreamGuard current(*on.cuda);
+        return f();
+      }
+      const std::int64_t start = on.lane != nullptr ? steady_now() : 0;
       f();
+      if (on.lane != nullptr) on.lane->add({start, steady_now(), step_, issue.instruction.value});
     });
   }
 

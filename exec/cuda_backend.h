@@ -6,6 +6,9 @@
 // (record_stream), so that the allocator does what PyTorch's would (rules A). The stream "D" is the device's default
 // stream, as PyTorch computes on it; the others come from LibTorch's pool of non-blocking streams, with their priority.
 //
+// The stream "host" is the issuer itself: its memory is pinned, its work is done when launch returns, and it waits for
+// an event by blocking, as PyTorch's CPU offload does.
+//
 // A CUDA error is asynchronous: it is noticed at some later call, and its Failure says so.
 #pragma once
 

@@ -1,0 +1,219 @@
+// Training steps on the virtual device: the calls that reach CUDA and NCCL are the plan's, in its order, on its
+// streams.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <set>
+
+#include "core/model/load_model.h"
+#include "core/plan/build_plan.h"
+#include "exec/cuda_backend.h"
+#include "exec/nccl_communicator.h"
+#include "exec/plan_runner.h"
+#include "tests/exec/tiny_llama.h"
+#include "tests/virtual_gpu/call_log.h"
+
+namespace foreshard::exec {
+namespace {
+
+/// A call as the plan asks for it.
+struct PlannedCall {
+  std::string api;
+  Stream stream = Stream::D;
+  std::optional<Stream> waits_for;
+  Bytes bytes = 0;
+  std::size_t instruction = 0;
+};
+
+std::string nccl_call(InstructionKind kind) {
+  switch (kind) {
+    case InstructionKind::AllGather: return "ncclAllGather";
+    case InstructionKind::ReduceScatter: return "ncclReduceScatter";
+    case InstructionKind::AllReduce: return "ncclAllReduce";
+    default: return {};
+  }
+}
+
+/// Collectives, waits between streams and waits of the host, as one iteration of the plan has them.
+std::vector<PlannedCall> planned_calls(const PlanIteration& iteration, std::map<EventId, Stream>& recorded_on) {
+  std::vector<PlannedCall> calls;
+  for (std::size_t i = 0; i < iteration.instructions.size(); ++i) {
+    const Instruction& in = iteration.instructions[i];
+    switch (in.kind) {
+      case InstructionKind::RecordEvent:
+      case InstructionKind::LimiterPush: recorded_on[in.event] = in.stream; break;
+      case InstructionKind::WaitStream:
+        if (in.stream != in.other) calls.push_back({"cudaStreamWaitEvent", in.stream, in.other, 0, i});
+        break;
+      case InstructionKind::WaitEvent:
+        calls.push_back({"cudaStreamWaitEvent", in.stream, recorded_on.at(in.event), 0, i});
+        break;
+      case InstructionKind::HostWait:
+        if (in.event.valid()) calls.push_back({"cudaEventSynchronize", recorded_on.at(in.event), {}, 0, i});
+        break;
+      default:
+        if (const std::string api = nccl_call(in.kind); !api.empty() && in.group_size > 1) {
+          calls.push_back({api, in.stream, {}, in.numel * itemsize(in.dtype), i});
+        }
+    }
+  }
+  return calls;
+}
+
+/// Which of the device's streams stands for which of the plan's: learnt at first sight, then held to.
+class StreamNames {
+ public:
+  bool same(Stream letter, std::int64_t id) {
+    const auto [known, fresh] = ids_.try_emplace(letter, id);
+    if (fresh && !used_.insert(id).second) return false;
+    return known->second == id;
+  }
+
+ private:
+  std::map<Stream, std::int64_t> ids_;
+  std::set<std::int64_t> used_;
+};
+
+class TrainingStep : public ::testing::Test {
+ protected:
+  void prepare(Job wanted) {
+    job = std::move(wanted);
+    auto loaded = load_model(job.model, program_options(job, ProgramDevice::Cuda));
+    ASSERT_TRUE(loaded) << to_text(loaded.error());
+    model = std::move(*loaded);
+    auto made = build_plan(model, job);
+    ASSERT_TRUE(made) << to_text(made.error());
+    plan = std::move(*made);
+    auto interpreted = OperatorInterpreter::create(model, c10::kCUDA);
+    ASSERT_TRUE(interpreted) << to_text(interpreted.error());
+    interpreter.emplace(std::move(*interpreted));
+    auto device = make_cuda_backend();
+    ASSERT_TRUE(device) << to_text(device.error());
+    backend = std::move(*device);
+    Communicators communicators;
+    for (const PlanGroup& group : groups_of(plan)) {
+      const auto place = std::find(group.ranks.begin(), group.ranks.end(), plan.rank) - group.ranks.begin();
+      auto communicator = nccl_communicator(
+          {.rank = static_cast<int>(place), .size = static_cast<int>(group.ranks.size())}, nccl_unique_id().value());
+      ASSERT_TRUE(communicator) << to_text(communicator.error());
+      communicators.add(group.stream, group.group, *communicator);
+    }
+    const NamedTensors weights = tiny_llama_weights();
+    std::vector<at::Tensor> buffers;
+    for (const at::Tensor& buffer : tiny_llama_buffers(model)) buffers.push_back(buffer.cuda());
+    auto created =
+        PlanRunner::create({model, plan, *interpreter, *backend, communicators, job.train.optimizer, buffers},
+                           [&](ParamId id) { return weights.at(model.params[id.index()].fqn); });
+    ASSERT_TRUE(created) << to_text(created.error());
+    runner = std::move(*created);
+  }
+
+  void step(int number) {
+    std::vector<MicroBatch> micro_batches(static_cast<std::size_t>(job.train.micro_batches));
+    for (MicroBatch& batch : micro_batches) {
+      for (const at::Tensor& input : tiny_llama_inputs(data, 0, 0, plan.world_size)) batch.push_back(input.cuda());
+    }
+    mark_calls("step " + std::to_string(number));
+    const auto result = runner->step(micro_batches, 1e-3);
+    ASSERT_TRUE(result) << "instruction " << result.error().instruction.value << ": " << result.error().text;
+  }
+
+  /// Three steps, each compared call by call.
+  void expect_calls_of_the_plan() {
+    calls_since_last();
+    StreamNames names;
+    std::map<EventId, Stream> recorded_on;
+    for (std::size_t number = 0; number < plan.iterations.size(); ++number) {
+      step(static_cast<int>(number));
+      if (HasFatalFailure()) return;
+      const auto planned = planned_calls(plan.iterations[number], recorded_on);
+      ASSERT_FALSE(planned.empty());
+      std::size_t at = 0;
+      for (const DeviceCall& call : calls_of_interest()) {
+        ASSERT_LT(at, planned.size()) << "step " << number << ": a call more than planned: " << call.api;
+        const PlannedCall& want = planned[at++];
+        const std::string place =
+            "step " + std::to_string(number) + ", instruction " + std::to_string(want.instruction);
+        ASSERT_EQ(call.api, want.api) << place;
+        EXPECT_EQ(call.bytes, want.bytes) << place;
+        if (call.stream >= 0)
+          EXPECT_TRUE(names.same(want.stream, call.stream)) << place << ": on stream " << call.stream;
+        if (want.waits_for) EXPECT_TRUE(names.same(*want.waits_for, call.event_stream)) << place << ": waits";
+      }
+      EXPECT_EQ(at, planned.size()) << "step " << number << ": calls are missing";
+    }
+  }
+
+  static std::vector<DeviceCall> calls_of_interest() {
+    static const std::set<std::string> kApis = {"ncclAllGather", "ncclReduceScatter",   "ncclAllReduce",
+                                                "ncclBroadcast", "cudaStreamWaitEvent", "cudaEventSynchronize"};
+    std::vector<DeviceCall> calls = calls_since_last();
+    std::erase_if(calls, [](const DeviceCall& call) { return kApis.count(call.api) == 0; });
+    return calls;
+  }
+
+  Job job;
+  Model model;
+  Plan plan;
+  std::optional<OperatorInterpreter> interpreter;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<PlanRunner> runner;
+  NamedTensors data = tiny_llama_data();
+};
+
+Job in_bf16(Job job) {
+  job.fsdp.mixed_precision.param = DType::BFloat16;
+  job.fsdp.mixed_precision.reduce = DType::Float32;
+  return job;
+}
+
+TEST_F(TrainingStep, Fsdp2) {
+  prepare(in_bf16(tiny_llama_job(8)));
+  if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+TEST_F(TrainingStep, Fsdp2OverAMeshAndWithoutResharding) {
+  Job job = tiny_llama_job(8);
+  job.fsdp.strategy = Strategy::HybridShard;
+  job.cluster.ranks_per_node = 4;
+  prepare(job);
+  if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+TEST_F(TrainingStep, Fsdp1WithItsLimiter) {
+  Job job = in_bf16(tiny_llama_job(8));
+  job.fsdp.runtime = Runtime::Fsdp1;
+  prepare(job);
+  if (HasFatalFailure()) return;
+  bool limited = false;
+  for (const Instruction& in : plan.iterations.back().instructions) limited |= in.kind == InstructionKind::LimiterPush;
+  EXPECT_TRUE(limited) << "a plan without a limiter shows nothing of it";
+  expect_calls_of_the_plan();
+}
+
+TEST_F(TrainingStep, Fsdp1HeldGradientsAndClipping) {
+  Job job = tiny_llama_job(8);
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.train.micro_batches = 2;
+  job.train.no_sync = true;
+  job.train.clip_grad_norm = 1.0;
+  prepare(job);
+  if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+TEST_F(TrainingStep, MemoryThatIsNotThereIsAFailureOfItsInstruction) {
+  prepare(tiny_llama_job(8));
+  if (HasFatalFailure()) return;
+  const Buffer hog =
+      backend->allocate({StreamIndex(0), InstructionId(0)}, Bytes{78} << 30, MemoryCategory::Temporaries);
+  const Buffer second =
+      backend->allocate({StreamIndex(0), InstructionId(0)}, Bytes{3} << 30, MemoryCategory::Temporaries);
+  const auto outcome = backend->synchronize();
+  ASSERT_FALSE(outcome);
+  EXPECT_NE(outcome.error().text.find("out of memory"), std::string::npos) << outcome.error().text;
+}
+
+}  // namespace
+}  // namespace foreshard::exec
