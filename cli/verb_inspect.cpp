@@ -7,6 +7,7 @@
 #include "cli/job_source.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
+#include "core/model/activation.h"
 #include "core/model/inspect.h"
 #include "core/model/model_json.h"
 
@@ -37,6 +38,10 @@ Result<InspectReport> report_of(const Model& model) {
   if (!lowered) return fail(lowered.error());
   report.activation_bytes = kept_bytes(*lowered);
   report.unknown_ops = lowered->unknown_ops;
+  const auto kept = activation_report(model, false);
+  if (!kept) return fail(kept.error());
+  for (const auto& share : kept->by_class) report.kept_by_class.emplace_back(share.name, share.bytes);
+  for (const auto& share : kept->by_operator) report.kept_by_operator.emplace_back(share.name, share.bytes);
   return report;
 }
 
@@ -55,6 +60,22 @@ std::string listed(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text.empty() ? "none" : text;
+}
+
+/// The largest few, and what the rest is together.
+void add_kept(std::string& text, std::string_view title, std::vector<std::pair<std::string, Bytes>> kept) {
+  constexpr std::size_t kShown = 8;
+  if (kept.empty()) return;
+  std::stable_sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  fmt::format_to(std::back_inserter(text), "\n{}\n", title);
+  Bytes rest = 0;
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (i < kShown)
+      fmt::format_to(std::back_inserter(text), "  {:<54}{:>18}\n", kept[i].first, bytes_text(kept[i].second));
+    else
+      rest += kept[i].second;
+  }
+  if (rest > 0) fmt::format_to(std::back_inserter(text), "  {:<54}{:>18}\n", "others", bytes_text(rest));
 }
 
 std::string inspect_text(const Model& model, const InspectReport& report, int depth) {
@@ -89,6 +110,8 @@ std::string inspect_text(const Model& model, const InspectReport& report, int de
     fmt::format_to(std::back_inserter(text), "{:<32}{:>8}{:>18}{:>16}\n", c.class_name, grouped_text(c.modules),
                    grouped_text(c.own_params), short_count_text(static_cast<double>(c.flops.forward)));
   }
+  add_kept(text, "kept for backward by class", report.kept_by_class);
+  add_kept(text, "kept for backward by operator", report.kept_by_operator);
   return text + "\n" + write_module_tree(model, report, depth);
 }
 

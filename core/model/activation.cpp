@@ -26,6 +26,14 @@ std::vector<std::int32_t> block_of_module(const Model& model, const std::string&
   return block;
 }
 
+void add_share(std::vector<ActivationReport::Share>& shares, const std::string& name, Bytes bytes) {
+  const auto at = std::find_if(shares.begin(), shares.end(), [&](const auto& share) { return share.name == name; });
+  if (at == shares.end())
+    shares.push_back({name, bytes});
+  else
+    at->bytes += bytes;
+}
+
 }  // namespace
 
 Result<ActivationReport> activation_report(const Model& model, bool checkpoint_blocks, const std::string& block_class) {
@@ -60,6 +68,9 @@ Result<ActivationReport> activation_report(const Model& model, bool checkpoint_b
     }
     report.saved += kept.bytes;
     const auto op = static_cast<std::size_t>(whole.program.steps[static_cast<std::size_t>(kept.step)].op);
+    const ModuleId module = model.ops[op].module;
+    add_share(report.by_class, module.valid() ? model.modules[module.index()].class_name : std::string(), kept.bytes);
+    add_share(report.by_operator, model.ops[op].name, kept.bytes);
     if (block_at(op) >= 0) {
       report.per_block[static_cast<std::size_t>(block_at(op))] += kept.bytes;
       continue;

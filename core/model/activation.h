@@ -21,6 +21,13 @@ struct ActivationReport {
   std::vector<Bytes> per_block;     // order of the blocks
   std::vector<std::string> blocks;  // their fully qualified names
   std::vector<Outside> outside;     // in order of first use
+  struct Share {
+    std::string name;
+    Bytes bytes = 0;
+    bool operator==(const Share&) const = default;
+  };
+  std::vector<Share> by_class;     // class of the module that kept it first, in order of first use
+  std::vector<Share> by_operator;  // operator that kept it first
   Bytes held_by_block_arguments =
       0;  // checkpointed: what regions hold that autograd did not pack (rotary tables, masks)
   Flops forward_flops = 0, backward_flops = 0;  // PyTorch's counter; recomputation left out

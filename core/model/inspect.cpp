@@ -255,6 +255,16 @@ InspectReport inspect_model(const Model& model) {
   return report;
 }
 
+namespace {
+
+nlohmann::json shares(const std::vector<std::pair<std::string, Bytes>>& kept) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& [name, bytes] : kept) rows.push_back({{"name", name}, {"bytes", bytes}});
+  return rows;
+}
+
+}  // namespace
+
 std::string write_inspect_json(const Model& model, const InspectReport& report) {
   using Json = nlohmann::ordered_json;
   Json classes = Json::array(), modules = Json::array(), by_op = Json::object();
@@ -292,6 +302,8 @@ std::string write_inspect_json(const Model& model, const InspectReport& report) 
       {"flops",
        {{"forward", report.total.flops.forward}, {"backward", report.total.flops.backward}, {"forward_by_op", by_op}}},
       {"activation_bytes", report.activation_bytes ? Json(*report.activation_bytes) : Json()},
+      {"kept_by_class", shares(report.kept_by_class)},
+      {"kept_by_operator", shares(report.kept_by_operator)},
       {"unknown_ops", report.unknown_ops},
       {"classes", classes},
       {"modules", modules}};

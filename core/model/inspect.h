@@ -50,8 +50,10 @@ struct InspectReport {
   std::vector<ClassNumbers> classes;                         // by first appearance
   std::vector<std::pair<std::string, Flops>> forward_by_op;  // operators that count, by first appearance
   // From lowering; the caller of inspect_model fills them in.
-  std::optional<Bytes> activation_bytes;  // kept between forward and backward
-  std::vector<std::string> unknown_ops;   // operators without a rule
+  std::optional<Bytes> activation_bytes;                        // kept between forward and backward
+  std::vector<std::pair<std::string, Bytes>> kept_by_class;     // ... by class of the module that kept it first
+  std::vector<std::pair<std::string, Bytes>> kept_by_operator;  // ... by operator
+  std::vector<std::string> unknown_ops;                         // operators without a rule
   bool operator==(const InspectReport&) const = default;
 };
 
