@@ -5,8 +5,8 @@
 #include "cli/job_source.h"
 #include "cli/pipeline.h"
 #include "cli/prediction_json.h"
-#include "cli/remedies.h"
 #include "cli/ranks_output.h"
+#include "cli/remedies.h"
 #include "cli/report.h"
 #include "cli/verbs.h"
 #include "sim/action_start.h"
@@ -100,10 +100,9 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const std::string report =
       console.json ? prediction_json(simulation)
       : trains     ? simulation_report(simulation, style) + ranks_report(simulation, style) +
-                                         explanation_report(simulation, style)
-                   : action_prediction_report(simulation.plan, simulation.prediction, simulation.card_memory);
-  if (!console.result(report))
-    return ExitCode::RunFailed;
+                     explanation_report(simulation, style)
+               : action_prediction_report(simulation.plan, simulation.prediction, simulation.card_memory);
+  if (!console.result(report)) return ExitCode::RunFailed;
   return outcome(simulation, console);
 }
 

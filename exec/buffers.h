@@ -2,7 +2,8 @@
 //
 // In this order: what the .pt2 archive holds (every buffer of an exported model, constants too); what the family
 // computes from its config.json (rotary frequencies, scales); what the weights hold under the name; what a name means
-// everywhere (batch normalisation's fresh statistics, positions, types). Each call returns tensors of its own, which may be written to.
+// everywhere (batch normalisation's fresh statistics, positions, types). Each call returns tensors of its own, which
+// may be written to.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -70,7 +70,7 @@ struct CheckpointFrame {
   std::int32_t promises = 0;
   bool recomputed = false;
   bool reentrant = false;
-  std::vector<Ref> results;  // reentrant: what the recomputation returned
+  std::vector<Ref> results;                       // reentrant: what the recomputation returned
   std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute
   std::int32_t matmuls = 0;                       // seen in forward
 };

@@ -23,12 +23,11 @@ TEST(Remedies, TheNearestChangesComeFirst) {
   job.model.batch = 2;
   job.cluster.world_size = 512;
   job.fsdp.reshard_after_forward.kind = ReshardAfterForward::Kind::False;
-  const std::string both = "reshard after forward, checkpoint every block",
-                    all = both + ", units found by search";
+  const std::string both = "reshard after forward, checkpoint every block", all = both + ", units found by search";
   EXPECT_THAT(texts(job),
-              ElementsAre("reshard after forward", "checkpoint every block", both, "units found by search",
-                          all, "batch 1 instead of 2", all + ", batch 1 instead of 2",
-                          all + ", 1024 ranks instead of 512", all + ", parameters and optimizer on the host"));
+              ElementsAre("reshard after forward", "checkpoint every block", both, "units found by search", all,
+                          "batch 1 instead of 2", all + ", batch 1 instead of 2", all + ", 1024 ranks instead of 512",
+                          all + ", parameters and optimizer on the host"));
 }
 
 TEST(Remedies, WhatTheJobAlreadyDoesIsNotProposed) {

@@ -52,7 +52,13 @@ class TinyTraining {
 
   void step(Optimizer& optimizer, double lr) {
     std::vector<OptimizedShard> shards;
-    for (std::size_t i = 0; i < params_.size(); ++i) shards.push_back({params_[i].detach(), grads_[i]});
+    moments_.resize(params_.size());
+    for (std::size_t i = 0; i < params_.size(); ++i) {
+      while (moments_[i].tensors.size() < optimizer.slots().size()) {
+        moments_[i].tensors.push_back(at::zeros_like(params_[i].detach()));
+      }
+      shards.push_back({params_[i].detach(), grads_[i], &moments_[i]});
+    }
     optimizer.step(shards, lr);
   }
 
@@ -70,6 +76,7 @@ class TinyTraining {
   std::vector<at::Tensor> buffers_ = tiny_llama_buffers(model_);
   std::vector<std::int32_t> cuts_;
   std::vector<at::Tensor> params_, grads_;
+  std::vector<OptimizerMoments> moments_;
 };
 
 void expect_near_relative(double got, double expected, double tolerance, const std::string& what) {
