@@ -1,5 +1,5 @@
 // fsdp1-numerics: losses, norms, parameters and gradients of rows that FSDP1 2.11 trained over gloo, against the
-// executor with ranks as threads.
+// executor with ranks as threads; state dicts and bytes of wrapping against plans.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -17,6 +17,7 @@
 #include "exec/plan_runner.h"
 #include "tests/oracle/fsdp1_program.h"
 #include "tests/oracle/fsdp1_row.h"
+#include "tests/oracle/fsdp1_state.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {
@@ -399,9 +400,9 @@ RowResult skipped(const std::string& reason) {
 RowResult compare(const Json& row) {
   const std::string kind = row.at("case");
   if (kind == "divide") return compare_divide(row);
-  if (kind == "memory") return skipped("byte peaks are no numbers of training: kind fsdp1-schedules has the ledger");
+  if (kind == "memory") return compare_bytes(row);
   if (kind == "order") return skipped("the order check of DETAIL debug level is not run");
-  if (kind == "state") return skipped("state dicts are plans of their own: foreshard plan --action save");
+  if (kind == "state") return compare_state_dicts(row);
   const bool low = row.at("options").at("mixed_precision").is_object();
   Comparison comparison(low ? kBf16 : kFp32);
   RowRanks ranks(row, job_of(row));
