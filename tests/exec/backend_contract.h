@@ -39,6 +39,10 @@ class Door {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return open_; });
   }
+  bool pass_within(std::chrono::seconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return open_; });
+  }
 
  private:
   std::mutex mutex_;
@@ -114,14 +118,19 @@ TYPED_TEST_P(BackendContract, AnEventDoesNotWaitForWorkIssuedBehindIt) {
 
 TYPED_TEST_P(BackendContract, TwoStreamsOverlap) {
   if (!TypeParam::kWorkRunsOnStreams) GTEST_SKIP() << "work of this backend enqueues, on the issuer";
-  // D |==== 150 ms ====|
-  // A |==== 150 ms ====|   less than the 300 ms of one after the other
-  const auto start = std::chrono::steady_clock::now();
-  for (const StreamIndex stream : {this->compute, this->gather}) {
-    this->backend->launch(this->on(stream, 0), [] { std::this_thread::sleep_for(std::chrono::milliseconds(150)); });
-  }
+  // Each opens the other's door and waits at its own: one after the other they would never come through.
+  Door compute_door, gather_door;
+  bool met[2] = {false, false};
+  this->backend->launch(this->on(this->compute, 0), [&] {
+    gather_door.open();
+    met[0] = compute_door.pass_within(std::chrono::seconds(60));
+  });
+  this->backend->launch(this->on(this->gather, 1), [&] {
+    compute_door.open();
+    met[1] = gather_door.pass_within(std::chrono::seconds(60));
+  });
   ASSERT_TRUE(this->backend->synchronize());
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(295));
+  EXPECT_TRUE(met[0] && met[1]);
 }
 
 TYPED_TEST_P(BackendContract, MemoryLivesUntilEveryStreamThatUsesItIsPastTheFree) {
