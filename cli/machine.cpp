@@ -150,6 +150,12 @@ Finding look_for_nccl() {
   return f;
 }
 
+/// Where this program lies; empty if the system does not say.
+fs::path own_folder() {
+  std::error_code code;
+  return fs::read_symlink("/proc/self/exe", code).parent_path();
+}
+
 Finding look_for_libtorch() {
   Finding f{"LibTorch", false, "", "training, calibration and the deep checks (foreshard-exec)",
             "scripts/setup-torch, or FORESHARD_TORCH naming a virtual environment with the torch 2.11 wheel"};
@@ -160,6 +166,7 @@ Finding look_for_libtorch() {
     folders.push_back(named);
     bases.push_back(named / "lib");
   }
+  bases.push_back(own_folder() / "../../torch-venv/lib");  // build/torch-venv, seen from build/PRESET/bin
   if (!variable("VIRTUAL_ENV").empty()) bases.push_back(fs::path(variable("VIRTUAL_ENV")) / "lib");
   const fs::path python = find_program("python3");
   if (!python.empty()) bases.push_back(python.parent_path().parent_path() / "lib");
@@ -171,8 +178,8 @@ Finding look_for_libtorch() {
   const fs::path library = find_in(folders, "lib/libtorch_cpu.so");
   f.found = !library.empty();
   if (!f.found) return f;
-  const fs::path home = library.parent_path().parent_path();
-  const std::string version = value_of(beginning_of(home / "version.py", 4096), "__version__", "=");
+  const fs::path home = library.parent_path().parent_path().lexically_normal();
+  const std::string version = value_of(beginning_of(home / "version.py", 4096), "\n__version__", "=");
   f.detail = fmt::format("{}{}{}", version, version.empty() ? "" : ", ", home.string());
   return f;
 }
@@ -182,11 +189,10 @@ Finding look_for_library(const char* name, const char* file, const char* gives, 
   return {name, !library.empty(), library.string(), gives, remedy};
 }
 
-Finding look_for_sibling(const char* name, const char* gives) {
-  std::error_code code;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", code).parent_path();
-  const bool found = !code && access((folder / name).c_str(), X_OK) == 0;
-  return {name, found, found ? (folder / name).string() : "", gives, "not part of this version yet"};
+Finding look_for_sibling(const char* name, const char* gives, const char* remedy) {
+  const fs::path program = own_folder() / name;
+  const bool found = access(program.c_str(), X_OK) == 0;
+  return {name, found, found ? program.string() : "", gives, remedy};
 }
 
 Finding look_for_profiles() {
@@ -211,8 +217,8 @@ std::vector<Finding> look_at_machine() {
           look_for_libtorch(),
           look_for_library("Gloo", "libgloo.so.0", "collectives between CPUs", "apt install libgloo-dev"),
           look_for_library("Qt 6", "libQt6Core.so.6", "the viewer", "apt install qt6-base-dev"),
-          look_for_sibling("foreshard-exec", "run, calibrate"),
-          look_for_sibling("foreshard-viewer", "view")};
+          look_for_sibling("foreshard-exec", "run, calibrate, checkpoint", "scripts/setup-torch, then scripts/build"),
+          look_for_sibling("foreshard-viewer", "view", "not part of this version yet")};
 }
 
 }  // namespace foreshard::cli
