@@ -47,7 +47,7 @@ std::string trimmed(std::string_view text) {
 std::string value_of(const std::string& text, std::string_view key, std::string_view separator) {
   const auto at = text.find(key);
   if (at == std::string::npos) return {};
-  const auto end = std::min(text.find('\n', at), text.size());
+  const auto end = std::min(text.find('\n', at + key.size()), text.size());
   const auto from = text.find(separator, at + key.size());
   return from == std::string::npos || from >= end
              ? std::string()
