@@ -1,6 +1,7 @@
 // Training steps on the virtual device: the calls that reach CUDA and NCCL are the plan's, in its order, on its
 // streams.
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -12,6 +13,8 @@
 #include "exec/cuda_backend.h"
 #include "exec/nccl_communicator.h"
 #include "exec/plan_runner.h"
+#include "sim/prepare_job.h"
+#include "sim/simulate.h"
 #include "tests/exec/tiny_llama.h"
 #include "tests/virtual_gpu/call_log.h"
 
@@ -201,6 +204,47 @@ TEST_F(TrainingStep, Fsdp1HeldGradientsAndClipping) {
   job.train.clip_grad_norm = 1.0;
   prepare(job);
   if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+/// Of the third step, which repeats: LibTorch's own allocator against its replica in the simulator.
+struct Peaks {
+  Bytes allocated = 0, reserved = 0;
+};
+
+Peaks predicted_peaks(const Job& job) {
+  const auto prepared = foreshard::prepare(job);
+  if (!prepared) throw std::runtime_error(to_text(prepared.error()));
+  const auto prediction =
+      simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, simulate_options(job));
+  if (!prediction) throw std::runtime_error(to_text(prediction.error()));
+  return {prediction->iterations.at(2).peak_allocated, prediction->iterations.at(2).peak_reserved};
+}
+
+void expect_within(Bytes got, Bytes predicted, double share, const std::string& what) {
+  EXPECT_NEAR(static_cast<double>(got), static_cast<double>(predicted), share * static_cast<double>(predicted)) << what;
+}
+
+TEST_F(TrainingStep, TheAllocatorPeaksWhereThePredictionSays) {
+  for (const Runtime runtime : {Runtime::Fsdp2, Runtime::Fsdp1}) {
+    Job wanted = in_bf16(tiny_llama_job(8));
+    wanted.fsdp.runtime = runtime;
+    wanted.cluster.profile = "virtual";
+    runner.reset();
+    backend.reset();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    prepare(wanted);
+    if (HasFatalFailure()) return;
+    for (int number = 0; number < 3; ++number) {
+      backend->reset_peak_memory();
+      step(number);
+      if (HasFatalFailure()) return;
+    }
+    const AllocatorCount count = backend->memory().allocator.value();
+    const Peaks peaks = predicted_peaks(wanted);
+    const std::string what = runtime == Runtime::Fsdp1 ? "fsdp1" : "fsdp2";
+    expect_within(count.peak_allocated, peaks.allocated, 0.005, what + ", allocated");
+    expect_within(count.peak_reserved, peaks.reserved, 0.03, what + ", reserved");
+  }
 }
 
 TEST_F(TrainingStep, MemoryThatIsNotThereIsAFailureOfItsInstruction) {
