@@ -96,13 +96,14 @@ class Sweep {
       std::unique_lock lock(mutex_);
       while (running_ > 0) {
         finished_.wait_for(lock, std::chrono::milliseconds(100));
-        if (!options_.progress) continue;
+        if (!options_.progress || running_ == 0) continue;
         lock.unlock();
         options_.progress(done_, distinct_.size());
         lock.lock();
       }
     }
     for (std::thread& thread : pool) thread.join();
+    if (options_.progress) options_.progress(done_, distinct_.size());  // also where nobody had to be waited for
   }
 
   void work() {
