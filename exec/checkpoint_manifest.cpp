@@ -321,6 +321,14 @@ Result<CheckpointManifest> parse_manifest(std::string_view text, const std::stri
 Result<CheckpointManifest> read_manifest(const std::string& folder) {
   const std::string path = folder + "/" + std::string(kManifestName);
   std::error_code code;
+  if (!std::filesystem::is_directory(folder, code)) {
+    return fail(Error{.code = ErrorCode::NotFound,
+                      .message = "there is no such folder",
+                      .file = folder,
+                      .expected = "a checkpoint, or the folder that holds them",
+                      .got = "nothing to read",
+                      .hint = "check the path; train.checkpoint.dir of the job says where a run writes"});
+  }
   if (!std::filesystem::exists(path, code)) return fail(incomplete(path, "no manifest"));
   const auto text = read_text_file(path, kLimits.max_text);
   if (!text) return fail(text.error());

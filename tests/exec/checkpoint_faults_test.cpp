@@ -214,6 +214,13 @@ TEST_F(CheckpointFaults, ADamagedOneDoesNotCountAgainstKeep) {
   EXPECT_TRUE(read_manifest(dir_ + "/step-0000000001"));
 }
 
+TEST_F(CheckpointFaults, AFolderThatIsNotThereIsNamedAsSuch) {
+  const auto manifest = read_manifest(::testing::TempDir() + "foreshard_no_such_folder");
+  ASSERT_FALSE(manifest);
+  EXPECT_EQ(manifest.error().code, ErrorCode::NotFound);
+  EXPECT_EQ(manifest.error().message, "there is no such folder");
+}
+
 TEST_F(CheckpointFaults, AManifestThatLeavesItsFolderIsRefused) {
   CheckpointManifest manifest;
   manifest.files = {{"../escape", {0, {}}, {}}};
