@@ -33,6 +33,24 @@ Error usage(std::string message, std::string got, std::string expected, std::str
   return error;
 }
 
+/// CLI11's way of checking: a sentence if the text is no NAME=SIZE.
+std::string not_a_dim(std::string& text) {
+  const std::size_t equals = text.find('=');
+  const bool size = equals != std::string::npos && equals > 0 && equals + 1 < text.size() &&
+                    text.size() - equals < 20 && text.find_first_not_of("0123456789", equals + 1) == std::string::npos;
+  return size && text.find_first_of("\"\\") == std::string::npos ? "" : text + " is no NAME=SIZE";
+}
+
+/// --dim A=1 --dim B=2 is --set model.dims={"A"=1,"B"=2}.
+std::string set_of_dims(const std::vector<std::string>& dims) {
+  std::string set = "model.dims={";
+  for (const std::string& dim : dims) {
+    const std::size_t equals = dim.find('=');
+    set += fmt::format("{}\"{}\"={}", set.back() == '{' ? "" : ",", dim.substr(0, equals), dim.substr(equals + 1));
+  }
+  return set + "}";
+}
+
 /// The parser with the places that its flags are written to.
 class Declaration {
  public:
@@ -50,7 +68,9 @@ class Declaration {
     declare_sweep();
     declare_validate();
     declare_compare();
+    declare_trace();
     declare_checkpoint();
+    declare_view();
     declare_calibrate();
     declare_config();
     declare_rest();
@@ -77,6 +97,12 @@ class Declaration {
   void add_job(CLI::App& verb, JobFlags& job, const char* name, const char* about) {
     files_.push_back(verb.add_option(name, job.file, about)->required()->type_name("FILE"));
     verb.add_option("--set", job.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    verb.add_option_function<std::vector<std::string>>(
+            "--dim", [&job](const std::vector<std::string>& dims) { job.set.push_back(set_of_dims(dims)); },
+            ".pt2: the size of a symbolic dimension, named s27 or tokens.1 (repeatable; as model.dims)")
+        ->check(CLI::Validator(&not_a_dim, "", "dim"))
+        ->type_name("NAME=SIZE")
+        ->allow_extra_args(false);
   }
 
   void add_choice(CLI::Option* option, std::vector<std::string> words) {
@@ -130,9 +156,10 @@ class Declaration {
         ->check(CLI::Range(0, 1000).description(""))
         ->type_name("N");
     verb.add_flag("--layout", plan_.layout, "With the place of every parameter in every shard");
-    verb.add_option("--action", plan_.action,
-                    "Which plan: train, or a list of init, summon, save and load with their options, "
-                    "as in init:sync,save:full:rank0_only:offload")
+    verb.add_option(
+            "--action", plan_.action,
+            "Which plan: train, eval (train.eval), or a list of init, summon, save and load with their options, "
+            "as in init:sync,save:full:rank0_only:offload")
         ->type_name("LIST");
   }
 
@@ -142,8 +169,11 @@ class Declaration {
     add_output_file(verb, "--trace", simulate_.trace,
                     "Write the timeline as Chrome JSON for Perfetto (.json or .json.gz)");
     add_output_file(verb, "--timeline", simulate_.timeline, "Write the timeline in our own form (.fst)");
-    verb.add_option("--action", simulate_.action,
-                    "Which plan: train, or a list of init, summon, save and load, as for plan: their memory and time")
+    add_output_file(verb, "--snapshot", simulate_.snapshot,
+                    "Write what the allocator does as PyTorch's memory snapshot, for memory_viz (.pickle)");
+    verb.add_option(
+            "--action", simulate_.action,
+            "Which plan: train, eval, or a list of init, summon, save and load, as for plan: their memory and time")
         ->type_name("LIST");
     verb.add_flag("--per-unit", simulate_.per_unit, "One span a segment instead of one a kernel: faster, coarser");
     verb.add_flag("--no-remedy", simulate_.no_remedy,
@@ -172,6 +202,14 @@ class Declaration {
     add_output_file(verb, "--timeline", run_.timeline, "Write what all ranks did in our own form (.fst)");
     add_output_file(verb, "--trace", run_.trace, "... as Chrome JSON for Perfetto (.json or .json.gz)");
     verb.add_flag("--resume", run_.resume, "Go on from the newest whole checkpoint in train.checkpoint.dir");
+    verb.add_option("--load", run_.load,
+                    "A library with communication hooks of your own, for fsdp.comm_hook; repeatable")
+        ->type_name("LIBRARY")
+        ->allow_extra_args(false);
+    verb.add_option("--emulate-world", run_.emulate_world,
+                    "One real rank (cluster.rank) of N: its memory and compute, collectives of the modelled duration")
+        ->check(CLI::Range(2, 1'000'000).description(""))
+        ->type_name("N");
     verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")
         ->check(CLI::Range(1, 1'000'000).description(""))
         ->type_name("SECONDS");
@@ -209,7 +247,7 @@ class Declaration {
 
   void declare_compare() {
     CLI::App& verb = add_verb("compare", "Where two timelines part: by instruction, unit, cause and memory category");
-    files_.push_back(verb.add_option("A", compare_.a, "A timeline (.fst), or a job, which is simulated")
+    files_.push_back(verb.add_option("A", compare_.a, "A recording (docs/traces.md), or a job, which is simulated")
                          ->required()
                          ->type_name("FILE"));
     files_.push_back(
@@ -228,6 +266,56 @@ class Declaration {
                     "Exit with 1 if step time, peak memory or exposed communication part by more, as in 5%")
         ->type_name("SHARE");
     verb.add_flag("--force", compare_.force, "Compare timelines of different plans all the same");
+  }
+
+  void declare_trace() {
+    CLI::App& verb =
+        add_verb("trace", "Recordings of any kind: busy, idle by cause, overlap, critical path, memory; other formats");
+    add_choice(verb.add_option("ACTION", trace_.action, "analyse, or convert IN... OUT")->required(),
+               {"analyse", "convert"});
+    files_.push_back(verb.add_option("FILE", trace_.files,
+                                     "Kineto or Chrome JSON, .fst, memory snapshots, nsys' sqlite; several are ranks")
+                         ->required()
+                         ->type_name("FILE"));
+    verb.add_option("--rank", trace_.rank, "One rank; else all")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    verb.add_option("--from", trace_.from, "Work that begins at this time or later, as in 12ms")->type_name("TIME");
+    verb.add_option("--to", trace_.to, "... and before this time")->type_name("TIME");
+    verb.add_option("--top", trace_.top, "Rows of the long tables; 0 = all")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+  }
+
+  void declare_view() {
+    CLI::App& view = add_verb("view", "Look at timelines: a window, or with --render a picture without a screen");
+    add_seen_files(view, view_.files, view_.set, view_.rank, view_.force);
+    view.get_option("FILE")->required(false);
+    add_output_file(view, "--render", view_.render, "Draw a picture (.svg or .png) instead of opening a window");
+    add_choice(view.add_option("--view", view_.view, "What is drawn; else what suits the files"),
+               {"timeline", "memory", "compare", "pareto"});
+    view.add_option("--range", view_.range, "For example 100ms..250ms; else the step that stands for the run")
+        ->type_name("A..B");
+    view.add_option("--size", view_.size, "Of the picture: 1600, or 1600x900")->type_name("WxH");
+    view.add_option("--scale", view_.scale, "Device pixels to a pixel of a PNG")->type_name("S");
+    add_choice(view.add_option("--theme", view_.theme, "Pictures are light, the window is as the desktop"),
+               {"light", "dark"});
+    CLI::App& report = add_verb("report", "One HTML file with pictures and tables: a timeline, or A against B");
+    add_seen_files(report, report_.files, report_.set, report_.rank, report_.force);
+    add_output_file(report, "-o,--output", report_.output, "The file to write; default report.html");
+  }
+
+  void add_seen_files(CLI::App& verb, std::vector<std::string>& files, std::vector<std::string>& set, int& rank,
+                      bool& force) {
+    files_.push_back(
+        verb.add_option("FILE", files, "Recordings, a job or model (which is simulated), or a sweep's JSON")
+            ->required()
+            ->type_name("FILE"));
+    verb.add_option("--set", set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    verb.add_option("--rank", rank, "Compare this rank only")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    verb.add_flag("--force", force, "Compare timelines of different plans all the same");
   }
 
   void declare_checkpoint() {
@@ -255,9 +343,12 @@ class Declaration {
     add_job(verb, calibrate_.job, "JOB", "A job file or a model file: its operators are measured over their shapes");
     add_output_file(verb, "--output", calibrate_.output, "The profile, for --set cluster.profile=FILE");
     files_.push_back(verb.add_option("--from", calibrate_.from,
-                                     "Do not measure: take the collectives from an output of nccl-tests (repeatable)")
+                                     "Do not measure: take the collectives from an output of nccl-tests, or fit the "
+                                     "profile to recorded steps of this job (docs/calibrate.md; repeatable)")
                          ->type_name("FILE")
                          ->allow_extra_args(false));
+    add_choice(verb.add_option("--backend", calibrate_.backend, "What is measured: CPUs, or CUDA devices"),
+               {"host", "cuda"});
     verb.add_option("--ranks", calibrate_.ranks, "How many ranks compute at once and talk to each other")
         ->check(CLI::Range(1, 64).description(""))
         ->type_name("N");
@@ -274,7 +365,12 @@ class Declaration {
   }
 
   void declare_rest() {
-    add_verb("doctor", "What is found on this machine, what is missing, and what each gives");
+    CLI::App& doctor = add_verb("doctor", "What is found on this machine, what is missing, and what each gives");
+    files_.push_back(doctor
+                         .add_option("--op-rules", doctor_.op_rules.file,
+                                     "Ask LibTorch what this model's operators keep and run, and compare our rules")
+                         ->type_name("MODEL"));
+    doctor.add_option("--set", doctor_.op_rules.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
     add_verb("version", "Version, schemas and what this build holds");
     CLI::App& completion = add_verb("completion", "Completion for a shell: source <(foreshard completion bash)");
     add_choice(completion.add_option("SHELL", completion_.shell, "The shell")->required(), {"bash", "zsh", "fish"});
@@ -292,9 +388,13 @@ class Declaration {
   SweepFlags sweep_;
   ValidateFlags validate_;
   CompareFlags compare_;
+  TraceFlags trace_;
   CalibrateFlags calibrate_;
   CheckpointFlags checkpoint_;
+  ViewFlags view_;
+  ReportFlags report_;
   ConfigFlags config_;
+  DoctorFlags doctor_;
   CompletionFlags completion_;
   std::string config_action_;
   bool version_ = false;
@@ -314,10 +414,13 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "validate") line.verb = std::move(validate_);
   if (verb == "sweep") line.verb = std::move(sweep_);
   if (verb == "compare") line.verb = std::move(compare_);
+  if (verb == "trace") line.verb = std::move(trace_);
   if (verb == "checkpoint") line.verb = std::move(checkpoint_);
   if (verb == "calibrate") line.verb = std::move(calibrate_);
+  if (verb == "view") line.verb = std::move(view_);
+  if (verb == "report") line.verb = std::move(report_);
   if (verb == "config") line.verb = std::move(config_);
-  if (verb == "doctor") line.verb = DoctorFlags{};
+  if (verb == "doctor") line.verb = std::move(doctor_);
   if (verb == "version") line.verb = VersionFlags{};
   if (verb == "completion") line.verb = std::move(completion_);
   return line;
@@ -350,11 +453,6 @@ std::vector<VerbDescription> Declaration::describe() const {
 }
 
 Error unknown_verb(const std::string& verb, const std::vector<VerbDescription>& verbs) {
-  const auto& later = later_verbs();
-  if (std::find(later.begin(), later.end(), verb) != later.end()) {
-    return usage(fmt::format("the verb {} is not in this version yet", verb), verb, "",
-                 "`foreshard help` lists the verbs that are");
-  }
   std::vector<std::string> names;
   for (const VerbDescription& known : verbs) names.push_back(known.name);
   const std::string near = nearest(verb, names);
@@ -389,11 +487,6 @@ std::string first_word(const std::vector<std::string>& arguments, std::size_t fr
 }
 
 }  // namespace
-
-const std::vector<std::string>& later_verbs() {
-  static const std::vector<std::string> kVerbs{"trace", "view"};
-  return kVerbs;
-}
 
 std::vector<VerbDescription> describe_verbs() { return Declaration().describe(); }
 

@@ -36,7 +36,4 @@ struct VerbDescription {
 
 std::vector<VerbDescription> describe_verbs();
 
-/// Verbs of the public face that this version does not have yet.
-const std::vector<std::string>& later_verbs();
-
 }  // namespace foreshard::cli

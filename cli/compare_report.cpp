@@ -7,6 +7,7 @@
 
 #include "cli/amount_text.h"
 #include "cli/json_text.h"
+#include "cli/text_lines.h"
 #include "core/plan.h"
 
 namespace foreshard::cli {
@@ -17,7 +18,7 @@ std::string signed_percent(double share) { return fmt::format("{:+.1f} %", share
 std::string time_text(double ns) { return duration_text(ns); }
 std::string memory_text(double bytes) { return bytes_text(static_cast<Bytes>(std::llround(bytes))); }
 
-class Text {
+class Text : private TextLines {
  public:
   Text(const Comparison& comparison, const ComparedSides& sides, const ReportStyle& style)
       : c_(comparison), sides_(sides), style_(style) {}
@@ -37,12 +38,6 @@ class Text {
   }
 
  private:
-  template <class... Args>
-  void line(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
-    while (!out_.empty() && out_.back() == ' ') out_.pop_back();
-    out_ += '\n';
-  }
   void title(const std::string& text) { line("\n{}", style_.color ? "\x1b[1m" + text + "\x1b[0m" : text); }
   void head(const std::string& text) {
     title(fmt::format("{:<34}{:>13}{:>13}{:>13}{:>11}", text, "A", "B", "A - B", "of B"));
@@ -135,7 +130,6 @@ class Text {
   const Comparison& c_;
   const ComparedSides& sides_;
   ReportStyle style_;
-  std::string out_;
 };
 
 void write_pair(JsonText& out, const char* name, const Pair& pair, const char* unit) {

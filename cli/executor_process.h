@@ -5,10 +5,13 @@
 #include <vector>
 
 #include "cli/console.h"
+#include "cli/executor_program.h"
 
 namespace foreshard::cli {
 
-/// Becomes `foreshard-exec arguments...` with --json, --quiet and --no-color as here. Returns only with an error told.
-ExitCode run_in_executor(std::vector<std::string> arguments, const Console& console);
+/// Becomes the executor with these arguments, and --json, --quiet and --no-color as here. Returns only with an error
+/// told.
+ExitCode run_in_executor(std::vector<std::string> arguments, const Console& console,
+                         Executor executor = Executor::Host);
 
 }  // namespace foreshard::cli

@@ -1,50 +1,42 @@
 #include "cli/executor_program.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
+
+#include "cli/sibling_program.h"
 
 namespace foreshard::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kExecutor = "foreshard-exec";
+const char* name_of(Executor executor) { return executor == Executor::Cuda ? "foreshard-exec-cuda" : "foreshard-exec"; }
 
-fs::path executor_path() {
-  std::error_code code;
-  const fs::path self = fs::read_symlink("/proc/self/exe", code);
-  return code ? fs::path(kExecutor) : self.parent_path() / kExecutor;
-}
-
-Error not_built(const fs::path& path) {
+Error not_built(Executor executor) {
   Error error;
   error.code = ErrorCode::NotFound;
-  error.file = path.string();
-  error.message = "this build of foreshard has no executor: it was configured without LibTorch";
-  error.hint = "scripts/setup-torch installs LibTorch, scripts/build then builds foreshard-exec beside foreshard";
+  error.file = executor_path(executor);
+  if (executor == Executor::Cuda && fs::exists(executor_path(Executor::Host))) {
+    error.message = "this build of foreshard does not train on CUDA devices: it was configured without CUDA 13 or NCCL";
+    error.hint = "`foreshard doctor` tells what is missing; --backend host trains on this machine's CPUs";
+  } else {
+    error.message = "this build of foreshard has no executor: it was configured without LibTorch";
+    error.hint = "scripts/setup-torch installs LibTorch, scripts/build then builds foreshard-exec beside foreshard";
+  }
   return error;
 }
 
 }  // namespace
 
-ExitCode become_executor(const std::vector<std::string>& arguments, const Console& console) {
-  const fs::path path = executor_path();
+std::string executor_path(Executor executor) { return sibling_path(name_of(executor)); }
+
+ExitCode become_executor(const std::vector<std::string>& arguments, const Console& console, Executor executor) {
+  const std::string path = executor_path(executor);
   std::error_code code;
-  if (!fs::exists(path, code)) return console.error(not_built(path));
-  std::vector<std::string> command = arguments;
-  command.insert(command.begin(), path.string());
-  std::vector<char*> pointers;
-  for (std::string& argument : command) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
+  if (!fs::exists(path, code)) return console.error(not_built(executor));
   ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);  // its warnings of lost connections say less than our errors
-  ::execv(path.c_str(), pointers.data());
-  Error error = not_built(path);
-  error.message = fmt::format("the executor cannot be started: {}", std::strerror(errno));
+  Error error = not_built(executor);
+  error.message = "the executor cannot be started: " + replace_process(path, arguments);
   error.hint.clear();
   return console.error(error);
 }

@@ -1,6 +1,8 @@
-// foreshard-exec, the program beside this one that is linked to LibTorch: verbs that need it become it.
+// The programs beside this one that are linked to LibTorch: verbs that need it become one of them. foreshard-exec
+// computes on the host and links no CUDA library; foreshard-exec-cuda computes on CUDA devices (docs/adr/0004).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,7 +10,13 @@
 
 namespace foreshard::cli {
 
+enum class Executor : std::uint8_t { Host, Cuda };
+
+/// Where it is, or would be.
+std::string executor_path(Executor executor);
+
 /// Replaces this process by `foreshard-exec arguments...`; returns only if that cannot be done, with the error told.
-ExitCode become_executor(const std::vector<std::string>& arguments, const Console& console);
+ExitCode become_executor(const std::vector<std::string>& arguments, const Console& console,
+                         Executor executor = Executor::Host);
 
 }  // namespace foreshard::cli

@@ -30,7 +30,7 @@ struct InspectFlags {
 struct PlanFlags {
   JobFlags job;
   std::string format = "text";   // text | json | dot
-  std::string action = "train";  // train, or a list of init, summon, save, load with options
+  std::string action = "train";  // train, eval, or a list of init, summon, save, load with options
   int iterations = 0;            // 0 = all; N = the first N
   bool layout = false;
 };
@@ -39,6 +39,7 @@ struct SimulateFlags {
   JobFlags job;
   std::string trace;             // Chrome JSON
   std::string timeline;          // .fst
+  std::string snapshot;          // PyTorch's memory snapshot
   std::string action = "train";  // as for plan
   bool per_unit = false;         // one span a segment instead of one a kernel: faster, coarser
   bool no_remedy = false;        // do not search for a change that fits
@@ -56,7 +57,9 @@ struct RunFlags {
   std::string timeline;          // .fst
   std::string trace;             // Chrome JSON
   bool resume = false;
-  int timeout_seconds = 300;  // of meetings and collectives
+  int timeout_seconds = 300;      // of meetings and collectives
+  std::vector<std::string> load;  // shared libraries with communication hooks
+  int emulate_world = 0;          // this one process stands for that many ranks; 0 = it does not
 };
 
 struct ValidateFlags {
@@ -78,13 +81,21 @@ struct SweepFlags {
 };
 
 struct CompareFlags {
-  std::string a, b;  // .fst, or a job that is simulated
+  std::string a, b;  // a recording, or a job that is simulated
   std::vector<std::string> set;
   std::string fail_over;  // "5%"; empty = never
   int iteration = -1;     // -1: the steady one
   int rank = -1;          // -1: all that both have
   int top = 10;           // rows of the long tables; 0 = all
   bool force = false;
+};
+
+struct TraceFlags {
+  std::string action;              // analyse | convert
+  std::vector<std::string> files;  // convert: the last one is written
+  int rank = -1;                   // -1: all
+  std::string from, to;            // "12ms"; empty = all of it
+  int top = 10;                    // rows of the long tables; 0 = all
 };
 
 struct CheckpointFlags {
@@ -102,7 +113,8 @@ struct CheckpointFlags {
 struct CalibrateFlags {
   JobFlags job;
   std::string output = "calibrated-host.toml";
-  std::vector<std::string> from;  // nccl-tests outputs, instead of measuring
+  std::vector<std::string> from;  // nccl-tests outputs or recordings, instead of measuring
+  std::string backend = "host";   // host | cuda
   int ranks = 2;
   int repeats = 15;
 };
@@ -124,7 +136,25 @@ struct ExportScriptFlags {
   std::string output;
 };
 
-struct DoctorFlags {};
+struct ViewFlags {
+  std::vector<std::string> files, set;
+  std::string render;  // a picture instead of a window
+  std::string view;    // timeline | memory | compare | pareto; empty = what suits the files
+  std::string range, size, scale, theme;
+  int rank = -1;  // compare: one rank
+  bool force = false;
+};
+
+struct ReportFlags {
+  std::vector<std::string> files, set;
+  std::string output = "report.html";
+  int rank = -1;
+  bool force = false;
+};
+
+struct DoctorFlags {
+  JobFlags op_rules;  // a model whose operator rules are compared with LibTorch; no file: this machine is looked at
+};
 struct VersionFlags {};
 
 struct CompletionFlags {
@@ -132,8 +162,8 @@ struct CompletionFlags {
 };
 
 using VerbFlags = std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags,
-                               SweepFlags, ValidateFlags, CompareFlags, CheckpointFlags, CalibrateFlags, ConfigFlags,
-                               DoctorFlags, VersionFlags, CompletionFlags>;
+                               SweepFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags,
+                               ConfigFlags, ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

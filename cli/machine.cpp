@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "cli/amount_text.h"
+#include "cli/sibling_program.h"
 #include "sim/profile.h"
 
 namespace foreshard::cli {
@@ -116,6 +117,21 @@ Finding look_for_driver() {
   return f;
 }
 
+/// Whether everybody may trace the device.
+Finding look_for_profiling() {
+  Finding f{"GPU profiling", false, "", "run --timeline on GPUs: device spans by CUPTI", "needs the NVIDIA driver"};
+  const std::string text = beginning_of("/proc/driver/nvidia/params");
+  f.found = !text.empty() && (value_of(text, "RmProfilingAdminOnly", ":") != "1" || geteuid() == 0);
+  if (f.found) {
+    f.detail = "permitted";
+  } else if (!text.empty()) {
+    f.remedy =
+        "only root may profile (ERR_NVGPUCTRPERM): write \"options nvidia NVreg_RestrictProfilingToAdminUsers=0\" into "
+        "/etc/modprobe.d/profile.conf and load the driver again";
+  }
+  return f;
+}
+
 Finding look_for_cuda() {
   Finding f{"CUDA toolkit", false, "", "building the executor for GPUs",
             "install CUDA 13; not needed to plan and simulate"};
@@ -150,12 +166,6 @@ Finding look_for_nccl() {
   return f;
 }
 
-/// Where this program lies; empty if the system does not say.
-fs::path own_folder() {
-  std::error_code code;
-  return fs::read_symlink("/proc/self/exe", code).parent_path();
-}
-
 Finding look_for_libtorch() {
   Finding f{"LibTorch", false, "", "training, calibration and the deep checks (foreshard-exec)",
             "scripts/setup-torch, or FORESHARD_TORCH naming a virtual environment with the torch 2.11 wheel"};
@@ -166,7 +176,7 @@ Finding look_for_libtorch() {
     folders.push_back(named);
     bases.push_back(named / "lib");
   }
-  bases.push_back(own_folder() / "../../torch-venv/lib");  // build/torch-venv, seen from build/PRESET/bin
+  bases.emplace_back(sibling_path("../../torch-venv/lib"));  // build/torch-venv, seen from build/PRESET/bin
   if (!variable("VIRTUAL_ENV").empty()) bases.push_back(fs::path(variable("VIRTUAL_ENV")) / "lib");
   const fs::path python = find_program("python3");
   if (!python.empty()) bases.push_back(python.parent_path().parent_path() / "lib");
@@ -190,9 +200,9 @@ Finding look_for_library(const char* name, const char* file, const char* gives, 
 }
 
 Finding look_for_sibling(const char* name, const char* gives, const char* remedy) {
-  const fs::path program = own_folder() / name;
+  const std::string program = sibling_path(name);
   const bool found = access(program.c_str(), X_OK) == 0;
-  return {name, found, found ? program.string() : "", gives, remedy};
+  return {name, found, found ? program : "", gives, remedy};
 }
 
 Finding look_for_profiles() {
@@ -212,13 +222,14 @@ std::vector<Finding> look_at_machine() {
           look_for_memory(),
           look_for_profiles(),
           look_for_driver(),
+          look_for_profiling(),
           look_for_cuda(),
           look_for_nccl(),
           look_for_libtorch(),
           look_for_library("Gloo", "libgloo.so.0", "collectives between CPUs", "apt install libgloo-dev"),
           look_for_library("Qt 6", "libQt6Core.so.6", "the viewer", "apt install qt6-base-dev"),
           look_for_sibling("foreshard-exec", "run, calibrate, checkpoint", "scripts/setup-torch, then scripts/build"),
-          look_for_sibling("foreshard-viewer", "view", "not part of this version yet")};
+          look_for_sibling("foreshard-viewer", "view, report", "needs Qt 6: scripts/setup installs it")};
 }
 
 }  // namespace foreshard::cli

@@ -8,6 +8,7 @@
 
 #include "cli/amount_text.h"
 #include "cli/stream_windows.h"
+#include "cli/text_lines.h"
 #include "traces/timeline_text.h"
 
 namespace foreshard::cli {
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int kLabelWidth = 15;
 
-class Report {
+class Report : private TextLines {
  public:
   Report(const Simulation& simulation, const ReportStyle& style)
       : s_(simulation), p_(simulation.prediction), style_(style) {}
@@ -34,12 +35,6 @@ class Report {
   }
 
  private:
-  template <class... Args>
-  void line(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
-    while (!out_.empty() && out_.back() == ' ') out_.pop_back();
-    out_ += '\n';
-  }
   void row(std::string_view label, const std::string& content) { line("  {:<{}}{}", label, kLabelWidth, content); }
   void title(std::string_view text) { line("\n{}", bold(text)); }
   std::string paint(const char* code, std::string_view text) const {
@@ -73,7 +68,6 @@ class Report {
   const Simulation& s_;
   const Prediction& p_;
   ReportStyle style_;
-  std::string out_;
 };
 
 std::string dtype_text(const std::optional<DType>& dtype, std::string_view otherwise) {

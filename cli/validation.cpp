@@ -151,6 +151,39 @@ ValidatedLaw difference(std::string text, double expected, const ValidatedNumber
           more.sample.measured - less.sample.measured};
 }
 
+/// Parameters of one block with grouped attention, a gated feed-forward and two norms.
+std::int64_t gated_block_params(const MeasuredRun& run) {
+  const std::int64_t kv = run.kv_heads > 0 ? run.hidden / run.heads * run.kv_heads : run.hidden;
+  return 2 * run.hidden * run.hidden + 2 * run.hidden * kv + 3 * run.hidden * run.ffn + 2 * run.hidden;
+}
+
+Bytes steady_requested(const PredictedRun& run) {
+  return run.prediction.iterations.empty() ? 0 : run.prediction.iterations.back().peak_requested;
+}
+
+/// A row whose last block alone stays gathered, beside its twin that reshards nothing: at the peak, which is in the
+/// backward of the head, all other blocks' parameters are alive besides. Counted in requested bytes: the allocator's
+/// blocks may be a little larger. Nullopt where the row is no such run of a plain decoder.
+std::optional<ValidatedLaw> never_reshard_law(const MeasuredRun& run) {
+  const bool plain = run.model.starts_with("llama") && run.runtime == "fsdp2" && run.heads > 0 && run.layers > 1 &&
+                     run.sharding.find("reshard=all_but_last_block") != std::string::npos &&
+                     run.param_dtype == "bf16" && run.compile != "1";
+  if (!plain || (run.checkpointing != "none" && run.checkpointing != "full")) return std::nullopt;
+  auto job = job_of(run);
+  if (!job) return std::nullopt;
+  job->job.cluster.memory = 1024 * kGiB;  // the twin need not fit the card
+  const auto usual = predict_run(run, *job);
+  job->job.fsdp.overrides.clear();
+  job->job.fsdp.reshard_after_forward.kind = ReshardAfterForward::Kind::False;
+  const auto never = predict_run(run, *job);
+  if (!usual || !never) return std::nullopt;
+  const std::int64_t blocks = run.layers - 1;
+  return ValidatedLaw{run.id + ": never reshard less the default, " + std::to_string(blocks) + " blocks (requested)",
+                      gib(2 * blocks * gated_block_params(run)),
+                      gib(steady_requested(*never) - steady_requested(*usual)),
+                      {}};
+}
+
 /// Differences that are exact whatever else a row holds: float32 shards, gradients and two moments are 12 bytes per
 /// parameter spread over the ranks; the moments, 8 of them, appear in the first step.
 std::vector<ValidatedLaw> find_laws(const CsvTable& table, const std::vector<ValidatedRow>& rows,
@@ -173,6 +206,10 @@ std::vector<ValidatedLaw> find_laws(const CsvTable& table, const std::vector<Val
     if (first == nullptr || steady == nullptr || !adam_in_float32(runs[k])) continue;
     laws.push_back(difference(runs[k].id + ": later steps less the first, 8 P / N (reserved)", per_rank(runs[k], 8),
                               *steady, *first));
+  }
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    if (rows[k].numbers.empty()) continue;
+    if (auto law = never_reshard_law(runs[k])) laws.push_back(std::move(*law));
   }
   return laws;
 }

@@ -132,8 +132,8 @@ std::string validation_text(const Validation& validation) {
   }
   if (!validation.laws.empty()) text += "\nlaws between rows that differ in one thing (GiB)\n";
   for (const ValidatedLaw& law : validation.laws) {
-    text += fmt::format("  {:<56} expected {:.4f} predicted {:.4f} measured {:.4f}\n", law.text, law.expected,
-                        law.predicted, law.measured.value_or(0));
+    text += fmt::format("  {:<56} expected {:.4f} predicted {:.4f} measured {}\n", law.text, law.expected,
+                        law.predicted, law.measured ? fmt::format("{:.4f}", *law.measured) : "-");
   }
   const auto skipped = skipped_by_reason(validation);
   if (!skipped.empty()) text += "\nskipped\n";

@@ -9,7 +9,7 @@
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "traces/comparison.h"
-#include "traces/fst.h"
+#include "traces/open_trace.h"
 
 namespace foreshard::cli {
 namespace {
@@ -34,7 +34,7 @@ std::string what_is(const Timeline& timeline) {
                      : source.empty()       ? "timeline"
                                             : source + " trace";
   if (!timeline.provenance.hardware.empty()) what += " on " + timeline.provenance.hardware;
-  return ranks > 1 ? fmt::format("{} of {} ranks", what, ranks) : what;
+  return ranks > 1 ? fmt::format("{}, {} ranks", what, ranks) : what;
 }
 
 /// A job is simulated, with all of its plan's iterations.
@@ -60,18 +60,33 @@ Result<Timeline> simulated_timeline(const CompareFlags& flags, const std::string
   return std::move(prediction->timeline);
 }
 
-bool is_timeline_file(const std::string& path) {
+/// Jobs and models are TOML, model.json, config.json, folders and .pt2 archives; every other content is a recording.
+bool is_recording(const std::string& path) {
   if (path.ends_with(".fst")) return true;
   std::ifstream file(path, std::ios::binary);
-  std::string magic(4, '\0');
-  file.read(magic.data(), 4);
-  return file.gcount() == 4 && magic ==
-                                   "\x89"
-                                   "FST";
+  std::string head(1 << 16, '\0');
+  file.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<std::size_t>(file.gcount()));
+  for (const std::string_view magic : {"\x89"
+                                       "FST",
+                                       "\x1f\x8b", "\x28\xb5\x2f\xfd", "\x80", "SQLite format 3"}) {
+    if (head.starts_with(magic) && !path.ends_with(".toml")) return true;
+  }
+  const bool events = head.find("\"traceEvents\"") != std::string::npos ||
+                      head.find("\"schemaVersion\"") != std::string::npos || head.find("\"ph\"") != std::string::npos;
+  return events || path.ends_with(".tar") || path.ends_with(".trace.json");
+}
+
+Result<Timeline> recorded_timeline(const std::string& file, const Console& console) {
+  auto opened = open_trace(file);
+  if (!opened) return fail(opened.error());
+  for (const TraceWarning& warning : opened->warnings)
+    console.note(fmt::format("warning: {}: {}", warning.place, warning.text));
+  return std::move(opened->timeline);
 }
 
 Result<LoadedSide> load_side(const CompareFlags& flags, const std::string& file, const Console& console) {
-  auto timeline = is_timeline_file(file) ? read_fst(file) : simulated_timeline(flags, file, console);
+  auto timeline = is_recording(file) ? recorded_timeline(file, console) : simulated_timeline(flags, file, console);
   if (!timeline) return fail(timeline.error());
   LoadedSide side{std::move(*timeline), {file, "", ""}};
   side.about.what = what_is(side.timeline);

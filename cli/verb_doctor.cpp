@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
 #include <iterator>
+#include <utility>
 
+#include "cli/executor_findings.h"
+#include "cli/executor_process.h"
 #include "cli/json_text.h"
 #include "cli/machine.h"
 #include "cli/verbs.h"
@@ -11,16 +14,9 @@ namespace {
 
 std::string doctor_json(const std::vector<Finding>& findings) {
   JsonText out(2);
-  out.begin_object()
-      .field("schema", "foreshard.doctor/1")
-      .field("version", FORESHARD_VERSION)
-      .key("found")
-      .begin_array();
-  for (const Finding& f : findings) {
-    out.begin_object().field("name", f.name).field("found", f.found).field("detail", f.detail).field("gives", f.gives);
-    out.field("remedy", f.found ? "" : f.remedy).end_object();
-  }
-  out.end_array().end_object();
+  out.begin_object().field("schema", "foreshard.doctor/1").field("version", FORESHARD_VERSION);
+  tell_findings(out, findings);
+  out.end_object();
   return out.take();
 }
 
@@ -39,8 +35,14 @@ std::string doctor_text(const std::vector<Finding>& findings, const Console& con
 
 }  // namespace
 
-ExitCode run_verb(const DoctorFlags&, const Console& console) {
-  const auto findings = look_at_machine();
+ExitCode run_verb(const DoctorFlags& flags, const Console& console) {
+  if (!flags.op_rules.file.empty()) {
+    std::vector<std::string> arguments = {"doctor", "--op-rules", flags.op_rules.file};
+    for (const std::string& set : flags.op_rules.set) arguments.insert(arguments.end(), {"--set", set});
+    return run_in_executor(std::move(arguments), console);
+  }
+  auto findings = look_at_machine();
+  for (Finding& finding : ask_cuda_executor()) findings.push_back(std::move(finding));
   return console.result(console.json ? doctor_json(findings) : doctor_text(findings, console)) ? ExitCode::Ok
                                                                                                : ExitCode::RunFailed;
 }

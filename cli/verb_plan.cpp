@@ -65,14 +65,16 @@ Result<std::string> dot_of(const Plan& plan) {
 }  // namespace
 
 ExitCode run_verb(const PlanFlags& flags, const Console& console) {
-  const bool trains = flags.action == "train";
+  const bool evaluates = flags.action == "eval";
+  const bool trains = flags.action == "train" || evaluates;
   if (!trains) {  // before anything is read
     const auto actions = parse_actions(flags.action);
     if (!actions) return console.error(actions.error());
   }
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
-  auto planned = plan_of(loaded->job, flags.action);
+  const Job job = evaluates ? evaluation_job(loaded->job, /*after_training=*/true) : loaded->job;
+  auto planned = plan_of(job, trains ? "train" : flags.action);
   if (!planned) return console.error(planned.error());
   Plan& plan = planned->plan;
   if (flags.iterations > 0 && static_cast<std::size_t>(flags.iterations) < plan.iterations.size()) {

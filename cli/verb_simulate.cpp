@@ -9,9 +9,11 @@
 #include "cli/remedies.h"
 #include "cli/report.h"
 #include "cli/verbs.h"
+#include "core/plan/script.h"
 #include "sim/action_start.h"
 #include "traces/chrome_trace.h"
 #include "traces/fst.h"
+#include "traces/snapshot_writer.h"
 
 namespace foreshard::cli {
 namespace {
@@ -61,14 +63,17 @@ ExitCode outcome(const Simulation& s, const Console& console) {
 ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
-  const Job& job = loaded->job;
-  const bool trains = flags.action == "train";
+  const bool evaluates = flags.action == "eval";
+  const bool trains = flags.action == "train" || evaluates;
+  const Job job = evaluates ? evaluation_job(loaded->job, /*after_training=*/true) : loaded->job;
   const auto prepared = trains ? prepare(job) : prepare_actions(job, flags.action);
   if (!prepared) return console.error(prepared.error());
   SimulateOptions options = simulate_options(job);
   options.per_kernel = !flags.per_unit;
   const bool asked_for = !flags.trace.empty() || !flags.timeline.empty();
   options.timeline = asked_for || (!console.json && instruction_count(prepared->plan) <= kMostDrawn);
+  MemoryLog memory_log;
+  if (!flags.snapshot.empty()) options.memory_log = &memory_log;
   auto prediction = simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options);
   if (!prediction) return console.error(prediction.error());
 
@@ -96,6 +101,11 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   }
   const auto written = write_timelines(flags, prediction->timeline, console);
   if (!written) return console.error(written.error());
+  if (!flags.snapshot.empty()) {
+    const auto kept = write_memory_snapshot(memory_log, flags.snapshot);
+    if (!kept) return console.error(kept.error());
+    console.note(fmt::format("snapshot: {} (pytorch.org/memory_viz opens it)", flags.snapshot));
+  }
   const ReportStyle style{console.color, console.unicode, console.width};
   const std::string report =
       console.json ? prediction_json(simulation)

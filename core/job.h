@@ -24,9 +24,10 @@ struct ModelOptions {
   bool seq_given = false;
   std::int64_t target_seq = 0;  // encoder/decoder; 0 = seq
   std::optional<DType> dtype =
-      DType::Float32;              // dtype of the parameters as created; nullopt = "config", the file's own
-  std::string attention = "sdpa";  // sdpa | sdpa_flash | sdpa_efficient | sdpa_math | eager
-  std::string loss = "auto";       // auto | cross_entropy | cross_entropy_fp32 | none
+      DType::Float32;                        // dtype of the parameters as created; nullopt = "config", the file's own
+  std::string attention = "sdpa";            // sdpa | sdpa_flash | sdpa_efficient | sdpa_math | eager
+  std::string loss = "auto";                 // auto | cross_entropy | cross_entropy_fp32 | none
+  std::map<std::string, std::int64_t> dims;  // .pt2: symbolic sizes, by symbol ("s27") or place ("tokens.1")
   bool operator==(const ModelOptions&) const = default;
 };
 
@@ -100,6 +101,7 @@ struct FsdpOptions {
   bool limit_all_gathers = true;                               // fsdp1
   bool use_orig_params = true;                                 // fsdp1
   bool full_precision_in_eval = false;                         // fsdp1: FSDP_USE_FULL_PREC_IN_EVAL (H16, M6)
+  std::string comm_hook = "none";             // fsdp1 (G5): none | fp16_compress | bf16_compress | own:NAME
   ReshardAfterForward reshard_after_forward;  // fsdp2, blocks; the root as PyTorch does, or by overrides
   PrefetchOptions prefetch;                   // fsdp2
   bool cpu_offload = false;
@@ -153,6 +155,14 @@ struct DataOptions {
   bool operator==(const DataOptions&) const = default;
 };
 
+struct EvalOptions {         // train.eval
+  std::int64_t every = 0;    // steps; 0 = no evaluation
+  std::int64_t batches = 8;  // per rank and evaluation
+  std::string file;          // empty: the last `share` of train.data
+  double share = 0.05;
+  bool operator==(const EvalOptions&) const = default;
+};
+
 struct SaveOptions {  // train.checkpoint
   std::string dir;    // empty = no checkpoints
   std::int64_t every = 0;
@@ -170,6 +180,7 @@ struct TrainOptions {
   std::string zero_grad = "set_to_none";
   DataOptions data;
   std::int64_t seed = 0;
+  EvalOptions eval;
   SaveOptions checkpoint;
   std::vector<std::vector<std::string>> script;  // explicit actions, one list an iteration; empty = the usual loop
   bool operator==(const TrainOptions&) const = default;

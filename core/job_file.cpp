@@ -280,6 +280,7 @@ class Loader {
     if (key == "model.source") join(job.model.source);
     if (key == "train.data.file") join(job.train.data.file);
     if (key == "train.data.tokenizer") join(job.train.data.tokenizer);
+    if (key == "train.eval.file") join(job.train.eval.file);
     if (key == "train.checkpoint.dir") join(job.train.checkpoint.dir);
     // A profile is an id unless it is spelt like a file.
     std::string& profile = job.cluster.profile;

@@ -18,10 +18,10 @@ using namespace job_values;  // NOLINT(google-build-using-namespace): the reader
 constexpr std::array<std::string_view, 10> kTables{
     "model",         "fsdp",  "fsdp.prefetch",   "fsdp.wrap",      "fsdp.mixed_precision",
     "checkpointing", "train", "train.optimizer", "train.schedule", "train.data"};
-constexpr std::array<std::string_view, 3> kMoreTables{"train.checkpoint", "cluster", "allocator"};
+constexpr std::array<std::string_view, 4> kMoreTables{"train.eval", "train.checkpoint", "cluster", "allocator"};
 // Tables that are written inline, inside their section.
-constexpr std::array<std::string_view, 5> kInline{"fsdp.prefetch", "train.optimizer", "train.schedule", "train.data",
-                                                  "train.checkpoint"};
+constexpr std::array<std::string_view, 6> kInline{"fsdp.prefetch", "train.optimizer", "train.schedule",
+                                                  "train.data",    "train.eval",      "train.checkpoint"};
 
 std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
@@ -139,6 +139,10 @@ void add_model(TableMaker& t) {
          FORESHARD_FIELD(model.attention), "sdpa = PyTorch's choice by device, dtype, mask and grouped heads");
   t.word("model.loss", {"auto", "cross_entropy", "cross_entropy_fp32", "none"}, FORESHARD_FIELD(model.loss),
          "auto = the architecture's own training loss; none = sum of the first output");
+  t.special(
+      "model.dims", "table of integers", [](const Spot& spot, Job& job) { return read_sizes(spot, job.model.dims); },
+      [](const Job& job) { return sizes_text(job.model.dims); },
+      ".pt2: symbolic sizes by name, the symbol's or the input's and dimension's (\"tokens.1\"); also --dim NAME=SIZE");
 }
 
 void add_fsdp(TableMaker& t) {
@@ -163,6 +167,11 @@ void add_fsdp(TableMaker& t) {
   t.boolean("fsdp.use_orig_params", FORESHARD_FIELD(fsdp.use_orig_params), "original parameters instead of flat ones");
   t.boolean("fsdp.full_precision_in_eval", FORESHARD_FIELD(fsdp.full_precision_in_eval),
             "FSDP_USE_FULL_PREC_IN_EVAL: evaluation without the parameters' compute dtype");
+  t.special(
+      "fsdp.comm_hook", "`none`, `fp16_compress`, `bf16_compress` or own:NAME",
+      [](const Spot& spot, Job& job) { return read_comm_hook(spot, job.fsdp.comm_hook); },
+      [](const Job& job) { return quoted(job.fsdp.comm_hook); },
+      "register_comm_hook: what reduces gradients; own:NAME = one in C++ that `run --load` brings");
   t.only(Runtime::Fsdp2);
   t.special(
       "fsdp.reshard_after_forward", "true, false or a group size",
@@ -283,6 +292,13 @@ void add_train(TableMaker& t) {
   t.text("train.data.file", FORESHARD_FIELD(train.data.file), "tokens, text");
   t.text("train.data.tokenizer", FORESHARD_FIELD(train.data.tokenizer), "text: tokenizer.json");
   t.integer("train.seed", 0, INT64_MAX, FORESHARD_FIELD(train.seed), "random numbers");
+  t.integer("train.eval.every", 0, 1'000'000'000'000, FORESHARD_FIELD(train.eval.every),
+            "steps between evaluations; 0 = none");
+  t.integer("train.eval.batches", 1, 4096, FORESHARD_FIELD(train.eval.batches),
+            "batches of one evaluation, per rank, of model.batch each");
+  t.text("train.eval.file", FORESHARD_FIELD(train.eval.file),
+         "as train.data.file; empty = the last share of train.data, which is not trained on");
+  t.number("train.eval.share", 0.0, 1.0, FORESHARD_FIELD(train.eval.share), "of train.data, held out");
   t.text("train.checkpoint.dir", FORESHARD_FIELD(train.checkpoint.dir), "where checkpoints go; empty = none");
   t.integer("train.checkpoint.every", 0, 1'000'000'000'000, FORESHARD_FIELD(train.checkpoint.every),
             "steps; 0 = at the end");

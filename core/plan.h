@@ -88,19 +88,21 @@ enum class ReduceOp : std::uint8_t { None, Sum, Avg, PremulSum, Max };
 /// What a buffer holds; with the unit or parameter it belongs to, its name ("full:layers.0").
 enum class BufferWhat : std::uint8_t {
   None,
-  Shard,          // resident local shard
-  Full,           // gathered parameters (fsdp1: the flat one; fsdp2: one per parameter)
-  FullPrecision,  // fsdp1: gathered in the original dtype (summon, eval toggle)
-  CastShard,      // fsdp1: low-precision shard
-  H2dCopy,        // shard brought from the host
-  Grad,           // fsdp1: flat unsharded gradient; fsdp2: unsharded gradient of one parameter
-  GradPiece,      // fsdp1: gradient of one parameter before the concatenation; allocated inside the backward segment
-  GradReduce,     // fsdp1: copy in the reduce dtype
-  GradPadded,     // fsdp1: copy padded to the world size
-  ReduceOut,      // fsdp1: reduce-scatter output (gshard)
-  SavedGrad,      // sharded gradient held between micro-batches
-  ShardGrad,      // final sharded gradient (.grad)
-  HostGrad,       // gradient on the host
+  Shard,           // resident local shard
+  Full,            // gathered parameters (fsdp1: the flat one; fsdp2: one per parameter)
+  FullPrecision,   // fsdp1: gathered in the original dtype (summon, eval toggle)
+  CastShard,       // fsdp1: low-precision shard
+  H2dCopy,         // shard brought from the host
+  Grad,            // fsdp1: flat unsharded gradient; fsdp2: unsharded gradient of one parameter
+  GradPiece,       // fsdp1: gradient of one parameter before the concatenation; allocated inside the backward segment
+  GradReduce,      // fsdp1: copy in the reduce dtype
+  GradPadded,      // fsdp1: copy padded to the world size
+  ReduceOut,       // fsdp1: reduce-scatter output (gshard)
+  CompressedGrad,  // fsdp1: a compressing hook's copy of the gradient, and of the reduce-scatter output (G5)
+  CompressedOut,
+  SavedGrad,  // sharded gradient held between micro-batches
+  ShardGrad,  // final sharded gradient (.grad)
+  HostGrad,   // gradient on the host
   AgBuffer,
   CastBuffer,
   Cast,

@@ -33,13 +33,17 @@ enum class SpanKind : std::uint8_t {
   Optimizer,
   Wait,
   Other,
+  SendRecv,    // point to point, all-to-all
+  Annotation,  // a range that somebody named, around work: no work itself
 };
+inline constexpr SpanKind kLastSpanKind = SpanKind::Annotation;
 std::string_view span_kind_name(SpanKind kind);  // "compute", "all_gather", ...
 
 struct Lane {
   std::int32_t rank = 0;
   std::string stream;  // "host", "D", "U", ...
   std::int32_t priority = 0;
+  std::string label = {};  // what the recording calls it: "stream 7", "thread 785244"; often empty
   bool operator==(const Lane&) const = default;
 };
 

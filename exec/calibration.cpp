@@ -8,14 +8,13 @@
 #include <barrier>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "core/model/operator_signature.h"
 #include "exec/data/batch_source.h"
-#include "exec/host_backend.h"
-#include "exec/recorder.h"
 #include "exec/starting_weights.h"
 #include "exec/torch_types.h"
 
@@ -23,7 +22,8 @@ namespace foreshard::exec {
 namespace {
 
 constexpr int kWarmUp = 3;
-constexpr Bytes kSmallest = kKiB, kLargest = 16 * kMiB;
+constexpr Bytes kSmallest = kKiB;
+constexpr std::int32_t kAheadOf = 16;  // operators that are issued behind a stream that stands still
 
 using Samples = std::vector<std::int64_t>;
 
@@ -35,11 +35,15 @@ std::int64_t quantile(Samples samples, double share) {
 }
 std::int64_t median(const Samples& samples) { return quantile(samples, 0.5); }
 
+/// Median of some rounds of one piece of work.
 template <class F>
-std::int64_t timed(F work) {
-  const std::int64_t start = steady_now();
-  work();
-  return steady_now() - start;
+std::int64_t median_of(Stopwatch& watch, int rounds, F work) {
+  for (int r = 0; r < rounds; ++r) {
+    watch.start();
+    work();
+    watch.stop();
+  }
+  return median(watch.take());
 }
 
 /// One rank's samples of the model.
@@ -50,8 +54,11 @@ struct ModelSamples {
 
 class ModelTimer {
  public:
-  ModelTimer(const CalibrationSetup& setup, const OperatorInterpreter& interpreter)
-      : setup_(setup), interpreter_(interpreter), operators_(static_cast<std::int32_t>(setup.model.ops.size())) {
+  ModelTimer(const CalibrationSetup& setup, const OperatorInterpreter& interpreter, Stopwatch& watch)
+      : setup_(setup),
+        interpreter_(interpreter),
+        watch_(watch),
+        operators_(static_cast<std::int32_t>(setup.model.ops.size())) {
     samples_.forward.resize(setup.model.ops.size());
     samples_.backward.resize(setup.model.ops.size());
   }
@@ -59,37 +66,46 @@ class ModelTimer {
   void operators_alone(bool keep) {
     SegmentFrame frame = interpreter_.begin(setup_.inputs);
     std::vector<SegmentGraph> graphs;
+    std::vector<Samples*> places;  // of each lap
     for (std::int32_t i = 0; i < operators_; ++i) {
-      const std::int64_t ns =
-          timed([&] { graphs.push_back(interpreter_.forward(i, i + 1, frame, setup_.params, setup_.buffers)); });
-      if (keep) samples_.forward[static_cast<std::size_t>(i)].push_back(ns);
+      if (i % kAheadOf == 0) watch_.ahead();
+      lap([&] { graphs.push_back(interpreter_.forward(i, i + 1, frame, setup_.params, setup_.buffers)); });
+      places.push_back(&samples_.forward[static_cast<std::size_t>(i)]);
     }
     seed(frame);
     for (std::int32_t i = operators_; i-- > 0;) {
+      if (i % kAheadOf == 0) watch_.ahead();
       SegmentGraph& graph = graphs[static_cast<std::size_t>(i)];
       if (!graph.valid()) continue;
-      const std::int64_t ns =
-          timed([&] { interpreter_.backward(std::move(graph), frame, [](ParamId, const at::Tensor&) {}); });
-      if (keep) samples_.backward[static_cast<std::size_t>(i)].push_back(ns);
+      lap([&] { interpreter_.backward(std::move(graph), frame, [](ParamId, const at::Tensor&) {}); });
+      places.push_back(&samples_.backward[static_cast<std::size_t>(i)]);
     }
+    const std::vector<std::int64_t> laps = watch_.take();
+    for (std::size_t l = 0; keep && l < laps.size(); ++l) places[l]->push_back(laps[l]);
   }
 
   void whole_model(bool keep) {
     SegmentFrame frame = interpreter_.begin(setup_.inputs);
     SegmentGraph graph;
-    const std::int64_t forward =
-        timed([&] { graph = interpreter_.forward(0, operators_, frame, setup_.params, setup_.buffers); });
+    watch_.ahead();
+    lap([&] { graph = interpreter_.forward(0, operators_, frame, setup_.params, setup_.buffers); });
     seed(frame);
-    const std::int64_t backward =
-        timed([&] { interpreter_.backward(std::move(graph), frame, [](ParamId, const at::Tensor&) {}); });
+    lap([&] { interpreter_.backward(std::move(graph), frame, [](ParamId, const at::Tensor&) {}); });
+    const std::vector<std::int64_t> laps = watch_.take();
     if (!keep) return;
-    samples_.whole_forward.push_back(forward);
-    samples_.whole_backward.push_back(backward);
+    samples_.whole_forward.push_back(laps[0]);
+    samples_.whole_backward.push_back(laps[1]);
   }
 
   ModelSamples take() { return std::move(samples_); }
 
  private:
+  template <class F>
+  void lap(F work) {
+    watch_.start();
+    work();
+    watch_.stop();
+  }
   void seed(SegmentFrame& frame) const {
     const std::size_t loss = setup_.model.outputs.front().index();
     const at::Tensor& value = frame.values[loss];
@@ -98,28 +114,35 @@ class ModelTimer {
 
   const CalibrationSetup& setup_;
   const OperatorInterpreter& interpreter_;
+  Stopwatch& watch_;
   std::int32_t operators_;
   ModelSamples samples_;
 };
 
-std::vector<CollectiveCurve> time_collectives(Communicator& group, int repeats) {
+std::vector<CollectiveCurve> time_collectives(Communicator& group, Stopwatch& watch, c10::Device device, Bytes largest,
+                                              int repeats) {
   std::vector<CollectiveCurve> curves;
   const auto ranks = static_cast<Bytes>(group.size());
   for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"}) {
     CollectiveCurve curve{kind, group.size(), {}, {}};
-    for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
+    for (Bytes bytes = kSmallest; bytes <= largest; bytes *= 4) {
       const Numel share = bytes / 4 / ranks;
-      std::vector<float> whole(static_cast<std::size_t>(share * ranks)), part(static_cast<std::size_t>(share));
+      const at::Tensor whole = at::zeros({share * ranks}, at::TensorOptions(device));
+      const at::Tensor part = at::zeros({share}, at::TensorOptions(device));
       Samples samples;
       for (int r = -kWarmUp; r < repeats; ++r) {
         group.barrier();
-        const std::int64_t ns = timed([&] {
-          if (curve.kind == "all_gather") group.all_gather(whole.data(), part.data(), share, DType::Float32);
-          if (curve.kind == "reduce_scatter")
-            group.reduce_scatter(part.data(), whole.data(), share, DType::Float32, ReduceOp::Avg);
-          if (curve.kind == "all_reduce") group.all_reduce(whole.data(), share * ranks, DType::Float32, ReduceOp::Sum);
-        });
-        if (r >= 0) samples.push_back(ns);
+        watch.start();
+        if (curve.kind == "all_gather") group.all_gather(whole.data_ptr(), part.data_ptr(), share, DType::Float32);
+        if (curve.kind == "reduce_scatter") {
+          group.reduce_scatter(part.data_ptr(), whole.data_ptr(), share, DType::Float32, ReduceOp::Avg);
+        }
+        if (curve.kind == "all_reduce") {
+          group.all_reduce(whole.data_ptr(), share * ranks, DType::Float32, ReduceOp::Sum);
+        }
+        watch.stop();
+        const std::vector<std::int64_t> laps = watch.take();
+        if (r >= 0) samples.push_back(laps.front());
       }
       curve.bytes.push_back(share * ranks * 4);
       curve.ns.push_back(median(samples));
@@ -129,43 +152,51 @@ std::vector<CollectiveCurve> time_collectives(Communicator& group, int repeats) 
   return curves;
 }
 
-/// Copies and products by one rank while the others do the same; the largest copy lies beyond the caches.
-void time_memory_and_products(Calibration& into, int repeats) {
-  at::NoGradGuard no_grad;
-  const auto copy_ns = [&](Bytes bytes) {
-    const at::Tensor from = at::ones({bytes / 4}), to = at::empty({bytes / 4});
-    Samples samples;
-    for (int r = 0; r < repeats + kWarmUp; ++r) samples.push_back(timed([&] { to.copy_(from); }));
-    return median(samples);
-  };
-  constexpr Bytes kCopy = 4 * kMiB;
-  into.smallest_copy_ns = copy_ns(256);
-  into.copy_gb_per_s =
-      2.0 * static_cast<double>(kCopy) / static_cast<double>(std::max<std::int64_t>(copy_ns(kCopy), 1));
-  constexpr std::int64_t kSize = 512;
-  const at::Tensor a = at::ones({kSize, kSize}), b = at::ones({kSize, kSize});
-  Samples samples;
-  for (int r = 0; r < repeats + kWarmUp; ++r) samples.push_back(timed([&] { at::mm(a, b); }));
-  into.gemm_tflops =
-      2.0 * kSize * kSize * kSize / static_cast<double>(std::max<std::int64_t>(median(samples), 1)) / 1e3;
-  samples.clear();
-  for (int r = 0; r < repeats + kWarmUp; ++r) samples.push_back(timed([&] { at::empty({1 << 18}); }));
-  into.allocation_ns = median(samples);
+double per_ns(double amount, std::int64_t ns) { return amount / static_cast<double>(std::max<std::int64_t>(ns, 1)); }
+
+double product_tflops(Stopwatch& watch, at::TensorOptions options, std::int64_t size, int rounds) {
+  const at::Tensor a = at::ones({size, size}, options), b = at::ones({size, size}, options);
+  const auto n = static_cast<double>(size);
+  return per_ns(2.0 * n * n * n, median_of(watch, rounds, [&] { at::mm(a, b); })) / 1e3;
 }
 
-void time_host(Calibration& into) {
-  constexpr int kCalls = 4000;
-  const auto backend = make_host_backend({.intra_op_threads = 1});
-  const StreamIndex stream = backend->create_stream("D", 0);
-  into.issue_ns = timed([&] {
-                    for (int i = 0; i < kCalls; ++i) backend->launch({stream, {}}, [] {});
-                  }) /
-                  kCalls;
-  into.event_ns = timed([&] {
-                    for (int i = 0; i < kCalls; ++i) backend->record_event({stream, {}});
-                  }) /
-                  kCalls;
-  (void)backend->synchronize();
+/// Copies and products by one rank while the others do the same; the largest copy lies beyond the caches.
+void time_memory_and_products(Calibration& into, Stopwatch& watch, c10::Device device, int repeats) {
+  at::NoGradGuard no_grad;
+  const bool cuda = device.is_cuda();
+  const int rounds = repeats + kWarmUp;
+  const at::TensorOptions there(device);
+  const auto copy_ns = [&](Bytes bytes) {
+    const at::Tensor from = at::ones({bytes / 4}, there), to = at::empty({bytes / 4}, there);
+    return median_of(watch, rounds, [&] { to.copy_(from); });
+  };
+  const Bytes large = cuda ? 256 * kMiB : 4 * kMiB;
+  into.smallest_copy_ns = copy_ns(256);
+  into.copy_gb_per_s = per_ns(2.0 * static_cast<double>(large), copy_ns(large));
+  into.gemm_tflops = product_tflops(watch, there, cuda ? 4096 : 512, rounds);
+  if (!cuda) return;
+  into.half_gemm_tflops = product_tflops(watch, there.dtype(at::kBFloat16), 8192, rounds);
+  constexpr Bytes kHostCopy = 64 * kMiB;
+  const at::Tensor pageable = at::ones({kHostCopy / 4}), to = at::empty({kHostCopy / 4}, there);
+  const at::Tensor pinned = pageable.pin_memory();
+  const auto amount = static_cast<double>(kHostCopy);
+  into.to_device_gb_per_s = per_ns(amount, median_of(watch, rounds, [&] { to.copy_(pinned, /*non_blocking=*/true); }));
+  into.pageable_gb_per_s = per_ns(amount, median_of(watch, rounds, [&] { to.copy_(pageable); }));
+}
+
+/// The same setup with its tensors on one rank's device.
+CalibrationSetup on_device(const CalibrationSetup& setup, c10::Device device) {
+  CalibrationSetup moved = setup;
+  if (device.is_cpu()) return moved;
+  for (at::Tensor& input : moved.inputs) input = input.to(device);
+  for (at::Tensor& buffer : moved.buffers) buffer = buffer.to(device);
+  auto params = std::make_shared<std::vector<at::Tensor>>(setup.model.params.size());
+  for (std::size_t p = 0; p < params->size(); ++p) {
+    const at::Tensor host = setup.params(ParamId(p));
+    if (host.defined()) (*params)[p] = host.detach().to(device).set_requires_grad(host.requires_grad());
+  }
+  moved.params = [params](ParamId id) { return (*params)[id.index()]; };
+  return moved;
 }
 
 /// Parameters whole, in the dtype that segments compute in.
@@ -181,6 +212,13 @@ OperatorInterpreter::ParamTensors computing_params(const Model& model, const Job
     (*made)[p] = tensor.set_requires_grad(model.params[p].requires_grad);
   }
   return [made](ParamId id) { return (*made)[id.index()]; };
+}
+
+Error cannot_measure(const std::string& why) {
+  Error error;
+  error.code = ErrorCode::Unsupported;
+  error.message = "the model cannot be measured: " + why;
+  return error;
 }
 
 /// What a segment of one operator costs beside its operator: the same for each.
@@ -236,13 +274,22 @@ void tell_operators(Calibration& into, const Model& model, const ModelSamples& s
 }  // namespace
 
 Result<Calibration> calibrate(const CalibrationSetup& setup) {
-  const auto interpreter = OperatorInterpreter::create(setup.model);
-  if (!interpreter) return fail(interpreter.error());
+  const std::unique_ptr<CalibrationDevice> host = setup.device == nullptr ? host_calibration_device() : nullptr;
+  CalibrationDevice& device = host != nullptr ? *host : *setup.device;
+  std::optional<Result<OperatorInterpreter>> interpreter;
   const std::size_t ranks = std::max<std::size_t>(setup.communicators.size(), 1);
   Calibration result;
-  time_host(result);
+  HostCosts costs;
   ModelSamples samples;
   std::string failure;
+  try {
+    const auto kind = device.enter(0).type();
+    interpreter = OperatorInterpreter::create(setup.model, kind);
+    if (!*interpreter) return fail(interpreter->error());
+    costs = device.host_costs();
+  } catch (const std::exception& error) {
+    return fail(cannot_measure(error.what()));
+  }
   std::mutex mutex;
   std::barrier<> together(static_cast<std::ptrdiff_t>(ranks));
   std::vector<std::thread> threads;
@@ -250,7 +297,10 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
     threads.emplace_back([&, rank] {
       try {
         if (setup.intra_op_threads > 0) at::set_num_threads(setup.intra_op_threads);
-        ModelTimer timer(setup, *interpreter);
+        const c10::Device here = device.enter(static_cast<int>(rank));
+        const std::unique_ptr<Stopwatch> watch = device.stopwatch();
+        const CalibrationSetup own_setup = on_device(setup, here);
+        ModelTimer timer(own_setup, **interpreter, *watch);
         timer.whole_model(false);  // what fails, fails here, on all ranks
         for (int r = -kWarmUp; r < setup.repeats; ++r) {
           together.arrive_and_wait();
@@ -260,13 +310,14 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
         }
         Calibration own;
         together.arrive_and_wait();
-        time_memory_and_products(own, setup.repeats);
-        if (!setup.communicators.empty()) own.collectives = time_collectives(*setup.communicators[rank], setup.repeats);
+        time_memory_and_products(own, *watch, here, setup.repeats);
+        if (!setup.communicators.empty()) {
+          own.collectives =
+              time_collectives(*setup.communicators[rank], *watch, here, device.largest_collective(), setup.repeats);
+        }
         if (rank != 0) return;
         std::lock_guard lock(mutex);
         samples = timer.take();
-        own.issue_ns = result.issue_ns;
-        own.event_ns = result.event_ns;
         result = std::move(own);
       } catch (const std::exception& error) {
         std::lock_guard lock(mutex);
@@ -276,18 +327,16 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  if (!failure.empty()) {
-    Error error;
-    error.code = ErrorCode::Unsupported;
-    error.message = "the model cannot be measured: " + failure;
-    return fail(std::move(error));
-  }
+  if (!failure.empty()) return fail(cannot_measure(failure));
+  result.issue_ns = costs.issue;
+  result.event_ns = costs.event;
+  result.allocation_ns = costs.allocation;
+  result.dispatch_ns = costs.dispatch;
   tell_operators(result, setup.model, samples);
   return result;
 }
 
-Result<Calibration> calibrate_job(const Model& model, const Job& job, int intra_op_threads, int repeats,
-                                  std::vector<std::shared_ptr<Communicator>> communicators) {
+Result<Calibration> calibrate_job(const Model& model, const Job& job, const JobCalibration& setup) {
   const auto weights = starting_weights(model, job);
   if (!weights) return fail(weights.error());
   const auto data = open_batch_source(model, job);
@@ -295,7 +344,7 @@ Result<Calibration> calibrate_job(const Model& model, const Job& job, int intra_
   auto inputs = (*data)->batch(0);
   if (!inputs) return fail(inputs.error());
   return calibrate({model, std::move(*inputs), computing_params(model, job, weights->params), weights->buffers,
-                    intra_op_threads, repeats, std::move(communicators)});
+                    setup.intra_op_threads, setup.repeats, setup.communicators, setup.device});
 }
 
 }  // namespace foreshard::exec

@@ -1,9 +1,10 @@
 // Measures the machine that it runs on, for a hardware profile: the operators of a model over their real shapes,
 // copies, the host's own costs and collectives by size.
 //
-// As many ranks as will train run at once, as threads with the same number of LibTorch threads each, so that what they
-// take from each other is in the numbers. An operator is timed alone, as a segment of one; what a segment of one costs
-// more than its share of the whole model (which is timed too) is taken off again. Times are medians, in nanoseconds.
+// As many ranks as will train run at once, as threads with the same number of LibTorch threads each (on GPUs: each with
+// its card), so that what they take from each other is in the numbers. An operator is timed alone, as a segment of one;
+// what a segment of one costs more than its share of the whole model (which is timed too) is taken off again. Times are
+// medians, in nanoseconds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,7 @@
 #include "core/model/model.h"
 #include "core/result.h"
 #include "core/units.h"
+#include "exec/calibration_device.h"
 #include "exec/communicator.h"
 #include "exec/operator_interpreter.h"
 
@@ -30,7 +32,8 @@ struct CalibrationSetup {
   int intra_op_threads = 1;
   int repeats = 15;
   /// One for each rank, in order; empty: nothing is collected, and one rank runs.
-  std::vector<std::shared_ptr<Communicator>> communicators;
+  std::vector<std::shared_ptr<Communicator>> communicators = {};
+  CalibrationDevice* device = nullptr;  // null: the host
 };
 
 struct OperatorTime {
@@ -54,15 +57,24 @@ struct Calibration {
   double spread = 0;                                        // of the whole step: half of (95 % - 5 %) over the median
   double copy_gb_per_s = 0;                                 // read and written bytes
   SimDuration smallest_copy_ns = 0;
-  double gemm_tflops = 0;  // float32
+  double gemm_tflops = 0;                                // float32
+  double half_gemm_tflops = 0;                           // bfloat16, on GPUs
+  double to_device_gb_per_s = 0, pageable_gb_per_s = 0;  // from pinned host memory, and from other, on GPUs
   SimDuration issue_ns = 0, event_ns = 0, allocation_ns = 0;
+  SimDuration dispatch_ns = 0;  // an operator's, beside its launch, where that is the issuer's
 };
 
 /// Errors: an operator that LibTorch does not have, or that fails on these inputs.
 Result<Calibration> calibrate(const CalibrationSetup& setup);
 
-/// The same with the inputs, parameters and buffers that a training of this job would begin with. Errors: theirs too.
-Result<Calibration> calibrate_job(const Model& model, const Job& job, int intra_op_threads, int repeats,
-                                  std::vector<std::shared_ptr<Communicator>> communicators);
+/// The same with the inputs, parameters and buffers that a training of this job would begin with, of `setup` the rest.
+/// Errors: theirs too.
+struct JobCalibration {
+  int intra_op_threads = 1;
+  int repeats = 15;
+  std::vector<std::shared_ptr<Communicator>> communicators = {};
+  CalibrationDevice* device = nullptr;
+};
+Result<Calibration> calibrate_job(const Model& model, const Job& job, const JobCalibration& setup);
 
 }  // namespace foreshard::exec

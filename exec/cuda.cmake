@@ -9,10 +9,10 @@ target_precompile_headers(foreshard_emulation REUSE_FROM foreshard_exec)
 # On GPUs: CUDA's runtime as a shared library (as LibTorch's is) CUPTI and NCCL, where all are found.
 if(TARGET CUDA::cupti AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
   foreshard_library(cuda
-    SOURCES cuda_backend.cpp cupti_recorder.cpp nccl_communicator.cpp
-    HEADERS cuda_backend.h cupti_recorder.h nccl_communicator.h
-    DEPS foreshard::backend
-    PRIVATE_DEPS LibTorch::cuda CUDA::cudart CUDA::cupti ${NCCL_LIBRARY} fmt::fmt)
+    SOURCES card_state.cpp cuda_backend.cpp cuda_device.cpp cupti_recorder.cpp nccl_communicator.cpp nccl_meeting.cpp
+    HEADERS card_state.h cuda_backend.h cuda_device.h cupti_recorder.h nccl_communicator.h nccl_meeting.h
+    DEPS foreshard::backend foreshard::launch
+    PRIVATE_DEPS LibTorch::cuda CUDA::cudart CUDA::cupti ${NCCL_LIBRARY} fmt::fmt ${CMAKE_DL_LIBS})
   target_include_directories(foreshard_cuda SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
 
   # The only device code; a machine without nvcc emulates on the host alone.
@@ -26,9 +26,9 @@ if(TARGET CUDA::cupti AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
     target_include_directories(foreshard_hold_stream PRIVATE ${PROJECT_SOURCE_DIR})
     set_target_properties(foreshard_hold_stream PROPERTIES CUDA_STANDARD 17)
     foreshard_library(emulation_cuda
-      SOURCES emulated_cuda.cpp
-      HEADERS emulated_cuda.h hold_stream.h
-      DEPS foreshard::emulation
+      SOURCES cuda_calibration.cpp emulated_cuda.cpp
+      HEADERS cuda_calibration.h emulated_cuda.h hold_stream.h
+      DEPS foreshard::emulation foreshard::cuda
       PRIVATE_DEPS foreshard_hold_stream LibTorch::cuda CUDA::cudart fmt::fmt)
   endif()
 endif()

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -21,6 +22,7 @@
 
 #include "core/plan.h"
 #include "exec/communicator.h"
+#include "exec/cuda_device.h"
 #include "exec/cupti_recorder.h"
 #include "exec/failure_board.h"
 #include "exec/memory_ledger.h"
@@ -38,6 +40,13 @@ void check(cudaError_t status, const char* call) {
   throw std::runtime_error(fmt::format(
       "{}: {} ({}). CUDA reports errors late: an earlier instruction may be the cause; CUDA_LAUNCH_BLOCKING=1 finds it",
       call, cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+
+/// What LibTorch says; of memory that ran out, without its advice to Python programs but with ours.
+std::string words_of(const std::string& text) {
+  if (text.find("out of memory") == std::string::npos) return text;
+  return text.substr(0, text.find(" If reserved but unallocated")) +
+         " `foreshard simulate JOB` tells what holds the memory, and what would fit";
 }
 
 /// Events are made once and handed on: making one takes longer than recording it.
@@ -330,8 +339,10 @@ class CudaBackend final : public Backend {
   void note_errors(const Issue& issue, F&& f) {
     try {
       f();
+    } catch (const c10::Error& error) {
+      board_.report({issue.instruction, stream(issue.stream).name, words_of(error.what_without_backtrace())});
     } catch (const std::exception& error) {
-      board_.report({issue.instruction, stream(issue.stream).name, error.what()});
+      board_.report({issue.instruction, stream(issue.stream).name, words_of(error.what())});
     } catch (...) {
       board_.report({issue.instruction, stream(issue.stream).name, "something that is no std::exception was thrown"});
     }
@@ -371,59 +382,7 @@ class CudaBackend final : public Backend {
   InstructionId instruction_;
 };
 
-Error no_device(cudaError_t status, std::string hint) {
-  return Error{.code = ErrorCode::Unsupported,
-               .message = fmt::format("no CUDA device can be used: {}", cudaGetErrorString(status)),
-               .hint = std::move(hint)};
-}
-
 }  // namespace
-
-Result<CudaDevice> cuda_device(int index) {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  int driver = 0, runtime = 0;
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  if (status == cudaErrorInsufficientDriver && driver > 0) {
-    return fail(
-        no_device(status, fmt::format("the driver serves CUDA {}.{}, this program wants {}.{}: update the NVIDIA "
-                                      "driver, or run with --backend host",
-                                      driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10)));
-  }
-  if (status != cudaSuccess || count == 0) {
-    return fail(
-        no_device(status == cudaSuccess ? cudaErrorNoDevice : status,
-                  "is the NVIDIA driver loaded (nvidia-smi) and CUDA_VISIBLE_DEVICES right? --backend host runs "
-                  "without a GPU"));
-  }
-  if (index < 0 || index >= count) {
-    return fail(Error{.code = ErrorCode::OutOfRange,
-                      .message = fmt::format("there is no CUDA device {}", index),
-                      .expected = fmt::format("0 to {}", count - 1),
-                      .got = std::to_string(index),
-                      .hint = "each rank takes the device of its local rank; CUDA_VISIBLE_DEVICES hides the others"});
-  }
-  CudaDevice device;
-  cudaDeviceProp properties{};
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
-  std::size_t free = 0, total = 0;
-  if (const cudaError_t asked = cudaGetDeviceProperties(&properties, index); asked != cudaSuccess) {
-    return fail(no_device(asked, "nvidia-smi tells the state of the card"));
-  }
-  if (const cudaError_t asked = cudaMemGetInfo(&free, &total); asked != cudaSuccess) {
-    return fail(no_device(asked, "another process may hold the card exclusively: nvidia-smi"));
-  }
-  device.driver_version = driver;
-  device.runtime_version = runtime;
-  device.name = properties.name;
-  device.major = properties.major;
-  device.minor = properties.minor;
-  device.multiprocessors = properties.multiProcessorCount;
-  device.total_memory = static_cast<Bytes>(total);
-  device.free_memory = static_cast<Bytes>(free);
-  return device;
-}
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options) {
   const Result<CudaDevice> device = cuda_device(options.device);

@@ -34,19 +34,7 @@ struct CudaBackendOptions {
   CuptiRecorder* cupti = nullptr;  // with a recorder: of the device's spans; outlives the backend
 };
 
-/// What is there to run on.
-struct CudaDevice {
-  std::string name;
-  int major = 0, minor = 0;  // compute capability
-  int multiprocessors = 0;
-  Bytes total_memory = 0, free_memory = 0;
-  int driver_version = 0, runtime_version = 0;  // 13000 = 13.0
-};
-
-/// Errors say what is wrong and what to do: no driver, a driver older than the runtime, no visible device, an index
-/// beyond them, a card whose memory is taken.
-Result<CudaDevice> cuda_device(int index);
-
+/// Errors: those of cuda_device (exec/cuda_device.h), a card whose memory is taken.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options = {});
 
 }  // namespace foreshard::exec

@@ -30,9 +30,10 @@ bool moves_to_host(const Plan& plan) {
 }  // namespace
 
 FlatUnit::FlatUnit(const IssueContext& context, const Model& model, const Plan& plan, UnitId id,
-                   const std::vector<bool>& trainable)
+                   const std::vector<bool>& trainable, const CommHook& hook)
     : UnitTensors(context, model, id, plan.units[id.index()].params.size()),
       unit_(plan.units[id.index()]),
+      hook_(hook),
       sharded_(unit_.strategy != Strategy::NoShard),
       offload_(moves_to_host(plan)),
       shard_numel_(sharded_ ? unit_.shard_numel : unit_.flat_numel),
@@ -302,8 +303,10 @@ void FlatUnit::add(const Instruction& instruction, InstructionId id) {
 /// The gradient goes on in another buffer: cast, or padded with zeros behind `numel` elements.
 void FlatUnit::copy_gradient(const Instruction& instruction, InstructionId id, Numel numel) {
   const Memory to = memory(instruction.buffer.what);
-  const Memory from = memory(gradient_in_);
-  gradient_in_ = instruction.buffer.what;
+  // A compressing hook casts the output of the reduction before anything is in it (G5).
+  const bool output = instruction.buffer.what == BufferWhat::CompressedOut;
+  const Memory from = memory(output ? BufferWhat::ReduceOut : gradient_in_);
+  if (!output) gradient_in_ = instruction.buffer.what;
   const std::array<Buffer, 2> uses = {to.buffer, from.buffer};
   context_.launch(instruction, id, uses, [this, to, from, numel, whole = instruction.numel] {
     at::NoGradGuard no_grad;
@@ -321,7 +324,24 @@ void FlatUnit::divide(const Instruction& instruction, InstructionId id) {
   });
 }
 
+/// A user's own reduction (G5): the plan names it on the collective that it stands for.
+void FlatUnit::call_hook(const Instruction& instruction, InstructionId id) {
+  const bool scatters = instruction.kind == Kind::ReduceScatter;
+  const Memory from = memory(gradient_in_);
+  const Memory to = memory(instruction.buffer.what);
+  gradient_in_ = instruction.buffer.what;
+  const std::array<Buffer, 2> uses = {to.buffer, from.buffer};
+  const auto call = [this, scatters, from, to, numel = instruction.numel,
+                     ranks = std::max(instruction.group_size, 1)](Communicator* group) {
+    at::NoGradGuard no_grad;
+    hook_({unit_.name, flat(from, numel), scatters ? flat(to, numel / ranks) : at::Tensor(), ranks, group});
+  };
+  context_.collective(
+      instruction, id, uses, [call](Communicator& group) { call(&group); }, [call] { call(nullptr); });
+}
+
 void FlatUnit::reduce_scatter(const Instruction& instruction, InstructionId id) {
+  if (instruction.name.valid()) return call_hook(instruction, id);
   const Memory from = memory(gradient_in_);
   const Memory to = memory(instruction.buffer.what);
   gradient_in_ = instruction.buffer.what;
@@ -334,6 +354,7 @@ void FlatUnit::reduce_scatter(const Instruction& instruction, InstructionId id) 
 }
 
 void FlatUnit::all_reduce(const Instruction& instruction, InstructionId id) {
+  if (instruction.name.valid()) return call_hook(instruction, id);
   const Memory in = memory(instruction.buffer.what);
   gradient_in_ = instruction.buffer.what;
   context_.collective(instruction, id, {&in.buffer, 1},

@@ -14,15 +14,16 @@
 #include <mutex>
 #include <vector>
 
+#include "exec/comm_hook.h"
 #include "exec/unit_tensors.h"
 
 namespace foreshard::exec {
 
 class FlatUnit final : public UnitTensors {
  public:
-  /// `trainable` by ParamId. The plan outlives the unit.
+  /// `trainable` by ParamId. `hook` is called where the plan has one of the user's. Plan and hook outlive the unit.
   FlatUnit(const IssueContext& context, const Model& model, const Plan& plan, UnitId id,
-           const std::vector<bool>& trainable);
+           const std::vector<bool>& trainable, const CommHook& hook);
 
   void load(const OperatorInterpreter::ParamTensors& full_params) override;
   void issue(const Instruction& instruction, InstructionId id, std::int32_t index) override;
@@ -69,9 +70,11 @@ class FlatUnit final : public UnitTensors {
   void divide(const Instruction& instruction, InstructionId id);
   void reduce_scatter(const Instruction& instruction, InstructionId id);
   void all_reduce(const Instruction& instruction, InstructionId id);
+  void call_hook(const Instruction& instruction, InstructionId id);
   void gathered_dropped() override;
 
   const PlanUnit& unit_;
+  const CommHook& hook_;
   bool sharded_;
   bool offload_;
   std::int32_t position_ = 0;  // in the shard group

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -75,24 +76,41 @@ std::shared_ptr<HostBuffer> host_buffer(const Buffer& buffer) {
 }
 HostBuffer& host_record(const Buffer& buffer) { return static_cast<HostBuffer&>(*buffer.record()); }
 
+/// The streams of one backend by their threads' own names for them. Filled by the issuer, asked by the streams.
+class StreamsHere {
+ public:
+  static constexpr std::size_t kMost = 64;
+
+  void add(const HostStream* stream) { streams_[count_.fetch_add(1)].store(stream); }
+  /// Invalid for another backend's, and for none.
+  StreamIndex index_of(const HostStream* stream) const {
+    for (std::size_t s = 0; stream != nullptr && s < count_.load(); ++s) {
+      if (streams_[s].load() == stream) return StreamIndex(s);
+    }
+    return {};
+  }
+
+ private:
+  std::array<std::atomic<const HostStream*>, kMost> streams_{};
+  std::atomic<std::size_t> count_{0};
+};
+
 /// Operators' tensors of one stream's work. Outlives the backend where tensors do.
 class OperatorLedger final : public OperatorMemory {
  public:
-  OperatorLedger(std::shared_ptr<MemoryLedger> ledger, StreamIndex pool) : ledger_(std::move(ledger)), pool_(pool) {}
-
-  void runs_on(const HostStream* stream) { stream_.store(stream, std::memory_order_relaxed); }
+  OperatorLedger(std::shared_ptr<MemoryLedger> ledger, std::shared_ptr<const StreamsHere> streams, StreamIndex pool)
+      : ledger_(std::move(ledger)), streams_(std::move(streams)), pool_(pool) {}
 
   void changed(MemoryCategory category, Bytes change) override {
-    // Most tensors go on the stream that made them; for others the order of the plan is not known.
+    // Where a tensor goes on another stream (gradients that are concatenated there), that work's place counts.
     const HostStream::Running& here = HostStream::running();
-    const bool own = here.stream != nullptr && here.stream == stream_.load(std::memory_order_relaxed);
-    ledger_->operators(pool_, category, change, own ? pool_ : StreamIndex(), here.place);
+    ledger_->operators(pool_, category, change, streams_->index_of(here.stream), here.place);
   }
 
  private:
   std::shared_ptr<MemoryLedger> ledger_;
+  std::shared_ptr<const StreamsHere> streams_;
   StreamIndex pool_;
-  std::atomic<const HostStream*> stream_{nullptr};
 };
 
 class HostBackend final : public Backend {
@@ -102,14 +120,14 @@ class HostBackend final : public Backend {
   DeviceKind device() const override { return DeviceKind::Host; }
 
   StreamIndex create_stream(std::string_view name, int priority) override {
-    FORESHARD_CHECK(streams_.size() < 64, "a backend has at most 64 streams");
+    FORESHARD_CHECK(streams_.size() < StreamsHere::kMost, "a backend has at most 64 streams");
     const StreamIndex index(streams_.size());
     ledger_->add_stream();
-    auto operators = std::make_shared<OperatorLedger>(ledger_, index);
+    auto operators = std::make_shared<OperatorLedger>(ledger_, here_, index);
     RecordedLane* lane = options_.recorder != nullptr ? &options_.recorder->add_lane(name, priority) : nullptr;
     streams_.push_back(std::make_unique<HostStream>(
         HostStreamOptions{std::string(name), options_.intra_op_threads, lane, operators}, board_));
-    operators->runs_on(streams_.back().get());
+    here_->add(streams_.back().get());
     return index;
   }
 
@@ -214,6 +232,7 @@ class HostBackend final : public Backend {
 
   HostBackendOptions options_;
   std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
+  std::shared_ptr<StreamsHere> here_ = std::make_shared<StreamsHere>();
   FailureBoard board_;
   std::int32_t step_ = 0;
   std::vector<std::unique_ptr<HostStream>> streams_;  // last: the workers use the members above

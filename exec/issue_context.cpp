@@ -79,6 +79,7 @@ MemoryCategory category_of(BufferWhat what) {
     case BufferWhat::GradPiece:
     case BufferWhat::AccumulatedGrad: return MemoryCategory::Gradients;
     case BufferWhat::ReduceOut:
+    case BufferWhat::CompressedOut:
     case BufferWhat::SavedGrad:
     case BufferWhat::ShardGrad:
     case BufferWhat::HostGrad:
@@ -89,6 +90,7 @@ MemoryCategory category_of(BufferWhat what) {
     case BufferWhat::H2dCopy:
     case BufferWhat::GradReduce:
     case BufferWhat::GradPadded:
+    case BufferWhat::CompressedGrad:
     case BufferWhat::AgBuffer:
     case BufferWhat::CastBuffer:
     case BufferWhat::Cast:

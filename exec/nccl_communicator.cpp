@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nccl.h>
 
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
@@ -14,6 +15,7 @@ namespace foreshard::exec {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kBetweenWords{200};
 
 ncclDataType_t nccl_type(DType dtype) {
   switch (dtype) {
@@ -42,6 +44,8 @@ ncclRedOp_t nccl_op(ReduceOp op) {
   }
   throw std::runtime_error("a reduction without an operation");
 }
+
+std::string version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code % 10000 / 100, code % 100); }
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -130,16 +134,22 @@ class NcclCommunicator final : public Communicator {
     const std::unique_lock lock(mutex_, std::try_to_lock);  // taken: a call is under way and sees errors itself
     ncclResult_t state = ncclSuccess;
     if (!lock || comm_ == nullptr || ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return {};
-    return state == ncclSuccess || state == ncclInProgress ? std::string() : text_of("a collective", state, comm_);
+    if (state != ncclSuccess && state != ncclInProgress) return text_of("a collective", state, comm_);
+    return options_.word_of_others ? options_.word_of_others() : std::string();
   }
 
   /// Waits until what was begun is done, as communicators that do not block ask for.
-  static ncclResult_t settled(ncclComm_t comm, ncclResult_t begun, std::chrono::milliseconds timeout) {
-    const auto end = Clock::now() + timeout;
+  static ncclResult_t settled(ncclComm_t comm, ncclResult_t begun, const NcclOptions& options) {
+    const auto end = Clock::now() + options.timeout;
+    auto next_word = Clock::now() + kBetweenWords;
     while (begun == ncclInProgress) {
       if (const ncclResult_t asked = ncclCommGetAsyncError(comm, &begun); asked != ncclSuccess) return asked;
       if (begun != ncclInProgress) break;
       if (Clock::now() > end) return ncclInProgress;
+      if (options.word_of_others && Clock::now() > next_word) {
+        if (!options.word_of_others().empty()) return ncclInProgress;
+        next_word = Clock::now() + kBetweenWords;
+      }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     return begun;
@@ -158,8 +168,7 @@ class NcclCommunicator final : public Communicator {
   void call(const char* what, F&& enqueue) {
     std::lock_guard lock(mutex_);
     if (comm_ == nullptr) throw std::runtime_error(fmt::format("{} after an abort: {}", what, why_));
-    const ncclResult_t result =
-        settled(comm_, enqueue(comm_, c10::cuda::getCurrentCUDAStream().stream()), options_.timeout);
+    const ncclResult_t result = settled(comm_, enqueue(comm_, c10::cuda::getCurrentCUDAStream().stream()), options_);
     if (result != ncclSuccess) throw std::runtime_error(text_of(what, result, comm_));
   }
 
@@ -205,9 +214,10 @@ Result<std::shared_ptr<Communicator>> nccl_communicator(const NcclOptions& optio
   config.blocking = 0;
   ncclComm_t comm = nullptr;
   ncclResult_t result = ncclCommInitRankConfig(&comm, options.size, id, options.rank, &config);
-  if (comm != nullptr) result = NcclCommunicator::settled(comm, result, options.timeout);
+  if (comm != nullptr) result = NcclCommunicator::settled(comm, result, options);
   if (result == ncclSuccess) return std::make_shared<NcclCommunicator>(options, comm);
-  const std::string text = NcclCommunicator::text_of("the ranks do not meet", result, comm);
+  std::string text = NcclCommunicator::text_of("the ranks do not meet", result, comm);
+  if (const std::string word = options.word_of_others ? options.word_of_others() : ""; !word.empty()) text = word;
   if (comm != nullptr) ncclCommAbort(comm);
   return fail(
       Error{.code = ErrorCode::Unsupported,
@@ -217,8 +227,16 @@ Result<std::shared_ptr<Communicator>> nccl_communicator(const NcclOptions& optio
 
 std::string nccl_version() {
   int version = 0;
-  if (ncclGetVersion(&version) != ncclSuccess) return "unknown";
-  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+  return ncclGetVersion(&version) == ncclSuccess ? version_text(version) : "unknown";
+}
+
+std::string nccl_built_version() { return version_text(NCCL_VERSION_CODE); }
+
+bool nccl_serves(const std::string& loaded, const std::string& built) {
+  int of_loaded[3] = {0, 0, 0}, of_built[3] = {0, 0, 0};
+  std::sscanf(loaded.c_str(), "%d.%d.%d", &of_loaded[0], &of_loaded[1], &of_loaded[2]);
+  std::sscanf(built.c_str(), "%d.%d.%d", &of_built[0], &of_built[1], &of_built[2]);
+  return of_loaded[0] == of_built[0] && of_loaded[1] >= of_built[1];
 }
 
 }  // namespace foreshard::exec

@@ -1,6 +1,7 @@
 #include "exec/operator_call.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/enum_tag.h>
 
 #include <array>
@@ -51,6 +52,29 @@ void find_randomness(OperatorCall& call) {
   }
 }
 
+/// What nn.Module.eval() changes in the operators that modules call.
+void find_eval_mode(OperatorCall& call) {
+  const c10::FunctionSchema& schema = call.handle.schema();
+  const auto& formals = schema.arguments();
+  const bool drops = schema.name().find("dropout") != std::string::npos;
+  for (std::size_t i = 0; i < formals.size(); ++i) {
+    const std::string& name = formals[i].name();
+    const bool mode = (name == "train" && drops) || name == "training";
+    if (mode && call.arguments.list[i].constant.isBool()) call.in_eval.emplace_back(i, false);
+    if (name == "dropout_p" && call.arguments.list[i].constant.isDouble()) call.in_eval.emplace_back(i, 0.0);
+  }
+}
+
+/// Dropout fallen apart: the mask is drawn and divided by the same number. In eval mode every element is that number,
+/// and the quotient one.
+bool is_mask_draw(const OperatorCall& call) { return call.handle.schema().name() == "aten::bernoulli_"; }
+
+void fill_mask(torch::jit::Stack& stack) {
+  at::Tensor mask = stack[0].toTensor();
+  mask.fill_(stack[1].toDouble());
+  stack = {mask};
+}
+
 bool has_gradient(std::string_view name) {
   constexpr std::array<std::string_view, 4> kWhole{"aten::detach", "aten::detach_", "aten::arange", "aten::full"};
   for (const std::string_view known : kWhole) {
@@ -86,14 +110,19 @@ tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device d
   if (!handle) return tl::unexpected(std::string("LibTorch has no such operator"));
   auto arguments = prepare_arguments(op, handle->schema());
   if (!arguments) return tl::unexpected(arguments.error());
-  OperatorCall call{OperatorCall::Random::None, *handle, std::move(*arguments), op.out, 0, device, true};
+  OperatorCall call{OperatorCall::Random::None, *handle, std::move(*arguments), op.out, 0, device, true, {}};
   call.differentiable = has_gradient(handle->schema().name());
   place(call);
   find_randomness(call);
+  find_eval_mode(call);
   return call;
 }
 
-void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& stack) {
+void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& stack, bool training) {
+  if (!training) {
+    if (is_mask_draw(call) && stack[1].isDouble()) return fill_mask(stack);
+    for (const auto& [argument, value] : call.in_eval) stack[argument] = value;
+  }
   switch (call.random) {
     case OperatorCall::Random::None: return call.handle.callBoxed(stack);
     case OperatorCall::Random::Argument:

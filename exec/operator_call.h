@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <tl/expected.hpp>
+#include <utility>
 #include <vector>
 
 #include "core/model/model.h"
@@ -27,6 +28,8 @@ struct OperatorCall {
   std::size_t generator = 0;  // Argument: its position on the stack
   c10::Device device{c10::kCPU};
   bool differentiable = true;  // false: its results never have a gradient (detach, zeros_like)
+  /// In eval mode these stand in place of the constants: dropout that does nothing, normalisation by running numbers.
+  std::vector<std::pair<std::size_t, c10::IValue>> in_eval;
 };
 
 /// What the program makes from nothing (arange, zeros, random numbers) is made on `device`; all else follows its
@@ -34,7 +37,7 @@ struct OperatorCall {
 tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device device = c10::kCPU);
 
 /// Runs the operator on the arguments that lie on the stack and leaves its results there. What it draws depends on
-/// `seed` alone. Throws LibTorch's exceptions.
-void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& stack);
+/// `seed` alone. `training` false: as a module in eval mode calls it. Throws LibTorch's exceptions.
+void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& stack, bool training = true);
 
 }  // namespace foreshard::exec

@@ -14,16 +14,24 @@
 
 #include "exec/operator_call.h"
 #include "exec/random_numbers.h"
+#include "exec/torch_types.h"
 
 namespace foreshard::exec {
 
 using torch::autograd::Edge;
+
+/// What an operator's argument goes through at the borders of units that stand between it and its maker.
+struct ValueCast {
+  ValueId id;
+  std::vector<at::ScalarType> types;  // one after the other
+};
 
 struct OperatorInterpreter::Program {
   const Model* model;
   std::vector<OperatorCall> calls;                 // parallel to Model::ops
   std::vector<std::int32_t> made_by;               // by value: first operator that makes it; -1 = an input
   std::vector<std::vector<std::int32_t>> readers;  // by value: operators that read it; of an output beyond the last too
+  std::vector<std::vector<ValueCast>> casts;       // by operator, if any has one
 
   /// The last operator before `limit` that reads the value; -1 = none.
   std::int32_t last_reader(ValueId id, std::int32_t limit) const {
@@ -120,9 +128,10 @@ class SegmentRun final : public TensorLookup {
     for (std::int32_t i = segment_.begin; i < segment_.end; ++i) {
       const OperatorCall& call = program_.calls[at_index(i)];
       needs_gradient_ = false;
+      casts_ = program_.casts.empty() ? nullptr : &program_.casts[at_index(i)];
       try {
         push_arguments(call.arguments, *this, stack);
-        run_call(call, mix_seed(frame_.seed, {static_cast<std::uint64_t>(i)}), stack);
+        run_call(call, mix_seed(frame_.seed, {static_cast<std::uint64_t>(i)}), stack, frame_.training);
       } catch (const std::exception& error) {
         throw std::runtime_error(fmt::format("ops[{}] {}: {}", i, program_.model->ops[at_index(i)].name, error.what()));
       }
@@ -140,7 +149,7 @@ class SegmentRun final : public TensorLookup {
     at::Tensor& local = frame_.local[id.index()];
     if (!local.defined()) bring_in(id, local);
     needs_gradient_ = needs_gradient_ || local.requires_grad() || without_graph(id);
-    return local;
+    return casts_ == nullptr || casts_->empty() ? local : cast(id, local);
   }
 
   at::Tensor param(ParamId id) override {
@@ -162,6 +171,19 @@ class SegmentRun final : public TensorLookup {
   at::Tensor buffer(std::int32_t index) override { return buffers_[at_index(index)]; }
 
  private:
+  /// One cast serves all readers behind the same border, as the hook's would.
+  at::Tensor cast(ValueId id, const at::Tensor& local) {
+    const auto wanted = std::find_if(casts_->begin(), casts_->end(), [&](const ValueCast& c) { return c.id == id; });
+    if (wanted == casts_->end() || !local.is_floating_point()) return local;
+    for (const auto& [known, tensor] : cast_) {
+      if (known->id == id && known->types == wanted->types) return tensor;
+    }
+    at::Tensor tensor = local;
+    for (const at::ScalarType type : wanted->types) tensor = tensor.to(type);
+    cast_.emplace_back(&*wanted, tensor);
+    return tensor;
+  }
+
   /// From the frame, or from what the first run kept.
   void bring_in(ValueId id, at::Tensor& local) {
     const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const BoundaryValue& v) { return v.id == id; });
@@ -233,8 +255,10 @@ class SegmentRun final : public TensorLookup {
   SegmentGraph::Edges edges_;
   std::vector<BoundaryValue> kept_;
   std::vector<ValueId> touched_, crossing_;
-  std::unordered_set<std::int32_t> graphless_;  // values that a run with a graph would give a gradient
-  bool needs_gradient_ = false;                 // of the operator whose arguments are being looked up
+  std::unordered_set<std::int32_t> graphless_;     // values that a run with a graph would give a gradient
+  const std::vector<ValueCast>* casts_ = nullptr;  // of the operator that runs
+  std::vector<std::pair<const ValueCast*, at::Tensor>> cast_;
+  bool needs_gradient_ = false;  // of the operator whose arguments are being looked up
 };
 
 OperatorInterpreter::OperatorInterpreter(std::unique_ptr<Program> program) : program_(std::move(program)) {}
@@ -242,7 +266,44 @@ OperatorInterpreter::OperatorInterpreter(OperatorInterpreter&&) noexcept = defau
 OperatorInterpreter& OperatorInterpreter::operator=(OperatorInterpreter&&) noexcept = default;
 OperatorInterpreter::~OperatorInterpreter() = default;
 
-Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10::Device device) {
+namespace {
+
+bool contains(const CallPrecision& call, std::int32_t op) { return call.begin <= op && op < call.end; }
+
+/// Out of the calls that the maker was in, inner first, then into those of the reader.
+std::vector<at::ScalarType> border_casts(const std::vector<CallPrecision>& calls, std::int32_t maker,
+                                         std::int32_t reader) {
+  std::vector<at::ScalarType> types;
+  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
+    if (call->outputs && contains(*call, maker) && !contains(*call, reader))
+      types.push_back(scalar_type_of(*call->outputs));
+  }
+  for (const CallPrecision& call : calls) {
+    if (call.inputs && contains(call, reader) && !contains(call, maker)) types.push_back(scalar_type_of(*call.inputs));
+  }
+  return types;
+}
+
+/// Inside a unit of another type, the program's type means the unit's.
+void rewrite_types(OperatorCall& call, std::int32_t op, const ProgramPrecision& precision) {
+  std::optional<DType> own;
+  for (const CallPrecision& outer : precision.calls) {
+    if (outer.inputs && contains(outer, op)) own = outer.inputs;
+  }
+  if (!own || !precision.written || *own == *precision.written) return;
+  const auto& formals = call.handle.schema().arguments();
+  const auto written = static_cast<std::int64_t>(scalar_type_of(*precision.written));
+  for (std::size_t i = 0; i < formals.size(); ++i) {
+    c10::IValue& constant = call.arguments.list[i].constant;
+    if (formals[i].name() == "dtype" && constant.isInt() && constant.toInt() == written)
+      constant = static_cast<std::int64_t>(scalar_type_of(*own));
+  }
+}
+
+}  // namespace
+
+Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10::Device device,
+                                                        const ProgramPrecision& precision) {
   auto program = std::make_unique<Program>();
   program->model = &model;
   program->made_by.assign(model.values.size(), -1);
@@ -258,6 +319,14 @@ Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10:
     }
     for (const ValueId id : call->out) {
       if (id.valid() && program->made_by[id.index()] < 0) program->made_by[id.index()] = place;
+    }
+    if (!precision.calls.empty()) {
+      rewrite_types(*call, place, precision);
+      std::vector<ValueCast>& casts = program->casts.emplace_back();
+      for (const ValueId id : call->arguments.values) {
+        auto types = border_casts(precision.calls, program->made_by[id.index()], place);
+        if (!types.empty()) casts.push_back({id, std::move(types)});
+      }
     }
     program->calls.push_back(std::move(*call));
   }

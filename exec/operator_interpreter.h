@@ -28,6 +28,7 @@
 
 #include "core/model/model.h"
 #include "core/result.h"
+#include "exec/unit_precision.h"
 
 namespace foreshard::exec {
 
@@ -47,6 +48,7 @@ struct SegmentFrame {
   std::vector<at::Tensor> values;
   std::vector<at::Tensor> grads;
   std::uint64_t seed = 0;                                   // of the random operators; see exec/random_numbers.h
+  bool training = true;                                     // false: operators run as in eval mode
   std::map<std::int32_t, std::vector<BoundaryValue>> kept;  // by a checkpointed segment's first operator: its inputs
   std::vector<at::Tensor> local;                            // of the segment that runs; empty between segments
 };
@@ -72,7 +74,8 @@ class OperatorInterpreter {
 
   /// Looks every operator up. `model` must outlive the interpreter. What the program makes from nothing is made on
   /// `device`. Error: an operator that LibTorch does not have, or arguments that do not fit its schema.
-  static Result<OperatorInterpreter> create(const Model& model, c10::Device device = c10::kCPU);
+  static Result<OperatorInterpreter> create(const Model& model, c10::Device device = c10::kCPU,
+                                            const ProgramPrecision& precision = {});
 
   OperatorInterpreter(OperatorInterpreter&&) noexcept;
   OperatorInterpreter& operator=(OperatorInterpreter&&) noexcept;

@@ -56,6 +56,17 @@ void Optimizer::sgd(const OptimizedShard& shard, double lr) const {
   shard.shard.add_(gradient, -lr);
 }
 
+/// The steps so far as a scalar that the device keeps: written only where somebody has set another count.
+at::Tensor Optimizer::counted(OptimizerMoments& moments, c10::Device device) {
+  const auto steps = static_cast<double>(moments.steps);
+  if (!moments.counted.defined()) {
+    moments.counted = at::full({}, steps, at::TensorOptions(device).dtype(at::kFloat));
+  } else if (moments.counted_steps != moments.steps) {
+    moments.counted.fill_(steps);
+  }
+  return moments.counted;
+}
+
 void Optimizer::fused(std::span<const OptimizedShard> shards, double lr) const {
   const bool adamw = options_.name == OptimizerKind::AdamW;
   std::vector<at::Tensor> params, grads, first, second, steps;
@@ -72,10 +83,12 @@ void Optimizer::fused(std::span<const OptimizedShard> shards, double lr) const {
       continue;
     }
     second.push_back(moments.tensors[1]);
-    steps.push_back(at::full({}, static_cast<double>(++moments.steps), at::dtype(at::kFloat)));
+    steps.push_back(counted(moments, shard.shard.device()));
+    moments.counted_steps = ++moments.steps;
   }
   if (params.empty()) return;
   if (adamw) {
+    at::_foreach_add_(steps, 1);
     at::_fused_adamw_(params, grads, first, second, {}, steps, lr, options_.beta1, options_.beta2,
                       options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
   } else {

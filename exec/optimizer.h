@@ -1,7 +1,8 @@
 // AdamW and SGD on local shards. `for_loop` and `foreach` follow PyTorch's single-tensor order: the same roundings;
 // `fused` calls LibTorch's fused kernels.
 //
-// An Optimizer keeps no memory: moments lie in memory of the caller, sharded as the parameters are.
+// An Optimizer keeps no memory: moments lie in memory of the caller, sharded as the parameters are. (Fused AdamW makes
+// one scalar a shard beside them, with the first step, as PyTorch's does.)
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +18,9 @@ namespace foreshard::exec {
 /// What the optimizer keeps of one shard; tensors of the shard's shape, in the order of Optimizer::slots().
 struct OptimizerMoments {
   std::vector<at::Tensor> tensors;
-  std::int64_t steps = 0;  // so far: 0 = the moments mean nothing yet
+  std::int64_t steps = 0;          // so far: 0 = the moments mean nothing yet
+  at::Tensor counted = {};         // fused AdamW's own count, on the shard's device, as its kernel reads it
+  std::int64_t counted_steps = 0;  // what it holds
 };
 
 struct OptimizedShard {
@@ -38,6 +41,7 @@ class Optimizer {
  private:
   void adamw(const OptimizedShard& shard, double lr) const;
   void sgd(const OptimizedShard& shard, double lr) const;
+  static at::Tensor counted(OptimizerMoments& moments, c10::Device device);
   void fused(std::span<const OptimizedShard> shards, double lr) const;
 
   OptimizerOptions options_;

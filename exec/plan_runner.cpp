@@ -108,6 +108,11 @@ class Runner final : public PlanRunner {
   void make_units();
   std::vector<std::vector<UnitTensors*>> units_of_segments(const Plan& plan) const;
   void shift_events();
+  /// A recorder tells plans apart by their numbers: another plan's go on behind those of training.
+  std::int32_t first_id(const PreparedPlan& prepared, std::size_t iteration) const {
+    const std::size_t before = &prepared == plan_.get() ? 0 : setup_.plan.iterations.size();
+    return first_instruction(setup_.plan, before) + first_instruction(prepared.plan, iteration);
+  }
 
   Outcome<StepResult> run(const PreparedPlan& prepared, std::size_t index, const std::vector<MicroBatch>& inputs);
   Outcome<void> issue_all(const PreparedPlan& prepared, std::size_t index);
@@ -161,7 +166,7 @@ void Runner::make_units() {
   place_.resize(model.params.size());
   for (std::size_t u = 0; u < plan.units.size() && plan.runtime != Runtime::None; ++u) {
     if (plan.runtime == Runtime::Fsdp1) {
-      flat_.push_back(std::make_unique<FlatUnit>(context_, model, plan, UnitId(u), setup_.trainable));
+      flat_.push_back(std::make_unique<FlatUnit>(context_, model, plan, UnitId(u), setup_.trainable, setup_.comm_hook));
       units_.push_back(flat_.back().get());
     } else {
       sharded_.push_back(std::make_unique<ShardedUnit>(context_, model, plan, UnitId(u), setup_.trainable));
@@ -224,8 +229,11 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   const Outcome<void> issued = issue_all(prepared, index);
   setup_.backend.at_instruction(static_cast<std::int32_t>(steps_), {});
   const Outcome<void> done = setup_.backend.synchronize();
-  if (!issued) return tl::unexpected<Failure>(issued.error());
-  if (!done) return tl::unexpected<Failure>(done.error());
+  if (!issued || !done) {
+    Failure failure = !issued ? issued.error() : done.error();
+    if (failure.instruction.valid()) failure.instruction.value -= first_id(prepared, 0);
+    return tl::unexpected<Failure>(std::move(failure));
+  }
   StepResult result;
   for (const at::Tensor& loss : state_.losses) result.losses.push_back(loss.item<double>());
   for (const double loss : result.losses) result.loss += loss / static_cast<double>(result.losses.size());
@@ -238,7 +246,7 @@ Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index)
   const PlanIteration& iteration = prepared.plan.iterations[index];
   const std::vector<Instruction>& instructions = iteration.instructions;
   const auto step = static_cast<std::int32_t>(steps_) - (&prepared == plan_.get() ? 1 : 0);
-  std::int32_t id = first_instruction(prepared.plan, index);
+  std::int32_t id = first_id(prepared, index);
   // fsdp1 manages no gradients but its own: those of ignored parameters go with the loop's zero_grad.
   if (prepared.plan.runtime == Runtime::Fsdp1 && !plain_->blocks().empty() &&
       std::find(iteration.actions.begin(), iteration.actions.end(), "zero") != iteration.actions.end()) {
@@ -352,17 +360,19 @@ void Runner::mark(const Instruction& instruction) {
 void Runner::begin_micro_batch(InstructionId id) {
   const std::size_t number = forwards_++;
   const PlanUnit& root = running_->plan.units.front();
-  // M8, F2-27: floating inputs arrive in the root's parameter type.
-  const bool casts = !units_.empty() && root.param_dtype != root.orig_dtype;
+  std::optional<DType> to;
+  if (!units_.empty() && root.param_dtype != root.orig_dtype) to = root.param_dtype;
+  if (setup_.input_dtype) to = *setup_.input_dtype;
   const std::uint64_t seed = mix_seed(setup_.seed, {steps_, number, static_cast<std::uint64_t>(setup_.plan.rank)});
-  setup_.backend.launch(context_.on(Stream::D, id),
-                        [this, inputs = (*inputs_)[number], casts, seed, to = root.param_dtype]() mutable {
-                          for (at::Tensor& input : inputs) {
-                            if (casts && input.is_floating_point()) input = input.to(scalar_type_of(to));
-                          }
-                          state_.frame = setup_.interpreter.begin(std::move(inputs), seed);
-                          state_.seeded = false;
-                        });
+  setup_.backend.launch(context_.on(Stream::D, id), [this, inputs = (*inputs_)[number], seed, to,
+                                                     training = roles_->forward_training[number]]() mutable {
+    for (at::Tensor& input : inputs) {
+      if (to && input.is_floating_point()) input = input.to(scalar_type_of(*to));
+    }
+    state_.frame = setup_.interpreter.begin(std::move(inputs), seed);
+    state_.frame.training = training;
+    state_.seeded = false;
+  });
 }
 
 void Runner::forward(const Instruction& instruction, InstructionId id) {
@@ -382,6 +392,10 @@ void Runner::forward(const Instruction& instruction, InstructionId id) {
                     } else {
                       state_.graphs[at] = setup_.interpreter.forward(segment.op_begin, segment.op_end, state_.frame,
                                                                      parameters(), setup_.buffers);
+                    }
+                    // As `loss = model(...).loss` does: whatever else the model returns is let go.
+                    for (std::size_t o = 1; last && o < setup_.model.outputs.size(); ++o) {
+                      state_.frame.values[setup_.model.outputs[o].index()] = at::Tensor();
                     }
                     if (last && !grad) seed_loss();
                   });
@@ -458,12 +472,23 @@ Outcome<TrainState> Runner::state() {
   return state;
 }
 
+Error missing_hook() {
+  Error error;
+  error.code = ErrorCode::Unsupported;
+  error.place = "fsdp.comm_hook";
+  error.message = "the plan calls a communication hook of your own, and none was brought";
+  error.expected = "a hook of that name";
+  error.hint = "`run --load LIBRARY` brings hooks, fsdp.comm_hook = \"none\" does without (docs/run.md)";
+  return error;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<PlanRunner>> PlanRunner::create(PlanRunnerSetup setup,
                                                        const OperatorInterpreter::ParamTensors& full_params) {
   if (auto error = unsupported_instruction(setup.plan, setup.model)) return fail(std::move(*error));
   if (auto error = missing_communicator(setup.plan, setup.communicators)) return fail(std::move(*error));
+  if (!setup.comm_hook && calls_own_hook(setup.plan)) return fail(missing_hook());
   auto runner = std::make_unique<Runner>(std::move(setup));
   if (const auto loaded = runner->load(full_params); !loaded) {
     Error error;

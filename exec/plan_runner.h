@@ -21,6 +21,7 @@
 #include "core/plan.h"
 #include "core/result.h"
 #include "exec/backend.h"
+#include "exec/comm_hook.h"
 #include "exec/operator_interpreter.h"
 #include "exec/plan_groups.h"
 #include "exec/train_state.h"
@@ -39,6 +40,9 @@ struct PlanRunnerSetup {
   std::uint64_t seed = 0;            // of random operators: each draws from it, the step, the micro-batch and the rank
   /// What a micro-batch's loss is multiplied with before backward; nullopt: 1 / micro-batches.
   std::optional<double> loss_factor = std::nullopt;
+  /// What the model's floating inputs are cast to, if to anything (M8, F2-27); not given: the root's parameter type.
+  std::optional<std::optional<DType>> input_dtype = std::nullopt;
+  CommHook comm_hook = {};  // the user's own, where the plan calls one (fsdp.comm_hook = "own:NAME")
 };
 
 struct StepResult {
@@ -64,7 +68,8 @@ class PlanRunner {
   virtual Outcome<StepResult> step(const std::vector<MicroBatch>& micro_batches, double lr) = 0;
 
   /// Forwards alone, between steps: the first iteration of `plan`, which was made from the same model and job with a
-  /// script of forwards without grad. What it leaves gathered is given back. Same instruction ids as that plan's.
+  /// script of forwards without grad. What it leaves gathered is given back. A failure names that plan's instruction;
+  /// a recorder leaves it out.
   virtual Outcome<StepResult> evaluate(const Plan& plan, const std::vector<MicroBatch>& micro_batches) = 0;
 
   /// clip_grad_norm_ between steps, over the gradients that the last one left: the norm before, as PyTorch returns it.

@@ -12,11 +12,22 @@ namespace {
 
 using Kind = InstructionKind;
 
+/// What `run` has instead.
+const char* remedy_of(const std::string& got) {
+  if (got.find("summon") != std::string::npos)
+    return "whole parameters are shown between steps: train.checkpoint and `foreshard checkpoint export`; "
+           "`simulate --action summon` tells what it would need";
+  if (got.find("forward") != std::string::npos)
+    return "one forward and one backward a micro-batch: train.micro_batches, or both inputs as rows of one batch";
+  return "";
+}
+
 Error not_run(std::string place, std::string got) {
   Error error;
   error.code = ErrorCode::Unsupported;
   error.message = "the executor does not run this plan";
   error.place = std::move(place);
+  error.hint = remedy_of(got);
   error.got = std::move(got);
   return error;
 }
@@ -60,6 +71,15 @@ std::optional<Error> unsupported_unit(const Model& model, const PlanUnit& unit) 
 }
 
 }  // namespace
+
+bool calls_own_hook(const Plan& plan) {
+  return std::any_of(plan.iterations.begin(), plan.iterations.end(), [&](const PlanIteration& iteration) {
+    return std::any_of(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
+      const bool reduces = i.kind == Kind::ReduceScatter || i.kind == Kind::AllReduce;
+      return reduces && plan.name_of(i.name) == "comm_hook";
+    });
+  });
+}
 
 std::int32_t first_instruction(const Plan& plan, std::size_t iteration) {
   std::size_t first = 0;
@@ -117,8 +137,12 @@ SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration) {
     run.push_back(instruction.segment.index());
   }
   close();
+  bool training = true;
   for (const std::string& action : iteration.actions) {
-    if (action == "fwd" || action == "nograd_fwd") roles.forward_grad.push_back(action == "fwd");
+    if (action == "eval" || action == "train") training = action == "train";
+    if (action != "fwd" && action != "nograd_fwd") continue;
+    roles.forward_grad.push_back(action == "fwd");
+    roles.forward_training.push_back(training);
   }
   return roles;
 }

@@ -16,14 +16,18 @@ namespace foreshard::exec {
 /// The first thing in the plan that is not run.
 std::optional<Error> unsupported_instruction(const Plan& plan, const Model& model);
 
+/// Whether the plan calls a communication hook of the user's (G5).
+bool calls_own_hook(const Plan& plan);
+
 /// The id of an iteration's first instruction.
 std::int32_t first_instruction(const Plan& plan, std::size_t iteration);
 
 /// How the segments of one iteration run.
 struct SegmentRoles {
-  std::vector<bool> recomputed;    // by segment: its graph is made in backward
-  std::vector<OpRange> region;     // by segment: the checkpointed call that it is recomputed with
-  std::vector<bool> forward_grad;  // by forward of the iteration: false = without grad
+  std::vector<bool> recomputed;        // by segment: its graph is made in backward
+  std::vector<OpRange> region;         // by segment: the checkpointed call that it is recomputed with
+  std::vector<bool> forward_grad;      // by forward of the iteration: false = without grad
+  std::vector<bool> forward_training;  // by forward: false = in eval mode
 };
 SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration);
 

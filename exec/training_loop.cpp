@@ -13,7 +13,9 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/units.h"
 #include "exec/checkpoint.h"
+#include "exec/comm_hook.h"
 #include "exec/data/batch_source.h"
+#include "exec/evaluation.h"
 #include "exec/failure_text.h"
 #include "exec/host_backend.h"
 #include "exec/operator_interpreter.h"
@@ -37,8 +39,44 @@ Error training_error(ErrorCode code, std::string place, std::string message, std
   return error;
 }
 
-Bytes reserved_peak(const MemoryReport& report) {
-  return report.allocator ? report.allocator->peak_reserved : report.total.peak_resident;
+/// A caching allocator's own numbers where there is one: they are what `simulate` predicts of it.
+void tell_memory(StepReport& report, const MemoryReport& memory) {
+  const auto& allocator = memory.allocator;
+  report.peak_allocated_bytes = allocator ? allocator->peak_allocated : memory.total.peak_allocated;
+  report.end_allocated_bytes = allocator ? allocator->allocated : memory.total.allocated;
+  report.peak_reserved_bytes = allocator ? allocator->peak_reserved : memory.total.peak_resident;
+}
+
+/// On the device of the training; from pinned memory, so that the host does not wait.
+at::Tensor on_device(const at::Tensor& tensor, DeviceKind device) {
+  if (device == DeviceKind::Host || !tensor.defined()) return tensor;
+  return tensor.pin_memory().to(at::TensorOptions(c10::kCUDA), /*non_blocking=*/true);
+}
+
+/// Checkpoints read and write host memory; there, this is the state itself.
+TrainState in_host_memory(const TrainState& state) {
+  TrainState copy = state;
+  for (StateTensor& tensor : copy.tensors) {
+    if (tensor.local.defined()) tensor.local = tensor.local.cpu();
+  }
+  return copy;
+}
+
+/// The user's own hook that the job names, if it names one.
+Result<CommHook> own_hook(const Job& job, const CommHookRegistry* registry) {
+  const std::string& hook = job.fsdp.comm_hook;
+  if (job.fsdp.runtime != Runtime::Fsdp1 || !hook.starts_with("own:")) return CommHook();
+  const std::string name = hook.substr(4);
+  std::vector<std::string> known;
+  if (registry != nullptr) {
+    if (const auto found = registry->hooks().find(name); found != registry->hooks().end()) return found->second;
+    for (const auto& [other, ignored] : registry->hooks()) known.push_back(other);
+  }
+  Error error = training_error(ErrorCode::NotFound, "fsdp.comm_hook", "nobody has registered this hook",
+                               "`run --load LIBRARY` brings hooks of your own (docs/run.md)");
+  error.expected = known.empty() ? "a registered hook; there is none" : fmt::format("{}", fmt::join(known, ", "));
+  error.got = name;
+  return fail(std::move(error));
 }
 
 /// What all ranks tell each other after a step.
@@ -56,8 +94,9 @@ struct Parts {
   StartingWeights weights;
 };
 
-Result<std::unique_ptr<Parts>> make_parts(const Job& job) {
-  auto model = load_model(job.model, program_options(job, ProgramDevice::Cpu));
+Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
+  const bool cuda = device == DeviceKind::Cuda;
+  auto model = load_model(job.model, program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu));
   if (!model) return fail(model.error());
   if (model->ops.empty()) {
     return fail(training_error(ErrorCode::Unsupported, "model.source", "the model has no operator program to run",
@@ -75,7 +114,9 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job) {
   auto plan = build_plan(parts->model, job);
   if (!plan) return fail(plan.error());
   parts->plan = std::move(*plan);
-  auto interpreter = OperatorInterpreter::create(parts->model);
+  const auto precision = program_precision(parts->model, job, parts->units);
+  if (!precision) return fail(precision.error());
+  auto interpreter = OperatorInterpreter::create(parts->model, cuda ? c10::kCUDA : c10::kCPU, *precision);
   if (!interpreter) return fail(interpreter.error());
   parts->interpreter.emplace(std::move(*interpreter));
   auto weights = starting_weights(parts->model, job);
@@ -92,12 +133,16 @@ class RankTraining final : public Training {
     if (setup_.intra_op_threads > 0) at::set_num_threads(setup_.intra_op_threads);
     setup_.job.cluster.rank = setup_.place.rank;
     if (auto checked = check_checkpoint_folder(); !checked) return checked;
-    auto parts = make_parts(setup_.job);
+    auto parts = make_parts(setup_.job, setup_.device.kind);
     if (!parts) return fail(parts.error());
     parts_ = std::move(*parts);
     auto data = open_batch_source(parts_->model, setup_.job);
     if (!data) return fail(data.error());
     data_ = std::move(*data);
+    auto evaluation = Evaluation::open(parts_->model, setup_.job, setup_.place);
+    if (!evaluation) return fail(evaluation.error());
+    evaluation_ = std::move(*evaluation);
+    if (auto made = make_backend(); !made) return made;
     if (auto connected = connect(); !connected) return connected;
     if (auto made = make_runner(); !made) return made;
     if (setup_.resume) {
@@ -137,6 +182,10 @@ class RankTraining final : public Training {
       return fail(training_error(ErrorCode::Usage, "train.checkpoint.dir", "--resume needs a folder of checkpoints",
                                  "--set train.checkpoint.dir=DIR"));
     }
+    if (setup_.emulated && !dir.empty()) {
+      return fail(training_error(ErrorCode::Usage, "train.checkpoint.dir",
+                                 "one rank that stands for many saves nothing", "--set train.checkpoint.dir=\"\""));
+    }
     if (setup_.resume || dir.empty() || !has_checkpoints(dir)) return {};
     Error error =
         training_error(ErrorCode::Refused, "train.checkpoint.dir", "the folder holds checkpoints of an earlier run",
@@ -150,23 +199,36 @@ class RankTraining final : public Training {
     std::vector<int> world(static_cast<std::size_t>(setup_.place.world_size));
     for (std::size_t r = 0; r < world.size(); ++r) world[r] = static_cast<int>(r);
     for (auto* shared : {&control_, &checkpoint_}) {
+      if (setup_.emulated) break;
       auto made = setup_.connect(shared == &control_ ? "control" : "checkpoint", world);
       if (!made) return fail(made.error());
       *shared = std::move(*made);
     }
+    const Connect& connect_group = setup_.device.connect ? setup_.device.connect : setup_.connect;
     for (const PlanGroup& group : groups_of(parts_->plan)) {
       const std::vector<int> ranks(group.ranks.begin(), group.ranks.end());
       auto made =
-          setup_.connect(fmt::format("stream {} of ranks {}", stream_name(group.stream), fmt::join(ranks, ",")), ranks);
+          connect_group(fmt::format("stream {} of ranks {}", stream_name(group.stream), fmt::join(ranks, ",")), ranks);
       if (!made) return fail(made.error());
       communicators_.add(group.stream, group.group, std::move(*made));
     }
     return {};
   }
 
+  Result<void> make_backend() {
+    if (!setup_.device.make_backend) {
+      backend_ = make_host_backend(
+          {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
+      return {};
+    }
+    auto made = setup_.device.make_backend();
+    if (!made) return fail(made.error());
+    backend_ = std::move(*made);
+    for (at::Tensor& buffer : parts_->weights.buffers) buffer = on_device(buffer, setup_.device.kind);
+    return {};
+  }
+
   Result<void> make_runner() {
-    backend_ = make_host_backend(
-        {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
     PlanRunnerSetup setup{parts_->model,
                           parts_->plan,
                           *parts_->interpreter,
@@ -176,6 +238,10 @@ class RankTraining final : public Training {
                           parts_->weights.buffers,
                           parts_->units.trainable,
                           static_cast<std::uint64_t>(train().seed)};
+    setup.input_dtype = model_input_dtype(setup_.job, parts_->units);
+    auto hook = own_hook(setup_.job, setup_.hooks);
+    if (!hook) return fail(hook.error());
+    setup.comm_hook = std::move(*hook);
     auto runner = PlanRunner::create(std::move(setup), parts_->weights.params);
     if (!runner) return fail(runner.error());
     runner_ = std::move(*runner);
@@ -196,9 +262,13 @@ class RankTraining final : public Training {
     }
     auto state = runner_->state();
     if (!state) return fail(training_error(ErrorCode::Inconsistent, dir, state.error().text));
-    auto loaded = resume_checkpoint(dir, parts_->model, *state, checkpoint_.get());
+    TrainState host = in_host_memory(*state);
+    auto loaded = resume_checkpoint(dir, parts_->model, host, checkpoint_.get());
     if (!loaded) return fail(loaded.error());
-    runner_->set_optimizer_steps(state->optimizer_steps);
+    for (std::size_t t = 0; t < host.tensors.size(); ++t) {
+      if (host.tensors[t].local.defined()) state->tensors[t].local.copy_(host.tensors[t].local);  // of itself: nothing
+    }
+    runner_->set_optimizer_steps(host.optimizer_steps);
     for (const std::string& text : loaded->notes) note(text);
     if (loaded->progress.data != progress_.data) {
       note(fmt::format("the data differ from the checkpoint's ({}, now {}): the position counts on in the new ones",
@@ -227,6 +297,9 @@ class RankTraining final : public Training {
         report.loss += word.loss / static_cast<double>(words.size());
         stop = stop || word.stop != 0;
       }
+      if (std::isfinite(report.loss)) {
+        if (auto done = evaluate_if_due(report); !done) return failed(std::move(done.error()));
+      }
       if (events.step) events.step(report);
       if (!std::isfinite(report.loss)) return failed(not_finite(words));
       if (auto saved = save_if_due(stop, events); !saved) return failed(std::move(saved.error()));
@@ -242,6 +315,7 @@ class RankTraining final : public Training {
       const std::int64_t first = progress_.samples + (m * setup_.place.world_size + setup_.place.rank) * rows();
       auto batch = data_->batch(first);
       if (!batch) return tl::unexpected(fmt::format("rank {}: {}", setup_.place.rank, to_text(batch.error())));
+      for (at::Tensor& input : *batch) input = on_device(input, setup_.device.kind);
       micro_batches.push_back(std::move(*batch));
     }
     backend_->reset_peak_memory();
@@ -261,9 +335,20 @@ class RankTraining final : public Training {
       const double tokens = static_cast<double>(parts_->model.tokens_per_batch * train().micro_batches) * ranks;
       report.tokens_per_s = tokens / (static_cast<double>(took.count()) * 1e-9);
     }
-    report.peak_allocated_bytes = memory_.total.peak_allocated;
-    report.end_allocated_bytes = memory_.total.allocated;
-    report.peak_reserved_bytes = reserved_peak(memory_);
+    tell_memory(report, memory_);
+    return {};
+  }
+
+  tl::expected<void, std::string> evaluate_if_due(StepReport& report) {
+    if (evaluation_ == nullptr || !evaluation_->due(progress_.step)) return {};
+    const auto start = Clock::now();
+    const auto loss = evaluation_->run(
+        *runner_, progress_.step, [this](const at::Tensor& input) { return on_device(input, setup_.device.kind); });
+    if (!loss) return tl::unexpected(loss.error());
+    const std::vector<StepWord> words = exchange({*loss, 0});
+    report.eval_loss = 0;
+    for (const StepWord& word : words) *report.eval_loss += word.loss / static_cast<double>(words.size());
+    report.eval_time_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
     return {};
   }
 
@@ -295,7 +380,7 @@ class RankTraining final : public Training {
     if (!due && !stopping && progress_.step < train().steps) return {};
     auto state = runner_->state();
     if (!state) return tl::unexpected(failure_text(parts_->plan, progress_.step, state.error()));
-    auto folder = save_checkpoint(options.dir, *state, {parts_->model, progress_, {}, setup_.documents},
+    auto folder = save_checkpoint(options.dir, in_host_memory(*state), {parts_->model, progress_, {}, setup_.documents},
                                   checkpoint_.get(), options.keep);
     if (!folder) {
       return tl::unexpected(fmt::format("rank {}, step {}: no checkpoint: {}", setup_.place.rank, progress_.step,
@@ -309,6 +394,7 @@ class RankTraining final : public Training {
   TrainingSetup setup_;
   std::unique_ptr<Parts> parts_;
   std::unique_ptr<BatchSource> data_;
+  std::unique_ptr<Evaluation> evaluation_;
   std::shared_ptr<Communicator> control_, checkpoint_;
   Communicators communicators_;
   std::unique_ptr<Backend> backend_;

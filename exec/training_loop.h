@@ -25,18 +25,33 @@
 
 namespace foreshard::exec {
 
+class CommHookRegistry;
 class Recorder;
 
 /// A communicator of this rank with `ranks` of the world; `name` tells them apart. Ranks call it in the same order.
 using Connect =
     std::function<Result<std::shared_ptr<Communicator>>(const std::string& name, const std::vector<int>& ranks)>;
 
+/// Where a training's tensors lie. The host's memory by default.
+struct TrainingDevice {
+  DeviceKind kind = DeviceKind::Host;
+  std::function<Result<std::unique_ptr<Backend>>()> make_backend = {};  // of this rank; unset: the host's
+  /// Of the plan's own groups, whose collectives run in the device's memory, one for each group and stream; unset:
+  /// TrainingSetup::connect.
+  Connect connect = {};
+};
+
 struct TrainingSetup {
   Job job;  // cluster.world_size is the place's
   RankPlace place;
-  Connect connect;               // not called for a rank alone
-  int intra_op_threads = 0;      // 0: LibTorch's own choice
-  Recorder* recorder = nullptr;  // outlives the training
+  Connect connect;  // in host memory; not called for a rank alone
+  TrainingDevice device = {};
+  /// Of the plan's ranks only this one exists: its device's groups have pretended peers (exec/emulated_communicator.h),
+  /// nobody is asked for losses, and nothing is saved.
+  bool emulated = false;
+  int intra_op_threads = 0;                 // 0: LibTorch's own choice
+  Recorder* recorder = nullptr;             // outlives the training
+  const CommHookRegistry* hooks = nullptr;  // outlives the training; what fsdp.comm_hook = "own:NAME" is looked up in
   bool resume = false;
   std::function<bool()> stop_asked = [] { return false; };  // a signal came: finish this step, save, end
   std::map<std::string, std::string> documents = {};        // kept in checkpoints: "job.toml", ...
@@ -50,7 +65,9 @@ struct StepReport {
   std::int64_t step_time_ns = 0;       // of this rank: reading the batch and the step itself
   std::optional<double> tokens_per_s;  // of all ranks; none for models without tokens
   Bytes peak_allocated_bytes = 0, end_allocated_bytes = 0;
-  Bytes peak_reserved_bytes = 0;  // from the device or the C library
+  Bytes peak_reserved_bytes = 0;    // from the device or the C library
+  std::optional<double> eval_loss;  // after steps that an evaluation follows: mean over ranks and batches
+  std::int64_t eval_time_ns = 0;
 };
 
 /// Called on the training's thread. Unset ones are not called.

@@ -9,6 +9,8 @@ bool is_gradient(BufferWhat what) {
     case BufferWhat::AccumulatedGrad:
     case BufferWhat::SavedGrad:
     case BufferWhat::ShardGrad:
+    case BufferWhat::CompressedGrad:
+    case BufferWhat::CompressedOut:
     case BufferWhat::HostGrad:
     case BufferWhat::GradCast:
     case BufferWhat::RsOutput:

@@ -48,7 +48,12 @@ Bytes segment_bytes(Bytes rounded) {
 
 CachingAllocator::CachingAllocator(const AllocatorSettings& settings, DriverMemory& driver, DeviceClock& clock,
                                    int streams)
-    : settings_(settings), driver_(driver), clock_(clock), streams_(streams) {
+    : settings_(settings),
+      plain_rounding_(!settings.exact && std::all_of(settings.power2_divisions.begin(), settings.power2_divisions.end(),
+                                                     [](std::int64_t divisions) { return divisions <= 1; })),
+      driver_(driver),
+      clock_(clock),
+      streams_(streams) {
   FORESHARD_CHECK(streams > 0 && streams <= kMaxStreams, "streams are counted in a mask of 64 bits");
   const auto n = static_cast<std::size_t>(streams);
   pools_.resize(2 * n);
@@ -67,8 +72,9 @@ BlockHandle CachingAllocator::new_block() {
   }
   const BlockHandle h = spare_.back();
   spare_.pop_back();
-  at(h) = Block{};
-  at(h).alive = true;
+  Block& block = at(h);
+  block = Block{};
+  block.alive = true;
   return h;
 }
 
@@ -77,10 +83,10 @@ void CachingAllocator::drop_block(BlockHandle h) {
   spare_.push_back(h);
 }
 
-void CachingAllocator::insert_free(BlockHandle h) {
-  Block& block = at(h);
+// Size and address as the caller has them: read back right after they were written, they would stall the processor.
+void CachingAllocator::insert_free(BlockHandle h, Block& block, Bytes size, Bytes address) {
   block.age = search_count_;
-  pool_of(block).free.insert({block.size, block.address, h});
+  pool_of(block).free.insert({size, address, h});
 }
 
 void CachingAllocator::erase_free(BlockHandle h) {
@@ -89,58 +95,63 @@ void CachingAllocator::erase_free(BlockHandle h) {
   FORESHARD_CHECK(erased, "a free block stands in its pool");
 }
 
-BlockHandle CachingAllocator::find_free(int stream, bool small, Bytes size) {
+/// A10: what a block can still grow to counts as its size.
+FreeSet::Cursor CachingAllocator::most_growth(const FreeSet& set, FreeSet::Cursor at_) const {
+  const auto extent = [this](BlockHandle h) {
+    const Block& block = at(h);
+    const bool grows = block.next != kNoBlock && !at(block.next).mapped;
+    return block.size + (grows ? at(block.next).size : 0);
+  };
+  for (auto next = set.next(at_); !next.end() && extent(set[next].block) < extent(set[at_].block);
+       next = set.next(next)) {
+    at_ = next;
+  }
+  return at_;
+}
+
+BlockHandle CachingAllocator::find_free(FreeSet& set, Bytes size) {
   ++search_count_;
-  FreeSet& set = pool_of(stream, small).free;
   FreeSet::Cursor it = set.lower_bound(size);
   if (it.end()) return kNoBlock;
-  if (settings_.expandable_segments) {
-    // A10: what a block can still grow to counts as its size.
-    const auto extent = [this](BlockHandle h) {
-      const Block& block = at(h);
-      const bool grows = block.next != kNoBlock && !at(block.next).mapped;
-      return block.size + (grows ? at(block.next).size : 0);
-    };
-    for (auto next = set.next(it); !next.end() && extent(set[next].block) < extent(set[it].block);
-         next = set.next(next)) {
-      it = next;
-    }
-  }
+  if (settings_.expandable_segments) it = most_growth(set, it);
   // A4
-  const Bytes found_size = set[it].size;
-  if (size < settings_.max_split_size && found_size >= settings_.max_split_size) return kNoBlock;
-  if (size >= settings_.max_split_size && found_size >= size + settings_.max_non_split_rounding) return kNoBlock;
-  const BlockHandle found = set[it].block;
+  const FreeSet::Entry& found = set[it];
+  if (size < settings_.max_split_size && found.size >= settings_.max_split_size) return kNoBlock;
+  if (size >= settings_.max_split_size && found.size >= size + settings_.max_non_split_rounding) return kNoBlock;
+  const BlockHandle block = found.block;
   set.erase(it);
-  return found;
+  return block;
 }
 
 // ------------------------------------------------------------------------------------------------ allocate
 
 BlockHandle CachingAllocator::allocate(Bytes bytes, int stream) {
-  process_events();
+  if (pending_streams_ != 0) process_events();
   if (bytes <= 0) return kEmptyBlock;
-  const Bytes size = round_request(bytes, settings_);
+  const Bytes size = plain_rounding_ ? (bytes + kMinBlock - 1) & -kMinBlock : round_request(bytes, settings_);
   const bool small = size <= kSmallLimit;
-  const Bytes segment = segment_bytes(size);
+  BlockHandle found = find_free(pool_of(stream, small).free, size);
+  if (found == kNoBlock) found = make_room(stream, small, size);
+  return found == kNoBlock ? kNoBlock : hand_out(found, size, bytes);
+}
 
-  BlockHandle found = find_free(stream, small, size);
-  if (found == kNoBlock) {
-    if (settings_.memory_fraction > 0 && settings_.garbage_collection_threshold > 0) collect_garbage();
+/// A6, where no cached block serves.
+BlockHandle CachingAllocator::make_room(int stream, bool small, Bytes size) {
+  const Bytes segment = segment_bytes(size);
+  if (settings_.memory_fraction > 0 && settings_.garbage_collection_threshold > 0) collect_garbage();
+  BlockHandle found = allocate_segment(stream, small, size, segment, false);
+  if (found == kNoBlock && release_available(stream, small, size)) {
     found = allocate_segment(stream, small, size, segment, false);
-    if (found == kNoBlock && release_available(stream, small, size)) {
-      found = allocate_segment(stream, small, size, segment, false);
-    }
-    if (found == kNoBlock) {  // A6(7)
-      release_cached();
-      found = allocate_segment(stream, small, size, segment, true);
-    }
-    if (found == kNoBlock) {
-      ++stats_.ooms;
-      return kNoBlock;
-    }
   }
-  return hand_out(found, size, bytes);
+  if (found == kNoBlock) {  // A6(7)
+    release_cached();
+    found = allocate_segment(stream, small, size, segment, true);
+  }
+  if (found == kNoBlock) {
+    ++stats_.ooms;
+    note(MemoryAction::OutOfMemory, driver_.free_bytes(), size, stream);
+  }
+  return found;
 }
 
 BlockHandle CachingAllocator::allocate_segment(int stream, bool small, Bytes size, Bytes segment, bool retry) {
@@ -153,6 +164,7 @@ BlockHandle CachingAllocator::allocate_segment(int stream, bool small, Bytes siz
   ++stats_.device_allocs;
   stats_.reserved.add(segment);
   reserved_by_stream_[static_cast<std::size_t>(stream)] += segment;
+  note(MemoryAction::SegmentAlloc, address, segment, stream);
   const BlockHandle h = new_block();
   Block& block = at(h);
   block.address = address;
@@ -169,39 +181,50 @@ bool CachingAllocator::should_split(const Block& block, Bytes size) const {  // 
   return size < settings_.max_split_size && rest > kSmallLimit;
 }
 
+/// What is left of the block goes back to its pool.
+BlockHandle CachingAllocator::split(BlockHandle rest, Bytes size, bool was_split) {
+  const BlockHandle h = new_block();  // may move the blocks: no references across this line
+  Block& block = at(h);
+  Block& tail = at(rest);
+  const Bytes rest_address = tail.address + size, rest_size = tail.size - size;
+  block.address = tail.address;
+  block.size = size;
+  block.stream = tail.stream;
+  block.small = tail.small;
+  block.expandable = tail.expandable;
+  block.prev = tail.prev;
+  block.next = rest;
+  if (block.prev != kNoBlock) at(block.prev).next = h;
+  tail.prev = h;
+  tail.address = rest_address;
+  tail.size = rest_size;
+  insert_free(rest, tail, rest_size, rest_address);
+  if (tail.expandable < 0) {  // pages of expandable segments can always be given back
+    if (was_split)
+      stats_.inactive_split.remove(size);
+    else
+      stats_.inactive_split.add(rest_size);
+  }
+  return h;
+}
+
 BlockHandle CachingAllocator::hand_out(BlockHandle h, Bytes size, Bytes requested) {
   const bool was_split = at(h).is_split();
-  const bool counted = at(h).expandable < 0;  // pages of expandable segments can always be given back
   if (should_split(at(h), size)) {
-    const BlockHandle rest = h;
-    h = new_block();  // may move the blocks: no references across this line
-    Block& block = at(h);
-    Block& tail = at(rest);
-    block.address = tail.address;
-    block.size = size;
-    block.stream = tail.stream;
-    block.small = tail.small;
-    block.expandable = tail.expandable;
-    block.prev = tail.prev;
-    block.next = rest;
-    if (block.prev != kNoBlock) at(block.prev).next = h;
-    tail.prev = h;
-    tail.address += size;
-    tail.size -= size;
-    insert_free(rest);
-    if (counted && was_split) stats_.inactive_split.remove(size);
-    if (counted && !was_split) stats_.inactive_split.add(at(rest).size);
-  } else if (was_split && counted) {
-    stats_.inactive_split.remove(at(h).size);
+    h = split(h, size, was_split);
+  } else {
+    size = at(h).size;
+    if (was_split && at(h).expandable < 0) stats_.inactive_split.remove(size);
   }
   Block& block = at(h);
   block.allocated = true;
   block.requested = requested;
   block.uses = 0;
   ++stats_.allocations;
-  stats_.allocated.add(block.size);
-  stats_.active.add(block.size);
+  stats_.allocated.add(size);
+  stats_.active.add(size);
   stats_.requested.add(requested);
+  note(MemoryAction::Alloc, block.address, requested, block.stream);
   return h;
 }
 
@@ -218,6 +241,7 @@ void CachingAllocator::free(BlockHandle h) {
   FORESHARD_CHECK(block.alive && block.allocated, "only an allocated block is freed");
   block.allocated = false;
   stats_.allocated.remove(block.size);
+  note(MemoryAction::FreeRequested, block.address, block.requested, block.stream);
   if (block.uses == 0) {
     free_block(h);
     return;
@@ -260,15 +284,14 @@ void CachingAllocator::synchronize_events() {
 }
 
 void CachingAllocator::free_block(BlockHandle h) {
-  const Bytes size = at(h).size;
-  const bool counted = at(h).expandable < 0;
-  Bytes merged = 0;
-  merged += merge(h, at(h).prev);
-  merged += merge(h, at(h).next);
-  insert_free(h);
-  const Block& block = at(h);
-  if (counted) {
-    const Bytes change = (block.is_split() ? block.size : 0) - merged;
+  Block& block = at(h);
+  const Bytes size = block.size;
+  note(MemoryAction::FreeCompleted, block.address, block.requested, block.stream);
+  Bytes merged = merge(h, block.prev);
+  merged += merge(h, block.next);
+  insert_free(h, block, size + merged, block.address);
+  if (block.expandable < 0) {
+    const Bytes change = (block.is_split() ? size + merged : 0) - merged;
     if (change >= 0)
       stats_.inactive_split.add(change);
     else
@@ -276,14 +299,14 @@ void CachingAllocator::free_block(BlockHandle h) {
   }
   stats_.active.remove(size);
   stats_.requested.remove(block.requested);
-  at(h).requested = 0;
+  block.requested = 0;
 }
 
-Bytes CachingAllocator::merge(BlockHandle into, BlockHandle from) {
-  if (from == kNoBlock) return 0;
-  const Block source = at(from);
+Bytes CachingAllocator::merge_neighbour(BlockHandle into, BlockHandle from) {
+  const Block& source = at(from);
   Block& target = at(into);
   if (source.allocated || source.pending > 0 || source.mapped != target.mapped) return 0;
+  const Bytes size = source.size;
   if (target.prev == from) {
     target.address = source.address;
     target.prev = source.prev;
@@ -296,9 +319,9 @@ Bytes CachingAllocator::merge(BlockHandle into, BlockHandle from) {
     erase_free(from);
   else
     erase_unmapped(from);
-  target.size += source.size;
+  target.size += size;
   drop_block(from);
-  return source.size;
+  return size;
 }
 
 // ------------------------------------------------------------------------------------------------ giving back
@@ -313,6 +336,7 @@ void CachingAllocator::release_segment(BlockHandle h) {
   clock_.host_cost(settings_.driver_ns);
   driver_.release(block.address, block.size);
   ++stats_.device_frees;
+  note(MemoryAction::SegmentFree, block.address, block.size, block.stream);
   stats_.reserved.remove(block.size);
   reserved_by_stream_[block.stream] -= block.size;
   erase_free(h);
@@ -390,23 +414,6 @@ void CachingAllocator::collect_garbage() {  // A9
       freed = true;
     }
   }
-}
-
-std::vector<SegmentInfo> CachingAllocator::segments() const {
-  std::vector<SegmentInfo> all;
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    if (!blocks_[i].alive || blocks_[i].prev != kNoBlock) continue;
-    SegmentInfo info{blocks_[i].address, 0, 0, 0, blocks_[i].stream, blocks_[i].small};
-    for (BlockHandle h = static_cast<BlockHandle>(i); h != kNoBlock; h = at(h).next) {
-      if (!at(h).mapped) continue;
-      info.bytes += at(h).size;
-      if (at(h).allocated) info.allocated += at(h).size;
-      if (at(h).allocated || at(h).pending > 0) info.active += at(h).size;
-    }
-    if (info.bytes > 0) all.push_back(info);
-  }
-  std::sort(all.begin(), all.end(), [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
-  return all;
 }
 
 }  // namespace foreshard

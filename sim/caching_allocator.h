@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/memory_log.h"
 #include "core/units.h"
 #include "sim/device_clock.h"
 #include "sim/driver_memory.h"
@@ -96,6 +97,12 @@ class CachingAllocator {
   Bytes reserved_of(int stream) const { return reserved_by_stream_[static_cast<std::size_t>(stream)]; }
   std::vector<SegmentInfo> segments() const;
 
+  /// From now on all that happens is written down; nullptr ends it. `origin` is whose the next calls are.
+  void log_to(MemoryLog* log) { log_ = log; }
+  void set_origin(std::int32_t origin) { origin_ = origin; }
+  /// What is held now, as a snapshot shows it.
+  std::vector<MemoryLog::Segment> held_segments() const;
+
  private:
   struct Block {
     Bytes address = 0, size = 0, requested = 0;
@@ -129,19 +136,27 @@ class CachingAllocator {
   Pool& pool_of(int stream, bool small) { return pools_[static_cast<std::size_t>(stream) * 2 + (small ? 1 : 0)]; }
   BlockHandle new_block();
   void drop_block(BlockHandle h);
-  void insert_free(BlockHandle h);
+  void insert_free(BlockHandle h, Block& block, Bytes size, Bytes address);
+  void insert_free(BlockHandle h) { insert_free(h, at(h), at(h).size, at(h).address); }
   void erase_free(BlockHandle h);
   void insert_unmapped(BlockHandle h);
   void erase_unmapped(BlockHandle h);
 
+  void note(MemoryAction action, Bytes address, Bytes bytes, int stream) {
+    if (log_ != nullptr) log_->events.push_back({action, stream, origin_, address, bytes, clock_.host()});
+  }
   void process_events();
   void synchronize_events();
-  BlockHandle find_free(int stream, bool small, Bytes size);
+  BlockHandle find_free(FreeSet& set, Bytes size);
+  FreeSet::Cursor most_growth(const FreeSet& set, FreeSet::Cursor at) const;
+  BlockHandle make_room(int stream, bool small, Bytes size);
+  BlockHandle split(BlockHandle h, Bytes size, bool was_split);
   BlockHandle allocate_segment(int stream, bool small, Bytes size, Bytes segment, bool retry);
   BlockHandle hand_out(BlockHandle h, Bytes size, Bytes requested);
   bool should_split(const Block& block, Bytes size) const;
   void free_block(BlockHandle h);
-  Bytes merge(BlockHandle into, BlockHandle from);
+  Bytes merge(BlockHandle into, BlockHandle from) { return from == kNoBlock ? 0 : merge_neighbour(into, from); }
+  Bytes merge_neighbour(BlockHandle into, BlockHandle from);
   bool release_available(int stream, bool small, Bytes size);
   void release_cached();
   void release_segment(BlockHandle h);
@@ -154,6 +169,7 @@ class CachingAllocator {
   void unmap_block(BlockHandle h);
 
   AllocatorSettings settings_;
+  bool plain_rounding_;  // to 512 bytes, nothing else
   DriverMemory& driver_;
   DeviceClock& clock_;
   AllocatorStats stats_;
@@ -166,6 +182,8 @@ class CachingAllocator {
   std::vector<VirtualRange> ranges_;
   std::vector<Bytes> reserved_by_stream_;
   std::int64_t search_count_ = 0;
+  MemoryLog* log_ = nullptr;
+  std::int32_t origin_ = -1;
 };
 
 }  // namespace foreshard

@@ -81,6 +81,7 @@ bool CachingAllocator::map_block(BlockHandle h, Bytes size) {
     block.size = mapped;
     insert_unmapped(rest);
   }
+  note(MemoryAction::SegmentMap, at(h).address, mapped, range.stream);
   merge(h, at(h).prev);
   merge(h, at(h).next);
   insert_free(h);
@@ -110,6 +111,7 @@ void CachingAllocator::unmap_block(BlockHandle h) {
   if (begin >= end) return;  // no whole page
   clock_.stream_synchronize(range.stream);
   driver_.discharge(end - begin);
+  note(MemoryAction::SegmentUnmap, range.begin + begin, end - begin, range.stream);
   erase_free(h);
 
   const auto split_off = [this, h](Bytes address, Bytes size, bool before) {

@@ -5,7 +5,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kMostWindows = 256;  // nothing reaches back further than a few units
 constexpr double kLargestShare = 0.5;
 
 double share_of(const HardwareProfile& profile) {
@@ -17,38 +16,41 @@ double share_of(const HardwareProfile& profile) {
 
 Interference::Interference(const HardwareProfile& profile) : Interference(share_of(profile)) {}
 
-SimDuration Interference::overlap(const std::deque<Window>& windows, SimTime begin, SimTime end) {
+SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
   SimDuration total = 0;
-  for (auto window = windows.rbegin(); window != windows.rend(); ++window) {
-    if (window->begin >= end) continue;
-    if (window->end <= begin) break;  // windows of one stream are in order
-    total += std::min(window->end, end) - std::max(window->begin, begin);
+  const std::size_t oldest = count_ > kMost ? count_ - kMost : 0;
+  for (std::size_t k = count_; k-- > oldest;) {
+    const Window& window = ring_[k % kMost];
+    if (window.end <= begin && window.begin < end) break;  // windows of one stream are in order
+    if (window.begin < end) total += std::min(window.end, end) - std::max(window.begin, begin);
   }
   return total;
 }
 
-void Interference::keep(std::deque<Window>& windows, SimTime begin, SimTime end) {
+void Interference::Windows::keep(SimTime begin, SimTime end) {
   if (end <= begin) return;
-  if (!windows.empty() && windows.back().end >= begin && windows.back().begin <= begin) {
-    windows.back().end = std::max(windows.back().end, end);
-    return;
+  if (count_ > 0) {
+    Window& last = ring_[(count_ - 1) % kMost];
+    if (last.end >= begin && last.begin <= begin) {
+      last.end = std::max(last.end, end);
+      return;
+    }
   }
-  windows.push_back({begin, end});
-  if (windows.size() > kMostWindows) windows.pop_front();
+  ring_[count_++ % kMost] = {begin, end};
 }
 
 SimDuration Interference::compute(SimTime start, SimDuration alone) {
   double duration = static_cast<double>(alone) + owed_;
   owed_ = 0;
-  duration += slowdown_ * static_cast<double>(overlap(collectives_, start, start + alone));
+  duration += slowdown_ * static_cast<double>(collectives_.overlap(start, start + alone));
   const auto taken = static_cast<SimDuration>(duration);
-  keep(computed_, start, start + taken);
+  computed_.keep(start, start + taken);
   return taken;
 }
 
 void Interference::collective(SimTime begin, SimTime end) {
-  owed_ += slowdown_ * static_cast<double>(overlap(computed_, begin, end));
-  keep(collectives_, begin, end);
+  owed_ += slowdown_ * static_cast<double>(computed_.overlap(begin, end));
+  collectives_.keep(begin, end);
 }
 
 }  // namespace foreshard

@@ -5,7 +5,8 @@
 // adds to work already placed is owed by the next kernel. Owned by one simulated device.
 #pragma once
 
-#include <deque>
+#include <array>
+#include <cstddef>
 
 #include "core/units.h"
 #include "sim/profile.h"
@@ -29,11 +30,20 @@ class Interference {
   struct Window {
     SimTime begin = 0, end = 0;
   };
-  static SimDuration overlap(const std::deque<Window>& windows, SimTime begin, SimTime end);
-  static void keep(std::deque<Window>& windows, SimTime begin, SimTime end);
+  /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
+  class Windows {
+   public:
+    SimDuration overlap(SimTime begin, SimTime end) const;
+    void keep(SimTime begin, SimTime end);
+
+   private:
+    static constexpr std::size_t kMost = 256;
+    std::array<Window, kMost> ring_{};
+    std::size_t count_ = 0;  // ever kept; the last is ring_[(count_ - 1) % kMost]
+  };
 
   double slowdown_ = 0;  // extra time per time beside a collective
-  std::deque<Window> computed_, collectives_;
+  Windows computed_, collectives_;
   double owed_ = 0;
 };
 

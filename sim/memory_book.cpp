@@ -1,5 +1,7 @@
 #include "sim/memory_book.h"
 
+#include <string>
+
 namespace foreshard {
 
 std::string_view memory_category_name(MemoryCategory category) {
@@ -19,6 +21,7 @@ MemoryCategory category_of(BufferWhat what) {
     case BufferWhat::GradPiece:
     case BufferWhat::AccumulatedGrad: return MemoryCategory::ParamGrads;
     case BufferWhat::ReduceOut:
+    case BufferWhat::CompressedOut:
     case BufferWhat::SavedGrad:
     case BufferWhat::ShardGrad:
     case BufferWhat::RsOutput:
@@ -28,6 +31,7 @@ MemoryCategory category_of(BufferWhat what) {
     case BufferWhat::H2dCopy:
     case BufferWhat::GradReduce:
     case BufferWhat::GradPadded:
+    case BufferWhat::CompressedGrad:
     case BufferWhat::AgBuffer:
     case BufferWhat::CastBuffer:
     case BufferWhat::Cast:
@@ -54,6 +58,19 @@ void MemoryBook::note_holder(BlockHandle block) {
   const auto at = static_cast<std::size_t>(block);
   if (at >= holder_.size()) holder_.resize(at + 64);
   holder_[at] = {allocator_.block_bytes(block), category_[at], iteration_, instruction_, unit_};
+}
+
+void MemoryBook::note_origin(MemoryCategory category) {
+  std::vector<MemoryOrigin>& origins = log_->origins;
+  const bool same = !origins.empty() && origins.back().iteration == iteration_ &&
+                    origins.back().instruction == instruction_ && origin_category_ == category &&
+                    origin_units_.back() == unit_;
+  if (!same) {
+    origins.push_back({std::string(memory_category_name(category)), "", "", iteration_, instruction_});
+    origin_units_.push_back(unit_);
+    origin_category_ = category;
+  }
+  allocator_.set_origin(static_cast<std::int32_t>(origins.size()) - 1);
 }
 
 void MemoryBook::note_free(BlockHandle block) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/memory_log.h"
 #include "core/plan.h"
 #include "core/units.h"
 #include "sim/caching_allocator.h"
@@ -39,6 +40,7 @@ class MemoryBook {
   explicit MemoryBook(CachingAllocator& allocator) : allocator_(allocator) {}
 
   BlockHandle allocate(Bytes bytes, int stream, MemoryCategory category) {
+    if (log_ != nullptr) note_origin(category);
     const BlockHandle block = allocator_.allocate(bytes, stream);
     if (block < 0) return block;
     if (static_cast<std::size_t>(block) >= category_.size()) category_.resize(static_cast<std::size_t>(block) + 64);
@@ -50,6 +52,7 @@ class MemoryBook {
   }
   void free(BlockHandle block) {
     if (block < 0) return;
+    if (log_ != nullptr) note_origin(category_[static_cast<std::size_t>(block)]);
     if (keeps_holders_) note_free(block);
     by_category_[static_cast<std::size_t>(category_[static_cast<std::size_t>(block)])] -= allocator_.block_bytes(block);
     allocator_.free(block);
@@ -78,6 +81,14 @@ class MemoryBook {
   /// All blocks that were allocated at the peak. Empty without keep_holders().
   std::vector<Holder> holders_at_peak();
 
+  /// From now on the allocator writes down what happens, with whose it is. The log outlives this.
+  void log_to(MemoryLog* log) {
+    log_ = log;
+    allocator_.log_to(log);
+  }
+  /// As set_unit said, by MemoryLog::origins.
+  const std::vector<std::int32_t>& origin_units() const { return origin_units_; }
+
   using Categories = std::array<Bytes, kMemoryCategories>;
   const Categories& now() const { return by_category_; }
   const Categories& at_peak() const { return at_peak_; }
@@ -95,6 +106,7 @@ class MemoryBook {
   }
   void note_holder(BlockHandle block);
   void note_free(BlockHandle block);
+  void note_origin(MemoryCategory category);
 
   CachingAllocator& allocator_;
   std::vector<MemoryCategory> category_;  // by block
@@ -103,6 +115,9 @@ class MemoryBook {
   bool keeps_holders_ = false, peak_is_now_ = false;  // what is held now is what was held at the peak
   std::vector<Holder> holder_;                        // by block; bytes 0 = not allocated
   std::vector<Holder> at_highest_;
+  MemoryLog* log_ = nullptr;
+  MemoryCategory origin_category_ = MemoryCategory::Count;  // of the last origin
+  std::vector<std::int32_t> origin_units_;
   std::int32_t unit_ = -1;
   std::int32_t iteration_ = -1, instruction_ = -1, peak_iteration_ = -1, peak_instruction_ = -1;
 };

@@ -91,8 +91,11 @@ class PlanPlayer {
   double recomputed_flops() const { return recomputed_flops_; }
 
  private:
+  /// What a simulation needs of a lowered kernel, kept together.
   struct TimedKernel {
     SimDuration host = 0, device = 0;
+    std::int32_t before_begin = 0, before_end = 0, after_begin = 0, after_end = 0;  // memory events
+    bool launches = false, gemm = false;
   };
   enum class Pass : std::uint8_t { Forward, Recompute, Backward };
 
@@ -109,6 +112,7 @@ class PlanPlayer {
   bool run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
                          const SegmentTemplate& segment);
   bool allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot);
+  bool allocate_gradient(const Slot& made, std::int32_t instance);
   void free_slot(std::int32_t instance, std::int32_t slot);
   bool pieces_without_operators(const Instruction& i);
   bool ensure_workspace(bool& made);

@@ -36,6 +36,10 @@ std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
 LoweringOptions lowering_options(const HardwareProfile& profile) {
   LoweringOptions options;
   if (profile.sm_count > 0) options.multiprocessors = profile.sm_count;
+  if (profile.kind == "cpu") {
+    options.multiprocessors = 0;  // no reduction is split over thread blocks
+    options.cpu_threads = 1;      // as `run --nproc` sets it where ranks share the machine
+  }
   return options;
 }
 

@@ -41,7 +41,11 @@ void PlanPlayer::time_templates() {
     }
     std::vector<TimedKernel> times;
     times.reserve(list.kernels.size());
-    for (std::size_t k = 0; k < device.size(); ++k) times.push_back({device_.cost.host(list.kernels[k]), device[k]});
+    for (std::size_t k = 0; k < device.size(); ++k) {
+      const Kernel& kernel = list.kernels[k];
+      times.push_back({device_.cost.host(kernel), device[k], kernel.before_begin, kernel.before_end, kernel.after_begin,
+                       kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm});
+    }
     return times;
   };
   // Equal segments have equal operators: any of a template's segments says which.
@@ -109,23 +113,26 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   SimTime start = -1;
   LedgerSample highest;  // inside the segment: its end is no picture of it
   for (std::size_t k = 0; ok && k < list.kernels.size(); ++k) {
-    const Kernel& kernel = list.kernels[k];
-    ok = run_memory_events(list, kernel.before_begin, kernel.before_end, instance, segment);
-    if (ok && kernel.kind == KernelClass::Gemm && !workspace) ok = ensure_workspace(workspace);
+    const TimedKernel& timed = times[k];
+    ok = run_memory_events(list, timed.before_begin, timed.before_end, instance, segment);
+    if (ok && timed.gemm && !workspace) ok = ensure_workspace(workspace);
     if (!ok) break;
     if (keep && device_.allocator.stats().allocated.current > highest.allocated) highest = ledger_now();
-    if (kernel.launches > 0) {
-      what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
-      what.name = kernel.op;
-      what.bytes = kernel.read + kernel.written;
+    if (timed.launches) {
+      if (keep) {
+        const Kernel& kernel = list.kernels[k];
+        what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
+        what.name = kernel.op;
+        what.bytes = kernel.read + kernel.written;
+      }
       const SimDuration time =
-          slowness == 1.0 ? times[k].device : std::llround(static_cast<double>(times[k].device) * slowness);
-      const Interval run = device_.launch(i.stream, times[k].host, time, what);
+          slowness == 1.0 ? timed.device : std::llround(static_cast<double>(timed.device) * slowness);
+      const Interval run = device_.launch(i.stream, timed.host, time, what);
       if (start < 0) start = run.start;
     } else {
-      device_.clock.host_cost(times[k].host);
+      device_.clock.host_cost(timed.host);
     }
-    ok = run_memory_events(list, kernel.after_begin, kernel.after_end, instance, segment);
+    ok = run_memory_events(list, timed.after_begin, timed.after_end, instance, segment);
   }
   device_.activity.keep_spans = keep;
   if (keep && !per_kernel_ && start >= 0 && device_.compute_tail > begun) {
@@ -145,12 +152,14 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
 
 bool PlanPlayer::run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
                                    const SegmentTemplate& segment) {
+  if (begin == end) return true;
+  BlockHandle* own = slots_.data() + slot_base_[static_cast<std::size_t>(instance)];
   for (std::int32_t e = begin; e < end; ++e) {
-    const MemoryEvent& event = list.events[static_cast<std::size_t>(e)];
+    const MemoryEvent event = list.events[static_cast<std::size_t>(e)];
     if (event.alloc) {
       if (!allocate_slot(segment, instance, event.slot)) return false;
     } else if (event.slot >= 0) {
-      free_slot(instance, event.slot);
+      device_.book.free(std::exchange(own[event.slot], kNoBlock));
     } else {
       const ImportBinding& import =
           lowered_.instances[static_cast<std::size_t>(instance)].imports[static_cast<std::size_t>(-event.slot - 1)];
@@ -163,14 +172,7 @@ bool PlanPlayer::run_memory_events(const KernelList& list, std::int32_t begin, s
 
 bool PlanPlayer::allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot) {
   const Slot& made = segment.slots[static_cast<std::size_t>(slot)];
-  if (made.category == SlotCategory::ParamGrad) {  // the plan owns it from here on
-    const std::vector<ParamId>& params = plan_.segments[static_cast<std::size_t>(instance)].params;
-    const std::size_t index = made.param.index();
-    const BufferWhat what = plan_.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
-    const ParamId param = index < params.size() ? params[index] : ParamId();
-    return allocate_buffer({what, plan_.segments[static_cast<std::size_t>(instance)].unit, param}, 0, Stream::D,
-                           made.bytes);
-  }
+  if (made.category == SlotCategory::ParamGrad) return allocate_gradient(made, instance);
   const BlockHandle block = device_.book.allocate(made.bytes, index_of(Stream::D), category_of_slot(made.category));
   if (block == kNoBlock) return out_of_memory(made.bytes);
   BlockHandle& held = slots_[slot_base_[static_cast<std::size_t>(instance)] + static_cast<std::size_t>(slot)];
@@ -178,6 +180,15 @@ bool PlanPlayer::allocate_slot(const SegmentTemplate& segment, std::int32_t inst
     device_.book.free(held);  // a second forward before the backward of the first: its storages are dropped
   held = block;
   return true;
+}
+
+/// The plan owns it from here on.
+bool PlanPlayer::allocate_gradient(const Slot& made, std::int32_t instance) {
+  const Segment& segment = plan_.segments[static_cast<std::size_t>(instance)];
+  const std::size_t index = made.param.index();
+  const BufferWhat what = plan_.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
+  const ParamId param = index < segment.params.size() ? segment.params[index] : ParamId();
+  return allocate_buffer({what, segment.unit, param}, 0, Stream::D, made.bytes);
 }
 
 void PlanPlayer::free_slot(std::int32_t instance, std::int32_t slot) {

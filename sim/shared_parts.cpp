@@ -92,9 +92,18 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
   parts.graph = [&](const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool inside) {
     return graph(model, boundary, checkpoint, inside);
   };
+  const Job units = units_key(job);
+  const auto known = std::find_if(units_.begin(), units_.end(),
+                                  [&](const Units& one) { return one.model == model && one.key == units; });
+  if (known != units_.end()) {
+    parts.units = known->units;
+    units_.splice(units_.begin(), units_, known);
+  }
   auto plan = build_plan(*model, job, parts);
   if (!plan) return fail(plan.error());
-  auto lowered = shared_.lowered(model, segment_ranges(*model, *plan, parts.checkpointed), parts.table.trainable,
+  if (units_.empty() || units_.front().units != parts.units) units_.push_front({units, model, parts.units});
+  if (units_.size() > kKept) units_.pop_back();
+  auto lowered = shared_.lowered(model, segment_ranges(*model, *plan, parts.checkpointed), parts.units->trainable,
                                  lowering_options(profile));
   if (!lowered) return fail(lowered.error());
   made.plan = std::make_shared<const Plan>(std::move(*plan));

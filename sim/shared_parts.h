@@ -16,6 +16,7 @@
 #include "core/model/lowering.h"
 #include "core/model/model.h"
 #include "core/plan.h"
+#include "core/plan/build_plan.h"
 #include "core/plan/module_graph.h"
 #include "core/result.h"
 #include "sim/profile.h"
@@ -106,6 +107,11 @@ class Workbench {
     std::shared_ptr<const LoweredProgram> lowered;
     std::int64_t multiprocessors = 0;
   };
+  struct Units {
+    Job key;
+    std::shared_ptr<const Model> model;
+    std::shared_ptr<const UnitTable> units;
+  };
   struct Graph {
     std::shared_ptr<const Model> model;
     std::vector<bool> boundary;
@@ -134,6 +140,7 @@ class Workbench {
   SharedParts& shared_;
   std::list<Wrapped> wrapped_;  // latest first
   std::list<Planned> planned_;  // latest use first
+  std::list<Units> units_;      // likewise
   std::list<Graph> graphs_;     // likewise
 };
 

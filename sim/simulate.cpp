@@ -77,6 +77,7 @@ class Simulation {
         device_(profile, job.allocator, memory) {
     device_.activity.keep_spans = options.timeline;
     if (options.holders) device_.book.keep_holders();
+    if (options.memory_log != nullptr) device_.book.log_to(options.memory_log);
   }
 
   Prediction run() {
@@ -230,6 +231,7 @@ class Simulation {
       memory.phase = "init";
     }
     holders();
+    memory_log();
     speed();
     if (options_.timeline && player_) {
       prediction_.timeline = build_timeline(plan_, lowered_, device_, *player_, instructions_, played_);
@@ -262,6 +264,19 @@ class Simulation {
     for (auto& [key, group] : groups) list.push_back(std::move(group));
     std::stable_sort(list.begin(), list.end(),
                      [](const MemoryHolder& a, const MemoryHolder& b) { return a.bytes > b.bytes; });
+  }
+
+  void memory_log() {
+    if (options_.memory_log == nullptr) return;
+    options_.memory_log->segments = device_.allocator.held_segments();
+    for (std::size_t k = 0; k < options_.memory_log->origins.size(); ++k) {
+      MemoryOrigin& origin = options_.memory_log->origins[k];
+      const Instruction* made_by = instruction_at(origin.instruction);
+      const std::int32_t unit = device_.book.origin_units()[k];
+      const UnitId owner = unit < 0 && made_by != nullptr ? made_by->unit : UnitId(unit);
+      if (owner.valid() && owner.index() < plan_.units.size()) origin.unit = plan_.units[owner.index()].name;
+      origin.phase = made_by != nullptr ? std::string(phase_name(made_by->phase)) : "init";
+    }
   }
 
   void speed() {

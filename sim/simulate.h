@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/job.h"
+#include "core/memory_log.h"
 #include "core/model/lowering.h"
 #include "core/model/model.h"
 #include "core/plan.h"
@@ -28,6 +29,7 @@ struct SimulateOptions {
   Bytes memory = 0;                     // 0 = the profile's
   bool synchronize_each_step = false;   // the loop waits for the device at the end of every iteration
   bool holders = false;                 // who holds what at the peak: PeakMemory::holders
+  MemoryLog* memory_log = nullptr;      // takes down what the allocator did, from wrapping on; outlives the call
   IssueTape* tape = nullptr;            // takes down what is issued from the first iteration on: sim/retime.h
   bool empty_cache_after_init = false;  // torch.cuda.empty_cache() once, before the first iteration
 };

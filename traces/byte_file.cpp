@@ -15,6 +15,12 @@ namespace {
 constexpr int kGzipLevel = 4;  // traces are large and repeat themselves: higher levels cost twice the time for 5 %
 constexpr std::size_t kReadChunk = 1U << 20U;
 
+bool ends_with(std::string_view text, std::string_view tail) {
+  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
+}
+
+}  // namespace
+
 Error file_error(ErrorCode code, const std::string& path, std::string message, std::string got, std::string hint) {
   Error error;
   error.code = code;
@@ -24,12 +30,6 @@ Error file_error(ErrorCode code, const std::string& path, std::string message, s
   error.hint = std::move(hint);
   return error;
 }
-
-bool ends_with(std::string_view text, std::string_view tail) {
-  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
-}
-
-}  // namespace
 
 struct OutputFile::Impl {
   std::string path;

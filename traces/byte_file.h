@@ -32,6 +32,9 @@ class OutputFile {
   std::unique_ptr<Impl> impl_;
 };
 
+/// What is wrong with a file, for every reader and writer of this room.
+Error file_error(ErrorCode code, const std::string& path, std::string message, std::string got, std::string hint);
+
 /// The whole file. Larger than `limit` is an Error, found before anything is read where the size is known.
 Result<std::string> read_bytes(const std::string& path, Bytes limit);
 

@@ -41,14 +41,37 @@ std::string unit_name(const Timeline& t, std::int32_t unit) {
   return name.empty() ? "root" : name;
 }
 
-void group_spans(Side& side) {
+/// How spans of the two sides find each other.
+enum class JoinRule {
+  Instructions,  // by id and stream; what has none by kind, unit and phase on its stream
+  Roles,         // only one side has ids: by kind, unit and phase, whatever the stream
+  Kinds,         // and one side knows no units: by kind alone
+};
+
+/// One side may show kernels where the other shows segments, so only collectives are counted one by one.
+JoinKey role_of(const Timeline& t, const Span& span, JoinRule rule, std::map<JoinKey, std::int32_t>& seen) {
+  const bool kinds = rule == JoinRule::Kinds;
+  const bool computes = span.kind == SpanKind::Other || span.kind == SpanKind::Cast || span.kind == SpanKind::Copy ||
+                        span.kind == SpanKind::Memset;
+  JoinKey key{
+      "", -2, computes ? SpanKind::Compute : span.kind, kinds ? "" : unit_name(t, span.unit), kinds ? 0 : span.phase,
+      0};
+  if (is_collective(span.kind)) std::get<5>(key) = seen[key]++;
+  return key;
+}
+
+void group_spans(Side& side, JoinRule rule) {
   const Timeline& t = side.timeline;
   std::map<JoinKey, std::int32_t> seen;  // of those without ids: how many of a kind
   for (const SpanId id : side.iteration.spans) {
     const Span& span = t.spans[id.index()];
     const std::string& stream = t.lanes[span.lane.index()].stream;
+    if (!span.instruction.valid() && (span.kind == SpanKind::Annotation || span.kind == SpanKind::Wait)) continue;
     JoinKey key;
-    if (span.instruction.valid()) {
+    if (rule != JoinRule::Instructions) {
+      if (on_host(span.kind)) continue;
+      key = role_of(t, span, rule, seen);
+    } else if (span.instruction.valid()) {
       const std::int32_t first = side.iteration.first.valid() ? side.iteration.first.value : 0;
       key = {stream, span.instruction.value - first, SpanKind::Other, "", 0, 0};
     } else if (on_host(span.kind)) {
@@ -84,7 +107,8 @@ void find_peaks(Side& side, std::int32_t rank, SimTime until) {
   }
 }
 
-Result<Side> take_apart(const Timeline& t, std::int32_t rank, const CompareOptions& options, const char* which) {
+Result<Side> take_apart(const Timeline& t, std::int32_t rank, const CompareOptions& options, JoinRule rule,
+                        const char* which) {
   const std::vector<TimelineIteration> iterations = iterations_of(t, rank);
   Error error;
   error.place = std::string("timeline ") + which;
@@ -106,7 +130,7 @@ Result<Side> take_apart(const Timeline& t, std::int32_t rank, const CompareOptio
     chosen = &*found;
   }
   Side side{t, *chosen, {}, {}, {}};
-  group_spans(side);
+  group_spans(side, rule);
   side.exposed = find_exposed_comm(t, side.iteration);
   const bool last = chosen == &iterations.back();
   find_peaks(side, rank, last ? std::numeric_limits<SimTime>::max() : (chosen + 1)->issue);
@@ -229,6 +253,16 @@ class Joiner {
   std::map<std::pair<std::string, SpanKind>, Pair> causes_;
 };
 
+JoinRule join_rule(const Timeline& a, const Timeline& b) {
+  const auto any = [](const Timeline& t, auto what) {
+    return std::any_of(t.spans.begin(), t.spans.end(), [&](const Span& s) { return !on_host(s.kind) && what(s); });
+  };
+  const auto has_ids = [](const Span& s) { return s.instruction.valid(); };
+  const auto has_units = [](const Span& s) { return s.unit >= 0; };
+  if (any(a, has_ids) == any(b, has_ids)) return JoinRule::Instructions;
+  return any(a, has_units) && any(b, has_units) ? JoinRule::Roles : JoinRule::Kinds;
+}
+
 std::optional<Error> different_plans(const Timeline& a, const Timeline& b) {
   const std::string &one = a.provenance.plan_digest, &other = b.provenance.plan_digest;
   if (one.empty() || other.empty() || one == other) return std::nullopt;
@@ -269,10 +303,11 @@ Result<Comparison> compare_timelines(const Timeline& a, const Timeline& b, const
     return fail(std::move(error));
   }
   Joiner joiner;
+  const JoinRule rule = join_rule(a, b);
   for (const std::int32_t rank : ranks) {
-    const auto side_a = take_apart(a, rank, options, "A");
+    const auto side_a = take_apart(a, rank, options, rule, "A");
     if (!side_a) return fail(side_a.error());
-    const auto side_b = take_apart(b, rank, options, "B");
+    const auto side_b = take_apart(b, rank, options, rule, "B");
     if (!side_b) return fail(side_b.error());
     joiner.add(*side_a, *side_b, rank);
   }

@@ -2,9 +2,10 @@
 //
 // Usually A is a prediction and B a measurement; an error is (A - B) / B. Spans of one instruction on one stream are
 // one thing here, however many kernels it was (a prediction may show kernels where a measurement shows segments). They
-// join by the plan's instruction id; spans without ids by (kind, unit, phase) and which one of these it is. Compared is
-// one iteration of each, on the ranks that both have; times are nanoseconds, starts from the iteration's begin, amounts
-// are means over the ranks.
+// join by the plan's instruction id; spans without ids by (kind, unit, phase) and which one of these it is; where only
+// one side has ids (a prediction and a foreign recording) by that on any stream, computing summed up. Compared is one
+// iteration of each, on the ranks that both have; times are nanoseconds, starts from the iteration's begin, amounts are
+// means over the ranks.
 #pragma once
 
 #include <optional>

@@ -141,7 +141,7 @@ class Finder {
 
 bool is_collective(SpanKind kind) {
   return kind == SpanKind::AllGather || kind == SpanKind::ReduceScatter || kind == SpanKind::AllReduce ||
-         kind == SpanKind::Broadcast;
+         kind == SpanKind::Broadcast || kind == SpanKind::SendRecv;
 }
 
 ExposedComm find_exposed_comm(const Timeline& timeline, const TimelineIteration& iteration) {

@@ -32,7 +32,7 @@ enum class Table : std::uint8_t { Provenance, Names, Units, Lanes, Spans, Flows,
 constexpr std::size_t kTableCount = 9;
 constexpr std::array<const char*, kTableCount> kTableNames{"provenance", "names",    "units",   "lanes", "spans",
                                                            "flows",      "counters", "samples", "marks"};
-constexpr std::array<std::size_t, kTableCount> kColumnCounts{2, 1, 1, 3, 10, 2, 3, 3, 3};
+constexpr std::array<std::size_t, kTableCount> kColumnCounts{2, 1, 1, 4, 10, 2, 3, 3, 3};
 
 enum class Encoding : std::uint8_t { Plain, Delta, Constant, Text };
 enum class Codec : std::uint8_t { Stored, Zstd };
@@ -407,8 +407,12 @@ Result<void> Reader::build_lanes(Timeline& t) {
   Texts& stream = columns_.texts[static_cast<std::size_t>(Table::Lanes)][1];
   if (stream.size() != rows)
     return broken("table lanes has lanes without a stream", fmt::format("{}", rows), fmt::format("{}", stream.size()));
+  Texts& label = columns_.texts[static_cast<std::size_t>(Table::Lanes)][3];
+  label.resize(label.empty() ? rows : label.size());  // absent in version 1.0, and where no lane has one
+  if (label.size() != rows)
+    return broken("table lanes has lanes without a label", fmt::format("{}", rows), fmt::format("{}", label.size()));
   for (std::size_t i = 0; i < rows; ++i)
-    t.lanes.push_back({narrow((**rank)[i]), std::move(stream[i]), narrow((**priority)[i])});
+    t.lanes.push_back({narrow((**rank)[i]), std::move(stream[i]), narrow((**priority)[i]), std::move(label[i])});
   return {};
 }
 
@@ -418,7 +422,7 @@ Result<void> Reader::build_spans(Timeline& t) {
     std::int64_t low, high;
   };
   const std::array<Range, 10> ranges{{{-1, last(t.lanes.size())},
-                                      {0, static_cast<int>(SpanKind::Other)},
+                                      {0, static_cast<int>(kLastSpanKind)},
                                       {kInt64Min, kInt64Max},
                                       {kInt64Min, kInt64Max},
                                       {-1, last(t.names.size())},
@@ -544,6 +548,10 @@ std::string fst_bytes(const Timeline& t) {
   writer.integers(Table::Lanes, 0, t.lanes.size(), false, [&](std::size_t i) { return t.lanes[i].rank; });
   writer.texts(Table::Lanes, 1, t.lanes.size(), [&](std::size_t i) { return std::string_view(t.lanes[i].stream); });
   writer.integers(Table::Lanes, 2, t.lanes.size(), false, [&](std::size_t i) { return t.lanes[i].priority; });
+  const bool labels = std::any_of(t.lanes.begin(), t.lanes.end(), [](const Lane& lane) { return !lane.label.empty(); });
+  if (labels) {
+    writer.texts(Table::Lanes, 3, t.lanes.size(), [&](std::size_t i) { return std::string_view(t.lanes[i].label); });
+  }
   write_spans(writer, t.spans);
   write_rest(writer, t);
   return writer.finish();

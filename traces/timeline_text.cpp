@@ -11,6 +11,7 @@
 
 #include "core/plan.h"
 #include "traces/chrome_trace.h"
+#include "traces/phase_group.h"
 
 namespace foreshard {
 namespace {
@@ -25,10 +26,12 @@ struct Interval {
 
 bool is_communication(SpanKind kind) {
   return kind == SpanKind::AllGather || kind == SpanKind::ReduceScatter || kind == SpanKind::AllReduce ||
-         kind == SpanKind::Broadcast;
+         kind == SpanKind::Broadcast || kind == SpanKind::SendRecv;
 }
 
-bool is_idle(SpanKind kind) { return kind == SpanKind::HostWait || kind == SpanKind::Wait; }
+bool is_idle(SpanKind kind) {
+  return kind == SpanKind::HostWait || kind == SpanKind::Wait || kind == SpanKind::Annotation;
+}
 
 /// Busy time per column of the window.
 class Columns {
@@ -90,23 +93,6 @@ std::vector<Interval> without(const std::vector<Interval>& a, const std::vector<
     if (at < interval.end) out.push_back({at, interval.end});
   }
   return out;
-}
-
-std::string_view phase_group(std::int32_t phase) {
-  switch (static_cast<Phase>(phase)) {
-    case Phase::RootPreForward:
-    case Phase::PreForward:
-    case Phase::Forward:
-    case Phase::PostForward: return "forward";
-    case Phase::PreBackward:
-    case Phase::Backward:
-    case Phase::PostBackward:
-    case Phase::FrozenPostBackward:
-    case Phase::Final: return "backward";
-    case Phase::Clip: return "clip";
-    case Phase::Optimizer: return "optimizer";
-    default: return "";
-  }
 }
 
 class Drawing {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a small Llama with PyTorch FSDP1 or FSDP2 on CPUs over Gloo: the peer that the executor is measured against.
+"""Trains a small Llama with PyTorch FSDP1 or FSDP2: the peer that the executor is measured against. On CPUs over Gloo, or
+(--device cuda) on GPUs over NCCL in bf16 with float32 reductions and the fused AdamW.
 
 pytorch_fsdp.py --impl fsdp2 --preset wide --steps 20     prints one JSON object: step times of rank 0, first and last loss
 pytorch_fsdp.py --preset wide --save DIR                  writes DIR/model.pt2, the same model for `foreshard run`
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 PRESETS = {
     "wide": dict(layers=4, hidden=256, heads=8, ffn=688, vocab=1024, seq=128, batch=4),
     "deep": dict(layers=12, hidden=128, heads=4, ffn=344, vocab=512, seq=64, batch=2),
+    "gpu": dict(layers=16, hidden=2048, heads=16, ffn=5632, vocab=32000, seq=2048, batch=2),
 }
 
 
@@ -88,37 +90,46 @@ def batch_of(c, rank, step):
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def wrap(model, impl, world):
+def wrap(model, impl, world, device):
     if impl == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        mesh = init_device_mesh("cpu", (world,))
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        half = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if device == "cuda" else {}
+        options = dict(mesh=init_device_mesh(device, (world,)), mp_policy=MixedPrecisionPolicy(**half))
         for layer in model.layers:
-            fully_shard(layer, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+            fully_shard(layer, **options)
+        return fully_shard(model, **options)
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Layer}), device_id=torch.device("cpu"),
+    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Layer}), device_id=torch.device(device),
                                     use_orig_params=True)
 
 
 def train(rank, a, c, store, path):
     torch.set_num_threads(a.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=a.world)
+    cuda = a.device == "cuda"
+    if cuda:
+        torch.cuda.set_device(rank)
+        torch.backends.cuda.enable_cudnn_sdp(not a.no_cudnn)
+    dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=a.world)
     torch.manual_seed(0)
-    net = wrap(Llama(c), a.impl, a.world)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    data = [batch_of(c, rank, step) for step in range(4)]
+    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda or None)
+    data = [[part.to(a.device) for part in batch_of(c, rank, step)] for step in range(4)]
     times, losses = [], []
     for step in range(a.warmup + a.steps):
         tokens, targets = data[step % len(data)]
         dist.barrier()
+        if cuda:
+            torch.cuda.synchronize()
         start = time.perf_counter_ns()
         loss = net(tokens, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if cuda:
+            torch.cuda.synchronize()
         if step >= a.warmup:
             times.append(time.perf_counter_ns() - start)
         losses.append(loss.detach())
@@ -139,6 +150,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--impl", choices=["fsdp1", "fsdp2"], default="fsdp2")
     parser.add_argument("--preset", choices=PRESETS, default="wide")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--no-cudnn", action="store_true", help="attention by the flash kernel alone")
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of a rank")
     parser.add_argument("--steps", type=int, default=20)

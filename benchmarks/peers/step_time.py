@@ -3,14 +3,16 @@
 
 step_time.py --foreshard build/release/bin/foreshard --python build/torch-venv/bin/python [--preset wide deep] [--rounds 3]
 
-The programs run one after another, round by round, so that a disturbance of the machine hits all alike; of each the steps
-of all rounds are one sample. Printed: medians, the ratio to the faster PyTorch, and what recording costs. Targets: 1.00
-where compute dominates (wide), 0.80 where the host does (deep).
+The programs run one after another, round by round, so that a disturbance of the machine hits all alike. Printed: medians
+of all steps, the ratio to the faster PyTorch (the median of the rounds' ratios), and what recording costs. Targets: 1.00
+where compute dominates (wide), 0.80 where the host does (deep). --cpu tells the processor time of a step too (user and
+system of all ranks: a run of many steps less one of few), which suffers less from what else the machine does.
 """
 import argparse
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,17 +29,33 @@ def run(command):
     return done.stdout
 
 
-def pytorch(a, preset, impl):
+def cpu_of(work):
+    """Processor seconds of the processes that `work` starts and waits for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def cpu_of_a_step(a, work):
+    """`work(steps)` trains so many steps: what the start costs falls out."""
+    return (cpu_of(lambda: work(a.warmup + a.steps)) - cpu_of(lambda: work(a.warmup))) / a.steps * 1e9
+
+
+def pytorch(a, preset, impl, steps=None):
     script = a.peer or HERE / "pytorch_fsdp.py"
-    text = run([a.python, script, "--impl", impl, "--preset", preset, "--world", str(a.world), "--steps", str(a.steps),
-                "--warmup", str(a.warmup)])
+    timed = a.steps if steps is None else steps - a.warmup
+    text = run([a.python, script, "--impl", impl, "--preset", preset, "--world", str(a.world), "--steps", str(max(timed, 1)),
+                "--warmup", str(a.warmup if timed > 0 else a.warmup - 1)])
     result = json.loads(text)
     # Scripts that keep no single times give their median.
     return result.get("step_time_ns") or [result["step_ms"]["median"] * 1e6]
 
 
-def foreshard(a, job, runtime, timeline=None):
+def foreshard(a, job, runtime, timeline=None, steps=None):
     command = [a.foreshard, "run", job, "--nproc", str(a.world), "--json", "--quiet", "--set", f"fsdp.runtime={runtime}"]
+    if steps is not None:
+        command += ["--set", f"train.steps={steps}"]
     if timeline:
         command += ["--timeline", timeline]
     lines = [json.loads(line) for line in run(command).splitlines() if line.startswith("{")]
@@ -67,21 +85,40 @@ def compare(a, preset, folder):
     run([a.python, HERE / "pytorch_fsdp.py", "--preset", preset, "--save", folder])
     job = folder / "job.toml"
     job.write_text(JOB.format(folder=folder, steps=a.steps + a.warmup, world=a.world))
-    times = {name: [] for name in ("fsdp1", "fsdp2", "foreshard fsdp1", "foreshard fsdp2", "recording")}
+    programs = {
+        "fsdp1": lambda steps=None: pytorch(a, preset, "fsdp1", steps),
+        "foreshard fsdp2": lambda steps=None: foreshard(a, job, "fsdp2", None, steps),
+        "fsdp2": lambda steps=None: pytorch(a, preset, "fsdp2", steps),
+        "recording": lambda steps=None: foreshard(a, job, "fsdp2", folder / "run.fst", steps),
+        "foreshard fsdp1": lambda steps=None: foreshard(a, job, "fsdp1", None, steps),
+    }
+    times = {name: [] for name in programs}  # a list a round
     for _ in range(a.rounds):
-        times["fsdp1"] += pytorch(a, preset, "fsdp1")
-        times["foreshard fsdp2"] += foreshard(a, job, "fsdp2")
-        times["fsdp2"] += pytorch(a, preset, "fsdp2")
-        times["recording"] += foreshard(a, job, "fsdp2", folder / "run.fst")
-        times["foreshard fsdp1"] += foreshard(a, job, "fsdp1")
-    result = {name: {"median_ms": statistics.median(t) / 1e6, "min_ms": min(t) / 1e6} for name, t in times.items()}
-    best = min(("fsdp1", "fsdp2"), key=lambda name: result[name]["median_ms"])
-    for name, row in result.items():
-        print(f"{preset:6} {name:16} median {row['median_ms']:8.2f} ms  min {row['min_ms']:8.2f} ms  "
-              f"ratio to the faster peer {row['median_ms'] / result[best]['median_ms']:.2f} "
-              f"(of minima {row['min_ms'] / result[best]['min_ms']:.2f})")
-    cost = result["recording"]["min_ms"] / result["foreshard fsdp2"]["min_ms"] - 1
-    print(f"{preset:6} target {TARGET[preset]:.2f}; recording costs {100 * cost:+.1f} % of the shortest step")
+        for name, program in programs.items():
+            times[name].append(program())
+    ratios = {
+        name: statistics.median(
+            statistics.median(own) / min(statistics.median(times[peer][r]) for peer in ("fsdp1", "fsdp2"))
+            for r, own in enumerate(rounds))
+        for name, rounds in times.items()
+    }
+    flat = {name: [t for steps in rounds for t in steps] for name, rounds in times.items()}
+    best = min(min(flat[peer]) for peer in ("fsdp1", "fsdp2"))
+    for name, steps in flat.items():
+        print(f"{preset:6} {name:16} median {statistics.median(steps) / 1e6:8.2f} ms  min {min(steps) / 1e6:8.2f} ms  "
+              f"ratio to the faster peer {ratios[name]:.2f} (of minima {min(steps) / best:.2f})")
+    cost = ratios["recording"] / ratios["foreshard fsdp2"] - 1
+    least = min(flat["recording"]) / min(flat["foreshard fsdp2"]) - 1
+    print(f"{preset:6} target {TARGET[preset]:.2f}; recording costs {100 * cost:+.1f} % "
+          f"(of the shortest step {100 * least:+.1f} %)")
+    if a.cpu:
+        cpu = {
+            name: statistics.median(cpu_of_a_step(a, program) for _ in range(a.rounds))
+            for name, program in programs.items()
+        }
+        peer = min(cpu["fsdp1"], cpu["fsdp2"])
+        for name, ns in cpu.items():
+            print(f"{preset:6} {name:16} processor time of a step, all ranks {ns / 1e6:8.2f} ms  ratio {ns / peer:.2f}")
 
 
 def main():
@@ -95,6 +132,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="processor time of a step too")
     a = parser.parse_args()
     for preset in a.preset:
         with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,11 @@
 #include "cli/arguments.h"
 #include "cli/console.h"
 #include "cli/exec_program/checkpoint_files.h"
+#include "cli/exec_program/cuda_findings.h"
 #include "cli/exec_program/run_calibration.h"
+#include "cli/exec_program/run_op_rules.h"
 #include "cli/exec_program/run_training.h"
+#include "cli/executor_findings.h"
 
 namespace {
 
@@ -27,6 +30,16 @@ struct Dispatch {
   ExitCode operator()(const foreshard::cli::CheckpointFlags& flags) const { return run_checkpoint(flags, console); }
 
   ExitCode operator()(const foreshard::cli::CalibrateFlags& flags) const { return run_calibration(flags, console); }
+
+  /// For foreshard's own `doctor`, which asks.
+  ExitCode operator()(const foreshard::cli::DoctorFlags& flags) const {
+    if (!flags.op_rules.file.empty()) return run_op_rules(flags.op_rules, console);
+    foreshard::cli::JsonText out(0);
+    out.begin_object();
+    tell_findings(out, foreshard::cli::cuda_findings());
+    out.end_object();
+    return console.result(out.take()) ? ExitCode::Ok : ExitCode::RunFailed;
+  }
 
   template <class Flags>
   ExitCode operator()(const Flags&) const {

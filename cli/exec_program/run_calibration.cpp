@@ -13,32 +13,43 @@
 #include <vector>
 
 #include "cli/amount_text.h"
+#include "cli/exec_program/calibration_machine.h"
+#include "cli/exec_program/run_device.h"
 #include "cli/job_source.h"
 #include "cli/json_text.h"
 #include "cli/pipeline.h"
 #include "exec/calibration.h"
 #include "exec/in_process_communicator.h"
 #include "exec/launch.h"
+#include "exec/rendezvous.h"
 #include "sim/profile.h"
 #ifdef FORESHARD_WITH_GLOO
 #include "exec/gloo_communicator.h"
-#include "exec/rendezvous.h"
 #endif
 
 namespace foreshard::cli {
 namespace {
 
 struct ConnectedRanks {
-#ifdef FORESHARD_WITH_GLOO
   std::vector<std::unique_ptr<exec::Rendezvous>> meetings;  // outlive the communicators
-#endif
   std::vector<std::shared_ptr<exec::Communicator>> group;
 };
 
-/// Over TCP on this machine, as ranks that are processes have it; between threads where there is no Gloo.
-Result<ConnectedRanks> connect_ranks(int ranks) {
-  if (ranks < 2) return ConnectedRanks{};
+Result<std::shared_ptr<exec::Communicator>> over_gloo([[maybe_unused]] exec::Rendezvous& meeting) {
 #ifdef FORESHARD_WITH_GLOO
+  return exec::make_gloo_communicator(meeting, {"calibration", {}});
+#else
+  return fail({ErrorCode::Unsupported, "this build found no Gloo", "", "", "", "", "install libgloo-dev"});
+#endif
+}
+
+/// Over TCP on this machine, as ranks that are processes have it; between threads where there is no Gloo; or as the
+/// machine's devices do.
+Result<ConnectedRanks> connect_ranks(int ranks, const CalibrationMachine& machine) {
+  if (ranks < 2) return ConnectedRanks{};
+#ifndef FORESHARD_WITH_GLOO
+  if (!machine.connect) return ConnectedRanks{{}, exec::in_process_communicators(ranks)};
+#endif
   auto host = exec::Rendezvous::host("127.0.0.1", ranks);
   if (!host) return fail(host.error());
   struct Connected {
@@ -48,10 +59,10 @@ Result<ConnectedRanks> connect_ranks(int ranks) {
   ConnectedRanks ranks_here;
   std::vector<std::future<Connected>> coming;
   for (int rank = 0; rank < ranks; ++rank) {
-    coming.push_back(std::async(std::launch::async, [rank, ranks, port = (*host)->port()]() -> Connected {
+    coming.push_back(std::async(std::launch::async, [&, rank, port = (*host)->port()]() -> Connected {
       auto meeting = exec::Rendezvous::meet({"127.0.0.1", port, rank, ranks, true});
       if (!meeting) return {nullptr, fail(meeting.error())};
-      auto group = exec::make_gloo_communicator(**meeting, {"calibration", {}});
+      auto group = machine.connect ? machine.connect(**meeting) : over_gloo(**meeting);
       return {std::move(*meeting), std::move(group)};
     }));
   }
@@ -67,9 +78,6 @@ Result<ConnectedRanks> connect_ranks(int ranks) {
   ranks_here.meetings.push_back(std::move(*host));
   if (ranks_here.group.size() != static_cast<std::size_t>(ranks)) return fail(std::move(error));
   return ranks_here;
-#else
-  return ConnectedRanks{exec::in_process_communicators(ranks)};
-#endif
 }
 
 /// LibTorch's threads of a rank, as `run --nproc` would set them; 0 = its own choice.
@@ -79,47 +87,64 @@ int threads_of(const CalibrateFlags& flags) {
   return exec::intra_op_threads(place, [](const char* name) { return std::getenv(name); });
 }
 
-/// Processor and number of cores, as the kernel tells them.
-std::string fingerprint() {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  std::string line, model = "unknown processor";
-  while (std::getline(cpuinfo, line)) {
-    if (!line.starts_with("model name")) continue;
-    model = line.substr(line.find(':') + 2);
-    break;
+/// Sets a profile's number and says that it was measured; a number that was not stays.
+class MeasuredNumbers {
+ public:
+  MeasuredNumbers(HardwareProfile& profile, std::string here) : profile_(profile), here_(std::move(here)) {}
+  template <class Number>
+  void set(const char* key, Number& number, double value) {
+    if (!(value > 0)) return;
+    number = static_cast<Number>(value);
+    profile_.sources[key] = here_;
   }
-  return fmt::format("{}, {} cores", model, std::thread::hardware_concurrency());
-}
+  const std::string& here() const { return here_; }
 
-HardwareProfile profile_of(const exec::Calibration& c, HardwareProfile profile, const CalibrateFlags& flags) {
+ private:
+  HardwareProfile& profile_;
+  std::string here_;
+};
+
+void tell_host(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::Calibration& c) {
   profile.id = "calibrated-host";
   profile.kind = "cpu";
+  numbers.set("gemm_tflops", profile.gemm_tflops[DType::Float32], c.gemm_tflops);
+  numbers.set("hbm_share", profile.hbm_share, 1.0);
+  numbers.set("host_link_gb_per_s", profile.host_link_gb_per_s, c.copy_gb_per_s / 2);
+  numbers.set("host_copy_gb_per_s", profile.host_copy_gb_per_s, c.copy_gb_per_s / 2);
+  profile.op_ns = 0;
+  profile.sources["op_ns"] = "dispatch happens on the stream and is in the operators' times";
+}
+
+void tell_cards(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::Calibration& c) {
+  profile.id = "calibrated-" + profile.id;
+  numbers.set("gemm_tflops", profile.gemm_tflops[DType::Float32], c.gemm_tflops);
+  numbers.set("gemm_tflops", profile.gemm_tflops[DType::BFloat16], c.half_gemm_tflops);
+  numbers.set("gemm_tflops", profile.gemm_tflops[DType::Float16], c.half_gemm_tflops);
+  numbers.set("hbm_share", profile.hbm_share, 1.0);
+  numbers.set("host_link_gb_per_s", profile.host_link_gb_per_s, c.to_device_gb_per_s);
+  numbers.set("host_copy_gb_per_s", profile.host_copy_gb_per_s, c.pageable_gb_per_s);
+  numbers.set("op_ns", profile.op_ns, static_cast<double>(c.dispatch_ns));
+}
+
+HardwareProfile profile_of(const exec::Calibration& c, HardwareProfile profile, const CalibrateFlags& flags,
+                           const CalibrationMachine& machine) {
   profile.level = CalibrationLevel::Microbenchmark;
   profile.interval = std::max(0.15, c.spread);
   const std::string here = fmt::format("measured here, {} ranks at once, median of {}", flags.ranks, flags.repeats);
-  const auto set = [&](const char* key, auto& number, double value) {
-    if (!(value > 0)) return;
-    number = static_cast<std::remove_reference_t<decltype(number)>>(value);
-    profile.sources[key] = here;
-  };
-  set("gemm_tflops", profile.gemm_tflops[DType::Float32], c.gemm_tflops);
-  set("hbm_gb_per_s", profile.hbm_gb_per_s, c.copy_gb_per_s);
-  set("hbm_share", profile.hbm_share, 1.0);
-  set("min_kernel_ns", profile.min_kernel_ns, static_cast<double>(c.smallest_copy_ns));
-  set("host_link_gb_per_s", profile.host_link_gb_per_s, c.copy_gb_per_s / 2);
-  set("host_copy_gb_per_s", profile.host_copy_gb_per_s, c.copy_gb_per_s / 2);
-  set("launch_ns", profile.launch_ns, static_cast<double>(c.issue_ns));
-  set("call_ns", profile.call_ns, static_cast<double>(c.event_ns));
-  set("driver_alloc_ns", profile.driver_alloc_ns, static_cast<double>(c.allocation_ns));
-  profile.op_ns = 0;
-  profile.sources["op_ns"] = "dispatch happens on the stream and is in the operators' times";
+  MeasuredNumbers numbers(profile, here);
+  machine.device == nullptr ? tell_host(numbers, profile, c) : tell_cards(numbers, profile, c);
+  numbers.set("hbm_gb_per_s", profile.hbm_gb_per_s, c.copy_gb_per_s);
+  numbers.set("min_kernel_ns", profile.min_kernel_ns, static_cast<double>(c.smallest_copy_ns));
+  numbers.set("launch_ns", profile.launch_ns, static_cast<double>(c.issue_ns));
+  numbers.set("call_ns", profile.call_ns, static_cast<double>(c.event_ns));
+  numbers.set("driver_alloc_ns", profile.driver_alloc_ns, static_cast<double>(c.allocation_ns));
   for (const exec::OperatorTime& op : c.operators) {
     profile.operators.push_back({op.signature, op.forward_ns, op.backward_ns});
   }
   for (const exec::CollectiveCurve& curve : c.collectives) {
     profile.collectives.push_back({curve.kind, curve.ranks, curve.bytes, curve.ns});
   }
-  if (!c.collectives.empty()) {
+  if (!c.collectives.empty() && machine.device == nullptr) {  // cards keep the links that the profile knows
     const exec::CollectiveCurve& gather = c.collectives.front();
     const double rate =
         static_cast<double>(gather.bytes.back()) / static_cast<double>(std::max<SimDuration>(gather.ns.back(), 1));
@@ -128,7 +153,7 @@ HardwareProfile profile_of(const exec::Calibration& c, HardwareProfile profile, 
   }
   profile.calibration = {
       {"software", "foreshard " FORESHARD_VERSION ", LibTorch " FORESHARD_TORCH_VERSION},
-      {"machine", fingerprint()},
+      {"machine", machine.fingerprint.empty() ? processor_text() : machine.fingerprint},
       {"method", here + fmt::format(", {} LibTorch threads a rank", threads_of(flags))},
       {"forward_residual",
        fmt::format("{:+.4f}", static_cast<double>(c.sum_forward_ns) /
@@ -185,12 +210,23 @@ Result<void> write_text(const std::string& path, const std::string& text) {
       {ErrorCode::NotFound, "the profile cannot be written", path, "", "a folder that can be written to", "", ""});
 }
 
-Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base) {
+Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base,
+                                  const CalibrationMachine& machine) {
   const auto model = load_job_model(job, base);
   if (!model) return fail(model.error());
-  auto ranks = connect_ranks(flags.ranks);
+  auto ranks = connect_ranks(flags.ranks, machine);
   if (!ranks) return fail(ranks.error());
-  return exec::calibrate_job(*model, job, threads_of(flags), flags.repeats, std::move(ranks->group));
+  return exec::calibrate_job(*model, job, {threads_of(flags), flags.repeats, ranks->group, machine.device.get()});
+}
+
+/// What the measured numbers replace.
+Result<HardwareProfile> base_profile(const Job& job, bool cuda) {
+  if (!cuda) return load_profile("cpu-host");
+  auto profile = load_profile(job.cluster.profile);
+  if (!profile || profile->kind == "gpu") return profile;
+  Error error{ErrorCode::Inconsistent, "the job's profile is of no GPU", "", "cluster.profile", "", profile->kind, ""};
+  error.hint = "--set cluster.profile=h100-sxm-80, or the card that is nearest to yours: links are taken from it";
+  return fail(std::move(error));
 }
 
 }  // namespace
@@ -198,11 +234,14 @@ Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, c
 ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
-  const auto base = load_profile("cpu-host");
+  const bool cuda = flags.backend == "cuda";
+  const auto base = base_profile(loaded->job, cuda);
   if (!base) return console.error(base.error());
-  const auto calibration = measure(loaded->job, flags, *base);
+  const auto machine = cuda ? open_cuda_calibration(flags.ranks) : Result<CalibrationMachine>(CalibrationMachine{});
+  if (!machine) return console.error(machine.error());
+  const auto calibration = measure(loaded->job, flags, *base, *machine);
   if (!calibration) return console.error(calibration.error());
-  const HardwareProfile profile = profile_of(*calibration, *base, flags);
+  const HardwareProfile profile = profile_of(*calibration, *base, flags, *machine);
   if (auto written = write_text(flags.output, profile_text(profile)); !written) return console.error(written.error());
   const bool told =
       console.result(console.json ? summary_json(*calibration, flags) : summary_text(*calibration, flags));

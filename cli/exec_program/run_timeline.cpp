@@ -27,8 +27,7 @@ Result<Timeline> timeline_of_all(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-Result<void> write_run_timeline(exec::Training& training, const exec::Recorder& recorder, const Job& job,
-                                const TimelineFiles& files) {
+Result<void> write_run_timeline(exec::Training& training, const exec::Recorder& recorder, const TimelineFiles& files) {
   Timeline own = recorder.timeline(training.plan());
   if (training.control() != nullptr) {
     const auto texts = exec::gather_texts(fst_bytes(own), *training.control());
@@ -39,7 +38,7 @@ Result<void> write_run_timeline(exec::Training& training, const exec::Recorder& 
   }
   own.provenance.plan_digest = plan_digest(training.plan());
   own.provenance.software = "foreshard " FORESHARD_VERSION;
-  own.provenance.hardware = job.cluster.profile;
+  own.provenance.hardware = files.hardware;
   if (!files.fst.empty()) {
     if (auto written = write_fst(own, files.fst); !written) return written;
   }

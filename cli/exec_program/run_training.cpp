@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/exec_program/plugins.h"
+#include "cli/exec_program/run_device.h"
 #include "cli/exec_program/run_timeline.h"
 #include "cli/exec_program/step_report.h"
 #include "cli/job_source.h"
@@ -68,19 +70,6 @@ Console on_stderr(Console console) {
   return console;
 }
 
-/// Backends that this build has.
-Result<void> check_backend(const std::string& backend) {
-  if (backend == "host") return {};
-  Error error;
-  error.code = ErrorCode::Unsupported;
-  error.place = "--backend";
-  error.message = "this build does not train on CUDA devices yet";
-  error.expected = "host";
-  error.got = backend;
-  error.hint = "--backend host trains on this machine's CPUs";
-  return fail(std::move(error));
-}
-
 /// One rank, from its place to its exit code.
 class RankRun {
  public:
@@ -89,7 +78,7 @@ class RankRun {
 
   ExitCode run() {
     if (auto fits = exec::check_world(loaded_.job, place_); !fits) return wrong(fits.error());
-    if (place_.world_size > 1) {
+    if (place_.world_size > 1 && !emulated()) {
       auto meeting = Rendezvous::meet({place_.master_address, place_.master_port, place_.rank, place_.world_size,
                                        place_.store_hosted_elsewhere, place_.store_prefix, timeout()});
       if (!meeting) return wrong(meeting.error());
@@ -102,7 +91,8 @@ class RankRun {
 
  private:
   std::chrono::milliseconds timeout() const { return std::chrono::seconds(flags_.timeout_seconds); }
-  bool first() const { return place_.rank == 0; }
+  bool emulated() const { return flags_.emulate_world > 0; }
+  bool first() const { return place_.rank == 0 || emulated(); }
   bool records() const { return !flags_.timeline.empty() || !flags_.trace.empty(); }
 
   /// All ranks see most wrong inputs; the one whose word was kept tells it. Without a meeting, rank 0 does.
@@ -122,9 +112,23 @@ class RankRun {
     if (meeting_ != nullptr) {
       meeting_->report_failure(text);
       ours = meeting_->reported_failure(std::chrono::milliseconds::zero()) == text;
+      if (first() || (ours && console_.json)) order_behind_steps();
     }
     print_failure(text, ours ? console_ : on_stderr(console_));
     return ExitCode::RunFailed;
+  }
+
+  /// All ranks write to one stdout: the word of the rank that failed comes behind rank 0's last step. A rank 0 that is
+  /// gone or stands still is not waited for longer than others are.
+  void order_behind_steps() {
+    constexpr const char* kStepsAreTold = "steps_are_told";
+    try {
+      if (first())
+        meeting_->set(kStepsAreTold, {1});
+      else
+        static_cast<void>(meeting_->get(kStepsAreTold, kLingering));
+    } catch (const std::exception&) {  // no store any more, or nobody came: then there is nobody to be ordered with
+    }
   }
 
   Result<std::shared_ptr<exec::Communicator>> connect(const std::string& name, const std::vector<int>& ranks) {
@@ -143,7 +147,18 @@ class RankRun {
   ExitCode train() {
     std::optional<exec::Recorder> recorder;
     if (records()) recorder.emplace();
+    const DeviceWish wish{loaded_.job, place_, timeout(), recorder ? &*recorder : nullptr, meeting_.get(), emulated()};
+    const auto device = flags_.backend == "cuda" ? open_cuda_device(wish) : open_host_device(wish);
+    if (!device) return wrong(device.error());
+    if (first()) {
+      for (const std::string& note : (*device)->notes()) console_.note("note: " + note);
+    }
+    const auto hooks = load_plugins(flags_.load);
+    if (!hooks) return wrong(hooks.error());
     exec::TrainingSetup setup;
+    setup.hooks = &*hooks;
+    setup.device = (*device)->training_device();
+    setup.emulated = emulated();
     setup.job = loaded_.job;
     setup.place = place_;
     setup.connect = [this](const std::string& name, const std::vector<int>& ranks) { return connect(name, ranks); };
@@ -159,11 +174,11 @@ class RankRun {
     end_bar();
     if (end.how == TrainingEnd::How::Failed) return failed(end.text);
     if (recorder) {
-      auto written = write_run_timeline(**training, *recorder, loaded_.job, {flags_.timeline, flags_.trace});
+      auto written = write_run_timeline(**training, *recorder, {flags_.timeline, flags_.trace, (*device)->hardware()});
       if (!written) return wrong(written.error());
     }
     if (first()) {
-      const MeasuredTraining measured{loaded_.job, **training, steps_, end, flags_.backend};
+      const MeasuredTraining measured{loaded_.job, **training, steps_, end, flags_.backend, emulated()};
       if (!console_.result(console_.json ? summary_json(measured) : summary_text(measured))) return ExitCode::RunFailed;
     }
     if (end.how == TrainingEnd::How::Done) return ExitCode::Ok;
@@ -240,23 +255,40 @@ Error both_launchers(const RankPlace& place) {
   return error;
 }
 
+Error peers_twice(const std::optional<RankPlace>& place) {
+  Error error;
+  error.code = ErrorCode::Usage;
+  error.place = "--emulate-world";
+  error.message = "one process stands for all ranks";
+  error.got =
+      place ? fmt::format("rank {} of {} in the environment ({})", place->rank, place->world_size, place->launcher)
+            : "--nproc beside it";
+  error.hint = "start it alone; cluster.rank says which of the ranks it is";
+  return error;
+}
+
 }  // namespace
 
 ExitCode run_training(const RunFlags& flags, const Console& console, const std::vector<std::string>& command) {
-  if (auto there = check_backend(flags.backend); !there) return console.error(there.error());
   const auto found = exec::place_in_environment([](const char* name) { return std::getenv(name); });
   if (!found) return console.error(found.error());
   const bool own_child = *found && exec::follow_launcher(**found);
   if (!own_child && flags.nproc > 0 && *found && (*found)->launcher == "torchrun") {
     return console.error(both_launchers(**found));
   }
+  if (flags.emulate_world > 0 && (flags.nproc > 0 || *found)) return console.error(peers_twice(*found));
   Console quiet = console;
   quiet.quiet = console.quiet || (*found && (*found)->rank != 0);
   const auto loaded = load_job(flags.job, quiet);
   if (!loaded) return quiet.error(loaded.error());
   if (flags.nproc > 0 && !own_child) return launch_here(flags, console, *loaded, command);
   listen_to_signals();
-  return RankRun(flags, console, *loaded, found->value_or(RankPlace{})).run();
+  RankPlace place = found->value_or(RankPlace{});
+  if (flags.emulate_world > 0) {  // cluster.rank of many, alone on this machine
+    place.rank = static_cast<int>(loaded->job.cluster.rank);
+    place.world_size = flags.emulate_world;
+  }
+  return RankRun(flags, console, *loaded, place).run();
 }
 
 }  // namespace foreshard::cli

@@ -68,6 +68,7 @@ void step_fields(JsonText& out, const StepReport& step) {
   out.field("lr", step.lr).field("step_time_ns", step.step_time_ns);
   optional_number(out, "tokens_per_s", step.tokens_per_s);
   out.field("peak_allocated_bytes", step.peak_allocated_bytes).field("peak_reserved_bytes", step.peak_reserved_bytes);
+  if (step.eval_loss) out.field("eval_loss", *step.eval_loss).field("eval_time_ns", step.eval_time_ns);
   out.end_object();
 }
 
@@ -80,9 +81,10 @@ Bytes peak_of(const std::vector<StepReport>& steps, Bytes StepReport::*bytes) {
 void memory_fields(JsonText& out, const MeasuredTraining& m) {
   const exec::MemoryReport report = m.training.memory();
   const Bytes allocated = peak_of(m.steps, &StepReport::peak_allocated_bytes);
+  const Bytes active = report.allocator ? report.allocator->peak_active : allocated;
   const Bytes reserved = peak_of(m.steps, &StepReport::peak_reserved_bytes);
   out.key("memory").begin_object();
-  out.field("peak_allocated_bytes", allocated).field("peak_active_bytes", allocated);
+  out.field("peak_allocated_bytes", allocated).field("peak_active_bytes", active);
   out.field("peak_reserved_bytes", reserved).key("outside_allocator_bytes").null();
   out.key("at_peak").begin_object().field("instruction", report.peak_instruction.value);
   out.key("categories").begin_object();
@@ -95,9 +97,11 @@ void memory_fields(JsonText& out, const MeasuredTraining& m) {
 }
 
 void after_init_fields(JsonText& out, const exec::MemoryReport& report) {
-  const Bytes reserved = report.allocator ? report.allocator->reserved : report.total.resident;
-  out.key("after_init").begin_object().field("allocated_bytes", report.total.allocated);
-  out.field("active_bytes", report.total.allocated).field("reserved_bytes", reserved).end_object();
+  const auto& held = report.allocator;
+  const Bytes all = report.total.allocated;
+  out.key("after_init").begin_object().field("allocated_bytes", held ? held->allocated : all);
+  out.field("active_bytes", held ? held->active : all);
+  out.field("reserved_bytes", held ? held->reserved : report.total.resident).end_object();
 }
 
 /// What the plan's steady iteration sends; how long it took is a timeline's to say.
@@ -154,8 +158,12 @@ std::string step_line(const StepReport& step, std::int64_t steps) {
   if (step.grad_norm) line += fmt::format("  norm {:.4f}", *step.grad_norm);
   line += fmt::format("  lr {:.2e}  {}", step.lr, duration_text(static_cast<double>(step.step_time_ns)));
   if (step.tokens_per_s) line += fmt::format("  {} tokens/s", rate_text(*step.tokens_per_s));
-  line += fmt::format("  peak {}\n", bytes_text(step.peak_allocated_bytes));
-  return line;
+  line += fmt::format("  peak {}", bytes_text(step.peak_allocated_bytes));
+  if (step.eval_loss) {
+    line +=
+        fmt::format("  eval loss {:.4f} ({})", *step.eval_loss, duration_text(static_cast<double>(step.eval_time_ns)));
+  }
+  return line + "\n";
 }
 
 std::string progress_bar(const StepReport& step, std::int64_t steps, int width, bool unicode) {
@@ -176,6 +184,7 @@ std::string summary_json(const MeasuredTraining& m) {
   out.key("job").begin_object().field("model", m.training.model().name);
   out.field("runtime", runtime_name(m.job.fsdp.runtime)).field("strategy", strategy_name(m.job.fsdp.strategy));
   out.field("world_size", plan.world_size).field("rank", plan.rank).field("backend", m.backend);
+  out.field("emulated", m.emulated);
   out.field("units", plan.units.size()).field("tokens_per_rank", m.training.model().tokens_per_batch).end_object();
   estimate(out, "step_time_ns", step_times(m.steps));
   estimate(out, "tokens_per_s", token_rates(m.steps));
@@ -191,11 +200,11 @@ std::string summary_json(const MeasuredTraining& m) {
 std::string summary_text(const MeasuredTraining& m) {
   if (m.steps.empty()) return fmt::format("{} steps are done already\n", m.end.steps);
   const auto times = step_times(m.steps);
-  std::string text =
-      fmt::format("{} on {}: loss {:.4f} -> {:.4f}, median step {} ({} to {})",
-                  counted(static_cast<std::int64_t>(m.steps.size()), "step"),
-                  counted(m.training.plan().world_size, "rank"), m.steps.front().loss, m.steps.back().loss,
-                  duration_text(times->value), duration_text(times->low), duration_text(times->high));
+  std::string text = fmt::format("{} on {}: loss {:.4f} -> {:.4f}, median step {} ({} to {})",
+                                 counted(static_cast<std::int64_t>(m.steps.size()), "step"),
+                                 counted(m.training.plan().world_size, m.emulated ? "emulated rank" : "rank"),
+                                 m.steps.front().loss, m.steps.back().loss, duration_text(times->value),
+                                 duration_text(times->low), duration_text(times->high));
   if (const auto rates = token_rates(m.steps)) text += fmt::format(", {} tokens/s", rate_text(rates->value));
   return text + fmt::format(", peak {}\n", bytes_text(peak_of(m.steps, &StepReport::peak_allocated_bytes)));
 }

@@ -26,6 +26,7 @@ struct MeasuredTraining {
   const std::vector<exec::StepReport>& steps;
   const exec::TrainingEnd& end;
   std::string backend;
+  bool emulated = false;  // one real rank of plan().world_size
 };
 
 std::string summary_json(const MeasuredTraining& measured);

@@ -56,6 +56,22 @@ static Failure read_shard_dims(const Spot& spot, std::map<std::string, std::int6
   return {};
 }
 
+Failure read_sizes(const Spot& spot, std::map<std::string, std::int64_t>& out) {
+  if (spot.value.kind != JobValue::Kind::Table) return spot.wrong_type("a table of sizes by name");
+  std::map<std::string, std::int64_t> sizes;
+  for (std::size_t i = 0; i < spot.value.entries.size(); ++i) {
+    if (Failure failure = read_integer(spot.entry(i), 0, INT64_MAX, sizes[spot.value.entries[i].name])) return failure;
+  }
+  out = std::move(sizes);
+  return {};
+}
+
+std::string sizes_text(const std::map<std::string, std::int64_t>& sizes) {
+  std::string text;
+  for (const auto& [name, size] : sizes) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted(name), size);
+  return "{" + text + "}";
+}
+
 Failure read_overrides(const Spot& spot, Job& job) {
   if (spot.value.kind != JobValue::Kind::Array) return spot.wrong_type("a list of tables");
   static const std::vector<std::string> fields{"units",           "strategy",  "reshard_after_forward",

@@ -160,6 +160,19 @@ std::string cast_inputs_text(const std::optional<bool>& value) {
   return value ? (*value ? "true" : "false") : quoted("default");
 }
 
+Failure read_comm_hook(const Spot& spot, std::string& out) {
+  constexpr const char* kExpected = "none, fp16_compress, bf16_compress or own:NAME";
+  std::string word;
+  if (Failure failure = read_text(spot, word)) return failure;
+  const bool own = word.starts_with("own:") && word.size() > 4;
+  if (!own && word != "none" && word != "fp16_compress" && word != "bf16_compress") {
+    return spot.error(ErrorCode::OutOfRange, "there is no such communication hook", kExpected,
+                      "own:NAME is one of your own in C++, docs/run.md says how");
+  }
+  out = word;
+  return {};
+}
+
 Failure read_reshard(const Spot& spot, ReshardAfterForward& out) {
   if (spot.value.kind == JobValue::Kind::Bool) {
     out = {spot.value.boolean ? ReshardAfterForward::Kind::True : ReshardAfterForward::Kind::False, 0};

@@ -77,6 +77,7 @@ Failure read_dtype(const Spot& spot, std::string_view empty_word, std::optional<
 std::string dtype_text(const std::optional<DType>& dtype, std::string_view empty_word);
 Failure read_cast_inputs(const Spot& spot, std::optional<bool>& out);
 std::string cast_inputs_text(const std::optional<bool>& value);
+Failure read_comm_hook(const Spot& spot, std::string& out);
 Failure read_reshard(const Spot& spot, ReshardAfterForward& out);
 std::string reshard_text(const ReshardAfterForward& value);
 
@@ -114,6 +115,8 @@ std::string enum_text(const Words<E>& words, E value) {
 
 // Values that are tables or lists of lists.
 using PrefetchLists = std::map<std::string, std::vector<std::string>>;
+Failure read_sizes(const Spot& spot, std::map<std::string, std::int64_t>& out);
+std::string sizes_text(const std::map<std::string, std::int64_t>& sizes);
 Failure read_overrides(const Spot& spot, Job& job);
 std::string overrides_text(const std::vector<UnitOverride>& overrides);
 Failure read_prefetch_lists(const Spot& spot, PrefetchLists& out);

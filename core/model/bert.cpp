@@ -201,12 +201,8 @@ Result<Model> build_bert(const FamilyInput& input) {
   check_products(input, seq, std::max({c.hidden, c.intermediate, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "bert";
-  model.block_class = "BertLayer";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "bert", "BertLayer", created, seq);
   const std::int64_t head_dim = c.hidden / c.heads;
   const AttentionShape attention{.heads = c.heads,
                                  .key_value_heads = c.heads,

@@ -228,6 +228,16 @@ void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, 
   model.outputs = {ValueId(loss.index), ValueId(logits.index)};
 }
 
+Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,
+                  std::int64_t seq) {
+  Model model;
+  model.architecture = architecture;
+  model.block_class = block_class;
+  model.tokens_per_batch = input.options.batch * seq;
+  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  return model;
+}
+
 void check_architecture(ConfigReader& config, std::string_view class_name) {
   const std::vector<std::string> names = config.texts("architectures");
   if (config.failed() || names.empty() || names.front() == class_name) return;

@@ -143,6 +143,10 @@ TokenInputs write_token_inputs(ProgramWriter& writer, const FamilyInput& input, 
 void finish_with_loss(Model& model, ProgramWriter& writer, const FamilyInput& input, const TokenInputs& tokens,
                       const Tensor& logits);
 
+/// A Model with its name, block class and dtypes; `created`: what its parameters are made in. `seq` = 0: no tokens.
+Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,
+                  std::int64_t seq);
+
 /// Architecture name from the file, checked: only the causal language model is built.
 void check_architecture(ConfigReader& config, std::string_view class_name);
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/json_input.h"
-#include "core/model/family.h"
+#include "core/model/decoder_parts.h"
 
 namespace foreshard::families {
 namespace {
@@ -62,31 +62,25 @@ GemmaConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct NormModules {
-  ModuleId module;
-  ParamId weight;
-};
-
 struct LayerModules {
-  ModuleId block, attention, mlp, activation;
-  LinearModule q, k, v, o, gate, up, down;
-  NormModules input_norm, post_attention, pre_feed_forward, post_feed_forward;
+  ModuleId block, attention;
+  LinearModule q, k, v, o;
+  GatedMlpModules mlp;
+  RmsNormModule input_norm, post_attention, pre_feed_forward, post_feed_forward;
 };
 
 struct GemmaModules {
-  ModuleId root, model, embedding, rotary;
+  ModuleId root, model, embedding;
   ParamId embedding_weight;
-  std::int32_t scale = -1, inverse_frequencies = -1;
-  NormModules norm;
+  std::int32_t scale = -1;
+  RmsNormModule norm;
+  RotaryModule rotary;
   LinearModule head;
   std::vector<LayerModules> layers;
 };
 
-NormModules add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
-  NormModules m;
-  m.module = tree.module(parent, name, "Gemma2RMSNorm");
-  m.weight = tree.param(m.module, "weight", {width});
-  return m;
+RmsNormModule add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
+  return add_rms_norm(tree, parent, name, "Gemma2RMSNorm", width);
 }
 
 LayerModules add_layer(ModelTree& tree, const GemmaConfig& c, ModuleId list, std::int64_t index) {
@@ -98,11 +92,7 @@ LayerModules add_layer(ModelTree& tree, const GemmaConfig& c, ModuleId list, std
   m.k = tree.linear(m.attention, "k_proj", c.hidden, key_width, c.bias);
   m.v = tree.linear(m.attention, "v_proj", c.hidden, key_width, c.bias);
   m.o = tree.linear(m.attention, "o_proj", query_width, c.hidden, c.bias);
-  m.mlp = tree.module(m.block, "mlp", "Gemma2MLP");
-  m.gate = tree.linear(m.mlp, "gate_proj", c.hidden, c.intermediate, false);
-  m.up = tree.linear(m.mlp, "up_proj", c.hidden, c.intermediate, false);
-  m.down = tree.linear(m.mlp, "down_proj", c.intermediate, c.hidden, false);
-  m.activation = tree.module(m.mlp, "act_fn", activation_class(c.activation));
+  m.mlp = add_gated_mlp(tree, m.block, "Gemma2MLP", {c.hidden, c.intermediate, false, c.activation});
   m.input_norm = add_norm(tree, m.block, "input_layernorm", c.hidden);
   m.post_attention = add_norm(tree, m.block, "post_attention_layernorm", c.hidden);
   m.pre_feed_forward = add_norm(tree, m.block, "pre_feedforward_layernorm", c.hidden);
@@ -122,13 +112,8 @@ GemmaModules add_modules(Model& model, const GemmaConfig& c, DType dtype, const 
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = add_norm(tree, m.model, "norm", c.hidden);
-  m.rotary = tree.module(m.model, "rotary_emb", "Gemma2RotaryEmbedding");
-  const DType buffer_dtype = program.buffer_dtype.value_or(DType::Float32);
-  m.inverse_frequencies = tree.buffer(m.rotary, "inv_freq", {c.head_dim / 2}, buffer_dtype, false);
-  tree.buffer(m.rotary, "original_inv_freq", {c.head_dim / 2}, buffer_dtype, false);
-  m.head.module = tree.module(m.root, "lm_head", "Linear");
-  m.head.weight = c.tied ? tree.shared(m.head.module, "weight", m.embedding_weight)
-                         : tree.param(m.head.module, "weight", {c.vocabulary, c.hidden});
+  m.rotary = add_rotary(tree, m.model, "Gemma2RotaryEmbedding", c.head_dim, program);
+  m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }
 
@@ -137,43 +122,28 @@ class GemmaProgram {
   GemmaProgram(ProgramWriter& writer, const GemmaConfig& config, const AttentionShape& attention)
       : w_(writer), c_(config), attention_(attention) {}
 
-  void rotary(const GemmaModules& m, const Tensor& positions) {
-    w_.enter(m.rotary);
-    const Tensor angles = w_.mul(w_.to(w_.unsqueeze(positions, 2), DType::Float32), w_.buffer(m.inverse_frequencies));
-    const Tensor both = w_.cat({angles, angles}, -1);
-    const Tensor cos = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.cos.default", both), Arg{1.0});
-    const Tensor sin = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.sin.default", both), Arg{1.0});
-    cos_ = w_.to(cos, w_.dtype());
-    sin_ = w_.to(sin, w_.dtype());
-  }
+  void rotary(const GemmaModules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const Tensor& mask) {
     const Tensor attended = norm(m.post_attention, attention(m, norm(m.input_norm, x), mask));
     w_.enter(m.block);
     const Tensor middle = w_.add(x, attended);
-    const Tensor y = norm(m.post_feed_forward, mlp(m, norm(m.pre_feed_forward, middle)));
+    const Tensor y = norm(m.post_feed_forward, mlp(m, middle));
     w_.enter(m.block);
     return w_.add(middle, y);
   }
 
   /// All in float32; the weight is kept as its distance from one.
-  Tensor norm(const NormModules& m, const Tensor& x) {
+  Tensor norm(const RmsNormModule& m, const Tensor& x) {
     w_.enter(m.module);
-    const Tensor wide = w_.to(x, DType::Float32);
-    const Tensor variance = w_.mean_last(w_.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
-    const Tensor scale = w_.unary("aten.rsqrt.default", w_.with_scalar("aten.add.Tensor", variance, Arg{c_.eps}));
-    const Tensor normed = w_.mul(wide, scale);
+    const Tensor normed = write_rms_scaled(w_, x, c_.eps);
     const Tensor weight = w_.with_scalar("aten.add.Tensor", w_.to(w_.param(m.weight), DType::Float32), Arg{1.0});
     return w_.to(w_.mul(normed, weight), x.dtype, true);
   }
 
  private:
-  Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
-    const Tensor straight = w_.mul(x, cos);
-    const Tensor first = w_.slice(x, 3, 0, c_.head_dim / 2);
-    const Tensor second = w_.slice(x, 3, c_.head_dim / 2, kSliceEnd);
-    const Tensor turned = w_.cat({w_.unary("aten.neg.default", second), first}, -1);
-    return w_.add(straight, w_.mul(turned, sin));
+  Tensor mlp(const LayerModules& m, const Tensor& x) {
+    return write_gated_mlp(w_, m.mlp, c_.activation, norm(m.pre_feed_forward, x));
   }
 
   Tensor heads_of(const LayerModules& m, const LinearModule& linear, const Tensor& x) {
@@ -184,25 +154,16 @@ class GemmaProgram {
 
   Tensor attention(const LayerModules& m, const Tensor& x, const Tensor& mask) {
     const Tensor q = heads_of(m, m.q, x), k = heads_of(m, m.k, x), v = heads_of(m, m.v, x);
-    const Tensor cos = w_.unsqueeze(cos_, 1), sin = w_.unsqueeze(sin_, 1);
-    const Tensor turned_q = rotate(q, cos, sin), turned_k = rotate(k, cos, sin);
+    const Rotation rotation = write_head_rotation(w_, rotation_);
+    const Tensor turned_q = write_rotated(w_, q, rotation), turned_k = write_rotated(w_, k, rotation);
     const Tensor out = write_attention(w_, AttentionKernel::Eager, attention_, turned_q, turned_k, v, &mask);
     return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
-  }
-
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
-    const Tensor gate = write_linear(w_, m.gate, x);
-    w_.enter(m.activation);
-    const Tensor active = write_activation(w_, c_.activation, gate);
-    const Tensor up = write_linear(w_, m.up, x);
-    w_.enter(m.mlp);
-    return write_linear(w_, m.down, w_.mul(active, up));
   }
 
   ProgramWriter& w_;
   const GemmaConfig& c_;
   AttentionShape attention_;
-  Tensor cos_, sin_;
+  Rotation rotation_;
 };
 
 }  // namespace
@@ -216,12 +177,8 @@ Result<Model> build_gemma2(const FamilyInput& given) {
   check_products(input, seq, std::max({c.hidden, c.intermediate, c.vocabulary, c.heads * c.head_dim}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "gemma2";
-  model.block_class = "Gemma2DecoderLayer";
-  model.tokens_per_batch = options.batch * seq;
   const DType created = options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "gemma2", "Gemma2DecoderLayer", created, seq);
   const AttentionShape attention{.heads = c.heads,
                                  .key_value_heads = c.key_value_heads,
                                  .head_dim = c.head_dim,
@@ -243,9 +200,7 @@ Result<Model> build_gemma2(const FamilyInput& given) {
   program.rotary(m, positions);
   for (std::size_t i = 0; i < m.layers.size(); ++i) x = program.layer(m.layers[i], x, c.windowed(i) ? *near : *full);
   x = program.norm(m.norm, x);
-  w.enter(m.root);
-  x = w.alias(x);  // hidden_states[:, slice_indices, :]
-  Tensor logits = write_linear(w, m.head, x);
+  Tensor logits = write_language_head(w, m.root, m.head, x);
   w.enter(m.root);
   logits = write_soft_cap(w, logits, c.logit_cap);
   finish_with_loss(model, w, input, tokens, logits);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/model/family.h"
+#include "core/model/decoder_parts.h"
 
 namespace foreshard::families {
 namespace {
@@ -47,31 +47,19 @@ Gpt2Config read_config(const FamilyInput& input) {
   return c;
 }
 
-struct NormModule {
-  ModuleId module;
-  ParamId weight, bias;
-};
-
 struct LayerModules {
   ModuleId block, attention, attention_dropout, residual_dropout, mlp, activation, mlp_dropout;
-  NormModule norm1, norm2;
+  LayerNormModule norm1, norm2;
   LinearModule qkv, out, up, down;  // Conv1D: weight [in, out]
 };
 
 struct Gpt2Modules {
-  ModuleId root, model, tokens, positions, dropout, head;
-  ParamId token_weight, position_weight, head_weight;
-  NormModule norm;
+  ModuleId root, model, tokens, positions, dropout;
+  ParamId token_weight, position_weight;
+  LayerNormModule norm;
+  LinearModule head;
   std::vector<LayerModules> layers;
 };
-
-NormModule add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
-  NormModule norm;
-  norm.module = tree.module(parent, name, "LayerNorm");
-  norm.weight = tree.param(norm.module, "weight", {width});
-  norm.bias = tree.param(norm.module, "bias", {width});
-  return norm;
-}
 
 LinearModule add_conv(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t in, std::int64_t out) {
   LinearModule conv;
@@ -84,18 +72,18 @@ LinearModule add_conv(ModelTree& tree, ModuleId parent, std::string_view name, s
 LayerModules add_layer(ModelTree& tree, const Gpt2Config& c, ModuleId list, std::int64_t index) {
   LayerModules m;
   m.block = tree.module(list, std::to_string(index), "GPT2Block", {"GradientCheckpointingLayer"});
-  m.norm1 = add_norm(tree, m.block, "ln_1", c.hidden);
+  m.norm1 = tree.layer_norm(m.block, "ln_1", c.hidden);
   m.attention = tree.module(m.block, "attn", "GPT2Attention");
   m.qkv = add_conv(tree, m.attention, "c_attn", c.hidden, 3 * c.hidden);
   m.out = add_conv(tree, m.attention, "c_proj", c.hidden, c.hidden);
-  m.attention_dropout = tree.module(m.attention, "attn_dropout", "Dropout", {"_DropoutNd"});
-  m.residual_dropout = tree.module(m.attention, "resid_dropout", "Dropout", {"_DropoutNd"});
-  m.norm2 = add_norm(tree, m.block, "ln_2", c.hidden);
+  m.attention_dropout = tree.dropout(m.attention, "attn_dropout");
+  m.residual_dropout = tree.dropout(m.attention, "resid_dropout");
+  m.norm2 = tree.layer_norm(m.block, "ln_2", c.hidden);
   m.mlp = tree.module(m.block, "mlp", "GPT2MLP");
   m.up = add_conv(tree, m.mlp, "c_fc", c.hidden, c.inner);
   m.down = add_conv(tree, m.mlp, "c_proj", c.inner, c.hidden);
   m.activation = tree.module(m.mlp, "act", activation_class(c.activation));
-  m.mlp_dropout = tree.module(m.mlp, "dropout", "Dropout", {"_DropoutNd"});
+  m.mlp_dropout = tree.dropout(m.mlp, "dropout");
   return m;
 }
 
@@ -109,14 +97,12 @@ Gpt2Modules add_modules(Model& model, const Gpt2Config& c, DType dtype) {
   m.token_weight = tree.param(m.tokens, "weight", {c.vocabulary, c.hidden});
   m.positions = tree.module(m.model, "wpe", "Embedding");
   m.position_weight = tree.param(m.positions, "weight", {c.positions, c.hidden});
-  m.dropout = tree.module(m.model, "drop", "Dropout", {"_DropoutNd"});
+  m.dropout = tree.dropout(m.model, "drop");
   const ModuleId list = tree.module(m.model, "h", "ModuleList");
   m.layers.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
-  m.norm = add_norm(tree, m.model, "ln_f", c.hidden);
-  m.head = tree.module(m.root, "lm_head", "Linear");
-  m.head_weight =
-      c.tied ? tree.shared(m.head, "weight", m.token_weight) : tree.param(m.head, "weight", {c.vocabulary, c.hidden});
+  m.norm = tree.layer_norm(m.model, "ln_f", c.hidden);
+  m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.token_weight);
   return m;
 }
 
@@ -134,15 +120,7 @@ class Gpt2Program {
     return w_.add(middle, y);
   }
 
-  Tensor norm(const NormModule& m, const Tensor& x) {
-    w_.enter(m.module);
-    return w_.layer_norm(x, m.weight, m.bias, c_.eps);
-  }
-
-  Tensor dropout(ModuleId module, const Tensor& x, double p) {
-    w_.enter(module);
-    return w_.dropout(x, p);
-  }
+  Tensor norm(const LayerNormModule& m, const Tensor& x) { return write_layer_norm(w_, m, x, c_.eps); }
 
  private:
   Tensor conv(const LinearModule& m, const Tensor& x) {
@@ -167,7 +145,7 @@ class Gpt2Program {
     const Tensor out = kernel_ == AttentionKernel::Eager ? eager(m, shape, q, k, v, *mask)
                                                          : write_attention(w_, kernel_, shape, q, k, v, mask);
     const Tensor y = conv(m.out, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
-    return dropout(m.residual_dropout, y, c_.residual_dropout);
+    return write_dropout(w_, m.residual_dropout, y, c_.residual_dropout);
   }
 
   /// GPT-2's own eager form: softmax in the dtype of the scores, a division for the scale.
@@ -181,7 +159,7 @@ class Gpt2Program {
       p = w_.binary("aten.div.Tensor", p, divisor, p.dtype);
     }
     p = w_.softmax("aten._softmax.default", w_.add(p, mask), {Arg{std::int64_t{-1}}, Arg{false}});
-    p = dropout(m.attention_dropout, p, shape.dropout);
+    p = write_dropout(w_, m.attention_dropout, p, shape.dropout);
     w_.enter(m.attention);
     return w_.contiguous(w_.transpose(w_.matmul(p, v), 1, 2));
   }
@@ -190,7 +168,7 @@ class Gpt2Program {
     const Tensor up = conv(m.up, x);
     w_.enter(m.activation);
     const Tensor active = write_activation(w_, c_.activation, up);
-    return dropout(m.mlp_dropout, conv(m.down, active), c_.residual_dropout);
+    return write_dropout(w_, m.mlp_dropout, conv(m.down, active), c_.residual_dropout);
   }
 
   ProgramWriter& w_;
@@ -207,12 +185,8 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   check_products(input, seq, std::max({3 * c.hidden, c.inner, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "gpt2";
-  model.block_class = "GPT2Block";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "gpt2", "GPT2Block", created, seq);
   const std::int64_t head_dim = c.hidden / c.heads;
   const double scale = c.scale_attention ? std::pow(static_cast<double>(head_dim), -0.5) : 1.0;
   const AttentionShape attention{c.heads, c.heads, head_dim, c.attention_dropout, scale};
@@ -234,17 +208,13 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   Tensor x = w.add(words, places);
   const std::optional<Tensor> mask = write_mask(w, input, positions, 0);
   Gpt2Program program(w, c, *kernel, attention);
-  x = program.dropout(m.dropout, x, c.embedding_dropout);
+  x = write_dropout(w, m.dropout, x, c.embedding_dropout);
   for (std::size_t i = 0; i < m.layers.size(); ++i)
     x = program.layer(m.layers[i], static_cast<std::int64_t>(i), x, mask ? &*mask : nullptr);
   x = program.norm(m.norm, x);
   w.enter(m.model);
   x = w.view(x, {-1, seq, c.hidden});
-  w.enter(m.root);
-  x = w.alias(x);  // hidden_states[:, slice_indices, :]
-  w.enter(m.head);
-  const Tensor logits = w.linear(x, m.head_weight, {});
-  finish_with_loss(model, w, input, tokens, logits);
+  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
   return model;
 }
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/json_input.h"
-#include "core/model/family.h"
+#include "core/model/decoder_parts.h"
 
 namespace foreshard::families {
 namespace {
@@ -36,8 +36,11 @@ NeoXConfig read_config(const FamilyInput& input) {
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "gelu");
   c.dtype = config.parameter_dtype();
-  const double share = config.number_or("rotary_pct", 0.25, 0.0, 1.0);
-  if (std::optional<ConfigReader> rope = config.inside("rope_scaling")) {
+  double share = config.number_or("rotary_pct", 0.25, 0.0, 1.0);
+  // Newer files say rope_parameters, with the share in them.
+  const std::string_view key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (std::optional<ConfigReader> rope = config.inside(key)) {
+    share = rope->number_or("partial_rotary_factor", share, 0.0, 1.0);
     const std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
     if (kind != "default" && kind != "linear") {
       rope->fail_with(ErrorCode::Unsupported, "rope_type", "this rope_type is not built", "default or linear",
@@ -68,11 +71,11 @@ struct LayerModules {
 };
 
 struct NeoXModules {
-  ModuleId root, model, embedding, dropout, rotary;
+  ModuleId root, model, embedding, dropout;
   ParamId embedding_weight;
   LayerNormModule norm;
+  RotaryModule rotary;
   LinearModule head;
-  std::int32_t inverse_frequencies = -1;
   std::vector<LayerModules> layers;
 };
 
@@ -105,13 +108,8 @@ NeoXModules add_modules(Model& model, const NeoXConfig& c, DType dtype, const Pr
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = tree.layer_norm(m.model, "final_layer_norm", c.hidden);
-  m.rotary = tree.module(m.model, "rotary_emb", "GPTNeoXRotaryEmbedding");
-  const DType buffer_dtype = program.buffer_dtype.value_or(DType::Float32);
-  m.inverse_frequencies = tree.buffer(m.rotary, "inv_freq", {c.rotary_dims / 2}, buffer_dtype, false);
-  tree.buffer(m.rotary, "original_inv_freq", {c.rotary_dims / 2}, buffer_dtype, false);
-  m.head.module = tree.module(m.root, "lm_head", "Linear");
-  m.head.weight = c.tied ? tree.shared(m.head.module, "weight", m.embedding_weight)
-                         : tree.param(m.head.module, "weight", {c.vocabulary, c.hidden});
+  m.rotary = add_rotary(tree, m.model, "GPTNeoXRotaryEmbedding", c.rotary_dims, program);
+  m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }
 
@@ -120,15 +118,7 @@ class NeoXProgram {
   NeoXProgram(ProgramWriter& writer, const NeoXConfig& config, AttentionKernel kernel, const AttentionShape& attention)
       : w_(writer), c_(config), kernel_(kernel), attention_(attention) {}
 
-  void rotary(const NeoXModules& m, const Tensor& positions) {
-    w_.enter(m.rotary);
-    const Tensor angles = w_.mul(w_.to(w_.unsqueeze(positions, 2), DType::Float32), w_.buffer(m.inverse_frequencies));
-    const Tensor both = w_.cat({angles, angles}, -1);
-    const Tensor cos = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.cos.default", both), Arg{1.0});
-    const Tensor sin = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.sin.default", both), Arg{1.0});
-    cos_ = w_.to(cos, w_.dtype());
-    sin_ = w_.to(sin, w_.dtype());
-  }
+  void rotary(const NeoXModules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
     const Tensor normed = write_layer_norm(w_, m.input_norm, x, c_.eps);
@@ -155,21 +145,14 @@ class NeoXProgram {
     return {turning, w_.slice(x, 3, c_.rotary_dims, kSliceEnd)};
   }
 
-  Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin) {
-    const Tensor straight = w_.mul(x, cos);
-    const Tensor first = w_.slice(x, 3, 0, c_.rotary_dims / 2);
-    const Tensor second = w_.slice(x, 3, c_.rotary_dims / 2, kSliceEnd);
-    const Tensor turned = w_.cat({w_.unary("aten.neg.default", second), first}, -1);
-    return w_.add(straight, w_.mul(turned, sin));
-  }
-
   Tensor attention(const LayerModules& m, const Tensor& x, const Tensor* mask) {
     const Tensor qkv = write_linear(w_, m.qkv, x);
     w_.enter(m.attention);
     const std::vector<Tensor> heads = w_.split(write_heads(w_, qkv, 3 * c_.head_dim), c_.head_dim, -1);
-    const Tensor cos = w_.unsqueeze(cos_, 1), sin = w_.unsqueeze(sin_, 1);
+    const Rotation rotation = write_head_rotation(w_, rotation_);
     const Parts q = part(heads[0]), k = part(heads[1]);
-    const Tensor turned_q = turn(q.turning, cos, sin), turned_k = turn(k.turning, cos, sin);
+    const Tensor turned_q = write_rotated(w_, q.turning, rotation);
+    const Tensor turned_k = write_rotated(w_, k.turning, rotation);
     const Tensor whole_q = w_.cat({turned_q, q.rest}, -1), whole_k = w_.cat({turned_k, k.rest}, -1);
     const Tensor out = write_attention(w_, kernel_, attention_, whole_q, whole_k, heads[2], mask);
     return write_linear(w_, m.dense, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
@@ -186,7 +169,7 @@ class NeoXProgram {
   const NeoXConfig& c_;
   AttentionKernel kernel_;
   AttentionShape attention_;
-  Tensor cos_, sin_;
+  Rotation rotation_;
 };
 
 }  // namespace
@@ -197,12 +180,8 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   check_products(input, seq, std::max({3 * c.hidden, c.intermediate, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "gpt_neox";
-  model.block_class = "GPTNeoXLayer";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "gpt_neox", "GPTNeoXLayer", created, seq);
   const AttentionShape attention{.heads = c.heads,
                                  .key_value_heads = c.heads,
                                  .head_dim = c.head_dim,
@@ -224,9 +203,7 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   program.rotary(m, positions);
   for (const LayerModules& layer : m.layers) x = program.layer(layer, x, mask ? &*mask : nullptr);
   x = write_layer_norm(w, m.norm, x, c.eps);
-  w.enter(m.root);
-  x = w.alias(x);  // hidden_states[:, slice_indices, :]
-  finish_with_loss(model, w, input, tokens, write_linear(w, m.head, x));
+  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
   return model;
 }
 

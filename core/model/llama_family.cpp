@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/json_input.h"
+#include "core/model/decoder_parts.h"
 #include "core/model/experts.h"
-#include "core/model/family.h"
 
 namespace foreshard::families {
 namespace {
@@ -146,16 +146,20 @@ LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
 }
 
 struct LayerModules {
-  ModuleId block, attention, mlp, activation, input_norm, post_norm, q_norm, k_norm;
-  LinearModule q, k, v, o, gate, up, down;
-  std::optional<ExpertsModules> experts;
-  ParamId input_norm_weight, post_norm_weight, q_norm_weight, k_norm_weight;
+  ModuleId block, attention;
+  LinearModule q, k, v, o;
+  GatedMlpModules mlp;
+  std::optional<ExpertsModules> experts;  // instead of the mlp
+  RmsNormModule input_norm, post_norm;
+  std::optional<RmsNormModule> q_norm, k_norm;
 };
 
 struct LlamaModules {
-  ModuleId root, model, embedding, norm, rotary, head;
-  ParamId embedding_weight, norm_weight, head_weight;
-  std::int32_t inverse_frequencies = -1;
+  ModuleId root, model, embedding;
+  ParamId embedding_weight;
+  RmsNormModule norm;
+  RotaryModule rotary;
+  LinearModule head;
   std::vector<LayerModules> layers;
 };
 
@@ -170,24 +174,16 @@ LayerModules add_layer(ModelTree& tree, const LlamaConfig& c, ModuleId list, std
   m.v = tree.linear(m.attention, "v_proj", c.hidden, key_width, c.qkv_bias);
   m.o = tree.linear(m.attention, "o_proj", query_width, c.hidden, c.output_bias);
   if (c.head_norms) {
-    m.q_norm = tree.module(m.attention, "q_norm", norm_class);
-    m.q_norm_weight = tree.param(m.q_norm, "weight", {c.head_dim});
-    m.k_norm = tree.module(m.attention, "k_norm", norm_class);
-    m.k_norm_weight = tree.param(m.k_norm, "weight", {c.head_dim});
+    m.q_norm = add_rms_norm(tree, m.attention, "q_norm", norm_class, c.head_dim);
+    m.k_norm = add_rms_norm(tree, m.attention, "k_norm", norm_class, c.head_dim);
   }
   if (c.experts && (index + 1) % c.expert_step == 0) {
     m.experts = add_experts(tree, *c.experts, m.block);
   } else {
-    m.mlp = tree.module(m.block, "mlp", c.prefix + "MLP");
-    m.gate = tree.linear(m.mlp, "gate_proj", c.hidden, c.intermediate, c.mlp_bias);
-    m.up = tree.linear(m.mlp, "up_proj", c.hidden, c.intermediate, c.mlp_bias);
-    m.down = tree.linear(m.mlp, "down_proj", c.intermediate, c.hidden, c.mlp_bias);
-    m.activation = tree.module(m.mlp, "act_fn", activation_class(c.activation));
+    m.mlp = add_gated_mlp(tree, m.block, c.prefix + "MLP", {c.hidden, c.intermediate, c.mlp_bias, c.activation});
   }
-  m.input_norm = tree.module(m.block, "input_layernorm", norm_class);
-  m.input_norm_weight = tree.param(m.input_norm, "weight", {c.hidden});
-  m.post_norm = tree.module(m.block, "post_attention_layernorm", norm_class);
-  m.post_norm_weight = tree.param(m.post_norm, "weight", {c.hidden});
+  m.input_norm = add_rms_norm(tree, m.block, "input_layernorm", norm_class, c.hidden);
+  m.post_norm = add_rms_norm(tree, m.block, "post_attention_layernorm", norm_class, c.hidden);
   return m;
 }
 
@@ -205,15 +201,9 @@ LlamaModules add_modules(Model& model, const LlamaConfig& c, DType dtype, const 
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   m.layers.reserve(per_layer);
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
-  m.norm = tree.module(m.model, "norm", c.prefix + "RMSNorm");
-  m.norm_weight = tree.param(m.norm, "weight", {c.hidden});
-  m.rotary = tree.module(m.model, "rotary_emb", c.prefix + "RotaryEmbedding");
-  const DType buffer_dtype = program.buffer_dtype.value_or(DType::Float32);
-  m.inverse_frequencies = tree.buffer(m.rotary, "inv_freq", {c.head_dim / 2}, buffer_dtype, false);
-  tree.buffer(m.rotary, "original_inv_freq", {c.head_dim / 2}, buffer_dtype, false);
-  m.head = tree.module(m.root, "lm_head", "Linear");
-  m.head_weight = c.tied ? tree.shared(m.head, "weight", m.embedding_weight)
-                         : tree.param(m.head, "weight", {c.vocabulary, c.hidden});
+  m.norm = add_rms_norm(tree, m.model, "norm", c.prefix + "RMSNorm", c.hidden);
+  m.rotary = add_rotary(tree, m.model, c.prefix + "RotaryEmbedding", c.head_dim, program);
+  m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }
 
@@ -229,64 +219,41 @@ class LlamaProgram {
       : w_(writer), c_(config), attention_(attention) {}
 
   void rotary(const LlamaModules& m, const Tensor& positions) {
-    w_.enter(m.rotary);
-    const Tensor angles = w_.mul(w_.to(w_.unsqueeze(positions, 2), DType::Float32), w_.buffer(m.inverse_frequencies));
-    const Tensor both = w_.cat({angles, angles}, -1);
-    const Arg factor{c_.rope_attention_factor};
-    const Tensor cos = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.cos.default", both), factor);
-    const Tensor sin = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.sin.default", both), factor);
-    cos_ = w_.to(cos, w_.dtype());
-    sin_ = w_.to(sin, w_.dtype());
+    rotation_ = write_rotation(w_, m.rotary, positions, c_.rope_attention_factor);
   }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
-    const Tensor attended = attention(m, norm(m.input_norm, m.input_norm_weight, x), how);
+    const Tensor attended = attention(m, norm(m.input_norm, x), how);
     w_.enter(m.block);
     const Tensor middle = w_.add(x, attended);
-    const Tensor y = mlp(m, norm(m.post_norm, m.post_norm_weight, middle));
+    const Tensor y = mlp(m, norm(m.post_norm, middle));
     w_.enter(m.block);
     return w_.add(middle, y);
   }
 
-  /// RMSNorm: variance in float32, the weight in the input's dtype.
-  Tensor norm(ModuleId module, ParamId weight, const Tensor& x) {
-    w_.enter(module);
-    const Tensor wide = w_.to(x, DType::Float32);
-    const Tensor variance = w_.mean_last(w_.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
-    const Tensor scale = w_.unary("aten.rsqrt.default", w_.with_scalar("aten.add.Tensor", variance, Arg{c_.eps}));
-    return w_.mul(w_.param(weight), w_.to(w_.mul(wide, scale), x.dtype));
-  }
+  Tensor norm(const RmsNormModule& m, const Tensor& x) { return write_rms_norm(w_, m, x, c_.eps); }
 
  private:
   /// [batch, seq, width] -> [batch, heads, seq, head_dim]
-  Tensor heads_of(ModuleId attention, const LinearModule& linear, const Tensor& x, ModuleId head_norm,
-                  ParamId norm_weight) {
+  Tensor heads_of(ModuleId attention, const LinearModule& linear, const Tensor& x,
+                  const std::optional<RmsNormModule>& head_norm) {
     const Tensor y = write_linear(w_, linear, x);
     w_.enter(attention);
     Tensor rows = w_.view(y, {x.sizes[0], x.sizes[1], -1, c_.head_dim});
-    if (head_norm.valid()) {
-      rows = norm(head_norm, norm_weight, rows);
+    if (head_norm) {
+      rows = norm(*head_norm, rows);
       w_.enter(attention);
     }
     return w_.transpose(rows, 1, 2);
   }
 
-  /// x cos + rotate_half(x) sin
-  Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
-    const Tensor straight = w_.mul(x, cos);
-    const Tensor first = w_.slice(x, 3, 0, c_.head_dim / 2);
-    const Tensor second = w_.slice(x, 3, c_.head_dim / 2, kSliceEnd);
-    const Tensor turned = w_.cat({w_.unary("aten.neg.default", second), first}, -1);
-    return w_.add(straight, w_.mul(turned, sin));
-  }
-
   Tensor attention(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
-    const Tensor q = heads_of(m.attention, m.q, x, m.q_norm, m.q_norm_weight);
-    const Tensor k = heads_of(m.attention, m.k, x, m.k_norm, m.k_norm_weight);
-    const Tensor v = heads_of(m.attention, m.v, x, {}, {});
-    const Tensor cos = w_.unsqueeze(cos_, 1), sin = w_.unsqueeze(sin_, 1);
-    const Tensor turned_q = rotate(q, cos, sin);
-    const Tensor turned_k = rotate(k, cos, sin);
+    const Tensor q = heads_of(m.attention, m.q, x, m.q_norm);
+    const Tensor k = heads_of(m.attention, m.k, x, m.k_norm);
+    const Tensor v = heads_of(m.attention, m.v, x, std::nullopt);
+    const Rotation rotation = write_head_rotation(w_, rotation_);
+    const Tensor turned_q = write_rotated(w_, q, rotation);
+    const Tensor turned_k = write_rotated(w_, k, rotation);
     const Tensor out =
         write_attention(w_, how.kernel, attention_, turned_q, turned_k, v, how.mask ? &*how.mask : nullptr);
     return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
@@ -294,19 +261,13 @@ class LlamaProgram {
 
   Tensor mlp(const LayerModules& m, const Tensor& x) {
     if (m.experts) return write_experts(w_, *c_.experts, *m.experts, x);
-    const Tensor gate = write_linear(w_, m.gate, x);
-    w_.enter(m.activation);
-    const Tensor active = write_activation(w_, c_.activation, gate);
-    const Tensor up = write_linear(w_, m.up, x);
-    w_.enter(m.mlp);
-    const Tensor inner = w_.mul(active, up);
-    return write_linear(w_, m.down, inner);
+    return write_gated_mlp(w_, m.mlp, c_.activation, x);
   }
 
   ProgramWriter& w_;
   const LlamaConfig& c_;
   AttentionShape attention_;
-  Tensor cos_, sin_;
+  Rotation rotation_;
 };
 
 }  // namespace
@@ -319,12 +280,8 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   check_products(input, seq, width, c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = model_type;
-  model.block_class = c.prefix + "DecoderLayer";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, model_type, c.prefix + "DecoderLayer", created, seq);
   const AttentionShape attention{c.heads, c.key_value_heads, c.head_dim, c.attention_dropout,
                                  std::pow(static_cast<double>(c.head_dim), -0.5)};
   const bool all_windowed = c.sliding_window > 0 && c.first_windowed_layer == 0 && !model_type.starts_with("qwen");
@@ -356,12 +313,8 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
     const bool in_window = any_windowed && static_cast<std::int64_t>(i) >= c.first_windowed_layer;
     x = program.layer(m.layers[i], x, in_window ? windowed : full);
   }
-  x = program.norm(m.norm, m.norm_weight, x);
-  w.enter(m.root);
-  x = w.alias(x);  // hidden_states[:, slice_indices, :]
-  w.enter(m.head);
-  const Tensor logits = w.linear(x, m.head_weight, {});
-  finish_with_loss(model, w, input, tokens, logits);
+  x = program.norm(m.norm, x);
+  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
   return model;
 }
 

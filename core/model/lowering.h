@@ -125,6 +125,7 @@ struct SegmentRange {
 
 struct LoweringOptions {
   std::int64_t multiprocessors = 132;  // of the device: large reductions split over thread blocks take buffers by it
+  std::int64_t cpu_threads = 0;        // > 0: LibTorch's CPU kernels, with so many threads inside an operator
   bool hold_outputs = false;           // the caller keeps all of the model's outputs (logits), not only the first
   // Selective checkpointing by operator, as torchtitan's: inside every checkpointed region the results of fused
   // attention and of the 1st, 3rd, 5th, ... matrix product (mm, no bias) are kept; the rest is recomputed.

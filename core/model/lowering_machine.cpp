@@ -19,6 +19,16 @@ bool keeps_own_dtypes(const Model& model) {
   return mixed && first->dtype == model.compute_dtype;
 }
 
+/// The rule's saves; index and index_put keep all of their index tensors, however many there are.
+std::vector<SaveRule> saves_of(const OpRule& rule, std::size_t args) {
+  std::vector<SaveRule> saves(rule.saves.begin(), rule.saves.begin() + rule.save_count);
+  const bool put = rule.formula == OpFormula::IndexPut;  // whose last tensor are the values
+  if (!put && rule.formula != OpFormula::Index) return saves;
+  saves.clear();
+  for (std::size_t i = 1; i + (put ? 1 : 0) < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
+  return saves;
+}
+
 }  // namespace
 
 Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
@@ -65,7 +75,12 @@ Ref& Machine::param(ParamId id) {
   if (at != params_.end()) return at->second;
   const ParamInfo& info = model_.params[storage.index()];
   const DType dtype = is_floating(info.dtype) && !own_dtypes_ ? model_.compute_dtype : info.dtype;
-  Ref ref = tape.external(contiguous_layout(dims_of(info.shape), dtype));
+  set_param(storage, contiguous_layout(dims_of(info.shape), dtype));
+  return params_.at(storage.value);
+}
+
+void Machine::set_param(ParamId storage, const Layout& layout) {
+  Ref ref = tape.external(layout);
   if (storage.index() < trainable_.size() && trainable_[storage.index()]) {
     Node node;
     node.param = storage;
@@ -75,7 +90,7 @@ Ref& Machine::param(ParamId id) {
     tensor.requires_grad = true;
     tensor.node = static_cast<std::int32_t>(nodes_.size() - 1);
   }
-  return params_.emplace(storage.value, std::move(ref)).first->second;
+  params_.emplace(storage.value, std::move(ref));
 }
 
 std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame) {
@@ -179,8 +194,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   if (!any) return;
   CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
-  for (std::size_t i = 0; i < rule.save_count; ++i) {
-    const SaveRule& save = rule.saves[i];
+  for (const SaveRule& save : saves_of(rule, args.size())) {
     const auto& from = save.result ? results : args;
     if (save.index >= from.size()) continue;
     bool needed = save.if_grad == 0;
@@ -192,6 +206,10 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
     saved.index = save.index;
     if (frame == nullptr) {
       saved.tensor = from[save.index];
+      if (rule.form == OpForm::InPlace && !save.result && save.index == 0) {  // it was written over: a copy is kept
+        Emitter emit(*this, &op, at.op);
+        saved.tensor = emit.fresh("aten.clone.default", KernelClass::Copy, tape.layout(args[0]), {&args[0]});
+      }
     } else {
       saved.promised = true;
       ++frame->promises;
@@ -206,6 +224,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   for (std::size_t i = 0; i < results.size(); ++i) {
     Tensor& tensor = tape.at(results[i]);
     if (!is_floating(tensor.layout.dtype)) continue;
+    if (i > 0 && rule.first_only) break;
     tensor.requires_grad = true;
     tensor.node = id;
     tensor.output_nr = static_cast<std::int32_t>(i);
@@ -406,7 +425,10 @@ void Machine::accumulate_param(Node& node) {
       tape.at(gradient).refs == 1 && tape.layout(gradient).contiguous() && tape.storage_of(gradient).instance >= 0;
   if (!stealable) {
     Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
-    gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, node.out[0], {&gradient});
+    // The layout contract of AccumulateGrad: a parameter with gaps gets a contiguous gradient.
+    const Layout& own = node.out[0];
+    const Layout kept = own.dense() ? own : contiguous_layout(own.sizes, own.dtype);
+    gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
   }
   RawInstance& instance = tape.instances()[static_cast<std::size_t>(at.instance)];
   instance.param_grads.push_back(node.param);

@@ -96,6 +96,11 @@ class Machine {
     bool block_kwarg = false;  // held by a checkpointed region's arguments, not packed by autograd
   };
   std::vector<Kept> kept();
+  /// What the caller holds: parallel to Model::outputs with LoweringOptions::hold_outputs, else the first alone.
+  const std::vector<Ref>& outputs() const { return outputs_; }
+  /// A parameter that is laid out in its own way, in its own type. Before forward().
+  void set_param(ParamId id, const Layout& layout);
+  Ref& param(ParamId id);
 
   std::vector<std::string> names;
   std::vector<std::string> unknown_ops;
@@ -106,7 +111,6 @@ class Machine {
   std::vector<Layout> result_layouts(const Op& op) const;
   std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
-  Ref& param(ParamId id);
   Edge edge_of(const Ref& tensor);
   CheckpointFrame* frame_of(std::int32_t step);
   bool keeps(const Op& op, CheckpointFrame& frame) const;

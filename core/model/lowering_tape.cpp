@@ -197,7 +197,8 @@ std::int32_t Tape::new_tensor() {
   return static_cast<std::int32_t>(tensors_.size() - 1);
 }
 
-Ref Tape::external(const Layout& layout) {
+Ref Tape::external(const Layout& given) {
+  const Layout layout = given;  // may be that of a tensor here, which moves when another is added
   const std::int32_t id = new_tensor();
   storages_.push_back({layout.bytes(), 1, -1, -1, -1});
   Tensor& tensor = tensors_[static_cast<std::size_t>(id)];
@@ -207,7 +208,8 @@ Ref Tape::external(const Layout& layout) {
   return {this, id};
 }
 
-Ref Tape::make(const Layout& layout, SlotCategory category) {
+Ref Tape::make(const Layout& given, SlotCategory category) {
+  const Layout layout = given;
   open_before();
   RawInstance& instance = instances_[instance_];
   const auto slot = static_cast<std::int32_t>(instance.slots.size());
@@ -242,7 +244,8 @@ Ref Tape::make_bytes(Bytes bytes, SlotCategory category) {
   return make(contiguous_layout(sizes, DType::UInt8), category);
 }
 
-Ref Tape::alias(const Ref& of, const Layout& layout, bool is_view) {
+Ref Tape::alias(const Ref& of, const Layout& given, bool is_view) {
+  const Layout layout = given;
   const std::int32_t id = new_tensor();
   Tensor& tensor = tensors_[static_cast<std::size_t>(id)];
   tensor.layout = layout;

@@ -23,6 +23,12 @@ constexpr OpRule row(std::string_view name, OpForm form, OpFormula formula, Kern
   return rule;
 }
 
+/// Only the first result has a gradient.
+constexpr OpRule first_only(OpRule rule) {
+  rule.first_only = true;
+  return rule;
+}
+
 // Bits of if_grad: 1 = first tensor argument, 2 = second, 4 = third. The order of saves is PyTorch's: early stop
 // depends on it.
 constexpr OpRule kRules[] = {
@@ -81,14 +87,14 @@ constexpr OpRule kRules[] = {
     row("aten.full_like.default", F::LikeFirst, B::None, K::Elementwise),
     // --- in place ---
     row("aten.bernoulli_.float", F::InPlace, B::None, K::Elementwise),
-    row("aten.div_.Scalar", F::InPlace, B::None, K::Elementwise),
-    row("aten.fill_.Scalar", F::InPlace, B::None, K::Elementwise),
+    row("aten.div_.Scalar", F::InPlace, B::Div, K::Elementwise),
+    row("aten.fill_.Scalar", F::InPlace, B::Zeros, K::Elementwise),
     row("aten.add_.Tensor", F::InPlace, B::Add, K::Elementwise),
     row("aten.add_.Scalar", F::InPlace, B::Add, K::Elementwise),
     row("aten.mul_.Scalar", F::InPlace, B::Mul, K::Elementwise),
     row("aten.relu_.default", F::InPlace, B::Relu, K::Elementwise, {out(0)}),
     row("aten.masked_fill_.Scalar", F::InPlace, B::MaskedFill, K::Elementwise, {in(1)}),
-    row("aten.zero_.default", F::InPlace, B::None, K::Elementwise),
+    row("aten.zero_.default", F::InPlace, B::Zeros, K::Elementwise),
     row("aten.copy_.default", F::InPlace, B::None, K::Copy),
     // --- elementwise ---
     row("aten.add.Tensor", F::Elementwise, B::Add, K::Elementwise),
@@ -147,13 +153,13 @@ constexpr OpRule kRules[] = {
     row("aten.any.dim", F::Contiguous, B::None, K::Reduction),
     row("aten.cumsum.default", F::Contiguous, B::Cumsum, K::Reduction),
     row("aten.argmax.default", F::Contiguous, B::None, K::Reduction),
-    row("aten._softmax.default", F::LikeFirst, B::Softmax, K::Reduction, {out(0)}),
-    row("aten._safe_softmax.default", F::LikeFirst, B::Softmax, K::Reduction, {out(0)}),
-    row("aten.native_layer_norm.default", F::LayerNorm, B::LayerNorm, K::Reduction,
-        {in(0), in(1), in(2), out(1), out(2)}),
+    row("aten._softmax.default", F::Contiguous, B::Softmax, K::Reduction, {out(0)}),
+    row("aten._safe_softmax.default", F::Contiguous, B::Softmax, K::Reduction, {out(0)}),
+    first_only(row("aten.native_layer_norm.default", F::LayerNorm, B::LayerNorm, K::Reduction,
+                   {in(0), in(1), in(2), out(1), out(2)})),
     // --- loss ---
-    row("aten._log_softmax.default", F::LikeFirst, B::LogSoftmax, K::Loss, {out(0)}),
-    row("aten.nll_loss_forward.default", F::Contiguous, B::NllLoss, K::Loss, {in(0), in(1), out(1)}),
+    row("aten._log_softmax.default", F::Contiguous, B::LogSoftmax, K::Loss, {out(0)}),
+    first_only(row("aten.nll_loss_forward.default", F::Contiguous, B::NllLoss, K::Loss, {in(0), in(1), out(1)})),
     // --- gathers ---
     row("aten.embedding.default", F::Contiguous, B::Embedding, K::Gather, {in(1)}),
     // --- matrix products ---
@@ -163,12 +169,12 @@ constexpr OpRule kRules[] = {
     row("aten.baddbmm.default", F::Contiguous, B::Baddbmm, K::Gemm, {in(1, 4), in(2, 2)}),
     row("aten.linear.default", F::Contiguous, B::Linear, K::Gemm, {in(0, 2), in(1, 1)}),
     // --- attention ---
-    row("aten._scaled_dot_product_flash_attention.default", F::Attention, B::FlashAttention, K::Attention,
-        {in(0), in(1), in(2), out(0), out(1), out(2), out(3)}),
-    row("aten._scaled_dot_product_flash_attention_for_cpu.default", F::Attention, B::FlashAttention, K::Attention,
-        {in(0), in(1), in(2), in(3), out(0), out(1)}),
-    row("aten._scaled_dot_product_efficient_attention.default", F::Attention, B::EfficientAttention, K::Attention,
-        {in(0), in(1), in(2), in(3), out(0), out(1), out(2), out(3)}),
+    first_only(row("aten._scaled_dot_product_flash_attention.default", F::Attention, B::FlashAttention, K::Attention,
+                   {in(0), in(1), in(2), out(0), out(1), out(2), out(3)})),
+    first_only(row("aten._scaled_dot_product_flash_attention_for_cpu.default", F::Attention, B::FlashAttention,
+                   K::Attention, {in(0), in(1), in(2), in(3), out(0), out(1)})),
+    first_only(row("aten._scaled_dot_product_efficient_attention.default", F::Attention, B::EfficientAttention,
+                   K::Attention, {in(0), in(1), in(2), in(3), out(0), out(1), out(2), out(3)})),
     // --- gathers, selections ---
     row("aten.gather.default", F::Contiguous, B::Gather, K::Gather, {in(1), in(0)}),
     row("aten.index_select.default", F::Contiguous, B::IndexSelect, K::Gather, {in(1)}),
@@ -196,14 +202,14 @@ constexpr OpRule kRules[] = {
     row("aten.mse_loss.default", F::Contiguous, B::MseLoss, K::Loss, {in(0), in(1)}),
     // --- images ---
     row("aten.convolution.default", F::Contiguous, B::Convolution, K::Gemm, {in(0), in(1)}),
-    row("aten.native_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
-        {in(0), in(3), in(4), in(1), out(1), out(2)}),
-    row("aten.cudnn_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
-        {in(0), in(3), in(4), in(1), out(1), out(2), out(3)}),
+    first_only(row("aten.native_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                   {in(0), in(3), in(4), in(1), out(1), out(2)})),
+    first_only(row("aten.cudnn_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                   {in(0), in(3), in(4), in(1), out(1), out(2), out(3)})),
     row("aten.max_pool2d_with_indices.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0), out(1)}),
     row("aten.avg_pool2d.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0)}),
     row("aten.upsample_nearest2d.default", F::Contiguous, B::OwnKernel, K::Copy),
-    row("aten.nll_loss2d_forward.default", F::Contiguous, B::OwnKernel, K::Loss, {in(0), in(1), out(1)}),
+    first_only(row("aten.nll_loss2d_forward.default", F::Contiguous, B::OwnKernel, K::Loss, {in(0), in(1), out(1)})),
     // --- experts ---
     row("aten._grouped_mm.default", F::Contiguous, B::GroupedMm, K::Gemm, {in(1, 1), in(0, 2), in(2)}),
     // --- one kernel forward, one of its own name backward ---
@@ -217,9 +223,9 @@ constexpr OpRule kRules[] = {
     row("aten.glu.default", F::Contiguous, B::OwnKernel, K::Elementwise, {in(0)}),
     row("aten._prelu_kernel.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0), in(1)}),
     row("aten.native_group_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1), out(1), out(2)}),
-    row("aten._fused_rms_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1), out(1)}),
-    row("aten._native_batch_norm_legit_functional.default", F::LayerNorm, B::OwnKernel, K::Reduction,
-        {in(0), in(3), in(4), in(1), out(1), out(2)}),
+    first_only(row("aten._fused_rms_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1), out(1)})),
+    first_only(row("aten._native_batch_norm_legit_functional.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                   {in(0), in(3), in(4), in(1), out(1), out(2)})),
     row("aten.batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(3), in(4), in(1)}),
     row("aten.layer_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1)}),
     row("aten.rms_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1)}),
@@ -234,8 +240,8 @@ constexpr OpRule kRules[] = {
     row("aten.upsample_bilinear2d.vec", F::Contiguous, B::OwnKernel, K::Copy),
     row("aten.upsample_bicubic2d.vec", F::Contiguous, B::OwnKernel, K::Copy),
     row("aten.grid_sampler_2d.default", F::Contiguous, B::OwnKernel, K::Gather, {in(0), in(1)}),
-    row("aten.smooth_l1_loss.default", F::Contiguous, B::OwnKernel, K::Loss, {in(0), in(1)}),
-    row("aten.huber_loss.default", F::Contiguous, B::OwnKernel, K::Loss, {in(0), in(1)}),
+    row("aten.smooth_l1_loss.default", F::Contiguous, B::MseLoss, K::Loss, {in(0), in(1)}),
+    row("aten.huber_loss.default", F::Contiguous, B::MseLoss, K::Loss, {in(0), in(1)}),
     row("aten.conv1d.default", F::Contiguous, B::Convolution, K::Gemm, {in(0), in(1)}),
     row("aten.conv2d.default", F::Contiguous, B::Convolution, K::Gemm, {in(0), in(1)}),
     row("aten.conv3d.default", F::Contiguous, B::Convolution, K::Gemm, {in(0), in(1)}),

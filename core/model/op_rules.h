@@ -111,6 +111,7 @@ enum class OpFormula : std::uint8_t {
   Repeat,
   ScatterValue,
   Reciprocal,
+  Zeros,  // what was there is written over: zeros go back
 };
 
 /// One tensor that autograd keeps: an input or a result, if one of the inputs in `if_grad` (a bit set; 0 = always)
@@ -129,6 +130,7 @@ struct OpRule {
   std::array<SaveRule, 8> saves{};
   std::uint8_t save_count = 0;
   std::uint8_t launches = 1;
+  bool first_only = false;  // the other results have no gradient, though they are floating: statistics, weights
 };
 
 /// nullptr if the operator has no row: the default rule applies.

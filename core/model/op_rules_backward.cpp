@@ -3,6 +3,7 @@
 // afterwards.
 #include <algorithm>
 
+#include "core/model/cpu_workspace.h"
 #include "core/model/lowering_autograd.h"
 #include "core/model/lowering_machine.h"
 
@@ -232,11 +233,12 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
     }
     case OpFormula::Where: {
       const Ref condition = in.saved_arg(0);
-      if (!in.wants(1) && !in.wants(2)) break;
-      Ref zero =
-          e.fresh("aten.zeros.default", KernelClass::Elementwise, contiguous_layout(Dims{}, e.layout(g).dtype), {});
-      if (in.wants(1)) out[1] = e.elementwise("aten.where.self", {&condition, &g, &zero}, e.layout(g).dtype);
-      if (in.wants(2)) out[2] = e.elementwise("aten.where.self", {&condition, &zero, &g}, e.layout(g).dtype);
+      const Layout scalar = contiguous_layout(Dims{}, e.layout(g).dtype);
+      for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {  // each side has a zero of its own
+        if (!in.wants(i)) continue;
+        Ref zero = e.fresh("aten.scalar_tensor.default", KernelClass::Elementwise, scalar, {});
+        out[i] = e.elementwise("aten.where.self", {&condition, &g, &zero}, scalar.dtype);
+      }
       break;
     }
     case OpFormula::Tril: out[0] = e.elementwise(op.name, {&g}); break;
@@ -392,7 +394,7 @@ Grads embedding(Emitter& e, BackwardInput& in, const Ref& g) {
   Kernel kernel = e.start("aten.embedding_dense_backward.default", KernelClass::Gather, weight.dtype);
   kernel.written = weight.bytes();
   kernel.read = e.layout(g).bytes() + 8 * count;
-  if (count <= kFewIndices) {
+  if (count <= kFewIndices || e.machine().options.cpu_threads > 0) {
     out[0] = tape.make(contiguous_layout(weight.sizes, weight.dtype), e.category());
     kernel.launches = 2;
     tape.kernel(kernel);
@@ -453,12 +455,17 @@ Grads attention(Emitter& e, BackwardInput& in, const Ref& g) {
   if (!flash && in.wants(3))
     bias_gradient = tape.make(contiguous_layout(in.node.in[3].sizes, in.node.in[3].dtype), e.category());
   std::vector<Ref> workspace;
+  const std::int64_t threads = e.machine().options.cpu_threads;
+  if (threads > 0) {
+    for (const Bytes bytes : cpu_attention_backward_workspace(ql, kl, threads))
+      workspace.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  }
   if (ql.sizes.n == 4 && kl.sizes.n == 4 && vl.sizes.n == 4) {
     const std::int64_t batch = ql.sizes[0], heads = ql.sizes[1], head = ql.sizes[3];
     const std::int64_t rows = round_up(ql.sizes[2], 128);
     const std::int64_t scores = batch * heads * ql.sizes[2] * kl.sizes[2];
     kernel.flops = 2 * scores * (3 * head + 2 * vl.sizes[3]);  // five products
-    if (flash) {
+    if (flash && threads == 0) {
       const std::int64_t padded = head <= 192 ? round_up(head, 32) : 256;
       workspace.push_back(tape.make_bytes(4 * batch * heads * rows, SlotCategory::Workspace));  // softmax_d
       workspace.push_back(
@@ -467,7 +474,7 @@ Grads attention(Emitter& e, BackwardInput& in, const Ref& g) {
         for (int i = 0; i < 2; ++i)
           workspace.push_back(
               tape.make_bytes(itemsize(kl.dtype) * batch * kl.sizes[2] * heads * head, SlotCategory::Workspace));
-    } else {
+    } else if (threads == 0) {
       workspace.push_back(tape.make_bytes(4 * batch * heads * ql.sizes[2], SlotCategory::Workspace));  // delta
     }
   }
@@ -556,7 +563,8 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::OwnKernel:
     case F::Repeat:
     case F::ScatterValue:
-    case F::Reciprocal: return backward_of_more(emit, in, g);
+    case F::Reciprocal:
+    case F::Zeros: return backward_of_more(emit, in, g);
     case F::Unknown: return unknown(emit, in, g);
     case F::None: return std::vector<Ref>(in.node.in.size());
     default: return pointwise(emit, in, g);

@@ -14,6 +14,12 @@ using Grads = std::vector<Ref>;
 
 Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
 
+/// True if the argument is given and is no None.
+bool has_number(const Op& op, std::size_t position, std::string_view name) {
+  const double missing = -1e300;
+  return number_arg(op, position, name, missing) != missing;
+}
+
 /// A kernel that writes into `target` and allocates nothing.
 void write_into(Emitter& e, std::string_view name, const Ref& target, std::initializer_list<const Ref*> inputs) {
   Kernel kernel = e.start(name, KernelClass::Gather, e.layout(target).dtype);
@@ -56,7 +62,9 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   for (const Ref& saved : in.saved) kernel.read += saved ? e.layout(saved).bytes() : 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!in.wants(i)) continue;
-    out[i] = e.tape().make(plain(in.node.in[i]), e.category());
+    // prelu's kernel does not sum for a weight that was broadcast; the engine does
+    const bool broadcast = i > 0 && in.node.op->name == "aten._prelu_kernel.default";
+    out[i] = e.tape().make(plain(in.node.in[broadcast ? 0 : i]), e.category());
     kernel.written += e.layout(out[i]).bytes();
   }
   e.tape().kernel(kernel);
@@ -141,6 +149,13 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
   return out;
 }
 
+/// index_put without accumulation: what was overwritten has no gradient.
+Ref without_put(Emitter& e, BackwardInput& in, const Ref& g, const Ref& index) {
+  if (bool_arg(*in.node.op, 3, "accumulate", false)) return g;
+  Ref zeros = e.fresh("aten.zeros.default", KernelClass::Elementwise, plain(in.node.in.back()), {});
+  return e.fresh("aten.index_put.default", KernelClass::Gather, plain(in.node.in[0]), {&g, &index, &zeros}, 2);
+}
+
 Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
   const Layout& from = in.node.in[0];
@@ -161,14 +176,15 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::ScatterAdd:
     case OpFormula::IndexAdd:
     case OpFormula::IndexPut: {
-      if (in.wants(0)) out[0] = g;
-      if (!in.wants(2)) break;
       const OpFormula formula = in.node.rule->formula;
-      out[2] = pick(e,
-                    formula == OpFormula::ScatterAdd ? "aten.gather.default"
-                    : formula == OpFormula::IndexAdd ? "aten.index_select.default"
-                                                     : "aten.index.Tensor",
-                    in.node.in[2], g, index);
+      const std::size_t values = in.node.in.size() - 1;
+      if (in.wants(0)) out[0] = formula == OpFormula::IndexPut ? without_put(e, in, g, index) : g;
+      if (values < 2 || !in.wants(values)) break;
+      out[values] = pick(e,
+                         formula == OpFormula::ScatterAdd ? "aten.gather.default"
+                         : formula == OpFormula::IndexAdd ? "aten.index_select.default"
+                                                          : "aten.index.Tensor",
+                         in.node.in[values], g, index);
       break;
     }
     default: break;
@@ -222,11 +238,12 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::LogSumExp:
     case OpFormula::Var:
     case OpFormula::VectorNorm: return reductions(e, in, g);
-    case OpFormula::MseLoss: {
+    case OpFormula::MseLoss: {  // one kernel for each side that wants its gradient
+      std::string name = in.node.op->name;
+      name.insert(std::min(name.rfind('.'), name.size()), "_backward");
       const Ref a = in.saved_arg(0), b = in.saved_arg(1);
       for (std::size_t i = 0; i < 2; ++i)
-        if (in.wants(i))
-          out[i] = e.fresh("aten.mse_loss_backward.default", KernelClass::Loss, plain(in.node.in[i]), {&g, &a, &b});
+        if (in.wants(i)) out[i] = e.fresh(name, KernelClass::Loss, plain(in.node.in[i]), {&g, &a, &b});
       return out;
     }
     case OpFormula::Stack: {  // every input is a slice of the gradient
@@ -242,11 +259,19 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       const Ref self = in.saved_arg(0);
       Ref zero = e.fresh("aten.scalar_tensor.default", KernelClass::Elementwise,
                          contiguous_layout(Dims{}, e.layout(g).dtype), {});
-      Ref inside = e.elementwise("aten.ge.Scalar", {&self}, DType::Bool);
+      const Op& op = *in.node.op;
+      const bool low = op.name != "aten.clamp_max.default" && has_number(op, 1, "min");
+      const bool high = op.name == "aten.clamp_max.default" || has_number(op, 2, "max");
+      Ref inside = e.elementwise(low || !high ? "aten.ge.Scalar" : "aten.le.Scalar", {&self}, DType::Bool);
+      if (low && high) {
+        Ref below = e.elementwise("aten.le.Scalar", {&self}, DType::Bool);
+        write_into(e, "aten.logical_and_.default", inside, {&below});
+      }
       out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);
       return out;
     }
     case OpFormula::Roll: out[0] = e.elementwise(in.node.op->name, {&g}); return out;
+    case OpFormula::Zeros: out[0] = e.elementwise("aten.zeros_like.default", {&g}); return out;
     case OpFormula::Repeat: return repeat(e, in, g);
     case OpFormula::ScatterValue: {  // what was overwritten has no gradient; what was put in has its own
       const Ref index = in.saved_arg(1);
@@ -256,8 +281,8 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
     }
     case OpFormula::Reciprocal: {
       const Ref result = in.saved_result(0);
-      Ref negative = e.elementwise("aten.neg.default", {&g});
       Ref square = e.elementwise("aten.mul.Tensor", {&result, &result});
+      Ref negative = e.elementwise("aten.neg.default", {&g});
       out[0] = e.elementwise("aten.mul.Tensor", {&negative, &square});
       return out;
     }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/model/cpu_workspace.h"
 #include "core/model/lowering_autograd.h"
 #include "core/model/lowering_machine.h"
 
@@ -323,12 +324,10 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
   }
 }
 
-Layout result_layout(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
-                     const Layout& result) {
-  if (args.empty() || rule.form == OpForm::Contiguous || rule.form == OpForm::LayerNorm ||
-      rule.form == OpForm::CopyIfNeeded)
+Layout result_layout(Emitter& emit, OpForm form, const Op& op, const std::vector<Ref>& args, const Layout& result) {
+  if (args.empty() || form == OpForm::Contiguous || form == OpForm::LayerNorm || form == OpForm::CopyIfNeeded)
     return contiguous_layout(result.sizes, result.dtype);
-  if (rule.form == OpForm::LikeFirst || rule.form == OpForm::Attention) {
+  if (form == OpForm::LikeFirst || form == OpForm::Attention) {
     const Layout& first = emit.layout(args[0]);
     const Layout* one[] = {&first};
     if (result.sizes.n == first.sizes.n) return elementwise_layout(one, result.sizes, result.dtype);
@@ -343,6 +342,21 @@ Layout result_layout(Emitter& emit, const OpRule& rule, const Op& op, const std:
   for (const Ref& arg : args) layouts.push_back(emit.layout(arg));
   for (const Layout& layout : layouts) pointers.push_back(&layout);
   return elementwise_layout(pointers, result.sizes, result.dtype);
+}
+
+/// mse_loss and its like work out every element in the result's storage, then shrink the result to their mean: the
+/// scalar goes on holding all of it.
+bool keeps_all_elements(const OpRule& rule, const Layout& result) {
+  return result.sizes.n == 0 && (rule.name == "aten.mse_loss.default" || rule.name == "aten.smooth_l1_loss.default");
+}
+
+/// The CPU kernel's statistics lie as its threads write them: [batch, rows, heads].
+Layout statistics_layout(const OpRule& rule, const Layout& result) {
+  Layout layout = contiguous_layout(result.sizes, result.dtype);
+  if (rule.name != "aten._scaled_dot_product_flash_attention_for_cpu.default" || layout.sizes.n != 3) return layout;
+  layout.strides[1] = 1;
+  layout.strides[2] = layout.sizes[1];
+  return layout;
 }
 
 }  // namespace
@@ -382,14 +396,21 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     return out;
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
-    const Layout layout = i == 0                               ? result_layout(emit, rule, op, args, results[0])
-                          : rule.formula == OpFormula::Dropout ? result_layout(emit, rule, op, args, results[i])
-                                                               : contiguous_layout(results[i].sizes, results[i].dtype);
+    const bool like_first = i == 0 || rule.formula == OpFormula::Dropout;
+    const Layout layout =
+        like_first ? result_layout(emit, form, op, args, results[i]) : statistics_layout(rule, results[i]);
     if (layout.numel() == 0 && i > 0) {  // flash attention's debug mask: no storage
       out.push_back(tape.external(layout));
       continue;
     }
-    out.push_back(tape.make(layout, emit.category()));
+    if (keeps_all_elements(rule, layout) && args.size() >= 2) {
+      const Layout a = emit.layout(args[0]), b = emit.layout(args[1]);
+      Ref elements =
+          tape.make(contiguous_layout(a.numel() >= b.numel() ? a.sizes : b.sizes, layout.dtype), emit.category());
+      out.push_back(tape.alias(elements, layout, false));
+    } else {
+      out.push_back(tape.make(layout, emit.category()));
+    }
     kernel.written += layout.bytes();
   }
   if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
@@ -405,6 +426,11 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
       workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));
       kernel.launches = 2;
     }
+  }
+  if (rule.kind == KernelClass::Attention && emit.machine().options.cpu_threads > 0 && args.size() >= 2) {
+    const auto all =
+        cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), emit.machine().options.cpu_threads);
+    for (const Bytes bytes : all) workspace.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
   }
   tape.kernel(kernel);
   return out;

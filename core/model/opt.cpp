@@ -3,7 +3,7 @@
 #include <cmath>
 #include <optional>
 
-#include "core/model/family.h"
+#include "core/model/decoder_parts.h"
 
 namespace foreshard::families {
 namespace {
@@ -62,8 +62,9 @@ struct LayerModules {
 };
 
 struct OptModules {
-  ModuleId root, decoder, tokens, positions, head;
-  ParamId token_weight, position_weight, head_weight;
+  ModuleId root, decoder, tokens, positions;
+  ParamId token_weight, position_weight;
+  LinearModule head;
   std::optional<LinearModule> project_in, project_out;
   std::optional<LayerNormModule> norm;
   std::vector<LayerModules> layers;
@@ -104,9 +105,7 @@ OptModules add_modules(Model& model, const OptConfig& c, DType dtype) {
   const ModuleId list = tree.module(m.decoder, "layers", "ModuleList");
   m.layers.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
-  m.head = tree.module(m.root, "lm_head", "Linear");
-  m.head_weight = c.tied ? tree.shared(m.head, "weight", m.token_weight)
-                         : tree.param(m.head, "weight", {c.vocabulary, c.embedding});
+  m.head = add_language_head(tree, m.root, c.vocabulary, c.embedding, c.tied, m.token_weight);
   return m;
 }
 
@@ -182,12 +181,8 @@ Result<Model> build_opt(const FamilyInput& given) {
   check_products(input, seq, std::max({c.hidden, c.inner, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "opt";
-  model.block_class = "OPTDecoderLayer";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "opt", "OPTDecoderLayer", created, seq);
   AttentionShape shape;
   shape.heads = shape.key_value_heads = c.heads;
   shape.head_dim = c.hidden / c.heads;
@@ -212,11 +207,7 @@ Result<Model> build_opt(const FamilyInput& given) {
   for (const LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
   if (m.norm) x = layers.norm(*m.norm, x);
   if (m.project_out) x = write_linear(w, *m.project_out, x);
-  w.enter(m.root);
-  x = w.alias(x);  // hidden_states[:, slice_indices, :]
-  w.enter(m.head);
-  const Tensor logits = w.linear(x, m.head_weight, {});
-  finish_with_loss(model, w, input, tokens, logits);
+  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
   return model;
 }
 

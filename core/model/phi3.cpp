@@ -4,10 +4,12 @@
 #include <optional>
 
 #include "core/json_input.h"
-#include "core/model/family.h"
+#include "core/model/decoder_parts.h"
 
 namespace foreshard::families {
 namespace {
+
+constexpr std::string_view kNormClass = "Phi3RMSNorm";
 
 struct Phi3Config {
   std::int64_t hidden = 0, intermediate = 0, layers = 0, vocabulary = 0, max_positions = 0;
@@ -21,16 +23,20 @@ struct Phi3Config {
   DType dtype = DType::Float32;
 };
 
-/// Only the plain kind: the others choose their frequencies by the length that they meet in the data.
-void check_rope(ConfigReader& config) {
+/// The share of a head that turns; newer files keep it in rope_parameters. Only the plain kind is built: the others
+/// choose their frequencies by the length that they meet in the data.
+double read_rotary_share(ConfigReader& config) {
+  const double share = config.number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
   const std::string_view key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
   std::optional<ConfigReader> rope = config.inside(key);
-  if (!rope) return;
+  if (!rope) return share;
   const std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
   if (kind != "default")
     rope->fail_with(ErrorCode::Unsupported, "rope_type", "this rope_type is not built for phi3", "default",
                     in_quotes(kind), "export the model: foreshard export-script");
+  const double newer = rope->number_or("partial_rotary_factor", share, 0.0, 1.0);
   config.adopt(*rope);
+  return newer;
 }
 
 Phi3Config read_config(const FamilyInput& input) {
@@ -51,8 +57,7 @@ Phi3Config read_config(const FamilyInput& input) {
   c.residual_dropout = config.number_or("resid_pdrop", 0.0, 0.0, 1.0);
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "silu");
-  const double part = config.number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
-  check_rope(config);
+  const double part = read_rotary_share(config);
   c.dtype = config.parameter_dtype();
   if (config.failed()) return c;
   if (c.hidden % c.heads != 0 || c.heads % c.key_value_heads != 0) {
@@ -70,15 +75,17 @@ Phi3Config read_config(const FamilyInput& input) {
 }
 
 struct LayerModules {
-  ModuleId block, attention, mlp, activation, input_norm, post_norm, attention_dropout, mlp_dropout;
+  ModuleId block, attention, mlp, activation, attention_dropout, mlp_dropout;
   LinearModule out, qkv, gate_up, down;
-  ParamId input_norm_weight, post_norm_weight;
+  RmsNormModule input_norm, post_norm;
 };
 
 struct Phi3Modules {
-  ModuleId root, model, embedding, norm, rotary, head;
-  ParamId embedding_weight, norm_weight, head_weight;
-  std::int32_t inverse_frequencies = -1;
+  ModuleId root, model, embedding;
+  ParamId embedding_weight;
+  RmsNormModule norm;
+  RotaryModule rotary;
+  LinearModule head;
   std::vector<LayerModules> layers;
 };
 
@@ -93,10 +100,8 @@ LayerModules add_layer(ModelTree& tree, const Phi3Config& c, ModuleId list, std:
   m.gate_up = tree.linear(m.mlp, "gate_up_proj", c.hidden, 2 * c.intermediate, false);
   m.down = tree.linear(m.mlp, "down_proj", c.intermediate, c.hidden, false);
   m.activation = tree.module(m.mlp, "activation_fn", activation_class(c.activation));
-  m.input_norm = tree.module(m.block, "input_layernorm", "Phi3RMSNorm");
-  m.input_norm_weight = tree.param(m.input_norm, "weight", {c.hidden});
-  m.post_norm = tree.module(m.block, "post_attention_layernorm", "Phi3RMSNorm");
-  m.post_norm_weight = tree.param(m.post_norm, "weight", {c.hidden});
+  m.input_norm = add_rms_norm(tree, m.block, "input_layernorm", kNormClass, c.hidden);
+  m.post_norm = add_rms_norm(tree, m.block, "post_attention_layernorm", kNormClass, c.hidden);
   m.attention_dropout = tree.dropout(m.block, "resid_attn_dropout");
   m.mlp_dropout = tree.dropout(m.block, "resid_mlp_dropout");
   return m;
@@ -113,15 +118,9 @@ Phi3Modules add_modules(Model& model, const Phi3Config& c, DType dtype, const Pr
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   m.layers.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
-  m.norm = tree.module(m.model, "norm", "Phi3RMSNorm");
-  m.norm_weight = tree.param(m.norm, "weight", {c.hidden});
-  m.rotary = tree.module(m.model, "rotary_emb", "Phi3RotaryEmbedding");
-  const DType buffer_dtype = program.buffer_dtype.value_or(DType::Float32);
-  m.inverse_frequencies = tree.buffer(m.rotary, "inv_freq", {c.rotary / 2}, buffer_dtype, false);
-  tree.buffer(m.rotary, "original_inv_freq", {c.rotary / 2}, buffer_dtype, false);
-  m.head = tree.module(m.root, "lm_head", "Linear");
-  m.head_weight = c.tied ? tree.shared(m.head, "weight", m.embedding_weight)
-                         : tree.param(m.head, "weight", {c.vocabulary, c.hidden});
+  m.norm = add_rms_norm(tree, m.model, "norm", kNormClass, c.hidden);
+  m.rotary = add_rotary(tree, m.model, "Phi3RotaryEmbedding", c.rotary, program);
+  m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }
 
@@ -130,44 +129,25 @@ class Phi3Program {
   Phi3Program(ProgramWriter& writer, const Phi3Config& config, AttentionKernel kernel, const AttentionShape& shape)
       : w_(writer), c_(config), kernel_(kernel), shape_(shape) {}
 
-  void rotary(const Phi3Modules& m, const Tensor& positions) {
-    w_.enter(m.rotary);
-    const Tensor angles = w_.mul(w_.to(w_.unsqueeze(positions, 2), DType::Float32), w_.buffer(m.inverse_frequencies));
-    const Tensor both = w_.cat({angles, angles}, -1);
-    const Tensor cos = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.cos.default", both), Arg{1.0});
-    const Tensor sin = w_.with_scalar("aten.mul.Tensor", w_.unary("aten.sin.default", both), Arg{1.0});
-    cos_ = w_.to(cos, w_.dtype());
-    sin_ = w_.to(sin, w_.dtype());
-  }
+  void rotary(const Phi3Modules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
-    const Tensor attended = attention(m, norm(m.input_norm, m.input_norm_weight, x), mask);
+    const Tensor attended = attention(m, norm(m.input_norm, x), mask);
     const Tensor kept = write_dropout(w_, m.attention_dropout, attended, c_.residual_dropout);
     w_.enter(m.block);
     const Tensor middle = w_.add(x, kept);
-    const Tensor y = mlp(m, norm(m.post_norm, m.post_norm_weight, middle));
+    const Tensor y = mlp(m, norm(m.post_norm, middle));
     const Tensor last = write_dropout(w_, m.mlp_dropout, y, c_.residual_dropout);
     w_.enter(m.block);
     return w_.add(middle, last);
   }
 
-  /// RMSNorm: variance in float32, the weight in the input's dtype.
-  Tensor norm(ModuleId module, ParamId weight, const Tensor& x) {
-    w_.enter(module);
-    const Tensor wide = w_.to(x, DType::Float32);
-    const Tensor variance = w_.mean_last(w_.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
-    const Tensor scale = w_.unary("aten.rsqrt.default", w_.with_scalar("aten.add.Tensor", variance, Arg{c_.eps}));
-    return w_.mul(w_.param(weight), w_.to(w_.mul(wide, scale), x.dtype));
-  }
+  Tensor norm(const RmsNormModule& m, const Tensor& x) { return write_rms_norm(w_, m, x, c_.eps); }
 
  private:
   /// The turning part of x: x cos + rotate_half(x) sin; the rest goes through.
-  Tensor rotate(const Tensor& turning, const Tensor& rest, const Tensor& cos, const Tensor& sin) {
-    const Tensor straight = w_.mul(turning, cos);
-    const Tensor first = w_.slice(turning, 3, 0, c_.rotary / 2);
-    const Tensor second = w_.slice(turning, 3, c_.rotary / 2, kSliceEnd);
-    const Tensor turned = w_.cat({w_.unary("aten.neg.default", second), first}, -1);
-    return w_.cat({w_.add(straight, w_.mul(turned, sin)), rest}, -1);
+  Tensor rotate(const Tensor& turning, const Tensor& rest, const Rotation& rotation) {
+    return w_.cat({write_rotated(w_, turning, rotation), rest}, -1);
   }
 
   Tensor attention(const LayerModules& m, const Tensor& x, const Tensor* mask) {
@@ -180,13 +160,13 @@ class Phi3Program {
     const Tensor q = write_heads(w_, q_part, c_.head_dim);
     const Tensor k = write_heads(w_, k_part, c_.head_dim);
     const Tensor v = write_heads(w_, v_part, c_.head_dim);
-    const Tensor cos = w_.unsqueeze(cos_, 1), sin = w_.unsqueeze(sin_, 1);
+    const Rotation rotation = write_head_rotation(w_, rotation_);
     const Tensor q_turning = w_.index_range(q, 3, 0, c_.rotary);
     const Tensor q_rest = w_.slice(q, 3, c_.rotary, kSliceEnd);
     const Tensor k_turning = w_.index_range(k, 3, 0, c_.rotary);
     const Tensor k_rest = w_.slice(k, 3, c_.rotary, kSliceEnd);
-    const Tensor turned_q = rotate(q_turning, q_rest, cos, sin);
-    const Tensor turned_k = rotate(k_turning, k_rest, cos, sin);
+    const Tensor turned_q = rotate(q_turning, q_rest, rotation);
+    const Tensor turned_k = rotate(k_turning, k_rest, rotation);
     const Tensor out = write_attention(w_, kernel_, shape_, turned_q, turned_k, v, mask);
     return write_linear(w_, m.out, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
@@ -205,7 +185,7 @@ class Phi3Program {
   const Phi3Config& c_;
   AttentionKernel kernel_;
   AttentionShape shape_;
-  Tensor cos_, sin_;
+  Rotation rotation_;
 };
 
 }  // namespace
@@ -218,12 +198,8 @@ Result<Model> build_phi3(const FamilyInput& input) {
                  c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "phi3";
-  model.block_class = "Phi3DecoderLayer";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "phi3", "Phi3DecoderLayer", created, seq);
   const AttentionShape shape{c.heads, c.key_value_heads, c.head_dim, c.attention_dropout,
                              std::pow(static_cast<double>(c.head_dim), -0.5)};
   Result<AttentionKernel> kernel =
@@ -241,12 +217,8 @@ Result<Model> build_phi3(const FamilyInput& input) {
   Phi3Program layers(w, c, *kernel, shape);
   layers.rotary(m, positions);
   for (const LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
-  x = layers.norm(m.norm, m.norm_weight, x);
-  w.enter(m.root);
-  x = w.alias(x);  // hidden_states[:, slice_indices, :]
-  w.enter(m.head);
-  const Tensor logits = w.linear(x, m.head_weight, {});
-  finish_with_loss(model, w, input, tokens, logits);
+  x = layers.norm(m.norm, x);
+  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
   return model;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "core/model/program_writer.h"
@@ -29,7 +30,8 @@ Error option_error(const std::string& file, const char* key, std::string message
           "export the model with the sizes you want, or with dynamic ones"};
 }
 
-/// Binds the symbols of the inputs: first dimension to model.batch, second to model.seq, the rest to the example.
+/// Binds the symbols of the inputs: those that model.dims names; else first dimension to model.batch, second to
+/// model.seq, the rest to the example. A symbol is named as in the archive ("s27") or by where it stands ("tokens.1").
 class SymbolBinder {
  public:
   SymbolBinder(const Pt2Program& program, const std::string& file, const ModelOptions& options)
@@ -37,6 +39,7 @@ class SymbolBinder {
 
   Result<SymbolValues> run() {
     take_hints();
+    if (!bind_named()) return fail(std::move(error_));
     const Pt2Graph& root = program_.graphs[0];
     bool batch_done = false, seq_done = false;
     for (const Pt2InputSpec& spec : program_.inputs) {
@@ -55,6 +58,74 @@ class SymbolBinder {
   }
 
  private:
+  /// A symbolic size of an input.
+  struct Place {
+    std::string symbol, where;  // "s27", "tokens.1"
+  };
+
+  const std::string* symbol_of(const Pt2Dim& dim) const {
+    if (dim.expr < 0) return nullptr;
+    const SymExpr& expr = program_.exprs[static_cast<std::size_t>(dim.expr)];
+    return expr.kind == SymExpr::Kind::Symbol ? &expr.name : nullptr;
+  }
+
+  std::vector<Place> places() const {
+    std::vector<Place> found;
+    const Pt2Graph& root = program_.graphs[0];
+    for (const Pt2InputSpec& spec : program_.inputs) {
+      const auto tensor = spec.kind == Pt2InputSpec::Kind::User ? root.tensors.find(spec.arg) : root.tensors.end();
+      if (tensor == root.tensors.end()) continue;
+      for (std::size_t d = 0; d < tensor->second.sizes.size(); ++d)
+        if (const std::string* symbol = symbol_of(tensor->second.sizes[d]))
+          found.push_back({*symbol, std::string(spec.arg) + "." + std::to_string(d)});
+    }
+    return found;
+  }
+
+  std::pair<std::int64_t, std::int64_t> range_of(const std::string& symbol) const {
+    const auto range = program_.ranges.find(symbol);
+    if (range == program_.ranges.end()) return {0, INT64_MAX};
+    return {range->second.min.value_or(0), range->second.max.value_or(INT64_MAX)};
+  }
+
+  static std::string text_of(const std::pair<std::int64_t, std::int64_t>& range) {
+    return std::to_string(range.first) +
+           (range.second == INT64_MAX ? " or more" : " to " + std::to_string(range.second));
+  }
+
+  bool bind_named() {
+    const std::vector<Place> all = places();
+    for (const auto& [name, value] : options_.dims) {
+      const auto at = std::find_if(all.begin(), all.end(),
+                                   [&](const Place& place) { return place.symbol == name || place.where == name; });
+      const std::string key = "model.dims." + name;
+      if (at == all.end()) {
+        std::string there;
+        for (const Place& place : all)
+          there += (there.empty() ? "" : ", ") + place.symbol + " (" + place.where + ": " +
+                   text_of(range_of(place.symbol)) + ")";
+        error_ = {
+            ErrorCode::UnknownKey,
+            "the archive has no symbolic size of that name",
+            file_,
+            key,
+            there.empty() ? "no name: all of its sizes are fixed" : "one of " + there,
+            name,
+            there.empty() ? "export the model with dynamic shapes" : "name the symbol, or the input and its dimension"};
+        return false;
+      }
+      const auto range = range_of(at->symbol);
+      if (value < range.first || value > range.second) {
+        error_ = option_error(file_, key.c_str(), "the size is outside the range that the archive was exported for",
+                              text_of(range), value);
+        return false;
+      }
+      values_.insert_or_assign(at->symbol, value);
+      named_.insert(at->symbol);
+    }
+    return true;
+  }
+
   void take_hints() {
     const auto take = [&](const Pt2Dim& dim) {
       if (dim.expr < 0 || dim.value < 0) return;
@@ -79,18 +150,15 @@ class SymbolBinder {
       return false;
     }
     const SymExpr& expr = program_.exprs[static_cast<std::size_t>(dim.expr)];
-    if (expr.kind != SymExpr::Kind::Symbol) return true;
-    const auto range = program_.ranges.find(expr.name);
-    const std::int64_t low = range != program_.ranges.end() ? range->second.min.value_or(0) : 0;
-    const std::int64_t high = range != program_.ranges.end() ? range->second.max.value_or(INT64_MAX) : INT64_MAX;
-    if (value >= low && value <= high) {
+    if (expr.kind != SymExpr::Kind::Symbol || named_.count(expr.name) > 0) return true;
+    const auto range = range_of(expr.name);
+    if (value >= range.first && value <= range.second) {
       if (asked || value == 1) values_.insert_or_assign(expr.name, value);
       return true;
     }
     if (!asked) return true;
-    error_ =
-        option_error(file_, key, "the size is outside the range that the archive was exported for",
-                     std::to_string(low) + (high == INT64_MAX ? " or more" : " to " + std::to_string(high)), value);
+    error_ = option_error(file_, key, "the size is outside the range that the archive was exported for", text_of(range),
+                          value);
     return false;
   }
 
@@ -98,6 +166,7 @@ class SymbolBinder {
   const std::string& file_;
   const ModelOptions& options_;
   SymbolValues values_;
+  std::set<std::string> named_;  // by model.dims, before which batch and seq give way
   Error error_;
 };
 

@@ -313,12 +313,8 @@ Result<Model> build_t5(const FamilyInput& input) {
   check_products(input, seq, std::max({c.hidden, c.inner, c.vocabulary, c.heads * c.head_dim}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "t5";
-  model.block_class = "T5Block";
-  model.tokens_per_batch = input.options.batch * seq;
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "t5", "T5Block", created, seq);
   const AttentionShape attention{.heads = c.heads,
                                  .key_value_heads = c.heads,
                                  .head_dim = c.head_dim,

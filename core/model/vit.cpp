@@ -169,11 +169,8 @@ Result<Model> build_vit(const FamilyInput& input) {
   check_products(input, c.image * c.image, c.channels, 1);
   if (input.config.failed()) return fail(input.config.error());
 
-  Model model;
-  model.architecture = "vit";
-  model.block_class = "ViTLayer";
   const DType created = input.options.dtype.value_or(c.dtype);
-  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  Model model = start_model(input, "vit", "ViTLayer", created, 0);
   const std::int64_t batch = input.options.batch, head_dim = c.hidden / c.heads;
   const AttentionShape attention{.heads = c.heads,
                                  .key_value_heads = c.heads,

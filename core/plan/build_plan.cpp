@@ -73,20 +73,38 @@ Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, con
   return kinds;
 }
 
+Job units_key(const Job& job) {
+  Job key = job;
+  const Job none;
+  key.fsdp.backward_prefetch = none.fsdp.backward_prefetch;
+  key.fsdp.forward_prefetch = none.fsdp.forward_prefetch;
+  key.fsdp.limit_all_gathers = none.fsdp.limit_all_gathers;
+  key.fsdp.prefetch = none.fsdp.prefetch;
+  key.checkpointing = none.checkpointing;
+  key.train = none.train;
+  key.allocator = none.allocator;
+  key.cluster.memory = none.cluster.memory;
+  key.cluster.init = none.cluster.init;
+  key.cluster.profile = none.cluster.profile;
+  return key;
+}
+
 Result<Plan> build_plan(const Model& model, const Job& job) {
   PlanParts parts;
   return build_plan(model, job, parts);
 }
 
 Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
-  Result<UnitTable> table = build_units(model, job);
-  if (!table) return tl::unexpected(table.error());
-  parts.table = std::move(*table);
-  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, parts.table);
+  if (!parts.units) {
+    Result<UnitTable> table = build_units(model, job);
+    if (!table) return tl::unexpected(table.error());
+    parts.units = std::make_shared<const UnitTable>(std::move(*table));
+  }
+  Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *parts.units);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
   parts.checkpointed = std::move(*checkpoint);
   std::vector<bool> boundary(model.modules.size(), false);
-  for (const PlanUnit& unit : parts.table.units) {
+  for (const PlanUnit& unit : parts.units->units) {
     for (ModuleId module : unit.modules) boundary[module.index()] = true;
   }
   const bool inside = !job.checkpointing.outside;
@@ -103,7 +121,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   Result<Script> script = script_of(job);
   if (!script) return tl::unexpected(script.error());
 
-  const PlanRequest request{model, job, parts.table, *graph, *script};
+  const PlanRequest request{model, job, *parts.units, *graph, *script};
   Result<Plan> plan = job.fsdp.runtime == Runtime::Fsdp1   ? build_fsdp1_plan(request)
                       : job.fsdp.runtime == Runtime::Fsdp2 ? build_fsdp2_plan(request)
                                                            : build_unsharded_plan(request);

@@ -40,10 +40,14 @@ struct PlanParts {
       const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside)>;
   GraphMaker graph;                          // in place of build_module_graph; empty = that
   bool checks = true;                        // false: Plan::checks stays empty
-  UnitTable table;                           // out: the units that the plan was made from
+  std::shared_ptr<const UnitTable> units;    // the units that the plan is made from; made if nobody knows them yet
   std::vector<CheckpointKind> checkpointed;  // out, by ModuleId
 };
 Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts);
+
+/// The job without what its units do not depend on (prefetch, checkpointing, the loop, ...): jobs of one model with
+/// equal ones have equal units.
+Job units_key(const Job& job);
 
 /// The modules that job.checkpointing wraps, by ModuleId.
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable& table);

@@ -61,7 +61,7 @@ constexpr std::array<std::string_view, 16> kPhases{"none",
                                                    "load"};
 static_assert(kPhases.size() == static_cast<std::size_t>(Phase::Load) + 1);
 
-constexpr std::array<std::string_view, 33> kBuffers{"none",
+constexpr std::array<std::string_view, 35> kBuffers{"none",
                                                     "shard",
                                                     "full",
                                                     "full_precision",
@@ -72,6 +72,8 @@ constexpr std::array<std::string_view, 33> kBuffers{"none",
                                                     "grad_reduce",
                                                     "grad_padded",
                                                     "reduce_out",
+                                                    "compressed_grad",
+                                                    "compressed_out",
                                                     "saved_grad",
                                                     "shard_grad",
                                                     "host_grad",

@@ -247,6 +247,12 @@ std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options) {
   return sink.take();
 }
 
+std::string plan_digest(const Plan& plan) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : plan_to_json(plan)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return fmt::format("{:016x}", hash);
+}
+
 Result<Plan> plan_from_json(std::string_view text, const std::string& file) {
   if (text.size() > kMaxPlanBytes) {
     return fail(

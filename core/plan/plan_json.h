@@ -21,6 +21,9 @@ struct PlanJsonOptions {
 
 std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options = {});
 
+/// FNV-1a (64 bits, hex) of the plan's JSON: says whether two timelines stem from the same plan.
+std::string plan_digest(const Plan& plan);
+
 /// `file` names the source in errors.
 Result<Plan> plan_from_json(std::string_view text, const std::string& file);
 

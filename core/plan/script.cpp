@@ -36,6 +36,20 @@ Error bad_action(const std::string& text, const std::string& why) {
           .hint = "see docs/formats/job.md, section script"};
 }
 
+/// What one iteration of the usual loop does.
+std::vector<std::string> usual_actions(const Job& job) {
+  std::vector<std::string> texts{"zero"};
+  for (std::int64_t k = 0; k < job.train.micro_batches; ++k) {
+    const bool hold = job.train.no_sync && k + 1 < job.train.micro_batches;
+    if (hold) texts.push_back("no_sync{");
+    texts.insert(texts.end(), {"fwd", "bwd"});
+    if (hold) texts.push_back("}");
+  }
+  if (job.train.clip_grad_norm > 0) texts.push_back("clip");
+  texts.push_back("step");
+  return texts;
+}
+
 }  // namespace
 
 Result<Action> parse_action(const std::string& text) {
@@ -111,19 +125,21 @@ Result<Script> script_of(const Job& job) {
     }
     return script;
   }
-  std::vector<std::string> texts{"zero"};
-  for (std::int64_t k = 0; k < job.train.micro_batches; ++k) {
-    const bool hold = job.train.no_sync && k + 1 < job.train.micro_batches;
-    if (hold) texts.push_back("no_sync{");
-    texts.insert(texts.end(), {"fwd", "bwd"});
-    if (hold) texts.push_back("}");
-  }
-  if (job.train.clip_grad_norm > 0) texts.push_back("clip");
-  texts.push_back("step");
   IterationScript iteration;
-  for (const std::string& text : texts) iteration.push_back(parse_action(text).value());
+  for (const std::string& text : usual_actions(job)) iteration.push_back(parse_action(text).value());
   script.iterations.push_back(std::move(iteration));
   return script;
+}
+
+Job evaluation_job(const Job& job, bool after_training) {
+  Job evaluation = job;
+  evaluation.train.script.clear();
+  if (after_training) evaluation.train.script.push_back(usual_actions(job));
+  std::vector<std::string> texts{"eval"};
+  texts.insert(texts.end(), static_cast<std::size_t>(job.train.eval.batches), "nograd_fwd");
+  texts.push_back("train");
+  evaluation.train.script.push_back(std::move(texts));
+  return evaluation;
 }
 
 }  // namespace foreshard

@@ -52,6 +52,10 @@ struct Script {
 /// One action's text to its value. Errors: unknown words, unbalanced braces are found by parse_script.
 Result<Action> parse_action(const std::string& text);
 
+/// The same job with the script of one evaluation: train.eval.batches forwards without grad, in eval mode. Behind a
+/// training iteration, which leaves what an evaluation finds in memory, where `after_training`.
+Job evaluation_job(const Job& job, bool after_training);
+
 /// job.train.script, or (zero_grad, forward, backward) x micro_batches, clip, step with no_sync as asked.
 Result<Script> script_of(const Job& job);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -81,7 +82,9 @@ void fill_chain(std::span<std::int64_t> ids, std::int64_t range, std::uint64_t l
 
 class SyntheticSource final : public BatchSource {
  public:
-  SyntheticSource(std::vector<InputSlot> slots, std::uint64_t seed) : slots_(std::move(slots)), seed_(seed) {}
+  /// `language` decides what follows what, `seed` which samples are drawn.
+  SyntheticSource(std::vector<InputSlot> slots, std::uint64_t language, std::uint64_t seed)
+      : slots_(std::move(slots)), language_(language), seed_(seed) {}
 
   Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
     std::vector<at::Tensor> inputs;
@@ -113,7 +116,7 @@ class SyntheticSource final : public BatchSource {
     const auto begin = static_cast<std::size_t>(row) * numel;
     if (is_integer(slot)) {
       const std::span<std::int64_t> ids(filled.data_ptr<std::int64_t>() + begin, numel);
-      return fill_chain(ids, slot.range.value_or(kDefaultRange), seed_, draw);
+      return fill_chain(ids, slot.range.value_or(kDefaultRange), language_, draw);
     }
     std::normal_distribution<float> normal;
     float* values = filled.data_ptr<float>() + begin;
@@ -121,7 +124,7 @@ class SyntheticSource final : public BatchSource {
   }
 
   std::vector<InputSlot> slots_;
-  std::uint64_t seed_;
+  std::uint64_t language_, seed_;
 };
 
 /// A long row of token ids, from wherever.
@@ -131,16 +134,21 @@ struct TokenRow {
   std::function<void(std::int64_t begin, std::span<std::int64_t> ids)> read;
 };
 
+/// Samples of a file that are used: [begin, begin + count).
+struct SampleRange {
+  std::int64_t begin = 0, count = 0;
+};
+
 class TokenSource final : public BatchSource {
  public:
-  TokenSource(std::vector<InputSlot> slots, TokenRow row, std::uint64_t seed)
-      : slots_(std::move(slots)), row_(std::move(row)), order_(row_.count / slots_.front().row_numel, seed) {}
+  TokenSource(std::vector<InputSlot> slots, TokenRow row, SampleRange samples, std::uint64_t seed)
+      : slots_(std::move(slots)), row_(std::move(row)), samples_(samples), order_(samples.count, seed) {}
 
   Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
     const InputSlot& slot = slots_.front();
     const at::Tensor ids = empty_input(slot);
     for (std::int64_t row = 0; row < slot.rows; ++row) {
-      const std::int64_t begin = order_.sample_at(first + row) * slot.row_numel;
+      const std::int64_t begin = (samples_.begin + order_.sample_at(first + row)) * slot.row_numel;
       const std::span<std::int64_t> tokens(ids.data_ptr<std::int64_t>() + row * slot.row_numel,
                                            static_cast<std::size_t>(slot.row_numel));
       row_.read(begin, tokens);
@@ -152,7 +160,10 @@ class TokenSource final : public BatchSource {
   }
 
   std::string identity() const override {
-    return fmt::format("{} {} {}", row_.kind, std::filesystem::path(row_.path).filename().string(), row_.count);
+    const std::string file = std::filesystem::path(row_.path).filename().string();
+    const std::int64_t tokens = samples_.count * slots_.front().row_numel;
+    const bool whole = samples_.count == row_.count / slots_.front().row_numel;
+    return fmt::format("{} {} {}{}", row_.kind, file, whole ? row_.count : tokens, whole ? "" : " of a part");
   }
 
  private:
@@ -173,6 +184,7 @@ class TokenSource final : public BatchSource {
 
   std::vector<InputSlot> slots_;
   TokenRow row_;
+  SampleRange samples_;
   SampleOrder order_;
 };
 
@@ -226,9 +238,25 @@ Result<TokenRow> tokens_of_text(const DataOptions& data) {
                   }};
 }
 
-Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, const Job& job) {
+enum class Use : std::uint8_t { Train, Evaluate };
+
+/// The last samples of the file are held out for evaluations that have no file of their own: at least one.
+Result<SampleRange> samples_for(Use use, const Job& job, std::int64_t samples) {
+  const EvalOptions& eval = job.train.eval;
+  if (eval.every <= 0 || !eval.file.empty()) return SampleRange{0, samples};
+  const auto held = std::max<std::int64_t>(1, std::llround(eval.share * static_cast<double>(samples)));
+  if (held < samples) return use == Use::Train ? SampleRange{0, samples - held} : SampleRange{samples - held, held};
+  Error error = data_error(ErrorCode::OutOfRange, "train.eval.share", "nothing is left of the data to train on");
+  error.file = job.train.data.file;
+  error.expected = "a share that leaves samples on both sides, or train.eval.file";
+  error.got = fmt::format("{} of {} samples held out", held, samples);
+  return fail(std::move(error));
+}
+
+Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, const Job& job, Use use) {
   if (auto fits = takes_tokens(slots); !fits) return fail(fits.error());
-  const DataOptions& data = job.train.data;
+  DataOptions data = job.train.data;
+  if (use == Use::Evaluate && !job.train.eval.file.empty()) data.file = job.train.eval.file;
   if (data.file.empty()) return fail(no_file("train.data.file", data.kind));
   auto row = data.kind == "text" ? tokens_of_text(data) : tokens_of_file(data, slots.front().range.value_or(0));
   if (!row) return fail(row.error());
@@ -239,20 +267,30 @@ Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, c
     error.got = std::to_string(row->count);
     return fail(std::move(error));
   }
-  return std::make_unique<TokenSource>(std::move(slots), std::move(*row), static_cast<std::uint64_t>(job.train.seed));
+  const auto samples = samples_for(use, job, row->count / slots.front().row_numel);
+  if (!samples) return fail(samples.error());
+  return std::make_unique<TokenSource>(std::move(slots), std::move(*row), *samples,
+                                       static_cast<std::uint64_t>(job.train.seed));
+}
+
+Result<std::unique_ptr<BatchSource>> open_source(const Model& model, const Job& job, Use use) {
+  auto slots = input_slots(model);
+  if (!slots) return fail(slots.error());
+  if (job.train.data.kind != "synthetic") return open_tokens(std::move(*slots), job, use);
+  const auto seed = static_cast<std::uint64_t>(job.train.seed);
+  const std::uint64_t language = mixed_bits(seed + 1);
+  const std::uint64_t draws = use == Use::Train ? language : mixed_bits(mixed_bits(seed) + 2);
+  return std::make_unique<SyntheticSource>(std::move(*slots), language, draws);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<BatchSource>> open_batch_source(const Model& model, const Job& job) {
-  auto slots = input_slots(model);
-  if (!slots) return fail(slots.error());
-  const std::string& kind = job.train.data.kind;
-  if (kind == "synthetic") {
-    return std::make_unique<SyntheticSource>(std::move(*slots),
-                                             mixed_bits(static_cast<std::uint64_t>(job.train.seed) + 1));
-  }
-  return open_tokens(std::move(*slots), job);
+  return open_source(model, job, Use::Train);
+}
+
+Result<std::unique_ptr<BatchSource>> open_evaluation_source(const Model& model, const Job& job) {
+  return open_source(model, job, Use::Evaluate);
 }
 
 }  // namespace foreshard::exec

@@ -38,6 +38,12 @@ class BatchSource {
 ///   tokens     samples of model.seq ids each, one after another in the file; labels are the ids themselves
 ///              (Transformers' models shift them)
 ///   text       the same, of a text file and a tokenizer.json
+/// Where the job evaluates on a held-out share of it (train.eval.share), that share is left out: the file's last
+/// samples.
 Result<std::unique_ptr<BatchSource>> open_batch_source(const Model& model, const Job& job);
+
+/// What evaluations read: train.eval.file, else the share held out; of synthetic data other samples of the same
+/// language. REQUIRES train.eval.every > 0.
+Result<std::unique_ptr<BatchSource>> open_evaluation_source(const Model& model, const Job& job);
 
 }  // namespace foreshard::exec

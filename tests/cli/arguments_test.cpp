@@ -62,11 +62,5 @@ TEST(Arguments, EveryVerbAndFlagIsDescribed) {
   }
 }
 
-TEST(Arguments, NoVerbIsBothHereAndPromisedForLater) {
-  for (const VerbDescription& verb : describe_verbs()) {
-    for (const std::string& later : later_verbs()) EXPECT_NE(verb.name, later);
-  }
-}
-
 }  // namespace
 }  // namespace foreshard::cli

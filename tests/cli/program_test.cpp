@@ -63,15 +63,6 @@ TEST(Program, WrongAndMissingArgumentsAreUsageErrors) {
   EXPECT_EQ(run_program({"completion", "tcsh"}).exit_code, 2);
 }
 
-TEST(Program, VerbsOfLaterVersionsSaySoAndPretendNothing) {
-  for (const char* verb : {"trace", "view"}) {
-    const ProgramRun run = run_program({verb, kToy});
-    EXPECT_EQ(run.exit_code, 2) << verb;
-    EXPECT_EQ(run.out, "") << verb;
-    EXPECT_THAT(run.err, HasSubstr("not in this version yet")) << verb;
-  }
-}
-
 TEST(Program, PlansOfOtherActionsStandInOnePlan) {
   const ProgramRun run =
       run_program({"plan", kToy, "--set", "fsdp.wrap.policy=none", "--action", "init,save:full", "--json"});

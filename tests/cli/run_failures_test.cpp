@@ -2,9 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -22,6 +25,7 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
+const std::string kPartial = ".partial";  // of a checkpoint that is being written
 const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama-2ranks.toml";
 
 std::vector<std::string> arguments(std::vector<std::string> more) {
@@ -32,6 +36,35 @@ std::vector<std::string> arguments(std::vector<std::string> more) {
 ProgramEnd run(const std::vector<std::string>& more, const std::vector<std::string>& environment = {}) {
   return RunningProgram(FORESHARD_PROGRAM, arguments(more), environment).wait();
 }
+
+/// Tells when something new stands in a folder.
+class NewEntries {
+ public:
+  explicit NewEntries(const std::string& folder) : events_(::inotify_init1(IN_CLOEXEC)) {
+    EXPECT_GE(::inotify_add_watch(events_, folder.c_str(), IN_CREATE), 0) << folder;
+  }
+  ~NewEntries() { ::close(events_); }
+  NewEntries(const NewEntries&) = delete;
+  NewEntries& operator=(const NewEntries&) = delete;
+
+  /// False if nothing of that ending comes within three minutes.
+  bool wait_for(const std::string& ending) {
+    pollfd ready{events_, POLLIN, 0};
+    while (::poll(&ready, 1, 180'000) == 1) {
+      alignas(inotify_event) char buffer[4096];
+      const ssize_t bytes = ::read(events_, buffer, sizeof buffer);
+      for (ssize_t at = 0; at < bytes;) {
+        const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+        if (event->len > 0 && std::string(event->name).ends_with(ending)) return true;
+        at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+      }
+    }
+    return false;
+  }
+
+ private:
+  int events_;
+};
 
 TEST(RunFailure, AKilledRankEndsTheRunAndIsNamedWithInstructionAndUnit) {
   RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--set", "train.steps=1000000"}));
@@ -83,12 +116,11 @@ TEST(RunFailure, ALossThatIsNoNumberStopsTheRunAtItsStep) {
            "--set", "train.schedule.warmup=0", "--set", "train.clip_grad_norm=0"});
   EXPECT_EQ(end.exit_code, 1);
   EXPECT_THAT(end.out, HasSubstr("the loss is not finite"));
-  const std::size_t last = end.out.rfind("{\n  \"error\"");
+  // Whichever rank failed first: its word comes behind the last step, once, and nothing comes behind it.
+  const std::size_t last = end.out.rfind("\n{\n  \"error\"");
   ASSERT_NE(last, std::string::npos) << end.out;
-  // Rank 1 may tell it while rank 0 still prints its step: the object is not always the last thing said.
-  const std::size_t close = end.out.find("\n}", last);
-  ASSERT_NE(close, std::string::npos) << end.out;
-  const auto error = nlohmann::json::parse(end.out.substr(last, close + 2 - last))["error"];
+  EXPECT_EQ(end.out.find("\"error\""), end.out.rfind("\"error\"")) << end.out;
+  const auto error = nlohmann::json::parse(end.out.substr(last))["error"];
   EXPECT_EQ(error["code"], "run_failed");
   EXPECT_THAT(error["message"].get<std::string>(), ContainsRegex("rank [01], step [0-9]+: the loss is not finite"));
 }
@@ -165,6 +197,41 @@ TEST(RunFailure, ASignalLeavesACheckpointThatTheNextRunGoesOnFrom) {
   EXPECT_EQ(end.exit_code, 5) << end.err;
   EXPECT_THAT(end.err, HasSubstr("resumed from " + dir));
   std::filesystem::remove_all(dir);
+}
+
+TEST(RunFailure, ARankKilledInTheMiddleOfACheckpointLeavesTheLastWholeOne) {
+  namespace fs = std::filesystem;
+  const std::string dir = testing::temporary_path("killed_in_save");
+  fs::create_directories(dir);
+  const auto start = [&] {
+    return std::make_unique<RunningProgram>(
+        FORESHARD_PROGRAM,
+        arguments({"--nproc", "2", "--resume", "--set", "train.steps=1000000", "--set", "train.schedule.name=constant",
+                   "--set", "train.checkpoint={dir=\"" + dir + "\", every=1, keep=3}"}));
+  };
+  const auto is_partial = [](const fs::directory_entry& entry) { return entry.path().extension() == kPartial; };
+  // Once the one and once the other rank; a writer that was faster than the signal is met again.
+  for (const std::string victim : {"RANK=0", "RANK=1"}) {
+    bool met = false;
+    for (int attempt = 0; attempt < 20 && !met; ++attempt) {
+      const auto program = start();
+      ASSERT_TRUE(program->wait_for_lines(2)) << program->wait().err;
+      const auto pid = program->child_with(victim);
+      ASSERT_TRUE(pid);
+      ASSERT_TRUE(NewEntries(dir).wait_for(kPartial));
+      ::kill(*pid, SIGKILL);
+      EXPECT_EQ(program->wait().exit_code, 1);
+      met = std::any_of(fs::directory_iterator(dir), fs::directory_iterator(), is_partial);
+    }
+    EXPECT_TRUE(met) << "no attempt has met the writer at work";
+    const auto program = start();
+    ASSERT_TRUE(program->wait_for_lines(1)) << program->wait().err;
+    ::kill(program->pid(), SIGTERM);
+    const ProgramEnd end = program->wait();
+    EXPECT_EQ(end.exit_code, 5) << end.err;
+    EXPECT_THAT(end.err, HasSubstr("resumed from " + dir + "/step-"));
+  }
+  fs::remove_all(dir);
 }
 
 }  // namespace

@@ -112,6 +112,22 @@ TEST(Validate, PredictsEveryRowAndSaysWhatItSkipped) {
   EXPECT_EQ(validation_csv(*validation).substr(0, 3), "id,");
 }
 
+TEST(Validate, NeverReshardingKeepsAllBlocksButTheLastBesides) {
+  // Enough tokens that the peak is where the logits are.
+  const std::string decoder =
+      "L1,somebody,llama-small,4,256,4,2,512,32000,,0,h100-sxm-80,8,8,nvlink4 in node; 400 Gb/s per node,fsdp2,"
+      "full_shard "
+      "reshard=all_but_last_block,1,1,block,bf16,fp32,fp32,adamw_fused,none,0,16,1,512,,1,1000,10,0.01,high,";
+  const auto validation = validate_table(kHeader + decoder + "\n", "t.csv", {});
+  ASSERT_TRUE(validation);
+  ASSERT_EQ(validation->laws.size(), 1U);
+  const ValidatedLaw& law = validation->laws[0];
+  constexpr double kBlock = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256;
+  EXPECT_DOUBLE_EQ(law.expected, 3 * 2 * kBlock / (1U << 30U));
+  EXPECT_DOUBLE_EQ(law.predicted, law.expected) << "in requested bytes nothing else differs";
+  EXPECT_FALSE(law.measured);
+}
+
 TEST(Validate, AnotherTableIsAnError) {
   const auto validation = validate_table("a,b\n1,2\n", "t.csv", {});
   ASSERT_FALSE(validation);

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include "exec/cuda_backend.h"
+#include "exec/cuda_device.h"
 #include "exec/cupti_recorder.h"
 #include "exec/recorder.h"
 #include "tests/exec/backend_contract.h"

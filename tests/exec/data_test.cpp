@@ -148,6 +148,35 @@ TEST(BatchSource, TokensAreReadInPiecesOfOneSampleEachOnceAnEpoch) {
   EXPECT_EQ(starts, (std::set<std::int64_t>{0, 16, 32, 48, 64, 80}));
 }
 
+TEST(BatchSource, TheHeldOutShareIsTheEndOfTheFileAndNotTrainedOn) {
+  std::vector<std::uint16_t> ids(6 * 16);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i % 96);
+  Job job = job_of_tokens(token_file("shared.u16", ids), 1);
+  job.train.eval.every = 1;
+  job.train.eval.share = 0.3;  // two of six
+  const Model model = tiny_llama(job);
+  const auto starts_of = [&](BatchSource& source, int count) {
+    std::set<std::int64_t> starts;
+    for (int i = 0; i < count; ++i) starts.insert(source.batch(i).value()[0][0][0].item<std::int64_t>());
+    return starts;
+  };
+  EXPECT_THAT(starts_of(*open_batch_source(model, job).value(), 8), ElementsAre(0, 16, 32, 48));
+  EXPECT_THAT(starts_of(*open_evaluation_source(model, job).value(), 4), ElementsAre(64, 80));
+  job.train.eval.file = job.train.data.file;
+  EXPECT_EQ(starts_of(*open_batch_source(model, job).value(), 6).size(), 6u) << "a file of its own holds nothing out";
+}
+
+TEST(BatchSource, SyntheticEvaluationsAreOtherSamples) {
+  Job job = job_of_rows(4);
+  job.train.eval.every = 1;
+  const Model model = tiny_llama(job);
+  const at::Tensor trained = open_batch_source(model, job).value()->batch(0).value()[0];
+  const at::Tensor evaluated = open_evaluation_source(model, job).value()->batch(0).value()[0];
+  EXPECT_FALSE(trained.equal(evaluated));
+  job.train.eval.every = 0;
+  EXPECT_TRUE(trained.equal(open_batch_source(model, job).value()->batch(0).value()[0]));
+}
+
 TEST(BatchSource, ATokenThatTheModelDoesNotKnowIsNamedWithItsPlace) {
   std::vector<std::uint16_t> ids(16, 1);
   ids[9] = 96;

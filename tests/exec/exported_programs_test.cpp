@@ -168,7 +168,12 @@ double tolerance_of(const Model& model) {
   const bool half = std::any_of(model.values.begin(), model.values.end(), [](const ValueInfo& v) {
     return v.dtype == DType::BFloat16 || v.dtype == DType::Float16;
   });
-  return half ? 2e-2 : 1e-4;
+  if (half) return 2e-2;
+  // oneDNN chooses convolution kernels by the processor: PyTorch's own gradients of resnet50 differ by 1.4e-3 between
+  // two machines, and on each the executor's are PyTorch's to seven digits.
+  const bool convolves = std::any_of(model.ops.begin(), model.ops.end(),
+                                     [](const Op& op) { return op.name.find("conv") != std::string::npos; });
+  return convolves ? 3e-3 : 1e-4;
 }
 
 class ExportedProgram : public ::testing::TestWithParam<std::string> {};

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -12,7 +13,11 @@
 namespace foreshard::exec {
 namespace {
 
-const std::string kFolder = std::string(FORESHARD_TEST_DATA) + "/exec/llama_tiny/";
+/// Where the test was built, or, on another machine (scripts/gpu-check), where the environment says.
+const std::string kFolder = [] {
+  const char* data = std::getenv("FORESHARD_TEST_DATA");
+  return std::string(data != nullptr ? data : FORESHARD_TEST_DATA) + "/exec/llama_tiny/";
+}();
 constexpr int kTokens = 16;
 
 NamedTensors read(const std::string& name) {

@@ -85,6 +85,7 @@ void TinyRanks::run(int rank, const Run& what, RankTrace& trace) {
   }
   PlanRunnerSetup setup{model_, plan, interpreter_, *backend, own, job_.train.optimizer, tiny_llama_buffers(model_)};
   setup.trainable = build_units(model_, job_).value().trainable;
+  setup.comm_hook = what.hook;
   auto runner = PlanRunner::create(setup, [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); });
   if (!runner) throw std::runtime_error(to_text(runner.error()));
   if (what.before) what.before(rank, **runner);

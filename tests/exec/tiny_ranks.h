@@ -31,12 +31,13 @@ class TinyRanks {
 
   /// `done` is called on each rank's thread behind the last step.
   std::vector<RankTrace> train(int steps, const std::vector<double>& lr, const Visit& done = {}) {
-    return train({0, steps, lr, {}, done});
+    return train({0, steps, lr, {}, done, {}});
   }
   struct Run {
     int first = 0, steps = 0;  // of the recorded data; the rate of step s is lr[s]
     std::vector<double> lr;
     Visit before, done;
+    CommHook hook = {};
   };
   std::vector<RankTrace> train(const Run& what);
   Plan plan(Job job, int rank) const;

@@ -19,7 +19,7 @@ ARROWS = {
 THIRD_PARTIES = {
     r"boost/": ["core/plan/plan_dag.cpp", "tests/"],
     r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "tests/exec/"],
-    r"Q[A-Z]|Qt": ["gui/", "tests/gui/"],
+    r"Q[A-Z]|Qt": ["gui/view/", "gui/main.cpp", "tests/gui/"],  # gui/models knows no widgets and is built without Qt
     r"toml\+\+": ["core/import/", "core/job_file.cpp", "core/job_keys.cpp", "sim/profile.cpp", "tests/"],
     r"yaml\.h": ["core/import/"],
     r"CLI/": ["cli/"],

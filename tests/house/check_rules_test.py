@@ -12,6 +12,7 @@ CASES = {
     "core/string_utils.h": ("#pragma once\n", "says nothing"),
     "traces/a.cpp": ('#include "a.h"\n', "does not name its room"),
     "cli/main.cpp": ('#include "gui/view.h"\n', "cli must not include gui/view.h"),
+    "gui/models/a.cpp": ("#include <QWidget>\n", "QWidget belongs in gui/view/"),
     "sim/clean.cpp": ('#include "core/plan.h"\n#include <vector>\n', None),
 }
 

@@ -136,6 +136,8 @@ class Builder {
       op.args = {Arg{tensors}};
     else
       op.args = tensors;
+    if (op.name == "aten.index_put.default" && row_["args"].value("accumulate", false))
+      op.kwargs.push_back({"accumulate", Arg{true}});
     if (!in.empty() && !out.empty()) infer_constants(op, in[0], out[0]);
     for (const Json& tensor : kernel["out"]) op.out.push_back(add_value(tensor[0], tensor[1].get<Shape>(), tensor[2]));
     model_.ops.push_back(std::move(op));

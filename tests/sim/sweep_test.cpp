@@ -7,6 +7,7 @@
 #include <set>
 
 #include "sim/prepare_job.h"
+#include "sim/shared_parts.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {
@@ -87,6 +88,40 @@ TEST_F(SweepTest, EveryPointIsWhatSimulateSaysOfThatJob) {
     EXPECT_EQ(point.peak_reserved, alone->memory.reserved) << point.index;
     EXPECT_EQ(point.peak_allocated, alone->memory.allocated) << point.index;
     EXPECT_EQ(point.exposed_ns, static_cast<double>(alone->iterations.back().exposed_comm)) << point.index;
+  }
+}
+
+TEST_F(SweepTest, UnitsAreKeptOnlyWhereTheyAreTheSame) {
+  const auto units = [this](auto change) {
+    Job job = base;
+    change(job);
+    return units_key(job);
+  };
+  const Job same = units([](Job&) {});
+  EXPECT_EQ(units([](Job& job) { job.fsdp.prefetch.forward_depth = 2; }), same);
+  EXPECT_EQ(units([](Job& job) { job.checkpointing.policy = CheckpointPolicy::Block; }), same);
+  EXPECT_EQ(units([](Job& job) { job.train.micro_batches = 4; }), same);
+  EXPECT_NE(units([](Job& job) { job.fsdp.wrap.policy = WrapPolicyKind::Always; }), same);
+  EXPECT_NE(units([](Job& job) { job.fsdp.frozen = {"*norm*"}; }), same);
+  EXPECT_NE(units([](Job& job) { job.fsdp.mixed_precision.reduce.reset(); }), same);
+  EXPECT_NE(units([](Job& job) { job.cluster.world_size = 8; }), same);
+
+  // One bench, jobs that share units and jobs that do not, against a fresh bench each.
+  const SweepGrid over = grid({"fsdp.wrap.policy=module_class,always", "fsdp.reshard_after_forward=true,false",
+                               "checkpointing.policy=none,block", "fsdp.prefetch.forward_depth=0,2"});
+  SharedParts shared;
+  Workbench kept(shared);
+  for (std::size_t k = 0; k < over.size(); ++k) {
+    const auto job = over.job_of(k, base);
+    ASSERT_TRUE(job.has_value());
+    SharedParts others;
+    Workbench fresh(others);
+    const auto a = kept.predict(*job), b = fresh.predict(*job);
+    ASSERT_EQ(a.has_value(), b.has_value()) << k;
+    if (!a) continue;
+    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
+    EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
+    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
   }
 }
 

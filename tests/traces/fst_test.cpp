@@ -56,6 +56,15 @@ TEST(Fst, KeepsTheExtremesOfEveryNumber) {
   EXPECT_EQ(*back, t);
 }
 
+TEST(Fst, KeepsWhatForeignRecordingsCallTheirLanes) {
+  Timeline t = sample_timeline();
+  t.lanes[2].label = "stream 20";
+  t.spans[5].kind = kLastSpanKind;
+  const auto back = parse_fst(fst_bytes(t));
+  ASSERT_TRUE(back.has_value()) << to_text(back.error());
+  EXPECT_EQ(*back, t);
+}
+
 TEST(Fst, EqualTimelinesGiveEqualBytes) { EXPECT_EQ(fst_bytes(sample_timeline()), fst_bytes(sample_timeline())); }
 
 TEST(Fst, AFileCutOffAnywhereIsAnErrorWithItsPlace) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 
 namespace foreshard::exec {
@@ -30,12 +31,7 @@ std::ifstream open_log() {
   return file;
 }
 
-}  // namespace
-
-std::vector<DeviceCall> calls_since_last() {
-  static std::ifstream file = open_log();
-  device_function<void()>("fakegpu_log_flush")();
-  file.clear();  // the end of before is not the end
+std::vector<DeviceCall> read_calls(std::istream& file) {
   std::vector<DeviceCall> calls;
   for (std::string line; std::getline(file, line);) {
     const auto json = nlohmann::json::parse(line);
@@ -45,6 +41,25 @@ std::vector<DeviceCall> calls_since_last() {
                      json.value("ranks", std::int64_t{0})});
   }
   return calls;
+}
+
+}  // namespace
+
+std::vector<DeviceCall> calls_since_last() {
+  static std::ifstream file = open_log();
+  device_function<void()>("fakegpu_log_flush")();
+  file.clear();  // the end of before is not the end
+  return read_calls(file);
+}
+
+std::vector<DeviceCall> calls_in(const std::string& path) {
+  std::ifstream file(path);
+  return read_calls(file);
+}
+
+std::vector<DeviceCall> parse_calls(const std::string& text) {
+  std::istringstream stream(text);
+  return read_calls(stream);
 }
 
 void mark_calls(const std::string& text) { device_function<void(const char*)>("fakegpu_mark")(text.c_str()); }

@@ -20,6 +20,12 @@ struct DeviceCall {
 /// The calls of this process since the last call of this function. REQUIRES the virtual device, with FAKEGPU_LOG set.
 std::vector<DeviceCall> calls_since_last();
 
+/// The calls of a process that is over, from its log.
+std::vector<DeviceCall> calls_in(const std::string& path);
+
+/// The calls of a log's text.
+std::vector<DeviceCall> parse_calls(const std::string& text);
+
 /// Puts a line "mark" with this text into the log.
 void mark_calls(const std::string& text);
 

@@ -6,7 +6,6 @@
 
 #include <map>
 #include <optional>
-#include <set>
 
 #include "core/model/load_model.h"
 #include "core/plan/build_plan.h"
@@ -17,67 +16,10 @@
 #include "sim/simulate.h"
 #include "tests/exec/tiny_llama.h"
 #include "tests/virtual_gpu/call_log.h"
+#include "tests/virtual_gpu/planned_calls.h"
 
 namespace foreshard::exec {
 namespace {
-
-/// A call as the plan asks for it.
-struct PlannedCall {
-  std::string api;
-  Stream stream = Stream::D;
-  std::optional<Stream> waits_for;
-  Bytes bytes = 0;
-  std::size_t instruction = 0;
-};
-
-std::string nccl_call(InstructionKind kind) {
-  switch (kind) {
-    case InstructionKind::AllGather: return "ncclAllGather";
-    case InstructionKind::ReduceScatter: return "ncclReduceScatter";
-    case InstructionKind::AllReduce: return "ncclAllReduce";
-    default: return {};
-  }
-}
-
-/// Collectives, waits between streams and waits of the host, as one iteration of the plan has them.
-std::vector<PlannedCall> planned_calls(const PlanIteration& iteration, std::map<EventId, Stream>& recorded_on) {
-  std::vector<PlannedCall> calls;
-  for (std::size_t i = 0; i < iteration.instructions.size(); ++i) {
-    const Instruction& in = iteration.instructions[i];
-    switch (in.kind) {
-      case InstructionKind::RecordEvent:
-      case InstructionKind::LimiterPush: recorded_on[in.event] = in.stream; break;
-      case InstructionKind::WaitStream:
-        if (in.stream != in.other) calls.push_back({"cudaStreamWaitEvent", in.stream, in.other, 0, i});
-        break;
-      case InstructionKind::WaitEvent:
-        calls.push_back({"cudaStreamWaitEvent", in.stream, recorded_on.at(in.event), 0, i});
-        break;
-      case InstructionKind::HostWait:
-        if (in.event.valid()) calls.push_back({"cudaEventSynchronize", recorded_on.at(in.event), {}, 0, i});
-        break;
-      default:
-        if (const std::string api = nccl_call(in.kind); !api.empty() && in.group_size > 1) {
-          calls.push_back({api, in.stream, {}, in.numel * itemsize(in.dtype), i});
-        }
-    }
-  }
-  return calls;
-}
-
-/// Which of the device's streams stands for which of the plan's: learnt at first sight, then held to.
-class StreamNames {
- public:
-  bool same(Stream letter, std::int64_t id) {
-    const auto [known, fresh] = ids_.try_emplace(letter, id);
-    if (fresh && !used_.insert(id).second) return false;
-    return known->second == id;
-  }
-
- private:
-  std::map<Stream, std::int64_t> ids_;
-  std::set<std::int64_t> used_;
-};
 
 class TrainingStep : public ::testing::Test {
  protected:
@@ -133,28 +75,8 @@ class TrainingStep : public ::testing::Test {
       if (HasFatalFailure()) return;
       const auto planned = planned_calls(plan.iterations[number], recorded_on);
       ASSERT_FALSE(planned.empty());
-      std::size_t at = 0;
-      for (const DeviceCall& call : calls_of_interest()) {
-        ASSERT_LT(at, planned.size()) << "step " << number << ": a call more than planned: " << call.api;
-        const PlannedCall& want = planned[at++];
-        const std::string place =
-            "step " + std::to_string(number) + ", instruction " + std::to_string(want.instruction);
-        ASSERT_EQ(call.api, want.api) << place;
-        EXPECT_EQ(call.bytes, want.bytes) << place;
-        if (call.stream >= 0)
-          EXPECT_TRUE(names.same(want.stream, call.stream)) << place << ": on stream " << call.stream;
-        if (want.waits_for) EXPECT_TRUE(names.same(*want.waits_for, call.event_stream)) << place << ": waits";
-      }
-      EXPECT_EQ(at, planned.size()) << "step " << number << ": calls are missing";
+      EXPECT_EQ(difference(planned, calls_of_interest(calls_since_last()), names), "") << "step " << number;
     }
-  }
-
-  static std::vector<DeviceCall> calls_of_interest() {
-    static const std::set<std::string> kApis = {"ncclAllGather", "ncclReduceScatter",   "ncclAllReduce",
-                                                "ncclBroadcast", "cudaStreamWaitEvent", "cudaEventSynchronize"};
-    std::vector<DeviceCall> calls = calls_since_last();
-    std::erase_if(calls, [](const DeviceCall& call) { return kApis.count(call.api) == 0; });
-    return calls;
   }
 
   Job job;

@@ -32,6 +32,7 @@ bool lives_within_iteration(BufferWhat what) {
     case BufferWhat::H2dCopy:
     case BufferWhat::GradReduce:
     case BufferWhat::GradPadded:
+    case BufferWhat::CompressedGrad:
     case BufferWhat::AgBuffer:
     case BufferWhat::CastBuffer:
     case BufferWhat::RsInput: return true;
@@ -43,7 +44,8 @@ bool is_tracked(BufferWhat what) { return what == BufferWhat::Full || lives_with
 
 /// NO_SHARD's reduced gradient becomes .grad and lives on.
 bool is_left_over(const Plan& plan, BufferWhat what, UnitId unit) {
-  const bool gradient = what == BufferWhat::GradReduce || what == BufferWhat::GradPadded;
+  const bool gradient =
+      what == BufferWhat::GradReduce || what == BufferWhat::GradPadded || what == BufferWhat::CompressedGrad;
   return lives_within_iteration(what) && !(gradient && unit.valid() && !is_sharded(plan.units[unit.index()]));
 }
 
@@ -170,7 +172,10 @@ Verdict check_ledger(const Plan& plan) {
         case BufferWhat::CastShard: expected = unit.shard_numel * itemsize(unit.param_dtype); break;
         case BufferWhat::Grad: expected = unit.flat_numel * itemsize(unit.param_dtype); break;
         case BufferWhat::GradReduce: expected = unit.flat_numel * itemsize(unit.reduce_dtype); break;
-        case BufferWhat::GradPadded: expected = unit.padded_numel * itemsize(unit.reduce_dtype); break;
+        case BufferWhat::GradPadded:
+          if (i.phase != Phase::PostBackward) continue;  // zeros for the padding between parameters
+          expected = unit.padded_numel * itemsize(unit.reduce_dtype);
+          break;
         case BufferWhat::ReduceOut: expected = unit.shard_numel * itemsize(unit.reduce_dtype); break;
         default: continue;
       }

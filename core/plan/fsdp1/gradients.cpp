@@ -109,7 +109,8 @@ void Runtime::divide(Stream stream, const UnitState& u, double factor, Numel num
 void Runtime::reduce_gradient(UnitState& u) {
   const PlanUnit& unit = *u.unit;
   const BufferWhat input = u.grad_buffer;
-  const DType dtype = u.grad_dtype;
+  const bool compressed = compresses(u);
+  DType dtype = u.grad_dtype;
   u.grad = GradKind::None;
   const bool pads = unit.padded_numel != unit.flat_numel;
   if (pads) {
@@ -120,10 +121,16 @@ void Runtime::reduce_gradient(UnitState& u) {
     pad.dtype = dtype;
     pad.bytes = pad.numel * itemsize(dtype);
   }
-  const bool casts_back = dtype != unit.orig_dtype;
-  const BufferWhat output = casts_back || u.saved ? BufferWhat::ReduceOut : final_buffer(u);
+  const bool casts_back = compressed || dtype != unit.orig_dtype;
+  BufferWhat output = casts_back || u.saved ? BufferWhat::ReduceOut : final_buffer(u);
   alloc(Stream::G, u, output, unit.shard_numel, dtype);
-  divide(Stream::G, u, plan_.pre_divide, unit.padded_numel, dtype);
+  if (compressed) {
+    compress(u, unit.padded_numel);
+    if (pads) free(Stream::G, u, BufferWhat::GradPadded);
+    output = compress_output(u, output);
+    dtype = u.grad_dtype;
+  }
+  if (!own_hook_) divide(Stream::G, u, plan_.pre_divide, unit.padded_numel, dtype);
   Instruction& scatter = emit(InstructionKind::ReduceScatter, Stream::G, u);
   scatter.buffer = {output, u.id, {}};
   scatter.group = GroupKind::Shard;
@@ -132,6 +139,7 @@ void Runtime::reduce_gradient(UnitState& u) {
   scatter.numel = unit.padded_numel;
   scatter.dtype = dtype;
   scatter.bytes = unit.padded_numel * itemsize(dtype);
+  if (own_hook_) scatter.name = NameId(static_cast<std::int32_t>(MarkName::CommHook));
   Stream stream = Stream::G;
   if (u.hybrid) {  // HS2
     stream = Stream::H;
@@ -146,9 +154,10 @@ void Runtime::reduce_gradient(UnitState& u) {
     reduce.dtype = dtype;
     reduce.bytes = unit.shard_numel * itemsize(dtype);
   }
-  divide(stream, u, plan_.post_divide, unit.shard_numel, dtype);
+  if (!own_hook_) divide(stream, u, plan_.post_divide, unit.shard_numel, dtype);
   keep_sharded_gradient(u, stream, output);
-  if (pads) free(Stream::G, u, BufferWhat::GradPadded);
+  if (compressed) free(Stream::G, u, BufferWhat::CompressedGrad);
+  if (pads && !compressed) free(Stream::G, u, BufferWhat::GradPadded);
   if (input == BufferWhat::GradReduce) free(Stream::G, u, input);
 }
 
@@ -205,7 +214,12 @@ void Runtime::keep_sharded_gradient(UnitState& u, Stream stream, BufferWhat outp
 
 void Runtime::reduce_gradient_unsharded(UnitState& u) {
   const PlanUnit& unit = *u.unit;
-  divide(Stream::G, u, plan_.pre_divide, unit.flat_numel, u.grad_dtype);
+  if (compresses(u)) {
+    u.grad_buffer = compress(u, unit.flat_numel);
+    u.grad_pool = Stream::G;
+    u.grad_dtype = *hook_dtype_;
+  }
+  if (!own_hook_) divide(Stream::G, u, plan_.pre_divide, unit.flat_numel, u.grad_dtype);
   Instruction& reduce = emit(InstructionKind::AllReduce, Stream::G, u);
   reduce.buffer = {u.grad_buffer, u.id, {}};
   reduce.group = GroupKind::Shard;
@@ -214,16 +228,17 @@ void Runtime::reduce_gradient_unsharded(UnitState& u) {
   reduce.numel = unit.flat_numel;
   reduce.dtype = u.grad_dtype;
   reduce.bytes = reduce.numel * itemsize(reduce.dtype);
-  divide(Stream::G, u, plan_.post_divide, unit.flat_numel, u.grad_dtype);
-  if (!unit.keep_low_precision_grads && u.grad_dtype != unit.orig_dtype) {
+  if (own_hook_) {
+    reduce.name = NameId(static_cast<std::int32_t>(MarkName::CommHook));
+  } else {
+    divide(Stream::G, u, plan_.post_divide, unit.flat_numel, u.grad_dtype);
+  }
+  // A compressing hook casts back itself, whatever keep_low_precision_grads says.
+  if ((hook_dtype_ || !unit.keep_low_precision_grads) && u.grad_dtype != unit.orig_dtype) {
     note_use(u.grad_pool, Stream::G, u, u.grad_buffer);
-    alloc(Stream::G, u, BufferWhat::ShardGrad, unit.flat_numel, unit.orig_dtype);
-    Instruction& cast = emit(InstructionKind::Cast, Stream::G, u);
-    cast.buffer = {BufferWhat::ShardGrad, u.id, {}};
-    cast.numel = unit.flat_numel;
-    cast.dtype = unit.orig_dtype;
-    cast.bytes = cast.numel * itemsize(cast.dtype);
-    if (u.grad_buffer == BufferWhat::GradReduce) free(Stream::G, u, BufferWhat::GradReduce);
+    cast_gradient(u, BufferWhat::ShardGrad, unit.flat_numel, unit.orig_dtype);
+    const BufferWhat made = u.grad_buffer;
+    if (made == BufferWhat::GradReduce || made == BufferWhat::CompressedGrad) free(Stream::G, u, made);
     u.grad_buffer = BufferWhat::ShardGrad;
     u.grad_pool = Stream::G;
     u.grad_dtype = unit.orig_dtype;

@@ -12,7 +12,7 @@ constexpr std::array<const char*, kMarkCount> kMarkNames{
     "prefetch_begin", "prefetch_end",  "unpack",         "no_sync_enter",
     "no_sync_exit",   "summon_enter",  "summon_entered", "summon_exit",
     "unshard",        "wait_unshard",  "eval",           "train",
-    "copy_to_host"};
+    "copy_to_host",   "comm_hook"};
 
 /// Work on the device: after it, the stream's tail is another one (R26).
 bool launches(InstructionKind kind) {
@@ -65,6 +65,7 @@ void Runtime::make_units() {
   plan_.pre_divide = table.pre_divide;
   plan_.post_divide = table.post_divide;
   plan_.warnings = table.warnings;
+  read_comm_hook();
   units_.resize(plan_.units.size());
   place_of_param_.resize(model_.params.size());
   bool any_hybrid = false;

@@ -5,7 +5,7 @@
 // Where to read what: runtime.cpp set-up and emission, unshard.cpp unshard / reshard / limiter / prefetch, forward.cpp
 // hooks around forward and the walk of the module graph, leaf_autograd.cpp the nodes that layers make, backward.cpp the
 // passes and the hooks in them, checkpoint.cpp recomputation, gradients.cpp reduction and what becomes of .grad,
-// script_actions.cpp the training loop, traps.cpp what the user must be told.
+// script_actions.cpp the training loop, comm_hook.cpp communication hooks, traps.cpp what the user must be told.
 #pragma once
 
 #include <optional>
@@ -41,8 +41,9 @@ enum class MarkName : std::uint8_t {
   Eval,
   Train,
   CopyToHost,  // summon: the full parameter is copied to the host
+  CommHook,    // on the collective that a user's own hook stands for (G5)
 };
-inline constexpr std::size_t kMarkCount = static_cast<std::size_t>(MarkName::CopyToHost) + 1;
+inline constexpr std::size_t kMarkCount = static_cast<std::size_t>(MarkName::CommHook) + 1;
 
 /// A view node's data: the unit in the high bits, the index of the parameter in the low ones.
 inline constexpr std::int32_t kPieceBits = 16;
@@ -222,6 +223,13 @@ class Runtime {
   bool same_iteration(const PlanIteration& a, std::size_t a_index, const PlanIteration& b, std::size_t b_index) const;
   void finish_plan();
 
+  // comm_hook.cpp
+  void read_comm_hook();
+  bool compresses(const UnitState& u) const { return hook_dtype_ && *hook_dtype_ != u.grad_dtype; }
+  BufferWhat compress(UnitState& u, Numel numel);
+  BufferWhat compress_output(UnitState& u, BufferWhat output);
+  void cast_gradient(UnitState& u, BufferWhat to, Numel numel, DType dtype);
+
   // traps.cpp
   void find_traps();
   void note_trap(std::int32_t number, const UnitState* u);
@@ -258,6 +266,8 @@ class Runtime {
   std::vector<Summoned> summoned_;  // innermost last; several only of one state each (U6, K2)
   std::vector<bool> no_sync_stack_;
   std::int32_t explicit_unit_ = -1;
+  std::optional<DType> hook_dtype_;        // G5: what a compressing hook casts gradients to
+  bool own_hook_ = false;                  // G5: a user's
   std::vector<std::int32_t> first_event_;  // by iteration
 
   // Forward and autograd.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/plan/fsdp1/runtime.h"
+#include "core/plan/instances.h"
 
 namespace foreshard::fsdp1 {
 
@@ -452,6 +453,18 @@ Result<Plan> build_fsdp1_plan(const PlanRequest& request) {
                                 .got = std::to_string(request.table.units.size()) + " units, " +
                                        std::to_string(unit.params.size()) + " parameters",
                                 .hint = "wrap larger modules"});
+  }
+  if (request.job.fsdp.comm_hook != "none") {
+    Instances instances(instances_of(request.job, request.table.units));
+    if (const auto refused = instances.begin(InstanceCall::RegisterCommHook, 0)) {
+      return tl::unexpected(Error{.code = ErrorCode::Refused,
+                                  .message = refused->text,
+                                  .file = {},
+                                  .place = "fsdp.comm_hook",
+                                  .expected = "a strategy that is not hybrid",
+                                  .got = "an " + refused->error_class + " of PyTorch's",
+                                  .hint = "fsdp.comm_hook = \"none\", or FULL_SHARD"});
+    }
   }
   return fsdp1::Runtime(request).build();
 }

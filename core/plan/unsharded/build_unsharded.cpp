@@ -54,7 +54,8 @@ Result<Plan> build_unsharded_plan(const PlanRequest& request) {
       fsdp2::run_iterations(request, plan, first_event, [&](const IterationScript& script, PlanIteration& iteration) {
         const std::int32_t base = reducer.next_event();
         Result<void> ran = runtime.run(script, iteration.index, iteration);
-        if (ran && world > 1) reducer.apply(iteration, reducing_passes(script));
+        const std::vector<bool> reduces = reducing_passes(script);  // none: an evaluation leaves the buckets alone
+        if (ran && world > 1 && !reduces.empty()) reducer.apply(iteration, reduces);
         first_event.push_back(base);
         return ran;
       });

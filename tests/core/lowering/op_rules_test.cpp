@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/model/lowering_autograd.h"
+#include "core/model/operator_facts.h"
 
 namespace foreshard {
 namespace {
@@ -42,6 +43,34 @@ TEST(OpRules, LargeReductionsOverRowsTakeBuffersAsRecorded) {
 
 TEST(OpRules, ReductionsOverTheLastDimensionTakeNone) {
   EXPECT_EQ(lowering::reduce_workspace(bf16({4, 1024, 1024}), {2}, 132).buffer, 0);
+}
+
+TEST(OpRules, AReshapeThatCopiesIsContiguous) {
+  OperatorCase reshape;
+  reshape.op.name = "aten.reshape.default";
+  reshape.op.args = {Arg{ParamRef{ParamId(0)}}, Arg{ArgList{Arg{std::int64_t{2}}, Arg{std::int64_t{15}}}}};
+  reshape.inputs = {{{2, 3, 5}, {15, 1, 3}, DType::Float32, false}};
+  reshape.results = {{{2, 15}, {}, DType::Float32, false}};
+  EXPECT_EQ(predict_operator(reshape).results[0].tensor.strides, (Shape{15, 1}));
+}
+
+TEST(OpRules, AMeanSquaredErrorHoldsAllItsElements) {
+  OperatorCase loss;
+  loss.op.name = "aten.mse_loss.default";
+  loss.op.args = {Arg{ParamRef{ParamId(0)}}, Arg{ParamRef{ParamId(1)}}};
+  loss.inputs = {{{2, 15}, {}, DType::Float32, true}, {{2, 15}, {}, DType::Float32, false}};
+  loss.results = {{{}, {}, DType::Float32, false}};
+  EXPECT_EQ(predict_operator(loss).held_bytes, 2 * 15 * 4);
+}
+
+TEST(OpRules, DifferencesNameWhatBothSay) {
+  OperatorFacts torch, rule;
+  torch.kept = {{KeptStorage::Of::Input, 0, 48}};
+  torch.backward = {"aten.mul.Tensor"};
+  const auto lines = differences(torch, rule);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "kept for backward: PyTorch input 0 (48 bytes), rule nothing");
+  EXPECT_EQ(lines[1], "backward runs: PyTorch aten.mul.Tensor, rule nothing");
 }
 
 TEST(OpRules, ViewsFollowStridesOrAreRefused) {

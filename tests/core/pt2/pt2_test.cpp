@@ -50,6 +50,27 @@ TEST(Pt2Model, BatchBindsTheFirstDimensionWithinItsRange) {
   EXPECT_FALSE(load("dynamic_two_dims", options));
 }
 
+TEST(Pt2Model, DimsNameSymbolsOrPlacesAndGoBeforeBatch) {
+  ModelOptions options;
+  options.batch = 32;
+  options.dims = {{"x.0", 7}};
+  const auto model = load("dynamic_two_dims", options);
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_EQ(model->values[model->inputs[0].index()].shape, (Shape{7, 12}));
+}
+
+TEST(Pt2Model, ADimThatIsNotThereIsToldThoseThatAre) {
+  ModelOptions options;
+  options.dims = {{"rows", 7}};
+  const auto model = load("dynamic_two_dims", options);
+  ASSERT_FALSE(model);
+  EXPECT_EQ(model.error().place, "model.dims.rows");
+  EXPECT_NE(model.error().expected.find("(x.0: "), std::string::npos) << model.error().expected;
+  options.dims = {{"x.0", 100'000}};
+  EXPECT_EQ(load("dynamic_two_dims", options).error().code, ErrorCode::OutOfRange);
+  EXPECT_NE(load("user_mlp_shared", options).error().expected.find("all of its sizes are fixed"), std::string::npos);
+}
+
 TEST(Pt2Model, AutocastCastsAreWrittenThoughTheArchiveLeavesThemOut) {
   ModelOptions options;
   options.loss = "none";

@@ -50,6 +50,18 @@ TEST(Script, CallsNameUnitAndMethod) {
   EXPECT_EQ(action->args, "false");
 }
 
+TEST(Script, AnEvaluationIsForwardsInEvalModeBehindTraining) {
+  Job job;
+  job.train.eval.batches = 2;
+  job.train.script = {{"fwd"}};
+  const Job alone = evaluation_job(job, false), behind = evaluation_job(job, true);
+  const std::vector<std::string> evaluation = {"eval", "nograd_fwd", "nograd_fwd", "train"};
+  EXPECT_EQ(alone.train.script, (std::vector<std::vector<std::string>>{evaluation}));
+  EXPECT_EQ(behind.train.script,
+            (std::vector<std::vector<std::string>>{{"zero", "fwd", "bwd", "clip", "step"}, evaluation}));
+  EXPECT_TRUE(script_of(behind));
+}
+
 TEST(Script, RefusesUnknownWordsAndOpenBraces) {
   for (const std::vector<std::string>& texts : std::vector<std::vector<std::string>>{
            {"forward"}, {"bwd:"}, {"bwd:-1"}, {"bwd:x"}, {"}"}, {"no_sync{"}, {"summon{x"}, {"call:unit"}, {""}}) {

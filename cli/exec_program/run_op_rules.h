@@ -1,0 +1,13 @@
+// `foreshard doctor --op-rules MODEL`: every distinct operator of a model, asked of LibTorch and compared with our
+// rules.
+#pragma once
+
+#include "cli/console.h"
+#include "cli/flags.h"
+
+namespace foreshard::cli {
+
+/// Exit code 0 whatever the answer is (doctor never fails), 3 if the model cannot be read.
+ExitCode run_op_rules(const JobFlags& model, const Console& console);
+
+}  // namespace foreshard::cli

@@ -1,0 +1,16 @@
+// The other programs of Foreshard, found beside this one as git finds its verbs.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace foreshard::cli {
+
+/// Where `name` is, or would be: the folder of this program. The name alone where the kernel does not tell.
+std::string sibling_path(std::string_view name);
+
+/// Replaces this process by `path arguments...`; returns only if that cannot be done, with the system's words for it.
+std::string replace_process(const std::string& path, std::vector<std::string> arguments);
+
+}  // namespace foreshard::cli

@@ -1,0 +1,19 @@
+// What LibTorch's CPU kernels allocate beside their results, by operator: the cpu device kind's part of the operator
+// rules. Bytes, one entry an allocation, all of them gone when the kernel is done. Pure functions.
+//
+// Source: PyTorch 2.11, ATen/native/cpu (FlashAttentionKernel.cpp, layer_norm_kernel.cpp), and the allocations that our
+// executor counts (tests/exec/host_memory_test.cpp holds both together).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/model/lowering_tape.h"
+
+namespace foreshard::lowering {
+
+/// Fused attention of q [b, h, s, d] on k [b, hk, t, d] by `threads`.
+std::vector<Bytes> cpu_attention_workspace(const Layout& q, const Layout& k, std::int64_t threads);
+std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layout& k, std::int64_t threads);
+
+}  // namespace foreshard::lowering

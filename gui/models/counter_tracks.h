@@ -1,0 +1,63 @@
+// Counters over time: the value at a moment, and the lowest and highest of a range in O(log n).
+//
+// Built once from a Timeline, then read only. Values are the counter's own (bytes); a counter holds its value until its
+// next sample and is 0 before the first.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/timeline.h"
+
+namespace foreshard::gui {
+
+struct ValueRange {
+  std::int64_t low = 0, high = 0;
+  SimTime high_at = 0;  // where the highest value is first
+};
+
+class CounterTrack {
+ public:
+  CounterTrack() = default;
+  CounterTrack(std::vector<SimTime> times, std::vector<std::int64_t> values);
+
+  std::int64_t at(SimTime time) const;
+  /// Over [begin, end), the value held at `begin` included.
+  ValueRange range(SimTime begin, SimTime end) const;
+  std::int64_t highest() const;
+  std::size_t size() const { return times_.size(); }
+  const std::vector<SimTime>& times() const { return times_; }
+
+ private:
+  struct Extremes {
+    std::uint32_t lowest = 0, highest = 0;  // indices of samples
+  };
+  std::vector<SimTime> times_;
+  std::vector<std::int64_t> values_;
+  std::vector<std::vector<Extremes>> levels_;  // by groups of 8, 64, ...
+};
+
+/// The memory of one rank.
+struct MemoryTracks {
+  std::int32_t rank = 0;
+  std::optional<CounterTrack> allocated, reserved;
+  std::vector<std::pair<std::string, CounterTrack>> categories;  // bottom of the stack first; empty ones left out
+  std::int64_t highest = 0;                                      // over allocated, reserved and the stack
+};
+
+/// Ranks that have counters of bytes, ascending. An allocator counts when the host issues, often long before the work
+/// runs; `when` says for a rank and such a time where it is drawn. It never goes back.
+using DrawnTime = std::function<SimTime(std::int32_t rank, SimTime time)>;
+std::vector<MemoryTracks> memory_tracks(const Timeline& timeline, const DrawnTime& when = {});
+
+/// One pixel of the picture: the stack where the sum is highest, and the two lines there.
+struct MemoryColumn {
+  std::vector<std::int64_t> upto;  // by category: it and all below
+  std::int64_t allocated = 0, reserved = 0;
+};
+std::vector<MemoryColumn> memory_columns(const MemoryTracks& tracks, SimTime begin, double ns_per_pixel, int width);
+
+}  // namespace foreshard::gui

@@ -1,0 +1,160 @@
+#include "gui/models/what_if.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/job_file.h"
+#include "core/job_keys.h"
+#include "gui/models/simulated_timeline.h"
+#include "sim/profile.h"
+#include "sim/shared_parts.h"
+#include "sim/sweep_axes.h"
+
+namespace foreshard::gui {
+namespace {
+
+constexpr std::size_t kHistory = 100;
+
+struct Control {
+  const char* key;
+  const char* name;
+  std::int64_t low = 0, high = 0;  // numbers only
+};
+
+constexpr std::array<Control, 14> kControls{{{"fsdp.runtime", "Runtime"},
+                                             {"fsdp.strategy", "Strategy"},
+                                             {"fsdp.wrap.policy", "Wrap policy"},
+                                             {"fsdp.backward_prefetch", "Backward prefetch"},
+                                             {"fsdp.forward_prefetch", "Forward prefetch"},
+                                             {"fsdp.limit_all_gathers", "Limit all-gathers"},
+                                             {"fsdp.reshard_after_forward", "Reshard after forward"},
+                                             {"fsdp.cpu_offload", "Offload to the CPU"},
+                                             {"checkpointing.policy", "Checkpointing"},
+                                             {"checkpointing.k", "... every k blocks", 1, 1024},
+                                             {"model.batch", "Micro-batch", 1, 4096},
+                                             {"train.micro_batches", "Micro-batches a step", 1, 1024},
+                                             {"cluster.world_size", "Ranks", 1, 1'048'576},
+                                             {"cluster.profile", "Machine"}}};
+
+std::vector<std::string> words_of(const std::string& key, const std::string& current) {
+  if (key == "fsdp.forward_prefetch" || key == "fsdp.limit_all_gathers" || key == "fsdp.cpu_offload" ||
+      key == "fsdp.reshard_after_forward")
+    return {"false", "true"};
+  if (key == "fsdp.wrap.policy") return {"module_class", "size", "always", "none", "auto"};
+  std::vector<std::string> words;
+  if (key == "cluster.profile")
+    words = known_profiles();
+  else if (const auto at = find_job_key(key))
+    words = job_keys()[*at].choices;
+  if (std::find(words.begin(), words.end(), current) == words.end()) words.push_back(current);
+  return words;
+}
+
+/// TOML text as --set takes it: without quotes around a word.
+std::string plain(std::string text) {
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"') return text.substr(1, text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+WhatIf::WhatIf(std::string name)
+    : name_(std::move(name)), shared_(std::make_unique<SharedParts>()), bench_(std::make_unique<Workbench>(*shared_)) {}
+WhatIf::WhatIf(WhatIf&&) noexcept = default;
+WhatIf& WhatIf::operator=(WhatIf&&) noexcept = default;
+WhatIf::~WhatIf() = default;
+
+Result<WhatIf> WhatIf::start(Job job, std::string name) {
+  WhatIf what_if(std::move(name));
+  auto outcome = what_if.simulate(job);
+  if (!outcome) return fail(outcome.error());
+  what_if.now_ = std::move(*outcome);
+  return what_if;
+}
+
+std::string WhatIf::value_of(const std::string& key) const {
+  const auto at = find_job_key(key);
+  return at ? plain(write_job_key(*at, now_->job)) : std::string();
+}
+
+std::vector<Choice> WhatIf::choices() const {
+  std::vector<Choice> list;
+  for (const Control& control : kControls) {
+    Choice choice{control.key, control.name, {}, control.low, control.high, true};
+    if (control.high == 0) choice.values = words_of(choice.key, value_of(choice.key));
+    choice.has_meaning = foreshard::has_meaning(choice.key, now_->job);
+    list.push_back(std::move(choice));
+  }
+  return list;
+}
+
+Result<void> WhatIf::set(const std::string& key, const std::string& value) { return set_all({key + "=" + value}); }
+
+Result<void> WhatIf::set_all(const std::vector<std::string>& settings) {
+  Job job = now_->job;
+  for (const std::string& text : settings) {
+    const auto parsed = parse_setting(text);
+    if (!parsed) return fail(parsed.error());
+    for (const JobSetting& setting : *parsed)
+      if (auto applied = apply_setting(setting, job); !applied) return fail(applied.error());
+  }
+  if (job == now_->job) return {};
+  if (auto valid = validate_job(job); !valid) return fail(valid.error());
+  auto outcome = simulate(job);
+  if (!outcome) return fail(outcome.error());
+  before_.push_back(std::move(now_));
+  if (before_.size() > kHistory) before_.erase(before_.begin());
+  after_.clear();
+  now_ = std::move(*outcome);
+  return {};
+}
+
+bool WhatIf::undo() {
+  if (before_.empty()) return false;
+  after_.push_back(std::move(now_));
+  now_ = std::move(before_.back());
+  before_.pop_back();
+  return true;
+}
+
+bool WhatIf::redo() {
+  if (after_.empty()) return false;
+  before_.push_back(std::move(now_));
+  now_ = std::move(after_.back());
+  after_.pop_back();
+  return true;
+}
+
+void WhatIf::toggle_pin() {
+  if (pinned_)
+    pinned_.reset();
+  else
+    pinned_ = now_;
+}
+
+std::string WhatIf::job_file() const { return job_to_toml(now_->job); }
+
+Result<std::shared_ptr<const Outcome>> WhatIf::simulate(const Job& job) {
+  auto prediction = simulate_job(*bench_, job, false);
+  if (!prediction) return fail(prediction.error());
+  auto outcome = std::make_shared<Outcome>();
+  outcome->job = job;
+  if (!prediction->iterations.empty()) {
+    const IterationResult& steady = prediction->iterations.back();
+    outcome->step_ns = static_cast<double>(steady.step_time);
+    outcome->exposed_ns = static_cast<double>(steady.exposed_comm);
+  }
+  outcome->peak_allocated = prediction->memory.allocated;
+  outcome->peak_reserved = prediction->memory.reserved;
+  outcome->fits = prediction->fits && prediction->deadlock.empty();
+  if (!prediction->deadlock.empty()) outcome->misfit = "stands still: " + prediction->deadlock;
+  if (prediction->oom)
+    outcome->misfit = fmt::format("out of memory in {} of {}", prediction->oom->phase,
+                                  prediction->oom->unit.empty() ? "the root" : prediction->oom->unit);
+  outcome->timeline = make_timeline_model(std::move(prediction->timeline), name_);
+  return std::shared_ptr<const Outcome>(std::move(outcome));
+}
+
+}  // namespace foreshard::gui

@@ -1,0 +1,82 @@
+// The what-if panel's model: a job whose choices are changed one by one, each change simulated, with the way back.
+//
+// Owned by one thread at a time (its Workbench keeps parts from change to change). A change that cannot be planned is
+// told and leaves the job as it was.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/job.h"
+#include "core/result.h"
+#include "gui/models/timeline_model.h"
+
+namespace foreshard {
+class SharedParts;
+class Workbench;
+}  // namespace foreshard
+
+namespace foreshard::gui {
+
+/// One control: a key of the job with the words it takes, or a number.
+struct Choice {
+  std::string key, name;
+  std::vector<std::string> values;  // empty: a number
+  std::int64_t low = 1, high = 1;
+  bool has_meaning = true;  // in this job (FSDP1's limiter means nothing to FSDP2)
+};
+
+/// What a job came to.
+struct Outcome {
+  Job job;
+  std::shared_ptr<const TimelineModel> timeline;
+  double step_ns = 0, exposed_ns = 0;
+  Bytes peak_allocated = 0, peak_reserved = 0;
+  bool fits = true;
+  std::string misfit;
+};
+
+class WhatIf {
+ public:
+  /// Simulates the job as it is.
+  static Result<WhatIf> start(Job job, std::string name);
+
+  const Outcome& now() const { return *now_; }
+  const Outcome* pinned() const { return pinned_.get(); }
+  std::vector<Choice> choices() const;
+  /// The value of a key, as --set takes it.
+  std::string value_of(const std::string& key) const;
+
+  /// Sets a key and simulates. Errors: those of the job, the plan and the simulator; nothing has changed then.
+  Result<void> set(const std::string& key, const std::string& value);
+  /// Several at once: a point of a sweep.
+  Result<void> set_all(const std::vector<std::string>& settings);
+  bool undo();
+  bool redo();
+  bool can_undo() const { return !before_.empty(); }
+  bool can_redo() const { return !after_.empty(); }
+
+  /// Keeps what is now to compare with; again: lets go of it.
+  void toggle_pin();
+  /// A complete job file.
+  std::string job_file() const;
+
+  WhatIf(WhatIf&&) noexcept;
+  WhatIf& operator=(WhatIf&&) noexcept;
+  ~WhatIf();
+
+ private:
+  explicit WhatIf(std::string name);
+  Result<std::shared_ptr<const Outcome>> simulate(const Job& job);
+
+  std::string name_;
+  std::unique_ptr<SharedParts> shared_;
+  std::unique_ptr<Workbench> bench_;
+  std::shared_ptr<const Outcome> now_, pinned_;
+  std::vector<std::shared_ptr<const Outcome>> before_, after_;  // outcomes are kept: going back costs nothing
+};
+
+}  // namespace foreshard::gui

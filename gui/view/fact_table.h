@@ -1,0 +1,31 @@
+// A table of names and values beside the timeline: read by screen readers, copied as tab-separated text. GUI thread.
+#pragma once
+
+#include <QTableWidget>
+#include <string>
+#include <vector>
+
+#include "gui/models/slice_facts.h"
+
+namespace foreshard::gui {
+
+class FactTable : public QTableWidget {
+ public:
+  explicit FactTable(const QStringList& columns, QWidget* parent = nullptr);
+  void setRows(const std::vector<std::vector<QString>>& rows);
+  void setFacts(const std::vector<Fact>& facts);
+  /// The selected rows, or all, to the clipboard.
+  void copy() const;
+
+ protected:
+  void keyPressEvent(QKeyEvent* event) override;
+};
+
+/// A cell that sorts by a number, whatever its text.
+class NumberItem : public QTableWidgetItem {
+ public:
+  NumberItem(const QString& text, double number);
+  bool operator<(const QTableWidgetItem& other) const override;
+};
+
+}  // namespace foreshard::gui

@@ -1,0 +1,22 @@
+// Paints the memory of a rank: categories stacked, allocated and reserved as lines, the peak named, an axis in GiB.
+#pragma once
+
+#include <QPainter>
+#include <QRectF>
+
+#include "gui/models/counter_tracks.h"
+#include "gui/models/row_geometry.h"
+#include "gui/view/theme.h"
+
+namespace foreshard::gui {
+
+struct MemoryPlace {
+  QRectF box;  // of the lane, without the gutter
+  bool hatched = false;
+  double highest = 0;  // bytes at the box's top; 0 = from the tracks
+};
+
+void paint_memory(QPainter& painter, const MemoryTracks& tracks, const TimeScale& scale, const MemoryPlace& place,
+                  const Palette& palette, const Fonts& fonts);
+
+}  // namespace foreshard::gui

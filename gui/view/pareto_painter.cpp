@@ -1,0 +1,199 @@
+#include "gui/view/pareto_painter.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "gui/models/amounts.h"
+
+namespace foreshard::gui {
+namespace {
+
+constexpr std::size_t kMostDots = 50'000;  // more cannot be told apart
+
+struct Widened {
+  double low, high;
+};
+Widened widened(double low, double high) {
+  if (!(high > low)) high = low + std::max(1.0, std::abs(low) * 0.1);
+  const double margin = (high - low) * 0.08;
+  return {std::max(0.0, low - margin), high + margin};
+}
+
+/// What sets the points of the front apart: settings that all of them share are not told.
+std::vector<QString> front_names(const SweepPoints& sweep, const std::vector<std::size_t>& front) {
+  std::vector<QString> names;
+  for (const std::size_t k : front) {
+    QString text;
+    for (const std::string& setting : sweep.points[k].set) {
+      const bool shared = std::all_of(front.begin(), front.end(), [&](std::size_t other) {
+        const auto& set = sweep.points[other].set;
+        return std::find(set.begin(), set.end(), setting) != set.end();
+      });
+      if (shared && front.size() > 1) continue;
+      const std::size_t dot = setting.rfind('.', setting.find('='));
+      text += (text.isEmpty() ? "" : ", ") + text_of(dot == std::string::npos ? setting : setting.substr(dot + 1));
+    }
+    names.push_back(text);
+  }
+  return names;
+}
+
+void paint_axes(QPainter& painter, const SweepPoints& sweep, const ParetoScale& scale, const Palette& palette,
+                const Fonts& fonts) {
+  const QFontMetricsF metrics(fonts.small);
+  painter.setFont(fonts.small);
+  const TimeTicks times = time_ticks(scale.time_low, scale.time_high, 8);
+  for (const double tick : times.at) {
+    const double x = scale.at(tick, 0).x();
+    painter.setPen(QPen(color(palette.line), 1));
+    painter.drawLine(QPointF(x, scale.box.top()), QPointF(x, scale.box.bottom()));
+    painter.setPen(color(palette.text_weak));
+    const QString text = text_of(times.text(tick));
+    painter.drawText(QPointF(x - metrics.horizontalAdvance(text) / 2, scale.box.bottom() + 16), text);
+  }
+  for (const double tick : byte_ticks(scale.memory_high, 8)) {
+    if (tick < scale.memory_low) continue;
+    const double y = scale.at(0, tick).y();
+    painter.setPen(QPen(color(palette.line), 1));
+    painter.drawLine(QPointF(scale.box.left(), y), QPointF(scale.box.right(), y));
+    painter.setPen(color(palette.text_weak));
+    const QString text = text_of(bytes_words(tick));
+    painter.drawText(QPointF(scale.box.left() - 8 - metrics.horizontalAdvance(text), y + metrics.ascent() / 2 - 1),
+                     text);
+  }
+  painter.setPen(color(palette.text));
+  painter.setFont(fonts.normal);
+  painter.drawText(QRectF(scale.box.left(), scale.box.bottom() + 20, scale.box.width(), 20), Qt::AlignCenter,
+                   text_of(sweep.time_name));
+  painter.save();
+  painter.translate(scale.box.left() - 74, scale.box.center().y());
+  painter.rotate(-90);
+  painter.drawText(QRectF(-150, -10, 300, 20), Qt::AlignCenter, "peak reserved memory");
+  painter.restore();
+}
+
+void paint_front(QPainter& painter, const SweepPoints& sweep, const ParetoScale& scale, const Palette& palette,
+                 const Fonts& fonts) {
+  const std::vector<std::size_t> front = sweep.front();
+  const std::vector<QString> names = front_names(sweep, front);
+  QPolygonF line;
+  for (const std::size_t k : front) {
+    const QPointF place = scale.at(sweep.points[k].time_ns, static_cast<double>(sweep.points[k].memory));
+    if (!line.isEmpty()) line << QPointF(place.x(), line.back().y());
+    line << place;
+  }
+  painter.setPen(QPen(color(palette.accent), 1.5));
+  painter.setBrush(Qt::NoBrush);
+  painter.drawPolyline(line);
+  const QFontMetricsF metrics(fonts.small);
+  painter.setFont(fonts.small);
+  std::vector<QRectF> taken;
+  for (std::size_t k = 0; k < front.size(); ++k) {
+    const ParetoPoint& point = sweep.points[front[k]];
+    const QPointF place = scale.at(point.time_ns, static_cast<double>(point.memory));
+    painter.setPen(QPen(color(palette.ground), 1.5));
+    painter.setBrush(color(palette.accent));
+    painter.drawEllipse(place, 5.5, 5.5);
+    const QString text = metrics.elidedText(names[k], Qt::ElideRight, 360);
+    const double width = metrics.horizontalAdvance(text);
+    const bool left = place.x() + 10 + width > scale.box.right();
+    const QRectF box(left ? place.x() - 10 - width : place.x() + 10, place.y() - metrics.height() - 2, width,
+                     metrics.height());
+    if (std::any_of(taken.begin(), taken.end(), [&](const QRectF& other) { return other.intersects(box); })) continue;
+    taken.push_back(box);
+    painter.setPen(color(palette.text));
+    painter.drawText(QPointF(box.left(), box.top() + metrics.ascent()), text);
+  }
+}
+
+}  // namespace
+
+QPointF ParetoScale::at(double time_ns, double memory) const {
+  return {box.left() + (time_ns - time_low) / (time_high - time_low) * box.width(),
+          box.bottom() - (memory - memory_low) / (memory_high - memory_low) * box.height()};
+}
+double ParetoScale::time(double x) const { return time_low + (x - box.left()) / box.width() * (time_high - time_low); }
+double ParetoScale::memory(double y) const {
+  return memory_low + (box.bottom() - y) / box.height() * (memory_high - memory_low);
+}
+
+ParetoScale pareto_scale(const SweepPoints& sweep, const QRectF& area) {
+  double time_low = 0, time_high = 0, memory_low = 0, memory_high = 0;
+  bool any = false;
+  for (const ParetoPoint& point : sweep.points) {
+    if (!point.fits) continue;
+    const auto memory = static_cast<double>(point.memory);
+    time_low = any ? std::min(time_low, point.time_ns) : point.time_ns;
+    time_high = any ? std::max(time_high, point.time_ns) : point.time_ns;
+    memory_low = any ? std::min(memory_low, memory) : memory;
+    memory_high = any ? std::max(memory_high, memory) : memory;
+    any = true;
+  }
+  const Widened time = widened(time_low, time_high), memory = widened(memory_low, memory_high);
+  return {area.adjusted(92, 12, -24, -48), time.low, time.high, memory.low, memory.high};
+}
+
+void paint_pareto(QPainter& painter, const SweepPoints& sweep, const QRectF& area, const Palette& palette,
+                  const Fonts& fonts, std::optional<std::size_t> marked) {
+  painter.fillRect(area, color(palette.ground));
+  const ParetoScale scale = pareto_scale(sweep, area);
+  painter.fillRect(scale.box, color(palette.lane));
+  if (sweep.front().empty()) {
+    painter.setFont(fonts.normal);
+    painter.setPen(color(palette.text));
+    painter.drawText(scale.box, Qt::AlignCenter, "none of the sweep's jobs fits");
+    return;
+  }
+  paint_axes(painter, sweep, scale, palette, fonts);
+  painter.setRenderHint(QPainter::Antialiasing, true);
+  const auto budget = static_cast<double>(sweep.budget);
+  if (budget > scale.memory_low && budget < scale.memory_high) {
+    painter.setPen(QPen(color(palette.exposed), 1.5, Qt::DashLine));
+    painter.drawLine(scale.at(scale.time_low, budget), scale.at(scale.time_high, budget));
+  }
+  painter.setPen(Qt::NoPen);
+  painter.setBrush(color(palette.text_weak, 130));
+  std::size_t drawn = 0;
+  for (const ParetoPoint& point : sweep.points) {
+    if (!point.fits || point.on_front || ++drawn > kMostDots) continue;
+    painter.drawEllipse(scale.at(point.time_ns, static_cast<double>(point.memory)), 3.5, 3.5);
+  }
+  paint_front(painter, sweep, scale, palette, fonts);
+  if (marked && *marked < sweep.points.size()) {
+    const ParetoPoint& point = sweep.points[*marked];
+    painter.setPen(QPen(color(palette.text), 2));
+    painter.setBrush(Qt::NoBrush);
+    painter.drawEllipse(scale.at(point.time_ns, static_cast<double>(point.memory)), 9, 9);
+  }
+  painter.setRenderHint(QPainter::Antialiasing, false);
+}
+
+Picture pareto_picture(SweepPoints sweep, const PictureOptions& options) {
+  const auto kept = std::make_shared<SweepPoints>(std::move(sweep));
+  const QSize size(options.width, options.height > 0 ? options.height : std::max(360, options.width * 9 / 16));
+  const auto fitting = std::count_if(kept->points.begin(), kept->points.end(), [](const auto& p) { return p.fits; });
+  const std::vector<std::size_t> front = kept->front();
+  std::vector<Figure> figures{{"jobs", fmt::format("{}", kept->points.size()), fmt::format("{} fit", fitting)},
+                              {"on the front", fmt::format("{}", front.size()), ""}};
+  if (!front.empty()) {
+    const ParetoPoint &fastest = kept->points[front.front()], &smallest = kept->points[front.back()];
+    figures.push_back({"fastest", duration_words(fastest.time_ns), bytes_words(static_cast<double>(fastest.memory))});
+    figures.push_back(
+        {"smallest", bytes_words(static_cast<double>(smallest.memory)), duration_words(smallest.time_ns)});
+  }
+  const std::string title = "Sweep of " + kept->name;
+  const Theme theme = options.theme;
+  return {size, title, [kept, figures, title, theme, size](QPainter& painter, double) {
+            const Palette& palette = palette_of(theme);
+            const Fonts fonts = picture_fonts();
+            const QRectF whole(QPointF(0, 0), QSizeF(size));
+            painter.fillRect(whole, color(palette.ground));
+            const QRectF inner = whole.adjusted(16, 16, -16, -16);
+            const double header = paint_header(&painter, inner, title, figures, palette, fonts);
+            paint_pareto(painter, *kept, inner.adjusted(0, header, 0, 0), palette, fonts);
+          }};
+}
+
+}  // namespace foreshard::gui

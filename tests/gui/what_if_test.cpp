@@ -1,0 +1,99 @@
+#include "gui/models/what_if.h"
+
+#include <gtest/gtest.h>
+
+#include "core/job_file.h"
+
+namespace foreshard::gui {
+namespace {
+
+Job gpt2() {
+  const auto loaded =
+      load_job(std::string(FORESHARD_SOURCE_DIR) + "/examples/gpt2-8xa100.toml", std::vector<std::string>{});
+  EXPECT_TRUE(loaded.has_value());
+  return loaded->job;
+}
+
+WhatIf started() {
+  auto what_if = WhatIf::start(gpt2(), "gpt2");
+  EXPECT_TRUE(what_if.has_value());
+  return std::move(*what_if);
+}
+
+TEST(WhatIf, CheckpointingTakesTimeAndGivesMemory) {
+  WhatIf what_if = started();
+  const double step = what_if.now().step_ns;
+  const Bytes peak = what_if.now().peak_allocated;
+  ASSERT_TRUE(what_if.set("checkpointing.policy", "block").has_value());
+  EXPECT_GT(what_if.now().step_ns, step);
+  EXPECT_LT(what_if.now().peak_allocated, peak);
+  EXPECT_EQ(what_if.value_of("checkpointing.policy"), "block");
+}
+
+TEST(WhatIf, ChangesAreUndoneAndRedone) {
+  WhatIf what_if = started();
+  const Job before = what_if.now().job;
+  ASSERT_TRUE(what_if.set("model.batch", "2").has_value());
+  ASSERT_TRUE(what_if.set("fsdp.strategy", "SHARD_GRAD_OP").has_value());
+  const double step = what_if.now().step_ns;
+  ASSERT_TRUE(what_if.undo());
+  ASSERT_TRUE(what_if.undo());
+  EXPECT_FALSE(what_if.undo());
+  EXPECT_EQ(what_if.now().job, before);
+  ASSERT_TRUE(what_if.redo());
+  ASSERT_TRUE(what_if.redo());
+  EXPECT_FALSE(what_if.redo());
+  EXPECT_EQ(what_if.now().step_ns, step);
+}
+
+TEST(WhatIf, WhatCannotBeLeavesTheJobAsItWas) {
+  WhatIf what_if = started();
+  const Job before = what_if.now().job;
+  EXPECT_FALSE(what_if.set("fsdp.strategy", "NO_SUCH").has_value());
+  EXPECT_FALSE(what_if.set("model.batch", "-3").has_value());
+  EXPECT_FALSE(what_if.set("no.such.key", "1").has_value());
+  EXPECT_FALSE(what_if.set("cluster.profile", "/no/such/profile.toml").has_value());
+  EXPECT_EQ(what_if.now().job, before);
+  EXPECT_FALSE(what_if.can_undo());
+}
+
+TEST(WhatIf, TooMuchIsAnAnswer) {
+  WhatIf what_if = started();
+  ASSERT_TRUE(what_if.set("model.batch", "512").has_value());
+  EXPECT_FALSE(what_if.now().fits);
+  EXPECT_FALSE(what_if.now().misfit.empty());
+}
+
+TEST(WhatIf, TheJobFileReadsBackAsTheJob) {
+  WhatIf what_if = started();
+  ASSERT_TRUE(what_if.set("cluster.world_size", "4").has_value());
+  const auto back = parse_job(what_if.job_file(), "", std::vector<std::string>{});
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->job, what_if.now().job);
+}
+
+TEST(WhatIf, APinStaysWhileTheJobChanges) {
+  WhatIf what_if = started();
+  what_if.toggle_pin();
+  const double step = what_if.now().step_ns;
+  ASSERT_TRUE(what_if.set("model.batch", "4").has_value());
+  ASSERT_NE(what_if.pinned(), nullptr);
+  EXPECT_EQ(what_if.pinned()->step_ns, step);
+  what_if.toggle_pin();
+  EXPECT_EQ(what_if.pinned(), nullptr);
+}
+
+TEST(WhatIf, ControlsWithoutMeaningSayThatOfTheJob) {
+  WhatIf what_if = started();
+  const auto meaning = [&](const std::string& key) {
+    for (const Choice& choice : what_if.choices())
+      if (choice.key == key) return choice.has_meaning;
+    return false;
+  };
+  EXPECT_TRUE(meaning("fsdp.limit_all_gathers"));
+  ASSERT_TRUE(what_if.set("fsdp.runtime", "fsdp2").has_value());
+  EXPECT_FALSE(meaning("fsdp.limit_all_gathers"));
+}
+
+}  // namespace
+}  // namespace foreshard::gui

@@ -1,0 +1,188 @@
+// The window without a screen: keys, mouse, files, panels.
+
+#include <gtest/gtest.h>
+
+#include <QDropEvent>
+#include <QFile>
+#include <QLineEdit>
+#include <QListWidget>
+#include <QMimeData>
+#include <QSpinBox>
+#include <QTest>
+
+#include "gui/view/main_window.h"
+#include "tests/gui/sample.h"
+#include "tests/support/temporary_path.h"
+#include "traces/fst.h"
+
+namespace foreshard::gui {
+namespace {
+
+using foreshard::testing::temporary_path;
+
+const std::string kToy = std::string(FORESHARD_SOURCE_DIR) + "/examples/toy.toml";
+
+/// Drops come from the desktop; here from the test.
+class DroppableWindow : public MainWindow {
+ public:
+  using MainWindow::dropEvent;
+  using MainWindow::MainWindow;
+};
+
+class Window : public ::testing::Test {
+ protected:
+  Window() {
+    arguments_.no_session = true;
+    window_ = std::make_unique<DroppableWindow>(arguments_);
+    window_->show();
+    window_->activateWindow();
+    EXPECT_TRUE(QTest::qWaitForWindowActive(window_.get()));
+  }
+  void open(const std::vector<std::string>& files, bool compare = false) {
+    window_->open(files, compare);
+    ASSERT_TRUE(QTest::qWaitFor([&] { return !window_->isLoading(); }, 60'000));
+  }
+  void press(Qt::Key key) { QTest::keyClick(&window_->timeline(), key); }
+  TimeRange range() { return window_->timeline().navigation().range(); }
+
+  ViewerArguments arguments_;
+  std::unique_ptr<DroppableWindow> window_;
+};
+
+TEST_F(Window, KeysZoomPanFitAndGoBack) {
+  open({kToy});
+  const TimeRange home = range();
+  press(Qt::Key_W);
+  EXPECT_LT(range().length(), home.length());
+  press(Qt::Key_S);
+  press(Qt::Key_D);
+  EXPECT_GT(range().begin, home.begin);
+  press(Qt::Key_Home);
+  EXPECT_EQ(range(), window_->timeline().navigation().extent());
+  QTest::keyClick(window_.get(), Qt::Key_Backspace);
+  EXPECT_NE(range(), window_->timeline().navigation().extent());
+}
+
+TEST_F(Window, SlicesAreWalkedByKeysAndToldByTheInspector) {
+  open({kToy});
+  press(Qt::Key_Period);
+  ASSERT_TRUE(window_->timeline().navigation().selected().has_value());
+  const auto first = window_->timeline().navigation().selected()->span;
+  EXPECT_GT(window_->inspector().rowCount(), 4);
+  press(Qt::Key_Period);
+  EXPECT_NE(window_->timeline().navigation().selected()->span, first);
+  press(Qt::Key_Comma);
+  EXPECT_EQ(window_->timeline().navigation().selected()->span, first);
+  press(Qt::Key_Down);
+  EXPECT_NE(window_->timeline().navigation().selected()->span, first);
+  press(Qt::Key_M);
+  EXPECT_TRUE(window_->timeline().navigation().selection().has_value());
+  press(Qt::Key_Escape);
+  press(Qt::Key_Escape);
+  EXPECT_FALSE(window_->timeline().navigation().selected().has_value());
+}
+
+TEST_F(Window, TheMouseSelectsSlicesAndRanges) {
+  open({kToy});
+  TimelineWidget& timeline = window_->timeline();
+  const Scene& scene = timeline.scene();
+  std::uint32_t longest = 0;
+  const auto& spans = scene.sides[0].model->timeline.spans;
+  for (std::uint32_t s = 0; s < spans.size(); ++s)
+    if (spans[s].duration > spans[longest].duration) longest = s;
+  timeline.navigation().show(timeline.navigation().extent());
+  const auto position = position_of(scene, {0, longest});
+  ASSERT_TRUE(position.has_value());
+  const TimeScale scale =
+      ScenePainter::scale_of(QRectF(timeline.viewport()->rect()), {timeline.navigation().range(), 0});
+  const SimTime middle = position->time.begin + position->time.length() / 2;
+  const QPoint at(static_cast<int>(kGutter + scale.x(middle)), static_cast<int>(kRuler + position->y + 8));
+  QTest::mouseClick(timeline.viewport(), Qt::LeftButton, {}, at);
+  EXPECT_EQ(timeline.navigation().selected(), (SceneSlice{0, longest}));
+  QTest::mousePress(timeline.viewport(), Qt::LeftButton, {}, QPoint(200, 60));
+  QTest::mouseMove(timeline.viewport(), QPoint(320, 60));
+  QTest::mouseRelease(timeline.viewport(), Qt::LeftButton, {}, QPoint(320, 60));
+  ASSERT_TRUE(timeline.navigation().selection().has_value());
+  EXPECT_NEAR(static_cast<double>(timeline.navigation().selection()->length()), 120 * scale.ns_per_pixel,
+              4 * scale.ns_per_pixel);
+}
+
+TEST_F(Window, ABrokenSecondFileLeavesTheFirstOnScreen) {
+  open({kToy});
+  const Scene* before = &window_->timeline().scene();
+  const std::string broken = temporary_path("broken.fst");
+  QFile file(QString::fromStdString(broken));
+  ASSERT_TRUE(file.open(QIODevice::WriteOnly));
+  file.write(
+      "\x89"
+      "FST but not really");
+  file.close();
+  open({broken});
+  EXPECT_EQ(&window_->timeline().scene(), before);
+  EXPECT_TRUE(window_->message().contains("broken.fst"));
+  open({"/no/such/file"});
+  EXPECT_EQ(&window_->timeline().scene(), before);
+  file.remove();
+}
+
+TEST_F(Window, SearchListsSlicesAndJumpsToThem) {
+  open({kToy});
+  window_->searchField().setText("all_gather");
+  ASSERT_GT(window_->searchHits().count(), 1);
+  QTest::keyClick(&window_->searchField(), Qt::Key_Return);
+  ASSERT_TRUE(window_->timeline().navigation().selected().has_value());
+  window_->searchField().setText("nothing is called so");
+  EXPECT_EQ(window_->searchHits().count(), 0);
+}
+
+TEST_F(Window, AJobAndItsRecordingAreComparedAndTheTableJumps) {
+  const std::string measured = temporary_path("measured.fst");
+  ASSERT_TRUE(write_fst(foreshard::testing::toy_timeline(2), measured).has_value());
+  open({kToy, measured});
+  ASSERT_TRUE(window_->timeline().scene().compares());
+  ASSERT_GT(window_->differences().rowCount(), 3);
+  window_->differences().setCurrentCell(2, 0);
+  const auto selected = window_->timeline().navigation().selected();
+  ASSERT_TRUE(selected.has_value());
+  EXPECT_EQ(selected->side, 1);
+  QFile::remove(QString::fromStdString(measured));
+}
+
+TEST_F(Window, WhatIfFollowsChangesUndoesThemAndComparesWithAPin) {
+  open({kToy});
+  WhatIfPanel& panel = window_->whatIf();
+  ASSERT_TRUE(panel.hasJob());
+  ASSERT_TRUE(panel.change("cluster.world_size", "4"));
+  EXPECT_EQ(panel.model().now().job.cluster.world_size, 4);
+  EXPECT_EQ(window_->timeline().scene().sides[0].model, panel.model().now().timeline);
+  panel.undo();
+  EXPECT_EQ(panel.model().now().job.cluster.world_size, 2);
+  panel.model().toggle_pin();
+  ASSERT_TRUE(panel.change("cluster.world_size", "4"));
+  EXPECT_TRUE(window_->timeline().scene().compares());
+  EXPECT_FALSE(panel.change("cluster.world_size", "-4"));
+  EXPECT_FALSE(window_->message().isEmpty());
+}
+
+TEST_F(Window, DroppedFilesAreOpened) {
+  QMimeData data;
+  data.setUrls({QUrl::fromLocalFile(QString::fromStdString(kToy))});
+  QDropEvent drop(QPointF(100, 100), Qt::CopyAction, &data, Qt::LeftButton, Qt::NoModifier);
+  window_->dropEvent(&drop);
+  ASSERT_TRUE(QTest::qWaitFor([&] { return window_->timeline().hasScene(); }, 60'000));
+}
+
+TEST_F(Window, EveryControlHasANameForThoseWhoListen) {
+  open({kToy});
+  for (const QWidget* widget : window_->findChildren<QWidget*>()) {
+    if (widget->focusPolicy() == Qt::NoFocus || widget->objectName().startsWith("qt_") || !widget->isVisible())
+      continue;
+    const bool told = !widget->accessibleName().isEmpty() || widget->inherits("QAbstractButton") ||
+                      widget->inherits("QTabBar") || widget->inherits("QScrollBar") || widget->inherits("QLabel") ||
+                      (widget->parentWidget() != nullptr && widget->parentWidget()->inherits("QSpinBox"));
+    EXPECT_TRUE(told) << widget->metaObject()->className() << " " << widget->objectName().toStdString();
+  }
+}
+
+}  // namespace
+}  // namespace foreshard::gui

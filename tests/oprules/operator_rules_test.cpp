@@ -1,0 +1,99 @@
+// Every operator rule against LibTorch's dispatcher and autograd: forms of operators (tests/data/oprules/recipes.txt)
+// in drawn sizes, two types, and every subset of inputs that need a gradient. What differs is printed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "core/model/op_rules.h"
+#include "exec/operator_proof.h"
+#include "tests/oprules/recipe.h"
+
+namespace foreshard::exec {
+namespace {
+
+using oprules::Recipe;
+
+constexpr std::uint32_t kTrials = 3;
+
+std::vector<Recipe> recipes() {
+  return oprules::read_recipes(std::string(FORESHARD_TEST_DATA) + "/oprules/recipes.txt");
+}
+
+class OperatorRule : public ::testing::TestWithParam<Recipe> {};
+
+TEST_P(OperatorRule, SaysWhatLibTorchDoes) {
+  int shown = 0, ran = 0;
+  for (std::uint32_t trial = 0; trial < kTrials; ++trial) {
+    for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+      for (const OperatorCase& what : oprules::draw_cases(GetParam(), trial, dtype)) {
+        const auto differing = prove_rule(what);
+        if (!differing) {
+          // A kernel for one of the types is enough.
+          EXPECT_NE(dtype, DType::Float32) << to_text(what) << "\n  LibTorch: " << differing.error();
+          continue;
+        }
+        ++ran;
+        if (differing->empty() || shown == 3) continue;
+        ++shown;
+        std::string text;
+        for (const std::string& line : *differing) text += "\n  " + line;
+        ADD_FAILURE() << "line " << GetParam().line << ": " << to_text(what) << text;
+      }
+    }
+  }
+  EXPECT_GT(ran, 0);
+}
+
+std::string test_name(const ::testing::TestParamInfo<Recipe>& info) {
+  std::string name = "line" + std::to_string(info.param.line) + "_" + info.param.name();
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '.'; }, '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, OperatorRule, ::testing::ValuesIn(recipes()), test_name);
+
+/// No kernel on a CPU, or another one: recorded on the meta device under Python instead (shared oracle/op_rules).
+const std::set<std::string_view> kNotHere = {
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten.cudnn_batch_norm.default",
+    "aten._native_batch_norm_legit_functional.default",
+    "aten._grouped_mm.default",      // its groups are values, not shapes
+    "aten._fused_rms_norm.default",  // falls apart off the GPU
+    "aten._local_scalar_dense.default",
+    "aten.item.default",     // the host reads a value: no tensor comes out
+    "aten.detach_.default",  // only in exported programs of inference
+};
+
+/// Written as their parts before anything is planned (core/model/pt2_composites.h); their rows stand for model.json.
+const std::set<std::string_view> kComposite = {
+    "aten.diff.default",
+    "aten.where.ScalarOther",
+    "aten.where.ScalarSelf",
+    "aten.layer_norm.default",
+    "aten.rms_norm.default",
+    "aten.batch_norm.default",
+    "aten.conv1d.default",
+    "aten.conv2d.default",
+    "aten.conv3d.default",
+    "aten.conv1d.padding",
+    "aten.conv2d.padding",
+    "aten.max_pool2d.default",
+    "aten.adaptive_avg_pool2d.default",
+    "aten.upsample_nearest2d.vec",
+    "aten.upsample_bilinear2d.vec",
+    "aten.upsample_bicubic2d.vec",
+};
+
+TEST(OperatorRules, EachHasARecipe) {
+  std::set<std::string> tried;
+  for (const Recipe& recipe : recipes()) tried.insert(recipe.name());
+  for (const OpRule& rule : op_rules())
+    EXPECT_EQ(tried.count(std::string(rule.name)) + kNotHere.count(rule.name) + kComposite.count(rule.name), 1u)
+        << rule.name;
+}
+
+}  // namespace
+}  // namespace foreshard::exec

@@ -1,0 +1,198 @@
+// CUPTI's activity records of the virtual device: work gets a time on the profiler's own clock, streams stay in order
+// and wait for events, so that a recorder finds what it would find on a GPU: an API call, its external correlation, the
+// device's work. Nothing takes real time. FAKEGPU_CUPTI=denied: the driver lets only root profile.
+#include <cupti.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "fakegpu.h"
+
+namespace fakegpu {
+namespace {
+
+struct Profiler {
+  CUpti_BuffersCallbackRequestFunc request = nullptr;
+  CUpti_BuffersCallbackCompleteFunc complete = nullptr;
+  CUpti_TimestampCallbackFunc timestamp = nullptr;
+  std::set<int> kinds;
+  uint8_t* buffer = nullptr;
+  size_t size = 0, used = 0, dropped = 0;
+  uint32_t next_correlation = 1;
+  bool subscribed = false;
+};
+
+Profiler& profiler() {
+  static Profiler* p = new Profiler;
+  return *p;
+}
+
+thread_local std::vector<uint64_t> pushed;
+
+void hand_over(Profiler& p) {
+  if (p.buffer) p.complete(nullptr, 0, p.buffer, p.size, p.used);
+  p.buffer = nullptr;
+  p.used = p.size = 0;
+}
+
+template <class Record>
+void write(Profiler& p, const Record& record) {
+  static_assert(sizeof(Record) % 8 == 0);
+  if (p.buffer && p.used + sizeof record > p.size) hand_over(p);
+  if (!p.buffer) {
+    size_t most = 0;
+    p.request(&p.buffer, &p.size, &most);
+    if (!p.buffer || p.size < sizeof record) {
+      p.dropped++;
+      return;
+    }
+  }
+  memcpy(p.buffer + p.used, &record, sizeof record);
+  p.used += sizeof record;
+}
+
+template <class Record>
+Record device_record(CUpti_ActivityKind kind, const Stream* s, const Span& sp, uint32_t correlation) {
+  Record r{};
+  r.kind = kind;
+  r.start = (uint64_t)sp.real_start;
+  r.end = (uint64_t)sp.real_end;
+  r.deviceId = (uint32_t)s->dev;
+  r.streamId = (uint32_t)s->id;
+  r.correlationId = correlation;
+  return r;
+}
+
+size_t record_size(CUpti_ActivityKind kind) {
+  switch (kind) {
+    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: return sizeof(CUpti_ActivityKernel10);
+    case CUPTI_ACTIVITY_KIND_MEMCPY: return sizeof(CUpti_ActivityMemcpy6);
+    case CUPTI_ACTIVITY_KIND_MEMSET: return sizeof(CUpti_ActivityMemset4);
+    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: return sizeof(CUpti_ActivityExternalCorrelation);
+    default: return sizeof(CUpti_ActivityAPI);
+  }
+}
+
+}  // namespace
+
+ns_t profiler_now() {
+  Profiler& p = profiler();
+  return p.subscribed && p.timestamp ? (ns_t)p.timestamp() : 0;
+}
+
+void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) {
+  Profiler& p = profiler();
+  if (!p.subscribed || !p.request || !sp.real_start) return;
+  const uint32_t correlation = p.next_correlation++;
+  const auto api_kind = kind == WorkKind::Collective ? CUPTI_ACTIVITY_KIND_DRIVER : CUPTI_ACTIVITY_KIND_RUNTIME;
+  if (!pushed.empty() && p.kinds.count(CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION)) {
+    CUpti_ActivityExternalCorrelation link{};
+    link.kind = CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION;
+    link.externalKind = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+    link.externalId = pushed.back();
+    link.correlationId = correlation;
+    write(p, link);
+  }
+  if (p.kinds.count(api_kind)) {
+    CUpti_ActivityAPI call{};
+    call.kind = api_kind;
+    call.start = call.end = p.timestamp();
+    call.correlationId = correlation;
+    write(p, call);
+  }
+  if (kind == WorkKind::Memcpy && p.kinds.count(CUPTI_ACTIVITY_KIND_MEMCPY)) {
+    auto r = device_record<CUpti_ActivityMemcpy6>(CUPTI_ACTIVITY_KIND_MEMCPY, s, sp, correlation);
+    r.bytes = bytes;
+    write(p, r);
+  } else if (kind == WorkKind::Memset && p.kinds.count(CUPTI_ACTIVITY_KIND_MEMSET)) {
+    auto r = device_record<CUpti_ActivityMemset4>(CUPTI_ACTIVITY_KIND_MEMSET, s, sp, correlation);
+    r.bytes = bytes;
+    write(p, r);
+  } else if (p.kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) {
+    write(p, device_record<CUpti_ActivityKernel10>(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, s, sp, correlation));
+  }
+}
+
+}  // namespace fakegpu
+
+using namespace fakegpu;
+using Guard = std::lock_guard<std::recursive_mutex>;
+
+extern "C" {
+
+CUptiResult cuptiSubscribe(CUpti_SubscriberHandle* handle, CUpti_CallbackFunc, void*) {
+  Guard lk(lock());
+  const char* wish = getenv("FAKEGPU_CUPTI");
+  if (wish && !strcmp(wish, "denied")) return CUPTI_ERROR_INSUFFICIENT_PRIVILEGES;
+  if (wish && !strcmp(wish, "none")) return CUPTI_ERROR_NOT_INITIALIZED;
+  if (profiler().subscribed) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+  profiler().subscribed = true;
+  *handle = (CUpti_SubscriberHandle)&profiler();
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
+  Guard lk(lock());
+  profiler().subscribed = false;
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiGetResultString(CUptiResult result, const char** text) {
+  *text = result == CUPTI_ERROR_INSUFFICIENT_PRIVILEGES ? "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" : "virtual CUPTI error";
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc request,
+                                           CUpti_BuffersCallbackCompleteFunc complete) {
+  Guard lk(lock());
+  profiler().request = request;
+  profiler().complete = complete;
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc now) {
+  Guard lk(lock());
+  profiler().timestamp = now;
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
+  Guard lk(lock());
+  profiler().kinds.insert(kind);
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
+  Guard lk(lock());
+  profiler().kinds.erase(kind);
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityFlushAll(uint32_t) {
+  Guard lk(lock());
+  hand_over(profiler());
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uint32_t, size_t* dropped) {
+  Guard lk(lock());
+  *dropped = profiler().dropped;
+  profiler().dropped = 0;
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityGetNextRecord(uint8_t* buffer, size_t valid, CUpti_Activity** record) {
+  uint8_t* next = *record ? (uint8_t*)*record + record_size((*record)->kind) : buffer;
+  if (next + sizeof(CUpti_Activity) > buffer + valid) return CUPTI_ERROR_MAX_LIMIT_REACHED;
+  *record = (CUpti_Activity*)next;
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityPushExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t id) {
+  pushed.push_back(id);
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityPopExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t* last) {
+  if (pushed.empty()) return CUPTI_ERROR_QUEUE_EMPTY;
+  if (last) *last = pushed.back();
+  pushed.pop_back();
+  return CUPTI_SUCCESS;
+}
+CUptiResult cuptiGetStreamIdEx(CUcontext, CUstream stream, uint8_t, uint32_t* id) {
+  Guard lk(lock());
+  *id = (uint32_t)stream_of(stream)->id;
+  return CUPTI_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,308 @@
+// `foreshard run --backend cuda` as a user types it, on the virtual device: what every rank asks of CUDA and NCCL is
+// the plan's, and what goes wrong there is told with what to do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/job_file.h"
+#include "core/model/load_model.h"
+#include "core/plan/build_plan.h"
+#include "sim/profile.h"
+#include "tests/cli/running_program.h"
+#include "tests/support/temporary_path.h"
+#include "tests/virtual_gpu/planned_calls.h"
+#include "traces/fst.h"
+
+namespace foreshard {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+namespace fs = std::filesystem;
+
+const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama-2ranks.toml";
+
+std::vector<std::string> on_virtual_device(std::vector<std::string> more) {
+  // The first of two assignments counts.
+  more.insert(more.end(), {"LD_PRELOAD=" FORESHARD_FAKEGPU, "FAKEGPU_BACKED=1", "FAKEGPU_TIME=lazy"});
+  return more;
+}
+
+std::vector<std::string> arguments_of(std::vector<std::string> more) {
+  more.insert(more.begin(), {"run", kJob, "--backend", "cuda", "--set", "train.steps=3"});
+  return more;
+}
+
+ProgramEnd run(std::vector<std::string> more, std::vector<std::string> environment = {}) {
+  return RunningProgram(FORESHARD_PROGRAM, arguments_of(std::move(more)), on_virtual_device(std::move(environment)))
+      .wait();
+}
+
+std::vector<json> lines_of(const std::string& text) {
+  std::vector<json> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+/// A folder for the logs of all processes of a run; gone with this.
+class LogFolder {
+ public:
+  LogFolder() { fs::create_directories(path_); }
+  ~LogFolder() { fs::remove_all(path_); }
+  std::string variable() const { return "FAKEGPU_LOG=" + path_ + "/%p.jsonl"; }
+  /// Of the processes that trained.
+  std::vector<std::vector<exec::DeviceCall>> of_ranks() const {
+    std::vector<std::vector<exec::DeviceCall>> logs;
+    for (const auto& entry : fs::directory_iterator(path_)) {
+      auto calls = exec::calls_in(entry.path());
+      if (!calls.empty()) logs.push_back(std::move(calls));
+    }
+    return logs;
+  }
+
+ private:
+  std::string path_ = testing::temporary_path("fakegpu_logs");
+};
+
+Plan plan_of(const std::vector<std::string>& set) {
+  const auto job = load_job(kJob, set);
+  if (!job) throw std::runtime_error(to_text(job.error()));
+  const auto model = load_model(job->job.model, program_options(job->job, ProgramDevice::Cuda));
+  if (!model) throw std::runtime_error(to_text(model.error()));
+  auto plan = build_plan(*model, job->job);
+  if (!plan) throw std::runtime_error(to_text(plan.error()));
+  return std::move(*plan);
+}
+
+std::vector<exec::PlannedCall> calls_planned(const Plan& plan) {
+  std::map<EventId, Stream> recorded_on;
+  std::vector<exec::PlannedCall> planned;
+  for (std::size_t step = 0; step < 3; ++step) {
+    const PlanIteration& iteration = plan.iterations[std::min(step, plan.iterations.size() - 1)];
+    for (auto& call : exec::planned_calls(iteration, recorded_on)) planned.push_back(std::move(call));
+  }
+  return planned;
+}
+
+void expect_calls_of(const Plan& plan, std::vector<exec::DeviceCall> calls) {
+  const auto planned = calls_planned(plan);
+  exec::StreamNames names;
+  EXPECT_EQ(exec::difference(planned, exec::calls_of_interest(std::move(calls)), names), "");
+}
+
+TEST(RunCuda, TwoRanksTrainAndCallWhatThePlanSays) {
+  const LogFolder logs;
+  const std::string timeline = testing::temporary_path("cuda.fst");
+  const ProgramEnd end = run({"--nproc", "2", "--json", "--timeline", timeline}, {logs.variable()});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  EXPECT_EQ(end.err, "");
+  const auto lines = lines_of(end.out);
+  ASSERT_EQ(lines.size(), 4u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(lines[i]["step"], i + 1);
+    EXPECT_GT(lines[i]["peak_allocated_bytes"], 0);
+    EXPECT_GE(lines[i]["peak_reserved_bytes"], lines[i]["peak_allocated_bytes"]);
+  }
+  EXPECT_EQ(lines[3]["job"]["backend"], "cuda");
+  EXPECT_EQ(lines[3]["end"], "done");
+  const auto of_ranks = logs.of_ranks();
+  ASSERT_EQ(of_ranks.size(), 2u);
+  for (const auto& calls : of_ranks) expect_calls_of(plan_of({"train.steps=3"}), calls);
+
+  const auto recorded = read_fst(timeline);
+  fs::remove(timeline);
+  ASSERT_TRUE(recorded) << to_text(recorded.error());
+  std::map<std::string, std::size_t> spans_of_lane;
+  for (const Span& span : recorded->spans) {
+    const Lane& lane = recorded->lanes[span.lane.index()];
+    if (span.instruction.valid()) ++spans_of_lane[std::to_string(lane.rank) + lane.stream];
+  }
+  for (const char* lane : {"0D", "0A", "0S", "1D", "1A", "1S"}) EXPECT_GT(spans_of_lane[lane], 0u) << lane;
+}
+
+TEST(RunCuda, CheckpointsOfDeviceMemoryAreGoneOnFrom) {
+  const std::string folder = testing::temporary_path("cuda_checkpoints");
+  const std::vector<std::string> common = {"--json",
+                                           "--set",
+                                           "cluster.world_size=1",
+                                           "--set",
+                                           "cluster.ranks_per_node=1",
+                                           "--set",
+                                           "train.checkpoint.dir=" + folder};
+  const ProgramEnd first = run(common);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("checkpoint: "));
+  std::vector<std::string> resumed = common;
+  resumed.insert(resumed.end(), {"--resume", "--set", "train.steps=4"});
+  const ProgramEnd second = run(resumed);
+  fs::remove_all(folder);
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_EQ(lines_of(second.out).front()["step"], 4);
+}
+
+TEST(RunCuda, OneRankStandsForMany) {
+  const LogFolder logs;
+  const ProgramEnd end = run({"--emulate-world", "8", "--json", "--set", "cluster.rank=3"}, {logs.variable()});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  const json summary = lines_of(end.out).back();
+  EXPECT_EQ(summary["job"]["world_size"], 8);
+  EXPECT_EQ(summary["job"]["rank"], 3);
+  EXPECT_EQ(summary["job"]["emulated"], true);
+  const auto of_ranks = logs.of_ranks();
+  ASSERT_EQ(of_ranks.size(), 1u);
+  std::size_t held = 0, collectives = 0;
+  for (const exec::DeviceCall& call : of_ranks[0]) {
+    EXPECT_EQ(call.api.find("nccl"), std::string::npos) << call.api;
+    held += call.name.find("::hold(") != std::string::npos ? 1 : 0;
+  }
+  for (const auto& call : calls_planned(plan_of({"train.steps=3", "cluster.world_size=8", "cluster.rank=3"}))) {
+    collectives += call.api.starts_with("nccl") ? 1 : 0;
+  }
+  EXPECT_EQ(held, collectives) << "each collective holds its stream once";
+  const ProgramEnd both = run({"--emulate-world", "8", "--nproc", "2"});
+  EXPECT_EQ(both.exit_code, 2);
+  EXPECT_THAT(both.err, HasSubstr("one process stands for all ranks"));
+}
+
+/// Three of a kind: what is wrong, what is said, with which exit code.
+struct BadMachine {
+  std::string name;
+  std::vector<std::string> environment;
+  int exit_code = 0;
+  std::vector<std::string> told;
+  std::vector<std::string> arguments = {};
+};
+
+class RunOnBadMachine : public ::testing::TestWithParam<BadMachine> {};
+
+TEST_P(RunOnBadMachine, SaysWhatIsWrongAndWhatToDo) {
+  std::vector<std::string> arguments = {"--nproc", "2", "--timeout", "20"};
+  arguments.insert(arguments.end(), GetParam().arguments.begin(), GetParam().arguments.end());
+  const ProgramEnd end = run(arguments, GetParam().environment);
+  EXPECT_EQ(end.exit_code, GetParam().exit_code) << end.err;
+  for (const std::string& text : GetParam().told) EXPECT_THAT(end.err, HasSubstr(text));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Environments, RunOnBadMachine,
+    ::testing::Values(BadMachine{"NoCard", {"FAKEGPU_DEVICES=0"}, 3, {"no CUDA device can be used", "nvidia-smi"}},
+                      BadMachine{"OldDriver",
+                                 {"FAKEGPU_DRIVER=12040"},
+                                 3,
+                                 {"the driver serves CUDA 12.4", "update the NVIDIA driver"}},
+                      BadMachine{"HiddenCards", {"CUDA_VISIBLE_DEVICES=9"}, 3, {"CUDA_VISIBLE_DEVICES is \"9\""}},
+                      BadMachine{"OneCardForTwoRanks",
+                                 {"CUDA_VISIBLE_DEVICES=0"},
+                                 3,
+                                 {"there is no CUDA device 1", "CUDA_VISIBLE_DEVICES is \"0\""}},
+                      BadMachine{"CardTaken", {"FAKEGPU_MEM_GIB=0.3"}, 3, {"has no memory left", "nvidia-smi"}},
+                      BadMachine{"OutOfMemory",
+                                 {"FAKEGPU_MEM_GIB=0.6"},
+                                 1,
+                                 {", step 1: ", "(instruction ", "out of memory", "foreshard simulate"},
+                                 {"--set", "model.batch=8192"}},
+                      BadMachine{"LostCard",
+                                 {"FAKEGPU_FAIL=device@1500=719+", "FAKEGPU_FAIL_RANK=0"},
+                                 1,
+                                 {"rank 0, step ", "unspecified launch failure"}},
+                      BadMachine{"NcclError",
+                                 {"FAKEGPU_FAIL=ncclReduceScatter@2=6", "FAKEGPU_FAIL_RANK=1"},
+                                 1,
+                                 {"rank 1, step 1", "reduce_scatter", "remote process exited", "NCCL_DEBUG=INFO"}},
+                      BadMachine{"NcclRefusesTheGroup",
+                                 {"FAKEGPU_FAIL=ncclCommInitRankConfig@1=2", "FAKEGPU_FAIL_RANK=1"},
+                                 3,
+                                 {"unhandled system error", "NCCL_DEBUG=INFO"}},
+                      BadMachine{"PeerLostInACollective",
+                                 {"FAKEGPU_FAIL=ncclHang@5=1", "FAKEGPU_NCCL_ASYNC=5=6", "FAKEGPU_FAIL_RANK=0"},
+                                 1,
+                                 {"remote process exited"}}),
+    [](const auto& row) { return row.param.name; });
+
+TEST(RunCuda, ACollectiveThatAPeerNeverJoinsEndsWithTheTimeout) {
+  const ProgramEnd end = run({"--nproc", "2", "--timeout", "2"}, {"FAKEGPU_FAIL=ncclHang@5=1", "FAKEGPU_FAIL_RANK=0"});
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, HasSubstr("a peer does not take part in a collective"));
+}
+
+TEST(RunCuda, RanksWithDifferentNcclAreToldApart) {
+  const std::string port = "MASTER_PORT=" + std::to_string(free_port());
+  const auto start = [&](const std::string& rank, const std::string& nccl) {
+    return std::make_unique<RunningProgram>(
+        FORESHARD_PROGRAM, arguments_of({"--timeout", "20"}),
+        on_virtual_device({"WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=localhost", port, "RANK=" + rank,
+                           "LOCAL_RANK=" + rank, "FAKEGPU_NCCL_VERSION=" + nccl}));
+  };
+  const auto first = start("0", "22809"), second = start("1", "22703");
+  const ProgramEnd end = first->wait(), other = second->wait();
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_THAT(end.err + other.err, HasSubstr("different versions of NCCL"));
+  EXPECT_THAT(end.err + other.err, HasSubstr("2.27.3"));
+}
+
+TEST(RunCuda, WhatCuptiRefusesStopsNoTraining) {
+  const std::string timeline = testing::temporary_path("refused.fst");
+  const ProgramEnd end = run({"--nproc", "2", "--json", "--timeline", timeline}, {"FAKEGPU_CUPTI=denied"});
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+  EXPECT_THAT(end.err, HasSubstr("ERR_NVGPUCTRPERM"));
+  EXPECT_TRUE(read_fst(timeline));
+  fs::remove(timeline);
+}
+
+TEST(RunCuda, CalibrateMeasuresCardsAndTheirLinks) {
+  const std::string output = testing::temporary_path("calibrated.toml");
+  const ProgramEnd end = RunningProgram(FORESHARD_PROGRAM,
+                                        {"calibrate", kJob, "--backend", "cuda", "--ranks", "2", "--repeats", "3",
+                                         "--json", "--set", "cluster.profile=h100-sxm-80", "--output", output},
+                                        on_virtual_device({"FAKEGPU_BACKED=0", "FAKEGPU_TIME=model"}))
+                             .wait();
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  const auto profile = load_profile(output);
+  fs::remove(output);
+  ASSERT_TRUE(profile) << to_text(profile.error());
+  EXPECT_EQ(profile->kind, "gpu");
+  EXPECT_EQ(profile->level, CalibrationLevel::Microbenchmark);
+  EXPECT_THAT(profile->calibration.at("machine"), HasSubstr("H100"));
+  EXPECT_THAT(profile->calibration.at("machine"), HasSubstr("SM 1200 of 1980 MHz, 95 of 700 W"));
+  EXPECT_GT(profile->operators.size(), 10u);
+  EXPECT_TRUE(std::any_of(profile->operators.begin(), profile->operators.end(),
+                          [](const MeasuredOperator& op) { return op.backward_ns > 0; }));
+  ASSERT_EQ(profile->collectives.size(), 3u);
+  for (const MeasuredCollective& curve : profile->collectives) {
+    EXPECT_EQ(curve.ranks, 2);
+    EXPECT_GT(curve.ns.back(), curve.ns.front());
+  }
+  EXPECT_EQ(profile->channels, load_profile("h100-sxm-80")->channels) << "links are the base profile's";
+}
+
+json doctor(std::vector<std::string> environment) {
+  const ProgramEnd end =
+      RunningProgram(FORESHARD_PROGRAM, {"doctor", "--json"}, on_virtual_device(std::move(environment))).wait();
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+  const json answer = json::parse(end.out);
+  json found;
+  for (const json& finding : answer["found"]) found[finding["name"].get<std::string>()] = finding;
+  return found;
+}
+
+TEST(RunCuda, DoctorAsksTheDeviceItself) {
+  const json well = doctor({"FAKEGPU_DEVICES=2"});
+  EXPECT_EQ(well["GPU 0"]["found"], true);
+  EXPECT_THAT(well["GPU 1"]["detail"].get<std::string>(), HasSubstr("H100"));
+  EXPECT_EQ(well["CUPTI"]["found"], true);
+  EXPECT_EQ(well["NCCL, as loaded"]["found"], true);
+  const json ill = doctor({"FAKEGPU_DRIVER=12040", "FAKEGPU_CUPTI=denied", "FAKEGPU_NCCL_VERSION=21805"});
+  EXPECT_THAT(ill["GPU 0"]["remedy"].get<std::string>(), HasSubstr("update the NVIDIA driver"));
+  EXPECT_THAT(ill["CUPTI"]["remedy"].get<std::string>(), HasSubstr("ERR_NVGPUCTRPERM"));
+  EXPECT_THAT(ill["NCCL, as loaded"]["remedy"].get<std::string>(), HasSubstr("2.18.5"));
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,227 @@
+#include "traces/analysis.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <unordered_map>
+
+#include "traces/exposed_comm.h"
+#include "traces/intervals.h"
+#include "traces/iterations.h"
+#include "traces/range_statistics.h"
+
+namespace foreshard {
+namespace {
+
+constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
+
+class RankAnalyser {
+ public:
+  RankAnalyser(const Timeline& timeline, const RangeStatistics& statistics, std::int32_t rank,
+               const AnalysisOptions& options)
+      : t_(timeline), statistics_(statistics), options_(options) {
+    result_.rank = rank;
+    const SimTime from = options.from.value_or(std::numeric_limits<SimTime>::min()), to = options.to.value_or(kNever);
+    for (std::size_t i = 0; i < t_.spans.size(); ++i) {
+      const Span& span = t_.spans[i];
+      if (!span.lane.valid() || t_.lanes[span.lane.index()].rank != rank) continue;
+      if (is_device_work(span.kind) && span.start >= from && span.start < to) work_.push_back(SpanId(i));
+    }
+    for (const Flow& flow : t_.flows) {
+      if (flow.from.valid() && flow.to.valid()) called_[flow.to.value] = t_.spans[flow.from.index()].start;
+    }
+  }
+
+  RankAnalysis analyse() {
+    std::vector<Interval> all, compute, comm;
+    for (const SpanId id : work_) {
+      const Span& span = at(id);
+      all.push_back(time_of(span));
+      if (is_computing(span.kind)) compute.push_back(time_of(span));
+      if (is_collective(span.kind)) comm.push_back(time_of(span));
+    }
+    compute_ = merge_intervals(std::move(compute));
+    comm = merge_intervals(std::move(comm));
+    const std::vector<Interval> busy = merge_intervals(std::move(all));
+    result_.busy = length_of(busy);
+    result_.compute = length_of(compute_);
+    result_.comm = length_of(comm);
+    result_.overlap = length_of(intersect_intervals(compute_, comm));
+    find_extent();
+    find_device_idle(busy);
+    find_streams();
+    find_collectives();
+    find_units();
+    find_memory();
+    result_.critical_path = find_critical_path(t_, result_.rank, options_.from.value_or(first_moment()), result_.end);
+    return std::move(result_);
+  }
+
+ private:
+  const Span& at(SpanId id) const { return t_.spans[id.index()]; }
+  static Interval time_of(const Span& span) { return {span.start, span.start + span.duration}; }
+
+  void find_extent() {
+    for (const SpanId id : work_) {
+      const Interval time = time_of(at(id));
+      result_.begin = id == work_.front() ? time.begin : std::min(result_.begin, time.begin);
+      result_.end = id == work_.front() ? time.end : std::max(result_.end, time.end);
+    }
+  }
+
+  /// The host may have begun before the device did.
+  SimTime first_moment() const {
+    SimTime first = result_.begin;
+    for (const Span& span : t_.spans) {
+      if (span.lane.valid() && t_.lanes[span.lane.index()].rank == result_.rank) first = std::min(first, span.start);
+    }
+    return first;
+  }
+
+  void add_gap(IdleTime& idle, SimTime begin, const Span& next, SpanId id) const {
+    const SimDuration gap = next.start - begin;
+    const auto call = called_.find(id.value);
+    if (call != called_.end() && call->second > begin)
+      idle.host += gap;
+    else if (gap < options_.kernel_gap)
+      idle.kernel += gap;
+    else
+      idle.other += gap;
+  }
+
+  void find_device_idle(const std::vector<Interval>& busy) {
+    std::vector<SpanId> by_start = work_;
+    std::stable_sort(by_start.begin(), by_start.end(), [&](SpanId a, SpanId b) { return at(a).start < at(b).start; });
+    auto next = by_start.begin();
+    for (std::size_t i = 1; i < busy.size(); ++i) {
+      while (at(*next).start < busy[i].begin) ++next;
+      add_gap(result_.idle, busy[i - 1].end, at(*next), *next);
+    }
+  }
+
+  void find_streams() {
+    std::map<std::int32_t, std::vector<SpanId>> by_lane;
+    for (const SpanId id : work_) by_lane[at(id).lane.value].push_back(id);
+    for (auto& [lane, spans] : by_lane) {
+      StreamAnalysis stream;
+      stream.lane = LaneId(lane);
+      stream.spans = static_cast<std::int64_t>(spans.size());
+      std::vector<Interval> times;
+      for (std::size_t i = 0; i < spans.size(); ++i) {
+        const Span& span = at(spans[i]);
+        times.push_back(time_of(span));
+        if (is_computing(span.kind))
+          stream.compute += span.duration;
+        else
+          (is_collective(span.kind) ? stream.comm : stream.copies) += span.duration;
+        if (i > 0) add_gap(stream.idle, time_of(at(spans[i - 1])).end, span, spans[i]);
+      }
+      stream.busy = length_of(merge_intervals(std::move(times)));
+      result_.streams.push_back(stream);
+    }
+  }
+
+  void find_collectives() {
+    const IntervalIndex computing(compute_);
+    std::map<SpanKind, CollectiveTime> kinds;
+    for (const SpanId id : work_) {
+      const Span& span = at(id);
+      if (!is_collective(span.kind)) continue;
+      CollectiveTime& time = kinds[span.kind];
+      time.kind = span.kind;
+      ++time.count;
+      time.busy += span.duration;
+      time.bytes += span.bytes;
+      time.exposed += span.duration - computing.covered(span.start, span.start + span.duration);
+    }
+    for (const auto& [kind, time] : kinds) result_.collectives.push_back(time);
+  }
+
+  void find_units() {
+    std::map<std::pair<std::int32_t, std::int32_t>, UnitTime> units;
+    for (const SpanId id : work_) {
+      const Span& span = at(id);
+      if (span.unit < 0 && span.phase == 0) continue;
+      UnitTime& time = units[{span.unit, span.phase}];
+      if (time.spans++ == 0) {
+        time.phase = span.phase;
+        if (span.unit >= 0 && static_cast<std::size_t>(span.unit) < t_.units.size()) {
+          time.unit = t_.units[static_cast<std::size_t>(span.unit)];
+          if (time.unit.empty()) time.unit = "root";
+        }
+      }
+      if (is_computing(span.kind))
+        time.compute += span.duration;
+      else
+        (is_collective(span.kind) ? time.comm : time.copies) += span.duration;
+      if (is_collective(span.kind)) time.comm_bytes += span.bytes;
+    }
+    for (auto& [key, time] : units) result_.units.push_back(std::move(time));
+    std::stable_sort(result_.units.begin(), result_.units.end(),
+                     [](const UnitTime& a, const UnitTime& b) { return a.busy() > b.busy(); });
+  }
+
+  void find_memory() {
+    SimTime first = statistics_.begin();
+    for (const CounterSample& sample : t_.samples) first = std::min(first, sample.time);
+    const SimTime from = options_.from.value_or(first - 1), to = options_.to.value_or(kNever);
+    for (std::size_t c = 0; c < t_.counters.size(); ++c) {
+      if (t_.counters[c].rank != result_.rank) continue;
+      const CounterStatistics counter = statistics_.counter(CounterId(c), from, to);
+      result_.memory.push_back({t_.counters[c].name, t_.counters[c].unit, counter.peak, counter.at_end, counter.peak_at,
+                                running_at(counter.peak_at)});
+    }
+  }
+
+  /// Memory is taken when the host asks for it: the innermost of its spans, else the device's work.
+  std::string running_at(SimTime time) const {
+    const Span* best = nullptr;
+    for (const Span& span : t_.spans) {
+      if (!span.lane.valid() || t_.lanes[span.lane.index()].rank != result_.rank || !span.name.valid()) continue;
+      if (span.start > time || span.start + span.duration < time || span.kind == SpanKind::Annotation) continue;
+      const bool host = span.kind == SpanKind::HostIssue,
+                 best_host = best != nullptr && best->kind == SpanKind::HostIssue;
+      if (best == nullptr || (host && !best_host) || (host == best_host && span.duration < best->duration))
+        best = &span;
+    }
+    return best != nullptr ? std::string(t_.name_of(best->name)) : std::string();
+  }
+
+  const Timeline& t_;
+  const RangeStatistics& statistics_;
+  const AnalysisOptions& options_;
+  RankAnalysis result_;
+  std::vector<SpanId> work_;  // in the timeline's order: by lane, then start
+  std::vector<Interval> compute_;
+  std::unordered_map<std::int32_t, SimTime> called_;  // when the host called for a span
+};
+
+}  // namespace
+
+Result<std::vector<RankAnalysis>> analyse_timeline(const Timeline& timeline, const AnalysisOptions& options) {
+  Error error;
+  error.code = ErrorCode::OutOfRange;
+  if (options.from && options.to && *options.to <= *options.from) {
+    error.message = "the window ends before it begins";
+    error.expected = "from < to";
+    error.got = std::to_string(*options.from) + " ns to " + std::to_string(*options.to) + " ns";
+    return fail(std::move(error));
+  }
+  std::vector<std::int32_t> ranks = ranks_of(timeline);
+  if (options.rank) {
+    if (!std::binary_search(ranks.begin(), ranks.end(), *options.rank)) {
+      error.message = "the timeline has no such rank";
+      for (const std::int32_t rank : ranks)
+        error.expected += (error.expected.empty() ? "" : ", ") + std::to_string(rank);
+      error.got = std::to_string(*options.rank);
+      return fail(std::move(error));
+    }
+    ranks = {*options.rank};
+  }
+  std::vector<RankAnalysis> all;
+  const RangeStatistics statistics(timeline);
+  for (const std::int32_t rank : ranks) all.push_back(RankAnalyser(timeline, statistics, rank, options).analyse());
+  return all;
+}
+
+}  // namespace foreshard
