@@ -41,6 +41,9 @@ SpanKind work_span_kind(InstructionKind kind) {
     case InstructionKind::Backward:
     case InstructionKind::Recompute: return SpanKind::Compute;
     case InstructionKind::Clip:
+    case InstructionKind::ScaleLoss:
+    case InstructionKind::Unscale:
+    case InstructionKind::UpdateScale:
     case InstructionKind::OptimizerStep: return SpanKind::Optimizer;
     default: return SpanKind::Other;
   }

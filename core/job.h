@@ -141,6 +141,16 @@ struct OptimizerOptions {
   bool operator==(const OptimizerOptions&) const = default;
 };
 
+/// train.grad_scaler: torch.amp.GradScaler's; under fsdp1 ShardedGradScaler's.
+struct GradScalerOptions {
+  bool enabled = false;
+  double init_scale = 65536.0;
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;
+  bool operator==(const GradScalerOptions&) const = default;
+};
+
 struct ScheduleOptions {
   std::string name = "constant";  // constant | cosine
   std::int64_t warmup = 0;
@@ -177,6 +187,7 @@ struct TrainOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   double clip_grad_norm = 1.0;  // 0 = off
+  GradScalerOptions grad_scaler;
   std::string zero_grad = "set_to_none";
   DataOptions data;
   std::int64_t seed = 0;

@@ -18,10 +18,12 @@ using namespace job_values;  // NOLINT(google-build-using-namespace): the reader
 constexpr std::array<std::string_view, 10> kTables{
     "model",         "fsdp",  "fsdp.prefetch",   "fsdp.wrap",      "fsdp.mixed_precision",
     "checkpointing", "train", "train.optimizer", "train.schedule", "train.data"};
-constexpr std::array<std::string_view, 4> kMoreTables{"train.eval", "train.checkpoint", "cluster", "allocator"};
+constexpr std::array<std::string_view, 5> kMoreTables{"train.grad_scaler", "train.eval", "train.checkpoint", "cluster",
+                                                      "allocator"};
 // Tables that are written inline, inside their section.
-constexpr std::array<std::string_view, 6> kInline{"fsdp.prefetch", "train.optimizer", "train.schedule",
-                                                  "train.data",    "train.eval",      "train.checkpoint"};
+constexpr std::array<std::string_view, 7> kInline{"fsdp.prefetch",     "train.optimizer", "train.schedule",
+                                                  "train.grad_scaler", "train.data",      "train.eval",
+                                                  "train.checkpoint"};
 
 std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
@@ -286,6 +288,15 @@ void add_train(TableMaker& t) {
   t.number("train.schedule.min_ratio", 0.0, 1.0, FORESHARD_FIELD(train.schedule.min_ratio),
            "cosine: end, relative to lr");
   t.number("train.clip_grad_norm", 0.0, 1e30, FORESHARD_FIELD(train.clip_grad_norm), "largest gradient norm; 0 = off");
+  t.boolean("train.grad_scaler.enabled", FORESHARD_FIELD(train.grad_scaler.enabled),
+            "scales the loss, for float16: fsdp1 ShardedGradScaler, else torch.amp.GradScaler");
+  t.number("train.grad_scaler.init_scale", 0.0, 1e30, FORESHARD_FIELD(train.grad_scaler.init_scale), "first scale");
+  t.number("train.grad_scaler.growth_factor", 1.0, 1e6, FORESHARD_FIELD(train.grad_scaler.growth_factor),
+           "of the scale, after growth_interval good steps in a row");
+  t.number("train.grad_scaler.backoff_factor", 0.0, 1.0, FORESHARD_FIELD(train.grad_scaler.backoff_factor),
+           "of the scale, after a step with an infinity or NaN, which is skipped");
+  t.integer("train.grad_scaler.growth_interval", 1, INT32_MAX, FORESHARD_FIELD(train.grad_scaler.growth_interval),
+            "steps");
   t.word("train.zero_grad", {"set_to_none", "zero"}, FORESHARD_FIELD(train.zero_grad), "how gradients are cleared");
   t.word("train.data.kind", {"synthetic", "tokens", "text"}, FORESHARD_FIELD(train.data.kind),
          "tokens = file of u16/u32 ids; text = file and tokenizer.json");

@@ -56,6 +56,9 @@ enum class InstructionKind : std::uint8_t {
   Recompute,
   Clip,
   Zero,
+  ScaleLoss,  // of a gradient scaler: what backward begins with, the gradients' way back, the next step's scale
+  Unscale,
+  UpdateScale,
   OptimizerStep,
   Mark,
 };
@@ -144,7 +147,7 @@ struct Instruction {
   ReduceOp reduce_op = ReduceOp::None;
   bool blocking = false;  // h2d, d2h
   bool pinned = false;    // h2d, d2h
-  bool on_host = false;   // clip, zero, optimizer_step: runs on the CPU
+  bool on_host = false;   // clip, zero, optimizer_step, ...: runs on the CPU
   UnitId unit;
   EventId event;
   BufferName buffer;

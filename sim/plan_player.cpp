@@ -260,6 +260,11 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::Backward: return run_segment(i, Pass::Backward);
     case InstructionKind::Clip:
       return optimizer_.clip(device_, plan_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
+    case InstructionKind::ScaleLoss:
+      return optimizer_.scale_loss(device_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
+    case InstructionKind::Unscale:
+      return optimizer_.unscale(device_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
+    case InstructionKind::UpdateScale: optimizer_.update_scale(device_, span_of(i, SpanKind::Optimizer)); return true;
     case InstructionKind::OptimizerStep:
       return optimizer_.step(device_, span_of(i, SpanKind::Optimizer), i.on_host) || out_of_memory(0);
     case InstructionKind::Zero: zero_gradients(); return true;
@@ -456,7 +461,9 @@ bool PlanPlayer::data_movement(const Instruction& i) {
   }
   const bool fills = i.kind == InstructionKind::Fill;
   const Bytes moved = i.kind == InstructionKind::Add || i.kind == InstructionKind::Accumulate ? 3 * bytes : 2 * bytes;
-  const SimDuration time = fills ? cost.fill(bytes) : cost.copy(moved, i.dtype);
+  const SimDuration time = cost.work().measured() ? instruction_work(plan_, model_, i, bytes, cost.work())
+                           : fills                ? cost.fill(bytes)
+                                                  : cost.copy(moved, i.dtype);
   device_.launch(i.stream, cost.op_ns() + cost.launch_ns(), time, span_of(i, work_span_kind(i.kind)));
   return true;
 }
@@ -500,6 +507,7 @@ bool PlanPlayer::collective(const Instruction& i) {
   const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
   ActivitySpan what = span_of(i, work_span_kind(i.kind));
   what.bytes = bytes_of(i);
+  if (IssueTape* tape = device_.clock.tape()) tape->set_load(load_of(i));
   const Interval run = device_.launch(i.stream, host, time, what, not_before, static_cast<int>(i.group));
   communicator_tail_[group] = run.end;
   if (i.stream != Stream::D) device_.interference.collective(run.start, run.end);

@@ -311,8 +311,40 @@ bool OptimizerState::temporaries(Device& device, std::vector<BlockHandle>& block
   return true;
 }
 
+void OptimizerState::scalar_calls(Device& device, const ActivitySpan& what, int count) {
+  for (int call = 0; call < count; ++call) {
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+  }
+}
+
+bool OptimizerState::scale_loss(Device& device, const ActivitySpan& what) {
+  if (!has_scale_) {  // the scale, and how many good steps there were
+    for (int i = 0; i < 2; ++i) {
+      if (device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    }
+    scalar_calls(device, what, 2);
+    has_scale_ = true;
+  }
+  scalar_calls(device, what, 2);  // of the loss, and of its gradient
+  return true;
+}
+
+bool OptimizerState::unscale(Device& device, const ActivitySpan& what) {
+  found_inf_ = device.book.allocate(4, kD, MemoryCategory::Temporaries);
+  if (found_inf_ == kNoBlock) return false;
+  scalar_calls(device, what, 4);  // zero; the reciprocal, in double
+  if (!params_.empty()) foreach_call(device, what, 2);
+  return true;
+}
+
+void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
+  scalar_calls(device, what, 1);
+  if (found_inf_ != kNoBlock) device.book.free(std::exchange(found_inf_, kNoBlock));
+}
+
 bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
   if (params_.empty()) return true;
+  if (device.cost.work().measured()) return measured_clip(device, what);
   // The norm of what is not sharded starts as a zero made on the host: FSDP1 copies it over, which blocks.
   if (plan.runtime == Runtime::Fsdp1 && !job_.fsdp.cpu_offload) {
     device.launch(Stream::D, device.cost.launch_ns(), device.cost.transfer(4), what);
@@ -331,9 +363,7 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& 
     }
   }
   if (plan.runtime != Runtime::Fsdp1) foreach_call(device, what, 1);
-  for (int scalar_op = 0; scalar_op < 8; ++scalar_op) {  // stack, norm, power, root, add, reciprocal, multiply, clamp
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
-  }
+  scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
   if (plan.runtime == Runtime::Fsdp1) {
     for (const LocalParam& param : params_) {
       device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
@@ -412,8 +442,56 @@ bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
   return true;
 }
 
+/// FSDP1's parameters of a unit lie side by side in its shard.
+std::vector<LocalParam> OptimizerState::taken_at_once() const {
+  std::vector<LocalParam> blocks;
+  for (const LocalParam& param : params_) {
+    const bool joins = job_.fsdp.runtime == Runtime::Fsdp1 && !blocks.empty() && blocks.back().unit == param.unit;
+    if (!joins) {
+      blocks.push_back(param);
+      continue;
+    }
+    blocks.back().numel += param.numel;
+    blocks.back().bytes += param.bytes;
+  }
+  return blocks;
+}
+
+bool OptimizerState::measured_step(Device& device, const ActivitySpan& what, bool on_host) {
+  if (!on_host && !has_state_ && !make_state(device, what)) return false;
+  const bool adam = job_.train.optimizer.name == OptimizerKind::AdamW;
+  const bool roots = !on_host && adam && job_.train.optimizer.impl != OptimizerImpl::Fused;
+  SimDuration time = 0;
+  for (const LocalParam& block : taken_at_once()) {
+    time += device.cost.work().of(adam ? TensorWork::AdamW : TensorWork::Sgd, block.bytes);
+    if (!roots) continue;
+    const BlockHandle root = device.book.allocate(block.bytes, kD, MemoryCategory::Temporaries);
+    if (root == kNoBlock) return false;
+    device.book.free(root);
+  }
+  if (on_host)
+    device.clock.host_cost(device.cost.launch_ns() + time);
+  else
+    device.launch(Stream::D, device.cost.launch_ns(), time, what);
+  return true;
+}
+
+bool OptimizerState::measured_clip(Device& device, const ActivitySpan& what) {
+  constexpr int kScalarCalls = 5;  // sum, root, add, reciprocal, clamp
+  const WorkTimes& work = device.cost.work();
+  SimDuration norms = 0, scales = kScalarCalls * work.of(TensorWork::Scale, 4);
+  for (const LocalParam& block : taken_at_once()) {
+    norms += work.of(TensorWork::Norm, block.bytes);
+    scales += work.of(TensorWork::Scale, block.bytes);
+  }
+  device.launch(Stream::D, device.cost.launch_ns(), norms, what);
+  device.launch(Stream::D, device.cost.launch_ns(), scales, what);
+  return true;
+}
+
 bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host) {
   if (params_.empty()) return true;
+  if (device.cost.work().measured()) return measured_step(device, what, on_host);
   if (on_host) {  // C6: the parameters live on the host, and so does the step
     if (device.cost.is_virtual()) return true;
     constexpr double kHostBytesPerNs = 20;  // a foreach step on a server CPU is bound by its memory

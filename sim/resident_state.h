@@ -48,13 +48,24 @@ class OptimizerState {
 
   /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
   bool clip(Device& device, const Plan& plan, const ActivitySpan& what);
+  /// What a gradient scaler does on the device, and keeps there from the first loss on; the all-reduce of what unscale
+  /// found is the plan's. False: out of memory.
+  bool scale_loss(Device& device, const ActivitySpan& what);
+  bool unscale(Device& device, const ActivitySpan& what);
+  void update_scale(Device& device, const ActivitySpan& what);
   /// The first step makes the state.
   bool step(Device& device, const ActivitySpan& what, bool on_host);
 
  private:
   bool make_state(Device& device, const ActivitySpan& what);
+  /// Operators on one element.
+  void scalar_calls(Device& device, const ActivitySpan& what, int count);
   bool adamw(Device& device, const ActivitySpan& what);
   bool sgd(Device& device, const ActivitySpan& what);
+  /// The same on a host whose work was measured: what the executor takes at once, one after the other.
+  bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
+  bool measured_clip(Device& device, const ActivitySpan& what);
+  std::vector<LocalParam> taken_at_once() const;
   /// One foreach call: reads and writes `passes` times all parameters.
   void foreach_call(Device& device, const ActivitySpan& what, int passes);
   /// A copy of every parameter; freed by the caller. False: out of memory.
@@ -63,6 +74,8 @@ class OptimizerState {
   const Job& job_;
   std::vector<LocalParam> params_;
   bool has_state_ = false;
+  bool has_scale_ = false;
+  BlockHandle found_inf_ = kNoBlock;  // from unscale to update
 };
 
 }  // namespace foreshard

@@ -47,6 +47,30 @@ Result<void> refuse_traps(const Plan& plan, const Job& job) {
   return {};
 }
 
+/// What a gradient scaler refuses, or is not planned with.
+Result<void> check_scaler(const Job& job, const UnitTable& table) {
+  if (!job.train.grad_scaler.enabled) return {};
+  const auto refuse = [&](ErrorCode code, std::string message, std::string expected, std::string got) {
+    return fail({.code = code,
+                 .message = std::move(message),
+                 .file = job.model.source,
+                 .place = "train.grad_scaler",
+                 .expected = std::move(expected),
+                 .got = std::move(got),
+                 .hint = "train.grad_scaler.enabled = false does without"});
+  };
+  if (job.fsdp.cpu_offload) {
+    return refuse(ErrorCode::Unsupported, "gradients on the host are not unscaled", "fsdp.cpu_offload = false", "true");
+  }
+  if (job.fsdp.runtime == Runtime::Fsdp1) return {};  // ShardedGradScaler takes them
+  for (const PlanUnit& unit : table.units) {
+    if (unit.orig_dtype != DType::Float16 || !unit.requires_grad) continue;
+    return refuse(ErrorCode::Refused, "torch.amp.GradScaler: Attempting to unscale FP16 gradients.",
+                  "parameters in float32, and float16 in fsdp.mixed_precision.param", "parameters in float16");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable&) {
@@ -100,6 +124,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     if (!table) return tl::unexpected(table.error());
     parts.units = std::make_shared<const UnitTable>(std::move(*table));
   }
+  if (const Result<void> scaler = check_scaler(job, *parts.units); !scaler) return tl::unexpected(scaler.error());
   Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *parts.units);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
   parts.checkpointed = std::move(*checkpoint);

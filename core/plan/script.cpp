@@ -11,13 +11,15 @@ struct Word {
   Action::Kind kind;
 };
 
-constexpr std::array<Word, 12> kWords{{{"zero", Action::Kind::Zero},
+constexpr std::array<Word, 14> kWords{{{"zero", Action::Kind::Zero},
                                        {"fwd", Action::Kind::Forward},
                                        {"bwd", Action::Kind::Backward},
                                        {"bwd_all", Action::Kind::BackwardAll},
                                        {"bwd_keep", Action::Kind::BackwardKeep},
                                        {"step", Action::Kind::Step},
                                        {"clip", Action::Kind::Clip},
+                                       {"unscale", Action::Kind::Unscale},
+                                       {"update", Action::Kind::UpdateScale},
                                        {"no_sync{", Action::Kind::NoSyncEnter},
                                        {"nograd_fwd", Action::Kind::NoGradForward},
                                        {"eval", Action::Kind::Eval},
@@ -30,7 +32,8 @@ Error bad_action(const std::string& text, const std::string& why) {
           .file = {},
           .place = "train.script",
           .expected =
-              "zero, fwd, bwd[:k], bwd_all, bwd_keep, step, clip, no_sync{, summon{, }, nograd_fwd, eval, train, "
+              "zero, fwd, bwd[:k], bwd_all, bwd_keep, step, clip, unscale, update, no_sync{, summon{, }, nograd_fwd, "
+              "eval, train, "
               "unshard:UNIT, wait, call:UNIT:METHOD[:ARGS]",
           .got = "\"" + text + "\"",
           .hint = "see docs/formats/job.md, section script"};
@@ -45,8 +48,10 @@ std::vector<std::string> usual_actions(const Job& job) {
     texts.insert(texts.end(), {"fwd", "bwd"});
     if (hold) texts.push_back("}");
   }
+  if (job.train.grad_scaler.enabled) texts.push_back("unscale");
   if (job.train.clip_grad_norm > 0) texts.push_back("clip");
   texts.push_back("step");
+  if (job.train.grad_scaler.enabled) texts.push_back("update");
   return texts;
 }
 

@@ -1,8 +1,8 @@
 // A Script: what a training loop does, as a list of actions per iteration. The usual loop is the default.
 //
-// Actions: zero, fwd, bwd, bwd:K, bwd_all, bwd_keep, step, clip, no_sync{ .. }, summon{[:ARGS] .. }, nograd_fwd, eval,
-// train, unshard:UNIT, wait, and method calls "call:UNIT:METHOD:ARGS" of fsdp2 units. `core/plan` runtimes interpret
-// them in order.
+// Actions: zero, fwd, bwd, bwd:K, bwd_all, bwd_keep, step, clip, unscale and update (a gradient scaler's),
+// no_sync{ .. }, summon{[:ARGS] .. }, nograd_fwd, eval, train, unshard:UNIT, wait, and method calls
+// "call:UNIT:METHOD:ARGS" of fsdp2 units. `core/plan` runtimes interpret them in order.
 #pragma once
 
 #include <string>
@@ -22,6 +22,8 @@ struct Action {
     BackwardKeep,
     Step,
     Clip,
+    Unscale,
+    UpdateScale,
     NoSyncEnter,
     NoSyncExit,
     SummonEnter,
@@ -56,7 +58,8 @@ Result<Action> parse_action(const std::string& text);
 /// training iteration, which leaves what an evaluation finds in memory, where `after_training`.
 Job evaluation_job(const Job& job, bool after_training);
 
-/// job.train.script, or (zero_grad, forward, backward) x micro_batches, clip, step with no_sync as asked.
+/// job.train.script, or (zero_grad, forward, backward) x micro_batches, clip, step with no_sync as asked; with a
+/// gradient scaler unscale before clip, update after step.
 Result<Script> script_of(const Job& job);
 
 }  // namespace foreshard

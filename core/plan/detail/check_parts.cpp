@@ -74,7 +74,7 @@ bool is_plain_training(const PlanIteration& iteration) {
       ++held;
     } else if (action == "}") {
       --held;
-    } else if (action != "zero" && action != "step" && action != "clip") {
+    } else if (action != "zero" && action != "step" && action != "clip" && action != "unscale" && action != "update") {
       return false;
     }
     if (pending > 1) return false;

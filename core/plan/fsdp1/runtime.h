@@ -212,6 +212,14 @@ class Runtime {
   void warn(std::string text);
   void run_backward_action(const Action& action);
   void zero();
+  struct GradientAmount {
+    Numel numel = 0;
+    bool sharded = false;  // any of it
+  };
+  GradientAmount gradients_there() const;
+  void scale_loss();
+  void unscale();
+  void update_scale();
   void clip(const Action& action);
   void step();
   void summon_enter(const Action& action);
@@ -260,6 +268,7 @@ class Runtime {
   std::int32_t script_iteration_ = 1;
   std::vector<UnitId> pre_order_, post_order_;
   std::vector<UnitId> post_order_at_final_;
+  bool unscaled_ = false;  // since the scaler's last update
   bool final_ran_ = false;
   std::vector<EventId> free_events_;  // R22; the first free_head_ are popped
   std::size_t free_head_ = 0;

@@ -99,6 +99,8 @@ void Runtime::perform(const Action& action) {
     case Action::Kind::BackwardKeep: return run_backward_action(action);
     case Action::Kind::Step: return step();
     case Action::Kind::Clip: return clip(action);
+    case Action::Kind::Unscale: return unscale();
+    case Action::Kind::UpdateScale: return update_scale();
     case Action::Kind::NoSyncEnter:
       lazy_init();
       mark(MarkName::NoSyncEnter);
@@ -129,6 +131,7 @@ void Runtime::warn(std::string text) {
 }
 
 void Runtime::run_backward_action(const Action& action) {
+  scale_loss();
   std::vector<Tensor> outputs;
   const auto first_of = [](const std::vector<Tensor>& list) { return list.empty() ? Tensor{} : list.front(); };
   if (action.kind == Action::Kind::BackwardAll) {
@@ -169,23 +172,62 @@ void Runtime::zero() {
   }
 }
 
+Runtime::GradientAmount Runtime::gradients_there() const {
+  GradientAmount there;
+  for (const UnitState& u : units_) {
+    if (!u.has_handle || u.grad == GradKind::None) continue;
+    there.numel += u.sharded ? u.unit->shard_numel : u.unit->flat_numel;
+    there.sharded = there.sharded || u.sharded;
+  }
+  return there;
+}
+
+// ---------------------------------------------------------------- ShardedGradScaler
+
+void Runtime::scale_loss() {
+  if (!job_.train.grad_scaler.enabled || pending_outputs_.empty()) return;
+  phase_ = Phase::Forward;
+  emit(InstructionKind::ScaleLoss, Stream::D).numel = 1;
+  phase_ = Phase::None;
+}
+
+// What one rank found is summed over all ranks: ShardedGradScaler's group is the world.
+void Runtime::unscale() {
+  if (!job_.train.grad_scaler.enabled) return;
+  if (unscaled_) return fail("RuntimeError", "unscale_() has already been called since the last update()");
+  unscaled_ = true;
+  enter(Phase::Clip, root());
+  Instruction& kernel = emit(InstructionKind::Unscale, Stream::D);
+  kernel.numel = gradients_there().numel;
+  kernel.dtype = root().unit->orig_dtype;
+  if (plan_.world_size == 1) return;
+  Instruction& found = emit(InstructionKind::AllReduce, Stream::D);
+  found.numel = 1;
+  found.bytes = itemsize(DType::Float32);
+  const bool whole = static_cast<std::int32_t>(plan_.groups.shard.size()) == plan_.world_size;
+  found.group = whole ? GroupKind::Shard : GroupKind::World;
+  found.group_size = plan_.world_size;
+  found.reduce_op = ReduceOp::Sum;
+}
+
+void Runtime::update_scale() {
+  if (!job_.train.grad_scaler.enabled) return;
+  enter(Phase::Optimizer, root());
+  emit(InstructionKind::UpdateScale, Stream::D).numel = 1;
+  unscaled_ = false;
+}
+
 // G9: norms of the local gradients, one all-reduce over the shard group, one multiplication; the host does not wait.
 void Runtime::clip(const Action& action) {
   lazy_init();
   enter(Phase::Clip, root());
-  Numel numel = 0;
-  bool any_sharded = false;
-  for (const UnitState& u : units_) {
-    if (!u.has_handle || u.grad == GradKind::None) continue;
-    numel += u.sharded ? u.unit->shard_numel : u.unit->flat_numel;
-    any_sharded = any_sharded || u.sharded;
-  }
-  if (numel == 0) warn("clipping without any gradient: the norm is zero in the default type (G9)");
+  const GradientAmount gradients = gradients_there();
+  if (gradients.numel == 0) warn("clipping without any gradient: the norm is zero in the default type (G9)");
   const bool on_host = job_.fsdp.cpu_offload;
   const bool infinity = action.args == "inf";
   const auto part = [&](std::int32_t arg) {
     Instruction& i = emit(InstructionKind::Clip, on_host ? Stream::Host : Stream::D);
-    i.numel = numel;
+    i.numel = gradients.numel;
     i.dtype = root().unit->orig_dtype;
     i.on_host = on_host;
     i.factor = job_.train.clip_grad_norm;
@@ -193,7 +235,7 @@ void Runtime::clip(const Action& action) {
     i.arg = arg;  // 0: norms, 1: scaling
   };
   part(0);
-  if (any_sharded) {
+  if (gradients.sharded) {
     Instruction& i = emit(InstructionKind::AllReduce, Stream::D);
     i.numel = 1;
     i.bytes = itemsize(DType::Float32);
@@ -205,6 +247,7 @@ void Runtime::clip(const Action& action) {
 }
 
 void Runtime::step() {
+  if (job_.train.grad_scaler.enabled && !unscaled_) unscale();
   enter(Phase::Optimizer, root());
   Numel numel = 0;
   std::int32_t tensors = 0;
@@ -218,6 +261,14 @@ void Runtime::step() {
     if (unreduced) continue;  // original parameters see no gradient: no update, silently (R9)
     numel += u.sharded ? u.unit->shard_numel : u.unit->flat_numel;
     tensors += u.use_orig_params ? static_cast<std::int32_t>(u.unit->params.size()) : 1;
+  }
+  if (job_.train.grad_scaler.enabled && job_.train.optimizer.impl != OptimizerImpl::Fused) {
+    phase_ = Phase::Clip;
+    Instruction& read = emit(InstructionKind::D2h, Stream::D);  // whether there is a step at all
+    read.numel = 1;
+    read.bytes = itemsize(DType::Float32);
+    read.blocking = true;
+    phase_ = Phase::Optimizer;
   }
   const bool on_host = job_.fsdp.cpu_offload;
   Instruction& i = emit(InstructionKind::OptimizerStep, on_host ? Stream::Host : Stream::D);

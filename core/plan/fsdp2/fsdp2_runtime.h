@@ -151,9 +151,17 @@ class Fsdp2Runtime {
   Result<void> set_prefetch(const Action& action, std::vector<UnitId>& list);
   std::vector<UnitId> units_below(UnitId id) const;
   void user_unshard(UnitState& u, bool async);
+  struct GradientAmount {
+    Numel numel = 0, sharded = 0, plain = 0;  // elements; gradients of units, and of no unit
+    DType dtype = DType::Float32;             // of the first parameter
+  };
+  GradientAmount gradients_there() const;
+  void scale_loss();
+  Result<void> unscale();
+  void update_scale();
   Result<void> clip(const Action& action);
   void state_dict();
-  void step();
+  Result<void> step();
   void zero_grad();
 
   const PlanRequest& request_;
@@ -179,6 +187,7 @@ class Fsdp2Runtime {
   bool final_callback_queued_ = false;
   UnitId callback_unit_;  // whose hook queued it
   bool is_last_backward_ = true;
+  bool unscaled_ = false;  // since the scaler's last update
   EventId post_optim_event_;
   std::optional<KeptGather> kept_;
   EventId rs_event_;

@@ -82,7 +82,9 @@ Result<void> Fsdp2Runtime::act(const Action& action) {
     case Action::Kind::Backward:
     case Action::Kind::BackwardAll:
     case Action::Kind::BackwardKeep: return backward_of(action);
-    case Action::Kind::Step: step(); return {};
+    case Action::Kind::Step: return step();
+    case Action::Kind::Unscale: return unscale();
+    case Action::Kind::UpdateScale: update_scale(); return {};
     case Action::Kind::Clip: return clip(action);
     case Action::Kind::NoSyncEnter:
     case Action::Kind::NoSyncExit:
@@ -119,6 +121,7 @@ Result<void> Fsdp2Runtime::backward_of(const Action& action) {
   const std::int32_t chosen = action.output < 0 ? count - 1 : action.output;
   if (chosen < 0 || chosen >= count)
     return fail(bad_call(action, "there is no such pending output", "a forward before it"));
+  scale_loss();
   std::vector<autograd::Edge> roots = outputs_[static_cast<std::size_t>(chosen)].roots;
   if (action.kind == Action::Kind::BackwardAll) {
     roots.clear();
@@ -272,19 +275,69 @@ Result<void> Fsdp2Runtime::call(const Action& action) {
 
 // ---------------------------------------------------------------- clip, step, zero
 
+Fsdp2Runtime::GradientAmount Fsdp2Runtime::gradients_there() const {
+  GradientAmount there;
+  for (const ParamSlot& slot : slots_) {
+    const ParamInfo& info = model_.params[slot.param.index()];
+    const ParamSizes* p =
+        slot.unit.valid() ? &units_[slot.unit.index()].params[static_cast<std::size_t>(slot.index)] : nullptr;
+    if (p != nullptr ? p->holder < 0 : !slot.has_grad) continue;
+    if (there.numel == 0) there.dtype = info.dtype;
+    there.numel += p != nullptr ? p->local_numel : numel_of(info.shape);
+    ++(p != nullptr ? there.sharded : there.plain);
+  }
+  return there;
+}
+
+void Fsdp2Runtime::scale_loss() {
+  if (!request_.job.train.grad_scaler.enabled) return;
+  out_.set_phase(Phase::Forward);
+  out_.add(InstructionKind::ScaleLoss, Stream::D).numel = 1;
+  out_.set_phase(Phase::None);
+}
+
+// The check of sharded gradients is a maximum over the shard group (DTensor's handler); replicas hold the same sums.
+Result<void> Fsdp2Runtime::unscale() {
+  if (!request_.job.train.grad_scaler.enabled) return {};
+  if (unscaled_) {
+    return fail({ErrorCode::OutOfRange,
+                 "unscale_() has already been called since the last update()",
+                 {},
+                 "train.script",
+                 "one unscale between two updates",
+                 "another one",
+                 "update follows step"});
+  }
+  unscaled_ = true;
+  const GradientAmount gradients = gradients_there();
+  out_.set_phase(Phase::Clip);
+  Instruction& kernel = out_.add(InstructionKind::Unscale, Stream::D);
+  kernel.numel = gradients.numel;
+  kernel.dtype = gradients.dtype;
+  if (gradients.sharded > 0 && shard_size_ > 1) {
+    Instruction& found = out_.add(InstructionKind::AllReduce, Stream::D);
+    found.name = out_.intern("found_inf");
+    found.numel = 1;
+    found.bytes = itemsize(DType::Float32);
+    found.group_size = shard_size_;
+    found.reduce_op = ReduceOp::Max;
+  }
+  out_.set_phase(Phase::None);
+  return {};
+}
+
+void Fsdp2Runtime::update_scale() {
+  if (!request_.job.train.grad_scaler.enabled) return;
+  out_.set_phase(Phase::Optimizer);
+  out_.add(InstructionKind::UpdateScale, Stream::D).numel = 1;
+  out_.set_phase(Phase::None);
+  unscaled_ = false;
+}
+
 // F2-29: over the shard group one element a gradient, on D after the final callback; the infinity norm one in all.
 Result<void> Fsdp2Runtime::clip(const Action& action) {
   const bool infinity = action.args == "inf";
-  Numel numel = 0, count = 0, plain = 0;
-  DType dtype = DType::Float32;
-  for (const ParamSlot& slot : slots_) {
-    const ParamInfo& info = model_.params[slot.param.index()];
-    const ParamSizes* p = slot.unit.valid() ? &unit(slot.unit).params[static_cast<std::size_t>(slot.index)] : nullptr;
-    if (p != nullptr ? p->holder < 0 : !slot.has_grad) continue;
-    if (numel == 0) dtype = info.dtype;
-    numel += p != nullptr ? p->local_numel : numel_of(info.shape);
-    ++(p != nullptr ? count : plain);
-  }
+  const auto& [numel, count, plain, dtype] = gradients_there();
   if (count > 0 && plain > 0) {
     return fail({ErrorCode::Unsupported,
                  "clip_grad_norm_ takes sharded gradients or plain ones, not both",
@@ -321,22 +374,27 @@ void Fsdp2Runtime::state_dict() {
 }
 
 // What the optimizer keeps and needs meanwhile is its interpreter's business: one instruction for all parameters.
-void Fsdp2Runtime::step() {
-  out_.set_phase(Phase::Optimizer);
-  Numel numel = 0;
-  DType dtype = DType::Float32;
-  for (const ParamSlot& slot : slots_) {
-    const ParamInfo& info = model_.params[slot.param.index()];
-    const ParamSizes* p = slot.unit.valid() ? &unit(slot.unit).params[static_cast<std::size_t>(slot.index)] : nullptr;
-    if (p != nullptr ? p->holder < 0 : !slot.has_grad) continue;
-    if (numel == 0) dtype = info.dtype;
-    numel += p != nullptr ? p->local_numel : numel_of(info.shape);
+Result<void> Fsdp2Runtime::step() {
+  const TrainOptions& train = request_.job.train;
+  if (train.grad_scaler.enabled && !unscaled_) {
+    if (auto done = unscale(); !done) return done;
   }
+  if (train.grad_scaler.enabled && train.optimizer.impl != OptimizerImpl::Fused) {
+    out_.set_phase(Phase::Clip);
+    Instruction& read = out_.add(InstructionKind::D2h, Stream::D);
+    read.name = out_.intern("found_inf");
+    read.numel = 1;
+    read.bytes = itemsize(DType::Float32);
+    read.blocking = true;  // whether there is a step at all
+  }
+  out_.set_phase(Phase::Optimizer);
+  const GradientAmount gradients = gradients_there();
   Instruction& update = out_.add(InstructionKind::OptimizerStep, Stream::D);
-  update.numel = numel;
-  update.dtype = dtype;
+  update.numel = gradients.numel;
+  update.dtype = gradients.dtype;
   update.on_host = offload_;
   out_.set_phase(Phase::None);
+  return {};
 }
 
 // Sharded gradients are views of reduction outputs: an output goes with the last of its views, in the model's order.

@@ -81,6 +81,7 @@ Plan build(const Scenario& scenario, bool repeat) {
   const Json row = row_of(scenario);
   const Model model = oracle::model_of_row(row.at("model"));
   Job job = oracle::job_of_row(row);
+  job.train.grad_scaler.enabled = scenario.scaler;
   if (repeat) {
     job.train.script.clear();
     job.train.clip_grad_norm = 0;

@@ -21,6 +21,7 @@ struct Scenario {
   std::vector<std::vector<std::string>> iterations = {{"zero", "fwd", "bwd", "step"}};
   std::int64_t world_size = 4;
   std::int64_t rank = 0;
+  bool scaler = false;  // ShardedGradScaler
 };
 
 /// embed, B0 .. B(n-1), head; `op` is how blocks are called ("call", "ckpt_nr", "ckpt_r"), `frozen` names layers.

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "tests/core/fsdp1/fixture.h"
 
 namespace foreshard::fsdp1_test {
@@ -363,6 +366,25 @@ TEST(Fsdp1Iterations, ARepeatingScriptEndsWhenTwoInARowAreEqual) {  // R22: pops
   const Plan plan = repeating_plan_of(s);
   EXPECT_TRUE(plan.steady);
   EXPECT_EQ(plan.iterations.size(), 3U);
+}
+
+TEST(Fsdp1Scaler, WhatARankFoundIsSummedOverTheWorld) {
+  Scenario s = with({});
+  s.iterations = {{"zero", "fwd", "bwd", "unscale", "clip", "step", "update"}};
+  EXPECT_EQ(count(plan_of(s).iterations[0], K::Unscale), 0) << "no scaler: its calls do nothing";
+  s.scaler = true;
+  const Plan plan = plan_of(s);
+  const PlanIteration& it = plan.iterations[0];
+  EXPECT_EQ(count(it, K::ScaleLoss), 1);
+  EXPECT_EQ(count(it, K::UpdateScale), 1);
+  const auto unscale = std::find_if(it.instructions.begin(), it.instructions.end(),
+                                    [](const Instruction& i) { return i.kind == K::Unscale; });
+  ASSERT_NE(unscale, it.instructions.end());
+  EXPECT_EQ(std::next(unscale)->kind, K::AllReduce);
+  EXPECT_EQ(std::next(unscale)->reduce_op, ReduceOp::Sum);
+  EXPECT_EQ(std::next(unscale)->group_size, 4);
+  s.iterations = {{"zero", "fwd", "bwd", "unscale", "unscale"}};
+  EXPECT_EQ(plan_of(s).failure->error_class, "RuntimeError");
 }
 
 TEST(Fsdp1Iterations, ShardedGradientsAreFreedWhenSetToNone) {

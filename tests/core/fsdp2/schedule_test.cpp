@@ -332,6 +332,37 @@ TEST(Fsdp2Schedule, CheckpointingAddsNoGather) {  // F2-15
   EXPECT_EQ(plan_chain(chain_job(), model).error().code, ErrorCode::Unsupported);
 }
 
+/// What a gradient scaler adds, in order: "kind stream".
+std::vector<std::string> scaler_calls(const Plan& plan) {
+  std::vector<std::string> calls;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    const bool reduces = i.kind == InstructionKind::AllReduce && i.phase == Phase::Clip && i.numel == 1;
+    const bool reads = i.kind == InstructionKind::D2h && i.blocking;
+    const bool own = i.kind == InstructionKind::ScaleLoss || i.kind == InstructionKind::Unscale ||
+                     i.kind == InstructionKind::UpdateScale || i.kind == InstructionKind::OptimizerStep;
+    if (reduces || reads || own) {
+      calls.push_back(std::string(instruction_kind_name(i.kind)) + " " + std::string(stream_name(i.stream)));
+    }
+  }
+  return calls;
+}
+
+TEST(Fsdp2Schedule, AGradientScalerReadsWhatItFoundUnlessTheStepIsFused) {
+  Job job = chain_job();
+  job.train.grad_scaler.enabled = true;
+  EXPECT_THAT(scaler_calls(plan_chain(job).value()),
+              ElementsAre("scale_loss D", "unscale D", "all_reduce D", "d2h D", "optimizer_step D", "update_scale D"));
+  job.train.optimizer.impl = OptimizerImpl::Fused;
+  EXPECT_THAT(scaler_calls(plan_chain(job).value()),
+              ElementsAre("scale_loss D", "unscale D", "all_reduce D", "optimizer_step D", "update_scale D"));
+  job.fsdp.runtime = Runtime::None;
+  job.fsdp.wrap.policy = WrapPolicyKind::None;
+  EXPECT_THAT(scaler_calls(plan_chain(job).value()),
+              ElementsAre("scale_loss D", "unscale D", "optimizer_step D", "update_scale D"));
+  job.train.script = {{"fwd", "bwd", "unscale", "unscale", "step"}};
+  EXPECT_THAT(plan_chain(job).error().message, HasSubstr("already been called"));
+}
+
 TEST(Unsharded, OneRankHasNoCommunicationAndManyReduceEveryBucket) {
   Job job = chain_job(1);
   job.fsdp.runtime = Runtime::None;

@@ -31,6 +31,15 @@ TEST(Script, NoSyncHoldsAllMicroBatchesButTheLast) {
                                                                  "fwd", "bwd", "}", "fwd", "bwd", "step"));
 }
 
+TEST(Script, AGradientScalerUnscalesBeforeClippingAndUpdatesBehindTheStep) {
+  Job job;
+  job.train.grad_scaler.enabled = true;
+  const Result<Script> script = script_of(job);
+  ASSERT_TRUE(script.has_value());
+  EXPECT_THAT(texts(script->iterations[0]),
+              testing::ElementsAre("zero", "fwd", "bwd", "unscale", "clip", "step", "update"));
+}
+
 TEST(Script, BracesCloseWhatIsOpen) {
   Job job;
   job.train.script = {{"no_sync{", "fwd", "bwd", "}", "summon{:{\"recurse\":false}", "}"}};
