@@ -1,6 +1,7 @@
 #include "sim/device_clock.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/result.h"
 
@@ -17,6 +18,24 @@ DeviceClock::DeviceClock(ClockMode mode, int streams) : mode_(mode), streams_(st
 }
 
 SimTime DeviceClock::device_tail() const { return *std::max_element(tails_.begin(), tails_.end()); }
+
+void DeviceClock::follow(std::vector<Interval> schedule) {
+  FORESHARD_CHECK(mode_ == ClockMode::Model, "only a clock that models time can follow a schedule");
+  given_ = std::move(schedule);
+  next_given_ = 0;
+  for (Interval& span : given_) {
+    span.start += host_;
+    span.end += host_;
+  }
+}
+
+Interval DeviceClock::enqueue_given(int stream, int communicator) {
+  const Interval span = given_[next_given_++];
+  if (tape_ != nullptr) write_down(stream, span.end - span.start, communicator);
+  SimTime& tail = tails_[static_cast<std::size_t>(stream)];
+  tail = std::max(tail, span.end);
+  return span;
+}
 
 std::uint32_t& DeviceClock::issued(int stream) {
   return seen_[static_cast<std::size_t>(stream) * static_cast<std::size_t>(streams_) +

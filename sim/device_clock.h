@@ -50,6 +50,7 @@ class DeviceClock {
   /// Appends work to a stream; `not_before` is a further bound on its start: a communicator that is busy, which then is
   /// `communicator`, a GroupKind.
   Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
+    if (next_given_ < given_.size()) return enqueue_given(stream, communicator);
     if (tape_ != nullptr) write_down(stream, duration, communicator);
     SimTime& tail = tails_[static_cast<std::size_t>(stream)];
     Interval span;
@@ -61,6 +62,9 @@ class DeviceClock {
     return span;
   }
 
+  /// From now on work runs when these say, in the order in which it is issued; their zero is now.
+  void follow(std::vector<Interval> schedule);
+
   EventStamp record(int stream);
   void stream_wait(int stream, const EventStamp& event);
   /// What a poll of the event answers now.
@@ -71,6 +75,7 @@ class DeviceClock {
   SimDuration device_synchronize();
 
  private:
+  Interval enqueue_given(int stream, int communicator);
   void write_down(int stream, SimDuration duration, int communicator) {
     if (communicator < 0)
       tape_->run(stream, duration);
@@ -85,6 +90,8 @@ class DeviceClock {
   int streams_;
   SimTime host_ = 0;
   std::vector<SimTime> tails_;
+  std::vector<Interval> given_;  // on this clock
+  std::size_t next_given_ = 0;
   // Lazy only: what each stream has seen of every stream (row by row), what the host knows done, and recorded rows.
   std::vector<std::uint32_t> seen_;
   std::vector<std::uint32_t> done_;

@@ -26,11 +26,14 @@ double lookup(const std::map<std::string, double>& extra, const char* key, doubl
 }  // namespace
 
 KernelCost::KernelCost(const HardwareProfile& profile)
-    : virtual_(profile.kind == "virtual"),
+    : work_(profile),
+      virtual_(profile.kind == "virtual"),
       launch_ns_(profile.launch_ns),
       op_ns_(profile.op_ns),
       call_ns_(profile.call_ns),
       min_kernel_ns_(profile.min_kernel_ns),
+      segment_forward_ns_(static_cast<SimDuration>(lookup(profile.extra, "segment_forward_ns", 0))),
+      segment_backward_ns_(static_cast<SimDuration>(lookup(profile.extra, "segment_backward_ns", 0))),
       bytes_per_ns_(profile.hbm_gb_per_s * profile.hbm_share),
       attention_share_(profile.attention_share),
       ns_per_thread_(lookup(profile.extra, "ns_per_thread", 0.015)),

@@ -7,6 +7,7 @@
 #include "core/model/lowering.h"
 #include "core/units.h"
 #include "sim/profile.h"
+#include "sim/work_times.h"
 
 namespace foreshard {
 
@@ -16,8 +17,9 @@ class KernelCost {
 
   /// Device time of all launches of a lowered kernel.
   SimDuration device(const Kernel& kernel) const;
-  /// Host time to dispatch and launch it.
+  /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
+    if (work_.measured()) return 0;
     return kernel.launches > 0 ? op_ns_ + kernel.launches * launch_ns_ : op_ns_;
   }
   /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
@@ -27,6 +29,12 @@ class KernelCost {
   SimDuration transfer(Bytes bytes) const;
   /// Host time of staging a transfer from or to pageable memory.
   SimDuration staging(Bytes bytes) const;
+
+  /// A host's own work; see sim/work_times.h. The rest of this class serves where it was not measured.
+  const WorkTimes& work() const { return work_; }
+  SimDuration segment_host() const { return work_.measured() ? launch_ns_ : 0; }
+  /// What a segment costs the stream beside its operators.
+  SimDuration segment(bool backward) const { return backward ? segment_backward_ns_ : segment_forward_ns_; }
 
   SimDuration launch_ns() const { return launch_ns_; }
   SimDuration op_ns() const { return op_ns_; }
@@ -38,8 +46,9 @@ class KernelCost {
   SimDuration memory_bound(Bytes bytes) const;
   double rate(const std::vector<double>& table, DType dtype) const { return table[static_cast<std::size_t>(dtype)]; }
 
+  WorkTimes work_;
   bool virtual_;
-  SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_;
+  SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_, segment_forward_ns_, segment_backward_ns_;
   double bytes_per_ns_;  // HBM, reached
   double attention_share_;
   double ns_per_thread_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/instruction_spans.h"
+#include "sim/core_sharing.h"
 
 namespace foreshard {
 namespace {
@@ -468,7 +469,7 @@ bool PlanPlayer::data_movement(const Instruction& i) {
   return true;
 }
 
-SimDuration PlanPlayer::duration_of(const Instruction& i) {
+GroupPlacement PlanPlayer::placement_of(const Instruction& i) const {
   GroupPlacement placement = i.group == GroupKind::Shard       ? shard_group_
                              : i.group == GroupKind::Replicate ? replicate_group_
                                                                : world_group_;
@@ -477,6 +478,11 @@ SimDuration PlanPlayer::duration_of(const Instruction& i) {
     const auto per_node = std::max<std::int64_t>(job_.cluster.ranks_per_node, 1);
     placement = {i.group_size, static_cast<int>(std::max<std::int64_t>(1, ceil_div(i.group_size, per_node)))};
   }
+  return placement;
+}
+
+SimDuration PlanPlayer::duration_of(const Instruction& i) {
+  const GroupPlacement placement = placement_of(i);
   const CollectiveKind kind = collective_kind(i.kind);
   const Bytes bytes = bytes_of(i);
   for (const KnownDuration& known : durations_) {
@@ -507,7 +513,9 @@ bool PlanPlayer::collective(const Instruction& i) {
   const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
   ActivitySpan what = span_of(i, work_span_kind(i.kind));
   what.bytes = bytes_of(i);
-  if (IssueTape* tape = device_.clock.tape()) tape->set_load(load_of(i));
+  if (IssueTape* tape = device_.clock.tape()) {
+    tape->set_load(host_load(device_.profile, collective_kind(i.kind), placement_of(i), what.bytes));
+  }
   const Interval run = device_.launch(i.stream, host, time, what, not_before, static_cast<int>(i.group));
   communicator_tail_[group] = run.end;
   if (i.stream != Stream::D) device_.interference.collective(run.start, run.end);

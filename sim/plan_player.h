@@ -105,6 +105,7 @@ class PlanPlayer {
   bool data_movement(const Instruction& i);
   bool collective(const Instruction& i);
   SimDuration duration_of(const Instruction& i);
+  GroupPlacement placement_of(const Instruction& i) const;
   Meeting offer(const Instruction& i);
   bool run_segment(const Instruction& i, Pass pass);
   bool run_kernels(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,

@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 4> kLevels{"datasheet", "published", "microbenchmark", "measured-step"};
 constexpr double kLargest = 1e15;  // no rate, bandwidth, time or size of a machine is beyond it
+constexpr std::array<std::string_view, kTensorWorks> kTensorWork{"copy", "fill", "add",   "scale",
+                                                                 "join", "norm", "adamw", "sgd"};
 constexpr std::uintmax_t kLargestFile = 1 << 20;
 
 struct NumberKey {
@@ -57,7 +59,7 @@ class Reader {
   Result<HardwareProfile> read() {
     check_keys(root_, "",
                {"schema", "id", "kind", "level", "interval", "peak_tflops", "gemm_tflops", "vector_tflops", "device",
-                "host", "links", "extra", "sources", "operators", "collectives", "calibration"});
+                "host", "links", "extra", "sources", "operators", "collectives", "work", "calibration"});
     const std::string schema = text(root_, "", "schema");
     if (!error_ && schema != "foreshard.profile/1") {
       wrong(ErrorCode::Unsupported, "schema", "foreshard.profile/1", schema, "");
@@ -75,6 +77,7 @@ class Reader {
     strings();
     measured_operators();
     measured_collectives();
+    measured_work();
     if (error_) return fail(*error_);
     return profile_;
   }
@@ -240,20 +243,42 @@ class Reader {
 
   void measured_collectives() {
     each("collectives", [this](const toml::table& row, const std::string& place) {
-      check_keys(row, place, {"kind", "ranks", "bytes", "ns"});
+      check_keys(row, place, {"kind", "ranks", "bytes", "ns", "beside_ns", "taken_ns", "cpu_ns"});
       MeasuredCollective curve;
       curve.kind = choice(row, place, "kind", {"all_gather", "reduce_scatter", "all_reduce", "broadcast"});
       curve.ranks = static_cast<int>(number(row, place, "ranks", 2, 1e6));
       curve.bytes = whole_numbers(row, place, "bytes");
       curve.ns = whole_numbers(row, place, "ns");
-      if (error_) return;
-      const bool ascending = std::is_sorted(curve.bytes.begin(), curve.bytes.end(), std::less_equal<>());
-      if (curve.bytes.empty() || curve.bytes.size() != curve.ns.size() || !ascending || curve.bytes.front() <= 0) {
-        return wrong(ErrorCode::Inconsistent, place, "ascending sizes above 0 and as many times",
-                     std::to_string(curve.bytes.size()) + " sizes, " + std::to_string(curve.ns.size()) + " times", "");
+      check_curve(place, curve.bytes, curve.ns.size());
+      const std::array<std::pair<const char*, std::vector<SimDuration>*>, 3> loads{
+          {{"beside_ns", &curve.beside_ns}, {"taken_ns", &curve.taken_ns}, {"cpu_ns", &curve.cpu_ns}}};
+      for (const auto& [key, times] : loads) {
+        if (error_ || !row.contains(key)) continue;
+        *times = whole_numbers(row, place, key);
+        check_curve(place, curve.bytes, times->size());
       }
-      profile_.collectives.push_back(std::move(curve));
+      if (!error_) profile_.collectives.push_back(std::move(curve));
     });
+  }
+
+  void measured_work() {
+    each("work", [this](const toml::table& row, const std::string& place) {
+      check_keys(row, place, {"kind", "bytes", "ns"});
+      const std::string kind = choice(row, place, "kind", {kTensorWork.begin(), kTensorWork.end()});
+      const auto found = std::find(kTensorWork.begin(), kTensorWork.end(), kind) - kTensorWork.begin();
+      MeasuredWork curve{static_cast<TensorWork>(found), whole_numbers(row, place, "bytes"),
+                         whole_numbers(row, place, "ns")};
+      check_curve(place, curve.bytes, curve.ns.size());
+      if (!error_) profile_.work.push_back(std::move(curve));
+    });
+  }
+
+  void check_curve(const std::string& place, const std::vector<Bytes>& bytes, std::size_t times) {
+    if (error_) return;
+    const bool ascending = std::is_sorted(bytes.begin(), bytes.end(), std::less_equal<>());
+    if (!bytes.empty() && bytes.size() == times && ascending && bytes.front() > 0) return;
+    wrong(ErrorCode::Inconsistent, place, "ascending sizes above 0 and as many times",
+          std::to_string(bytes.size()) + " sizes, " + std::to_string(times) + " times", "");
   }
 
   std::vector<std::int64_t> whole_numbers(const toml::table& row, const std::string& place, const std::string& key) {
@@ -316,6 +341,8 @@ Result<std::string> read_file(const fs::path& file) {
 
 }  // namespace
 
+std::string_view tensor_work_name(TensorWork work) { return kTensorWork[static_cast<std::size_t>(work)]; }
+
 std::string_view calibration_level_name(CalibrationLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
 
 Result<HardwareProfile> parse_profile(const std::string& text, const std::string& file) {
@@ -371,7 +398,12 @@ std::string profile_text(const HardwareProfile& p) {
   toml::table extra;
   for (const auto& [key, value] : p.extra) extra.insert(key, value);
   if (!p.extra.empty()) root.insert("extra", std::move(extra));
-  toml::array operators, collectives;
+  toml::array operators, collectives, work;
+  const auto list = [](const std::vector<std::int64_t>& numbers) {
+    toml::array items;
+    for (const std::int64_t number : numbers) items.push_back(number);
+    return items;
+  };
   for (const MeasuredOperator& op : p.operators) {
     toml::table row{{"signature", op.signature}};
     if (op.forward_ns >= 0) row.insert("forward_ns", op.forward_ns);
@@ -379,13 +411,19 @@ std::string profile_text(const HardwareProfile& p) {
     operators.push_back(std::move(row));
   }
   for (const MeasuredCollective& curve : p.collectives) {
-    toml::array bytes, ns;
-    for (const Bytes size : curve.bytes) bytes.push_back(size);
-    for (const SimDuration time : curve.ns) ns.push_back(time);
-    collectives.push_back(toml::table{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", bytes}, {"ns", ns}});
+    toml::table row{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}};
+    if (!curve.beside_ns.empty()) row.insert("beside_ns", list(curve.beside_ns));
+    if (!curve.taken_ns.empty()) row.insert("taken_ns", list(curve.taken_ns));
+    if (!curve.cpu_ns.empty()) row.insert("cpu_ns", list(curve.cpu_ns));
+    collectives.push_back(std::move(row));
+  }
+  for (const MeasuredWork& curve : p.work) {
+    work.push_back(
+        toml::table{{"kind", tensor_work_name(curve.kind)}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}});
   }
   if (!operators.empty()) root.insert("operators", std::move(operators));
   if (!collectives.empty()) root.insert("collectives", std::move(collectives));
+  if (!work.empty()) root.insert("work", std::move(work));
   std::ostringstream out;
   out << root << '\n';
   return out.str();

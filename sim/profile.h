@@ -30,7 +30,32 @@ struct MeasuredCollective {
   int ranks = 2;
   std::vector<Bytes> bytes;  // ascending: the full buffer, as sim/collectives.h counts
   std::vector<SimDuration> ns;
+  // On a host, where ranks and their threads share the cores; empty, or one for each size: the time while all ranks
+  // compute, what their compute loses meanwhile, and the time that cores are busy with it (of one rank, alone).
+  std::vector<SimDuration> beside_ns, taken_ns, cpu_ns;
   bool operator==(const MeasuredCollective&) const = default;
+};
+
+/// What a rank does beside the model's operators.
+enum class TensorWork : std::uint8_t {
+  Copy,
+  Fill,
+  Add,
+  Scale,
+  Join,   // a gradient's rows to the places of their ranks
+  Norm,   // its share of the total norm
+  AdamW,  // a step of one parameter, with the job's own options
+  Sgd,
+};
+inline constexpr std::size_t kTensorWorks = 8;
+std::string_view tensor_work_name(TensorWork work);  // "copy", ...
+
+/// Its time by the size of the tensor that it is done to, on a host: what calls of the dispatcher cost is in it.
+struct MeasuredWork {
+  TensorWork kind = TensorWork::Copy;
+  std::vector<Bytes> bytes;  // ascending
+  std::vector<SimDuration> ns;
+  bool operator==(const MeasuredWork&) const = default;
 };
 
 struct HardwareProfile {
@@ -70,8 +95,11 @@ struct HardwareProfile {
   // What `foreshard calibrate` measured here: trusted before the rates above.
   std::vector<MeasuredOperator> operators;
   std::vector<MeasuredCollective> collectives;
+  std::vector<MeasuredWork> work;
   std::map<std::string, std::string> calibration;  // software, fingerprint, residuals
-  std::map<std::string, double> extra;             // kind "virtual": the clock of the virtual device (FAKEGPU_*)
+  // kind "virtual": the clock of the virtual device (FAKEGPU_*); kind "cpu": wake_ns, until a thread that slept goes
+  // on, segment_forward_ns and segment_backward_ns, what a segment costs beside its operators
+  std::map<std::string, double> extra;
   bool operator==(const HardwareProfile&) const = default;
 };
 

@@ -17,6 +17,13 @@
 
 namespace foreshard {
 
+/// What a collective is to a host's cores, as calibration measured it (sim/core_sharing.h).
+struct HostLoad {
+  double beside = 1;  // its time while the rank computes, over its time alone
+  double taken = 0;   // of the compute's speed meanwhile
+  double busy = 0;    // cores that it keeps busy while it runs alone
+};
+
 class IssueTape {
  public:
   enum class Kind : std::uint8_t { Run, Collective, Record, StreamWait, HostWait, StreamSync, Iteration };
@@ -30,6 +37,7 @@ class IssueTape {
     SimDuration device = 0;     // Run: D; Collective: duration
     SimDuration behind = 0;     // Run: C
     std::uint32_t kernels = 0;  // Run: its first in kernels()
+    HostLoad load;              // Collective
   };
   struct Kernel {
     SimDuration host = 0, device = 0;
@@ -37,6 +45,8 @@ class IssueTape {
 
   /// What runs now belongs to this unit.
   void set_unit(std::int32_t unit) { unit_ = unit; }
+  /// What the next collective is to a host's cores.
+  void set_load(const HostLoad& load) { load_ = load; }
   void host_cost(SimDuration duration) { pending_host_ += duration; }
   void run(int stream, SimDuration duration) {
     const bool joins = !entries_.empty() && entries_.back().kind == Kind::Run && entries_.back().stream == stream &&
@@ -55,7 +65,7 @@ class IssueTape {
   }
   void collective(int stream, int group, SimDuration duration) {
     add({Kind::Collective, static_cast<std::uint8_t>(stream), static_cast<std::uint8_t>(group), unit_, -1, 0, duration,
-         0});
+         0, 0, load_});
   }
   std::int32_t record(int stream) {
     add({Kind::Record, static_cast<std::uint8_t>(stream), 0, unit_, events_, 0, 0, 0, 0});
@@ -88,6 +98,7 @@ class IssueTape {
   std::vector<Kernel> kernels_;
   SimDuration pending_host_ = 0;
   std::int32_t unit_ = -1, events_ = 0;
+  HostLoad load_;
 };
 
 /// Durations of one unit are multiplied by these.

@@ -39,6 +39,10 @@ void PlanPlayer::time_templates() {
     if (segment != nullptr && !measured.empty()) {
       measured.apply(list, segment->op_begin, segment->op_end - segment->op_begin, backward, device);
     }
+    const auto first =
+        std::find_if(list.kernels.begin(), list.kernels.end(), [](const Kernel& k) { return k.launches > 0; });
+    if (first != list.kernels.end())
+      device[static_cast<std::size_t>(first - list.kernels.begin())] += device_.cost.segment(backward);
     std::vector<TimedKernel> times;
     times.reserve(list.kernels.size());
     for (std::size_t k = 0; k < device.size(); ++k) {
@@ -110,6 +114,7 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   if (!per_kernel_) device_.activity.keep_spans = false;
   bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
   bool ok = true;
+  device_.clock.host_cost(device_.cost.segment_host());
   SimTime start = -1;
   LedgerSample highest;  // inside the segment: its end is no picture of it
   for (std::size_t k = 0; ok && k < list.kernels.size(); ++k) {

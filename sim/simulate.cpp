@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sim/action_start.h"
+#include "sim/core_sharing.h"
 #include "sim/device.h"
 #include "sim/exposure.h"
 #include "sim/plan_player.h"
@@ -80,6 +81,9 @@ class Simulation {
     if (options.memory_log != nullptr) device_.book.log_to(options.memory_log);
   }
 
+  /// When work runs, if something else says so than the clock: sim/core_sharing.h.
+  void follow(const std::vector<Interval>& schedule) { schedule_ = &schedule; }
+
   Prediction run() {
     start({}, false);
     advance();
@@ -93,6 +97,7 @@ class Simulation {
     prediction_.memory.outside_allocator = memory_outside(plan_, job_, profile_);
     initialise();
     device_.clock.record_on(options_.tape);
+    if (schedule_ != nullptr) device_.clock.follow(*schedule_);
     player_.emplace(PlayRequest{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets}, device_,
                     std::move(buffers_));
   }
@@ -300,6 +305,7 @@ class Simulation {
   const Job& job_;
   const HardwareProfile& profile_;
   const SimulateOptions& options_;
+  const std::vector<Interval>* schedule_ = nullptr;
   Device device_;
   std::vector<ResidentBuffer> buffers_;
   std::optional<PlanPlayer> player_;
@@ -349,7 +355,17 @@ Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredP
                             const HardwareProfile& profile, const SimulateOptions& options) {
   const Bytes memory = allocator_memory(plan, job, profile, options);
   if (const auto error = mismatch(plan, lowered, memory)) return fail(*error);
-  return Simulation(plan, model, lowered, job, profile, options, memory).run();
+  if (!shares_cores(profile)) return Simulation(plan, model, lowered, job, profile, options, memory).run();
+  IssueTape tape;
+  SimulateOptions first = options;
+  first.tape = &tape;
+  first.timeline = false;
+  first.memory_log = nullptr;
+  Simulation(plan, model, lowered, job, profile, first, memory).run();
+  const std::vector<Interval> schedule = share_cores(tape, shared_cores(profile, job));
+  Simulation shared(plan, model, lowered, job, profile, options, memory);
+  shared.follow(schedule);
+  return shared.run();
 }
 
 Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>& ranks,
