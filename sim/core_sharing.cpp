@@ -23,8 +23,8 @@ double at_size(const MeasuredCollective& curve, Bytes bytes, const std::vector<S
   };
   if (bytes <= curve.bytes.front()) return share(0);
   if (bytes >= curve.bytes.back()) return share(curve.bytes.size() - 1);
-  const auto high = static_cast<std::size_t>(std::upper_bound(curve.bytes.begin(), curve.bytes.end(), bytes) -
-                                             curve.bytes.begin());
+  const auto high =
+      static_cast<std::size_t>(std::upper_bound(curve.bytes.begin(), curve.bytes.end(), bytes) - curve.bytes.begin());
   const double step = std::log(static_cast<double>(bytes) / static_cast<double>(curve.bytes[high - 1])) /
                       std::log(static_cast<double>(curve.bytes[high]) / static_cast<double>(curve.bytes[high - 1]));
   return share(high - 1) + step * (share(high) - share(high - 1));
@@ -197,11 +197,9 @@ class Threads {
       busy += lane.items.front().load.busy;
     }
     Speeds speeds;
-    // The issuer sleeps most of the time, so that the scheduler lets it go first.
     const double issuer = paying_ && paid_at_ > now_ && !issuer_done() ? 1 : 0;
     const double cores = std::max(cores_.cores, 1.0);
-    const double free = std::max(kLeastSpeed, cores - issuer);
-    if (own > 0) speeds.own = std::max(kLeastSpeed, std::min(1.0, free / own) * std::max(kLeastSpeed, 1 - taken));
+    if (own > 0) speeds.own = std::min(1.0, cores / (own + issuer)) * std::max(kLeastSpeed, 1 - taken);
     if (busy > cores) speeds.collectives = cores / busy;
     speeds.beside_compute = own > 0;
     return speeds;
@@ -257,7 +255,8 @@ HostLoad host_load(const HardwareProfile& profile, CollectiveKind kind, const Gr
   for (const MeasuredCollective& curve : profile.collectives) {
     if (curve.kind != kKinds[static_cast<std::size_t>(kind)] || curve.ranks != group.ranks || group.nodes != 1)
       continue;
-    return {at_size(curve, bytes, curve.beside_ns, curve.ns, 1), at_size(curve, bytes, curve.taken_ns, curve.beside_ns, 0),
+    return {at_size(curve, bytes, curve.beside_ns, curve.ns, 1),
+            at_size(curve, bytes, curve.taken_ns, curve.beside_ns, 0),
             at_size(curve, bytes, curve.cpu_ns, curve.ns, 0)};
   }
   return {};
@@ -266,12 +265,15 @@ HostLoad host_load(const HardwareProfile& profile, CollectiveKind kind, const Gr
 bool shares_cores(const HardwareProfile& profile) { return profile.kind == "cpu" && !profile.work.empty(); }
 
 SharedCores shared_cores(const HardwareProfile& profile, const Job& job) {
-  const std::int64_t ranks = std::clamp<std::int64_t>(job.cluster.ranks_per_node, 1, std::max<std::int64_t>(job.cluster.world_size, 1));
+  const std::int64_t ranks =
+      std::clamp<std::int64_t>(job.cluster.ranks_per_node, 1, std::max<std::int64_t>(job.cluster.world_size, 1));
   const auto wake = profile.extra.find("wake_ns");
   return {static_cast<double>(profile.sm_count) / static_cast<double>(ranks),
           wake == profile.extra.end() ? 0 : static_cast<SimDuration>(wake->second)};
 }
 
-std::vector<Interval> share_cores(const IssueTape& tape, const SharedCores& cores) { return Threads(tape, cores).run(); }
+std::vector<Interval> share_cores(const IssueTape& tape, const SharedCores& cores) {
+  return Threads(tape, cores).run();
+}
 
 }  // namespace foreshard

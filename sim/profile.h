@@ -32,7 +32,7 @@ struct MeasuredCollective {
   std::vector<SimDuration> ns;
   // On a host, where ranks and their threads share the cores; empty, or one for each size: the time while all ranks
   // compute, what their compute loses meanwhile, and the time that cores are busy with it (of one rank, alone).
-  std::vector<SimDuration> beside_ns, taken_ns, cpu_ns;
+  std::vector<SimDuration> beside_ns = {}, taken_ns = {}, cpu_ns = {};
   bool operator==(const MeasuredCollective&) const = default;
 };
 

@@ -37,7 +37,7 @@ class IssueTape {
     SimDuration device = 0;     // Run: D; Collective: duration
     SimDuration behind = 0;     // Run: C
     std::uint32_t kernels = 0;  // Run: its first in kernels()
-    HostLoad load;              // Collective
+    HostLoad load = {};         // Collective
   };
   struct Kernel {
     SimDuration host = 0, device = 0;

@@ -357,13 +357,15 @@ Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredP
   if (const auto error = mismatch(plan, lowered, memory)) return fail(*error);
   if (!shares_cores(profile)) return Simulation(plan, model, lowered, job, profile, options, memory).run();
   IssueTape tape;
-  SimulateOptions first = options;
+  SimulateOptions last = options;
+  last.synchronize_each_step = true;  // as `run` does, whose times the profile's are
+  SimulateOptions first = last;
   first.tape = &tape;
   first.timeline = false;
   first.memory_log = nullptr;
   Simulation(plan, model, lowered, job, profile, first, memory).run();
   const std::vector<Interval> schedule = share_cores(tape, shared_cores(profile, job));
-  Simulation shared(plan, model, lowered, job, profile, options, memory);
+  Simulation shared(plan, model, lowered, job, profile, last, memory);
   shared.follow(schedule);
   return shared.run();
 }

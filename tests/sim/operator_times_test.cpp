@@ -103,6 +103,26 @@ TEST(ProfileText, ReadsBackAsTheSame) {
   EXPECT_EQ(*read, profile);
 }
 
+TEST(ProfileText, AHostsWorkAndTheLoadOfItsCollectivesReadBackToo) {
+  HardwareProfile profile = calibrated();
+  profile.kind = "cpu";
+  profile.extra["wake_ns"] = 8000;
+  profile.collectives[0].beside_ns = profile.collectives[0].taken_ns = profile.collectives[0].cpu_ns =
+      profile.collectives[0].ns;
+  profile.work = {{TensorWork::Copy, {256, 1024}, {900, 1100}}, {TensorWork::AdamW, {256}, {17000}}};
+  const std::string text = profile_text(profile);
+  const auto read = parse_profile(text, "written");
+  ASSERT_TRUE(read.has_value()) << to_text(read.error());
+  EXPECT_EQ(*read, profile);
+  std::string wrong = text;
+  wrong.replace(wrong.find("'adamw'"), 7, "'adams'");
+  const auto refused = parse_profile(wrong, "written");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().place, "work[1].kind");
+  profile.collectives[0].taken_ns.pop_back();
+  EXPECT_FALSE(parse_profile(profile_text(profile), "written").has_value()) << "a time is missing";
+}
+
 TEST(ProfileText, WrongMeasurementsAreNamed) {
   const std::string good = profile_text(calibrated());
   const auto error_of = [&](const std::string& from, const std::string& to) {
