@@ -65,6 +65,7 @@ class Report : private TextLines {
     row("    exposed", rank.exposed());
     row("idle", rank.idle.total());
     row("  waiting for the host", rank.idle.host, "the next work was not launched yet");
+    if (rank.limiter > 0) row("    held by the limiter", rank.limiter, "FSDP1's limit on all-gathers");
     row("  between kernels", rank.idle.kernel);
     row("  other", rank.idle.other, "launched, and held back: by another stream, an event, the device");
     streams(rank);
@@ -176,6 +177,7 @@ class Json {
     json_.field("overlap_ns", rank.overlap).field("exposed_comm_ns", rank.exposed());
     json_.field("idle_ns", rank.idle.total());
     idle(rank.idle);
+    json_.field("limiter_ns", rank.limiter);
     json_.key("streams").begin_array();
     for (const StreamAnalysis& s : rank.streams) {
       const Lane& lane = t_.lanes[s.lane.index()];

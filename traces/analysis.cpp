@@ -15,20 +15,61 @@ namespace {
 
 constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
 
+/// When FSDP's limiter held a thread, by rank: sorted, merged.
+std::map<std::int32_t, std::vector<Interval>> limiter_waits(const Timeline& timeline) {
+  std::map<std::int32_t, std::vector<Interval>> waits;
+  for (const Span& span : timeline.spans) {
+    if (span.lane.valid() && is_limiter_wait(timeline, span))
+      waits[timeline.lanes[span.lane.index()].rank].push_back({span.start, span.start + span.duration});
+  }
+  for (auto& [rank, times] : waits) times = merge_intervals(std::move(times));
+  return waits;
+}
+
+using CallTimes = std::unordered_map<std::int32_t, SimTime>;  // when the host called for a span
+
+CallTimes call_times(const Timeline& timeline) {
+  CallTimes called;
+  for (const Flow& flow : timeline.flows) {
+    if (flow.from.valid() && flow.to.valid()) called[flow.to.value] = timeline.spans[flow.from.index()].start;
+  }
+  return called;
+}
+
+Interval time_of(const Span& span) { return {span.start, span.start + span.duration}; }
+
+/// Of a gap from `begin` that `next` ends.
+IdleCause cause_of(SimTime begin, const Span& next, SpanId id, const CallTimes& called, SimDuration kernel_gap) {
+  const auto call = called.find(id.value);
+  if (call != called.end() && call->second > begin) return IdleCause::Host;
+  return next.start - begin < kernel_gap ? IdleCause::Kernel : IdleCause::Other;
+}
+
+/// Between the stretches of `busy`, which `work` fills.
+std::vector<IdleGap> gaps_between(const Timeline& timeline, std::vector<SpanId> work, const std::vector<Interval>& busy,
+                                  const CallTimes& called, SimDuration kernel_gap) {
+  const auto at = [&](SpanId id) -> const Span& { return timeline.spans[id.index()]; };
+  std::stable_sort(work.begin(), work.end(), [&](SpanId a, SpanId b) { return at(a).start < at(b).start; });
+  std::vector<IdleGap> gaps;
+  auto next = work.begin();
+  for (std::size_t i = 1; i < busy.size(); ++i) {
+    while (at(*next).start < busy[i].begin) ++next;
+    gaps.push_back({{busy[i - 1].end, busy[i].begin}, cause_of(busy[i - 1].end, at(*next), *next, called, kernel_gap)});
+  }
+  return gaps;
+}
+
 class RankAnalyser {
  public:
-  RankAnalyser(const Timeline& timeline, const RangeStatistics& statistics, std::int32_t rank,
+  RankAnalyser(const Timeline& timeline, const RangeStatistics& statistics, const CallTimes& called, std::int32_t rank,
                const AnalysisOptions& options)
-      : t_(timeline), statistics_(statistics), options_(options) {
+      : t_(timeline), statistics_(statistics), called_(called), options_(options) {
     result_.rank = rank;
     const SimTime from = options.from.value_or(std::numeric_limits<SimTime>::min()), to = options.to.value_or(kNever);
     for (std::size_t i = 0; i < t_.spans.size(); ++i) {
       const Span& span = t_.spans[i];
       if (!span.lane.valid() || t_.lanes[span.lane.index()].rank != rank) continue;
       if (is_device_work(span.kind) && span.start >= from && span.start < to) work_.push_back(SpanId(i));
-    }
-    for (const Flow& flow : t_.flows) {
-      if (flow.from.valid() && flow.to.valid()) called_[flow.to.value] = t_.spans[flow.from.index()].start;
     }
   }
 
@@ -42,13 +83,13 @@ class RankAnalyser {
     }
     compute_ = merge_intervals(std::move(compute));
     comm = merge_intervals(std::move(comm));
-    const std::vector<Interval> busy = merge_intervals(std::move(all));
-    result_.busy = length_of(busy);
+    busy_ = merge_intervals(std::move(all));
+    result_.busy = length_of(busy_);
     result_.compute = length_of(compute_);
     result_.comm = length_of(comm);
     result_.overlap = length_of(intersect_intervals(compute_, comm));
     find_extent();
-    find_device_idle(busy);
+    find_device_idle();
     find_streams();
     find_collectives();
     find_units();
@@ -59,7 +100,6 @@ class RankAnalyser {
 
  private:
   const Span& at(SpanId id) const { return t_.spans[id.index()]; }
-  static Interval time_of(const Span& span) { return {span.start, span.start + span.duration}; }
 
   void find_extent() {
     for (const SpanId id : work_) {
@@ -80,23 +120,23 @@ class RankAnalyser {
 
   void add_gap(IdleTime& idle, SimTime begin, const Span& next, SpanId id) const {
     const SimDuration gap = next.start - begin;
-    const auto call = called_.find(id.value);
-    if (call != called_.end() && call->second > begin)
-      idle.host += gap;
-    else if (gap < options_.kernel_gap)
-      idle.kernel += gap;
-    else
-      idle.other += gap;
+    amount_of(idle, cause_of(begin, next, id, called_, options_.kernel_gap)) += gap;
   }
 
-  void find_device_idle(const std::vector<Interval>& busy) {
-    std::vector<SpanId> by_start = work_;
-    std::stable_sort(by_start.begin(), by_start.end(), [&](SpanId a, SpanId b) { return at(a).start < at(b).start; });
-    auto next = by_start.begin();
-    for (std::size_t i = 1; i < busy.size(); ++i) {
-      while (at(*next).start < busy[i].begin) ++next;
-      add_gap(result_.idle, busy[i - 1].end, at(*next), *next);
+  static SimDuration& amount_of(IdleTime& idle, IdleCause cause) {
+    return cause == IdleCause::Kernel ? idle.kernel : cause == IdleCause::Other ? idle.other : idle.host;
+  }
+
+  void find_device_idle() {
+    std::vector<Interval> host;
+    for (const IdleGap& gap : gaps_between(t_, work_, busy_, called_, options_.kernel_gap)) {
+      if (gap.cause == IdleCause::Host) host.push_back(gap.time);
+      amount_of(result_.idle, gap.cause) += gap.time.end - gap.time.begin;
     }
+    if (host.empty()) return;
+    const auto waits = limiter_waits(t_);
+    if (const auto own = waits.find(result_.rank); own != waits.end())
+      result_.limiter = length_of(intersect_intervals(host, own->second));
   }
 
   void find_streams() {
@@ -189,14 +229,61 @@ class RankAnalyser {
 
   const Timeline& t_;
   const RangeStatistics& statistics_;
+  const CallTimes& called_;
   const AnalysisOptions& options_;
   RankAnalysis result_;
   std::vector<SpanId> work_;  // in the timeline's order: by lane, then start
-  std::vector<Interval> compute_;
-  std::unordered_map<std::int32_t, SimTime> called_;  // when the host called for a span
+  std::vector<Interval> busy_, compute_;
 };
 
 }  // namespace
+
+namespace {
+
+/// Cuts the stretches in which the host was late where it was held back.
+std::vector<IdleGap> with_limiter(const std::vector<IdleGap>& gaps, const std::vector<Interval>& waits) {
+  std::vector<IdleGap> all;
+  auto wait = waits.begin();
+  for (const IdleGap& gap : gaps) {
+    SimTime at = gap.time.begin;
+    const auto add = [&](SimTime until, IdleCause cause) {
+      if (until > at) all.push_back({{at, until}, cause});
+      at = std::max(at, until);
+    };
+    while (wait != waits.end() && wait->end <= at) ++wait;
+    for (auto part = wait; gap.cause == IdleCause::Host && part != waits.end() && part->begin < gap.time.end; ++part) {
+      add(part->begin, IdleCause::Host);
+      add(std::min(part->end, gap.time.end), IdleCause::Limiter);
+    }
+    add(gap.time.end, gap.cause);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::map<std::int32_t, std::vector<IdleGap>> find_idle_gaps(const Timeline& timeline, SimDuration kernel_gap) {
+  struct Work {
+    std::vector<SpanId> spans;
+    std::vector<Interval> busy;
+  };
+  std::map<std::int32_t, Work> ranks;
+  for (std::size_t i = 0; i < timeline.spans.size(); ++i) {
+    const Span& span = timeline.spans[i];
+    if (!span.lane.valid() || !is_device_work(span.kind)) continue;
+    Work& work = ranks[timeline.lanes[span.lane.index()].rank];
+    work.spans.push_back(SpanId(i));
+    work.busy.push_back(time_of(span));
+  }
+  const CallTimes called = call_times(timeline);
+  auto waits = limiter_waits(timeline);
+  std::map<std::int32_t, std::vector<IdleGap>> gaps;
+  for (auto& [rank, work] : ranks)
+    gaps[rank] = with_limiter(
+        gaps_between(timeline, std::move(work.spans), merge_intervals(std::move(work.busy)), called, kernel_gap),
+        waits[rank]);
+  return gaps;
+}
 
 Result<std::vector<RankAnalysis>> analyse_timeline(const Timeline& timeline, const AnalysisOptions& options) {
   Error error;
@@ -220,7 +307,9 @@ Result<std::vector<RankAnalysis>> analyse_timeline(const Timeline& timeline, con
   }
   std::vector<RankAnalysis> all;
   const RangeStatistics statistics(timeline);
-  for (const std::int32_t rank : ranks) all.push_back(RankAnalyser(timeline, statistics, rank, options).analyse());
+  const CallTimes called = call_times(timeline);
+  for (const std::int32_t rank : ranks)
+    all.push_back(RankAnalyser(timeline, statistics, called, rank, options).analyse());
   return all;
 }
 

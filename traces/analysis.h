@@ -5,6 +5,7 @@
 // before ended (host); it had, and came within `kernel_gap` (kernel); else other. Times in nanoseconds.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "core/result.h"
 #include "core/timeline.h"
 #include "traces/critical_path.h"
+#include "traces/intervals.h"
 
 namespace foreshard {
 
@@ -25,6 +27,14 @@ struct IdleTime {
   SimDuration host = 0, kernel = 0, other = 0;
   SimDuration total() const { return host + kernel + other; }
   bool operator==(const IdleTime&) const = default;
+};
+
+/// Why no stream of a rank works, stretch by stretch, in order of time.
+enum class IdleCause : std::uint8_t { Host, Limiter, Kernel, Other };
+struct IdleGap {
+  Interval time;
+  IdleCause cause = IdleCause::Other;
+  bool operator==(const IdleGap&) const = default;
 };
 
 struct StreamAnalysis {
@@ -62,7 +72,8 @@ struct RankAnalysis {
   std::int32_t rank = 0;
   SimTime begin = 0, end = 0;  // of the first and the last work on a device
   SimDuration busy = 0, compute = 0, comm = 0, overlap = 0;
-  IdleTime idle;  // no stream of the rank works
+  IdleTime idle;            // no stream of the rank works
+  SimDuration limiter = 0;  // of idle.host: while FSDP's limiter held the thread
   std::vector<StreamAnalysis> streams;
   std::vector<CollectiveTime> collectives;
   std::vector<UnitTime> units;  // longest first
@@ -71,6 +82,10 @@ struct RankAnalysis {
   SimDuration length() const { return end - begin; }
   SimDuration exposed() const { return comm - overlap; }
 };
+
+/// By rank; a rank without work on a device has none. A stretch in which the host was held back for a part is cut.
+std::map<std::int32_t, std::vector<IdleGap>> find_idle_gaps(const Timeline& timeline,
+                                                            SimDuration kernel_gap = AnalysisOptions{}.kernel_gap);
 
 /// Errors: no such rank; an empty window. A rank without work on a device has zeros.
 Result<std::vector<RankAnalysis>> analyse_timeline(const Timeline& timeline, const AnalysisOptions& options = {});

@@ -71,6 +71,7 @@ Category category_of(std::string_view name) {
   const auto found =
       std::find_if(kCategories.begin(), kCategories.end(), [&](const KnownCategory& k) { return k.name == name; });
   if (found != kCategories.end()) return found->category;
+  if (name.ends_with("_runtime") || name.ends_with("_driver")) return Category::Runtime;  // of other makers' devices
   return own_kind(name) ? Category::Own : Category::Unknown;
 }
 

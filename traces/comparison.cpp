@@ -1,13 +1,17 @@
 #include "traces/comparison.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
+#include <optional>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
+#include "core/plan.h"
 #include "traces/iterations.h"
 
 namespace foreshard {
@@ -33,12 +37,62 @@ struct Side {
   std::map<JoinKey, Group> groups;
   ExposedComm exposed;
   std::map<std::string, Bytes> peaks;  // by counter
+  std::vector<std::string> units;      // what they are called on both sides
+
+  std::string unit_of(const Span& span) const {
+    return span.unit >= 0 && static_cast<std::size_t>(span.unit) < units.size()
+               ? units[static_cast<std::size_t>(span.unit)]
+               : std::string();
+  }
 };
 
-std::string unit_name(const Timeline& t, std::int32_t unit) {
-  if (unit < 0 || static_cast<std::size_t>(unit) >= t.units.size()) return "";
-  const std::string& name = t.units[static_cast<std::size_t>(unit)];
-  return name.empty() ? "root" : name;
+/// "fsdp 3" or "fsdp 3 (TransformerBlock_3)": the third of FSDP1's forwards, in a recording that names no modules.
+std::optional<std::size_t> number_in_forward(std::string_view unit) {
+  constexpr std::string_view kWord = "fsdp ";
+  if (!unit.starts_with(kWord)) return std::nullopt;
+  unit.remove_prefix(kWord.size());
+  std::size_t number = 0;
+  const auto [end, code] = std::from_chars(unit.data(), unit.data() + unit.size(), number);
+  if (code != std::errc() || (end != unit.data() + unit.size() && *end != ' ')) return std::nullopt;
+  return number;
+}
+
+/// Units as their forwards begin.
+std::vector<std::int32_t> forward_order(const Timeline& t) {
+  std::vector<SimTime> begins(t.units.size(), std::numeric_limits<SimTime>::max());
+  for (const Span& span : t.spans) {
+    const auto phase = static_cast<Phase>(span.phase);
+    const bool forward = phase == Phase::RootPreForward || phase == Phase::PreForward || phase == Phase::Forward;
+    if (!forward || span.unit < 0 || static_cast<std::size_t>(span.unit) >= begins.size()) continue;
+    SimTime& begin = begins[static_cast<std::size_t>(span.unit)];
+    begin = std::min(begin, span.start);
+  }
+  std::vector<std::int32_t> order;
+  for (std::size_t u = 0; u < begins.size(); ++u)
+    if (begins[u] < std::numeric_limits<SimTime>::max()) order.push_back(static_cast<std::int32_t>(u));
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t x, std::int32_t y) {
+    return begins[static_cast<std::size_t>(x)] < begins[static_cast<std::size_t>(y)];
+  });
+  return order;
+}
+
+/// The names of a side's units; of a recording that only numbers them, those of the other side in order of forward.
+std::vector<std::string> unit_names(const Timeline& t, const Timeline& other) {
+  std::vector<std::string> names = t.units;
+  for (std::string& name : names)
+    if (name.empty()) name = "root";
+  const auto numbered = [](const std::string& name) { return number_in_forward(name).has_value(); };
+  if (!std::any_of(t.units.begin(), t.units.end(), numbered) ||
+      std::any_of(other.units.begin(), other.units.end(), numbered))
+    return names;
+  const std::vector<std::int32_t> order = forward_order(other);
+  for (std::string& name : names) {
+    const auto number = number_in_forward(name);
+    if (!number || *number >= order.size()) continue;
+    const std::string& real = other.units[static_cast<std::size_t>(order[*number])];
+    name = real.empty() ? "root" : real;
+  }
+  return names;
 }
 
 /// How spans of the two sides find each other.
@@ -49,13 +103,12 @@ enum class JoinRule {
 };
 
 /// One side may show kernels where the other shows segments, so only collectives are counted one by one.
-JoinKey role_of(const Timeline& t, const Span& span, JoinRule rule, std::map<JoinKey, std::int32_t>& seen) {
+JoinKey role_of(const Side& side, const Span& span, JoinRule rule, std::map<JoinKey, std::int32_t>& seen) {
   const bool kinds = rule == JoinRule::Kinds;
   const bool computes = span.kind == SpanKind::Other || span.kind == SpanKind::Cast || span.kind == SpanKind::Copy ||
                         span.kind == SpanKind::Memset;
-  JoinKey key{
-      "", -2, computes ? SpanKind::Compute : span.kind, kinds ? "" : unit_name(t, span.unit), kinds ? 0 : span.phase,
-      0};
+  JoinKey key{"", -2, computes ? SpanKind::Compute : span.kind, kinds ? "" : side.unit_of(span), kinds ? 0 : span.phase,
+              0};
   if (is_collective(span.kind)) std::get<5>(key) = seen[key]++;
   return key;
 }
@@ -70,14 +123,14 @@ void group_spans(Side& side, JoinRule rule) {
     JoinKey key;
     if (rule != JoinRule::Instructions) {
       if (on_host(span.kind)) continue;
-      key = role_of(t, span, rule, seen);
+      key = role_of(side, span, rule, seen);
     } else if (span.instruction.valid()) {
       const std::int32_t first = side.iteration.first.valid() ? side.iteration.first.value : 0;
       key = {stream, span.instruction.value - first, SpanKind::Other, "", 0, 0};
     } else if (on_host(span.kind)) {
       continue;  // a wait outside the plan belongs to the loop
     } else {
-      key = {stream, -1, span.kind, unit_name(t, span.unit), span.phase, 0};
+      key = {stream, -1, span.kind, side.unit_of(span), span.phase, 0};
       std::get<5>(key) = seen[key]++;
     }
     const auto [found, fresh] = side.groups.try_emplace(key);
@@ -108,7 +161,7 @@ void find_peaks(Side& side, std::int32_t rank, SimTime until) {
 }
 
 Result<Side> take_apart(const Timeline& t, std::int32_t rank, const CompareOptions& options, JoinRule rule,
-                        const char* which) {
+                        const Timeline& other, const char* which) {
   const std::vector<TimelineIteration> iterations = iterations_of(t, rank);
   Error error;
   error.place = std::string("timeline ") + which;
@@ -129,7 +182,7 @@ Result<Side> take_apart(const Timeline& t, std::int32_t rank, const CompareOptio
     }
     chosen = &*found;
   }
-  Side side{t, *chosen, {}, {}, {}};
+  Side side{t, *chosen, {}, {}, {}, unit_names(t, other)};
   group_spans(side, rule);
   side.exposed = find_exposed_comm(t, side.iteration);
   const bool last = chosen == &iterations.back();
@@ -214,7 +267,7 @@ class Joiner {
     pair.instruction = group.first.instruction;
     pair.kind = group.first.kind;
     pair.name = std::string(side.timeline.name_of(group.first.name));
-    pair.unit = unit_name(side.timeline, group.first.unit);
+    pair.unit = side.unit_of(group.first);
     pair.phase = group.first.phase;
     return pair;
   }
@@ -305,9 +358,9 @@ Result<Comparison> compare_timelines(const Timeline& a, const Timeline& b, const
   Joiner joiner;
   const JoinRule rule = join_rule(a, b);
   for (const std::int32_t rank : ranks) {
-    const auto side_a = take_apart(a, rank, options, rule, "A");
+    const auto side_a = take_apart(a, rank, options, rule, b, "A");
     if (!side_a) return fail(side_a.error());
-    const auto side_b = take_apart(b, rank, options, rule, "B");
+    const auto side_b = take_apart(b, rank, options, rule, a, "B");
     if (!side_b) return fail(side_b.error());
     joiner.add(*side_a, *side_b, rank);
   }

@@ -1,6 +1,7 @@
 #include "traces/exposed_comm.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 #include "core/plan.h"
@@ -28,11 +29,17 @@ class Finder {
   Finder(const Timeline& timeline, const TimelineIteration& iteration) : t_(timeline), iteration_(iteration) {
     // Between issue and start a measured clock has a thread's waking up; a simulated one has nothing.
     wake_up_ = timeline.provenance.source == "simulated" ? 0 : 50'000;
-    for (const SpanId id : iteration.spans) sort_in(t_.spans[id.index()]);
+    for (const SpanId id : iteration.spans) sort_in(id);
+    for (const Flow& flow : t_.flows) {
+      // Recordings of others have no instructions, but arrows from the call to the work.
+      if (!flow.from.valid() || !flow.to.valid()) continue;
+      const Span &call = t_.spans[flow.from.index()], &work = t_.spans[flow.to.index()];
+      const bool host = call.kind == SpanKind::HostIssue || call.kind == SpanKind::HostWait;
+      if (host && !work.instruction.valid()) call_of_.try_emplace(&work, &call);
+    }
     const auto by_start = [](const Span* a, const Span* b) { return a->start < b->start; };
     std::stable_sort(compute_.begin(), compute_.end(), by_start);
     std::stable_sort(collectives_.begin(), collectives_.end(), by_start);
-    std::stable_sort(host_.begin(), host_.end(), by_start);
     find_gaps();
   }
 
@@ -53,11 +60,13 @@ class Finder {
         const Stretch part{std::max(run->start, gap.time.begin), std::min(run->start + run->duration, gap.time.end)};
         if (part.begin >= part.end) continue;
         exposed.push_back(part);
-        const char* cause = gap.time.begin >= last_backward_ ? "tail"
-                            : first_gather                   ? "first_gather"
-                            : limited                        ? "limiter"
-                            : host_late(gap)                 ? "host"
-                                                             : "bandwidth";
+        // Without a backward (a recording of inference, or of half a step) only what nothing follows is its tail.
+        const bool tail = last_backward_ ? gap.time.begin >= *last_backward_ : gap.next == nullptr;
+        const char* cause = tail             ? "tail"
+                            : first_gather   ? "first_gather"
+                            : limited        ? "limiter"
+                            : host_late(gap) ? "host"
+                                             : "bandwidth";
         add(cause, run->kind, part.end - part.begin);
       }
     }
@@ -75,16 +84,17 @@ class Finder {
  private:
   bool on_compute(const Span& span) const { return t_.lanes[span.lane.index()].stream == "D"; }
 
-  void sort_in(const Span& span) {
+  void sort_in(SpanId id) {
+    const Span& span = t_.spans[id.index()];
+    if (is_limiter_wait(t_, span)) limiter_.push_back(&span);
     if (span.kind == SpanKind::HostIssue || span.kind == SpanKind::HostWait) {
-      host_.push_back(&span);
       if (span.instruction.valid()) host_of_.try_emplace(span.instruction.value, &span);
       return;
     }
     if (on_compute(span)) {
       compute_.push_back(&span);
       result_.busy += span.duration;
-      if (is_backward(span.phase)) last_backward_ = std::max(last_backward_, span.start + span.duration);
+      if (is_backward(span.phase)) last_backward_ = std::max(last_backward_.value_or(0), span.start + span.duration);
     }
     if (is_collective(span.kind)) collectives_.push_back(&span);
   }
@@ -100,19 +110,27 @@ class Finder {
 
   /// The work that ended the gap ran as soon as the host had issued it: nothing else was waited for.
   bool host_late(const Gap& gap) const {
-    if (gap.next == nullptr || !gap.next->instruction.valid()) return false;
-    const auto host = host_of_.find(gap.next->instruction.value);
-    return host != host_of_.end() && gap.next->start <= host->second->start + host->second->duration + wake_up_;
+    const Span* call = gap.next != nullptr ? call_of(*gap.next) : nullptr;
+    return call != nullptr && gap.next->start <= call->start + call->duration + wake_up_;
+  }
+
+  /// Where the host issued it; null if nothing says so.
+  const Span* call_of(const Span& work) const {
+    if (work.instruction.valid()) {
+      const auto host = host_of_.find(work.instruction.value);
+      return host != host_of_.end() ? host->second : nullptr;
+    }
+    const auto call = call_of_.find(&work);
+    return call != call_of_.end() ? call->second : nullptr;
   }
 
   /// The host was held back between the issue of the collective before and of this one.
   bool after_host_wait(const Span& run) {
-    const auto issue = run.instruction.valid() ? host_of_.find(run.instruction.value) : host_of_.end();
-    if (issue == host_of_.end()) return false;
-    const SimTime until = issue->second->start;
-    const bool waited = std::any_of(host_.begin(), host_.end(), [&](const Span* host) {
-      return host->kind == SpanKind::HostWait && host->instruction.valid() && host->start >= issued_until_ &&
-             host->start < until;
+    const Span* issue = call_of(run);
+    if (issue == nullptr) return false;
+    const SimTime until = issue->start;
+    const bool waited = std::any_of(limiter_.begin(), limiter_.end(), [&](const Span* wait) {
+      return wait->start >= issued_until_ && wait->start < until;
     });
     issued_until_ = std::max(issued_until_, until);
     return waited;
@@ -129,10 +147,12 @@ class Finder {
 
   const Timeline& t_;
   const TimelineIteration& iteration_;
-  std::vector<const Span*> compute_, collectives_, host_;
+  std::vector<const Span*> compute_, collectives_, limiter_;
   std::unordered_map<std::int32_t, const Span*> host_of_;  // by instruction
+  std::unordered_map<const Span*, const Span*> call_of_;   // by work without one
   std::vector<Gap> gaps_;
-  SimTime last_backward_ = 0, issued_until_ = 0;
+  std::optional<SimTime> last_backward_;
+  SimTime issued_until_ = 0;
   SimDuration wake_up_ = 0;
   ExposedComm result_;
 };
@@ -142,6 +162,11 @@ class Finder {
 bool is_collective(SpanKind kind) {
   return kind == SpanKind::AllGather || kind == SpanKind::ReduceScatter || kind == SpanKind::AllReduce ||
          kind == SpanKind::Broadcast || kind == SpanKind::SendRecv;
+}
+
+bool is_limiter_wait(const Timeline& timeline, const Span& span) {
+  if (span.kind == SpanKind::HostWait && span.instruction.valid()) return true;
+  return !span.instruction.valid() && timeline.name_of(span.name) == "FullyShardedDataParallel.rate_limiter";
 }
 
 ExposedComm find_exposed_comm(const Timeline& timeline, const TimelineIteration& iteration) {

@@ -26,6 +26,9 @@ struct ExposedComm {
 
 bool is_collective(SpanKind kind);
 
+/// The host is held back so that all-gathers do not run ahead: a plan's wait, or FSDP1's range around its own.
+bool is_limiter_wait(const Timeline& timeline, const Span& span);
+
 ExposedComm find_exposed_comm(const Timeline& timeline, const TimelineIteration& iteration);
 
 }  // namespace foreshard

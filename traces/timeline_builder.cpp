@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace foreshard {
 namespace {
@@ -58,7 +59,14 @@ CounterId TimelineBuilder::counter(std::int32_t rank, std::string_view counter, 
 
 void TimelineBuilder::add(const Span& span, std::int64_t correlation) {
   timeline.spans.push_back(span);
-  correlations.push_back(correlation);
+  if (correlation >= 0) timeline.spans.back().op = correlation_key(correlation);
+}
+
+/// Never -1; below it for numbers that do not fit.
+std::int32_t TimelineBuilder::correlation_key(std::int64_t number) {
+  if (number <= std::numeric_limits<std::int32_t>::max()) return static_cast<std::int32_t>(number);
+  return wide_correlations_.try_emplace(number, -2 - static_cast<std::int32_t>(wide_correlations_.size()))
+      .first->second;
 }
 
 void TimelineBuilder::count(std::string_view finding, std::string_view example) {
@@ -82,8 +90,8 @@ std::vector<TraceWarning> TimelineBuilder::warnings(const std::string& place) co
 }
 
 std::uint64_t TimelineBuilder::bytes() const {
-  return timeline.spans.size() * (sizeof(Span) + sizeof(std::int64_t)) +
-         timeline.samples.size() * sizeof(CounterSample) + timeline.flows.size() * sizeof(Flow) + texts_.size() * 128;
+  return timeline.spans.size() * sizeof(Span) + timeline.samples.size() * sizeof(CounterSample) +
+         timeline.flows.size() * sizeof(Flow) + texts_.size() * 128;
 }
 
 void TimelineBuilder::leave_out_strays() {
@@ -103,11 +111,9 @@ void TimelineBuilder::leave_out_strays() {
       ++timeline.provenance.dropped_records;
       continue;
     }
-    spans[kept] = spans[i];
-    correlations[kept++] = correlations[i];
+    spans[kept++] = spans[i];
   }
   spans.resize(kept);
-  correlations.resize(kept);
   const auto sample_gone = [&](const CounterSample& s) { return far_off(s.time); };
   if (const auto gone = std::erase_if(timeline.samples, sample_gone); gone > 0)
     count(fmt::format("{} samples of counters left out: their clock is more than a day from the slices'", gone));
@@ -116,7 +122,7 @@ void TimelineBuilder::leave_out_strays() {
 
 /// By lane, then start; of equal starts the longer first, so that parents stand before their children.
 void TimelineBuilder::sort_spans() {
-  const std::vector<Span>& spans = timeline.spans;
+  std::vector<Span>& spans = timeline.spans;
   const auto before = [](const Span& a, const Span& b) {
     if (a.lane != b.lane) return a.lane < b.lane;
     if (a.start != b.start) return a.start < b.start;
@@ -133,16 +139,18 @@ void TimelineBuilder::sort_spans() {
     const auto begin = order.begin() + first[lane], end = order.begin() + first[lane + 1];
     if (!std::is_sorted(begin, end, by_place)) std::stable_sort(begin, end, by_place);
   }
-  std::vector<Span> sorted;
-  sorted.reserve(spans.size());
-  std::vector<std::int64_t> numbers;
-  numbers.reserve(spans.size());
-  for (const std::uint32_t i : order) {
-    sorted.push_back(spans[i]);
-    numbers.push_back(correlations[i]);
+  // In place, cycle by cycle: a second copy of all spans is what memory would be short of.
+  for (std::uint32_t i = 0; i < order.size(); ++i) {
+    if (order[i] == i) continue;
+    const Span first_of_cycle = spans[i];
+    std::uint32_t at = i;
+    while (order[at] != i) {
+      spans[at] = spans[order[at]];
+      at = std::exchange(order[at], at);
+    }
+    spans[at] = first_of_cycle;
+    order[at] = at;
   }
-  timeline.spans = std::move(sorted);
-  correlations = std::move(numbers);
   std::stable_sort(timeline.samples.begin(), timeline.samples.end(), [](const auto& a, const auto& b) {
     return std::pair(a.counter, a.time) < std::pair(b.counter, b.time);
   });
@@ -151,20 +159,25 @@ void TimelineBuilder::sort_spans() {
 }
 
 void TimelineBuilder::make_flows() {
-  std::unordered_map<std::int64_t, std::int32_t> call_of;  // by correlation
-  for (std::size_t i = 0; i < correlations.size(); ++i) {
-    if (correlations[i] < 0 || on_device(lanes[timeline.spans[i].lane.index()].role)) continue;
-    if (lanes[timeline.spans[i].lane.index()].role == LaneRole::Host)
-      call_of.try_emplace(correlations[i], static_cast<std::int32_t>(i));
+  const auto role_of = [&](const Span& span) { return lanes[span.lane.index()].role; };
+  const auto correlated = [&](const Span& span) {  // our own lanes are Other, and their ops are ops
+    return span.op != -1 && (role_of(span) == LaneRole::Host || role_of(span) == LaneRole::Device);
+  };
+  std::unordered_map<std::int32_t, std::int32_t> call_of;  // by correlation
+  std::vector<Span>& spans = timeline.spans;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    if (correlated(spans[i]) && role_of(spans[i]) == LaneRole::Host)
+      call_of.try_emplace(spans[i].op, static_cast<std::int32_t>(i));
   }
-  for (std::size_t i = 0; i < correlations.size(); ++i) {
-    if (correlations[i] < 0 || !on_device(lanes[timeline.spans[i].lane.index()].role)) continue;
-    const auto call = call_of.find(correlations[i]);
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    if (!correlated(spans[i])) continue;
+    const auto call = on_device(role_of(spans[i])) ? call_of.find(spans[i].op) : call_of.end();
+    spans[i].op = -1;
     if (call == call_of.end()) continue;
     timeline.flows.push_back({SpanId(call->second), SpanId(static_cast<std::int32_t>(i))});
-    if (timeline.spans[i].start < timeline.spans[static_cast<std::size_t>(call->second)].start)
+    if (spans[i].start < spans[static_cast<std::size_t>(call->second)].start)
       count("slices on the device begin before the call that launched them: the two clocks differ",
-            texts_[timeline.spans[i].name.index()]);
+            texts_[spans[i].name.index()]);
   }
 }
 

@@ -38,7 +38,8 @@ class TimelineBuilder {
   std::int32_t unit(std::string_view text);
   CounterId counter(std::int32_t rank, std::string_view name, std::string_view unit);
 
-  /// correlation: same number on the host's call and on the device's work; -1 = none.
+  /// correlation: same number on the host's call and on the device's work; -1 = none. A span that has one is of no
+  /// operator of ours: until finish() its `op` keeps the number, so that reading needs no room beside the spans.
   void add(const Span& span, std::int64_t correlation = -1);
 
   /// Findings of one kind become one warning: "12 slices ... (first: NAME)".
@@ -49,12 +50,11 @@ class TimelineBuilder {
 
   /// Spans whose time lies more than a day from the others' cannot be shown on one axis with them: left out, counted.
   /// Then sorts, makes flows from correlations, and moves everything so that the first thing is at 0. Returns by how
-  /// much the time was moved; correlations() follow the spans.
+  /// much the time was moved.
   SimTime finish();
 
   Timeline timeline;  // lanes and spans grow through add(); the rest is free to be filled before finish()
   std::vector<LaneAbout> lanes;
-  std::vector<std::int64_t> correlations;  // by span
 
  private:
   struct LaneHash {
@@ -63,6 +63,7 @@ class TimelineBuilder {
   void leave_out_strays();
   void sort_spans();
   void make_flows();
+  std::int32_t correlation_key(std::int64_t number);
   SimTime move_to_zero();
 
   std::unordered_map<LaneAbout, LaneId, LaneHash> lane_of_;
@@ -70,6 +71,7 @@ class TimelineBuilder {
   std::deque<std::string> texts_;  // what name_of_ looks at
   std::unordered_map<std::string, std::int32_t> unit_of_;
   std::map<std::tuple<std::int32_t, std::string, std::string>, CounterId> counter_of_;
+  std::unordered_map<std::int64_t, std::int32_t> wide_correlations_;  // those that 31 bits do not hold
   struct Finding {
     std::int64_t count = 0;
     std::string example;

@@ -8,6 +8,9 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/instruction_spans.h"
 #include "core/plan.h"
@@ -17,11 +20,14 @@
 namespace foreshard {
 namespace {
 
+constexpr std::string_view kModuleFrame = "nn.Module: ";  // where Python's stack was recorded
+
 /// What a name means, found once for each name.
 struct NameMeaning {
   std::optional<FsdpRange> fsdp;
   std::optional<std::int32_t> step;
   bool optimizer = false, backward = false;
+  bool module = false;  // a Python frame of a module that is no wrapper
 };
 
 NameMeaning meaning_of(std::string_view name) {
@@ -30,6 +36,7 @@ NameMeaning meaning_of(std::string_view name) {
   meaning.step = profiler_step(name);
   meaning.optimizer = name.starts_with("Optimizer.step");
   meaning.backward = name.starts_with("autograd::engine::evaluate_function");
+  meaning.module = name.starts_with(kModuleFrame) && name.find("FullyShardedDataParallel") == std::string_view::npos;
   return meaning;
 }
 
@@ -38,7 +45,11 @@ struct Context {
   std::int32_t unit = -1;
   Phase phase = Phase::None;
   bool in_fsdp = false, copies = false, optimizer = false;
+  bool in_forward = false;  // of FSDP1: of some unit
 };
+
+/// Where the modules of a thread begin, in order of time.
+using ModuleFrames = std::vector<std::pair<SimTime, NameId>>;
 
 struct Frame {
   SimTime end = 0;
@@ -48,26 +59,25 @@ struct Frame {
 /// Walks one thread's nested slices in order and tells each one's context.
 class ThreadWalk {
  public:
-  ThreadWalk(TimelineBuilder& builder, const std::vector<NameMeaning>& meanings)
-      : builder_(builder), meanings_(meanings) {}
+  ThreadWalk(TimelineBuilder& builder, const std::vector<NameMeaning>& meanings, const ModuleFrames& modules)
+      : builder_(builder), meanings_(meanings), modules_(modules) {}
 
   Context enter(const Span& span) {
     while (!frames_.empty() && frames_.back().end <= span.start) frames_.pop_back();
-    if (frames_.empty()) forwards_in_root_ = 0;
     Context context = frames_.empty() ? Context{} : frames_.back().context;
-    if (span.name.valid()) apply(meanings_[span.name.index()], context);
+    if (span.name.valid()) apply(meanings_[span.name.index()], context, span);
     frames_.push_back({span.start + span.duration, context});
     return resolved(context);
   }
 
  private:
-  void apply(const NameMeaning& meaning, Context& context) {
+  void apply(const NameMeaning& meaning, Context& context, const Span& span) {
     if (meaning.optimizer) context.phase = Phase::Optimizer, context.optimizer = true;
     if (meaning.backward && context.phase == Phase::None) context.phase = Phase::Backward;
     if (!meaning.fsdp) return;
     const FsdpRange& range = *meaning.fsdp;
     if (range.runtime == FsdpRange::Runtime::Fsdp1)
-      apply_fsdp1(range, context);
+      apply_fsdp1(range, context, span);
     else
       apply_fsdp2(range, context);
     context.copies = range.copies;
@@ -89,11 +99,25 @@ class ThreadWalk {
     if (range.what == "root_post_backward_callback") backward_.clear();
   }
 
-  /// FSDP1 does not say the module: its forwards nest, and come in the order of the plan's units.
-  void apply_fsdp1(const FsdpRange& range, Context& context) {
-    if (range.what == "forward") context.unit = builder_.unit(fmt::format("fsdp {}", forwards_in_root_++));
+  /// FSDP1 does not say the module: its forwards nest, and come in the order of the plan's units. A forward outside the
+  /// root's is one of a checkpoint: which one, nothing says.
+  void apply_fsdp1(const FsdpRange& range, Context& context, const Span& span) {
+    if (range.what == "forward") {
+      const bool again = context.phase == Phase::Backward;
+      if (!context.in_forward && !again) forwards_ = 0;
+      context.in_forward = true;
+      context.unit = again ? -1 : builder_.unit(fmt::format("fsdp {}{}", forwards_++, module_in(span)));
+    }
     if (range.phase != Phase::None && (range.what != "forward" || context.phase == Phase::None))
       context.phase = range.phase;
+  }
+
+  /// " (TransformerBlock_3)": the first module that a unit's forward enters; "" where no stack was recorded.
+  std::string module_in(const Span& span) const {
+    const auto first = std::lower_bound(modules_.begin(), modules_.end(), std::pair(span.start, NameId()),
+                                        [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (first == modules_.end() || first->first >= span.start + span.duration) return {};
+    return fmt::format(" ({})", std::string_view(builder_.timeline.name_of(first->second)).substr(kModuleFrame.size()));
   }
 
   /// Between a unit's hooks its module computes.
@@ -113,7 +137,8 @@ class ThreadWalk {
   const std::vector<NameMeaning>& meanings_;
   std::vector<Frame> frames_;
   std::vector<std::int32_t> forward_, backward_;  // units whose module runs, innermost last
-  int forwards_in_root_ = 0;
+  const ModuleFrames& modules_;
+  int forwards_ = 0;  // of FSDP1, in the root's
 };
 
 class Roles {
@@ -138,12 +163,22 @@ class Roles {
 
   void walk_threads() {
     contexts_.resize(t_.spans.size());
+    std::map<std::pair<std::int64_t, std::int64_t>, ModuleFrames> modules;  // by process and thread
+    const auto thread_of = [&](const Span& span) {
+      const auto& about = b_.lanes[span.lane.index()];
+      return std::pair(about.process, about.thread);
+    };
+    for (const Span& span : t_.spans) {
+      if (b_.lanes[span.lane.index()].role == LaneRole::HostPython && span.name.valid() &&
+          meanings_[span.name.index()].module)
+        modules[thread_of(span)].emplace_back(span.start, span.name);
+    }
     std::optional<ThreadWalk> walk;
     LaneId lane;
     for (std::size_t i = 0; i < t_.spans.size(); ++i) {
       Span& span = t_.spans[i];
       if (b_.lanes[span.lane.index()].role != LaneRole::Host) continue;
-      if (span.lane != lane) walk.emplace(b_, meanings_);
+      if (span.lane != lane) walk.emplace(b_, meanings_, modules[thread_of(span)]);
       lane = span.lane;
       contexts_[i] = walk->enter(span);
       span.unit = contexts_[i].unit;

@@ -55,6 +55,19 @@ TEST(ForeignComparison, JoinsByKindUnitAndPhaseWhateverTheStream) {
   EXPECT_EQ(c->by_unit[0].comm, (Pair{180, 200}));
 }
 
+TEST(ForeignComparison, NumberedUnitsOfFsdp1AreThoseOfThePlanInOrderOfForward) {
+  Timeline predicted = prediction();
+  predicted.units = {"layers.0", ""};  // the root's forward begins first, wherever it stands in the list
+  predicted.spans.insert(predicted.spans.begin(), work(0, SpanKind::Compute, 0, 50, 1, Phase::Forward, 1));
+  for (std::size_t s = 1; s < predicted.spans.size(); ++s) predicted.spans[s].unit = 0, predicted.spans[s].start += 50;
+  Timeline recorded = recording(true);
+  recorded.units = {"fsdp 1 (Block_3)", "fsdp 0"};
+  const auto c = compare_timelines(predicted, recorded);
+  ASSERT_TRUE(c.has_value());
+  EXPECT_EQ(c->joined, 3);
+  for (const InstructionPair& pair : c->by_instruction) EXPECT_EQ(pair.unit, "layers.0");
+}
+
 TEST(ForeignComparison, WithoutUnitsTheKindAloneJoins) {
   const auto c = compare_timelines(prediction(), recording(false));
   ASSERT_TRUE(c.has_value());

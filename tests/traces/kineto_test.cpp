@@ -8,7 +8,10 @@
 #include "core/plan.h"
 #include "tests/traces/sample_timeline.h"
 #include "tests/traces/trace_files.h"
+#include "traces/analysis.h"
 #include "traces/chrome_trace.h"
+#include "traces/exposed_comm.h"
+#include "traces/iterations.h"
 
 namespace foreshard {
 namespace {
@@ -192,6 +195,17 @@ TEST(Kineto, EventsMayHaveTheirKeysInAnyOrderAndStandInABareArray) {
   EXPECT_THAT(opened.warnings, IsEmpty());
 }
 
+TEST(Kineto, CallsOfAnyMakersRuntimeLaunchWork) {
+  for (const char* category : {"cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"}) {
+    const OpenedTrace opened =
+        read_events(std::string(R"({"ph":"X","cat":")") + category +
+                    R"(","name":"launch","pid":1,"tid":1,"ts":1,"dur":2,"args":{"correlation":9999999999}},
+           {"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":7,"dur":2,"args":{"correlation":9999999999}})");
+    EXPECT_EQ(opened.timeline.flows.size(), 1u) << category;
+    for (const Span& span : opened.timeline.spans) EXPECT_EQ(span.op, -1) << "the number is gone";
+  }
+}
+
 TEST(Kineto, BeginningsAndEndsMakeSlices) {
   const OpenedTrace opened = read_events(
       R"({"ph":"B","name":"outer","pid":1,"tid":2,"ts":1},{"ph":"B","name":"inner","pid":1,"tid":2,"ts":2},
@@ -200,6 +214,53 @@ TEST(Kineto, BeginningsAndEndsMakeSlices) {
   EXPECT_EQ(opened.timeline.spans[0].duration, 8'000);
   EXPECT_EQ(opened.timeline.spans[1].duration, 1'000);
   EXPECT_THAT(texts(opened), ElementsAre("slices that begin and never end, shown as moments"));
+}
+
+/// Two nested forwards of FSDP1 with Python's stack, the limiter before the second gather, both gathers launched late.
+const char* const kFsdp1Events = R"(
+  {"ph":"X","cat":"python_function","name":"nn.Module: FullyShardedDataParallel_0","pid":1,"tid":1,"ts":0,"dur":900},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.forward","pid":1,"tid":1,"ts":1,"dur":898},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._pre_forward","pid":1,"tid":1,"ts":2,"dur":98},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":10,"dur":5,"args":{"correlation":1}},
+  {"ph":"X","cat":"python_function","name":"nn.Module: Net_0","pid":1,"tid":1,"ts":110,"dur":780},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":120,"dur":5,"args":{"correlation":2}},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.forward","pid":1,"tid":1,"ts":200,"dur":600},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._pre_forward","pid":1,"tid":1,"ts":201,"dur":299},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.rate_limiter","pid":1,"tid":1,"ts":205,"dur":195},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaEventSynchronize","pid":1,"tid":1,"ts":206,"dur":190},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":410,"dur":5,"args":{"correlation":3}},
+  {"ph":"X","cat":"python_function","name":"nn.Module: Block_7","pid":1,"tid":1,"ts":510,"dur":280},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":520,"dur":5,"args":{"correlation":4}},
+  {"ph":"X","cat":"kernel","name":"ncclKernel_AllGather","pid":0,"tid":20,"ts":20,"dur":80,"args":{"correlation":1}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":130,"dur":70,"args":{"correlation":2}},
+  {"ph":"X","cat":"kernel","name":"ncclKernel_AllGather","pid":0,"tid":20,"ts":420,"dur":100,"args":{"correlation":3}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":530,"dur":70,"args":{"correlation":4}})";
+
+TEST(Kineto, UnitsOfFsdp1AreNumberedByForwardAndNamedByPythonsStack) {
+  const OpenedTrace opened = read_events(kFsdp1Events);
+  EXPECT_THAT(device_spans(opened.timeline), ElementsAre("D compute 'fsdp 0 (Net_0)' forward 130000+70000",
+                                                         "D compute 'fsdp 1 (Block_7)' forward 530000+70000",
+                                                         "U all_gather 'fsdp 0 (Net_0)' pre_forward 20000+80000",
+                                                         "U all_gather 'fsdp 1 (Block_7)' pre_forward 420000+100000"));
+}
+
+TEST(Kineto, TheLimiterIsFoundInRecordingsOfOthers) {
+  const OpenedTrace opened = read_events(kFsdp1Events);
+  const auto analysed = analyse_timeline(opened.timeline);
+  ASSERT_TRUE(analysed.has_value());
+  const RankAnalysis& rank = analysed->front();
+  EXPECT_EQ(rank.idle.host, 30'000 + 220'000);
+  EXPECT_EQ(rank.idle.kernel, 10'000) << "launched as the one before ended";
+  EXPECT_EQ(rank.limiter, 195'000) << "of the 220 us before the second gather";
+  const auto gaps = find_idle_gaps(opened.timeline).at(0);
+  EXPECT_THAT(gaps,
+              ElementsAre(IdleGap{{100'000, 130'000}, IdleCause::Host}, IdleGap{{200'000, 205'000}, IdleCause::Host},
+                          IdleGap{{205'000, 400'000}, IdleCause::Limiter}, IdleGap{{400'000, 420'000}, IdleCause::Host},
+                          IdleGap{{520'000, 530'000}, IdleCause::Kernel}));
+  const ExposedComm exposed = find_exposed_comm(opened.timeline, iterations_of(opened.timeline, 0).front());
+  ASSERT_EQ(exposed.causes.size(), 2u);
+  EXPECT_EQ(exposed.causes[0].cause, "limiter");
+  EXPECT_EQ(exposed.causes[1].cause, "first_gather");
 }
 
 TEST(Kineto, OurOwnChromeJsonReadsBack) {
