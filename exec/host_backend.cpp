@@ -122,7 +122,7 @@ class HostBackend final : public Backend {
   StreamIndex create_stream(std::string_view name, int priority) override {
     FORESHARD_CHECK(streams_.size() < StreamsHere::kMost, "a backend has at most 64 streams");
     const StreamIndex index(streams_.size());
-    ledger_->add_stream();
+    ledger_->add_stream(name == stream_name(Stream::Host));
     auto operators = std::make_shared<OperatorLedger>(ledger_, here_, index);
     RecordedLane* lane = options_.recorder != nullptr ? &options_.recorder->add_lane(name, priority) : nullptr;
     streams_.push_back(std::make_unique<HostStream>(

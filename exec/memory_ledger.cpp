@@ -23,8 +23,9 @@ std::string_view memory_category_name(MemoryCategory category) { return kNames[i
 
 MemoryLedger::MemoryLedger() : logs_(2) {}
 
-void MemoryLedger::add_stream() {
+void MemoryLedger::add_stream(bool host_memory) {
   std::lock_guard lock(mutex_);
+  host_memory_.push_back(host_memory);
   report_.by_stream.emplace_back();
   settled_.emplace_back();
   logs_.insert(logs_.end() - 1, std::vector<MemoryChange>());
@@ -33,23 +34,25 @@ void MemoryLedger::add_stream() {
 void MemoryLedger::allocated(StreamIndex pool, MemoryCategory category, Bytes change, PlanPlace place) {
   std::lock_guard lock(mutex_);
   count(pool, category).allocated += change;
-  report_.total.allocated += change;
+  if (on_device(pool)) report_.total.allocated += change;
   logs_.front().push_back({place, category, pool, change});
 }
 
 void MemoryLedger::resident(StreamIndex pool, MemoryCategory category, Bytes change) {
   std::lock_guard lock(mutex_);
   add_resident(count(pool, category), change);
-  add_resident(report_.total, change);
+  if (on_device(pool)) add_resident(report_.total, change);
 }
 
 void MemoryLedger::operators(StreamIndex pool, MemoryCategory category, Bytes change, StreamIndex runs_on,
                              PlanPlace place) {
   std::lock_guard lock(mutex_);
   count(pool, category).allocated += change;
-  report_.total.allocated += change;
   add_resident(count(pool, category), change);
-  add_resident(report_.total, change);
+  if (on_device(pool)) {
+    report_.total.allocated += change;
+    add_resident(report_.total, change);
+  }
   (runs_on.valid() ? logs_[1 + runs_on.index()] : logs_.back()).push_back({place, category, pool, change});
 }
 
@@ -79,6 +82,7 @@ std::vector<MemoryChange> MemoryLedger::settle() {
     own += change.change;
     MemoryCount& counted = count(change.pool, change.category);
     counted.peak_allocated = std::max(counted.peak_allocated, own);
+    if (!on_device(change.pool)) continue;
     settled_by_category_[category] += change.change;
     settled_total_ += change.change;
     if (settled_total_ > report_.total.peak_allocated) {
@@ -87,6 +91,7 @@ std::vector<MemoryChange> MemoryLedger::settle() {
       report_.peak_instruction = InstructionId(change.place.instruction);
     }
   }
+  std::erase_if(ordered, [this](const MemoryChange& change) { return !on_device(change.pool); });
   return ordered;
 }
 

@@ -33,7 +33,9 @@ class MemoryLedger {
  public:
   MemoryLedger();
 
-  void add_stream();
+  /// `host_memory`: its pool is no device's, as offloaded parameters lie in. It is counted by category alone: in no
+  /// total and in no change that settle() tells.
+  void add_stream(bool host_memory = false);
   /// By the issuer.
   void allocated(StreamIndex pool, MemoryCategory category, Bytes change, PlanPlace place);
   void resident(StreamIndex pool, MemoryCategory category, Bytes change);
@@ -49,6 +51,7 @@ class MemoryLedger {
 
  private:
   MemoryCount& count(StreamIndex pool, MemoryCategory category);
+  bool on_device(StreamIndex pool) const { return !host_memory_[pool.index()]; }
 
   mutable std::mutex mutex_;
   MemoryReport report_;
@@ -56,6 +59,7 @@ class MemoryLedger {
   std::vector<std::vector<MemoryChange>> logs_;
   // Allocated, as far as settled: [stream][category].
   std::vector<CategoryCounts> settled_;
+  std::vector<bool> host_memory_;  // by pool
   CategoryCounts settled_by_category_{};
   Bytes settled_total_ = 0;
 };

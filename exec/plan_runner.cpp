@@ -24,12 +24,30 @@ namespace {
 
 using Kind = InstructionKind;
 
+/// What the tensors hold, each storage once.
+Bytes bytes_held(std::span<const at::Tensor> tensors) {
+  std::vector<const void*> seen;
+  Bytes bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || std::find(seen.begin(), seen.end(), tensor.storage().data()) != seen.end()) continue;
+    seen.push_back(tensor.storage().data());
+    bytes += static_cast<Bytes>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+/// On a stream's thread: memory that nobody allocated through the backend.
+void count_held(MemoryCategory category, Bytes change) {
+  if (const auto& counter = OperatorMemory::current(); counter && change != 0) counter->changed(category, change);
+}
+
 /// What the streams work on during one iteration. Touched by work only, but for a reset between iterations.
 struct IterationState {
   SegmentFrame frame;
   std::vector<SegmentGraph> graphs;  // by segment
   bool seeded = false;               // the loss has its gradient
   std::vector<at::Tensor> losses;    // by forward
+  Bytes input_bytes = 0;             // of the micro-batches that have begun
 };
 
 /// What is worked out once for a plan that is run.
@@ -67,6 +85,8 @@ class Runner final : public PlanRunner {
 
   Outcome<void> load(const OperatorInterpreter::ParamTensors& full_params) {
     for (UnitTensors* unit : all_) unit->load(full_params);
+    setup_.backend.launch(context_.on(Stream::D, {}),
+                          [this] { count_held(MemoryCategory::Parameters, bytes_held(setup_.buffers)); });
     auto done = setup_.backend.synchronize();
     blocks_.set_units(all_);
     return done;
@@ -227,6 +247,8 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   state_ = {};
   state_.graphs.resize(prepared.plan.segments.size());
   const Outcome<void> issued = issue_all(prepared, index);
+  // The batches are the caller's until the step is over.
+  setup_.backend.launch(context_.on(Stream::D, {}), [this] { count_held(MemoryCategory::Inputs, -state_.input_bytes); });
   setup_.backend.at_instruction(static_cast<std::int32_t>(steps_), {});
   const Outcome<void> done = setup_.backend.synchronize();
   if (!issued || !done) {
@@ -366,6 +388,9 @@ void Runner::begin_micro_batch(InstructionId id) {
   const std::uint64_t seed = mix_seed(setup_.seed, {steps_, number, static_cast<std::uint64_t>(setup_.plan.rank)});
   setup_.backend.launch(context_.on(Stream::D, id), [this, inputs = (*inputs_)[number], seed, to,
                                                      training = roles_->forward_training[number]]() mutable {
+    const Bytes held = bytes_held(inputs);
+    count_held(MemoryCategory::Inputs, held);
+    state_.input_bytes += held;
     for (at::Tensor& input : inputs) {
       if (to && input.is_floating_point()) input = input.to(scalar_type_of(*to));
     }

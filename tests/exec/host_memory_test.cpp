@@ -131,6 +131,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"gemma2_bf16", "models/gemma2-tiny", {}}, Case{"mixtral_fp32", "models/mixtral-tiny", kFp32},
                       Case{"t5_bf16", "models/t5-tiny", {}},
                       Case{"bert_fp32", "models/bert-tiny", fp32_and({"model.batch=16"})},
+                      Case{"vit_fp32", "models/vit-tiny", kFp32}, Case{"bert_small_batch", "models/bert-tiny", kFp32},
+                      Case{"llama_offloaded", kLlama, fp32_and({"fsdp.cpu_offload=true"})},
+                      Case{"llama_fsdp1_offloaded", kLlama, fp32_and({"fsdp.runtime=fsdp1", "fsdp.cpu_offload=true"})},
                       Case{"opt_fsdp1_fp32", "models/opt-tiny", fp32_and({"fsdp.runtime=fsdp1"})}),
     [](const auto& tested) { return tested.param.name; });
 
