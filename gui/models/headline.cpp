@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "gui/models/amounts.h"
-#include "traces/exposed_comm.h"
 
 namespace foreshard::gui {
 namespace {
@@ -21,18 +20,11 @@ Figure pair_figure(std::string name, const Pair& pair, std::string (*words)(doub
 RangeNumbers range_numbers(const TimelineModel& model, std::int32_t rank, TimeRange range) {
   RangeNumbers numbers;
   numbers.length = range.length();
-  for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
-    const Lane& about = model.timeline.lanes[lane];
-    if (about.rank != rank || about.stream.starts_with("host")) continue;
-    for (const SliceRow& row : model.lanes[lane].rows) {
-      const SimDuration busy = row.busy(range.begin, range.end);
-      if (busy == 0) continue;
-      const std::size_t longest = row.longest(0, row.size());
-      (is_collective(model.timeline.spans[row.span[longest]].kind) ? numbers.comm : numbers.compute) +=
-          about.stream == "D" || is_collective(model.timeline.spans[row.span[longest]].kind) ? busy : 0;
-    }
+  if (const RankBands* bands = model.bands_of(rank)) {
+    numbers.compute = bands->compute.covered(range.begin, range.end);
+    numbers.comm = bands->comm.covered(range.begin, range.end);
+    numbers.exposed = bands->exposed.busy(range.begin, range.end);
   }
-  if (const RankBands* bands = model.bands_of(rank)) numbers.exposed = bands->exposed.busy(range.begin, range.end);
   if (const MemoryTracks* memory = model.memory_of(rank)) {
     if (memory->allocated) numbers.peak_allocated = memory->allocated->range(range.begin, range.end).high;
     if (memory->reserved) numbers.peak_reserved = memory->reserved->range(range.begin, range.end).high;

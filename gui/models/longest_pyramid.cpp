@@ -55,4 +55,31 @@ std::size_t LongestPyramid::longest(std::span<const SimTime> start, std::span<co
   return best;
 }
 
+std::vector<std::uint32_t> LongestPyramid::lasting(std::span<const SimTime> start, std::span<const SimTime> end,
+                                                   std::size_t first, std::size_t last, SimDuration least) const {
+  std::vector<std::uint32_t> found;
+  // `stands`: how many slices a group of this level stands for. Level 0 are the slices themselves.
+  const auto visit = [&](const auto& self, std::size_t level, std::size_t stands, std::size_t from,
+                         std::size_t to) -> void {
+    from = std::max(from, first / stands);
+    to = std::min(to, (last + stands - 1) / stands);
+    for (std::size_t k = from; k < to; ++k) {
+      const SimDuration longest = level == 0 ? end[k] - start[k] : levels_[level - 1].duration[k];
+      if (longest < least) continue;
+      if (level == 0)
+        found.push_back(static_cast<std::uint32_t>(k));
+      else
+        self(self, level - 1, stands / kBase, k * kBase, std::min(size_below(level, start.size()), (k + 1) * kBase));
+    }
+  };
+  std::size_t stands = 1;
+  for (std::size_t level = 0; level < levels_.size(); ++level) stands *= kBase;
+  visit(visit, levels_.size(), stands, 0, size_below(levels_.size() + 1, start.size()));
+  return found;
+}
+
+std::size_t LongestPyramid::size_below(std::size_t level, std::size_t slices) const {
+  return level < 2 ? slices : levels_[level - 2].slice.size();
+}
+
 }  // namespace foreshard::gui

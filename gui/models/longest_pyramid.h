@@ -24,12 +24,19 @@ class LongestPyramid {
   std::size_t longest(std::span<const SimTime> start, std::span<const SimTime> end, std::size_t first,
                       std::size_t last) const;
 
+  /// The slices of [first, last) that last at least `least`, ascending. O(log slices) each.
+  std::vector<std::uint32_t> lasting(std::span<const SimTime> start, std::span<const SimTime> end, std::size_t first,
+                                     std::size_t last, SimDuration least) const;
+
  private:
   /// The longest of each group of slices [i * 8^(k+1), (i+1) * 8^(k+1)) of level k.
   struct Level {
     std::vector<std::uint32_t> slice;
     std::vector<SimDuration> duration;
   };
+  /// Entries of the level below `level`; levels count from 1 here, 0 are the slices.
+  std::size_t size_below(std::size_t level, std::size_t slices) const;
+
   std::vector<Level> levels_;
 };
 

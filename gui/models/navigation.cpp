@@ -24,12 +24,12 @@ void Navigation::zoom(double factor, SimTime about) {
   const double wanted = std::clamp(length * factor, static_cast<double>(kShortest), std::max(most, length));
   const double share = static_cast<double>(about - range_.begin) / length;
   const auto begin = about - static_cast<SimDuration>(std::llround(share * wanted));
-  move_to({begin, begin + static_cast<SimDuration>(std::llround(wanted))}, false);
+  move_to({begin, begin + static_cast<SimDuration>(std::llround(wanted))}, Act::Move);
 }
 
 void Navigation::pan(double share) {
   const auto by = static_cast<SimDuration>(std::llround(share * static_cast<double>(range_.length())));
-  move_to({range_.begin + by, range_.end + by}, false);
+  move_to({range_.begin + by, range_.end + by}, Act::Move);
 }
 
 void Navigation::show(TimeRange range) {
@@ -37,7 +37,7 @@ void Navigation::show(TimeRange range) {
     const SimTime middle = range.begin + range.length() / 2;
     range = {middle - kShortest / 2, middle + kShortest / 2};
   }
-  move_to(range, true);
+  move_to(range, Act::Jump);
 }
 
 void Navigation::fit(const std::optional<TimeRange>& slice) {
@@ -49,28 +49,54 @@ void Navigation::fit(const std::optional<TimeRange>& slice) {
   show(kept_inside(wanted) == range_ ? extent_ : wanted);
 }
 
+void Navigation::take(const Look& look) {
+  range_ = look.range;
+  selection_ = look.selection;
+  selected_ = look.selected;
+  last_ = Act::None;
+}
+
 bool Navigation::undo() {
   if (before_.empty()) return false;
-  after_.push_back(range_);
-  range_ = before_.back();
+  after_.push_back(look());
+  take(before_.back());
   before_.pop_back();
-  panning_ = false;
   return true;
 }
 
 bool Navigation::redo() {
   if (after_.empty()) return false;
-  before_.push_back(range_);
-  range_ = after_.back();
+  before_.push_back(look());
+  take(after_.back());
   after_.pop_back();
-  panning_ = false;
   return true;
+}
+
+void Navigation::remember(Act act) {
+  // The jump that brings a selected slice into sight belongs to the selection.
+  const bool same_step = act == last_ && act != Act::Jump;
+  const bool follows = act == Act::Jump && last_ == Act::SelectSlice;
+  if (!same_step && !follows) {
+    before_.push_back(look());
+    if (before_.size() > kHistory) before_.erase(before_.begin());
+  }
+  after_.clear();
+  if (!follows) last_ = act;
 }
 
 void Navigation::select_range(std::optional<TimeRange> range) {
   if (range && range->end < range->begin) std::swap(range->begin, range->end);
   if (range && range->length() == 0) range.reset();
+  if (range == selection_) return;
+  if (!range || !selection_) settle();  // letting go of a range is a step of its own
+  remember(Act::SelectRange);
   selection_ = range;
+}
+
+void Navigation::select_slice(std::optional<SceneSlice> slice) {
+  if (slice == selected_) return;
+  remember(Act::SelectSlice);
+  selected_ = slice;
 }
 
 void Navigation::toggle_bookmark(SimTime at) {
@@ -90,15 +116,10 @@ std::optional<SimTime> Navigation::next_bookmark(SimTime after) const {
   return next == bookmarks_.end() ? bookmarks_.front() : *next;
 }
 
-void Navigation::move_to(TimeRange range, bool step) {
+void Navigation::move_to(TimeRange range, Act act) {
   range = kept_inside(range);
   if (range == range_) return;
-  if (step || !panning_) {
-    before_.push_back(range_);
-    if (before_.size() > kHistory) before_.erase(before_.begin());
-  }
-  panning_ = !step;
-  after_.clear();
+  remember(act);
   range_ = range;
 }
 

@@ -2,72 +2,157 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace foreshard::gui {
 namespace {
 
+/// From so many slices in one pixel on they are asked for together.
+constexpr std::size_t kManyInAPixel = 24;
+
 class RowLayout {
  public:
   RowLayout(const SliceRow& row, const TimeScale& scale)
-      : row_(row), scale_(scale), box_ns_(kBoxPixels * scale.ns_per_pixel) {}
+      : row_(row),
+        scale_(scale),
+        pixels_per_ns_(1 / scale.ns_per_pixel),
+        box_ns_(std::max<SimDuration>(1, static_cast<SimDuration>(std::ceil(kBoxPixels * scale.ns_per_pixel)))) {}
 
   RowGeometry run() {
-    const SimTime end = scale_.end();
-    std::size_t slice = row_.first_after(scale_.begin);
+    first_ = row_.first_after(scale_.begin);
     // A moment (no duration) at the left edge ends where the window begins.
-    while (slice > 0 && row_.start[slice - 1] >= scale_.begin) --slice;
-    while (slice < row_.size() && row_.start[slice] < end) slice = wide(slice) ? add_box(slice) : add_pixel(slice);
+    while (first_ > 0 && row_.start[first_ - 1] >= scale_.begin) --first_;
+    if (first_ >= row_.size() || row_.start[first_] >= scale_.end()) return {};
+    if (const BucketLevel* level = row_.buckets.level_for(scale_.ns_per_pixel))
+      from_buckets(*level);
+    else
+      from_slices();
     return std::move(geometry_);
   }
 
  private:
-  bool wide(std::size_t slice) const { return static_cast<double>(row_.end[slice] - row_.start[slice]) >= box_ns_; }
+  double x(SimTime time) const { return static_cast<double>(time - scale_.begin) * pixels_per_ns_; }
 
-  std::size_t add_box(std::size_t slice) {
+  void add_box(std::size_t slice) {
     const double left = std::max(-2.0, scale_.x(row_.start[slice]));
     const double right = std::min(scale_.width + 2.0, scale_.x(row_.end[slice]));
     geometry_.boxes.push_back({left, right, static_cast<std::uint32_t>(slice)});
-    return slice + 1;
   }
 
-  /// All narrow slices that start in the pixel where `slice` does.
-  std::size_t add_pixel(std::size_t slice) {
-    const int pixel = std::clamp(static_cast<int>(std::floor(scale_.x(row_.start[slice]))), 0, scale_.width - 1);
-    std::size_t last = std::max(slice + 1, row_.first_from(scale_.time(pixel + 1.0), slice));
-    const std::size_t next = last;
-    if (wide(last - 1)) --last;  // only the last one can reach beyond the pixel
-    const std::size_t longest = row_.longest(slice, last);
-    paint(pixel, longest);
-    const double covered = static_cast<double>(row_.busy_before[last] - row_.busy_before[slice]);
-    cover(pixel, covered);
-    return last < next ? add_box(last) : next;
+  StripPixel* strip() {
+    if (geometry_.strip.empty()) geometry_.strip.resize(static_cast<std::size_t>(scale_.width));
+    return geometry_.strip.data();
   }
 
-  void paint(int pixel, std::size_t slice) {
-    if (geometry_.strip.empty()) {
-      geometry_.strip.assign(static_cast<std::size_t>(scale_.width), kNoSlice);
-      geometry_.busy.assign(static_cast<std::size_t>(scale_.width), 0);
+  /// Each pixel is the buckets that begin in it; what is wide enough lies over them as a box.
+  void from_buckets(const BucketLevel& level) {
+    const SimTime begin = row_.buckets.begin();
+    const std::int64_t count = static_cast<std::int64_t>(level.buckets.size());
+    const auto bucket_at = [&](double pixel) {
+      const SimTime time = scale_.time(pixel) - begin;
+      return (time + (SimTime{1} << level.shift) - 1) >> level.shift;
+    };
+    StripPixel* pixels = strip();
+    std::int64_t at = bucket_at(0);
+    for (int p = 0; p < scale_.width; ++p) {
+      const std::int64_t next = std::max(at + 1, bucket_at(p + 1.0));
+      std::uint32_t busy = 0;
+      TimeBucket longest;
+      for (std::int64_t i = std::max<std::int64_t>(0, at); i < std::min(next, count); ++i) {
+        const TimeBucket& bucket = level.buckets[static_cast<std::size_t>(i)];
+        busy += bucket.busy;
+        if (bucket.longest > longest.longest) longest = bucket;
+      }
+      pixels[p].busy = static_cast<float>(busy) / (255.0F * static_cast<float>(next - at));
+      pixels[p].longest = longest.longest;
+      pixels[p].meaning = longest.meaning;
+      at = next;
     }
-    const int to = std::clamp(static_cast<int>(std::ceil(scale_.x(row_.end[slice]))), pixel + 1, scale_.width);
-    for (int p = pixel; p < to; ++p) {
-      std::uint32_t& there = geometry_.strip[static_cast<std::size_t>(p)];
-      if (there == kNoSlice || length(slice) > length(there)) there = static_cast<std::uint32_t>(slice);
+    const std::size_t last = row_.first_from(scale_.end(), first_);
+    for (const std::uint32_t slice : row_.pyramid.lasting(row_.start, row_.end, first_, last, box_ns_)) add_box(slice);
+  }
+
+  void from_slices() {
+    const SimTime end = scale_.end();
+    for (std::size_t slice = first_; slice < row_.size() && row_.start[slice] < end; ++slice) {
+      const SimTime start = row_.start[slice];
+      const SimDuration duration = row_.end[slice] - start;
+      if (duration >= box_ns_) {
+        add_box(slice);
+        continue;
+      }
+      if (start >= pixel_end_) enter_pixel(start);
+      if (++here_ > kManyInAPixel) {
+        // All but the last that begin here are seen here only: the last is looked at by itself.
+        const std::size_t next = row_.first_from(pixel_end_, slice);
+        if (next > slice + 1) {
+          add_many(pixel_, slice, next - 1);
+          slice = next - 2;
+          continue;
+        }
+      }
+      if (row_.end[slice] > pixel_end_ || start < scale_.begin) {
+        add_narrow(pixel_, x(start), x(row_.end[slice]), slice, duration);
+        continue;
+      }
+      busy_ += duration;
+      if (duration >= longest_) longest_ = duration, longest_slice_ = slice;
+    }
+    leave_pixel();
+  }
+
+  /// Slices inside one pixel are summed up in whole nanoseconds: most are.
+  void enter_pixel(SimTime start) {
+    leave_pixel();
+    pixel_ = std::clamp(static_cast<int>(x(start)), 0, scale_.width - 1);
+    pixel_end_ = std::max(start + 1, scale_.time(pixel_ + 1.0));
+    here_ = 0;
+  }
+
+  void leave_pixel() {
+    if (longest_ < 0) return;
+    StripPixel& there = strip()[pixel_];
+    there.busy += static_cast<float>(static_cast<double>(busy_) * pixels_per_ns_);
+    show(there, longest_slice_, longest_);
+    busy_ = 0;
+    longest_ = -1;
+  }
+
+  void add_many(int pixel, std::size_t first, std::size_t last) {
+    StripPixel& there = strip()[pixel];
+    const auto busy = static_cast<double>(row_.busy_before[last] - row_.busy_before[first]);
+    there.busy += static_cast<float>(busy * pixels_per_ns_);
+    const std::size_t longest = row_.longest(first, last);
+    show(there, longest, row_.end[longest] - row_.start[longest]);
+  }
+
+  void add_narrow(int pixel, double left, double right, std::size_t slice, SimDuration duration) {
+    StripPixel* pixels = strip();
+    left = std::max(0.0, left);
+    for (int p = pixel; p < scale_.width && (p == pixel || p < right); ++p) {
+      const double covered = std::min<double>(right, p + 1) - std::max<double>(left, p);
+      pixels[p].busy += static_cast<float>(std::max(0.0, covered));
+      show(pixels[p], slice, duration);
     }
   }
 
-  void cover(int pixel, double nanoseconds) {
-    for (int p = pixel; p < scale_.width && nanoseconds > 0; ++p, nanoseconds -= scale_.ns_per_pixel) {
-      const double share = std::min(1.0, nanoseconds / scale_.ns_per_pixel) * 255.0;
-      std::uint8_t& there = geometry_.busy[static_cast<std::size_t>(p)];
-      there = static_cast<std::uint8_t>(std::min(255.0, there + share));
-    }
+  void show(StripPixel& there, std::size_t slice, SimDuration duration) const {
+    const std::uint16_t rank = duration_rank(duration);
+    if (rank <= there.longest) return;
+    there.longest = rank;
+    if (!row_.meaning.empty()) there.meaning = row_.meaning[slice];
   }
-
-  SimDuration length(std::size_t slice) const { return row_.end[slice] - row_.start[slice]; }
 
   const SliceRow& row_;
   const TimeScale& scale_;
-  double box_ns_;
+  double pixels_per_ns_;
+  SimDuration box_ns_;
+  std::size_t first_ = 0;
+  int pixel_ = 0;
+  SimTime pixel_end_ = std::numeric_limits<SimTime>::min();
+  std::size_t here_ = 0;  // slices that began in the pixel
+  SimDuration busy_ = 0, longest_ = -1;
+  std::size_t longest_slice_ = 0;
   RowGeometry geometry_;
 };
 

@@ -1,11 +1,10 @@
 // What of a row is seen in a window of time on so many pixels: boxes for slices that are wide enough, and a strip of
-// one colour a pixel for the rest (the longest slice that starts there, and how busy the pixel is).
+// one colour a pixel for the rest (the longest slice that is seen there, and how busy the pixel is).
 //
 // Pixels are device-independent and count from the left edge of the lanes. The cost grows with pixels, not with slices.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "gui/models/slice_rows.h"
@@ -23,17 +22,20 @@ struct TimeScale {
   SimTime end() const { return time(width); }
 };
 
-inline constexpr std::uint32_t kNoSlice = std::numeric_limits<std::uint32_t>::max();
-
 struct SliceBox {
   double left = 0, right = 0;  // clipped to a pixel beyond the window
   std::uint32_t slice = 0;
 };
 
+struct StripPixel {
+  float busy = 0;             // share of the pixel's time that is covered, 0 to 1
+  std::uint16_t longest = 0;  // duration_rank of the longest slice; 0: nothing is here
+  Meaning meaning = Meaning::Other;
+};
+
 struct RowGeometry {
   std::vector<SliceBox> boxes;
-  std::vector<std::uint32_t> strip;  // [width] slice or kNoSlice; empty if there are only boxes
-  std::vector<std::uint8_t> busy;    // [width] 0 to 255: share of the pixel's time that is covered
+  std::vector<StripPixel> strip;  // [width]; empty if there are only boxes
 };
 
 inline constexpr double kBoxPixels = 3;

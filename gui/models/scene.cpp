@@ -91,6 +91,7 @@ class Builder {
 std::string lane_label(const Lane& lane) {
   const std::string spoken(spoken_stream_name(lane.stream));
   if (lane.label.empty()) return spoken;
+  if (lane.stream.ends_with(" python")) return lane.label + ", Python";
   return spoken == lane.stream ? lane.label : fmt::format("{} ({})", spoken, lane.label);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "core/plan.h"
 #include "gui/models/amounts.h"
@@ -116,6 +117,41 @@ std::vector<RangeRow> range_table(const Scene& scene, TimeRange range) {
   return table;
 }
 
+namespace {
+
+/// "compute, forward 41.0 %, all-gather 22.5 %, ...": the largest first.
+std::string shares_in_words(const std::vector<TimeShare>& shares, TimeRange range) {
+  std::vector<std::pair<SimDuration, std::string_view>> parts;
+  SimDuration all = 0;
+  for (const TimeShare& share : shares) {
+    const SimDuration time = share.times.covered(range.begin, range.end);
+    if (time > 0) parts.emplace_back(time, share.name);
+    all += time;
+  }
+  std::sort(parts.begin(), parts.end(), std::greater<>());
+  constexpr std::size_t kMostParts = 5;
+  std::string text;
+  for (std::size_t k = 0; k < std::min(kMostParts, parts.size()); ++k)
+    text += fmt::format("{}{} {}", k > 0 ? ", " : "", parts[k].second,
+                        percent_words(static_cast<double>(parts[k].first) / static_cast<double>(all)));
+  return text;
+}
+
+/// Why no stream worked, and what decided how long it took.
+void add_causes(std::vector<Fact>& facts, const RankBands& bands, TimeRange range, const std::string& whose) {
+  SimDuration idle = 0;
+  for (const TimeShare& share : bands.idle) idle += share.times.covered(range.begin, range.end);
+  facts.push_back({whose + "idle", words(idle)});
+  for (const TimeShare& share : bands.idle) {
+    const SimDuration time = share.times.covered(range.begin, range.end);
+    if (time > 0) facts.push_back({whose + "idle, " + share.name, words(time)});
+  }
+  if (const std::string path = shares_in_words(bands.path, range); !path.empty())
+    facts.push_back({whose + "critical path", path});
+}
+
+}  // namespace
+
 std::vector<Fact> range_facts(const Scene& scene, TimeRange range) {
   std::vector<Fact> facts{{"range", fmt::format("{} .. {}", words(range.begin), words(range.end))},
                           {"length", words(range.length())}};
@@ -129,6 +165,7 @@ std::vector<Fact> range_facts(const Scene& scene, TimeRange range) {
     facts.push_back({whose + "communication", words(n.comm)});
     facts.push_back({whose + "overlapped", words(std::max<SimDuration>(0, n.comm - n.exposed))});
     facts.push_back({whose + "exposed", words(n.exposed)});
+    add_causes(facts, side.model->ranks.front(), {range.begin + side.origin, range.end + side.origin}, whose);
     if (n.peak_allocated > 0)
       facts.push_back({whose + "peak allocated", bytes_words(static_cast<double>(n.peak_allocated))});
   }

@@ -60,16 +60,18 @@ LaneRows layout_lane(const Timeline& timeline, std::vector<std::uint32_t>& spans
     lane.rows[row].meaning.push_back(meaning_of(span));
   }
   if (lane.rows.empty()) lane.rows.resize(1);
-  for (SliceRow& row : lane.rows) {
-    row.busy_before.resize(row.size() + 1, 0);
-    for (std::size_t k = 0; k < row.size(); ++k)
-      row.busy_before[k + 1] = row.busy_before[k] + (row.end[k] - row.start[k]);
-    row.pyramid = LongestPyramid(row.start, row.end);
-  }
+  for (SliceRow& row : lane.rows) row.index();
   return lane;
 }
 
 }  // namespace
+
+void SliceRow::index() {
+  busy_before.assign(size() + 1, 0);
+  for (std::size_t k = 0; k < size(); ++k) busy_before[k + 1] = busy_before[k] + (end[k] - start[k]);
+  pyramid = LongestPyramid(start, end);
+  buckets = TimeBuckets(start, end, meaning);
+}
 
 std::size_t SliceRow::first_after(SimTime time) const {
   return static_cast<std::size_t>(std::upper_bound(end.begin(), end.end(), time) - end.begin());

@@ -12,6 +12,7 @@
 #include "core/timeline.h"
 #include "gui/models/longest_pyramid.h"
 #include "gui/models/meaning.h"
+#include "gui/models/time_buckets.h"
 
 namespace foreshard::gui {
 
@@ -19,10 +20,13 @@ namespace foreshard::gui {
 struct SliceRow {
   std::vector<SimTime> start, end;
   std::vector<std::uint32_t> span;  // index in Timeline::spans
-  std::vector<Meaning> meaning;     // beside the times: a strip asks for it once a pixel
+  std::vector<Meaning> meaning;     // beside the times: a strip asks for it once a pixel. Empty: Other
   std::vector<SimDuration> busy_before;
   LongestPyramid pyramid;
+  TimeBuckets buckets;
 
+  /// Makes the last three from the times. REQUIRES sorted slices without overlap.
+  void index();
   std::size_t size() const { return start.size(); }
   /// First slice that ends after `time`, or size().
   std::size_t first_after(SimTime time) const;

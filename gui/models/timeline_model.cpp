@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <numeric>
 
 #include "gui/models/meaning.h"
+#include "traces/analysis.h"
+#include "traces/critical_path.h"
 #include "traces/exposed_comm.h"
 #include "traces/iterations.h"
 #include "traces/phase_group.h"
@@ -28,8 +31,8 @@ bool computes(const Timeline& timeline, const Lane& lane, const LaneRows& rows) 
 }
 
 /// When any compute stream of the rank is busy: sorted, merged.
-std::vector<TimeRange> compute_times(const TimelineModel& model, std::int32_t rank) {
-  std::vector<TimeRange> all;
+std::vector<Interval> compute_times(const TimelineModel& model, std::int32_t rank) {
+  std::vector<Interval> all;
   for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
     const Lane& about = model.timeline.lanes[lane];
     if (about.rank != rank || !computes(model.timeline, about, model.lanes[lane])) continue;
@@ -37,19 +40,13 @@ std::vector<TimeRange> compute_times(const TimelineModel& model, std::int32_t ra
       for (std::size_t k = 0; k < row.size(); ++k)
         if (!is_collective(model.timeline.spans[row.span[k]].kind)) all.push_back({row.start[k], row.end[k]});
   }
-  std::sort(all.begin(), all.end(), [](const TimeRange& a, const TimeRange& b) { return a.begin < b.begin; });
-  std::vector<TimeRange> merged;
-  for (const TimeRange& range : all) {
-    if (!merged.empty() && range.begin <= merged.back().end)
-      merged.back().end = std::max(merged.back().end, range.end);
-    else
-      merged.push_back(range);
-  }
-  return merged;
+  return merge_intervals(std::move(all));
 }
 
-std::vector<std::pair<TimeRange, std::uint32_t>> collectives_of(const TimelineModel& model, std::int32_t rank) {
-  std::vector<std::pair<TimeRange, std::uint32_t>> collectives;
+using Collectives = std::vector<std::pair<TimeRange, std::uint32_t>>;
+
+Collectives collectives_of(const TimelineModel& model, std::int32_t rank) {
+  Collectives collectives;
   for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
     if (model.timeline.lanes[lane].rank != rank) continue;
     for (const SliceRow& row : model.lanes[lane].rows)
@@ -63,9 +60,7 @@ std::vector<std::pair<TimeRange, std::uint32_t>> collectives_of(const TimelineMo
 }
 
 /// The pieces of collectives that no compute covers, each instant once.
-SliceRow exposed_row(const TimelineModel& model, std::int32_t rank) {
-  const std::vector<TimeRange> compute = compute_times(model, rank);
-  const auto collectives = collectives_of(model, rank);
+SliceRow exposed_row(const std::vector<Interval>& compute, const Collectives& collectives) {
   SliceRow row;
   SimTime told = std::numeric_limits<SimTime>::min();
   const auto add = [&](SimTime begin, SimTime end, std::uint32_t span) {
@@ -86,9 +81,7 @@ SliceRow exposed_row(const TimelineModel& model, std::int32_t rank) {
     }
     if (at < range.end) add(at, range.end, span);
   }
-  row.busy_before.resize(row.size() + 1, 0);
-  for (std::size_t k = 0; k < row.size(); ++k) row.busy_before[k + 1] = row.busy_before[k] + row.end[k] - row.start[k];
-  row.pyramid = LongestPyramid(row.start, row.end);
+  row.index();
   return row;
 }
 
@@ -150,13 +143,47 @@ class WorkTimes {
   std::map<std::int32_t, std::vector<std::pair<SimTime, SimTime>>> ranks_;
 };
 
+std::vector<TimeShare> idle_shares(const std::vector<IdleGap>& gaps) {
+  constexpr std::array<std::pair<IdleCause, const char*>, 4> kCauses{{{IdleCause::Host, "waiting for the host"},
+                                                                      {IdleCause::Limiter, "held by the limiter"},
+                                                                      {IdleCause::Kernel, "between kernels"},
+                                                                      {IdleCause::Other, "launched, held back"}}};
+  std::vector<TimeShare> shares;
+  for (const auto& [cause, name] : kCauses) {
+    std::vector<Interval> times;
+    for (const IdleGap& gap : gaps)
+      if (gap.cause == cause) times.push_back(gap.time);
+    if (!times.empty()) shares.push_back({name, IntervalIndex(std::move(times))});
+  }
+  return shares;
+}
+
+/// Work by its kind; the rest by what held it up.
+std::vector<TimeShare> path_shares(const TimelineModel& model, std::int32_t rank) {
+  std::map<std::string, std::vector<Interval>> times;
+  for (const PathStep& step : find_critical_path(model.timeline, rank, model.extent.begin, model.extent.end)) {
+    const bool work = step.cause == PathCause::Work;
+    const Span& span = model.timeline.spans[step.span.index()];
+    times[std::string(work ? meaning_name(meaning_of(span)) : path_cause_name(step.cause))].push_back(
+        {step.begin, step.end});
+  }
+  std::vector<TimeShare> shares;
+  for (auto& [name, list] : times) shares.push_back({name, IntervalIndex(merge_intervals(std::move(list)))});
+  return shares;
+}
+
 RankBands bands_for(const TimelineModel& model, std::int32_t rank) {
   RankBands bands;
   bands.rank = rank;
   for (const TimelineIteration& iteration : iterations_of(model.timeline, rank))
     bands.iterations.push_back({fmt::format("iteration {}", iteration.index), {iteration.begin, iteration.end}});
   bands.phases = phases_of(model, rank);
-  bands.exposed = exposed_row(model, rank);
+  std::vector<Interval> compute = compute_times(model, rank), comm;
+  const Collectives collectives = collectives_of(model, rank);
+  bands.exposed = exposed_row(compute, collectives);
+  for (const auto& [time, span] : collectives) comm.push_back({time.begin, time.end});
+  bands.compute = IntervalIndex(std::move(compute));
+  bands.comm = IntervalIndex(merge_intervals(std::move(comm)));
   return bands;
 }
 
@@ -168,8 +195,8 @@ const RankBands* TimelineModel::bands_of(std::int32_t rank) const {
   return nullptr;
 }
 
-const MemoryTracks* TimelineModel::memory_of(std::int32_t rank, bool by_host) const {
-  for (const MemoryTracks& tracks : by_host ? memory_by_host : memory)
+const MemoryTracks* TimelineModel::memory_of(std::int32_t rank) const {
+  for (const MemoryTracks& tracks : memory)
     if (tracks.rank == rank) return &tracks;
   return nullptr;
 }
@@ -179,11 +206,15 @@ std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std:
   model->timeline = std::move(timeline);
   model->name = std::move(name);
   model->lanes = layout_lanes(model->timeline);
-  model->memory_by_host = memory_tracks(model->timeline);
   model->memory = memory_tracks(model->timeline, WorkTimes(model->timeline));
   model->extent = extent_of(model->lanes);
-  for (const std::int32_t rank : ranks_of(model->timeline))
-    model->ranks.push_back(model->ranks.size() < kMostBands ? bands_for(*model, rank) : RankBands{rank, {}, {}, {}});
+  for (const std::int32_t rank : ranks_of(model->timeline)) {
+    model->ranks.push_back(model->ranks.size() < kMostBands ? bands_for(*model, rank) : RankBands{});
+    model->ranks.back().rank = rank;
+  }
+  auto idle = find_idle_gaps(model->timeline);
+  for (RankBands& bands : model->ranks) bands.idle = idle_shares(idle[bands.rank]);
+  if (!model->ranks.empty()) model->ranks.front().path = path_shares(*model, model->ranks.front().rank);
   const auto& flows = model->timeline.flows;
   model->flows_from.resize(flows.size());
   std::iota(model->flows_from.begin(), model->flows_from.end(), 0U);

@@ -11,6 +11,7 @@
 #include "core/timeline.h"
 #include "gui/models/counter_tracks.h"
 #include "gui/models/slice_rows.h"
+#include "traces/intervals.h"
 
 namespace foreshard::gui {
 
@@ -19,12 +20,21 @@ struct NamedRange {
   TimeRange time;
 };
 
-/// What stands above the lanes of one rank.
+/// Time by what it went to; any range in O(log n).
+struct TimeShare {
+  std::string name;  // "compute", "waiting for the host", ...
+  IntervalIndex times;
+};
+
+/// What stands above the lanes of one rank, and what its time went to.
 struct RankBands {
   std::int32_t rank = 0;
   std::vector<NamedRange> iterations;
   std::vector<NamedRange> phases;  // forward, backward, clip, optimizer: of the compute stream's spans
   SliceRow exposed;                // collectives that run while the compute stream stands; `span` is the collective
+  IntervalIndex compute, comm;     // the compute streams' own work; collectives: each instant once
+  std::vector<TimeShare> idle;     // no stream works, by cause
+  std::vector<TimeShare> path;     // the critical path, by what is on it; of the lowest rank only
 };
 
 struct TimelineModel {
@@ -32,14 +42,13 @@ struct TimelineModel {
   std::string name;  // file or job, for titles
   std::vector<LaneRows> lanes;
   std::vector<MemoryTracks> memory;                 // drawn where the work runs that it is allocated for
-  std::vector<MemoryTracks> memory_by_host;         // drawn where the host allocates
   std::vector<RankBands> ranks;                     // ascending
   std::vector<std::uint32_t> flows_from, flows_to;  // indices of flows, sorted by their span
   TimeRange extent;
 
   bool predicted() const { return timeline.provenance.source == "simulated"; }
   const RankBands* bands_of(std::int32_t rank) const;
-  const MemoryTracks* memory_of(std::int32_t rank, bool by_host = false) const;
+  const MemoryTracks* memory_of(std::int32_t rank) const;
 };
 
 std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std::string name);

@@ -60,23 +60,24 @@ std::string plain(std::string text) {
 
 }  // namespace
 
-WhatIf::WhatIf(std::string name)
+JobSimulator::JobSimulator(std::string name)
     : name_(std::move(name)), shared_(std::make_unique<SharedParts>()), bench_(std::make_unique<Workbench>(*shared_)) {}
-WhatIf::WhatIf(WhatIf&&) noexcept = default;
-WhatIf& WhatIf::operator=(WhatIf&&) noexcept = default;
-WhatIf::~WhatIf() = default;
+JobSimulator::~JobSimulator() = default;
 
 Result<WhatIf> WhatIf::start(Job job, std::string name) {
-  WhatIf what_if(std::move(name));
-  auto outcome = what_if.simulate(job);
+  WhatIf what_if;
+  what_if.simulator_ = std::make_shared<JobSimulator>(std::move(name));
+  auto outcome = what_if.simulator_->simulate(job);
   if (!outcome) return fail(outcome.error());
   what_if.now_ = std::move(*outcome);
   return what_if;
 }
 
-std::string WhatIf::value_of(const std::string& key) const {
+std::string WhatIf::value_of(const std::string& key) const { return value_of(key, now_->job); }
+
+std::string WhatIf::value_of(const std::string& key, const Job& job) {
   const auto at = find_job_key(key);
-  return at ? plain(write_job_key(*at, now_->job)) : std::string();
+  return at ? plain(write_job_key(*at, job)) : std::string();
 }
 
 std::vector<Choice> WhatIf::choices() const {
@@ -93,22 +94,31 @@ std::vector<Choice> WhatIf::choices() const {
 Result<void> WhatIf::set(const std::string& key, const std::string& value) { return set_all({key + "=" + value}); }
 
 Result<void> WhatIf::set_all(const std::vector<std::string>& settings) {
-  Job job = now_->job;
+  const auto job = with(now_->job, settings);
+  if (!job) return fail(job.error());
+  if (*job == now_->job) return {};
+  auto outcome = simulator_->simulate(*job);
+  if (!outcome) return fail(outcome.error());
+  accept(std::move(*outcome));
+  return {};
+}
+
+Result<Job> WhatIf::with(Job job, const std::vector<std::string>& settings) {
   for (const std::string& text : settings) {
     const auto parsed = parse_setting(text);
     if (!parsed) return fail(parsed.error());
     for (const JobSetting& setting : *parsed)
       if (auto applied = apply_setting(setting, job); !applied) return fail(applied.error());
   }
-  if (job == now_->job) return {};
   if (auto valid = validate_job(job); !valid) return fail(valid.error());
-  auto outcome = simulate(job);
-  if (!outcome) return fail(outcome.error());
+  return job;
+}
+
+void WhatIf::accept(std::shared_ptr<const Outcome> outcome) {
   before_.push_back(std::move(now_));
   if (before_.size() > kHistory) before_.erase(before_.begin());
   after_.clear();
-  now_ = std::move(*outcome);
-  return {};
+  now_ = std::move(outcome);
 }
 
 bool WhatIf::undo() {
@@ -136,7 +146,8 @@ void WhatIf::toggle_pin() {
 
 std::string WhatIf::job_file() const { return job_to_toml(now_->job); }
 
-Result<std::shared_ptr<const Outcome>> WhatIf::simulate(const Job& job) {
+Result<std::shared_ptr<const Outcome>> JobSimulator::simulate(const Job& job) {
+  const std::lock_guard lock(mutex_);
   auto prediction = simulate_job(*bench_, job, false);
   if (!prediction) return fail(prediction.error());
   auto outcome = std::make_shared<Outcome>();

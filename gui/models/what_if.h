@@ -1,10 +1,11 @@
 // The what-if panel's model: a job whose choices are changed one by one, each change simulated, with the way back.
 //
-// Owned by one thread at a time (its Workbench keeps parts from change to change). A change that cannot be planned is
-// told and leaves the job as it was.
+// A change that cannot be planned is told and leaves the job as it was. A WhatIf belongs to one thread; its
+// JobSimulator may work on another one meanwhile.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -39,6 +40,21 @@ struct Outcome {
   std::string misfit;
 };
 
+/// Simulates job after job and keeps parts from one to the next. May be asked from any thread; one job at a time.
+class JobSimulator {
+ public:
+  explicit JobSimulator(std::string name);
+  ~JobSimulator();
+  /// Errors: those of the plan and the simulator.
+  Result<std::shared_ptr<const Outcome>> simulate(const Job& job);
+
+ private:
+  std::string name_;
+  std::mutex mutex_;
+  std::unique_ptr<SharedParts> shared_;
+  std::unique_ptr<Workbench> bench_;
+};
+
 class WhatIf {
  public:
   /// Simulates the job as it is.
@@ -49,6 +65,15 @@ class WhatIf {
   std::vector<Choice> choices() const;
   /// The value of a key, as --set takes it.
   std::string value_of(const std::string& key) const;
+
+  /// The value of a key in another job.
+  static std::string value_of(const std::string& key, const Job& job);
+
+  /// `job` with settings as --set takes them. Errors: those of the settings and the job.
+  static Result<Job> with(Job job, const std::vector<std::string>& settings);
+  /// What with() gave has been simulated: it is now(), and undo() leads back.
+  void accept(std::shared_ptr<const Outcome> outcome);
+  const std::shared_ptr<JobSimulator>& simulator() const { return simulator_; }
 
   /// Sets a key and simulates. Errors: those of the job, the plan and the simulator; nothing has changed then.
   Result<void> set(const std::string& key, const std::string& value);
@@ -64,17 +89,10 @@ class WhatIf {
   /// A complete job file.
   std::string job_file() const;
 
-  WhatIf(WhatIf&&) noexcept;
-  WhatIf& operator=(WhatIf&&) noexcept;
-  ~WhatIf();
-
  private:
-  explicit WhatIf(std::string name);
-  Result<std::shared_ptr<const Outcome>> simulate(const Job& job);
+  WhatIf() = default;
 
-  std::string name_;
-  std::unique_ptr<SharedParts> shared_;
-  std::unique_ptr<Workbench> bench_;
+  std::shared_ptr<JobSimulator> simulator_;
   std::shared_ptr<const Outcome> now_, pinned_;
   std::vector<std::shared_ptr<const Outcome>> before_, after_;  // outcomes are kept: going back costs nothing
 };

@@ -5,6 +5,7 @@
 #include <QDockWidget>
 #include <QDragEnterEvent>
 #include <QFileDialog>
+#include <QLineEdit>
 #include <QListWidget>
 #include <QMetaObject>
 #include <QMimeData>
@@ -25,7 +26,7 @@ constexpr int kTimelinePage = 1, kParetoPage = 2;
 
 bool wants_comparison(const std::vector<std::string>& files, bool compare) {
   const auto is_job = [](const std::string& file) { return file.ends_with(".toml"); };
-  return files.size() == 2 && (compare || is_job(files[0]) || is_job(files[1]));
+  return files.size() >= 2 && (compare || (files.size() == 2 && (is_job(files[0]) || is_job(files[1]))));
 }
 
 }  // namespace
@@ -69,37 +70,73 @@ void MainWindow::open(const std::vector<std::string>& files, bool compare) {
                                      tell(share);
                                      return !cancelled->load();
                                    }};
-    Loaded result;
-    result.files = files;
-    const auto take = [&](Result<OpenedInput> input) {
-      if (!input) return result.error = input.error(), false;
-      std::copy(input->notes.begin(), input->notes.end(), std::back_inserter(result.notes));
-      result.input = std::move(*input);
-      return true;
-    };
-    if (!wants_comparison(files, compare)) {
-      take(open_inputs(files, options));
-    } else if (take(open_input(files[0], options))) {
-      const auto a = result.input->timeline;
-      const auto job = result.input->job;
-      if (take(open_input(files[1], options))) {
-        CompareOptions wanted;
-        wanted.rank = arguments.rank;
-        wanted.force = arguments.force;
-        const auto b = result.input->timeline;
-        if (job) result.input->job = job;
-        auto compared =
-            a && b
-                ? make_comparison_model(a, b, wanted)
-                : Result<std::shared_ptr<const ComparisonModel>>(fail(Error{.message = "a sweep cannot be compared"}));
-        if (compared)
-          result.comparison = std::move(*compared);
-        else
-          result.error = compared.error();
-      }
-    }
+    Loaded result = load(files, compare, arguments, options);
     QMetaObject::invokeMethod(qApp, [window, cancelled, result = std::move(result)]() mutable {
       if (window && !cancelled->load()) window->loaded(std::move(result));
+    });
+  });
+}
+
+MainWindow::Loaded MainWindow::load(const std::vector<std::string>& files, bool compare,
+                                    const ViewerArguments& arguments, const OpenInputOptions& options) {
+  Loaded result;
+  result.files = files;
+  const auto take = [&](Result<OpenedInput> input, std::vector<std::string> of) {
+    if (!input) return result.error = input.error(), false;
+    std::copy(input->notes.begin(), input->notes.end(), std::back_inserter(result.notes));
+    if (input->timeline) result.runs.push_back({input->timeline->name, std::move(of), input->timeline});
+    if (result.input && !input->job) input->job = result.input->job;
+    result.input = std::move(*input);
+    return true;
+  };
+  if (!wants_comparison(files, compare)) {
+    if (!take(open_inputs(files, options), files)) return result;
+  } else {
+    for (const std::string& file : files)
+      if (!take(open_input(file, options), {file})) return result;
+    CompareOptions wanted;
+    wanted.rank = arguments.rank;
+    wanted.force = arguments.force;
+    auto compared =
+        result.runs.size() == files.size()
+            ? make_comparison_model(result.runs[0].timeline, result.runs[1].timeline, wanted)
+            : Result<std::shared_ptr<const ComparisonModel>>(fail(Error{.message = "a sweep cannot be compared"}));
+    if (!compared) return result.error = compared.error(), result;
+    result.comparison = std::move(*compared);
+  }
+  if (result.input->job) {
+    auto what_if = WhatIf::start(*result.input->job, short_name(files.front()));
+    if (what_if) result.what_if = std::move(*what_if);
+  }
+  return result;
+}
+
+void MainWindow::showRun(const Run& run) {
+  saveView();
+  files_ = run.files;
+  comparison_.reset();
+  setWindowTitle(text_of(run.name) + " – Foreshard");
+  showTimeline(timeline_scene(run.timeline, scene_options_), false);
+  restoreView();
+}
+
+void MainWindow::compareRuns(const Run& a, const Run& b) {
+  statusBar()->showMessage("Comparing " + text_of(a.name) + " with " + text_of(b.name) + " …");
+  QThreadPool::globalInstance()->start([window = QPointer<MainWindow>(this), a, b] {
+    CompareOptions options;
+    options.force = true;  // two runs of a list are two plans more often than not
+    auto compared = make_comparison_model(a.timeline, b.timeline, options);
+    QMetaObject::invokeMethod(qApp, [window, a, b, compared = std::move(compared)] {
+      if (!window) return;
+      window->statusBar()->clearMessage();
+      if (!compared) return window->showMessage(text_of(to_text(compared.error())));
+      window->saveView();
+      window->comparison_ = *compared;
+      window->files_ = a.files;
+      window->files_.insert(window->files_.end(), b.files.begin(), b.files.end());
+      window->setWindowTitle(text_of(a.name) + " against " + text_of(b.name) + " – Foreshard");
+      window->showTimeline(comparison_scene(*compared, window->scene_options_), false);
+      window->restoreView();
     });
   });
 }
@@ -112,6 +149,7 @@ void MainWindow::loaded(Loaded result) {
   QStringList notes;
   for (const std::string& note : result.notes) notes << text_of(note);
   showMessage(notes.join("\n"));
+  saveView();
   files_ = result.files;
   remember(files_);
   input_ = std::move(result.input);
@@ -125,15 +163,12 @@ void MainWindow::loaded(Loaded result) {
     pareto_->setFocus();
     return;
   }
-  if (input_->job) {
-    auto what_if = WhatIf::start(*input_->job, short_name(files_.front()));
-    what_if_->setJob(what_if ? std::optional(std::move(*what_if)) : std::nullopt);
-  } else {
-    what_if_->setJob(std::nullopt);
-  }
+  what_if_->setJob(std::move(result.what_if));
+  for (Run& run : result.runs) runs_->add(std::move(run));
   showTimeline(
       comparison_ ? comparison_scene(comparison_, scene_options_) : timeline_scene(input_->timeline, scene_options_),
       false);
+  restoreView();
   if (arguments_.range) {
     timeline_->navigation().show(*arguments_.range);
     timeline_->navigationChanged();
@@ -147,6 +182,7 @@ void MainWindow::showTimeline(Scene scene, bool keep_view) {
   legend_->updateGeometry();
   legend_->update();
   showDifferences();
+  search(search_field_->text());  // hits are places in a scene
 }
 
 void MainWindow::showSelection() {
@@ -157,12 +193,15 @@ void MainWindow::showSelection() {
   const TimeRange range = navigation.selection().value_or(navigation.range());
   std::vector<std::vector<QString>> rows;
   for (const Fact& fact : range_facts(scene, range)) rows.push_back({text_of(fact.name), text_of(fact.value), ""});
+  const int facts = static_cast<int>(rows.size());
   for (const RangeRow& row : range_table(scene, range)) {
     if (row.slices == 0) continue;
     rows.push_back({text_of(row.lane), text_of(duration_words(static_cast<double>(row.busy))),
                     text_of(percent_words(row.share)) + QString(", %1 slices").arg(row.slices)});
   }
+  range_->clearSpans();
   range_->setRows(rows);
+  for (int row = 0; row < facts; ++row) range_->setSpan(row, 1, 1, 2);  // words, not a number and its share
   range_->resizeColumnToContents(0);
 }
 
@@ -203,6 +242,12 @@ void MainWindow::jumpToDifference(int row) {
 void MainWindow::showOutcome() {
   const Outcome& now = what_if_->model().now();
   const Outcome* pinned = what_if_->model().pinned();
+  if (pinned != nullptr && pinned == &now)
+    runs_->add({text_of("%1, pinned at %2")
+                    .arg(text_of(now.timeline->name), text_of(duration_words(now.step_ns)))
+                    .toStdString(),
+                {},
+                now.timeline});
   if (pinned != nullptr && pinned != &now) {
     CompareOptions force;
     force.force = true;  // another choice is another plan
@@ -214,20 +259,31 @@ void MainWindow::showOutcome() {
 
 void MainWindow::search(const QString& text) {
   search_hits_->clear();
+  ++searches_;
   if (!timeline_->hasScene() || text.trimmed().isEmpty()) return;
-  constexpr std::size_t kMostHits = 1000;
-  const Scene& scene = timeline_->scene();
+  search_worker_.ask([this, sides = timeline_->scene().sides, words = text.toStdString(), asked = searches_] {
+    constexpr std::size_t kMostHits = 1000;
+    std::vector<SearchResult> results;
+    for (const SceneSide& side : sides) results.push_back(search_slices(*side.model, words, kMostHits));
+    QMetaObject::invokeMethod(
+        this,
+        [this, sides, results = std::move(results), asked] {
+          if (asked == searches_) showHits(sides, results);
+        },
+        Qt::QueuedConnection);
+  });
+}
+
+void MainWindow::showHits(const std::vector<SceneSide>& sides, const std::vector<SearchResult>& results) {
   std::size_t found = 0;
-  for (std::size_t s = 0; s < scene.sides.size(); ++s) {
-    const TimelineModel& model = *scene.sides[s].model;
-    const SearchResult result = search_slices(model, text.toStdString(), kMostHits);
-    found += result.found;
-    for (const std::uint32_t span : result.spans) {
+  for (std::size_t s = 0; s < sides.size(); ++s) {
+    const TimelineModel& model = *sides[s].model;
+    found += results[s].found;
+    for (const std::uint32_t span : results[s].spans) {
       const Span& about = model.timeline.spans[span];
-      auto* item =
-          new QListWidgetItem(text_of(slice_label(model.timeline, about)) + "   " +
-                              text_of(duration_words(static_cast<double>(about.start - scene.sides[s].origin))) + ", " +
-                              text_of(duration_words(static_cast<double>(about.duration))));
+      auto* item = new QListWidgetItem(text_of(slice_label(model.timeline, about)) + "   " +
+                                       text_of(duration_words(static_cast<double>(about.start - sides[s].origin))) +
+                                       ", " + text_of(duration_words(static_cast<double>(about.duration))));
       item->setData(Qt::UserRole, static_cast<qulonglong>(span));
       item->setData(Qt::UserRole + 1, static_cast<int>(s));
       search_hits_->addItem(item);
@@ -246,9 +302,7 @@ void MainWindow::openSweepPoint(const ParetoPoint& point) {
                 }());
     return;
   }
-  const auto set = what_if_->model().set_all(point.set);
-  if (!set) return showMessage(text_of(to_text(set.error())));
-  showOutcome();
+  what_if_->change(point.set);
 }
 
 void MainWindow::exportPicture() {

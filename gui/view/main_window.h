@@ -11,10 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "gui/models/newest_first.h"
 #include "gui/models/open_input.h"
+#include "gui/models/slice_search.h"
 #include "gui/models/viewer_arguments.h"
 #include "gui/view/fact_table.h"
 #include "gui/view/pareto_widget.h"
+#include "gui/view/run_list.h"
 #include "gui/view/timeline_widget.h"
 #include "gui/view/what_if_dock.h"
 
@@ -30,15 +33,16 @@ class MainWindow : public QMainWindow {
   explicit MainWindow(const ViewerArguments& arguments, QWidget* parent = nullptr);
   ~MainWindow() override;
 
-  /// Opens on a worker; a job beside a recording, or `compare`, is compared.
+  /// Opens on a worker; a job beside a recording, or `compare`, is compared: the first two, all are in the list of
+  /// runs.
   void open(const std::vector<std::string>& files, bool compare = false);
   bool isLoading() const { return loading_; }
   TimelineWidget& timeline() { return *timeline_; }
   ParetoWidget& pareto() { return *pareto_; }
   WhatIfPanel& whatIf() { return *what_if_; }
   FactTable& inspector() { return *inspector_; }
-  FactTable& rangeTable() { return *range_; }
   FactTable& differences() { return *differences_; }
+  RunList& runs() { return *runs_; }
   QLineEdit& searchField() { return *search_field_; }
   QListWidget& searchHits() { return *search_hits_; }
   QString message() const { return message_text_->text(); }
@@ -53,6 +57,8 @@ class MainWindow : public QMainWindow {
  private:
   struct Loaded {
     std::optional<OpenedInput> input;
+    std::optional<WhatIf> what_if;
+    std::vector<Run> runs;
     std::shared_ptr<const ComparisonModel> comparison;
     std::vector<std::string> files, notes;
     std::optional<Error> error;
@@ -63,12 +69,17 @@ class MainWindow : public QMainWindow {
   void buildMenus();
   void buildFileMenu();
   QDockWidget* addPanel(const QString& title, const char* name, QWidget* widget, Qt::DockWidgetArea area);
+  static Loaded load(const std::vector<std::string>& files, bool compare, const ViewerArguments& arguments,
+                     const OpenInputOptions& options);
   void loaded(Loaded result);
+  void showRun(const Run& run);
+  void compareRuns(const Run& a, const Run& b);
   void showTimeline(Scene scene, bool keep_view);
   void showSelection();
   void showDifferences();
   void showOutcome();
   void search(const QString& text);
+  void showHits(const std::vector<SceneSide>& sides, const std::vector<SearchResult>& results);
   void jumpToDifference(int row);
   void openSweepPoint(const ParetoPoint& point);
   void exportPicture();
@@ -76,6 +87,9 @@ class MainWindow : public QMainWindow {
   void applyTheme();
   void remember(const std::vector<std::string>& files);
   void fillRecent();
+  QString viewKey() const;
+  void saveView();
+  void restoreView();
   void restoreSession();
   void saveSession();
 
@@ -97,9 +111,12 @@ class MainWindow : public QMainWindow {
   QLineEdit* search_field_ = nullptr;
   QListWidget* search_hits_ = nullptr;
   WhatIfPanel* what_if_ = nullptr;
+  RunList* runs_ = nullptr;
   QProgressBar* progress_ = nullptr;
   QMenu* recent_ = nullptr;
   QByteArray default_layout_;
+  std::uint64_t searches_ = 0;
+  NewestFirst search_worker_;  // last: nothing of the above is gone while it works
 };
 
 }  // namespace foreshard::gui

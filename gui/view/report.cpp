@@ -121,6 +121,10 @@ void add_timeline(Html& html, std::shared_ptr<const TimelineModel> model) {
   html.picture(scene_picture(timeline_scene(model), {}));
   Scene scene = timeline_scene(model);
   scene.sides.front().origin = step.begin;
+  html.heading("Where the time goes");
+  std::vector<std::vector<std::string>> facts;
+  for (const Fact& fact : range_facts(scene, {0, step.length()})) facts.push_back({fact.name, fact.value});
+  html.table({"", ""}, facts);
   add_range(html, scene, {0, step.length()});
   if (const MemoryTracks* memory = model->ranks.empty() ? nullptr : model->memory_of(model->ranks.front().rank);
       memory != nullptr && memory->allocated) {

@@ -83,7 +83,11 @@ void ScenePainter::paint_gutter(QPainter& painter, const QRectF& area, const Tra
                       : track.kind == TrackKind::Lane || track.kind == TrackKind::Memory ? fonts_.normal
                                                                                          : fonts_.small;
   const QFontMetricsF metrics(font);
-  QString text = metrics.elidedText(text_of(track.label), Qt::ElideRight, kGutter - 18);
+  QString text = text_of(track.label);
+  // "S reduce-scatter (stream 24), predicted": rather without what stands behind than cut off.
+  for (const char* behind : {", ", " ("})
+    if (metrics.horizontalAdvance(text) > kGutter - 12) text = text.left(text.indexOf(behind));
+  text = metrics.elidedText(text, Qt::ElideRight, kGutter - 12);
   const double x = heading ? area.left() + 8 : area.left() + kGutter - 8 - metrics.horizontalAdvance(text);
   const double middle = track.kind == TrackKind::Memory ? y + 10 : y + std::min(track.height, 22.0) / 2;
   painter.setFont(font);
@@ -105,10 +109,10 @@ void ScenePainter::paint_track(QPainter& painter, const Track& track, const QRec
     case TrackKind::Links: return paint_links(painter, track, box, scale);
     case TrackKind::Heat: return paint_heat(painter, track, box, scale);
     case TrackKind::Exposed: {
-      const RowPlace place{box.left(), box.top() + 4, box.height() - 8, false, false};
+      const RowPlace place{box.left(), box.top() + 3, box.height() - 6, false, false};  // less the gap
       painter.fillRect(box.adjusted(0, 4, 0, -4), color(palette_.lane));
-      lanes_.paint_plain(painter, side.model->bands_of(track.rank)->exposed, shifted(scale, side.origin), place,
-                         palette_.exposed);
+      lanes_.paint_exposed(painter, side.model->bands_of(track.rank)->exposed, shifted(scale, side.origin), place,
+                           device_ratio);
       return;
     }
     case TrackKind::Memory: {

@@ -21,6 +21,7 @@ inline constexpr double kGutter = 148, kRuler = 26;
 struct SceneView {
   TimeRange range;    // from the sides' origins
   double scroll = 0;  // pixels of the tracks above the upper edge
+  bool operator==(const SceneView&) const = default;
 };
 
 /// What lies over the picture.

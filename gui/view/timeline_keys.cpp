@@ -105,6 +105,7 @@ void TimelineWidget::mouseMoveEvent(QMouseEvent* event) {
 void TimelineWidget::mouseReleaseEvent(QMouseEvent* event) {
   const bool clicked = drag_ == Drag::Select && std::fabs(event->position().x() - drag_from_.x()) <= 3;
   drag_ = Drag::None;
+  navigation_.settle();
   if (!scene_ || !clicked) return;
   navigation_.select_range(std::nullopt);
   selectSlice(sliceAt(event->position()), false);

@@ -1,6 +1,5 @@
 #include "gui/view/timeline_widget.h"
 
-#include <QElapsedTimer>
 #include <QKeyEvent>
 #include <QPainter>
 #include <QScrollBar>
@@ -13,6 +12,8 @@ namespace foreshard::gui {
 namespace {
 
 constexpr double kReachPixels = 4;
+/// How long the window waits for the worker before it shows the frame before, moved.
+constexpr std::chrono::milliseconds kPatience(12);
 
 }  // namespace
 
@@ -26,7 +27,11 @@ int physical_key(const QKeyEvent& event) {
   }
 }
 
-TimelineWidget::TimelineWidget(QWidget* parent) : QAbstractScrollArea(parent), fonts_(picture_fonts()) {
+TimelineWidget::TimelineWidget(QWidget* parent)
+    : QAbstractScrollArea(parent), fonts_(picture_fonts()), frames_([this] {
+        QMetaObject::invokeMethod(
+            this, [this] { viewport()->update(); }, Qt::QueuedConnection);
+      }) {
   setFocusPolicy(Qt::StrongFocus);
   setHorizontalScrollBarPolicy(Qt::ScrollBarAlwaysOff);
   setFrameShape(QFrame::NoFrame);
@@ -76,7 +81,6 @@ void TimelineWidget::setFrameTimeShown(bool shown) {
 }
 
 void TimelineWidget::navigationChanged() {
-  picture_stale_ = true;
   viewport()->update();
   if (onView) onView();
 }
@@ -101,36 +105,34 @@ void TimelineWidget::updateScrollBar() {
   verticalScrollBar()->setRange(0, std::max(0, height - shown));
 }
 
-void TimelineWidget::ensurePicture() {
-  const double ratio = devicePixelRatioF();
-  const QSize size = (QSizeF(viewport()->size()) * ratio).toSize();
-  if (!picture_stale_ && picture_.size() == size) return;
-  QElapsedTimer timer;
-  timer.start();
-  if (picture_.size() != size) picture_ = QImage(size, QImage::Format_RGB32);
-  picture_.setDevicePixelRatio(ratio);
-  QPainter painter(&picture_);
-  painter_->paint(painter, area(), view(), ratio);
-  painter.end();
-  frame_ms_ = static_cast<double>(timer.nsecsElapsed()) / 1e6;
-  picture_stale_ = false;
+FrameRequest TimelineWidget::wantedFrame() const {
+  return {scene_, theme_, QSizeF(viewport()->size()), devicePixelRatioF(), view()};
 }
 
-double TimelineWidget::paintNow() {
-  picture_stale_ = true;
-  if (scene_) ensurePicture();
-  return frame_ms_;
+std::shared_ptr<const Frame> TimelineWidget::frameInTime() {
+  const FrameRequest wanted = wantedFrame();
+  if (wanted != asked_) {
+    asked_ = wanted;
+    frames_.ask(wanted);
+  }
+  std::shared_ptr<const Frame> frame = frames_.latest();
+  if (frame && frame->of == wanted) return frame;
+  frames_.wait(kPatience);
+  return frames_.latest();
 }
 
 void TimelineWidget::paintEvent(QPaintEvent*) {
   QPainter painter(viewport());
   const Palette& palette = palette_of(theme_);
-  if (!scene_) {
+  const std::shared_ptr<const Frame> frame = scene_ ? frameInTime() : nullptr;
+  if (!frame || frame->of.scene != scene_) {
     painter.fillRect(viewport()->rect(), color(palette.ground));
     return;
   }
-  ensurePicture();
-  painter.drawImage(QPointF(0, 0), picture_);
+  if (frame->of == asked_)
+    painter.drawImage(QPointF(0, 0), frame->image);
+  else
+    draw_moved(painter, *frame, area(), view(), palette);
   SceneOverlay overlay;
   overlay.selected = navigation_.selected();
   overlay.hovered = hovered_;
@@ -141,7 +143,7 @@ void TimelineWidget::paintEvent(QPaintEvent*) {
   if (frame_shown_) {
     painter.setPen(color(palette.text_weak));
     painter.setFont(fonts_.small);
-    painter.drawText(QPointF(6, 14), QString("%1 ms").arg(frame_ms_, 0, 'f', 1));
+    painter.drawText(QPointF(6, 14), QString("%1 ms").arg(frame->milliseconds, 0, 'f', 1));
   }
   if (hasFocus()) {
     painter.setPen(QPen(color(palette.accent), 1));
@@ -150,15 +152,9 @@ void TimelineWidget::paintEvent(QPaintEvent*) {
   }
 }
 
-void TimelineWidget::resizeEvent(QResizeEvent*) {
-  updateScrollBar();
-  picture_stale_ = true;
-}
+void TimelineWidget::resizeEvent(QResizeEvent*) { updateScrollBar(); }
 
-void TimelineWidget::scrollContentsBy(int, int) {
-  picture_stale_ = true;
-  viewport()->update();
-}
+void TimelineWidget::scrollContentsBy(int, int) { viewport()->update(); }
 
 SimTime TimelineWidget::zoomCentre() const {
   if (mouse_ && mouse_->x() >= kGutter) return timeAt(mouse_->x());

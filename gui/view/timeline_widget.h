@@ -1,17 +1,18 @@
 // The canvas in the window: paints a scene from a cached picture, and turns keys and mouse into navigation.
 //
-// GUI thread. The picture is painted anew only when the window of time, the size or the scene changes; hovering and
-// selecting repaint what lies over it.
+// GUI thread; the picture is painted by a worker. It is painted anew only when the window of time, the size or the
+// scene changes, and where that takes longer than a frame of the screen, the one before is shown in its new place
+// meanwhile. Hovering and selecting repaint what lies over it.
 #pragma once
 
 #include <QAbstractScrollArea>
-#include <QImage>
 #include <functional>
 #include <memory>
 #include <optional>
 
 #include "gui/models/navigation.h"
 #include "gui/models/scene.h"
+#include "gui/view/frame_worker.h"
 #include "gui/view/scene_painter.h"
 
 namespace foreshard::gui {
@@ -31,9 +32,6 @@ class TimelineWidget : public QAbstractScrollArea {
   /// What changed by code: repaints and tells.
   void navigationChanged();
   void selectSlice(std::optional<SceneSlice> slice, bool reveal);
-  /// Paints now; returns the milliseconds of the picture. For benchmarks.
-  double paintNow();
-  double lastFrameMilliseconds() const { return frame_ms_; }
   void setFrameTimeShown(bool shown);
 
   std::function<void()> onSelection;             // the slice or the range
@@ -61,7 +59,8 @@ class TimelineWidget : public QAbstractScrollArea {
   SimTime timeAt(double x) const;
   std::optional<SceneSlice> sliceAt(const QPointF& point) const;
   void updateScrollBar();
-  void ensurePicture();
+  FrameRequest wantedFrame() const;
+  std::shared_ptr<const Frame> frameInTime();
   void moveSelection(int step);
   void changeLane(int step);
   std::optional<TimeRange> selectedTime() const;
@@ -73,15 +72,14 @@ class TimelineWidget : public QAbstractScrollArea {
   Navigation navigation_;
   Theme theme_ = Theme::Light;
   Fonts fonts_;
-  QImage picture_;
-  bool picture_stale_ = true;
-  double frame_ms_ = 0;
+  FrameRequest asked_;  // the last
   bool frame_shown_ = false;
   std::optional<SceneSlice> hovered_;
   std::optional<QPointF> mouse_;
   Drag drag_ = Drag::None;
   QPointF drag_from_;
   SimTime drag_time_ = 0;
+  FrameWorker frames_;  // last: nothing of the above is gone while it works
 };
 
 /// What a key does here, by its place on the keyboard for W A S D (whatever the layout), else by its symbol.

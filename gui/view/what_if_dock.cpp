@@ -54,8 +54,7 @@ WhatIfPanel::WhatIfPanel(QWidget* parent) : QWidget(parent) {
   QObject::connect(redo_, &QPushButton::clicked, this, [this] { redo(); });
   QObject::connect(pin_, &QPushButton::clicked, this, [this] {
     what_if_->toggle_pin();
-    showOutcome();
-    if (onOutcome) onOutcome();
+    tell();
   });
   QObject::connect(copy_, &QPushButton::clicked, this,
                    [this] { QGuiApplication::clipboard()->setText(text_of(what_if_->job_file())); });
@@ -63,34 +62,66 @@ WhatIfPanel::WhatIfPanel(QWidget* parent) : QWidget(parent) {
 }
 
 void WhatIfPanel::setJob(std::optional<WhatIf> what_if) {
+  forgetRequests();
   what_if_ = std::move(what_if);
   rebuild();
   showOutcome();
 }
 
-bool WhatIfPanel::change(const std::string& key, const std::string& value) {
-  if (!what_if_) return false;
-  const auto changed = what_if_->set(key, value);
-  if (onProblem) onProblem(changed ? QString() : text_of(to_text(changed.error())));
+void WhatIfPanel::forgetRequests() {
+  forgotten_ = requests_;
+  wanted_.reset();
+}
+
+void WhatIfPanel::tell() {
   showOutcome();
-  if (changed && onOutcome) onOutcome();
+  if (onOutcome) onOutcome();
+}
+
+bool WhatIfPanel::change(const std::vector<std::string>& settings) {
+  if (!what_if_) return false;
+  // Changes of one after the other add up, also while the first is being simulated.
+  const Job& base = wanted_ ? *wanted_ : what_if_->now().job;
+  auto job = WhatIf::with(base, settings);
+  if (onProblem) onProblem(job ? QString() : text_of(to_text(job.error())));
   // Which controls mean something may have changed; the one that is at work must not be deleted under its own signal.
   QTimer::singleShot(0, this, [this] { rebuild(); });
-  return changed.has_value();
+  if (!job) return false;
+  if (*job == base) return true;
+  wanted_ = std::move(*job);
+  worker_.ask([this, request = ++requests_, job = *wanted_, simulator = what_if_->simulator()] {
+    auto outcome = simulator->simulate(job);
+    QMetaObject::invokeMethod(
+        this, [this, request, outcome = std::move(outcome)] { arrived(request, outcome); }, Qt::QueuedConnection);
+  });
+  return true;
+}
+
+void WhatIfPanel::arrived(std::uint64_t request, const Result<std::shared_ptr<const Outcome>>& outcome) {
+  if (request <= forgotten_) return;
+  if (request == requests_) wanted_.reset();
+  if (outcome)
+    what_if_->accept(*outcome);
+  else if (onProblem)
+    onProblem(text_of(to_text(outcome.error())));
+  rebuild();
+  if (outcome) tell();
 }
 
 void WhatIfPanel::undo() {
-  if (!what_if_ || !what_if_->undo()) return;
+  if (!what_if_) return;
+  forgetRequests();
+  if (!what_if_->undo()) return rebuild();
   rebuild();
-  showOutcome();
-  if (onOutcome) onOutcome();
+  tell();
 }
 
 void WhatIfPanel::redo() {
-  if (!what_if_ || !what_if_->redo()) return;
+  if (!what_if_) return;
+  forgetRequests();
+  if (!what_if_->redo()) return rebuild();
   rebuild();
-  showOutcome();
-  if (onOutcome) onOutcome();
+  tell();
 }
 
 void WhatIfPanel::rebuild() {
@@ -100,7 +131,7 @@ void WhatIfPanel::rebuild() {
   if (!what_if_) return;
   for (const Choice& choice : what_if_->choices()) {
     if (!choice.has_meaning) continue;
-    const QString value = text_of(what_if_->value_of(choice.key));
+    const QString value = text_of(WhatIf::value_of(choice.key, wanted_ ? *wanted_ : what_if_->now().job));
     QWidget* control = nullptr;
     if (choice.values.empty()) {
       auto* number = new QSpinBox(controls_);

@@ -2,6 +2,7 @@
 
 #include <QAction>
 #include <QApplication>
+#include <QCryptographicHash>
 #include <QDockWidget>
 #include <QFileDialog>
 #include <QFileInfo>
@@ -154,12 +155,18 @@ void MainWindow::buildDocks() {
   column->addWidget(search_field_);
   column->addWidget(search_hits_);
   QDockWidget* found = addPanel("Search", "search", search, Qt::BottomDockWidgetArea);
+  runs_ = new RunList(this);
+  QDockWidget* runs = addPanel("Runs", "runs", runs_, Qt::BottomDockWidgetArea);
   tabifyDockWidget(differences, found);
+  tabifyDockWidget(differences, runs);
+  differences->raise();
   range->raise();
   inspector->raise();
   resizeDocks({inspector, what_if}, {330, 330}, Qt::Horizontal);
   resizeDocks({range, differences}, {210, 210}, Qt::Vertical);
 
+  runs_->onShow = [this](const Run& run) { showRun(run); };
+  runs_->onCompare = [this](const Run& a, const Run& b) { compareRuns(a, b); };
   what_if_->onOutcome = [this] { showOutcome(); };
   what_if_->onProblem = [this](const QString& text) { showMessage(text); };
   QObject::connect(search_field_, &QLineEdit::textChanged, this, [this](const QString& text) { this->search(text); });
@@ -207,11 +214,15 @@ void MainWindow::buildFileMenu() {
 void MainWindow::buildMenus() {
   buildFileMenu();
   QMenu* go = menuBar()->addMenu("&Go");
-  go->addAction("&Back to the window before", QKeySequence("Backspace"), this, [this] {
-    if (timeline_->navigation().undo()) timeline_->navigationChanged();
+  const auto look_changed = [this] {
+    timeline_->navigationChanged();
+    showSelection();
+  };
+  go->addAction("&Back to what was seen and selected before", QKeySequence("Backspace"), this, [this, look_changed] {
+    if (timeline_->navigation().undo()) look_changed();
   });
-  go->addAction("&Forward again", QKeySequence("Shift+Backspace"), this, [this] {
-    if (timeline_->navigation().redo()) timeline_->navigationChanged();
+  go->addAction("&Forward again", QKeySequence("Shift+Backspace"), this, [this, look_changed] {
+    if (timeline_->navigation().redo()) look_changed();
   });
   const auto find = [this] {
     search_field_->window()->raise();
@@ -269,7 +280,8 @@ void MainWindow::showKeys() {
       "<tr><td><b>M</b></td><td>measure the slice, or what is seen</td><td><b>R</b></td><td>range of the "
       "slice</td></tr>"
       "<tr><td><b>B N</b></td><td>bookmark, next bookmark</td><td><b>/ Ctrl+F</b></td><td>search</td></tr>"
-      "<tr><td><b>Backspace</b></td><td>the window before</td><td><b>Ctrl+D</b></td><td>largest difference</td></tr>"
+      "<tr><td><b>Backspace</b></td><td>seen and selected before</td><td><b>Ctrl+D</b></td><td>largest "
+      "difference</td></tr>"
       "<tr><td><b>Esc</b></td><td>let go of range, then slice</td><td><b>Ctrl+wheel</b></td><td>zoom; Shift+wheel "
       "pans</td></tr>"
       "<tr><td><b>drag</b></td><td>select a range</td><td><b>Shift+drag</b></td><td>pan</td></tr>"
@@ -311,6 +323,44 @@ void MainWindow::fillRecent() {
   });
 }
 
+QString MainWindow::viewKey() const {
+  QStringList files;
+  for (const std::string& file : files_) files << QFileInfo(text_of(file)).absoluteFilePath();
+  files << (comparison_ ? "compared" : "");
+  const QByteArray sum = QCryptographicHash::hash(files.join('\n').toUtf8(), QCryptographicHash::Md5);
+  return "views/" + QString::fromLatin1(sum.toHex());
+}
+
+/// Where the user was in these files, with the bookmarks.
+void MainWindow::saveView() {
+  if (arguments_.no_session || files_.empty() || !timeline_->hasScene()) return;
+  const Navigation& navigation = timeline_->navigation();
+  QStringList bookmarks;
+  for (const SimTime mark : navigation.bookmarks()) bookmarks << QString::number(mark);
+  QSettings settings;
+  const QString key = viewKey();
+  settings.setValue(key, QStringList{QString::number(navigation.range().begin), QString::number(navigation.range().end),
+                                     QString::number(navigation.extent().length()), bookmarks.join(' ')});
+  QStringList order = settings.value("views/order").toStringList();
+  order.removeAll(key);
+  order.prepend(key);
+  for (const QString& old : order.mid(kMostRecent)) settings.remove(old);
+  settings.setValue("views/order", order.mid(0, kMostRecent));
+}
+
+void MainWindow::restoreView() {
+  if (arguments_.no_session || !timeline_->hasScene()) return;
+  const QStringList view = QSettings().value(viewKey()).toStringList();
+  Navigation& navigation = timeline_->navigation();
+  // A file that has another length by now is another recording.
+  if (view.size() != 4 || view[2].toLongLong() != navigation.extent().length()) return;
+  std::vector<SimTime> bookmarks;
+  for (const QString& mark : view[3].split(' ', Qt::SkipEmptyParts)) bookmarks.push_back(mark.toLongLong());
+  navigation.set_bookmarks(std::move(bookmarks));
+  navigation.show({view[0].toLongLong(), view[1].toLongLong()});
+  timeline_->navigationChanged();
+}
+
 void MainWindow::restoreSession() {
   if (arguments_.no_session) return;
   const QSettings settings;
@@ -320,6 +370,7 @@ void MainWindow::restoreSession() {
 
 void MainWindow::saveSession() {
   if (arguments_.no_session) return;
+  saveView();
   QSettings settings;
   settings.setValue("geometry", saveGeometry());
   settings.setValue("layout", saveState(kLayoutVersion));

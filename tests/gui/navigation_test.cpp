@@ -40,6 +40,25 @@ TEST(Navigation, ARunOfSmallMovesIsOneStepBack) {
   EXPECT_FALSE(navigation.redo());
 }
 
+TEST(Navigation, SelectionsAreTakenBackToo) {
+  Navigation navigation = sample();
+  for (SimTime end = 300'000; end < 350'000; end += 10'000) navigation.select_range(TimeRange{250'000, end});
+  navigation.select_range(std::nullopt);
+  navigation.select_slice(SceneSlice{0, 7});
+  navigation.show({0, 100'000});  // to bring it into sight
+  ASSERT_TRUE(navigation.undo());
+  EXPECT_FALSE(navigation.selected().has_value());
+  EXPECT_EQ(navigation.range(), (TimeRange{200'000, 400'000}));
+  ASSERT_TRUE(navigation.undo());
+  EXPECT_EQ(navigation.selection(), (TimeRange{250'000, 340'000}));
+  ASSERT_TRUE(navigation.undo());
+  EXPECT_FALSE(navigation.selection().has_value()) << "a drag is one step";
+  EXPECT_FALSE(navigation.undo());
+  for (int k = 0; k < 3; ++k) ASSERT_TRUE(navigation.redo());
+  EXPECT_EQ(navigation.selected(), (SceneSlice{0, 7}));
+  EXPECT_EQ(navigation.range(), (TimeRange{0, 100'000}));
+}
+
 TEST(Navigation, FitShowsTheSelectionAndThenEverything) {
   Navigation navigation = sample();
   navigation.select_range(TimeRange{500'000, 450'000});  // drawn from right to left

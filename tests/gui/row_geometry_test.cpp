@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "tests/gui/sample.h"
 
 namespace foreshard::gui {
@@ -29,23 +27,70 @@ TEST(RowGeometry, WideSlicesAreBoxesInTheirPlaces) {
   }
 }
 
+double busy_of(const RowGeometry& geometry) {
+  double sum = 0;
+  for (const StripPixel& pixel : geometry.strip) sum += pixel.busy;
+  return sum / static_cast<double>(geometry.strip.size());
+}
+
+/// What is shown at a pixel is no shorter than what begins there, to the precision of ranks.
+void expect_longest(const SliceRow& row, const TimeScale& scale, const RowGeometry& geometry, double slack_pixels) {
+  for (std::size_t p = 10; p < 490; p += 37) {
+    ASSERT_NE(geometry.strip[p].longest, 0);
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      const double x = scale.x(row.start[k]);
+      if (x < static_cast<double>(p) + slack_pixels || x >= static_cast<double>(p + 1) - slack_pixels) continue;
+      EXPECT_GE(geometry.strip[p].longest, duration_rank(row.end[k] - row.start[k])) << p;
+    }
+  }
+}
+
 TEST(RowGeometry, ManyNarrowSlicesAreOneStripOfTheLongest) {
   const SliceRow row = layout_lanes(random_lane(50'000, 6))[0].rows[0];
   const double length = static_cast<double>(row.end.back() - row.start.front());
-  const TimeScale scale{row.start.front(), length / 500, 500};
-  const RowGeometry geometry = layout_row(row, scale);
-  ASSERT_EQ(geometry.strip.size(), 500u);
-  EXPECT_TRUE(geometry.boxes.empty());
-  for (std::size_t p = 10; p < 490; p += 37) {
-    const std::uint32_t shown = geometry.strip[p];
-    ASSERT_NE(shown, kNoSlice);
-    for (std::size_t k = 0; k < row.size(); ++k) {
-      if (static_cast<std::size_t>(scale.x(row.start[k])) != p) continue;
-      EXPECT_GE(row.end[shown] - row.start[shown], row.end[k] - row.start[k]);
-    }
+  for (const double part : {1.0, 1.0 / 14}) {  // from buckets, and from the slices themselves
+    const TimeScale scale{row.start.front(), length * part / 500, 500};
+    ASSERT_EQ(row.buckets.level_for(scale.ns_per_pixel) != nullptr, part == 1.0);
+    const RowGeometry geometry = layout_row(row, scale);
+    ASSERT_EQ(geometry.strip.size(), 500u);
+    EXPECT_TRUE(geometry.boxes.empty());
+    expect_longest(row, scale, geometry, part == 1.0 ? 0.3 : 0);
+    EXPECT_NEAR(busy_of(geometry), static_cast<double>(row.busy(scale.begin, scale.end())) / (length * part), 0.02);
   }
-  const double busy = std::accumulate(geometry.busy.begin(), geometry.busy.end(), 0.0) / 255.0 / 500.0;
-  EXPECT_NEAR(busy, static_cast<double>(row.busy(row.start.front(), row.end.back())) / length, 0.02);
+}
+
+TEST(RowGeometry, AWideSliceAmongVeryManyIsABoxOverTheStrip) {
+  Timeline timeline = random_lane(40'000, 9);
+  const SimTime end = timeline.spans.back().start + timeline.spans.back().duration;
+  Span wide = timeline.spans.back();
+  wide.start = end + 100;
+  wide.duration = end / 50;
+  timeline.spans.push_back(wide);
+  const SliceRow row = layout_lanes(timeline)[0].rows[0];
+  const TimeScale scale{0, static_cast<double>(wide.start + wide.duration) / 600, 600};
+  ASSERT_NE(row.buckets.level_for(scale.ns_per_pixel), nullptr);
+  const RowGeometry geometry = layout_row(row, scale);
+  ASSERT_EQ(geometry.boxes.size(), 1u);
+  EXPECT_NEAR(geometry.boxes[0].left, scale.x(wide.start), 1e-6);
+  EXPECT_NEAR(geometry.boxes[0].right, 600, 1e-6);
+}
+
+TEST(RowGeometry, ABurstInOnePixelCostsNoPassOverIt) {
+  // Half of all slices in a thousandth of the time: buckets are too wide there, and each pixel has hundreds.
+  Timeline timeline;
+  timeline.lanes.push_back({0, "D", 0});
+  for (int k = 0; k < 20'000; ++k) timeline.spans.push_back({LaneId(0), SpanKind::Compute});
+  for (int k = 0; k < 20'000; ++k) {
+    timeline.spans[static_cast<std::size_t>(k)].start = k < 10'000 ? k * 10 : 100'000 + SimTime{k} * 10'000;
+    timeline.spans[static_cast<std::size_t>(k)].duration = 5 + k % 3;
+  }
+  const SliceRow row = layout_lanes(timeline)[0].rows[0];
+  const TimeScale scale{0, 500, 200};
+  ASSERT_EQ(row.buckets.level_for(scale.ns_per_pixel), nullptr);
+  const RowGeometry geometry = layout_row(row, scale);
+  ASSERT_EQ(geometry.strip.size(), 200u);
+  for (const StripPixel& pixel : geometry.strip) EXPECT_EQ(pixel.longest, duration_rank(7));
+  EXPECT_NEAR(busy_of(geometry), 0.6, 0.01);
 }
 
 TEST(RowGeometry, EmptyWindowsAndRowsGiveNothing) {
