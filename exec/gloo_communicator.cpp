@@ -9,6 +9,7 @@
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/address.h>
 #include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
@@ -72,7 +73,10 @@ struct Peers {
 
   std::optional<int> named_in(const std::string& text) const {
     for (const auto& [address, rank] : behind) {
-      if (text.find(address) != std::string::npos) return rank;
+      const auto at = text.find(address);
+      if (at == std::string::npos) continue;
+      const auto after = at + address.size();  // port 6542 is not 65426
+      if (after == text.size() || text[after] < '0' || text[after] > '9') return rank;
     }
     return std::nullopt;
   }
@@ -223,7 +227,9 @@ class GlooCommunicator final : public Communicator {
   std::string aborted_;
 };
 
-/// Everybody tells the others which address his end of each connection has: that is how Gloo names a lost peer.
+/// Everybody tells the others which address his end of each connection has: that is how Gloo names a lost peer. Where
+/// the peer had connected before we asked for the connection, Gloo goes on naming the port on which the peer had
+/// listened: one of the addresses, all of a size, that Gloo itself left in the store.
 Peers exchange_addresses(gloo::rendezvous::Context& context, PrefixedStore& store, std::vector<int> ranks) {
   for (int other = 0; other < context.size; ++other) {
     if (other == context.rank) continue;
@@ -234,7 +240,12 @@ Peers exchange_addresses(gloo::rendezvous::Context& context, PrefixedStore& stor
   for (int other = 0; other < context.size; ++other) {
     if (other == context.rank) continue;
     const std::vector<char> end = store.get(fmt::format("end/{}/{}", other, context.rank));
-    peers.behind[std::string(end.begin(), end.end())] = peers.ranks[static_cast<std::size_t>(other)];
+    const int rank = peers.ranks[static_cast<std::size_t>(other)];
+    peers.behind[std::string(end.begin(), end.end())] = rank;
+    const std::vector<char> listening = store.get(std::to_string(other));
+    const auto size = static_cast<std::ptrdiff_t>(context.getPair(other)->address().bytes().size());
+    for (auto from = listening.begin(); listening.end() - from >= size; from += size)
+      peers.behind[gloo::transport::tcp::Address(std::vector<char>(from, from + size)).str()] = rank;
   }
   return peers;
 }
