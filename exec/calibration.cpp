@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/model/operator_signature.h"
+#include "exec/calibration_host.h"
 #include "exec/data/batch_source.h"
 #include "exec/starting_weights.h"
 #include "exec/torch_types.h"
@@ -122,29 +123,20 @@ class ModelTimer {
 std::vector<CollectiveCurve> time_collectives(Communicator& group, Stopwatch& watch, c10::Device device, Bytes largest,
                                               int repeats) {
   std::vector<CollectiveCurve> curves;
-  const auto ranks = static_cast<Bytes>(group.size());
   for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"}) {
     CollectiveCurve curve{kind, group.size(), {}, {}};
     for (Bytes bytes = kSmallest; bytes <= largest; bytes *= 4) {
-      const Numel share = bytes / 4 / ranks;
-      const at::Tensor whole = at::zeros({share * ranks}, at::TensorOptions(device));
-      const at::Tensor part = at::zeros({share}, at::TensorOptions(device));
+      const CollectiveCall call(kind, group.size(), bytes, device);
       Samples samples;
       for (int r = -kWarmUp; r < repeats; ++r) {
         group.barrier();
         watch.start();
-        if (curve.kind == "all_gather") group.all_gather(whole.data_ptr(), part.data_ptr(), share, DType::Float32);
-        if (curve.kind == "reduce_scatter") {
-          group.reduce_scatter(part.data_ptr(), whole.data_ptr(), share, DType::Float32, ReduceOp::Avg);
-        }
-        if (curve.kind == "all_reduce") {
-          group.all_reduce(whole.data_ptr(), share * ranks, DType::Float32, ReduceOp::Sum);
-        }
+        call.run(group);
         watch.stop();
         const std::vector<std::int64_t> laps = watch.take();
         if (r >= 0) samples.push_back(laps.front());
       }
-      curve.bytes.push_back(share * ranks * 4);
+      curve.bytes.push_back(call.bytes());
       curve.ns.push_back(median(samples));
     }
     curves.push_back(std::move(curve));
@@ -214,6 +206,16 @@ OperatorInterpreter::ParamTensors computing_params(const Model& model, const Job
   return [made](ParamId id) { return (*made)[id.index()]; };
 }
 
+/// A rank's part of the parameters.
+Bytes shard_bytes(const Model& model, std::size_t ranks) {
+  Bytes bytes = 0;
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    const ParamInfo& param = model.params[p];
+    if (!param.shares.valid()) bytes += numel_of(param.shape) * itemsize(param.dtype);
+  }
+  return bytes / static_cast<Bytes>(ranks);
+}
+
 Error cannot_measure(const std::string& why) {
   Error error;
   error.code = ErrorCode::Unsupported;
@@ -243,6 +245,8 @@ void tell_operators(Calibration& into, const Model& model, const ModelSamples& s
   into.whole_backward_ns = median(samples.whole_backward);
   const SimDuration less_forward = surplus(forward, into.whole_forward_ns);
   const SimDuration less_backward = surplus(backward, into.whole_backward_ns);
+  into.segment_forward_ns = less_forward;
+  into.segment_backward_ns = less_backward;
   std::unordered_map<std::string, std::size_t> known;
   std::vector<Samples> all_forward, all_backward;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
@@ -272,6 +276,21 @@ void tell_operators(Calibration& into, const Model& model, const ModelSamples& s
 }
 
 }  // namespace
+
+CollectiveCall::CollectiveCall(const std::string& kind, int ranks, Bytes bytes, c10::Device device)
+    : kind_(kind),
+      ranks_(ranks),
+      share_(bytes / 4 / ranks),
+      whole_(at::zeros({share_ * ranks}, at::TensorOptions(device))),
+      part_(at::zeros({share_}, at::TensorOptions(device))) {}
+
+void CollectiveCall::run(Communicator& group) const {
+  if (kind_ == "all_gather") group.all_gather(whole_.data_ptr(), part_.data_ptr(), share_, DType::Float32);
+  if (kind_ == "reduce_scatter") {
+    group.reduce_scatter(part_.data_ptr(), whole_.data_ptr(), share_, DType::Float32, ReduceOp::Avg);
+  }
+  if (kind_ == "all_reduce") group.all_reduce(whole_.data_ptr(), share_ * ranks_, DType::Float32, ReduceOp::Sum);
+}
 
 Result<Calibration> calibrate(const CalibrationSetup& setup) {
   const std::unique_ptr<CalibrationDevice> host = setup.device == nullptr ? host_calibration_device() : nullptr;
@@ -315,6 +334,18 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
           own.collectives =
               time_collectives(*setup.communicators[rank], *watch, here, device.largest_collective(), setup.repeats);
         }
+        if (here.is_cpu()) {
+          together.arrive_and_wait();
+          own.work =
+              time_work(setup.optimizer, static_cast<int>(ranks), shard_bytes(setup.model, ranks), setup.repeats);
+          together.arrive_and_wait();
+          own.handover_ns = time_handover(setup.repeats);
+          together.arrive_and_wait();
+          ComputeLoad load(own_setup, **interpreter);
+          if (!setup.communicators.empty()) {
+            load_collectives(own.collectives, *setup.communicators[rank], load, setup.repeats);
+          }
+        }
         if (rank != 0) return;
         std::lock_guard lock(mutex);
         samples = timer.take();
@@ -344,7 +375,7 @@ Result<Calibration> calibrate_job(const Model& model, const Job& job, const JobC
   auto inputs = (*data)->batch(0);
   if (!inputs) return fail(inputs.error());
   return calibrate({model, std::move(*inputs), computing_params(model, job, weights->params), weights->buffers,
-                    setup.intra_op_threads, setup.repeats, setup.communicators, setup.device});
+                    setup.intra_op_threads, setup.repeats, setup.communicators, setup.device, job.train.optimizer});
 }
 
 }  // namespace foreshard::exec

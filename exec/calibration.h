@@ -34,6 +34,7 @@ struct CalibrationSetup {
   /// One for each rank, in order; empty: nothing is collected, and one rank runs.
   std::vector<std::shared_ptr<Communicator>> communicators = {};
   CalibrationDevice* device = nullptr;  // null: the host
+  OptimizerOptions optimizer = {};      // whose step is timed, on the host
 };
 
 struct OperatorTime {
@@ -47,15 +48,43 @@ struct CollectiveCurve {
   int ranks = 2;
   std::vector<Bytes> bytes;  // of the full buffer
   std::vector<SimDuration> ns;
+  // On the host: the time while the ranks compute, what their compute loses meanwhile, and the time that a rank's
+  // threads are busy with it when nobody computes.
+  std::vector<SimDuration> beside_ns = {}, taken_ns = {}, cpu_ns = {};
+};
+
+/// One call of a collective that curves are made of, between the ranks of a group.
+class CollectiveCall {
+ public:
+  /// `bytes` of the full buffer.
+  CollectiveCall(const std::string& kind, int ranks, Bytes bytes, c10::Device device);
+  Bytes bytes() const { return share_ * ranks_ * 4; }  // in whole elements of each rank
+  void run(Communicator& group) const;
+
+ private:
+  std::string kind_;
+  int ranks_;
+  Numel share_;
+  at::Tensor whole_, part_;
+};
+
+/// A rank's own work by the bytes of the tensor that it is done to, on the host (exec/calibration_host.h).
+struct WorkCurve {
+  std::string kind;  // "copy", ...
+  std::vector<Bytes> bytes;
+  std::vector<SimDuration> ns;
 };
 
 struct Calibration {
   std::vector<OperatorTime> operators;  // in the order of the program, each signature once
   std::vector<CollectiveCurve> collectives;
-  SimDuration whole_forward_ns = 0, whole_backward_ns = 0;  // of the model as one segment
-  SimDuration sum_forward_ns = 0, sum_backward_ns = 0;      // of its operators as they are told
-  double spread = 0;                                        // of the whole step: half of (95 % - 5 %) over the median
-  double copy_gb_per_s = 0;                                 // read and written bytes
+  std::vector<WorkCurve> work;
+  SimDuration segment_forward_ns = 0, segment_backward_ns = 0;  // a segment's, beside its operators
+  SimDuration handover_ns = 0;                                  // from stream to stream, on the host
+  SimDuration whole_forward_ns = 0, whole_backward_ns = 0;      // of the model as one segment
+  SimDuration sum_forward_ns = 0, sum_backward_ns = 0;          // of its operators as they are told
+  double spread = 0;         // of the whole step: half of (95 % - 5 %) over the median
+  double copy_gb_per_s = 0;  // read and written bytes
   SimDuration smallest_copy_ns = 0;
   double gemm_tflops = 0;                                // float32
   double half_gemm_tflops = 0;                           // bfloat16, on GPUs

@@ -113,6 +113,16 @@ void tell_host(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::C
   numbers.set("host_copy_gb_per_s", profile.host_copy_gb_per_s, c.copy_gb_per_s / 2);
   profile.op_ns = 0;
   profile.sources["op_ns"] = "dispatch happens on the stream and is in the operators' times";
+  numbers.set("sm_count", profile.sm_count, std::thread::hardware_concurrency());
+  numbers.set("wake_ns", profile.extra["wake_ns"], static_cast<double>(c.handover_ns));
+  numbers.set("segment_forward_ns", profile.extra["segment_forward_ns"], static_cast<double>(c.segment_forward_ns));
+  numbers.set("segment_backward_ns", profile.extra["segment_backward_ns"], static_cast<double>(c.segment_backward_ns));
+  for (const exec::WorkCurve& curve : c.work) {
+    for (std::size_t w = 0; w < kTensorWorks; ++w) {
+      const auto kind = static_cast<TensorWork>(w);
+      if (tensor_work_name(kind) == curve.kind) profile.work.push_back({kind, curve.bytes, curve.ns});
+    }
+  }
 }
 
 void tell_cards(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::Calibration& c) {
@@ -142,7 +152,8 @@ HardwareProfile profile_of(const exec::Calibration& c, HardwareProfile profile, 
     profile.operators.push_back({op.signature, op.forward_ns, op.backward_ns});
   }
   for (const exec::CollectiveCurve& curve : c.collectives) {
-    profile.collectives.push_back({curve.kind, curve.ranks, curve.bytes, curve.ns});
+    profile.collectives.push_back(
+        {curve.kind, curve.ranks, curve.bytes, curve.ns, curve.beside_ns, curve.taken_ns, curve.cpu_ns});
   }
   if (!c.collectives.empty() && machine.device == nullptr) {  // cards keep the links that the profile knows
     const exec::CollectiveCurve& gather = c.collectives.front();

@@ -9,6 +9,7 @@
 
 #include "core/model/operator_signature.h"
 #include "exec/in_process_communicator.h"
+#include "sim/profile.h"
 #include "tests/exec/tiny_llama.h"
 
 namespace foreshard::exec {
@@ -69,7 +70,33 @@ TEST(Calibration, RanksThatTalkGiveACurveOfEachCollective) {
     EXPECT_EQ(curve.bytes.size(), curve.ns.size());
     EXPECT_TRUE(std::is_sorted(curve.bytes.begin(), curve.bytes.end()));
     for (const SimDuration ns : curve.ns) EXPECT_GT(ns, 0);
+    ASSERT_EQ(curve.beside_ns.size(), curve.ns.size());
+    ASSERT_EQ(curve.taken_ns.size(), curve.ns.size());
+    ASSERT_EQ(curve.cpu_ns.size(), curve.ns.size());
+    for (std::size_t k = 0; k < curve.ns.size(); ++k) {
+      EXPECT_GT(curve.beside_ns[k], 0);
+      EXPECT_LE(curve.taken_ns[k], curve.beside_ns[k]) << "compute cannot lose more time than passes";
+      EXPECT_GT(curve.cpu_ns[k], 0);
+    }
   }
+}
+
+TEST(Calibration, ARanksOwnWorkIsTimedBySizeOfItsTensors) {
+  const Model model = tiny_llama(tiny_llama_job(2));
+  const Calibration c = calibrated(model, 1);
+  std::map<std::string, const WorkCurve*> curves;
+  for (const WorkCurve& curve : c.work) curves[curve.kind] = &curve;
+  for (std::size_t w = 0; w < kTensorWorks; ++w) {
+    const std::string kind(tensor_work_name(static_cast<TensorWork>(w)));
+    ASSERT_TRUE(curves.contains(kind)) << "profiles name it";
+    const WorkCurve& curve = *curves.at(kind);
+    ASSERT_EQ(curve.bytes.size(), curve.ns.size());
+    EXPECT_TRUE(std::is_sorted(curve.bytes.begin(), curve.bytes.end()));
+    EXPECT_GT(curve.ns.back(), curve.ns.front()) << kind << ": a large tensor takes longer than a small one";
+  }
+  EXPECT_GT(curves.at("adamw")->ns.front(), curves.at("copy")->ns.front()) << "a step is many calls";
+  EXPECT_GT(c.handover_ns, 0);
+  EXPECT_GE(c.segment_forward_ns, 0);
 }
 
 TEST(Calibration, WhatCannotRunIsAnErrorWithItsOperator) {

@@ -13,7 +13,8 @@ HardwareProfile measured_host() {
   profile.kind = "cpu";
   for (std::size_t w = 0; w < kTensorWorks; ++w) {
     const auto each = static_cast<SimDuration>(w + 1);
-    profile.work.push_back({static_cast<TensorWork>(w), {100, 200, 1000}, {1000 * each, 1000 * each + 100, 2900 * each}});
+    profile.work.push_back(
+        {static_cast<TensorWork>(w), {100, 200, 1000}, {1000 * each, 1000 * each + 100, 2900 * each}});
   }
   return profile;
 }
