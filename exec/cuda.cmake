@@ -3,8 +3,8 @@ foreshard_library(emulation
   SOURCES emulated_communicator.cpp
   HEADERS emulated_communicator.h
   DEPS foreshard::exec
-  PRIVATE_DEPS LibTorch::cpu)
-target_precompile_headers(foreshard_emulation REUSE_FROM foreshard_exec)
+  PRIVATE_DEPS LibTorch::cpu
+  PRECOMPILED ${PRECOMPILED_TORCH})
 
 # On GPUs: CUDA's runtime as a shared library (as LibTorch's is) CUPTI and NCCL, where all are found.
 if(TARGET CUDA::cupti AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)

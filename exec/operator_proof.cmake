@@ -2,5 +2,5 @@
 foreshard_library(operator_proof
   SOURCES operator_flops.cpp operator_proof.cpp
   HEADERS operator_flops.h operator_proof.h
-  DEPS foreshard::exec foreshard::lowering LibTorch::cpu)
-target_precompile_headers(foreshard_operator_proof REUSE_FROM foreshard_exec)
+  DEPS foreshard::exec foreshard::lowering LibTorch::cpu
+  PRECOMPILED ${PRECOMPILED_TORCH})

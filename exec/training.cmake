@@ -5,7 +5,8 @@ foreshard_library(training
   HEADERS calibration.h calibration_device.h calibration_host.h data/batch_source.h data/byte_pair_encoder.h data/input_ranges.h data/sample_order.h data/text_pattern.h
           data/token_file.h evaluation.h failure_text.h schedule.h starting_weights.h training_loop.h
   DEPS foreshard::exec foreshard::checkpoint foreshard::launch
-  PRIVATE_DEPS fmt::fmt nlohmann_json::nlohmann_json)
+  PRIVATE_DEPS fmt::fmt nlohmann_json::nlohmann_json
+  PRECOMPILED ${PRECOMPILED_TORCH})
 # Text is cut into words by PCRE2; without it only files of tokens are read.
 pkg_check_modules(PCRE2 QUIET IMPORTED_TARGET libpcre2-8)
 if(PCRE2_FOUND)

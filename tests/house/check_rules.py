@@ -1,4 +1,5 @@
-"""Checks the house rules over a source tree: include arrows between rooms, third parties in their rooms, file names.
+"""Checks the house rules over a source tree: include arrows between rooms, third parties in their rooms, file names,
+and that a source includes the header of its name first, which proves that the header compiles alone.
 
 usage: check_rules.py TREE. Prints one line per breach, exits 1 if there is any.
 """
@@ -37,7 +38,11 @@ def breaches(tree):
             name = path.relative_to(root).as_posix()
             if EMPTY_NAMES.search(path.name.lower()):
                 yield f"{name}: the name says nothing about what the file holds"
-            for quote, header in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            includes = INCLUDE.findall(path.read_text(encoding="utf-8"))
+            own = path.relative_to(root).with_suffix(".h")
+            if path.suffix == ".cpp" and (root / own).exists() and (not includes or includes[0][1] != own.as_posix()):
+                yield f"{name}: must include {own} first"
+            for quote, header in includes:
                 target = header.split("/")[0]
                 if quote == '"' and target in ARROWS and target not in allowed:
                     yield f"{name}: {room} must not include {header}"

@@ -1,0 +1,1 @@
+#include "exec/detail/torch_precompiled.h"
