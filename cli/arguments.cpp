@@ -210,6 +210,8 @@ class Declaration {
                     "One real rank (cluster.rank) of N: its memory and compute, collectives of the modelled duration")
         ->check(CLI::Range(2, 1'000'000).description(""))
         ->type_name("N");
+    verb.add_flag("--cuda-graphs", run_.cuda_graphs, "--backend cuda: repeat a fused optimizer step as a CUDA graph");
+    verb.add_flag("--nccl-register", run_.nccl_register, "--backend cuda: register the allocator's memory with NCCL");
     verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")
         ->check(CLI::Range(1, 1'000'000).description(""))
         ->type_name("SECONDS");

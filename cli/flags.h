@@ -59,6 +59,8 @@ struct RunFlags {
   bool resume = false;
   int timeout_seconds = 300;      // of meetings and collectives
   std::vector<std::string> load;  // shared libraries with communication hooks
+  bool cuda_graphs = false;       // work that repeats, as graphs
+  bool nccl_register = false;     // the allocator's memory with NCCL
   int emulate_world = 0;          // this one process stands for that many ranks; 0 = it does not
 };
 

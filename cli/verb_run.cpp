@@ -27,6 +27,8 @@ std::vector<std::string> arguments_of(const RunFlags& flags) {
   if (!flags.trace.empty()) add({"--trace", flags.trace});
   if (flags.resume) add({"--resume"});
   for (const std::string& library : flags.load) add({"--load", library});
+  if (flags.cuda_graphs) add({"--cuda-graphs"});
+  if (flags.nccl_register) add({"--nccl-register"});
   if (flags.emulate_world > 0) add({"--emulate-world", std::to_string(flags.emulate_world)});
   return arguments;
 }

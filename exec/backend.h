@@ -170,6 +170,13 @@ class Backend {
   virtual void note_use(const Issue& issue, const Buffer& buffer) = 0;
 
   virtual void launch(const Issue& issue, Work work) = 0;
+  /// Inside work: a part of it that is the same each time it comes under this key (kernels, addresses, numbers), and
+  /// makes nothing that outlives it. A backend may record it and repeat it as a whole.
+  virtual bool repeats() const { return false; }
+  virtual void repeat(std::uint64_t key, const Work& work) {
+    static_cast<void>(key);
+    work();
+  }
   virtual void copy(const Issue& issue, const Buffer& to, const Buffer& from, Bytes bytes) = 0;
   /// The communicator belongs to this stream: one whose collectives run on two streams would meet them in another order
   /// on each rank. It is aborted when this backend fails, so that its peers do not wait for us.

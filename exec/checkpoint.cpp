@@ -223,6 +223,7 @@ class Save {
     manifest.architecture = contents_.model.architecture;
     manifest.progress = contents_.progress;
     manifest.optimizer_steps = state_.optimizer_steps;
+    manifest.scaler = state_.scaler;
     manifest.world_size = size_of(world_);
     for (std::size_t rank = 0; rank < packed_files.size(); ++rank) {
       const auto told = nlohmann::json::parse(packed_files[rank]);

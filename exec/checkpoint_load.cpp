@@ -77,6 +77,8 @@ class Load {
       notes.push_back(fmt::format("{} starts at zero: not in the checkpoint", slot));
     if (converted_) notes.push_back("element types were converted");
     state_.optimizer_steps = manifest_.optimizer_steps;
+    if (state_.scaler && !manifest_.scaler) notes.push_back("the gradient scaler starts anew: not in the checkpoint");
+    if (state_.scaler && manifest_.scaler) state_.scaler = manifest_.scaler;
     return {};
   }
 

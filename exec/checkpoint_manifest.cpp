@@ -62,20 +62,22 @@ json manifest_json(const CheckpointManifest& m) {
   for (const CheckpointTensor& tensor : m.tensors) tensors.push_back(tensor_json(tensor));
   json documents = json::object();
   for (const auto& [name, written] : m.documents) documents[name] = written_json(written);
-  return {{"format", kFormat},
-          {"block_bytes", kBlockBytes},
-          {"model", m.model},
-          {"architecture", m.architecture},
-          {"step", m.progress.step},
-          {"samples", m.progress.samples},
-          {"seed", m.progress.seed},
-          {"data", m.progress.data},
-          {"optimizer_steps", m.optimizer_steps},
-          {"world_size", m.world_size},
-          {"files", std::move(files)},
-          {"tensors", std::move(tensors)},
-          {"shared", m.shared},
-          {"documents", std::move(documents)}};
+  json manifest = {{"format", kFormat},
+                   {"block_bytes", kBlockBytes},
+                   {"model", m.model},
+                   {"architecture", m.architecture},
+                   {"step", m.progress.step},
+                   {"samples", m.progress.samples},
+                   {"seed", m.progress.seed},
+                   {"data", m.progress.data},
+                   {"optimizer_steps", m.optimizer_steps},
+                   {"world_size", m.world_size},
+                   {"files", std::move(files)},
+                   {"tensors", std::move(tensors)},
+                   {"shared", m.shared},
+                   {"documents", std::move(documents)}};
+  if (m.scaler) manifest["grad_scaler"] = {{"scale", m.scaler->scale}, {"growth_tracker", m.scaler->growth_tracker}};
+  return manifest;
 }
 
 std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
@@ -100,6 +102,7 @@ class ManifestReader {
     m.progress.seed = number(document, "seed", std::numeric_limits<std::int64_t>::min());
     m.progress.data = text(document, "data");
     m.optimizer_steps = number(document, "optimizer_steps");
+    if (document.contains("grad_scaler")) m.scaler = scaler(object(document, "grad_scaler"));
     const auto world_size = number(document, "world_size", 1);
     const json& files = list(document, "files");
     if (world_size != static_cast<std::int64_t>(files.size())) bad("files", "one file a rank");
@@ -155,6 +158,12 @@ class ManifestReader {
     }
     return value.get<std::int64_t>();
   }
+  ScalerState scaler(const json& from) const {
+    const auto scale = from.find("scale");
+    if (scale == from.end() || !scale->is_number()) bad("grad_scaler.scale", "a number");
+    return {scale->get<double>(), number(from, "growth_tracker")};
+  }
+
   std::int64_t number(const json& from, const char* key, std::int64_t least = 0) const {
     return integer(field(from, key), key, least);
   }

@@ -16,6 +16,7 @@
 #include "exec/checkpoint.h"
 #include "exec/checkpoint_files.h"
 #include "exec/checkpoint_pieces.h"
+#include "exec/train_state.h"
 
 namespace foreshard::exec {
 
@@ -50,6 +51,7 @@ struct CheckpointManifest {
   std::string architecture;
   TrainProgress progress;
   std::int64_t optimizer_steps = 0;
+  std::optional<ScalerState> scaler;  // of a run with train.grad_scaler
   int world_size = 1;
   std::vector<CheckpointFile> files;  // one a rank, by rank
   std::vector<CheckpointTensor> tensors;

@@ -27,6 +27,8 @@
 #include "exec/failure_board.h"
 #include "exec/memory_ledger.h"
 #include "exec/recorder.h"
+#include "exec/repeated_work.h"
+#include "exec/unit_ranges.h"
 
 namespace foreshard::exec {
 namespace {
@@ -182,7 +184,10 @@ class CudaBackend final : public Backend {
         watch_(board_, options.timeout),
         recorder_(options.recorder),
         cupti_(options.recorder != nullptr ? options.cupti : nullptr),
-        events_(std::make_shared<EventPool>()) {}
+        events_(std::make_shared<EventPool>()) {
+    if (options.plan != nullptr) ranges_.emplace(*options.plan);
+    if (options.graphs) repeated_.emplace();
+  }
 
   /// Nothing may run on buffers that go.
   ~CudaBackend() override {
@@ -235,6 +240,9 @@ class CudaBackend final : public Backend {
   }
 
   void launch(const Issue& issue, Work work) override { run(issue, work); }
+
+  bool repeats() const override { return repeated_.has_value(); }
+  void repeat(std::uint64_t key, const Work& work) override { repeated_ ? repeated_->run(key, work) : work(); }
 
   void copy(const Issue& issue, const Buffer& to, const Buffer& from, Bytes bytes) override {
     FORESHARD_CHECK(bytes <= to.bytes() && bytes <= from.bytes(), "a copy is larger than its buffers");
@@ -290,7 +298,7 @@ class CudaBackend final : public Backend {
     wait_ends(start);
     const std::vector<MemoryChange> changes = ledger_.settle();
     if (recorder_ != nullptr) recorder_->memory_changed(changes);
-    if (cupti_ != nullptr) cupti_->collect(lanes_);
+    if (cupti_ != nullptr) recorder_->device_recorded(cupti_->collect(lanes_));
     return board_.outcome();
   }
 
@@ -314,6 +322,7 @@ class CudaBackend final : public Backend {
     instruction_ = instruction;
     if (recorder_ != nullptr) recorder_->at_instruction(step, instruction);
     if (cupti_ != nullptr) cupti_->at_instruction(step, instruction);
+    if (ranges_) ranges_->at_instruction(instruction);
   }
 
  private:
@@ -375,6 +384,8 @@ class CudaBackend final : public Backend {
   Recorder* recorder_;
   CuptiRecorder* cupti_;
   std::vector<std::pair<CUstream_st*, RecordedLane*>> lanes_;
+  std::optional<UnitRanges> ranges_;
+  std::optional<RepeatedWork> repeated_;
   MemoryLedger ledger_;
   std::shared_ptr<EventPool> events_;  // outlives the backend where an Event does
   std::vector<Stream> streams_;

@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "core/plan.h"
 #include "core/result.h"
 #include "exec/backend.h"
 
@@ -32,6 +33,8 @@ struct CudaBackendOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   Recorder* recorder = nullptr;    // of the host's spans and memory; outlives the backend
   CuptiRecorder* cupti = nullptr;  // with a recorder: of the device's spans; outlives the backend
+  const Plan* plan = nullptr;      // whose units profilers are told of as NVTX ranges; outlives the backend
+  bool graphs = false;             // work that repeats as CUDA graphs (exec/repeated_work.h)
 };
 
 /// Errors: those of cuda_device (exec/cuda_device.h), a card whose memory is taken.

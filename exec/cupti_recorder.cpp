@@ -140,9 +140,10 @@ class Cupti final : public CuptiRecorder {
     }
   }
 
-  CuptiCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) override {
+  DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) override {
+    const std::int64_t begin = steady_now();
     cuptiActivityFlushAll(0);
-    CuptiCounts counts;
+    DeviceRecordCounts counts;
     std::size_t dropped = 0;
     if (cuptiActivityGetNumDroppedRecords(nullptr, 0, &dropped) == CUPTI_SUCCESS) {
       counts.dropped = static_cast<std::int64_t>(dropped);
@@ -152,6 +153,7 @@ class Cupti final : public CuptiRecorder {
       buffers().give_back(buffer);
     }
     assign(lanes, counts);
+    counts.overhead_ns += steady_now() - begin;
     return counts;
   }
 
@@ -162,7 +164,7 @@ class Cupti final : public CuptiRecorder {
   };
 
   /// First pass: records of one launch may lie in different buffers, in any order.
-  void read(std::uint8_t* buffer, std::size_t valid, CuptiCounts& counts) {
+  void read(std::uint8_t* buffer, std::size_t valid, DeviceRecordCounts& counts) {
     CUpti_Activity* record = nullptr;
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
       ++counts.records;
@@ -195,7 +197,7 @@ class Cupti final : public CuptiRecorder {
   }
 
   template <class Record>
-  void keep_device(const CUpti_Activity* record, CuptiCounts& counts) {
+  void keep_device(const CUpti_Activity* record, DeviceRecordCounts& counts) {
     const auto* device = reinterpret_cast<const Record*>(record);
     if (device->start == 0 || device->end < device->start) {
       ++counts.untimed;
@@ -206,7 +208,7 @@ class Cupti final : public CuptiRecorder {
   }
 
   /// Second pass.
-  void assign(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes, CuptiCounts& counts) {
+  void assign(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes, DeviceRecordCounts& counts) {
     std::unordered_map<std::uint32_t, RecordedLane*> by_stream;
     for (const auto& [stream, lane] : lanes) {
       if (const auto id = stream_id(stream)) by_stream.emplace(*id, lane);

@@ -25,14 +25,6 @@ struct CUstream_st;
 
 namespace foreshard::exec {
 
-struct CuptiCounts {
-  std::int64_t records = 0;
-  std::int64_t dropped = 0;       // by CUPTI: buffers were full
-  std::int64_t untimed = 0;       // records without a time; left out
-  std::int64_t unattributed = 0;  // work that no instruction stands for
-  std::int64_t overhead_ns = 0;   // what CUPTI says it took
-};
-
 class CuptiRecorder {
  public:
   virtual ~CuptiRecorder() = default;
@@ -46,7 +38,7 @@ class CuptiRecorder {
 
   /// Takes the records that are complete to the lanes of their streams. REQUIRES that the device is idle. Returns what
   /// is new since the last call.
-  virtual CuptiCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) = 0;
+  virtual DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) = 0;
 };
 
 }  // namespace foreshard::exec

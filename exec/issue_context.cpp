@@ -12,7 +12,8 @@ namespace {
 bool keeps_on_host(const Plan& plan) {
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& instruction : iteration.instructions) {
-      if (instruction.kind == InstructionKind::H2d || instruction.kind == InstructionKind::D2h) return true;
+      const bool moves = instruction.kind == InstructionKind::H2d || instruction.kind == InstructionKind::D2h;
+      if (moves && instruction.buffer.what != BufferWhat::None) return true;  // of nothing: a number is read
     }
   }
   return false;

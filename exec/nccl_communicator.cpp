@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "exec/nccl_buffers.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -49,11 +51,14 @@ std::string version_text(int code) { return fmt::format("{}.{}.{}", code / 10000
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(const NcclOptions& options, ncclComm_t comm) : options_(options), comm_(comm) {}
+  NcclCommunicator(const NcclOptions& options, ncclComm_t comm) : options_(options), comm_(comm) {
+    if (options_.register_buffers) register_allocator(comm_, options_.device);
+  }
 
   ~NcclCommunicator() override {
     std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
+    if (options_.register_buffers) deregister_allocator(comm_);
     ncclCommFinalize(comm_);
     ncclResult_t state = ncclInProgress;
     const auto end = Clock::now() + options_.timeout;
@@ -126,6 +131,7 @@ class NcclCommunicator final : public Communicator {
     std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
     why_ = why;
+    if (options_.register_buffers) deregister_allocator(comm_);
     ncclCommAbort(comm_);
     comm_ = nullptr;
   }

@@ -20,6 +20,7 @@ struct NcclOptions {
   int size = 1;
   int device = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting, and of connections made later
+  bool register_buffers = false;                                // the allocator's segments (exec/nccl_buffers.h)
   /// Why a peer will not come, or come back, if somebody knows: asked now and then, from any thread. NCCL itself sees
   /// only peers behind a network go.
   std::function<std::string()> word_of_others = {};

@@ -67,7 +67,8 @@ Result<std::shared_ptr<Communicator>> connect_nccl(Rendezvous& rendezvous, const
   NcclOptions options{.rank = static_cast<int>(own - group.ranks.begin()),
                       .size = static_cast<int>(group.ranks.size()),
                       .device = group.device,
-                      .timeout = group.timeout};
+                      .timeout = group.timeout,
+                      .register_buffers = group.register_buffers};
   options.word_of_others = [&rendezvous] {
     return rendezvous.reported_failure(std::chrono::milliseconds::zero()).value_or("");
   };

@@ -18,6 +18,7 @@ struct NcclGroup {
   std::vector<int> ranks;  // of the world, in the order of the group; this rank among them
   int device = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  bool register_buffers = false;  // as in NcclOptions
 };
 
 /// Blocks until the group's ranks have come. A rank that makes several communicators makes them in an order that agrees

@@ -4,8 +4,26 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <initializer_list>
+#include <optional>
 
 namespace foreshard::exec {
+namespace {
+
+/// Equal addresses in equal order give the same kernels.
+std::uint64_t key_of(std::initializer_list<std::span<const at::Tensor>> lists, const std::optional<at::Tensor>& last) {
+  std::uint64_t key = 14695981039346656037ULL;  // FNV-1a
+  const auto add = [&key](const at::Tensor& tensor) {
+    key = (key ^ reinterpret_cast<std::uintptr_t>(tensor.data_ptr())) * 1099511628211ULL;
+  };
+  for (const auto list : lists) {
+    for (const at::Tensor& tensor : list) add(tensor);
+  }
+  if (last) add(*last);
+  return key;
+}
+
+}  // namespace
 
 std::vector<std::string_view> Optimizer::slots() const {
   if (options_.name == OptimizerKind::AdamW) return {"exp_avg", "exp_avg_sq"};
@@ -13,9 +31,9 @@ std::vector<std::string_view> Optimizer::slots() const {
   return {};
 }
 
-void Optimizer::step(std::span<const OptimizedShard> shards, double lr) const {
+void Optimizer::step(std::span<const OptimizedShard> shards, double lr, const FusedStep& how) const {
   at::NoGradGuard no_grad;
-  if (options_.impl == OptimizerImpl::Fused) return fused(shards, lr);
+  if (options_.impl == OptimizerImpl::Fused) return fused(shards, lr, how);
   for (const OptimizedShard& shard : shards) {
     if (!shard.gradient.defined()) continue;
     if (options_.name == OptimizerKind::AdamW) {
@@ -67,7 +85,14 @@ at::Tensor Optimizer::counted(OptimizerMoments& moments, c10::Device device) {
   return moments.counted;
 }
 
-void Optimizer::fused(std::span<const OptimizedShard> shards, double lr) const {
+void Optimizer::untake(std::span<OptimizerMoments* const> stepped) {
+  for (OptimizerMoments* moments : stepped) {
+    --moments->steps;
+    if (moments->counted.defined()) --moments->counted_steps;
+  }
+}
+
+void Optimizer::fused(std::span<const OptimizedShard> shards, double lr, const FusedStep& how) const {
   const bool adamw = options_.name == OptimizerKind::AdamW;
   std::vector<at::Tensor> params, grads, first, second, steps;
   bool first_step = false;
@@ -87,14 +112,25 @@ void Optimizer::fused(std::span<const OptimizedShard> shards, double lr) const {
     moments.counted_steps = ++moments.steps;
   }
   if (params.empty()) return;
-  if (adamw) {
-    at::_foreach_add_(steps, 1);
-    at::_fused_adamw_(params, grads, first, second, {}, steps, lr, options_.beta1, options_.beta2,
-                      options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
-  } else {
+  // The kernels look for exactly 1; ranks may have summed theirs.
+  const std::optional<at::Tensor> skip =
+      how.found_inf.defined() ? std::optional(how.found_inf.clamp_max(1.0)) : std::optional<at::Tensor>();
+  if (!adamw) {
     at::_fused_sgd_(params, grads, first, options_.weight_decay, options_.momentum, lr, /*dampening=*/0.0,
-                    /*nesterov=*/false, /*maximize=*/false, first_step);
+                    /*nesterov=*/false, /*maximize=*/false, first_step, /*grad_scale=*/{}, skip);
+    return;
   }
+  const auto kernels = [&](const auto& rate) {
+    at::_foreach_add_(steps, 1);
+    at::_fused_adamw_(params, grads, first, second, {}, steps, rate, options_.beta1, options_.beta2,
+                      options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},
+                      skip);
+    if (skip) at::_foreach_sub_(steps, std::vector<at::Tensor>(steps.size(), skip->squeeze()));
+  };
+  if (!how.repeat) return kernels(lr);
+  if (!how.rate->defined()) *how.rate = at::empty({}, at::TensorOptions(params[0].device()).dtype(at::kFloat));
+  how.rate->fill_(lr);
+  how.repeat(key_of({params, grads, first, second, steps}, skip), [&] { kernels(*how.rate); });
 }
 
 }  // namespace foreshard::exec

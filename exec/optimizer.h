@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -29,6 +31,17 @@ struct OptimizedShard {
   OptimizerMoments* moments = nullptr;
 };
 
+/// What a fused step can do beside.
+struct FusedStep {
+  /// One element on the shards' device; where it is not 0 nothing changes but the counts, and whoever reads it takes
+  /// the step back (untake).
+  at::Tensor found_inf = {};
+  /// Issues what is the same in each step under a key of its addresses (Backend::repeat); AdamW then reads its rate
+  /// from the device.
+  std::function<void(std::uint64_t key, const std::function<void()>& work)> repeat = {};
+  at::Tensor* rate = nullptr;  // the caller's, with `repeat`: made and written here, one element
+};
+
 class Optimizer {
  public:
   explicit Optimizer(const OptimizerOptions& options) : options_(options) {}
@@ -36,13 +49,15 @@ class Optimizer {
   /// Names of the moments that each shard needs, as state dicts spell them.
   std::vector<std::string_view> slots() const;
 
-  void step(std::span<const OptimizedShard> shards, double lr) const;
+  void step(std::span<const OptimizedShard> shards, double lr, const FusedStep& how = {}) const;
+  /// The last fused step of these was none.
+  static void untake(std::span<OptimizerMoments* const> stepped);
 
  private:
   void adamw(const OptimizedShard& shard, double lr) const;
   void sgd(const OptimizedShard& shard, double lr) const;
   static at::Tensor counted(OptimizerMoments& moments, c10::Device device);
-  void fused(std::span<const OptimizedShard> shards, double lr) const;
+  void fused(std::span<const OptimizedShard> shards, double lr, const FusedStep& how) const;
 
   OptimizerOptions options_;
 };

@@ -74,7 +74,7 @@ class Runner final : public PlanRunner {
   explicit Runner(PlanRunnerSetup setup)
       : setup_(std::move(setup)),
         context_(setup_.backend, setup_.plan, setup_.communicators),
-        blocks_(context_, setup_.plan, setup_.optimizer),
+        blocks_(context_, setup_.plan, setup_.optimizer, setup_.scaler),
         events_(static_cast<std::size_t>(last_event(setup_.plan)) + 1) {
     if (setup_.trainable.empty()) {
       for (const ParamInfo& param : setup_.model.params) setup_.trainable.push_back(param.requires_grad);
@@ -121,6 +121,7 @@ class Runner final : public PlanRunner {
   Outcome<TrainState> state() override;
   TrainState gradients() const override { return blocks_.gradients(setup_.model, place_); }
   void set_optimizer_steps(std::int64_t steps) override { blocks_.set_steps(steps); }
+  void set_scaler(const ScalerState& state) override { blocks_.set_scaler(state); }
 
  private:
   using Place = ParamPlace;
@@ -147,7 +148,8 @@ class Runner final : public PlanRunner {
   void recompute(const Instruction& instruction, InstructionId id);
   void backward(const Instruction& instruction, InstructionId id);
   void begin_micro_batch(InstructionId id);
-  void seed_loss();
+  void scale_loss(const Instruction& instruction, InstructionId id);
+  void seed_loss(bool scaled = false);
   OperatorInterpreter::ParamTensors parameters() {
     return [this](ParamId param) {
       const Place& place = place_[param.index()];
@@ -248,7 +250,8 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   state_.graphs.resize(prepared.plan.segments.size());
   const Outcome<void> issued = issue_all(prepared, index);
   // The batches are the caller's until the step is over.
-  setup_.backend.launch(context_.on(Stream::D, {}), [this] { count_held(MemoryCategory::Inputs, -state_.input_bytes); });
+  setup_.backend.launch(context_.on(Stream::D, {}),
+                        [this] { count_held(MemoryCategory::Inputs, -state_.input_bytes); });
   setup_.backend.at_instruction(static_cast<std::int32_t>(steps_), {});
   const Outcome<void> done = setup_.backend.synchronize();
   if (!issued || !done) {
@@ -260,6 +263,10 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   for (const at::Tensor& loss : state_.losses) result.losses.push_back(loss.item<double>());
   for (const double loss : result.losses) result.loss += loss / static_cast<double>(result.losses.size());
   if (const at::Tensor norm = blocks_.take_norm(); norm.defined()) result.grad_norm = norm.item<double>();
+  if (const std::optional<bool> skipped = blocks_.take_skipped()) {
+    result.skipped = *skipped;
+    result.loss_scale = blocks_.scaler().state().scale;
+  }
   state_ = {};
   return result;
 }
@@ -317,8 +324,14 @@ Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* n
     case Kind::Mark: mark(instruction); return {};
     case Kind::AllReduce:
       if (instruction.buffer.what != BufferWhat::None) break;
-      blocks_.reduce_norms(instruction, id);
+      blocks_.reduce(instruction, id);
       return {};
+    case Kind::ScaleLoss: scale_loss(instruction, id); return {};
+    case Kind::Unscale: blocks_.unscale(instruction, id); return {};
+    case Kind::UpdateScale: blocks_.update_scale(instruction, id); return {};
+    case Kind::D2h:
+      if (instruction.buffer.what != BufferWhat::None) break;
+      return blocks_.read_found(instruction, id);
     default: break;
   }
   const Place place = place_of(instruction);
@@ -454,14 +467,23 @@ void Runner::backward(const Instruction& instruction, InstructionId id) {
   });
 }
 
-/// The loss is the first output, or its sum; its gradient begins backward.
-void Runner::seed_loss() {
+void Runner::scale_loss(const Instruction& instruction, InstructionId id) {
+  context_.launch(instruction, id, {}, [this] {
+    if (!state_.seeded) seed_loss(blocks_.scaler().enabled());
+  });
+}
+
+/// The loss is the first output, or its sum; its gradient begins backward: in the loss's type, so that a large scale
+/// overflows where PyTorch's does.
+void Runner::seed_loss(bool scaled) {
   const std::size_t output = setup_.model.outputs.front().index();
   const at::Tensor value = std::exchange(state_.frame.values[output], at::Tensor());
   const at::Tensor loss = value.dim() == 0 ? value.detach() : value.detach().to(at::kFloat).sum();
   state_.losses.push_back(loss);
   const double factor = setup_.loss_factor.value_or(1.0 / static_cast<double>(inputs_->size()));
-  state_.frame.grads[output] = at::full_like(value, factor, at::dtype(value.scalar_type()).requires_grad(false));
+  at::Tensor& gradient = state_.frame.grads[output];
+  gradient = at::full_like(value, factor, at::dtype(value.scalar_type()).requires_grad(false));
+  if (scaled) gradient.mul_(blocks_.scaler().scale(value.device()).to(value.scalar_type()));
   state_.seeded = true;
 }
 

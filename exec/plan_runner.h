@@ -42,6 +42,7 @@ struct PlanRunnerSetup {
   std::optional<double> loss_factor = std::nullopt;
   /// What the model's floating inputs are cast to, if to anything (M8, F2-27); not given: the root's parameter type.
   std::optional<std::optional<DType>> input_dtype = std::nullopt;
+  GradScalerOptions scaler = {};
   CommHook comm_hook = {};  // the user's own, where the plan calls one (fsdp.comm_hook = "own:NAME")
 };
 
@@ -49,6 +50,9 @@ struct StepResult {
   double loss = 0;                  // mean over this rank's micro-batches
   std::optional<double> grad_norm;  // of all ranks, before clipping, where the plan clips
   std::vector<double> losses = {};  // of each forward
+  // With a gradient scaler that was updated: what the next step scales with, and whether this one was left out.
+  std::optional<double> loss_scale = std::nullopt;
+  bool skipped = false;
 };
 
 /// Inputs of one forward, in the order of Model::inputs.
@@ -82,6 +86,7 @@ class PlanRunner {
   virtual Outcome<TrainState> state() = 0;
   /// After the state was written: how many steps the optimizer has done.
   virtual void set_optimizer_steps(std::int64_t steps) = 0;
+  virtual void set_scaler(const ScalerState& state) = 0;
   /// Gradients as the optimizer would find them now, slot "grad"; parameters without one have no pieces.
   virtual TrainState gradients() const = 0;
 };

@@ -76,8 +76,16 @@ void Recorder::memory_changed(const std::vector<MemoryChange>& changes) {
   if (static_cast<std::int64_t>(memory_.size()) < most_) memory_.insert(memory_.end(), changes.begin(), changes.end());
 }
 
+void Recorder::device_recorded(const DeviceRecordCounts& counts) {
+  device_.records += counts.records;
+  device_.dropped += counts.dropped;
+  device_.untimed += counts.untimed;
+  device_.unattributed += counts.unattributed;
+  device_.overhead_ns += counts.overhead_ns;
+}
+
 RecordingCost Recorder::cost() const {
-  RecordingCost cost{static_cast<std::int64_t>(host_.size()), dropped_host_, ns_per_span_};
+  RecordingCost cost{static_cast<std::int64_t>(host_.size()), dropped_host_ + device_.dropped, ns_per_span_, device_};
   for (const auto& lane : lanes_) {
     cost.spans += lane->size();
     cost.dropped += lane->dropped();
@@ -252,6 +260,11 @@ class TimelineOfRecords {
     p.source = "executed";
     p.clock = fmt::format("steady_clock; rank {}: offset {} ns, error {} ns; {} spans of {:.0f} ns", plan_.rank,
                           recorder_.alignment_.offset, recorder_.alignment_.error, cost.spans, cost.ns_per_span);
+    if (cost.device.records > 0) {
+      p.clock +=
+          fmt::format("; CUPTI: {} records, {} dropped, {} of no instruction, {} us for them", cost.device.records,
+                      cost.device.dropped, cost.device.unattributed, cost.device.overhead_ns / 1000);
+    }
     p.dropped_records = cost.dropped;
   }
 

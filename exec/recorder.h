@@ -44,10 +44,20 @@ struct RecordedSpan {
   std::int32_t instruction = -1;
 };
 
-/// What recording itself cost: spans times the measured cost of one.
+/// What a device's profiler (CUPTI) has told.
+struct DeviceRecordCounts {
+  std::int64_t records = 0;
+  std::int64_t dropped = 0;       // by the profiler: its buffers were full
+  std::int64_t untimed = 0;       // records without a time; left out
+  std::int64_t unattributed = 0;  // work that no instruction stands for
+  std::int64_t overhead_ns = 0;   // what the profiler says it took, and reading its records
+};
+
+/// What recording itself cost: spans times the measured cost of one, and the device's profiler.
 struct RecordingCost {
-  std::int64_t spans = 0, dropped = 0;
+  std::int64_t spans = 0, dropped = 0;  // dropped: the device's too
   double ns_per_span = 0;
+  DeviceRecordCounts device;
 };
 
 /// One thread's list of spans; grows by blocks, so that no span waits for a copy of the ones before it.
@@ -94,6 +104,9 @@ class Recorder {
   void host_waited(std::int64_t start);
   void memory_changed(const std::vector<MemoryChange>& changes);  // in the plan's order
 
+  /// New since the last call.
+  void device_recorded(const DeviceRecordCounts& counts);
+
   // ---- The user's side, while nothing runs.
   void align(const ClockAlignment& alignment) { alignment_ = alignment; }
   const ClockAlignment& alignment() const { return alignment_; }
@@ -120,6 +133,7 @@ class Recorder {
   std::vector<RecordedSpan> steps_;  // where each step begins, with its first instruction
   ClockAlignment alignment_;
   double ns_per_span_ = 0;
+  DeviceRecordCounts device_;
 };
 
 /// A collective call: all ranks of the group, each with its own recorder, while nothing runs on the communicator.

@@ -20,7 +20,8 @@ using Kind = InstructionKind;
 bool moves_to_host(const Plan& plan) {
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& instruction : iteration.instructions) {
-      if (instruction.kind == Kind::H2d || instruction.kind == Kind::D2h) return true;
+      const bool moves = instruction.kind == Kind::H2d || instruction.kind == Kind::D2h;
+      if (moves && instruction.buffer.what != BufferWhat::None) return true;  // of nothing: a number is read
     }
   }
   return false;

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,18 @@ struct StateTensor {
   std::vector<StatePiece> pieces;  // by global_offset; empty: this rank holds nothing of it
 };
 
+/// A gradient scaler's, as torch.amp.GradScaler's state_dict has it; the same on every rank.
+struct ScalerState {
+  double scale = 1.0;
+  std::int64_t growth_tracker = 0;  // good steps in a row
+  bool operator==(const ScalerState&) const = default;
+};
+
 /// Of one rank. Ranks that replicate hold the same pieces.
 struct TrainState {
   std::vector<StateTensor> tensors;  // in the order of Model::params, then Model::buffers; slots in the order above
   std::int64_t optimizer_steps = 0;  // the optimizer's `step`
+  std::optional<ScalerState> scaler = std::nullopt;  // where there is one
 };
 
 }  // namespace foreshard::exec

@@ -72,6 +72,7 @@ void TrainedBlocks::launch(const Instruction& instruction, InstructionId id, con
 // ---------------------------------------------------------------- clipping
 
 void TrainedBlocks::clip(const Instruction& instruction, const Instruction* next, InstructionId id) {
+  meets_over_found_ = false;
   max_norm_ = instruction.factor;
   power_ = instruction.reduce_op == ReduceOp::Max ? std::numeric_limits<double>::infinity() : 2.0;
   const bool fsdp1 = plan_.runtime == Runtime::Fsdp1;
@@ -82,7 +83,12 @@ void TrainedBlocks::clip(const Instruction& instruction, const Instruction* next
   if (!fsdp1 && !meets) scale(instruction, id);
 }
 
-void TrainedBlocks::reduce_norms(const Instruction& instruction, InstructionId id) {
+void TrainedBlocks::reduce(const Instruction& instruction, InstructionId id) {
+  if (meets_over_found_) {
+    return context_.collective(instruction, id, {}, [this, op = instruction.reduce_op](Communicator& group) {
+      group.all_reduce(scaler_.found_inf().data_ptr(), 1, DType::Float32, op);
+    });
+  }
   all_reduce(instruction, id);
   if (plan_.runtime != Runtime::Fsdp1) scale(instruction, id);
 }
@@ -122,6 +128,50 @@ Outcome<at::Tensor> TrainedBlocks::clip_now(const Instruction& reduce, double ma
   return take_norm();
 }
 
+// ---------------------------------------------------------------- a gradient scaler
+
+void TrainedBlocks::unscale(const Instruction& instruction, InstructionId id) {
+  meets_over_found_ = true;
+  Targets targets = this->targets();
+  const std::vector<Buffer> uses = buffers_of(targets);
+  launch(instruction, id, uses, [this, targets = std::move(targets), device = context_.device(instruction.stream)] {
+    std::vector<at::Tensor> gradients;
+    for (const Target& target : targets) {
+      if (at::Tensor gradient = tensor_of(target); gradient.defined()) gradients.push_back(std::move(gradient));
+    }
+    scaler_.unscale(gradients, device);
+  });
+}
+
+Outcome<void> TrainedBlocks::read_found(const Instruction& instruction, InstructionId id) {
+  launch(instruction, id, {}, [this] {
+    const at::Tensor& found = scaler_.found_inf();
+    if (!read_.defined()) read_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).pinned_memory(found.is_cuda()));
+    read_.copy_(found, /*non_blocking=*/true);
+  });
+  auto done = context_.wait_for(instruction.stream, id);
+  skip_ = done && read_.item<float>() != 0;
+  return done;
+}
+
+void TrainedBlocks::update_scale(const Instruction& instruction, InstructionId id) {
+  skip_ = false;
+  launch(instruction, id, {}, [this] {
+    found_ = scaler_.found_inf();
+    scaler_.update();
+  });
+}
+
+std::optional<bool> TrainedBlocks::take_skipped() {
+  if (!scaler_.enabled()) return std::nullopt;
+  const std::vector<OptimizerMoments*> stepped = std::exchange(stepped_, {});
+  const at::Tensor found = std::exchange(found_, at::Tensor());
+  if (!found.defined()) return std::nullopt;  // the script has updated nothing
+  const bool skipped = found.item<float>() != 0;
+  if (skipped && fused_) Optimizer::untake(stepped);
+  return skipped;
+}
+
 // ---------------------------------------------------------------- the optimizer
 
 void TrainedBlocks::make_moments(const Target& target, Stream pool, InstructionId id) {
@@ -143,15 +193,25 @@ void TrainedBlocks::make_moments(const Target& target, Stream pool, InstructionI
 }
 
 void TrainedBlocks::optimize(const Instruction& instruction, InstructionId id, double lr) {
+  if (skip_) return;
   Targets targets = this->targets();
   const Stream pool = instruction.on_host ? Stream::Host : instruction.stream;
-  for (const Target& target : targets) make_moments(target, pool, id);
+  for (const Target& target : targets) {
+    make_moments(target, pool, id);
+    if (fused_ && scaler_.enabled() && target.shard.numel() > 0) stepped_.push_back(target.moments);
+  }
   const std::vector<Buffer> uses = buffers_of(targets);
   launch(instruction, id, uses, [this, targets = std::move(targets), lr] {
     const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
     std::vector<OptimizedShard> shards;
     for (const Target& target : targets) shards.push_back({target.shard, tensor_of(target), target.moments});
-    optimizer_.step(shards, lr);
+    FusedStep how;
+    if (scaler_.enabled() && fused_) how.found_inf = scaler_.found_inf();
+    if (context_.backend().repeats()) {
+      how.repeat = [this](std::uint64_t key, const Work& kernels) { context_.backend().repeat(key, kernels); };
+      how.rate = &rate_;
+    }
+    optimizer_.step(shards, lr, how);
   });
 }
 
@@ -167,6 +227,7 @@ Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const Par
   }
   if (auto done = context_.backend().synchronize(); !done) return tl::unexpected<Failure>(done.error());
   TrainState state;
+  if (scaler_.enabled()) state.scaler = scaler_.state();
   const std::vector<std::string_view> slots = optimizer_.slots();
   for (std::size_t p = 0; p < places.size(); ++p) {
     const ParamInfo& info = model.params[p];

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "core/plan.h"
 #include "exec/backend.h"
 #include "exec/gradient_norm.h"
+#include "exec/gradient_scaler.h"
 #include "exec/issue_context.h"
 #include "exec/optimizer.h"
 #include "exec/train_state.h"
@@ -26,17 +28,32 @@ namespace foreshard::exec {
 class TrainedBlocks {
  public:
   /// The plan outlives it.
-  TrainedBlocks(const IssueContext& context, const Plan& plan, const OptimizerOptions& options)
-      : context_(context), plan_(plan), optimizer_(options) {}
+  TrainedBlocks(const IssueContext& context, const Plan& plan, const OptimizerOptions& options,
+                const GradScalerOptions& scaler)
+      : context_(context),
+        plan_(plan),
+        optimizer_(options),
+        fused_(options.impl == OptimizerImpl::Fused),
+        scaler_(scaler) {}
 
   /// Units after loading, when their blocks are there.
   void set_units(const std::vector<UnitTensors*>& units);
 
   void clip(const Instruction& instruction, const Instruction* next, InstructionId id);
-  void reduce_norms(const Instruction& instruction, InstructionId id);
+  /// The ranks meet over what the last clip or unscale has made.
+  void reduce(const Instruction& instruction, InstructionId id);
+  void unscale(const Instruction& instruction, InstructionId id);
+  /// The host waits for what all ranks found, and leaves the step out if it is anything.
+  Outcome<void> read_found(const Instruction& instruction, InstructionId id);
+  void update_scale(const Instruction& instruction, InstructionId id);
+  /// Work's, where backward begins.
+  GradientScaler& scaler() { return scaler_; }
   void optimize(const Instruction& instruction, InstructionId id, double lr);
   /// The norm that the last clipping found; undefined if there was none. After a synchronize.
   at::Tensor take_norm();
+
+  /// After a synchronize: whether the scaler left the last step out; nullopt without a scaler.
+  std::optional<bool> take_skipped();
 
   /// clip_grad_norm_ between steps; `reduce` says on which stream and in which group the ranks meet.
   Outcome<at::Tensor> clip_now(const Instruction& reduce, double max_norm, double p);
@@ -45,6 +62,7 @@ class TrainedBlocks {
   Outcome<TrainState> state(const Model& model, std::span<const ParamPlace> places, const std::vector<bool>& trainable);
   TrainState gradients(const Model& model, std::span<const ParamPlace> places) const;
   void set_steps(std::int64_t steps);
+  void set_scaler(const ScalerState& state) { scaler_.set_state(state); }
 
  private:
   /// A block with a gradient, at this point of the plan.
@@ -74,7 +92,15 @@ class TrainedBlocks {
   std::vector<std::vector<OptimizerMoments>> moments_;  // [units_][block]
   std::vector<Buffer> moment_memory_;
   double max_norm_ = 0, power_ = 2;
+  bool fused_;
+  bool meets_over_found_ = false;  // the next all-reduce is the scaler's
+  bool skip_ = false;
+  at::Tensor read_;                         // on the host: what read_found has brought
+  std::vector<OptimizerMoments*> stepped_;  // by the last step
   // Work's.
+  GradientScaler scaler_;
+  at::Tensor found_;  // of the last step, for take_skipped
+  at::Tensor rate_;   // on the device, for steps that repeat
   NormShare norms_;
   at::Tensor norm_;
 };

@@ -221,7 +221,7 @@ class RankTraining final : public Training {
           {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
       return {};
     }
-    auto made = setup_.device.make_backend();
+    auto made = setup_.device.make_backend(parts_->plan);
     if (!made) return fail(made.error());
     backend_ = std::move(*made);
     for (at::Tensor& buffer : parts_->weights.buffers) buffer = on_device(buffer, setup_.device.kind);
@@ -239,6 +239,7 @@ class RankTraining final : public Training {
                           parts_->units.trainable,
                           static_cast<std::uint64_t>(train().seed)};
     setup.input_dtype = model_input_dtype(setup_.job, parts_->units);
+    setup.scaler = train().grad_scaler;
     auto hook = own_hook(setup_.job, setup_.hooks);
     if (!hook) return fail(hook.error());
     setup.comm_hook = std::move(*hook);
@@ -269,6 +270,7 @@ class RankTraining final : public Training {
       if (host.tensors[t].local.defined()) state->tensors[t].local.copy_(host.tensors[t].local);  // of itself: nothing
     }
     runner_->set_optimizer_steps(host.optimizer_steps);
+    if (host.scaler) runner_->set_scaler(*host.scaler);
     for (const std::string& text : loaded->notes) note(text);
     if (loaded->progress.data != progress_.data) {
       note(fmt::format("the data differ from the checkpoint's ({}, now {}): the position counts on in the new ones",
@@ -301,7 +303,7 @@ class RankTraining final : public Training {
         if (auto done = evaluate_if_due(report); !done) return failed(std::move(done.error()));
       }
       if (events.step) events.step(report);
-      if (!std::isfinite(report.loss)) return failed(not_finite(words));
+      if (!std::isfinite(report.loss) && !report.skipped) return failed(not_finite(words));
       if (auto saved = save_if_due(stop, events); !saved) return failed(std::move(saved.error()));
       if (stop && progress_.step < train().steps) return {TrainingEnd::How::Interrupted, progress_.step, ""};
     }
@@ -330,6 +332,8 @@ class RankTraining final : public Training {
     report.step = progress_.step;
     report.loss = result->loss;
     report.grad_norm = result->grad_norm;
+    report.loss_scale = result->loss_scale;
+    report.skipped = result->skipped;
     report.step_time_ns = took.count();
     if (parts_->model.tokens_per_batch > 0) {
       const double tokens = static_cast<double>(parts_->model.tokens_per_batch * train().micro_batches) * ranks;

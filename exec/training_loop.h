@@ -35,7 +35,8 @@ using Connect =
 /// Where a training's tensors lie. The host's memory by default.
 struct TrainingDevice {
   DeviceKind kind = DeviceKind::Host;
-  std::function<Result<std::unique_ptr<Backend>>()> make_backend = {};  // of this rank; unset: the host's
+  /// Of this rank, for a plan that outlives it; unset: the host's.
+  std::function<Result<std::unique_ptr<Backend>>(const Plan&)> make_backend = {};
   /// Of the plan's own groups, whose collectives run in the device's memory, one for each group and stream; unset:
   /// TrainingSetup::connect.
   Connect connect = {};
@@ -58,9 +59,11 @@ struct TrainingSetup {
 };
 
 struct StepReport {
-  std::int64_t step = 0;            // counted from 1: this many are done
-  double loss = 0;                  // mean over ranks and micro-batches
-  std::optional<double> grad_norm;  // before clipping, where the plan clips
+  std::int64_t step = 0;             // counted from 1: this many are done
+  double loss = 0;                   // mean over ranks and micro-batches
+  std::optional<double> grad_norm;   // before clipping, where the plan clips
+  std::optional<double> loss_scale;  // with a gradient scaler: of the next step
+  bool skipped = false;              // by it: an infinity or a NaN was among the gradients
   double lr = 0;
   std::int64_t step_time_ns = 0;       // of this rank: reading the batch and the step itself
   std::optional<double> tokens_per_s;  // of all ranks; none for models without tokens

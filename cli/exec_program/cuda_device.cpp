@@ -51,15 +51,19 @@ class CudaRunDevice final : public RunDevice {
   exec::TrainingDevice training_device() override {
     exec::TrainingDevice device;
     device.kind = exec::DeviceKind::Cuda;
-    device.make_backend = [this] {
+    device.make_backend = [this](const Plan& plan) {
       return exec::make_cuda_backend({.device = index_,
                                       .rank = wish_.place.rank,
                                       .timeout = wish_.timeout,
                                       .recorder = wish_.recorder,
-                                      .cupti = cupti_.get()});
+                                      .cupti = cupti_.get(),
+                                      .plan = &plan,
+                                      .graphs = wish_.graphs});
     };
     device.connect = [this](const std::string& name, const std::vector<int>& ranks) {
-      return wish_.emulated ? emulate(ranks) : exec::connect_nccl(*wish_.meeting, {name, ranks, index_, wish_.timeout});
+      return wish_.emulated
+                 ? emulate(ranks)
+                 : exec::connect_nccl(*wish_.meeting, {name, ranks, index_, wish_.timeout, wish_.nccl_register});
     };
     return device;
   }

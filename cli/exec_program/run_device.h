@@ -24,6 +24,8 @@ struct DeviceWish {
   exec::Recorder* recorder = nullptr;
   exec::Rendezvous* meeting = nullptr;  // null for a rank alone
   bool emulated = false;                // its peers do not exist
+  bool graphs = false;                  // CUDA graphs of work that repeats
+  bool nccl_register = false;           // the allocator's memory with NCCL
 };
 
 /// Owns what the training's device needs; outlives the training.

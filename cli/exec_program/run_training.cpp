@@ -147,7 +147,8 @@ class RankRun {
   ExitCode train() {
     std::optional<exec::Recorder> recorder;
     if (records()) recorder.emplace();
-    const DeviceWish wish{loaded_.job, place_, timeout(), recorder ? &*recorder : nullptr, meeting_.get(), emulated()};
+    const DeviceWish wish{loaded_.job,    place_,     timeout(),          recorder ? &*recorder : nullptr,
+                          meeting_.get(), emulated(), flags_.cuda_graphs, flags_.nccl_register};
     const auto device = flags_.backend == "cuda" ? open_cuda_device(wish) : open_host_device(wish);
     if (!device) return wrong(device.error());
     if (first()) {
@@ -174,6 +175,7 @@ class RankRun {
     end_bar();
     if (end.how == TrainingEnd::How::Failed) return failed(end.text);
     if (recorder) {
+      tell_dropped(*recorder);
       auto written = write_run_timeline(**training, *recorder, {flags_.timeline, flags_.trace, (*device)->hardware()});
       if (!written) return wrong(written.error());
     }
@@ -185,6 +187,16 @@ class RankRun {
     if (first())
       console_.note(fmt::format("note: stopped by a signal after {} of {} steps", end.steps, loaded_.job.train.steps));
     return ExitCode::Partial;
+  }
+
+  /// Of any rank, whose recording would else be taken for whole.
+  void tell_dropped(const exec::Recorder& recorder) {
+    const exec::RecordingCost cost = recorder.cost();
+    if (cost.dropped == 0) return;
+    Console loud = console_;
+    loud.quiet = false;
+    loud.note(fmt::format("note: rank {}: the timeline lacks {} records that found no room ({} of them CUPTI's of {})",
+                          place_.rank, cost.dropped, cost.device.dropped, cost.device.records + cost.device.dropped));
   }
 
   std::map<std::string, std::string> documents() const {

@@ -65,6 +65,7 @@ void optional_number(JsonText& out, const char* key, const std::optional<double>
 void step_fields(JsonText& out, const StepReport& step) {
   out.begin_object().field("step", step.step).field("loss", step.loss);
   optional_number(out, "grad_norm", step.grad_norm);
+  if (step.loss_scale) out.field("loss_scale", *step.loss_scale).field("skipped", step.skipped);
   out.field("lr", step.lr).field("step_time_ns", step.step_time_ns);
   optional_number(out, "tokens_per_s", step.tokens_per_s);
   out.field("peak_allocated_bytes", step.peak_allocated_bytes).field("peak_reserved_bytes", step.peak_reserved_bytes);
@@ -156,6 +157,7 @@ std::string step_json(const StepReport& step) {
 std::string step_line(const StepReport& step, std::int64_t steps) {
   std::string line = fmt::format("step {:>5}/{}  loss {:.4f}", step.step, steps, step.loss);
   if (step.grad_norm) line += fmt::format("  norm {:.4f}", *step.grad_norm);
+  if (step.loss_scale) line += fmt::format("  scale {:g}{}", *step.loss_scale, step.skipped ? " (step left out)" : "");
   line += fmt::format("  lr {:.2e}  {}", step.lr, duration_text(static_cast<double>(step.step_time_ns)));
   if (step.tokens_per_s) line += fmt::format("  {} tokens/s", rate_text(*step.tokens_per_s));
   line += fmt::format("  peak {}", bytes_text(step.peak_allocated_bytes));

@@ -164,6 +164,8 @@ CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
 }
 CUptiResult cuptiActivityFlushAll(uint32_t) {
   Guard lk(lock());
+  const char* wish = getenv("FAKEGPU_CUPTI");
+  if (wish && !strcmp(wish, "drops")) profiler().dropped += 7;
   hand_over(profiler());
   return CUPTI_SUCCESS;
 }

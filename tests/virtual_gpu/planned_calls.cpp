@@ -38,6 +38,9 @@ std::vector<PlannedCall> planned_calls(const PlanIteration& iteration, std::map<
       case InstructionKind::HostWait:
         if (in.event.valid()) calls.push_back({"cudaEventSynchronize", recorded_on.at(in.event), {}, 0, i});
         break;
+      case InstructionKind::D2h:  // a number that the host reads, of no unit
+        if (in.blocking && in.buffer == BufferName{}) calls.push_back({"cudaEventSynchronize", in.stream, {}, 0, i});
+        break;
       default:
         if (const std::string api = nccl_call(in.kind); !api.empty() && in.group_size > 1) {
           calls.push_back({api, in.stream, {}, in.numel * itemsize(in.dtype), i});

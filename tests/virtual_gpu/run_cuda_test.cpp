@@ -54,7 +54,9 @@ std::vector<json> lines_of(const std::string& text) {
 /// A folder for the logs of all processes of a run; gone with this.
 class LogFolder {
  public:
-  LogFolder() { fs::create_directories(path_); }
+  explicit LogFolder(const std::string& name = "logs") : path_(testing::temporary_path("fakegpu_" + name)) {
+    fs::create_directories(path_);
+  }
   ~LogFolder() { fs::remove_all(path_); }
   std::string variable() const { return "FAKEGPU_LOG=" + path_ + "/%p.jsonl"; }
   /// Of the processes that trained.
@@ -68,7 +70,7 @@ class LogFolder {
   }
 
  private:
-  std::string path_ = testing::temporary_path("fakegpu_logs");
+  std::string path_;
 };
 
 Plan plan_of(const std::vector<std::string>& set) {
@@ -145,6 +147,86 @@ TEST(RunCuda, CheckpointsOfDeviceMemoryAreGoneOnFrom) {
   fs::remove_all(folder);
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_EQ(lines_of(second.out).front()["step"], 4);
+}
+
+std::size_t count(const std::vector<exec::DeviceCall>& calls, const std::string& api) {
+  return static_cast<std::size_t>(
+      std::count_if(calls.begin(), calls.end(), [&](const exec::DeviceCall& call) { return call.api == api; }));
+}
+
+TEST(RunCuda, AFusedStepRepeatsAsAGraph) {
+  const LogFolder logs;
+  const ProgramEnd end =
+      run({"--nproc", "2", "--cuda-graphs", "--set", "train.optimizer.impl=fused", "--set", "train.steps=6"},
+          {logs.variable()});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  const auto of_ranks = logs.of_ranks();
+  ASSERT_EQ(of_ranks.size(), 2u);
+  for (const auto& calls : of_ranks) {
+    const std::size_t captures = count(calls, "cudaStreamBeginCapture");
+    EXPECT_GE(captures, 1u);
+    EXPECT_LE(captures, 2u) << "addresses of a steady step come back";
+    EXPECT_EQ(count(calls, "cudaGraphInstantiate"), captures);
+    EXPECT_GE(count(calls, "cudaGraphLaunch"), 3u);
+  }
+}
+
+TEST(RunCuda, AGraphThatIsRefusedRunsAsItComes) {
+  const ProgramEnd end = run({"--cuda-graphs", "--set", "train.optimizer.impl=fused", "--set", "cluster.world_size=1",
+                              "--set", "cluster.ranks_per_node=1"},
+                             {"FAKEGPU_FAIL=cudaGraphInstantiate@1=801+"});
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+}
+
+TEST(RunCuda, ProfilersSeeRangesOfUnits) {
+  const LogFolder logs;
+  const ProgramEnd end = run({"--nproc", "2"}, {logs.variable(), "NVTX_INJECTION64_PATH=" FORESHARD_FAKEGPU});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  const auto of_ranks = logs.of_ranks();
+  ASSERT_EQ(of_ranks.size(), 2u);
+  const std::string unit = plan_of({}).units.at(1).name;
+  for (const auto& calls : of_ranks) {
+    std::map<std::string, int> ranges;
+    for (const exec::DeviceCall& call : calls) {
+      if (call.api == "nvtxRangePush") ++ranges[call.name];
+    }
+    EXPECT_GE(ranges["forward " + unit], 3) << "one a step";
+    EXPECT_GE(ranges["backward " + unit], 3);
+    EXPECT_EQ(count(calls, "nvtxRangePush"), count(calls, "nvtxRangePop"));
+  }
+}
+
+TEST(RunCuda, RecordsThatCuptiDropsAreToldAndKept) {
+  const std::string timeline = testing::temporary_path("dropped.fst");
+  const ProgramEnd end = run({"--nproc", "2", "--timeline", timeline}, {"FAKEGPU_CUPTI=drops"});
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+  EXPECT_THAT(end.err, HasSubstr("note: rank 1: the timeline lacks "));
+  const auto recorded = read_fst(timeline);
+  fs::remove(timeline);
+  ASSERT_TRUE(recorded) << to_text(recorded.error());
+  EXPECT_GT(recorded->provenance.dropped_records, 0);
+  EXPECT_THAT(recorded->provenance.clock, HasSubstr("CUPTI: "));
+}
+
+TEST(RunCuda, NcclKnowsTheAllocatorsMemoryWhereAsked) {
+  const LogFolder logs;
+  const ProgramEnd end = run({"--nproc", "2", "--nccl-register"}, {logs.variable()});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  for (const auto& calls : logs.of_ranks()) {
+    EXPECT_GT(count(calls, "ncclCommRegister"), 0u);
+    EXPECT_EQ(count(calls, "ncclCommRegister"), count(calls, "ncclCommDeregister"));
+  }
+}
+
+TEST(RunCuda, HalfPrecisionTrainsWithAScaler) {
+  const ProgramEnd end = run({"--nproc", "2", "--json", "--set", "fsdp.mixed_precision.param=float16", "--set",
+                              "train.grad_scaler.enabled=true"});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  for (const json& line : lines_of(end.out)) {
+    if (line.contains("step")) {
+      EXPECT_TRUE(line.contains("loss_scale")) << line;
+    }
+  }
 }
 
 TEST(RunCuda, OneRankStandsForMany) {

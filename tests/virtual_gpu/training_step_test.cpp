@@ -2,8 +2,11 @@
 // streams.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <optional>
 
@@ -34,23 +37,27 @@ class TrainingStep : public ::testing::Test {
     auto interpreted = OperatorInterpreter::create(model, c10::kCUDA);
     ASSERT_TRUE(interpreted) << to_text(interpreted.error());
     interpreter.emplace(std::move(*interpreted));
-    auto device = make_cuda_backend();
+    if (ranges) options.plan = &plan;
+    auto device = make_cuda_backend(options);
     ASSERT_TRUE(device) << to_text(device.error());
     backend = std::move(*device);
     Communicators communicators;
     for (const PlanGroup& group : groups_of(plan)) {
       const auto place = std::find(group.ranks.begin(), group.ranks.end(), plan.rank) - group.ranks.begin();
-      auto communicator = nccl_communicator(
-          {.rank = static_cast<int>(place), .size = static_cast<int>(group.ranks.size())}, nccl_unique_id().value());
+      auto communicator = nccl_communicator({.rank = static_cast<int>(place),
+                                             .size = static_cast<int>(group.ranks.size()),
+                                             .register_buffers = registers},
+                                            nccl_unique_id().value());
       ASSERT_TRUE(communicator) << to_text(communicator.error());
       communicators.add(group.stream, group.group, *communicator);
     }
     const NamedTensors weights = tiny_llama_weights();
     std::vector<at::Tensor> buffers;
     for (const at::Tensor& buffer : tiny_llama_buffers(model)) buffers.push_back(buffer.cuda());
+    PlanRunnerSetup setup{model, plan, *interpreter, *backend, communicators, job.train.optimizer, buffers};
+    setup.scaler = job.train.grad_scaler;
     auto created =
-        PlanRunner::create({model, plan, *interpreter, *backend, communicators, job.train.optimizer, buffers},
-                           [&](ParamId id) { return weights.at(model.params[id.index()].fqn); });
+        PlanRunner::create(std::move(setup), [&](ParamId id) { return weights.at(model.params[id.index()].fqn); });
     ASSERT_TRUE(created) << to_text(created.error());
     runner = std::move(*created);
   }
@@ -79,6 +86,8 @@ class TrainingStep : public ::testing::Test {
     }
   }
 
+  CudaBackendOptions options;
+  bool ranges = false, registers = false;
   Job job;
   Model model;
   Plan plan;
@@ -126,6 +135,88 @@ TEST_F(TrainingStep, Fsdp1HeldGradientsAndClipping) {
   job.train.clip_grad_norm = 1.0;
   prepare(job);
   if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+Job in_half(Job job, OptimizerImpl impl) {
+  job.fsdp.mixed_precision.param = DType::Float16;
+  job.fsdp.mixed_precision.reduce = DType::Float16;
+  job.train.grad_scaler.enabled = true;
+  job.train.optimizer.impl = impl;
+  return job;
+}
+
+TEST_F(TrainingStep, Fsdp2ReadsWhatItsScalerFound) {
+  prepare(in_half(tiny_llama_job(8), OptimizerImpl::Foreach));
+  if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+TEST_F(TrainingStep, Fsdp1LeavesAFusedStepToTheDevice) {
+  Job job = in_half(tiny_llama_job(8), OptimizerImpl::Fused);
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.strategy = Strategy::HybridShard;
+  job.cluster.ranks_per_node = 4;
+  job.train.clip_grad_norm = 1.0;
+  prepare(job);
+  if (!HasFatalFailure()) expect_calls_of_the_plan();
+}
+
+std::int64_t count(const std::vector<DeviceCall>& calls, const std::string& api) {
+  return std::count_if(calls.begin(), calls.end(), [&](const DeviceCall& call) { return call.api == api; });
+}
+
+TEST_F(TrainingStep, AFusedStepIsAGraphFromTheSecondStepOn) {
+  Job job = tiny_llama_job(8);
+  job.train.optimizer.impl = OptimizerImpl::Fused;
+  options.graphs = true;
+  prepare(job);
+  if (HasFatalFailure()) return;
+  calls_since_last();
+  std::int64_t captures = 0, launches = 0;
+  for (int number = 0; number < 6; ++number) {
+    step(number);
+    if (HasFatalFailure()) return;
+    const auto calls = calls_since_last();
+    captures += count(calls, "cudaStreamBeginCapture");
+    launches += count(calls, "cudaGraphLaunch");
+    if (number == 0) {
+      EXPECT_EQ(captures, 0) << "the first step runs as it comes";
+    }
+  }
+  EXPECT_GE(captures, 1);
+  EXPECT_LE(captures, 2) << "addresses of a steady step come back";
+  EXPECT_GE(launches, 3);
+}
+
+TEST_F(TrainingStep, ProfilersSeeARangeForEachUnitAndPhase) {
+  Dl_info device{};
+  ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, "fakegpu_mark"), &device), 0);
+  setenv("NVTX_INJECTION64_PATH", device.dli_fname, 1);
+  ranges = true;
+  prepare(tiny_llama_job(8));
+  if (HasFatalFailure()) return;
+  calls_since_last();
+  step(0);
+  const auto calls = calls_since_last();
+  std::map<std::string, int> names;
+  for (const DeviceCall& call : calls) {
+    if (call.api == "nvtxRangePush") ++names[call.name];
+  }
+  EXPECT_GE(names["forward " + plan.units.at(1).name], 1);
+  EXPECT_GE(names["backward " + plan.units.at(1).name], 1);
+  EXPECT_EQ(count(calls, "nvtxRangePush"), count(calls, "nvtxRangePop"));
+}
+
+TEST_F(TrainingStep, NcclIsGivenTheAllocatorsSegmentsAndGetsThemBack) {
+  registers = true;
+  calls_since_last();
+  prepare(tiny_llama_job(8));
+  if (HasFatalFailure()) return;
+  step(0);
+  runner.reset();
+  backend.reset();
+  const auto calls = calls_since_last();
+  EXPECT_GT(count(calls, "ncclCommRegister"), 0);
+  EXPECT_EQ(count(calls, "ncclCommRegister"), count(calls, "ncclCommDeregister"));
 }
 
 /// Of the third step, which repeats: LibTorch's own allocator against its replica in the simulator.
