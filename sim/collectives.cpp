@@ -81,14 +81,16 @@ double by_ranks(int ranks, const std::array<double, 3>& values) {
 }
 
 /// What the rings of a machine carry together (section 6, measured against the link total in whole channels).
-double ring_bus_gb_per_s(const HardwareProfile& profile, int ranks) {
+double ring_bus_gb_per_s(const HardwareProfile& profile, CollectiveKind kind, int ranks) {
   const double total = profile.channels * profile.channel_gb_per_s;
   const double reached = profile.generation == "volta"       ? 1.12
                          : profile.generation == "ampere"    ? 0.98
                          : profile.generation == "blackwell" ? 0.955
                                                              : 1.0;
-  // Two or four of eight GPUs find fewer rings (published fits on H100: 268, 325, 345).
-  const double share = profile.generation == "volta" ? 1.0 : by_ranks(ranks, {0.78, 0.94, 1.0});
+  // Two or four of eight GPUs find fewer rings (published fits on H100: gathers 268, 325, 345; all-reduce of two 324).
+  const std::array<double, 3> found = kind == CollectiveKind::AllReduce ? std::array<double, 3>{0.90, 0.96, 1.0}
+                                                                        : std::array<double, 3>{0.78, 0.94, 1.0};
+  const double share = profile.generation == "volta" ? 1.0 : by_ranks(ranks, found);
   return total * reached * share;
 }
 
@@ -101,10 +103,14 @@ double nvls_bus_gb_per_s(const HardwareProfile& profile, int ranks) {
 
 // The clock that NCCL's model is not: a floor, the wire, and a ramp that is paid in full only by large messages,
 //   time = floor + traffic / bus + ramp x bytes / (bytes + knee).
-// Five constants of all-reduce over 112 published times of six machines; docs/accuracy.md says which rows they are
-// fitted to. A gather has half the steps of an all-reduce and so half its ramp.
+// docs/accuracy.md says which published times the constants are fitted to.
+//
+// In the switch (and over nodes) all ranks add at once, whatever their number.
 constexpr double kFloorUs = 47, kRampUs = 110, kKneeBytes = 30.0 * 1024 * 1024;
 constexpr double kFloorPerDoubling = 3.5, kRampPerDoubling = 1.2;  // per doubling of the nodes
+// An all-reduce over rings is passed on from rank to rank: floor and ramp grow with the steps (section 5.2), and a step
+// is dearer where messages are no longer short enough for LL.
+constexpr double kRingFloorUs = 18, kRingStepUs = 1.5, kRingRampUs = 4.5, kRingKneeBytes = 0.5 * 1024 * 1024;
 
 double law_us(double floor_us, double ramp_us, double knee, double traffic, double bus_gb_per_s, double bytes) {
   return floor_us + traffic / (bus_gb_per_s * 1e3) + ramp_us * bytes / (bytes + knee);
@@ -119,13 +125,17 @@ double traffic_of(CollectiveKind kind, const GroupPlacement& group, Bytes bytes)
 /// Inside a node. `nvls` says whether the switch adds.
 double one_node_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes,
                    bool nvls) {
-  const bool reduce = kind == CollectiveKind::AllReduce;
-  const double bus = nvls ? nvls_bus_gb_per_s(profile, group.ranks) : ring_bus_gb_per_s(profile, group.ranks);
+  const double full = static_cast<double>(bytes), traffic = traffic_of(kind, group, bytes);
+  if (nvls) return law_us(kFloorUs, kRampUs, kKneeBytes, traffic, nvls_bus_gb_per_s(profile, group.ranks), full);
+  const double bus = ring_bus_gb_per_s(profile, kind, group.ranks);
+  if (kind == CollectiveKind::AllReduce) {
+    const double steps = ring_steps(kind, group.ranks);
+    return law_us(kRingFloorUs + steps * kRingStepUs, steps * kRingRampUs, kRingKneeBytes, traffic, bus, full);
+  }
   // Floors of gathers: published fits on H100. Beyond 8 ranks of one node the ring gets longer.
-  double floor_us = reduce ? kFloorUs : by_ranks(group.ranks, {8, 17, 30});
+  double floor_us = by_ranks(group.ranks, {8, 17, 30});
   if (group.ranks > 8) floor_us += (group.ranks - 8) * kRingNvlink[2];
-  return law_us(floor_us, reduce ? kRampUs : kRampUs / 2, kKneeBytes, traffic_of(kind, group, bytes), bus,
-                static_cast<double>(bytes));
+  return law_us(floor_us, kRampUs / 2, kKneeBytes, traffic, bus, full);
 }
 
 /// All-reduce over nodes: rings or trees whose edge is what the rails of a node carry together.
@@ -133,7 +143,8 @@ double all_reduce_over_nodes_us(const HardwareProfile& profile, const NcclTopolo
                                 const GroupPlacement& group, Bytes bytes) {
   const double doublings = std::log2(group.nodes);
   const double rails = topology.channels * topology.inter_gb_per_s;
-  const double bus = std::min(rails, group.ranks_per_node() > 1 ? ring_bus_gb_per_s(profile, 8) : rails);
+  const double bus =
+      std::min(rails, group.ranks_per_node() > 1 ? ring_bus_gb_per_s(profile, CollectiveKind::AllReduce, 8) : rails);
   return law_us(kFloorUs * (1 + kFloorPerDoubling * doublings), kRampUs * (1 + kRampPerDoubling * doublings),
                 kKneeBytes * (1 + doublings), traffic_of(CollectiveKind::AllReduce, group, bytes), bus,
                 static_cast<double>(bytes));
@@ -284,11 +295,15 @@ CollectiveChoice nccl_choice(const NcclTopology& topology, CollectiveKind kind, 
 namespace {
 
 /// 90 % of the published times lie within this factor, each machine predicted by constants fitted without it.
-double interval_factor(Bytes bytes) { return bytes <= kMiB ? 1.45 : bytes < 64 * kMiB ? 1.34 : 1.14; }
+double interval_factor(Bytes bytes) {
+  if (bytes < 16 * kMiB) return 1.45;
+  if (bytes < 64 * kMiB) return 1.30;
+  return bytes < 512 * kMiB ? 1.22 : 1.12;
+}
 
 bool runs_nvls(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group) {
   return kind == CollectiveKind::AllReduce && group.nodes == 1 &&
-         nvls_bus_gb_per_s(profile, group.ranks) > ring_bus_gb_per_s(profile, group.ranks);
+         nvls_bus_gb_per_s(profile, group.ranks) > ring_bus_gb_per_s(profile, kind, group.ranks);
 }
 
 double choice_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes,

@@ -100,6 +100,19 @@ TEST(Collectives, MoreBytesNeverTakeLessTime) {
 }
 
 // The virtual device: latency + bytes (W-1)/W / bandwidth, all-reduce twice.
+TEST(Collectives, AnAllReduceOverRingsPaysForEveryStep) {
+  const auto us = [](const char* card, int ranks, Bytes bytes) {
+    return estimate_collective(*load_profile(card), CollectiveKind::AllReduce, {ranks, 1}, bytes).us;
+  };
+  // 2 (n - 1) steps; of small messages the wire is nothing.
+  const double two = us("a100-sxm-80", 2, 4096), four = us("a100-sxm-80", 4, 4096), eight = us("a100-sxm-80", 8, 4096);
+  EXPECT_NEAR((eight - four) / (four - two), 2.0, 0.1);
+  // The step is dearer beyond the short messages of LL.
+  EXPECT_GT(us("a100-sxm-80", 8, 2 * kMiB) - us("a100-sxm-80", 4, 2 * kMiB), 1.5 * (eight - four));
+  // In the switch all ranks add at once.
+  EXPECT_NEAR(us("h200-sxm-141", 8, 4096), us("h200-sxm-141", 4, 4096), 1.0);
+}
+
 TEST(Collectives, TheVirtualDeviceHasItsOwnFormula) {
   const auto profile = load_profile("virtual");
   ASSERT_TRUE(profile.has_value());
