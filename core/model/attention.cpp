@@ -10,12 +10,17 @@
 namespace foreshard::families {
 namespace {
 
+/// use_gqa_in_sdpa of the library.
+constexpr std::int64_t kWidestGroupedHead = 256;
+
 /// Expanded and copied so that every head of the queries has its own keys (repeat_interleave of grouped heads).
-/// `in_python`: the library's own repeat_kv, whose reshape copies.
+/// `in_python`: the library's own repeat_kv, whose reshape copies, unless there is one head to repeat.
 Tensor repeat_heads(ProgramWriter& w, const Tensor& x, std::int64_t times, bool in_python) {
   const std::int64_t batch = x.sizes[0], heads = x.sizes[1], seq = x.sizes[2], dim = x.sizes[3];
-  const Tensor copies = w.clone(w.expand(w.unsqueeze(x, 2), {batch, heads, times, seq, dim}));
+  const Tensor all = w.expand(w.unsqueeze(x, 2), {batch, heads, times, seq, dim});
   const Dims sizes{batch, heads * times, seq, dim};
+  if (in_python && ProgramWriter::can_view(all, sizes)) return w.view(all, sizes);
+  const Tensor copies = w.clone(all);
   return in_python ? w.unsafe_view(copies, sizes) : w.view(copies, sizes);
 }
 
@@ -220,8 +225,8 @@ Result<AttentionKernel> choose_attention(const FamilyInput& input, const Attenti
                                          bool masked) {
   const std::string& asked = input.options.attention;
   const bool half = dtype == DType::BFloat16 || dtype == DType::Float16;
-  const bool grouped =
-      shape.heads != shape.key_value_heads && !masked;  // with a mask the library repeats the heads itself
+  const bool grouped = shape.heads != shape.key_value_heads && !masked &&
+                       shape.head_dim <= kWidestGroupedHead;  // else they are repeated
   const bool cpu = input.program.device == ProgramDevice::Cpu;
   const bool flash = half && !masked && shape.head_dim <= 256;
   const std::int64_t alignment = half ? 8 : 4;
@@ -275,7 +280,8 @@ Tensor write_attention(ProgramWriter& w, AttentionKernel kernel, const Attention
   const std::int64_t batch = q.sizes[0], heads = q.sizes[1], seq = q.sizes[2], dim = v_in.sizes[3];
   const bool eager = kernel == AttentionKernel::Eager;
   Tensor k = k_in, v = v_in;
-  if ((mask != nullptr || eager) && k.sizes[1] != heads) {  // the library asks for grouped heads only without a mask
+  // The library asks PyTorch for grouped heads only where flash attention takes them, else it repeats them itself.
+  if ((mask != nullptr || eager || k.sizes[3] > kWidestGroupedHead) && k.sizes[1] != heads) {
     k = repeat_heads(w, k, heads / k.sizes[1], true);
     v = repeat_heads(w, v, heads / v.sizes[1], true);
   }

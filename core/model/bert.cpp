@@ -39,6 +39,9 @@ BertConfig read_config(const FamilyInput& input) {
     if (config.boolean_or(key, false))
       config.fail_with(ErrorCode::Unsupported, key, "BERT as a decoder is not built", "false", "true");
   }
+  if (config.integer_or("chunk_size_feed_forward", 0, 0, kMaxPositions) > 0)
+    config.fail_with(ErrorCode::Unsupported, "chunk_size_feed_forward", "feed-forward layers in pieces are not built",
+                     "0", "more than 0");
   if (!config.failed() && c.hidden % c.heads != 0) {
     config.fail_with(ErrorCode::Inconsistent, "num_attention_heads",
                      "hidden_size is not a multiple of num_attention_heads",
@@ -62,7 +65,7 @@ struct LayerModules {
 
 struct BertModules {
   ModuleId root, embeddings, words, positions, types, dropout, transform_activation, decoder;
-  ParamId word_weight, position_weight, type_weight, head_bias, decoder_weight;
+  ParamId word_weight, position_weight, type_weight, head_bias, decoder_weight, decoder_bias;
   LayerNormModule norm, transform_norm;
   LinearModule transform;
   std::int32_t position_ids = -1, type_ids = -1;
@@ -126,7 +129,7 @@ BertModules add_modules(Model& model, const BertConfig& c, DType dtype) {
   m.decoder = tree.module(predictions, "decoder", "Linear");
   m.decoder_weight = c.tied ? tree.shared(m.decoder, "weight", m.word_weight)
                             : tree.param(m.decoder, "weight", {c.vocabulary, c.hidden});
-  tree.shared(m.decoder, "bias", m.head_bias);
+  m.decoder_bias = c.tied ? tree.shared(m.decoder, "bias", m.head_bias) : tree.param(m.decoder, "bias", {c.vocabulary});
   return m;
 }
 
@@ -171,7 +174,7 @@ class BertProgram {
     w_.enter(m.transform_activation);
     const Tensor active = write_activation(w_, c_.activation, y);
     const Tensor normed = write_layer_norm(w_, m.transform_norm, active, c_.eps);
-    return write_linear(w_, {m.decoder, m.decoder_weight, m.head_bias}, normed);
+    return write_linear(w_, {m.decoder, m.decoder_weight, c_.tied ? m.head_bias : m.decoder_bias}, normed);
   }
 
  private:

@@ -35,6 +35,11 @@ std::int64_t ConfigReader::entries(std::string_view key) const {
 
 bool ConfigReader::has(std::string_view key) const { return find(key) != nullptr; }
 
+bool ConfigReader::is_null(std::string_view key) const {
+  const auto it = object_.find(key);
+  return it != object_.end() && it->is_null();
+}
+
 void ConfigReader::fail_with(ErrorCode code, std::string_view key, std::string message, std::string expected,
                              std::string got, std::string hint) {
   if (error_) return;
@@ -122,6 +127,19 @@ std::vector<std::string> ConfigReader::texts(std::string_view key) {
   }
   for (const Json& entry : *value) list.push_back(entry.get<std::string>());
   return list;
+}
+
+std::int64_t ConfigReader::numbers(std::string_view key) {
+  const Json* value = find(key);
+  if (value == nullptr) return 0;
+  bool good = value->is_array();
+  if (good) {
+    for (const Json& entry : *value) good = good && entry.is_number();
+  }
+  if (good) return static_cast<std::int64_t>(value->size());
+  fail_with(ErrorCode::WrongType, key, in_quotes(place(key)) + " must be a list of numbers", "a list of numbers",
+            describe_json(*value));
+  return 0;
 }
 
 DType ConfigReader::parameter_dtype() {

@@ -23,6 +23,8 @@ class ConfigReader {
 
   /// False for an absent key and for null.
   bool has(std::string_view key) const;
+  /// Written down as null, which for some keys is not the same as absent.
+  bool is_null(std::string_view key) const;
 
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most);
   std::int64_t integer_or(std::string_view key, std::int64_t otherwise, std::int64_t least, std::int64_t most);
@@ -30,6 +32,8 @@ class ConfigReader {
   bool boolean_or(std::string_view key, bool otherwise);
   std::string text_or(std::string_view key, std::string otherwise);
   std::vector<std::string> texts(std::string_view key);
+  /// How many numbers the list holds; 0 for an absent key. Anything else in it is an error.
+  std::int64_t numbers(std::string_view key);
   /// Entries of an object or list; 0 for anything else.
   std::int64_t entries(std::string_view key) const;
 

@@ -23,20 +23,49 @@ Tensor write_rms_norm(ProgramWriter& w, const RmsNormModule& norm, const Tensor&
 }
 
 RotaryModule add_rotary(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t dims,
-                        const ProgramOptions& program) {
+                        const RopeScaling& scaling, const ProgramOptions& program) {
   RotaryModule rotary;
+  rotary.scaling = scaling;
   rotary.module = tree.module(parent, "rotary_emb", class_name);
   const DType dtype = program.buffer_dtype.value_or(DType::Float32);
   rotary.inverse_frequencies = tree.buffer(rotary.module, "inv_freq", {dims / 2}, dtype, false);
-  tree.buffer(rotary.module, "original_inv_freq", {dims / 2}, dtype, false);
+  rotary.original = tree.buffer(rotary.module, "original_inv_freq", {dims / 2}, dtype, false);
+  if (scaling.update == RopeUpdate::Select)  // no buffer to FSDP, which would cast it
+    rotary.long_frequencies = tree.buffer(rotary.module, "long_inv_freq", {dims / 2}, DType::Float32, false);
   return rotary;
 }
 
-Rotation write_rotation(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions, double factor) {
+namespace {
+
+/// dynamic_rope_update, from its second call on: the first one of longrope also makes the long frequencies.
+void write_rope_update(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
+  const RopeScaling& scaling = rotary.scaling;
+  if (scaling.update == RopeUpdate::None) return;
+  const Tensor last = w.emit("aten.max.default", {ProgramWriter::arg(positions)}, {}, {{{}, {}, positions.dtype}})[0];
+  const Tensor length = w.with_scalar("aten.add.Tensor", last, Arg{std::int64_t{1}});
+  const auto asked = [&](std::string_view op) {
+    return w.with_scalar(op, length, Arg{scaling.original_positions}, DType::Bool);
+  };
+  if (scaling.update == RopeUpdate::Grow) {
+    w.read_to_host(asked("aten.gt.Scalar"));
+    w.read_to_host(asked("aten.lt.Scalar"));
+    return;
+  }
+  const Tensor chosen = w.where(asked("aten.gt.Scalar"), w.buffer(rotary.long_frequencies), w.buffer(rotary.original));
+  const Tensor held = w.buffer(rotary.inverse_frequencies);
+  w.emit("aten.copy_.default", {ProgramWriter::arg(held), ProgramWriter::arg(chosen)}, {},
+         {{held.sizes, held.strides, held.dtype}});
+}
+
+}  // namespace
+
+Rotation write_rotation(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
   w.enter(rotary.module);
+  write_rope_update(w, rotary, positions);
   const Tensor places = w.to(w.unsqueeze(positions, 2), DType::Float32);
   const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));
   const Tensor both = w.cat({angles, angles}, -1);
+  const double factor = rotary.scaling.factor;
   const Tensor cos = w.with_scalar("aten.mul.Tensor", w.unary("aten.cos.default", both), Arg{factor});
   const Tensor sin = w.with_scalar("aten.mul.Tensor", w.unary("aten.sin.default", both), Arg{factor});
   Rotation rotation;

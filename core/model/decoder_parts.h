@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/model/family.h"
+#include "core/model/rope.h"
 
 namespace foreshard::families {
 
@@ -23,18 +24,18 @@ Tensor write_rms_scaled(ProgramWriter& writer, const Tensor& x, double eps);
 
 struct RotaryModule {
   ModuleId module;
-  std::int32_t inverse_frequencies = -1;  // buffer [dims / 2]
+  RopeScaling scaling;
+  std::int32_t inverse_frequencies = -1, original = -1;  // buffers [dims / 2]
+  std::int32_t long_frequencies = -1;                    // longrope: the library keeps them as a plain attribute
 };
 /// `dims`: elements of a head that turn.
 RotaryModule add_rotary(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t dims,
-                        const ProgramOptions& program);
+                        const RopeScaling& scaling, const ProgramOptions& program);
 
 struct Rotation {
   Tensor cos, sin;  // [1, seq, dims]; [1, 1, seq, dims] per head
 };
-/// `factor` on both, for the rotary scalings that ask for one.
-Rotation write_rotation(ProgramWriter& writer, const RotaryModule& rotary, const Tensor& positions,
-                        double factor = 1.0);
+Rotation write_rotation(ProgramWriter& writer, const RotaryModule& rotary, const Tensor& positions);
 /// With a dimension for the heads.
 Rotation write_head_rotation(ProgramWriter& writer, const Rotation& rotation);
 /// x cos + rotate_half(x) sin of x [batch, heads, seq, dims].

@@ -102,69 +102,6 @@ Tensor write_heads(ProgramWriter& w, const Tensor& x, std::int64_t head_dim) {
   return w.transpose(w.view(x, {x.sizes[0], x.sizes[1], -1, head_dim}), 1, 2);
 }
 
-std::string_view activation_class(Activation activation) {
-  switch (activation) {
-    case Activation::Silu: return "SiLUActivation";
-    case Activation::Relu: return "ReLU";
-    case Activation::Gelu: return "GELUActivation";
-    case Activation::GeluNew: return "NewGELUActivation";
-    case Activation::GeluTanh: return "GELUTanh";
-    case Activation::GeluFast: return "FastGELUActivation";
-    case Activation::QuickGelu: return "QuickGELUActivation";
-  }
-  return "";
-}
-
-Activation read_activation(ConfigReader& config, std::string_view key, std::string_view otherwise) {
-  const std::string name = config.text_or(key, std::string(otherwise));
-  if (name == "silu" || name == "swish") return Activation::Silu;
-  if (name == "relu") return Activation::Relu;
-  if (name == "gelu") return Activation::Gelu;
-  if (name == "gelu_new") return Activation::GeluNew;
-  if (name == "gelu_pytorch_tanh") return Activation::GeluTanh;
-  if (name == "gelu_fast") return Activation::GeluFast;
-  if (name == "quick_gelu") return Activation::QuickGelu;
-  config.fail_with(ErrorCode::Unsupported, key, in_quotes(std::string(key)) + " names an activation that is not built",
-                   "silu, swish, relu, gelu, gelu_new, gelu_fast, quick_gelu or gelu_pytorch_tanh", in_quotes(name));
-  return Activation::Silu;
-}
-
-namespace {
-
-/// FastGELUActivation: 0.5 x (1 + tanh(0.7978845608 x (1 + 0.044715 x x)))
-Tensor write_gelu_fast(ProgramWriter& w, const Tensor& x) {
-  const auto times = [&](const Tensor& a, double factor) { return w.with_scalar("aten.mul.Tensor", a, Arg{factor}); };
-  const auto plus_one = [&](const Tensor& a) { return w.with_scalar("aten.add.Tensor", a, Arg{1.0}); };
-  const Tensor half = times(x, 0.5);
-  const Tensor left = times(x, 0.7978845608);
-  const Tensor right = plus_one(w.mul(times(x, 0.044715), x));
-  return w.mul(half, plus_one(w.unary("aten.tanh.default", w.mul(left, right))));
-}
-
-}  // namespace
-
-Tensor write_activation(ProgramWriter& w, Activation activation, const Tensor& x) {
-  switch (activation) {
-    case Activation::Silu: return w.unary("aten.silu.default", x);
-    case Activation::Relu: return w.unary("aten.relu.default", x);
-    case Activation::Gelu: return w.unary("aten.gelu.default", x);
-    case Activation::GeluTanh:
-      return w.emit("aten.gelu.default", {ProgramWriter::arg(x)}, {{"approximate", Arg{std::string("tanh")}}},
-                    {{x.sizes, ProgramWriter::like_strides(x), x.dtype}})[0];
-    case Activation::QuickGelu:  // x sigmoid(1.702 x)
-      return w.mul(x, w.unary("aten.sigmoid.default", w.with_scalar("aten.mul.Tensor", x, Arg{1.702})));
-    case Activation::GeluFast: return write_gelu_fast(w, x);
-    case Activation::GeluNew: break;
-  }
-  // NewGELUActivation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-  const Tensor half = w.with_scalar("aten.mul.Tensor", x, Arg{0.5});
-  const Tensor cube =
-      w.with_scalar("aten.mul.Tensor", w.with_scalar("aten.pow.Tensor_Scalar", x, Arg{3.0}), Arg{0.044715});
-  const Tensor inner = w.with_scalar("aten.mul.Tensor", w.add(x, cube), Arg{std::sqrt(2.0 / M_PI)});
-  const Tensor outer = w.with_scalar("aten.add.Tensor", w.unary("aten.tanh.default", inner), Arg{1.0});
-  return w.mul(half, outer);
-}
-
 std::int64_t choose_seq(const FamilyInput& input, std::int64_t most, std::string_view key) {
   const std::int64_t seq = input.options.seq;
   if (seq >= 1 && seq <= most) return seq;

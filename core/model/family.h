@@ -72,7 +72,25 @@ Tensor write_dropout(ProgramWriter& writer, ModuleId dropout, const Tensor& x, d
 /// [batch, seq, heads x head_dim] -> [batch, heads, seq, head_dim]
 Tensor write_heads(ProgramWriter& writer, const Tensor& x, std::int64_t head_dim);
 
-enum class Activation : std::uint8_t { Silu, Relu, Gelu, GeluNew, GeluTanh, GeluFast, QuickGelu };
+enum class Activation : std::uint8_t {
+  Silu,
+  Swish,  // the same function, of another class
+  Relu,
+  ReluSquared,
+  Relu6,
+  LeakyRelu,
+  Gelu,
+  GeluClipped,
+  GeluNew,
+  GeluFast,
+  GeluTanh,
+  QuickGelu,
+  Mish,
+  Hardswish,
+  Sigmoid,
+  Tanh,
+  Linear
+};
 
 /// Class name that Transformers gives the activation module.
 std::string_view activation_class(Activation activation);

@@ -14,6 +14,7 @@ struct GemmaConfig {
   double eps = 1e-6, attention_dropout = 0.0, score_cap = 50.0, logit_cap = 30.0, query_scalar = 256.0;
   bool bias = false, tied = true;
   std::vector<std::string> layer_types;  // empty: windowed, full, windowed, ...
+  RopeScaling rope;
   Activation activation = Activation::GeluTanh;
   DType dtype = DType::Float32;
 
@@ -38,12 +39,17 @@ GemmaConfig read_config(const FamilyInput& input) {
   c.padding_index = config.integer_or("pad_token_id", 0, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
   c.eps = config.number_or("rms_norm_eps", 1e-6, 0.0, 1.0);
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
-  c.score_cap = config.number_or("attn_logit_softcapping", 50.0, 0.0, 1e9);
-  c.logit_cap = config.number_or("final_logit_softcapping", 30.0, 0.0, 1e9);
+  const auto cap = [&](std::string_view key, double otherwise) {
+    return config.number_or(key, config.is_null(key) ? 0.0 : otherwise, 0.0, 1e9);
+  };
+  c.score_cap = cap("attn_logit_softcapping", 50.0);
+  c.logit_cap = cap("final_logit_softcapping", 30.0);
   c.query_scalar = config.number_or("query_pre_attn_scalar", 256.0, 1e-9, 1e9);
   c.bias = config.boolean_or("attention_bias", false);
   c.tied = config.boolean_or("tie_word_embeddings", true);
   c.layer_types = config.texts("layer_types");
+  c.rope = read_rope(config, {.positions = c.positions});
+  check_rope_factors(config, c.rope, c.head_dim);
   c.activation = read_activation(config, "hidden_activation", "gelu_pytorch_tanh");
   c.dtype = config.parameter_dtype();
   if (config.failed()) return c;
@@ -112,7 +118,7 @@ GemmaModules add_modules(Model& model, const GemmaConfig& c, DType dtype, const 
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = add_norm(tree, m.model, "norm", c.hidden);
-  m.rotary = add_rotary(tree, m.model, "Gemma2RotaryEmbedding", c.head_dim, program);
+  m.rotary = add_rotary(tree, m.model, "Gemma2RotaryEmbedding", c.head_dim, c.rope, program);
   m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }

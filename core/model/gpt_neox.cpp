@@ -14,6 +14,7 @@ struct NeoXConfig {
   double eps = 1e-5;
   double hidden_dropout = 0.0, attention_dropout = 0.0;
   bool parallel = true, attention_bias = true, tied = false;
+  RopeScaling rope;
   Activation activation = Activation::Gelu;
   DType dtype = DType::Float32;
 };
@@ -36,18 +37,7 @@ NeoXConfig read_config(const FamilyInput& input) {
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "gelu");
   c.dtype = config.parameter_dtype();
-  double share = config.number_or("rotary_pct", 0.25, 0.0, 1.0);
-  // Newer files say rope_parameters, with the share in them.
-  const std::string_view key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  if (std::optional<ConfigReader> rope = config.inside(key)) {
-    share = rope->number_or("partial_rotary_factor", share, 0.0, 1.0);
-    const std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
-    if (kind != "default" && kind != "linear") {
-      rope->fail_with(ErrorCode::Unsupported, "rope_type", "this rope_type is not built", "default or linear",
-                      in_quotes(kind));
-    }
-    config.adopt(*rope);
-  }
+  c.rope = read_rope(config, {.positions = c.positions, .share = config.number_or("rotary_pct", 0.25, 0.0, 1.0)});
   if (config.failed()) return c;
   if (c.hidden % c.heads != 0) {
     config.fail_with(ErrorCode::Inconsistent, "num_attention_heads",
@@ -56,7 +46,7 @@ NeoXConfig read_config(const FamilyInput& input) {
     return c;
   }
   c.head_dim = c.hidden / c.heads;
-  c.rotary_dims = static_cast<std::int64_t>(static_cast<double>(c.head_dim) * share);
+  c.rotary_dims = static_cast<std::int64_t>(static_cast<double>(c.head_dim) * c.rope.share);
   if (c.rotary_dims < 2 || c.rotary_dims % 2 != 0) {
     config.fail_with(ErrorCode::Inconsistent, "rotary_pct", "rotary embeddings need an even share of the head size",
                      "an even number of dimensions of " + std::to_string(c.head_dim), std::to_string(c.rotary_dims));
@@ -108,7 +98,7 @@ NeoXModules add_modules(Model& model, const NeoXConfig& c, DType dtype, const Pr
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = tree.layer_norm(m.model, "final_layer_norm", c.hidden);
-  m.rotary = add_rotary(tree, m.model, "GPTNeoXRotaryEmbedding", c.rotary_dims, program);
+  m.rotary = add_rotary(tree, m.model, "GPTNeoXRotaryEmbedding", c.rotary_dims, c.rope, program);
   m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }

@@ -17,10 +17,10 @@ struct LlamaConfig {
   std::int64_t heads = 0, key_value_heads = 0, head_dim = 0;
   double eps = 1e-6;
   double attention_dropout = 0.0;
-  double rope_attention_factor = 1.0;
+  RopeScaling rope;
   std::int64_t padding_index = -1;
-  std::int64_t sliding_window = 0;        // 0 = none
-  std::int64_t first_windowed_layer = 0;  // the layers from here on see only the window (Mistral: all)
+  std::int64_t sliding_window = 0;  // 0 = none
+  std::vector<bool> windowed;       // by layer: sees only the window
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   bool head_norms = false;  // Qwen 3: RMSNorm of queries and keys, per head
   bool tied = false;
@@ -30,30 +30,33 @@ struct LlamaConfig {
   DType dtype = DType::Float32;
 };
 
-/// The factor on cos and sin; tells unknown kinds of rotary scaling from known ones. Newer files say rope_parameters.
-double read_rope(ConfigReader& config) {
-  const std::string_view key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  std::optional<ConfigReader> rope = config.inside(key);
-  if (!rope) return 1.0;
-  const std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
-  double attention_factor = 1.0;
-  if (kind == "linear" || kind == "llama3") {
-    rope->number_or("factor", 1.0, 1.0, 1e9);
-  } else if (kind == "yarn") {
-    const double factor = rope->number_or("factor", 1.0, 1.0, 1e9);
-    attention_factor = rope->number_or("attention_factor", factor > 1.0 ? 0.1 * std::log(factor) + 1.0 : 1.0, 0.0, 1e9);
-  } else if (kind != "default") {
-    rope->fail_with(ErrorCode::Unsupported, "rope_type", "this rope_type is not built",
-                    "default, linear, llama3 or yarn", in_quotes(kind));
-  }
-  rope->number_or("rope_theta", 1e4, 0.0, 1e18);
-  config.adopt(*rope);
-  return attention_factor;
+/// The library's own defaults, where the families differ.
+struct FamilyDefaults {
+  std::string_view type, prefix;
+  std::int64_t key_value_heads = 0;  // where the key is absent; null, and 0 here, mean one for every head
+  std::int64_t head_dim = 0;         // 0: hidden / heads
+  std::int64_t positions = 32768;
+  double eps = 1e-6;
+  std::int64_t window = 0;
+};
+constexpr FamilyDefaults kDefaults[] = {
+    {"llama", "Llama", 0, 0, 2048},
+    {"mistral", "Mistral", 8, 0, 131072, 1e-6, 4096},
+    {"mixtral", "Mixtral", 8, 0, 131072, 1e-5},
+    {"qwen2", "Qwen2", 32},
+    {"qwen2_moe", "Qwen2Moe", 16},
+    {"qwen3", "Qwen3", 32, 128},
+};
+
+const FamilyDefaults& defaults_of(std::string_view type) {
+  return *std::find_if(std::begin(kDefaults), std::end(kDefaults), [&](const auto& row) { return row.type == type; });
 }
 
-void read_heads(ConfigReader& config, LlamaConfig& c) {
+void read_heads(ConfigReader& config, const FamilyDefaults& family, LlamaConfig& c) {
   c.heads = config.integer("num_attention_heads", 1, 1 << 16);
-  c.key_value_heads = config.integer_or("num_key_value_heads", c.heads, 1, 1 << 16);
+  const bool every = family.key_value_heads == 0 || config.is_null("num_key_value_heads");
+  c.key_value_heads = config.integer_or("num_key_value_heads", every ? c.heads : family.key_value_heads, 1, 1 << 16);
+  if (!config.is_null("head_dim")) c.head_dim = family.head_dim;
   if (config.failed()) return;
   if (config.has("head_dim")) {
     c.head_dim = config.integer("head_dim", 1, 1 << 16);
@@ -100,32 +103,52 @@ void read_experts(ConfigReader& config, std::string_view type, LlamaConfig& c) {
   } else if (config.entries("mlp_only_layers") > 0) {
     config.fail_with(ErrorCode::Unsupported, "mlp_only_layers", "this variant is not built", "an empty list",
                      std::to_string(config.entries("mlp_only_layers")) + " layers");
+  } else if (mixtral && config.number_or("router_jitter_noise", 0.0, 0.0, 1e9) > 0.0) {
+    config.fail_with(ErrorCode::Unsupported, "router_jitter_noise", "noise on the routers' input is not built", "0.0",
+                     "more than 0");
   } else if (config.boolean_or("output_router_logits", false)) {
     config.fail_with(ErrorCode::Unsupported, "output_router_logits", "the routers' loss is not built", "false", "true");
   }
   c.experts = e;
 }
 
+/// Which layers see only a window: all (Mistral), those that layer_types says, or a rule of the family.
+void read_windows(ConfigReader& config, const FamilyDefaults& family, LlamaConfig& c) {
+  const bool qwen = family.type.starts_with("qwen");
+  const std::int64_t window =
+      config.integer_or("sliding_window", config.is_null("sliding_window") ? 0 : family.window, 0, kMaxPositions);
+  if (!qwen || config.boolean_or("use_sliding_window", false)) c.sliding_window = window;
+  const std::int64_t turn = qwen ? config.integer_or("max_window_layers", 28, 0, 1 << 20) : 0;
+  const std::vector<std::string> types = qwen ? config.texts("layer_types") : std::vector<std::string>{};
+  if (config.failed()) return;
+  if (!types.empty() && static_cast<std::int64_t>(types.size()) != c.layers) {
+    config.fail_with(ErrorCode::Inconsistent, "layer_types", "layer_types names another number of layers",
+                     "num_hidden_layers = " + std::to_string(c.layers), std::to_string(types.size()));
+    return;
+  }
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const bool ruled = family.type == "qwen2_moe" ? i % 2 == 0 && i < turn : i >= turn;
+    const bool named = !types.empty() && types[static_cast<std::size_t>(i)] == "sliding_attention";
+    c.windowed.push_back(c.sliding_window > 0 && (types.empty() ? ruled : named));
+  }
+}
+
 LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
   ConfigReader& config = input.config;
   LlamaConfig c;
-  c.prefix = type == "llama"       ? "Llama"
-             : type == "mistral"   ? "Mistral"
-             : type == "mixtral"   ? "Mixtral"
-             : type == "qwen2"     ? "Qwen2"
-             : type == "qwen2_moe" ? "Qwen2Moe"
-                                   : "Qwen3";
+  const FamilyDefaults& family = defaults_of(type);
+  c.prefix = family.prefix;
   check_architecture(config, c.prefix + "ForCausalLM");
   c.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
   c.hidden = config.integer("hidden_size", 1, kMaxWidth);
   c.intermediate = config.integer("intermediate_size", 1, kMaxWidth);
   c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
-  c.max_positions = config.integer_or("max_position_embeddings", 2048, 1, kMaxPositions);
-  if (type == "qwen3") c.head_dim = 128;  // the library's default, not hidden / heads
-  if (!config.failed()) read_heads(config, c);
-  c.eps = config.number_or("rms_norm_eps", 1e-6, 0.0, 1.0);
+  c.max_positions = config.integer_or("max_position_embeddings", family.positions, 1, kMaxPositions);
+  if (!config.failed()) read_heads(config, family, c);
+  c.eps = config.number_or("rms_norm_eps", family.eps, 0.0, 1.0);
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
-  c.rope_attention_factor = read_rope(config);
+  c.rope = read_rope(config, {.positions = c.max_positions});
+  check_rope_factors(config, c.rope, c.head_dim);
   c.padding_index = config.integer_or("pad_token_id", -1, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "silu");
@@ -135,11 +158,7 @@ LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
   if (type == "qwen2_moe") c.qkv_bias = config.boolean_or("qkv_bias", true);
   if (type == "llama") c.mlp_bias = config.boolean_or("mlp_bias", false);
   c.head_norms = type == "qwen3";
-  const std::int64_t window = config.integer_or("sliding_window", 0, 0, kMaxPositions);
-  if (type == "mistral" || type == "mixtral" ||
-      (type.starts_with("qwen") && config.boolean_or("use_sliding_window", false)))
-    c.sliding_window = window;
-  if (type.starts_with("qwen")) c.first_windowed_layer = config.integer_or("max_window_layers", 28, 0, 1 << 20);
+  if (type != "llama") read_windows(config, family, c);
   c.dtype = config.parameter_dtype();
   if (type == "mixtral" || type == "qwen2_moe") read_experts(config, type, c);
   return c;
@@ -202,7 +221,7 @@ LlamaModules add_modules(Model& model, const LlamaConfig& c, DType dtype, const 
   m.layers.reserve(per_layer);
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = add_rms_norm(tree, m.model, "norm", c.prefix + "RMSNorm", c.hidden);
-  m.rotary = add_rotary(tree, m.model, c.prefix + "RotaryEmbedding", c.head_dim, program);
+  m.rotary = add_rotary(tree, m.model, c.prefix + "RotaryEmbedding", c.head_dim, c.rope, program);
   m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }
@@ -218,9 +237,7 @@ class LlamaProgram {
   LlamaProgram(ProgramWriter& writer, const LlamaConfig& config, const AttentionShape& attention)
       : w_(writer), c_(config), attention_(attention) {}
 
-  void rotary(const LlamaModules& m, const Tensor& positions) {
-    rotation_ = write_rotation(w_, m.rotary, positions, c_.rope_attention_factor);
-  }
+  void rotary(const LlamaModules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
     const Tensor attended = attention(m, norm(m.input_norm, x), how);
@@ -284,8 +301,8 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   Model model = start_model(input, model_type, c.prefix + "DecoderLayer", created, seq);
   const AttentionShape attention{c.heads, c.key_value_heads, c.head_dim, c.attention_dropout,
                                  std::pow(static_cast<double>(c.head_dim), -0.5)};
-  const bool all_windowed = c.sliding_window > 0 && c.first_windowed_layer == 0 && !model_type.starts_with("qwen");
-  const bool any_windowed = c.sliding_window > 0 && c.first_windowed_layer < c.layers;
+  const bool any_windowed = std::find(c.windowed.begin(), c.windowed.end(), true) != c.windowed.end();
+  const bool all_windowed = any_windowed && !model_type.starts_with("qwen");  // which make the full mask anyhow
   LayerAttention full, windowed;
   for (auto [how, window] : {std::pair(&full, std::int64_t{0}), std::pair(&windowed, c.sliding_window)}) {
     Result<AttentionKernel> kernel =
@@ -310,8 +327,7 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   LlamaProgram program(w, c, attention);
   program.rotary(m, positions);
   for (std::size_t i = 0; i < m.layers.size(); ++i) {
-    const bool in_window = any_windowed && static_cast<std::int64_t>(i) >= c.first_windowed_layer;
-    x = program.layer(m.layers[i], x, in_window ? windowed : full);
+    x = program.layer(m.layers[i], x, any_windowed && c.windowed[i] ? windowed : full);
   }
   x = program.norm(m.norm, x);
   finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));

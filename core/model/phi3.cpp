@@ -19,25 +19,10 @@ struct Phi3Config {
   std::int64_t padding_index = -1;
   double eps = 1e-5, attention_dropout = 0.0, residual_dropout = 0.0;
   bool tied = false;
+  RopeScaling rope;
   Activation activation = Activation::Silu;
   DType dtype = DType::Float32;
 };
-
-/// The share of a head that turns; newer files keep it in rope_parameters. Only the plain kind is built: the others
-/// choose their frequencies by the length that they meet in the data.
-double read_rotary_share(ConfigReader& config) {
-  const double share = config.number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
-  const std::string_view key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  std::optional<ConfigReader> rope = config.inside(key);
-  if (!rope) return share;
-  const std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
-  if (kind != "default")
-    rope->fail_with(ErrorCode::Unsupported, "rope_type", "this rope_type is not built for phi3", "default",
-                    in_quotes(kind), "export the model: foreshard export-script");
-  const double newer = rope->number_or("partial_rotary_factor", share, 0.0, 1.0);
-  config.adopt(*rope);
-  return newer;
-}
 
 Phi3Config read_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
@@ -57,7 +42,9 @@ Phi3Config read_config(const FamilyInput& input) {
   c.residual_dropout = config.number_or("resid_pdrop", 0.0, 0.0, 1.0);
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "silu");
-  const double part = read_rotary_share(config);
+  const double share = config.number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
+  c.rope = read_rope(config,
+                     {.positions = c.max_positions, .original_positions = 4096, .share = share, .only_longrope = true});
   c.dtype = config.parameter_dtype();
   if (config.failed()) return c;
   if (c.hidden % c.heads != 0 || c.heads % c.key_value_heads != 0) {
@@ -67,10 +54,11 @@ Phi3Config read_config(const FamilyInput& input) {
     return c;
   }
   c.head_dim = config.integer_or("head_dim", c.hidden / c.heads, 1, 1 << 16);
-  c.rotary = static_cast<std::int64_t>(static_cast<double>(c.head_dim) * part);
+  c.rotary = static_cast<std::int64_t>(static_cast<double>(c.head_dim) * c.rope.share);
   if (c.rotary < 2 || c.rotary % 2 != 0)
     config.fail_with(ErrorCode::Inconsistent, "partial_rotary_factor", "rotary embeddings need an even width",
                      "an even number of elements", std::to_string(c.rotary));
+  check_rope_factors(config, c.rope, c.rotary);
   return c;
 }
 
@@ -119,7 +107,7 @@ Phi3Modules add_modules(Model& model, const Phi3Config& c, DType dtype, const Pr
   m.layers.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = add_rms_norm(tree, m.model, "norm", kNormClass, c.hidden);
-  m.rotary = add_rotary(tree, m.model, "Phi3RotaryEmbedding", c.rotary, program);
+  m.rotary = add_rotary(tree, m.model, "Phi3RotaryEmbedding", c.rotary, c.rope, program);
   m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
 }

@@ -13,7 +13,8 @@ struct T5Config {
   std::int64_t encoder_layers = 0, decoder_layers = 0;
   std::int64_t buckets = 32, max_distance = 128;
   double eps = 1e-6, dropout = 0.1;
-  bool gated = false, tied = true;
+  bool gated = false;
+  bool scaled = true;  // the head is the embedding's weight always
   Activation activation = Activation::Relu;
   DType dtype = DType::Float32;
 };
@@ -51,7 +52,8 @@ T5Config read_config(const FamilyInput& input) {
   c.max_distance = config.integer_or("relative_attention_max_distance", 128, 2, 1 << 20);
   c.eps = config.number_or("layer_norm_epsilon", 1e-6, 0.0, 1.0);
   c.dropout = config.number_or("dropout_rate", 0.1, 0.0, 1.0);
-  c.tied = config.boolean_or("tie_word_embeddings", true);
+  // Files of T5 1.1 say "not tied" for "not scaled", and the library reads it so.
+  c.scaled = config.boolean_or("scale_decoder_outputs", config.boolean_or("tie_word_embeddings", true));
   read_feed_forward(config, c);
   c.dtype = config.parameter_dtype();
   if (!config.failed() && c.heads * c.head_dim > kMaxWidth) {
@@ -105,8 +107,7 @@ class T5Tree {
     m.encoder = stack(m, "encoder", c_.encoder_layers, false);
     m.decoder = stack(m, "decoder", c_.decoder_layers, true);
     m.head = tree_.module(m.root, "lm_head", "Linear");
-    m.head_weight = c_.tied ? tree_.shared(m.head, "weight", m.embedding)
-                            : tree_.param(m.head, "weight", {c_.vocabulary, c_.hidden});
+    m.head_weight = tree_.shared(m.head, "weight", m.embedding);
     return m;
   }
 
@@ -337,7 +338,7 @@ Result<Model> build_t5(const FamilyInput& input) {
   const Tensor memory = program.stack(m, m.encoder, ids, nullptr);
   Tensor x = program.stack(m, m.decoder, tokens.ids, &memory);
   w.enter(m.root);
-  if (c.tied) {  // the embedding's scale is not the head's
+  if (c.scaled) {  // the embedding's scale is not the head's
     x = w.with_scalar("aten.mul.Tensor", x, Arg{std::pow(static_cast<double>(c.hidden), -0.5)});
   }
   w.enter(m.head);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -200,6 +201,100 @@ TEST(ConfigModel, BiasesAreWhereTheFamilyHasThem) {
   const auto qwen2 = build(config);
   EXPECT_TRUE(qwen2->find_param("model.layers.0.self_attn.q_proj.bias").valid());
   EXPECT_FALSE(qwen2->find_param("model.layers.0.self_attn.o_proj.bias").valid());
+}
+
+Json toy_phi3() {
+  return Json::parse(
+      R"({"model_type": "phi3", "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_hidden_layers": 1,
+    "vocab_size": 100, "pad_token_id": 0, "max_position_embeddings": 160, "original_max_position_embeddings": 40})");
+}
+
+/// The number that the cosines are multiplied by.
+double rotary_factor(const Model& model) {
+  for (std::size_t i = 0; i + 1 < model.ops.size(); ++i) {
+    if (model.ops[i].name == "aten.cos.default") return std::get<double>(model.ops[i + 1].args[1].value);
+  }
+  return 0.0;
+}
+
+TEST(ConfigModel, RotaryKindsDifferInTheirFactorAndInWhatAForwardDoes) {
+  struct Row {
+    const char* rope;
+    double factor;         // on cos and sin
+    std::int64_t reads;    // of the host
+    std::int64_t updates;  // of the frequencies
+  };
+  const double yarn = 0.1 * std::log(4.0) + 1;
+  const Row rows[] = {{R"({"rope_type": "linear", "factor": 2})", 1.0, 0, 0},
+                      {R"({"rope_type": "llama3", "factor": 8})", 1.0, 0, 0},
+                      {R"({"type": "dynamic", "factor": 2})", 1.0, 2, 0},
+                      {R"({"rope_type": "yarn", "factor": 4})", yarn, 0, 0},
+                      {R"({"rope_type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": 1})", 1.0, 0, 0},
+                      {R"({"rope_type": "longrope", "factor": 4, "original_max_position_embeddings": 40,
+           "short_factor": [1, 1, 1, 1], "long_factor": [2, 2, 2, 2]})",
+                       std::sqrt(1 + std::log(4.0) / std::log(40.0)), 0, 1}};
+  const auto plain = build(toy_config());
+  ASSERT_TRUE(plain) << to_text(plain.error());
+  for (const Row& row : rows) {
+    Json config = toy_config();
+    config["rope_scaling"] = Json::parse(row.rope);
+    const auto model = build(config);
+    ASSERT_TRUE(model) << row.rope << to_text(model.error());
+    EXPECT_DOUBLE_EQ(rotary_factor(*model), row.factor) << row.rope;
+    EXPECT_EQ(count(*model, "aten._local_scalar_dense.default") - count(*plain, "aten._local_scalar_dense.default"),
+              row.reads)
+        << row.rope;
+    EXPECT_EQ(count(*model, "aten.copy_.default"), row.updates) << row.rope;
+  }
+}
+
+TEST(ConfigModel, Phi3KnowsLongropeByItsOldNamesAndNothingElse) {
+  for (const char* kind : {"longrope", "su", "yarn"}) {
+    Json config = toy_phi3();
+    config["rope_scaling"] = {{"type", kind},
+                              {"short_factor", Json(std::vector<double>(8, 1.0))},
+                              {"long_factor", Json(std::vector<double>(8, 2.0))}};
+    const auto model = build(config);
+    ASSERT_TRUE(model) << kind << to_text(model.error());
+    EXPECT_DOUBLE_EQ(rotary_factor(*model), std::sqrt(1 + std::log(4.0) / std::log(40.0))) << kind;
+    EXPECT_EQ(model->buffers.back().fqn, "model.rotary_emb.long_inv_freq");
+  }
+  struct Row {
+    Json rope;
+    const char* place;
+  };
+  const Row rows[] = {
+      {{{"type", "linear"}, {"factor", 2}}, "rope_scaling.rope_type"},
+      {{{"type", "longrope"}, {"short_factor", Json(std::vector<double>(8, 1.0))}}, "rope_scaling.long_factor"},
+      {{{"type", "longrope"},
+        {"short_factor", Json(std::vector<double>(8, 1.0))},
+        {"long_factor", Json(std::vector<double>(7, 1.0))}},
+       "rope_scaling.long_factor"},
+      {{{"type", "longrope"},
+        {"short_factor", Json(std::vector<double>(7, 1.0))},
+        {"long_factor", Json(std::vector<double>(7, 1.0))}},
+       "rope_scaling"},
+      {{{"type", "longrope"}, {"short_factor", "much"}, {"long_factor", Json(std::vector<double>(8, 1.0))}},
+       "rope_scaling.short_factor"}};
+  for (const Row& row : rows) {
+    Json config = toy_phi3();
+    config["rope_scaling"] = row.rope;
+    const auto model = build(config);
+    ASSERT_FALSE(model) << row.rope;
+    EXPECT_EQ(model.error().place, row.place) << to_text(model.error());
+  }
+}
+
+TEST(ConfigModel, ActivationsAreTheLibrarysAndUnknownOnesAreToldThem) {
+  Json config = toy_config();
+  config["hidden_act"] = "swish";  // the same kernel under another class than silu
+  EXPECT_EQ(build(config)->modules[build(config)->find_module("model.layers.0.mlp.act_fn").index()].class_name, "SiLU");
+  config["hidden_act"] = "relu2";
+  EXPECT_EQ(count(*build(config), "aten.pow.Tensor_Scalar"), count(*build(toy_config()), "aten.pow.Tensor_Scalar") + 2);
+  config["hidden_act"] = "swoosh";
+  const auto model = build(config);
+  ASSERT_FALSE(model);
+  EXPECT_NE(to_text(model.error()).find("mish"), std::string::npos);
 }
 
 TEST(ConfigModel, EveryKeyOfAWrongTypeIsAnErrorOrDoesNotMatter) {
