@@ -421,17 +421,19 @@ void Machine::accumulate_param(Node& node) {
   node.grads.clear();
   if (!gradient) return;
   const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
-  const bool stealable =
-      tape.at(gradient).refs == 1 && tape.layout(gradient).contiguous() && tape.storage_of(gradient).instance >= 0;
+  // AccumulateGrad keeps a tensor that nobody else names, if it is laid out as the contract says; another tensor may
+  // share its storage (the slices of a concatenation's gradient), which then goes to the first parameter of them.
+  const Layout& own = node.out[0];
+  const bool stealable = tape.at(gradient).refs == 1 && tape.storage_of(gradient).slot >= 0 &&
+                         (own.dense() ? tape.layout(gradient).same_steps(own) : tape.layout(gradient).contiguous());
   if (!stealable) {
     Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
-    // The layout contract of AccumulateGrad: a parameter with gaps gets a contiguous gradient.
-    const Layout& own = node.out[0];
     const Layout kept = own.dense() ? own : contiguous_layout(own.sizes, own.dtype);
     gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
   }
   RawInstance& instance = tape.instances()[static_cast<std::size_t>(at.instance)];
   instance.param_grads.push_back(node.param);
+  instance.param_grad_slots.push_back(tape.storage_of(gradient).slot);
   tape.give_away(gradient, SlotCategory::ParamGrad, node.param);
 }
 

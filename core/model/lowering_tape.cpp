@@ -40,6 +40,13 @@ bool Layout::dense() const {
   return true;
 }
 
+bool Layout::same_steps(const Layout& other) const {
+  if (sizes.n != other.sizes.n) return false;
+  for (std::int32_t i = 0; i < sizes.n; ++i)
+    if (sizes[i] > 1 && strides[i] != other.strides[i]) return false;
+  return true;
+}
+
 Dims dims_of(const Shape& shape) {
   Dims dims;
   for (const std::int64_t size : shape)

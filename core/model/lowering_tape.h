@@ -33,7 +33,8 @@ struct Layout {
   std::int64_t numel() const;
   Bytes bytes() const { return numel() * itemsize(dtype); }
   bool contiguous() const;
-  bool dense() const;  // non-overlapping and dense, in any order of the dimensions
+  bool dense() const;                          // non-overlapping and dense, in any order of the dimensions
+  bool same_steps(const Layout& other) const;  // equal strides wherever there is more than one element
 };
 
 Dims dims_of(const Shape& shape);
@@ -105,6 +106,7 @@ struct RawInstance {
   std::array<RawPass, 3> passes;  // by PassKind
   std::vector<Slot> slots;
   std::vector<ParamId> param_grads;
+  std::vector<std::int32_t> param_grad_slots;  // parallel: the storage it lies in, which may be another parameter's too
 };
 
 class Tape {

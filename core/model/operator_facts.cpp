@@ -106,9 +106,10 @@ void read_backward(Machine& machine, OperatorFacts& facts) {
   }
   if (!facts.backward.empty() && facts.backward.front() == "aten.ones_like")  // the gradient that we come with
     facts.backward.erase(facts.backward.begin());
-  for (const ParamId id : instance.param_grads) facts.gradients[id.index()].defined = true;
-  for (const Slot& slot : instance.slots)
-    if (slot.category == SlotCategory::ParamGrad) facts.gradients[slot.param.index()].bytes = slot.bytes;
+  for (std::size_t i = 0; i < instance.param_grads.size(); ++i) {
+    const auto slot = static_cast<std::size_t>(instance.param_grad_slots[i]);
+    facts.gradients[instance.param_grads[i].index()] = {true, instance.slots[slot].bytes};
+  }
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // What hostile or unusual programs do: refused with words, or lowered with the default rule.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/model/lowering.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
@@ -35,6 +37,35 @@ TEST(LoweringCorners, AnOperatorWithoutARuleIsNamedAndCostsTwiceItsForward) {
   EXPECT_EQ(out.left, 0);
   EXPECT_TRUE(out.misuse.empty());
   EXPECT_EQ(out.backward_kernels.at(1), "custom.frobnicate.default.backward");
+}
+
+/// Two parameters joined, times an input: the joined gradient is a tensor of its own.
+Model joined(std::int64_t dim, Shape a, Shape b, Shape both) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", both);
+  toy.module("", "Root");
+  toy.param("a", std::move(a));
+  toy.param("b", std::move(b));
+  toy.op("aten.cat.default", {}, {{"w", both}},
+         {Arg{ArgList{Arg{ParamRef{ParamId(0)}}, Arg{ParamRef{ParamId(1)}}}}, Arg{dim}});
+  toy.op("aten.mul.Tensor", {"w", x}, {{"h", both}});
+  toy.op("aten.sum.default", {"h"}, {{"loss", {}}});
+  return toy.finish("loss");
+}
+
+TEST(LoweringCorners, GradientsThatLieSideBySideShareTheStorageTheyWereMadeIn) {
+  const auto gradients = [](const Model& model) {
+    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+    std::vector<Bytes> bytes;
+    for (const Slot& slot : lowered->templates.at(0).slots)
+      if (slot.category == SlotCategory::ParamGrad) bytes.push_back(slot.bytes);
+    EXPECT_EQ(lowered->templates.at(0).param_grad_order.size(), 2U);
+    std::sort(bytes.begin(), bytes.end());
+    return bytes;
+  };
+  EXPECT_EQ(gradients(joined(0, {3, 4}, {5, 4}, {8, 4})), (std::vector<Bytes>{8 * 4 * 4}));
+  // Columns of the joined gradient are not laid out as the parameters are: both are copied.
+  EXPECT_EQ(gradients(joined(1, {3, 4}, {3, 2}, {3, 6})), (std::vector<Bytes>{3 * 2 * 4, 3 * 4 * 4}));
 }
 
 TEST(LoweringCorners, SegmentsThatLeaveGapsAreRefused) {
