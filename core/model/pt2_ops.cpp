@@ -1,6 +1,7 @@
 #include "core/model/pt2_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -87,7 +88,9 @@ class OpsWriter {
     Names names;
     if (!bind_inputs(names)) return fail(std::move(error_));
     find_needed();
-    if (!write_graph(program_.graphs[0], names, 0) || !set_outputs(names)) return fail(std::move(error_));
+    if (!write_graph(program_.graphs[0], names, 0)) return fail(std::move(error_));
+    write_buffer_updates(names);
+    set_outputs(names);
     return {};
   }
 
@@ -224,7 +227,23 @@ class OpsWriter {
     });
   }
 
-  bool set_outputs(const Names& names) {
+  /// A functional program returns what a buffer becomes; running it puts that back.
+  void write_buffer_updates(const Names& names) {
+    writer_.enter(ModuleId(0));
+    for (const Pt2OutputSpec& spec : program_.outputs) {
+      if (spec.kind != "buffer_mutation") continue;
+      const auto value = names.find(spec.arg.text);
+      const auto buffer = std::find_if(model_.buffers.begin(), model_.buffers.end(),
+                                       [&](const BufferInfo& info) { return info.fqn == spec.target; });
+      if (value == names.end() || buffer == model_.buffers.end()) continue;
+      const auto index = static_cast<std::int32_t>(buffer - model_.buffers.begin());
+      if (const auto* same = std::get_if<BufferRef>(&value->second.arg.value); same && same->index == index) continue;
+      model_.ops.push_back(
+          {"aten.copy_.default", buffer->owner, 0, {Arg{BufferRef{index}}, value->second.arg}, {}, {ValueId{}}});
+    }
+  }
+
+  void set_outputs(const Names& names) {
     std::vector<ValueId> rest;
     ValueId loss;
     for (const Pt2OutputSpec& spec : program_.outputs) {
@@ -244,7 +263,6 @@ class OpsWriter {
     model_.has_loss = loss.valid();
     if (loss.valid()) model_.outputs.push_back(loss);
     model_.outputs.insert(model_.outputs.end(), rest.begin(), rest.end());
-    return true;
   }
 
   // --- nodes ---
@@ -257,7 +275,9 @@ class OpsWriter {
     return true;
   }
 
-  void enter(const Pt2Node& node) {
+  /// Operators of a region that name no module are those of whoever called it.
+  void enter(const Pt2Node& node, int depth) {
+    if (depth > 0 && node.stack < 0) return writer_.enter(module_);
     module_ = ModuleId(0);
     call_ = 0;
     if (node.stack >= 0) {
@@ -275,12 +295,13 @@ class OpsWriter {
     const std::string name = op_name(node.target);
     if (node.outputs.empty() && (name.starts_with("aten._assert") || name.starts_with("aten.sym_constrain")))
       return true;
-    enter(node);
+    enter(node, depth);
     const std::size_t first = model_.ops.size();
     bool done = false;
     const bool written =
         write_scalar(graph, node, name, names, done) && (done || write_region(node, name, names, depth, done)) &&
-        (done || write_composite(graph, node, name, names, done)) && (done || write_plain(graph, node, name, names));
+        (done || write_composite(graph, node, name, names, done)) &&
+        (done || write_batch_norm(graph, node, name, names, done)) && (done || write_plain(graph, node, name, names));
     for (std::size_t i = first; i < model_.ops.size() && !spliced_; ++i) model_.ops[i].call = call_;
     spliced_ = false;
     return written;
@@ -326,6 +347,36 @@ class OpsWriter {
     return Arg{};
   }
 
+  /// What decomposition made of a batch norm in training is written as the kernel that it was, which moves the running
+  /// statistics itself: putting them back afterwards would spoil what autograd keeps of them.
+  bool write_batch_norm(const Pt2Graph& graph, const Pt2Node& node, const std::string& name, Names& names, bool& done) {
+    constexpr std::size_t kMean = 3, kVar = 4;  // among the arguments and the results
+    if (name != "aten._native_batch_norm_legit_functional.default" || node.inputs.size() < 8 ||
+        node.outputs.size() != 5)
+      return true;
+    for (const std::size_t i : {kMean, kVar}) {
+      const bool put_back =
+          std::any_of(program_.outputs.begin(), program_.outputs.end(), [&](const Pt2OutputSpec& spec) {
+            return spec.kind == "buffer_mutation" && spec.arg.text == node.outputs[i].text;
+          });
+      if (!put_back || !std::holds_alternative<BufferRef>(arg_of(node.inputs[i].arg, names).value)) return true;
+    }
+    done = true;
+    Op op{"aten.native_batch_norm.default", module_, 0, {}, {}, {}};
+    for (const Pt2Input& input : node.inputs) op.args.push_back(arg_of(input.arg, names));
+    for (std::size_t i = 0; i < kMean; ++i) {
+      const std::string& text = node.outputs[i].text;
+      Bound bound;
+      if (!text.empty() && !add_value(graph, text, bound, false)) return false;
+      op.out.push_back(text.empty() ? ValueId{} : std::get<ValueRef>(bound.arg.value).id);
+      if (!text.empty()) names.insert_or_assign(text, std::move(bound));
+    }
+    for (const std::size_t i : {kMean, kVar})
+      names.insert_or_assign(node.outputs[i].text, Bound(names.at(node.inputs[i].arg.text)));
+    model_.ops.push_back(std::move(op));
+    return true;
+  }
+
   bool write_plain(const Pt2Graph& graph, const Pt2Node& node, const std::string& name, Names& names) {
     Op op{name, module_, 0, {}, {}, {}};
     for (const Pt2Input& input : node.inputs) {
@@ -367,45 +418,102 @@ class OpsWriter {
   // --- regions ---
 
   bool write_region(const Pt2Node& node, const std::string& name, Names& names, int depth, bool& done) {
+    if (name == "higher_order.cond") return write_cond(node, names, depth, done);
     const bool grad_mode = name == "higher_order.wrap_with_set_grad_enabled";
     const bool autocast = name == "higher_order.wrap_with_autocast";
     const std::size_t at = grad_mode ? 1 : 4;
     if ((!grad_mode && !autocast) || node.inputs.size() <= at || node.inputs[at].arg.kind != Pt2Arg::Kind::Graph)
       return true;
-    const Pt2Graph& inner = program_.graphs[static_cast<std::size_t>(node.inputs[at].arg.integer)];
-    if (inner.inputs.size() != node.inputs.size() - at - 1 || inner.outputs.size() < flattened(node.outputs).size())
-      return true;
-    if (depth >= kDeepestSplice)
-      return stop(ErrorCode::TooDeep, node.name, "regions are nested too deep", std::to_string(kDeepestSplice), "more");
+    const Pt2Graph& inner = graph_of(node.inputs[at].arg);
+    std::vector<const Pt2Arg*> operands;
+    for (std::size_t i = at + 1; i < node.inputs.size(); ++i) operands.push_back(&node.inputs[i].arg);
+    const auto outs = flattened(node.outputs);
+    if (inner.inputs.size() != operands.size() || inner.outputs.size() < outs.size()) return true;
     done = true;
-    const bool detached = grad_mode && node.inputs[0].arg.integer == 0;
-    const std::size_t before = model_.ops.size();
-    Names local;
-    for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
-      if (inner.inputs[i].text.empty()) continue;
-      const auto outer = names.find(node.inputs[at + 1 + i].arg.text);
-      Bound bound = outer != names.end() ? outer->second : Bound{arg_of(node.inputs[at + 1 + i].arg, names), {}, false};
-      // Nothing inside is saved or differentiated: a detached view of each operand says so.
-      if (detached && bound.exact && is_floating(bound.tensor.dtype))
-        bound = composites_.bound_to(writer_.alias(bound.tensor), "aten.detach.default");
-      local.insert_or_assign(inner.inputs[i].text, std::move(bound));
-    }
-    for (std::size_t i = before; i < model_.ops.size(); ++i) model_.ops[i].call = call_;
     const std::optional<DType> outer_cast = autocast_;
     if (autocast) {
       const bool enabled = node.inputs[2].arg.integer != 0;
       const bool known = node.inputs[1].arg.kind == Pt2Arg::Kind::DType;
       autocast_ = enabled && known ? std::optional(static_cast<DType>(node.inputs[1].arg.integer)) : std::nullopt;
     }
-    const bool written = write_graph(inner, local, depth + 1);
+    std::vector<Bound> results;
+    const bool detached = grad_mode && node.inputs[0].arg.integer == 0;
+    const bool written = splice(node, inner, operands, detached, names, depth, results);
     autocast_ = outer_cast;
-    const auto outs = flattened(node.outputs);
-    for (std::size_t i = 0; i < outs.size() && written; ++i) {
-      const auto found = local.find(inner.outputs[i].text);
-      if (!outs[i]->text.empty() && found != local.end()) names.insert_or_assign(outs[i]->text, found->second);
-    }
+    for (std::size_t i = 0; i < outs.size() && written; ++i)
+      if (!outs[i]->text.empty()) names.insert_or_assign(outs[i]->text, std::move(results[i]));
     spliced_ = true;
     return written;
+  }
+
+  /// [Note: torch.cond] Which branch runs is data. Both are planned and both are run, and the predicate picks from
+  /// their results: never too little memory or work, and the same numbers, unless the branch that is not taken makes
+  /// infinities, whose gradient times nothing is not a number. A predicate that is no tensor picks here.
+  bool write_cond(const Pt2Node& node, Names& names, int depth, bool& done) {
+    using Kind = Pt2Arg::Kind;
+    if (node.inputs.size() != 4 || node.inputs[1].arg.kind != Kind::Graph || node.inputs[2].arg.kind != Kind::Graph ||
+        node.inputs[3].arg.kind != Kind::List)
+      return true;
+    std::vector<const Pt2Arg*> operands;
+    for (const Pt2Arg& item : node.inputs[3].arg.items) operands.push_back(&item);
+    const auto outs = flattened(node.outputs);
+    for (const std::size_t branch : {1U, 2U}) {
+      const Pt2Graph& inner = graph_of(node.inputs[branch].arg);
+      if (inner.inputs.size() != operands.size() || inner.outputs.size() < outs.size()) return true;
+    }
+    const Arg predicate = arg_of(node.inputs[0].arg, names);
+    const auto* flag = std::get_if<bool>(&predicate.value);
+    const auto* number = std::get_if<std::int64_t>(&predicate.value);
+    const auto* value = std::get_if<ValueRef>(&predicate.value);
+    const Bound* tensor = value != nullptr ? &names.at(node.inputs[0].arg.text) : nullptr;
+    if (flag == nullptr && number == nullptr && (tensor == nullptr || !tensor->exact)) return true;
+    const ModuleId module = module_;
+    done = true;
+    std::array<std::vector<Bound>, 2> results;
+    const bool taken = flag != nullptr ? *flag : number != nullptr && *number != 0;
+    for (const std::size_t branch : {0U, 1U}) {
+      if (tensor == nullptr && taken != (branch == 0)) continue;
+      const Pt2Graph& inner = graph_of(node.inputs[branch + 1].arg);
+      if (!splice(node, inner, operands, false, names, depth, results[branch])) return false;
+    }
+    writer_.enter(module);
+    for (std::size_t i = 0; i < outs.size(); ++i) {
+      if (outs[i]->text.empty()) continue;
+      Bound chosen = tensor == nullptr ? results[taken ? 0 : 1][i] : results[0][i];
+      const Bound& other = results[1].size() > i ? results[1][i] : chosen;
+      if (tensor != nullptr && chosen.exact && other.exact)
+        chosen = composites_.bound_to(writer_.where(tensor->tensor, chosen.tensor, other.tensor));
+      names.insert_or_assign(outs[i]->text, std::move(chosen));
+    }
+    spliced_ = true;
+    return true;
+  }
+
+  const Pt2Graph& graph_of(const Pt2Arg& arg) const { return program_.graphs[static_cast<std::size_t>(arg.integer)]; }
+
+  /// Writes an inner graph in place of `node`. `results` as the graph's outputs. REQUIRES an operand for every input.
+  bool splice(const Pt2Node& node, const Pt2Graph& inner, const std::vector<const Pt2Arg*>& operands, bool detached,
+              const Names& names, int depth, std::vector<Bound>& results) {
+    if (depth >= kDeepestSplice)
+      return stop(ErrorCode::TooDeep, node.name, "regions are nested too deep", std::to_string(kDeepestSplice), "more");
+    const std::size_t before = model_.ops.size();
+    Names local;
+    for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
+      if (inner.inputs[i].text.empty()) continue;
+      const auto outer = names.find(operands[i]->text);
+      Bound bound = outer != names.end() ? outer->second : Bound{arg_of(*operands[i], names), {}, false};
+      // Nothing inside is saved or differentiated: a detached view of each operand says so.
+      if (detached && bound.exact && is_floating(bound.tensor.dtype))
+        bound = composites_.bound_to(writer_.alias(bound.tensor), "aten.detach.default");
+      local.insert_or_assign(inner.inputs[i].text, std::move(bound));
+    }
+    for (std::size_t i = before; i < model_.ops.size(); ++i) model_.ops[i].call = call_;
+    if (!write_graph(inner, local, depth + 1)) return false;
+    for (const Pt2Arg& out : inner.outputs) {
+      const auto found = local.find(out.text);
+      results.push_back(found != local.end() ? found->second : Bound{arg_of(out, local), {}, false});
+    }
+    return true;
   }
 
   static std::vector<const Pt2Arg*> flattened(const std::vector<Pt2Arg>& outs) {

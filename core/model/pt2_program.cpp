@@ -328,6 +328,7 @@ class ProgramReader {
     In at;
     if (!fields_.member(in, "target", at) || !fields_.text(at, node.target) || !check_target(at, node.target))
       return false;
+    note_control_flow(node.target);
     if (fields_.optional(in, "name", at) && at.value.is_string() && !fields_.text(at, node.name)) return false;
     if (!fields_.member(in, "inputs", at)) return false;
     const bool inputs = fields_.each(at, [&](const In& entry) {
@@ -350,6 +351,21 @@ class ProgramReader {
     if (!fields_.text(stack, text)) return false;
     node.stack = stack_number(std::move(text));
     return true;
+  }
+
+  /// What the program says of control flow that depends on data; once for each kind.
+  void note_control_flow(const std::string& target) {
+    static constexpr std::pair<std::string_view, std::string_view> kNotes[] = {
+        {"cond", "torch.cond: both branches are planned and run, and the predicate picks from their results"},
+        {"while_loop", "while_loop: how often it runs is data; it is an operator without a rule and cannot be run"},
+        {"scan", "scan: planned as one operator without a rule; it cannot be run"},
+        {"map_impl", "map: planned as one operator without a rule; it cannot be run"}};
+    constexpr std::string_view kPrefix = "torch.ops.higher_order.";
+    if (!target.starts_with(kPrefix)) return;
+    for (const auto& [name, note] : kNotes) {
+      const bool said = std::find(program_.notes.begin(), program_.notes.end(), note) != program_.notes.end();
+      if (std::string_view(target).substr(kPrefix.size()) == name && !said) program_.notes.emplace_back(note);
+    }
   }
 
   bool check_target(const In& at, const std::string& target) {
@@ -458,6 +474,14 @@ class ProgramReader {
     for (const std::string_view key : {"parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name"}) {
       if (fields_.optional(spec, key, at) && !fields_.text(at, out.target)) return false;
     }
+    if (out.kind == Kind::Parameter || out.kind == Kind::Buffer) {
+      if (out.target.empty())
+        return stop(ErrorCode::MissingKey, spec, "a parameter or buffer has no name", "parameter_name or buffer_name",
+                    "nothing");
+      if (!registered_.insert(out.target).second)
+        return stop(ErrorCode::Inconsistent, spec, "two inputs are the same parameter or buffer", "one",
+                    "a second " + in_quotes(out.target));
+    }
     if (fields_.optional(spec, "persistent", at) && at.value.is_bool() && !fields_.boolean(at, out.persistent))
       return false;
     program_.inputs.push_back(std::move(out));
@@ -536,6 +560,7 @@ class ProgramReader {
   Pt2Fields fields_;
   Pt2Program program_;
   std::unordered_map<std::string, std::int32_t> expr_numbers_, stack_numbers_;
+  std::unordered_set<std::string> registered_;  // names of parameters and buffers
 };
 
 }  // namespace

@@ -57,6 +57,28 @@ TEST(Pt2Composites, EveryOperatorOfTheLanguageModelsHasARule) {
     EXPECT_EQ(without_rule(read(name, ProgramDevice::Cuda)), std::set<std::string>{}) << name;
 }
 
+TEST(Pt2Composites, BothBranchesOfCondRunAndThePredicatePicks) {
+  const Model model = read("control_flow_cond.pt2", ProgramDevice::Cpu, "none");
+  std::vector<std::string> names;
+  for (const Op& op : model.ops) names.push_back(op.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"aten.t.default", "aten.addmm.default", "aten.t.default",
+                                             "aten.addmm.default", "aten.relu.default", "aten.where.self"}));
+  EXPECT_EQ(std::get<ValueRef>(model.ops.back().args.at(0).value).id, model.inputs.at(1));
+  EXPECT_EQ(model.outputs, model.ops.back().out);
+  EXPECT_EQ(without_rule(model), std::set<std::string>{});
+}
+
+TEST(Pt2Composites, FunctionalProgramsPutBackWhatTheirBuffersBecome) {
+  const Model model = read("batch_norm_train_inference_ir.pt2", ProgramDevice::Cpu, "none");
+  std::vector<std::string> updated;
+  for (const Op& op : model.ops) {
+    if (op.name != "aten.copy_.default") continue;
+    updated.push_back(model.buffers[static_cast<std::size_t>(std::get<BufferRef>(op.args.at(0).value).index)].fqn);
+  }
+  EXPECT_EQ(updated, (std::vector<std::string>{"steps", "bn.num_batches_tracked"}));
+  EXPECT_EQ(counted(model)["aten.native_batch_norm.default"], 1);  // which moves the others itself
+}
+
 TEST(Pt2Composites, AttentionWithAMaskIsTheMemoryEfficientKernel) {
   auto counts = counted(read("llama_1b_meta.pt2", ProgramDevice::Cuda, "none"));
   EXPECT_EQ(counts["aten._scaled_dot_product_efficient_attention.default"], 16);

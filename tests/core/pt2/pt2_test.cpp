@@ -106,6 +106,7 @@ TEST(Pt2Reader, BadArchivesAreToldByWhatIsWrong) {
   EXPECT_NE(error_of("weight_path_traversal").find("embed.weight"), std::string::npos);
   EXPECT_NE(error_of("truncated").find("truncated"), std::string::npos);
   EXPECT_NE(error_of("deep_json").find("depth"), std::string::npos);
+  EXPECT_NE(error_of("param_named_twice").find("net.0.weight"), std::string::npos);
 }
 
 }  // namespace
