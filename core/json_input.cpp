@@ -216,6 +216,15 @@ Result<nlohmann::json> parse_json(std::string_view text, const std::string& file
                  std::to_string(text.size()) + " bytes",
                  {}});
   }
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would end there
+    return fail({ErrorCode::BadSyntax,
+                 "a zero byte is in the text",
+                 file,
+                 "offset " + std::to_string(zero),
+                 "a JSON document",
+                 "a zero byte",
+                 {}});
+  }
   BoundedBuilder builder(text, limits);
   const bool good = Json::sax_parse(text.begin(), text.end(), &builder);
   if (builder.error()) {

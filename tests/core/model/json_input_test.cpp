@@ -36,6 +36,7 @@ TEST(JsonInput, SyntaxErrorsNameLineAndColumn) {
   EXPECT_EQ(error_of("{\"a\": Infinity}").code, ErrorCode::BadSyntax);
   EXPECT_EQ(error_of("[1e999]").code, ErrorCode::BadSyntax);
   EXPECT_EQ(error_of("{\"a\": \"\xff\"}").code, ErrorCode::BadSyntax);
+  EXPECT_EQ(error_of(std::string_view("{}\0{}", 5)).place, "offset 2");
 }
 
 TEST(JsonInput, DuplicateKeysAreErrorsThatNameTheKey) {
