@@ -12,6 +12,7 @@ precision that is float32, and the plan casts them.
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import pathlib
@@ -79,23 +80,55 @@ def transformers_model(name, batch, seq, dtype):
         for question in ("is_torchdynamo_exporting", "is_tracing"):
             if hasattr(masking_utils, question):
                 setattr(masking_utils, question, lambda *tensors: False)
-    if config.model_type in ("vit", "deit", "swin", "beit", "convnext", "resnet", "dinov2"):
-        size = getattr(config, "image_size", 224)
-        size = size if isinstance(size, int) else size[0]
-        images = torch.empty(batch, getattr(config, "num_channels", 3), size, size, dtype=dtype, device="meta")
-        labels = torch.empty(batch, dtype=torch.int64, device="meta")
-        if not hasattr(config, "num_labels") or "ForImageClassification" not in type(model).__name__:
-            return with_loss(model, lambda m, x: m(pixel_values=x)[0].sum()), (images,)
-        return with_loss(model, lambda m, x, y: m(pixel_values=x, labels=y).loss), (images, labels)
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
-    seq = seq or min(longest, 2048)
-    if config.is_encoder_decoder:
-        def loss(m, ids, decoder_ids, labels):
-            return m(input_ids=ids, decoder_input_ids=decoder_ids, labels=labels, use_cache=False).loss
-        return with_loss(model, loss), tuple(empty_ids(batch, seq) for _ in range(3))
-    cache = {"use_cache": False} if hasattr(config, "use_cache") and "bert" not in config.model_type else {}
-    return with_loss(model, lambda m, ids, labels: m(input_ids=ids, labels=labels, **cache).loss), (
-        empty_ids(batch, seq), empty_ids(batch, seq))
+    names, tensors, fixed = transformers_inputs(model, config, batch, seq, dtype)
+
+    def loss(run, *inputs):
+        out = run(**dict(zip(names, inputs)), **fixed)
+        return out.loss if getattr(out, "loss", None) is not None else out[0].sum()
+    return with_loss(model, loss), tensors
+
+
+def transformers_inputs(model, config, batch, seq, dtype):
+    """Names and meta tensors of one training step's inputs, and arguments that are no tensors.
+
+    Labels are given where the model takes them and can use them without looking at data; else the loss is the sum of the first output.
+    """
+    kind, takes = type(model).__name__, inspect.signature(type(model).forward).parameters
+    text = getattr(config, "text_config", None) or config
+    vision = getattr(config, "vision_config", None) or config
+    longest = next((size for key in ("max_target_positions", "max_position_embeddings", "n_positions")
+                    if (size := getattr(text, key, None))), 2048)
+    seq = min(seq or 2048, longest) if longest > 0 else seq or 2048
+    main = getattr(model, "main_input_name", "input_ids")
+    inputs, fixed = {}, {}
+    if main == "pixel_values" or "pixel_values" in takes and "input_ids" in takes:
+        size = getattr(vision, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        inputs["pixel_values"] = torch.empty(batch, getattr(vision, "num_channels", 3), height, width, dtype=dtype, device="meta")
+    if main == "input_features":
+        frames = 2 * getattr(config, "max_source_positions", 1500)
+        inputs[main] = torch.empty(batch, getattr(config, "num_mel_bins", 80), frames, dtype=dtype, device="meta")
+    if main == "input_values":  # sound: `seq` thousands of samples
+        inputs[main] = torch.empty(batch, 1000 * min(seq, 16), dtype=dtype, device="meta")
+    if "input_ids" in takes:
+        inputs["input_ids"] = empty_ids(batch, seq)
+    if config.is_encoder_decoder and "decoder_input_ids" in takes:
+        inputs["decoder_input_ids"] = empty_ids(batch, seq)
+    per_example = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForNextSentencePrediction")
+    if "return_loss" in takes:
+        fixed["return_loss"] = True
+    elif kind.endswith(per_example) and "labels" in takes:
+        config.problem_type = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
+        inputs["labels"] = torch.empty(batch, dtype=dtype if config.num_labels == 1 else torch.int64, device="meta")
+    elif "start_positions" in takes:
+        inputs |= {key: torch.empty(batch, dtype=torch.int64, device="meta") for key in ("start_positions", "end_positions")}
+    elif "labels" in takes and ("input_ids" in takes or "decoder_input_ids" in takes):
+        inputs["labels"] = empty_ids(batch, seq)
+    if "use_cache" in takes:
+        fixed["use_cache"] = False
+    if hasattr(model.config, "apply_spec_augment"):
+        model.config.apply_spec_augment = False  # masks that the host draws while it runs
+    return list(inputs), tuple(inputs.values()), fixed
 
 
 def timm_model(name, batch, dtype):

@@ -33,6 +33,17 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_mo
       "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 MAMBA_LIKE = {"model_type": "bloom", "architectures": ["BloomForCausalLM"], "hidden_size": 32, "n_layer": 2, "n_head": 4,
               "vocab_size": 64}
+CLASSIFIER = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 32, "intermediate_size": 48,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 32}
+CLIP = {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 16,
+        "text_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
+                        "max_position_embeddings": 16},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
+                          "patch_size": 8}}
+WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "d_model": 32, "encoder_layers": 2,
+           "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+           "vocab_size": 64, "max_source_positions": 20, "max_target_positions": 16, "num_mel_bins": 8, "pad_token_id": 1,
+           "decoder_start_token_id": 2}
 
 
 def has(python, module):
@@ -49,7 +60,7 @@ def main():
         (here / "own.py").write_text(OWN)
         cases = {"own": (str(here / "own.py") + ":build", 24 * 25 * 3)}
         if has(python, "transformers"):
-            for name, keys in (("llama", LLAMA), ("t5", T5), ("bloom", MAMBA_LIKE)):
+            for name, keys in (("llama", LLAMA), ("t5", T5), ("bloom", MAMBA_LIKE), ("classifier", CLASSIFIER), ("clip", CLIP), ("whisper", WHISPER)):
                 (here / f"{name}.json").write_text(json.dumps(keys))
                 cases[name] = (str(here / f"{name}.json"), None)
         else:
