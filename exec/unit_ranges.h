@@ -1,5 +1,5 @@
-// NVTX ranges for profilers: "forward layers.0", "post_backward layers.1", ... around what the issuer does for a unit in a
-// phase. Without a tool attached a call is a look at a null pointer.
+// NVTX ranges for profilers: "forward layers.0", "post_backward layers.1", ... around what the issuer does for a unit
+// in a phase. Without a tool attached a call is a look at a null pointer.
 //
 // Issuer's thread alone, where ranges are kept in a stack; one range is open at a time.
 #pragma once

@@ -1,5 +1,5 @@
-// Gradient scalers in float16 on two ranks: steps that are left out, scales and parameters are those that PyTorch 2.11 has,
-// recorded in tests/data/exec/grad_scaler.
+// Gradient scalers in float16 on two ranks: steps that are left out, scales and parameters are those that PyTorch 2.11
+// has, recorded in tests/data/exec/grad_scaler.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
