@@ -43,7 +43,9 @@ class RopeSettings {
   std::string kind() const {
     for (const char* key : {"rope_type", "type"}) {
       const auto found = rope_.find(key);
-      if (found != rope_.end() && found->is_string()) return found->get<std::string>();
+      if (found == rope_.end() || !found->is_string()) continue;
+      const auto kind = found->get<std::string>();
+      return phi3() && (kind == "su" || kind == "yarn") ? "longrope" : kind;  // its older files
     }
     return "default";
   }
@@ -60,12 +62,22 @@ class RopeSettings {
     return found != rope_.end() && found->is_boolean() ? found->get<bool>() : otherwise;
   }
   double original_positions() const {
-    const double positions = number(config_, "max_position_embeddings").value_or(2048);
-    return value("original_max_position_embeddings",
-                 number(config_, "original_max_position_embeddings").value_or(positions));
+    if (const auto own = number(config_, "original_max_position_embeddings")) return *own;
+    if (phi3()) return 4096;
+    return value("original_max_position_embeddings", number(config_, "max_position_embeddings").value_or(2048));
+  }
+  /// One number for every frequency; empty where the file has another count.
+  std::vector<double> factors(const char* key, std::int64_t count) const {
+    const auto found = rope_.find(key);
+    if (found == rope_.end() || !found->is_array() || static_cast<std::int64_t>(found->size()) != count) return {};
+    std::vector<double> list;
+    for (const Json& entry : *found) list.push_back(entry.is_number() ? entry.get<double>() : 1.0);
+    return list;
   }
 
  private:
+  bool phi3() const { return config_.value("model_type", "") == "phi3"; }
+
   const Json& config_;
   Json rope_ = Json::object();
 };
@@ -109,6 +121,13 @@ at::Tensor yarn_frequencies(const RopeSettings& rope, std::int64_t half) {
   return interpolated * (1 - share) + extrapolated * share;
 }
 
+at::Tensor longrope_frequencies(const RopeSettings& rope, const char* key, std::int64_t half) {
+  const at::Tensor powers = position_powers(rope.base(), half);
+  const std::vector<double> factors = rope.factors(key, half);
+  if (factors.empty()) return powers.reciprocal();
+  return (at::tensor(factors, at::kDouble).to(at::kFloat) * powers).reciprocal();
+}
+
 at::Tensor inverse_frequencies(const Json& config, std::int64_t half) {
   const RopeSettings rope(config);
   const std::string kind = rope.kind();
@@ -116,6 +135,7 @@ at::Tensor inverse_frequencies(const Json& config, std::int64_t half) {
   const at::Tensor plain = position_powers(rope.base(), half).reciprocal();
   if (kind == "linear") return plain / rope.value("factor", 1.0);
   if (kind == "llama3") return llama3_frequencies(rope, plain);
+  if (kind == "longrope") return longrope_frequencies(rope, "short_factor", half);
   return plain;
 }
 
@@ -124,6 +144,8 @@ at::Tensor computed(const Json& config, const BufferInfo& buffer) {
   const std::string_view leaf = leaf_of(buffer.fqn);
   if ((leaf == "inv_freq" || leaf == "original_inv_freq") && buffer.shape.size() == 1)
     return inverse_frequencies(config, buffer.shape[0]);
+  if (leaf == "long_inv_freq" && buffer.shape.size() == 1)
+    return longrope_frequencies(RopeSettings(config), "long_factor", buffer.shape[0]);
   if (leaf == "embed_scale") {
     if (const auto hidden = number(config, "hidden_size"))
       return at::full(buffer.shape, std::sqrt(*hidden), at::kDouble);

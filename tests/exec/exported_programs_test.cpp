@@ -126,6 +126,7 @@ std::vector<at::Tensor> inputs_of(const Model& model) {
 struct Result {
   std::vector<Sums> outputs;
   std::vector<double> grads;  // absolute sums by ParamId of the owner; -1 = none
+  std::vector<Sums> buffers;  // after the step, as Model::buffers
 };
 
 Sums sums_of(const at::Tensor& tensor) {
@@ -152,6 +153,7 @@ Result run(const Model& model, const std::string& path) {
     if (output.requires_grad())
       frame.grads[id.index()] = fill(output.numel(), 3).reshape(output.sizes()).to(output.scalar_type());
   }
+  for (const at::Tensor& buffer : *buffers) result.buffers.push_back(sums_of(buffer));
   result.grads.assign(params.size(), -1);
   std::vector<at::Tensor> grads(params.size());
   interpreter->backward(std::move(graph), frame, [&](ParamId id, at::Tensor gradient) {
@@ -201,6 +203,12 @@ TEST_P(ExportedProgram, ForwardAndBackwardAreThoseOfPyTorch) {
     // Gradients that are zero but for rounding (biases before a normalisation) are measured by the largest one.
     EXPECT_NEAR(got.grads[owner.index()], sum.get<double>(), 3 * tolerance * sum.get<double>() + 1e-6 * largest)
         << name;
+  }
+  const json changed = expected.value("buffers", json::object());
+  for (std::size_t b = 0; b < model.buffers.size(); ++b) {  // those that PyTorch's step changed: running statistics
+    if (!changed.contains(model.buffers[b].fqn)) continue;
+    const Sums sums = changed.at(model.buffers[b].fqn);
+    for (const int i : {0, 1}) EXPECT_NEAR(got.buffers[b][i], sums[i], tolerance * sums[1]) << model.buffers[b].fqn;
   }
 }
 

@@ -65,8 +65,6 @@ def record(path, most):
     ep = torch.export.load(path)
     if draws(ep):
         return {"skipped": "it draws random numbers"}
-    if any("higher_order.cond" in str(n.target) or str(n.target) == "cond" for n in ep.graph_module.graph.nodes):
-        return {"skipped": "it branches on data"}
     count = sum(p.numel() for p in ep.parameters())
     if count > most:
         return {"skipped": f"{count} parameters"}
@@ -80,7 +78,7 @@ def record(path, most):
                     node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
             module.recompile()
     placeholders = [n for n in ep.graph_module.graph.nodes if n.op == "placeholder"]
-    values, params, shared, number = [], {}, {}, 0
+    values, params, buffers, shared, number = [], {}, {}, {}, 0
     for node, spec in zip(placeholders, ep.graph_signature.input_specs):
         kind = spec.kind.name
         meta = node.meta["val"]
@@ -102,12 +100,20 @@ def record(path, most):
             params[spec.target] = t
             if real:
                 shared[held.data_ptr()] = t
+        elif kind == "BUFFER":
+            buffers[spec.target] = (t, t.clone())
         values.append(t)
     torch.manual_seed(0)
     outs = torch.fx.Interpreter(ep.graph_module).run(*values)
+    after = {n: t for n, (t, before) in buffers.items() if not torch.equal(t, before)}
+    for o, s in zip(outs, ep.graph_signature.output_specs):  # a functional program returns what its buffers become
+        if s.kind.name == "BUFFER_MUTATION":
+            after[s.target] = o
     outs = [o for o, s in zip(outs, ep.graph_signature.output_specs) if s.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")]
     floats = [o for o in outs if isinstance(o, torch.Tensor) and o.is_floating_point()]
     row = {"outputs": [[float(o.double().sum()), float(o.double().abs().sum())] for o in floats]}
+    if after:
+        row["buffers"] = {n: [float(f"{float(v):.10g}") for v in (t.double().sum(), t.double().abs().sum())] for n, t in after.items()}
     roots = [o for o in floats if o.requires_grad]
     torch.autograd.backward(roots, [fill(o.numel(), 3).reshape(o.shape).to(o.dtype) for o in roots])
     row["grads"] = {n: float(f"{float(p.grad.double().abs().sum()):.8g}") for n, p in params.items() if p.grad is not None}
