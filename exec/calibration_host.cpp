@@ -54,13 +54,14 @@ struct TensorSet {
 
   std::vector<at::Tensor> params, gradients;
   std::array<std::vector<OptimizerMoments>, 2> moments;  // by OptimizerKind
-  at::Tensor joined;  // [ranks, a part of each gradient]
+  at::Tensor joined;                                     // [ranks, a part of each gradient]
 };
 
 struct NamedWork {
   const char* kind;  // tensor_work_name of sim/profile.h
   std::function<void(TensorSet&)> run;
-  bool of_all = false;  // parameters, one after the other; else of a unit's, which others have just written or will read
+  /// Parameters, one after the other; else of a unit's, which others have just written or will read.
+  bool of_all = false;
 };
 
 std::vector<NamedWork> works(const OptimizerOptions& options, int ranks) {
