@@ -5,6 +5,7 @@
 #include "cli/explain_output.h"
 #include "cli/json_text.h"
 #include "cli/ranks_output.h"
+#include "sim/memory_interval.h"
 
 namespace foreshard::cli {
 namespace {
@@ -51,6 +52,13 @@ void write_memory(JsonText& out, const Simulation& s) {
       .field("peak_reserved_bytes", m.reserved);
   write_estimate(out, "outside_allocator_bytes", m.outside_allocator);
   out.field("card_bytes", s.card_memory);
+  const MemoryIntervals intervals = memory_intervals(s.prediction, s.profile.kind);
+  out.key("intervals").begin_object();
+  write_estimate(out, "peak_allocated_bytes", intervals.allocated);
+  write_estimate(out, "peak_active_bytes", intervals.active);
+  write_estimate(out, "peak_reserved_bytes", intervals.reserved);
+  write_estimate(out, "device_bytes", intervals.device);
+  out.end_object();
   out.key("at_peak")
       .begin_object()
       .field("instruction", m.instruction.value)

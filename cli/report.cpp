@@ -9,6 +9,7 @@
 #include "cli/amount_text.h"
 #include "cli/stream_windows.h"
 #include "cli/text_lines.h"
+#include "sim/memory_interval.h"
 #include "traces/timeline_text.h"
 
 namespace foreshard::cli {
@@ -232,6 +233,10 @@ void Report::memory() {
     total("beside the allocator", std::llround(m.outside_allocator.value),
           dim(fmt::format("{} {} {}, CUDA context and NCCL", bytes_text(std::llround(m.outside_allocator.low)), to(),
                           bytes_text(std::llround(m.outside_allocator.high)))));
+    const Estimate device = memory_intervals(p_, s_.profile.kind).device;
+    total("on the card", std::llround(device.value),
+          dim(fmt::format("{} {} {} in nine of ten cases", bytes_text(std::llround(device.low)), to(),
+                          bytes_text(std::llround(device.high)))));
   }
   const IterationResult* steady = steady_iteration(p_);
   if (steady != nullptr && steady->alloc_retries > 0)

@@ -13,6 +13,7 @@
 #include "core/model/config_model.h"
 #include "core/model/load_model.h"
 #include "core/plan/build_plan.h"
+#include "sim/memory_interval.h"
 #include "sim/pointwise_fusion.h"
 #include "sim/prepare_job.h"
 
@@ -32,26 +33,37 @@ ValidatedNumber number(std::string quantity, const MeasuredRun& run, double pred
   return {std::move(quantity), std::move(sample), counted};
 }
 
+/// Of a published run: the simulated profile is a card's.
+ValidatedNumber peak(std::string quantity, const MeasuredRun& run, const Prediction& p, Bytes predicted,
+                     double measured, bool counted) {
+  const MemoryWidths widths = memory_widths("gpu", p.unknown_ops.empty());
+  const bool reserved = quantity.find("reserved") != std::string::npos;
+  const double width = reserved ? widths.reserved : widths.allocated;
+  ValidatedNumber result = number(std::move(quantity), run, gib(predicted), measured, counted);
+  result.sample.low = result.sample.predicted / (1 + width);
+  result.sample.high = result.sample.predicted * (1 + width);
+  return result;
+}
+
 void compare_memory(const MeasuredRun& run, const Prediction& p, bool complete, std::vector<ValidatedNumber>& numbers) {
   if (const auto init = run.memory_number("after_init_gib"))
-    numbers.push_back(number("after_init_gib", run, gib(p.init_reserved), *init, true));
+    numbers.push_back(peak("after_init_gib", run, p, p.init_reserved, *init, true));
   if (p.iterations.empty()) return;
   const IterationResult& steady = p.iterations.back();
   if (const auto first = run.memory_number("step1_reserved_gib")) {
     // Before the optimizer's state exists.
-    Bytes peak = 0;
+    Bytes highest = 0;
     for (const PhaseMemory& phase : p.iterations.front().phases) {
       if (phase.name == "optimizer") break;
-      peak = std::max(peak, phase.peak_reserved);
+      highest = std::max(highest, phase.peak_reserved);
     }
-    numbers.push_back(number("step1_reserved_gib", run, gib(peak), *first, complete));
+    numbers.push_back(peak("step1_reserved_gib", run, p, highest, *first, complete));
   }
   if (run.allocated_gib)
-    numbers.push_back(number("peak_allocated_gib", run, gib(steady.peak_allocated), *run.allocated_gib, complete));
-  if (run.active_gib)
-    numbers.push_back(number("peak_active_gib", run, gib(steady.peak_active), *run.active_gib, complete));
+    numbers.push_back(peak("peak_allocated_gib", run, p, steady.peak_allocated, *run.allocated_gib, complete));
+  if (run.active_gib) numbers.push_back(peak("peak_active_gib", run, p, steady.peak_active, *run.active_gib, complete));
   if (run.reserved_gib)
-    numbers.push_back(number("peak_reserved_gib", run, gib(steady.peak_reserved), *run.reserved_gib, complete));
+    numbers.push_back(peak("peak_reserved_gib", run, p, steady.peak_reserved, *run.reserved_gib, complete));
 }
 
 void compare(const MeasuredRun& run, const MeasuredJob& job, const Prediction& p, ValidatedRow& row) {
@@ -184,6 +196,18 @@ std::optional<ValidatedLaw> never_reshard_law(const MeasuredRun& run) {
                       {}};
 }
 
+/// The optimizer's state appears in the first step, so the peaks of forward and backward are higher by it ever after.
+/// Counted in requested bytes: what is reserved also depends on what of the cache the state finds fit.
+std::optional<ValidatedLaw> moments_law(const MeasuredRun& run, double expected, double measured) {
+  const auto job = job_of(run);
+  if (!job) return std::nullopt;
+  const auto predicted = predict_run(run, *job);
+  if (!predicted || predicted->prediction.iterations.size() < 2) return std::nullopt;
+  const Bytes first = predicted->prediction.iterations.front().peak_requested;
+  return ValidatedLaw{run.id + ": later steps less the first, 8 P / N (requested; measured: reserved)", expected,
+                      gib(steady_requested(*predicted) - first), measured};
+}
+
 /// Differences that are exact whatever else a row holds: float32 shards, gradients and two moments are 12 bytes per
 /// parameter spread over the ranks; the moments, 8 of them, appear in the first step.
 std::vector<ValidatedLaw> find_laws(const CsvTable& table, const std::vector<ValidatedRow>& rows,
@@ -206,6 +230,7 @@ std::vector<ValidatedLaw> find_laws(const CsvTable& table, const std::vector<Val
     if (first == nullptr || steady == nullptr || !adam_in_float32(runs[k])) continue;
     laws.push_back(difference(runs[k].id + ": later steps less the first, 8 P / N (reserved)", per_rank(runs[k], 8),
                               *steady, *first));
+    if (auto law = moments_law(runs[k], per_rank(runs[k], 8), *laws.back().measured)) laws.push_back(std::move(*law));
   }
   for (std::size_t k = 0; k < rows.size(); ++k) {
     if (rows[k].numbers.empty()) continue;

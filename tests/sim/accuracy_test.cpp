@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "sim/memory_interval.h"
+
 namespace foreshard {
 namespace {
 
@@ -59,6 +61,25 @@ TEST(IntervalHalfWidth, HoldsTheShareThatWasAsked) {
   EXPECT_NEAR(*interval_half_width(samples, 0.9), 0.09, 1e-9);
   EXPECT_NEAR(*interval_half_width(samples, 1.0), 0.10, 1e-9);
   EXPECT_FALSE(interval_half_width({}, 0.9));
+}
+
+TEST(MemoryIntervals, AreWiderWhereOtherVersionsRan) {
+  Prediction prediction;
+  prediction.memory.allocated = 10 * kGiB;
+  prediction.memory.reserved = 12 * kGiB;
+  prediction.memory.outside_allocator = {2e9, 1e9, 3e9};
+  const MemoryIntervals recorded = memory_intervals(prediction, "virtual");
+  const MemoryIntervals card = memory_intervals(prediction, "gpu");
+  EXPECT_LT(recorded.allocated.high, card.allocated.high);
+  EXPECT_GT(recorded.reserved.low, card.reserved.low);
+  EXPECT_LT(card.allocated.high / card.allocated.value, card.reserved.high / card.reserved.value);
+  EXPECT_DOUBLE_EQ(card.device.value, card.reserved.value + 2e9);
+  EXPECT_DOUBLE_EQ(card.device.low, card.reserved.low + 1e9);
+  EXPECT_DOUBLE_EQ(card.device.high, card.reserved.high + 3e9);
+}
+
+TEST(MemoryIntervals, UnknownOperatorsWidenThem) {
+  EXPECT_GT(memory_widths("gpu", false).allocated, memory_widths("gpu", true).allocated);
 }
 
 }  // namespace
