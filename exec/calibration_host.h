@@ -17,9 +17,9 @@
 
 namespace foreshard::exec {
 
-/// Copies, the optimizer's step with these options, norms: by the code that trains. Copies go through as many tensors as
-/// a unit has, the optimizer through `shards` bytes of parameters, as it does in training: caches keep what they would
-/// keep there. `ranks` = parts of a gradient.
+/// Copies, the optimizer's step with these options, norms: by the code that trains. Copies go through as many tensors
+/// as a unit has, the optimizer through `shards` bytes of parameters, as it does in training: caches keep what they
+/// would keep there. `ranks` = parts of a gradient.
 std::vector<WorkCurve> time_work(const OptimizerOptions& optimizer, int ranks, Bytes shards, int repeats);
 
 /// From the end of work on one stream of the host backend to the begin of what waits for it on another.
