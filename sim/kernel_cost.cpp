@@ -28,6 +28,7 @@ double lookup(const std::map<std::string, double>& extra, const char* key, doubl
 KernelCost::KernelCost(const HardwareProfile& profile)
     : work_(profile),
       virtual_(profile.kind == "virtual"),
+      ramps_(profile.kind == "gpu"),
       launch_ns_(profile.launch_ns),
       op_ns_(profile.op_ns),
       call_ns_(profile.call_ns),
@@ -44,8 +45,14 @@ KernelCost::KernelCost(const HardwareProfile& profile)
       peak_(per_ns(profile.peak_tflops, 1.0)),
       vector_(per_ns(profile.vector_tflops.empty() ? profile.peak_tflops : profile.vector_tflops, 1.0)) {}
 
+/// Rates are those of a full device. A card's kernels start, fill it and drain it one after the other: an empty one's
+/// time comes on top of the work, so twice the batch takes a little less than twice the time.
+SimDuration KernelCost::with_ramp(SimDuration least, SimDuration work) const {
+  return ramps_ ? least + work : std::max(least, work);
+}
+
 SimDuration KernelCost::memory_bound(Bytes bytes) const {
-  return std::max(min_kernel_ns_, static_cast<SimDuration>(static_cast<double>(bytes) / bytes_per_ns_));
+  return with_ramp(min_kernel_ns_, static_cast<SimDuration>(static_cast<double>(bytes) / bytes_per_ns_));
 }
 
 SimDuration KernelCost::gemm(const Kernel& kernel) const {
@@ -75,8 +82,8 @@ SimDuration KernelCost::device(const Kernel& kernel) const {
       compute = static_cast<SimDuration>(static_cast<double>(kernel.flops) / rate(vector_, kernel.dtype));
   }
   if (virtual_) return std::max(least, compute);  // its kernels know no memory
-  return std::max(
-      {least, compute, static_cast<SimDuration>(static_cast<double>(kernel.read + kernel.written) / bytes_per_ns_)});
+  const auto moved = static_cast<SimDuration>(static_cast<double>(kernel.read + kernel.written) / bytes_per_ns_);
+  return with_ramp(least, std::max(compute, moved));
 }
 
 SimDuration KernelCost::copy(Bytes moved, DType dtype) const {

@@ -44,10 +44,12 @@ class KernelCost {
  private:
   SimDuration gemm(const Kernel& kernel) const;
   SimDuration memory_bound(Bytes bytes) const;
+  SimDuration with_ramp(SimDuration least, SimDuration work) const;
   double rate(const std::vector<double>& table, DType dtype) const { return table[static_cast<std::size_t>(dtype)]; }
 
   WorkTimes work_;
   bool virtual_;
+  bool ramps_;  // a card: every kernel fills and drains the device
   SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_, segment_forward_ns_, segment_backward_ns_;
   double bytes_per_ns_;  // HBM, reached
   double attention_share_;
