@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "core/plan.h"
@@ -152,9 +153,21 @@ void add_causes(std::vector<Fact>& facts, const RankBands& bands, TimeRange rang
 
 }  // namespace
 
+namespace {
+
+/// A moment to a thousandth of the range around it: "112.043 ms" where "112 ms" would be both ends.
+std::string moment(SimTime time, SimDuration length) {
+  const double step_ms = static_cast<double>(std::max<SimDuration>(1, length)) / 1e9;
+  const int digits = std::clamp(static_cast<int>(std::ceil(-std::log10(step_ms))), 0, 6);
+  return fmt::format("{:.{}f} ms", static_cast<double>(time) / 1e6, digits);
+}
+
+}  // namespace
+
 std::vector<Fact> range_facts(const Scene& scene, TimeRange range) {
-  std::vector<Fact> facts{{"range", fmt::format("{} .. {}", words(range.begin), words(range.end))},
-                          {"length", words(range.length())}};
+  std::vector<Fact> facts{
+      {"range", fmt::format("{} .. {}", moment(range.begin, range.length()), moment(range.end, range.length()))},
+      {"length", words(range.length())}};
   for (std::size_t s = 0; s < scene.sides.size(); ++s) {
     const SceneSide& side = scene.sides[s];
     if (side.model->ranks.empty()) continue;

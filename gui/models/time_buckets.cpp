@@ -5,8 +5,8 @@
 namespace foreshard::gui {
 namespace {
 
-constexpr std::size_t kFewest = 256;      // slices of a row that is worth it
-constexpr std::size_t kSlicesABucket = 2;  // at the narrowest level, on average
+constexpr std::size_t kFewest = 256;       // slices of a row that is worth it
+constexpr std::size_t kSlicesABucket = 1;  // at the narrowest level, on average
 constexpr double kBucketsAPixel = 4;
 
 BucketLevel wider(const BucketLevel& narrow) {
@@ -37,7 +37,8 @@ TimeBuckets::TimeBuckets(std::span<const SimTime> start, std::span<const SimTime
   SimDuration covered = 0;  // of bucket `current`
   std::size_t current = 0;
   const auto close = [&] {
-    buckets[current].busy = static_cast<std::uint8_t>(255.0 * static_cast<double>(covered) / static_cast<double>(width));
+    buckets[current].busy =
+        static_cast<std::uint8_t>(255.0 * static_cast<double>(covered) / static_cast<double>(width));
     covered = 0;
   };
   for (std::size_t k = 0; k < start.size(); ++k) {

@@ -1,7 +1,7 @@
 // A row seen from afar: what each equal stretch of time holds, at widths that double. A picture of very many slices
 // reads a few buckets a pixel, in order, however many slices there are.
 //
-// Owned by a SliceRow; read only once built, so any thread may ask. 4 bytes a slice. Widths are powers of two, in
+// Owned by a SliceRow; read only once built, so any thread may ask. 4 to 8 bytes a slice. Widths are powers of two, in
 // nanoseconds.
 #pragma once
 
@@ -18,8 +18,8 @@ namespace foreshard::gui {
 
 /// What happens in [begin + i * width, begin + (i + 1) * width).
 struct TimeBucket {
-  std::uint16_t longest = 0;  // rank of the longest slice that is seen here (see duration_rank); 0: nothing
-  std::uint8_t busy = 0;      // share of the time that is covered, of 255
+  std::uint16_t longest = 0;         // rank of the longest slice that is seen here (see duration_rank); 0: nothing
+  std::uint8_t busy = 0;             // share of the time that is covered, of 255
   Meaning meaning = Meaning::Other;  // of the longest
 };
 

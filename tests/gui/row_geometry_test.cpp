@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/gui/sample.h"
 
 namespace foreshard::gui {
@@ -36,7 +38,6 @@ double busy_of(const RowGeometry& geometry) {
 /// What is shown at a pixel is no shorter than what begins there, to the precision of ranks.
 void expect_longest(const SliceRow& row, const TimeScale& scale, const RowGeometry& geometry, double slack_pixels) {
   for (std::size_t p = 10; p < 490; p += 37) {
-    ASSERT_NE(geometry.strip[p].longest, 0);
     for (std::size_t k = 0; k < row.size(); ++k) {
       const double x = scale.x(row.start[k]);
       if (x < static_cast<double>(p) + slack_pixels || x >= static_cast<double>(p + 1) - slack_pixels) continue;
@@ -46,9 +47,11 @@ void expect_longest(const SliceRow& row, const TimeScale& scale, const RowGeomet
 }
 
 TEST(RowGeometry, ManyNarrowSlicesAreOneStripOfTheLongest) {
-  const SliceRow row = layout_lanes(random_lane(50'000, 6))[0].rows[0];
+  Timeline timeline = random_lane(50'000, 6);
+  for (Span& span : timeline.spans) span.duration = std::min<SimDuration>(span.duration, 700);  // none is wide
+  const SliceRow row = layout_lanes(timeline)[0].rows[0];
   const double length = static_cast<double>(row.end.back() - row.start.front());
-  for (const double part : {1.0, 1.0 / 14}) {  // from buckets, and from the slices themselves
+  for (const double part : {1.0, 1.0 / 27}) {  // from buckets, and from the slices themselves
     const TimeScale scale{row.start.front(), length * part / 500, 500};
     ASSERT_EQ(row.buckets.level_for(scale.ns_per_pixel) != nullptr, part == 1.0);
     const RowGeometry geometry = layout_row(row, scale);
