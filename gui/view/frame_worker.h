@@ -17,7 +17,7 @@ namespace foreshard::gui {
 struct FrameRequest {
   std::shared_ptr<const Scene> scene;
   Theme theme = Theme::Light;
-  QSizeF size;      // of the canvas
+  QSizeF size;       // of the canvas
   double ratio = 1;  // pixels of the device to one of the canvas
   SceneView view;
   bool operator==(const FrameRequest&) const = default;

@@ -43,9 +43,8 @@ RunList::RunList(QWidget* parent) : QWidget(parent) {
 }
 
 void RunList::add(Run run) {
-  const auto same =
-      std::find_if(runs_.begin(), runs_.end(),
-                   [&](const Run& other) { return other.name == run.name && other.files == run.files; });
+  const auto same = std::find_if(runs_.begin(), runs_.end(),
+                                 [&](const Run& other) { return other.name == run.name && other.files == run.files; });
   if (same != runs_.end())
     *same = std::move(run);
   else
@@ -66,13 +65,15 @@ void RunList::compare() {
 
 void RunList::remove() {
   const auto rows = selected();
-  for (auto row = rows.rbegin(); row != rows.rend(); ++row) runs_.erase(runs_.begin() + static_cast<std::ptrdiff_t>(*row));
+  for (auto row = rows.rbegin(); row != rows.rend(); ++row)
+    runs_.erase(runs_.begin() + static_cast<std::ptrdiff_t>(*row));
   fill();
 }
 
 std::vector<std::size_t> RunList::selected() const {
   std::set<std::size_t> rows;
-  for (const QModelIndex& index : table_->selectionModel()->selectedRows()) rows.insert(static_cast<std::size_t>(index.row()));
+  for (const QModelIndex& index : table_->selectionModel()->selectedRows())
+    rows.insert(static_cast<std::size_t>(index.row()));
   return {rows.begin(), rows.end()};
 }
 
@@ -80,8 +81,9 @@ void RunList::fill() {
   std::vector<std::vector<QString>> rows;
   for (const Run& run : runs_) {
     const TimeRange step = steady_range(*run.timeline);
-    const RangeNumbers n =
-        run.timeline->ranks.empty() ? RangeNumbers{} : range_numbers(*run.timeline, run.timeline->ranks.front().rank, step);
+    const RangeNumbers n = run.timeline->ranks.empty()
+                               ? RangeNumbers{}
+                               : range_numbers(*run.timeline, run.timeline->ranks.front().rank, step);
     const auto time = [](SimDuration ns) { return text_of(duration_words(static_cast<double>(ns))); };
     rows.push_back({text_of(run.name), time(step.length()), time(n.compute), time(n.exposed),
                     n.peak_allocated > 0 ? text_of(bytes_words(static_cast<double>(n.peak_allocated))) : QString()});
