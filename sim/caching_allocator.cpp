@@ -130,7 +130,13 @@ BlockHandle CachingAllocator::allocate(Bytes bytes, int stream) {
   if (bytes <= 0) return kEmptyBlock;
   const Bytes size = plain_rounding_ ? (bytes + kMinBlock - 1) & -kMinBlock : round_request(bytes, settings_);
   const bool small = size <= kSmallLimit;
-  BlockHandle found = find_free(pool_of(stream, small).free, size);
+  Pool& pool = pool_of(stream, small);
+  if (pool.followed != nullptr) {
+    const BlockHandle block = allocate_followed(pool, stream, small, size, bytes);
+    if (block != kNoBlock) return block;  // else the tape ended
+  }
+  if (pool.recorded != nullptr) return allocate_recorded(pool, stream, small, size, bytes);
+  BlockHandle found = find_free(pool.free, size);
   if (found == kNoBlock) found = make_room(stream, small, size);
   return found == kNoBlock ? kNoBlock : hand_out(found, size, bytes);
 }
@@ -165,10 +171,14 @@ BlockHandle CachingAllocator::allocate_segment(int stream, bool small, Bytes siz
   stats_.reserved.add(segment);
   reserved_by_stream_[static_cast<std::size_t>(stream)] += segment;
   note(MemoryAction::SegmentAlloc, address, segment, stream);
+  return new_segment(stream, small, address, segment);
+}
+
+BlockHandle CachingAllocator::new_segment(int stream, bool small, Bytes address, Bytes bytes) {
   const BlockHandle h = new_block();
   Block& block = at(h);
   block.address = address;
-  block.size = segment;
+  block.size = bytes;
   block.stream = static_cast<std::uint8_t>(stream);
   block.small = small;
   return h;
@@ -284,6 +294,8 @@ void CachingAllocator::synchronize_events() {
 }
 
 void CachingAllocator::free_block(BlockHandle h) {
+  Pool& pool = pool_of(at(h));
+  if (pool.followed != nullptr && free_followed(pool, h)) return;
   Block& block = at(h);
   const Bytes size = block.size;
   note(MemoryAction::FreeCompleted, block.address, block.requested, block.stream);
@@ -296,6 +308,7 @@ void CachingAllocator::free_block(BlockHandle h) {
       stats_.inactive_split.add(change);
     else
       stats_.inactive_split.remove(-change);
+    if (pool.recorded != nullptr) pool.recorded->push_back({0, 0, 0, change, numbers_[static_cast<std::size_t>(h)]});
   }
   stats_.active.remove(size);
   stats_.requested.remove(block.requested);
@@ -344,6 +357,7 @@ void CachingAllocator::release_segment(BlockHandle h) {
 }
 
 bool CachingAllocator::release_available(int stream, bool small, Bytes size) {  // A6(6)
+  end_tapes();
   if (settings_.max_split_size == std::numeric_limits<Bytes>::max()) return false;
   const Bytes wanted = std::max(size, settings_.max_split_size);
   const FreeSet& set = pool_of(stream, small).free;
@@ -362,6 +376,7 @@ bool CachingAllocator::release_available(int stream, bool small, Bytes size) {  
 }
 
 void CachingAllocator::release_cached() {
+  end_tapes();
   synchronize_events();
   std::vector<BlockHandle> give_back;
   for (const bool small : {false, true}) {

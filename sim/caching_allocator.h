@@ -18,6 +18,7 @@
 #include "sim/device_clock.h"
 #include "sim/driver_memory.h"
 #include "sim/free_set.h"
+#include "sim/pool_tape.h"
 
 namespace foreshard {
 
@@ -97,8 +98,19 @@ class CachingAllocator {
   Bytes reserved_of(int stream) const { return reserved_by_stream_[static_cast<std::size_t>(stream)]; }
   std::vector<SegmentInfo> segments() const;
 
+  /// Writes down what the stream's pools do, or answers as they did (sim/pool_tape.h), until they do something that no
+  /// tape holds. REQUIRES can_follow() and that nothing was allocated yet. While pools follow, segments() is not
+  /// theirs.
+  void record(int stream, PoolTape* tape);
+  void follow(int stream, const PoolTape& tape);
+  /// Plain settings: no limit of splits, nothing expandable.
+  bool can_follow() const;
+
   /// From now on all that happens is written down; nullptr ends it. `origin` is whose the next calls are.
-  void log_to(MemoryLog* log) { log_ = log; }
+  void log_to(MemoryLog* log) {
+    end_tapes();
+    log_ = log;
+  }
   void set_origin(std::int32_t origin) { origin_ = origin; }
   /// What is held now, as a snapshot shows it.
   std::vector<MemoryLog::Segment> held_segments() const;
@@ -118,6 +130,11 @@ class CachingAllocator {
   struct Pool {
     FreeSet free;
     std::vector<BlockHandle> unmapped;  // by address; expandable segments only
+    std::vector<PoolEvent>* recorded = nullptr;
+    const std::vector<PoolEvent>* followed = nullptr;
+    std::size_t position = 0;      // in the followed tape
+    std::int32_t numbers = 0;      // allocations so far
+    std::vector<Bytes> addresses;  // of segments, while following
   };
   struct VirtualRange {
     Bytes begin = 0, size = 0, page = 0;
@@ -150,6 +167,7 @@ class CachingAllocator {
   BlockHandle find_free(FreeSet& set, Bytes size);
   FreeSet::Cursor most_growth(const FreeSet& set, FreeSet::Cursor at) const;
   BlockHandle make_room(int stream, bool small, Bytes size);
+  BlockHandle new_segment(int stream, bool small, Bytes address, Bytes bytes);
   BlockHandle split(BlockHandle h, Bytes size, bool was_split);
   BlockHandle allocate_segment(int stream, bool small, Bytes size, Bytes segment, bool retry);
   BlockHandle hand_out(BlockHandle h, Bytes size, Bytes requested);
@@ -162,6 +180,16 @@ class CachingAllocator {
   void release_segment(BlockHandle h);
   void collect_garbage();
   Bytes allowed_memory() const;
+
+  // With a tape: sim/pool_tape.cpp.
+  BlockHandle allocate_recorded(Pool& pool, int stream, bool small, Bytes size, Bytes requested);
+  BlockHandle allocate_followed(Pool& pool, int stream, bool small, Bytes size, Bytes requested);
+  bool free_followed(Pool& pool, BlockHandle h);
+  void number_block(BlockHandle h, std::int32_t number);
+  void leave(Pool& pool);
+  void replay(Pool& pool, const std::vector<PoolEvent>& events, std::size_t count, std::vector<BlockHandle>& made);
+  void move_block(BlockHandle from, BlockHandle to);
+  void end_tapes();
 
   BlockHandle allocate_expandable(int stream, bool small, Bytes size);
   BlockHandle find_expandable(int stream, bool small, Bytes size);
@@ -182,6 +210,7 @@ class CachingAllocator {
   std::vector<VirtualRange> ranges_;
   std::vector<Bytes> reserved_by_stream_;
   std::int64_t search_count_ = 0;
+  std::vector<std::int32_t> numbers_;  // by block: which allocation of its pool; pools with a tape only
   MemoryLog* log_ = nullptr;
   std::int32_t origin_ = -1;
 };

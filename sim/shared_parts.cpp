@@ -154,11 +154,32 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   return JobParts{*profile, *model, at->plan, at->lowered};
 }
 
+void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions& options) {
+  // fsdp1 gives blocks back when other streams are done with them: another prefetch, another order.
+  if (job.fsdp.runtime == Runtime::Fsdp1) return;
+  Job key = plan_key(job);
+  key.fsdp.prefetch = {};
+  key.allocator = job.allocator;
+  key.train.optimizer = job.train.optimizer;
+  key.cluster.init = job.cluster.init;
+  const auto at = std::find_if(tapes_.begin(), tapes_.end(),
+                               [&](const Taped& one) { return one.lowered == parts.lowered && one.key == key; });
+  if (at != tapes_.end()) {
+    tapes_.splice(tapes_.begin(), tapes_, at);
+    options.follow_pools = at->tape.get();
+    return;
+  }
+  if (tapes_.size() >= kKept) tapes_.pop_back();
+  tapes_.push_front({std::move(key), parts.lowered, std::make_shared<PoolTape>()});
+  options.record_pools = tapes_.front().tape.get();
+}
+
 Result<Prediction> Workbench::predict(const Job& job) {
   const auto parts = prepare(job);
   if (!parts) return fail(parts.error());
   SimulateOptions options = simulate_options(job);
   options.per_kernel = false;
+  use_tape(job, *parts, options);
   return simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
 }
 

@@ -137,7 +137,16 @@ class Workbench {
   /// The job with the units that wrap policy `auto` finds for it.
   Result<Wrapped> wrapped(const Job& job, const std::shared_ptr<const Model>& model, const HardwareProfile& profile);
 
+  struct Taped {
+    Job key;
+    std::shared_ptr<const LoweredProgram> lowered;
+    std::shared_ptr<PoolTape> tape;
+  };
+  /// What the allocator did for a job that differs in prefetching at most; recorded anew where there is none.
+  void use_tape(const Job& job, const JobParts& parts, SimulateOptions& options);
+
   SharedParts& shared_;
+  std::list<Taped> tapes_;      // latest use first
   std::list<Wrapped> wrapped_;  // latest first
   std::list<Planned> planned_;  // latest use first
   std::list<Units> units_;      // likewise

@@ -79,6 +79,11 @@ class Simulation {
     device_.activity.keep_spans = options.timeline;
     if (options.holders) device_.book.keep_holders();
     if (options.memory_log != nullptr) device_.book.log_to(options.memory_log);
+    if (options.memory_log != nullptr || !device_.allocator.can_follow()) return;
+    if (options.follow_pools != nullptr)
+      device_.allocator.follow(index_of(Stream::D), *options.follow_pools);
+    else if (options.record_pools != nullptr)
+      device_.allocator.record(index_of(Stream::D), options.record_pools);
   }
 
   /// When work runs, if something else says so than the clock: sim/core_sharing.h.

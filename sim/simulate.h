@@ -17,6 +17,7 @@
 #include "core/plan.h"
 #include "core/result.h"
 #include "core/timeline.h"
+#include "sim/pool_tape.h"
 #include "sim/profile.h"
 #include "sim/retime.h"
 
@@ -32,6 +33,10 @@ struct SimulateOptions {
   MemoryLog* memory_log = nullptr;      // takes down what the allocator did, from wrapping on; outlives the call
   IssueTape* tape = nullptr;            // takes down what is issued from the first iteration on: sim/retime.h
   bool empty_cache_after_init = false;  // torch.cuda.empty_cache() once, before the first iteration
+  // What the allocator does on the compute stream: written down, or answered as it was (sim/pool_tape.h). Answers do
+  // not change; the tapes outlive the call.
+  PoolTape* record_pools = nullptr;
+  const PoolTape* follow_pools = nullptr;
 };
 
 struct Estimate {

@@ -14,8 +14,9 @@
 namespace foreshard {
 namespace {
 
-// Neighbours that share a plan stay with one thread; more would leave threads idle at the end.
-constexpr std::size_t kChunk = 8;
+// Neighbours that share a plan, or what the allocator did, stay with one thread; more would leave threads idle at the
+// end.
+constexpr std::size_t kLeastChunk = 8, kMostChunk = 64, kChunksPerThread = 8;
 
 void note_misfit(SweepPoint& point, const Prediction& prediction) {
   if (!prediction.deadlock.empty()) {
@@ -87,7 +88,9 @@ class Sweep {
 
   void play() {
     int threads = options_.threads > 0 ? options_.threads : static_cast<int>(std::thread::hardware_concurrency());
-    const std::size_t chunks = (distinct_.size() + kChunk - 1) / kChunk;
+    const auto parts = static_cast<std::size_t>(std::max(threads, 1)) * kChunksPerThread;
+    chunk_ = std::clamp(distinct_.size() / parts, kLeastChunk, kMostChunk);
+    const std::size_t chunks = (distinct_.size() + chunk_ - 1) / chunk_;
     threads = std::clamp(threads, 1, static_cast<int>(std::max<std::size_t>(chunks, 1)));
     std::vector<std::thread> pool;
     running_ = threads;
@@ -109,9 +112,9 @@ class Sweep {
   void work() {
     Workbench bench(shared_);
     for (;;) {
-      const std::size_t begin = next_.fetch_add(kChunk);
+      const std::size_t begin = next_.fetch_add(chunk_);
       if (begin >= distinct_.size()) break;
-      for (std::size_t k = begin; k < std::min(begin + kChunk, distinct_.size()); ++k) {
+      for (std::size_t k = begin; k < std::min(begin + chunk_, distinct_.size()); ++k) {
         evaluate(bench, points_[distinct_[k]]);
         ++done_;
       }
@@ -150,6 +153,7 @@ class Sweep {
   std::vector<SweepPoint> points_;
   std::unordered_map<std::size_t, std::size_t> position_;  // index -> in points_
   std::vector<std::size_t> distinct_;                      // positions to evaluate
+  std::size_t chunk_ = kLeastChunk;
   std::atomic<std::size_t> next_{0}, done_{0};
   std::mutex mutex_;
   std::condition_variable finished_;

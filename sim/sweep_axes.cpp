@@ -70,14 +70,15 @@ bool is_hybrid(Strategy strategy) {
   return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
 }
 
-/// How much is made anew when the key changes: 2 the model, 1 the plan, 0 the simulation only.
+/// How much is made anew when the key changes: 3 the model, 2 the plan, 1 the plan but not what the allocator does on
+/// the compute stream, 0 the simulation only.
 int weight_of(const std::string& key) {
-  if (key.starts_with("model.") || key.starts_with("fsdp.mixed_precision") || key == "cluster.profile") return 2;
+  if (key.starts_with("model.") || key.starts_with("fsdp.mixed_precision") || key == "cluster.profile") return 3;
   if (key.starts_with("allocator.") || key == "cluster.memory" || key == "cluster.init" ||
       key.starts_with("train.optimizer")) {
     return 0;
   }
-  return 1;
+  return key.starts_with("fsdp.prefetch.") ? 1 : 2;
 }
 
 /// Collects the axes of --auto.

@@ -125,6 +125,45 @@ TEST_F(SweepTest, UnitsAreKeptOnlyWhereTheyAreTheSame) {
   }
 }
 
+TEST_F(SweepTest, WhatTheAllocatorDidBeforeChangesNothing) {
+  // Prefetching leaves the order on the compute stream alone, the others do not; the smallest card is too small.
+  const SweepGrid over =
+      grid({"fsdp.runtime=fsdp2,none,fsdp1", "checkpointing.policy=none,block", "fsdp.reshard_after_forward=true,false",
+            "cluster.memory=80GiB,900MiB", "train.optimizer.impl=foreach,fused", "fsdp.prefetch.forward_depth=0,1,2",
+            "fsdp.prefetch.backward_depth=0,2"});
+  base.model.batch = 3;
+  SharedParts shared;
+  Workbench bench(shared);
+  std::size_t fitting = 0;
+  for (const std::size_t k : over.sharing_order()) {
+    const auto job = over.job_of(k, base);
+    if (!job) continue;
+    const auto kept = bench.predict(*job);
+    const auto parts = bench.prepare(*job);
+    ASSERT_EQ(kept.has_value(), parts.has_value()) << k;
+    if (!kept) continue;
+    SimulateOptions options = simulate_options(*job);
+    options.per_kernel = false;
+    const auto plain = simulate(*parts->plan, *parts->model, *parts->lowered, *job, *parts->profile, options);
+    ASSERT_TRUE(plain.has_value());
+    ASSERT_EQ(kept->fits, plain->fits) << k;
+    fitting += plain->fits ? 1 : 0;
+    EXPECT_EQ(kept->step_time_ns.value, plain->step_time_ns.value) << k;
+    EXPECT_EQ(kept->memory.reserved, plain->memory.reserved) << k;
+    ASSERT_EQ(kept->iterations.size(), plain->iterations.size()) << k;
+    for (std::size_t n = 0; n < plain->iterations.size(); ++n) {
+      const IterationResult &a = kept->iterations[n], &b = plain->iterations[n];
+      EXPECT_EQ(a.step_time, b.step_time) << k;
+      EXPECT_EQ(a.peak_allocated, b.peak_allocated) << k;
+      EXPECT_EQ(a.peak_active, b.peak_active) << k;
+      EXPECT_EQ(a.peak_reserved, b.peak_reserved) << k;
+      EXPECT_EQ(a.peak_requested, b.peak_requested) << k;
+      EXPECT_EQ(a.end_reserved, b.end_reserved) << k;
+    }
+  }
+  EXPECT_GT(fitting, over.size() / 4);
+}
+
 TEST_F(SweepTest, TheNumberOfThreadsDoesNotMatter) {
   const SweepGrid over = grid({"checkpointing.policy=none,block,every_k", "checkpointing.k=1,2", "model.batch=1,2",
                                "fsdp.reshard_after_forward=true,false"});
