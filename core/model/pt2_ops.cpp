@@ -69,6 +69,15 @@ bool is_in_place(std::string_view name) {
   return overload != name.npos && base.ends_with('_') && !base.ends_with("__");
 }
 
+/// Activations in place whose derivative reads what they overwrite: autograd copies it first, so that as much is held
+/// as without "in place". Empty: another operator.
+std::string without_overwriting(std::string_view name) {
+  for (const std::string_view base : {"aten.silu", "aten.hardswish", "aten.hardsigmoid", "aten.mish"}) {
+    if (name.starts_with(base) && name.substr(base.size()) == "_.default") return std::string(base) + ".default";
+  }
+  return {};
+}
+
 class OpsWriter {
  public:
   OpsWriter(const Pt2Program& program, const std::string& file, const Pt2Tree& tree, const SymbolValues& symbols,
@@ -301,7 +310,7 @@ class OpsWriter {
     const bool written =
         write_scalar(graph, node, name, names, done) && (done || write_region(node, name, names, depth, done)) &&
         (done || write_composite(graph, node, name, names, done)) &&
-        (done || write_batch_norm(graph, node, name, names, done)) && (done || write_plain(graph, node, name, names));
+        (done || write_batch_norm(graph, node, name, names, done)) && (done || write_whole(graph, node, name, names));
     for (std::size_t i = first; i < model_.ops.size() && !spliced_; ++i) model_.ops[i].call = call_;
     spliced_ = false;
     return written;
@@ -374,6 +383,17 @@ class OpsWriter {
     for (const std::size_t i : {kMean, kVar})
       names.insert_or_assign(node.outputs[i].text, Bound(names.at(node.inputs[i].arg.text)));
     model_.ops.push_back(std::move(op));
+    return true;
+  }
+
+  /// The operator itself. Who reads the overwritten tensor later gets the result.
+  bool write_whole(const Pt2Graph& graph, const Pt2Node& node, const std::string& name, Names& names) {
+    const std::string kept = without_overwriting(name);
+    if (kept.empty() || node.inputs.size() != 1 || node.outputs.size() != 1)
+      return write_plain(graph, node, name, names);
+    if (!write_plain(graph, node, kept, names)) return false;
+    const auto result = names.find(node.outputs[0].text);
+    if (result != names.end()) names.insert_or_assign(node.inputs[0].arg.text, Bound(result->second));
     return true;
   }
 

@@ -1,6 +1,7 @@
 // Composite operators of archives are written as eager PyTorch runs them, and each has a rule.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -66,6 +67,18 @@ TEST(Pt2Composites, BothBranchesOfCondRunAndThePredicatePicks) {
   EXPECT_EQ(std::get<ValueRef>(model.ops.back().args.at(0).value).id, model.inputs.at(1));
   EXPECT_EQ(model.outputs, model.ops.back().out);
   EXPECT_EQ(without_rule(model), std::set<std::string>{});
+}
+
+TEST(Pt2Composites, ActivationsInPlaceHoldWhatTheyOverwrite) {
+  const Model model = read("silu_in_place.pt2", ProgramDevice::Cpu, "none");
+  const auto silu =
+      std::find_if(model.ops.begin(), model.ops.end(), [](const Op& op) { return op.name == "aten.silu.default"; });
+  ASSERT_NE(silu, model.ops.end());
+  EXPECT_NE(find_op_rule(silu->name), nullptr);
+  const auto product =
+      std::find_if(silu, model.ops.end(), [](const Op& op) { return op.name == "aten.addmm.default"; });
+  ASSERT_NE(product, model.ops.end());
+  EXPECT_EQ(std::get<ValueRef>(product->args.at(1).value).id, silu->out.at(0));
 }
 
 TEST(Pt2Composites, FunctionalProgramsPutBackWhatTheirBuffersBecome) {
