@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <barrier>
 #include <exception>
@@ -15,6 +17,7 @@
 
 #include "core/model/operator_signature.h"
 #include "exec/calibration_host.h"
+#include "exec/calibration_journal.h"
 #include "exec/data/batch_source.h"
 #include "exec/starting_weights.h"
 #include "exec/torch_types.h"
@@ -98,6 +101,28 @@ class ModelTimer {
     samples_.whole_backward.push_back(laps[1]);
   }
 
+  /// The last round as a journal keeps it: operators forward and backward (-1: has none), then the whole model.
+  std::vector<std::int64_t> last_round() const {
+    std::vector<std::int64_t> numbers;
+    for (const auto* list : {&samples_.forward, &samples_.backward}) {
+      for (const Samples& of : *list) numbers.push_back(of.empty() ? -1 : of.back());
+    }
+    numbers.insert(numbers.end(), {samples_.whole_forward.back(), samples_.whole_backward.back()});
+    return numbers;
+  }
+  /// Takes a round that a journal has kept; false: it is of no use.
+  bool recall(const std::vector<std::int64_t>& numbers) {
+    const std::size_t operators = samples_.forward.size();
+    if (numbers.size() != 2 * operators + 2) return false;
+    for (std::size_t i = 0; i < 2 * operators; ++i) {
+      Samples& of = i < operators ? samples_.forward[i] : samples_.backward[i - operators];
+      if (numbers[i] >= 0) of.push_back(numbers[i]);
+    }
+    samples_.whole_forward.push_back(numbers[2 * operators]);
+    samples_.whole_backward.push_back(numbers[2 * operators + 1]);
+    return true;
+  }
+
   ModelSamples take() { return std::move(samples_); }
 
  private:
@@ -120,11 +145,25 @@ class ModelTimer {
   ModelSamples samples_;
 };
 
+const std::vector<std::int64_t>* kept_in(const CalibrationJournal* journal, const std::string& name) {
+  return journal == nullptr ? nullptr : journal->find(name);
+}
+
+std::string round_name(int round) { return fmt::format("round {}", round); }
+
 std::vector<CollectiveCurve> time_collectives(Communicator& group, Stopwatch& watch, c10::Device device, Bytes largest,
-                                              int repeats) {
+                                              int repeats, const CalibrationJournal* journal) {
   std::vector<CollectiveCurve> curves;
   for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"}) {
     CollectiveCurve curve{kind, group.size(), {}, {}};
+    const std::string name = fmt::format("{} of {}", kind, group.size());
+    if (const auto* kept = kept_in(journal, name); kept != nullptr && kept->size() % 2 == 0 && !kept->empty()) {
+      const auto middle = kept->begin() + static_cast<std::ptrdiff_t>(kept->size() / 2);
+      curve.bytes.assign(kept->begin(), middle);
+      curve.ns.assign(middle, kept->end());
+      curves.push_back(std::move(curve));
+      continue;
+    }
     for (Bytes bytes = kSmallest; bytes <= largest; bytes *= 4) {
       const CollectiveCall call(kind, group.size(), bytes, device);
       Samples samples;
@@ -138,6 +177,11 @@ std::vector<CollectiveCurve> time_collectives(Communicator& group, Stopwatch& wa
       }
       curve.bytes.push_back(call.bytes());
       curve.ns.push_back(median(samples));
+    }
+    if (group.rank() == 0 && journal != nullptr) {
+      std::vector<std::int64_t> numbers(curve.bytes.begin(), curve.bytes.end());
+      numbers.insert(numbers.end(), curve.ns.begin(), curve.ns.end());
+      journal->keep(name, numbers);
     }
     curves.push_back(std::move(curve));
   }
@@ -321,18 +365,26 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
         const CalibrationSetup own_setup = on_device(setup, here);
         ModelTimer timer(own_setup, **interpreter, *watch);
         timer.whole_model(false);  // what fails, fails here, on all ranks
-        for (int r = -kWarmUp; r < setup.repeats; ++r) {
+        int done = 0;              // rounds that an interrupted calibration has kept: the same for all ranks
+        while (const auto* kept = kept_in(setup.journal, round_name(done))) {
+          if (done == setup.repeats || !timer.recall(*kept)) break;
+          ++done;
+        }
+        for (int r = done < setup.repeats ? done - kWarmUp : done; r < setup.repeats; ++r) {
           together.arrive_and_wait();
-          timer.operators_alone(r >= 0);
+          timer.operators_alone(r >= done);
           together.arrive_and_wait();
-          timer.whole_model(r >= 0);
+          timer.whole_model(r >= done);
+          if (rank == 0 && r >= done && setup.journal != nullptr) {
+            setup.journal->keep(round_name(r), timer.last_round());
+          }
         }
         Calibration own;
         together.arrive_and_wait();
         time_memory_and_products(own, *watch, here, setup.repeats);
         if (!setup.communicators.empty()) {
-          own.collectives =
-              time_collectives(*setup.communicators[rank], *watch, here, device.largest_collective(), setup.repeats);
+          own.collectives = time_collectives(*setup.communicators[rank], *watch, here, device.largest_collective(),
+                                             setup.repeats, setup.journal);
         }
         if (here.is_cpu()) {
           together.arrive_and_wait();
@@ -375,7 +427,8 @@ Result<Calibration> calibrate_job(const Model& model, const Job& job, const JobC
   auto inputs = (*data)->batch(0);
   if (!inputs) return fail(inputs.error());
   return calibrate({model, std::move(*inputs), computing_params(model, job, weights->params), weights->buffers,
-                    setup.intra_op_threads, setup.repeats, setup.communicators, setup.device, job.train.optimizer});
+                    setup.intra_op_threads, setup.repeats, setup.communicators, setup.device, job.train.optimizer,
+                    setup.journal});
 }
 
 }  // namespace foreshard::exec

@@ -19,6 +19,7 @@
 #include "core/result.h"
 #include "core/units.h"
 #include "exec/calibration_device.h"
+#include "exec/calibration_journal.h"
 #include "exec/communicator.h"
 #include "exec/operator_interpreter.h"
 
@@ -33,8 +34,9 @@ struct CalibrationSetup {
   int repeats = 15;
   /// One for each rank, in order; empty: nothing is collected, and one rank runs.
   std::vector<std::shared_ptr<Communicator>> communicators = {};
-  CalibrationDevice* device = nullptr;  // null: the host
-  OptimizerOptions optimizer = {};      // whose step is timed, on the host
+  CalibrationDevice* device = nullptr;          // null: the host
+  OptimizerOptions optimizer = {};              // whose step is timed, on the host
+  const CalibrationJournal* journal = nullptr;  // what an interrupted calibration has measured; gets what this one does
 };
 
 struct OperatorTime {
@@ -103,6 +105,7 @@ struct JobCalibration {
   int repeats = 15;
   std::vector<std::shared_ptr<Communicator>> communicators = {};
   CalibrationDevice* device = nullptr;
+  const CalibrationJournal* journal = nullptr;
 };
 Result<Calibration> calibrate_job(const Model& model, const Job& job, const JobCalibration& setup);
 

@@ -1,8 +1,8 @@
 # A training run: data, schedule, and the loop that joins them with the runner and checkpoints.
 foreshard_library(training
-  SOURCES calibration.cpp calibration_device.cpp calibration_host.cpp data/batch_source.cpp data/byte_pair_encoder.cpp data/input_ranges.cpp data/sample_order.cpp data/text_pattern.cpp
+  SOURCES calibration.cpp calibration_device.cpp calibration_journal.cpp calibration_host.cpp data/batch_source.cpp data/byte_pair_encoder.cpp data/input_ranges.cpp data/sample_order.cpp data/text_pattern.cpp
           data/token_file.cpp evaluation.cpp failure_text.cpp schedule.cpp starting_weights.cpp training_loop.cpp
-  HEADERS calibration.h calibration_device.h calibration_host.h data/batch_source.h data/byte_pair_encoder.h data/input_ranges.h data/sample_order.h data/text_pattern.h
+  HEADERS calibration.h calibration_device.h calibration_host.h calibration_journal.h data/batch_source.h data/byte_pair_encoder.h data/input_ranges.h data/sample_order.h data/text_pattern.h
           data/token_file.h evaluation.h failure_text.h schedule.h starting_weights.h training_loop.h
   DEPS foreshard::exec foreshard::checkpoint foreshard::launch
   PRIVATE_DEPS fmt::fmt nlohmann_json::nlohmann_json

@@ -18,7 +18,9 @@
 #include "cli/job_source.h"
 #include "cli/json_text.h"
 #include "cli/pipeline.h"
+#include "core/job_file.h"
 #include "exec/calibration.h"
+#include "exec/calibration_journal.h"
 #include "exec/in_process_communicator.h"
 #include "exec/launch.h"
 #include "exec/rendezvous.h"
@@ -221,13 +223,30 @@ Result<void> write_text(const std::string& path, const std::string& text) {
       {ErrorCode::NotFound, "the profile cannot be written", path, "", "a folder that can be written to", "", ""});
 }
 
+/// What a journal must have been begun for: the same job, machine and wishes. Clocks and power change; the machine's
+/// name does not.
+std::string journal_key(const Job& job, const CalibrateFlags& flags, const CalibrationMachine& machine) {
+  const std::string& card = machine.fingerprint;
+  const std::string where = card.empty() ? processor_text() : card.substr(0, card.find(';'));
+  return fmt::format("{}\n{} ranks, {} rounds, {}", job_to_toml(job), flags.ranks, flags.repeats, where);
+}
+
 Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base,
-                                  const CalibrationMachine& machine) {
+                                  const CalibrationMachine& machine, const Console& console) {
   const auto model = load_job_model(job, base);
   if (!model) return fail(model.error());
   auto ranks = connect_ranks(flags.ranks, machine);
   if (!ranks) return fail(ranks.error());
-  return exec::calibrate_job(*model, job, {threads_of(flags), flags.repeats, ranks->group, machine.device.get()});
+  const auto journal = exec::CalibrationJournal::open(flags.output + ".partial", journal_key(job, flags, machine));
+  if (!journal) return fail(journal.error());
+  if (journal->size() > 0) {
+    console.note(fmt::format("note: {}.partial holds {} of an interrupted calibration: they are not measured again",
+                             flags.output, counted(static_cast<std::int64_t>(journal->size()), "list")));
+  }
+  auto measured = exec::calibrate_job(
+      *model, job, {threads_of(flags), flags.repeats, ranks->group, machine.device.get(), &*journal});
+  if (measured) journal->remove();
+  return measured;
 }
 
 /// What the measured numbers replace.
@@ -250,7 +269,7 @@ ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
   if (!base) return console.error(base.error());
   const auto machine = cuda ? open_cuda_calibration(flags.ranks) : Result<CalibrationMachine>(CalibrationMachine{});
   if (!machine) return console.error(machine.error());
-  const auto calibration = measure(loaded->job, flags, *base, *machine);
+  const auto calibration = measure(loaded->job, flags, *base, *machine, console);
   if (!calibration) return console.error(calibration.error());
   const HardwareProfile profile = profile_of(*calibration, *base, flags, *machine);
   if (auto written = write_text(flags.output, profile_text(profile)); !written) return console.error(written.error());
