@@ -51,8 +51,8 @@ RopeScaling read_rope(ConfigReader& config, const RopeDefaults& family) {
   // The length of pretraining: the model's own key is asked before that of the scaling.
   const std::int64_t otherwise = family.original_positions > 0 ? family.original_positions : family.positions;
   const std::int64_t inner = rope->integer_or("original_max_position_embeddings", otherwise, 2, kMaxPositions);
-  out.original_positions = config.integer_or(
-      "original_max_position_embeddings", family.original_positions > 0 ? otherwise : inner, 2, kMaxPositions);
+  out.original_positions = config.integer_or("original_max_position_embeddings",
+                                             family.original_positions > 0 ? otherwise : inner, 2, kMaxPositions);
   const double stretch = static_cast<double>(family.positions) / static_cast<double>(out.original_positions);
   if (kind == "longrope") {
     read_longrope(*rope, stretch, out);

@@ -28,10 +28,10 @@ struct RopeScaling {
 
 /// What a family does in its own way.
 struct RopeDefaults {
-  std::int64_t positions = 2048;           // of the model
-  std::int64_t original_positions = 0;     // where the file names none; 0: `positions`
+  std::int64_t positions = 2048;        // of the model
+  std::int64_t original_positions = 0;  // where the file names none; 0: `positions`
   double share = 1.0;
-  bool only_longrope = false;              // Phi-3: default and longrope, which older files call su or yarn
+  bool only_longrope = false;  // Phi-3: default and longrope, which older files call su or yarn
 };
 
 /// Errors go to the reader.
