@@ -35,8 +35,8 @@ A trailing `*` stands for the sizes of a sweep that are even powers of two. Fitt
 - **First step** (C11): 12 % more is reserved than was measured before the optimizer's state exists, so the step to the second is too
   small. PyTorch 2.11's own allocator reserves as much as is predicted here (README of the recordings: 47.4, then 51.3 GiB): other
   versions or other model code ran. In requested bytes the step is 8 P/N.
-- **Small batches of captured graphs** (G01 to G02): a tenth less time per token with the larger batch was measured; the start, ramp
-  and drain of every kernel, which is all that is known to be paid once, explains a tenth of that.
+- **Small batches of captured graphs** (G01 to G02, G04 to G05): a tenth less time per token with the larger batch was measured; the start, ramp
+  and drain of every kernel, which is all that is known to be paid once, explains little of that.
 - **torchtitan's blocks** are predicted as Transformers' blocks: fused norms (2024-07) save less, repeated key and value heads
   (before grouped attention) save more.
 - **Captured graphs without a compile backend** (G11, G15) run decomposed operators one by one: they are slower than eager kernels.
