@@ -43,6 +43,8 @@ if(LibTorchWheel_FOUND AND NOT TARGET LibTorch::cpu)
   # only ours fit the headers. Torch's own Gloo groups are never made in these programs.
   find_package(Gloo CONFIG QUIET)
   if(TARGET gloo)
+    # As an option, which stands before all libraries: CMake orders those by their dependencies, not as they are named.
+    target_link_options(LibTorch::cpu INTERFACE LINKER:--push-state,--no-as-needed,$<TARGET_FILE:gloo>,--pop-state)
     target_link_libraries(LibTorch::cpu INTERFACE gloo)
   endif()
   target_link_libraries(LibTorch::cpu INTERFACE LibTorch::torch_cpu LibTorch::c10 Threads::Threads)

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <algorithm>
 #include <map>
@@ -159,6 +160,7 @@ struct InputNode final : torch::autograd::Node {
     return {};
   }
   at::Tensor gradient;
+  at::Tensor parameter;  // its sizes and strides, no memory: AccumulateGrad keeps what is laid out as the contract says
   bool shared = false;
 };
 
@@ -212,6 +214,8 @@ class Inputs final : public TensorLookup {
       std::shared_ptr<InputNode> node;
       if (input.requires_grad) {
         node = std::shared_ptr<InputNode>(new InputNode(), torch::autograd::deleteNode);
+        node->parameter =
+            at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::DeviceType::Meta));
         const auto number = node->add_input_metadata(tensor);
         torch::autograd::impl::set_gradient_edge(tensor, Edge(node, number));
       }
@@ -281,7 +285,8 @@ void run_backward(const at::Tensor& root, Inputs& inputs, OperatorProof& proof) 
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (nodes[i] == nullptr || !nodes[i]->gradient.defined()) continue;
     const at::Tensor& gradient = nodes[i]->gradient;
-    const bool copied = nodes[i]->shared || !gradient.is_contiguous();
+    const bool copied =
+        nodes[i]->shared || !torch::autograd::utils::obeys_layout_contract(gradient, nodes[i]->parameter);
     const auto own = static_cast<Bytes>(gradient.numel()) * static_cast<Bytes>(gradient.element_size());
     // A gradient that is kept as it came keeps its whole storage: a slice of a concatenation's, for one.
     proof.facts.gradients[i] = {true, copied ? own : static_cast<Bytes>(gradient.storage().nbytes())};
