@@ -95,7 +95,8 @@ class SymbolBinder {
 
   bool bind_named() {
     const std::vector<Place> all = places();
-    for (const auto& [name, value] : options_.dims) {
+    for (const auto& [given, value] : options_.dims) {
+      const std::string& name = given;  // Clang 14 captures no structured binding
       const auto at = std::find_if(all.begin(), all.end(),
                                    [&](const Place& place) { return place.symbol == name || place.where == name; });
       const std::string key = "model.dims." + name;

@@ -100,7 +100,9 @@ Result<void> read_config(const std::string& text, const std::string& name, const
   if (!document) return fail(document.error());
   const auto config = document->find("config");
   if (!document->is_object() || config == document->end()) return {};
-  for (const auto& [fqn, entry] : config->items()) {
+  for (const auto& item : config->items()) {
+    const std::string& fqn = item.key();
+    const Json& entry = item.value();
     const auto bad = [&](std::string message, std::string expected, std::string got) {
       return fail(payload_error(ErrorCode::Inconsistent, file, name + " " + in_quotes(fqn), std::move(message),
                                 std::move(expected), std::move(got)));
