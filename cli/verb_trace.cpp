@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "cli/trace_report.h"
+#include "cli/usage_error.h"
 #include "cli/verbs.h"
 #include "traces/chrome_trace.h"
 #include "traces/fst.h"
@@ -18,15 +19,6 @@ Result<OpenedTrace> open_noted(const std::vector<std::string>& files, const Cons
   for (const TraceWarning& warning : opened->warnings)
     console.note(fmt::format("warning: {}: {}", warning.place, warning.text));
   return opened;
-}
-
-Error usage(std::string message, std::string expected, std::string got) {
-  Error error;
-  error.code = ErrorCode::Usage;
-  error.message = std::move(message);
-  error.expected = std::move(expected);
-  error.got = std::move(got);
-  return error;
 }
 
 ExitCode analyse(const TraceFlags& flags, const Console& console) {
@@ -55,13 +47,14 @@ Result<void> write_as(const Timeline& timeline, const std::string& path) {
   if (ends(".fst")) return write_fst(timeline, path);
   if (ends(".json") || ends(".json.gz")) return write_chrome_trace(timeline, path);
   if (ends(".csv") || ends(".csv.gz")) return write_timeline_csv(timeline, path);
-  return fail(usage("the name of the file to write says its format", ".fst, .json, .json.gz, .csv or .csv.gz", path));
+  return fail(
+      usage_error("the name of the file to write says its format", ".fst, .json, .json.gz, .csv or .csv.gz", path));
 }
 
 /// The last file is written; the ones before it are read, as ranks of one job.
 ExitCode convert(const TraceFlags& flags, const Console& console) {
   if (flags.files.size() < 2)
-    return console.error(usage("trace convert takes files to read and one to write", "IN... OUT", "one file"));
+    return console.error(usage_error("trace convert takes files to read and one to write", "IN... OUT", "one file"));
   const std::vector<std::string> inputs(flags.files.begin(), flags.files.end() - 1);
   const std::string& out = flags.files.back();
   const auto opened = open_noted(inputs, console);

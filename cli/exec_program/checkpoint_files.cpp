@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cli/job_source.h"
+#include "cli/usage_error.h"
 #include "core/model/load_model.h"
 #include "exec/checkpoint_export.h"
 
@@ -19,15 +20,6 @@ namespace foreshard::cli {
 namespace {
 
 constexpr const char* kSchema = "foreshard.checkpoint-files/1";
-
-Error usage(std::string message, std::string expected, std::string got) {
-  Error error;
-  error.code = ErrorCode::Usage;
-  error.message = std::move(message);
-  error.expected = std::move(expected);
-  error.got = std::move(got);
-  return error;
-}
 
 /// "5GB", "500MB", "2GiB", "1000": as Transformers' max_shard_size.
 std::optional<Bytes> parse_size(std::string_view text) {
@@ -58,13 +50,14 @@ ExitCode export_weights(const CheckpointFlags& flags, const Console& console) {
   options.optimizer = flags.optimizer;
   if (!flags.max_shard_size.empty()) {
     const auto size = parse_size(flags.max_shard_size);
-    if (!size) return console.error(usage("--max-shard-size is no size", "for example 5GB", flags.max_shard_size));
+    if (!size)
+      return console.error(usage_error("--max-shard-size is no size", "for example 5GB", flags.max_shard_size));
     options.max_shard_size = *size;
   }
   if (!flags.dtype.empty()) {
     options.dtype = parse_dtype(flags.dtype);
     if (!options.dtype || !is_floating(*options.dtype)) {
-      return console.error(usage("--dtype is no floating element type", "for example bfloat16", flags.dtype));
+      return console.error(usage_error("--dtype is no floating element type", "for example bfloat16", flags.dtype));
     }
   }
   const auto exported = exec::export_checkpoint(flags.source, flags.out, options);
@@ -85,7 +78,7 @@ ExitCode export_weights(const CheckpointFlags& flags, const Console& console) {
 
 ExitCode import_weights(const CheckpointFlags& flags, const Console& console) {
   if (flags.job.empty()) {
-    return console.error(usage("whose model are the weights?", "checkpoint import WEIGHTS JOB --out DIR", ""));
+    return console.error(usage_error("whose model are the weights?", "checkpoint import WEIGHTS JOB --out DIR", ""));
   }
   JobFlags job_flags;
   job_flags.file = flags.job;
@@ -106,7 +99,7 @@ ExitCode import_weights(const CheckpointFlags& flags, const Console& console) {
 
 ExitCode run_checkpoint(const CheckpointFlags& flags, const Console& console) {
   if (flags.action == "show") return show(flags, console);
-  if (flags.out.empty()) return console.error(usage("where to?", "--out FOLDER", ""));
+  if (flags.out.empty()) return console.error(usage_error("where to?", "--out FOLDER", ""));
   return flags.action == "export" ? export_weights(flags, console) : import_weights(flags, console);
 }
 

@@ -1,28 +1,14 @@
 """Records what PyTorch's compressing hooks do in FSDP1: losses of three SGD steps on each of two gloo ranks, and the
-parameters after them. The model is that of ../unit_precision. Run with torch 2.11: python record.py > recorded.json"""
-import json, math, os, torch, torch.distributed as dist, torch.multiprocessing as mp
+parameters after them. The model is that of ../toy.py. Run with torch 2.11: python record.py > recorded.json"""
+import json, os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch.distributed.algorithms._comm_hooks.default_hooks import LowPrecisionState, bf16_compress_hook, fp16_compress_hook
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy
 
-SIZE, ROWS, STEPS, LR, RANKS = 8, 4, 3, 0.05, 2
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from toy import ROWS, SIZE, Toy, numbers
+
+STEPS, LR, RANKS = 3, 0.05, 2
 LOW = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def numbers(count, phase):
-    return torch.tensor([math.sin(0.37 * (i + 1) + phase) / 3 for i in range(count)], dtype=torch.float64).float()
-
-
-class Toy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (torch.nn.Linear(SIZE, SIZE) for _ in range(3))
-        for k, p in enumerate(self.parameters()):
-            p.data.copy_(numbers(p.numel(), k).view(p.shape))
-
-    def forward(self, x):
-        h = torch.relu(self.a(x))
-        y = self.b(h)
-        return self.c(y + h + x)
 
 
 CASES = {

@@ -1,30 +1,16 @@
 """Records what PyTorch's gradient scalers do in float16 on two gloo ranks: losses and scales of eight steps, some of which
-overflow on both ranks or on one alone, and the parameters after them. The model is that of ../unit_precision. Run with
-torch 2.11: python record.py > recorded.json"""
-import json, math, os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+overflow on both ranks or on one alone, and the parameters after them. The model is that of ../toy.py. Run with
+torch 2.11: python record.py, which writes recorded.json."""
+import json, os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.utils import clip_grad_norm_
 
-SIZE, ROWS, STEPS, LR, RANKS = 8, 4, 8, 0.05, 2
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from toy import ROWS, SIZE, Toy, numbers
+
+STEPS, LR, RANKS = 8, 0.05, 2
 SCALER = dict(init_scale=8192.0, growth_interval=2)
-
-
-def numbers(count, phase):
-    return torch.tensor([math.sin(0.37 * (i + 1) + phase) / 3 for i in range(count)], dtype=torch.float64).float()
-
-
-class Toy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (torch.nn.Linear(SIZE, SIZE) for _ in range(3))
-        for k, p in enumerate(self.parameters()):
-            p.data.copy_(numbers(p.numel(), k).view(p.shape))
-
-    def forward(self, x):
-        h = torch.relu(self.a(x))
-        y = self.b(h)
-        return self.c(y + h + x)
 
 
 CASES = {

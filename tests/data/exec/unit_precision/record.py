@@ -1,27 +1,13 @@
 """Records what PyTorch does where units have a precision of their own: losses of three SGD steps and the parameters after
 them, on one gloo rank. Run with torch 2.11: python record.py > recorded.json"""
-import json, math, os, torch, torch.distributed as dist
+import json, os, sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, MixedPrecisionPolicy, fully_shard
 
-SIZE, ROWS, STEPS, LR = 8, 4, 3, 0.05
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from toy import ROWS, SIZE, Toy, numbers
+
+STEPS, LR = 3, 0.05
 B, F = torch.bfloat16, torch.float32
-
-
-def numbers(count, phase):
-    return torch.tensor([math.sin(0.37 * (i + 1) + phase) / 3 for i in range(count)], dtype=torch.float64).float()
-
-
-class Toy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (torch.nn.Linear(SIZE, SIZE) for _ in range(3))
-        for k, p in enumerate(self.parameters()):
-            p.data.copy_(numbers(p.numel(), k).view(p.shape))
-
-    def forward(self, x):
-        h = torch.relu(self.a(x))
-        y = self.b(h)
-        return self.c(y + h + x)
 
 
 def fsdp2(root, a, b, c):
