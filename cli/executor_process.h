@@ -6,6 +6,7 @@
 
 #include "cli/console.h"
 #include "cli/executor_program.h"
+#include "cli/sibling_program.h"
 
 namespace foreshard::cli {
 
@@ -13,5 +14,9 @@ namespace foreshard::cli {
 /// told.
 ExitCode run_in_executor(std::vector<std::string> arguments, const Console& console,
                          Executor executor = Executor::Host);
+
+/// Waits for it instead, and keeps what it prints. Told: that it cannot be started; then the exit code is that error's.
+Captured capture_executor(std::vector<std::string> arguments, const Console& console,
+                          Executor executor = Executor::Host);
 
 }  // namespace foreshard::cli

@@ -119,6 +119,7 @@ struct CalibrateFlags {
   std::string backend = "host";   // host | cuda
   int ranks = 2;
   int repeats = 15;
+  int steps = 15;  // of the job itself, run after its parts; 0 = none
 };
 
 struct ConfigFlags {
