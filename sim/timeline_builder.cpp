@@ -42,20 +42,40 @@ std::vector<Lane> make_lanes(const Plan& plan, const Device& device, std::array<
   return lanes;
 }
 
-void add_counter(Timeline& timeline, const Plan& plan, const PlanPlayer& player, const std::string& name,
+using LedgerSamples = std::vector<PlanPlayer::LedgerSample>;
+
+/// Where the host issues for nothing, much happens at one time: what was highest then and what is left after it tell
+/// enough, in the order in which they were.
+LedgerSamples told_samples(const LedgerSamples& all) {
+  LedgerSamples told;
+  for (std::size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    std::array<std::size_t, 4> kept{begin, begin, begin, begin};  // highest allocated, active, reserved; the last
+    for (end = begin; end < all.size() && all[end].time == all[begin].time; ++end) {
+      if (all[end].allocated > all[kept[0]].allocated) kept[0] = end;
+      if (all[end].active > all[kept[1]].active) kept[1] = end;
+      if (all[end].reserved > all[kept[2]].reserved) kept[2] = end;
+      kept[3] = end;
+    }
+    std::sort(kept.begin(), kept.end());
+    const auto distinct = std::unique(kept.begin(), kept.end());
+    for (auto place = kept.begin(); place != distinct; ++place) told.push_back(all[*place]);
+  }
+  return told;
+}
+
+/// A counter that changes at a time tells all samples of it, equal ones too: then those of one time belong together
+/// across counters, the last with the last.
+void add_counter(Timeline& timeline, const Plan& plan, const LedgerSamples& samples, const std::string& name,
                  const std::function<Bytes(const PlanPlayer::LedgerSample&)>& value) {
   const CounterId id(timeline.counters.size());
   Bytes last = -1;
-  const std::size_t before = timeline.samples.size();
-  for (const PlanPlayer::LedgerSample& sample : player.samples()) {
-    const Bytes now = value(sample);
-    if (now == last) continue;
-    // Several changes at one host time: the last one counts.
-    if (timeline.samples.size() > before && timeline.samples.back().time == sample.time)
-      timeline.samples.back().value = now;
-    else
-      timeline.samples.push_back({id, sample.time, now});
-    last = now;
+  for (std::size_t begin = 0, end = 0; begin < samples.size(); begin = end) {
+    bool changes = false;
+    for (end = begin; end < samples.size() && samples[end].time == samples[begin].time; ++end)
+      changes |= value(samples[end]) != last;
+    if (!changes) continue;
+    for (std::size_t k = begin; k < end; ++k)
+      timeline.samples.push_back({id, samples[k].time, last = value(samples[k])});
   }
   timeline.counters.push_back({plan.rank, name, "bytes"});
 }
@@ -110,11 +130,13 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
       last_instruction = span.instruction;
     }
   }
-  add_counter(timeline, plan, player, "allocated", [](const auto& s) { return s.allocated; });
-  add_counter(timeline, plan, player, "active", [](const auto& s) { return s.active; });
-  add_counter(timeline, plan, player, "reserved", [](const auto& s) { return s.reserved; });
+  const LedgerSamples samples = told_samples(player.samples());
+  add_counter(timeline, plan, samples, "allocated", [](const auto& s) { return s.allocated; });
+  add_counter(timeline, plan, samples, "active", [](const auto& s) { return s.active; });
+  add_counter(timeline, plan, samples, "reserved", [](const auto& s) { return s.reserved; });
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
-    add_counter(timeline, plan, player, "category:" + std::string(memory_category_name(static_cast<MemoryCategory>(c))),
+    add_counter(timeline, plan, samples,
+                "category:" + std::string(memory_category_name(static_cast<MemoryCategory>(c))),
                 [c](const auto& s) { return s.categories[c]; });
   }
   for (const PlayedIteration& iteration : iterations) {

@@ -132,9 +132,10 @@ CounterStatistics RangeStatistics::counter(CounterId counter, SimTime begin, Sim
                               : std::lower_bound(index.times.begin(), index.times.end(), time);
     return static_cast<std::size_t>(at - index.times.begin());
   };
-  const std::size_t first = place(begin, true), last = std::max(first, place(end, false));
-  statistics.at_begin = first > 0 ? index.values[first - 1] : 0;
-  statistics.at_end = last > 0 ? index.values[last - 1] : 0;
+  // Of several samples at `begin` the last is held from then on, the others are in the window nevertheless.
+  const std::size_t held = place(begin, true), first = place(begin, false), last = std::max(first, place(end, false));
+  statistics.at_begin = held > 0 ? index.values[held - 1] : 0;
+  statistics.at_end = std::max(held, last) > 0 ? index.values[std::max(held, last) - 1] : 0;
   statistics.low = statistics.peak = statistics.at_begin;
   statistics.peak_at = begin;
   const auto take = [&](std::uint32_t high, std::uint32_t low) {

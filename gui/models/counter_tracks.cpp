@@ -21,8 +21,8 @@ std::size_t stack_place(std::string_view category) {
 
 }  // namespace
 
-CounterTrack::CounterTrack(std::vector<SimTime> times, std::vector<std::int64_t> values)
-    : times_(std::move(times)), values_(std::move(values)) {
+CounterTrack::CounterTrack(std::vector<SimTime> times, std::vector<std::int64_t> values, std::vector<SimTime> recorded)
+    : times_(std::move(times)), recorded_(std::move(recorded)), values_(std::move(values)) {
   std::size_t below = times_.size();
   while (below > kBase) {
     std::vector<Extremes> level((below + kBase - 1) / kBase);
@@ -48,11 +48,24 @@ std::int64_t CounterTrack::at(SimTime time) const {
   return next == times_.begin() ? 0 : values_[static_cast<std::size_t>(next - times_.begin()) - 1];
 }
 
+std::int64_t CounterTrack::at(Moment moment) const {
+  const auto [first, last] = std::equal_range(recorded().begin(), recorded().end(), moment.recorded);
+  const auto samples = std::min<std::ptrdiff_t>(last - first, moment.later);
+  const std::ptrdiff_t place = last - recorded().begin() - 1 - samples;
+  return place < 0 ? 0 : values_[static_cast<std::size_t>(place)];
+}
+
+Moment CounterTrack::moment_of(std::int64_t sample) const {
+  const auto own = recorded().begin() + sample;
+  const auto last = std::upper_bound(own, recorded().end(), *own);
+  return {*own, static_cast<std::int32_t>(last - own - 1)};
+}
+
 ValueRange CounterTrack::range(SimTime begin, SimTime end) const {
   ValueRange range{at(begin), at(begin), begin};
   const auto take = [&](std::uint32_t lowest, std::uint32_t highest) {
     range.low = std::min(range.low, values_[lowest]);
-    if (values_[highest] > range.high) range = {range.low, values_[highest], times_[highest]};
+    if (values_[highest] > range.high) range = {range.low, values_[highest], times_[highest], highest};
   };
   auto first = static_cast<std::size_t>(std::lower_bound(times_.begin(), times_.end(), begin) - times_.begin());
   auto last = static_cast<std::size_t>(std::lower_bound(times_.begin(), times_.end(), end) - times_.begin());
@@ -79,7 +92,7 @@ std::int64_t CounterTrack::highest() const {
 }
 
 std::vector<MemoryTracks> memory_tracks(const Timeline& timeline, const DrawnTime& when) {
-  std::vector<std::vector<SimTime>> times(timeline.counters.size());
+  std::vector<std::vector<SimTime>> times(timeline.counters.size()), recorded(timeline.counters.size());
   std::vector<std::vector<std::int64_t>> values(timeline.counters.size());
   for (const CounterSample& sample : timeline.samples) {
     if (!sample.counter.valid() || sample.counter.index() >= times.size()) continue;
@@ -87,13 +100,14 @@ std::vector<MemoryTracks> memory_tracks(const Timeline& timeline, const DrawnTim
     const SimTime time = when ? when(timeline.counters[sample.counter.index()].rank, sample.time) : sample.time;
     if (!list.empty() && time < list.back()) continue;  // a clock that went back: the later sample is lost
     list.push_back(time);
+    if (when) recorded[sample.counter.index()].push_back(sample.time);
     values[sample.counter.index()].push_back(sample.value);
   }
   std::map<std::int32_t, MemoryTracks> ranks;
   for (std::size_t c = 0; c < timeline.counters.size(); ++c) {
     const Counter& counter = timeline.counters[c];
     if (counter.unit != "bytes" || times[c].empty()) continue;
-    CounterTrack track(std::move(times[c]), std::move(values[c]));
+    CounterTrack track(std::move(times[c]), std::move(values[c]), std::move(recorded[c]));
     if (track.highest() <= 0) continue;
     MemoryTracks& memory = ranks[counter.rank];
     memory.rank = counter.rank;
@@ -120,21 +134,24 @@ std::vector<MemoryTracks> memory_tracks(const Timeline& timeline, const DrawnTim
   return list;
 }
 
+std::int64_t value_beside(const CounterTrack& category, const CounterTrack& counter, const ValueRange& highest) {
+  return highest.sample < 0 ? category.at(highest.high_at) : category.at(counter.moment_of(highest.sample));
+}
+
 std::vector<MemoryColumn> memory_columns(const MemoryTracks& tracks, SimTime begin, double ns_per_pixel, int width) {
   std::vector<MemoryColumn> columns(static_cast<std::size_t>(std::max(0, width)));
   for (std::size_t p = 0; p < columns.size(); ++p) {
     const SimTime from = begin + static_cast<SimTime>(static_cast<double>(p) * ns_per_pixel);
     const SimTime to = std::max(from + 1, begin + static_cast<SimTime>(static_cast<double>(p + 1) * ns_per_pixel));
     MemoryColumn& column = columns[p];
-    SimTime at = from;
-    if (tracks.allocated) {
-      const ValueRange range = tracks.allocated->range(from, to);
-      column.allocated = range.high;
-      at = range.high_at;
-    }
+    const ValueRange highest = tracks.allocated ? tracks.allocated->range(from, to) : ValueRange{0, 0, from};
+    column.allocated = highest.high;
     if (tracks.reserved) column.reserved = tracks.reserved->range(from, to).high;
     std::int64_t sum = 0;
-    for (const auto& [name, track] : tracks.categories) column.upto.push_back(sum += track.at(at));
+    for (const auto& [name, track] : tracks.categories) {
+      sum += tracks.allocated ? value_beside(track, *tracks.allocated, highest) : track.at(from);
+      column.upto.push_back(sum);
+    }
   }
   return columns;
 }

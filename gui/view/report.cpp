@@ -132,7 +132,7 @@ void add_timeline(Html& html, std::shared_ptr<const TimelineModel> model) {
     html.heading("Memory at the peak");
     std::vector<std::vector<std::string>> rows;
     for (const auto& [name, track] : memory->categories) {
-      const auto bytes = static_cast<double>(track.at(peak.high_at));
+      const auto bytes = static_cast<double>(value_beside(track, *memory->allocated, peak));
       if (bytes > 0) rows.push_back({name, bytes_words(bytes), percent_words(bytes / static_cast<double>(peak.high))});
     }
     rows.push_back({"allocated", bytes_words(static_cast<double>(peak.high)), "100 %"});

@@ -54,6 +54,34 @@ TEST(MemoryTracks, CategoriesStackUpToWhatIsAllocated) {
   }
 }
 
+/// "a" and "b" make up what is allocated: 5, then at one time 9 and 4, of which only "b" changes; at 20 they change
+/// places.
+Timeline two_samples_at_one_time() {
+  Timeline timeline;
+  timeline.counters = {{0, "allocated", "bytes"}, {0, "category:inputs", "bytes"}, {0, "category:outputs", "bytes"}};
+  timeline.samples = {{CounterId(0), 0, 5},  {CounterId(0), 10, 9}, {CounterId(0), 10, 4},
+                      {CounterId(1), 0, 3},  {CounterId(1), 20, 1}, {CounterId(2), 0, 2},
+                      {CounterId(2), 10, 6}, {CounterId(2), 10, 1}, {CounterId(2), 20, 3}};
+  return timeline;
+}
+
+TEST(MemoryTracks, OfTwoSamplesAtOneTimeTheStackIsThatOfTheHigher) {
+  for (const SimTime behind : {0, 7}) {  // drawn when they were taken; all of 0 to 10 drawn at one time
+    const auto ranks = memory_tracks(two_samples_at_one_time(), [behind](std::int32_t, SimTime time) {
+      return behind == 0 ? time : std::max<SimTime>(10, time) + behind;
+    });
+    ASSERT_EQ(ranks.size(), 1u);
+    const auto columns = memory_columns(ranks.front(), 10 + behind, 5, 3);
+    EXPECT_EQ(columns[0].allocated, 9);
+    EXPECT_EQ(columns[0].upto, (std::vector<std::int64_t>{3, 9}));
+    EXPECT_EQ(columns[1].upto, (std::vector<std::int64_t>{3, 4}));
+    EXPECT_EQ(columns[2].upto, (std::vector<std::int64_t>{1, 4})) << "what is held is what it is by then";
+    const MemoryTracks& memory = ranks.front();
+    const ValueRange peak = memory.allocated->range(10 + behind, 11 + behind);
+    EXPECT_EQ(value_beside(memory.categories[1].second, *memory.allocated, peak), 6);
+  }
+}
+
 TEST(MemoryTracks, AreDrawnWhereTheyAreTold) {
   Timeline timeline;
   timeline.counters = {{0, "allocated", "bytes"}, {0, "launches", "count"}};

@@ -210,6 +210,18 @@ TEST(RangeStatistics, KnowsTheHighestOfACounterInAnyWindow) {
   EXPECT_EQ(statistics.counter(CounterId(1), 0, 100).peak, 0);
 }
 
+TEST(RangeStatistics, SeveralSamplesAtTheBeginOfAWindowAreAllInIt) {
+  Timeline t;
+  t.counters = {{0, "allocated", "bytes"}};
+  for (const std::int64_t value : {70, 10, 20}) t.samples.push_back({CounterId(0), 0, value});
+  t.samples.push_back({CounterId(0), 5, 60});
+  const CounterStatistics c = RangeStatistics(t).counter(CounterId(0), 0, 9);
+  EXPECT_EQ(c.peak, 70);
+  EXPECT_EQ(c.low, 10);
+  EXPECT_EQ(c.at_begin, 20);
+  EXPECT_EQ(c.at_end, 60);
+}
+
 TEST(Intervals, MergeIntersectAndCover) {
   const std::vector<Interval> merged = merge_intervals({{5, 9}, {1, 3}, {3, 4}, {8, 12}, {20, 20}});
   EXPECT_THAT(merged, ElementsAre(Interval{1, 4}, Interval{5, 12}));

@@ -101,6 +101,14 @@ TEST(Comparison, ATimelineIsEqualToItself) {
   }
 }
 
+TEST(Comparison, ThePeakOfSeveralSamplesAtOneTimeIsTheHighest) {
+  Timeline t = Sample().make();
+  const auto last = std::find_if(t.samples.begin(), t.samples.end(),
+                                 [](const CounterSample& s) { return s.counter == CounterId(0) && s.value == 1100; });
+  t.samples.insert(last, {CounterId(0), last->time, 7000});
+  EXPECT_EQ(must_compare(t, t).peak_memory, (Pair{7000, 7000}));
+}
+
 TEST(Comparison, AShiftOfTheWholeTimelineIsNoDifference) {
   Sample later;
   later.shift = 123'456;

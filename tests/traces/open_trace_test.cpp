@@ -7,6 +7,7 @@
 
 #include "tests/traces/sample_timeline.h"
 #include "tests/traces/trace_files.h"
+#include "traces/chrome_trace.h"
 #include "traces/fst.h"
 
 namespace foreshard {
@@ -32,6 +33,28 @@ TEST(OpenTrace, ReadsOurOwnFileByItsContentWhateverItIsCalled) {
   ASSERT_TRUE(opened.has_value()) << to_text(opened.error());
   EXPECT_EQ(opened->timeline, sample_timeline());
   EXPECT_EQ(opened->format, "fst");
+}
+
+TEST(OpenTrace, SamplesOfOneTimeKeepTheirNumberAndOrderInBothOfOurForms) {
+  Timeline timeline = sample_timeline();
+  timeline.samples = {{CounterId(0), 7'000, 512}, {CounterId(0), 7'000, 4'096}, {CounterId(0), 7'000, 1'024},
+                      {CounterId(0), 9'000, 64},  {CounterId(1), 7'000, 12},    {CounterId(1), 7'000, 3}};
+  const auto read = [](const std::string& path) {
+    const auto opened = open_trace(path);
+    EXPECT_TRUE(opened.has_value());
+    std::vector<std::pair<std::string, std::int64_t>> samples;
+    if (!opened) return samples;
+    for (const CounterSample& s : opened->timeline.samples)
+      samples.emplace_back(opened->timeline.counters[s.counter.index()].name, s.value);
+    return samples;
+  };
+  const TraceFile fst("timeline.fst"), json("timeline.json", chrome_trace_json(timeline));
+  ASSERT_TRUE(write_fst(timeline, fst.path()).has_value());
+  const std::vector<std::pair<std::string, std::int64_t>> expected{
+      {"allocated", 512}, {"allocated", 4'096},         {"allocated", 1'024},
+      {"allocated", 64},  {"category:activations", 12}, {"category:activations", 3}};
+  EXPECT_EQ(read(fst.path()), expected);
+  EXPECT_EQ(read(json.path()), expected);
 }
 
 TEST(OpenTrace, PackedFilesAreWhatTheyHold) {
