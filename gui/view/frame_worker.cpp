@@ -6,7 +6,10 @@
 namespace foreshard::gui {
 
 void FrameWorker::ask(FrameRequest request) {
-  thread_.ask([this, request = std::move(request)] { paint(request); });
+  thread_.ask([this, request = std::move(request), before = before_frame_] {
+    if (before) before();
+    paint(request);
+  });
 }
 
 std::shared_ptr<const Frame> FrameWorker::latest() const {

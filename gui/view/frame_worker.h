@@ -35,6 +35,8 @@ class FrameWorker {
   explicit FrameWorker(std::function<void()> ready) : ready_(std::move(ready)) {}
 
   void ask(FrameRequest request);
+  /// Runs on the worker's thread before each frame that is asked for from now on: tests make frames slow by it.
+  void set_before_frame(std::function<void()> work) { before_frame_ = std::move(work); }
   /// The last that was painted; nullptr before the first.
   std::shared_ptr<const Frame> latest() const;
   /// True once the newest request is painted.
@@ -43,7 +45,7 @@ class FrameWorker {
  private:
   void paint(const FrameRequest& request);
 
-  std::function<void()> ready_;
+  std::function<void()> ready_, before_frame_;
   // Of the worker's thread:
   std::unique_ptr<ScenePainter> painter_;
   std::shared_ptr<const Scene> painted_;  // painter_ refers to it

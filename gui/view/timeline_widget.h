@@ -33,6 +33,7 @@ class TimelineWidget : public QAbstractScrollArea {
   void navigationChanged();
   void selectSlice(std::optional<SceneSlice> slice, bool reveal);
   void setFrameTimeShown(bool shown);
+  FrameWorker& frames() { return frames_; }
 
   std::function<void()> onSelection;             // the slice or the range
   std::function<void()> onView;                  // the window of time

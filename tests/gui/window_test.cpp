@@ -9,6 +9,9 @@
 #include <QMimeData>
 #include <QSpinBox>
 #include <QTest>
+#include <QWheelEvent>
+#include <condition_variable>
+#include <mutex>
 
 #include "gui/view/main_window.h"
 #include "tests/gui/sample.h"
@@ -105,6 +108,96 @@ TEST_F(Window, TheMouseSelectsSlicesAndRanges) {
   ASSERT_TRUE(timeline.navigation().selection().has_value());
   EXPECT_NEAR(static_cast<double>(timeline.navigation().selection()->length()), 120 * scale.ns_per_pixel,
               4 * scale.ns_per_pixel);
+}
+
+/// Holds every frame until it is let go; a test that hangs on it fails instead after a while.
+class Hold {
+ public:
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    if (!free_.wait_for(lock, std::chrono::seconds(20), [this] { return open_ || given_up_; })) given_up_ = true;
+  }
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    free_.notify_all();
+  }
+  int waiting() const {
+    const std::lock_guard lock(mutex_);
+    return waiting_;
+  }
+  bool given_up() const {
+    const std::lock_guard lock(mutex_);
+    return given_up_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable free_;
+  bool open_ = false, given_up_ = false;
+  int waiting_ = 0;
+};
+
+/// The share of `now`'s lanes that show what `before` showed `by` pixels further to the right.
+double share_moved(const QImage& before, const QImage& now, int by) {
+  std::int64_t same = 0, all = 0;
+  for (int y = static_cast<int>(kRuler) + 2; y < now.height() - 2; ++y) {
+    for (int x = static_cast<int>(kGutter) + 4; x + by < now.width() - 4; ++x) {
+      ++all;
+      same += now.pixel(x, y) == before.pixel(x + by, y) ? 1 : 0;
+    }
+  }
+  return static_cast<double>(same) / static_cast<double>(std::max<std::int64_t>(1, all));
+}
+
+// However long a frame takes, every event is handled before it is there, and the picture before moves along.
+TEST_F(Window, PanAndZoomDoNotWaitForAFrame) {
+  open({kToy});
+  TimelineWidget& timeline = window_->timeline();
+  QWidget* canvas = timeline.viewport();
+  ASSERT_TRUE(QTest::qWaitFor([&] { return timeline.frames().wait(std::chrono::milliseconds(50)); }));
+  const QImage before = canvas->grab().toImage();
+  const auto shown = timeline.frames().latest();
+  const TimeRange home = range();
+
+  const auto hold = std::make_shared<Hold>();
+  timeline.frames().set_before_frame([hold] { hold->wait(); });
+  const auto send = [&](QEvent* event, QWidget* to) { QCoreApplication::postEvent(to, event); };
+  const QPointF middle(kGutter + 300, 60), dragged = middle - QPointF(64, 0);
+  const auto mouse = [&](QEvent::Type type, QPointF at, Qt::MouseButton button, Qt::MouseButtons held) {
+    send(new QMouseEvent(type, at, canvas->mapToGlobal(at), button, held, Qt::ShiftModifier), canvas);
+  };
+  mouse(QEvent::MouseButtonPress, middle, Qt::LeftButton, Qt::LeftButton);
+  mouse(QEvent::MouseMove, dragged, Qt::NoButton, Qt::LeftButton);
+  mouse(QEvent::MouseButtonRelease, dragged, Qt::LeftButton, Qt::NoButton);
+  ASSERT_TRUE(QTest::qWaitFor([&] { return hold->waiting() > 0; }));
+  EXPECT_GT(range().begin, home.begin) << "the drag is done while its frame is held";
+  const QImage moved = canvas->grab().toImage();
+  EXPECT_GT(share_moved(before, moved, 64), 0.95) << "the picture before, under the mouse that drags it";
+  EXPECT_LT(share_moved(before, moved, 0), 0.95);
+
+  constexpr int kEvents = 40;
+  for (int k = 0; k < kEvents; ++k) {
+    const int key = k % 2 == 0 ? Qt::Key_W : Qt::Key_D;
+    send(new QKeyEvent(QEvent::KeyPress, key, Qt::NoModifier), &timeline);
+    send(new QWheelEvent(middle, canvas->mapToGlobal(middle), {}, QPoint(0, k % 2 == 0 ? -120 : 120), Qt::NoButton,
+                         Qt::ControlModifier, Qt::NoScrollPhase, false),
+         canvas);
+    const TimeRange earlier = range();
+    QCoreApplication::sendPostedEvents();
+    EXPECT_NE(range(), earlier) << k;
+    canvas->repaint();
+  }
+  EXPECT_EQ(timeline.frames().latest(), shown) << "no frame came in between";
+  EXPECT_EQ(hold->waiting(), 1) << "the worker is at the first of them still";
+  EXPECT_FALSE(hold->given_up());
+
+  hold->let_go();
+  ASSERT_TRUE(QTest::qWaitFor([&] { return timeline.frames().wait(std::chrono::milliseconds(50)); }));
+  canvas->repaint();
+  EXPECT_LE(hold->waiting(), 3) << "those between the first and the last are never painted";
+  EXPECT_EQ(timeline.frames().latest()->of.view.range, range());
 }
 
 TEST_F(Window, ABrokenSecondFileLeavesTheFirstOnScreen) {
