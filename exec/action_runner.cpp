@@ -27,6 +27,23 @@ class Runner : public ActionRunner {
         buffers_(setup_.backend, stream_),
         optimizer_(setup_.source, buffers_, layout_) {}
 
+  void make_state(bool optimizer) override {
+    for (std::size_t u = 0; u < units().size(); ++u) make_shards(UnitId(u));
+    for (std::size_t p = 0; p < model().params.size(); ++p) {
+      const ParamInfo& param = model().params[p];
+      const ActionBuffer home = home_of(ParamId(p));
+      if (param.shares.valid() || home.name.what != BufferWhat::Param || has(home.name)) continue;
+      buffers_.allocate_zero({home.name, 0, false}, numel_of(param.shape), param.dtype);
+    }
+    for (std::size_t b = 0; b < model().buffers.size(); ++b) {
+      const BufferInfo& buffer = model().buffers[b];
+      make_module_buffer({{BufferWhat::ModuleBuffer, {}, {}}, static_cast<std::int32_t>(b), false},
+                         numel_of(buffer.shape), buffer.dtype);
+    }
+    if (optimizer) optimizer_.make_state();
+    (void)setup_.backend.synchronize();
+  }
+
   void set_state(const TrainState& state) override {
     for (std::size_t u = 0; u < units().size(); ++u) make_shards(UnitId(u));
     const bool moments = std::ranges::any_of(state.tensors, [this](const StateTensor& t) { return instance(t) > 0; });
@@ -64,6 +81,8 @@ class Runner : public ActionRunner {
 
   Outcome<void> run(std::size_t index) override {
     iteration_ = &setup_.plan.iterations[index];
+    first_id_ = 0;
+    for (std::size_t k = 0; k < index; ++k) first_id_ += setup_.plan.iterations[k].instructions.size();
     request_ = parse_actions(iteration_->actions.front())->front();
     if (!request_.kind_given && setup_.plan.runtime == Runtime::Fsdp2) request_.kind = StateKind::Sharded;
     filled_.assign(units().size(), 0);
@@ -72,10 +91,12 @@ class Runner : public ActionRunner {
     // Everything is on one stream, so that nothing would overlap: each instruction is done before the next is issued,
     // and names mean the same to the issuer and to the stream's work.
     for (position_ = 0; position_ < iteration_->instructions.size(); ++position_) {
+      setup_.backend.at_instruction(static_cast<std::int32_t>(index), id());
       execute(iteration_->instructions[position_]);
       if (auto done = setup_.backend.synchronize(); !done) return done;
       show(iteration_->instructions[position_]);
     }
+    setup_.backend.at_instruction(static_cast<std::int32_t>(index), {});
     if (request_.action == PlanAction::Save) collect();
     return {};
   }
@@ -97,25 +118,27 @@ class Runner : public ActionRunner {
   void allocate(const Instruction& i) {
     const bool on_host = i.stream == Stream::Host;
     const ActionBuffer key{i.buffer, i.arg, on_host};
+    if (i.buffer.what == BufferWhat::ModuleBuffer) return make_module_buffer(key, i.numel, i.dtype);
     buffers_.allocate(key, i.numel, i.dtype, id());
     // A module that exists before it is wrapped has its values; those of meta modules come by reset_parameters.
     const bool made = setup_.source.job.cluster.init != "meta";
-    const bool unmanaged = i.buffer.param.valid() && !setup_.source.table.unit_of_param[i.buffer.param.index()].valid();
+    const bool unmanaged =
+        setup_.plan.runtime == Runtime::None || (i.buffer.param.valid() && !layout_.place(i.buffer.param).unit.valid());
     if (i.buffer.what == BufferWhat::Param && (made || unmanaged)) fill_param(i.buffer, on_host);
-    if (i.buffer.what == BufferWhat::ModuleBuffer) {
-      work(on_host, [this, key, value = setup_.buffers.at(std::size_t(i.arg))] {
-        buffers_.tensor(key).copy_(value.view({-1}));
-      });
-    }
+  }
+
+  void make_module_buffer(const ActionBuffer& key, Numel numel, DType dtype) {
+    buffers_.allocate(key, numel, dtype, id());
+    work(key.on_host, [this, key, value = setup_.buffers.at(static_cast<std::size_t>(key.instance))] {
+      buffers_.tensor(key).copy_(value.reshape({-1}));
+    });
   }
 
   /// Shards that no init made.
   void make_shards(UnitId id) {
     const PlanUnit& unit = units()[id.index()];
     const auto make = [&](BufferName name, Numel numel) {
-      if (has(name)) return;
-      buffers_.allocate({name, 0, false}, numel, unit.orig_dtype, {});
-      work(false, [this, name] { tensor(name).zero_(); });
+      if (!has(name)) buffers_.allocate_zero({name, 0, false}, numel, unit.orig_dtype);
     };
     for (const ShardedParam& param : unit.sharded) {
       make({BufferWhat::Shard, id, param.param}, numel_of(param.padded_local_shape));
@@ -161,7 +184,10 @@ class Runner : public ActionRunner {
 
   // ---------------------------------------------------------------------------------------------- work
 
-  InstructionId id() const { return InstructionId(static_cast<std::int32_t>(position_)); }
+  /// Counted over all iterations; outside of them none.
+  InstructionId id() const {
+    return iteration_ == nullptr ? InstructionId() : InstructionId(static_cast<std::int32_t>(first_id_ + position_));
+  }
 
   /// On the host: now, when the device is done with what came before.
   void work(bool on_host, Work what) {
@@ -222,12 +248,25 @@ class Runner : public ActionRunner {
     for (const BufferName& shown : shown_) {
       const bool offloaded = has(shown, 0, true);
       if (!offloaded && !has(shown)) continue;  // rank0_only: resharded at once
-      const PlanUnit& unit = unit_of(shown);
-      const at::Tensor full = tensor(shown, 0, offloaded);
-      for (const FlatEntry& entry : unit.flat) {
-        if (!entry.param.valid()) continue;
-        visit_(entry.param, full.narrow(0, entry.offset, entry.numel).view(shape(entry.param)));
-      }
+      show_flat(unit_of(shown), tensor(shown, 0, offloaded));
+    }
+    // What is whole anyway needs no unsharding.
+    for (std::size_t u = 0; u < units().size(); ++u) {
+      const BufferName kept{BufferWhat::Shard, UnitId(u), {}};
+      const bool entered = request_.recurse || units()[u].name.empty();
+      if (entered && !layout_.is_sharded(units()[u]) && has(kept)) show_flat(units()[u], tensor(kept));
+    }
+    for (std::size_t p = 0; request_.recurse && p < model().params.size(); ++p) {
+      const BufferName plain{BufferWhat::Param, {}, ParamId(p)};
+      if (!layout_.place(ParamId(p)).unit.valid() && has(plain))
+        visit_(ParamId(p), tensor(plain).view(shape(ParamId(p))));
+    }
+  }
+
+  void show_flat(const PlanUnit& unit, const at::Tensor& full) const {
+    for (const FlatEntry& entry : unit.flat) {
+      if (!entry.param.valid()) continue;
+      visit_(entry.param, full.narrow(0, entry.offset, entry.numel).view(shape(entry.param)));
     }
   }
 
@@ -469,7 +508,9 @@ class Runner : public ActionRunner {
     for (const bool on_host : {true, false}) {
       if (has(copy, 0, on_host)) return tensor(copy, 0, on_host).narrow(0, 0, numel_of(local)).view(local).clone();
     }
-    if (!entry.unit.valid()) return setup_.initial(param);
+    if (param.valid() && home_of(param).name.what == BufferWhat::Param) {
+      return buffers_.tensor(home_of(param)).view(local).clone();
+    }
     const PlanUnit& unit = units()[entry.unit.index()];
     if (!unit.sharded.empty()) {
       return tensor({BufferWhat::Shard, entry.unit, param}).narrow(0, 0, numel_of(local)).view(local).clone();
@@ -490,25 +531,27 @@ class Runner : public ActionRunner {
   std::function<void(ParamId, at::Tensor)> visit_;
   const PlanIteration* iteration_ = nullptr;
   ActionRequest request_;
-  std::size_t position_ = 0;
+  std::size_t first_id_ = 0, position_ = 0;
   std::vector<std::size_t> filled_;                                    // by unit: parameters loaded so far
   std::map<const Instruction*, std::pair<ActionBuffer, Numel>> sent_;  // copies out of a bucket: which, and where
   std::vector<BufferName> shown_;                                      // full parameters inside summon
 };
 
 std::optional<Error> refused(const ActionSetup& setup) {
-  const auto error = [](std::string place, std::string message, std::string got) {
-    return Error{ErrorCode::Unsupported, std::move(message), "", std::move(place), "", std::move(got), ""};
+  const auto error = [](std::string place, std::string message, std::string got, std::string hint = "") {
+    return Error{ErrorCode::Unsupported, std::move(message), "", std::move(place), "", std::move(got), std::move(hint)};
   };
   for (const PlanIteration& iteration : setup.plan.iterations) {
     if (iteration.micro_batches > 0 || iteration.actions.size() != 1) {
-      return error("summon", "gradients are not shown yet", "with_grads");
+      return error("summon", "gradients are not shown yet", "with_grads",
+                   "plan and simulate take it; leave it out here");
     }
     const auto request = parse_actions(iteration.actions.front());
     if (!request) return request.error();
     const bool init = request->front().action == PlanAction::Init;
     if (setup.source.job.fsdp.cpu_offload && !init) {
-      return error(iteration.actions.front(), "CPU offload is not run here yet", "fsdp.cpu_offload");
+      return error(iteration.actions.front(), "CPU offload is not run here yet", "fsdp.cpu_offload",
+                   "plan and simulate take it; --set fsdp.cpu_offload=false");
     }
     for (const Instruction& i : iteration.instructions) {
       const bool meets = i.kind == InstructionKind::AllGather || i.kind == InstructionKind::Broadcast;

@@ -2,9 +2,9 @@
 // full parameters and taking changes back, saving and loading the three kinds of state dicts. Buffers, streams and
 // collectives are those of the plan; each instruction does what its name says to the memory that it names.
 //
-// One runner per rank, used by the thread that made its backend. The shards that init makes, or set_state fills, stay
-// from action to action. What is not run is refused by create(), by instruction: CPU offload after init, gradients in
-// summon.
+// One runner per rank, used by the thread that made its backend. The shards that init makes, or make_state and
+// set_state, stay from action to action. What is not run is refused by create(), by instruction: CPU offload after
+// init, gradients in summon.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,6 +46,10 @@ class ActionRunner {
   virtual ~ActionRunner() = default;
 
   static Result<std::unique_ptr<ActionRunner>> create(ActionSetup setup);
+
+  /// What training leaves between two steps, where no init makes it: shards and parameters without a unit, zero, module
+  /// buffers with their values, and the optimizer's state, zero, where it is wanted.
+  virtual void make_state(bool optimizer) = 0;
 
   /// The shards of a run, before summon, save and load: parameters and optimizer state are copied.
   virtual void set_state(const TrainState& state) = 0;

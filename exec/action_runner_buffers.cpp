@@ -24,6 +24,7 @@ MemoryCategory category_of(BufferWhat what) {
 ActionBuffers::~ActionBuffers() {
   (void)backend_.synchronize();
   for (const auto& [name, held] : device_) backend_.free(held.buffer, {});
+  for (const Buffer& buffer : kept_) backend_.free(buffer, {});
 }
 
 void ActionBuffers::allocate(const ActionBuffer& buffer, Numel numel, DType dtype, InstructionId instruction) {
@@ -32,9 +33,17 @@ void ActionBuffers::allocate(const ActionBuffer& buffer, Numel numel, DType dtyp
     last_on_host_ = buffer;
     return;
   }
-  release(buffer, instruction);
+  if (const auto found = device_.find(buffer); found != device_.end()) {
+    kept_.push_back(found->second.buffer);
+    device_.erase(found);
+  }
   const Issue issue{stream_, instruction};
   device_[buffer] = {backend_.allocate(issue, numel * itemsize(dtype), category_of(buffer.name.what)), dtype};
+}
+
+void ActionBuffers::allocate_zero(const ActionBuffer& buffer, Numel numel, DType dtype) {
+  allocate(buffer, numel, dtype, {});
+  backend_.launch({stream_, {}}, [this, buffer] { tensor(buffer).zero_(); });
 }
 
 void ActionBuffers::release(const ActionBuffer& buffer, InstructionId instruction) {

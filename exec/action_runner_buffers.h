@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "core/plan.h"
 #include "exec/backend.h"
@@ -33,8 +34,11 @@ class ActionBuffers {
   ActionBuffers(const ActionBuffers&) = delete;
   ActionBuffers& operator=(const ActionBuffers&) = delete;
 
-  /// One that is there already is freed first.
+  /// One that is there already loses its name and stays: the plan has not freed it (what a save returned belongs to its
+  /// caller).
   void allocate(const ActionBuffer& buffer, Numel numel, DType dtype, InstructionId instruction);
+  /// Beside the plan, on the device.
+  void allocate_zero(const ActionBuffer& buffer, Numel numel, DType dtype);
   /// Nothing, if no action made it.
   void release(const ActionBuffer& buffer, InstructionId instruction);
 
@@ -56,6 +60,7 @@ class ActionBuffers {
   Backend& backend_;
   StreamIndex stream_;
   std::map<ActionBuffer, Held> device_;
+  std::vector<Buffer> kept_;  // without a name
   std::map<ActionBuffer, at::Tensor> host_;
   ActionBuffer last_on_host_;
 };

@@ -49,14 +49,14 @@ void ActionOptimizer::make_state() const {
       Numel numel = layout_.is_sharded(unit) ? unit.shard_numel : unit.flat_numel;
       if (!unit.sharded.empty()) {
         const auto own = std::ranges::find(unit.sharded, param, &ShardedParam::param);
-        numel = numel_of(own->padded_local_shape);
+        numel = numel_of(own->local_shape);
       } else if (!flat(unit)) {
         numel = 0;
         for (const StatePiece& piece : layout_.pieces(param)) numel += piece.numel;
       }
       for (std::size_t slot = 1; slot <= slots_.size(); ++slot) {
         const ActionBuffer buffer = home(param, static_cast<std::int32_t>(slot));
-        if (!buffers_.has(buffer)) buffers_.allocate(buffer, numel, unit.orig_dtype, {});
+        if (!buffers_.has(buffer)) buffers_.allocate_zero(buffer, numel, unit.orig_dtype);
       }
     }
   }

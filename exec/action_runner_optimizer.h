@@ -41,7 +41,9 @@ class ActionOptimizer {
   void make_state() const;
 
  private:
-  bool flat(const PlanUnit& unit) const { return unit.sharded.empty() && !source_.job.fsdp.use_orig_params; }
+  bool flat(const PlanUnit& unit) const {
+    return source_.job.fsdp.runtime == Runtime::Fsdp1 && unit.sharded.empty() && !source_.job.fsdp.use_orig_params;
+  }
   const PlanUnit& unit_of(UnitId unit) const { return source_.table.units[unit.index()]; }
   const Shape& shape(ParamId param) const { return source_.model.params[param.index()].shape; }
   at::Tensor of_dict(ParamId param, std::int32_t instance, const NamedStates& dict) const;

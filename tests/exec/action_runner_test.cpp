@@ -2,6 +2,7 @@
 #include "exec/action_runner.h"
 #include "core/plan/actions/build_actions.h"
 #include "core/plan/units.h"
+#include "exec/action_state.h"
 #include "exec/host_backend.h"
 #include "exec/in_process_communicator.h"
 #include "tests/exec/tiny_llama.h"
@@ -210,6 +211,69 @@ TEST_P(ActionRunnerTest, SummonShowsWholeParametersAndTakesChangesBack) {
       });
     }
   }
+}
+
+TEST_P(ActionRunnerTest, SummonShowsWhatIsNotShardedToo) {
+  job_.fsdp.runtime = Runtime::Fsdp1;
+  job_.fsdp.strategy = Strategy::NoShard;
+  on_ranks("init,summon", [&](Rank& r) {
+    std::size_t shown = 0;
+    r.runner.on_shown([&](ParamId param, const at::Tensor& full) {
+      EXPECT_TRUE(full.equal(whole(r.source.model, param))) << r.source.model.params[param.index()].fqn;
+      ++shown;
+    });
+    r.run(0);
+    r.run(1);
+    EXPECT_EQ(shown, r.source.model.params.size());
+  });
+}
+
+TEST_P(ActionRunnerTest, StateThatNoInitMakesIsWhatTrainingLeaves) {
+  job_.train.optimizer.name = OptimizerKind::AdamW;
+  for_layouts([&](const std::string& layout) {
+    on_ranks("save:full:optimizer", [&](Rank& r) {
+      r.runner.make_state(/*optimizer=*/true);
+      TrainState state = r.runner.state();
+      fill_params(state, r.source.model, [&](ParamId param) { return whole(r.source.model, param); });
+      r.runner.set_state(state);
+      r.run(0);
+      for (const DictTensor& t : dict_tensors(r.runner.dict(), r.source, r.request(0))) {
+        const auto weight = weights_.find(t.key);
+        const bool moment = weight == weights_.end();
+        EXPECT_TRUE(t.local.equal(moment ? at::zeros_like(t.local) : weight->second)) << layout << " " << t.key;
+        EXPECT_EQ(t.first, 0) << "whole";
+      }
+      EXPECT_EQ(r.runner.dict().size(), 3 * weights_.size()) << layout;
+    });
+  });
+}
+
+TEST_P(ActionRunnerTest, WhatLoadReadsIsMadeOfWholeValues) {
+  for_layouts([&](const std::string& layout) {
+    for (const std::string kind : {"full", "sharded", "local"}) {
+      if (job_.fsdp.runtime == Runtime::Fsdp2 && kind == "local") continue;
+      on_ranks("init,load:" + kind, [&](Rank& r) {
+        r.run(0);
+        DictToFill read = dict_to_fill(r.source, r.request(1), tiny_llama_buffers(r.source.model));
+        fill_params(read.state, r.source.model, [&](ParamId param) { return whole(r.source.model, param) * 7; });
+        r.runner.set_dict(std::move(read.dict));
+        r.run(1);
+        expect_state(r, 7, layout + " " + kind);
+      });
+    }
+  });
+}
+
+TEST_P(ActionRunnerTest, WhatASaveReturnedStaysItsCallers) {
+  job_.fsdp.runtime = Runtime::Fsdp1;
+  on_ranks("init,save:sharded,load:sharded", [&](Rank& r) {
+    r.run(0);
+    r.run(1);
+    const Bytes held = r.backend.memory().total.allocated;
+    r.runner.set_dict(r.runner.dict());
+    r.run(2);
+    EXPECT_EQ(r.backend.memory().total.allocated, held);
+  });
 }
 
 TEST_P(ActionRunnerTest, ARunsStateIsTakenOver) {
