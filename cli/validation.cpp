@@ -307,7 +307,7 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   if (!table) return fail(table.error());
   const auto checkpointed = checkpointed_modules(model, job.job, *table);
   if (!checkpointed) return fail(checkpointed.error());
-  LoweringOptions options = lowering_options(profile);
+  LoweringOptions options = lowering_options(profile, job.job);
   options.keep_only_needed = job.compiled;
   options.hold_outputs = job.hold_logits;
   options.keep_alternate_matmuls = job.keep_alternate_matmuls;

@@ -54,6 +54,8 @@ struct SegmentGraph::Edges {
   std::vector<Value> taken;   // that may receive a gradient
   std::vector<Value> handed;  // results that later segments use, or the model's outputs
   std::vector<Param> params;  // with requires_grad
+  // A checkpoint's, which stay until its backward is done, as PyTorch's frame keeps them.
+  std::vector<at::Tensor> arguments;
 };
 
 namespace {
@@ -200,7 +202,9 @@ class SegmentRun final : public TensorLookup {
     }
     local = boundary_of(outer);
     if (local.requires_grad()) edges_.taken.push_back({id, torch::autograd::impl::gradient_edge(local)});
-    if (mode_ == RunMode::Again && kept != kept_.end()) kept_.erase(kept);
+    if (mode_ != RunMode::Again || kept == kept_.end()) return;
+    edges_.arguments.push_back(std::move(kept->tensor));
+    kept_.erase(kept);
   }
 
   /// In a run without a graph: whether the value would have been part of one.

@@ -1,5 +1,6 @@
 #include "sim/prepare_job.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/plan/build_plan.h"
@@ -33,12 +34,14 @@ std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
   return ranges;
 }
 
-LoweringOptions lowering_options(const HardwareProfile& profile) {
+LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job) {
   LoweringOptions options;
   if (profile.sm_count > 0) options.multiprocessors = profile.sm_count;
   if (profile.kind == "cpu") {
     options.multiprocessors = 0;  // no reduction is split over thread blocks
-    options.cpu_threads = 1;      // as `run --nproc` sets it where ranks share the machine
+    // As `run` sets them: one where ranks share the machine, all cores for a rank alone.
+    const bool alone = std::min<std::int64_t>(job.cluster.world_size, job.cluster.ranks_per_node) < 2;
+    options.cpu_threads = alone ? std::max<std::int64_t>(1, profile.sm_count) : 1;
   }
   return options;
 }
@@ -50,7 +53,7 @@ Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Jo
   if (!table) return fail(table.error());
   const auto checkpointed = checkpointed_modules(model, job, *table);
   if (!checkpointed) return fail(checkpointed.error());
-  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, lowering_options(profile));
+  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, lowering_options(profile, job));
 }
 
 Result<Prepared> prepare(const Job& job) {

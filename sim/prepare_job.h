@@ -28,7 +28,7 @@ Result<Model> load_job_model(const Job& job, const HardwareProfile& profile);
 /// they share the number of that module.
 std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
                                          const std::vector<CheckpointKind>& checkpointed);
-LoweringOptions lowering_options(const HardwareProfile& profile);
+LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job);
 
 /// The plan's segments lowered to kernels. Empty if the model has no operators.
 Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Job& job, const HardwareProfile& profile);

@@ -222,8 +222,9 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
     } else if (plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params) {
       add(unit.params.empty() ? ParamId() : unit.params.front(), unit.shard_numel, unit.orig_dtype);
     } else if (plan.runtime == Runtime::Fsdp1) {  // H6: each parameter's part of this rank's range
-      const Numel begin = unit.shard_size > 1 ? rank * unit.shard_numel : 0;
-      const Numel end = unit.shard_size > 1 ? begin + unit.shard_numel : unit.flat_numel;
+      const bool cut = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
+      const Numel begin = cut ? rank * unit.shard_numel : 0;
+      const Numel end = cut ? begin + unit.shard_numel : unit.flat_numel;
       for (const FlatEntry& entry : unit.flat) {
         if (!entry.param.valid()) continue;
         add(entry.param, std::min(end, entry.offset + entry.numel) - std::max(begin, entry.offset), unit.orig_dtype);
@@ -457,6 +458,25 @@ std::vector<LocalParam> OptimizerState::taken_at_once() const {
   return blocks;
 }
 
+/// Our executor's loop on a host, whatever train.optimizer.impl says short of "fused": a block's temporary is gone
+/// before the next one's comes.
+bool OptimizerState::step_by_blocks(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const bool adam = options.name == OptimizerKind::AdamW;
+  const int passes = adam ? 20 : options.momentum != 0 ? 6 : 3;
+  for (const LocalParam& block : taken_at_once()) {
+    BlockHandle temporary = kNoBlock;  // AdamW: the root of the second moment; SGD: grad + decay * param
+    if (adam || options.weight_decay != 0) {
+      temporary = device.book.allocate(block.bytes, kD, MemoryCategory::Temporaries);
+      if (temporary == kNoBlock) return false;
+    }
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy(block.bytes * passes, block.dtype), what);
+    if (temporary != kNoBlock) device.book.free(temporary);
+  }
+  return true;
+}
+
 bool OptimizerState::measured_step(Device& device, const ActivitySpan& what, bool on_host) {
   if (!on_host && !has_state_ && !make_state(device, what)) return false;
   const bool adam = job_.train.optimizer.name == OptimizerKind::AdamW;
@@ -501,6 +521,8 @@ bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host
     return true;
   }
   if (!has_state_ && !make_state(device, what)) return false;
+  if (device.profile.kind == "cpu" && job_.train.optimizer.impl != OptimizerImpl::Fused)
+    return step_by_blocks(device, what);
   return job_.train.optimizer.name == OptimizerKind::AdamW ? adamw(device, what) : sgd(device, what);
 }
 

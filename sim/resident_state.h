@@ -60,6 +60,7 @@ class OptimizerState {
   bool make_state(Device& device, const ActivitySpan& what);
   /// Operators on one element.
   void scalar_calls(Device& device, const ActivitySpan& what, int count);
+  bool step_by_blocks(Device& device, const ActivitySpan& what);
   bool adamw(Device& device, const ActivitySpan& what);
   bool sgd(Device& device, const ActivitySpan& what);
   /// The same on a host whose work was measured: what the executor takes at once, one after the other.

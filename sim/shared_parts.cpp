@@ -13,7 +13,42 @@ namespace {
 // A lowered program of a large model takes some megabytes.
 constexpr std::size_t kMostOnShelf = 64;
 
+bool alike(const ArgList& a, const ArgList& b);
+
+bool alike(const Arg& a, const Arg& b) {
+  if (a.value.index() != b.value.index()) return false;
+  if (std::holds_alternative<std::int64_t>(a.value)) return true;
+  if (const auto* list = std::get_if<ArgList>(&a.value)) return alike(*list, std::get<ArgList>(b.value));
+  return a == b;
+}
+
+bool alike(const ArgList& a, const ArgList& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Arg& x, const Arg& y) { return alike(x, y); });
+}
+
+bool alike(const Op& a, const Op& b) {
+  return a.name == b.name && a.module == b.module && a.call == b.call && a.out == b.out && alike(a.args, b.args) &&
+         std::equal(a.kwargs.begin(), a.kwargs.end(), b.kwargs.begin(), b.kwargs.end(),
+                    [](const NamedArg& x, const NamedArg& y) { return x.name == y.name && alike(x.arg, y.arg); });
+}
+
 }  // namespace
+
+bool plans_alike(const Model& a, const Model& b) {
+  const auto same_value = [](const ValueInfo& x, const ValueInfo& y) {
+    return x.name == y.name && x.dtype == y.dtype && x.requires_grad == y.requires_grad;
+  };
+  const auto same_buffer = [](const BufferInfo& x, const BufferInfo& y) {
+    return x.fqn == y.fqn && x.dtype == y.dtype && x.owner == y.owner && x.persistent == y.persistent;
+  };
+  return a.name == b.name && a.modules == b.modules && a.params == b.params && a.inputs == b.inputs &&
+         a.outputs == b.outputs && a.calls == b.calls && a.architecture == b.architecture &&
+         a.block_class == b.block_class && a.has_loss == b.has_loss && a.compute_dtype == b.compute_dtype &&
+         std::equal(a.values.begin(), a.values.end(), b.values.begin(), b.values.end(), same_value) &&
+         std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(), b.buffers.end(), same_buffer) &&
+         std::equal(a.ops.begin(), a.ops.end(), b.ops.begin(), b.ops.end(),
+                    [](const Op& x, const Op& y) { return alike(x, y); });
+}
 
 template <class Key, class T>
 std::shared_ptr<MadeOnce<T>> SharedParts::find(Shelf<Key, T>& shelf, const Key& key) {
@@ -36,6 +71,20 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
   const ProgramOptions program = job_program(job, profile);
   const ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device};
   return find(models_, key)->get([&] { return load_model(job.model, program); });
+}
+
+std::shared_ptr<const Model> SharedParts::planned_as(const std::shared_ptr<const Model>& model) {
+  const std::lock_guard lock(mutex_);
+  auto at = std::find_if(planned_as_.begin(), planned_as_.end(), [&](const auto& one) { return one.first == model; });
+  if (at != planned_as_.end()) {
+    planned_as_.splice(planned_as_.begin(), planned_as_, at);
+    return planned_as_.front().second;
+  }
+  at = std::find_if(planned_as_.begin(), planned_as_.end(),
+                    [&](const auto& one) { return plans_alike(*one.second, *model); });
+  planned_as_.emplace_front(model, at != planned_as_.end() ? at->second : model);
+  if (planned_as_.size() > kMostOnShelf) planned_as_.pop_back();
+  return planned_as_.front().second;
 }
 
 Result<std::shared_ptr<const LoweredProgram>> SharedParts::lowered(const std::shared_ptr<const Model>& model,
@@ -84,9 +133,7 @@ Result<std::shared_ptr<const ModuleGraph>> Workbench::graph(const std::shared_pt
   return graphs_.front().graph;
 }
 
-Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model,
-                                           const HardwareProfile& profile) {
-  Planned made{key, model, nullptr, nullptr, profile.sm_count};
+Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model) {
   PlanParts parts;
   parts.checks = false;  // they say nothing that a prediction needs
   parts.graph = [&](const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool inside) {
@@ -103,11 +150,22 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
   if (!plan) return fail(plan.error());
   if (units_.empty() || units_.front().units != parts.units) units_.push_front({units, model, parts.units});
   if (units_.size() > kKept) units_.pop_back();
-  auto lowered = shared_.lowered(model, segment_ranges(*model, *plan, parts.checkpointed), parts.units->trainable,
-                                 lowering_options(profile));
-  if (!lowered) return fail(lowered.error());
-  made.plan = std::make_shared<const Plan>(std::move(*plan));
-  made.lowered = *lowered;
+  return Planned{key, model, std::make_shared<const Plan>(std::move(*plan)), parts.units, std::move(parts.checkpointed),
+                 {}};
+}
+
+Result<std::shared_ptr<const LoweredProgram>> Workbench::lowered(Planned& planned,
+                                                                 const std::shared_ptr<const Model>& model,
+                                                                 const HardwareProfile& profile) {
+  const LoweringOptions options = lowering_options(profile, planned.key);
+  const auto known = std::find_if(planned.lowered.begin(), planned.lowered.end(),
+                                  [&](const Lowered& one) { return one.model == model && one.options == options; });
+  if (known != planned.lowered.end()) return known->program;
+  auto made = shared_.lowered(model, segment_ranges(*model, *planned.plan, planned.checkpointed),
+                              planned.units->trainable, options);
+  if (!made) return made;
+  planned.lowered.push_front({model, options, *made});
+  if (planned.lowered.size() > kKeptTapes) planned.lowered.pop_back();
   return made;
 }
 
@@ -138,12 +196,14 @@ Result<JobParts> Workbench::prepare(const Job& job) {
     parts->plan = std::make_shared<const Plan>(std::move(plan));
     return parts;
   }
-  const Job key = plan_key(job);
-  auto at = std::find_if(planned_.begin(), planned_.end(), [&](const Planned& known) {
-    return known.model == *model && known.multiprocessors == (*profile)->sm_count && known.key == key;
-  });
+  const auto planned_as = shared_.planned_as(*model);
+  Job key = plan_key(job);
+  key.model = {};
+  key.model.source = job.model.source;
+  auto at = std::find_if(planned_.begin(), planned_.end(),
+                         [&](const Planned& known) { return known.model == planned_as && known.key == key; });
   if (at == planned_.end()) {
-    auto made = plan(job, key, *model, **profile);
+    auto made = plan(job, key, planned_as);
     if (!made) return fail(made.error());
     planned_.push_front(std::move(*made));
     if (planned_.size() > kKept) planned_.pop_back();
@@ -151,7 +211,9 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   } else {
     planned_.splice(planned_.begin(), planned_, at);
   }
-  return JobParts{*profile, *model, at->plan, at->lowered};
+  const auto program = lowered(*at, *model, **profile);
+  if (!program) return fail(program.error());
+  return JobParts{*profile, *model, at->plan, *program};
 }
 
 void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions& options) {
@@ -169,7 +231,7 @@ void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions&
     options.follow_pools = at->tape.get();
     return;
   }
-  if (tapes_.size() >= kKept) tapes_.pop_back();
+  if (tapes_.size() >= kKeptTapes) tapes_.pop_back();
   tapes_.push_front({std::move(key), parts.lowered, std::make_shared<PoolTape>()});
   options.record_pools = tapes_.front().tape.get();
 }

@@ -43,4 +43,16 @@ std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layou
   return bytes;
 }
 
+std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& right) {
+  constexpr std::int64_t kLeast = 16 * 16 * 16;  // ATen/native/mkldnn/Matmul.cpp
+  constexpr Bytes kBlock = 256, kAlignment = 128;
+  const std::int64_t matrices = std::max<std::int64_t>(product.batch, 1);
+  if (product.dtype != DType::BFloat16 || matrices * product.m * product.n * product.k <= kLeast) return {};
+  // A matrix times a vector by dot products of rows.
+  const std::int32_t dims = right.sizes.n;
+  const bool by_rows = dims == 2 && right.strides[0] == 1;
+  if ((product.m == 1 || product.n == 1) && by_rows) return {};
+  return {round_up(product.m * product.n * kAccumulator, kBlock) + kAlignment};
+}
+
 }  // namespace foreshard::lowering

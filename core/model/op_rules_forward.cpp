@@ -17,6 +17,13 @@ const Arg* find_arg(const Op& op, std::size_t position, std::string_view name) {
   return nullptr;
 }
 
+/// One slot each.
+std::vector<Ref> held(Tape& tape, const std::vector<Bytes>& all) {
+  std::vector<Ref> slots;
+  for (const Bytes bytes : all) slots.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  return slots;
+}
+
 }  // namespace
 
 std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
@@ -136,6 +143,8 @@ Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref
   sizes.push(kernel.m);
   sizes.push(kernel.n);
   Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());
+  std::vector<Ref> workspace;
+  if (machine_.options.cpu_threads > 0) workspace = held(tape(), cpu_product_workspace(kernel, right));
   static const Ref kNone;
   finish(kernel, {&a, &b, bias != nullptr ? bias : &kNone}, {&out});
   return out;
@@ -427,10 +436,14 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
       kernel.launches = 2;
     }
   }
-  if (rule.kind == KernelClass::Attention && emit.machine().options.cpu_threads > 0 && args.size() >= 2) {
-    const auto all =
-        cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), emit.machine().options.cpu_threads);
-    for (const Bytes bytes : all) workspace.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  if (const std::int64_t threads = emit.machine().options.cpu_threads; threads > 0 && args.size() >= 2) {
+    if (rule.kind == KernelClass::Attention)
+      workspace = held(tape, cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), threads));
+    if (rule.kind == KernelClass::Gemm && kernel.m > 0) {
+      Layout right = emit.layout(args[rule.formula != OpFormula::Linear && args.size() >= 3 ? 2 : 1]);
+      if (rule.formula == OpFormula::Linear && right.sizes.n == 2) std::swap(right.strides[0], right.strides[1]);
+      workspace = held(tape, cpu_product_workspace(kernel, right));
+    }
   }
   tape.kernel(kernel);
   return out;

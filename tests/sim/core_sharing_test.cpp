@@ -182,5 +182,15 @@ TEST_F(SharedHost, AStreamsSpansFollowEachOther) {
   EXPECT_GT(compared, 100);
 }
 
+TEST(HostThreads, ARankAloneHasAllCores) {
+  const HardwareProfile host = *load_profile("cpu-host");
+  Job job;
+  job.cluster.world_size = job.cluster.ranks_per_node = 2;
+  EXPECT_EQ(lowering_options(host, job).cpu_threads, 1);
+  job.cluster.world_size = 1;
+  EXPECT_EQ(lowering_options(host, job).cpu_threads, host.sm_count);
+  EXPECT_EQ(lowering_options(*load_profile("h100-sxm-80"), job).cpu_threads, 0);
+}
+
 }  // namespace
 }  // namespace foreshard
