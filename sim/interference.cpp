@@ -1,6 +1,7 @@
 #include "sim/interference.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace foreshard {
 namespace {
@@ -27,6 +28,18 @@ SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
   return total;
 }
 
+Interference::Windows::Stretch Interference::Windows::stretch(SimTime begin) const {
+  Stretch result{begin, std::numeric_limits<SimTime>::max(), 0};
+  const std::size_t oldest = count_ > kMost ? count_ - kMost : 0;
+  for (std::size_t k = count_; k-- > oldest;) {
+    const Window& window = ring_[k % kMost];
+    if (window.end <= begin) break;  // as overlap() does
+    result.windows += window.begin <= begin ? 1 : 0;
+    result.end = std::min(result.end, window.begin <= begin ? window.end : window.begin);
+  }
+  return result;
+}
+
 void Interference::Windows::keep(SimTime begin, SimTime end) {
   if (end <= begin) return;
   if (count_ > 0) {
@@ -42,7 +55,10 @@ void Interference::Windows::keep(SimTime begin, SimTime end) {
 SimDuration Interference::compute(SimTime start, SimDuration alone) {
   double duration = static_cast<double>(alone) + owed_;
   owed_ = 0;
-  duration += slowdown_ * static_cast<double>(collectives_.overlap(start, start + alone));
+  if (start < stretch_.begin || start >= stretch_.end) stretch_ = collectives_.stretch(start);
+  const SimDuration beside =
+      start + alone <= stretch_.end ? stretch_.windows * alone : collectives_.overlap(start, start + alone);
+  duration += slowdown_ * static_cast<double>(beside);
   const auto taken = static_cast<SimDuration>(duration);
   computed_.keep(start, start + taken);
   return taken;
@@ -51,6 +67,7 @@ SimDuration Interference::compute(SimTime start, SimDuration alone) {
 void Interference::collective(SimTime begin, SimTime end) {
   owed_ += slowdown_ * static_cast<double>(computed_.overlap(begin, end));
   collectives_.keep(begin, end);
+  stretch_ = {};
 }
 
 }  // namespace foreshard

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 
 #include "core/units.h"
 #include "sim/profile.h"
@@ -34,6 +35,12 @@ class Interference {
   class Windows {
    public:
     SimDuration overlap(SimTime begin, SimTime end) const;
+    /// Until when as many windows run as at `begin`, and how many.
+    struct Stretch {
+      SimTime begin = 0, end = -1;
+      std::int64_t windows = 0;
+    };
+    Stretch stretch(SimTime begin) const;
     void keep(SimTime begin, SimTime end);
 
    private:
@@ -44,6 +51,7 @@ class Interference {
 
   double slowdown_ = 0;  // extra time per time beside a collective
   Windows computed_, collectives_;
+  Windows::Stretch stretch_;  // where the last kernel began; kernels are short beside collectives
   double owed_ = 0;
 };
 

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "sim/device_clock.h"
+
 namespace foreshard {
 namespace {
 
@@ -38,6 +44,44 @@ TEST(Interference, TheShareIsThatOfTheChannelsOnMultiprocessors) {
   EXPECT_EQ(beside.compute(0, 7000), 8000);
   profile.kind = "virtual";
   EXPECT_FALSE(Interference(profile).active());
+}
+
+/// Each kernel beside every window there is: what Interference says without looking at all of them each time.
+TEST(Interference, KernelsInAndAcrossCollectivesTakeWhatTheirOverlapSays) {
+  constexpr double kSlowdown = kShare / (1 - kShare);
+  std::mt19937_64 random(7);
+  const auto below = [&](SimTime n) { return static_cast<SimTime>(random() % static_cast<std::uint64_t>(n)); };
+  for (int round = 0; round < 200; ++round) {
+    Interference interference(kShare);
+    std::vector<Interval> windows, computed;
+    const auto overlap = [](const std::vector<Interval>& all, SimTime begin, SimTime end) {
+      SimDuration total = 0;
+      for (const Interval& one : all) {
+        total += std::max<SimDuration>(0, std::min(one.end, end) - std::max(one.start, begin));
+      }
+      return total;
+    };
+    SimTime now = 0, channel = 0;
+    double owed = 0;
+    for (int k = 0; k < 60; ++k) {
+      if (below(6) == 0) {  // one communicator, now or some time ahead, sometimes right behind the one before
+        const SimTime begin = std::max(channel, now + below(900) - 300), end = begin + 1 + below(700);
+        interference.collective(begin, end);
+        owed += kSlowdown * static_cast<double>(overlap(computed, begin, end));
+        windows.push_back({begin, end});
+        channel = end + below(2) * below(200);
+        continue;
+      }
+      const SimTime start = now + below(2) * below(100);
+      const SimDuration alone = below(5) == 0 ? below(900) : below(60);
+      const double beside = kSlowdown * static_cast<double>(overlap(windows, start, start + alone));
+      const auto expected = static_cast<SimDuration>(static_cast<double>(alone) + owed + beside);
+      owed = 0;
+      ASSERT_EQ(interference.compute(start, alone), expected) << "round " << round << ", kernel " << k;
+      now = start + expected;
+      computed.push_back({start, now});
+    }
+  }
 }
 
 }  // namespace
