@@ -44,6 +44,14 @@ SweepGrid grid_of(const std::vector<std::string>& texts) {
   return must(SweepGrid::make(std::move(axes)));
 }
 
+/// How many were simulated. Ends the program if one was not: it would cost nothing.
+std::int64_t planned(const SweepResult& result) {
+  for (const SweepPoint& point : result.points) {
+    if (point.refused) must<int>(fail(*point.refused));
+  }
+  return static_cast<std::int64_t>(result.simulated);
+}
+
 /// All plans differ. Argument: threads.
 void plans(benchmark::State& state) {
   const Job base = base_job();
@@ -53,10 +61,25 @@ void plans(benchmark::State& state) {
   SweepOptions options;
   options.threads = static_cast<int>(state.range(0));
   std::int64_t plans = 0;
-  for (auto _ : state) plans += static_cast<std::int64_t>(must(sweep(base, grid, options)).simulated);
+  for (auto _ : state) plans += planned(must(sweep(base, grid, options)));
   state.SetItemsProcessed(plans);
 }
 BENCHMARK(plans)->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
+
+/// The budget itself: 10,000 jobs, 25 prefetch settings of each of 400. Argument: threads.
+void ten_thousand_plans(benchmark::State& state) {
+  const Job base = base_job();
+  const SweepGrid grid = grid_of({"model.batch=1,2,4,8", "checkpointing.policy=none,block,every_k",
+                                  "checkpointing.k=2,4,8", "fsdp.reshard_after_forward=true,false",
+                                  "fsdp.prefetch.forward_depth=0,1,2,3,4", "fsdp.prefetch.backward_depth=0,1,2,3,4",
+                                  "train.optimizer.impl=foreach,fused", "cluster.world_size=16,32,64,128,256"});
+  SweepOptions options;
+  options.threads = static_cast<int>(state.range(0));
+  std::int64_t plans = 0;
+  for (auto _ : state) plans += planned(must(sweep(base, grid, options)));
+  state.SetItemsProcessed(plans);
+}
+BENCHMARK(ten_thousand_plans)->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
 
 /// One job on a bench that has its model and lowered program. Argument: fsdp1 or fsdp2.
 void one_plan(benchmark::State& state) {

@@ -157,7 +157,7 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
 Result<std::shared_ptr<const LoweredProgram>> Workbench::lowered(Planned& planned,
                                                                  const std::shared_ptr<const Model>& model,
                                                                  const HardwareProfile& profile) {
-  const LoweringOptions options = lowering_options(profile, planned.key);
+  const LoweringOptions options = lowering_options(profile);
   const auto known = std::find_if(planned.lowered.begin(), planned.lowered.end(),
                                   [&](const Lowered& one) { return one.model == model && one.options == options; });
   if (known != planned.lowered.end()) return known->program;

@@ -21,6 +21,7 @@
 #include "core/result.h"
 #include "sim/profile.h"
 #include "sim/simulate.h"
+#include "sim/sweep_axes.h"
 
 namespace foreshard {
 
@@ -48,6 +49,8 @@ class SharedParts {
  public:
   Result<std::shared_ptr<const HardwareProfile>> profile(const std::string& id);
   Result<std::shared_ptr<const Model>> model(const Job& job, const HardwareProfile& profile);
+  /// A model that has the same plans, the same for all that have them: batch and sequence length change sizes only.
+  std::shared_ptr<const Model> planned_as(const std::shared_ptr<const Model>& model);
   Result<std::shared_ptr<const LoweredProgram>> lowered(const std::shared_ptr<const Model>& model,
                                                         const std::vector<SegmentRange>& ranges,
                                                         const std::vector<bool>& trainable,
@@ -77,7 +80,12 @@ class SharedParts {
   Shelf<std::string, HardwareProfile> profiles_;
   Shelf<ModelKey, Model> models_;
   Shelf<LoweredKey, LoweredProgram> lowered_;
+  std::list<std::pair<std::shared_ptr<const Model>, std::shared_ptr<const Model>>> planned_as_;  // latest use first
 };
+
+/// Whether no plan tells the models apart: they differ at most in sizes of values and in whole numbers among operators'
+/// arguments.
+bool plans_alike(const Model& a, const Model& b);
 
 /// All that simulate() takes. Wrap policy `auto` has been searched (sim/auto_wrap.h); what was found is among the
 /// plan's warnings.
@@ -100,12 +108,18 @@ class Workbench {
   Result<Prediction> predict(const Job& job);
 
  private:
+  struct Lowered {
+    std::shared_ptr<const Model> model;
+    LoweringOptions options;
+    std::shared_ptr<const LoweredProgram> program;
+  };
   struct Planned {
     Job key;
-    std::shared_ptr<const Model> model;
+    std::shared_ptr<const Model> model;  // SharedParts::planned_as
     std::shared_ptr<const Plan> plan;
-    std::shared_ptr<const LoweredProgram> lowered;
-    std::int64_t multiprocessors = 0;
+    std::shared_ptr<const UnitTable> units;
+    std::vector<CheckpointKind> checkpointed;
+    std::list<Lowered> lowered;  // latest first
   };
   struct Units {
     Job key;
@@ -120,9 +134,11 @@ class Workbench {
     std::shared_ptr<const ModuleGraph> graph;
   };
   static constexpr std::size_t kKept = 4;
+  static constexpr std::size_t kKeptTapes = SweepGrid::kTogether;
 
-  Result<Planned> plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model,
-                       const HardwareProfile& profile);
+  Result<Planned> plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model);
+  Result<std::shared_ptr<const LoweredProgram>> lowered(Planned& planned, const std::shared_ptr<const Model>& model,
+                                                        const HardwareProfile& profile);
 
   Result<std::shared_ptr<const ModuleGraph>> graph(const std::shared_ptr<const Model>& model,
                                                    const std::vector<bool>& boundary,

@@ -16,7 +16,7 @@ namespace {
 
 // Neighbours that share a plan, or what the allocator did, stay with one thread; more would leave threads idle at the
 // end.
-constexpr std::size_t kLeastChunk = 8, kMostChunk = 64, kChunksPerThread = 8;
+constexpr std::size_t kLeastChunk = 8, kMostChunk = 128, kChunksPerThread = 8;
 
 void note_misfit(SweepPoint& point, const Prediction& prediction) {
   if (!prediction.deadlock.empty()) {

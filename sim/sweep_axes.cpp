@@ -81,6 +81,9 @@ int weight_of(const std::string& key) {
   return key.starts_with("fsdp.prefetch.") ? 1 : 2;
 }
 
+/// Another model and lowered program, but mostly the same plan.
+bool sizes_only(const std::string& key) { return key == "model.batch" || key == "model.seq"; }
+
 /// Collects the axes of --auto.
 class AxisChoice {
  public:
@@ -287,8 +290,13 @@ std::size_t SweepGrid::same_job(std::size_t index, const Job& job) const {
 std::vector<std::size_t> SweepGrid::sharing_order() const {
   std::vector<std::size_t> axes(axes_.size());
   std::iota(axes.begin(), axes.end(), std::size_t{0});
-  std::stable_sort(axes.begin(), axes.end(),
-                   [this](std::size_t a, std::size_t b) { return weight_of(axes_[a].key) > weight_of(axes_[b].key); });
+  std::size_t light = 1;
+  for (const SweepAxis& axis : axes_)
+    light *= sizes_only(axis.key) || weight_of(axis.key) == 0 ? axis.values.size() : 1;
+  const auto weight = [&](std::size_t a) {
+    return light <= kTogether && sizes_only(axes_[a].key) ? 0 : weight_of(axes_[a].key);
+  };
+  std::stable_sort(axes.begin(), axes.end(), [&](std::size_t a, std::size_t b) { return weight(a) > weight(b); });
   std::vector<std::size_t> stride(axes_.size(), 1);
   for (std::size_t a = axes_.size(); a-- > 1;) stride[a - 1] = stride[a] * axes_[a].values.size();
   std::vector<std::size_t> order(size_), at(axes_.size(), 0);

@@ -53,7 +53,11 @@ class SweepGrid {
   /// The first point that is the same job: keys that have no meaning in it (checkpointing.k without every_k, the other
   /// runtime's) are set back to their first values.
   std::size_t same_job(std::size_t index, const Job& job) const;
-  /// Points in the order in which neighbours share most: the keys that change the model are changed last.
+  /// As many points that differ in sizes, allocator, memory or optimizer alone stand together, one plan for all of
+  /// them.
+  static constexpr std::size_t kTogether = 8;
+  /// Points in the order in which neighbours share most: the keys that change the model are changed last, but for few
+  /// batch sizes, which leave plans alone.
   std::vector<std::size_t> sharing_order() const;
 
  private:
