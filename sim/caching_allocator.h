@@ -105,6 +105,24 @@ class CachingAllocator {
   void follow(int stream, const PoolTape& tape);
   /// Plain settings: no limit of splits, nothing expandable.
   bool can_follow() const;
+  bool records(int stream) const { return pool_of(stream, false).recorded && pool_of(stream, true).recorded; }
+  bool follows(int stream) const { return pool_of(stream, false).followed && pool_of(stream, true).followed; }
+  /// Where the stream's pools stand on their tape. REQUIRES records() or follows().
+  std::array<std::size_t, 2> tape_place(int stream) const;
+  /// Which allocation of its pool a block is. REQUIRES records() or follows() for its stream.
+  std::int32_t number_of(BlockHandle block) const { return numbers_[static_cast<std::size_t>(block)]; }
+  bool is_small(BlockHandle block) const { return at(block).small; }
+  Bytes requested_bytes(BlockHandle block) const { return at(block).requested; }
+  /// Frees that wait for other streams.
+  bool has_pending() const { return pending_streams_ != 0; }
+
+  /// Passes over what a recorded run did; its blocks are not made. False: the tape stands elsewhere or the card has
+  /// not the room, and nothing was done. The host pays for run.calls at its own time.
+  bool skip(int stream, const SegmentRun& run);
+  /// A block that skipped runs made and did not free: what it adds to the statistics has been added.
+  BlockHandle adopt(int stream, const SegmentRun::Holding& holding);
+  /// A block that was adopted, where a skipped run has freed it.
+  void disown(BlockHandle block) { drop_block(block); }
 
   /// From now on all that happens is written down; nullptr ends it. `origin` is whose the next calls are.
   void log_to(MemoryLog* log) {
@@ -132,9 +150,11 @@ class CachingAllocator {
     std::vector<BlockHandle> unmapped;  // by address; expandable segments only
     std::vector<PoolEvent>* recorded = nullptr;
     const std::vector<PoolEvent>* followed = nullptr;
-    std::size_t position = 0;      // in the followed tape
-    std::int32_t numbers = 0;      // allocations so far
-    std::vector<Bytes> addresses;  // of segments, while following
+    std::size_t position = 0;       // in the followed tape
+    std::int32_t numbers = 0;       // allocations so far
+    std::vector<Bytes> addresses;   // of segments, while following
+    bool skipped = false;           // a run: both pools of the stream leave together
+    std::vector<BlockHandle> made;  // by number, once the tape was left after skipping
   };
   struct VirtualRange {
     Bytes begin = 0, size = 0, page = 0;
@@ -149,6 +169,9 @@ class CachingAllocator {
   const Block& at(BlockHandle h) const { return blocks_[static_cast<std::size_t>(h)]; }
   Pool& pool_of(const Block& block) {
     return pools_[static_cast<std::size_t>(block.stream) * 2 + (block.small ? 1 : 0)];
+  }
+  const Pool& pool_of(int stream, bool small) const {
+    return pools_[static_cast<std::size_t>(stream) * 2 + (small ? 1 : 0)];
   }
   Pool& pool_of(int stream, bool small) { return pools_[static_cast<std::size_t>(stream) * 2 + (small ? 1 : 0)]; }
   BlockHandle new_block();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "core/job.h"
 #include "core/plan.h"
@@ -62,6 +63,27 @@ struct Device {
       kept.stream = stream;
     }
     return span;
+  }
+
+  /// Kernels of the compute stream, one after the other, as launch() would place them; no spans are kept. `host_before`
+  /// is what the host pays before the kernel at this place; called in order, last with the number of kernels.
+  /// `Kernel` has host, device and launches. REQUIRES clock.is_plain().
+  template <class Kernel, class HostBefore>
+  void launch_all(const std::vector<Kernel>& kernels, Phase phase, const HostBefore& host_before) {
+    const int stream = index_of(Stream::D);
+    SimTime host = clock.host(), tail = clock.tail(stream);
+    const bool beside = interference.active();
+    for (std::size_t k = 0; k < kernels.size(); ++k) {
+      const Kernel& kernel = kernels[k];
+      host += host_before(k) + kernel.host;
+      if (!kernel.launches) continue;
+      const SimTime start = std::max(tail, host);
+      const SimDuration time = beside ? interference.compute(start, kernel.device) : kernel.device;
+      if (start > compute_tail) activity.gaps.push_back({compute_tail, start, start > tail, phase});
+      tail = compute_tail = start + time;
+      activity.compute_busy += time;
+    }
+    clock.placed(stream, host + host_before(kernels.size()), tail);
   }
 
   const HardwareProfile& profile;

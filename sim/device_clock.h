@@ -62,6 +62,14 @@ class DeviceClock {
     return span;
   }
 
+  /// Whether enqueue() is nothing but max(host, end of the previous one).
+  bool is_plain() const { return mode_ == ClockMode::Model && tape_ == nullptr && next_given_ >= given_.size(); }
+  /// Where host and stream stand after work that the caller has placed as enqueue() would. REQUIRES is_plain().
+  void placed(int stream, SimTime host, SimTime tail) {
+    host_ = host;
+    tails_[static_cast<std::size_t>(stream)] = tail;
+  }
+
   /// From now on work runs when these say, in the order in which it is issued; their zero is now.
   void follow(std::vector<Interval> schedule);
 

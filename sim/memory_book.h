@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/memory_log.h"
@@ -32,6 +33,7 @@ enum class MemoryCategory : std::uint8_t {
   Count,
 };
 inline constexpr std::size_t kMemoryCategories = static_cast<std::size_t>(MemoryCategory::Count);
+static_assert(kMemoryCategories == std::tuple_size_v<SegmentRun::Categories>);
 std::string_view memory_category_name(MemoryCategory category);  // "sharded_params", ...
 MemoryCategory category_of(BufferWhat what);
 
@@ -57,6 +59,21 @@ class MemoryBook {
     by_category_[static_cast<std::size_t>(category_[static_cast<std::size_t>(block)])] -= allocator_.block_bytes(block);
     allocator_.free(block);
   }
+  /// All that a recorded run did (sim/pool_tape.h) from this many allocated bytes on. REQUIRES no holders and no log.
+  void skip(const SegmentRun& run, Bytes allocated) {
+    if (const Bytes highest = allocated + run.allocated.highest; highest > peak_) {
+      note_peak();
+      peak_ = highest;
+      for (std::size_t c = 0; c < kMemoryCategories; ++c) at_peak_[c] += run.at_highest[c];
+    }
+    for (std::size_t c = 0; c < kMemoryCategories; ++c) by_category_[c] += run.categories[c];
+  }
+  /// A block of a skipped run that is looked at after all; its bytes are already counted.
+  void adopt(BlockHandle block, MemoryCategory category) {
+    if (static_cast<std::size_t>(block) >= category_.size()) category_.resize(static_cast<std::size_t>(block) + 64);
+    category_[static_cast<std::size_t>(block)] = category;
+  }
+  MemoryCategory category(BlockHandle block) const { return category_[static_cast<std::size_t>(block)]; }
   /// The same bytes under another name: a reduced gradient becomes .grad.
   void relabel(BlockHandle block, MemoryCategory category);
 

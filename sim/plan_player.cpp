@@ -18,14 +18,6 @@ std::vector<std::int32_t> all_ranks(std::int32_t world_size) {
   return ranks;
 }
 
-std::size_t largest_event(const Plan& plan) {
-  std::int32_t largest = 0;
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (const Instruction& i : iteration.instructions) largest = std::max(largest, i.event.value);
-  }
-  return static_cast<std::size_t>(largest);
-}
-
 std::int32_t first_event(const PlanIteration& iteration) {
   std::int32_t first = 0;
   for (const Instruction& i : iteration.instructions) {
@@ -88,10 +80,10 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       optimizer_(request.job, local_params(request.plan, request.model, request.job)),
       model_buffers_(std::move(buffers)),
       speed_(request.speed),
-      meets_(request.meets) {
+      meets_(request.meets),
+      record_runs_(request.record_runs),
+      follow_runs_(request.follow_runs) {
   buffers_.assign(kBufferKinds * (plan_.units.size() + plan_.param_names.size() + 1), kNoBlock);
-  events_.resize(largest_event(plan_) + 1);
-  recorded_.resize(events_.size(), false);
   shard_group_ = place_group(plan_.groups.shard, job_.cluster.ranks_per_node);
   replicate_group_ = place_group(plan_.groups.replicate, job_.cluster.ranks_per_node);
   world_group_ = place_group(all_ranks(plan_.world_size), job_.cluster.ranks_per_node);
@@ -356,12 +348,16 @@ std::size_t PlanPlayer::buffer_index(const BufferName& buffer) const {
 bool PlanPlayer::allocate_buffer(const BufferName& buffer, std::int32_t instance, Stream pool, Bytes bytes) {
   const BlockHandle block = device_.book.allocate(bytes, index_of(pool), category_of(buffer.what));
   if (block == kNoBlock) return out_of_memory(bytes);
+  own_buffer(buffer, instance, block);
+  return true;
+}
+
+void PlanPlayer::own_buffer(const BufferName& buffer, std::int32_t instance, BlockHandle block) {
   const std::size_t index = buffer_index(buffer);
   if (instance == 0 && buffers_[index] == kNoBlock)
     buffers_[index] = block;
   else
     more_.push_back({block, instance, index});
-  return true;
 }
 
 BlockHandle PlanPlayer::find_buffer(const BufferName& buffer, std::int32_t instance) const {

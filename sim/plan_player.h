@@ -27,6 +27,10 @@ struct PlayRequest {
   bool per_kernel = true;
   RankSpeed speed = {};
   bool meets = false;  // pauses before every collective until it is told when all ranks are there
+  // Runs of segments are summed up on this one, or passed over as that one has them: the tapes of the allocator's
+  // compute stream. Not while spans, holders or draws are wanted.
+  PoolTape* record_runs = nullptr;
+  const PoolTape* follow_runs = nullptr;
 };
 
 /// Which of the loop's phases an instruction belongs to, as the recordings name them.
@@ -113,9 +117,21 @@ class PlanPlayer {
   bool run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
                          const SegmentTemplate& segment);
   bool allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot);
-  bool allocate_gradient(const Slot& made, std::int32_t instance);
+  bool allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot);
   void free_slot(std::int32_t instance, std::int32_t slot);
   bool pieces_without_operators(const Instruction& i);
+
+  // Runs on a tape: sim/segment_runs.cpp.
+  void begin_run(const KernelList& list, std::int32_t instance, bool had_workspace);
+  void note_made(std::int32_t slot, BlockHandle block, std::int32_t gradient);
+  void note_dropped(std::int32_t slot);
+  void note_change();
+  void end_run(bool ok);
+  bool skip_run(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
+                std::int32_t instance, bool& workspace);
+  void make_skipped_blocks();
+  bool is_held(std::int32_t slot) const;
+  Bytes workspace_bytes() const;
   bool ensure_workspace(bool& made);
   LoopPhase next_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
@@ -127,6 +143,8 @@ class PlanPlayer {
 
   std::size_t buffer_index(const BufferName& buffer) const;
   bool allocate_buffer(const BufferName& buffer, std::int32_t instance, Stream pool, Bytes bytes);
+  void own_buffer(const BufferName& buffer, std::int32_t instance, BlockHandle block);
+  BufferName gradient_buffer(const Slot& made, std::int32_t instance) const;
   BlockHandle find_buffer(const BufferName& buffer, std::int32_t instance) const;
   BlockHandle take_buffer(const BufferName& buffer, std::int32_t instance);
   EventStamp& event(EventId id);
@@ -182,6 +200,21 @@ class PlanPlayer {
   bool meets_ = false, met_ = false;
   Meeting meeting_, agreed_;
   std::uint64_t runs_ = 0;  // of segments
+
+  /// The run that is being summed up, and what there was before it.
+  struct OpenRun {
+    SegmentRun run;
+    AllocatorStats before;
+    MemoryBook::Categories categories{};
+    Bytes reserved = 0;
+    std::int64_t events = 0;
+    std::uint32_t kernel = 0;
+    bool open = false;
+  };
+  PoolTape* record_runs_ = nullptr;        // until one cannot be summed up
+  const PoolTape* follow_runs_ = nullptr;  // until one cannot be passed over
+  std::size_t next_run_ = 0;               // of follow_runs_; all before it were passed over
+  OpenRun open_run_;
 
   // State of the iteration being played.
   bool stepped_ = false, stopped_ = false;

@@ -1,6 +1,7 @@
 // The part of CachingAllocator that records its pools and follows what was recorded.
 #include "sim/pool_tape.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -108,6 +109,7 @@ bool CachingAllocator::free_followed(Pool& pool, BlockHandle h) {
 void CachingAllocator::leave(Pool& pool) {
   const std::vector<PoolEvent>& events = *std::exchange(pool.followed, nullptr);
   std::vector<BlockHandle> held(static_cast<std::size_t>(pool.numbers), kNoBlock), made;
+  made.reserve(held.size());
   for (std::size_t h = 0; h < blocks_.size(); ++h) {
     if (blocks_[h].alive && &pool_of(blocks_[h]) == &pool)
       held[static_cast<std::size_t>(numbers_[h])] = static_cast<BlockHandle>(h);
@@ -118,8 +120,74 @@ void CachingAllocator::leave(Pool& pool) {
   stats_ = stats;
   search_count_ = searches;
   for (std::size_t number = 0; number < held.size(); ++number) {
-    if (held[number] != kNoBlock) move_block(made[number], held[number]);
+    if (held[number] == kNoBlock) continue;
+    move_block(made[number], held[number]);
+    made[number] = held[number];
   }
+  if (!pool.skipped) return;
+  pool.made = std::move(made);
+  Pool& other = pools_[static_cast<std::size_t>(&pool - pools_.data()) ^ 1];
+  if (other.followed != nullptr) leave(other);
+}
+
+// ------------------------------------------------------------------------------------------------ whole runs
+
+std::array<std::size_t, 2> CachingAllocator::tape_place(int stream) const {
+  std::array<std::size_t, 2> place{};
+  for (const bool small : {false, true}) {
+    const Pool& pool = pool_of(stream, small);
+    place[small ? 1 : 0] = pool.recorded != nullptr ? pool.recorded->size() : pool.position;
+  }
+  return place;
+}
+
+bool CachingAllocator::skip(int stream, const SegmentRun& run) {
+  if (!follows(stream) || tape_place(stream) != run.begin) return false;
+  Bytes wanted = 0;
+  for (const SegmentRun::DriverCall& call : run.calls) wanted += round_up(call.bytes, DriverMemory::kPage);
+  if (wanted > driver_.free_bytes()) return false;
+  for (const SegmentRun::DriverCall& call : run.calls) {
+    pool_of(stream, call.small).addresses.push_back(driver_.allocate(call.bytes));
+    ++stats_.device_allocs;
+    stats_.reserved.add(call.bytes);
+    reserved_by_stream_[static_cast<std::size_t>(stream)] += call.bytes;
+  }
+  for (const bool small : {false, true}) {
+    Pool& pool = pool_of(stream, small);
+    pool.position = run.end[small ? 1 : 0];
+    pool.numbers += run.made[small ? 1 : 0];
+    pool.skipped = true;
+    stats_.allocations += run.made[small ? 1 : 0];
+  }
+  const auto change = [](MemoryStat& stat, const SegmentRun::Change& by) {
+    stat.peak = std::max(stat.peak, stat.current + by.highest);
+    stat.current += by.end;
+  };
+  change(stats_.allocated, run.allocated);
+  change(stats_.active, run.active);
+  change(stats_.requested, run.requested);
+  change(stats_.inactive_split, run.inactive);
+  return true;
+}
+
+BlockHandle CachingAllocator::adopt(int stream, const SegmentRun::Holding& holding) {
+  const Pool& pool = pool_of(stream, holding.small);
+  if (pool.followed == nullptr) {
+    const BlockHandle h = pool.made[static_cast<std::size_t>(holding.number)];
+    FORESHARD_CHECK(at(h).alive && at(h).allocated && at(h).size == holding.block,
+                    "a skipped block stands where its run made it");
+    at(h).requested = holding.requested;
+    return h;
+  }
+  const BlockHandle h = new_block();
+  number_block(h, holding.number);
+  Block& block = at(h);
+  block.size = holding.block;
+  block.requested = holding.requested;
+  block.stream = static_cast<std::uint8_t>(stream);
+  block.small = holding.small;
+  block.allocated = true;
+  return h;
 }
 
 void CachingAllocator::replay(Pool& pool, const std::vector<PoolEvent>& events, std::size_t count,

@@ -4,6 +4,8 @@
 // allocations and completed frees alone. Plans that differ in prefetching issue the same ones on the compute stream, so
 // the first of them is recorded and the others read its answers, as long as they ask the same. The answers are exact:
 // CachingAllocator::follow checks every event and rebuilds the pool where a plan goes its own way.
+//
+// A tape is written by one simulation, then read by any number. It speaks of one lowered program.
 #pragma once
 
 #include <array>
@@ -23,8 +25,56 @@ struct PoolEvent {
   bool operator==(const PoolEvent&) const = default;
 };
 
+/// What one run of a segment's kernels did in both pools, all at once: whoever follows the tape up to its beginning and
+/// runs the same kernels can take the sums and make none of the blocks that segments alone hold (PlanPlayer::skip_run).
+struct SegmentRun {
+  /// Of one amount, from the run's beginning on.
+  struct Change {
+    Bytes end = 0, highest = 0;
+    void note(Bytes now) {
+      end = now;
+      if (now > highest) highest = now;
+    }
+  };
+  using Categories = std::array<Bytes, 12>;  // by MemoryCategory
+  /// cudaMalloc, before the kernel at this place pays.
+  struct DriverCall {
+    std::uint32_t kernel = 0;
+    bool small = false;
+    Bytes bytes = 0;
+  };
+  /// A slot gets an allocation of a pool, or (number -1) gives back what it has.
+  struct Holding {
+    std::int32_t slot = -1;  // among the slots of all segments
+    std::int32_t number = -1;
+    Bytes block = 0, requested = 0;
+    bool small = false;
+    std::uint8_t category = 0;
+  };
+  /// What must be there because others than segments look at it.
+  struct Kept {
+    Holding holding;
+    std::int32_t gradient = -1;  // >= 0: a slot of the template, whose block the plan owns
+  };
+
+  const void* kernels = nullptr;  // the list that ran
+  std::int32_t instance = -1;
+  bool had_workspace = false;
+  Bytes workspace = 0;                 // made in this run
+  std::array<std::size_t, 2> begin{};  // in the pools' events
+  std::array<std::size_t, 2> end{};
+  std::array<std::int32_t, 2> made{};  // allocations
+  Change allocated, active, requested, inactive;
+  Categories categories{}, at_highest{};
+  std::int64_t events = 0;
+  std::vector<DriverCall> calls;
+  std::vector<Holding> holdings;  // in order: of a slot the last counts
+  std::vector<Kept> kept;         // in order
+};
+
 struct PoolTape {
   std::array<std::vector<PoolEvent>, 2> pools;  // large, small
+  std::vector<SegmentRun> runs;                 // in order; fewer than were played if one could not be summed up
 };
 
 }  // namespace foreshard

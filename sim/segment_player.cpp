@@ -107,18 +107,21 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   const SegmentTemplate& segment =
       lowered_.templates[static_cast<std::size_t>(lowered_.instances[static_cast<std::size_t>(instance)].lowered)];
   const std::int32_t first_op = plan_.segments[i.segment.index()].op_begin;
+  bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
+  if (follow_runs_ != nullptr && skip_run(i, list, times, instance, workspace)) return true;
   ActivitySpan what = span_of(i, SpanKind::Compute);
   const SimTime begun = device_.compute_tail;
   const bool keep = device_.activity.keep_spans;
   const double slowness = speed_.plain() ? 1.0 : draw_slowness(speed_, runs_++);
   if (!per_kernel_) device_.activity.keep_spans = false;
-  bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
+  if (record_runs_ != nullptr) begin_run(list, instance, workspace);
   bool ok = true;
   device_.clock.host_cost(device_.cost.segment_host());
   SimTime start = -1;
   LedgerSample highest;  // inside the segment: its end is no picture of it
   for (std::size_t k = 0; ok && k < list.kernels.size(); ++k) {
     const TimedKernel& timed = times[k];
+    open_run_.kernel = static_cast<std::uint32_t>(k);
     ok = run_memory_events(list, timed.before_begin, timed.before_end, instance, segment);
     if (ok && timed.gemm && !workspace) ok = ensure_workspace(workspace);
     if (!ok) break;
@@ -137,8 +140,10 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
     } else {
       device_.clock.host_cost(timed.host);
     }
+    open_run_.kernel = static_cast<std::uint32_t>(k + 1);
     ok = run_memory_events(list, timed.after_begin, timed.after_end, instance, segment);
   }
+  if (open_run_.open) end_run(ok);
   device_.activity.keep_spans = keep;
   if (keep && !per_kernel_ && start >= 0 && device_.compute_tail > begun) {
     what.op = what.name = -1;
@@ -158,18 +163,23 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
 bool PlanPlayer::run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
                                    const SegmentTemplate& segment) {
   if (begin == end) return true;
-  BlockHandle* own = slots_.data() + slot_base_[static_cast<std::size_t>(instance)];
+  const auto first = static_cast<std::int32_t>(slot_base_[static_cast<std::size_t>(instance)]);
+  BlockHandle* own = slots_.data() + first;
   for (std::int32_t e = begin; e < end; ++e) {
     const MemoryEvent event = list.events[static_cast<std::size_t>(e)];
     if (event.alloc) {
       if (!allocate_slot(segment, instance, event.slot)) return false;
     } else if (event.slot >= 0) {
+      if (open_run_.open) note_dropped(first + event.slot);
       device_.book.free(std::exchange(own[event.slot], kNoBlock));
     } else {
       const ImportBinding& import =
           lowered_.instances[static_cast<std::size_t>(instance)].imports[static_cast<std::size_t>(-event.slot - 1)];
+      if (open_run_.open)
+        note_dropped(static_cast<std::int32_t>(slot_base_[static_cast<std::size_t>(import.instance)]) + import.slot);
       free_slot(import.instance, import.slot);
     }
+    if (open_run_.open) note_change();
   }
   device_.activity.events += end - begin;
   return true;
@@ -177,23 +187,33 @@ bool PlanPlayer::run_memory_events(const KernelList& list, std::int32_t begin, s
 
 bool PlanPlayer::allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot) {
   const Slot& made = segment.slots[static_cast<std::size_t>(slot)];
-  if (made.category == SlotCategory::ParamGrad) return allocate_gradient(made, instance);
+  if (made.category == SlotCategory::ParamGrad) return allocate_gradient(made, instance, slot);
   const BlockHandle block = device_.book.allocate(made.bytes, index_of(Stream::D), category_of_slot(made.category));
   if (block == kNoBlock) return out_of_memory(made.bytes);
-  BlockHandle& held = slots_[slot_base_[static_cast<std::size_t>(instance)] + static_cast<std::size_t>(slot)];
+  const std::size_t at = slot_base_[static_cast<std::size_t>(instance)] + static_cast<std::size_t>(slot);
+  BlockHandle& held = slots_[at];
+  if (open_run_.open) note_made(static_cast<std::int32_t>(at), block, -1);
   if (held >= 0)
     device_.book.free(held);  // a second forward before the backward of the first: its storages are dropped
   held = block;
   return true;
 }
 
-/// The plan owns it from here on.
-bool PlanPlayer::allocate_gradient(const Slot& made, std::int32_t instance) {
+BufferName PlanPlayer::gradient_buffer(const Slot& made, std::int32_t instance) const {
   const Segment& segment = plan_.segments[static_cast<std::size_t>(instance)];
   const std::size_t index = made.param.index();
   const BufferWhat what = plan_.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
-  const ParamId param = index < segment.params.size() ? segment.params[index] : ParamId();
-  return allocate_buffer({what, segment.unit, param}, 0, Stream::D, made.bytes);
+  return {what, segment.unit, index < segment.params.size() ? segment.params[index] : ParamId()};
+}
+
+/// The plan owns it from here on.
+bool PlanPlayer::allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot) {
+  const BufferName buffer = gradient_buffer(made, instance);
+  const BlockHandle block = device_.book.allocate(made.bytes, index_of(Stream::D), category_of(buffer.what));
+  if (block == kNoBlock) return out_of_memory(made.bytes);
+  own_buffer(buffer, 0, block);
+  if (open_run_.open) note_made(-1, block, slot);
+  return true;
 }
 
 void PlanPlayer::free_slot(std::int32_t instance, std::int32_t slot) {
@@ -222,12 +242,23 @@ bool PlanPlayer::pieces_without_operators(const Instruction& i) {
 /// handle.
 bool PlanPlayer::ensure_workspace(bool& made) {
   made = true;
+  const Bytes bytes = workspace_bytes();
+  if (bytes == 0) return true;
+  const BlockHandle block = device_.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Workspace);
+  if (block == kNoBlock) return out_of_memory(bytes);
+  if (open_run_.open) {
+    open_run_.run.workspace = bytes;
+    note_made(-1, block, -1);
+    note_change();
+  }
+  return true;
+}
+
+Bytes PlanPlayer::workspace_bytes() const {
   constexpr Bytes kBeforeHopper = 4096 * 2 * kKiB + 16 * 8 * kKiB;
-  if (device_.profile.kind == "cpu") return true;
+  if (device_.profile.kind == "cpu") return 0;
   const bool earlier = device_.profile.generation == "volta" || device_.profile.generation == "ampere";
-  const Bytes bytes = earlier ? kBeforeHopper : kCublasWorkspaceBytes;
-  return device_.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Workspace) != kNoBlock ||
-         out_of_memory(bytes);
+  return earlier ? kBeforeHopper : kCublasWorkspaceBytes;
 }
 
 }  // namespace foreshard

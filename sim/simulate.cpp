@@ -103,8 +103,13 @@ class Simulation {
     initialise();
     device_.clock.record_on(options_.tape);
     if (schedule_ != nullptr) device_.clock.follow(*schedule_);
-    player_.emplace(PlayRequest{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets}, device_,
-                    std::move(buffers_));
+    PlayRequest request{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets};
+    const CachingAllocator& allocator = device_.allocator;
+    if (sums_up_runs() && speed.plain()) {
+      if (allocator.records(index_of(Stream::D))) request.record_runs = options_.record_pools;
+      if (allocator.follows(index_of(Stream::D))) request.follow_runs = options_.follow_pools;
+    }
+    player_.emplace(request, device_, std::move(buffers_));
   }
 
   /// True: a collective waits for meet(). False: everything has been played.
@@ -126,6 +131,12 @@ class Simulation {
   }
 
  private:
+  /// Nobody wants to know of single kernels or blocks.
+  bool sums_up_runs() const {
+    return !options_.timeline && !options_.holders && options_.memory_log == nullptr && options_.tape == nullptr &&
+           schedule_ == nullptr && device_.clock.mode() == ClockMode::Model;
+  }
+
   void initialise() {
     const bool action = is_action_plan(plan_);
     if (!(action ? play_action_start(device_, plan_, model_, job_, buffers_)
@@ -154,6 +165,8 @@ class Simulation {
     const auto index = static_cast<std::size_t>(std::min(k, planned - 1));
     const PlanIteration& iteration = plan_.iterations[index];
     const auto first = static_cast<std::int32_t>(instructions_.size());
+    if (k == 0)
+      instructions_.reserve(static_cast<std::size_t>(std::min(wanted, 4)) * (iteration.instructions.size() + 64));
     for (const Instruction& i : iteration.instructions) instructions_.push_back(&i);
     const SimTime begin = std::max(last_end_, options_.synchronize_each_step ? device_.clock.host() : SimTime{0});
     if (k == 0) last_end_ = device_.clock.host();
