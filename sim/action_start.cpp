@@ -13,13 +13,22 @@ bool hold(Device& device, Bytes bytes, MemoryCategory category) {
   return bytes == 0 || device.book.allocate(bytes, kD, category) != kNoBlock;
 }
 
-Phase first_phase(const Plan& plan) {
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (const Instruction& i : iteration.instructions) {
-      if (i.phase != Phase::None) return i.phase;
-    }
+/// "init", "summon", ... as action_text spells them; empty: another action (a script's summon has its arguments in
+/// braces).
+std::string_view action_word(const PlanIteration& iteration) {
+  for (const std::string& action : iteration.actions) {
+    const std::string_view word = std::string_view(action).substr(0, action.find(':'));
+    if (word == "init" || word == "summon" || word == "save" || word == "load") return word;
   }
-  return Phase::None;
+  return {};
+}
+
+/// By its name: an action may have no instruction at all (save:local).
+std::string_view first_action(const Plan& plan) {
+  for (const PlanIteration& iteration : plan.iterations) {
+    if (const std::string_view word = action_word(iteration); !word.empty()) return word;
+  }
+  return {};
 }
 
 bool hold_shards(Device& device, const Plan& plan, const Model& model, const Job& job) {
@@ -67,20 +76,15 @@ bool hold_optimizer_state(Device& device, const Plan& plan, const Model& model, 
 }  // namespace
 
 bool is_action_plan(const Plan& plan) {
-  // As action_text spells them; a script's summon has its arguments in braces.
-  const auto is_action = [](std::string_view text) {
-    const std::string_view word = text.substr(0, text.find(':'));
-    return word == "init" || word == "summon" || word == "save" || word == "load";
-  };
-  return std::ranges::any_of(plan.iterations, [&](const PlanIteration& iteration) {
-    return iteration.micro_batches == 0 && std::ranges::any_of(iteration.actions, is_action);
+  return std::ranges::any_of(plan.iterations, [](const PlanIteration& iteration) {
+    return iteration.micro_batches == 0 && !action_word(iteration).empty();
   });
 }
 
 bool play_action_start(Device& device, const Plan& plan, const Model& model, const Job& job,
                        std::vector<ResidentBuffer>& buffers) {
-  const Phase first = first_phase(plan);
-  if (first == Phase::Init) return true;
+  const std::string_view first = first_action(plan);
+  if (first == "init") return true;
   if (!hold_shards(device, plan, model, job)) return false;
   for (const BufferInfo& buffer : model.buffers) {
     const Numel numel = numel_of(buffer.shape);
@@ -88,7 +92,7 @@ bool play_action_start(Device& device, const Plan& plan, const Model& model, con
     if (block == kNoBlock) return false;
     buffers.push_back({block, numel, buffer.dtype});
   }
-  return first == Phase::Load || hold_optimizer_state(device, plan, model, job);
+  return first == "load" || hold_optimizer_state(device, plan, model, job);
 }
 
 }  // namespace foreshard

@@ -90,6 +90,19 @@ TEST_F(ActionStart, LoadingBeginsWithoutMoments) {
   EXPECT_EQ(p.iterations[0].end_allocated, p.init_allocated);
 }
 
+TEST_F(ActionStart, AnActionWithoutInstructionsFindsWhatItFinds) {
+  const Prediction local = simulated("save:local,load:full");
+  EXPECT_TRUE(plan_.iterations.front().instructions.empty() || plan_.iterations.front().instructions.size() < 5);
+  expect_about(local.init_allocated, 3 * shards_, 100);  // save's moments, though load would have none
+}
+
+TEST_F(ActionStart, EveryRankOfNoShardHasAllMoments) {
+  job_.fsdp.strategy = Strategy::NoShard;
+  const Bytes first = simulated("save").init_allocated;
+  job_.cluster.rank = 1;
+  EXPECT_EQ(simulated("save").init_allocated, first);
+}
+
 TEST_F(ActionStart, TrainingPlansAreNoActions) {
   const auto model = load_model(job_.model, program_options(job_, ProgramDevice::Cuda));
   EXPECT_FALSE(is_action_plan(*build_plan(*model, job_)));
