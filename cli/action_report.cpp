@@ -10,7 +10,6 @@
 #include "core/plan/units.h"
 
 namespace foreshard::cli {
-namespace {
 
 std::string counts_text(const PlanIteration& iteration) {
   const PlanCounts c = count_instructions(iteration);
@@ -26,8 +25,6 @@ std::string counts_text(const PlanIteration& iteration) {
   }
   return text;
 }
-
-}  // namespace
 
 std::string action_report(const Plan& plan) {
   std::string text =

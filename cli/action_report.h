@@ -13,6 +13,9 @@
 
 namespace foreshard::cli {
 
+/// "54 instructions, 5 all_gather".
+std::string counts_text(const PlanIteration& iteration);
+
 std::string action_report(const Plan& plan);
 
 /// Profile, model and the plan of a list of actions ("init:sync,save:full"), ready to simulate. The model has no

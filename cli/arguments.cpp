@@ -210,6 +210,10 @@ class Declaration {
                     "One real rank (cluster.rank) of N: its memory and compute, collectives of the modelled duration")
         ->check(CLI::Range(2, 1'000'000).description(""))
         ->type_name("N");
+    verb.add_option("--action", run_.action,
+                    "Instead of training: a list of init, summon, save and load, as for plan: what they hold, show and "
+                    "return, measured beside the prediction")
+        ->type_name("LIST");
     verb.add_flag("--cuda-graphs", run_.cuda_graphs, "--backend cuda: repeat a fused optimizer step as a CUDA graph");
     verb.add_flag("--nccl-register", run_.nccl_register, "--backend cuda: register the allocator's memory with NCCL");
     verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")

@@ -53,6 +53,7 @@ struct SimulateFlags {
 struct RunFlags {
   JobFlags job;
   std::string backend = "host";  // host | cuda
+  std::string action = "train";  // as for plan, but eval
   int nproc = 0;                 // ranks to start on this machine; 0 = this process is one, as its environment says
   std::string timeline;          // .fst
   std::string trace;             // Chrome JSON

@@ -9,6 +9,7 @@
 #include "cli/executor_process.h"
 #include "cli/job_source.h"
 #include "cli/pipeline.h"
+#include "cli/run_action_check.h"
 #include "cli/verbs.h"
 #include "core/job_keys.h"
 #include "sim/auto_wrap.h"
@@ -23,6 +24,7 @@ std::vector<std::string> arguments_of(const RunFlags& flags) {
   for (const std::string& set : flags.job.set) add({"--set", set});
   if (flags.nproc > 0) add({"--nproc", std::to_string(flags.nproc)});
   add({"--backend", flags.backend, "--timeout", std::to_string(flags.timeout_seconds)});
+  if (flags.action != "train") add({"--action", flags.action});
   if (!flags.timeline.empty()) add({"--timeline", flags.timeline});
   if (!flags.trace.empty()) add({"--trace", flags.trace});
   if (flags.resume) add({"--resume"});
@@ -54,12 +56,14 @@ Result<void> settle_units(const Job& job, const Console& console, std::vector<st
 }  // namespace
 
 ExitCode run_verb(const RunFlags& flags, const Console& console) {
+  if (auto fits = check_action_flags(flags); !fits) return console.error(fits.error());
   Console silent = console;
   silent.quiet = true;  // the executor says it
   RunFlags wanted = flags;
   if (flags.emulate_world > 0) wanted.job.set.push_back(fmt::format("cluster.world_size={}", flags.emulate_world));
   const auto loaded = load_job(wanted.job, silent);
   if (!loaded) return console.error(loaded.error());
+  if (auto fits = check_action_list(flags, loaded->job); !fits) return console.error(fits.error());
   if (auto settled = settle_units(loaded->job, console, wanted.job.set); !settled)
     return console.error(settled.error());
   return run_in_executor(arguments_of(wanted), console, flags.backend == "cuda" ? Executor::Cuda : Executor::Host);

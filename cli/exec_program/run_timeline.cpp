@@ -27,16 +27,17 @@ Result<Timeline> timeline_of_all(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-Result<void> write_run_timeline(exec::Training& training, const exec::Recorder& recorder, const TimelineFiles& files) {
-  Timeline own = recorder.timeline(training.plan());
-  if (training.control() != nullptr) {
-    const auto texts = exec::gather_texts(fst_bytes(own), *training.control());
-    if (training.plan().rank != 0) return {};
+Result<void> write_run_timeline(const Plan& plan, exec::Communicator* control, const exec::Recorder& recorder,
+                                const TimelineFiles& files) {
+  Timeline own = recorder.timeline(plan);
+  if (control != nullptr) {
+    const auto texts = exec::gather_texts(fst_bytes(own), *control);
+    if (plan.rank != 0) return {};
     auto merged = timeline_of_all(texts);
     if (!merged) return fail(merged.error());
     own = std::move(*merged);
   }
-  own.provenance.plan_digest = plan_digest(training.plan());
+  own.provenance.plan_digest = plan_digest(plan);
   own.provenance.software = "foreshard " FORESHARD_VERSION;
   own.provenance.hardware = files.hardware;
   if (!files.fst.empty()) {

@@ -4,9 +4,10 @@
 #include <optional>
 #include <string>
 
+#include "core/plan.h"
 #include "core/result.h"
+#include "exec/communicator.h"
 #include "exec/recorder.h"
-#include "exec/training_loop.h"
 
 namespace foreshard::cli {
 
@@ -16,8 +17,9 @@ struct TimelineFiles {
   std::string hardware;
 };
 
-/// A collective call: every rank gives its recording, rank 0 writes the files.
-Result<void> write_run_timeline(exec::Training& training, const exec::Recorder& recorder, const TimelineFiles& files);
+/// A collective call: every rank gives its recording of `plan`, rank 0 writes the files. `control` null: a rank alone.
+Result<void> write_run_timeline(const Plan& plan, exec::Communicator* control, const exec::Recorder& recorder,
+                                const TimelineFiles& files);
 
 /// The text of the config.json that a model source is or holds; nullopt for other sources.
 std::optional<std::string> model_config(const std::string& source);

@@ -1,0 +1,104 @@
+#include "cli/exec_program/rank_session.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "cli/json_text.h"
+#ifdef FORESHARD_WITH_GLOO
+#include "exec/gloo_communicator.h"
+#endif
+
+namespace foreshard::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kLingering{2000};  // for the others to read the word of a rank that holds the store
+
+Console on_stderr(Console console) {
+  console.json = false;
+  return console;
+}
+
+}  // namespace
+
+void print_failure(const std::string& text, const Console& console) {
+  if (console.json) {
+    JsonText out;
+    out.begin_object().key("error").begin_object().field("code", "run_failed").field("message", text);
+    for (const char* key : {"file", "place", "expected", "got", "hint"}) out.field(key, "");
+    out.end_object().end_object();
+    console.result(out.take());
+    return;
+  }
+  const bool tty = console.color && isatty(STDERR_FILENO) != 0;
+  const std::string line = fmt::format("{}error:{} {}\n", tty ? "\x1b[1;31m" : "", tty ? "\x1b[0m" : "", text);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+ExitCode RankSession::run(const Job& job, const std::function<ExitCode()>& work) {
+  if (auto fits = exec::check_world(job, place()); !fits) return wrong(fits.error());
+  if (place().world_size > 1 && !emulated()) {
+    auto meeting =
+        exec::Rendezvous::meet({place().master_address, place().master_port, place().rank, place().world_size,
+                                place().store_hosted_elsewhere, place().store_prefix, timeout()});
+    if (!meeting) return wrong(meeting.error());
+    meeting_ = std::move(*meeting);
+  }
+  const ExitCode code = work();
+  if (meeting_ != nullptr && code != ExitCode::Ok && code != ExitCode::Partial) meeting_->let_others_read(kLingering);
+  return code;
+}
+
+ExitCode RankSession::wrong(const Error& error) {
+  const std::string word = fmt::format("rank {}: {}", place().rank, to_text(error));
+  if (meeting_ == nullptr) {
+    // Those that do not meet cannot agree on who speaks.
+    return first() ? console_.error(error) : on_stderr(console_).error(error);
+  }
+  meeting_->report_failure(word);
+  const bool ours = meeting_->reported_failure(std::chrono::milliseconds::zero()) == word;
+  return ours ? console_.error(error) : exit_code_of(error.code);
+}
+
+ExitCode RankSession::failed(const std::string& text) {
+  bool ours = true;
+  if (meeting_ != nullptr) {
+    meeting_->report_failure(text);
+    ours = meeting_->reported_failure(std::chrono::milliseconds::zero()) == text;
+    if (first() || (ours && console_.json)) order_behind_steps();
+  }
+  print_failure(text, ours ? console_ : on_stderr(console_));
+  return ExitCode::RunFailed;
+}
+
+/// All ranks write to one stdout: the word of the rank that failed comes behind rank 0's last step. A rank 0 that is
+/// gone or stands still is not waited for longer than others are.
+void RankSession::order_behind_steps() {
+  constexpr const char* kStepsAreTold = "steps_are_told";
+  try {
+    if (first())
+      meeting_->set(kStepsAreTold, {1});
+    else
+      static_cast<void>(meeting_->get(kStepsAreTold, kLingering));
+  } catch (const std::exception&) {  // no store any more, or nobody came: then there is nobody to be ordered with
+  }
+}
+
+Result<std::shared_ptr<exec::Communicator>> RankSession::connect(const std::string& name,
+                                                                 const std::vector<int>& ranks) {
+#ifdef FORESHARD_WITH_GLOO
+  return exec::make_gloo_communicator(*meeting_, {name, ranks, timeout()});
+#else
+  Error error;
+  error.code = ErrorCode::Unsupported;
+  error.message =
+      fmt::format("ranks cannot be connected ({} of {} ranks): this build found no Gloo", name, ranks.size());
+  error.hint = "install libgloo-dev and build again";
+  return fail(std::move(error));
+#endif
+}
+
+}  // namespace foreshard::cli

@@ -1,0 +1,58 @@
+// What every run of a rank has beside its work: its place, the meeting with the other ranks, and one voice for all of
+// them when something goes wrong. Lives on the thread that issues; outlives what was connected through it.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/console.h"
+#include "core/job.h"
+#include "core/result.h"
+#include "exec/communicator.h"
+#include "exec/launch.h"
+#include "exec/rendezvous.h"
+
+namespace foreshard::cli {
+
+struct SessionOptions {
+  exec::RankPlace place;
+  std::chrono::milliseconds timeout{0};  // of meetings and collectives
+  bool emulated = false;                 // one process stands for all ranks: nobody is met
+};
+
+class RankSession {
+ public:
+  RankSession(const Console& console, SessionOptions options) : console_(console), options_(std::move(options)) {}
+
+  /// Meets the other ranks, does `work`, and lets them read why if it failed.
+  ExitCode run(const Job& job, const std::function<ExitCode()>& work);
+
+  const exec::RankPlace& place() const { return options_.place; }
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  bool emulated() const { return options_.emulated; }
+  bool first() const { return place().rank == 0 || emulated(); }  // who speaks
+  exec::Rendezvous* meeting() const { return meeting_.get(); }    // null for a rank alone
+
+  /// Ranks call it in the same order.
+  Result<std::shared_ptr<exec::Communicator>> connect(const std::string& name, const std::vector<int>& ranks);
+
+  /// All ranks see most wrong inputs; the one whose word was kept tells it. Without a meeting, rank 0 does.
+  ExitCode wrong(const Error& error);
+  /// A run that failed while it ran: code "run_failed".
+  ExitCode failed(const std::string& text);
+
+ private:
+  void order_behind_steps();
+
+  const Console& console_;
+  SessionOptions options_;
+  std::unique_ptr<exec::Rendezvous> meeting_;
+};
+
+/// A run that failed is no Error of the input.
+void print_failure(const std::string& text, const Console& console);
+
+}  // namespace foreshard::cli
