@@ -3,13 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "gui/models/amounts.h"
 
 namespace foreshard::gui {
 namespace {
 
-std::string signed_percent(double share) { return (share > 0 ? "+" : "") + percent_words(share); }
+std::string signed_percent(double share) {
+  if (std::abs(share) < 0.0005) return percent_words(0);  // no sign where nothing is left of it
+  return fmt::format("{}{}", share > 0 ? "+" : "", percent_words(share));
+}
 
 Figure pair_figure(std::string name, const Pair& pair, std::string (*words)(double)) {
   return {std::move(name), fmt::format("{} / {}", words(pair.a), words(pair.b)), signed_percent(pair.error())};

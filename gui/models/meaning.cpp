@@ -67,6 +67,11 @@ double luminance(Rgb color) {
   return 0.2126 * linear(channel(color, 16)) + 0.7152 * linear(channel(color, 8)) + 0.0722 * linear(channel(color, 0));
 }
 
+double contrast(Rgb a, Rgb b) {
+  const auto [dark, light] = std::minmax({luminance(a), luminance(b)});
+  return (light + 0.05) / (dark + 0.05);
+}
+
 }  // namespace
 
 Meaning meaning_of(const Span& span) {
@@ -97,8 +102,8 @@ std::string_view meaning_name(Meaning meaning) { return kNames[static_cast<std::
 const Palette& palette_of(Theme theme) { return theme == Theme::Light ? kLight : kDark; }
 
 Rgb ink_on(Rgb ground) {
-  const double light = luminance(ground);
-  return (light + 0.05) / 0.05 > 1.05 / (light + 0.05) ? 0x10151b : 0xffffff;
+  constexpr Rgb kDarkInk = 0x10151b, kLightInk = 0xffffff;
+  return contrast(ground, kDarkInk) > contrast(ground, kLightInk) ? kDarkInk : kLightInk;
 }
 
 Rgb blend(Rgb ground, Rgb over, double share) {

@@ -257,6 +257,7 @@ std::string slice_label(const Timeline& timeline, const Span& span) {
   if (name.ends_with(".default")) name.remove_suffix(8);
   const std::string unit = unit_label(timeline, span.unit);
   if (unit.empty() || name.find(unit) != std::string_view::npos) return std::string(name);
+  if (name.empty()) return unit;  // work that is called by its unit, of the root
   return fmt::format("{} · {}", name, unit);
 }
 

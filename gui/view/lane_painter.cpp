@@ -69,8 +69,9 @@ void LanePainter::paint(QPainter& painter, const TimelineModel& model, const Sli
       for (const auto& [box, span] : boxes[meaning])
         if (box.width() >= kHatchStep) hatch(painter, box, color(blend(ground, palette_.ground, kHatchShare)));
     if (!place.labels || place.height < 12) continue;
+    const Rgb seen = place.hatched ? blend(ground, palette_.ground, kHatchShare / 3) : ground;  // lines cover a third
     for (const auto& [box, span] : boxes[meaning])
-      if (box.width() >= kLabelPixels) paint_label(painter, box, label_of(model, *span), ground);
+      if (box.width() >= kLabelPixels) paint_label(painter, box, label_of(model, *span), seen);
   }
 }
 

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <optional>
 
 #include "gui/models/amounts.h"
 
 namespace foreshard::gui {
 namespace {
 
+constexpr double kDot = 5.5;               // of the front: its radius
 constexpr std::size_t kMostDots = 50'000;  // more cannot be told apart
 
 struct Widened {
@@ -74,37 +77,75 @@ void paint_axes(QPainter& painter, const SweepPoints& sweep, const ParetoScale& 
   painter.restore();
 }
 
+QPointF place_of(const ParetoPoint& point, const ParetoScale& scale) {
+  return scale.at(point.time_ns, static_cast<double>(point.memory));
+}
+
+/// Where names can stand: beside their point, over no other name, no dot and no line.
+class FreePlaces {
+ public:
+  FreePlaces(const SweepPoints& sweep, const ParetoScale& scale, const QPolygonF& line) : plot_(scale.box) {
+    for (const ParetoPoint& point : sweep.points) {
+      if (!point.fits || drawn_.size() > kMostDots) continue;
+      const QPointF place = place_of(point, scale);
+      drawn_.push_back(QRectF(place.x() - kDot, place.y() - kDot, 2 * kDot, 2 * kDot));
+    }
+    for (qsizetype k = 1; k < line.size(); ++k)
+      drawn_.push_back(QRectF(line[k - 1], line[k]).normalized().adjusted(-1, -1, 1, 1));
+  }
+
+  /// `always`: rather over a dot or a line than nowhere.
+  std::optional<QRectF> take(const QPointF& point, const QSizeF& size, bool always) {
+    const double right = point.x() + 10, left = point.x() - 10 - size.width();
+    const double above = point.y() - size.height() - 2, below = point.y() + 3;
+    // Below a front, on its left, nothing is ever drawn.
+    const std::array<QPointF, 4> places{QPointF(left, below), {right, below}, {right, above}, {left, above}};
+    const auto free = [](const std::vector<QRectF>& others, const QRectF& box) {
+      return std::none_of(others.begin(), others.end(), [&](const QRectF& other) { return other.intersects(box); });
+    };
+    for (const bool crossing : {false, true}) {
+      for (const QPointF& place : places) {
+        const QRectF box(place, size);
+        if (!plot_.contains(box) || !free(names_, box) || !(crossing || free(drawn_, box))) continue;
+        names_.push_back(box);
+        return box;
+      }
+      if (!always) break;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  QRectF plot_;
+  std::vector<QRectF> drawn_, names_;
+};
+
 void paint_front(QPainter& painter, const SweepPoints& sweep, const ParetoScale& scale, const Palette& palette,
                  const Fonts& fonts) {
   const std::vector<std::size_t> front = sweep.front();
   const std::vector<QString> names = front_names(sweep, front);
   QPolygonF line;
   for (const std::size_t k : front) {
-    const QPointF place = scale.at(sweep.points[k].time_ns, static_cast<double>(sweep.points[k].memory));
+    const QPointF place = place_of(sweep.points[k], scale);
     if (!line.isEmpty()) line << QPointF(place.x(), line.back().y());
     line << place;
   }
   painter.setPen(QPen(color(palette.accent), 1.5));
   painter.setBrush(Qt::NoBrush);
   painter.drawPolyline(line);
+  painter.setPen(QPen(color(palette.ground), 1.5));
+  painter.setBrush(color(palette.accent));
+  for (const std::size_t k : front) painter.drawEllipse(place_of(sweep.points[k], scale), kDot, kDot);
   const QFontMetricsF metrics(fonts.small);
   painter.setFont(fonts.small);
-  std::vector<QRectF> taken;
+  painter.setPen(color(palette.text));
+  FreePlaces places(sweep, scale, line);
   for (std::size_t k = 0; k < front.size(); ++k) {
-    const ParetoPoint& point = sweep.points[front[k]];
-    const QPointF place = scale.at(point.time_ns, static_cast<double>(point.memory));
-    painter.setPen(QPen(color(palette.ground), 1.5));
-    painter.setBrush(color(palette.accent));
-    painter.drawEllipse(place, 5.5, 5.5);
     const QString text = metrics.elidedText(names[k], Qt::ElideRight, 360);
-    const double width = metrics.horizontalAdvance(text);
-    const bool left = place.x() + 10 + width > scale.box.right();
-    const QRectF box(left ? place.x() - 10 - width : place.x() + 10, place.y() - metrics.height() - 2, width,
-                     metrics.height());
-    if (std::any_of(taken.begin(), taken.end(), [&](const QRectF& other) { return other.intersects(box); })) continue;
-    taken.push_back(box);
-    painter.setPen(color(palette.text));
-    painter.drawText(QPointF(box.left(), box.top() + metrics.ascent()), text);
+    const auto box =
+        places.take(place_of(sweep.points[front[k]], scale), QSizeF(metrics.horizontalAdvance(text), metrics.height()),
+                    k == 0 || k + 1 == front.size());
+    if (box) painter.drawText(QPointF(box->left(), box->top() + metrics.ascent()), text);
   }
 }
 

@@ -73,5 +73,27 @@ TEST(Palette, MeaningsStayApartForColourBlindEyes) {
   }
 }
 
+double contrast(Rgb a, Rgb b) {
+  const auto light = [](Rgb color) {
+    const Vector rgb = linear(color);
+    return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2] + 0.05;
+  };
+  return std::fmax(light(a), light(b)) / std::fmin(light(a), light(b));
+}
+
+TEST(Palette, InkIsReadOnEverySlicePlainAndHatched) {
+  for (const Theme theme : {Theme::Light, Theme::Dark}) {
+    const Palette& palette = palette_of(theme);
+    for (std::size_t m = 0; m < kMeanings; ++m) {
+      for (const double hatched : {0.0, 0.1}) {
+        const Rgb ground = blend(palette.slices[m], palette.ground, hatched);
+        const Rgb ink = ink_on(ground), other = ink == 0xffffff ? 0x10151b : 0xffffff;
+        EXPECT_GE(contrast(ground, ink), 4.0) << meaning_name(static_cast<Meaning>(m)) << " " << hatched;
+        EXPECT_GE(contrast(ground, ink), contrast(ground, other)) << meaning_name(static_cast<Meaning>(m));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foreshard::gui

@@ -13,6 +13,19 @@ namespace {
 using ::testing::Contains;
 using ::testing::Field;
 
+TEST(SliceLabel, WorkOfTheRootThatIsCalledByItsUnitIsCalledRoot) {
+  Timeline timeline;
+  timeline.names = {"", "aten.mm.default"};
+  timeline.units = {"", "layers.0"};
+  Span span;
+  span.name = NameId(0), span.unit = 0;
+  EXPECT_EQ(slice_label(timeline, span), "root");
+  span.name = NameId(1);
+  EXPECT_EQ(slice_label(timeline, span), "mm \u00b7 root");
+  span.unit = 1;
+  EXPECT_EQ(slice_label(timeline, span), "mm \u00b7 layers.0");
+}
+
 TEST(Scene, HostStandsFirstThenComputeThenCommunicationThenMemory) {
   const Scene scene = timeline_scene(foreshard::testing::toy_model());
   std::vector<std::string> lanes;
