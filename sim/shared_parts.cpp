@@ -156,8 +156,7 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
 
 Result<std::shared_ptr<const LoweredProgram>> Workbench::lowered(Planned& planned,
                                                                  const std::shared_ptr<const Model>& model,
-                                                                 const HardwareProfile& profile) {
-  const LoweringOptions options = lowering_options(profile);
+                                                                 const LoweringOptions& options) {
   const auto known = std::find_if(planned.lowered.begin(), planned.lowered.end(),
                                   [&](const Lowered& one) { return one.model == model && one.options == options; });
   if (known != planned.lowered.end()) return known->program;
@@ -211,7 +210,7 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   } else {
     planned_.splice(planned_.begin(), planned_, at);
   }
-  const auto program = lowered(*at, *model, **profile);
+  const auto program = lowered(*at, *model, lowering_options(**profile, job));
   if (!program) return fail(program.error());
   return JobParts{*profile, *model, at->plan, *program};
 }

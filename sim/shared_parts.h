@@ -138,7 +138,7 @@ class Workbench {
 
   Result<Planned> plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model);
   Result<std::shared_ptr<const LoweredProgram>> lowered(Planned& planned, const std::shared_ptr<const Model>& model,
-                                                        const HardwareProfile& profile);
+                                                        const LoweringOptions& options);
 
   Result<std::shared_ptr<const ModuleGraph>> graph(const std::shared_ptr<const Model>& model,
                                                    const std::vector<bool>& boundary,
