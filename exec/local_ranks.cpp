@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -147,8 +148,12 @@ class LocalRanks {
 
   void ended(int rank, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-    if (outcome_.exit_code != 0 && outcome_.exit_code != kExitStopped) return;  // one of those that follow the first
+    const bool follows = outcome_.exit_code != 0 && outcome_.exit_code != kExitStopped;
+    // Who spoke first may end last: it waits until the others have read its word.
+    const bool spoke_first = rank == first_speaker();
+    if (follows && !(spoke_first && WIFEXITED(status))) return;
     outcome_.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : kExitRunFailed;
+    if (follows) return;
     std::string word;
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
@@ -161,6 +166,16 @@ class LocalRanks {
     store_.report_failure(word);
     outcome_.said_by_launcher = store_.reported_failure(std::chrono::milliseconds::zero()) == word;
     deadline_ = Clock::now() + std::chrono::seconds(launch_.grace_seconds);
+  }
+
+  /// The rank whose word of failure was the first: all of them begin with "rank N". -1: nobody has said anything.
+  int first_speaker() const {
+    constexpr std::string_view kRank = "rank ";
+    const auto word = store_.reported_failure(std::chrono::milliseconds::zero());
+    int rank = -1;
+    if (word && word->starts_with(kRank))
+      std::from_chars(word->data() + kRank.size(), word->data() + word->size(), rank);
+    return rank;
   }
 
   /// The terminal sends Ctrl-C to the ranks as well; anybody else to us alone.
