@@ -68,13 +68,14 @@ struct SegmentRun {
   Categories categories{}, at_highest{};
   std::int64_t events = 0;
   std::vector<DriverCall> calls;
-  std::vector<Holding> holdings;  // in order: of a slot the last counts
-  std::vector<Kept> kept;         // in order
+  std::size_t end_holding = 0;  // among the tape's
+  std::vector<Kept> kept;       // in order
 };
 
 struct PoolTape {
   std::array<std::vector<PoolEvent>, 2> pools;  // large, small
   std::vector<SegmentRun> runs;                 // in order; fewer than were played if one could not be summed up
+  std::vector<SegmentRun::Holding> holdings;    // of all runs, in order: of a slot the last counts
 };
 
 }  // namespace foreshard

@@ -37,7 +37,6 @@ void PlanPlayer::begin_run(const KernelList& list, std::int32_t instance, bool h
   open_run_.run.kernels = &list;
   open_run_.run.instance = instance;
   open_run_.run.had_workspace = had_workspace;
-  open_run_.run.holdings.reserve(list.events.size());
   open_run_.run.begin = device_.allocator.tape_place(kCompute);
 }
 
@@ -58,7 +57,7 @@ void PlanPlayer::note_made(std::int32_t slot, BlockHandle block, std::int32_t gr
                                     device_.allocator.requested_bytes(block),
                                     small,
                                     static_cast<std::uint8_t>(device_.book.category(block))};
-  if (slot >= 0) run.holdings.push_back(holding);
+  if (slot >= 0) record_runs_->holdings.push_back(holding);
   if (gradient >= 0 || (slot >= 0 && is_held(slot))) run.kept.push_back({holding, gradient});
   const Bytes reserved = device_.allocator.stats().reserved.current;
   if (reserved > open_run_.reserved) run.calls.push_back({open_run_.kernel, small, reserved - open_run_.reserved});
@@ -69,7 +68,7 @@ void PlanPlayer::note_dropped(std::int32_t slot) {
   if (slots_[static_cast<std::size_t>(slot)] < 0) return;
   SegmentRun::Holding nobody;
   nobody.slot = slot;
-  open_run_.run.holdings.push_back(nobody);
+  record_runs_->holdings.push_back(nobody);
   if (is_held(slot)) open_run_.run.kept.push_back({nobody, -1});
 }
 
@@ -93,6 +92,7 @@ void PlanPlayer::end_run(bool ok) {
     return;
   }
   SegmentRun& run = open_run_.run;
+  run.end_holding = record_runs_->holdings.size();
   run.end = device_.allocator.tape_place(kCompute);
   run.events = device_.activity.events - open_run_.events;
   for (std::size_t c = 0; c < kMemoryCategories; ++c)
@@ -148,9 +148,10 @@ bool PlanPlayer::skip_run(const Instruction& i, const KernelList& list, const st
 void PlanPlayer::make_skipped_blocks() {
   const PoolTape& tape = *std::exchange(follow_runs_, nullptr);
   std::vector<const SegmentRun::Holding*> held(slots_.size(), nullptr);
-  for (std::size_t r = 0; r < next_run_; ++r) {
-    for (const SegmentRun::Holding& holding : tape.runs[r].holdings)
-      held[static_cast<std::size_t>(holding.slot)] = holding.number >= 0 ? &holding : nullptr;
+  const std::size_t end = next_run_ > 0 ? tape.runs[next_run_ - 1].end_holding : 0;
+  for (std::size_t k = 0; k < end; ++k) {
+    const SegmentRun::Holding& holding = tape.holdings[k];
+    held[static_cast<std::size_t>(holding.slot)] = holding.number >= 0 ? &holding : nullptr;
   }
   for (const ImportBinding& kept : lowered_.held)  // these are there, or have been dropped
     held[slot_base_[static_cast<std::size_t>(kept.instance)] + static_cast<std::size_t>(kept.slot)] = nullptr;

@@ -240,7 +240,7 @@ Result<Prediction> Workbench::predict(const Job& job) {
   if (!parts) return fail(parts.error());
   SimulateOptions options = simulate_options(job);
   options.per_kernel = false;
-  use_tape(job, *parts, options);
+  if (keeps_tapes_) use_tape(job, *parts, options);
   return simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
 }
 

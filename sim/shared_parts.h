@@ -103,6 +103,10 @@ class Workbench {
  public:
   explicit Workbench(SharedParts& shared) : shared_(shared) {}
 
+  /// From now on what the allocator does is written down: worth it where jobs that follow each other differ in
+  /// prefetching or the card alone.
+  void keep_tapes() { keeps_tapes_ = true; }
+
   Result<JobParts> prepare(const Job& job);
   /// prepare and simulate at unit level, as `simulate --per-unit` does.
   Result<Prediction> predict(const Job& job);
@@ -158,10 +162,12 @@ class Workbench {
     std::shared_ptr<const LoweredProgram> lowered;
     std::shared_ptr<PoolTape> tape;
   };
-  /// What the allocator did for a job that differs in prefetching at most; recorded anew where there is none.
+  /// What the allocator did for a job that differs in prefetching or the card at most; recorded anew where there is
+  /// none.
   void use_tape(const Job& job, const JobParts& parts, SimulateOptions& options);
 
   SharedParts& shared_;
+  bool keeps_tapes_ = false;
   std::list<Taped> tapes_;      // latest use first
   std::list<Wrapped> wrapped_;  // latest first
   std::list<Planned> planned_;  // latest use first

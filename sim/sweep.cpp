@@ -18,6 +18,11 @@ namespace {
 // end.
 constexpr std::size_t kLeastChunk = 8, kMostChunk = 128, kChunksPerThread = 8;
 
+/// Whether jobs that differ in this key alone may allocate the same on the compute stream.
+bool leaves_allocations(const std::string& key) {
+  return key.starts_with("fsdp.prefetch.") || key == "cluster.memory" || key == "cluster.profile";
+}
+
 void note_misfit(SweepPoint& point, const Prediction& prediction) {
   if (!prediction.deadlock.empty()) {
     point.misfit = "deadlock: " + prediction.deadlock;
@@ -111,6 +116,9 @@ class Sweep {
 
   void work() {
     Workbench bench(shared_);
+    const auto& axes = grid_.axes();
+    if (std::any_of(axes.begin(), axes.end(), [](const SweepAxis& axis) { return leaves_allocations(axis.key); }))
+      bench.keep_tapes();
     for (;;) {
       const std::size_t begin = next_.fetch_add(chunk_);
       if (begin >= distinct_.size()) break;

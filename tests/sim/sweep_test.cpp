@@ -111,6 +111,7 @@ TEST_F(SweepTest, UnitsAreKeptOnlyWhereTheyAreTheSame) {
                                "checkpointing.policy=none,block", "fsdp.prefetch.forward_depth=0,2"});
   SharedParts shared;
   Workbench kept(shared);
+  kept.keep_tapes();
   for (std::size_t k = 0; k < over.size(); ++k) {
     const auto job = over.job_of(k, base);
     ASSERT_TRUE(job.has_value());
@@ -192,6 +193,7 @@ void expect_same(const Prediction& a, const Prediction& b) {
 std::size_t expect_alone(const SweepGrid& over, const Job& base) {
   SharedParts shared;
   Workbench bench(shared);
+  bench.keep_tapes();
   std::size_t fitting = 0;
   for (const std::size_t k : over.sharing_order()) {
     SCOPED_TRACE("point " + std::to_string(k));
