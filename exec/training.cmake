@@ -14,3 +14,10 @@ if(PCRE2_FOUND)
   target_compile_definitions(foreshard_training PRIVATE FORESHARD_WITH_PCRE2)
 endif()
 
+# Init, summon, save and load as one rank runs them.
+foreshard_library(action_run
+  SOURCES action_run.cpp
+  HEADERS action_run.h
+  DEPS foreshard::action_runner foreshard::training
+  PRIVATE_DEPS fmt::fmt
+  PRECOMPILED ${PRECOMPILED_TORCH})

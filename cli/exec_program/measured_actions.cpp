@@ -1,6 +1,5 @@
 #include "cli/exec_program/measured_actions.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,9 +17,10 @@
 namespace foreshard::cli {
 namespace {
 
+using exec::ActionReport;
+using exec::ActionTensor;
 using nlohmann::json;
 
-constexpr Numel kFirst = 3;               // elements that are shown of a tensor
 constexpr std::size_t kMostRanks = 16;    // rows of the table
 constexpr std::size_t kLongestName = 60;  // that others are aligned to
 
@@ -37,7 +37,7 @@ std::vector<WholeTensor> whole_tensors(const MeasuredActions& m, std::size_t act
   std::map<std::string, std::size_t> place;
   std::set<std::pair<std::string, Numel>> counted;  // replicas count once
   for (std::size_t r = 0; r < m.ranks.size(); ++r) {
-    for (const ActionTensor& tensor : m.ranks[r][action].tensors) {
+    for (const ActionTensor& tensor : m.ranks[r][action].measured.tensors) {
       const auto [at, fresh] = place.try_emplace(tensor.name, all.size());
       if (fresh) all.push_back({&tensor, nullptr, 0, std::vector<Bytes>(m.ranks.size(), 0)});
       WholeTensor& whole = all[at->second];
@@ -56,8 +56,10 @@ std::vector<double> first_of(const WholeTensor& whole) {
 }
 
 void rank_fields(JsonText& out, std::size_t rank, const ActionOnRank& action) {
-  out.begin_object().field("rank", rank).field("time_ns", action.time_ns);
-  out.field("before_bytes", action.before).field("peak_bytes", action.peak).field("end_bytes", action.end);
+  out.begin_object().field("rank", rank).field("time_ns", action.measured.time_ns);
+  out.field("before_bytes", action.measured.before)
+      .field("peak_bytes", action.measured.peak)
+      .field("end_bytes", action.measured.end);
   out.key("predicted");
   if (const auto& predicted = action.predicted) {
     out.begin_object().field("peak_bytes", predicted->peak).field("end_bytes", predicted->end);
@@ -80,14 +82,14 @@ void tensor_fields(JsonText& out, const WholeTensor& tensor) {
 
 std::int64_t slowest(const MeasuredActions& m, std::size_t action) {
   std::int64_t time = 0;
-  for (const auto& rank : m.ranks) time = std::max(time, rank[action].time_ns);
+  for (const auto& rank : m.ranks) time = std::max(time, rank[action].measured.time_ns);
   return time;
 }
 
 std::string apart_text(const ActionOnRank& action) {
   if (!action.predicted) return "does not fit the card";
   const auto predicted = static_cast<double>(action.predicted->peak);
-  const double apart = predicted == 0 ? 0 : (static_cast<double>(action.peak) - predicted) / predicted;
+  const double apart = predicted == 0 ? 0 : (static_cast<double>(action.measured.peak) - predicted) / predicted;
   return fmt::format("{} ({:+.2f} %)", bytes_text(action.predicted->peak), 100 * apart);
 }
 
@@ -96,9 +98,9 @@ std::string ranks_table(const MeasuredActions& m, std::size_t action) {
                                  "predicted peak", "at the end", "time");
   for (std::size_t r = 0; r < std::min(m.ranks.size(), kMostRanks); ++r) {
     const ActionOnRank& rank = m.ranks[r][action];
-    text += fmt::format("  {:>4}  {:>10}  {:>10}  {:>22}  {:>10}  {:>8}\n", r, bytes_text(rank.before),
-                        bytes_text(rank.peak), apart_text(rank), bytes_text(rank.end),
-                        duration_text(static_cast<double>(rank.time_ns)));
+    text += fmt::format("  {:>4}  {:>10}  {:>10}  {:>22}  {:>10}  {:>8}\n", r, bytes_text(rank.measured.before),
+                        bytes_text(rank.measured.peak), apart_text(rank), bytes_text(rank.measured.end),
+                        duration_text(static_cast<double>(rank.measured.time_ns)));
   }
   if (m.ranks.size() > kMostRanks) text += fmt::format("  {} more in --json\n", m.ranks.size() - kMostRanks);
   return text;
@@ -140,26 +142,14 @@ std::string action_name(const Plan& plan, std::size_t action) {
 
 }  // namespace
 
-ActionTensor action_tensor(std::string name, DType dtype, Shape whole, Numel first_at, const at::Tensor& local) {
-  ActionTensor tensor{std::move(name), std::string(dtype_name(dtype)), std::move(whole), first_at, 0, 0, {}};
-  if (!local.defined() || local.numel() == 0) return tensor;
-  tensor.bytes = local.numel() * itemsize(dtype);
-  const at::Tensor flat = local.reshape({-1});
-  const double norm = at::linalg_vector_norm(at::isFloatingType(flat.scalar_type()) ? flat : flat.to(at::kDouble), 2,
-                                             c10::nullopt, false, at::kDouble)
-                          .item<double>();
-  tensor.squares = norm * norm;
-  const at::Tensor first = flat.narrow(0, 0, std::min(kFirst, flat.numel())).to(at::kDouble);
-  for (Numel i = 0; i < first.numel(); ++i) tensor.first.push_back(first[i].item<double>());
-  return tensor;
-}
-
 std::string to_json_text(const std::vector<ActionOnRank>& actions) {
   json all = json::array();
   for (const ActionOnRank& action : actions) {
-    json one{{"time", action.time_ns}, {"measured", {action.before, action.peak, action.end}}};
+    json one{{"from", action.measured.from},
+             {"time", action.measured.time_ns},
+             {"measured", {action.measured.before, action.measured.peak, action.measured.end}}};
     if (const auto& p = action.predicted) one["predicted"] = {p->peak, p->end, p->peak_allocated};
-    for (const ActionTensor& t : action.tensors) {
+    for (const ActionTensor& t : action.measured.tensors) {
       one["tensors"].push_back({t.name, t.dtype, t.shape, t.first_at, t.bytes, t.squares, t.first});
     }
     all.push_back(std::move(one));
@@ -171,9 +161,10 @@ std::vector<ActionOnRank> actions_from_json(const std::string& text) {
   std::vector<ActionOnRank> actions;
   for (const json& one : json::parse(text)) {
     ActionOnRank& action = actions.emplace_back();
-    action.time_ns = one["time"];
+    action.measured.from = one["from"];
+    action.measured.time_ns = one["time"];
     const json& measured = one["measured"];
-    action.before = measured[0], action.peak = measured[1], action.end = measured[2];
+    action.measured.before = measured[0], action.measured.peak = measured[1], action.measured.end = measured[2];
     if (one.contains("predicted")) {
       const json& of = one["predicted"];
       action.predicted = PredictedAction{of[0], of[1], of[2]};
@@ -183,7 +174,7 @@ std::vector<ActionOnRank> actions_from_json(const std::string& text) {
       const double squares = t[5].is_null() ? std::nan("") : t[5].get<double>();
       ActionTensor tensor{t[0], t[1], t[2].get<Shape>(), t[3], t[4], squares, {}};
       for (const json& value : t[6]) tensor.first.push_back(value.is_null() ? std::nan("") : value.get<double>());
-      action.tensors.push_back(std::move(tensor));
+      action.measured.tensors.push_back(std::move(tensor));
     }
   }
   return actions;
@@ -197,7 +188,7 @@ std::string actions_json(const MeasuredActions& m) {
   out.key("actions").begin_array();
   for (std::size_t a = 0; a < m.plan.iterations.size(); ++a) {
     const PlanIteration& iteration = m.plan.iterations[a];
-    out.begin_object().field("action", action_name(m.plan, a)).field("from", m.from[a]);
+    out.begin_object().field("action", action_name(m.plan, a)).field("from", m.ranks.front()[a].measured.from);
     out.field("instructions", iteration.instructions.size()).field("time_ns", slowest(m, a)).key("ranks").begin_array();
     for (std::size_t r = 0; r < m.ranks.size(); ++r) rank_fields(out, r, m.ranks[r][a]);
     out.end_array().key("tensors").begin_array();
@@ -215,7 +206,8 @@ std::string actions_text(const MeasuredActions& m) {
                                  counted(m.plan.world_size, "rank"));
   for (std::size_t a = 0; a < m.plan.iterations.size(); ++a) {
     const std::vector<WholeTensor> tensors = whole_tensors(m, a);
-    text += fmt::format("\n{}: {}, from {}\n", action_name(m.plan, a), counts_text(m.plan.iterations[a]), m.from[a]);
+    text += fmt::format("\n{}: {}, from {}\n", action_name(m.plan, a), counts_text(m.plan.iterations[a]),
+                        m.ranks.front()[a].measured.from);
     text += ranks_table(m, a);
     text += fmt::format("  {}\n", totals_text(tensors, m.ranks.size()));
     text += tensors_table(tensors);
