@@ -15,6 +15,7 @@
 #include "core/instruction_spans.h"
 #include "core/plan.h"
 #include "traces/exposed_comm.h"
+#include "traces/fsdp1_backward.h"
 #include "traces/trace_names.h"
 
 namespace foreshard {
@@ -184,6 +185,8 @@ class Roles {
       span.unit = contexts_[i].unit;
       span.phase = static_cast<std::int32_t>(contexts_[i].phase);
     }
+    join_fsdp1_backward(b_);
+    for (std::size_t i = 0; i < t_.spans.size(); ++i) contexts_[i].unit = t_.spans[i].unit;
   }
 
   /// The device's work belongs to what its launch stood in.

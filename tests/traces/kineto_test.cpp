@@ -244,6 +244,83 @@ TEST(Kineto, UnitsOfFsdp1AreNumberedByForwardAndNamedByPythonsStack) {
                                                          "U all_gather 'fsdp 1 (Block_7)' pre_forward 420000+100000"));
 }
 
+// As PyTorch 2.11 records it, two units of three; the backward on autograd's own thread.
+//   forward   |root: op at 20 |unit 1: split at 110, mm at 150, ends at 290| |unit 2: mm at 350, ends at 440|   |
+//   backward  root's node: hook prefetches unit 2 | unit 2's node | unit 1's: mm, split | AccumulateGrad:
+//   reduce-scatter
+const char* const kFsdp1Backward = R"(
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.forward","pid":1,"tid":1,"ts":0,"dur":500},
+  {"ph":"X","cat":"cpu_op","name":"aten::addmm","pid":1,"tid":1,"ts":20,"dur":10},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.forward","pid":1,"tid":1,"ts":100,"dur":200},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._pre_forward","pid":1,"tid":1,"ts":101,"dur":40},
+  {"ph":"X","cat":"cpu_op","name":"aten::split_with_sizes","pid":1,"tid":1,"ts":110,"dur":10},
+  {"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":150,"dur":10},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._post_forward","pid":1,"tid":1,"ts":280,"dur":10},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.forward","pid":1,"tid":1,"ts":310,"dur":140},
+  {"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":350,"dur":10},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._post_forward","pid":1,"tid":1,"ts":430,"dur":10},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._post_forward","pid":1,"tid":1,"ts":480,"dur":10},
+  {"ph":"s","id":1,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":1,"ts":20},
+  {"ph":"s","id":2,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":1,"ts":350},
+  {"ph":"s","id":3,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":1,"ts":150},
+  {"ph":"s","id":4,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":1,"ts":110},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: AddmmBackward0","pid":1,"tid":2,"ts":1000,"dur":100},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._pre_backward_hook","pid":1,"tid":2,"ts":1001,"dur":49},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1004,"dur":3,"args":{"correlation":9}},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._pre_backward_prefetch","pid":1,"tid":2,"ts":1010,"dur":35},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1020,"dur":5,"args":{"correlation":10}},
+  {"ph":"X","cat":"cpu_op","name":"AddmmBackward0","pid":1,"tid":2,"ts":1060,"dur":35},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1070,"dur":5,"args":{"correlation":11}},
+  {"ph":"f","bp":"e","id":1,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":2,"ts":1060},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: MmBackward0","pid":1,"tid":2,"ts":1110,"dur":40},
+  {"ph":"X","cat":"cpu_op","name":"MmBackward0","pid":1,"tid":2,"ts":1112,"dur":35},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1115,"dur":5,"args":{"correlation":12}},
+  {"ph":"f","bp":"e","id":2,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":2,"ts":1112},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: MmBackward0","pid":1,"tid":2,"ts":1200,"dur":100},
+  {"ph":"X","cat":"cpu_op","name":"MmBackward0","pid":1,"tid":2,"ts":1210,"dur":80},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1215,"dur":5,"args":{"correlation":13}},
+  {"ph":"f","bp":"e","id":3,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":2,"ts":1210},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: SplitWithSizesBackward0","pid":1,"tid":2,"ts":1310,"dur":20},
+  {"ph":"X","cat":"cpu_op","name":"SplitWithSizesBackward0","pid":1,"tid":2,"ts":1312,"dur":15},
+  {"ph":"f","bp":"e","id":4,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":2,"ts":1312},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad","pid":1,"tid":2,"ts":1340,"dur":60},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel._post_backward_hook","pid":1,"tid":2,"ts":1345,"dur":50},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1350,"dur":5,"args":{"correlation":14}},
+  {"ph":"X","cat":"kernel","name":"ncclKernel_AllGather","pid":0,"tid":20,"ts":1008,"dur":20,"args":{"correlation":9}},
+  {"ph":"X","cat":"kernel","name":"ncclKernel_AllGather","pid":0,"tid":20,"ts":1030,"dur":70,"args":{"correlation":10}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1080,"dur":10,"args":{"correlation":11}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1120,"dur":20,"args":{"correlation":12}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1220,"dur":30,"args":{"correlation":13}},
+  {"ph":"X","cat":"kernel","name":"ncclKernel_ReduceScatter","pid":0,"tid":24,"ts":1360,"dur":40,"args":{"correlation":14}})";
+
+TEST(Kineto, UnitsOfFsdp1sBackwardComeFromAutogradsArrows) {
+  const OpenedTrace opened = read_events(kFsdp1Backward);
+  EXPECT_THAT(
+      device_spans(opened.timeline),
+      ElementsAre("D compute 'fsdp 0' backward 1080000+10000", "D compute 'fsdp 1' backward 1220000+30000",
+                  "D compute 'fsdp 2' backward 1120000+20000", "G reduce_scatter 'fsdp 1' post_backward 1360000+40000",
+                  "U all_gather 'fsdp 0' pre_backward 1008000+20000",
+                  "U all_gather 'fsdp 2' pre_backward 1030000+70000"));
+}
+
+// The same node of autograd, of a reentrant checkpoint around unit 1: its arrow comes from the root's forward.
+TEST(Kineto, AReentrantCheckpointAroundAUnitOfFsdp1IsNotTakenForWhatSurroundsIt) {
+  const OpenedTrace opened = read_events(std::string(kFsdp1Backward) + R"(,
+  {"ph":"X","cat":"cpu_op","name":"CheckpointFunction","pid":1,"tid":1,"ts":40,"dur":10},
+  {"ph":"s","id":5,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":1,"ts":40},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: CheckpointFunctionBackward","pid":1,"tid":2,"ts":1500,"dur":100},
+  {"ph":"X","cat":"cpu_op","name":"CheckpointFunctionBackward","pid":1,"tid":2,"ts":1502,"dur":95},
+  {"ph":"f","bp":"e","id":5,"cat":"fwdbwd","name":"fwdbwd","pid":1,"tid":2,"ts":1502},
+  {"ph":"X","cat":"user_annotation","name":"FullyShardedDataParallel.forward","pid":1,"tid":2,"ts":1510,"dur":30},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1520,"dur":5,"args":{"correlation":20}},
+  {"ph":"X","cat":"cpu_op","name":"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad","pid":1,"tid":2,"ts":1550,"dur":40},
+  {"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":1560,"dur":5,"args":{"correlation":21}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1530,"dur":10,"args":{"correlation":20}},
+  {"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1570,"dur":10,"args":{"correlation":21}})");
+  EXPECT_THAT(device_spans(opened.timeline), ::testing::IsSupersetOf({"D compute '-' backward 1530000+10000",
+                                                                      "D compute '-' backward 1570000+10000"}));
+}
+
 TEST(Kineto, TheLimiterIsFoundInRecordingsOfOthers) {
   const OpenedTrace opened = read_events(kFsdp1Events);
   const auto analysed = analyse_timeline(opened.timeline);
