@@ -122,7 +122,16 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   if (repeats > 0 && index > 0) {
     event_shift_ = repeats * (first_event(*iteration_) - first_event(plan_.iterations[index - 1]));
   }
+  if (index > 0 && iteration_->micro_batches == 0) forget_state_copies();
   device_.allocator.reset_peaks();
+}
+
+/// What a save has returned belongs to its caller: a load that follows means its own copies by these names.
+void PlanPlayer::forget_state_copies() {
+  const std::size_t width = plan_.units.size() + plan_.param_names.size() + 1;
+  const std::size_t begin = static_cast<std::size_t>(BufferWhat::StateCopy) * width;
+  std::fill_n(buffers_.begin() + static_cast<std::ptrdiff_t>(begin), width, kNoBlock);
+  std::erase_if(more_, [&](const NamedBuffer& more) { return more.index >= begin && more.index < begin + width; });
 }
 
 PlanPlayer::Progress PlanPlayer::advance() {

@@ -146,6 +146,7 @@ class PlanPlayer {
   void own_buffer(const BufferName& buffer, std::int32_t instance, BlockHandle block);
   BufferName gradient_buffer(const Slot& made, std::int32_t instance) const;
   BlockHandle find_buffer(const BufferName& buffer, std::int32_t instance) const;
+  void forget_state_copies();
   BlockHandle take_buffer(const BufferName& buffer, std::int32_t instance);
   EventStamp& event(EventId id);
   bool out_of_memory(Bytes requested);

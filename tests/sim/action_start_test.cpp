@@ -103,6 +103,11 @@ TEST_F(ActionStart, EveryRankOfNoShardHasAllMoments) {
   EXPECT_EQ(simulated("save").init_allocated, first);
 }
 
+TEST_F(ActionStart, LoadingFreesItsOwnCopiesAndNotWhatASaveReturned) {
+  const Prediction p = simulated("save:sharded,load:sharded");
+  EXPECT_EQ(p.iterations[1].end_allocated, p.iterations[0].end_allocated);
+}
+
 TEST_F(ActionStart, TrainingPlansAreNoActions) {
   const auto model = load_model(job_.model, program_options(job_, ProgramDevice::Cuda));
   EXPECT_FALSE(is_action_plan(*build_plan(*model, job_)));
