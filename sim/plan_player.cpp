@@ -396,9 +396,14 @@ bool PlanPlayer::memory_instruction(const Instruction& i) {
   if (i.stream == Stream::Host) return true;  // host memory
   ++device_.activity.events;
   switch (i.kind) {
-    case InstructionKind::Alloc: return allocate_buffer(i.buffer, i.arg, i.stream, bytes_of(i));
+    case InstructionKind::Alloc:
+      if (!allocate_buffer(i.buffer, i.arg, i.stream, bytes_of(i))) return false;
+      break;
     case InstructionKind::Resize:
-      if (bytes_of(i) > 0) return allocate_buffer(i.buffer, i.arg, i.stream, bytes_of(i));
+      if (bytes_of(i) > 0) {
+        if (!allocate_buffer(i.buffer, i.arg, i.stream, bytes_of(i))) return false;
+        break;
+      }
       device_.book.free(take_buffer(i.buffer, i.arg));
       break;
     case InstructionKind::Free: device_.book.free(take_buffer(i.buffer, i.arg)); break;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 
+#include "core/job_file.h"
 #include "sim/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
@@ -68,6 +69,16 @@ TEST_F(PredictedTimeline, PeaksOfTheCountersAreThePredictionsAlsoWhereTheHostIss
       EXPECT_EQ(peak_of(prediction.timeline, "reserved"), prediction.memory.reserved) << told;
     }
   }
+}
+
+TEST(PredictedTimelineOfUnits, ABufferAtThePeakIsSeenThoughNoKernelRuns) {
+  Job job = load_job(FORESHARD_SOURCE_DIR "/examples/toy.toml", std::vector<std::string>{}).value().job;
+  const Prepared prepared = prepare(job).value();
+  SimulateOptions options;
+  options.timeline = true;
+  const Prediction prediction =
+      simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, options).value();
+  EXPECT_EQ(peak_of(prediction.timeline, "allocated"), prediction.memory.allocated);
 }
 
 TEST_F(PredictedTimeline, SamplesOfOneTimeBelongTogetherAcrossCounters) {
