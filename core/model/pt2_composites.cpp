@@ -42,6 +42,7 @@ const CompositeWriter::Row CompositeWriter::kRows[] = {
     {"aten.conv2d.default", &CompositeWriter::convolution},
     {"aten.conv3d.default", &CompositeWriter::convolution},
     {"aten.max_pool2d.default", &CompositeWriter::max_pool},
+    {"aten.adaptive_avg_pool1d.default", &CompositeWriter::adaptive_average_of_rows},
     {"aten.adaptive_avg_pool2d.default", &CompositeWriter::adaptive_average},
     {"aten.pad.default", &CompositeWriter::pad},
     {"aten.diff.default", &CompositeWriter::diff},
@@ -393,6 +394,27 @@ std::optional<Bound> CompositeWriter::adaptive_average(const Call& call) {
   }
   return bound_to(writer_.emit("aten._adaptive_avg_pool2d.default", {ProgramWriter::arg(*x), ProgramWriter::arg(asked)},
                                {}, {{result.sizes, strides, x->dtype}})[0]);
+}
+
+/// A picture of one line.
+std::optional<Bound> CompositeWriter::adaptive_average_of_rows(const Call& call) {
+  const Tensor* x = call.tensor("self");
+  if (x == nullptr || x->sizes.rank() < 2 || call.input("output_size") == nullptr) return std::nullopt;
+  const std::int64_t asked = call.sizes("output_size", 1, 1)[0];
+  const Tensor picture = writer_.unsqueeze(*x, -2);
+  Dims sizes = picture.sizes;
+  sizes[-1] = asked;
+  const Dims strides = ProgramWriter::contiguous_strides(sizes);
+  const Tensor pooled =
+      asked == 1
+          ? writer_.emit("aten.mean.dim", {ProgramWriter::arg(picture), ProgramWriter::arg(Dims{-1, -2}), Arg{true}},
+                         {}, {{sizes, strides, x->dtype}})[0]
+          : writer_.emit("aten._adaptive_avg_pool2d.default",
+                         {ProgramWriter::arg(picture), ProgramWriter::arg(Dims{1, asked})}, {},
+                         {{sizes, strides, x->dtype}})[0];
+  const Tensor& result = call.described;
+  return bound_to(writer_.emit("aten.squeeze.dim", {ProgramWriter::arg(pooled), Arg{std::int64_t{-2}}}, {},
+                               {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
 }
 
 // --- losses ---

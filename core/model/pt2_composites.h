@@ -86,6 +86,7 @@ class CompositeWriter {
   std::optional<Bound> convolution(const Call& call);
   std::optional<Bound> max_pool(const Call& call);
   std::optional<Bound> adaptive_average(const Call& call);
+  std::optional<Bound> adaptive_average_of_rows(const Call& call);
   std::optional<Bound> pad(const Call& call);
   std::optional<Bound> diff(const Call& call);
   std::optional<Bound> where_scalar(const Call& call);

@@ -53,6 +53,15 @@ TEST(Pt2Composites, OffTheGpuBatchNormIsTheNativeKernel) {
   EXPECT_EQ(counts["aten.cudnn_batch_norm.default"], 0);
 }
 
+TEST(Pt2Composites, PoolingOfRowsIsThatOfAPictureOfOneLine) {
+  const Model model = read("pooled_rows.pt2", ProgramDevice::Cpu);
+  auto counts = counted(model);
+  EXPECT_EQ(counts["aten._adaptive_avg_pool2d.default"], 1);
+  EXPECT_EQ(counts["aten.mean.dim"], 1);  // to one element
+  EXPECT_EQ(counts["aten.squeeze.dim"], 2);
+  EXPECT_EQ(without_rule(model), std::set<std::string>{});
+}
+
 TEST(Pt2Composites, EveryOperatorOfTheLanguageModelsHasARule) {
   for (const char* name : {"llama_1b_meta.pt2", "llama_tiny.pt2", "user_mlp_shared.pt2"})
     EXPECT_EQ(without_rule(read(name, ProgramDevice::Cuda)), std::set<std::string>{}) << name;
