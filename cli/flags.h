@@ -120,7 +120,7 @@ struct CalibrateFlags {
   std::string backend = "host";   // host | cuda
   int ranks = 2;
   int repeats = 15;
-  int steps = 15;  // of the job itself, run after its parts; 0 = none
+  int steps = 20;  // of the job itself, run after its parts; 0 = none
 };
 
 struct ConfigFlags {

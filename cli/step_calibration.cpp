@@ -16,7 +16,8 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr int kWarmUp = 4;              // steps: allocators fill, optimizer state comes to be
+constexpr int kWarmUp = 10;             // steps of a run: its allocator still learns, the first ones take a third more
+constexpr int kRuns = 2;                // a machine's slow seconds seldom meet all of them
 constexpr double kLeastInterval = 0.1;  // a machine's own load changes as much between two runs
 
 Error run_failed(const Captured& run) {
@@ -27,12 +28,12 @@ Error run_failed(const Captured& run) {
   return error;
 }
 
-/// Durations of the steps after the first ones, ascending.
-Result<std::vector<double>> measured_steps(const CalibrateFlags& flags) {
+/// Durations of `count` steps of one run, after its first ones.
+Result<std::vector<double>> measured_run(const CalibrateFlags& flags, int count) {
   std::vector<std::string> arguments = {"run",    flags.job.file, "--nproc", std::to_string(flags.ranks),
                                         "--json", "--quiet"};
   std::vector<std::string> sets = flags.job.set;
-  sets.push_back(fmt::format("train.steps={}", flags.steps + kWarmUp));
+  sets.push_back(fmt::format("train.steps={}", count + kWarmUp));
   sets.insert(sets.end(), {"train.checkpoint.dir=", "train.eval.every=0"});
   for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
   const Captured run = capture_program(sibling_path("foreshard"), arguments);
@@ -46,8 +47,21 @@ Result<std::vector<double>> measured_steps(const CalibrateFlags& flags) {
   }
   if (steps.size() <= kWarmUp) return fail(run_failed(run));
   steps.erase(steps.begin(), steps.begin() + kWarmUp);
-  std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+/// Of all runs, ascending.
+Result<std::vector<double>> measured_steps(const CalibrateFlags& flags) {
+  std::vector<double> all;
+  for (int left = flags.steps, runs = kRuns; left > 0 && runs > 0; --runs) {
+    const int count = (left + runs - 1) / runs;
+    const auto steps = measured_run(flags, count);
+    if (!steps) return steps;
+    all.insert(all.end(), steps->begin(), steps->end());
+    left -= count;
+  }
+  std::sort(all.begin(), all.end());
+  return all;
 }
 
 double at_share(const std::vector<double>& ascending, double share) {
