@@ -97,6 +97,14 @@ class Declaration {
   void add_job(CLI::App& verb, JobFlags& job, const char* name, const char* about) {
     files_.push_back(verb.add_option(name, job.file, about)->required()->type_name("FILE"));
     verb.add_option("--set", job.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    for (const char* size : {"batch", "seq"}) {
+      verb.add_option_function<std::int64_t>(
+              fmt::format("--{}", size),
+              [&job, size](std::int64_t n) { job.set.push_back(fmt::format("model.{}={}", size, n)); },
+              fmt::format("Short for --set model.{}=N", size))
+          ->check(CLI::PositiveNumber.description(""))
+          ->type_name("N");
+    }
     verb.add_option_function<std::vector<std::string>>(
             "--dim", [&job](const std::vector<std::string>& dims) { job.set.push_back(set_of_dims(dims)); },
             ".pt2: the size of a symbolic dimension, named s27 or tokens.1 (repeatable; as model.dims)")

@@ -27,6 +27,12 @@ TEST(Arguments, SetIsRepeatableAndTakesOneValueEach) {
   EXPECT_EQ(flags.job.set, (std::vector<std::string>{"model.batch=2", "train.script=[[\"fwd\", \"bwd\"]]"}));
 }
 
+TEST(Arguments, SizesHaveShortNames) {
+  const auto flags = parsed<SimulateFlags>({"simulate", "--batch", "2", "job.toml", "--seq", "1024"});
+  EXPECT_EQ(flags.job.set, (std::vector<std::string>{"model.batch=2", "model.seq=1024"}));
+  EXPECT_FALSE(parse_arguments({"simulate", "job.toml", "--batch", "0"}));
+}
+
 TEST(Arguments, OutputFlagsStandBeforeOrAfterTheVerb) {
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--json", "-q", "--no-color", "doctor"},
                                                     {"doctor", "--json", "--quiet", "--no-color"}}) {
