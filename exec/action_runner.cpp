@@ -41,14 +41,14 @@ class Runner : public ActionRunner {
                          numel_of(buffer.shape), buffer.dtype);
     }
     if (optimizer) optimizer_.make_state();
-    (void)setup_.backend.synchronize();
+    settle();
   }
 
   void set_state(const TrainState& state) override {
     for (std::size_t u = 0; u < units().size(); ++u) make_shards(UnitId(u));
     const bool moments = std::ranges::any_of(state.tensors, [this](const StateTensor& t) { return instance(t) > 0; });
     if (moments) optimizer_.make_state();
-    (void)setup_.backend.synchronize();
+    settle();
     for (const StateTensor& tensor : state.tensors) {
       if (tensor.slot == "buffer" || tensor.pieces.empty()) continue;
       for (const auto& [from, to] : pairs(tensor, setup_.source.model.find_param(tensor.fqn))) to.copy_(from);
@@ -135,6 +135,11 @@ class Runner : public ActionRunner {
   }
 
   /// Shards that no init made.
+  /// What was allocated outside the plan is there. Throws what a stream has failed of.
+  void settle() const {
+    if (const auto done = setup_.backend.synchronize(); !done) throw std::runtime_error(done.error().text);
+  }
+
   void make_shards(UnitId id) {
     const PlanUnit& unit = units()[id.index()];
     const auto make = [&](BufferName name, Numel numel) {

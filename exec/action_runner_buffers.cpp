@@ -43,7 +43,8 @@ void ActionBuffers::allocate(const ActionBuffer& buffer, Numel numel, DType dtyp
 
 void ActionBuffers::allocate_zero(const ActionBuffer& buffer, Numel numel, DType dtype) {
   allocate(buffer, numel, dtype, {});
-  backend_.launch({stream_, {}}, [this, buffer] { tensor(buffer).zero_(); });
+  // Its own handle: the issuer goes on and changes the table.
+  backend_.launch({stream_, {}}, [held = device_.at(buffer)] { tensor_of(held).zero_(); });
 }
 
 void ActionBuffers::release(const ActionBuffer& buffer, InstructionId instruction) {
@@ -63,7 +64,10 @@ bool ActionBuffers::has(const ActionBuffer& buffer) const {
 
 at::Tensor ActionBuffers::tensor(const ActionBuffer& buffer) const {
   if (buffer.on_host) return host_.at(buffer);
-  const Held& held = device_.at(buffer);
+  return tensor_of(device_.at(buffer));
+}
+
+at::Tensor ActionBuffers::tensor_of(const Held& held) {
   return tensor_over(held.buffer.data(), {held.buffer.bytes() / itemsize(held.dtype)}, held.dtype);
 }
 

@@ -56,6 +56,7 @@ class ActionBuffers {
     Buffer buffer;
     DType dtype = DType::Float32;
   };
+  static at::Tensor tensor_of(const Held& held);
 
   Backend& backend_;
   StreamIndex stream_;
