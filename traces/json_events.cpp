@@ -183,7 +183,8 @@ bool JsonEvents::advance_object(EventChunk& chunk) {
   }
   const char* key_end = after_string(p, end);
   if (key_end == nullptr) return false;
-  std::string key(p + 1, key_end - 1);
+  const bool closed = key_end - p > 1 && key_end[-1] == '"';  // else a line break ended it
+  std::string key(p + 1, closed ? key_end - 1 : key_end);
   for (p = key_end; p < end && (is_space(*p) || *p == ':'); ++p) {
   }
   if (p >= end) return false;

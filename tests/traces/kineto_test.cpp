@@ -183,6 +183,15 @@ TEST(Kineto, BrokenNamesDoNotTakeTheirNeighboursAlong) {
   EXPECT_THAT(opened.timeline.names, ::testing::Contains("caf?"));
 }
 
+TEST(Kineto, AKeyThatALineBreakCutsIsNoCrash) {
+  // Found by fuzzing: a quote alone on its line where a key should stand.
+  for (const std::string_view text :
+       {"{\"\"a\":[\n\"\n{ph\":\"\"1,", "{\"\n", "{\"a\n:1}", "{\"\n\":1, \"traceEvents\": []}"}) {
+    const auto source = memory_source(text);
+    static_cast<void>(read_chrome_json(*source, "cut.json"));
+  }
+}
+
 TEST(Kineto, EventsMayHaveTheirKeysInAnyOrderAndStandInABareArray) {
   const OpenedTrace opened = read_text(
       R"([{"args":{"correlation":5},"dur":2,"ts":7,"tid":"stream 7 ","pid":"0","name":"k","cat":"Kernel","ph":"X"},
