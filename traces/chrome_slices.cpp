@@ -296,17 +296,18 @@ void ChromeSlices::counter(const ChromeEvent& event) {
   constexpr std::string_view kOwn = "memory ", kOwnCategory = "memory, of which ";
   const std::size_t bracket = event.name.rfind(" [");
   const bool unit = bracket != std::string_view::npos && event.name.ends_with("]");
-  const bool own = unit && (event.name.starts_with(kOwn) || event.name.starts_with(kOwnCategory));
+  const std::string_view called = event.name.substr(0, unit ? bracket : event.name.size());
+  const bool category = unit && called.starts_with(kOwnCategory);
+  const bool own = category || (unit && called.starts_with(kOwn));
   for (const ChromeEvent::Argument& argument : event.arguments) {
     const auto value = integer_token(argument.token);
     if (!value) {
       left_out("samples of counters that are no numbers: left out", event);
       continue;
     }
-    std::string name(event.name.substr(0, unit ? bracket : event.name.size()));
+    std::string name(called);
     if (own)
-      name = event.name.starts_with(kOwnCategory) ? "category:" + name.substr(kOwnCategory.size())
-                                                  : name.substr(kOwn.size());
+      name = category ? "category:" + name.substr(kOwnCategory.size()) : name.substr(kOwn.size());
     else if (event.arguments.size() > 1 || name.empty())
       name += fmt::format("{}{}", name.empty() ? "" : " ", argument.key);
     const std::int64_t process = own ? identity_token(event.process) : 0;

@@ -192,6 +192,14 @@ TEST(Kineto, AKeyThatALineBreakCutsIsNoCrash) {
   }
 }
 
+TEST(Kineto, ACounterThatIsCalledAlmostAsOursIsSomebodysOwn) {
+  const OpenedTrace opened = read_events(R"({"ph": "C", "name": "memory [bytes]", "ts": 1, "args": {"a": 1}},
+    {"ph": "C", "name": "memory, of which [bytes]", "ts": 2, "args": {"a": 2}})");
+  std::vector<std::string> names;
+  for (const Counter& counter : opened.timeline.counters) names.push_back(counter.name);
+  EXPECT_THAT(names, ElementsAre("memory", "memory, of which"));
+}
+
 TEST(Kineto, EventsMayHaveTheirKeysInAnyOrderAndStandInABareArray) {
   const OpenedTrace opened = read_text(
       R"([{"args":{"correlation":5},"dur":2,"ts":7,"tid":"stream 7 ","pid":"0","name":"k","cat":"Kernel","ph":"X"},
