@@ -156,7 +156,9 @@ TEST_F(Window, PanAndZoomDoNotWaitForAFrame) {
   open({kToy});
   TimelineWidget& timeline = window_->timeline();
   QWidget* canvas = timeline.viewport();
-  ASSERT_TRUE(QTest::qWaitFor([&] { return timeline.frames().wait(std::chrono::milliseconds(50)); }));
+  ASSERT_TRUE(QTest::qWaitFor([&] {  // the first frame may not have been asked for yet
+    return timeline.frames().wait(std::chrono::milliseconds(50)) && timeline.frames().latest() != nullptr;
+  }));
   const QImage before = canvas->grab().toImage();
   const auto shown = timeline.frames().latest();
   const TimeRange home = range();
