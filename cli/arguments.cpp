@@ -102,7 +102,7 @@ class Declaration {
               fmt::format("--{}", size),
               [&job, size](std::int64_t n) { job.set.push_back(fmt::format("model.{}={}", size, n)); },
               fmt::format("Short for --set model.{}=N", size))
-          ->check(CLI::PositiveNumber.description(""))
+          ->check(CLI::Range(1, 1 << 30).description(""))
           ->type_name("N");
     }
     verb.add_option_function<std::vector<std::string>>(

@@ -18,11 +18,8 @@ ExitCode run_in_executor(std::vector<std::string> arguments, const Console& cons
   return become_executor(as_here(std::move(arguments), console), console, executor);
 }
 
-Captured capture_executor(std::vector<std::string> arguments, const Console& console, Executor executor) {
-  // What cannot be started tells so by itself, the way that the console wants it.
-  Captured captured = capture_program(executor_path(executor), as_here(std::move(arguments), console));
-  if (!captured.failure.empty()) captured.exit_code = static_cast<int>(become_executor({}, console, executor));
-  return captured;
+Result<Captured> capture_executor(std::vector<std::string> arguments, const Console& console, Executor executor) {
+  return capture_executor_program(as_here(std::move(arguments), console), executor);
 }
 
 }  // namespace foreshard::cli

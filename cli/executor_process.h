@@ -6,7 +6,6 @@
 
 #include "cli/console.h"
 #include "cli/executor_program.h"
-#include "cli/sibling_program.h"
 
 namespace foreshard::cli {
 
@@ -15,8 +14,8 @@ namespace foreshard::cli {
 ExitCode run_in_executor(std::vector<std::string> arguments, const Console& console,
                          Executor executor = Executor::Host);
 
-/// Waits for it instead, and keeps what it prints. Told: that it cannot be started; then the exit code is that error's.
-Captured capture_executor(std::vector<std::string> arguments, const Console& console,
-                          Executor executor = Executor::Host);
+/// Waits for it instead, and keeps what it prints. The error: it cannot be started.
+Result<Captured> capture_executor(std::vector<std::string> arguments, const Console& console,
+                                  Executor executor = Executor::Host);
 
 }  // namespace foreshard::cli

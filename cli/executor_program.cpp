@@ -26,19 +26,34 @@ Error not_built(Executor executor) {
   return error;
 }
 
+Error not_started(Executor executor, const std::string& why) {
+  Error error = not_built(executor);
+  error.message = "the executor cannot be started: " + why;
+  error.hint.clear();
+  return error;
+}
+
+/// Its warnings of lost connections say less than our errors.
+void quiet_libtorch() { ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0); }
+
 }  // namespace
 
 std::string executor_path(Executor executor) { return sibling_path(name_of(executor)); }
 
 ExitCode become_executor(const std::vector<std::string>& arguments, const Console& console, Executor executor) {
-  const std::string path = executor_path(executor);
   std::error_code code;
-  if (!fs::exists(path, code)) return console.error(not_built(executor));
-  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);  // its warnings of lost connections say less than our errors
-  Error error = not_built(executor);
-  error.message = "the executor cannot be started: " + replace_process(path, arguments);
-  error.hint.clear();
-  return console.error(error);
+  if (!fs::exists(executor_path(executor), code)) return console.error(not_built(executor));
+  quiet_libtorch();
+  return console.error(not_started(executor, replace_process(executor_path(executor), arguments)));
+}
+
+Result<Captured> capture_executor_program(const std::vector<std::string>& arguments, Executor executor) {
+  std::error_code code;
+  if (!fs::exists(executor_path(executor), code)) return fail(not_built(executor));
+  quiet_libtorch();
+  Captured captured = capture_program(executor_path(executor), arguments);
+  if (!captured.failure.empty()) return fail(not_started(executor, captured.failure));
+  return captured;
 }
 
 }  // namespace foreshard::cli

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "cli/console.h"
+#include "cli/sibling_program.h"
+#include "core/result.h"
 
 namespace foreshard::cli {
 
@@ -18,5 +20,8 @@ std::string executor_path(Executor executor);
 /// Replaces this process by `foreshard-exec arguments...`; returns only if that cannot be done, with the error told.
 ExitCode become_executor(const std::vector<std::string>& arguments, const Console& console,
                          Executor executor = Executor::Host);
+
+/// Waits for it instead, and keeps what it prints. The error: it cannot be started.
+Result<Captured> capture_executor_program(const std::vector<std::string>& arguments, Executor executor);
 
 }  // namespace foreshard::cli

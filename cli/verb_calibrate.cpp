@@ -8,7 +8,6 @@
 #include "cli/executor_process.h"
 #include "cli/job_source.h"
 #include "cli/link_calibration.h"
-#include "cli/sibling_program.h"
 #include "cli/step_calibration.h"
 #include "cli/trace_calibration.h"
 #include "cli/verbs.h"
@@ -27,17 +26,18 @@ std::vector<std::string> arguments_of(const CalibrateFlags& flags) {
 
 /// Parts first, by the executor; then the job's own steps.
 ExitCode calibrate_parts_and_steps(const CalibrateFlags& flags, const Job& job, const Console& console) {
-  const Captured parts = capture_executor(arguments_of(flags), console);
-  if (parts.exit_code != 0) {
-    console.result(parts.printed);
-    return static_cast<ExitCode>(parts.exit_code);
+  const auto parts = capture_executor(arguments_of(flags), console);
+  if (!parts) return console.error(parts.error());
+  if (parts->exit_code != 0) {
+    console.result(parts->printed);
+    return static_cast<ExitCode>(parts->exit_code);
   }
   nlohmann::ordered_json summary = nlohmann::ordered_json::object();
-  if (console.json) summary = nlohmann::ordered_json::parse(parts.printed, nullptr, false);
+  if (console.json) summary = nlohmann::ordered_json::parse(parts->printed, nullptr, false);
   const auto told = calibrate_by_steps(flags, job, summary);
   if (!told) return console.error(told.error());
-  return console.result(console.json ? summary.dump(2) + "\n" : parts.printed + *told) ? ExitCode::Ok
-                                                                                       : ExitCode::RunFailed;
+  return console.result(console.json ? summary.dump(2) + "\n" : parts->printed + *told) ? ExitCode::Ok
+                                                                                        : ExitCode::RunFailed;
 }
 
 }  // namespace

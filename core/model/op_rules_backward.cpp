@@ -160,35 +160,6 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
       out[0] = mul(e, g, scaled);
       break;
     }
-    case OpFormula::PowOfScalar: {
-      const Ref result = in.saved_result(0);
-      Ref scaled = scale(e, result);
-      out[0] = mul(e, g, scaled);
-      break;
-    }
-    case OpFormula::Erf: {
-      const Ref self = in.saved_arg(0);
-      Ref square = e.elementwise("aten.pow.Tensor_Scalar", {&self});
-      Ref negative = e.elementwise("aten.neg.default", {&square});
-      Ref bell = e.elementwise("aten.exp.default", {&negative});
-      Ref scaled = scale(e, bell);
-      out[0] = mul(e, scaled, g);
-      break;
-    }
-    case OpFormula::Expm1: {
-      const Ref result = in.saved_result(0);
-      Ref whole = e.elementwise("aten.add.Scalar", {&result});
-      out[0] = mul(e, g, whole);
-      break;
-    }
-    case OpFormula::Log1p:
-    case OpFormula::Log2: {
-      const Ref self = in.saved_arg(0);
-      Ref under = in.node.rule->formula == OpFormula::Log1p ? e.elementwise("aten.add.Scalar", {&self})
-                                                            : scale(e, self, "aten.mul.Tensor");
-      out[0] = e.elementwise("aten.div.Tensor", {&g, &under});
-      break;
-    }
     case OpFormula::Rsqrt: {
       const Ref result = in.saved_result(0);
       Ref cube = e.elementwise("aten.pow.Tensor_Scalar", {&result});
@@ -593,6 +564,11 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::Repeat:
     case F::ScatterValue:
     case F::Reciprocal:
+    case F::PowOfScalar:
+    case F::Erf:
+    case F::Expm1:
+    case F::Log1p:
+    case F::Log2:
     case F::Zeros: return backward_of_more(emit, in, g);
     case F::Unknown: return unknown(emit, in, g);
     case F::None: return std::vector<Ref>(in.node.in.size());

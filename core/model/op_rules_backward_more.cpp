@@ -1,4 +1,5 @@
-// Backward formulas of gathers, selections, convolutions, batch norms, pools and experts; see op_rules_backward.cpp.
+// Backward formulas of gathers, selections, rarer functions, convolutions, batch norms, pools and experts; see
+// op_rules_backward.cpp.
 //
 // Where PyTorch adds into fresh zeros in place, so do we; its recordings under a mode show the copying forms.
 #include <algorithm>
@@ -284,6 +285,35 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       Ref square = e.elementwise("aten.mul.Tensor", {&result, &result});
       Ref negative = e.elementwise("aten.neg.default", {&g});
       out[0] = e.elementwise("aten.mul.Tensor", {&negative, &square});
+      return out;
+    }
+    case OpFormula::PowOfScalar: {
+      const Ref result = in.saved_result(0);
+      Ref scaled = e.elementwise("aten.mul.Scalar", {&result});
+      out[0] = e.elementwise("aten.mul.Tensor", {&g, &scaled});
+      return out;
+    }
+    case OpFormula::Erf: {
+      const Ref self = in.saved_arg(0);
+      Ref square = e.elementwise("aten.pow.Tensor_Scalar", {&self});
+      Ref negative = e.elementwise("aten.neg.default", {&square});
+      Ref bell = e.elementwise("aten.exp.default", {&negative});
+      Ref scaled = e.elementwise("aten.mul.Scalar", {&bell});
+      out[0] = e.elementwise("aten.mul.Tensor", {&scaled, &g});
+      return out;
+    }
+    case OpFormula::Expm1: {
+      const Ref result = in.saved_result(0);
+      Ref whole = e.elementwise("aten.add.Scalar", {&result});
+      out[0] = e.elementwise("aten.mul.Tensor", {&g, &whole});
+      return out;
+    }
+    case OpFormula::Log1p:
+    case OpFormula::Log2: {
+      const Ref self = in.saved_arg(0);
+      Ref under =
+          e.elementwise(in.node.rule->formula == OpFormula::Log1p ? "aten.add.Scalar" : "aten.mul.Tensor", {&self});
+      out[0] = e.elementwise("aten.div.Tensor", {&g, &under});
       return out;
     }
     default: return out;

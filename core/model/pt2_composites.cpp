@@ -382,38 +382,31 @@ std::optional<Bound> CompositeWriter::max_pool(const Call& call) {
 }
 
 /// To one element per channel it is a mean.
+Tensor CompositeWriter::pooled(const Tensor& x, const Dims& asked) {
+  Dims sizes = x.sizes;
+  sizes[-2] = asked[0];
+  sizes[-1] = asked[1];
+  const ProgramWriter::Described made{sizes, ProgramWriter::contiguous_strides(sizes), x.dtype};
+  if (asked[0] == 1 && asked[1] == 1)
+    return writer_.emit("aten.mean.dim", {ProgramWriter::arg(x), ProgramWriter::arg(Dims{-1, -2}), Arg{true}}, {},
+                        {made})[0];
+  return writer_.emit("aten._adaptive_avg_pool2d.default", {ProgramWriter::arg(x), ProgramWriter::arg(asked)}, {},
+                      {made})[0];
+}
+
 std::optional<Bound> CompositeWriter::adaptive_average(const Call& call) {
   const Tensor* x = call.tensor("self");
   if (x == nullptr || x->sizes.rank() < 3 || call.input("output_size") == nullptr) return std::nullopt;
-  const Dims asked = call.sizes("output_size", 1, 2);
-  const Tensor& result = call.described;
-  const Dims strides = ProgramWriter::contiguous_strides(result.sizes);
-  if (asked[0] == 1 && asked[1] == 1) {
-    return bound_to(writer_.emit("aten.mean.dim", {ProgramWriter::arg(*x), ProgramWriter::arg(Dims{-1, -2}), Arg{true}},
-                                 {}, {{result.sizes, strides, x->dtype}})[0]);
-  }
-  return bound_to(writer_.emit("aten._adaptive_avg_pool2d.default", {ProgramWriter::arg(*x), ProgramWriter::arg(asked)},
-                               {}, {{result.sizes, strides, x->dtype}})[0]);
+  return bound_to(pooled(*x, call.sizes("output_size", 1, 2)));
 }
 
 /// A picture of one line.
 std::optional<Bound> CompositeWriter::adaptive_average_of_rows(const Call& call) {
   const Tensor* x = call.tensor("self");
   if (x == nullptr || x->sizes.rank() < 2 || call.input("output_size") == nullptr) return std::nullopt;
-  const std::int64_t asked = call.sizes("output_size", 1, 1)[0];
-  const Tensor picture = writer_.unsqueeze(*x, -2);
-  Dims sizes = picture.sizes;
-  sizes[-1] = asked;
-  const Dims strides = ProgramWriter::contiguous_strides(sizes);
-  const Tensor pooled =
-      asked == 1
-          ? writer_.emit("aten.mean.dim", {ProgramWriter::arg(picture), ProgramWriter::arg(Dims{-1, -2}), Arg{true}},
-                         {}, {{sizes, strides, x->dtype}})[0]
-          : writer_.emit("aten._adaptive_avg_pool2d.default",
-                         {ProgramWriter::arg(picture), ProgramWriter::arg(Dims{1, asked})}, {},
-                         {{sizes, strides, x->dtype}})[0];
+  const Tensor picture = pooled(writer_.unsqueeze(*x, -2), Dims{1, call.sizes("output_size", 1, 1)[0]});
   const Tensor& result = call.described;
-  return bound_to(writer_.emit("aten.squeeze.dim", {ProgramWriter::arg(pooled), Arg{std::int64_t{-2}}}, {},
+  return bound_to(writer_.emit("aten.squeeze.dim", {ProgramWriter::arg(picture), Arg{std::int64_t{-2}}}, {},
                                {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
 }
 

@@ -85,6 +85,7 @@ class CompositeWriter {
   std::optional<Bound> attention(const Call& call);
   std::optional<Bound> convolution(const Call& call);
   std::optional<Bound> max_pool(const Call& call);
+  Tensor pooled(const Tensor& x, const Dims& asked);  // pictures of `asked` lines and columns
   std::optional<Bound> adaptive_average(const Call& call);
   std::optional<Bound> adaptive_average_of_rows(const Call& call);
   std::optional<Bound> pad(const Call& call);
