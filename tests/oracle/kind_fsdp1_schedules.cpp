@@ -78,7 +78,21 @@ std::string memory_error(const Plan& plan) {
   return {};
 }
 
+/// A row whose model PyTorch refused to wrap: there is no plan either.
+RowResult compare_refusal(const Json& row, const Json& error) {
+  RowResult result;
+  try {
+    plan_of(model_of_row(row.at("model")), job_of_row(row));
+  } catch (const std::exception&) {
+    return result;
+  }
+  differ(result, "result.error", error, Json("a plan"));
+  return result;
+}
+
 RowResult compare(const Json& row) {
+  const Json& recorded = row.at("result");
+  if (!recorded.contains("iterations")) return compare_refusal(row, recorded.value("error", Json()));
   const Model model = model_of_row(row.at("model"));
   const Job job = job_of_row(row);
   const Plan plan = plan_of(model, job);

@@ -281,7 +281,8 @@ void Runtime::final_callback() {
   ++order_iteration_;
   post_order_.clear();
   for (UnitState& u : units_) {
-    if (u.has_handle && (!u.on_shard || u.skipped_views)) {
+    const bool moved = u.offload && !u.pinned;  // C1: the pinned copy is another tensor, whether or not the unit ran
+    if (u.has_handle && (!u.on_shard || u.skipped_views || moved)) {
       if (u.sharded && frees_in_backward(u) && u.full && u.prefetched &&
           u.backward_prefetch == BackwardPrefetch::Post) {
         note_trap(11, &u);  // gathered for nothing

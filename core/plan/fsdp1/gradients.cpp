@@ -278,6 +278,16 @@ void Runtime::finalise(UnitState& u) {
     u.grad = GradKind::Host;
     u.grad_dtype = unit.orig_dtype;
     u.gradient_is_real = u.gradient_is_real || called;
+    if (u.low_host_grad) {
+      fail("RuntimeError", "the host gradient of unit \"" + unit.name + "\" is in " +
+                               std::string(dtype_name(unit.param_dtype)) +
+                               " since the last backward and cannot be the " + "gradient of a parameter in " +
+                               std::string(dtype_name(unit.orig_dtype)) +
+                               " (C1, M4): keep_low_precision_grads and cpu_offload last one iteration together");
+      return;
+    }
+    u.low_host_grad = unit.keep_low_precision_grads && unit.param_dtype != unit.orig_dtype;
+    if (u.low_host_grad) u.grad_dtype = unit.param_dtype;
   } else if (u.saved && called) {
     u.grad = GradKind::Shard;
     u.grad_dtype = unit.orig_dtype;

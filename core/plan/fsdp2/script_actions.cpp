@@ -67,6 +67,7 @@ Result<void> Fsdp2Runtime::run(const IterationScript& actions, std::int32_t inde
     Result<void> done = act(action);
     if (!done) return done;
   }
+  outputs_.clear();  // outputs of an iteration die with it, and their graphs too
   into.micro_batches = std::max(into.micro_batches, 1);
   into.post_order = last_post_order_;
   into.pre_order.assign(last_post_order_.rbegin(), last_post_order_.rend());
@@ -407,7 +408,14 @@ void Fsdp2Runtime::zero_grad() {
     if (p.holder < 0) continue;
     ReduceBuffer& held = sharded_grads_[static_cast<std::size_t>(p.holder)];
     p.holder = -1;
-    if (--held.views == 0) drop(held);
+    if (--held.views > 0) continue;
+    UnitState& owner = unit(held.unit);
+    if (owner.all_reduce_event.valid() && held.what == BufferWhat::RsOutput && !owner.all_reduce_input.alive) {
+      owner.all_reduce_input = held;  // F2-20: D has not waited for the all-reduce yet (no last backward so far)
+      held.alive = false;
+    } else {
+      drop(held);
+    }
   }
   for (ParamSlot& slot : slots_) {
     if (slot.unit.valid() || !slot.has_grad) continue;

@@ -266,6 +266,20 @@ TEST(Fsdp1Precision, ResidentGradientsAreLowPrecisionOnlyWhenKept) {  // M4
   EXPECT_EQ(bytes_left(false), 4 * (10 + 25 + 25 + 25));
 }
 
+TEST(Fsdp1Offload, KeptLowPrecisionGradientsEndTheSecondBackward) {  // C1, M4: the host gradient stays in bf16
+  const auto failure = [](bool keep, bool offload) {
+    return plan_of(with({{"mixed_precision", {{"param_dtype", "bf16"}, {"keep_low_precision_grads", keep}}},
+                         {"cpu_offload", offload}}))
+        .failure;
+  };
+  ASSERT_TRUE(failure(true, true).has_value());
+  EXPECT_EQ(failure(true, true)->error_class, "RuntimeError");
+  EXPECT_EQ(failure(true, true)->iteration, 1);
+  EXPECT_EQ(failure(true, true)->action, "bwd");
+  EXPECT_FALSE(failure(true, false).has_value());
+  EXPECT_FALSE(failure(false, true).has_value());
+}
+
 TEST(Fsdp1Offload, EightCopiesInFourOut) {  // C1, C4, 19.8
   const Plan plan = plan_of(with({{"cpu_offload", true}}));
   EXPECT_EQ(count(plan.iterations[1], K::H2d), 8);

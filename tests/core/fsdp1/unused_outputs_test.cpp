@@ -83,6 +83,14 @@ TEST(Fsdp1Offload, OnlyTrainableParametersOfThisRanksShardShowAGradient) {  // H
   EXPECT_THAT(lines(s, plan_of(s), 0), Contains(HasSubstr("cleargrad R")));
 }
 
+TEST(Fsdp1Offload, AUnitThatNeverRanIsReshardedByTheFirstFinalCallback) {  // C1: its pinned shard is another tensor
+  Scenario s = with_a_dead_branch({{"cpu_offload", true}, {"backward_prefetch", "none"}});
+  s.model["modules"][0]["steps"].erase(3);  // B is wrapped and never called
+  const Plan plan = plan_of(s);
+  EXPECT_THAT(only(lines(s, plan, 0), {"final"}), ElementsAre(HasSubstr("refree B")));
+  EXPECT_THAT(only(lines(s, plan, 1), {"final"}), ElementsAre(Not(HasSubstr("refree"))));
+}
+
 TEST(Fsdp1Checkpointing, AnInnerRegionNeedsTheOuterOneFirst) {  // P9: its inputs are saved tensors of the outer one
   Json model = Json::parse(R"({"name": "nested regions", "dtype": "fp32", "args": [["x", [2, 2], "fp32", false]],
     "modules": [{"path": "", "class": "Graph", "inputs": ["x"], "outputs": ["y"], "steps": [

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <map>
 
 #include "tests/core/fsdp2/chain.h"
@@ -305,6 +307,35 @@ TEST(Fsdp2Schedule, NamesTheTrapsThatTheScriptDecides) {  // section 24: 7 and 1
   low.train.micro_batches = 2;
   low.train.no_sync = true;
   ASSERT_EQ(plan_chain(low)->traps.back().number, 10);
+}
+
+TEST(Fsdp2Schedule, OutputsDieWithTheirIteration) {
+  Job job = chain_job();
+  job.train.script = {{"fwd"}, {"fwd", "fwd", "bwd_all", "step", "zero"}};
+  const Plan plan = plan_chain(job).value();
+  // The forward without a backward takes no part in the next iteration's: every unit reduces once.
+  const auto& made = plan.iterations[1].instructions;
+  EXPECT_EQ(std::count_if(made.begin(), made.end(),
+                          [](const Instruction& i) { return i.kind == InstructionKind::ReduceScatter; }),
+            4);
+}
+
+TEST(Fsdp2Schedule, TheReducedOutputLivesUntilItsAllReduceWasWaitedFor) {  // F2-19, F2-20
+  const auto freed_by_zero = [](bool last) {
+    Job job = chain_job(4);
+    job.cluster.shard_group = 2;
+    job.fsdp.strategy = Strategy::HybridShard;
+    job.train.script = {
+        {std::string("call::set_is_last_backward:") + (last ? "true" : "false"), "fwd", "bwd", "step", "zero"}};
+    const Plan plan = plan_chain(job).value();
+    int freed = 0;
+    for (const Instruction& i : plan.iterations[0].instructions) {
+      freed += i.kind == InstructionKind::Free && i.buffer.what == BufferWhat::RsOutput && i.phase == Phase::Optimizer;
+    }
+    return freed;
+  };
+  EXPECT_EQ(freed_by_zero(true), 4);
+  EXPECT_EQ(freed_by_zero(false), 0);
 }
 
 TEST(Fsdp2Schedule, UnknownMethodsAreRefused) {  // F2-23
