@@ -205,6 +205,14 @@ MixedPrecision precision_of(const Json& mp) {
   return precision;
 }
 
+/// What a checkpoint wrapper puts between a block and the names of its parameters.
+std::string inside_wrapper(const Json& config, const std::string& module) {
+  const auto wrapped = config.value("checkpoint_wrap", std::vector<int>());
+  const bool any = std::any_of(wrapped.begin(), wrapped.end(),
+                               [&](int block) { return module == "blocks." + std::to_string(block); });
+  return any ? "_checkpoint_wrapped_module." : "";
+}
+
 void read_units(const Json& config, TraceConfig& out) {
   Job& job = out.job;
   job.fsdp.wrap.policy = WrapPolicyKind::Units;
@@ -225,7 +233,8 @@ void read_units(const Json& config, TraceConfig& out) {
       over.reshard_after_forward = reshard;
     }
     if (unit.contains("mp")) over.mixed_precision = precision_of(unit.at("mp"));
-    if (unit.contains("shard_dim")) over.shard_dim = unit.at("shard_dim").get<std::map<std::string, std::int64_t>>();
+    const auto shard_dims = unit.value("shard_dim", std::map<std::string, std::int64_t>());
+    for (const auto& [name, dim] : shard_dims) over.shard_dim[inside_wrapper(config, modules.front()) + name] = dim;
     if (over.reshard_after_forward || over.mixed_precision || !over.shard_dim.empty())
       job.fsdp.overrides.push_back(over);
   }

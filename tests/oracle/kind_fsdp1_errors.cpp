@@ -184,6 +184,39 @@ Answer ignoring(const std::string& rule, std::vector<std::string> patterns, Json
               .units_only = true});
 }
 
+/// Convolution, batch norm, convolution, wrapped by class under mixed precision: the norm is a unit in full precision.
+Answer batch_norm_between_convolutions() {
+  const auto layer = [](const std::string& path, const std::string& type, std::int64_t elements) {
+    Json module = linear(path, params_of({{"weight", {elements}, true}, {"bias", {2}, true}}));
+    module["class"] = type;
+    return module;
+  };
+  return ask({.rule = "W6",
+              .model = model_json({step("a", "0", "x"), step("b", "1", "a"), step("y", "2", "b")}, "y",
+                                  {layer("0", "Conv2d", 4), layer("1", "BatchNorm2d", 2), layer("2", "Conv2d", 4)}),
+              .units = Json::array(),
+              .options = {{"mixed_precision", {{"param_dtype", "bf16"}}}},
+              .adjust =
+                  [](Model&, Job& job) {
+                    job.fsdp.wrap.policy = WrapPolicyKind::ModuleClass;
+                    job.fsdp.wrap.classes = {"Conv2d"};
+                  },
+              .table_facts =
+                  [](const UnitTable& table) {
+                    Json units = Json::object();
+                    for (std::size_t u = 0; u < table.units.size(); ++u) {
+                      const std::string& name = table.units[u].name;
+                      Json dtype = nullptr;
+                      if (table.units[u].flat_numel > 0) {
+                        dtype = table.units[u].param_dtype == DType::BFloat16 ? "torch.bfloat16" : "torch.float32";
+                      }
+                      units[name.empty() ? "R" : name] = Json::array({dtype});
+                    }
+                    return Json{{"units", units}};
+                  },
+              .units_only = true});
+}
+
 Answer bare(const char* container) {
   return ask(
       {.rule = "W5",
@@ -507,6 +540,14 @@ Scenarios scenarios() {
          return called("G5", {{InstanceCall::RegisterCommHook}},
                        [](auto& list) { list[0].strategy = Strategy::HybridShard; });
        }},
+      {"empty_unit",
+       [] {
+         const Json none = {{"path", "B0"}, {"class", "ReLU"}};
+         return ask({.rule = "H2",
+                     .model = model_json({step("y", "B0", "x")}, "y", {none, linear("head", weight(2, 2))}),
+                     .units = {"B0"}});
+       }},
+      {"batchnorm", [] { return batch_norm_between_convolutions(); }},
       {"buffers", [] { return not_told(kStateDict); }},
       {"meta_no_reset", [] { return not_told("initialisation from meta is not planned yet"); }},
       {"sync_cpu", [] { return not_told("initialisation is not planned yet"); }},
