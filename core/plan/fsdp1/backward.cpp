@@ -199,6 +199,7 @@ void Runtime::free_piece(const UnitState& u, ParamId param, Stream pool, Stream 
 void Runtime::accumulate(autograd::PassId pass, NodeIndex node) {
   UnitState& u = units_[static_cast<std::size_t>(autograd_.data(node))];
   const Stream stream = autograd_.stream(node);
+  bool added = false;
   if (autograd_.received(pass, node, 0)) {
     if (u.grad != GradKind::Unsharded) {
       u.grad = GradKind::Unsharded;
@@ -212,11 +213,12 @@ void Runtime::accumulate(autograd::PassId pass, NodeIndex node) {
       i.dtype = u.grad_dtype;
       i.bytes = i.numel * itemsize(i.dtype);
       autograd_.launch(stream);
-      free(Stream::U, u, BufferWhat::GradPiece);
+      added = true;
     }
     u.flat_pending = false;
   }
   if (u.hooked && u.hook_node == node) post_backward(u, stream);
+  if (added) free(Stream::U, u, BufferWhat::GradPiece);  // the node's input: its hooks still have it
 }
 
 // R11

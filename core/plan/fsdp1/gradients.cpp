@@ -1,5 +1,7 @@
 // Gradients: what pre-backward does with the old ones (H14, H15), reduction on G and H (R12, HS2), and what the
 // optimizer finds (R13, M4, C2).
+#include <algorithm>
+
 #include "core/plan/fsdp1/runtime.h"
 
 namespace foreshard::fsdp1 {
@@ -67,6 +69,7 @@ void Runtime::post_backward(UnitState& u, Stream stream) {
   prefetch_backward(u, BackwardPrefetch::Post);
   if (failed()) return;
   if (!sync_) {  // G1
+    if (u.use_orig_params && !u.param_grads) show_unsharded_gradient(u, stream);
     if (u.use_orig_params) u.param_grads = u.param_grads_unsharded = true;
     mark(MarkName::Stop, u);
     phase_ = Phase::Backward;
@@ -90,11 +93,28 @@ void Runtime::post_backward(UnitState& u, Stream stream) {
   if (u.sharded) {
     reduce_gradient(u);
   } else {
-    reduce_gradient_unsharded(u);
+    reduce_gradient_unsharded(u, computed);
   }
   note_use(computed_pool, Stream::G, u, computed);
   if (u.sharded || u.grad_buffer != computed) free(computed_pool, u, computed);
   phase_ = Phase::Backward;
+}
+
+/// The first gradient of a parameter that is already cut is made like its shard, and at once pointed to its part of the
+/// whole one.
+void Runtime::show_unsharded_gradient(const UnitState& u, Stream stream) {
+  const PlanUnit& unit = *u.unit;
+  if (u.offload || (!u.sharded && u.grad_dtype == unit.orig_dtype)) return;  // on the host, or alike
+  const Numel begin = u.sharded ? unit.shard_numel * position_in_shard_group() : 0;
+  const Numel end = u.sharded ? begin + unit.shard_numel : unit.flat_numel;
+  for (const FlatEntry& entry : unit.flat) {
+    const Numel here = std::min(end, entry.offset + entry.numel) - std::max(begin, entry.offset);
+    if (!entry.param.valid() || here <= 0) continue;
+    alloc(stream, u, BufferWhat::GradCast, here, unit.orig_dtype);
+    out_->back().buffer.param = entry.param;
+    free(stream, u, BufferWhat::GradCast);
+    out_->back().buffer.param = entry.param;
+  }
 }
 
 void Runtime::divide(Stream stream, const UnitState& u, double factor, Numel numel, DType dtype) {
@@ -212,7 +232,7 @@ void Runtime::keep_sharded_gradient(UnitState& u, Stream stream, BufferWhat outp
   }
 }
 
-void Runtime::reduce_gradient_unsharded(UnitState& u) {
+void Runtime::reduce_gradient_unsharded(UnitState& u, BufferWhat computed) {
   const PlanUnit& unit = *u.unit;
   if (compresses(u)) {
     u.grad_buffer = compress(u, unit.flat_numel);
@@ -236,10 +256,12 @@ void Runtime::reduce_gradient_unsharded(UnitState& u) {
   // A compressing hook casts back itself, whatever keep_low_precision_grads says.
   if ((hook_dtype_ || !unit.keep_low_precision_grads) && u.grad_dtype != unit.orig_dtype) {
     note_use(u.grad_pool, Stream::G, u, u.grad_buffer);
-    cast_gradient(u, BufferWhat::ShardGrad, unit.flat_numel, unit.orig_dtype);
+    // What earlier micro-batches left was added to, and is still there under its name.
+    const BufferWhat to = computed == BufferWhat::ShardGrad ? BufferWhat::SavedGrad : BufferWhat::ShardGrad;
+    cast_gradient(u, to, unit.flat_numel, unit.orig_dtype);
     const BufferWhat made = u.grad_buffer;
     if (made == BufferWhat::GradReduce || made == BufferWhat::CompressedGrad) free(Stream::G, u, made);
-    u.grad_buffer = BufferWhat::ShardGrad;
+    u.grad_buffer = to;
     u.grad_pool = Stream::G;
     u.grad_dtype = unit.orig_dtype;
   }

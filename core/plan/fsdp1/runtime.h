@@ -199,7 +199,8 @@ class Runtime {
   void prepare_gradient(UnitState& u);
   void post_backward(UnitState& u, Stream stream);
   void reduce_gradient(UnitState& u);
-  void reduce_gradient_unsharded(UnitState& u);
+  void reduce_gradient_unsharded(UnitState& u, BufferWhat computed);
+  void show_unsharded_gradient(const UnitState& u, Stream stream);
   void keep_sharded_gradient(UnitState& u, Stream stream, BufferWhat output);
   BufferWhat final_buffer(const UnitState& u) const;
   void finalise(UnitState& u);

@@ -124,6 +124,9 @@ bool Runtime::pre_unshard(UnitState& u, Stream stream) {
   if (u.sharded && !u.offload && !needs_unshard(u)) return wrote;
   const Numel numel = u.sharded ? unit.shard_numel : unit.flat_numel;
   if (u.casts_params && !forced) {
+    if (!u.cast_shard) alloc(stream, u, BufferWhat::CastShard, numel, unit.param_dtype);
+    u.cast_shard = true;
+    u.cast_pool = stream;
     if (u.offload) {  // C1: the copy and the cast are one call; the copy lives until the cast is issued
       alloc(stream, u, BufferWhat::H2dCopy, numel, unit.orig_dtype);
       Instruction& copy = emit(InstructionKind::H2d, stream, u);
@@ -134,9 +137,6 @@ bool Runtime::pre_unshard(UnitState& u, Stream stream) {
       copy.pinned = true;
       copy.arg = 1;  // part of the cast
     }
-    if (!u.cast_shard) alloc(stream, u, BufferWhat::CastShard, numel, unit.param_dtype);
-    u.cast_shard = true;
-    u.cast_pool = stream;
     Instruction& cast = emit(InstructionKind::Cast, stream, u);
     cast.buffer = {BufferWhat::CastShard, u.id, {}};
     cast.numel = numel;

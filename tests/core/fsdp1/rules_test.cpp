@@ -409,5 +409,74 @@ TEST(Fsdp1Iterations, ShardedGradientsAreFreedWhenSetToNone) {
   EXPECT_EQ(frees, 4);
 }
 
+/// Position of the first such instruction from `from` on; -1 if there is none.
+int position(const PlanIteration& iteration, K kind, BufferWhat what, int from = 0) {
+  for (int k = from; k < static_cast<int>(iteration.instructions.size()); ++k) {
+    const Instruction& i = iteration.instructions[static_cast<std::size_t>(k)];
+    if (i.kind == kind && i.buffer.what == what) return k;
+  }
+  return -1;
+}
+
+TEST(Fsdp1Memory, UnderNoShardTheGradientOfTheLastMicroBatchReplacesTheOneItWasAddedTo) {
+  Scenario s = with({{"strategy", "NO_SHARD"}, {"mixed_precision", {{"param_dtype", "bf16"}}}});
+  s.iterations = {{"fwd", "bwd", "fwd", "bwd", "fwd", "bwd", "step", "zero"}};
+  const Plan plan = plan_of(s);
+  int alive = 0, most = 0;
+  for (const Instruction& i : plan.iterations[0].instructions) {
+    const bool held = i.buffer.what == BufferWhat::ShardGrad || i.buffer.what == BufferWhat::SavedGrad;
+    if (held && i.kind == K::Alloc) most = std::max(most, ++alive);
+    if (held && i.kind == K::Free) --alive;
+  }
+  EXPECT_EQ(most, 5) << "one of each of the four units, and one that is being replaced";
+  EXPECT_EQ(alive, 0);
+  for (const PlanCheck& check : plan.checks) EXPECT_NE(check.status, CheckStatus::Fail) << check.name << check.text;
+}
+
+TEST(Fsdp1Memory, AnAddedGradientLivesUntilThePostBackwardHookIsDone) {
+  Scenario s = with({});
+  s.iterations = {{"no_sync{", "fwd", "bwd", "}", "fwd", "bwd", "step", "zero"}};
+  const PlanIteration it = plan_of(s).iterations[0];
+  int added = -1;
+  for (int k = 0; k < static_cast<int>(it.instructions.size()) && added < 0; ++k) {
+    const Instruction& i = it.instructions[static_cast<std::size_t>(k)];
+    if (i.kind == K::Free && i.buffer.what == BufferWhat::GradPiece && !i.buffer.param.valid()) added = k;
+  }
+  const int scatter = [&it] {
+    for (int k = 0; k < static_cast<int>(it.instructions.size()); ++k)
+      if (it.instructions[static_cast<std::size_t>(k)].kind == K::ReduceScatter) return k;
+    return -1;
+  }();
+  ASSERT_GE(scatter, 0);
+  EXPECT_GT(added, scatter);
+}
+
+TEST(Fsdp1Memory, TheFirstHeldGradientOfACutParameterIsMadeLikeItsShard) {
+  Scenario s = with({{"use_orig_params", true}});
+  s.iterations = {{"no_sync{", "fwd", "bwd", "fwd", "bwd", "}", "fwd", "bwd", "step", "zero"}};
+  const auto made = [](const Plan& plan) {
+    Numel numel = 0;
+    for (const Instruction& i : plan.iterations[0].instructions)
+      if (i.kind == K::Alloc && i.buffer.what == BufferWhat::GradCast && i.buffer.param.valid()) numel += i.numel;
+    return numel;
+  };
+  const Plan plan = plan_of(s);
+  Numel shards = 0;
+  for (const PlanUnit& unit : plan.units) shards += unit.shard_numel;
+  EXPECT_GT(made(plan), 0);
+  EXPECT_LE(made(plan), shards) << "once, in the first micro-batch; padding has no gradient";
+  s.options["use_orig_params"] = false;
+  EXPECT_EQ(made(plan_of(s)), 0);
+}
+
+TEST(Fsdp1Memory, UnderOffloadTheCastShardIsMadeBeforeTheCopyItIsCastFrom) {
+  const Plan plan = plan_of(with({{"cpu_offload", true}, {"mixed_precision", {{"param_dtype", "bf16"}}}}));
+  const PlanIteration& it = plan.iterations[1];
+  const int cast = position(it, K::Alloc, BufferWhat::CastShard), copy = position(it, K::Alloc, BufferWhat::H2dCopy);
+  ASSERT_GE(cast, 0);
+  EXPECT_LT(cast, copy);
+  EXPECT_LT(copy, position(it, K::Cast, BufferWhat::CastShard));
+}
+
 }  // namespace
 }  // namespace foreshard::fsdp1_test
