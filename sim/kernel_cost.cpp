@@ -1,14 +1,34 @@
 #include "sim/kernel_cost.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foreshard {
 namespace {
 
 constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::Complex64) + 1;
 constexpr std::int64_t kTileM = 128, kTileN = 128;  // output tile of one thread block of a GEMM
-// Elements that one thread of an elementwise kernel handles: 8 when vectorised, 4 unrolled, 2 with broadcasting.
-constexpr double kElementsPerThread = 5.0;
+// Elements that one thread handles in PyTorch's kernels.
+constexpr double kVectorised = 8, kUnrolled = 4;
+constexpr double kReduced = 32;       // of the input of a reduction over rows
+constexpr double kRowOfClasses = 64;  // one thread block for a row of a loss's classes
+
+/// What the virtual device goes by: threads of the kernel's launch, from what it reads and writes.
+double threads_of(const Kernel& kernel) {
+  const auto item = static_cast<double>(itemsize(kernel.dtype));
+  const double read = static_cast<double>(kernel.read), written = static_cast<double>(kernel.written);
+  const double made = written / item;
+  switch (kernel.kind) {
+    case KernelClass::Reduction: return std::max(read, written) / item / kReduced;
+    case KernelClass::Loss: return std::max(read, written) / item / kRowOfClasses;
+    case KernelClass::Gather: return made / kVectorised;
+    default: break;
+  }
+  const double operands = written > 0 ? read / written : 0;
+  if (operands == std::floor(operands)) return made / kVectorised;                        // all alike
+  if (operands < 1 && operands == 1 / std::floor(1 / operands)) return made / kUnrolled;  // a wider copy
+  return made / (item < 4 ? kUnrolled : kUnrolled / 2);  // broadcast along some dimension
+}
 
 /// 10^12 per second is 10^3 per nanosecond. A dtype that the profile does not name runs at float32's rate.
 std::vector<double> per_ns(const std::map<DType, double>& rates, double otherwise) {
@@ -78,7 +98,7 @@ SimDuration KernelCost::device(const Kernel& kernel) const {
           static_cast<SimDuration>(static_cast<double>(kernel.flops) / (rate(peak_, kernel.dtype) * attention_share_));
       break;
     default:
-      if (virtual_) return std::max(least, copy(kernel.read + kernel.written, kernel.dtype));
+      if (virtual_) return std::max(least, static_cast<SimDuration>(threads_of(kernel) * ns_per_thread_));
       compute = static_cast<SimDuration>(static_cast<double>(kernel.flops) / rate(vector_, kernel.dtype));
   }
   if (virtual_) return std::max(least, compute);  // its kernels know no memory
@@ -89,7 +109,7 @@ SimDuration KernelCost::device(const Kernel& kernel) const {
 SimDuration KernelCost::copy(Bytes moved, DType dtype) const {
   if (!virtual_) return memory_bound(moved);
   const double elements = static_cast<double>(moved) / 2 / static_cast<double>(itemsize(dtype));
-  return std::max(min_kernel_ns_, static_cast<SimDuration>(elements / kElementsPerThread * ns_per_thread_));
+  return std::max(min_kernel_ns_, static_cast<SimDuration>(elements / kVectorised * ns_per_thread_));
 }
 
 SimDuration KernelCost::fill(Bytes written) const { return memory_bound(written); }

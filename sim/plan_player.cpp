@@ -188,12 +188,18 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
   if (leaves_batch) free_held(false);
   if (next == LoopPhase::Forward && !begin_micro_batch()) return false;
   phase_ = next;
-  return true;
+  return next != LoopPhase::Backward || make_seed();
 }
 
 bool PlanPlayer::begin_micro_batch() {
-  if (!make_inputs()) return false;
-  if (plan_.runtime != Runtime::Fsdp1 || std::exchange(lazy_initialised_, true)) return true;
+  // no_sync() is entered before the batch is there, and asks the root, which is initialised for it.
+  const bool first = plan_.runtime == Runtime::Fsdp1 && !std::exchange(lazy_initialised_, true);
+  const bool early = first && !iteration_->actions.empty() && iteration_->actions.front() == "no_sync{";
+  if (early && !initialise_lazily()) return false;
+  return make_inputs() && (!first || early || initialise_lazily());
+}
+
+bool PlanPlayer::initialise_lazily() {
   const std::optional<DType>& dtype = job_.fsdp.mixed_precision.buffer;
   if (dtype && !cast_buffers(device_, model_buffers_, *dtype)) return out_of_memory(0);
   return play_lazy_initialisation(device_, plan_) || out_of_memory(0);

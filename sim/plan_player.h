@@ -99,7 +99,12 @@ class PlanPlayer {
   struct TimedKernel {
     SimDuration host = 0, device = 0;
     std::int32_t before_begin = 0, before_end = 0, after_begin = 0, after_end = 0;  // memory events
-    bool launches = false, gemm = false;
+    bool launches = false, gemm = false, lt = false;                                // lt: through cuBLASLt
+  };
+  /// The engine's first gradient, which it makes before any hook of backward runs.
+  struct Seed {
+    TimedKernel kernel;
+    std::int32_t instance = -1, slot = -1, op = -1;
   };
   enum class Pass : std::uint8_t { Forward, Recompute, Backward };
 
@@ -122,21 +127,24 @@ class PlanPlayer {
   bool pieces_without_operators(const Instruction& i);
 
   // Runs on a tape: sim/segment_runs.cpp.
-  void begin_run(const KernelList& list, std::int32_t instance, bool had_workspace);
+  void begin_run(const KernelList& list, std::int32_t instance, std::uint8_t had_workspaces);
   void note_made(std::int32_t slot, BlockHandle block, std::int32_t gradient);
   void note_dropped(std::int32_t slot);
   void note_change();
   void end_run(bool ok);
   bool skip_run(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
-                std::int32_t instance, bool& workspace);
+                std::int32_t instance, std::uint8_t& workspaces);
   void make_skipped_blocks();
   bool is_held(std::int32_t slot) const;
   Bytes workspace_bytes() const;
-  bool ensure_workspace(bool& made);
+  bool ensure_workspaces(std::uint8_t& made, bool lt);
+  void take_seed(const ImportBinding& held);
+  bool make_seed();
   LoopPhase next_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
   bool begin_micro_batch();
   bool make_inputs();
+  bool initialise_lazily();
   LedgerSample ledger_now() const;
   void free_held(bool only_gradients);
   void zero_gradients();
@@ -186,7 +194,9 @@ class PlanPlayer {
   std::vector<bool> made_in_backward_;  // by held storage: the engine's first gradient
   GroupPlacement shard_group_, replicate_group_, world_group_;
   std::array<SimTime, 3> communicator_tail_{};
-  bool has_workspace_ = false, has_backward_workspace_ = false, plan_owns_inputs_ = false, lazy_initialised_ = false;
+  Seed seed_;
+  std::uint8_t workspaces_ = 0, backward_workspaces_ = 0;  // kBlasWorkspace, kLtWorkspace
+  bool plan_owns_inputs_ = false, lazy_initialised_ = false, seeded_ = false;
 
   struct KnownDuration {
     CollectiveKind kind = CollectiveKind::AllGather;

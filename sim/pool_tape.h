@@ -59,9 +59,9 @@ struct SegmentRun {
 
   const void* kernels = nullptr;  // the list that ran
   std::int32_t instance = -1;
-  bool had_workspace = false;
-  Bytes workspace = 0;                 // made in this run
-  std::array<std::size_t, 2> begin{};  // in the pools' events
+  std::uint8_t had_workspaces = 0, made_workspaces = 0;  // PlanPlayer's bits
+  Bytes workspace = 0;                                   // the size of cuBLAS's
+  std::array<std::size_t, 2> begin{};                    // in the pools' events
   std::array<std::size_t, 2> end{};
   std::array<std::int32_t, 2> made{};  // allocations
   Change allocated, active, requested, inactive;

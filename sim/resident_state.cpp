@@ -63,6 +63,56 @@ Bytes param_bytes(const Model& model, ParamId id) {
   return numel_of(param.shape) * itemsize(param.dtype);
 }
 
+/// One tensor of the whole model: a parameter, or (invalid) a buffer.
+struct Member {
+  ParamId param;
+  const BufferInfo* buffer = nullptr;
+};
+
+/// Parameters and buffers as modules are constructed: what a module holds itself, what is inside it, its buffers.
+/// With `inside_first` as Module.to_empty visits them: what is inside, then parameters and buffers.
+void add_members(const Model& model, ModuleId id, bool inside_first, std::vector<Member>& members) {
+  const ModuleInfo& module = model.modules[id.index()];
+  const auto own = [&] {
+    for (const ParamId param : module.params) members.push_back({param, nullptr});
+  };
+  if (!inside_first) own();
+  for (const ModuleId child : module.children) {
+    if (!model.modules[child.index()].alias_of.valid()) add_members(model, child, inside_first, members);
+  }
+  if (inside_first) own();
+  for (const BufferInfo& buffer : model.buffers) {
+    if (buffer.owner == id) members.push_back({ParamId(), &buffer});
+  }
+}
+
+std::vector<Member> members_of(const Model& model, bool inside_first) {
+  std::vector<Member> members;
+  if (!model.modules.empty()) add_members(model, ModuleId(std::size_t{0}), inside_first, members);
+  return members;
+}
+
+/// The whole model on the device, by storage owner. A tied parameter is a tensor of its own until the model is built.
+bool make_whole(Device& device, const Model& model, const Job& job, MemoryCategory category,
+                std::vector<BlockHandle>& full, std::vector<ResidentBuffer>& buffers) {
+  std::vector<BlockHandle> tied;
+  for (const Member& member : members_of(model, false)) {
+    if (member.buffer != nullptr) {
+      if (!make_buffer(device, *member.buffer, job, buffers)) return false;
+      continue;
+    }
+    const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kD, category);
+    if (block == kNoBlock) return false;
+    BlockHandle& kept = full[model.storage_of(member.param).index()];
+    if (kept == kNoBlock)
+      kept = block;
+    else
+      tied.push_back(block);
+  }
+  for (const BlockHandle block : tied) device.book.free(block);
+  return true;
+}
+
 /// I4: modules breadth first, nested units left out.
 std::vector<ModuleId> materialised_modules(const Plan& plan, const Model& model, const PlanUnit& unit) {
   std::vector<bool> other(model.modules.size(), false);
@@ -94,7 +144,9 @@ class Fsdp1Wrapping {
         original_(model.params.size(), kNoBlock) {}
 
   bool wrap() {
-    if (job_.cluster.init == "device" && !make_all()) return false;
+    if (job_.cluster.init == "device" &&
+        !make_whole(device_, model_, job_, MemoryCategory::Temporaries, original_, buffers_))
+      return false;
     for (const std::size_t u : wrapping_order(plan_)) {
       device_.book.set_unit(static_cast<std::int32_t>(u));
       if (!wrap_unit(plan_.units[u])) return false;
@@ -110,13 +162,6 @@ class Fsdp1Wrapping {
     if (block != kNoBlock) return true;
     block = device_.book.allocate(param_bytes(model_, model_.storage_of(id)), kD, MemoryCategory::Temporaries);
     return block != kNoBlock;
-  }
-
-  bool make_all() {
-    for (std::size_t p = 0; p < model_.params.size(); ++p) {
-      if (!make_param(ParamId(p))) return false;
-    }
-    return make_buffers(device_, model_, job_, buffers_);
   }
 
   bool materialise(const PlanUnit& unit) {
@@ -164,43 +209,73 @@ Bytes padded_bytes(const ShardedParam& param, DType dtype) {
   return numel_of(param.padded_local_shape) * itemsize(dtype);
 }
 
-/// FSDP2 (F2-1): from meta only shards are ever made; on the device the whole model exists first.
-bool wrap_fsdp2(Device& device, const Plan& plan, const Model& model, const Job& job,
-                std::vector<ResidentBuffer>& buffers) {
-  std::vector<BlockHandle> full(model.params.size(), kNoBlock);
-  const bool whole = job.cluster.init == "device";
-  if (whole) {
-    for (std::size_t p = 0; p < model.params.size(); ++p) {
-      if (model.params[p].shares.valid()) continue;
-      full[p] = device.book.allocate(param_bytes(model, ParamId(p)), kD, MemoryCategory::FullParams);
-      if (full[p] == kNoBlock) return false;
+/// FSDP2 (F2-1): from meta only shards are ever made, when the whole model moves; on the device the whole model exists
+/// first, and a unit's parameters go when all of its shards are there.
+class Fsdp2Wrapping {
+ public:
+  Fsdp2Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers)
+      : device_(device), plan_(plan), model_(model), job_(job), buffers_(buffers), shard_(model.params.size()) {
+    for (const std::size_t u : wrapping_order(plan)) {
+      for (const ShardedParam& param : plan.units[u].sharded)
+        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, plan.units[u].orig_dtype), u};
     }
   }
-  // From meta the shards are made when the whole model moves, in its own order; on the device unit by unit.
-  struct Made {
-    ParamId param;
-    Bytes bytes = 0;
+
+  bool wrap() { return job_.cluster.init == "device" ? cut() : move(); }
+
+ private:
+  struct Shard {
+    Bytes bytes = -1;  // of a parameter that no unit manages
     std::size_t unit = 0;
   };
-  std::vector<Made> shards;
-  for (const std::size_t u : wrapping_order(plan)) {
-    for (const ShardedParam& param : plan.units[u].sharded) {
-      shards.push_back({param.param, padded_bytes(param, plan.units[u].orig_dtype), u});
+
+  bool make_shard(ParamId storage) {
+    const Shard& shard = shard_[storage.index()];
+    device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
+    const bool made = shard.bytes < 0 || job_.fsdp.cpu_offload || resident(device_, shard.bytes);
+    device_.book.set_unit(-1);
+    return made;
+  }
+
+  bool cut() {
+    std::vector<BlockHandle> full(model_.params.size(), kNoBlock);
+    if (!make_whole(device_, model_, job_, MemoryCategory::FullParams, full, buffers_)) return false;
+    for (const std::size_t u : wrapping_order(plan_)) {
+      for (const ShardedParam& param : plan_.units[u].sharded) {
+        if (!make_shard(model_.storage_of(param.param))) return false;
+      }
+      for (const ShardedParam& param : plan_.units[u].sharded)
+        device_.book.free(std::exchange(full[model_.storage_of(param.param).index()], kNoBlock));
     }
+    for (const BlockHandle block : full) {
+      if (block >= 0) device_.book.relabel(block, MemoryCategory::ShardedParams);  // managed by no unit
+    }
+    return true;
   }
-  if (!whole)
-    std::stable_sort(shards.begin(), shards.end(), [](const Made& a, const Made& b) { return a.param < b.param; });
-  for (const Made& made : shards) {
-    device.book.set_unit(static_cast<std::int32_t>(made.unit));
-    if (!job.fsdp.cpu_offload && !resident(device, made.bytes)) return false;
-    device.book.free(std::exchange(full[made.param.index()], kNoBlock));
+
+  bool move() {
+    std::vector<bool> made(model_.params.size(), false);
+    for (const Member& member : members_of(model_, true)) {
+      if (member.buffer != nullptr) {
+        if (!make_buffer(device_, *member.buffer, job_, buffers_)) return false;
+        continue;
+      }
+      const ParamId storage = model_.storage_of(member.param);
+      if (made[storage.index()]) continue;
+      made[storage.index()] = true;
+      if (!make_shard(storage)) return false;
+    }
+    return true;
   }
-  device.book.set_unit(-1);
-  for (const BlockHandle block : full) {
-    if (block >= 0) device.book.relabel(block, MemoryCategory::ShardedParams);  // managed by no unit
-  }
-  return make_buffers(device, model, job, buffers);
-}
+
+  Device& device_;
+  const Plan& plan_;
+  const Model& model_;
+  const Job& job_;
+  std::vector<ResidentBuffer>& buffers_;
+  std::vector<Shard> shard_;  // by storage owner
+};
 
 }  // namespace
 
@@ -247,7 +322,7 @@ bool play_initialisation(Device& device, const Plan& plan, const Model& model, c
                          std::vector<ResidentBuffer>& buffers) {
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
-    case Runtime::Fsdp2: return wrap_fsdp2(device, plan, model, job, buffers);
+    case Runtime::Fsdp2: return Fsdp2Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::None: break;
   }
   for (std::size_t p = 0; p < model.params.size(); ++p) {

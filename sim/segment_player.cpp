@@ -21,6 +21,28 @@ MemoryCategory category_of_slot(SlotCategory category) {
   return MemoryCategory::Temporaries;
 }
 
+// What a thread's cuBLAS handle has been given.
+constexpr std::uint8_t kBlasWorkspace = 1, kLtWorkspace = 2;
+constexpr Bytes kLtWorkspaceBytes = 1 * kMiB;  // CUBLASLT_WORKSPACE_SIZE unset
+
+double attention_head_size(const Model& model) {
+  for (const Op& op : model.ops) {
+    if (op.name.find("scaled_dot_product") == std::string::npos || op.args.empty()) continue;
+    const auto* const query = std::get_if<ValueRef>(&op.args.front().value);
+    if (query != nullptr && !model.values[query->id.index()].shape.empty())
+      return static_cast<double>(model.values[query->id.index()].shape.back());
+  }
+  return 0;
+}
+
+/// The virtual device takes flash attention as causal with heads of 128, and other fused attention by its threads,
+/// which are few.
+SimDuration virtual_attention(std::string_view name, double head_size, SimDuration by_flops, SimDuration least) {
+  constexpr double kHeadSize = 128;
+  if (name.find("flash") == std::string_view::npos) return least;
+  return static_cast<SimDuration>(static_cast<double>(by_flops) * kHeadSize / 2 / head_size);
+}
+
 double total_flops(const KernelList& list) {
   double flops = 0;
   for (const Kernel& kernel : list.kernels) flops += static_cast<double>(kernel.flops);
@@ -32,10 +54,19 @@ double total_flops(const KernelList& list) {
 /// Durations once per template: equal layers share them.
 void PlanPlayer::time_templates() {
   const OperatorTimes measured(model_, device_.profile);
+  const auto named = std::find(lowered_.op_names.begin(), lowered_.op_names.end(), "aten.addmm.default");
+  const auto addmm =  // products with a bias run with it as their epilogue
+      named == lowered_.op_names.end() ? -1 : static_cast<std::int32_t>(named - lowered_.op_names.begin());
+  const double head_size = device_.cost.is_virtual() ? attention_head_size(model_) : 0;
   const auto timed = [&](const KernelList& list, const Segment* segment, bool backward) {
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());
-    for (const Kernel& kernel : list.kernels) device.push_back(device_.cost.device(kernel));
+    for (const Kernel& kernel : list.kernels) {
+      device.push_back(device_.cost.device(kernel));
+      if (head_size > 0 && kernel.kind == KernelClass::Attention)
+        device.back() = virtual_attention(lowered_.op_names[static_cast<std::size_t>(kernel.op)], head_size,
+                                          device.back(), kernel.launches * device_.profile.min_kernel_ns);
+    }
     if (segment != nullptr && !measured.empty()) {
       measured.apply(list, segment->op_begin, segment->op_end - segment->op_begin, backward, device);
     }
@@ -48,7 +79,8 @@ void PlanPlayer::time_templates() {
     for (std::size_t k = 0; k < device.size(); ++k) {
       const Kernel& kernel = list.kernels[k];
       times.push_back({device_.cost.host(kernel), device[k], kernel.before_begin, kernel.before_end, kernel.after_begin,
-                       kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm});
+                       kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm,
+                       kernel.op >= 0 && kernel.op == addmm});
     }
     return times;
   };
@@ -78,7 +110,35 @@ void PlanPlayer::time_templates() {
     made_in_backward_.push_back(std::any_of(events.begin(), events.end(), [&held](const MemoryEvent& event) {
       return event.alloc && event.slot == held.slot;
     }));
+    if (made_in_backward_.back()) take_seed(held);
   }
+}
+
+/// Takes the engine's first gradient out of the list of the segment whose backward comes first.
+void PlanPlayer::take_seed(const ImportBinding& held) {
+  const std::int32_t index = lowered_.instances[static_cast<std::size_t>(held.instance)].lowered;
+  const KernelList& list = lowered_.templates[static_cast<std::size_t>(index)].backward;
+  TimedKernel& first = times_[static_cast<std::size_t>(index)].backward.front();
+  const bool alone = first.before_end - first.before_begin == 1 &&
+                     list.events[static_cast<std::size_t>(first.before_begin)] == MemoryEvent{held.slot, true};
+  if (!alone || first.after_begin != first.after_end) return;
+  seed_ = {first, held.instance, held.slot, list.kernels.front().op};
+  first = {};
+}
+
+bool PlanPlayer::make_seed() {
+  seeded_ = true;
+  if (seed_.instance < 0) return true;
+  const SegmentInstance& instance = lowered_.instances[static_cast<std::size_t>(seed_.instance)];
+  if (!allocate_slot(lowered_.templates[static_cast<std::size_t>(instance.lowered)], seed_.instance, seed_.slot))
+    return false;
+  ActivitySpan what;
+  what.kind = SpanKind::Compute;
+  what.phase = Phase::Backward;
+  what.instruction = first_instruction_ + position_;
+  what.name = seed_.op;
+  device_.launch(Stream::D, seed_.kernel.host, seed_.kernel.device, what);
+  return true;
 }
 
 bool PlanPlayer::run_segment(const Instruction& i, Pass pass) {
@@ -97,6 +157,10 @@ bool PlanPlayer::run_segment(const Instruction& i, Pass pass) {
       return run_kernels(i, segment.recompute, times.recompute, static_cast<std::int32_t>(instance));
     case Pass::Backward:
       flops_ += times.backward_flops;
+      if (static_cast<std::int32_t>(instance) == seed_.instance && !std::exchange(seeded_, false)) {
+        if (!make_seed()) return false;
+        seeded_ = false;
+      }
       return run_kernels(i, segment.backward, times.backward, static_cast<std::int32_t>(instance));
   }
   return true;
@@ -107,14 +171,14 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   const SegmentTemplate& segment =
       lowered_.templates[static_cast<std::size_t>(lowered_.instances[static_cast<std::size_t>(instance)].lowered)];
   const std::int32_t first_op = plan_.segments[i.segment.index()].op_begin;
-  bool& workspace = phase_ == LoopPhase::Backward ? has_backward_workspace_ : has_workspace_;
-  if (follow_runs_ != nullptr && skip_run(i, list, times, instance, workspace)) return true;
+  std::uint8_t& workspaces = phase_ == LoopPhase::Backward ? backward_workspaces_ : workspaces_;
+  if (follow_runs_ != nullptr && skip_run(i, list, times, instance, workspaces)) return true;
   ActivitySpan what = span_of(i, SpanKind::Compute);
   const SimTime begun = device_.compute_tail;
   const bool keep = device_.activity.keep_spans;
   const double slowness = speed_.plain() ? 1.0 : draw_slowness(speed_, runs_++);
   if (!per_kernel_) device_.activity.keep_spans = false;
-  if (record_runs_ != nullptr) begin_run(list, instance, workspace);
+  if (record_runs_ != nullptr) begin_run(list, instance, workspaces);
   bool ok = true;
   device_.clock.host_cost(device_.cost.segment_host());
   SimTime start = -1;
@@ -123,7 +187,7 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
     const TimedKernel& timed = times[k];
     open_run_.kernel = static_cast<std::uint32_t>(k);
     ok = run_memory_events(list, timed.before_begin, timed.before_end, instance, segment);
-    if (ok && timed.gemm && !workspace) ok = ensure_workspace(workspace);
+    if (ok && timed.gemm) ok = ensure_workspaces(workspaces, timed.lt);
     if (!ok) break;
     if (keep && device_.allocator.stats().allocated.current > highest.allocated) highest = ledger_now();
     if (timed.launches) {
@@ -238,16 +302,19 @@ bool PlanPlayer::pieces_without_operators(const Instruction& i) {
   return true;
 }
 
-/// PyTorch gives each cuBLAS handle a workspace before its first product and keeps it; autograd's thread has its own
-/// handle.
-bool PlanPlayer::ensure_workspace(bool& made) {
-  made = true;
-  const Bytes bytes = workspace_bytes();
-  if (bytes == 0) return true;
-  const BlockHandle block = device_.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Workspace);
-  if (block == kNoBlock) return out_of_memory(bytes);
-  if (open_run_.open) {
-    open_run_.run.workspace = bytes;
+/// PyTorch gives each cuBLAS handle a workspace before its first product and keeps it, and another one before the first
+/// that cuBLASLt runs; autograd's thread has its own handle.
+bool PlanPlayer::ensure_workspaces(std::uint8_t& made, bool lt) {
+  const std::uint8_t wanted = lt ? kBlasWorkspace | kLtWorkspace : kBlasWorkspace;
+  for (const std::uint8_t one : {kBlasWorkspace, kLtWorkspace}) {
+    if ((wanted & one & ~made) == 0) continue;
+    made |= one;
+    if (workspace_bytes() == 0) continue;  // a host
+    const Bytes bytes = one == kLtWorkspace ? kLtWorkspaceBytes : workspace_bytes();
+    const BlockHandle block = device_.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Workspace);
+    if (block == kNoBlock) return out_of_memory(bytes);
+    if (!open_run_.open) continue;
+    open_run_.run.made_workspaces |= one;
     note_made(-1, block, -1);
     note_change();
   }

@@ -23,7 +23,7 @@ bool PlanPlayer::is_held(std::int32_t slot) const {
 
 // ------------------------------------------------------------------------------------------------ summing up
 
-void PlanPlayer::begin_run(const KernelList& list, std::int32_t instance, bool had_workspace) {
+void PlanPlayer::begin_run(const KernelList& list, std::int32_t instance, std::uint8_t had_workspaces) {
   if (!device_.allocator.records(kCompute) || device_.allocator.has_pending()) {
     record_runs_ = nullptr;  // what happens in it depends on when it runs
     return;
@@ -36,7 +36,8 @@ void PlanPlayer::begin_run(const KernelList& list, std::int32_t instance, bool h
   open_run_.events = device_.activity.events;
   open_run_.run.kernels = &list;
   open_run_.run.instance = instance;
-  open_run_.run.had_workspace = had_workspace;
+  open_run_.run.had_workspaces = had_workspaces;
+  open_run_.run.workspace = workspace_bytes();
   open_run_.run.begin = device_.allocator.tape_place(kCompute);
 }
 
@@ -104,12 +105,12 @@ void PlanPlayer::end_run(bool ok) {
 
 /// False: the run has to be played, and from here on all others.
 bool PlanPlayer::skip_run(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
-                          std::int32_t instance, bool& workspace) {
+                          std::int32_t instance, std::uint8_t& workspaces) {
   const SegmentRun* const run = next_run_ < follow_runs_->runs.size() ? &follow_runs_->runs[next_run_] : nullptr;
   const Bytes allocated = device_.allocator.stats().allocated.current;
   const bool same = run != nullptr && run->kernels == &list && run->instance == instance &&
-                    run->had_workspace == workspace && i.stream == Stream::D &&
-                    (run->workspace == 0 || run->workspace == workspace_bytes()) && device_.clock.is_plain() &&
+                    run->had_workspaces == workspaces && i.stream == Stream::D &&
+                    (run->made_workspaces == 0 || run->workspace == workspace_bytes()) && device_.clock.is_plain() &&
                     !device_.allocator.has_pending() && device_.allocator.skip(kCompute, *run);
   if (!same) {
     make_skipped_blocks();
@@ -117,7 +118,7 @@ bool PlanPlayer::skip_run(const Instruction& i, const KernelList& list, const st
   }
   device_.book.skip(*run, allocated);
   ++next_run_;
-  workspace = workspace || run->workspace > 0;
+  workspaces |= run->made_workspaces;
   device_.activity.events += run->events;
   for (const SegmentRun::Kept& kept : run->kept) {
     if (kept.holding.number < 0) {

