@@ -28,7 +28,7 @@ BertConfig read_config(const FamilyInput& input) {
   c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
   c.positions = config.integer_or("max_position_embeddings", 512, 1, kMaxPositions);
   c.types = config.integer_or("type_vocab_size", 2, 1, 1 << 20);
-  c.padding_index = config.integer_or("pad_token_id", 0, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
+  c.padding_index = config.padding_index(0, c.vocabulary);
   c.eps = config.number_or("layer_norm_eps", 1e-12, 0.0, 1.0);
   c.hidden_dropout = config.number_or("hidden_dropout_prob", 0.1, 0.0, 1.0);
   c.attention_dropout = config.number_or("attention_probs_dropout_prob", 0.1, 0.0, 1.0);

@@ -1,5 +1,6 @@
 #include "core/model/config_reader.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -77,6 +78,13 @@ std::int64_t ConfigReader::integer_or(std::string_view key, std::int64_t otherwi
     return otherwise;
   }
   return value->get<std::int64_t>();
+}
+
+std::int64_t ConfigReader::padding_index(std::int64_t otherwise, std::int64_t vocabulary) {
+  constexpr std::string_view kKey = "pad_token_id";
+  if (!has(kKey)) return is_null(kKey) || otherwise >= vocabulary ? -1 : otherwise;
+  const std::int64_t index = integer_or(kKey, -1, -std::max<std::int64_t>(vocabulary, 1), vocabulary - 1);
+  return index < 0 && !failed() ? index + vocabulary : index;
 }
 
 double ConfigReader::number_or(std::string_view key, double otherwise, double least, double most) {

@@ -28,6 +28,8 @@ class ConfigReader {
 
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most);
   std::int64_t integer_or(std::string_view key, std::int64_t otherwise, std::int64_t least, std::int64_t most);
+  /// "pad_token_id" as nn.Embedding takes it: null is none (-1), a negative one counts from the end.
+  std::int64_t padding_index(std::int64_t otherwise, std::int64_t vocabulary);
   double number_or(std::string_view key, double otherwise, double least, double most);
   bool boolean_or(std::string_view key, bool otherwise);
   std::string text_or(std::string_view key, std::string otherwise);

@@ -36,7 +36,7 @@ GemmaConfig read_config(const FamilyInput& input) {
   c.head_dim = config.integer_or("head_dim", 256, 2, 1 << 16);
   c.positions = config.integer_or("max_position_embeddings", 8192, 1, kMaxPositions);
   c.window = config.integer_or("sliding_window", 4096, 1, kMaxPositions);
-  c.padding_index = config.integer_or("pad_token_id", 0, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
+  c.padding_index = config.padding_index(0, c.vocabulary);
   c.eps = config.number_or("rms_norm_eps", 1e-6, 0.0, 1.0);
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
   const auto cap = [&](std::string_view key, double otherwise) {

@@ -149,7 +149,7 @@ LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
   c.rope = read_rope(config, {.positions = c.max_positions});
   check_rope_factors(config, c.rope, c.head_dim);
-  c.padding_index = config.integer_or("pad_token_id", -1, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
+  c.padding_index = config.padding_index(-1, c.vocabulary);
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "silu");
   const bool biased = config.boolean_or("attention_bias", false);

@@ -31,7 +31,7 @@ OptConfig read_config(const FamilyInput& input) {
   c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
   c.positions = config.integer_or("max_position_embeddings", 2048, 1, kMaxPositions);
   c.embedding = config.integer_or("word_embed_proj_dim", std::max<std::int64_t>(c.hidden, 1), 1, kMaxWidth);
-  c.padding_index = config.integer_or("pad_token_id", 1, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
+  c.padding_index = config.padding_index(1, c.vocabulary);
   c.dropout = config.number_or("dropout", 0.1, 0.0, 1.0);
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
   c.norm_first = config.boolean_or("do_layer_norm_before", true);

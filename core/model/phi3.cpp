@@ -36,7 +36,7 @@ Phi3Config read_config(const FamilyInput& input) {
   c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
   c.max_positions = config.integer_or("max_position_embeddings", 4096, 1, kMaxPositions);
   c.sliding_window = config.integer_or("sliding_window", 0, 0, kMaxPositions);
-  c.padding_index = config.integer_or("pad_token_id", 32000, -1, std::max<std::int64_t>(c.vocabulary - 1, 0));
+  c.padding_index = config.padding_index(32000, c.vocabulary);
   c.eps = config.number_or("rms_norm_eps", 1e-5, 0.0, 1.0);
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
   c.residual_dropout = config.number_or("resid_pdrop", 0.0, 0.0, 1.0);

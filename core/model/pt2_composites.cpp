@@ -49,6 +49,7 @@ const CompositeWriter::Row CompositeWriter::kRows[] = {
     {"aten.where.ScalarOther", &CompositeWriter::where_scalar},
     {"aten.where.ScalarSelf", &CompositeWriter::where_scalar},
     {"aten.where.Scalar", &CompositeWriter::where_scalar},
+    {"transformers.grouped_mm_fallback.default", &CompositeWriter::grouped_product},
 };
 
 bool CompositeWriter::knows(std::string_view name) {
@@ -408,6 +409,20 @@ std::optional<Bound> CompositeWriter::adaptive_average_of_rows(const Call& call)
   const Tensor& result = call.described;
   return bound_to(writer_.emit("aten.squeeze.dim", {ProgramWriter::arg(picture), Arg{std::int64_t{-2}}}, {},
                                {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
+}
+
+/// Exports of expert layers that are not bfloat16 hold Transformers' own operator. It multiplies as PyTorch's does.
+std::optional<Bound> CompositeWriter::grouped_product(const Call& call) {
+  const Tensor* rows = call.tensor("input");
+  const Tensor* weights = call.tensor("weight");
+  const Tensor* ends = call.tensor("offs");
+  if (rows == nullptr || weights == nullptr || ends == nullptr) return std::nullopt;
+  if (rows->sizes.rank() != 2 || weights->sizes.rank() != 3) return std::nullopt;
+  const Tensor narrow = writer_.to(*ends, DType::Int32);
+  const Dims sizes{rows->sizes[0], weights->sizes[2]};
+  return bound_to(writer_.emit("aten._grouped_mm.default",
+                               {ProgramWriter::arg(*rows), ProgramWriter::arg(*weights), ProgramWriter::arg(narrow)},
+                               {}, {{sizes, ProgramWriter::contiguous_strides(sizes), rows->dtype}})[0]);
 }
 
 // --- losses ---

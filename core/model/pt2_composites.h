@@ -91,6 +91,7 @@ class CompositeWriter {
   std::optional<Bound> pad(const Call& call);
   std::optional<Bound> diff(const Call& call);
   std::optional<Bound> where_scalar(const Call& call);
+  std::optional<Bound> grouped_product(const Call& call);
 
   families::ProgramWriter& writer_;
   Model& model_;

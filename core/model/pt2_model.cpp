@@ -263,6 +263,10 @@ Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::strin
     if (tokens && model.tokens_per_batch == 0) model.tokens_per_batch = numel_of(value.shape);
   }
   if (Result<void> added = add_loss(model, file, options.loss); !added) return fail(std::move(added.error()));
+  if (program.compute_dtype && options.dtype && itemsize(*options.dtype) > itemsize(*program.compute_dtype)) {
+    for (ParamInfo& param : model.params)  // the archive holds what FSDP casts to
+      if (param.dtype == *program.compute_dtype) param.dtype = *options.dtype;
+  }
   return model;
 }
 

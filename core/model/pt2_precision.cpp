@@ -22,10 +22,12 @@ DType promote(DType a, DType b) {
 }
 
 std::string_view base_name(std::string_view target) {
-  constexpr std::string_view kPrefix = "torch.ops.aten.";
-  if (!target.starts_with(kPrefix)) return {};
-  target.remove_prefix(kPrefix.size());
-  return target.substr(0, target.find('.'));
+  for (const std::string_view prefix : {"torch.ops.aten.", "torch.ops.transformers."}) {
+    if (!target.starts_with(prefix)) continue;
+    target.remove_prefix(prefix.size());
+    return target.substr(0, target.find('.'));
+  }
+  return {};
 }
 
 template <std::size_t N>
@@ -35,7 +37,7 @@ bool any_of(const std::array<std::string_view, N>& names, std::string_view name)
 
 /// Operators that take one floating dtype only.
 bool is_strict(std::string_view name) {
-  static constexpr std::array<std::string_view, 17> kNames{"linear",      "matmul",
+  static constexpr std::array<std::string_view, 18> kNames{"linear",      "matmul",
                                                            "mm",          "bmm",
                                                            "addmm",       "baddbmm",
                                                            "einsum",      "conv1d",
@@ -43,7 +45,7 @@ bool is_strict(std::string_view name) {
                                                            "convolution", "scaled_dot_product_attention",
                                                            "layer_norm",  "native_layer_norm",
                                                            "group_norm",  "rms_norm",
-                                                           "_grouped_mm"};
+                                                           "_grouped_mm", "grouped_mm_fallback"};
   return any_of(kNames, name);
 }
 bool is_product(std::string_view name) { return is_strict(name) && name.find("norm") == name.npos; }

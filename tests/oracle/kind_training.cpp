@@ -52,6 +52,20 @@ bool holds_key_bias(const std::string& name) {
   return name.ends_with("c_attn.bias") || name.ends_with("query_key_value.bias");
 }
 
+/// The widest bounds of a precision, for a model that the README does not list.
+Bounds bounds_of(const std::map<ModelPrecision, Bounds>& all, const ModelPrecision& key) {
+  const auto found = all.find(key);
+  if (found != all.end()) return found->second;
+  Bounds widest;
+  for (const auto& [other, bounds] : all) {
+    if (other.second != key.second) continue;
+    widest = {std::max(widest.first_loss, bounds.first_loss), std::max(widest.loss, bounds.loss),
+              std::max(widest.norm, bounds.norm), std::max(widest.absolute, bounds.absolute),
+              std::max(widest.element, bounds.element)};
+  }
+  return widest;
+}
+
 /// Where PyTorch's own runs of a model and precision differ in single elements by more than the bound, three times
 /// that.
 void widen_elements(const std::vector<Json>& rows, std::map<ModelPrecision, Bounds>& bounds) {
@@ -68,22 +82,11 @@ void widen_elements(const std::vector<Json>& rows, std::map<ModelPrecision, Boun
       }
     }
   }
-  for (const auto& [key, values] : range)
-    bounds[key.first].element = std::max(bounds[key.first].element, 3 * (values.second - values.first));
-}
-
-/// The widest bounds of a precision, for a model that the README does not list.
-Bounds bounds_of(const std::map<ModelPrecision, Bounds>& all, const ModelPrecision& key) {
-  const auto found = all.find(key);
-  if (found != all.end()) return found->second;
-  Bounds widest;
-  for (const auto& [other, bounds] : all) {
-    if (other.second != key.second) continue;
-    widest = {std::max(widest.first_loss, bounds.first_loss), std::max(widest.loss, bounds.loss),
-              std::max(widest.norm, bounds.norm), std::max(widest.absolute, bounds.absolute),
-              std::max(widest.element, bounds.element)};
+  const std::map<ModelPrecision, Bounds> listed = bounds;
+  for (const auto& [key, values] : range) {
+    Bounds& own = bounds.try_emplace(key.first, bounds_of(listed, key.first)).first->second;
+    own.element = std::max(own.element, 3 * (values.second - values.first));
   }
-  return widest;
 }
 
 class Comparison {
@@ -147,7 +150,8 @@ void compare_steps(Comparison& comparison, const Json& row, const TrainingResult
 void compare_params(Comparison& comparison, const Json& row, const TrainingResult& got) {
   for (const auto& [name, numbers] : row.at("final").items()) {
     if (is_key_bias(name)) continue;
-    const auto param = got.final_params.find(name);
+    auto param = got.final_params.find(name);
+    if (param == got.final_params.end()) param = got.final_params.find("model." + name);  // exported in a wrapper
     if (param == got.final_params.end()) {
       comparison.missing("sum of " + name);
       continue;

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "core/model/config_model.h"
 #include "core/model/load_model.h"
 #include "core/plan/build_plan.h"
 #include "exec/buffers.h"
@@ -67,7 +69,7 @@ class TrainingData {
     for (const ValueId id : model_.inputs) {
       const ValueInfo& value = model_.values[id.index()];
       at::Tensor tensor;
-      if (const auto found = tensors_.find(value.name); found != tensors_.end()) {
+      if (const auto found = tensors_.find(data_name(value.name)); found != tensors_.end()) {
         tensor = share_of(found->second, step, micro, rank, world);
       } else if (value.name == "decoder_input_ids" && tensors_.contains("labels")) {
         tensor = shifted_right(share_of(tensors_.at("labels"), step, micro, rank, world), start_, padding_);
@@ -80,6 +82,12 @@ class TrainingData {
   }
 
  private:
+  /// The exported programs take (inputs, labels), whatever the inputs are.
+  std::string data_name(const std::string& input) const {
+    if (input != "inputs") return input;
+    return tensors_.contains("pixel_values") ? "pixel_values" : "input_ids";
+  }
+
   const Model& model_;
   NamedTensors tensors_;
   std::int64_t start_ = 0, padding_ = 0;
@@ -259,6 +267,15 @@ Runtime runtime_of(const std::string& how, bool bf16) {
   return bf16 ? Runtime::Fsdp2 : Runtime::None;
 }
 
+/// The config.json; of a family that is not built, the exported program of this precision.
+std::string source_of(const std::string& folder, const std::string& precision) {
+  const Json config = Json::parse(read_text(folder + "/config.json"));
+  const auto known = known_model_types();
+  const bool built = std::find(known.begin(), known.end(), config.value("model_type", "")) != known.end();
+  const std::string archive = folder + "/forward_" + precision + ".pt2";
+  return built || !std::filesystem::exists(archive) ? folder + "/config.json" : archive;
+}
+
 /// Lengths of the sequences in the data, for a model of tokens.
 void set_lengths(const std::string& folder, ModelOptions& options) {
   const auto tensors = or_throw(read_safetensors(folder + "/data.safetensors"));
@@ -281,7 +298,7 @@ Job training_job(const Json& row, const std::string& folder) {
   const Json& settings = row.at("settings");
   const bool bf16 = settings.at("precision") == "bf16";
   Job job;
-  job.model.source = folder + "/config.json";
+  job.model.source = source_of(folder, settings.at("precision"));
   job.cluster.world_size = job.cluster.ranks_per_node = row.at("world");
   job.model.batch = kRows / job.cluster.world_size;
   set_lengths(folder, job.model);

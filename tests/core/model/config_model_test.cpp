@@ -175,6 +175,31 @@ TEST(ConfigModel, DtypeOfParametersIsTheJobsOrTheFiles) {
   EXPECT_EQ(mixed->buffers[0].dtype, DType::BFloat16);
 }
 
+TEST(ConfigModel, PaddingIsAbsentNullOrCountedFromTheEnd) {
+  const auto padding = [](Json config, const Json& pad) -> std::optional<std::int64_t> {
+    if (pad.is_discarded()) config.erase("pad_token_id");
+    if (!pad.is_discarded()) config["pad_token_id"] = pad;
+    const auto model = build(config);
+    EXPECT_TRUE(model) << to_text(model.error());
+    if (!model) return std::nullopt;
+    const auto op = std::find_if(model->ops.begin(), model->ops.end(),
+                                 [](const Op& o) { return o.name == "aten.embedding.default"; });
+    return op->args.size() > 2 ? std::get<std::int64_t>(op->args[2].value) : -1;
+  };
+  const Json absent = Json(Json::value_t::discarded);
+  const Json bert = Json::parse(R"({"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1,
+      "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100})");
+  EXPECT_EQ(padding(bert, absent), 0);  // the library's default
+  EXPECT_EQ(padding(bert, nullptr), -1);
+  EXPECT_EQ(padding(bert, -1), 99);
+  EXPECT_EQ(padding(toy_config(), absent), -1);
+  EXPECT_EQ(padding(toy_config(), 7), 7);
+  EXPECT_EQ(padding(toy_config(), -1), 255);  // the first Llama's file
+  Json beyond = toy_config();
+  beyond["pad_token_id"] = 256;
+  EXPECT_FALSE(build(beyond));
+}
+
 TEST(ConfigModel, Qwen3NormalisesEveryHead) {
   Json config = toy_config();
   config["model_type"] = "qwen3";

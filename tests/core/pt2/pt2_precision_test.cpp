@@ -16,9 +16,10 @@ namespace {
 
 const std::string kArchives = std::string(FORESHARD_TEST_DATA) + "/pt2/";
 
-Model read(const std::string& name, std::optional<DType> dtype) {
+Model read(const std::string& name, std::optional<DType> dtype, std::optional<DType> created = DType::Float32) {
   ModelOptions options;
   options.loss = "none";
+  options.dtype = created;
   ProgramOptions program;
   program.compute_dtype = dtype;
   auto model = model_from_pt2(kArchives + name, options, program);
@@ -86,6 +87,17 @@ TEST(Pt2Precision, WithoutMixedPrecisionTheArchiveIsReadAsWritten) {
   const Model plain = read("user_mlp_shared.pt2", std::nullopt), same = read("user_mlp_shared.pt2", DType::Float32);
   EXPECT_EQ(plain, same);
   EXPECT_EQ(plain.compute_dtype, DType::Float32);
+}
+
+TEST(Pt2Precision, AnArchiveOfTheLowTypeIsTakenAsItIsAndItsParametersAreCreatedWide) {
+  const Model own = read("llama_1b_meta.pt2", DType::BFloat16, std::nullopt);  // model.dtype = "config"
+  Model wide = read("llama_1b_meta.pt2", DType::BFloat16, DType::Float32);
+  ASSERT_FALSE(wide.params.empty());
+  for (const ParamInfo& param : wide.params) EXPECT_EQ(param.dtype, DType::Float32) << param.fqn;
+  EXPECT_EQ(wide.compute_dtype, DType::BFloat16);
+  EXPECT_EQ(read("llama_1b_meta.pt2", std::nullopt), own);  // nothing is cast: as the archive has it
+  for (ParamInfo& param : wide.params) param.dtype = DType::BFloat16;
+  EXPECT_EQ(wide, own);
 }
 
 TEST(Pt2Precision, HalfPrecisionKeepsHalfTheBytes) {

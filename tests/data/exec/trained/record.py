@@ -63,9 +63,10 @@ def families():
     yield "phi3", lambda: WithLoss(t.Phi3ForCausalLM(t.Phi3Config(
         **{**small, "hidden_size": 24}, intermediate_size=20, max_position_embeddings=16, num_key_value_heads=1, pad_token_id=0,
         use_cache=False)), text), tokens
-    yield "mixtral", lambda: WithLoss(t.MixtralForCausalLM(t.MixtralConfig(
-        **small, intermediate_size=20, max_position_embeddings=16, num_key_value_heads=1, num_local_experts=3,
-        experts_implementation="batched_mm", use_cache=False)), text), tokens
+    for name, experts in (("mixtral", "batched_mm"), ("mixtral_grouped", "grouped_mm")):
+        yield name, lambda experts=experts: WithLoss(t.MixtralForCausalLM(t.MixtralConfig(
+            **small, intermediate_size=20, max_position_embeddings=16, num_key_value_heads=1, num_local_experts=3,
+            experts_implementation=experts, use_cache=False)), text), tokens
     yield "t5", lambda: WithLoss(t.T5ForConditionalGeneration(t.T5Config(
         vocab_size=31, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_heads=3, dropout_rate=0.0, use_cache=False,
         decoder_start_token_id=0, pad_token_id=0)), ["input_ids", "labels"]), tokens
