@@ -16,11 +16,15 @@ Flops convolution(const at::Tensor& weight, std::int64_t outputs) {
   return weight.size(0) > 0 ? 2 * outputs * (weight.numel() / weight.size(0)) : 0;
 }
 
+/// Transposed: each element of the input spreads over one filter.
+Flops spread(const at::Tensor& input, const at::Tensor& weight) { return convolution(weight, input.numel()); }
+
 /// The counter takes every channel for the filters' gradient, whatever the groups.
 Flops convolution_backward(c10::ArrayRef<const c10::IValue> inputs) {
   const at::Tensor gradient = inputs[0].toTensor(), input = inputs[1].toTensor(), weight = inputs[2].toTensor();
   const auto mask = inputs[10].toBoolList();
-  const Flops one = convolution(weight, gradient.numel());
+  const Flops one = inputs[7].toBool() ? spread(input, weight) : convolution(weight, gradient.numel());
+  if (inputs[7].toBool()) return ((mask.get(0) ? 1 : 0) + (mask.get(1) ? 1 : 0)) * one;
   const std::int64_t groups = weight.size(1) > 0 ? input.size(1) / weight.size(1) : 1;
   return (mask.get(0) ? one : 0) + (mask.get(1) ? one * groups : 0);
 }
@@ -28,6 +32,7 @@ Flops convolution_backward(c10::ArrayRef<const c10::IValue> inputs) {
 /// Sizes of the output from those of input, filter, stride, padding and dilation.
 Flops convolution_forward(c10::ArrayRef<const c10::IValue> inputs) {
   const at::Tensor input = inputs[0].toTensor(), weight = inputs[1].toTensor();
+  if (inputs[6].toBool()) return spread(input, weight);
   const auto stride = inputs[3].toIntVector(), padding = inputs[4].toIntVector(), dilation = inputs[5].toIntVector();
   std::int64_t outputs = input.size(0) * weight.size(0);
   for (std::int64_t d = 2; d < input.dim(); ++d) {

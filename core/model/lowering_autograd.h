@@ -103,6 +103,14 @@ struct BackwardInput {
 std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in);
 /// The part of it in op_rules_backward_more.cpp; `g` is the gradient of the first result that has one.
 std::vector<Ref> backward_of_more(Emitter& emit, BackwardInput& in, const Ref& g);
+/// The part that the table itself writes down (op_rules_written.cpp).
+std::vector<Ref> backward_of_written(Emitter& emit, BackwardInput& in);
+/// "aten.triu_.default" -> "aten.triu.default".
+std::string out_of_place(std::string_view name);
+/// Strides of the part of `in` that diagonal, unfold, as_strided, or select, slice and diagonal_scatter are about.
+Dims part_strides(const Op& op, const Layout& in, const Dims& sizes);
+/// The dimensions that a reduction takes together, none for all of them.
+std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n);
 
 /// Constant arguments of an operator, by position or by name.
 std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback);

@@ -19,9 +19,14 @@ bool keeps_own_dtypes(const Model& model) {
   return mixed && first->dtype == model.compute_dtype;
 }
 
-/// The rule's saves; index and index_put keep all of their index tensors, however many there are.
-std::vector<SaveRule> saves_of(const OpRule& rule, std::size_t args) {
+/// The rule's saves for a call with so many tensors; index and index_put keep all of their index tensors, however many
+/// there are.
+std::vector<SaveRule> saves_of(const OpRule& rule, const Op& op, std::size_t args) {
   std::vector<SaveRule> saves(rule.saves.begin(), rule.saves.begin() + rule.save_count);
+  // A batch norm without weights keeps its running statistics, which are then its second and third tensor.
+  if (args == 3 && rule.name.find("batch_norm") != std::string_view::npos && op.args.size() > 1 &&
+      std::holds_alternative<std::monostate>(op.args[1].value))
+    saves.push_back({false, 2, 0});
   const bool put = rule.formula == OpFormula::IndexPut;  // whose last tensor are the values
   if (!put && rule.formula != OpFormula::Index) return saves;
   saves.clear();
@@ -194,7 +199,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   if (!any) return;
   CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
-  for (const SaveRule& save : saves_of(rule, args.size())) {
+  for (const SaveRule& save : saves_of(rule, op, args.size())) {
     const auto& from = save.result ? results : args;
     if (save.index >= from.size()) continue;
     bool needed = save.if_grad == 0;

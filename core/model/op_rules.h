@@ -23,6 +23,7 @@ enum class OpForm : std::uint8_t {
   Squeeze,
   Expand,
   Slice,         // slice, narrow, split, chunk: same strides (times the step)
+  Part,          // diagonal, unfold, as_strided
   Select,        // select, unbind: one dimension less
   Reshape,       // a view if there is one, else a copy
   CopyIfNeeded,  // contiguous: the tensor itself if it is, else a copy
@@ -117,6 +118,9 @@ enum class OpFormula : std::uint8_t {
   ScatterValue,
   Reciprocal,
   Zeros,  // what was there is written over: zeros go back
+  Addbmm,
+  ScatterReduce,
+  Written,  // as OpRule::written says
 };
 
 /// One tensor that autograd keeps: an input or a result, if one of the inputs in `if_grad` (a bit set; 0 = always)
@@ -135,10 +139,12 @@ struct OpRule {
   std::array<SaveRule, 8> saves{};
   std::uint8_t save_count = 0;
   std::uint8_t launches = 1;
-  bool first_only = false;  // the other results have no gradient, though they are floating: statistics, weights
+  bool first_only = false;   // the other results have no gradient, though they are floating: statistics, weights
+  std::string_view written;  // Written: the kernels of backward (core/model/op_rules_written.cpp)
 };
 
-/// nullptr if the operator has no row: the default rule applies.
+/// nullptr if the operator has no row: the default rule applies. An operator that works in place ("aten.silu_.default")
+/// and has no row of its own has that of its sibling which does not.
 const OpRule* find_op_rule(std::string_view name);
 /// The default: a new contiguous tensor per result, inputs and results kept, backward costs twice the forward.
 const OpRule& default_op_rule();

@@ -51,6 +51,12 @@ Ref mm_right(Emitter& e, const Ref& g, const Ref& mat1, const Layout& mat2) {
   return e.matmul("aten.mm.default", t, g);
 }
 
+/// `product` times the operator's factor of that name.
+Ref times(Emitter& e, BackwardInput& in, std::string_view factor, const Ref& product) {
+  if (number_arg(*in.node.op, 99, factor, 1.0) == 1.0) return product;
+  return e.elementwise("aten.mul.Scalar", {&product});
+}
+
 Grads products(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
   switch (in.node.rule->formula) {
@@ -59,10 +65,30 @@ Grads products(Emitter& e, BackwardInput& in, const Ref& g) {
       if (in.wants(0)) out[0] = mm_left(e, g, in.saved_arg(1), in.node.in[0]);
       break;
     case OpFormula::Addmm:
-      if (in.wants(1)) out[1] = mm_left(e, g, in.saved_arg(2), in.node.in[1]);
-      if (in.wants(2)) out[2] = mm_right(e, g, in.saved_arg(1), in.node.in[2]);
-      if (in.wants(0)) out[0] = g;
+      if (in.wants(1)) out[1] = times(e, in, "alpha", mm_left(e, g, in.saved_arg(2), in.node.in[1]));
+      if (in.wants(2)) out[2] = times(e, in, "alpha", mm_right(e, g, in.saved_arg(1), in.node.in[2]));
+      if (in.wants(0)) out[0] = times(e, in, "beta", g);
       break;
+    case OpFormula::Addbmm: {  // the sum over the batch: every product has the whole gradient
+      const Layout& left = in.node.in[1];
+      Dims sizes = e.layout(g).sizes;
+      if (left.sizes.n != 3 || sizes.n != 2) break;
+      Dims wide;
+      wide.push(left.sizes[0]);
+      wide.push(sizes[0]);
+      wide.push(sizes[1]);
+      const Ref all = e.expand(g, wide);
+      if (in.wants(1)) {
+        Ref t = e.transpose(in.saved_arg(2), 1, 2);
+        out[1] = times(e, in, "alpha", e.matmul("aten.bmm.default", all, t));
+      }
+      if (in.wants(2)) {
+        Ref t = e.transpose(in.saved_arg(1), 1, 2);
+        out[2] = times(e, in, "alpha", e.matmul("aten.bmm.default", t, all));
+      }
+      if (in.wants(0)) out[0] = times(e, in, "beta", g);
+      break;
+    }
     case OpFormula::Bmm:
       if (in.wants(1)) {
         Ref t = e.transpose(in.saved_arg(0), 1, 2);
@@ -76,13 +102,13 @@ Grads products(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Baddbmm:
       if (in.wants(1)) {
         Ref t = e.transpose(in.saved_arg(2), 1, 2);
-        out[1] = e.matmul("aten.bmm.default", g, t);
+        out[1] = times(e, in, "alpha", e.matmul("aten.bmm.default", g, t));
       }
       if (in.wants(2)) {
         Ref t = e.transpose(in.saved_arg(1), 1, 2);
-        out[2] = e.matmul("aten.bmm.default", t, g);
+        out[2] = times(e, in, "alpha", e.matmul("aten.bmm.default", t, g));
       }
-      if (in.wants(0)) out[0] = g;
+      if (in.wants(0)) out[0] = times(e, in, "beta", g);
       break;
     default: break;
   }
@@ -125,11 +151,8 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Sub:
       if (in.wants(0)) out[0] = g;
       if (in.wants(1)) {
-        const double alpha = number_arg(op, 99, "alpha", 1.0);
-        if (in.node.rule->formula == OpFormula::Sub)
-          out[1] = e.elementwise("aten.neg.default", {&g});
-        else
-          out[1] = alpha == 1.0 ? g : scale(e, g, "aten.mul.Tensor");
+        out[1] = in.node.rule->formula == OpFormula::Sub ? e.elementwise("aten.neg.default", {&g}) : g;
+        out[1] = times(e, in, "alpha", out[1]);
       }
       break;
     case OpFormula::Mul:
@@ -149,12 +172,17 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
         Ref negative = e.elementwise("aten.neg.default", {&g});
         out[1] = mul(e, negative, second);
       }
-      if (in.wants(0)) out[0] = e.elementwise("aten.div.Tensor", {&g, &other});
+      if (in.wants(0))
+        out[0] = e.elementwise(op.name.ends_with(".Scalar") ? "aten.div.Scalar" : "aten.div.Tensor", {&g, &other});
       break;
     }
     case OpFormula::Neg: out[0] = e.elementwise("aten.neg.default", {&g}); break;
     case OpFormula::Pow: {
       const Ref self = in.saved_arg(0);
+      if (number_arg(op, 1, "exponent", 2.0) == 0.0) {
+        out[0] = e.elementwise("aten.zeros_like.default", {&self});
+        break;
+      }
       Ref power = e.elementwise("aten.pow.Tensor_Scalar", {&self});
       Ref scaled = scale(e, power);
       out[0] = mul(e, g, scaled);
@@ -229,6 +257,12 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::MaskedFill: {
       const Ref mask = in.saved_arg(1);
       if (in.wants(0)) out[0] = e.elementwise("aten.masked_fill.Scalar", {&g, &mask});
+      if (in.wants(2)) {  // the value filled in
+        Ref zero = e.fresh("aten.scalar_tensor.default", KernelClass::Elementwise,
+                           contiguous_layout(Dims{}, e.layout(g).dtype), {});
+        Ref filled = e.elementwise("aten.where.self", {&mask, &g, &zero}, e.layout(g).dtype);
+        out[2] = e.sum(filled, {}, false, "aten.sum.default", KernelClass::Reduction, e.layout(g).dtype);
+      }
       break;
     }
     case OpFormula::Where: {
@@ -241,7 +275,7 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
       }
       break;
     }
-    case OpFormula::Tril: out[0] = e.elementwise(op.name, {&g}); break;
+    case OpFormula::Tril: out[0] = e.elementwise(out_of_place(op.name), {&g}); break;
     default: break;
   }
   return out;
@@ -341,7 +375,7 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
       out[0] = e.expand(wide, from.sizes);
       if (in.node.rule->formula == OpFormula::Mean) {
         const Ref expanded = out[0];
-        out[0] = e.fresh("aten.div.Scalar", KernelClass::Elementwise, contiguous_layout(from.sizes, from.dtype),
+        out[0] = e.fresh("aten.div.Scalar", KernelClass::Elementwise, contiguous_layout(from.sizes, e.layout(g).dtype),
                          {&expanded});
       }
       break;
@@ -517,6 +551,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::Mm:
     case F::Addmm:
     case F::Bmm:
+    case F::Addbmm:
     case F::Baddbmm: return products(emit, in, g);
     case F::Linear: return linear(emit, in, g);
     case F::View:
@@ -569,7 +604,9 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::Expm1:
     case F::Log1p:
     case F::Log2:
+    case F::ScatterReduce:
     case F::Zeros: return backward_of_more(emit, in, g);
+    case F::Written: return backward_of_written(emit, in);
     case F::Unknown: return unknown(emit, in, g);
     case F::None: return std::vector<Ref>(in.node.in.size());
     default: return pointwise(emit, in, g);

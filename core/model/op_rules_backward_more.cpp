@@ -3,6 +3,7 @@
 //
 // Where PyTorch adds into fresh zeros in place, so do we; its recordings under a mode show the copying forms.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/model/lowering_autograd.h"
@@ -42,21 +43,28 @@ Ref pick(Emitter& e, std::string_view name, const Layout& layout, const Ref& g, 
 /// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
 Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
-  std::string name = in.node.op->name;
+  std::string name = out_of_place(in.node.op->name);
   const std::size_t dot = std::min(name.rfind('.'), name.size());
   const std::string tail = "_forward";
   const bool forward = dot > tail.size() && name.compare(dot - tail.size(), tail.size(), tail) == 0;
   name.replace(forward ? dot - tail.size() : dot, forward ? tail.size() : 0, "_backward");
+  const bool fixed_statistics =
+      name.starts_with("aten.cudnn_batch_norm") && !bool_arg(*in.node.op, 5, "training", true);
+  if (fixed_statistics || name.starts_with("aten._native_batch_norm_legit"))
+    name = "aten.native_batch_norm_backward.default";
   const bool convolution = in.node.rule->formula == OpFormula::Convolution;
   Kernel kernel = e.start(name, convolution ? KernelClass::Gemm : KernelClass::Reduction, e.layout(g).dtype);
   if (convolution && in.node.in.size() >= 2) {
     const Layout& filter = in.node.in[1];
     const std::int64_t filters = std::max<std::int64_t>(filter.sizes.n > 0 ? filter.sizes[0] : 1, 1);
+    const bool transposed = bool_arg(*in.node.op, 6, "transposed", false);
     const Flops work = 2 * in.node.out[0].numel() * (filter.numel() / filters);
+    const Flops spread = 2 * in.node.in[0].numel() * (filter.numel() / filters);
     // PyTorch's counter takes every channel for the filters' gradient, whatever the groups
     const bool channels = in.node.in[0].sizes.n > 1 && filter.sizes.n > 1 && filter.sizes[1] > 0;
     const std::int64_t groups = channels ? in.node.in[0].sizes[1] / filter.sizes[1] : 1;
-    kernel.flops = (in.wants(0) ? work : 0) + (in.wants(1) ? work * groups : 0);
+    kernel.flops = transposed ? ((in.wants(0) ? 1 : 0) + (in.wants(1) ? 1 : 0)) * spread
+                              : (in.wants(0) ? work : 0) + (in.wants(1) ? work * groups : 0);
     kernel.tensor_core = kernel.dtype == DType::BFloat16 || kernel.dtype == DType::Float16;
   }
   kernel.read = e.layout(g).bytes();
@@ -119,8 +127,59 @@ Ref kept_dims(Emitter& e, BackwardInput& in, const Ref& g) {
   const Layout& from = in.node.in[0];
   if (e.layout(g).sizes.n == from.sizes.n || e.layout(g).sizes.n == 0) return g;
   Dims kept = from.sizes;
-  for (const std::int64_t dim : list_arg(*in.node.op, 1, "dim")) kept[wrap_dim(dim, from.sizes.n)] = 1;
+  for (const std::int32_t dim : reduced_dims(*in.node.op, from.sizes.n)) kept[dim] = 1;
   return contiguous_layout(kept, from.dtype).numel() == e.layout(g).numel() ? e.view(g, kept) : g;
+}
+
+/// Of a vector norm, by its order.
+Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, const Ref& g) {
+  const Op& op = *in.node.op;
+  const double order = number_arg(op, 1, op.name == "aten.linalg_vector_norm.default" ? "ord" : "p", 2.0);
+  const auto share = [&](const Ref& over, const Ref& under) {  // nothing where the norm is zero
+    Ref quotient = e.elementwise("aten.div.Tensor", {&over, &under});
+    Ref zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", quotient, {&zero});
+    return quotient;
+  };
+  if (order == 0.0) return {};
+  if (order == 1.0) {
+    Ref sign = e.elementwise("aten.sgn.default", {&self});
+    return e.elementwise("aten.mul.Tensor", {&sign, &g});
+  }
+  if (order == 2.0) {
+    Ref direction = share(self, result);
+    return e.elementwise("aten.mul.Tensor", {&g, &direction});
+  }
+  Ref size = e.elementwise("aten.abs.default", {&self});
+  if (std::isinf(order)) {
+    Ref largest = e.elementwise("aten.eq.Tensor", {&size, &result}, DType::Bool);
+    Ref nan = e.elementwise("aten.isnan.default", {&size}, DType::Bool);
+    Ref either = e.elementwise("aten.logical_or.default", {&largest, &nan}, DType::Bool);
+    Ref count = e.sum(either, reduced_dims(op, in.node.in[0].sizes.n), true, "aten.sum.dim_IntList",
+                      KernelClass::Reduction, DType::Int64);
+    Ref each = e.elementwise("aten.div.Tensor", {&g, &count});
+    Ref there = e.elementwise("aten.mul.Tensor", {&each, &either});
+    Ref sign = e.elementwise("aten.sgn.default", {&self});
+    return e.elementwise("aten.mul.Tensor", {&sign, &there});
+  }
+  if (order < 2.0) {
+    write_into(e, "aten.pow_.Scalar", size, {});
+    if (order < 1.0) {
+      Ref none = e.elementwise("aten.eq.Scalar", {&self}, DType::Bool);
+      write_into(e, "aten.masked_fill_.Scalar", size, {&none});
+    }
+    Ref sign = e.elementwise("aten.sgn.default", {&self});
+    Ref power = e.elementwise("aten.mul.Tensor", {&sign, &size});
+    Ref under = e.elementwise("aten.pow.Tensor_Scalar", {&result});
+    Ref factor = order < 1.0 ? e.elementwise("aten.mul.Tensor", {&power, &g}) : share(g, under);
+    return order < 1.0 ? e.elementwise("aten.mul.Tensor", {&factor, &under})
+                       : e.elementwise("aten.mul.Tensor", {&power, &factor});
+  }
+  write_into(e, "aten.pow_.Scalar", size, {});
+  Ref power = e.elementwise("aten.mul.Tensor", {&self, &size});
+  Ref under = e.elementwise("aten.pow.Tensor_Scalar", {&result});
+  Ref factor = share(g, under);
+  return e.elementwise("aten.mul.Tensor", {&power, &factor});
 }
 
 Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
@@ -134,18 +193,14 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
     Ref share = e.elementwise("aten.exp.default", {&distance});
     out[0] = e.elementwise("aten.mul.Tensor", {&wide, &share});
   } else if (in.node.rule->formula == OpFormula::Var) {
-    std::vector<std::int32_t> dims;
-    for (const std::int64_t dim : list_arg(*in.node.op, 1, "dim")) dims.push_back(wrap_dim(dim, from.sizes.n));
-    Ref mean = e.sum(self, dims, true, "aten.mean.dim", KernelClass::Reduction, from.dtype);
+    const std::vector<std::int32_t> dims = reduced_dims(*in.node.op, from.sizes.n);
+    Ref mean = e.sum(self, dims, !dims.empty(), dims.empty() ? "aten.mean.default" : "aten.mean.dim",
+                     KernelClass::Reduction, from.dtype);
     Ref distance = e.elementwise("aten.sub.Tensor", {&self, &mean});
     Ref scaled = e.elementwise("aten.mul.Scalar", {&wide});
     out[0] = e.elementwise("aten.mul.Tensor", {&scaled, &distance});
-  } else {  // the norm of order two
-    Ref direction = e.elementwise("aten.div.Tensor", {&self, &result});
-    Ref zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
-    write_into(e, "aten.masked_fill_.Scalar", direction, {&zero});
-    zero.reset();
-    out[0] = e.elementwise("aten.mul.Tensor", {&g, &direction});
+  } else {
+    out[0] = norm(e, in, self, kept_dims(e, in, result), wide);
   }
   return out;
 }
@@ -155,6 +210,22 @@ Ref without_put(Emitter& e, BackwardInput& in, const Ref& g, const Ref& index) {
   if (bool_arg(*in.node.op, 3, "accumulate", false)) return g;
   Ref zeros = e.fresh("aten.zeros.default", KernelClass::Elementwise, plain(in.node.in.back()), {});
   return e.fresh("aten.index_put.default", KernelClass::Gather, plain(in.node.in[0]), {&g, &index, &zeros}, 2);
+}
+
+/// What index_put's index tensors take out of `from`; its values may be broadcast to it.
+Layout picked_layout(const Layout& from, const std::vector<Layout>& args) {
+  const Layout& values = args.back();
+  const auto indices = static_cast<std::int32_t>(args.size()) - 2;
+  Layout wide = args[1];
+  for (std::size_t i = 2; i + 1 < args.size(); ++i)
+    if (args[i].numel() > wide.numel()) wide = args[i];
+  if (wide.dtype == DType::Bool || indices > from.sizes.n ||
+      wide.sizes.n + from.sizes.n - indices > static_cast<std::int32_t>(kMaxDims))
+    return values;
+  Dims sizes = wide.sizes;
+  for (std::int32_t i = indices; i < from.sizes.n; ++i) sizes.push(from.sizes[i]);
+  const Layout picked = contiguous_layout(sizes, values.dtype);
+  return picked.numel() > values.numel() ? picked : values;
 }
 
 Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
@@ -179,13 +250,17 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::IndexPut: {
       const OpFormula formula = in.node.rule->formula;
       const std::size_t values = in.node.in.size() - 1;
+      Layout there = in.node.in[values];
+      if (formula == OpFormula::IndexPut) there = picked_layout(in.node.in[0], in.node.in);
       if (in.wants(0)) out[0] = formula == OpFormula::IndexPut ? without_put(e, in, g, index) : g;
       if (values < 2 || !in.wants(values)) break;
       out[values] = pick(e,
                          formula == OpFormula::ScatterAdd ? "aten.gather.default"
                          : formula == OpFormula::IndexAdd ? "aten.index_select.default"
                                                           : "aten.index.Tensor",
-                         in.node.in[values], g, index);
+                         there, g, index);
+      if (formula == OpFormula::IndexAdd && number_arg(*in.node.op, 99, "alpha", 1.0) != 1.0)
+        out[values] = e.elementwise("aten.mul.Scalar", {&out[values]});
       break;
     }
     default: break;
@@ -193,29 +268,83 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
   return out;
 }
 
+/// scatter_reduce: sums go where they came from; the largest and the smallest share among equals.
+Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Op& op = *in.node.op;
+  const Ref self = in.saved_arg(0), index = in.saved_arg(1), source = in.saved_arg(2), result = in.saved_result(0);
+  std::string how = "sum";
+  for (const Arg& arg : op.args)
+    if (const auto* text = std::get_if<std::string>(&arg.value)) how = *text;
+  for (const NamedArg& named : op.kwargs)
+    if (const auto* text = std::get_if<std::string>(&named.arg.value); text != nullptr && named.name == "reduce")
+      how = *text;
+  // Both gradients are made whoever wants them.
+  if (how == "mean") {
+    const bool with_self = bool_arg(op, 5, "include_self", true);
+    Ref start = e.elementwise(with_self ? "aten.ones_like.default" : "aten.zeros_like.default", {&g});
+    Ref ones = e.elementwise("aten.ones_like.default", {&source});
+    Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]), {&start, &index, &ones});
+    Ref none = e.elementwise("aten.eq.Scalar", {&count}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", count, {&none});
+    out[0] = e.elementwise("aten.div.Tensor", {&g, &count});
+    Ref counts = pick(e, "aten.gather.default", in.node.in[2], count, index);
+    Ref there = pick(e, "aten.gather.default", in.node.in[2], g, index);
+    out[2] = e.elementwise("aten.div.Tensor", {&there, &counts});
+    if (!with_self)
+      out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&out[0], &index});
+    return out;
+  }
+  if (how != "amax" && how != "amin") {
+    out[0] = g;
+    out[2] = pick(e, "aten.gather.default", in.node.in[2], g, index);
+    return out;
+  }
+  const DType dtype = e.layout(g).dtype;
+  const auto equal = [&](const Ref& a, const Ref& b) { return e.elementwise("aten.eq.Tensor", {&a, &b}, DType::Bool); };
+  Ref there = pick(e, "aten.gather.default", in.node.in[2], result, index);
+  Ref mine = equal(self, result), mine_count = e.cast(mine, dtype);
+  Ref theirs = equal(source, there), theirs_count = e.cast(theirs, dtype);
+  Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]),
+                      {&mine_count, &index, &theirs_count});
+  Ref each = e.elementwise("aten.div.Tensor", {&g, &count});
+  Ref self_mask = equal(self, result);
+  out[0] = e.elementwise("aten.mul.Tensor", {&self_mask, &each}, dtype);
+  Ref back = pick(e, "aten.gather.default", in.node.in[2], each, index);
+  Ref source_mask = equal(source, there);
+  out[2] = e.elementwise("aten.mul.Tensor", {&source_mask, &back}, dtype);
+  return out;
+}
+
 /// repeat_backward: the copies side by side as dimensions of their own, summed at once.
 Grads repeat(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
   const Layout& from = in.node.in[0];
-  const Layout whole = e.layout(g);
-  const std::int32_t lead = whole.sizes.n - from.sizes.n;
+  Ref rest = g;  // new dimensions in front are summed one by one
+  for (std::int32_t lead = e.layout(g).sizes.n - from.sizes.n; lead > 0; --lead)
+    rest = e.sum(rest, {0}, false, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+  const Layout whole = e.layout(rest);
   Dims split;
   std::vector<std::int32_t> copies;
   for (std::int32_t i = 0; i < whole.sizes.n; ++i) {
-    const std::int64_t own = i < lead ? 1 : from.sizes[i - lead];
+    const std::int64_t own = from.sizes[i];
     const std::int64_t times = own > 0 ? whole.sizes[i] / own : 1;
     const bool fits = split.n + 2 <= static_cast<std::int32_t>(kMaxDims);
     if (times != 1 && fits) {
       copies.push_back(split.n);
       split.push(times);
     }
-    if (i >= lead) split.push(own);
+    split.push(own);
   }
-  if (copies.empty() || contiguous_layout(split, from.dtype).numel() != whole.numel()) {
-    out[0] = e.fresh("aten.sum.dim_IntList", KernelClass::Reduction, plain(from), {&g});
+  if (copies.empty()) {
+    out[0] = rest;
     return out;
   }
-  Ref apart = e.reshape(g, split);
+  if (contiguous_layout(split, from.dtype).numel() != whole.numel()) {
+    out[0] = e.fresh("aten.sum.dim_IntList", KernelClass::Reduction, plain(from), {&rest});
+    return out;
+  }
+  Ref apart = e.reshape(rest, split);
   out[0] = e.sum(apart, copies, false, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
   return out;
 }
@@ -261,8 +390,9 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       Ref zero = e.fresh("aten.scalar_tensor.default", KernelClass::Elementwise,
                          contiguous_layout(Dims{}, e.layout(g).dtype), {});
       const Op& op = *in.node.op;
-      const bool low = op.name != "aten.clamp_max.default" && has_number(op, 1, "min");
-      const bool high = op.name == "aten.clamp_max.default" || has_number(op, 2, "max");
+      const bool only_high = op.name.starts_with("aten.clamp_max");
+      const bool low = !only_high && has_number(op, 1, "min");
+      const bool high = only_high || has_number(op, 2, "max");
       Ref inside = e.elementwise(low || !high ? "aten.ge.Scalar" : "aten.le.Scalar", {&self}, DType::Bool);
       if (low && high) {
         Ref below = e.elementwise("aten.le.Scalar", {&self}, DType::Bool);
@@ -271,7 +401,7 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);
       return out;
     }
-    case OpFormula::Roll: out[0] = e.elementwise(in.node.op->name, {&g}); return out;
+    case OpFormula::Roll: out[0] = e.elementwise(out_of_place(in.node.op->name), {&g}); return out;
     case OpFormula::Zeros: out[0] = e.elementwise("aten.zeros_like.default", {&g}); return out;
     case OpFormula::Repeat: return repeat(e, in, g);
     case OpFormula::ScatterValue: {  // what was overwritten has no gradient; what was put in has its own
@@ -280,6 +410,7 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       if (in.wants(2)) out[2] = pick(e, "aten.gather.default", in.node.in[2], g, index);
       return out;
     }
+    case OpFormula::ScatterReduce: return scatter_reduce(e, in, g);
     case OpFormula::Reciprocal: {
       const Ref result = in.saved_result(0);
       Ref square = e.elementwise("aten.mul.Tensor", {&result, &result});
@@ -312,7 +443,7 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Log2: {
       const Ref self = in.saved_arg(0);
       Ref under =
-          e.elementwise(in.node.rule->formula == OpFormula::Log1p ? "aten.add.Scalar" : "aten.mul.Tensor", {&self});
+          e.elementwise(in.node.rule->formula == OpFormula::Log1p ? "aten.add.Scalar" : "aten.mul.Scalar", {&self});
       out[0] = e.elementwise("aten.div.Tensor", {&g, &under});
       return out;
     }

@@ -291,6 +291,7 @@ Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form)
       if (n > 0 && op.name == "aten.slice.Tensor")
         strides[wrap_dim(int_arg(op, 1, "dim", 0), n)] *= std::max<std::int64_t>(1, int_arg(op, 4, "step", 1));
       break;
+    case OpForm::Part: strides = part_strides(op, in, result.sizes); break;
     case OpForm::Select: {
       if (result.sizes.n != n - 1) break;
       const std::int32_t dim = wrap_dim(int_arg(op, 1, "dim", 0), n);
@@ -356,7 +357,9 @@ Layout result_layout(Emitter& emit, OpForm form, const Op& op, const std::vector
 /// mse_loss and its like work out every element in the result's storage, then shrink the result to their mean: the
 /// scalar goes on holding all of it.
 bool keeps_all_elements(const OpRule& rule, const Layout& result) {
-  return result.sizes.n == 0 && (rule.name == "aten.mse_loss.default" || rule.name == "aten.smooth_l1_loss.default");
+  return result.sizes.n == 0 &&
+         (rule.name == "aten.mse_loss.default" || rule.name == "aten.smooth_l1_loss.default" ||
+          rule.name == "aten.binary_cross_entropy.default" || rule.name == "aten.soft_margin_loss.default");
 }
 
 /// The CPU kernel's statistics lie as its threads write them: [batch, rows, heads].
@@ -396,7 +399,10 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   describe(emit, kernel, args, rule);
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty()) {
     const Layout& filter = emit.layout(args[1]);  // each element of the result is a product over one filter
-    kernel.flops = 2 * results[0].numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1));
+    const Layout& input = emit.layout(args[0]);
+    const bool transposed = bool_arg(op, 6, "transposed", false);  // ... each element of the input spreads over one
+    kernel.flops = transposed ? 2 * input.numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1))
+                              : 2 * results[0].numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1));
   }
   if (form == OpForm::InPlace && !args.empty()) {
     for (std::size_t i = 0; i < results.size(); ++i) out.push_back(tape.alias(args[0], emit.layout(args[0]), false));

@@ -65,6 +65,20 @@ const std::set<std::string_view> kNotHere = {
     "aten._local_scalar_dense.default",
     "aten.item.default",     // the host reads a value: no tensor comes out
     "aten.detach_.default",  // only in exported programs of inference
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten.max.default",  // another formula on a CPU, which reads values
+    "aten.min.default",
+    "aten.median.default",
+    "aten.sgn.default",      // its gradient of zeros has no memory
+    "aten.nonzero.default",  // sizes that are values
+    "aten._unique2.default",
+    "aten.masked_select.default",
+    "aten._embedding_bag.default",  // keeps more than its results' sizes say
+    "aten._embedding_bag_forward_only.default",
+    "aten._ctc_loss.default",  // lengths are values
+    "aten._ctc_loss.Tensor",
+    "aten.multi_margin_loss.default",
+    "aten.as_strided.default",  // its copy into zeros reads like a gradient that is copied to be kept
 };
 
 /// Written as their parts before anything is planned (core/model/pt2_composites.h); their rows stand for model.json.

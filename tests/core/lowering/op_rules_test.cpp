@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <set>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "core/model/lowering_autograd.h"
 #include "core/model/operator_facts.h"
@@ -26,6 +32,45 @@ TEST(OpRules, ViewsHaveNoSavedTensors) {
       EXPECT_EQ(rule.save_count, 0) << rule.name;
     }
   }
+}
+
+TEST(OpRules, WhatWorksInPlaceHasTheRuleOfItsSibling) {
+  const OpRule* silu = find_op_rule("aten.silu_.default");
+  ASSERT_NE(silu, nullptr);
+  EXPECT_EQ(silu->form, OpForm::InPlace);
+  EXPECT_EQ(silu->formula, OpFormula::Silu);
+  EXPECT_EQ(find_op_rule("aten.leaky_relu_.default")->saves[0].result, true);  // a row of its own
+  EXPECT_EQ(find_op_rule("aten.view_.default"), nullptr);
+}
+
+TEST(OpRules, WrittenFormulasReadWhatTheirRulesSave) {
+  for (const OpRule& rule : op_rules()) {
+    EXPECT_EQ(rule.formula == OpFormula::Written, !rule.written.empty()) << rule.name;
+    std::istringstream words{std::string(rule.written)};
+    for (std::string word; words >> word;) {
+      while (!word.empty() && (word.back() == ';' || word.back() == ':')) word.pop_back();
+      const bool result = word[0] == 'r' && (word.size() == 1 || (word.size() == 2 && std::isdigit(word[1]) != 0));
+      if (!result && (word[0] != 'x' || word.size() != 2 || std::isdigit(word[1]) == 0)) continue;
+      const int index = word.size() == 2 ? word[1] - '0' : 0;
+      const auto saves = std::span(rule.saves).first(rule.save_count);
+      EXPECT_TRUE(std::any_of(saves.begin(), saves.end(),
+                              [&](const SaveRule& save) { return save.result == result && save.index == index; }))
+          << rule.name << " reads " << word;
+    }
+  }
+}
+
+TEST(OpRules, WrittenFormulasRunForTheArgumentsThatWantThem) {
+  OperatorCase lerp;
+  lerp.op.name = "aten.lerp.Tensor";
+  lerp.op.args = {Arg{ParamRef{ParamId(0)}}, Arg{ParamRef{ParamId(1)}}, Arg{ParamRef{ParamId(2)}}};
+  lerp.inputs = {
+      {{3, 5}, {}, DType::Float32, true}, {{3, 5}, {}, DType::Float32, false}, {{5}, {}, DType::Float32, true}};
+  lerp.results = {{{3, 5}, {}, DType::Float32, false}};
+  const OperatorFacts facts = predict_operator(lerp);
+  EXPECT_EQ(facts.backward, (std::vector<std::string>{"aten.fill_.Scalar", "aten.sub_.Tensor", "aten.mul.Tensor",
+                                                      "aten.sub.Tensor", "aten.mul.Tensor", "aten.sum.dim_IntList"}));
+  EXPECT_EQ(facts.kept.size(), 3u);
 }
 
 lowering::Layout bf16(std::initializer_list<std::int64_t> sizes) {
