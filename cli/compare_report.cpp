@@ -13,8 +13,6 @@
 namespace foreshard::cli {
 namespace {
 
-std::string signed_percent(double share) { return fmt::format("{:+.1f} %", share * 100); }
-
 std::string time_text(double ns) { return duration_text(ns); }
 std::string memory_text(double bytes) { return bytes_text(static_cast<Bytes>(std::llround(bytes))); }
 

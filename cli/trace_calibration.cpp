@@ -14,6 +14,7 @@
 #include "sim/prepare_job.h"
 #include "sim/simulate.h"
 #include "sim/trace_fit.h"
+#include "traces/comparison.h"
 #include "traces/iterations.h"
 #include "traces/open_trace.h"
 
@@ -175,9 +176,9 @@ ExitCode calibrate_from_recordings(const CalibrateFlags& flags, const Job& job, 
   const double residual = predicted->step_time_ns.value / std::max(measured, 1.0) - 1;
   profile.level = CalibrationLevel::MeasuredStep;
   profile.interval = std::max(kLeastInterval, std::abs(residual) + step->spread);
-  const std::string told = fmt::format(
-      "recorded {:.3f} ms, predicted {:.3f} ms ({:+.1f} %); {} steps recorded, spread {:.1f} %", measured * 1e-6,
-      predicted->step_time_ns.value * 1e-6, 100 * residual, step->iterations, 100 * step->spread);
+  const std::string told =
+      fmt::format("recorded {:.3f} ms, predicted {:.3f} ms ({}); {} steps recorded, spread {:.1f} %", measured * 1e-6,
+                  predicted->step_time_ns.value * 1e-6, signed_percent(residual), step->iterations, 100 * step->spread);
   profile.calibration["step"] = told;
   profile.calibration["recording"] =
       fmt::format("{} ({}), rank {}, {}", std::filesystem::path(file).filename().string(), opened->format, step->rank,

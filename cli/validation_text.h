@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "cli/validation.h"
+#include "traces/comparison.h"
 
 namespace foreshard::cli {
-
-inline std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
 
 inline std::string coverage_text(const GroupAccuracy& group) {
   return group.stated == 0 ? "-" : fmt::format("{}/{}", group.covered, group.stated);

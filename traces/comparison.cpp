@@ -1,5 +1,7 @@
 #include "traces/comparison.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -333,6 +335,11 @@ std::optional<Error> different_plans(const Timeline& a, const Timeline& b) {
 double Pair::error() const {
   if (b != 0) return (a - b) / b;
   return a == 0 ? 0 : std::copysign(1.0, a);
+}
+
+std::string signed_percent(double share) {
+  const double percent = std::round(share * 1000) / 10;
+  return fmt::format("{:+.1f} %", percent == 0 ? 0.0 : percent);  // no "-0.0"
 }
 
 double Comparison::exposed_comm_points() const {

@@ -18,6 +18,9 @@
 
 namespace foreshard {
 
+/// How an error is written: "+4.2 %", "-0.3 %"; what rounds to nothing is "+0.0 %".
+std::string signed_percent(double share);
+
 struct CompareOptions {
   std::optional<std::int32_t> iteration;  // of both; else the steady one of each (traces/iterations.h)
   std::optional<std::int32_t> rank;       // else all that both have

@@ -11,6 +11,7 @@
 #include "gui/models/headline.h"
 #include "gui/models/meaning.h"
 #include "traces/chrome_trace.h"
+#include "traces/comparison.h"
 #include "traces/exposed_comm.h"
 
 namespace foreshard::gui {
@@ -57,8 +58,8 @@ void add_partner(std::vector<Fact>& facts, const Scene& scene, const SceneSlice&
   const InstructionPair& numbers = scene.comparison->pairs[*pair].numbers;
   facts.push_back({"duration A / B",
                    fmt::format("{} / {}", duration_words(numbers.duration.a), duration_words(numbers.duration.b))});
-  facts.push_back({"difference", fmt::format("{} ({:+.1f} %)", duration_words(numbers.duration.difference()),
-                                             100 * numbers.duration.error())});
+  facts.push_back({"difference", fmt::format("{} ({})", duration_words(numbers.duration.difference()),
+                                             signed_percent(numbers.duration.error()))});
   facts.push_back(
       {"start A / B", fmt::format("{} / {}", duration_words(numbers.start.a), duration_words(numbers.start.b))});
 }

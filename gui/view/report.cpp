@@ -14,6 +14,7 @@
 #include "gui/models/slice_facts.h"
 #include "gui/view/pareto_painter.h"
 #include "gui/view/picture.h"
+#include "traces/comparison.h"
 #include "traces/exposed_comm.h"
 
 namespace foreshard::gui {
@@ -75,8 +76,7 @@ class Html {
 std::string words(double nanoseconds) { return duration_words(nanoseconds); }
 
 std::vector<std::string> pair_row(std::string name, const Pair& pair, std::string (*text)(double)) {
-  return {std::move(name), text(pair.a), text(pair.b), text(pair.difference()),
-          fmt::format("{:+.1f} %", 100 * pair.error())};
+  return {std::move(name), text(pair.a), text(pair.b), text(pair.difference()), signed_percent(pair.error())};
 }
 
 void add_range(Html& html, const Scene& scene, TimeRange range) {

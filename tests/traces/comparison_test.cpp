@@ -85,6 +85,12 @@ Comparison must_compare(const Timeline& a, const Timeline& b, const CompareOptio
   return *result;
 }
 
+TEST(SignedPercent, HasNoNegativeNothing) {
+  EXPECT_EQ(signed_percent(0.0421), "+4.2 %");
+  EXPECT_EQ(signed_percent(-0.0031), "-0.3 %");
+  EXPECT_EQ(signed_percent(-0.0004), "+0.0 %");
+}
+
 TEST(Comparison, ATimelineIsEqualToItself) {
   const Timeline t = Sample().make();
   const Comparison c = must_compare(t, t);
