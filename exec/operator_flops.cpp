@@ -54,7 +54,8 @@ std::optional<Flops> operator_flops(const std::string& name, c10::ArrayRef<const
   if (name == "aten.convolution.default") return convolution_forward(inputs);
   if (name == "aten.convolution_backward.default") return convolution_backward(inputs);
   const bool uncounted = name.find("attention") != std::string::npos || name.find("grouped_mm") != std::string::npos ||
-                         name == "aten.linear.default" || name == "aten.dot.default" || name == "aten.mv.default";
+                         name == "aten.linear.default" || name == "aten.dot.default" || name == "aten.mv.default" ||
+                         name == "aten.addmm_.default" || name == "aten.baddbmm_.default";
   return uncounted ? std::nullopt : std::optional<Flops>(0);
 }
 

@@ -70,6 +70,9 @@ constexpr OpRule kRules[] = {
     row("aten.split.Tensor", F::Slice, B::Split, K::Copy),
     row("aten.split_with_sizes.default", F::Slice, B::Split, K::Copy),
     row("aten.chunk.default", F::Slice, B::Split, K::Copy),
+    row("aten.unsafe_split.Tensor", F::Slice, B::Split, K::Copy),
+    row("aten.unsafe_split_with_sizes.default", F::Slice, B::Split, K::Copy),
+    row("aten.unsafe_chunk.default", F::Slice, B::Split, K::Copy),
     row("aten.select.int", F::Select, B::Select, K::Copy),
     row("aten.unbind.int", F::Select, B::Unbind, K::Copy),
     // --- copies ---
@@ -459,6 +462,23 @@ constexpr OpRule kRules[] = {
             "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2; kept 3; mean x0; sub.Tensor x0 5; "
             "mul.Scalar 4; mul.Tensor 7 6; g1?kept g1; g1?div.Scalar>L0 9; g1?add.Tensor 8 10",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
+    // The way that holds where there are zeros too, and that tracing takes.
+    written(
+        "aten.prod.default",
+        "0: ones; cat>L0 0 x0; cumprod>L0 1; flip x0; cat>L0 0 3; cumprod>L0 4; flip 5; mul.Tensor 2 6; mul.Tensor g 7",
+        {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.prod.dim_int",
+            "0: kept g; ones; cat>L0 1 x0; cumprod>L0 2; flip x0; cat>L0 1 4; cumprod>L0 5; flip 6; mul.Tensor 3 7; "
+            "mul.Tensor 0 8",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written(
+        "aten.logcumsumexp.default",
+        "0: scalar_tensor; abs g; log 1; gt.Scalar g; where.self 3 2 0; lt.Scalar g; where.self 5 2 0; sub.Tensor 4 r; "
+        "flip 7; logcumsumexp 8; flip 9; add.Tensor 10 x0; exp 11; sub.Tensor 6 r; flip 13; logcumsumexp 14; flip 15; "
+        "add.Tensor 16 x0; exp 17; sub.Tensor 12 18",
+        {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.trace.default", "0: zeros L0; arange.start_step; index_fill_.int_Tensor 0 1 g", {}, F::Contiguous,
+            K::Reduction),
     written("aten.nansum.default", "0: isnan x0; logical_not 0; kept g; mul.Tensor 2 1", {in(0)}, F::Contiguous,
             K::Reduction),
     row("aten.norm.ScalarOpt_dim", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
@@ -552,6 +572,7 @@ constexpr OpRule kRules[] = {
     row("aten.nonzero.default", F::Contiguous, B::None, K::Reduction),
     row("aten.searchsorted.Tensor", F::Contiguous, B::None, K::Elementwise),
     row("aten.count_nonzero.default", F::Contiguous, B::None, K::Reduction),
+    row("aten.embedding_renorm_.default", F::InPlace, B::None, K::Gather),
     row("aten.exponential_.default", F::InPlace, B::Zeros, K::Elementwise),
     row("aten.normal_.default", F::InPlace, B::Zeros, K::Elementwise),
     row("aten.uniform_.default", F::InPlace, B::Zeros, K::Elementwise),
@@ -567,7 +588,9 @@ constexpr OpRule kRules[] = {
 std::deque<std::pair<std::string, OpRule>> in_place_rules() {
   std::deque<std::pair<std::string, OpRule>> made;  // names stay where they are
   for (const OpRule& rule : kRules) {
-    if ((rule.form != F::Elementwise && rule.form != F::LikeFirst) || rule.formula == B::None) continue;
+    const bool grown = rule.formula == B::Addmm || rule.formula == B::Baddbmm || rule.formula == B::Addbmm ||
+                       rule.formula == B::Cumsum;  // results as large as what they are added to
+    if ((rule.form != F::Elementwise && rule.form != F::LikeFirst && !grown) || rule.formula == B::None) continue;
     const std::size_t dot = rule.name.rfind('.');
     if (rule.name[dot - 1] == '_') continue;
     std::string name(rule.name.substr(0, dot));

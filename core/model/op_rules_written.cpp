@@ -168,7 +168,7 @@ class Formula {
     if (name == "kept") return kept(from[0]);
     if (name == "part") return part(from[0], *like);
     if (name == "zeros" && like != nullptr) return made("aten.zeros.default", plain(*like), {});
-    if (name == "scalar_tensor") return made("aten.scalar_tensor.default", contiguous_layout(Dims{}, dtype_), {});
+    if (from.empty()) return made(full(name), contiguous_layout(Dims{}, dtype_), {});  // a number
     if (name == "empty_like") {
       Kernel kernel = e_.start("aten.empty_like.default", KernelClass::Elementwise, dtype_);
       kernel.launches = 0;

@@ -69,6 +69,8 @@ const std::set<std::string_view> kNotHere = {
     "aten.max.default",  // another formula on a CPU, which reads values
     "aten.min.default",
     "aten.median.default",
+    "aten.prod.default",
+    "aten.prod.dim_int",
     "aten.sgn.default",      // its gradient of zeros has no memory
     "aten.nonzero.default",  // sizes that are values
     "aten._unique2.default",
