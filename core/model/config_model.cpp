@@ -60,6 +60,11 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
   }
   const std::string type = config.text_or("model_type", "");
   if (config.failed()) return fail(config.error());
+  if (config.has("quantization_config")) {
+    return fail({ErrorCode::Unsupported, "quantised weights are not built", file, "quantization_config",
+                 "no such key, or null", describe_json(object.at("quantization_config")),
+                 "use the configuration of the model that is not quantised"});
+  }
   constexpr std::array<std::string_view, 4> kLosses{"auto", "cross_entropy", "cross_entropy_fp32", "none"};
   if (std::find(kLosses.begin(), kLosses.end(), options.loss) == kLosses.end()) {
     return fail({ErrorCode::OutOfRange,

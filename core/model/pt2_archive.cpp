@@ -3,6 +3,7 @@
 #include <zip.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -102,6 +103,7 @@ class ArchiveReader {
     const auto parts = parts_of(members.program_name);
     const std::string root(parts[0]);
     const std::string name(parts[2].substr(0, parts[2].size() - std::string_view(".json").size()));
+    if (Result<void> known = check_layout(root); !known) return fail(std::move(known.error()));
     members.weights_name = root + "/data/weights/" + name + "_weights_config.json";
     members.constants_name = root + "/data/constants/" + name + "_constants_config.json";
     for (const auto& [member, into] :
@@ -130,6 +132,24 @@ class ArchiveReader {
       if (!is_safe(parts)) continue;
       if (parts.size() == 3 && parts[1] == "models" && parts[2].ends_with(".json")) programs_.insert(name);
       if (name == kLegacyProgram) programs_.insert(name);
+    }
+    return {};
+  }
+
+  /// What the archive says of itself; a member that is not there says nothing.
+  Result<void> check_layout(const std::string& root) const {
+    constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kKnown{
+        {{"archive_format", "pt2"}, {"archive_version", "0"}, {"byteorder", "little"}}};
+    for (const auto& [member, value] : kKnown) {
+      const std::string name = root + "/" + std::string(member);
+      if (!names_.contains(name)) continue;
+      Result<std::string> text = text_of(name, kMiB);
+      if (!text) return fail(std::move(text.error()));
+      text->erase(text->find_last_not_of(" \r\n\t") + 1);
+      if (*text == value) continue;
+      return fail(archive_error(ErrorCode::Unsupported, file_, name,
+                                "the " + std::string(member) + " of the archive is one that this reader does not know",
+                                std::string(value), in_quotes(text->substr(0, 40))));
     }
     return {};
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -508,17 +509,37 @@ class ProgramReader {
   // --- configurations of weights and constants ---
 
   bool read_weights(Pt2Members& members) {
+    std::unordered_map<std::string_view, const Pt2Tensor*> described;
+    for (const Pt2InputSpec& spec : program_.inputs) {
+      if (spec.kind != Pt2InputSpec::Kind::Parameter && spec.kind != Pt2InputSpec::Kind::Buffer) continue;
+      const auto tensor = program_.graphs[0].tensors.find(spec.arg);
+      if (tensor != program_.graphs[0].tensors.end()) described.emplace(spec.target, &tensor->second);
+    }
     return read_config(members.weights, members.weights_name, [&](std::string_view fqn, const In& entry) {
       Pt2Weight weight;
       weight.fqn = fqn;
       In at, meta;
       if (!read_path(fqn, entry, weight.path_name)) return false;
       if (fields_.optional(entry, "is_param", at) && !fields_.boolean(at, weight.is_param)) return false;
+      if (bool pickled = false; fields_.optional(entry, "use_pickle", at)) {
+        if (!fields_.boolean(at, pickled)) return false;
+        if (pickled)
+          return stop(ErrorCode::Refused, at, "the weight " + in_quotes(fqn) + " is a pickle, which is never read",
+                      "raw bytes", "a pickle", "export plain tensors");
+      }
       if (fields_.optional(entry, "tensor_meta", meta) && meta.value.is_object()) {
         Pt2Tensor tensor;
         Pt2Dim offset;
         if (!read_tensor(meta, tensor)) return false;
         if (fields_.optional(meta, "storage_offset", at) && !read_dim(at, offset)) return false;
+        if (const auto spec = described.find(fqn); spec != described.end() && !same_sizes(tensor, *spec->second))
+          return stop(ErrorCode::Inconsistent, meta,
+                      "the sizes of the weight " + in_quotes(fqn) + " are not the program's", sizes_text(*spec->second),
+                      sizes_text(tensor));
+        const auto payload = members.payload_bytes.find(weight.path_name);
+        if (payload != members.payload_bytes.end() && payload->second > 0 && !fits(tensor, offset, payload->second))
+          return stop(ErrorCode::Inconsistent, meta, "the weight " + in_quotes(fqn) + " reaches beyond its storage",
+                      std::to_string(payload->second) + " bytes", sizes_text(tensor));
         for (const Pt2Dim& dim : tensor.sizes) weight.sizes.push_back(dim.value);
         weight.dtype = tensor.dtype;
         weight.offset = offset.value;
@@ -526,6 +547,31 @@ class ProgramReader {
       program_.weights.push_back(std::move(weight));
       return true;
     });
+  }
+
+  static bool same_sizes(const Pt2Tensor& a, const Pt2Tensor& b) {
+    return std::equal(
+        a.sizes.begin(), a.sizes.end(), b.sizes.begin(), b.sizes.end(),
+        [](const Pt2Dim& x, const Pt2Dim& y) { return x.expr >= 0 || y.expr >= 0 || x.value == y.value; });
+  }
+
+  static std::string sizes_text(const Pt2Tensor& tensor) {
+    std::string text;
+    for (const Pt2Dim& dim : tensor.sizes) text += (text.empty() ? "" : ", ") + std::to_string(dim.value);
+    return "sizes [" + text + "]";
+  }
+
+  /// The last element that the view reaches lies in the storage.
+  static bool fits(const Pt2Tensor& tensor, const Pt2Dim& offset, Bytes storage) {
+    std::int64_t last = offset.value;
+    for (std::size_t i = 0; i < std::min(tensor.sizes.size(), tensor.strides.size()); ++i) {
+      std::int64_t reach = 0;
+      if (tensor.sizes[i].value == 0) return true;
+      if (__builtin_mul_overflow(tensor.sizes[i].value - 1, tensor.strides[i].value, &reach) ||
+          __builtin_add_overflow(last, reach, &last))
+        return false;
+    }
+    return last < storage / itemsize(tensor.dtype);
   }
 
   bool check_constants(Pt2Members& members) {

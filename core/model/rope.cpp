@@ -9,6 +9,8 @@
 namespace foreshard::families {
 namespace {
 
+constexpr double kLeastTheta = 1e-6;  // frequencies are its negative powers
+
 /// 0.1 m ln(factor) + 1, of YaRN's paper.
 double yarn_scale(double factor, double m) { return factor > 1.0 ? 0.1 * m * std::log(factor) + 1.0 : 1.0; }
 
@@ -37,17 +39,26 @@ void read_longrope(ConfigReader& rope, double stretch, RopeScaling& out) {
   out.factor = rope.number_or("attention_factor", usual, 0.0, 1e9);
 }
 
+void read_factor(ConfigReader& rope) {
+  if (!rope.has("factor")) {
+    rope.fail_with(ErrorCode::MissingKey, "factor", "\"factor\" is missing: this rope_type stretches by it",
+                   "a number of at least 1", "nothing");
+  }
+  rope.number_or("factor", 1.0, 1.0, 1e9);
+}
+
 }  // namespace
 
 RopeScaling read_rope(ConfigReader& config, const RopeDefaults& family) {
   RopeScaling out;
   out.share = family.share;
+  config.number_or("rope_theta", 1e4, kLeastTheta, 1e18);  // no shape depends on it, but a model without it is none
   std::optional<ConfigReader> rope = config.inside(config.has("rope_scaling") ? "rope_scaling" : "rope_parameters");
   if (!rope) return out;
   std::string kind = rope->text_or(rope->has("rope_type") ? "rope_type" : "type", "default");
   if (family.only_longrope && (kind == "su" || kind == "yarn")) kind = "longrope";
   out.share = rope->number_or("partial_rotary_factor", family.share, 0.0, 1.0);
-  rope->number_or("rope_theta", 1e4, 0.0, 1e18);
+  rope->number_or("rope_theta", 1e4, kLeastTheta, 1e18);
   // The length of pretraining: the model's own key is asked before that of the scaling.
   const std::int64_t otherwise = family.original_positions > 0 ? family.original_positions : family.positions;
   const std::int64_t inner = rope->integer_or("original_max_position_embeddings", otherwise, 2, kMaxPositions);
@@ -60,9 +71,9 @@ RopeScaling read_rope(ConfigReader& config, const RopeDefaults& family) {
     rope->fail_with(ErrorCode::Unsupported, "rope_type", "the library has no such rope_type for this model",
                     "default or longrope", in_quotes(kind));
   } else if (kind == "linear" || kind == "llama3") {
-    rope->number_or("factor", 1.0, 1.0, 1e9);
+    read_factor(*rope);
   } else if (kind == "dynamic") {
-    rope->number_or("factor", 1.0, 1.0, 1e9);
+    read_factor(*rope);
     out.update = RopeUpdate::Grow;
     out.original_positions = family.positions;
   } else if (kind == "yarn") {

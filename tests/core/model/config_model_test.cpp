@@ -200,6 +200,22 @@ TEST(ConfigModel, PaddingIsAbsentNullOrCountedFromTheEnd) {
   EXPECT_FALSE(build(beyond));
 }
 
+TEST(ConfigModel, WhatIsNoModelOfOursIsRefusedByItsKey) {
+  const auto refused = [](std::string_view key, const Json& value) {
+    Json config = toy_config();
+    config[std::string(key)] = value;
+    const auto model = build(config);
+    return model ? "accepted" : model.error().place;
+  };
+  EXPECT_EQ(refused("quantization_config", {{"quant_method", "gptq"}}), "quantization_config");
+  EXPECT_EQ(refused("quantization_config", nullptr), "accepted");
+  EXPECT_EQ(refused("rope_theta", 0), "rope_theta");
+  EXPECT_EQ(refused("rope_theta", "10000"), "rope_theta");
+  EXPECT_EQ(refused("rope_theta", 5e5), "accepted");
+  for (const char* kind : {"linear", "dynamic", "llama3"})
+    EXPECT_EQ(refused("rope_scaling", {{"rope_type", kind}}), "rope_scaling.factor") << kind;
+}
+
 TEST(ConfigModel, Qwen3NormalisesEveryHead) {
   Json config = toy_config();
   config["model_type"] = "qwen3";

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/model/load_model.h"
+#include "core/model/pt2_archive.h"
 #include "core/model/pt2_program.h"
 
 namespace foreshard {
@@ -98,6 +99,24 @@ TEST(Pt2Symbols, AreParsedAndNeverRun) {
   EXPECT_EQ(evaluate(*expr, {{"s1", 7}}), 13);
   EXPECT_FALSE(evaluate(*expr, {}));
   EXPECT_FALSE(parse_sym_expr("__import__('os')"));
+}
+
+TEST(Pt2Reader, WeightsHaveTheProgramsSizesAndLieInTheirStorage) {
+  const auto members = read_pt2_archive(std::string(FORESHARD_TEST_DATA) + "/pt2/user_mlp_shared.pt2");
+  ASSERT_TRUE(members);
+  const auto answer = [&](const std::string& key, const std::string& from, const std::string& to) -> std::string {
+    Pt2Members changed = *members;
+    const std::size_t weight = changed.weights.find("\"embed.weight\"");
+    const std::size_t at = changed.weights.find(from, changed.weights.find("\"" + key + "\"", weight));
+    if (weight == std::string::npos || at == std::string::npos) return "the archive is not as expected";
+    changed.weights.replace(at, from.size(), to);
+    const auto program = parse_pt2_program(std::move(changed), "x.pt2");
+    return program ? "accepted" : to_text(program.error());
+  };
+  EXPECT_EQ(answer("use_pickle", "false", "false"), "accepted");
+  EXPECT_NE(answer("use_pickle", "false", "true").find("pickle"), std::string::npos);
+  EXPECT_NE(answer("sizes", "40", "4000").find("\"embed.weight\" are not the program's"), std::string::npos);
+  EXPECT_NE(answer("storage_offset", "0", "1").find("\"embed.weight\" reaches beyond"), std::string::npos);
 }
 
 TEST(Pt2Reader, BadArchivesAreToldByWhatIsWrong) {
