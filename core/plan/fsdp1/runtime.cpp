@@ -109,6 +109,7 @@ void Runtime::make_units() {
     }
     // Construction makes views too; reentrant checkpointing compares the numbers of two threads (R16).
     if (u.has_handle && unit.requires_grad) autograd_.skip_number(unit.params.size() + 1);
+    number_shard_views(u);
     // R26: without original parameters NO_SHARD keeps the accumulation node of its construction, made on D.
     if (u.has_handle && !u.sharded && !u.use_orig_params && unit.requires_grad) {
       u.accumulation = autograd_.add_accumulation(kAccumulate, static_cast<std::int32_t>(i), Stream::D);

@@ -135,6 +135,7 @@ class Runtime {
   bool needs_unshard(UnitState& u);
   void set_data(UnitState& u, DType dtype, bool on_host);
   autograd::NodeIndex accumulation(UnitState& u, Stream stream);
+  void number_shard_views(const UnitState& u);
   void make_views(UnitState& u, Stream stream);
   bool write_back(UnitState& u, Stream stream);
   bool pre_unshard(UnitState& u, Stream stream);

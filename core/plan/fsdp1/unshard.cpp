@@ -75,6 +75,12 @@ void Runtime::make_views(UnitState& u, Stream stream) {
   }
 }
 
+// H12: the shard of NO_SHARD is the flat parameter, so its original parameters are pointed at views made with grad.
+void Runtime::number_shard_views(const UnitState& u) {
+  if (!u.has_handle || u.sharded || !u.use_orig_params || !u.unit->requires_grad) return;
+  autograd_.skip_number(u.unit->params.size() + 1);
+}
+
 // H13: NO_SHARD without a cast or a copy never leaves its local shard, so no catch-all (R15) puts the parameters of a
 // unit that backward prefetched for nothing back into its modules. The check takes the views that it finds there for
 // new parameters and copies them into the flat one, onto themselves.
@@ -258,6 +264,7 @@ void Runtime::use_shard(UnitState& u) {
   u.pinned = true;
   if (!u.use_orig_params) return;
   u.skipped_views = skip;
+  if (!skip) number_shard_views(u);
   u.module_views = u.module_views && skip;
   u.views_let_go = u.views_let_go || (u.sharded && u.state == HandleState::BackwardPost);
   if (!in_forward || skip) return;

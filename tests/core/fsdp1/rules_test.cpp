@@ -274,7 +274,7 @@ TEST(Fsdp1Offload, KeptLowPrecisionGradientsEndTheSecondBackward) {  // C1, M4: 
   };
   ASSERT_TRUE(failure(true, true).has_value());
   EXPECT_EQ(failure(true, true)->error_class, "RuntimeError");
-  EXPECT_EQ(failure(true, true)->iteration, 1);
+  EXPECT_EQ(failure(true, true)->iteration, 2);  // counted from 1
   EXPECT_EQ(failure(true, true)->action, "bwd");
   EXPECT_FALSE(failure(true, false).has_value());
   EXPECT_FALSE(failure(false, true).has_value());

@@ -114,5 +114,35 @@ TEST(Fsdp1Checkpointing, AnInnerRegionNeedsTheOuterOneFirst) {  // P9: its input
                                  "backward B.first", "backward embed"));
 }
 
+TEST(Fsdp1Checkpointing, ViewsOfAnUnshardedShardCountAmongTheNodes) {  // H12, R16: they are made with grad
+  // One block with a reentrant region of two layers: whether the second layer's weight gets its gradient before the
+  // first layer's backward runs follows from the numbers of nodes that two threads made.
+  Json model = Json::parse(R"({"name": "inside", "dtype": "fp32", "args": [["x", [2, 2], "fp32", false]],
+    "modules": [{"path": "", "class": "Graph", "inputs": ["x"], "outputs": ["y"], "steps": [
+      ["e", "call:embed", ["x"]], ["b", "call:B0", ["e"]], ["c", "call:B1", ["b"]], ["d", "call:B2", ["c"]],
+      ["y", "call:head", ["d"]]]},
+      {"path": "embed", "class": "Linear", "params": [["weight", [10, 2], true]]}]})");
+  for (const char* block : {"B0", "B1", "B2"}) {
+    const std::string name = block;
+    model["modules"].push_back(Json::parse(R"({"path": ")" + name +
+                                           R"(", "class": "Graph", "inputs": ["x"], "outputs": ["a"],
+      "steps": [["a", "ckpt_r:mlp", ["x"]]]})"));
+    model["modules"].push_back(Json::parse(R"({"path": ")" + name +
+                                           R"(.mlp", "class": "Graph", "inputs": ["x"], "outputs": ["h"],
+      "steps": [["g", "call:f", ["x"]], ["h", "call:g", ["g"]]]})"));
+    for (const char* layer : {".mlp.f", ".mlp.g"}) {
+      model["modules"].push_back(Json::parse(R"({"path": ")" + name + layer +
+                                             R"(", "class": "Linear", "params": [["weight", [10, 10], true]]})"));
+    }
+  }
+  model["modules"].push_back(
+      Json::parse(R"({"path": "head", "class": "Linear", "params": [["weight", [2, 10], true]]})"));
+  const Scenario s{.model = model,
+                   .options = {{"strategy", "NO_SHARD"}, {"use_orig_params", true}, {"backward_prefetch", "none"}},
+                   .world_size = 2};
+  EXPECT_THAT(only(lines(s, plan_of(s), 0), {"bwd B0"}),
+              ElementsAre(HasSubstr("D:B0.mlp.g'; U<-D!ag; D:B0.mlp.f'; U<-D!ag; U:cat")));
+}
+
 }  // namespace
 }  // namespace foreshard::fsdp1_test
