@@ -25,9 +25,9 @@ double threads_of(const Kernel& kernel) {
     default: break;
   }
   const double operands = written > 0 ? read / written : 0;
-  if (operands == std::floor(operands)) return made / kVectorised;                        // all alike
-  if (operands < 1 && operands == 1 / std::floor(1 / operands)) return made / kUnrolled;  // a wider copy
-  return made / (item < 4 ? kUnrolled : kUnrolled / 2);  // broadcast along some dimension
+  if (operands == std::floor(operands)) return made / kVectorised;  // all alike
+  if (operands < 0.9) return made / kUnrolled;                      // a wider copy
+  return made / (item < 4 ? kUnrolled : kUnrolled / 2);             // broadcast along some dimension
 }
 
 /// 10^12 per second is 10^3 per nanosecond. A dtype that the profile does not name runs at float32's rate.
@@ -104,6 +104,54 @@ SimDuration KernelCost::device(const Kernel& kernel) const {
   if (virtual_) return std::max(least, compute);  // its kernels know no memory
   const auto moved = static_cast<SimDuration>(static_cast<double>(kernel.read + kernel.written) / bytes_per_ns_);
   return with_ramp(least, std::max(compute, moved));
+}
+
+SimDuration KernelCost::threads(double count) const {
+  return std::max(min_kernel_ns_, static_cast<SimDuration>(count * ns_per_thread_));
+}
+
+SimDuration KernelCost::on_virtual(const Kernel& kernel, std::string_view op, bool backward, Numel rows,
+                                   Numel head_size) const {
+  constexpr double kSoftmaxBlock = 1024, kSoftmaxBackwardBlock = 512, kLayerNormBlock = 128;
+  constexpr double kCatThreads = 3 * 32 * 128;  // of three tensors, by multiprocessor
+  constexpr SimDuration kMemset = 2000;
+  constexpr int kSortLaunches = 22;  // of the indices of an embedding, beside those that read gradients
+  constexpr Bytes kLarge = 1 * kMiB, kGatherBytes = 16;
+  constexpr Numel kWarp = 32;
+  const bool narrow = itemsize(kernel.dtype) < 4;
+  const double made = static_cast<double>(kernel.written) / static_cast<double>(itemsize(kernel.dtype));
+  const auto read = static_cast<double>(kernel.read) / static_cast<double>(itemsize(kernel.dtype));
+  if (kernel.launches <= 0) return 0;
+  if (kernel.kind == KernelClass::Attention) {  // flash attention as causal with heads of 128; others have few threads
+    if (op.find("flash") == std::string_view::npos || head_size == 0) return min_kernel_ns_ * kernel.launches;
+    return device(kernel) * 64 / head_size;
+  }
+  if (op == "aten._log_softmax.default") return threads(static_cast<double>(rows) * kSoftmaxBlock);
+  if (op == "aten._log_softmax_backward_data.default")
+    return threads(static_cast<double>(rows) * kSoftmaxBackwardBlock);
+  if (op == "aten.native_layer_norm.default") return threads(static_cast<double>(rows) * kLayerNormBlock);
+  if (op == "aten.nll_loss_forward.default") return min_kernel_ns_;
+  if (op == "aten.nll_loss_backward.default") return min_kernel_ns_ + threads(made / kVectorised);
+  if (op == "aten.native_dropout.default") return min_kernel_ns_;  // as many as run at once
+  if (op == "aten.cat.default")  // backward's pieces lie one after the other, forward's are strided
+    return backward ? threads(std::min(made / kVectorised, kCatThreads * sm_count_)) : min_kernel_ns_;
+  if (op == "aten.native_layer_norm_backward.default")
+    return min_kernel_ns_ + threads(static_cast<double>(rows) * kLayerNormBlock);
+  if (op == "aten.native_dropout_backward.default") return threads(made / kVectorised);
+  if (kernel.kind == KernelClass::Gather && rows > 0) {  // whole warps for a row, 16 bytes a thread
+    const Numel each = ceil_div(kernel.written / rows, kGatherBytes);
+    return threads(static_cast<double>(rows * round_up(each, kWarp)));
+  }
+  if (op == "aten.sum.dim_IntList" && kernel.launches == 2) return kMemset + min_kernel_ns_;
+  if (op == "aten.embedding_dense_backward.default")
+    return kernel.launches > 2 ? kSortLaunches * min_kernel_ns_ : threads(made / kVectorised) + 2 * threads(read);
+  // Of transposed, sliced or expanded tensors.
+  const bool expands = backward && op == "aten.div.Scalar";
+  if (expands || op == "aten.neg.default" || op == "aten.clone.default")
+    return threads(made / (narrow ? kUnrolled : kUnrolled / 2));
+  if (backward && op == "aten.pow.Tensor_Scalar" && kernel.written > kLarge)  // to the power of one: a copy
+    return min_kernel_ns_ + static_cast<SimDuration>(static_cast<double>(kernel.read + kernel.written) / bytes_per_ns_);
+  return device(kernel);
 }
 
 SimDuration KernelCost::copy(Bytes moved, DType dtype) const {

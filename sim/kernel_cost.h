@@ -2,6 +2,7 @@
 // profiles of kind "virtual", the virtual device's own clock. Pure functions of the profile; durations in nanoseconds.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "core/model/lowering.h"
@@ -17,6 +18,9 @@ class KernelCost {
 
   /// Device time of all launches of a lowered kernel.
   SimDuration device(const Kernel& kernel) const;
+  /// The same on the virtual device, which goes by PyTorch's launch parameters. `rows`: of the operator's result, all
+  /// dimensions but the last.
+  SimDuration on_virtual(const Kernel& kernel, std::string_view op, bool backward, Numel rows, Numel head_size) const;
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
     if (work_.measured()) return 0;
@@ -25,6 +29,8 @@ class KernelCost {
   /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
   SimDuration copy(Bytes moved, DType dtype) const;
   SimDuration fill(Bytes written) const;
+  /// A launch of so many threads, on the virtual device.
+  SimDuration threads(double count) const;
   /// Over the host link.
   SimDuration transfer(Bytes bytes) const;
   /// Host time of staging a transfer from or to pageable memory.

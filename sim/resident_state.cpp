@@ -443,7 +443,7 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& 
   if (plan.runtime == Runtime::Fsdp1) {
     for (const LocalParam& param : params_) {
       device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
-                    device.cost.copy(2 * param.bytes, param.dtype), what);
+                    device.cost.copy((device.cost.is_virtual() ? 8 : 2) * param.bytes, param.dtype), what);
     }
   } else {
     foreach_call(device, what, 2);

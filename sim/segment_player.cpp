@@ -25,22 +25,23 @@ MemoryCategory category_of_slot(SlotCategory category) {
 constexpr std::uint8_t kBlasWorkspace = 1, kLtWorkspace = 2;
 constexpr Bytes kLtWorkspaceBytes = 1 * kMiB;  // CUBLASLT_WORKSPACE_SIZE unset
 
-double attention_head_size(const Model& model) {
+Numel attention_head_size(const Model& model) {
   for (const Op& op : model.ops) {
     if (op.name.find("scaled_dot_product") == std::string::npos || op.args.empty()) continue;
     const auto* const query = std::get_if<ValueRef>(&op.args.front().value);
     if (query != nullptr && !model.values[query->id.index()].shape.empty())
-      return static_cast<double>(model.values[query->id.index()].shape.back());
+      return model.values[query->id.index()].shape.back();
   }
   return 0;
 }
 
-/// The virtual device takes flash attention as causal with heads of 128, and other fused attention by its threads,
-/// which are few.
-SimDuration virtual_attention(std::string_view name, double head_size, SimDuration by_flops, SimDuration least) {
-  constexpr double kHeadSize = 128;
-  if (name.find("flash") == std::string_view::npos) return least;
-  return static_cast<SimDuration>(static_cast<double>(by_flops) * kHeadSize / 2 / head_size);
+/// Of the result of the operator that a kernel stems from: all dimensions but the last.
+Numel rows_of(const Model& model, const Segment* segment, const Kernel& kernel) {
+  if (segment == nullptr || kernel.model_op < 0) return 0;
+  const Op& op = model.ops[static_cast<std::size_t>(segment->op_begin + kernel.model_op)];
+  if (op.out.empty() || !op.out.front().valid()) return 0;
+  const Shape& shape = model.values[op.out.front().index()].shape;
+  return shape.empty() || shape.back() == 0 ? 0 : numel_of(shape) / shape.back();
 }
 
 double total_flops(const KernelList& list) {
@@ -57,15 +58,16 @@ void PlanPlayer::time_templates() {
   const auto named = std::find(lowered_.op_names.begin(), lowered_.op_names.end(), "aten.addmm.default");
   const auto addmm =  // products with a bias run with it as their epilogue
       named == lowered_.op_names.end() ? -1 : static_cast<std::int32_t>(named - lowered_.op_names.begin());
-  const double head_size = device_.cost.is_virtual() ? attention_head_size(model_) : 0;
+  const bool is_virtual = device_.cost.is_virtual();
+  const Numel head_size = is_virtual ? attention_head_size(model_) : 0;
   const auto timed = [&](const KernelList& list, const Segment* segment, bool backward) {
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());
     for (const Kernel& kernel : list.kernels) {
-      device.push_back(device_.cost.device(kernel));
-      if (head_size > 0 && kernel.kind == KernelClass::Attention)
-        device.back() = virtual_attention(lowered_.op_names[static_cast<std::size_t>(kernel.op)], head_size,
-                                          device.back(), kernel.launches * device_.profile.min_kernel_ns);
+      device.push_back(is_virtual && kernel.op >= 0
+                           ? device_.cost.on_virtual(kernel, lowered_.op_names[static_cast<std::size_t>(kernel.op)],
+                                                     backward, rows_of(model_, segment, kernel), head_size)
+                           : device_.cost.device(kernel));
     }
     if (segment != nullptr && !measured.empty()) {
       measured.apply(list, segment->op_begin, segment->op_end - segment->op_begin, backward, device);
