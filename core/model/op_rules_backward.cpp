@@ -381,6 +381,10 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
       break;
     }
     case OpFormula::Cumsum: {
+      if (from.sizes.n == 0 || from.sizes[wrap_dim(int_arg(op, 1, "dim", 0), from.sizes.n)] == 1) {  // nothing to add
+        out[0] = g;
+        break;
+      }
       Ref flipped = e.elementwise("aten.flip.default", {&g});
       Ref summed =
           e.fresh("aten.cumsum.default", KernelClass::Reduction, contiguous_layout(from.sizes, from.dtype), {&flipped});

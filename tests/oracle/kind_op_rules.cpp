@@ -302,7 +302,7 @@ class Builder {
   static bool is_reduction(const std::string& name) {
     for (const char* one : {"aten.sum.dim_IntList", "aten.mean.dim", "aten.var.correction", "aten.std.correction",
                             "aten.var_mean.correction", "aten.std_mean.correction", "aten.amax.default",
-                            "aten.amin.default", "aten.logsumexp.default"})
+                            "aten.amin.default", "aten.logsumexp.default", "aten.prod.dim_int", "aten.nansum.default"})
       if (name == one) return true;
     return false;
   }
