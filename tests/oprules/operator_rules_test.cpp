@@ -59,6 +59,8 @@ const std::set<std::string_view> kNotHere = {
     "aten._scaled_dot_product_flash_attention.default",
     "aten._scaled_dot_product_efficient_attention.default",
     "aten.cudnn_batch_norm.default",
+    "aten.miopen_batch_norm.default",
+    "aten._batch_norm_with_update.default",
     "aten._native_batch_norm_legit_functional.default",
     "aten._grouped_mm.default",      // its groups are values, not shapes
     "aten._fused_rms_norm.default",  // falls apart off the GPU
