@@ -209,7 +209,12 @@ Result<bool> Fsdp2Runtime::call_setup(const Action& action, UnitState& u) {
     field = *on;
     return true;
   };
-  if (method == "set_is_last_backward") return need_truth(is_last_backward_);
+  // F2-3: units share the root's context from the first forward on; what is set before in another unit's own is lost.
+  const bool lost = !initialised_ && !u.is_root;
+  if (method == "set_is_last_backward") {
+    bool own = true;
+    return need_truth(lost ? own : is_last_backward_);
+  }
   if (method == "set_unshard_in_backward") return need_truth(u.unshard_in_backward);
   if (method == "set_force_sum_reduction_for_comms") return need_truth(u.force_sum);
   if (method == "set_gradient_divide_factor" || method == "set_reduce_scatter_divide_factor") {
@@ -239,7 +244,8 @@ Result<bool> Fsdp2Runtime::call_setup(const Action& action, UnitState& u) {
     return true;
   }
   if (method == "set_post_optim_event") {  // F2-6: recorded here, waited for by the next root forward alone
-    post_optim_event_ = out_.record(Stream::D, Word::EventUser, {});
+    const EventId event = out_.record(Stream::D, Word::EventUser, {});
+    if (!lost) post_optim_event_ = event;
     return true;
   }
   if (method == "unshard") {

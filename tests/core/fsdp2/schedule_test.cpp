@@ -337,6 +337,22 @@ TEST(Fsdp2Schedule, TheReducedOutputLivesUntilItsAllReduceWasWaitedFor) {  // F2
   EXPECT_EQ(freed_by_zero(false), 0);
 }
 
+TEST(Fsdp2Schedule, WhatAUnitSetsInItsOwnContextBeforeTheFirstForwardIsLost) {  // F2-3
+  const auto waits_for_the_user = [](const char* unit) {
+    Job job = chain_job();
+    job.train.script = {{std::string("call:") + unit + ":set_post_optim_event", "fwd", "bwd", "step", "zero"}};
+    const Plan plan = plan_chain(job).value();
+    const auto& made = plan.iterations[0].instructions;
+    const EventId user = std::find_if(made.begin(), made.end(), [](const Instruction& i) {
+                           return i.kind == InstructionKind::RecordEvent;
+                         })->event;
+    return std::count_if(made.begin(), made.end(),
+                         [&](const Instruction& i) { return i.kind == InstructionKind::WaitEvent && i.event == user; });
+  };
+  EXPECT_EQ(waits_for_the_user(""), 2);
+  EXPECT_EQ(waits_for_the_user("b1"), 0);
+}
+
 TEST(Fsdp2Schedule, UnknownMethodsAreRefused) {  // F2-23
   Job job = chain_job();
   job.train.script = {{"call:b0:set_foo:true", "fwd", "bwd"}};
