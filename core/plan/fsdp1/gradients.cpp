@@ -308,7 +308,7 @@ void Runtime::finalise(UnitState& u) {
                                " (C1, M4): keep_low_precision_grads and cpu_offload last one iteration together");
       return;
     }
-    u.low_host_grad = unit.keep_low_precision_grads && unit.param_dtype != unit.orig_dtype;
+    u.low_host_grad = !u.use_orig_params && unit.keep_low_precision_grads && unit.param_dtype != unit.orig_dtype;
     if (u.low_host_grad) u.grad_dtype = unit.param_dtype;
   } else if (u.saved && called) {
     u.grad = GradKind::Shard;

@@ -79,7 +79,7 @@ struct UnitState {
   BufferWhat saved_buffer = BufferWhat::None;
   Stream saved_pool = Stream::G;
   bool host_grad = false;      // pinned host gradient exists (C1)
-  bool low_host_grad = false;  // its data was replaced by a copy in the low-precision dtype (M4), for good
+  bool low_host_grad = false;  // flat parameters: its data was replaced by a low-precision copy (M4), for good
   bool param_grads = false;    // original parameters: some `.grad` is visible
   bool param_grads_unsharded = false;
   bool param_grads_on_host = false;  // they are views of the host gradient

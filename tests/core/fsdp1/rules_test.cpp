@@ -267,9 +267,10 @@ TEST(Fsdp1Precision, ResidentGradientsAreLowPrecisionOnlyWhenKept) {  // M4
 }
 
 TEST(Fsdp1Offload, KeptLowPrecisionGradientsEndTheSecondBackward) {  // C1, M4: the host gradient stays in bf16
-  const auto failure = [](bool keep, bool offload) {
+  const auto failure = [](bool keep, bool offload, bool original = false) {
     return plan_of(with({{"mixed_precision", {{"param_dtype", "bf16"}, {"keep_low_precision_grads", keep}}},
-                         {"cpu_offload", offload}}))
+                         {"cpu_offload", offload},
+                         {"use_orig_params", original}}))
         .failure;
   };
   ASSERT_TRUE(failure(true, true).has_value());
@@ -278,6 +279,7 @@ TEST(Fsdp1Offload, KeptLowPrecisionGradientsEndTheSecondBackward) {  // C1, M4: 
   EXPECT_EQ(failure(true, true)->action, "bwd");
   EXPECT_FALSE(failure(true, false).has_value());
   EXPECT_FALSE(failure(false, true).has_value());
+  EXPECT_FALSE(failure(true, true, true).has_value());
 }
 
 TEST(Fsdp1Offload, EightCopiesInFourOut) {  // C1, C4, 19.8
