@@ -160,6 +160,10 @@ PlanPlayer::Progress PlanPlayer::advance() {
     const SimTime before = device_.clock.host();
     const SimDuration waited = host_wait_;
     bool ok = next == LoopPhase::None || next == phase_ || enter_phase(next);
+    if (ok && cast_due_ && phase_ == LoopPhase::Forward && i.phase != Phase::RootPreForward) {
+      cast_due_ = false;
+      ok = make_early(cast_, Phase::RootPreForward);
+    }
     if (ok && meets_ && !met_ && is_collective(i.kind)) {
       meeting_ = offer(i);
       return Progress::Meeting;  // comes back to this instruction
@@ -210,6 +214,7 @@ bool PlanPlayer::begin_micro_batch() {
   const bool first = plan_.runtime == Runtime::Fsdp1 && !std::exchange(lazy_initialised_, true);
   const bool early = first && !iteration_->actions.empty() && iteration_->actions.front() == "no_sync{";
   if (early && !initialise_lazily()) return false;
+  cast_due_ = true;
   return make_inputs() && (!first || early || initialise_lazily());
 }
 

@@ -101,7 +101,8 @@ class PlanPlayer {
     std::int32_t before_begin = 0, before_end = 0, after_begin = 0, after_end = 0;  // memory events
     bool launches = false, gemm = false, lt = false;                                // lt: through cuBLASLt
   };
-  /// The engine's first gradient, which it makes before any hook of backward runs.
+  /// A kernel that is played before its segment: the engine's first gradient, which precedes all hooks of backward, and
+  /// the cast of the batch, which precedes those of forward.
   struct Seed {
     TimedKernel kernel;
     std::int32_t instance = -1, slot = -1, op = -1;
@@ -139,7 +140,9 @@ class PlanPlayer {
   Bytes workspace_bytes() const;
   bool ensure_workspaces(std::uint8_t& made, bool lt);
   void take_seed(const ImportBinding& held);
+  void take_cast();
   bool make_seed();
+  bool make_early(const Seed& early, Phase phase);
   LoopPhase next_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
   bool begin_micro_batch();
@@ -194,9 +197,9 @@ class PlanPlayer {
   std::vector<bool> made_in_backward_;  // by held storage: the engine's first gradient
   GroupPlacement shard_group_, replicate_group_, world_group_;
   std::array<SimTime, 3> communicator_tail_{};
-  Seed seed_;
+  Seed seed_, cast_;
   std::uint8_t workspaces_ = 0, backward_workspaces_ = 0;  // kBlasWorkspace, kLtWorkspace
-  bool plan_owns_inputs_ = false, lazy_initialised_ = false, seeded_ = false;
+  bool plan_owns_inputs_ = false, lazy_initialised_ = false, seeded_ = false, cast_due_ = false;
 
   struct KnownDuration {
     CollectiveKind kind = CollectiveKind::AllGather;

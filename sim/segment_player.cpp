@@ -114,6 +114,7 @@ void PlanPlayer::time_templates() {
     }));
     if (made_in_backward_.back()) take_seed(held);
   }
+  take_cast();
 }
 
 /// Takes the engine's first gradient out of the list of the segment whose backward comes first.
@@ -128,18 +129,42 @@ void PlanPlayer::take_seed(const ImportBinding& held) {
   first = {};
 }
 
+/// M8: the root casts floating inputs before it gathers.
+void PlanPlayer::take_cast() {
+  if (plan_.runtime == Runtime::None || lowered_.instances.empty()) return;
+  const std::int32_t index = lowered_.instances.front().lowered;
+  const bool alone = std::count_if(lowered_.instances.begin(), lowered_.instances.end(),
+                                   [index](const SegmentInstance& instance) { return instance.lowered == index; }) == 1;
+  const KernelList& list = lowered_.templates[static_cast<std::size_t>(index)].forward;
+  if (!alone || list.kernels.empty()) return;
+  const Kernel& kernel = list.kernels.front();
+  if (kernel.model_op != 0 || lowered_.op_names[static_cast<std::size_t>(kernel.op)] != "aten._to_copy.default") return;
+  const Op& op = model_.ops[static_cast<std::size_t>(plan_.segments.front().op_begin)];
+  const auto* const input = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+  const bool reads_batch = input != nullptr && is_floating(model_.values[input->id.index()].dtype) &&
+                           std::find(model_.inputs.begin(), model_.inputs.end(), input->id) != model_.inputs.end();
+  TimedKernel& first = times_[static_cast<std::size_t>(index)].forward.front();
+  if (!reads_batch || first.before_end - first.before_begin != 1 || first.after_begin != first.after_end) return;
+  cast_ = {first, 0, list.events[static_cast<std::size_t>(first.before_begin)].slot, kernel.op};
+  first = {};
+}
+
 bool PlanPlayer::make_seed() {
   seeded_ = true;
-  if (seed_.instance < 0) return true;
-  const SegmentInstance& instance = lowered_.instances[static_cast<std::size_t>(seed_.instance)];
-  if (!allocate_slot(lowered_.templates[static_cast<std::size_t>(instance.lowered)], seed_.instance, seed_.slot))
+  return make_early(seed_, Phase::Backward);
+}
+
+bool PlanPlayer::make_early(const Seed& early, Phase phase) {
+  if (early.instance < 0) return true;
+  const SegmentInstance& instance = lowered_.instances[static_cast<std::size_t>(early.instance)];
+  if (!allocate_slot(lowered_.templates[static_cast<std::size_t>(instance.lowered)], early.instance, early.slot))
     return false;
   ActivitySpan what;
   what.kind = SpanKind::Compute;
-  what.phase = Phase::Backward;
+  what.phase = phase;
   what.instruction = first_instruction_ + position_;
-  what.name = seed_.op;
-  device_.launch(Stream::D, seed_.kernel.host, seed_.kernel.device, what);
+  what.name = early.op;
+  device_.launch(Stream::D, early.kernel.host, early.kernel.device, what);
   return true;
 }
 

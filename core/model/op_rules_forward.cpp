@@ -128,6 +128,17 @@ Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*
   return elementwise(name, inputs, layout(**inputs.begin()).dtype);
 }
 
+namespace {
+
+/// cuBLAS reads no matrix without steps in both dimensions: it gets a copy.
+bool is_expanded(const Layout& matrix) {
+  const std::int32_t n = matrix.sizes.n;
+  return n >= 2 && matrix.sizes[n - 1] > 1 && matrix.sizes[n - 2] > 1 && matrix.strides[n - 1] == 0 &&
+         matrix.strides[n - 2] == 0;
+}
+
+}  // namespace
+
 Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
   const Layout left = layout(a), right = layout(b);
   const std::int32_t n = left.sizes.n;
@@ -144,7 +155,15 @@ Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref
   sizes.push(kernel.n);
   Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());
   std::vector<Ref> workspace;
-  if (machine_.options.cpu_threads > 0) workspace = held(tape(), cpu_product_workspace(kernel, right));
+  if (machine_.options.cpu_threads > 0) {
+    workspace = held(tape(), cpu_product_workspace(kernel, right));
+  } else {
+    for (const Layout& operand : {left, right}) {
+      if (!is_expanded(operand)) continue;
+      workspace.push_back(tape().make_bytes(operand.bytes(), SlotCategory::Temporary));
+      ++kernel.launches;
+    }
+  }
   static const Ref kNone;
   finish(kernel, {&a, &b, bias != nullptr ? bias : &kNone}, {&out});
   return out;
@@ -441,6 +460,14 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
       workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));
       kernel.launches = 2;
     }
+  }
+  if (rule.name == "aten._safe_softmax.default" && emit.machine().options.cpu_threads == 0) {
+    // Rows without any finite element become zeros: which elements, which rows, the zero.
+    const Layout all = emit.layout(args[0]);
+    const Bytes rows = all.sizes.n > 0 ? all.numel() / std::max<std::int64_t>(all.sizes[all.sizes.n - 1], 1) : 1;
+    for (const Bytes bytes : {Bytes{all.numel()}, rows, itemsize(all.dtype)})
+      workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
+    kernel.launches = 5;
   }
   if (const std::int64_t threads = emit.machine().options.cpu_threads; threads > 0 && args.size() >= 2) {
     if (rule.kind == KernelClass::Attention)
