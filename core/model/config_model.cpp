@@ -36,6 +36,7 @@ constexpr Family kFamilies[] = {
     {"qwen2", families::build_llama_family},
     {"qwen2_moe", families::build_llama_family},
     {"qwen3", families::build_llama_family},
+    {"qwen3_moe", families::build_llama_family},
     {"t5", only<families::build_t5>},
     {"vit", only<families::build_vit>},
 };

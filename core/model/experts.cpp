@@ -92,12 +92,16 @@ Tensor write_grouped(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModu
 ExpertsModules add_experts(ModelTree& tree, const ExpertsConfig& c, ModuleId parent) {
   ExpertsModules m;
   m.block = tree.module(parent, "mlp", c.prefix + "SparseMoeBlock");
-  m.router = tree.module(m.block, "gate", c.prefix + "TopKRouter");
-  m.router_weight = tree.param(m.router, "weight", {c.experts, c.hidden});
+  const auto add_router = [&] {
+    m.router = tree.module(m.block, "gate", c.prefix + "TopKRouter");
+    m.router_weight = tree.param(m.router, "weight", {c.experts, c.hidden});
+  };
+  if (!c.experts_first) add_router();
   m.experts = tree.module(m.block, "experts", c.prefix + "Experts");
   m.gate_up = tree.param(m.experts, "gate_up_proj", {c.experts, 2 * c.width, c.hidden});
   m.down = tree.param(m.experts, "down_proj", {c.experts, c.hidden, c.width});
   m.activation = tree.module(m.experts, "act_fn", activation_class(c.activation));
+  if (c.experts_first) add_router();
   if (c.shared_width > 0) {
     m.shared = tree.module(m.block, "shared_expert", c.prefix + "MLP");
     m.shared_gate_proj = tree.linear(m.shared, "gate_proj", c.hidden, c.shared_width, false);

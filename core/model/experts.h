@@ -17,6 +17,7 @@ struct ExpertsConfig {
   std::int64_t shared_width = 0;       // of the expert that sees every token; 0 = none
   bool normalized = true;              // weights of the chosen experts sum to one
   bool narrow_weights = false;         // ... and go back to the dtype of the router's result
+  bool experts_first = false;          // registered before the router
   Activation activation = Activation::Silu;
 };
 

@@ -46,6 +46,7 @@ constexpr FamilyDefaults kDefaults[] = {
     {"qwen2", "Qwen2", 32},
     {"qwen2_moe", "Qwen2Moe", 16},
     {"qwen3", "Qwen3", 32, 128},
+    {"qwen3_moe", "Qwen3Moe", 4, 0, 32768, 1e-6, 4096},
 };
 
 const FamilyDefaults& defaults_of(std::string_view type) {
@@ -84,15 +85,20 @@ void read_heads(ConfigReader& config, const FamilyDefaults& family, LlamaConfig&
 }
 
 void read_experts(ConfigReader& config, std::string_view type, LlamaConfig& c) {
-  const bool mixtral = type == "mixtral";
+  const bool mixtral = type == "mixtral", shared = type == "qwen2_moe";
   ExpertsConfig e;
   e.prefix = c.prefix;
   e.hidden = c.hidden;
   e.activation = c.activation;
-  e.experts = config.integer_or(mixtral ? "num_local_experts" : "num_experts", mixtral ? 8 : 60, 1, 1 << 16);
-  e.chosen = config.integer_or("num_experts_per_tok", mixtral ? 2 : 4, 1, 1 << 16);
-  e.width = mixtral ? c.intermediate : config.integer_or("moe_intermediate_size", 1408, 1, kMaxWidth);
-  e.shared_width = mixtral ? 0 : config.integer_or("shared_expert_intermediate_size", 5632, 1, kMaxWidth);
+  e.experts_first = type == "qwen3_moe";
+  e.experts = config.integer_or(mixtral ? "num_local_experts" : "num_experts",
+                                mixtral  ? 8
+                                : shared ? 60
+                                         : 128,
+                                1, 1 << 16);
+  e.chosen = config.integer_or("num_experts_per_tok", mixtral ? 2 : shared ? 4 : 8, 1, 1 << 16);
+  e.width = mixtral ? c.intermediate : config.integer_or("moe_intermediate_size", shared ? 1408 : 768, 1, kMaxWidth);
+  e.shared_width = shared ? config.integer_or("shared_expert_intermediate_size", 5632, 1, kMaxWidth) : 0;
   e.normalized = mixtral || config.boolean_or("norm_topk_prob", false);
   e.narrow_weights = !mixtral;
   if (!mixtral) c.expert_step = config.integer_or("decoder_sparse_step", 1, 1, 1 << 20);
@@ -119,7 +125,8 @@ void read_windows(ConfigReader& config, const FamilyDefaults& family, LlamaConfi
       config.integer_or("sliding_window", config.is_null("sliding_window") ? 0 : family.window, 0, kMaxPositions);
   if (!qwen || config.boolean_or("use_sliding_window", false)) c.sliding_window = window;
   const std::int64_t turn = qwen ? config.integer_or("max_window_layers", 28, 0, 1 << 20) : 0;
-  const std::vector<std::string> types = qwen ? config.texts("layer_types") : std::vector<std::string>{};
+  const std::vector<std::string> types =
+      qwen && family.type != "qwen3_moe" ? config.texts("layer_types") : std::vector<std::string>{};
   if (config.failed()) return;
   if (!types.empty() && static_cast<std::int64_t>(types.size()) != c.layers) {
     config.fail_with(ErrorCode::Inconsistent, "layer_types", "layer_types names another number of layers",
@@ -127,7 +134,9 @@ void read_windows(ConfigReader& config, const FamilyDefaults& family, LlamaConfi
     return;
   }
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    const bool ruled = family.type == "qwen2_moe" ? i % 2 == 0 && i < turn : i >= turn;
+    const bool ruled = family.type == "qwen2_moe"   ? i % 2 == 0 && i < turn
+                       : family.type == "qwen3_moe" ? true
+                                                    : i >= turn;
     const bool named = !types.empty() && types[static_cast<std::size_t>(i)] == "sliding_attention";
     c.windowed.push_back(c.sliding_window > 0 && (types.empty() ? ruled : named));
   }
@@ -153,14 +162,14 @@ LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
   c.tied = config.boolean_or("tie_word_embeddings", false);
   c.activation = read_activation(config, "hidden_act", "silu");
   const bool biased = config.boolean_or("attention_bias", false);
-  if (type == "llama" || type == "qwen3") c.qkv_bias = c.output_bias = biased;
+  if (type == "llama" || type.starts_with("qwen3")) c.qkv_bias = c.output_bias = biased;
   if (type == "qwen2") c.qkv_bias = true;
   if (type == "qwen2_moe") c.qkv_bias = config.boolean_or("qkv_bias", true);
   if (type == "llama") c.mlp_bias = config.boolean_or("mlp_bias", false);
-  c.head_norms = type == "qwen3";
+  c.head_norms = type.starts_with("qwen3");
   if (type != "llama") read_windows(config, family, c);
   c.dtype = config.parameter_dtype();
-  if (type == "mixtral" || type == "qwen2_moe") read_experts(config, type, c);
+  if (type == "mixtral" || type.ends_with("_moe")) read_experts(config, type, c);
   return c;
 }
 
@@ -302,7 +311,8 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   const AttentionShape attention{c.heads, c.key_value_heads, c.head_dim, c.attention_dropout,
                                  std::pow(static_cast<double>(c.head_dim), -0.5)};
   const bool any_windowed = std::find(c.windowed.begin(), c.windowed.end(), true) != c.windowed.end();
-  const bool all_windowed = any_windowed && !model_type.starts_with("qwen");  // which make the full mask anyhow
+  // Dense Qwen and Qwen2-MoE make the full mask anyhow.
+  const bool all_windowed = any_windowed && (model_type == "qwen3_moe" || !model_type.starts_with("qwen"));
   LayerAttention full, windowed;
   for (auto [how, window] : {std::pair(&full, std::int64_t{0}), std::pair(&windowed, c.sliding_window)}) {
     Result<AttentionKernel> kernel =
