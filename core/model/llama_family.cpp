@@ -91,11 +91,10 @@ void read_experts(ConfigReader& config, std::string_view type, LlamaConfig& c) {
   e.hidden = c.hidden;
   e.activation = c.activation;
   e.experts_first = type == "qwen3_moe";
-  e.experts = config.integer_or(mixtral ? "num_local_experts" : "num_experts",
-                                mixtral  ? 8
-                                : shared ? 60
-                                         : 128,
-                                1, 1 << 16);
+  const std::string_view usual = mixtral ? "num_local_experts" : "num_experts";
+  const std::string_view other = mixtral ? "num_experts" : "num_local_experts";  // the library's second name for it
+  const bool by_other = !shared && !config.has(usual) && config.has(other);
+  e.experts = config.integer_or(by_other ? other : usual, mixtral ? 8 : shared ? 60 : 128, 1, 1 << 16);
   e.chosen = config.integer_or("num_experts_per_tok", mixtral ? 2 : shared ? 4 : 8, 1, 1 << 16);
   e.width = mixtral ? c.intermediate : config.integer_or("moe_intermediate_size", shared ? 1408 : 768, 1, kMaxWidth);
   e.shared_width = shared ? config.integer_or("shared_expert_intermediate_size", 5632, 1, kMaxWidth) : 0;

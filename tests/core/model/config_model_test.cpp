@@ -200,6 +200,24 @@ TEST(ConfigModel, PaddingIsAbsentNullOrCountedFromTheEnd) {
   EXPECT_FALSE(build(beyond));
 }
 
+TEST(ConfigModel, TheNumberOfExpertsHasTwoNames) {
+  const auto experts = [](const char* type, const char* architecture, const char* key) -> std::int64_t {
+    Json config = toy_config();
+    config["model_type"] = type;
+    config["architectures"] = {architecture};
+    config["num_experts_per_tok"] = 2;
+    config[key] = 6;
+    const auto model = build(config);
+    EXPECT_TRUE(model) << to_text(model.error());
+    return model ? model->params[model->find_param("model.layers.0.mlp.gate.weight").index()].shape[0] : 0;
+  };
+  EXPECT_EQ(experts("qwen3_moe", "Qwen3MoeForCausalLM", "num_experts"), 6);
+  EXPECT_EQ(experts("qwen3_moe", "Qwen3MoeForCausalLM", "num_local_experts"), 6);  // as the library saves it
+  EXPECT_EQ(experts("mixtral", "MixtralForCausalLM", "num_local_experts"), 6);
+  EXPECT_EQ(experts("mixtral", "MixtralForCausalLM", "num_experts"), 6);
+  EXPECT_EQ(experts("qwen2_moe", "Qwen2MoeForCausalLM", "num_local_experts"), 60);  // another key there
+}
+
 TEST(ConfigModel, WhatIsNoModelOfOursIsRefusedByItsKey) {
   const auto refused = [](std::string_view key, const Json& value) {
     Json config = toy_config();
