@@ -489,18 +489,20 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
     for (const BlockHandle block : roots) device.book.free(block);
     return true;
   }
+  BlockHandle last = kNoBlock;  // the loop's variable still names the parameter before
   for (const LocalParam& param : params_) {
     const BlockHandle root = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
     if (root == kNoBlock) return false;
     const BlockHandle scaled = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
     if (scaled == kNoBlock) return false;
     device.book.free(root);
+    device.book.free(std::exchange(last, scaled));
     for (const int passes : {2, 3, 2, 3, 2, 2, 2, 4}) {
       device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
                     device.cost.copy(param.bytes * passes, param.dtype), what);
     }
-    device.book.free(scaled);
   }
+  device.book.free(last);
   return true;
 }
 

@@ -181,6 +181,50 @@ TEST(Simulate, ModulesAreBuiltOnTheDeviceTiedOnesTwiceAndAUnitsParametersGoToget
   EXPECT_EQ(made_at_init("meta"), (std::vector<Bytes>{4 * kMiB, 8 * kMiB, 4096}));
 }
 
+TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspacesAThread) {
+  HandMadePlan hand;
+  const UnitId block = hand.unit("a", 1000);
+  hand.plan.segments.emplace_back();
+  hand.add(Forward, Stream::D, Phase::Forward).segment = SegmentId(std::size_t{0});
+  hand.alloc(Stream::U, BufferWhat::Full, block, 8 * kMiB);
+  hand.plan.iterations.back().instructions.back().phase = Phase::PreBackward;
+  hand.add(Backward, Stream::D, Phase::Backward).segment = SegmentId(std::size_t{0});
+
+  LoweredProgram lowered;
+  lowered.op_names = {"aten.ones_like.default", "aten.addmm.default"};
+  SegmentTemplate& segment = lowered.templates.emplace_back();
+  segment.slots = {{4, SlotCategory::Output, {}}};
+  Kernel product;
+  product.op = 1;
+  product.kind = KernelClass::Gemm;
+  Kernel ones;
+  ones.op = 0;
+  ones.before_end = 1;
+  ones.after_begin = ones.after_end = 1;
+  product.before_begin = product.before_end = product.after_begin = product.after_end = 0;
+  segment.forward.kernels = {product, product};
+  product.before_begin = product.before_end = product.after_begin = product.after_end = 1;
+  segment.backward.kernels = {ones, product};
+  segment.backward.events = {{0, true}};
+  lowered.instances.emplace_back();
+  lowered.held = {{0, 0}};
+
+  MemoryLog log;
+  SimulateOptions options;
+  options.memory_log = &log;
+  const auto profile = load_profile("virtual");
+  ASSERT_TRUE(profile.has_value());
+  const auto prediction = simulate(hand.plan, hand.model, lowered, hand.job, *profile, options);
+  ASSERT_TRUE(prediction.has_value()) << to_text(prediction.error());
+  std::vector<Bytes> made;
+  for (const MemoryLog::Event& event : log.events) {
+    if (event.action == MemoryAction::Alloc && event.bytes != 1000) made.push_back(event.bytes);
+  }
+  const std::vector<Bytes> expected{32 * kMiB, kMiB, 4, 8 * kMiB, 32 * kMiB, kMiB};
+  ASSERT_GE(made.size(), expected.size());
+  EXPECT_EQ(std::vector<Bytes>(made.end() - static_cast<std::ptrdiff_t>(expected.size()), made.end()), expected);
+}
+
 TEST(Simulate, AFreedBufferThatAnotherStreamUsesStaysActive) {  // A7, R21
   HandMadePlan hand;
   const UnitId block = hand.unit("a", 1000);

@@ -39,6 +39,45 @@ TEST(LoweringCorners, AnOperatorWithoutARuleIsNamedAndCostsTwiceItsForward) {
   EXPECT_EQ(out.backward_kernels.at(1), "custom.frobnicate.default.backward");
 }
 
+/// Bytes of the slots that a list's kernel allocates.
+std::vector<Bytes> made_by(const LoweredProgram& lowered, const KernelList& list, const SegmentTemplate& segment,
+                           const std::string& op) {
+  std::vector<Bytes> made;
+  for (const Kernel& kernel : list.kernels) {
+    if (lowered.op_names[static_cast<std::size_t>(kernel.op)] != op) continue;
+    for (std::int32_t e = kernel.before_begin; e < kernel.before_end; ++e) {
+      const MemoryEvent& event = list.events[static_cast<std::size_t>(e)];
+      if (event.alloc) made.push_back(segment.slots[static_cast<std::size_t>(event.slot)].bytes);
+    }
+  }
+  return made;
+}
+
+TEST(LoweringCorners, CublasGetsACopyOfAnExpandedMatrix) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 5});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 5}}});
+  toy.op("aten.sum.default", {"h"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto made = [&model](std::int64_t cpu_threads) {
+    LoweringOptions options;
+    options.cpu_threads = cpu_threads;
+    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model), options);
+    return made_by(*lowered, lowered->templates[0].backward, lowered->templates[0], "aten.mm.default");
+  };
+  EXPECT_EQ(made(0), (std::vector<Bytes>{4 * 5 * 4, 6 * 5 * 4}));  // the gradient, and the loss's spread over h
+  EXPECT_EQ(made(1), (std::vector<Bytes>{4 * 5 * 4}));
+}
+
+TEST(LoweringCorners, ASafeSoftmaxLooksForRowsWithoutAFiniteElement) {
+  const Model model = with_op("aten._safe_softmax.default");
+  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+  EXPECT_EQ(made_by(*lowered, lowered->templates[0].forward, lowered->templates[0], "aten._safe_softmax.default"),
+            (std::vector<Bytes>{6 * 4 * 4, 6 * 4, 6, 4}));
+}
+
 /// Two parameters joined, times an input: the joined gradient is a tensor of its own.
 Model joined(std::int64_t dim, Shape a, Shape b, Shape both) {
   ToyProgram toy;
