@@ -107,8 +107,9 @@ void Runtime::make_units() {
     for (std::size_t p = 0; p < unit.params.size(); ++p) {
       place_of_param_[unit.params[p].index()] = {static_cast<std::int32_t>(i), static_cast<std::int32_t>(p)};
     }
-    // Construction makes views too; reentrant checkpointing compares the numbers of two threads (R16).
-    if (u.has_handle && unit.requires_grad) autograd_.skip_number(unit.params.size() + 1);
+    // Construction makes views too, and moves what is offloaded; reentrant checkpointing compares the numbers of two
+    // threads (R16).
+    if (u.has_handle && unit.requires_grad) autograd_.skip_number(unit.params.size() + (u.offload ? 2 : 1));
     number_shard_views(u);
     // R26: without original parameters NO_SHARD keeps the accumulation node of its construction, made on D.
     if (u.has_handle && !u.sharded && !u.use_orig_params && unit.requires_grad) {

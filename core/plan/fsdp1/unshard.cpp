@@ -162,6 +162,7 @@ bool Runtime::pre_unshard(UnitState& u, Stream stream) {
   copy.pinned = u.pinned;  // C1: the first copy is from the unpinned original
   copy.blocking = !u.pinned;
   if (!u.pinned) note_trap(6, &u);
+  if (grad_enabled_ && unit.requires_grad) autograd_.skip_number();  // the copy of the flat parameter
   u.h2d_copy = true;
   u.h2d_pool = stream;
   set_data(u, unit.orig_dtype, false);

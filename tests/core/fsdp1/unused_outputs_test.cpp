@@ -114,7 +114,7 @@ TEST(Fsdp1Checkpointing, AnInnerRegionNeedsTheOuterOneFirst) {  // P9: its input
                                  "backward B.first", "backward embed"));
 }
 
-TEST(Fsdp1Checkpointing, ViewsOfAnUnshardedShardCountAmongTheNodes) {  // H12, R16: they are made with grad
+TEST(Fsdp1Checkpointing, ViewsOfAnUnshardedShardAndCopiesCountAmongTheNodes) {  // H12, R16: they are made with grad
   // One block with a reentrant region of two layers: whether the second layer's weight gets its gradient before the
   // first layer's backward runs follows from the numbers of nodes that two threads made.
   Json model = Json::parse(R"({"name": "inside", "dtype": "fp32", "args": [["x", [2, 2], "fp32", false]],
@@ -137,11 +137,16 @@ TEST(Fsdp1Checkpointing, ViewsOfAnUnshardedShardCountAmongTheNodes) {  // H12, R
   }
   model["modules"].push_back(
       Json::parse(R"({"path": "head", "class": "Linear", "params": [["weight", [2, 10], true]]})"));
-  const Scenario s{.model = model,
-                   .options = {{"strategy", "NO_SHARD"}, {"use_orig_params", true}, {"backward_prefetch", "none"}},
-                   .world_size = 2};
-  EXPECT_THAT(only(lines(s, plan_of(s), 0), {"bwd B0"}),
-              ElementsAre(HasSubstr("D:B0.mlp.g'; U<-D!ag; D:B0.mlp.f'; U<-D!ag; U:cat")));
+  const auto waits = [&](Json options) {
+    options["use_orig_params"] = true;
+    options["backward_prefetch"] = "none";
+    const Scenario s{.model = model, .options = std::move(options)};
+    return only(lines(s, plan_of(s), 0), {"bwd B0"});
+  };
+  const char* second_layer_first = "D:B0.mlp.g'; U<-D!ag; D:B0.mlp.f'; U<-D!ag; U:cat";
+  EXPECT_THAT(waits({{"strategy", "NO_SHARD"}}), ElementsAre(HasSubstr(second_layer_first)));
+  EXPECT_THAT(waits({{"cpu_offload", true}}), ElementsAre(HasSubstr(second_layer_first)));  // the copies count too
+  EXPECT_THAT(waits({{"strategy", "FULL_SHARD"}}), ElementsAre(Not(HasSubstr(second_layer_first))));
 }
 
 }  // namespace
