@@ -110,7 +110,7 @@ SimDuration KernelCost::threads(double count) const {
   return std::max(min_kernel_ns_, static_cast<SimDuration>(count * ns_per_thread_));
 }
 
-SimDuration KernelCost::on_virtual(const Kernel& kernel, std::string_view op, bool backward, Numel rows,
+SimDuration KernelCost::on_virtual(const Kernel& kernel, std::string_view op, bool backward, bool heads, Numel rows,
                                    Numel head_size) const {
   constexpr double kSoftmaxBlock = 1024, kSoftmaxBackwardBlock = 512, kLayerNormBlock = 128;
   constexpr double kCatThreads = 3 * 32 * 128;  // of three tensors, by multiprocessor
@@ -147,7 +147,8 @@ SimDuration KernelCost::on_virtual(const Kernel& kernel, std::string_view op, bo
     return kernel.launches > 2 ? kSortLaunches * min_kernel_ns_ : threads(made / kVectorised) + 2 * threads(read);
   // Of transposed, sliced or expanded tensors.
   const bool expands = backward && op == "aten.div.Scalar";
-  if (expands || op == "aten.neg.default" || op == "aten.clone.default")
+  const bool transposed = heads && (op == "aten.add.Tensor" || op == "aten.add_.Tensor");
+  if (expands || transposed || op == "aten.neg.default" || op == "aten.clone.default")
     return threads(made / (narrow ? kUnrolled : kUnrolled / 2));
   if (backward && op == "aten.pow.Tensor_Scalar" && kernel.written > kLarge)  // to the power of one: a copy
     return min_kernel_ns_ + static_cast<SimDuration>(static_cast<double>(kernel.read + kernel.written) / bytes_per_ns_);

@@ -19,8 +19,9 @@ class KernelCost {
   /// Device time of all launches of a lowered kernel.
   SimDuration device(const Kernel& kernel) const;
   /// The same on the virtual device, which goes by PyTorch's launch parameters. `rows`: of the operator's result, all
-  /// dimensions but the last.
-  SimDuration on_virtual(const Kernel& kernel, std::string_view op, bool backward, Numel rows, Numel head_size) const;
+  /// dimensions but the last. `heads`: the result has heads of their own dimension, which lie transposed.
+  SimDuration on_virtual(const Kernel& kernel, std::string_view op, bool backward, bool heads, Numel rows,
+                         Numel head_size) const;
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
     if (work_.measured()) return 0;

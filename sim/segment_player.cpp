@@ -35,14 +35,15 @@ Numel attention_head_size(const Model& model) {
   return 0;
 }
 
-/// Of the result of the operator that a kernel stems from: all dimensions but the last.
-Numel rows_of(const Model& model, const Segment* segment, const Kernel& kernel) {
-  if (segment == nullptr || kernel.model_op < 0) return 0;
+/// The shape of the result of the operator that a kernel stems from; empty if there is none.
+const Shape& shape_of(const Model& model, const Segment* segment, const Kernel& kernel) {
+  static const Shape kNone;
+  if (segment == nullptr || kernel.model_op < 0) return kNone;
   const Op& op = model.ops[static_cast<std::size_t>(segment->op_begin + kernel.model_op)];
-  if (op.out.empty() || !op.out.front().valid()) return 0;
-  const Shape& shape = model.values[op.out.front().index()].shape;
-  return shape.empty() || shape.back() == 0 ? 0 : numel_of(shape) / shape.back();
+  return op.out.empty() || !op.out.front().valid() ? kNone : model.values[op.out.front().index()].shape;
 }
+
+Numel rows_of(const Shape& shape) { return shape.empty() || shape.back() == 0 ? 0 : numel_of(shape) / shape.back(); }
 
 double total_flops(const KernelList& list) {
   double flops = 0;
@@ -66,7 +67,8 @@ void PlanPlayer::time_templates() {
     for (const Kernel& kernel : list.kernels) {
       device.push_back(is_virtual && kernel.op >= 0
                            ? device_.cost.on_virtual(kernel, lowered_.op_names[static_cast<std::size_t>(kernel.op)],
-                                                     backward, rows_of(model_, segment, kernel), head_size)
+                                                     backward, shape_of(model_, segment, kernel).size() >= 4,
+                                                     rows_of(shape_of(model_, segment, kernel)), head_size)
                            : device_.cost.device(kernel));
     }
     if (segment != nullptr && !measured.empty()) {

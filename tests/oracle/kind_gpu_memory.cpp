@@ -1,5 +1,6 @@
 // gpu-memory: predicted against recorded memory, per case, step and phase. A row passes when the allocated peak of
-// every step is within the bound (--bound 0.03 by default).
+// every step is within the bound (--bound 0.03 by default), and the step without memory and retries are the recorded
+// ones.
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
@@ -119,6 +120,8 @@ void compare_step(Comparison& comparison, const Json& expected, const IterationR
   comparison.bytes("peak reserved", place, got.peak_reserved, number("reserved_bytes.peak"));
   comparison.bytes("peak requested", place, got.peak_requested, number("requested_bytes.peak"));
   comparison.bytes("end allocated", place, got.end_allocated, number("allocated_bytes.end"));
+  if (const auto retries = expected.value("num_alloc_retries", got.alloc_retries); retries != got.alloc_retries)
+    comparison.fail(place + " retries", std::to_string(retries), std::to_string(got.alloc_retries));
   const Json& phases = expected.at("phases");
   for (std::size_t k = 0; k < std::min(phases.size(), got.phases.size()); ++k) {
     const std::string name = phases[k].at("phase").get<std::string>();
