@@ -24,20 +24,13 @@ Result<Model> only(const families::FamilyInput& input, std::string_view) {
 }
 
 constexpr Family kFamilies[] = {
-    {"bert", only<families::build_bert>},
-    {"gemma2", only<families::build_gemma2>},
-    {"gpt2", only<families::build_gpt2>},
-    {"gpt_neox", only<families::build_gpt_neox>},
-    {"llama", families::build_llama_family},
-    {"mistral", families::build_llama_family},
-    {"mixtral", families::build_llama_family},
-    {"opt", only<families::build_opt>},
-    {"phi3", only<families::build_phi3>},
-    {"qwen2", families::build_llama_family},
-    {"qwen2_moe", families::build_llama_family},
-    {"qwen3", families::build_llama_family},
-    {"qwen3_moe", families::build_llama_family},
-    {"t5", only<families::build_t5>},
+    {"bert", only<families::build_bert>},        {"gemma2", only<families::build_gemma2>},
+    {"gpt2", only<families::build_gpt2>},        {"gpt_neox", only<families::build_gpt_neox>},
+    {"llama", families::build_llama_family},     {"mistral", families::build_llama_family},
+    {"mixtral", families::build_llama_family},   {"opt", only<families::build_opt>},
+    {"phi3", only<families::build_phi3>},        {"qwen2", families::build_llama_family},
+    {"qwen2_moe", families::build_llama_family}, {"qwen3", families::build_llama_family},
+    {"qwen3_moe", families::build_llama_family}, {"t5", only<families::build_t5>},
     {"vit", only<families::build_vit>},
 };
 
