@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "sim/resident_state.h"
+
 namespace foreshard {
 namespace {
 

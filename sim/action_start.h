@@ -8,7 +8,7 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "sim/device.h"
-#include "sim/resident_state.h"
+#include "sim/initialisation.h"
 
 namespace foreshard {
 

@@ -13,6 +13,7 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "sim/device.h"
+#include "sim/initialisation.h"
 #include "sim/resident_state.h"
 #include "sim/simulate.h"
 

@@ -1,6 +1,5 @@
-// What lives on the device from iteration to iteration, and what the steps between backward and the next forward take:
-// the local shards as PyTorch leaves them after wrapping, the optimizer's state, the temporaries of clipping and
-// stepping.
+// What the optimizer keeps on the device from iteration to iteration, and what the steps between backward and the next
+// forward take: the temporaries of clipping, scaling and stepping.
 #pragma once
 
 #include <vector>
@@ -22,25 +21,6 @@ struct LocalParam {
 
 /// Trainable parameters with elements on this rank, in the plan's order.
 std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job);
-
-/// A module's buffer on the device.
-struct ResidentBuffer {
-  BlockHandle block = kNoBlock;
-  Numel numel = 0;
-  DType dtype = DType::Float32;
-};
-
-/// Wrapping: what is allocated on the way is freed again, shards and buffers stay. False: out of memory.
-bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
-                         std::vector<ResidentBuffer>& buffers);
-
-/// H7: FSDP1's lazy initialisation makes each handle's buffers once, on D, and drops them at once: they leave free
-/// segments. False: out of memory.
-bool play_lazy_initialisation(Device& device, const Plan& plan);
-
-/// M5: FSDP1's root casts floating buffers once, at the first forward; the list is empty afterwards. False: out of
-/// memory.
-bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype);
 
 class OptimizerState {
  public:
