@@ -103,6 +103,8 @@ struct BackwardInput {
 std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in);
 /// The part of it in op_rules_backward_more.cpp; `g` is the gradient of the first result that has one.
 std::vector<Ref> backward_of_more(Emitter& emit, BackwardInput& in, const Ref& g);
+/// The part in op_rules_attention.cpp.
+std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The part that the table itself writes down (op_rules_written.cpp).
 std::vector<Ref> backward_of_written(Emitter& emit, BackwardInput& in);
 /// "aten.triu_.default" -> "aten.triu.default".

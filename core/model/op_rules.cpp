@@ -1,3 +1,4 @@
+// The table of operator rules, one row an operator. One long file on purpose: a newcomer adds a line beside its like.
 #include "core/model/op_rules.h"
 
 #include <algorithm>

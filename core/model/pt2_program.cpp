@@ -1,3 +1,4 @@
+// One long file on purpose: one reader of one JSON document, whose parts share its place and its first error.
 #include "core/model/pt2_program.h"
 
 #include <simdjson.h>

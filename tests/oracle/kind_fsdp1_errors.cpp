@@ -1,5 +1,5 @@
 // fsdp1-errors: PyTorch's negative tests, each retold as a scenario for the planner: the same outcome, rule and facts;
-// texts are ours.
+// texts are ours. One long file on purpose: a list of scenarios, read beside the recorder's list of cases.
 #include <algorithm>
 #include <functional>
 #include <map>

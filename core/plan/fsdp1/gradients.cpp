@@ -301,11 +301,10 @@ void Runtime::finalise(UnitState& u) {
     u.grad_dtype = unit.orig_dtype;
     u.gradient_is_real = u.gradient_is_real || called;
     if (u.low_host_grad) {
-      fail("RuntimeError", "the host gradient of unit \"" + unit.name + "\" is in " +
-                               std::string(dtype_name(unit.param_dtype)) +
-                               " since the last backward and cannot be the " + "gradient of a parameter in " +
-                               std::string(dtype_name(unit.orig_dtype)) +
-                               " (C1, M4): keep_low_precision_grads and cpu_offload last one iteration together");
+      fail("RuntimeError",
+           "the host gradient of unit \"" + unit.name + "\" is in " + std::string(dtype_name(unit.param_dtype)) +
+               " since the last backward, its parameter in " + std::string(dtype_name(unit.orig_dtype)) +
+               " (C1, M4): keep_low_precision_grads and cpu_offload last one iteration together");
       return;
     }
     u.low_host_grad = !u.use_orig_params && unit.keep_low_precision_grads && unit.param_dtype != unit.orig_dtype;
