@@ -28,12 +28,10 @@ at::Tensor together(const std::vector<at::Tensor>& each, double p, const at::Ten
 
 }  // namespace
 
-NormShare norm_share(std::span<const NormedGradient> gradients, double p, bool apart) {
+NormShare norm_share(std::span<const NormedGradient> gradients, double p, bool apart, c10::Device device) {
   at::NoGradGuard no_grad;
   const at::TensorOptions options =
-      at::TensorOptions()
-          .dtype(at::kFloat)
-          .device(gradients.empty() ? c10::Device(c10::kCPU) : gradients[0].gradient.device());
+      at::TensorOptions().dtype(at::kFloat).device(gradients.empty() ? device : gradients[0].gradient.device());
   const std::vector<at::Tensor> sharded = powers(gradients, false, p);
   NormShare share;
   share.sharded = apart && !sharded.empty() ? at::stack(sharded) : together(sharded, p, options);

@@ -20,8 +20,9 @@ struct NormShare {
   at::Tensor replicated;  // fp32, one element
 };
 
-/// `apart`: one element of `sharded` for each gradient, in their order.
-NormShare norm_share(std::span<const NormedGradient> gradients, double p, bool apart);
+/// `apart`: one element of `sharded` for each gradient, in their order. `device`: where the share of a rank without
+/// gradients lies.
+NormShare norm_share(std::span<const NormedGradient> gradients, double p, bool apart, c10::Device device);
 /// After the ranks have met: a 0-dim tensor in fp32.
 at::Tensor total_norm(const NormShare& share, double p);
 /// Multiplies every gradient by min(1, max_norm / (total + 1e-6)).

@@ -18,9 +18,9 @@ at::Tensor GradientScaler::scale(c10::Device device) {
 
 void GradientScaler::unscale(std::span<const at::Tensor> gradients, c10::Device device) {
   at::NoGradGuard no_grad;
-  // In float64, since a division in float32 may be inexact.
-  const at::Tensor inverse = scale(device).to(at::kDouble).reciprocal().to(at::kFloat);
-  found_inf_ = at::zeros({1}, scale_.options());
+  // In float64, since a division in float32 may be inexact. The host waits for a copy of its own before it reads it.
+  const at::Tensor inverse = scale(device).to(at::kDouble).reciprocal().to(at::kFloat).to(device);
+  found_inf_ = at::zeros({1}, inverse.options());
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
   for (const at::Tensor& gradient : gradients) {
     if (gradient.numel() > 0) by_type[gradient.scalar_type()].push_back(gradient);
@@ -32,8 +32,8 @@ void GradientScaler::unscale(std::span<const at::Tensor> gradients, c10::Device 
 
 void GradientScaler::update() {
   at::NoGradGuard no_grad;
-  at::_amp_update_scale_(scale_, growth_tracker_, found_inf_, options_.growth_factor, options_.backoff_factor,
-                         options_.growth_interval);
+  at::_amp_update_scale_(scale_, growth_tracker_, found_inf_.to(scale_.device()), options_.growth_factor,
+                         options_.backoff_factor, options_.growth_interval);
   found_inf_ = at::Tensor();
 }
 

@@ -6,7 +6,7 @@
 //   step    left out where found_inf is not 0
 //   update  found_inf ? scale *= backoff : after growth_interval good steps scale *= growth
 //
-// Inside work, on the gradients' device: the scale and what was found lie there, in float32.
+// Inside work. The scale lies where the loss does, what was found where the gradients are; both in float32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ class GradientScaler {
 
   /// 0-dim; made where it is first asked for.
   at::Tensor scale(c10::Device device);
-  /// Divides in place, in groups of one type, whatever the type is.
+  /// Divides in place, in groups of one type, whatever the type is; `device`: of the gradients.
   void unscale(std::span<const at::Tensor> gradients, c10::Device device);
   /// One element; 0: all gradients were finite. From unscale to update.
   const at::Tensor& found_inf() const { return found_inf_; }

@@ -84,26 +84,41 @@ void TrainedBlocks::clip(const Instruction& instruction, const Instruction* next
 }
 
 void TrainedBlocks::reduce(const Instruction& instruction, InstructionId id) {
-  if (meets_over_found_) {
-    return context_.collective(instruction, id, {}, [this, op = instruction.reduce_op](Communicator& group) {
-      group.all_reduce(scaler_.found_inf().data_ptr(), 1, DType::Float32, op);
-    });
-  }
-  all_reduce(instruction, id);
+  if (meets_over_found_) return meet(instruction, id, [this] { return scaler_.found_inf(); });
+  meet(instruction, id, [this] { return norms_.sharded; });
   if (plan_.runtime != Runtime::Fsdp1) scale(instruction, id);
+}
+
+/// NCCL reads and writes memory of the device alone: what lies on the host goes there and back. Nothing here blocks but
+/// waits that the backend knows of, since a peer may never come.
+void TrainedBlocks::meet(const Instruction& instruction, InstructionId id, std::function<at::Tensor()> over) {
+  const c10::Device device = context_.device(instruction.stream);
+  const bool travels = context_.has_host_stream() && device.is_cuda();
+  if (travels) static_cast<void>(context_.wait_for(instruction.stream, id));
+  context_.collective(instruction, id, {}, [this, over, device, op = instruction.reduce_op](Communicator& group) {
+    const at::Tensor held = over();
+    if (held.device() != device) sent_ = held.to(device);
+    const at::Tensor& reduced = sent_.defined() ? sent_ : held;
+    group.all_reduce(reduced.data_ptr(), reduced.numel(), DType::Float32, op);
+  });
+  if (!travels) return;
+  static_cast<void>(context_.wait_for(instruction.stream, id));
+  context_.launch(instruction, id, {}, [this, over] {
+    if (sent_.defined()) over().copy_(std::exchange(sent_, at::Tensor()));
+  });
 }
 
 void TrainedBlocks::norms(const Instruction& instruction, InstructionId id, bool apart) {
   Targets targets = this->targets();
   const std::vector<Buffer> uses = buffers_of(targets);
   launch(instruction, id, uses,
-         [this, targets = std::move(targets), p = power_, apart] { norms_ = norm_share(normed(targets), p, apart); });
+         [this, targets = std::move(targets), p = power_, apart, device = place_of(instruction)] {
+           norms_ = norm_share(normed(targets), p, apart, device);
+         });
 }
 
-void TrainedBlocks::all_reduce(const Instruction& instruction, InstructionId id) {
-  context_.collective(instruction, id, {}, [this, op = instruction.reduce_op](Communicator& group) {
-    group.all_reduce(norms_.sharded.data_ptr(), norms_.sharded.numel(), DType::Float32, op);
-  });
+c10::Device TrainedBlocks::place_of(const Instruction& instruction) const {
+  return context_.device(instruction.on_host ? Stream::Host : instruction.stream);
 }
 
 void TrainedBlocks::scale(const Instruction& instruction, InstructionId id) {
@@ -122,7 +137,7 @@ Outcome<at::Tensor> TrainedBlocks::clip_now(const Instruction& reduce, double ma
   power_ = p;
   max_norm_ = max_norm;
   norms(reduce, {}, false);
-  all_reduce(reduce, {});
+  meet(reduce, {}, [this] { return norms_.sharded; });
   scale(reduce, {});
   if (auto done = context_.backend().synchronize(); !done) return tl::unexpected<Failure>(done.error());
   return take_norm();
@@ -134,7 +149,7 @@ void TrainedBlocks::unscale(const Instruction& instruction, InstructionId id) {
   meets_over_found_ = true;
   Targets targets = this->targets();
   const std::vector<Buffer> uses = buffers_of(targets);
-  launch(instruction, id, uses, [this, targets = std::move(targets), device = context_.device(instruction.stream)] {
+  launch(instruction, id, uses, [this, targets = std::move(targets), device = place_of(instruction)] {
     std::vector<at::Tensor> gradients;
     for (const Target& target : targets) {
       if (at::Tensor gradient = tensor_of(target); gradient.defined()) gradients.push_back(std::move(gradient));
@@ -193,6 +208,10 @@ void TrainedBlocks::make_moments(const Target& target, Stream pool, InstructionI
 }
 
 void TrainedBlocks::optimize(const Instruction& instruction, InstructionId id, double lr) {
+  if (instruction.on_host && scaler_.enabled() && !fused_) {  // what was found lies here: the plan copies nothing
+    static_cast<void>(context_.wait_for(instruction.stream, id));
+    skip_ = scaler_.found_inf().defined() && scaler_.found_inf().item<float>() != 0;
+  }
   if (skip_) return;
   Targets targets = this->targets();
   const Stream pool = instruction.on_host ? Stream::Host : instruction.stream;

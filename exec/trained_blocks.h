@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -78,11 +79,14 @@ class TrainedBlocks {
   static std::vector<Buffer> buffers_of(const Targets& targets);
   at::Tensor tensor_of(const Target& target) const;
   std::vector<NormedGradient> normed(const Targets& targets) const;
+  /// Where the gradients lie that an instruction works on.
+  c10::Device place_of(const Instruction& instruction) const;
   void norms(const Instruction& instruction, InstructionId id, bool apart);
-  void all_reduce(const Instruction& instruction, InstructionId id);
+  /// The ranks meet over a tensor of work's.
+  void meet(const Instruction& instruction, InstructionId id, std::function<at::Tensor()> over);
   void scale(const Instruction& instruction, InstructionId id);
   void make_moments(const Target& target, Stream pool, InstructionId id);
-  /// Work of the compute stream, or of the host, which then waits for it.
+  /// Work of the compute stream, or of the host, which waits for the device before and for it behind.
   void launch(const Instruction& instruction, InstructionId id, const std::vector<Buffer>& uses, Work work);
 
   const IssueContext& context_;
@@ -101,6 +105,7 @@ class TrainedBlocks {
   GradientScaler scaler_;
   at::Tensor found_;  // of the last step, for take_skipped
   at::Tensor rate_;   // on the device, for steps that repeat
+  at::Tensor sent_;   // on the device, of what lies on the host; while ranks meet over it
   NormShare norms_;
   at::Tensor norm_;
 };

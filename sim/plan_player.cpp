@@ -290,7 +290,7 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::ScaleLoss:
       return optimizer_.scale_loss(device_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
     case InstructionKind::Unscale:
-      return optimizer_.unscale(device_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
+      return optimizer_.unscale(device_, span_of(i, SpanKind::Optimizer), i.on_host) || out_of_memory(0);
     case InstructionKind::UpdateScale: optimizer_.update_scale(device_, span_of(i, SpanKind::Optimizer)); return true;
     case InstructionKind::OptimizerStep:
       return optimizer_.step(device_, span_of(i, SpanKind::Optimizer), i.on_host) || out_of_memory(0);

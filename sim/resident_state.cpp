@@ -100,12 +100,28 @@ bool OptimizerState::scale_loss(Device& device, const ActivitySpan& what) {
   return true;
 }
 
-bool OptimizerState::unscale(Device& device, const ActivitySpan& what) {
+bool OptimizerState::unscale(Device& device, const ActivitySpan& what, bool on_host) {
   found_inf_ = device.book.allocate(4, kD, MemoryCategory::Temporaries);
   if (found_inf_ == kNoBlock) return false;
   scalar_calls(device, what, 4);  // zero; the reciprocal, in double
-  if (!params_.empty()) foreach_call(device, what, 2);
+  if (!on_host) {
+    if (!params_.empty()) foreach_call(device, what, 2);
+    return true;
+  }
+  for (int copy = 0; copy < 2; ++copy) {  // the reciprocal and the zero go to the host, which works with them
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.transfer(4), what);
+  }
+  device.clock.stream_synchronize(kD);
+  host_pass(device, 2);
   return true;
+}
+
+void OptimizerState::host_pass(Device& device, int passes) {
+  if (device.cost.is_virtual()) return;
+  constexpr double kHostBytesPerNs = 20;  // a foreach call on a server CPU is bound by its memory
+  Bytes bytes = 0;
+  for (const LocalParam& param : params_) bytes += param.bytes;
+  device.clock.host_cost(static_cast<SimDuration>(passes * static_cast<double>(bytes) / kHostBytesPerNs));
 }
 
 void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
@@ -285,11 +301,7 @@ bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host
   if (params_.empty()) return true;
   if (device.cost.work().measured()) return measured_step(device, what, on_host);
   if (on_host) {  // C6: the parameters live on the host, and so does the step
-    if (device.cost.is_virtual()) return true;
-    constexpr double kHostBytesPerNs = 20;  // a foreach step on a server CPU is bound by its memory
-    Bytes bytes = 0;
-    for (const LocalParam& param : params_) bytes += param.bytes;
-    device.clock.host_cost(static_cast<SimDuration>(7.0 * static_cast<double>(bytes) / kHostBytesPerNs));
+    host_pass(device, 7);
     return true;
   }
   if (!has_state_ && !make_state(device, what)) return false;

@@ -31,7 +31,7 @@ class OptimizerState {
   /// What a gradient scaler does on the device, and keeps there from the first loss on; the all-reduce of what unscale
   /// found is the plan's. False: out of memory.
   bool scale_loss(Device& device, const ActivitySpan& what);
-  bool unscale(Device& device, const ActivitySpan& what);
+  bool unscale(Device& device, const ActivitySpan& what, bool on_host);
   void update_scale(Device& device, const ActivitySpan& what);
   /// The first step makes the state.
   bool step(Device& device, const ActivitySpan& what, bool on_host);
@@ -49,6 +49,8 @@ class OptimizerState {
   std::vector<LocalParam> taken_at_once() const;
   /// One foreach call: reads and writes `passes` times all parameters.
   void foreach_call(Device& device, const ActivitySpan& what, int passes);
+  /// The same on the host.
+  void host_pass(Device& device, int passes);
   /// A copy of every parameter; freed by the caller. False: out of memory.
   bool temporaries(Device& device, std::vector<BlockHandle>& blocks);
 

@@ -47,26 +47,18 @@ Result<void> refuse_traps(const Plan& plan, const Job& job) {
   return {};
 }
 
-/// What a gradient scaler refuses, or is not planned with.
+/// What a gradient scaler refuses.
 Result<void> check_scaler(const Job& job, const UnitTable& table) {
-  if (!job.train.grad_scaler.enabled) return {};
-  const auto refuse = [&](ErrorCode code, std::string message, std::string expected, std::string got) {
-    return fail({.code = code,
-                 .message = std::move(message),
-                 .file = job.model.source,
-                 .place = "train.grad_scaler",
-                 .expected = std::move(expected),
-                 .got = std::move(got),
-                 .hint = "train.grad_scaler.enabled = false does without"});
-  };
-  if (job.fsdp.cpu_offload) {
-    return refuse(ErrorCode::Unsupported, "gradients on the host are not unscaled", "fsdp.cpu_offload = false", "true");
-  }
-  if (job.fsdp.runtime == Runtime::Fsdp1) return {};  // ShardedGradScaler takes them
+  if (!job.train.grad_scaler.enabled || job.fsdp.runtime == Runtime::Fsdp1) return {};  // ShardedGradScaler takes all
   for (const PlanUnit& unit : table.units) {
     if (unit.orig_dtype != DType::Float16 || !unit.requires_grad) continue;
-    return refuse(ErrorCode::Refused, "torch.amp.GradScaler: Attempting to unscale FP16 gradients.",
-                  "parameters in float32, and float16 in fsdp.mixed_precision.param", "parameters in float16");
+    return fail({.code = ErrorCode::Refused,
+                 .message = "torch.amp.GradScaler: Attempting to unscale FP16 gradients.",
+                 .file = job.model.source,
+                 .place = "train.grad_scaler",
+                 .expected = "parameters in float32, and float16 in fsdp.mixed_precision.param",
+                 .got = "parameters in float16",
+                 .hint = "train.grad_scaler.enabled = false does without"});
   }
   return {};
 }

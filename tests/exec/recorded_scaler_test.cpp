@@ -73,6 +73,16 @@ TEST(RecordedScaler, AFusedStepIsLeftOutOnTheDevice) {
   expect_recorded("fsdp2 fused clipped", job_of(Runtime::Fsdp2, OptimizerImpl::Fused, 0.5));
 }
 
+/// What is unscaled on the host are the same numbers; the scale stays where the loss is.
+TEST(RecordedScaler, OffloadedGradientsAreUnscaledOnTheHost) {
+  for (auto [name, job] : {std::pair{"fsdp1 foreach clipped", job_of(Runtime::Fsdp1, OptimizerImpl::Foreach, 0.5)},
+                           std::pair{"fsdp2 foreach", job_of(Runtime::Fsdp2, OptimizerImpl::Foreach, 0)},
+                           std::pair{"fsdp2 fused clipped", job_of(Runtime::Fsdp2, OptimizerImpl::Fused, 0.5)}}) {
+    job.fsdp.cpu_offload = true;
+    expect_recorded(name, job);
+  }
+}
+
 /// Two ranks' ones summed are no 1 to PyTorch's fused kernels: they would take the step (docs/differences.md).
 TEST(RecordedScaler, AFusedStepIsLeftOutAlsoWhereSeveralRanksOverflow) {
   const Job fused = job_of(Runtime::Fsdp1, OptimizerImpl::Fused, 0.5);

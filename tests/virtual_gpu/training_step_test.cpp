@@ -160,6 +160,33 @@ TEST_F(TrainingStep, Fsdp1LeavesAFusedStepToTheDevice) {
   if (!HasFatalFailure()) expect_calls_of_the_plan();
 }
 
+/// The virtual NCCL refuses what a real one's kernels cannot reach: norms and findings of gradients on the host.
+TEST_F(TrainingStep, RanksMeetOverNumbersOfTheHost) {
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    Job job = in_half(tiny_llama_job(8), OptimizerImpl::Foreach);
+    job.fsdp.runtime = runtime;
+    job.fsdp.cpu_offload = true;
+    job.train.clip_grad_norm = 1.0;
+    runner.reset();
+    backend.reset();
+    prepare(job);
+    if (HasFatalFailure()) return;
+    const auto& instructions = plan.iterations.back().instructions;
+    const auto planned = std::count_if(instructions.begin(), instructions.end(),
+                                       [](const Instruction& i) { return i.kind == InstructionKind::AllReduce; });
+    EXPECT_EQ(planned, 2) << "of what was found, and of the norms";
+    for (int number = 0; number < 3; ++number) {
+      calls_since_last();
+      step(number);
+      if (HasFatalFailure()) return;
+      const auto calls = calls_since_last();
+      EXPECT_EQ(
+          std::count_if(calls.begin(), calls.end(), [](const DeviceCall& call) { return call.api == "ncclAllReduce"; }),
+          planned);
+    }
+  }
+}
+
 std::int64_t count(const std::vector<DeviceCall>& calls, const std::string& api) {
   return std::count_if(calls.begin(), calls.end(), [&](const DeviceCall& call) { return call.api == api; });
 }

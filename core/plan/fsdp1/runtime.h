@@ -221,6 +221,7 @@ class Runtime {
   GradientAmount gradients_there() const;
   void scale_loss();
   void unscale();
+  void read_found();
   void update_scale();
   void clip(const Action& action);
   void step();

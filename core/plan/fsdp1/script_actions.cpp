@@ -154,7 +154,7 @@ void Runtime::run_backward_action(const Action& action) {
 }
 
 void Runtime::zero() {
-  if (job_.train.zero_grad == "set_to_zero") {
+  if (job_.train.zero_grad == "zero") {
     Instruction& i = emit(InstructionKind::Zero, job_.fsdp.cpu_offload ? Stream::Host : Stream::D);
     i.on_host = job_.fsdp.cpu_offload;
     for (UnitState& u : units_) {
@@ -191,23 +191,36 @@ void Runtime::scale_loss() {
   phase_ = Phase::None;
 }
 
-// What one rank found is summed over all ranks: ShardedGradScaler's group is the world.
+/// The host waits for what all ranks found.
+void Runtime::read_found() {
+  Instruction& read = emit(InstructionKind::D2h, Stream::D);
+  read.numel = 1;
+  read.bytes = itemsize(DType::Float32);
+  read.blocking = true;
+}
+
+// What one rank found is summed over all ranks: ShardedGradScaler's group is the world. Gradients on the host are
+// unscaled there; what was found goes over the device, and comes back at once (recorded, 2.11).
 void Runtime::unscale() {
   if (!job_.train.grad_scaler.enabled) return;
   if (unscaled_) return fail("RuntimeError", "unscale_() has already been called since the last update()");
   unscaled_ = true;
   enter(Phase::Clip, root());
-  Instruction& kernel = emit(InstructionKind::Unscale, Stream::D);
+  const bool on_host = job_.fsdp.cpu_offload;
+  Instruction& kernel = emit(InstructionKind::Unscale, on_host ? Stream::Host : Stream::D);
   kernel.numel = gradients_there().numel;
   kernel.dtype = root().unit->orig_dtype;
-  if (plan_.world_size == 1) return;
-  Instruction& found = emit(InstructionKind::AllReduce, Stream::D);
-  found.numel = 1;
-  found.bytes = itemsize(DType::Float32);
-  const bool whole = static_cast<std::int32_t>(plan_.groups.shard.size()) == plan_.world_size;
-  found.group = whole ? GroupKind::Shard : GroupKind::World;
-  found.group_size = plan_.world_size;
-  found.reduce_op = ReduceOp::Sum;
+  kernel.on_host = on_host;
+  if (plan_.world_size > 1) {
+    Instruction& found = emit(InstructionKind::AllReduce, Stream::D);
+    found.numel = 1;
+    found.bytes = itemsize(DType::Float32);
+    const bool whole = static_cast<std::int32_t>(plan_.groups.shard.size()) == plan_.world_size;
+    found.group = whole ? GroupKind::Shard : GroupKind::World;
+    found.group_size = plan_.world_size;
+    found.reduce_op = ReduceOp::Sum;
+  }
+  if (on_host) read_found();
 }
 
 void Runtime::update_scale() {
@@ -262,15 +275,12 @@ void Runtime::step() {
     numel += u.sharded ? u.unit->shard_numel : u.unit->flat_numel;
     tensors += u.use_orig_params ? static_cast<std::int32_t>(u.unit->params.size()) : 1;
   }
-  if (job_.train.grad_scaler.enabled && job_.train.optimizer.impl != OptimizerImpl::Fused) {
+  const bool on_host = job_.fsdp.cpu_offload;
+  if (job_.train.grad_scaler.enabled && job_.train.optimizer.impl != OptimizerImpl::Fused && !on_host) {
     phase_ = Phase::Clip;
-    Instruction& read = emit(InstructionKind::D2h, Stream::D);  // whether there is a step at all
-    read.numel = 1;
-    read.bytes = itemsize(DType::Float32);
-    read.blocking = true;
+    read_found();  // whether there is a step at all
     phase_ = Phase::Optimizer;
   }
-  const bool on_host = job_.fsdp.cpu_offload;
   Instruction& i = emit(InstructionKind::OptimizerStep, on_host ? Stream::Host : Stream::D);
   i.numel = numel;
   i.dtype = root().unit->orig_dtype;

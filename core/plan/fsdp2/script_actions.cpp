@@ -304,6 +304,7 @@ void Fsdp2Runtime::scale_loss() {
 }
 
 // The check of sharded gradients is a maximum over the shard group (DTensor's handler); replicas hold the same sums.
+// What is found in gradients on the host stays there.
 Result<void> Fsdp2Runtime::unscale() {
   if (!request_.job.train.grad_scaler.enabled) return {};
   if (unscaled_) {
@@ -318,9 +319,10 @@ Result<void> Fsdp2Runtime::unscale() {
   unscaled_ = true;
   const GradientAmount gradients = gradients_there();
   out_.set_phase(Phase::Clip);
-  Instruction& kernel = out_.add(InstructionKind::Unscale, Stream::D);
+  Instruction& kernel = out_.add(InstructionKind::Unscale, offload_ ? Stream::Host : Stream::D);
   kernel.numel = gradients.numel;
   kernel.dtype = gradients.dtype;
+  kernel.on_host = offload_;
   if (gradients.sharded > 0 && shard_size_ > 1) {
     Instruction& found = out_.add(InstructionKind::AllReduce, Stream::D);
     found.name = out_.intern("found_inf");
@@ -386,7 +388,7 @@ Result<void> Fsdp2Runtime::step() {
   if (train.grad_scaler.enabled && !unscaled_) {
     if (auto done = unscale(); !done) return done;
   }
-  if (train.grad_scaler.enabled && train.optimizer.impl != OptimizerImpl::Fused) {
+  if (train.grad_scaler.enabled && train.optimizer.impl != OptimizerImpl::Fused && !offload_) {
     out_.set_phase(Phase::Clip);
     Instruction& read = out_.add(InstructionKind::D2h, Stream::D);
     read.name = out_.intern("found_inf");

@@ -401,6 +401,15 @@ TEST(Fsdp2Schedule, AGradientScalerReadsWhatItFoundUnlessTheStepIsFused) {
   job.train.optimizer.impl = OptimizerImpl::Fused;
   EXPECT_THAT(scaler_calls(plan_chain(job).value()),
               ElementsAre("scale_loss D", "unscale D", "all_reduce D", "optimizer_step D", "update_scale D"));
+  job.fsdp.cpu_offload = true;
+  for (const OptimizerImpl impl : {OptimizerImpl::Fused, OptimizerImpl::Foreach}) {
+    job.train.optimizer.impl = impl;
+    EXPECT_THAT(scaler_calls(plan_chain(job).value()),
+                ElementsAre("scale_loss D", "unscale host", "all_reduce D", "optimizer_step D", "update_scale D"))
+        << "what is found on the host is there";
+  }
+  job.fsdp.cpu_offload = false;
+  job.train.optimizer.impl = OptimizerImpl::Fused;
   job.fsdp.runtime = Runtime::None;
   job.fsdp.wrap.policy = WrapPolicyKind::None;
   EXPECT_THAT(scaler_calls(plan_chain(job).value()),
