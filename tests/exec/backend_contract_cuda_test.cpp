@@ -7,6 +7,7 @@
 #include "exec/cuda_backend.h"
 #include "exec/cuda_device.h"
 #include "exec/cupti_recorder.h"
+#include "exec/nccl_communicator.h"
 #include "exec/recorder.h"
 #include "tests/exec/backend_contract.h"
 
@@ -60,6 +61,43 @@ TEST(CudaDevice, SaysWhatItIs) {
   EXPECT_FALSE(device->name.empty());
   EXPECT_GT(device->total_memory, 0);
   EXPECT_GE(device->runtime_version, 13000);
+}
+
+/// One card has no peer, yet everything of NCCL can be called: it is loaded, takes memory, works on our streams.
+TEST(NcclAlone, AGroupOfOneKeepsWhatItHas) {
+  auto backend = make_cuda_backend();
+  ASSERT_TRUE(backend) << to_text(backend.error());
+  const StreamIndex gather = (*backend)->create_stream("A", -1);
+  EXPECT_TRUE(nccl_serves(nccl_version(), nccl_built_version())) << nccl_version() << ", not " << nccl_built_version();
+  for (const bool registers : {false, true}) {
+    const auto id = nccl_unique_id();
+    ASSERT_TRUE(id) << to_text(id.error());
+    const auto group = nccl_communicator({.rank = 0, .size = 1, .register_buffers = registers}, *id);
+    ASSERT_TRUE(group) << to_text(group.error());
+    const Buffer from = (*backend)->allocate({gather, InstructionId(0)}, 1024, MemoryCategory::ReduceBuffers);
+    const Buffer to = (*backend)->allocate({gather, InstructionId(1)}, 1024, MemoryCategory::ReduceBuffers);
+    Cuda::write(**backend, {gather, InstructionId(2)}, from, 0x3f8000003f800000);  // 1.0 twice
+    const Numel counts[] = {2};
+    const CollectiveWork works[] = {
+        [&](Communicator& g) { g.all_gather(to.data(), from.data(), 2, DType::Float32); },
+        [&](Communicator& g) { g.all_gather_uneven(to.data(), from.data(), counts, DType::Float32); },
+        [&](Communicator& g) { g.reduce_scatter(to.data(), from.data(), 2, DType::Float32, ReduceOp::Avg); },
+        [&](Communicator& g) {
+          g.reduce_scatter_uneven(to.data(), from.data(), counts, DType::Float32, ReduceOp::Sum);
+        },
+    };
+    for (const CollectiveWork& work : works) {
+      std::int64_t got = 0;
+      Cuda::write(**backend, {gather, InstructionId(3)}, to, 0);
+      (*backend)->collective({gather, InstructionId(4)}, *group, work);
+      (*backend)->collective({gather, InstructionId(5)}, *group,
+                             [&](Communicator& g) { g.all_reduce(to.data(), 2, DType::Float32, ReduceOp::Max); });
+      Cuda::read(**backend, {gather, InstructionId(6)}, to, &got);
+      const auto done = (*backend)->synchronize();
+      ASSERT_TRUE(done) << done.error().text;
+      EXPECT_EQ(got, 0x3f8000003f800000) << "call " << &work - works;
+    }
+  }
 }
 
 TEST(Cupti, WhatItRefusesIsToldAndNothingElseIsLost) {
