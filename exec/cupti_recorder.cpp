@@ -5,11 +5,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
+#include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 
 namespace foreshard::exec {
 namespace {
@@ -23,6 +26,7 @@ struct DeviceRecord {
   std::uint32_t correlation = 0;
   std::uint32_t stream = 0;
   std::int64_t start = 0, end = 0;
+  bool waited = false;  // through one flush, for the record of its launch
 };
 
 struct HostCall {
@@ -108,13 +112,148 @@ std::uint64_t packed(std::int32_t step, std::int32_t instruction) {
   return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(step)) << 32) | static_cast<std::uint32_t>(instruction);
 }
 
+/// When the issuer came to which instruction.
+struct Turn {
+  std::int64_t time = 0;
+  std::uint64_t instruction = 0;
+};
+
+using Buffers = std::vector<std::pair<std::uint8_t*, std::size_t>>;
+using Lanes = std::unordered_map<std::uint32_t, RecordedLane*>;  // by CUPTI's id of the stream
+
+/// Records to spans, flush by flush. A launch's records lie in different buffers, in any order, and may come with
+/// different flushes: what one has told is known until the end of the next. One thread at a time.
+class RecordReader {
+ public:
+  /// `last`: nothing comes behind.
+  void take(const Buffers& complete, const std::vector<Turn>& turns, const Lanes& lanes, bool last,
+            DeviceRecordCounts& counts) {
+    if (!complete.empty()) {  // a flush that brings nothing makes nothing old
+      before_ = std::exchange(now_, {});
+      const std::size_t old = std::min(turns_.size() - new_turns_, turns_.empty() ? 0 : turns_.size() - 1);
+      turns_.erase(turns_.begin(), turns_.begin() + static_cast<std::ptrdiff_t>(old));
+      new_turns_ = 0;
+    }
+    turns_.insert(turns_.end(), turns.begin(), turns.end());
+    new_turns_ += turns.size();
+    for (const auto& [buffer, valid] : complete) {
+      read(buffer, valid, counts);
+      buffers().give_back(buffer);
+    }
+    assign(lanes, !complete.empty(), last, counts);
+  }
+
+ private:
+  struct Links {
+    std::unordered_map<std::uint32_t, HostCall> calls;
+    std::unordered_map<std::uint32_t, std::uint64_t> instructions;
+  };
+
+  /// First pass: records of one launch may lie in different buffers, in any order.
+  void read(std::uint8_t* buffer, std::size_t valid, DeviceRecordCounts& counts) {
+    CUpti_Activity* record = nullptr;
+    while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
+      ++counts.records;
+      switch (record->kind) {
+        case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: keep_device<CUpti_ActivityKernel10>(record, counts); break;
+        case CUPTI_ACTIVITY_KIND_MEMCPY: keep_device<CUpti_ActivityMemcpy6>(record, counts); break;
+        case CUPTI_ACTIVITY_KIND_MEMCPY2: keep_device<CUpti_ActivityMemcpyPtoP4>(record, counts); break;
+        case CUPTI_ACTIVITY_KIND_MEMSET: keep_device<CUpti_ActivityMemset4>(record, counts); break;
+        case CUPTI_ACTIVITY_KIND_RUNTIME:
+        case CUPTI_ACTIVITY_KIND_DRIVER: {
+          const auto* call = reinterpret_cast<const CUpti_ActivityAPI*>(record);
+          now_.calls.try_emplace(call->correlationId, HostCall{static_cast<std::int64_t>(call->start)});
+          break;
+        }
+        case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
+          const auto* link = reinterpret_cast<const CUpti_ActivityExternalCorrelation*>(record);
+          if (link->externalKind == CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0) {
+            now_.instructions[link->correlationId] = link->externalId;
+          }
+          break;
+        }
+        case CUPTI_ACTIVITY_KIND_OVERHEAD: {
+          const auto* overhead = reinterpret_cast<const CUpti_ActivityOverhead3*>(record);
+          counts.overhead_ns += static_cast<std::int64_t>(overhead->end - overhead->start);
+          break;
+        }
+        default: break;
+      }
+    }
+  }
+
+  template <class Record>
+  void keep_device(const CUpti_Activity* record, DeviceRecordCounts& counts) {
+    const auto* device = reinterpret_cast<const Record*>(record);
+    if (device->start == 0 || device->end < device->start) {
+      ++counts.untimed;
+      return;
+    }
+    device_.push_back({device->correlationId, device->streamId, static_cast<std::int64_t>(device->start),
+                       static_cast<std::int64_t>(device->end)});
+  }
+
+  /// Second pass.
+  void assign(const Lanes& lanes, bool flushed, bool last, DeviceRecordCounts& counts) {
+    std::sort(device_.begin(), device_.end(),
+              [](const DeviceRecord& a, const DeviceRecord& b) { return a.start < b.start; });
+    std::vector<DeviceRecord> early;
+    for (DeviceRecord& record : device_) {
+      const std::uint64_t instruction = instruction_of(record);
+      const auto id = static_cast<std::int32_t>(instruction & 0xffffffffU);
+      const auto lane = lanes.find(record.stream);
+      if (lane != lanes.end() && id >= 0) {
+        lane->second->add({record.start, record.end, static_cast<std::int32_t>(instruction >> 32), id});
+      } else if (lane != lanes.end() && !linked(record) && !last && !std::exchange(record.waited, flushed)) {
+        early.push_back(record);  // before the record of its launch
+      } else {
+        ++counts.unattributed;
+      }
+    }
+    device_ = std::move(early);
+  }
+
+  bool linked(const DeviceRecord& record) const {
+    return find(&Links::instructions, record.correlation) != nullptr ||
+           find(&Links::calls, record.correlation) != nullptr;
+  }
+
+  template <class Value>
+  const Value* find(std::unordered_map<std::uint32_t, Value> Links::*map, std::uint32_t correlation) const {
+    for (const Links* links : {&now_, &before_}) {
+      if (const auto found = (links->*map).find(correlation); found != (links->*map).end()) return &found->second;
+    }
+    return nullptr;
+  }
+
+  std::uint64_t instruction_of(const DeviceRecord& record) const {
+    if (const std::uint64_t* pushed = find(&Links::instructions, record.correlation)) return *pushed;
+    const HostCall* call = find(&Links::calls, record.correlation);
+    if (call == nullptr) return packed(0, -1);
+    const auto next = std::upper_bound(turns_.begin(), turns_.end(), call->start,
+                                       [](std::int64_t time, const Turn& turn) { return time < turn.time; });
+    return next == turns_.begin() ? packed(0, -1) : std::prev(next)->instruction;
+  }
+
+  Links now_, before_;
+  std::vector<Turn> turns_;  // of this flush and of the one before
+  std::size_t new_turns_ = 0;
+  std::vector<DeviceRecord> device_;
+};
+
 class Cupti final : public CuptiRecorder {
  public:
-  explicit Cupti(CUpti_SubscriberHandle subscriber) : subscriber_(subscriber) {}
+  explicit Cupti(CUpti_SubscriberHandle subscriber) : subscriber_(subscriber), reader_([this] { read_on(); }) {}
 
   ~Cupti() override {
     for (const CUpti_ActivityKind kind : kKinds) cuptiActivityDisable(kind);
     cuptiUnsubscribe(subscriber_);  // never cuptiFinalize: it does not come back
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    reader_.join();
   }
 
   static constexpr CUpti_ActivityKind kKinds[] = {
@@ -142,104 +281,70 @@ class Cupti final : public CuptiRecorder {
 
   DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) override {
     const std::int64_t begin = steady_now();
-    cuptiActivityFlushAll(0);
-    DeviceRecordCounts counts;
-    std::size_t dropped = 0;
-    if (cuptiActivityGetNumDroppedRecords(nullptr, 0, &dropped) == CUPTI_SUCCESS) {
-      counts.dropped = static_cast<std::int64_t>(dropped);
+    if (lanes != known_) {
+      known_ = lanes;
+      lanes_.clear();
+      for (const auto& [stream, lane] : lanes) {
+        if (const auto id = stream_id(stream)) lanes_.emplace(*id, lane);
+      }
     }
-    for (const auto& [buffer, valid] : buffers().take_complete()) {
-      read(buffer, valid, counts);
-      buffers().give_back(buffer);
+    hand_over(0, /*last=*/false);
+    return counted(begin);
+  }
+
+  DeviceRecordCounts finish() override {
+    const std::int64_t begin = steady_now();
+    hand_over(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED, /*last=*/true);
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return flushes_.empty() && !reading_; });
     }
-    assign(lanes, counts);
-    counts.overhead_ns += steady_now() - begin;
-    return counts;
+    return counted(begin);
   }
 
  private:
-  struct Turn {
-    std::int64_t time = 0;
-    std::uint64_t instruction = 0;
+  struct Flush {
+    Buffers complete;
+    std::vector<Turn> turns;
+    Lanes lanes;
+    bool last = false;
   };
 
-  /// First pass: records of one launch may lie in different buffers, in any order.
-  void read(std::uint8_t* buffer, std::size_t valid, DeviceRecordCounts& counts) {
-    CUpti_Activity* record = nullptr;
-    while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
-      ++counts.records;
-      switch (record->kind) {
-        case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: keep_device<CUpti_ActivityKernel10>(record, counts); break;
-        case CUPTI_ACTIVITY_KIND_MEMCPY: keep_device<CUpti_ActivityMemcpy6>(record, counts); break;
-        case CUPTI_ACTIVITY_KIND_MEMCPY2: keep_device<CUpti_ActivityMemcpyPtoP4>(record, counts); break;
-        case CUPTI_ACTIVITY_KIND_MEMSET: keep_device<CUpti_ActivityMemset4>(record, counts); break;
-        case CUPTI_ACTIVITY_KIND_RUNTIME:
-        case CUPTI_ACTIVITY_KIND_DRIVER: {
-          const auto* call = reinterpret_cast<const CUpti_ActivityAPI*>(record);
-          calls_.try_emplace(call->correlationId, HostCall{static_cast<std::int64_t>(call->start)});
-          break;
-        }
-        case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
-          const auto* link = reinterpret_cast<const CUpti_ActivityExternalCorrelation*>(record);
-          if (link->externalKind == CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0) {
-            instructions_[link->correlationId] = link->externalId;
-          }
-          break;
-        }
-        case CUPTI_ACTIVITY_KIND_OVERHEAD: {
-          const auto* overhead = reinterpret_cast<const CUpti_ActivityOverhead3*>(record);
-          counts.overhead_ns += static_cast<std::int64_t>(overhead->end - overhead->start);
-          break;
-        }
-        default: break;
-      }
+  void hand_over(std::uint32_t flags, bool last) {
+    cuptiActivityFlushAll(flags);
+    std::size_t dropped = 0;
+    const bool asked = cuptiActivityGetNumDroppedRecords(nullptr, 0, &dropped) == CUPTI_SUCCESS;
+    {
+      std::lock_guard lock(mutex_);
+      if (asked) counts_.dropped += static_cast<std::int64_t>(dropped);
+      flushes_.push_back({buffers().take_complete(), std::exchange(turns_, {}), lanes_, last});
     }
+    changed_.notify_all();
   }
 
-  template <class Record>
-  void keep_device(const CUpti_Activity* record, DeviceRecordCounts& counts) {
-    const auto* device = reinterpret_cast<const Record*>(record);
-    if (device->start == 0 || device->end < device->start) {
-      ++counts.untimed;
-      return;
-    }
-    device_.push_back({device->correlationId, device->streamId, static_cast<std::int64_t>(device->start),
-                       static_cast<std::int64_t>(device->end)});
+  DeviceRecordCounts counted(std::int64_t begin) {
+    std::lock_guard lock(mutex_);
+    counts_.overhead_ns += steady_now() - begin;
+    return std::exchange(counts_, {});
   }
 
-  /// Second pass.
-  void assign(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes, DeviceRecordCounts& counts) {
-    std::unordered_map<std::uint32_t, RecordedLane*> by_stream;
-    for (const auto& [stream, lane] : lanes) {
-      if (const auto id = stream_id(stream)) by_stream.emplace(*id, lane);
+  void read_on() {
+    RecordReader reader;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return closing_ || !flushes_.empty(); });
+      if (flushes_.empty()) return;
+      const Flush flush = std::move(flushes_.front());
+      flushes_.pop_front();
+      reading_ = true;
+      lock.unlock();
+      DeviceRecordCounts counts;
+      reader.take(flush.complete, flush.turns, flush.lanes, flush.last, counts);
+      lock.lock();
+      reading_ = false;
+      counts_.add(counts);
+      changed_.notify_all();
     }
-    std::sort(device_.begin(), device_.end(),
-              [](const DeviceRecord& a, const DeviceRecord& b) { return a.start < b.start; });
-    for (const DeviceRecord& record : device_) {
-      const auto lane = by_stream.find(record.stream);
-      const std::uint64_t instruction = instruction_of(record);
-      const auto id = static_cast<std::int32_t>(instruction & 0xffffffffU);
-      if (lane == by_stream.end() || id < 0) {
-        ++counts.unattributed;
-        continue;
-      }
-      lane->second->add({record.start, record.end, static_cast<std::int32_t>(instruction >> 32), id});
-    }
-    device_.clear();
-    calls_.clear();
-    instructions_.clear();
-    if (!turns_.empty()) turns_.erase(turns_.begin(), turns_.end() - 1);
-  }
-
-  std::uint64_t instruction_of(const DeviceRecord& record) const {
-    if (const auto pushed = instructions_.find(record.correlation); pushed != instructions_.end()) {
-      return pushed->second;
-    }
-    const auto call = calls_.find(record.correlation);
-    if (call == calls_.end()) return packed(0, -1);
-    const auto next = std::upper_bound(turns_.begin(), turns_.end(), call->second.start,
-                                       [](std::int64_t time, const Turn& turn) { return time < turn.time; });
-    return next == turns_.begin() ? packed(0, -1) : std::prev(next)->instruction;
   }
 
   static std::optional<std::uint32_t> stream_id(CUstream_st* stream) {
@@ -261,11 +366,18 @@ class Cupti final : public CuptiRecorder {
   }
 
   CUpti_SubscriberHandle subscriber_;
+  // The issuer's.
   bool pushed_ = false;
   std::vector<Turn> turns_;
-  std::vector<DeviceRecord> device_;
-  std::unordered_map<std::uint32_t, HostCall> calls_;
-  std::unordered_map<std::uint32_t, std::uint64_t> instructions_;
+  std::vector<std::pair<CUstream_st*, RecordedLane*>> known_;
+  Lanes lanes_;  // of those
+
+  std::mutex mutex_;  // no call of CUPTI under it
+  std::condition_variable changed_;
+  std::deque<Flush> flushes_;
+  bool reading_ = false, closing_ = false;
+  DeviceRecordCounts counts_;
+  std::thread reader_;
 };
 
 /// Registered once per process: a second time would make CUPTI mix clocks.

@@ -8,6 +8,9 @@
 // instruction that the issuer stood at when the call began. Both are told on the host's clock, so no device time
 // decides. CUPTI is asked to stamp with the steady clock, the Recorder's.
 //
+// Steps wait for CUPTI's flush and no longer: a thread of the recorder's own reads the records while the next step is
+// issued. A record that comes a flush late finds what its launch left.
+//
 // Whatever CUPTI refuses is an Error to be told: training goes on without.
 #pragma once
 
@@ -36,9 +39,11 @@ class CuptiRecorder {
   // ---- The issuer's side.
   virtual void at_instruction(std::int32_t step, InstructionId instruction) = 0;
 
-  /// Takes the records that are complete to the lanes of their streams. REQUIRES that the device is idle. Returns what
-  /// is new since the last call.
+  /// Has the records that are complete taken to the lanes of their streams, which nobody else may touch before
+  /// finish(). REQUIRES that the device is idle. Returns what was counted since the last call.
   virtual DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) = 0;
+  /// Waits until all records are in their lanes, also those that CUPTI held back.
+  virtual DeviceRecordCounts finish() = 0;
 };
 
 }  // namespace foreshard::exec

@@ -76,13 +76,15 @@ void Recorder::memory_changed(const std::vector<MemoryChange>& changes) {
   if (static_cast<std::int64_t>(memory_.size()) < most_) memory_.insert(memory_.end(), changes.begin(), changes.end());
 }
 
-void Recorder::device_recorded(const DeviceRecordCounts& counts) {
-  device_.records += counts.records;
-  device_.dropped += counts.dropped;
-  device_.untimed += counts.untimed;
-  device_.unattributed += counts.unattributed;
-  device_.overhead_ns += counts.overhead_ns;
+void DeviceRecordCounts::add(const DeviceRecordCounts& more) {
+  records += more.records;
+  dropped += more.dropped;
+  untimed += more.untimed;
+  unattributed += more.unattributed;
+  overhead_ns += more.overhead_ns;
 }
+
+void Recorder::device_recorded(const DeviceRecordCounts& counts) { device_.add(counts); }
 
 RecordingCost Recorder::cost() const {
   RecordingCost cost{static_cast<std::int64_t>(host_.size()), dropped_host_ + device_.dropped, ns_per_span_, device_};

@@ -50,7 +50,9 @@ struct DeviceRecordCounts {
   std::int64_t dropped = 0;       // by the profiler: its buffers were full
   std::int64_t untimed = 0;       // records without a time; left out
   std::int64_t unattributed = 0;  // work that no instruction stands for
-  std::int64_t overhead_ns = 0;   // what the profiler says it took, and reading its records
+  std::int64_t overhead_ns = 0;   // what the profiler says it took, and flushing it
+
+  void add(const DeviceRecordCounts& more);
 };
 
 /// What recording itself cost: spans times the measured cost of one, and the device's profiler.

@@ -70,6 +70,10 @@ class CudaRunDevice final : public RunDevice {
 
   std::vector<std::string> notes() const override { return notes_; }
 
+  void finish_recording() override {
+    if (cupti_ != nullptr) wish_.recorder->device_recorded(cupti_->finish());
+  }
+
  private:
   /// What CUPTI refuses stops no training.
   void record() {

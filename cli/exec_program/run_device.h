@@ -35,6 +35,8 @@ class RunDevice {
   virtual exec::TrainingDevice training_device() = 0;
   virtual std::string hardware() const = 0;                      // for what is recorded on it: processor or card
   virtual std::vector<std::string> notes() const { return {}; }  // what does not work, though the run goes on
+  /// Everything that the device did is in the recorder when this returns. REQUIRES that nothing runs.
+  virtual void finish_recording() {}
 };
 
 /// The processor and its number of cores, as the kernel tells them.

@@ -83,6 +83,7 @@ class RankTraining {
     end_bar();
     if (end.how == TrainingEnd::How::Failed) return session_.failed(end.text);
     if (recorder) {
+      (*device)->finish_recording();
       tell_dropped(*recorder);
       auto written = write_run_timeline((*training)->plan(), (*training)->control(), *recorder,
                                         {flags_.timeline, flags_.trace, (*device)->hardware()});

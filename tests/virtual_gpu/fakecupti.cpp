@@ -1,11 +1,13 @@
 // CUPTI's activity records of the virtual device: work gets a time on the profiler's own clock, streams stay in order
 // and wait for events, so that a recorder finds what it would find on a GPU: an API call, its external correlation, the
-// device's work. Nothing takes real time. FAKEGPU_CUPTI=denied: the driver lets only root profile.
+// device's work. Nothing takes real time. FAKEGPU_CUPTI=denied: the driver lets only root profile; late: what the
+// device did comes a flush later than its launch.
 #include <cupti.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "fakegpu.h"
 
@@ -21,6 +23,7 @@ struct Profiler {
   size_t size = 0, used = 0, dropped = 0;
   uint32_t next_correlation = 1;
   bool subscribed = false;
+  std::vector<std::vector<uint8_t>> held;  // late records
 };
 
 Profiler& profiler() {
@@ -50,6 +53,31 @@ void write(Profiler& p, const Record& record) {
   }
   memcpy(p.buffer + p.used, &record, sizeof record);
   p.used += sizeof record;
+}
+
+bool wished(const char* what) {
+  const char* wish = getenv("FAKEGPU_CUPTI");
+  return wish && !strcmp(wish, what);
+}
+
+template <class Record>
+void write_device(Profiler& p, const Record& record) {
+  if (!wished("late")) return write(p, record);
+  const auto* bytes = (const uint8_t*)&record;
+  p.held.emplace_back(bytes, bytes + sizeof record);
+}
+
+void write_held(Profiler& p) {
+  for (const auto& bytes : std::exchange(p.held, {})) {
+    const auto kind = ((const CUpti_Activity*)bytes.data())->kind;
+    if (kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
+      write(p, *(const CUpti_ActivityKernel10*)bytes.data());
+    } else if (kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
+      write(p, *(const CUpti_ActivityMemcpy6*)bytes.data());
+    } else {
+      write(p, *(const CUpti_ActivityMemset4*)bytes.data());
+    }
+  }
 }
 
 template <class Record>
@@ -104,13 +132,13 @@ void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) 
   if (kind == WorkKind::Memcpy && p.kinds.count(CUPTI_ACTIVITY_KIND_MEMCPY)) {
     auto r = device_record<CUpti_ActivityMemcpy6>(CUPTI_ACTIVITY_KIND_MEMCPY, s, sp, correlation);
     r.bytes = bytes;
-    write(p, r);
+    write_device(p, r);
   } else if (kind == WorkKind::Memset && p.kinds.count(CUPTI_ACTIVITY_KIND_MEMSET)) {
     auto r = device_record<CUpti_ActivityMemset4>(CUPTI_ACTIVITY_KIND_MEMSET, s, sp, correlation);
     r.bytes = bytes;
-    write(p, r);
+    write_device(p, r);
   } else if (p.kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) {
-    write(p, device_record<CUpti_ActivityKernel10>(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, s, sp, correlation));
+    write_device(p, device_record<CUpti_ActivityKernel10>(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, s, sp, correlation));
   }
 }
 
@@ -123,9 +151,8 @@ extern "C" {
 
 CUptiResult cuptiSubscribe(CUpti_SubscriberHandle* handle, CUpti_CallbackFunc, void*) {
   Guard lk(lock());
-  const char* wish = getenv("FAKEGPU_CUPTI");
-  if (wish && !strcmp(wish, "denied")) return CUPTI_ERROR_INSUFFICIENT_PRIVILEGES;
-  if (wish && !strcmp(wish, "none")) return CUPTI_ERROR_NOT_INITIALIZED;
+  if (wished("denied")) return CUPTI_ERROR_INSUFFICIENT_PRIVILEGES;
+  if (wished("none")) return CUPTI_ERROR_NOT_INITIALIZED;
   if (profiler().subscribed) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
   profiler().subscribed = true;
   *handle = (CUpti_SubscriberHandle)&profiler();
@@ -162,11 +189,12 @@ CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
   profiler().kinds.erase(kind);
   return CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityFlushAll(uint32_t) {
+CUptiResult cuptiActivityFlushAll(uint32_t flags) {
   Guard lk(lock());
-  const char* wish = getenv("FAKEGPU_CUPTI");
-  if (wish && !strcmp(wish, "drops")) profiler().dropped += 7;
+  if (wished("drops")) profiler().dropped += 7;
+  if (flags & CUPTI_ACTIVITY_FLAG_FLUSH_FORCED) write_held(profiler());
   hand_over(profiler());
+  write_held(profiler());
   return CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uint32_t, size_t* dropped) {

@@ -208,6 +208,27 @@ TEST(RunCuda, RecordsThatCuptiDropsAreToldAndKept) {
   EXPECT_THAT(recorded->provenance.clock, HasSubstr("CUPTI: "));
 }
 
+/// Spans of instructions by lane: "rank stream".
+std::map<std::string, std::size_t> recorded_spans(const std::string& cupti) {
+  const std::string timeline = testing::temporary_path("spans.fst");
+  const ProgramEnd end = run({"--nproc", "2", "--timeline", timeline}, {"FAKEGPU_CUPTI=" + cupti});
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+  const auto recorded = read_fst(timeline);
+  fs::remove(timeline);
+  std::map<std::string, std::size_t> spans;
+  for (const Span& span : recorded ? recorded->spans : std::vector<Span>()) {
+    const Lane& lane = recorded->lanes[span.lane.index()];
+    if (span.instruction.valid()) ++spans[std::to_string(lane.rank) + " " + lane.stream];
+  }
+  return spans;
+}
+
+TEST(RunCuda, RecordsThatComeLateAreAttributedAllTheSame) {
+  const auto in_time = recorded_spans("");
+  ASSERT_GT(in_time.count("1 D"), 0u);
+  EXPECT_EQ(recorded_spans("late"), in_time);
+}
+
 TEST(RunCuda, NcclKnowsTheAllocatorsMemoryWhereAsked) {
   const LogFolder logs;
   const ProgramEnd end = run({"--nproc", "2", "--nccl-register"}, {logs.variable()});
