@@ -488,7 +488,7 @@ void Runner::seed_loss(bool scaled) {
 }
 
 void Runner::zero(const Instruction& instruction, InstructionId id) {
-  const bool to_zero = setup_.plan.runtime == Runtime::Fsdp1;
+  const bool to_zero = setup_.plan.runtime == Runtime::Fsdp1 || instruction.numel > 0;
   for (UnitTensors* unit : units_) unit->zero_gradients(instruction, id, to_zero);
 }
 

@@ -479,8 +479,19 @@ void ShardedUnit::to_host(const Instruction& instruction, InstructionId id, std:
   if (instruction.blocking) static_cast<void>(context_.wait_for(instruction.stream, id));
 }
 
-void ShardedUnit::zero_gradients(const Instruction& /*instruction*/, InstructionId /*id*/, bool /*to_zero*/) {
-  for (Param& p : params_) p.held_on_host = false;  // what lies on the device has frees of its own
+void ShardedUnit::zero_gradients(const Instruction& instruction, InstructionId id, bool to_zero) {
+  for (Param& p : params_) {
+    if (!to_zero) {
+      p.held_on_host = false;  // what lies on the device has frees of its own
+      continue;
+    }
+    if (p.block < 0) continue;
+    const BlockGradient held = gradient(static_cast<std::size_t>(p.block));
+    if (!held.buffer.valid()) continue;
+    context_.launch(instruction, id, {&held.buffer, 1}, [this, held, numel = p.shard.numel()] {
+      tensor(held.buffer, held.offset, numel, held.dtype, held.pool).zero_();
+    });
+  }
 }
 
 BlockGradient ShardedUnit::gradient(std::size_t block) const {

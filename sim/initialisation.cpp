@@ -122,8 +122,8 @@ std::vector<ModuleId> materialised_modules(const Plan& plan, const Model& model,
 }
 
 /// FSDP1 (I1, I4, I6): originals, flat copy, shard; the flat copy goes first. With original parameters the parameter
-/// objects are pointed elsewhere and their storages go too; without, a materialising function that remembers tied
-/// parameters keeps the originals of all units until wrapping is done.
+/// objects are pointed elsewhere and their storages go too; without, they are deleted, but a materialising function
+/// that remembers tied parameters keeps the originals of all units until wrapping is done.
 class Fsdp1Wrapping {
  public:
   Fsdp1Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
@@ -182,7 +182,7 @@ class Fsdp1Wrapping {
       device_.book.free(flat);
       if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
     }
-    if (!job_.fsdp.use_orig_params) return true;
+    if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
     for (const ParamId param : unit.params) {
       device_.book.free(std::exchange(original_[model_.storage_of(param).index()], kNoBlock));
     }
@@ -210,7 +210,7 @@ class Fsdp2Wrapping {
       : device_(device), plan_(plan), model_(model), job_(job), buffers_(buffers), shard_(model.params.size()) {
     for (const std::size_t u : wrapping_order(plan)) {
       for (const ShardedParam& param : plan.units[u].sharded)
-        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, plan.units[u].orig_dtype), u};
+        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, plan.units[u].orig_dtype), u, kNoBlock};
     }
   }
 
@@ -220,14 +220,18 @@ class Fsdp2Wrapping {
   struct Shard {
     Bytes bytes = -1;  // of a parameter that no unit manages
     std::size_t unit = 0;
+    BlockHandle block = kNoBlock;
   };
 
+  /// Takes the place of what was there before: a module that moves makes a shard for every name of a tied parameter.
   bool make_shard(ParamId storage) {
-    const Shard& shard = shard_[storage.index()];
+    Shard& shard = shard_[storage.index()];
+    if (shard.bytes < 0 || job_.fsdp.cpu_offload) return true;
     device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
-    const bool made = shard.bytes < 0 || job_.fsdp.cpu_offload || resident(device_, shard.bytes);
+    const BlockHandle made = device_.book.allocate(shard.bytes, kD, MemoryCategory::ShardedParams);
     device_.book.set_unit(-1);
-    return made;
+    device_.book.free(std::exchange(shard.block, made));
+    return made != kNoBlock;
   }
 
   bool cut() {
@@ -247,18 +251,10 @@ class Fsdp2Wrapping {
   }
 
   bool move() {
-    std::vector<bool> made(model_.params.size(), false);
-    for (const Member& member : members_of(model_, true)) {
-      if (member.buffer != nullptr) {
-        if (!make_buffer(device_, *member.buffer, job_, buffers_)) return false;
-        continue;
-      }
-      const ParamId storage = model_.storage_of(member.param);
-      if (made[storage.index()]) continue;
-      made[storage.index()] = true;
-      if (!make_shard(storage)) return false;
-    }
-    return true;
+    return std::ranges::all_of(members_of(model_, true), [this](const Member& member) {
+      return member.buffer != nullptr ? make_buffer(device_, *member.buffer, job_, buffers_)
+                                      : make_shard(model_.storage_of(member.param));
+    });
   }
 
   Device& device_;

@@ -98,6 +98,7 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       record_runs_(request.record_runs),
       follow_runs_(request.follow_runs) {
   buffers_.assign(kBufferKinds * (plan_.units.size() + plan_.param_names.size() + 1), kNoBlock);
+  gathered_from_.assign(plan_.units.size(), 1);
   shard_group_ = place_group(plan_.groups.shard, job_.cluster.ranks_per_node);
   replicate_group_ = place_group(plan_.groups.replicate, job_.cluster.ranks_per_node);
   world_group_ = place_group(all_ranks(plan_.world_size), job_.cluster.ranks_per_node);
@@ -267,9 +268,9 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::Resize:
     case InstructionKind::Free:
     case InstructionKind::NoteUse: return memory_instruction(i);
-    case InstructionKind::Cast:
     case InstructionKind::CopyIn:
-    case InstructionKind::CopyOut:
+    case InstructionKind::CopyOut: return take_copy_arguments(i) && data_movement(i);
+    case InstructionKind::Cast:
     case InstructionKind::Concat:
     case InstructionKind::Add:
     case InstructionKind::Fill:
@@ -294,7 +295,10 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::UpdateScale: optimizer_.update_scale(device_, span_of(i, SpanKind::Optimizer)); return true;
     case InstructionKind::OptimizerStep:
       return optimizer_.step(device_, span_of(i, SpanKind::Optimizer), i.on_host) || out_of_memory(0);
-    case InstructionKind::Zero: zero_gradients(); return true;
+    case InstructionKind::Zero:
+      if (i.numel == 0 && plan_.runtime != Runtime::Fsdp1) zero_gradients();
+      if (i.numel > 0 && !i.on_host) optimizer_.zero(device_, span_of(i, SpanKind::Optimizer));
+      return true;
     case InstructionKind::UseFull:
     case InstructionKind::UseShard:
     case InstructionKind::Mark: return true;
@@ -542,6 +546,7 @@ void PlanPlayer::meet(SimTime start, SimDuration time) {
 
 bool PlanPlayer::collective(const Instruction& i) {
   const auto group = static_cast<std::size_t>(i.group);
+  if (i.kind == InstructionKind::AllGather && i.unit.valid()) gathered_from_[i.unit.index()] = i.group_size;
   const SimDuration time = met_ ? agreed_.time : duration_of(i);
   // R4: collectives of one communicator run in issue order. The virtual device knows no contention.
   SimTime not_before = device_.cost.is_virtual() ? 0 : communicator_tail_[group];

@@ -140,10 +140,12 @@ class PlanPlayer {
   bool is_held(std::int32_t slot) const;
   Bytes workspace_bytes() const;
   bool ensure_workspaces(std::uint8_t& made, bool lt);
+  bool take_copy_arguments(const Instruction& i);
   void take_seed(const ImportBinding& held);
   void take_cast();
   bool make_seed();
   bool make_early(const Seed& early, Phase phase);
+  std::int32_t reader_of(Phase phase) const;
   LoopPhase next_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
   bool begin_micro_batch();
@@ -195,6 +197,7 @@ class PlanPlayer {
   std::vector<EventStamp> events_;
   std::vector<bool> recorded_;
   std::vector<BlockHandle> inputs_;
+  std::vector<std::int32_t> gathered_from_;  // by unit: ranks of its last all-gather
   std::vector<bool> made_in_backward_;  // by held storage: the engine's first gradient
   GroupPlacement shard_group_, replicate_group_, world_group_;
   std::array<SimTime, 3> communicator_tail_{};

@@ -169,18 +169,23 @@ bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
   const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
   const bool step_on_device = adam && options.impl == OptimizerImpl::Fused;
   for (const LocalParam& param : params_) {
-    device.book.set_unit(param.unit);
     if (step_on_device && device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
     if (step_on_device) {
       device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(4), what);
     }
-    for (int i = 0; i < moments; ++i) {
-      if (device.book.allocate(param.bytes, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
-      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
-    }
+    if (!make_moments(device, param, moments, what)) return false;
+  }
+  has_state_ = true;
+  return true;
+}
+
+bool OptimizerState::make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what) {
+  device.book.set_unit(param.unit);
+  for (int i = 0; i < count; ++i) {
+    if (device.book.allocate(param.bytes, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
   }
   device.book.set_unit(-1);
-  has_state_ = true;
   return true;
 }
 
@@ -217,18 +222,58 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
   return true;
 }
 
+/// Momentum buffers are copies of the first decayed gradients, so these come first.
 bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
   const OptimizerOptions& options = job_.train.optimizer;
+  if (options.impl == OptimizerImpl::ForLoop) return looped_sgd(device, what);
   const bool decays = options.weight_decay != 0;
   std::vector<BlockHandle> decayed;
   if (decays && options.impl != OptimizerImpl::Fused) {  // grad + decay * param is a new tensor
     if (!temporaries(device, decayed)) return false;
     foreach_call(device, what, 3);
   }
+  if (!has_state_ && !make_state(device, what)) return false;
   if (options.momentum != 0) foreach_call(device, what, 3);
+  for (const BlockHandle block : options.momentum != 0 ? std::exchange(decayed, {}) : std::vector<BlockHandle>())
+    device.book.free(block);
   foreach_call(device, what, 3);
   for (const BlockHandle block : decayed) device.book.free(block);
   return true;
+}
+
+/// A parameter's decayed gradient goes before the next one's is made.
+bool OptimizerState::looped_sgd(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const auto call = [&](const LocalParam& param, int passes) {
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy(param.bytes * passes, param.dtype), what);
+  };
+  for (const LocalParam& param : params_) {
+    BlockHandle decayed = kNoBlock;
+    if (options.weight_decay != 0) {
+      decayed = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+      if (decayed == kNoBlock) return false;
+      call(param, 3);
+    }
+    if (options.momentum != 0) {
+      if (!has_state_ && !make_moments(device, param, 1, what)) return false;
+      if (has_state_) call(param, 3);
+      if (has_state_) call(param, 3);
+    }
+    call(param, 3);
+    if (decayed != kNoBlock) device.book.free(decayed);
+  }
+  has_state_ = true;
+  return true;
+}
+
+void OptimizerState::zero(Device& device, const ActivitySpan& what) {
+  if (job_.train.optimizer.impl != OptimizerImpl::ForLoop) {
+    if (!params_.empty()) foreach_call(device, what, 1);
+    return;
+  }
+  for (const LocalParam& param : params_)
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
 }
 
 /// FSDP1's parameters of a unit lie side by side in its shard.
@@ -304,10 +349,10 @@ bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host
     host_pass(device, 7);
     return true;
   }
+  const bool by_blocks = device.profile.kind == "cpu" && job_.train.optimizer.impl != OptimizerImpl::Fused;
+  if (!by_blocks && job_.train.optimizer.name != OptimizerKind::AdamW) return sgd(device, what);
   if (!has_state_ && !make_state(device, what)) return false;
-  if (device.profile.kind == "cpu" && job_.train.optimizer.impl != OptimizerImpl::Fused)
-    return step_by_blocks(device, what);
-  return job_.train.optimizer.name == OptimizerKind::AdamW ? adamw(device, what) : sgd(device, what);
+  return by_blocks ? step_by_blocks(device, what) : adamw(device, what);
 }
 
 }  // namespace foreshard

@@ -35,14 +35,18 @@ class OptimizerState {
   void update_scale(Device& device, const ActivitySpan& what);
   /// The first step makes the state.
   bool step(Device& device, const ActivitySpan& what, bool on_host);
+  /// zero_grad that keeps the gradients.
+  void zero(Device& device, const ActivitySpan& what);
 
  private:
   bool make_state(Device& device, const ActivitySpan& what);
+  bool make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what);
   /// Operators on one element.
   void scalar_calls(Device& device, const ActivitySpan& what, int count);
   bool step_by_blocks(Device& device, const ActivitySpan& what);
   bool adamw(Device& device, const ActivitySpan& what);
   bool sgd(Device& device, const ActivitySpan& what);
+  bool looped_sgd(Device& device, const ActivitySpan& what);
   /// The same on a host whose work was measured: what the executor takes at once, one after the other.
   bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
   bool measured_clip(Device& device, const ActivitySpan& what);

@@ -156,6 +156,16 @@ bool PlanPlayer::make_seed() {
   return make_early(seed_, Phase::Backward);
 }
 
+/// The instruction an executor makes it in: the first from here on that runs operators of this pass.
+std::int32_t PlanPlayer::reader_of(Phase phase) const {
+  const auto& all = iteration_->instructions;
+  const auto found = std::find_if(all.begin() + position_, all.end(), [phase](const Instruction& i) {
+    if (phase == Phase::Backward) return i.kind == InstructionKind::Backward || i.kind == InstructionKind::Recompute;
+    return i.kind == InstructionKind::Forward;
+  });
+  return found == all.end() ? position_ : static_cast<std::int32_t>(found - all.begin());
+}
+
 bool PlanPlayer::make_early(const Seed& early, Phase phase) {
   if (early.instance < 0) return true;
   const SegmentInstance& instance = lowered_.instances[static_cast<std::size_t>(early.instance)];
@@ -164,7 +174,7 @@ bool PlanPlayer::make_early(const Seed& early, Phase phase) {
   ActivitySpan what;
   what.kind = SpanKind::Compute;
   what.phase = phase;
-  what.instruction = first_instruction_ + position_;
+  what.instruction = first_instruction_ + reader_of(phase);
   what.name = early.op;
   device_.launch(Stream::D, early.kernel.host, early.kernel.device, what);
   return true;

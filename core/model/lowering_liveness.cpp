@@ -132,6 +132,7 @@ class Liveness {
     std::vector<bool> output(model_.values.size(), false);
     for (const ValueId id : model_.outputs)
       if (id.valid()) output[static_cast<std::size_t>(program_.resolve(id))] = true;
+    if (loss_of_script()) leave_model(made, output);
     for (const std::int32_t id : made)
       if (!output[static_cast<std::size_t>(id)])
         out[static_cast<std::size_t>(dies_[static_cast<std::size_t>(id)])].push_back(id);
@@ -139,6 +140,34 @@ class Liveness {
   }
 
  private:
+  /// The training script works the loss out of the logits: no labels are handed to the model.
+  bool loss_of_script() const {
+    const auto named = [this](std::string_view name) {
+      return std::any_of(model_.inputs.begin(), model_.inputs.end(),
+                         [&](ValueId id) { return model_.values[id.index()].name == name; });
+    };
+    return model_.has_loss && model_.outputs.size() == 2 && model_.outputs[1].valid() && named("input_ids") &&
+           !named("labels") && made_in_[static_cast<std::size_t>(program_.resolve(model_.outputs[1]))] >= 0;
+  }
+
+  /// `logits = model(...).logits`: the forward has returned before the loss begins, and only the logits are left. Their
+  /// name is given to the copy that `.float()` makes.
+  void leave_model(const std::vector<std::int32_t>& made, std::vector<bool>& output) {
+    const std::int32_t logits = program_.resolve(model_.outputs[1]);
+    const std::int32_t returned = made_in_[static_cast<std::size_t>(logits)];
+    for (const std::int32_t id : made) {
+      const auto at = static_cast<std::size_t>(id);
+      if (id != logits && made_in_[at] <= returned) dies_[at] = std::min(dies_[at], returned);
+    }
+    const auto next = static_cast<std::size_t>(returned) + 1;
+    if (next >= program_.steps.size()) return;
+    const Op& first = model_.ops[static_cast<std::size_t>(program_.steps[next].op)];
+    const auto* const read = first.args.empty() ? nullptr : std::get_if<ValueRef>(&first.args.front().value);
+    if (first.name != "aten._to_copy.default" || read == nullptr || program_.resolve(read->id) != logits) return;
+    output[static_cast<std::size_t>(logits)] = false;
+    dies_[static_cast<std::size_t>(logits)] = returned + 1;
+  }
+
   const Call& call_of(std::int32_t step) const {
     return tree_.calls[static_cast<std::size_t>(tree_.innermost[static_cast<std::size_t>(step)])];
   }

@@ -173,6 +173,19 @@ TEST(Evaluation, GivesTheNextLossAndLeavesNoTrace) {
   }
 }
 
+TEST(Schedules, GradientsThatStayAsZerosChangeNoBit) {
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    for (const bool offload : {false, true}) {
+      Job job = fsdp1(2);
+      job.fsdp.runtime = runtime;
+      job.fsdp.cpu_offload = offload;
+      const auto dropped = trained(job);
+      job.train.zero_grad = "zero";
+      expect_equal_bits(dropped, trained(job), std::string(runtime_name(runtime)) + (offload ? ", offload" : ""));
+    }
+  }
+}
+
 TEST(Runner, WhatIsNotRunIsRefusedByInstruction) {
   Job job = fsdp1(2);
   job.train.script = {{"zero", "summon{", "}", "fwd", "bwd", "step"}};

@@ -106,6 +106,7 @@ void read_optimizer(const Json& config, TrainOptions& train) {
 void read_loop(const Json& config, TrainOptions& train) {
   train.micro_batches = get<std::int64_t>(config, "grad_accum", 1);
   train.no_sync = get(config, "no_sync", false);
+  train.zero_grad = get<std::string>(config, "zero_grad", "set_to_none");
   std::vector<std::string> texts;
   for (std::int64_t k = 0; k < train.micro_batches; ++k) {
     const bool hold = train.no_sync && k + 1 < train.micro_batches;

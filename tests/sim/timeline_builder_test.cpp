@@ -32,6 +32,7 @@ class PredictedTimeline : public ::testing::Test {
   Prediction predicted(Runtime runtime, bool host_costs) {
     job_.fsdp.runtime = runtime;
     Prepared prepared = prepare(job_).value();
+    plan_ = prepared.plan;
     if (!host_costs) {
       HardwareProfile& p = prepared.profile;
       p.launch_ns = p.op_ns = p.call_ns = p.driver_alloc_ns = 0;
@@ -40,6 +41,8 @@ class PredictedTimeline : public ::testing::Test {
     options.timeline = true;
     return simulate(prepared.plan, prepared.model, prepared.lowered, job_, prepared.profile, options).value();
   }
+
+  Plan plan_;
 
  private:
   std::string path_;
@@ -79,6 +82,28 @@ TEST(PredictedTimelineOfUnits, ABufferAtThePeakIsSeenThoughNoKernelRuns) {
   const Prediction prediction =
       simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, options).value();
   EXPECT_EQ(peak_of(prediction.timeline, "allocated"), prediction.memory.allocated);
+}
+
+/// An executor makes the first gradient, and casts the batch, inside the instruction that needs it.
+TEST_F(PredictedTimeline, OperatorsBelongToInstructionsThatRunSegments) {
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    const Prediction prediction = predicted(runtime, true);
+    const Timeline& timeline = prediction.timeline;
+    std::size_t seeds = 0;
+    for (const Span& span : timeline.spans) {
+      if (span.kind != SpanKind::Compute || !span.name.valid()) continue;
+      if (timeline.names[span.name.index()] != "aten.ones_like.default") continue;
+      ++seeds;
+      std::size_t at = span.instruction.index();
+      const auto& iterations = plan_.iterations;
+      std::size_t k = 0;
+      while (k + 1 < iterations.size() && at >= iterations[k].instructions.size())
+        at -= iterations[k++].instructions.size();
+      at = std::min(at, iterations[k].instructions.size() - 1);
+      EXPECT_EQ(iterations[k].instructions[at].kind, InstructionKind::Backward) << span.instruction.index();
+    }
+    EXPECT_GT(seeds, 0U);
+  }
 }
 
 TEST_F(PredictedTimeline, SamplesOfOneTimeBelongTogetherAcrossCounters) {

@@ -409,6 +409,15 @@ Result<void> Fsdp2Runtime::step() {
 // Sharded gradients are views of reduction outputs: an output goes with the last of its views, in the model's order.
 void Fsdp2Runtime::zero_grad() {
   out_.set_phase(Phase::Optimizer);
+  if (request_.job.train.zero_grad == "zero") {
+    const GradientAmount gradients = gradients_there();
+    Instruction& zero = out_.add(InstructionKind::Zero, offload_ ? Stream::Host : Stream::D);
+    zero.numel = gradients.numel;
+    zero.dtype = gradients.dtype;
+    zero.on_host = offload_;
+    out_.set_phase(Phase::None);
+    return;
+  }
   for (std::int32_t index : zero_order_) {
     const ParamSlot& slot = slots_[static_cast<std::size_t>(index)];
     if (!slot.unit.valid()) continue;

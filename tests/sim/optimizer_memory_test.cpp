@@ -1,0 +1,89 @@
+// What the optimizer's step takes beside its state.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include "sim/prepare_job.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 4096,
+  "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 512})";
+constexpr Bytes kEmbedding = 4096 * 256 * 4 / 2;                             // the largest shard
+constexpr Bytes kLayer = (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) * 4 / 2;  // all shards of a layer
+constexpr Bytes kAll = 2 * kEmbedding + 2 * kLayer + 256 * 4 / 2;
+
+class OptimizerMemory : public ::testing::Test {
+ protected:
+  OptimizerMemory() : path_(testing::temporary_path("optimizer_memory_config.json")) {
+    std::ofstream(path_) << kConfig;
+    job.model.source = path_;
+    job.model.seq = 64;
+    job.model.seq_given = true;
+    job.fsdp.runtime = Runtime::Fsdp2;
+    job.cluster.world_size = 2;
+    job.train.optimizer.name = OptimizerKind::Sgd;
+    job.train.optimizer.weight_decay = 0.01;
+    job.train.script = {{"fwd", "bwd", "step", "zero"}, {"fwd", "bwd", "step", "zero"}};
+  }
+  ~OptimizerMemory() override { std::remove(path_.c_str()); }
+
+  Prediction predicted() const {
+    const Prepared prepared = prepare(job).value();
+    return simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, {}).value();
+  }
+  /// Above what is there when the step of iteration `k` is done.
+  Bytes beside(std::size_t k) const {
+    const Prediction prediction = predicted();
+    const auto& phases = prediction.iterations.at(k).phases;
+    const auto step = std::find_if(phases.begin(), phases.end(), [](const auto& p) { return p.name == "optimizer"; });
+    return step == phases.end() ? -1 : step->peak_allocated - step->end_allocated;
+  }
+
+  Job job;
+
+ private:
+  std::string path_;
+};
+
+// Blocks are multiples of 512 bytes: small parameters take a little more than they hold.
+constexpr Bytes kSlack = 8 * 512;
+
+TEST_F(OptimizerMemory, ForeachDecaysAllGradientsAtOnceALoopOneAfterTheOther) {
+  job.train.optimizer.impl = OptimizerImpl::Foreach;
+  EXPECT_NEAR(beside(1), kAll, kSlack);
+  job.train.optimizer.impl = OptimizerImpl::ForLoop;
+  EXPECT_EQ(beside(1), kEmbedding);
+  job.train.optimizer.impl = OptimizerImpl::Fused;
+  EXPECT_NEAR(beside(1), 0, kSlack);
+}
+
+TEST_F(OptimizerMemory, MomentumIsCopiedFromDecayedGradients) {
+  job.train.optimizer.momentum = 0.9;
+  EXPECT_NEAR(beside(0), kAll, kSlack);  // they are there while the buffers are made
+  job.train.optimizer.impl = OptimizerImpl::ForLoop;
+  EXPECT_GE(beside(0), 0);
+  EXPECT_LE(beside(0), kEmbedding);
+}
+
+TEST_F(OptimizerMemory, GradientsThatAreFilledWithZerosStay) {
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    job.fsdp.runtime = runtime;
+    job.fsdp.use_orig_params = false;  // else the flat gradient outlives zero_grad (H14)
+    job.train.zero_grad = "set_to_none";
+    const Prediction dropped = predicted();
+    job.train.zero_grad = "zero";
+    const Prediction kept = predicted();
+    for (const std::size_t k : {0, 1})
+      EXPECT_NEAR(kept.iterations.at(k).end_allocated - dropped.iterations.at(k).end_allocated, kAll, kSlack)
+          << runtime_name(runtime);
+  }
+}
+
+}  // namespace
+}  // namespace foreshard
