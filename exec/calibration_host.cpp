@@ -93,7 +93,7 @@ std::vector<NamedWork> works(const OptimizerOptions& options, int ranks) {
        [](TensorSet& set) {
          std::vector<NormedGradient> gradients;
          for (const at::Tensor& gradient : set.gradients) gradients.push_back({gradient, false});
-         norm_share(gradients, 2.0, /*apart=*/false, c10::kCPU);
+         norm_share(gradients, {});
        },
        true},
       {"adamw", step(OptimizerKind::AdamW), true},

@@ -20,13 +20,18 @@ struct NormShare {
   at::Tensor replicated;  // fp32, one element
 };
 
-/// `apart`: one element of `sharded` for each gradient, in their order. `device`: where the share of a rank without
-/// gradients lies.
-NormShare norm_share(std::span<const NormedGradient> gradients, double p, bool apart, c10::Device device);
+struct NormWish {
+  double p = 2;
+  bool apart = false;                            // one element of `sharded` for each gradient, in their order
+  bool lists = false;                            // kernels over lists of tensors: PyTorch's own clip_grad_norm_
+  c10::Device nowhere = c10::Device(c10::kCPU);  // where the share of a rank without gradients lies
+};
+NormShare norm_share(std::span<const NormedGradient> gradients, const NormWish& wish);
 /// After the ranks have met: a 0-dim tensor in fp32.
 at::Tensor total_norm(const NormShare& share, double p);
 /// Multiplies every gradient by min(1, max_norm / (total + 1e-6)).
-void clip_gradients(std::span<const NormedGradient> gradients, const at::Tensor& total, double max_norm);
+void clip_gradients(std::span<const NormedGradient> gradients, const at::Tensor& total, double max_norm,
+                    bool lists = false);
 /// The norm as PyTorch returns it: in the type that the gradients' types promote to.
 at::Tensor returned_norm(std::span<const NormedGradient> gradients, const at::Tensor& total);
 

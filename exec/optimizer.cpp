@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <map>
 #include <optional>
 
 namespace foreshard::exec {
@@ -31,9 +33,10 @@ std::vector<std::string_view> Optimizer::slots() const {
   return {};
 }
 
-void Optimizer::step(std::span<const OptimizedShard> shards, double lr, const FusedStep& how) const {
+void Optimizer::step(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const {
   at::NoGradGuard no_grad;
   if (options_.impl == OptimizerImpl::Fused) return fused(shards, lr, how);
+  if (options_.impl == OptimizerImpl::Foreach && how.lists) return foreach (shards, lr);
   for (const OptimizedShard& shard : shards) {
     if (!shard.gradient.defined()) continue;
     if (options_.name == OptimizerKind::AdamW) {
@@ -74,6 +77,83 @@ void Optimizer::sgd(const OptimizedShard& shard, double lr) const {
   shard.shard.add_(gradient, -lr);
 }
 
+namespace {
+
+/// What lists of one type hold, in the shards' order.
+struct ShardLists {
+  std::vector<at::Tensor> params, grads, first, second;
+  std::vector<std::int64_t*> steps;
+};
+
+std::map<at::ScalarType, ShardLists> lists_of(std::span<const OptimizedShard> shards) {
+  std::map<at::ScalarType, ShardLists> by_type;
+  for (const OptimizedShard& shard : shards) {
+    if (!shard.gradient.defined() || shard.shard.numel() == 0) continue;
+    ShardLists& lists = by_type[shard.shard.scalar_type()];
+    lists.params.push_back(shard.shard);
+    lists.grads.push_back(shard.gradient.to(shard.shard.scalar_type()));
+    const std::vector<at::Tensor>& moments = shard.moments->tensors;
+    if (!moments.empty()) lists.first.push_back(moments[0]);
+    if (moments.size() > 1) lists.second.push_back(moments[1]);
+    lists.steps.push_back(&shard.moments->steps);
+  }
+  return by_type;
+}
+
+// _multi_tensor_adam: all roots live at once.
+void adamw_together(ShardLists& lists, const OptimizerOptions& options, double lr) {
+  std::vector<at::Scalar> step_sizes, corrections;
+  for (std::int64_t* steps : lists.steps) {
+    const auto count = static_cast<double>(++*steps);
+    step_sizes.emplace_back(-lr / (1.0 - std::pow(options.beta1, count)));
+    corrections.emplace_back(std::sqrt(1.0 - std::pow(options.beta2, count)));
+  }
+  if (options.weight_decay != 0.0) at::_foreach_mul_(lists.params, 1.0 - lr * options.weight_decay);
+  at::_foreach_lerp_(lists.first, lists.grads, 1.0 - options.beta1);
+  at::_foreach_mul_(lists.second, options.beta2);
+  at::_foreach_addcmul_(lists.second, lists.grads, lists.grads, 1.0 - options.beta2);
+  lists.grads.clear();
+  const std::vector<at::Tensor> roots = at::_foreach_sqrt(lists.second);
+  at::_foreach_div_(roots, corrections);
+  at::_foreach_add_(roots, options.eps);
+  at::_foreach_addcdiv_(lists.params, lists.first, roots, step_sizes);
+}
+
+// _multi_tensor_sgd.
+void sgd_together(ShardLists& lists, const OptimizerOptions& options, double lr) {
+  if (options.weight_decay != 0.0) lists.grads = at::_foreach_add(lists.grads, lists.params, options.weight_decay);
+  if (options.momentum != 0.0) {
+    const bool first =
+        std::any_of(lists.steps.begin(), lists.steps.end(), [](const auto* steps) { return *steps == 0; });
+    if (!first) {
+      at::_foreach_mul_(lists.first, options.momentum);
+      at::_foreach_add_(lists.first, lists.grads);
+    }
+    for (std::size_t i = 0; first && i < lists.grads.size(); ++i) {
+      if (*lists.steps[i] == 0) {
+        lists.first[i].copy_(lists.grads[i]);  // the first gradient, undamped
+      } else {
+        lists.first[i].mul_(options.momentum).add_(lists.grads[i]);
+      }
+    }
+    lists.grads = lists.first;
+  }
+  for (std::int64_t* steps : lists.steps) ++*steps;
+  at::_foreach_add_(lists.params, lists.grads, -lr);
+}
+
+}  // namespace
+
+void Optimizer::foreach (std::span<const OptimizedShard> shards, double lr) const {
+  for (auto& [type, lists] : lists_of(shards)) {
+    if (options_.name == OptimizerKind::AdamW) {
+      adamw_together(lists, options_, lr);
+    } else {
+      sgd_together(lists, options_, lr);
+    }
+  }
+}
+
 /// The steps so far as a scalar that the device keeps: written only where somebody has set another count.
 at::Tensor Optimizer::counted(OptimizerMoments& moments, c10::Device device) {
   const auto steps = static_cast<double>(moments.steps);
@@ -92,7 +172,7 @@ void Optimizer::untake(std::span<OptimizerMoments* const> stepped) {
   }
 }
 
-void Optimizer::fused(std::span<const OptimizedShard> shards, double lr, const FusedStep& how) const {
+void Optimizer::fused(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const {
   const bool adamw = options_.name == OptimizerKind::AdamW;
   std::vector<at::Tensor> params, grads, first, second, steps;
   bool first_step = false;

@@ -1,5 +1,5 @@
-// AdamW and SGD on local shards. `for_loop` and `foreach` follow PyTorch's single-tensor order: the same roundings;
-// `fused` calls LibTorch's fused kernels.
+// AdamW and SGD on local shards. `for_loop` and `foreach` follow PyTorch's order, one tensor after the other or, where
+// the device has kernels over lists, all together: the same roundings. `fused` calls LibTorch's fused kernels.
 //
 // An Optimizer keeps no memory: moments lie in memory of the caller, sharded as the parameters are. (Fused AdamW makes
 // one scalar a shard beside them, with the first step, as PyTorch's does.)
@@ -31,8 +31,11 @@ struct OptimizedShard {
   OptimizerMoments* moments = nullptr;
 };
 
-/// What a fused step can do beside.
-struct FusedStep {
+/// What a step can do beside.
+struct StepWish {
+  /// `foreach` as kernels over lists of tensors, and their temporaries at once.
+  bool lists = false;
+  // ---- Fused.
   /// One element on the shards' device; where it is not 0 nothing changes but the counts, and whoever reads it takes
   /// the step back (untake).
   at::Tensor found_inf = {};
@@ -49,15 +52,16 @@ class Optimizer {
   /// Names of the moments that each shard needs, as state dicts spell them.
   std::vector<std::string_view> slots() const;
 
-  void step(std::span<const OptimizedShard> shards, double lr, const FusedStep& how = {}) const;
+  void step(std::span<const OptimizedShard> shards, double lr, const StepWish& how = {}) const;
   /// The last fused step of these was none.
   static void untake(std::span<OptimizerMoments* const> stepped);
 
  private:
   void adamw(const OptimizedShard& shard, double lr) const;
+  void foreach (std::span<const OptimizedShard> shards, double lr) const;
   void sgd(const OptimizedShard& shard, double lr) const;
   static at::Tensor counted(OptimizerMoments& moments, c10::Device device);
-  void fused(std::span<const OptimizedShard> shards, double lr, const FusedStep& how) const;
+  void fused(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const;
 
   OptimizerOptions options_;
 };

@@ -113,8 +113,14 @@ void TrainedBlocks::norms(const Instruction& instruction, InstructionId id, bool
   const std::vector<Buffer> uses = buffers_of(targets);
   launch(instruction, id, uses,
          [this, targets = std::move(targets), p = power_, apart, device = place_of(instruction)] {
-           norms_ = norm_share(normed(targets), p, apart, device);
+           norms_ = norm_share(normed(targets), {p, apart, clips_lists(), device});
          });
+}
+
+/// On the host, and by fsdp1's own method, one tensor comes after the other.
+bool TrainedBlocks::clips_lists() const {
+  return plan_.runtime != Runtime::Fsdp1 && !context_.has_host_stream() &&
+         context_.backend().device() == DeviceKind::Cuda;
 }
 
 c10::Device TrainedBlocks::place_of(const Instruction& instruction) const {
@@ -128,7 +134,7 @@ void TrainedBlocks::scale(const Instruction& instruction, InstructionId id) {
     const std::vector<NormedGradient> gradients = normed(targets);
     const at::Tensor total = total_norm(norms_, p);
     norm_ = returned_norm(gradients, total);
-    clip_gradients(gradients, total, max_norm);
+    clip_gradients(gradients, total, max_norm, clips_lists());
     norms_ = {};
   });
 }
@@ -224,7 +230,8 @@ void TrainedBlocks::optimize(const Instruction& instruction, InstructionId id, d
     const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
     std::vector<OptimizedShard> shards;
     for (const Target& target : targets) shards.push_back({target.shard, tensor_of(target), target.moments});
-    FusedStep how;
+    StepWish how;
+    how.lists = !shards.empty() && shards.front().shard.is_cuda();
     if (scaler_.enabled() && fused_) how.found_inf = scaler_.found_inf();
     if (context_.backend().repeats()) {
       how.repeat = [this](std::uint64_t key, const Work& kernels) { context_.backend().repeat(key, kernels); };

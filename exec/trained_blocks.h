@@ -79,6 +79,7 @@ class TrainedBlocks {
   static std::vector<Buffer> buffers_of(const Targets& targets);
   at::Tensor tensor_of(const Target& target) const;
   std::vector<NormedGradient> normed(const Targets& targets) const;
+  bool clips_lists() const;
   /// Where the gradients lie that an instruction works on.
   c10::Device place_of(const Instruction& instruction) const;
   void norms(const Instruction& instruction, InstructionId id, bool apart);

@@ -50,7 +50,7 @@ class TinyTraining {
     return std::sqrt(sum);
   }
 
-  void step(Optimizer& optimizer, double lr) {
+  void step(Optimizer& optimizer, double lr, const StepWish& wish = {}) {
     std::vector<OptimizedShard> shards;
     moments_.resize(params_.size());
     for (std::size_t i = 0; i < params_.size(); ++i) {
@@ -59,7 +59,7 @@ class TinyTraining {
       }
       shards.push_back({params_[i].detach(), grads_[i], &moments_[i]});
     }
-    optimizer.step(shards, lr);
+    optimizer.step(shards, lr, wish);
   }
 
   double abs_sum(const std::string& fqn) const {
@@ -114,6 +114,30 @@ TEST(OperatorInterpreter, TwentyStepsOfSgdWithMomentumGiveTheRecordedLosses) {
   options.momentum = 0.9;
   options.weight_decay = 0.0;
   expect_recorded("fp32-sgd-momentum/single-w1", options);
+}
+
+TEST(Optimizer, ListsOfTensorsStepAsOneTensorAfterTheOther) {
+  OptimizerOptions adamw;
+  adamw.weight_decay = 0.1;
+  OptimizerOptions sgd;
+  sgd.name = OptimizerKind::Sgd;
+  sgd.momentum = 0.9;
+  sgd.weight_decay = 0.1;
+  for (OptimizerOptions options : {adamw, sgd}) {
+    options.impl = OptimizerImpl::Foreach;
+    Optimizer optimizer(options);
+    TinyTraining single({}), lists({});
+    for (TinyTraining* training : {&single, &lists}) {
+      training->cut_at({0, training->op_count()});
+      for (int step = 0; step < 3; ++step) {
+        training->forward_backward(step);
+        training->step(optimizer, 1e-3, {.lists = training == &lists});
+      }
+    }
+    const std::string name = "model.layers.1.mlp.down_proj.weight";
+    EXPECT_EQ(single.abs_sum(name), lists.abs_sum(name)) << static_cast<int>(options.name);
+    EXPECT_EQ(single.forward_backward(3), lists.forward_backward(3)) << "every parameter counts";
+  }
 }
 
 TEST(OperatorInterpreter, SegmentsGiveTheGradientsOfTheWholeProgram) {

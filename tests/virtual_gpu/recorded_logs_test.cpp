@@ -54,6 +54,17 @@ std::vector<DeviceCall> collectives_of(std::vector<DeviceCall> calls) {
   return calls;
 }
 
+/// The optimizer's kernels over lists of tensors, and how often each was launched. (Copies of other types are the
+/// gathers'.)
+std::map<std::string, int> list_kernels(const std::vector<DeviceCall>& calls) {
+  std::map<std::string, int> kernels;
+  for (const DeviceCall& call : calls) {
+    const bool of_lists = call.name.find("multi_tensor_apply") != std::string::npos;
+    if (of_lists && call.name.find("Functor<float") != std::string::npos) ++kernels[call.name.substr(0, 180)];
+  }
+  return kernels;
+}
+
 /// The calls between the marks "step N" and "step N + 1".
 std::vector<std::vector<DeviceCall>> by_step(const std::vector<DeviceCall>& calls) {
   std::vector<std::vector<DeviceCall>> steps;
@@ -165,6 +176,7 @@ TEST_P(RecordedLogs, EqualThePlanAndPyTorch) {
       EXPECT_EQ(ours[c].ranks, theirs[c].ranks) << place << ", collective " << c;
       EXPECT_TRUE(streams.same(ours[c].stream, theirs[c].stream)) << place << ", collective " << c;
     }
+    EXPECT_EQ(list_kernels(calls), list_kernels(recorded[number])) << place;
     const auto& memory = backend_->memory().allocator;
     const double peak = row_["result"]["steps"][number]["allocated_bytes.peak"].get<double>();
     std::printf("%s %s: allocated peak %lld, PyTorch %.0f (%+.3f %%)\n", GetParam(), place.c_str(),

@@ -191,6 +191,25 @@ std::int64_t count(const std::vector<DeviceCall>& calls, const std::string& api)
   return std::count_if(calls.begin(), calls.end(), [&](const DeviceCall& call) { return call.api == api; });
 }
 
+TEST_F(TrainingStep, Fsdp2ClipsAndStepsWithOneKernelForManyTensors) {
+  Job job = tiny_llama_job(8);
+  job.train.clip_grad_norm = 1.0;
+  job.train.optimizer.impl = OptimizerImpl::Foreach;
+  prepare(job);
+  if (HasFatalFailure()) return;
+  calls_since_last();
+  step(0);
+  std::map<std::string, int> kernels;
+  for (const DeviceCall& call : calls_since_last()) {
+    for (const char* functor : {"LpNormFunctor", "TernaryOpScalarFunctor", "PointwiseOpScalarFunctor"}) {
+      if (call.name.find(functor) != std::string::npos) ++kernels[functor];
+    }
+  }
+  EXPECT_EQ(kernels, (std::map<std::string, int>{
+                         {"LpNormFunctor", 1}, {"TernaryOpScalarFunctor", 1}, {"PointwiseOpScalarFunctor", 1}}))
+      << "the norms, and of AdamW its first and its second moment";
+}
+
 TEST_F(TrainingStep, AFusedStepIsAGraphFromTheSecondStepOn) {
   Job job = tiny_llama_job(8);
   job.train.optimizer.impl = OptimizerImpl::Fused;
