@@ -96,8 +96,12 @@ class OperatorMemory {
   virtual ~OperatorMemory() = default;
   /// + when memory was taken, - when it went back. From any thread, also when the backend is gone.
   virtual void changed(MemoryCategory category, Bytes change) = 0;
+  /// Of memory that a device's allocator hands out, not the host's.
+  virtual bool of_device() const { return false; }
   /// On a thread that runs a backend's work: that backend's. Elsewhere empty.
   static const std::shared_ptr<OperatorMemory>& current();
+  /// Another one on this thread; returns the one before.
+  static std::shared_ptr<OperatorMemory> make_current(std::shared_ptr<OperatorMemory> memory);
 };
 
 /// Where the addresses of Buffers point.

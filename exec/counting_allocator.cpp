@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -43,16 +44,75 @@ namespace {
 /// The innermost scope of the thread; null without one.
 thread_local std::shared_ptr<MemoryScope::Ledger> t_ledger;
 
+void begin_count(Counted& counted, const std::shared_ptr<MemoryScope::Ledger>& ledger, Bytes bytes) {
+  counted.bytes = bytes;
+  counted.counter = ledger->counter;
+  counted.ledger = ledger;
+  counted.category.store(ledger->during, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(ledger->mutex);
+    ledger->held.insert(&counted);
+  }
+  counted.counter->changed(ledger->during, bytes);
+}
+
+void end_count(Counted& counted) {
+  {
+    std::lock_guard lock(counted.ledger->mutex);
+    if (counted.ledger->open) counted.ledger->held.erase(&counted);
+  }
+  counted.counter->changed(counted.category.load(std::memory_order_relaxed), -counted.bytes);
+}
+
+/// Blocks of a device have no room for a header: addresses lead to it.
+class DeviceBlocks {
+ public:
+  static DeviceBlocks& all() {
+    static auto* blocks = new DeviceBlocks;  // never destroyed: the allocator goes on telling
+    return *blocks;
+  }
+
+  /// The innermost scope over the device's work.
+  std::shared_ptr<MemoryScope::Ledger> exchange_scope(std::shared_ptr<MemoryScope::Ledger> scope) {
+    std::lock_guard lock(mutex_);
+    return std::exchange(scope_, std::move(scope));
+  }
+  void taken(const void* data, Bytes bytes) {
+    std::lock_guard lock(mutex_);
+    if (!scope_) return;
+    std::unique_ptr<Counted>& counted = blocks_[data];
+    counted = std::make_unique<Counted>();
+    begin_count(*counted, scope_, bytes);
+  }
+  void given_back(const void* data) {
+    std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(data);
+    if (found == blocks_.end()) return;
+    end_count(*found->second);
+    blocks_.erase(found);
+  }
+  void claim(const void* data, MemoryCategory category) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = blocks_.find(data); found != blocks_.end()) recount(*found->second, category);
+  }
+
+  static void recount(Counted& counted, MemoryCategory category) {
+    const MemoryCategory from = counted.category.exchange(category);
+    if (from == category) return;
+    counted.counter->changed(from, -counted.bytes);
+    counted.counter->changed(category, counted.bytes);
+  }
+
+ private:
+  std::mutex mutex_;  // before a scope's, never after it
+  std::shared_ptr<MemoryScope::Ledger> scope_;
+  std::unordered_map<const void*, std::unique_ptr<Counted>> blocks_;
+};
+
 void release(void* data) {
   if (data == nullptr) return;
   Counted* counted = header_of(data);
-  if (counted->counter) {
-    {
-      std::lock_guard lock(counted->ledger->mutex);
-      if (counted->ledger->open) counted->ledger->held.erase(counted);
-    }
-    counted->counter->changed(counted->category.load(std::memory_order_relaxed), -counted->bytes);
-  }
+  if (counted->counter) end_count(*counted);
   counted->~Counted();
   g_inner->raw_deallocate(counted);
 }
@@ -63,16 +123,8 @@ class CountingAllocator final : public c10::Allocator {
     const c10::Device cpu(c10::kCPU);
     if (bytes == 0) return {nullptr, nullptr, &release, cpu};
     auto* counted = new (g_inner->raw_allocate(bytes + sizeof(Counted))) Counted;
-    if (const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger) {
-      counted->bytes = static_cast<Bytes>(bytes);
-      counted->counter = ledger->counter;
-      counted->ledger = ledger;
-      counted->category.store(ledger->during, std::memory_order_relaxed);
-      {
-        std::lock_guard lock(ledger->mutex);
-        ledger->held.insert(counted);
-      }
-      counted->counter->changed(ledger->during, counted->bytes);
+    if (const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger; ledger && !ledger->counter->of_device()) {
+      begin_count(*counted, ledger, static_cast<Bytes>(bytes));
     }
     void* data = counted + 1;
     return {data, data, &release, cpu};
@@ -95,16 +147,18 @@ void install_counting_allocator() {
 
 MemoryScope::MemoryScope(MemoryCategory during, MemoryCategory after) : outer_(t_ledger), after_(after) {
   if (const auto& counter = OperatorMemory::current()) {
-    install_counting_allocator();
+    if (!counter->of_device()) install_counting_allocator();
     ledger_ = std::make_shared<Ledger>();
     ledger_->during = during;
     ledger_->counter = counter;
+    if (counter->of_device()) DeviceBlocks::all().exchange_scope(ledger_);
   }
   t_ledger = ledger_;
 }
 
 MemoryScope::~MemoryScope() {
   t_ledger = outer_;
+  if (ledger_ && ledger_->counter->of_device()) DeviceBlocks::all().exchange_scope(outer_);
   if (!ledger_ || after_ == ledger_->during) return;
   Bytes moved = 0;
   {
@@ -124,13 +178,13 @@ MemoryScope::~MemoryScope() {
 void claim(const at::Tensor& tensor, MemoryCategory category) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const c10::DataPtr& data = tensor.storage().data_ptr();
-  if (data.get() == nullptr || data.get_deleter() != &release) return;
+  if (data.get() == nullptr) return;
+  if (data.get_deleter() != &release) return DeviceBlocks::all().claim(data.get(), category);
   Counted& counted = *header_of(data.get_context());
-  if (!counted.counter) return;
-  const MemoryCategory from = counted.category.exchange(category);
-  if (from == category) return;
-  counted.counter->changed(from, -counted.bytes);
-  counted.counter->changed(category, counted.bytes);
+  if (counted.counter) DeviceBlocks::recount(counted, category);
 }
+
+void device_memory_taken(const void* data, Bytes bytes) { DeviceBlocks::all().taken(data, bytes); }
+void device_memory_given_back(const void* data) { DeviceBlocks::all().given_back(data); }
 
 }  // namespace foreshard::exec

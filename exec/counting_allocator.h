@@ -1,5 +1,6 @@
-// Counts the bytes that LibTorch's CPU allocator hands out while a MemoryScope stands on the thread: operators'
-// results, saved tensors, gradients and temporaries, which no plan allocates.
+// Counts the bytes that LibTorch's allocators hand out while a MemoryScope stands: operators' results, saved tensors,
+// gradients and temporaries, which no plan allocates. The CPU's under scopes of the thread that asks; a device's under
+// the scope that stands over the device's work, since autograd runs backward on a thread of its own.
 //
 // A scope stands around the work of one instruction. What is taken under it counts as one category while the work runs;
 // what is still held when the scope ends stays, under another:
@@ -37,6 +38,11 @@ class MemoryScope {
   std::shared_ptr<Ledger> ledger_, outer_;
   MemoryCategory after_;
 };
+
+/// A device's allocator has handed out a block, or has been given one back. Any thread, also under the allocator's own
+/// lock; a block that was taken without a scope is not counted.
+void device_memory_taken(const void* data, Bytes bytes);
+void device_memory_given_back(const void* data);
 
 /// From now on the tensor's storage counts as `category`, if it was counted at all.
 void claim(const at::Tensor& tensor, MemoryCategory category);

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -22,6 +23,7 @@
 
 #include "core/plan.h"
 #include "exec/communicator.h"
+#include "exec/counting_allocator.h"
 #include "exec/cuda_device.h"
 #include "exec/cupti_recorder.h"
 #include "exec/failure_board.h"
@@ -111,6 +113,58 @@ class CudaBuffer final : public Buffer::Record {
 
 CudaBuffer& cuda_buffer(const Buffer& buffer) { return static_cast<CudaBuffer&>(*buffer.record()); }
 
+/// What operators hold on the device, at the place where the issuer stands: autograd's thread works while it waits.
+class DeviceOperators final : public OperatorMemory {
+ public:
+  explicit DeviceOperators(std::shared_ptr<MemoryLedger> ledger) : ledger_(std::move(ledger)) {}
+
+  void at(PlanPlace place) {
+    const auto step = static_cast<std::uint64_t>(static_cast<std::uint32_t>(place.step));
+    place_.store((step << 32) | static_cast<std::uint32_t>(place.instruction), std::memory_order_relaxed);
+  }
+  void changed(MemoryCategory category, Bytes change) override {
+    const std::uint64_t place = place_.load(std::memory_order_relaxed);
+    const PlanPlace here{static_cast<std::int32_t>(place >> 32), static_cast<std::int32_t>(place & 0xffffffffU)};
+    ledger_->operators(kCompute, category, change, kCompute, here);
+  }
+  bool of_device() const override { return true; }
+
+ private:
+  static constexpr StreamIndex kCompute{0};  // made first
+  std::shared_ptr<MemoryLedger> ledger_;
+  std::atomic<std::uint64_t> place_{0xffffffffU};
+};
+
+/// On this thread, while it stands.
+class CountedHere {
+ public:
+  explicit CountedHere(std::shared_ptr<OperatorMemory> memory)
+      : before_(OperatorMemory::make_current(std::move(memory))) {}
+  ~CountedHere() { OperatorMemory::make_current(std::move(before_)); }
+  CountedHere(const CountedHere&) = delete;
+  CountedHere& operator=(const CountedHere&) = delete;
+
+ private:
+  std::shared_ptr<OperatorMemory> before_;
+};
+
+/// From then on LibTorch's allocator tells of its blocks; it cannot be asked to stop.
+void follow_allocator() {
+  namespace Allocator = c10::cuda::CUDACachingAllocator;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    Allocator::attachAllocatorTraceTracker([](const Allocator::TraceEntry& entry) {
+      constexpr std::size_t kLeast = 512;  // what the allocator rounds up to
+      const void* data = reinterpret_cast<const void*>(entry.addr_);
+      if (entry.action_ == Allocator::TraceEntry::ALLOC) {
+        device_memory_taken(data, static_cast<Bytes>((entry.size_ + kLeast - 1) / kLeast * kLeast));
+      } else if (entry.action_ == Allocator::TraceEntry::FREE_REQUESTED) {
+        device_memory_given_back(data);
+      }
+    });
+  });
+}
+
 /// Looks after the collectives while the issuer is blocked: a kernel of NCCL waits for its peers for ever, and only an
 /// abort from another thread ends it.
 class CollectiveWatch {
@@ -186,6 +240,10 @@ class CudaBackend final : public Backend {
         cupti_(options.recorder != nullptr ? options.cupti : nullptr),
         events_(std::make_shared<EventPool>()) {
     if (options.plan != nullptr) ranges_.emplace(*options.plan);
+    if (recorder_ != nullptr) {
+      follow_allocator();
+      operators_ = std::make_shared<DeviceOperators>(ledger_);
+    }
     if (options.graphs) repeated_.emplace();
   }
 
@@ -199,7 +257,7 @@ class CudaBackend final : public Backend {
   DeviceKind device() const override { return DeviceKind::Cuda; }
 
   StreamIndex create_stream(std::string_view name, int priority) override {
-    ledger_.add_stream();
+    ledger_->add_stream(/*host_memory=*/name == stream_name(foreshard::Stream::Host));
     RecordedLane* lane = recorder_ != nullptr ? &recorder_->add_lane(name, priority) : nullptr;
     streams_.push_back({std::string(name), std::nullopt, lane});
     if (name != stream_name(foreshard::Stream::Host)) {
@@ -296,14 +354,14 @@ class CudaBackend final : public Backend {
                   [&] { check(cudaStreamSynchronize(cuda->stream()), "cudaStreamSynchronize"); });
     }
     wait_ends(start);
-    const std::vector<MemoryChange> changes = ledger_.settle();
+    const std::vector<MemoryChange> changes = ledger_->settle();
     if (recorder_ != nullptr) recorder_->memory_changed(changes);
     if (cupti_ != nullptr) recorder_->device_recorded(cupti_->collect(lanes_));
     return board_.outcome();
   }
 
   MemoryReport memory() const override {
-    MemoryReport report = ledger_.report();
+    MemoryReport report = ledger_->report();
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device_);
     const auto& [allocated, active, reserved] = std::tie(stats.allocated_bytes[0], stats.active_bytes[0],
                                                          stats.reserved_bytes[0]);  // [0]: all pools together
@@ -313,13 +371,14 @@ class CudaBackend final : public Backend {
   }
 
   void reset_peak_memory() override {
-    ledger_.reset_peaks();
+    ledger_->reset_peaks();
     c10::cuda::CUDACachingAllocator::resetPeakStats(device_);
   }
 
   void at_instruction(std::int32_t step, InstructionId instruction) override {
     step_ = step;
     instruction_ = instruction;
+    if (operators_) operators_->at({step, instruction.value});
     if (recorder_ != nullptr) recorder_->at_instruction(step, instruction);
     if (cupti_ != nullptr) cupti_->at_instruction(step, instruction);
     if (ranges_) ranges_->at_instruction(instruction);
@@ -364,6 +423,7 @@ class CudaBackend final : public Backend {
     note_errors(issue, [&] {
       if (on.cuda) {
         const c10::cuda::CUDAStreamGuard current(*on.cuda);
+        const CountedHere counted(operators_);
         return f();
       }
       const std::int64_t start = on.lane != nullptr ? steady_now() : 0;
@@ -373,8 +433,8 @@ class CudaBackend final : public Backend {
   }
 
   void count(const CudaBuffer& buffer, Bytes change) {
-    ledger_.allocated(buffer.pool(), buffer.category(), change, {step_, instruction_.value});
-    ledger_.resident(buffer.pool(), buffer.category(), change);
+    ledger_->allocated(buffer.pool(), buffer.category(), change, {step_, instruction_.value});
+    ledger_->resident(buffer.pool(), buffer.category(), change);
   }
 
   c10::DeviceIndex device_;
@@ -386,8 +446,9 @@ class CudaBackend final : public Backend {
   std::vector<std::pair<CUstream_st*, RecordedLane*>> lanes_;
   std::optional<UnitRanges> ranges_;
   std::optional<RepeatedWork> repeated_;
-  MemoryLedger ledger_;
-  std::shared_ptr<EventPool> events_;  // outlives the backend where an Event does
+  std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
+  std::shared_ptr<DeviceOperators> operators_;  // of a recorded run
+  std::shared_ptr<EventPool> events_;           // outlives the backend where an Event does
   std::vector<Stream> streams_;
   std::int32_t step_ = 0;
   InstructionId instruction_;

@@ -23,6 +23,10 @@ void HostEvent::wait() const { fired_.wait(0, std::memory_order_acquire); }
 const HostStream::Running& HostStream::running() { return running_here; }
 const std::shared_ptr<OperatorMemory>& HostStream::operator_memory_here() { return operator_memory_of_thread; }
 
+std::shared_ptr<OperatorMemory> OperatorMemory::make_current(std::shared_ptr<OperatorMemory> memory) {
+  return std::exchange(operator_memory_of_thread, std::move(memory));
+}
+
 HostStream::HostStream(HostStreamOptions options, FailureBoard& board)
     : options_(std::move(options)), board_(board), worker_([this] { run(); }) {}
 

@@ -1,6 +1,7 @@
 // Training steps on the virtual device: the calls that reach CUDA and NCCL are the plan's, in its order, on its
 // streams.
 #include <ATen/ATen.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include "exec/cuda_backend.h"
 #include "exec/nccl_communicator.h"
 #include "exec/plan_runner.h"
+#include "exec/recorder.h"
 #include "sim/prepare_job.h"
 #include "sim/simulate.h"
 #include "tests/exec/tiny_llama.h"
@@ -304,6 +306,27 @@ TEST_F(TrainingStep, TheAllocatorPeaksWhereThePredictionSays) {
     expect_within(count.peak_allocated, peaks.allocated, 0.005, what + ", allocated");
     expect_within(count.peak_reserved, peaks.reserved, 0.03, what + ", reserved");
   }
+}
+
+/// What a recording tells of memory: the plan's buffers and the operators', where autograd's thread takes them too.
+TEST_F(TrainingStep, ARecordingCountsWhatTheAllocatorHandsOut) {
+  at::cuda::clearCublasWorkspaces();  // of the tests before: they would be nobody's
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  Recorder recorder;
+  options.recorder = &recorder;
+  prepare(in_bf16(tiny_llama_job(8)));
+  if (HasFatalFailure()) return;
+  for (int number = 0; number < 3; ++number) {
+    backend->reset_peak_memory();
+    step(number);
+    if (HasFatalFailure()) return;
+  }
+  const MemoryReport report = backend->memory();
+  expect_within(report.total.peak_allocated, report.allocator->peak_allocated, 0.005, "peak");
+  expect_within(report.total.allocated, report.allocator->allocated, 0.005, "between steps");
+  const auto at_peak = [&](MemoryCategory category) { return report.at_peak[static_cast<std::size_t>(category)]; };
+  EXPECT_GT(at_peak(MemoryCategory::Activations), 0);
+  EXPECT_GT(at_peak(MemoryCategory::Parameters), 0);
 }
 
 TEST_F(TrainingStep, MemoryThatIsNotThereIsAFailureOfItsInstruction) {
