@@ -103,7 +103,8 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual({row[2] for row in claims.values()}, {"holds", "-"})
         self.assertEqual(report["missing"], [])
         self.assertEqual(report["card"], "Stub X1, 80 GiB")
-        self.assertIn("0.909", claims["a step takes at most 1.00 of PyTorch FSDP2's on one GPU"][1])
+        for attention in ("flash attention in both", "attention as PyTorch chooses"):
+            self.assertIn("0.909", claims[f"a step takes at most 1.00 of PyTorch FSDP2's on one GPU, {attention}"][1])
 
     def test_what_crashes_is_named_and_the_rest_is_measured(self):
         code, claims, report = self.check(broken="crash")
