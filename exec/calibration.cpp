@@ -403,8 +403,11 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
         samples = timer.take();
         result = std::move(own);
       } catch (const std::exception& error) {
-        std::lock_guard lock(mutex);
-        failure = error.what();
+        {
+          std::lock_guard lock(mutex);
+          if (failure.empty()) failure = error.what();  // what the others say follows from it
+        }
+        for (const auto& group : setup.communicators) group->abort(error.what());
         together.arrive_and_drop();
       }
     });

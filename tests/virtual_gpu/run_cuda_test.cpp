@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -383,6 +384,52 @@ TEST(RunCuda, CalibrateMeasuresCardsAndTheirLinks) {
     EXPECT_GT(curve.ns.back(), curve.ns.front());
   }
   EXPECT_EQ(profile->channels, load_profile("h100-sxm-80")->channels) << "links are the base profile's";
+}
+
+/// All-gathers are measured, then NCCL fails; what is kept is what the next call does not measure.
+TEST(RunCuda, ACalibrationGoesOnBehindWhatItHasMeasured) {
+  const std::string output = testing::temporary_path("interrupted.toml");
+  const auto calibrate = [&](const std::string& logs, std::vector<std::string> environment) {
+    environment.insert(environment.begin(), {"FAKEGPU_BACKED=0", "FAKEGPU_TIME=model", logs});
+    return RunningProgram(FORESHARD_PROGRAM,
+                          {"calibrate", kJob, "--backend", "cuda", "--ranks", "2", "--repeats", "3", "--set",
+                           "cluster.profile=h100-sxm-80", "--output", output},
+                          on_virtual_device(std::move(environment)))
+        .wait();
+  };
+  const LogFolder whole_logs("whole"), rest_logs("rest");
+  ASSERT_EQ(calibrate(whole_logs.variable(), {}).exit_code, 0);
+  const ProgramEnd cut = calibrate("FAKEGPU_LOG=", {"FAKEGPU_FAIL=ncclReduceScatter@1=6"});
+  EXPECT_NE(cut.exit_code, 0);
+  EXPECT_THAT(cut.err, HasSubstr("remote process exited"));
+  std::map<std::string, std::vector<std::int64_t>> kept;
+  {
+    std::ifstream journal(output + ".partial");
+    for (std::string line; std::getline(journal, line);) {
+      const json entry = json::parse(line);
+      if (entry.contains("name")) kept[entry["name"]] = entry["numbers"].get<std::vector<std::int64_t>>();
+    }
+  }
+  ASSERT_EQ(kept.size(), 4u) << "three rounds, and the all-gathers";
+  const ProgramEnd rest = calibrate(rest_logs.variable(), {});
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  EXPECT_THAT(rest.err, HasSubstr("4 lists of an interrupted calibration: they are not measured again"));
+  EXPECT_FALSE(fs::exists(output + ".partial"));
+  const auto whole = whole_logs.of_ranks(), again = rest_logs.of_ranks();
+  ASSERT_EQ(whole.size(), 1u);
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_GT(count(whole[0], "ncclAllGather"), 0u);
+  EXPECT_EQ(count(again[0], "ncclAllGather"), 0u);
+  EXPECT_EQ(count(again[0], "ncclReduceScatter"), count(whole[0], "ncclReduceScatter"));
+  EXPECT_LT(3 * count(again[0], "cublasSgemm"), count(whole[0], "cublasSgemm")) << "no round of the model";
+  const auto profile = load_profile(output);
+  fs::remove(output);
+  ASSERT_TRUE(profile) << to_text(profile.error());
+  const MeasuredCollective& gathers = profile->collectives.front();
+  std::vector<std::int64_t> row(gathers.bytes.begin(), gathers.bytes.end());
+  row.insert(row.end(), gathers.ns.begin(), gathers.ns.end());
+  EXPECT_EQ(row, kept["all_gather of 2"]);
+  EXPECT_GT(profile->operators.size(), 10u);
 }
 
 json doctor(std::vector<std::string> environment) {
