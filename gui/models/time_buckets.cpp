@@ -15,9 +15,8 @@ BucketLevel wider(const BucketLevel& narrow) {
   level.buckets.resize((from.size() + 1) / 2);
   for (std::size_t i = 0; i < level.buckets.size(); ++i) {
     const TimeBucket a = from[2 * i], b = 2 * i + 1 < from.size() ? from[2 * i + 1] : TimeBucket{};
-    TimeBucket both = a.longest >= b.longest ? a : b;
-    both.busy = static_cast<std::uint8_t>((a.busy + b.busy + 1) / 2);
-    level.buckets[i] = both;
+    const TimeBucket both = longer(a, b);
+    level.buckets[i] = {both.longest(), both.meaning(), static_cast<std::uint8_t>((a.busy() + b.busy() + 1) / 2)};
   }
   return level;
 }
@@ -37,8 +36,9 @@ TimeBuckets::TimeBuckets(std::span<const SimTime> start, std::span<const SimTime
   SimDuration covered = 0;  // of bucket `current`
   std::size_t current = 0;
   const auto close = [&] {
-    buckets[current].busy =
-        static_cast<std::uint8_t>(255.0 * static_cast<double>(covered) / static_cast<double>(width));
+    const TimeBucket there = buckets[current];
+    buckets[current] = {there.longest(), there.meaning(),
+                        static_cast<std::uint8_t>(255.0 * static_cast<double>(covered) / static_cast<double>(width))};
     covered = 0;
   };
   for (std::size_t k = 0; k < start.size(); ++k) {
@@ -50,9 +50,7 @@ TimeBuckets::TimeBuckets(std::span<const SimTime> start, std::span<const SimTime
       if (i != current) close(), current = i;
       const SimTime from = begin_ + (static_cast<SimTime>(i) << level.shift);
       covered += std::min(end[k], from + width) - std::max(start[k], from);
-      if (rank <= buckets[i].longest) continue;
-      buckets[i].longest = rank;
-      if (!meaning.empty()) buckets[i].meaning = meaning[k];
+      if (rank > buckets[i].longest()) buckets[i] = {rank, meaning.empty() ? Meaning::Other : meaning[k], 0};
     }
   }
   close();

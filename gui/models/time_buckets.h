@@ -17,10 +17,25 @@
 namespace foreshard::gui {
 
 /// What happens in [begin + i * width, begin + (i + 1) * width).
-struct TimeBucket {
-  std::uint16_t longest = 0;         // rank of the longest slice that is seen here (see duration_rank); 0: nothing
-  std::uint8_t busy = 0;             // share of the time that is covered, of 255
-  Meaning meaning = Meaning::Other;  // of the longest
+/// One word, so that the longest of many is the greatest of many words.
+class TimeBucket {
+ public:
+  TimeBucket() = default;
+  TimeBucket(std::uint16_t longest, Meaning meaning, std::uint8_t busy)
+      : word_(static_cast<std::uint32_t>(longest) << 16 | static_cast<std::uint32_t>(meaning) << 8 | busy) {}
+
+  /// Rank of the longest slice that is seen here (see duration_rank); 0: nothing.
+  std::uint16_t longest() const { return static_cast<std::uint16_t>(word_ >> 16); }
+  /// Of the longest.
+  Meaning meaning() const { return static_cast<Meaning>(word_ >> 8 & 0xff); }
+  /// Share of the time that is covered, of 255.
+  std::uint8_t busy() const { return static_cast<std::uint8_t>(word_ & 0xff); }
+
+  /// Of two the one with the longer slice; of slices as long as each other either.
+  friend TimeBucket longer(TimeBucket a, TimeBucket b) { return a.word_ >= b.word_ ? a : b; }
+
+ private:
+  std::uint32_t word_ = 0;
 };
 
 /// Orders durations in 16 bits, to half a percent; never 0.

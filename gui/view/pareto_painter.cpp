@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -12,7 +13,7 @@
 namespace foreshard::gui {
 namespace {
 
-constexpr double kDot = 5.5;               // of the front: its radius
+constexpr double kDot = kParetoDot;
 constexpr std::size_t kMostDots = 50'000;  // more cannot be told apart
 
 struct Widened {
@@ -25,7 +26,7 @@ Widened widened(double low, double high) {
 }
 
 /// What sets the points of the front apart: settings that all of them share are not told.
-std::vector<QString> front_names(const SweepPoints& sweep, const std::vector<std::size_t>& front) {
+std::vector<QString> settings_of(const SweepPoints& sweep, const std::vector<std::size_t>& front) {
   std::vector<QString> names;
   for (const std::size_t k : front) {
     QString text;
@@ -81,75 +82,116 @@ QPointF place_of(const ParetoPoint& point, const ParetoScale& scale) {
   return scale.at(point.time_ns, static_cast<double>(point.memory));
 }
 
-/// Where names can stand: beside their point, over no other name, no dot and no line.
-class FreePlaces {
- public:
-  FreePlaces(const SweepPoints& sweep, const ParetoScale& scale, const QPolygonF& line) : plot_(scale.box) {
-    for (const ParetoPoint& point : sweep.points) {
-      if (!point.fits || drawn_.size() > kMostDots) continue;
-      const QPointF place = place_of(point, scale);
-      drawn_.push_back(QRectF(place.x() - kDot, place.y() - kDot, 2 * kDot, 2 * kDot));
-    }
-    for (qsizetype k = 1; k < line.size(); ++k)
-      drawn_.push_back(QRectF(line[k - 1], line[k]).normalized().adjusted(-1, -1, 1, 1));
-  }
-
-  /// `always`: rather over a dot or a line than nowhere.
-  std::optional<QRectF> take(const QPointF& point, const QSizeF& size, bool always) {
-    const double right = point.x() + 10, left = point.x() - 10 - size.width();
-    const double above = point.y() - size.height() - 2, below = point.y() + 3;
-    // Below a front, on its left, nothing is ever drawn.
-    const std::array<QPointF, 4> places{QPointF(left, below), {right, below}, {right, above}, {left, above}};
-    const auto free = [](const std::vector<QRectF>& others, const QRectF& box) {
-      return std::none_of(others.begin(), others.end(), [&](const QRectF& other) { return other.intersects(box); });
-    };
-    for (const bool crossing : {false, true}) {
-      for (const QPointF& place : places) {
-        const QRectF box(place, size);
-        if (!plot_.contains(box) || !free(names_, box) || !(crossing || free(drawn_, box))) continue;
-        names_.push_back(box);
-        return box;
-      }
-      if (!always) break;
-    }
-    return std::nullopt;
-  }
-
- private:
-  QRectF plot_;
-  std::vector<QRectF> drawn_, names_;
-};
-
-void paint_front(QPainter& painter, const SweepPoints& sweep, const ParetoScale& scale, const Palette& palette,
-                 const Fonts& fonts) {
-  const std::vector<std::size_t> front = sweep.front();
-  const std::vector<QString> names = front_names(sweep, front);
+/// From the fastest down to the smallest, in steps.
+QPolygonF front_line(const SweepPoints& sweep, const std::vector<std::size_t>& front, const ParetoScale& scale) {
   QPolygonF line;
   for (const std::size_t k : front) {
     const QPointF place = place_of(sweep.points[k], scale);
     if (!line.isEmpty()) line << QPointF(place.x(), line.back().y());
     line << place;
   }
+  return line;
+}
+
+/// Where names can stand: beside their point, over no other name, no dot and no line.
+class FreePlaces {
+ public:
+  FreePlaces(const SweepPoints& sweep, const ParetoScale& scale, const QPolygonF& line) : plot_(scale.box) {
+    for (const ParetoPoint& point : sweep.points) {
+      if (!point.fits || taken_.size() > kMostDots) continue;
+      const QPointF place = place_of(point, scale);
+      taken_.push_back(QRectF(place.x() - kDot, place.y() - kDot, 2 * kDot, 2 * kDot));
+    }
+    for (qsizetype k = 1; k < line.size(); ++k)
+      taken_.push_back(QRectF(line[k - 1], line[k]).normalized().adjusted(-1, -1, 1, 1));
+  }
+
+  std::optional<QRectF> beside(const QPointF& point, const QSizeF& size) {
+    const double right = point.x() + 10, left = point.x() - 10 - size.width();
+    const double above = point.y() - size.height() - 2, below = point.y() + 3;
+    // Below a front, on its left, nothing is ever drawn.
+    for (const QPointF& place :
+         std::array<QPointF, 4>{QPointF(left, below), {right, below}, {right, above}, {left, above}})
+      if (const auto box = take(QRectF(place, size))) return box;
+    return std::nullopt;
+  }
+
+  /// In rings around the point, the nearest first.
+  std::optional<QRectF> farther_off(const QPointF& point, const QSizeF& size) {
+    for (double reach = 16; reach <= 240; reach += 8) {
+      for (const double angle : {0.75, 0.25, 0.5, 0.0, 0.625, 0.875, 0.125, 0.375}) {  // of a turn, downwards positive
+        const double x = std::cos(angle * 6.2832) * (reach + size.width() / 2), y = -std::sin(angle * 6.2832) * reach;
+        if (const auto box = take(QRectF(point + QPointF(x - size.width() / 2, y - size.height() / 2), size)))
+          return box;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<QRectF> take(const QRectF& box) {
+    if (!plot_.contains(box)) return std::nullopt;
+    if (std::any_of(taken_.begin(), taken_.end(), [&](const QRectF& other) { return other.intersects(box); }))
+      return std::nullopt;
+    taken_.push_back(box);
+    return box;
+  }
+
+  QRectF plot_;
+  std::vector<QRectF> taken_;
+};
+
+/// From a point's edge to the nearest place of its name.
+void tie(QPainter& painter, const QPointF& point, const QRectF& box, const Palette& palette) {
+  const QPointF end(std::clamp(point.x(), box.left(), box.right()), std::clamp(point.y(), box.top(), box.bottom()));
+  const QLineF line(point, end);
+  if (line.length() <= kDot) return;
+  painter.setPen(QPen(color(palette.text_weak), 1));
+  painter.drawLine(line.pointAt(kDot / line.length()), end);
+}
+
+void paint_front(QPainter& painter, const SweepPoints& sweep, const ParetoScale& scale, const Palette& palette,
+                 const Fonts& fonts) {
+  const std::vector<std::size_t> front = sweep.front();
   painter.setPen(QPen(color(palette.accent), 1.5));
   painter.setBrush(Qt::NoBrush);
-  painter.drawPolyline(line);
+  painter.drawPolyline(front_line(sweep, front, scale));
   painter.setPen(QPen(color(palette.ground), 1.5));
   painter.setBrush(color(palette.accent));
   for (const std::size_t k : front) painter.drawEllipse(place_of(sweep.points[k], scale), kDot, kDot);
   const QFontMetricsF metrics(fonts.small);
   painter.setFont(fonts.small);
-  painter.setPen(color(palette.text));
-  FreePlaces places(sweep, scale, line);
-  for (std::size_t k = 0; k < front.size(); ++k) {
-    const QString text = metrics.elidedText(names[k], Qt::ElideRight, 360);
-    const auto box =
-        places.take(place_of(sweep.points[front[k]], scale), QSizeF(metrics.horizontalAdvance(text), metrics.height()),
-                    k == 0 || k + 1 == front.size());
-    if (box) painter.drawText(QPointF(box->left(), box->top() + metrics.ascent()), text);
+  for (const FrontName& name : front_names(sweep, scale, fonts)) {
+    if (name.tied) tie(painter, place_of(sweep.points[name.point], scale), name.box, palette);
+    painter.setPen(color(palette.text));
+    painter.drawText(QPointF(name.box.left(), name.box.top() + metrics.ascent()), name.text);
   }
 }
 
 }  // namespace
+
+std::vector<FrontName> front_names(const SweepPoints& sweep, const ParetoScale& scale, const Fonts& fonts) {
+  const std::vector<std::size_t> front = sweep.front();
+  if (front.empty()) return {};
+  const std::vector<QString> texts = settings_of(sweep, front);
+  const QFontMetricsF metrics(fonts.small);
+  FreePlaces places(sweep, scale, front_line(sweep, front, scale));
+  std::vector<FrontName> names;
+  const auto name = [&](std::size_t k, bool end) {
+    const QString text = metrics.elidedText(texts[k], Qt::ElideRight, 360);
+    if (text.isEmpty()) return;
+    const QSizeF size(metrics.horizontalAdvance(text), metrics.height());
+    const QPointF point = place_of(sweep.points[front[k]], scale);
+    if (const auto near = places.beside(point, size))
+      names.push_back({front[k], text, *near, false});
+    else if (const auto far = end ? places.farther_off(point, size) : std::nullopt)
+      names.push_back({front[k], text, *far, true});
+  };
+  name(0, true);
+  if (front.size() > 1) name(front.size() - 1, true);
+  for (std::size_t k = 1; k + 1 < front.size(); ++k) name(k, false);
+  return names;
+}
 
 QPointF ParetoScale::at(double time_ns, double memory) const {
   return {box.left() + (time_ns - time_low) / (time_high - time_low) * box.width(),

@@ -4,6 +4,7 @@
 #include <QPainter>
 #include <QRectF>
 #include <optional>
+#include <vector>
 
 #include "gui/models/sweep_points.h"
 #include "gui/view/picture.h"
@@ -20,6 +21,18 @@ struct ParetoScale {
   double memory(double y) const;
 };
 ParetoScale pareto_scale(const SweepPoints& sweep, const QRectF& area);
+
+inline constexpr double kParetoDot = 5.5;  // radius of a point of the front, in pixels
+
+/// The name of a point of the front, where it covers no point, no line and no other name. Those without such a place
+/// have none; the fastest and the smallest choose first and may stand farther off, tied by a line.
+struct FrontName {
+  std::size_t point = 0;  // index into the sweep's points
+  QString text;
+  QRectF box;
+  bool tied = false;
+};
+std::vector<FrontName> front_names(const SweepPoints& sweep, const ParetoScale& scale, const Fonts& fonts);
 
 void paint_pareto(QPainter& painter, const SweepPoints& sweep, const QRectF& area, const Palette& palette,
                   const Fonts& fonts, std::optional<std::size_t> marked = std::nullopt);

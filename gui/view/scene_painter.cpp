@@ -13,6 +13,19 @@ TimeScale shifted(const TimeScale& scale, SimTime origin) {
   return {scale.begin + origin, scale.ns_per_pixel, scale.width};
 }
 
+QRgb opaque(Rgb rgb) { return 0xff000000U | rgb; }
+
+constexpr double kTickLength = 5;
+constexpr unsigned kGridAlpha = 150;
+
+TimeTicks ticks_of(const TimeScale& scale) {
+  return time_ticks(static_cast<double>(scale.begin), static_cast<double>(scale.end()), std::max(2, scale.width / 110));
+}
+
+double column_of(double time, double left, const TimeScale& scale) {
+  return std::round(left + (time - static_cast<double>(scale.begin)) / scale.ns_per_pixel);
+}
+
 double highest_memory(const Scene& scene, std::int32_t rank) {
   std::int64_t highest = 0;
   for (const SceneSide& side : scene.sides)
@@ -33,9 +46,16 @@ TimeScale ScenePainter::scale_of(const QRectF& area, const SceneView& view) {
 
 void ScenePainter::paint(QPainter& painter, const QRectF& area, const SceneView& view, double device_ratio) {
   painter.setRenderHint(QPainter::Antialiasing, false);
-  painter.fillRect(area, color(palette_.ground));
   const TimeScale scale = scale_of(area, view);
+  const TimeTicks ticks = ticks_of(scale);
   const QRectF lanes = lanes_of(area);
+  GridLines grid{{}, opaque(palette_.line), kGridAlpha};
+  for (const double tick : ticks.at) grid.at.push_back(column_of(tick, lanes.left(), scale));
+  auto canvas = PixelCanvas::under(painter);
+  if (canvas)
+    paint_ground(*canvas, area, view, grid);
+  else
+    painter.fillRect(area, color(palette_.ground));
   painter.save();
   painter.setClipRect(area.adjusted(0, kRuler, 0, 0), Qt::IntersectClip);
   for (std::size_t k = scene_.track_at(view.scroll); k < scene_.tracks.size(); ++k) {
@@ -46,29 +66,55 @@ void ScenePainter::paint(QPainter& painter, const QRectF& area, const SceneView&
     const QRectF box(lanes.left(), y, lanes.width(), track.height);
     painter.save();
     if (track.kind != TrackKind::Memory) painter.setClipRect(box, Qt::IntersectClip);
-    paint_track(painter, track, box, scale, device_ratio);
+    paint_track(painter, track, box, scale, device_ratio, grid);
+    if (canvas && track.kind != TrackKind::Lane) PixelCanvas::under(painter)->draw(grid, box);  // in the track's clip
     painter.restore();
   }
   painter.restore();
-  paint_ruler(painter, area, scale);
+  if (!canvas) paint_grid(painter, area, grid);
+  paint_ruler(painter, area, scale, ticks);
 }
 
-void ScenePainter::paint_ruler(QPainter& painter, const QRectF& area, const TimeScale& scale) {
+void ScenePainter::paint_ground(PixelCanvas& canvas, const QRectF& area, const SceneView& view, const GridLines& grid) {
+  const QRgb ground = opaque(palette_.ground);
+  const QRectF lanes = lanes_of(area);
+  double done = lanes.top() - kTickLength;
+  canvas.fill(QRectF(area.left(), area.top(), area.width(), kRuler - kTickLength), ground);
+  const auto fill_down_to = [&](double y) {
+    canvas.fill(QRectF(area.left(), done, area.width(), y - done), ground, &grid);
+    done = y;
+  };
+  fill_down_to(lanes.top());
+  for (std::size_t k = scene_.track_at(view.scroll); k < scene_.tracks.size() && done < area.bottom(); ++k) {
+    const Track& track = scene_.tracks[k];
+    if (track.kind != TrackKind::Lane) continue;  // the others do not fill their boxes
+    const double top = std::clamp(lanes.top() + track.y - view.scroll, done, area.bottom());
+    const double bottom = std::clamp(lanes.top() + track.y + track.height - view.scroll, top, area.bottom());
+    fill_down_to(top);
+    canvas.fill(QRectF(area.left(), top, kGutter, bottom - top), ground);
+    done = bottom;
+  }
+  fill_down_to(area.bottom());
+}
+
+void ScenePainter::paint_grid(QPainter& painter, const QRectF& area, const GridLines& grid) {
+  painter.setPen(QPen(color(palette_.line, static_cast<int>(grid.alpha)), 1));
+  for (const double at : grid.at)
+    painter.drawLine(QPointF(at + 0.5, area.top() + kRuler - kTickLength), QPointF(at + 0.5, area.bottom()));
+}
+
+void ScenePainter::paint_ruler(QPainter& painter, const QRectF& area, const TimeScale& scale, const TimeTicks& ticks) {
   const QRectF ruler(area.left(), area.top(), area.width(), kRuler);
-  painter.fillRect(ruler, color(palette_.ground));
+  // SVG knows no clip: what tracks wrote above their upper edge is covered.
+  painter.fillRect(ruler.adjusted(0, 0, 0, -kTickLength), color(palette_.ground));
   const double left = area.left() + kGutter;
-  const double begin = static_cast<double>(scale.begin), end = static_cast<double>(scale.end());
-  const TimeTicks ticks = time_ticks(begin, end, std::max(2, scale.width / 110));
   const QFontMetricsF metrics(fonts_.small);
   painter.setFont(fonts_.small);
+  painter.setPen(color(palette_.text_weak));
   for (const double tick : ticks.at) {
-    const double x = std::round(left + (tick - begin) / scale.ns_per_pixel) + 0.5;
-    painter.setPen(QPen(color(palette_.line, 150), 1));
-    painter.drawLine(QPointF(x, ruler.bottom() - 5), QPointF(x, area.bottom()));
     const QString text = text_of(ticks.text(tick));
-    const double width = metrics.horizontalAdvance(text);
+    const double width = metrics.horizontalAdvance(text), x = column_of(tick, left, scale) + 0.5;
     const double at = std::clamp(x - width / 2, left, std::max(left, area.right() - width - 2));
-    painter.setPen(color(palette_.text_weak));
     painter.drawText(QPointF(at, ruler.bottom() - 9), text);
   }
   painter.setPen(QPen(color(palette_.line), 1));
@@ -97,7 +143,7 @@ void ScenePainter::paint_gutter(QPainter& painter, const QRectF& area, const Tra
 }
 
 void ScenePainter::paint_track(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale,
-                               double device_ratio) {
+                               double device_ratio, const GridLines& grid) {
   const SceneSide& side = side_of(track);
   switch (track.kind) {
     case TrackKind::Rank:
@@ -105,7 +151,7 @@ void ScenePainter::paint_track(QPainter& painter, const Track& track, const QRec
       painter.drawLine(QPointF(box.left(), box.center().y()), QPointF(box.right(), box.center().y()));
       return;
     case TrackKind::Phases: return paint_ranges(painter, track, box, scale);
-    case TrackKind::Lane: return paint_lane(painter, track, box, scale, device_ratio);
+    case TrackKind::Lane: return paint_lane(painter, track, box, scale, device_ratio, grid);
     case TrackKind::Links: return paint_links(painter, track, box, scale);
     case TrackKind::Heat: return paint_heat(painter, track, box, scale);
     case TrackKind::Exposed: {
@@ -126,14 +172,14 @@ void ScenePainter::paint_track(QPainter& painter, const Track& track, const QRec
 }
 
 void ScenePainter::paint_lane(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale,
-                              double device_ratio) {
+                              double device_ratio, const GridLines& grid) {
   const SceneSide& side = side_of(track);
   const LaneRows& lane = side.model->lanes[track.lane];
-  painter.fillRect(box, color(palette_.lane));
+  if (!PixelCanvas::under(painter)) painter.fillRect(box, color(palette_.lane));  // there the rows paint it
   const double height = row_height(track, lane);
   for (std::size_t r = 0; r < lane.rows.size(); ++r) {
-    const RowPlace place{box.left(), box.top() + height * static_cast<double>(r), height, side.model->predicted(),
-                         true};
+    const RowPlace place{box.left(), box.top() + height * static_cast<double>(r), height, side.model->predicted(), true,
+                         &grid};
     lanes_.paint(painter, *side.model, lane.rows[r], shifted(scale, side.origin), place, device_ratio);
   }
 }

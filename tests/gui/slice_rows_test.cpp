@@ -41,7 +41,9 @@ TEST(SliceRows, OverlapsGetRowsOfTheirOwnAndNothingIsLost) {
   for (const SliceRow& row : lanes[0].rows) {
     for (std::size_t k = 0; k < row.size(); ++k) {
       EXPECT_TRUE(seen.insert(row.span[k]).second);
-      if (k > 0) EXPECT_LE(row.end[k - 1], row.start[k]);
+      if (k > 0) {
+        EXPECT_LE(row.end[k - 1], row.start[k]);
+      }
     }
   }
   EXPECT_EQ(seen.size(), timeline.spans.size());
