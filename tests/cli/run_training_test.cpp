@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <tuple>
 
 #include "tests/cli/running_program.h"
 #include "tests/support/temporary_path.h"
@@ -148,6 +150,41 @@ TEST(Run, ResumingGivesTheStepsOfARunThatNeverStopped) {
     EXPECT_EQ(lines[i]["loss"], whole[i + 3]["loss"]);
   }
   std::filesystem::remove_all(dir);
+}
+
+/// Saved between two growths of the scale, before steps that are left out.
+TEST(Run, ResumingGoesOnWithTheScalersScale) {
+  const std::string dir = testing::temporary_path("resumed_scaler");
+  for (const auto& [runtime, offload, impl] : {std::tuple{"fsdp1", "true", "foreach"}, {"fsdp2", "false", "fused"}}) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"--nproc", "2", "--json"});
+      for (const std::string& set :
+           {"fsdp.runtime=" + std::string(runtime), "fsdp.cpu_offload=" + std::string(offload),
+            "train.optimizer.impl=" + std::string(impl), std::string("fsdp.mixed_precision.param=float16"),
+            std::string("fsdp.mixed_precision.reduce=float16"), std::string("train.grad_scaler.enabled=true"),
+            std::string("train.grad_scaler.growth_interval=2"), std::string("train.grad_scaler.init_scale=65536"),
+            std::string("train.schedule.name=constant")}) {
+        more.insert(more.end(), {"--set", set});
+      }
+      return run(more);
+    };
+    const auto whole = lines_of(with({"--set", of_steps(10)}).out);
+    ASSERT_EQ(whole.size(), 11u);
+    EXPECT_EQ(whole[1]["loss_scale"], 131072) << "two good steps";
+    EXPECT_TRUE(std::any_of(whole.begin() + 3, whole.end() - 1, [](const json& step) { return step["skipped"]; }));
+    const std::string folder = "train.checkpoint.dir=" + dir;
+    ASSERT_EQ(with({"--set", of_steps(3), "--set", folder}).exit_code, 0);
+    const ProgramEnd rest = with({"--set", of_steps(10), "--set", folder, "--resume"});
+    ASSERT_EQ(rest.exit_code, 0) << rest.err;
+    const auto lines = lines_of(rest.out);
+    ASSERT_EQ(lines.size(), 8u);
+    for (std::size_t i = 0; i < 7; ++i) {
+      for (const char* key : {"step", "loss", "loss_scale", "skipped"}) {
+        EXPECT_EQ(lines[i][key], whole[i + 3][key]) << runtime << ", step " << i + 4 << ", " << key;
+      }
+    }
+    std::filesystem::remove_all(dir);
+  }
 }
 
 TEST(Run, ResumingWithoutAFolderOrACheckpoint) {
