@@ -220,7 +220,7 @@ class Roles {
     for (const auto& [device, time] : busy) {
       if (time > most) device_ = device, most = time;
     }
-    const auto take = [&](const char* letter, auto size) {
+    const auto take = [&](char letter, auto size) {
       std::size_t best = t_.lanes.size();
       SimDuration largest = 0;
       for (std::size_t i = 0; i < t_.lanes.size(); ++i) {
@@ -228,13 +228,13 @@ class Roles {
           continue;
         if (const SimDuration own = size(tallies[i]); own > largest) best = i, largest = own;
       }
-      if (best < t_.lanes.size()) t_.lanes[best].stream = letter;
+      if (best < t_.lanes.size()) t_.lanes[best].stream.assign(1, letter);
     };
-    take("D", [](const Tally& t) { return t.of(SpanKind::Compute) + t.of(SpanKind::Optimizer); });
-    take(fsdp2_ ? "A" : "U", [](const Tally& t) { return main_share(t, SpanKind::AllGather); });
-    take(fsdp2_ ? "S" : "G", [](const Tally& t) { return main_share(t, SpanKind::ReduceScatter); });
-    take("H", [](const Tally& t) { return main_share(t, SpanKind::AllReduce); });
-    take(fsdp2_ ? "C" : "Q", [](const Tally& t) { return main_share(t, SpanKind::Copy); });
+    take('D', [](const Tally& t) { return t.of(SpanKind::Compute) + t.of(SpanKind::Optimizer); });
+    take(fsdp2_ ? 'A' : 'U', [](const Tally& t) { return main_share(t, SpanKind::AllGather); });
+    take(fsdp2_ ? 'S' : 'G', [](const Tally& t) { return main_share(t, SpanKind::ReduceScatter); });
+    take('H', [](const Tally& t) { return main_share(t, SpanKind::AllReduce); });
+    take(fsdp2_ ? 'C' : 'Q', [](const Tally& t) { return main_share(t, SpanKind::Copy); });
     for (std::size_t i = 0; i < t_.lanes.size(); ++i) {
       if (b_.lanes[i].role == LaneRole::Device && t_.lanes[i].stream.empty())
         t_.lanes[i].stream = fmt::format("stream {}", b_.lanes[i].thread);
