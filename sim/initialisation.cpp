@@ -181,6 +181,8 @@ class Fsdp1Wrapping {
       if (shard == kNoBlock) return false;
       device_.book.free(flat);
       if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
+    } else if (job_.fsdp.cpu_offload) {
+      device_.book.free(flat);
     }
     if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
     for (const ParamId param : unit.params) {

@@ -101,6 +101,7 @@ class PlanPlayer {
     SimDuration host = 0, device = 0;
     std::int32_t before_begin = 0, before_end = 0, after_begin = 0, after_end = 0;  // memory events
     bool launches = false, gemm = false, lt = false;                                // lt: through cuBLASLt
+    bool sums = false;  // the gradients of a parameter's uses
   };
   /// A kernel that is played before its segment: the engine's first gradient, which precedes all hooks of backward, and
   /// the cast of the batch, which precedes those of forward.
@@ -124,7 +125,11 @@ class PlanPlayer {
   bool run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
                          const SegmentTemplate& segment);
   bool allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot);
-  bool allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot);
+  bool allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot, Stream pool = Stream::D);
+  Stream views_stream(const BufferName& gradient) const;
+  bool sum_gradients(const TimedKernel& timed, const KernelList& list, std::int32_t instance,
+                     const SegmentTemplate& segment, Stream views, const ActivitySpan& what);
+  const Slot* summed_gradient(const TimedKernel& timed, const KernelList& list, const SegmentTemplate& segment) const;
   void free_slot(std::int32_t instance, std::int32_t slot);
   bool pieces_without_operators(const Instruction& i);
 
@@ -198,7 +203,7 @@ class PlanPlayer {
   std::vector<bool> recorded_;
   std::vector<BlockHandle> inputs_;
   std::vector<std::int32_t> gathered_from_;  // by unit: ranks of its last all-gather
-  std::vector<bool> made_in_backward_;  // by held storage: the engine's first gradient
+  std::vector<bool> made_in_backward_;       // by held storage: the engine's first gradient
   GroupPlacement shard_group_, replicate_group_, world_group_;
   std::array<SimTime, 3> communicator_tail_{};
   Seed seed_, cast_;

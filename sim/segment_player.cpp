@@ -61,6 +61,10 @@ void PlanPlayer::time_templates() {
       named == lowered_.op_names.end() ? -1 : static_cast<std::int32_t>(named - lowered_.op_names.begin());
   const bool is_virtual = device_.cost.is_virtual();
   const Numel head_size = is_virtual ? attention_head_size(model_) : 0;
+  const auto sum = std::find(lowered_.op_names.begin(), lowered_.op_names.end(), "aten.add.Tensor");
+  const auto add = sum == lowered_.op_names.end() || plan_.runtime != Runtime::Fsdp1
+                       ? -1
+                       : static_cast<std::int32_t>(sum - lowered_.op_names.begin());
   const auto timed = [&](const KernelList& list, const Segment* segment, bool backward) {
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());
@@ -84,7 +88,7 @@ void PlanPlayer::time_templates() {
       const Kernel& kernel = list.kernels[k];
       times.push_back({device_.cost.host(kernel), device[k], kernel.before_begin, kernel.before_end, kernel.after_begin,
                        kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm,
-                       kernel.op >= 0 && kernel.op == addmm});
+                       kernel.op >= 0 && kernel.op == addmm, backward && kernel.op >= 0 && kernel.op == add});
     }
     return times;
   };
@@ -225,6 +229,16 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
   for (std::size_t k = 0; ok && k < list.kernels.size(); ++k) {
     const TimedKernel& timed = times[k];
     open_run_.kernel = static_cast<std::uint32_t>(k);
+    if (timed.sums) {
+      const Slot* const gradient = summed_gradient(timed, list, segment);
+      const Stream views = gradient == nullptr ? Stream::D : views_stream(gradient_buffer(*gradient, instance));
+      if (views != Stream::D) {
+        what.op = -1;
+        what.name = list.kernels[k].op;
+        ok = sum_gradients(timed, list, instance, segment, views, what);
+        continue;
+      }
+    }
     ok = run_memory_events(list, timed.before_begin, timed.before_end, instance, segment);
     if (ok && timed.gemm) ok = ensure_workspaces(workspaces, timed.lt);
     if (!ok) break;
@@ -309,10 +323,61 @@ BufferName PlanPlayer::gradient_buffer(const Slot& made, std::int32_t instance) 
   return {what, segment.unit, index < segment.params.size() ? segment.params[index] : ParamId()};
 }
 
+/// The gradient of a parameter that this kernel makes; nullptr: it adds something else.
+const Slot* PlanPlayer::summed_gradient(const TimedKernel& timed, const KernelList& list,
+                                        const SegmentTemplate& segment) const {
+  for (std::int32_t e = timed.before_begin; e < timed.before_end; ++e) {
+    const MemoryEvent event = list.events[static_cast<std::size_t>(e)];
+    if (!event.alloc) continue;
+    const Slot& made = segment.slots[static_cast<std::size_t>(event.slot)];
+    if (made.category == SlotCategory::ParamGrad) return &made;
+  }
+  return nullptr;
+}
+
+/// Where the views of the flat parameter were made: autograd hands gradients to that stream (R26).
+Stream PlanPlayer::views_stream(const BufferName& gradient) const {
+  for (const Instruction& i : iteration_->instructions) {
+    if (i.kind == InstructionKind::NoteUse && i.buffer == gradient) return i.other;
+  }
+  return Stream::D;
+}
+
+/// A parameter that is used several times: the engine adds on the stream of the node that takes the sum.
+bool PlanPlayer::sum_gradients(const TimedKernel& timed, const KernelList& list, std::int32_t instance,
+                               const SegmentTemplate& segment, Stream views, const ActivitySpan& what) {
+  if (std::exchange(open_run_.open, false)) record_runs_ = nullptr;  // another pool than a tape's
+  const int views_index = index_of(views);
+  device_.clock.host_cost(2 * device_.cost.call_ns());
+  device_.clock.stream_wait(views_index, device_.clock.record(index_of(Stream::D)));
+  for (std::int32_t e = timed.before_begin; e < timed.before_end; ++e) {
+    const MemoryEvent event = list.events[static_cast<std::size_t>(e)];
+    if (!event.alloc) continue;
+    const Slot& made = segment.slots[static_cast<std::size_t>(event.slot)];
+    const bool ok = made.category == SlotCategory::ParamGrad ? allocate_gradient(made, instance, event.slot, views)
+                                                             : allocate_slot(segment, instance, event.slot);
+    if (!ok) return false;
+  }
+  device_.launch(views, timed.host, timed.device, what);
+  for (std::int32_t e = timed.after_begin; e < timed.after_end; ++e) {
+    const MemoryEvent event = list.events[static_cast<std::size_t>(e)];
+    if (event.alloc) continue;
+    const bool own = event.slot >= 0;
+    const ImportBinding from =
+        own ? ImportBinding{instance, event.slot}
+            : lowered_.instances[static_cast<std::size_t>(instance)].imports[static_cast<std::size_t>(-event.slot - 1)];
+    const std::size_t at = slot_base_[static_cast<std::size_t>(from.instance)] + static_cast<std::size_t>(from.slot);
+    device_.allocator.record_stream(slots_[at], views_index);
+    free_slot(from.instance, from.slot);
+  }
+  device_.activity.events += timed.before_end - timed.before_begin + timed.after_end - timed.after_begin;
+  return true;
+}
+
 /// The plan owns it from here on.
-bool PlanPlayer::allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot) {
+bool PlanPlayer::allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot, Stream pool) {
   const BufferName buffer = gradient_buffer(made, instance);
-  const BlockHandle block = device_.book.allocate(made.bytes, index_of(Stream::D), category_of(buffer.what));
+  const BlockHandle block = device_.book.allocate(made.bytes, index_of(pool), category_of(buffer.what));
   if (block == kNoBlock) return out_of_memory(made.bytes);
   own_buffer(buffer, 0, block);
   if (open_run_.open) note_made(-1, block, slot);

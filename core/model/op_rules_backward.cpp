@@ -397,6 +397,11 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
       Kernel kernel = e.start(log ? "aten._log_softmax_backward_data.default" : "aten._softmax_backward_data.default",
                               log ? KernelClass::Loss : KernelClass::Reduction, e.layout(g).dtype);
       Ref made = e.tape().make(contiguous_layout(from.sizes, from.dtype), e.category());
+      Ref product;  // inside the operator on CUDA: gradient times result
+      if (!log && e.machine().options.cpu_threads == 0) {
+        product = e.tape().make(contiguous_layout(from.sizes, e.layout(g).dtype), SlotCategory::Temporary);
+        ++kernel.launches;
+      }
       e.finish(kernel, {&g, &result}, {&made});
       out[0] = made;
       break;

@@ -153,6 +153,7 @@ bool Runtime::pre_unshard(UnitState& u, Stream stream) {
     return true;
   }
   if (!u.offload || !u.data_on_host) return wrote;
+  if (u.h2d_copy) free(u.h2d_pool, u, BufferWhat::H2dCopy);  // what skipped views still looked at
   alloc(stream, u, BufferWhat::H2dCopy, numel, unit.orig_dtype);
   Instruction& copy = emit(InstructionKind::H2d, stream, u);
   copy.buffer = {BufferWhat::H2dCopy, u.id, {}};
@@ -231,7 +232,8 @@ void Runtime::use_full(UnitState& u, Stream stream, bool view_only) {
   i.buffer = {u.full_precision && full_precision_forced(u) ? BufferWhat::FullPrecision : BufferWhat::Full, u.id, {}};
   if (u.sharded) {
     set_data(u, full_precision_forced(u) ? u.unit->orig_dtype : u.unit->param_dtype, false);
-    if (u.h2d_copy) {
+    // H12: original parameters are views of the copy until they are pointed at the shard again.
+    if (u.h2d_copy && !(u.use_orig_params && u.any_in_shard)) {
       free(u.h2d_pool, u, BufferWhat::H2dCopy);
       u.h2d_copy = false;
     }
@@ -286,7 +288,7 @@ void Runtime::reshard(UnitState& u, bool free_it, Stream stream) {
   use_shard(u);
   Instruction& i = emit(InstructionKind::UseShard, stream, u);
   i.arg = free_it ? 0 : 1;
-  if (u.h2d_copy) {  // NO_SHARD computed on the copy itself
+  if (u.h2d_copy && !u.skipped_views) {  // NO_SHARD computed on the copy itself
     free(u.h2d_pool, u, BufferWhat::H2dCopy);
     u.h2d_copy = false;
   }
