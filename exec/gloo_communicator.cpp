@@ -45,12 +45,12 @@ class PrefixedStore final : public gloo::rendezvous::Store {
     rendezvous_.set(prefix_ + key, {data.begin(), data.end()});
   }
   std::vector<char> get(const std::string& key) override {
-    const Rendezvous::Content data = rendezvous_.get(prefix_ + key, timeout_);
+    const Rendezvous::Content data = rendezvous_.expect(prefix_ + key, timeout_);
     return {data.begin(), data.end()};
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
-    for (const std::string& key : keys) rendezvous_.get(prefix_ + key, timeout);
+    for (const std::string& key : keys) rendezvous_.expect(prefix_ + key, timeout);
   }
 
  private:

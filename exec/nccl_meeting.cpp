@@ -36,7 +36,7 @@ Error group_error(const NcclGroup& group, std::string message, std::string hint)
 Result<Invitation> invitation(Rendezvous& rendezvous, const NcclGroup& group) {
   const std::string key = fmt::format("nccl/{}/{}", group.name, fmt::join(group.ranks, ","));
   try {
-    if (group.ranks.front() != rendezvous.rank()) return invitation_of(rendezvous.get(key, group.timeout));
+    if (group.ranks.front() != rendezvous.rank()) return invitation_of(rendezvous.expect(key, group.timeout));
     const auto id = nccl_unique_id();
     if (!id) return fail(id.error());
     const Invitation own{nccl_version(), *id};

@@ -7,9 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <stdexcept>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
@@ -63,6 +66,8 @@ std::string address_towards(const std::string& host, int port) {
   return address;
 }
 
+constexpr milliseconds kLongestPause{50};  // between two looks for what has not come
+
 class TcpRendezvous final : public Rendezvous {
  public:
   TcpRendezvous(RendezvousOptions options, c10::intrusive_ptr<c10d::TCPStore> store, bool holds_store)
@@ -87,6 +92,19 @@ class TcpRendezvous final : public Rendezvous {
       content = store_->get(full(key));
     });
     return content;
+  }
+
+  Content expect(const std::string& key, milliseconds timeout) override {
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    bool there = false;
+    for (milliseconds pause(1); !there; pause = std::min(2 * pause, kLongestPause)) {
+      call([&] { there = store_->check({full(key)}); });
+      if (there) break;
+      if (const auto word = reported_failure(milliseconds::zero())) throw std::runtime_error(*word);
+      if (std::chrono::steady_clock::now() >= end) break;  // get() says what is missing
+      std::this_thread::sleep_for(pause);
+    }
+    return get(key, there ? timeout : milliseconds(1));
   }
 
   void report_failure(std::string_view text) noexcept override {

@@ -49,6 +49,8 @@ class Rendezvous {
   // These throw std::runtime_error where the store is gone or a key does not come in time.
   virtual void set(const std::string& key, const Content& content) = 0;
   virtual Content get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  /// What comes of a rank that is still to come: throws the word of failure of whoever left one, instead of waiting on.
+  virtual Content expect(const std::string& key, std::chrono::milliseconds timeout) = 0;
 
   /// Leaves word for all ranks; only the first word of a run is kept. Never throws: a store that is gone tells nobody.
   virtual void report_failure(std::string_view text) noexcept = 0;

@@ -110,9 +110,10 @@ TEST(Cupti, WhatItRefusesIsToldAndNothingElseIsLost) {
   ASSERT_TRUE(backend) << to_text(backend.error());
   const StreamIndex compute = (*backend)->create_stream("D", 0);
   (*backend)->at_instruction(0, InstructionId(0));
-  const Buffer buffer = (*backend)->allocate({compute, InstructionId(0)}, 64, MemoryCategory::Temporaries);
+  const Buffer from = (*backend)->allocate({compute, InstructionId(0)}, 64, MemoryCategory::Temporaries);
+  const Buffer to = (*backend)->allocate({compute, InstructionId(0)}, 64, MemoryCategory::Temporaries);
   (*backend)->at_instruction(0, InstructionId(1));
-  (*backend)->copy({compute, InstructionId(1)}, buffer, buffer, 64);
+  (*backend)->copy({compute, InstructionId(1)}, to, from, 64);
   (*backend)->at_instruction(1, InstructionId());
   ASSERT_TRUE((*backend)->synchronize());
   if (cupti) recorder.device_recorded((*cupti)->finish());

@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <future>
 #include <map>
+#include <stdexcept>
 #include <string>
+
+#include "exec/rendezvous.h"
 
 namespace foreshard::exec {
 namespace {
@@ -124,6 +128,32 @@ TEST(Launch, RanksOfOneMachineTakeOneThreadEachUnlessTold) {
 
 LocalOutcome run_shell(const std::string& script, int ranks, int grace_seconds = 15) {
   return run_local_ranks({{"/bin/sh", "-c", script}, ranks, grace_seconds}).value();
+}
+
+TEST(Rendezvous, WhatARankThatFailedWouldBringIsNotWaitedFor) {
+  const auto host = Rendezvous::host("127.0.0.1", 2).value();
+  const auto meet = [&](int rank) {
+    return Rendezvous::meet({.port = host->port(), .rank = rank, .size = 2, .hosted_elsewhere = true}).value();
+  };
+  auto second = std::async(std::launch::async, [&] { return meet(1); });
+  const auto first = meet(0);
+  const auto other = second.get();
+  constexpr auto kLong = std::chrono::minutes(10);  // of a test that hangs
+  other->set("early", {1});
+  EXPECT_EQ(first->expect("early", kLong), Rendezvous::Content{1});
+  EXPECT_THROW(first->expect("never", std::chrono::milliseconds(20)), std::runtime_error);
+  auto waiting = std::async(std::launch::async, [&]() -> std::string {
+    try {
+      first->expect("late", kLong);
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "it came";
+  });
+  other->report_failure("rank 1: there is no card");
+  EXPECT_EQ(waiting.get(), "rank 1: there is no card");
+  other->set("late", {2});
+  EXPECT_EQ(first->expect("late", kLong), Rendezvous::Content{2}) << "what is there is there";
 }
 
 TEST(LocalRanks, EachRankIsToldItsPlaceAndSuccessIsThatOfAll) {
