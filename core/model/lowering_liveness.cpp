@@ -173,13 +173,23 @@ class Liveness {
   }
   std::string_view class_of(const Call& call) const { return model_.modules[call.module.index()].class_name; }
 
+  /// What the root divides, caps and multiplies until it is the logits.
+  bool becomes_logits(const Op& op) {
+    if (model_.outputs.size() < 2 || !model_.outputs[1].valid() || op.out.empty() || !op.out[0].valid()) return false;
+    const std::int32_t logits = program_.resolve(model_.outputs[1]);
+    const bool made = made_in_[static_cast<std::size_t>(logits)] >= 0;
+    const ValueInfo& value = model_.values[op.out[0].index()];
+    const ValueInfo& last = model_.values[static_cast<std::size_t>(logits)];
+    return !made && op.out[0].value != logits && value.shape == last.shape && value.dtype == last.dtype;
+  }
+
   std::int32_t named_until(const Op& op, std::int32_t step) {
     const Call& call = call_of(step);
     const std::string_view name = class_of(call);
     for (const NamedLocal& local : kNamedLocals)
       if (op.name == local.op && ends_with(name, local.class_tail)) return call.last;
-    if (call.parent < 0 && model_.has_loss)
-      return static_cast<std::int32_t>(program_.steps.size()) - 1;  // the loss function's locals
+    if (call.parent < 0 && model_.has_loss)  // the loss function's locals; "logits" is given to one after the other
+      return becomes_logits(op) ? -1 : static_cast<std::int32_t>(program_.steps.size()) - 1;
     // What the model's own forward names before its blocks: the embeddings' results, and position_ids (its first index
     // sum).
     if (op.name == "aten.embedding.default") {
