@@ -201,6 +201,12 @@ void Runtime::accumulate(autograd::PassId pass, NodeIndex node) {
   const Stream stream = autograd_.stream(node);
   bool added = false;
   if (autograd_.received(pass, node, 0)) {
+    if (stream != Stream::U) {  // R26's exception: the engine hands the concatenation over
+      Instruction& note = emit(InstructionKind::NoteUse, Stream::U, u);
+      note.origin = Origin::Autograd;
+      note.other = stream;
+      note.buffer = {u.grad == GradKind::Unsharded ? BufferWhat::GradPiece : BufferWhat::Grad, u.id, {}};
+    }
     if (u.grad != GradKind::Unsharded) {
       u.grad = GradKind::Unsharded;
       u.grad_dtype = u.view_dtype;
