@@ -103,16 +103,22 @@ void take_links(const Timeline& timeline, std::int32_t rank, const Plan& plan, c
     text += fmt::format("host.launch_ns: {} -> {}\n", profile.launch_ns, launch);
     profile.launch_ns = launch;
   }
+  if (const SimDuration dispatch = recorded_dispatch(timeline, rank); dispatch > 0) {
+    text += fmt::format("host.op_ns: {} -> {}, between two launches; the recorder's own cost is in it\n", profile.op_ns,
+                        dispatch);
+    profile.op_ns = dispatch;
+  }
 }
 
 Error another_job(const FittedRate& rate, const std::string& file) {
+  const bool faster = rate.residual > 0;
   return {.code = ErrorCode::Inconsistent,
-          .message = "the recorded step is faster than this job can be on this card",
+          .message = fmt::format("the recorded step is {} than this job can be on this card", faster ? "faster" : "slower"),
           .file = file,
           .place = rate.key,
           .expected = "kernels that the job needs, at the card's peak or below it",
-          .got = fmt::format("{:.3f} ms; at {:.4g} the job's take {:.0f} % more",
-                             static_cast<double>(rate.recorded) * 1e-6, rate.after, 100 * rate.residual),
+          .got = fmt::format("{:.3f} ms; at {:.4g} the job's take {:.0f} % {}", static_cast<double>(rate.recorded) * 1e-6,
+                             rate.after, 100 * std::abs(rate.residual), faster ? "more" : "less"),
           .hint = "model, batch, sharding and cluster.profile of the job must be those of the recording"};
 }
 
@@ -161,7 +167,7 @@ ExitCode calibrate_from_recordings(const CalibrateFlags& flags, const Job& job, 
     const std::string told =
         fmt::format("{:.4g} -> {:.4g}; its kernels took {:.3f} ms of the step, predicted then {:+.2f} %", rate.before,
                     rate.after, static_cast<double>(rate.recorded) * 1e-6, 100 * rate.residual);
-    if (rate.residual > kMostMisfit) return console.error(another_job(rate, file));
+    if (std::abs(rate.residual) > kMostMisfit) return console.error(another_job(rate, file));
     profile.calibration[rate.key] = told;
     text += fmt::format("{}: {}\n", rate.key, told);
     json.begin_object().field("key", rate.key).field("before", rate.before).field("after", rate.after);

@@ -45,6 +45,14 @@ double lookup(const std::map<std::string, double>& extra, const char* key, doubl
 
 }  // namespace
 
+double tf32_gemm_tflops(const HardwareProfile& profile) {
+  const double reached = lookup(profile.extra, kTf32Reached, 0), peak = lookup(profile.extra, kTf32Peak, 0);
+  if (reached > 0 || peak <= 0) return reached;
+  const auto half = profile.gemm_tflops.find(DType::BFloat16), half_peak = profile.peak_tflops.find(DType::BFloat16);
+  if (half == profile.gemm_tflops.end() || half_peak == profile.peak_tflops.end() || half_peak->second <= 0) return 0;
+  return peak * half->second / half_peak->second;
+}
+
 KernelCost::KernelCost(const HardwareProfile& profile)
     : work_(profile),
       virtual_(profile.kind == "virtual"),
@@ -61,6 +69,7 @@ KernelCost::KernelCost(const HardwareProfile& profile)
       link_bytes_per_ns_(profile.host_link_gb_per_s),
       staging_bytes_per_ns_(profile.host_copy_gb_per_s),
       sm_count_(std::max(profile.sm_count, 1)),
+      tf32_(tf32_gemm_tflops(profile) * 1e3),
       gemm_(per_ns(profile.gemm_tflops, 1.0)),
       peak_(per_ns(profile.peak_tflops, 1.0)),
       vector_(per_ns(profile.vector_tflops.empty() ? profile.peak_tflops : profile.vector_tflops, 1.0)) {}
@@ -75,8 +84,13 @@ SimDuration KernelCost::memory_bound(Bytes bytes) const {
   return with_ramp(min_kernel_ns_, static_cast<SimDuration>(static_cast<double>(bytes) / bytes_per_ns_));
 }
 
+double KernelCost::gemm_rate(const Kernel& kernel) const {
+  const double own = rate(gemm_, kernel.dtype);
+  return kernel.dtype == DType::Float32 && kernel.convolution ? std::max(own, tf32_) : own;
+}
+
 SimDuration KernelCost::gemm(const Kernel& kernel) const {
-  double ns = static_cast<double>(kernel.flops) / rate(gemm_, kernel.dtype);
+  double ns = static_cast<double>(kernel.flops) / gemm_rate(kernel);
   if (!virtual_ && kernel.m > 0 && kernel.n > 0) {
     // The last wave of output tiles leaves multiprocessors idle.
     const auto tiles = static_cast<double>(ceil_div(kernel.m, kTileM) * ceil_div(kernel.n, kTileN) *

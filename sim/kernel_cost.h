@@ -12,6 +12,10 @@
 
 namespace foreshard {
 
+/// 10^12 float32 operations per second that convolutions reach on tensor cores; 0 where the device has none. Where it
+/// was not measured, the share of its peak that half precision reaches.
+double tf32_gemm_tflops(const HardwareProfile& profile);
+
 class KernelCost {
  public:
   explicit KernelCost(const HardwareProfile& profile);
@@ -50,6 +54,7 @@ class KernelCost {
 
  private:
   SimDuration gemm(const Kernel& kernel) const;
+  double gemm_rate(const Kernel& kernel) const;
   SimDuration memory_bound(Bytes bytes) const;
   SimDuration with_ramp(SimDuration least, SimDuration work) const;
   double rate(const std::vector<double>& table, DType dtype) const { return table[static_cast<std::size_t>(dtype)]; }
@@ -63,6 +68,7 @@ class KernelCost {
   double ns_per_thread_;
   double link_bytes_per_ns_, staging_bytes_per_ns_;
   int sm_count_;
+  double tf32_;                               // operations per nanosecond; 0: the device has no such cores
   std::vector<double> gemm_, peak_, vector_;  // operations per nanosecond, by DType
 };
 

@@ -58,6 +58,12 @@ struct MeasuredWork {
   bool operator==(const MeasuredWork&) const = default;
 };
 
+/// Keys of HardwareProfile::extra: 10^12 float32 operations per second on tensor cores, by the data sheet and as
+/// reached. cuDNN's convolutions run so unless they are told not to (torch.backends.cudnn.allow_tf32), products of
+/// matrices do not.
+inline constexpr const char* kTf32Peak = "tf32_tflops";
+inline constexpr const char* kTf32Reached = "tf32_gemm_tflops";
+
 struct HardwareProfile {
   std::string id;
   std::string kind = "gpu";  // gpu | cpu | virtual

@@ -57,8 +57,22 @@ IterationResult result_of(const PlanPlayer& player, const Device& device, std::i
   return result;
 }
 
-double peak_flops_per_ns(const Plan& plan, const HardwareProfile& profile) {
+/// Whether convolutions are most of the forward pass.
+bool convolves(const LoweredProgram& lowered) {
+  Flops all = 0, convolutions = 0;
+  for (const SegmentInstance& instance : lowered.instances) {
+    for (const Kernel& kernel : lowered.templates[static_cast<std::size_t>(instance.lowered)].forward.kernels) {
+      all += kernel.flops;
+      if (kernel.convolution) convolutions += kernel.flops;
+    }
+  }
+  return 2 * convolutions > all;
+}
+
+double peak_flops_per_ns(const Plan& plan, const LoweredProgram& lowered, const HardwareProfile& profile) {
   const DType dtype = plan.units.empty() ? DType::Float32 : plan.units.front().param_dtype;
+  const auto tf32 = profile.extra.find(kTf32Peak);
+  if (dtype == DType::Float32 && tf32 != profile.extra.end() && convolves(lowered)) return tf32->second * 1e3;
   const auto rate = profile.peak_tflops.find(dtype);
   if (rate != profile.peak_tflops.end()) return rate->second * 1e3;
   return profile.peak_tflops.empty() ? 0 : profile.peak_tflops.begin()->second * 1e3;
@@ -311,7 +325,7 @@ class Simulation {
     const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);
     const double tokens = static_cast<double>(model_.tokens_per_batch) * micro_batches * plan_.world_size;
     prediction_.tokens_per_s = around(tokens / (step * 1e-9), interval);
-    const double peak = peak_flops_per_ns(plan_, profile_);
+    const double peak = peak_flops_per_ns(plan_, lowered_, profile_);
     if (peak <= 0 || !player_) return;
     prediction_.mfu = around(player_->flops() / step / peak, interval);
     prediction_.hfu = around((player_->flops() + player_->recomputed_flops()) / step / peak, interval);

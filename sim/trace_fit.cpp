@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "sim/kernel_cost.h"
@@ -46,15 +47,24 @@ SimDuration predicted(const HardwareProfile& profile, const std::vector<const Ke
   return sum;
 }
 
-/// The type in which most of the class's operations run.
-DType main_dtype(const std::vector<const Kernel*>& kernels, WorkClass work) {
-  std::map<DType, double> flops;
+struct Product {
+  DType dtype = DType::Float32;
+  bool tf32 = false;
+  auto operator<=>(const Product&) const = default;
+};
+
+/// How most operations of products run.
+Product main_product(const std::vector<const Kernel*>& kernels, const HardwareProfile& profile) {
+  const bool has_tf32 = profile.extra.contains(kTf32Peak);
+  std::map<Product, double> flops;
   for (const Kernel* kernel : kernels) {
-    if (class_of(*kernel) == work) flops[kernel->dtype] += static_cast<double>(kernel->flops);
+    if (class_of(*kernel) != WorkClass::Gemm) continue;
+    const bool tf32 = has_tf32 && kernel->convolution && kernel->dtype == DType::Float32;
+    flops[{kernel->dtype, tf32}] += static_cast<double>(kernel->flops);
   }
   const auto most =
       std::max_element(flops.begin(), flops.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == flops.end() ? DType::Float32 : most->first;
+  return most == flops.end() ? Product{} : most->first;
 }
 
 /// Moves `rate` until the class's kernels take as long as recorded.
@@ -158,10 +168,13 @@ std::vector<FittedRate> fit_rates(HardwareProfile& profile, const std::vector<co
     return at == profile.peak_tflops.end() ? 1e9 : at->second;
   };
   if (known(WorkClass::Gemm, recorded.gemm)) {
-    const DType dtype = main_dtype(kernels, WorkClass::Gemm);
-    double& rate = profile.gemm_tflops.try_emplace(dtype, peak(dtype)).first->second;
-    fitted.push_back(fit_one(profile, kernels, WorkClass::Gemm, rate, peak(dtype),
-                             "gemm_tflops." + std::string(dtype_name(dtype)), recorded.gemm));
+    const auto [dtype, tf32] = main_product(kernels, profile);
+    const double most = tf32 ? profile.extra.at(kTf32Peak) : peak(dtype);
+    double& rate = tf32 ? profile.extra.try_emplace(kTf32Reached, tf32_gemm_tflops(profile)).first->second
+                        : profile.gemm_tflops.try_emplace(dtype, peak(dtype)).first->second;
+    const std::string key =
+        tf32 ? std::string("extra.") + kTf32Reached : "gemm_tflops." + std::string(dtype_name(dtype));
+    fitted.push_back(fit_one(profile, kernels, WorkClass::Gemm, rate, most, key, recorded.gemm));
   }
   if (known(WorkClass::Attention, recorded.attention)) {
     fitted.push_back(fit_one(profile, kernels, WorkClass::Attention, profile.attention_share, 1.0,
@@ -203,16 +216,62 @@ double recorded_host_link(const Timeline& timeline, std::int32_t rank) {
   return ns > 0 ? bytes / ns : 0;
 }
 
-SimDuration recorded_launch(const Timeline& timeline, std::int32_t rank) {
-  std::vector<SimDuration> all;
-  for (const Span& span : timeline.spans) {
-    if (!is_of_rank(timeline, span, rank)) continue;
-    if (lower_case(timeline.name_of(span.name)).find("launchkernel") != std::string::npos) all.push_back(span.duration);
-  }
-  if (all.empty()) return 0;
+namespace {
+
+bool is_launch(const Timeline& timeline, const Span& span) {
+  return span.kind == SpanKind::HostIssue &&
+         lower_case(timeline.name_of(span.name)).find("launchkernel") != std::string::npos;
+}
+
+/// The element in the middle; `all` is not empty.
+SimDuration median(std::vector<SimDuration>& all) {
   const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
   std::nth_element(all.begin(), middle, all.end());
   return *middle;
+}
+
+}  // namespace
+
+SimDuration recorded_launch(const Timeline& timeline, std::int32_t rank) {
+  std::vector<SimDuration> all;
+  for (const Span& span : timeline.spans) {
+    if (is_of_rank(timeline, span, rank) && is_launch(timeline, span)) all.push_back(span.duration);
+  }
+  return all.empty() ? 0 : median(all);
+}
+
+SimDuration recorded_dispatch(const Timeline& timeline, std::int32_t rank) {
+  constexpr SimDuration kSomethingElse = 20;
+  struct Call {
+    SimTime start, end;
+    bool launch;
+  };
+  std::map<LaneId, std::vector<Call>> threads;
+  for (const Span& span : timeline.spans) {
+    if (!is_of_rank(timeline, span, rank)) continue;
+    const bool launch = is_launch(timeline, span);
+    if (launch || span.kind == SpanKind::HostWait)
+      threads[span.lane].push_back({span.start, span.start + span.duration, launch});
+  }
+  std::vector<SimDuration> gaps;
+  for (auto& [lane, calls] : threads) {
+    std::sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.start < b.start; });
+    SimTime from = -1;
+    SimDuration waited = 0;
+    for (const Call& call : calls) {
+      if (!call.launch) {
+        waited += call.end - call.start;
+        continue;
+      }
+      if (from >= 0 && call.start - from >= waited) gaps.push_back(call.start - from - waited);
+      from = call.end;
+      waited = 0;
+    }
+  }
+  if (gaps.empty()) return 0;
+  const SimDuration most = kSomethingElse * median(gaps);
+  std::erase_if(gaps, [&](SimDuration gap) { return gap > most; });
+  return std::accumulate(gaps.begin(), gaps.end(), SimDuration{0}) / static_cast<SimDuration>(gaps.size());
 }
 
 namespace {

@@ -62,6 +62,11 @@ double recorded_host_link(const Timeline& timeline, std::int32_t rank);
 /// Median duration of the host's launch calls; 0 if the recording has none.
 SimDuration recorded_launch(const Timeline& timeline, std::int32_t rank);
 
+/// What a host thread does from the end of one launch call to the begin of its next, waits taken off: the dispatch of
+/// one operator, the recorder's own cost in it. The mean; gaps beyond 20 medians are something else (data, a barrier).
+/// 0 if there are none.
+SimDuration recorded_dispatch(const Timeline& timeline, std::int32_t rank);
+
 /// A host's ranks wait for each other and for a core, which no part measured alone shows. What a measured step takes
 /// more than its parts say is charged to the collectives: all their times grow by one factor, 0.25 to 8.
 struct StepFit {

@@ -61,7 +61,7 @@ struct Kernel {
   std::int32_t op = -1;  // ATen name, index into LoweredProgram::op_names
   KernelClass kind = KernelClass::Elementwise;
   DType dtype = DType::Float32;
-  bool tensor_core = false;  // Gemm, Attention in a dtype that tensor cores run
+  bool convolution = false;  // Gemm by cuDNN, which takes TF32 for float32 unless told not to (cudnn.allow_tf32)
   bool unknown = false;      // the default rule was used
   Flops flops = 0;
   Bytes read = 0, written = 0;

@@ -17,7 +17,6 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   std::string name = in.node.op->name;  // "..._attention.default", "..._for_cpu.default"
   name.insert(std::min(name.rfind('.'), name.size()), "_backward");
   Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
-  kernel.tensor_core = ql.dtype == DType::BFloat16 || ql.dtype == DType::Float16;
   kernel.launches = flash ? 3 : 1;
   const auto like = [&](const Layout& layout) {  // [b, s, h, d] in memory, seen as [b, h, s, d]
     if (layout.sizes.n != 4) return contiguous_layout(layout.sizes, layout.dtype);

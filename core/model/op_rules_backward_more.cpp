@@ -54,6 +54,7 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     name = "aten.native_batch_norm_backward.default";
   const bool convolution = in.node.rule->formula == OpFormula::Convolution;
   Kernel kernel = e.start(name, convolution ? KernelClass::Gemm : KernelClass::Reduction, e.layout(g).dtype);
+  kernel.convolution = convolution;
   if (convolution && in.node.in.size() >= 2) {
     const Layout& filter = in.node.in[1];
     const std::int64_t filters = std::max<std::int64_t>(filter.sizes.n > 0 ? filter.sizes[0] : 1, 1);
@@ -65,7 +66,6 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     const std::int64_t groups = channels ? in.node.in[0].sizes[1] / filter.sizes[1] : 1;
     kernel.flops = transposed ? ((in.wants(0) ? 1 : 0) + (in.wants(1) ? 1 : 0)) * spread
                               : (in.wants(0) ? work : 0) + (in.wants(1) ? work * groups : 0);
-    kernel.tensor_core = kernel.dtype == DType::BFloat16 || kernel.dtype == DType::Float16;
   }
   kernel.read = e.layout(g).bytes();
   for (const Ref& saved : in.saved) kernel.read += saved ? e.layout(saved).bytes() : 0;
@@ -101,7 +101,6 @@ Grads grouped_mm(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
   const auto product = [&](const Ref& a, const Ref& b, const Layout& layout) {
     Kernel kernel = e.start("aten._grouped_mm.default", KernelClass::Gemm, layout.dtype);
-    kernel.tensor_core = layout.dtype == DType::BFloat16 || layout.dtype == DType::Float16;
     Ref made = e.tape().make(layout, e.category());
     e.finish(kernel, {&a, &b}, {&made});
     return made;

@@ -148,7 +148,6 @@ Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref
   kernel.n = right.sizes.n >= 2 ? right.sizes[right.sizes.n - 1] : 1;
   kernel.batch = n >= 3 ? left.sizes[0] : 1;
   kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
-  kernel.tensor_core = left.dtype == DType::BFloat16 || left.dtype == DType::Float16;
   Dims sizes;
   if (n >= 3) sizes.push(kernel.batch);
   sizes.push(kernel.m);
@@ -335,16 +334,14 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
   if (rule.kind == KernelClass::Attention && args.size() >= 3) {
     kernel.dtype = emit.layout(args[0]).dtype;
     kernel.flops = attention_flops(emit.layout(args[0]), emit.layout(args[1]), emit.layout(args[2]));
-    kernel.tensor_core = kernel.dtype == DType::BFloat16 || kernel.dtype == DType::Float16;
   }
-  if (rule.formula == OpFormula::Convolution || rule.formula == OpFormula::GroupedMm) {
-    kernel.tensor_core = kernel.dtype == DType::BFloat16 || kernel.dtype == DType::Float16;
-  } else if (rule.kind == KernelClass::Gemm && args.size() >= 2) {
+  kernel.convolution = rule.formula == OpFormula::Convolution;
+  if (rule.kind == KernelClass::Gemm && !kernel.convolution && rule.formula != OpFormula::GroupedMm &&
+      args.size() >= 2) {
     const std::size_t first = args.size() >= 3 && rule.formula != OpFormula::Linear ? 1 : 0;
     const Layout a = emit.layout(args[first]), b = emit.layout(args[first + 1]);
     const bool linear = rule.formula == OpFormula::Linear;
     kernel.dtype = a.dtype;
-    kernel.tensor_core = a.dtype == DType::BFloat16 || a.dtype == DType::Float16;
     kernel.k = a.sizes.n > 0 ? a.sizes[a.sizes.n - 1] : 1;
     kernel.batch = !linear && a.sizes.n == 3 ? a.sizes[0] : 1;
     kernel.m = kernel.k > 0 ? a.numel() / std::max<std::int64_t>(1, kernel.k * kernel.batch) : 0;

@@ -77,6 +77,22 @@ TEST(TraceFit, FindsTheRatesOfTheMachineThatWasRecorded) {
   EXPECT_EQ(fitted.gemm_tflops[DType::Float32], c.profile.gemm_tflops.at(DType::Float32)) << "nothing ran in it";
 }
 
+TEST(TraceFit, ConvolutionsInFloat32AreFittedToTheTensorCores) {
+  Case c;
+  for (Kernel& kernel : c.owned) {
+    if (kernel.kind != KernelClass::Gemm) continue;
+    kernel.dtype = DType::Float32;
+    kernel.convolution = true;
+  }
+  HardwareProfile machine = c.profile;
+  machine.extra[kTf32Reached] = 217;
+  HardwareProfile fitted = c.profile;
+  const auto rates = fit_rates(fitted, c.kernels, c.on(machine));
+  EXPECT_EQ(rates[1].key, "extra.tf32_gemm_tflops");
+  EXPECT_NEAR(fitted.extra.at(kTf32Reached), 217, 0.5);
+  EXPECT_EQ(fitted.gemm_tflops, c.profile.gemm_tflops) << "products of matrices do not run so";
+}
+
 TEST(TraceFit, NoRatePassesThePeakAndTheResidualSaysSo) {
   const Case c;
   RecordedWork work = c.on(c.profile);
@@ -150,6 +166,22 @@ TEST(TraceFit, HostCostsAreRead) {
   EXPECT_EQ(recorded_launch(recording(), 0), 7'000) << "the median";
   EXPECT_EQ(recorded_launch(recording(), 1), 0);
   EXPECT_DOUBLE_EQ(recorded_host_link(recording(), 0), 55.0);
+}
+
+TEST(TraceFit, AnOperatorCostsTheHostWhatLiesBetweenLaunches) {
+  Timeline t = recording();
+  EXPECT_EQ(recorded_dispatch(t, 0), 4'000) << "(5 and 3 us) / 2";
+  const auto add = [&t](SpanKind kind, SimTime start, SimDuration duration) {
+    Span& span = t.spans.emplace_back();
+    span.lane = LaneId(0), span.kind = kind, span.start = start, span.duration = duration;
+    span.name = NameId(kind == SpanKind::HostWait ? 5 : 3);
+  };
+  t.names.push_back("cudaEventSynchronize");
+  add(SpanKind::HostWait, 111'000, 50'000);
+  add(SpanKind::HostIssue, 164'000, 1'000);    // 4 us of its own after a wait of 50
+  add(SpanKind::HostIssue, 9'000'000, 1'000);  // the next batch was read
+  EXPECT_EQ(recorded_dispatch(t, 0), 4'000);
+  EXPECT_EQ(recorded_dispatch(t, 1), 0);
 }
 
 HardwareProfile with_a_gather() {

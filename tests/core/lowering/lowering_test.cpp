@@ -69,7 +69,6 @@ TEST(Lowering, KernelsCarryWhatATimeModelNeeds) {
   EXPECT_EQ(mm.flops, 2 * 6 * 4 * 4);
   EXPECT_EQ(mm.read, 96 + 64);
   EXPECT_EQ(mm.written, 96);
-  EXPECT_FALSE(mm.tensor_core);
   EXPECT_EQ(mm.launches, 1);
 }
 
