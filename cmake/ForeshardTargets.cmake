@@ -10,6 +10,15 @@ if(FORESHARD_SANITIZE)
   target_link_options(foreshard_options INTERFACE -fsanitize=${FORESHARD_SANITIZE})
 endif()
 
+# foreshard_quick(TARGET): a third less to compile, for what nobody waits for while it runs. Under the sanitizers' checked
+# builds such code is not optimised at all.
+function(foreshard_quick TARGET)
+  target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(FORESHARD_SANITIZE)
+    target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Debug>:-O0>)
+  endif()
+endfunction()
+
 # foreshard_library(NAME SOURCES ... HEADERS ... DEPS ... PRIVATE_DEPS ... [PRECOMPILED ...]): the static library
 # foreshard_NAME, alias foreshard::NAME. Every header compiles alone: a source includes the header of its name first (a house
 # rule), which proves that one; `cmake --build . --target all_verify_interface_header_sets` compiles the rest, which are those
@@ -40,7 +49,7 @@ function(foreshard_test NAME)
   string(REPLACE "." "_" TARGET test_${NAME})
   add_executable(${TARGET} ${ARG_SOURCES})
   target_link_libraries(${TARGET} PRIVATE foreshard_options ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Release>:-O1>)  # a quarter less to compile, and nobody times tests
+  foreshard_quick(${TARGET})
   target_compile_definitions(${TARGET} PRIVATE FORESHARD_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
                              FORESHARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FORESHARD_SHARED="${PROJECT_SOURCE_DIR}/../shared")
   if(ARG_PRECOMPILED)
