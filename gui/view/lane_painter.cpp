@@ -176,6 +176,7 @@ void LanePainter::paint_shapes(QPainter& painter, const SliceRow& row, const Row
     painter.fillRect(shape, color(own.plain.back()));
     if (place.hatched && shape.width() >= kHatchStep) hatch(painter, shape, color(own.lined.back()));
   }
+  if (place.grid != nullptr) draw_grid(painter, *place.grid, {place.left, place.y, 0, place.height});
 }
 
 void LanePainter::paint_labels(QPainter& painter, const TimelineModel& model, const SliceRow& row,

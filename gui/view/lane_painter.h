@@ -24,7 +24,7 @@ struct RowPlace {
   double left = 0, y = 0, height = 0;  // where the window's left edge is, in the painter's pixels
   bool hatched = false;
   bool labels = true;
-  const GridLines* grid = nullptr;  // lies over the slices, under their labels. Painted on images only
+  const GridLines* grid = nullptr;  // lies over the slices, under their labels
 };
 
 class LanePainter {

@@ -302,7 +302,8 @@ void MainWindow::openSweepPoint(const ParetoPoint& point) {
                 }());
     return;
   }
-  what_if_->change(point.set);
+  // A point that is the job as it stands changes nothing, and is shown nevertheless.
+  if (what_if_->change(point.set) && !what_if_->isBusy()) showOutcome();
 }
 
 void MainWindow::exportPicture() {

@@ -51,7 +51,10 @@ void paint_memory(QPainter& painter, const MemoryTracks& tracks, const TimeScale
   }
 
   const auto columns = memory_columns(tracks, scale.begin, scale.ns_per_pixel, scale.width);
-  if (columns.empty()) return;
+  if (columns.empty()) {
+    if (place.grid != nullptr) draw_grid(painter, *place.grid, box);
+    return;
+  }
   QPolygonF below{QPointF(box.left(), box.bottom()), QPointF(box.right(), box.bottom())};
   for (std::size_t c = 0; c < tracks.categories.size(); ++c) {
     const QPolygonF top =
@@ -79,10 +82,13 @@ void paint_memory(QPainter& painter, const MemoryTracks& tracks, const TimeScale
     painter.drawPolyline(staircase(
         columns, box, [&](const MemoryColumn& column) { return y_of(static_cast<double>(column.reserved)); }));
   }
+  if (tracks.allocated) {
+    painter.setPen(QPen(color(palette.allocated), 1.25));
+    painter.drawPolyline(staircase(
+        columns, box, [&](const MemoryColumn& column) { return y_of(static_cast<double>(column.allocated)); }));
+  }
+  if (place.grid != nullptr) draw_grid(painter, *place.grid, box);
   if (!tracks.allocated) return;
-  painter.setPen(QPen(color(palette.allocated), 1.25));
-  painter.drawPolyline(
-      staircase(columns, box, [&](const MemoryColumn& column) { return y_of(static_cast<double>(column.allocated)); }));
   const ValueRange peak = tracks.allocated->range(scale.begin, scale.end());
   if (peak.high <= 0) return;
   const QPointF at(box.left() + std::clamp(scale.x(peak.high_at), 0.0, box.width()),

@@ -6,6 +6,7 @@
 
 #include "gui/models/counter_tracks.h"
 #include "gui/models/row_geometry.h"
+#include "gui/view/pixel_canvas.h"
 #include "gui/view/theme.h"
 
 namespace foreshard::gui {
@@ -13,7 +14,8 @@ namespace foreshard::gui {
 struct MemoryPlace {
   QRectF box;  // of the lane, without the gutter
   bool hatched = false;
-  double highest = 0;  // bytes at the box's top; 0 = from the tracks
+  double highest = 0;               // bytes at the box's top; 0 = from the tracks
+  const GridLines* grid = nullptr;  // under the peak's name
 };
 
 void paint_memory(QPainter& painter, const MemoryTracks& tracks, const TimeScale& scale, const MemoryPlace& place,

@@ -14,6 +14,7 @@ namespace foreshard::gui {
 namespace {
 
 constexpr double kDot = kParetoDot;
+constexpr std::size_t kFewNames = 16;      // a front of so many points gets a name for each if there is room
 constexpr std::size_t kMostDots = 50'000;  // more cannot be told apart
 
 struct Widened {
@@ -93,6 +94,19 @@ QPolygonF front_line(const SweepPoints& sweep, const std::vector<std::size_t>& f
   return line;
 }
 
+/// From a point to the nearest place of its name.
+QLineF tie_of(const QPointF& point, const QRectF& box) {
+  return {point, {std::clamp(point.x(), box.left(), box.right()), std::clamp(point.y(), box.top(), box.bottom())}};
+}
+
+bool crosses(const QLineF& line, const QRectF& box) {
+  if (box.contains(line.p1()) || box.contains(line.p2())) return true;
+  const std::array<QPointF, 4> corners{box.topLeft(), box.topRight(), box.bottomRight(), box.bottomLeft()};
+  for (std::size_t k = 0; k < 4; ++k)
+    if (line.intersects(QLineF(corners[k], corners[(k + 1) % 4]), nullptr) == QLineF::BoundedIntersection) return true;
+  return false;
+}
+
 /// Where names can stand: beside their point, over no other name, no dot and no line.
 class FreePlaces {
  public:
@@ -121,8 +135,13 @@ class FreePlaces {
     for (double reach = 16; reach <= 240; reach += 8) {
       for (const double angle : {0.75, 0.25, 0.5, 0.0, 0.625, 0.875, 0.125, 0.375}) {  // of a turn, downwards positive
         const double x = std::cos(angle * 6.2832) * (reach + size.width() / 2), y = -std::sin(angle * 6.2832) * reach;
-        if (const auto box = take(QRectF(point + QPointF(x - size.width() / 2, y - size.height() / 2), size)))
-          return box;
+        const QRectF box(point + QPointF(x - size.width() / 2, y - size.height() / 2), size);
+        const QLineF line = tie_of(point, box);
+        const bool crossed =
+            std::any_of(names_.begin(), names_.end(), [&](const QRectF& name) { return crosses(line, name); });
+        if (crossed || !take(box)) continue;
+        ties_.push_back(line);
+        return box;
       }
     }
     return std::nullopt;
@@ -131,24 +150,18 @@ class FreePlaces {
  private:
   std::optional<QRectF> take(const QRectF& box) {
     if (!plot_.contains(box)) return std::nullopt;
-    if (std::any_of(taken_.begin(), taken_.end(), [&](const QRectF& other) { return other.intersects(box); }))
+    if (std::any_of(taken_.begin(), taken_.end(), [&](const QRectF& other) { return other.intersects(box); }) ||
+        std::any_of(ties_.begin(), ties_.end(), [&](const QLineF& tie) { return crosses(tie, box); }))
       return std::nullopt;
     taken_.push_back(box);
+    names_.push_back(box);
     return box;
   }
 
   QRectF plot_;
-  std::vector<QRectF> taken_;
+  std::vector<QRectF> taken_, names_;  // dots, lines and names; names
+  std::vector<QLineF> ties_;
 };
-
-/// From a point's edge to the nearest place of its name.
-void tie(QPainter& painter, const QPointF& point, const QRectF& box, const Palette& palette) {
-  const QPointF end(std::clamp(point.x(), box.left(), box.right()), std::clamp(point.y(), box.top(), box.bottom()));
-  const QLineF line(point, end);
-  if (line.length() <= kDot) return;
-  painter.setPen(QPen(color(palette.text_weak), 1));
-  painter.drawLine(line.pointAt(kDot / line.length()), end);
-}
 
 void paint_front(QPainter& painter, const SweepPoints& sweep, const ParetoScale& scale, const Palette& palette,
                  const Fonts& fonts) {
@@ -162,7 +175,12 @@ void paint_front(QPainter& painter, const SweepPoints& sweep, const ParetoScale&
   const QFontMetricsF metrics(fonts.small);
   painter.setFont(fonts.small);
   for (const FrontName& name : front_names(sweep, scale, fonts)) {
-    if (name.tied) tie(painter, place_of(sweep.points[name.point], scale), name.box, palette);
+    const QLineF line = tie_of(place_of(sweep.points[name.point], scale), name.box);
+    if (name.tied && line.length() > kDot) {
+      painter.setPen(QPen(color(palette.text_weak), 1));
+      painter.drawLine(line.pointAt(kDot / line.length()), line.p2());
+    }
+    painter.fillRect(name.box, color(palette.lane, 210));  // over the axes' lines
     painter.setPen(color(palette.text));
     painter.drawText(QPointF(name.box.left(), name.box.top() + metrics.ascent()), name.text);
   }
@@ -184,7 +202,7 @@ std::vector<FrontName> front_names(const SweepPoints& sweep, const ParetoScale& 
     const QPointF point = place_of(sweep.points[front[k]], scale);
     if (const auto near = places.beside(point, size))
       names.push_back({front[k], text, *near, false});
-    else if (const auto far = end ? places.farther_off(point, size) : std::nullopt)
+    else if (const auto far = end || front.size() <= kFewNames ? places.farther_off(point, size) : std::nullopt)
       names.push_back({front[k], text, *far, true});
   };
   name(0, true);

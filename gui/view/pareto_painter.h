@@ -25,7 +25,8 @@ ParetoScale pareto_scale(const SweepPoints& sweep, const QRectF& area);
 inline constexpr double kParetoDot = 5.5;  // radius of a point of the front, in pixels
 
 /// The name of a point of the front, where it covers no point, no line and no other name. Those without such a place
-/// have none; the fastest and the smallest choose first and may stand farther off, tied by a line.
+/// have none; the fastest and the smallest choose first, and they, or all of a few, may stand farther off, tied by a
+/// line.
 struct FrontName {
   std::size_t point = 0;  // index into the sweep's points
   QString text;

@@ -93,4 +93,12 @@ void PixelCanvas::draw(const GridLines& grid, const QRectF& box) {
   }
 }
 
+void draw_grid(QPainter& painter, const GridLines& grid, const QRectF& box) {
+  if (auto canvas = PixelCanvas::under(painter)) return canvas->draw(grid, box);
+  QColor shade = QColor::fromRgb(grid.color);
+  shade.setAlpha(static_cast<int>(grid.alpha));
+  painter.setPen(QPen(shade, 1));
+  for (const double at : grid.at) painter.drawLine(QPointF(at + 0.5, box.top()), QPointF(at + 0.5, box.bottom()));
+}
+
 }  // namespace foreshard::gui

@@ -62,4 +62,7 @@ class PixelCanvas {
   double ratio_ = 1, left_ = 0, top_ = 0;
 };
 
+/// Lines over what is in a box, whatever the painter stands on.
+void draw_grid(QPainter& painter, const GridLines& grid, const QRectF& box);
+
 }  // namespace foreshard::gui

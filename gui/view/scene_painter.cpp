@@ -51,11 +51,7 @@ void ScenePainter::paint(QPainter& painter, const QRectF& area, const SceneView&
   const QRectF lanes = lanes_of(area);
   GridLines grid{{}, opaque(palette_.line), kGridAlpha};
   for (const double tick : ticks.at) grid.at.push_back(column_of(tick, lanes.left(), scale));
-  auto canvas = PixelCanvas::under(painter);
-  if (canvas)
-    paint_ground(*canvas, area, view, grid);
-  else
-    painter.fillRect(area, color(palette_.ground));
+  paint_ground(painter, area, view, grid);
   painter.save();
   painter.setClipRect(area.adjusted(0, kRuler, 0, 0), Qt::IntersectClip);
   for (std::size_t k = scene_.track_at(view.scroll); k < scene_.tracks.size(); ++k) {
@@ -67,40 +63,38 @@ void ScenePainter::paint(QPainter& painter, const QRectF& area, const SceneView&
     painter.save();
     if (track.kind != TrackKind::Memory) painter.setClipRect(box, Qt::IntersectClip);
     paint_track(painter, track, box, scale, device_ratio, grid);
-    if (canvas && track.kind != TrackKind::Lane) PixelCanvas::under(painter)->draw(grid, box);  // in the track's clip
     painter.restore();
   }
   painter.restore();
-  if (!canvas) paint_grid(painter, area, grid);
   paint_ruler(painter, area, scale, ticks);
 }
 
-void ScenePainter::paint_ground(PixelCanvas& canvas, const QRectF& area, const SceneView& view, const GridLines& grid) {
-  const QRgb ground = opaque(palette_.ground);
+void ScenePainter::paint_ground(QPainter& painter, const QRectF& area, const SceneView& view, const GridLines& grid) {
+  auto canvas = PixelCanvas::under(painter);
+  const auto fill = [&](double top, double width, double height, const GridLines* lines) {
+    const QRectF box(area.left(), top, width, height);
+    if (canvas) return canvas->fill(box, opaque(palette_.ground), lines);
+    painter.fillRect(box, color(palette_.ground));
+    if (lines != nullptr) draw_grid(painter, *lines, box);
+  };
   const QRectF lanes = lanes_of(area);
   double done = lanes.top() - kTickLength;
-  canvas.fill(QRectF(area.left(), area.top(), area.width(), kRuler - kTickLength), ground);
+  fill(area.top(), area.width(), kRuler - kTickLength, nullptr);
   const auto fill_down_to = [&](double y) {
-    canvas.fill(QRectF(area.left(), done, area.width(), y - done), ground, &grid);
+    fill(done, area.width(), y - done, &grid);
     done = y;
   };
   fill_down_to(lanes.top());
   for (std::size_t k = scene_.track_at(view.scroll); k < scene_.tracks.size() && done < area.bottom(); ++k) {
     const Track& track = scene_.tracks[k];
-    if (track.kind != TrackKind::Lane) continue;  // the others do not fill their boxes
     const double top = std::clamp(lanes.top() + track.y - view.scroll, done, area.bottom());
     const double bottom = std::clamp(lanes.top() + track.y + track.height - view.scroll, top, area.bottom());
     fill_down_to(top);
-    canvas.fill(QRectF(area.left(), top, kGutter, bottom - top), ground);
+    // Lanes are the most of a picture, and paint all of their own.
+    fill(top, track.kind == TrackKind::Lane ? kGutter : area.width(), bottom - top, nullptr);
     done = bottom;
   }
   fill_down_to(area.bottom());
-}
-
-void ScenePainter::paint_grid(QPainter& painter, const QRectF& area, const GridLines& grid) {
-  painter.setPen(QPen(color(palette_.line, static_cast<int>(grid.alpha)), 1));
-  for (const double at : grid.at)
-    painter.drawLine(QPointF(at + 0.5, area.top() + kRuler - kTickLength), QPointF(at + 0.5, area.bottom()));
 }
 
 void ScenePainter::paint_ruler(QPainter& painter, const QRectF& area, const TimeScale& scale, const TimeTicks& ticks) {
@@ -149,26 +143,27 @@ void ScenePainter::paint_track(QPainter& painter, const Track& track, const QRec
     case TrackKind::Rank:
       painter.setPen(QPen(color(palette_.line), 1));
       painter.drawLine(QPointF(box.left(), box.center().y()), QPointF(box.right(), box.center().y()));
-      return;
-    case TrackKind::Phases: return paint_ranges(painter, track, box, scale);
+      break;
+    case TrackKind::Phases: return paint_ranges(painter, track, box, scale, grid);
     case TrackKind::Lane: return paint_lane(painter, track, box, scale, device_ratio, grid);
-    case TrackKind::Links: return paint_links(painter, track, box, scale);
-    case TrackKind::Heat: return paint_heat(painter, track, box, scale);
+    case TrackKind::Links: paint_links(painter, track, box, scale); break;
+    case TrackKind::Heat: paint_heat(painter, track, box, scale); break;
     case TrackKind::Exposed: {
       const RowPlace place{box.left(), box.top() + 3, box.height() - 6, false, false};  // less the gap
       painter.fillRect(box.adjusted(0, 4, 0, -4), color(palette_.lane));
       lanes_.paint_exposed(painter, side.model->bands_of(track.rank)->exposed, shifted(scale, side.origin), place,
                            device_ratio);
-      return;
+      break;
     }
     case TrackKind::Memory: {
       painter.fillRect(box, color(palette_.lane));
-      MemoryPlace place{box, side.model->predicted(), highest_memory(scene_, track.rank)};
-      if (const MemoryTracks* memory = side.model->memory_of(track.rank))
-        paint_memory(painter, *memory, shifted(scale, side.origin), place, palette_, fonts_);
-      return;
+      const MemoryPlace place{box, side.model->predicted(), highest_memory(scene_, track.rank), &grid};
+      const MemoryTracks* memory = side.model->memory_of(track.rank);
+      if (memory == nullptr) break;
+      return paint_memory(painter, *memory, shifted(scale, side.origin), place, palette_, fonts_);
     }
   }
+  draw_grid(painter, grid, box);
 }
 
 void ScenePainter::paint_lane(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale,
@@ -184,11 +179,12 @@ void ScenePainter::paint_lane(QPainter& painter, const Track& track, const QRect
   }
 }
 
-void ScenePainter::paint_ranges(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale) {
+void ScenePainter::paint_ranges(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale,
+                                const GridLines& grid) {
   const SceneSide& side = side_of(track);
   const RankBands* bands = side.model->bands_of(track.rank);
   const QFontMetricsF metrics(fonts_.small);
-  painter.setFont(fonts_.small);
+  std::vector<std::pair<QRectF, QString>> names;
   for (const NamedRange& phase : bands->phases) {
     const double left = std::max(box.left() - 2, box.left() + scale.x(phase.time.begin - side.origin));
     const double right = std::min(box.right() + 2, box.left() + scale.x(phase.time.end - side.origin));
@@ -200,10 +196,12 @@ void ScenePainter::paint_ranges(QPainter& painter, const Track& track, const QRe
     const QRectF range(left, box.top() + 1, std::max(1.0, right - left - 1), box.height() - 2);
     painter.fillRect(range, color(shade));
     const QString text = text_of(phase.name);
-    if (metrics.horizontalAdvance(text) + 8 > range.width()) continue;
-    painter.setPen(color(palette_.text));
-    painter.drawText(range, Qt::AlignCenter, text);
+    if (metrics.horizontalAdvance(text) + 8 <= range.width()) names.emplace_back(range, text);
   }
+  draw_grid(painter, grid, box);
+  painter.setFont(fonts_.small);
+  painter.setPen(color(palette_.text));
+  for (const auto& [range, text] : names) painter.drawText(range, Qt::AlignCenter, text);
   for (const NamedRange& iteration : bands->iterations) {
     const double x = box.left() + scale.x(iteration.time.begin - side.origin);
     if (x < box.left() || x > box.right()) continue;

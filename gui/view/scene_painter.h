@@ -47,16 +47,16 @@ class ScenePainter {
   static QRectF lanes_of(const QRectF& area) { return area.adjusted(kGutter, kRuler, 0, 0); }
 
  private:
-  /// The lines of the ruler's ticks go over everything but words.
-  void paint_ground(PixelCanvas& canvas, const QRectF& area, const SceneView& view, const GridLines& grid);
-  void paint_grid(QPainter& painter, const QRectF& area, const GridLines& grid);
+  /// The lines of the ruler's ticks go over everything but words: here between the tracks, then over each of them.
+  void paint_ground(QPainter& painter, const QRectF& area, const SceneView& view, const GridLines& grid);
   void paint_ruler(QPainter& painter, const QRectF& area, const TimeScale& scale, const TimeTicks& ticks);
   void paint_gutter(QPainter& painter, const QRectF& area, const Track& track, double y);
   void paint_track(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale,
                    double device_ratio, const GridLines& grid);
   void paint_lane(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale, double device_ratio,
                   const GridLines& grid);
-  void paint_ranges(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale);
+  void paint_ranges(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale,
+                    const GridLines& grid);
   void paint_links(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale);
   void paint_heat(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale);
   void outline(QPainter& painter, const QRectF& area, const SceneView& view, const SceneSlice& slice, const QPen& pen);

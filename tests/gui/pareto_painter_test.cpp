@@ -57,6 +57,13 @@ void expect_apart(const SweepPoints& sweep) {
     for (std::size_t other = 0; other < k; ++other)
       EXPECT_FALSE(names[k].box.intersects(names[other].box))
           << names[k].text.toStdString() << " and " << names[other].text.toStdString();
+    const QPointF dot = dot_of(sweep.points[names[k].point], scale).center();
+    const QLineF tie(dot, {std::clamp(dot.x(), names[k].box.left(), names[k].box.right()),
+                           std::clamp(dot.y(), names[k].box.top(), names[k].box.bottom())});
+    for (std::size_t other = 0; names[k].tied && other < names.size(); ++other)
+      for (double at = 0; other != k && at <= 1; at += 0.02)
+        EXPECT_FALSE(names[other].box.contains(tie.pointAt(at)))
+            << names[k].text.toStdString() << " is tied through " << names[other].text.toStdString();
     for (const ParetoPoint& point : sweep.points)
       EXPECT_FALSE(names[k].box.intersects(dot_of(point, scale)))
           << names[k].text.toStdString() << " over point " << point.index;
@@ -79,6 +86,14 @@ TEST(ParetoNames, AFewPointsApartAreAllNamedBesideThem) {
     const QRectF near = dot_of(sweep.points[name.point], scale).adjusted(-6, -6, 6, 6);
     EXPECT_TRUE(near.intersects(name.box)) << name.text.toStdString();
   }
+}
+
+TEST(ParetoNames, TwoPointsInNearlyOnePlaceAreBothNamed) {
+  const SweepPoints sweep = sweep_of({{100, 50}, {100.2, 49.8}, {140, 20}, {140.3, 19.8}, {200, 10}});
+  ASSERT_EQ(sweep.front().size(), 5u);
+  const auto names = front_names(sweep, pareto_scale(sweep, kArea), picture_fonts());
+  EXPECT_EQ(names.size(), 5u);
+  expect_apart(sweep);
 }
 
 TEST(ParetoNames, TheFastestAndTheSmallestAreNamedInACrowd) {

@@ -120,6 +120,18 @@ TEST(PixelCanvas, APictureOfPixelsLooksAsThatOfShapes) {
   }
 }
 
+TEST(PixelCanvas, AGridLineIsLaidOverGroundAndTracksOnce) {
+  const Scene scene = timeline_scene(toy_model());
+  const QImage image = painted(scene, {0, scene.extent.length()}, QImage::Format_RGB32, 1);
+  const Palette& palette = palette_of(Theme::Light);
+  const auto once = [&](Rgb below) { return laid_over(0xff000000U | below, 0xff000000U | palette.line, 150); };
+  const auto twice = [&](Rgb below) { return laid_over(once(below), 0xff000000U | palette.line, 150); };
+  EXPECT_GT(count_of(image, once(palette.ground)), 20);
+  EXPECT_GT(count_of(image, once(palette.lane)), 20);
+  EXPECT_EQ(count_of(image, twice(palette.ground)), 0);
+  EXPECT_EQ(count_of(image, twice(palette.lane)), 0);
+}
+
 TEST(LabelMasks, WhatDoesNotFitEndsInAnEllipsisAndNeverBeyondItsRoom) {
   const auto model = toy_model();
   LabelMasks labels(picture_fonts().small);

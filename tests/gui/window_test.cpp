@@ -4,9 +4,11 @@
 
 #include <QDropEvent>
 #include <QFile>
+#include <QFileInfo>
 #include <QLineEdit>
 #include <QListWidget>
 #include <QMimeData>
+#include <QSettings>
 #include <QSpinBox>
 #include <QTest>
 #include <QWheelEvent>
@@ -14,6 +16,7 @@
 #include <mutex>
 
 #include "gui/view/main_window.h"
+#include "gui/view/pareto_painter.h"
 #include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
 #include "traces/fst.h"
@@ -311,6 +314,92 @@ TEST_F(Window, DroppedFilesAreOpened) {
   QDropEvent drop(QPointF(100, 100), Qt::CopyAction, &data, Qt::LeftButton, Qt::NoModifier);
   window_->dropEvent(&drop);
   ASSERT_TRUE(QTest::qWaitFor([&] { return window_->timeline().hasScene(); }, 60'000));
+}
+
+std::string toy_sweep() {
+  const std::string path = temporary_path("sweep.json");
+  QFile file(QString::fromStdString(path));
+  EXPECT_TRUE(file.open(QIODevice::WriteOnly));
+  file.write(R"({"schema": "foreshard.sweep/1", "model": "toy", "profile": "h100-sxm-80", "budget_bytes": 80000000000,
+    "objective": "step_time", "points": [
+    {"index": 0, "set": {"model.batch": 1}, "step_time_ns": 400000, "peak_reserved_bytes": 60000000, "fits": true,
+     "pareto": true, "reason": "", "tokens_per_step": 2},
+    {"index": 1, "set": {"model.batch": 3}, "step_time_ns": 300000, "peak_reserved_bytes": 90000000, "fits": true,
+     "pareto": true, "reason": "", "tokens_per_step": 2}]})");
+  return path;
+}
+
+TEST_F(Window, ASweepsPointIsOpenedByAClickAndByKeys) {
+  open({kToy});
+  const std::string batch = WhatIf::value_of("model.batch", window_->whatIf().model().now().job);
+  open({toy_sweep()});
+  ParetoWidget& pareto = window_->pareto();
+  ASSERT_TRUE(pareto.isVisible());
+  const auto shown = [&](const std::string& value) {
+    return QTest::qWaitFor(
+        [&] {
+          return window_->timeline().isVisible() && !window_->whatIf().isBusy() &&
+                 WhatIf::value_of("model.batch", window_->whatIf().model().now().job) == value;
+        },
+        20'000);
+  };
+  QTest::keyClick(&pareto, Qt::Key_Right);  // the fastest
+  EXPECT_EQ(pareto.marked(), 1u);
+  QTest::keyClick(&pareto, Qt::Key_Return);
+  EXPECT_TRUE(shown("3"));
+
+  open({toy_sweep()});
+  ASSERT_TRUE(pareto.isVisible());
+  const auto sweep = read_sweep_points(
+      [] {
+        QFile file(QString::fromStdString(toy_sweep()));
+        EXPECT_TRUE(file.open(QIODevice::ReadOnly));
+        return file.readAll().toStdString();
+      }(),
+      "sweep.json");
+  ASSERT_TRUE(sweep.has_value());
+  const QPointF place = pareto_scale(*sweep, QRectF(pareto.rect())).at(400'000, 60e6);
+  QTest::mouseClick(&pareto, Qt::LeftButton, {}, place.toPoint());
+  EXPECT_TRUE(shown("1"));
+
+  open({toy_sweep()});  // a point that is the job already is shown too
+  QTest::mouseClick(&pareto, Qt::LeftButton, {}, place.toPoint());
+  EXPECT_TRUE(shown("1"));
+}
+
+TEST_F(Window, WithoutItsJobASweepsPointSaysHowToGetIt) {
+  open({toy_sweep()});
+  QTest::keyClick(&window_->pareto(), Qt::Key_Right);
+  QTest::keyClick(&window_->pareto(), Qt::Key_Return);
+  EXPECT_TRUE(window_->message().contains("--set model.batch=3"));
+}
+
+TEST_F(Window, TheWindowOfTimeTheBookmarksAndTheFilesAreRemembered) {
+  QSettings().clear();
+  ViewerArguments arguments;
+  TimeRange seen;
+  std::vector<SimTime> bookmarks;
+  for (const bool again : {false, true}) {
+    MainWindow window(arguments);
+    window.show();
+    window.open({kToy}, false);
+    ASSERT_TRUE(QTest::qWaitFor([&] { return window.timeline().hasScene(); }, 60'000));
+    Navigation& navigation = window.timeline().navigation();
+    if (again) {
+      EXPECT_EQ(navigation.range(), seen);
+      EXPECT_EQ(navigation.bookmarks(), bookmarks);
+      EXPECT_EQ(QSettings().value("recent").toStringList().value(0),
+                QFileInfo(QString::fromStdString(kToy)).absoluteFilePath());
+    } else {
+      EXPECT_TRUE(navigation.bookmarks().empty());
+      for (const Qt::Key key : {Qt::Key_W, Qt::Key_W, Qt::Key_D, Qt::Key_B}) QTest::keyClick(&window.timeline(), key);
+      seen = navigation.range();
+      bookmarks = navigation.bookmarks();
+      EXPECT_EQ(bookmarks.size(), 1u);
+    }
+    window.close();
+  }
+  QSettings().clear();
 }
 
 TEST_F(Window, EveryControlHasANameForThoseWhoListen) {
