@@ -247,6 +247,7 @@ class Cupti final : public CuptiRecorder {
 
   ~Cupti() override {
     for (const CUpti_ActivityKind kind : kKinds) cuptiActivityDisable(kind);
+    for (const CUpti_ActivityKind kind : kWelcomeKinds) cuptiActivityDisable(kind);
     cuptiUnsubscribe(subscriber_);  // never cuptiFinalize: it does not come back
     {
       std::lock_guard lock(mutex_);
@@ -259,11 +260,14 @@ class Cupti final : public CuptiRecorder {
   static constexpr CUpti_ActivityKind kKinds[] = {
       CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,  // KERNEL would serialise kernels, and NCCL with them
       CUPTI_ACTIVITY_KIND_MEMCPY,
-      CUPTI_ACTIVITY_KIND_MEMCPY2,
       CUPTI_ACTIVITY_KIND_MEMSET,
       CUPTI_ACTIVITY_KIND_RUNTIME,
       CUPTI_ACTIVITY_KIND_DRIVER,  // NCCL launches through the driver
       CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+  };
+  /// A driver that does not give these records without.
+  static constexpr CUpti_ActivityKind kWelcomeKinds[] = {
+      CUPTI_ACTIVITY_KIND_MEMCPY2,  // between cards
       CUPTI_ACTIVITY_KIND_OVERHEAD,
   };
 
@@ -407,6 +411,7 @@ Result<std::unique_ptr<CuptiRecorder>> CuptiRecorder::start() {
       return fail(cupti_error("enable", result));
     }
   }
+  for (const CUpti_ActivityKind kind : Cupti::kWelcomeKinds) cuptiActivityEnable(kind);
   return std::make_unique<Cupti>(subscriber);
 }
 
