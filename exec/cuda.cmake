@@ -9,8 +9,8 @@ foreshard_library(emulation
 # On GPUs: CUDA's runtime as a shared library (as LibTorch's is) CUPTI and NCCL, where all are found.
 if(TARGET CUDA::cupti AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
   foreshard_library(cuda
-    SOURCES card_state.cpp cuda_backend.cpp cuda_device.cpp cupti_recorder.cpp nccl_buffers.cpp nccl_communicator.cpp nccl_meeting.cpp repeated_work.cpp unit_ranges.cpp
-    HEADERS card_state.h cuda_backend.h cuda_device.h cupti_recorder.h nccl_buffers.h nccl_communicator.h nccl_meeting.h repeated_work.h unit_ranges.h
+    SOURCES card_state.cpp cuda_backend.cpp cuda_device.cpp cupti_recorder.cpp device_operators.cpp nccl_buffers.cpp nccl_communicator.cpp nccl_meeting.cpp repeated_work.cpp unit_ranges.cpp
+    HEADERS card_state.h cuda_backend.h cuda_device.h cupti_recorder.h device_operators.h nccl_buffers.h nccl_communicator.h nccl_meeting.h repeated_work.h unit_ranges.h
     DEPS foreshard::backend foreshard::launch
     PRIVATE_DEPS LibTorch::cuda CUDA::cudart CUDA::cupti ${NCCL_LIBRARY} fmt::fmt ${CMAKE_DL_LIBS})
   target_include_directories(foreshard_cuda SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -23,9 +22,9 @@
 
 #include "core/plan.h"
 #include "exec/communicator.h"
-#include "exec/counting_allocator.h"
 #include "exec/cuda_device.h"
 #include "exec/cupti_recorder.h"
+#include "exec/device_operators.h"
 #include "exec/failure_board.h"
 #include "exec/memory_ledger.h"
 #include "exec/recorder.h"
@@ -112,58 +111,6 @@ class CudaBuffer final : public Buffer::Record {
 };
 
 CudaBuffer& cuda_buffer(const Buffer& buffer) { return static_cast<CudaBuffer&>(*buffer.record()); }
-
-/// What operators hold on the device, at the place where the issuer stands: autograd's thread works while it waits.
-class DeviceOperators final : public OperatorMemory {
- public:
-  explicit DeviceOperators(std::shared_ptr<MemoryLedger> ledger) : ledger_(std::move(ledger)) {}
-
-  void at(PlanPlace place) {
-    const auto step = static_cast<std::uint64_t>(static_cast<std::uint32_t>(place.step));
-    place_.store((step << 32) | static_cast<std::uint32_t>(place.instruction), std::memory_order_relaxed);
-  }
-  void changed(MemoryCategory category, Bytes change) override {
-    const std::uint64_t place = place_.load(std::memory_order_relaxed);
-    const PlanPlace here{static_cast<std::int32_t>(place >> 32), static_cast<std::int32_t>(place & 0xffffffffU)};
-    ledger_->operators(kCompute, category, change, kCompute, here);
-  }
-  bool of_device() const override { return true; }
-
- private:
-  static constexpr StreamIndex kCompute{0};  // made first
-  std::shared_ptr<MemoryLedger> ledger_;
-  std::atomic<std::uint64_t> place_{0xffffffffU};
-};
-
-/// On this thread, while it stands.
-class CountedHere {
- public:
-  explicit CountedHere(std::shared_ptr<OperatorMemory> memory)
-      : before_(OperatorMemory::make_current(std::move(memory))) {}
-  ~CountedHere() { OperatorMemory::make_current(std::move(before_)); }
-  CountedHere(const CountedHere&) = delete;
-  CountedHere& operator=(const CountedHere&) = delete;
-
- private:
-  std::shared_ptr<OperatorMemory> before_;
-};
-
-/// From then on LibTorch's allocator tells of its blocks; it cannot be asked to stop.
-void follow_allocator() {
-  namespace Allocator = c10::cuda::CUDACachingAllocator;
-  static std::once_flag once;
-  std::call_once(once, [] {
-    Allocator::attachAllocatorTraceTracker([](const Allocator::TraceEntry& entry) {
-      constexpr std::size_t kLeast = 512;  // what the allocator rounds up to
-      const void* data = reinterpret_cast<const void*>(entry.addr_);
-      if (entry.action_ == Allocator::TraceEntry::ALLOC) {
-        device_memory_taken(data, static_cast<Bytes>((entry.size_ + kLeast - 1) / kLeast * kLeast));
-      } else if (entry.action_ == Allocator::TraceEntry::FREE_REQUESTED) {
-        device_memory_given_back(data);
-      }
-    });
-  });
-}
 
 /// Looks after the collectives while the issuer is blocked: a kernel of NCCL waits for its peers for ever, and only an
 /// abort from another thread ends it.
