@@ -21,9 +21,12 @@ namespace {
 // Bands of more ranks than anybody looks at together would cost a pass over all spans each.
 constexpr std::size_t kMostBands = 64;
 
+/// As predictions and `compare` count: a plan computes on "D", and what reduces on a stream of communication is a part
+/// of communicating. Of recordings of others every stream with kernels that compute does.
 bool computes(const Timeline& timeline, const Lane& lane, const LaneRows& rows) {
   if (lane.stream == "D") return true;
-  if (lane.stream.starts_with("host")) return false;
+  const std::string& source = timeline.provenance.source;
+  if (lane.stream.starts_with("host") || source == "simulated" || source == "executed") return false;
   for (const SliceRow& row : rows.rows)
     for (std::size_t k = 0; k < std::min<std::size_t>(row.size(), 64); ++k)
       if (timeline.spans[row.span[k]].kind == SpanKind::Compute) return true;

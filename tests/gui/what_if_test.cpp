@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/job_file.h"
+#include "gui/models/headline.h"
 
 namespace foreshard::gui {
 namespace {
@@ -70,6 +71,16 @@ TEST(WhatIf, TheJobFileReadsBackAsTheJob) {
   const auto back = parse_job(what_if.job_file(), "", std::vector<std::string>{});
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->job, what_if.now().job);
+}
+
+TEST(WhatIf, TheNumbersOfTheStepAreThoseOfThePicture) {
+  // FSDP1 divides gradients on the stream that reduces them: that is no compute which hides communication.
+  const WhatIf what_if = started();
+  const Outcome& now = what_if.now();
+  const RangeNumbers numbers = range_numbers(*now.timeline, 0, steady_range(*now.timeline));
+  EXPECT_GT(now.exposed_ns, 0);
+  EXPECT_NEAR(static_cast<double>(numbers.exposed), now.exposed_ns, 0.001 * now.exposed_ns);
+  EXPECT_NEAR(static_cast<double>(numbers.length), now.step_ns, 0.001 * now.step_ns);
 }
 
 TEST(WhatIf, APinStaysWhileTheJobChanges) {
