@@ -22,6 +22,9 @@ here = pathlib.Path(os.environ["STUB_FOLDER"])
 with open(here / "calls", "a") as calls:
     calls.write(f"{name} {' '.join(words)}\n")
 broken = os.environ.get("BREAK", "")
+if name.startswith("test_") and broken == "skip":
+    print("[ RUN      ] A.B\n[  SKIPPED ] A.B (0 ms)")
+    sys.exit(0)
 if name.startswith("test_"):
     print("[ RUN      ] A.B\n[       OK ] A.B (0 ms)\n[ RUN      ] C.D", flush=True)
     if broken == "crash":
@@ -113,6 +116,10 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(contract[1:], ["1 tests pass, exit code -11: C.D (the program ended by signal 11)", "DOES NOT HOLD"])
         self.assertEqual(claims["step time predicted within 2 %"][2], "holds")
         self.assertEqual(report["missing"], [])
+
+    def test_tests_that_skip_themselves_hold_nothing(self):
+        _, claims, _ = self.check("--only", "contract", broken="skip")
+        self.assertEqual([row[2] for row in claims.values()], ["DOES NOT HOLD"])
 
     def test_a_part_that_fails_leaves_the_other_parts_of_its_step(self):
         code, claims, _ = self.check(broken="emulate")
