@@ -117,6 +117,7 @@ class Liveness {
         if (value == nullptr) return;
         const auto id = static_cast<std::size_t>(program_.resolve(value->id));
         if (made_in_[id] < 0) return;  // a model input: the caller's
+        dies_[id] = std::max(dies_[id], named_result(static_cast<std::size_t>(made_in_[id]), step));
         dies_[id] = std::max(dies_[id], end_of_use(tree_, tree_.innermost[static_cast<std::size_t>(made_in_[id])],
                                                    tree_.innermost[step], s));
       });
@@ -183,6 +184,19 @@ class Liveness {
     return !made && op.out[0].value != logits && value.shape == last.shape && value.dtype == last.dtype;
   }
 
+  /// GPT2Block gives attention's result a name of its own, and keeps it.
+  std::int32_t named_result(std::size_t made, std::size_t used) const {
+    const std::int32_t block = tree_.innermost[used];
+    if (!ends_with(class_of(tree_.calls[static_cast<std::size_t>(block)]), "GPT2Block")) return -1;
+    std::int32_t from = tree_.innermost[made];
+    while (from >= 0 && tree_.calls[static_cast<std::size_t>(from)].parent != block)
+      from = tree_.calls[static_cast<std::size_t>(from)].parent;
+    if (from < 0) return -1;
+    const ModuleId callee = tree_.calls[static_cast<std::size_t>(from)].module;
+    return ends_with(model_.modules[callee.index()].fqn, ".attn") ? tree_.calls[static_cast<std::size_t>(block)].last
+                                                                  : -1;
+  }
+
   std::int32_t named_until(const Op& op, std::int32_t step) {
     const Call& call = call_of(step);
     const std::string_view name = class_of(call);
@@ -194,7 +208,7 @@ class Liveness {
     // sum).
     if (op.name == "aten.embedding.default") {
       const Call& body = call.parent >= 0 ? tree_.calls[static_cast<std::size_t>(call.parent)] : call;
-      return is_body(class_of(body)) ? body.last : -1;
+      return is_body(class_of(body)) || ends_with(class_of(body), "Embeddings") ? body.last : -1;
     }
     const bool index_sum = op.name == "aten.add.Tensor" && !op.out.empty() && op.out[0].valid() &&
                            model_.values[op.out[0].index()].dtype == DType::Int64;

@@ -426,7 +426,9 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     tape.kernel(kernel);
     return out;
   }
-  for (std::size_t i = 0; i < results.size(); ++i) {
+  const bool backwards = rule.formula == OpFormula::Dropout;  // its mask is made before its result
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    const std::size_t i = backwards ? results.size() - 1 - k : k;
     const bool like_first = i == 0 || rule.formula == OpFormula::Dropout;
     const Layout layout =
         like_first ? result_layout(emit, form, op, args, results[i]) : statistics_layout(rule, results[i]);
@@ -444,6 +446,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     }
     kernel.written += layout.bytes();
   }
+  if (backwards) std::reverse(out.begin(), out.end());
   if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
   std::vector<Ref> workspace;
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&

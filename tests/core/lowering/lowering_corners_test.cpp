@@ -78,6 +78,33 @@ TEST(LoweringCorners, ASafeSoftmaxLooksForRowsWithoutAFiniteElement) {
             (std::vector<Bytes>{6 * 4 * 4, 6 * 4, 6, 4}));
 }
 
+TEST(LoweringCorners, SoftmaxBackwardMultipliesIntoATensorOfItsOwnOnCuda) {
+  const Model model = with_op("aten._softmax.default");
+  const auto made = [&model](std::int64_t cpu_threads) {
+    LoweringOptions options;
+    options.cpu_threads = cpu_threads;
+    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model), options);
+    return made_by(*lowered, lowered->templates[0].backward, lowered->templates[0],
+                   "aten._softmax_backward_data.default");
+  };
+  EXPECT_EQ(made(0).size(), 2U);
+  EXPECT_EQ(made(1).size(), 1U);
+}
+
+TEST(LoweringCorners, AMaskOfDropoutIsMadeBeforeTheResult) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.native_dropout.default", {"h"}, {{"c", {6, 4}}, {"m", {6, 4}, DType::Bool}});
+  toy.op("aten.sum.default", {"c"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+  EXPECT_EQ(made_by(*lowered, lowered->templates[0].forward, lowered->templates[0], "aten.native_dropout.default"),
+            (std::vector<Bytes>{6 * 4, 6 * 4 * 4}));
+}
+
 /// Two parameters joined, times an input: the joined gradient is a tensor of its own.
 Model joined(std::int64_t dim, Shape a, Shape b, Shape both) {
   ToyProgram toy;
