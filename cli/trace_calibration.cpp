@@ -112,14 +112,15 @@ void take_links(const Timeline& timeline, std::int32_t rank, const Plan& plan, c
 
 Error another_job(const FittedRate& rate, const std::string& file) {
   const bool faster = rate.residual > 0;
-  return {.code = ErrorCode::Inconsistent,
-          .message = fmt::format("the recorded step is {} than this job can be on this card", faster ? "faster" : "slower"),
-          .file = file,
-          .place = rate.key,
-          .expected = "kernels that the job needs, at the card's peak or below it",
-          .got = fmt::format("{:.3f} ms; at {:.4g} the job's take {:.0f} % {}", static_cast<double>(rate.recorded) * 1e-6,
-                             rate.after, 100 * std::abs(rate.residual), faster ? "more" : "less"),
-          .hint = "model, batch, sharding and cluster.profile of the job must be those of the recording"};
+  return {
+      .code = ErrorCode::Inconsistent,
+      .message = fmt::format("the recorded step is {} than this job can be on this card", faster ? "faster" : "slower"),
+      .file = file,
+      .place = rate.key,
+      .expected = "kernels that the job needs, at the card's peak or below it",
+      .got = fmt::format("{:.3f} ms; at {:.4g} the job's take {:.0f} % {}", static_cast<double>(rate.recorded) * 1e-6,
+                         rate.after, 100 * std::abs(rate.residual), faster ? "more" : "less"),
+      .hint = "model, batch, sharding and cluster.profile of the job must be those of the recording"};
 }
 
 Error nothing_of_the_model(const std::string& file) {
