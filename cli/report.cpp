@@ -48,6 +48,7 @@ class Report : private TextLines {
 
   bool has_time() const { return p_.step_time_ns.value > 0; }
 
+  std::string batch_text(const Model& model, const Job& job) const;
   void heading();
   void verdict();
   void out_of_memory();
@@ -75,6 +76,26 @@ std::string dtype_text(const std::optional<DType>& dtype, std::string_view other
   return std::string(dtype ? dtype_short_name(*dtype) : otherwise);
 }
 
+/// What a rank computes at once. An archive may have fixed sizes, whatever the job's batch.
+std::string Report::batch_text(const Model& model, const Job& job) const {
+  const auto sizes = [this](const Shape& shape) {
+    std::string text;
+    for (const std::int64_t size : shape)
+      text += (text.empty() ? "" : fmt::format(" {} ", times())) + grouped_text(size);
+    return text;
+  };
+  if (model.tokens_per_batch > 0) {
+    for (const ValueId input : model.inputs) {
+      const ValueInfo& value = model.values[input.index()];
+      if (!is_floating(value.dtype) && value.shape.size() == 2) return sizes(value.shape) + " tokens a rank";
+    }
+    return fmt::format("{} {} {} tokens a rank", job.model.batch, times(),
+                       grouped_text(model.tokens_per_batch / std::max<std::int64_t>(1, job.model.batch)));
+  }
+  if (model.inputs.empty()) return fmt::format("batch {} a rank", job.model.batch);
+  return fmt::format("input {} a rank", sizes(model.values[model.inputs.front().index()].shape));
+}
+
 void Report::heading() {
   const Job& job = s_.job;
   const auto& cluster = job.cluster;
@@ -86,13 +107,7 @@ void Report::heading() {
   }
   const std::string name = s_.model.name.empty() ? job.model.source : s_.model.name;
   line("{}", bold(fmt::format("{}, {}, {} {} {}", name, sharding, cluster.world_size, times(), s_.profile.id)));
-  std::string work;
-  if (s_.model.tokens_per_batch > 0) {
-    work = fmt::format("{} {} {} tokens a rank", job.model.batch, times(),
-                       grouped_text(s_.model.tokens_per_batch / std::max<std::int64_t>(1, job.model.batch)));
-  } else {
-    work = fmt::format("batch {} a rank", job.model.batch);
-  }
+  std::string work = batch_text(s_.model, job);
   if (job.train.micro_batches > 1)
     work +=
         fmt::format(" {} {} micro-batches{}", times(), job.train.micro_batches, job.train.no_sync ? " (no_sync)" : "");

@@ -27,6 +27,17 @@ TEST(Report, SaysThatItFitsHowLongAStepIsAndHowSure) {
   EXPECT_THAT(text, HasSubstr("exposed communication 34.0 ms (2.8 %)"));
 }
 
+TEST(Report, AnArchivesOwnSizesAreToldWhateverTheJobsBatch) {
+  SampleSimulation s = sample_simulation();
+  s.model.values.push_back({.shape = {32, 3, 1024, 1024}, .dtype = DType::Float32});
+  s.model.inputs = {ValueId(static_cast<std::int32_t>(s.model.values.size() - 1))};
+  s.model.tokens_per_batch = 0;
+  EXPECT_THAT(report(s), HasSubstr("input 32 × 3 × 1,024 × 1,024 a rank"));
+  s.model.values.back() = {.shape = {8, 512}, .dtype = DType::Int64};
+  s.model.tokens_per_batch = 8 * 512;
+  EXPECT_THAT(report(s), HasSubstr("8 × 512 tokens a rank"));
+}
+
 TEST(Report, SaysWhatTheMemoryHoldsAtItsPeakAndWhereThatIs) {
   const std::string text = report(sample_simulation());
   EXPECT_THAT(text, HasSubstr("Memory at its peak (backward of model.layers.31, instruction 412)"));
