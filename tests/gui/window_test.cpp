@@ -1,4 +1,5 @@
-// The window without a screen: keys, mouse, files, panels.
+// The window without a screen: keys, mouse, files, panels. Over 400 lines: one fixture opens the window for all of
+// them.
 
 #include <gtest/gtest.h>
 
