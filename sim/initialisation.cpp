@@ -181,8 +181,8 @@ class Fsdp1Wrapping {
       if (shard == kNoBlock) return false;
       device_.book.free(flat);
       if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
-    } else if (job_.fsdp.cpu_offload) {
-      device_.book.free(flat);
+    } else if (job_.fsdp.cpu_offload && (job_.fsdp.use_orig_params || unit.param_dtype != unit.orig_dtype)) {
+      device_.book.free(flat);  // else the modules go on looking at it (recorded: s077); with a cast, until a forward
     }
     if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
     for (const ParamId param : unit.params) {
