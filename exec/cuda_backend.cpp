@@ -303,7 +303,7 @@ class CudaBackend final : public Backend {
     wait_ends(start);
     const std::vector<MemoryChange> changes = ledger_->settle();
     if (recorder_ != nullptr) recorder_->memory_changed(changes);
-    if (cupti_ != nullptr) recorder_->device_recorded(cupti_->collect(lanes_));
+    if (cupti_ != nullptr) recorder_->device_recorded(cupti_->collect(lanes_, recorder_->driver_calls()));
     return board_.outcome();
   }
 

@@ -30,7 +30,16 @@ struct DeviceRecord {
 };
 
 struct HostCall {
-  std::int64_t start = 0;
+  std::int64_t start = 0, end = 0;
+};
+
+/// A call of the driver before its streams and its instruction are known.
+struct UnplacedCall {
+  DriverCall call;
+  std::uint32_t correlation = 0;
+  std::uint32_t stream = CUPTI_INVALID_STREAM_ID;   // that waits
+  std::uint32_t awaited = CUPTI_INVALID_STREAM_ID;  // that is waited for
+  std::uint64_t event = 0;                          // or the record of an event; 0: none
 };
 
 /// CUPTI's buffers. Requests come while a launch waits for them, so they are made before; what CUPTI still holds at the
@@ -87,6 +96,30 @@ void CUPTIAPI buffer_complete(CUcontext, std::uint32_t, std::uint8_t* buffer, st
   buffers().complete(buffer, valid);
 }
 
+/// Of waits; null: of a kind that this header does not know.
+const char* wait_name(CUpti_ActivitySynchronizationType type) {
+  switch (type) {
+    case CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_EVENT_SYNCHRONIZE: return "Event Sync";
+    case CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT: return "Stream Wait Event";
+    case CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_SYNCHRONIZE: return "Stream Sync";
+    case CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_CONTEXT_SYNCHRONIZE: return "Context Sync";
+    default: return nullptr;
+  }
+}
+
+/// Null: memory that no call has asked for, as that of a module's variables.
+const char* memory_call_name(const CUpti_ActivityMemory4& record) {
+  const bool takes = record.memoryOperationType == CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_ALLOCATION;
+  if (!takes && record.memoryOperationType != CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE) return nullptr;
+  switch (record.memoryKind) {
+    case CUPTI_ACTIVITY_MEMORY_KIND_PINNED: return takes ? "cudaHostAlloc" : "cudaFreeHost";
+    case CUPTI_ACTIVITY_MEMORY_KIND_MANAGED: return takes ? "cudaMallocManaged" : "cudaFree";
+    case CUPTI_ACTIVITY_MEMORY_KIND_DEVICE:
+      return record.isAsync != 0 ? (takes ? "cudaMallocAsync" : "cudaFreeAsync") : (takes ? "cudaMalloc" : "cudaFree");
+    default: return nullptr;
+  }
+}
+
 std::uint64_t CUPTIAPI timestamp() { return static_cast<std::uint64_t>(steady_now()); }
 
 void CUPTIAPI no_callback(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void*) {}
@@ -126,7 +159,7 @@ using Lanes = std::unordered_map<std::uint32_t, RecordedLane*>;  // by CUPTI's i
 class RecordReader {
  public:
   /// `last`: nothing comes behind.
-  void take(const Buffers& complete, const std::vector<Turn>& turns, const Lanes& lanes, bool last,
+  void take(const Buffers& complete, const std::vector<Turn>& turns, const Lanes& lanes, DriverCalls* calls, bool last,
             DeviceRecordCounts& counts) {
     if (!complete.empty()) {  // a flush that brings nothing makes nothing old
       before_ = std::exchange(now_, {});
@@ -141,12 +174,14 @@ class RecordReader {
       buffers().give_back(buffer);
     }
     assign(lanes, !complete.empty(), last, counts);
+    if (calls != nullptr) place_calls(lanes, *calls);
   }
 
  private:
   struct Links {
     std::unordered_map<std::uint32_t, HostCall> calls;
     std::unordered_map<std::uint32_t, std::uint64_t> instructions;
+    std::unordered_map<std::uint64_t, std::uint32_t> events;  // streams, by the record's own number
   };
 
   /// First pass: records of one launch may lie in different buffers, in any order.
@@ -162,7 +197,8 @@ class RecordReader {
         case CUPTI_ACTIVITY_KIND_RUNTIME:
         case CUPTI_ACTIVITY_KIND_DRIVER: {
           const auto* call = reinterpret_cast<const CUpti_ActivityAPI*>(record);
-          now_.calls.try_emplace(call->correlationId, HostCall{static_cast<std::int64_t>(call->start)});
+          now_.calls.try_emplace(call->correlationId, HostCall{static_cast<std::int64_t>(call->start),
+                                                               static_cast<std::int64_t>(call->end)});
           break;
         }
         case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
@@ -177,9 +213,56 @@ class RecordReader {
           counts.overhead_ns += static_cast<std::int64_t>(overhead->end - overhead->start);
           break;
         }
+        case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: keep_wait(record, counts); break;
+        case CUPTI_ACTIVITY_KIND_CUDA_EVENT: {
+          const auto* event = reinterpret_cast<const CUpti_ActivityCudaEvent2*>(record);
+          if (event->cudaEventSyncId != CUPTI_SYNCHRONIZATION_INVALID_VALUE)
+            now_.events[event->cudaEventSyncId] = event->streamId;
+          ++counts.events;
+          break;
+        }
+        case CUPTI_ACTIVITY_KIND_MEMORY2: keep_memory(record, counts); break;
         default: break;
       }
     }
+  }
+
+  void keep_wait(const CUpti_Activity* record, DeviceRecordCounts& counts) {
+    const auto* wait = reinterpret_cast<const CUpti_ActivitySynchronization2*>(record);
+    const char* name = wait_name(wait->type);
+    ++counts.waits;
+    if (wait->start == 0 || wait->end < wait->start) {
+      ++counts.untimed;
+      return;
+    }
+    if (name == nullptr) return;
+    UnplacedCall& made = calls_.emplace_back();
+    made.call.name = name;
+    made.call.start = static_cast<std::int64_t>(wait->start);
+    made.call.end = static_cast<std::int64_t>(wait->end);
+    made.correlation = wait->correlationId;
+    if (wait->type == CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT) made.stream = wait->streamId;
+    if (wait->type == CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_SYNCHRONIZE) made.awaited = wait->streamId;
+    if (wait->type == CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT ||
+        wait->type == CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_EVENT_SYNCHRONIZE)
+      made.event = wait->cudaEventSyncId;
+  }
+
+  void keep_memory(const CUpti_Activity* record, DeviceRecordCounts& counts) {
+    const auto* memory = reinterpret_cast<const CUpti_ActivityMemory4*>(record);
+    const char* name = memory_call_name(*memory);
+    ++counts.memory_calls;
+    if (memory->timestamp == 0) {
+      ++counts.untimed;
+      return;
+    }
+    if (name == nullptr) return;
+    UnplacedCall& made = calls_.emplace_back();
+    made.call.name = name;
+    made.call.kind = SpanKind::Annotation;
+    made.call.start = made.call.end = static_cast<std::int64_t>(memory->timestamp);
+    made.call.bytes = static_cast<Bytes>(memory->bytes);
+    made.correlation = memory->correlationId;
   }
 
   template <class Record>
@@ -213,15 +296,41 @@ class RecordReader {
     device_ = std::move(early);
   }
 
+  /// Third pass. These are stamped on the host's clock: the turn tells the instruction where nothing was pushed.
+  void place_calls(const Lanes& lanes, DriverCalls& calls) {
+    const auto lane_of = [&](std::uint32_t stream) -> const RecordedLane* {
+      const auto found = lanes.find(stream);
+      return found != lanes.end() ? found->second : nullptr;
+    };
+    for (UnplacedCall& made : calls_) {
+      DriverCall& call = made.call;
+      call.lane = lane_of(made.stream);
+      if (made.stream != CUPTI_INVALID_STREAM_ID && call.lane == nullptr) continue;  // of a library's own stream
+      const std::uint32_t* recorded_on = made.event != 0 ? find(&Links::events, made.event) : nullptr;
+      call.awaited = lane_of(recorded_on != nullptr ? *recorded_on : made.awaited);
+      const HostCall* api = find(&Links::calls, made.correlation);
+      if (call.kind == SpanKind::Annotation && api != nullptr && api->end >= api->start && api->start > 0) {
+        call.start = api->start;  // the record has a moment only
+        call.end = api->end;
+      }
+      const std::uint64_t* pushed = find(&Links::instructions, made.correlation);
+      const std::uint64_t instruction = pushed != nullptr ? *pushed : turn_at(call.start);
+      call.step = static_cast<std::int32_t>(instruction >> 32);
+      call.instruction = static_cast<std::int32_t>(instruction & 0xffffffffU);
+      calls.add(call);
+    }
+    calls_.clear();
+  }
+
   bool linked(const DeviceRecord& record) const {
     return find(&Links::instructions, record.correlation) != nullptr ||
            find(&Links::calls, record.correlation) != nullptr;
   }
 
-  template <class Value>
-  const Value* find(std::unordered_map<std::uint32_t, Value> Links::*map, std::uint32_t correlation) const {
+  template <class Key, class Value>
+  const Value* find(std::unordered_map<Key, Value> Links::*map, Key key) const {
     for (const Links* links : {&now_, &before_}) {
-      if (const auto found = (links->*map).find(correlation); found != (links->*map).end()) return &found->second;
+      if (const auto found = (links->*map).find(key); found != (links->*map).end()) return &found->second;
     }
     return nullptr;
   }
@@ -229,8 +338,11 @@ class RecordReader {
   std::uint64_t instruction_of(const DeviceRecord& record) const {
     if (const std::uint64_t* pushed = find(&Links::instructions, record.correlation)) return *pushed;
     const HostCall* call = find(&Links::calls, record.correlation);
-    if (call == nullptr) return packed(0, -1);
-    const auto next = std::upper_bound(turns_.begin(), turns_.end(), call->start,
+    return call == nullptr ? packed(0, -1) : turn_at(call->start);
+  }
+
+  std::uint64_t turn_at(std::int64_t begin) const {
+    const auto next = std::upper_bound(turns_.begin(), turns_.end(), begin,
                                        [](std::int64_t time, const Turn& turn) { return time < turn.time; });
     return next == turns_.begin() ? packed(0, -1) : std::prev(next)->instruction;
   }
@@ -239,15 +351,17 @@ class RecordReader {
   std::vector<Turn> turns_;  // of this flush and of the one before
   std::size_t new_turns_ = 0;
   std::vector<DeviceRecord> device_;
+  std::vector<UnplacedCall> calls_;
 };
 
 class Cupti final : public CuptiRecorder {
  public:
-  explicit Cupti(CUpti_SubscriberHandle subscriber) : subscriber_(subscriber), reader_([this] { read_on(); }) {}
+  Cupti(CUpti_SubscriberHandle subscriber, std::vector<Error> refused)
+      : subscriber_(subscriber), refused_(std::move(refused)), reader_([this] { read_on(); }) {}
 
   ~Cupti() override {
     for (const CUpti_ActivityKind kind : kKinds) cuptiActivityDisable(kind);
-    for (const CUpti_ActivityKind kind : kWelcomeKinds) cuptiActivityDisable(kind);
+    for (const auto& [kind, name] : kWelcomeKinds) cuptiActivityDisable(kind);
     cuptiUnsubscribe(subscriber_);  // never cuptiFinalize: it does not come back
     {
       std::lock_guard lock(mutex_);
@@ -266,10 +380,15 @@ class Cupti final : public CuptiRecorder {
       CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
   };
   /// A driver that does not give these records without.
-  static constexpr CUpti_ActivityKind kWelcomeKinds[] = {
-      CUPTI_ACTIVITY_KIND_MEMCPY2,  // between cards
-      CUPTI_ACTIVITY_KIND_OVERHEAD,
+  static constexpr std::pair<CUpti_ActivityKind, const char*> kWelcomeKinds[] = {
+      {CUPTI_ACTIVITY_KIND_MEMCPY2, "copies between cards"},
+      {CUPTI_ACTIVITY_KIND_OVERHEAD, "its own overhead"},
+      {CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, "waits"},
+      {CUPTI_ACTIVITY_KIND_CUDA_EVENT, "events"},  // of which stream a wait is for
+      {CUPTI_ACTIVITY_KIND_MEMORY2, "memory of the driver"},
   };
+
+  std::vector<Error> refused() const override { return refused_; }
 
   void at_instruction(std::int32_t step, InstructionId instruction) override {
     if (pushed_) {
@@ -283,8 +402,10 @@ class Cupti final : public CuptiRecorder {
     }
   }
 
-  DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) override {
+  DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes,
+                             DriverCalls& calls) override {
     const std::int64_t begin = steady_now();
+    calls_ = &calls;
     if (lanes != known_) {
       known_ = lanes;
       lanes_.clear();
@@ -311,6 +432,7 @@ class Cupti final : public CuptiRecorder {
     Buffers complete;
     std::vector<Turn> turns;
     Lanes lanes;
+    DriverCalls* calls = nullptr;
     bool last = false;
   };
 
@@ -321,7 +443,7 @@ class Cupti final : public CuptiRecorder {
     {
       std::lock_guard lock(mutex_);
       if (asked) counts_.dropped += static_cast<std::int64_t>(dropped);
-      flushes_.push_back({buffers().take_complete(), std::exchange(turns_, {}), lanes_, last});
+      flushes_.push_back({buffers().take_complete(), std::exchange(turns_, {}), lanes_, calls_, last});
     }
     changed_.notify_all();
   }
@@ -343,7 +465,7 @@ class Cupti final : public CuptiRecorder {
       reading_ = true;
       lock.unlock();
       DeviceRecordCounts counts;
-      reader.take(flush.complete, flush.turns, flush.lanes, flush.last, counts);
+      reader.take(flush.complete, flush.turns, flush.lanes, flush.calls, flush.last, counts);
       lock.lock();
       reading_ = false;
       counts_.add(counts);
@@ -370,11 +492,13 @@ class Cupti final : public CuptiRecorder {
   }
 
   CUpti_SubscriberHandle subscriber_;
+  std::vector<Error> refused_;
   // The issuer's.
   bool pushed_ = false;
   std::vector<Turn> turns_;
   std::vector<std::pair<CUstream_st*, RecordedLane*>> known_;
   Lanes lanes_;  // of those
+  DriverCalls* calls_ = nullptr;
 
   std::mutex mutex_;  // no call of CUPTI under it
   std::condition_variable changed_;
@@ -411,8 +535,20 @@ Result<std::unique_ptr<CuptiRecorder>> CuptiRecorder::start() {
       return fail(cupti_error("enable", result));
     }
   }
-  for (const CUpti_ActivityKind kind : Cupti::kWelcomeKinds) cuptiActivityEnable(kind);
-  return std::make_unique<Cupti>(subscriber);
+  std::string lacks;
+  CUptiResult why = CUPTI_SUCCESS;
+  for (const auto& [kind, name] : Cupti::kWelcomeKinds) {
+    const CUptiResult result = cuptiActivityEnable(kind);
+    if (result == CUPTI_SUCCESS) continue;
+    lacks += (lacks.empty() ? "" : ", ") + std::string(name);
+    why = result;
+  }
+  std::vector<Error> refused;
+  if (!lacks.empty()) {
+    refused.push_back(cupti_error(lacks.c_str(), why));
+    refused.back().hint = "the timeline goes without these records";
+  }
+  return std::make_unique<Cupti>(subscriber, std::move(refused));
 }
 
 }  // namespace foreshard::exec

@@ -11,6 +11,8 @@
 // Steps wait for CUPTI's flush and no longer: a thread of the recorder's own reads the records while the next step is
 // issued. A record that comes a flush late finds what its launch left.
 //
+// Waits, with the stream whose event is awaited, and memory that the driver hands out become DriverCalls.
+//
 // Whatever CUPTI refuses is an Error to be told: training goes on without.
 #pragma once
 
@@ -36,12 +38,16 @@ class CuptiRecorder {
   /// holds CUPTI, counters are not permitted (ERR_NVGPUCTRPERM), no driver.
   static Result<std::unique_ptr<CuptiRecorder>> start();
 
+  /// Kinds of records that this driver does not give; the others come.
+  virtual std::vector<Error> refused() const = 0;
+
   // ---- The issuer's side.
   virtual void at_instruction(std::int32_t step, InstructionId instruction) = 0;
 
-  /// Has the records that are complete taken to the lanes of their streams, which nobody else may touch before
-  /// finish(). REQUIRES that the device is idle. Returns what was counted since the last call.
-  virtual DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes) = 0;
+  /// Has the records that are complete taken to the lanes of their streams and to `calls`, which nobody else may touch
+  /// before finish(). REQUIRES that the device is idle. Returns what was counted since the last call.
+  virtual DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes,
+                                     DriverCalls& calls) = 0;
   /// Waits until all records are in their lanes, also those that CUPTI held back.
   virtual DeviceRecordCounts finish() = 0;
 };

@@ -36,7 +36,8 @@ std::int64_t steady_now() {
       .count();
 }
 
-Recorder::Recorder(std::int64_t most_spans) : most_(most_spans), ns_per_span_(measured_span_cost()) {
+Recorder::Recorder(std::int64_t most_spans)
+    : most_(most_spans), driver_calls_(most_spans), ns_per_span_(measured_span_cost()) {
   alignment_.origin = steady_now();
   current_.span.start = -1;
 }
@@ -82,12 +83,16 @@ void DeviceRecordCounts::add(const DeviceRecordCounts& more) {
   untimed += more.untimed;
   unattributed += more.unattributed;
   overhead_ns += more.overhead_ns;
+  waits += more.waits;
+  events += more.events;
+  memory_calls += more.memory_calls;
 }
 
 void Recorder::device_recorded(const DeviceRecordCounts& counts) { device_.add(counts); }
 
 RecordingCost Recorder::cost() const {
-  RecordingCost cost{static_cast<std::int64_t>(host_.size()), dropped_host_ + device_.dropped, ns_per_span_, device_};
+  RecordingCost cost{static_cast<std::int64_t>(host_.size()), dropped_host_ + device_.dropped + driver_calls_.dropped(),
+                     ns_per_span_, device_};
   for (const auto& lane : lanes_) {
     cost.spans += lane->size();
     cost.dropped += lane->dropped();
@@ -108,6 +113,14 @@ class TimelineOfRecords {
 
   Timeline build() {
     for (const PlanUnit& unit : plan_.units) timeline_.units.push_back(unit.name);
+    // What came before the first step would make the timeline as long as the preparations.
+    const std::int64_t begin = recorder_.steps_.empty() ? 0 : recorder_.steps_.front().start;
+    for (const DriverCall& call : recorder_.driver_calls_.all())
+      if (call.start >= begin) driver_calls_[call.lane].push_back(&call);
+    for (auto& [lane, calls] : driver_calls_) {
+      std::stable_sort(calls.begin(), calls.end(),
+                       [](const DriverCall* a, const DriverCall* b) { return a->start < b->start; });
+    }
     host_spans();
     for (const auto& lane : recorder_.lanes_) work_spans(*lane);
     counters();
@@ -161,25 +174,47 @@ class TimelineOfRecords {
     return span;
   }
 
+  /// Calls of the lane that begin before `until`, from `next` on. They have no id: a span of an id is the plan's.
+  void add_driver_calls(const RecordedLane* lane, LaneId id, std::size_t& next, std::int64_t until) {
+    const auto found = driver_calls_.find(lane);
+    if (found == driver_calls_.end()) return;
+    for (; next < found->second.size() && found->second[next]->start < until; ++next) {
+      const DriverCall& call = *found->second[next];
+      const RecordedSpan recorded{call.start, call.end, call.step, call.instruction};
+      Span& span = add(id, recorded, instruction(recorded));
+      span.instruction = InstructionId();
+      span.kind = call.kind;
+      span.name = name(call.awaited == nullptr ? std::string(call.name)
+                                               : fmt::format("{} ({})", call.name, call.awaited->stream()));
+      span.bytes = call.bytes;
+    }
+  }
+  static constexpr std::int64_t kEver = std::numeric_limits<std::int64_t>::max();
+
   void host_spans() {
     timeline_.lanes.push_back({plan_.rank, "host", 0});
+    std::size_t next_call = 0;
     for (const Recorder::HostSpan& host : recorder_.host_) {
+      add_driver_calls(nullptr, LaneId(0), next_call, host.span.start);
       const Instruction* i = instruction(host.span);
       Span& span = add(LaneId(0), host.span, i);
       span.kind = host.waited ? SpanKind::HostWait : SpanKind::HostIssue;
       span.name = i != nullptr ? name(host_span_name(plan_, *i)) : name("synchronize");
       if (i != nullptr) host_span_of_[span.instruction.value] = SpanId(timeline_.spans.size() - 1);
     }
+    add_driver_calls(nullptr, LaneId(0), next_call, kEver);
   }
 
   void work_spans(const RecordedLane& lane) {
     const LaneId id(timeline_.lanes.size());
-    bool used = false;
+    bool used = driver_calls_.count(&lane) > 0;
     std::int32_t last = -1;
+    std::size_t next_call = 0;
     for (std::int64_t k = 0; k < lane.size(); ++k) {
       const Instruction* i = instruction(lane[k]);
       if (i == nullptr || !makes_work(i->kind)) continue;  // attaching memory and the like: no work of the plan
       used = true;
+      add_driver_calls(&lane, id, next_call, lane[k].start);
       Span& span = add(id, lane[k], i);
       span.kind = work_span_kind(i->kind);
       span.name = name(work_span_name(plan_, *i));
@@ -189,6 +224,7 @@ class TimelineOfRecords {
         timeline_.flows.push_back({host->second, SpanId(timeline_.spans.size() - 1)});
       last = span.instruction.value;
     }
+    add_driver_calls(&lane, id, next_call, kEver);
     if (used) timeline_.lanes.push_back({plan_.rank, lane.stream(), lane.priority()});
   }
 
@@ -263,16 +299,19 @@ class TimelineOfRecords {
     p.clock = fmt::format("steady_clock; rank {}: offset {} ns, error {} ns; {} spans of {:.0f} ns", plan_.rank,
                           recorder_.alignment_.offset, recorder_.alignment_.error, cost.spans, cost.ns_per_span);
     if (cost.device.records > 0) {
-      p.clock +=
-          fmt::format("; CUPTI: {} records, {} dropped, {} of no instruction, {} us for them", cost.device.records,
-                      cost.device.dropped, cost.device.unattributed, cost.device.overhead_ns / 1000);
+      p.clock += fmt::format(
+          "; CUPTI: {} records, {} dropped, {} of no instruction, {} us for them; {} waits, {} events, {} "
+          "calls for memory",
+          cost.device.records, cost.device.dropped, cost.device.unattributed, cost.device.overhead_ns / 1000,
+          cost.device.waits, cost.device.events, cost.device.memory_calls);
     }
     p.dropped_records = cost.dropped;
   }
 
   const Recorder& recorder_;
   const Plan& plan_;
-  std::vector<std::int32_t> first_;  // instruction, by iteration
+  std::vector<std::int32_t> first_;                                             // instruction, by iteration
+  std::map<const RecordedLane*, std::vector<const DriverCall*>> driver_calls_;  // by lane, then start
   Timeline timeline_;
   std::unordered_map<std::string, std::size_t> names_;
   std::unordered_map<std::int32_t, SpanId> host_span_of_;

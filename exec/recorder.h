@@ -47,10 +47,11 @@ struct RecordedSpan {
 /// What a device's profiler (CUPTI) has told.
 struct DeviceRecordCounts {
   std::int64_t records = 0;
-  std::int64_t dropped = 0;       // by the profiler: its buffers were full
-  std::int64_t untimed = 0;       // records without a time; left out
-  std::int64_t unattributed = 0;  // work that no instruction stands for
-  std::int64_t overhead_ns = 0;   // what the profiler says it took, and flushing it
+  std::int64_t dropped = 0;                              // by the profiler: its buffers were full
+  std::int64_t untimed = 0;                              // records without a time; left out
+  std::int64_t unattributed = 0;                         // work that no instruction stands for
+  std::int64_t overhead_ns = 0;                          // what the profiler says it took, and flushing it
+  std::int64_t waits = 0, events = 0, memory_calls = 0;  // of the records
 
   void add(const DeviceRecordCounts& more);
 };
@@ -94,6 +95,34 @@ class RecordedLane {
   std::vector<std::unique_ptr<std::array<RecordedSpan, kBlock>>> blocks_;
 };
 
+/// A call of the driver that is no work: a wait, or memory that it hands out. It makes a span beside the plan's.
+struct DriverCall {
+  const char* name = "";  // as Kineto calls waits, and CUDA its own calls
+  SpanKind kind = SpanKind::Wait;
+  std::int64_t start = 0, end = 0;  // steady clock
+  std::int32_t step = 0, instruction = -1;
+  const RecordedLane* lane = nullptr;     // of the stream that waits; null: the host's
+  const RecordedLane* awaited = nullptr;  // of the stream that is waited for, where known
+  Bytes bytes = 0;
+};
+
+class DriverCalls {
+ public:
+  explicit DriverCalls(std::int64_t most) : most_(most) {}
+  void add(const DriverCall& call) {
+    if (static_cast<std::int64_t>(calls_.size()) < most_)
+      calls_.push_back(call);
+    else
+      ++dropped_;
+  }
+  const std::vector<DriverCall>& all() const { return calls_; }
+  std::int64_t dropped() const { return dropped_; }
+
+ private:
+  std::int64_t most_, dropped_ = 0;
+  std::vector<DriverCall> calls_;
+};
+
 class Recorder {
  public:
   /// `most_spans` of each lane are kept; the rest is counted as dropped.
@@ -106,6 +135,8 @@ class Recorder {
   void host_waited(std::int64_t start);
   void memory_changed(const std::vector<MemoryChange>& changes);  // in the plan's order
 
+  /// One thread's, as a stream's lane.
+  DriverCalls& driver_calls() { return driver_calls_; }
   /// New since the last call.
   void device_recorded(const DeviceRecordCounts& counts);
 
@@ -128,6 +159,7 @@ class Recorder {
 
   std::int64_t most_;
   std::vector<std::unique_ptr<RecordedLane>> lanes_;
+  DriverCalls driver_calls_;
   std::vector<HostSpan> host_;
   std::int64_t dropped_host_ = 0;
   HostSpan current_;  // start < 0: between instructions

@@ -91,7 +91,7 @@ class Finder {
       if (span.instruction.valid()) host_of_.try_emplace(span.instruction.value, &span);
       return;
     }
-    if (on_compute(span)) {
+    if (on_compute(span) && span.kind != SpanKind::Wait) {
       compute_.push_back(&span);
       result_.busy += span.duration;
       if (is_backward(span.phase)) last_backward_ = std::max(last_backward_.value_or(0), span.start + span.duration);

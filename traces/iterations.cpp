@@ -34,6 +34,12 @@ std::vector<TimelineIteration> marked_iterations(const Timeline& timeline, std::
   return iterations;
 }
 
+/// What a recording shows between the plan's spans, as calls of the driver: as many as come, and of no iteration's
+/// time.
+bool is_beside_plan(const Span& span) {
+  return !span.instruction.valid() && (span.kind == SpanKind::Wait || span.kind == SpanKind::Annotation);
+}
+
 /// Index of the iteration that a span belongs to; -1: none.
 std::ptrdiff_t place_of(const std::vector<TimelineIteration>& all, const Span& span) {
   const auto after = [&](const auto& not_yet) {
@@ -62,9 +68,10 @@ std::vector<TimelineIteration> iterations_of(const Timeline& timeline, std::int3
     const std::ptrdiff_t at = marked ? place_of(iterations, span) : 0;
     if (at < 0) continue;
     TimelineIteration& iteration = iterations[static_cast<std::size_t>(at)];
+    const bool beside = iteration.first.valid() && is_beside_plan(span);
     if (!marked) iteration.begin = iteration.issue = std::min(iteration.begin, span.start);
-    if (iteration.spans.empty()) iteration.end = span.start + span.duration;
-    iteration.end = std::max(iteration.end, span.start + span.duration);
+    if (iteration.spans.empty()) iteration.end = beside ? iteration.begin : span.start + span.duration;
+    if (!beside) iteration.end = std::max(iteration.end, span.start + span.duration);
     iteration.spans.push_back(SpanId(s));
   }
   std::erase_if(iterations, [](const TimelineIteration& i) { return i.spans.empty(); });
@@ -74,9 +81,15 @@ std::vector<TimelineIteration> iterations_of(const Timeline& timeline, std::int3
 const TimelineIteration& steady_iteration(const Timeline& timeline, const std::vector<TimelineIteration>& iterations) {
   if (timeline.provenance.source == "simulated" || iterations.size() < 3) return iterations.back();
   // Repeats have equally many spans with instructions as the last one.
-  const auto size = iterations.back().spans.size();
+  const auto size_of = [&](const TimelineIteration& i) {
+    return i.spans.size() - (i.first.valid() ? static_cast<std::size_t>(std::count_if(
+                                                   i.spans.begin(), i.spans.end(),
+                                                   [&](SpanId s) { return is_beside_plan(timeline.spans[s.index()]); }))
+                                             : 0);
+  };
+  const auto size = size_of(iterations.back());
   std::vector<const TimelineIteration*> repeats;
-  for (auto it = iterations.rbegin(); it != iterations.rend() && it->spans.size() == size; ++it) {
+  for (auto it = iterations.rbegin(); it != iterations.rend() && size_of(*it) == size; ++it) {
     repeats.push_back(&*it);
   }
   if (repeats.size() > 2) repeats.pop_back();  // the first of them still warms up

@@ -80,6 +80,7 @@ class CudaRunDevice final : public RunDevice {
     auto started = exec::CuptiRecorder::start();
     if (started) {
       cupti_ = std::move(*started);
+      for (const Error& refused : cupti_->refused()) notes_.push_back(to_text(refused));
     } else {
       notes_.push_back(to_text(started.error()));
     }

@@ -115,6 +115,33 @@ TEST(Comparison, ThePeakOfSeveralSamplesAtOneTimeIsTheHighest) {
   EXPECT_EQ(must_compare(t, t).peak_memory, (Pair{7000, 7000}));
 }
 
+/// Waits while nothing computes, and memory of the driver that an iteration takes and others do not, the last of it
+/// behind all work.
+TEST(Comparison, CallsOfTheDriverBesideThePlanAreNoDifference) {
+  Sample sample;
+  sample.source = "executed";
+  sample.iterations = 4;
+  const Timeline without = sample.make();
+  Timeline with = without;
+  const auto add = [&](int lane, SpanKind kind, SimTime start, SimDuration duration) {
+    Span span;
+    span.lane = LaneId(lane), span.kind = kind, span.start = start, span.duration = duration;
+    span.unit = 1, span.phase = static_cast<std::int32_t>(Phase::Backward);
+    with.spans.push_back(span);
+  };
+  for (const std::int32_t k : {0, 1, 2, 3}) add(1, SpanKind::Wait, 4000 * k + 100, 700);
+  for (const SimTime start : {4100, 4200, 12'100, 12'200, 14'500}) add(0, SpanKind::Annotation, start, 900);
+  std::stable_sort(with.spans.begin(), with.spans.end(), [](const Span& x, const Span& y) {
+    return std::pair(x.lane, x.start) < std::pair(y.lane, y.start);
+  });
+  const Comparison c = must_compare(with, without);
+  EXPECT_EQ(c.iteration_a, c.iteration_b);
+  EXPECT_EQ(c.only_a + c.only_b, 0);
+  for (const Pair& pair : {c.step, c.compute, c.comm, c.exposed}) EXPECT_EQ(pair.a, pair.b);
+  for (const UnitPair& unit : c.by_unit) EXPECT_EQ(unit.busy().difference(), 0) << unit.unit;
+  for (const CausePair& cause : c.by_cause) EXPECT_EQ(cause.time.difference(), 0) << cause.cause;
+}
+
 TEST(Comparison, AShiftOfTheWholeTimelineIsNoDifference) {
   Sample later;
   later.shift = 123'456;

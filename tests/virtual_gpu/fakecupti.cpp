@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -22,6 +23,8 @@ struct Profiler {
   uint8_t* buffer = nullptr;
   size_t size = 0, used = 0, dropped = 0;
   uint32_t next_correlation = 1;
+  uint64_t next_record = 1;                   // of events
+  std::map<const void*, size_t> allocations;  // a release tells its bytes too
   bool subscribed = false;
   std::vector<std::vector<uint8_t>> held;  // late records
 };
@@ -98,22 +101,16 @@ size_t record_size(CUpti_ActivityKind kind) {
     case CUPTI_ACTIVITY_KIND_MEMCPY: return sizeof(CUpti_ActivityMemcpy6);
     case CUPTI_ACTIVITY_KIND_MEMSET: return sizeof(CUpti_ActivityMemset4);
     case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: return sizeof(CUpti_ActivityExternalCorrelation);
+    case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: return sizeof(CUpti_ActivitySynchronization2);
+    case CUPTI_ACTIVITY_KIND_CUDA_EVENT: return sizeof(CUpti_ActivityCudaEvent2);
+    case CUPTI_ACTIVITY_KIND_MEMORY2: return sizeof(CUpti_ActivityMemory4);
     default: return sizeof(CUpti_ActivityAPI);
   }
 }
 
-}  // namespace
-
-ns_t profiler_now() {
-  Profiler& p = profiler();
-  return p.subscribed && p.timestamp ? (ns_t)p.timestamp() : 0;
-}
-
-void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) {
-  Profiler& p = profiler();
-  if (!p.subscribed || !p.request || !sp.real_start) return;
+// The records of the call itself; the number that ties others to it.
+uint32_t write_call(Profiler& p, CUpti_ActivityKind kind, ns_t start, ns_t end) {
   const uint32_t correlation = p.next_correlation++;
-  const auto api_kind = kind == WorkKind::Collective ? CUPTI_ACTIVITY_KIND_DRIVER : CUPTI_ACTIVITY_KIND_RUNTIME;
   if (!pushed.empty() && p.kinds.count(CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION)) {
     CUpti_ActivityExternalCorrelation link{};
     link.kind = CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION;
@@ -122,13 +119,35 @@ void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) 
     link.correlationId = correlation;
     write(p, link);
   }
-  if (p.kinds.count(api_kind)) {
+  if (p.kinds.count(kind)) {
     CUpti_ActivityAPI call{};
-    call.kind = api_kind;
-    call.start = call.end = p.timestamp();
+    call.kind = kind;
+    call.start = (uint64_t)start;
+    call.end = (uint64_t)end;
     call.correlationId = correlation;
     write(p, call);
   }
+  return correlation;
+}
+
+constexpr uint32_t kContext = 1;
+
+uint32_t event_id(const Event* e) { return (uint32_t)((uintptr_t)e >> 4); }
+
+}  // namespace
+
+ns_t profiler_now() {
+  std::lock_guard<std::recursive_mutex> lk(lock());
+  Profiler& p = profiler();
+  return p.subscribed && p.timestamp ? (ns_t)p.timestamp() : 0;
+}
+
+void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) {
+  Profiler& p = profiler();
+  if (!p.subscribed || !p.request || !sp.real_start) return;
+  const auto api_kind = kind == WorkKind::Collective ? CUPTI_ACTIVITY_KIND_DRIVER : CUPTI_ACTIVITY_KIND_RUNTIME;
+  const auto now = (ns_t)p.timestamp();
+  const uint32_t correlation = write_call(p, api_kind, now, now);
   if (kind == WorkKind::Memcpy && p.kinds.count(CUPTI_ACTIVITY_KIND_MEMCPY)) {
     auto r = device_record<CUpti_ActivityMemcpy6>(CUPTI_ACTIVITY_KIND_MEMCPY, s, sp, correlation);
     r.bytes = bytes;
@@ -140,6 +159,74 @@ void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) 
   } else if (p.kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) {
     write_device(p, device_record<CUpti_ActivityKernel10>(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, s, sp, correlation));
   }
+}
+
+void profile_record(Event* e, const Stream* s) {
+  Profiler& p = profiler();
+  const ns_t now = profiler_now();
+  e->record = 0;
+  if (!now || !p.request) return;
+  e->record = p.next_record++;
+  const uint32_t correlation = write_call(p, CUPTI_ACTIVITY_KIND_RUNTIME, now, now);
+  if (!p.kinds.count(CUPTI_ACTIVITY_KIND_CUDA_EVENT)) return;
+  CUpti_ActivityCudaEvent2 r{};
+  r.kind = CUPTI_ACTIVITY_KIND_CUDA_EVENT;
+  r.correlationId = correlation;
+  r.contextId = kContext;
+  r.streamId = (uint32_t)s->id;
+  r.eventId = event_id(e);
+  r.deviceId = (uint32_t)s->dev;
+  r.cudaEventSyncId = e->record;
+  write(p, r);
+}
+
+void profile_wait(WaitKind kind, ns_t start, const Stream* s, const Event* e) {
+  Profiler& p = profiler();
+  const ns_t now = profiler_now();
+  if (!start || !now || !p.request) return;
+  const uint32_t correlation = write_call(p, CUPTI_ACTIVITY_KIND_RUNTIME, start, now);
+  if (!p.kinds.count(CUPTI_ACTIVITY_KIND_SYNCHRONIZATION)) return;
+  static const CUpti_ActivitySynchronizationType types[] = {
+      CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_EVENT_SYNCHRONIZE, CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_SYNCHRONIZE,
+      CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT, CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_CONTEXT_SYNCHRONIZE};
+  CUpti_ActivitySynchronization2 r{};
+  r.kind = CUPTI_ACTIVITY_KIND_SYNCHRONIZATION;
+  r.type = types[(int)kind];
+  r.start = (uint64_t)start;
+  r.end = (uint64_t)now;
+  r.correlationId = correlation;
+  r.contextId = kContext;
+  r.streamId = s ? (uint32_t)s->id : CUPTI_SYNCHRONIZATION_INVALID_VALUE;
+  r.cudaEventId = e ? event_id(e) : CUPTI_SYNCHRONIZATION_INVALID_VALUE;
+  r.cudaEventSyncId = e && e->record ? e->record : CUPTI_SYNCHRONIZATION_INVALID_VALUE;
+  write(p, r);
+}
+
+void profile_memory(bool takes, bool pinned, ns_t start, const void* ptr, size_t bytes) {
+  Profiler& p = profiler();
+  const ns_t now = profiler_now();
+  if (!start || !now || !p.request) return;
+  if (takes) {
+    p.allocations[ptr] = bytes;
+  } else if (const auto known = p.allocations.find(ptr); known != p.allocations.end()) {
+    bytes = known->second;
+    p.allocations.erase(known);
+  }
+  const uint32_t correlation = write_call(p, CUPTI_ACTIVITY_KIND_RUNTIME, start, now);
+  if (!p.kinds.count(CUPTI_ACTIVITY_KIND_MEMORY2)) return;
+  CUpti_ActivityMemory4 r{};
+  r.kind = CUPTI_ACTIVITY_KIND_MEMORY2;
+  r.memoryOperationType =
+      takes ? CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_ALLOCATION : CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE;
+  r.memoryKind = pinned ? CUPTI_ACTIVITY_MEMORY_KIND_PINNED : CUPTI_ACTIVITY_MEMORY_KIND_DEVICE;
+  r.correlationId = correlation;
+  r.address = (uint64_t)(uintptr_t)ptr;
+  r.bytes = bytes;
+  r.timestamp = (uint64_t)start;
+  r.deviceId = (uint32_t)current_device();
+  r.contextId = kContext;
+  r.streamId = CUPTI_INVALID_STREAM_ID;
+  write(p, r);
 }
 
 }  // namespace fakegpu
@@ -164,7 +251,9 @@ CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
   return CUPTI_SUCCESS;
 }
 CUptiResult cuptiGetResultString(CUptiResult result, const char** text) {
-  *text = result == CUPTI_ERROR_INSUFFICIENT_PRIVILEGES ? "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" : "virtual CUPTI error";
+  *text = result == CUPTI_ERROR_INSUFFICIENT_PRIVILEGES ? "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+          : result == CUPTI_ERROR_NOT_COMPATIBLE        ? "CUPTI_ERROR_NOT_COMPATIBLE"
+                                                        : "virtual CUPTI error";
   return CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc request,
@@ -181,8 +270,10 @@ CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc n
 }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
   Guard lk(lock());
-  const bool rare = kind == CUPTI_ACTIVITY_KIND_MEMCPY2 || kind == CUPTI_ACTIVITY_KIND_OVERHEAD;
-  if (rare && wished("few")) return CUPTI_ERROR_NOT_COMPATIBLE;
+  static const std::set<int> rare = {CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_OVERHEAD,
+                                     CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, CUPTI_ACTIVITY_KIND_CUDA_EVENT,
+                                     CUPTI_ACTIVITY_KIND_MEMORY2};
+  if (rare.count(kind) && wished("few")) return CUPTI_ERROR_NOT_COMPATIBLE;
   profiler().kinds.insert(kind);
   return CUPTI_SUCCESS;
 }

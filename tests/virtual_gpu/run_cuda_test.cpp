@@ -17,6 +17,7 @@
 #include "tests/cli/running_program.h"
 #include "tests/support/temporary_path.h"
 #include "tests/virtual_gpu/planned_calls.h"
+#include "traces/comparison.h"
 #include "traces/fst.h"
 
 namespace foreshard {
@@ -229,6 +230,87 @@ TEST(RunCuda, RecordsThatComeLateOrAreOfFewKindsAreAttributedAllTheSame) {
   ASSERT_GT(in_time.count("1 D"), 0u);
   EXPECT_EQ(recorded_spans("late"), in_time);
   EXPECT_EQ(recorded_spans("few"), in_time) << "kinds that a driver may refuse";
+}
+
+/// What stands beside the plan's spans: "rank lane name".
+std::map<std::string, int> calls_of_the_driver(const Timeline& recorded, SpanKind kind) {
+  std::map<std::string, int> calls;
+  for (const Span& span : recorded.spans) {
+    if (span.kind != kind) continue;
+    EXPECT_FALSE(span.instruction.valid()) << "it would be taken for the plan's";
+    EXPECT_GE(span.duration, 0);
+    const Lane& lane = recorded.lanes[span.lane.index()];
+    ++calls[std::to_string(lane.rank) + " " + lane.stream + " " + std::string(recorded.name_of(span.name))];
+  }
+  return calls;
+}
+
+TEST(RunCuda, ARecordingShowsTheWaitsOfThePlanAndTheDriversMemory) {
+  const LogFolder logs;
+  const std::string timeline = testing::temporary_path("waits.fst");
+  const ProgramEnd end = run({"--nproc", "2", "--timeline", timeline}, {logs.variable()});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  EXPECT_THAT(end.err, Not(HasSubstr("CUPTI")));
+  const auto recorded = read_fst(timeline);
+  ASSERT_TRUE(recorded) << to_text(recorded.error());
+  std::map<std::string, int> planned;
+  for (const exec::PlannedCall& call : calls_planned(plan_of({"train.steps=3"}))) {
+    for (const std::string rank : {"0 ", "1 "}) {
+      const std::string stream(stream_name(call.stream));
+      if (call.api == "cudaStreamWaitEvent")
+        ++planned[rank + stream + " Stream Wait Event (" + std::string(stream_name(*call.waits_for)) + ")"];
+      if (call.api == "cudaEventSynchronize") ++planned[rank + "host Event Sync (" + stream + ")"];
+    }
+  }
+  ASSERT_GT(planned.count("0 D Stream Wait Event (A)"), 0u);
+  std::map<std::string, int> waits = calls_of_the_driver(*recorded, SpanKind::Wait);
+  for (const char* lane : {"D", "A", "S"})
+    EXPECT_GE(waits["1 host Stream Sync (" + std::string(lane) + ")"], 3) << "the ends of three steps";
+  std::erase_if(waits, [](const auto& row) { return row.first.find("Event") == std::string::npos; });
+  EXPECT_EQ(waits, planned);
+
+  EXPECT_GT(calls_of_the_driver(*recorded, SpanKind::Annotation)["0 host cudaMalloc"], 0);
+  std::map<std::int64_t, int> sizes;  // of all ranks, from before the first step on
+  for (const auto& calls : logs.of_ranks()) {
+    for (const exec::DeviceCall& call : calls) sizes[call.bytes] += call.api == "cudaMalloc" ? 1 : 0;
+  }
+  for (const Span& span : recorded->spans) {
+    if (recorded->name_of(span.name) == "cudaMalloc") {
+      EXPECT_GE(--sizes[span.bytes], 0) << span.bytes;
+    }
+  }
+
+  // Beside itself without them: neither what is compared nor how long is another.
+  Timeline plans = *recorded;
+  std::erase_if(plans.spans,
+                [](const Span& span) { return span.kind == SpanKind::Wait || span.kind == SpanKind::Annotation; });
+  plans.flows.clear();  // of spans that have moved
+  const auto comparison = compare_timelines(*recorded, plans);
+  fs::remove(timeline);
+  ASSERT_TRUE(comparison) << to_text(comparison.error());
+  EXPECT_EQ(comparison->step.a, comparison->step.b);
+  EXPECT_EQ(comparison->compute.a, comparison->compute.b);
+  EXPECT_EQ(comparison->comm.a, comparison->comm.b);
+  EXPECT_EQ(comparison->only_a, 0);
+}
+
+TEST(RunCuda, KindsOfRecordsThatCuptiRefusesAreToldOnceAndStopNoOthers) {
+  const std::string timeline = testing::temporary_path("few.fst");
+  const ProgramEnd end =
+      run({"--timeline", timeline, "--set", "cluster.world_size=1", "--set", "cluster.ranks_per_node=1"},
+          {"FAKEGPU_CUPTI=few"});
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+  const std::string told =
+      "CUPTI cannot record: copies between cards, its own overhead, waits, events, memory of the "
+      "driver: CUPTI_ERROR_NOT_COMPATIBLE";
+  EXPECT_THAT(end.err, HasSubstr(told));
+  EXPECT_EQ(end.err.find(told), end.err.rfind(told));
+  const auto recorded = read_fst(timeline);
+  fs::remove(timeline);
+  ASSERT_TRUE(recorded) << to_text(recorded.error());
+  EXPECT_TRUE(calls_of_the_driver(*recorded, SpanKind::Wait).empty());
+  EXPECT_TRUE(std::any_of(recorded->spans.begin(), recorded->spans.end(),
+                          [](const Span& span) { return span.kind == SpanKind::Compute; }));
 }
 
 TEST(RunCuda, NcclKnowsTheAllocatorsMemoryWhereAsked) {
