@@ -47,6 +47,23 @@ TEST(ProgramTrace, AnalysisHasTheFieldsOfItsSchema) {
   EXPECT_EQ(rank["critical_path"].back()["kind"], "optimizer");
 }
 
+TEST(ProgramTrace, AHostMakesTheBatchBeforeTheStepACardInIt) {
+  const auto batches = [](const std::string& profile) {
+    const std::string path = testing::temporary_path("batch.json");
+    const ProgramRun run = run_program({"simulate", FORESHARD_SOURCE_DIR "/examples/tiny-llama-2ranks.toml", "--set",
+                                        "cluster.profile=" + profile, "--trace", path});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    const json trace = json::parse(text_of(path));
+    int found = 0;
+    for (const json& event : trace["traceEvents"]) {
+      if (event.value("cat", "") == "other") ++found;
+    }
+    return found;
+  };
+  EXPECT_EQ(batches("cpu-host"), 0) << "run records none, so compare would miss it";
+  EXPECT_GT(batches("h100-sxm-80"), 0);
+}
+
 TEST(ProgramTrace, AWindowAndARankCanBeChosenAndWrongOnesAreTold) {
   const ProgramRun run =
       run_program({"trace", "analyse", kFsdp2, "--json", "--rank", "3", "--from", "90us", "--to", "0.4ms"});
