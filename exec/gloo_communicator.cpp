@@ -71,13 +71,17 @@ struct Peers {
   std::vector<int> ranks;             // of the world
   std::map<std::string, int> behind;  // remote address of a connection as Gloo prints it -> rank of the world
 
-  std::optional<int> named_in(const std::string& text) const {
+  /// Whom `self`, a rank of the world, lost by Gloo's sentence. Of two ranks it can only be the other, also where the
+  /// sentence names no address.
+  std::optional<int> named_in(const std::string& text, int self) const {
     for (const auto& [address, rank] : behind) {
       const auto at = text.find(address);
       if (at == std::string::npos) continue;
       const auto after = at + address.size();  // port 6542 is not 65426
       if (after == text.size() || text[after] < '0' || text[after] > '9') return rank;
     }
+    if (ranks.size() == 2 && text.find("onnection") != std::string::npos)
+      return ranks.front() == self ? ranks.back() : ranks.front();
     return std::nullopt;
   }
 };
@@ -205,7 +209,7 @@ class GlooCommunicator final : public Communicator {
 
   std::string reason(const std::string& thrown) {
     std::string text = without_source(thrown);
-    const auto lost = peers_.named_in(text);
+    const auto lost = peers_.named_in(text, world_rank());
     if (lost) text = fmt::format("lost rank {} ({})", *lost, text);
     if (const auto word = rendezvous_.reported_failure(kPatienceForTheReason)) text += "; " + *word;
     return text;

@@ -29,11 +29,11 @@ namespace {
 class TrainingStep : public ::testing::Test {
  protected:
   void prepare(Job wanted) {
-    job = std::move(wanted);
-    auto loaded = load_model(job.model, program_options(job, ProgramDevice::Cuda));
+    job_ = std::move(wanted);
+    auto loaded = load_model(job_.model, program_options(job_, ProgramDevice::Cuda));
     ASSERT_TRUE(loaded) << to_text(loaded.error());
     model = std::move(*loaded);
-    auto made = build_plan(model, job);
+    auto made = build_plan(model, job_);
     ASSERT_TRUE(made) << to_text(made.error());
     plan = std::move(*made);
     auto interpreted = OperatorInterpreter::create(model, c10::kCUDA);
@@ -56,8 +56,8 @@ class TrainingStep : public ::testing::Test {
     const NamedTensors weights = tiny_llama_weights();
     std::vector<at::Tensor> buffers;
     for (const at::Tensor& buffer : tiny_llama_buffers(model)) buffers.push_back(buffer.cuda());
-    PlanRunnerSetup setup{model, plan, *interpreter, *backend, communicators, job.train.optimizer, buffers};
-    setup.scaler = job.train.grad_scaler;
+    PlanRunnerSetup setup{model, plan, *interpreter, *backend, communicators, job_.train.optimizer, buffers};
+    setup.scaler = job_.train.grad_scaler;
     auto created =
         PlanRunner::create(std::move(setup), [&](ParamId id) { return weights.at(model.params[id.index()].fqn); });
     ASSERT_TRUE(created) << to_text(created.error());
@@ -65,7 +65,7 @@ class TrainingStep : public ::testing::Test {
   }
 
   void step(int number) {
-    std::vector<MicroBatch> micro_batches(static_cast<std::size_t>(job.train.micro_batches));
+    std::vector<MicroBatch> micro_batches(static_cast<std::size_t>(job_.train.micro_batches));
     for (MicroBatch& batch : micro_batches) {
       for (const at::Tensor& input : tiny_llama_inputs(data, 0, 0, plan.world_size)) batch.push_back(input.cuda());
     }
@@ -90,7 +90,7 @@ class TrainingStep : public ::testing::Test {
 
   CudaBackendOptions options;
   bool ranges = false, registers = false;
-  Job job;
+  Job job_;
   Model model;
   Plan plan;
   std::optional<OperatorInterpreter> interpreter;
