@@ -8,6 +8,7 @@
 #include <array>
 
 #include "core/model/lowering_machine.h"
+#include "core/model/script_loss.h"
 
 namespace foreshard::lowering {
 
@@ -129,11 +130,12 @@ class Liveness {
       }
     }
     hold_rotated(made);
+    hold_math_operands();
     std::vector<std::vector<std::int32_t>> out(steps);
     std::vector<bool> output(model_.values.size(), false);
     for (const ValueId id : model_.outputs)
       if (id.valid()) output[static_cast<std::size_t>(program_.resolve(id))] = true;
-    if (loss_of_script()) leave_model(made, output);
+    if (script_loss_begin(model_) >= 0) leave_model(made, output);
     for (const std::int32_t id : made)
       if (!output[static_cast<std::size_t>(id)])
         out[static_cast<std::size_t>(dies_[static_cast<std::size_t>(id)])].push_back(id);
@@ -141,16 +143,6 @@ class Liveness {
   }
 
  private:
-  /// The training script works the loss out of the logits: no labels are handed to the model.
-  bool loss_of_script() const {
-    const auto named = [this](std::string_view name) {
-      return std::any_of(model_.inputs.begin(), model_.inputs.end(),
-                         [&](ValueId id) { return model_.values[id.index()].name == name; });
-    };
-    return model_.has_loss && model_.outputs.size() == 2 && model_.outputs[1].valid() && named("input_ids") &&
-           !named("labels") && made_in_[static_cast<std::size_t>(program_.resolve(model_.outputs[1]))] >= 0;
-  }
-
   /// `logits = model(...).logits`: the forward has returned before the loss begins, and only the logits are left. Their
   /// name is given to the copy that `.float()` makes.
   void leave_model(const std::vector<std::int32_t>& made, std::vector<bool>& output) {
@@ -184,17 +176,20 @@ class Liveness {
     return !made && op.out[0].value != logits && value.shape == last.shape && value.dtype == last.dtype;
   }
 
-  /// GPT2Block gives attention's result a name of its own, and keeps it.
+  /// A child's result that its caller gives a name of its own and keeps: attention's in GPT2Block; in BERT's outputs
+  /// the projection's, until `LayerNorm(hidden_states + input_tensor)` has returned.
   std::int32_t named_result(std::size_t made, std::size_t used) const {
-    const std::int32_t block = tree_.innermost[used];
-    if (!ends_with(class_of(tree_.calls[static_cast<std::size_t>(block)]), "GPT2Block")) return -1;
+    const std::int32_t caller = tree_.innermost[used];
+    const Call& call = tree_.calls[static_cast<std::size_t>(caller)];
+    const std::string_view name = class_of(call);
+    const bool block = ends_with(name, "GPT2Block");
+    if (!block && !ends_with(name, "BertSelfOutput") && !ends_with(name, "BertOutput")) return -1;
     std::int32_t from = tree_.innermost[made];
-    while (from >= 0 && tree_.calls[static_cast<std::size_t>(from)].parent != block)
+    while (from >= 0 && tree_.calls[static_cast<std::size_t>(from)].parent != caller)
       from = tree_.calls[static_cast<std::size_t>(from)].parent;
     if (from < 0) return -1;
     const ModuleId callee = tree_.calls[static_cast<std::size_t>(from)].module;
-    return ends_with(model_.modules[callee.index()].fqn, ".attn") ? tree_.calls[static_cast<std::size_t>(block)].last
-                                                                  : -1;
+    return !block || ends_with(model_.modules[callee.index()].fqn, ".attn") ? call.last : -1;
   }
 
   std::int32_t named_until(const Op& op, std::int32_t step) {
@@ -241,6 +236,45 @@ class Liveness {
         dies_[static_cast<std::size_t>(id)] = std::max(dies_[static_cast<std::size_t>(id)], returned);
     }
   }
+
+  const Op& op_at(std::int32_t step) const {
+    return model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(step)].op)];
+  }
+
+  /// Attention by _scaled_dot_product_attention_math: the scaled query, repeated heads and the mask are its locals, and
+  /// its arguments its caller's.
+  void hold_math_operands() {
+    const auto steps = static_cast<std::int32_t>(program_.steps.size());
+    for (std::int32_t softmax = 0; softmax < steps; ++softmax) {
+      if (op_at(softmax).name != "aten._safe_softmax.default") continue;
+      const Call& call = call_of(softmax);
+      std::int32_t begin = softmax, keys = -1, end = softmax;
+      const auto earlier_scale = [&] {
+        while (begin > call.first)
+          if (op_at(--begin).name == "aten.mul.Scalar") return true;
+        return false;
+      };
+      if (!earlier_scale()) continue;
+      keys = begin;
+      if (!earlier_scale()) continue;
+      while (end < call.last && op_at(end).name != "aten.bmm.default") ++end;
+      for (std::int32_t at = begin; at <= end; ++at) {
+        const Op& op = op_at(at);
+        const bool local = at == begin || op.name == "aten.clone.default" || op.name.starts_with("aten.where.");
+        if (at < keys && local) hold(op.out.front(), end);
+        for_each_arg(op, [&](const Arg& arg) {
+          const auto* value = std::get_if<ValueRef>(&arg.value);
+          if (value == nullptr) return;
+          const std::int32_t made = made_in_[static_cast<std::size_t>(program_.resolve(value->id))];
+          if (made >= 0 && made < begin &&
+              tree_.innermost[static_cast<std::size_t>(made)] == tree_.innermost[static_cast<std::size_t>(softmax)])
+            hold(ValueId(program_.resolve(value->id)), call.last);
+        });
+      }
+    }
+  }
+
+  void hold(ValueId id, std::int32_t step) { dies_[id.index()] = std::max(dies_[id.index()], step); }
 
   const Model& model_;
   const Program& program_;

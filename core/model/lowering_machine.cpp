@@ -154,7 +154,22 @@ std::vector<Ref> Machine::run_op(std::int32_t step, std::vector<Ref>& args) {
   const Step& at = program_.steps[static_cast<std::size_t>(step)];
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
   Emitter emit(*this, &op, at.op);
-  return forward_op(emit, *at.rule, op, args, result_layouts(op));
+  return forward_op(emit, rule_of(step), op, args, result_layouts(op));
+}
+
+/// _scaled_dot_product_attention_math adds the mask to its product in place; programs are written without writes.
+const OpRule& Machine::rule_of(std::int32_t step) const {
+  static const OpRule* const in_place = find_op_rule("aten.add_.Tensor");
+  const auto op_at = [this](std::size_t i) -> const Op& {
+    return model_.ops[static_cast<std::size_t>(program_.steps[i].op)];
+  };
+  const auto i = static_cast<std::size_t>(step);
+  const OpRule& own = *program_.steps[i].rule;
+  if (options.cpu_threads > 0 || i < 2 || i + 1 >= program_.steps.size() || op_at(i).name != "aten.add.Tensor" ||
+      op_at(i + 1).name != "aten._safe_softmax.default")
+    return own;
+  const std::string_view product = op_at(i - 1).name;  // _unsafe_view of a bmm
+  return product == "aten._unsafe_view.default" && op_at(i - 2).name == "aten.bmm.default" ? *in_place : own;
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -167,7 +182,7 @@ Edge Machine::edge_of(const Ref& tensor) {
 
 void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results) {
   const Step& at = program_.steps[static_cast<std::size_t>(step)];
-  const OpRule& rule = *at.rule;
+  const OpRule& rule = rule_of(step);
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
   if (rule.formula == OpFormula::None && rule.form != OpForm::InPlace) return;
   bool wanted = false;

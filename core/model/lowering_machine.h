@@ -110,6 +110,7 @@ class Machine {
   std::vector<Ref> gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame);
   std::vector<Layout> result_layouts(const Op& op) const;
   std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
+  const OpRule& rule_of(std::int32_t step) const;
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
   Edge edge_of(const Ref& tensor);
   CheckpointFrame* frame_of(std::int32_t step);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "core/model/script_loss.h"
+
 namespace foreshard {
 namespace {
 
@@ -221,7 +223,13 @@ class OpWalker {
     input_seen_.assign(model_.values.size(), -1);
     chains_.resize(model_.modules.size());
     open_call(ModuleId(0), 0);
+    const std::int32_t loss = script_loss(script_loss_begin(model_));
     for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      if (static_cast<std::int32_t>(i) == loss) {
+        close_node();
+        open_.resize(1);
+        graph_.loss = static_cast<std::int32_t>(graph_.nodes.size());
+      }
       Result<void> done = add_op(i);
       if (!done) return tl::unexpected(done.error());
     }
@@ -238,6 +246,14 @@ class OpWalker {
     std::int32_t first_count = 0;  // and that module's own call counter
     bool empty = true;
   };
+
+  /// Only a loss that the root's own operators work out is one run of them.
+  std::int32_t script_loss(std::int32_t begin) const {
+    if (begin < 0) return -1;
+    return std::all_of(model_.ops.begin() + begin, model_.ops.end(), [](const Op& op) { return op.module.value == 0; })
+               ? begin
+               : -1;
+  }
 
   bool is_boundary(ModuleId id) const {
     return id.value == 0 || (id.index() < boundary_.size() && boundary_[id.index()]) ||
@@ -345,6 +361,7 @@ class OpWalker {
     node_ = static_cast<std::int32_t>(graph_.nodes.size());
     graph_.nodes.push_back(std::move(node));
     call_of_node_.push_back(open_.back().call);
+    if (node_ == graph_.loss) return;  // no step of the root: its caller's
     graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({false, node_, {}});
   }
 
@@ -401,7 +418,8 @@ class OpWalker {
     root.inputs.clear();
     for (ValueId id : model_.inputs) root.inputs.push_back(variable(id));
     root.outputs.clear();
-    for (ValueId id : model_.outputs) root.outputs.push_back(variable(id));
+    for (ValueId id : model_.outputs)
+      if (graph_.loss < 0 || node_of_value_[id.index()] != graph_.loss) root.outputs.push_back(variable(id));
     for (std::size_t c = 1; c < graph_.calls.size(); ++c) {
       graph_.calls[c].arguments = graph_.calls[c].inputs;
       graph_.calls[c].results = graph_.calls[c].outputs;

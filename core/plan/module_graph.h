@@ -61,6 +61,7 @@ struct ModuleGraph {
   std::vector<GraphTensor> tensors;
   std::vector<GraphNode> nodes;
   std::vector<GraphCall> calls;
+  std::int32_t loss = -1;  // node of the training script's loss: runs after the root's call, on what that returned
 };
 
 /// `boundary[m]` is true for modules whose calls must be visible (units, checkpointed regions); `checkpoint[m]` wraps

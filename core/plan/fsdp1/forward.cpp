@@ -14,7 +14,9 @@ void Runtime::run_forward() {
   frame_ = -1;
   bind_inputs();
   if (!run_call(0)) return;
-  const GraphCall& call = graph_.calls.front();
+  if (graph_.loss >= 0 && !run_node(graph_.loss)) return;
+  const std::vector<std::int32_t>& made =
+      graph_.loss >= 0 ? graph_.nodes[static_cast<std::size_t>(graph_.loss)].outputs : graph_.calls.front().outputs;
   if (!grad_enabled_) {
     // Trap 7: what this forward leaves gathered, the next one does not gather again.
     for (const UnitState& u : units_) {
@@ -23,7 +25,7 @@ void Runtime::run_forward() {
     return;
   }
   std::vector<Tensor> outputs;
-  for (const std::int32_t output : call.outputs) outputs.push_back(env_[static_cast<std::size_t>(output)]);
+  for (const std::int32_t output : made) outputs.push_back(env_[static_cast<std::size_t>(output)]);
   pending_outputs_.push_back(std::move(outputs));
 }
 

@@ -105,11 +105,14 @@ Result<void> Fsdp2Runtime::forward(Pass pass) {
   }
   autograd_.set_thread(autograd::Thread::Main);
   Result<void> done = walk(0, pass);
+  if (done && graph_.loss >= 0) done = run_node(graph_.loss, pass);
   if (!done) return done;
   if (pass != Pass::Forward) return {};
   Output output;
-  if (!graph_.calls[0].outputs.empty()) {  // the loss, or the sum of the first output
-    const Tensor& tensor = tensors_[static_cast<std::size_t>(graph_.calls[0].outputs.front())];
+  const std::vector<std::int32_t>& made =
+      graph_.loss >= 0 ? graph_.nodes[static_cast<std::size_t>(graph_.loss)].outputs : graph_.calls[0].outputs;
+  if (!made.empty()) {  // the loss, or the sum of the first output
+    const Tensor& tensor = tensors_[static_cast<std::size_t>(made.front())];
     if (tensor.requires_grad && tensor.node != autograd::kNoNode) output.roots.push_back({tensor.node, tensor.slot});
   }
   outputs_.push_back(std::move(output));

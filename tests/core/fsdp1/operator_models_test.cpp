@@ -11,7 +11,7 @@
 namespace foreshard::fsdp1_test {
 namespace {
 
-Model small_llama() {
+Model small_llama(const std::string& loss = "auto") {
   const nlohmann::json config = {{"model_type", "llama"},    {"architectures", {"LlamaForCausalLM"}},
                                  {"hidden_size", 64},        {"intermediate_size", 128},
                                  {"num_hidden_layers", 4},   {"num_attention_heads", 4},
@@ -22,6 +22,7 @@ Model small_llama() {
   ModelOptions options;
   options.batch = 2;
   options.seq = 16;
+  options.loss = loss;
   Result<Model> model = model_from_config_json(config, "config.json", options);
   if (!model) throw std::runtime_error(to_text(model.error()));
   return std::move(*model);
@@ -98,6 +99,28 @@ TEST(Fsdp1Operators, EveryCombinationIsSteadyAndBalanced) {
       }
     }
   }
+}
+
+TEST(Fsdp1Operators, TheTrainingScriptsLossRunsOutsideTheRootsHooks) {  // R11
+  const auto phases = [](const std::string& loss) {
+    const Plan plan =
+        operator_plan(small_llama(loss), job_of(Strategy::FullShard, false, true), CheckpointKind::None, true);
+    std::string out = " ";
+    const auto note = [&](const std::string& word) {
+      if (!out.ends_with(' ' + word + ' ')) out += word + ' ';
+    };
+    for (const Instruction& i : plan.iterations.back().instructions) {
+      if (i.unit.value != 0) continue;
+      if (i.phase == Phase::PostForward || i.phase == Phase::PreBackward) note(std::string(phase_name(i.phase)));
+      if (i.segment.valid() && (i.kind == InstructionKind::Forward || i.kind == InstructionKind::Backward)) {
+        const bool last = i.segment.index() + 1 == plan.segments.size();
+        note(std::string(i.kind == InstructionKind::Forward ? "forward" : "backward") + (last ? ":last" : ""));
+      }
+    }
+    return out;
+  };
+  EXPECT_EQ(phases("auto"), " forward forward:last post_forward pre_backward backward:last backward ");
+  EXPECT_EQ(phases("cross_entropy"), " forward post_forward forward:last backward:last pre_backward backward ");
 }
 
 TEST(Fsdp1Operators, CheckpointInsideTheUnitGathersTwiceOutsideReentrantThrice) {  // P9

@@ -105,6 +105,93 @@ TEST(LoweringCorners, AMaskOfDropoutIsMadeBeforeTheResult) {
             (std::vector<Bytes>{6 * 4, 6 * 4 * 4}));
 }
 
+/// Bytes alive when a kernel of the forward list has been issued.
+Bytes alive_at(const LoweredProgram& lowered, const std::string& op) {
+  const SegmentTemplate& segment = lowered.templates[0];
+  Bytes alive = 0;
+  for (const Kernel& kernel : segment.forward.kernels) {
+    const auto apply = [&](std::int32_t begin, std::int32_t end) {
+      for (std::int32_t e = begin; e < end; ++e) {
+        const MemoryEvent& event = segment.forward.events[static_cast<std::size_t>(e)];
+        const Bytes bytes = segment.slots[static_cast<std::size_t>(event.slot)].bytes;
+        alive += event.alloc ? bytes : -bytes;
+      }
+    };
+    apply(kernel.before_begin, kernel.before_end);
+    if (lowered.op_names[static_cast<std::size_t>(kernel.op)] == op) return alive;
+    apply(kernel.after_begin, kernel.after_end);
+  }
+  return -1;
+}
+
+TEST(LoweringCorners, BertsOutputKeepsTheProjectionUntilItsNormHasReturned) {
+  const auto alive = [](const std::string& class_name) {
+    ToyProgram toy;
+    const std::string x = toy.input("x", {6, 4});
+    toy.module("", "Root");
+    toy.module("output", class_name);
+    toy.module("output.dense", "Linear");
+    toy.param("w", {4, 4});
+    toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+    toy.module("output", class_name);
+    toy.op("aten.add.Tensor", {"h", x}, {{"y", {6, 4}}});
+    toy.module("output.LayerNorm", "LayerNorm");
+    toy.op("aten.sin.default", {"y"}, {{"n", {6, 4}}});
+    toy.module("", "Root");
+    toy.op("aten.sum.default", {"n"}, {{"loss", {}}});
+    const Model model = toy.finish("loss");
+    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+    return alive_at(*lowered, "aten.sin.default");
+  };
+  EXPECT_EQ(alive("BertOutput"), 3 * 6 * 4 * 4);  // h, y, n
+  EXPECT_EQ(alive("ViTOutput"), 2 * 6 * 4 * 4);   // gives the sum the projection's name
+}
+
+TEST(LoweringCorners, MathAttentionAddsItsMaskInPlaceOnCuda) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {1, 6, 4});
+  const std::string mask = toy.input("mask", {6, 6});
+  toy.module("", "Root");
+  toy.param("k", {1, 4, 6});
+  toy.op("aten.bmm.default", {x, "%k"}, {{"b", {1, 6, 6}}});
+  const ArgList sizes{Arg{std::int64_t{1}}, Arg{std::int64_t{1}}, Arg{std::int64_t{6}}, Arg{std::int64_t{6}}};
+  toy.op("aten._unsafe_view.default", {"b"}, {{"p", {1, 1, 6, 6}}}, {Arg{sizes}});
+  toy.op("aten.add.Tensor", {"p", mask}, {{"m", {1, 1, 6, 6}}});
+  toy.op("aten._safe_softmax.default", {"m"}, {{"s", {1, 1, 6, 6}}}, {Arg{std::int64_t{-1}}});
+  toy.op("aten.sum.default", {"s"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto made = [&model](std::int64_t cpu_threads) {
+    LoweringOptions options;
+    options.cpu_threads = cpu_threads;
+    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model), options);
+    return made_by(*lowered, lowered->templates[0].forward, lowered->templates[0], "aten.add.Tensor").size();
+  };
+  EXPECT_EQ(made(0), 0U);
+  EXPECT_EQ(made(1), 1U);
+}
+
+TEST(LoweringCorners, MathAttentionHoldsItsOperandsUntilItsSecondProduct) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {1, 6, 4});
+  toy.module("", "Root");
+  toy.module("attn", "Attention");
+  toy.op("aten.sin.default", {x}, {{"q", {1, 6, 4}}});
+  toy.op("aten.sin.default", {x}, {{"k", {1, 4, 6}}});
+  toy.op("aten.sin.default", {x}, {{"v", {1, 6, 4}}});
+  toy.op("aten.mul.Scalar", {"q"}, {{"qs", {1, 6, 4}}}, {Arg{0.5}});
+  toy.op("aten.mul.Scalar", {"k"}, {{"ks", {1, 4, 6}}}, {Arg{0.5}});
+  toy.op("aten.bmm.default", {"qs", "ks"}, {{"p", {1, 6, 6}}});
+  toy.op("aten._safe_softmax.default", {"p"}, {{"s", {1, 6, 6}}}, {Arg{std::int64_t{-1}}});
+  toy.op("aten.bmm.default", {"s", "v"}, {{"o", {1, 6, 4}}});
+  toy.op("aten.cos.default", {"o"}, {{"c", {1, 6, 4}}});
+  toy.module("", "Root");
+  toy.op("aten.sum.default", {"c"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+  // Nothing is differentiated. When the cosine is issued: q, k, v, the product and the cosine.
+  EXPECT_EQ(alive_at(*lowered, "aten.cos.default"), 5 * 6 * 4 * 4);
+}
+
 /// Two parameters joined, times an input: the joined gradient is a tensor of its own.
 Model joined(std::int64_t dim, Shape a, Shape b, Shape both) {
   ToyProgram toy;
