@@ -78,6 +78,7 @@ struct AttentionModules {
 
 struct BlockModules {
   AttentionModules self, cross;
+  ModuleId module;
   ModuleId feed_forward, dense, activation, inner_dropout, dropout;
   LinearModule up, gate, down;  // `gate` only where gated: wi_0 is activated, wi_1 multiplies
   NormModules norm;
@@ -140,6 +141,7 @@ class T5Tree {
   BlockModules block(ModuleId list, std::int64_t index, bool decoder) {
     BlockModules m;
     const ModuleId block = tree_.module(list, std::to_string(index), "T5Block", {"GradientCheckpointingLayer"});
+    m.module = block;
     const ModuleId layers = tree_.module(block, "layer", "ModuleList");
     m.self = attention(layers, 0, false, index == 0);
     if (decoder) m.cross = attention(layers, 1, true, false);
@@ -183,9 +185,9 @@ class T5Program {
     Tensor self_bias, cross_bias;  // made in the first block, handed to the others
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
       const BlockModules& b = s.blocks[i];
-      x = attention(b.self, x, nullptr, memory != nullptr, self_bias);
-      if (memory != nullptr) x = attention(b.cross, x, memory, false, cross_bias);
-      x = feed_forward(b, x);
+      x = clamped(b, attention(b.self, x, nullptr, memory != nullptr, self_bias));
+      if (memory != nullptr) x = clamped(b, attention(b.cross, x, memory, false, cross_bias));
+      x = clamped(b, feed_forward(b, x));
     }
     return write_dropout(w_, s.dropout, norm(s.norm, x), c_.dropout);
   }
@@ -197,6 +199,23 @@ class T5Program {
     const Tensor variance = w_.mean_last(w_.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
     const Tensor scale = w_.unary("aten.rsqrt.default", w_.with_scalar("aten.add.Tensor", variance, Arg{c_.eps}));
     return w_.mul(w_.param(m.weight), w_.to(w_.mul(x, scale), x.dtype));
+  }
+
+  /// T5Block clamps infinities away to make training in float16 possible.
+  Tensor clamped(const BlockModules& m, const Tensor& x) {
+    if (x.dtype != DType::Float16) return x;
+    constexpr double kMax = 65504.0;
+    w_.enter(m.module);
+    const auto made = [this](std::string_view op, ArgList args, const Dims& sizes, DType dtype) {
+      return w_.emit(op, std::move(args), {}, {{sizes, ProgramWriter::contiguous_strides(sizes), dtype}})[0];
+    };
+    const Tensor where = made("aten.isinf.default", {ProgramWriter::arg(x)}, x.sizes, DType::Bool);
+    const Tensor infinite = made("aten.any.default", {ProgramWriter::arg(where)}, {}, DType::Bool);
+    const Tensor less = w_.scalar(kMax - 1000.0, DType::Float32, true);
+    const Tensor limit = w_.where(infinite, less, w_.scalar(kMax, DType::Float32, true));
+    const Tensor low = w_.unary("aten.neg.default", limit);
+    return made("aten.clamp.Tensor", {ProgramWriter::arg(x), ProgramWriter::arg(low), ProgramWriter::arg(limit)},
+                x.sizes, x.dtype);
   }
 
   Tensor heads_of(const AttentionModules& m, const LinearModule& linear, const Tensor& x) {
