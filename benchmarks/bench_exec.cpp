@@ -8,8 +8,8 @@
 #include <memory>
 #include <optional>
 
-#include "exec/host_backend.h"
-#include "exec/recorder.h"
+#include "exec/host/host_backend.h"
+#include "exec/record/recorder.h"
 
 namespace foreshard::exec {
 namespace {

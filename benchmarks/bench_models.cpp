@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/model/config_model.h"
-#include "core/model/load_model.h"
-#include "core/model/lowering.h"
+#include "core/model/families/config_model.h"
+#include "core/model/sources/load_model.h"
+#include "core/lowering/lowering.h"
 #include "core/plan/build_plan.h"
 #include "sim/simulate.h"
 

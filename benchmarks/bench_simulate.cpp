@@ -5,11 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/model/config_model.h"
-#include "core/model/load_model.h"
-#include "core/model/lowering.h"
+#include "core/model/families/config_model.h"
+#include "core/model/sources/load_model.h"
+#include "core/lowering/lowering.h"
 #include "core/plan/build_plan.h"
-#include "sim/caching_allocator.h"
+#include "sim/device/caching_allocator.h"
 #include "sim/simulate.h"
 
 namespace foreshard {

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <string>
 
-#include "sim/ranks.h"
-#include "sim/shared_parts.h"
-#include "sim/sweep.h"
+#include "sim/search/ranks.h"
+#include "sim/search/shared_parts.h"
+#include "sim/search/sweep.h"
 
 namespace foreshard {
 namespace {

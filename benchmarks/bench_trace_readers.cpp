@@ -14,10 +14,10 @@
 #include <fstream>
 #include <random>
 
-#include "traces/analysis.h"
-#include "traces/fst.h"
-#include "traces/open_trace.h"
-#include "traces/range_statistics.h"
+#include "traces/analysis/analysis.h"
+#include "traces/formats/fst.h"
+#include "traces/formats/open_trace.h"
+#include "traces/analysis/range_statistics.h"
 
 namespace {
 

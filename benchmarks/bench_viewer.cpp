@@ -6,13 +6,13 @@
 #include <QApplication>
 #include <random>
 
-#include "core/job_file.h"
+#include "core/job/job_file.h"
 #include "gui/models/navigation.h"
 #include "gui/models/slice_facts.h"
-#include "gui/models/slice_search.h"
+#include "gui/models/timeline/slice_search.h"
 #include "gui/models/what_if.h"
-#include "gui/view/picture.h"
-#include "gui/view/scene_painter.h"
+#include "gui/view/paint/picture.h"
+#include "gui/view/paint/scene_painter.h"
 
 namespace {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/arguments.h"
-#include "cli/console.h"
-#include "cli/verbs.h"
+#include "cli/console/arguments.h"
+#include "cli/console/console.h"
+#include "cli/verbs/verbs.h"
 
 namespace {
 

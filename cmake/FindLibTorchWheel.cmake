@@ -39,7 +39,7 @@ if(LibTorchWheel_FOUND AND NOT TARGET LibTorch::cpu)
                                                             "${_torch_folder}/include/torch/csrc/api/include")
   # The wheel's headers bring a newer fmt of their own, without its library. Its names carry its version: no clash.
   target_compile_definitions(LibTorch::cpu INTERFACE FMT_HEADER_ONLY)
-  # Debian's Gloo (exec/gloo_communicator.h) must stand before LibTorch in every program: both export gloo's names, and
+  # Debian's Gloo (exec/communicators/gloo_communicator.h) must stand before LibTorch in every program: both export gloo's names, and
   # only ours fit the headers. Torch's own Gloo groups are never made in these programs.
   find_package(Gloo CONFIG QUIET)
   if(TARGET gloo)

@@ -1,6 +1,6 @@
 // The job: what is to be trained, how it is sharded, and on what. A plain value with PyTorch's defaults.
 //
-// Its text form is the job file (TOML, docs/formats/job.md), read and written by core/job_file.h. Field names and
+// Its text form is the job file (TOML, docs/formats/job.md), read and written by core/job/job_file.h. Field names and
 // defaults are those of the public face; sections of the file are the structs below.
 #pragma once
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "gui/models/viewer_arguments.h"
-#include "gui/view/main_window.h"
-#include "gui/view/render.h"
-#include "gui/view/report.h"
+#include "gui/view/window/main_window.h"
+#include "gui/view/paint/render.h"
+#include "gui/view/paint/report.h"
 
 namespace {
 

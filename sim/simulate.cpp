@@ -7,12 +7,12 @@
 #include <tuple>
 #include <utility>
 
-#include "sim/action_start.h"
-#include "sim/core_sharing.h"
-#include "sim/device.h"
-#include "sim/exposure.h"
-#include "sim/plan_player.h"
-#include "sim/timeline_builder.h"
+#include "sim/play/action_start.h"
+#include "sim/play/core_sharing.h"
+#include "sim/device/device.h"
+#include "sim/play/exposure.h"
+#include "sim/play/plan_player.h"
+#include "sim/play/timeline_builder.h"
 
 namespace foreshard {
 namespace {
@@ -100,7 +100,7 @@ class Simulation {
       device_.allocator.record(index_of(Stream::D), options.record_pools);
   }
 
-  /// When work runs, if something else says so than the clock: sim/core_sharing.h.
+  /// When work runs, if something else says so than the clock: sim/play/core_sharing.h.
   void follow(const std::vector<Interval>& schedule) { schedule_ = &schedule; }
 
   Prediction run() {

@@ -11,10 +11,10 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/job_source.h"
-#include "cli/usage_error.h"
-#include "core/model/load_model.h"
-#include "exec/checkpoint_export.h"
+#include "cli/session/job_source.h"
+#include "cli/console/usage_error.h"
+#include "core/model/sources/load_model.h"
+#include "exec/checkpoint/checkpoint_export.h"
 
 namespace foreshard::cli {
 namespace {

@@ -1,8 +1,8 @@
-// `foreshard-exec checkpoint show|export|import`: exec/checkpoint_export.h on the command line.
+// `foreshard-exec checkpoint show|export|import`: exec/checkpoint/checkpoint_export.h on the command line.
 #pragma once
 
-#include "cli/console.h"
-#include "cli/flags.h"
+#include "cli/console/console.h"
+#include "cli/console/flags.h"
 
 namespace foreshard::cli {
 

@@ -7,14 +7,14 @@
 #include <variant>
 #include <vector>
 
-#include "cli/arguments.h"
-#include "cli/console.h"
+#include "cli/console/arguments.h"
+#include "cli/console/console.h"
 #include "cli/exec_program/checkpoint_files.h"
-#include "cli/exec_program/cuda_findings.h"
+#include "cli/exec_program/devices/cuda_findings.h"
 #include "cli/exec_program/run_calibration.h"
 #include "cli/exec_program/run_op_rules.h"
 #include "cli/exec_program/run_training.h"
-#include "cli/executor_findings.h"
+#include "cli/session/executor_findings.h"
 
 namespace {
 

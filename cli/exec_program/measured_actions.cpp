@@ -10,9 +10,9 @@
 #include <set>
 #include <utility>
 
-#include "cli/action_report.h"
-#include "cli/amount_text.h"
-#include "cli/json_text.h"
+#include "cli/reports/action_report.h"
+#include "cli/console/amount_text.h"
+#include "cli/console/json_text.h"
 
 namespace foreshard::cli {
 namespace {

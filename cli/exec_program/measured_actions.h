@@ -9,7 +9,7 @@
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/plan.h"
-#include "exec/action_run.h"
+#include "exec/actions/action_run.h"
 
 namespace foreshard::cli {
 

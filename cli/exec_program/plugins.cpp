@@ -37,7 +37,7 @@ Result<void> load_plugin(const std::string& file, exec::CommHookRegistry& regist
   }
   if (version() != FORESHARD_PLUGIN_VERSION) {
     return fail(plugin_error(file, ErrorCode::Unsupported, "the library was compiled against another Foreshard",
-                             fmt::format("version {} of exec/comm_hook.h", FORESHARD_PLUGIN_VERSION),
+                             fmt::format("version {} of exec/units/comm_hook.h", FORESHARD_PLUGIN_VERSION),
                              fmt::format("version {}", version())));
   }
   try {

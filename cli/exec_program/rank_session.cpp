@@ -7,9 +7,9 @@
 #include <exception>
 #include <utility>
 
-#include "cli/json_text.h"
+#include "cli/console/json_text.h"
 #ifdef FORESHARD_WITH_GLOO
-#include "exec/gloo_communicator.h"
+#include "exec/communicators/gloo_communicator.h"
 #endif
 
 namespace foreshard::cli {

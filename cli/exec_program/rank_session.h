@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/console.h"
+#include "cli/console/console.h"
 #include "core/job.h"
 #include "core/result.h"
-#include "exec/communicator.h"
-#include "exec/launch.h"
-#include "exec/rendezvous.h"
+#include "exec/communicators/communicator.h"
+#include "exec/launch/launch.h"
+#include "exec/launch/rendezvous.h"
 
 namespace foreshard::cli {
 

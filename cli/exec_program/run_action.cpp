@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "cli/action_report.h"
+#include "cli/reports/action_report.h"
 #include "cli/exec_program/measured_actions.h"
-#include "cli/exec_program/run_device.h"
+#include "cli/exec_program/devices/run_device.h"
 #include "cli/exec_program/run_timeline.h"
-#include "exec/action_run.h"
-#include "exec/recorder.h"
+#include "exec/actions/action_run.h"
+#include "exec/record/recorder.h"
 #include "sim/simulate.h"
 
 namespace foreshard::cli {

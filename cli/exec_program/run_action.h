@@ -1,9 +1,9 @@
 // `foreshard-exec run --action LIST`: one rank of the plans of init, summon, save and load.
 #pragma once
 
-#include "cli/console.h"
+#include "cli/console/console.h"
 #include "cli/exec_program/rank_session.h"
-#include "cli/flags.h"
+#include "cli/console/flags.h"
 #include "core/job.h"
 
 namespace foreshard::cli {

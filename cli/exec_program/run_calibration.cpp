@@ -12,21 +12,21 @@
 #include <utility>
 #include <vector>
 
-#include "cli/amount_text.h"
-#include "cli/exec_program/calibration_machine.h"
-#include "cli/exec_program/run_device.h"
-#include "cli/job_source.h"
-#include "cli/json_text.h"
-#include "cli/pipeline.h"
-#include "core/job_file.h"
-#include "exec/calibration.h"
-#include "exec/calibration_journal.h"
-#include "exec/in_process_communicator.h"
-#include "exec/launch.h"
-#include "exec/rendezvous.h"
-#include "sim/profile.h"
+#include "cli/console/amount_text.h"
+#include "cli/exec_program/devices/calibration_machine.h"
+#include "cli/exec_program/devices/run_device.h"
+#include "cli/session/job_source.h"
+#include "cli/console/json_text.h"
+#include "cli/session/pipeline.h"
+#include "core/job/job_file.h"
+#include "exec/calibrate/calibration.h"
+#include "exec/calibrate/calibration_journal.h"
+#include "exec/communicators/in_process_communicator.h"
+#include "exec/launch/launch.h"
+#include "exec/launch/rendezvous.h"
+#include "sim/machine/profile.h"
 #ifdef FORESHARD_WITH_GLOO
-#include "exec/gloo_communicator.h"
+#include "exec/communicators/gloo_communicator.h"
 #endif
 
 namespace foreshard::cli {

@@ -1,8 +1,8 @@
 // `foreshard-exec calibrate`: measures this machine for a job's model and writes a hardware profile.
 #pragma once
 
-#include "cli/console.h"
-#include "cli/flags.h"
+#include "cli/console/console.h"
+#include "cli/console/flags.h"
 
 namespace foreshard::cli {
 

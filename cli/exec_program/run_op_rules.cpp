@@ -9,12 +9,12 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/amount_text.h"
-#include "cli/job_source.h"
-#include "cli/json_text.h"
-#include "core/model/load_model.h"
-#include "core/model/op_rules.h"
-#include "exec/operator_proof.h"
+#include "cli/console/amount_text.h"
+#include "cli/session/job_source.h"
+#include "cli/console/json_text.h"
+#include "core/model/sources/load_model.h"
+#include "core/lowering/op_rules.h"
+#include "exec/operators/operator_proof.h"
 
 namespace foreshard::cli {
 namespace {

@@ -2,8 +2,8 @@
 // rules.
 #pragma once
 
-#include "cli/console.h"
-#include "cli/flags.h"
+#include "cli/console/console.h"
+#include "cli/console/flags.h"
 
 namespace foreshard::cli {
 

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "cli/pipeline.h"
-#include "traces/chrome_trace.h"
-#include "traces/fst.h"
-#include "traces/merged_timeline.h"
+#include "cli/session/pipeline.h"
+#include "traces/formats/chrome_trace.h"
+#include "traces/formats/fst.h"
+#include "traces/timeline/merged_timeline.h"
 
 namespace foreshard::cli {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "core/plan.h"
 #include "core/result.h"
-#include "exec/communicator.h"
-#include "exec/recorder.h"
+#include "exec/communicators/communicator.h"
+#include "exec/record/recorder.h"
 
 namespace foreshard::cli {
 

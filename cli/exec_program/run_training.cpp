@@ -17,14 +17,14 @@
 #include "cli/exec_program/plugins.h"
 #include "cli/exec_program/rank_session.h"
 #include "cli/exec_program/run_action.h"
-#include "cli/exec_program/run_device.h"
+#include "cli/exec_program/devices/run_device.h"
 #include "cli/exec_program/run_timeline.h"
 #include "cli/exec_program/step_report.h"
-#include "cli/job_source.h"
-#include "core/job_file.h"
-#include "exec/launch.h"
-#include "exec/recorder.h"
-#include "exec/training_loop.h"
+#include "cli/session/job_source.h"
+#include "core/job/job_file.h"
+#include "exec/launch/launch.h"
+#include "exec/record/recorder.h"
+#include "exec/training/training_loop.h"
 
 namespace foreshard::cli {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/console.h"
-#include "cli/flags.h"
+#include "cli/console/console.h"
+#include "cli/console/flags.h"
 
 namespace foreshard::cli {
 

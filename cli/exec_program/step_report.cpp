@@ -8,8 +8,8 @@
 #include <map>
 #include <optional>
 
-#include "cli/amount_text.h"
-#include "cli/json_text.h"
+#include "cli/console/amount_text.h"
+#include "cli/console/json_text.h"
 
 namespace foreshard::cli {
 namespace {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/console.h"
+#include "cli/console/console.h"
 #include "core/job.h"
-#include "exec/training_loop.h"
+#include "exec/training/training_loop.h"
 
 namespace foreshard::cli {
 

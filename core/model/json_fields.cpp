@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 
 namespace foreshard {
 namespace {

@@ -1,6 +1,6 @@
 // The Model: a module tree and, where the source gives one, an operator program. A plain value; every source builds it.
 //
-// Sources: config.json (core/model/config_model.h), model.json (core/model/model_json.h), later .pt2 archives.
+// Sources: config.json (core/model/families/config_model.h), model.json (core/model/model_json.h), later .pt2 archives.
 // Names are fully qualified names (fqn) as PyTorch prints them; the root module's fqn is "". Shapes are in elements.
 // A Model without `ops` has `calls` instead: it can be planned (units, layouts, counts) but carries no times.
 #pragma once

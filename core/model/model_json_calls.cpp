@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 
 namespace foreshard {
 namespace {

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 #include "core/model/json_fields.h"
 #include "core/model/model_json.h"
 #include "core/model/model_json_calls.h"

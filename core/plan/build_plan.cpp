@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/plan/checks.h"
+#include "core/plan/checks/checks.h"
 
 namespace foreshard {
 namespace {

@@ -8,9 +8,9 @@
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/plan.h"
-#include "core/plan/module_graph.h"
-#include "core/plan/script.h"
-#include "core/plan/units.h"
+#include "core/plan/graph/module_graph.h"
+#include "core/plan/graph/script.h"
+#include "core/plan/units/units.h"
 #include "core/result.h"
 
 namespace foreshard {

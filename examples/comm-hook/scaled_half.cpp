@@ -10,7 +10,7 @@
 
 #include <utility>
 
-#include "exec/comm_hook.h"
+#include "exec/units/comm_hook.h"
 
 namespace {
 

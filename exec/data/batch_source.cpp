@@ -13,12 +13,12 @@
 #include <span>
 #include <utility>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 #include "exec/data/byte_pair_encoder.h"
 #include "exec/data/input_ranges.h"
 #include "exec/data/sample_order.h"
 #include "exec/data/token_file.h"
-#include "exec/torch_types.h"
+#include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 #include "exec/data/text_pattern.h"
 
 namespace foreshard::exec {

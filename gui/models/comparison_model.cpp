@@ -5,7 +5,7 @@
 #include <limits>
 #include <map>
 
-#include "traces/iterations.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard::gui {
 namespace {

@@ -2,7 +2,7 @@
 // the difference along time.
 //
 // Built once from two TimelineModels; read only. Times are nanoseconds from the begin of the compared iteration of each
-// side; a difference is A - B, as in traces/comparison.h.
+// side; a difference is A - B, as in traces/analysis/comparison.h.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/result.h"
-#include "gui/models/timeline_model.h"
-#include "traces/comparison.h"
+#include "gui/models/timeline/timeline_model.h"
+#include "traces/analysis/comparison.h"
 
 namespace foreshard::gui {
 

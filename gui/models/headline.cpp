@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gui/models/amounts.h"
+#include "gui/models/timeline/amounts.h"
 
 namespace foreshard::gui {
 namespace {

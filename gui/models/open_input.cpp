@@ -6,11 +6,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/job_file.h"
-#include "core/json_input.h"
-#include "gui/models/amounts.h"
+#include "core/job/job_file.h"
+#include "core/model/json_input.h"
+#include "gui/models/timeline/amounts.h"
 #include "gui/models/simulated_timeline.h"
-#include "traces/open_trace.h"
+#include "traces/formats/open_trace.h"
 
 namespace foreshard::gui {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/job.h"
 #include "core/result.h"
 #include "gui/models/sweep_points.h"
-#include "gui/models/timeline_model.h"
+#include "gui/models/timeline/timeline_model.h"
 
 namespace foreshard::gui {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "traces/chrome_trace.h"
+#include "traces/formats/chrome_trace.h"
 
 namespace foreshard::gui {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gui/models/comparison_model.h"
-#include "gui/models/timeline_model.h"
+#include "gui/models/timeline/timeline_model.h"
 
 namespace foreshard::gui {
 

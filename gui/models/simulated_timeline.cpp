@@ -1,7 +1,7 @@
 #include "gui/models/simulated_timeline.h"
 
-#include "core/plan/plan_json.h"
-#include "sim/prepare_job.h"
+#include "core/plan/form/plan_json.h"
+#include "sim/search/prepare_job.h"
 
 namespace foreshard::gui {
 

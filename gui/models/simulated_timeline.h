@@ -7,7 +7,7 @@
 
 #include "core/job.h"
 #include "core/result.h"
-#include "sim/shared_parts.h"
+#include "sim/search/shared_parts.h"
 #include "sim/simulate.h"
 
 namespace foreshard::gui {

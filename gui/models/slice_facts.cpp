@@ -7,12 +7,12 @@
 #include <functional>
 
 #include "core/plan.h"
-#include "gui/models/amounts.h"
+#include "gui/models/timeline/amounts.h"
 #include "gui/models/headline.h"
-#include "gui/models/meaning.h"
-#include "traces/chrome_trace.h"
-#include "traces/comparison.h"
-#include "traces/exposed_comm.h"
+#include "gui/models/timeline/meaning.h"
+#include "traces/formats/chrome_trace.h"
+#include "traces/analysis/comparison.h"
+#include "traces/timeline/exposed_comm.h"
 
 namespace foreshard::gui {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::gui {
 namespace {

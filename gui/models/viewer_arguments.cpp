@@ -8,7 +8,7 @@
 #include <limits>
 #include <map>
 
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::gui {
 namespace {

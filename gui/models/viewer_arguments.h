@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/result.h"
-#include "gui/models/meaning.h"
-#include "gui/models/slice_rows.h"
+#include "gui/models/timeline/meaning.h"
+#include "gui/models/timeline/slice_rows.h"
 
 namespace foreshard::gui {
 

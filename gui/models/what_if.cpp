@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 
-#include "core/job_file.h"
-#include "core/job_keys.h"
+#include "core/job/job_file.h"
+#include "core/job/job_keys.h"
 #include "gui/models/simulated_timeline.h"
-#include "sim/profile.h"
-#include "sim/shared_parts.h"
-#include "sim/sweep_axes.h"
+#include "sim/machine/profile.h"
+#include "sim/search/shared_parts.h"
+#include "sim/search/sweep_axes.h"
 
 namespace foreshard::gui {
 namespace {

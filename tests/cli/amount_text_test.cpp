@@ -1,4 +1,4 @@
-#include "cli/amount_text.h"
+#include "cli/console/amount_text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// cli/compare_report.h: the table and the JSON, whole.
-#include "cli/compare_report.h"
+// cli/reports/compare_report.h: the table and the JSON, whole.
+#include "cli/reports/compare_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

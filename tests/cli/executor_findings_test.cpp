@@ -1,4 +1,4 @@
-#include "cli/executor_findings.h"
+#include "cli/session/executor_findings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

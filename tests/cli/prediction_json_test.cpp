@@ -1,4 +1,4 @@
-#include "cli/prediction_json.h"
+#include "cli/reports/prediction_json.h"
 
 #include <gtest/gtest.h>
 

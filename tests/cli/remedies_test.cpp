@@ -1,11 +1,11 @@
-#include "cli/remedies.h"
+#include "cli/reports/remedies.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "core/job_file.h"
+#include "core/job/job_file.h"
 
 namespace foreshard::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/report.h"
+#include "cli/reports/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

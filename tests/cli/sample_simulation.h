@@ -1,7 +1,7 @@
 // A prediction made by hand, with every part of a report in it.
 #pragma once
 
-#include "cli/simulation.h"
+#include "cli/session/simulation.h"
 
 namespace foreshard::cli {
 

@@ -1,12 +1,12 @@
-#include "cli/sweep_document.h"
+#include "cli/reports/sweep_document.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/sweep_picture.h"
-#include "cli/sweep_report.h"
+#include "cli/reports/sweep_picture.h"
+#include "cli/reports/sweep_report.h"
 
 namespace foreshard::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/trace_report.h"
+#include "cli/reports/trace_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,13 +1,13 @@
-#include "cli/validation.h"
+#include "cli/validate/validation.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/collective_row.h"
-#include "cli/fitted_rows.h"
-#include "cli/validation_pairs.h"
-#include "cli/validation_report.h"
+#include "cli/validate/collective_row.h"
+#include "cli/calibrate/fitted_rows.h"
+#include "cli/validate/validation_pairs.h"
+#include "cli/validate/validation_report.h"
 
 namespace foreshard::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "core/model/load_model.h"
+#include "core/model/sources/load_model.h"
 
 namespace foreshard::exec {
 namespace {

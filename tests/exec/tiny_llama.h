@@ -10,7 +10,7 @@
 
 #include "core/job.h"
 #include "core/model/model.h"
-#include "exec/safetensors.h"
+#include "exec/checkpoint/safetensors.h"
 
 namespace foreshard::exec {
 

@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "core/plan/build_plan.h"
-#include "core/plan/units.h"
-#include "exec/host_backend.h"
-#include "exec/in_process_communicator.h"
+#include "core/plan/units/units.h"
+#include "exec/host/host_backend.h"
+#include "exec/communicators/in_process_communicator.h"
 
 namespace foreshard::exec {
 namespace {

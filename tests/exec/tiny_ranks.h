@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/job.h"
-#include "exec/backend.h"
-#include "exec/operator_interpreter.h"
-#include "exec/plan_runner.h"
+#include "exec/backend/backend.h"
+#include "exec/operators/operator_interpreter.h"
+#include "exec/run/plan_runner.h"
 #include "tests/exec/tiny_llama.h"
 
 namespace foreshard::exec {

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "exec/checkpoint_manifest.h"
+#include "exec/checkpoint/checkpoint_manifest.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace foreshard::exec;

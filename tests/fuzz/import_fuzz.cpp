@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "core/import/import_job.h"
-#include "core/job_file.h"
+#include "core/job/import/import_job.h"
+#include "core/job/job_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "traces/analysis.h"
-#include "traces/kineto.h"
+#include "traces/analysis/analysis.h"
+#include "traces/formats/kineto.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto source = foreshard::memory_source({reinterpret_cast<const char*>(data), size});

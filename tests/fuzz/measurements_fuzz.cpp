@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "cli/collective_row.h"
-#include "cli/csv_table.h"
-#include "cli/measured_run.h"
-#include "cli/validation_pairs.h"
+#include "cli/validate/collective_row.h"
+#include "cli/console/csv_table.h"
+#include "cli/calibrate/measured_run.h"
+#include "cli/validate/validation_pairs.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace foreshard::cli;

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "sim/nccl_tests.h"
+#include "sim/truth/nccl_tests.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto runs = foreshard::parse_nccl_tests({reinterpret_cast<const char*>(data), size}, "fuzz.txt");

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/model/pt2_model.h"
+#include "core/model/pt2/model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

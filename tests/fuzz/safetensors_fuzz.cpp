@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "exec/safetensors.h"
+#include "exec/checkpoint/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::string path = "/tmp/foreshard_fuzz_" + std::to_string(getpid()) + ".safetensors";

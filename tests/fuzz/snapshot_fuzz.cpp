@@ -1,7 +1,7 @@
 // PyTorch's memory snapshots: pickles of any bytes.
 #include <cstdint>
 
-#include "traces/memory_snapshot.h"
+#include "traces/formats/memory_snapshot.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static_cast<void>(

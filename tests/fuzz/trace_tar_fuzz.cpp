@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "traces/tar_entries.h"
+#include "traces/encodings/tar_entries.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto archive = foreshard::unpacked(foreshard::memory_source({reinterpret_cast<const char*>(data), size}));

@@ -1,10 +1,10 @@
-#include "gui/models/counter_tracks.h"
+#include "gui/models/timeline/counter_tracks.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "gui/models/amounts.h"
+#include "gui/models/timeline/amounts.h"
 #include "tests/gui/sample.h"
 
 namespace foreshard::gui {

@@ -1,4 +1,4 @@
-#include "gui/models/newest_first.h"
+#include "gui/models/timeline/newest_first.h"
 
 #include <gtest/gtest.h>
 

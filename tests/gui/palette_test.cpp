@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string>
 
-#include "gui/models/meaning.h"
+#include "gui/models/timeline/meaning.h"
 
 namespace foreshard::gui {
 namespace {

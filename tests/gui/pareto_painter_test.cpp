@@ -1,4 +1,4 @@
-#include "gui/view/pareto_painter.h"
+#include "gui/view/paint/pareto_painter.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "gui/view/picture.h"
+#include "gui/view/paint/picture.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "gui/view/pareto_painter.h"
-#include "gui/view/render.h"
-#include "gui/view/report.h"
+#include "gui/view/paint/pareto_painter.h"
+#include "gui/view/paint/render.h"
+#include "gui/view/paint/report.h"
 #include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
 

@@ -1,4 +1,4 @@
-#include "gui/view/pixel_canvas.h"
+#include "gui/view/paint/pixel_canvas.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <QSvgGenerator>
 #include <cmath>
 
-#include "gui/view/picture.h"
-#include "gui/view/scene_painter.h"
+#include "gui/view/paint/picture.h"
+#include "gui/view/paint/scene_painter.h"
 #include "tests/gui/sample.h"
 
 namespace foreshard::gui {

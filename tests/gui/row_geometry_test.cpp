@@ -1,4 +1,4 @@
-#include "gui/models/row_geometry.h"
+#include "gui/models/timeline/row_geometry.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "core/job_file.h"
+#include "core/job/job_file.h"
 #include "gui/models/simulated_timeline.h"
 
 namespace foreshard::testing {

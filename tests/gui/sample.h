@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/timeline.h"
-#include "gui/models/timeline_model.h"
+#include "gui/models/timeline/timeline_model.h"
 
 namespace foreshard::testing {
 

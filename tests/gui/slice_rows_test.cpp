@@ -1,12 +1,12 @@
-#include "gui/models/slice_rows.h"
+#include "gui/models/timeline/slice_rows.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 #include <set>
 
-#include "gui/models/slice_search.h"
-#include "gui/models/timeline_model.h"
+#include "gui/models/timeline/slice_search.h"
+#include "gui/models/timeline/timeline_model.h"
 #include "tests/gui/sample.h"
 
 namespace foreshard::gui {

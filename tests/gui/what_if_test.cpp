@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "core/job_file.h"
+#include "core/job/job_file.h"
 #include "gui/models/headline.h"
 
 namespace foreshard::gui {

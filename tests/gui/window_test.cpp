@@ -16,11 +16,11 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "gui/view/main_window.h"
-#include "gui/view/pareto_painter.h"
+#include "gui/view/window/main_window.h"
+#include "gui/view/paint/pareto_painter.h"
 #include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
-#include "traces/fst.h"
+#include "traces/formats/fst.h"
 
 namespace foreshard::gui {
 namespace {

@@ -18,11 +18,11 @@ ARROWS = {
 }
 # third party header -> places (prefixes) that may include it
 THIRD_PARTIES = {
-    r"boost/": ["core/plan/plan_dag.cpp", "tests/"],
+    r"boost/": ["core/plan/checks/plan_dag.cpp", "tests/"],
     r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "tests/exec/"],
     r"Q[A-Z]|Qt": ["gui/view/", "gui/main.cpp", "tests/gui/"],  # gui/models knows no widgets and is built without Qt
-    r"toml\+\+": ["core/import/", "core/job_file.cpp", "core/job_keys.cpp", "sim/profile.cpp", "tests/"],
-    r"yaml\.h": ["core/import/"],
+    r"toml\+\+": ["core/job/", "sim/machine/profile.cpp", "tests/"],
+    r"yaml\.h": ["core/job/import/"],
     r"CLI/": ["cli/"],
 }
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|manager|misc|system)(_|\.|$)")

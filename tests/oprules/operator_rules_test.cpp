@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
-#include "core/model/op_rules.h"
-#include "exec/operator_proof.h"
+#include "core/lowering/op_rules.h"
+#include "exec/operators/operator_proof.h"
 #include "tests/oprules/recipe.h"
 
 namespace foreshard::exec {
@@ -85,7 +85,7 @@ const std::set<std::string_view> kNotHere = {
     "aten.as_strided.default",  // its copy into zeros reads like a gradient that is copied to be kept
 };
 
-/// Written as their parts before anything is planned (core/model/pt2_composites.h); their rows stand for model.json.
+/// Written as their parts before anything is planned (core/model/pt2/composites.h); their rows stand for model.json.
 const std::set<std::string_view> kComposite = {
     "aten.diff.default",
     "aten.where.ScalarOther",

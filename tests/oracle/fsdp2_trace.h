@@ -9,7 +9,7 @@
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/plan.h"
-#include "core/plan/script.h"
+#include "core/plan/graph/script.h"
 #include "core/result.h"
 #include "tests/oracle/oracle.h"
 

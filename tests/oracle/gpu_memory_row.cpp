@@ -6,8 +6,8 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "core/model/config_model.h"
-#include "core/model/load_model.h"
+#include "core/model/families/config_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/units.h"
 #include "tests/oracle/mlp_model.h"
 

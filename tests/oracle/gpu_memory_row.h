@@ -6,7 +6,7 @@
 
 #include "core/job.h"
 #include "core/model/model.h"
-#include "sim/profile.h"
+#include "sim/machine/profile.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

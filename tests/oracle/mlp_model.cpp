@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "core/model/family.h"
+#include "core/model/families/family.h"
 
 namespace foreshard::oracle {
 

@@ -2,7 +2,7 @@
 // core does not build it.
 #pragma once
 
-#include "core/model/config_model.h"
+#include "core/model/families/config_model.h"
 #include "core/model/model.h"
 #include "tests/oracle/oracle.h"
 

@@ -2,9 +2,9 @@
 #include <filesystem>
 #include <map>
 
-#include "core/model/activation.h"
-#include "core/model/config_model.h"
-#include "core/model/lowering.h"
+#include "core/lowering/activation.h"
+#include "core/model/families/config_model.h"
+#include "core/lowering/lowering.h"
 #include "tests/oracle/model_truth.h"
 
 namespace foreshard::oracle {

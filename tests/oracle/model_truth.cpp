@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "core/model/config_model.h"
+#include "core/model/families/config_model.h"
 #include "core/model/inspect.h"
 
 namespace foreshard::oracle {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "core/model/model_json.h"
-#include "core/model/pt2_model.h"
+#include "core/model/pt2/model.h"
 
 namespace foreshard::oracle {
 namespace {

@@ -12,17 +12,17 @@
 #include <thread>
 #include <utility>
 
-#include "core/model/config_model.h"
-#include "core/model/load_model.h"
+#include "core/model/families/config_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "exec/buffers.h"
-#include "exec/host_backend.h"
-#include "exec/in_process_communicator.h"
-#include "exec/plan_groups.h"
-#include "exec/plan_runner.h"
-#include "exec/safetensors.h"
-#include "exec/torch_types.h"
-#include "exec/weight_source.h"
+#include "exec/run/buffers.h"
+#include "exec/host/host_backend.h"
+#include "exec/communicators/in_process_communicator.h"
+#include "exec/step/plan_groups.h"
+#include "exec/run/plan_runner.h"
+#include "exec/checkpoint/safetensors.h"
+#include "exec/torch/torch_types.h"
+#include "exec/run/weight_source.h"
 
 namespace foreshard::oracle {
 namespace {

@@ -1,9 +1,9 @@
-// What the kinds `published` and `collectives` share: a table predicted by cli/validation.h, told row by row.
+// What the kinds `published` and `collectives` share: a table predicted by cli/validate/validation.h, told row by row.
 #pragma once
 
 #include <functional>
 
-#include "cli/validation.h"
+#include "cli/validate/validation.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

@@ -1,8 +1,8 @@
-#include "sim/accuracy.h"
+#include "sim/truth/accuracy.h"
 
 #include <gtest/gtest.h>
 
-#include "sim/memory_interval.h"
+#include "sim/play/memory_interval.h"
 
 namespace foreshard {
 namespace {

@@ -1,6 +1,6 @@
 // Plans of init, summon, save and load, simulated: the peaks that users ask about, against sums made by hand.
-#include "sim/action_start.h"
-#include "core/model/load_model.h"
+#include "sim/play/action_start.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/actions/build_actions.h"
 #include "core/plan/build_plan.h"
 #include "sim/simulate.h"

@@ -1,11 +1,11 @@
-#include "sim/auto_wrap.h"
+#include "sim/search/auto_wrap.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <fstream>
 
-#include "sim/prepare_job.h"
+#include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

@@ -1,4 +1,4 @@
-#include "sim/copy_arguments.h"
+#include "sim/play/copy_arguments.h"
 
 #include <gtest/gtest.h>
 

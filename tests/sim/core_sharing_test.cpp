@@ -1,12 +1,12 @@
-// sim/core_sharing.h on tapes written by hand: who takes speed from whom, and when a thread goes on.
-#include "sim/core_sharing.h"
+// sim/play/core_sharing.h on tapes written by hand: who takes speed from whom, and when a thread goes on.
+#include "sim/play/core_sharing.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <fstream>
 
-#include "sim/prepare_job.h"
+#include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

@@ -1,4 +1,4 @@
-#include "sim/explain.h"
+#include "sim/search/explain.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "core/job_file.h"
+#include "core/job/job_file.h"
 #include "tests/sim/hand_made_plan.h"
 #include "tests/support/temporary_path.h"
 

@@ -6,7 +6,7 @@
 
 #include "core/model/model.h"
 #include "core/plan.h"
-#include "sim/profile.h"
+#include "sim/machine/profile.h"
 #include "sim/simulate.h"
 
 namespace foreshard::testing_sim {

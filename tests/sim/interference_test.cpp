@@ -1,4 +1,4 @@
-#include "sim/interference.h"
+#include "sim/device/interference.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "sim/device_clock.h"
+#include "sim/device/device_clock.h"
 
 namespace foreshard {
 namespace {

@@ -1,8 +1,8 @@
-#include "sim/nccl_tests.h"
+#include "sim/truth/nccl_tests.h"
 
 #include <gtest/gtest.h>
 
-#include "sim/collectives.h"
+#include "sim/network/collectives.h"
 
 namespace foreshard {
 namespace {

@@ -1,10 +1,10 @@
 // Measured operators and collectives of a profile in place of the roofline; and the profile as text.
-#include "sim/operator_times.h"
+#include "sim/device/operator_times.h"
 
 #include <gtest/gtest.h>
 
-#include "core/model/operator_signature.h"
-#include "sim/collectives.h"
+#include "core/operators/operator_signature.h"
+#include "sim/network/collectives.h"
 
 namespace foreshard {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "sim/prepare_job.h"
+#include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

@@ -1,4 +1,4 @@
-#include "sim/pointwise_fusion.h"
+#include "sim/device/pointwise_fusion.h"
 
 #include <gtest/gtest.h>
 

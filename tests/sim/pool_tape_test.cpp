@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "sim/caching_allocator.h"
+#include "sim/device/caching_allocator.h"
 
 namespace foreshard {
 namespace {

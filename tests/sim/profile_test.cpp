@@ -1,4 +1,4 @@
-#include "sim/profile.h"
+#include "sim/machine/profile.h"
 
 #include <gtest/gtest.h>
 

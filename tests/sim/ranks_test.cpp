@@ -1,4 +1,4 @@
-#include "sim/ranks.h"
+#include "sim/search/ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "sim/prepare_job.h"
+#include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

@@ -1,4 +1,4 @@
-#include "sim/retime.h"
+#include "sim/device/retime.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "sim/prepare_job.h"
+#include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

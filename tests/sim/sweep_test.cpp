@@ -1,4 +1,4 @@
-#include "sim/sweep.h"
+#include "sim/search/sweep.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <set>
 
-#include "sim/prepare_job.h"
-#include "sim/shared_parts.h"
+#include "sim/search/prepare_job.h"
+#include "sim/search/shared_parts.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

@@ -1,4 +1,4 @@
-#include "sim/timeline_builder.h"
+#include "sim/play/timeline_builder.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <fstream>
 #include <map>
 
-#include "core/job_file.h"
-#include "sim/prepare_job.h"
+#include "core/job/job_file.h"
+#include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

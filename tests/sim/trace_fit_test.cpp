@@ -1,10 +1,10 @@
-#include "sim/trace_fit.h"
+#include "sim/truth/trace_fit.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "sim/kernel_cost.h"
+#include "sim/device/kernel_cost.h"
 
 namespace foreshard {
 namespace {

@@ -1,5 +1,5 @@
-// sim/work_times.h: a host's own work by the tensor.
-#include "sim/work_times.h"
+// sim/device/work_times.h: a host's own work by the tensor.
+#include "sim/device/work_times.h"
 
 #include <gtest/gtest.h>
 

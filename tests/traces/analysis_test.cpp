@@ -1,13 +1,13 @@
-#include "traces/analysis.h"
+#include "traces/analysis/analysis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "traces/intervals.h"
-#include "traces/open_trace.h"
-#include "traces/range_statistics.h"
+#include "traces/timeline/intervals.h"
+#include "traces/formats/open_trace.h"
+#include "traces/analysis/range_statistics.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "traces/chrome_trace.h"
+#include "traces/formats/chrome_trace.h"
 
 #include <gtest/gtest.h>
 #include <zlib.h>

@@ -1,5 +1,5 @@
-// traces/comparison.h: a timeline laid beside itself, beside a shifted, a scaled and a measured one.
-#include "traces/comparison.h"
+// traces/analysis/comparison.h: a timeline laid beside itself, beside a shifted, a scaled and a measured one.
+#include "traces/analysis/comparison.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "core/instruction_spans.h"
 #include "core/plan.h"
-#include "traces/merged_timeline.h"
+#include "traces/timeline/merged_timeline.h"
 
 namespace foreshard {
 namespace {

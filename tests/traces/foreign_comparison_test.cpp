@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/plan.h"
-#include "traces/comparison.h"
+#include "traces/analysis/comparison.h"
 
 namespace foreshard {
 namespace {

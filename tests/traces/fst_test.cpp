@@ -1,4 +1,4 @@
-#include "traces/fst.h"
+#include "traces/formats/fst.h"
 
 #include <gtest/gtest.h>
 #include <zlib.h>

@@ -1,4 +1,4 @@
-#include "traces/kineto.h"
+#include "traces/formats/kineto.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,10 +8,10 @@
 #include "core/plan.h"
 #include "tests/traces/sample_timeline.h"
 #include "tests/traces/trace_files.h"
-#include "traces/analysis.h"
-#include "traces/chrome_trace.h"
-#include "traces/exposed_comm.h"
-#include "traces/iterations.h"
+#include "traces/analysis/analysis.h"
+#include "traces/formats/chrome_trace.h"
+#include "traces/timeline/exposed_comm.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard {
 namespace {

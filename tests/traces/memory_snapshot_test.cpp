@@ -1,4 +1,4 @@
-#include "traces/memory_snapshot.h"
+#include "traces/formats/memory_snapshot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "traces/pickle.h"
+#include "traces/encodings/pickle.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "traces/nsys.h"
+#include "traces/formats/nsys.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "tests/support/temporary_path.h"
-#include "traces/iterations.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard {
 namespace {

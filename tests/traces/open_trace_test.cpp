@@ -1,4 +1,4 @@
-#include "traces/open_trace.h"
+#include "traces/formats/open_trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 
 #include "tests/traces/sample_timeline.h"
 #include "tests/traces/trace_files.h"
-#include "traces/chrome_trace.h"
-#include "traces/fst.h"
+#include "traces/formats/chrome_trace.h"
+#include "traces/formats/fst.h"
 
 namespace foreshard {
 namespace {

@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/traces/trace_files.h"
-#include "traces/clock_alignment.h"
-#include "traces/iterations.h"
-#include "traces/open_trace.h"
-#include "traces/tar_entries.h"
+#include "traces/timeline/clock_alignment.h"
+#include "traces/timeline/iterations.h"
+#include "traces/formats/open_trace.h"
+#include "traces/encodings/tar_entries.h"
 
 namespace foreshard {
 namespace {

@@ -1,11 +1,11 @@
-#include "traces/snapshot_writer.h"
+#include "traces/formats/snapshot_writer.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/support/temporary_path.h"
-#include "traces/memory_snapshot.h"
-#include "traces/pickle.h"
-#include "traces/pickle_writer.h"
+#include "traces/formats/memory_snapshot.h"
+#include "traces/encodings/pickle.h"
+#include "traces/encodings/pickle_writer.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "traces/timeline_text.h"
+#include "traces/formats/timeline_text.h"
 
 #include <gtest/gtest.h>
 

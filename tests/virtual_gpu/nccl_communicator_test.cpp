@@ -1,9 +1,9 @@
 // What NCCL is asked for, and on which stream. The virtual device plays one rank of a group of any size.
-#include "exec/nccl_communicator.h"
+#include "exec/communicators/nccl_communicator.h"
 
 #include <gtest/gtest.h>
 
-#include "exec/cuda_backend.h"
+#include "exec/cuda/cuda_backend.h"
 #include "tests/virtual_gpu/call_log.h"
 
 namespace foreshard::exec {

@@ -15,10 +15,10 @@
 #include <optional>
 
 #include "core/plan/build_plan.h"
-#include "exec/cuda_backend.h"
-#include "exec/nccl_communicator.h"
-#include "exec/plan_runner.h"
-#include "exec/torch_types.h"
+#include "exec/cuda/cuda_backend.h"
+#include "exec/communicators/nccl_communicator.h"
+#include "exec/run/plan_runner.h"
+#include "exec/torch/torch_types.h"
 #include "tests/oracle/gpu_memory_row.h"
 #include "tests/virtual_gpu/call_log.h"
 #include "tests/virtual_gpu/planned_calls.h"

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <optional>
 
-#include "core/model/load_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "exec/cuda_backend.h"
-#include "exec/plan_runner.h"
+#include "exec/cuda/cuda_backend.h"
+#include "exec/run/plan_runner.h"
 #include "tests/exec/tiny_llama.h"
 
 namespace foreshard::exec {

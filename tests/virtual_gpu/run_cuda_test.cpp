@@ -10,15 +10,15 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "core/job_file.h"
-#include "core/model/load_model.h"
+#include "core/job/job_file.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "sim/profile.h"
-#include "tests/cli/running_program.h"
+#include "sim/machine/profile.h"
+#include "tests/cli/program/running_program.h"
 #include "tests/support/temporary_path.h"
 #include "tests/virtual_gpu/planned_calls.h"
-#include "traces/comparison.h"
-#include "traces/fst.h"
+#include "traces/analysis/comparison.h"
+#include "traces/formats/fst.h"
 
 namespace foreshard {
 namespace {

@@ -11,13 +11,13 @@
 #include <map>
 #include <optional>
 
-#include "core/model/load_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "exec/cuda_backend.h"
-#include "exec/nccl_communicator.h"
-#include "exec/plan_runner.h"
-#include "exec/recorder.h"
-#include "sim/prepare_job.h"
+#include "exec/cuda/cuda_backend.h"
+#include "exec/communicators/nccl_communicator.h"
+#include "exec/run/plan_runner.h"
+#include "exec/record/recorder.h"
+#include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
 #include "tests/exec/tiny_llama.h"
 #include "tests/virtual_gpu/call_log.h"

@@ -9,7 +9,7 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "core/plan/actions/action_request.h"
-#include "core/plan/units.h"
+#include "core/plan/units/units.h"
 
 namespace foreshard {
 

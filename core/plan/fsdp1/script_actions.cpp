@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/plan/fsdp1/runtime.h"
-#include "core/plan/instances.h"
+#include "core/plan/units/instances.h"
 
 namespace foreshard::fsdp1 {
 

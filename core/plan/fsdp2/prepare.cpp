@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/fsdp2/fsdp2_runtime.h"
-#include "core/plan/groups.h"
+#include "core/plan/units/groups.h"
 
 namespace foreshard::fsdp2 {
 namespace {

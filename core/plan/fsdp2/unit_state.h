@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/plan.h"
-#include "core/plan/shard_layout.h"
+#include "core/plan/units/shard_layout.h"
 
 namespace foreshard::fsdp2 {
 

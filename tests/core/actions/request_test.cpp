@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/plan/plan_json.h"
-#include "core/plan/plan_text.h"
+#include "core/plan/form/plan_json.h"
+#include "core/plan/form/plan_text.h"
 #include "tests/core/actions/fixture.h"
 
 namespace foreshard::actions_test {

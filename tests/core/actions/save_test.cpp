@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/plan/checks.h"
+#include "core/plan/checks/checks.h"
 #include "tests/core/actions/fixture.h"
 
 namespace foreshard::actions_test {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/model/load_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 
 namespace foreshard {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "tests/oracle/fsdp1_row.h"
-#include "tests/oracle/kind_fsdp1_schedules_tokens.h"
+#include "tests/oracle/kinds/fsdp1_schedules_tokens.h"
 
 namespace foreshard::fsdp1_test {
 namespace {

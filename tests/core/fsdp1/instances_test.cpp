@@ -1,5 +1,5 @@
 // Calls on FSDP1's instances: who becomes the root (R1), what must be equal (S5), which state refuses which call.
-#include "core/plan/instances.h"
+#include "core/plan/units/instances.h"
 
 #include <gtest/gtest.h>
 

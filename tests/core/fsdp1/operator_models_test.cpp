@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/model/config_model.h"
+#include "core/model/families/config_model.h"
 #include "tests/core/fsdp1/fixture.h"
 
 namespace foreshard::fsdp1_test {

@@ -1,4 +1,4 @@
-#include "core/plan/shard_layout.h"
+#include "core/plan/units/shard_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

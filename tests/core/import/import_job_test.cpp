@@ -1,4 +1,4 @@
-#include "core/import/import_job.h"
+#include "core/job/import/import_job.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/import/import_tree.h"
-#include "core/job_file.h"
+#include "core/job/import/import_tree.h"
+#include "core/job/job_file.h"
 
 namespace foreshard {
 namespace {

@@ -1,5 +1,5 @@
-// core/model/cpu_workspace.h against what PyTorch 2.11's profiler counted (AVX-512 without bfloat16, one thread).
-#include "core/model/cpu_workspace.h"
+// core/lowering/cpu_workspace.h against what PyTorch 2.11's profiler counted (AVX-512 without bfloat16, one thread).
+#include "core/lowering/cpu_workspace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/model/lowering.h"
+#include "core/lowering/lowering.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
 

@@ -1,8 +1,8 @@
-#include "core/model/lowering.h"
+#include "core/lowering/lowering.h"
 
 #include <gtest/gtest.h>
 
-#include "core/model/activation.h"
+#include "core/lowering/activation.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
 

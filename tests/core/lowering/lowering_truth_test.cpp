@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/model/activation.h"
-#include "core/model/load_model.h"
+#include "core/lowering/activation.h"
+#include "core/model/sources/load_model.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/support/temporary_path.h"
 

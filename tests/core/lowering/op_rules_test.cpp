@@ -1,4 +1,4 @@
-#include "core/model/op_rules.h"
+#include "core/lowering/op_rules.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/model/lowering_autograd.h"
-#include "core/model/operator_facts.h"
+#include "core/lowering/lowering_autograd.h"
+#include "core/operators/operator_facts.h"
 
 namespace foreshard {
 namespace {

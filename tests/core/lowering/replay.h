@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/model/lowering.h"
+#include "core/lowering/lowering.h"
 
 namespace foreshard::testing {
 

@@ -1,4 +1,4 @@
-#include "core/model/config_model.h"
+#include "core/model/families/config_model.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/json_input.h"
-#include "core/model/load_model.h"
+#include "core/model/json_input.h"
+#include "core/model/sources/load_model.h"
 #include "tests/oracle/model_truth.h"
 #include "tests/support/temporary_path.h"
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "core/model/config_model.h"
+#include "core/model/families/config_model.h"
 #include "tests/oracle/model_truth.h"
 
 namespace foreshard {

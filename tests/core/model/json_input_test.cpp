@@ -1,4 +1,4 @@
-#include "core/json_input.h"
+#include "core/model/json_input.h"
 
 #include <gtest/gtest.h>
 

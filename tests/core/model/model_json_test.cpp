@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/model/config_model.h"
+#include "core/model/families/config_model.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/model/program_writer.h"
+#include "core/operators/program_writer.h"
 
 #include <gtest/gtest.h>
 

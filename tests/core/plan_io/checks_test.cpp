@@ -1,4 +1,4 @@
-#include "core/plan/checks.h"
+#include "core/plan/checks/checks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

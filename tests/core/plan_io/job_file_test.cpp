@@ -1,4 +1,4 @@
-#include "core/job_file.h"
+#include "core/job/job_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <random>
 #include <sstream>
 
-#include "core/job_keys.h"
+#include "core/job/job_keys.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/plan/plan_dag.h"
+#include "core/plan/checks/plan_dag.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,8 +7,8 @@
 #include <functional>
 #include <sstream>
 
-#include "core/plan/plan_json.h"
-#include "core/plan/plan_text.h"
+#include "core/plan/form/plan_json.h"
+#include "core/plan/form/plan_text.h"
 #include "tests/core/plan_io/sample_plan.h"
 
 namespace foreshard {

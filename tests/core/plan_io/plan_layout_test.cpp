@@ -1,4 +1,4 @@
-#include "core/plan/plan_layout.h"
+#include "core/plan/form/plan_layout.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
-#include "core/model/op_rules.h"
-#include "core/model/pt2_model.h"
+#include "core/lowering/op_rules.h"
+#include "core/model/pt2/model.h"
 
 namespace foreshard {
 namespace {

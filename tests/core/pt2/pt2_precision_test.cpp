@@ -1,5 +1,5 @@
 // An archive written in float32, read as mixed precision runs it.
-#include "core/model/pt2_precision.h"
+#include "core/model/pt2/precision.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/model/lowering.h"
-#include "core/model/pt2_model.h"
+#include "core/lowering/lowering.h"
+#include "core/model/pt2/model.h"
 
 namespace foreshard {
 namespace {

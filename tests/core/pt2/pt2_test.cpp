@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "core/model/load_model.h"
-#include "core/model/pt2_archive.h"
-#include "core/model/pt2_program.h"
+#include "core/model/sources/load_model.h"
+#include "core/model/pt2/archive.h"
+#include "core/model/pt2/program.h"
 
 namespace foreshard {
 namespace {

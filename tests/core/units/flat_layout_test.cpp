@@ -1,10 +1,10 @@
 // Rules H3..H6 and H17, and the groups and factors of HS1, S3 and G4.
-#include "core/plan/flat_layout.h"
+#include "core/plan/units/flat_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/plan/groups.h"
+#include "core/plan/units/groups.h"
 
 namespace foreshard {
 namespace {

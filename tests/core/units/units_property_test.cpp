@@ -3,8 +3,8 @@
 
 #include <random>
 
-#include "core/plan/flat_layout.h"
-#include "core/plan/units.h"
+#include "core/plan/units/flat_layout.h"
+#include "core/plan/units/units.h"
 #include "tests/core/units/toy_model.h"
 
 namespace foreshard {

@@ -1,6 +1,6 @@
 // build_units: rules W7..W9, H1, H2, S3, S4, M1, HS1, N1, N2, F2-1..F2-3, F2-12, F2-13, F2-27 and traps 1, 3, 9,
 // 12, 13.
-#include "core/plan/units.h"
+#include "core/plan/units/units.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Rules W1..W6.
-#include "core/plan/wrap_policy.h"
+#include "core/plan/units/wrap_policy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

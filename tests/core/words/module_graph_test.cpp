@@ -1,4 +1,4 @@
-#include "core/plan/module_graph.h"
+#include "core/plan/graph/module_graph.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "core/plan/script.h"
+#include "core/plan/graph/script.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,83 @@
+#include "cli/console/console.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+
+#include "cli/console/json_text.h"
+
+namespace foreshard::cli {
+namespace {
+
+std::string_view variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// As the C library chooses: LC_ALL, else LC_CTYPE, else LANG; the first that is set to something.
+bool utf8_locale() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    std::string locale(variable(name));
+    if (locale.empty()) continue;
+    std::transform(locale.begin(), locale.end(), locale.begin(), [](unsigned char c) { return std::tolower(c); });
+    return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
+int terminal_width() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  const int columns = std::atoi(std::string(variable("COLUMNS")).c_str());
+  return columns > 0 ? columns : 110;
+}
+
+}  // namespace
+
+ExitCode exit_code_of(ErrorCode code) { return code == ErrorCode::Usage ? ExitCode::Usage : ExitCode::BadInput; }
+
+bool Console::result(std::string_view text) const {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  return std::fflush(stdout) == 0 && written;
+}
+
+void Console::note(std::string_view text) const {
+  if (quiet) return;
+  const std::string line = fmt::format("{}\n", text);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+ExitCode Console::error(const Error& error) const {
+  if (json) {
+    JsonText out;
+    out.begin_object().key("error").begin_object();
+    out.field("code", error_code_name(error.code)).field("message", error.message).field("file", error.file);
+    out.field("place", error.place).field("expected", error.expected).field("got", error.got).field("hint", error.hint);
+    out.end_object().end_object();
+    result(out.take());
+  } else {
+    const bool tty = color && isatty(STDERR_FILENO) != 0;
+    const std::string line =
+        fmt::format("{}error:{} {}\n", tty ? "\x1b[1;31m" : "", tty ? "\x1b[0m" : "", to_text(error));
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+  return exit_code_of(error.code);
+}
+
+Console make_console(const OutputFlags& flags) {
+  Console console;
+  const bool plain = flags.no_color || !variable("NO_COLOR").empty() || variable("TERM") == "dumb";
+  console.json = flags.json;
+  console.quiet = flags.quiet;
+  console.color = !plain && isatty(STDOUT_FILENO) != 0;
+  console.unicode = !plain && utf8_locale();
+  console.width = std::clamp(terminal_width(), 60, 140);
+  return console;
+}
+
+}  // namespace foreshard::cli

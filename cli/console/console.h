@@ -1,0 +1,38 @@
+// Where answers go: results to stdout, notes and errors to stderr, errors as JSON to stdout if asked for. Exit codes.
+//
+// Decides once whether the terminal takes colour and Unicode. Never throws, never exits; main does.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cli/console/flags.h"
+#include "core/result.h"
+
+namespace foreshard::cli {
+
+enum class ExitCode : int { Ok = 0, RunFailed = 1, Usage = 2, BadInput = 3, DoesNotFit = 4, Partial = 5 };
+
+/// 2 for Usage, 3 for everything else that an Error can say.
+ExitCode exit_code_of(ErrorCode code);
+
+struct Console {
+  bool json = false;
+  bool quiet = false;
+  bool color = false;
+  bool unicode = false;
+  int width = 100;
+
+  /// Writes all of it to stdout. False if stdout is gone (a closed pipe, a full disk).
+  bool result(std::string_view text) const;
+  /// One line on stderr, unless --quiet.
+  void note(std::string_view text) const;
+  /// Tells the error the way that was asked for and returns its exit code.
+  ExitCode error(const Error& error) const;
+};
+
+/// From the flags and the environment: NO_COLOR, TERM, COLUMNS, LC_ALL / LC_CTYPE / LANG, and whether stdout is a
+/// terminal.
+Console make_console(const OutputFlags& flags);
+
+}  // namespace foreshard::cli

@@ -1,0 +1,421 @@
+#include "cli/reports/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "cli/console/amount_text.h"
+#include "cli/reports/stream_windows.h"
+#include "cli/console/text_lines.h"
+#include "sim/play/memory_interval.h"
+#include "traces/formats/timeline_text.h"
+
+namespace foreshard::cli {
+namespace {
+
+constexpr int kLabelWidth = 15;
+
+class Report : private TextLines {
+ public:
+  Report(const Simulation& simulation, const ReportStyle& style)
+      : s_(simulation), p_(simulation.prediction), style_(style) {}
+
+  std::string text() {
+    heading();
+    verdict();
+    if (p_.deadlock.empty() && has_time()) speed();
+    memory();
+    communication();
+    plan();
+    warnings();
+    basis();
+    streams();
+    return std::move(out_);
+  }
+
+ private:
+  void row(std::string_view label, const std::string& content) { line("  {:<{}}{}", label, kLabelWidth, content); }
+  void title(std::string_view text) { line("\n{}", bold(text)); }
+  std::string paint(const char* code, std::string_view text) const {
+    return style_.color ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : std::string(text);
+  }
+  std::string bold(std::string_view text) const { return paint("1", text); }
+  std::string dim(std::string_view text) const { return paint("2", text); }
+  const char* times() const { return style_.unicode ? "×" : "x"; }
+  const char* to() const { return style_.unicode ? "…" : ".."; }
+
+  bool has_time() const { return p_.step_time_ns.value > 0; }
+
+  std::string batch_text(const Model& model, const Job& job) const;
+  void heading();
+  void verdict();
+  void out_of_memory();
+  void speed();
+  void memory();
+  void communication();
+  void plan();
+  void warnings();
+  void basis();
+  void streams();
+  void drawing(const std::string& heading, const StreamWindow& window);
+  std::string interval(const std::string& low, const std::string& high) const {
+    return dim(fmt::format("{} {} {}", low, to(), high));
+  }
+  std::string bar(double share, int width) const;
+  std::string causes_of(const std::string& kind) const;
+  void wrapped(std::string_view label, const std::string& text);
+
+  const Simulation& s_;
+  const Prediction& p_;
+  ReportStyle style_;
+};
+
+std::string dtype_text(const std::optional<DType>& dtype, std::string_view otherwise) {
+  return std::string(dtype ? dtype_short_name(*dtype) : otherwise);
+}
+
+/// What a rank computes at once. An archive may have fixed sizes, whatever the job's batch.
+std::string Report::batch_text(const Model& model, const Job& job) const {
+  const auto sizes = [this](const Shape& shape) {
+    std::string text;
+    for (const std::int64_t size : shape)
+      text += (text.empty() ? "" : fmt::format(" {} ", times())) + grouped_text(size);
+    return text;
+  };
+  if (model.tokens_per_batch > 0) {
+    for (const ValueId input : model.inputs) {
+      const ValueInfo& value = model.values[input.index()];
+      if (!is_floating(value.dtype) && value.shape.size() == 2) return sizes(value.shape) + " tokens a rank";
+    }
+    return fmt::format("{} {} {} tokens a rank", job.model.batch, times(),
+                       grouped_text(model.tokens_per_batch / std::max<std::int64_t>(1, job.model.batch)));
+  }
+  if (model.inputs.empty()) return fmt::format("batch {} a rank", job.model.batch);
+  return fmt::format("input {} a rank", sizes(model.values[model.inputs.front().index()].shape));
+}
+
+void Report::heading() {
+  const Job& job = s_.job;
+  const auto& cluster = job.cluster;
+  std::string sharding(runtime_name(job.fsdp.runtime));
+  if (job.fsdp.runtime == Runtime::None) {
+    sharding = "no sharding";
+  } else {
+    sharding += fmt::format(" {}", strategy_name(job.fsdp.strategy));
+  }
+  const std::string name = s_.model.name.empty() ? job.model.source : s_.model.name;
+  line("{}", bold(fmt::format("{}, {}, {} {} {}", name, sharding, cluster.world_size, times(), s_.profile.id)));
+  std::string work = batch_text(s_.model, job);
+  if (job.train.micro_batches > 1)
+    work +=
+        fmt::format(" {} {} micro-batches{}", times(), job.train.micro_batches, job.train.no_sync ? " (no_sync)" : "");
+  const auto& mixed = job.fsdp.mixed_precision;
+  const std::string original = dtype_text(job.model.dtype, "the file's dtype");
+  const std::string gathered = dtype_text(mixed.param, original);
+  // A program that came as it is (model.json, .pt2) computes in the dtype it was written in, whatever is gathered.
+  const std::string computed = s_.model.ops.empty() ? gathered : std::string(dtype_short_name(s_.model.compute_dtype));
+  work += fmt::format(", {} parameters, computed in {}, reduced in {}", original, computed,
+                      dtype_text(mixed.reduce, gathered));
+  constexpr const char* kPolicies[] = {"no checkpointing", "every block checkpointed", "every k-th block checkpointed",
+                                       "chosen modules checkpointed"};
+  work += fmt::format(", {}", kPolicies[static_cast<int>(job.checkpointing.policy)]);
+  if (job.fsdp.cpu_offload) work += ", CPU offload";
+  line("{}", dim(work));
+}
+
+void Report::verdict() {
+  line("");
+  if (!p_.deadlock.empty()) {
+    row("deadlock", paint("1;31", p_.deadlock));
+    return;
+  }
+  if (!p_.fits) {
+    out_of_memory();
+    return;
+  }
+  const Bytes outside = std::llround(p_.memory.outside_allocator.value);
+  const Bytes used = p_.memory.reserved + outside;
+  if (s_.card_memory <= 0) {
+    row("fits", fmt::format("the profile names no memory; {} reserved", bytes_text(p_.memory.reserved)));
+    return;
+  }
+  const double share = static_cast<double>(used) / static_cast<double>(s_.card_memory);
+  row("fits", fmt::format("{}: {} of {} ({}), {} left", paint("1;32", "yes"), bytes_text(used),
+                          bytes_text(s_.card_memory), percent_text(share), bytes_text(s_.card_memory - used)));
+}
+
+void Report::out_of_memory() {
+  row("fits", paint("1;31", "no"));
+  if (p_.oom) {
+    const std::string unit = p_.oom->unit.empty() ? "the root" : p_.oom->unit;
+    if (p_.oom->phase == "init") {
+      row("", "out of memory while parameters are made and sharded, before the first iteration");
+    } else {
+      row("", fmt::format("out of memory in iteration {}, {} of {}, at instruction {}", p_.oom->iteration,
+                          p_.oom->phase, unit, p_.oom->instruction.value));
+    }
+    const std::string asked = p_.oom->requested > 0 ? fmt::format("{} asked for, ", bytes_text(p_.oom->requested)) : "";
+    row("", fmt::format("{}{} free of {}", asked, bytes_text(p_.oom->free), bytes_text(s_.card_memory)));
+    if (p_.oom->requested > 0 && p_.oom->free >= p_.oom->requested) {
+      row("", "what is free lies in pieces, or is kept for another stream");
+    }
+  }
+  if (s_.remedy) {
+    row("would fit", bold(s_.remedy->text));
+    std::string sets;
+    for (const std::string& set : s_.remedy->set) sets += fmt::format("--set {} ", set);
+    row("", sets);
+    row("", fmt::format(
+                "then {} reserved{}", bytes_text(s_.remedy->peak_reserved),
+                s_.remedy->step_time_ns > 0 ? fmt::format(", {} a step", duration_text(s_.remedy->step_time_ns)) : ""));
+  } else if (!s_.tried.empty()) {
+    row("would fit", "none of the changes tried:");
+    for (const std::string& text : s_.tried) row("", "- " + text);
+  }
+}
+
+void Report::speed() {
+  const Estimate& step = p_.step_time_ns;
+  row("step",
+      fmt::format("{:<16}{}", duration_text(step.value), interval(duration_text(step.low), duration_text(step.high))));
+  if (p_.tokens_per_s.value > 0) {
+    const Estimate& tokens = p_.tokens_per_s;
+    row("tokens/s",
+        fmt::format(
+            "{:<16}{}  {} a card", rate_text(tokens.value), interval(rate_text(tokens.low), rate_text(tokens.high)),
+            rate_text(tokens.value / static_cast<double>(std::max<std::int64_t>(1, s_.job.cluster.world_size)))));
+  }
+  if (p_.mfu.value > 0) {
+    const std::string hfu = std::fabs(p_.hfu.value - p_.mfu.value) > 5e-4
+                                ? fmt::format("  with recomputation {}", percent_text(p_.hfu.value))
+                                : "";
+    row("MFU", fmt::format("{:<16}{}{}", percent_text(p_.mfu.value),
+                           interval(percent_text(p_.mfu.low), percent_text(p_.mfu.high)), hfu));
+  }
+  const IterationResult* steady = steady_iteration(p_);
+  if (steady == nullptr || steady->step_time <= 0) return;
+  const auto share = [&](SimDuration time) {
+    return percent_text(static_cast<double>(time) / static_cast<double>(steady->step_time));
+  };
+  row("of it", fmt::format("compute {} ({}), exposed communication {} ({}), idle {} ({})",
+                           duration_text(static_cast<double>(steady->compute)), share(steady->compute),
+                           duration_text(static_cast<double>(steady->exposed_comm)), share(steady->exposed_comm),
+                           duration_text(static_cast<double>(steady->idle)), share(steady->idle)));
+  if (steady->host_wait > 0)
+    row("", fmt::format("the host waits {} ({})", duration_text(static_cast<double>(steady->host_wait)),
+                        share(steady->host_wait)));
+}
+
+std::string Report::bar(double share, int width) const {
+  const int full = std::clamp(static_cast<int>(std::lround(share * width)), share > 0 ? 1 : 0, width);
+  std::string text;
+  for (int i = 0; i < full; ++i) text += style_.unicode ? "█" : "#";
+  return text + std::string(static_cast<std::size_t>(width - full), ' ');
+}
+
+void Report::memory() {
+  const PeakMemory& m = p_.memory;
+  std::string where;
+  if (m.phase == "init") {
+    where = " (while parameters are made and sharded)";
+  } else if (!m.phase.empty()) {
+    where =
+        fmt::format(" ({} of {}, instruction {})", m.phase, m.unit.empty() ? "the root" : m.unit, m.instruction.value);
+  }
+  title("Memory at its peak" + where);
+  auto categories = m.categories;
+  std::stable_sort(categories.begin(), categories.end(),
+                   [](const CategoryBytes& a, const CategoryBytes& b) { return a.bytes > b.bytes; });
+  const double all = static_cast<double>(std::max<Bytes>(1, m.allocated));
+  for (const CategoryBytes& category : categories) {
+    if (category.bytes <= 0) continue;
+    const double share = static_cast<double>(category.bytes) / all;
+    std::string name = category.category;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    line("  {:<22}{:>10}  {:>6}  {}", name, bytes_text(category.bytes), percent_text(share), bar(share, 30));
+  }
+  const auto total = [&](std::string_view name, Bytes bytes, const std::string& more) {
+    line("  {:<22}{:>10}{}{}", name, bytes_text(bytes), more.empty() ? "" : "  ", more);
+  };
+  total("allocated", m.allocated, "");
+  total("reserved", m.reserved,
+        m.reserved > m.allocated
+            ? dim(fmt::format("{} held by the allocator, free or fragmented", bytes_text(m.reserved - m.allocated)))
+            : "");
+  if (m.outside_allocator.value > 0) {
+    total("beside the allocator", std::llround(m.outside_allocator.value),
+          dim(fmt::format("{} {} {}, CUDA context and NCCL", bytes_text(std::llround(m.outside_allocator.low)), to(),
+                          bytes_text(std::llround(m.outside_allocator.high)))));
+    const Estimate device = memory_intervals(p_, s_.profile.kind).device;
+    total("on the card", std::llround(device.value),
+          dim(fmt::format("{} {} {} in nine of ten cases", bytes_text(std::llround(device.low)), to(),
+                          bytes_text(std::llround(device.high)))));
+  }
+  const IterationResult* steady = steady_iteration(p_);
+  if (steady != nullptr && steady->alloc_retries > 0)
+    row("", fmt::format("the allocator flushed its cache {} times: each blocks the host", steady->alloc_retries));
+}
+
+std::string Report::causes_of(const std::string& kind) const {
+  std::string text;
+  for (const ExposedCause& cause : p_.exposed) {
+    if (cause.kind != kind || cause.time <= 0) continue;
+    std::string name = cause.cause;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, duration_text(static_cast<double>(cause.time)));
+  }
+  return text;
+}
+
+void Report::communication() {
+  if (p_.comm.empty()) return;
+  title("Communication in one step");
+  line("  {:<16}{:>7}{:>12}{:>11}{:>11}   {}", "", "count", "bytes", "busy", "exposed", "by cause");
+  for (const CommResult& comm : p_.comm) {
+    line("  {:<16}{:>7}{:>12}{:>11}{:>11}   {}", comm.kind, grouped_text(comm.count), bytes_text(comm.bytes),
+         duration_text(static_cast<double>(comm.busy)), duration_text(static_cast<double>(comm.exposed)),
+         causes_of(comm.kind));
+  }
+}
+
+void Report::plan() {
+  const Plan& plan = s_.plan;
+  title("Plan");
+  Bytes largest = 0;
+  std::string name;
+  for (const PlanUnit& unit : plan.units) {
+    const Bytes bytes = unit.padded_numel * itemsize(unit.param_dtype);
+    if (bytes > largest) largest = bytes, name = unit.name.empty() ? "the root" : unit.name;
+  }
+  std::string text = counted(static_cast<std::int64_t>(plan.units.size()), "unit");
+  if (largest > 0) text += fmt::format(", the largest {} ({} gathered)", name, bytes_text(largest));
+  if (!plan.iterations.empty()) {
+    const PlanCounts c = count_instructions(plan.iterations.back());
+    const std::pair<std::int64_t, const char*> counts[] = {{c.all_gather, "all-gather"},
+                                                           {c.reduce_scatter, "reduce-scatter"},
+                                                           {c.all_reduce, "all-reduce"},
+                                                           {c.h2d + c.d2h, "host copy"},
+                                                           {c.limiter_waits, "limiter wait"}};
+    for (const auto& [count, what] : counts) {
+      if (count > 0)
+        text +=
+            "; " + counted(count, what, count > 1 && std::string_view(what) == "host copy" ? "host copies" : nullptr);
+    }
+    text += fmt::format("; {} a step",
+                        counted(static_cast<std::int64_t>(plan.iterations.back().instructions.size()), "instruction"));
+  }
+  wrapped("", text);
+  std::map<CheckStatus, std::string> checks;
+  for (const PlanCheck& check : plan.checks)
+    checks[check.status] += (checks[check.status].empty() ? "" : " ") + check.name;
+  if (!checks[CheckStatus::Pass].empty()) row("checks", fmt::format("{} hold", checks[CheckStatus::Pass]));
+  if (!checks[CheckStatus::Fail].empty())
+    row("checks", paint("1;31", fmt::format("{} fail", checks[CheckStatus::Fail])));
+}
+
+// Text broken at spaces to the width of the terminal, under its label.
+void Report::wrapped(std::string_view label, const std::string& text) {
+  const std::size_t width = static_cast<std::size_t>(std::max(40, style_.width - kLabelWidth - 2));
+  std::string rest = text;
+  bool first = true;
+  const int indent = label.empty() ? 0 : kLabelWidth;
+  while (!rest.empty()) {
+    std::size_t end = rest.size();
+    if (rest.size() > width) {
+      end = rest.rfind(' ', width);
+      if (end == std::string::npos || end == 0) end = std::min(rest.find(' '), rest.size());
+    }
+    line("  {:<{}}{}", first ? label : "", indent, rest.substr(0, end));
+    rest.erase(0, std::min(rest.size(), end + 1));
+    first = false;
+  }
+}
+
+void Report::warnings() {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const Trap& trap : s_.plan.traps) {
+    all.emplace_back(
+        fmt::format("trap {}", trap.number),
+        fmt::format("{} ({}): {}{}", trap.name, trap.rules, trap.text,
+                    trap.remedy.empty() ? "" : fmt::format(" {} {}", style_.unicode ? "→" : "->", trap.remedy)));
+  }
+  for (const std::string& text : s_.plan.warnings) all.emplace_back("PyTorch warns", text);
+  const std::optional<DType>& param = s_.job.fsdp.mixed_precision.param;
+  if (!s_.model.ops.empty() && param && *param != s_.model.compute_dtype) {
+    all.emplace_back(
+        "program",
+        fmt::format("its operators are written in {0}: gathers are predicted in {1}, activations, times and MFU as "
+                    "written {2} export it in {1}, or set fsdp.mixed_precision.param",
+                    dtype_short_name(s_.model.compute_dtype), dtype_short_name(*param), style_.unicode ? "→" : "->"));
+  }
+  if (all.empty()) return;
+  title("To know");
+  for (const auto& [label, text] : all) wrapped(label, text);
+}
+
+void Report::basis() {
+  title("Rests on");
+  const char* meaning = "";
+  switch (p_.level) {
+    case CalibrationLevel::Datasheet:
+      meaning = "data sheets and general experience, nothing measured on this machine";
+      break;
+    case CalibrationLevel::Published: meaning = "published measurements of this kind of machine"; break;
+    case CalibrationLevel::Microbenchmark: meaning = "microbenchmarks of this machine"; break;
+    case CalibrationLevel::MeasuredStep: meaning = "a measured step of this machine"; break;
+  }
+  row("profile", fmt::format("{}, level {}: {}", s_.profile.id, calibration_level_name(p_.level), meaning));
+  if (has_time()) row("intervals", "90 %: nine of ten real runs should fall inside");
+  if (s_.model.ops.empty()) {
+    wrapped("no operators",
+            "the model has no operator program: memory of activations and times of compute are not predicted");
+  } else if (!p_.unknown_ops.empty()) {
+    std::string names;
+    for (const std::string& op : p_.unknown_ops) names += (names.empty() ? "" : ", ") + op;
+    wrapped("default rule", fmt::format("for {}", names));
+  }
+}
+
+void Report::streams() {
+  if (p_.timeline.spans.empty() && has_time()) {
+    title("The steady step");
+    row("", "too long to be drawn here; --trace writes it for Perfetto");
+    return;
+  }
+  const bool whole = p_.fits && p_.deadlock.empty();
+  const StreamWindow step = whole ? last_iteration(p_.timeline) : StreamWindow{};
+  drawing(!p_.fits ? "Until memory ran out" : whole ? "The steady step" : "Until the deadlock", step);
+  if (!whole) return;
+  const auto near = middle_of_backward(p_.timeline, step, s_.job.cluster.rank);
+  if (near)
+    drawing(fmt::format("From near by: the backward of {} and its neighbours",
+                        near->unit.empty() ? "the root" : near->unit),
+            near->window);
+}
+
+void Report::drawing(const std::string& heading, const StreamWindow& window) {
+  TimelineTextOptions options;
+  options.rank = s_.job.cluster.rank;
+  options.unicode = style_.unicode;
+  options.width = style_.width - 20;
+  options.start = window.start;
+  options.end = window.end;
+  const std::string text = draw_timeline(p_.timeline, options);
+  if (text.empty()) return;
+  title(heading);
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t next = text.find('\n', at);
+    line("  {}", text.substr(at, next - at));
+    at = next + 1;
+  }
+}
+
+}  // namespace
+
+std::string simulation_report(const Simulation& simulation, const ReportStyle& style) {
+  return Report(simulation, style).text();
+}
+
+}  // namespace foreshard::cli

@@ -1,0 +1,72 @@
+// `foreshard run`: checks the job, then becomes foreshard-exec or foreshard-exec-cuda, the programs beside this one
+// that are linked to LibTorch.
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/session/executor_process.h"
+#include "cli/session/job_source.h"
+#include "cli/session/pipeline.h"
+#include "cli/session/run_action_check.h"
+#include "cli/verbs/verbs.h"
+#include "core/job/job_keys.h"
+#include "sim/search/auto_wrap.h"
+
+namespace foreshard::cli {
+namespace {
+
+/// What the executor's command line says: it has the same parser.
+std::vector<std::string> arguments_of(const RunFlags& flags) {
+  std::vector<std::string> arguments = {"run", flags.job.file};
+  const auto add = [&](std::initializer_list<std::string> words) { arguments.insert(arguments.end(), words); };
+  for (const std::string& set : flags.job.set) add({"--set", set});
+  if (flags.nproc > 0) add({"--nproc", std::to_string(flags.nproc)});
+  add({"--backend", flags.backend, "--timeout", std::to_string(flags.timeout_seconds)});
+  if (flags.action != "train") add({"--action", flags.action});
+  if (!flags.timeline.empty()) add({"--timeline", flags.timeline});
+  if (!flags.trace.empty()) add({"--trace", flags.trace});
+  if (flags.resume) add({"--resume"});
+  for (const std::string& library : flags.load) add({"--load", library});
+  if (flags.cuda_graphs) add({"--cuda-graphs"});
+  if (flags.nccl_register) add({"--nccl-register"});
+  if (flags.emulate_world > 0) add({"--emulate-world", std::to_string(flags.emulate_world)});
+  return arguments;
+}
+
+/// fsdp.wrap.policy = "auto": the units that `simulate` finds, handed on by name, so that one search serves all ranks
+/// and both plan the same.
+Result<void> settle_units(const Job& job, const Console& console, std::vector<std::string>& sets) {
+  if (!wants_wrap_search(job)) return {};
+  const auto profile = load_profile(job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  const auto model = load_job_model(job, *profile);
+  if (!model) return fail(model.error());
+  const auto wrap = settle_wrap(job, *model, *profile);
+  if (!wrap) return fail(wrap.error());
+  if (wrap->job == job) return {};  // no repeated block: core's own choice, here as there
+  console.note("note: " + wrap->text);
+  for (const char* key : {"fsdp.wrap.policy", "fsdp.wrap.units"}) {
+    sets.push_back(fmt::format("{}={}", key, write_job_key(*find_job_key(key), wrap->job)));
+  }
+  return {};
+}
+
+}  // namespace
+
+ExitCode run_verb(const RunFlags& flags, const Console& console) {
+  if (auto fits = check_action_flags(flags); !fits) return console.error(fits.error());
+  Console silent = console;
+  silent.quiet = true;  // the executor says it
+  RunFlags wanted = flags;
+  if (flags.emulate_world > 0) wanted.job.set.push_back(fmt::format("cluster.world_size={}", flags.emulate_world));
+  const auto loaded = load_job(wanted.job, silent);
+  if (!loaded) return console.error(loaded.error());
+  if (auto fits = check_action_list(flags, loaded->job); !fits) return console.error(fits.error());
+  if (auto settled = settle_units(loaded->job, console, wanted.job.set); !settled)
+    return console.error(settled.error());
+  return run_in_executor(arguments_of(wanted), console, flags.backend == "cuda" ? Executor::Cuda : Executor::Host);
+}
+
+}  // namespace foreshard::cli

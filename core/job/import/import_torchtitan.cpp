@@ -1,0 +1,136 @@
+// torchtitan's job configuration (train_configs/*.toml).
+#include "core/job/import/import_reader.h"
+
+namespace foreshard::import {
+
+namespace {
+
+/// always, never, or the default: resharding unless a pipeline runs.
+void read_parallelism(Reader& r) {
+  static const Words kReshard = {{"default", "true"}, {"always", "true"}, {"never", "false"}};
+  r.translate("parallelism.fsdp_reshard_after_forward", "fsdp.reshard_after_forward", kReshard);
+  const std::int64_t replicas = r.integer("parallelism.data_parallel_replicate_degree", 1);
+  const std::int64_t shards = r.integer("parallelism.data_parallel_shard_degree", -1);
+  if (replicas > 1) {
+    r.set_word("fsdp.strategy", "HYBRID_SHARD", "parallelism.data_parallel_replicate_degree");
+    if (shards > 0) {
+      r.set_number("cluster.shard_group", shards, "parallelism.data_parallel_shard_degree");
+      r.set_number("cluster.world_size", shards * replicas, "parallelism.data_parallel_replicate_degree");
+    } else {
+      r.note(
+          "parallelism.data_parallel_shard_degree = -1: set cluster.world_size and cluster.shard_group = world size "
+          "/ " +
+          std::to_string(replicas));
+    }
+  } else if (shards > 0) {
+    r.set_number("cluster.world_size", shards, "parallelism.data_parallel_shard_degree");
+  } else {
+    r.note("parallelism.data_parallel_shard_degree = -1 means all ranks: set cluster.world_size");
+  }
+  for (const char* name : {"parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
+                           "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"})
+    r.refuse(name, "only data parallel training is planned", "1");
+  for (const char* name : {"parallelism.enable_async_tensor_parallel", "parallelism.enable_compiled_autograd"})
+    r.refuse(name, "it is not planned");
+  if (const std::string schedule = r.text("parallelism.pipeline_parallel_schedule"); !schedule.empty())
+    r.note("parallelism.pipeline_parallel_schedule = " + schedule + ": pipelines are not planned");
+}
+
+void read_training(Reader& r) {
+  static const Words kTypes = {{"bfloat16", "bfloat16"}, {"float32", "none"}, {"float16", "float16"}};
+  static const Words kReduce = {{"bfloat16", "bfloat16"}, {"float32", "float32"}, {"float16", "float16"}};
+  const bool newer = r.take("training.local_batch_size") != nullptr;
+  r.copy(newer ? "training.local_batch_size" : "training.batch_size", "model.batch");
+  r.copy("training.seq_len", "model.seq");
+  r.copy("training.steps", "train.steps");
+  r.copy("training.max_norm", "train.clip_grad_norm");
+  r.copy("training.seed", "train.seed");
+  r.translate("training.mixed_precision_param", "fsdp.mixed_precision.param", kTypes);
+  r.translate("training.mixed_precision_reduce", "fsdp.mixed_precision.reduce", kReduce);
+  if (r.flag("training.enable_cpu_offload")) r.set_flag("fsdp.cpu_offload", true, "training.enable_cpu_offload");
+  if (const std::int64_t global = r.integer("training.global_batch_size", -1); global > 0)
+    r.note("training.global_batch_size = " + std::to_string(global) +
+           ": train.micro_batches = it / (world size x model.batch)");
+  r.refuse("training.compile", "compiled programs are not planned");
+  r.refuse("compile.enable", "compiled programs are not planned");
+  for (const char* name : {"training.dataset", "training.dataset_path", "training.gc_freq", "training.deterministic",
+                           "compile.components"})
+    r.ignore(name);
+}
+
+void read_optimizer(Reader& r) {
+  static const Words kNames = {{"AdamW", "adamw"}, {"SGD", "sgd"}};
+  static const Words kForms = {{"fused", "fused"}, {"foreach", "foreach"}, {"for-loop", "for_loop"}};
+  r.translate("optimizer.name", "train.optimizer.name", kNames);
+  r.translate("optimizer.implementation", "train.optimizer.impl", kForms);
+  r.copy("optimizer.lr", "train.optimizer.lr");
+  r.copy("optimizer.eps", "train.optimizer.eps");
+  r.copy("optimizer.weight_decay", "train.optimizer.weight_decay");
+  const JobValue* beta1 = r.take("optimizer.beta1");
+  const JobValue* beta2 = r.take("optimizer.beta2");
+  if (beta1 != nullptr && beta2 != nullptr) {
+    JobValue betas;
+    betas.kind = JobValue::Kind::Array;
+    betas.items = {*beta1, *beta2};
+    r.set("train.optimizer.betas", betas, "optimizer.beta1");
+  }
+  r.copy("lr_scheduler.warmup_steps", "train.schedule.warmup");
+  if (r.text("lr_scheduler.decay_type") == "cosine") {
+    r.set_word("train.schedule.name", "cosine", "lr_scheduler.decay_type");
+    r.copy("lr_scheduler.min_lr_factor", "train.schedule.min_ratio");
+  } else {
+    r.refuse("lr_scheduler.decay_type", "the schedule is left constant");
+  }
+}
+
+void read_checkpointing(Reader& r) {
+  const std::string mode = r.text("activation_checkpoint.mode"),
+                    option = r.text("activation_checkpoint.selective_ac_option");
+  if (mode == "full") {
+    r.set_word("checkpointing.policy", "block", "activation_checkpoint.mode");
+  } else if (mode == "selective" && !option.empty() && option.find_first_not_of("0123456789") == option.npos) {
+    r.set_word("checkpointing.policy", "every_k", "activation_checkpoint.selective_ac_option");
+    r.set_number(
+        "checkpointing.k",
+        static_cast<std::int64_t>(std::min<std::size_t>(option.size(), 6) == option.size() ? std::stoll(option) : 0),
+        "activation_checkpoint.selective_ac_option");
+  } else if (mode == "selective") {
+    r.note("activation_checkpoint.selective_ac_option = " + (option.empty() ? "op" : option) +
+           ": recomputing single operators is not planned");
+  } else if (!mode.empty() && mode != "none") {
+    r.note("activation_checkpoint.mode = " + mode + " is not understood");
+  }
+  if (r.flag("checkpoint.enable", r.flag("checkpoint.enable_checkpoint"))) {
+    r.copy("checkpoint.folder", "train.checkpoint.dir");
+    r.copy("checkpoint.interval", "train.checkpoint.every");
+    r.copy("checkpoint.keep_latest_k", "train.checkpoint.keep");
+  } else {
+    for (const char* name : {"checkpoint.folder", "checkpoint.interval", "checkpoint.keep_latest_k"}) r.ignore(name);
+  }
+  for (const char* name : {"checkpoint.last_save_model_only", "checkpoint.model_weights_only",
+                           "checkpoint.export_dtype", "checkpoint.async_mode", "checkpoint.last_save_in_hf"})
+    r.ignore(name);
+}
+
+}  // namespace
+
+void read_torchtitan(Reader& r) {
+  r.set_word("fsdp.runtime", "fsdp2", "torchtitan");
+  const std::string name = r.text("model.name"), flavor = r.text("model.flavor");
+  if (!name.empty())
+    r.note("model " + name + " " + flavor +
+           ": give its config.json, or export it (foreshard export-script), as model.source");
+  read_training(r);
+  read_parallelism(r);
+  read_optimizer(r);
+  read_checkpointing(r);
+  for (const char* path :
+       {"model.norm_type", "model.tokenizer_path", "model.hf_assets_path", "model.print_after_conversion",
+        "job.description", "job.dump_folder", "job.print_args", "job.use_for_integration_test", "model.converters"})
+    r.ignore(path);
+  for (const char* table : {"metrics", "profiling", "comm", "validation", "experimental", "fault_tolerance"})
+    r.ignore(table);
+  for (const char* table : {"float8", "quantize", "mx"}) r.refuse(table, "8-bit products are not planned");
+}
+
+}  // namespace foreshard::import

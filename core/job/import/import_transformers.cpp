@@ -1,0 +1,134 @@
+// Transformers: TrainingArguments as JSON or YAML, or its fsdp_config alone.
+#include "core/job/import/import_reader.h"
+
+namespace foreshard::import {
+
+namespace {
+
+/// --fsdp "full_shard auto_wrap offload"
+void read_words(Reader& r, const std::string& words) {
+  static const Words kStrategies = {{"full_shard", "FULL_SHARD"},
+                                    {"shard_grad_op", "SHARD_GRAD_OP"},
+                                    {"no_shard", "NO_SHARD"},
+                                    {"hybrid_shard", "HYBRID_SHARD"},
+                                    {"hybrid_shard_zero2", "_HYBRID_SHARD_ZERO2"}};
+  std::size_t at = 0;
+  while (at < words.size()) {
+    const std::size_t end = std::min(words.find_first_of(" ,", at), words.size());
+    const std::string word = words.substr(at, end - at);
+    at = end + 1;
+    if (word.empty() || word == "auto_wrap" || word == "true") continue;
+    bool known = false;
+    for (const auto& [theirs, ours] : kStrategies) {
+      if (word != theirs) continue;
+      r.set_word("fsdp.strategy", ours, "fsdp");
+      known = true;
+    }
+    if (word == "offload") r.set_flag("fsdp.cpu_offload", true, "fsdp");
+    if (!known && word != "offload") r.note("fsdp = " + word + " is not understood");
+  }
+}
+
+void read_optimizer(Reader& r) {
+  static const Words kNames = {
+      {"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"adamw_hf", "adamw"}, {"sgd", "sgd"}};
+  static const Words kSchedules = {
+      {"cosine", "cosine"}, {"constant", "constant"}, {"constant_with_warmup", "constant"}};
+  const std::string name = r.text("optim");
+  r.translate("optim", "train.optimizer.name", kNames);
+  if (name == "adamw_torch_fused") r.set_word("train.optimizer.impl", "fused", "optim");
+  r.copy("learning_rate", "train.optimizer.lr");
+  r.copy("weight_decay", "train.optimizer.weight_decay");
+  r.copy("adam_epsilon", "train.optimizer.eps");
+  const JobValue* beta1 = r.take("adam_beta1");
+  const JobValue* beta2 = r.take("adam_beta2");
+  if (beta1 != nullptr && beta2 != nullptr) {
+    JobValue betas;
+    betas.kind = JobValue::Kind::Array;
+    betas.items = {*beta1, *beta2};
+    r.set("train.optimizer.betas", betas, "adam_beta1");
+  } else if (beta1 != nullptr || beta2 != nullptr) {
+    r.note("adam_beta1 and adam_beta2 are read together; one of them is missing");
+  }
+  r.translate("lr_scheduler_type", "train.schedule.name", kSchedules);
+  r.copy("warmup_steps", "train.schedule.warmup");
+  r.copy("max_grad_norm", "train.clip_grad_norm");
+}
+
+}  // namespace
+
+void read_transformers(Reader& r, const JobValue& tree) {
+  const bool arguments = find_in_tree(tree, "fsdp") != nullptr || find_in_tree(tree, "fsdp_config") != nullptr ||
+                         find_in_tree(tree, "per_device_train_batch_size") != nullptr;
+  if (!arguments) {  // the file of --fsdp_config
+    const bool version_2 = r.integer("version", r.integer("fsdp_version", 1)) == 2;
+    const bool prefixed = find_in_tree(tree, "fsdp_transformer_layer_cls_to_wrap") != nullptr ||
+                          find_in_tree(tree, "fsdp_min_num_params") != nullptr ||
+                          find_in_tree(tree, "fsdp_backward_prefetch") != nullptr;
+    const bool plain =
+        find_in_tree(tree, "transformer_layer_cls_to_wrap") != nullptr ||
+        find_in_tree(tree, "min_num_params") != nullptr || find_in_tree(tree, "backward_prefetch") != nullptr ||
+        find_in_tree(tree, "activation_checkpointing") != nullptr || find_in_tree(tree, "use_orig_params") != nullptr ||
+        find_in_tree(tree, "reshard_after_forward") != nullptr;
+    if (!prefixed && !plain) return;
+    r.set_word("fsdp.runtime", version_2 ? "fsdp2" : "fsdp1", "version");
+    read_plugin(r, prefixed ? "fsdp_" : "", version_2);
+    for (const char* name : {"xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"}) r.refuse(name, "a setting of TPUs");
+    return;
+  }
+  read_words(r, r.text("fsdp"));
+  const bool version_2 = r.integer("fsdp_config.version", r.integer("fsdp_config.fsdp_version", 1)) == 2;
+  r.set_word("fsdp.runtime", version_2 ? "fsdp2" : "fsdp1", "fsdp");
+  read_plugin(r, "fsdp_config.", version_2);
+  read_plugin(r, "fsdp_config.fsdp_", version_2);
+  for (const char* name : {"fsdp_config.xla", "fsdp_config.xla_fsdp_v2", "fsdp_config.xla_fsdp_grad_ckpt"})
+    r.refuse(name, "a setting of TPUs");
+
+  const bool bf16 = r.flag("bf16"), fp16 = r.flag("fp16");
+  if (bf16 || fp16) {
+    const char* dtype = bf16 ? "bfloat16" : "float16";
+    for (const char* key : {"fsdp.mixed_precision.param", "fsdp.mixed_precision.reduce",
+                            version_2 ? "fsdp.mixed_precision.output" : "fsdp.mixed_precision.buffer"})
+      r.set_word(key, dtype, bf16 ? "bf16" : "fp16");
+  } else {
+    r.set_word("fsdp.mixed_precision.param", "none", "bf16");
+    r.set_word("fsdp.mixed_precision.reduce", "none", "bf16");
+  }
+  r.copy("model_name_or_path", "model.source");
+  r.copy("per_device_train_batch_size", "model.batch");
+  for (const char* name : {"max_seq_length", "max_length", "block_size", "cutoff_len"}) r.copy(name, "model.seq");
+  r.copy("gradient_accumulation_steps", "train.micro_batches");
+  if (r.integer("max_steps", -1) > 0) r.copy("max_steps", "train.steps");
+  if (r.flag("gradient_checkpointing")) {
+    r.set_word("checkpointing.policy", "block", "gradient_checkpointing");
+    r.copy("gradient_checkpointing_kwargs.use_reentrant", "checkpointing.reentrant");
+  }
+  r.copy("seed", "train.seed");
+  read_optimizer(r);
+  r.refuse("torch_compile", "compiled programs are not planned");
+  r.refuse("deepspeed", "DeepSpeed is not FSDP");
+  for (const char* name : {"output_dir",
+                           "run_name",
+                           "logging_steps",
+                           "logging_dir",
+                           "report_to",
+                           "save_strategy",
+                           "eval_strategy",
+                           "evaluation_strategy",
+                           "save_total_limit",
+                           "dataloader_num_workers",
+                           "remove_unused_columns",
+                           "do_train",
+                           "do_eval",
+                           "overwrite_output_dir",
+                           "push_to_hub",
+                           "per_device_eval_batch_size",
+                           "num_train_epochs",
+                           "save_steps",
+                           "eval_steps",
+                           "logging_strategy",
+                           "disable_tqdm"})
+    r.ignore(name);
+}
+
+}  // namespace foreshard::import

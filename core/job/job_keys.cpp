@@ -1,0 +1,474 @@
+#include "core/job/job_keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <functional>
+
+#include "core/job/job_values.h"
+
+namespace foreshard {
+namespace {
+
+using namespace job_values;  // NOLINT(google-build-using-namespace): the readers and writers of the table
+
+constexpr std::array<std::string_view, 10> kTables{
+    "model",         "fsdp",  "fsdp.prefetch",   "fsdp.wrap",      "fsdp.mixed_precision",
+    "checkpointing", "train", "train.optimizer", "train.schedule", "train.data"};
+constexpr std::array<std::string_view, 5> kMoreTables{"train.grad_scaler", "train.eval", "train.checkpoint", "cluster",
+                                                      "allocator"};
+// Tables that are written inline, inside their section.
+constexpr std::array<std::string_view, 7> kInline{"fsdp.prefetch",     "train.optimizer", "train.schedule",
+                                                  "train.grad_scaler", "train.data",      "train.eval",
+                                                  "train.checkpoint"};
+
+std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+struct Rule {
+  JobKey key;
+  std::function<Failure(const Spot&, Job&)> read;
+  std::function<std::string(const Job&)> write;
+};
+
+/// Fills the table; one function a type of key. `get` maps a (const) Job to the field.
+class TableMaker {
+ public:
+  TableMaker& only(std::optional<Runtime> runtime) {
+    only_ = runtime;
+    return *this;
+  }
+  template <class Get>
+  void boolean(std::string name, Get get, std::string doc) {
+    add(
+        std::move(name), "boolean", {"true", "false"}, std::move(doc),
+        [get](const Spot& spot, Job& job) { return read_bool(spot, get(job)); },
+        [get](const Job& job) { return get(job) ? "true" : "false"; });
+  }
+  template <class Get>
+  void integer(std::string name, std::int64_t min, std::int64_t max, Get get, std::string doc) {
+    add(
+        std::move(name), fmt::format("integer from {} to {}", min, max), {}, std::move(doc),
+        [get, min, max](const Spot& spot, Job& job) { return read_integer(spot, min, max, get(job)); },
+        [get](const Job& job) { return fmt::format("{}", get(job)); });
+  }
+  template <class Get>
+  void number(std::string name, double min, double max, Get get, std::string doc) {
+    add(
+        std::move(name), fmt::format("number from {} to {}", min, max), {}, std::move(doc),
+        [get, min, max](const Spot& spot, Job& job) { return read_number(spot, min, max, get(job)); },
+        [get](const Job& job) { return number_text(get(job)); });
+  }
+  template <class Get>
+  void text(std::string name, Get get, std::string doc) {
+    add(
+        std::move(name), "text", {}, std::move(doc),
+        [get](const Spot& spot, Job& job) { return read_text(spot, get(job)); },
+        [get](const Job& job) { return quoted(get(job)); });
+  }
+  template <class Get>
+  void word(std::string name, std::vector<std::string> words, Get get, std::string doc) {
+    add(
+        std::move(name), "word", words, std::move(doc),
+        [get, words](const Spot& spot, Job& job) { return read_word(spot, words, get(job)); },
+        [get](const Job& job) { return quoted(get(job)); });
+  }
+  template <class E, class Get>
+  void choice(std::string name, Words<E> words, Get get, std::string doc) {
+    add(
+        std::move(name), "word", words.names(), std::move(doc),
+        [get, words](const Spot& spot, Job& job) { return read_enum(spot, words, get(job)); },
+        [get, words](const Job& job) { return enum_text(words, get(job)); });
+  }
+  template <class Get>
+  void dtype(std::string name, std::string empty_word, Get get, std::string doc) {
+    add(
+        std::move(name), fmt::format("dtype or \"{}\"", empty_word), {"float32", "bfloat16", "float16", empty_word},
+        std::move(doc),
+        [get, empty_word](const Spot& spot, Job& job) { return read_dtype(spot, empty_word, get(job)); },
+        [get, empty_word](const Job& job) { return dtype_text(get(job), empty_word); });
+  }
+  template <class Get>
+  void texts(std::string name, Get get, std::string doc) {
+    add(
+        std::move(name), "list of texts", {}, std::move(doc),
+        [get](const Spot& spot, Job& job) { return read_texts(spot, get(job)); },
+        [get](const Job& job) { return texts_text(get(job)); });
+  }
+  template <class Read, class Write>
+  void special(std::string name, std::string type, Read read, Write write, std::string doc) {
+    add(std::move(name), std::move(type), {}, std::move(doc), read, write);
+  }
+  std::vector<Rule> take() { return std::move(rules_); }
+
+ private:
+  template <class Read, class Write>
+  void add(std::string name, std::string type, std::vector<std::string> choices, std::string doc, Read read,
+           Write write) {
+    Rule rule{{std::move(name), std::move(type), {}, std::move(choices), std::move(doc), only_}, read, write};
+    rule.key.default_text = rule.write(Job{});
+    rules_.push_back(std::move(rule));
+  }
+  std::vector<Rule> rules_;
+  std::optional<Runtime> only_;
+};
+
+// `auto&` serves reading (Job) and writing (const Job) with one expression.
+#define FORESHARD_FIELD(field) \
+  [](auto& job) -> auto& { return job.field; }
+
+void add_model(TableMaker& t) {
+  t.text("model.source", FORESHARD_FIELD(model.source),
+         "config.json, a directory holding one (+ safetensors), archive.pt2 or model.json; the only required key");
+  t.integer("model.batch", 1, 1'000'000, FORESHARD_FIELD(model.batch),
+            "sequences (images, ...) per rank and micro-batch");
+  t.special(
+      "model.seq", "integer from 1 to 100000000",
+      [](const Spot& spot, Job& job) {
+        Failure failure = read_integer(spot, 1, 100'000'000, job.model.seq);
+        if (!failure) job.model.seq_given = true;
+        return failure;
+      },
+      [](const Job& job) { return fmt::format("{}", job.model.seq); },
+      "tokens per sequence, at most the model's maximum");
+  t.integer("model.target_seq", 0, 100'000'000, FORESHARD_FIELD(model.target_seq),
+            "encoder/decoder: tokens per target sequence; 0 = seq");
+  t.dtype("model.dtype", "config", FORESHARD_FIELD(model.dtype),
+          "dtype the parameters are created in; \"config\" = the file's own");
+  t.word("model.attention", {"sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_math", "eager"},
+         FORESHARD_FIELD(model.attention), "sdpa = PyTorch's choice by device, dtype, mask and grouped heads");
+  t.word("model.loss", {"auto", "cross_entropy", "cross_entropy_fp32", "none"}, FORESHARD_FIELD(model.loss),
+         "auto = the architecture's own training loss; none = sum of the first output");
+  t.special(
+      "model.dims", "table of integers", [](const Spot& spot, Job& job) { return read_sizes(spot, job.model.dims); },
+      [](const Job& job) { return sizes_text(job.model.dims); },
+      ".pt2: symbolic sizes by name, the symbol's or the input's and dimension's (\"tokens.1\"); also --dim NAME=SIZE");
+}
+
+void add_fsdp(TableMaker& t) {
+  t.choice("fsdp.runtime",
+           Words<Runtime>{{{"fsdp1", Runtime::Fsdp1}, {"fsdp2", Runtime::Fsdp2}, {"none", Runtime::None}}},
+           FORESHARD_FIELD(fsdp.runtime), "none = plain data parallel, or one rank");
+  t.choice("fsdp.strategy", strategies(), FORESHARD_FIELD(fsdp.strategy),
+           "fsdp2: FULL_SHARD, and HYBRID_SHARD on a 2-D mesh, only");
+  t.special(
+      "fsdp.overrides", "list of tables", read_overrides,
+      [](const Job& job) { return overrides_text(job.fsdp.overrides); },
+      "by unit: [{units = [\"layers.0*\"], strategy = \"SHARD_GRAD_OP\"}]; also reshard_after_forward, "
+      "mixed_precision (fields not given as in fsdp.mixed_precision), backward_prefetch (fsdp1), shard_dim = {pattern "
+      "= dimension} (fsdp2); the root is "
+      "\"\"");
+  t.only(Runtime::Fsdp1);
+  t.choice("fsdp.backward_prefetch", backward_prefetches(), FORESHARD_FIELD(fsdp.backward_prefetch),
+           "which unit is gathered ahead in backward, and when");
+  t.boolean("fsdp.forward_prefetch", FORESHARD_FIELD(fsdp.forward_prefetch), "gather the next unit ahead in forward");
+  t.boolean("fsdp.limit_all_gathers", FORESHARD_FIELD(fsdp.limit_all_gathers),
+            "the host waits for free events (rate limiter)");
+  t.boolean("fsdp.use_orig_params", FORESHARD_FIELD(fsdp.use_orig_params), "original parameters instead of flat ones");
+  t.boolean("fsdp.full_precision_in_eval", FORESHARD_FIELD(fsdp.full_precision_in_eval),
+            "FSDP_USE_FULL_PREC_IN_EVAL: evaluation without the parameters' compute dtype");
+  t.special(
+      "fsdp.comm_hook", "`none`, `fp16_compress`, `bf16_compress` or own:NAME",
+      [](const Spot& spot, Job& job) { return read_comm_hook(spot, job.fsdp.comm_hook); },
+      [](const Job& job) { return quoted(job.fsdp.comm_hook); },
+      "register_comm_hook: what reduces gradients; own:NAME = one in C++ that `run --load` brings");
+  t.only(Runtime::Fsdp2);
+  t.special(
+      "fsdp.reshard_after_forward", "true, false or a group size",
+      [](const Spot& spot, Job& job) { return read_reshard(spot, job.fsdp.reshard_after_forward); },
+      [](const Job& job) { return reshard_text(job.fsdp.reshard_after_forward); },
+      "the root as PyTorch does, or by overrides");
+  t.special(
+      "fsdp.prefetch.forward", "table of lists by unit",
+      [](const Spot& spot, Job& job) { return read_prefetch_lists(spot, job.fsdp.prefetch.forward); },
+      [](const Job& job) { return prefetch_lists_text(job.fsdp.prefetch.forward); },
+      "explicit: {\"layers.0\" = [\"layers.1\"]}");
+  t.special(
+      "fsdp.prefetch.backward", "table of lists by unit",
+      [](const Spot& spot, Job& job) { return read_prefetch_lists(spot, job.fsdp.prefetch.backward); },
+      [](const Job& job) { return prefetch_lists_text(job.fsdp.prefetch.backward); }, "the same in backward");
+  t.integer("fsdp.prefetch.forward_depth", 0, 1024, FORESHARD_FIELD(fsdp.prefetch.forward_depth),
+            "units ahead along the execution order; 0 = no lists");
+  t.integer("fsdp.prefetch.backward_depth", 0, 1024, FORESHARD_FIELD(fsdp.prefetch.backward_depth),
+            "the same in backward");
+  t.only({});
+  t.boolean("fsdp.cpu_offload", FORESHARD_FIELD(fsdp.cpu_offload), "parameters, gradients and optimizer on the host");
+  t.only(Runtime::Fsdp2);
+  t.boolean("fsdp.offload_pin_memory", FORESHARD_FIELD(fsdp.offload_pin_memory), "CPUOffloadPolicy(pin_memory)");
+  t.only({});
+  t.texts("fsdp.ignored", FORESHARD_FIELD(fsdp.ignored), "module or parameter patterns that FSDP leaves alone");
+  t.texts("fsdp.frozen", FORESHARD_FIELD(fsdp.frozen), "parameter patterns without gradient");
+  t.special(
+      "fsdp.allow_traps", "list of integers from 1 to 13",
+      [](const Spot& spot, Job& job) { return read_traps(spot, job.fsdp.allow_traps); },
+      [](const Job& job) { return fmt::format("[{}]", fmt::join(job.fsdp.allow_traps, ", ")); },
+      "traps that are refused unless listed here by number");
+  t.word("fsdp.quirks", {"torch-2.11"}, FORESHARD_FIELD(fsdp.quirks), "which release's observable behaviour");
+}
+
+void add_wrap_and_precision(TableMaker& t) {
+  t.choice("fsdp.wrap.policy",
+           Words<WrapPolicyKind>{{{"module_class", WrapPolicyKind::ModuleClass},
+                                  {"size", WrapPolicyKind::Size},
+                                  {"always", WrapPolicyKind::Always},
+                                  {"none", WrapPolicyKind::None},
+                                  {"custom", WrapPolicyKind::Custom},
+                                  {"units", WrapPolicyKind::Units},
+                                  {"auto", WrapPolicyKind::Auto}}},
+           FORESHARD_FIELD(fsdp.wrap.policy), "which modules become units");
+  t.texts("fsdp.wrap.classes", FORESHARD_FIELD(fsdp.wrap.classes),
+          "module_class; empty = the architecture's repeated block");
+  t.integer("fsdp.wrap.min_num_params", 1, std::int64_t{1} << 50, FORESHARD_FIELD(fsdp.wrap.min_num_params), "size");
+  t.special(
+      "fsdp.wrap.units", "list of patterns or lists of patterns",
+      [](const Spot& spot, Job& job) { return read_wrap_units(spot, job.fsdp.wrap.units); },
+      [](const Job& job) { return wrap_units_text(job.fsdp.wrap.units); },
+      "units; fsdp2: a list inside the list groups modules");
+  t.dtype("fsdp.mixed_precision.param", "none", FORESHARD_FIELD(fsdp.mixed_precision.param),
+          "compute dtype; none = keep");
+  t.dtype("fsdp.mixed_precision.reduce", "none", FORESHARD_FIELD(fsdp.mixed_precision.reduce),
+          "dtype of gradient reduction; none = that of the gradient");
+  t.dtype("fsdp.mixed_precision.buffer", "none", FORESHARD_FIELD(fsdp.mixed_precision.buffer), "dtype of buffers");
+  t.only(Runtime::Fsdp2);
+  t.dtype("fsdp.mixed_precision.output", "none", FORESHARD_FIELD(fsdp.mixed_precision.output),
+          "dtype of units' outputs");
+  t.only(Runtime::Fsdp1);
+  t.boolean("fsdp.mixed_precision.keep_low_precision_grads",
+            FORESHARD_FIELD(fsdp.mixed_precision.keep_low_precision_grads), "no cast back of reduced gradients");
+  t.only({});
+  t.special(
+      "fsdp.mixed_precision.cast_forward_inputs", "true, false or \"default\"",
+      [](const Spot& spot, Job& job) { return read_cast_inputs(spot, job.fsdp.mixed_precision.cast_forward_inputs); },
+      [](const Job& job) { return cast_inputs_text(job.fsdp.mixed_precision.cast_forward_inputs); },
+      "default: fsdp1 false, fsdp2 true, as PyTorch");
+}
+
+void add_checkpointing(TableMaker& t) {
+  t.choice("checkpointing.policy",
+           Words<CheckpointPolicy>{{{"none", CheckpointPolicy::None},
+                                    {"block", CheckpointPolicy::Block},
+                                    {"every_k", CheckpointPolicy::EveryK},
+                                    {"selective", CheckpointPolicy::Selective}}},
+           FORESHARD_FIELD(checkpointing.policy), "which blocks recompute their activations");
+  t.integer("checkpointing.k", 1, 100'000, FORESHARD_FIELD(checkpointing.k), "every_k: every k-th block");
+  t.texts("checkpointing.units", FORESHARD_FIELD(checkpointing.units), "selective: patterns");
+  t.boolean("checkpointing.reentrant", FORESHARD_FIELD(checkpointing.reentrant),
+            "the old implementation of checkpoint");
+  t.choice("checkpointing.placement", Words<bool>{{{"inside", false}, {"outside", true}}},
+           FORESHARD_FIELD(checkpointing.outside), "the checkpoint wrapper inside the unit, or outside");
+}
+
+void add_train(TableMaker& t) {
+  t.integer("train.steps", 1, 1'000'000'000'000, FORESHARD_FIELD(train.steps), "optimizer steps");
+  t.integer("train.micro_batches", 1, 1024, FORESHARD_FIELD(train.micro_batches), "gradient accumulation");
+  t.boolean("train.no_sync", FORESHARD_FIELD(train.no_sync), "hold gradients between micro-batches");
+  t.choice("train.optimizer.name", Words<OptimizerKind>{{{"adamw", OptimizerKind::AdamW}, {"sgd", OptimizerKind::Sgd}}},
+           FORESHARD_FIELD(train.optimizer.name), "optimizer");
+  t.number("train.optimizer.lr", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.lr), "learning rate");
+  t.special(
+      "train.optimizer.betas", "list of two numbers",
+      [](const Spot& spot, Job& job) { return read_betas(spot, job.train.optimizer); },
+      [](const Job& job) {
+        return fmt::format("[{}, {}]", number_text(job.train.optimizer.beta1), number_text(job.train.optimizer.beta2));
+      },
+      "adamw");
+  t.number("train.optimizer.eps", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.eps), "adamw");
+  t.number("train.optimizer.weight_decay", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.weight_decay), "weight decay");
+  t.number("train.optimizer.momentum", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.momentum), "sgd");
+  t.choice(
+      "train.optimizer.impl",
+      Words<OptimizerImpl>{
+          {{"for_loop", OptimizerImpl::ForLoop}, {"foreach", OptimizerImpl::Foreach}, {"fused", OptimizerImpl::Fused}}},
+      FORESHARD_FIELD(train.optimizer.impl), "PyTorch's implementation");
+  t.word("train.schedule.name", {"constant", "cosine"}, FORESHARD_FIELD(train.schedule.name), "learning-rate schedule");
+  t.integer("train.schedule.warmup", 0, 1'000'000'000'000, FORESHARD_FIELD(train.schedule.warmup),
+            "steps of linear warm-up");
+  t.number("train.schedule.min_ratio", 0.0, 1.0, FORESHARD_FIELD(train.schedule.min_ratio),
+           "cosine: end, relative to lr");
+  t.number("train.clip_grad_norm", 0.0, 1e30, FORESHARD_FIELD(train.clip_grad_norm), "largest gradient norm; 0 = off");
+  t.boolean("train.grad_scaler.enabled", FORESHARD_FIELD(train.grad_scaler.enabled),
+            "scales the loss, for float16: fsdp1 ShardedGradScaler, else torch.amp.GradScaler");
+  t.number("train.grad_scaler.init_scale", 0.0, 1e30, FORESHARD_FIELD(train.grad_scaler.init_scale), "first scale");
+  t.number("train.grad_scaler.growth_factor", 1.0, 1e6, FORESHARD_FIELD(train.grad_scaler.growth_factor),
+           "of the scale, after growth_interval good steps in a row");
+  t.number("train.grad_scaler.backoff_factor", 0.0, 1.0, FORESHARD_FIELD(train.grad_scaler.backoff_factor),
+           "of the scale, after a step with an infinity or NaN, which is skipped");
+  t.integer("train.grad_scaler.growth_interval", 1, INT32_MAX, FORESHARD_FIELD(train.grad_scaler.growth_interval),
+            "steps");
+  t.word("train.zero_grad", {"set_to_none", "zero"}, FORESHARD_FIELD(train.zero_grad), "how gradients are cleared");
+  t.word("train.data.kind", {"synthetic", "tokens", "text"}, FORESHARD_FIELD(train.data.kind),
+         "tokens = file of u16/u32 ids; text = file and tokenizer.json");
+  t.text("train.data.file", FORESHARD_FIELD(train.data.file), "tokens, text");
+  t.text("train.data.tokenizer", FORESHARD_FIELD(train.data.tokenizer), "text: tokenizer.json");
+  t.integer("train.seed", 0, INT64_MAX, FORESHARD_FIELD(train.seed), "random numbers");
+  t.integer("train.eval.every", 0, 1'000'000'000'000, FORESHARD_FIELD(train.eval.every),
+            "steps between evaluations; 0 = none");
+  t.integer("train.eval.batches", 1, 4096, FORESHARD_FIELD(train.eval.batches),
+            "batches of one evaluation, per rank, of model.batch each");
+  t.text("train.eval.file", FORESHARD_FIELD(train.eval.file),
+         "as train.data.file; empty = the last share of train.data, which is not trained on");
+  t.number("train.eval.share", 0.0, 1.0, FORESHARD_FIELD(train.eval.share), "of train.data, held out");
+  t.text("train.checkpoint.dir", FORESHARD_FIELD(train.checkpoint.dir), "where checkpoints go; empty = none");
+  t.integer("train.checkpoint.every", 0, 1'000'000'000'000, FORESHARD_FIELD(train.checkpoint.every),
+            "steps; 0 = at the end");
+  t.integer("train.checkpoint.keep", 0, 1'000'000, FORESHARD_FIELD(train.checkpoint.keep), "how many stay; 0 = all");
+  t.special(
+      "train.script", "list of lists of actions",
+      [](const Spot& spot, Job& job) { return read_script(spot, job.train.script); },
+      [](const Job& job) { return script_text(job.train.script); },
+      "explicit actions per iteration instead of (zero_grad, forward, backward) x micro_batches, clip, step");
+}
+
+void add_cluster_and_allocator(TableMaker& t) {
+  t.text("cluster.profile", FORESHARD_FIELD(cluster.profile),
+         "id of a shipped profile, or a file written by calibrate");
+  t.integer("cluster.world_size", 1, kMaxRanks, FORESHARD_FIELD(cluster.world_size), "ranks");
+  t.integer("cluster.ranks_per_node", 1, kMaxRanks, FORESHARD_FIELD(cluster.ranks_per_node),
+            "divides world_size, unless all ranks fit on one node");
+  t.integer("cluster.shard_group", 0, kMaxRanks, FORESHARD_FIELD(cluster.shard_group),
+            "hybrid: ranks of one shard group; 0 = ranks_per_node");
+  t.integer("cluster.rank", 0, kMaxRanks - 1, FORESHARD_FIELD(cluster.rank),
+            "the rank whose plan is printed and simulated");
+  t.word("cluster.init", {"meta", "device", "host"}, FORESHARD_FIELD(cluster.init),
+         "where parameters are made before sharding");
+  t.special(
+      "cluster.memory", "\"profile\" or a size",
+      [](const Spot& spot, Job& job) { return read_memory(spot, job.cluster.memory); },
+      [](const Job& job) { return quoted(job.cluster.memory == 0 ? "profile" : size_text(job.cluster.memory)); },
+      "memory of one device: 80GiB, 80GB, bytes");
+  t.boolean("allocator.expandable_segments", FORESHARD_FIELD(allocator.expandable_segments),
+            "as PYTORCH_CUDA_ALLOC_CONF");
+  t.integer("allocator.max_split_size_mb", 0, 1 << 24, FORESHARD_FIELD(allocator.max_split_size_mb),
+            "MiB; 0 = no limit");
+  t.integer("allocator.roundup_power2_divisions", 0, 64, FORESHARD_FIELD(allocator.roundup_power2_divisions),
+            "0 = off");
+  t.number("allocator.garbage_collection_threshold", 0.0, 1.0, FORESHARD_FIELD(allocator.garbage_collection_threshold),
+           "0 = off");
+}
+
+#undef FORESHARD_FIELD
+
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> table = [] {
+    TableMaker maker;
+    add_model(maker);
+    add_fsdp(maker);
+    add_wrap_and_precision(maker);
+    add_checkpointing(maker);
+    add_train(maker);
+    add_cluster_and_allocator(maker);
+    std::vector<Rule> made = maker.take();
+    made.front().key.default_text.clear();  // model.source is required
+    return made;
+  }();
+  return table;
+}
+
+}  // namespace
+
+const std::vector<JobKey>& job_keys() {
+  static const std::vector<JobKey> keys = [] {
+    std::vector<JobKey> made;
+    for (const Rule& rule : rules()) made.push_back(rule.key);
+    return made;
+  }();
+  return keys;
+}
+
+std::optional<std::size_t> find_job_key(std::string_view name) {
+  for (std::size_t i = 0; i < rules().size(); ++i) {
+    if (rules()[i].key.name == name) return i;
+  }
+  return std::nullopt;
+}
+
+bool is_job_table(std::string_view name) {
+  return std::find(kTables.begin(), kTables.end(), name) != kTables.end() ||
+         std::find(kMoreTables.begin(), kMoreTables.end(), name) != kMoreTables.end();
+}
+
+std::string nearest_job_key(std::string_view name) {
+  name = name.substr(0, 128);  // bounds the work on hostile names
+  std::string best;
+  std::size_t distance = std::string_view::npos;
+  const auto offer = [&](std::string_view candidate) {
+    // A right name in the wrong section beats a wrong name in the right one.
+    std::size_t d = 2 * edit_distance(name, candidate);
+    d = std::min(d, 2 * edit_distance(leaf_of(name), leaf_of(candidate)) + 1);
+    if (d < distance) distance = d, best = candidate;
+  };
+  for (const Rule& rule : rules()) offer(rule.key.name);
+  for (std::string_view table : kTables) offer(table);
+  for (std::string_view table : kMoreTables) offer(table);
+  return best;
+}
+
+std::optional<Error> read_job_key(std::size_t index, const JobValue& value, Job& job) {
+  return rules()[index].read(Spot{value, rules()[index].key.name}, job);
+}
+
+std::string write_job_key(std::size_t index, const Job& job) { return rules()[index].write(job); }
+
+std::pair<std::string, std::string> split_job_key(std::size_t index) {
+  const std::string& name = rules()[index].key.name;
+  std::size_t dot = name.rfind('.');
+  if (std::find(kInline.begin(), kInline.end(), std::string_view(name).substr(0, dot)) != kInline.end()) {
+    dot = name.rfind('.', dot - 1);
+  }
+  return {name.substr(0, dot), name.substr(dot + 1)};
+}
+
+std::string job_keys_markdown() {
+  std::string out = "| key | type | default | meaning |\n|---|---|---|---|\n";
+  for (const JobKey& key : job_keys()) {
+    std::string type = key.type;
+    if (type == "word") type = fmt::format("`{}`", fmt::join(key.choices, "`, `"));
+    std::string doc = key.doc;
+    if (key.only) doc = fmt::format("{} only: {}", runtime_name(*key.only), doc);
+    const std::string shown = key.default_text.empty() ? "required" : "`" + key.default_text + "`";
+    out += fmt::format("| `{}` | {} | {} | {} |\n", key.name, type, shown, doc);
+  }
+  return out;
+}
+
+std::optional<Bytes> parse_size(std::string_view text) {
+  const auto trim = [](std::string_view t) {
+    while (!t.empty() && t.front() == ' ') t.remove_prefix(1);
+    while (!t.empty() && t.back() == ' ') t.remove_suffix(1);
+    return t;
+  };
+  text = trim(text);
+  double number = 0.0;
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (ec != std::errc() || !std::isfinite(number) || number < 0) return std::nullopt;
+  const std::string_view unit = trim(text.substr(static_cast<std::size_t>(end - text.data())));
+  static constexpr std::array<std::pair<std::string_view, double>, 10> kUnits{{{"", 1.0},
+                                                                               {"B", 1.0},
+                                                                               {"KiB", 0x1p10},
+                                                                               {"MiB", 0x1p20},
+                                                                               {"GiB", 0x1p30},
+                                                                               {"TiB", 0x1p40},
+                                                                               {"KB", 1e3},
+                                                                               {"MB", 1e6},
+                                                                               {"GB", 1e9},
+                                                                               {"TB", 1e12}}};
+  for (const auto& [name, factor] : kUnits) {
+    if (unit == name) {
+      const double bytes = number * factor;
+      if (bytes > 0x1p50) return std::nullopt;
+      return static_cast<Bytes>(std::llround(bytes));
+    }
+  }
+  return std::nullopt;
+}
+
+std::string size_text(Bytes bytes) {
+  for (const auto& [name, factor] : {std::pair{"TiB", 1024 * kGiB}, {"GiB", kGiB}, {"MiB", kMiB}, {"KiB", kKiB}}) {
+    if (bytes != 0 && bytes % factor == 0) return fmt::format("{}{}", bytes / factor, name);
+  }
+  return fmt::format("{}B", bytes);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,58 @@
+#include "core/lowering/cpu_workspace.h"
+
+#include <algorithm>
+
+namespace foreshard::lowering {
+namespace {
+
+constexpr Bytes kAccumulator = 4;  // float, whatever the tensors' type
+
+bool is_half(DType dtype) { return dtype == DType::BFloat16 || dtype == DType::Float16; }
+
+/// A thread works on so many rows of queries and of keys at a time.
+struct Block {
+  std::int64_t rows = 0, keys = 0;
+};
+
+Block block_of(const Layout& q, const Layout& k) {
+  const std::int64_t queries = q.sizes[2];
+  const std::int64_t rows = queries >= 768 ? 256 : queries >= 192 ? 64 : 32;
+  return {std::min(rows, queries), std::min<std::int64_t>(512, k.sizes[2])};
+}
+
+}  // namespace
+
+std::vector<Bytes> cpu_attention_workspace(const Layout& q, const Layout& k, std::int64_t threads) {
+  if (q.sizes.n != 4 || k.sizes.n != 4) return {};
+  const Block block = block_of(q, k);
+  // Scores, their maximum and sum by row, and the result so far.
+  const std::int64_t each = block.rows * (block.keys + 2 + q.sizes[3]);
+  std::vector<Bytes> bytes = {threads * each * kAccumulator};
+  if (is_half(q.dtype)) bytes.push_back(threads * block.rows * block.keys * itemsize(q.dtype));
+  return bytes;
+}
+
+std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layout& k, std::int64_t threads) {
+  if (q.sizes.n != 4 || k.sizes.n != 4) return {};
+  const Block block = block_of(q, k);
+  // Scores and their gradient, again in the tensors' type where that is narrower; the sums by row.
+  const std::int64_t both = threads * block.rows * block.keys * 2;
+  std::vector<Bytes> bytes = {both * kAccumulator};
+  if (is_half(q.dtype)) bytes.push_back(both * itemsize(q.dtype));
+  bytes.push_back(threads * block.rows * kAccumulator);
+  return bytes;
+}
+
+std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& right) {
+  constexpr std::int64_t kLeast = 16 * 16 * 16;  // ATen/native/mkldnn/Matmul.cpp
+  constexpr Bytes kBlock = 256, kAlignment = 128;
+  const std::int64_t matrices = std::max<std::int64_t>(product.batch, 1);
+  if (product.dtype != DType::BFloat16 || matrices * product.m * product.n * product.k <= kLeast) return {};
+  // A matrix times a vector by dot products of rows.
+  const std::int32_t dims = right.sizes.n;
+  const bool by_rows = dims == 2 && right.strides[0] == 1;
+  if ((product.m == 1 || product.n == 1) && by_rows) return {};
+  return {round_up(product.m * product.n * kAccumulator, kBlock) + kAlignment};
+}
+
+}  // namespace foreshard::lowering

@@ -1,0 +1,24 @@
+// What LibTorch's CPU kernels allocate beside their results, by operator: the cpu device kind's part of the operator
+// rules. Bytes, one entry an allocation, all of them gone when the kernel is done. Pure functions.
+//
+// Source: PyTorch 2.11, ATen/native/cpu (FlashAttentionKernel.cpp, layer_norm_kernel.cpp), and the allocations that our
+// executor counts (tests/exec/operators/host_memory_test.cpp holds both together).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/lowering/lowering_tape.h"
+
+namespace foreshard::lowering {
+
+/// Fused attention of q [b, h, s, d] on k [b, hk, t, d] by `threads`.
+std::vector<Bytes> cpu_attention_workspace(const Layout& q, const Layout& k, std::int64_t threads);
+std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layout& k, std::int64_t threads);
+
+/// A product (Kernel::m, n, k, batch) of bfloat16 matrices: oneDNN sums in float, one matrix of the batch at a time,
+/// where the processor has AVX-512 but no instructions for bfloat16. Nothing for small products and other types.
+/// `right`: its second factor.
+std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& right);
+
+}  // namespace foreshard::lowering

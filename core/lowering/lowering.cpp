@@ -1,0 +1,151 @@
+// lower(): fold, run the machine, turn what the tape holds into templates and instances.
+#include "core/lowering/lowering.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/lowering/lowering_check.h"
+#include "core/lowering/lowering_fold.h"
+
+namespace foreshard {
+
+namespace {
+
+using lowering::Fold;
+using lowering::Machine;
+using lowering::RawInstance;
+using lowering::RawPass;
+
+/// A template and where its imports come from, as instances of the folded program.
+struct Extract {
+  SegmentTemplate made;
+  std::vector<ImportBinding> imports;
+};
+
+std::vector<ParamId> params_in_order(const Model& model, const SegmentRange& segment) {
+  std::vector<ParamId> params;
+  for (std::int32_t at = segment.op_begin; at < segment.op_end; ++at) {
+    lowering::for_each_arg(model.ops[static_cast<std::size_t>(at)], [&](const Arg& arg) {
+      const auto* ref = std::get_if<ParamRef>(&arg.value);
+      if (ref == nullptr) return;
+      const ParamId storage = model.storage_of(ref->id);
+      if (std::find(params.begin(), params.end(), storage) == params.end()) params.push_back(storage);
+    });
+  }
+  return params;
+}
+
+std::int32_t position_of(const std::vector<ParamId>& params, ParamId param) {
+  const auto at = std::find(params.begin(), params.end(), param);
+  return at == params.end() ? -1 : static_cast<std::int32_t>(at - params.begin());
+}
+
+Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, const SegmentRange& segment) {
+  Extract out;
+  const std::vector<ParamId> params = params_in_order(model, segment);
+  std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> import_of;
+  KernelList* const lists[] = {&out.made.forward, &out.made.recompute, &out.made.backward};
+  for (std::size_t pass = 0; pass < 3; ++pass) {
+    RawPass& from = raw.passes[pass];
+    KernelList& to = *lists[pass];
+    to.kernels = std::move(from.kernels);
+    for (Kernel& kernel : to.kernels)
+      if (kernel.model_op >= 0) kernel.model_op -= segment.op_begin;
+    to.events.reserve(from.events.size());
+    for (const lowering::RawEvent& event : from.events) {
+      if (event.instance == instance) {
+        to.events.push_back({event.slot, event.alloc});
+        continue;
+      }
+      const auto [at, added] =
+          import_of.emplace(std::pair{event.instance, event.slot}, static_cast<std::int32_t>(out.imports.size()));
+      if (added) out.imports.push_back({event.instance, event.slot});
+      to.events.push_back({-at->second - 1, false});
+    }
+  }
+  out.made.slots = std::move(raw.slots);
+  for (Slot& slot : out.made.slots)
+    if (slot.category == SlotCategory::ParamGrad) slot.param = ParamId(position_of(params, slot.param));
+  for (const ParamId param : raw.param_grads) out.made.param_grad_order.push_back(position_of(params, param));
+  out.made.import_count = static_cast<std::int32_t>(out.imports.size());
+  return out;
+}
+
+/// Equal but for where imports come from.
+bool alike(const Fold& fold, const std::vector<Extract>& extracts) {
+  if (fold.period == 0) return true;
+  for (std::int32_t s = 0; s < fold.period; ++s) {  // the second and third kept block must be one template
+    const auto a = static_cast<std::size_t>(fold.run_begin + fold.period + s),
+               b = a + static_cast<std::size_t>(fold.period);
+    if (!(extracts[a].made == extracts[b].made)) return false;
+    for (std::size_t i = 0; i < extracts[a].imports.size(); ++i) {
+      const ImportBinding& x = extracts[a].imports[i];
+      const ImportBinding& y = extracts[b].imports[i];
+      const bool moved = fold.in_run(x.instance) && y.instance == x.instance + fold.period;
+      if (x.slot != y.slot || !(moved || x.instance == y.instance)) return false;
+      if (moved && std::abs(x.instance - static_cast<std::int32_t>(a)) >= 2 * fold.period) return false;
+    }
+  }
+  return true;
+}
+
+LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machine& machine, std::size_t segments) {
+  LoweredProgram out;
+  std::vector<std::int32_t> template_of(extracts.size());
+  for (std::size_t i = 0; i < extracts.size(); ++i) {
+    std::int32_t found = -1;
+    for (std::size_t t = 0; t < out.templates.size() && found < 0; ++t)
+      if (out.templates[t].slots.size() == extracts[i].made.slots.size() && out.templates[t] == extracts[i].made)
+        found = static_cast<std::int32_t>(t);
+    if (found < 0) {
+      found = static_cast<std::int32_t>(out.templates.size());
+      out.templates.push_back(std::move(extracts[i].made));
+    }
+    template_of[i] = found;
+  }
+  out.instances.resize(segments);
+  const auto place = [&](std::int32_t folded, std::int32_t real) {
+    SegmentInstance& instance = out.instances[static_cast<std::size_t>(real)];
+    instance.lowered = template_of[static_cast<std::size_t>(folded)];
+    for (const ImportBinding& import : extracts[static_cast<std::size_t>(folded)].imports) {
+      const bool relative = fold.in_run(folded) && fold.in_run(import.instance);
+      instance.imports.push_back(
+          {relative ? real + import.instance - folded : fold.real(import.instance), import.slot});
+    }
+  };
+  for (std::size_t i = 0; i < extracts.size(); ++i)
+    place(static_cast<std::int32_t>(i), fold.real(static_cast<std::int32_t>(i)));
+  for (std::int32_t block = 0; block < fold.removed; ++block)
+    for (std::int32_t s = 0; s < fold.period; ++s) {
+      const std::int32_t folded = fold.run_begin + fold.period + s;
+      place(folded, folded + (block + 1) * fold.period);
+    }
+  for (const ImportBinding& binding : machine.held) out.held.push_back({fold.real(binding.instance), binding.slot});
+  out.op_names = std::move(machine.names);
+  out.unknown_ops = std::move(machine.unknown_ops);
+  return out;
+}
+
+}  // namespace
+
+Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
+                             const std::vector<bool>& trainable, const LoweringOptions& options) {
+  if (auto checked = lowering::check_program(model, segments); !checked) return fail(checked.error());
+  for (const bool folding : {true, false}) {
+    const Fold fold = folding ? lowering::fold(model, segments, trainable) : lowering::unfolded(model, segments);
+    Machine machine(model, fold.program, trainable, options);
+    machine.forward();
+    machine.backward();
+    std::vector<Extract> extracts;
+    extracts.reserve(fold.program.instance_count);
+    for (std::size_t i = 0; i < fold.program.instance_count; ++i) {
+      const auto real = static_cast<std::size_t>(fold.real(static_cast<std::int32_t>(i)));
+      extracts.push_back(extract(machine.tape.instances()[i], static_cast<std::int32_t>(i), model, segments[real]));
+    }
+    if (folding && !alike(fold, extracts)) continue;  // rare: blocks that look alike but do not behave so
+    return assemble(fold, extracts, machine, segments.size());
+  }
+  return LoweredProgram{};
+}
+
+}  // namespace foreshard

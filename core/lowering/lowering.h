@@ -1,0 +1,141 @@
+// Lowering: from the operator program to kernels with their memory, segment by segment.
+//
+// For every segment of a plan (a range of Model::ops) this gives the kernels that forward, recompute and backward run
+// on the compute stream, in order, each with the storages it allocates before and frees after it runs. Derived from the
+// operator rules (core/lowering/op_rules.h). Equal segments share one template: an 80-layer model is lowered once per kind
+// of layer.
+//
+// A *slot* is one storage. Slots of a template are local to one instance of it; storages made by another segment are
+// *imports*, bound per instance. Parameters and FSDP's own buffers are not slots: the plan's instructions own them.
+// Gradients of parameters are slots of category ParamGrad, freed by the plan (grad_piece, grad) and not here.
+//
+// Notes for interpreters of the lists:
+// - A segment's frees at its end are those of Python's references that go when its function has returned; they are in
+// the
+//   `after` range of its last kernel. A list that only frees holds one kernel with launches 0: no device work.
+// - Model inputs (token ids, labels) are no slots: the step's input buffers are the caller's.
+// - Matrix products need cuBLAS's workspace: kCublasWorkspaceBytes, allocated once by the first Gemm of forward and
+// once more
+//   by the first Gemm of backward (autograd's thread has its own handle), never freed. It is in no list.
+// - Slots of category Output (the loss, the engine's first gradient) and `held` live until the caller drops them after
+//   backward. With LoweringOptions::hold_outputs the logits do too; without it they go with the forward's return.
+// - Slot::param and param_grad_order number the distinct parameters (storage owners) of the segment in order of first
+// use.
+// - A backward list of a checkpointed segment runs after the recompute lists of its whole region.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/model/model.h"
+#include "core/result.h"
+#include "core/units.h"
+
+namespace foreshard {
+
+/// What decides how long a kernel takes.
+enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction, Copy, Gather, Loss, Optimizer };
+
+enum class SlotCategory : std::uint8_t { Activation, Temporary, ActivationGrad, ParamGrad, Output, Workspace };
+
+struct Slot {
+  Bytes bytes = 0;  // requested, unrounded
+  SlotCategory category = SlotCategory::Activation;
+  ParamId param;  // ParamGrad: whose, relative to the template's parameter list (index into SegmentTemplate::params)
+  bool operator==(const Slot&) const = default;
+};
+
+/// What PyTorch gives each cuBLAS handle on Hopper (CUBLAS_WORKSPACE_CONFIG unset).
+inline constexpr Bytes kCublasWorkspaceBytes = 32 * kMiB;
+
+/// slot >= 0: a slot of this instance; slot < 0: import number -slot-1.
+struct MemoryEvent {
+  std::int32_t slot = 0;
+  bool alloc = true;  // imports are only ever freed
+  bool operator==(const MemoryEvent&) const = default;
+};
+
+struct Kernel {
+  std::int32_t op = -1;  // ATen name, index into LoweredProgram::op_names
+  KernelClass kind = KernelClass::Elementwise;
+  DType dtype = DType::Float32;
+  bool convolution = false;  // Gemm by cuDNN, which takes TF32 for float32 unless told not to (cudnn.allow_tf32)
+  bool unknown = false;      // the default rule was used
+  Flops flops = 0;
+  Bytes read = 0, written = 0;
+  std::int32_t launches =
+      1;  // kernels that the device really runs; 0 for pure host work (views are not kernels at all)
+  std::int64_t m = 0, n = 0, k = 0, batch = 0;    // Gemm
+  std::int32_t before_begin = 0, before_end = 0;  // MemoryEvents when the host issues it, before the launch
+  std::int32_t after_begin = 0, after_end = 0;    // ... and after the launch
+  std::int32_t model_op = -1;                     // forward operator it stems from, relative to the segment's first
+  bool operator==(const Kernel&) const = default;
+};
+
+/// One pass over a segment.
+struct KernelList {
+  std::vector<Kernel> kernels;
+  std::vector<MemoryEvent> events;
+  bool operator==(const KernelList&) const = default;
+};
+
+struct SegmentTemplate {
+  KernelList forward;    // as first run (without saving, when checkpointed)
+  KernelList recompute;  // empty unless checkpointed
+  KernelList backward;
+  std::vector<Slot> slots;
+  std::int32_t import_count = 0;
+  std::vector<std::int32_t>
+      param_grad_order;  // parameters (indices of the segment's params) as their gradients are made
+  bool operator==(const SegmentTemplate&) const = default;
+};
+
+struct ImportBinding {
+  std::int32_t instance = 0;
+  std::int32_t slot = 0;
+  bool operator==(const ImportBinding&) const = default;
+};
+
+struct SegmentInstance {
+  std::int32_t lowered = 0;  // index into LoweredProgram::templates
+  std::vector<ImportBinding> imports;
+  bool operator==(const SegmentInstance&) const = default;
+};
+
+struct LoweredProgram {
+  std::vector<SegmentTemplate> templates;
+  std::vector<SegmentInstance> instances;  // parallel to the segments given
+  std::vector<ImportBinding> held;         // storages still alive after backward: the loss, logits held by the caller
+  std::vector<std::string> op_names;
+  std::vector<std::string> unknown_ops;  // operators that fell back to the default rule, distinct
+  bool operator==(const LoweredProgram&) const = default;
+};
+
+/// What lowering must know about a segment; the plan's segments carry exactly this.
+struct SegmentRange {
+  std::int32_t op_begin = 0, op_end = 0;
+  bool checkpointed = false;
+  std::int32_t region = -1;  // segments of one checkpointed region share a number: recomputed together
+  bool reentrant =
+      false;  // recomputed to the end, results kept until the region's backward is done; else stopped early
+  bool operator==(const SegmentRange&) const = default;
+};
+
+struct LoweringOptions {
+  std::int64_t multiprocessors = 132;  // of the device: large reductions split over thread blocks take buffers by it
+  std::int64_t cpu_threads = 0;        // > 0: LibTorch's CPU kernels, with so many threads inside an operator
+  bool hold_outputs = false;           // the caller keeps all of the model's outputs (logits), not only the first
+  // Selective checkpointing by operator, as torchtitan's: inside every checkpointed region the results of fused
+  // attention and of the 1st, 3rd, 5th, ... matrix product (mm, no bias) are kept; the rest is recomputed.
+  bool keep_alternate_matmuls = false;
+  bool keep_only_needed = false;  // ... of these only what backward reads, as a compiler's partitioner does
+  bool operator==(const LoweringOptions&) const = default;
+};
+
+/// `segments` in forward order, covering all of model.ops. `trainable[p]` says which parameters receive gradients.
+Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
+                             const std::vector<bool>& trainable, const LoweringOptions& options = {});
+
+}  // namespace foreshard

@@ -1,0 +1,123 @@
+// Autograd as eager PyTorch runs it, on tensors without values: nodes in order of creation, a ready queue that takes
+// the newest first, gradients summed where they meet (in place if nobody else holds them), saved tensors dropped as
+// nodes finish.
+//
+// Internal to lowering. Machine knows the program and the tape; forward_op and backward_of are the operator rules at
+// work (op_rules_forward.cpp, op_rules_backward.cpp).
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/lowering/lowering_tape.h"
+#include "core/lowering/op_rules.h"
+
+namespace foreshard::lowering {
+
+struct Edge {
+  std::int32_t node = -1;
+  std::int32_t input_nr = 0;
+};
+
+/// What a node keeps: one tensor, or (under checkpointing) the promise that recomputation brings it.
+struct Saved {
+  Ref tensor;
+  bool promised = false;
+  bool result = false;
+  std::int32_t index = 0;
+};
+
+struct Node {
+  const OpRule* rule = nullptr;  // nullptr: gradient accumulation of `param`
+  const Op* op = nullptr;
+  std::int32_t position = -1;  // in the program
+  std::int32_t frame = -1;     // checkpointed region that promised the saved tensors
+  ParamId param;
+  std::vector<Edge> next;  // per tensor argument
+  std::vector<Layout> in, out;
+  std::vector<bool> in_view;  // results of views keep their base
+  std::vector<Saved> saved;
+  std::vector<Ref> grads;  // the engine's input buffer, per result
+  std::int32_t waiting_for = 0;
+  bool visited = false, queued = false;
+};
+
+class Machine;
+
+/// Makes tensors and kernels of one operator. `name` is the kernel's ATen name.
+class Emitter {
+ public:
+  Emitter(Machine& machine, const Op* op, std::int32_t model_op) : machine_(machine), op_(op), model_op_(model_op) {}
+
+  Ref elementwise(std::string_view name, std::initializer_list<const Ref*> inputs, DType dtype);
+  Ref elementwise(std::string_view name, std::initializer_list<const Ref*> inputs);
+  Ref fresh(std::string_view name, KernelClass kind, const Layout& layout, std::initializer_list<const Ref*> inputs,
+            int launches = 1);
+  Ref matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias = nullptr);  // mm, bmm and with bias
+  Ref sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepdim, std::string_view name, KernelClass kind,
+          DType dtype);
+  Ref transpose(const Ref& a, std::int32_t d0, std::int32_t d1);
+  Ref view(const Ref& a, const Dims& sizes);     // REQUIRES that a view exists
+  Ref reshape(const Ref& a, const Dims& sizes);  // view, or clone
+  Ref expand(const Ref& a, const Dims& sizes);
+  Ref sum_to(const Ref& a, const Dims& sizes);
+  Ref cast(const Ref& a, DType dtype);
+
+  Tape& tape() { return tape_of(machine_); }
+  const Layout& layout(const Ref& ref) { return tape().layout(ref); }
+  const Op* op() const { return op_; }
+  Kernel start(std::string_view name, KernelClass kind, DType dtype);
+  void finish(Kernel& kernel, std::initializer_list<const Ref*> inputs, std::initializer_list<const Ref*> outputs);
+  SlotCategory category() const;
+  Machine& machine() { return machine_; }
+
+ private:
+  static Tape& tape_of(Machine& machine);
+  Machine& machine_;
+  const Op* op_;
+  std::int32_t model_op_;
+};
+
+/// Buffers of a reduction that is split over thread blocks (PyTorch's reduce kernel on a card with `multiprocessors`).
+struct ReduceWorkspace {
+  Bytes buffer = 0, semaphores = 0;
+};
+ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
+                                 std::int64_t multiprocessors);
+
+/// The results of an operator: allocations, kernels. One Ref per result that is a tensor.
+std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
+                            const std::vector<Layout>& results);
+
+struct BackwardInput {
+  const Node& node;
+  std::vector<Ref>& grads;        // per result; empty where undefined
+  const std::vector<Ref>& saved;  // parallel to node.saved
+  Ref saved_arg(std::int32_t index) const;
+  Ref saved_result(std::int32_t index) const;
+  bool wants(std::size_t arg) const { return arg < node.next.size() && node.next[arg].node >= 0; }
+};
+/// Gradients per tensor argument, before they are summed to the argument's shape.
+std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in);
+/// The part of it in op_rules_backward_more.cpp; `g` is the gradient of the first result that has one.
+std::vector<Ref> backward_of_more(Emitter& emit, BackwardInput& in, const Ref& g);
+/// The part in op_rules_attention.cpp.
+std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
+/// The part that the table itself writes down (op_rules_written.cpp).
+std::vector<Ref> backward_of_written(Emitter& emit, BackwardInput& in);
+/// "aten.triu_.default" -> "aten.triu.default".
+std::string out_of_place(std::string_view name);
+/// Strides of the part of `in` that diagonal, unfold, as_strided, or select, slice and diagonal_scatter are about.
+Dims part_strides(const Op& op, const Layout& in, const Dims& sizes);
+/// The dimensions that a reduction takes together, none for all of them.
+std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n);
+
+/// Constant arguments of an operator, by position or by name.
+std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback);
+double number_arg(const Op& op, std::size_t position, std::string_view name, double fallback);
+bool bool_arg(const Op& op, std::size_t position, std::string_view name, bool fallback);
+std::vector<std::int64_t> list_arg(const Op& op, std::size_t position, std::string_view name);
+
+}  // namespace foreshard::lowering

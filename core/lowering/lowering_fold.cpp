@@ -1,0 +1,292 @@
+#include "core/lowering/lowering_fold.h"
+
+#include <algorithm>
+
+namespace foreshard::lowering {
+
+namespace {
+
+constexpr std::int32_t kKept = 4, kLeast = 6, kLongestPeriod = 64;
+
+struct Hash {
+  std::uint64_t value = 0x9e3779b97f4a7c15ULL;
+  void add(std::uint64_t x) {
+    value = (value ^ x) * 0xff51afd7ed558ccdULL;
+    value ^= value >> 32;
+  }
+  void add(std::string_view text) {
+    std::uint64_t h = 0xcbf29ce484222325ULL;
+    for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+    add(h);
+  }
+  void add(const Shape& shape) {
+    add(shape.size());
+    for (const std::int64_t size : shape) add(static_cast<std::uint64_t>(size));
+  }
+};
+
+struct Digest {
+  std::uint64_t inner = 0;
+  std::vector<std::int32_t> imports;  // values made elsewhere, in order of use
+};
+
+class Folder {
+ public:
+  Folder(const Model& model, const std::vector<SegmentRange>& segments, const std::vector<bool>& trainable)
+      : model_(model),
+        segments_(segments),
+        trainable_(trainable),
+        made_(model.values.size(), -1),
+        nth_(model.values.size(), 0) {
+    for (std::size_t op = 0; op < model.ops.size(); ++op) {
+      std::int32_t nth = 0;
+      for (const ValueId id : model.ops[op].out) {
+        if (id.valid() && made_[id.index()] < 0) {
+          made_[id.index()] = static_cast<std::int32_t>(op);
+          nth_[id.index()] = nth;
+        }
+        ++nth;
+      }
+    }
+    for (const SegmentRange& segment : segments) digests_.push_back(digest(segment));
+  }
+
+  /// The longest repetition: begin, period, blocks.
+  bool find(std::int32_t& begin, std::int32_t& period, std::int32_t& blocks) const {
+    const auto count = static_cast<std::int32_t>(segments_.size());
+    std::int32_t best = 0;
+    for (std::int32_t p = 1; p <= kLongestPeriod && p * kLeast <= count; ++p) {
+      std::int32_t equal = 0;
+      for (std::int32_t s = p; s <= count; ++s) {
+        if (s < count && same(s, s - p)) {
+          ++equal;
+          continue;
+        }
+        const std::int32_t here = equal / p + 1;
+        if (here >= kLeast && here * p > best) {
+          best = here * p;
+          begin = s - equal - p;
+          period = p;
+          blocks = here;
+        }
+        equal = 0;
+      }
+      if (best > 0) break;  // the shortest period that repeats
+    }
+    return best > 0;
+  }
+
+  std::int32_t maker(std::int32_t value) const { return made_[static_cast<std::size_t>(value)]; }
+
+  /// The value that the operator `shift` before this one's maker made at the same place; -1 if it cannot be.
+  std::int32_t twin(std::int32_t value, std::int32_t shift) const {
+    const std::int32_t op = maker(value) - shift;
+    if (op < 0) return -1;
+    const auto& out = model_.ops[static_cast<std::size_t>(op)].out;
+    const auto nth = static_cast<std::size_t>(nth_[static_cast<std::size_t>(value)]);
+    return nth < out.size() && out[nth].valid() ? out[nth].value : -1;
+  }
+
+ private:
+  Digest digest(const SegmentRange& segment) {
+    Digest out;
+    Hash hash;
+    hash.add(static_cast<std::uint64_t>(segment.checkpointed) * 2 + static_cast<std::uint64_t>(segment.reentrant));
+    ModuleId base;
+    for (std::int32_t at = segment.op_begin; at < segment.op_end; ++at) {
+      const Op& op = model_.ops[static_cast<std::size_t>(at)];
+      hash.add(op.name);
+      if (!base.valid()) base = op.module;
+      hash.add(static_cast<std::uint64_t>(op.module.value - base.value));
+      hash.add(static_cast<std::uint64_t>(op.call));
+      for_each_arg(op, [&](const Arg& arg) { argument(hash, out, segment, arg); });
+      for (const ValueId id : op.out) {
+        hash.add(static_cast<std::uint64_t>(id.valid()));
+        if (!id.valid()) continue;
+        hash.add(model_.values[id.index()].shape);
+        hash.add(static_cast<std::uint64_t>(model_.values[id.index()].dtype));
+      }
+    }
+    out.inner = hash.value;
+    return out;
+  }
+
+  void argument(Hash& hash, Digest& out, const SegmentRange& segment, const Arg& arg) {
+    hash.add(arg.value.index());
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) {
+      const std::int32_t op = maker(value->id.value);
+      if (op >= segment.op_begin && op < segment.op_end) {
+        hash.add(static_cast<std::uint64_t>(op - segment.op_begin) * 16 +
+                 static_cast<std::uint64_t>(nth_[value->id.index()]));
+      } else {
+        out.imports.push_back(value->id.value);
+        hash.add(model_.values[value->id.index()].shape);
+        hash.add(static_cast<std::uint64_t>(model_.values[value->id.index()].dtype));
+      }
+    } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
+      const ParamId storage = model_.storage_of(param->id);
+      hash.add(model_.params[storage.index()].shape);
+      hash.add(static_cast<std::uint64_t>(model_.params[storage.index()].dtype));
+      hash.add(static_cast<std::uint64_t>(storage.index() < trainable_.size() && trainable_[storage.index()]));
+    } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
+      hash.add(model_.buffers[static_cast<std::size_t>(buffer->index)].shape);
+      hash.add(static_cast<std::uint64_t>(model_.buffers[static_cast<std::size_t>(buffer->index)].dtype));
+    } else if (const auto* number = std::get_if<std::int64_t>(&arg.value)) {
+      hash.add(static_cast<std::uint64_t>(*number));
+    } else if (const auto* flag = std::get_if<bool>(&arg.value)) {
+      hash.add(static_cast<std::uint64_t>(*flag));
+    } else if (const auto* real = std::get_if<double>(&arg.value)) {
+      hash.add(static_cast<std::uint64_t>(*real * 1e9));
+    } else if (const auto* text = std::get_if<std::string>(&arg.value)) {
+      hash.add(*text);
+    } else if (const auto* dtype = std::get_if<DType>(&arg.value)) {
+      hash.add(static_cast<std::uint64_t>(*dtype));
+    }
+  }
+
+  bool same_region(std::int32_t a, std::int32_t b) const {
+    const auto at = [&](std::int32_t s) { return segments_[static_cast<std::size_t>(s)].region; };
+    return (a > 0 && at(a) == at(a - 1)) == (b > 0 && at(b) == at(b - 1));
+  }
+
+  bool same(std::int32_t s, std::int32_t before) const {
+    const Digest& a = digests_[static_cast<std::size_t>(s)];
+    const Digest& b = digests_[static_cast<std::size_t>(before)];
+    if (a.inner != b.inner || a.imports.size() != b.imports.size() || !same_region(s, before)) return false;
+    const std::int32_t shift =
+        segments_[static_cast<std::size_t>(s)].op_begin - segments_[static_cast<std::size_t>(before)].op_begin;
+    for (std::size_t i = 0; i < a.imports.size(); ++i) {
+      if (a.imports[i] == b.imports[i]) continue;
+      if (maker(a.imports[i]) < 0 || maker(b.imports[i]) < 0) return false;
+      const bool from_block =
+          maker(a.imports[i]) - maker(b.imports[i]) == shift &&
+          nth_[static_cast<std::size_t>(a.imports[i])] == nth_[static_cast<std::size_t>(b.imports[i])];
+      if (!from_block) return false;
+    }
+    return true;
+  }
+
+  const Model& model_;
+  const std::vector<SegmentRange>& segments_;
+  const std::vector<bool>& trainable_;
+  std::vector<std::int32_t> made_, nth_;
+  std::vector<Digest> digests_;
+};
+
+/// How many tensors, results and dimensions a formula relies on; an operator with fewer falls back to the default rule.
+struct Needs {
+  std::size_t tensors = 1, results = 1;
+  std::size_t dims = 0;  // of the last tensor relied on
+};
+
+Needs needs_of(OpFormula formula) {
+  switch (formula) {
+    case OpFormula::Mm: return {2, 1, 2};
+    case OpFormula::Addmm: return {3, 1, 2};
+    case OpFormula::Bmm: return {2, 1, 3};
+    case OpFormula::Baddbmm: return {3, 1, 3};
+    case OpFormula::Linear: return {2, 1, 2};
+    case OpFormula::Embedding: return {2, 1, 0};
+    case OpFormula::MaskedFill: return {2, 1, 0};
+    case OpFormula::Where: return {3, 1, 0};
+    case OpFormula::NllLoss: return {2, 2, 0};
+    case OpFormula::LayerNorm: return {1, 3, 1};
+    case OpFormula::Dropout: return {1, 2, 0};
+    case OpFormula::FlashAttention:
+    case OpFormula::EfficientAttention: return {3, 2, 4};
+    case OpFormula::Gather:
+    case OpFormula::IndexSelect:
+    case OpFormula::Index:
+    case OpFormula::Extremum:
+    case OpFormula::MseLoss: return {2, 1, 0};
+    case OpFormula::Convolution: return {2, 1, 1};
+    case OpFormula::ScatterAdd:
+    case OpFormula::IndexAdd:
+    case OpFormula::IndexPut: return {3, 1, 0};
+    case OpFormula::Pick: return {1, 2, 0};
+    case OpFormula::GroupedMm: return {2, 1, 3};
+    case OpFormula::None: return {0, 0, 0};
+    default: return {1, 1, 0};
+  }
+}
+
+const OpRule& rule_for(const Model& model, const Op& op) {
+  const OpRule* rule = find_op_rule(op.name);
+  if (rule == nullptr) return default_op_rule();
+  const Needs needs = needs_of(rule->formula);
+  std::size_t tensors = 0, dims = 0;
+  for_each_arg(op, [&](const Arg& arg) {
+    const Shape* shape = nullptr;
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) shape = &model.values[value->id.index()].shape;
+    if (const auto* param = std::get_if<ParamRef>(&arg.value)) shape = &model.params[param->id.index()].shape;
+    if (const auto* buffer = std::get_if<BufferRef>(&arg.value))
+      shape = &model.buffers[static_cast<std::size_t>(buffer->index)].shape;
+    if (shape == nullptr) return;
+    if (++tensors == needs.tensors) dims = shape->size();
+  });
+  const auto results =
+      static_cast<std::size_t>(std::count_if(op.out.begin(), op.out.end(), [](ValueId id) { return id.valid(); }));
+  const bool made = results >= needs.results || rule->form == OpForm::InPlace;  // on a buffer: no result of its own
+  return tensors >= needs.tensors && made && dims >= needs.dims ? *rule : default_op_rule();
+}
+
+void add_steps(const Model& model, const SegmentRange& segment, std::int32_t instance, Program& program) {
+  for (std::int32_t op = segment.op_begin; op < segment.op_end; ++op) {
+    program.steps.push_back({op, instance, &rule_for(model, model.ops[static_cast<std::size_t>(op)])});
+  }
+  program.reentrant.push_back(segment.reentrant);
+  program.checkpoint_region.push_back(
+      segment.checkpointed ? (segment.region >= 0 ? segment.region : 1'000'000 + instance) : -1);
+}
+
+}  // namespace
+
+Fold unfolded(const Model& model, const std::vector<SegmentRange>& segments) {
+  Fold out;
+  for (std::size_t s = 0; s < segments.size(); ++s)
+    add_steps(model, segments[s], static_cast<std::int32_t>(s), out.program);
+  out.program.instance_count = segments.size();
+  return out;
+}
+
+Fold fold(const Model& model, const std::vector<SegmentRange>& segments, const std::vector<bool>& trainable) {
+  const Folder folder(model, segments, trainable);
+  Fold out;
+  std::int32_t blocks = 0;
+  if (!folder.find(out.run_begin, out.period, blocks)) return unfolded(model, segments);
+  out.removed = blocks - kKept;
+  const auto count = static_cast<std::int32_t>(segments.size());
+  const std::int32_t gap_begin = out.run_begin + out.kept_head * out.period,
+                     gap_end = gap_begin + out.removed * out.period;
+  for (std::int32_t s = 0, instance = 0; s < count; ++s) {
+    if (s >= gap_begin && s < gap_end) continue;
+    add_steps(model, segments[static_cast<std::size_t>(s)], instance++, out.program);
+  }
+  out.program.instance_count = static_cast<std::size_t>(count - out.removed * out.period);
+  // What the block after the gap takes from the last block left out is what the last block before the gap made.
+  const auto op_at = [&](std::int32_t s) { return segments[static_cast<std::size_t>(s)].op_begin; };
+  const std::int32_t first_gone = op_at(gap_begin),
+                     first_back = gap_end < count ? op_at(gap_end) : static_cast<std::int32_t>(model.ops.size());
+  const std::int32_t shift = first_back - first_gone;
+  const std::int32_t tail_block_end =
+      gap_end + out.period < count ? op_at(gap_end + out.period) : static_cast<std::int32_t>(model.ops.size());
+  bool possible = true;
+  for (const Step& step : out.program.steps) {
+    for_each_arg(model.ops[static_cast<std::size_t>(step.op)], [&](const Arg& arg) {
+      const auto* value = std::get_if<ValueRef>(&arg.value);
+      if (value == nullptr) return;
+      const std::int32_t made = folder.maker(value->id.value);
+      if (made < first_gone || made >= first_back) return;
+      const std::int32_t twin = folder.twin(value->id.value, shift);
+      if (step.op >= tail_block_end || twin < 0)
+        possible = false;  // used from afar: the blocks are not alike after all
+      else
+        out.program.stands_for.emplace(value->id.value, twin);
+    });
+  }
+  for (const ValueId id : model.outputs)
+    if (id.valid() && folder.maker(id.value) >= first_gone && folder.maker(id.value) < first_back) possible = false;
+  return possible ? out : unfolded(model, segments);
+}
+
+}  // namespace foreshard::lowering

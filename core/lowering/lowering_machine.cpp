@@ -1,0 +1,569 @@
+#include "core/lowering/lowering_machine.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace foreshard::lowering {
+namespace {
+
+/// True where parameters of several floating types are used as they were created: the program computes in the first
+/// one's type, so nothing cast them all.
+bool keeps_own_dtypes(const Model& model) {
+  const ParamInfo* first = nullptr;
+  bool mixed = false;
+  for (const ParamInfo& param : model.params) {
+    if (!is_floating(param.dtype)) continue;
+    if (first == nullptr) first = &param;
+    mixed = mixed || param.dtype != first->dtype;
+  }
+  return mixed && first->dtype == model.compute_dtype;
+}
+
+/// The rule's saves for a call with so many tensors; index and index_put keep all of their index tensors, however many
+/// there are.
+std::vector<SaveRule> saves_of(const OpRule& rule, const Op& op, std::size_t args) {
+  std::vector<SaveRule> saves(rule.saves.begin(), rule.saves.begin() + rule.save_count);
+  // A batch norm without weights keeps its running statistics, which are then its second and third tensor.
+  if (args == 3 && rule.name.find("batch_norm") != std::string_view::npos && op.args.size() > 1 &&
+      std::holds_alternative<std::monostate>(op.args[1].value))
+    saves.push_back({false, 2, 0});
+  const bool put = rule.formula == OpFormula::IndexPut;  // whose last tensor are the values
+  if (!put && rule.formula != OpFormula::Index) return saves;
+  saves.clear();
+  for (std::size_t i = 1; i + (put ? 1 : 0) < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
+  return saves;
+}
+
+}  // namespace
+
+Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
+                 const LoweringOptions& opts)
+    : tape(program.instance_count), options(opts), model_(model), program_(program), trainable_(trainable) {
+  deaths_ = python_deaths(model, program);
+  own_dtypes_ = keeps_own_dtypes(model);
+  step_node_.assign(program.steps.size(), -1);
+  nodes_.reserve(program.steps.size() + model.params.size() / 4 + 16);
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(program.steps.size()); ++i) {
+    const std::int32_t region =
+        program.checkpoint_region[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
+    if (region < 0) continue;
+    if (frames_.empty() || frames_.back().region != region || frames_.back().last + 1 != i) {
+      frames_.emplace_back();
+      frames_.back().region = region;
+      frames_.back().first = i;
+      frames_.back().reentrant =
+          program.reentrant[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
+    }
+    frames_.back().last = i;
+  }
+}
+
+std::int32_t Machine::name_id(std::string_view name) {
+  const auto at = name_ids_.find(name);
+  if (at != name_ids_.end()) return at->second;
+  const auto id = static_cast<std::int32_t>(names.size());
+  name_texts_.emplace_back(name);
+  names.emplace_back(name);
+  name_ids_.emplace(name_texts_.back(), id);
+  return id;
+}
+
+CheckpointFrame* Machine::frame_of(std::int32_t step) {
+  for (CheckpointFrame& frame : frames_)
+    if (step >= frame.first && step <= frame.last) return &frame;
+  return nullptr;
+}
+
+Ref& Machine::param(ParamId id) {
+  const ParamId storage = model_.storage_of(id);
+  const auto at = params_.find(storage.value);
+  if (at != params_.end()) return at->second;
+  const ParamInfo& info = model_.params[storage.index()];
+  const DType dtype = is_floating(info.dtype) && !own_dtypes_ ? model_.compute_dtype : info.dtype;
+  set_param(storage, contiguous_layout(dims_of(info.shape), dtype));
+  return params_.at(storage.value);
+}
+
+void Machine::set_param(ParamId storage, const Layout& layout) {
+  Ref ref = tape.external(layout);
+  if (storage.index() < trainable_.size() && trainable_[storage.index()]) {
+    Node node;
+    node.param = storage;
+    node.out.push_back(tape.layout(ref));
+    nodes_.push_back(std::move(node));
+    Tensor& tensor = tape.at(ref);
+    tensor.requires_grad = true;
+    tensor.node = static_cast<std::int32_t>(nodes_.size() - 1);
+  }
+  params_.emplace(storage.value, std::move(ref));
+}
+
+std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame) {
+  std::vector<Ref> args;
+  for_each_arg(op, [&](const Arg& arg) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) {
+      const std::int32_t id = program_.resolve(value->id);
+      if (local != nullptr) {
+        if (const auto at = local->find(id); at != local->end()) {
+          args.push_back(at->second);
+          return;
+        }
+        if (const auto at = frame->inputs.find(id); at != frame->inputs.end()) {
+          args.push_back(at->second);
+          return;
+        }
+      }
+      const auto at = values_.find(id);
+      if (at != values_.end()) {
+        args.push_back(at->second);
+        if (local == nullptr && frame != nullptr) {  // a region holds what it was called with
+          const std::int32_t made_by = tape.at(at->second).node;
+          static_cast<void>(made_by);
+        }
+        return;
+      }
+      const ValueInfo& info = model_.values[static_cast<std::size_t>(id)];
+      Ref made = tape.external(contiguous_layout(dims_of(info.shape), info.dtype));
+      values_.emplace(id, made);
+      args.push_back(std::move(made));
+    } else if (const auto* parameter = std::get_if<ParamRef>(&arg.value)) {
+      args.push_back(param(parameter->id));
+    } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
+      auto at = buffers_.find(buffer->index);
+      if (at == buffers_.end()) {
+        const BufferInfo& info = model_.buffers[static_cast<std::size_t>(buffer->index)];
+        at = buffers_.emplace(buffer->index, tape.external(contiguous_layout(dims_of(info.shape), info.dtype))).first;
+      }
+      args.push_back(at->second);
+    }
+  });
+  return args;
+}
+
+std::vector<Layout> Machine::result_layouts(const Op& op) const {
+  std::vector<Layout> layouts;
+  for (const ValueId id : op.out) {
+    if (!id.valid()) continue;
+    const ValueInfo& info = model_.values[id.index()];
+    layouts.push_back(contiguous_layout(dims_of(info.shape), info.dtype));
+  }
+  return layouts;
+}
+
+std::vector<Ref> Machine::run_op(std::int32_t step, std::vector<Ref>& args) {
+  const Step& at = program_.steps[static_cast<std::size_t>(step)];
+  const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
+  Emitter emit(*this, &op, at.op);
+  return forward_op(emit, rule_of(step), op, args, result_layouts(op));
+}
+
+/// _scaled_dot_product_attention_math adds the mask to its product in place; programs are written without writes.
+const OpRule& Machine::rule_of(std::int32_t step) const {
+  static const OpRule* const in_place = find_op_rule("aten.add_.Tensor");
+  const auto op_at = [this](std::size_t i) -> const Op& {
+    return model_.ops[static_cast<std::size_t>(program_.steps[i].op)];
+  };
+  const auto i = static_cast<std::size_t>(step);
+  const OpRule& own = *program_.steps[i].rule;
+  if (options.cpu_threads > 0 || i < 2 || i + 1 >= program_.steps.size() || op_at(i).name != "aten.add.Tensor" ||
+      op_at(i + 1).name != "aten._safe_softmax.default")
+    return own;
+  const std::string_view product = op_at(i - 1).name;  // _unsafe_view of a bmm
+  return product == "aten._unsafe_view.default" && op_at(i - 2).name == "aten.bmm.default" ? *in_place : own;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// forward
+
+Edge Machine::edge_of(const Ref& tensor) {
+  const Tensor& t = tape.at(tensor);
+  return t.requires_grad ? Edge{t.node, t.output_nr} : Edge{};
+}
+
+void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results) {
+  const Step& at = program_.steps[static_cast<std::size_t>(step)];
+  const OpRule& rule = rule_of(step);
+  const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
+  if (rule.formula == OpFormula::None && rule.form != OpForm::InPlace) return;
+  bool wanted = false;
+  for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
+  if (!wanted) return;
+  if (rule.formula == OpFormula::None) {  // in place on a tensor with a history: its history goes on
+    for (Ref& result : results) {
+      const Tensor from = tape.at(args[0]);
+      Tensor& to = tape.at(result);
+      to.requires_grad = from.requires_grad;
+      to.node = from.node;
+      to.output_nr = from.output_nr;
+    }
+    return;
+  }
+  Node node;
+  node.rule = &rule;
+  node.op = &op;
+  node.position = step;
+  for (const Ref& arg : args) {
+    node.next.push_back(edge_of(arg));
+    node.in.push_back(tape.layout(arg));
+  }
+  bool any = false;
+  for (const Ref& result : results) {
+    node.out.push_back(tape.layout(result));
+    any = any || is_floating(tape.layout(result).dtype);
+  }
+  if (!any) return;
+  CheckpointFrame* frame = frame_of(step);
+  if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
+  for (const SaveRule& save : saves_of(rule, op, args.size())) {
+    const auto& from = save.result ? results : args;
+    if (save.index >= from.size()) continue;
+    bool needed = save.if_grad == 0;
+    for (std::size_t bit = 0; bit < args.size() && bit < 8; ++bit)
+      needed = needed || ((save.if_grad >> bit & 1) != 0 && tape.at(args[bit]).requires_grad);
+    if (!needed) continue;
+    Saved saved;
+    saved.result = save.result;
+    saved.index = save.index;
+    if (frame == nullptr) {
+      saved.tensor = from[save.index];
+      if (rule.form == OpForm::InPlace && !save.result && save.index == 0) {  // it was written over: a copy is kept
+        Emitter emit(*this, &op, at.op);
+        saved.tensor = emit.fresh("aten.clone.default", KernelClass::Copy, tape.layout(args[0]), {&args[0]});
+      }
+    } else {
+      saved.promised = true;
+      ++frame->promises;
+      frame->stop_step = frame->reentrant ? frame->last : step;
+      frame->stop_before_kernel = !frame->reentrant && !save.result;
+    }
+    node.saved.push_back(std::move(saved));
+  }
+  const auto id = static_cast<std::int32_t>(nodes_.size());
+  step_node_[static_cast<std::size_t>(step)] = id;
+  nodes_.push_back(std::move(node));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    Tensor& tensor = tape.at(results[i]);
+    if (!is_floating(tensor.layout.dtype)) continue;
+    if (i > 0 && rule.first_only) break;
+    tensor.requires_grad = true;
+    tensor.node = id;
+    tensor.output_nr = static_cast<std::int32_t>(i);
+  }
+}
+
+/// The policy of torchtitan's selective checkpointing; cuDNN's attention kernel is not on its list.
+bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
+  if (!options.keep_alternate_matmuls || frame.reentrant) return false;
+  if (op.name == "aten._scaled_dot_product_flash_attention.default" ||
+      op.name == "aten._scaled_dot_product_efficient_attention.default")
+    return true;
+  std::size_t tensors = 0;
+  for_each_arg(op, [&](const Arg& arg) {
+    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
+  });
+  const bool product = op.name == "aten.mm.default" || (op.name == "aten.linear.default" && tensors == 2);
+  return product && ++frame.matmuls % 2 == 1;
+}
+
+void Machine::forward() {
+  std::unordered_map<std::int32_t, std::int32_t> made_at, dies_at;
+  for (std::size_t step = 0; step < deaths_.size() && !frames_.empty(); ++step)
+    for (const std::int32_t id : deaths_[step]) dies_at[id] = static_cast<std::int32_t>(step);
+  for (const ValueId id : model_.inputs) {
+    const ValueInfo& info = model_.values[id.index()];
+    Ref input = tape.external(contiguous_layout(dims_of(info.shape), info.dtype));
+    values_.emplace(id.value, std::move(input));
+  }
+  const auto last = static_cast<std::int32_t>(program_.steps.size()) - 1;
+  for (std::int32_t step = 0; step <= last; ++step) {
+    const Step& at = program_.steps[static_cast<std::size_t>(step)];
+    const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
+    tape.begin(static_cast<std::size_t>(at.instance), PassKind::Forward);
+    if (at.rule->formula == OpFormula::Unknown &&
+        std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
+      unknown_ops.push_back(op.name);
+    CheckpointFrame* frame = frame_of(step);
+    std::vector<Ref> args = gather(op, nullptr, frame);
+    if (frame != nullptr && step == frame->first) {
+      // Index tensors that the caller names past this region (position_ids) are handed to every block, used there or
+      // not.
+      for (const auto& [id, ref] : values_) {
+        const auto dies = dies_at.find(id);
+        if (dies != dies_at.end() && dies->second > frame->last && tape.layout(ref).dtype == DType::Int64)
+          frame->inputs.try_emplace(id, ref);
+      }
+    }
+    if (frame != nullptr) {  // the region holds what it was called with: values made before it
+      for_each_arg(op, [&](const Arg& arg) {
+        const auto* value = std::get_if<ValueRef>(&arg.value);
+        if (value == nullptr) return;
+        const std::int32_t id = program_.resolve(value->id);
+        const auto made = made_at.find(id);
+        if (made != made_at.end() && made->second >= frame->first) return;
+        frame->inputs.try_emplace(id, values_.at(id));
+        if (made != made_at.end() && frame_of(made->second) != nullptr) frame->handed_on.insert(id);
+      });
+    }
+    std::vector<Ref> results = run_op(step, args);
+    record(step, args, results);
+    if (frame != nullptr && keeps(op, *frame)) frame->kept.emplace(step, results);
+    if (frame != nullptr && options.keep_only_needed && step == frame->last)
+      frame->kept.erase(frame->stop_before_kernel ? frame->kept.lower_bound(frame->stop_step)
+                                                  : frame->kept.upper_bound(frame->stop_step),
+                        frame->kept.end());
+    std::size_t next = 0;
+    for (const ValueId id : op.out) {
+      if (!id.valid() || next >= results.size()) continue;
+      made_at[id.value] = step;
+      values_[id.value] = std::move(results[next++]);
+    }
+    args.clear();
+    results.clear();
+    for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.erase(dead);
+  }
+  for (std::size_t i = 0; i < model_.outputs.size(); ++i) {
+    const auto at = values_.find(program_.resolve(model_.outputs[i]));
+    if (at != values_.end() && (i == 0 || options.hold_outputs)) outputs_.push_back(at->second);
+  }
+  // Everything that Python still names goes with the last return; the caller keeps the loss.
+  std::vector<std::int32_t> rest;
+  for (const auto& [id, ref] : values_) rest.push_back(id);
+  std::sort(rest.begin(), rest.end());
+  for (const std::int32_t id : rest) values_.erase(id);
+  tape.end();
+}
+
+// -------------------------------------------------------------------------------------------------------------
+// recompute
+
+void Machine::recompute(CheckpointFrame& frame) {
+  frame.recomputed = true;
+  const bool was = in_backward;
+  in_backward = false;
+  std::unordered_map<std::int32_t, Ref> local;
+  for (std::int32_t step = frame.first; step <= frame.stop_step; ++step) {
+    const Step& at = program_.steps[static_cast<std::size_t>(step)];
+    const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
+    tape.begin(static_cast<std::size_t>(at.instance), PassKind::Recompute);
+    std::vector<Ref> args = gather(op, &local, &frame);
+    std::vector<Ref> results;
+    const bool stop = step == frame.stop_step;
+    const auto kept = frame.kept.find(step);
+    if (kept != frame.kept.end()) {
+      results = std::move(kept->second);
+      frame.kept.erase(kept);
+    } else if (!(stop && frame.stop_before_kernel)) {
+      results = run_op(step, args);
+    }
+    const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
+    if (node >= 0) {
+      for (Saved& saved : nodes_[static_cast<std::size_t>(node)].saved) {
+        const auto& from = saved.result ? results : args;
+        if (static_cast<std::size_t>(saved.index) < from.size())
+          saved.tensor = from[static_cast<std::size_t>(saved.index)];
+      }
+    }
+    std::size_t next = 0;
+    for (const ValueId id : op.out)
+      if (id.valid() && next < results.size()) local[id.value] = std::move(results[next++]);
+    args.clear();
+    results.clear();
+    for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) local.erase(dead);
+  }
+  if (frame.reentrant) {  // what the function returned lives until the nested backward is done
+    const Step& at = program_.steps[static_cast<std::size_t>(frame.last)];
+    for (const ValueId id : model_.ops[static_cast<std::size_t>(at.op)].out) {
+      const auto result = id.valid() ? local.find(id.value) : local.end();
+      if (result != local.end()) frame.results.push_back(result->second);
+    }
+  }
+  std::vector<std::int32_t> rest;  // early stop: the recomputed function's locals go at once
+  for (const auto& [id, ref] : local) rest.push_back(id);
+  std::sort(rest.begin(), rest.end());
+  for (const std::int32_t id : rest) local.erase(id);
+  in_backward = was;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// backward
+
+void Machine::count_dependencies(std::int32_t root) {
+  std::vector<std::int32_t> stack{root};
+  nodes_[static_cast<std::size_t>(root)].visited = true;
+  while (!stack.empty()) {
+    const std::int32_t id = stack.back();
+    stack.pop_back();
+    for (const Edge& edge : nodes_[static_cast<std::size_t>(id)].next) {
+      if (edge.node < 0) continue;
+      Node& next = nodes_[static_cast<std::size_t>(edge.node)];
+      ++next.waiting_for;
+      if (!next.visited) {
+        next.visited = true;
+        stack.push_back(edge.node);
+      }
+    }
+  }
+}
+
+void Machine::push(std::int32_t id) {
+  Node& node = nodes_[static_cast<std::size_t>(id)];
+  if (node.queued) return;
+  node.queued = true;
+  // Newest node first; accumulation before everything.
+  ready_.emplace(node.rule == nullptr ? std::numeric_limits<std::int32_t>::max() : node.position, id);
+}
+
+void Machine::send(const Edge& edge, Ref gradient) {
+  Node& next = nodes_[static_cast<std::size_t>(edge.node)];
+  if (next.grads.empty()) next.grads.resize(std::max<std::size_t>(next.out.size(), 1));
+  if (gradient) {
+    Ref& old = next.grads[static_cast<std::size_t>(edge.input_nr)];
+    if (!old) {
+      old = std::move(gradient);
+    } else {
+      const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+      Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+      if (tape.sole_owner(old) && !tape.at(old).view &&
+          tape.layout(old).dense()) {  // nobody else sees it: summed in place
+        Kernel kernel = emit.start("aten.add_.Tensor", KernelClass::Elementwise, tape.layout(old).dtype);
+        emit.finish(kernel, {&old, &gradient}, {&old});
+      } else {
+        old = emit.elementwise("aten.add.Tensor", {&old, &gradient});
+      }
+      gradient.reset();
+    }
+  }
+  if (--next.waiting_for == 0) push(edge.node);
+}
+
+void Machine::accumulate_param(Node& node) {
+  Ref gradient = node.grads.empty() ? Ref() : std::move(node.grads[0]);
+  node.grads.clear();
+  if (!gradient) return;
+  const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+  // AccumulateGrad keeps a tensor that nobody else names, if it is laid out as the contract says; another tensor may
+  // share its storage (the slices of a concatenation's gradient), which then goes to the first parameter of them.
+  const Layout& own = node.out[0];
+  const bool stealable = tape.at(gradient).refs == 1 && tape.storage_of(gradient).slot >= 0 &&
+                         (own.dense() ? tape.layout(gradient).same_steps(own) : tape.layout(gradient).contiguous());
+  if (!stealable) {
+    Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+    const Layout kept = own.dense() ? own : contiguous_layout(own.sizes, own.dtype);
+    gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
+  }
+  RawInstance& instance = tape.instances()[static_cast<std::size_t>(at.instance)];
+  instance.param_grads.push_back(node.param);
+  instance.param_grad_slots.push_back(tape.storage_of(gradient).slot);
+  tape.give_away(gradient, SlotCategory::ParamGrad, node.param);
+}
+
+void Machine::run_node(std::int32_t id) {
+  Node& node = nodes_[static_cast<std::size_t>(id)];
+  if (node.rule == nullptr) {
+    accumulate_param(node);
+    return;
+  }
+  current_step_ = node.position;
+  const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
+  CheckpointFrame* frame = node.frame >= 0 ? &frames_[static_cast<std::size_t>(node.frame)] : nullptr;
+  if (frame != nullptr && !frame->recomputed && !node.saved.empty()) recompute(*frame);
+  tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+  Emitter emit(*this, node.op, at.op);
+  std::vector<Ref> outs;
+  {
+    std::vector<Ref> grads = std::move(node.grads);
+    node.grads.clear();
+    std::vector<Ref> saved;
+    for (const Saved& kept : node.saved) saved.push_back(kept.tensor);
+    BackwardInput in{node, grads, saved};
+    outs = backward_of(emit, in);
+    outs.resize(node.next.size());
+    for (std::size_t i = 0; i < outs.size();
+         ++i) {  // the engine checks shapes and types: broadcast operands are summed here
+      if (!outs[i] || node.next[i].node < 0) continue;
+      outs[i] = emit.sum_to(outs[i], node.in[i].sizes);
+      if (is_floating(node.in[i].dtype)) outs[i] = emit.cast(outs[i], node.in[i].dtype);
+    }
+    for (Ref& grad : grads) grad.reset();
+    saved.clear();
+  }
+  for (Saved& kept : node.saved) {
+    kept.tensor.reset();
+    if (kept.promised && frame != nullptr && --frame->promises == 0) {
+      frame->results.clear();
+      frame->kept.clear();
+      frame->inputs.clear();
+    }
+  }
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    if (node.next[i].node < 0) outs[i].reset();
+  }
+  for (std::size_t i = 0; i < outs.size(); ++i)
+    if (node.next[i].node >= 0) send(node.next[i], std::move(outs[i]));
+}
+
+void Machine::backward() {
+  in_backward = true;
+  if (!outputs_.empty() && tape.at(outputs_[0]).requires_grad) {
+    const Tensor root = tape.at(outputs_[0]);
+    current_step_ = nodes_[static_cast<std::size_t>(root.node)].position;
+    if (nodes_[static_cast<std::size_t>(root.node)].rule != nullptr) {
+      const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+      tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+      Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+      root_grad_ = emit.fresh("aten.ones_like.default", KernelClass::Elementwise, root.layout, {});
+      count_dependencies(root.node);
+      nodes_[static_cast<std::size_t>(root.node)].waiting_for = 1;
+      send({root.node, root.output_nr}, root_grad_);
+      while (!ready_.empty()) {
+        const std::int32_t id = ready_.top().second;
+        ready_.pop();
+        run_node(id);
+      }
+    }
+  }
+  tape.end();
+  for (const Ref* ref : {outputs_.empty() ? &root_grad_ : &outputs_[0], &root_grad_}) {
+    if (!*ref) continue;
+    const Storage& storage = tape.storage_of(*ref);
+    if (storage.instance < 0) continue;
+    const ImportBinding binding{storage.instance, storage.slot};
+    if (std::find(held.begin(), held.end(), binding) != held.end()) continue;
+    tape.instances()[static_cast<std::size_t>(storage.instance)]
+        .slots[static_cast<std::size_t>(storage.slot)]
+        .category = SlotCategory::Output;
+    held.push_back(binding);
+  }
+  for (std::size_t i = 1; i < outputs_.size(); ++i) {
+    const Storage& storage = tape.storage_of(outputs_[i]);
+    const ImportBinding binding{storage.instance, storage.slot};
+    if (storage.instance >= 0 && std::find(held.begin(), held.end(), binding) == held.end()) held.push_back(binding);
+  }
+}
+
+std::vector<Machine::Kept> Machine::kept() {
+  std::vector<Kept> out;
+  std::vector<bool> framed(frames_.size(), false);
+  const auto add = [&](std::int32_t step, const Ref& ref, bool kwarg) {
+    const std::int32_t storage = tape.at(ref).storage;
+    out.push_back({step, storage, tape.storage_of(ref).bytes, tape.storage_of(ref).instance >= 0, kwarg});
+  };
+  for (const Node& node : nodes_) {
+    if (node.rule == nullptr) continue;
+    if (node.frame >= 0 && !framed[static_cast<std::size_t>(node.frame)]) {
+      framed[static_cast<std::size_t>(node.frame)] = true;
+      CheckpointFrame& frame = frames_[static_cast<std::size_t>(node.frame)];
+      std::vector<std::int32_t> ids;
+      for (const auto& [id, ref] : frame.inputs) ids.push_back(id);
+      std::sort(ids.begin(), ids.end());
+      for (const std::int32_t id : ids)
+        add(frame.first, frame.inputs.at(id),
+            !tape.at(frame.inputs.at(id)).requires_grad && frame.handed_on.count(id) == 0);
+    }
+    for (const Saved& saved : node.saved)
+      if (saved.tensor) add(node.position, saved.tensor, false);
+  }
+  return out;
+}
+
+}  // namespace foreshard::lowering

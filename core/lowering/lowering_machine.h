@@ -1,0 +1,144 @@
+// The machine that runs a (folded) operator program forward, recomputes checkpointed regions and runs autograd
+// backward, all on the tape. Internal to lowering.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <queue>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+#include "core/lowering/lowering_autograd.h"
+
+namespace foreshard::lowering {
+
+/// One operator of the program that is really run.
+struct Step {
+  std::int32_t op = -1;        // index into Model::ops
+  std::int32_t instance = -1;  // segment of the folded program
+  const OpRule* rule = nullptr;
+};
+
+/// A value of another part of the program stands for this one (see lowering_fold.h).
+struct Program {
+  std::vector<Step> steps;
+  std::vector<std::int32_t> checkpoint_region;                // per instance, -1: saved as it runs
+  std::vector<bool> reentrant;                                // per instance
+  std::unordered_map<std::int32_t, std::int32_t> stands_for;  // folded away -> kept
+  std::size_t instance_count = 0;
+
+  std::int32_t resolve(ValueId id) const {
+    const auto at = stands_for.find(id.value);
+    return at == stands_for.end() ? id.value : at->second;
+  }
+};
+
+/// Per step: values whose Python reference goes when it is done (lowering_liveness.cpp).
+std::vector<std::vector<std::int32_t>> python_deaths(const Model& model, const Program& program);
+
+/// Calls visit(Arg) for every reference in the arguments of `op`, in order.
+template <class Visit>
+void for_each_arg(const ArgList& args, const Visit& visit) {
+  for (const Arg& arg : args) {
+    if (const auto* list = std::get_if<ArgList>(&arg.value))
+      for_each_arg(*list, visit);
+    else
+      visit(arg);
+  }
+}
+template <class Visit>
+void for_each_arg(const Op& op, const Visit& visit) {
+  for_each_arg(op.args, visit);
+  for (const NamedArg& named : op.kwargs) {
+    if (const auto* list = std::get_if<ArgList>(&named.arg.value))
+      for_each_arg(*list, visit);
+    else
+      visit(named.arg);
+  }
+}
+
+/// A checkpointed region: what it holds instead of its saved tensors.
+struct CheckpointFrame {
+  std::int32_t region = -1;
+  std::int32_t first = 0, last = 0;    // steps
+  std::map<std::int32_t, Ref> inputs;  // values made outside; ordered: their frees are written down
+  std::set<std::int32_t> handed_on;    // those that another region made: blocks hand results on as positional arguments
+  std::int32_t stop_step = -1;         // the last step that something is saved in ...
+  bool stop_before_kernel = true;      // ... and whether all of it is known before its kernel runs
+  std::int32_t promises = 0;
+  bool recomputed = false;
+  bool reentrant = false;
+  std::vector<Ref> results;                       // reentrant: what the recomputation returned
+  std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute
+  std::int32_t matmuls = 0;                       // seen in forward
+};
+
+class Machine {
+ public:
+  Machine(const Model& model, const Program& program, const std::vector<bool>& trainable, const LoweringOptions& opts);
+
+  Tape tape;  // first member: Refs below go before it
+  LoweringOptions options;
+  bool in_backward = false;
+
+  std::int32_t name_id(std::string_view name);
+  void forward();
+  void backward();
+
+  /// Storages that autograd keeps right now, in the order they were kept: (instance of the node, tensor). For reports.
+  struct Kept {
+    std::int32_t step = -1;
+    std::int32_t storage = -1;
+    Bytes bytes = 0;
+    bool slot = false;         // made by the program, not a parameter or input
+    bool block_kwarg = false;  // held by a checkpointed region's arguments, not packed by autograd
+  };
+  std::vector<Kept> kept();
+  /// What the caller holds: parallel to Model::outputs with LoweringOptions::hold_outputs, else the first alone.
+  const std::vector<Ref>& outputs() const { return outputs_; }
+  /// A parameter that is laid out in its own way, in its own type. Before forward().
+  void set_param(ParamId id, const Layout& layout);
+  Ref& param(ParamId id);
+
+  std::vector<std::string> names;
+  std::vector<std::string> unknown_ops;
+  std::vector<ImportBinding> held;
+
+ private:
+  std::vector<Ref> gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame);
+  std::vector<Layout> result_layouts(const Op& op) const;
+  std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
+  const OpRule& rule_of(std::int32_t step) const;
+  void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
+  Edge edge_of(const Ref& tensor);
+  CheckpointFrame* frame_of(std::int32_t step);
+  bool keeps(const Op& op, CheckpointFrame& frame) const;
+  void recompute(CheckpointFrame& frame);
+  void run_node(std::int32_t id);
+  void accumulate_param(Node& node);
+  void send(const Edge& edge, Ref gradient);
+  void count_dependencies(std::int32_t root);
+  void push(std::int32_t id);
+
+  const Model& model_;
+  const Program& program_;
+  const std::vector<bool>& trainable_;
+  std::vector<std::vector<std::int32_t>> deaths_;
+  bool own_dtypes_ = false;  // parameters of several types, none of them cast
+  std::unordered_map<std::string_view, std::int32_t> name_ids_;
+  std::deque<std::string> name_texts_;
+  std::vector<Node> nodes_;
+  std::vector<std::int32_t> step_node_;  // node made by a step
+  std::unordered_map<std::int32_t, Ref> values_;
+  std::unordered_map<std::int32_t, Ref> params_, buffers_;
+  std::unordered_map<std::int32_t, std::int32_t> param_nodes_;
+  std::vector<CheckpointFrame> frames_;
+  std::priority_queue<std::pair<std::int64_t, std::int32_t>> ready_;
+  Ref root_grad_;
+  std::vector<Ref> outputs_;
+  std::int32_t current_step_ = -1;
+};
+
+}  // namespace foreshard::lowering

@@ -1,0 +1,156 @@
+// Operator rules: per ATen operator what eager PyTorch does to memory and work, as one table.
+//
+// A row says how results come to be (a view of the first input, a new tensor, the input itself), which tensors autograd
+// keeps between forward and backward and under which condition, which formula runs in backward, and what class of
+// kernel decides the time. The formulas themselves are in core/lowering/op_rules_backward.cpp. A plain constant table:
+// usable from any thread.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "core/lowering/lowering.h"
+
+namespace foreshard {
+
+/// How the results of an operator come to be.
+enum class OpForm : std::uint8_t {
+  View,       // shares the storage of its first tensor; strides follow from sizes
+  Alias,      // ... the same layout
+  Transpose,  // t, transpose, permute
+  Unsqueeze,
+  Squeeze,
+  Expand,
+  Slice,         // slice, narrow, split, chunk: same strides (times the step)
+  Part,          // diagonal, unfold, as_strided
+  Select,        // select, unbind: one dimension less
+  Reshape,       // a view if there is one, else a copy
+  CopyIfNeeded,  // contiguous: the tensor itself if it is, else a copy
+  InPlace,       // writes into its first tensor
+  Elementwise,   // new tensor, laid out as the inputs are
+  Contiguous,    // new contiguous tensors
+  LikeFirst,     // new tensor with the layout of the first input
+  Attention,     // flash / efficient attention: first result laid out as the query, the rest contiguous
+  LayerNorm,     // all new, contiguous
+  Host,          // no storage on the device
+};
+
+/// The backward formula of an operator.
+enum class OpFormula : std::uint8_t {
+  None,     // not differentiable
+  Unknown,  // the default: gradients of all inputs, twice the forward's work
+  View,
+  Alias,
+  Transpose,
+  Unsqueeze,
+  Squeeze,
+  Expand,
+  Slice,
+  Select,
+  Split,
+  Unbind,
+  Clone,
+  ToCopy,
+  Add,
+  Sub,
+  Mul,
+  Div,
+  Neg,
+  Pow,
+  PowOfScalar,
+  Erf,
+  Expm1,
+  Log1p,
+  Log2,
+  Rsqrt,
+  Sqrt,
+  Exp,
+  Log,
+  Abs,
+  Cos,
+  Sin,
+  Tanh,
+  Sigmoid,
+  Relu,
+  Silu,
+  Gelu,
+  Where,
+  MaskedFill,
+  Tril,
+  Cumsum,
+  Cat,
+  Pad,
+  Sum,
+  Mean,
+  Softmax,
+  LogSoftmax,
+  NllLoss,
+  Mm,
+  Addmm,
+  Bmm,
+  Baddbmm,
+  Linear,
+  Embedding,
+  LayerNorm,
+  Dropout,
+  FlashAttention,
+  EfficientAttention,
+  Gather,
+  ScatterAdd,
+  IndexSelect,
+  IndexAdd,
+  Index,
+  IndexPut,
+  Pick,  // topk, sort, max along a dimension: values at saved places
+  Extremum,
+  MseLoss,
+  Stack,
+  Clamp,
+  Roll,
+  Var,
+  VectorNorm,
+  LogSumExp,
+  Convolution,
+  GroupedMm,
+  OwnKernel,  // one kernel named after the operator: batch norms, pools
+  Repeat,
+  ScatterValue,
+  Reciprocal,
+  Zeros,  // what was there is written over: zeros go back
+  Addbmm,
+  ScatterReduce,
+  Written,  // as OpRule::written says
+};
+
+/// One tensor that autograd keeps: an input or a result, if one of the inputs in `if_grad` (a bit set; 0 = always)
+/// needs a gradient.
+struct SaveRule {
+  bool result = false;
+  std::uint8_t index = 0;  // among the operator's tensor arguments or results
+  std::uint8_t if_grad = 0;
+};
+
+struct OpRule {
+  std::string_view name;
+  OpForm form = OpForm::Elementwise;
+  OpFormula formula = OpFormula::None;
+  KernelClass kind = KernelClass::Elementwise;
+  std::array<SaveRule, 8> saves{};
+  std::uint8_t save_count = 0;
+  std::uint8_t launches = 1;
+  bool first_only = false;   // the other results have no gradient, though they are floating: statistics, weights
+  std::string_view written;  // Written: the kernels of backward (core/lowering/op_rules_written.cpp)
+};
+
+/// nullptr if the operator has no row: the default rule applies. An operator that works in place ("aten.silu_.default")
+/// and has no row of its own has that of its sibling which does not.
+const OpRule* find_op_rule(std::string_view name);
+/// The default: a new contiguous tensor per result, inputs and results kept, backward costs twice the forward.
+const OpRule& default_op_rule();
+std::span<const OpRule> op_rules();
+
+/// True for operators that only make another view of a storage: no kernel, no allocation.
+constexpr bool is_view_form(OpForm form) { return form <= OpForm::Select; }
+
+}  // namespace foreshard

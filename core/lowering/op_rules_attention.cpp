@@ -1,0 +1,71 @@
+// Backward of the fused attention kernels, with the workspace that each takes; see op_rules_backward.cpp.
+#include <algorithm>
+
+#include "core/lowering/cpu_workspace.h"
+#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref& g) {
+  std::vector<Ref> out(in.node.in.size());
+  const bool flash = in.node.rule->formula == OpFormula::FlashAttention;
+  const Ref q = in.saved_arg(0), k = in.saved_arg(1), v = in.saved_arg(2), lse = in.saved_result(1),
+            result = in.saved_result(0);
+  const Layout ql = in.node.in[0], kl = in.node.in[1], vl = in.node.in[2];
+  Tape& tape = e.tape();
+  std::string name = in.node.op->name;  // "..._attention.default", "..._for_cpu.default"
+  name.insert(std::min(name.rfind('.'), name.size()), "_backward");
+  Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
+  kernel.launches = flash ? 3 : 1;
+  const auto like = [&](const Layout& layout) {  // [b, s, h, d] in memory, seen as [b, h, s, d]
+    if (layout.sizes.n != 4) return contiguous_layout(layout.sizes, layout.dtype);
+    Layout made = layout;
+    made.strides[3] = 1;
+    made.strides[1] = layout.sizes[3];
+    made.strides[2] = layout.sizes[1] * layout.sizes[3];
+    made.strides[0] = layout.sizes[2] * made.strides[2];
+    return made;
+  };
+  const Layout* order[] = {&ql, &kl, &vl};
+  std::vector<Ref> gradients;
+  for (const Layout* layout : order) gradients.push_back(tape.make(like(*layout), e.category()));
+  Ref bias_gradient;  // efficient attention: as large as the bias that it was given, which may be a broadcast one
+  if (!flash && in.wants(3))
+    bias_gradient = tape.make(contiguous_layout(in.node.in[3].sizes, in.node.in[3].dtype), e.category());
+  std::vector<Ref> workspace;
+  const std::int64_t threads = e.machine().options.cpu_threads;
+  if (threads > 0) {
+    for (const Bytes bytes : cpu_attention_backward_workspace(ql, kl, threads))
+      workspace.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  }
+  if (ql.sizes.n == 4 && kl.sizes.n == 4 && vl.sizes.n == 4) {
+    const std::int64_t batch = ql.sizes[0], heads = ql.sizes[1], head = ql.sizes[3];
+    const std::int64_t rows = round_up(ql.sizes[2], 128);
+    const std::int64_t scores = batch * heads * ql.sizes[2] * kl.sizes[2];
+    kernel.flops = 2 * scores * (3 * head + 2 * vl.sizes[3]);  // five products
+    if (flash && threads == 0) {
+      const std::int64_t padded = head <= 192 ? round_up(head, 32) : 256;
+      workspace.push_back(tape.make_bytes(4 * batch * heads * rows, SlotCategory::Workspace));  // softmax_d
+      workspace.push_back(
+          tape.make_bytes(4 * batch * rows * heads * padded, SlotCategory::Workspace));  // dq accumulated in float
+      if (heads != kl.sizes[1])  // grouped heads: dk, dv per query head, summed afterwards
+        for (int i = 0; i < 2; ++i)
+          workspace.push_back(
+              tape.make_bytes(itemsize(kl.dtype) * batch * kl.sizes[2] * heads * head, SlotCategory::Workspace));
+    } else if (threads == 0) {
+      workspace.push_back(tape.make_bytes(4 * batch * heads * ql.sizes[2], SlotCategory::Workspace));  // delta
+    }
+  }
+  for (const Ref* input : {&g, &q, &k, &v, &result, &lse})
+    if (*input) kernel.read += e.layout(*input).bytes();
+  for (const Ref& gradient : gradients) kernel.written += e.layout(gradient).bytes();
+  tape.kernel(kernel);
+  while (!workspace.empty()) workspace.pop_back();
+  for (std::size_t i = 0; i < 3; ++i)
+    if (in.wants(i)) out[i] = gradients[i];
+  if (bias_gradient) out[3] = bias_gradient;
+  return out;
+}
+
+}  // namespace foreshard::lowering

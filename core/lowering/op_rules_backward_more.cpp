@@ -1,0 +1,453 @@
+// Backward formulas of gathers, selections, rarer functions, convolutions, batch norms, pools and experts; see
+// op_rules_backward.cpp.
+//
+// Where PyTorch adds into fresh zeros in place, so do we; its recordings under a mode show the copying forms.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+namespace {
+
+using Grads = std::vector<Ref>;
+
+Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
+
+/// True if the argument is given and is no None.
+bool has_number(const Op& op, std::size_t position, std::string_view name) {
+  const double missing = -1e300;
+  return number_arg(op, position, name, missing) != missing;
+}
+
+/// A kernel that writes into `target` and allocates nothing.
+void write_into(Emitter& e, std::string_view name, const Ref& target, std::initializer_list<const Ref*> inputs) {
+  Kernel kernel = e.start(name, KernelClass::Gather, e.layout(target).dtype);
+  e.finish(kernel, inputs, {&target});
+}
+
+/// Zeros of this layout, into which `name` puts the gradient at the saved places.
+Ref put_back(Emitter& e, std::string_view zeros, std::string_view name, const Layout& layout, const Ref& index,
+             const Ref& g) {
+  Ref out = e.fresh(zeros, KernelClass::Elementwise, plain(layout), {});
+  write_into(e, name, out, {&index, &g});
+  return out;
+}
+
+Ref pick(Emitter& e, std::string_view name, const Layout& layout, const Ref& g, const Ref& index) {
+  return e.fresh(name, KernelClass::Gather, plain(layout), {&g, &index});
+}
+
+/// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
+Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  std::string name = out_of_place(in.node.op->name);
+  const std::size_t dot = std::min(name.rfind('.'), name.size());
+  const std::string tail = "_forward";
+  const bool forward = dot > tail.size() && name.compare(dot - tail.size(), tail.size(), tail) == 0;
+  name.replace(forward ? dot - tail.size() : dot, forward ? tail.size() : 0, "_backward");
+  const bool fixed_statistics =
+      name.starts_with("aten.cudnn_batch_norm") && !bool_arg(*in.node.op, 5, "training", true);
+  if (fixed_statistics || name.starts_with("aten._native_batch_norm_legit"))
+    name = "aten.native_batch_norm_backward.default";
+  const bool convolution = in.node.rule->formula == OpFormula::Convolution;
+  Kernel kernel = e.start(name, convolution ? KernelClass::Gemm : KernelClass::Reduction, e.layout(g).dtype);
+  kernel.convolution = convolution;
+  if (convolution && in.node.in.size() >= 2) {
+    const Layout& filter = in.node.in[1];
+    const std::int64_t filters = std::max<std::int64_t>(filter.sizes.n > 0 ? filter.sizes[0] : 1, 1);
+    const bool transposed = bool_arg(*in.node.op, 6, "transposed", false);
+    const Flops work = 2 * in.node.out[0].numel() * (filter.numel() / filters);
+    const Flops spread = 2 * in.node.in[0].numel() * (filter.numel() / filters);
+    // PyTorch's counter takes every channel for the filters' gradient, whatever the groups
+    const bool channels = in.node.in[0].sizes.n > 1 && filter.sizes.n > 1 && filter.sizes[1] > 0;
+    const std::int64_t groups = channels ? in.node.in[0].sizes[1] / filter.sizes[1] : 1;
+    kernel.flops = transposed ? ((in.wants(0) ? 1 : 0) + (in.wants(1) ? 1 : 0)) * spread
+                              : (in.wants(0) ? work : 0) + (in.wants(1) ? work * groups : 0);
+  }
+  kernel.read = e.layout(g).bytes();
+  for (const Ref& saved : in.saved) kernel.read += saved ? e.layout(saved).bytes() : 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (!in.wants(i)) continue;
+    // prelu's kernel does not sum for a weight that was broadcast; the engine does
+    const bool broadcast = i > 0 && in.node.op->name == "aten._prelu_kernel.default";
+    out[i] = e.tape().make(plain(in.node.in[broadcast ? 0 : i]), e.category());
+    kernel.written += e.layout(out[i]).bytes();
+  }
+  e.tape().kernel(kernel);
+  return out;
+}
+
+/// maximum, minimum: equal elements share the gradient.
+Grads extremum(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Ref a = in.saved_arg(0), b = in.saved_arg(1);
+  const bool maximum = in.node.op->name == "aten.maximum.default";
+  for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
+    if (!in.wants(i)) continue;
+    Ref half = e.elementwise("aten.div.Scalar", {&g});
+    Ref equal = e.elementwise("aten.eq.Tensor", {&a, &b}, DType::Bool);
+    out[i] = e.elementwise("aten.where.self", {&equal, &half, &g}, e.layout(g).dtype);
+    Ref lost = e.elementwise(maximum == (i == 1) ? "aten.gt.Tensor" : "aten.lt.Tensor", {&a, &b}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", out[i], {&lost});
+  }
+  return out;
+}
+
+/// Rows times the matrix of their group; both gradients are grouped products again.
+Grads grouped_mm(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const auto product = [&](const Ref& a, const Ref& b, const Layout& layout) {
+    Kernel kernel = e.start("aten._grouped_mm.default", KernelClass::Gemm, layout.dtype);
+    Ref made = e.tape().make(layout, e.category());
+    e.finish(kernel, {&a, &b}, {&made});
+    return made;
+  };
+  if (in.wants(1)) {  // computed transposed, as the weight lies in memory
+    const Layout& weight = in.node.in[1];
+    Layout layout = plain(weight);
+    std::swap(layout.sizes[1], layout.sizes[2]);
+    layout = plain(layout);
+    Ref gt = e.transpose(g, 0, 1);
+    Ref made = product(gt, in.saved_arg(0), layout);
+    out[1] = e.transpose(made, 1, 2);
+  }
+  if (in.wants(0)) {
+    Ref t = e.transpose(in.saved_arg(1), 1, 2);
+    out[0] = product(g, t, plain(in.node.in[0]));
+  }
+  return out;
+}
+
+/// g with the reduced dimensions back as ones.
+Ref kept_dims(Emitter& e, BackwardInput& in, const Ref& g) {
+  const Layout& from = in.node.in[0];
+  if (e.layout(g).sizes.n == from.sizes.n || e.layout(g).sizes.n == 0) return g;
+  Dims kept = from.sizes;
+  for (const std::int32_t dim : reduced_dims(*in.node.op, from.sizes.n)) kept[dim] = 1;
+  return contiguous_layout(kept, from.dtype).numel() == e.layout(g).numel() ? e.view(g, kept) : g;
+}
+
+/// Of a vector norm, by its order.
+Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, const Ref& g) {
+  const Op& op = *in.node.op;
+  const double order = number_arg(op, 1, op.name == "aten.linalg_vector_norm.default" ? "ord" : "p", 2.0);
+  const auto share = [&](const Ref& over, const Ref& under) {  // nothing where the norm is zero
+    Ref quotient = e.elementwise("aten.div.Tensor", {&over, &under});
+    Ref zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", quotient, {&zero});
+    return quotient;
+  };
+  if (order == 0.0) return {};
+  if (order == 1.0) {
+    Ref sign = e.elementwise("aten.sgn.default", {&self});
+    return e.elementwise("aten.mul.Tensor", {&sign, &g});
+  }
+  if (order == 2.0) {
+    Ref direction = share(self, result);
+    return e.elementwise("aten.mul.Tensor", {&g, &direction});
+  }
+  Ref size = e.elementwise("aten.abs.default", {&self});
+  if (std::isinf(order)) {
+    Ref largest = e.elementwise("aten.eq.Tensor", {&size, &result}, DType::Bool);
+    Ref nan = e.elementwise("aten.isnan.default", {&size}, DType::Bool);
+    Ref either = e.elementwise("aten.logical_or.default", {&largest, &nan}, DType::Bool);
+    Ref count = e.sum(either, reduced_dims(op, in.node.in[0].sizes.n), true, "aten.sum.dim_IntList",
+                      KernelClass::Reduction, DType::Int64);
+    Ref each = e.elementwise("aten.div.Tensor", {&g, &count});
+    Ref there = e.elementwise("aten.mul.Tensor", {&each, &either});
+    Ref sign = e.elementwise("aten.sgn.default", {&self});
+    return e.elementwise("aten.mul.Tensor", {&sign, &there});
+  }
+  if (order < 2.0) {
+    write_into(e, "aten.pow_.Scalar", size, {});
+    if (order < 1.0) {
+      Ref none = e.elementwise("aten.eq.Scalar", {&self}, DType::Bool);
+      write_into(e, "aten.masked_fill_.Scalar", size, {&none});
+    }
+    Ref sign = e.elementwise("aten.sgn.default", {&self});
+    Ref power = e.elementwise("aten.mul.Tensor", {&sign, &size});
+    Ref under = e.elementwise("aten.pow.Tensor_Scalar", {&result});
+    Ref factor = order < 1.0 ? e.elementwise("aten.mul.Tensor", {&power, &g}) : share(g, under);
+    return order < 1.0 ? e.elementwise("aten.mul.Tensor", {&factor, &under})
+                       : e.elementwise("aten.mul.Tensor", {&power, &factor});
+  }
+  write_into(e, "aten.pow_.Scalar", size, {});
+  Ref power = e.elementwise("aten.mul.Tensor", {&self, &size});
+  Ref under = e.elementwise("aten.pow.Tensor_Scalar", {&result});
+  Ref factor = share(g, under);
+  return e.elementwise("aten.mul.Tensor", {&power, &factor});
+}
+
+Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Ref self = in.saved_arg(0), result = in.saved_result(0);
+  const Layout& from = in.node.in[0];
+  const Ref wide = kept_dims(e, in, g);
+  if (in.node.rule->formula == OpFormula::LogSumExp) {
+    const Ref kept = kept_dims(e, in, result);
+    Ref distance = e.elementwise("aten.sub.Tensor", {&self, &kept});
+    Ref share = e.elementwise("aten.exp.default", {&distance});
+    out[0] = e.elementwise("aten.mul.Tensor", {&wide, &share});
+  } else if (in.node.rule->formula == OpFormula::Var) {
+    const std::vector<std::int32_t> dims = reduced_dims(*in.node.op, from.sizes.n);
+    Ref mean = e.sum(self, dims, !dims.empty(), dims.empty() ? "aten.mean.default" : "aten.mean.dim",
+                     KernelClass::Reduction, from.dtype);
+    Ref distance = e.elementwise("aten.sub.Tensor", {&self, &mean});
+    Ref scaled = e.elementwise("aten.mul.Scalar", {&wide});
+    out[0] = e.elementwise("aten.mul.Tensor", {&scaled, &distance});
+  } else {
+    out[0] = norm(e, in, self, kept_dims(e, in, result), wide);
+  }
+  return out;
+}
+
+/// index_put without accumulation: what was overwritten has no gradient.
+Ref without_put(Emitter& e, BackwardInput& in, const Ref& g, const Ref& index) {
+  if (bool_arg(*in.node.op, 3, "accumulate", false)) return g;
+  Ref zeros = e.fresh("aten.zeros.default", KernelClass::Elementwise, plain(in.node.in.back()), {});
+  return e.fresh("aten.index_put.default", KernelClass::Gather, plain(in.node.in[0]), {&g, &index, &zeros}, 2);
+}
+
+/// What index_put's index tensors take out of `from`; its values may be broadcast to it.
+Layout picked_layout(const Layout& from, const std::vector<Layout>& args) {
+  const Layout& values = args.back();
+  const auto indices = static_cast<std::int32_t>(args.size()) - 2;
+  Layout wide = args[1];
+  for (std::size_t i = 2; i + 1 < args.size(); ++i)
+    if (args[i].numel() > wide.numel()) wide = args[i];
+  if (wide.dtype == DType::Bool || indices > from.sizes.n ||
+      wide.sizes.n + from.sizes.n - indices > static_cast<std::int32_t>(kMaxDims))
+    return values;
+  Dims sizes = wide.sizes;
+  for (std::int32_t i = indices; i < from.sizes.n; ++i) sizes.push(from.sizes[i]);
+  const Layout picked = contiguous_layout(sizes, values.dtype);
+  return picked.numel() > values.numel() ? picked : values;
+}
+
+Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Layout& from = in.node.in[0];
+  const Ref index = in.saved_arg(1);
+  switch (in.node.rule->formula) {
+    case OpFormula::Gather:
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.scatter_add_.default", from, index, g);
+      break;
+    case OpFormula::IndexSelect:
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_add_.default", from, index, g);
+      break;
+    case OpFormula::Index:
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_put_.default", from, index, g);
+      break;
+    case OpFormula::Pick:
+      out[0] = put_back(e, "aten.zeros.default", "aten.scatter_.src", from, in.saved_result(1), g);
+      break;
+    case OpFormula::ScatterAdd:
+    case OpFormula::IndexAdd:
+    case OpFormula::IndexPut: {
+      const OpFormula formula = in.node.rule->formula;
+      const std::size_t values = in.node.in.size() - 1;
+      Layout there = in.node.in[values];
+      if (formula == OpFormula::IndexPut) there = picked_layout(in.node.in[0], in.node.in);
+      if (in.wants(0)) out[0] = formula == OpFormula::IndexPut ? without_put(e, in, g, index) : g;
+      if (values < 2 || !in.wants(values)) break;
+      out[values] = pick(e,
+                         formula == OpFormula::ScatterAdd ? "aten.gather.default"
+                         : formula == OpFormula::IndexAdd ? "aten.index_select.default"
+                                                          : "aten.index.Tensor",
+                         there, g, index);
+      if (formula == OpFormula::IndexAdd && number_arg(*in.node.op, 99, "alpha", 1.0) != 1.0)
+        out[values] = e.elementwise("aten.mul.Scalar", {&out[values]});
+      break;
+    }
+    default: break;
+  }
+  return out;
+}
+
+/// scatter_reduce: sums go where they came from; the largest and the smallest share among equals.
+Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Op& op = *in.node.op;
+  const Ref self = in.saved_arg(0), index = in.saved_arg(1), source = in.saved_arg(2), result = in.saved_result(0);
+  std::string how = "sum";
+  for (const Arg& arg : op.args)
+    if (const auto* text = std::get_if<std::string>(&arg.value)) how = *text;
+  for (const NamedArg& named : op.kwargs)
+    if (const auto* text = std::get_if<std::string>(&named.arg.value); text != nullptr && named.name == "reduce")
+      how = *text;
+  // Both gradients are made whoever wants them.
+  if (how == "mean") {
+    const bool with_self = bool_arg(op, 5, "include_self", true);
+    Ref start = e.elementwise(with_self ? "aten.ones_like.default" : "aten.zeros_like.default", {&g});
+    Ref ones = e.elementwise("aten.ones_like.default", {&source});
+    Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]), {&start, &index, &ones});
+    Ref none = e.elementwise("aten.eq.Scalar", {&count}, DType::Bool);
+    write_into(e, "aten.masked_fill_.Scalar", count, {&none});
+    out[0] = e.elementwise("aten.div.Tensor", {&g, &count});
+    Ref counts = pick(e, "aten.gather.default", in.node.in[2], count, index);
+    Ref there = pick(e, "aten.gather.default", in.node.in[2], g, index);
+    out[2] = e.elementwise("aten.div.Tensor", {&there, &counts});
+    if (!with_self)
+      out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&out[0], &index});
+    return out;
+  }
+  if (how != "amax" && how != "amin") {
+    out[0] = g;
+    out[2] = pick(e, "aten.gather.default", in.node.in[2], g, index);
+    return out;
+  }
+  const DType dtype = e.layout(g).dtype;
+  const auto equal = [&](const Ref& a, const Ref& b) { return e.elementwise("aten.eq.Tensor", {&a, &b}, DType::Bool); };
+  Ref there = pick(e, "aten.gather.default", in.node.in[2], result, index);
+  Ref mine = equal(self, result), mine_count = e.cast(mine, dtype);
+  Ref theirs = equal(source, there), theirs_count = e.cast(theirs, dtype);
+  Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]),
+                      {&mine_count, &index, &theirs_count});
+  Ref each = e.elementwise("aten.div.Tensor", {&g, &count});
+  Ref self_mask = equal(self, result);
+  out[0] = e.elementwise("aten.mul.Tensor", {&self_mask, &each}, dtype);
+  Ref back = pick(e, "aten.gather.default", in.node.in[2], each, index);
+  Ref source_mask = equal(source, there);
+  out[2] = e.elementwise("aten.mul.Tensor", {&source_mask, &back}, dtype);
+  return out;
+}
+
+/// repeat_backward: the copies side by side as dimensions of their own, summed at once.
+Grads repeat(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  const Layout& from = in.node.in[0];
+  Ref rest = g;  // new dimensions in front are summed one by one
+  for (std::int32_t lead = e.layout(g).sizes.n - from.sizes.n; lead > 0; --lead)
+    rest = e.sum(rest, {0}, false, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+  const Layout whole = e.layout(rest);
+  Dims split;
+  std::vector<std::int32_t> copies;
+  for (std::int32_t i = 0; i < whole.sizes.n; ++i) {
+    const std::int64_t own = from.sizes[i];
+    const std::int64_t times = own > 0 ? whole.sizes[i] / own : 1;
+    const bool fits = split.n + 2 <= static_cast<std::int32_t>(kMaxDims);
+    if (times != 1 && fits) {
+      copies.push_back(split.n);
+      split.push(times);
+    }
+    split.push(own);
+  }
+  if (copies.empty()) {
+    out[0] = rest;
+    return out;
+  }
+  if (contiguous_layout(split, from.dtype).numel() != whole.numel()) {
+    out[0] = e.fresh("aten.sum.dim_IntList", KernelClass::Reduction, plain(from), {&rest});
+    return out;
+  }
+  Ref apart = e.reshape(rest, split);
+  out[0] = e.sum(apart, copies, false, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+  return out;
+}
+
+}  // namespace
+
+std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
+  Grads out(in.node.in.size());
+  switch (in.node.rule->formula) {
+    case OpFormula::Gather:
+    case OpFormula::IndexSelect:
+    case OpFormula::Index:
+    case OpFormula::Pick:
+    case OpFormula::ScatterAdd:
+    case OpFormula::IndexAdd:
+    case OpFormula::IndexPut: return picks(e, in, g);
+    case OpFormula::Convolution:
+    case OpFormula::OwnKernel: return own_kernel(e, in, g);
+    case OpFormula::Extremum: return extremum(e, in, g);
+    case OpFormula::GroupedMm: return grouped_mm(e, in, g);
+    case OpFormula::LogSumExp:
+    case OpFormula::Var:
+    case OpFormula::VectorNorm: return reductions(e, in, g);
+    case OpFormula::MseLoss: {  // one kernel for each side that wants its gradient
+      std::string name = in.node.op->name;
+      name.insert(std::min(name.rfind('.'), name.size()), "_backward");
+      const Ref a = in.saved_arg(0), b = in.saved_arg(1);
+      for (std::size_t i = 0; i < 2; ++i)
+        if (in.wants(i)) out[i] = e.fresh(name, KernelClass::Loss, plain(in.node.in[i]), {&g, &a, &b});
+      return out;
+    }
+    case OpFormula::Stack: {  // every input is a slice of the gradient
+      const std::int32_t dim = wrap_dim(int_arg(*in.node.op, 1, "dim", 0), e.layout(g).sizes.n);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        Layout layout = plain(in.node.in[i]);
+        for (std::int32_t d = 0; d < layout.sizes.n; ++d) layout.strides[d] = e.layout(g).strides[d < dim ? d : d + 1];
+        if (in.wants(i)) out[i] = e.tape().alias(g, layout);
+      }
+      return out;
+    }
+    case OpFormula::Clamp: {
+      const Ref self = in.saved_arg(0);
+      Ref zero = e.fresh("aten.scalar_tensor.default", KernelClass::Elementwise,
+                         contiguous_layout(Dims{}, e.layout(g).dtype), {});
+      const Op& op = *in.node.op;
+      const bool only_high = op.name.starts_with("aten.clamp_max");
+      const bool low = !only_high && has_number(op, 1, "min");
+      const bool high = only_high || has_number(op, 2, "max");
+      Ref inside = e.elementwise(low || !high ? "aten.ge.Scalar" : "aten.le.Scalar", {&self}, DType::Bool);
+      if (low && high) {
+        Ref below = e.elementwise("aten.le.Scalar", {&self}, DType::Bool);
+        write_into(e, "aten.logical_and_.default", inside, {&below});
+      }
+      out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);
+      return out;
+    }
+    case OpFormula::Roll: out[0] = e.elementwise(out_of_place(in.node.op->name), {&g}); return out;
+    case OpFormula::Zeros: out[0] = e.elementwise("aten.zeros_like.default", {&g}); return out;
+    case OpFormula::Repeat: return repeat(e, in, g);
+    case OpFormula::ScatterValue: {  // what was overwritten has no gradient; what was put in has its own
+      const Ref index = in.saved_arg(1);
+      if (in.wants(0)) out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&g, &index});
+      if (in.wants(2)) out[2] = pick(e, "aten.gather.default", in.node.in[2], g, index);
+      return out;
+    }
+    case OpFormula::ScatterReduce: return scatter_reduce(e, in, g);
+    case OpFormula::Reciprocal: {
+      const Ref result = in.saved_result(0);
+      Ref square = e.elementwise("aten.mul.Tensor", {&result, &result});
+      Ref negative = e.elementwise("aten.neg.default", {&g});
+      out[0] = e.elementwise("aten.mul.Tensor", {&negative, &square});
+      return out;
+    }
+    case OpFormula::PowOfScalar: {
+      const Ref result = in.saved_result(0);
+      Ref scaled = e.elementwise("aten.mul.Scalar", {&result});
+      out[0] = e.elementwise("aten.mul.Tensor", {&g, &scaled});
+      return out;
+    }
+    case OpFormula::Erf: {
+      const Ref self = in.saved_arg(0);
+      Ref square = e.elementwise("aten.pow.Tensor_Scalar", {&self});
+      Ref negative = e.elementwise("aten.neg.default", {&square});
+      Ref bell = e.elementwise("aten.exp.default", {&negative});
+      Ref scaled = e.elementwise("aten.mul.Scalar", {&bell});
+      out[0] = e.elementwise("aten.mul.Tensor", {&scaled, &g});
+      return out;
+    }
+    case OpFormula::Expm1: {
+      const Ref result = in.saved_result(0);
+      Ref whole = e.elementwise("aten.add.Scalar", {&result});
+      out[0] = e.elementwise("aten.mul.Tensor", {&g, &whole});
+      return out;
+    }
+    case OpFormula::Log1p:
+    case OpFormula::Log2: {
+      const Ref self = in.saved_arg(0);
+      Ref under =
+          e.elementwise(in.node.rule->formula == OpFormula::Log1p ? "aten.add.Scalar" : "aten.mul.Scalar", {&self});
+      out[0] = e.elementwise("aten.div.Tensor", {&g, &under});
+      return out;
+    }
+    default: return out;
+  }
+}
+
+}  // namespace foreshard::lowering

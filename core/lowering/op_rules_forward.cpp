@@ -1,0 +1,570 @@
+// Operators at work, forward: which storages a result takes and which kernel makes it.
+#include <algorithm>
+#include <cmath>
+
+#include "core/lowering/cpu_workspace.h"
+#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+namespace {
+
+const Arg* find_arg(const Op& op, std::size_t position, std::string_view name) {
+  if (position < op.args.size()) return &op.args[position];
+  for (const NamedArg& named : op.kwargs)
+    if (named.name == name) return &named.arg;
+  return nullptr;
+}
+
+/// One slot each.
+std::vector<Ref> held(Tape& tape, const std::vector<Bytes>& all) {
+  std::vector<Ref> slots;
+  for (const Bytes bytes : all) slots.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  return slots;
+}
+
+}  // namespace
+
+std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return fallback;
+  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) return *value;
+  if (const auto* value = std::get_if<bool>(&arg->value)) return *value ? 1 : 0;
+  return fallback;
+}
+
+double number_arg(const Op& op, std::size_t position, std::string_view name, double fallback) {
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return fallback;
+  if (const auto* value = std::get_if<double>(&arg->value)) return *value;
+  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) return static_cast<double>(*value);
+  return fallback;
+}
+
+bool bool_arg(const Op& op, std::size_t position, std::string_view name, bool fallback) {
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return fallback;
+  if (const auto* value = std::get_if<bool>(&arg->value)) return *value;
+  return fallback;
+}
+
+std::vector<std::int64_t> list_arg(const Op& op, std::size_t position, std::string_view name) {
+  std::vector<std::int64_t> out;
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return out;
+  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) out.push_back(*value);
+  if (const auto* list = std::get_if<ArgList>(&arg->value))
+    for (const Arg& item : *list)
+      if (const auto* value = std::get_if<std::int64_t>(&item.value)) out.push_back(*value);
+  return out;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// emitter
+
+Tape& Emitter::tape_of(Machine& machine) { return machine.tape; }
+
+SlotCategory Emitter::category() const {
+  return machine_.in_backward ? SlotCategory::ActivationGrad : SlotCategory::Activation;
+}
+
+Kernel Emitter::start(std::string_view name, KernelClass kind, DType dtype) {
+  Kernel kernel;
+  kernel.op = machine_.name_id(name);
+  kernel.kind = kind;
+  kernel.dtype = dtype;
+  kernel.model_op = model_op_;
+  return kernel;
+}
+
+void Emitter::finish(Kernel& kernel, std::initializer_list<const Ref*> inputs,
+                     std::initializer_list<const Ref*> outputs) {
+  for (const Ref* input : inputs)
+    if (*input) kernel.read += layout(*input).bytes();
+  for (const Ref* output : outputs)
+    if (*output) kernel.written += layout(*output).bytes();
+  tape().kernel(kernel);
+}
+
+Ref Emitter::fresh(std::string_view name, KernelClass kind, const Layout& result,
+                   std::initializer_list<const Ref*> inputs, int launches) {
+  Kernel kernel = start(name, kind, result.dtype);
+  kernel.launches = launches;
+  Ref out = tape().make(result, category());
+  finish(kernel, inputs, {&out});
+  return out;
+}
+
+Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*> inputs, DType dtype) {
+  std::array<Layout, 4> layouts;
+  std::array<const Layout*, 4> pointers{};
+  std::size_t count = 0;
+  Dims sizes;
+  for (const Ref* input : inputs) {
+    if (!*input || count == layouts.size()) continue;
+    layouts[count] = layout(*input);
+    pointers[count] = &layouts[count];
+    const Dims& own = layouts[count].sizes;
+    ++count;
+    if (own.n > sizes.n) {  // broadcast: align at the end
+      Dims wider = own;
+      for (std::int32_t i = 0; i < sizes.n; ++i) {
+        std::int64_t& size = wider[own.n - sizes.n + i];
+        if (size == 1) size = sizes[i];
+      }
+      sizes = wider;
+    } else {
+      for (std::int32_t i = 0; i < own.n; ++i) {
+        std::int64_t& size = sizes[sizes.n - own.n + i];
+        if (size == 1) size = own[i];
+      }
+    }
+  }
+  return fresh(name, KernelClass::Elementwise, elementwise_layout({pointers.data(), count}, sizes, dtype), inputs);
+}
+
+Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*> inputs) {
+  return elementwise(name, inputs, layout(**inputs.begin()).dtype);
+}
+
+namespace {
+
+/// cuBLAS reads no matrix without steps in both dimensions: it gets a copy.
+bool is_expanded(const Layout& matrix) {
+  const std::int32_t n = matrix.sizes.n;
+  return n >= 2 && matrix.sizes[n - 1] > 1 && matrix.sizes[n - 2] > 1 && matrix.strides[n - 1] == 0 &&
+         matrix.strides[n - 2] == 0;
+}
+
+}  // namespace
+
+Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
+  const Layout left = layout(a), right = layout(b);
+  const std::int32_t n = left.sizes.n;
+  Kernel kernel = start(name, KernelClass::Gemm, left.dtype);
+  kernel.m = n >= 2 ? left.sizes[n - 2] : 1;
+  kernel.k = n >= 1 ? left.sizes[n - 1] : 1;
+  kernel.n = right.sizes.n >= 2 ? right.sizes[right.sizes.n - 1] : 1;
+  kernel.batch = n >= 3 ? left.sizes[0] : 1;
+  kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
+  Dims sizes;
+  if (n >= 3) sizes.push(kernel.batch);
+  sizes.push(kernel.m);
+  sizes.push(kernel.n);
+  Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());
+  std::vector<Ref> workspace;
+  if (machine_.options.cpu_threads > 0) {
+    workspace = held(tape(), cpu_product_workspace(kernel, right));
+  } else {
+    for (const Layout& operand : {left, right}) {
+      if (!is_expanded(operand)) continue;
+      workspace.push_back(tape().make_bytes(operand.bytes(), SlotCategory::Temporary));
+      ++kernel.launches;
+    }
+  }
+  static const Ref kNone;
+  finish(kernel, {&a, &b, bias != nullptr ? bias : &kNone}, {&out});
+  return out;
+}
+
+Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepdim, std::string_view name,
+                 KernelClass kind, DType dtype) {
+  const Layout in = layout(a);
+  Dims sizes;
+  for (std::int32_t i = 0; i < in.sizes.n; ++i) {
+    const bool reduced = dims.empty() || std::find(dims.begin(), dims.end(), i) != dims.end();
+    if (!reduced)
+      sizes.push(in.sizes[i]);
+    else if (keepdim)
+      sizes.push(1);
+  }
+  Kernel kernel = start(name, kind, in.dtype);
+  Ref out = tape().make(contiguous_layout(sizes, dtype), category());
+  const ReduceWorkspace extra = reduce_workspace(in, dims, machine_.options.multiprocessors);
+  Ref buffer, semaphores;
+  if (extra.buffer > 0) {
+    buffer = tape().make_bytes(extra.buffer, SlotCategory::Workspace);
+    semaphores = tape().make_bytes(extra.semaphores, SlotCategory::Workspace);
+    kernel.launches = 2;  // the semaphores are zeroed first
+  }
+  finish(kernel, {&a}, {&out});
+  semaphores.reset();
+  buffer.reset();
+  return out;
+}
+
+Ref Emitter::transpose(const Ref& a, std::int32_t d0, std::int32_t d1) {
+  Layout out = layout(a);
+  if (out.sizes.n > std::max(d0, d1)) {
+    std::swap(out.sizes[d0], out.sizes[d1]);
+    std::swap(out.strides[d0], out.strides[d1]);
+  }
+  return tape().alias(a, out);
+}
+
+Ref Emitter::view(const Ref& a, const Dims& sizes) {
+  Layout out = layout(a);
+  Dims strides;
+  if (!view_strides(out, sizes, strides)) strides = contiguous_strides(sizes);
+  out.sizes = sizes;
+  out.strides = strides;
+  return tape().alias(a, out);
+}
+
+Ref Emitter::reshape(const Ref& a, const Dims& sizes) {
+  Layout from = layout(a);
+  Dims strides;
+  if (view_strides(from, sizes, strides)) return view(a, sizes);
+  Ref copy = fresh("aten.clone.default", KernelClass::Copy, contiguous_layout(from.sizes, from.dtype), {&a});
+  return tape().alias(copy, contiguous_layout(sizes, from.dtype), false);  // _unsafe_view is no view to autograd
+}
+
+Ref Emitter::expand(const Ref& a, const Dims& sizes) {
+  const Layout from = layout(a);
+  Layout out{sizes, {}, from.dtype};
+  out.strides.n = sizes.n;
+  for (std::int32_t i = 0; i < sizes.n; ++i) {
+    const std::int32_t own = i - (sizes.n - from.sizes.n);
+    out.strides[i] = own < 0 || (from.sizes[own] == 1 && sizes[i] != 1) ? 0 : from.strides[own];
+  }
+  return tape().alias(a, out);
+}
+
+Ref Emitter::sum_to(const Ref& a, const Dims& sizes) {
+  const Layout from = layout(a);
+  if (from.sizes == sizes || from.sizes.n < sizes.n) return a;
+  const std::int32_t leading = from.sizes.n - sizes.n;
+  std::vector<std::int32_t> dims;
+  for (std::int32_t i = 0; i < from.sizes.n; ++i)
+    if (i < leading || (sizes[i - leading] == 1 && from.sizes[i] != 1)) dims.push_back(i);
+  if (dims.empty()) return a;
+  if (sizes.n == 0) return sum(a, {}, false, "aten.sum.default", KernelClass::Reduction, from.dtype);
+  Ref out = sum(a, dims, true, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+  return leading > 0 ? view(out, sizes) : out;
+}
+
+Ref Emitter::cast(const Ref& a, DType dtype) {
+  if (layout(a).dtype == dtype) return a;
+  return elementwise("aten._to_copy.default", {&a}, dtype);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// forward
+
+namespace {
+
+Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form) {
+  Dims strides = contiguous_strides(result.sizes);
+  const std::int32_t n = in.sizes.n;
+  switch (form) {
+    case OpForm::Alias:
+      if (result.sizes.n == n) strides = in.strides;
+      break;
+    case OpForm::View:
+    case OpForm::Reshape:
+      if (!view_strides(in, result.sizes, strides)) strides = contiguous_strides(result.sizes);
+      break;
+    case OpForm::Transpose:
+      if (result.sizes.n != n || n == 0) break;
+      if (op.name == "aten.permute.default") {
+        const auto order = list_arg(op, 1, "dims");
+        for (std::int32_t i = 0; i < n && static_cast<std::size_t>(i) < order.size(); ++i)
+          strides[i] = in.strides[wrap_dim(order[static_cast<std::size_t>(i)], n)];
+      } else {
+        const bool named = op.name == "aten.transpose.int";
+        strides = in.strides;
+        if (n >= 2)
+          std::swap(strides[wrap_dim(named ? int_arg(op, 1, "dim0", 0) : 0, n)],
+                    strides[wrap_dim(named ? int_arg(op, 2, "dim1", 1) : 1, n)]);
+      }
+      break;
+    case OpForm::Unsqueeze: {
+      if (result.sizes.n != n + 1) break;
+      const std::int32_t dim = wrap_dim(int_arg(op, 1, "dim", 0), n + 1);
+      for (std::int32_t i = 0; i <= n; ++i) {
+        if (i == dim)
+          strides[i] = i < n ? in.sizes[i] * in.strides[i] : 1;
+        else
+          strides[i] = in.strides[i < dim ? i : i - 1];
+      }
+      break;
+    }
+    case OpForm::Squeeze: {
+      std::int32_t at = 0;
+      for (std::int32_t i = 0; i < n && at < result.sizes.n; ++i)
+        if (in.sizes[i] == result.sizes[at] && !(in.sizes[i] == 1 && n - i > result.sizes.n - at))
+          strides[at++] = in.strides[i];
+      break;
+    }
+    case OpForm::Expand:
+      for (std::int32_t i = 0; i < result.sizes.n; ++i) {
+        const std::int32_t own = i - (result.sizes.n - n);
+        strides[i] = own < 0 || (in.sizes[own] == 1 && result.sizes[i] != 1) ? 0 : in.strides[own];
+      }
+      break;
+    case OpForm::Slice:
+      if (result.sizes.n != n) break;
+      strides = in.strides;
+      if (n > 0 && op.name == "aten.slice.Tensor")
+        strides[wrap_dim(int_arg(op, 1, "dim", 0), n)] *= std::max<std::int64_t>(1, int_arg(op, 4, "step", 1));
+      break;
+    case OpForm::Part: strides = part_strides(op, in, result.sizes); break;
+    case OpForm::Select: {
+      if (result.sizes.n != n - 1) break;
+      const std::int32_t dim = wrap_dim(int_arg(op, 1, "dim", 0), n);
+      for (std::int32_t i = 0; i + 1 < n; ++i) strides[i] = in.strides[i < dim ? i : i + 1];
+      break;
+    }
+    default: break;
+  }
+  return strides;
+}
+
+/// Flash attention of `q` [b, h, s, d] on `k` [b, hk, t, d]; PyTorch's counter, which leaves causality out.
+Flops attention_flops(const Layout& q, const Layout& k, const Layout& v) {
+  if (q.sizes.n != 4 || k.sizes.n != 4 || v.sizes.n != 4) return 0;
+  const std::int64_t scores = q.sizes[0] * q.sizes[1] * q.sizes[2] * k.sizes[2];
+  return 2 * scores * q.sizes[3] + 2 * scores * v.sizes[3];
+}
+
+void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const OpRule& rule) {
+  for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
+  if (rule.kind == KernelClass::Gather && args.size() == 2) kernel.read = emit.layout(args[1]).bytes();
+  if (rule.kind == KernelClass::Attention && args.size() >= 3) {
+    kernel.dtype = emit.layout(args[0]).dtype;
+    kernel.flops = attention_flops(emit.layout(args[0]), emit.layout(args[1]), emit.layout(args[2]));
+  }
+  kernel.convolution = rule.formula == OpFormula::Convolution;
+  if (rule.kind == KernelClass::Gemm && !kernel.convolution && rule.formula != OpFormula::GroupedMm &&
+      args.size() >= 2) {
+    const std::size_t first = args.size() >= 3 && rule.formula != OpFormula::Linear ? 1 : 0;
+    const Layout a = emit.layout(args[first]), b = emit.layout(args[first + 1]);
+    const bool linear = rule.formula == OpFormula::Linear;
+    kernel.dtype = a.dtype;
+    kernel.k = a.sizes.n > 0 ? a.sizes[a.sizes.n - 1] : 1;
+    kernel.batch = !linear && a.sizes.n == 3 ? a.sizes[0] : 1;
+    kernel.m = kernel.k > 0 ? a.numel() / std::max<std::int64_t>(1, kernel.k * kernel.batch) : 0;
+    kernel.n = b.sizes.n > 0 ? (linear ? b.sizes[0] : b.sizes[b.sizes.n - 1]) : 1;
+    kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
+  }
+}
+
+Layout result_layout(Emitter& emit, OpForm form, const Op& op, const std::vector<Ref>& args, const Layout& result) {
+  if (args.empty() || form == OpForm::Contiguous || form == OpForm::LayerNorm || form == OpForm::CopyIfNeeded)
+    return contiguous_layout(result.sizes, result.dtype);
+  if (form == OpForm::LikeFirst || form == OpForm::Attention) {
+    const Layout& first = emit.layout(args[0]);
+    const Layout* one[] = {&first};
+    if (result.sizes.n == first.sizes.n) return elementwise_layout(one, result.sizes, result.dtype);
+    return contiguous_layout(result.sizes, result.dtype);
+  }
+  for (const NamedArg& named : op.kwargs)
+    if (const auto* format = std::get_if<std::string>(&named.arg.value);
+        named.name == "memory_format" && format != nullptr && format->find("contiguous_format") != std::string::npos)
+      return contiguous_layout(result.sizes, result.dtype);
+  std::vector<Layout> layouts;
+  std::vector<const Layout*> pointers;
+  for (const Ref& arg : args) layouts.push_back(emit.layout(arg));
+  for (const Layout& layout : layouts) pointers.push_back(&layout);
+  return elementwise_layout(pointers, result.sizes, result.dtype);
+}
+
+/// mse_loss and its like work out every element in the result's storage, then shrink the result to their mean: the
+/// scalar goes on holding all of it.
+bool keeps_all_elements(const OpRule& rule, const Layout& result) {
+  return result.sizes.n == 0 &&
+         (rule.name == "aten.mse_loss.default" || rule.name == "aten.smooth_l1_loss.default" ||
+          rule.name == "aten.binary_cross_entropy.default" || rule.name == "aten.soft_margin_loss.default");
+}
+
+/// The CPU kernel's statistics lie as its threads write them: [batch, rows, heads].
+Layout statistics_layout(const OpRule& rule, const Layout& result) {
+  Layout layout = contiguous_layout(result.sizes, result.dtype);
+  if (rule.name != "aten._scaled_dot_product_flash_attention_for_cpu.default" || layout.sizes.n != 3) return layout;
+  layout.strides[1] = 1;
+  layout.strides[2] = layout.sizes[1];
+  return layout;
+}
+
+}  // namespace
+
+std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
+                            const std::vector<Layout>& results) {
+  std::vector<Ref> out;
+  Tape& tape = emit.tape();
+  OpForm form = rule.form;
+  if (form == OpForm::Reshape && !args.empty() && !results.empty()) {
+    Dims strides;
+    form = view_strides(emit.layout(args[0]), results[0].sizes, strides) ? OpForm::View : OpForm::Contiguous;
+  }
+  if (form == OpForm::CopyIfNeeded && !args.empty())
+    form = emit.layout(args[0]).contiguous() ? OpForm::Alias : OpForm::Contiguous;
+  if (is_view_form(form) && !args.empty()) {
+    const bool is_view = rule.name != "aten._unsafe_view.default";
+    for (const Layout& result : results) {
+      Layout layout = result;
+      layout.strides = dims_for(emit.layout(args[0]), result, op, form);
+      out.push_back(tape.alias(args[0], layout, is_view));
+    }
+    return out;
+  }
+  Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
+  kernel.launches = rule.launches;
+  kernel.unknown = rule.formula == OpFormula::Unknown;
+  describe(emit, kernel, args, rule);
+  if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty()) {
+    const Layout& filter = emit.layout(args[1]);  // each element of the result is a product over one filter
+    const Layout& input = emit.layout(args[0]);
+    const bool transposed = bool_arg(op, 6, "transposed", false);  // ... each element of the input spreads over one
+    kernel.flops = transposed ? 2 * input.numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1))
+                              : 2 * results[0].numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1));
+  }
+  if (form == OpForm::InPlace && !args.empty()) {
+    for (std::size_t i = 0; i < results.size(); ++i) out.push_back(tape.alias(args[0], emit.layout(args[0]), false));
+    kernel.written = emit.layout(args[0]).bytes();
+    tape.kernel(kernel);
+    return out;
+  }
+  const bool backwards = rule.formula == OpFormula::Dropout;  // its mask is made before its result
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    const std::size_t i = backwards ? results.size() - 1 - k : k;
+    const bool like_first = i == 0 || rule.formula == OpFormula::Dropout;
+    const Layout layout =
+        like_first ? result_layout(emit, form, op, args, results[i]) : statistics_layout(rule, results[i]);
+    if (layout.numel() == 0 && i > 0) {  // flash attention's debug mask: no storage
+      out.push_back(tape.external(layout));
+      continue;
+    }
+    if (keeps_all_elements(rule, layout) && args.size() >= 2) {
+      const Layout a = emit.layout(args[0]), b = emit.layout(args[1]);
+      Ref elements =
+          tape.make(contiguous_layout(a.numel() >= b.numel() ? a.sizes : b.sizes, layout.dtype), emit.category());
+      out.push_back(tape.alias(elements, layout, false));
+    } else {
+      out.push_back(tape.make(layout, emit.category()));
+    }
+    kernel.written += layout.bytes();
+  }
+  if (backwards) std::reverse(out.begin(), out.end());
+  if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
+  std::vector<Ref> workspace;
+  if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
+      !args.empty()) {
+    const Layout in = emit.layout(args[0]);
+    std::vector<std::int32_t> dims;
+    for (const std::int64_t dim : list_arg(op, 1, "dim")) dims.push_back(wrap_dim(dim, in.sizes.n));
+    const ReduceWorkspace extra = reduce_workspace(in, dims, emit.machine().options.multiprocessors);
+    if (extra.buffer > 0) {
+      workspace.push_back(tape.make_bytes(extra.buffer, SlotCategory::Workspace));
+      workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));
+      kernel.launches = 2;
+    }
+  }
+  if (rule.name == "aten._safe_softmax.default" && emit.machine().options.cpu_threads == 0) {
+    // Rows without any finite element become zeros: which elements, which rows, the zero.
+    const Layout all = emit.layout(args[0]);
+    const Bytes rows = all.sizes.n > 0 ? all.numel() / std::max<std::int64_t>(all.sizes[all.sizes.n - 1], 1) : 1;
+    for (const Bytes bytes : {Bytes{all.numel()}, rows, itemsize(all.dtype)})
+      workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
+    kernel.launches = 5;
+  }
+  if (const std::int64_t threads = emit.machine().options.cpu_threads; threads > 0 && args.size() >= 2) {
+    if (rule.kind == KernelClass::Attention)
+      workspace = held(tape, cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), threads));
+    if (rule.kind == KernelClass::Gemm && kernel.m > 0) {
+      Layout right = emit.layout(args[rule.formula != OpFormula::Linear && args.size() >= 3 ? 2 : 1]);
+      if (rule.formula == OpFormula::Linear && right.sizes.n == 2) std::swap(right.strides[0], right.strides[1]);
+      workspace = held(tape, cpu_product_workspace(kernel, right));
+    }
+  }
+  tape.kernel(kernel);
+  return out;
+}
+
+// ------------------------------------------------------------------------------------------------- reductions over
+// blocks
+
+namespace {
+
+std::int64_t last_pow2(std::int64_t n) {
+  std::int64_t p = 1;
+  while (p * 2 <= n) p *= 2;
+  return p;
+}
+
+}  // namespace
+
+ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
+                                 std::int64_t multiprocessors) {
+  // The launch heuristics of PyTorch's reduce kernel: float accumulators, 512 threads, 16 to 256 values per thread.
+  struct Dim {
+    std::int64_t size, stride;
+    bool reduced;
+  };
+  std::vector<Dim> order;
+  for (std::int32_t i = 0; i < input.sizes.n; ++i) {
+    const bool reduced = dims.empty() || std::find(dims.begin(), dims.end(), i) != dims.end();
+    if (input.sizes[i] != 1) order.push_back({input.sizes[i], input.strides[i], reduced});
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Dim& a, const Dim& b) { return a.reduced != b.reduced ? a.reduced : a.stride < b.stride; });
+  std::vector<Dim> merged;
+  for (const Dim& dim : order) {
+    if (!merged.empty() && merged.back().reduced == dim.reduced &&
+        merged.back().size * merged.back().stride == dim.stride)
+      merged.back().size *= dim.size;
+    else
+      merged.push_back(dim);
+  }
+  std::int64_t inputs = 1, outputs = 1;
+  std::size_t reduce_dims = 0;
+  for (const Dim& dim : merged) {
+    (dim.reduced ? inputs : outputs) *= dim.size;
+    if (dim.reduced) ++reduce_dims;
+  }
+  if (merged.empty() || reduce_dims == 0 || inputs == 0 || outputs == 0) return {};
+  const bool fastest = reduce_dims == merged.size() || merged[0].stride < merged[reduce_dims].stride;
+  std::int64_t dim0 = fastest ? inputs : outputs, dim1 = fastest ? outputs : inputs;
+  const std::int64_t moving = fastest ? merged[0].stride : merged[reduce_dims].stride;
+  std::int64_t output_vec = 1;
+  if (moving == 1) {
+    if (fastest && dim0 > 128 && merged.size() == 1) {
+      dim0 /= 4;
+    } else if (!fastest) {
+      output_vec = 4;
+      while (merged[reduce_dims].size % output_vec != 0) output_vec /= 2;
+      for (std::size_t i = 0; i < merged.size(); ++i)
+        if (i != reduce_dims)
+          while (merged[i].stride % output_vec != 0) output_vec /= 2;
+      dim0 /= output_vec;
+    }
+  }
+  const std::int64_t max_threads = 512 / output_vec;
+  const std::int64_t dim0_pow2 = dim0 < max_threads ? last_pow2(std::max<std::int64_t>(dim0, 1)) : max_threads;
+  const std::int64_t dim1_pow2 = dim1 < max_threads ? last_pow2(std::max<std::int64_t>(dim1, 1)) : max_threads;
+  std::int64_t width = std::min<std::int64_t>(dim0_pow2, 32);
+  const std::int64_t height = std::min(dim1_pow2, max_threads / width);
+  width = std::min(dim0_pow2, max_threads / height);
+  std::int64_t step_input = 1, step_output = 1;
+  if (fastest)
+    step_input *= width;
+  else
+    step_output *= width;
+  const auto values = [&] { return ceil_div(inputs, step_input); };
+  bool across_warps = values() >= std::min<std::int64_t>(height * 16, 256);
+  if (across_warps)
+    step_input *= height;
+  else
+    step_output *= height;
+  const std::int64_t grid = ceil_div(outputs / output_vec, step_output);
+  const std::int64_t target = multiprocessors * (2048 / (width * height));
+  if (!across_warps || values() < 256 || grid > target) return {};
+  const std::int64_t ctas = std::max(std::min(ceil_div(target, grid), ceil_div(values(), 16)), ceil_div(values(), 256));
+  if (ctas <= 1) return {};
+  Bytes buffer = 4 * outputs * ctas;
+  if (!fastest) buffer *= width * output_vec;
+  return {buffer, 4 * grid};
+}
+
+}  // namespace foreshard::lowering

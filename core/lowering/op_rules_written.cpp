@@ -1,0 +1,255 @@
+// Backward formulas that the table of rules writes down itself (OpRule::written): for every argument that wants a
+// gradient the kernels in PyTorch's order.
+//
+//   "1: mul.Tensor g x2 | 0: sub.Scalar x2; mul.Tensor g 1"
+//
+// Parts are in order of evaluation and open with the argument whose gradient their last step makes; "*" is a part that
+// all of them share, "*12" one for arguments 1 and 2. Steps are numbered through, and a number stands for the step's
+// result. g, g1: the gradient of that result; x0, r, r1: what was saved; L0: the layout of an argument, saved or not.
+//   name>L0 ...   the result is laid out as the argument, contiguous; else as an elementwise kernel lays it out
+//   name_ a ...   works in place on a
+//   x2?step       only if argument 2 was saved; mean? only if the loss is a mean. Else the step's first operand goes
+//   on.
+//   @             the operator itself;  = a  no kernel;  kept a, part g L0  views: reduced dimensions as ones, a piece
+//   sum a, count a, mean a   reductions: of everything, over the operator's dimensions
+// Temporaries live until the formula is done, as in a C++ expression.
+#include <algorithm>
+#include <charconv>
+#include <string>
+
+#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+std::string out_of_place(std::string_view name) {
+  std::string out(name);
+  const std::size_t dot = std::min(out.rfind('.'), out.size());
+  if (dot > 1 && out[dot - 1] == '_') out.erase(dot - 1, 1);
+  return out;
+}
+
+std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n) {
+  // linalg_vector_norm and norm: the order comes first
+  const std::size_t position = op.name.find("norm") != std::string::npos ? 2 : 1;
+  std::vector<std::int32_t> dims;
+  for (const std::int64_t dim : list_arg(op, position, "dim")) dims.push_back(wrap_dim(dim, n));
+  return dims;
+}
+
+Dims part_strides(const Op& op, const Layout& in, const Dims& sizes) {
+  const std::int32_t n = in.sizes.n;
+  const bool scatter =
+      op.name.find("_scatter") != std::string::npos;  // whose second argument is the part's new content
+  const std::size_t first = scatter ? 2 : 1;
+  Dims strides = contiguous_strides(sizes);
+  if (op.name.starts_with("aten.as_strided")) {
+    const auto given = list_arg(op, 2, "stride");
+    for (std::int32_t i = 0; i < strides.n && static_cast<std::size_t>(i) < given.size(); ++i)
+      strides[i] = given[static_cast<std::size_t>(i)];
+    return strides;
+  }
+  if (n == 0) return strides;
+  Dims made;
+  if (op.name.starts_with("aten.diag")) {
+    const bool embed = op.name.starts_with("aten.diag_embed");
+    const std::int32_t one = wrap_dim(int_arg(op, first + 1, "dim1", embed ? -2 : 0), n);
+    const std::int32_t two = wrap_dim(int_arg(op, first + 2, "dim2", embed ? -1 : 1), n);
+    for (std::int32_t i = 0; i < n; ++i)
+      if (i != one && i != two) made.push(in.strides[i]);
+    made.push(in.strides[one] + in.strides[two]);
+  } else {
+    const std::int32_t dim = wrap_dim(int_arg(op, first, "dim", int_arg(op, first, "dimension", 0)), n);
+    const bool select = op.name.starts_with("aten.select"), unfold = op.name.starts_with("aten.unfold");
+    const std::int64_t step = int_arg(op, unfold ? 3 : 5, "step", 1);
+    for (std::int32_t i = 0; i < n; ++i)
+      if (i != dim || !select) made.push(in.strides[i] * (i == dim ? std::max<std::int64_t>(step, 1) : 1));
+    if (unfold && made.n < static_cast<std::int32_t>(kMaxDims)) made.push(in.strides[dim]);
+  }
+  return made.n == sizes.n ? made : strides;
+}
+
+namespace {
+
+using std::string_view;
+
+Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
+
+string_view take_until(string_view& text, char end) {
+  const std::size_t at = std::min(text.find(end), text.size());
+  string_view head = text.substr(0, at);
+  text.remove_prefix(std::min(at + 1, text.size()));
+  while (!head.empty() && head.front() == ' ') head.remove_prefix(1);
+  while (!head.empty() && head.back() == ' ') head.remove_suffix(1);
+  return head;
+}
+
+std::int32_t number(string_view text) {
+  std::int32_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+bool is_predicate(string_view name) {
+  for (const string_view start : {"eq", "ne", "gt", "ge", "lt", "le"})
+    if (name.starts_with(start) && name.size() > 2 && name[2] == '.') return true;
+  return name.starts_with("isnan") || name.starts_with("logical") || name.starts_with("bitwise");
+}
+
+class Formula {
+ public:
+  Formula(Emitter& emit, BackwardInput& in) : e_(emit), in_(in) {
+    dtype_ = in.grads[0] ? e_.layout(in.grads[0]).dtype : in.node.out[0].dtype;
+  }
+
+  std::vector<Ref> run() {
+    std::vector<Ref> out(in_.node.in.size());
+    for (string_view text = in_.node.rule->written; !text.empty();) {
+      string_view part = take_until(text, '|');
+      const string_view of = take_until(part, ':');
+      const bool shared = of.starts_with('*');
+      const auto argument = static_cast<std::size_t>(shared ? 0 : number(of));
+      bool runs = of == "*" || (!shared && in_.wants(argument));
+      for (std::size_t i = 1; shared && i < of.size(); ++i)
+        runs = runs || in_.wants(static_cast<std::size_t>(of[i] - '0'));
+      while (!part.empty()) {
+        const string_view text_of_step = take_until(part, ';');
+        steps_.push_back(runs ? step(text_of_step) : Ref());
+      }
+      if (runs && !shared) out[argument] = steps_.back();
+    }
+    return out;
+  }
+
+ private:
+  Ref operand(string_view text) const {
+    if (text == "g") return in_.grads[0];
+    if (text == "g1") return in_.grads.size() > 1 ? in_.grads[1] : Ref();
+    if (text[0] == 'r') return in_.saved_result(text.size() > 1 ? number(text.substr(1)) : 0);
+    if (text[0] == 'x') return in_.saved_arg(number(text.substr(1)));
+    return steps_[static_cast<std::size_t>(number(text))];
+  }
+
+  bool holds(string_view condition) const {
+    if (condition == "mean") {
+      const Op& op = *in_.node.op;
+      const std::size_t position = op.name.find("with_logits") != std::string::npos ? 4 : 3;
+      return in_.node.out[0].sizes.n == 0 && int_arg(op, position, "reduction", 1) == 1;
+    }
+    return static_cast<bool>(operand(condition));
+  }
+
+  const Layout& argument_layout(string_view text) const {
+    return in_.node.in[std::min(static_cast<std::size_t>(number(text.substr(1))), in_.node.in.size() - 1)];
+  }
+
+  Ref step(string_view text) {
+    string_view name = take_until(text, ' ');
+    bool skip = false;
+    if (const std::size_t question = name.find('?'); question != string_view::npos) {
+      skip = !holds(name.substr(0, question));
+      name.remove_prefix(question + 1);
+    }
+    std::vector<Ref> from;
+    const Layout* like = nullptr;
+    while (!text.empty()) {
+      const string_view word = take_until(text, ' ');
+      if (word[0] == 'L')
+        like = &argument_layout(word);
+      else
+        from.push_back(operand(word));
+    }
+    for (const Ref& ref : from) skip = skip || !ref;
+    if (skip || name == "=") return from.empty() ? Ref() : from[0];
+    if (const std::size_t arrow = name.find('>'); arrow != string_view::npos) {
+      like = &argument_layout(name.substr(arrow + 1));
+      return made(full(name.substr(0, arrow)), plain(*like), from);
+    }
+    if (name == "kept") return kept(from[0]);
+    if (name == "part") return part(from[0], *like);
+    if (name == "zeros" && like != nullptr) return made("aten.zeros.default", plain(*like), {});
+    if (from.empty()) return made(full(name), contiguous_layout(Dims{}, dtype_), {});  // a number
+    if (name == "empty_like") {
+      Kernel kernel = e_.start("aten.empty_like.default", KernelClass::Elementwise, dtype_);
+      kernel.launches = 0;
+      Ref out = e_.tape().make(e_.layout(from[0]), e_.category());
+      e_.tape().kernel(kernel);
+      return out;
+    }
+    if (name == "sum" || name == "count" || name == "mean") return reduced(name, from[0]);
+    const std::string kernel = full(name);
+    const std::size_t dot = kernel.rfind('.');
+    if (kernel[dot - 1] == '_') {
+      Kernel written = e_.start(kernel, KernelClass::Elementwise, e_.layout(from[0]).dtype);
+      for (const Ref& ref : from) written.read += e_.layout(ref).bytes();
+      written.written = e_.layout(from[0]).bytes();
+      e_.tape().kernel(written);
+      return from[0];
+    }
+    return elementwise(kernel, from, is_predicate(name) ? DType::Bool : promoted(from));
+  }
+
+  std::string full(string_view name) const {
+    if (name == "@") return out_of_place(in_.node.op->name);
+    std::string kernel = "aten.";
+    kernel += name;
+    if (name.find('.') == string_view::npos) kernel += ".default";
+    return kernel;
+  }
+
+  /// The first floating operand's type; masks and counts give way.
+  DType promoted(const std::vector<Ref>& from) {
+    for (const Ref& ref : from)
+      if (is_floating(e_.layout(ref).dtype)) return e_.layout(ref).dtype;
+    return from.empty() ? dtype_ : e_.layout(from[0]).dtype;
+  }
+
+  Ref made(string_view name, const Layout& layout, const std::vector<Ref>& from) {
+    Kernel kernel = e_.start(name, KernelClass::Elementwise, layout.dtype);
+    for (const Ref& ref : from) kernel.read += e_.layout(ref).bytes();
+    Ref out = e_.tape().make(layout, e_.category());
+    e_.finish(kernel, {}, {&out});
+    return out;
+  }
+
+  Ref elementwise(string_view name, const std::vector<Ref>& from, DType dtype) {
+    static const Ref kNone;
+    const auto at = [&](std::size_t i) { return i < from.size() ? &from[i] : &kNone; };
+    return e_.elementwise(name, {at(0), at(1), at(2)}, dtype);
+  }
+
+  Ref kept(const Ref& ref) {
+    const Layout& from = in_.node.in[0];
+    if (e_.layout(ref).sizes.n == from.sizes.n || e_.layout(ref).sizes.n == 0) return ref;
+    Dims sizes = from.sizes;
+    for (const std::int32_t dim : reduced_dims(*in_.node.op, from.sizes.n)) sizes[dim] = 1;
+    return contiguous_layout(sizes, from.dtype).numel() == e_.layout(ref).numel() ? e_.view(ref, sizes) : ref;
+  }
+
+  Ref part(const Ref& ref, const Layout& like) {
+    Layout layout = plain(like);
+    layout.strides = part_strides(*in_.node.op, e_.layout(ref), like.sizes);
+    return e_.tape().alias(ref, layout);
+  }
+
+  Ref reduced(string_view name, const Ref& ref) {
+    if (name == "sum")
+      return e_.sum(ref, {}, false, "aten.sum.default", KernelClass::Reduction,
+                    is_floating(e_.layout(ref).dtype) ? e_.layout(ref).dtype : DType::Int64);
+    const std::vector<std::int32_t> dims = reduced_dims(*in_.node.op, in_.node.in[0].sizes.n);
+    if (name == "count") return e_.sum(ref, dims, true, "aten.sum.dim_IntList", KernelClass::Reduction, DType::Int64);
+    return e_.sum(ref, dims, !dims.empty(), dims.empty() ? "aten.mean.default" : "aten.mean.dim",
+                  KernelClass::Reduction, e_.layout(ref).dtype);
+  }
+
+  Emitter& e_;
+  BackwardInput& in_;
+  DType dtype_;
+  std::vector<Ref> steps_;
+};
+
+}  // namespace
+
+std::vector<Ref> backward_of_written(Emitter& emit, BackwardInput& in) { return Formula(emit, in).run(); }
+
+}  // namespace foreshard::lowering

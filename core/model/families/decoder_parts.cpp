@@ -1,0 +1,127 @@
+#include "core/model/families/decoder_parts.h"
+
+namespace foreshard::families {
+
+RmsNormModule add_rms_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::string_view class_name,
+                           std::int64_t width) {
+  RmsNormModule norm;
+  norm.module = tree.module(parent, name, class_name);
+  norm.weight = tree.param(norm.module, "weight", {width});
+  return norm;
+}
+
+Tensor write_rms_scaled(ProgramWriter& w, const Tensor& x, double eps) {
+  const Tensor wide = w.to(x, DType::Float32);
+  const Tensor variance = w.mean_last(w.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
+  const Tensor scale = w.unary("aten.rsqrt.default", w.with_scalar("aten.add.Tensor", variance, Arg{eps}));
+  return w.mul(wide, scale);
+}
+
+Tensor write_rms_norm(ProgramWriter& w, const RmsNormModule& norm, const Tensor& x, double eps) {
+  w.enter(norm.module);
+  return w.mul(w.param(norm.weight), w.to(write_rms_scaled(w, x, eps), x.dtype));
+}
+
+RotaryModule add_rotary(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t dims,
+                        const RopeScaling& scaling, const ProgramOptions& program) {
+  RotaryModule rotary;
+  rotary.scaling = scaling;
+  rotary.module = tree.module(parent, "rotary_emb", class_name);
+  const DType dtype = program.buffer_dtype.value_or(DType::Float32);
+  rotary.inverse_frequencies = tree.buffer(rotary.module, "inv_freq", {dims / 2}, dtype, false);
+  rotary.original = tree.buffer(rotary.module, "original_inv_freq", {dims / 2}, dtype, false);
+  if (scaling.update == RopeUpdate::Select)  // no buffer to FSDP, which would cast it
+    rotary.long_frequencies = tree.buffer(rotary.module, "long_inv_freq", {dims / 2}, DType::Float32, false);
+  return rotary;
+}
+
+namespace {
+
+/// dynamic_rope_update, from its second call on: the first one of longrope also makes the long frequencies.
+void write_rope_update(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
+  const RopeScaling& scaling = rotary.scaling;
+  if (scaling.update == RopeUpdate::None) return;
+  const Tensor last = w.emit("aten.max.default", {ProgramWriter::arg(positions)}, {}, {{{}, {}, positions.dtype}})[0];
+  const Tensor length = w.with_scalar("aten.add.Tensor", last, Arg{std::int64_t{1}});
+  const auto asked = [&](std::string_view op) {
+    return w.with_scalar(op, length, Arg{scaling.original_positions}, DType::Bool);
+  };
+  if (scaling.update == RopeUpdate::Grow) {
+    w.read_to_host(asked("aten.gt.Scalar"));
+    w.read_to_host(asked("aten.lt.Scalar"));
+    return;
+  }
+  const Tensor chosen = w.where(asked("aten.gt.Scalar"), w.buffer(rotary.long_frequencies), w.buffer(rotary.original));
+  const Tensor held = w.buffer(rotary.inverse_frequencies);
+  w.emit("aten.copy_.default", {ProgramWriter::arg(held), ProgramWriter::arg(chosen)}, {},
+         {{held.sizes, held.strides, held.dtype}});
+}
+
+}  // namespace
+
+Rotation write_rotation(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
+  w.enter(rotary.module);
+  write_rope_update(w, rotary, positions);
+  const Tensor places = w.to(w.unsqueeze(positions, 2), DType::Float32);
+  const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));
+  const Tensor both = w.cat({angles, angles}, -1);
+  const double factor = rotary.scaling.factor;
+  const Tensor cos = w.with_scalar("aten.mul.Tensor", w.unary("aten.cos.default", both), Arg{factor});
+  const Tensor sin = w.with_scalar("aten.mul.Tensor", w.unary("aten.sin.default", both), Arg{factor});
+  Rotation rotation;
+  rotation.cos = w.to(cos, w.dtype());
+  rotation.sin = w.to(sin, w.dtype());
+  return rotation;
+}
+
+Rotation write_head_rotation(ProgramWriter& w, const Rotation& rotation) {
+  Rotation heads;
+  heads.cos = w.unsqueeze(rotation.cos, 1);
+  heads.sin = w.unsqueeze(rotation.sin, 1);
+  return heads;
+}
+
+Tensor write_rotated(ProgramWriter& w, const Tensor& x, const Rotation& per_head) {
+  const std::int64_t half = x.sizes[3] / 2;
+  const Tensor straight = w.mul(x, per_head.cos);
+  const Tensor first = w.slice(x, 3, 0, half);
+  const Tensor second = w.slice(x, 3, half, kSliceEnd);
+  const Tensor turned = w.cat({w.unary("aten.neg.default", second), first}, -1);
+  return w.add(straight, w.mul(turned, per_head.sin));
+}
+
+GatedMlpModules add_gated_mlp(ModelTree& tree, ModuleId block, std::string_view class_name,
+                              const GatedMlpShape& shape) {
+  GatedMlpModules m;
+  m.mlp = tree.module(block, "mlp", class_name);
+  m.gate = tree.linear(m.mlp, "gate_proj", shape.hidden, shape.intermediate, shape.bias);
+  m.up = tree.linear(m.mlp, "up_proj", shape.hidden, shape.intermediate, shape.bias);
+  m.down = tree.linear(m.mlp, "down_proj", shape.intermediate, shape.hidden, shape.bias);
+  m.activation = tree.module(m.mlp, "act_fn", activation_class(shape.activation));
+  return m;
+}
+
+Tensor write_gated_mlp(ProgramWriter& w, const GatedMlpModules& m, Activation activation, const Tensor& x) {
+  const Tensor gate = write_linear(w, m.gate, x);
+  w.enter(m.activation);
+  const Tensor active = write_activation(w, activation, gate);
+  const Tensor up = write_linear(w, m.up, x);
+  w.enter(m.mlp);
+  return write_linear(w, m.down, w.mul(active, up));
+}
+
+LinearModule add_language_head(ModelTree& tree, ModuleId root, std::int64_t vocabulary, std::int64_t width, bool tied,
+                               ParamId embedding) {
+  LinearModule head;
+  head.module = tree.module(root, "lm_head", "Linear");
+  head.weight =
+      tied ? tree.shared(head.module, "weight", embedding) : tree.param(head.module, "weight", {vocabulary, width});
+  return head;
+}
+
+Tensor write_language_head(ProgramWriter& w, ModuleId root, const LinearModule& head, const Tensor& x) {
+  w.enter(root);
+  return write_linear(w, head, w.alias(x));  // hidden_states[:, slice_indices, :]
+}
+
+}  // namespace foreshard::families

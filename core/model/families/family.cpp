@@ -1,0 +1,185 @@
+#include "core/model/families/family.h"
+#include "core/model/json_input.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace foreshard::families {
+namespace {
+
+// Elements of one tensor, and of all parameters, must stay below this: bytes and FLOPs of 64 bits count them.
+constexpr std::int64_t kMaxNumel = std::int64_t{1} << 52;
+
+bool exceeds(std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product) || product > kMaxNumel;
+}
+
+}  // namespace
+
+ProgramWriter::Kernels kernels_of(const ProgramOptions& program) {
+  return {.fused_dropout = program.device == ProgramDevice::Cuda && !program.recorded,
+          .wide_norm_statistics = program.device != ProgramDevice::Cpu,
+          .integer_histogram = program.device != ProgramDevice::Cpu};
+}
+
+std::string ModelTree::fqn(ModuleId owner, std::string_view name) const {
+  const std::string& parent = model_.modules[owner.index()].fqn;
+  std::string text;
+  text.reserve(parent.size() + name.size() + 1);
+  if (!parent.empty()) (text += parent) += '.';
+  return text += name;
+}
+
+ModuleId ModelTree::module(ModuleId parent, std::string_view name, std::string_view class_name,
+                           std::vector<std::string> bases) {
+  const ModuleId id(model_.modules.size());
+  std::string full = parent.valid() ? fqn(parent, name) : std::string();
+  ModuleInfo& info = model_.modules.emplace_back();
+  info.fqn = std::move(full);
+  info.class_name = class_name;
+  info.bases = std::move(bases);
+  info.bases.emplace_back("Module");
+  info.parent = parent;
+  if (parent.valid()) model_.modules[parent.index()].children.push_back(id);
+  return id;
+}
+
+ParamId ModelTree::param(ModuleId owner, std::string_view name, Shape shape) {
+  const ParamId id(model_.params.size());
+  ParamInfo& info = model_.params.emplace_back();
+  info.fqn = fqn(owner, name);
+  info.shape = std::move(shape);
+  info.dtype = dtype_;
+  info.owner = owner;
+  model_.modules[owner.index()].params.push_back(id);
+  return id;
+}
+
+ParamId ModelTree::shared(ModuleId owner, std::string_view name, ParamId of) {
+  const ParamId id = param(owner, name, model_.params[of.index()].shape);
+  model_.params[id.index()].shares = of;
+  return id;
+}
+
+std::int32_t ModelTree::buffer(ModuleId owner, std::string_view name, Shape shape, DType dtype, bool persistent) {
+  model_.buffers.push_back({fqn(owner, name), std::move(shape), dtype, owner, persistent});
+  return static_cast<std::int32_t>(model_.buffers.size()) - 1;
+}
+
+LinearModule ModelTree::linear(ModuleId parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias) {
+  LinearModule linear;
+  linear.module = module(parent, name, "Linear");
+  linear.weight = param(linear.module, "weight", {out, in});
+  if (bias) linear.bias = param(linear.module, "bias", {out});
+  return linear;
+}
+
+LayerNormModule ModelTree::layer_norm(ModuleId parent, std::string_view name, std::int64_t width) {
+  LayerNormModule norm;
+  norm.module = module(parent, name, "LayerNorm");
+  norm.weight = param(norm.module, "weight", {width});
+  norm.bias = param(norm.module, "bias", {width});
+  return norm;
+}
+
+Tensor write_linear(ProgramWriter& w, const LinearModule& linear, const Tensor& x) {
+  w.enter(linear.module);
+  return w.linear(x, linear.weight, linear.bias);
+}
+
+Tensor write_layer_norm(ProgramWriter& w, const LayerNormModule& norm, const Tensor& x, double eps) {
+  w.enter(norm.module);
+  return w.layer_norm(x, norm.weight, norm.bias, eps);
+}
+
+Tensor write_dropout(ProgramWriter& w, ModuleId dropout, const Tensor& x, double p) {
+  w.enter(dropout);
+  return w.dropout(x, p);
+}
+
+Tensor write_heads(ProgramWriter& w, const Tensor& x, std::int64_t head_dim) {
+  return w.transpose(w.view(x, {x.sizes[0], x.sizes[1], -1, head_dim}), 1, 2);
+}
+
+std::int64_t choose_seq(const FamilyInput& input, std::int64_t most, std::string_view key) {
+  const std::int64_t seq = input.options.seq;
+  if (seq >= 1 && seq <= most) return seq;
+  if (seq > most && !input.options.seq_given) return most;
+  input.config.fail_with(ErrorCode::OutOfRange, key, "model.seq does not fit this model",
+                         "from 1 to " + std::to_string(most) + " (" + std::string(key) + ")", std::to_string(seq),
+                         "choose a shorter sequence");
+  return 1;
+}
+
+void check_products(const FamilyInput& input, std::int64_t seq, std::int64_t width, std::int64_t heads) {
+  const std::int64_t batch = input.options.batch;
+  if (batch < 1 || batch > kMaxBatch) {
+    input.config.fail_with(batch < 1 ? ErrorCode::OutOfRange : ErrorCode::TooLarge, "model.batch",
+                           "the batch is out of range", "from 1 to " + std::to_string(kMaxBatch),
+                           std::to_string(batch));
+    return;
+  }
+  if (exceeds(batch, seq, width) || exceeds(batch * heads, seq, seq)) {
+    input.config.fail_with(ErrorCode::TooLarge, "model.batch",
+                           "batch x sequence gives tensors beyond what can be counted",
+                           "fewer than 2^52 elements in a tensor", std::to_string(batch) + " x " + std::to_string(seq),
+                           "choose a smaller batch or sequence");
+  }
+}
+
+TokenInputs write_token_inputs(ProgramWriter& w, const FamilyInput& input, std::int64_t seq) {
+  const Dims sizes{input.options.batch, seq};
+  TokenInputs tokens;
+  tokens.ids = w.input("input_ids", sizes, DType::Int64);
+  if (input.options.loss == "auto") tokens.labels = w.input("labels", sizes, DType::Int64);
+  return tokens;
+}
+
+void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, const TokenInputs& tokens,
+                      const Tensor& logits) {
+  w.enter(ModuleId(0));
+  const std::string& kind = input.options.loss;
+  const std::int64_t vocabulary = logits.sizes[-1];
+  Tensor loss;
+  if (kind == "none") {
+    loss = w.sum(logits);
+  } else if (kind == "auto" && !tokens.shifted) {  // CrossEntropyLoss of the library, in the dtype of the logits
+    const Tensor rows = w.view(logits, {-1, vocabulary});
+    const Tensor targets = w.view(*tokens.labels, {-1});
+    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
+  } else if (kind == "auto") {  // ForCausalLMLoss: labels shifted by one, logits in float32
+    const Tensor wide = w.to(logits, DType::Float32);
+    const Tensor padded = w.pad(*tokens.labels, {0, 1}, -100.0);
+    const Tensor shifted = w.contiguous(w.slice(padded, 1, 1, kSliceEnd));
+    const Tensor rows = w.view(wide, {-1, vocabulary});
+    const Tensor targets = w.view(shifted, {-1});
+    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
+  } else {  // F.cross_entropy(logits.view(-1, n), ids.view(-1)) of the training script
+    const Tensor wide = kind == "cross_entropy_fp32" ? w.to(logits, DType::Float32) : logits;
+    const Tensor rows = w.view(wide, {-1, vocabulary});
+    const Tensor targets = w.view(tokens.ids, {-1});
+    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
+  }
+  model.has_loss = true;
+  model.outputs = {ValueId(loss.index), ValueId(logits.index)};
+}
+
+Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,
+                  std::int64_t seq) {
+  Model model;
+  model.architecture = architecture;
+  model.block_class = block_class;
+  model.tokens_per_batch = input.options.batch * seq;
+  model.compute_dtype = input.program.compute_dtype.value_or(created);
+  return model;
+}
+
+void check_architecture(ConfigReader& config, std::string_view class_name) {
+  const std::vector<std::string> names = config.texts("architectures");
+  if (config.failed() || names.empty() || names.front() == class_name) return;
+  config.fail_with(ErrorCode::Unsupported, "architectures", "this head of the architecture is not built",
+                   std::string(class_name), in_quotes(names.front()), "use the configuration of the language model");
+}
+
+}  // namespace foreshard::families

@@ -1,0 +1,79 @@
+#include "core/model/sources/load_model.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/model/json_input.h"
+#include "core/model/model_json.h"
+#include "core/model/pt2/model.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::string_view kZipMagic = "PK\x03\x04";
+
+/// The file to read: the source itself, or config.json (else model.json) inside it.
+std::string file_of(const std::string& source) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(source, ignored)) return source;
+  const std::filesystem::path folder(source);
+  for (const char* name : {"config.json", "model.json"}) {
+    if (std::filesystem::exists(folder / name, ignored)) return (folder / name).string();
+  }
+  return {};
+}
+
+/// By content; a file that only calls itself an archive is told what is wrong with it as one.
+bool is_archive(const std::string& file) {
+  if (file.ends_with(".pt2")) return true;
+  char magic[kZipMagic.size()] = {};
+  std::ifstream in(file, std::ios::binary);
+  return in.read(magic, sizeof magic) && std::string_view(magic, sizeof magic) == kZipMagic;
+}
+
+}  // namespace
+
+Result<Model> load_model(const ModelOptions& options, const ProgramOptions& program) {
+  if (options.source.empty()) {
+    return fail({ErrorCode::MissingKey,
+                 "no model is named",
+                 {},
+                 "model.source",
+                 "a config.json, a folder holding one, a .pt2 archive or a model.json",
+                 "nothing",
+                 "set model.source"});
+  }
+  const std::string file = file_of(options.source);
+  if (file.empty()) {
+    return fail(
+        {ErrorCode::NotFound, "this folder holds no model", options.source, {}, "a config.json in it", "none", {}});
+  }
+  if (is_archive(file)) return model_from_pt2(file, options, program);
+  const JsonLimits limits;
+  Result<std::string> text = read_text_file(file, limits.max_text);
+  if (!text) return fail(std::move(text.error()));
+  Result<nlohmann::json> document = parse_json(*text, file, limits);
+  if (!document) return fail(std::move(document.error()));
+  const bool is_model_json = document->is_object() && document->contains("schema");
+  Result<Model> model =
+      is_model_json ? model_from_json(*document, file) : model_from_config_json(*document, file, options, program);
+  if (model && model->name.empty()) {
+    model->name = std::filesystem::absolute(std::filesystem::path(file)).parent_path().filename().string();
+  }
+  return model;
+}
+
+ProgramOptions program_options(const Job& job, ProgramDevice device) {
+  ProgramOptions program;
+  program.device = device;
+  if (job.fsdp.runtime != Runtime::None) {
+    program.compute_dtype = job.fsdp.mixed_precision.param;
+    if (job.fsdp.runtime == Runtime::Fsdp1)
+      program.buffer_dtype = job.fsdp.mixed_precision.buffer;  // M9: fsdp2 casts no buffers
+  }
+  return program;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,19 @@
+// One door for every source of a Model: config.json, a folder holding one, .pt2, model.json. The format is found by
+// content.
+#pragma once
+
+#include "core/job.h"
+#include "core/model/families/config_model.h"
+#include "core/model/model.h"
+#include "core/result.h"
+
+namespace foreshard {
+
+/// `options.source` names the file or folder. For a model.json the program is what the file holds: batch, seq,
+/// attention and loss of the options do not apply, and `program` is not looked at.
+Result<Model> load_model(const ModelOptions& options, const ProgramOptions& program = {});
+
+/// The program that a job's training step runs: mixed precision decides the dtype, `device` the kernels.
+ProgramOptions program_options(const Job& job, ProgramDevice device = ProgramDevice::Cuda);
+
+}  // namespace foreshard

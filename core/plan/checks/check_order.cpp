@@ -1,0 +1,196 @@
+// V1, V5, V6, V9: who waits for whom.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "core/plan/checks/check_parts.h"
+#include "core/plan/form/plan_writer.h"
+
+namespace foreshard::detail {
+namespace {
+
+struct Reduction {
+  Stream stream = Stream::Host;
+  std::int64_t id = 0;
+};
+
+/// Walks all iterations in order; `visit` sees each instruction before the clocks do.
+template <class Visit>
+StreamClocks walk(const Plan& plan, Visit visit) {
+  StreamClocks clocks;
+  std::int64_t id = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      visit(iteration, i, id, clocks);
+      clocks.apply(i, ++id);  // clocks count from 1
+    }
+  }
+  return clocks;
+}
+
+std::optional<UnitId> unit_of_run(const Plan& plan, const Instruction& i) {
+  if (!is_segment_run(i.kind) || !i.segment.valid()) return std::nullopt;
+  const Segment& segment = plan.segments[i.segment.index()];
+  if (!segment.unit.valid() || segment.params.empty()) return std::nullopt;
+  return segment.unit;
+}
+
+bool is_training_collective(const Instruction& i) {
+  return i.phase != Phase::Summon && i.phase != Phase::Init && i.phase != Phase::Save && i.phase != Phase::Load &&
+         i.phase != Phase::Clip;
+}
+
+struct Gather {
+  Stream stream = Stream::Host;
+  std::int64_t id = 0;  // of the clocks; 0 = none yet
+  std::int64_t bytes = 0;
+  bool known = false;  // the plan shows allocations of this unit's full parameters
+};
+
+}  // namespace
+
+/// V1: on D, after a wait that covers AG(u), and before free(u).
+Verdict check_compute_is_gathered(const Plan& plan) {
+  Verdict verdict;
+  std::vector<Gather> gathers(plan.units.size());
+  std::int64_t looked = 0;
+  const auto note_memory = [&](const Instruction& i) {
+    if (i.buffer.what != BufferWhat::Full || !i.buffer.unit.valid()) return;
+    Gather& gather = gathers[i.buffer.unit.index()];
+    if (i.kind == InstructionKind::Alloc || (i.kind == InstructionKind::Resize && i.bytes > 0)) {
+      gather.known = true;
+      ++gather.bytes;
+    } else if (i.kind == InstructionKind::Free || i.kind == InstructionKind::Resize) {
+      gather.bytes = std::max<std::int64_t>(0, gather.bytes - 1);
+    }
+  };
+  walk(plan, [&](const PlanIteration& iteration, const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
+    note_memory(i);
+    if (i.kind == InstructionKind::AllGather && i.unit.valid()) {
+      gathers[i.unit.index()].stream = i.stream;
+      gathers[i.unit.index()].id = id + 1;
+      return;
+    }
+    const std::optional<UnitId> unit = unit_of_run(plan, i);
+    if (!unit || !is_sharded(plan.units[unit->index()])) return;
+    // A backward may not need the parameters (gradients of a first layer, F2-24): only plain training decides.
+    if (i.kind == InstructionKind::Backward && !is_plain_training(iteration)) return;
+    ++looked;
+    const Gather& gather = gathers[unit->index()];
+    if (gather.id == 0) return verdict.finding.wrong(show(plan, id, i) + " runs, but nothing gathered the unit before");
+    if (!clocks.covers(i.stream, gather.stream, gather.id)) {
+      return verdict.finding.wrong(
+          fmt::format("{} does not wait for #{}, the unit's all-gather", show(plan, id, i), gather.id - 1));
+    }
+    if (gather.known && gather.bytes == 0) {
+      verdict.finding.wrong(show(plan, id, i) + " runs after the unit's full parameters were freed");
+    }
+  });
+  verdict.note = fmt::format("{} runs of sharded units lie behind their all-gather and before their free", looked);
+  return verdict;
+}
+
+/// V5: RS(u) after all of u's backward compute; the optimizer after the last reduction and copy to the host.
+Verdict check_reductions_order(const Plan& plan) {
+  Verdict verdict;
+  std::vector<Reduction> last_run(plan.units.size());
+  std::vector<Reduction> open;
+  std::int64_t reductions = 0, steps = 0;
+  walk(plan, [&](const PlanIteration&, const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
+    if (i.kind == InstructionKind::Backward) {
+      if (const std::optional<UnitId> unit = unit_of_run(plan, i)) last_run[unit->index()] = {i.stream, id + 1};
+    }
+    const bool reduces = i.kind == InstructionKind::ReduceScatter || i.kind == InstructionKind::AllReduce;
+    if (reduces && is_training_collective(i)) {
+      ++reductions;
+      if (i.unit.valid()) {
+        const Reduction& run = last_run[i.unit.index()];
+        if (run.id != 0 && !clocks.covers(i.stream, run.stream, run.id)) {
+          verdict.finding.wrong(
+              fmt::format("{} does not wait for #{}, the unit's backward", show(plan, id, i), run.id - 1));
+        }
+      }
+      open.push_back({i.stream, id + 1});
+    }
+    if (i.kind == InstructionKind::D2h && is_training_collective(i)) open.push_back({i.stream, id + 1});
+    if (i.kind != InstructionKind::OptimizerStep || i.phase != Phase::Optimizer) return;
+    ++steps;
+    const Stream waiter = i.on_host ? Stream::Host : i.stream;
+    for (const Reduction& reduction : open) {
+      if (!clocks.covers(waiter, reduction.stream, reduction.id)) {
+        verdict.finding.wrong(fmt::format("{} does not wait for #{} on {}", show(plan, id, i), reduction.id - 1,
+                                          stream_name(reduction.stream)));
+      }
+    }
+    open.clear();
+  });
+  verdict.note = fmt::format("{} reductions follow their backward, {} optimizer steps follow them", reductions, steps);
+  return verdict;
+}
+
+/// V6: U and Q (fsdp2: C and A, F2-6) wait for D exactly once per root forward, autograd's waits aside.
+Verdict check_root_waits(const Plan& plan) {
+  Verdict verdict;
+  if (plan.runtime == Runtime::None) {
+    verdict.undecided = "no gathers without FSDP";
+    return verdict;
+  }
+  const std::array<Stream, 2> pair =
+      plan.runtime == Runtime::Fsdp1 ? std::array{Stream::U, Stream::Q} : std::array{Stream::C, Stream::A};
+  std::int64_t forwards = 0, looked = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    if (!is_plain_training(iteration) || plan.failure) continue;
+    ++looked;
+    const auto expected = std::count(iteration.actions.begin(), iteration.actions.end(), "fwd");
+    forwards += expected;
+    for (const Stream stream : pair) {
+      const auto waits =
+          std::count_if(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
+            return i.kind == InstructionKind::WaitStream && i.origin == Origin::Fsdp && i.stream == stream &&
+                   i.other == Stream::D;
+          });
+      if (waits != expected) {
+        verdict.finding.wrong(fmt::format("iteration {}: {} waits {} times for D in {} root forwards", iteration.index,
+                                          stream_name(stream), waits, expected));
+      }
+    }
+  }
+  verdict.note = fmt::format("{} and {} wait for D once in each of {} root forwards", stream_name(pair[0]),
+                             stream_name(pair[1]), forwards);
+  if (looked == 0) verdict.undecided = "no ordinary training iteration";
+  return verdict;
+}
+
+/// V9: in a chain the first backward runs of the units stand in the reverse of the post-forward order.
+Verdict check_backward_order(const Plan& plan) {
+  Verdict verdict;
+  std::int64_t looked = 0, reversed = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    if (!is_plain_training(iteration) || iteration.micro_batches != 1 || plan.failure) continue;
+    std::vector<UnitId> backward;
+    for (const Instruction& i : iteration.instructions) {
+      if (i.kind != InstructionKind::Backward) continue;
+      const std::optional<UnitId> unit = unit_of_run(plan, i);
+      if (unit && std::find(backward.begin(), backward.end(), *unit) == backward.end()) backward.push_back(*unit);
+    }
+    std::vector<UnitId> forward = iteration.post_order;
+    if (forward.empty()) continue;  // the runtime clears it, or the plan leaves it out
+    ++looked;
+    std::reverse(forward.begin(), forward.end());
+    for (const UnitId unit : backward) {
+      if (std::find(forward.begin(), forward.end(), unit) == forward.end()) {
+        verdict.finding.wrong(fmt::format("iteration {}: {} runs backward but is not in the post-forward order",
+                                          iteration.index, plan.units[unit.index()].name));
+      }
+    }
+    if (forward == backward) ++reversed;
+  }
+  verdict.note = fmt::format("reversed in {} iterations", reversed);
+  if (reversed < looked || looked == 0) {
+    verdict.undecided = "no chain: a unit runs twice or not at all, is nested, or skips ahead";
+  }
+  return verdict;
+}
+
+}  // namespace foreshard::detail

@@ -1,0 +1,107 @@
+#include "core/plan/checks/check_parts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/plan/form/plan_writer.h"
+
+namespace foreshard::detail {
+namespace {
+
+constexpr std::size_t kTold = 4;
+
+}  // namespace
+
+void Finding::wrong(std::string text) {
+  ++count_;
+  if (texts_.size() < kTold) texts_.push_back(std::move(text));
+}
+
+std::string Finding::text() const {
+  std::string out = fmt::format("{}", fmt::join(texts_, "; "));
+  const std::int64_t more = count_ - static_cast<std::int64_t>(texts_.size());
+  if (more > 0) out += fmt::format("; and {} more", more);
+  return out;
+}
+
+void StreamClocks::merge(Clock& into, const Clock& from) {
+  for (std::size_t s = 0; s < kStreamCount; ++s) into[s] = std::max(into[s], from[s]);
+}
+
+void StreamClocks::apply(const Instruction& i, std::int64_t id) {
+  Clock& own = clocks_[slot(i.stream)];
+  switch (i.kind) {
+    case InstructionKind::WaitStream: merge(own, clock(i.other)); break;
+    case InstructionKind::RecordEvent: events_[i.event.value] = own; break;
+    case InstructionKind::WaitEvent:
+      if (const auto event = events_.find(i.event.value); event != events_.end()) merge(own, event->second);
+      break;
+    case InstructionKind::LimiterPush:  // R7: on a stream, it records the event that it queues
+      if (i.stream != Stream::Host) events_[i.event.value] = own;
+      break;
+    case InstructionKind::HostWait:
+      if (!i.event.valid()) {  // one stream, or the whole device
+        const Stream one = i.other != Stream::Host ? i.other : i.stream;
+        for (std::size_t s = 0; s < kStreamCount; ++s) {
+          if (one == Stream::Host || s == slot(one)) merge(clocks_[slot(Stream::Host)], clocks_[s]);
+        }
+      } else if (const auto event = events_.find(i.event.value); event != events_.end()) {
+        merge(clocks_[slot(Stream::Host)], event->second);
+      }
+      break;
+    default:
+      if (is_memory(i.kind) || i.kind == InstructionKind::Mark || i.kind == InstructionKind::LimiterCheck) {
+        break;
+      }
+      merge(own, clock(Stream::Host));  // issued after what the host waited for
+      own[slot(i.stream)] = id;
+  }
+  if (i.blocking) clocks_[slot(Stream::Host)][slot(i.stream)] = id;
+}
+
+bool is_plain_training(const PlanIteration& iteration) {
+  int pending = 0, held = 0;
+  bool trained = false, synchronised = false;
+  for (const std::string& action : iteration.actions) {
+    if (action == "fwd") {
+      ++pending;
+    } else if (action == "bwd") {
+      if (--pending < 0) return false;
+      trained = true;
+      synchronised = held == 0;
+    } else if (action == "no_sync{") {
+      ++held;
+    } else if (action == "}") {
+      --held;
+    } else if (action != "zero" && action != "step" && action != "clip" && action != "unscale" && action != "update") {
+      return false;
+    }
+    if (pending > 1) return false;
+  }
+  return trained && synchronised && pending == 0 && held == 0;
+}
+
+bool holds_gradients(const PlanIteration& iteration) {
+  return std::find(iteration.actions.begin(), iteration.actions.end(), "no_sync{") != iteration.actions.end();
+}
+
+bool is_sharded(const PlanUnit& unit) {
+  return unit.strategy != Strategy::NoShard && unit.shard_size > 1 && !unit.params.empty();
+}
+
+bool keeps_after_forward(const Plan& plan, UnitId id) {
+  const PlanUnit& unit = plan.units[id.index()];
+  if (plan.runtime == Runtime::Fsdp2) return unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False;
+  if (id.value == 0) return true;  // S2: the root stays
+  return unit.strategy == Strategy::ShardGradOp || unit.strategy == Strategy::HybridShardZero2;
+}
+
+std::string show(const Plan& plan, std::int64_t id, const Instruction& i) {
+  std::string text = fmt::format("#{} {}", id, instruction_kind_name(i.kind));
+  const UnitId unit = i.segment.valid() ? plan.segments[i.segment.index()].unit : i.unit;
+  if (unit.valid()) text += fmt::format(" of {}", unit.value == 0 ? "the root" : plan.units[unit.index()].name);
+  return text + fmt::format(" on {}", stream_name(i.stream));
+}
+
+}  // namespace foreshard::detail

@@ -1,0 +1,77 @@
+// The parts of core/plan/checks/checks.cpp: each function decides one invariant and says what it found.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/plan.h"
+
+namespace foreshard::detail {
+
+/// What one check found. Findings beyond a few are counted, not told.
+class Finding {
+ public:
+  void wrong(std::string text);
+  bool failed() const { return count_ > 0; }
+  /// The first findings, then how many more there are.
+  std::string text() const;
+
+ private:
+  std::vector<std::string> texts_;
+  std::int64_t count_ = 0;
+};
+
+/// Who has waited for whom: per stream, the last instruction of every stream that its next work comes after. The host
+/// is a stream too; instructions are named by their id (position over all iterations, plus one; 0 = nothing).
+class StreamClocks {
+ public:
+  using Clock = std::array<std::int64_t, kStreamCount>;
+
+  void apply(const Instruction& instruction, std::int64_t id);
+  /// True if work issued to `stream` now starts after instruction `id` of `other` has ended.
+  bool covers(Stream stream, Stream other, std::int64_t id) const { return clock(stream)[slot(other)] >= id; }
+  bool recorded(EventId event) const { return events_.count(event.value) != 0; }
+
+ private:
+  static std::size_t slot(Stream stream) { return static_cast<std::size_t>(stream); }
+  const Clock& clock(Stream stream) const { return clocks_[slot(stream)]; }
+  static void merge(Clock& into, const Clock& from);
+
+  std::array<Clock, kStreamCount> clocks_{};
+  std::unordered_map<std::int32_t, Clock> events_;
+};
+
+/// An iteration whose actions are an ordinary training loop's: every forward has its backward, the last one
+/// synchronises.
+bool is_plain_training(const PlanIteration& iteration);
+/// Gradients are held in all but the last of its micro-batches.
+bool holds_gradients(const PlanIteration& iteration);
+/// Sharded over more than one rank, and with parameters.
+bool is_sharded(const PlanUnit& unit);
+bool keeps_after_forward(const Plan& plan, UnitId unit);
+std::string show(const Plan& plan, std::int64_t id, const Instruction& instruction);
+
+using Note = std::string;  // what a passing check looked at
+
+struct Verdict {
+  Finding finding;
+  Note note;              // text of a pass
+  std::string undecided;  // not empty: a plan does not decide it, and why
+};
+
+Verdict check_compute_is_gathered(const Plan& plan);  // V1
+Verdict check_buffers_balance(const Plan& plan);      // V2
+Verdict check_collective_counts(const Plan& plan);    // V3
+Verdict check_reductions_order(const Plan& plan);     // V5
+Verdict check_root_waits(const Plan& plan);           // V6
+Verdict check_limiter(const Plan& plan);              // V7
+Verdict check_divide_factors(const Plan& plan);       // V8
+Verdict check_backward_order(const Plan& plan);       // V9
+Verdict check_fsdp2_buffers(const Plan& plan);        // V11
+Verdict check_ledger(const Plan& plan);               // V14
+Verdict check_forward_prefetch(const Plan& plan);     // V15
+
+}  // namespace foreshard::detail

@@ -1,0 +1,481 @@
+#include "core/plan/graph/module_graph.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/lowering/script_loss.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kMaxCalls = 200'000;  // calls of calls can grow exponentially; a real model has a few hundred
+constexpr int kMaxDepth = 256;
+
+Error graph_error(ErrorCode code, std::string place, std::string message, std::string expected, std::string got) {
+  return {.code = code,
+          .message = std::move(message),
+          .file = {},
+          .place = std::move(place),
+          .expected = std::move(expected),
+          .got = std::move(got),
+          .hint = "see docs/formats/model.md"};
+}
+
+// ---------------------------------------------------------------- from calls
+
+class CallWalker {
+ public:
+  CallWalker(const Model& model, const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside)
+      : model_(model),
+        checkpoint_(checkpoint),
+        checkpoint_inside_(checkpoint_inside),
+        graph_of_(model.modules.size(), -1) {
+    for (std::size_t i = 0; i < model.calls.size(); ++i) graph_of_[model.calls[i].module.index()] = static_cast<int>(i);
+  }
+
+  Result<ModuleGraph> run() {
+    Result<std::int32_t> root = call(ModuleId(0), {}, CheckpointKind::None, 0);
+    if (!root) return tl::unexpected(root.error());
+    return std::move(graph_);
+  }
+
+ private:
+  using Frame = std::map<std::string, std::int32_t>;
+
+  std::int32_t variable(std::string name, bool requires_grad = false, bool differentiable = true, ValueId value = {}) {
+    graph_.tensors.push_back({std::move(name), value, requires_grad, differentiable});
+    return static_cast<std::int32_t>(graph_.tensors.size() - 1);
+  }
+
+  ModuleId resolve(ModuleId id) const {
+    const ModuleId target = model_.modules[id.index()].alias_of;
+    return target.valid() ? target : id;
+  }
+
+  CheckpointKind checkpoint_of(ModuleId id) const {
+    return id.index() < checkpoint_.size() ? checkpoint_[id.index()] : CheckpointKind::None;
+  }
+
+  Result<std::int32_t> call(ModuleId module, std::vector<std::int32_t> arguments, CheckpointKind around, int depth) {
+    if (depth > kMaxDepth || graph_.calls.size() >= kMaxCalls) {
+      return fail(graph_error(ErrorCode::TooDeep, model_.modules[module.index()].fqn, "the calls of modules do not end",
+                              "at most " + std::to_string(kMaxDepth) + " nested calls", "a module that calls itself"));
+    }
+    const auto index = static_cast<std::int32_t>(graph_.calls.size());
+    graph_.calls.emplace_back();
+    GraphCall self;
+    self.module = module;
+    self.checkpoint = around;
+    if (around == CheckpointKind::None && checkpoint_of(module) != CheckpointKind::None) {
+      self.checkpoint = checkpoint_of(module);
+      self.checkpoint_inside = checkpoint_inside_;
+    }
+    self.arguments = std::move(arguments);
+    const int body = graph_of_[resolve(module).index()];
+    Result<void> done = body >= 0 ? container(self, model_.calls[static_cast<std::size_t>(body)], depth) : leaf(self);
+    if (!done) return tl::unexpected(done.error());
+    graph_.calls[static_cast<std::size_t>(index)] = std::move(self);
+    return index;
+  }
+
+  void bind_inputs(GraphCall& self, const std::vector<std::string>& names, Frame& frame) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const bool root = self.arguments.empty() && graph_.calls.size() == 1;
+      if (root && i < model_.inputs.size()) {
+        const ValueInfo& value = model_.values[model_.inputs[i].index()];
+        self.inputs.push_back(variable(names[i], value.requires_grad, is_floating(value.dtype), model_.inputs[i]));
+      } else {
+        self.inputs.push_back(variable(names[i]));
+      }
+      frame[names[i]] = self.inputs.back();
+    }
+  }
+
+  Result<void> container(GraphCall& self, const CallGraph& body, int depth) {
+    const std::string& fqn = model_.modules[self.module.index()].fqn;
+    Frame frame;
+    bind_inputs(self, body.inputs, frame);
+    if (!self.arguments.empty() && self.arguments.size() != self.inputs.size()) {
+      return fail(graph_error(ErrorCode::Inconsistent, fqn,
+                              "a call passes another number of tensors than the module takes",
+                              std::to_string(self.inputs.size()), std::to_string(self.arguments.size())));
+    }
+    for (const CallStep& step : body.steps) {
+      Result<void> done = add_step(self, step, frame, fqn, depth);
+      if (!done) return done;
+    }
+    for (const std::string& name : body.outputs) {
+      const auto found = frame.find(name);
+      if (found == frame.end()) return unknown_name(fqn, name);
+      self.outputs.push_back(found->second);
+    }
+    return {};
+  }
+
+  tl::unexpected<Error> unknown_name(const std::string& fqn, const std::string& name) {
+    return fail(graph_error(ErrorCode::Inconsistent, "calls of \"" + fqn + "\"", "a value is used before it is made",
+                            "an input or an earlier output of this container", "\"" + name + "\""));
+  }
+
+  Result<void> add_step(GraphCall& self, const CallStep& step, Frame& frame, const std::string& fqn, int depth) {
+    std::vector<std::int32_t> in;
+    for (const std::string& name : step.in) {
+      const auto found = frame.find(name);
+      if (found == frame.end()) return unknown_name(fqn, name);
+      in.push_back(found->second);
+    }
+    GraphStep entry{step.kind == CallStep::Kind::Call, 0, step.iterations};
+    std::vector<std::int32_t> out;
+    for (const std::string& name : step.out) {
+      // A name written again in other iterations stays one variable; written again in the same pass it is a new tensor
+      // anyway, because a step's write replaces what the variable holds.
+      const auto found = frame.find(name);
+      out.push_back(found == frame.end() ? variable(name) : found->second);
+      frame[name] = out.back();
+    }
+    if (entry.is_call) {
+      Result<std::int32_t> callee = call(step.module, std::move(in), step.checkpoint, depth + 1);
+      if (!callee) return tl::unexpected(callee.error());
+      entry.index = *callee;
+      GraphCall& made = graph_.calls[static_cast<std::size_t>(*callee)];
+      if (out.size() > made.outputs.size()) {
+        return fail(graph_error(ErrorCode::Inconsistent, "calls of \"" + fqn + "\"",
+                                "a call returns fewer tensors than are named", std::to_string(out.size()),
+                                std::to_string(made.outputs.size())));
+      }
+      made.results = std::move(out);
+    } else {
+      GraphNode node;
+      node.kind = kind_of(step.kind);
+      node.label = fqn;
+      node.module = self.module;
+      node.inputs = std::move(in);
+      node.outputs = std::move(out);
+      entry.index = static_cast<std::int32_t>(graph_.nodes.size());
+      graph_.nodes.push_back(std::move(node));
+    }
+    self.steps.push_back(std::move(entry));
+    return {};
+  }
+
+  static GraphNode::Kind kind_of(CallStep::Kind kind) {
+    switch (kind) {
+      case CallStep::Kind::Add: return GraphNode::Kind::Add;
+      case CallStep::Kind::Relu: return GraphNode::Kind::Relu;
+      case CallStep::Kind::Detach: return GraphNode::Kind::Detach;
+      default: return GraphNode::Kind::Identity;
+    }
+  }
+
+  void collect_params(ModuleId id, std::vector<ParamId>& params, int depth) const {
+    if (depth > kMaxDepth) return;
+    const ModuleInfo& module = model_.modules[resolve(id).index()];
+    params.insert(params.end(), module.params.begin(), module.params.end());
+    for (ModuleId child : module.children) collect_params(child, params, depth + 1);
+  }
+
+  Result<void> leaf(GraphCall& self) {
+    GraphNode node;
+    node.kind = GraphNode::Kind::Leaf;
+    node.module = self.module;
+    node.label = model_.modules[resolve(self.module).index()].fqn;
+    Frame frame;
+    std::vector<std::string> names;
+    const std::size_t count = graph_.calls.size() == 1 ? model_.inputs.size() : self.arguments.size();
+    for (std::size_t i = 0; i < count; ++i) names.push_back("x" + std::to_string(i));
+    bind_inputs(self, names, frame);
+    node.inputs = self.inputs;
+    node.outputs = {variable(node.label)};
+    collect_params(self.module, node.params, 0);
+    self.outputs = node.outputs;
+    self.steps.push_back({false, static_cast<std::int32_t>(graph_.nodes.size()), {}});
+    graph_.nodes.push_back(std::move(node));
+    return {};
+  }
+
+  const Model& model_;
+  const std::vector<CheckpointKind>& checkpoint_;
+  const bool checkpoint_inside_;
+  std::vector<int> graph_of_;  // CallGraph index by module, -1 for leaves
+  ModuleGraph graph_;
+};
+
+// ---------------------------------------------------------------- from operators
+
+/// Operators whose results never carry a gradient whatever goes in.
+bool never_differentiable(std::string_view op) {
+  constexpr std::string_view kNames[] = {"aten.detach.",    "aten.arange.",    "aten.zeros_like.", "aten.ones_like.",
+                                         "aten.full_like.", "aten.new_zeros.", "aten.new_ones.",   "aten.empty_like."};
+  return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
+}
+
+class OpWalker {
+ public:
+  OpWalker(const Model& model, const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint,
+           bool checkpoint_inside)
+      : model_(model), boundary_(boundary), checkpoint_(checkpoint), checkpoint_inside_(checkpoint_inside) {}
+
+  Result<ModuleGraph> run() {
+    mark_gradient_flow();
+    variable_of_.assign(model_.values.size(), -1);
+    node_of_value_.assign(model_.values.size(), -1);
+    param_seen_.assign(model_.params.size(), -1);
+    input_seen_.assign(model_.values.size(), -1);
+    chains_.resize(model_.modules.size());
+    open_call(ModuleId(0), 0);
+    const std::int32_t loss = script_loss(script_loss_begin(model_));
+    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      if (static_cast<std::int32_t>(i) == loss) {
+        close_node();
+        open_.resize(1);
+        graph_.loss = static_cast<std::int32_t>(graph_.nodes.size());
+      }
+      Result<void> done = add_op(i);
+      if (!done) return tl::unexpected(done.error());
+    }
+    close_node();
+    find_interfaces();
+    return std::move(graph_);
+  }
+
+ private:
+  struct OpenCall {
+    std::int32_t call;
+    ModuleId module;
+    ModuleId first_module;         // innermost module of the first operator in this call
+    std::int32_t first_count = 0;  // and that module's own call counter
+    bool empty = true;
+  };
+
+  /// Only a loss that the root's own operators work out is one run of them.
+  std::int32_t script_loss(std::int32_t begin) const {
+    if (begin < 0) return -1;
+    return std::all_of(model_.ops.begin() + begin, model_.ops.end(), [](const Op& op) { return op.module.value == 0; })
+               ? begin
+               : -1;
+  }
+
+  bool is_boundary(ModuleId id) const {
+    return id.value == 0 || (id.index() < boundary_.size() && boundary_[id.index()]) ||
+           (id.index() < checkpoint_.size() && checkpoint_[id.index()] != CheckpointKind::None);
+  }
+
+  /// Boundary modules from the root to `id`, computed once per module.
+  const std::vector<ModuleId>& chain_of(ModuleId id) {
+    std::vector<ModuleId>& chain = chains_[id.index()];
+    if (chain.empty()) {
+      for (ModuleId m = id; m.valid(); m = model_.modules[m.index()].parent) {
+        if (is_boundary(m)) chain.push_back(m);
+      }
+      std::reverse(chain.begin(), chain.end());
+    }
+    return chain;
+  }
+
+  template <class OnValue, class OnParam>
+  void for_each_reference(const Arg& arg, const OnValue& on_value, const OnParam& on_param) const {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) on_value(value->id);
+    if (const auto* param = std::get_if<ParamRef>(&arg.value)) on_param(param->id);
+    if (const auto* list = std::get_if<ArgList>(&arg.value)) {
+      for (const Arg& item : *list) for_each_reference(item, on_value, on_param);
+    }
+  }
+
+  template <class OnValue, class OnParam>
+  void for_each_reference(const Op& op, const OnValue& on_value, const OnParam& on_param) const {
+    for (const Arg& arg : op.args) for_each_reference(arg, on_value, on_param);
+    for (const NamedArg& arg : op.kwargs) for_each_reference(arg.arg, on_value, on_param);
+  }
+
+  /// Which values can carry a gradient at all: those reached from a parameter or from an input that requires one.
+  void mark_gradient_flow() {
+    flows_.assign(model_.values.size(), 0);
+    for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
+    for (const Op& op : model_.ops) {
+      if (never_differentiable(op.name)) continue;
+      bool flow = false;
+      for_each_reference(
+          op, [&](ValueId id) { flow = flow || flows_[id.index()] != 0; }, [&](ParamId) { flow = true; });
+      for (ValueId out : op.out) {
+        if (out.valid() && flow && is_floating(model_.values[out.index()].dtype)) flows_[out.index()] = 1;
+      }
+    }
+  }
+
+  std::int32_t variable(ValueId id) {
+    std::int32_t& slot = variable_of_[id.index()];
+    if (slot < 0) {
+      const ValueInfo& value = model_.values[id.index()];
+      slot = static_cast<std::int32_t>(graph_.tensors.size());
+      graph_.tensors.push_back({value.name, id, value.requires_grad, flows_[id.index()] != 0});
+    }
+    return slot;
+  }
+
+  void open_call(ModuleId module, std::size_t op) {
+    GraphCall call;
+    call.module = module;
+    if (module.index() < checkpoint_.size()) call.checkpoint = checkpoint_[module.index()];
+    call.checkpoint_inside = call.checkpoint != CheckpointKind::None && checkpoint_inside_;
+    const auto index = static_cast<std::int32_t>(graph_.calls.size());
+    graph_.calls.push_back(std::move(call));
+    if (!open_.empty()) graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({true, index, {}});
+    parent_call_.push_back(open_.empty() ? -1 : open_.back().call);
+    OpenCall opened{index, module, {}, 0, true};
+    if (op < model_.ops.size()) opened.first_module = model_.ops[op].module, opened.first_count = model_.ops[op].call;
+    open_.push_back(opened);
+  }
+
+  void close_node() { node_ = -1; }
+
+  /// The same boundary module called again without anything between: its first inner module starts over with a new
+  /// count.
+  bool starts_over(const OpenCall& open, const Op& op) const {
+    return !open.empty && open.first_module == op.module && open.first_count != op.call;
+  }
+
+  Result<void> add_op(std::size_t index) {
+    const Op& op = model_.ops[index];
+    const std::vector<ModuleId>& chain = chain_of(op.module);
+    std::size_t depth = 0;
+    while (depth < chain.size() && depth < open_.size() && open_[depth].module == chain[depth] &&
+           (depth == 0 || !starts_over(open_[depth], op))) {
+      ++depth;
+    }
+    if (depth < open_.size() || depth < chain.size()) {
+      close_node();
+      open_.resize(depth);
+      for (; depth < chain.size(); ++depth) open_call(chain[depth], index);
+    }
+    for (OpenCall& open : open_) open.empty = false;
+    if (node_ < 0) begin_node(index);
+    return append(op, index);
+  }
+
+  void begin_node(std::size_t index) {
+    GraphNode node;
+    node.kind = GraphNode::Kind::Ops;
+    node.module = open_.back().module;
+    node.label = model_.modules[node.module.index()].fqn;
+    node.op_begin = static_cast<std::int32_t>(index);
+    node_ = static_cast<std::int32_t>(graph_.nodes.size());
+    graph_.nodes.push_back(std::move(node));
+    call_of_node_.push_back(open_.back().call);
+    if (node_ == graph_.loss) return;  // no step of the root: its caller's
+    graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({false, node_, {}});
+  }
+
+  Result<void> append(const Op& op, std::size_t index) {
+    GraphNode& node = graph_.nodes[static_cast<std::size_t>(node_)];
+    node.op_end = static_cast<std::int32_t>(index) + 1;
+    bool used_early = false;
+    for_each_reference(
+        op,
+        [&](ValueId id) {
+          const std::int32_t producer = node_of_value_[id.index()];
+          const bool input = std::find(model_.inputs.begin(), model_.inputs.end(), id) != model_.inputs.end();
+          if (producer < 0 && !input) used_early = true;
+          if (producer != node_ && input_seen_[id.index()] != node_) {
+            input_seen_[id.index()] = node_;
+            node.inputs.push_back(variable(id));
+          }
+        },
+        [&](ParamId id) {
+          if (param_seen_[id.index()] != node_) {
+            param_seen_[id.index()] = node_;
+            node.params.push_back(id);
+          }
+        });
+    if (used_early) {
+      return fail(graph_error(ErrorCode::Inconsistent, "ops[" + std::to_string(index) + "]",
+                              "a value is used before it is made", "an input or the result of an earlier operator",
+                              op.name));
+    }
+    for (ValueId out : op.out) {
+      if (out.valid()) node_of_value_[out.index()] = node_;
+    }
+    return {};
+  }
+
+  /// Outputs of nodes and the tensors that enter and leave each call.
+  void find_interfaces() {
+    std::vector<std::vector<std::int32_t>> users(graph_.tensors.size());
+    for (std::size_t n = 0; n < graph_.nodes.size(); ++n) {
+      for (std::int32_t input : graph_.nodes[n].inputs)
+        users[static_cast<std::size_t>(input)].push_back(static_cast<std::int32_t>(n));
+    }
+    for (ValueId id : model_.outputs) variable(id);
+    users.resize(graph_.tensors.size());
+    std::vector<bool> returned(graph_.tensors.size(), false);
+    for (ValueId id : model_.outputs) returned[static_cast<std::size_t>(variable(id))] = true;
+    for (std::size_t t = 0; t < graph_.tensors.size(); ++t) {
+      const std::int32_t producer = node_of_value_[graph_.tensors[t].value.index()];
+      if (producer >= 0)
+        graph_.nodes[static_cast<std::size_t>(producer)].outputs.push_back(static_cast<std::int32_t>(t));
+      add_to_calls(static_cast<std::int32_t>(t), producer, users[t], returned[t]);
+    }
+    GraphCall& root = graph_.calls[0];
+    root.inputs.clear();
+    for (ValueId id : model_.inputs) root.inputs.push_back(variable(id));
+    root.outputs.clear();
+    for (ValueId id : model_.outputs)
+      if (graph_.loss < 0 || node_of_value_[id.index()] != graph_.loss) root.outputs.push_back(variable(id));
+    for (std::size_t c = 1; c < graph_.calls.size(); ++c) {
+      graph_.calls[c].arguments = graph_.calls[c].inputs;
+      graph_.calls[c].results = graph_.calls[c].outputs;
+    }
+  }
+
+  bool inside(std::int32_t call, std::int32_t ancestor) const {
+    while (call > ancestor) call = parent_call_[static_cast<std::size_t>(call)];  // parents have smaller numbers
+    return call == ancestor;
+  }
+
+  void add_to_calls(std::int32_t tensor, std::int32_t producer, const std::vector<std::int32_t>& users, bool returned) {
+    const auto add_once = [](std::vector<std::int32_t>& list, std::int32_t value) {
+      if (list.empty() || list.back() != value) list.push_back(value);
+    };
+    for (std::int32_t user : users) {
+      for (std::int32_t call = call_of_node_[static_cast<std::size_t>(user)]; call > 0;
+           call = parent_call_[static_cast<std::size_t>(call)]) {
+        if (producer >= 0 && inside(call_of_node_[static_cast<std::size_t>(producer)], call)) break;
+        add_once(graph_.calls[static_cast<std::size_t>(call)].inputs, tensor);
+      }
+    }
+    if (producer < 0) return;
+    for (std::int32_t call = call_of_node_[static_cast<std::size_t>(producer)]; call > 0;
+         call = parent_call_[static_cast<std::size_t>(call)]) {
+      const bool leaves = returned || std::any_of(users.begin(), users.end(), [&](std::int32_t user) {
+                            return !inside(call_of_node_[static_cast<std::size_t>(user)], call);
+                          });
+      if (leaves) add_once(graph_.calls[static_cast<std::size_t>(call)].outputs, tensor);
+    }
+  }
+
+  const Model& model_;
+  const std::vector<bool>& boundary_;
+  const std::vector<CheckpointKind>& checkpoint_;
+  const bool checkpoint_inside_;
+  ModuleGraph graph_;
+  std::vector<char> flows_;                  // by value
+  std::vector<std::int32_t> variable_of_;    // by value
+  std::vector<std::int32_t> node_of_value_;  // by value: producing node
+  std::vector<std::int32_t> input_seen_;     // by value: last node that listed it
+  std::vector<std::int32_t> param_seen_;     // by parameter: last node that listed it
+  std::vector<std::int32_t> call_of_node_;
+  std::vector<std::int32_t> parent_call_;
+  std::vector<std::vector<ModuleId>> chains_;  // by module
+  std::vector<OpenCall> open_;
+  std::int32_t node_ = -1;  // the open run of operators
+};
+
+}  // namespace
+
+Result<ModuleGraph> build_module_graph(const Model& model, const std::vector<bool>& boundary,
+                                       const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside) {
+  FORESHARD_CHECK(!model.modules.empty(), "a model has at least its root module");
+  if (!model.ops.empty()) return OpWalker(model, boundary, checkpoint, checkpoint_inside).run();
+  return CallWalker(model, checkpoint, checkpoint_inside).run();
+}
+
+}  // namespace foreshard

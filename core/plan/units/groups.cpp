@@ -1,0 +1,88 @@
+#include "core/plan/units/groups.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kMaxWorldSize = 1 << 20;
+
+Result<void> check_cluster(const ClusterOptions& cluster) {
+  const auto out_of_range = [](const char* key, std::string expected, std::int64_t got) {
+    return fail({ErrorCode::OutOfRange,
+                 fmt::format("{} is out of range", key),
+                 {},
+                 fmt::format("cluster.{}", key),
+                 std::move(expected),
+                 std::to_string(got),
+                 {}});
+  };
+  if (cluster.world_size < 1 || cluster.world_size > kMaxWorldSize) {
+    return out_of_range("world_size", fmt::format("1 to {}", kMaxWorldSize), cluster.world_size);
+  }
+  if (cluster.rank < 0 || cluster.rank >= cluster.world_size) {
+    return out_of_range("rank", fmt::format("0 to {}", cluster.world_size - 1), cluster.rank);
+  }
+  if (cluster.ranks_per_node < 1) return out_of_range("ranks_per_node", "at least 1", cluster.ranks_per_node);
+  if (cluster.shard_group < 0 || cluster.shard_group > cluster.world_size) {
+    return out_of_range("shard_group", fmt::format("0 to {}", cluster.world_size), cluster.shard_group);
+  }
+  return {};
+}
+
+}  // namespace
+
+bool is_hybrid(Strategy strategy) {
+  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
+}
+
+Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid) {
+  if (auto ok = check_cluster(cluster); !ok) return tl::unexpected(ok.error());
+  const std::int64_t world = cluster.world_size;
+  std::int64_t size = world;
+  if (hybrid) size = cluster.shard_group > 0 ? cluster.shard_group : std::min(cluster.ranks_per_node, world);
+  if (world % size != 0) {
+    return fail({ErrorCode::OutOfRange,
+                 "the shard group does not divide the world",
+                 {},
+                 cluster.shard_group > 0 ? "cluster.shard_group" : "cluster.ranks_per_node",
+                 fmt::format("a divisor of {}", world),
+                 std::to_string(size),
+                 "set cluster.shard_group to a divisor of cluster.world_size"});
+  }
+  RankGroups result;
+  result.shard_size = static_cast<std::int32_t>(size);
+  result.replicate_size = static_cast<std::int32_t>(world / size);
+  const std::int64_t first = cluster.rank / size * size, position = cluster.rank % size;
+  for (std::int64_t i = 0; i < size; ++i) result.groups.shard.push_back(static_cast<std::int32_t>(first + i));
+  for (std::int64_t i = position; i < world; i += size) {
+    if (hybrid || i == cluster.rank) result.groups.replicate.push_back(static_cast<std::int32_t>(i));
+  }
+  return result;
+}
+
+Result<void> check_hybrid_groups(GivenGroups given, bool by_policy) {
+  if (given == GivenGroups::Pair || (given == GivenGroups::None && by_policy)) return {};
+  return fail({ErrorCode::Inconsistent,
+               "a hybrid strategy needs two groups (HS1)",
+               {},
+               "process_group",
+               "a shard group and a replicate group",
+               given == GivenGroups::One ? "one plain group" : "nothing, and units wrapped by hand",
+               "pass a pair of groups or a 2-D mesh"});
+}
+
+Strategy clamp_strategy(Strategy strategy, std::int32_t shard_size) {
+  return shard_size == 1 ? Strategy::NoShard : strategy;
+}
+
+DivideFactors divide_factors(std::int64_t ranks) {
+  double pre = 1.0;
+  const auto world = static_cast<double>(ranks);
+  while (ranks % static_cast<std::int64_t>(pre) == 0 && world / pre > pre) pre *= 2.0;
+  return {pre, world / pre};
+}
+
+}  // namespace foreshard

@@ -1,0 +1,89 @@
+#include "core/plan/units/unit_options.h"
+
+#include <fmt/format.h>
+
+#include "core/plan/units/groups.h"
+#include "core/plan/units/name_patterns.h"
+
+namespace foreshard {
+namespace {
+
+Result<void> check_strategy(const Job& job, Strategy strategy, const std::string& place) {
+  if (job.fsdp.runtime != Runtime::Fsdp2 || strategy == Strategy::FullShard || strategy == Strategy::HybridShard)
+    return {};
+  return fail({ErrorCode::Unsupported,
+               fmt::format("fsdp2 has no strategy {}", strategy_name(strategy)),
+               {},
+               place,
+               "FULL_SHARD or HYBRID_SHARD",
+               std::string(strategy_name(strategy)),
+               "SHARD_GRAD_OP is fsdp.reshard_after_forward = false; NO_SHARD is runtime none"});
+}
+
+Result<void> check_override(const Job& job, const UnitOverride& override_, const std::string& place) {
+  const bool fsdp1 = job.fsdp.runtime == Runtime::Fsdp1;
+  if (fsdp1 && (override_.reshard_after_forward || !override_.shard_dim.empty())) {
+    return fail({ErrorCode::Unsupported,
+                 "an fsdp2 option of a unit",
+                 {},
+                 place,
+                 "strategy or mixed_precision",
+                 override_.reshard_after_forward ? "reshard_after_forward" : "shard_dim",
+                 "set fsdp.runtime = \"fsdp2\", or use strategy"});
+  }
+  if (job.fsdp.runtime == Runtime::Fsdp2 && override_.backward_prefetch) {
+    return fail({ErrorCode::Unsupported,
+                 "an fsdp1 option of a unit",
+                 {},
+                 place,
+                 "no backward_prefetch: fsdp2 always prefetches (F2-15)",
+                 std::string(backward_prefetch_name(*override_.backward_prefetch)),
+                 "name units in fsdp.prefetch.backward instead"});
+  }
+  if (!override_.strategy) return {};
+  if (job.fsdp.runtime == Runtime::Fsdp2 && is_hybrid(*override_.strategy) != is_hybrid(job.fsdp.strategy)) {
+    return fail({ErrorCode::Unsupported,
+                 "fsdp2 units share one mesh",
+                 {},
+                 place,
+                 std::string(strategy_name(job.fsdp.strategy)),
+                 std::string(strategy_name(*override_.strategy)),
+                 "set fsdp.strategy for all units"});
+  }
+  return check_strategy(job, *override_.strategy, place);
+}
+
+UnitOptions default_options(const Job& job, std::string_view unit) {
+  UnitOptions options{job.fsdp.strategy, job.fsdp.mixed_precision, job.fsdp.reshard_after_forward, {}};
+  if (unit.empty()) options.reshard.kind = ReshardAfterForward::Kind::False;  // F2-12: None means False for the root
+  if (job.fsdp.runtime == Runtime::None) options.strategy = Strategy::NoShard;
+  return options;
+}
+
+void apply_override(const UnitOverride& override_, UnitOptions& options) {
+  if (override_.strategy) options.strategy = *override_.strategy;
+  if (override_.mixed_precision) options.precision = *override_.mixed_precision;
+  if (override_.reshard_after_forward) options.reshard = *override_.reshard_after_forward;
+  for (const auto& [param, dim] : override_.shard_dim) options.shard_dim[param] = dim;
+}
+
+}  // namespace
+
+Result<std::vector<UnitOptions>> read_unit_options(const Job& job, const std::vector<std::string_view>& units) {
+  std::vector<UnitOptions> options;
+  for (std::string_view unit : units) options.push_back(default_options(job, unit));
+  if (auto ok = check_strategy(job, job.fsdp.strategy, "fsdp.strategy"); !ok) return tl::unexpected(ok.error());
+  for (std::size_t i = 0; i < job.fsdp.overrides.size(); ++i) {
+    const UnitOverride& override_ = job.fsdp.overrides[i];
+    const std::string place = fmt::format("fsdp.overrides[{}]", i);
+    if (auto ok = check_override(job, override_, place); !ok) return tl::unexpected(ok.error());
+    for (const std::string& pattern : override_.units) {
+      auto matched = match_names(pattern, units, place + ".units", "unit");
+      if (!matched) return tl::unexpected(matched.error());
+      for (std::size_t unit : *matched) apply_override(override_, options[unit]);
+    }
+  }
+  return options;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,126 @@
+#include "core/plan/units/unit_params.h"
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
+
+/// One registered name of a parameter: the name, and the slot of the module object that holds it. Aliases of a module
+/// have names of their own but share the slots.
+struct NamedSlot {
+  ParamId name;
+  ParamId slot;
+};
+
+void append_slots(const Model& model, const ModuleTree& tree, ModuleId module, std::vector<NamedSlot>& slots) {
+  const auto& names = tree.own_params(model, module);
+  const auto& object = model.modules[tree.object_of[module.index()].index()].params;
+  for (std::size_t i = 0; i < names.size(); ++i) slots.push_back({names[i], i < object.size() ? object[i] : names[i]});
+}
+
+/// named_parameters(remove_duplicate=False) below `top`: registration DFS, every registration visited.
+std::vector<NamedSlot> registered_below(const Model& model, const ModuleTree& tree, ModuleId top) {
+  std::vector<NamedSlot> slots;
+  std::vector<ModuleId> stack{top};
+  while (!stack.empty()) {
+    const ModuleId module = stack.back();
+    stack.pop_back();
+    append_slots(model, tree, module, slots);
+    const auto& children = tree.registered_children[module.index()];
+    stack.insert(stack.end(), children.rbegin(), children.rend());
+  }
+  return slots;
+}
+
+/// The unit whose own module an object is.
+std::vector<std::size_t> unit_of_object(const ModuleTree& tree, const std::vector<SelectedUnit>& units) {
+  std::vector<std::size_t> unit_of(tree.children.size(), kNoUnit);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (ModuleId module : units[u].modules) unit_of[module.index()] = u;
+  }
+  return unit_of;
+}
+
+/// F2-3: modules that the unit manages, children first, not entering other units.
+std::vector<NamedSlot> managed_by(const Model& model, const ModuleTree& tree, const SelectedUnit& unit,
+                                  std::size_t index, const std::vector<std::size_t>& unit_of) {
+  std::vector<NamedSlot> slots;
+  std::vector<bool> seen(tree.children.size());
+  for (ModuleId top : unit.modules) {
+    const auto stop = [&](ModuleId m) {
+      return seen[m.index()] || (unit_of[m.index()] != kNoUnit && unit_of[m.index()] != index);
+    };
+    for (ModuleId module : objects_post_order(tree, top, stop)) {
+      seen[module.index()] = true;
+      append_slots(model, tree, module, slots);
+    }
+  }
+  return slots;
+}
+
+}  // namespace
+
+std::vector<UnitParams> assign_params(const Model& model, const ModuleTree& tree,
+                                      const std::vector<SelectedUnit>& units, const std::vector<bool>& ignored_params,
+                                      Ownership ownership) {
+  const auto unit_of = unit_of_object(tree, units);
+  std::vector<bool> taken_slot(model.params.size()), taken_tensor(model.params.size());
+  std::vector<UnitParams> result(units.size());
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const auto slots = ownership == Ownership::PerParameter ? managed_by(model, tree, units[u], u, unit_of)
+                                                            : registered_below(model, tree, units[u].modules[0]);
+    std::vector<ParamId> first(model.params.size());  // by storage: its first name in this unit
+    std::vector<ParamId> slots_taken;
+    for (const NamedSlot& at : slots) {
+      const ParamId storage = model.storage_of(at.name);
+      if (ignored_params[storage.index()]) continue;
+      if (ownership == Ownership::FlatTensors ? taken_tensor[storage.index()] : taken_slot[at.slot.index()]) continue;
+      slots_taken.push_back(at.slot);
+      ParamId& known = first[storage.index()];
+      if (!known.valid()) {
+        known = at.name;
+        result[u].params.push_back(at.name);
+      } else if (known != at.name) {
+        result[u].shared.push_back({at.name, known});
+      }
+    }
+    for (ParamId slot : slots_taken) {
+      taken_slot[slot.index()] = true;
+      taken_tensor[model.storage_of(slot).index()] = true;
+    }
+  }
+  return result;
+}
+
+std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& tree,
+                                         const std::vector<SelectedUnit>& units,
+                                         const std::vector<bool>& ignored_params, Ownership ownership) {
+  const auto unit_of = unit_of_object(tree, units);
+  std::vector<std::vector<std::size_t>> users(model.params.size());
+  std::vector<std::pair<ModuleId, std::size_t>> stack{{ModuleId(std::size_t{0}), units.size() - 1}};
+  while (!stack.empty()) {
+    auto [module, unit] = stack.back();
+    stack.pop_back();
+    // fsdp1 wraps a registration, fsdp2 hooks the object: there an alias of a unit is that unit (W4, F2-3).
+    const ModuleId object = tree.object_of[module.index()];
+    if (unit_of[object.index()] != kNoUnit && (ownership == Ownership::PerParameter || object == module)) {
+      unit = unit_of[object.index()];
+    }
+    for (ParamId name : tree.own_params(model, module)) {
+      auto& list = users[model.storage_of(name).index()];
+      if (std::find(list.begin(), list.end(), unit) == list.end()) list.push_back(unit);
+    }
+    for (ModuleId child : tree.registered_children[module.index()]) stack.emplace_back(child, unit);
+  }
+  std::vector<TiedParam> tied;
+  for (std::size_t p = 0; p < users.size(); ++p) {
+    if (users[p].size() < 2 || ignored_params[p]) continue;
+    std::sort(users[p].begin(), users[p].end());
+    tied.push_back({ParamId(p), users[p]});
+  }
+  return tied;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,79 @@
+#include "exec/calibrate/calibration_journal.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+namespace foreshard::exec {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFormat = "foreshard.calibration-journal/1";
+
+using Lists = std::map<std::string, std::vector<std::int64_t>>;
+
+/// Nothing where the file is of another calibration.
+Lists lists_in(const std::string& path, const std::string& key) {
+  Lists lists;
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  bool first = true;
+  while (std::getline(file, line) && !file.eof()) {  // a line without its end was cut off
+    const json entry = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!entry.is_object()) return first ? Lists{} : lists;
+    if (std::exchange(first, false)) {
+      if (entry.value("format", json()) != kFormat || entry.value("key", json()) != key) return {};
+      continue;
+    }
+    const json name = entry.value("name", json()), numbers = entry.value("numbers", json());
+    if (!name.is_string() || !numbers.is_array()) return lists;
+    std::vector<std::int64_t> list;
+    for (const json& number : numbers) {
+      if (!number.is_number_integer()) return lists;
+      list.push_back(number.get<std::int64_t>());
+    }
+    lists[name.get<std::string>()] = std::move(list);
+  }
+  return lists;
+}
+
+std::string line_of(const std::string& name, const std::vector<std::int64_t>& numbers) {
+  return json({{"name", name}, {"numbers", numbers}}).dump() + '\n';
+}
+
+}  // namespace
+
+Result<CalibrationJournal> CalibrationJournal::open(const std::string& path, const std::string& key) {
+  Lists kept = lists_in(path, key);
+  // Written anew: without what was cut off.
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << json({{"format", kFormat}, {"key", key}}).dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
+  for (const auto& [name, numbers] : kept) file << line_of(name, numbers);
+  file.close();
+  if (!file) {
+    return fail(Error{.code = ErrorCode::NotFound,
+                      .message = "what is measured cannot be kept beside the profile",
+                      .file = path,
+                      .expected = "a folder that can be written to"});
+  }
+  return CalibrationJournal(path, std::move(kept));
+}
+
+const std::vector<std::int64_t>* CalibrationJournal::find(const std::string& name) const {
+  const auto found = kept_.find(name);
+  return found == kept_.end() ? nullptr : &found->second;
+}
+
+void CalibrationJournal::keep(const std::string& name, const std::vector<std::int64_t>& numbers) const {
+  std::ofstream(path_, std::ios::binary | std::ios::app) << line_of(name, numbers) << std::flush;
+}
+
+void CalibrationJournal::remove() const {
+  std::error_code ignored;
+  std::filesystem::remove(path_, ignored);
+}
+
+}  // namespace foreshard::exec

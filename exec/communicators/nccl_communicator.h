@@ -1,0 +1,43 @@
+// Collectives between GPUs: one NCCL communicator for one group of ranks and one stream of the plan.
+//
+// Calls enqueue on the current CUDA stream and return. The ranks meet through an id that rank 0 makes and the launch's
+// rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer; asynchronous_error() tells
+// what NCCL's network noticed meanwhile.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/result.h"
+#include "exec/communicators/communicator.h"
+
+namespace foreshard::exec {
+
+struct NcclOptions {
+  int rank = 0;  // in the group
+  int size = 1;
+  int device = 0;
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting, and of connections made later
+  bool register_buffers = false;                                // the allocator's segments (exec/communicators/nccl_buffers.h)
+  /// Why a peer will not come, or come back, if somebody knows: asked now and then, from any thread. NCCL itself sees
+  /// only peers behind a network go.
+  std::function<std::string()> word_of_others = {};
+};
+
+/// Made by one rank of the group, opaque bytes for the others.
+Result<std::string> nccl_unique_id();
+
+/// All ranks of the group call it with the same id. Errors: peers that do not come within the timeout, another NCCL
+/// version at a peer, NCCL's own words.
+Result<std::shared_ptr<Communicator>> nccl_communicator(const NcclOptions& options, const std::string& unique_id);
+
+/// "2.28.9", of the library that is loaded.
+std::string nccl_version();
+/// Of the headers that this was built with.
+std::string nccl_built_version();
+/// NCCL keeps its interface within a major version, and adds to it.
+bool nccl_serves(const std::string& loaded, const std::string& built);
+
+}  // namespace foreshard::exec

@@ -1,1 +1,0 @@
-#include "exec/detail/torch_precompiled.h"

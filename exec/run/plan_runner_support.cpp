@@ -1,0 +1,188 @@
+#include "exec/run/plan_runner_support.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace foreshard::exec {
+namespace {
+
+using Kind = InstructionKind;
+
+/// What `run` has instead.
+const char* remedy_of(const std::string& got) {
+  if (got.find("summon") != std::string::npos)
+    return "whole parameters are shown between steps: train.checkpoint and `foreshard checkpoint export`; "
+           "`simulate --action summon` tells what it would need";
+  if (got.find("forward") != std::string::npos)
+    return "one forward and one backward a micro-batch: train.micro_batches, or both inputs as rows of one batch";
+  return "";
+}
+
+Error not_run(std::string place, std::string got) {
+  Error error;
+  error.code = ErrorCode::Unsupported;
+  error.message = "the executor does not run this plan";
+  error.place = std::move(place);
+  error.hint = remedy_of(got);
+  error.got = std::move(got);
+  return error;
+}
+
+/// fsdp2: what a script of method calls can ask for beyond the usual loop.
+std::optional<std::string> unsupported(const Plan& plan, const Instruction& instruction) {
+  const bool fsdp2 = plan.runtime == Runtime::Fsdp2;
+  switch (instruction.kind) {
+    case Kind::Broadcast: return "a broadcast inside a training iteration";
+    case Kind::AllGather:
+      if (instruction.dtype == DType::UInt8) return "parameters of several types gathered together";
+      return std::nullopt;
+    case Kind::Add:
+      if (fsdp2 && instruction.buffer.what == BufferWhat::RsOutput) return "a reduction held before its all-reduce";
+      return std::nullopt;
+    case Kind::Mark:
+      if (plan.name_of(instruction.name) == "summon_enter") return "summon inside a training iteration";
+      return std::nullopt;
+    default: return std::nullopt;
+  }
+}
+
+/// A micro-batch's graph lives from its forward to its backward; two of them at once are not kept.
+std::optional<Error> overlapping_forwards(const PlanIteration& iteration) {
+  int pending = 0;
+  for (const std::string& action : iteration.actions) {
+    if (action == "fwd" && ++pending > 1)
+      return not_run("train.script", "a second forward before the first's backward");
+    if (action == "bwd_keep") return not_run("train.script", "bwd_keep");
+    if (action.starts_with("bwd")) pending = 0;
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> unsupported_unit(const Model& model, const PlanUnit& unit) {
+  const auto other = std::find_if(unit.sharded.begin(), unit.sharded.end(), [&](const ShardedParam& param) {
+    return model.params[param.param.index()].dtype != unit.orig_dtype;
+  });
+  if (other == unit.sharded.end()) return std::nullopt;
+  return not_run(fmt::format("unit \"{}\"", unit.name), "parameters of several types");
+}
+
+}  // namespace
+
+bool calls_own_hook(const Plan& plan) {
+  return std::any_of(plan.iterations.begin(), plan.iterations.end(), [&](const PlanIteration& iteration) {
+    return std::any_of(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
+      const bool reduces = i.kind == Kind::ReduceScatter || i.kind == Kind::AllReduce;
+      return reduces && plan.name_of(i.name) == "comm_hook";
+    });
+  });
+}
+
+std::int32_t first_instruction(const Plan& plan, std::size_t iteration) {
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < iteration; ++i) first += plan.iterations[i].instructions.size();
+  return static_cast<std::int32_t>(first);
+}
+
+std::optional<Error> unsupported_instruction(const Plan& plan, const Model& model) {
+  if (plan.failure) return not_run("failure", plan.failure->text);
+  if (plan.iterations.empty()) return not_run("iterations", "none");
+  for (const PlanUnit& unit : plan.units) {
+    if (plan.runtime != Runtime::Fsdp2) break;
+    if (auto error = unsupported_unit(model, unit)) return error;
+  }
+  for (const Segment& segment : plan.segments) {
+    if (segment.op_begin == segment.op_end) return not_run(segment.label, "a segment without operators");
+  }
+  std::int32_t id = 0;
+  std::set<EventId> recorded;
+  for (const PlanIteration& iteration : plan.iterations) {
+    if (auto error = overlapping_forwards(iteration)) return error;
+    for (const Instruction& instruction : iteration.instructions) {
+      const std::string place = fmt::format("instruction {}", id++);
+      if (auto got = unsupported(plan, instruction)) {
+        return not_run(place, fmt::format("{}: {}", instruction_kind_name(instruction.kind), *got));
+      }
+      if (instruction.kind == Kind::RecordEvent || instruction.kind == Kind::LimiterPush) {
+        recorded.insert(instruction.event);
+      }
+      const bool waits = instruction.kind == Kind::WaitEvent || instruction.kind == Kind::HostWait;
+      if (waits && instruction.event.valid() && !recorded.contains(instruction.event)) {
+        return not_run(place, "a wait for an event that was never recorded");
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration) {
+  SegmentRoles roles;
+  roles.recomputed.assign(plan.segments.size(), false);
+  roles.region.resize(plan.segments.size());
+  std::vector<std::size_t> run;  // recomputed one after another, no backward between them
+  const auto close = [&] {
+    for (const std::size_t segment : run) {
+      if (run.size() > 1)
+        roles.region[segment] = {plan.segments[run.front()].op_begin, plan.segments[run.back()].op_end};
+    }
+    run.clear();
+  };
+  for (const Instruction& instruction : iteration.instructions) {
+    if (instruction.kind == Kind::Backward || instruction.kind == Kind::Forward) close();
+    if (instruction.kind != Kind::Recompute) continue;
+    roles.recomputed[instruction.segment.index()] = true;
+    run.push_back(instruction.segment.index());
+  }
+  close();
+  bool training = true;
+  for (const std::string& action : iteration.actions) {
+    if (action == "eval" || action == "train") training = action == "train";
+    if (action != "fwd" && action != "nograd_fwd") continue;
+    roles.forward_grad.push_back(action == "fwd");
+    roles.forward_training.push_back(training);
+  }
+  return roles;
+}
+
+namespace {
+
+std::int32_t first_event(const PlanIteration& iteration) {
+  std::int32_t first = 0;
+  for (const Instruction& instruction : iteration.instructions) {
+    if (instruction.kind != Kind::RecordEvent && instruction.kind != Kind::LimiterPush) continue;
+    if (first == 0 || instruction.event.value < first) first = instruction.event.value;
+  }
+  return first;
+}
+
+}  // namespace
+
+std::int32_t event_shift(const Plan& plan) {
+  const std::size_t count = plan.iterations.size();
+  if (count < 2) return 0;
+  return first_event(plan.iterations[count - 1]) - first_event(plan.iterations[count - 2]);
+}
+
+std::int32_t last_event(const Plan& plan) {
+  std::int32_t last = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& instruction : iteration.instructions) last = std::max(last, instruction.event.value);
+  }
+  return last;
+}
+
+std::int32_t instance_of(const Instruction& instruction) {
+  switch (instruction.buffer.what) {
+    case BufferWhat::AgBuffer:
+    case BufferWhat::RsOutput:
+    case BufferWhat::GradCast:
+    case BufferWhat::PostForwardShard:
+    case BufferWhat::Bucket: return instruction.arg;
+    default: return 0;
+  }
+}
+
+}  // namespace foreshard::exec

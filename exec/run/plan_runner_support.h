@@ -1,0 +1,41 @@
+// What a plan asks of the runner beside its instructions one by one, worked out once: which of them it does not run,
+// which segments belong together, how events go on from one iteration to the next.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "core/result.h"
+#include "exec/operators/operator_interpreter.h"
+
+namespace foreshard::exec {
+
+/// The first thing in the plan that is not run.
+std::optional<Error> unsupported_instruction(const Plan& plan, const Model& model);
+
+/// Whether the plan calls a communication hook of the user's (G5).
+bool calls_own_hook(const Plan& plan);
+
+/// The id of an iteration's first instruction.
+std::int32_t first_instruction(const Plan& plan, std::size_t iteration);
+
+/// How the segments of one iteration run.
+struct SegmentRoles {
+  std::vector<bool> recomputed;        // by segment: its graph is made in backward
+  std::vector<OpRange> region;         // by segment: the checkpointed call that it is recomputed with
+  std::vector<bool> forward_grad;      // by forward of the iteration: false = without grad
+  std::vector<bool> forward_training;  // by forward: false = in eval mode
+};
+SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration);
+
+/// How far events of the steady iteration are numbered behind those of the one before (0: there is nothing to shift).
+std::int32_t event_shift(const Plan& plan);
+std::int32_t last_event(const Plan& plan);
+
+/// Copies of one buffer name that may be alive at once are told apart by `arg`.
+std::int32_t instance_of(const Instruction& instruction);
+
+}  // namespace foreshard::exec

@@ -1,0 +1,1 @@
+#include "exec/torch/torch_precompiled.h"

@@ -1,0 +1,51 @@
+// Evaluations between training steps (train.eval): forwards in eval mode without grad, over the same data each time, by
+// the plan that FSDP makes of them.
+//
+// Every rank evaluates its share of the batches. Nothing of it is left behind: no gradient, no gathered parameter, no
+// number that training draws.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tl/expected.hpp>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "core/result.h"
+#include "exec/data/batch_source.h"
+#include "exec/launch/launch.h"
+#include "exec/run/plan_runner.h"
+
+namespace foreshard::exec {
+
+class Evaluation {
+ public:
+  /// Null where the job asks for none. Errors: data that cannot be opened, a plan that is not run. `model` outlives it.
+  static Result<std::unique_ptr<Evaluation>> open(const Model& model, const Job& job, const RankPlace& place);
+
+  /// After `step` steps, of which the job has `train.steps`: every so many, and after the last.
+  bool due(std::int64_t step) const;
+
+  /// The mean loss of this rank's batches; `prepare` brings an input to where the model is. An unexpected sentence:
+  /// what failed, and where.
+  using Prepare = std::function<at::Tensor(const at::Tensor&)>;
+  tl::expected<double, std::string> run(PlanRunner& runner, std::int64_t step, const Prepare& prepare);
+
+  const Plan& plan() const { return plan_; }
+
+ private:
+  Evaluation(const Job& job, const RankPlace& place) : job_(job), rank_(place.rank), ranks_(place.world_size) {}
+
+  Job job_;
+  int rank_, ranks_;
+  std::int64_t rows_ = 1;
+  Plan plan_;
+  std::unique_ptr<BatchSource> data_;
+};
+
+}  // namespace foreshard::exec

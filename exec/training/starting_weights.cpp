@@ -1,0 +1,87 @@
+#include "exec/training/starting_weights.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "exec/run/buffers.h"
+#include "exec/run/init_params.h"
+#include "exec/run/weight_source.h"
+
+namespace foreshard::exec {
+namespace {
+
+constexpr std::size_t kMostNames = 8;  // in one message
+
+bool holds_weights(const std::filesystem::path& source) {
+  std::error_code code;
+  if (source.extension() == ".pt2") return true;
+  if (!std::filesystem::is_directory(source, code)) return false;
+  for (const auto& entry : std::filesystem::directory_iterator(source, code)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")) return true;
+  }
+  return false;
+}
+
+/// Every parameter once, before anything is started. Looking one up maps it and reads nothing.
+Result<void> check_all_there(const Model& model, const WeightSource& weights, const std::string& source) {
+  std::vector<std::string> missing;
+  std::string first;
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    if (model.params[p].shares.valid()) continue;
+    if (auto found = whole_param(model, ParamId(p), weights); !found) {
+      if (missing.empty()) first = to_text(found.error());
+      missing.push_back(model.params[p].fqn);
+    }
+  }
+  if (missing.empty()) return {};
+  Error error;
+  error.code = ErrorCode::Inconsistent;
+  error.file = source;
+  error.place = missing.front();
+  error.message = fmt::format("the weights do not fit the model: {}", first);
+  error.expected = fmt::format("all parameters of {}", model.name.empty() ? "the model" : model.name);
+  for (std::size_t i = 0; i < missing.size() && i < kMostNames; ++i) error.got += (i ? ", " : "without ") + missing[i];
+  if (missing.size() > kMostNames) error.got += fmt::format(" and {} more", missing.size() - kMostNames);
+  error.hint = "name the config.json itself as model.source to start from fresh values";
+  return fail(std::move(error));
+}
+
+}  // namespace
+
+Result<StartingWeights> starting_weights(const Model& model, const Job& job) {
+  const std::string& source = job.model.source;
+  StartingWeights start;
+  std::shared_ptr<const WeightSource> weights;
+  if (holds_weights(source)) {
+    auto opened = open_weights(source);
+    if (!opened) return fail(opened.error());
+    weights = *opened;
+    if (auto complete = check_all_there(model, *weights, source); !complete) return fail(complete.error());
+  }
+  auto buffers = initial_buffers(model, source, weights.get());
+  if (!buffers) return fail(buffers.error());
+  start.buffers = std::move(*buffers);
+  start.from_files = weights != nullptr;
+  if (weights != nullptr) {
+    start.params = [&model, weights](ParamId id) {
+      auto whole = whole_param(model, id, *weights);
+      if (!whole) throw std::runtime_error(to_text(whole.error()));
+      return *whole;
+    };
+    return start;
+  }
+  auto fresh = ParamInitializer::create(model, source, static_cast<std::uint64_t>(job.train.seed));
+  if (!fresh) return fail(fresh.error());
+  start.params = [initializer = std::make_shared<ParamInitializer>(std::move(*fresh))](ParamId id) {
+    return initializer->whole(id);
+  };
+  return start;
+}
+
+}  // namespace foreshard::exec

@@ -1,0 +1,27 @@
+// The values that training starts from: weights beside the model's config.json where there are some, else fresh ones.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+#include "exec/operators/operator_interpreter.h"
+
+namespace foreshard::exec {
+
+struct StartingWeights {
+  OperatorInterpreter::ParamTensors params;  // whole tensors, one at a time; holds what it reads from
+  std::vector<at::Tensor> buffers;           // in the order of Model::buffers
+  bool from_files = false;
+};
+
+/// Weights are read where model.source is a folder that holds safetensors, or a .pt2 archive with weights in it. Error:
+/// weights that lack parameters of the model (all of them are named), or have them in another shape. `model` outlives
+/// the result.
+Result<StartingWeights> starting_weights(const Model& model, const Job& job);
+
+}  // namespace foreshard::exec

@@ -1,0 +1,424 @@
+#include "exec/training/training_loop.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <utility>
+
+#include "core/model/sources/load_model.h"
+#include "core/plan/build_plan.h"
+#include "core/plan/units/units.h"
+#include "exec/checkpoint/checkpoint.h"
+#include "exec/units/comm_hook.h"
+#include "exec/data/batch_source.h"
+#include "exec/training/evaluation.h"
+#include "exec/training/failure_text.h"
+#include "exec/host/host_backend.h"
+#include "exec/operators/operator_interpreter.h"
+#include "exec/step/plan_groups.h"
+#include "exec/run/plan_runner.h"
+#include "exec/record/recorder.h"
+#include "exec/training/schedule.h"
+#include "exec/training/starting_weights.h"
+
+namespace foreshard::exec {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Error training_error(ErrorCode code, std::string place, std::string message, std::string hint = "") {
+  Error error;
+  error.code = code;
+  error.place = std::move(place);
+  error.message = std::move(message);
+  error.hint = std::move(hint);
+  return error;
+}
+
+/// A caching allocator's own numbers where there is one: they are what `simulate` predicts of it.
+void tell_memory(StepReport& report, const MemoryReport& memory) {
+  const auto& allocator = memory.allocator;
+  report.peak_allocated_bytes = allocator ? allocator->peak_allocated : memory.total.peak_allocated;
+  report.end_allocated_bytes = allocator ? allocator->allocated : memory.total.allocated;
+  report.peak_reserved_bytes = allocator ? allocator->peak_reserved : memory.total.peak_resident;
+}
+
+/// On the device of the training; from pinned memory, so that the host does not wait.
+at::Tensor on_device(const at::Tensor& tensor, DeviceKind device) {
+  if (device == DeviceKind::Host || !tensor.defined()) return tensor;
+  return tensor.pin_memory().to(at::TensorOptions(c10::kCUDA), /*non_blocking=*/true);
+}
+
+/// Checkpoints read and write host memory; there, this is the state itself.
+TrainState in_host_memory(const TrainState& state) {
+  TrainState copy = state;
+  for (StateTensor& tensor : copy.tensors) {
+    if (tensor.local.defined()) tensor.local = tensor.local.cpu();
+  }
+  return copy;
+}
+
+/// The user's own hook that the job names, if it names one.
+Result<CommHook> own_hook(const Job& job, const CommHookRegistry* registry) {
+  const std::string& hook = job.fsdp.comm_hook;
+  if (job.fsdp.runtime != Runtime::Fsdp1 || !hook.starts_with("own:")) return CommHook();
+  const std::string name = hook.substr(4);
+  std::vector<std::string> known;
+  if (registry != nullptr) {
+    if (const auto found = registry->hooks().find(name); found != registry->hooks().end()) return found->second;
+    for (const auto& [other, ignored] : registry->hooks()) known.push_back(other);
+  }
+  Error error = training_error(ErrorCode::NotFound, "fsdp.comm_hook", "nobody has registered this hook",
+                               "`run --load LIBRARY` brings hooks of your own (docs/run.md)");
+  error.expected = known.empty() ? "a registered hook; there is none" : fmt::format("{}", fmt::join(known, ", "));
+  error.got = name;
+  return fail(std::move(error));
+}
+
+/// What all ranks tell each other after a step.
+struct StepWord {
+  double loss = 0;
+  double stop = 0;
+};
+
+/// What the references of the runner point to; stays where it is.
+struct Parts {
+  Model model;
+  Plan plan;
+  UnitTable units;
+  std::optional<OperatorInterpreter> interpreter;
+  StartingWeights weights;
+};
+
+Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
+  const bool cuda = device == DeviceKind::Cuda;
+  auto model = load_model(job.model, program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu));
+  if (!model) return fail(model.error());
+  if (model->ops.empty()) {
+    return fail(training_error(ErrorCode::Unsupported, "model.source", "the model has no operator program to run",
+                               "a config.json, a .pt2 archive or a model.json with ops has one"));
+  }
+  if (!model->has_loss && job.model.loss != "none") {
+    return fail(training_error(ErrorCode::Unsupported, "model.loss", "the model's first output is no loss",
+                               "model.loss = \"none\" trains on the sum of the first output"));
+  }
+  auto parts = std::make_unique<Parts>();
+  parts->model = std::move(*model);
+  auto units = build_units(parts->model, job);
+  if (!units) return fail(units.error());
+  parts->units = std::move(*units);
+  auto plan = build_plan(parts->model, job);
+  if (!plan) return fail(plan.error());
+  parts->plan = std::move(*plan);
+  const auto precision = program_precision(parts->model, job, parts->units);
+  if (!precision) return fail(precision.error());
+  auto interpreter = OperatorInterpreter::create(parts->model, cuda ? c10::kCUDA : c10::kCPU, *precision);
+  if (!interpreter) return fail(interpreter.error());
+  parts->interpreter.emplace(std::move(*interpreter));
+  auto weights = starting_weights(parts->model, job);
+  if (!weights) return fail(weights.error());
+  parts->weights = std::move(*weights);
+  return parts;
+}
+
+class RankTraining final : public Training {
+ public:
+  explicit RankTraining(const TrainingSetup& setup) : setup_(setup) {}
+
+  Result<void> open(const TrainingEvents& events) {
+    if (setup_.intra_op_threads > 0) at::set_num_threads(setup_.intra_op_threads);
+    setup_.job.cluster.rank = setup_.place.rank;
+    if (auto checked = check_checkpoint_folder(); !checked) return checked;
+    auto parts = make_parts(setup_.job, setup_.device.kind);
+    if (!parts) return fail(parts.error());
+    parts_ = std::move(*parts);
+    auto data = open_batch_source(parts_->model, setup_.job);
+    if (!data) return fail(data.error());
+    data_ = std::move(*data);
+    auto evaluation = Evaluation::open(parts_->model, setup_.job, setup_.place);
+    if (!evaluation) return fail(evaluation.error());
+    evaluation_ = std::move(*evaluation);
+    if (auto made = make_backend(); !made) return made;
+    if (auto connected = connect(); !connected) return connected;
+    if (auto made = make_runner(); !made) return made;
+    if (setup_.resume) {
+      if (auto resumed = resume(events); !resumed) return resumed;
+    }
+    after_init_ = backend_->memory();
+    if (setup_.recorder != nullptr && control_ != nullptr) align_clocks(*setup_.recorder, *control_);
+    return {};
+  }
+
+  const Model& model() const override { return parts_->model; }
+  const Plan& plan() const override { return parts_->plan; }
+  std::int64_t first_step() const override { return first_step_; }
+  MemoryReport after_init() const override { return after_init_; }
+  MemoryReport memory() const override { return memory_; }
+  Communicator* control() override { return control_.get(); }
+
+  TrainingEnd run(const TrainingEvents& events) override {
+    try {
+      return steps(events);
+    } catch (const std::exception& error) {  // the control group: a peer is gone
+      return failed(fmt::format("rank {}, step {}: {}", setup_.place.rank, progress_.step + 1, error.what()));
+    }
+  }
+
+ private:
+  const TrainOptions& train() const { return setup_.job.train; }
+  std::int64_t rows() const {
+    const Shape& shape = parts_->model.values[parts_->model.inputs.front().index()].shape;
+    return shape.empty() ? 1 : shape.front();
+  }
+  TrainingEnd failed(std::string text) const { return {TrainingEnd::How::Failed, progress_.step, std::move(text)}; }
+
+  Result<void> check_checkpoint_folder() const {
+    const std::string& dir = train().checkpoint.dir;
+    if (setup_.resume && dir.empty()) {
+      return fail(training_error(ErrorCode::Usage, "train.checkpoint.dir", "--resume needs a folder of checkpoints",
+                                 "--set train.checkpoint.dir=DIR"));
+    }
+    if (setup_.emulated && !dir.empty()) {
+      return fail(training_error(ErrorCode::Usage, "train.checkpoint.dir",
+                                 "one rank that stands for many saves nothing", "--set train.checkpoint.dir=\"\""));
+    }
+    if (setup_.resume || dir.empty() || !has_checkpoints(dir)) return {};
+    Error error =
+        training_error(ErrorCode::Refused, "train.checkpoint.dir", "the folder holds checkpoints of an earlier run",
+                       "--resume goes on from them; another folder starts anew");
+    error.file = dir;
+    return fail(std::move(error));
+  }
+
+  Result<void> connect() {
+    if (setup_.place.world_size == 1) return {};
+    std::vector<int> world(static_cast<std::size_t>(setup_.place.world_size));
+    for (std::size_t r = 0; r < world.size(); ++r) world[r] = static_cast<int>(r);
+    for (auto* shared : {&control_, &checkpoint_}) {
+      if (setup_.emulated) break;
+      auto made = setup_.connect(shared == &control_ ? "control" : "checkpoint", world);
+      if (!made) return fail(made.error());
+      *shared = std::move(*made);
+    }
+    const Connect& connect_group = setup_.device.connect ? setup_.device.connect : setup_.connect;
+    for (const PlanGroup& group : groups_of(parts_->plan)) {
+      const std::vector<int> ranks(group.ranks.begin(), group.ranks.end());
+      auto made =
+          connect_group(fmt::format("stream {} of ranks {}", stream_name(group.stream), fmt::join(ranks, ",")), ranks);
+      if (!made) return fail(made.error());
+      communicators_.add(group.stream, group.group, std::move(*made));
+    }
+    return {};
+  }
+
+  Result<void> make_backend() {
+    if (!setup_.device.make_backend) {
+      backend_ = make_host_backend(
+          {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
+      return {};
+    }
+    auto made = setup_.device.make_backend(parts_->plan);
+    if (!made) return fail(made.error());
+    backend_ = std::move(*made);
+    for (at::Tensor& buffer : parts_->weights.buffers) buffer = on_device(buffer, setup_.device.kind);
+    return {};
+  }
+
+  Result<void> make_runner() {
+    PlanRunnerSetup setup{parts_->model,
+                          parts_->plan,
+                          *parts_->interpreter,
+                          *backend_,
+                          communicators_,
+                          train().optimizer,
+                          parts_->weights.buffers,
+                          parts_->units.trainable,
+                          static_cast<std::uint64_t>(train().seed)};
+    setup.input_dtype = model_input_dtype(setup_.job, parts_->units);
+    setup.scaler = train().grad_scaler;
+    auto hook = own_hook(setup_.job, setup_.hooks);
+    if (!hook) return fail(hook.error());
+    setup.comm_hook = std::move(*hook);
+    auto runner = PlanRunner::create(std::move(setup), parts_->weights.params);
+    if (!runner) return fail(runner.error());
+    runner_ = std::move(*runner);
+    parts_->weights.params = nullptr;  // and with it mapped files
+    progress_.seed = train().seed;
+    progress_.data = data_->identity();
+    return {};
+  }
+
+  Result<void> resume(const TrainingEvents& events) {
+    const auto note = [&](const std::string& text) {
+      if (events.note) events.note(text);
+    };
+    const std::string& dir = train().checkpoint.dir;
+    if (!has_checkpoints(dir)) {
+      note(fmt::format("no checkpoint in {} yet: starting at step 0", dir));
+      return {};
+    }
+    auto state = runner_->state();
+    if (!state) return fail(training_error(ErrorCode::Inconsistent, dir, state.error().text));
+    TrainState host = in_host_memory(*state);
+    auto loaded = resume_checkpoint(dir, parts_->model, host, checkpoint_.get());
+    if (!loaded) return fail(loaded.error());
+    for (std::size_t t = 0; t < host.tensors.size(); ++t) {
+      if (host.tensors[t].local.defined()) state->tensors[t].local.copy_(host.tensors[t].local);  // of itself: nothing
+    }
+    runner_->set_optimizer_steps(host.optimizer_steps);
+    if (host.scaler) runner_->set_scaler(*host.scaler);
+    for (const std::string& text : loaded->notes) note(text);
+    if (loaded->progress.data != progress_.data) {
+      note(fmt::format("the data differ from the checkpoint's ({}, now {}): the position counts on in the new ones",
+                       loaded->progress.data, progress_.data));
+    }
+    if (loaded->progress.seed != progress_.seed) {
+      note(fmt::format("train.seed differs from the checkpoint's ({}): the order of the data is another",
+                       loaded->progress.seed));
+    }
+    progress_.step = loaded->progress.step;
+    progress_.samples = loaded->progress.samples;
+    first_step_ = progress_.step;
+    note(fmt::format("resumed from {}: {} steps done", loaded->folder, progress_.step));
+    return {};
+  }
+
+  TrainingEnd steps(const TrainingEvents& events) {
+    while (progress_.step < train().steps) {
+      StepReport report;
+      std::string trouble;
+      if (auto done = one_step(report); !done) return failed(std::move(done.error()));
+      const std::vector<StepWord> words = exchange({report.loss, setup_.stop_asked() ? 1.0 : 0.0});
+      report.loss = 0;
+      bool stop = false;
+      for (const StepWord& word : words) {
+        report.loss += word.loss / static_cast<double>(words.size());
+        stop = stop || word.stop != 0;
+      }
+      if (std::isfinite(report.loss)) {
+        if (auto done = evaluate_if_due(report); !done) return failed(std::move(done.error()));
+      }
+      if (events.step) events.step(report);
+      if (!std::isfinite(report.loss) && !report.skipped) return failed(not_finite(words));
+      if (auto saved = save_if_due(stop, events); !saved) return failed(std::move(saved.error()));
+      if (stop && progress_.step < train().steps) return {TrainingEnd::How::Interrupted, progress_.step, ""};
+    }
+    return {TrainingEnd::How::Done, progress_.step, ""};
+  }
+
+  tl::expected<void, std::string> one_step(StepReport& report) {
+    const auto start = Clock::now();
+    std::vector<MicroBatch> micro_batches;
+    for (std::int64_t m = 0; m < train().micro_batches; ++m) {
+      const std::int64_t first = progress_.samples + (m * setup_.place.world_size + setup_.place.rank) * rows();
+      auto batch = data_->batch(first);
+      if (!batch) return tl::unexpected(fmt::format("rank {}: {}", setup_.place.rank, to_text(batch.error())));
+      for (at::Tensor& input : *batch) input = on_device(input, setup_.device.kind);
+      micro_batches.push_back(std::move(*batch));
+    }
+    backend_->reset_peak_memory();
+    report.lr = learning_rate(train(), progress_.step);
+    const auto result = runner_->step(micro_batches, report.lr);
+    if (!result) return tl::unexpected(failure_text(parts_->plan, progress_.step + 1, result.error()));
+    const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+    memory_ = backend_->memory();
+    const double ranks = setup_.place.world_size;
+    progress_.step += 1;
+    progress_.samples += train().micro_batches * setup_.place.world_size * rows();
+    report.step = progress_.step;
+    report.loss = result->loss;
+    report.grad_norm = result->grad_norm;
+    report.loss_scale = result->loss_scale;
+    report.skipped = result->skipped;
+    report.step_time_ns = took.count();
+    if (parts_->model.tokens_per_batch > 0) {
+      const double tokens = static_cast<double>(parts_->model.tokens_per_batch * train().micro_batches) * ranks;
+      report.tokens_per_s = tokens / (static_cast<double>(took.count()) * 1e-9);
+    }
+    tell_memory(report, memory_);
+    return {};
+  }
+
+  tl::expected<void, std::string> evaluate_if_due(StepReport& report) {
+    if (evaluation_ == nullptr || !evaluation_->due(progress_.step)) return {};
+    const auto start = Clock::now();
+    const auto loss = evaluation_->run(
+        *runner_, progress_.step, [this](const at::Tensor& input) { return on_device(input, setup_.device.kind); });
+    if (!loss) return tl::unexpected(loss.error());
+    const std::vector<StepWord> words = exchange({*loss, 0});
+    report.eval_loss = 0;
+    for (const StepWord& word : words) *report.eval_loss += word.loss / static_cast<double>(words.size());
+    report.eval_time_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+    return {};
+  }
+
+  std::vector<StepWord> exchange(const StepWord& own) {
+    if (control_ == nullptr) return {own};
+    std::vector<StepWord> words(static_cast<std::size_t>(control_->size()));
+    static_assert(sizeof(StepWord) == 2 * sizeof(double));
+    control_->all_gather(words.data(), &own, 2, DType::Float64);
+    return words;
+  }
+
+  /// PyTorch would go on with parameters that are not numbers any more; nobody wants the rest of such a run.
+  std::string not_finite(const std::vector<StepWord>& words) const {
+    std::vector<std::size_t> ranks;
+    for (std::size_t r = 0; r < words.size(); ++r) {
+      if (!std::isfinite(words[r].loss)) ranks.push_back(r);
+    }
+    std::string text =
+        fmt::format("rank {}, step {}: the loss is not finite (on rank {}); this step's update was not saved",
+                    setup_.place.rank, progress_.step, fmt::join(ranks, ", "));
+    if (!last_saved_.empty()) text += ", the last checkpoint is " + last_saved_;
+    return text;
+  }
+
+  tl::expected<void, std::string> save_if_due(bool stopping, const TrainingEvents& events) {
+    const SaveOptions& options = train().checkpoint;
+    if (options.dir.empty()) return {};
+    const bool due = options.every > 0 && progress_.step % options.every == 0;
+    if (!due && !stopping && progress_.step < train().steps) return {};
+    auto state = runner_->state();
+    if (!state) return tl::unexpected(failure_text(parts_->plan, progress_.step, state.error()));
+    auto folder = save_checkpoint(options.dir, in_host_memory(*state), {parts_->model, progress_, {}, setup_.documents},
+                                  checkpoint_.get(), options.keep);
+    if (!folder) {
+      return tl::unexpected(fmt::format("rank {}, step {}: no checkpoint: {}", setup_.place.rank, progress_.step,
+                                        to_text(folder.error())));
+    }
+    last_saved_ = *folder;
+    if (events.saved) events.saved(*folder);
+    return {};
+  }
+
+  TrainingSetup setup_;
+  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<BatchSource> data_;
+  std::unique_ptr<Evaluation> evaluation_;
+  std::shared_ptr<Communicator> control_, checkpoint_;
+  Communicators communicators_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<PlanRunner> runner_;  // after what it refers to
+  TrainProgress progress_;
+  std::int64_t first_step_ = 0;
+  std::string last_saved_;
+  MemoryReport after_init_, memory_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Training>> Training::open(const TrainingSetup& setup, const TrainingEvents& events) {
+  auto training = std::make_unique<RankTraining>(setup);
+  try {
+    if (auto opened = training->open(events); !opened) return fail(opened.error());
+  } catch (const std::exception& error) {
+    return fail(training_error(ErrorCode::Inconsistent, fmt::format("rank {}", setup.place.rank), error.what()));
+  }
+  return training;
+}
+
+}  // namespace foreshard::exec

@@ -1,0 +1,514 @@
+#include "exec/units/sharded_unit.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+#include "core/plan/units/shard_layout.h"
+#include "exec/torch/torch_types.h"
+
+namespace foreshard::exec {
+namespace {
+
+using Kind = InstructionKind;
+
+bool moves_to_host(const Plan& plan) {
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& instruction : iteration.instructions) {
+      const bool moves = instruction.kind == Kind::H2d || instruction.kind == Kind::D2h;
+      if (moves && instruction.buffer.what != BufferWhat::None) return true;  // of nothing: a number is read
+    }
+  }
+  return false;
+}
+
+/// Own rows of a tensor sharded along one dimension: runs of neighbours in the flattened whole.
+std::vector<StatePiece> pieces_of(const Shape& shape, std::int32_t dim, std::int64_t start, std::int64_t length) {
+  if (length == 0) return {};
+  Numel outer = 1, inner = 1;
+  const auto at = static_cast<std::size_t>(dim);
+  for (std::size_t d = 0; d < shape.size(); ++d) (d < at ? outer : inner) *= d == at ? 1 : shape[d];
+  std::vector<StatePiece> pieces;
+  for (Numel o = 0; o < outer; ++o) {
+    pieces.push_back({(o * shape[at] + start) * inner, o * length * inner, length * inner});
+    if (pieces.back().numel == 0) pieces.pop_back();
+  }
+  return pieces;
+}
+
+}  // namespace
+
+ShardedUnit::ShardedUnit(const IssueContext& context, const Model& model, const Plan& plan, UnitId id,
+                         const std::vector<bool>& trainable)
+    : UnitTensors(context, model, id, plan.units[id.index()].sharded.size()),
+      unit_(plan.units[id.index()]),
+      offload_(moves_to_host(plan)),
+      ranks_(static_cast<std::int32_t>(plan.groups.shard.size())) {
+  const auto own = std::find(plan.groups.shard.begin(), plan.groups.shard.end(), plan.rank);
+  position_ = static_cast<std::int32_t>(own - plan.groups.shard.begin());
+  if (unit_.reshard_after_forward.kind == ReshardAfterForward::Kind::GroupSize) {
+    kept_group_ = static_cast<std::int32_t>(unit_.reshard_after_forward.group_size);
+  }
+  for (const ShardedParam& sharded : unit_.sharded) {
+    Param made;
+    made.id = sharded.param;
+    made.shard_dim = sharded.shard_dim;
+    made.shape = model.params[sharded.param.index()].shape;
+    made.padded_shape = sharded.padded_local_shape;
+    made.padded_numel = numel_of(made.padded_shape);
+    const ShardExtent rows = shard_extent(made.shape[static_cast<std::size_t>(sharded.shard_dim)], ranks_, position_);
+    made.start = rows.start;
+    made.length = rows.length;
+    made.storage = empty_storage(context.device(Stream::D));
+    made.full = leaf_on(made.storage, 0, made.shape, unit_.param_dtype, trainable[sharded.param.index()]);
+    if (trainable[sharded.param.index()]) {
+      made.block = static_cast<std::int32_t>(blocks_.size());
+      blocks_.push_back({});
+    }
+    params_.push_back(std::move(made));
+  }
+}
+
+// ---------------------------------------------------------------- resident memory
+
+void ShardedUnit::load(const OperatorInterpreter::ParamTensors& full_params) {
+  const Stream pool = offload_ ? Stream::Host : Stream::D;
+  views_.resize(params_.size());
+  for (Param& p : params_) {
+    p.resident = context_.allocate(pool, {}, p.padded_numel * itemsize(unit_.orig_dtype), MemoryCategory::Parameters);
+    context_.backend().launch(context_.on(pool, {}, {&p.resident, 1}),
+                              [this, &p, full_params] { bind_resident(p, full_params(p.id)); });
+  }
+}
+
+void ShardedUnit::bind_resident(Param& p, const at::Tensor& whole) {
+  at::NoGradGuard no_grad;
+  p.padded_shard = tensor(p.resident, 0, p.padded_shape, unit_.orig_dtype, offload_ ? Stream::Host : Stream::D);
+  p.padded_shard.zero_();
+  p.shard = p.padded_shard.narrow(p.shard_dim, 0, p.length);
+  p.shard.copy_(whole.narrow(p.shard_dim, p.start, p.length));
+  ParamView& view = views_[static_cast<std::size_t>(&p - params_.data())];
+  view.id = model_.storage_of(p.id);
+  view.local = p.shard;
+  view.pieces = pieces_of(p.shape, p.shard_dim, p.start, p.length);
+  view.block = p.block;
+  if (p.block >= 0) blocks_[static_cast<std::size_t>(p.block)].shard = p.shard;
+}
+
+void ShardedUnit::allocated(const Instruction& instruction, std::int32_t index) {
+  switch (instruction.buffer.what) {
+    case BufferWhat::AgBuffer: gather_ = instruction.arg; return;
+    case BufferWhat::GradCast: cast_to_ = instruction.arg; return;
+    case BufferWhat::RsOutput: output_ = instruction.arg; return;
+    case BufferWhat::PostForwardShard:
+      if (index >= 0) kept_ = instruction.arg;
+      return;
+    default: return;
+  }
+}
+
+void ShardedUnit::freed(BufferWhat what, std::int32_t /*index*/, std::int32_t instance) {
+  if (what != BufferWhat::RsOutput && what != BufferWhat::GradCast) return;
+  for (Param& p : params_) {
+    if (p.held.what == what && p.held.instance == instance) p.held = {};
+  }
+}
+
+void ShardedUnit::freed_without_buffer(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  if (instruction.buffer.what != BufferWhat::Grad || index < 0) return;
+  context_.launch(instruction, id, {}, [&p = param(index)] {  // made by autograd: goes where it was made
+    if (!std::exchange(p.absorbed, false)) p.gradient = at::Tensor();
+  });
+}
+
+void ShardedUnit::issue(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const BufferWhat what = instruction.buffer.what;
+  switch (instruction.kind) {
+    case Kind::Resize: return resize(instruction, id, index);
+    case Kind::Cast: return cast(instruction, id, index);
+    case Kind::H2d: return to_device(instruction, id, index);
+    case Kind::D2h: return to_host(instruction, id, index);
+    case Kind::CopyIn:
+      return what == BufferWhat::RsInput ? copy_in_gradients(instruction, id) : copy_in(instruction, id);
+    case Kind::AllGather: return all_gather(instruction, id);
+    case Kind::CopyOut:
+      if (what == BufferWhat::AgBuffer) return copy_out(instruction, id);
+      if (what == BufferWhat::Full) return copy_whole(instruction, id, index);
+      if (what == BufferWhat::PostForwardShard) return keep_shard(instruction, id, index);
+      return reduce(instruction, id);  // one rank: its own sum
+    case Kind::Add: return add(instruction, id, index);
+    case Kind::Accumulate:  // the sum itself was made where backward returned the gradient
+      return context_.launch(instruction, id, {}, [&p = param(index)] { p.absorbed = true; });
+    case Kind::Divide: return divide(instruction, id);
+    case Kind::ReduceScatter: return reduce(instruction, id);
+    case Kind::AllReduce: return all_reduce(instruction, id);
+    default: return;  // concat: copies along another dimension are made in one go
+  }
+}
+
+// ---------------------------------------------------------------- full parameters
+
+void ShardedUnit::resize(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  Buffer& full = slot(BufferWhat::Full, index);
+  const c10::Storage& storage = param(index).storage;
+  if (instruction.bytes > 0) {
+    full = context_.allocate(instruction.stream, id, instruction.bytes, MemoryCategory::FullParameters);
+    return context_.launch(instruction, id, {&full, 1},
+                           [storage, full] { attach(storage, full.data(), full.bytes()); });
+  }
+  if (!full.valid()) return;  // already empty
+  context_.launch(instruction, id, {}, [storage] { attach(storage, nullptr, 0); });
+  context_.backend().free(full, id);
+  full = {};
+}
+
+Buffer ShardedUnit::kept_shard(std::int32_t index) {
+  const Buffer newest = slot(BufferWhat::PostForwardShard, index, kept_);
+  return newest.valid() ? newest : slot(BufferWhat::PostForwardShard, index, 1 - kept_);
+}
+
+/// What a gather takes of one parameter, and whether it is in the compute dtype already.
+Buffer ShardedUnit::staged(std::int32_t index, bool* cast) {
+  *cast = true;
+  if (const Buffer kept = kept_shard(index); kept.valid()) return kept;
+  if (const Buffer made = slot(BufferWhat::Cast, index); made.valid()) return made;
+  *cast = false;
+  if (const Buffer copied = slot(BufferWhat::H2dCopy, index); copied.valid()) return copied;
+  return param(index).resident;
+}
+
+void ShardedUnit::to_device(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const std::array<Buffer, 2> uses = {slot(BufferWhat::H2dCopy, index), param(index).resident};
+  context_.launch(instruction, id, uses, [this, to = uses[0], &p = param(index)] {
+    at::NoGradGuard no_grad;
+    tensor(to, 0, p.padded_shape, unit_.orig_dtype).copy_(p.padded_shard, /*non_blocking=*/true);
+  });
+}
+
+void ShardedUnit::cast(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  switch (instruction.buffer.what) {
+    case BufferWhat::CastBuffer: return cast_shards(instruction, id);
+    case BufferWhat::GradCast: return cast_reduced(instruction, id);
+    case BufferWhat::AccumulatedGrad: {
+      const Buffer to = slot(BufferWhat::AccumulatedGrad, index);
+      return context_.launch(instruction, id, {&to, 1}, [this, to, &p = param(index), dtype = instruction.dtype] {
+        at::NoGradGuard no_grad;
+        tensor(to, 0, p.shape, dtype).copy_(p.gradient);
+      });
+    }
+    default: break;
+  }
+  const Buffer copied = slot(BufferWhat::H2dCopy, index);
+  const std::array<Buffer, 2> uses = {slot(instruction.buffer.what, index),
+                                      copied.valid() ? copied : param(index).resident};
+  context_.launch(instruction, id, uses, [this, uses, numel = param(index).padded_numel] {
+    at::NoGradGuard no_grad;
+    tensor(uses[0], 0, numel, unit_.param_dtype).copy_(tensor(uses[1], 0, numel, unit_.orig_dtype));
+  });
+}
+
+/// This rank's chunk in the compute dtype, laid out as it lies in the gather's buffer.
+void ShardedUnit::cast_shards(const Instruction& instruction, InstructionId id) {
+  const Buffer to = slot(BufferWhat::CastBuffer);
+  std::vector<std::pair<Buffer, bool>> from;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    bool cast = false;
+    const Buffer source = staged(static_cast<std::int32_t>(i), &cast);
+    from.emplace_back(source, cast);
+  }
+  context_.launch(instruction, id, {&to, 1}, [this, to, from] {
+    at::NoGradGuard no_grad;
+    Numel offset = 0;
+    for (const auto& [source, cast] : from) {
+      const DType dtype = cast ? unit_.param_dtype : unit_.orig_dtype;
+      const Numel numel = source.bytes() / itemsize(dtype);
+      tensor(to, offset, numel, unit_.param_dtype).copy_(tensor(source, 0, numel, dtype));
+      offset += numel;
+    }
+  });
+}
+
+void ShardedUnit::copy_in(const Instruction& instruction, InstructionId id) {
+  const Buffer to = slot(BufferWhat::AgBuffer, -1, gather_);
+  const bool kept = !params_.empty() && kept_shard(0).valid();
+  gather_group_ = kept ? kept_group_ : ranks_;
+  const Numel begin = (kept ? position_ % kept_group_ : position_) * instruction.numel;
+  if (const Buffer cast = slot(BufferWhat::CastBuffer); cast.valid()) {
+    const std::array<Buffer, 2> uses = {to, cast};
+    return context_.launch(instruction, id, uses, [this, to, cast, begin, numel = instruction.numel] {
+      tensor(to, begin, numel, unit_.param_dtype).copy_(tensor(cast, 0, numel, unit_.param_dtype));
+    });
+  }
+  std::vector<Buffer> uses = {to};
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    bool cast = false;
+    uses.push_back(staged(static_cast<std::int32_t>(i), &cast));
+  }
+  context_.launch(instruction, id, uses, [this, uses, begin] {
+    at::NoGradGuard no_grad;
+    Numel offset = begin;
+    for (std::size_t i = 1; i < uses.size(); ++i) {
+      const Numel numel = uses[i].bytes() / itemsize(unit_.param_dtype);
+      tensor(uses[0], offset, numel, unit_.param_dtype).copy_(tensor(uses[i], 0, numel, unit_.param_dtype));
+      offset += numel;
+    }
+  });
+}
+
+void ShardedUnit::all_gather(const Instruction& instruction, InstructionId id) {
+  const Buffer whole = slot(BufferWhat::AgBuffer, -1, instruction.arg);
+  const Numel numel = instruction.numel / instruction.group_size;
+  context_.collective(instruction, id, {&whole, 1}, [whole, numel, dtype = instruction.dtype](Communicator& group) {
+    auto* data = static_cast<std::byte*>(whole.data());
+    group.all_gather(data, data + group.rank() * numel * itemsize(dtype), numel, dtype);
+  });
+}
+
+// Along the first dimension the chunks of all ranks lie in the parameter's storage one after another, padding last.
+void ShardedUnit::copy_out(const Instruction& instruction, InstructionId id) {
+  std::vector<Buffer> uses = {slot(BufferWhat::AgBuffer, -1, gather_)};
+  for (std::size_t i = 0; i < params_.size(); ++i) uses.push_back(slot(BufferWhat::Full, static_cast<std::int32_t>(i)));
+  context_.launch(instruction, id, uses, [this, uses, ranks = gather_group_, whole = instruction.numel] {
+    at::NoGradGuard no_grad;
+    const at::Tensor gathered = tensor(uses[0], 0, {ranks, whole / ranks}, unit_.param_dtype);
+    Numel offset = 0;
+    for (std::size_t i = 0; i < params_.size(); ++i) {
+      const Param& p = params_[i];
+      const Numel numel = p.padded_numel * ranks_ / ranks;
+      const at::Tensor chunks = gathered.narrow(1, offset, numel);
+      offset += numel;
+      if (p.shard_dim == 0) {
+        tensor(uses[i + 1], 0, {ranks, numel}, unit_.param_dtype).copy_(chunks);
+        continue;
+      }
+      const at::Tensor full = tensor(uses[i + 1], 0, p.shape, unit_.param_dtype);
+      const std::int64_t rows = p.padded_shape[static_cast<std::size_t>(p.shard_dim)];
+      for (std::int32_t r = 0; r < ranks; ++r) {
+        full.narrow(p.shard_dim, r * rows, rows).copy_(chunks.select(0, r).reshape(p.padded_shape));
+      }
+    }
+  });
+}
+
+void ShardedUnit::copy_whole(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  bool cast = false;
+  const Buffer from = staged(index, &cast);
+  const std::array<Buffer, 2> uses = {slot(BufferWhat::Full, index), from};
+  const DType dtype = cast ? unit_.param_dtype : unit_.orig_dtype;
+  context_.launch(instruction, id, uses, [this, uses, dtype, numel = param(index).padded_numel] {
+    at::NoGradGuard no_grad;
+    tensor(uses[0], 0, numel, unit_.param_dtype).copy_(tensor(uses[1], 0, numel, dtype));
+  });
+}
+
+/// F2-13: of the gathered parameter this rank keeps its part in a smaller group.
+void ShardedUnit::keep_shard(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const std::array<Buffer, 2> uses = {slot(BufferWhat::PostForwardShard, index, kept_), slot(BufferWhat::Full, index)};
+  const Numel begin = position_ % kept_group_ * instruction.numel;
+  context_.launch(instruction, id, uses, [this, uses, begin, numel = instruction.numel] {
+    at::NoGradGuard no_grad;
+    tensor(uses[0], 0, numel, unit_.param_dtype).copy_(tensor(uses[1], begin, numel, unit_.param_dtype));
+  });
+}
+
+// ---------------------------------------------------------------- gradients
+
+void ShardedUnit::take_gradient(std::size_t index, at::Tensor gradient) {
+  at::Tensor& sum = params_[index].gradient;
+  sum = sum.defined() ? sum + gradient : std::move(gradient);
+}
+
+// Rank-major: rank r's part holds its rows of every gradient, padded with zeros.
+void ShardedUnit::write_chunks(const Reduction& reduction, std::vector<Param>& params, const at::Tensor& to,
+                               DType dtype, const ShardedUnit& unit) {
+  std::vector<at::Tensor> gradients;
+  bool rows_only = true;
+  for (const Reduced& one : reduction) {
+    Param& p = params[static_cast<std::size_t>(one.index)];
+    gradients.push_back(one.accumulated.valid() ? unit.tensor(one.accumulated, 0, p.shape, dtype) : p.gradient);
+    if (!gradients.back().defined()) {
+      throw std::runtime_error(
+          fmt::format("parameter {} has no gradient to reduce", unit.model_.params[p.id.index()].fqn));
+    }
+    rows_only = rows_only && p.shard_dim == 0;
+  }
+  const auto ranks = to.size(0);
+  if (rows_only) {
+    at::Tensor out = to;
+    at::_chunk_cat_out(out, gradients, /*dim=*/0, ranks);
+    return;
+  }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const Param& p = params[static_cast<std::size_t>(reduction[i].index)];
+    const auto rows = p.padded_shape[static_cast<std::size_t>(p.shard_dim)];
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const auto have = std::clamp<std::int64_t>(gradients[i].size(p.shard_dim) - r * rows, 0, rows);
+      const at::Tensor chunk = to[r].narrow(0, reduction[i].offset, p.padded_numel).view(p.padded_shape);
+      chunk.narrow(p.shard_dim, 0, have).copy_(gradients[i].narrow(p.shard_dim, have > 0 ? r * rows : 0, have));
+      chunk.narrow(p.shard_dim, have, rows - have).zero_();
+    }
+  }
+}
+
+void ShardedUnit::copy_in_gradients(const Instruction& instruction, InstructionId id) {
+  auto reduction = std::make_shared<Reduction>();
+  Numel offset = 0;
+  for (const std::int32_t index : std::exchange(joining_, {})) {
+    reduction->push_back({index, offset, slot(BufferWhat::AccumulatedGrad, index)});
+    offset += param(index).padded_numel;
+  }
+  reduction_ = reduction;
+  current_ = {BufferWhat::RsInput, 0, 0};
+  const Buffer to = slot(BufferWhat::RsInput);
+  context_.launch(instruction, id, {&to, 1}, [this, to, reduction, offset, dtype = instruction.dtype] {
+    at::NoGradGuard no_grad;
+    write_chunks(*reduction, params_, tensor(to, 0, {ranks_, offset}, dtype), dtype, *this);
+  });
+}
+
+Numel ShardedUnit::offset_in_reduction(std::int32_t index) const {
+  for (const Reduced& one : *reduction_) {
+    if (one.index == index) return one.offset;
+  }
+  return 0;
+}
+
+/// The reduction goes on in another buffer, and what is held of it with it.
+void ShardedUnit::reduced_into(BufferWhat what, std::int32_t instance) {
+  for (const Reduced& one : *reduction_) {
+    Place& held = param(one.index).held;
+    const bool here = held.what == current_.what && held.instance == current_.instance;
+    if (!offload_ && (here || held.what == BufferWhat::None)) held = {what, instance, one.offset};
+  }
+  current_ = {what, instance, 0};
+}
+
+void ShardedUnit::reduce(const Instruction& instruction, InstructionId id) {
+  const std::int32_t instance = instruction.kind == Kind::ReduceScatter ? instruction.arg : output_;
+  const std::array<Buffer, 2> uses = {slot(BufferWhat::RsInput), slot(BufferWhat::RsOutput, -1, instance)};
+  reduced_into(BufferWhat::RsOutput, instance);
+  if (instruction.kind == Kind::CopyOut) {
+    return context_.launch(instruction, id, uses, [this, uses, numel = instruction.numel, dtype = instruction.dtype] {
+      tensor(uses[1], 0, numel, dtype).copy_(tensor(uses[0], 0, numel, dtype));
+    });
+  }
+  const Numel numel = instruction.numel / instruction.group_size;
+  context_.collective(instruction, id, uses,
+                      [this, uses, numel, dtype = instruction.dtype, op = instruction.reduce_op,
+                       factor = instruction.factor](Communicator& group) {
+                        const bool scaled = op == ReduceOp::PremulSum;
+                        group.reduce_scatter(uses[1].data(), uses[0].data(), numel, dtype, scaled ? ReduceOp::Sum : op);
+                        if (scaled) tensor(uses[1], 0, numel, dtype).mul_(factor);
+                      });
+}
+
+void ShardedUnit::all_reduce(const Instruction& instruction, InstructionId id) {
+  const Buffer in = slot(BufferWhat::RsOutput, -1, instruction.arg);
+  context_.collective(instruction, id, {&in, 1},
+                      [in, numel = instruction.numel, dtype = instruction.dtype, op = instruction.reduce_op](
+                          Communicator& group) { group.all_reduce(in.data(), numel, dtype, op); });
+}
+
+void ShardedUnit::divide(const Instruction& instruction, InstructionId id) {
+  const Buffer in = slot(current_.what, -1, current_.instance);
+  context_.launch(instruction, id, {&in, 1},
+                  [this, in, numel = instruction.numel, dtype = instruction.dtype, factor = instruction.factor] {
+                    tensor(in, 0, numel, dtype).div_(factor);
+                  });
+}
+
+void ShardedUnit::cast_reduced(const Instruction& instruction, InstructionId id) {
+  const std::array<Buffer, 2> uses = {slot(current_.what, -1, current_.instance),
+                                      slot(BufferWhat::GradCast, -1, cast_to_)};
+  reduced_into(BufferWhat::GradCast, cast_to_);
+  context_.launch(instruction, id, uses, [this, uses, numel = instruction.numel, dtype = instruction.dtype] {
+    tensor(uses[1], 0, numel, dtype).copy_(tensor(uses[0], 0, numel, unit_.reduce_dtype));
+  });
+}
+
+void ShardedUnit::add(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const BufferWhat what = instruction.buffer.what;
+  Param& p = param(index);
+  if (what == BufferWhat::AccumulatedGrad) {
+    const Buffer to = slot(BufferWhat::AccumulatedGrad, index);
+    return context_.launch(instruction, id, {&to, 1}, [this, to, &p, dtype = instruction.dtype] {
+      at::NoGradGuard no_grad;
+      tensor(to, 0, p.shape, dtype).add_(p.gradient);
+    });
+  }
+  if (what == BufferWhat::HostGrad) {
+    const Buffer to = slot(BufferWhat::HostGrad, index);
+    return context_.launch(instruction, id, {&to, 1}, [this, to, &p, dtype = instruction.dtype] {
+      tensor(to, 0, p.shard.sizes(), dtype, Stream::Host).add_(std::exchange(p.staged, at::Tensor()));
+    });
+  }
+  // The sharded gradient so far, and the newest reduction's.
+  const Place from = {current_.what, current_.instance, offset_in_reduction(index)};
+  const std::array<Buffer, 2> uses = {slot(p.held.what, -1, p.held.instance), slot(from.what, -1, from.instance)};
+  context_.launch(
+      instruction, id, uses,
+      [this, uses, held = p.held.offset, from = from.offset, numel = instruction.numel, dtype = instruction.dtype] {
+        tensor(uses[0], held, numel, dtype).add_(tensor(uses[1], from, numel, dtype));
+      });
+}
+
+void ShardedUnit::to_host(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  Param& p = param(index);
+  Buffer& host = slot(BufferWhat::HostGrad, index);
+  const DType dtype = unit_.orig_dtype;
+  if (!host.valid()) {
+    host = context_.allocate(Stream::Host, id, p.shard.numel() * itemsize(dtype), MemoryCategory::ShardedGradients);
+  }
+  const bool adds = std::exchange(p.held_on_host, true);
+  const std::array<Buffer, 2> uses = {host, slot(current_.what, -1, current_.instance)};
+  context_.launch(instruction, id, uses,
+                  [this, uses, adds, &p, dtype, offset = offset_in_reduction(index), pool = instruction.stream] {
+                    const at::Tensor from = context_.tensor(uses[1], pool, offset, p.shard.sizes(), dtype);
+                    if (adds) {
+                      p.staged = at::empty_like(p.shard);
+                      p.staged.copy_(from, /*non_blocking=*/true);
+                    } else {
+                      tensor(uses[0], 0, p.shard.sizes(), dtype, Stream::Host).copy_(from, /*non_blocking=*/true);
+                    }
+                  });
+  if (instruction.blocking) static_cast<void>(context_.wait_for(instruction.stream, id));
+}
+
+void ShardedUnit::zero_gradients(const Instruction& instruction, InstructionId id, bool to_zero) {
+  for (Param& p : params_) {
+    if (!to_zero) {
+      p.held_on_host = false;  // what lies on the device has frees of its own
+      continue;
+    }
+    if (p.block < 0) continue;
+    const BlockGradient held = gradient(static_cast<std::size_t>(p.block));
+    if (!held.buffer.valid()) continue;
+    context_.launch(instruction, id, {&held.buffer, 1}, [this, held, numel = p.shard.numel()] {
+      tensor(held.buffer, held.offset, numel, held.dtype, held.pool).zero_();
+    });
+  }
+}
+
+BlockGradient ShardedUnit::gradient(std::size_t block) const {
+  auto& self = const_cast<ShardedUnit&>(*this);
+  const auto found = std::find_if(params_.begin(), params_.end(),
+                                  [&](const Param& p) { return p.block == static_cast<std::int32_t>(block); });
+  const auto index = static_cast<std::int32_t>(found - params_.begin());
+  BlockGradient gradient;
+  gradient.dtype = unit_.orig_dtype;
+  if (offload_) {
+    if (found->held_on_host) gradient.buffer = self.slot(BufferWhat::HostGrad, index);
+    gradient.pool = Stream::Host;
+  } else if (found->held.what != BufferWhat::None) {
+    gradient.buffer = self.slot(found->held.what, -1, found->held.instance);
+    gradient.offset = found->held.offset;
+  }
+  return gradient;
+}
+
+}  // namespace foreshard::exec

@@ -1,0 +1,144 @@
+// Keys and mouse of the canvas.
+
+#include <QKeyEvent>
+#include <QMouseEvent>
+#include <QScrollBar>
+#include <QWheelEvent>
+#include <cmath>
+
+#include "gui/models/timeline/amounts.h"
+#include "gui/view/window/timeline_widget.h"
+
+namespace foreshard::gui {
+namespace {
+
+constexpr double kZoomStep = 0.8;
+constexpr double kPanStep = 0.12;
+
+}  // namespace
+
+bool TimelineWidget::navigate(int key) {
+  switch (key) {
+    case Qt::Key_W: navigation_.zoom(kZoomStep, zoomCentre()); return true;
+    case Qt::Key_S: navigation_.zoom(1 / kZoomStep, zoomCentre()); return true;
+    case Qt::Key_A:
+    case Qt::Key_Left: navigation_.pan(-kPanStep); return true;
+    case Qt::Key_D:
+    case Qt::Key_Right: navigation_.pan(kPanStep); return true;
+    case Qt::Key_F: navigation_.fit(selectedTime()); return true;
+    case Qt::Key_Home: navigation_.show(navigation_.extent()); return true;
+    case Qt::Key_B: navigation_.toggle_bookmark(zoomCentre()); return true;
+    case Qt::Key_N:
+      if (const auto mark = navigation_.next_bookmark(navigation_.range().begin + navigation_.range().length() / 2)) {
+        const SimDuration half = navigation_.range().length() / 2;
+        navigation_.show({*mark - half, *mark + half});
+      }
+      return true;
+    default: return false;
+  }
+}
+
+void TimelineWidget::keyPressEvent(QKeyEvent* event) {
+  if (!scene_ || (event->modifiers() & (Qt::ControlModifier | Qt::AltModifier | Qt::MetaModifier)) != 0)
+    return QAbstractScrollArea::keyPressEvent(event);
+  const int key = physical_key(*event);
+  if (navigate(key)) return navigationChanged();
+  switch (key) {
+    case Qt::Key_Period: return moveSelection(1);
+    case Qt::Key_Comma: return moveSelection(-1);
+    case Qt::Key_Up: return changeLane(-1);
+    case Qt::Key_Down: return changeLane(1);
+    case Qt::Key_M:
+      // Measures the selected slice, or what is seen.
+      navigation_.select_range(selectedTime() ? *selectedTime() : navigation_.range());
+      break;
+    case Qt::Key_R: navigation_.select_range(selectedTime()); break;
+    case Qt::Key_Escape:
+      if (navigation_.selection())
+        navigation_.select_range(std::nullopt);
+      else
+        navigation_.select_slice(std::nullopt);
+      break;
+    default: return QAbstractScrollArea::keyPressEvent(event);
+  }
+  viewport()->update();
+  if (onSelection) onSelection();
+}
+
+void TimelineWidget::mousePressEvent(QMouseEvent* event) {
+  if (!scene_ || event->position().x() < kGutter) return;
+  drag_from_ = event->position();
+  drag_time_ = timeAt(drag_from_.x());
+  const bool pans = event->button() == Qt::MiddleButton || (event->modifiers() & Qt::ShiftModifier) != 0;
+  if (event->button() == Qt::LeftButton || event->button() == Qt::MiddleButton) drag_ = pans ? Drag::Pan : Drag::Select;
+}
+
+void TimelineWidget::mouseMoveEvent(QMouseEvent* event) {
+  mouse_ = event->position();
+  if (!scene_) return;
+  if (drag_ == Drag::Pan) {
+    const double by = (drag_from_.x() - event->position().x()) / std::max(1.0, area().width() - kGutter);
+    const int scroll = static_cast<int>(std::lround(drag_from_.y() - event->position().y()));
+    drag_from_ = event->position();
+    navigation_.pan(by);
+    verticalScrollBar()->setValue(verticalScrollBar()->value() + scroll);
+    return navigationChanged();
+  }
+  if (drag_ == Drag::Select && std::fabs(event->position().x() - drag_from_.x()) > 3) {
+    navigation_.select_range(TimeRange{drag_time_, timeAt(std::max(kGutter, event->position().x()))});
+    if (onSelection) onSelection();
+  }
+  hovered_ = sliceAt(event->position());
+  if (onStatus) {
+    QString text = text_of(duration_words(static_cast<double>(timeAt(std::max(kGutter, event->position().x())))));
+    if (hovered_) {
+      const Timeline& timeline = scene_->sides[static_cast<std::size_t>(hovered_->side)].model->timeline;
+      const Span& span = timeline.spans[hovered_->span];
+      text += "   " + text_of(slice_label(timeline, span)) + "   " +
+              text_of(duration_words(static_cast<double>(span.duration)));
+    }
+    onStatus(text);
+  }
+  viewport()->update();
+}
+
+void TimelineWidget::mouseReleaseEvent(QMouseEvent* event) {
+  const bool clicked = drag_ == Drag::Select && std::fabs(event->position().x() - drag_from_.x()) <= 3;
+  drag_ = Drag::None;
+  navigation_.settle();
+  if (!scene_ || !clicked) return;
+  navigation_.select_range(std::nullopt);
+  selectSlice(sliceAt(event->position()), false);
+}
+
+void TimelineWidget::mouseDoubleClickEvent(QMouseEvent* event) {
+  if (!scene_) return;
+  const auto slice = sliceAt(event->position());
+  if (!slice) return;
+  selectSlice(slice, false);
+  navigation_.fit(selectedTime());
+  navigationChanged();
+}
+
+void TimelineWidget::wheelEvent(QWheelEvent* event) {
+  if (!scene_) return;
+  const QPoint turn = event->angleDelta();
+  if ((event->modifiers() & Qt::ControlModifier) != 0) {
+    navigation_.zoom(std::pow(kZoomStep, turn.y() / 120.0), timeAt(std::max(kGutter, event->position().x())));
+    return navigationChanged();
+  }
+  if ((event->modifiers() & Qt::ShiftModifier) != 0 || std::abs(turn.x()) > std::abs(turn.y())) {
+    const int by = turn.x() != 0 ? turn.x() : turn.y();
+    navigation_.pan(-kPanStep * by / 120.0);
+    return navigationChanged();
+  }
+  verticalScrollBar()->setValue(verticalScrollBar()->value() - turn.y() / 2);
+}
+
+void TimelineWidget::leaveEvent(QEvent*) {
+  mouse_.reset();
+  hovered_.reset();
+  viewport()->update();
+}
+
+}  // namespace foreshard::gui

@@ -1,0 +1,100 @@
+// One simulated device: clock, driver memory, caching allocator with its ledger, kernel costs and what has run. A plain
+// bundle with the few operations that everything that plays on it needs. Owned by one simulation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/job.h"
+#include "core/plan.h"
+#include "sim/device/activity.h"
+#include "sim/device/caching_allocator.h"
+#include "sim/network/collectives.h"
+#include "sim/device/device_clock.h"
+#include "sim/device/driver_memory.h"
+#include "sim/device/interference.h"
+#include "sim/device/kernel_cost.h"
+#include "sim/device/memory_book.h"
+#include "sim/machine/profile.h"
+
+namespace foreshard {
+
+inline int index_of(Stream stream) { return static_cast<int>(stream); }
+
+/// PYTORCH_CUDA_ALLOC_CONF's words and the profile's host costs.
+AllocatorSettings allocator_settings(const AllocatorOptions& options, const HardwareProfile& profile, Bytes memory);
+ClockMode clock_mode(const HardwareProfile& profile);
+
+struct Device {
+  Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
+      : profile(profile_),
+        cost(profile_),
+        clock(clock_mode(profile_), static_cast<int>(kStreamCount)),
+        driver(memory),
+        allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(kStreamCount)),
+        book(allocator),
+        interference(profile_) {}
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  /// Issues work: host cost first, then the stream. Returns when it runs.
+  Interval launch(Stream stream, SimDuration host_ns, SimDuration device_ns, const ActivitySpan& what,
+                  SimTime not_before = 0, int communicator = -1) {
+    clock.host_cost(host_ns);
+    const SimTime idle_since = clock.tail(index_of(stream));
+    const bool compute = stream == Stream::D;
+    const SimTime free_at = compute ? compute_tail : 0;
+    if (compute && interference.active()) {
+      const SimTime start = std::max({idle_since, clock.host(), not_before});
+      device_ns = interference.compute(start, device_ns);
+    }
+    const Interval span = clock.enqueue(index_of(stream), device_ns, not_before, communicator);
+    ++activity.events;
+    if (compute) {
+      if (span.start > free_at) activity.gaps.push_back({free_at, span.start, span.start > idle_since, what.phase});
+      compute_tail = span.end;
+      activity.compute_busy += span.end - span.start;
+    }
+    if (activity.keep_spans) {
+      ActivitySpan& kept = activity.spans.emplace_back(what);
+      kept.start = span.start;
+      kept.end = span.end;
+      kept.stream = stream;
+    }
+    return span;
+  }
+
+  /// Kernels of the compute stream, one after the other, as launch() would place them; no spans are kept. `host_before`
+  /// is what the host pays before the kernel at this place; called in order, last with the number of kernels.
+  /// `Kernel` has host, device and launches. REQUIRES clock.is_plain().
+  template <class Kernel, class HostBefore>
+  void launch_all(const std::vector<Kernel>& kernels, Phase phase, const HostBefore& host_before) {
+    const int stream = index_of(Stream::D);
+    SimTime host = clock.host(), tail = clock.tail(stream);
+    const bool beside = interference.active();
+    for (std::size_t k = 0; k < kernels.size(); ++k) {
+      const Kernel& kernel = kernels[k];
+      host += host_before(k) + kernel.host;
+      if (!kernel.launches) continue;
+      const SimTime start = std::max(tail, host);
+      const SimDuration time = beside ? interference.compute(start, kernel.device) : kernel.device;
+      if (start > compute_tail) activity.gaps.push_back({compute_tail, start, start > tail, phase});
+      tail = compute_tail = start + time;
+      activity.compute_busy += time;
+    }
+    clock.placed(stream, host + host_before(kernels.size()), tail);
+  }
+
+  const HardwareProfile& profile;
+  KernelCost cost;
+  DeviceClock clock;
+  DriverMemory driver;
+  CachingAllocator allocator;
+  MemoryBook book;
+  Interference interference;
+  Activity activity;
+  SimTime compute_tail = 0;  // end of the last work on D; clock.tail(D) also moves by waits
+};
+
+}  // namespace foreshard

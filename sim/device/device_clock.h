@@ -1,0 +1,109 @@
+// The clock of one simulated device: one host thread, FIFO streams, events. Integer nanoseconds; time never moves back.
+//
+// The host issues work in program order, so a stream's operation starts at max(host, end of the previous one, awaited
+// events) and no event queue is needed. Three modes say how far the host runs ahead of the device, as the virtual
+// device of the recordings has them: Model (times as computed), Lazy (nothing is finished until the host waits for it),
+// Instant (everything is finished when enqueued, and host calls take no time). Owned by one simulation; not shared
+// between threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/units.h"
+#include "sim/device/retime.h"
+
+namespace foreshard {
+
+enum class ClockMode : std::uint8_t { Model, Lazy, Instant };
+
+/// When the work that a stream held at record time is done.
+struct EventStamp {
+  std::int32_t stream = -1;    // -1: never recorded
+  std::int32_t snapshot = -1;  // Lazy: what the stream had seen; Model: the event of the tape
+  SimTime time = 0;
+};
+
+struct Interval {
+  SimTime start = 0, end = 0;
+};
+
+class DeviceClock {
+ public:
+  DeviceClock(ClockMode mode, int streams);
+
+  ClockMode mode() const { return mode_; }
+  SimTime host() const { return host_; }
+  SimTime tail(int stream) const { return tails_[static_cast<std::size_t>(stream)]; }
+  SimTime device_tail() const;
+
+  void host_cost(SimDuration duration) {
+    if (mode_ == ClockMode::Instant) return;
+    host_ += duration;
+    if (tape_ != nullptr) tape_->host_cost(duration);
+  }
+
+  /// From now on all that is issued is written down too; nullptr ends it. Mode Model only.
+  void record_on(IssueTape* tape) { tape_ = mode_ == ClockMode::Model ? tape : nullptr; }
+  IssueTape* tape() const { return tape_; }
+
+  /// Appends work to a stream; `not_before` is a further bound on its start: a communicator that is busy, which then is
+  /// `communicator`, a GroupKind.
+  Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
+    if (next_given_ < given_.size()) return enqueue_given(stream, communicator);
+    if (tape_ != nullptr) write_down(stream, duration, communicator);
+    SimTime& tail = tails_[static_cast<std::size_t>(stream)];
+    Interval span;
+    span.start = tail > host_ ? tail : host_;
+    if (not_before > span.start) span.start = not_before;
+    span.end = mode_ == ClockMode::Instant ? span.start : span.start + duration;
+    tail = span.end;
+    if (mode_ == ClockMode::Lazy) ++issued(stream);
+    return span;
+  }
+
+  /// Whether enqueue() is nothing but max(host, end of the previous one).
+  bool is_plain() const { return mode_ == ClockMode::Model && tape_ == nullptr && next_given_ >= given_.size(); }
+  /// Where host and stream stand after work that the caller has placed as enqueue() would. REQUIRES is_plain().
+  void placed(int stream, SimTime host, SimTime tail) {
+    host_ = host;
+    tails_[static_cast<std::size_t>(stream)] = tail;
+  }
+
+  /// From now on work runs when these say, in the order in which it is issued; their zero is now.
+  void follow(std::vector<Interval> schedule);
+
+  EventStamp record(int stream);
+  void stream_wait(int stream, const EventStamp& event);
+  /// What a poll of the event answers now.
+  bool finished(const EventStamp& event) const;
+  /// The host blocks; the answer is how long.
+  SimDuration host_wait(const EventStamp& event);
+  SimDuration stream_synchronize(int stream);
+  SimDuration device_synchronize();
+
+ private:
+  Interval enqueue_given(int stream, int communicator);
+  void write_down(int stream, SimDuration duration, int communicator) {
+    if (communicator < 0)
+      tape_->run(stream, duration);
+    else
+      tape_->collective(stream, communicator, duration);
+  }
+  std::uint32_t& issued(int stream);
+  void reach(SimTime time, const std::uint32_t* seen);
+
+  ClockMode mode_;
+  IssueTape* tape_ = nullptr;
+  int streams_;
+  SimTime host_ = 0;
+  std::vector<SimTime> tails_;
+  std::vector<Interval> given_;  // on this clock
+  std::size_t next_given_ = 0;
+  // Lazy only: what each stream has seen of every stream (row by row), what the host knows done, and recorded rows.
+  std::vector<std::uint32_t> seen_;
+  std::vector<std::uint32_t> done_;
+  std::vector<std::uint32_t> snapshots_;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,73 @@
+#include "sim/device/interference.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace foreshard {
+namespace {
+
+constexpr double kLargestShare = 0.5;
+
+double share_of(const HardwareProfile& profile) {
+  if (profile.kind != "gpu" || profile.generation == "none" || profile.sm_count <= 0) return 0;
+  return std::min(kLargestShare, static_cast<double>(profile.channels) / profile.sm_count);
+}
+
+}  // namespace
+
+Interference::Interference(const HardwareProfile& profile) : Interference(share_of(profile)) {}
+
+SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
+  SimDuration total = 0;
+  const std::size_t oldest = count_ > kMost ? count_ - kMost : 0;
+  for (std::size_t k = count_; k-- > oldest;) {
+    const Window& window = ring_[k % kMost];
+    if (window.end <= begin && window.begin < end) break;  // windows of one stream are in order
+    if (window.begin < end) total += std::min(window.end, end) - std::max(window.begin, begin);
+  }
+  return total;
+}
+
+Interference::Windows::Stretch Interference::Windows::stretch(SimTime begin) const {
+  Stretch result{begin, std::numeric_limits<SimTime>::max(), 0};
+  const std::size_t oldest = count_ > kMost ? count_ - kMost : 0;
+  for (std::size_t k = count_; k-- > oldest;) {
+    const Window& window = ring_[k % kMost];
+    if (window.end <= begin) break;  // as overlap() does
+    result.windows += window.begin <= begin ? 1 : 0;
+    result.end = std::min(result.end, window.begin <= begin ? window.end : window.begin);
+  }
+  return result;
+}
+
+void Interference::Windows::keep(SimTime begin, SimTime end) {
+  if (end <= begin) return;
+  if (count_ > 0) {
+    Window& last = ring_[(count_ - 1) % kMost];
+    if (last.end >= begin && last.begin <= begin) {
+      last.end = std::max(last.end, end);
+      return;
+    }
+  }
+  ring_[count_++ % kMost] = {begin, end};
+}
+
+SimDuration Interference::compute(SimTime start, SimDuration alone) {
+  double duration = static_cast<double>(alone) + owed_;
+  owed_ = 0;
+  if (start < stretch_.begin || start >= stretch_.end) stretch_ = collectives_.stretch(start);
+  const SimDuration beside =
+      start + alone <= stretch_.end ? stretch_.windows * alone : collectives_.overlap(start, start + alone);
+  duration += slowdown_ * static_cast<double>(beside);
+  const auto taken = static_cast<SimDuration>(duration);
+  computed_.keep(start, start + taken);
+  return taken;
+}
+
+void Interference::collective(SimTime begin, SimTime end) {
+  owed_ += slowdown_ * static_cast<double>(computed_.overlap(begin, end));
+  collectives_.keep(begin, end);
+  stretch_ = {};
+}
+
+}  // namespace foreshard

@@ -1,0 +1,58 @@
+// What a collective costs the compute beside it. NCCL runs one thread block per channel and keeps those
+// multiprocessors, so kernels that run at the same time take 1 / (1 - channels / multiprocessors) as long.
+//
+// The simulator issues work in host order, so a collective may be issued after compute that it runs beside: what it
+// adds to work already placed is owed by the next kernel. Owned by one simulated device.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/units.h"
+#include "sim/machine/profile.h"
+
+namespace foreshard {
+
+class Interference {
+ public:
+  explicit Interference(const HardwareProfile& profile);
+  /// For tests: a share of the device taken by a running collective.
+  explicit Interference(double share) : slowdown_(share / (1 - share)) {}
+
+  bool active() const { return slowdown_ > 0; }
+
+  /// Duration of a kernel that would take `alone` from `start`, beside what is known to run; takes over what is owed.
+  SimDuration compute(SimTime start, SimDuration alone);
+  /// A collective that runs in [begin, end).
+  void collective(SimTime begin, SimTime end);
+
+ private:
+  struct Window {
+    SimTime begin = 0, end = 0;
+  };
+  /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
+  class Windows {
+   public:
+    SimDuration overlap(SimTime begin, SimTime end) const;
+    /// Until when as many windows run as at `begin`, and how many.
+    struct Stretch {
+      SimTime begin = 0, end = -1;
+      std::int64_t windows = 0;
+    };
+    Stretch stretch(SimTime begin) const;
+    void keep(SimTime begin, SimTime end);
+
+   private:
+    static constexpr std::size_t kMost = 256;
+    std::array<Window, kMost> ring_{};
+    std::size_t count_ = 0;  // ever kept; the last is ring_[(count_ - 1) % kMost]
+  };
+
+  double slowdown_ = 0;  // extra time per time beside a collective
+  Windows computed_, collectives_;
+  Windows::Stretch stretch_;  // where the last kernel began; kernels are short beside collectives
+  double owed_ = 0;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,75 @@
+// How long one kernel takes on the device and one call on the host: a roofline from the hardware profile, or, for
+// profiles of kind "virtual", the virtual device's own clock. Pure functions of the profile; durations in nanoseconds.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "core/lowering/lowering.h"
+#include "core/units.h"
+#include "sim/machine/profile.h"
+#include "sim/device/work_times.h"
+
+namespace foreshard {
+
+/// 10^12 float32 operations per second that convolutions reach on tensor cores; 0 where the device has none. Where it
+/// was not measured, the share of its peak that half precision reaches.
+double tf32_gemm_tflops(const HardwareProfile& profile);
+
+class KernelCost {
+ public:
+  explicit KernelCost(const HardwareProfile& profile);
+
+  /// Device time of all launches of a lowered kernel.
+  SimDuration device(const Kernel& kernel) const;
+  /// The same on the virtual device, which goes by PyTorch's launch parameters. `rows`: of the operator's result, all
+  /// dimensions but the last. `heads`: the result has heads of their own dimension, which lie transposed.
+  SimDuration on_virtual(const Kernel& kernel, std::string_view op, bool backward, bool heads, Numel rows,
+                         Numel head_size) const;
+  /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
+  SimDuration host(const Kernel& kernel) const {
+    if (work_.measured()) return 0;
+    return kernel.launches > 0 ? op_ns_ + kernel.launches * launch_ns_ : op_ns_;
+  }
+  /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
+  SimDuration copy(Bytes moved, DType dtype) const;
+  SimDuration fill(Bytes written) const;
+  /// A launch of so many threads, on the virtual device.
+  SimDuration threads(double count) const;
+  /// Over the host link.
+  SimDuration transfer(Bytes bytes) const;
+  /// Host time of staging a transfer from or to pageable memory.
+  SimDuration staging(Bytes bytes) const;
+
+  /// A host's own work; see sim/device/work_times.h. The rest of this class serves where it was not measured.
+  const WorkTimes& work() const { return work_; }
+  SimDuration segment_host() const { return work_.measured() ? launch_ns_ : 0; }
+  /// What a segment costs the stream beside its operators.
+  SimDuration segment(bool backward) const { return backward ? segment_backward_ns_ : segment_forward_ns_; }
+
+  SimDuration launch_ns() const { return launch_ns_; }
+  SimDuration op_ns() const { return op_ns_; }
+  SimDuration call_ns() const { return call_ns_; }
+  bool is_virtual() const { return virtual_; }
+
+ private:
+  SimDuration gemm(const Kernel& kernel) const;
+  double gemm_rate(const Kernel& kernel) const;
+  SimDuration memory_bound(Bytes bytes) const;
+  SimDuration with_ramp(SimDuration least, SimDuration work) const;
+  double rate(const std::vector<double>& table, DType dtype) const { return table[static_cast<std::size_t>(dtype)]; }
+
+  WorkTimes work_;
+  bool virtual_;
+  bool ramps_;  // a card: every kernel fills and drains the device
+  SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_, segment_forward_ns_, segment_backward_ns_;
+  double bytes_per_ns_;  // HBM, reached
+  double attention_share_;
+  double ns_per_thread_;
+  double link_bytes_per_ns_, staging_bytes_per_ns_;
+  int sm_count_;
+  double tf32_;                               // operations per nanosecond; 0: the device has no such cores
+  std::vector<double> gemm_, peak_, vector_;  // operations per nanosecond, by DType
+};
+
+}  // namespace foreshard

@@ -1,0 +1,183 @@
+#include "sim/device/pointwise_fusion.h"
+
+#include <algorithm>
+#include <set>
+
+namespace foreshard {
+namespace {
+
+bool fuses(const Kernel& kernel) {
+  return kernel.kind == KernelClass::Elementwise || kernel.kind == KernelClass::Reduction ||
+         kernel.kind == KernelClass::Copy || kernel.launches == 0;
+}
+
+/// Builds the fused list of one pass.
+class Fusion {
+ public:
+  Fusion(const KernelList& list, const std::vector<Slot>& slots) : list_(list), slots_(slots) {}
+
+  KernelList run() {
+    const std::size_t count = list_.kernels.size();
+    for (std::size_t begin = 0; begin < count;) {
+      std::size_t end = begin;
+      while (end < count && fuses(list_.kernels[end])) ++end;
+      if (end - begin < 2) {
+        copy(list_.kernels[begin]);
+        ++begin;
+        continue;
+      }
+      fuse(begin, end);
+      begin = end;
+    }
+    return std::move(made_);
+  }
+
+ private:
+  std::int32_t here() const { return static_cast<std::int32_t>(made_.events.size()); }
+
+  void append(std::int32_t begin, std::int32_t end) {
+    made_.events.insert(made_.events.end(), list_.events.begin() + begin, list_.events.begin() + end);
+  }
+
+  void copy(Kernel kernel) {
+    const Kernel old = kernel;
+    kernel.before_begin = here();
+    append(old.before_begin, old.before_end);
+    kernel.before_end = kernel.after_begin = here();
+    append(old.after_begin, old.after_end);
+    kernel.after_end = here();
+    made_.kernels.push_back(kernel);
+  }
+
+  /// Storages allocated and freed between the two kernels.
+  std::set<std::int32_t> inner_slots(std::size_t begin, std::size_t end) const {
+    std::set<std::int32_t> opened, inner;
+    for (std::size_t k = begin; k < end; ++k) {
+      for_events(list_.kernels[k], [&](const MemoryEvent& event) {
+        if (event.alloc) opened.insert(event.slot);
+        if (!event.alloc && opened.count(event.slot) > 0) inner.insert(event.slot);
+      });
+    }
+    return inner;
+  }
+
+  template <class F>
+  void for_events(const Kernel& kernel, F f) const {
+    for (std::int32_t e = kernel.before_begin; e < kernel.before_end; ++e) f(list_.events[static_cast<std::size_t>(e)]);
+    for (std::int32_t e = kernel.after_begin; e < kernel.after_end; ++e) f(list_.events[static_cast<std::size_t>(e)]);
+  }
+
+  void fuse(std::size_t begin, std::size_t end) {
+    const std::set<std::int32_t> inner = inner_slots(begin, end);
+    Kernel fused = list_.kernels[begin];
+    fused.kind = KernelClass::Elementwise;
+    fused.flops = fused.read = fused.written = 0;
+    fused.launches = 0;
+    Bytes largest = 0, spared = 0;
+    std::vector<MemoryEvent> before, after;
+    for (std::size_t k = begin; k < end; ++k) {
+      const Kernel& kernel = list_.kernels[k];
+      fused.flops += kernel.flops;
+      fused.read += kernel.read;
+      fused.written += kernel.written;
+      fused.unknown = fused.unknown || kernel.unknown;
+      fused.launches = std::max(fused.launches, std::min(kernel.launches, 1));
+      if (fused.model_op < 0) fused.model_op = kernel.model_op;
+      largest = std::max(largest, kernel.read + kernel.written);
+      for_events(kernel, [&](const MemoryEvent& event) {
+        if (event.slot >= 0 && inner.count(event.slot) > 0) return;
+        (event.alloc ? before : after).push_back(event);
+        // What leaves the run is written once but not read back inside it.
+        if (event.alloc && k + 1 < end) spared += slots_[static_cast<std::size_t>(event.slot)].bytes;
+      });
+    }
+    for (const std::int32_t slot : inner) spared += 2 * slots_[static_cast<std::size_t>(slot)].bytes;
+    const Bytes all = fused.read + fused.written;
+    const Bytes moved = std::max(all - spared, largest / 2);
+    fused.read = all > 0 ? static_cast<Bytes>(static_cast<double>(moved) * static_cast<double>(fused.read) /
+                                              static_cast<double>(all))
+                         : 0;
+    fused.written = moved - fused.read;
+    fused.before_begin = here();
+    made_.events.insert(made_.events.end(), before.begin(), before.end());
+    fused.before_end = fused.after_begin = here();
+    made_.events.insert(made_.events.end(), after.begin(), after.end());
+    fused.after_end = here();
+    made_.kernels.push_back(fused);
+  }
+
+  const KernelList& list_;
+  const std::vector<Slot>& slots_;
+  KernelList made_;
+};
+
+/// Events of a list by kernel, so that they can be moved.
+struct KernelEvents {
+  std::vector<MemoryEvent> before, after;
+};
+
+std::vector<KernelEvents> events_by_kernel(const KernelList& list) {
+  std::vector<KernelEvents> events;
+  for (const Kernel& kernel : list.kernels) {
+    const auto at = [&list](std::int32_t e) { return list.events.begin() + e; };
+    events.push_back(
+        {{at(kernel.before_begin), at(kernel.before_end)}, {at(kernel.after_begin), at(kernel.after_end)}});
+  }
+  return events;
+}
+
+void put_events(KernelList& list, const std::vector<KernelEvents>& events) {
+  list.events.clear();
+  const auto here = [&list] { return static_cast<std::int32_t>(list.events.size()); };
+  for (std::size_t k = 0; k < list.kernels.size(); ++k) {
+    Kernel& kernel = list.kernels[k];
+    kernel.before_begin = here();
+    list.events.insert(list.events.end(), events[k].before.begin(), events[k].before.end());
+    kernel.before_end = kernel.after_begin = here();
+    list.events.insert(list.events.end(), events[k].after.begin(), events[k].after.end());
+    kernel.after_end = here();
+  }
+}
+
+/// Storages that pointwise kernels make in `made` and backward lets go of: they live until the next product has read
+/// them, and again for the kernel of backward that is the last to use them.
+void make_again(KernelList& made, KernelList& backward) {
+  std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
+  for (std::size_t k = 0; k < forth.size(); ++k) {
+    if (!fuses(made.kernels[k])) continue;
+    const std::vector<MemoryEvent> allocated = forth[k].before;
+    for (const MemoryEvent& event : allocated) {
+      if (!event.alloc) continue;
+      const MemoryEvent release{event.slot, false};
+      const auto holds = [&release](const KernelEvents& e) {
+        return std::find(e.after.begin(), e.after.end(), release) != e.after.end() ||
+               std::find(e.before.begin(), e.before.end(), release) != e.before.end();
+      };
+      if (std::any_of(forth.begin(), forth.end(), holds)) continue;  // not saved
+      const auto user = std::find_if(back.begin(), back.end(), holds);
+      if (user == back.end()) continue;  // another segment's
+      std::size_t product = k + 1;
+      while (product < made.kernels.size() && fuses(made.kernels[product])) ++product;
+      if (product == made.kernels.size()) continue;  // the pass's result
+      forth[product].after.push_back(release);
+      user->before.insert(user->before.begin(), {event.slot, true});
+    }
+  }
+  put_events(made, forth);
+  put_events(backward, back);
+}
+
+}  // namespace
+
+LoweredProgram fuse_pointwise(const LoweredProgram& program) {
+  LoweredProgram fused = program;
+  for (SegmentTemplate& segment : fused.templates) {
+    make_again(segment.recompute.kernels.empty() ? segment.forward : segment.recompute, segment.backward);
+    segment.forward = Fusion(segment.forward, segment.slots).run();
+    segment.recompute = Fusion(segment.recompute, segment.slots).run();
+    segment.backward = Fusion(segment.backward, segment.slots).run();
+  }
+  return fused;
+}
+
+}  // namespace foreshard

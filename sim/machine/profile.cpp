@@ -1,0 +1,467 @@
+#include "sim/machine/profile.h"
+
+#include <unistd.h>
+
+#include <toml++/toml.h>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<std::string_view, 4> kLevels{"datasheet", "published", "microbenchmark", "measured-step"};
+constexpr double kLargest = 1e15;  // no rate, bandwidth, time or size of a machine is beyond it
+constexpr std::array<std::string_view, kTensorWorks> kTensorWork{"copy", "fill", "add",   "scale",
+                                                                 "join", "norm", "adamw", "sgd"};
+constexpr std::uintmax_t kLargestFile = 1 << 20;
+
+struct NumberKey {
+  const char* table;
+  const char* key;
+  double low;  // smallest value that makes sense
+  double HardwareProfile::*number = nullptr;
+  SimDuration HardwareProfile::*integer = nullptr;
+  int HardwareProfile::*small = nullptr;
+};
+
+const std::array<NumberKey, 15> kNumbers{{
+    {"device", "attention_share", 1e-3, &HardwareProfile::attention_share},
+    {"device", "hbm_gb_per_s", 1e-3, &HardwareProfile::hbm_gb_per_s},
+    {"device", "hbm_share", 1e-3, &HardwareProfile::hbm_share},
+    {"device", "memory_bytes", 1, nullptr, &HardwareProfile::memory_bytes},
+    {"device", "sm_count", 1, nullptr, nullptr, &HardwareProfile::sm_count},
+    {"device", "min_kernel_ns", 0, nullptr, &HardwareProfile::min_kernel_ns},
+    {"host", "launch_ns", 0, nullptr, &HardwareProfile::launch_ns},
+    {"host", "op_ns", 0, nullptr, &HardwareProfile::op_ns},
+    {"host", "call_ns", 0, nullptr, &HardwareProfile::call_ns},
+    {"host", "driver_alloc_ns", 0, nullptr, &HardwareProfile::driver_alloc_ns},
+    {"host", "host_link_gb_per_s", 1e-3, &HardwareProfile::host_link_gb_per_s},
+    {"host", "host_copy_gb_per_s", 1e-3, &HardwareProfile::host_copy_gb_per_s},
+    {"links", "scale_up_gb_per_s", 1e-3, &HardwareProfile::scale_up_gb_per_s},
+    {"links", "scale_out_gb_per_s", 1e-3, &HardwareProfile::scale_out_gb_per_s},
+    {"links", "channel_gb_per_s", 1e-3, &HardwareProfile::channel_gb_per_s},
+}};
+
+/// Reads one profile; the first thing that is wrong is kept and ends the reading.
+class Reader {
+ public:
+  Reader(const toml::table& root, std::string file) : root_(root), file_(std::move(file)) {}
+
+  Result<HardwareProfile> read() {
+    check_keys(root_, "",
+               {"schema", "id", "kind", "level", "interval", "peak_tflops", "gemm_tflops", "vector_tflops", "device",
+                "host", "links", "extra", "sources", "operators", "collectives", "work", "calibration"});
+    const std::string schema = text(root_, "", "schema");
+    if (!error_ && schema != "foreshard.profile/1") {
+      wrong(ErrorCode::Unsupported, "schema", "foreshard.profile/1", schema, "");
+    }
+    profile_.id = text(root_, "", "id");
+    profile_.kind = choice(root_, "", "kind", {"gpu", "cpu", "virtual"});
+    const std::string level = choice(root_, "", "level", {kLevels.begin(), kLevels.end()});
+    const auto found = std::find(kLevels.begin(), kLevels.end(), level);
+    if (found != kLevels.end()) profile_.level = static_cast<CalibrationLevel>(found - kLevels.begin());
+    profile_.interval = number(root_, "", "interval", 0.0, 10.0);
+    rates("peak_tflops", profile_.peak_tflops, true);
+    rates("gemm_tflops", profile_.gemm_tflops, true);
+    rates("vector_tflops", profile_.vector_tflops, false);
+    numbers();
+    strings();
+    measured_operators();
+    measured_collectives();
+    measured_work();
+    if (error_) return fail(*error_);
+    return profile_;
+  }
+
+ private:
+  void wrong(ErrorCode code, const std::string& place, const std::string& expected, const std::string& got,
+             const std::string& hint) {
+    if (!error_) error_ = Error{code, "the hardware profile cannot be used", file_, place, expected, got, hint};
+  }
+
+  static std::string path(const std::string& table, const std::string& key) {
+    return table.empty() ? key : table + "." + key;
+  }
+
+  void check_keys(const toml::table& table, const std::string& name, const std::vector<std::string_view>& known) {
+    for (const auto& [key, node] : table) {
+      if (std::find(known.begin(), known.end(), key.str()) != known.end()) continue;
+      std::string list;
+      for (const std::string_view k : known) list += (list.empty() ? "" : ", ") + std::string(k);
+      wrong(ErrorCode::UnknownKey, path(name, std::string(key.str())), "one of " + list, std::string(key.str()), "");
+    }
+  }
+
+  const toml::table* table(const std::string& name, bool required) {
+    const toml::node* node = root_.get(name);
+    if (node == nullptr) {
+      if (required) wrong(ErrorCode::MissingKey, name, "a table [" + name + "]", "nothing", "");
+      return nullptr;
+    }
+    if (!node->is_table()) wrong(ErrorCode::WrongType, name, "a table", "another type", "");
+    return node->as_table();
+  }
+
+  std::string text(const toml::table& table, const std::string& name, const std::string& key) {
+    const toml::node* node = table.get(key);
+    if (node == nullptr) {
+      wrong(ErrorCode::MissingKey, path(name, key), "a text", "nothing", "");
+      return {};
+    }
+    const auto value = node->value_exact<std::string>();
+    if (!value) wrong(ErrorCode::WrongType, path(name, key), "a text", "another type", "");
+    return value.value_or("");
+  }
+
+  std::string choice(const toml::table& table, const std::string& name, const std::string& key,
+                     const std::vector<std::string_view>& words) {
+    const std::string value = text(table, name, key);
+    if (error_ || std::find(words.begin(), words.end(), value) != words.end()) return value;
+    std::string list;
+    for (const std::string_view word : words) list += (list.empty() ? "" : " | ") + std::string(word);
+    wrong(ErrorCode::OutOfRange, path(name, key), list, value, "");
+    return value;
+  }
+
+  double number(const toml::table& table, const std::string& name, const std::string& key, double low, double high) {
+    const toml::node* node = table.get(key);
+    if (node == nullptr) {
+      wrong(ErrorCode::MissingKey, path(name, key), "a number", "nothing", "");
+      return low;
+    }
+    const auto value = node->is_number() ? node->value<double>() : std::nullopt;
+    if (!value) {
+      wrong(ErrorCode::WrongType, path(name, key), "a number", "another type", "");
+      return low;
+    }
+    if (!(*value >= low && *value <= high)) {
+      std::ostringstream bounds, got;
+      bounds << "a number from " << low << " to " << high;
+      got << *value;
+      wrong(ErrorCode::OutOfRange, path(name, key), bounds.str(), got.str(), "");
+      return low;
+    }
+    return *value;
+  }
+
+  void rates(const std::string& name, std::map<DType, double>& into, bool required) {
+    const toml::table* rows = table(name, required);
+    if (rows == nullptr) return;
+    for (const auto& [key, node] : *rows) {
+      const std::string word(key.str());
+      const auto dtype = parse_dtype(word);
+      if (!dtype) {
+        wrong(ErrorCode::UnknownKey, path(name, word), "a dtype such as bfloat16", word, "");
+        return;
+      }
+      into[*dtype] = number(*rows, name, word, 1e-6, 1e6);
+    }
+    if (into.empty()) wrong(ErrorCode::MissingKey, name, "at least one dtype", "an empty table", "");
+  }
+
+  void numbers() {
+    for (const char* name : {"device", "host", "links"}) {
+      const toml::table* rows = table(name, true);
+      if (rows == nullptr) return;
+      std::vector<std::string_view> known;
+      for (const NumberKey& k : kNumbers) {
+        if (std::string_view(k.table) != name) continue;
+        known.push_back(k.key);
+        const double high = k.small != nullptr ? 1e6 : kLargest;
+        const double value = number(*rows, name, k.key, k.low, high);
+        if (k.number != nullptr) profile_.*k.number = value;
+        if (k.integer != nullptr) profile_.*k.integer = static_cast<SimDuration>(value);
+        if (k.small != nullptr) profile_.*k.small = static_cast<int>(value);
+      }
+      if (std::string_view(name) == "host") {
+        known.push_back("cpu");
+        profile_.host_cpu = choice(*rows, name, "cpu", {"intel", "amd"});
+      }
+      if (std::string_view(name) == "links") {
+        known.insert(known.end(), {"generation", "channels"});
+        profile_.generation = choice(*rows, name, "generation", {"volta", "ampere", "hopper", "blackwell", "none"});
+        profile_.channels = static_cast<int>(number(*rows, name, "channels", 1, 64));
+      }
+      check_keys(*rows, name, known);
+    }
+  }
+
+  void strings() {
+    if (const toml::table* rows = table("sources", true)) {
+      for (const auto& [key, node] : *rows) {
+        profile_.sources[std::string(key.str())] = text(*rows, "sources", std::string(key.str()));
+      }
+    }
+    if (const toml::table* rows = table("calibration", false)) {
+      for (const auto& [key, node] : *rows) {
+        profile_.calibration[std::string(key.str())] = text(*rows, "calibration", std::string(key.str()));
+      }
+    }
+    if (const toml::table* rows = table("extra", profile_.kind == "virtual")) {
+      for (const auto& [key, node] : *rows) {
+        const std::string word(key.str());
+        profile_.extra[word] = number(*rows, "extra", word, 0, kLargest);
+      }
+    }
+  }
+
+  /// Each table of an array of tables, with its name for errors.
+  template <class F>
+  void each(const char* name, F read) {
+    const toml::node* node = root_.get(name);
+    if (node == nullptr) return;
+    const toml::array* rows = node->as_array();
+    if (rows == nullptr) return wrong(ErrorCode::WrongType, name, "an array of tables", "another type", "");
+    for (std::size_t i = 0; i < rows->size() && !error_; ++i) {
+      const std::string place = std::string(name) + "[" + std::to_string(i) + "]";
+      const toml::table* row = (*rows)[i].as_table();
+      if (row == nullptr) return wrong(ErrorCode::WrongType, place, "a table", "another type", "");
+      read(*row, place);
+    }
+  }
+
+  void measured_operators() {
+    each("operators", [this](const toml::table& row, const std::string& place) {
+      check_keys(row, place, {"signature", "forward_ns", "backward_ns"});
+      MeasuredOperator op{text(row, place, "signature"), -1, -1};
+      if (row.contains("forward_ns"))
+        op.forward_ns = static_cast<SimDuration>(number(row, place, "forward_ns", 0, kLargest));
+      if (row.contains("backward_ns"))
+        op.backward_ns = static_cast<SimDuration>(number(row, place, "backward_ns", 0, kLargest));
+      profile_.operators.push_back(std::move(op));
+    });
+  }
+
+  void measured_collectives() {
+    each("collectives", [this](const toml::table& row, const std::string& place) {
+      check_keys(row, place, {"kind", "ranks", "bytes", "ns", "beside_ns", "taken_ns", "cpu_ns"});
+      MeasuredCollective curve;
+      curve.kind = choice(row, place, "kind", {"all_gather", "reduce_scatter", "all_reduce", "broadcast"});
+      curve.ranks = static_cast<int>(number(row, place, "ranks", 2, 1e6));
+      curve.bytes = whole_numbers(row, place, "bytes");
+      curve.ns = whole_numbers(row, place, "ns");
+      check_curve(place, curve.bytes, curve.ns.size());
+      const std::array<std::pair<const char*, std::vector<SimDuration>*>, 3> loads{
+          {{"beside_ns", &curve.beside_ns}, {"taken_ns", &curve.taken_ns}, {"cpu_ns", &curve.cpu_ns}}};
+      for (const auto& [key, times] : loads) {
+        if (error_ || !row.contains(key)) continue;
+        *times = whole_numbers(row, place, key);
+        check_curve(place, curve.bytes, times->size());
+      }
+      if (!error_) profile_.collectives.push_back(std::move(curve));
+    });
+  }
+
+  void measured_work() {
+    each("work", [this](const toml::table& row, const std::string& place) {
+      check_keys(row, place, {"kind", "bytes", "ns"});
+      const std::string kind = choice(row, place, "kind", {kTensorWork.begin(), kTensorWork.end()});
+      const auto found = std::find(kTensorWork.begin(), kTensorWork.end(), kind) - kTensorWork.begin();
+      MeasuredWork curve{static_cast<TensorWork>(found), whole_numbers(row, place, "bytes"),
+                         whole_numbers(row, place, "ns")};
+      check_curve(place, curve.bytes, curve.ns.size());
+      if (!error_) profile_.work.push_back(std::move(curve));
+    });
+  }
+
+  void check_curve(const std::string& place, const std::vector<Bytes>& bytes, std::size_t times) {
+    if (error_) return;
+    const bool ascending = std::is_sorted(bytes.begin(), bytes.end(), std::less_equal<>());
+    if (!bytes.empty() && bytes.size() == times && ascending && bytes.front() > 0) return;
+    wrong(ErrorCode::Inconsistent, place, "ascending sizes above 0 and as many times",
+          std::to_string(bytes.size()) + " sizes, " + std::to_string(times) + " times", "");
+  }
+
+  std::vector<std::int64_t> whole_numbers(const toml::table& row, const std::string& place, const std::string& key) {
+    std::vector<std::int64_t> numbers;
+    const toml::node* node = row.get(key);
+    if (node == nullptr || !node->is_array()) {
+      wrong(node == nullptr ? ErrorCode::MissingKey : ErrorCode::WrongType, path(place, key), "a list of numbers",
+            node == nullptr ? "nothing" : "another type", "");
+      return numbers;
+    }
+    for (const toml::node& item : *node->as_array()) {
+      const auto value = item.value_exact<std::int64_t>();
+      if (!value || *value < 0 || static_cast<double>(*value) > kLargest) {
+        wrong(ErrorCode::WrongType, path(place, key), "whole numbers from 0 on", "something else", "");
+        return numbers;
+      }
+      numbers.push_back(*value);
+    }
+    return numbers;
+  }
+
+  const toml::table& root_;
+  std::string file_;
+  HardwareProfile profile_;
+  std::optional<Error> error_;
+};
+
+/// Where profiles lie, most specific first.
+std::vector<fs::path> profile_folders() {
+  std::vector<fs::path> folders;
+  if (const char* given = std::getenv("FORESHARD_PROFILES"); given != nullptr && *given != '\0')
+    folders.emplace_back(given);
+  std::array<char, 4096> self{};
+  const ssize_t length = readlink("/proc/self/exe", self.data(), self.size() - 1);
+  if (length > 0) {
+    // build/PRESET/bin/foreshard in a checkout, PREFIX/bin/foreshard when installed.
+    fs::path folder = fs::path(std::string(self.data(), static_cast<std::size_t>(length))).parent_path();
+    folders.push_back(folder / "../share/foreshard/profiles");
+    for (int up = 0; up < 5; ++up, folder = folder.parent_path()) folders.push_back(folder / "profiles");
+  }
+  return folders;
+}
+
+Result<std::string> read_file(const fs::path& file) {
+  std::error_code code;
+  const std::uintmax_t size = fs::file_size(file, code);
+  if (code)
+    return fail({ErrorCode::NotFound, "the file cannot be read", file.string(), "", "a file", code.message(), ""});
+  if (size > kLargestFile) {
+    return fail({ErrorCode::TooLarge, "a profile is a small file", file.string(), "", "at most 1 MiB",
+                 std::to_string(size) + " bytes", ""});
+  }
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in)
+    return fail({ErrorCode::NotFound, "the file cannot be read", file.string(), "", "a readable file", "an error", ""});
+  return text.str();
+}
+
+}  // namespace
+
+std::string_view tensor_work_name(TensorWork work) { return kTensorWork[static_cast<std::size_t>(work)]; }
+
+std::string_view calibration_level_name(CalibrationLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
+
+Result<HardwareProfile> parse_profile(const std::string& text, const std::string& file) {
+  toml::table root;
+  try {
+    root = toml::parse(text);
+  } catch (const toml::parse_error& e) {
+    std::ostringstream place;
+    place << "line " << e.source().begin.line << ", column " << e.source().begin.column;
+    return fail({ErrorCode::BadSyntax, "the text is no TOML", file, place.str(), "a TOML document",
+                 std::string(e.description()), ""});
+  }
+  return Reader(root, file).read();
+}
+
+std::string profile_text(const HardwareProfile& p) {
+  toml::table root{{"schema", "foreshard.profile/1"},
+                   {"id", p.id},
+                   {"kind", p.kind},
+                   {"level", calibration_level_name(p.level)},
+                   {"interval", p.interval}};
+  const auto rates = [&](const char* name, const std::map<DType, double>& from) {
+    if (from.empty()) return;
+    toml::table rows;
+    for (const auto& [dtype, rate] : from) rows.insert(dtype_name(dtype), rate);
+    root.insert(name, std::move(rows));
+  };
+  rates("peak_tflops", p.peak_tflops);
+  rates("gemm_tflops", p.gemm_tflops);
+  rates("vector_tflops", p.vector_tflops);
+  for (const char* name : {"device", "host", "links"}) {
+    toml::table rows;
+    for (const NumberKey& k : kNumbers) {
+      if (std::string_view(k.table) != name) continue;
+      if (k.number != nullptr) rows.insert(k.key, p.*k.number);
+      if (k.integer != nullptr) rows.insert(k.key, static_cast<std::int64_t>(p.*k.integer));
+      if (k.small != nullptr) rows.insert(k.key, p.*k.small);
+    }
+    if (std::string_view(name) == "host") rows.insert("cpu", p.host_cpu);
+    if (std::string_view(name) == "links") {
+      rows.insert("generation", p.generation);
+      rows.insert("channels", p.channels);
+    }
+    root.insert(name, std::move(rows));
+  }
+  const auto texts = [&](const char* name, const std::map<std::string, std::string>& from, bool always) {
+    toml::table rows;
+    for (const auto& [key, value] : from) rows.insert(key, value);
+    if (always || !from.empty()) root.insert(name, std::move(rows));
+  };
+  texts("sources", p.sources, true);
+  texts("calibration", p.calibration, false);
+  toml::table extra;
+  for (const auto& [key, value] : p.extra) extra.insert(key, value);
+  if (!p.extra.empty()) root.insert("extra", std::move(extra));
+  toml::array operators, collectives, work;
+  const auto list = [](const std::vector<std::int64_t>& numbers) {
+    toml::array items;
+    for (const std::int64_t number : numbers) items.push_back(number);
+    return items;
+  };
+  for (const MeasuredOperator& op : p.operators) {
+    toml::table row{{"signature", op.signature}};
+    if (op.forward_ns >= 0) row.insert("forward_ns", op.forward_ns);
+    if (op.backward_ns >= 0) row.insert("backward_ns", op.backward_ns);
+    operators.push_back(std::move(row));
+  }
+  for (const MeasuredCollective& curve : p.collectives) {
+    toml::table row{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}};
+    if (!curve.beside_ns.empty()) row.insert("beside_ns", list(curve.beside_ns));
+    if (!curve.taken_ns.empty()) row.insert("taken_ns", list(curve.taken_ns));
+    if (!curve.cpu_ns.empty()) row.insert("cpu_ns", list(curve.cpu_ns));
+    collectives.push_back(std::move(row));
+  }
+  for (const MeasuredWork& curve : p.work) {
+    work.push_back(
+        toml::table{{"kind", tensor_work_name(curve.kind)}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}});
+  }
+  if (!operators.empty()) root.insert("operators", std::move(operators));
+  if (!collectives.empty()) root.insert("collectives", std::move(collectives));
+  if (!work.empty()) root.insert("work", std::move(work));
+  std::ostringstream out;
+  out << root << '\n';
+  return out.str();
+}
+
+Result<HardwareProfile> load_profile(const std::string& id_or_path) {
+  std::error_code ignored;
+  if (id_or_path.find('/') != std::string::npos || id_or_path.ends_with(".toml")) {
+    const auto text = read_file(id_or_path);
+    if (!text) return fail(text.error());
+    return parse_profile(*text, id_or_path);
+  }
+  for (const fs::path& folder : profile_folders()) {
+    const fs::path file = folder / (id_or_path + ".toml");
+    if (!fs::is_regular_file(file, ignored)) continue;
+    const auto text = read_file(file);
+    if (!text) return fail(text.error());
+    return parse_profile(*text, file.string());
+  }
+  std::string list;
+  for (const std::string& id : known_profiles()) list += (list.empty() ? "" : ", ") + id;
+  return fail({ErrorCode::NotFound, "there is no such hardware profile", "", "cluster.profile",
+               list.empty() ? "a profile file" : "one of " + list, id_or_path,
+               "give the path of a TOML file, or set FORESHARD_PROFILES to the folder that holds the profiles"});
+}
+
+std::vector<std::string> known_profiles() {
+  std::vector<std::string> ids;
+  std::error_code ignored;
+  for (const fs::path& folder : profile_folders()) {
+    if (!fs::is_directory(folder, ignored)) continue;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+      if (entry.path().extension() == ".toml") ids.push_back(entry.path().stem().string());
+    }
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+}  // namespace foreshard

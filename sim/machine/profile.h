@@ -1,0 +1,119 @@
+// A hardware profile: what a machine can do, each number with its source. Read from TOML files in profiles/
+// (docs/formats/profile.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/result.h"
+#include "core/units.h"
+
+namespace foreshard {
+
+enum class CalibrationLevel : std::uint8_t { Datasheet, Published, Microbenchmark, MeasuredStep };
+std::string_view calibration_level_name(CalibrationLevel level);  // "datasheet", ...
+
+/// One operator of a model, measured over its real shapes; see core/operators/operator_signature.h.
+struct MeasuredOperator {
+  std::string signature;
+  SimDuration forward_ns = -1, backward_ns = -1;  // -1: not measured (nothing to differentiate)
+  bool operator==(const MeasuredOperator&) const = default;
+};
+
+/// Time of one collective by size, measured between `ranks` ranks of one machine.
+struct MeasuredCollective {
+  std::string kind;  // "all_gather", ...
+  int ranks = 2;
+  std::vector<Bytes> bytes;  // ascending: the full buffer, as sim/network/collectives.h counts
+  std::vector<SimDuration> ns;
+  // On a host, where ranks and their threads share the cores; empty, or one for each size: the time while all ranks
+  // compute, what their compute loses meanwhile, and the time that cores are busy with it (of one rank, alone).
+  std::vector<SimDuration> beside_ns = {}, taken_ns = {}, cpu_ns = {};
+  bool operator==(const MeasuredCollective&) const = default;
+};
+
+/// What a rank does beside the model's operators.
+enum class TensorWork : std::uint8_t {
+  Copy,
+  Fill,
+  Add,
+  Scale,
+  Join,   // a gradient's rows to the places of their ranks
+  Norm,   // its share of the total norm
+  AdamW,  // a step of one parameter, with the job's own options
+  Sgd,
+};
+inline constexpr std::size_t kTensorWorks = 8;
+std::string_view tensor_work_name(TensorWork work);  // "copy", ...
+
+/// Its time by the size of the tensor that it is done to, on a host: what calls of the dispatcher cost is in it.
+struct MeasuredWork {
+  TensorWork kind = TensorWork::Copy;
+  std::vector<Bytes> bytes;  // ascending
+  std::vector<SimDuration> ns;
+  bool operator==(const MeasuredWork&) const = default;
+};
+
+/// Keys of HardwareProfile::extra: 10^12 float32 operations per second on tensor cores, by the data sheet and as
+/// reached. cuDNN's convolutions run so unless they are told not to (torch.backends.cudnn.allow_tf32), products of
+/// matrices do not.
+inline constexpr const char* kTf32Peak = "tf32_tflops";
+inline constexpr const char* kTf32Reached = "tf32_gemm_tflops";
+
+struct HardwareProfile {
+  std::string id;
+  std::string kind = "gpu";  // gpu | cpu | virtual
+  CalibrationLevel level = CalibrationLevel::Datasheet;
+  double interval = 0.25;  // half width of the 90 % interval of step time at this level, relative
+
+  // Device: rates in 10^12 per second and 10^9 bytes per second, as reached by the best known kernel, not the data
+  // sheet's.
+  std::map<DType, double> peak_tflops;  // data sheet, MFU's denominator
+  std::map<DType, double> gemm_tflops;  // reached
+  std::map<DType, double> vector_tflops;
+  double attention_share = 0.6;  // of peak
+  double hbm_gb_per_s = 0.0;
+  double hbm_share = 0.7;  // reached by memory-bound kernels
+  Bytes memory_bytes = 0;
+  int sm_count = 0;
+  SimDuration min_kernel_ns = 0;
+
+  // Host.
+  SimDuration launch_ns = 0;  // host time to issue a kernel
+  SimDuration op_ns = 0;      // host time of an operator's dispatch beside its launches
+  SimDuration call_ns = 0;    // event record, stream wait
+  SimDuration driver_alloc_ns = 0;
+  double host_link_gb_per_s = 0.0;
+  double host_copy_gb_per_s = 0.0;  // pageable
+
+  // Links between ranks; see sim/network/collectives.h for the model.
+  std::string generation;           // volta | ampere | hopper | blackwell | none
+  double scale_up_gb_per_s = 0.0;   // per direction and GPU
+  double scale_out_gb_per_s = 0.0;  // per GPU
+  int channels = 0;
+  double channel_gb_per_s = 0.0;
+  std::string host_cpu = "intel";              // intel | amd: NCCL's LL cap and post overhead
+  std::map<std::string, std::string> sources;  // key -> where the number was read
+  // What `foreshard calibrate` measured here: trusted before the rates above.
+  std::vector<MeasuredOperator> operators;
+  std::vector<MeasuredCollective> collectives;
+  std::vector<MeasuredWork> work;
+  std::map<std::string, std::string> calibration;  // software, fingerprint, residuals
+  // kind "virtual": the clock of the virtual device (FAKEGPU_*); kind "cpu": wake_ns, until a thread that slept goes
+  // on, segment_forward_ns and segment_backward_ns, what a segment costs beside its operators
+  std::map<std::string, double> extra;
+  bool operator==(const HardwareProfile&) const = default;
+};
+
+/// `text` is a profile id of profiles/ or a path to a file. Errors name file, key, expected, got.
+Result<HardwareProfile> load_profile(const std::string& id_or_path);
+/// The same file again: parse_profile(profile_text(p)) == p.
+std::string profile_text(const HardwareProfile& profile);
+Result<HardwareProfile> parse_profile(const std::string& toml, const std::string& file);
+std::vector<std::string> known_profiles();
+
+}  // namespace foreshard

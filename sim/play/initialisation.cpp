@@ -1,0 +1,316 @@
+#include "sim/play/initialisation.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foreshard {
+namespace {
+
+constexpr int kD = static_cast<int>(Stream::D);
+
+/// Post-order of the units: inner ones are wrapped before the unit around them (I1). Handle order is pre-order.
+std::vector<std::size_t> wrapping_order(const Plan& plan) {
+  std::vector<std::size_t> order, open;
+  const auto inside = [&](std::size_t inner, std::size_t outer) {
+    const std::string& name = plan.units[outer].name;
+    return name.empty() || plan.units[inner].name.starts_with(name + ".");
+  };
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    while (!open.empty() && !inside(u, open.back())) {
+      order.push_back(open.back());
+      open.pop_back();
+    }
+    open.push_back(u);
+  }
+  while (!open.empty()) {
+    order.push_back(open.back());
+    open.pop_back();
+  }
+  return order;
+}
+
+bool resident(Device& device, Bytes bytes) {
+  return device.book.allocate(bytes, kD, MemoryCategory::ShardedParams) != kNoBlock;
+}
+
+/// The program names a buffer by the type it computes in; FSDP1 makes it in float32 and casts it later (M5).
+bool make_buffer(Device& device, const BufferInfo& buffer, const Job& job, std::vector<ResidentBuffer>& buffers) {
+  const bool cast_later = job.fsdp.runtime == Runtime::Fsdp1 && is_floating(buffer.dtype) &&
+                          job.fsdp.mixed_precision.buffer == buffer.dtype;
+  const DType dtype = cast_later ? DType::Float32 : buffer.dtype;
+  const Numel numel = numel_of(buffer.shape);
+  const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
+  if (block == kNoBlock) return false;
+  buffers.push_back({block, numel, dtype});
+  return true;
+}
+
+bool make_buffers(Device& device, const Model& model, const Job& job, std::vector<ResidentBuffer>& buffers) {
+  return std::all_of(model.buffers.begin(), model.buffers.end(),
+                     [&](const BufferInfo& buffer) { return make_buffer(device, buffer, job, buffers); });
+}
+
+Bytes param_bytes(const Model& model, ParamId id) {
+  const ParamInfo& param = model.params[id.index()];
+  return numel_of(param.shape) * itemsize(param.dtype);
+}
+
+/// One tensor of the whole model: a parameter, or (invalid) a buffer.
+struct Member {
+  ParamId param;
+  const BufferInfo* buffer = nullptr;
+};
+
+/// Parameters and buffers as modules are constructed: what a module holds itself, what is inside it, its buffers.
+/// With `inside_first` as Module.to_empty visits them: what is inside, then parameters and buffers.
+void add_members(const Model& model, ModuleId id, bool inside_first, std::vector<Member>& members) {
+  const ModuleInfo& module = model.modules[id.index()];
+  const auto own = [&] {
+    for (const ParamId param : module.params) members.push_back({param, nullptr});
+  };
+  if (!inside_first) own();
+  for (const ModuleId child : module.children) {
+    if (!model.modules[child.index()].alias_of.valid()) add_members(model, child, inside_first, members);
+  }
+  if (inside_first) own();
+  for (const BufferInfo& buffer : model.buffers) {
+    if (buffer.owner == id) members.push_back({ParamId(), &buffer});
+  }
+}
+
+std::vector<Member> members_of(const Model& model, bool inside_first) {
+  std::vector<Member> members;
+  if (!model.modules.empty()) add_members(model, ModuleId(std::size_t{0}), inside_first, members);
+  return members;
+}
+
+/// The whole model on the device, by storage owner. A tied parameter is a tensor of its own until the model is built.
+bool make_whole(Device& device, const Model& model, const Job& job, MemoryCategory category,
+                std::vector<BlockHandle>& full, std::vector<ResidentBuffer>& buffers) {
+  std::vector<BlockHandle> tied;
+  for (const Member& member : members_of(model, false)) {
+    if (member.buffer != nullptr) {
+      if (!make_buffer(device, *member.buffer, job, buffers)) return false;
+      continue;
+    }
+    const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kD, category);
+    if (block == kNoBlock) return false;
+    BlockHandle& kept = full[model.storage_of(member.param).index()];
+    if (kept == kNoBlock)
+      kept = block;
+    else
+      tied.push_back(block);
+  }
+  for (const BlockHandle block : tied) device.book.free(block);
+  return true;
+}
+
+/// I4: modules breadth first, nested units left out.
+std::vector<ModuleId> materialised_modules(const Plan& plan, const Model& model, const PlanUnit& unit) {
+  std::vector<bool> other(model.modules.size(), false);
+  for (const PlanUnit& inner : plan.units) {
+    if (&inner == &unit) continue;
+    for (const ModuleId module : inner.modules) other[module.index()] = true;
+  }
+  std::vector<ModuleId> order(unit.modules);
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    for (const ModuleId child : model.modules[order[k].index()].children) {
+      if (!other[child.index()] && !model.modules[child.index()].alias_of.valid()) order.push_back(child);
+    }
+  }
+  return order;
+}
+
+/// FSDP1 (I1, I4, I6): originals, flat copy, shard; the flat copy goes first. With original parameters the parameter
+/// objects are pointed elsewhere and their storages go too; without, they are deleted, but a materialising function
+/// that remembers tied parameters keeps the originals of all units until wrapping is done.
+class Fsdp1Wrapping {
+ public:
+  Fsdp1Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers)
+      : device_(device),
+        plan_(plan),
+        model_(model),
+        job_(job),
+        buffers_(buffers),
+        original_(model.params.size(), kNoBlock) {}
+
+  bool wrap() {
+    if (job_.cluster.init == "device" &&
+        !make_whole(device_, model_, job_, MemoryCategory::Temporaries, original_, buffers_))
+      return false;
+    for (const std::size_t u : wrapping_order(plan_)) {
+      device_.book.set_unit(static_cast<std::int32_t>(u));
+      if (!wrap_unit(plan_.units[u])) return false;
+    }
+    device_.book.set_unit(-1);
+    for (BlockHandle& block : original_) device_.book.free(std::exchange(block, kNoBlock));
+    return true;
+  }
+
+ private:
+  bool make_param(ParamId id) {
+    BlockHandle& block = original_[model_.storage_of(id).index()];
+    if (block != kNoBlock) return true;
+    block = device_.book.allocate(param_bytes(model_, model_.storage_of(id)), kD, MemoryCategory::Temporaries);
+    return block != kNoBlock;
+  }
+
+  bool materialise(const PlanUnit& unit) {
+    for (const ModuleId module : materialised_modules(plan_, model_, unit)) {
+      for (const ParamId param : model_.modules[module.index()].params) {
+        if (!make_param(param)) return false;
+      }
+      for (const BufferInfo& buffer : model_.buffers) {
+        if (buffer.owner == module && !make_buffer(device_, buffer, job_, buffers_)) return false;
+      }
+    }
+    return true;
+  }
+
+  bool wrap_unit(const PlanUnit& unit) {
+    const Bytes element = itemsize(unit.orig_dtype);
+    if (job_.cluster.init != "device" && !materialise(unit)) return false;
+    if (unit.params.empty()) return true;
+    const bool sharded = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
+    const BlockHandle flat = device_.book.allocate(
+        unit.flat_numel * element, kD, sharded ? MemoryCategory::FullParams : MemoryCategory::ShardedParams);
+    if (flat == kNoBlock) return false;
+    if (sharded) {
+      const BlockHandle shard = device_.book.allocate(unit.shard_numel * element, kD, MemoryCategory::ShardedParams);
+      if (shard == kNoBlock) return false;
+      device_.book.free(flat);
+      if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
+    } else if (job_.fsdp.cpu_offload && (job_.fsdp.use_orig_params || unit.param_dtype != unit.orig_dtype)) {
+      device_.book.free(flat);  // else the modules go on looking at it (recorded: s077); with a cast, until a forward
+    }
+    if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
+    for (const ParamId param : unit.params) {
+      device_.book.free(std::exchange(original_[model_.storage_of(param).index()], kNoBlock));
+    }
+    return true;
+  }
+
+  Device& device_;
+  const Plan& plan_;
+  const Model& model_;
+  const Job& job_;
+  std::vector<ResidentBuffer>& buffers_;
+  std::vector<BlockHandle> original_;  // by parameter
+};
+
+Bytes padded_bytes(const ShardedParam& param, DType dtype) {
+  return numel_of(param.padded_local_shape) * itemsize(dtype);
+}
+
+/// FSDP2 (F2-1): from meta only shards are ever made, when the whole model moves; on the device the whole model exists
+/// first, and a unit's parameters go when all of its shards are there.
+class Fsdp2Wrapping {
+ public:
+  Fsdp2Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers)
+      : device_(device), plan_(plan), model_(model), job_(job), buffers_(buffers), shard_(model.params.size()) {
+    for (const std::size_t u : wrapping_order(plan)) {
+      for (const ShardedParam& param : plan.units[u].sharded)
+        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, plan.units[u].orig_dtype), u, kNoBlock};
+    }
+  }
+
+  bool wrap() { return job_.cluster.init == "device" ? cut() : move(); }
+
+ private:
+  struct Shard {
+    Bytes bytes = -1;  // of a parameter that no unit manages
+    std::size_t unit = 0;
+    BlockHandle block = kNoBlock;
+  };
+
+  /// Takes the place of what was there before: a module that moves makes a shard for every name of a tied parameter.
+  bool make_shard(ParamId storage) {
+    Shard& shard = shard_[storage.index()];
+    if (shard.bytes < 0 || job_.fsdp.cpu_offload) return true;
+    device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
+    const BlockHandle made = device_.book.allocate(shard.bytes, kD, MemoryCategory::ShardedParams);
+    device_.book.set_unit(-1);
+    device_.book.free(std::exchange(shard.block, made));
+    return made != kNoBlock;
+  }
+
+  bool cut() {
+    std::vector<BlockHandle> full(model_.params.size(), kNoBlock);
+    if (!make_whole(device_, model_, job_, MemoryCategory::FullParams, full, buffers_)) return false;
+    for (const std::size_t u : wrapping_order(plan_)) {
+      for (const ShardedParam& param : plan_.units[u].sharded) {
+        if (!make_shard(model_.storage_of(param.param))) return false;
+      }
+      for (const ShardedParam& param : plan_.units[u].sharded)
+        device_.book.free(std::exchange(full[model_.storage_of(param.param).index()], kNoBlock));
+    }
+    for (const BlockHandle block : full) {
+      if (block >= 0) device_.book.relabel(block, MemoryCategory::ShardedParams);  // managed by no unit
+    }
+    return true;
+  }
+
+  bool move() {
+    return std::ranges::all_of(members_of(model_, true), [this](const Member& member) {
+      return member.buffer != nullptr ? make_buffer(device_, *member.buffer, job_, buffers_)
+                                      : make_shard(model_.storage_of(member.param));
+    });
+  }
+
+  Device& device_;
+  const Plan& plan_;
+  const Model& model_;
+  const Job& job_;
+  std::vector<ResidentBuffer>& buffers_;
+  std::vector<Shard> shard_;  // by storage owner
+};
+
+}  // namespace
+
+bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
+                         std::vector<ResidentBuffer>& buffers) {
+  switch (plan.runtime) {
+    case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
+    case Runtime::Fsdp2: return Fsdp2Wrapping(device, plan, model, job, buffers).wrap();
+    case Runtime::None: break;
+  }
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    if (!model.params[p].shares.valid() && !resident(device, param_bytes(model, ParamId(p)))) return false;
+  }
+  return make_buffers(device, model, job, buffers);
+}
+
+bool play_lazy_initialisation(Device& device, const Plan& plan) {
+  const auto touch = [&device](Numel numel, DType dtype) {
+    const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::CommBuffers);
+    if (block == kNoBlock) return false;
+    device.book.free(block);
+    return true;
+  };
+  for (const PlanUnit& unit : plan.units) {
+    if (unit.params.empty()) continue;
+    const bool sharded = unit.strategy != Strategy::NoShard;
+    const bool casts = unit.param_dtype != unit.orig_dtype;
+    if (casts && !touch(sharded ? unit.shard_numel : unit.flat_numel, unit.param_dtype)) return false;
+    if (sharded && !touch(unit.padded_numel, unit.param_dtype)) return false;
+    if (sharded && casts && !touch(unit.padded_numel, unit.orig_dtype)) return false;
+  }
+  return true;
+}
+
+bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype) {
+  for (ResidentBuffer& buffer : buffers) {
+    if (buffer.dtype == dtype || !is_floating(buffer.dtype)) continue;
+    const BlockHandle cast = device.book.allocate(buffer.numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
+    if (cast == kNoBlock) return false;
+    device.book.free(buffer.block);
+    buffer.block = cast;
+    buffer.dtype = dtype;
+  }
+  buffers.clear();
+  return true;
+}
+
+}  // namespace foreshard

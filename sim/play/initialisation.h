@@ -1,0 +1,33 @@
+// What wrapping and the first forward make on the device and leave there: local shards, modules' buffers, free
+// segments.
+#pragma once
+
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "sim/device/device.h"
+
+namespace foreshard {
+
+/// A module's buffer on the device.
+struct ResidentBuffer {
+  BlockHandle block = kNoBlock;
+  Numel numel = 0;
+  DType dtype = DType::Float32;
+};
+
+/// Wrapping: what is allocated on the way is freed again, shards and buffers stay. False: out of memory.
+bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
+                         std::vector<ResidentBuffer>& buffers);
+
+/// H7: FSDP1's lazy initialisation makes each handle's buffers once, on D, and drops them at once: they leave free
+/// segments. False: out of memory.
+bool play_lazy_initialisation(Device& device, const Plan& plan);
+
+/// M5: FSDP1's root casts floating buffers once, at the first forward; the list is empty afterwards. False: out of
+/// memory.
+bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype);
+
+}  // namespace foreshard

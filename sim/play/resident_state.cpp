@@ -1,0 +1,358 @@
+#include "sim/play/resident_state.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foreshard {
+namespace {
+
+constexpr int kD = static_cast<int>(Stream::D);
+constexpr Numel kChunk = 65536;           // elements of one block of a multi-tensor kernel
+constexpr std::int64_t kMaxBlocks = 320;  // blocks of one launch
+
+std::int64_t rank_in_group(const Plan& plan) {
+  const auto& shard = plan.groups.shard;
+  const auto it = std::find(shard.begin(), shard.end(), plan.rank);
+  return it == shard.end() ? 0 : it - shard.begin();
+}
+
+}  // namespace
+
+std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job) {
+  std::vector<std::pair<ParamId, LocalParam>> all;
+  const std::int64_t rank = rank_in_group(plan);
+  std::int32_t at = -1;
+  const auto add = [&all, &at](ParamId id, Numel numel, DType dtype) {
+    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype, at}});
+  };
+  const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
+  for (const PlanUnit& unit : plan.units) {
+    ++at;
+    if (!unit.requires_grad) continue;
+    if (!unit.sharded.empty()) {  // F2-1
+      for (const ShardedParam& param : unit.sharded) {
+        if (trains(param.param)) add(param.param, numel_of(param.local_shape), unit.orig_dtype);
+      }
+    } else if (plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params) {
+      add(unit.params.empty() ? ParamId() : unit.params.front(), unit.shard_numel, unit.orig_dtype);
+    } else if (plan.runtime == Runtime::Fsdp1) {  // H6: each parameter's part of this rank's range
+      const bool cut = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
+      const Numel begin = cut ? rank * unit.shard_numel : 0;
+      const Numel end = cut ? begin + unit.shard_numel : unit.flat_numel;
+      for (const FlatEntry& entry : unit.flat) {
+        if (!entry.param.valid()) continue;
+        add(entry.param, std::min(end, entry.offset + entry.numel) - std::max(begin, entry.offset), unit.orig_dtype);
+      }
+    } else {
+      for (const ParamId param : unit.params) {
+        if (trains(param)) add(param, numel_of(model.params[param.index()].shape), unit.orig_dtype);
+      }
+    }
+  }
+  // model.parameters(): registration order; a flat parameter stands where its module does, before what is inside.
+  const bool flat = plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
+  if (!flat) std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<LocalParam> params;
+  for (auto& [id, param] : all) params.push_back(param);
+  return params;
+}
+
+// ------------------------------------------------------------------------------------------------ clip and step
+
+void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int passes) {
+  std::int64_t blocks = 0;
+  Bytes bytes = 0;
+  for (const LocalParam& param : params_) {
+    blocks += ceil_div(param.numel, kChunk);
+    bytes += param.bytes;
+  }
+  const std::int64_t launches = std::max<std::int64_t>(1, ceil_div(blocks, kMaxBlocks));
+  const SimDuration least = device.cost.copy(0, DType::Float32) * launches;
+  const SimDuration time =
+      device.cost.is_virtual() ? least : std::max(least, device.cost.copy(bytes * passes, DType::Float32));
+  device.launch(Stream::D, device.cost.op_ns() + launches * device.cost.launch_ns(), time, what);
+}
+
+bool OptimizerState::temporaries(Device& device, std::vector<BlockHandle>& blocks) {
+  for (const LocalParam& param : params_) {
+    const BlockHandle block = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    if (block == kNoBlock) return false;
+    blocks.push_back(block);
+  }
+  return true;
+}
+
+void OptimizerState::scalar_calls(Device& device, const ActivitySpan& what, int count) {
+  for (int call = 0; call < count; ++call) {
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+  }
+}
+
+bool OptimizerState::scale_loss(Device& device, const ActivitySpan& what) {
+  if (!has_scale_) {  // the scale, and how many good steps there were
+    for (int i = 0; i < 2; ++i) {
+      if (device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    }
+    scalar_calls(device, what, 2);
+    has_scale_ = true;
+  }
+  scalar_calls(device, what, 2);  // of the loss, and of its gradient
+  return true;
+}
+
+bool OptimizerState::unscale(Device& device, const ActivitySpan& what, bool on_host) {
+  found_inf_ = device.book.allocate(4, kD, MemoryCategory::Temporaries);
+  if (found_inf_ == kNoBlock) return false;
+  scalar_calls(device, what, 4);  // zero; the reciprocal, in double
+  if (!on_host) {
+    if (!params_.empty()) foreach_call(device, what, 2);
+    return true;
+  }
+  for (int copy = 0; copy < 2; ++copy) {  // the reciprocal and the zero go to the host, which works with them
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.transfer(4), what);
+  }
+  device.clock.stream_synchronize(kD);
+  host_pass(device, 2);
+  return true;
+}
+
+void OptimizerState::host_pass(Device& device, int passes) {
+  if (device.cost.is_virtual()) return;
+  constexpr double kHostBytesPerNs = 20;  // a foreach call on a server CPU is bound by its memory
+  Bytes bytes = 0;
+  for (const LocalParam& param : params_) bytes += param.bytes;
+  device.clock.host_cost(static_cast<SimDuration>(passes * static_cast<double>(bytes) / kHostBytesPerNs));
+}
+
+void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
+  scalar_calls(device, what, 1);
+  if (found_inf_ != kNoBlock) device.book.free(std::exchange(found_inf_, kNoBlock));
+}
+
+bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
+  if (params_.empty()) return true;
+  if (device.cost.work().measured()) return measured_clip(device, what);
+  // The norm of what is not sharded starts as a zero made on the host: FSDP1 copies it over, which blocks.
+  if (plan.runtime == Runtime::Fsdp1 && !job_.fsdp.cpu_offload) {
+    device.launch(Stream::D, device.cost.launch_ns(), device.cost.transfer(4), what);
+    device.clock.stream_synchronize(kD);
+    device.clock.host_cost(device.cost.call_ns());
+  }
+  std::vector<BlockHandle> norms;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const BlockHandle block = device.book.allocate(4, kD, MemoryCategory::Temporaries);
+    if (block == kNoBlock) return false;
+    norms.push_back(block);
+    if (plan.runtime == Runtime::Fsdp1) {  // one norm after the other, each with its cleared semaphore
+      device.launch(Stream::D, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                    device.cost.copy(params_[i].bytes / 8, params_[i].dtype), what);
+    }
+  }
+  if (plan.runtime != Runtime::Fsdp1) foreach_call(device, what, 1);
+  scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
+  if (plan.runtime == Runtime::Fsdp1) {
+    for (const LocalParam& param : params_) {
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                    device.cost.copy((device.cost.is_virtual() ? 8 : 2) * param.bytes, param.dtype), what);
+    }
+  } else {
+    foreach_call(device, what, 2);
+  }
+  for (const BlockHandle block : norms) device.book.free(block);
+  return true;
+}
+
+bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const bool adam = options.name == OptimizerKind::AdamW;
+  const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
+  const bool step_on_device = adam && options.impl == OptimizerImpl::Fused;
+  for (const LocalParam& param : params_) {
+    if (step_on_device && device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    if (step_on_device) {
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(4), what);
+    }
+    if (!make_moments(device, param, moments, what)) return false;
+  }
+  has_state_ = true;
+  return true;
+}
+
+bool OptimizerState::make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what) {
+  device.book.set_unit(param.unit);
+  for (int i = 0; i < count; ++i) {
+    if (device.book.allocate(param.bytes, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
+  }
+  device.book.set_unit(-1);
+  return true;
+}
+
+bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
+  const OptimizerImpl impl = job_.train.optimizer.impl;
+  if (impl == OptimizerImpl::Fused) {
+    foreach_call(device, what, 1);  // the steps
+    foreach_call(device, what, 7);  // reads parameter, gradient, two moments; writes three of them
+    return true;
+  }
+  std::vector<BlockHandle> roots;
+  if (impl == OptimizerImpl::Foreach) {
+    // decay, lerp, scale and add the squares; then the root of the second moment is a copy of every parameter.
+    for (const int passes : {2, 3, 2, 3}) foreach_call(device, what, passes);
+    if (!temporaries(device, roots)) return false;
+    for (const int passes : {2, 2, 2, 4}) foreach_call(device, what, passes);
+    for (const BlockHandle block : roots) device.book.free(block);
+    return true;
+  }
+  BlockHandle last = kNoBlock;  // the loop's variable still names the parameter before
+  for (const LocalParam& param : params_) {
+    const BlockHandle root = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    if (root == kNoBlock) return false;
+    const BlockHandle scaled = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    if (scaled == kNoBlock) return false;
+    device.book.free(root);
+    device.book.free(std::exchange(last, scaled));
+    for (const int passes : {2, 3, 2, 3, 2, 2, 2, 4}) {
+      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                    device.cost.copy(param.bytes * passes, param.dtype), what);
+    }
+  }
+  device.book.free(last);
+  return true;
+}
+
+/// Momentum buffers are copies of the first decayed gradients, so these come first.
+bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  if (options.impl == OptimizerImpl::ForLoop) return looped_sgd(device, what);
+  const bool decays = options.weight_decay != 0;
+  std::vector<BlockHandle> decayed;
+  if (decays && options.impl != OptimizerImpl::Fused) {  // grad + decay * param is a new tensor
+    if (!temporaries(device, decayed)) return false;
+    foreach_call(device, what, 3);
+  }
+  if (!has_state_ && !make_state(device, what)) return false;
+  if (options.momentum != 0) foreach_call(device, what, 3);
+  for (const BlockHandle block : options.momentum != 0 ? std::exchange(decayed, {}) : std::vector<BlockHandle>())
+    device.book.free(block);
+  foreach_call(device, what, 3);
+  for (const BlockHandle block : decayed) device.book.free(block);
+  return true;
+}
+
+/// A parameter's decayed gradient goes before the next one's is made.
+bool OptimizerState::looped_sgd(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const auto call = [&](const LocalParam& param, int passes) {
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy(param.bytes * passes, param.dtype), what);
+  };
+  for (const LocalParam& param : params_) {
+    BlockHandle decayed = kNoBlock;
+    if (options.weight_decay != 0) {
+      decayed = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+      if (decayed == kNoBlock) return false;
+      call(param, 3);
+    }
+    if (options.momentum != 0) {
+      if (!has_state_ && !make_moments(device, param, 1, what)) return false;
+      if (has_state_) call(param, 3);
+      if (has_state_) call(param, 3);
+    }
+    call(param, 3);
+    if (decayed != kNoBlock) device.book.free(decayed);
+  }
+  has_state_ = true;
+  return true;
+}
+
+void OptimizerState::zero(Device& device, const ActivitySpan& what) {
+  if (job_.train.optimizer.impl != OptimizerImpl::ForLoop) {
+    if (!params_.empty()) foreach_call(device, what, 1);
+    return;
+  }
+  for (const LocalParam& param : params_)
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
+}
+
+/// FSDP1's parameters of a unit lie side by side in its shard.
+std::vector<LocalParam> OptimizerState::taken_at_once() const {
+  std::vector<LocalParam> blocks;
+  for (const LocalParam& param : params_) {
+    const bool joins = job_.fsdp.runtime == Runtime::Fsdp1 && !blocks.empty() && blocks.back().unit == param.unit;
+    if (!joins) {
+      blocks.push_back(param);
+      continue;
+    }
+    blocks.back().numel += param.numel;
+    blocks.back().bytes += param.bytes;
+  }
+  return blocks;
+}
+
+/// Our executor's loop on a host, whatever train.optimizer.impl says short of "fused": a block's temporary is gone
+/// before the next one's comes.
+bool OptimizerState::step_by_blocks(Device& device, const ActivitySpan& what) {
+  const OptimizerOptions& options = job_.train.optimizer;
+  const bool adam = options.name == OptimizerKind::AdamW;
+  const int passes = adam ? 20 : options.momentum != 0 ? 6 : 3;
+  for (const LocalParam& block : taken_at_once()) {
+    BlockHandle temporary = kNoBlock;  // AdamW: the root of the second moment; SGD: grad + decay * param
+    if (adam || options.weight_decay != 0) {
+      temporary = device.book.allocate(block.bytes, kD, MemoryCategory::Temporaries);
+      if (temporary == kNoBlock) return false;
+    }
+    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy(block.bytes * passes, block.dtype), what);
+    if (temporary != kNoBlock) device.book.free(temporary);
+  }
+  return true;
+}
+
+bool OptimizerState::measured_step(Device& device, const ActivitySpan& what, bool on_host) {
+  if (!on_host && !has_state_ && !make_state(device, what)) return false;
+  const bool adam = job_.train.optimizer.name == OptimizerKind::AdamW;
+  const bool roots = !on_host && adam && job_.train.optimizer.impl != OptimizerImpl::Fused;
+  SimDuration time = 0;
+  for (const LocalParam& block : taken_at_once()) {
+    time += device.cost.work().of(adam ? TensorWork::AdamW : TensorWork::Sgd, block.bytes);
+    if (!roots) continue;
+    const BlockHandle root = device.book.allocate(block.bytes, kD, MemoryCategory::Temporaries);
+    if (root == kNoBlock) return false;
+    device.book.free(root);
+  }
+  if (on_host)
+    device.clock.host_cost(device.cost.launch_ns() + time);
+  else
+    device.launch(Stream::D, device.cost.launch_ns(), time, what);
+  return true;
+}
+
+bool OptimizerState::measured_clip(Device& device, const ActivitySpan& what) {
+  constexpr int kScalarCalls = 5;  // sum, root, add, reciprocal, clamp
+  const WorkTimes& work = device.cost.work();
+  SimDuration norms = 0, scales = kScalarCalls * work.of(TensorWork::Scale, 4);
+  for (const LocalParam& block : taken_at_once()) {
+    norms += work.of(TensorWork::Norm, block.bytes);
+    scales += work.of(TensorWork::Scale, block.bytes);
+  }
+  device.launch(Stream::D, device.cost.launch_ns(), norms, what);
+  device.launch(Stream::D, device.cost.launch_ns(), scales, what);
+  return true;
+}
+
+bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host) {
+  if (params_.empty()) return true;
+  if (device.cost.work().measured()) return measured_step(device, what, on_host);
+  if (on_host) {  // C6: the parameters live on the host, and so does the step
+    host_pass(device, 7);
+    return true;
+  }
+  const bool by_blocks = device.profile.kind == "cpu" && job_.train.optimizer.impl != OptimizerImpl::Fused;
+  if (!by_blocks && job_.train.optimizer.name != OptimizerKind::AdamW) return sgd(device, what);
+  if (!has_state_ && !make_state(device, what)) return false;
+  return by_blocks ? step_by_blocks(device, what) : adamw(device, what);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,68 @@
+// What the optimizer keeps on the device from iteration to iteration, and what the steps between backward and the next
+// forward take: the temporaries of clipping, scaling and stepping.
+#pragma once
+
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/plan.h"
+#include "sim/device/device.h"
+
+namespace foreshard {
+
+/// One parameter as the optimizer of this rank sees it.
+struct LocalParam {
+  Numel numel = 0;
+  Bytes bytes = 0;
+  DType dtype = DType::Float32;
+  std::int32_t unit = -1;  // in Plan::units
+};
+
+/// Trainable parameters with elements on this rank, in the plan's order.
+std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job);
+
+class OptimizerState {
+ public:
+  OptimizerState(const Job& job, std::vector<LocalParam> params) : job_(job), params_(std::move(params)) {}
+
+  /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
+  bool clip(Device& device, const Plan& plan, const ActivitySpan& what);
+  /// What a gradient scaler does on the device, and keeps there from the first loss on; the all-reduce of what unscale
+  /// found is the plan's. False: out of memory.
+  bool scale_loss(Device& device, const ActivitySpan& what);
+  bool unscale(Device& device, const ActivitySpan& what, bool on_host);
+  void update_scale(Device& device, const ActivitySpan& what);
+  /// The first step makes the state.
+  bool step(Device& device, const ActivitySpan& what, bool on_host);
+  /// zero_grad that keeps the gradients.
+  void zero(Device& device, const ActivitySpan& what);
+
+ private:
+  bool make_state(Device& device, const ActivitySpan& what);
+  bool make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what);
+  /// Operators on one element.
+  void scalar_calls(Device& device, const ActivitySpan& what, int count);
+  bool step_by_blocks(Device& device, const ActivitySpan& what);
+  bool adamw(Device& device, const ActivitySpan& what);
+  bool sgd(Device& device, const ActivitySpan& what);
+  bool looped_sgd(Device& device, const ActivitySpan& what);
+  /// The same on a host whose work was measured: what the executor takes at once, one after the other.
+  bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
+  bool measured_clip(Device& device, const ActivitySpan& what);
+  std::vector<LocalParam> taken_at_once() const;
+  /// One foreach call: reads and writes `passes` times all parameters.
+  void foreach_call(Device& device, const ActivitySpan& what, int passes);
+  /// The same on the host.
+  void host_pass(Device& device, int passes);
+  /// A copy of every parameter; freed by the caller. False: out of memory.
+  bool temporaries(Device& device, std::vector<BlockHandle>& blocks);
+
+  const Job& job_;
+  std::vector<LocalParam> params_;
+  bool has_state_ = false;
+  bool has_scale_ = false;
+  BlockHandle found_inf_ = kNoBlock;  // from unscale to update
+};
+
+}  // namespace foreshard

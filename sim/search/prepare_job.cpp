@@ -1,0 +1,80 @@
+#include "sim/search/prepare_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/plan/build_plan.h"
+#include "sim/search/auto_wrap.h"
+
+namespace foreshard {
+
+ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
+  return program_options(job, profile.kind == "cpu" ? ProgramDevice::Cpu : ProgramDevice::Cuda);
+}
+
+Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
+  return load_model(job.model, job_program(job, profile));
+}
+
+std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
+                                         const std::vector<CheckpointKind>& checkpointed) {
+  std::vector<SegmentRange> ranges;
+  ranges.reserve(plan.segments.size());
+  for (const Segment& segment : plan.segments) {
+    SegmentRange range{segment.op_begin, segment.op_end, segment.checkpointed, -1};
+    if (segment.checkpointed) {
+      ModuleId module = segment.module;
+      while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
+        module = model.modules[module.index()].parent;
+      range.region = module.value;
+      range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
+    }
+    ranges.push_back(range);
+  }
+  return ranges;
+}
+
+LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job) {
+  LoweringOptions options;
+  if (profile.sm_count > 0) options.multiprocessors = profile.sm_count;
+  if (profile.kind == "cpu") {
+    options.multiprocessors = 0;  // no reduction is split over thread blocks
+    // As `run` sets them: one where ranks share the machine, all cores for a rank alone.
+    const bool alone = std::min<std::int64_t>(job.cluster.world_size, job.cluster.ranks_per_node) < 2;
+    options.cpu_threads = alone ? std::max<std::int64_t>(1, profile.sm_count) : 1;
+  }
+  return options;
+}
+
+Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Job& job,
+                                  const HardwareProfile& profile) {
+  if (model.ops.empty()) return LoweredProgram{};
+  const auto table = build_units(model, job);
+  if (!table) return fail(table.error());
+  const auto checkpointed = checkpointed_modules(model, job, *table);
+  if (!checkpointed) return fail(checkpointed.error());
+  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, lowering_options(profile, job));
+}
+
+Result<Prepared> prepare(const Job& job) {
+  auto profile = load_profile(job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  auto model = load_job_model(job, *profile);
+  if (!model) return fail(model.error());
+  const auto wrap = settle_wrap(job, *model, *profile);
+  if (!wrap) return fail(wrap.error());
+  auto plan = build_plan(*model, wrap->job);
+  if (!plan) return fail(plan.error());
+  if (!wrap->text.empty()) plan->warnings.push_back(wrap->text);
+  auto lowered = lower_plan(*model, *plan, wrap->job, *profile);
+  if (!lowered) return fail(lowered.error());
+  return Prepared{std::move(*profile), std::move(*model), std::move(*plan), std::move(*lowered)};
+}
+
+SimulateOptions simulate_options(const Job& job) {
+  SimulateOptions options;
+  options.memory = job.cluster.memory;
+  return options;
+}
+
+}  // namespace foreshard

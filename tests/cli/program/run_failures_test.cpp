@@ -1,0 +1,238 @@
+// `foreshard run` when something goes wrong: every rank ends, non-zero, and says why.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/inotify.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/cli/program/running_program.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+const std::string kPartial = ".partial";  // of a checkpoint that is being written
+const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama-2ranks.toml";
+
+std::vector<std::string> arguments(std::vector<std::string> more) {
+  more.insert(more.begin(), {"run", kJob});
+  return more;
+}
+
+ProgramEnd run(const std::vector<std::string>& more, const std::vector<std::string>& environment = {}) {
+  return RunningProgram(FORESHARD_PROGRAM, arguments(more), environment).wait();
+}
+
+/// Tells when something new stands in a folder.
+class NewEntries {
+ public:
+  explicit NewEntries(const std::string& folder) : events_(::inotify_init1(IN_CLOEXEC)) {
+    EXPECT_GE(::inotify_add_watch(events_, folder.c_str(), IN_CREATE), 0) << folder;
+  }
+  ~NewEntries() { ::close(events_); }
+  NewEntries(const NewEntries&) = delete;
+  NewEntries& operator=(const NewEntries&) = delete;
+
+  /// False if nothing of that ending comes within three minutes.
+  bool wait_for(const std::string& ending) {
+    pollfd ready{events_, POLLIN, 0};
+    while (::poll(&ready, 1, 180'000) == 1) {
+      alignas(inotify_event) char buffer[4096];
+      const ssize_t bytes = ::read(events_, buffer, sizeof buffer);
+      for (ssize_t at = 0; at < bytes;) {
+        const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+        if (event->len > 0 && std::string(event->name).ends_with(ending)) return true;
+        at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+      }
+    }
+    return false;
+  }
+
+ private:
+  int events_;
+};
+
+TEST(RunFailure, AKilledRankEndsTheRunAndIsNamedWithInstructionAndUnit) {
+  RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--set", "train.steps=1000000"}));
+  ASSERT_TRUE(program.wait_for_lines(3));
+  const auto victim = program.child_with("RANK=1");
+  ASSERT_TRUE(victim);
+  ::kill(*victim, SIGKILL);
+  const ProgramEnd end = program.wait();
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, HasSubstr("rank 1 was killed by signal 9"));
+  // Between two steps it is the control group that loses the peer, else an instruction.
+  EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: "));
+  EXPECT_THAT(end.err, HasSubstr("lost rank 1"));
+}
+
+TEST(RunFailure, WithTorchrunTheOthersNameTheLostRankThemselves) {
+  const std::vector<std::string> common = {"WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                                           "MASTER_PORT=" + std::to_string(free_port())};
+  const auto start = [&](const std::string& rank) {
+    std::vector<std::string> environment = common;
+    environment.push_back("RANK=" + rank);
+    return std::make_unique<RunningProgram>(FORESHARD_PROGRAM, arguments({"--set", "train.steps=1000000"}),
+                                            environment);
+  };
+  const auto first = start("0"), second = start("1");
+  ASSERT_TRUE(first->wait_for_lines(3));
+  ::kill(first->pid(), SIGKILL);  // the one that holds the store
+  EXPECT_EQ(first->wait().exit_code, -1);
+  const ProgramEnd survivor = second->wait();
+  EXPECT_EQ(survivor.exit_code, 1);
+  EXPECT_THAT(survivor.err, AllOf(HasSubstr("rank 1, step "), HasSubstr("lost rank 0")));
+}
+
+TEST(RunFailure, ARankThatStandsStillEndsTheOthersByTheTimeout) {
+  RunningProgram program(FORESHARD_PROGRAM,
+                         arguments({"--nproc", "2", "--timeout", "2", "--set", "train.steps=1000000"}));
+  ASSERT_TRUE(program.wait_for_lines(3));
+  const auto victim = program.child_with("RANK=1");
+  ASSERT_TRUE(victim);
+  ::kill(*victim, SIGSTOP);
+  const ProgramEnd end = program.wait();  // the launcher ends the stopped one, too
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: .*[Tt]imed out"));
+}
+
+TEST(RunFailure, ALossThatIsNoNumberStopsTheRunAtItsStep) {
+  const ProgramEnd end =
+      run({"--nproc", "2", "--json", "--set", "train.optimizer.lr=1000000", "--set", "train.optimizer.name=sgd",
+           "--set", "train.schedule.warmup=0", "--set", "train.clip_grad_norm=0"});
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.out, HasSubstr("the loss is not finite"));
+  // Whichever rank failed first: its word comes behind the last step, once, and nothing comes behind it.
+  const std::size_t last = end.out.rfind("\n{\n  \"error\"");
+  ASSERT_NE(last, std::string::npos) << end.out;
+  EXPECT_EQ(end.out.find("\"error\""), end.out.rfind("\"error\"")) << end.out;
+  const auto error = nlohmann::json::parse(end.out.substr(last))["error"];
+  EXPECT_EQ(error["code"], "run_failed");
+  EXPECT_THAT(error["message"].get<std::string>(), ContainsRegex("rank [01], step [0-9]+: the loss is not finite"));
+}
+
+TEST(RunFailure, APortThatIsTakenIsNamed) {
+  const int socket = ::socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(socket, 1), 0);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  const std::string port = std::to_string(ntohs(address.sin6_port));
+  const ProgramEnd end =
+      run({"--timeout", "5"}, {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port});
+  ::close(socket);
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_THAT(end.err, AllOf(HasSubstr("127.0.0.1:" + port), HasSubstr("is the port free")));
+}
+
+TEST(RunFailure, ARankThatDoesNotComeIsNamed) {
+  const ProgramEnd end = run({"--timeout", "1"}, {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                                                  "MASTER_PORT=" + std::to_string(free_port())});
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_THAT(end.err, HasSubstr("rank 1 did not come within 1000 ms"));
+}
+
+TEST(RunFailure, WeightsThatLackParametersAreRefusedByName) {
+  namespace fs = std::filesystem;
+  const fs::path folder = testing::temporary_path("half_a_model");
+  fs::create_directories(folder);
+  fs::copy_file(std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama/config.json", folder / "config.json");
+  std::ofstream weights(folder / "model.safetensors", std::ios::binary);
+  const std::string header = R"({"model.norm.weight":{"dtype":"F32","shape":[64],"data_offsets":[0,256]}})";
+  const std::uint64_t bytes = header.size();
+  weights.write(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  weights << header << std::string(256, '\0');
+  weights.close();
+  const ProgramEnd end = run({"--nproc", "2", "--set", "model.source=" + folder.string()});
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_THAT(end.err, HasSubstr("model.embed_tokens.weight"));
+  fs::remove_all(folder);
+}
+
+TEST(RunFailure, AMissingDataFileIsTheSameErrorOnAllRanksAndIsToldOnce) {
+  const ProgramEnd end =
+      run({"--nproc", "2", "--set", "train.data.kind=tokens", "--set", "train.data.file=/nowhere.u16"});
+  EXPECT_EQ(end.exit_code, 3);
+  const std::size_t first = end.err.find("/nowhere.u16");
+  ASSERT_NE(first, std::string::npos) << end.err;
+  EXPECT_EQ(end.err.find("error:", first), std::string::npos) << end.err;
+}
+
+TEST(RunFailure, ASignalLeavesACheckpointThatTheNextRunGoesOnFrom) {
+  const std::string dir = testing::temporary_path("stopped");
+  const std::vector<std::string> more = {"--nproc", "2",
+                                         "--set",   "train.steps=1000000",
+                                         "--set",   "train.checkpoint.dir=" + dir,
+                                         "--set",   "train.schedule.name=constant"};
+  {
+    RunningProgram program(FORESHARD_PROGRAM, arguments(more));
+    ASSERT_TRUE(program.wait_for_lines(3));
+    ::kill(program.pid(), SIGTERM);
+    const ProgramEnd end = program.wait();
+    EXPECT_EQ(end.exit_code, 5) << end.err;
+    EXPECT_THAT(end.err, AllOf(HasSubstr("checkpoint: " + dir), HasSubstr("stopped by a signal after ")));
+  }
+  std::vector<std::string> resumed = more;
+  resumed.push_back("--resume");
+  RunningProgram program(FORESHARD_PROGRAM, arguments(resumed));
+  ASSERT_TRUE(program.wait_for_lines(1));
+  ::kill(program.pid(), SIGINT);
+  const ProgramEnd end = program.wait();
+  EXPECT_EQ(end.exit_code, 5) << end.err;
+  EXPECT_THAT(end.err, HasSubstr("resumed from " + dir));
+  std::filesystem::remove_all(dir);
+}
+
+TEST(RunFailure, ARankKilledInTheMiddleOfACheckpointLeavesTheLastWholeOne) {
+  namespace fs = std::filesystem;
+  const std::string dir = testing::temporary_path("killed_in_save");
+  fs::create_directories(dir);
+  const auto start = [&] {
+    return std::make_unique<RunningProgram>(
+        FORESHARD_PROGRAM,
+        arguments({"--nproc", "2", "--resume", "--set", "train.steps=1000000", "--set", "train.schedule.name=constant",
+                   "--set", "train.checkpoint={dir=\"" + dir + "\", every=1, keep=3}"}));
+  };
+  const auto is_partial = [](const fs::directory_entry& entry) { return entry.path().extension() == kPartial; };
+  // Once the one and once the other rank; a writer that was faster than the signal is met again.
+  for (const std::string victim : {"RANK=0", "RANK=1"}) {
+    bool met = false;
+    for (int attempt = 0; attempt < 20 && !met; ++attempt) {
+      const auto program = start();
+      ASSERT_TRUE(program->wait_for_lines(2)) << program->wait().err;
+      const auto pid = program->child_with(victim);
+      ASSERT_TRUE(pid);
+      ASSERT_TRUE(NewEntries(dir).wait_for(kPartial));
+      ::kill(*pid, SIGKILL);
+      EXPECT_EQ(program->wait().exit_code, 1);
+      met = std::any_of(fs::directory_iterator(dir), fs::directory_iterator(), is_partial);
+    }
+    EXPECT_TRUE(met) << "no attempt has met the writer at work";
+    const auto program = start();
+    ASSERT_TRUE(program->wait_for_lines(1)) << program->wait().err;
+    ::kill(program->pid(), SIGTERM);
+    const ProgramEnd end = program->wait();
+    EXPECT_EQ(end.exit_code, 5) << end.err;
+    EXPECT_THAT(end.err, HasSubstr("resumed from " + dir + "/step-"));
+  }
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,2 +1,0 @@
-target_sources(foreshard-oracle PRIVATE kind_fsdp1_errors.cpp fsdp1_row.cpp)
-target_link_libraries(foreshard-oracle PRIVATE foreshard::fsdp1 foreshard::units foreshard::graph fmt::fmt)

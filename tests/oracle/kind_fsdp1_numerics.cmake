@@ -1,4 +1,0 @@
-if(TARGET foreshard_exec)
-  target_sources(foreshard-oracle PRIVATE kind_fsdp1_numerics.cpp fsdp1_program.cpp fsdp1_row.cpp fsdp1_state.cpp)
-  target_link_libraries(foreshard-oracle PRIVATE foreshard::exec foreshard::plan_actions foreshard::fsdp1 foreshard::plan foreshard::units foreshard::graph fmt::fmt)
-endif()

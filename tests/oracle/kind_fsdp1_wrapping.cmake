@@ -1,2 +1,0 @@
-target_sources(foreshard-oracle PRIVATE kind_fsdp1_wrapping.cpp)
-target_link_libraries(foreshard-oracle PRIVATE foreshard::units fmt::fmt)

@@ -1,2 +1,0 @@
-target_sources(foreshard-oracle PRIVATE kind_fsdp2_traces.cpp fsdp2_trace_rows.cpp fsdp2_trace_config.cpp)
-target_link_libraries(foreshard-oracle PRIVATE foreshard::fsdp2 foreshard::units foreshard::graph)

@@ -1,4 +1,0 @@
-if(TARGET foreshard_cli)
-  target_sources(foreshard-oracle PRIVATE kind_published.cpp validation_rows.cpp)
-  target_link_libraries(foreshard-oracle PRIVATE foreshard::cli)
-endif()

@@ -1,0 +1,90 @@
+// Two timelines of one plan laid side by side: where they part, by instruction, unit, cause and memory category.
+//
+// Usually A is a prediction and B a measurement; an error is (A - B) / B. Spans of one instruction on one stream are
+// one thing here, however many kernels it was (a prediction may show kernels where a measurement shows segments). They
+// join by the plan's instruction id; spans without ids by (kind, unit, phase) and which one of these it is; where only
+// one side has ids (a prediction and a foreign recording) by that on any stream, computing summed up. Compared is one
+// iteration of each, on the ranks that both have; times are nanoseconds, starts from the iteration's begin, amounts are
+// means over the ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/result.h"
+#include "core/timeline.h"
+#include "traces/timeline/exposed_comm.h"
+
+namespace foreshard {
+
+/// How an error is written: "+4.2 %", "-0.3 %"; what rounds to nothing is "+0.0 %".
+std::string signed_percent(double share);
+
+struct CompareOptions {
+  std::optional<std::int32_t> iteration;  // of both; else the steady one of each (traces/timeline/iterations.h)
+  std::optional<std::int32_t> rank;       // else all that both have
+  bool force = false;                     // compare what stems from different plans
+};
+
+/// The same number on both sides.
+struct Pair {
+  double a = 0, b = 0;
+  double difference() const { return a - b; }
+  /// (A - B) / B; 0 if both are nothing, 1 if only A is something.
+  double error() const;
+  bool operator==(const Pair&) const = default;
+};
+
+struct InstructionPair {
+  std::int32_t rank = 0;
+  std::string stream;
+  InstructionId instruction;  // A's id in the plan; invalid where joined by order
+  SpanKind kind = SpanKind::Other;
+  std::string name, unit;
+  std::int32_t phase = 0;
+  Pair start, duration;  // from the iteration's begin; the sum of its spans
+};
+
+/// Busy time of the streams by unit and what was done for it; host spans apart.
+struct UnitPair {
+  std::string unit;
+  Pair compute, comm, copies, host;
+  Pair busy() const { return {compute.a + comm.a + copies.a, compute.b + comm.b + copies.b}; }
+};
+
+struct CausePair {
+  std::string cause;
+  SpanKind kind = SpanKind::AllGather;
+  Pair time;
+};
+
+struct CategoryPair {
+  std::string category;
+  Pair peak;  // bytes, inside the iteration
+};
+
+struct StreamPair {
+  std::string stream;
+  Pair busy;
+};
+
+struct Comparison {
+  std::int32_t iteration_a = 0, iteration_b = 0;
+  std::vector<std::int32_t> ranks;
+  std::int64_t joined = 0, only_a = 0, only_b = 0;  // instructions on a stream, the host's issue among them
+  Pair step, compute, comm, exposed, peak_memory;   // ns and bytes
+  double exposed_comm_points() const;               // percentage points of the step, A - B
+  // Each sorted by the size of the difference.
+  std::vector<UnitPair> by_unit;
+  std::vector<CausePair> by_cause;
+  std::vector<CategoryPair> by_category;
+  std::vector<StreamPair> by_stream;
+  std::vector<InstructionPair> by_instruction;  // work on streams, by duration
+  std::vector<InstructionPair> missing;         // in one of them only: the other side's numbers are 0
+};
+
+/// Errors: timelines of different plans (unless forced), no rank in both, an iteration that one of them does not have.
+Result<Comparison> compare_timelines(const Timeline& a, const Timeline& b, const CompareOptions& options = {});
+
+}  // namespace foreshard
