@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/operators/operator_facts.h"
+#include "core/lowering/operator_facts.h"
 
 namespace foreshard::oprules {
 

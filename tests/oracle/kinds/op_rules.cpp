@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-#include "core/operators/operator_facts.h"
+#include "core/lowering/operator_facts.h"
 
 #include "core/lowering/lowering_fold.h"
 #include "tests/oracle/oracle.h"

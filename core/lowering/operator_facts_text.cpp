@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/lowering/lowering_fold.h"
-#include "core/operators/operator_facts.h"
+#include "core/lowering/operator_facts.h"
 
 namespace foreshard {
 namespace {
