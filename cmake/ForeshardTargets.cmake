@@ -42,6 +42,15 @@ function(foreshard_library NAME)
   set_target_properties(foreshard_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON INTERFACE_HEADER_SETS_TO_VERIFY HEADERS)
 endfunction()
 
+# foreshard_test_on_isa(room.thing ISA ONEDNN ATEN): the program of foreshard_test(room.thing ONE_PROCESS) again with oneDNN and
+# ATen held to fewer instructions; reported as skipped where the processor has not even these.
+function(foreshard_test_on_isa NAME ISA ONEDNN ATEN)
+  string(REPLACE "." "_" TARGET test_${NAME})
+  add_test(NAME ${NAME}.${ISA} COMMAND ${TARGET} --gtest_brief=1)
+  set_tests_properties(${NAME}.${ISA} PROPERTIES LABELS unit SKIP_REGULAR_EXPRESSION "SKIPPED"
+                       ENVIRONMENT "ONEDNN_MAX_CPU_ISA=${ONEDNN};ATEN_CPU_CAPABILITY=${ATEN};FORESHARD_TEST_ISA=${ISA}")
+endfunction()
+
 # foreshard_test(room.thing SOURCES ... DEPS ... [LABELS ...] [ONE_PROCESS] [PRECOMPILED ...]): one GoogleTest program; ctest names are room.thing.Suite.Case,
 # or with ONE_PROCESS room.thing alone.
 function(foreshard_test NAME)

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "cli/console/amount_text.h"
+#include "cli/console/json_text.h"
 #include "cli/exec_program/devices/calibration_machine.h"
 #include "cli/exec_program/devices/run_device.h"
 #include "cli/session/job_source.h"
-#include "cli/console/json_text.h"
 #include "cli/session/pipeline.h"
 #include "core/job/job_file.h"
 #include "exec/calibrate/calibration.h"
@@ -24,6 +24,7 @@
 #include "exec/communicators/in_process_communicator.h"
 #include "exec/launch/launch.h"
 #include "exec/launch/rendezvous.h"
+#include "sim/machine/host_processor.h"
 #include "sim/machine/profile.h"
 #ifdef FORESHARD_WITH_GLOO
 #include "exec/communicators/gloo_communicator.h"
@@ -116,6 +117,11 @@ void tell_host(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::C
   profile.op_ns = 0;
   profile.sources["op_ns"] = "dispatch happens on the stream and is in the operators' times";
   numbers.set("sm_count", profile.sm_count, std::thread::hardware_concurrency());
+  const HostProcessor processor = host_processor();
+  profile.host_isa = processor.isa;
+  profile.host_l2_bytes = processor.l2_bytes;
+  profile.sources["isa"] = "this processor's instructions, within ONEDNN_MAX_CPU_ISA";
+  profile.sources["l2_bytes"] = "as the kernel says";
   numbers.set("wake_ns", profile.extra["wake_ns"], static_cast<double>(c.handover_ns));
   numbers.set("segment_forward_ns", profile.extra["segment_forward_ns"], static_cast<double>(c.segment_forward_ns));
   numbers.set("segment_backward_ns", profile.extra["segment_backward_ns"], static_cast<double>(c.segment_backward_ns));

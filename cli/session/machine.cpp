@@ -12,6 +12,7 @@
 
 #include "cli/console/amount_text.h"
 #include "cli/session/sibling_program.h"
+#include "sim/machine/host_processor.h"
 #include "sim/machine/profile.h"
 
 namespace foreshard::cli {
@@ -95,6 +96,17 @@ Finding look_for_cpu() {
   const std::string model = value_of(beginning_of("/proc/cpuinfo"), "model name", ":");
   f.detail = fmt::format("{}{}{}", model, model.empty() ? "" : ", ", counted(cores, "core"));
   return f;
+}
+
+/// What decides how much memory CPU kernels take beside their results.
+Finding look_for_instructions() {
+  const HostProcessor processor = host_processor();
+  const std::string held = variable("ONEDNN_MAX_CPU_ISA");
+  return {"CPU kernels", true,
+          fmt::format("oneDNN {}{}, ATen {}, second cache {} a core", cpu_isa_name(processor.isa),
+                      held.empty() ? "" : fmt::format(" (ONEDNN_MAX_CPU_ISA={})", held), processor.vectors,
+                      bytes_text(processor.l2_bytes)),
+          "host.isa and host.l2_bytes of this machine's profile", ""};
 }
 
 Finding look_for_memory() {
@@ -219,6 +231,7 @@ Finding look_for_profiles() {
 
 std::vector<Finding> look_at_machine() {
   return {look_for_cpu(),
+          look_for_instructions(),
           look_for_memory(),
           look_for_profiles(),
           look_for_driver(),

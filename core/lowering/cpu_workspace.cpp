@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/cpu/cpu_product.h"
+
 namespace foreshard::lowering {
 namespace {
 
@@ -43,16 +45,17 @@ std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layou
   return bytes;
 }
 
-std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& right) {
-  constexpr std::int64_t kLeast = 16 * 16 * 16;  // ATen/native/mkldnn/Matmul.cpp
-  constexpr Bytes kBlock = 256, kAlignment = 128;
-  const std::int64_t matrices = std::max<std::int64_t>(product.batch, 1);
-  if (product.dtype != DType::BFloat16 || matrices * product.m * product.n * product.k <= kLeast) return {};
+std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& left, const Layout& right,
+                                         const LoweringOptions& machine) {
+  if (product.dtype != DType::BFloat16) return {};
   // A matrix times a vector by dot products of rows.
-  const std::int32_t dims = right.sizes.n;
-  const bool by_rows = dims == 2 && right.strides[0] == 1;
+  const bool by_rows = right.sizes.n == 2 && right.strides[0] == 1;
   if ((product.m == 1 || product.n == 1) && by_rows) return {};
-  return {round_up(product.m * product.n * kAccumulator, kBlock) + kAlignment};
+  const std::int32_t dims = left.sizes.n;
+  const bool transposed = dims >= 2 && left.strides[dims - 1] != 1 && left.strides[dims - 2] == 1;
+  const CpuProduct sizes{std::max<std::int64_t>(product.batch, 1), product.m, product.n, product.k, transposed};
+  const Bytes bytes = cpu_product_bytes(sizes, machine.cpu_isa, machine.cpu_threads, machine.cpu_l2_bytes);
+  return bytes > 0 ? std::vector<Bytes>{bytes} : std::vector<Bytes>{};
 }
 
 }  // namespace foreshard::lowering

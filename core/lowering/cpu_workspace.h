@@ -16,9 +16,9 @@ namespace foreshard::lowering {
 std::vector<Bytes> cpu_attention_workspace(const Layout& q, const Layout& k, std::int64_t threads);
 std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layout& k, std::int64_t threads);
 
-/// A product (Kernel::m, n, k, batch) of bfloat16 matrices: oneDNN sums in float, one matrix of the batch at a time,
-/// where the processor has AVX-512 but no instructions for bfloat16. Nothing for small products and other types.
-/// `right`: its second factor.
-std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& right);
+/// A product (Kernel::m, n, k, batch) of bfloat16 matrices: what oneDNN keeps beside it (core/cpu/cpu_product.h).
+/// Nothing for small products and other types.
+std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& left, const Layout& right,
+                                         const LoweringOptions& machine);
 
 }  // namespace foreshard::lowering

@@ -2,8 +2,8 @@
 //
 // For every segment of a plan (a range of Model::ops) this gives the kernels that forward, recompute and backward run
 // on the compute stream, in order, each with the storages it allocates before and frees after it runs. Derived from the
-// operator rules (core/lowering/op_rules.h). Equal segments share one template: an 80-layer model is lowered once per kind
-// of layer.
+// operator rules (core/lowering/op_rules.h). Equal segments share one template: an 80-layer model is lowered once per
+// kind of layer.
 //
 // A *slot* is one storage. Slots of a template are local to one instance of it; storages made by another segment are
 // *imports*, bound per instance. Parameters and FSDP's own buffers are not slots: the plan's instructions own them.
@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cpu/cpu_isa.h"
 #include "core/dtype.h"
 #include "core/model/model.h"
 #include "core/result.h"
@@ -126,6 +127,8 @@ struct SegmentRange {
 struct LoweringOptions {
   std::int64_t multiprocessors = 132;  // of the device: large reductions split over thread blocks take buffers by it
   std::int64_t cpu_threads = 0;        // > 0: LibTorch's CPU kernels, with so many threads inside an operator
+  CpuIsa cpu_isa = CpuIsa::Avx512;     // ... of a processor with these instructions
+  Bytes cpu_l2_bytes = 2 * kMiB;       // ... and this second cache a core: oneDNN cuts matrices to it
   bool hold_outputs = false;           // the caller keeps all of the model's outputs (logits), not only the first
   // Selective checkpointing by operator, as torchtitan's: inside every checkpointed region the results of fused
   // attention and of the 1st, 3rd, 5th, ... matrix product (mm, no bias) are kept; the rest is recomputed.

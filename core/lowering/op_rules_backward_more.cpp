@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "core/cpu/cpu_convolution.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
 
@@ -40,6 +41,30 @@ Ref pick(Emitter& e, std::string_view name, const Layout& layout, const Ref& g, 
   return e.fresh(name, KernelClass::Gather, plain(layout), {&g, &index});
 }
 
+/// oneDNN's buffers for the gradient of a convolution's filters, where it works on tiles.
+CpuConvolutionBuffers filter_gradient_buffers(Emitter& e, const BackwardInput& in, const Layout& g) {
+  const LoweringOptions& machine = e.machine().options;
+  const Layout& image = in.node.in[0];
+  const Layout& filter = in.node.in[1];
+  const bool plain_convolution = image.sizes.n == 4 && filter.sizes.n == 4 && image.sizes[1] == filter.sizes[1] &&
+                                 !bool_arg(*in.node.op, 6, "transposed", false);
+  if (machine.cpu_threads == 0 || machine.cpu_isa != CpuIsa::Amx || g.dtype != DType::BFloat16 || !plain_convolution)
+    return {};
+  CpuConvolution c;
+  c.images = image.sizes[0], c.channels = image.sizes[1], c.filters = filter.sizes[0];
+  c.bias = in.wants(2);
+  const auto strides = list_arg(*in.node.op, 3, "stride"), padding = list_arg(*in.node.op, 4, "padding");
+  for (std::int32_t i = 0; i < 2; ++i) {
+    c.in[i] = image.sizes[i + 2], c.out[i] = g.sizes[i + 2], c.filter[i] = filter.sizes[i + 2];
+    const auto at = static_cast<std::size_t>(i);
+    if (!strides.empty()) c.stride[i] = strides[std::min(at, strides.size() - 1)];
+    if (!padding.empty()) c.padding[i] = padding[std::min(at, padding.size() - 1)];
+  }
+  CpuConvolutionBuffers buffers = cpu_filter_gradient_buffers(c, machine.cpu_threads, machine.cpu_l2_bytes);
+  if (!g.contiguous()) buffers.before_result.push_back(g.bytes());  // ATen lays it out before oneDNN does
+  return buffers;
+}
+
 /// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
 Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
@@ -69,6 +94,14 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   }
   kernel.read = e.layout(g).bytes();
   for (const Ref& saved : in.saved) kernel.read += saved ? e.layout(saved).bytes() : 0;
+  Ref beside;
+  if (convolution && in.node.in.size() >= 2 && in.wants(1)) {
+    const CpuConvolutionBuffers buffers = filter_gradient_buffers(e, in, e.layout(g));
+    if (buffers.beside_result > 0) beside = e.tape().make_bytes(buffers.beside_result, SlotCategory::Workspace);
+    std::vector<Ref> before;
+    for (const Bytes bytes : buffers.before_result)
+      before.push_back(e.tape().make_bytes(bytes, SlotCategory::Workspace));
+  }
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!in.wants(i)) continue;
     // prelu's kernel does not sum for a weight that was broadcast; the engine does

@@ -155,7 +155,7 @@ Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref
   Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());
   std::vector<Ref> workspace;
   if (machine_.options.cpu_threads > 0) {
-    workspace = held(tape(), cpu_product_workspace(kernel, right));
+    workspace = held(tape(), cpu_product_workspace(kernel, left, right, machine_.options));
   } else {
     for (const Layout& operand : {left, right}) {
       if (!is_expanded(operand)) continue;
@@ -473,9 +473,10 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     if (rule.kind == KernelClass::Attention)
       workspace = held(tape, cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), threads));
     if (rule.kind == KernelClass::Gemm && kernel.m > 0) {
-      Layout right = emit.layout(args[rule.formula != OpFormula::Linear && args.size() >= 3 ? 2 : 1]);
+      const std::size_t first = rule.formula != OpFormula::Linear && args.size() >= 3 ? 1 : 0;
+      Layout right = emit.layout(args[first + 1]);
       if (rule.formula == OpFormula::Linear && right.sizes.n == 2) std::swap(right.strides[0], right.strides[1]);
-      workspace = held(tape, cpu_product_workspace(kernel, right));
+      workspace = held(tape, cpu_product_workspace(kernel, emit.layout(args[first]), right, emit.machine().options));
     }
   }
   tape.kernel(kernel);

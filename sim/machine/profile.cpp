@@ -185,6 +185,7 @@ class Reader {
       if (std::string_view(name) == "host") {
         known.push_back("cpu");
         profile_.host_cpu = choice(*rows, name, "cpu", {"intel", "amd"});
+        if (profile_.kind == "cpu") processor(*rows, known);
       }
       if (std::string_view(name) == "links") {
         known.insert(known.end(), {"generation", "channels"});
@@ -193,6 +194,17 @@ class Reader {
       }
       check_keys(*rows, name, known);
     }
+  }
+
+  /// Of a host that is the device; what is left out is that of a server from before instructions for bfloat16.
+  void processor(const toml::table& rows, std::vector<std::string_view>& known) {
+    known.insert(known.end(), {"isa", "l2_bytes"});
+    if (rows.contains("isa")) {
+      const std::string isa = choice(rows, "host", "isa", {kCpuIsaNames.begin(), kCpuIsaNames.end()});
+      profile_.host_isa = parse_cpu_isa(isa).value_or(profile_.host_isa);
+    }
+    if (rows.contains("l2_bytes"))
+      profile_.host_l2_bytes = static_cast<Bytes>(number(rows, "host", "l2_bytes", 4096, kLargest));
   }
 
   void strings() {
@@ -382,6 +394,10 @@ std::string profile_text(const HardwareProfile& p) {
       if (k.small != nullptr) rows.insert(k.key, p.*k.small);
     }
     if (std::string_view(name) == "host") rows.insert("cpu", p.host_cpu);
+    if (std::string_view(name) == "host" && p.kind == "cpu") {
+      rows.insert("isa", cpu_isa_name(p.host_isa));
+      rows.insert("l2_bytes", p.host_l2_bytes);
+    }
     if (std::string_view(name) == "links") {
       rows.insert("generation", p.generation);
       rows.insert("channels", p.channels);

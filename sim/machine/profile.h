@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/cpu/cpu_isa.h"
 #include "core/dtype.h"
 #include "core/result.h"
 #include "core/units.h"
@@ -89,6 +90,10 @@ struct HardwareProfile {
   SimDuration driver_alloc_ns = 0;
   double host_link_gb_per_s = 0.0;
   double host_copy_gb_per_s = 0.0;  // pageable
+
+  // Of a host that is the device (kind "cpu"): what decides about its kernels' own memory.
+  CpuIsa host_isa = CpuIsa::Avx512;
+  Bytes host_l2_bytes = 2 * kMiB;  // second cache of a core
 
   // Links between ranks; see sim/network/collectives.h for the model.
   std::string generation;           // volta | ampere | hopper | blackwell | none

@@ -41,6 +41,8 @@ LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job)
     options.multiprocessors = 0;  // no reduction is split over thread blocks
     // As `run` sets them: one where ranks share the machine, all cores for a rank alone.
     const bool alone = std::min<std::int64_t>(job.cluster.world_size, job.cluster.ranks_per_node) < 2;
+    options.cpu_isa = profile.host_isa;
+    options.cpu_l2_bytes = profile.host_l2_bytes;
     options.cpu_threads = alone ? std::max<std::int64_t>(1, profile.sm_count) : 1;
   }
   return options;

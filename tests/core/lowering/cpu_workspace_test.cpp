@@ -1,4 +1,5 @@
-// core/lowering/cpu_workspace.h against what PyTorch 2.11's profiler counted (AVX-512 without bfloat16, one thread).
+// core/lowering/cpu_workspace.h: which products oneDNN does (AVX-512 without bfloat16, one thread). How much each takes
+// on which processor: tests/core/cpu.
 #include "core/lowering/cpu_workspace.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +29,9 @@ std::vector<Bytes> product(std::int64_t m, std::int64_t k, std::int64_t n, bool 
     std::swap(right.sizes[0], right.sizes[1]);
     std::swap(right.strides[0], right.strides[1]);
   }
-  return cpu_product_workspace(kernel, right);
+  LoweringOptions machine;
+  machine.cpu_threads = 1;
+  return cpu_product_workspace(kernel, matrix(m, k, dtype), right, machine);
 }
 
 TEST(CpuWorkspace, ProductsInBfloat16SumInFloat) {
@@ -55,7 +58,10 @@ TEST(CpuWorkspace, ABatchGoesMatrixByMatrix) {
   kernel.batch = 12, kernel.m = 17, kernel.k = 16, kernel.n = 17;
   Dims sizes;
   for (const std::int64_t size : {12, 16, 17}) sizes.push(size);
-  EXPECT_THAT(cpu_product_workspace(kernel, contiguous_layout(sizes, DType::BFloat16)), ElementsAre(1408));
+  const Layout batch = contiguous_layout(sizes, DType::BFloat16);
+  LoweringOptions machine;
+  machine.cpu_threads = 1;
+  EXPECT_THAT(cpu_product_workspace(kernel, batch, batch, machine), ElementsAre(1408));
 }
 
 }  // namespace
