@@ -1,0 +1,105 @@
+"""Which kernel scaled_dot_product_attention takes on CUDA.
+
+Fake tensors never ask the device, so PyTorch would fall back to plain matrix products. The rules are those of
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp for compute capability 8.0 and later, in PyTorch's order: flash,
+memory-efficient, math. cuDNN's attention, which recent builds prefer on Hopper, keeps tensors of the same sizes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _dense_last(*tensors: torch.Tensor) -> bool:
+    return all(t.stride(-1) == 1 or t.shape[-1] == 1 for t in tensors)
+
+
+def kernel_of(q, k, v, mask, dropout_p, is_causal, enable_gqa) -> str:
+    """"flash", "efficient" or "math"."""
+    if not (q.dim() == k.dim() == v.dim() == 4) or q.shape[2] == 0 or k.shape[2] == 0 or q.shape[0] == 0:
+        return "math"
+    if q.shape[0] != k.shape[0] or not _dense_last(q, k, v) or k.shape[1] != v.shape[1]:
+        return "math"
+    grouped = q.shape[1] != k.shape[1]
+    head, value_head = q.shape[-1], v.shape[-1]
+    if grouped and not enable_gqa:
+        return "math"
+    if (
+        torch.backends.cuda.flash_sdp_enabled()
+        and q.dtype in _HALF
+        and mask is None
+        and head == k.shape[-1] == value_head
+        and head <= 256
+        and not (is_causal and q.shape[2] != k.shape[2])
+        and (not grouped or q.shape[1] % k.shape[1] == 0)
+    ):
+        return "flash"
+    align = 8 if q.dtype in _HALF else 4
+    if (
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and not grouped
+        and q.dtype in (torch.float32, *_HALF)
+        and head % align == 0
+        and value_head % align == 0
+        and (mask is None or _dense_last(mask))
+    ):
+        return "efficient"
+    return "math"
+
+
+class CudaAttention(TorchFunctionMode):
+    """Runs scaled_dot_product_attention as the composite operator does after it has chosen `kernel_of`."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attend(
+        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    ):
+        if query.device.type != "cuda":
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        chosen = kernel_of(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        if chosen == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        if chosen == "efficient":
+            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+
+def _flash(query, key, value, dropout_p, is_causal, scale):
+    head = query.shape[-1]
+    scale = 1.0 / math.sqrt(head) if scale is None else scale
+    if head % 8:
+        query, key, value = (F.pad(t, (0, 8 - head % 8)) for t in (query, key, value))
+    out = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )
+    return out[0][..., :head] if head % 8 else out[0]
+
+
+def _efficient(query, key, value, mask, dropout_p, is_causal, scale):
+    if mask is not None:
+        if mask.dtype == torch.bool:  # convert_boolean_attn_mask
+            mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=mask.device))
+        columns = mask.shape[-1]
+        if columns % 16:  # pad_bias: rows begin at aligned addresses
+            mask = F.pad(mask, (0, 16 - columns % 16))[..., :columns]
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    out = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, wanted, dropout_p, is_causal, scale=scale
+    )
+    return out[0]

@@ -1,0 +1,100 @@
+"""Activation checkpointing inside the module: its regions, by both implementations and by operator.
+
+The regions run once and hold nothing here: what they will keep and recompute follows from their kind and arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch.utils._pytree import tree_flatten
+
+from .recorder import Recorder
+
+
+class Regions:
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
+        self.rows: list[dict[str, Any]] = []
+
+    def _begin(self, kind: str, function, args, kwargs) -> dict[str, Any]:
+        recorder = self._recorder
+        module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+        name = recorder.modules.name_of(module) if isinstance(module, torch.nn.Module) else None
+        whole = name is not None and isinstance(function, torch.nn.Module)
+        references = []
+        for leaf in tree_flatten((args, kwargs))[0]:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                reference = recorder.reference(leaf)
+                if reference.startswith("%") and reference[1:] not in references:
+                    references.append(reference[1:])
+        row = {
+            "id": len(self.rows),
+            "kind": kind,
+            "module": name if whole else recorder.modules.name(),
+            "call": recorder.modules.next_call(name) if whole else recorder.modules.call(),
+            "args": references,
+        }
+        self.rows.append(row)
+        recorder.region = row["id"]
+        return row
+
+    @contextlib.contextmanager
+    def watch(self):
+        originals = checkpointing._checkpoint_without_reentrant_generator, checkpointing.CheckpointFunction
+
+        def non_reentrant(function, preserve, context_fn, *rest, **kwargs):
+            # (determinism_check, debug[, early_stop], *args): the number before the arguments hangs on the version.
+            count = originals[0].__code__.co_argcount - 3
+            args = rest[count:]
+            if not self._recorder.recording or self._recorder.region is not None:
+                yield
+                return
+            yield from self._non_reentrant(function, context_fn, args, kwargs)
+
+        class Reentrant:
+            @staticmethod
+            def apply(function, preserve, *args):
+                if not self._recorder.recording or self._recorder.region is not None:
+                    return function(*args)
+                self._begin("reentrant", function, args, {})
+                try:
+                    return function(*args)
+                finally:
+                    self._recorder.region = None
+
+        checkpointing._checkpoint_without_reentrant_generator = non_reentrant
+        checkpointing.CheckpointFunction = Reentrant
+        try:
+            yield self
+        finally:
+            checkpointing._checkpoint_without_reentrant_generator, checkpointing.CheckpointFunction = originals
+
+    def _non_reentrant(self, function, context_fn, args, kwargs):
+        forward_context, _ = context_fn()
+        policy = getattr(forward_context, "policy_fn", None)
+        row = self._begin("nonreentrant" if policy is None else "ops", function, args, kwargs)
+        if policy is None:
+            with forward_context:
+                yield
+        else:
+            keep = row["save"] = []
+            saved = (checkpointing.CheckpointPolicy.MUST_SAVE, checkpointing.CheckpointPolicy.PREFER_SAVE)
+            context = checkpointing.SelectiveCheckpointContext(is_recompute=False)
+
+            def decide(func, fargs, fkwargs, index):
+                if func in checkpointing.SAC_IGNORED_OPS:
+                    return
+                answer = policy(context, func, *fargs, **fkwargs)
+                if answer is True or answer in saved:
+                    keep.append(index)
+
+            self._recorder.on_operator.append(decide)
+            try:
+                yield
+            finally:
+                self._recorder.on_operator.remove(decide)
+        self._recorder.region = None

@@ -1,0 +1,191 @@
+"""foreshard.model/2 (docs/formats/model.md) from a recording."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from typing import Any
+
+import torch
+
+from .recorder import dtype_name
+from .values import Value
+
+SCHEMA = "foreshard.model/2"
+
+
+class CapturedModel:
+    """A module's program, ready to be planned and simulated.
+
+    Attributes:
+        document: the model as foreshard.model/2 has it.
+        notes: what was met on the way, one sentence each.
+    """
+
+    def __init__(self, document: dict[str, Any], notes: list[str]):
+        self.document = document
+        self.notes = notes
+
+    @property
+    def name(self) -> str:
+        return self.document["name"]
+
+    def to_json(self) -> str:
+        """The text of the file: one row a line."""
+        parts = []
+        for key, value in self.document.items():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                rows = ",\n  ".join(json.dumps(row, separators=(", ", ": ")) for row in value)
+                parts.append(f'"{key}": [\n  {rows}]')
+            else:
+                parts.append(f'"{key}": {json.dumps(value)}')
+        return "{" + ",\n ".join(parts) + "}\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to a file that every verb of `foreshard` reads."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_json())
+
+    def __repr__(self) -> str:
+        count = sum(_numel(p["shape"]) for p in self.document["params"] if "shares" not in p)
+        return f"<CapturedModel {self.name}: {count:,} parameters, {len(self.document['ops']):,} operators>"
+
+
+def _numel(shape) -> int:
+    out = 1
+    for size in shape:
+        out *= size
+    return out
+
+
+def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
+    program = _Program(session, regions)
+    document: dict[str, Any] = {"schema": SCHEMA, "name": session.name, "architecture": "captured"}
+    if block := session.structure.block_class():
+        document["block_class"] = block
+    if tokens := _tokens(session.table.inputs):
+        document["tokens_per_batch"] = tokens
+    document["has_loss"] = True
+    compute = session.param or next(
+        (p.dtype for p in session.module.parameters() if p.is_floating_point()), torch.float32
+    )
+    document["compute_dtype"] = dtype_name(compute)
+    if session.loss_begin >= 0:
+        document["loss_begin"] = program.begin(session.loss_begin)
+    document["lifetimes"] = "recorded"
+    if session.job:
+        document["job"] = session.job
+    document["inputs"] = [_input(value) for value in session.table.inputs]
+    document["modules"] = session.structure.modules
+    document["params"] = session.structure.params()
+    document["buffers"] = session.structure.buffers()
+    document["ops"] = [_op(op, program, session.loss) for op in program.ops]
+    document["module_calls"] = [_numbered(row) for row in session.module_calls]
+    if regions:
+        for row in regions:
+            if "save" in row:
+                row["save"] = [program.begin(k) for k in row["save"]]
+        document["regions"] = [_numbered(row) for row in regions]
+    document["outputs"] = [session.loss] + [name for name in session.outputs if name != session.loss]
+    return document
+
+
+def _tokens(inputs: list[Value]) -> int:
+    ids = next((v for v in inputs if v.dtype in (torch.int64, torch.int32) and len(v.shape) == 2), None)
+    return ids.shape[0] * ids.shape[1] if ids else 0
+
+
+def _numbered(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "call" or value}
+
+
+def _input(value: Value) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": value.name, "shape": list(value.shape), "dtype": dtype_name(value.dtype)}
+    if value.requires_grad:
+        row["requires_grad"] = True
+    if not value.contiguous:
+        row["strides"] = list(value.strides)
+    if value.alias_of:
+        row["alias_of"] = value.alias_of
+    return row
+
+
+def _op(op: dict[str, Any], program: _Program, loss: str) -> dict[str, Any]:
+    row = {"op": op["op"], "module": op["module"]}
+    if op.get("call"):
+        row["call"] = op["call"]
+    row["args"] = op["args"]
+    if op.get("kwargs"):
+        row["kwargs"] = op["kwargs"]
+    row["out"] = [_result(out, program, loss) if isinstance(out, Value) else out for out in op["out"]]
+    for key in ("region", "opaque"):
+        if key in op:
+            row[key] = op[key]
+    return row
+
+
+def _result(value: Value, program: _Program, loss: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": value.name, "shape": list(value.shape), "dtype": dtype_name(value.dtype)}
+    if not value.contiguous:
+        row["strides"] = list(value.strides)
+    if value.storage.persistent or value.name == loss or not program.holds(value):
+        return row
+    until = program.held_until(value)
+    if until is not None:
+        row["held_until"] = until if isinstance(until, str) else {"op": until}
+    return row
+
+
+class _Program:
+    """The recorded operators without autograd's own detaches, which only a recorder sees, and numbered anew."""
+
+    def __init__(self, session, regions: list[dict[str, Any]]):
+        ops = session.recorder.ops
+        used = {session.loss, *session.outputs}
+        for row in [*session.module_calls, *regions]:
+            used.update(row["args"])
+        for op in ops:
+            used.update(_names(op["args"]), _names(op.get("kwargs", {})))
+        kept = [
+            op["op"] != "aten.detach.default" or any(isinstance(o, Value) and o.name in used for o in op["out"])
+            for op in ops
+        ]
+        self.ops = [op for op, keep in zip(ops, kept) if keep]
+        self._before = list(itertools.accumulate(kept, initial=0))  # operators kept before this one
+        self._storages = {}
+        self._last_value, self.last_use = {}, {}
+        for number, op in enumerate(self.ops):
+            for out in op["out"]:
+                if isinstance(out, Value):
+                    self._storages[out.name] = out.storage
+                    self._last_value[id(out.storage)] = out.name
+                    self.last_use[id(out.storage)] = number
+            for name in _names(op["args"]) + _names(op.get("kwargs", {})):
+                if name in self._storages:
+                    self.last_use[id(self._storages[name])] = number
+
+    def begin(self, number: int) -> int:
+        """What the first operator from `number` on is called now."""
+        return self._before[min(number, len(self._before) - 1)]
+
+    def holds(self, value: Value) -> bool:
+        """Of several values of one storage the last one made stands for it."""
+        return self._last_value.get(id(value.storage)) == value.name
+
+    def held_until(self, value: Value) -> int | str | None:
+        storage = value.storage
+        if storage.death is None:
+            return "step"
+        last = self._before[storage.death + 1] - 1
+        return last if last > self.last_use[id(storage)] else None
+
+
+def _names(arg: Any) -> list[str]:
+    if isinstance(arg, str):
+        return [arg[1:]] if arg.startswith("%") else []
+    if isinstance(arg, (list, tuple)):
+        return [name for item in arg for name in _names(item)]
+    if isinstance(arg, dict):
+        return [name for item in arg.values() for name in _names(item)]
+    return []

@@ -1,0 +1,131 @@
+"""The module on a card that does not exist: its parameters, buffers and the batch as fake tensors, for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from .errors import CaptureError
+
+
+def check_module(module: torch.nn.Module) -> list[str]:
+    """What lies on the module already, in words; raises where capture cannot go on."""
+    notes = []
+    for name, child in module.named_modules():
+        kind = type(child).__name__
+        at = name or "the root module"
+        if kind in ("FullyShardedDataParallel", "DistributedDataParallel", "DataParallel") or kind.startswith("FSDP"):
+            raise CaptureError(
+                f"the module is wrapped by {kind} already",
+                place=f"module {at}",
+                expected="the module as it is before it is sharded",
+                got=kind,
+                hint="capture first, then wrap; Foreshard plans the sharding itself",
+            )
+        if kind == "OptimizedModule":
+            notes.append(f"{at}: compiled by torch.compile; captured as it runs eagerly")
+        hooks = sum(
+            len(getattr(child, table, None) or {})
+            for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        )
+        if hooks:
+            notes.append(f"{at}: {hooks} hook(s) run with it and are captured with it")
+    devices: dict[str, str] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise CaptureError(
+                "a lazy parameter has no shape yet",
+                place=name,
+                hint="run the module once, or give its sizes, before it is captured",
+            )
+        if hasattr(tensor, "device_mesh"):
+            raise CaptureError(
+                "a parameter is a DTensor: the module is sharded already",
+                place=name,
+                hint="capture first, then shard; Foreshard plans the sharding itself",
+            )
+        if tensor.device.type != "meta":
+            devices.setdefault(str(tensor.device), name)
+    if len(devices) > 1:
+        raise CaptureError(
+            "the module's parameters and buffers lie on several devices",
+            place=f"module {type(module).__name__}",
+            expected="one device (or meta)",
+            got=", ".join(f"{name} on {device}" for device, name in devices.items()),
+            hint="move the module to one device; Foreshard shards it, it places no layers",
+        )
+    return notes
+
+
+class Fakes:
+    """Stands fake tensors in for real ones; the same tensor always gets the same one."""
+
+    def __init__(self, mode, device: torch.device, param: torch.dtype | None, buffer: torch.dtype | None):
+        self._mode, self._device = mode, device
+        self._param, self._buffer = param, buffer
+        self._made: dict[int, torch.Tensor] = {}
+        self._storages: dict[int, torch.Tensor] = {}
+        self._keep: list[Any] = []  # what ids were taken of
+
+    def of(self, tensor: torch.Tensor, cast: torch.dtype | None = None) -> torch.Tensor:
+        """Same geometry on the card; tensors of one storage stay so unless they are cast."""
+        known = self._made.get(id(tensor))
+        if known is not None:
+            return known
+        if tensor.layout != torch.strided:
+            raise CaptureError(
+                f"a tensor of layout {tensor.layout} is given",
+                expected="dense tensors",
+                got=str(tuple(tensor.shape)),
+                hint="sparse tensors are not captured",
+            )
+        dtype = cast if cast is not None and tensor.is_floating_point() else tensor.dtype
+        with self._mode, torch.no_grad():
+            nbytes = tensor.untyped_storage().nbytes() // tensor.element_size() * dtype.itemsize
+            key = tensor.untyped_storage()._cdata
+            base = self._storages.get(key)
+            if base is None or base.dtype != dtype:
+                base = torch.empty(nbytes // dtype.itemsize, dtype=dtype, device=self._device)
+                self._storages[key] = base
+            made = base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            elif tensor.requires_grad:
+                made.requires_grad_()
+        self._made[id(tensor)] = made
+        self._keep.append(tensor)
+        return made
+
+    def tree(self, values: Any) -> Any:
+        return tree_map(lambda v: self.of(v) if isinstance(v, torch.Tensor) else v, values)
+
+    @contextlib.contextmanager
+    def inside(self, module: torch.nn.Module):
+        """The module's own tensors replaced; everything that it had is put back."""
+        before = []
+        try:
+            for child in module.modules():
+                own = child.__dict__
+                before.append((own, dict(own), dict(child._parameters), dict(child._buffers)))
+                for name, parameter in child._parameters.items():
+                    if parameter is not None:
+                        child._parameters[name] = self.of(parameter, self._param)
+                for name, buffer in child._buffers.items():
+                    if buffer is not None:
+                        child._buffers[name] = self.of(buffer, self._buffer)
+            for child in module.modules():  # lists of parameters that modules keep beside (nn.RNN)
+                for name, value in list(child.__dict__.items()):
+                    if isinstance(value, (list, tuple)) and any(id(v) in self._made for v in value):
+                        child.__dict__[name] = type(value)(self._made.get(id(v), v) for v in value)
+            yield
+        finally:
+            for own, attributes, parameters, buffers in before:
+                own.clear()
+                own.update(attributes)
+                own["_parameters"].clear()
+                own["_parameters"].update(parameters)
+                own["_buffers"].clear()
+                own["_buffers"].update(buffers)

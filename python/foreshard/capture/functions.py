@@ -1,0 +1,111 @@
+"""Functions that nobody can look into: autograd.Function, and kernels of Triton that are launched by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from .recorder import Opaque, Recorder, dtype_name
+
+
+def _name_of(cls: type) -> str:
+    name = cls.__qualname__.replace("<locals>.", "")
+    for prefix in ("GeneratedBackwardFor_",):  # torch.library's way to register autograd: NAMESPACE_NAME_OVERLOAD
+        if name.startswith(prefix):
+            return name.removeprefix(prefix).removesuffix("_default")
+    module = cls.__module__
+    return name if module in ("__main__", "builtins") else f"{module}.{name}"
+
+
+def _is_plain(cls: type) -> bool:
+    """PyTorch's own functions do no work of their own here."""
+    return cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch._library")
+
+
+class Functions:
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
+
+    @contextlib.contextmanager
+    def watch(self):
+        original = torch.autograd.Function.__dict__["apply"]
+        recorder = self._recorder
+
+        def apply(cls, *args, **kwargs):
+            plain = original.__func__
+            if not recorder.recording or recorder.opaque is not None or _is_plain(cls):
+                return plain(cls, *args, **kwargs)
+            frame = recorder.begin_opaque(_name_of(cls), args)
+            try:
+                out = plain(cls, *args, **kwargs)
+            finally:
+                recorder.opaque = None
+            recorder.end_opaque(frame, out)
+            self._run_backward(frame, out)
+            return out
+
+        torch.autograd.Function.apply = classmethod(apply)
+        with self._triton():
+            try:
+                yield self
+            finally:
+                torch.autograd.Function.apply = original
+
+    def _run_backward(self, frame: Opaque, out: Any) -> None:
+        """What gradients its backward makes: run once, outside the program."""
+        results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
+        node = next((t.grad_fn for t in results if t.grad_fn is not None), None)
+        if node is None or not hasattr(node, "apply"):
+            return
+        with self._recorder.paused(), torch.no_grad():
+            given = [torch.empty_like(t) if t.grad_fn is not None else None for t in results]
+            try:
+                gradients = node.apply(*given)
+            except Exception as error:  # noqa: BLE001 - whatever the function does; told, and assumed
+                self._recorder.notes.append(
+                    f"{frame.name}: its backward failed on tensors without values ({type(error).__name__}: {error}); a "
+                    "gradient for every argument is assumed"
+                )
+                gradients = None
+        frame.row["opaque"]["backward"] = self._gradients_of(frame, gradients)
+
+    @staticmethod
+    def _gradients_of(frame: Opaque, gradients: Any) -> list[dict[str, Any] | None]:
+        """One for each tensor argument, in order; backward gives one for every argument."""
+        if gradients is None:
+            return [{"shape": shape, "dtype": dtype} if wanted else None for _, shape, dtype, wanted in frame.arguments]
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        out = []
+        for position, _, _, _ in frame.arguments:
+            g = gradients[position] if position < len(gradients) else None
+            out.append(None if g is None else {"shape": list(g.shape), "dtype": dtype_name(g.dtype)})
+        return out
+
+    @contextlib.contextmanager
+    def _triton(self):
+        jit = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
+        if jit is None:
+            yield
+            return
+        original, recorder = jit.run, self._recorder
+
+        def run(kernel, *args, **kwargs):
+            """No kernel runs; what it is given it may have changed."""
+            if not recorder.recording:
+                return None
+            if recorder.opaque is None:
+                tensors = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, torch.Tensor)]
+                name = getattr(getattr(kernel, "fn", kernel), "__qualname__", "kernel")
+                frame = recorder.begin_opaque(f"triton.{name}", tensors)
+                recorder.end_opaque(frame, ())
+            return None
+
+        jit.run = run
+        try:
+            yield
+        finally:
+            jit.run = original

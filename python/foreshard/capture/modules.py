@@ -1,0 +1,58 @@
+"""Which module is running, and what it was called with."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable
+
+import torch
+
+
+class ModuleStack:
+    """Names are fully qualified, the root's is ""; calls count from 0 for every module."""
+
+    def __init__(self, names: dict[torch.nn.Module, str]):
+        self._names = names
+        self._stack: list[tuple[str, int]] = []
+        self._counts: dict[str, int] = {}
+        # Called with (name, call, args, kwargs) as a module's call begins; what it returns is what the module gets.
+        self.on_enter: Callable[[str, int, tuple, dict], tuple[tuple, dict]] = lambda n, c, a, k: (a, k)
+        self.on_leave: Callable[[str, int, Any], None] = lambda n, c, o: None
+
+    def name(self) -> str:
+        return self._stack[-1][0] if self._stack else ""
+
+    def call(self) -> int:
+        return self._stack[-1][1] if self._stack else max(0, self._counts.get("", 0) - 1)
+
+    def next_call(self, name: str) -> int:
+        return self._counts.get(name, 0)
+
+    def name_of(self, module: torch.nn.Module) -> str | None:
+        return self._names.get(module)
+
+    @contextlib.contextmanager
+    def watch(self):
+        """Every call of a module, its hooks included, runs inside its entry on the stack."""
+        stack, original = self, torch.nn.Module.__call__
+
+        def call(module, *args, **kwargs):
+            name = stack._names.get(module)
+            if name is None:
+                return original(module, *args, **kwargs)
+            number = stack._counts.get(name, 0)
+            stack._counts[name] = number + 1
+            stack._stack.append((name, number))
+            try:
+                args, kwargs = stack.on_enter(name, number, args, kwargs)
+                output = original(module, *args, **kwargs)
+            finally:
+                stack._stack.pop()
+            stack.on_leave(name, number, output)
+            return output
+
+        torch.nn.Module.__call__ = call
+        try:
+            yield self
+        finally:
+            torch.nn.Module.__call__ = original

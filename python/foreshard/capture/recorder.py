@@ -1,0 +1,444 @@
+"""The recorder: every operator below autograd while a step runs, with the module that was running.
+
+Operators that nobody can look into (an autograd.Function, a custom operator, a kernel of Triton) are one operator each:
+what runs inside counts as their workspace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from .errors import CaptureError
+from .values import Value, ValueTable, geometry, storage_key
+
+# Questions about a tensor, no work.
+_NO_WORK = {
+    "prim.device.default",
+    "aten.sym_size.default",
+    "aten.sym_stride.default",
+    "aten.sym_numel.default",
+    "aten.is_same_size.default",
+}
+_HOST_READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
+# What neither sizes nor strides nor memory hang on.
+_PLACEMENT = {"device", "layout", "pin_memory", "non_blocking", "generator"}
+
+_VIEW_OF = {
+    "aten.transpose_.default": "aten.transpose.int",
+    "aten.t_.default": "aten.t.default",
+    "aten.unsqueeze_.default": "aten.unsqueeze.default",
+    "aten.squeeze_.default": "aten.squeeze.default",
+    "aten.squeeze_.dim": "aten.squeeze.dim",
+    "aten.squeeze_.dims": "aten.squeeze.dims",
+    "aten.as_strided_.default": "aten.as_strided.default",
+}
+# c10 DTypes that the format has (core/dtype.h).
+_DTYPES = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64,
+}  # fmt: skip
+
+
+# The format has no unsigned types but uint8: those of the same size stand for them.
+_SAME_SIZE = {"uint64": "int64", "uint32": "int32", "uint16": "int16"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _SAME_SIZE.get(name, name)
+
+
+@dataclass
+class Opaque:
+    """An operator that runs as one."""
+
+    name: str
+    args: list[Any]
+    peak: int = 0
+    live: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)  # storages of the arguments
+    tensors: list[torch.Tensor] = field(default_factory=list)  # the arguments, while it runs
+    arguments: list[tuple[int, list[int], str, bool]] = field(default_factory=list)  # place, shape, dtype, grows
+    saved: list[tuple[int, tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
+    row: dict[str, Any] = field(default_factory=dict)
+
+    def measure(self, outputs: Any) -> None:
+        """New storages of an operator that ran inside."""
+        for key in [k for k, (weak, _) in self.live.items() if weak.expired()]:
+            del self.live[key]
+        for tensor in _tensors(outputs):
+            if tensor.device.type == "cpu":
+                continue
+            key = storage_key(tensor)
+            if key not in self.live and key not in self.known:
+                self.live[key] = (StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
+        self.peak = max(self.peak, sum(nbytes for _, nbytes in self.live.values()))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+class Recorder(TorchDispatchMode):
+    """Writes `ops`. Made for one step; not used again."""
+
+    def __init__(self, table: ValueTable, modules, device: torch.device, strict: bool):
+        super().__init__()
+        self.table = table
+        self.modules = modules
+        self.device = device
+        self.strict = strict
+        self.ops: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.region: int | None = None
+        self.opaque: Opaque | None = None
+        self.on_operator: list[Any] = []  # called with (func, args, kwargs, index) for every operator
+        self._paused = 0
+        self.trainable: dict[str, bool] = {}  # of parameters, by reference
+        self._detached: dict[str, str] = {}
+        self.done = False  # backward has run: what follows is no part of the model
+
+    # ------------------------------------------------------------------------------------------------ state
+
+    @contextlib.contextmanager
+    def paused(self):
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    @property
+    def recording(self) -> bool:
+        return not self._paused and not self.done
+
+    @property
+    def now(self) -> int:
+        """The last operator that has run."""
+        return len(self.ops) - 1
+
+    def look(self) -> None:
+        self.table.watch(self.now)
+
+    def place(self) -> str:
+        return self.modules.name() or "the root module"
+
+    # --------------------------------------------------------------------------------------------- dispatch
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = str(func)
+        if self._paused or name in _NO_WORK:
+            return func(*args, **kwargs)
+        if self.done:
+            return self._read(func, name, args, kwargs) if name in _HOST_READS else func(*args, **kwargs)
+        if self.opaque is not None:
+            out = self._run(func, name, args, kwargs)
+            self.opaque.measure(out)
+            return out
+        self.table.watch(self.now)
+        tensors = _tensors((args, kwargs))
+        refs: dict[int, str] = {}
+        for tensor in tensors:
+            if id(tensor) not in refs:
+                refs[id(tensor)] = self.reference(tensor)
+        arguments, named = self._arguments(func, args, kwargs, refs)
+        for visit in self.on_operator:
+            visit(func, args, kwargs, len(self.ops))
+        before = {id(t): geometry(t) for t in tensors} if func._schema.is_mutable else {}
+        out = self._run(func, name, args, kwargs)
+        results = [leaf for leaf in tree_flatten(out)[0]]
+        on_device = [r for r in results if isinstance(r, torch.Tensor) and r.device.type != "cpu"]
+        if not on_device and not any(t.device.type != "cpu" for t in tensors):
+            return out  # the host's own work
+        row = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": arguments}
+        if named:
+            row["kwargs"] = named
+        if func.namespace not in ("aten", "prims"):
+            row["op"] = f"opaque.{func.namespace}.{func._schema.name.split('::')[-1]}"
+            row["args"] = [refs[id(t)] for t in tensors if t.device.type != "cpu"]
+            row.pop("kwargs", None)
+            row["opaque"] = self._unknown(tensors, results, refs)
+        turned = [r for r in on_device if before.get(id(r), geometry(r)) != geometry(r)]
+        if turned:  # transpose_ and its like give their tensor another shape: a view of what it was
+            row["op"] = _VIEW_OF.get(row["op"], row["op"])
+        self._finish(row, func, tensors, results, refs, {id(t) for t in turned})
+        return out
+
+    def _finish(self, row, func, tensors, results, refs, turned=frozenset()) -> None:
+        if self.region is not None:
+            row["region"] = self.region
+        grows = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        index = len(self.ops)
+        if not tensors or all(t.device.type == "cpu" for t in tensors if t.dim()):
+            self._made_from_host(row, tensors)
+        self.ops.append(row)
+        out = []
+        for result in results:
+            if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
+                out.append(None)
+                continue
+            same = next((t for t in tensors if t is result and id(t) not in turned), None)
+            if same is not None:  # changed in place
+                reference = refs[id(same)]
+                out.append({"name": reference[1:]} if reference.startswith("%") else None)
+                continue
+            value = self.table.add(self.table.new_name(), result, index)
+            value.detached = func is torch.ops.aten.detach.default or not torch.is_grad_enabled()
+            value.grows = grows and not value.detached
+            out.append(value)
+        row["out"] = out
+
+    def _made_from_host(self, row, tensors) -> None:
+        """A copy from the host needs memory on the device like any new tensor."""
+        if tensors and row["op"] == "aten._to_copy.default":
+            row["op"], row["args"] = "aten.empty.memory_format", [list(tensors[0].shape)]
+            row.pop("kwargs", None)
+
+    def _run(self, func, name, args, kwargs):
+        try:
+            return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            if name in _HOST_READS and not self.strict:
+                return self._read(func, name, args, kwargs)
+            raise self._data_dependent(name, args, kwargs) from error
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise self._failed(name, args, kwargs, error) from error
+
+    def _read(self, func, name, args, kwargs):
+        """What the host reads from a device that computes nothing: zero."""
+        if name != "aten._local_scalar_dense.default":
+            return False
+        dtype = args[0].dtype
+        return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+    def _data_dependent(self, name, args, kwargs) -> CaptureError:
+        read = name in _HOST_READS
+        return CaptureError(
+            f"{name} needs the values of a tensor, and capture has none",
+            place=self._where(name),
+            expected="sizes and control flow that do not hang on computed values",
+            got=", ".join(_describe(t) for t in _tensors((args, kwargs))) or "nothing",
+            hint="capture with strict=False: the host then reads zeros"
+            if read
+            else "give the operator a fixed size (a stated capacity per expert), or wrap it in a torch.library.custom_op, "
+            "which is captured as one opaque operator",
+        )
+
+    def _failed(self, name, args, kwargs, error) -> CaptureError:
+        tensors = _tensors((args, kwargs))
+        kinds = {t.device.type for t in tensors if t.dim()}
+        if len(kinds) > 1:
+            return CaptureError(
+                f"{name} is given tensors on the host and on the GPU",
+                place=self._where(name),
+                expected="all on one device",
+                got=", ".join(_describe(t) for t in tensors),
+                hint="on a GPU this module fails in the same way: make the tensor with device=x.device, or register it "
+                "as a buffer",
+            )
+        return CaptureError(
+            f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            place=self._where(name),
+            got=", ".join(_describe(t) for t in tensors),
+            hint="an operator that fake tensors do not know needs torch.library.register_fake; it is then captured as "
+            "one opaque operator",
+        )
+
+    def _where(self, name: str) -> str:
+        frame = next(
+            (
+                f
+                for f in reversed(traceback.extract_stack())
+                if "/torch/" not in f.filename and "/foreshard/capture/" not in f.filename
+            ),
+            None,
+        )
+        line = f" ({frame.filename}:{frame.lineno})" if frame else ""
+        return f"module {self.place()}, operator {name}{line}"
+
+    # -------------------------------------------------------------------------------------------- arguments
+
+    def reference(self, tensor: torch.Tensor) -> str:
+        """How the program names a tensor."""
+        storage = self.table.known_storage(tensor)
+        if storage is not None and (kept := storage.references.get(geometry(tensor))):
+            return self._without_history(kept, tensor, self.trainable.get(kept, False))
+        value = self.table.find(tensor)
+        if value is None:
+            value = self._appeared(tensor, storage)
+            if value is None:
+                return ""
+        return self._without_history("%" + value.name, tensor, value.grows and not value.detached)
+
+    def _without_history(self, reference: str, tensor: torch.Tensor, grows: bool) -> str:
+        """In no_grad, or where `.data` is used, the program says so by a detach."""
+        cut = grows and (not torch.is_grad_enabled() or not tensor.requires_grad)
+        if not cut or self.opaque is not None:
+            return reference
+        name = self._detached.get(reference)
+        if name is None or self.table.known_storage(tensor) is None:
+            self.ops.append(
+                {"op": "aten.detach.default", "module": self.modules.name(), "call": self.modules.call(),
+                 "args": [reference]}
+            )  # fmt: skip
+            if self.region is not None:
+                self.ops[-1]["region"] = self.region
+            value = self.table.add(self.table.new_name(), tensor, len(self.ops) - 1)
+            value.detached = True
+            self.ops[-1]["out"] = [value]
+            name = self._detached[reference] = value.name
+        return "%" + name
+
+    def _appeared(self, tensor: torch.Tensor, storage) -> Value | None:
+        """A tensor that no recorded operator made."""
+        if tensor.device.type == "cpu":
+            return None
+        row: dict[str, Any] = {"module": self.modules.name(), "call": self.modules.call()}
+        if storage is not None:  # a view that was made out of sight
+            base = next(iter(storage.references.values()), "") or "%" + storage.values[0].name
+            row |= {
+                "op": "aten.as_strided.default",
+                "args": [base, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()],
+            }
+        else:  # a tensor that a module or a closure carries with it
+            row |= {"op": "aten.empty.memory_format", "args": [list(tensor.shape)]}
+            self.notes.append(
+                f"{self.place()}: a tensor {_describe(tensor)} that is no parameter, buffer or input is counted as made "
+                "in every step"
+            )
+        if self.region is not None:
+            row["region"] = self.region
+        self.ops.append(row)
+        value = self.table.add(self.table.new_name(), tensor, len(self.ops) - 1)
+        row["out"] = [value]
+        return value
+
+    def _arguments(self, func, args, kwargs, refs):
+        schema = func._schema.arguments
+        named = {
+            key: self._argument(value, refs)
+            for key, value in kwargs.items()
+            if key not in _PLACEMENT and not (value is None)
+        }
+        positional = [
+            self._argument(value, refs)
+            for i, value in enumerate(args)
+            if i >= len(schema) or schema[i].name not in _PLACEMENT
+        ]
+        if func is torch.ops.aten.convolution.default:
+            named["backend"] = _convolution_backend(args)
+        return positional, named
+
+    def _argument(self, value, refs):
+        if isinstance(value, torch.Tensor):
+            if refs.get(id(value)):
+                return refs[id(value)]
+            return 0.0 if value.dtype.is_floating_point else 0  # a number on the host
+        if isinstance(value, (list, tuple)):
+            return [self._argument(v, refs) for v in value]
+        if isinstance(value, torch.dtype):
+            return {"dtype": dtype_name(value)} if value in _DTYPES else {"text": dtype_name(value)}
+        if isinstance(value, bool) or value is None or isinstance(value, (int, torch.SymInt)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
+        return {"text": str(value)}
+
+    # ----------------------------------------------------------------------------------------------- opaque
+
+    def _unknown(self, tensors, results, refs) -> dict[str, Any]:
+        """A custom operator without autograd of its own."""
+        moved = sum(t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor))
+        return {"saved": [], "bytes_moved": moved, "flops": 0, "workspace_bytes": 0, "backward": []}
+
+    def begin_opaque(self, name: str, args: Any) -> Opaque:
+        self.table.watch(self.now)
+        places = [
+            (i, t) for i, arg in enumerate(args) for t in _tensors(arg) if t.device.type != "cpu"
+        ]  # a function is differentiable in the tensors among its arguments, not in those inside lists
+        tensors = [t for _, t in places]
+        frame = Opaque(f"opaque.{name}", [self.reference(t) for t in tensors])
+        frame.arguments = [
+            (i, list(t.shape), dtype_name(t.dtype), t.requires_grad and args[i] is t) for i, t in places
+        ]
+        frame.known = {storage_key(t) for t in tensors}
+        frame.tensors = tensors
+        self.opaque = frame
+        return frame
+
+    def end_opaque(self, frame: Opaque, outputs: Any) -> None:
+        self.opaque = None
+        tensors, frame.tensors = frame.tensors, []
+        results = tree_flatten(outputs)[0]
+        row: dict[str, Any] = {
+            "op": frame.name,
+            "module": self.modules.name(),
+            "call": self.modules.call(),
+            "args": frame.args,
+        }
+        if self.region is not None:
+            row["region"] = self.region
+        index = len(self.ops)
+        self.ops.append(row)
+        by_storage = {storage_key(t): ref for t, ref in zip(tensors, frame.args)}
+        out, kept = [], 0
+        for result in results:
+            if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
+                out.append(None)
+                continue
+            reference = by_storage.get(storage_key(result), "")
+            if reference.startswith("%"):  # hands its argument on, or changes it in place
+                out.append({"name": reference[1:]})
+                storage = self.table.known_storage(result)
+                self.table.also(result, next(v for v in storage.values if v.name == reference[1:]))
+                continue
+            value = self.table.add(self.table.new_name(), result, index)
+            value.grows = result.requires_grad
+            kept += frame.live.get(storage_key(result), (None, 0))[1]
+            by_storage[storage_key(result)] = "%" + value.name
+            out.append(value)
+        row["out"] = out
+        saved = []
+        for key, shape, dtype, nbytes in frame.saved:
+            reference = by_storage.get(key, "")
+            if reference.startswith("%"):
+                saved.append(reference[1:])
+            elif not reference:
+                saved.append({"shape": list(shape), "dtype": dtype_name(dtype)})
+                kept += nbytes
+        row["opaque"] = {
+            "saved": list({str(s): s for s in saved}.values()),
+            "bytes_moved": sum(
+                t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor)
+            ),
+            "flops": 0,
+            "workspace_bytes": max(0, frame.peak - kept),
+            "backward": [],
+        }
+        frame.row = row
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
+
+
+def _convolution_backend(args) -> str:
+    """Which kernel CUDA takes for a convolution: with cuDNN switched off it unfolds its input into memory."""
+    try:
+        chosen = torch._C._select_conv_backend(*args[:9])
+    except Exception:  # noqa: BLE001 - a question only; not all builds answer it
+        return "cudnn"
+    return str(chosen).split(".")[-1].lower()

@@ -1,0 +1,148 @@
+"""Tensors as values of a program: which tensor is which value, and until when Python holds its storage.
+
+A value is known by its storage and geometry, since autograd hands views on as new Python objects. Storages are watched
+through weak references: one that has expired since the last look died between the last operator and this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+@dataclass
+class Value:
+    """A tensor of the program. Shapes and strides in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    storage: "Storage"
+    detached: bool = False  # made by detach, or in no_grad: autograd does not see where it came from
+    grows: bool = False  # autograd knows where it came from
+    requires_grad: bool = False  # of inputs
+    alias_of: str = ""  # of inputs
+    key: tuple[Any, ...] = ()  # geometry
+
+    @property
+    def contiguous(self) -> bool:
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if size != 1 and stride != step:
+                return False
+            step *= max(size, 1)
+        return True
+
+
+@dataclass
+class Storage:
+    """Memory behind values: when it died (numbers of operators)."""
+
+    weak: StorageWeakRef | None
+    nbytes: int
+    born: int = -1
+    death: int | None = None  # the last operator that ran before it was gone; None: outlived the recording
+    values: list[Value] = field(default_factory=list)
+    references: dict[tuple[Any, ...], str] = field(default_factory=dict)  # "@fqn" of parameters and buffers, by geometry
+    persistent: bool = False  # parameters, buffers, inputs: the caller's
+
+
+def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class ValueTable:
+    """All values of one recording. Holds no tensor."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Value] = []
+        self.made = 0
+        self._by_key: dict[int, Storage] = {}
+        self._live: dict[int, Storage] = {}
+        self._by_geometry: dict[tuple[int, tuple[Any, ...]], list[Value]] = {}
+
+    def watch(self, now: int) -> None:
+        """Notes which storages are gone. `now`: the last operator that has run, -1 before the first."""
+        gone = [key for key, storage in self._live.items() if storage.weak is not None and storage.weak.expired()]
+        for key in gone:
+            self._live[key].death = now
+            self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        storage = self._by_key.pop(key, None)
+        self._live.pop(key, None)
+        if storage is not None:
+            for value in storage.values:
+                self._by_geometry.pop((key, value.key), None)
+
+    def storage_of(self, tensor: torch.Tensor, now: int) -> Storage:
+        key = storage_key(tensor)
+        storage = self._by_key.get(key)
+        if storage is not None and storage.weak is not None and storage.weak.expired():
+            storage.death = now - 1  # died inside this operator's call; its address is used again
+            self._forget(key)
+            storage = None
+        if storage is None:
+            untyped = tensor.untyped_storage()
+            storage = Storage(StorageWeakRef(untyped), untyped.nbytes(), born=now)
+            self._by_key[key] = self._live[key] = storage
+        return storage
+
+    def known_storage(self, tensor: torch.Tensor) -> Storage | None:
+        storage = self._by_key.get(storage_key(tensor))
+        return None if storage is None or (storage.weak is not None and storage.weak.expired()) else storage
+
+    def keep(self, tensor: torch.Tensor, reference: str) -> None:
+        """A parameter or buffer, by name."""
+        storage = self.storage_of(tensor, -1)
+        self._live.pop(storage_key(tensor), None)
+        storage.persistent = True
+        storage.references.setdefault(geometry(tensor), reference)
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> Value:
+        shared = self.known_storage(tensor)
+        value = self.add(name, tensor, -1)
+        value.requires_grad = tensor.requires_grad
+        value.grows = tensor.requires_grad
+        if shared is not None and shared.values[0] is not value:
+            value.alias_of = shared.values[0].name
+        self._live.pop(storage_key(tensor), None)
+        value.storage.persistent = True
+        self.inputs.append(value)
+        return value
+
+    def add(self, name: str, tensor: torch.Tensor, now: int) -> Value:
+        storage = self.storage_of(tensor, now)
+        value = Value(name, tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), storage)
+        value.key = geometry(tensor)
+        storage.values.append(value)
+        self.also(tensor, value)
+        return value
+
+    def also(self, tensor: torch.Tensor, value: Value) -> None:
+        """This tensor is that value too."""
+        self._by_geometry.setdefault((storage_key(tensor), geometry(tensor)), []).append(value)
+
+    def new_name(self) -> str:
+        self.made += 1
+        return f"v{self.made - 1}"
+
+    def find(self, tensor: torch.Tensor) -> Value | None:
+        """The value that a tensor is; of several with one geometry the last that autograd sees as it sees the tensor."""
+        if self.known_storage(tensor) is None:
+            return None
+        found = self._by_geometry.get((storage_key(tensor), geometry(tensor)))
+        if not found:
+            return None
+        for value in reversed(found):
+            if value.detached != tensor.requires_grad:
+                return value
+        return found[-1]

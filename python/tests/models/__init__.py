@@ -1,0 +1,53 @@
+"""Small models in the styles that users write them, each with its batch and the forward of its training script.
+
+A `Case` is made on any device; the same `forward` is what capture sees and what the recorder of truths trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+CASES: dict[str, "Case"] = {}
+
+
+@dataclass
+class Case:
+    make: Callable[[], torch.nn.Module]
+    batch: Callable[[Any], tuple]  # of a device
+    forward: Callable[..., torch.Tensor]  # (module, *batch) -> loss, or (loss, what the script holds beside it)
+    wrap: list[str]  # classes of FSDP units
+    options: dict[str, Any] = field(default_factory=dict)  # "orig_params": FSDP1 with use_orig_params
+
+
+def case(name: str, wrap: list[str], **options: Any):
+    """Registers make, batch and forward of a class as a case."""
+
+    def register(cls):
+        CASES[name] = Case(cls.make, cls.batch, cls.forward, wrap, options)
+        return cls
+
+    return register
+
+
+def ids(vocabulary: int, *shape: int, device) -> torch.Tensor:
+    return torch.randint(0, vocabulary, shape, device=device)
+
+
+def load() -> dict[str, Case]:
+    from . import decoders, images, others, recurrent  # noqa: F401 - they register
+
+    return CASES
+
+
+def training_step(case: Case):
+    """step(module, *batch) for capture_step: what the training loop below does."""
+
+    def step(module, *batch):
+        out = case.forward(module, *batch)
+        loss = out[0] if isinstance(out, tuple) else out
+        loss.backward()
+
+    return step

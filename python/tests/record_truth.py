@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Trains the models of `tests/models` with real PyTorch FSDP on the virtual GPU and writes rows of kind `captured`.
+
+    record_truth.py OUT.jsonl [--only NAME,...] [--lib libfakegpu.so]
+
+A row is one of oracle/gpu_memory's: configuration, bytes after wrapping, statistics of three steps and their phases.
+cuDNN is switched off: the virtual device has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+STATS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes")
+COUNTS = (
+    "segment.all.current", "segment.large_pool.current", "segment.small_pool.current", "num_alloc_retries", "num_ooms",
+    "num_device_alloc", "num_device_free", "allocation.all.allocated",
+)  # fmt: skip
+
+
+def configurations(name, case):
+    precisions = case.options.get("precisions", ["bfloat16"])
+    for version in (1, 2):
+        for precision in precisions:
+            yield {
+                "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}",
+                "case": name,
+                "precision": precision,
+                "version": version,
+                "clock": {"FAKEGPU_TIME": "lazy"},
+            }
+
+
+def row_config(c, case):
+    """The configuration in the words of oracle/gpu_memory."""
+    mixed = {"param_dtype": c["precision"]} if c["precision"] != "float32" else None
+    if mixed and c["version"] == 1:
+        mixed |= {"reduce_dtype": c["precision"], "buffer_dtype": c["precision"]}
+    fsdp = {"version": c["version"], "wrap": case.wrap, "mixed_precision": mixed}
+    if c["version"] == 1:
+        fsdp |= {
+            "strategy": "FULL_SHARD", "backward_prefetch": "BACKWARD_PRE", "forward_prefetch": False,
+            "limit_all_gathers": True, "use_orig_params": bool(case.options.get("orig_params")), "cpu_offload": False,
+        }  # fmt: skip
+    else:
+        fsdp |= {"reshard_after_forward": True}
+    return {
+        "world_size": 8, "rank": 0, "gpus_per_node": 8, "steps": 3, "param_dtype": "float32", "clip": None,
+        "grad_accum": 1, "init": "meta", "optimizer": {"name": "AdamW", "foreach": True}, "fsdp": fsdp,
+        "precision": c["precision"],
+    }  # fmt: skip
+
+
+def statistics(torch):
+    s = torch.cuda.memory_stats()
+    out = {k: {"current": s[f"{k}.all.current"], "peak": s[f"{k}.all.peak"]} for k in STATS}
+    return out | {k: s.get(k, 0) for k in COUNTS}
+
+
+def wrap1(torch, module, case, fsdp):
+    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    memo = {}
+
+    def init(m):
+        for k, p in list(m._parameters.items()):
+            if p is not None and p.is_meta:
+                if p not in memo:
+                    memo[p] = torch.nn.Parameter(torch.empty_like(p, device="cuda"), requires_grad=p.requires_grad)
+                m._parameters[k] = memo[p]
+        for k, b in list(m._buffers.items()):
+            if b is not None and b.is_meta:
+                m._buffers[k] = torch.empty_like(b, device="cuda")
+
+    classes = {type(m) for m in module.modules() if type(m).__name__ in case.wrap}
+    mixed = fsdp["mixed_precision"]
+    return FullyShardedDataParallel(
+        module,
+        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        auto_wrap_policy=ModuleWrapPolicy(classes),
+        backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
+        limit_all_gathers=True,
+        use_orig_params=fsdp["use_orig_params"],
+        device_id=torch.cuda.current_device(),
+        param_init_fn=init,
+        mixed_precision=MixedPrecision(**{k: getattr(torch, v) for k, v in mixed.items()}) if mixed else None,
+    )
+
+
+def wrap2(torch, module, case, fsdp):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    kw = {"mesh": init_device_mesh("cuda", (8,))}
+    if fsdp["mixed_precision"]:
+        kw["mp_policy"] = MixedPrecisionPolicy(
+            **{k: getattr(torch, v) for k, v in fsdp["mixed_precision"].items()}
+        )
+    for m in module.modules():
+        if type(m).__name__ in case.wrap:
+            fully_shard(m, reshard_after_forward=True, **kw)
+    fully_shard(module, **kw)
+    module.to_empty(device="cuda")
+    return module
+
+
+def shim():
+    lib = ctypes.CDLL(None)
+    for name in ("fakegpu_host_ns", "fakegpu_device_used", "fakegpu_device_peak"):
+        getattr(lib, name).restype = ctypes.c_longlong
+    return lib
+
+
+def run(c):
+    import gc
+
+    os.environ |= {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "LOCAL_RANK": "0"}
+    import torch
+    import torch.distributed as dist
+
+    sys.path.insert(0, HERE)
+    import models
+
+    case = models.load()[c["case"]]
+    config = row_config(c, case)
+    torch.set_num_threads(1)
+    torch.cuda.set_device(0)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cudnn.enabled = False
+    store = dist.HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=8)
+    with torch.device("meta"):
+        module = case.make()
+    count = sum(p.numel() for p in module.parameters())
+    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"])
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], foreach=True)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    after = statistics(torch)
+    gc.disable()
+    steps, device = [], shim()
+    for number in range(config["steps"]):
+        phases = []
+
+        def phase(name):
+            phases.append({"phase": name, **statistics(torch)})
+            torch.cuda.reset_peak_memory_stats()
+
+        torch.cuda.reset_peak_memory_stats()
+        began = device.fakegpu_host_ns()
+        batch = case.batch("cuda")
+        out = case.forward(module, *batch)
+        loss = out[0] if isinstance(out, tuple) else out
+        phase("forward")
+        loss.backward()
+        phase("backward")
+        del loss, out, batch
+        optimizer.step()
+        phase("optimizer")
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        phase("end")
+        total = {"step": number, "virtual_ms": (device.fakegpu_host_ns() - began) / 1e6}
+        for k in STATS:
+            total[k + ".peak"] = max(p[k]["peak"] for p in phases)
+            total[k + ".end"] = phases[-1][k]["current"]
+        for k in COUNTS:
+            total[k] = phases[-1][k]
+        total["device_used"], total["device_peak"] = device.fakegpu_device_used(0), device.fakegpu_device_peak(0)
+        total["phases"] = [{"phase": p["phase"], **{k: [p[k]["current"], p[k]["peak"]] for k in STATS}} for p in phases]
+        steps.append(total)
+        gc.collect()
+    return {
+        "id": c["id"], "config": config, "clock": c["clock"],
+        "result": {"n_params": count, "after_init": {k: after[k]["current"] for k in STATS}, "steps": steps},
+        "versions": {"torch": torch.__version__},
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--lib", default=os.path.join(ROOT, "build", "release", "lib", "libfakegpu.so"))
+    options = parser.parse_args()
+    if os.environ.get("FORESHARD_TRUTH_CHILD"):
+        print("\nROW " + json.dumps(run(json.load(sys.stdin)), separators=(",", ":")), flush=True)
+        os._exit(0)
+    sys.path.insert(0, HERE)
+    import models
+
+    only = set(filter(None, options.only.split(",")))
+    done = set()
+    with contextlib.suppress(FileNotFoundError), open(options.out) as file:
+        done = {json.loads(line)["id"] for line in file}
+    with open(options.out, "a") as file:
+        for name, case in models.load().items():
+            for c in configurations(name, case):
+                if (only and name not in only) or c["id"] in done:
+                    continue
+                env = dict(
+                    os.environ, LD_PRELOAD=options.lib, FORESHARD_TRUTH_CHILD="1", FAKEGPU_DEVICES="8", **c["clock"]
+                )
+                r = subprocess.run([sys.executable, __file__], env=env, input=json.dumps(c), text=True, capture_output=True)
+                rows = [line[4:] for line in r.stdout.splitlines() if line.startswith("ROW ")]
+                if rows:
+                    file.write(rows[-1] + "\n")
+                    file.flush()
+                print(c["id"], "recorded" if rows else "FAILED: " + r.stderr[-1500:], flush=True)
+
+
+if __name__ == "__main__":
+    main()

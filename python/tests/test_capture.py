@@ -1,0 +1,449 @@
+"""What capture writes down, and what it says of modules that it cannot capture."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+import unittest
+
+sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.path.dirname(os.path.abspath(__file__))]
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from foreshard.capture import CaptureError, capture, capture_step
+
+
+def ops(model, name=""):
+    return [op for op in model.document["ops"] if name in op["op"]]
+
+
+def value(model, name):
+    return next(
+        o for op in model.document["ops"] for o in op["out"] if o is not None and o["name"] == name and "shape" in o
+    )
+
+
+def scalar(out):
+    return out.float().sum()
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 10), nn.Linear(10, 6)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+
+class Programs(unittest.TestCase):
+    def test_lists_modules_parameters_and_operators(self):
+        model = capture(Two(), torch.empty(3, 6), loss=scalar)
+        d = model.document
+        self.assertEqual([m["fqn"] for m in d["modules"]], ["", "a", "b"])
+        self.assertEqual([p["fqn"] for p in d["params"]], ["a.weight", "a.bias", "b.weight", "b.bias"])
+        self.assertEqual(
+            [(o["op"], o["module"]) for o in d["ops"]],
+            [
+                ("aten.t.default", "a"), ("aten.addmm.default", "a"), ("aten.relu.default", ""),
+                ("aten.t.default", "b"), ("aten.addmm.default", "b"), ("aten.sum.default", ""),
+            ],
+        )  # fmt: skip
+        self.assertEqual(d["inputs"], [{"name": "x", "shape": [3, 6], "dtype": "float32"}])
+        self.assertEqual(d["ops"][1]["args"], ["@a.bias", "%x", "%v0"])
+        self.assertEqual(value(model, "v0"), {"name": "v0", "shape": [6, 10], "dtype": "float32", "strides": [1, 6]})
+
+    def test_script_loss_begins_after_the_forward(self):
+        model = capture(Two(), torch.empty(3, 6), loss=scalar)
+        self.assertEqual(model.document["loss_begin"], 5)
+        self.assertEqual(len(model.document["outputs"]), 2)
+
+    def test_module_is_left_as_it_was(self):
+        module = Two()
+        before = {k: (id(v), v.clone()) for k, v in module.state_dict(keep_vars=True).items()}
+        attributes = dict(module.__dict__)
+        capture(module, torch.empty(3, 6), loss=scalar)
+        self.assertEqual(module.__dict__, attributes)
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            self.assertEqual(id(tensor), before[name][0])
+            self.assertTrue(torch.equal(tensor, before[name][1]))
+            self.assertIsNone(tensor.grad)
+
+    def test_tied_weights_share(self):
+        module = Two()
+        module.b.weight = nn.Parameter(torch.empty(6, 10))
+        module.c = nn.Linear(10, 6)
+        module.c.weight = module.b.weight
+        rows = {p["fqn"]: p for p in capture(module, torch.empty(3, 6), loss=scalar).document["params"]}
+        self.assertEqual(rows["c.weight"]["shares"], "b.weight")
+
+    def test_calls_of_one_module_are_numbered(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(6, 6)
+
+            def forward(self, x):
+                return self.f(self.f(x))
+
+        model = capture(Twice(), torch.empty(3, 6), loss=scalar)
+        self.assertEqual([o.get("call", 0) for o in ops(model, "addmm")], [0, 1])
+        self.assertEqual([c["args"] for c in model.document["module_calls"] if c["module"] == "f"], [["x"], ["v1"]])
+
+    def test_inputs_of_one_storage_alias(self):
+        class Pair(Two):
+            def forward(self, x, y):
+                return super().forward(x) + super().forward(y)
+
+        x = torch.empty(3, 6)
+        rows = capture(Pair(), x, x.view(3, 6), loss=scalar).document["inputs"]
+        self.assertEqual(rows[1]["alias_of"], "x")
+        self.assertEqual(len(capture(Pair(), x, x, loss=scalar).document["inputs"]), 1)
+
+    def test_takes_cudas_attention(self):
+        class Attend(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(64, 64)
+
+            def forward(self, x, mask=None):
+                q = self.f(x).view(2, 16, 4, 16).transpose(1, 2)
+                return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+        half = {"param": "bfloat16"}
+        x = torch.empty(2, 16, 64)
+        mask = torch.ones(2, 1, 1, 16, dtype=torch.bool)
+        self.assertEqual(len(ops(capture(Attend(), x, loss=scalar, mixed_precision=half), "flash_attention")), 1)
+        self.assertEqual(len(ops(capture(Attend(), x, loss=scalar), "efficient_attention")), 1)
+        self.assertEqual(len(ops(capture(Attend(), x, mask, loss=scalar, mixed_precision=half), "efficient")), 1)
+
+    def test_type_as_does_what_it_will_do(self):
+        class Norm(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.ones(6))
+
+            def forward(self, x):
+                return x.float().pow(2).type_as(x) * self.w
+
+        model = capture(Norm(), torch.empty(3, 6), loss=scalar, mixed_precision={"param": "bfloat16"})
+        casts = [o["out"][0]["dtype"] for o in ops(model, "_to_copy")]
+        self.assertEqual(casts[:3], ["bfloat16", "float32", "bfloat16"])  # of the input, .float(), type_as
+        self.assertEqual(model.document["compute_dtype"], "bfloat16")
+        self.assertEqual(model.document["params"][0]["dtype"], "float32")
+
+
+class Lifetimes(unittest.TestCase):
+    def test_a_name_outlives_the_last_use(self):
+        class Named(Two):
+            def forward(self, x):
+                h = self.a(x)  # named until the function returns
+                y = torch.relu(h)
+                z = self.b(y)
+                return z * 2
+
+        model = capture(Named(), torch.empty(3, 6), loss=scalar)
+        made = ops(model, "addmm")[0]["out"][0]
+        self.assertEqual(made["held_until"], {"op": 5})  # the multiplication, after which forward returns
+        self.assertNotIn("held_until", ops(capture(Two(), torch.empty(3, 6), loss=scalar), "addmm")[0]["out"][0])
+
+    def test_what_the_script_keeps_lives_through_backward(self):
+        def keeps(module, x):
+            logits = module(x)
+            loss = scalar(logits)
+            loss.backward()
+
+        def drops(module, x):
+            scalar(module(x)).backward()
+
+        kept, dropped = (capture_step(Two(), step, torch.empty(3, 6)) for step in (keeps, drops))
+        self.assertEqual(ops(kept, "addmm")[1]["out"][0]["held_until"], "step")
+        self.assertNotIn("held_until", ops(dropped, "addmm")[1]["out"][0])
+
+    def test_in_place_changes_its_argument(self):
+        class InPlace(Two):
+            def forward(self, x):
+                return self.b(F.relu(self.a(x), inplace=True))
+
+        model = capture(InPlace(), torch.empty(3, 6), loss=scalar)
+        relu = ops(model, "relu_")[0]
+        self.assertEqual("%" + relu["out"][0]["name"], relu["args"][0])
+        self.assertEqual(ops(model, "addmm")[1]["args"][1], relu["args"][0])
+
+    def test_no_grad_is_a_detach(self):
+        class Teacher(Two):
+            def forward(self, x):
+                with torch.no_grad():
+                    target = self.a(x)
+                return self.a(x) - target
+
+        model = capture(Teacher(), torch.empty(3, 6), loss=scalar)
+        cut = {o["args"][0] for o in ops(model, "detach")}
+        self.assertEqual(cut, {"@a.weight", "@a.bias"})
+        first, second = ops(model, "addmm")
+        self.assertTrue(first["args"][0].startswith("%"))
+        self.assertEqual(second["args"][0], "@a.bias")
+
+
+class Regions(unittest.TestCase):
+    class Blocks(nn.Module):
+        def __init__(self, how):
+            super().__init__()
+            self.blocks, self.how = nn.ModuleList(Two() for _ in range(2)), how
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = self.how(block, x)
+            return x
+
+    def test_both_kinds(self):
+        for kind, reentrant in (("nonreentrant", False), ("reentrant", True)):
+            how = lambda block, x: checkpoint(block, x, use_reentrant=reentrant)  # noqa: B023, E731
+            model = capture(self.Blocks(how), torch.empty(3, 6), loss=scalar)
+            regions = model.document["regions"]
+            self.assertEqual([(r["kind"], r["module"]) for r in regions], [(kind, "blocks.0"), (kind, "blocks.1")])
+            self.assertEqual(regions[0]["args"], ["x"])
+            self.assertEqual({o.get("region") for o in ops(model) if o["module"].startswith("blocks.1")}, {1})
+            self.assertNotIn("region", ops(model, "sum")[0])
+
+    def test_by_operator(self):
+        def policy(ctx, func, *args, **kwargs):
+            keep = func is torch.ops.aten.addmm.default
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
+        how = lambda block, x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # noqa: E731
+        model = capture(self.Blocks(how), torch.empty(3, 6), loss=scalar)
+        first = model.document["regions"][0]
+        self.assertEqual(first["kind"], "ops")
+        self.assertEqual([ops(model)[k]["op"] for k in first["save"]], ["aten.addmm.default"] * 2)
+
+    def test_region_holds_nothing_itself(self):
+        how = lambda block, x: checkpoint(block, x, use_reentrant=False)  # noqa: E731
+        model = capture(self.Blocks(how), torch.empty(3, 6), loss=scalar)
+        self.assertFalse([o for op in ops(model) for o in op["out"] if o and o.get("held_until") == "step"])
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        y = x.exp()
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return (y * y).sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g.unsqueeze(-1) * y * ctx.factor, None
+
+
+class Opaque(unittest.TestCase):
+    def test_autograd_function_is_one_operator(self):
+        class Custom(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(6, 6)
+
+            def forward(self, x):
+                return Square.apply(self.f(x), 2.0)
+
+        model = capture(Custom(), torch.empty(3, 6), loss=scalar)
+        (op,) = ops(model, "opaque.")
+        self.assertTrue(op["op"].endswith("Square"))
+        self.assertEqual(op["args"], ["%v1"])
+        self.assertEqual(op["out"][0]["shape"], [3])
+        self.assertEqual(op["opaque"]["saved"], ["v1", {"shape": [3, 6], "dtype": "float32"}])
+        self.assertEqual(op["opaque"]["backward"], [{"shape": [3, 6], "dtype": "float32"}])
+        self.assertEqual(op["opaque"]["workspace_bytes"], 3 * 6 * 4)  # y * y
+        self.assertFalse(ops(model, "exp"))
+
+    def test_custom_operator_is_one_operator(self):
+        @torch.library.custom_op("foreshard_tests::gate", mutates_args=())
+        def gate(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @gate.register_fake
+        def _(x):
+            return torch.empty_like(x)
+
+        gate.register_autograd(lambda ctx, g: g * 2)
+
+        class Custom(Two):
+            def forward(self, x):
+                return gate(super().forward(x))
+
+        (op,) = ops(capture(Custom(), torch.empty(3, 6), loss=scalar), "opaque.")
+        self.assertIn("foreshard_tests", op["op"])
+        self.assertIn("gate", op["op"])
+        self.assertEqual(op["opaque"]["backward"], [{"shape": [3, 6], "dtype": "float32"}])
+
+    def test_kernel_of_triton_is_one_operator(self):
+        class JITFunction:
+            def __init__(self, fn):
+                self.fn = fn
+
+            def run(self, *args, **kwargs):
+                raise AssertionError("no kernel runs in capture")
+
+        def add_one(*_):
+            """What triton.jit would wrap."""
+
+        stub = types.ModuleType("triton.runtime.jit")
+        stub.JITFunction = JITFunction
+        kernel = JITFunction(add_one)
+
+        class Custom(Two):
+            def forward(self, x):
+                y = super().forward(x)
+                kernel.run(y, 18, grid=(1,))
+                return y
+
+        sys.modules["triton.runtime.jit"] = stub
+        try:
+            (op,) = ops(capture(Custom(), torch.empty(3, 6), loss=scalar), "opaque.")
+        finally:
+            del sys.modules["triton.runtime.jit"]
+        self.assertTrue(op["op"].startswith("opaque.triton.") and op["op"].endswith("add_one"), op["op"])
+        self.assertEqual(op["args"], ["%v4"])
+
+
+class BadInput(unittest.TestCase):
+    def fails(self, *words, call):
+        with self.assertRaises(CaptureError) as caught:
+            call()
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+
+    def test_host_and_device_together(self):
+        class Forgets(Two):
+            def forward(self, x):
+                return super().forward(x) + torch.zeros(3, 6)
+
+        self.fails("aten.add", "root module", "device=x.device", "test_capture.py", call=lambda: capture(
+            Forgets(), torch.empty(3, 6), loss=scalar))  # fmt: skip
+
+    def test_module_on_two_devices(self):
+        module = Two()
+        module.b.weight = nn.Parameter(torch.empty(6, 10, device="meta"))
+        capture(module, torch.empty(3, 6), loss=scalar)  # meta is no device
+        module.a.weight.data = module.a.weight.data  # a plain one still is
+
+        class Elsewhere:
+            type = "cuda"
+
+            def __str__(self):
+                return "cuda:1"
+
+        from foreshard.capture import fakes
+
+        class Fake:
+            device = Elsewhere()
+
+        class Odd(Two):
+            def named_buffers(self, *args, **kwargs):
+                return [("far", Fake())]
+
+        self.fails("several devices", "far on cuda:1", call=lambda: fakes.check_module(Odd()))
+
+    def test_computed_values(self):
+        class Asks(Two):
+            def forward(self, x):
+                y = super().forward(x)
+                return y * 2 if bool((y > 0).all()) else y
+
+        self.fails("_local_scalar_dense", "strict=False", call=lambda: capture(
+            Asks(), torch.empty(3, 6), loss=scalar))  # fmt: skip
+        lenient = capture(Asks(), torch.empty(3, 6), loss=scalar, strict=False)
+        self.assertFalse(ops(lenient, "mul"))  # the host reads zeros
+
+    def test_sizes_that_hang_on_data(self):
+        class Picks(Two):
+            def forward(self, x):
+                return super().forward(x)[x[:, 0] > 0]
+
+        self.fails("needs the values", "capacity", call=lambda: capture(Picks(), torch.empty(3, 6), loss=scalar))
+
+    def test_never_trains(self):
+        self.fails("never ran backward", call=lambda: capture_step(Two(), lambda m, x: m(x), torch.empty(3, 6)))
+
+    def test_no_loss(self):
+        self.fails("no scalar", "[3, 6]", "loss=", call=lambda: capture(Two(), torch.empty(3, 6)))
+
+    def test_frozen(self):
+        self.fails("needs no gradient", call=lambda: capture(
+            Two().requires_grad_(False), torch.empty(3, 6), loss=scalar))  # fmt: skip
+
+    def test_module_fails_by_itself(self):
+        self.fails("aten.addmm", "module a", call=lambda: capture(Two(), torch.empty(3, 7), loss=scalar))
+        module = Two()  # and is whole again
+        with self.assertRaises(CaptureError):
+            capture(module, torch.empty(3, 7), loss=scalar)
+        self.assertEqual(module.a.weight.device.type, "cpu")
+        self.assertTrue(torch.is_grad_enabled())
+        module(torch.zeros(3, 6)).sum().backward()
+
+    def test_options(self):
+        x = torch.empty(3, 6)
+        self.fails("device", '"fake"', call=lambda: capture(Two(), x, loss=scalar, device="cpu"))
+        self.fails("no dtype", "bf17", call=lambda: capture(Two(), x, loss=scalar, mixed_precision={"param": "bf17"}))
+        self.fails("has no 'parm'", call=lambda: capture(Two(), x, loss=scalar, mixed_precision={"parm": "bfloat16"}))
+        self.fails("no module", call=lambda: capture(lambda y: y, x))
+
+    def test_lazy(self):
+        self.fails("lazy", call=lambda: capture(nn.LazyLinear(3), torch.empty(3, 6), loss=scalar))
+
+    def test_hooks_are_told(self):
+        module = Two()
+        module.a.register_forward_hook(lambda m, args, out: out * 2)
+        model = capture(module, torch.empty(3, 6), loss=scalar)
+        self.assertTrue(any("a: 1 hook" in note for note in model.notes))
+        self.assertEqual(len(ops(model, "mul")), 1)
+
+
+class Scripts(unittest.TestCase):
+    def test_optimizer_becomes_the_jobs_default(self):
+        module = Two()
+        optimizer = torch.optim.AdamW(module.parameters(), fused=False, foreach=False)
+
+        def step(module, x):
+            scalar(module(x)).backward()
+            optimizer.step()
+
+        self.assertEqual(
+            capture_step(module, step, torch.empty(3, 6)).document["job"],
+            {"train.optimizer.name": "adamw", "train.optimizer.impl": "for_loop"},
+        )
+
+    def test_all_models_of_the_suite_are_captured(self):
+        import models
+
+        torch.backends.cudnn.enabled = False
+        for name, case in models.load().items():
+            with self.subTest(name), torch.device("meta"):
+                module = case.make()
+                model = capture_step(
+                    module,
+                    models.training_step(case),
+                    *case.batch("meta"),
+                    strict=case.options.get("strict", True),
+                )
+                self.assertGreater(len(ops(model)), 5)
+                self.assertEqual(model.document["lifetimes"], "recorded")
+
+    def test_eighty_layers_are_a_small_file(self):
+        import models.decoders as decoders
+
+        with torch.device("meta"):
+            module = decoders.MetaLlama(d=8192, layers=80, heads=64, kv=8)
+            batch = decoders._MetaStep.batch("meta")
+        model = capture_step(module, lambda m, *b: decoders._MetaStep.forward(m, *b).backward(), *batch)
+        self.assertLess(len(model.to_json()), 5_000_000)
+
+
+if __name__ == "__main__":
+    unittest.main()
