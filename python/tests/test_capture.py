@@ -121,6 +121,11 @@ class Programs(unittest.TestCase):
         self.assertEqual(len(ops(capture(Attend(), x, loss=scalar), "efficient_attention")), 1)
         self.assertEqual(len(ops(capture(Attend(), x, mask, loss=scalar, mixed_precision=half), "efficient")), 1)
 
+    def test_takes_cudas_attention_inside_pytorchs_modules(self):
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        model = capture(layer, torch.empty(2, 16, 64), loss=scalar, mixed_precision={"param": "bfloat16"})
+        self.assertEqual(len(ops(model, "flash_attention")), 1)
+
     def test_type_as_does_what_it_will_do(self):
         class Norm(nn.Module):
             def __init__(self):

@@ -53,30 +53,39 @@ def kernel_of(q, k, v, mask, dropout_p, is_causal, enable_gqa) -> str:
     return "math"
 
 
+_PLAIN = F.scaled_dot_product_attention
+
+
 class CudaAttention(TorchFunctionMode):
-    """Runs scaled_dot_product_attention as the composite operator does after it has chosen `kernel_of`."""
+    """Runs scaled_dot_product_attention as the composite operator does after it has chosen `kernel_of`.
+
+    A mode for who has taken the function's name already; the name itself for PyTorch's own functions
+    (multi_head_attention_forward), inside which no mode is asked.
+    """
+
+    def __enter__(self):
+        F.scaled_dot_product_attention = attend
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        F.scaled_dot_product_attention = _PLAIN
+        return super().__exit__(*raised)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs)
-        return func(*args, **kwargs)
+        return (attend if func is _PLAIN else func)(*args, **(kwargs or {}))
 
-    def _attend(
-        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-    ):
-        if query.device.type != "cuda":
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-        chosen = kernel_of(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        if chosen == "flash":
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        if chosen == "efficient":
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+
+def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if query.device.type != "cuda":
+        return _PLAIN(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    chosen = kernel_of(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if chosen == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if chosen == "efficient":
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
 
 
 def _flash(query, key, value, dropout_p, is_causal, scale):
