@@ -7,9 +7,9 @@
 #include <tuple>
 #include <utility>
 
+#include "sim/device/device.h"
 #include "sim/play/action_start.h"
 #include "sim/play/core_sharing.h"
-#include "sim/device/device.h"
 #include "sim/play/exposure.h"
 #include "sim/play/plan_player.h"
 #include "sim/play/timeline_builder.h"
@@ -113,6 +113,7 @@ class Simulation {
   void start(const RankSpeed& speed, bool meets) {
     prediction_.level = profile_.level;
     prediction_.unknown_ops = lowered_.unknown_ops;
+    prediction_.lifetimes = model_.lifetimes;
     prediction_.memory.outside_allocator = memory_outside(plan_, job_, profile_);
     initialise();
     device_.clock.record_on(options_.tape);

@@ -2,9 +2,10 @@
 
 #include <cmath>
 
-#include "cli/reports/explain_output.h"
 #include "cli/console/json_text.h"
+#include "cli/reports/explain_output.h"
 #include "cli/reports/ranks_output.h"
+#include "core/model/facts.h"
 #include "sim/play/memory_interval.h"
 
 namespace foreshard::cli {
@@ -140,6 +141,7 @@ std::string prediction_json(const Simulation& s) {
   out.key("unknown_ops").begin_array();
   for (const std::string& op : p.unknown_ops) out.value(op);
   out.end_array();
+  out.field("lifetimes", lifetimes_name(p.lifetimes)).field("loss", loss_origin(s.model));
   write_remedy(out, s);
   if (s.explanation) write_explanation(out, *s.explanation);
   if (s.ranks) write_ranks(out, *s.ranks);

@@ -7,8 +7,9 @@
 #include <map>
 
 #include "cli/console/amount_text.h"
-#include "cli/reports/stream_windows.h"
 #include "cli/console/text_lines.h"
+#include "cli/reports/stream_windows.h"
+#include "core/model/facts.h"
 #include "sim/play/memory_interval.h"
 #include "traces/formats/timeline_text.h"
 
@@ -376,6 +377,16 @@ void Report::basis() {
     for (const std::string& op : p_.unknown_ops) names += (names.empty() ? "" : ", ") + op;
     wrapped("default rule", fmt::format("for {}", names));
   }
+  if (s_.model.ops.empty()) return;
+  if (p_.lifetimes == Lifetimes::Assumed)
+    wrapped("lifetimes: assumed",
+            "until when Python names a value is told by module boundaries and source lines; "
+            "memory's intervals are wider for it");
+  const std::string_view loss = loss_origin(s_.model);
+  if (loss == "script" && p_.lifetimes == Lifetimes::Assumed)
+    wrapped("loss: assumed",
+            "the script's: cross entropy of the first output, which it names until backward is over; "
+            "model.loss says otherwise");
 }
 
 void Report::streams() {

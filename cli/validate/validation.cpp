@@ -6,15 +6,15 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/validate/collective_row.h"
 #include "cli/calibrate/fitted_rows.h"
 #include "cli/session/pipeline.h"
+#include "cli/validate/collective_row.h"
 #include "cli/validate/validation_pairs.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "sim/play/memory_interval.h"
 #include "sim/device/pointwise_fusion.h"
+#include "sim/play/memory_interval.h"
 #include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
@@ -36,7 +36,7 @@ ValidatedNumber number(std::string quantity, const MeasuredRun& run, double pred
 /// Of a published run: the simulated profile is a card's.
 ValidatedNumber peak(std::string quantity, const MeasuredRun& run, const Prediction& p, Bytes predicted,
                      double measured, bool counted) {
-  const MemoryWidths widths = memory_widths("gpu", p.unknown_ops.empty());
+  const MemoryWidths widths = memory_widths("gpu", p.unknown_ops.empty(), p.lifetimes);
   const bool reserved = quantity.find("reserved") != std::string::npos;
   const double width = reserved ? widths.reserved : widths.allocated;
   ValidatedNumber result = number(std::move(quantity), run, gib(predicted), measured, counted);

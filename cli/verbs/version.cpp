@@ -6,7 +6,7 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr const char* kSchemas[] = {"foreshard.model/1",      "foreshard.inspect/1", "foreshard.plan/1",
+constexpr const char* kSchemas[] = {"foreshard.model/2",      "foreshard.inspect/1", "foreshard.plan/1",
                                     "foreshard.prediction/1", "foreshard.profile/1", "foreshard.chrome/1",
                                     "foreshard.fst/1"};
 

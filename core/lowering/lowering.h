@@ -120,7 +120,8 @@ struct SegmentRange {
   bool checkpointed = false;
   std::int32_t region = -1;  // segments of one checkpointed region share a number: recomputed together
   bool reentrant =
-      false;  // recomputed to the end, results kept until the region's backward is done; else stopped early
+      false;        // recomputed to the end, results kept until the region's backward is done; else stopped early
+  ModuleId module;  // whose call is checkpointed; invalid: not a module's call, or not known
   bool operator==(const SegmentRange&) const = default;
 };
 

@@ -100,15 +100,41 @@ class Folder {
       hash.add(static_cast<std::uint64_t>(op.module.value - base.value));
       hash.add(static_cast<std::uint64_t>(op.call));
       for_each_arg(op, [&](const Arg& arg) { argument(hash, out, segment, arg); });
+      if (op.opaque >= 0) add(hash, model_.opaques[static_cast<std::size_t>(op.opaque)], at);
+      if (op.region >= 0) {
+        const auto& save = model_.regions[static_cast<std::size_t>(op.region)].save;
+        hash.add(static_cast<std::uint64_t>(1 + std::count(save.begin(), save.end(), at)));
+      }
       for (const ValueId id : op.out) {
         hash.add(static_cast<std::uint64_t>(id.valid()));
         if (!id.valid()) continue;
-        hash.add(model_.values[id.index()].shape);
-        hash.add(static_cast<std::uint64_t>(model_.values[id.index()].dtype));
+        const ValueInfo& value = model_.values[id.index()];
+        hash.add(value.shape);
+        hash.add(static_cast<std::uint64_t>(value.dtype));
+        if (!value.strides.empty()) hash.add(value.strides);
+        if (value.held.until == Hold::Until::LastUse) continue;
+        hash.add(static_cast<std::uint64_t>(value.held.until));
+        hash.add(static_cast<std::uint64_t>(value.held.op >= 0 ? value.held.op - segment.op_begin : -1));
+        hash.add(static_cast<std::uint64_t>(value.held.by.valid() ? value.held.by.value - base.value : -1));
       }
     }
     out.inner = hash.value;
     return out;
+  }
+
+  void add(Hash& hash, const OpaqueOp& opaque, std::int32_t at) const {
+    for (const OpaqueOp::Saved& saved : opaque.saved) {
+      hash.add(static_cast<std::uint64_t>(saved.value.valid() ? maker(saved.value.value) - at : 1));
+      if (!saved.value.valid()) hash.add(saved.shape);
+    }
+    for (const OpaqueOp::Gradient& gradient : opaque.backward) {
+      hash.add(static_cast<std::uint64_t>(gradient.made));
+      hash.add(gradient.shape);
+      hash.add(static_cast<std::uint64_t>(gradient.dtype));
+    }
+    hash.add(static_cast<std::uint64_t>(opaque.bytes_moved));
+    hash.add(static_cast<std::uint64_t>(opaque.flops));
+    hash.add(static_cast<std::uint64_t>(opaque.workspace_bytes));
   }
 
   void argument(Hash& hash, Digest& out, const SegmentRange& segment, const Arg& arg) {
@@ -235,6 +261,7 @@ void add_steps(const Model& model, const SegmentRange& segment, std::int32_t ins
     program.steps.push_back({op, instance, &rule_for(model, model.ops[static_cast<std::size_t>(op)])});
   }
   program.reentrant.push_back(segment.reentrant);
+  program.region_module.push_back(segment.module);
   program.checkpoint_region.push_back(
       segment.checkpointed ? (segment.region >= 0 ? segment.region : 1'000'000 + instance) : -1);
 }

@@ -2,13 +2,11 @@
 //
 // A value used by the function that made it goes with its last use; one that is handed to a child module's call goes
 // when that call has returned (the caller's expression and the callee's argument both name it). Some values have a name
-// of their own that lives until its function returns; operators do not show that, so the functions where it matters are
-// listed by class. The list was checked against the allocation logs of real runs.
+// of their own that lives longer; operators do not show that, so the model says it (ValueInfo::held). Where lifetimes
+// were recorded, nothing is added to what the model says.
 #include <algorithm>
-#include <array>
 
 #include "core/lowering/lowering_machine.h"
-#include "core/lowering/script_loss.h"
 
 namespace foreshard::lowering {
 
@@ -78,32 +76,15 @@ std::int32_t end_of_use(const CallTree& tree, std::int32_t owner, std::int32_t u
   return child < 0 ? step : at(child).last;
 }
 
-bool ends_with(std::string_view text, std::string_view tail) {
-  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
-}
-
-/// Names that live until their function returns: class of the function's module, operator that makes the value.
-struct NamedLocal {
-  std::string_view class_tail;
-  std::string_view op;
-};
-constexpr std::array kNamedLocals = {
-    NamedLocal{"RMSNorm", "aten.mean.dim"},             // variance
-    NamedLocal{"RMSNorm", "aten.mul.Tensor"},           // hidden_states, normalised
-    NamedLocal{"RotaryEmbedding", "aten.mul.Tensor"},   // freqs; cos, sin scaled
-    NamedLocal{"RotaryEmbedding", "aten.cat.default"},  // emb
-    NamedLocal{"OPTDecoder", "aten.alias.default"},     // position_ids, handed to every layer
-};
-
-/// The function that embeds and then runs the blocks.
-bool is_body(std::string_view class_name) {
-  return ends_with(class_name, "Model") || ends_with(class_name, "OPTDecoder");
-}
-
 class Liveness {
  public:
   Liveness(const Model& model, const Program& program)
-      : model_(model), program_(program), tree_(build_calls(model, program)) {}
+      : model_(model),
+        program_(program),
+        tree_(build_calls(model, program)),
+        last_(static_cast<std::int32_t>(program.steps.size()) - 1),
+        returned_(model.loss_begin >= 0 ? step_of(model.loss_begin - 1) : last_),
+        exact_(model.lifetimes == Lifetimes::Recorded) {}
 
   std::vector<std::vector<std::int32_t>> deaths() {
     const std::size_t steps = program_.steps.size();
@@ -112,129 +93,84 @@ class Liveness {
     std::vector<std::int32_t> made;
     for (std::size_t step = 0; step < steps; ++step) {
       const auto s = static_cast<std::int32_t>(step);
-      const Op& op = model_.ops[static_cast<std::size_t>(program_.steps[step].op)];
+      const Op& op = op_at(s);
       for_each_arg(op, [&](const Arg& arg) {
         const auto* value = std::get_if<ValueRef>(&arg.value);
         if (value == nullptr) return;
         const auto id = static_cast<std::size_t>(program_.resolve(value->id));
         if (made_in_[id] < 0) return;  // a model input: the caller's
-        dies_[id] = std::max(dies_[id], named_result(static_cast<std::size_t>(made_in_[id]), step));
-        dies_[id] = std::max(dies_[id], end_of_use(tree_, tree_.innermost[static_cast<std::size_t>(made_in_[id])],
-                                                   tree_.innermost[step], s));
+        const std::int32_t owner = tree_.innermost[static_cast<std::size_t>(made_in_[id])];
+        dies_[id] = std::max(dies_[id], exact_ ? s : end_of_use(tree_, owner, tree_.innermost[step], s));
       });
       for (const ValueId id : op.out) {
         if (!id.valid() || made_in_[id.index()] >= 0) continue;
         made_in_[id.index()] = s;
-        dies_[id.index()] = std::max(s, named_until(op, s));
+        dies_[id.index()] = std::max(s, held_until(model_.values[id.index()].held, s));
         made.push_back(id.value);
       }
     }
-    hold_rotated(made);
-    hold_math_operands();
+    if (!exact_) hold_math_operands();
+    std::vector<bool> kept(model_.values.size(), false);
+    keep_outputs(kept);
+    if (model_.loss_begin >= 0) leave_model(made);
     std::vector<std::vector<std::int32_t>> out(steps);
-    std::vector<bool> output(model_.values.size(), false);
-    for (const ValueId id : model_.outputs)
-      if (id.valid()) output[static_cast<std::size_t>(program_.resolve(id))] = true;
-    if (script_loss_begin(model_) >= 0) leave_model(made, output);
-    for (const std::int32_t id : made)
-      if (!output[static_cast<std::size_t>(id)])
-        out[static_cast<std::size_t>(dies_[static_cast<std::size_t>(id)])].push_back(id);
+    for (const std::int32_t id : made) {
+      const auto at = static_cast<std::size_t>(id);
+      if (!kept[at] && model_.values[at].held.until != Hold::Until::Step)
+        out[static_cast<std::size_t>(dies_[at])].push_back(id);
+    }
     return out;
   }
 
  private:
-  /// `logits = model(...).logits`: the forward has returned before the loss begins, and only the logits are left. Their
-  /// name is given to the copy that `.float()` makes.
-  void leave_model(const std::vector<std::int32_t>& made, std::vector<bool>& output) {
-    const std::int32_t logits = program_.resolve(model_.outputs[1]);
-    const std::int32_t returned = made_in_[static_cast<std::size_t>(logits)];
+  /// The last step whose operator is not behind `op`; operators may be folded away.
+  std::int32_t step_of(std::int32_t op) const {
+    const auto behind = std::upper_bound(program_.steps.begin(), program_.steps.end(), op,
+                                         [](std::int32_t number, const Step& step) { return number < step.op; });
+    return static_cast<std::int32_t>(behind - program_.steps.begin()) - 1;
+  }
+
+  std::int32_t held_until(const Hold& hold, std::int32_t made) const {
+    switch (hold.until) {
+      case Hold::Until::LastUse: break;
+      case Hold::Until::Op: return step_of(hold.op);
+      case Hold::Until::Call: {
+        const std::int32_t innermost = tree_.innermost[static_cast<std::size_t>(made)];
+        for (std::int32_t at = innermost; at >= 0; at = tree_.calls[static_cast<std::size_t>(at)].parent) {
+          const Call& call = tree_.calls[static_cast<std::size_t>(at)];
+          if (!hold.by.valid() || call.module == hold.by) return call.last;
+        }
+        return tree_.calls[static_cast<std::size_t>(innermost)].last;
+      }
+      case Hold::Until::Forward: return made <= returned_ ? returned_ : last_;
+      case Hold::Until::Step: return last_;
+    }
+    return -1;
+  }
+
+  /// The caller has the loss, and of what was returned beside it what is not let go of at a known operator.
+  void keep_outputs(std::vector<bool>& kept) const {
+    for (std::size_t i = 0; i < model_.outputs.size(); ++i) {
+      if (!model_.outputs[i].valid()) continue;
+      const auto id = static_cast<std::size_t>(program_.resolve(model_.outputs[i]));
+      kept[id] = kept[id] || i == 0 || (!exact_ && model_.values[id].held.until != Hold::Until::Op);
+    }
+  }
+
+  /// The forward has returned before the script's loss begins: only what it returned is left.
+  void leave_model(const std::vector<std::int32_t>& made) {
+    std::vector<bool> returned(model_.values.size(), false);
+    for (const ValueId id : model_.outputs)
+      if (id.valid()) returned[static_cast<std::size_t>(program_.resolve(id))] = true;
     for (const std::int32_t id : made) {
       const auto at = static_cast<std::size_t>(id);
-      if (id != logits && made_in_[at] <= returned) dies_[at] = std::min(dies_[at], returned);
+      if (made_in_[at] > returned_ || exact_) continue;
+      dies_[at] = returned[at] ? std::max(dies_[at], returned_) : std::min(dies_[at], returned_);
     }
-    const auto next = static_cast<std::size_t>(returned) + 1;
-    if (next >= program_.steps.size()) return;
-    const Op& first = model_.ops[static_cast<std::size_t>(program_.steps[next].op)];
-    const auto* const read = first.args.empty() ? nullptr : std::get_if<ValueRef>(&first.args.front().value);
-    if (first.name != "aten._to_copy.default" || read == nullptr || program_.resolve(read->id) != logits) return;
-    output[static_cast<std::size_t>(logits)] = false;
-    dies_[static_cast<std::size_t>(logits)] = returned + 1;
   }
 
   const Call& call_of(std::int32_t step) const {
     return tree_.calls[static_cast<std::size_t>(tree_.innermost[static_cast<std::size_t>(step)])];
-  }
-  std::string_view class_of(const Call& call) const { return model_.modules[call.module.index()].class_name; }
-
-  /// What the root divides, caps and multiplies until it is the logits.
-  bool becomes_logits(const Op& op) {
-    if (model_.outputs.size() < 2 || !model_.outputs[1].valid() || op.out.empty() || !op.out[0].valid()) return false;
-    const std::int32_t logits = program_.resolve(model_.outputs[1]);
-    const bool made = made_in_[static_cast<std::size_t>(logits)] >= 0;
-    const ValueInfo& value = model_.values[op.out[0].index()];
-    const ValueInfo& last = model_.values[static_cast<std::size_t>(logits)];
-    return !made && op.out[0].value != logits && value.shape == last.shape && value.dtype == last.dtype;
-  }
-
-  /// A child's result that its caller gives a name of its own and keeps: attention's in GPT2Block; in BERT's outputs
-  /// the projection's, until `LayerNorm(hidden_states + input_tensor)` has returned.
-  std::int32_t named_result(std::size_t made, std::size_t used) const {
-    const std::int32_t caller = tree_.innermost[used];
-    const Call& call = tree_.calls[static_cast<std::size_t>(caller)];
-    const std::string_view name = class_of(call);
-    const bool block = ends_with(name, "GPT2Block");
-    if (!block && !ends_with(name, "BertSelfOutput") && !ends_with(name, "BertOutput")) return -1;
-    std::int32_t from = tree_.innermost[made];
-    while (from >= 0 && tree_.calls[static_cast<std::size_t>(from)].parent != caller)
-      from = tree_.calls[static_cast<std::size_t>(from)].parent;
-    if (from < 0) return -1;
-    const ModuleId callee = tree_.calls[static_cast<std::size_t>(from)].module;
-    return !block || ends_with(model_.modules[callee.index()].fqn, ".attn") ? call.last : -1;
-  }
-
-  std::int32_t named_until(const Op& op, std::int32_t step) {
-    const Call& call = call_of(step);
-    const std::string_view name = class_of(call);
-    for (const NamedLocal& local : kNamedLocals)
-      if (op.name == local.op && ends_with(name, local.class_tail)) return call.last;
-    if (call.parent < 0 && model_.has_loss)  // the loss function's locals; "logits" is given to one after the other
-      return becomes_logits(op) ? -1 : static_cast<std::int32_t>(program_.steps.size()) - 1;
-    // What the model's own forward names before its blocks: the embeddings' results, and position_ids (its first index
-    // sum).
-    if (op.name == "aten.embedding.default") {
-      const Call& body = call.parent >= 0 ? tree_.calls[static_cast<std::size_t>(call.parent)] : call;
-      return is_body(class_of(body)) || ends_with(class_of(body), "Embeddings") ? body.last : -1;
-    }
-    const bool index_sum = op.name == "aten.add.Tensor" && !op.out.empty() && op.out[0].valid() &&
-                           model_.values[op.out[0].index()].dtype == DType::Int64;
-    if (!index_sum || !ends_with(name, "Model") || positions_in_ == tree_.innermost[static_cast<std::size_t>(step)])
-      return -1;
-    positions_in_ = tree_.innermost[static_cast<std::size_t>(step)];
-    return call.last;
-  }
-
-  /// query and key keep their names until apply_rotary_pos_emb has returned both.
-  void hold_rotated(const std::vector<std::int32_t>& made) {
-    for (const std::int32_t id : made) {
-      const std::int32_t step = made_in_[static_cast<std::size_t>(id)];
-      const Call& call = call_of(step);
-      const Op& op = model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(step)].op)];
-      if (op.name != "aten.transpose.int" || !ends_with(class_of(call), "Attention")) continue;
-      bool rotated = false;
-      std::int32_t returned = -1;
-      for (std::int32_t at = step + 1; at <= call.last; ++at) {
-        const Op& later = model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(at)].op)];
-        if (later.name == "aten.add.Tensor") returned = at;
-        if (later.name.find("attention") != std::string::npos || later.name == "aten.bmm.default") break;
-        if (later.name != "aten.slice.Tensor") continue;
-        for_each_arg(later, [&](const Arg& arg) {
-          const auto* value = std::get_if<ValueRef>(&arg.value);
-          rotated = rotated || (value != nullptr && program_.resolve(value->id) == id);
-        });
-      }
-      if (rotated && returned >= 0)
-        dies_[static_cast<std::size_t>(id)] = std::max(dies_[static_cast<std::size_t>(id)], returned);
-    }
   }
 
   const Op& op_at(std::int32_t step) const {
@@ -280,7 +216,9 @@ class Liveness {
   const Program& program_;
   CallTree tree_;
   std::vector<std::int32_t> made_in_, dies_;
-  std::int32_t positions_in_ = -1;  // call whose position_ids are known
+  std::int32_t last_ = -1;      // step
+  std::int32_t returned_ = -1;  // the step that the model's forward ends with
+  bool exact_ = false;          // nothing is held but as the model says
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/lowering/lowering_opaque.h"
+
 namespace foreshard::lowering {
 namespace {
 
@@ -53,6 +55,10 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
       frames_.back().first = i;
       frames_.back().reentrant =
           program.reentrant[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
+      frames_.back().module =
+          program.region_module[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
+      for (const CheckpointFrame& frame : frames_) frames_.back().call += frame.module == frames_.back().module ? 1 : 0;
+      --frames_.back().call;  // itself
     }
     frames_.back().last = i;
   }
@@ -116,14 +122,9 @@ std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, 
       const auto at = values_.find(id);
       if (at != values_.end()) {
         args.push_back(at->second);
-        if (local == nullptr && frame != nullptr) {  // a region holds what it was called with
-          const std::int32_t made_by = tape.at(at->second).node;
-          static_cast<void>(made_by);
-        }
         return;
       }
-      const ValueInfo& info = model_.values[static_cast<std::size_t>(id)];
-      Ref made = tape.external(contiguous_layout(dims_of(info.shape), info.dtype));
+      Ref made = tape.external(layout_of(model_.values[static_cast<std::size_t>(id)]));
       values_.emplace(id, made);
       args.push_back(std::move(made));
     } else if (const auto* parameter = std::get_if<ParamRef>(&arg.value)) {
@@ -145,7 +146,8 @@ std::vector<Layout> Machine::result_layouts(const Op& op) const {
   for (const ValueId id : op.out) {
     if (!id.valid()) continue;
     const ValueInfo& info = model_.values[id.index()];
-    layouts.push_back(contiguous_layout(dims_of(info.shape), info.dtype));
+    // A known operator lays its results out by its own rule.
+    layouts.push_back(op.opaque >= 0 ? layout_of(info) : contiguous_layout(dims_of(info.shape), info.dtype));
   }
   return layouts;
 }
@@ -154,6 +156,8 @@ std::vector<Ref> Machine::run_op(std::int32_t step, std::vector<Ref>& args) {
   const Step& at = program_.steps[static_cast<std::size_t>(step)];
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
   Emitter emit(*this, &op, at.op);
+  if (op.opaque >= 0)
+    return opaque_forward(emit, model_.opaques[static_cast<std::size_t>(op.opaque)], args, result_layouts(op));
   return forward_op(emit, rule_of(step), op, args, result_layouts(op));
 }
 
@@ -214,7 +218,9 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   if (!any) return;
   CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
-  for (const SaveRule& save : saves_of(rule, op, args.size())) {
+  if (op.opaque >= 0) save_opaque(node, step, args, results);
+  const std::vector<SaveRule> saves = op.opaque >= 0 ? std::vector<SaveRule>{} : saves_of(rule, op, args.size());
+  for (const SaveRule& save : saves) {
     const auto& from = save.result ? results : args;
     if (save.index >= from.size()) continue;
     bool needed = save.if_grad == 0;
@@ -231,10 +237,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
         saved.tensor = emit.fresh("aten.clone.default", KernelClass::Copy, tape.layout(args[0]), {&args[0]});
       }
     } else {
-      saved.promised = true;
-      ++frame->promises;
-      frame->stop_step = frame->reentrant ? frame->last : step;
-      frame->stop_before_kernel = !frame->reentrant && !save.result;
+      promise(*frame, saved, step);
     }
     node.saved.push_back(std::move(saved));
   }
@@ -251,8 +254,72 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   }
 }
 
-/// The policy of torchtitan's selective checkpointing; cuDNN's attention kernel is not on its list.
+void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step) {
+  saved.promised = true;
+  ++frame.promises;
+  frame.stop_step = frame.reentrant ? frame.last : step;
+  frame.stop_before_kernel = !frame.reentrant && !saved.result;
+}
+
+/// What the model says an opaque operator saves: arguments, results, and tensors of its own (numbered from -1 down).
+void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args,
+                          const std::vector<Ref>& results) {
+  CheckpointFrame* frame = frame_of(step);
+  const Op& op = *node.op;
+  const OpaqueOp& opaque = model_.opaques[static_cast<std::size_t>(op.opaque)];
+  std::vector<std::int32_t> values;  // parallel to args; -1: parameters and buffers
+  for_each_arg(op, [&](const Arg& arg) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
+    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
+      values.push_back(-1);
+  });
+  std::int32_t own = 0;
+  for (const OpaqueOp::Saved& kept : opaque.saved) {
+    Saved saved;
+    const auto arg = std::find(values.begin(), values.end(), kept.value.value);
+    const auto out = std::find(op.out.begin(), op.out.end(), kept.value);
+    if (kept.value.valid() && arg == values.end() && out == op.out.end()) continue;
+    saved.result = !kept.value.valid() || arg == values.end();
+    if (!kept.value.valid()) {
+      saved.index = --own;
+    } else if (arg != values.end()) {
+      saved.index = static_cast<std::int32_t>(arg - values.begin());
+    } else {  // among the results that are tensors
+      saved.index =
+          static_cast<std::int32_t>(std::count_if(op.out.begin(), out, [](ValueId id) { return id.valid(); }));
+    }
+    if (frame != nullptr) {
+      promise(*frame, saved, step);
+    } else {
+      saved.tensor = saved_tensor(op, saved, args, results);
+    }
+    node.saved.push_back(std::move(saved));
+  }
+}
+
+Ref Machine::saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args,
+                          const std::vector<Ref>& results) {
+  if (saved.index >= 0) {
+    const auto& from = saved.result ? results : args;
+    return static_cast<std::size_t>(saved.index) < from.size() ? from[static_cast<std::size_t>(saved.index)] : Ref();
+  }
+  std::int32_t own = 0;
+  for (const OpaqueOp::Saved& kept : model_.opaques[static_cast<std::size_t>(op.opaque)].saved) {
+    if (kept.value.valid() || --own != saved.index) continue;
+    Emitter emit(*this, &op, static_cast<std::int32_t>(&op - model_.ops.data()));
+    return opaque_saved(emit, kept);
+  }
+  return {};
+}
+
+/// The policy of torchtitan's selective checkpointing; cuDNN's attention kernel is not on its list. A region of the
+/// model's own names its operators.
 bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
+  if (op.region >= 0 && !frame.reentrant && !frame.module.valid()) {
+    const std::vector<std::int32_t>& save = model_.regions[static_cast<std::size_t>(op.region)].save;
+    const auto number = static_cast<std::int32_t>(&op - model_.ops.data());
+    return std::find(save.begin(), save.end(), number) != save.end();
+  }
   if (!options.keep_alternate_matmuls || frame.reentrant) return false;
   if (op.name == "aten._scaled_dot_product_flash_attention.default" ||
       op.name == "aten._scaled_dot_product_efficient_attention.default")
@@ -266,33 +333,19 @@ bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
 }
 
 void Machine::forward() {
-  std::unordered_map<std::int32_t, std::int32_t> made_at, dies_at;
-  for (std::size_t step = 0; step < deaths_.size() && !frames_.empty(); ++step)
-    for (const std::int32_t id : deaths_[step]) dies_at[id] = static_cast<std::int32_t>(step);
-  for (const ValueId id : model_.inputs) {
-    const ValueInfo& info = model_.values[id.index()];
-    Ref input = tape.external(contiguous_layout(dims_of(info.shape), info.dtype));
-    values_.emplace(id.value, std::move(input));
-  }
+  std::unordered_map<std::int32_t, std::int32_t> made_at;
+  for (const ValueId id : model_.inputs) values_.emplace(id.value, tape.external(layout_of(model_.values[id.index()])));
   const auto last = static_cast<std::int32_t>(program_.steps.size()) - 1;
   for (std::int32_t step = 0; step <= last; ++step) {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
     const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
     tape.begin(static_cast<std::size_t>(at.instance), PassKind::Forward);
-    if (at.rule->formula == OpFormula::Unknown &&
+    if (at.rule->formula == OpFormula::Unknown && op.opaque < 0 &&
         std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
       unknown_ops.push_back(op.name);
     CheckpointFrame* frame = frame_of(step);
     std::vector<Ref> args = gather(op, nullptr, frame);
-    if (frame != nullptr && step == frame->first) {
-      // Index tensors that the caller names past this region (position_ids) are handed to every block, used there or
-      // not.
-      for (const auto& [id, ref] : values_) {
-        const auto dies = dies_at.find(id);
-        if (dies != dies_at.end() && dies->second > frame->last && tape.layout(ref).dtype == DType::Int64)
-          frame->inputs.try_emplace(id, ref);
-      }
-    }
+    if (frame != nullptr && step == frame->first) hold_arguments(*frame, op);
     if (frame != nullptr) {  // the region holds what it was called with: values made before it
       for_each_arg(op, [&](const Arg& arg) {
         const auto* value = std::get_if<ValueRef>(&arg.value);
@@ -325,16 +378,37 @@ void Machine::forward() {
     const auto at = values_.find(program_.resolve(model_.outputs[i]));
     if (at != values_.end() && (i == 0 || options.hold_outputs)) outputs_.push_back(at->second);
   }
-  // Everything that Python still names goes with the last return; the caller keeps the loss.
+  // Everything that Python still names goes with the last return; the caller keeps the loss, and what the script names.
   std::vector<std::int32_t> rest;
   for (const auto& [id, ref] : values_) rest.push_back(id);
   std::sort(rest.begin(), rest.end());
+  for (const std::int32_t id : rest) {
+    if (model_.values[static_cast<std::size_t>(id)].held.until == Hold::Until::Step && made_at.count(id) > 0)
+      outputs_.push_back(values_.at(id));
+  }
   for (const std::int32_t id : rest) values_.erase(id);
   tape.end();
 }
 
 // -------------------------------------------------------------------------------------------------------------
 // recompute
+
+/// A checkpointed call keeps its arguments, used inside or not (position_ids).
+void Machine::hold_arguments(CheckpointFrame& frame, const Op& first) {
+  const std::vector<ValueId>* args = nullptr;
+  if (frame.module.valid()) {
+    const ModuleCall* call = model_.find_call(frame.module, frame.call);
+    if (call != nullptr) args = &call->args;
+  } else if (first.region >= 0) {
+    args = &model_.regions[static_cast<std::size_t>(first.region)].args;
+  }
+  if (args == nullptr) return;
+  for (const ValueId id : *args) {
+    const auto at = values_.find(program_.resolve(id));
+    if (at != values_.end() && tape.storage_of(at->second).instance >= 0)
+      frame.inputs.try_emplace(at->first, at->second);
+  }
+}
 
 void Machine::recompute(CheckpointFrame& frame) {
   frame.recomputed = true;
@@ -358,9 +432,7 @@ void Machine::recompute(CheckpointFrame& frame) {
     const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
     if (node >= 0) {
       for (Saved& saved : nodes_[static_cast<std::size_t>(node)].saved) {
-        const auto& from = saved.result ? results : args;
-        if (static_cast<std::size_t>(saved.index) < from.size())
-          saved.tensor = from[static_cast<std::size_t>(saved.index)];
+        if (Ref brought = saved_tensor(op, saved, args, results)) saved.tensor = std::move(brought);
       }
     }
     std::size_t next = 0;
@@ -476,7 +548,8 @@ void Machine::run_node(std::int32_t id) {
     std::vector<Ref> saved;
     for (const Saved& kept : node.saved) saved.push_back(kept.tensor);
     BackwardInput in{node, grads, saved};
-    outs = backward_of(emit, in);
+    outs = node.op->opaque >= 0 ? opaque_backward(emit, model_.opaques[static_cast<std::size_t>(node.op->opaque)], in)
+                                : backward_of(emit, in);
     outs.resize(node.next.size());
     for (std::size_t i = 0; i < outs.size();
          ++i) {  // the engine checks shapes and types: broadcast operands are summed here

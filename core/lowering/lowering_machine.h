@@ -26,6 +26,7 @@ struct Program {
   std::vector<Step> steps;
   std::vector<std::int32_t> checkpoint_region;                // per instance, -1: saved as it runs
   std::vector<bool> reentrant;                                // per instance
+  std::vector<ModuleId> region_module;                        // per instance: whose call its region is
   std::unordered_map<std::int32_t, std::int32_t> stands_for;  // folded away -> kept
   std::size_t instance_count = 0;
 
@@ -62,6 +63,8 @@ void for_each_arg(const Op& op, const Visit& visit) {
 /// A checkpointed region: what it holds instead of its saved tensors.
 struct CheckpointFrame {
   std::int32_t region = -1;
+  ModuleId module;                     // whose call it is; invalid: a region of the model's own
+  std::int32_t call = 0;               // of that module
   std::int32_t first = 0, last = 0;    // steps
   std::map<std::int32_t, Ref> inputs;  // values made outside; ordered: their frees are written down
   std::set<std::int32_t> handed_on;    // those that another region made: blocks hand results on as positional arguments
@@ -112,6 +115,10 @@ class Machine {
   std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
   const OpRule& rule_of(std::int32_t step) const;
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
+  void save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args, const std::vector<Ref>& results);
+  Ref saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args, const std::vector<Ref>& results);
+  static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step);
+  void hold_arguments(CheckpointFrame& frame, const Op& first);
   Edge edge_of(const Ref& tensor);
   CheckpointFrame* frame_of(std::int32_t step);
   bool keeps(const Op& op, CheckpointFrame& frame) const;

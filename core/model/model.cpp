@@ -22,4 +22,11 @@ ParamId Model::find_param(std::string_view fqn) const {
   return {};
 }
 
+const ModuleCall* Model::find_call(ModuleId module, std::int32_t call) const {
+  for (const ModuleCall& at : module_calls) {
+    if (at.module == module && at.call == call) return &at;
+  }
+  return nullptr;
+}
+
 }  // namespace foreshard

@@ -3,9 +3,13 @@
 // Sources: config.json (core/model/families/config_model.h), model.json (core/model/model_json.h), later .pt2 archives.
 // Names are fully qualified names (fqn) as PyTorch prints them; the root module's fqn is "". Shapes are in elements.
 // A Model without `ops` has `calls` instead: it can be planned (units, layouts, counts) but carries no times.
+//
+// Who plans asks for facts and never for names: what a class, a parameter or an input is called decides nothing below
+// the sources (core/model/families, the readers). What it would stand for is data here.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -52,12 +56,30 @@ struct BufferInfo {
   bool operator==(const BufferInfo&) const = default;
 };
 
+/// Until when Python names a value although no operator reads it any more. What autograd saves is another matter.
+struct Hold {
+  enum class Until : std::uint8_t {
+    LastUse,  // no longer
+    Op,       // until that operator has run
+    Call,     // until a call of `by` returns: the one that is running when the value is made
+    Forward,  // until the model's forward returns
+    Step,     // until the script lets go of it, after backward
+  } until = Until::LastUse;
+  std::int32_t op = -1;  // Until::Op: index into Model::ops
+  ModuleId by;           // Until::Call: whose call; invalid: of the innermost module running. Otherwise who names it,
+                         // invalid: the script
+  bool operator==(const Hold&) const = default;
+};
+
 /// A tensor of the program: a model input or the output of an operator.
 struct ValueInfo {
   std::string name;
   Shape shape;
   DType dtype = DType::Float32;
   bool requires_grad = false;  // of model inputs; of the others it follows from the operators
+  Shape strides = {};          // in elements, one for each dimension; empty: contiguous, or as the operator makes them
+  Hold held = {};
+  ValueId alias_of = {};  // of inputs: the same storage as that earlier one; invalid: one of its own
   bool operator==(const ValueInfo&) const = default;
 };
 
@@ -99,10 +121,63 @@ struct Op {
   ArgList args;
   std::vector<NamedArg> kwargs;
   std::vector<ValueId> out;  // invalid ids stand for results that are no tensors or None
+  std::int32_t region = -1;  // Model::regions: the checkpointed region that it runs in; -1: none
+  std::int32_t opaque = -1;  // Model::opaques; -1: its name says what it does
   bool operator==(const Op&) const = default;
 };
 
+/// What an operator does that nobody can look into: an autograd.Function, a kernel without a rule. Named
+/// "opaque.<qualified name>" in Model::ops; its arguments and results are the operator's.
+struct OpaqueOp {
+  struct Saved {
+    ValueId value;  // an argument or a result; invalid: a tensor of its own, as described
+    Shape shape = {};
+    DType dtype = DType::Float32;
+    bool operator==(const Saved&) const = default;
+  };
+  struct Gradient {
+    bool made = true;  // false: no gradient for this argument
+    Shape shape = {};
+    DType dtype = DType::Float32;
+    bool operator==(const Gradient&) const = default;
+  };
+  std::vector<Saved> saved;        // for backward
+  std::vector<Gradient> backward;  // one for each tensor argument, in order; fewer: none for the rest
+  Bytes bytes_moved = 0;           // read and written by one forward; 0: arguments and results, each once
+  Flops flops = 0;                 // of one forward
+  Bytes workspace_bytes = 0;       // allocated while it runs
+  bool operator==(const OpaqueOp&) const = default;
+};
+
+/// What a module was called with, as far as it is tensors of the program: what a checkpointed call keeps.
+struct ModuleCall {
+  ModuleId module;
+  std::int32_t call = 0;      // counts the calls of that module
+  std::vector<ValueId> args;  // positional and keyword arguments, each once, in order
+  bool operator==(const ModuleCall&) const = default;
+};
+
+/// A stretch of the forward that the model itself runs under activation checkpointing.
+struct Region {
+  enum class Kind : std::uint8_t { NonReentrant, Reentrant, Operators } kind = Kind::NonReentrant;
+  ModuleId module;  // whose call it is, or in whose call it lies
+  std::int32_t call = 0;
+  std::vector<ValueId> args;       // what the region was called with
+  std::vector<std::int32_t> save;  // Kind::Operators: operators (Model::ops) whose results are kept, not recomputed
+  bool operator==(const Region&) const = default;
+};
+
 enum class CheckpointKind : std::uint8_t { None, NonReentrant, Reentrant };
+
+/// What a leaf module's forward does to autograd where there are no operators to tell: the nodes that it makes.
+enum class LeafAutograd : std::uint8_t {
+  Opaque,       // one node that saves one tensor
+  Linear,       // a transposed weight, then a matrix product
+  Scale,        // x times a parameter
+  Embedding,    // rows of a table: saves the indices alone
+  LayerNorm,    // saves its input, mean, rstd and weight
+  LinearTimes,  // a linear layer's result times the second input
+};
 
 /// One step of a container's forward in a model without operators: a call of a child, or a plain operator.
 struct CallStep {
@@ -111,7 +186,8 @@ struct CallStep {
   std::vector<std::string> in;   // value names of the enclosing container
   std::vector<std::string> out;  // usually one
   CheckpointKind checkpoint = CheckpointKind::None;
-  std::vector<std::int32_t> iterations;  // run in these iterations only; empty = in all
+  std::vector<std::int32_t> iterations;          // run in these iterations only; empty = in all
+  LeafAutograd autograd = LeafAutograd::Opaque;  // Call of a leaf
   bool operator==(const CallStep&) const = default;
 };
 
@@ -122,6 +198,13 @@ struct CallGraph {
   std::vector<CallStep> steps;
   std::vector<std::string> outputs;
   bool operator==(const CallGraph&) const = default;
+};
+
+/// Where ValueInfo::held comes from.
+enum class Lifetimes : std::uint8_t {
+  Built,     // a builder knows the Python that it writes down: a value handed to a module is named until that returns
+  Recorded,  // measured while Python ran: nothing is held but as `held` says
+  Assumed,   // by one rule, from the boundaries of modules' calls and the lines of the source
 };
 
 struct Model {
@@ -136,6 +219,14 @@ struct Model {
   // has ended, held no longer unless somebody keeps it.
   std::vector<ValueId> outputs;
   std::vector<CallGraph> calls;  // only without ops
+  std::vector<ModuleCall> module_calls;
+  std::vector<Region> regions;
+  std::vector<OpaqueOp> opaques;
+  // The first operator that the training script runs after the forward has returned: it works the loss out of the
+  // outputs. -1: the loss is the model's own, or there is none.
+  std::int32_t loss_begin = -1;
+  Lifetimes lifetimes = Lifetimes::Built;
+  std::map<std::string, std::string> job;  // what the source saw of the script: job key, value as --set takes it
 
   // What the source knows beside the program; not needed to plan.
   std::string architecture;              // "llama", "gpt2", ...; empty if unknown
@@ -149,6 +240,9 @@ struct Model {
   /// Invalid id if there is no such module / parameter. Linear in the number of names.
   ModuleId find_module(std::string_view fqn) const;
   ParamId find_param(std::string_view fqn) const;
+
+  /// The call of `module` with that number; nullptr if its arguments are not known. Linear in the number of calls.
+  const ModuleCall* find_call(ModuleId module, std::int32_t call) const;
 
   /// The parameter that holds the storage: itself, or what it shares.
   ParamId storage_of(ParamId id) const { return params[id.index()].shares.valid() ? params[id.index()].shares : id; }

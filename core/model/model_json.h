@@ -1,4 +1,5 @@
-// model.json (foreshard.model/1, docs/formats/model.md): a Model as plain data. Equal value, equal bytes.
+// model.json (foreshard.model/2, docs/formats/model.md; version 1 is read too): a Model as plain data. Equal value,
+// equal bytes.
 //
 // The reader checks everything that a Model promises: names are known, parents stand before children, a value is made
 // before it is used, what is shared has one shape, nothing is shared or called in a circle. Unknown keys are errors.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/model/json_input.h"
+#include "core/model/module_kind.h"
 
 namespace foreshard {
 namespace {
@@ -47,7 +48,7 @@ bool CallsReader::set_outputs(const std::vector<std::string>& names, bool must_b
 }
 
 bool CallsReader::call(const Json& row, const std::string& place) {
-  JsonFields f(row, place, problem_, {"in_module", "out", "call", "op", "in", "checkpoint", "iterations"});
+  JsonFields f(row, place, problem_, {"in_module", "out", "call", "op", "in", "checkpoint", "iterations", "autograd"});
   if (!f.good()) return false;
   CallStep step;
   const std::string container = f.text_or("in_module", "");
@@ -66,7 +67,7 @@ bool CallsReader::call(const Json& row, const std::string& place) {
     return problem_.set(ErrorCode::MissingKey, f.place("out"), "a step makes at least one value", "a name", "none");
   const bool known =
       f.has("op") ? plain_operator(word, step, f.place("op")) : called_module(container, callee, step, f.place("call"));
-  if (!known || !checkpoint(f, step) || !iterations(f, step)) return false;
+  if (!known || !checkpoint(f, step) || !iterations(f, step) || !autograd(f, step)) return false;
   graph->steps.push_back(std::move(step));
   return true;
 }
@@ -141,6 +142,31 @@ bool CallsReader::iterations(JsonFields& f, CallStep& step) {
     step.iterations.push_back(number.get<std::int32_t>());
   }
   return f.good();
+}
+
+bool CallsReader::autograd(JsonFields& f, CallStep& step) {
+  static constexpr std::pair<std::string_view, LeafAutograd> kWords[] = {
+      {"opaque", LeafAutograd::Opaque},        {"linear", LeafAutograd::Linear},
+      {"scale", LeafAutograd::Scale},          {"embedding", LeafAutograd::Embedding},
+      {"layer_norm", LeafAutograd::LayerNorm}, {"linear_times", LeafAutograd::LinearTimes}};
+  const std::string word = f.text_or("autograd", "");
+  if (!f.good()) return false;
+  if (!f.has("autograd")) {
+    if (!step.module.valid()) return true;
+    const ModuleInfo& called = m_.modules[step.module.index()];
+    const ModuleInfo& module = called.alias_of.valid() ? m_.modules[called.alias_of.index()] : called;
+    step.autograd = autograd_of(module);
+    if (told_by_class && module.class_name == "Scale") step.autograd = LeafAutograd::Scale;
+    if (told_by_class && module.class_name == "Cross") step.autograd = LeafAutograd::LinearTimes;
+    return true;
+  }
+  for (const auto& [known, value] : kWords) {
+    if (word != known) continue;
+    step.autograd = value;
+    return true;
+  }
+  return f.problem().set(ErrorCode::OutOfRange, f.place("autograd"), "a leaf does not do that to autograd",
+                         "opaque, linear, scale, embedding, layer_norm or linear_times", in_quotes(word));
 }
 
 bool CallsReader::container(const Json& row, const std::string& place) {

@@ -34,12 +34,16 @@ class CallsReader {
 
   CallGraph* root();
 
+  /// Version 1 has no word for what a leaf does to autograd: its classes say it.
+  bool told_by_class = false;
+
  private:
   bool graph_of(const std::string& fqn, const std::string& place, CallGraph*& graph);
   bool plain_operator(const std::string& word, CallStep& step, const std::string& place);
   bool called_module(const std::string& container, const std::string& callee, CallStep& step, const std::string& place);
   static bool checkpoint(JsonFields& f, CallStep& step);
   static bool iterations(JsonFields& f, CallStep& step);
+  bool autograd(JsonFields& f, CallStep& step);
   std::size_t order_of(const CallGraph& graph) const;
   bool values_in_order(CallGraph& graph, bool closed);
   bool no_recursion();

@@ -6,17 +6,18 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/model/json_input.h"
 #include "core/model/json_fields.h"
+#include "core/model/json_input.h"
 #include "core/model/model_json.h"
 #include "core/model/model_json_calls.h"
+#include "core/model/model_json_facts.h"
 
 namespace foreshard {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kSchema = "foreshard.model/1";
+constexpr std::string_view kSchema = "foreshard.model/2", kOldSchema = "foreshard.model/1";
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 52;
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
@@ -28,22 +29,26 @@ class Reader {
     const bool good = facts() && rows("inputs", &Reader::input) && rows("modules", &Reader::module) && rooted() &&
                       rows("params", &Reader::param) && rows("buffers", &Reader::buffer) &&
                       rows("calls", &Reader::call) && rows("containers", &Reader::container) && calls_are_sound() &&
-                      rows("ops", &Reader::op) && outputs();
+                      rows("ops", &Reader::op) && rows("module_calls", &Reader::module_call) &&
+                      rows("regions", &Reader::region) && outputs() && facts_.check();
     if (!good || problem_.error) return fail(std::move(*problem_.error));
     return std::move(m_);
   }
 
  private:
   bool facts() {
-    JsonFields f(document_, "", problem_,
-                 {"schema", "name", "architecture", "block_class", "tokens_per_batch", "has_loss", "compute_dtype",
-                  "inputs", "modules", "params", "buffers", "calls", "containers", "ops", "outputs"});
+    JsonFields f(
+        document_, "", problem_,
+        {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
+         "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
+         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs"});
     if (!f.good()) return false;
     const std::string schema = f.text("schema");
-    if (f.good() && schema != kSchema) {
+    if (f.good() && schema != kSchema && schema != kOldSchema) {
       return problem_.set(ErrorCode::Unsupported, "schema", "this version of the format is not known",
-                          in_quotes(kSchema), in_quotes(schema));
+                          in_quotes(kSchema) + " or " + in_quotes(kOldSchema), in_quotes(schema));
     }
+    calls_.told_by_class = schema == kOldSchema;
     m_.name = f.text_or("name", "");
     m_.architecture = f.text_or("architecture", "");
     m_.block_class = f.text_or("block_class", "");
@@ -54,7 +59,7 @@ class Reader {
       return problem_.set(ErrorCode::MissingKey, "modules", "the key \"modules\" is missing", "the list of modules",
                           "nothing");
     }
-    return f.good();
+    return f.good() && facts_.top(f);
   }
 
   bool rows(std::string_view key, bool (Reader::*read_row)(const Json&, const std::string&)) {
@@ -73,10 +78,11 @@ class Reader {
   // --- structure ---
 
   bool input(const Json& row, const std::string& place) {
-    JsonFields f(row, place, problem_, {"name", "shape", "dtype", "requires_grad"});
+    JsonFields f(row, place, problem_,
+                 {"name", "shape", "dtype", "requires_grad", "strides", "held_until", "held_by", "alias_of"});
     if (!f.good()) return false;
     ValueInfo value{f.text("name"), f.shape("shape"), f.dtype("dtype"), f.boolean_or("requires_grad", false)};
-    return f.good() && add_value(std::move(value), place, &m_.inputs);
+    return f.good() && facts_.value(f, value) && add_value(std::move(value), place, &m_.inputs);
   }
 
   bool add_value(ValueInfo value, const std::string& place, std::vector<ValueId>* list) {
@@ -269,7 +275,7 @@ class Reader {
   // --- operators ---
 
   bool op(const Json& row, const std::string& place) {
-    JsonFields f(row, place, problem_, {"op", "module", "call", "args", "kwargs", "out"});
+    JsonFields f(row, place, problem_, {"op", "module", "call", "args", "kwargs", "out", "region", "opaque"});
     if (!f.good()) return false;
     Op op;
     op.name = f.text("op");
@@ -298,10 +304,13 @@ class Reader {
     for (std::size_t i = 0; out != nullptr && i < out->size(); ++i) {
       if (!result((*out)[i], place + ".out[" + std::to_string(i) + "]", op)) return false;
     }
-    if (!f.good()) return false;
+    if (!f.good() || !facts_.op(f, op)) return false;
     m_.ops.push_back(std::move(op));
     return true;
   }
+
+  bool module_call(const Json& row, const std::string& place) { return facts_.module_call(row, place); }
+  bool region(const Json& row, const std::string& place) { return facts_.region(row, place); }
 
   bool arguments(const Json& list, const std::string& place, ArgList& args) {
     args.reserve(list.size());
@@ -407,7 +416,7 @@ class Reader {
       op.out.emplace_back();
       return true;
     }
-    JsonFields f(row, place, problem_, {"name", "shape", "dtype"});
+    JsonFields f(row, place, problem_, {"name", "shape", "dtype", "strides", "held_until", "held_by"});
     if (!f.good()) return false;
     const std::string name = f.text("name");
     const auto it = value_ids_.find(name);
@@ -424,15 +433,17 @@ class Reader {
       return true;
     }
     ValueInfo value{name, f.shape("shape"), f.dtype("dtype"), false};
-    return f.good() && add_value(std::move(value), place, &op.out);
+    return f.good() && facts_.value(f, value) && add_value(std::move(value), place, &op.out);
   }
 
   // --- results ---
 
   bool outputs() {
-    JsonFields f(document_, "", problem_,
-                 {"schema", "name", "architecture", "block_class", "tokens_per_batch", "has_loss", "compute_dtype",
-                  "inputs", "modules", "params", "buffers", "calls", "containers", "ops", "outputs"});
+    JsonFields f(
+        document_, "", problem_,
+        {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
+         "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
+         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs"});
     const std::vector<std::string> names = f.texts("outputs");
     if (!f.good()) return false;
     std::vector<ValueId> from_ops;
@@ -457,6 +468,10 @@ class Reader {
   bool ops_are_partial(const std::vector<std::string>& names) {
     m_.ops.clear();
     m_.values.resize(m_.inputs.size());
+    m_.module_calls.clear();
+    m_.regions.clear();
+    m_.opaques.clear();
+    m_.loss_begin = -1;
     return calls_.set_outputs(names, true);
   }
 
@@ -466,8 +481,9 @@ class Reader {
   ModuleNames module_ids_;
   std::unordered_map<std::string, ParamId> param_ids_;
   std::unordered_map<std::string, std::int32_t> buffer_ids_;
-  std::unordered_map<std::string, ValueId> value_ids_;
+  ValueNames value_ids_;
   CallsReader calls_{m_, module_ids_, problem_};
+  FactsReader facts_{m_, module_ids_, value_ids_, problem_};
 };
 
 }  // namespace

@@ -2,7 +2,9 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/model/facts.h"
 #include "core/model/model_json.h"
+#include "core/model/module_kind.h"
 
 namespace foreshard {
 namespace {
@@ -13,7 +15,7 @@ class Writer {
 
   std::string write() {
     out_.reserve(256 * (m_.ops.size() + m_.modules.size() + m_.params.size()) + 1024);
-    out_ += "{\"schema\": \"foreshard.model/1\",\n \"name\": ";
+    out_ += "{\"schema\": \"foreshard.model/2\",\n \"name\": ";
     text(m_.name);
     facts();
     list("inputs", m_.inputs.size(), [&](std::size_t i) { input(m_.inputs[i]); });
@@ -25,6 +27,9 @@ class Writer {
       containers();
     }
     if (!m_.ops.empty()) list("ops", m_.ops.size(), [&](std::size_t i) { op(m_.ops[i]); });
+    if (!m_.module_calls.empty())
+      list("module_calls", m_.module_calls.size(), [&](std::size_t i) { module_call(m_.module_calls[i]); });
+    if (!m_.regions.empty()) list("regions", m_.regions.size(), [&](std::size_t i) { region(i); });
     outputs();
     out_ += "}\n";
     return std::move(out_);
@@ -47,6 +52,16 @@ class Writer {
     if (m_.tokens_per_batch != 0) (out_ += ",\n \"tokens_per_batch\": "), integer(m_.tokens_per_batch);
     if (m_.has_loss) out_ += ",\n \"has_loss\": true";
     if (m_.compute_dtype != DType::Float32) (out_ += ",\n \"compute_dtype\": "), text(dtype_name(m_.compute_dtype));
+    if (m_.loss_begin >= 0) (out_ += ",\n \"loss_begin\": "), integer(m_.loss_begin);
+    if (m_.lifetimes != (m_.ops.empty() ? Lifetimes::Built : Lifetimes::Assumed))
+      (out_ += ",\n \"lifetimes\": "), text(lifetimes_name(m_.lifetimes));
+    if (m_.job.empty()) return;
+    out_ += ",\n \"job\": {";
+    for (auto at = m_.job.begin(); at != m_.job.end(); ++at) {
+      if (at != m_.job.begin()) out_ += ", ";
+      text(at->first), (out_ += ": "), text(at->second);
+    }
+    out_ += "}";
   }
 
   void input(ValueId id) {
@@ -56,6 +71,8 @@ class Writer {
     text(value.name);
     shape_and_dtype(value.shape, value.dtype);
     if (value.requires_grad) out_ += ", \"requires_grad\": true";
+    if (value.alias_of.valid()) (out_ += ", \"alias_of\": "), text(m_.values[value.alias_of.index()].name);
+    value_facts(value);
     out_ += "}";
   }
 
@@ -115,6 +132,14 @@ class Writer {
       out_ += step.checkpoint == CheckpointKind::Reentrant ? ", \"checkpoint\": \"reentrant\""
                                                            : ", \"checkpoint\": \"non_reentrant\"";
     }
+    if (step.kind == CallStep::Kind::Call) {
+      static constexpr std::string_view kAutograd[] = {"opaque",    "linear",     "scale",
+                                                       "embedding", "layer_norm", "linear_times"};
+      const ModuleInfo& called = m_.modules[step.module.index()];
+      const ModuleInfo& leaf = called.alias_of.valid() ? m_.modules[called.alias_of.index()] : called;
+      if (step.autograd != autograd_of(leaf))
+        (out_ += ", \"autograd\": "), text(kAutograd[static_cast<std::size_t>(step.autograd)]);
+    }
     if (!step.iterations.empty()) {
       out_ += ", \"iterations\": [";
       for (std::size_t i = 0; i < step.iterations.size(); ++i) {
@@ -159,7 +184,72 @@ class Writer {
       if (i > 0) out_ += ", ";
       result(op.out[i]);
     }
+    out_ += "]";
+    if (op.region >= 0) (out_ += ", \"region\": "), integer(op.region);
+    if (op.opaque >= 0) opaque(m_.opaques[static_cast<std::size_t>(op.opaque)]);
+    out_ += "}";
+  }
+
+  void opaque(const OpaqueOp& op) {
+    out_ += ", \"opaque\": {\"saved\": [";
+    for (std::size_t i = 0; i < op.saved.size(); ++i) {
+      if (i > 0) out_ += ", ";
+      const OpaqueOp::Saved& saved = op.saved[i];
+      saved.value.valid() ? text(m_.values[saved.value.index()].name) : described(saved.shape, saved.dtype);
+    }
+    (out_ += "], \"bytes_moved\": "), integer(op.bytes_moved);
+    (out_ += ", \"flops\": "), integer(op.flops);
+    (out_ += ", \"workspace_bytes\": "), integer(op.workspace_bytes);
+    out_ += ", \"backward\": [";
+    for (std::size_t i = 0; i < op.backward.size(); ++i) {
+      if (i > 0) out_ += ", ";
+      op.backward[i].made ? described(op.backward[i].shape, op.backward[i].dtype) : void(out_ += "null");
+    }
     out_ += "]}";
+  }
+
+  void described(const Shape& shape, DType dtype) {
+    out_ += "{\"shape\": ";
+    integers(shape);
+    (out_ += ", \"dtype\": "), text(dtype_name(dtype)), out_ += "}";
+  }
+
+  void value_names(const std::vector<ValueId>& ids) {
+    std::vector<std::string> names;
+    for (const ValueId id : ids) names.push_back(m_.values[id.index()].name);
+    texts(names);
+  }
+
+  void module_call(const ModuleCall& call) {
+    (out_ += "{\"module\": "), text(m_.modules[call.module.index()].fqn);
+    if (call.call != 0) (out_ += ", \"call\": "), integer(call.call);
+    (out_ += ", \"args\": "), value_names(call.args), out_ += "}";
+  }
+
+  void region(std::size_t index) {
+    static constexpr std::string_view kKinds[] = {"nonreentrant", "reentrant", "ops"};
+    const Region& region = m_.regions[index];
+    (out_ += "{\"id\": "), integer(static_cast<std::int64_t>(index));
+    (out_ += ", \"kind\": "), text(kKinds[static_cast<std::size_t>(region.kind)]);
+    (out_ += ", \"module\": "), text(m_.modules[region.module.index()].fqn);
+    if (region.call != 0) (out_ += ", \"call\": "), integer(region.call);
+    (out_ += ", \"args\": "), value_names(region.args);
+    if (!region.save.empty()) (out_ += ", \"save\": "), integers({region.save.begin(), region.save.end()});
+    out_ += "}";
+  }
+
+  void value_facts(const ValueInfo& value) {
+    if (!value.strides.empty()) (out_ += ", \"strides\": "), integers(value.strides);
+    const Hold& hold = value.held;
+    if (hold.until == Hold::Until::LastUse) return;
+    static constexpr std::string_view kUntil[] = {"", "", "call", "forward", "step"};
+    out_ += ", \"held_until\": ";
+    if (hold.until == Hold::Until::Op) {
+      (out_ += "{\"op\": "), integer(hold.op), out_ += "}";
+    } else {
+      text(kUntil[static_cast<std::size_t>(hold.until)]);
+    }
+    if (hold.by.valid()) (out_ += ", \"held_by\": "), text(m_.modules[hold.by.index()].fqn);
   }
 
   void result(ValueId id) {
@@ -169,7 +259,10 @@ class Writer {
     }
     const ValueInfo& value = m_.values[id.index()];
     (out_ += "{\"name\": "), text(value.name);
-    if (!made_[id.index()]) shape_and_dtype(value.shape, value.dtype);  // else it was changed in place
+    if (!made_[id.index()]) {  // else it was changed in place
+      shape_and_dtype(value.shape, value.dtype);
+      value_facts(value);
+    }
     made_[id.index()] = true;
     out_ += "}";
   }
@@ -215,12 +308,18 @@ class Writer {
   }
 
   void shape_and_dtype(const Shape& shape, DType dtype) {
-    out_ += ", \"shape\": [";
-    for (std::size_t i = 0; i < shape.size(); ++i) {
+    out_ += ", \"shape\": ";
+    integers(shape);
+    (out_ += ", \"dtype\": "), text(dtype_name(dtype));
+  }
+
+  void integers(const std::vector<std::int64_t>& numbers) {
+    out_ += "[";
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
       if (i > 0) out_ += ", ";
-      integer(shape[i]);
+      integer(numbers[i]);
     }
-    (out_ += "], \"dtype\": "), text(dtype_name(dtype));
+    out_ += "]";
   }
 
   void texts(const std::vector<std::string>& words) {

@@ -104,9 +104,27 @@ std::vector<Tensor> ProgramWriter::emit(std::string_view op, ArgList args, std::
   return tensors;
 }
 
-Tensor ProgramWriter::input(std::string name, const Dims& sizes, DType dtype) {
+void ProgramWriter::hold(const Tensor& x, Hold::Until until, ModuleId by) {
+  if (x.kind == Tensor::Kind::Value) model_.values[static_cast<std::size_t>(x.index)].held = {until, -1, by};
+}
+
+void ProgramWriter::hold_until_here(const Tensor& x) {
+  if (x.kind != Tensor::Kind::Value) return;
+  const auto op = static_cast<std::int32_t>(model_.ops.size()) - 1;
+  model_.values[static_cast<std::size_t>(x.index)].held = {Hold::Until::Op, op, {}};
+}
+
+void ProgramWriter::call(ModuleId module, std::initializer_list<const Tensor*> args) {
+  ModuleCall& call = model_.module_calls.emplace_back();
+  call.module = module;
+  for (const Tensor* arg : args)
+    if (arg != nullptr && arg->kind == Tensor::Kind::Value) call.args.emplace_back(arg->index);
+}
+
+Tensor ProgramWriter::input(std::string name, const Dims& sizes, DType dtype, const Tensor* same) {
   const auto index = static_cast<std::int32_t>(model_.values.size());
   model_.values.push_back({std::move(name), sizes.shape(), dtype, false});
+  if (same != nullptr) model_.values.back().alias_of = ValueId(same->index);
   model_.inputs.push_back(ValueId(index));
   return {Tensor::Kind::Value, dtype, index, sizes, contiguous_strides(sizes)};
 }

@@ -74,7 +74,16 @@ class ProgramWriter {
   /// Operators written from now on belong to this module.
   void enter(ModuleId module) { module_ = module; }
 
-  Tensor input(std::string name, const Dims& sizes, DType dtype);
+  // Facts beside the operators (core/model/model.h)
+  /// Python names `x` beyond its last use: until a call of `by` returns (none: of the module that makes it), ...
+  void hold(const Tensor& x, Hold::Until until = Hold::Until::Call, ModuleId by = {});
+  /// ... or until the operator written last has run.
+  void hold_until_here(const Tensor& x);
+  /// The next call of `module` is handed these, used or not.
+  void call(ModuleId module, std::initializer_list<const Tensor*> args);
+
+  /// `same`: an earlier input that it shares its storage with.
+  Tensor input(std::string name, const Dims& sizes, DType dtype, const Tensor* same = nullptr);
   Tensor param(ParamId id) const;
   Tensor buffer(std::int32_t index) const;
 

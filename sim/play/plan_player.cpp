@@ -227,13 +227,10 @@ bool PlanPlayer::initialise_lazily() {
 
 bool PlanPlayer::make_inputs() {
   if (plan_owns_inputs_) return true;
-  Bytes last = 0;
   for (const ValueId id : model_.inputs) {
     const ValueInfo& value = model_.values[id.index()];
     const Bytes bytes = numel_of(value.shape) * itemsize(value.dtype);
-    // Labels of a language model are the input ids themselves: the loss shifts a copy.
-    if (value.dtype == DType::Int64 && bytes == last) continue;
-    last = bytes;
+    if (value.alias_of.valid()) continue;
     const BlockHandle block = device_.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Inputs);
     if (block == kNoBlock) return out_of_memory(bytes);
     inputs_.push_back(block);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/memory_log.h"
+#include "core/model/model.h"
 #include "core/plan.h"
 #include "core/timeline.h"
 #include "core/units.h"
@@ -27,8 +28,8 @@ struct SimulateOptions {
   MemoryLog* memory_log = nullptr;      // takes down what the allocator did, from wrapping on; outlives the call
   IssueTape* tape = nullptr;            // takes down what is issued from the first iteration on: sim/device/retime.h
   bool empty_cache_after_init = false;  // torch.cuda.empty_cache() once, before the first iteration
-  // What the allocator does on the compute stream: written down, or answered as it was (sim/device/pool_tape.h). Answers do
-  // not change; the tapes outlive the call.
+  // What the allocator does on the compute stream: written down, or answered as it was (sim/device/pool_tape.h).
+  // Answers do not change; the tapes outlive the call.
   PoolTape* record_pools = nullptr;
   const PoolTape* follow_pools = nullptr;
 };
@@ -107,7 +108,8 @@ struct Prediction {
   std::vector<ExposedCause> exposed;
   CalibrationLevel level = CalibrationLevel::Datasheet;
   std::vector<std::string> unknown_ops;
-  std::int64_t events = 0;  // simulated, for benchmarks
+  Lifetimes lifetimes = Lifetimes::Built;  // the model's: until when values are named
+  std::int64_t events = 0;                 // simulated, for benchmarks
   Timeline timeline;
 };
 

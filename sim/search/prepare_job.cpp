@@ -27,7 +27,13 @@ std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
       while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
         module = model.modules[module.index()].parent;
       range.region = module.value;
+      range.module = module;
       range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
+      const Op& first = model.ops[static_cast<std::size_t>(segment.op_begin)];
+      if (!module.valid() && first.region >= 0) {  // the model's own
+        range.region = static_cast<std::int32_t>(model.modules.size()) + first.region;
+        range.reentrant = model.regions[static_cast<std::size_t>(first.region)].kind == Region::Kind::Reentrant;
+      }
     }
     ranges.push_back(range);
   }

@@ -25,6 +25,17 @@ THIRD_PARTIES = {
     r"yaml\.h": ["core/job/import/"],
     r"CLI/": ["cli/"],
 }
+# Below the sources of models nobody asks what a class, a parameter or an input is called: that is data of the Model.
+# Classes whose own name differs from what they derive from are found by their endings.
+FACTS_ONLY = ("core/lowering/", "core/plan/", "sim/")
+MODEL_NAMES = re.compile(
+    r"^_?(Module(List|Dict)?|Sequential|Linear|Embedding(Bag)?|Lazy\w+|\w*Conv(Transpose)?(Nd|[1-3][dD])?|\w*BatchNorm\w*|\w*LayerNorm|"
+    r"\w*RMSNorm|GroupNorm|Dropout|MultiheadAttention|\w*Attention|\w+(Model|Block|Layer|Decoder|Encoder|Embeddings?|"
+    r"SelfOutput|Output|MLP|ForCausalLM|LMHeadModel)|Scale|Cross|"
+    r"input_ids|decoder_input_ids|labels|attention_mask|token_type_ids|position_ids|pixel_values|targets?|tokens|"
+    r"weight|bias|running_mean|running_var|\w+_proj|lm_head|embed_tokens|wte|wpe)$")
+LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|manager|misc|system)(_|\.|$)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
 
@@ -38,7 +49,12 @@ def breaches(tree):
             name = path.relative_to(root).as_posix()
             if EMPTY_NAMES.search(path.name.lower()):
                 yield f"{name}: the name says nothing about what the file holds"
-            includes = INCLUDE.findall(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if name.startswith(FACTS_ONLY):
+                for literal in LITERAL.findall(COMMENT.sub("", text)):
+                    if any(MODEL_NAMES.match(part) for part in literal.split(".")) and not literal.startswith("aten."):
+                        yield f'{name}: asks for a name of the model, "{literal}": let the Model say it as a fact'
+            includes = INCLUDE.findall(text)
             own = path.relative_to(root).with_suffix(".h")
             if path.suffix == ".cpp" and (root / own).exists() and (not includes or includes[0][1] != own.as_posix()):
                 yield f"{name}: must include {own} first"

@@ -13,6 +13,10 @@ CASES = {
     "traces/a.cpp": ('#include "a.h"\n', "does not name its room"),
     "cli/main.cpp": ('#include "gui/view.h"\n', "cli must not include gui/view.h"),
     "gui/models/a.cpp": ("#include <QWidget>\n", "QWidget belongs in gui/view/"),
+    "core/plan/names.cpp": ('bool f(const char* c) { return c == "Embedding"; }\n', '"Embedding": let the Model say it'),
+    "core/lowering/names.cpp": ('auto a = ends_with(name, "RMSNorm");\n', '"RMSNorm": let the Model say it'),
+    "sim/play/names.cpp": ('auto a = input.name == "attention_mask";\n', '"attention_mask": let the Model say it'),
+    "sim/play/fine.cpp": ('auto a = op.name == "aten.embedding.default"; // "labels"\n', None),
     "sim/clean.cpp": ('#include "core/plan.h"\n#include <vector>\n', None),
 }
 

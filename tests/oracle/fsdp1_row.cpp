@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "core/model/module_kind.h"
+
 namespace foreshard::oracle {
 namespace {
 
@@ -98,6 +100,10 @@ class RowModel {
     if (colon != std::string::npos) {
       step.module = model_.find_module((path.empty() ? "" : path + ".") + op.substr(colon + 1));
       if (!step.module.valid()) throw std::runtime_error("a step calls an unknown module: " + op);
+      const ModuleInfo& module = model_.modules[step.module.index()];
+      step.autograd = autograd_of(module);  // and the recorder's own layers:
+      if (module.class_name == "Scale") step.autograd = LeafAutograd::Scale;
+      if (module.class_name == "Cross") step.autograd = LeafAutograd::LinearTimes;
     }
     if (kind == "ckpt_nr") step.checkpoint = CheckpointKind::NonReentrant;
     if (kind == "ckpt_r") step.checkpoint = CheckpointKind::Reentrant;

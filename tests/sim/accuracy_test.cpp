@@ -79,7 +79,19 @@ TEST(MemoryIntervals, AreWiderWhereOtherVersionsRan) {
 }
 
 TEST(MemoryIntervals, UnknownOperatorsWidenThem) {
-  EXPECT_GT(memory_widths("gpu", false).allocated, memory_widths("gpu", true).allocated);
+  constexpr Lifetimes kBuilt = Lifetimes::Built;
+  EXPECT_GT(memory_widths("gpu", false, kBuilt).allocated, memory_widths("gpu", true, kBuilt).allocated);
+}
+
+TEST(MemoryIntervals, AssumedLifetimesWidenThem) {
+  Prediction prediction;
+  prediction.memory.allocated = 10 * kGiB;
+  const Estimate built = memory_intervals(prediction, "gpu").allocated;
+  prediction.lifetimes = Lifetimes::Recorded;
+  EXPECT_DOUBLE_EQ(memory_intervals(prediction, "gpu").allocated.high, built.high);
+  prediction.lifetimes = Lifetimes::Assumed;
+  EXPECT_GT(memory_intervals(prediction, "gpu").allocated.high, built.high);
+  EXPECT_LT(memory_intervals(prediction, "gpu").allocated.low, built.low);
 }
 
 }  // namespace

@@ -149,12 +149,15 @@ class BertProgram {
     const Tensor types = w_.expand(row, {batch, seq});
     w_.enter(m.words);
     const Tensor words = w_.embedding(w_.param(m.word_weight), ids, c_.padding_index);
+    w_.hold(words, Hold::Until::Call, m.embeddings);
     w_.enter(m.types);
     const Tensor type_rows = w_.embedding(w_.param(m.type_weight), types, -1);
+    w_.hold(type_rows, Hold::Until::Call, m.embeddings);
     w_.enter(m.embeddings);
     const Tensor typed = w_.add(words, type_rows);
     w_.enter(m.positions);
     const Tensor position_rows = w_.embedding(w_.param(m.position_weight), places, -1);
+    w_.hold(position_rows, Hold::Until::Call, m.embeddings);
     w_.enter(m.embeddings);
     const Tensor x = w_.add(typed, position_rows);
     return write_dropout(w_, m.dropout, write_layer_norm(w_, m.norm, x, c_.eps), c_.hidden_dropout);
@@ -186,6 +189,7 @@ class BertProgram {
 
   Tensor output(const OutputModules& m, const Tensor& x, const Tensor& before) {
     const Tensor y = write_dropout(w_, m.dropout, write_linear(w_, m.dense, x), c_.hidden_dropout);
+    w_.hold(y, Hold::Until::Call, m.module);  // hidden_states, until LayerNorm(hidden_states + input_tensor) is done
     w_.enter(m.module);
     return write_layer_norm(w_, m.norm, w_.add(y, before), c_.eps);
   }

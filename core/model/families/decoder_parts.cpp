@@ -13,8 +13,11 @@ RmsNormModule add_rms_norm(ModelTree& tree, ModuleId parent, std::string_view na
 Tensor write_rms_scaled(ProgramWriter& w, const Tensor& x, double eps) {
   const Tensor wide = w.to(x, DType::Float32);
   const Tensor variance = w.mean_last(w.with_scalar("aten.pow.Tensor_Scalar", wide, Arg{std::int64_t{2}}));
+  w.hold(variance);
   const Tensor scale = w.unary("aten.rsqrt.default", w.with_scalar("aten.add.Tensor", variance, Arg{eps}));
-  return w.mul(wide, scale);
+  const Tensor normed = w.mul(wide, scale);
+  w.hold(normed);
+  return normed;
 }
 
 Tensor write_rms_norm(ProgramWriter& w, const RmsNormModule& norm, const Tensor& x, double eps) {
@@ -63,11 +66,15 @@ Rotation write_rotation(ProgramWriter& w, const RotaryModule& rotary, const Tens
   w.enter(rotary.module);
   write_rope_update(w, rotary, positions);
   const Tensor places = w.to(w.unsqueeze(positions, 2), DType::Float32);
-  const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));
+  const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));  // freqs, emb, cos, sin have names
+  w.hold(angles);
   const Tensor both = w.cat({angles, angles}, -1);
+  w.hold(both);
   const double factor = rotary.scaling.factor;
   const Tensor cos = w.with_scalar("aten.mul.Tensor", w.unary("aten.cos.default", both), Arg{factor});
   const Tensor sin = w.with_scalar("aten.mul.Tensor", w.unary("aten.sin.default", both), Arg{factor});
+  w.hold(cos);
+  w.hold(sin);
   Rotation rotation;
   rotation.cos = w.to(cos, w.dtype());
   rotation.sin = w.to(sin, w.dtype());

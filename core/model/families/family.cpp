@@ -128,11 +128,27 @@ void check_products(const FamilyInput& input, std::int64_t seq, std::int64_t wid
   }
 }
 
+/// What the root's own function and the loss function make has names until they return; but what becomes the logits is
+/// one name's, given to one after the other.
+void hold_locals(Model& model, std::int32_t loss) {
+  const ValueInfo& logits = model.values[model.outputs[1].index()];
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (model.ops[i].module.value != 0) continue;
+    for (const ValueId id : model.ops[i].out) {
+      if (!id.valid() || id == model.outputs[1]) continue;
+      ValueInfo& value = model.values[id.index()];
+      const bool becomes =
+          static_cast<std::int32_t>(i) < loss && value.shape == logits.shape && value.dtype == logits.dtype;
+      if (!becomes) value.held = {Hold::Until::Forward, -1, {}};
+    }
+  }
+}
+
 TokenInputs write_token_inputs(ProgramWriter& w, const FamilyInput& input, std::int64_t seq) {
   const Dims sizes{input.options.batch, seq};
   TokenInputs tokens;
   tokens.ids = w.input("input_ids", sizes, DType::Int64);
-  if (input.options.loss == "auto") tokens.labels = w.input("labels", sizes, DType::Int64);
+  if (input.options.loss == "auto") tokens.labels = w.input("labels", sizes, DType::Int64, &tokens.ids);
   return tokens;
 }
 
@@ -140,6 +156,8 @@ void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, 
                       const Tensor& logits) {
   w.enter(ModuleId(0));
   const std::string& kind = input.options.loss;
+  const auto begin = static_cast<std::int32_t>(model.ops.size());
+  if (kind != "auto") model.loss_begin = begin;  // the model returns logits, the script does the rest
   const std::int64_t vocabulary = logits.sizes[-1];
   Tensor loss;
   if (kind == "none") {
@@ -157,12 +175,14 @@ void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, 
     loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
   } else {  // F.cross_entropy(logits.view(-1, n), ids.view(-1)) of the training script
     const Tensor wide = kind == "cross_entropy_fp32" ? w.to(logits, DType::Float32) : logits;
+    if (wide.index != logits.index) w.hold_until_here(logits);  // `logits = model(...).logits.float()`
     const Tensor rows = w.view(wide, {-1, vocabulary});
     const Tensor targets = w.view(tokens.ids, {-1});
     loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
   }
   model.has_loss = true;
   model.outputs = {ValueId(loss.index), ValueId(logits.index)};
+  hold_locals(model, begin);
 }
 
 Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {
@@ -128,9 +128,13 @@ class GemmaProgram {
   GemmaProgram(ProgramWriter& writer, const GemmaConfig& config, const AttentionShape& attention)
       : w_(writer), c_(config), attention_(attention) {}
 
-  void rotary(const GemmaModules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
+  void rotary(const GemmaModules& m, const Tensor& positions) {
+    rotation_ = write_rotation(w_, m.rotary, positions);
+    positions_ = positions;
+  }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const Tensor& mask) {
+    w_.call(m.block, {&x, &rotation_.cos, &rotation_.sin, &mask, &positions_});
     const Tensor attended = norm(m.post_attention, attention(m, norm(m.input_norm, x), mask));
     w_.enter(m.block);
     const Tensor middle = w_.add(x, attended);
@@ -144,7 +148,9 @@ class GemmaProgram {
     w_.enter(m.module);
     const Tensor normed = write_rms_scaled(w_, x, c_.eps);
     const Tensor weight = w_.with_scalar("aten.add.Tensor", w_.to(w_.param(m.weight), DType::Float32), Arg{1.0});
-    return w_.to(w_.mul(normed, weight), x.dtype, true);
+    const Tensor scaled = w_.mul(normed, weight);
+    w_.hold(scaled);
+    return w_.to(scaled, x.dtype, true);
   }
 
  private:
@@ -162,6 +168,8 @@ class GemmaProgram {
     const Tensor q = heads_of(m, m.q, x), k = heads_of(m, m.k, x), v = heads_of(m, m.v, x);
     const Rotation rotation = write_head_rotation(w_, rotation_);
     const Tensor turned_q = write_rotated(w_, q, rotation), turned_k = write_rotated(w_, k, rotation);
+    w_.hold_until_here(q);  // named by the function that turns both
+    w_.hold_until_here(k);
     const Tensor out = write_attention(w_, AttentionKernel::Eager, attention_, turned_q, turned_k, v, &mask);
     return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
@@ -170,6 +178,7 @@ class GemmaProgram {
   const GemmaConfig& c_;
   AttentionShape attention_;
   Rotation rotation_;
+  Tensor positions_;
 };
 
 }  // namespace
@@ -197,9 +206,11 @@ Result<Model> build_gemma2(const FamilyInput& given) {
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.embedding);
   const Tensor rows = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);
+  w.hold(rows, Hold::Until::Call, m.model);
   Tensor x = w.mul(rows, w.to(w.buffer(m.scale), w.dtype()));
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
+  w.hold(positions);
   const std::optional<Tensor> full = write_mask(w, input, positions, 0);
   const std::optional<Tensor> near = write_mask(w, input, positions, c.window);
   GemmaProgram program(w, c, attention);

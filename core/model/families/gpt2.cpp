@@ -108,11 +108,14 @@ Gpt2Modules add_modules(Model& model, const Gpt2Config& c, DType dtype) {
 
 class Gpt2Program {
  public:
-  Gpt2Program(ProgramWriter& writer, const Gpt2Config& config, AttentionKernel kernel, const AttentionShape& attention)
-      : w_(writer), c_(config), kernel_(kernel), attention_(attention) {}
+  Gpt2Program(ProgramWriter& writer, const Gpt2Config& config, AttentionKernel kernel, const AttentionShape& attention,
+              const Tensor& positions)
+      : w_(writer), c_(config), kernel_(kernel), attention_(attention), positions_(positions) {}
 
   Tensor layer(const LayerModules& m, std::int64_t index, const Tensor& x, const Tensor* mask) {
+    w_.call(m.block, {&x, mask, &positions_});
     const Tensor attended = attention(m, index, norm(m.norm1, x), mask);
+    w_.hold(attended, Hold::Until::Call, m.block);  // attn_output
     w_.enter(m.block);
     const Tensor middle = w_.add(attended, x);
     const Tensor y = mlp(m, norm(m.norm2, middle));
@@ -175,6 +178,7 @@ class Gpt2Program {
   const Gpt2Config& c_;
   AttentionKernel kernel_;
   AttentionShape attention_;
+  Tensor positions_;
 };
 
 }  // namespace
@@ -200,14 +204,17 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   const Tensor ids = w.view(tokens.ids, {-1, seq});
   w.enter(m.tokens);
   const Tensor words = w.embedding(w.param(m.token_weight), ids, -1);
+  w.hold(words, Hold::Until::Call, m.model);
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
+  w.hold(positions);
   w.enter(m.positions);
   const Tensor places = w.embedding(w.param(m.position_weight), positions, -1);
+  w.hold(places, Hold::Until::Call, m.model);
   w.enter(m.model);
   Tensor x = w.add(words, places);
   const std::optional<Tensor> mask = write_mask(w, input, positions, 0);
-  Gpt2Program program(w, c, *kernel, attention);
+  Gpt2Program program(w, c, *kernel, attention, positions);
   x = write_dropout(w, m.dropout, x, c.embedding_dropout);
   for (std::size_t i = 0; i < m.layers.size(); ++i)
     x = program.layer(m.layers[i], static_cast<std::int64_t>(i), x, mask ? &*mask : nullptr);

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {
@@ -108,9 +108,13 @@ class NeoXProgram {
   NeoXProgram(ProgramWriter& writer, const NeoXConfig& config, AttentionKernel kernel, const AttentionShape& attention)
       : w_(writer), c_(config), kernel_(kernel), attention_(attention) {}
 
-  void rotary(const NeoXModules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
+  void rotary(const NeoXModules& m, const Tensor& positions) {
+    rotation_ = write_rotation(w_, m.rotary, positions);
+    positions_ = positions;
+  }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+    w_.call(m.block, {&x, mask, &positions_, &rotation_.cos, &rotation_.sin});
     const Tensor normed = write_layer_norm(w_, m.input_norm, x, c_.eps);
     const Tensor attended = write_dropout(w_, m.attention_dropout, attention(m, normed, mask), c_.hidden_dropout);
     if (c_.parallel) {  // x + attention(norm1(x)) + mlp(norm2(x))
@@ -160,6 +164,7 @@ class NeoXProgram {
   AttentionKernel kernel_;
   AttentionShape attention_;
   Rotation rotation_;
+  Tensor positions_;
 };
 
 }  // namespace
@@ -185,8 +190,10 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.embedding);
   Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, -1);
+  w.hold(x, Hold::Until::Call, m.model);
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
+  w.hold(positions);
   const std::optional<Tensor> mask = write_mask(w, input, positions, 0);
   x = write_dropout(w, m.dropout, x, c.hidden_dropout);
   NeoXProgram program(w, c, *kernel, attention);

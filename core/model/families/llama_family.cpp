@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
 #include "core/model/families/experts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {
@@ -245,9 +245,13 @@ class LlamaProgram {
   LlamaProgram(ProgramWriter& writer, const LlamaConfig& config, const AttentionShape& attention)
       : w_(writer), c_(config), attention_(attention) {}
 
-  void rotary(const LlamaModules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
+  void rotary(const LlamaModules& m, const Tensor& positions) {
+    rotation_ = write_rotation(w_, m.rotary, positions);
+    positions_ = positions;
+  }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
+    w_.call(m.block, {&x, how.mask ? &*how.mask : nullptr, &positions_, &rotation_.cos, &rotation_.sin});
     const Tensor attended = attention(m, norm(m.input_norm, x), how);
     w_.enter(m.block);
     const Tensor middle = w_.add(x, attended);
@@ -279,6 +283,8 @@ class LlamaProgram {
     const Rotation rotation = write_head_rotation(w_, rotation_);
     const Tensor turned_q = write_rotated(w_, q, rotation);
     const Tensor turned_k = write_rotated(w_, k, rotation);
+    w_.hold_until_here(q);  // named by the function that turns both
+    w_.hold_until_here(k);
     const Tensor out =
         write_attention(w_, how.kernel, attention_, turned_q, turned_k, v, how.mask ? &*how.mask : nullptr);
     return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
@@ -293,6 +299,7 @@ class LlamaProgram {
   const LlamaConfig& c_;
   AttentionShape attention_;
   Rotation rotation_;
+  Tensor positions_;
 };
 
 }  // namespace
@@ -328,8 +335,10 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.embedding);
   Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);
+  w.hold(x, Hold::Until::Call, m.model);
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
+  w.hold(positions);
   if (!all_windowed) full.mask = write_mask(w, input, positions, 0);
   if (any_windowed || model_type == "qwen2_moe")  // which builds both masks whatever its layers look at
     windowed.mask = write_mask(w, input, positions, c.sliding_window > 0 ? c.sliding_window : kEmptyWindow);

@@ -159,15 +159,22 @@ class OptProgram {
 };
 
 /// Positions of a mask of ones: its running sum, less one, from the offset on.
-Tensor write_places(ProgramWriter& w, const OptModules& m, std::int64_t batch, std::int64_t seq) {
+struct Places {
+  Tensor ids, rows;  // position_ids [batch, seq]; [batch, seq, hidden]
+};
+Places write_places(ProgramWriter& w, const OptModules& m, std::int64_t batch, std::int64_t seq) {
   w.enter(m.decoder);
   const Tensor ones = w.emit("aten.ones.default", {ProgramWriter::arg(Dims{batch, seq})}, {},
                              {{{batch, seq}, {seq, 1}, DType::Float32}})[0];
   const Tensor counted = w.mul(w.cumsum(ones, 1), ones);
   const Tensor places = w.to(w.with_scalar("aten.sub.Tensor", counted, Arg{std::int64_t{1}}), DType::Int64);
-  const Tensor ids = w.alias(places);  // position_ids[:, past:]
+  const Tensor ids = w.alias(places);  // position_ids[:, past:], handed to every layer
+  w.hold(ids);
   w.enter(m.positions);
-  return w.embedding(w.param(m.position_weight), w.with_scalar("aten.add.Tensor", ids, Arg{kPositionOffset}), -1);
+  const Tensor rows =
+      w.embedding(w.param(m.position_weight), w.with_scalar("aten.add.Tensor", ids, Arg{kPositionOffset}), -1);
+  w.hold(rows, Hold::Until::Call, m.decoder);
+  return {ids, rows};
 }
 
 }  // namespace
@@ -197,14 +204,18 @@ Result<Model> build_opt(const FamilyInput& given) {
   const Tensor ids = w.view(tokens.ids, {-1, seq});
   w.enter(m.tokens);
   Tensor x = w.embedding(w.param(m.token_weight), ids, c.padding_index);
-  const Tensor places = write_places(w, m, input.options.batch, seq);
+  w.hold(x, Hold::Until::Call, m.decoder);
+  const Places places = write_places(w, m, input.options.batch, seq);
   if (m.project_in) x = write_linear(w, *m.project_in, x);
   w.enter(m.decoder);
-  x = w.add(x, places);
+  x = w.add(x, places.rows);
   std::optional<Tensor> mask;
   if (needs_mask(input, seq, 0)) mask = write_mask(w, input, write_positions(w, seq), 0);
   OptProgram layers(w, c, *kernel, shape);
-  for (const LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
+  for (const LayerModules& layer : m.layers) {
+    w.call(layer.block, {&x, mask ? &*mask : nullptr, &places.ids});
+    x = layers.layer(layer, x, mask ? &*mask : nullptr);
+  }
   if (m.norm) x = layers.norm(*m.norm, x);
   if (m.project_out) x = write_linear(w, *m.project_out, x);
   finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <optional>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {
@@ -117,9 +117,13 @@ class Phi3Program {
   Phi3Program(ProgramWriter& writer, const Phi3Config& config, AttentionKernel kernel, const AttentionShape& shape)
       : w_(writer), c_(config), kernel_(kernel), shape_(shape) {}
 
-  void rotary(const Phi3Modules& m, const Tensor& positions) { rotation_ = write_rotation(w_, m.rotary, positions); }
+  void rotary(const Phi3Modules& m, const Tensor& positions) {
+    rotation_ = write_rotation(w_, m.rotary, positions);
+    positions_ = positions;
+  }
 
   Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+    w_.call(m.block, {&x, mask, &positions_, &rotation_.cos, &rotation_.sin});
     const Tensor attended = attention(m, norm(m.input_norm, x), mask);
     const Tensor kept = write_dropout(w_, m.attention_dropout, attended, c_.residual_dropout);
     w_.enter(m.block);
@@ -155,6 +159,8 @@ class Phi3Program {
     const Tensor k_rest = w_.slice(k, 3, c_.rotary, kSliceEnd);
     const Tensor turned_q = rotate(q_turning, q_rest, rotation);
     const Tensor turned_k = rotate(k_turning, k_rest, rotation);
+    w_.hold_until_here(q);  // named by the function that turns both
+    w_.hold_until_here(k);
     const Tensor out = write_attention(w_, kernel_, shape_, turned_q, turned_k, v, mask);
     return write_linear(w_, m.out, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
@@ -174,6 +180,7 @@ class Phi3Program {
   AttentionKernel kernel_;
   AttentionShape shape_;
   Rotation rotation_;
+  Tensor positions_;
 };
 
 }  // namespace
@@ -199,8 +206,10 @@ Result<Model> build_phi3(const FamilyInput& input) {
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.embedding);
   Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);
+  w.hold(x, Hold::Until::Call, m.model);
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
+  w.hold(positions);
   const std::optional<Tensor> mask = write_mask(w, input, positions, c.sliding_window);
   Phi3Program layers(w, c, *kernel, shape);
   layers.rotary(m, positions);

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/model/json_input.h"
 #include "core/model/families/family.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {
@@ -352,7 +352,8 @@ Result<Model> build_t5(const FamilyInput& input) {
   const Tensor ids = w.input("input_ids", sizes, DType::Int64);
   const Dims target{input.options.batch, input.options.target_seq > 0 ? input.options.target_seq : seq};
   tokens.ids = w.input("decoder_input_ids", target, DType::Int64);
-  if (input.options.loss == "auto") tokens.labels = w.input("labels", target, DType::Int64);
+  if (input.options.loss == "auto")
+    tokens.labels = w.input("labels", target, DType::Int64, target == sizes ? &ids : nullptr);
   T5Program program(w, c, *kernel, attention);
   const Tensor memory = program.stack(m, m.encoder, ids, nullptr);
   Tensor x = program.stack(m, m.decoder, tokens.ids, &memory);

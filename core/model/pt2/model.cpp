@@ -7,10 +7,10 @@
 #include <set>
 #include <utility>
 
-#include "core/operators/program_writer.h"
 #include "core/model/pt2/ops.h"
 #include "core/model/pt2/precision.h"
 #include "core/model/pt2/tree.h"
+#include "core/operators/program_writer.h"
 
 namespace foreshard {
 namespace {
@@ -209,6 +209,7 @@ Result<void> add_loss(Model& model, const std::string& file, const std::string& 
   const ValueInfo logits = model.values[model.outputs[0].index()];
   ProgramWriter writer(model, model.compute_dtype, {});
   writer.enter(ModuleId(0));
+  model.loss_begin = static_cast<std::int32_t>(model.ops.size());
   const Dims sizes = Dims::of(logits.shape);
   Tensor rows{Tensor::Kind::Value, logits.dtype, model.outputs[0].value, sizes,
               ProgramWriter::contiguous_strides(sizes)};
@@ -230,6 +231,31 @@ Result<void> add_loss(Model& model, const std::string& file, const std::string& 
   model.outputs.insert(model.outputs.begin(), ValueId(loss.index));
   model.has_loss = true;
   return {};
+}
+
+/// torch.export gives every use of a tied parameter one of its names, whichever it met last. Each use gets the name
+/// that its module registers, else the first, which holds the tensor.
+void name_tied_uses(Model& model) {
+  std::map<ParamId, std::vector<ParamId>> names;  // by storage
+  for (std::size_t p = 0; p < model.params.size(); ++p)
+    if (model.params[p].shares.valid()) names[model.params[p].shares].push_back(ParamId(p));
+  if (names.empty()) return;
+  const auto rename = [&](const auto& self, Arg& arg, ModuleId module) -> void {
+    if (auto* list = std::get_if<ArgList>(&arg.value))
+      for (Arg& item : *list) self(self, item, module);
+    auto* param = std::get_if<ParamRef>(&arg.value);
+    if (param == nullptr || model.params[param->id.index()].owner == module) return;
+    const ParamId storage = model.storage_of(param->id);
+    const auto tied = names.find(storage);
+    if (tied == names.end()) return;
+    const auto own = std::find_if(tied->second.begin(), tied->second.end(),
+                                  [&](ParamId id) { return model.params[id.index()].owner == module; });
+    param->id = own == tied->second.end() ? storage : *own;
+  };
+  for (Op& op : model.ops) {
+    for (Arg& arg : op.args) rename(rename, arg, op.module);
+    for (NamedArg& named : op.kwargs) rename(rename, named.arg, op.module);
+  }
 }
 
 }  // namespace
@@ -257,6 +283,7 @@ Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::strin
   }
   if (Result<void> written = write_pt2_ops(cast ? *cast : archive, file, *tree, *symbols, program, model); !written)
     return fail(std::move(written.error()));
+  name_tied_uses(model);
   for (const ValueId id : model.inputs) {
     const ValueInfo& value = model.values[id.index()];
     const bool tokens = !is_floating(value.dtype) && value.shape.size() == 2;

@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "core/model/json_input.h"
-#include "core/operators/program_writer.h"
 #include "core/model/pt2/composites.h"
+#include "core/model/pt2/lifetimes.h"
+#include "core/operators/program_writer.h"
 
 namespace foreshard {
 namespace {
@@ -100,6 +101,11 @@ class OpsWriter {
     if (!write_graph(program_.graphs[0], names, 0)) return fail(std::move(error_));
     write_buffer_updates(names);
     set_outputs(names);
+    assume_lifetimes(program_, origins_, model_);
+    for (const ValueId id : model_.outputs) {  // the script names what it is handed; the loss, always
+      if (id != model_.outputs.front() || !model_.has_loss)
+        model_.values[id.index()].held = {Hold::Until::Step, -1, {}};
+    }
     return {};
   }
 
@@ -313,6 +319,7 @@ class OpsWriter {
         (done || write_batch_norm(graph, node, name, names, done)) && (done || write_whole(graph, node, name, names));
     for (std::size_t i = first; i < model_.ops.size() && !spliced_; ++i) model_.ops[i].call = call_;
     spliced_ = false;
+    origins_.resize(model_.ops.size(), {node.trace, node.stack});
     return written;
   }
 
@@ -578,6 +585,7 @@ class OpsWriter {
   bool spliced_ = false, only_needed_ = false;
   std::set<std::string, std::less<>> needed_;
   std::set<std::string> used_names_;
+  std::vector<Pt2Origin> origins_;  // by operator
 };
 
 }  // namespace

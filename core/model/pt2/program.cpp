@@ -11,6 +11,7 @@
 
 #include "core/model/json_input.h"
 #include "core/model/pt2/fields.h"
+#include "core/model/pt2/lifetimes.h"
 
 namespace foreshard {
 namespace {
@@ -349,6 +350,11 @@ class ProgramReader {
     In metadata, stack;
     if (!fields_.optional(in, "metadata", metadata) || !metadata.value.is_object()) return !fields_.failed;
     std::string text;
+    if (fields_.optional(metadata, "stack_trace", stack) && stack.value.is_string()) {
+      if (!fields_.text(stack, text)) return false;
+      node.trace = trace_number(std::move(text));
+      text.clear();
+    }
     if (!fields_.optional(metadata, "nn_module_stack", stack) || !stack.value.is_string()) return !fields_.failed;
     if (!fields_.text(stack, text)) return false;
     node.stack = stack_number(std::move(text));
@@ -393,6 +399,13 @@ class ProgramReader {
       program_.notes.push_back("a module stack is malformed, its operators are the root's: " + in_quotes(entry->first));
     }
     program_.stacks.push_back(std::move(frames));
+    return entry->second;
+  }
+
+  std::int32_t trace_number(std::string text) {
+    const auto [entry, fresh] =
+        trace_numbers_.emplace(std::move(text), static_cast<std::int32_t>(program_.traces.size()));
+    if (fresh) program_.traces.push_back(parse_stack_trace(entry->first));
     return entry->second;
   }
 
@@ -606,7 +619,7 @@ class ProgramReader {
   const Pt2Limits& limits_;
   Pt2Fields fields_;
   Pt2Program program_;
-  std::unordered_map<std::string, std::int32_t> expr_numbers_, stack_numbers_;
+  std::unordered_map<std::string, std::int32_t> expr_numbers_, stack_numbers_, trace_numbers_;
   std::unordered_set<std::string> registered_;  // names of parameters and buffers
 };
 

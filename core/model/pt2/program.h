@@ -68,12 +68,19 @@ struct Pt2Frame {
   bool operator==(const Pt2Frame&) const = default;
 };
 
+/// One line of the source that was running when an operator was traced.
+struct Pt2Line {
+  std::string file, function, code;
+  std::int64_t number = 0;
+};
+
 struct Pt2Node {
   std::string name;
   std::string target;  // as written: "torch.ops.aten.linear.default", "_operator.mul"
   std::vector<Pt2Input> inputs;
   std::vector<Pt2Arg> outputs;
   std::int32_t stack = -1;  // Pt2Program::stacks; -1 = none written
+  std::int32_t trace = -1;  // Pt2Program::traces; -1 = none written
 };
 
 struct Pt2Graph {
@@ -129,6 +136,7 @@ struct Pt2Program {
   std::map<std::string, Pt2Range> ranges;
   std::vector<SymExpr> exprs;
   std::vector<std::vector<Pt2Frame>> stacks;  // distinct ones
+  std::vector<std::vector<Pt2Line>> traces;   // distinct ones; outermost line first
   std::vector<std::string> module_fqns;       // module_call_graph, in its order
   std::vector<Pt2Weight> weights;             // by fqn
   std::unordered_map<std::string, Bytes> payload_bytes;

@@ -159,7 +159,7 @@ bool Runtime::run_call(std::int32_t call_index) {
 
 bool Runtime::run_hooked(std::int32_t call_index) {
   const GraphCall& call = graph_.calls[static_cast<std::size_t>(call_index)];
-  UnitState* u = unit_of_module(call.module);
+  UnitState* u = unit_of_module(call.hooked());
   if (u != nullptr) pre_forward(*u, call);
   phase_ = Phase::Forward;
   const bool inside = call.checkpoint != CheckpointKind::None && call.checkpoint_inside;

@@ -24,17 +24,20 @@ Edge edge_of(const Tensor* tensor) { return tensor == nullptr ? Edge{} : tensor-
 
 }  // namespace
 
-Runtime::Layer Runtime::layer_of(const GraphNode& node) const {
-  if (node.kind != GraphNode::Kind::Leaf || !node.module.valid()) return Layer::Opaque;
-  const ModuleId alias = model_.modules[node.module.index()].alias_of;
-  const std::string& name = model_.modules[(alias.valid() ? alias : node.module).index()].class_name;
-  const std::size_t params = node.params.size();
-  if (name == "Linear" && node.inputs.size() == 1 && (params == 1 || params == 2)) return Layer::Linear;
-  if (name == "Scale" && node.inputs.size() == 1 && params == 1) return Layer::Scale;
-  if (name == "Embedding" && params == 1) return Layer::Embedding;
-  if (name == "LayerNorm" && node.inputs.size() == 1 && (params == 1 || params == 2)) return Layer::LayerNorm;
-  if (name == "Cross" && node.inputs.size() == 2 && (params == 1 || params == 2)) return Layer::Cross;
-  return Layer::Opaque;
+LeafAutograd Runtime::layer_of(const GraphNode& node) const {
+  if (node.kind != GraphNode::Kind::Leaf) return LeafAutograd::Opaque;
+  const std::size_t params = node.params.size(), inputs = node.inputs.size();
+  switch (node.autograd) {  // a leaf that does not fit its kind is nobody's
+    case LeafAutograd::Linear:
+    case LeafAutograd::LayerNorm:
+      return inputs == 1 && (params == 1 || params == 2) ? node.autograd : LeafAutograd::Opaque;
+    case LeafAutograd::Scale: return inputs == 1 && params == 1 ? node.autograd : LeafAutograd::Opaque;
+    case LeafAutograd::Embedding: return params == 1 ? node.autograd : LeafAutograd::Opaque;
+    case LeafAutograd::LinearTimes:
+      return inputs == 2 && (params == 1 || params == 2) ? node.autograd : LeafAutograd::Opaque;
+    case LeafAutograd::Opaque: break;
+  }
+  return LeafAutograd::Opaque;
 }
 
 // True: go on. False: recomputation has made all it was asked for, or the forward failed.
@@ -63,8 +66,8 @@ bool Runtime::run_node(std::int32_t node_index) {
     tensor(node.outputs.front()) = out;
     return true;
   }
-  const Layer layer = layers_[at];
-  const bool go_on = layer == Layer::Opaque ? add_opaque(node, node_index) : add_layer(node, layer, node_index);
+  const LeafAutograd layer = layers_[at];
+  const bool go_on = layer == LeafAutograd::Opaque ? add_opaque(node, node_index) : add_layer(node, layer, node_index);
   if (!go_on && !failed()) out_->back().arg = 1;  // recomputation stops inside this segment
   return go_on;
 }
@@ -124,7 +127,7 @@ bool Runtime::add_linear(const Tensor& x, const Tensor* weight, const Tensor* bi
   return pack((weight->requires_grad() ? 1 : 0) + (x.requires_grad() ? 1 : 0));
 }
 
-bool Runtime::add_layer(const GraphNode& node, Layer layer, std::int32_t segment) {
+bool Runtime::add_layer(const GraphNode& node, LeafAutograd layer, std::int32_t segment) {
   const Tensor x = env_[static_cast<std::size_t>(node.inputs.front())];
   const Tensor weight = param_tensor(node.params.front());
   std::optional<Tensor> bias;
@@ -135,8 +138,8 @@ bool Runtime::add_layer(const GraphNode& node, Layer layer, std::int32_t segment
   compute.frame = recompute_depth_ > 0 && frame_ == recomputing_ ? -1 : frame_;
   compute.unit = place_of_param_[node.params.front().index()].unit;
   Tensor& out = env_[static_cast<std::size_t>(node.outputs.front())];
-  if (layer == Layer::Linear) return add_linear(x, &weight, bias_or_none, compute, out);
-  if (layer == Layer::Cross) {
+  if (layer == LeafAutograd::Linear) return add_linear(x, &weight, bias_or_none, compute, out);
+  if (layer == LeafAutograd::LinearTimes) {
     Tensor product;
     Compute inner = compute;
     inner.leads = false;
@@ -150,15 +153,15 @@ bool Runtime::add_layer(const GraphNode& node, Layer layer, std::int32_t segment
     return pack((y.requires_grad() ? 1 : 0) + (product.requires_grad() ? 1 : 0));
   }
   out = {kNoNode, 0,
-         layer == Layer::Scale       ? promoted(x.dtype, weight.dtype)
-         : layer == Layer::Embedding ? weight.dtype
-                                     : x.dtype};
+         layer == LeafAutograd::Scale       ? promoted(x.dtype, weight.dtype)
+         : layer == LeafAutograd::Embedding ? weight.dtype
+                                            : x.dtype};
   const bool bias_needs = bias && bias->requires_grad();
   if (!grad_enabled_ || (!x.requires_grad() && !weight.requires_grad() && !bias_needs)) return true;
   compute.reads_params = x.requires_grad();
   computes_.push_back(compute);
   const auto data = static_cast<std::int32_t>(computes_.size() - 1);
-  if (layer == Layer::Embedding) {
+  if (layer == LeafAutograd::Embedding) {
     const Edge edge = weight.edge();
     out.node = autograd_.add_node(kCompute, data, Stream::D, 1, {&edge, 1});
     return pack(1);
@@ -166,7 +169,7 @@ bool Runtime::add_layer(const GraphNode& node, Layer layer, std::int32_t segment
   const Edge edges[] = {x.edge(), weight.edge(), edge_of(bias_or_none)};
   out.node =
       autograd_.add_node(kCompute, data, Stream::D, 1, std::span<const Edge>(edges).first(node.params.size() + 1));
-  if (layer == Layer::LayerNorm) return pack(static_cast<std::int32_t>(node.params.size()) + 3);
+  if (layer == LeafAutograd::LayerNorm) return pack(static_cast<std::int32_t>(node.params.size()) + 3);
   return pack((weight.requires_grad() ? 1 : 0) + (x.requires_grad() ? 1 : 0));
 }
 

@@ -156,7 +156,7 @@ void Runtime::make_segments() {
 
 void Runtime::note_unit_of_nodes(std::int32_t call_index, std::int32_t unit, bool checkpointed) {
   const GraphCall& call = graph_.calls[static_cast<std::size_t>(call_index)];
-  if (const UnitState* own = unit_of_module(call.module)) unit = own->id.value;
+  if (const UnitState* own = unit_of_module(call.hooked())) unit = own->id.value;
   checkpointed = checkpointed || call.checkpoint != CheckpointKind::None;
   for (const GraphStep& step : call.steps) {
     if (step.is_call) {

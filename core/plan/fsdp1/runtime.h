@@ -79,7 +79,6 @@ class Runtime {
     bool reads_params = false;  // its saved tensors include parameters
     std::int32_t unit = -1;     // whose
   };
-  enum class Layer : std::uint8_t { Linear, Scale, Embedding, LayerNorm, Cross, Opaque };
   /// What a checkpointed call runs again.
   struct Region {
     std::int32_t call = 0;
@@ -166,8 +165,8 @@ class Runtime {
   // leaf_autograd.cpp
   bool run_node(std::int32_t node);
   Tensor param_tensor(ParamId param);
-  Layer layer_of(const GraphNode& node) const;
-  bool add_layer(const GraphNode& node, Layer layer, std::int32_t segment);
+  LeafAutograd layer_of(const GraphNode& node) const;
+  bool add_layer(const GraphNode& node, LeafAutograd layer, std::int32_t segment);
   bool add_opaque(const GraphNode& node, std::int32_t segment);
   bool add_linear(const Tensor& x, const Tensor* weight, const Tensor* bias, const Compute& compute, Tensor& out);
   Tensor add_compute(const Compute& compute, std::int32_t slots, DType dtype);
@@ -259,7 +258,7 @@ class Runtime {
   std::vector<ParamPlace> place_of_param_;
   std::vector<std::int32_t> unit_of_node_;  // by GraphNode
   std::vector<bool> node_checkpointed_;
-  std::vector<Layer> layers_;  // by GraphNode
+  std::vector<LeafAutograd> layers_;  // by GraphNode
 
   // The host's state.
   std::int32_t next_event_ = 1;

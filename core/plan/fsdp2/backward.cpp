@@ -2,6 +2,7 @@
 // (core/plan/autograd.h); everything runs on D.
 #include <algorithm>
 
+#include "core/model/module_kind.h"
 #include "core/plan/fsdp2/fsdp2_runtime.h"
 
 namespace foreshard::fsdp2 {
@@ -88,7 +89,7 @@ Result<void> Fsdp2Runtime::run_backward_node(const Execution& execution) {
 
 /// An embedding's gradient needs indices, not the table.
 bool Fsdp2Runtime::only_looks_up(const GraphNode& node) const {
-  if (node.kind == GraphNode::Kind::Leaf) return model_.modules[node.module.index()].class_name == "Embedding";
+  if (node.kind == GraphNode::Kind::Leaf) return kind_of(model_.modules[node.module.index()]) == ModuleKind::Embedding;
   for (std::int32_t i = node.op_begin; i < node.op_end; ++i) {
     const Op& op = model_.ops[static_cast<std::size_t>(i)];
     const bool reads = std::any_of(op.args.begin(), op.args.end(),

@@ -128,7 +128,8 @@ Result<void> Fsdp2Runtime::walk(std::int32_t index, Pass pass) {
     }
   }
   const ModuleId target = model_.modules[call.module.index()].alias_of;
-  const UnitId id = request_.table.unit_of_module[target.valid() ? target.index() : call.module.index()];
+  const ModuleId hooked = target.valid() && call.region < 0 ? target : call.hooked();
+  const UnitId id = hooked.valid() ? request_.table.unit_of_module[hooked.index()] : UnitId();
   const bool region = call.checkpoint != CheckpointKind::None && pass == Pass::Forward && region_ < 0;
   // Hooks rebind inputs for this call alone.
   std::vector<Tensor> before;

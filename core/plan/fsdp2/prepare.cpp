@@ -2,18 +2,22 @@
 // F2-27).
 #include <algorithm>
 
+#include "core/model/module_kind.h"
 #include "core/plan/fsdp2/fsdp2_runtime.h"
 #include "core/plan/units/groups.h"
 
 namespace foreshard::fsdp2 {
 namespace {
 
-bool is_matrix_class(const std::string& name) { return name == "Linear" || name.starts_with("Conv"); }
+bool has_matrix(const ModuleInfo& module) {
+  const ModuleKind kind = kind_of(module);
+  return kind == ModuleKind::Linear || kind == ModuleKind::Convolution;
+}
 
 /// Units in the order in which their hooks first run; `before` for pre-forward, otherwise post-forward.
 void first_calls(const PlanRequest& request, std::int32_t index, bool before, std::vector<UnitId>& order) {
   const GraphCall& call = request.graph.calls[static_cast<std::size_t>(index)];
-  const UnitId id = request.table.unit_of_module[call.module.index()];
+  const UnitId id = call.region < 0 ? request.table.unit_of_module[call.module.index()] : UnitId();
   const auto note = [&] {
     if (id.valid() && std::find(order.begin(), order.end(), id) == order.end()) order.push_back(id);
   };
@@ -30,7 +34,7 @@ UnitId unit_in_reentrant(const PlanRequest& request) {
   for (std::size_t c = 0; c < request.graph.calls.size(); ++c) {  // callers stand before what they call
     const GraphCall& call = request.graph.calls[c];
     const bool region = call.checkpoint == CheckpointKind::Reentrant;
-    const UnitId id = request.table.unit_of_module[call.module.index()];
+    const UnitId id = call.region < 0 ? request.table.unit_of_module[call.module.index()] : UnitId();
     if (id.valid() && (inside[c] || (region && !call.checkpoint_inside))) return id;
     for (const GraphStep& step : call.steps) {
       if (step.is_call && (inside[c] || region)) inside[static_cast<std::size_t>(step.index)] = true;
@@ -89,7 +93,7 @@ Result<void> Fsdp2Runtime::prepare() {
   prepare_slots();
   uses_linear_.assign(model_.modules.size(), false);
   for (std::size_t m = model_.modules.size(); m-- > 0;) {  // parents stand before their children
-    if (is_matrix_class(model_.modules[m].class_name)) uses_linear_[m] = true;
+    if (has_matrix(model_.modules[m])) uses_linear_[m] = true;
     if (uses_linear_[m] && model_.modules[m].parent.valid()) uses_linear_[model_.modules[m].parent.index()] = true;
   }
   for (std::size_t m = 0; m < model_.modules.size(); ++m) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "core/lowering/script_loss.h"
+#include "core/model/module_kind.h"
 
 namespace foreshard {
 namespace {
@@ -34,7 +34,7 @@ class CallWalker {
   }
 
   Result<ModuleGraph> run() {
-    Result<std::int32_t> root = call(ModuleId(0), {}, CheckpointKind::None, 0);
+    Result<std::int32_t> root = call(ModuleId(0), {}, CheckpointKind::None, autograd_of(model_.modules[0]), 0);
     if (!root) return tl::unexpected(root.error());
     return std::move(graph_);
   }
@@ -56,7 +56,8 @@ class CallWalker {
     return id.index() < checkpoint_.size() ? checkpoint_[id.index()] : CheckpointKind::None;
   }
 
-  Result<std::int32_t> call(ModuleId module, std::vector<std::int32_t> arguments, CheckpointKind around, int depth) {
+  Result<std::int32_t> call(ModuleId module, std::vector<std::int32_t> arguments, CheckpointKind around,
+                            LeafAutograd autograd, int depth) {
     if (depth > kMaxDepth || graph_.calls.size() >= kMaxCalls) {
       return fail(graph_error(ErrorCode::TooDeep, model_.modules[module.index()].fqn, "the calls of modules do not end",
                               "at most " + std::to_string(kMaxDepth) + " nested calls", "a module that calls itself"));
@@ -72,7 +73,8 @@ class CallWalker {
     }
     self.arguments = std::move(arguments);
     const int body = graph_of_[resolve(module).index()];
-    Result<void> done = body >= 0 ? container(self, model_.calls[static_cast<std::size_t>(body)], depth) : leaf(self);
+    Result<void> done =
+        body >= 0 ? container(self, model_.calls[static_cast<std::size_t>(body)], depth) : leaf(self, autograd);
     if (!done) return tl::unexpected(done.error());
     graph_.calls[static_cast<std::size_t>(index)] = std::move(self);
     return index;
@@ -134,7 +136,7 @@ class CallWalker {
       frame[name] = out.back();
     }
     if (entry.is_call) {
-      Result<std::int32_t> callee = call(step.module, std::move(in), step.checkpoint, depth + 1);
+      Result<std::int32_t> callee = call(step.module, std::move(in), step.checkpoint, step.autograd, depth + 1);
       if (!callee) return tl::unexpected(callee.error());
       entry.index = *callee;
       GraphCall& made = graph_.calls[static_cast<std::size_t>(*callee)];
@@ -174,9 +176,10 @@ class CallWalker {
     for (ModuleId child : module.children) collect_params(child, params, depth + 1);
   }
 
-  Result<void> leaf(GraphCall& self) {
+  Result<void> leaf(GraphCall& self, LeafAutograd autograd) {
     GraphNode node;
     node.kind = GraphNode::Kind::Leaf;
+    node.autograd = autograd;
     node.module = self.module;
     node.label = model_.modules[resolve(self.module).index()].fqn;
     Frame frame;
@@ -222,8 +225,9 @@ class OpWalker {
     param_seen_.assign(model_.params.size(), -1);
     input_seen_.assign(model_.values.size(), -1);
     chains_.resize(model_.modules.size());
-    open_call(ModuleId(0), 0);
-    const std::int32_t loss = script_loss(script_loss_begin(model_));
+    place_regions();
+    open_call({ModuleId(0), -1}, 0);
+    const std::int32_t loss = script_loss(model_.loss_begin);
     for (std::size_t i = 0; i < model_.ops.size(); ++i) {
       if (static_cast<std::int32_t>(i) == loss) {
         close_node();
@@ -239,9 +243,16 @@ class OpWalker {
   }
 
  private:
+  /// A call that must be visible: of a boundary module, or a checkpointed region of the model's own.
+  struct Level {
+    ModuleId module;
+    std::int32_t region = -1;
+    bool operator==(const Level&) const = default;
+  };
+
   struct OpenCall {
     std::int32_t call;
-    ModuleId module;
+    Level level;
     ModuleId first_module;         // innermost module of the first operator in this call
     std::int32_t first_count = 0;  // and that module's own call counter
     bool empty = true;
@@ -312,16 +323,71 @@ class OpWalker {
     return slot;
   }
 
-  void open_call(ModuleId module, std::size_t op) {
+  /// The levels around an operator of a region: the modules that the region lies in, the region, the modules in it.
+  const std::vector<Level>& levels_of(const Op& op) {
+    levels_.clear();
+    const std::vector<ModuleId>& chain = chain_of(op.module);
+    std::size_t outside = chain.size();
+    if (op.region >= 0) {
+      const RegionPlace& place = regions_[static_cast<std::size_t>(op.region)];
+      outside = static_cast<std::size_t>(
+          std::find_if(chain.begin(), chain.end(), [&](ModuleId m) { return !place.around[m.index()]; }) -
+          chain.begin());
+    }
+    for (std::size_t i = 0; i < outside; ++i) levels_.push_back({chain[i], -1});
+    if (op.region >= 0) levels_.push_back({model_.regions[static_cast<std::size_t>(op.region)].module, op.region});
+    for (std::size_t i = outside; i < chain.size(); ++i) levels_.push_back({chain[i], -1});
+    return levels_;
+  }
+
+  bool within(ModuleId module, ModuleId of) const {
+    while (module.valid() && module != of) module = model_.modules[module.index()].parent;
+    return module.valid();
+  }
+
+  /// A region that is all of a module's call holds the module's hooks; one inside its function does not.
+  void place_regions() {
+    regions_.resize(model_.regions.size());
+    const auto count = model_.ops.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::int32_t region = model_.ops[i].region;
+      if (region < 0) continue;
+      RegionPlace& place = regions_[static_cast<std::size_t>(region)];
+      const ModuleId module = model_.regions[static_cast<std::size_t>(region)].module;
+      if (place.around.empty()) {
+        place.around.assign(model_.modules.size(), false);
+        for (ModuleId m = module; m.valid(); m = model_.modules[m.index()].parent) place.around[m.index()] = true;
+        place.whole = module.value != 0;
+      }
+      const auto inside_too = [&](std::size_t at) {  // the same call, but not in a region
+        return model_.ops[at].region < 0 && within(model_.ops[at].module, module);
+      };
+      const bool begins = i == 0 || model_.ops[i - 1].region != region;
+      const bool ends = i + 1 == count || model_.ops[i + 1].region != region;
+      if ((begins && i > 0 && inside_too(i - 1)) || (ends && i + 1 < count && inside_too(i + 1))) place.whole = false;
+      if (ends && place.whole) place.around[module.index()] = false;
+    }
+  }
+
+  static CheckpointKind kind_of(Region::Kind kind) {
+    return kind == Region::Kind::Reentrant ? CheckpointKind::Reentrant : CheckpointKind::NonReentrant;
+  }
+
+  void open_call(const Level& level, std::size_t op) {
     GraphCall call;
-    call.module = module;
-    if (module.index() < checkpoint_.size()) call.checkpoint = checkpoint_[module.index()];
-    call.checkpoint_inside = call.checkpoint != CheckpointKind::None && checkpoint_inside_;
+    const ModuleId module = call.module = level.module;
+    call.region = level.region;
+    if (level.region >= 0) {
+      call.checkpoint = kind_of(model_.regions[static_cast<std::size_t>(level.region)].kind);
+    } else if (module.index() < checkpoint_.size()) {
+      call.checkpoint = checkpoint_[module.index()];
+      call.checkpoint_inside = call.checkpoint != CheckpointKind::None && checkpoint_inside_;
+    }
     const auto index = static_cast<std::int32_t>(graph_.calls.size());
     graph_.calls.push_back(std::move(call));
     if (!open_.empty()) graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({true, index, {}});
     parent_call_.push_back(open_.empty() ? -1 : open_.back().call);
-    OpenCall opened{index, module, {}, 0, true};
+    OpenCall opened{index, level, {}, 0, true};
     if (op < model_.ops.size()) opened.first_module = model_.ops[op].module, opened.first_count = model_.ops[op].call;
     open_.push_back(opened);
   }
@@ -336,10 +402,10 @@ class OpWalker {
 
   Result<void> add_op(std::size_t index) {
     const Op& op = model_.ops[index];
-    const std::vector<ModuleId>& chain = chain_of(op.module);
+    const std::vector<Level>& chain = levels_of(op);
     std::size_t depth = 0;
-    while (depth < chain.size() && depth < open_.size() && open_[depth].module == chain[depth] &&
-           (depth == 0 || !starts_over(open_[depth], op))) {
+    while (depth < chain.size() && depth < open_.size() && open_[depth].level == chain[depth] &&
+           (depth == 0 || open_[depth].level.region >= 0 || !starts_over(open_[depth], op))) {
       ++depth;
     }
     if (depth < open_.size() || depth < chain.size()) {
@@ -355,7 +421,7 @@ class OpWalker {
   void begin_node(std::size_t index) {
     GraphNode node;
     node.kind = GraphNode::Kind::Ops;
-    node.module = open_.back().module;
+    node.module = open_.back().level.module;
     node.label = model_.modules[node.module.index()].fqn;
     node.op_begin = static_cast<std::int32_t>(index);
     node_ = static_cast<std::int32_t>(graph_.nodes.size());
@@ -465,6 +531,12 @@ class OpWalker {
   std::vector<std::int32_t> call_of_node_;
   std::vector<std::int32_t> parent_call_;
   std::vector<std::vector<ModuleId>> chains_;  // by module
+  struct RegionPlace {
+    std::vector<bool> around;  // by module: the region lies in its call
+    bool whole = false;        // all of its module's call
+  };
+  std::vector<RegionPlace> regions_;
+  std::vector<Level> levels_;  // of one operator
   std::vector<OpenCall> open_;
   std::int32_t node_ = -1;  // the open run of operators
 };

@@ -35,6 +35,7 @@ struct GraphNode {
   std::vector<ParamId> params;        // registered names used here, in order of first use
   std::vector<std::int32_t> outputs;  // GraphTensor indices
   std::int32_t op_begin = 0, op_end = 0;
+  LeafAutograd autograd = LeafAutograd::Opaque;  // of a leaf
 };
 
 struct GraphStep {
@@ -48,13 +49,17 @@ struct GraphCall {
   ModuleId module;                                   // as registered where it is called (an alias keeps its own id)
   CheckpointKind checkpoint = CheckpointKind::None;  // this call is wrapped in activation checkpointing
   bool checkpoint_inside =
-      false;  // the wrapper stands inside the module's own unit: unit hooks run around it, not in it
+      false;                 // the wrapper stands inside the module's own unit: unit hooks run around it, not in it
+  std::int32_t region = -1;  // Model::regions: no call but a stretch that `module` runs checkpointed; no hooks
   std::vector<std::int32_t> arguments;  // variables of the caller, bound to `inputs` when the call begins
   std::vector<std::int32_t> inputs;     // own variables; calls[0].inputs are the model's inputs
   std::vector<GraphStep> steps;
   std::vector<std::int32_t> outputs;  // own variables that are returned
   std::vector<std::int32_t> results;  // variables of the caller that `outputs` are bound to; empty for calls[0]
   // Built from operators, every variable is written once: arguments == inputs and outputs == results.
+
+  /// The module whose hooks run around it; invalid where none do.
+  ModuleId hooked() const { return region < 0 ? module : ModuleId(); }
 };
 
 struct ModuleGraph {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/model/module_kind.h"
+
 namespace foreshard {
 namespace {
 
@@ -150,9 +152,10 @@ bool is_instance(const ModuleInfo& module, const std::vector<std::string>& class
   const auto listed = [&](std::string_view name) {
     return std::find(classes.begin(), classes.end(), name) != classes.end();
   };
-  return listed(module.class_name) || listed("Module") || std::any_of(module.bases.begin(), module.bases.end(), listed);
+  return listed(module.class_name) || std::any_of(base_class_names().begin(), base_class_names().end(), listed) ||
+         std::any_of(module.bases.begin(), module.bases.end(), listed);
 }
 
-bool is_bare_container(const ModuleInfo& module) { return is_instance(module, {"ModuleList", "ModuleDict"}); }
+bool is_bare_container(const ModuleInfo& module) { return is_instance(module, container_class_names()); }
 
 }  // namespace foreshard

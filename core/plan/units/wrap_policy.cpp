@@ -5,16 +5,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/model/module_kind.h"
+
 namespace foreshard {
 namespace {
-
-/// Every batch-norm class of PyTorch derives from _BatchNorm; models whose source gives no bases are known by name.
-const std::vector<std::string>& batch_norm_classes() {
-  static const std::vector<std::string> kClasses{"_BatchNorm",      "BatchNorm1d",    "BatchNorm2d",
-                                                 "BatchNorm3d",     "SyncBatchNorm",  "LazyBatchNorm1d",
-                                                 "LazyBatchNorm2d", "LazyBatchNorm3d"};
-  return kClasses;
-}
 
 bool flagged(const std::vector<bool>& flags, std::size_t index) { return index < flags.size() && flags[index]; }
 
@@ -73,7 +67,7 @@ class FunctionWalk {
       if (child_wrapped) replaced_[module.index()] = true;
     }
     if (top || !agrees(policy_, info, false, all - wrapped_below)) return wrapped_below;
-    const bool full_precision = request_.mixed_precision && is_instance(info, batch_norm_classes());
+    const bool full_precision = request_.mixed_precision && is_instance(info, batch_norm_class_names());
     result_.wrapped.push_back({module, {}, full_precision});
     return all;
   }
@@ -94,7 +88,7 @@ std::optional<std::string> batch_norm_warning(const WrapRequest& request) {
   std::vector<std::string> classes;
   for (ModuleId module : objects_below(request.tree, ModuleId(std::size_t{0}))) {
     const ModuleInfo& info = request.model.modules[module.index()];
-    if (is_instance(info, batch_norm_classes())) classes.push_back(info.class_name);
+    if (is_instance(info, batch_norm_class_names())) classes.push_back(info.class_name);
   }
   if (classes.empty()) return std::nullopt;
   std::sort(classes.begin(), classes.end());
@@ -125,7 +119,8 @@ Result<WrapResult> apply_function(FunctionPolicy policy, const WrapRequest& requ
     // W6: PyTorch joins the policy with one that enters everything, so size thresholds and force-leaf classes no longer
     // stop the walk from entering a module.
     if (auto warning = batch_norm_warning(request)) result.warnings.push_back(*warning);
-    policy = FunctionPolicy{OrPolicy{{std::move(policy), FunctionPolicy{ClassFunctionPolicy{batch_norm_classes()}}}}};
+    policy =
+        FunctionPolicy{OrPolicy{{std::move(policy), FunctionPolicy{ClassFunctionPolicy{batch_norm_class_names()}}}}};
   }
   auto walked = FunctionWalk(policy, request, result).visit(ModuleId(std::size_t{0}), true);
   if (!walked) return tl::unexpected(walked.error());
@@ -142,7 +137,7 @@ WrapResult apply_targets(Targets targets, const WrapRequest& request) {
     if (auto warning = batch_norm_warning(request)) result.warnings.push_back(*warning);
     for (ModuleId module : objects_below(request.tree, root)) {
       if (flagged(request.ignored_modules, module.index())) continue;
-      if (!is_instance(request.model.modules[module.index()], batch_norm_classes())) continue;
+      if (!is_instance(request.model.modules[module.index()], batch_norm_class_names())) continue;
       auto& target = targets[module.index()];
       if (!target) target = WrappedModule{module, {}, false};
       target->full_precision = true;

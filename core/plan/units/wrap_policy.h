@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/model/model.h"
+#include "core/model/module_kind.h"
 #include "core/plan/units/module_tree.h"
 #include "core/result.h"
 
@@ -20,8 +21,8 @@ namespace foreshard {
 /// W2. Enough elements, not of a force-leaf class to be entered, not of an excluded class to be wrapped.
 struct SizePolicy {
   Numel min_num_params = 100'000'000;
-  std::vector<std::string> force_leaf{"MultiheadAttention"};
-  std::vector<std::string> exclude{"ModuleList", "ModuleDict"};
+  std::vector<std::string> force_leaf = unsplit_class_names();
+  std::vector<std::string> exclude = container_class_names();
 };
 struct AlwaysPolicy {};
 struct LambdaPolicy {

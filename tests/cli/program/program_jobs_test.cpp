@@ -155,7 +155,7 @@ TEST(ProgramJobs, InspectJsonIsModelJsonAndReadsBackAsEqualBytes) {
   for (const std::string& job : {kGpt2, kToy}) {
     const ProgramRun run = run_program({"inspect", job, "--json"});
     EXPECT_EQ(run.exit_code, 0);
-    EXPECT_EQ(json::parse(run.out)["schema"], "foreshard.model/1");
+    EXPECT_EQ(json::parse(run.out)["schema"], "foreshard.model/2");
     const std::string path = temporary_file("model.json", run.out);
     EXPECT_EQ(run_program({"inspect", path, "--json"}).out, run.out);
     std::remove(path.c_str());

@@ -35,6 +35,21 @@ constexpr const char* kProgram =
           "kwargs": {"dtype": {"dtype": "float32"}}, "out": [null, {"name": "y", "shape": [], "dtype": "float32"}]}],
  "outputs": ["y"]})";
 
+constexpr const char* kFacts =
+    R"({"schema": "foreshard.model/2", "name": "facts", "has_loss": true, "loss_begin": 2, "lifetimes": "recorded",
+ "job": {"train.optimizer.name": "sgd", "train.micro_batches": 2},
+ "inputs": [{"name": "x", "shape": [2, 4], "dtype": "float32", "strides": [1, 2]},
+            {"name": "y", "shape": [2, 4], "dtype": "float32", "alias_of": "x"}],
+ "modules": [{"fqn": "", "class": "Net"}, {"fqn": "a", "class": "Linear"}],
+ "params": [{"fqn": "a.weight", "shape": [4, 4], "dtype": "float32"}],
+ "ops": [{"op": "aten.linear.default", "module": "a", "args": ["%x", "@a.weight"], "out": [{"name": "h", "shape": [2, 4], "dtype": "float32", "held_until": {"op": 2}}], "region": 0},
+         {"op": "opaque.my.gate", "module": "", "args": ["%h"], "out": [{"name": "g", "shape": [2, 4], "dtype": "float32", "held_until": "step"}],
+          "opaque": {"saved": ["h", {"shape": [2], "dtype": "int64"}], "bytes_moved": 64, "flops": 5, "workspace_bytes": 512, "backward": [{"shape": [2, 4], "dtype": "float32"}, null]}},
+         {"op": "aten.mse_loss.default", "module": "", "args": ["%g", "%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32", "held_until": "call", "held_by": "a"}]}],
+ "module_calls": [{"module": "a", "args": ["x", "%y"]}],
+ "regions": [{"id": 0, "kind": "ops", "module": "a", "args": ["x"], "save": [0]}],
+ "outputs": ["loss", "g"]})";
+
 std::string text_of(const Json& json) { return json.dump(); }
 
 Error error_of(const Json& json) {
@@ -44,7 +59,7 @@ Error error_of(const Json& json) {
 }
 
 TEST(ModelJson, EqualValueEqualBytes) {
-  for (const char* text : {kToy, kProgram}) {
+  for (const char* text : {kToy, kProgram, kFacts}) {
     const auto model = parse_model_json(text, "model.json");
     ASSERT_TRUE(model.has_value()) << to_text(model.error());
     const std::string written = write_model_json(*model);
@@ -53,6 +68,65 @@ TEST(ModelJson, EqualValueEqualBytes) {
     EXPECT_EQ(*again, *model) << written;
     EXPECT_EQ(write_model_json(*again), written);
   }
+}
+
+TEST(ModelJson, FactsAreRead) {
+  const auto model = parse_model_json(kFacts, "model.json");
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_EQ(model->loss_begin, 2);
+  EXPECT_EQ(model->lifetimes, Lifetimes::Recorded);
+  EXPECT_EQ(model->job.at("train.micro_batches"), "2");
+  EXPECT_EQ(model->values[0].strides, (Shape{1, 2}));
+  EXPECT_EQ(model->values[1].alias_of, ValueId(std::int32_t{0}));
+  EXPECT_EQ(model->values[2].held, (Hold{Hold::Until::Op, 2, {}}));
+  EXPECT_EQ(model->values[3].held.until, Hold::Until::Step);
+  EXPECT_EQ(model->values[4].held, (Hold{Hold::Until::Call, -1, ModuleId(std::int32_t{1})}));
+  EXPECT_EQ(model->module_calls[0].args.size(), 2U);
+  EXPECT_EQ(model->regions[0].kind, Region::Kind::Operators);
+  EXPECT_EQ(model->ops[0].region, 0);
+  const OpaqueOp& opaque = model->opaques[static_cast<std::size_t>(model->ops[1].opaque)];
+  EXPECT_EQ(opaque.saved[0].value, ValueId(std::int32_t{2}));
+  EXPECT_EQ(opaque.saved[1].dtype, DType::Int64);
+  EXPECT_FALSE(opaque.backward[1].made);
+}
+
+TEST(ModelJson, FactsThatCannotBeAreNamed) {
+  const auto error = [](const char* pointer, const Json& value) {
+    Json json = Json::parse(kFacts);
+    json[Json::json_pointer(pointer)] = value;
+    return to_text(error_of(json));
+  };
+  EXPECT_NE(error("/loss_begin", 3).find("there is no such operator"), std::string::npos);
+  EXPECT_NE(error("/lifetimes", "guessed").find("built, recorded or assumed"), std::string::npos);
+  EXPECT_NE(error("/inputs/0/strides", Json::array({1})).find("strides and shape differ"), std::string::npos);
+  EXPECT_NE(error("/inputs/0/alias_of", "y").find("nobody makes the value"), std::string::npos);
+  EXPECT_NE(error("/ops/0/out/0/held_until", "never").find("forward"), std::string::npos);
+  EXPECT_NE(error("/ops/0/out/0/held_until", {{"op", 9}}).find("there is no such operator"), std::string::npos);
+  EXPECT_NE(error("/ops/2/out/0/held_by", "b").find("no module"), std::string::npos);
+  EXPECT_NE(error("/ops/0/region", 1).find("there is no such region"), std::string::npos);
+  EXPECT_NE(error("/regions/0/kind", "some").find("nonreentrant, reentrant or ops"), std::string::npos);
+  EXPECT_NE(error("/regions/0/save", Json::array({1})).find("outside the region"), std::string::npos);
+  EXPECT_NE(error("/ops/1/op", "aten.relu.default").find("opaque operators are named so"), std::string::npos);
+  EXPECT_NE(error("/module_calls/0/args", Json::array({"z"})).find("nobody makes the value"), std::string::npos);
+}
+
+TEST(ModelJson, WhatALeafDoesToAutogradIsAField) {
+  const auto autograd = [](const char* schema, const char* cls, const char* word) {
+    Json json = Json::parse(kToy);
+    json["schema"] = schema;
+    json["modules"][1]["class"] = json["modules"][3]["class"] = cls;
+    if (*word != 0) json["calls"][0]["autograd"] = word;
+    const auto model = parse_model_json(text_of(json), "model.json");
+    EXPECT_TRUE(model) << to_text(model.error());
+    const auto again = parse_model_json(write_model_json(*model), "model.json");
+    EXPECT_EQ(*again, *model);
+    return model->calls[0].steps[0].autograd;
+  };
+  EXPECT_EQ(autograd("foreshard.model/2", "Linear", ""), LeafAutograd::Linear);
+  EXPECT_EQ(autograd("foreshard.model/2", "Linear", "opaque"), LeafAutograd::Opaque);
+  EXPECT_EQ(autograd("foreshard.model/2", "Cross", ""), LeafAutograd::Opaque);
+  EXPECT_EQ(autograd("foreshard.model/2", "Mine", "linear_times"), LeafAutograd::LinearTimes);
+  EXPECT_EQ(autograd("foreshard.model/1", "Cross", ""), LeafAutograd::LinearTimes);  // it had no word for it
 }
 
 TEST(ModelJson, EveryConfigModelIsWrittenAndReadBack) {

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 
-#include "core/model/sources/load_model.h"
+#include "core/lowering/lowering.h"
 #include "core/model/pt2/archive.h"
+#include "core/model/pt2/lifetimes.h"
 #include "core/model/pt2/program.h"
+#include "core/model/sources/load_model.h"
 
 namespace foreshard {
 namespace {
@@ -38,6 +40,110 @@ TEST(Pt2Model, AddsCrossEntropyUnlessTheLossIsNone) {
   ModelOptions options;
   options.loss = "none";
   EXPECT_FALSE(load("user_mlp_shared", options)->has_loss);
+}
+
+std::string param_of(const Model& model, const Op& op) {
+  std::string found;
+  for (const Arg& arg : op.args)
+    if (const auto* param = std::get_if<ParamRef>(&arg.value)) found = model.params[param->id.index()].fqn;
+  return found;
+}
+
+const ValueInfo& result_of(const Model& model, std::string_view op, int nth = 0) {
+  for (const Op& row : model.ops)
+    if (row.name == op && nth-- == 0) return model.values[row.out.at(0).index()];
+  static const ValueInfo kNone;
+  return kNone;
+}
+
+TEST(Pt2Facts, AForwardThatReturnsLogitsAndLossHasItsLossInside) {
+  const auto model = load("logits_and_loss");
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_TRUE(model->has_loss);
+  EXPECT_EQ(model->loss_begin, -1);
+  ASSERT_EQ(model->outputs.size(), 2U);
+  EXPECT_TRUE(model->values[model->outputs[0].index()].shape.empty());  // the loss comes first, whatever the order
+  const ValueInfo& logits = model->values[model->outputs[1].index()];
+  EXPECT_EQ(logits.shape, (Shape{2, 4, 16}));
+  EXPECT_EQ(logits.held.until, Hold::Until::Step);  // `logits, loss = model(...)`
+  for (const ValueId id : model->inputs) EXPECT_FALSE(model->values[id.index()].alias_of.valid());
+}
+
+TEST(Pt2Facts, ALossBehindAnArchiveIsTheScripts) {
+  const auto model = load("tied_head");
+  ASSERT_TRUE(model) << to_text(model.error());
+  ASSERT_GE(model->loss_begin, 1);
+  const Op& first = model->ops[static_cast<std::size_t>(model->loss_begin)];
+  EXPECT_EQ(std::get<ValueRef>(first.args[0].value).id, model->outputs[1]);
+  EXPECT_EQ(model->values[model->outputs[1].index()].held.until, Hold::Until::Step);
+}
+
+TEST(Pt2Facts, LinesOfTheSourceSayWhatHasAName) {
+  const auto model = load("tied_head");
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_EQ(model->lifetimes, Lifetimes::Assumed);
+  const auto op_of = [&](std::string_view name) {
+    return static_cast<std::int32_t>(
+        std::find_if(model->ops.begin(), model->ops.end(), [&](const Op& op) { return op.name == name; }) -
+        model->ops.begin());
+  };
+  // y = self.fc(x); z = y * 2; z = torch.relu(z); return self.norm(z + x)
+  const std::int32_t relu = op_of("aten.relu.default"), sum = op_of("aten.add.Tensor");
+  ASSERT_LT(relu, sum);
+  EXPECT_EQ(result_of(*model, "aten.mul.Tensor").held, Hold{});    // "z" is given away where it is last used
+  const Hold& y = result_of(*model, "aten.view.default", 1).held;  // the linear layer's result
+  EXPECT_EQ(y.until, Hold::Until::Op);
+  EXPECT_GT(y.op, sum);  // until the block's function returns
+  EXPECT_EQ(result_of(*model, "aten.relu.default").held.op, y.op);
+  EXPECT_EQ(result_of(*model, "aten.add.Tensor").held, Hold{});  // nobody names z + x
+}
+
+TEST(Pt2Facts, WithoutStacksOrLinesNothingIsHeldButTheOutputs) {
+  const auto model = load("no_stacks");
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_EQ(model->lifetimes, Lifetimes::Assumed);
+  for (const ValueInfo& value : model->values)
+    if (&value != &model->values[model->outputs[1].index()]) EXPECT_EQ(value.held, Hold{}) << value.name;
+  const auto segment = static_cast<std::int32_t>(model->ops.size());
+  EXPECT_TRUE(lower(*model, {{0, segment}}, std::vector<bool>(model->params.size(), true)));
+}
+
+TEST(Pt2Facts, UsesOfATiedParameterGetTheNameOfTheirModule) {
+  const auto model = load("tied_head");
+  ASSERT_TRUE(model) << to_text(model.error());
+  const ParamId head = model->find_param("head.weight");
+  EXPECT_EQ(model->params[head.index()].shares, model->find_param("embed.weight"));
+  EXPECT_EQ(param_of(*model, model->ops[0]), "embed.weight");
+  bool by_head = false;
+  for (const Op& op : model->ops) by_head = by_head || param_of(*model, op) == "head.weight";
+  EXPECT_TRUE(by_head);
+  const auto without = load("no_stacks");  // nobody knows the module: the name that holds the tensor
+  for (const Op& op : without->ops) EXPECT_NE(param_of(*without, op), "head.weight");
+}
+
+TEST(Pt2Facts, NamesThatALineAssigns) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(assigned_names("x = f(y)"), Names{"x"});
+  EXPECT_EQ(assigned_names("  q, k = rotate(q, k)"), (Names{"q", "k"}));
+  EXPECT_EQ(assigned_names("x += y"), Names{"x"});
+  EXPECT_EQ(assigned_names("x: Tensor = f(y)"), Names{"x"});
+  EXPECT_EQ(assigned_names("return self.norm(z + x)"), Names{});
+  EXPECT_EQ(assigned_names("self.cache = x"), Names{});
+  EXPECT_EQ(assigned_names("x == y"), Names{});
+  EXPECT_EQ(assigned_names("f(x=1)"), Names{});
+  EXPECT_EQ(assigned_names(""), Names{});
+}
+
+TEST(Pt2Facts, StackTracesAreReadLineByLine) {
+  const auto lines = parse_stack_trace(
+      "  File \"a, line 3, in b.py\", line 17, in forward\n    x = block(x)\n  File \"b.py\", line 5, in rotate\n    y "
+      "= x * 2\n   ^^^\nnoise");
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].file, "a, line 3, in b.py");
+  EXPECT_EQ(lines[0].number, 17);
+  EXPECT_EQ(lines[1].function, "rotate");
+  EXPECT_EQ(lines[1].code, "y = x * 2");
+  EXPECT_TRUE(parse_stack_trace("File \"x\", line").empty());
 }
 
 TEST(Pt2Model, BatchBindsTheFirstDimensionWithinItsRange) {

@@ -57,6 +57,7 @@ LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow&
     while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
       module = model.modules[module.index()].parent;
     range.region = module.value;
+    range.module = module;
     range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
     ranges.push_back(range);
   }

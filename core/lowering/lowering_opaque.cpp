@@ -1,0 +1,63 @@
+#include "core/lowering/lowering_opaque.h"
+
+#include <algorithm>
+
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+Layout layout_of(const ValueInfo& value) {
+  Layout layout = contiguous_layout(dims_of(value.shape), value.dtype);
+  for (std::size_t d = 0; d < value.strides.size(); ++d)
+    layout.strides[static_cast<std::int32_t>(d)] = value.strides[d];
+  return layout;
+}
+
+std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std::vector<Ref>& args,
+                                const std::vector<Layout>& results) {
+  Kernel kernel = emit.start(emit.op()->name, KernelClass::Elementwise,
+                             results.empty() ? DType::Float32 : results.front().dtype);
+  kernel.flops = opaque.flops;
+  for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
+  std::vector<Ref> out;
+  for (const Layout& result : results) {
+    out.push_back(emit.tape().make(result, emit.category()));
+    kernel.written += result.bytes();
+  }
+  if (opaque.bytes_moved > 0) kernel.read = std::max<Bytes>(opaque.bytes_moved - kernel.written, 0);
+  const Ref workspace = opaque.workspace_bytes > 0
+                            ? emit.tape().make_bytes(opaque.workspace_bytes, SlotCategory::Workspace)
+                            : Ref();
+  emit.tape().kernel(kernel);
+  return out;
+}
+
+Ref opaque_saved(Emitter& emit, const OpaqueOp::Saved& saved) {
+  const Layout layout = contiguous_layout(dims_of(saved.shape), saved.dtype);
+  Ref made = emit.tape().make(layout, SlotCategory::Activation);
+  Kernel kernel = emit.start(emit.op()->name, KernelClass::Elementwise, saved.dtype);
+  kernel.launches = 0;  // the operator's own kernel wrote it
+  emit.tape().kernel(kernel);
+  return made;
+}
+
+std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const BackwardInput& in) {
+  std::vector<Ref> out(in.node.in.size());
+  Kernel kernel = emit.start(emit.op()->name, KernelClass::Elementwise, DType::Float32);
+  kernel.flops = 2 * opaque.flops;
+  for (const Ref& grad : in.grads)
+    if (grad) kernel.read += emit.layout(grad).bytes();
+  for (const Ref& saved : in.saved)
+    if (saved) kernel.read += emit.layout(saved).bytes();
+  for (std::size_t i = 0; i < out.size() && i < opaque.backward.size(); ++i) {
+    const OpaqueOp::Gradient& gradient = opaque.backward[i];
+    if (!gradient.made) continue;
+    out[i] = emit.tape().make(contiguous_layout(dims_of(gradient.shape), gradient.dtype), emit.category());
+    kernel.written += emit.layout(out[i]).bytes();
+    kernel.dtype = gradient.dtype;
+  }
+  emit.tape().kernel(kernel);
+  return out;
+}
+
+}  // namespace foreshard::lowering

@@ -1,0 +1,250 @@
+#include "core/model/model_json_facts.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/model/json_input.h"
+
+namespace foreshard {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxAmount = std::int64_t{1} << 60;
+constexpr std::string_view kScript = "(script)";  // no module's name
+
+}  // namespace
+
+bool FactsReader::module_of(const std::string& fqn, const std::string& place, ModuleId& id) {
+  const auto it = module_ids_.find(fqn);
+  if (it == module_ids_.end()) {
+    return problem_.set(ErrorCode::Inconsistent, place, "no module " + in_quotes(fqn) + " is listed", "a listed module",
+                        in_quotes(fqn), nearest_module_hint(m_, fqn));
+  }
+  id = it->second;
+  return true;
+}
+
+bool FactsReader::value_of(const std::string& name, const std::string& place, ValueId& id) {
+  const auto it = value_ids_.find(name.starts_with('%') ? name.substr(1) : name);
+  if (it == value_ids_.end()) {
+    return problem_.set(ErrorCode::Inconsistent, place, "nobody makes the value " + in_quotes(name),
+                        "an input or the result of an operator", in_quotes(name));
+  }
+  id = it->second;
+  return true;
+}
+
+bool FactsReader::values_of(JsonFields& f, std::string_view key, std::vector<ValueId>& ids) {
+  for (const std::string& name : f.texts(key)) {
+    if (!value_of(name, f.place(key), ids.emplace_back())) return false;
+  }
+  return f.good();
+}
+
+bool FactsReader::value(JsonFields& f, ValueInfo& value) {
+  if (f.has("strides")) {
+    const Json* strides = f.array("strides");
+    for (std::size_t i = 0; strides != nullptr && i < strides->size(); ++i) {
+      const Json& stride = (*strides)[i];
+      if (!stride.is_number_integer() || stride < 0 || stride > kMaxAmount)
+        return problem_.set(ErrorCode::OutOfRange, f.place("strides"), "a stride is out of range", "0 or more elements",
+                            describe_json(stride));
+      value.strides.push_back(stride.get<std::int64_t>());
+    }
+    if (f.good() && value.strides.size() != value.shape.size())
+      return problem_.set(ErrorCode::Inconsistent, f.place("strides"), "strides and shape differ in length",
+                          std::to_string(value.shape.size()) + " strides", std::to_string(value.strides.size()));
+  }
+  if (f.has("alias_of") && !value_of(f.text("alias_of"), f.place("alias_of"), value.alias_of)) return false;
+  return held(f, value.held);
+}
+
+bool FactsReader::held(JsonFields& f, Hold& hold) {
+  const Json* until = f.find("held_until");
+  const std::string by = f.text_or("held_by", std::string(kScript));
+  if (!f.good()) return false;
+  if (f.has("held_by") && by != kScript && !module_of(by, f.place("held_by"), hold.by)) return false;
+  if (until == nullptr) {
+    if (!hold.by.valid()) return true;
+    return problem_.set(ErrorCode::MissingKey, f.place("held_until"), "who holds a value says until when",
+                        "\"held_until\"", "nothing");
+  }
+  const auto op = until->is_object() && until->size() == 1 ? until->find("op") : until->end();
+  if (until->is_object() && op != until->end() && op->is_number_integer() && *op >= 0 && *op <= kMaxCount) {
+    hold.until = Hold::Until::Op;
+    hold.op = op->get<std::int32_t>();
+    return true;
+  }
+  const std::string word = until->is_string() ? until->get<std::string>() : std::string();
+  if (word == "call") hold.until = Hold::Until::Call;
+  if (word == "forward") hold.until = Hold::Until::Forward;
+  if (word == "step") hold.until = Hold::Until::Step;
+  if (hold.until != Hold::Until::LastUse) return true;
+  return problem_.set(ErrorCode::OutOfRange, f.place("held_until"), "a value is not held until that",
+                      R"({"op": K}, "call", "forward" or "step")", describe_json(*until));
+}
+
+bool FactsReader::op(JsonFields& f, Op& op) {
+  op.region = static_cast<std::int32_t>(f.integer_or("region", -1, 0, kMaxCount));
+  const bool named = op.name.starts_with("opaque.");
+  const Json* body = f.find("opaque");
+  if (!f.good() || (body == nullptr && !named)) return f.good();
+  if (body == nullptr || !named) {
+    return problem_.set(ErrorCode::Inconsistent, f.place("opaque"),
+                        "opaque operators are named so, and say what they do", R"("op": "opaque.NAME" and "opaque")",
+                        in_quotes(op.name));
+  }
+  JsonFields g(*body, f.place("opaque"), problem_, {"saved", "bytes_moved", "flops", "workspace_bytes", "backward"});
+  if (!g.good()) return false;
+  OpaqueOp opaque;
+  opaque.bytes_moved = g.integer_or("bytes_moved", 0, 0, kMaxAmount);
+  opaque.flops = static_cast<Flops>(g.integer_or("flops", 0, 0, kMaxAmount));
+  opaque.workspace_bytes = g.integer_or("workspace_bytes", 0, 0, kMaxAmount);
+  const Json* rows = g.array("saved");
+  for (std::size_t i = 0; rows != nullptr && i < rows->size(); ++i) {
+    if (!saved((*rows)[i], g.place("saved") + "[" + std::to_string(i) + "]", opaque)) return false;
+  }
+  rows = g.array("backward");
+  for (std::size_t i = 0; rows != nullptr && i < rows->size(); ++i) {
+    if (!gradient((*rows)[i], g.place("backward") + "[" + std::to_string(i) + "]", opaque)) return false;
+  }
+  if (!g.good()) return false;
+  op.opaque = static_cast<std::int32_t>(m_.opaques.size());
+  m_.opaques.push_back(std::move(opaque));
+  return true;
+}
+
+bool FactsReader::saved(const Json& row, const std::string& place, OpaqueOp& opaque) {
+  OpaqueOp::Saved saved;
+  if (row.is_string()) {
+    if (!value_of(row.get<std::string>(), place, saved.value)) return false;
+  } else {
+    JsonFields f(row, place, problem_, {"shape", "dtype"});
+    if (!f.good()) return false;
+    saved.shape = f.shape("shape");
+    saved.dtype = f.dtype("dtype");
+  }
+  opaque.saved.push_back(std::move(saved));
+  return !problem_.error;
+}
+
+bool FactsReader::gradient(const Json& row, const std::string& place, OpaqueOp& opaque) {
+  OpaqueOp::Gradient gradient;
+  gradient.made = !row.is_null();
+  if (gradient.made) {
+    JsonFields f(row, place, problem_, {"shape", "dtype"});
+    if (!f.good()) return false;
+    gradient.shape = f.shape("shape");
+    gradient.dtype = f.dtype("dtype");
+  }
+  opaque.backward.push_back(std::move(gradient));
+  return !problem_.error;
+}
+
+bool FactsReader::top(JsonFields& f) {
+  m_.loss_begin = static_cast<std::int32_t>(f.integer_or("loss_begin", -1, -1, kMaxCount));
+  return f.good() && lifetimes(f) && job(f);
+}
+
+bool FactsReader::lifetimes(JsonFields& f) {
+  const auto* const ops = f.find("ops");
+  const bool program = ops != nullptr && ops->is_array() && !ops->empty();
+  const std::string word = f.text_or("lifetimes", program ? "assumed" : "built");
+  if (word == "recorded") m_.lifetimes = Lifetimes::Recorded;
+  if (word == "assumed") m_.lifetimes = Lifetimes::Assumed;
+  if (!f.good() || m_.lifetimes != Lifetimes::Built || word == "built") return f.good();
+  return problem_.set(ErrorCode::OutOfRange, f.place("lifetimes"), "lifetimes come from elsewhere",
+                      "built, recorded or assumed", in_quotes(word));
+}
+
+bool FactsReader::job(JsonFields& f) {
+  const Json* body = f.find("job");
+  if (body == nullptr) return true;
+  if (!body->is_object())
+    return problem_.set(ErrorCode::WrongType, f.place("job"), "\"job\" is of another type",
+                        "an object of job keys and values", describe_json(*body));
+  for (const auto& [key, value] : body->items()) {
+    const std::string where = f.place("job") + "." + key;
+    if (!value.is_string() && !value.is_number() && !value.is_boolean())
+      return problem_.set(ErrorCode::WrongType, where, "a job's default is one value", "a text, a number or a boolean",
+                          describe_json(value));
+    m_.job[key] = value.is_string() ? value.get<std::string>() : value.dump();
+  }
+  return true;
+}
+
+bool FactsReader::module_call(const Json& row, const std::string& place) {
+  JsonFields f(row, place, problem_, {"module", "call", "args"});
+  if (!f.good()) return false;
+  ModuleCall call;
+  const std::string module = f.text("module");
+  call.call = static_cast<std::int32_t>(f.integer_or("call", 0, 0, kMaxCount));
+  if (!f.good() || !module_of(module, f.place("module"), call.module) || !values_of(f, "args", call.args)) return false;
+  m_.module_calls.push_back(std::move(call));
+  return true;
+}
+
+bool FactsReader::region(const Json& row, const std::string& place) {
+  JsonFields f(row, place, problem_, {"id", "kind", "module", "call", "args", "save"});
+  if (!f.good()) return false;
+  Region region;
+  const auto next = static_cast<std::int64_t>(m_.regions.size());
+  const std::int64_t id = f.integer_or("id", next, 0, kMaxCount);
+  const std::string kind = f.text("kind"), module = f.text_or("module", "");
+  region.call = static_cast<std::int32_t>(f.integer_or("call", 0, 0, kMaxCount));
+  if (!f.good() || !module_of(module, f.place("module"), region.module) || !values_of(f, "args", region.args))
+    return false;
+  if (id != next)
+    return problem_.set(ErrorCode::Inconsistent, f.place("id"), "regions are numbered in order", std::to_string(next),
+                        std::to_string(id));
+  if (kind == "reentrant") region.kind = Region::Kind::Reentrant;
+  if (kind == "ops") region.kind = Region::Kind::Operators;
+  if (region.kind == Region::Kind::NonReentrant && kind != "nonreentrant")
+    return problem_.set(ErrorCode::OutOfRange, f.place("kind"), "this is no kind of checkpointed region",
+                        "nonreentrant, reentrant or ops", in_quotes(kind));
+  const Json* save = f.array("save");
+  for (std::size_t i = 0; save != nullptr && i < save->size(); ++i) {
+    const Json& op = (*save)[i];
+    if (!op.is_number_integer() || op < 0 || op > kMaxCount)
+      return problem_.set(ErrorCode::OutOfRange, f.place("save"), "this is no operator's number", "0 or more",
+                          describe_json(op));
+    region.save.push_back(op.get<std::int32_t>());
+  }
+  m_.regions.push_back(std::move(region));
+  return f.good();
+}
+
+bool FactsReader::check() {
+  const auto ops = static_cast<std::int32_t>(m_.ops.size());
+  const auto in_program = [&](std::int32_t op, const std::string& place) {
+    if (op < ops) return true;
+    return problem_.set(ErrorCode::Inconsistent, place, "there is no such operator", "less than " + std::to_string(ops),
+                        std::to_string(op));
+  };
+  if (!in_program(m_.loss_begin, "loss_begin")) return false;
+  for (const ValueInfo& value : m_.values) {
+    if (value.held.until == Hold::Until::Op && !in_program(value.held.op, value.name + ".held_until")) return false;
+  }
+  for (std::size_t r = 0; r < m_.regions.size(); ++r) {
+    for (const std::int32_t op : m_.regions[r].save) {
+      const std::string place = "regions[" + std::to_string(r) + "].save";
+      if (!in_program(op, place)) return false;
+      if (m_.ops[static_cast<std::size_t>(op)].region != static_cast<std::int32_t>(r))
+        return problem_.set(ErrorCode::Inconsistent, place, "an operator outside the region is kept",
+                            "operators of region " + std::to_string(r), std::to_string(op));
+    }
+  }
+  for (std::size_t i = 0; i < m_.ops.size(); ++i) {
+    if (m_.ops[i].region >= static_cast<std::int32_t>(m_.regions.size()))
+      return problem_.set(ErrorCode::Inconsistent, "ops[" + std::to_string(i) + "].region", "there is no such region",
+                          "one of " + std::to_string(m_.regions.size()) + " regions",
+                          std::to_string(m_.ops[i].region));
+  }
+  return true;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,78 @@
+#include "core/model/module_kind.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace foreshard {
+namespace {
+
+struct Named {
+  std::string_view name;
+  ModuleKind kind;
+};
+
+// Sources that know bases give them; a convolution's is _ConvNd. Conv1D is the linear layer of GPT-2.
+constexpr std::array kNamed = {
+    Named{"Linear", ModuleKind::Linear},
+    Named{"Conv1D", ModuleKind::Linear},
+    Named{"_ConvNd", ModuleKind::Convolution},
+    Named{"Conv1d", ModuleKind::Convolution},
+    Named{"Conv2d", ModuleKind::Convolution},
+    Named{"Conv3d", ModuleKind::Convolution},
+    Named{"ConvTranspose1d", ModuleKind::Convolution},
+    Named{"ConvTranspose2d", ModuleKind::Convolution},
+    Named{"ConvTranspose3d", ModuleKind::Convolution},
+    Named{"Embedding", ModuleKind::Embedding},
+    Named{"LayerNorm", ModuleKind::LayerNorm},
+};
+
+ModuleKind kind_of_name(std::string_view name) {
+  const auto at = std::find_if(kNamed.begin(), kNamed.end(), [&](const Named& known) { return known.name == name; });
+  return at == kNamed.end() ? ModuleKind::Other : at->kind;
+}
+
+}  // namespace
+
+ModuleKind kind_of(const ModuleInfo& module) {
+  ModuleKind kind = kind_of_name(module.class_name);
+  for (const std::string& base : module.bases) {
+    if (kind == ModuleKind::Other) kind = kind_of_name(base);
+  }
+  return kind;
+}
+
+const std::vector<std::string>& base_class_names() {
+  static const std::vector<std::string> kNames{"Module"};
+  return kNames;
+}
+
+const std::vector<std::string>& container_class_names() {
+  static const std::vector<std::string> kNames{"ModuleList", "ModuleDict"};
+  return kNames;
+}
+
+const std::vector<std::string>& unsplit_class_names() {
+  static const std::vector<std::string> kNames{"MultiheadAttention"};
+  return kNames;
+}
+
+const std::vector<std::string>& batch_norm_class_names() {
+  // Every one derives from _BatchNorm; models whose source gives no bases are known by name.
+  static const std::vector<std::string> kNames{"_BatchNorm",      "BatchNorm1d",    "BatchNorm2d",
+                                               "BatchNorm3d",     "SyncBatchNorm",  "LazyBatchNorm1d",
+                                               "LazyBatchNorm2d", "LazyBatchNorm3d"};
+  return kNames;
+}
+
+LeafAutograd autograd_of(const ModuleInfo& module) {
+  // By the class itself: a subclass has a forward of its own.
+  switch (kind_of_name(module.class_name)) {
+    case ModuleKind::Linear: return module.class_name == "Linear" ? LeafAutograd::Linear : LeafAutograd::Opaque;
+    case ModuleKind::Embedding: return LeafAutograd::Embedding;
+    case ModuleKind::LayerNorm: return LeafAutograd::LayerNorm;
+    default: return LeafAutograd::Opaque;
+  }
+}
+
+}  // namespace foreshard
