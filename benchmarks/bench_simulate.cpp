@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/lowering/lowering.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
-#include "core/lowering/lowering.h"
 #include "core/plan/build_plan.h"
 #include "sim/device/caching_allocator.h"
 #include "sim/simulate.h"
@@ -46,7 +46,7 @@ struct Case {
     const UnitTable table = must(build_units(model, job));
     std::vector<SegmentRange> ranges;
     for (const Segment& s : plan.segments) {
-      ranges.push_back({s.op_begin, s.op_end, s.checkpointed, s.checkpointed ? s.module.value : -1});
+      ranges.push_back({s.op_begin, s.op_end, s.checkpointed, s.checkpointed ? s.module.value : -1, false, s.module});
     }
     return must(lower(model, ranges, table.trainable));
   }

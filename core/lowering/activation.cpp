@@ -50,6 +50,8 @@ Result<ActivationReport> activation_report(const Model& model, bool checkpoint_b
       const bool checkpointed = checkpoint_blocks && block_at(op) >= 0;
       segments.push_back({static_cast<std::int32_t>(op), static_cast<std::int32_t>(op), checkpointed,
                           checkpointed ? static_cast<std::int32_t>(segments.size()) : -1});
+      if (checkpointed)
+        segments.back().module = model.find_module(report.blocks[static_cast<std::size_t>(block_at(op))]);
     }
     segments.back().op_end = static_cast<std::int32_t>(op) + 1;
   }

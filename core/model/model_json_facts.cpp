@@ -229,6 +229,11 @@ bool FactsReader::check() {
   for (const ValueInfo& value : m_.values) {
     if (value.held.until == Hold::Until::Op && !in_program(value.held.op, value.name + ".held_until")) return false;
   }
+  for (std::size_t i = 0; i < m_.ops.size(); ++i) {
+    if (m_.ops[i].region >= static_cast<std::int32_t>(m_.regions.size()))
+      return problem_.set(ErrorCode::Inconsistent, "ops[" + std::to_string(i) + "].region", "there is no such region",
+                          "one of " + std::to_string(m_.regions.size()) + " regions", std::to_string(m_.ops[i].region));
+  }
   for (std::size_t r = 0; r < m_.regions.size(); ++r) {
     for (const std::int32_t op : m_.regions[r].save) {
       const std::string place = "regions[" + std::to_string(r) + "].save";
@@ -237,12 +242,6 @@ bool FactsReader::check() {
         return problem_.set(ErrorCode::Inconsistent, place, "an operator outside the region is kept",
                             "operators of region " + std::to_string(r), std::to_string(op));
     }
-  }
-  for (std::size_t i = 0; i < m_.ops.size(); ++i) {
-    if (m_.ops[i].region >= static_cast<std::int32_t>(m_.regions.size()))
-      return problem_.set(ErrorCode::Inconsistent, "ops[" + std::to_string(i) + "].region", "there is no such region",
-                          "one of " + std::to_string(m_.regions.size()) + " regions",
-                          std::to_string(m_.ops[i].region));
   }
   return true;
 }

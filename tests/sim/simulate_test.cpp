@@ -226,6 +226,36 @@ TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspace
   EXPECT_EQ(std::vector<Bytes>(made.end() - static_cast<std::ptrdiff_t>(expected.size()), made.end()), expected);
 }
 
+/// Bytes of the batch while a step runs: inputs of a model with these names, all of one size.
+Bytes bytes_of_inputs(const std::vector<std::string>& names, bool last_is_the_first) {
+  HandMadePlan hand;
+  for (const std::string& name : names) {
+    hand.model.inputs.emplace_back(hand.model.values.size());
+    hand.model.values.push_back({name, {4, 1024}, DType::Int64});
+  }
+  if (last_is_the_first) hand.model.values.back().alias_of = hand.model.inputs.front();
+  hand.kernel(Stream::D, 1024);
+  hand.plan.iterations.back().instructions.back().phase = Phase::Forward;
+  hand.plan.segments.emplace_back();
+  hand.add(Forward, Stream::D, Phase::Forward).segment = SegmentId(std::size_t{0});
+  LoweredProgram lowered;
+  lowered.templates.emplace_back();
+  lowered.instances.emplace_back();
+  const auto prediction = simulate(hand.plan, hand.model, lowered, hand.job, *load_profile("virtual"), {});
+  EXPECT_TRUE(prediction) << to_text(prediction.error());
+  return prediction ? prediction->iterations.back().peak_requested : 0;
+}
+
+TEST(Simulate, EveryInputCountsUnlessItIsAnothersStorage) {
+  constexpr Bytes kOne = 4 * 1024 * 8;
+  const Bytes ids = bytes_of_inputs({"input_ids"}, false);
+  EXPECT_GE(ids, kOne);
+  for (const char* other : {"attention_mask", "token_type_ids", "decoder_input_ids", "labels"})
+    EXPECT_EQ(bytes_of_inputs({"input_ids", other}, false), ids + kOne) << other;
+  EXPECT_EQ(bytes_of_inputs({"input_ids", "attention_mask", "token_type_ids"}, false), ids + 2 * kOne);
+  EXPECT_EQ(bytes_of_inputs({"input_ids", "labels"}, true), ids);  // a script that hands the ids as labels
+}
+
 TEST(Simulate, AFreedBufferThatAnotherStreamUsesStaysActive) {  // A7, R21
   HandMadePlan hand;
   const UnitId block = hand.unit("a", 1000);

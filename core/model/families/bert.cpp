@@ -13,6 +13,7 @@ struct BertConfig {
   double eps = 1e-12;
   double hidden_dropout = 0.1, attention_dropout = 0.1;
   bool tied = true;
+  bool body = false;  // BertModel: no head, a pooler
   Activation activation = Activation::Gelu;
   DType dtype = DType::Float32;
 };
@@ -20,7 +21,7 @@ struct BertConfig {
 BertConfig read_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   BertConfig c;
-  check_architecture(config, "BertForMaskedLM");
+  c.body = is_body(config, "BertForMaskedLM", "BertModel");
   c.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
   c.hidden = config.integer("hidden_size", 1, kMaxWidth);
   c.intermediate = config.integer("intermediate_size", 1, kMaxWidth);
@@ -68,6 +69,7 @@ struct BertModules {
   ParamId word_weight, position_weight, type_weight, head_bias, decoder_weight, decoder_bias;
   LayerNormModule norm, transform_norm;
   LinearModule transform;
+  PoolerModules pooler;  // of a body, which has nothing of the head
   std::int32_t position_ids = -1, type_ids = -1;
   std::vector<LayerModules> layers;
 };
@@ -103,8 +105,8 @@ BertModules add_modules(Model& model, const BertConfig& c, DType dtype) {
   ModelTree tree(model, dtype);
   BertModules m;
   const std::vector<std::string> pretrained{"BertPreTrainedModel", "PreTrainedModel"};
-  m.root = tree.module({}, "", "BertForMaskedLM", pretrained);
-  const ModuleId bert = tree.module(m.root, "bert", "BertModel", pretrained);
+  m.root = tree.module({}, "", c.body ? "BertModel" : "BertForMaskedLM", pretrained);
+  const ModuleId bert = c.body ? m.root : tree.module(m.root, "bert", "BertModel", pretrained);
   m.embeddings = tree.module(bert, "embeddings", "BertEmbeddings");
   m.words = tree.module(m.embeddings, "word_embeddings", "Embedding");
   m.word_weight = tree.param(m.words, "weight", {c.vocabulary, c.hidden});
@@ -118,6 +120,10 @@ BertModules add_modules(Model& model, const BertConfig& c, DType dtype) {
   m.type_ids = tree.buffer(m.embeddings, "token_type_ids", {1, c.positions}, DType::Int64, false);
   const ModuleId list = tree.module(tree.module(bert, "encoder", "BertEncoder"), "layer", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
+  if (c.body) {
+    m.pooler = add_pooler(tree, bert, "BertPooler", c.hidden, c.hidden, Activation::Tanh);
+    return m;
+  }
 
   const ModuleId cls = tree.module(m.root, "cls", "BertOnlyMLMHead");
   const ModuleId predictions = tree.module(cls, "predictions", "BertLMPredictionHead");
@@ -223,11 +229,21 @@ Result<Model> build_bert(const FamilyInput& input) {
   const BertModules m = add_modules(model, c, created);
 
   ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
-  TokenInputs tokens = write_token_inputs(w, input, seq);
+  TokenInputs tokens;
+  if (c.body) {
+    tokens.ids = w.input("input_ids", {input.options.batch, seq}, DType::Int64);
+  } else {
+    tokens = write_token_inputs(w, input, seq);
+  }
   tokens.shifted = false;
   BertProgram program(w, c, *kernel, attention);
   Tensor x = program.embeddings(m, tokens.ids);
   for (const LayerModules& layer : m.layers) x = program.layer(layer, x);
+  if (c.body) {
+    const Tensor pooled = write_pooler(w, m.pooler, Activation::Tanh, x);
+    if (Result<void> done = finish_body(model, w, input, {x, pooled}); !done) return fail(std::move(done.error()));
+    return model;
+  }
   finish_with_loss(model, w, input, tokens, program.head(m, x));
   return model;
 }

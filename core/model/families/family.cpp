@@ -195,6 +195,49 @@ Model start_model(const FamilyInput& input, std::string_view architecture, std::
   return model;
 }
 
+bool is_body(ConfigReader& config, std::string_view class_name, std::string_view body) {
+  const std::vector<std::string> names = config.texts("architectures");
+  if (config.failed() || names.empty() || names.front() == class_name) return false;
+  if (names.front() == body) return true;
+  config.fail_with(ErrorCode::Unsupported, "architectures", "this head of the architecture is not built",
+                   std::string(class_name) + " or " + std::string(body), in_quotes(names.front()),
+                   "export the model: foreshard export-script");
+  return false;
+}
+
+PoolerModules add_pooler(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t width,
+                         std::int64_t pooled, Activation activation) {
+  PoolerModules m;
+  m.module = tree.module(parent, "pooler", class_name);
+  m.dense = tree.linear(m.module, "dense", width, pooled, true);
+  m.activation = tree.module(m.module, "activation", activation_class(activation));
+  return m;
+}
+
+Tensor write_pooler(ProgramWriter& w, const PoolerModules& m, Activation activation, const Tensor& x) {
+  w.enter(m.module);
+  const Tensor first = w.select(x, 1, 0);
+  w.hold(first);
+  const Tensor pooled = write_linear(w, m.dense, first);
+  w.enter(m.activation);
+  return write_activation(w, activation, pooled);
+}
+
+Result<void> finish_body(Model& model, ProgramWriter& w, const FamilyInput& input, const std::vector<Tensor>& outputs) {
+  const std::string& kind = input.options.loss;
+  if (kind != "auto" && kind != "none")
+    return fail({ErrorCode::Unsupported, "a body has no classes that a cross entropy could be taken of",
+                 input.config.file(), "model.loss", "auto or none", in_quotes(kind),
+                 "name an architecture with a head, or export your own"});
+  w.enter(ModuleId(0));
+  model.loss_begin = static_cast<std::int32_t>(model.ops.size());
+  const Tensor loss = w.sum(kind == "none" ? outputs.front() : outputs.back());
+  model.has_loss = true;
+  model.outputs = {ValueId(loss.index)};
+  for (const Tensor& output : outputs) model.outputs.emplace_back(output.index);
+  return {};
+}
+
 void check_architecture(ConfigReader& config, std::string_view class_name) {
   const std::vector<std::string> names = config.texts("architectures");
   if (config.failed() || names.empty() || names.front() == class_name) return;

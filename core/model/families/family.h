@@ -165,8 +165,23 @@ void finish_with_loss(Model& model, ProgramWriter& writer, const FamilyInput& in
 Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,
                   std::int64_t seq);
 
-/// Architecture name from the file, checked: only the causal language model is built.
+/// Architecture name from the file, checked: only this head is built.
 void check_architecture(ConfigReader& config, std::string_view class_name);
+/// The same where the bare body is built too: true if the file asks for that.
+bool is_body(ConfigReader& config, std::string_view class_name, std::string_view body);
+
+/// The first token's vector through a dense layer and an activation.
+struct PoolerModules {
+  ModuleId module, activation;
+  LinearModule dense;
+};
+PoolerModules add_pooler(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t width,
+                         std::int64_t pooled, Activation activation);
+Tensor write_pooler(ProgramWriter& writer, const PoolerModules& pooler, Activation activation, const Tensor& x);
+
+/// A body has no loss of its own: the script sums what it returns last, for model.loss = "none" what it returns first.
+Result<void> finish_body(Model& model, ProgramWriter& writer, const FamilyInput& input,
+                         const std::vector<Tensor>& outputs);
 
 Result<Model> build_llama_family(const FamilyInput& input, std::string_view model_type);
 Result<Model> build_gpt2(const FamilyInput& input);

@@ -14,6 +14,7 @@ struct T5Config {
   std::int64_t buckets = 32, max_distance = 128;
   double eps = 1e-6, dropout = 0.1;
   bool gated = false;
+  bool body = false;   // T5EncoderModel: the encoder alone
   bool scaled = true;  // the head is the embedding's weight always
   Activation activation = Activation::Relu;
   DType dtype = DType::Float32;
@@ -39,7 +40,7 @@ void read_feed_forward(ConfigReader& config, T5Config& c) {
 T5Config read_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   T5Config c;
-  check_architecture(config, "T5ForConditionalGeneration");
+  c.body = is_body(config, "T5ForConditionalGeneration", "T5EncoderModel");
   c.encoder_layers = config.integer("num_layers", 1, kMaxLayers);
   c.decoder_layers = config.integer_or("num_decoder_layers", c.encoder_layers, 1, kMaxLayers);
   c.hidden = config.integer("d_model", 1, kMaxWidth);
@@ -103,9 +104,10 @@ class T5Tree {
   T5Modules add() {
     T5Modules m;
     const std::vector<std::string> pretrained{"T5PreTrainedModel", "PreTrainedModel"};
-    m.root = tree_.module({}, "", "T5ForConditionalGeneration", pretrained);
+    m.root = tree_.module({}, "", c_.body ? "T5EncoderModel" : "T5ForConditionalGeneration", pretrained);
     m.embedding = tree_.param(tree_.module(m.root, "shared", "Embedding"), "weight", {c_.vocabulary, c_.hidden});
     m.encoder = stack(m, "encoder", c_.encoder_layers, false);
+    if (c_.body) return m;
     m.decoder = stack(m, "decoder", c_.decoder_layers, true);
     m.head = tree_.module(m.root, "lm_head", "Linear");
     m.head_weight = tree_.shared(m.head, "weight", m.embedding);
@@ -350,6 +352,11 @@ Result<Model> build_t5(const FamilyInput& input) {
   TokenInputs tokens;
   tokens.shifted = false;
   const Tensor ids = w.input("input_ids", sizes, DType::Int64);
+  if (c.body) {
+    const Tensor encoded = T5Program(w, c, *kernel, attention).stack(m, m.encoder, ids, nullptr);
+    if (Result<void> done = finish_body(model, w, input, {encoded}); !done) return fail(std::move(done.error()));
+    return model;
+  }
   const Dims target{input.options.batch, input.options.target_seq > 0 ? input.options.target_seq : seq};
   tokens.ids = w.input("decoder_input_ids", target, DType::Int64);
   if (input.options.loss == "auto")

@@ -13,6 +13,9 @@ struct VitConfig {
   double eps = 1e-12;
   double hidden_dropout = 0.0, attention_dropout = 0.0;
   bool qkv_bias = true;
+  bool body = false;  // ViTModel: no classifier, a pooler
+  std::int64_t pooled = 0;
+  Activation pooler_activation = Activation::Tanh;
   Activation activation = Activation::Gelu;
   DType dtype = DType::Float32;
 
@@ -23,7 +26,7 @@ struct VitConfig {
 VitConfig read_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   VitConfig c;
-  check_architecture(config, "ViTForImageClassification");
+  c.body = is_body(config, "ViTForImageClassification", "ViTModel");
   c.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
   c.hidden = config.integer("hidden_size", 1, kMaxWidth);
   c.intermediate = config.integer("intermediate_size", 1, kMaxWidth);
@@ -37,6 +40,8 @@ VitConfig read_config(const FamilyInput& input) {
   c.attention_dropout = config.number_or("attention_probs_dropout_prob", 0.0, 0.0, 1.0);
   c.qkv_bias = config.boolean_or("qkv_bias", true);
   c.activation = read_activation(config, "hidden_act", "gelu");
+  c.pooled = config.integer_or("pooler_output_size", std::max<std::int64_t>(c.hidden, 1), 1, kMaxWidth);
+  c.pooler_activation = read_activation(config, "pooler_act", "tanh");
   c.dtype = config.parameter_dtype();
   if (config.failed()) return c;
   if (c.hidden % c.heads != 0) {
@@ -46,7 +51,7 @@ VitConfig read_config(const FamilyInput& input) {
   } else if (c.patch > c.image) {
     config.fail_with(ErrorCode::Inconsistent, "patch_size", "a patch is larger than the image",
                      "at most image_size = " + std::to_string(c.image), std::to_string(c.patch));
-  } else if (c.labels == 1 && input.options.loss == "auto") {
+  } else if (!c.body && c.labels == 1 && input.options.loss == "auto") {
     config.fail_with(ErrorCode::Unsupported, "num_labels", "the loss of a regression is not built", "2 or more", "1",
                      "set model.loss to none");
   }
@@ -63,7 +68,8 @@ struct VitModules {
   ModuleId root, embeddings, patch_embeddings, projection, dropout;
   ParamId cls_token, position_embeddings, projection_weight, projection_bias;
   LayerNormModule norm;
-  LinearModule classifier;
+  LinearModule classifier;  // or
+  PoolerModules pooler;
   std::vector<LayerModules> layers;
 };
 
@@ -89,8 +95,8 @@ VitModules add_modules(Model& model, const VitConfig& c, DType dtype) {
   ModelTree tree(model, dtype);
   VitModules m;
   const std::vector<std::string> pretrained{"ViTPreTrainedModel", "PreTrainedModel"};
-  m.root = tree.module({}, "", "ViTForImageClassification", pretrained);
-  const ModuleId vit = tree.module(m.root, "vit", "ViTModel", pretrained);
+  m.root = tree.module({}, "", c.body ? "ViTModel" : "ViTForImageClassification", pretrained);
+  const ModuleId vit = c.body ? m.root : tree.module(m.root, "vit", "ViTModel", pretrained);
   m.embeddings = tree.module(vit, "embeddings", "ViTEmbeddings");
   m.cls_token = tree.param(m.embeddings, "cls_token", {1, 1, c.hidden});
   m.position_embeddings = tree.param(m.embeddings, "position_embeddings", {1, c.patches() + 1, c.hidden});
@@ -102,7 +108,11 @@ VitModules add_modules(Model& model, const VitConfig& c, DType dtype) {
   const ModuleId list = tree.module(vit, "layers", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
   m.norm = tree.layer_norm(vit, "layernorm", c.hidden);
-  m.classifier = tree.linear(m.root, "classifier", c.hidden, c.labels, true);
+  if (c.body) {
+    m.pooler = add_pooler(tree, vit, "ViTPooler", c.hidden, c.pooled, c.pooler_activation);
+  } else {
+    m.classifier = tree.linear(m.root, "classifier", c.hidden, c.labels, true);
+  }
   return m;
 }
 
@@ -186,12 +196,17 @@ Result<Model> build_vit(const FamilyInput& input) {
   const Tensor pixels = w.input("pixel_values", {batch, c.channels, c.image, c.image}, model.compute_dtype);
   TokenInputs targets;  // of the loss: one label per image
   targets.shifted = false;
-  if (input.options.loss != "none") targets.labels = w.input("labels", {batch}, DType::Int64);
+  if (input.options.loss != "none" && !c.body) targets.labels = w.input("labels", {batch}, DType::Int64);
   if (targets.labels) targets.ids = *targets.labels;
   VitProgram program(w, c, *kernel, attention);
   Tensor x = program.embeddings(m, pixels);
   for (const LayerModules& layer : m.layers) x = program.layer(layer, x);
   x = write_layer_norm(w, m.norm, x, c.eps);
+  if (c.body) {
+    const Tensor pooled = write_pooler(w, m.pooler, c.pooler_activation, x);
+    if (Result<void> done = finish_body(model, w, input, {x, pooled}); !done) return fail(std::move(done.error()));
+    return model;
+  }
   w.enter(m.root);
   x = w.select(x, 1, 0);
   finish_with_loss(model, w, input, targets, write_linear(w, m.classifier, x));

@@ -281,7 +281,8 @@ Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::strin
     for (BufferInfo& buffer : model.buffers)
       if (program.buffer_dtype && is_floating(buffer.dtype)) buffer.dtype = *program.buffer_dtype;
   }
-  if (Result<void> written = write_pt2_ops(cast ? *cast : archive, file, *tree, *symbols, program, model); !written)
+  if (Result<void> written = write_pt2_ops(cast ? *cast : archive, archive, file, *tree, *symbols, program, model);
+      !written)
     return fail(std::move(written.error()));
   name_tied_uses(model);
   for (const ValueId id : model.inputs) {

@@ -81,9 +81,10 @@ std::string without_overwriting(std::string_view name) {
 
 class OpsWriter {
  public:
-  OpsWriter(const Pt2Program& program, const std::string& file, const Pt2Tree& tree, const SymbolValues& symbols,
-            const ProgramOptions& options, Model& model)
+  OpsWriter(const Pt2Program& program, const Pt2Program& written, const std::string& file, const Pt2Tree& tree,
+            const SymbolValues& symbols, const ProgramOptions& options, Model& model)
       : program_(program),
+        written_(written),
         file_(file),
         tree_(tree),
         symbols_(symbols),
@@ -97,6 +98,7 @@ class OpsWriter {
   Result<void> run() {
     Names names;
     if (!bind_inputs(names)) return fail(std::move(error_));
+    origins_.resize(model_.ops.size());  // casts of inputs stand in no line
     find_needed();
     if (!write_graph(program_.graphs[0], names, 0)) return fail(std::move(error_));
     write_buffer_updates(names);
@@ -199,10 +201,24 @@ class OpsWriter {
       } else {
         if (!add_value(root, arg.text, bound, true)) return false;
         model_.inputs.push_back(std::get<ValueRef>(bound.arg.value).id);
+        cast_input(arg.text, bound);
       }
       names.insert_or_assign(arg.text, std::move(bound));
     }
     return true;
+  }
+
+  /// The batch keeps its type; the cast of it is an argument of the root's forward, named until that returns.
+  void cast_input(const std::string& name, Bound& bound) {
+    const auto before = written_.graphs[0].tensors.find(name);
+    if (before == written_.graphs[0].tensors.end() || !bound.exact || before->second.dtype == bound.tensor.dtype)
+      return;
+    const DType low = bound.tensor.dtype;
+    model_.values[static_cast<std::size_t>(bound.tensor.index)].dtype = bound.tensor.dtype = before->second.dtype;
+    writer_.enter(ModuleId(0));
+    const Tensor cast = writer_.to(bound.tensor, low);
+    writer_.hold(cast, Hold::Until::Forward);
+    bound = composites_.bound_to(cast);
   }
 
   Bound scalar(const Pt2Graph& graph, const std::string& name) {
@@ -571,6 +587,7 @@ class OpsWriter {
   }
 
   const Pt2Program& program_;
+  const Pt2Program& written_;
   const std::string& file_;
   const Pt2Tree& tree_;
   const SymbolValues& symbols_;
@@ -590,9 +607,10 @@ class OpsWriter {
 
 }  // namespace
 
-Result<void> write_pt2_ops(const Pt2Program& program, const std::string& file, const Pt2Tree& tree,
-                           const SymbolValues& symbols, const ProgramOptions& options, Model& model) {
-  return OpsWriter(program, file, tree, symbols, options, model).run();
+Result<void> write_pt2_ops(const Pt2Program& program, const Pt2Program& written, const std::string& file,
+                           const Pt2Tree& tree, const SymbolValues& symbols, const ProgramOptions& options,
+                           Model& model) {
+  return OpsWriter(program, written, file, tree, symbols, options, model).run();
 }
 
 }  // namespace foreshard

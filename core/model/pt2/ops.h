@@ -12,7 +12,10 @@
 namespace foreshard {
 
 /// Appends inputs, values, operators and outputs to a model whose tree is built. `symbols` binds the symbolic sizes.
-Result<void> write_pt2_ops(const Pt2Program& program, const std::string& file, const Pt2Tree& tree,
-                           const SymbolValues& symbols, const ProgramOptions& options, Model& model);
+/// `written`: the program as it was before mixed precision, whose floating inputs the batch has; FSDP's root casts
+/// them.
+Result<void> write_pt2_ops(const Pt2Program& program, const Pt2Program& written, const std::string& file,
+                           const Pt2Tree& tree, const SymbolValues& symbols, const ProgramOptions& options,
+                           Model& model);
 
 }  // namespace foreshard

@@ -264,6 +264,42 @@ class TreeBuilder {
       }
       if (inner.size() == 1 && !name.owner.empty()) share(id, inner.front());
     }
+    for (std::size_t i = 0; i < model_.params.size(); ++i) {
+      const ParamId id(i);
+      const Registered& param = registered(id);
+      if (param.graph_name.empty() || !param.storage.empty() || used.contains(id) || is_tied(id)) continue;
+      const ParamId tied = program_.stacks.empty() ? only_used_like(param, used) : only_tied_like(param);
+      if (tied.valid()) share(id, tied);
+    }
+  }
+
+  /// Where no operator names its module, what nobody reads is tied to the only one that is read and looks like it.
+  ParamId only_used_like(const Registered& param, const std::set<ParamId>& used) const {
+    ParamId found;
+    for (const ParamId id : used) {
+      if (registered(id).shape != param.shape || registered(id).dtype != param.dtype) continue;
+      if (found.valid()) return {};
+      found = id;
+    }
+    return found;
+  }
+
+  bool is_tied(ParamId id) const {
+    return model_.params[id.index()].shares.valid() ||
+           std::any_of(model_.params.begin(), model_.params.end(), [id](const ParamInfo& p) { return p.shares == id; });
+  }
+
+  /// A parameter that only the tree names (T5's shared.weight) is one more name of the tensor that is tied already, if
+  /// just one such tensor has its shape: a model registers what it never reads in order to tie it.
+  ParamId only_tied_like(const Registered& param) const {
+    ParamId found;
+    for (std::size_t i = 0; i < model_.params.size(); ++i) {
+      const ParamInfo& other = model_.params[i];
+      if (!other.shares.valid() || other.shape != param.shape || other.dtype != param.dtype) continue;
+      if (found.valid() && found != other.shares) return {};
+      found = other.shares;
+    }
+    return found;
   }
 
   /// One module under two names: every parameter is shared with the one of the same name there, and the class agrees.

@@ -100,8 +100,8 @@ std::vector<SegmentRange> segments_by_block(const Model& model, const std::strin
     const ModuleId block = block_of(model.ops[i]);
     if (segments.empty() || block != last) {
       const bool in_block = checkpointed && block.valid();
-      segments.push_back(
-          {static_cast<std::int32_t>(i), static_cast<std::int32_t>(i), in_block, in_block ? block.value : -1});
+      segments.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(i), in_block,
+                          in_block ? block.value : -1, false, block});
     }
     segments.back().op_end = static_cast<std::int32_t>(i) + 1;
     last = block;

@@ -37,7 +37,8 @@ TEST_P(Family, EqualsTheRecordingInStructureAndOperators) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recorded, Family,
-                         testing::Values("bert-tiny", "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
+                         testing::Values("bert-tiny", "bert-body-tiny", "t5-encoder-tiny", "vit-body-tiny",
+                                         "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
                                          "opt-tiny-post-norm", "phi3-tiny", "phi3-tiny-longrope", "phi3-tiny-partial",
                                          "qwen2_moe-tiny", "qwen3-tiny", "qwen3_moe-tiny", "t5-tiny", "vit-tiny"),
                          [](const auto& info) {
@@ -45,6 +46,36 @@ INSTANTIATE_TEST_SUITE_P(Recorded, Family,
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
+
+TEST(Families, ABodysLossIsTheScripts) {
+  ModelOptions options;
+  const auto model = model_from_config(kModels + "vit-body-tiny/config.json", options);
+  ASSERT_TRUE(model) << to_text(model.error());
+  ASSERT_EQ(model->outputs.size(), 3U);  // the sum of what the pooler gives, then what the forward returns
+  EXPECT_EQ(model->loss_begin, static_cast<std::int32_t>(model->ops.size()) - 1);
+  EXPECT_EQ(model->values[model->outputs[2].index()].shape.size(), 2U);
+  EXPECT_EQ(std::get<ValueRef>(model->ops.back().args[0].value).id, model->outputs[2]);
+  options.loss = "cross_entropy";
+  const auto refused = model_from_config(kModels + "bert-body-tiny/config.json", options);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().place, "model.loss");
+}
+
+TEST(Families, FactsAreWrittenWithTheOperators) {
+  ModelOptions options;
+  const auto model = model_from_config(kModels + "llama-3.2-1b/config.json", options);
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_EQ(model->lifetimes, Lifetimes::Built);
+  EXPECT_EQ(model->loss_begin, -1);                                               // its own
+  EXPECT_EQ(model->values[model->inputs[1].index()].alias_of, model->inputs[0]);  // labels are the ids
+  ASSERT_EQ(model->module_calls.size(), 16U);                                     // blocks
+  EXPECT_EQ(model->modules[model->module_calls[3].module.index()].fqn, "model.layers.3");
+  options.loss = "cross_entropy";
+  const auto scripted = model_from_config(kModels + "llama-3.2-1b/config.json", options);
+  ASSERT_TRUE(scripted);
+  EXPECT_EQ(std::get<ValueRef>(scripted->ops[static_cast<std::size_t>(scripted->loss_begin)].args[0].value).id,
+            scripted->outputs[1]);
+}
 
 TEST(Families, AnUnknownFamilyIsOfferedTheScriptThatExportsIt) {
   const auto model = model_from_config(kModels + "../pt2/unknown_family.json", {});

@@ -202,7 +202,7 @@ struct Broken {
 
 TEST(ModelJson, EveryInconsistencyIsNamed) {
   const std::vector<Broken> rows{
-      {"/schema", "\"foreshard.model/2\"", ErrorCode::Unsupported, "foreshard.model/2"},
+      {"/schema", "\"foreshard.model/9\"", ErrorCode::Unsupported, "foreshard.model/9"},
       {"/modules/0/fqn", "\"root\"", ErrorCode::Inconsistent, "root"},
       {"/modules/1/fqn", "\"\"", ErrorCode::Inconsistent, "twice"},
       {"/modules/3/alias_of", "\"d\"", ErrorCode::Inconsistent, "\"d\""},
