@@ -143,5 +143,38 @@ TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
   EXPECT_FALSE(graph.calls[1].checkpoint_inside);
 }
 
+TEST(ModuleGraphFromOps, ARegionThatIsAModulesCallHoldsItsHooks) {
+  Model model = program();
+  model.regions = {{Region::Kind::Reentrant, ModuleId(2), 0, {}, {}}};
+  model.ops[2].region = 0;  // all of b
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  ASSERT_EQ(graph.calls.size(), 3U);  // root, the region, b in it
+  EXPECT_EQ(graph.calls[1].region, 0);
+  EXPECT_EQ(graph.calls[1].checkpoint, CheckpointKind::Reentrant);
+  EXPECT_FALSE(graph.calls[1].hooked().valid());
+  EXPECT_EQ(graph.calls[2].hooked(), ModuleId(2));
+  EXPECT_EQ(graph.calls[2].checkpoint, CheckpointKind::None);
+  ASSERT_EQ(graph.calls[1].steps.size(), 1U);
+  EXPECT_TRUE(graph.calls[1].steps[0].is_call);
+}
+
+TEST(ModuleGraphFromOps, ARegionInAModulesFunctionDoesNotHoldItsHooks) {
+  Model model = program();
+  model.regions = {{Region::Kind::NonReentrant, ModuleId(0), 0, {}, {}}};
+  model.ops[1].region = model.ops[2].region = 0;  // a stretch of the root's function, with b's call
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  ASSERT_EQ(graph.calls.size(), 3U);
+  EXPECT_EQ(graph.calls[0].hooked(), ModuleId(0));
+  EXPECT_EQ(graph.calls[1].module, ModuleId(0));
+  EXPECT_FALSE(graph.calls[1].hooked().valid());
+  EXPECT_EQ(graph.calls[1].checkpoint, CheckpointKind::NonReentrant);
+  EXPECT_EQ(graph.calls[1].steps.size(), 2U);  // the cosine, b
+  EXPECT_EQ(graph.calls[2].hooked(), ModuleId(2));
+}
+
 }  // namespace
 }  // namespace foreshard
