@@ -18,6 +18,8 @@
 
 namespace foreshard {
 
+using CommunicatorId = Id<struct CommunicatorTag>;  // Plan::communicators
+
 /// Streams by the letters of the semantics page, section 0. FSDP1: D U G Q H; FSDP2: D C A S H.
 enum class Stream : std::uint8_t { Host, D, U, G, Q, C, A, S, H, X };  // X: the user's, of an fsdp2 all-reduce hook
 inline constexpr std::size_t kStreamCount = 10;
@@ -85,7 +87,6 @@ enum class Phase : std::uint8_t {
 std::string_view phase_name(Phase phase);  // "root_pre_forward", ...
 
 enum class Origin : std::uint8_t { Fsdp, Autograd };
-enum class GroupKind : std::uint8_t { Shard, Replicate, World };
 enum class ReduceOp : std::uint8_t { None, Sum, Avg, PremulSum, Max };
 
 /// What a buffer holds; with the unit or parameter it belongs to, its name ("full:layers.0").
@@ -143,7 +144,6 @@ struct Instruction {
   Phase phase = Phase::None;
   Origin origin = Origin::Fsdp;
   DType dtype = DType::Float32;
-  GroupKind group = GroupKind::Shard;
   ReduceOp reduce_op = ReduceOp::None;
   bool blocking = false;  // h2d, d2h
   bool pinned = false;    // h2d, d2h
@@ -151,10 +151,10 @@ struct Instruction {
   UnitId unit;
   EventId event;
   BufferName buffer;
-  SegmentId segment;     // forward, backward, recompute
-  NameId name;           // mark's name, kernel's op, event's label; see Plan::name_of
-  std::int32_t arg = 0;  // small number that a mark carries
-  std::int32_t group_size = 0;
+  SegmentId segment;            // forward, backward, recompute
+  NameId name;                  // mark's name, kernel's op, event's label; see Plan::name_of
+  std::int32_t arg = 0;         // small number that a mark carries
+  CommunicatorId communicator;  // of a collective: whom it meets
   Bytes bytes = 0;
   Numel numel = 0;
   double factor = 0.0;  // divide
@@ -274,6 +274,21 @@ struct PlanGroups {
   bool operator==(const PlanGroups&) const = default;
 };
 
+/// Dimensions of ranks that communicators span; a mesh adds names of its own.
+inline constexpr std::string_view kShardDimension = "shard";
+inline constexpr std::string_view kReplicateDimension = "replicate";
+inline constexpr std::string_view kWorldDimension = "world";
+
+/// A process group in which this rank's collectives meet. Those of one communicator run one after the other, in the
+/// order in which the host issues them, whatever their streams are (R4). Ids follow the first use, on all ranks alike,
+/// as PyTorch makes them.
+struct PlanCommunicator {
+  std::string name;  // one of its own in the plan, the same on every rank; "world": torch's default group
+  std::string kind;  // the dimension: "shard", "replicate", "world", or one of a mesh
+  std::vector<std::int32_t> ranks;  // of the world, in the order of the group; the plan's own among them
+  bool operator==(const PlanCommunicator&) const = default;
+};
+
 /// Per iteration; bytes are not counted here (simulate does).
 struct PlanCounts {
   std::int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0, broadcast = 0, h2d = 0, d2h = 0, limiter_waits = 0;
@@ -296,6 +311,7 @@ struct Plan {
   std::vector<PlanUnit> units;      // handle order: registration DFS, root first (W9)
   std::vector<StreamInfo> streams;  // in creation order, D left out
   PlanGroups groups;
+  std::vector<PlanCommunicator> communicators;
   double pre_divide = 1.0, post_divide = 1.0;
   std::vector<Segment> segments;
   std::vector<PlanIteration> iterations;  // the last one is the steady one
@@ -312,10 +328,20 @@ struct Plan {
     return id.valid() ? std::string_view(names[id.index()]) : std::string_view();
   }
   UnitId find_unit(std::string_view name) const;
+  /// Ranks that a collective meets, its own included; 0: the instruction names no communicator.
+  std::int32_t group_size(const Instruction& instruction) const {
+    if (!instruction.communicator.valid()) return 0;
+    return static_cast<std::int32_t>(communicators[instruction.communicator.index()].ranks.size());
+  }
 };
 
 /// "full:layers.0", "grad_piece:layers.0.mlp.weight"; the root's unit is spelt "full:".
 std::string buffer_name(const Plan& plan, const BufferName& buffer);
+
+/// Whether ranks meet in instructions of this kind.
+constexpr bool is_collective(InstructionKind kind) {
+  return kind >= InstructionKind::AllGather && kind <= InstructionKind::Broadcast;
+}
 
 /// Counts of one iteration's instructions.
 PlanCounts count_instructions(const PlanIteration& iteration);

@@ -57,6 +57,7 @@ struct Span {
   std::int32_t op = -1;       // index in Model::ops
   std::int32_t unit = -1;     // index in the plan's units; see Timeline::units
   std::int32_t phase = 0;     // Phase of the plan
+  NameId communicator = {};   // Timeline::names: of a collective, where it is known
   Bytes bytes = 0;
   bool operator==(const Span&) const = default;
 };

@@ -26,8 +26,8 @@ Estimate memory_outside(const Plan& plan, const Job& job, const HardwareProfile&
   const auto context = profile.extra.find("context_bytes");
   double bytes = profile.kind == "gpu" ? 600.0 * static_cast<double>(kMiB) : 0;
   if (context != profile.extra.end()) bytes = context->second;
-  for (const auto* ranks : {&plan.groups.shard, &plan.groups.replicate}) {
-    bytes += static_cast<double>(communicator_bytes(profile, place_group(*ranks, job.cluster.ranks_per_node)));
+  for (const PlanCommunicator& one : plan.communicators) {
+    bytes += static_cast<double>(communicator_bytes(profile, place_group(one.ranks, job.cluster.ranks_per_node)));
   }
   return {bytes, bytes * 0.6, bytes * 2.0};
 }
@@ -425,7 +425,7 @@ Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       if (!waits[r]) continue;
       PlanPlayer::Meeting all = simulations[r]->meeting();
-      for (const std::size_t peer : ranks[r].peers[static_cast<std::size_t>(all.group)]) {
+      for (const std::size_t peer : ranks[r].peers[all.communicator.index()]) {
         if (!waits[peer]) continue;  // it ran out of memory: the answer says so
         const PlanPlayer::Meeting& other = simulations[peer]->meeting();
         all.ready = std::max(all.ready, other.ready);

@@ -4,7 +4,6 @@
 // errors.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "core/job.h"
@@ -29,7 +28,8 @@ struct RankRequest {
   const Job& job;
   const HardwareProfile& profile;
   RankSpeed speed;
-  std::array<std::vector<std::size_t>, 3> peers;  // by GroupKind: places in the list of ranks in the same group
+  /// By CommunicatorId of the plan: places in the list of ranks of those that it meets, its own included.
+  std::vector<std::vector<std::size_t>> peers;
 };
 
 /// A collective starts when all its ranks are there and takes as long as on the slowest of them. Ranks that share a

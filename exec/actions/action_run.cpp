@@ -3,11 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -15,11 +13,10 @@
 #include "exec/actions/action_runner.h"
 #include "exec/actions/action_state.h"
 #include "exec/checkpoint/checkpoint.h"
-#include "exec/training/failure_text.h"
 #include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
-#include "exec/step/plan_groups.h"
 #include "exec/record/recorder.h"
+#include "exec/step/plan_groups.h"
+#include "exec/training/failure_text.h"
 #include "exec/training/starting_weights.h"
 
 namespace foreshard::exec {
@@ -28,10 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Numel kFirst = 3;  // elements that are shown of a tensor
-
-Error refused(std::string place, std::string message, std::string got, std::string hint) {
-  return Error{ErrorCode::Unsupported, std::move(message), "", std::move(place), "", std::move(got), std::move(hint)};
-}
 
 ActionTensor action_tensor(std::string name, DType dtype, Shape whole, Numel first_at, const at::Tensor& local) {
   ActionTensor tensor{std::move(name), std::string(dtype_name(dtype)), std::move(whole), first_at, 0, 0, {}};
@@ -104,7 +97,7 @@ class RankActions final : public ActionRun {
     if (setup_.intra_op_threads > 0) at::set_num_threads(setup_.intra_op_threads);
     backend_ = make_host_backend(
         {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
-    std::map<GroupKind, std::shared_ptr<Communicator>> groups;
+    Communicators groups;
     if (auto connected = connect(groups); !connected) return connected;
     auto runner =
         ActionRunner::create({source(), plan(), *backend_, std::move(groups), weights_.params, weights_.buffers});
@@ -113,7 +106,7 @@ class RankActions final : public ActionRun {
     return {};
   }
 
-  Result<void> connect(std::map<GroupKind, std::shared_ptr<Communicator>>& groups) {
+  Result<void> connect(Communicators& groups) {
     if (setup_.place.world_size > 1) {
       std::vector<int> world(static_cast<std::size_t>(setup_.place.world_size));
       for (std::size_t r = 0; r < world.size(); ++r) world[r] = static_cast<int>(r);
@@ -121,20 +114,11 @@ class RankActions final : public ActionRun {
       if (!control) return fail(control.error());
       control_ = std::move(*control);
     }
-    for (const PlanGroup& group : groups_of(plan())) {
-      if (group.stream != Stream::D) continue;  // of training: the runner refuses it
-      const std::vector<int> ranks(group.ranks.begin(), group.ranks.end());
-      if (groups.contains(group.group)) {
-        return fail(refused("fsdp.overrides", "units are sharded over groups of several sizes",
-                            fmt::format("ranks {} beside another group", fmt::join(ranks, ",")),
-                            "plan and simulate take it"));
-      }
-      auto made = setup_.connect(fmt::format("actions of ranks {}", fmt::join(ranks, ",")), ranks);
+    for (const CommunicatorId id : communicators_to_connect(plan())) {
+      const PlanCommunicator& group = plan().communicators[id.index()];
+      auto made = setup_.connect("actions in " + meeting_name(group), {group.ranks.begin(), group.ranks.end()});
       if (!made) return fail(made.error());
-      groups[group.group] = std::move(*made);
-    }
-    for (const GroupKind kind : {GroupKind::Shard, GroupKind::Replicate, GroupKind::World}) {
-      if (!groups.contains(kind)) groups[kind] = in_process_communicators(1).front();  // meets nobody
+      groups.set(id, std::move(*made));
     }
     return {};
   }

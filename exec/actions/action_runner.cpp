@@ -11,6 +11,7 @@
 #include "exec/actions/action_runner_buffers.h"
 #include "exec/actions/action_runner_layout.h"
 #include "exec/actions/action_runner_optimizer.h"
+#include "exec/communicators/in_process_communicator.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -208,7 +209,13 @@ class Runner : public ActionRunner {
   }
 
   void collective(const Instruction& i, CollectiveWork what) {
-    setup_.backend.collective({stream_, id()}, setup_.communicators.at(i.group), std::move(what));
+    setup_.backend.collective({stream_, id()}, communicator_of(i), std::move(what));
+  }
+
+  /// Of one rank: a gather of a group that meets nobody.
+  std::shared_ptr<Communicator> communicator_of(const Instruction& i) {
+    auto found = setup_.communicators.find(i.communicator);
+    return found != nullptr ? found : alone_;
   }
 
   void execute(const Instruction& i) {
@@ -528,6 +535,7 @@ class Runner : public ActionRunner {
   }
 
   ActionSetup setup_;
+  const std::shared_ptr<Communicator> alone_ = in_process_communicators(1).front();
   ActionLayout layout_;
   StreamIndex stream_;
   ActionBuffers buffers_;
@@ -559,16 +567,12 @@ std::optional<Error> refused(const ActionSetup& setup) {
                    "plan and simulate take it; --set fsdp.cpu_offload=false");
     }
     for (const Instruction& i : iteration.instructions) {
-      const bool meets = i.kind == InstructionKind::AllGather || i.kind == InstructionKind::Broadcast;
-      if (meets && !setup.communicators.contains(i.group)) {
-        return error(buffer_name(setup.plan, i.buffer), "a collective without a communicator", "");
-      }
       if (i.stream != Stream::Host && i.stream != Stream::D) {
         return error(std::string(stream_name(i.stream)), "actions run on the compute stream", "");
       }
     }
   }
-  return std::nullopt;
+  return missing_communicator(setup.plan, setup.communicators);
 }
 
 }  // namespace

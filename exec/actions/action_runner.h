@@ -19,8 +19,8 @@
 #include "core/plan/actions/state_dict.h"
 #include "core/result.h"
 #include "exec/backend/backend.h"
-#include "exec/communicators/communicator.h"
 #include "exec/checkpoint/train_state.h"
+#include "exec/step/plan_groups.h"
 
 namespace foreshard::exec {
 
@@ -36,7 +36,7 @@ struct ActionSetup {
   StateSource source;  // what it names outlives the runner, as does the plan
   const Plan& plan;    // of build_action_plan, for this rank
   Backend& backend;
-  std::map<GroupKind, std::shared_ptr<Communicator>> communicators;  // those that the plan meets in; World for NO_SHARD
+  Communicators communicators;      // those that the plan meets in; a group of one may be left out
   WholeParam initial;               // reset_parameters, or the values that the module was made with; init only
   std::vector<at::Tensor> buffers;  // in the order of Model::buffers
 };

@@ -182,8 +182,9 @@ class Backend {
     work();
   }
   virtual void copy(const Issue& issue, const Buffer& to, const Buffer& from, Bytes bytes) = 0;
-  /// The communicator belongs to this stream: one whose collectives run on two streams would meet them in another order
-  /// on each rank. It is aborted when this backend fails, so that its peers do not wait for us.
+  /// Collectives of one communicator run one after the other in the order of these calls, whatever their streams: run
+  /// side by side they would meet in another order on each rank. The communicator is aborted when this backend fails,
+  /// so that its peers do not wait for us.
   virtual void collective(const Issue& issue, std::shared_ptr<Communicator> communicator, CollectiveWork work) = 0;
 
   /// Fires when the stream has done all that was issued to it so far.

@@ -1,9 +1,10 @@
 // Communicator: collectives of one group of ranks on raw memory.
 //
 // A Backend calls these as work of a stream, so that they are asynchronous for the issuer: on the host they block the
-// stream's thread, on CUDA they are enqueued on the stream that is current. One communicator belongs to
-// one stream; every rank of the group makes the same calls in the same order. Whatever goes wrong (a peer that does not
-// come within the timeout, calls that do not match, an abort) is thrown as std::runtime_error with the names involved.
+// stream's thread, on CUDA they are enqueued on the stream that is current. A communicator is a group of ranks, as the
+// plan lists them: its calls may come from several streams, but one after the other (exec/backend/collective_order.h),
+// and every rank of the group makes the same calls in the same order. Whatever goes wrong (a peer that does not come
+// within the timeout, calls that do not match, an abort) is thrown as std::runtime_error with the names involved.
 #pragma once
 
 #include <span>
@@ -22,6 +23,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// Whether calls on several streams run in the order of the calls without anybody else's doing.
+  virtual bool orders_streams() const { return false; }
 
   /// output is [size, numel], input is [numel] and may be the caller's own slice of output.
   virtual void all_gather(void* output, const void* input, Numel numel, DType dtype) = 0;

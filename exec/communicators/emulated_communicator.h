@@ -34,7 +34,7 @@ std::unique_ptr<EmulatedDevice> emulated_host();
 /// the input of a reduce-scatter, the reduced or sent tensor.
 using CollectiveDuration = std::function<std::int64_t(InstructionKind kind, Bytes bytes)>;
 
-/// One for each stream, as with real ones: `device` must not be shared between streams.
+/// `device` belongs to this communicator alone.
 std::shared_ptr<Communicator> emulated_communicator(int rank, int size, std::unique_ptr<EmulatedDevice> device,
                                                     CollectiveDuration duration);
 

@@ -70,6 +70,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
+  bool orders_streams() const override { return true; }  // by events of its own, as PyTorch relies on
 
   void all_gather(void* output, const void* input, Numel numel, DType dtype) override {
     call("all_gather", [&](ncclComm_t comm, cudaStream_t stream) {

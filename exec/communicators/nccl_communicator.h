@@ -1,8 +1,8 @@
-// Collectives between GPUs: one NCCL communicator for one group of ranks and one stream of the plan.
+// Collectives between GPUs: one NCCL communicator for one group of ranks of the plan.
 //
 // Calls enqueue on the current CUDA stream and return. The ranks meet through an id that rank 0 makes and the launch's
-// rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer; asynchronous_error() tells
-// what NCCL's network noticed meanwhile.
+// rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer;
+// asynchronous_error() tells what NCCL's network noticed meanwhile.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ struct NcclOptions {
   int size = 1;
   int device = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting, and of connections made later
-  bool register_buffers = false;                                // the allocator's segments (exec/communicators/nccl_buffers.h)
+  bool register_buffers = false;  // the allocator's segments (exec/communicators/nccl_buffers.h)
   /// Why a peer will not come, or come back, if somebody knows: asked now and then, from any thread. NCCL itself sees
   /// only peers behind a network go.
   std::function<std::string()> word_of_others = {};

@@ -21,15 +21,16 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "exec/backend/collective_order.h"
+#include "exec/backend/failure_board.h"
 #include "exec/communicators/communicator.h"
 #include "exec/cuda/cuda_device.h"
-#include "exec/record/cupti_recorder.h"
 #include "exec/cuda/device_operators.h"
-#include "exec/backend/failure_board.h"
-#include "exec/record/memory_ledger.h"
-#include "exec/record/recorder.h"
 #include "exec/cuda/repeated_work.h"
 #include "exec/cuda/unit_ranges.h"
+#include "exec/record/cupti_recorder.h"
+#include "exec/record/memory_ledger.h"
+#include "exec/record/recorder.h"
 
 namespace foreshard::exec {
 namespace {
@@ -266,7 +267,7 @@ class CudaBackend final : public Backend {
   void collective(const Issue& issue, std::shared_ptr<Communicator> communicator, CollectiveWork work) override {
     board_.tell(communicator);
     watch_.add(communicator);
-    run(issue, [&] { work(*communicator); });
+    order_.in_turn(*this, issue, communicator, [&] { run(issue, [&] { work(*communicator); }); });
   }
 
   /// Of the host: never recorded, so that nobody waits for it; its work was done when it was issued.
@@ -388,6 +389,7 @@ class CudaBackend final : public Backend {
   c10::cuda::CUDAGuard guard_;
   FailureBoard board_;
   CollectiveWatch watch_;
+  CollectiveOrder order_;
   Recorder* recorder_;
   CuptiRecorder* cupti_;
   std::vector<std::pair<CUstream_st*, RecordedLane*>> lanes_;

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "core/result.h"
-#include "exec/communicators/communicator.h"
+#include "exec/backend/collective_order.h"
 #include "exec/backend/failure_board.h"
+#include "exec/communicators/communicator.h"
 #include "exec/host/host_stream.h"
 #include "exec/record/memory_ledger.h"
 #include "exec/record/recorder.h"
@@ -170,7 +171,8 @@ class HostBackend final : public Backend {
 
   void collective(const Issue& issue, std::shared_ptr<Communicator> communicator, CollectiveWork work) override {
     board_.tell(communicator);
-    launch(issue, [communicator = std::move(communicator), work = std::move(work)] { work(*communicator); });
+    order_.in_turn(*this, issue, communicator,
+                   [&] { launch(issue, [communicator, work = std::move(work)] { work(*communicator); }); });
   }
 
   Event record_event(const Issue& issue) override {
@@ -234,6 +236,7 @@ class HostBackend final : public Backend {
   std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
   std::shared_ptr<StreamsHere> here_ = std::make_shared<StreamsHere>();
   FailureBoard board_;
+  CollectiveOrder order_;
   std::int32_t step_ = 0;
   std::vector<std::unique_ptr<HostStream>> streams_;  // last: the workers use the members above
 };

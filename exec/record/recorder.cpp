@@ -218,7 +218,8 @@ class TimelineOfRecords {
       Span& span = add(id, lane[k], i);
       span.kind = work_span_kind(i->kind);
       span.name = name(work_span_name(plan_, *i));
-      span.bytes = instruction_is_collective(i->kind) ? instruction_bytes(*i) : i->bytes;
+      span.bytes = is_collective(i->kind) ? instruction_bytes(*i) : i->bytes;
+      if (i->communicator.valid()) span.communicator = name(plan_.communicators[i->communicator.index()].name);
       const auto host = host_span_of_.find(span.instruction.value);
       if (span.instruction.value != last && host != host_span_of_.end())
         timeline_.flows.push_back({host->second, SpanId(timeline_.spans.size() - 1)});
@@ -226,12 +227,6 @@ class TimelineOfRecords {
     }
     add_driver_calls(&lane, id, next_call, kEver);
     if (used) timeline_.lanes.push_back({plan_.rank, lane.stream(), lane.priority()});
-  }
-
-  static bool instruction_is_collective(InstructionKind kind) {
-    const SpanKind span = work_span_kind(kind);
-    return span == SpanKind::AllGather || span == SpanKind::ReduceScatter || span == SpanKind::AllReduce ||
-           span == SpanKind::Broadcast;
   }
 
   /// Memory stands still between instructions: a sample of the highest point inside one, and one of its end.

@@ -10,13 +10,13 @@
 #include <utility>
 
 #include "exec/host/counting_allocator.h"
-#include "exec/units/flat_unit.h"
-#include "exec/step/issue_context.h"
-#include "exec/units/plain_tensors.h"
-#include "exec/run/plan_runner_support.h"
 #include "exec/operators/random_numbers.h"
-#include "exec/units/sharded_unit.h"
+#include "exec/run/plan_runner_support.h"
+#include "exec/step/issue_context.h"
 #include "exec/torch/torch_types.h"
+#include "exec/units/flat_unit.h"
+#include "exec/units/plain_tensors.h"
+#include "exec/units/sharded_unit.h"
 #include "exec/units/trained_blocks.h"
 
 namespace foreshard::exec {
@@ -497,15 +497,14 @@ void Runner::zero(const Instruction& instruction, InstructionId id) {
 Outcome<at::Tensor> Runner::clip_grad_norm(double max_norm, double p) {
   Instruction reduce;
   reduce.kind = Kind::AllReduce;
-  reduce.group_size = static_cast<std::int32_t>(setup_.plan.groups.shard.size());
+  reduce.stream = Stream::D;
   reduce.reduce_op = std::isinf(p) ? ReduceOp::Max : ReduceOp::Sum;
-  // Any shard group's communicator will do, on the stream that it belongs to: nothing else runs.
-  for (const Stream stream : {Stream::D, Stream::G, Stream::S, Stream::U, Stream::A}) {
-    reduce.stream = stream;
-    if (setup_.communicators.find(stream, GroupKind::Shard, reduce.group_size) != nullptr) break;
-  }
   const bool sharded = std::any_of(units_.begin(), units_.end(), [](const UnitTensors* u) { return !u->replicated(); });
-  if (!sharded) reduce.group_size = 1;
+  const std::vector<PlanCommunicator>& all = setup_.plan.communicators;
+  const auto shards = std::find_if(all.begin(), all.end(), [&](const PlanCommunicator& one) {
+    return one.kind == kShardDimension && one.ranks == setup_.plan.groups.shard;
+  });
+  if (sharded && shards != all.end()) reduce.communicator = CommunicatorId(std::size_t(shards - all.begin()));
   return blocks_.clip_now(reduce, max_norm, p);
 }
 

@@ -3,8 +3,8 @@
 // The calling thread is the issuer: it walks an iteration's instructions in their order and gives each to its stream;
 // the numbers are made on the streams. Buffers, events and streams are exactly those of the plan; an operator's own
 // temporaries are LibTorch's. What an instruction does to parameters and gradients depends on how a unit lies in
-// memory: exec/units/unit_tensors.h, with one implementation for fsdp1, one for fsdp2 and one for parameters of no unit. What
-// is not run is refused by create(), by instruction, before anything is started.
+// memory: exec/units/unit_tensors.h, with one implementation for fsdp1, one for fsdp2 and one for parameters of no
+// unit. What is not run is refused by create(), by instruction, before anything is started.
 //
 // Every rank makes its own runner, from the plan for its rank, on its own thread.
 #pragma once
@@ -21,10 +21,10 @@
 #include "core/plan.h"
 #include "core/result.h"
 #include "exec/backend/backend.h"
-#include "exec/units/comm_hook.h"
+#include "exec/checkpoint/train_state.h"
 #include "exec/operators/operator_interpreter.h"
 #include "exec/step/plan_groups.h"
-#include "exec/checkpoint/train_state.h"
+#include "exec/units/comm_hook.h"
 
 namespace foreshard::exec {
 
@@ -33,7 +33,7 @@ struct PlanRunnerSetup {
   const Plan& plan;
   const OperatorInterpreter& interpreter;
   Backend& backend;
-  Communicators communicators;  // one for each of groups_of(plan)
+  Communicators communicators;  // one for each of communicators_to_connect(plan)
   OptimizerOptions optimizer;
   std::vector<at::Tensor> buffers;   // in the order of Model::buffers
   std::vector<bool> trainable = {};  // by ParamId, as UnitTable::trainable; empty: as the model says

@@ -22,7 +22,7 @@ bool keeps_on_host(const Plan& plan) {
 }  // namespace
 
 IssueContext::IssueContext(Backend& backend, const Plan& plan, Communicators communicators)
-    : backend_(backend), communicators_(std::move(communicators)), has_host_stream_(keeps_on_host(plan)) {
+    : backend_(backend), plan_(plan), communicators_(std::move(communicators)), has_host_stream_(keeps_on_host(plan)) {
   streams_[static_cast<std::size_t>(Stream::D)] = backend.create_stream("D", 0);
   for (const StreamInfo& info : plan.streams) {
     streams_[static_cast<std::size_t>(info.stream)] = backend.create_stream(stream_name(info.stream), info.priority);
@@ -44,13 +44,11 @@ void IssueContext::launch(const Instruction& instruction, InstructionId id, std:
 
 void IssueContext::collective(const Instruction& instruction, InstructionId id, std::span<const Buffer> uses,
                               CollectiveWork work, Work alone) const {
-  if (instruction.group_size <= 1) {
+  if (group_size(instruction) <= 1) {
     if (alone) launch(instruction, id, uses, std::move(alone));
     return;
   }
-  backend_.collective(on(instruction.stream, id, uses),
-                      communicators_.find(instruction.stream, instruction.group, instruction.group_size),
-                      std::move(work));
+  backend_.collective(on(instruction.stream, id, uses), communicators_.find(instruction.communicator), std::move(work));
 }
 
 Outcome<void> IssueContext::wait_for(Stream letter, InstructionId id) const {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -18,11 +19,13 @@ namespace foreshard::exec {
 
 class IssueContext {
  public:
-  /// Makes the plan's streams, D first. Where the plan keeps something on the host there is a stream for that too: the
-  /// issuer waits for each piece of its work, as for work of its own.
+  /// Makes the plan's streams, D first; the plan outlives the context. Where the plan keeps something on the host there
+  /// is a stream for that too: the issuer waits for each piece of its work, as for work of its own.
   IssueContext(Backend& backend, const Plan& plan, Communicators communicators);
 
   Backend& backend() const { return backend_; }
+  /// Ranks that a collective meets, its own included.
+  std::int32_t group_size(const Instruction& instruction) const { return std::max(plan_.group_size(instruction), 1); }
   bool has_host_stream() const { return has_host_stream_; }
   StreamIndex stream(Stream letter) const { return streams_[static_cast<std::size_t>(letter)]; }
   Issue on(Stream letter, InstructionId id, std::span<const Buffer> uses = {}) const {
@@ -45,6 +48,7 @@ class IssueContext {
 
  private:
   Backend& backend_;
+  const Plan& plan_;
   Communicators communicators_;
   bool has_host_stream_ = false;
   std::array<StreamIndex, kStreamCount> streams_{};

@@ -13,17 +13,17 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/units/units.h"
 #include "exec/checkpoint/checkpoint.h"
-#include "exec/units/comm_hook.h"
 #include "exec/data/batch_source.h"
-#include "exec/training/evaluation.h"
-#include "exec/training/failure_text.h"
 #include "exec/host/host_backend.h"
 #include "exec/operators/operator_interpreter.h"
-#include "exec/step/plan_groups.h"
-#include "exec/run/plan_runner.h"
 #include "exec/record/recorder.h"
+#include "exec/run/plan_runner.h"
+#include "exec/step/plan_groups.h"
+#include "exec/training/evaluation.h"
+#include "exec/training/failure_text.h"
 #include "exec/training/schedule.h"
 #include "exec/training/starting_weights.h"
+#include "exec/units/comm_hook.h"
 
 namespace foreshard::exec {
 namespace {
@@ -205,12 +205,11 @@ class RankTraining final : public Training {
       *shared = std::move(*made);
     }
     const Connect& connect_group = setup_.device.connect ? setup_.device.connect : setup_.connect;
-    for (const PlanGroup& group : groups_of(parts_->plan)) {
-      const std::vector<int> ranks(group.ranks.begin(), group.ranks.end());
-      auto made =
-          connect_group(fmt::format("stream {} of ranks {}", stream_name(group.stream), fmt::join(ranks, ",")), ranks);
+    for (const CommunicatorId id : communicators_to_connect(parts_->plan)) {
+      const PlanCommunicator& group = parts_->plan.communicators[id.index()];
+      auto made = connect_group(meeting_name(group), {group.ranks.begin(), group.ranks.end()});
       if (!made) return fail(made.error());
-      communicators_.add(group.stream, group.group, std::move(*made));
+      communicators_.set(id, std::move(*made));
     }
     return {};
   }

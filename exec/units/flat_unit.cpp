@@ -228,7 +228,7 @@ void FlatUnit::all_gather(const Instruction& instruction, InstructionId id) {
   const Memory to = memory(instruction.buffer.what);
   const Memory from =
       instruction.dtype == unit_.param_dtype || !slot(BufferWhat::CastShard).valid() ? staged_shard() : resident_;
-  const Numel numel = instruction.numel / instruction.group_size;
+  const Numel numel = instruction.numel / context_.group_size(instruction);
   const std::array<Buffer, 2> uses = {to.buffer, from.buffer};
   context_.collective(instruction, id, uses, [to, from, numel, dtype = instruction.dtype](Communicator& group) {
     group.all_gather(to.buffer.data(), from.buffer.data(), numel, dtype);
@@ -332,7 +332,7 @@ void FlatUnit::call_hook(const Instruction& instruction, InstructionId id) {
   gradient_in_ = instruction.buffer.what;
   const std::array<Buffer, 2> uses = {to.buffer, from.buffer};
   const auto call = [this, scatters, from, to, numel = instruction.numel,
-                     ranks = std::max(instruction.group_size, 1)](Communicator* group) {
+                     ranks = context_.group_size(instruction)](Communicator* group) {
     at::NoGradGuard no_grad;
     hook_({unit_.name, flat(from, numel), scatters ? flat(to, numel / ranks) : at::Tensor(), ranks, group});
   };
@@ -345,7 +345,7 @@ void FlatUnit::reduce_scatter(const Instruction& instruction, InstructionId id) 
   const Memory from = memory(gradient_in_);
   const Memory to = memory(instruction.buffer.what);
   gradient_in_ = instruction.buffer.what;
-  const Numel numel = instruction.numel / instruction.group_size;
+  const Numel numel = instruction.numel / context_.group_size(instruction);
   const std::array<Buffer, 2> uses = {to.buffer, from.buffer};
   context_.collective(instruction, id, uses,
                       [to, from, numel, dtype = instruction.dtype, op = instruction.reduce_op](Communicator& group) {

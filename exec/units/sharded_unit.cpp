@@ -262,7 +262,7 @@ void ShardedUnit::copy_in(const Instruction& instruction, InstructionId id) {
 
 void ShardedUnit::all_gather(const Instruction& instruction, InstructionId id) {
   const Buffer whole = slot(BufferWhat::AgBuffer, -1, instruction.arg);
-  const Numel numel = instruction.numel / instruction.group_size;
+  const Numel numel = instruction.numel / context_.group_size(instruction);
   context_.collective(instruction, id, {&whole, 1}, [whole, numel, dtype = instruction.dtype](Communicator& group) {
     auto* data = static_cast<std::byte*>(whole.data());
     group.all_gather(data, data + group.rank() * numel * itemsize(dtype), numel, dtype);
@@ -397,7 +397,7 @@ void ShardedUnit::reduce(const Instruction& instruction, InstructionId id) {
       tensor(uses[1], 0, numel, dtype).copy_(tensor(uses[0], 0, numel, dtype));
     });
   }
-  const Numel numel = instruction.numel / instruction.group_size;
+  const Numel numel = instruction.numel / context_.group_size(instruction);
   context_.collective(instruction, id, uses,
                       [this, uses, numel, dtype = instruction.dtype, op = instruction.reduce_op,
                        factor = instruction.factor](Communicator& group) {

@@ -7,11 +7,11 @@
 #include <functional>
 
 #include "core/plan.h"
-#include "gui/models/timeline/amounts.h"
 #include "gui/models/headline.h"
+#include "gui/models/timeline/amounts.h"
 #include "gui/models/timeline/meaning.h"
-#include "traces/formats/chrome_trace.h"
 #include "traces/analysis/comparison.h"
+#include "traces/formats/chrome_trace.h"
 #include "traces/timeline/exposed_comm.h"
 
 namespace foreshard::gui {
@@ -78,6 +78,7 @@ std::vector<Fact> slice_facts(const Scene& scene, const SceneSlice& slice) {
   if (!unit.empty()) facts.push_back({"unit", unit});
   if (span.phase != 0) facts.push_back({"phase", std::string(phase_name(static_cast<Phase>(span.phase)))});
   if (span.instruction.valid()) facts.push_back({"instruction", fmt::format("{}", span.instruction.value)});
+  if (span.communicator.valid()) facts.push_back({"communicator", std::string(t.name_of(span.communicator))});
   facts.push_back({"where", lane_words(t, span)});
   facts.push_back({"start", words(span.start - side.origin)});
   facts.push_back({"duration", words(span.duration)});

@@ -48,7 +48,7 @@ class DeviceClock {
   IssueTape* tape() const { return tape_; }
 
   /// Appends work to a stream; `not_before` is a further bound on its start: a communicator that is busy, which then is
-  /// `communicator`, a GroupKind.
+  /// `communicator`, a CommunicatorId.
   Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
     if (next_given_ < given_.size()) return enqueue_given(stream, communicator);
     if (tape_ != nullptr) write_down(stream, duration, communicator);

@@ -14,7 +14,7 @@ SimDuration scaled(SimDuration duration, double factor) {
 
 std::vector<SimTime> retime(const IssueTape& tape, const std::vector<UnitChange>& changes) {
   std::array<SimTime, kStreamCount> tails{};
-  std::array<SimTime, 3> communicators{};
+  std::vector<SimTime> communicators(static_cast<std::size_t>(tape.communicators()), 0);
   std::vector<SimTime> events(static_cast<std::size_t>(tape.events()), 0), ends;
   SimTime host = 0;
   const std::vector<IssueTape::Entry>& entries = tape.entries();
@@ -44,7 +44,7 @@ std::vector<SimTime> retime(const IssueTape& tape, const std::vector<UnitChange>
         break;
       case IssueTape::Kind::Collective: {
         host += entry.host;
-        SimTime& communicator = communicators[entry.group];
+        SimTime& communicator = communicators[static_cast<std::size_t>(entry.event)];
         tail = std::max({tail, host, communicator}) + scaled(entry.device, communication);
         communicator = tail;
         break;

@@ -30,9 +30,8 @@ class IssueTape {
   struct Entry {
     Kind kind = Kind::Run;
     std::uint8_t stream = 0;
-    std::uint8_t group = 0;     // Collective: whose communicator
     std::int32_t unit = -1;     // whose work it is
-    std::int32_t event = -1;    // Record, StreamWait, HostWait
+    std::int32_t event = -1;    // Record, StreamWait, HostWait; Collective: the CommunicatorId
     SimDuration host = 0;       // Run: H; else what the host pays before
     SimDuration device = 0;     // Run: D; Collective: duration
     SimDuration behind = 0;     // Run: C
@@ -52,7 +51,7 @@ class IssueTape {
     const bool joins = !entries_.empty() && entries_.back().kind == Kind::Run && entries_.back().stream == stream &&
                        entries_.back().unit == unit_;
     if (!joins) {
-      entries_.push_back({Kind::Run, static_cast<std::uint8_t>(stream), 0, unit_, -1, 0, 0, 0,
+      entries_.push_back({Kind::Run, static_cast<std::uint8_t>(stream), unit_, -1, 0, 0, 0,
                           static_cast<std::uint32_t>(kernels_.size())});
     }
     kernels_.push_back({pending_host_, duration});
@@ -63,28 +62,29 @@ class IssueTape {
     entry.behind = (entry.behind > entry.host ? entry.behind : entry.host) + duration;
     pending_host_ = 0;
   }
-  void collective(int stream, int group, SimDuration duration) {
-    add({Kind::Collective, static_cast<std::uint8_t>(stream), static_cast<std::uint8_t>(group), unit_, -1, 0, duration,
-         0, 0, load_});
+  void collective(int stream, std::int32_t communicator, SimDuration duration) {
+    add({Kind::Collective, static_cast<std::uint8_t>(stream), unit_, communicator, 0, duration, 0, 0, load_});
+    if (communicator >= communicators_) communicators_ = communicator + 1;
   }
   std::int32_t record(int stream) {
-    add({Kind::Record, static_cast<std::uint8_t>(stream), 0, unit_, events_, 0, 0, 0, 0});
+    add({Kind::Record, static_cast<std::uint8_t>(stream), unit_, events_, 0, 0, 0, 0});
     return events_++;
   }
   void stream_wait(int stream, std::int32_t event) {
-    add({Kind::StreamWait, static_cast<std::uint8_t>(stream), 0, unit_, event, 0, 0, 0, 0});
+    add({Kind::StreamWait, static_cast<std::uint8_t>(stream), unit_, event, 0, 0, 0, 0});
   }
-  void host_wait(std::int32_t event) { add({Kind::HostWait, 0, 0, unit_, event, 0, 0, 0, 0}); }
+  void host_wait(std::int32_t event) { add({Kind::HostWait, 0, unit_, event, 0, 0, 0, 0}); }
   void stream_synchronize(int stream) {
-    add({Kind::StreamSync, static_cast<std::uint8_t>(stream), 0, unit_, -1, 0, 0, 0, 0});
+    add({Kind::StreamSync, static_cast<std::uint8_t>(stream), unit_, -1, 0, 0, 0, 0});
   }
   /// An iteration has ended.
-  void end_iteration() { add({Kind::Iteration, 0, 0, -1, -1, 0, 0, 0, 0}); }
+  void end_iteration() { add({Kind::Iteration, 0, -1, -1, 0, 0, 0, 0}); }
 
   const std::vector<Entry>& entries() const { return entries_; }
   /// Of all runs, one after the other.
   const std::vector<Kernel>& kernels() const { return kernels_; }
   std::int32_t events() const { return events_; }
+  std::int32_t communicators() const { return communicators_; }
 
  private:
   void add(Entry entry) {
@@ -97,7 +97,7 @@ class IssueTape {
   std::vector<Entry> entries_;
   std::vector<Kernel> kernels_;
   SimDuration pending_host_ = 0;
-  std::int32_t unit_ = -1, events_ = 0;
+  std::int32_t unit_ = -1, events_ = 0, communicators_ = 0;
   HostLoad load_;
 };
 

@@ -12,12 +12,6 @@ namespace {
 
 constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::StateCopy) + 1;
 
-std::vector<std::int32_t> all_ranks(std::int32_t world_size) {
-  std::vector<std::int32_t> ranks(static_cast<std::size_t>(std::max(world_size, 1)));
-  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<std::int32_t>(i);
-  return ranks;
-}
-
 std::int32_t first_event(const PlanIteration& iteration) {
   std::int32_t first = 0;
   for (const Instruction& i : iteration.instructions) {
@@ -27,11 +21,6 @@ std::int32_t first_event(const PlanIteration& iteration) {
     }
   }
   return first;
-}
-
-bool is_collective(InstructionKind kind) {
-  return kind == InstructionKind::AllGather || kind == InstructionKind::ReduceScatter ||
-         kind == InstructionKind::AllReduce || kind == InstructionKind::Broadcast;
 }
 
 CollectiveKind collective_kind(InstructionKind kind) {
@@ -99,9 +88,9 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       follow_runs_(request.follow_runs) {
   buffers_.assign(kBufferKinds * (plan_.units.size() + plan_.param_names.size() + 1), kNoBlock);
   gathered_from_.assign(plan_.units.size(), 1);
-  shard_group_ = place_group(plan_.groups.shard, job_.cluster.ranks_per_node);
-  replicate_group_ = place_group(plan_.groups.replicate, job_.cluster.ranks_per_node);
-  world_group_ = place_group(all_ranks(plan_.world_size), job_.cluster.ranks_per_node);
+  for (const PlanCommunicator& one : plan_.communicators) {
+    communicators_.push_back({place_group(one.ranks, job_.cluster.ranks_per_node)});
+  }
   for (const PlanIteration& iteration : plan_.iterations) {
     for (const Instruction& i : iteration.instructions) {
       plan_owns_inputs_ = plan_owns_inputs_ || (i.kind == InstructionKind::Alloc && i.buffer.what == BufferWhat::Input);
@@ -165,7 +154,7 @@ PlanPlayer::Progress PlanPlayer::advance() {
       cast_due_ = false;
       ok = make_early(cast_, Phase::RootPreForward);
     }
-    if (ok && meets_ && !met_ && is_collective(i.kind)) {
+    if (ok && meets_ && !met_ && is_collective(i.kind) && i.communicator.valid()) {
       meeting_ = offer(i);
       return Progress::Meeting;  // comes back to this instruction
     }
@@ -507,20 +496,8 @@ bool PlanPlayer::data_movement(const Instruction& i) {
   return true;
 }
 
-GroupPlacement PlanPlayer::placement_of(const Instruction& i) const {
-  GroupPlacement placement = i.group == GroupKind::Shard       ? shard_group_
-                             : i.group == GroupKind::Replicate ? replicate_group_
-                                                               : world_group_;
-  if (i.group_size > 0 &&
-      i.group_size != placement.ranks) {  // F2-13: a part of the shard group, its ranks side by side
-    const auto per_node = std::max<std::int64_t>(job_.cluster.ranks_per_node, 1);
-    placement = {i.group_size, static_cast<int>(std::max<std::int64_t>(1, ceil_div(i.group_size, per_node)))};
-  }
-  return placement;
-}
-
 SimDuration PlanPlayer::duration_of(const Instruction& i) {
-  const GroupPlacement placement = placement_of(i);
+  const GroupPlacement placement = communicators_[i.communicator.index()].placement;
   const CollectiveKind kind = collective_kind(i.kind);
   const Bytes bytes = bytes_of(i);
   for (const KnownDuration& known : durations_) {
@@ -532,31 +509,32 @@ SimDuration PlanPlayer::duration_of(const Instruction& i) {
 
 PlanPlayer::Meeting PlanPlayer::offer(const Instruction& i) {
   const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
-  const SimTime busy = device_.cost.is_virtual() ? 0 : communicator_tail_[static_cast<std::size_t>(i.group)];
+  const SimTime busy = device_.cost.is_virtual() ? 0 : communicators_[i.communicator.index()].tail;
   const SimTime ready = std::max({device_.clock.host() + host, device_.clock.tail(index_of(i.stream)), busy});
-  return {i.group, ready, duration_of(i)};
+  return {i.communicator, ready, duration_of(i)};
 }
 
 void PlanPlayer::meet(SimTime start, SimDuration time) {
-  agreed_ = {meeting_.group, start, time};
+  agreed_ = {meeting_.communicator, start, time};
   met_ = true;
 }
 
 bool PlanPlayer::collective(const Instruction& i) {
-  const auto group = static_cast<std::size_t>(i.group);
-  if (i.kind == InstructionKind::AllGather && i.unit.valid()) gathered_from_[i.unit.index()] = i.group_size;
+  if (!i.communicator.valid()) return true;  // V16 says so
+  PlacedCommunicator& communicator = communicators_[i.communicator.index()];
+  if (i.kind == InstructionKind::AllGather && i.unit.valid()) gathered_from_[i.unit.index()] = plan_.group_size(i);
   const SimDuration time = met_ ? agreed_.time : duration_of(i);
   // R4: collectives of one communicator run in issue order. The virtual device knows no contention.
-  SimTime not_before = device_.cost.is_virtual() ? 0 : communicator_tail_[group];
+  SimTime not_before = device_.cost.is_virtual() ? 0 : communicator.tail;
   if (met_) not_before = std::max(not_before, agreed_.ready);
   const SimDuration host = device_.cost.launch_ns() + 2 * device_.cost.call_ns();
   ActivitySpan what = span_of(i, work_span_kind(i.kind));
   what.bytes = bytes_of(i);
   if (IssueTape* tape = device_.clock.tape()) {
-    tape->set_load(host_load(device_.profile, collective_kind(i.kind), placement_of(i), what.bytes));
+    tape->set_load(host_load(device_.profile, collective_kind(i.kind), communicator.placement, what.bytes));
   }
-  const Interval run = device_.launch(i.stream, host, time, what, not_before, static_cast<int>(i.group));
-  communicator_tail_[group] = run.end;
+  const Interval run = device_.launch(i.stream, host, time, what, not_before, i.communicator.value);
+  communicator.tail = run.end;
   if (i.stream != Stream::D) device_.interference.collective(run.start, run.end);
   CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, first_instruction_ + position_};
   kept.on_compute = i.stream == Stream::D;

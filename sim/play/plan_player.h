@@ -14,8 +14,8 @@
 #include "core/plan.h"
 #include "sim/device/device.h"
 #include "sim/play/initialisation.h"
-#include "sim/play/resident_state.h"
 #include "sim/play/prediction.h"
+#include "sim/play/resident_state.h"
 
 namespace foreshard {
 
@@ -75,7 +75,7 @@ class PlanPlayer {
   /// Meeting, meet() says when the collective starts and how long it takes.
   enum class Progress : std::uint8_t { Meeting, Done, Stopped };
   struct Meeting {
-    GroupKind group = GroupKind::Shard;
+    CommunicatorId communicator;
     SimTime ready = 0;     // when this rank could start
     SimDuration time = 0;  // as its own profile has it
   };
@@ -117,7 +117,6 @@ class PlanPlayer {
   bool data_movement(const Instruction& i);
   bool collective(const Instruction& i);
   SimDuration duration_of(const Instruction& i);
-  GroupPlacement placement_of(const Instruction& i) const;
   Meeting offer(const Instruction& i);
   bool run_segment(const Instruction& i, Pass pass);
   bool run_kernels(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
@@ -204,8 +203,11 @@ class PlanPlayer {
   std::vector<BlockHandle> inputs_;
   std::vector<std::int32_t> gathered_from_;  // by unit: ranks of its last all-gather
   std::vector<bool> made_in_backward_;       // by held storage: the engine's first gradient
-  GroupPlacement shard_group_, replicate_group_, world_group_;
-  std::array<SimTime, 3> communicator_tail_{};
+  struct PlacedCommunicator {
+    GroupPlacement placement;
+    SimTime tail = 0;  // end of its last collective
+  };
+  std::vector<PlacedCommunicator> communicators_;  // by CommunicatorId
   Seed seed_, cast_;
   std::uint8_t workspaces_ = 0, backward_workspaces_ = 0;  // kBlasWorkspace, kLtWorkspace
   bool plan_owns_inputs_ = false, lazy_initialised_ = false, seeded_ = false, cast_due_ = false;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/plan/process_groups.h"
 #include "core/plan/units/groups.h"
 #include "sim/search/shared_parts.h"
 
@@ -123,7 +124,7 @@ Result<RankTrait> parse_rank_profiles(const std::string& text) {
   return trait;
 }
 
-Result<std::vector<RankClass>> rank_classes(const Job& job, const Model& model, const std::vector<RankTrait>& traits) {
+Result<RankClasses> rank_classes(const Job& job, const Model& model, const std::vector<RankTrait>& traits) {
   Groups groups;
   const auto of_job = rank_groups(job.cluster, is_hybrid(job.fsdp.strategy) && job.fsdp.runtime != Runtime::None);
   if (!of_job) return fail(of_job.error());
@@ -161,7 +162,8 @@ Result<std::vector<RankClass>> rank_classes(const Job& job, const Model& model, 
     colours.push_back(known.emplace(kind, static_cast<Colour>(known.size())).first->second);
   if (known.size() > 1) refine(colours, groups);
 
-  std::vector<RankClass> classes;
+  RankClasses result;
+  std::vector<RankClass>& classes = result.classes;
   for (std::size_t r = 0; r < colours.size(); ++r) {  // refined colours are numbered by their first rank
     const auto c = static_cast<std::size_t>(colours[r]);
     if (c >= classes.size()) classes.resize(c + 1);
@@ -180,19 +182,15 @@ Result<std::vector<RankClass>> rank_classes(const Job& job, const Model& model, 
                  .got = std::to_string(classes.size()),
                  .hint = "give neighbours the same factor"});
   }
-  for (RankClass& one : classes) {
-    std::set<std::size_t> shard, replicate;
-    const std::int64_t r = one.representative;
-    for (std::int64_t k = 0; k < groups.shard; ++k)
-      shard.insert(
-          static_cast<std::size_t>(colours[static_cast<std::size_t>(groups.shard_group(r) * groups.shard + k)]));
-    for (std::int64_t k = groups.replicate_group(r); k < groups.world; k += groups.shard)
-      replicate.insert(static_cast<std::size_t>(colours[static_cast<std::size_t>(k)]));
-    one.peers[static_cast<std::size_t>(GroupKind::Shard)].assign(shard.begin(), shard.end());
-    one.peers[static_cast<std::size_t>(GroupKind::Replicate)].assign(replicate.begin(), replicate.end());
-    for (std::size_t c = 0; c < classes.size(); ++c) one.peers[static_cast<std::size_t>(GroupKind::World)].push_back(c);
-  }
-  return classes;
+  for (const Colour colour : colours) result.class_of.push_back(static_cast<std::uint16_t>(colour));
+  return result;
+}
+
+std::vector<std::size_t> RankClasses::peers(const PlanCommunicator& communicator, std::size_t of) const {
+  std::set<std::size_t> met;
+  const auto own = static_cast<std::int32_t>(classes[of].representative);
+  for (const std::int32_t rank : ranks_beside(communicator, own)) met.insert(class_of[static_cast<std::size_t>(rank)]);
+  return {met.begin(), met.end()};
 }
 
 Result<RanksPrediction> simulate_ranks(const Job& job, const RanksOptions& options) {
@@ -205,7 +203,7 @@ Result<RanksPrediction> simulate_ranks(const Job& job, const RanksOptions& optio
   if (!classes) return fail(classes.error());
 
   RanksPrediction result;
-  result.classes = std::move(*classes);
+  result.classes = classes->classes;
   Workbench bench(shared);
   std::vector<Job> jobs;
   std::vector<JobParts> parts;
@@ -229,8 +227,10 @@ Result<RanksPrediction> simulate_ranks(const Job& job, const RanksOptions& optio
   for (std::size_t c = 0; c < result.classes.size(); ++c) {
     const RankClass& one = result.classes[c];
     const RankSpeed speed{one.slow, options.jitter, options.seed + 0x9e3779b97f4a7c15U * (c + 1), one.members};
+    std::vector<std::vector<std::size_t>> peers;
+    for (const PlanCommunicator& met : parts[c].plan->communicators) peers.push_back(classes->peers(met, c));
     requests.push_back(
-        {*parts[c].plan, *parts[c].model, *parts[c].lowered, jobs[c], *parts[c].profile, speed, one.peers});
+        {*parts[c].plan, *parts[c].model, *parts[c].lowered, jobs[c], *parts[c].profile, speed, std::move(peers)});
   }
   SimulateOptions simulate;
   simulate.memory = job.cluster.memory;

@@ -5,7 +5,6 @@
 // always divide), and which such ranks are in their groups. The flat shards of fsdp1 are equal.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,14 +41,21 @@ struct RankClass {
   std::int64_t members = 0;
   double slow = 1.0;
   std::string profile;
-  std::int64_t uneven = 0;                        // which of the job's shard shapes; 0 = rank 0's
-  std::array<std::vector<std::size_t>, 3> peers;  // by GroupKind: classes in the same group
+  std::int64_t uneven = 0;  // which of the job's shard shapes; 0 = rank 0's
   bool operator==(const RankClass&) const = default;
+};
+
+struct RankClasses {
+  std::vector<RankClass> classes;
+  std::vector<std::uint16_t> class_of;  // by rank
+
+  /// The classes that a class's representative meets in its own group of this communicator, in order.
+  std::vector<std::size_t> peers(const PlanCommunicator& communicator, std::size_t of) const;
 };
 
 /// Errors: traits of ranks that do not exist, more than kMostRankClasses.
 inline constexpr std::size_t kMostRankClasses = 256;
-Result<std::vector<RankClass>> rank_classes(const Job& job, const Model& model, const std::vector<RankTrait>& traits);
+Result<RankClasses> rank_classes(const Job& job, const Model& model, const std::vector<RankTrait>& traits);
 
 struct RanksPrediction {
   std::vector<RankClass> classes;

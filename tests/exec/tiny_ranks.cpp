@@ -11,16 +11,9 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/units/units.h"
 #include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
 
 namespace foreshard::exec {
 namespace {
-
-std::string key_of(const PlanGroup& group) {
-  std::string key = fmt::format("{}/{}", static_cast<int>(group.stream), static_cast<int>(group.group));
-  for (const std::int32_t rank : group.ranks) key += fmt::format("/{}", rank);
-  return key;
-}
 
 Plan plan_of(const Model& model, Job job, int rank) {
   job.cluster.rank = rank;
@@ -37,16 +30,7 @@ TinyRanks::TinyRanks(Job job)
       model_(tiny_llama(job_)),
       interpreter_(OperatorInterpreter::create(model_).value()),
       weights_(tiny_llama_weights()),
-      data_(tiny_llama_data()) {
-  for (int rank = 0; rank < world_; ++rank) {
-    for (const PlanGroup& group : groups_of(plan_of(model_, job_, rank))) {
-      auto& made = groups_[key_of(group)];
-      if (made.empty()) {
-        made = in_process_communicators(static_cast<int>(group.ranks.size()), std::chrono::seconds(60));
-      }
-    }
-  }
-}
+      data_(tiny_llama_data()) {}
 
 Plan TinyRanks::plan(Job job, int rank) const { return plan_of(model_, std::move(job), rank); }
 
@@ -78,12 +62,8 @@ std::vector<RankTrace> TinyRanks::train(const Run& what) {
 void TinyRanks::run(int rank, const Run& what, RankTrace& trace) {
   const Plan plan = plan_of(model_, job_, rank);
   const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
-  Communicators own;
-  for (const PlanGroup& group : groups_of(plan)) {
-    const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin();
-    own.add(group.stream, group.group, groups_.at(key_of(group))[static_cast<std::size_t>(place)]);
-  }
-  PlanRunnerSetup setup{model_, plan, interpreter_, *backend, own, job_.train.optimizer, tiny_llama_buffers(model_)};
+  PlanRunnerSetup setup{
+      model_, plan, interpreter_, *backend, groups_.of(plan), job_.train.optimizer, tiny_llama_buffers(model_)};
   setup.trainable = build_units(model_, job_).value().trainable;
   setup.comm_hook = what.hook;
   auto runner = PlanRunner::create(setup, [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); });

@@ -53,7 +53,7 @@ class TinyRanks {
   Model model_;
   OperatorInterpreter interpreter_;
   NamedTensors weights_, data_;
-  std::map<std::string, std::vector<std::shared_ptr<Communicator>>> groups_;  // by stream, kind and members
+  InProcessGroups groups_;
 };
 
 /// The whole parameters, put together from the ranks' pieces. Adds a test failure where ranks that hold the same

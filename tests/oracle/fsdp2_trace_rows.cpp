@@ -115,12 +115,12 @@ class Printer {
         put({"d2h", stream(i.stream), unit(i.unit), i.bytes, i.blocking ? "blocking" : "non_blocking"});
         break;
       case InstructionKind::AllGather:
-        put({"coll", "all_gather", stream(i.stream), unit(i.unit), i.numel, short_dtype(i.dtype), i.group_size,
+        put({"coll", "all_gather", stream(i.stream), unit(i.unit), i.numel, short_dtype(i.dtype), plan_.group_size(i),
              buffer(i.buffer, i.arg)});
         break;
       case InstructionKind::ReduceScatter:
-        put({"coll", "reduce_scatter", stream(i.stream), unit(i.unit), i.numel, short_dtype(i.dtype), i.group_size,
-             buffer(i.buffer, 0), op_name(i.reduce_op)});
+        put({"coll", "reduce_scatter", stream(i.stream), unit(i.unit), i.numel, short_dtype(i.dtype),
+             plan_.group_size(i), buffer(i.buffer, 0), op_name(i.reduce_op)});
         break;
       case InstructionKind::AllReduce: all_reduce(i); break;
       case InstructionKind::Forward: forward(i); break;
@@ -189,11 +189,11 @@ class Printer {
 
   void all_reduce(const Instruction& i) {
     if (i.unit.valid()) {
-      put({"coll", "all_reduce", stream(i.stream), unit(i.unit), i.numel, short_dtype(i.dtype), i.group_size,
+      put({"coll", "all_reduce", stream(i.stream), unit(i.unit), i.numel, short_dtype(i.dtype), plan_.group_size(i),
            buffer(i.buffer, i.arg), op_name(i.reduce_op)});
     } else {
-      put({"coll", "all_reduce_functional", stream(i.stream), "", i.numel, short_dtype(i.dtype), i.group_size, nullptr,
-           i.reduce_op == ReduceOp::Max ? "max" : "sum"});
+      put({"coll", "all_reduce_functional", stream(i.stream), "", i.numel, short_dtype(i.dtype), plan_.group_size(i),
+           nullptr, i.reduce_op == ReduceOp::Max ? "max" : "sum"});
     }
   }
 

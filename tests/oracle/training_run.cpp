@@ -15,14 +15,14 @@
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "exec/run/buffers.h"
-#include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
-#include "exec/step/plan_groups.h"
-#include "exec/run/plan_runner.h"
 #include "exec/checkpoint/safetensors.h"
-#include "exec/torch/torch_types.h"
+#include "exec/host/host_backend.h"
+#include "exec/run/buffers.h"
+#include "exec/run/plan_runner.h"
 #include "exec/run/weight_source.h"
+#include "exec/step/in_process_groups.h"
+#include "exec/step/plan_groups.h"
+#include "exec/torch/torch_types.h"
 
 namespace foreshard::oracle {
 namespace {
@@ -120,7 +120,6 @@ class ThreadRanks {
         data_(model_, folder),
         results_(static_cast<std::size_t>(world_)) {
     for (int rank = 0; rank < world_; ++rank) plans_.push_back(plan_of(rank));
-    connect();
   }
 
   void run() {
@@ -168,23 +167,6 @@ class ThreadRanks {
     return or_throw(build_plan(model_, job));
   }
 
-  /// One communicator per group and member. Groups are listed in one order on all ranks.
-  void connect() {
-    communicators_.resize(static_cast<std::size_t>(world_));
-    const std::size_t count = groups_of(plans_[0]).size();
-    for (std::size_t g = 0; g < count; ++g) {
-      std::map<std::vector<std::int32_t>, std::vector<std::shared_ptr<Communicator>>> made;
-      for (int rank = 0; rank < world_; ++rank) {
-        const PlanGroup group = groups_of(plans_[static_cast<std::size_t>(rank)])[g];
-        auto [at, fresh] = made.try_emplace(group.ranks);
-        if (fresh) at->second = in_process_communicators(static_cast<int>(group.ranks.size()), kPatience);
-        const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin();
-        communicators_[static_cast<std::size_t>(rank)].add(group.stream, group.group,
-                                                           at->second[static_cast<std::size_t>(place)]);
-      }
-    }
-  }
-
   void train(int rank) {
     const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
     const auto at = static_cast<std::size_t>(rank);
@@ -193,7 +175,7 @@ class ThreadRanks {
                                      .plan = plans_[at],
                                      .interpreter = interpreter_,
                                      .backend = *backend,
-                                     .communicators = communicators_[at],
+                                     .communicators = groups_.of(plans_[at]),
                                      .optimizer = job_.train.optimizer,
                                      .buffers = or_throw(initial_buffers(model_, job_.model.source, weights_.get()))},
                                     [this](ParamId id) { return or_throw(whole_param(model_, id, *weights_)); }));
@@ -240,7 +222,7 @@ class ThreadRanks {
   std::shared_ptr<const WeightSource> weights_;
   TrainingData data_;
   std::vector<Plan> plans_;
-  std::vector<Communicators> communicators_;
+  InProcessGroups groups_{kPatience};
   std::vector<RankResult> results_;
 };
 

@@ -19,6 +19,7 @@ class HandMadePlan {
     plan.world_size = 4;
     plan.groups.shard = {0, 1, 2, 3};
     plan.groups.replicate = {0};
+    plan.communicators = {{"world", "shard", {0, 1, 2, 3}}};
     for (const char* name : {"", "a", "b"}) {
       ModuleInfo module;
       module.fqn = name;
@@ -63,7 +64,7 @@ class HandMadePlan {
   void collective(InstructionKind kind, Stream stream, Bytes bytes, Phase phase = Phase::Forward) {
     Instruction& i = add(kind, stream, phase);
     i.bytes = bytes;
-    i.group_size = 4;
+    i.communicator = CommunicatorId(0);
   }
   void record(Stream stream, int event) { add(InstructionKind::RecordEvent, stream).event = EventId(event); }
   void wait(Stream stream, int event) { add(InstructionKind::WaitEvent, stream).event = EventId(event); }

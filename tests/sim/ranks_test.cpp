@@ -34,11 +34,12 @@ class RanksTest : public ::testing::Test {
     const auto profile = load_profile(job.cluster.profile);
     return *load_job_model(job, *profile);
   }
-  std::vector<RankClass> classes(const std::vector<RankTrait>& traits) const {
+  RankClasses ranks_of(const std::vector<RankTrait>& traits) const {
     auto made = rank_classes(job, model(), traits);
     EXPECT_TRUE(made.has_value());
-    return made ? *made : std::vector<RankClass>{};
+    return made ? *made : RankClasses{};
   }
+  std::vector<RankClass> classes(const std::vector<RankTrait>& traits) const { return ranks_of(traits).classes; }
   RanksPrediction ranks(const RanksOptions& options) const {
     auto made = simulate_ranks(job, options);
     EXPECT_TRUE(made.has_value()) << (made ? "" : to_text(made.error()));
@@ -64,24 +65,32 @@ TEST_F(RanksTest, RanksThatAreAlikeAreOneClass) {
 }
 
 TEST_F(RanksTest, ASlowRankIsToldFromTheRest) {
-  const auto two = classes({{3, 3, 1.2, ""}});
+  const RankClasses ranks = ranks_of({{3, 3, 1.2, ""}});
+  const auto& two = ranks.classes;
   ASSERT_EQ(two.size(), 2U);
   EXPECT_EQ(two[0].members, 15);
   EXPECT_EQ(two[1].representative, 3);
-  EXPECT_EQ(two[0].peers[0], (std::vector<std::size_t>{0, 1}));
+  const PlanCommunicator all{"world", "shard", {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+  EXPECT_EQ(ranks.peers(all, 0), (std::vector<std::size_t>{0, 1}));
+  const PlanCommunicator pairs{"post_forward:a", "shard", {0, 1}};  // 2 keeps its shards with 3
+  EXPECT_EQ(ranks.peers(pairs, 0), (std::vector<std::size_t>{0}));
+  EXPECT_EQ(ranks.peers(pairs, 1), (std::vector<std::size_t>{0, 1}));
 }
 
 TEST_F(RanksTest, HybridGroupsTellItsNeighboursApartToo) {
   job.fsdp.strategy = Strategy::HybridShard;  // shard groups 0-7 and 8-15, replicas r and r + 8
-  const auto found = classes({{3, 3, 1.2, ""}});
+  const RankClasses ranks = ranks_of({{3, 3, 1.2, ""}});
+  const auto& found = ranks.classes;
   // 3 itself; those who shard with it; its replica; those who shard with its replica.
   ASSERT_EQ(found.size(), 4U);
   std::vector<std::int64_t> members;
   for (const RankClass& one : found) members.push_back(one.members);
   EXPECT_EQ(members, (std::vector<std::int64_t>{7, 1, 7, 1}));
-  EXPECT_EQ(found[0].peers[0], (std::vector<std::size_t>{0, 1}));
-  EXPECT_EQ(found[0].peers[1], (std::vector<std::size_t>{0, 2}));
-  EXPECT_EQ(found[1].peers[1], (std::vector<std::size_t>{1, 3}));
+  const PlanCommunicator shard{"shard", "shard", {8, 9, 10, 11, 12, 13, 14, 15}};  // as rank 9's plan has it
+  const PlanCommunicator replicate{"replicate", "replicate", {1, 9}};
+  EXPECT_EQ(ranks.peers(shard, 0), (std::vector<std::size_t>{0, 1}));
+  EXPECT_EQ(ranks.peers(replicate, 0), (std::vector<std::size_t>{0, 2}));
+  EXPECT_EQ(ranks.peers(replicate, 1), (std::vector<std::size_t>{1, 3}));
 }
 
 TEST_F(RanksTest, RowsThatDoNotDivideMakeClassesInFsdp2) {

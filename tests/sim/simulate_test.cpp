@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/plan/checks/collectives_in_turn.h"
 #include "tests/sim/hand_made_plan.h"
 
 namespace foreshard {
@@ -74,8 +75,8 @@ TEST(Simulate, CollectivesOfOneCommunicatorRunInIssueOrderWhateverTheirStreams) 
   hand.collective(ReduceScatter, Stream::G, 400'000'000);
   hand.collective(AllGather, Stream::U, 400'000'000);
   hand.collective(AllReduce, Stream::H, 4'000);
-  hand.plan.iterations.back().instructions.back().group = GroupKind::Replicate;
-  hand.plan.groups.replicate = {0, 8};
+  hand.plan.communicators.push_back({"replicate", "replicate", {0, 8}});
+  hand.plan.iterations.back().instructions.back().communicator = CommunicatorId(1);
   const auto prediction = hand.run("h100-sxm-80", with_timeline());
   ASSERT_TRUE(prediction.has_value());
   SimTime reduce_end = 0, gather_start = 0, other_start = 0;
@@ -86,6 +87,12 @@ TEST(Simulate, CollectivesOfOneCommunicatorRunInIssueOrderWhateverTheirStreams) 
   }
   EXPECT_GE(gather_start, reduce_end);
   EXPECT_LT(other_start, reduce_end);  // another communicator
+  EXPECT_EQ(collectives_overlap(hand.plan, prediction->timeline), std::nullopt);
+  for (const Span& span : prediction->timeline.spans) {
+    const bool replicas = span.kind == SpanKind::AllReduce;
+    if (prediction->timeline.lanes[span.lane.index()].stream == "host") continue;
+    EXPECT_EQ(prediction->timeline.name_of(span.communicator), replicas ? "replicate" : "world");
+  }
 }
 
 TEST(Simulate, OverlapMakesAStepShorterThanItsParts) {

@@ -6,7 +6,8 @@ namespace foreshard {
 
 Timeline sample_timeline() {
   Timeline t;
-  t.names = {"forward layers.0", "all_gather layers.1", "quote \" back\\slash \n line", "iteration 1", "launch"};
+  t.names = {
+      "forward layers.0", "all_gather layers.1", "quote \" back\\slash \n line", "iteration 1", "launch", "world"};
   t.units = {"", "layers.0", "layers.1"};
   // Out of the order of rows on purpose: streams stand in order of creation.
   t.lanes = {{0, "D", 0}, {0, "host", 0}, {0, "U", -1}, {1, "G", 0}};
@@ -24,6 +25,7 @@ Timeline sample_timeline() {
              span(2, SpanKind::AllGather, 10'000, 60'000, 1, 8, 2, Phase::PreForward, 3'000'000'001),
              span(3, SpanKind::ReduceScatter, -500, 700, -1, -1, -1, Phase::None, 77)};
   t.spans[0].op = 3;
+  t.spans[4].communicator = NameId(5);
   t.flows = {{SpanId(2), SpanId(0)}};
   t.counters = {{0, "allocated", "bytes"}, {0, "category:activations", "bytes"}};
   t.samples = {{CounterId(0), 0, 17'179'869'184}, {CounterId(0), 999, 512}, {CounterId(1), 5, 0}};

@@ -38,7 +38,7 @@ std::vector<DeviceCall> read_calls(std::istream& file) {
     calls.push_back({json.value("api", ""), json.value("name", ""), json.value("op", ""),
                      json.value("stream", std::int64_t{-1}), json.value("event", std::int64_t{-1}),
                      json.value("event_stream", std::int64_t{-1}), json.value("bytes", std::int64_t{0}),
-                     json.value("ranks", std::int64_t{0})});
+                     json.value("ranks", std::int64_t{0}), json.value("comm", std::int64_t{-1})});
   }
   return calls;
 }

@@ -15,6 +15,7 @@ struct DeviceCall {
   std::int64_t event = -1, event_stream = -1;
   std::int64_t bytes = 0;
   std::int64_t ranks = 0;
+  std::int64_t communicator = -1;  // in order of creation in the process
 };
 
 /// The calls of this process since the last call of this function. REQUIRES the virtual device, with FAKEGPU_LOG set.

@@ -18,7 +18,8 @@ std::string at_instruction(const PlannedCall& want) { return "instruction " + st
 
 }  // namespace
 
-std::vector<PlannedCall> planned_calls(const PlanIteration& iteration, std::map<EventId, Stream>& recorded_on) {
+std::vector<PlannedCall> planned_calls(const Plan& plan, const PlanIteration& iteration,
+                                       std::map<EventId, Stream>& recorded_on) {
   std::vector<PlannedCall> calls;
   for (std::size_t i = 0; i < iteration.instructions.size(); ++i) {
     const Instruction& in = iteration.instructions[i];
@@ -42,8 +43,8 @@ std::vector<PlannedCall> planned_calls(const PlanIteration& iteration, std::map<
         if (in.blocking && in.buffer == BufferName{}) calls.push_back({"cudaEventSynchronize", in.stream, {}, 0, i});
         break;
       default:
-        if (const std::string api = nccl_call(in.kind); !api.empty() && in.group_size > 1) {
-          calls.push_back({api, in.stream, {}, in.numel * itemsize(in.dtype), i});
+        if (const std::string api = nccl_call(in.kind); !api.empty() && plan.group_size(in) > 1) {
+          calls.push_back({api, in.stream, {}, in.numel * itemsize(in.dtype), i, in.communicator});
         }
     }
   }
@@ -57,14 +58,8 @@ std::vector<DeviceCall> calls_of_interest(std::vector<DeviceCall> calls) {
   return calls;
 }
 
-bool StreamNames::same(Stream letter, std::int64_t id) {
-  const auto [known, fresh] = ids_.try_emplace(letter, id);
-  if (fresh && !used_.insert(id).second) return false;
-  return known->second == id;
-}
-
 std::string difference(const std::vector<PlannedCall>& planned, const std::vector<DeviceCall>& calls,
-                       StreamNames& names) {
+                       DeviceNames& names) {
   for (std::size_t i = 0; i < std::min(planned.size(), calls.size()); ++i) {
     const PlannedCall& want = planned[i];
     const DeviceCall& call = calls[i];
@@ -75,6 +70,9 @@ std::string difference(const std::vector<PlannedCall>& planned, const std::vecto
     }
     if (call.stream >= 0 && !names.same(want.stream, call.stream)) {
       return at_instruction(want) + call.api + " on the device's stream " + std::to_string(call.stream);
+    }
+    if (want.communicator.valid() && !names.same(want.communicator, call.communicator)) {
+      return at_instruction(want) + call.api + " on the device's communicator " + std::to_string(call.communicator);
     }
     if (want.waits_for && !names.same(*want.waits_for, call.event_stream)) {
       return at_instruction(want) + "waits for the device's stream " + std::to_string(call.event_stream);

@@ -15,8 +15,8 @@
 #include <optional>
 
 #include "core/plan/build_plan.h"
-#include "exec/cuda/cuda_backend.h"
 #include "exec/communicators/nccl_communicator.h"
+#include "exec/cuda/cuda_backend.h"
 #include "exec/run/plan_runner.h"
 #include "exec/torch/torch_types.h"
 #include "tests/oracle/gpu_memory_row.h"
@@ -75,8 +75,8 @@ std::vector<std::vector<DeviceCall>> by_step(const std::vector<DeviceCall>& call
   return steps;
 }
 
-/// Streams of one log stand for streams of the other, one to one.
-class SameStreams {
+/// Streams (or communicators) of one log stand for those of the other, one to one.
+class Same {
  public:
   bool same(std::int64_t a, std::int64_t b) {
     return there_.try_emplace(a, b).first->second == b && back_.try_emplace(b, a).first->second == a;
@@ -105,12 +105,13 @@ class RecordedLogs : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(backend) << to_text(backend.error());
     backend_ = std::move(*backend);
     Communicators communicators;
-    for (const PlanGroup& group : groups_of(plan_)) {
+    for (const CommunicatorId id : communicators_to_connect(plan_)) {
+      const PlanCommunicator& group = plan_.communicators[id.index()];
       const auto place = std::find(group.ranks.begin(), group.ranks.end(), plan_.rank) - group.ranks.begin();
       const auto made = nccl_communicator(
           {.rank = static_cast<int>(place), .size = static_cast<int>(group.ranks.size())}, nccl_unique_id().value());
       ASSERT_TRUE(made) << to_text(made.error());
-      communicators.add(group.stream, group.group, *made);
+      communicators.set(id, *made);
     }
     const Model& model = made_.model;
     std::vector<at::Tensor> buffers;
@@ -154,8 +155,8 @@ TEST_P(RecordedLogs, EqualThePlanAndPyTorch) {
   calls_since_last();
   const auto recorded = by_step(parse_calls(gunzipped(kFolder + "logs/" + GetParam() + ".jsonl.gz")));
   ASSERT_EQ(recorded.size(), 3u);
-  StreamNames names;
-  SameStreams streams;
+  DeviceNames names;
+  Same streams, communicators;
   std::map<EventId, Stream> recorded_on;
   for (std::size_t number = 0; number < recorded.size(); ++number) {
     const std::string place = "step " + std::to_string(number);
@@ -163,7 +164,8 @@ TEST_P(RecordedLogs, EqualThePlanAndPyTorch) {
     step(static_cast<int>(number));
     if (HasFatalFailure()) return;
     const auto calls = calls_since_last();
-    const auto planned = planned_calls(plan_.iterations[std::min(number, plan_.iterations.size() - 1)], recorded_on);
+    const auto planned =
+        planned_calls(plan_, plan_.iterations[std::min(number, plan_.iterations.size() - 1)], recorded_on);
     // The executor's host has waits of its own around work in host memory (PyTorch's optimizer waits inside copies).
     if (!made_.job.fsdp.cpu_offload) {
       EXPECT_EQ(difference(planned, calls_of_interest(calls), names), "") << place;
@@ -175,6 +177,7 @@ TEST_P(RecordedLogs, EqualThePlanAndPyTorch) {
       EXPECT_EQ(ours[c].bytes, theirs[c].bytes) << place << ", collective " << c;
       EXPECT_EQ(ours[c].ranks, theirs[c].ranks) << place << ", collective " << c;
       EXPECT_TRUE(streams.same(ours[c].stream, theirs[c].stream)) << place << ", collective " << c;
+      EXPECT_TRUE(communicators.same(ours[c].communicator, theirs[c].communicator)) << place << ", collective " << c;
     }
     EXPECT_EQ(list_kernels(calls), list_kernels(recorded[number])) << place;
     const auto& memory = backend_->memory().allocator;

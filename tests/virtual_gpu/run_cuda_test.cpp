@@ -90,14 +90,14 @@ std::vector<exec::PlannedCall> calls_planned(const Plan& plan) {
   std::vector<exec::PlannedCall> planned;
   for (std::size_t step = 0; step < 3; ++step) {
     const PlanIteration& iteration = plan.iterations[std::min(step, plan.iterations.size() - 1)];
-    for (auto& call : exec::planned_calls(iteration, recorded_on)) planned.push_back(std::move(call));
+    for (auto& call : exec::planned_calls(plan, iteration, recorded_on)) planned.push_back(std::move(call));
   }
   return planned;
 }
 
 void expect_calls_of(const Plan& plan, std::vector<exec::DeviceCall> calls) {
   const auto planned = calls_planned(plan);
-  exec::StreamNames names;
+  exec::DeviceNames names;
   EXPECT_EQ(exec::difference(planned, exec::calls_of_interest(std::move(calls)), names), "");
 }
 

@@ -13,10 +13,10 @@
 
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "exec/cuda/cuda_backend.h"
 #include "exec/communicators/nccl_communicator.h"
-#include "exec/run/plan_runner.h"
+#include "exec/cuda/cuda_backend.h"
 #include "exec/record/recorder.h"
+#include "exec/run/plan_runner.h"
 #include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
 #include "tests/exec/tiny_llama.h"
@@ -44,14 +44,15 @@ class TrainingStep : public ::testing::Test {
     ASSERT_TRUE(device) << to_text(device.error());
     backend = std::move(*device);
     Communicators communicators;
-    for (const PlanGroup& group : groups_of(plan)) {
+    for (const CommunicatorId id : communicators_to_connect(plan)) {
+      const PlanCommunicator& group = plan.communicators[id.index()];
       const auto place = std::find(group.ranks.begin(), group.ranks.end(), plan.rank) - group.ranks.begin();
       auto communicator = nccl_communicator({.rank = static_cast<int>(place),
                                              .size = static_cast<int>(group.ranks.size()),
                                              .register_buffers = registers},
                                             nccl_unique_id().value());
       ASSERT_TRUE(communicator) << to_text(communicator.error());
-      communicators.add(group.stream, group.group, *communicator);
+      communicators.set(id, *communicator);
     }
     const NamedTensors weights = tiny_llama_weights();
     std::vector<at::Tensor> buffers;
@@ -77,12 +78,12 @@ class TrainingStep : public ::testing::Test {
   /// Three steps, each compared call by call.
   void expect_calls_of_the_plan() {
     calls_since_last();
-    StreamNames names;
+    DeviceNames names;
     std::map<EventId, Stream> recorded_on;
     for (std::size_t number = 0; number < plan.iterations.size(); ++number) {
       step(static_cast<int>(number));
       if (HasFatalFailure()) return;
-      const auto planned = planned_calls(plan.iterations[number], recorded_on);
+      const auto planned = planned_calls(plan, plan.iterations[number], recorded_on);
       ASSERT_FALSE(planned.empty());
       EXPECT_EQ(difference(planned, calls_of_interest(calls_since_last()), names), "") << "step " << number;
     }

@@ -190,6 +190,10 @@ void ChromeSlices::fill_device(const ChromeEvent& event, Span& span) {
                                                                  : device_work_kind(event.name);
   if (const auto bytes = integer_token(event.argument("bytes"))) span.bytes = *bytes;
   if (!is_nccl_kernel(event.name)) return;
+  for (const char* key : {"Process Group Description", "Process Group Name"}) {
+    const std::string_view group = text_token(event.argument(key));
+    if (!group.empty() && group != "undefined" && !span.communicator.valid()) span.communicator = builder_.name(group);
+  }
   const std::string_view collective = text_token(event.argument("Collective name"));
   if (const auto kind = collective_kind(collective); kind && span.kind == SpanKind::SendRecv) span.kind = *kind;
   const Bytes element = recorded_dtype_bytes(text_token(event.argument("dtype")));
@@ -209,6 +213,9 @@ void ChromeSlices::fill_own(const ChromeEvent& event, Span& span) {
   span.op = static_cast<std::int32_t>(number("op", -1));
   span.bytes = number("bytes", 0);
   if (const std::string_view unit = event.argument("unit"); !unit.empty()) span.unit = builder_.unit(text_token(unit));
+  if (const auto group = text_token(event.argument("communicator")); !group.empty()) {
+    span.communicator = builder_.name(group);
+  }
   const std::string_view phase = text_token(event.argument("phase"));
   for (int p = 1; !phase.empty() && p <= static_cast<int>(Phase::Load); ++p) {
     if (phase_name(static_cast<Phase>(p)) == phase) span.phase = p;

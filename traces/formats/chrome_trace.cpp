@@ -203,6 +203,11 @@ class ChromeTrace {
       out_.raw(R"({}"phase":"{}")", comma, phase_name(static_cast<Phase>(s.phase)));
       comma = ",";
     }
+    if (s.communicator.valid()) {
+      out_.raw(R"({}"communicator":)", comma);
+      out_.text(t_.name_of(s.communicator));
+      comma = ",";
+    }
     if (s.bytes != 0) number("bytes", s.bytes);
     if (s.op >= 0) number("op", s.op);
     out_.raw("}}}}");

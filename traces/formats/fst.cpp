@@ -32,7 +32,7 @@ enum class Table : std::uint8_t { Provenance, Names, Units, Lanes, Spans, Flows,
 constexpr std::size_t kTableCount = 9;
 constexpr std::array<const char*, kTableCount> kTableNames{"provenance", "names",    "units",   "lanes", "spans",
                                                            "flows",      "counters", "samples", "marks"};
-constexpr std::array<std::size_t, kTableCount> kColumnCounts{2, 1, 1, 4, 10, 2, 3, 3, 3};
+constexpr std::array<std::size_t, kTableCount> kColumnCounts{2, 1, 1, 4, 11, 2, 3, 3, 3};
 
 enum class Encoding : std::uint8_t { Plain, Delta, Constant, Text };
 enum class Codec : std::uint8_t { Stored, Zstd };
@@ -157,6 +157,8 @@ void write_spans(Writer& writer, const std::vector<Span>& spans) {
   column(7, false, [](const Span& s) { return s.unit; });
   column(8, false, [](const Span& s) { return s.phase; });
   column(9, false, [](const Span& s) { return s.bytes; });
+  const bool named = std::any_of(spans.begin(), spans.end(), [](const Span& s) { return s.communicator.valid(); });
+  if (named) column(10, false, [](const Span& s) { return s.communicator.value; });
 }
 
 void write_rest(Writer& writer, const Timeline& t) {
@@ -450,6 +452,12 @@ Result<void> Reader::build_spans(Timeline& t) {
     s.unit = narrow((*c[7])[i]);
     s.phase = narrow((*c[8])[i]);
     s.bytes = (*c[9])[i];
+  }
+  // Absent before version 1.2, and where no span has one.
+  if (!columns_.integers[static_cast<std::size_t>(Table::Spans)][10].empty()) {
+    const auto communicator = numbers(Table::Spans, 10, rows, -1, last(t.names.size()));
+    if (!communicator) return fail(communicator.error());
+    for (std::size_t i = 0; i < rows; ++i) t.spans[i].communicator = NameId(narrow((**communicator)[i]));
   }
   const std::size_t flows = rows_of(Table::Flows);
   const auto from = numbers(Table::Flows, 0, flows, -1, last(rows));

@@ -14,7 +14,7 @@
 namespace foreshard {
 
 inline constexpr int kFstMajor = 1;  // readers refuse another one
-inline constexpr int kFstMinor = 1;  // readers ignore tables and columns that they do not know
+inline constexpr int kFstMinor = 2;  // readers ignore tables and columns that they do not know
 
 std::string fst_bytes(const Timeline& timeline);
 Result<void> write_fst(const Timeline& timeline, const std::string& path);

@@ -44,6 +44,7 @@ Timeline merge_timelines(const std::vector<Timeline>& timelines) {
     for (Span span : one.spans) {
       span.lane.value += lanes;
       span.name = NameId(placed(name_of, span.name.value));
+      span.communicator = NameId(placed(name_of, span.communicator.value));
       span.unit = placed(unit_of, span.unit);
       all.spans.push_back(span);
     }

@@ -36,6 +36,10 @@ void ActionWriter::adopt(const Plan& other, const Instruction& instruction) {
   Instruction& added = plan_.iterations.back().instructions.emplace_back(instruction);
   added.phase = phase_;
   if (added.name.valid()) added.name = intern(other.name_of(instruction.name));
+  if (added.communicator.valid()) {
+    const PlanCommunicator& theirs = other.communicators[instruction.communicator.index()];
+    added.communicator = enter_communicator(plan_, theirs.name, theirs.kind, theirs.ranks);
+  }
 }
 
 Instruction& ActionWriter::add(InstructionKind kind, Stream stream, UnitId unit) {
@@ -87,8 +91,13 @@ Instruction& ActionWriter::work(InstructionKind kind, Stream stream, BufferName 
 Instruction& ActionWriter::gather(UnitId id, BufferName buffer, Numel numel, DType dtype) {
   Instruction& instruction = work(InstructionKind::AllGather, Stream::D, buffer, numel, dtype);
   instruction.unit = id;
-  instruction.group_size = id.valid() ? unit(id).shard_size : plan_.world_size;
+  instruction.communicator = group_of(id);
   return instruction;
+}
+
+CommunicatorId ActionWriter::group_of(UnitId id) {
+  if (!id.valid() || unit(id).strategy == Strategy::NoShard) return groups_.world(plan_);
+  return groups_.shard(plan_, unit(id).shard_size);
 }
 
 Instruction& ActionWriter::transfer(InstructionKind kind, BufferName buffer, Numel numel, DType dtype) {
@@ -153,8 +162,8 @@ std::vector<std::vector<std::size_t>> broadcast_buckets(const std::vector<Broadc
   return buckets;
 }
 
-void broadcast(ActionWriter& out, const std::vector<BroadcastTensor>& tensors, UnitId unit, GroupKind group,
-               std::int32_t group_size) {
+void broadcast(ActionWriter& out, const std::vector<BroadcastTensor>& tensors, UnitId unit,
+               CommunicatorId communicator) {
   const std::vector<std::vector<std::size_t>> buckets = broadcast_buckets(tensors, kBroadcastBucketBytes);
   const auto name = [&](std::size_t bucket) {
     // A bucket of one tensor is sent from where it lies: flattening is a view.
@@ -181,8 +190,7 @@ void broadcast(ActionWriter& out, const std::vector<BroadcastTensor>& tensors, U
     Instruction& send = out.work(InstructionKind::Broadcast, Stream::D, name(b), numel, dtype);
     send.unit = unit;
     send.arg = buckets[b].size() > 1 ? instance : tensors[buckets[b][0]].instance;
-    send.group = group;
-    send.group_size = group_size;
+    send.communicator = communicator;
     if (b > 0) finish(b - 1);  // two in flight: the older one is finished before a third is issued
   }
   if (!buckets.empty()) finish(buckets.size() - 1);

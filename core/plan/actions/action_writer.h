@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/plan/actions/state_dict.h"
+#include "core/plan/process_groups.h"
 
 namespace foreshard::actions {
 
@@ -36,6 +37,11 @@ class ActionWriter {
   /// One tensor between host and device; the state dict's tensors are not pinned, so the host waits.
   Instruction& transfer(InstructionKind kind, BufferName buffer, Numel numel, DType dtype);
 
+  /// Whom a unit's ranks share its parameters with; all ranks where they are not sharded, and for no unit.
+  CommunicatorId group_of(UnitId unit);
+  CommunicatorId replicas() { return groups_.replicate(plan_); }
+  CommunicatorId world() { return groups_.world(plan_); }
+
   const StateSource& source() const { return source_; }
   Plan& plan() { return plan_; }
   const PlanUnit& unit(UnitId id) const { return plan_.units[id.index()]; }
@@ -43,6 +49,7 @@ class ActionWriter {
  private:
   Plan& plan_;
   StateSource source_;
+  ProcessGroups groups_;
   Phase phase_ = Phase::None;
   std::vector<std::vector<std::string>> played_;
 };
@@ -71,8 +78,8 @@ inline constexpr Bytes kBroadcastBucketBytes = 250LL * 1024 * 1024;
 std::vector<std::vector<std::size_t>> broadcast_buckets(const std::vector<BroadcastTensor>& tensors, Bytes limit);
 
 /// I5: flattened, sent from rank 0, copied back; at most two broadcasts in flight.
-void broadcast(ActionWriter& out, const std::vector<BroadcastTensor>& tensors, UnitId unit, GroupKind group,
-               std::int32_t group_size);
+void broadcast(ActionWriter& out, const std::vector<BroadcastTensor>& tensors, UnitId unit,
+               CommunicatorId communicator);
 
 /// Units in the order in which state dict hooks enter them (pre-order), and for each the unit around it.
 std::vector<UnitId> enclosing_units(const StateSource& source);

@@ -23,10 +23,7 @@ Numel gather_chunks(ActionWriter& out, UnitId id, ParamId param, std::int32_t in
         instance;
   }
   out.alloc(Stream::D, gathered, chunk * group.size, unit.orig_dtype, instance);
-  Instruction& gather = out.gather(id, gathered, chunk * group.size, unit.orig_dtype);
-  gather.arg = instance;
-  gather.group_size = static_cast<std::int32_t>(group.size);
-  if (unit.strategy == Strategy::NoShard) gather.group = GroupKind::World;
+  out.gather(id, gathered, chunk * group.size, unit.orig_dtype).arg = instance;
   out.free(Stream::D, local, instance);
   return chunk * group.size;
 }
@@ -76,8 +73,7 @@ void broadcast_state(ActionWriter& out, UnitId unit, ParamId param, Numel numel,
   }
   Instruction& send = out.work(InstructionKind::Broadcast, Stream::D, whole, numel, dtype);
   send.arg = instance;
-  send.group = GroupKind::World;
-  send.group_size = out.plan().world_size;
+  send.communicator = out.world();
 }
 
 Numel numel_on_rank(const StateSource& source, const PlanUnit& unit, ParamId param) {

@@ -161,13 +161,11 @@ class Init {
 
   void synchronise(UnitId id) {
     const PlanUnit& unit = table_.units[id.index()];
-    const bool sharded = unit.strategy != Strategy::NoShard;
-    broadcast(out_, unsynced(id), id, sharded ? GroupKind::Shard : GroupKind::World,
-              sharded ? unit.shard_size : out_.plan().world_size);
+    broadcast(out_, unsynced(id), id, out_.group_of(id));
     if (unit.strategy != Strategy::HybridShard && unit.strategy != Strategy::HybridShardZero2) return;
     std::vector<BroadcastTensor> params;
     for (const ParamId param : unit.params) params.push_back({param_name(param), 0, numel(param), dtype(param)});
-    broadcast(out_, params, id, GroupKind::Replicate, static_cast<std::int32_t>(out_.plan().groups.replicate.size()));
+    broadcast(out_, params, id, out_.replicas());
   }
 
   /// I1 for one fsdp1 unit; peak 2 n e_o + c e_o (I6).
@@ -274,7 +272,7 @@ class Init {
       tensors.push_back({name, instance, elements, model_.buffers[b].dtype});
     }
     if (out_.plan().world_size > 1 && !stays_) {
-      broadcast(out_, tensors, {}, GroupKind::World, out_.plan().world_size);
+      broadcast(out_, tensors, {}, out_.world());
     }
   }
 

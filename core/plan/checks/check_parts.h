@@ -73,5 +73,6 @@ Verdict check_backward_order(const Plan& plan);       // V9
 Verdict check_fsdp2_buffers(const Plan& plan);        // V11
 Verdict check_ledger(const Plan& plan);               // V14
 Verdict check_forward_prefetch(const Plan& plan);     // V15
+Verdict check_communicators(const Plan& plan);        // V16
 
 }  // namespace foreshard::detail

@@ -16,7 +16,7 @@ struct Check {
 
 using namespace detail;  // NOLINT(google-build-using-namespace): the parts
 
-constexpr std::array<Check, 15> kChecks{{
+constexpr std::array<Check, 16> kChecks{{
     {"V1", check_compute_is_gathered, "plan", ""},
     {"V2", check_buffers_balance, "plan", ""},
     {"V3", check_collective_counts, "plan", ""},
@@ -32,6 +32,7 @@ constexpr std::array<Check, 15> kChecks{{
     {"V13", nullptr, "run", "the states of handles are the runtime's"},
     {"V14", check_ledger, "plan", ""},
     {"V15", check_forward_prefetch, "plan", ""},
+    {"V16", check_communicators, "plan", ""},
 }};
 
 }  // namespace

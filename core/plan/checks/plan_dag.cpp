@@ -83,8 +83,15 @@ class DagMaker {
       if (const std::int32_t record = record_of(i.event, index); record >= 0)
         add(record, device, DependencyKind::WaitEvent);
     }
+    if (i.communicator.valid()) add_turn(i, device);
     tail = device;
     if (i.blocking) host_blocks_on_.push_back(device);
+  }
+
+  void add_turn(const Instruction& i, std::int32_t device) {
+    const auto [last, first] = turns_.try_emplace(i.communicator, Turn{i.stream, device});
+    if (!first && last->second.stream != i.stream) add(last->second.device, device, DependencyKind::Communicator);
+    last->second = {i.stream, device};
   }
 
   void add_host_wait(std::int32_t index, const Instruction& i, std::int32_t issue) {
@@ -115,6 +122,11 @@ class DagMaker {
   const PlanIteration& iteration_;
   PlanDag& dag_;
   std::array<std::int32_t, kStreamCount> tails_;  // last device node by stream
+  struct Turn {
+    Stream stream = Stream::Host;
+    std::int32_t device = -1;
+  };
+  std::map<CommunicatorId, Turn> turns_;  // the last collective of each
   std::int32_t host_tail_ = -1;
   std::vector<std::int32_t> host_blocks_on_;  // blocking copies: the next issue waits
   std::map<std::int32_t, std::vector<std::int32_t>> records_;
@@ -172,6 +184,7 @@ const char* edge_style(DependencyKind kind) {
     case DependencyKind::WaitStream: return " [style=dashed]";
     case DependencyKind::WaitEvent: return " [style=dotted]";
     case DependencyKind::HostWait: return " [color=red]";
+    case DependencyKind::Communicator: return " [style=dashed, color=blue]";
     default: return "";
   }
 }

@@ -2,8 +2,8 @@
 //
 // Every instruction is a host event (its issue) and, if it does work on a stream, a device event. An instruction
 // depends on the one issued before it (host order), on the one before it on its stream (FIFO), on what its waits name,
-// and, after a host_wait, on the event that the host waited for. Instructions are named by their position in the
-// iteration.
+// a collective on the one before it on its communicator, and, after a host_wait, on the event that the host waited for.
+// Instructions are named by their position in the iteration.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,13 @@
 namespace foreshard {
 
 enum class DependencyKind : std::uint8_t {
-  HostOrder,    // issued after
-  Issue,        // runs on its stream after it is issued
-  StreamOrder,  // behind it on the same stream
-  WaitStream,   // waits for the tail of another stream
-  WaitEvent,    // waits for a recorded event
-  HostWait,     // the host blocks on it (limiter, offload, synchronise)
+  HostOrder,     // issued after
+  Issue,         // runs on its stream after it is issued
+  StreamOrder,   // behind it on the same stream
+  WaitStream,    // waits for the tail of another stream
+  WaitEvent,     // waits for a recorded event
+  HostWait,      // the host blocks on it (limiter, offload, synchronise)
+  Communicator,  // behind it on the same communicator, on another stream (R4)
 };
 
 /// A node of the graph: the issue of an instruction by the host, or its work on the device.

@@ -223,6 +223,8 @@ std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options) {
     write_unit(sink, plan, i);
     if (i < options.unit_members.size() && !options.unit_members[i].empty()) sink.raw(options.unit_members[i]);
   });
+  write_lines(sink, "communicators", plan.communicators.size(),
+              [&](std::size_t i) { write_communicator(sink, plan, i); });
   write_order_and_counts(sink, plan);
   write_lines(sink, "segments", plan.segments.size(), [&](std::size_t i) { write_segment(sink, plan, i); });
   sink.new_line();

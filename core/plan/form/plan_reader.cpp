@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "core/plan/form/plan_writer.h"
+#include "core/plan/process_groups.h"
 
 namespace foreshard::detail {
 namespace {
@@ -72,6 +73,9 @@ class PlanReader {
         refuse(ErrorCode::Inconsistent, root, "units", "two units have one name", "distinct names",
                plan_.units[i].name);
       }
+    }
+    if (has(root, "communicators")) {
+      each(root, "communicators", [&](const At& at) { read_communicator(at); });
     }
     each(root, "segments", [&](const At& at) { read_segment(at); });
     each(root, "iterations", [&](const At& at) { read_iteration(at); });
@@ -349,8 +353,12 @@ class PlanReader {
     if (has(at, "numel")) i.numel = integer(at, "numel");
     if (has(at, "dtype")) i.dtype = dtype(at, "dtype");
     if (has(at, "factor")) i.factor = number(at, "factor");
-    if (has(at, "group")) i.group = word(at, "group", groups_);
-    if (has(at, "group_size")) i.group_size = narrow(integer(at, "group_size", 0));
+    if (has(at, "communicator")) {
+      const auto last = static_cast<std::int64_t>(plan_.communicators.size()) - 1;
+      i.communicator = CommunicatorId(narrow(integer(at, "communicator", 0, last)));
+    } else if (is_collective(i.kind) && has(at, "group")) {
+      i.communicator = by_group(at, i);
+    }
     const std::string_view reduce_key = is_collective(i.kind) ? "op" : "reduce_op";
     if (has(at, reduce_key)) i.reduce_op = word(at, reduce_key, reduce_ops_);
     if (has(at, name_key(i.kind))) {
@@ -364,6 +372,44 @@ class PlanReader {
       i.segment = SegmentId(narrow(integer(at, "segment", 0, static_cast<std::int64_t>(plan_.segments.size()) - 1)));
     }
     return i;
+  }
+
+  void read_communicator(const At& at) {
+    const std::int64_t id = integer(at, "id", 0);
+    const auto next = static_cast<std::int64_t>(plan_.communicators.size());
+    PlanCommunicator one{text(at, "name"), text(at, "kind"), integers<std::int32_t>(at, "ranks")};
+    if (ok() && id != next) {
+      refuse(ErrorCode::Inconsistent, at, "id", "communicators are numbered through from 0", fmt::format("{}", next),
+             fmt::format("{}", id));
+    }
+    for (const PlanCommunicator& other : plan_.communicators) {
+      if (ok() && other.name == one.name) {
+        refuse(ErrorCode::Inconsistent, at, "name", "two communicators have one name", "distinct names", one.name);
+      }
+    }
+    plan_.communicators.push_back(std::move(one));
+  }
+
+  /// Of a file that names groups by kind and size only: what this version would have called it.
+  CommunicatorId by_group(const At& at, const Instruction& i) {
+    const std::string kind = text(at, "group");
+    const std::int32_t size = has(at, "group_size") ? narrow(integer(at, "group_size", 0)) : 0;
+    CommunicatorId id;
+    if (kind == kShardDimension) {
+      id = size == 0 ? process_groups_.shard(plan_) : process_groups_.shard(plan_, size);
+      if (!id.valid() && i.unit.valid()) id = process_groups_.post_forward(plan_, i.unit, size);
+    } else if (kind == kReplicateDimension) {
+      id = process_groups_.replicate(plan_);
+    } else if (kind == kWorldDimension) {
+      id = process_groups_.world(plan_);
+    }
+    if (!id.valid() || (size != 0 && plan_.communicators[id.index()].ranks.size() != static_cast<std::size_t>(size))) {
+      refuse(ErrorCode::Inconsistent, at, "group", "a group that the plan's ranks do not make",
+             "shard, replicate or world with as many ranks, or a communicator by id",
+             fmt::format("\"{}\" of {} ranks", kind, size));
+      return {};
+    }
+    return id;
   }
 
   void read_buffer(const At& at, Instruction& i) {
@@ -389,6 +435,7 @@ class PlanReader {
   Plan plan_;
   std::optional<Error> error_;
   std::int64_t next_id_ = 0;
+  ProcessGroups process_groups_;  // of files that do not list theirs
   std::unordered_map<std::string, UnitId> units_;
   std::unordered_map<std::string, ParamId> params_;
   std::unordered_map<std::string, NameId> names_;
@@ -399,22 +446,12 @@ class PlanReader {
   const NameMap<InstructionKind> kinds_ = names_of(InstructionKind::Mark, instruction_kind_name);
   const NameMap<Phase> phases_ = names_of(Phase::Load, phase_name);
   const NameMap<BufferWhat> buffers_ = names_of(BufferWhat::StateCopy, buffer_what_name);
-  const NameMap<GroupKind> groups_ = names_of(GroupKind::World, group_name);
   const NameMap<ReduceOp> reduce_ops_ = names_of(ReduceOp::Max, reduce_op_name);
   const NameMap<CheckStatus> statuses_ = names_of(CheckStatus::NotApplicable, check_status_name);
   const NameMap<Origin> origins_{{"fsdp", Origin::Fsdp}, {"autograd", Origin::Autograd}};
 };
 
 }  // namespace
-
-std::string_view group_name(GroupKind group) {
-  switch (group) {
-    case GroupKind::Shard: return "shard";
-    case GroupKind::Replicate: return "replicate";
-    case GroupKind::World: return "world";
-  }
-  return {};
-}
 
 std::string_view reduce_op_name(ReduceOp op) {
   switch (op) {

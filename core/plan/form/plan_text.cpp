@@ -165,6 +165,10 @@ void write_head(TextSink& sink, const Plan& plan) {
     sink.line(0, "unit");
     write_unit(sink, plan, i);
   }
+  for (std::size_t i = 0; i < plan.communicators.size(); ++i) {
+    sink.line(0, "communicator");
+    write_communicator(sink, plan, i);
+  }
   for (std::size_t i = 0; i < plan.segments.size(); ++i) {
     sink.line(0, "segment");
     write_segment(sink, plan, i);
@@ -376,7 +380,8 @@ class TextReader {
       document_.update(value);
     } else if (word == "groups" || word == "divide" || word == "failure") {
       document_[word] = std::move(value);
-    } else if (word == "stream" || word == "unit" || word == "segment" || word == "check" || word == "trap") {
+    } else if (word == "stream" || word == "unit" || word == "segment" || word == "communicator" || word == "check" ||
+               word == "trap") {
       document_[word + "s"].push_back(std::move(value));
     } else if (word == "iteration") {
       value["instructions"] = Json::array();

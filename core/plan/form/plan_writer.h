@@ -2,8 +2,8 @@
 // spelt.
 //
 // A sink has key, text, integer, number, boolean, null and begin_/end_ for objects and lists. Members that follow from
-// others (managed_bytes, counts, ops) are written for the reader's sake and ignored when a plan is read
-// (detail/plan_reader.h).
+// others (managed_bytes, counts, ops, a collective's group and group_size) are written for the reader's sake and
+// ignored when a plan is read (core/plan/form/plan_reader.h).
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,6 @@
 
 namespace foreshard::detail {
 
-inline bool is_collective(InstructionKind kind) {
-  return kind >= InstructionKind::AllGather && kind <= InstructionKind::Broadcast;
-}
 inline bool is_kernel(InstructionKind kind) {
   return kind >= InstructionKind::Cast && kind <= InstructionKind::Accumulate;
 }
@@ -42,7 +39,6 @@ inline std::string_view name_key(InstructionKind kind) {
   return is_event_use(kind) || kind == InstructionKind::WaitStream ? "label" : "op";
 }
 
-std::string_view group_name(GroupKind group);
 std::string_view reduce_op_name(ReduceOp op);
 std::string_view check_status_name(CheckStatus status);
 std::string event_name(EventId event);  // "e12"
@@ -195,6 +191,15 @@ void put_ops(Sink& sink, const Segment& segment) {
 }
 
 template <class Sink>
+void write_communicator(Sink& sink, const Plan& plan, std::size_t index) {
+  const PlanCommunicator& communicator = plan.communicators[index];
+  put_integer(sink, "id", static_cast<std::int64_t>(index));
+  put(sink, "name", communicator.name);
+  put(sink, "kind", communicator.kind);
+  put_integers(sink, "ranks", communicator.ranks);
+}
+
+template <class Sink>
 void write_segment(Sink& sink, const Plan& plan, std::size_t index) {
   const Segment& segment = plan.segments[index];
   put_integer(sink, "id", static_cast<std::int64_t>(index));
@@ -232,8 +237,11 @@ void write_instruction_details(Sink& sink, const Plan& plan, const Instruction& 
   if (i.numel != 0 || collective || kernel) put_integer(sink, "numel", i.numel);
   if (i.dtype != DType::Float32 || collective || kernel) put(sink, "dtype", dtype_name(i.dtype));
   if (i.factor != 0.0 || kind == InstructionKind::Divide) put_number(sink, "factor", i.factor);
-  if (i.group != GroupKind::Shard || collective) put(sink, "group", group_name(i.group));
-  if (i.group_size != 0) put_integer(sink, "group_size", i.group_size);
+  if (i.communicator.valid()) {
+    put_integer(sink, "communicator", i.communicator.value);
+    put(sink, "group", plan.communicators[i.communicator.index()].kind);
+    put_integer(sink, "group_size", plan.group_size(i));
+  }
   if (i.reduce_op != ReduceOp::None) put(sink, collective ? "op" : "reduce_op", reduce_op_name(i.reduce_op));
   if (i.name.valid()) put(sink, name_key(kind), plan.name_of(i.name));
   if (i.arg != 0) put_integer(sink, "arg", i.arg);

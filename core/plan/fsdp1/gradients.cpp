@@ -153,8 +153,7 @@ void Runtime::reduce_gradient(UnitState& u) {
   if (!own_hook_) divide(Stream::G, u, plan_.pre_divide, unit.padded_numel, dtype);
   Instruction& scatter = emit(InstructionKind::ReduceScatter, Stream::G, u);
   scatter.buffer = {output, u.id, {}};
-  scatter.group = GroupKind::Shard;
-  scatter.group_size = unit.shard_size;
+  scatter.communicator = groups_.shard(plan_, unit.shard_size);
   scatter.reduce_op = ReduceOp::Sum;
   scatter.numel = unit.padded_numel;
   scatter.dtype = dtype;
@@ -167,8 +166,7 @@ void Runtime::reduce_gradient(UnitState& u) {
     note_use(Stream::G, Stream::H, u, output);
     Instruction& reduce = emit(InstructionKind::AllReduce, Stream::H, u);
     reduce.buffer = {output, u.id, {}};
-    reduce.group = GroupKind::Replicate;
-    reduce.group_size = static_cast<std::int32_t>(plan_.groups.replicate.size());
+    reduce.communicator = groups_.replicate(plan_);
     reduce.reduce_op = ReduceOp::Sum;
     reduce.numel = unit.shard_numel;
     reduce.dtype = dtype;
@@ -242,8 +240,7 @@ void Runtime::reduce_gradient_unsharded(UnitState& u, BufferWhat computed) {
   if (!own_hook_) divide(Stream::G, u, plan_.pre_divide, unit.flat_numel, u.grad_dtype);
   Instruction& reduce = emit(InstructionKind::AllReduce, Stream::G, u);
   reduce.buffer = {u.grad_buffer, u.id, {}};
-  reduce.group = GroupKind::Shard;
-  reduce.group_size = static_cast<std::int32_t>(plan_.groups.shard.size());
+  reduce.communicator = groups_.shard(plan_);
   reduce.reduce_op = ReduceOp::Sum;
   reduce.numel = unit.flat_numel;
   reduce.dtype = u.grad_dtype;

@@ -215,9 +215,7 @@ void Runtime::unscale() {
     Instruction& found = emit(InstructionKind::AllReduce, Stream::D);
     found.numel = 1;
     found.bytes = itemsize(DType::Float32);
-    const bool whole = static_cast<std::int32_t>(plan_.groups.shard.size()) == plan_.world_size;
-    found.group = whole ? GroupKind::Shard : GroupKind::World;
-    found.group_size = plan_.world_size;
+    found.communicator = groups_.world(plan_);
     found.reduce_op = ReduceOp::Sum;
   }
   if (on_host) read_found();
@@ -252,8 +250,7 @@ void Runtime::clip(const Action& action) {
     Instruction& i = emit(InstructionKind::AllReduce, Stream::D);
     i.numel = 1;
     i.bytes = itemsize(DType::Float32);
-    i.group = GroupKind::Shard;
-    i.group_size = static_cast<std::int32_t>(plan_.groups.shard.size());
+    i.communicator = groups_.shard(plan_);
     i.reduce_op = infinity ? ReduceOp::Max : ReduceOp::Sum;
   }
   part(1);
@@ -335,7 +332,7 @@ void Runtime::summon_unit(UnitState& u, Summoned& summoned, bool with_grads) {
     count.numel = 1;
     count.dtype = DType::Int32;
     count.bytes = 4;
-    count.group_size = u.unit->shard_size;
+    count.communicator = groups_.shard(plan_, u.unit->shard_size);
     count.reduce_op = ReduceOp::Sum;
     if (u.grad == GradKind::Shard) {
       alloc(Stream::D, u, BufferWhat::Grad, u.unit->padded_numel, u.grad_dtype);
@@ -345,7 +342,7 @@ void Runtime::summon_unit(UnitState& u, Summoned& summoned, bool with_grads) {
       gather.numel = u.unit->padded_numel;
       gather.dtype = u.grad_dtype;
       gather.bytes = gather.numel * itemsize(gather.dtype);
-      gather.group_size = u.unit->shard_size;
+      gather.communicator = groups_.shard(plan_, u.unit->shard_size);
     }
   }
   if (summoned.rank0_only && plan_.rank != 0) {

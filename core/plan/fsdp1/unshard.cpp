@@ -213,8 +213,7 @@ void Runtime::gather(UnitState& u, Stream stream) {
   i.numel = unit.padded_numel;
   i.dtype = dtype;
   i.bytes = unit.padded_numel * itemsize(dtype);
-  i.group = GroupKind::Shard;
-  i.group_size = unit.shard_size;
+  i.communicator = groups_.shard(plan_, unit.shard_size);
   (precise ? u.full_precision : u.full) = true;
   u.full_pool = stream;
   if (u.offload) {

@@ -14,6 +14,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/fsdp2/instruction_writer.h"
 #include "core/plan/fsdp2/unit_state.h"
+#include "core/plan/process_groups.h"
 
 namespace foreshard::fsdp2 {
 
@@ -168,6 +169,7 @@ class Fsdp2Runtime {
   const Model& model_;
   const ModuleGraph& graph_;
   Plan& plan_;
+  ProcessGroups groups_;
   InstructionWriter out_;
   std::vector<UnitState> units_;
   std::vector<ParamSlot> slots_;             // every managed or ignored parameter once

@@ -245,7 +245,7 @@ void Fsdp2Runtime::scatter(UnitState& u, Numel input_numel, DType dtype, const R
   scattered.numel = input_numel;
   scattered.dtype = dtype;
   scattered.bytes = input_numel * itemsize(dtype);
-  scattered.group_size = shard_size_;
+  scattered.communicator = groups_.shard(plan_, shard_size_);
   scattered.reduce_op = op;
   scattered.buffer = {BufferWhat::RsInput, u.id, {}};
   scattered.arg = output.instance;
@@ -262,8 +262,7 @@ void Fsdp2Runtime::all_reduce(UnitState& u, Numel numel, DType dtype, const Redu
   reduced.numel = numel;
   reduced.dtype = dtype;
   reduced.bytes = numel * itemsize(dtype);
-  reduced.group = GroupKind::Replicate;
-  reduced.group_size = replicate_size_;
+  reduced.communicator = groups_.replicate(plan_);
   reduced.reduce_op = op;
   reduced.buffer = {BufferWhat::RsOutput, u.id, {}};
   reduced.arg = output.instance;

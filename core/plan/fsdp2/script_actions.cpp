@@ -328,7 +328,7 @@ Result<void> Fsdp2Runtime::unscale() {
     found.name = out_.intern("found_inf");
     found.numel = 1;
     found.bytes = itemsize(DType::Float32);
-    found.group_size = shard_size_;
+    found.communicator = groups_.shard(plan_, shard_size_);
     found.reduce_op = ReduceOp::Max;
   }
   out_.set_phase(Phase::None);
@@ -364,8 +364,7 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
   if (count > 0 && shard_size_ > 1) {
     Instruction& reduced =
         out_.kernel(InstructionKind::AllReduce, Stream::D, Word::Norm, {}, infinity ? 1 : count, dtype);
-    reduced.group = GroupKind::Shard;
-    reduced.group_size = shard_size_;
+    reduced.communicator = groups_.shard(plan_, shard_size_);
     reduced.reduce_op = infinity ? ReduceOp::Max : ReduceOp::Sum;
   }
   out_.set_phase(Phase::None);

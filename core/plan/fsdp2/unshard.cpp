@@ -67,8 +67,8 @@ void Fsdp2Runtime::unshard(UnitState& u, bool async) {
   all_gather.bytes = u.pending.bytes;
   all_gather.buffer = buffer;
   all_gather.arg = u.pending.instance;
-  all_gather.group = GroupKind::Shard;
-  all_gather.group_size = group;
+  all_gather.communicator =
+      group == shard_size_ ? groups_.shard(plan_, group) : groups_.post_forward(plan_, u.id, group);
   u.pending.event = out_.record(gather, Word::EventAllGather, u.id);
   drop_stages(u, copy_in);
   out_.mark(Word::EndUnshard, u.id);

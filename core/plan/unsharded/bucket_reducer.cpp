@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/plan/process_groups.h"
+
 namespace foreshard::unsharded {
 namespace {
 
@@ -49,6 +51,7 @@ BucketReducer::BucketReducer(const Model& model, const std::vector<bool>& traina
     : model_(model),
       world_size_(world_size),
       names_{intern(plan, "aten.mul"), intern(plan, "aten.copy_"), intern(plan, "bucket")} {
+  if (world_size > 1) replicas_ = ProcessGroups().replicate(plan);
   std::vector<ParamId> params;
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     if (trainable[p] && !model.params[p].shares.valid()) params.push_back(ParamId(p));
@@ -126,8 +129,7 @@ void BucketReducer::launch_full(std::vector<Instruction>& out) {
     reduce.dtype = model_.params[first.index()].dtype;
     reduce.bytes = bucket_bytes(next_bucket_);
     reduce.numel = reduce.bytes / itemsize(reduce.dtype);
-    reduce.group = GroupKind::Replicate;
-    reduce.group_size = world_size_;
+    reduce.communicator = replicas_;
     reduce.reduce_op = ReduceOp::Sum;
     reduce.buffer.what = BufferWhat::Bucket;
     reduce.arg = static_cast<std::int32_t>(next_bucket_);

@@ -45,6 +45,7 @@ class BucketReducer {
   std::int32_t world_size_;
   std::int32_t next_event_ = 1;
   Kernel names_;
+  CommunicatorId replicas_;
   std::vector<std::vector<ParamId>> buckets_;
   std::vector<std::int32_t> bucket_of_;  // by ParamId; -1: none
   std::vector<std::size_t> missing_;     // by bucket: gradients still to come

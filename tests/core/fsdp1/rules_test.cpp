@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/plan/process_groups.h"
 #include "tests/core/fsdp1/fixture.h"
 
 namespace foreshard::fsdp1_test {
@@ -335,9 +336,38 @@ TEST(Fsdp1Hybrid, TheInterReplicaReductionRunsOnHWithTheShardsElements) {  // HS
   for (const Instruction& i : plan.iterations[1].instructions) {
     if (i.kind != K::AllReduce) continue;
     EXPECT_EQ(i.stream, Stream::H);
-    EXPECT_EQ(i.group, GroupKind::Replicate);
+    EXPECT_EQ(plan.communicators[i.communicator.index()].kind, kReplicateDimension);
     EXPECT_EQ(i.numel, plan.units[i.unit.index()].shard_numel);
   }
+}
+
+TEST(Fsdp1Communicators, WhateverSpansTheWorldMeetsInTorchsDefaultGroup) {  // R4
+  Scenario s = with({});
+  s.scaler = true;
+  s.iterations = {{"zero", "fwd", "bwd", "unscale", "clip", "step", "update"}};
+  const Plan plan = plan_of(s);
+  EXPECT_THAT(plan.communicators, ElementsAre(PlanCommunicator{"world", "shard", {0, 1, 2, 3}}));
+  for (const Instruction& i : plan.iterations[0].instructions) {
+    EXPECT_EQ(i.communicator.valid(), is_collective(i.kind)) << instruction_kind_name(i.kind);
+  }
+}
+
+TEST(Fsdp1Communicators, HybridGroupsStandBesideTheDefaultOne) {  // HS1
+  Scenario s = with({{"strategy", "HYBRID_SHARD"}, {"shard_group_size", 2}});
+  s.scaler = true;
+  s.iterations = {{"zero", "fwd", "bwd", "unscale", "clip", "step", "update"}};
+  EXPECT_THAT(plan_of(s).communicators, ElementsAre(PlanCommunicator{"shard", "shard", {0, 1}},
+                                                    PlanCommunicator{"replicate", "replicate", {0, 2}},
+                                                    PlanCommunicator{"world", "world", {0, 1, 2, 3}}));
+}
+
+TEST(ProcessGroups, ARankFindsItsOwnGroupOfACommunicator) {
+  const PlanCommunicator shard{"shard", "shard", {4, 5, 6, 7}}, replicate{"replicate", "replicate", {1, 5, 9}};
+  EXPECT_THAT(ranks_beside(shard, 9), ElementsAre(8, 9, 10, 11));
+  EXPECT_THAT(ranks_beside(replicate, 6), ElementsAre(2, 6, 10));
+  // Outer and inner dimension of 2 x 3 x 4 ranks, flattened: the middle one is another for each.
+  const PlanCommunicator flat{"dp_cp", "dp_cp", {4, 5, 6, 7, 16, 17, 18, 19}};
+  EXPECT_THAT(ranks_beside(flat, 22), ElementsAre(8, 9, 10, 11, 20, 21, 22, 23));
 }
 
 TEST(Fsdp1States, OneBackwardMayCoverTwoForwardsTwoBackwardsMayNot) {  // T2
@@ -398,7 +428,7 @@ TEST(Fsdp1Scaler, WhatARankFoundIsSummedOverTheWorld) {
   ASSERT_NE(unscale, it.instructions.end());
   EXPECT_EQ(std::next(unscale)->kind, K::AllReduce);
   EXPECT_EQ(std::next(unscale)->reduce_op, ReduceOp::Sum);
-  EXPECT_EQ(std::next(unscale)->group_size, 4);
+  EXPECT_EQ(plan.group_size(*std::next(unscale)), 4);
   s.iterations = {{"zero", "fwd", "bwd", "unscale", "unscale"}};
   EXPECT_EQ(plan_of(s).failure->error_class, "RuntimeError");
 }

@@ -276,9 +276,15 @@ TEST(Fsdp2Schedule, PartialReshardGathersFromTheSmallerMesh) {  // F2-13
   const Result<Plan> plan = plan_chain(job);
   std::vector<int> groups;
   for (const Instruction& i : plan->iterations.back().instructions) {
-    if (i.kind == InstructionKind::AllGather) groups.push_back(i.group_size);
+    if (i.kind == InstructionKind::AllGather) groups.push_back(plan->group_size(i));
   }
   EXPECT_THAT(groups, ElementsAre(4, 4, 4, 4, 2, 2, 2));
+  // Every unit makes a group of its own for that, when its backward first gathers.
+  const auto own = [](const char* unit) {
+    return PlanCommunicator{std::string("post_forward:") + unit, "shard", {0, 1}};
+  };
+  EXPECT_THAT(plan->communicators,
+              ElementsAre(PlanCommunicator{"world", "shard", {0, 1, 2, 3}}, own("b2"), own("b1"), own("b0")));
 }
 
 TEST(Fsdp2Schedule, HeldGradientsAreReducedOnce) {  // F2-22

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 
+#include "core/plan/checks/collectives_in_turn.h"
 #include "tests/core/plan_io/sample_plan.h"
 
 namespace foreshard {
@@ -56,7 +58,7 @@ TEST(PlanChecks, TheSamplePlanPassesAll) {
     EXPECT_EQ(check.status == CheckStatus::Pass, decided) << check.name << ": " << check.text;
   }
   EXPECT_EQ(names, (std::vector<std::string>{"V1", "V2", "V3", "V4", "V5", "V6", "V7", "V8", "V9", "V10", "V11", "V12",
-                                             "V13", "V14", "V15"}));
+                                             "V13", "V14", "V15", "V16"}));
 }
 
 TEST(PlanChecks, WhoElseDecidesIsNamed) {
@@ -216,6 +218,77 @@ Plan fsdp2_plan() {
     if (unit == UnitId(1)) add(K::Free, UnitId(0), BufferWhat::AgBuffer, 8);
   }
   return plan;
+}
+
+TEST(PlanChecks, V16FailsWithoutACommunicatorThatFits) {
+  Plan plan = sample_plan();
+  nth(plan, K::AllGather, 1).communicator = {};
+  expect_failure(plan, "V16", "all_gather of layers.0 on U names no communicator");
+  plan = sample_plan();
+  nth(plan, K::Forward, 0).communicator = CommunicatorId(0);
+  expect_failure(plan, "V16", "is no collective and names whom it meets");
+  plan = sample_plan();
+  plan.communicators[0].ranks = {0, 2, 2, 9};
+  expect_failure(plan, "V16", "communicator world holds a rank twice");
+  expect_failure(plan, "V16", "communicator world is without this plan's rank 1");
+  expect_failure(plan, "V16", "communicator world holds ranks beyond a world of 4");
+  plan = sample_plan();
+  plan.communicators[0].ranks = {0, 1, 2};
+  expect_failure(plan, "V16", "elements over 3 ranks");
+  plan = sample_plan();
+  plan.communicators.push_back(plan.communicators[0]);
+  expect_failure(plan, "V16", "two communicators are called world");
+}
+
+TEST(CollectivesInTurn, RanksMustIssueTheSameInTheSameOrder) {  // R4
+  Plan one = sample_plan(), other = sample_plan();
+  other.rank = 2;
+  const std::array<const Plan*, 2> ranks{&one, &other};
+  EXPECT_EQ(collectives_differ(ranks), std::nullopt);
+  std::swap(nth(other, K::AllGather, 1), nth(other, K::ReduceScatter, 0));
+  const auto swapped = collectives_differ(ranks);
+  ASSERT_TRUE(swapped.has_value());
+  EXPECT_EQ(swapped->place, "communicator world");
+  EXPECT_THAT(swapped->message, HasSubstr("ranks disagree about collective 1"));
+  EXPECT_THAT(swapped->got, HasSubstr("rank 2: #"));
+  other.communicators[0].name = "another";  // then nobody meets
+  EXPECT_EQ(collectives_differ(ranks), std::nullopt);
+  other = sample_plan();
+  nth(other, K::ReduceScatter, 1).kind = K::Mark;
+  EXPECT_THAT(collectives_differ(ranks)->got, HasSubstr("rank 1: no more than"));
+}
+
+TEST(CollectivesInTurn, ATimelineMustNotOverlapThemNorChangeTheirOrder) {  // R4
+  const Plan plan = sample_plan();
+  std::vector<std::int32_t> collectives;
+  const auto& all = plan.iterations.front().instructions;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (is_collective(all[i].kind)) collectives.push_back(static_cast<std::int32_t>(i));
+  }
+  ASSERT_GE(collectives.size(), 3U);
+  const auto spans = [&](const std::vector<std::pair<std::size_t, SimTime>>& runs) {
+    Timeline timeline;
+    timeline.lanes = {{plan.rank, "U"}, {plan.rank, "G"}, {plan.rank + 1, "U"}};
+    for (const auto& [which, start] : runs) {
+      Span span;
+      span.lane = LaneId(which % 2);
+      span.start = start;
+      span.duration = 10;
+      span.instruction = InstructionId(collectives[which]);
+      timeline.spans.push_back(span);
+    }
+    return timeline;
+  };
+  EXPECT_EQ(collectives_overlap(plan, spans({{0, 0}, {1, 10}, {2, 25}})), std::nullopt);
+  Timeline again = spans({{0, 0}, {1, 10}, {0, 20}});
+  EXPECT_THAT(collectives_overlap(plan, again)->message, HasSubstr("order of issue"));
+  again.spans[2].instruction.value += static_cast<std::int32_t>(all.size());  // of the next iteration
+  EXPECT_EQ(collectives_overlap(plan, again), std::nullopt);
+  EXPECT_THAT(collectives_overlap(plan, spans({{0, 0}, {1, 9}}))->message, HasSubstr("overlap"));
+  EXPECT_THAT(collectives_overlap(plan, spans({{0, 0}, {2, 10}, {1, 20}}))->message, HasSubstr("order of issue"));
+  Timeline elsewhere = spans({{0, 0}, {1, 9}});
+  elsewhere.spans[1].lane = LaneId(2);
+  EXPECT_EQ(collectives_overlap(plan, elsewhere), std::nullopt) << "another rank's";
 }
 
 TEST(PlanChecks, V11PassesOnTheOrderOfF28) {

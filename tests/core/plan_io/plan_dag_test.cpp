@@ -57,6 +57,19 @@ TEST(PlanDag, OrdersHostStreamsAndWaits) {
   EXPECT_EQ(dag.dependencies, expected);
 }
 
+TEST(PlanDag, CollectivesOfOneCommunicatorFollowEachOtherOverStreams) {  // R4
+  TwoStreams t;
+  for (const auto& [stream, communicator] : {std::pair(Stream::U, 0), std::pair(Stream::G, 0), std::pair(Stream::H, 1),
+                                             std::pair(Stream::G, 0), std::pair(Stream::U, 0)}) {
+    t.add(K::AllGather, stream).communicator = CommunicatorId(communicator);
+  }
+  std::vector<std::pair<int, int>> turns;
+  for (const Dependency& d : build_dag(t.plan, 0).value().dependencies) {
+    if (d.kind == DependencyKind::Communicator) turns.emplace_back(d.from, d.to);
+  }
+  EXPECT_EQ(turns, (std::vector<std::pair<int, int>>{{1, 3}, {7, 9}}));
+}
+
 TEST(PlanDag, TheCriticalPathIsTheGatherAndTheCompute) {
   const TwoStreams t = overlap();
   const CriticalPath path = t.path().value();

@@ -88,6 +88,32 @@ TEST(PlanJson, PutsLayoutMembersIntoTheirUnit) {
   EXPECT_EQ(plan_from_json(json, "x").value(), sample_plan());
 }
 
+/// Files that name groups by kind and size, as all did before communicators were listed.
+TEST(PlanForms, GroupsThatAreNotListedAreThoseThatTheirRanksMake) {
+  const std::string json = read_data("unlisted_groups.plan.json"), text = read_data("unlisted_groups.plan.txt");
+  EXPECT_EQ(plan_from_json(json, "old.json").value(), sample_plan());
+  EXPECT_EQ(plan_from_text(text, "old.txt").value(), sample_plan());
+  const auto communicators = [&](const std::string& group) {
+    const Result<Plan> plan =
+        plan_from_json(replaced(json, "\"group\": \"shard\", \"group_size\": 4", "\"group\": " + group), "old.json");
+    EXPECT_TRUE(plan.has_value()) << group << (plan ? "" : to_text(plan.error()));
+    return plan ? plan->communicators : std::vector<PlanCommunicator>{};
+  };
+  const PlanCommunicator world{"world", "shard", {0, 1, 2, 3}};
+  EXPECT_EQ(communicators("\"shard\""), (std::vector{world}));
+  EXPECT_EQ(communicators("\"world\", \"group_size\": 4"), (std::vector{world}));
+  EXPECT_EQ(communicators("\"replicate\", \"group_size\": 1"),
+            (std::vector<PlanCommunicator>{{"replicate", "replicate", {1}}, world}));
+  EXPECT_EQ(communicators("\"shard\", \"group_size\": 2"),
+            (std::vector<PlanCommunicator>{{"post_forward:", "shard", {0, 1}}, world}));
+  for (const char* wrong : {"\"shard\", \"group_size\": 3", "\"replicate\", \"group_size\": 2", "\"tensor\""}) {
+    const Result<Plan> plan = plan_from_json(
+        replaced(json, "\"group\": \"shard\", \"group_size\": 4", std::string("\"group\": ") + wrong), "old.json");
+    ASSERT_FALSE(plan.has_value()) << wrong;
+    EXPECT_EQ(plan.error().place, "iterations[0].instructions[5].group") << wrong;
+  }
+}
+
 TEST(PlanForms, WrongValuesAreNamedWithTheirPlace) {
   const std::string json = plan_to_json(sample_plan());
   const auto error_of = [&](const std::string& from, const std::string& to) {
@@ -101,6 +127,8 @@ TEST(PlanForms, WrongValuesAreNamedWithTheirPlace) {
   EXPECT_EQ(error.file, "p.json");
   EXPECT_EQ(error_of("\"unit\": \"layers.0\"", "\"unit\": \"layers.7\"").code, ErrorCode::Inconsistent);
   EXPECT_EQ(error_of("\"segment\": 1", "\"segment\": 3").code, ErrorCode::OutOfRange);
+  EXPECT_EQ(error_of("\"communicator\": 0", "\"communicator\": 1").code, ErrorCode::OutOfRange);
+  EXPECT_EQ(error_of("\"id\": 0, \"name\": \"world\"", "\"id\": 1, \"name\": \"world\"").code, ErrorCode::Inconsistent);
   EXPECT_EQ(error_of("\"event\": \"e1\"", "\"event\": \"e99999999999\"").code, ErrorCode::OutOfRange);
   EXPECT_EQ(error_of("\"numel\": 38", "\"numel\": 18446744073709551615").code, ErrorCode::OutOfRange);
   EXPECT_EQ(error_of("\"numel\": 38", "\"numel\": \"38\"").code, ErrorCode::WrongType);

@@ -45,7 +45,7 @@ class Pen {
     Instruction& i = add(K::AllGather, Stream::U);
     i.numel = numel;
     i.bytes = numel * 4;
-    i.group_size = 4;
+    i.communicator = CommunicatorId(0);
     add(K::UseFull, Stream::U);
   }
   void run(K kind, std::int32_t segment) { add(kind, Stream::D).segment = SegmentId(segment); }
@@ -72,7 +72,7 @@ class Pen {
     Instruction& i = add(K::ReduceScatter, Stream::G);
     i.numel = numel;
     i.bytes = numel * 4;
-    i.group_size = 4;
+    i.communicator = CommunicatorId(0);
     i.reduce_op = ReduceOp::Sum;
     Instruction& use = add(K::NoteUse, Stream::U);
     use.other = Stream::G;
@@ -114,6 +114,7 @@ Plan sample_plan() {
   plan.units = {unit_of("", ParamId(0), 38, 10), unit_of("layers.0", ParamId(1), 100, 25)};
   plan.streams = {{Stream::U, 0}, {Stream::G, 0}, {Stream::Q, 0}};
   plan.groups = {{0, 1, 2, 3}, {1}};
+  plan.communicators = {{"world", "shard", {0, 1, 2, 3}}};
   plan.pre_divide = plan.post_divide = 2.0;
   plan.segments = {{"embed", ModuleId(0), UnitId(0), 0, 2, {ParamId(0)}, false},
                    {"layers.0", ModuleId(1), UnitId(1), 2, 9, {ParamId(1)}, false},
@@ -171,6 +172,9 @@ Plan random_plan(std::mt19937& random) {
   for (int i = pick(4); i > 0; --i) plan.groups.shard.push_back(pick(16));
   for (int i = pick(4); i > 0; --i)
     plan.streams.push_back({static_cast<Stream>(pick(static_cast<int>(kStreamCount))), pick(3) - 1});
+  const int communicators = pick(3);
+  for (int i = 0; i < communicators; ++i)
+    plan.communicators.push_back({std::to_string(i) + word(), word(), {pick(16)}});
   const int params = 1 + pick(4), units = 1 + pick(4), segments = 1 + pick(3), names = 1 + pick(4);
   for (int i = 0; i < params; ++i) plan.param_names.push_back("p" + std::to_string(i) + "." + word());
   for (int i = 0; i < names; ++i) plan.names.push_back(std::to_string(i) + word());
@@ -221,7 +225,6 @@ Plan random_plan(std::mt19937& random) {
       i.phase = static_cast<Phase>(pick(16));
       i.origin = static_cast<Origin>(pick(2));
       i.dtype = dtype();
-      i.group = static_cast<GroupKind>(pick(3));
       i.reduce_op = static_cast<ReduceOp>(pick(5));
       i.blocking = coin();
       i.pinned = coin();
@@ -232,7 +235,7 @@ Plan random_plan(std::mt19937& random) {
       if (coin()) i.segment = SegmentId(pick(segments));
       if (coin()) i.name = NameId(pick(names));
       if (coin()) i.arg = pick(99) - 50;
-      if (coin()) i.group_size = pick(99);
+      if (communicators > 0 && coin()) i.communicator = CommunicatorId(pick(communicators));
       if (coin()) i.bytes = big();
       if (coin()) i.numel = big();
       if (coin()) i.factor = static_cast<double>(random()) / 977.0;

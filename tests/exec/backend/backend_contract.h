@@ -1,5 +1,5 @@
-// What every backend promises (exec/backend/backend.h), over a factory per backend. A backend's test file defines its factory
-// and instantiates the suite:
+// What every backend promises (exec/backend/backend.h), over a factory per backend. A backend's test file defines its
+// factory and instantiates the suite:
 //
 //   struct Factory {
 //     static std::unique_ptr<Backend> make();
@@ -19,6 +19,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "exec/backend/backend.h"
 #include "exec/communicators/communicator.h"
@@ -227,6 +228,31 @@ TYPED_TEST_P(BackendContract, AFailureReachesThePeersThatWaitInACollective) {
   EXPECT_NE(outcome.error().text.find("out of luck"), std::string::npos) << outcome.error().text;
 }
 
+TYPED_TEST_P(BackendContract, CollectivesOfOneCommunicatorRunInTheOrderOfIssueWhateverTheirStreams) {  // R4
+  const auto one = in_process_communicators(1).front(), other = in_process_communicators(1).front();
+  std::mutex mutex;
+  std::vector<int> order;
+  const auto collective = [&](StreamIndex stream, const std::shared_ptr<Communicator>& group, int number) {
+    this->backend->collective(this->on(stream, number), group, [&, number](Communicator&) {
+      const std::lock_guard lock(mutex);
+      order.push_back(number);
+    });
+  };
+  const StreamIndex reduce = this->backend->create_stream("S", 0);
+  for (int k = 0; k < 4; ++k) {
+    this->backend->launch(this->on(this->gather, 0),
+                          [] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
+  }
+  collective(this->gather, one, 1);
+  collective(this->compute, one, 2);
+  collective(reduce, other, 3);
+  collective(this->gather, one, 4);
+  ASSERT_TRUE(this->backend->synchronize());
+  if (TypeParam::kWorkRunsOnStreams) EXPECT_EQ(order.front(), 3) << "another communicator's waits for nobody";
+  std::erase(order, 3);
+  EXPECT_EQ(order, (std::vector{1, 2, 4}));
+}
+
 TYPED_TEST_P(BackendContract, UsingMemoryBeforeItsPoolHasItIsAFailureNotACrash) {
   if (!TypeParam::kWorkRunsOnStreams) GTEST_SKIP() << "work of this backend enqueues, on the issuer";
   Door door;
@@ -295,6 +321,7 @@ REGISTER_TYPED_TEST_SUITE_P(BackendContract, WorkOfOneStreamRunsInTheOrderOfIssu
                             AFailureComesBackFromTheWaitWithItsInstruction,
                             AfterAFailureNoWorkRunsButMemoryIsReleasedAndEventsFire,
                             AFailureReachesThePeersThatWaitInACollective,
+                            CollectivesOfOneCommunicatorRunInTheOrderOfIssueWhateverTheirStreams,
                             UsingMemoryBeforeItsPoolHasItIsAFailureNotACrash, ShutdownFinishesWhatWasIssued,
                             UsingMemoryAfterItsFreeIsAFailureNotACrash, ABufferOfNoBytesIsABuffer,
                             MemoryThatAnotherStreamWasNotedToUseKeepsItsContents);

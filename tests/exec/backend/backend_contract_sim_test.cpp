@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "exec/backend/collective_order.h"
 #include "exec/backend/failure_board.h"
 #include "exec/record/memory_ledger.h"
 #include "sim/device/caching_allocator.h"
@@ -97,7 +98,8 @@ class SimulatedBackend final : public Backend {
   }
 
   void collective(const Issue& issue, std::shared_ptr<Communicator> communicator, CollectiveWork work) override {
-    launch(issue, [communicator = std::move(communicator), work = std::move(work)] { work(*communicator); });
+    order_.in_turn(*this, issue, communicator,
+                   [&] { launch(issue, [communicator, work = std::move(work)] { work(*communicator); }); });
   }
 
   Event record_event(const Issue& issue) override {
@@ -147,6 +149,7 @@ class SimulatedBackend final : public Backend {
     StreamIndex stream;
     Work work;
   };
+  CollectiveOrder order_;
 
   void run_until(SimTime time) {
     std::stable_sort(work_.begin(), work_.end(), [](const Pending& a, const Pending& b) { return a.start < b.start; });

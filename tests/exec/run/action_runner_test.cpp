@@ -4,7 +4,7 @@
 #include "core/plan/units/units.h"
 #include "exec/actions/action_state.h"
 #include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
+#include "exec/step/in_process_groups.h"
 #include "tests/exec/tiny_llama.h"
 
 #include <ATen/ATen.h>
@@ -43,8 +43,7 @@ class ActionRunnerTest : public ::testing::TestWithParam<int> {
 
   void on_ranks(const std::string& actions, const std::function<void(Rank&)>& work, bool equal = true) {
     const int world = GetParam();
-    auto shard = in_process_communicators(world, std::chrono::seconds(60));
-    auto all = in_process_communicators(world, std::chrono::seconds(60));
+    InProcessGroups groups;
     std::vector<std::thread> threads;
     for (int rank = 0; rank < world; ++rank) {
       threads.emplace_back([&, rank] {
@@ -63,13 +62,8 @@ class ActionRunnerTest : public ::testing::TestWithParam<int> {
           const at::Tensor value = whole(model, param);
           return rank == 0 || equal ? value : at::full_like(value, rank);
         };
-        auto runner = ActionRunner::create(
-            {source,
-             *plan,
-             *backend,
-             {{GroupKind::Shard, shard[std::size_t(rank)]}, {GroupKind::World, all[std::size_t(rank)]}},
-             initial,
-             tiny_llama_buffers(model)});
+        auto runner =
+            ActionRunner::create({source, *plan, *backend, groups.of(*plan), initial, tiny_llama_buffers(model)});
         ASSERT_TRUE(runner) << to_text(runner.error());
         Rank mine{rank, source, *plan, **runner, *backend};
         work(mine);

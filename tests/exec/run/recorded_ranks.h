@@ -16,10 +16,10 @@
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
-#include "exec/step/plan_groups.h"
-#include "exec/run/plan_runner.h"
 #include "exec/operators/unit_precision.h"
+#include "exec/run/plan_runner.h"
+#include "exec/step/in_process_groups.h"
+#include "exec/step/plan_groups.h"
 #include "tests/exec/run/recorded_toy.h"
 
 namespace foreshard::exec::toy {
@@ -42,9 +42,6 @@ class TwoRanks {
     for (const ParamInfo& info : model_.params) {
       whole.emplace_back(static_cast<std::size_t>(numel_of(info.shape)), std::nan(""));
     }
-    for (std::size_t g = 0; g < groups_of(plan_of(0)).size(); ++g) {
-      groups_.push_back(in_process_communicators(kRanks, std::chrono::seconds(60)));
-    }
   }
 
   void train() {
@@ -64,12 +61,7 @@ class TwoRanks {
     const Plan plan = plan_of(rank);
     const auto interpreter = OperatorInterpreter::create(model_).value();
     const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
-    Communicators own;
-    const auto groups = groups_of(plan);
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      own.add(groups[g].stream, groups[g].group, groups_[g][static_cast<std::size_t>(rank)]);
-    }
-    PlanRunnerSetup setup{model_, plan, interpreter, *backend, own, job_.train.optimizer, {}};
+    PlanRunnerSetup setup{model_, plan, interpreter, *backend, groups_.of(plan), job_.train.optimizer, {}};
     setup.scaler = job_.train.grad_scaler;
     setup.input_dtype = model_input_dtype(job_, build_units(model_, job_).value());
     const auto runner = PlanRunner::create(setup, [&](ParamId id) { return start_of(model_, id); }).value();
@@ -101,7 +93,7 @@ class TwoRanks {
   int steps_;
   InputOf input_of_;
   Model model_;
-  std::vector<std::vector<std::shared_ptr<Communicator>>> groups_;
+  InProcessGroups groups_;
 
  public:
   std::vector<std::vector<double>> losses;  // by rank

@@ -10,12 +10,12 @@
 
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "exec/run/buffers.h"
 #include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
+#include "exec/run/buffers.h"
 #include "exec/run/plan_runner.h"
-#include "exec/torch/torch_types.h"
 #include "exec/run/weight_source.h"
+#include "exec/step/in_process_groups.h"
+#include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {
@@ -102,9 +102,7 @@ class Ranks {
 
   /// Losses of each rank. All see the same inputs, so that the mean of their gradients is the gradient.
   std::vector<std::vector<double>> train(std::size_t steps) {
-    std::vector<std::vector<std::shared_ptr<Communicator>>> groups;
-    for (std::size_t i = 0; i < groups_of(plan(0)).size(); ++i)
-      groups.push_back(in_process_communicators(kRanks, std::chrono::seconds(60)));
+    InProcessGroups groups;
     std::vector<std::vector<double>> losses(kRanks);
     std::vector<std::string> failures(kRanks);
     std::vector<std::thread> threads;
@@ -136,18 +134,14 @@ class Ranks {
                     : made_param(model_.params[model_.storage_of(id).index()]);
   }
 
-  std::vector<double> run(std::size_t rank, std::size_t steps,
-                          const std::vector<std::vector<std::shared_ptr<Communicator>>>& groups) {
+  std::vector<double> run(std::size_t rank, std::size_t steps, InProcessGroups& groups) {
     const Plan mine = plan(rank);
     const auto backend = make_host_backend({.rank = static_cast<int>(rank), .intra_op_threads = 1});
-    Communicators own;
-    const auto wanted = groups_of(mine);
-    for (std::size_t i = 0; i < wanted.size(); ++i) own.add(wanted[i].stream, wanted[i].group, groups[i][rank]);
     PlanRunnerSetup setup{model_,
                           mine,
                           interpreter_,
                           *backend,
-                          own,
+                          groups.of(mine),
                           job_.train.optimizer,
                           taken(initial_buffers(model_, job_.model.source, nullptr))};
     const auto runner = taken(PlanRunner::create(setup, [&](ParamId id) { return start_of(id); }));

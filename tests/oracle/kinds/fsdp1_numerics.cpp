@@ -13,8 +13,8 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/units/groups.h"
 #include "exec/host/host_backend.h"
-#include "exec/communicators/in_process_communicator.h"
 #include "exec/run/plan_runner.h"
+#include "exec/step/in_process_groups.h"
 #include "tests/oracle/fsdp1_program.h"
 #include "tests/oracle/fsdp1_row.h"
 #include "tests/oracle/fsdp1_state.h"
@@ -141,12 +141,6 @@ class RowRanks {
       Job job = job_;
       job.cluster.rank = static_cast<std::int64_t>(rank);
       plans_[rank] = plan_of(program_, job, clips(row_) && row_.at("clip").at(1) == "inf", trainable_);
-      for (const exec::PlanGroup& group : exec::groups_of(plans_[rank])) {
-        auto& made = groups_[key_of(group)];
-        if (made.empty()) {
-          made = exec::in_process_communicators(static_cast<int>(group.ranks.size()), std::chrono::seconds(30));
-        }
-      }
     }
     std::vector<RankResult> results(world);
     std::vector<std::thread> threads;
@@ -172,21 +166,10 @@ class RowRanks {
  private:
   DType compute_dtype() const { return job_.fsdp.mixed_precision.param.value_or(DType::Float32); }
 
-  static std::string key_of(const exec::PlanGroup& group) {
-    std::string key = fmt::format("{}/{}", static_cast<int>(group.stream), static_cast<int>(group.group));
-    for (const std::int32_t rank : group.ranks) key += fmt::format("/{}", rank);
-    return key;
-  }
-
   void run_rank(int rank, RankResult& result) {
     const Plan& plan = plans_[static_cast<std::size_t>(rank)];
     const auto backend = exec::make_host_backend({.rank = rank, .intra_op_threads = 1});
-    exec::Communicators own;
-    for (const exec::PlanGroup& group : exec::groups_of(plan)) {
-      const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin();
-      own.add(group.stream, group.group, groups_.at(key_of(group))[static_cast<std::size_t>(place)]);
-    }
-    exec::PlanRunnerSetup setup{program_.model,       plan, interpreter_, *backend, own,
+    exec::PlanRunnerSetup setup{program_.model,       plan, interpreter_, *backend, groups_.of(plan),
                                 job_.train.optimizer, {},   trainable_};
     setup.loss_factor = 1.0;
     const auto runner =
@@ -220,7 +203,7 @@ class RowRanks {
   std::map<std::string, at::Tensor> values_;
   std::vector<Plan> plans_;
   std::vector<bool> trainable_;
-  std::map<std::string, std::vector<std::shared_ptr<exec::Communicator>>> groups_;
+  exec::InProcessGroups groups_{std::chrono::seconds(30)};
 };
 
 class Comparison {

@@ -309,7 +309,10 @@ void Printer::instruction(const Instruction& i) {
                    at(i.stream, Stream::U));
     case InstructionKind::ReduceScatter: return token("RS" + u);
     case InstructionKind::AllReduce:
-      if (i.phase == Phase::PostBackward) token((i.group == GroupKind::Replicate ? "ARrep" : "AR") + u);
+      if (i.phase == Phase::PostBackward) {
+        const bool replicas = plan_.communicators[i.communicator.index()].kind == kReplicateDimension;
+        token((replicas ? "ARrep" : "AR") + u);
+      }
       return;
     case InstructionKind::Concat:
       if (i.stream == Stream::U) token("U:cat");
