@@ -10,6 +10,7 @@
 #include "exec/backend/backend.h"
 #include "exec/operators/operator_interpreter.h"
 #include "exec/run/plan_runner.h"
+#include "exec/step/in_process_groups.h"
 #include "tests/exec/tiny_llama.h"
 
 namespace foreshard::exec {
