@@ -336,6 +336,7 @@ void CollectiveCall::run(Communicator& group) const {
   if (kind_ == "all_reduce") group.all_reduce(whole_.data_ptr(), share_ * ranks_, DType::Float32, ReduceOp::Sum);
 }
 
+// One long function on purpose: what is measured, in the order in which all ranks measure it.
 Result<Calibration> calibrate(const CalibrationSetup& setup) {
   const std::unique_ptr<CalibrationDevice> host = setup.device == nullptr ? host_calibration_device() : nullptr;
   CalibrationDevice& device = host != nullptr ? *host : *setup.device;

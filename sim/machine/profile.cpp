@@ -370,6 +370,40 @@ Result<HardwareProfile> parse_profile(const std::string& text, const std::string
   return Reader(root, file).read();
 }
 
+namespace {
+
+/// What calibration measured: arrays of tables.
+void insert_measurements(const HardwareProfile& p, toml::table& root) {
+  toml::array operators, collectives, work;
+  const auto list = [](const std::vector<std::int64_t>& numbers) {
+    toml::array items;
+    for (const std::int64_t number : numbers) items.push_back(number);
+    return items;
+  };
+  for (const MeasuredOperator& op : p.operators) {
+    toml::table row{{"signature", op.signature}};
+    if (op.forward_ns >= 0) row.insert("forward_ns", op.forward_ns);
+    if (op.backward_ns >= 0) row.insert("backward_ns", op.backward_ns);
+    operators.push_back(std::move(row));
+  }
+  for (const MeasuredCollective& curve : p.collectives) {
+    toml::table row{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}};
+    if (!curve.beside_ns.empty()) row.insert("beside_ns", list(curve.beside_ns));
+    if (!curve.taken_ns.empty()) row.insert("taken_ns", list(curve.taken_ns));
+    if (!curve.cpu_ns.empty()) row.insert("cpu_ns", list(curve.cpu_ns));
+    collectives.push_back(std::move(row));
+  }
+  for (const MeasuredWork& curve : p.work) {
+    work.push_back(
+        toml::table{{"kind", tensor_work_name(curve.kind)}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}});
+  }
+  if (!operators.empty()) root.insert("operators", std::move(operators));
+  if (!collectives.empty()) root.insert("collectives", std::move(collectives));
+  if (!work.empty()) root.insert("work", std::move(work));
+}
+
+}  // namespace
+
 std::string profile_text(const HardwareProfile& p) {
   toml::table root{{"schema", "foreshard.profile/1"},
                    {"id", p.id},
@@ -414,32 +448,7 @@ std::string profile_text(const HardwareProfile& p) {
   toml::table extra;
   for (const auto& [key, value] : p.extra) extra.insert(key, value);
   if (!p.extra.empty()) root.insert("extra", std::move(extra));
-  toml::array operators, collectives, work;
-  const auto list = [](const std::vector<std::int64_t>& numbers) {
-    toml::array items;
-    for (const std::int64_t number : numbers) items.push_back(number);
-    return items;
-  };
-  for (const MeasuredOperator& op : p.operators) {
-    toml::table row{{"signature", op.signature}};
-    if (op.forward_ns >= 0) row.insert("forward_ns", op.forward_ns);
-    if (op.backward_ns >= 0) row.insert("backward_ns", op.backward_ns);
-    operators.push_back(std::move(row));
-  }
-  for (const MeasuredCollective& curve : p.collectives) {
-    toml::table row{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}};
-    if (!curve.beside_ns.empty()) row.insert("beside_ns", list(curve.beside_ns));
-    if (!curve.taken_ns.empty()) row.insert("taken_ns", list(curve.taken_ns));
-    if (!curve.cpu_ns.empty()) row.insert("cpu_ns", list(curve.cpu_ns));
-    collectives.push_back(std::move(row));
-  }
-  for (const MeasuredWork& curve : p.work) {
-    work.push_back(
-        toml::table{{"kind", tensor_work_name(curve.kind)}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}});
-  }
-  if (!operators.empty()) root.insert("operators", std::move(operators));
-  if (!collectives.empty()) root.insert("collectives", std::move(collectives));
-  if (!work.empty()) root.insert("work", std::move(work));
+  insert_measurements(p, root);
   std::ostringstream out;
   out << root << '\n';
   return out.str();

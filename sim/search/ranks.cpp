@@ -124,6 +124,7 @@ Result<RankTrait> parse_rank_profiles(const std::string& text) {
   return trait;
 }
 
+// One long function on purpose: each part needs the colours that the parts before have settled.
 Result<RankClasses> rank_classes(const Job& job, const Model& model, const std::vector<RankTrait>& traits) {
   Groups groups;
   const auto of_job = rank_groups(job.cluster, is_hybrid(job.fsdp.strategy) && job.fsdp.runtime != Runtime::None);

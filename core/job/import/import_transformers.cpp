@@ -57,6 +57,7 @@ void read_optimizer(Reader& r) {
 
 }  // namespace
 
+// One long function on purpose: one key of the arguments after the other.
 void read_transformers(Reader& r, const JobValue& tree) {
   const bool arguments = find_in_tree(tree, "fsdp") != nullptr || find_in_tree(tree, "fsdp_config") != nullptr ||
                          find_in_tree(tree, "per_device_train_batch_size") != nullptr;

@@ -31,6 +31,7 @@ QPolygonF staircase(const std::vector<MemoryColumn>& columns, const QRectF& box,
 
 }  // namespace
 
+// One long function on purpose: drawn from back to front.
 void paint_memory(QPainter& painter, const MemoryTracks& tracks, const TimeScale& scale, const MemoryPlace& place,
                   const Palette& palette, const Fonts& fonts) {
   const QRectF& box = place.box;

@@ -5,6 +5,7 @@
 
 namespace foreshard::gui {
 
+// One long function on purpose: drawn from back to front.
 void ScenePainter::paint_overlay(QPainter& painter, const QRectF& area, const SceneView& view,
                                  const SceneOverlay& overlay) {
   const TimeScale scale = scale_of(area, view);
