@@ -5,6 +5,7 @@
 #include "cli/console/json_text.h"
 #include "cli/reports/explain_output.h"
 #include "cli/reports/ranks_output.h"
+#include "cli/reports/report.h"
 #include "core/model/facts.h"
 #include "sim/play/memory_interval.h"
 
@@ -138,6 +139,9 @@ std::string prediction_json(const Simulation& s) {
   write_memory(out, s);
   write_communication(out, p);
   out.field("level", calibration_level_name(p.level));
+  out.key("assumed").begin_array();
+  for (const std::string& key : assumed_numbers(s.profile)) out.value(key);
+  out.end_array();
   out.key("unknown_ops").begin_array();
   for (const std::string& op : p.unknown_ops) out.value(op);
   out.end_array();

@@ -200,10 +200,11 @@ void Report::speed() {
   const auto share = [&](SimDuration time) {
     return percent_text(static_cast<double>(time) / static_cast<double>(steady->step_time));
   };
-  row("of it", fmt::format("compute {} ({}), exposed communication {} ({}), idle {} ({})",
-                           duration_text(static_cast<double>(steady->compute)), share(steady->compute),
-                           duration_text(static_cast<double>(steady->exposed_comm)), share(steady->exposed_comm),
-                           duration_text(static_cast<double>(steady->idle)), share(steady->idle)));
+  const StepShares shares = step_shares(p_);
+  row("of it", fmt::format("compute {} ({}), exposed communication {} ({}), idle beside it {} ({})",
+                           duration_text(static_cast<double>(shares.compute)), share(shares.compute),
+                           duration_text(static_cast<double>(shares.exposed)), share(shares.exposed),
+                           duration_text(static_cast<double>(shares.idle)), share(shares.idle)));
   if (steady->host_wait > 0)
     row("", fmt::format("the host waits {} ({})", duration_text(static_cast<double>(steady->host_wait)),
                         share(steady->host_wait)));
@@ -368,6 +369,12 @@ void Report::basis() {
     case CalibrationLevel::MeasuredStep: meaning = "a measured step of this machine"; break;
   }
   row("profile", fmt::format("{}, level {}: {}", s_.profile.id, calibration_level_name(p_.level), meaning));
+  if (const std::vector<std::string> assumed = assumed_numbers(s_.profile); !assumed.empty()) {
+    std::string names;
+    for (const std::string& key : assumed) names += (names.empty() ? "" : ", ") + key;
+    wrapped("assumed", fmt::format("{} of {} numbers of it, by experience instead of a source: {}", assumed.size(),
+                                   s_.profile.sources.size(), names));
+  }
   if (has_time()) row("intervals", "90 %: nine of ten real runs should fall inside");
   if (s_.model.ops.empty()) {
     wrapped("no operators",
@@ -424,6 +431,26 @@ void Report::drawing(const std::string& heading, const StreamWindow& window) {
 }
 
 }  // namespace
+
+std::vector<std::string> assumed_numbers(const HardwareProfile& profile) {
+  std::vector<std::string> keys;
+  for (const auto& [key, source] : profile.sources)
+    if (source.find("assumed") != std::string::npos) keys.push_back(key);
+  return keys;
+}
+
+StepShares step_shares(const Prediction& prediction) {
+  const IterationResult* steady = steady_iteration(prediction);
+  if (steady == nullptr) return {};
+  SimDuration on_compute = 0;  // is in both, compute and exposed
+  for (const ExposedCause& cause : prediction.exposed)
+    if (cause.cause == "compute_stream") on_compute += cause.time;
+  StepShares shares;
+  shares.exposed = std::min(steady->exposed_comm, steady->step_time);
+  shares.compute = std::clamp<SimDuration>(steady->compute - on_compute, 0, steady->step_time - shares.exposed);
+  shares.idle = steady->step_time - shares.exposed - shares.compute;
+  return shares;
+}
 
 std::string simulation_report(const Simulation& simulation, const ReportStyle& style) {
   return Report(simulation, style).text();

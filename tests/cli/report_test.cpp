@@ -27,6 +27,32 @@ TEST(Report, SaysThatItFitsHowLongAStepIsAndHowSure) {
   EXPECT_THAT(text, HasSubstr("exposed communication 34.0 ms (2.8 %)"));
 }
 
+TEST(Report, TheSharesOfAStepAddUp) {
+  SampleSimulation s = sample_simulation();
+  const auto sum = [&s] {
+    const StepShares shares = step_shares(s.prediction);
+    return shares.compute + shares.exposed + shares.idle;
+  };
+  IterationResult& step = s.prediction.iterations.back();
+  EXPECT_EQ(sum(), step.step_time);
+  step.compute = 1'200'000'000, step.idle = 34'000'000;  // all that is idle is exposed communication
+  EXPECT_EQ(sum(), step.step_time);
+  EXPECT_EQ(step_shares(s.prediction).idle, 0);
+  EXPECT_THAT(report(s), HasSubstr("compute 1.20 s (97.2 %), exposed communication 34.0 ms (2.8 %), idle beside it"));
+  step.exposed_comm += 10'000'000;  // an all-reduce on the compute stream, which is busy with it
+  s.prediction.exposed.push_back({"compute_stream", "all_reduce", 10'000'000});
+  EXPECT_EQ(sum(), step.step_time);
+  EXPECT_EQ(step_shares(s.prediction).compute, 1'190'000'000);
+  EXPECT_EQ(step_shares(s.prediction).idle, 0);
+}
+
+TEST(Report, NamesTheNumbersThatAreAssumed) {
+  SampleSimulation s = sample_simulation();
+  EXPECT_THAT(report(s), Not(HasSubstr("assumed")));
+  s.profile.sources = {{"hbm_share", "as the others', assumed"}, {"sm_count", "data sheet"}};
+  EXPECT_THAT(report(s), HasSubstr("assumed        1 of 2 numbers of it, by experience instead of a source: hbm_share"));
+}
+
 TEST(Report, AnArchivesOwnSizesAreToldWhateverTheJobsBatch) {
   SampleSimulation s = sample_simulation();
   s.model.values.push_back({.shape = {32, 3, 1024, 1024}, .dtype = DType::Float32});
