@@ -58,7 +58,11 @@ function(foreshard_test NAME)
   string(REPLACE "." "_" TARGET test_${NAME})
   add_executable(${TARGET} ${ARG_SOURCES})
   target_link_libraries(${TARGET} PRIVATE foreshard_options ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  foreshard_quick(${TARGET})
+  if(ARG_PRECOMPILED)  # which is of no use to sources that are optimised less
+    target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Release>:-O1>)
+  else()
+    foreshard_quick(${TARGET})
+  endif()
   target_compile_definitions(${TARGET} PRIVATE FORESHARD_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
                              FORESHARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FORESHARD_SHARED="${PROJECT_SOURCE_DIR}/../shared")
   if(ARG_PRECOMPILED)

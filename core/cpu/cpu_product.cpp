@@ -303,7 +303,7 @@ bool cut_evenly(std::int64_t rows) {
 }
 
 Bytes scratchpad(const CpuProduct& p, const Blocking& b, bool tiles) {
-  constexpr Bytes kCall = 16 * 40;  // what names the blocks of a call, 16 times over
+  constexpr Bytes kCall = Bytes{16} * 40;  // what names the blocks of a call, 16 times over
   const Bytes right = kBf16 * round_up(b.n, kColumns) * round_up(b.k, kPackedRows) * b.k_batch;
   Bytes bytes = booked(b.threads * kCall * b.k_batch) + booked(b.threads * right);
   if (b.copies_left) bytes += booked(b.threads * kBf16 * b.m * b.left_row * b.k_batch * b.m_chunk);
@@ -327,7 +327,7 @@ Bytes scratchpad(const CpuProduct& p, const Blocking& b, bool tiles) {
 }  // namespace
 
 Bytes cpu_product_bytes(const CpuProduct& product, CpuIsa isa, std::int64_t threads, Bytes l2_bytes) {
-  constexpr std::int64_t kLeast = 16 * 16 * 16;  // ATen/native/mkldnn/Matmul.cpp
+  constexpr std::int64_t kLeast = std::int64_t{16} * 16 * 16;  // ATen/native/mkldnn/Matmul.cpp
   if (isa == CpuIsa::Avx2 || product.batch * product.m * product.n * product.k <= kLeast) return 0;
   if (isa == CpuIsa::Avx512) return booked(kFloat * sums_in_float(product, threads));
   if (isa == CpuIsa::Amx) {

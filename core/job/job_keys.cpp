@@ -7,6 +7,8 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
+#include <type_traits>
 
 #include "core/job/job_values.h"
 
@@ -33,81 +35,82 @@ struct Rule {
   std::function<std::string(const Job&)> write;
 };
 
-/// Fills the table; one function a type of key. `get` maps a (const) Job to the field.
+/// The place of a key's value in a job.
+template <class T>
+using Field = T& (*)(Job&);
+template <class T>
+const T& value_at(Field<T> field, const Job& job) {
+  return field(const_cast<Job&>(job));  // NOLINT(cppcoreguidelines-pro-type-const-cast): read only
+}
+
+using Names = std::initializer_list<std::string_view>;
+
+/// Fills the table; one function a type of key. Places are function pointers and texts are literals: a closure or a
+/// std::string for each key took most of this file's 21 s of compiling.
 class TableMaker {
  public:
   TableMaker& only(std::optional<Runtime> runtime) {
     only_ = runtime;
     return *this;
   }
-  template <class Get>
-  void boolean(std::string name, Get get, std::string doc) {
+  void boolean(const char* name, Field<bool> field, const char* doc) {
     add(
-        std::move(name), "boolean", {"true", "false"}, std::move(doc),
-        [get](const Spot& spot, Job& job) { return read_bool(spot, get(job)); },
-        [get](const Job& job) { return get(job) ? "true" : "false"; });
+        name, "boolean", {"true", "false"}, doc,
+        [field](const Spot& spot, Job& job) { return read_bool(spot, field(job)); },
+        [field](const Job& job) { return value_at(field, job) ? "true" : "false"; });
   }
-  template <class Get>
-  void integer(std::string name, std::int64_t min, std::int64_t max, Get get, std::string doc) {
+  void integer(const char* name, std::int64_t min, std::int64_t max, Field<std::int64_t> field, const char* doc) {
     add(
-        std::move(name), fmt::format("integer from {} to {}", min, max), {}, std::move(doc),
-        [get, min, max](const Spot& spot, Job& job) { return read_integer(spot, min, max, get(job)); },
-        [get](const Job& job) { return fmt::format("{}", get(job)); });
+        name, fmt::format("integer from {} to {}", min, max), {}, doc,
+        [field, min, max](const Spot& spot, Job& job) { return read_integer(spot, min, max, field(job)); },
+        [field](const Job& job) { return std::to_string(value_at(field, job)); });
   }
-  template <class Get>
-  void number(std::string name, double min, double max, Get get, std::string doc) {
+  void number(const char* name, double min, double max, Field<double> field, const char* doc) {
     add(
-        std::move(name), fmt::format("number from {} to {}", min, max), {}, std::move(doc),
-        [get, min, max](const Spot& spot, Job& job) { return read_number(spot, min, max, get(job)); },
-        [get](const Job& job) { return number_text(get(job)); });
+        name, fmt::format("number from {} to {}", min, max), {}, doc,
+        [field, min, max](const Spot& spot, Job& job) { return read_number(spot, min, max, field(job)); },
+        [field](const Job& job) { return number_text(value_at(field, job)); });
   }
-  template <class Get>
-  void text(std::string name, Get get, std::string doc) {
+  void text(const char* name, Field<std::string> field, const char* doc) {
     add(
-        std::move(name), "text", {}, std::move(doc),
-        [get](const Spot& spot, Job& job) { return read_text(spot, get(job)); },
-        [get](const Job& job) { return quoted(get(job)); });
+        name, "text", {}, doc, [field](const Spot& spot, Job& job) { return read_text(spot, field(job)); },
+        [field](const Job& job) { return quoted(value_at(field, job)); });
   }
-  template <class Get>
-  void word(std::string name, std::vector<std::string> words, Get get, std::string doc) {
+  void word(const char* name, Names words, Field<std::string> field, const char* doc) {
+    std::vector<std::string> known(words.begin(), words.end());
     add(
-        std::move(name), "word", words, std::move(doc),
-        [get, words](const Spot& spot, Job& job) { return read_word(spot, words, get(job)); },
-        [get](const Job& job) { return quoted(get(job)); });
+        name, "word", known, doc,
+        [field, known](const Spot& spot, Job& job) { return read_word(spot, known, field(job)); },
+        [field](const Job& job) { return quoted(value_at(field, job)); });
   }
-  template <class E, class Get>
-  void choice(std::string name, Words<E> words, Get get, std::string doc) {
+  template <class E>
+  void choice(const char* name, const Words<E>& words, std::type_identity_t<Field<E>> field, const char* doc) {
     add(
-        std::move(name), "word", words.names(), std::move(doc),
-        [get, words](const Spot& spot, Job& job) { return read_enum(spot, words, get(job)); },
-        [get, words](const Job& job) { return enum_text(words, get(job)); });
+        name, "word", words.names(), doc,
+        [field, words](const Spot& spot, Job& job) { return read_enum(spot, words, field(job)); },
+        [field, words](const Job& job) { return enum_text(words, value_at(field, job)); });
   }
-  template <class Get>
-  void dtype(std::string name, std::string empty_word, Get get, std::string doc) {
+  void dtype(const char* name, std::string_view empty_word, Field<std::optional<DType>> field, const char* doc) {
     add(
-        std::move(name), fmt::format("dtype or \"{}\"", empty_word), {"float32", "bfloat16", "float16", empty_word},
-        std::move(doc),
-        [get, empty_word](const Spot& spot, Job& job) { return read_dtype(spot, empty_word, get(job)); },
-        [get, empty_word](const Job& job) { return dtype_text(get(job), empty_word); });
+        name, fmt::format("dtype or \"{}\"", empty_word), {"float32", "bfloat16", "float16", std::string(empty_word)},
+        doc, [field, empty_word](const Spot& spot, Job& job) { return read_dtype(spot, empty_word, field(job)); },
+        [field, empty_word](const Job& job) { return dtype_text(value_at(field, job), empty_word); });
   }
-  template <class Get>
-  void texts(std::string name, Get get, std::string doc) {
+  void texts(const char* name, Field<std::vector<std::string>> field, const char* doc) {
     add(
-        std::move(name), "list of texts", {}, std::move(doc),
-        [get](const Spot& spot, Job& job) { return read_texts(spot, get(job)); },
-        [get](const Job& job) { return texts_text(get(job)); });
+        name, "list of texts", {}, doc, [field](const Spot& spot, Job& job) { return read_texts(spot, field(job)); },
+        [field](const Job& job) { return texts_text(value_at(field, job)); });
   }
-  template <class Read, class Write>
-  void special(std::string name, std::string type, Read read, Write write, std::string doc) {
-    add(std::move(name), std::move(type), {}, std::move(doc), read, write);
+  void special(const char* name, const char* type, Failure (*read)(const Spot&, Job&), std::string (*write)(const Job&),
+               const char* doc) {
+    add(name, type, {}, doc, read, write);
   }
   std::vector<Rule> take() { return std::move(rules_); }
 
  private:
-  template <class Read, class Write>
-  void add(std::string name, std::string type, std::vector<std::string> choices, std::string doc, Read read,
-           Write write) {
-    Rule rule{{std::move(name), std::move(type), {}, std::move(choices), std::move(doc), only_}, read, write};
+  void add(const char* name, std::string type, std::vector<std::string> choices, const char* doc,
+           std::function<Failure(const Spot&, Job&)> read, std::function<std::string(const Job&)> write) {
+    Rule rule{{name, std::move(type), {}, std::move(choices), doc, only_}, std::move(read), std::move(write)};
     rule.key.default_text = rule.write(Job{});
     rules_.push_back(std::move(rule));
   }
@@ -115,9 +118,8 @@ class TableMaker {
   std::optional<Runtime> only_;
 };
 
-// `auto&` serves reading (Job) and writing (const Job) with one expression.
 #define FORESHARD_FIELD(field) \
-  [](auto& job) -> auto& { return job.field; }
+  [](Job & job) -> auto& { return job.field; }
 
 void add_model(TableMaker& t) {
   t.text("model.source", FORESHARD_FIELD(model.source),
