@@ -16,6 +16,7 @@ import inspect
 import io
 import json
 import pathlib
+import re
 import sys
 import zipfile
 
@@ -154,10 +155,11 @@ def own_model(spec):
 
 
 def save(program, path):
-    """Without stack traces and the sources' paths, compressed: smaller, and nobody's directories go along."""
+    """Compressed. The source's lines go along, for they say which values have names, but nobody's directories."""
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            node.meta.pop("stack_trace", None)
+            if trace := node.meta.get("stack_trace"):
+                node.meta["stack_trace"] = re.sub(r'File "[^"]*[/\\]', 'File "', trace)
     archive = io.BytesIO()
     torch.export.save(program, archive)
     with zipfile.ZipFile(archive) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
