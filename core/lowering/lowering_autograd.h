@@ -7,6 +7,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,12 +70,16 @@ class Emitter {
   const Layout& layout(const Ref& ref) { return tape().layout(ref); }
   const Op* op() const { return op_; }
   Kernel start(std::string_view name, KernelClass kind, DType dtype);
+  /// Counts what is read and written, and launches.
   void finish(Kernel& kernel, std::initializer_list<const Ref*> inputs, std::initializer_list<const Ref*> outputs);
+  /// Every kernel of an operator comes through here, with the tensors that it takes and makes.
+  void launch(const Kernel& kernel, std::span<const Ref> inputs, std::span<const Ref> outputs);
   SlotCategory category() const;
   Machine& machine() { return machine_; }
 
  private:
   static Tape& tape_of(Machine& machine);
+  void note(const Kernel& kernel, std::span<const Ref* const> inputs, std::span<const Ref* const> outputs);
   Machine& machine_;
   const Op* op_;
   std::int32_t model_op_;
@@ -99,6 +104,9 @@ struct BackwardInput {
   Ref saved_result(std::int32_t index) const;
   bool wants(std::size_t arg) const { return arg < node.next.size() && node.next[arg].node >= 0; }
 };
+/// What a kernel of backward takes that reads all that was kept: the gradient and every saved tensor.
+std::vector<Ref> taken(const Ref& g, const BackwardInput& in);
+std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order);  // as OpRule::written says it
 /// Gradients per tensor argument, before they are summed to the argument's shape.
 std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in);
 /// The part of it in op_rules_backward_more.cpp; `g` is the gradient of the first result that has one.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/lowering/lowering_opaque.h"
+#include "core/lowering/segment_autograd.h"
 
 namespace foreshard::lowering {
 namespace {
@@ -19,21 +21,6 @@ bool keeps_own_dtypes(const Model& model) {
     mixed = mixed || param.dtype != first->dtype;
   }
   return mixed && first->dtype == model.compute_dtype;
-}
-
-/// The rule's saves for a call with so many tensors; index and index_put keep all of their index tensors, however many
-/// there are.
-std::vector<SaveRule> saves_of(const OpRule& rule, const Op& op, std::size_t args) {
-  std::vector<SaveRule> saves(rule.saves.begin(), rule.saves.begin() + rule.save_count);
-  // A batch norm without weights keeps its running statistics, which are then its second and third tensor.
-  if (args == 3 && rule.name.find("batch_norm") != std::string_view::npos && op.args.size() > 1 &&
-      std::holds_alternative<std::monostate>(op.args[1].value))
-    saves.push_back({false, 2, 0});
-  const bool put = rule.formula == OpFormula::IndexPut;  // whose last tensor are the values
-  if (!put && rule.formula != OpFormula::Index) return saves;
-  saves.clear();
-  for (std::size_t i = 1; i + (put ? 1 : 0) < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
-  return saves;
 }
 
 }  // namespace
@@ -188,11 +175,11 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   const Step& at = program_.steps[static_cast<std::size_t>(step)];
   const OpRule& rule = rule_of(step);
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
-  if (rule.formula == OpFormula::None && rule.form != OpForm::InPlace) return;
+  if (is_constant(rule) && rule.form != OpForm::InPlace) return;
   bool wanted = false;
   for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
   if (!wanted) return;
-  if (rule.formula == OpFormula::None) {  // in place on a tensor with a history: its history goes on
+  if (is_constant(rule)) {  // in place on a tensor with a history: its history goes on
     for (Ref& result : results) {
       const Tensor from = tape.at(args[0]);
       Tensor& to = tape.at(result);
@@ -219,14 +206,13 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
   if (op.opaque >= 0) save_opaque(node, step, args, results);
-  const std::vector<SaveRule> saves = op.opaque >= 0 ? std::vector<SaveRule>{} : saves_of(rule, op, args.size());
+  std::uint8_t wants = 0;
+  for (std::size_t i = 0; i < args.size() && i < 8; ++i)
+    if (tape.at(args[i]).requires_grad) wants = static_cast<std::uint8_t>(wants | 1U << i);
+  std::vector<SaveRule> saves;
+  if (op.opaque < 0) saves = saves_of_call(rule, op, args.size(), results.size(), wants);
   for (const SaveRule& save : saves) {
     const auto& from = save.result ? results : args;
-    if (save.index >= from.size()) continue;
-    bool needed = save.if_grad == 0;
-    for (std::size_t bit = 0; bit < args.size() && bit < 8; ++bit)
-      needed = needed || ((save.if_grad >> bit & 1) != 0 && tape.at(args[bit]).requires_grad);
-    if (!needed) continue;
     Saved saved;
     saved.result = save.result;
     saved.index = save.index;
@@ -246,8 +232,8 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   nodes_.push_back(std::move(node));
   for (std::size_t i = 0; i < results.size(); ++i) {
     Tensor& tensor = tape.at(results[i]);
-    if (!is_floating(tensor.layout.dtype)) continue;
-    if (i > 0 && rule.first_only) break;
+    if (!has_gradient(rule, i, tensor.layout.dtype)) continue;
+    if (rule.form == OpForm::ExpandEach && i < args.size() && !tape.at(args[i]).requires_grad) continue;
     tensor.requires_grad = true;
     tensor.node = id;
     tensor.output_nr = static_cast<std::int32_t>(i);
@@ -460,8 +446,10 @@ void Machine::recompute(CheckpointFrame& frame) {
 // backward
 
 void Machine::count_dependencies(std::int32_t root) {
+  Node& first = nodes_[static_cast<std::size_t>(root)];
+  if (first.visited) return;
+  first.visited = true;
   std::vector<std::int32_t> stack{root};
-  nodes_[static_cast<std::size_t>(root)].visited = true;
   while (!stack.empty()) {
     const std::int32_t id = stack.back();
     stack.pop_back();
@@ -512,6 +500,8 @@ void Machine::accumulate_param(Node& node) {
   Ref gradient = node.grads.empty() ? Ref() : std::move(node.grads[0]);
   node.grads.clear();
   if (!gradient) return;
+  if (trace_ != nullptr) trace_->gradients.push_back({node.param, {tape.at(gradient).storage, tape.layout(gradient)}});
+  if (current_step_ < 0) return;  // nothing ran: the program's result is the parameter itself
   const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
   // AccumulateGrad keeps a tensor that nobody else names, if it is laid out as the contract says; another tensor may
   // share its storage (the slices of a concatenation's gradient), which then goes to the first parameter of them.
@@ -519,9 +509,11 @@ void Machine::accumulate_param(Node& node) {
   const bool stealable = tape.at(gradient).refs == 1 && tape.storage_of(gradient).slot >= 0 &&
                          (own.dense() ? tape.layout(gradient).same_steps(own) : tape.layout(gradient).contiguous());
   if (!stealable) {
+    Trace* const traced = std::exchange(trace_, nullptr);  // no kernel of the operator's
     Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
     const Layout kept = own.dense() ? own : contiguous_layout(own.sizes, own.dtype);
     gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
+    trace_ = traced;
   }
   RawInstance& instance = tape.instances()[static_cast<std::size_t>(at.instance)];
   instance.param_grads.push_back(node.param);
@@ -575,24 +567,40 @@ void Machine::run_node(std::int32_t id) {
     if (node.next[i].node >= 0) send(node.next[i], std::move(outs[i]));
 }
 
+void Machine::backward_from(const std::vector<Ref>& roots, const std::vector<Ref>& gradients) {
+  in_backward = true;
+  for (const Ref& root : roots) {
+    const std::int32_t node = tape.at(root).node;
+    count_dependencies(node);
+    ++nodes_[static_cast<std::size_t>(node)].waiting_for;
+    current_step_ = std::max(current_step_, nodes_[static_cast<std::size_t>(node)].position);
+  }
+  if (current_step_ >= 0) {
+    const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+    tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+  }
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    const Tensor root = tape.at(roots[i]);
+    send({root.node, root.output_nr}, gradients[i]);
+  }
+  while (!ready_.empty()) {
+    const std::int32_t id = ready_.top().second;
+    ready_.pop();
+    run_node(id);
+  }
+}
+
 void Machine::backward() {
   in_backward = true;
   if (!outputs_.empty() && tape.at(outputs_[0]).requires_grad) {
     const Tensor root = tape.at(outputs_[0]);
-    current_step_ = nodes_[static_cast<std::size_t>(root.node)].position;
-    if (nodes_[static_cast<std::size_t>(root.node)].rule != nullptr) {
-      const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+    const Node& node = nodes_[static_cast<std::size_t>(root.node)];
+    if (node.rule != nullptr) {
+      const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
       tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
       Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
       root_grad_ = emit.fresh("aten.ones_like.default", KernelClass::Elementwise, root.layout, {});
-      count_dependencies(root.node);
-      nodes_[static_cast<std::size_t>(root.node)].waiting_for = 1;
-      send({root.node, root.output_nr}, root_grad_);
-      while (!ready_.empty()) {
-        const std::int32_t id = ready_.top().second;
-        ready_.pop();
-        run_node(id);
-      }
+      backward_from({outputs_[0]}, {root_grad_});
     }
   }
   tape.end();
@@ -619,7 +627,8 @@ std::vector<Machine::Kept> Machine::kept() {
   std::vector<bool> framed(frames_.size(), false);
   const auto add = [&](std::int32_t step, const Ref& ref, bool kwarg) {
     const std::int32_t storage = tape.at(ref).storage;
-    out.push_back({step, storage, tape.storage_of(ref).bytes, tape.storage_of(ref).instance >= 0, kwarg});
+    out.push_back(
+        {step, storage, tape.storage_of(ref).bytes, tape.storage_of(ref).instance >= 0, tape.layout(ref), kwarg});
   };
   for (const Node& node : nodes_) {
     if (node.rule == nullptr) continue;

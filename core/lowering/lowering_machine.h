@@ -78,6 +78,21 @@ struct CheckpointFrame {
   std::int32_t matmuls = 0;                       // seen in forward
 };
 
+/// What a kernel took and made, for who compares kernel by kernel.
+struct TracedTensor {
+  std::int32_t storage = -1;
+  Layout layout;
+};
+struct TracedKernel {
+  std::int32_t name = -1;  // index into Machine::names
+  PassKind pass = PassKind::Forward;
+  std::vector<TracedTensor> in, out;
+};
+struct Trace {
+  std::vector<TracedKernel> kernels;
+  std::vector<std::pair<ParamId, TracedTensor>> gradients;  // as they arrive, before autograd copies any to keep it
+};
+
 class Machine {
  public:
   Machine(const Model& model, const Program& program, const std::vector<bool>& trainable, const LoweringOptions& opts);
@@ -88,7 +103,16 @@ class Machine {
 
   std::int32_t name_id(std::string_view name);
   void forward();
+  /// From the first output, with a gradient of ones.
   void backward();
+  /// From these tensors, each with its gradient.
+  void backward_from(const std::vector<Ref>& roots, const std::vector<Ref>& gradients);
+  /// From now on kernels and gradients are written down here too, and no storage's number is used twice.
+  void trace_into(Trace& trace) {
+    trace_ = &trace;
+    tape.keep_numbers();
+  }
+  Trace* trace() { return trace_; }
 
   /// Storages that autograd keeps right now, in the order they were kept: (instance of the node, tensor). For reports.
   struct Kept {
@@ -96,6 +120,7 @@ class Machine {
     std::int32_t storage = -1;
     Bytes bytes = 0;
     bool slot = false;         // made by the program, not a parameter or input
+    Layout layout;             // as the node sees it
     bool block_kwarg = false;  // held by a checkpointed region's arguments, not packed by autograd
   };
   std::vector<Kept> kept();
@@ -146,6 +171,7 @@ class Machine {
   Ref root_grad_;
   std::vector<Ref> outputs_;
   std::int32_t current_step_ = -1;
+  Trace* trace_ = nullptr;
 };
 
 }  // namespace foreshard::lowering

@@ -280,7 +280,7 @@ void Tape::drop_ref(std::int32_t id) {
   spare_tensors_.push_back(id);
   if (--storage.refs > 0) return;
   free_storage(storage);
-  spare_storages_.push_back(storage_id);
+  if (!keeps_numbers_) spare_storages_.push_back(storage_id);
 }
 
 void Tape::free_storage(const Storage& storage) {

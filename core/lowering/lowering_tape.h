@@ -134,6 +134,9 @@ class Tape {
   void kernel(Kernel kernel);
 
   std::vector<RawInstance>& instances() { return instances_; }
+  PassKind kind() const { return kind_; }
+  /// A storage's number is not given to another when it is gone.
+  void keep_numbers() { keeps_numbers_ = true; }
 
  private:
   friend class Ref;
@@ -151,6 +154,7 @@ class Tape {
   std::size_t instance_ = 0;
   PassKind kind_ = PassKind::Forward;
   std::int32_t pass_number_ = 0;
+  bool keeps_numbers_ = false;
   std::int32_t before_begin_ = -1;  // >= 0: allocations of a kernel to come have begun here
 };
 

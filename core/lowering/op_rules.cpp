@@ -35,6 +35,13 @@ constexpr OpRule first_only(OpRule rule) {
   return rule;
 }
 
+/// The one kernel of backward takes these, in order ("g x0 r1"), not the gradient, what is kept of the arguments and of
+/// the results.
+constexpr OpRule takes(std::string_view order, OpRule rule) {
+  rule.written = order;
+  return rule;
+}
+
 /// Backward is what `formula` says: see op_rules_written.cpp.
 constexpr OpRule written(std::string_view name, std::string_view formula, std::initializer_list<SaveRule> saves = {},
                          OpForm form = F::Elementwise, KernelClass kind = K::Elementwise) {
@@ -76,6 +83,11 @@ constexpr OpRule kRules[] = {
     row("aten.unsafe_chunk.default", F::Slice, B::Split, K::Copy),
     row("aten.select.int", F::Select, B::Select, K::Copy),
     row("aten.unbind.int", F::Select, B::Unbind, K::Copy),
+    row("aten.broadcast_tensors.default", F::ExpandEach, B::ExpandEach, K::Copy),
+    row("aten._conj.default", F::Alias, B::Unsqueeze, K::Copy),
+    row("aten._reshape_alias.default", F::View, B::View, K::Copy),
+    written("aten.view_as_complex.default", "0: as_real g", {}, F::AsComplex, K::Copy),
+    written("aten.view_as_real.default", "0: as_complex g", {}, F::AsReal, K::Copy),
     // --- copies ---
     row("aten.contiguous.default", F::CopyIfNeeded, B::Clone, K::Copy),
     row("aten.clone.default", F::Elementwise, B::Clone, K::Copy),
@@ -185,8 +197,8 @@ constexpr OpRule kRules[] = {
     row("aten.argmax.default", F::Contiguous, B::None, K::Reduction),
     row("aten._softmax.default", F::Contiguous, B::Softmax, K::Reduction, {out(0)}),
     row("aten._safe_softmax.default", F::Contiguous, B::Softmax, K::Reduction, {out(0)}),
-    first_only(row("aten.native_layer_norm.default", F::LayerNorm, B::LayerNorm, K::Reduction,
-                   {in(0), in(1), in(2), out(1), out(2)})),
+    first_only(takes("g x0 r1 r2 x1 x2", row("aten.native_layer_norm.default", F::LayerNorm, B::LayerNorm, K::Reduction,
+                                             {in(2), in(0), in(1), out(1), out(2)}))),
     // --- loss ---
     row("aten._log_softmax.default", F::Contiguous, B::LogSoftmax, K::Loss, {out(0)}),
     first_only(row("aten.nll_loss_forward.default", F::Contiguous, B::NllLoss, K::Loss, {in(0), in(1), in(2), out(1)})),
@@ -200,11 +212,12 @@ constexpr OpRule kRules[] = {
     row("aten.linear.default", F::Contiguous, B::Linear, K::Gemm, {in(0, 2), in(1, 1)}),
     // --- attention ---
     first_only(row("aten._scaled_dot_product_flash_attention.default", F::Attention, B::FlashAttention, K::Attention,
-                   {in(0), in(1), in(2), out(0), out(1), out(2), out(3)})),
-    first_only(row("aten._scaled_dot_product_flash_attention_for_cpu.default", F::Attention, B::FlashAttention,
-                   K::Attention, {in(0), in(1), in(2), in(3), out(0), out(1)})),
+                   {in(1), in(0), in(2), out(1), out(0), out(2), out(3)})),
+    first_only(takes("g x0 x1 x2 r0 r1 x3",
+                     row("aten._scaled_dot_product_flash_attention_for_cpu.default", F::Attention, B::FlashAttention,
+                         K::Attention, {in(3), in(1), in(0), in(2), out(1), out(0)}))),
     first_only(row("aten._scaled_dot_product_efficient_attention.default", F::Attention, B::EfficientAttention,
-                   K::Attention, {in(0), in(1), in(2), in(3), out(0), out(1), out(2), out(3)})),
+                   K::Attention, {in(3), in(1), in(0), in(2), out(1), out(0), out(3), out(2)})),
     // --- gathers, selections ---
     row("aten.gather.default", F::Contiguous, B::Gather, K::Gather, {in(1), in(0)}),
     row("aten.index_select.default", F::Contiguous, B::IndexSelect, K::Gather, {in(1)}),
@@ -224,7 +237,8 @@ constexpr OpRule kRules[] = {
     row("aten.roll.default", F::Elementwise, B::Roll, K::Copy),
     row("aten.stack.default", F::Contiguous, B::Stack, K::Copy),
     row("aten.div_.Tensor", F::InPlace, B::Div, K::Elementwise, {in(1, 3), in(0, 2)}),
-    row("aten.dot.default", F::Contiguous, B::Mul, K::Reduction, {in(1, 1), in(0, 2)}),
+    written("aten.dot.default", "0: mul.Tensor g x1 | 1: mul.Tensor g x0", {in(0, 2), in(1, 1)}, F::Contiguous,
+            K::Reduction),
     row("aten.var.correction", F::Contiguous, B::Var, K::Reduction, {in(0)}),
     row("aten.linalg_vector_norm.default", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
     row("aten.logsumexp.default", F::Contiguous, B::LogSumExp, K::Reduction, {in(0), out(0)}),
@@ -233,15 +247,16 @@ constexpr OpRule kRules[] = {
     row("aten.convolution.default", F::Contiguous, B::Convolution, K::Gemm, {in(0), in(1)}),
     first_only(row("aten.native_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
                    {in(0), in(3), in(4), in(1), out(1), out(2)})),
-    first_only(row("aten.cudnn_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
-                   {in(0), in(3), in(4), in(1), out(1), out(2), out(3)})),
+    first_only(
+        takes("x0 g x1 x3 x4 r1 r2 r3", row("aten.cudnn_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                                            {in(0), in(3), in(4), in(1), out(1), out(2), out(3)}))),
     row("aten.max_pool2d_with_indices.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0), out(1)}),
     row("aten.avg_pool2d.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0)}),
     row("aten.upsample_nearest2d.default", F::Contiguous, B::OwnKernel, K::Copy),
     first_only(
         row("aten.nll_loss2d_forward.default", F::Contiguous, B::OwnKernel, K::Loss, {in(0), in(1), in(2), out(1)})),
     // --- experts ---
-    row("aten._grouped_mm.default", F::Contiguous, B::GroupedMm, K::Gemm, {in(1, 1), in(0, 2), in(2)}),
+    row("aten._grouped_mm.default", F::Contiguous, B::GroupedMm, K::Gemm, {in(1, 1), in(2), in(0, 2)}),
     // --- one kernel forward, one of its own name backward ---
     row("aten.leaky_relu.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0)}),
     row("aten.elu.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0)}),
@@ -252,10 +267,12 @@ constexpr OpRule kRules[] = {
     row("aten.softplus.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0)}),
     row("aten.glu.default", F::Contiguous, B::OwnKernel, K::Elementwise, {in(0)}),
     row("aten._prelu_kernel.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0), in(1)}),
-    row("aten.native_group_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1), out(1), out(2)}),
-    first_only(row("aten._fused_rms_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction, {in(0), in(1), out(1)})),
-    first_only(row("aten.miopen_batch_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
-                   {in(0), in(3), in(4), in(1), out(1), out(2)})),
+    takes("g x0 r1 r2 x1", row("aten.native_group_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                               {in(0), in(1), out(1), out(2)})),
+    first_only(takes("g x0 r1 x1", row("aten._fused_rms_norm.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                                       {in(0), in(1), out(1)}))),
+    first_only(takes("x0 g x1 x3 x4 r1 r2", row("aten.miopen_batch_norm.default", F::LayerNorm, B::OwnKernel,
+                                                K::Reduction, {in(0), in(3), in(4), in(1), out(1), out(2)}))),
     first_only(row("aten._batch_norm_with_update.default", F::LayerNorm, B::OwnKernel, K::Reduction,
                    {in(0), in(3), in(4), in(1), out(1), out(2), out(3)})),
     first_only(row("aten._native_batch_norm_legit_functional.default", F::LayerNorm, B::OwnKernel, K::Reduction,
@@ -277,7 +294,7 @@ constexpr OpRule kRules[] = {
     row("aten.upsample_nearest2d.vec", F::Contiguous, B::OwnKernel, K::Copy),
     row("aten.upsample_bilinear2d.vec", F::Contiguous, B::OwnKernel, K::Copy),
     row("aten.upsample_bicubic2d.vec", F::Contiguous, B::OwnKernel, K::Copy),
-    row("aten.grid_sampler_2d.default", F::Contiguous, B::OwnKernel, K::Gather, {in(0), in(1)}),
+    row("aten.grid_sampler_2d.default", F::Contiguous, B::OwnKernel, K::Gather, {in(1), in(0)}),
     row("aten.smooth_l1_loss.default", F::Contiguous, B::MseLoss, K::Loss, {in(0), in(1)}),
     row("aten.huber_loss.default", F::Contiguous, B::MseLoss, K::Loss, {in(0), in(1)}),
     row("aten.conv1d.default", F::Contiguous, B::Convolution, K::Gemm, {in(0), in(1)}),
@@ -305,6 +322,8 @@ constexpr OpRule kRules[] = {
     row("aten.scatter_.value", F::InPlace, B::ScatterValue, K::Gather, {in(1, 1)}),
     row("aten.scatter.src", F::LikeFirst, B::ScatterValue, K::Gather, {in(1, 5)}),
     row("aten.repeat.default", F::Contiguous, B::Repeat, K::Copy),
+    row("aten.tile.default", F::Contiguous, B::Repeat, K::Copy),
+    row("aten.repeat_interleave.self_int", F::Contiguous, B::RepeatInterleave, K::Copy),
     row("aten.flip.default", F::Elementwise, B::Roll, K::Copy),
     row("aten.clamp_min.default", F::Elementwise, B::Clamp, K::Elementwise, {in(0)}),
     row("aten.clamp_max.default", F::Elementwise, B::Clamp, K::Elementwise, {in(0)}),
@@ -459,13 +478,14 @@ constexpr OpRule kRules[] = {
             "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2; kept 3; mean x0; sub.Tensor x0 5; "
             "mul.Scalar 4; mul.Tensor 7 6",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
-    written("aten.var_mean.correction",
-            "0: kept g; mean x0; sub.Tensor x0 1; mul.Scalar 0; mul.Tensor 3 2; g1?kept g1; g1?div.Scalar>L0 5; "
-            "g1?add.Tensor 4 6",
-            {in(0)}, F::Contiguous, K::Reduction),
+    written(
+        "aten.var_mean.correction",
+        "0: kept g; mean x0; sub.Tensor x0 1; mul.Scalar 0; mul.Tensor 3 2; g1?kept g1; g1?wide 5; g1?div.Scalar>L0 6; "
+        "g1?add.Tensor 4 7",
+        {in(0)}, F::Contiguous, K::Reduction),
     written("aten.std_mean.correction",
             "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2; kept 3; mean x0; sub.Tensor x0 5; "
-            "mul.Scalar 4; mul.Tensor 7 6; g1?kept g1; g1?div.Scalar>L0 9; g1?add.Tensor 8 10",
+            "mul.Scalar 4; mul.Tensor 7 6; g1?kept g1; g1?wide 9; g1?div.Scalar>L0 10; g1?add.Tensor 8 11",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
     // The way that holds where there are zeros too, and that tracing takes.
     written(
@@ -473,8 +493,8 @@ constexpr OpRule kRules[] = {
         "0: ones; cat>L0 0 x0; cumprod>L0 1; flip x0; cat>L0 0 3; cumprod>L0 4; flip 5; mul.Tensor 2 6; mul.Tensor g 7",
         {in(0), out(0)}, F::Contiguous, K::Reduction),
     written("aten.prod.dim_int",
-            "0: kept g; ones; cat>L0 1 x0; cumprod>L0 2; flip x0; cat>L0 1 4; cumprod>L0 5; flip 6; mul.Tensor 3 7; "
-            "mul.Tensor 0 8",
+            "0: kept g; ones>K0; less x0; cat>L0 1 2; cumprod>L0 3; less x0; flip 5; cat>L0 1 6; cumprod>L0 7; flip 8; "
+            "mul.Tensor 4 9; mul.Tensor 0 10",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
     written(
         "aten.logcumsumexp.default",
@@ -495,10 +515,10 @@ constexpr OpRule kRules[] = {
     row("aten.median.dim", F::Contiguous, B::Pick, K::Reduction, {out(1)}),
     row("aten.mode.default", F::Contiguous, B::Pick, K::Reduction, {out(1)}),
     // --- products ---
-    written("aten.mv.default", "0: mul.Tensor>L0 g x1 | 1: mv>L1 x0 g", {in(0, 2), in(1, 1)}, F::Contiguous,
-            K::Reduction),
-    written("aten.addmv.default", "1: mul.Tensor>L1 g x2 | 0: = g | 2: mv>L2 x1 g", {in(1, 4), in(2, 2)}, F::Contiguous,
-            K::Reduction),
+    written("aten.mv.default", "0: column g; mul.Tensor>L0 0 x1 | 1: turned x0; mv>L1 2 g", {in(0, 2), in(1, 1)},
+            F::Contiguous, K::Reduction),
+    written("aten.addmv.default", "1: column g; mul.Tensor>L1 0 x2 | 0: = g | 2: turned x1; mv>L2 3 g",
+            {in(1, 4), in(2, 2)}, F::Contiguous, K::Reduction),
     row("aten.vdot.default", F::Contiguous, B::Mul, K::Reduction, {in(1, 1), in(0, 2)}),
     written("aten.addr.default", "0: = g | 1: mv>L1 g x2 | 2: mv>L2 g x1", {in(1, 4), in(2, 2)}, F::Contiguous,
             K::Reduction),
@@ -542,8 +562,8 @@ constexpr OpRule kRules[] = {
     first_only(row("aten._embedding_bag.default", F::Contiguous, B::OwnKernel, K::Gather,
                    {in(1), in(2), out(1), out(2), out(3)})),
     row("aten._embedding_bag_forward_only.default", F::Contiguous, B::None, K::Gather),
-    first_only(
-        row("aten._weight_norm_interface.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(1), in(0), out(1)})),
+    first_only(takes("g x0 x1 r1", row("aten._weight_norm_interface.default", F::Contiguous, B::OwnKernel, K::Reduction,
+                                       {in(1), in(0), out(1)}))),
     // --- images ---
     written("aten.pixel_shuffle.default", "0: pixel_unshuffle>L0 g", {}, F::Contiguous, K::Copy),
     written("aten.pixel_unshuffle.default", "0: pixel_shuffle>L0 g", {}, F::Contiguous, K::Copy),
@@ -568,9 +588,31 @@ constexpr OpRule kRules[] = {
     row("aten.upsample_nearest3d.default", F::Contiguous, B::OwnKernel, K::Copy),
     row("aten.upsample_linear1d.default", F::Contiguous, B::OwnKernel, K::Copy),
     row("aten.upsample_trilinear3d.default", F::Contiguous, B::OwnKernel, K::Copy),
+    written("aten.avg_pool1d.default", "0: avg_pool2d_backward>L0 g x0", {in(0)}, F::Contiguous, K::Reduction),
+    // --- ATen's core operators that no recorded program had ---
+    row("aten.var.dim", F::Contiguous, B::Var, K::Reduction, {in(0)}),
+    row("aten.var.default", F::Contiguous, B::Var, K::Reduction, {in(0)}),
+    written("aten.div.Scalar_mode", "0: zeros_like g"),
+    written("aten.fill.Scalar", "0: zeros_like g", {}, F::LikeFirst),
+    written("aten.fill.Tensor", "0: zeros_like g | 1: sum g", {}, F::LikeFirst),
+    written("aten._pdist_forward.default", "0: _pdist_backward>L0 g x0 r", {in(0), out(0)}, F::Contiguous,
+            K::Reduction),
+    first_only(row("aten._native_batch_norm_legit_no_training.default", F::LayerNorm, B::OwnKernel, K::Reduction,
+                   {in(0), in(3), in(4), in(1), out(1), out(2)})),
+    row("aten.any.dims", F::Contiguous, B::None, K::Reduction),
+    row("aten.all.dims", F::Contiguous, B::None, K::Reduction),
+    row("aten.bitwise_xor.Scalar", F::Elementwise, B::None, K::Elementwise),
+    row("aten.empty_strided.default", F::Contiguous, B::None, K::Elementwise, {}, 0),
+    row("aten.copy.default", F::LikeFirst, B::None, K::Copy),
+    row("aten.heaviside.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.isfinite.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.isin.Tensor_Tensor", F::Contiguous, B::None, K::Elementwise),
+    // --- composites whose parts make no further storage ---
+    written("aten.selu.default", "0: elu_backward g x0", {in(0)}),
+    written("aten.relu6.default", "0: hardtanh_backward g x0", {in(0)}),
     // --- attention of cuDNN ---
     first_only(row("aten._scaled_dot_product_cudnn_attention.default", F::Attention, B::EfficientAttention,
-                   K::Attention, {in(0), in(1), in(2), in(3), out(0), out(1), out(2), out(3)})),
+                   K::Attention, {in(3), in(1), in(0), in(2), out(1), out(0), out(3), out(2)})),
     // --- no gradient ---
     row("aten.eye.default", F::Contiguous, B::None, K::Elementwise),
     row("aten.eye.m", F::Contiguous, B::None, K::Elementwise),
@@ -621,13 +663,69 @@ const std::vector<const OpRule*>& by_name() {
   return order;
 }
 
-}  // namespace
+/// Further names of operators, without their overloads: composites that only call the other.
+constexpr std::pair<std::string_view, std::string_view> kSynonyms[] = {
+    {"aten.__and__", "aten.bitwise_and"},
+    {"aten.__or__", "aten.bitwise_or"},
+    {"aten.__xor__", "aten.bitwise_xor"},
+    {"aten.absolute", "aten.abs"},
+    {"aten.arccos", "aten.acos"},
+    {"aten.arccosh", "aten.acosh"},
+    {"aten.arcsin", "aten.asin"},
+    {"aten.arcsinh", "aten.asinh"},
+    {"aten.arctan", "aten.atan"},
+    {"aten.arctan2", "aten.atan2"},
+    {"aten.arctanh", "aten.atanh"},
+    {"aten.clip", "aten.clamp"},
+    {"aten.concat", "aten.cat"},
+    {"aten.concatenate", "aten.cat"},
+    {"aten.divide", "aten.div"},
+    {"aten.fix", "aten.trunc"},
+    {"aten.greater", "aten.gt"},
+    {"aten.greater_equal", "aten.ge"},
+    {"aten.less", "aten.lt"},
+    {"aten.less_equal", "aten.le"},
+    {"aten.multiply", "aten.mul"},
+    {"aten.negative", "aten.neg"},
+    {"aten.not_equal", "aten.ne"},
+    {"aten.special_digamma", "aten.digamma"},
+    {"aten.special_erf", "aten.erf"},
+    {"aten.special_erfc", "aten.erfc"},
+    {"aten.special_erfinv", "aten.erfinv"},
+    {"aten.special_exp2", "aten.exp2"},
+    {"aten.special_expit", "aten.sigmoid"},
+    {"aten.special_expm1", "aten.expm1"},
+    {"aten.special_gammaln", "aten.lgamma"},
+    {"aten.special_log1p", "aten.log1p"},
+    {"aten.special_logsumexp", "aten.logsumexp"},
+    {"aten.special_psi", "aten.digamma"},
+    {"aten.special_round", "aten.round"},
+    {"aten.special_sinc", "aten.sinc"},
+    {"aten.subtract", "aten.sub"},
+    {"aten.swapaxes", "aten.transpose"},
+    {"aten.swapdims", "aten.transpose"},
+    {"aten.true_divide", "aten.div"},
+};
 
-const OpRule* find_op_rule(std::string_view name) {
+const OpRule* find_row(std::string_view name) {
   const auto& order = by_name();
   const auto at = std::lower_bound(order.begin(), order.end(), name,
                                    [](const OpRule* rule, std::string_view n) { return rule->name < n; });
   return at != order.end() && (*at)->name == name ? *at : nullptr;
+}
+
+}  // namespace
+
+const OpRule* find_op_rule(std::string_view name) {
+  if (const OpRule* rule = find_row(name)) return rule;
+  const std::string_view base = name.substr(0, name.rfind('.'));
+  for (const auto& [synonym, other] : kSynonyms) {
+    if (base != synonym) continue;
+    const std::string_view overload = name.substr(base.size());
+    const bool transpose = other == "aten.transpose";
+    return find_row(std::string(other) + std::string(transpose ? ".int" : overload));
+  }
+  return nullptr;
 }
 
 const OpRule& default_op_rule() {

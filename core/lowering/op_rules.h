@@ -22,6 +22,9 @@ enum class OpForm : std::uint8_t {
   Unsqueeze,
   Squeeze,
   Expand,
+  ExpandEach,    // broadcast_tensors: result i is argument i, expanded
+  AsComplex,     // view_as_complex: pairs of the last dimension
+  AsReal,        // ... and back
   Slice,         // slice, narrow, split, chunk: same strides (times the step)
   Part,          // diagonal, unfold, as_strided
   Select,        // select, unbind: one dimension less
@@ -46,6 +49,7 @@ enum class OpFormula : std::uint8_t {
   Unsqueeze,
   Squeeze,
   Expand,
+  ExpandEach,
   Slice,
   Select,
   Split,
@@ -115,6 +119,7 @@ enum class OpFormula : std::uint8_t {
   GroupedMm,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
   Repeat,
+  RepeatInterleave,
   ScatterValue,
   Reciprocal,
   Zeros,  // what was there is written over: zeros go back
@@ -139,8 +144,10 @@ struct OpRule {
   std::array<SaveRule, 8> saves{};
   std::uint8_t save_count = 0;
   std::uint8_t launches = 1;
-  bool first_only = false;   // the other results have no gradient, though they are floating: statistics, weights
-  std::string_view written;  // Written: the kernels of backward (core/lowering/op_rules_written.cpp)
+  bool first_only = false;  // the other results have no gradient, though they are floating: statistics, weights
+  // Written: the kernels of backward (core/lowering/op_rules_written.cpp); else what its one kernel takes, empty for
+  // the gradient, what is kept of the arguments and of the results.
+  std::string_view written;
 };
 
 /// nullptr if the operator has no row: the default rule applies. An operator that works in place ("aten.silu_.default")

@@ -18,7 +18,13 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   name.insert(std::min(name.rfind('.'), name.size()), "_backward");
   Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
   kernel.launches = flash ? 3 : 1;
-  const auto like = [&](const Layout& layout) {  // [b, s, h, d] in memory, seen as [b, h, s, d]
+  // FlashAttention and cuDNN give gradients that lie in memory as what they are of; LibTorch's CPU kernel and efficient
+  // attention lay them out [b, s, h, d].
+  const bool as_given = name.starts_with("aten._scaled_dot_product_flash_attention_backward") ||
+                        name.starts_with("aten._scaled_dot_product_cudnn");
+  const auto like = [&](const Layout& layout) {
+    const Layout* one[] = {&layout};
+    if (as_given) return elementwise_layout(one, layout.sizes, layout.dtype);
     if (layout.sizes.n != 4) return contiguous_layout(layout.sizes, layout.dtype);
     Layout made = layout;
     made.strides[3] = 1;
@@ -60,7 +66,8 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   for (const Ref* input : {&g, &q, &k, &v, &result, &lse})
     if (*input) kernel.read += e.layout(*input).bytes();
   for (const Ref& gradient : gradients) kernel.written += e.layout(gradient).bytes();
-  tape.kernel(kernel);
+  if (bias_gradient) gradients.push_back(bias_gradient);
+  e.launch(kernel, taken(g, in), gradients);
   while (!workspace.empty()) workspace.pop_back();
   for (std::size_t i = 0; i < 3; ++i)
     if (in.wants(i)) out[i] = gradients[i];

@@ -20,6 +20,28 @@ Ref BackwardInput::saved_result(std::int32_t index) const {
   return {};
 }
 
+std::vector<Ref> taken(const Ref& g, const BackwardInput& in) {
+  return taken(g, in, in.node.rule->formula == OpFormula::Written ? "" : in.node.rule->written);
+}
+
+std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order) {
+  std::vector<Ref> all;
+  if (order.empty()) {
+    all.push_back(g);
+    for (const bool result : {false, true})
+      for (std::int32_t index = 0; index < 8; ++index)
+        if (Ref one = result ? in.saved_result(index) : in.saved_arg(index)) all.push_back(std::move(one));
+    return all;
+  }
+  for (; !order.empty(); order.remove_prefix(std::min(order.find(' ') + 1, order.size()))) {
+    const std::int32_t index = order.size() > 1 ? order[1] - '0' : 0;
+    Ref one = order[0] == 'g' ? g : order[0] == 'r' ? in.saved_result(index) : in.saved_arg(index);
+    if (one) all.push_back(std::move(one));
+    if (order.find(' ') == std::string_view::npos) break;
+  }
+  return all;
+}
+
 namespace {
 
 using Grads = std::vector<Ref>;
@@ -139,6 +161,13 @@ Grads linear(Emitter& e, BackwardInput& in, const Ref& g) {
   return out;
 }
 
+/// other.conj(): products do not take it lazily, so that they copy a complex tensor first (ATen's conjugate fallback).
+Ref conjugated(Emitter& e, const Ref& other) {
+  const Layout layout = e.layout(other);
+  if (layout.dtype != DType::Complex64) return {};
+  return e.tape().make_bytes(layout.bytes(), SlotCategory::Temporary);
+}
+
 Ref mul(Emitter& e, const Ref& a, const Ref& b) { return e.elementwise("aten.mul.Tensor", {&a, &b}); }
 Ref scale(Emitter& e, const Ref& a, std::string_view name = "aten.mul.Scalar") { return e.elementwise(name, {&a}); }
 
@@ -159,8 +188,11 @@ Grads pointwise(Emitter& e, BackwardInput& in, const Ref& g) {
         out[0] = scale(e, g, op.name == "aten.mul.Scalar" ? "aten.mul.Scalar" : "aten.mul.Tensor");
         break;
       }
-      if (in.wants(1)) out[1] = mul(e, g, in.saved_arg(0));
-      if (in.wants(0)) out[0] = mul(e, g, in.saved_arg(1));
+      for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
+        if (!in.wants(i)) continue;
+        const Ref other = in.saved_arg(i == 0 ? 1 : 0), copy = conjugated(e, other);
+        out[i] = mul(e, g, other);
+      }
       break;
     case OpFormula::Div: {
       const Ref other = in.node.in.size() > 1 ? in.saved_arg(1) : Ref();
@@ -297,7 +329,8 @@ Ref join(Emitter& e, BackwardInput& in, const Layout& whole) {  // split, unbind
                           KernelClass::Copy, dtype);
   kernel.read = whole.bytes();
   Ref out = e.tape().make(contiguous_layout(whole.sizes, dtype), e.category());
-  e.finish(kernel, {}, {&out});
+  kernel.written = whole.bytes();
+  e.launch(kernel, in.grads, {&out, 1});
   return out;
 }
 
@@ -314,6 +347,10 @@ Grads shapes(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Unsqueeze:
     case OpFormula::Squeeze: out[0] = e.view(g, from.sizes); break;
     case OpFormula::Expand: out[0] = e.sum_to(g, from.sizes); break;
+    case OpFormula::ExpandEach:
+      for (std::size_t i = out.size(); i-- > 0;)
+        if (in.wants(i) && i < in.grads.size() && in.grads[i]) out[i] = e.sum_to(in.grads[i], in.node.in[i].sizes);
+      break;
     case OpFormula::Transpose: {
       Layout layout = e.layout(g);
       if (op.name == "aten.permute.default") {
@@ -325,7 +362,7 @@ Grads shapes(Emitter& e, BackwardInput& in, const Ref& g) {
         }
         out[0] = e.tape().alias(g, layout);
       } else if (n >= 2) {
-        const bool named = op.name == "aten.transpose.int";
+        const bool named = op.name != "aten.t.default" && op.name != "aten.numpy_T.default";
         out[0] = e.transpose(g, wrap_dim(named ? int_arg(op, 1, "dim0", 0) : 0, n),
                              wrap_dim(named ? int_arg(op, 2, "dim1", 1) : 1, n));
       } else {
@@ -406,19 +443,25 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
       out[0] = made;
       break;
     }
-    case OpFormula::NllLoss:
-      out[0] = e.fresh("aten.nll_loss_backward.default", KernelClass::Loss, contiguous_layout(from.sizes, from.dtype),
-                       {&g}, 2);
+    case OpFormula::NllLoss: {
+      Kernel kernel = e.start("aten.nll_loss_backward.default", KernelClass::Loss, from.dtype);
+      kernel.launches = 2;
+      kernel.read = e.layout(g).bytes();
+      out[0] = e.tape().make(contiguous_layout(from.sizes, from.dtype), e.category());
+      kernel.written = from.bytes();
+      e.launch(kernel, taken(g, in), {out.data(), 1});
       break;
+    }
     case OpFormula::LayerNorm: {
       const Ref input = in.saved_arg(0), weight = in.saved_arg(1);
       Kernel kernel = e.start("aten.native_layer_norm_backward.default", KernelClass::Reduction, from.dtype);
       kernel.launches = 2;
-      out[0] = e.tape().make(contiguous_layout(from.sizes, from.dtype), e.category());
-      for (std::size_t i = 1; i < out.size() && i < 3; ++i)
+      for (std::size_t i = 0; i < out.size() && i < 3; ++i)
         if (in.wants(i))
           out[i] = e.tape().make(contiguous_layout(in.node.in[i].sizes, in.node.in[i].dtype), e.category());
-      e.finish(kernel, {&g, &input, &weight}, {&out[0]});
+      kernel.read = e.layout(g).bytes() + e.layout(input).bytes() + (weight ? e.layout(weight).bytes() : 0);
+      kernel.written = out[0] ? from.bytes() : 0;
+      e.launch(kernel, taken(g, in), out);
       break;
     }
     default: break;
@@ -439,7 +482,7 @@ Grads embedding(Emitter& e, BackwardInput& in, const Ref& g) {
   if (count <= kFewIndices || e.machine().options.cpu_threads > 0) {
     out[0] = tape.make(contiguous_layout(weight.sizes, weight.dtype), e.category());
     kernel.launches = 2;
-    tape.kernel(kernel);
+    e.launch(kernel, taken(g, in), out);
     return out;
   }
   const Bytes indices = 8 * count;
@@ -477,7 +520,7 @@ Grads unknown(Emitter& e, BackwardInput& in, const Ref& g) {
     if (in.wants(i)) out[i] = e.tape().make(contiguous_layout(in.node.in[i].sizes, in.node.in[i].dtype), e.category());
   for (const Layout& layout : in.node.in) kernel.read += 2 * layout.bytes();
   for (const Layout& layout : in.node.out) kernel.written += 2 * layout.bytes();
-  e.tape().kernel(kernel);
+  e.launch(kernel, taken(g, in), out);
   return out;
 }
 
@@ -507,6 +550,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::Unsqueeze:
     case F::Squeeze:
     case F::Expand:
+    case F::ExpandEach:
     case F::Transpose:
     case F::Slice:
     case F::Select:
@@ -543,6 +587,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::GroupedMm:
     case F::OwnKernel:
     case F::Repeat:
+    case F::RepeatInterleave:
     case F::ScatterValue:
     case F::Reciprocal:
     case F::PowOfScalar:

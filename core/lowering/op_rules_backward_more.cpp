@@ -4,7 +4,9 @@
 // Where PyTorch adds into fresh zeros in place, so do we; its recordings under a mode show the copying forms.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "core/cpu/cpu_convolution.h"
 #include "core/lowering/lowering_autograd.h"
@@ -26,15 +28,40 @@ bool has_number(const Op& op, std::size_t position, std::string_view name) {
 /// A kernel that writes into `target` and allocates nothing.
 void write_into(Emitter& e, std::string_view name, const Ref& target, std::initializer_list<const Ref*> inputs) {
   Kernel kernel = e.start(name, KernelClass::Gather, e.layout(target).dtype);
-  e.finish(kernel, inputs, {&target});
+  std::vector<Ref> all{target};
+  for (const Ref* input : inputs) {
+    all.push_back(*input);
+    kernel.read += e.layout(*input).bytes();
+  }
+  kernel.written = e.layout(target).bytes();
+  e.launch(kernel, all, {&target, 1});
 }
 
 /// Zeros of this layout, into which `name` puts the gradient at the saved places.
 Ref put_back(Emitter& e, std::string_view zeros, std::string_view name, const Layout& layout, const Ref& index,
              const Ref& g) {
-  Ref out = e.fresh(zeros, KernelClass::Elementwise, plain(layout), {});
+  Kernel kernel = e.start(zeros, KernelClass::Elementwise, layout.dtype);
+  Ref out = e.tape().make(plain(layout), e.category());
+  kernel.written = layout.bytes();
+  e.launch(kernel, {&g, zeros == "aten.new_zeros.default" ? 1U : 0U}, {&out, 1});
   write_into(e, name, out, {&index, &g});
   return out;
+}
+
+/// topk, sort, max along a dimension: the gradient goes to the places that were picked. A dimension that was taken away
+/// is there again, as one.
+Ref unpicked(Emitter& e, BackwardInput& in, const Ref& g) {
+  const Layout& from = in.node.in[0];
+  Ref places = in.saved_result(1), values = g;
+  if (from.sizes.n > e.layout(g).sizes.n) {
+    const std::size_t position = in.node.op->name.starts_with("aten.kthvalue") ? 2 : 1;
+    const std::int32_t dim = wrap_dim(int_arg(*in.node.op, position, "dim", -1), from.sizes.n);
+    Dims kept;
+    for (std::int32_t i = 0; i < from.sizes.n; ++i) kept.push(i == dim ? 1 : e.layout(g).sizes[i < dim ? i : i - 1]);
+    places = e.view(places, kept);
+    values = e.view(g, kept);
+  }
+  return put_back(e, "aten.zeros.default", "aten.scatter_.src", from, places, values);
 }
 
 Ref pick(Emitter& e, std::string_view name, const Layout& layout, const Ref& g, const Ref& index) {
@@ -63,6 +90,16 @@ CpuConvolutionBuffers filter_gradient_buffers(Emitter& e, const BackwardInput& i
   CpuConvolutionBuffers buffers = cpu_filter_gradient_buffers(c, machine.cpu_threads, machine.cpu_l2_bytes);
   if (!g.contiguous()) buffers.before_result.push_back(g.bytes());  // ATen lays it out before oneDNN does
   return buffers;
+}
+
+/// Kernels that know no mask: cuDNN's and MIOpen's batch norm give all three gradients, oneDNN's convolution the
+/// filters' with the bias's.
+bool makes_anyway(Emitter& e, const BackwardInput& in, std::size_t i) {
+  const std::string_view name = in.node.rule->name;
+  if (name == "aten.cudnn_batch_norm.default" || name == "aten.miopen_batch_norm.default")
+    return i < 3 && in.saved_result(1) && bool_arg(*in.node.op, 5, "training", true);
+  return in.node.rule->formula == OpFormula::Convolution && e.machine().options.cpu_threads > 0 && i == 1 &&
+         in.node.in[0].dtype != DType::Float64 && in.wants(2);
 }
 
 /// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
@@ -102,14 +139,17 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     for (const Bytes bytes : buffers.before_result)
       before.push_back(e.tape().make_bytes(bytes, SlotCategory::Workspace));
   }
+  Grads made(out.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
-    if (!in.wants(i)) continue;
+    if (!in.wants(i) && !makes_anyway(e, in, i)) continue;
     // prelu's kernel does not sum for a weight that was broadcast; the engine does
     const bool broadcast = i > 0 && in.node.op->name == "aten._prelu_kernel.default";
-    out[i] = e.tape().make(plain(in.node.in[broadcast ? 0 : i]), e.category());
-    kernel.written += e.layout(out[i]).bytes();
+    made[i] = e.tape().make(plain(in.node.in[broadcast ? 0 : i]), e.category());
+    kernel.written += e.layout(made[i]).bytes();
   }
-  e.tape().kernel(kernel);
+  e.launch(kernel, fixed_statistics ? taken(g, in, "g x0 x1 x3 x4 r1 r2") : taken(g, in), made);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    if (in.wants(i)) out[i] = std::move(made[i]);
   return out;
 }
 
@@ -274,9 +314,7 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Index:
       if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_put_.default", from, index, g);
       break;
-    case OpFormula::Pick:
-      out[0] = put_back(e, "aten.zeros.default", "aten.scatter_.src", from, in.saved_result(1), g);
-      break;
+    case OpFormula::Pick: out[0] = unpicked(e, in, g); break;
     case OpFormula::ScatterAdd:
     case OpFormula::IndexAdd:
     case OpFormula::IndexPut: {
@@ -404,8 +442,8 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
       std::string name = in.node.op->name;
       name.insert(std::min(name.rfind('.'), name.size()), "_backward");
       const Ref a = in.saved_arg(0), b = in.saved_arg(1);
-      for (std::size_t i = 0; i < 2; ++i)
-        if (in.wants(i)) out[i] = e.fresh(name, KernelClass::Loss, plain(in.node.in[i]), {&g, &a, &b});
+      if (in.wants(0)) out[0] = e.fresh(name, KernelClass::Loss, plain(in.node.in[0]), {&g, &a, &b});
+      if (in.wants(1)) out[1] = e.fresh(name, KernelClass::Loss, plain(in.node.in[1]), {&g, &b, &a});
       return out;
     }
     case OpFormula::Stack: {  // every input is a slice of the gradient
@@ -436,6 +474,31 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Roll: out[0] = e.elementwise(out_of_place(in.node.op->name), {&g}); return out;
     case OpFormula::Zeros: out[0] = e.elementwise("aten.zeros_like.default", {&g}); return out;
     case OpFormula::Repeat: return repeat(e, in, g);
+    case OpFormula::RepeatInterleave: {  // the copies of each element lie side by side
+      const Layout& from = in.node.in[0];
+      const bool flat =
+          std::none_of(in.node.op->args.begin() + std::min<std::ptrdiff_t>(2, std::ssize(in.node.op->args)),
+                       in.node.op->args.end(),
+                       [](const Arg& arg) { return std::holds_alternative<std::int64_t>(arg.value); }) &&
+          int_arg(*in.node.op, 99, "dim", -100) == -100;
+      Dims sizes = from.sizes;
+      std::int32_t dim = wrap_dim(int_arg(*in.node.op, 2, "dim", 0), from.sizes.n);
+      if (flat) {
+        sizes = Dims{};
+        sizes.push(from.numel());
+        dim = 0;
+      }
+      const std::int64_t times = from.numel() > 0 ? e.layout(g).numel() / from.numel() : 1;
+      Dims apart;
+      for (std::int32_t i = 0; i < sizes.n; ++i) {
+        apart.push(sizes[i]);
+        if (i == dim) apart.push(times);
+      }
+      Ref copies = e.reshape(g, apart);
+      Ref all = e.sum(copies, {dim + 1}, true, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+      out[0] = e.view(all, from.sizes);
+      return out;
+    }
     case OpFormula::ScatterValue: {  // what was overwritten has no gradient; what was put in has its own
       const Ref index = in.saved_arg(1);
       if (in.wants(0)) out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&g, &index});

@@ -84,7 +84,30 @@ void Emitter::finish(Kernel& kernel, std::initializer_list<const Ref*> inputs,
     if (*input) kernel.read += layout(*input).bytes();
   for (const Ref* output : outputs)
     if (*output) kernel.written += layout(*output).bytes();
+  note(kernel, {inputs.begin(), inputs.size()}, {outputs.begin(), outputs.size()});
   tape().kernel(kernel);
+}
+
+void Emitter::launch(const Kernel& kernel, std::span<const Ref> inputs, std::span<const Ref> outputs) {
+  if (machine_.trace() != nullptr) {
+    std::vector<const Ref*> in, out;
+    for (const Ref& ref : inputs) in.push_back(&ref);
+    for (const Ref& ref : outputs) out.push_back(&ref);
+    note(kernel, in, out);
+  }
+  tape().kernel(kernel);
+}
+
+void Emitter::note(const Kernel& kernel, std::span<const Ref* const> inputs, std::span<const Ref* const> outputs) {
+  Trace* const trace = machine_.trace();
+  if (trace == nullptr) return;
+  const auto traced = [&](std::span<const Ref* const> refs) {
+    std::vector<TracedTensor> all;
+    for (const Ref* ref : refs)
+      if (*ref) all.push_back({tape().at(*ref).storage, layout(*ref)});
+    return all;
+  };
+  trace->kernels.push_back({kernel.op, tape().kind(), traced(inputs), traced(outputs)});
 }
 
 Ref Emitter::fresh(std::string_view name, KernelClass kind, const Layout& result,
@@ -272,7 +295,7 @@ Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form)
         for (std::int32_t i = 0; i < n && static_cast<std::size_t>(i) < order.size(); ++i)
           strides[i] = in.strides[wrap_dim(order[static_cast<std::size_t>(i)], n)];
       } else {
-        const bool named = op.name == "aten.transpose.int";
+        const bool named = op.name != "aten.t.default" && op.name != "aten.numpy_T.default";
         strides = in.strides;
         if (n >= 2)
           std::swap(strides[wrap_dim(named ? int_arg(op, 1, "dim0", 0) : 0, n)],
@@ -297,7 +320,14 @@ Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form)
           strides[at++] = in.strides[i];
       break;
     }
+    case OpForm::AsComplex:
+      for (std::int32_t i = 0; i < result.sizes.n && i < n; ++i) strides[i] = in.strides[i] / 2;
+      break;
+    case OpForm::AsReal:
+      for (std::int32_t i = 0; i < n && i < result.sizes.n; ++i) strides[i] = in.strides[i] * 2;
+      break;
     case OpForm::Expand:
+    case OpForm::ExpandEach:
       for (std::int32_t i = 0; i < result.sizes.n; ++i) {
         const std::int32_t own = i - (result.sizes.n - n);
         strides[i] = own < 0 || (in.sizes[own] == 1 && result.sizes[i] != 1) ? 0 : in.strides[own];
@@ -353,6 +383,12 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
 Layout result_layout(Emitter& emit, OpForm form, const Op& op, const std::vector<Ref>& args, const Layout& result) {
   if (args.empty() || form == OpForm::Contiguous || form == OpForm::LayerNorm || form == OpForm::CopyIfNeeded)
     return contiguous_layout(result.sizes, result.dtype);
+  if (form == OpForm::Attention && op.name.starts_with("aten._scaled_dot_product_efficient") && result.sizes.n == 4) {
+    Layout made = contiguous_layout(result.sizes, result.dtype);  // [b, s, h, d] in memory, whatever the query's layout
+    made.strides[1] = result.sizes[3];
+    made.strides[2] = result.sizes[1] * result.sizes[3];
+    return made;
+  }
   if (form == OpForm::LikeFirst || form == OpForm::Attention) {
     const Layout& first = emit.layout(args[0]);
     const Layout* one[] = {&first};
@@ -402,10 +438,11 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     form = emit.layout(args[0]).contiguous() ? OpForm::Alias : OpForm::Contiguous;
   if (is_view_form(form) && !args.empty()) {
     const bool is_view = rule.name != "aten._unsafe_view.default";
-    for (const Layout& result : results) {
-      Layout layout = result;
-      layout.strides = dims_for(emit.layout(args[0]), result, op, form);
-      out.push_back(tape.alias(args[0], layout, is_view));
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      const Ref& of = args[form == OpForm::ExpandEach ? std::min(i, args.size() - 1) : 0];
+      Layout layout = results[i];
+      layout.strides = dims_for(emit.layout(of), results[i], op, form);
+      out.push_back(tape.alias(of, layout, is_view));
     }
     return out;
   }
@@ -423,7 +460,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (form == OpForm::InPlace && !args.empty()) {
     for (std::size_t i = 0; i < results.size(); ++i) out.push_back(tape.alias(args[0], emit.layout(args[0]), false));
     kernel.written = emit.layout(args[0]).bytes();
-    tape.kernel(kernel);
+    emit.launch(kernel, args, out);
     return out;
   }
   const bool backwards = rule.formula == OpFormula::Dropout;  // its mask is made before its result
@@ -479,7 +516,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
       workspace = held(tape, cpu_product_workspace(kernel, emit.layout(args[first]), right, emit.machine().options));
     }
   }
-  tape.kernel(kernel);
+  emit.launch(kernel, args, out);
   return out;
 }
 

@@ -6,11 +6,13 @@
 // Parts are in order of evaluation and open with the argument whose gradient their last step makes; "*" is a part that
 // all of them share, "*12" one for arguments 1 and 2. Steps are numbered through, and a number stands for the step's
 // result. g, g1: the gradient of that result; x0, r, r1: what was saved; L0: the layout of an argument, saved or not.
-//   name>L0 ...   the result is laid out as the argument, contiguous; else as an elementwise kernel lays it out
-//   name_ a ...   works in place on a
-//   x2?step       only if argument 2 was saved; mean? only if the loss is a mean. Else the step's first operand goes
-//   on.
-//   @             the operator itself;  = a  no kernel;  kept a, part g L0  views: reduced dimensions as ones, a piece
+//   name>L0 ...   the result is laid out as the argument, contiguous (>K0: its reduced dimensions as ones); else as an
+//   elementwise kernel lays it out name_ a ...   works in place on a x2?step       only if argument 2 was saved; mean?
+//   only if the loss is a mean. Else the step's first operand goes on.
+//   @             the operator itself;  = a  no kernel
+//   kept a, part g L0, wide a, column a, turned a, less a, as_real a, as_complex a   views: reduced dimensions as ones,
+//   a piece, expanded
+//                 to the first argument, [n, 1], transposed, without one of the operator's dimension
 //   sum a, count a, mean a   reductions: of everything, over the operator's dimensions
 // Temporaries live until the formula is done, as in a C++ expression.
 #include <algorithm>
@@ -152,6 +154,7 @@ class Formula {
     }
     std::vector<Ref> from;
     const Layout* like = nullptr;
+    Layout ones;
     while (!text.empty()) {
       const string_view word = take_until(text, ' ');
       if (word[0] == 'L')
@@ -163,17 +166,31 @@ class Formula {
     if (skip || name == "=") return from.empty() ? Ref() : from[0];
     if (const std::size_t arrow = name.find('>'); arrow != string_view::npos) {
       like = &argument_layout(name.substr(arrow + 1));
+      if (name[arrow + 1] == 'K') {
+        ones = plain(*like);
+        for (const std::int32_t dim : reduced_dims(*in_.node.op, ones.sizes.n)) ones.sizes[dim] = 1;
+        like = &ones;
+      }
       return made(full(name.substr(0, arrow)), plain(*like), from);
     }
     if (name == "kept") return kept(from[0]);
     if (name == "part") return part(from[0], *like);
+    if (name == "wide") return e_.expand(from[0], in_.node.in[0].sizes);
+    if (name == "as_real" || name == "as_complex") return as_pairs(from[0]);
+    if (name == "turned") return e_.transpose(from[0], 0, 1);
+    if (name == "less") return less(from[0]);
+    if (name == "column") {
+      Dims sizes = e_.layout(from[0]).sizes;
+      sizes.push(1);
+      return e_.view(from[0], sizes);
+    }
     if (name == "zeros" && like != nullptr) return made("aten.zeros.default", plain(*like), {});
     if (from.empty()) return made(full(name), contiguous_layout(Dims{}, dtype_), {});  // a number
     if (name == "empty_like") {
       Kernel kernel = e_.start("aten.empty_like.default", KernelClass::Elementwise, dtype_);
       kernel.launches = 0;
       Ref out = e_.tape().make(e_.layout(from[0]), e_.category());
-      e_.tape().kernel(kernel);
+      e_.launch(kernel, from, {&out, 1});
       return out;
     }
     if (name == "sum" || name == "count" || name == "mean") return reduced(name, from[0]);
@@ -183,7 +200,7 @@ class Formula {
       Kernel written = e_.start(kernel, KernelClass::Elementwise, e_.layout(from[0]).dtype);
       for (const Ref& ref : from) written.read += e_.layout(ref).bytes();
       written.written = e_.layout(from[0]).bytes();
-      e_.tape().kernel(written);
+      e_.launch(written, from, {from.data(), 1});
       return from[0];
     }
     return elementwise(kernel, from, is_predicate(name) ? DType::Bool : promoted(from));
@@ -208,7 +225,8 @@ class Formula {
     Kernel kernel = e_.start(name, KernelClass::Elementwise, layout.dtype);
     for (const Ref& ref : from) kernel.read += e_.layout(ref).bytes();
     Ref out = e_.tape().make(layout, e_.category());
-    e_.finish(kernel, {}, {&out});
+    kernel.written = layout.bytes();
+    e_.launch(kernel, from, {&out, 1});
     return out;
   }
 
@@ -229,6 +247,20 @@ class Formula {
   Ref part(const Ref& ref, const Layout& like) {
     Layout layout = plain(like);
     layout.strides = part_strides(*in_.node.op, e_.layout(ref), like.sizes);
+    return e_.tape().alias(ref, layout);
+  }
+
+  /// The same numbers as complex ones or as pairs, of a gradient that is contiguous or made so.
+  Ref as_pairs(const Ref& ref) {
+    const Layout given = e_.layout(ref);
+    Ref whole = given.contiguous() ? ref : made("aten.clone.default", plain(given), {ref});
+    return e_.tape().alias(whole, plain(in_.node.in[0]));
+  }
+
+  Ref less(const Ref& ref) {
+    Layout layout = e_.layout(ref);
+    for (const std::int32_t dim : reduced_dims(*in_.node.op, layout.sizes.n))
+      layout.sizes[dim] = std::max<std::int64_t>(layout.sizes[dim] - 1, 0);
     return e_.tape().alias(ref, layout);
   }
 

@@ -197,7 +197,7 @@ at::Tensor make_input(const OperatorTensor& tensor, c10::Device device) {
 
 DType dtype_of(at::ScalarType type) {
   for (const DType dtype : {DType::Float32, DType::Float64, DType::BFloat16, DType::Float16, DType::Int64, DType::Int32,
-                            DType::Int16, DType::Int8, DType::UInt8, DType::Bool})
+                            DType::Int16, DType::Int8, DType::UInt8, DType::Bool, DType::Complex64})
     if (scalar_type_of(dtype) == type) return dtype;
   return DType::Float32;
 }
@@ -319,8 +319,9 @@ OperatorProof run_case(const OperatorCase& what, const OperatorCall& call, c10::
   note_results(results, inputs, proof.facts);
   note_kept(recording, results, inputs, proof.facts);
   recording.kept.clear();
-  const auto root =
-      std::find_if(results.begin(), results.end(), [](const at::Tensor& result) { return result.is_floating_point(); });
+  const auto root = std::find_if(results.begin(), results.end(), [](const at::Tensor& result) {
+    return result.is_floating_point() || result.is_complex();
+  });
   if (root != results.end() && root->requires_grad()) run_backward(*root, inputs, proof);
   return proof;
 }

@@ -124,7 +124,11 @@ class Parser {
       made.sizes.push_back(size());
       if (!take(',') && peek() != ']') fail("expected , or ]");
     }
-    made.dtype = kind == 'i' ? DType::Int64 : kind == 'b' ? DType::Bool : kind == 'F' ? DType::Float32 : dtype_;
+    made.dtype = kind == 'i'   ? DType::Int64
+                 : kind == 'b' ? DType::Bool
+                 : kind == 'F' ? DType::Float32
+                 : kind == 'c' ? DType::Complex64
+                               : dtype_;
     const std::size_t n = made.sizes.size();
     made.strides.assign(n, 1);
     for (std::size_t i = n; i-- > 1;) made.strides[i - 1] = made.strides[i] * made.sizes[i];
@@ -132,7 +136,7 @@ class Parser {
       made.strides[n - 2] = 1;
       made.strides[n - 1] = made.sizes[n - 2];
     }
-    if (kind == 'f' || kind == 'F') gradable_->push_back(made_.inputs.size());
+    if (kind == 'f' || kind == 'F' || kind == 'c') gradable_->push_back(made_.inputs.size());
     made_.inputs.push_back(std::move(made));
     return {ParamRef{ParamId(made_.inputs.size() - 1)}};
   }

@@ -41,6 +41,10 @@ const CompositeWriter::Row CompositeWriter::kRows[] = {
     {"aten.conv1d.default", &CompositeWriter::convolution},
     {"aten.conv2d.default", &CompositeWriter::convolution},
     {"aten.conv3d.default", &CompositeWriter::convolution},
+    {"aten.conv_transpose1d.default", &CompositeWriter::transposed_convolution},
+    {"aten.conv_transpose2d.input", &CompositeWriter::transposed_convolution},
+    {"aten.conv_transpose3d.input", &CompositeWriter::transposed_convolution},
+    {"aten.einsum.default", &CompositeWriter::einsum},
     {"aten.max_pool2d.default", &CompositeWriter::max_pool},
     {"aten.adaptive_avg_pool1d.default", &CompositeWriter::adaptive_average_of_rows},
     {"aten.adaptive_avg_pool2d.default", &CompositeWriter::adaptive_average},
@@ -240,6 +244,25 @@ std::optional<Bound> CompositeWriter::convolution(const Call& call) {
                    {ProgramWriter::arg(*x), ProgramWriter::arg(*weight),
                     bias != nullptr ? ProgramWriter::arg(*bias) : Arg{}, whole("stride", 1), whole("padding", 0),
                     whole("dilation", 1), Arg{false}, ProgramWriter::arg(none), Arg{call.integer("groups", 1)}},
+                   {}, {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
+}
+
+std::optional<Bound> CompositeWriter::transposed_convolution(const Call& call) {
+  const Tensor* x = call.tensor("input");
+  const Tensor* weight = call.tensor("weight");
+  const Tensor* bias = call.tensor("bias");
+  if (x == nullptr || weight == nullptr || (bias == nullptr && !call.none("bias"))) return std::nullopt;
+  const int spatial = weight->sizes.rank() - 2;
+  if (spatial < 1 || x->sizes.rank() != spatial + 2 || call.described.sizes.rank() != spatial + 2) return std::nullopt;
+  const auto whole = [&](std::string_view name, std::int64_t otherwise) {
+    return ProgramWriter::arg(call.sizes(name, otherwise, spatial));
+  };
+  const Tensor& result = call.described;
+  return bound_to(
+      writer_.emit("aten.convolution.default",
+                   {ProgramWriter::arg(*x), ProgramWriter::arg(*weight),
+                    bias != nullptr ? ProgramWriter::arg(*bias) : Arg{}, whole("stride", 1), whole("padding", 0),
+                    whole("dilation", 1), Arg{true}, whole("output_padding", 0), Arg{call.integer("groups", 1)}},
                    {}, {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
 }
 

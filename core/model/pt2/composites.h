@@ -12,8 +12,8 @@
 
 #include "core/model/families/config_model.h"
 #include "core/model/model.h"
-#include "core/operators/program_writer.h"
 #include "core/model/pt2/program.h"
+#include "core/operators/program_writer.h"
 
 namespace foreshard::pt2 {
 
@@ -84,6 +84,8 @@ class CompositeWriter {
   Tensor smoothed(const Tensor& log, const Tensor& target, const Tensor& loss, double smoothing, std::int64_t ignored);
   std::optional<Bound> attention(const Call& call);
   std::optional<Bound> convolution(const Call& call);
+  std::optional<Bound> transposed_convolution(const Call& call);
+  std::optional<Bound> einsum(const Call& call);  // einsum.cpp
   std::optional<Bound> max_pool(const Call& call);
   Tensor pooled(const Tensor& x, const Dims& asked);  // pictures of `asked` lines and columns
   std::optional<Bound> adaptive_average(const Call& call);

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/lowering/op_rules.h"
 #include "core/model/pt2/model.h"
@@ -106,6 +107,27 @@ TEST(Pt2Composites, AttentionWithAMaskIsTheMemoryEfficientKernel) {
   EXPECT_EQ(counts["aten._scaled_dot_product_efficient_attention.default"], 16);
   EXPECT_EQ(counts["aten.where.self"], 16);  // the mask of truth values, made additive
   EXPECT_EQ(counts["aten.scaled_dot_product_attention.default"], 0);
+}
+
+/// Complex rotary embeddings, einsum, repeated heads and a transposed convolution, as users' models write them.
+TEST(Pt2Composites, EinsumIsTheProductThatAtenMakesOfIt) {
+  const Model model = read("rope_and_einsum.pt2", ProgramDevice::Cuda);
+  EXPECT_EQ(without_rule(model), std::set<std::string>{});
+  auto counts = counted(model);
+  EXPECT_EQ(counts["aten.einsum.default"], 0);
+  EXPECT_EQ(counts["aten.convolution.default"], 1);
+  std::vector<std::string> product;  // around the only batched product
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (model.ops[i].name != "aten.bmm.default") continue;
+    ASSERT_GE(i, 10u);
+    for (std::size_t at = i - 10; at < i + 4 && at < model.ops.size(); ++at) product.push_back(model.ops[at].name);
+  }
+  EXPECT_EQ(product,
+            (std::vector<std::string>{"aten.unsqueeze.default", "aten.permute.default", "aten.unsqueeze.default",
+                                      "aten.permute.default", "aten.permute.default", "aten.clone.default",
+                                      "aten._unsafe_view.default", "aten.permute.default", "aten.clone.default",
+                                      "aten._unsafe_view.default", "aten.bmm.default", "aten.view.default",
+                                      "aten.permute.default", "aten.view.default"}));  // recorded under a dispatch mode
 }
 
 }  // namespace

@@ -1,0 +1,141 @@
+#include "core/lowering/segment_autograd.h"
+
+#include <algorithm>
+
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard {
+namespace {
+
+/// A value while the program is walked: does it need a gradient, and whose memory is it if it is a parameter's.
+struct Seen {
+  bool wants = false;
+  ParamId param;
+};
+
+class Walk {
+ public:
+  Walk(const Model& model, const std::vector<bool>& trainable)
+      : model_(model), trainable_(trainable), values_(model.values.size()) {}
+
+  /// What the call keeps; nullptr stands for a rule that is not there.
+  void run(const Op& op, std::int32_t index, SegmentAutograd* segment) {
+    const OpRule* const found = find_op_rule(op.name);
+    const OpRule& rule = found != nullptr ? *found : default_op_rule();
+    args_.clear();
+    lowering::for_each_arg(op, [&](const Arg& arg) { see(arg); });
+    const bool any = std::any_of(args_.begin(), args_.end(), [](const Seen& arg) { return arg.wants; });
+    const bool in_place = rule.form == OpForm::InPlace;
+    const bool differentiable = any && !is_constant(rule) && gives_floating(op);
+    if (differentiable && segment != nullptr) {
+      if (op.opaque >= 0)
+        note_opaque(model_.opaques[static_cast<std::size_t>(op.opaque)], index, *segment);
+      else
+        note(rule, op, index, *segment);
+    }
+    const bool views =
+        is_view_form(rule.form) || in_place || rule.form == OpForm::Reshape || rule.form == OpForm::CopyIfNeeded;
+    std::size_t i = 0;
+    for (const ValueId id : op.out) {
+      if (!id.valid()) continue;
+      Seen& made = values_[id.index()];
+      made = {};
+      if (differentiable) made.wants = has_gradient(rule, i, model_.values[id.index()].dtype);
+      if (rule.form == OpForm::ExpandEach && i < args_.size()) made.wants = args_[i].wants;
+      if (is_constant(rule) && in_place && !args_.empty()) made.wants = args_[0].wants;
+      if (views && !args_.empty()) made.param = args_[0].param;
+      ++i;
+    }
+  }
+
+ private:
+  void see(const Arg& arg) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) {
+      args_.push_back(values_[value->id.index()]);
+    } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
+      const ParamId storage = model_.storage_of(param->id);
+      args_.push_back({storage.index() < trainable_.size() && trainable_[storage.index()], storage});
+    } else if (std::holds_alternative<BufferRef>(arg.value)) {
+      args_.push_back({});
+    }
+  }
+
+  bool gives_floating(const Op& op) const {
+    return std::any_of(op.out.begin(), op.out.end(),
+                       [&](ValueId id) { return id.valid() && is_floating(model_.values[id.index()].dtype); });
+  }
+
+  void note(const OpRule& rule, const Op& op, std::int32_t index, SegmentAutograd& segment) const {
+    std::uint8_t wants = 0;
+    for (std::size_t i = 0; i < args_.size() && i < 8; ++i)
+      if (args_[i].wants) wants = static_cast<std::uint8_t>(wants | 1U << i);
+    const auto results =
+        static_cast<std::size_t>(std::count_if(op.out.begin(), op.out.end(), [](ValueId id) { return id.valid(); }));
+    for (const SaveRule& save : saves_of_call(rule, op, args_.size(), results, wants)) {
+      segment.last_save = index;
+      if (!save.result) add_read(segment, save.index);
+    }
+  }
+
+  void note_opaque(const OpaqueOp& opaque, std::int32_t index, SegmentAutograd& segment) const {
+    if (!opaque.saved.empty()) segment.last_save = index;
+    for (const OpaqueOp::Saved& saved : opaque.saved)
+      if (saved.of == OpaqueOp::Saved::Of::Argument && saved.index >= 0) add_read(segment, static_cast<std::size_t>(saved.index));
+  }
+
+  void add_read(SegmentAutograd& segment, std::size_t arg) const {
+    const ParamId param = arg < args_.size() ? args_[arg].param : ParamId();
+    auto& reads = segment.backward_reads;
+    if (param.valid() && std::find(reads.begin(), reads.end(), param) == reads.end()) reads.push_back(param);
+  }
+
+  const Model& model_;
+  const std::vector<bool>& trainable_;
+  std::vector<Seen> values_;
+  std::vector<Seen> args_;
+};
+
+}  // namespace
+
+std::vector<SaveRule> saves_of_call(const OpRule& rule, const Op& op, std::size_t args, std::size_t results,
+                                    std::uint8_t wants) {
+  std::vector<SaveRule> saves;
+  const bool put = rule.formula == OpFormula::IndexPut;  // whose last tensor are the values
+  if (put || rule.formula == OpFormula::Index) {         // all of their index tensors, however many there are
+    for (std::size_t i = 1; i + (put ? 1 : 0) < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
+    return saves;
+  }
+  // A batch norm without weights keeps its running statistics, which are then its second and third tensor.
+  bool unweighted = args == 3 && rule.name.find("batch_norm") != std::string_view::npos && op.args.size() > 1 &&
+                    std::holds_alternative<std::monostate>(op.args[1].value);
+  const auto add = [&](const SaveRule& save) {
+    const bool needed = save.if_grad == 0 || (save.if_grad & wants) != 0;
+    if (needed && save.index < (save.result ? results : args)) saves.push_back(save);
+  };
+  for (std::size_t i = 0; i < rule.save_count; ++i) {
+    if (unweighted && rule.saves[i].result) {
+      add({false, 2, 0});
+      unweighted = false;
+    }
+    add(rule.saves[i]);
+  }
+  if (unweighted) add({false, 2, 0});
+  return saves;
+}
+
+std::vector<SegmentAutograd> segment_autograd(const Model& model, std::span<const OpRange> segments,
+                                              const std::vector<bool>& trainable) {
+  std::vector<SegmentAutograd> out(segments.size());
+  std::vector<std::int32_t> segment_of(model.ops.size(), -1);
+  for (std::size_t s = 0; s < segments.size(); ++s)
+    for (std::int32_t op = segments[s].begin; op < segments[s].end; ++op)
+      segment_of[static_cast<std::size_t>(op)] = static_cast<std::int32_t>(s);
+  Walk walk(model, trainable);
+  for (std::size_t op = 0; op < model.ops.size(); ++op) {
+    const std::int32_t s = segment_of[op];
+    walk.run(model.ops[op], static_cast<std::int32_t>(op), s < 0 ? nullptr : &out[static_cast<std::size_t>(s)]);
+  }
+  return out;
+}
+
+}  // namespace foreshard
