@@ -73,18 +73,17 @@ class Walk {
         static_cast<std::size_t>(std::count_if(op.out.begin(), op.out.end(), [](ValueId id) { return id.valid(); }));
     for (const SaveRule& save : saves_of_call(rule, op, args_.size(), results, wants)) {
       segment.last_save = index;
-      if (!save.result) add_read(segment, save.index);
+      if (!save.result) add_read(segment, args_[save.index].param);
     }
   }
 
   void note_opaque(const OpaqueOp& opaque, std::int32_t index, SegmentAutograd& segment) const {
     if (!opaque.saved.empty()) segment.last_save = index;
     for (const OpaqueOp::Saved& saved : opaque.saved)
-      if (saved.of == OpaqueOp::Saved::Of::Argument && saved.index >= 0) add_read(segment, static_cast<std::size_t>(saved.index));
+      if (saved.value.valid()) add_read(segment, values_[saved.value.index()].param);
   }
 
-  void add_read(SegmentAutograd& segment, std::size_t arg) const {
-    const ParamId param = arg < args_.size() ? args_[arg].param : ParamId();
+  static void add_read(SegmentAutograd& segment, ParamId param) {
     auto& reads = segment.backward_reads;
     if (param.valid() && std::find(reads.begin(), reads.end(), param) == reads.end()) reads.push_back(param);
   }

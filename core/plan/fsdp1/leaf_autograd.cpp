@@ -184,8 +184,10 @@ bool Runtime::add_opaque(const GraphNode& node, std::int32_t segment) {
   }
   Compute compute;
   compute.segment = SegmentId(segment);
-  compute.frame = recompute_depth_ > 0 && frame_ == recomputing_ ? -1 : frame_;
-  compute.reads_params = needs_grad && !node.params.empty();
+  const bool operators = node.kind == GraphNode::Kind::Ops;
+  const bool saves = !operators || node_autograd_.saves(segment);
+  compute.frame = (recompute_depth_ > 0 && frame_ == recomputing_) || !saves ? -1 : frame_;
+  compute.reads_params = needs_grad && (operators ? node_autograd_.reads_params(segment) : !node.params.empty());
   for (const ParamId param : node.params) {
     const Tensor tensor = param_tensor(param);
     edge_buffer_.push_back(tensor.edge());
@@ -205,7 +207,7 @@ bool Runtime::add_opaque(const GraphNode& node, std::int32_t segment) {
     out = {variable.differentiable ? made : kNoNode, static_cast<std::int32_t>(o),
            variable.value.valid() ? model_.values[variable.value.index()].dtype : dtype};
   }
-  return made == kNoNode || pack(1);
+  return made == kNoNode || pack(saves ? 1 : 0);
 }
 
 }  // namespace foreshard::fsdp1

@@ -44,7 +44,12 @@ bool reshards_after_forward(Strategy strategy) {
 }  // namespace
 
 Runtime::Runtime(const PlanRequest& request)
-    : request_(request), job_(request.job), model_(request.model), graph_(request.graph), autograd_(next_event_) {
+    : request_(request),
+      job_(request.job),
+      model_(request.model),
+      graph_(request.graph),
+      node_autograd_(request.model, request.graph, request.table.trainable),
+      autograd_(next_event_) {
   make_units();
   make_segments();
   plan_.names.assign(kMarkNames.begin(), kMarkNames.end());

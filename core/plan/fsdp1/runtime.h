@@ -15,6 +15,7 @@
 #include "core/plan/autograd.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/fsdp1/unit_state.h"
+#include "core/plan/graph/node_autograd.h"
 #include "core/plan/process_groups.h"
 
 namespace foreshard::fsdp1 {
@@ -249,6 +250,7 @@ class Runtime {
   const Job& job_;
   const Model& model_;
   const ModuleGraph& graph_;
+  NodeAutograd node_autograd_;
   Plan plan_;
   ProcessGroups groups_;
   std::vector<Instruction>* out_ = nullptr;

@@ -64,14 +64,16 @@ Result<void> Fsdp2Runtime::run_pass(const std::vector<autograd::Edge>& roots) {
 
 Result<void> Fsdp2Runtime::run_backward_node(const Execution& execution) {
   const GraphNode& node = graph_.nodes[static_cast<std::size_t>(execution.node)];
-  if (execution.region >= 0 && !regions_[static_cast<std::size_t>(execution.region)].recomputed && node_saves(node)) {
+  if (execution.region >= 0 && !regions_[static_cast<std::size_t>(execution.region)].recomputed &&
+      node_autograd_.saves(execution.node)) {
     recompute(execution.region);
   }
   for (ParamId param : node.params) {
     const ParamSlot& place = slots_[static_cast<std::size_t>(slot_of_param_[param.index()])];
     if (!place.unit.valid()) continue;
     const UnitState& owner = unit(place.unit);
-    if (owner.unshard_in_backward || owner.sharded == ShardedState::Unsharded || only_looks_up(node)) continue;
+    if (owner.unshard_in_backward || owner.sharded == ShardedState::Unsharded || !reads_param(execution.node, param))
+      continue;
     return fail({ErrorCode::Inconsistent,
                  "backward needs parameters that set_unshard_in_backward(False) leaves sharded",
                  {},
@@ -87,16 +89,11 @@ Result<void> Fsdp2Runtime::run_backward_node(const Execution& execution) {
   return {};
 }
 
-/// An embedding's gradient needs indices, not the table.
-bool Fsdp2Runtime::only_looks_up(const GraphNode& node) const {
-  if (node.kind == GraphNode::Kind::Leaf) return kind_of(model_.modules[node.module.index()]) == ModuleKind::Embedding;
-  for (std::int32_t i = node.op_begin; i < node.op_end; ++i) {
-    const Op& op = model_.ops[static_cast<std::size_t>(i)];
-    const bool reads = std::any_of(op.args.begin(), op.args.end(),
-                                   [](const Arg& arg) { return std::holds_alternative<ParamRef>(arg.value); });
-    if (reads && !op.name.starts_with("aten.embedding.")) return false;
-  }
-  return node.kind == GraphNode::Kind::Ops;
+/// Backward needs the value of this parameter.
+bool Fsdp2Runtime::reads_param(std::int32_t index, ParamId param) {
+  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(index)];
+  if (node.kind == GraphNode::Kind::Leaf) return kind_of(model_.modules[node.module.index()]) != ModuleKind::Embedding;
+  return node.kind != GraphNode::Kind::Ops || node_autograd_.reads(index, param);
 }
 
 /// A segment made a piece of a parameter's gradient, under the name it uses it by. Of two pieces one goes: the one of a

@@ -10,17 +10,6 @@
 namespace foreshard::fsdp2 {
 namespace {
 
-/// Operators that keep no tensor for backward: recomputation stops at the last one that does.
-bool saves_nothing(std::string_view op) {
-  constexpr std::string_view kNames[] = {
-      "aten.add.",       "aten.sub.",        "aten.neg.",   "aten.view.",      "aten._unsafe_view.", "aten.reshape.",
-      "aten.transpose.", "aten.permute.",    "aten.t.",     "aten.unsqueeze.", "aten.squeeze.",      "aten.slice.",
-      "aten.select.",    "aten.expand.",     "aten.cat.",   "aten.split.",     "aten.chunk.",        "aten.clone.",
-      "aten._to_copy.",  "aten.contiguous.", "aten.alias.", "aten.detach.",    "aten.sum.",          "aten.arange.",
-      "aten.to.",        "aten.mean.",       "aten.stack.", "aten.flatten."};
-  return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
-}
-
 /// Operators that take operands of one dtype only.
 bool needs_one_dtype(std::string_view op) {
   constexpr std::string_view kNames[] = {"aten.linear.", "aten.mm.",     "aten.addmm.",
@@ -47,30 +36,15 @@ bool runs_in(const GraphStep& step, std::int32_t iteration) {
 
 }  // namespace
 
-bool Fsdp2Runtime::node_saves(const GraphNode& node) const {
-  switch (node.kind) {
-    case GraphNode::Kind::Add:
-    case GraphNode::Kind::Detach:
-    case GraphNode::Kind::Identity: return false;
-    case GraphNode::Kind::Relu:
-    case GraphNode::Kind::Leaf: return true;
-    case GraphNode::Kind::Ops: break;
-  }
-  for (std::int32_t i = node.op_begin; i < node.op_end; ++i) {
-    if (!saves_nothing(model_.ops[static_cast<std::size_t>(i)].name)) return true;
-  }
-  return false;
-}
-
 /// The last node under `call` that keeps something for backward; -1: none.
-std::int32_t Fsdp2Runtime::last_saving_node(std::int32_t call) const {
+std::int32_t Fsdp2Runtime::last_saving_node(std::int32_t call) {
   const std::vector<GraphStep>& steps = graph_.calls[static_cast<std::size_t>(call)].steps;
   for (std::size_t i = steps.size(); i-- > 0;) {
     if (!runs_in(steps[i], iteration_)) continue;
     if (steps[i].is_call) {
       const std::int32_t found = last_saving_node(steps[i].index);
       if (found >= 0) return found;
-    } else if (node_saves(graph_.nodes[static_cast<std::size_t>(steps[i].index)])) {
+    } else if (node_autograd_.saves(steps[i].index)) {
       return steps[i].index;
     }
   }

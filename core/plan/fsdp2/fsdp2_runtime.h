@@ -14,6 +14,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/fsdp2/instruction_writer.h"
 #include "core/plan/fsdp2/unit_state.h"
+#include "core/plan/graph/node_autograd.h"
 #include "core/plan/process_groups.h"
 
 namespace foreshard::fsdp2 {
@@ -109,15 +110,14 @@ class Fsdp2Runtime {
   void root_pre_forward(UnitState& u);
   void register_post_backward(UnitState& u, std::int32_t call);
   void cast_tensors(const std::vector<std::int32_t>& variables, DType dtype);
-  bool node_saves(const GraphNode& node) const;
-  std::int32_t last_saving_node(std::int32_t call) const;
+  std::int32_t last_saving_node(std::int32_t call);
   void recompute(std::int32_t region);
 
   // backward.cpp
   Result<void> backward(const std::vector<autograd::Edge>& roots);
   Result<void> run_pass(const std::vector<autograd::Edge>& roots);
   Result<void> run_backward_node(const Execution& execution);
-  bool only_looks_up(const GraphNode& node) const;
+  bool reads_param(std::int32_t node, ParamId param);
   void accumulate_grad(std::int32_t slot);
   void contribute(std::int32_t slot, const Execution& execution, std::size_t edge);
   void add_piece(std::int32_t slot, ParamId dropped);
@@ -170,6 +170,7 @@ class Fsdp2Runtime {
   const ModuleGraph& graph_;
   Plan& plan_;
   ProcessGroups groups_;
+  NodeAutograd node_autograd_;
   InstructionWriter out_;
   std::vector<UnitState> units_;
   std::vector<ParamSlot> slots_;             // every managed or ignored parameter once

@@ -50,6 +50,7 @@ Fsdp2Runtime::Fsdp2Runtime(const PlanRequest& request, Plan& plan)
       model_(request.model),
       graph_(request.graph),
       plan_(plan),
+      node_autograd_(request.model, request.graph, request.table.trainable),
       out_(plan),
       autograd_(out_.event_counter()) {}
 

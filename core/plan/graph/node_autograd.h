@@ -1,0 +1,36 @@
+// What autograd does in the nodes of a module graph: the segments' own facts (core/lowering/segment_autograd.h) for
+// runs of operators, and the little that is known of models without operators. Worked out when first asked. Owned by
+// one builder of a plan; what it is made from outlives it.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "core/lowering/segment_autograd.h"
+#include "core/plan/graph/module_graph.h"
+
+namespace foreshard {
+
+class NodeAutograd {
+ public:
+  NodeAutograd(const Model& model, const ModuleGraph& graph, const std::vector<bool>& trainable)
+      : model_(model), graph_(graph), trainable_(trainable) {}
+
+  /// Something is kept for backward: a recomputation goes on until the last node that keeps something, and the first
+  /// that runs backward starts it.
+  bool saves(std::int32_t node);
+  /// Backward of a run of operators reads the values of this parameter. An embedding's reads indices, not the table.
+  bool reads(std::int32_t node, ParamId param);
+  /// ... of any parameter.
+  bool reads_params(std::int32_t node);
+
+ private:
+  const SegmentAutograd& segment(std::int32_t node);
+
+  const Model& model_;
+  const ModuleGraph& graph_;
+  const std::vector<bool>& trainable_;
+  std::optional<std::vector<SegmentAutograd>> segments_;
+};
+
+}  // namespace foreshard
