@@ -87,7 +87,7 @@ void PlanPlayer::time_templates() {
     for (std::size_t k = 0; k < device.size(); ++k) {
       const Kernel& kernel = list.kernels[k];
       times.push_back({device_.cost.host(kernel), device[k], kernel.before_begin, kernel.before_end, kernel.after_begin,
-                       kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm,
+                       kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm && !kernel.convolution,
                        kernel.op >= 0 && kernel.op == addmm, backward && kernel.op >= 0 && kernel.op == add});
     }
     return times;

@@ -233,6 +233,32 @@ TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspace
   EXPECT_EQ(std::vector<Bytes>(made.end() - static_cast<std::ptrdiff_t>(expected.size()), made.end()), expected);
 }
 
+/// cuDNN works in memory that it asks for itself.
+TEST(Simulate, ConvolutionsTakeNoWorkspaceOfCublas) {
+  for (const bool convolution : {false, true}) {
+    HandMadePlan hand;
+    hand.plan.segments.emplace_back();
+    hand.add(Forward, Stream::D, Phase::Forward).segment = SegmentId(std::size_t{0});
+    LoweredProgram lowered;
+    lowered.op_names = {"aten.convolution.default"};
+    Kernel kernel;
+    kernel.op = 0;
+    kernel.kind = KernelClass::Gemm;
+    kernel.convolution = convolution;
+    lowered.templates.emplace_back().forward.kernels = {kernel};
+    lowered.instances.emplace_back();
+    MemoryLog log;
+    SimulateOptions options;
+    options.memory_log = &log;
+    const auto profile = load_profile("virtual");
+    ASSERT_TRUE(profile.has_value());
+    ASSERT_TRUE(simulate(hand.plan, hand.model, lowered, hand.job, *profile, options).has_value());
+    const auto taken = std::count_if(log.events.begin(), log.events.end(),
+                                     [](const MemoryLog::Event& event) { return event.bytes == 32 * kMiB; });
+    EXPECT_EQ(taken > 0, !convolution);
+  }
+}
+
 /// Bytes of the batch while a step runs: inputs of a model with these names, all of one size.
 Bytes bytes_of_inputs(const std::vector<std::string>& names, bool last_is_the_first) {
   HandMadePlan hand;

@@ -20,13 +20,13 @@ Model two_layers() {
   toy.module("", "Root");
   toy.param("w", {4, 4});
   toy.param("b", {4});
-  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});             // keeps x
-  toy.op("aten.add.Tensor", {"h", "%b"}, {{"s", {6, 4}}});           // nothing
-  toy.op("aten.silu.default", {"s"}, {{"a", {6, 4}}});               // keeps s
-  toy.op("aten.mm.default", {"a", "%w"}, {{"k", {6, 4}}});           // keeps a and w
-  toy.op("aten.neg.default", {"k"}, {{"n", {6, 4}}});                // nothing
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});    // keeps x
+  toy.op("aten.add.Tensor", {"h", "%b"}, {{"s", {6, 4}}});  // nothing
+  toy.op("aten.silu.default", {"s"}, {{"a", {6, 4}}});      // keeps s
+  toy.op("aten.mm.default", {"a", "%w"}, {{"k", {6, 4}}});  // keeps a and w
+  toy.op("aten.neg.default", {"k"}, {{"n", {6, 4}}});       // nothing
   toy.op("aten.view.default", {"n"}, {{"v", {24}}}, {Arg{ArgList{Arg{std::int64_t{24}}}}});
-  toy.op("aten.sum.default", {"v"}, {{"loss", {}}});                 // nothing
+  toy.op("aten.sum.default", {"v"}, {{"loss", {}}});  // nothing
   return toy.finish("loss");
 }
 
