@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <optional>
 #include <vector>
 
 #include "core/lowering/lowering_tape.h"
@@ -39,6 +40,7 @@ struct Node {
   std::vector<Edge> next;  // per tensor argument
   std::vector<Layout> in, out;
   std::vector<bool> in_view;  // results of views keep their base
+  std::optional<Layout> base;  // works in place on a view of that: autograd's CopySlices
   std::vector<Saved> saved;
   std::vector<Ref> grads;  // the engine's input buffer, per result
   std::int32_t waiting_for = 0;

@@ -240,6 +240,39 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   }
 }
 
+/// A view that is written has no history of its own: autograd gives it to the tensor that it is a view of, and later
+/// views of that one see it (CopySlices).
+void Machine::rebase(std::int32_t step, const std::unordered_map<std::int32_t, std::int32_t>& made_at) {
+  const std::int32_t node_id = step_node_[static_cast<std::size_t>(step)];
+  const auto first_value = [](const Op& op) {
+    const auto* value = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+    return value == nullptr ? ValueId() : value->id;
+  };
+  const auto op_at = [this](std::int32_t i) -> const Op& {
+    return model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(i)].op)];
+  };
+  ValueId written = first_value(op_at(step));
+  if (node_id < 0 || !written.valid()) return;
+  std::int32_t base = program_.resolve(written);
+  const std::int32_t view = base;
+  for (auto made = made_at.find(base); made != made_at.end(); made = made_at.find(base)) {
+    const Step& maker = program_.steps[static_cast<std::size_t>(made->second)];
+    const ValueId from = first_value(op_at(made->second));
+    if (!is_view_form(maker.rule->form) || maker.rule->formula == OpFormula::None || !from.valid()) break;
+    if (maker.rule->name == "aten._unsafe_view.default") break;  // no view to autograd
+    base = program_.resolve(from);
+  }
+  const auto at = values_.find(base);
+  if (base == view || at == values_.end()) return;
+  Node& node = nodes_[static_cast<std::size_t>(node_id)];
+  node.base = tape.layout(at->second);
+  node.next[0] = edge_of(at->second);
+  Tensor& tensor = tape.at(at->second);
+  tensor.requires_grad = true;
+  tensor.node = node_id;
+  tensor.output_nr = 0;
+}
+
 void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step) {
   saved.promised = true;
   ++frame.promises;
@@ -345,6 +378,7 @@ void Machine::forward() {
     }
     std::vector<Ref> results = run_op(step, args);
     record(step, args, results);
+    if (at.rule->form == OpForm::InPlace) rebase(step, made_at);
     if (frame != nullptr && keeps(op, *frame)) frame->kept.emplace(step, results);
     if (frame != nullptr && options.keep_only_needed && step == frame->last)
       frame->kept.erase(frame->stop_before_kernel ? frame->kept.lower_bound(frame->stop_step)
@@ -539,6 +573,14 @@ void Machine::run_node(std::int32_t id) {
     node.grads.clear();
     std::vector<Ref> saved;
     for (const Saved& kept : node.saved) saved.push_back(kept.tensor);
+    Ref arrived, whole, part;
+    if (node.base && !grads.empty() && grads[0]) {  // a copy of the base's gradient, in which the view's is replaced
+      whole = emit.fresh("aten.copy_.default", KernelClass::Copy, *node.base, {&grads[0]});
+      part = tape.alias(whole, node.in[0]);
+      arrived = std::move(grads[0]);
+      const Layout plain = contiguous_layout(node.in[0].sizes, node.in[0].dtype);
+      grads[0] = emit.fresh("aten.clone.default", KernelClass::Copy, plain, {&part});
+    }
     BackwardInput in{node, grads, saved};
     outs = node.op->opaque >= 0 ? opaque_backward(emit, model_.opaques[static_cast<std::size_t>(node.op->opaque)], in)
                                 : backward_of(emit, in);
@@ -548,6 +590,11 @@ void Machine::run_node(std::int32_t id) {
       if (!outs[i] || node.next[i].node < 0) continue;
       outs[i] = emit.sum_to(outs[i], node.in[i].sizes);
       if (is_floating(node.in[i].dtype)) outs[i] = emit.cast(outs[i], node.in[i].dtype);
+    }
+    if (whole) {
+      Kernel kernel = emit.start("aten.copy_.default", KernelClass::Copy, node.in[0].dtype);
+      emit.finish(kernel, {&outs[0]}, {&part});
+      outs[0] = std::move(whole);
     }
     for (Ref& grad : grads) grad.reset();
     saved.clear();

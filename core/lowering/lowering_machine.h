@@ -145,6 +145,7 @@ class Machine {
   static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step);
   void hold_arguments(CheckpointFrame& frame, const Op& first);
   Edge edge_of(const Ref& tensor);
+  void rebase(std::int32_t step, const std::unordered_map<std::int32_t, std::int32_t>& made_at);
   CheckpointFrame* frame_of(std::int32_t step);
   bool keeps(const Op& op, CheckpointFrame& frame) const;
   void recompute(CheckpointFrame& frame);

@@ -545,6 +545,8 @@ constexpr OpRule kRules[] = {
     written("aten.diagonal.default", "0: diagonal_backward>L0 g", {}, F::Part, K::Copy),
     written("aten.unfold.default", "0: unfold_backward>L0 g", {}, F::Part, K::Copy),
     written("aten.as_strided.default", "0: new_zeros>L0 g; copy_ 0 g", {}, F::Part, K::Copy),
+    written("aten.view_as_complex.default", "0: contiguous g; part 0 L0", {}, F::Part, K::Copy),
+    written("aten.view_as_real.default", "0: contiguous g; part 0 L0", {}, F::Part, K::Copy),
     written("aten.diagonal_copy.default", "0: diagonal_backward>L0 g", {}, F::Contiguous, K::Copy),
     written("aten.diag_embed.default", "0: part g L0", {}, F::Contiguous, K::Copy),
     written("aten.select_scatter.default", "0: zeros L1; @>L0 g 0 | 1: part g L1", {}, F::LikeFirst, K::Copy),
@@ -610,6 +612,16 @@ constexpr OpRule kRules[] = {
     // --- composites whose parts make no further storage ---
     written("aten.selu.default", "0: elu_backward g x0", {in(0)}),
     written("aten.relu6.default", "0: hardtanh_backward g x0", {in(0)}),
+    // --- recurrent cells ---
+    // Saved for a backward of backward too: the gates.
+    written("aten._thnn_fused_lstm_cell.default",
+            "*: _thnn_fused_lstm_cell_backward_impl>L0 r1 r2; empty>L2; x3?rows 0 | 0: = 0 | 1: = 0 | 2: = 1 | 3: = 2"
+            " | 4: = 2",
+            {in(0), in(1), in(2), in(3), in(4), out(1), out(2)}, F::Contiguous, K::Elementwise),
+    written("aten._thnn_fused_gru_cell.default",
+            "*: _thnn_fused_gru_cell_backward>L0 r1; empty>L1; empty>L2; x3?rows 0; x4?rows 1"
+            " | 0: = 0 | 1: = 1 | 2: = 2 | 3: = 3 | 4: = 4",
+            {in(0), in(1), in(2), in(3), in(4), out(1)}, F::Contiguous, K::Elementwise),
     // --- attention of cuDNN ---
     first_only(row("aten._scaled_dot_product_cudnn_attention.default", F::Attention, B::EfficientAttention,
                    K::Attention, {in(3), in(1), in(0), in(2), out(1), out(0), out(3), out(2)})),

@@ -7,13 +7,16 @@
 // all of them share, "*12" one for arguments 1 and 2. Steps are numbered through, and a number stands for the step's
 // result. g, g1: the gradient of that result; x0, r, r1: what was saved; L0: the layout of an argument, saved or not.
 //   name>L0 ...   the result is laid out as the argument, contiguous (>K0: its reduced dimensions as ones); else as an
-//   elementwise kernel lays it out name_ a ...   works in place on a x2?step       only if argument 2 was saved; mean?
-//   only if the loss is a mean. Else the step's first operand goes on.
+//   elementwise kernel lays it out
+//   name_ a ...   works in place on a
+//   x2?step       only if argument 2 was saved; mean? only if the loss is a mean. Else the step's first operand goes
+//                 on.
 //   @             the operator itself;  = a  no kernel
 //   kept a, part g L0, wide a, column a, turned a, less a, as_real a, as_complex a   views: reduced dimensions as ones,
 //   a piece, expanded
 //                 to the first argument, [n, 1], transposed, without one of the operator's dimension
-//   sum a, count a, mean a   reductions: of everything, over the operator's dimensions
+//   sum a, count a, mean a   reductions: of everything, over the operator's dimensions;  rows a   over the first
+//   contiguous a  a copy where it is not
 // Temporaries live until the formula is done, as in a C++ expression.
 #include <algorithm>
 #include <charconv>
@@ -53,7 +56,11 @@ Dims part_strides(const Op& op, const Layout& in, const Dims& sizes) {
   }
   if (n == 0) return strides;
   Dims made;
-  if (op.name.starts_with("aten.diag")) {
+  if (op.name.starts_with("aten.view_as_")) {  // pairs of numbers as complex ones, or back: steps count other elements
+    const bool real = sizes.n > n;
+    for (std::int32_t i = 0; i < std::min(n, sizes.n); ++i) made.push(real ? in.strides[i] * 2 : in.strides[i] / 2);
+    if (real) made.push(1);
+  } else if (op.name.starts_with("aten.diag")) {
     const bool embed = op.name.starts_with("aten.diag_embed");
     const std::int32_t one = wrap_dim(int_arg(op, first + 1, "dim1", embed ? -2 : 0), n);
     const std::int32_t two = wrap_dim(int_arg(op, first + 2, "dim2", embed ? -1 : 1), n);
@@ -194,6 +201,10 @@ class Formula {
       return out;
     }
     if (name == "sum" || name == "count" || name == "mean") return reduced(name, from[0]);
+    if (name == "rows")
+      return e_.sum(from[0], {0}, false, "aten.sum.dim_IntList", KernelClass::Reduction, e_.layout(from[0]).dtype);
+    if (name == "contiguous")
+      return e_.layout(from[0]).contiguous() ? from[0] : made("aten.clone.default", plain(e_.layout(from[0])), from);
     const std::string kernel = full(name);
     const std::size_t dot = kernel.rfind('.');
     if (kernel[dot - 1] == '_') {

@@ -40,7 +40,7 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
       const Numel begin = cut ? rank * unit.shard_numel : 0;
       const Numel end = cut ? begin + unit.shard_numel : unit.flat_numel;
       for (const FlatEntry& entry : unit.flat) {
-        if (!entry.param.valid()) continue;
+        if (!entry.param.valid() || !trains(entry.param)) continue;
         add(entry.param, std::min(end, entry.offset + entry.numel) - std::max(begin, entry.offset), unit.orig_dtype);
       }
     } else {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/plan/build_plan.h"
+#include "core/plan/units/differentiated.h"
 #include "sim/search/auto_wrap.h"
 
 namespace foreshard {
@@ -61,7 +62,8 @@ Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Jo
   if (!table) return fail(table.error());
   const auto checkpointed = checkpointed_modules(model, job, *table);
   if (!checkpointed) return fail(checkpointed.error());
-  return lower(model, segment_ranges(model, plan, *checkpointed), table->trainable, lowering_options(profile, job));
+  return lower(model, segment_ranges(model, plan, *checkpointed), differentiated_params(*table, job.fsdp.runtime),
+               lowering_options(profile, job));
 }
 
 Result<Prepared> prepare(const Job& job) {

@@ -53,6 +53,30 @@ std::vector<Bytes> made_by(const LoweredProgram& lowered, const KernelList& list
   return made;
 }
 
+TEST(LoweringCorners, AWriteToAViewGoesThroughItsBase) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 5});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 5}}});
+  toy.op("aten.view.default", {"h"}, {{"v", {30}}});
+  toy.op("aten.relu_.default", {"v"}, {{"written", {30}}});
+  toy.op("aten.view.default", {"h"}, {{"u", {30}}});  // autograd makes the view anew, from a base that knows of it
+  toy.op("aten.sum.default", {"u"}, {{"loss", {}}});
+  Model model = toy.finish("loss");
+  model.ops[2].out[0] = model.ops[1].out[0];
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  const std::vector<std::string> expected{"aten.copy_.default", "aten.clone.default",
+                                          "aten.threshold_backward.default", "aten.copy_.default"};
+  EXPECT_NE(std::search(out.backward_kernels.begin(), out.backward_kernels.end(), expected.begin(), expected.end()),
+            out.backward_kernels.end());
+  EXPECT_EQ(out.left, 0);
+  EXPECT_TRUE(out.misuse.empty());
+}
+
 TEST(LoweringCorners, CublasGetsACopyOfAnExpandedMatrix) {
   ToyProgram toy;
   const std::string x = toy.input("x", {6, 4});

@@ -108,6 +108,38 @@ TEST(OpRules, AMeanSquaredErrorHoldsAllItsElements) {
   EXPECT_EQ(predict_operator(loss).held_bytes, 2 * 15 * 4);
 }
 
+TEST(OpRules, ComplexNumbersAreAViewOfTheirPairs) {
+  OperatorCase complex;
+  complex.op.name = "aten.view_as_complex.default";
+  complex.op.args = {Arg{ParamRef{ParamId(0)}}};
+  complex.inputs = {{{3, 5, 2}, {20, 2, 1}, DType::Float32, true}};
+  complex.results = {{{3, 5}, {}, DType::Complex64, false}};
+  const OperatorFacts there = predict_operator(complex);
+  EXPECT_EQ(there.results[0].alias_of, 0);
+  EXPECT_EQ(there.results[0].tensor.strides, (Shape{10, 1}));
+  EXPECT_TRUE(there.kept.empty());
+  EXPECT_TRUE(there.backward.empty());
+  OperatorCase real;
+  real.op.name = "aten.view_as_real.default";
+  real.op.args = complex.op.args;
+  real.inputs = {{{5, 3}, {1, 5}, DType::Complex64, true}};
+  real.results = {{{5, 3, 2}, {}, DType::Float32, false}};
+  EXPECT_EQ(predict_operator(real).results[0].tensor.strides, (Shape{2, 10, 1}));
+}
+
+TEST(OpRules, ARecurrentCellKeepsItsGatesAndSumsTheirBias) {
+  OperatorCase cell;
+  cell.op.name = "aten._thnn_fused_lstm_cell.default";
+  for (std::int32_t i = 0; i < 5; ++i) cell.op.args.push_back(Arg{ParamRef{ParamId(i)}});
+  const OperatorTensor gates{{3, 20}, {}, DType::Float32, true}, bias{{20}, {}, DType::Float32, true};
+  cell.inputs = {gates, gates, {{3, 5}, {}, DType::Float32, true}, bias, bias};
+  cell.results = {{{3, 5}, {}, DType::Float32, false}, {{3, 5}, {}, DType::Float32, false}, gates};
+  const OperatorFacts facts = predict_operator(cell);
+  EXPECT_EQ(facts.kept.size(), 7u);  // both gates, cell state, both biases; the new cell state and the activations
+  EXPECT_EQ(std::count(facts.backward.begin(), facts.backward.end(), "aten.sum.dim_IntList"), 1);
+  for (const OperatorFacts::Gradient& gradient : facts.gradients) EXPECT_TRUE(gradient.defined);
+}
+
 TEST(OpRules, DifferencesNameWhatBothSay) {
   OperatorFacts torch, rule;
   torch.kept = {{KeptStorage::Of::Input, 0, 48}};

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/plan/units/differentiated.h"
 #include "tests/core/units/toy_model.h"
 
 namespace foreshard {
@@ -247,6 +248,20 @@ TEST(Units, FrozenParametersDoNotTrain) {
   EXPECT_TRUE(table.units[3].requires_grad);
   EXPECT_FALSE(table.trainable[model.find_param("B0.f.weight").index()]);
   EXPECT_TRUE(table.trainable[model.find_param("head.weight").index()]);
+}
+
+TEST(Units, AFlatParameterGivesItsFrozenPartsGradientsToo) {
+  Job job = fsdp1_job();
+  job.fsdp.frozen = {"B0.f.weight"};
+  job.fsdp.use_orig_params = true;
+  const Model model = chain();
+  const UnitTable table = table_of(model, job);
+  const std::size_t frozen = model.find_param("B0.f.weight").index();
+  EXPECT_FALSE(table.trainable[frozen]);
+  EXPECT_TRUE(differentiated_params(table, Runtime::Fsdp1)[frozen]);
+  EXPECT_FALSE(differentiated_params(table, Runtime::Fsdp2)[frozen]);
+  job.fsdp.frozen = {"B0*"};  // the whole unit
+  EXPECT_FALSE(differentiated_params(table_of(model, job), Runtime::Fsdp1)[frozen]);
 }
 
 // ---------------------------------------------------------------- strategies and groups
