@@ -192,13 +192,11 @@ std::string read_loss(const Json& config, ModelOptions& options) {
 
 }  // namespace
 
-MemoryRow read_memory_row(const Json& row) {
+MemoryRow read_memory_job(const Json& row) {
   MemoryRow result;
   const Json& config = row.at("config");
   const Json& fsdp = config.at("fsdp");
   Job& job = result.job;
-  read_model_options(config, job.model);
-  result.skipped = read_loss(config, job.model);
   if (config.contains("autocast") && !config["autocast"].is_null()) result.skipped = "autocast is not built";
   const int version = get(fsdp, "version", 1);
   job.fsdp.runtime = version == 1   ? foreshard::Runtime::Fsdp1
@@ -229,6 +227,16 @@ MemoryRow read_memory_row(const Json& row) {
   if (!profile) throw std::runtime_error(to_text(profile.error()));
   result.profile = *profile;
   read_clock(row.value("clock", Json::object()), result.profile);
+  return result;
+}
+
+MemoryRow read_memory_row(const Json& row) {
+  MemoryRow result = read_memory_job(row);
+  const Json& config = row.at("config");
+  const Json& fsdp = config.at("fsdp");
+  Job& job = result.job;
+  read_model_options(config, job.model);
+  if (result.skipped.empty()) result.skipped = read_loss(config, job.model);
 
   const Json& shape = config.at("model").at("config");
   const auto type = shape.at("model_type").get<std::string>();

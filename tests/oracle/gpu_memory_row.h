@@ -21,5 +21,7 @@ struct MemoryRow {
 
 /// Throws std::runtime_error when the row or what it asks for is wrong.
 MemoryRow read_memory_row(const Json& row);
+/// The job and the machine alone: the model comes from elsewhere.
+MemoryRow read_memory_job(const Json& row);
 
 }  // namespace foreshard::oracle

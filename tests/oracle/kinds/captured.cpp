@@ -1,0 +1,161 @@
+// captured: a model.json that `foreshard.capture` wrote against rows recorded of the same module in real PyTorch.
+//
+// Arguments: models (.json, .json.gz) and files of rows, in any order. A row is predicted from the model whose file has
+// the row's id for a name; one model and one row need no names. A row passes when the allocated peaks of every step
+// and phase are within the bound (--bound 0.005 by default), and after wrapping nothing differs.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+
+#include "core/lowering/lowering.h"
+#include "core/model/model_json.h"
+#include "core/plan/build_plan.h"
+#include "core/plan/units/differentiated.h"
+#include "sim/simulate.h"
+#include "tests/oracle/gpu_memory_row.h"
+#include "tests/oracle/oracle.h"
+
+namespace foreshard::oracle {
+namespace {
+
+constexpr double kBound = 0.005;
+
+struct Errors {
+  double sum = 0, worst = 0;
+  std::size_t count = 0, exact = 0;
+  std::string worst_id;
+};
+
+template <class T>
+T or_throw(Result<T> result) {
+  if (!result) throw std::runtime_error(to_text(result.error()));
+  return std::move(*result);
+}
+
+LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow& row) {
+  const UnitTable table = or_throw(build_units(model, row.job));
+  const auto checkpointed = or_throw(checkpointed_modules(model, row.job, table));
+  std::vector<SegmentRange> ranges;
+  for (const Segment& segment : plan.segments) {
+    SegmentRange range{segment.op_begin, segment.op_end, segment.checkpointed, -1};
+    ModuleId module = segment.checkpointed ? segment.module : ModuleId();
+    while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
+      module = model.modules[module.index()].parent;
+    range.region = module.value;
+    range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
+    ranges.push_back(range);
+  }
+  LoweringOptions options;
+  options.multiprocessors = row.profile.sm_count;
+  options.keep_alternate_matmuls = row.keep_alternate_matmuls;
+  LoweredProgram lowered = or_throw(lower(model, ranges, differentiated_params(table, row.job.fsdp.runtime), options));
+  for (const std::string& op : lowered.unknown_ops) fmt::print("unknown operator {}\n", op);
+  return lowered;
+}
+
+Prediction predict(const MemoryRow& row) {
+  const Plan plan = or_throw(build_plan(row.model, row.job));
+  const LoweredProgram lowered = lower_plan(row.model, plan, row);
+  SimulateOptions options;
+  options.synchronize_each_step = true;
+  options.empty_cache_after_init = true;
+  return or_throw(simulate(plan, row.model, lowered, row.job, row.profile, options));
+}
+
+class Comparison {
+ public:
+  Comparison(std::string id, std::map<std::string, Errors>& table, double bound) : table_(table), bound_(bound) {
+    result_.id = std::move(id);
+  }
+
+  void bytes(const std::string& quantity, const std::string& place, const Json& expected, Bytes got, bool counts) {
+    const auto want = expected.get<Bytes>();
+    const double error = want == 0 ? (got == 0 ? 0.0 : 1.0) : static_cast<double>(got - want) / static_cast<double>(want);
+    Errors& errors = table_[quantity];
+    errors.sum += std::abs(error);
+    ++errors.count;
+    if (error == 0) ++errors.exact;
+    if (std::abs(error) > std::abs(errors.worst) || errors.worst_id.empty())
+      errors.worst = error, errors.worst_id = result_.id + " " + place;
+    if (got == want) return;
+    result_.detail += fmt::format("  {} {}: expected {}, got {} ({:+.3f} %)\n", place, quantity, want, got, 100 * error);
+    if (!counts || std::abs(error) <= std::max(bound_, std::abs(worst_))) return;
+    worst_ = error;
+    result_.verdict = Verdict::Fail;
+    result_.place = place + " " + quantity;
+    result_.expected = std::to_string(want);
+    result_.got = std::to_string(got);
+  }
+
+  void step(const Json& expected, const IterationResult& got) {
+    const std::string place = fmt::format("step {}", got.index);
+    bytes("peak allocated", place, expected.at("allocated_bytes.peak"), got.peak_allocated, true);
+    bytes("peak active", place, expected.at("active_bytes.peak"), got.peak_active, false);
+    bytes("peak reserved", place, expected.at("reserved_bytes.peak"), got.peak_reserved, false);
+    bytes("end allocated", place, expected.at("allocated_bytes.end"), got.end_allocated, true);
+    const Json& phases = expected.at("phases");
+    for (std::size_t k = 0; k < std::min(phases.size(), got.phases.size()); ++k) {
+      const auto name = phases[k].at("phase").get<std::string>();
+      const Json& pair = phases[k].at("allocated_bytes");
+      bytes(name + " peak allocated", place, pair.at(1), got.phases[k].peak_allocated, false);
+      bytes(name + " end allocated", place, pair.at(0), got.phases[k].end_allocated, false);
+    }
+  }
+
+  RowResult finish() { return std::move(result_); }
+
+ private:
+  std::map<std::string, Errors>& table_;
+  double bound_;
+  double worst_ = 0;
+  RowResult result_;
+};
+
+bool is_model(const std::string& file) { return file.ends_with(".json") || file.ends_with(".json.gz"); }
+
+std::string stem(const std::string& file) {
+  const std::string name = std::filesystem::path(file).filename().string();
+  return name.substr(0, name.rfind(".json"));
+}
+
+Report run(const std::vector<std::string>& files, const Options& options) {
+  std::map<std::string, std::string> models;
+  std::vector<std::string> rows;
+  for (const std::string& file : files) is_model(file) ? void(models[stem(file)] = file) : rows.push_back(file);
+  if (models.empty() || rows.empty()) throw std::runtime_error("captured compares a model.json with a file of rows (.jsonl)");
+  const double bound = options.bound > 0 ? options.bound : kBound;
+  std::map<std::string, Errors> table;
+  Report report = for_each_row(rows, options, [&](const Json& row) {
+    const auto id = row.at("id").get<std::string>();
+    const auto named = models.find(id);
+    if (named == models.end() && models.size() > 1)
+      return RowResult{id, Verdict::Fail, "model", "a model file of that name", "none", ""};
+    const std::string& file = named == models.end() ? models.begin()->second : named->second;
+    MemoryRow memory = read_memory_job(row);
+    if (!memory.skipped.empty()) return RowResult{id, Verdict::Skip, "", "", "", memory.skipped};
+    memory.model = or_throw(parse_model_json(read_text(file), file));
+    Comparison comparison(id, table, bound);
+    const Prediction prediction = predict(memory);
+    const Json& init = row.at("result").at("after_init");
+    comparison.bytes("after init allocated", "after_init", init.at("allocated_bytes"), prediction.init_allocated, true);
+    comparison.bytes("after init reserved", "after_init", init.at("reserved_bytes"), prediction.init_reserved, false);
+    const Json& steps = row.at("result").at("steps");
+    for (std::size_t k = 0; k < std::min(steps.size(), prediction.iterations.size()); ++k)
+      comparison.step(steps[k], prediction.iterations[k]);
+    return comparison.finish();
+  });
+  for (const auto& [quantity, errors] : table)
+    report.summary.push_back(fmt::format("{:<26} mean {:.3f} %, worst {:+.3f} % ({}), exact {} of {}", quantity,
+                                         100 * errors.sum / static_cast<double>(errors.count), 100 * errors.worst,
+                                         errors.worst_id, errors.exact, errors.count));
+  return report;
+}
+
+}  // namespace
+
+ORACLE_KIND("captured", run);
+
+}  // namespace foreshard::oracle
