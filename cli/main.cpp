@@ -7,6 +7,7 @@
 #include "cli/console/arguments.h"
 #include "cli/console/console.h"
 #include "cli/verbs/verbs.h"
+#include "core/output_file.h"
 
 namespace {
 
@@ -32,4 +33,7 @@ ExitCode run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return static_cast<int>(run({argv + 1, argv + argc})); }
+int main(int argc, char** argv) {
+  foreshard::write_errors_as_errors();
+  return static_cast<int>(run({argv + 1, argv + argc}));
+}

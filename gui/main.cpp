@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "core/output_file.h"
 #include "gui/models/viewer_arguments.h"
-#include "gui/view/window/main_window.h"
 #include "gui/view/paint/render.h"
 #include "gui/view/paint/report.h"
+#include "gui/view/window/main_window.h"
 
 namespace {
 
@@ -20,7 +21,7 @@ using foreshard::ErrorCode;
 using foreshard::gui::ViewerArguments;
 using foreshard::gui::ViewKind;
 
-constexpr int kOk = 0, kUsage = 2, kBadInput = 3;
+constexpr int kOk = 0, kFailed = 1, kUsage = 2, kBadInput = 3;
 
 int tell(const Error& error) {
   std::fprintf(stderr, "error: %s\n", to_text(error).c_str());
@@ -34,6 +35,8 @@ void tell_qt_message(QtMsgType type, const QMessageLogContext&, const QString& t
 }
 
 int draw(const ViewerArguments& arguments) {
+  if (auto possible = foreshard::try_outputs({arguments.report, arguments.render}); !possible)
+    return tell(possible.error());
   const auto notes = arguments.report.empty() ? render_to_file(arguments) : write_report(arguments);
   if (!notes) return tell(notes.error());
   if (arguments.quiet) return kOk;
@@ -54,11 +57,12 @@ void reopen(foreshard::gui::MainWindow& window) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  foreshard::write_errors_as_errors();
   const auto arguments = foreshard::gui::parse_viewer_arguments({argv + 1, argv + argc});
   if (!arguments) return tell(arguments.error());
   if (arguments->help) {
-    std::fputs(foreshard::gui::viewer_usage().c_str(), stdout);
-    return kOk;
+    const bool told = std::fputs(foreshard::gui::viewer_usage().c_str(), stdout) >= 0;
+    return std::fflush(stdout) == 0 && told ? kOk : kFailed;
   }
   const bool pictures = !arguments->render.empty() || !arguments->report.empty();
   if (pictures) qputenv("QT_QPA_PLATFORM", "offscreen");  // whatever the environment says, no screen is looked for

@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "cli/console/json_text.h"
 #include "core/model/json_input.h"
+#include "core/output_file.h"
+#include "sim/machine/profile.h"
 #include "sim/network/collectives.h"
 #include "sim/truth/nccl_tests.h"
-#include "sim/machine/profile.h"
 
 namespace foreshard::cli {
 namespace {
@@ -86,13 +86,8 @@ ExitCode calibrate_links(const CalibrateFlags& flags, const Job& job, const Cons
     }
   }
   json.end_array().end_object();
-  std::ofstream out(flags.output, std::ios::binary);
-  out << profile_text(*profile);
-  out.flush();
-  if (!out) {
-    return console.error(
-        {ErrorCode::NotFound, "the profile cannot be written", flags.output, "", "a writable file", "an error", ""});
-  }
+  if (auto written = write_whole_file(flags.output, profile_text(*profile)); !written)
+    return console.error(written.error());
   text += fmt::format("profile: {}\n", flags.output);
   return console.result(console.json ? json.take() : text) ? ExitCode::Ok : ExitCode::RunFailed;
 }

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "cli/console/amount_text.h"
 #include "cli/session/sibling_program.h"
+#include "core/output_file.h"
 #include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
 #include "sim/truth/trace_fit.h"
@@ -105,12 +105,7 @@ Result<std::string> calibrate_by_steps(const CalibrateFlags& flags, const Job& j
       duration_text(measured), steps->size(), duration_text(at_share(*steps, 0.25)),
       duration_text(at_share(*steps, 0.75)), duration_text(fit.before_ns), fit.factor, duration_text(fit.after_ns));
   profile.calibration["step"] = told;
-  std::ofstream out(flags.output, std::ios::binary);
-  out << profile_text(profile);
-  out.close();
-  if (!out) {
-    return fail({ErrorCode::NotFound, "the profile cannot be written", flags.output, "", "a writable file", "", ""});
-  }
+  if (auto written = write_whole_file(flags.output, profile_text(profile)); !written) return fail(written.error());
   summary["step"] = {
       {"steps", steps->size()},       {"measured_ns", measured},         {"predicted_before_ns", fit.before_ns},
       {"predicted_ns", fit.after_ns}, {"collective_factor", fit.factor}, {"interval", profile.interval}};

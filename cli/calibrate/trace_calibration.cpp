@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "cli/console/json_text.h"
+#include "core/output_file.h"
 #include "sim/network/collectives.h"
 #include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
 #include "sim/truth/trace_fit.h"
 #include "traces/analysis/comparison.h"
-#include "traces/timeline/iterations.h"
 #include "traces/formats/open_trace.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard::cli {
 namespace {
@@ -190,13 +191,8 @@ ExitCode calibrate_from_recordings(const CalibrateFlags& flags, const Job& job, 
   profile.calibration["recording"] =
       fmt::format("{} ({}), rank {}, {}", std::filesystem::path(file).filename().string(), opened->format, step->rank,
                   timeline.provenance.hardware.empty() ? "card not named" : timeline.provenance.hardware);
-  std::ofstream out(flags.output, std::ios::binary);
-  out << profile_text(profile);
-  out.flush();
-  if (!out) {
-    return console.error(
-        {ErrorCode::NotFound, "the profile cannot be written", flags.output, "", "a writable file", "an error", ""});
-  }
+  if (auto written = write_whole_file(flags.output, profile_text(profile)); !written)
+    return console.error(written.error());
   text += fmt::format("step: {}\nprofile: {}\n", told, flags.output);
   json.field("step_recorded_ns", measured).field("step_predicted_ns", predicted->step_time_ns.value);
   json.field("interval", profile.interval).end_object();

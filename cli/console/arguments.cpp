@@ -227,6 +227,10 @@ class Declaration {
     verb.add_option("--timeout", run_.timeout_seconds, "Seconds that a rank waits for the others")
         ->check(CLI::Range(1, 1'000'000).description(""))
         ->type_name("SECONDS");
+    verb.add_option("--stop-within", run_.stop_seconds,
+                    "Seconds that the run may take to finish its step, save and end after Ctrl-C or SIGTERM")
+        ->check(CLI::Range(1, 1'000'000).description(""))
+        ->type_name("SECONDS");
   }
 
   void declare_validate() {

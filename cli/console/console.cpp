@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
 #include "cli/console/json_text.h"
+#include "core/output_file.h"
 
 namespace foreshard::cli {
 namespace {
@@ -37,13 +39,25 @@ int terminal_width() {
   return columns > 0 ? columns : 110;
 }
 
+void tell_on_stderr(const Error& error, bool color) {
+  const bool tty = color && isatty(STDERR_FILENO) != 0;
+  const std::string line =
+      fmt::format("{}error:{} {}\n", tty ? "\x1b[1;31m" : "", tty ? "\x1b[0m" : "", to_text(error));
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
 }  // namespace
 
 ExitCode exit_code_of(ErrorCode code) { return code == ErrorCode::Usage ? ExitCode::Usage : ExitCode::BadInput; }
 
 bool Console::result(std::string_view text) const {
+  errno = 0;
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  return std::fflush(stdout) == 0 && written;
+  if (std::fflush(stdout) == 0 && written) return true;
+  const Error error = output_error("standard output", errno);
+  std::clearerr(stdout);
+  tell_on_stderr(error, color);
+  return false;
 }
 
 void Console::note(std::string_view text) const {
@@ -54,17 +68,14 @@ void Console::note(std::string_view text) const {
 
 ExitCode Console::error(const Error& error) const {
   if (json) {
-    JsonText out;
+    JsonText out(0);  // one line: `run --json` writes nothing else
     out.begin_object().key("error").begin_object();
     out.field("code", error_code_name(error.code)).field("message", error.message).field("file", error.file);
     out.field("place", error.place).field("expected", error.expected).field("got", error.got).field("hint", error.hint);
     out.end_object().end_object();
     result(out.take());
   } else {
-    const bool tty = color && isatty(STDERR_FILENO) != 0;
-    const std::string line =
-        fmt::format("{}error:{} {}\n", tty ? "\x1b[1;31m" : "", tty ? "\x1b[0m" : "", to_text(error));
-    std::fwrite(line.data(), 1, line.size(), stderr);
+    tell_on_stderr(error, color);
   }
   return exit_code_of(error.code);
 }

@@ -23,7 +23,7 @@ struct Console {
   bool unicode = false;
   int width = 100;
 
-  /// Writes all of it to stdout. False if stdout is gone (a closed pipe, a full disk).
+  /// Writes all of it to stdout. False if stdout is gone (a closed pipe, a full disk), which stderr is told.
   bool result(std::string_view text) const;
   /// One line on stderr, unless --quiet.
   void note(std::string_view text) const;

@@ -1,4 +1,5 @@
-// What the command line says, as plain values: one struct a verb. Filled by cli/console/arguments.cpp, taken by the verbs.
+// What the command line says, as plain values: one struct a verb. Filled by cli/console/arguments.cpp, taken by the
+// verbs.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +60,7 @@ struct RunFlags {
   std::string trace;             // Chrome JSON
   bool resume = false;
   int timeout_seconds = 300;      // of meetings and collectives
+  int stop_seconds = 300;         // that a run may take to save and end after a signal
   std::vector<std::string> load;  // shared libraries with communication hooks
   bool cuda_graphs = false;       // work that repeats, as graphs
   bool nccl_register = false;     // the allocator's memory with NCCL

@@ -15,6 +15,7 @@
 #include "cli/exec_program/run_op_rules.h"
 #include "cli/exec_program/run_training.h"
 #include "cli/session/executor_findings.h"
+#include "core/output_file.h"
 
 namespace {
 
@@ -70,6 +71,7 @@ ExitCode run(const std::vector<std::string>& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  foreshard::write_errors_as_errors();
   std::vector<std::string> command(argv, argv + argc);
   if (!command.empty() && command[0].find('/') == std::string::npos) command[0] = "/proc/self/exe";  // found in PATH
   return static_cast<int>(run(command));

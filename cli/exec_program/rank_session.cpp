@@ -24,17 +24,19 @@ Console on_stderr(Console console) {
 
 }  // namespace
 
-void print_failure(const std::string& text, const Console& console) {
+void print_failure(const exec::FailureAccount& account, const Console& console) {
   if (console.json) {
-    JsonText out;
-    out.begin_object().key("error").begin_object().field("code", "run_failed").field("message", text);
+    JsonText out(0);
+    out.begin_object().key("error").begin_object().field("code", "run_failed").field("message", account.text);
     for (const char* key : {"file", "place", "expected", "got", "hint"}) out.field(key, "");
+    out.field("rank", account.rank).field("seen_by", account.seen_by).field("step", account.step);
+    out.field("instruction", account.instruction).field("unit", account.unit).field("cause", account.cause);
     out.end_object().end_object();
     console.result(out.take());
     return;
   }
   const bool tty = console.color && isatty(STDERR_FILENO) != 0;
-  const std::string line = fmt::format("{}error:{} {}\n", tty ? "\x1b[1;31m" : "", tty ? "\x1b[0m" : "", text);
+  const std::string line = fmt::format("{}error:{} {}\n", tty ? "\x1b[1;31m" : "", tty ? "\x1b[0m" : "", account.text);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
@@ -46,6 +48,7 @@ ExitCode RankSession::run(const Job& job, const std::function<ExitCode()>& work)
                                 place().store_hosted_elsewhere, place().store_prefix, timeout()});
     if (!meeting) return wrong(meeting.error());
     meeting_ = std::move(*meeting);
+    met_ = meeting_.get();
   }
   const ExitCode code = work();
   if (meeting_ != nullptr && code != ExitCode::Ok && code != ExitCode::Partial) meeting_->let_others_read(kLingering);
@@ -63,15 +66,24 @@ ExitCode RankSession::wrong(const Error& error) {
   return ours ? console_.error(error) : exit_code_of(error.code);
 }
 
-ExitCode RankSession::failed(const std::string& text) {
+ExitCode RankSession::failed(exec::FailureAccount account) {
   bool ours = true;
-  if (meeting_ != nullptr) {
-    meeting_->report_failure(text);
-    ours = meeting_->reported_failure(std::chrono::milliseconds::zero()) == text;
+  if (meeting() != nullptr) {
+    meeting()->leave_account(exec::account_json(account));
+    meeting()->report_failure(account.text);
+    ours = meeting()->reported_failure(std::chrono::milliseconds::zero()) == account.text;
     if (first() || (ours && console_.json)) order_behind_steps();
   }
-  print_failure(text, ours ? console_ : on_stderr(console_));
+  print_failure(account, ours ? console_ : on_stderr(console_));
   return ExitCode::RunFailed;
+}
+
+ExitCode RankSession::failed(const std::string& text) {
+  exec::FailureAccount account;
+  account.text = account.cause = text;
+  account.seen_by = place().rank;
+  account.rank = exec::blamed_rank(text).value_or(place().rank);
+  return failed(std::move(account));
 }
 
 /// All ranks write to one stdout: the word of the rank that failed comes behind rank 0's last step. A rank 0 that is

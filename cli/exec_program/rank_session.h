@@ -2,6 +2,7 @@
 // them when something goes wrong. Lives on the thread that issues; outlives what was connected through it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "exec/communicators/communicator.h"
 #include "exec/launch/launch.h"
 #include "exec/launch/rendezvous.h"
+#include "exec/training/failure_text.h"
 
 namespace foreshard::cli {
 
@@ -34,7 +36,7 @@ class RankSession {
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   bool emulated() const { return options_.emulated; }
   bool first() const { return place().rank == 0 || emulated(); }  // who speaks
-  exec::Rendezvous* meeting() const { return meeting_.get(); }    // null for a rank alone
+  exec::Rendezvous* meeting() const { return met_.load(); }       // null for a rank alone; from any thread
 
   /// Ranks call it in the same order.
   Result<std::shared_ptr<exec::Communicator>> connect(const std::string& name, const std::vector<int>& ranks);
@@ -42,7 +44,8 @@ class RankSession {
   /// All ranks see most wrong inputs; the one whose word was kept tells it. Without a meeting, rank 0 does.
   ExitCode wrong(const Error& error);
   /// A run that failed while it ran: code "run_failed".
-  ExitCode failed(const std::string& text);
+  ExitCode failed(exec::FailureAccount account);
+  ExitCode failed(const std::string& text);  // nothing is known but the sentence
 
  private:
   void order_behind_steps();
@@ -50,9 +53,10 @@ class RankSession {
   const Console& console_;
   SessionOptions options_;
   std::unique_ptr<exec::Rendezvous> meeting_;
+  std::atomic<exec::Rendezvous*> met_{nullptr};
 };
 
-/// A run that failed is no Error of the input.
-void print_failure(const std::string& text, const Console& console);
+/// A run that failed is no Error of the input. In JSON one line, with the account's parts behind the fields of errors.
+void print_failure(const exec::FailureAccount& account, const Console& console);
 
 }  // namespace foreshard::cli

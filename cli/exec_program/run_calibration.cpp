@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "core/job/job_file.h"
+#include "core/output_file.h"
 #include "exec/calibrate/calibration.h"
 #include "exec/calibrate/calibration_journal.h"
 #include "exec/communicators/in_process_communicator.h"
@@ -220,15 +220,6 @@ std::string summary_json(const exec::Calibration& c, const CalibrateFlags& flags
   return out.take();
 }
 
-Result<void> write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (file) return {};
-  return fail(
-      {ErrorCode::NotFound, "the profile cannot be written", path, "", "a folder that can be written to", "", ""});
-}
-
 /// What a journal must have been begun for: the same job, machine and wishes. Clocks and power change; the machine's
 /// name does not.
 std::string journal_key(const Job& job, const CalibrateFlags& flags, const CalibrationMachine& machine) {
@@ -268,6 +259,7 @@ Result<HardwareProfile> base_profile(const Job& job, bool cuda) {
 }  // namespace
 
 ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.output}); !possible) return console.error(possible.error());
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
   const bool cuda = flags.backend == "cuda";
@@ -278,7 +270,8 @@ ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
   const auto calibration = measure(loaded->job, flags, *base, *machine, console);
   if (!calibration) return console.error(calibration.error());
   const HardwareProfile profile = profile_of(*calibration, *base, flags, *machine);
-  if (auto written = write_text(flags.output, profile_text(profile)); !written) return console.error(written.error());
+  if (auto written = write_whole_file(flags.output, profile_text(profile)); !written)
+    return console.error(written.error());
   const bool told =
       console.result(console.json ? summary_json(*calibration, flags) : summary_text(*calibration, flags));
   return told ? ExitCode::Ok : ExitCode::RunFailed;

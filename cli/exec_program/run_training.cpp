@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,15 +13,18 @@
 #include <utility>
 #include <vector>
 
+#include "cli/console/json_text.h"
+#include "cli/exec_program/devices/run_device.h"
 #include "cli/exec_program/plugins.h"
 #include "cli/exec_program/rank_session.h"
 #include "cli/exec_program/run_action.h"
-#include "cli/exec_program/devices/run_device.h"
 #include "cli/exec_program/run_timeline.h"
 #include "cli/exec_program/step_report.h"
 #include "cli/session/job_source.h"
 #include "core/job/job_file.h"
+#include "core/output_file.h"
 #include "exec/launch/launch.h"
+#include "exec/launch/stop_request.h"
 #include "exec/record/recorder.h"
 #include "exec/training/training_loop.h"
 
@@ -32,24 +34,61 @@ namespace {
 using exec::RankPlace;
 using exec::TrainingEnd;
 
-std::atomic<bool> stop_asked{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+void tell_early_end(const std::string& signal, const Console& console) {
+  if (console.json) {
+    JsonText out(0);
+    out.begin_object().field("schema", "foreshard.run/1").field("end", "interrupted").field("steps", 0);
+    out.field("signal", signal).end_object();
+    console.result(out.take());
+  }
+  Console loud = console;
+  loud.quiet = false;
+  loud.note(fmt::format("note: stopped by {} before the first step: nothing was trained, nothing is saved", signal));
+}
 
-/// The first signal asks, a second one ends the process at once.
-void listen_to_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop_asked = true; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-  for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+/// What a rank says of signals; rank 0 for all of them where they all say the same.
+exec::StopWords stop_words(RankSession& session, const RunFlags& flags, const Console& console, const Job& job) {
+  exec::StopWords words;
+  const std::string dir = job.train.checkpoint.dir;
+  const std::string saving = dir.empty() ? "train.checkpoint.dir is empty: nothing is saved" : "then saves to " + dir;
+  words.asked = [&session, &console, &flags, saving](const std::string& signal) {
+    if (!session.first()) return;
+    console.note(
+        fmt::format("note: {}: the run finishes its step, {}, and ends, at the latest after {} s; another signal after "
+                    "{} s ends it "
+                    "at once",
+                    signal, saving, flags.stop_seconds, exec::kStopGrace.count()));
+  };
+  words.ended_early = [&session, &console](const std::string& signal) {
+    if (session.first()) tell_early_end(signal, console);
+    if (session.meeting() != nullptr)
+      session.meeting()->report_failure(
+          fmt::format("rank {} was stopped by {} before the first step", session.place().rank, signal));
+  };
+  words.gave_up = [&session, dir](const std::string& why) {
+    const std::string rest = dir.empty() ? "nothing is saved" : "the newest whole checkpoint is in " + dir;
+    session.failed(fmt::format("rank {}: {}; {}", session.place().rank, why, rest));
+  };
+  return words;
 }
 
 /// One rank that trains.
 class RankTraining {
  public:
-  RankTraining(RankSession& session, const RunFlags& flags, const Console& console, const LoadedJob& loaded)
-      : session_(session), flags_(flags), console_(console), loaded_(loaded) {}
+  RankTraining(RankSession& session, exec::StopRequest& stop, const RunFlags& flags, const Console& console,
+               const LoadedJob& loaded)
+      : session_(session), stop_(stop), flags_(flags), console_(console), loaded_(loaded) {}
 
   ExitCode run() {
+    try {
+      return train();
+    } catch (const std::exception& error) {  // a peer is gone while the recordings are gathered
+      return session_.failed(fmt::format("rank {}: {}", session_.place().rank, error.what()));
+    }
+  }
+
+ private:
+  ExitCode train() {
     std::optional<exec::Recorder> recorder;
     if (records()) recorder.emplace();
     const DeviceWish wish{loaded_.job,        session_.place(),    session_.timeout(), recorder ? &*recorder : nullptr,
@@ -68,20 +107,24 @@ class RankTraining {
     setup.job = loaded_.job;
     setup.place = session_.place();
     setup.connect = [this](const std::string& name, const std::vector<int>& ranks) {
+      stop_.steps_begin();  // from here on ranks wait for each other
       return session_.connect(name, ranks);
     };
     setup.intra_op_threads =
         exec::intra_op_threads(session_.place(), [](const char* name) { return std::getenv(name); });
     setup.recorder = recorder ? &*recorder : nullptr;
     setup.resume = flags_.resume;
-    setup.stop_asked = [] { return stop_asked.load(); };
+    setup.stop_asked = [this] { return stop_.asked(); };
     setup.documents = documents();
     const exec::TrainingEvents events = own_events();
     const auto training = exec::Training::open(setup, events);
-    if (!training) return session_.wrong(training.error());
+    if (!training) return stop_.asked() ? stopped_before_the_first_step() : session_.wrong(training.error());
+    stop_.steps_begin();
     const TrainingEnd end = (*training)->run(events);
     end_bar();
-    if (end.how == TrainingEnd::How::Failed) return session_.failed(end.text);
+    if (end.how == TrainingEnd::How::Failed) return session_.failed(end.failure);
+    if (end.how == TrainingEnd::How::Interrupted && end.steps == (*training)->first_step())
+      return stopped_before_the_first_step();
     if (recorder) {
       (*device)->finish_recording();
       tell_dropped(*recorder);
@@ -94,12 +137,21 @@ class RankTraining {
       if (!console_.result(console_.json ? summary_json(measured) : summary_text(measured))) return ExitCode::RunFailed;
     }
     if (end.how == TrainingEnd::How::Done) return ExitCode::Ok;
-    if (session_.first())
-      console_.note(fmt::format("note: stopped by a signal after {} of {} steps", end.steps, loaded_.job.train.steps));
+    if (session_.first()) tell_note(stopped_text(end));
     return ExitCode::Partial;
   }
 
- private:
+  std::string stopped_text(const TrainingEnd& end) const {
+    const std::string saved = end.saved.empty() ? "nothing is saved: train.checkpoint.dir is empty"
+                                                : fmt::format("saved in {}; --resume goes on from there", end.saved);
+    return fmt::format("note: stopped by a signal after {} of {} steps: {}", end.steps, loaded_.job.train.steps, saved);
+  }
+
+  ExitCode stopped_before_the_first_step() {
+    if (session_.first()) tell_early_end(stop_.signal(), console_);
+    return ExitCode::Partial;
+  }
+
   bool records() const { return !flags_.timeline.empty() || !flags_.trace.empty(); }
 
   /// Of any rank, whose recording would else be taken for whole.
@@ -151,12 +203,30 @@ class RankTraining {
   }
 
   RankSession& session_;  // its meeting outlives the training's communicators
+  exec::StopRequest& stop_;
   const RunFlags& flags_;
   const Console& console_;
   const LoadedJob& loaded_;
   std::vector<exec::StepReport> steps_;
   bool bar_ = false;
 };
+
+/// The launcher's own word, with the place where a rank that lived on was when it lost the other.
+exec::FailureAccount account_of_lost_rank(const exec::LocalOutcome& outcome) {
+  exec::FailureAccount account;
+  for (const std::string& text : outcome.accounts) {
+    const auto survivor = exec::account_from_json(text);
+    if (!survivor || (account.instruction >= 0 && survivor->instruction < 0)) continue;
+    if (account.text.empty() || account.instruction < 0) account = *survivor;
+  }
+  const std::string& word = outcome.first_word;
+  account.rank = exec::blamed_rank("; " + word).value_or(account.rank);
+  account.text = account.text.empty()                           ? word
+                 : account.text.find(word) == account.text.npos ? account.text + "; " + word
+                                                                : account.text;
+  account.cause = word;
+  return account;
+}
 
 /// The launcher checks what it can, so that a mistake is told once and not once a rank.
 ExitCode launch_here(const RunFlags& flags, const Console& console, const LoadedJob& loaded,
@@ -165,9 +235,12 @@ ExitCode launch_here(const RunFlags& flags, const Console& console, const Loaded
   place.world_size = place.local_world_size = flags.nproc;
   place.launcher = "foreshard";
   if (auto fits = exec::check_world(loaded.job, place); !fits) return console.error(fits.error());
-  const auto outcome = exec::run_local_ranks({command, flags.nproc});
+  if (auto possible = try_outputs({flags.timeline, flags.trace}); !possible) return console.error(possible.error());
+  exec::LocalLaunch launch{command, flags.nproc};
+  launch.stop_seconds = flags.stop_seconds;
+  const auto outcome = exec::run_local_ranks(launch);
   if (!outcome) return console.error(outcome.error());
-  if (outcome->said_by_launcher) print_failure(outcome->first_word, console);
+  if (outcome->said_by_launcher) print_failure(account_of_lost_rank(*outcome), console);
   return static_cast<ExitCode>(outcome->exit_code);
 }
 
@@ -213,11 +286,14 @@ ExitCode run_training(const RunFlags& flags, const Console& console, const std::
     place.world_size = flags.emulate_world;
   }
   RankSession session(console, {place, std::chrono::seconds(flags.timeout_seconds), flags.emulate_world > 0});
-  if (flags.action != "train") {
-    return session.run(loaded->job, [&] { return run_actions(session, flags, console, loaded->job); });
+  exec::StopRequest stop(stop_words(session, flags, console, loaded->job), std::chrono::seconds(flags.stop_seconds));
+  if (!own_child && session.first()) {  // a launcher has tried them already
+    if (auto possible = try_outputs({flags.timeline, flags.trace}); !possible) return console.error(possible.error());
   }
-  listen_to_signals();
-  return session.run(loaded->job, [&] { return RankTraining(session, flags, console, *loaded).run(); });
+  return session.run(loaded->job, [&] {
+    return flags.action != "train" ? run_actions(session, flags, console, loaded->job)
+                                   : RankTraining(session, stop, flags, console, *loaded).run();
+  });
 }
 
 }  // namespace foreshard::cli

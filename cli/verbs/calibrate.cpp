@@ -5,12 +5,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/session/executor_process.h"
-#include "cli/session/job_source.h"
 #include "cli/calibrate/link_calibration.h"
 #include "cli/calibrate/step_calibration.h"
 #include "cli/calibrate/trace_calibration.h"
+#include "cli/session/executor_process.h"
+#include "cli/session/job_source.h"
 #include "cli/verbs/verbs.h"
+#include "core/output_file.h"
 
 namespace foreshard::cli {
 namespace {
@@ -43,6 +44,7 @@ ExitCode calibrate_parts_and_steps(const CalibrateFlags& flags, const Job& job, 
 }  // namespace
 
 ExitCode run_verb(const CalibrateFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.output}); !possible) return console.error(possible.error());
   Console silent = console;
   silent.quiet = true;  // the executor says it
   const auto loaded = load_job(flags.job, silent);

@@ -1,8 +1,12 @@
 // `foreshard run`: checks the job, then becomes foreshard-exec or foreshard-exec-cuda, the programs beside this one
 // that are linked to LibTorch.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <array>
+#include <csignal>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,6 +28,7 @@ std::vector<std::string> arguments_of(const RunFlags& flags) {
   for (const std::string& set : flags.job.set) add({"--set", set});
   if (flags.nproc > 0) add({"--nproc", std::to_string(flags.nproc)});
   add({"--backend", flags.backend, "--timeout", std::to_string(flags.timeout_seconds)});
+  add({"--stop-within", std::to_string(flags.stop_seconds)});
   if (flags.action != "train") add({"--action", flags.action});
   if (!flags.timeline.empty()) add({"--timeline", flags.timeline});
   if (!flags.trace.empty()) add({"--trace", flags.trace});
@@ -53,9 +58,35 @@ Result<void> settle_units(const Job& job, const Console& console, std::vector<st
   return {};
 }
 
+constexpr std::array<int, 3> kStopSignals{SIGINT, SIGTERM, SIGHUP};
+
+/// Before anything has begun: a word, and the exit code of a run that a signal has stopped.
+void tell_early_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    constexpr std::string_view kWord = "note: stopped by a signal before the first step: nothing was trained\n";
+    static_cast<void>(::write(STDERR_FILENO, kWord.data(), kWord.size()));
+    ::_exit(static_cast<int>(ExitCode::Partial));
+  };
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    const bool ignored = signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN;
+    if (!ignored) ::sigaction(signal, &action, nullptr);
+  }
+}
+
+/// While the executor is loaded nobody could say anything: it takes what has come when it is there.
+void hold_signals_back() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kStopSignals) sigaddset(&set, signal);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
 }  // namespace
 
 ExitCode run_verb(const RunFlags& flags, const Console& console) {
+  tell_early_signals();
   if (auto fits = check_action_flags(flags); !fits) return console.error(fits.error());
   Console silent = console;
   silent.quiet = true;  // the executor says it
@@ -66,6 +97,7 @@ ExitCode run_verb(const RunFlags& flags, const Console& console) {
   if (auto fits = check_action_list(flags, loaded->job); !fits) return console.error(fits.error());
   if (auto settled = settle_units(loaded->job, console, wanted.job.set); !settled)
     return console.error(settled.error());
+  hold_signals_back();
   return run_in_executor(arguments_of(wanted), console, flags.backend == "cuda" ? Executor::Cuda : Executor::Host);
 }
 

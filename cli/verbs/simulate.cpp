@@ -2,13 +2,14 @@
 
 #include "cli/reports/action_report.h"
 #include "cli/reports/explain_output.h"
-#include "cli/session/job_source.h"
-#include "cli/session/pipeline.h"
 #include "cli/reports/prediction_json.h"
 #include "cli/reports/ranks_output.h"
 #include "cli/reports/remedies.h"
 #include "cli/reports/report.h"
+#include "cli/session/job_source.h"
+#include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/output_file.h"
 #include "core/plan/graph/script.h"
 #include "sim/play/action_start.h"
 #include "traces/formats/chrome_trace.h"
@@ -61,6 +62,8 @@ ExitCode outcome(const Simulation& s, const Console& console) {
 }  // namespace
 
 ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.trace, flags.timeline, flags.snapshot}); !possible)
+    return console.error(possible.error());
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
   const bool evaluates = flags.action == "eval";

@@ -3,15 +3,15 @@
 
 #include <charconv>
 #include <cstdio>
-#include <fstream>
 #include <utility>
 
-#include "cli/session/job_source.h"
 #include "cli/reports/sweep_document.h"
 #include "cli/reports/sweep_picture.h"
 #include "cli/reports/sweep_report.h"
+#include "cli/session/job_source.h"
 #include "cli/verbs/verbs.h"
 #include "core/model/json_input.h"
+#include "core/output_file.h"
 #include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
@@ -80,18 +80,7 @@ class ProgressBar {
 };
 
 Result<void> write_file(const std::string& path, const std::string& text) {
-  if (path.empty()) return {};
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (file) return {};
-  return fail({.code = ErrorCode::NotFound,
-               .message = "the file cannot be written",
-               .file = path,
-               .place = {},
-               .expected = "a folder that exists and can be written",
-               .got = {},
-               .hint = "check the path"});
+  return path.empty() ? Result<void>() : write_whole_file(path, text);
 }
 
 Result<SweepDocument> merged(const std::vector<std::string>& inputs) {
@@ -167,6 +156,7 @@ Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
 }  // namespace
 
 ExitCode run_verb(const SweepFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.csv, flags.picture}); !possible) return console.error(possible.error());
   const bool merges = !flags.inputs.empty() && flags.inputs.front() == "merge";
   const auto document = merges ? merged(flags.inputs) : swept(flags, console);
   if (!document) return console.error(document.error());

@@ -2,9 +2,10 @@
 
 #include <tuple>
 
-#include "cli/reports/trace_report.h"
 #include "cli/console/usage_error.h"
+#include "cli/reports/trace_report.h"
 #include "cli/verbs/verbs.h"
+#include "core/output_file.h"
 #include "traces/formats/chrome_trace.h"
 #include "traces/formats/fst.h"
 #include "traces/formats/timeline_csv.h"
@@ -57,6 +58,7 @@ ExitCode convert(const TraceFlags& flags, const Console& console) {
     return console.error(usage_error("trace convert takes files to read and one to write", "IN... OUT", "one file"));
   const std::vector<std::string> inputs(flags.files.begin(), flags.files.end() - 1);
   const std::string& out = flags.files.back();
+  if (auto possible = try_outputs({out}); !possible) return console.error(possible.error());
   const auto opened = open_noted(inputs, console);
   if (!opened) return console.error(opened.error());
   const auto written = write_as(opened->timeline, out);

@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/output_file.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -49,16 +51,10 @@ std::string line_of(const std::string& name, const std::vector<std::int64_t>& nu
 Result<CalibrationJournal> CalibrationJournal::open(const std::string& path, const std::string& key) {
   Lists kept = lists_in(path, key);
   // Written anew: without what was cut off.
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << json({{"format", kFormat}, {"key", key}}).dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
-  for (const auto& [name, numbers] : kept) file << line_of(name, numbers);
-  file.close();
-  if (!file) {
-    return fail(Error{.code = ErrorCode::NotFound,
-                      .message = "what is measured cannot be kept beside the profile",
-                      .file = path,
-                      .expected = "a folder that can be written to"});
-  }
+  std::string text =
+      json({{"format", kFormat}, {"key", key}}).dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
+  for (const auto& [name, numbers] : kept) text += line_of(name, numbers);
+  if (const auto written = write_whole_file(path, text); !written) return fail(written.error());
   return CalibrationJournal(path, std::move(kept));
 }
 

@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/output_file.h"
 #include "exec/checkpoint/checkpoint_manifest.h"
 #include "exec/checkpoint/checkpoint_peers.h"
 #include "exec/checkpoint/safetensors_writer.h"
@@ -282,6 +283,8 @@ class Save {
   Result<void> abandon(Result<void> why) const {
     std::error_code code;
     if (rank_ == 0) fs::remove_all(partial_, code);
+    why.error().hint +=
+        (why.error().hint.empty() ? "" : "; ") + std::string("the last complete checkpoint is untouched");
     return why;
   }
 
@@ -294,6 +297,11 @@ class Save {
   std::vector<Bytes> rng_bytes_;                          // by rank
   std::vector<DType> dtypes_;                             // by tensor
 };
+
+bool has_manifest(const std::string& folder) {
+  std::error_code code;
+  return fs::exists(folder + "/" + std::string(kManifestName), code);
+}
 
 /// Only what is complete counts against `keep`; what is damaged or partial is nobody's any more.
 void prune(const std::string& dir, std::int64_t keep) {
@@ -327,11 +335,25 @@ Result<std::string> save_checkpoint(const std::string& dir, const TrainState& st
 }
 
 bool has_checkpoints(const std::string& dir) {
+  const auto folders = checkpoint_folders(dir);
+  return std::ranges::any_of(folders, has_manifest);
+}
+
+std::vector<std::string> partial_checkpoints(const std::string& dir) {
+  std::vector<std::string> partial;
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(dir, code)) {
-    if (entry.path().filename().string().starts_with("step-")) return true;
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("step-") || !entry.is_directory(code)) continue;
+    if (name.ends_with(kPartial) || !has_manifest(entry.path())) partial.push_back(entry.path());
   }
-  return false;
+  std::ranges::sort(partial);
+  return partial;
+}
+
+Result<void> try_checkpoint_folder(const std::string& dir) {
+  if (auto made = make_folder(dir); !made) return made;
+  return try_outputs({dir + "/.writable"});
 }
 
 }  // namespace foreshard::exec

@@ -17,8 +17,8 @@
 
 #include "core/model/model.h"
 #include "core/result.h"
-#include "exec/communicators/communicator.h"
 #include "exec/checkpoint/train_state.h"
+#include "exec/communicators/communicator.h"
 
 namespace foreshard::exec {
 
@@ -66,7 +66,14 @@ Result<LoadedCheckpoint> load_checkpoint(const std::string& folder, const Model&
 Result<LoadedCheckpoint> resume_checkpoint(const std::string& dir, const Model& model, TrainState& state,
                                            Communicator* world);
 
-/// True if DIR holds something that looks like a checkpoint, complete or not.
+/// True if DIR holds a checkpoint, whole or damaged; what a save has not finished is none.
 bool has_checkpoints(const std::string& dir);
+
+/// Folders of DIR that a save has begun and not finished: without a manifest. The next save that is finished removes
+/// them.
+std::vector<std::string> partial_checkpoints(const std::string& dir);
+
+/// Makes DIR and tries whether a file can be written in it.
+Result<void> try_checkpoint_folder(const std::string& dir);
 
 }  // namespace foreshard::exec

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -65,12 +64,12 @@ std::vector<std::vector<ExportTensor>> in_files(const std::vector<ExportTensor>&
   return files;
 }
 
-Result<void> write_weights(const std::string& path, const std::vector<ExportTensor>& tensors,
-                           CheckpointReader& reader) {
+/// One file of an export, whole on the disk but for its name.
+Result<SafetensorsWriter> write_weights(const std::string& path, const std::vector<ExportTensor>& tensors,
+                                        CheckpointReader& reader) {
   std::vector<SafetensorsEntry> entries;
   for (const ExportTensor& tensor : tensors) entries.push_back(tensor.entry);
-  const std::string partial = path + ".partial";
-  auto file = SafetensorsWriter::create(partial, std::move(entries), {{"format", "pt"}});
+  auto file = SafetensorsWriter::create(path, std::move(entries), {{"format", "pt"}});
   if (!file) return fail(file.error());
   for (const ExportTensor& tensor : tensors) {
     auto whole = reader.read_whole(*tensor.saved);
@@ -78,15 +77,9 @@ Result<void> write_weights(const std::string& path, const std::vector<ExportTens
     const at::Tensor out = whole->to(scalar_type_of(tensor.entry.dtype));
     const auto bytes = static_cast<std::size_t>(tensor.entry.bytes());
     const auto written = file->write({static_cast<const std::byte*>(out.const_data_ptr()), bytes});
-    if (!written) return written;
+    if (!written) return fail(written.error());
   }
-  if (const auto closed = file->close(); !closed) return fail(closed.error());
-  if (std::rename(partial.c_str(), path.c_str()) == 0) return {};
-  Error error;
-  error.code = ErrorCode::NotFound;
-  error.file = path;
-  error.message = "the file cannot be renamed";
-  return fail(std::move(error));
+  return file;
 }
 
 /// Weights of an earlier export that this one does not replace: a reader might take those.
@@ -284,9 +277,11 @@ Result<ExportedFiles> export_checkpoint(const std::string& checkpoint, const std
   if (const auto made = make_folder(out); !made) return fail(made.error());
   CheckpointReader reader(*manifest, *folder);
   ExportedFiles exported;
+  std::vector<SafetensorsWriter> unnamed;  // all get their names when the last of them is written
   const auto write = [&](const std::string& name, const std::vector<ExportTensor>& tensors) -> Result<void> {
-    const auto written = write_weights(out + "/" + name, tensors, reader);
-    if (!written) return written;
+    auto written = write_weights(out + "/" + name, tensors, reader);
+    if (!written) return fail(written.error());
+    unnamed.push_back(std::move(*written));
     exported.files.push_back(name);
     exported.tensors += static_cast<std::int64_t>(tensors.size());
     for (const ExportTensor& tensor : tensors) exported.bytes += tensor.entry.bytes();
@@ -306,14 +301,17 @@ Result<ExportedFiles> export_checkpoint(const std::string& checkpoint, const std
   for (std::size_t f = 0; f < files.size(); ++f) {
     if (const auto written = write(names[f], files[f]); !written) return fail(written.error());
   }
-  if (files.size() > 1) {
-    const auto written = write_file_durably(out + "/" + index, index_text(files, names, exported.bytes));
-    if (!written) return fail(written.error());
-    exported.files.push_back(index);
-  }
+  const std::string listed = files.size() > 1 ? index_text(files, names, exported.bytes) : std::string();
+  if (!listed.empty()) exported.files.push_back(index);
   if (options.optimizer) {
     const auto written = write("optimizer.safetensors", tensors_of(*manifest, true, options));
     if (!written) return fail(written.error());
+  }
+  for (SafetensorsWriter& file : unnamed) {
+    if (const auto named = file.close(); !named) return fail(named.error());
+  }
+  if (!listed.empty()) {
+    if (const auto written = write_file_durably(out + "/" + index, listed); !written) return fail(written.error());
   }
   if (const auto copied = copy_config(*manifest, *folder, out); !copied) return fail(copied.error());
   if (const auto synced = sync_folder(out); !synced) return fail(synced.error());

@@ -13,6 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/output_file.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -27,10 +29,7 @@ Error file_error(ErrorCode code, const std::string& path, std::string message, s
 }
 
 Error system_error(const std::string& path, std::string message) {
-  const int number = errno;
-  const bool full = number == ENOSPC || number == EDQUOT || number == EFBIG;
-  return file_error(ErrorCode::NotFound, path, std::move(message), std::strerror(number),
-                    full ? "make room on the disk; the last complete checkpoint is untouched" : "check the path");
+  return file_error(ErrorCode::NotFound, path, std::move(message), std::strerror(errno), "check the path");
 }
 
 }  // namespace
@@ -40,15 +39,8 @@ std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before) {
 }
 
 struct DurableFile::State {
-  std::string path;
-  int handle = -1;
+  OutputFile file;
   WrittenFile written;
-
-  ~State() {
-    if (handle < 0) return;
-    ::close(handle);
-    ::unlink(path.c_str());
-  }
 
   void sum(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
@@ -68,40 +60,26 @@ DurableFile& DurableFile::operator=(DurableFile&&) noexcept = default;
 DurableFile::~DurableFile() = default;
 
 Result<DurableFile> DurableFile::create(const std::string& path) {
-  auto state = std::make_unique<State>();
-  state->path = path;
-  state->handle = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (state->handle < 0) return fail(system_error(path, "the file cannot be written"));
-  return DurableFile(std::move(state));
+  auto file = OutputFile::create(path);
+  if (!file) return fail(file.error());
+  return DurableFile(std::make_unique<State>(State{std::move(*file), {}}));
 }
 
 Result<void> DurableFile::write(std::span<const std::byte> bytes) {
   state_->sum(bytes);
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(state_->handle, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return fail(system_error(state_->path, "writing stopped"));
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-  return {};
+  return state_->file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 Result<WrittenFile> DurableFile::close() {
-  if (::fsync(state_->handle) != 0) return fail(system_error(state_->path, "the file did not reach the disk"));
-  const int handle = std::exchange(state_->handle, -1);
-  if (::close(handle) != 0) return fail(system_error(state_->path, "the file could not be finished"));
+  if (const auto whole = state_->file.commit(); !whole) return fail(whole.error());
   return std::move(state_->written);
 }
 
 Result<WrittenFile> write_file_durably(const std::string& path, std::string_view text) {
-  const std::string temporary = path + ".partial";
-  auto file = DurableFile::create(temporary);
+  auto file = DurableFile::create(path);
   if (!file) return fail(file.error());
   if (const auto written = file->write(text); !written) return fail(written.error());
-  auto closed = file->close();
-  if (!closed) return closed;
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return fail(system_error(path, "the file cannot be renamed"));
-  return closed;
+  return file->close();
 }
 
 Result<void> sync_folder(const std::string& path) {

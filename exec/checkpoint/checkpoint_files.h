@@ -26,7 +26,7 @@ struct WrittenFile {
   bool operator==(const WrittenFile&) const = default;
 };
 
-/// A new file. Without close() it is removed again.
+/// A file of core/output_file.h with its sums: without close() nothing of it is left.
 class DurableFile {
  public:
   static Result<DurableFile> create(const std::string& path);
@@ -36,7 +36,7 @@ class DurableFile {
 
   Result<void> write(std::span<const std::byte> bytes);
   Result<void> write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
-  /// fsync and close.
+  /// It is on the disk, under its name.
   Result<WrittenFile> close();
 
  private:
@@ -45,7 +45,7 @@ class DurableFile {
   std::unique_ptr<State> state_;
 };
 
-/// Text under a temporary name, synced, then renamed to `path`: all of it or none.
+/// create, write, close.
 Result<WrittenFile> write_file_durably(const std::string& path, std::string_view text);
 
 /// fsync of a folder: its entries (names) are on the disk.

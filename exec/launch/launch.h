@@ -2,8 +2,8 @@
 // after starting the ranks of this machine (`--nproc N`).
 //
 // Plain functions on values; run_local_ranks and follow_launcher alone touch processes. Ports and addresses are those
-// of the rendezvous (exec/launch/rendezvous.h). Source of the variables' meaning: torch.distributed.elastic's, sbatch's and
-// Open MPI's pages.
+// of the rendezvous (exec/launch/rendezvous.h). Source of the variables' meaning: torch.distributed.elastic's, sbatch's
+// and Open MPI's pages.
 #pragma once
 
 #include <cstdint>
@@ -50,17 +50,22 @@ int intra_op_threads(const RankPlace& place, const Environment& environment);
 struct LocalLaunch {
   std::vector<std::string> command;  // of each rank: program and arguments; its place is in its environment
   int ranks = 1;
-  int grace_seconds = 15;  // for the others, after a rank has failed; then they are killed
+  int grace_seconds = 10;  // for the others, after a rank has failed; then they are killed
+  int stop_seconds = 300;  // after SIGINT, SIGTERM or SIGHUP; then the ranks are killed
+  int still_seconds = 10;  // that a rank may be stopped (SIGSTOP) while others run; then it is killed
 };
 
 struct LocalOutcome {
   int exit_code = 0;       // of the rank that failed first; 1 if a signal ended it; 5 after an interruption
   std::string first_word;  // what the first rank to fail (or the launcher on its behalf) said; empty: nothing failed
-  bool said_by_launcher = false;  // of a rank that could not say it any more
+  bool said_by_launcher = false;      // of a rank that could not say it any more
+  std::vector<std::string> accounts;  // of ranks that failed after it: Rendezvous::leave_account
 };
 
-/// Starts the ranks, holds their store, hands SIGINT and SIGTERM on (a second one kills), and waits for all of them.
-/// The calling thread sleeps; it must be the only one so far. Errors: a program that cannot be started.
+/// Starts the ranks, holds their store, and waits for all of them. SIGINT, SIGTERM and SIGHUP are handed on once,
+/// however often they arrive within kStopGrace (exec/launch/stop_request.h); a later one ends the ranks. A rank that is
+/// stopped or gone is named to the others. The calling thread sleeps; it must be the only one so far. Errors: a program
+/// that cannot be started.
 Result<LocalOutcome> run_local_ranks(const LocalLaunch& launch);
 
 /// In a rank started by run_local_ranks: ends with its launcher. True if this is such a rank.

@@ -10,14 +10,17 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exec/launch/launch.h"
 #include "exec/launch/rendezvous.h"
+#include "exec/launch/stop_request.h"
 
 namespace foreshard::exec {
 namespace {
@@ -31,14 +34,17 @@ struct Child {
   int rank = 0;
   pid_t pid = 0;
   bool running = true;
+  std::optional<Clock::time_point> stopped_since = std::nullopt;  // by SIGSTOP and its like
+  int stopped_by = 0;
 };
 
-/// SIGCHLD, SIGINT and SIGTERM come to sigtimedwait instead of handlers. Threads that start later inherit this.
+/// SIGCHLD and the signals that ask to stop come to sigtimedwait instead of handlers. Threads that start later inherit
+/// this.
 class WaitedSignals {
  public:
   WaitedSignals() {
-    sigemptyset(&set_);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&set_, signal);
+    set_ = stop_signals();
+    sigaddset(&set_, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
   }
   ~WaitedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -77,12 +83,16 @@ class LocalRanks {
 
   LocalOutcome wait(const WaitedSignals& signals) {
     while (reap(false), anybody_runs()) {
+      if (deadline_ && Clock::now() >= *deadline_) kill_all(SIGKILL), deadline_.reset();
+      end_the_stopped();
       siginfo_t info{};
-      const int signal = signals.next(deadline_, info);
-      if (signal == 0) kill_all(SIGKILL), deadline_.reset();
-      if (signal == SIGINT || signal == SIGTERM) interrupted(signal, info);
+      const int signal = signals.next(next_deadline(), info);
+      if (signal > 0 && signal != SIGCHLD) interrupted(signal);
     }
     if (const auto word = store_.reported_failure(std::chrono::milliseconds::zero())) outcome_.first_word = *word;
+    for (const Child& child : children_) {
+      if (auto account = store_.account_of(child.rank)) outcome_.accounts.push_back(std::move(*account));
+    }
     return outcome_;
   }
 
@@ -139,7 +149,14 @@ class LocalRanks {
   void reap(bool to_the_end) {
     for (Child& child : children_) {
       int status = 0;
-      if (child.running && ::waitpid(child.pid, &status, to_the_end ? 0 : WNOHANG) == child.pid) {
+      const int how = to_the_end ? 0 : WNOHANG | WUNTRACED | WCONTINUED;
+      if (!child.running || ::waitpid(child.pid, &status, how) != child.pid) continue;
+      if (WIFSTOPPED(status)) {
+        child.stopped_since = Clock::now();
+        child.stopped_by = WSTOPSIG(status);
+      } else if (WIFCONTINUED(status)) {
+        child.stopped_since.reset();
+      } else {
         child.running = false;
         ended(child.rank, status);
       }
@@ -158,14 +175,60 @@ class LocalRanks {
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
       word = fmt::format("rank {} was killed by signal {} ({})", rank, signal, ::strsignal(signal));
+      if (asked_at_) word += fmt::format(": it had not ended {} s after {}", since_asked(), asked_by_);
     } else if (WEXITSTATUS(status) == kExitStopped) {
       return;
     } else {
       word = fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
     }
+    report(word);
+  }
+
+  void report(const std::string& word) {
     store_.report_failure(word);
     outcome_.said_by_launcher = store_.reported_failure(std::chrono::milliseconds::zero()) == word;
-    deadline_ = Clock::now() + std::chrono::seconds(launch_.grace_seconds);
+    bring_forward(std::chrono::seconds(launch_.grace_seconds));
+  }
+
+  /// A rank that is stopped keeps the others waiting. It has some time to go on, unless the run has failed already or
+  /// all of them are stopped, which is somebody's wish.
+  void end_the_stopped() {
+    const bool failed = outcome_.exit_code != 0 && outcome_.exit_code != kExitStopped;
+    const bool others_run = std::any_of(children_.begin(), children_.end(),
+                                        [](const Child& child) { return child.running && !child.stopped_since; });
+    for (Child& child : children_) {
+      if (!child.running || !child.stopped_since) continue;
+      const bool long_enough = others_run && Clock::now() - *child.stopped_since >= still();
+      if (!failed && !long_enough) continue;
+      if (!failed) {
+        outcome_.exit_code = kExitRunFailed;
+        report(fmt::format("rank {} stands still: stopped by signal {} ({}) for {} s", child.rank, child.stopped_by,
+                           ::strsignal(child.stopped_by), launch_.still_seconds));
+      }
+      ::kill(child.pid, SIGKILL);
+      child.stopped_since.reset();
+    }
+  }
+
+  std::chrono::seconds still() const { return std::chrono::seconds(launch_.still_seconds); }
+  std::int64_t since_asked() const {
+    return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - *asked_at_).count();
+  }
+
+  void bring_forward(std::chrono::seconds from_now) {
+    const auto then = Clock::now() + from_now;
+    if (!deadline_ || then < *deadline_) deadline_ = then;
+  }
+
+  /// Of the whole run, or of a rank that stands still.
+  std::optional<Clock::time_point> next_deadline() const {
+    auto next = deadline_;
+    for (const Child& child : children_) {
+      if (!child.running || !child.stopped_since) continue;
+      const auto then = std::max(*child.stopped_since + still(), Clock::now() + std::chrono::milliseconds(100));
+      next = next ? std::min(*next, then) : then;
+    }
+    return next;
   }
 
   /// The rank whose word of failure was the first: all of them begin with "rank N". -1: nobody has said anything.
@@ -178,10 +241,15 @@ class LocalRanks {
     return rank;
   }
 
-  /// The terminal sends Ctrl-C to the ranks as well; anybody else to us alone.
-  void interrupted(int signal, const siginfo_t& info) {
-    if (std::exchange(interrupted_, true)) return kill_all(SIGKILL);
-    if (info.si_code != SI_KERNEL) kill_all(signal);
+  /// Ranks take what comes twice for one request. They end themselves; we are there if they cannot.
+  void interrupted(int signal) {
+    constexpr std::chrono::seconds kForLastWords{5};
+    if (asked_at_ && Clock::now() - *asked_at_ < kStopGrace) return;
+    kill_all(signal);
+    bring_forward(asked_at_ ? kForLastWords : std::chrono::seconds(launch_.stop_seconds) + kForLastWords);
+    if (asked_at_) return;
+    asked_at_ = Clock::now();
+    asked_by_ = signal_text(signal);
   }
 
   void kill_all(int signal) {
@@ -198,7 +266,8 @@ class LocalRanks {
   Rendezvous& store_;
   std::vector<Child> children_;
   std::optional<Clock::time_point> deadline_;
-  bool interrupted_ = false;
+  std::optional<Clock::time_point> asked_at_;  // to stop
+  std::string asked_by_;
   LocalOutcome outcome_;
 };
 

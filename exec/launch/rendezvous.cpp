@@ -126,6 +126,22 @@ class TcpRendezvous final : public Rendezvous {
     }
   }
 
+  void leave_account(std::string_view text) noexcept override {
+    try {
+      store_->set(full(account_key(rank())), content_of(text));
+    } catch (const std::exception&) {
+    }
+  }
+
+  std::optional<std::string> account_of(int rank) noexcept override {
+    try {
+      if (!store_->check({full(account_key(rank))})) return std::nullopt;
+      return text_of(store_->get(full(account_key(rank))));
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
+
   void let_others_read(milliseconds patience) noexcept override {
     if (!holds_store_) return;
     try {
@@ -159,6 +175,7 @@ class TcpRendezvous final : public Rendezvous {
           fmt::format("rank {} did not come within {} ms ({})", other, options_.timeout.count(), error.what()));
     }
   }
+  static std::string account_key(int rank) { return fmt::format("account/{}", rank); }
   static std::string read_key(int rank) { return fmt::format("failure_read/{}", rank); }
 
   template <class F>

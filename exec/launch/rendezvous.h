@@ -56,6 +56,9 @@ class Rendezvous {
   virtual void report_failure(std::string_view text) noexcept = 0;
   /// The word that somebody left, waited for up to `patience`; nullopt if there is none, or no store any more.
   virtual std::optional<std::string> reported_failure(std::chrono::milliseconds patience) noexcept = 0;
+  /// What a rank that failed knows of it, beside the first word: where it was itself. For whoever tells the run's end.
+  virtual void leave_account(std::string_view text) noexcept = 0;
+  virtual std::optional<std::string> account_of(int rank) noexcept = 0;
   /// Before a process with a failure ends: if it holds the store, gives the others up to `patience` to read the word.
   virtual void let_others_read(std::chrono::milliseconds patience) noexcept = 0;
 };

@@ -44,17 +44,19 @@ Result<std::unique_ptr<Evaluation>> Evaluation::open(const Model& model, const J
 
 bool Evaluation::due(std::int64_t step) const { return step % job_.train.eval.every == 0 || step == job_.train.steps; }
 
-tl::expected<double, std::string> Evaluation::run(PlanRunner& runner, std::int64_t step, const Prepare& prepare) {
+tl::expected<double, FailureAccount> Evaluation::run(PlanRunner& runner, std::int64_t step, const Prepare& prepare) {
   std::vector<MicroBatch> batches;
   for (std::int64_t b = 0; b < job_.train.eval.batches; ++b) {
     auto batch = data_->batch((b * ranks_ + rank_) * rows_);
-    if (!batch) return tl::unexpected(fmt::format("rank {}: {}", rank_, to_text(batch.error())));
+    if (!batch) return tl::unexpected(account_between(plan_, step, false, "reading the batch", to_text(batch.error())));
     for (at::Tensor& input : *batch) input = prepare(input);
     batches.push_back(std::move(*batch));
   }
   const auto result = runner.evaluate(plan_, batches);
-  if (!result) return tl::unexpected("evaluation: " + failure_text(plan_, step, result.error()));
-  return result->loss;
+  if (result) return result->loss;
+  FailureAccount account = account_of(plan_, step, result.error());
+  account.text = "evaluation: " + account.text;
+  return tl::unexpected(std::move(account));
 }
 
 }  // namespace foreshard::exec

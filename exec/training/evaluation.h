@@ -20,6 +20,7 @@
 #include "exec/data/batch_source.h"
 #include "exec/launch/launch.h"
 #include "exec/run/plan_runner.h"
+#include "exec/training/failure_text.h"
 
 namespace foreshard::exec {
 
@@ -31,10 +32,10 @@ class Evaluation {
   /// After `step` steps, of which the job has `train.steps`: every so many, and after the last.
   bool due(std::int64_t step) const;
 
-  /// The mean loss of this rank's batches; `prepare` brings an input to where the model is. An unexpected sentence:
-  /// what failed, and where.
+  /// The mean loss of this rank's batches; `prepare` brings an input to where the model is. Unexpected: what
+  /// failed, and where.
   using Prepare = std::function<at::Tensor(const at::Tensor&)>;
-  tl::expected<double, std::string> run(PlanRunner& runner, std::int64_t step, const Prepare& prepare);
+  tl::expected<double, FailureAccount> run(PlanRunner& runner, std::int64_t step, const Prepare& prepare);
 
   const Plan& plan() const { return plan_; }
 

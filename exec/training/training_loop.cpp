@@ -85,6 +85,8 @@ struct StepWord {
   double stop = 0;
 };
 
+constexpr const char* kExchange = "exchange of losses";
+
 /// What the references of the runner point to; stays where it is.
 struct Parts {
   Model model;
@@ -147,6 +149,8 @@ class RankTraining final : public Training {
     if (auto made = make_runner(); !made) return made;
     if (setup_.resume) {
       if (auto resumed = resume(events); !resumed) return resumed;
+    } else {
+      tell_partial_checkpoints(events);
     }
     after_init_ = backend_->memory();
     if (setup_.recorder != nullptr && control_ != nullptr) align_clocks(*setup_.recorder, *control_);
@@ -164,7 +168,7 @@ class RankTraining final : public Training {
     try {
       return steps(events);
     } catch (const std::exception& error) {  // the control group: a peer is gone
-      return failed(fmt::format("rank {}, step {}: {}", setup_.place.rank, progress_.step + 1, error.what()));
+      return failed(between(doing_, error.what()));
     }
   }
 
@@ -174,7 +178,16 @@ class RankTraining final : public Training {
     const Shape& shape = parts_->model.values[parts_->model.inputs.front().index()].shape;
     return shape.empty() ? 1 : shape.front();
   }
-  TrainingEnd failed(std::string text) const { return {TrainingEnd::How::Failed, progress_.step, std::move(text)}; }
+  TrainingEnd failed(FailureAccount account) const {
+    return {TrainingEnd::How::Failed, progress_.step, std::move(account), last_saved_};
+  }
+  TrainingEnd ended(TrainingEnd::How how) const { return {how, progress_.step, {}, last_saved_}; }
+
+  /// What went wrong behind the step that is done, or before the one that is to come.
+  FailureAccount between(const std::string& doing, const std::string& cause) const {
+    const bool begun = progress_.step > first_step_;
+    return account_between(parts_->plan, begun ? progress_.step : progress_.step + 1, begun, doing, cause);
+  }
 
   Result<void> check_checkpoint_folder() const {
     const std::string& dir = train().checkpoint.dir;
@@ -186,7 +199,11 @@ class RankTraining final : public Training {
       return fail(training_error(ErrorCode::Usage, "train.checkpoint.dir",
                                  "one rank that stands for many saves nothing", "--set train.checkpoint.dir=\"\""));
     }
-    if (setup_.resume || dir.empty() || !has_checkpoints(dir)) return {};
+    if (dir.empty()) return {};
+    if (setup_.place.rank == 0) {  // before anything is trained that could not be kept
+      if (auto made = try_checkpoint_folder(dir); !made) return made;
+    }
+    if (setup_.resume || !has_checkpoints(dir)) return {};
     Error error =
         training_error(ErrorCode::Refused, "train.checkpoint.dir", "the folder holds checkpoints of an earlier run",
                        "--resume goes on from them; another folder starts anew");
@@ -251,11 +268,18 @@ class RankTraining final : public Training {
     return {};
   }
 
+  void tell_partial_checkpoints(const TrainingEvents& events) const {
+    if (!events.note) return;
+    for (const std::string& folder : partial_checkpoints(train().checkpoint.dir))
+      events.note(fmt::format("passed over {}: a save that did not come to its end", folder));
+  }
+
   Result<void> resume(const TrainingEvents& events) {
     const auto note = [&](const std::string& text) {
       if (events.note) events.note(text);
     };
     const std::string& dir = train().checkpoint.dir;
+    tell_partial_checkpoints(events);
     if (!has_checkpoints(dir)) {
       note(fmt::format("no checkpoint in {} yet: starting at step 0", dir));
       return {};
@@ -282,47 +306,53 @@ class RankTraining final : public Training {
     progress_.step = loaded->progress.step;
     progress_.samples = loaded->progress.samples;
     first_step_ = progress_.step;
+    last_saved_ = loaded->folder;
     note(fmt::format("resumed from {}: {} steps done", loaded->folder, progress_.step));
     return {};
   }
 
   TrainingEnd steps(const TrainingEvents& events) {
+    // Ranks that are asked before they have begun agree on it: none is left alone in a collective.
+    if (progress_.step < train().steps && anybody_stops(exchange({0, own_wish()})))
+      return ended(TrainingEnd::How::Interrupted);
     while (progress_.step < train().steps) {
       StepReport report;
       std::string trouble;
       if (auto done = one_step(report); !done) return failed(std::move(done.error()));
-      const std::vector<StepWord> words = exchange({report.loss, setup_.stop_asked() ? 1.0 : 0.0});
+      const std::vector<StepWord> words = exchange({report.loss, own_wish()});
+      const bool stop = anybody_stops(words);
       report.loss = 0;
-      bool stop = false;
-      for (const StepWord& word : words) {
-        report.loss += word.loss / static_cast<double>(words.size());
-        stop = stop || word.stop != 0;
-      }
+      for (const StepWord& word : words) report.loss += word.loss / static_cast<double>(words.size());
       if (std::isfinite(report.loss)) {
         if (auto done = evaluate_if_due(report); !done) return failed(std::move(done.error()));
       }
       if (events.step) events.step(report);
       if (!std::isfinite(report.loss) && !report.skipped) return failed(not_finite(words));
       if (auto saved = save_if_due(stop, events); !saved) return failed(std::move(saved.error()));
-      if (stop && progress_.step < train().steps) return {TrainingEnd::How::Interrupted, progress_.step, ""};
+      if (stop && progress_.step < train().steps) return ended(TrainingEnd::How::Interrupted);
     }
-    return {TrainingEnd::How::Done, progress_.step, ""};
+    return ended(TrainingEnd::How::Done);
   }
 
-  tl::expected<void, std::string> one_step(StepReport& report) {
+  double own_wish() const { return setup_.stop_asked() ? 1.0 : 0.0; }
+  static bool anybody_stops(const std::vector<StepWord>& words) {
+    return std::any_of(words.begin(), words.end(), [](const StepWord& word) { return word.stop != 0; });
+  }
+
+  tl::expected<void, FailureAccount> one_step(StepReport& report) {
     const auto start = Clock::now();
     std::vector<MicroBatch> micro_batches;
     for (std::int64_t m = 0; m < train().micro_batches; ++m) {
       const std::int64_t first = progress_.samples + (m * setup_.place.world_size + setup_.place.rank) * rows();
       auto batch = data_->batch(first);
-      if (!batch) return tl::unexpected(fmt::format("rank {}: {}", setup_.place.rank, to_text(batch.error())));
+      if (!batch) return tl::unexpected(between("reading the batch", to_text(batch.error())));
       for (at::Tensor& input : *batch) input = on_device(input, setup_.device.kind);
       micro_batches.push_back(std::move(*batch));
     }
     backend_->reset_peak_memory();
     report.lr = learning_rate(train(), progress_.step);
     const auto result = runner_->step(micro_batches, report.lr);
-    if (!result) return tl::unexpected(failure_text(parts_->plan, progress_.step + 1, result.error()));
+    if (!result) return tl::unexpected(account_of(parts_->plan, progress_.step + 1, result.error()));
     const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
     memory_ = backend_->memory();
     const double ranks = setup_.place.world_size;
@@ -342,7 +372,7 @@ class RankTraining final : public Training {
     return {};
   }
 
-  tl::expected<void, std::string> evaluate_if_due(StepReport& report) {
+  tl::expected<void, FailureAccount> evaluate_if_due(StepReport& report) {
     if (evaluation_ == nullptr || !evaluation_->due(progress_.step)) return {};
     const auto start = Clock::now();
     const auto loss = evaluation_->run(
@@ -364,31 +394,35 @@ class RankTraining final : public Training {
   }
 
   /// PyTorch would go on with parameters that are not numbers any more; nobody wants the rest of such a run.
-  std::string not_finite(const std::vector<StepWord>& words) const {
+  FailureAccount not_finite(const std::vector<StepWord>& words) const {
     std::vector<std::size_t> ranks;
     for (std::size_t r = 0; r < words.size(); ++r) {
       if (!std::isfinite(words[r].loss)) ranks.push_back(r);
     }
-    std::string text =
-        fmt::format("rank {}, step {}: the loss is not finite (on rank {}); this step's update was not saved",
-                    setup_.place.rank, progress_.step, fmt::join(ranks, ", "));
-    if (!last_saved_.empty()) text += ", the last checkpoint is " + last_saved_;
-    return text;
+    std::string cause =
+        fmt::format("the loss is not finite (on rank {}); this step's update was not saved", fmt::join(ranks, ", "));
+    if (!last_saved_.empty()) cause += ", the last checkpoint is " + last_saved_;
+    FailureAccount account = between("the step's loss", cause);
+    if (!ranks.empty()) account.rank = static_cast<int>(ranks.front());
+    account.text = fmt::format("rank {}, step {}: {} (behind instruction {})", setup_.place.rank, progress_.step, cause,
+                               account.instruction);
+    return account;
   }
 
-  tl::expected<void, std::string> save_if_due(bool stopping, const TrainingEvents& events) {
+  tl::expected<void, FailureAccount> save_if_due(bool stopping, const TrainingEvents& events) {
     const SaveOptions& options = train().checkpoint;
     if (options.dir.empty()) return {};
     const bool due = options.every > 0 && progress_.step % options.every == 0;
     if (!due && !stopping && progress_.step < train().steps) return {};
     auto state = runner_->state();
-    if (!state) return tl::unexpected(failure_text(parts_->plan, progress_.step, state.error()));
+    if (!state) return tl::unexpected(account_of(parts_->plan, progress_.step, state.error()));
+    doing_ = "saving";
     auto folder = save_checkpoint(options.dir, in_host_memory(*state), {parts_->model, progress_, {}, setup_.documents},
                                   checkpoint_.get(), options.keep);
     if (!folder) {
-      return tl::unexpected(fmt::format("rank {}, step {}: no checkpoint: {}", setup_.place.rank, progress_.step,
-                                        to_text(folder.error())));
+      return tl::unexpected(between("saving", "no checkpoint: " + to_text(folder.error())));
     }
+    doing_ = kExchange;
     last_saved_ = *folder;
     if (events.saved) events.saved(*folder);
     return {};
@@ -405,6 +439,7 @@ class RankTraining final : public Training {
   TrainProgress progress_;
   std::int64_t first_step_ = 0;
   std::string last_saved_;
+  std::string doing_ = kExchange;  // with the other ranks, beside the plan's instructions
   MemoryReport after_init_, memory_;
 };
 

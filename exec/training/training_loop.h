@@ -22,6 +22,7 @@
 #include "exec/backend/backend.h"
 #include "exec/communicators/communicator.h"
 #include "exec/launch/launch.h"
+#include "exec/training/failure_text.h"
 
 namespace foreshard::exec {
 
@@ -47,8 +48,8 @@ struct TrainingSetup {
   RankPlace place;
   Connect connect;  // in host memory; not called for a rank alone
   TrainingDevice device = {};
-  /// Of the plan's ranks only this one exists: its device's groups have pretended peers (exec/communicators/emulated_communicator.h),
-  /// nobody is asked for losses, and nothing is saved.
+  /// Of the plan's ranks only this one exists: its device's groups have pretended peers
+  /// (exec/communicators/emulated_communicator.h), nobody is asked for losses, and nothing is saved.
   bool emulated = false;
   int intra_op_threads = 0;                 // 0: LibTorch's own choice
   Recorder* recorder = nullptr;             // outlives the training
@@ -83,7 +84,8 @@ struct TrainingEvents {
 struct TrainingEnd {
   enum class How : std::uint8_t { Done, Interrupted, Failed } how = How::Done;
   std::int64_t steps = 0;  // done in all, those before a resumption included
-  std::string text;        // Failed: rank, step, instruction, unit and cause
+  FailureAccount failure;  // Failed: rank, step, instruction, unit and cause
+  std::string saved;       // the last checkpoint that this run has written or begun with; empty: none
 };
 
 class Training {

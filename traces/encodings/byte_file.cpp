@@ -9,10 +9,15 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/output_file.h"
+
 namespace foreshard {
 namespace {
 
 constexpr int kGzipLevel = 4;  // traces are large and repeat themselves: higher levels cost twice the time for 5 %
+constexpr int kGzipWindow = 15 + 16;  // zlib's spelling of "gzip header, largest window"
+constexpr int kGzipMemory = 8;        // zlib's default
+constexpr std::size_t kPackedRoom = 1U << 16U;
 constexpr std::size_t kReadChunk = 1U << 20U;
 
 bool ends_with(std::string_view text, std::string_view tail) {
@@ -31,65 +36,68 @@ Error file_error(ErrorCode code, const std::string& path, std::string message, s
   return error;
 }
 
-struct OutputFile::Impl {
-  std::string path;
-  std::FILE* plain = nullptr;
-  gzFile zipped = nullptr;
+struct PackedOutput::Impl {
+  OutputFile file;
+  bool packs = false;
+  z_stream state{};
+  std::string packed;  // room for one part
 
+  explicit Impl(OutputFile output) : file(std::move(output)) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   ~Impl() {
-    if (plain != nullptr) std::fclose(plain);
-    if (zipped != nullptr) gzclose(zipped);
+    if (packs) deflateEnd(&state);
+  }
+
+  bool start_packing() {
+    packs = deflateInit2(&state, kGzipLevel, Z_DEFLATED, kGzipWindow, kGzipMemory, Z_DEFAULT_STRATEGY) == Z_OK;
+    packed.resize(kPackedRoom);
+    return packs;
+  }
+
+  /// Z_FINISH writes what zlib still holds, and the end of the member.
+  Result<void> pack(std::string_view bytes, int flush) {
+    state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));  // zlib only reads it
+    state.avail_in = static_cast<uInt>(bytes.size());
+    do {
+      state.next_out = reinterpret_cast<Bytef*>(packed.data());
+      state.avail_out = static_cast<uInt>(packed.size());
+      deflate(&state, flush);
+      const auto part = std::string_view(packed).substr(0, packed.size() - state.avail_out);
+      if (auto written = file.write(part); !written) return written;
+    } while (state.avail_out == 0);
+    return {};
   }
 };
 
-OutputFile::OutputFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-OutputFile::OutputFile(OutputFile&&) noexcept = default;
-OutputFile& OutputFile::operator=(OutputFile&&) noexcept = default;
-OutputFile::~OutputFile() = default;
+PackedOutput::PackedOutput(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+PackedOutput::PackedOutput(PackedOutput&&) noexcept = default;
+PackedOutput& PackedOutput::operator=(PackedOutput&&) noexcept = default;
+PackedOutput::~PackedOutput() = default;
 
-Result<OutputFile> OutputFile::create(const std::string& path) {
-  auto impl = std::make_unique<Impl>();
-  impl->path = path;
-  errno = 0;
-  if (ends_with(path, ".gz")) {
-    impl->zipped = gzopen(path.c_str(), fmt::format("wb{}", kGzipLevel).c_str());
-  } else {
-    impl->plain = std::fopen(path.c_str(), "wb");
-  }
-  if (impl->plain == nullptr && impl->zipped == nullptr) {
-    return fail(file_error(ErrorCode::NotFound, path, "the file cannot be written", std::strerror(errno),
-                           "does its folder exist, and may you write there?"));
-  }
-  return OutputFile(std::move(impl));
+Result<PackedOutput> PackedOutput::create(const std::string& path) {
+  auto file = OutputFile::create(path);
+  if (!file) return fail(file.error());
+  auto impl = std::make_unique<Impl>(std::move(*file));
+  if (ends_with(path, ".gz") && !impl->start_packing()) return fail(output_error(path, ENOMEM));
+  return PackedOutput(std::move(impl));
 }
 
-Result<void> OutputFile::write(std::string_view bytes) {
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const std::size_t part = std::min(bytes.size() - done, std::size_t{1} << 30U);  // gzwrite counts in 32 bits
-    const std::size_t written = impl_->plain != nullptr
-                                    ? std::fwrite(bytes.data() + done, 1, part, impl_->plain)
-                                    : static_cast<std::size_t>(std::max(
-                                          0, gzwrite(impl_->zipped, bytes.data() + done, static_cast<unsigned>(part))));
-    if (written == 0) {
-      return fail(
-          file_error(ErrorCode::NotFound, impl_->path, "writing stopped", std::strerror(errno), "is the disk full?"));
-    }
-    done += written;
+Result<void> PackedOutput::write(std::string_view bytes) {
+  if (!impl_->packs) return impl_->file.write(bytes);
+  while (!bytes.empty()) {
+    const std::string_view part = bytes.substr(0, std::size_t{1} << 30U);  // zlib counts in 32 bits
+    if (auto written = impl_->pack(part, Z_NO_FLUSH); !written) return written;
+    bytes.remove_prefix(part.size());
   }
   return {};
 }
 
-Result<void> OutputFile::close() {
-  errno = 0;
-  bool ok = true;
-  if (impl_->plain != nullptr) ok = std::fclose(std::exchange(impl_->plain, nullptr)) == 0;
-  if (impl_->zipped != nullptr) ok = gzclose(std::exchange(impl_->zipped, nullptr)) == Z_OK;
-  if (!ok) {
-    return fail(file_error(ErrorCode::NotFound, impl_->path, "the file could not be finished", std::strerror(errno),
-                           "is the disk full?"));
+Result<void> PackedOutput::close() {
+  if (impl_->packs) {
+    if (auto ended = impl_->pack({}, Z_FINISH); !ended) return ended;
   }
-  return {};
+  return impl_->file.commit();
 }
 
 Result<std::string> read_bytes(const std::string& path, Bytes limit) {

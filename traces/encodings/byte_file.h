@@ -12,23 +12,23 @@
 
 namespace foreshard {
 
-/// Owner of one file that is being written. Not closed = not finished: close() tells whether everything reached the
-/// disk.
-class OutputFile {
+/// A file of core/output_file.h whose bytes are gzipped on the way where its name ends in ".gz". Without close()
+/// nothing of it is left.
+class PackedOutput {
  public:
-  /// gzip is chosen by the name: ".gz".
-  static Result<OutputFile> create(const std::string& path);
+  static Result<PackedOutput> create(const std::string& path);
 
-  OutputFile(OutputFile&&) noexcept;
-  OutputFile& operator=(OutputFile&&) noexcept;
-  ~OutputFile();
+  PackedOutput(PackedOutput&&) noexcept;
+  PackedOutput& operator=(PackedOutput&&) noexcept;
+  ~PackedOutput();
 
   Result<void> write(std::string_view bytes);
+  /// Everything is on the disk, under its name.
   Result<void> close();
 
  private:
   struct Impl;
-  explicit OutputFile(std::unique_ptr<Impl> impl);
+  explicit PackedOutput(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -311,7 +311,7 @@ std::string chrome_trace_json(const Timeline& timeline) {
 }
 
 Result<void> write_chrome_trace(const Timeline& timeline, const std::string& path) {
-  auto file = OutputFile::create(path);
+  auto file = PackedOutput::create(path);
   if (!file) return fail(file.error());
   auto done = write_to(timeline, [&](std::string_view part) { return file->write(part); });
   if (!done) return done;

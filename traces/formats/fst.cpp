@@ -566,7 +566,7 @@ std::string fst_bytes(const Timeline& t) {
 }
 
 Result<void> write_fst(const Timeline& timeline, const std::string& path) {
-  auto file = OutputFile::create(path);
+  auto file = PackedOutput::create(path);
   if (!file) return fail(file.error());
   auto written = file->write(fst_bytes(timeline));
   if (!written) return written;

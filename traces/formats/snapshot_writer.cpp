@@ -135,7 +135,7 @@ class SnapshotWriter {
 std::string memory_snapshot_pickle(const MemoryLog& log) { return SnapshotWriter(log).write(); }
 
 Result<void> write_memory_snapshot(const MemoryLog& log, const std::string& path) {
-  auto file = OutputFile::create(path);
+  auto file = PackedOutput::create(path);
   if (!file) return fail(file.error());
   auto written = file->write(memory_snapshot_pickle(log));
   if (!written) return written;

@@ -23,7 +23,7 @@ std::string quoted(std::string_view text) {
 }  // namespace
 
 Result<void> write_timeline_csv(const Timeline& timeline, const std::string& path) {
-  auto file = OutputFile::create(path);
+  auto file = PackedOutput::create(path);
   if (!file) return fail(file.error());
   std::string text = "rank,stream,label,kind,name,start_ns,duration_ns,unit,phase,instruction,bytes\n";
   for (const Span& span : timeline.spans) {

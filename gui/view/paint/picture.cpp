@@ -1,7 +1,7 @@
 #include "gui/view/paint/picture.h"
+#include "core/output_file.h"
 
 #include <QBuffer>
-#include <QFile>
 #include <QSvgGenerator>
 #include <algorithm>
 #include <cmath>
@@ -159,20 +159,20 @@ QByteArray picture_svg(const Picture& picture) {
 
 Result<void> write_picture(const Picture& picture, const std::string& path, double scale) {
   const QString name = text_of(path);
+  QByteArray bytes;
   if (name.endsWith(".svg", Qt::CaseInsensitive)) {
-    QFile file(name);
-    if (file.open(QIODevice::WriteOnly | QIODevice::Truncate)) {
-      paint_svg(picture, &file);
-      if (file.flush() && file.error() == QFileDevice::NoError) return {};
-    }
+    bytes = picture_svg(picture);
   } else if (name.endsWith(".png", Qt::CaseInsensitive)) {
-    if (picture_image(picture, scale).convertToFormat(QImage::Format_RGB32).save(name, "PNG")) return {};
+    QBuffer buffer(&bytes);
+    buffer.open(QIODevice::WriteOnly);
+    if (!picture_image(picture, scale).convertToFormat(QImage::Format_RGB32).save(&buffer, "PNG"))
+      return fail(cannot_write(path, "the picture cannot be packed as PNG", "a size that PNG can hold",
+                               "--scale makes it smaller"));
   } else {
     return fail(cannot_write(path, "the picture's name says no format", "a name that ends in .svg or .png",
                              "for example --render step.svg"));
   }
-  return fail(
-      cannot_write(path, "the picture cannot be written", "a folder that exists and can be written", "check the path"));
+  return write_whole_file(path, {bytes.constData(), static_cast<std::size_t>(bytes.size())});
 }
 
 }  // namespace foreshard::gui

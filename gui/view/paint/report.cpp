@@ -5,13 +5,13 @@
 #include <QFile>
 #include <QRegularExpression>
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <map>
 
-#include "gui/models/timeline/amounts.h"
+#include "core/output_file.h"
 #include "gui/models/open_input.h"
 #include "gui/models/slice_facts.h"
+#include "gui/models/timeline/amounts.h"
 #include "gui/view/paint/pareto_painter.h"
 #include "gui/view/paint/picture.h"
 #include "traces/analysis/comparison.h"
@@ -184,20 +184,6 @@ void add_sweep(Html& html, const SweepPoints& sweep) {
   html.table({"job", sweep.time_name, "peak reserved", "why"}, rows);
 }
 
-Result<void> write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (file) return {};
-  Error error;
-  error.code = ErrorCode::NotFound;
-  error.file = path;
-  error.message = "the report cannot be written";
-  error.expected = "a folder that exists and can be written";
-  error.hint = "check the path";
-  return fail(std::move(error));
-}
-
 }  // namespace
 
 Result<std::vector<std::string>> write_report(const ViewerArguments& arguments) {
@@ -234,7 +220,7 @@ Result<std::vector<std::string>> write_report(const ViewerArguments& arguments) 
     else
       add_timeline(html, first->timeline);
   }
-  if (auto written = write_text(arguments.report, html.document(title)); !written) return fail(written.error());
+  if (auto written = write_whole_file(arguments.report, html.document(title)); !written) return fail(written.error());
   return notes;
 }
 

@@ -101,11 +101,14 @@ TEST(RunFailure, WithTorchrunTheOthersNameTheLostRankThemselves) {
 TEST(RunFailure, ARankThatStandsStillEndsTheOthersByTheTimeout) {
   RunningProgram program(FORESHARD_PROGRAM,
                          arguments({"--nproc", "2", "--timeout", "2", "--set", "train.steps=1000000"}));
+  auto start = std::chrono::steady_clock::now();
   ASSERT_TRUE(program.wait_for_lines(3));
   const auto victim = program.child_with("RANK=1");
   ASSERT_TRUE(victim);
+  start = std::chrono::steady_clock::now();
   ::kill(*victim, SIGSTOP);
   const ProgramEnd end = program.wait();  // the launcher ends the stopped one, too
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(9));
   EXPECT_EQ(end.exit_code, 1);
   EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: .*[Tt]imed out"));
 }
@@ -117,12 +120,72 @@ TEST(RunFailure, ALossThatIsNoNumberStopsTheRunAtItsStep) {
   EXPECT_EQ(end.exit_code, 1);
   EXPECT_THAT(end.out, HasSubstr("the loss is not finite"));
   // Whichever rank failed first: its word comes behind the last step, once, and nothing comes behind it.
-  const std::size_t last = end.out.rfind("\n{\n  \"error\"");
+  const std::size_t last = end.out.rfind("\n{\"error\"");
   ASSERT_NE(last, std::string::npos) << end.out;
   EXPECT_EQ(end.out.find("\"error\""), end.out.rfind("\"error\"")) << end.out;
   const auto error = nlohmann::json::parse(end.out.substr(last))["error"];
   EXPECT_EQ(error["code"], "run_failed");
   EXPECT_THAT(error["message"].get<std::string>(), ContainsRegex("rank [01], step [0-9]+: the loss is not finite"));
+  EXPECT_GE(error["instruction"], 0);
+}
+
+/// The last line of a failed `run --json`, whose only error it is.
+nlohmann::json last_line(const ProgramEnd& end) {
+  EXPECT_TRUE(end.out.ends_with("}\n")) << end.out;
+  const std::size_t before = end.out.rfind('\n', end.out.size() - 2);
+  const auto line = nlohmann::json::parse(end.out.substr(before + 1), nullptr, false);
+  EXPECT_TRUE(line.is_object() && line.contains("error")) << end.out.substr(before + 1);
+  EXPECT_EQ(end.out.find("\"error\""), end.out.rfind("\"error\"")) << end.out;
+  return line.is_object() ? line.value("error", nlohmann::json()) : nlohmann::json();
+}
+
+TEST(RunFailure, EveryLossOfARankNamesRankInstructionUnitAndCauseInOneLine) {
+  for (const int signal : {SIGKILL, SIGSEGV, SIGABRT}) {
+    RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--json", "--set", "train.steps=1000000"}));
+    ASSERT_TRUE(program.wait_for_lines(3));
+    const auto victim = program.child_with("RANK=1");
+    ASSERT_TRUE(victim);
+    ::kill(*victim, signal);
+    const ProgramEnd end = program.wait();
+    EXPECT_EQ(end.exit_code, 1);
+    const auto error = last_line(end);
+    EXPECT_EQ(error["rank"], 1);
+    EXPECT_EQ(error["seen_by"], 0);
+    EXPECT_GE(error["instruction"], 0) << error;
+    EXPECT_GT(error["step"], 1);
+    EXPECT_TRUE(error["unit"].is_string());
+    EXPECT_THAT(error["cause"].get<std::string>(), HasSubstr("rank 1 was killed by signal " + std::to_string(signal)));
+    EXPECT_THAT(error["message"].get<std::string>(), AllOf(ContainsRegex("instruction [0-9]+"), HasSubstr("rank 1")));
+  }
+}
+
+TEST(RunFailure, AStoppedRankIsNamedWithinHalfAMinuteWhateverTheTimeout) {
+  RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--json", "--set", "train.steps=1000000"}));
+  ASSERT_TRUE(program.wait_for_lines(3));
+  const auto victim = program.child_with("RANK=0");
+  ASSERT_TRUE(victim);
+  const auto start = std::chrono::steady_clock::now();
+  ::kill(*victim, SIGSTOP);
+  const ProgramEnd end = program.wait();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  EXPECT_EQ(end.exit_code, 1);
+  const auto error = last_line(end);
+  EXPECT_EQ(error["rank"], 0);
+  EXPECT_GE(error["instruction"], 0) << error;
+  EXPECT_THAT(error["cause"].get<std::string>(), HasSubstr("rank 0 stands still"));
+}
+
+TEST(RunFailure, OutputsAreTriedBeforeTraining) {
+  for (const std::string flag : {"--timeline", "--trace"}) {
+    const ProgramEnd end = run({"--nproc", "2", flag, "/nowhere/x.fst"});
+    EXPECT_EQ(end.exit_code, 3);
+    EXPECT_EQ(end.out, "");
+    EXPECT_THAT(end.err, HasSubstr("/nowhere/x.fst"));
+  }
+  const ProgramEnd end = run({"--nproc", "2", "--set", "train.checkpoint.dir=/proc/nowhere"});
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_EQ(end.out, "");
+  EXPECT_THAT(end.err, HasSubstr("/proc/nowhere"));
 }
 
 TEST(RunFailure, APortThatIsTakenIsNamed) {
@@ -186,7 +249,8 @@ TEST(RunFailure, ASignalLeavesACheckpointThatTheNextRunGoesOnFrom) {
     ::kill(program.pid(), SIGTERM);
     const ProgramEnd end = program.wait();
     EXPECT_EQ(end.exit_code, 5) << end.err;
-    EXPECT_THAT(end.err, AllOf(HasSubstr("checkpoint: " + dir), HasSubstr("stopped by a signal after ")));
+    EXPECT_THAT(end.err, AllOf(HasSubstr("checkpoint: " + dir), HasSubstr("stopped by a signal after "),
+                               HasSubstr("saved in " + dir), HasSubstr("at the latest after 300 s")));
   }
   std::vector<std::string> resumed = more;
   resumed.push_back("--resume");
@@ -197,6 +261,78 @@ TEST(RunFailure, ASignalLeavesACheckpointThatTheNextRunGoesOnFrom) {
   EXPECT_EQ(end.exit_code, 5) << end.err;
   EXPECT_THAT(end.err, HasSubstr("resumed from " + dir));
   std::filesystem::remove_all(dir);
+}
+
+TEST(RunFailure, ASignalToTheGroupSavesHoweverOftenItArrives) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    const std::string dir = testing::temporary_path("stopped_group");
+    RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--set", "train.steps=1000000", "--set",
+                                                         "train.checkpoint.dir=" + dir}));
+    ASSERT_TRUE(program.wait_for_lines(2));
+    const auto first = program.child_with("RANK=0"), second = program.child_with("RANK=1");
+    ASSERT_TRUE(first && second);
+    for (int times = 0; times < 3; ++times) {
+      for (const pid_t pid : {*first, *second, program.pid()}) ::kill(pid, signal);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    const ProgramEnd end = program.wait();
+    EXPECT_EQ(end.exit_code, 5) << end.err;
+    EXPECT_THAT(end.err, HasSubstr("saved in " + dir + "/step-"));
+    std::filesystem::remove_all(dir);
+  }
+}
+
+TEST(RunFailure, ASignalBeforeTheFirstStepSaysSo) {
+  for (const int milliseconds : {30, 120, 250, 500, 900}) {
+    RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--set", "train.steps=1000000"}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    ::kill(program.pid(), SIGINT);
+    const ProgramEnd end = program.wait();
+    if (end.exit_code == -1) continue;  // it had not begun to listen: the system's own end
+    EXPECT_EQ(end.exit_code, 5) << end.err;
+    EXPECT_THAT(end.err, HasSubstr("stopped by ")) << milliseconds;
+    if (end.out.empty()) {
+      EXPECT_THAT(end.err, HasSubstr("before the first step"));
+    }
+  }
+}
+
+TEST(RunFailure, ASecondSignalAfterTheGraceTimeAndTheDeadlineEndARunThatCannotSave) {
+  // A rank that is stopped for good keeps the step from its end.
+  const auto stuck = [](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"--nproc", "2", "--set", "train.steps=1000000"};
+    all.insert(all.end(), more.begin(), more.end());
+    auto program = std::make_unique<RunningProgram>(FORESHARD_PROGRAM, arguments(all));
+    EXPECT_TRUE(program->wait_for_lines(2));
+    if (const auto victim = program->child_with("RANK=1")) ::kill(*victim, SIGSTOP);
+    ::kill(program->pid(), SIGTERM);
+    return program;
+  };
+  const ProgramEnd end = stuck({"--stop-within", "2"})->wait();
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, HasSubstr("was not finished and saved within 2 s of SIGTERM"));
+  const auto program = stuck({});
+  std::this_thread::sleep_for(std::chrono::milliseconds(5500));
+  ::kill(program->pid(), SIGTERM);
+  const ProgramEnd second = program->wait();
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.err, HasSubstr("a second signal (SIGTERM) ended the run at once"));
+}
+
+TEST(RunFailure, ASaveThatNeverEndedIsPassedOverByAFreshStartAndByResume) {
+  namespace fs = std::filesystem;
+  for (const bool resumes : {false, true}) {
+    const std::string dir = testing::temporary_path("partial_only");
+    fs::create_directories(dir + "/step-0000000007.partial");
+    std::vector<std::string> more = {"--nproc", "2", "--set", "train.steps=1", "--set", "train.checkpoint.dir=" + dir};
+    if (resumes) more.push_back("--resume");
+    const ProgramEnd end = run(more);
+    EXPECT_EQ(end.exit_code, 0) << end.err;
+    EXPECT_THAT(end.err, HasSubstr("passed over " + dir + "/step-0000000007.partial"));
+    EXPECT_TRUE(fs::exists(dir + "/step-0000000001/checkpoint.json"));
+    EXPECT_FALSE(fs::exists(dir + "/step-0000000007.partial"));
+    fs::remove_all(dir);
+  }
 }
 
 TEST(RunFailure, ARankKilledInTheMiddleOfACheckpointLeavesTheLastWholeOne) {
