@@ -1,6 +1,7 @@
 // The program: reads the command line, runs one verb, turns its answer into an exit code.
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -35,5 +36,9 @@ ExitCode run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   foreshard::write_errors_as_errors();
-  return static_cast<int>(run({argv + 1, argv + argc}));
+  try {
+    return static_cast<int>(run({argv + 1, argv + argc}));
+  } catch (const std::bad_alloc&) {  // beyond ulimit -v, or the machine's end
+    return static_cast<int>(foreshard::cli::no_memory({argv + 1, argv + argc}));
+  }
 }

@@ -5,6 +5,7 @@
 #include <QFile>
 #include <QSettings>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -70,7 +71,14 @@ int main(int argc, char** argv) {
   QCoreApplication::setOrganizationName("foreshard");
   QCoreApplication::setApplicationName("foreshard-viewer");
   QApplication application(argc, argv);
-  if (pictures) return draw(*arguments);
+  if (pictures) {
+    try {
+      return draw(*arguments);
+    } catch (const std::bad_alloc&) {
+      std::fputs("error: memory: there is not enough memory for this input\n", stderr);
+      return kBadInput;
+    }
+  }
   foreshard::gui::MainWindow window(*arguments);
   window.show();
   if (!arguments->files.empty())

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 #include <vector>
 
 #include "cli/console/json_text.h"
+#include "core/input_file.h"
 #include "core/output_file.h"
 #include "sim/network/collectives.h"
 #include "sim/search/prepare_job.h"
@@ -139,10 +139,7 @@ Error nothing_of_the_model(const std::string& file) {
 bool is_recording(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) return true;
-  std::ifstream file(path, std::ios::binary);
-  std::string head(512, '\0');
-  file.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<std::size_t>(file.gcount()));
+  const std::string head = beginning_of_file(path, 512);
   const std::size_t first = head.find_first_not_of(" \t\r\n");
   const bool is_text = std::none_of(head.begin(), head.end(), [](unsigned char c) { return c >= 0x7f || c == 0; });
   return !head.empty() && (!is_text || (first != std::string::npos && (head[first] == '{' || head[first] == '[')));

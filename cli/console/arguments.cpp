@@ -20,12 +20,18 @@ constexpr const char* kFooter =
     "Example:\n"
     "  foreshard simulate llama-3-8b/config.json --set cluster.world_size=64 --set checkpointing.policy=block\n\n"
     "A JOB is a job file (TOML) or a model file; then the rest is defaults. Results go to stdout, notes to stderr.\n"
-    "Exit codes: 0 ok, 1 the run failed, 2 usage, 3 bad input, 4 does not fit, 5 partial result.";
+    "Exit codes: 0 ok, 1 the run failed, 2 usage, 3 bad input, 4 does not fit, 5 partial result.\n\n"
+    "Files that are read are regular files, or - for standard input; no pipes, no devices. At most: a job 1 MiB;\n"
+    "config.json, model.json and tokenizer.json 64 MiB; the program in a .pt2 48 MiB; a sweep 512 MiB; .fst and "
+    "memory\n"
+    "snapshots 4 GiB unpacked; recordings in JSON any size, 64 GiB of timeline; a packed file 256 MiB or 200 times its "
+    "size.";
 constexpr const char* kSetAbout = "Override a value of the job, for example fsdp.runtime=fsdp1 (repeatable)";
 
 Error usage(std::string message, std::string got, std::string expected, std::string hint) {
   Error error;
   error.code = ErrorCode::Usage;
+  error.place = "command line";
   error.message = std::move(message);
   error.got = std::move(got);
   error.expected = std::move(expected);
@@ -494,10 +500,11 @@ Error unknown_flag(const std::string& text, const std::string& verb, const std::
     if (name.size() < 2 || name[0] != '-' || std::find(flags.begin(), flags.end(), name) != flags.end()) continue;
     const std::string near = nearest(name, flags);
     return usage(
-        fmt::format("{} has no flag {}", verb, name), name, "",
+        fmt::format("{} has no flag {}", verb, name), name, "a flag of the verb",
         near.empty() ? fmt::format("`foreshard help {}` lists them", verb) : fmt::format("did you mean {}?", near));
   }
-  return usage(text, "", "", fmt::format("`foreshard help {}` shows the usage", verb));
+  return usage(text, "", fmt::format("the arguments of {}", verb),
+               fmt::format("`foreshard help {}` shows the usage", verb));
 }
 
 std::string first_word(const std::vector<std::string>& arguments, std::size_t from = 0) {
@@ -533,7 +540,7 @@ Result<std::variant<CommandLine, HelpText>> parse_arguments(const std::vector<st
     return HelpText{app.help()};
   } catch (const CLI::ParseError& error) {
     if (verb.empty() && declaration.version_asked()) return CommandLine{{}, VersionFlags{}};
-    if (verb.empty()) return fail(usage("no verb given", "", "", "`foreshard help` lists the verbs"));
+    if (verb.empty()) return fail(usage("no verb given", "", "a verb", "`foreshard help` lists the verbs"));
     return fail(unknown_flag(error.what(), verb, arguments, verbs));
   }
   return declaration.take(verb);

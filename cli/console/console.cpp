@@ -12,6 +12,7 @@
 
 #include "cli/console/json_text.h"
 #include "core/output_file.h"
+#include "core/utf8.h"
 
 namespace foreshard::cli {
 namespace {
@@ -50,7 +51,11 @@ void tell_on_stderr(const Error& error, bool color) {
 
 ExitCode exit_code_of(ErrorCode code) { return code == ErrorCode::Usage ? ExitCode::Usage : ExitCode::BadInput; }
 
-bool Console::result(std::string_view text) const {
+bool Console::result(std::string_view answer) const {
+  std::string utf8;
+  const bool is_json = json || answer.starts_with('{');
+  if (is_json) utf8 = as_utf8(answer);  // in JSON whatever is not lies within its texts
+  const std::string_view text = is_json ? std::string_view(utf8) : answer;
   errno = 0;
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (std::fflush(stdout) == 0 && written) return true;
@@ -78,6 +83,19 @@ ExitCode Console::error(const Error& error) const {
     tell_on_stderr(error, color);
   }
   return exit_code_of(error.code);
+}
+
+ExitCode no_memory(const std::vector<std::string>& arguments) {
+  OutputFlags flags;
+  flags.json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();
+  Error error;
+  error.code = ErrorCode::TooLarge;
+  error.place = "memory";
+  error.message = "there is not enough memory for this input";
+  error.expected = "an input that fits into the memory that this process may have";
+  error.got = "a request that the system refused";
+  error.hint = "`ulimit -v` tells the shell's limit";
+  return make_console(flags).error(error);
 }
 
 Console make_console(const OutputFlags& flags) {

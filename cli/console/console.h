@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/console/flags.h"
 #include "core/result.h"
@@ -23,13 +24,17 @@ struct Console {
   bool unicode = false;
   int width = 100;
 
-  /// Writes all of it to stdout. False if stdout is gone (a closed pipe, a full disk), which stderr is told.
+  /// Writes all of it to stdout, JSON as UTF-8 whatever names it quotes. False if stdout is gone (a closed pipe, a full
+  /// disk), which stderr is told.
   bool result(std::string_view text) const;
   /// One line on stderr, unless --quiet.
   void note(std::string_view text) const;
   /// Tells the error the way that was asked for and returns its exit code.
   ExitCode error(const Error& error) const;
 };
+
+/// For main(), which has run out of memory: tells it, as JSON if --json is among the arguments.
+ExitCode no_memory(const std::vector<std::string>& arguments);
 
 /// From the flags and the environment: NO_COLOR, TERM, COLUMNS, LC_ALL / LC_CTYPE / LANG, and whether stdout is a
 /// terminal.

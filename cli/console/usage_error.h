@@ -11,6 +11,7 @@ namespace foreshard::cli {
 inline Error usage_error(std::string message, std::string expected, std::string got) {
   Error error;
   error.code = ErrorCode::Usage;
+  error.place = "command line";
   error.message = std::move(message);
   error.expected = std::move(expected);
   error.got = std::move(got);

@@ -11,8 +11,8 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/session/job_source.h"
 #include "cli/console/usage_error.h"
+#include "cli/session/job_source.h"
 #include "core/model/sources/load_model.h"
 #include "exec/checkpoint/checkpoint_export.h"
 
@@ -68,7 +68,7 @@ ExitCode export_weights(const CheckpointFlags& flags, const Console& console) {
                                         {"files", exported->files},
                                         {"tensors", exported->tensors},
                                         {"bytes", exported->bytes}}
-                                 .dump(2) +
+                                 .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
                              "\n");
   }
   std::string text = fmt::format("{} tensors, {} bytes in {}\n", exported->tensors, exported->bytes, flags.out);
@@ -90,7 +90,9 @@ ExitCode import_weights(const CheckpointFlags& flags, const Console& console) {
   const auto folder = exec::import_checkpoint(flags.source, *model, flags.out);
   if (!folder) return console.error(folder.error());
   if (console.json) {
-    return said(console, nlohmann::json{{"schema", kSchema}, {"folder", *folder}}.dump(2) + "\n");
+    return said(console, nlohmann::json{{"schema", kSchema}, {"folder", *folder}}.dump(
+                             2, ' ', false, nlohmann::json::error_handler_t::replace) +
+                             "\n");
   }
   return said(console, fmt::format("{}: start from it with `foreshard run JOB --resume`\n", *folder));
 }

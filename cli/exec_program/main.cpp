@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <variant>
 #include <vector>
@@ -46,7 +47,9 @@ struct Dispatch {
   ExitCode operator()(const Flags&) const {
     foreshard::Error error;
     error.code = foreshard::ErrorCode::Usage;
+    error.place = "command line";
     error.message = "this verb is not the executor's";
+    error.expected = "run, calibrate or checkpoint";
     error.hint = "start foreshard, which starts foreshard-exec where it is needed";
     return console.error(error);
   }
@@ -74,5 +77,9 @@ int main(int argc, char** argv) {
   foreshard::write_errors_as_errors();
   std::vector<std::string> command(argv, argv + argc);
   if (!command.empty() && command[0].find('/') == std::string::npos) command[0] = "/proc/self/exe";  // found in PATH
-  return static_cast<int>(run(command));
+  try {
+    return static_cast<int>(run(command));
+  } catch (const std::bad_alloc&) {  // beyond ulimit -v, or the machine's end
+    return static_cast<int>(foreshard::cli::no_memory(command));
+  }
 }

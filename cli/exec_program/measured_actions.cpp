@@ -10,9 +10,9 @@
 #include <set>
 #include <utility>
 
-#include "cli/reports/action_report.h"
 #include "cli/console/amount_text.h"
 #include "cli/console/json_text.h"
+#include "cli/reports/action_report.h"
 
 namespace foreshard::cli {
 namespace {
@@ -154,7 +154,7 @@ std::string to_json_text(const std::vector<ActionOnRank>& actions) {
     }
     all.push_back(std::move(one));
   }
-  return all.dump();
+  return all.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::vector<ActionOnRank> actions_from_json(const std::string& text) {

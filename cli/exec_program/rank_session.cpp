@@ -106,6 +106,8 @@ Result<std::shared_ptr<exec::Communicator>> RankSession::connect(const std::stri
 #else
   Error error;
   error.code = ErrorCode::Unsupported;
+  error.place = "cluster.world_size";
+  error.expected = "one rank";
   error.message =
       fmt::format("ranks cannot be connected ({} of {} ranks): this build found no Gloo", name, ranks.size());
   error.hint = "install libgloo-dev and build again";

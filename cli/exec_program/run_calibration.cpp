@@ -42,7 +42,8 @@ Result<std::shared_ptr<exec::Communicator>> over_gloo([[maybe_unused]] exec::Ren
 #ifdef FORESHARD_WITH_GLOO
   return exec::make_gloo_communicator(meeting, {"calibration", {}});
 #else
-  return fail({ErrorCode::Unsupported, "this build found no Gloo", "", "", "", "", "install libgloo-dev"});
+  return fail(
+      {ErrorCode::Unsupported, "this build found no Gloo", "", "--ranks", "one rank", "more", "install libgloo-dev"});
 #endif
 }
 

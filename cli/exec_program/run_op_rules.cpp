@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "cli/console/amount_text.h"
-#include "cli/session/job_source.h"
 #include "cli/console/json_text.h"
-#include "core/model/sources/load_model.h"
+#include "cli/session/job_source.h"
 #include "core/lowering/op_rules.h"
+#include "core/model/sources/load_model.h"
 #include "exec/operators/operator_proof.h"
 
 namespace foreshard::cli {
@@ -143,6 +143,7 @@ ExitCode run_op_rules(const JobFlags& flags, const Console& console) {
     error.code = ErrorCode::Unsupported;
     error.file = job->job.model.source;
     error.message = "the model has no operators to ask about";
+    error.expected = "a config.json, a .pt2 archive or a model.json with ops";
     return console.error(error);
   }
   const Answers answers = ask(*model);

@@ -247,6 +247,8 @@ ExitCode launch_here(const RunFlags& flags, const Console& console, const Loaded
 Error both_launchers(const RankPlace& place) {
   Error error;
   error.code = ErrorCode::Usage;
+  error.place = "--nproc";
+  error.expected = "one of them";
   error.message = fmt::format("--nproc starts ranks, and {} has started this one already", place.launcher);
   error.got = fmt::format("rank {} of {} in the environment", place.rank, place.world_size);
   error.hint = "leave --nproc out, or start without the launcher";
@@ -258,6 +260,7 @@ Error peers_twice(const std::optional<RankPlace>& place) {
   error.code = ErrorCode::Usage;
   error.place = "--emulate-world";
   error.message = "one process stands for all ranks";
+  error.expected = "no launcher and no --nproc";
   error.got =
       place ? fmt::format("rank {} of {} in the environment ({})", place->rank, place->world_size, place->launcher)
             : "--nproc beside it";

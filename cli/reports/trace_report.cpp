@@ -264,7 +264,8 @@ Result<SimTime> time_of_text(const std::string& flag, const std::string& text) {
     return static_cast<SimTime>(value * factor->second + 0.5);
   Error error;
   error.code = ErrorCode::Usage;
-  error.message = flag + " takes a time";
+  error.place = flag;
+  error.message = "the flag takes a time";
   error.expected = "12ms, 1.5s, 300us or nanoseconds";
   error.got = text;
   return fail(std::move(error));

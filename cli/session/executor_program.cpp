@@ -16,6 +16,7 @@ Error not_built(Executor executor) {
   Error error;
   error.code = ErrorCode::NotFound;
   error.file = executor_path(executor);
+  error.expected = "the program, beside foreshard";
   if (executor == Executor::Cuda && fs::exists(executor_path(Executor::Host))) {
     error.message = "this build of foreshard does not train on CUDA devices: it was configured without CUDA 13 or NCCL";
     error.hint = "`foreshard doctor` tells what is missing; --backend host trains on this machine's CPUs";

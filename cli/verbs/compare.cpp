@@ -2,12 +2,12 @@
 
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 
 #include "cli/reports/compare_report.h"
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/input_file.h"
 #include "traces/analysis/comparison.h"
 #include "traces/formats/open_trace.h"
 
@@ -53,6 +53,7 @@ Result<Timeline> simulated_timeline(const CompareFlags& flags, const std::string
     error.message = prediction->fits ? "the predicted run stands still: " + prediction->deadlock
                                      : "the predicted run does not fit: there is no step to compare";
     error.file = file;
+    error.expected = "a job that fits and runs";
     error.hint = "foreshard simulate says more";
     return fail(std::move(error));
   }
@@ -63,10 +64,7 @@ Result<Timeline> simulated_timeline(const CompareFlags& flags, const std::string
 /// Jobs and models are TOML, model.json, config.json, folders and .pt2 archives; every other content is a recording.
 bool is_recording(const std::string& path) {
   if (path.ends_with(".fst")) return true;
-  std::ifstream file(path, std::ios::binary);
-  std::string head(1 << 16, '\0');
-  file.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<std::size_t>(file.gcount()));
+  const std::string head = beginning_of_file(path, 1 << 16);
   for (const std::string_view magic : {"\x89"
                                        "FST",
                                        "\x1f\x8b", "\x28\xb5\x2f\xfd", "\x80", "SQLite format 3"}) {
@@ -109,7 +107,8 @@ Result<double> share_of(const std::string& text) {
   if (code == std::errc() && end == number.data() + number.size() && value >= 0) return percent ? value / 100 : value;
   Error error;
   error.code = ErrorCode::Usage;
-  error.message = "--fail-over takes a share";
+  error.place = "--fail-over";
+  error.message = "the flag takes a share";
   error.expected = "5% or 0.05";
   error.got = text;
   return fail(std::move(error));

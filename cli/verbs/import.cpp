@@ -22,7 +22,9 @@ ExitCode run_verb(const ImportFlags& flags, const Console& console) {
   if (!console.json) return console.result(job) ? ExitCode::Ok : ExitCode::RunFailed;
   const nlohmann::json answer = {
       {"schema", "foreshard.import/1"}, {"from", imported->dialect}, {"job", job}, {"notes", imported->notes}};
-  return console.result(answer.dump(1) + "\n") ? ExitCode::Ok : ExitCode::RunFailed;
+  return console.result(answer.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n")
+             ? ExitCode::Ok
+             : ExitCode::RunFailed;
 }
 
 }  // namespace foreshard::cli

@@ -17,7 +17,7 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr Bytes kMostSweepFile = 2048 * kMiB;
+constexpr Bytes kMostSweepFile = 512 * kMiB;
 
 Error usage(std::string place, std::string message, std::string expected, std::string got) {
   return {.code = ErrorCode::Usage,

@@ -17,6 +17,7 @@ ExitCode become_viewer(std::vector<std::string> command, const Console& console)
   Error error;
   error.code = ErrorCode::NotFound;
   error.file = path;
+  error.expected = "the viewer, beside foreshard";
   std::error_code code;
   if (!std::filesystem::exists(path, code)) {
     error.message = "this build of foreshard has no viewer: it was configured without Qt 6";

@@ -5,10 +5,10 @@
 #include <toml++/toml.h>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <map>
 
+#include "core/input_file.h"
 #include "core/job/job_keys.h"
 
 namespace foreshard {
@@ -492,16 +492,17 @@ Result<LoadedJob> parse_job(std::string_view text, const std::string& file, cons
 Result<LoadedJob> load_job(const std::string& path, const JobOverrides& overrides) {
   std::error_code ec;
   const fs::file_status status = fs::status(path, ec);
-  if (path.empty() || !fs::exists(status)) return fail(not_found(path, "there is no such file"));
+  if (path.empty() || (path != "-" && !fs::exists(status))) return fail(not_found(path, "there is no such file"));
   bool model = fs::is_directory(status);
   std::string text;
   if (!model) {
-    std::ifstream stream(path, std::ios::binary);
-    if (!stream) return fail(not_found(path, "the file cannot be read"));
-    text.resize(kMaxJobFileBytes + 1);
-    stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<std::size_t>(stream.gcount()));
+    text = beginning_of_file(path, kMaxJobFileBytes + 1);
     model = is_model_file(path, text);
+    if (!model) {
+      auto whole = read_whole_file(path, static_cast<Bytes>(kMaxJobFileBytes));
+      if (!whole) return fail(whole.error());
+      text = std::move(*whole);
+    }
   }
   if (!model) return parse_job(text, path, overrides);
   Loader loader("");

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/edit_distance.h"
+#include "core/input_file.h"
 
 namespace foreshard {
 namespace {
@@ -175,35 +176,7 @@ class BoundedBuilder {
 }  // namespace
 
 Result<std::string> read_text_file(const std::string& path, Bytes max_bytes) {
-  std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  if (!std::filesystem::exists(status)) {
-    return fail({ErrorCode::NotFound, "there is no such file", path, {}, "a file", "nothing", "check the path"});
-  }
-  if (std::filesystem::is_directory(status)) {
-    return fail({ErrorCode::NotFound, "this is a folder, not a file", path, {}, "a file", "a folder", {}});
-  }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (!file)
-    return fail({ErrorCode::NotFound, "the file cannot be read", path, {}, "a readable file", "no permission", {}});
-  std::string text;
-  char buffer[1 << 16];
-  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
-    text.append(buffer, n);
-    if (static_cast<Bytes>(text.size()) > max_bytes) {
-      return fail({ErrorCode::TooLarge,
-                   "the file is too large",
-                   path,
-                   {},
-                   "at most " + std::to_string(max_bytes / kMiB) + " MiB",
-                   "more",
-                   {}});
-    }
-  }
-  if (std::ferror(file.get()) != 0) {
-    return fail({ErrorCode::NotFound, "the file cannot be read", path, {}, "a readable file", "a read error", {}});
-  }
-  return text;
+  return read_whole_file(path, max_bytes);
 }
 
 Result<nlohmann::json> parse_json(std::string_view text, const std::string& file, const JsonLimits& limits) {

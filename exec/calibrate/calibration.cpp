@@ -19,8 +19,8 @@
 #include "exec/calibrate/calibration_host.h"
 #include "exec/calibrate/calibration_journal.h"
 #include "exec/data/batch_source.h"
-#include "exec/training/starting_weights.h"
 #include "exec/torch/torch_types.h"
+#include "exec/training/starting_weights.h"
 
 namespace foreshard::exec {
 namespace {
@@ -263,7 +263,9 @@ Bytes shard_bytes(const Model& model, std::size_t ranks) {
 Error cannot_measure(const std::string& why) {
   Error error;
   error.code = ErrorCode::Unsupported;
+  error.place = "model.source";
   error.message = "the model cannot be measured: " + why;
+  error.expected = "a model with an operator program that this machine can run";
   return error;
 }
 

@@ -93,6 +93,7 @@ Result<void> check_stale(const std::string& out, const std::set<std::string>& na
     error.code = ErrorCode::Refused;
     error.file = out + "/" + name;
     error.message = "the folder holds other weights, which a reader might take for these";
+    error.expected = "no other weights in the folder";
     error.hint = "name an empty folder";
     return fail(std::move(error));
   }
@@ -106,7 +107,7 @@ std::string index_text(const std::vector<std::vector<ExportTensor>>& files, cons
     for (const ExportTensor& tensor : files[f]) map[tensor.entry.name] = names[f];
   }
   const nlohmann::json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", std::move(map)}};
-  return index.dump(2) + "\n";
+  return index.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 Result<void> copy_config(const CheckpointManifest& manifest, const std::string& folder, const std::string& out) {
@@ -377,7 +378,7 @@ Result<std::string> describe_checkpoint(const std::string& checkpoint, bool veri
   document.erase("checksum");
   document["folder"] = *folder;
   document["verified"] = verify;
-  return document.dump(2) + "\n";
+  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace foreshard::exec

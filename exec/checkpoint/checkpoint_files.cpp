@@ -23,6 +23,7 @@ Error file_error(ErrorCode code, const std::string& path, std::string message, s
   error.code = code;
   error.file = path;
   error.message = std::move(message);
+  error.expected = "a checkpoint's file as it was written";
   error.got = std::move(got);
   error.hint = std::move(hint);
   return error;

@@ -20,7 +20,7 @@ namespace {
 Error other_model(const std::string& folder, const std::string& place, std::string expected, std::string got) {
   Error error;
   error.code = ErrorCode::Refused;  // damaged ones are skipped, this one is not
-  error.file = folder;
+  error.file = folder + "/" + std::string(kManifestName);
   error.place = place;
   error.message = "the checkpoint is another model's";
   error.expected = std::move(expected);
@@ -34,12 +34,14 @@ std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::joi
 /// Names and shapes, before anything is read.
 Result<void> check_tensors(const CheckpointManifest& manifest, const Model& model, const TrainState& state,
                            const std::string& folder) {
-  std::set<std::string_view> own;
-  for (const ParamInfo& param : model.params) own.insert(param.fqn);
+  std::set<std::string_view> params, buffers;
+  for (const ParamInfo& param : model.params) params.insert(param.fqn);
+  for (const BufferInfo& buffer : model.buffers) buffers.insert(buffer.fqn);
   for (const CheckpointTensor& saved : manifest.tensors) {
-    if (saved.slot == "param" && !own.contains(saved.fqn)) {
-      return fail(other_model(folder, saved.fqn, "a parameter of " + model.name, "none of that name"));
-    }
+    const bool is_buffer = saved.slot == "buffer";
+    if ((is_buffer ? buffers : params).contains(saved.fqn)) continue;
+    const char* kind = is_buffer ? "a buffer of " : "a parameter of ";
+    return fail(other_model(folder, saved.slot + "/" + saved.fqn, kind + model.name, "none of that name"));
   }
   for (const StateTensor& tensor : state.tensors) {
     const CheckpointTensor* saved = manifest.find(tensor.fqn, tensor.slot);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "core/model/json_input.h"
@@ -116,19 +118,80 @@ class ManifestReader {
       m.shared[name] = owner.get<std::string>();
     }
     for (const auto& [name, entry] : object(document, "documents").items()) m.documents[plain(name)] = written(entry);
+    check_together(m);
     return m;
   }
 
-  [[noreturn]] void bad(std::string place, std::string expected) const {
+  [[noreturn]] void bad(std::string place, std::string expected, std::string got = "something else") const {
     Error error;
     error.file = file_;
     error.place = std::move(place);
     error.message = "the manifest is damaged";
     error.expected = std::move(expected);
+    error.got = std::move(got);
+    error.hint = "use an older checkpoint";
     throw error;
   }
 
  private:
+  /// Numbers that are right by themselves and wrong beside each other.
+  void check_together(const CheckpointManifest& m) const {
+    if (m.scaler && !(std::isfinite(m.scaler->scale) && m.scaler->scale > 0))
+      bad("grad_scaler.scale", "a number above 0", fmt::format("{}", m.scaler->scale));
+    for (int rank = 0; rank < m.world_size; ++rank) {
+      const std::string& name = m.files[static_cast<std::size_t>(rank)].name;
+      if (name != rank_file_name(rank, m.world_size))
+        bad(fmt::format("files[{}].name", rank), rank_file_name(rank, m.world_size), name);
+    }
+    std::map<std::pair<std::string_view, std::string_view>, const CheckpointTensor*> by_name;
+    for (const CheckpointTensor& tensor : m.tensors) {
+      if (!by_name.try_emplace({tensor.slot, tensor.fqn}, &tensor).second)
+        bad(entry_name(tensor), "each tensor once", "twice");
+    }
+    for (const CheckpointTensor& tensor : m.tensors) {
+      if (tensor.slot == "param" || tensor.slot == "buffer") continue;
+      const auto param = by_name.find({"param", tensor.fqn});
+      if (param == by_name.end()) bad(entry_name(tensor), "a parameter of that name", "none");
+      if (param->second->shape != tensor.shape) bad(entry_name(tensor), "the shape of its parameter", "another");
+    }
+    for (const auto& [name, owner] : m.shared) {
+      if (!by_name.contains({"param", owner})) bad("shared." + name, "the name of a parameter", owner);
+    }
+    check_bytes(m);
+  }
+
+  /// No byte of a file belongs to two tensors.
+  void check_bytes(const CheckpointManifest& m) const {
+    struct Range {
+      std::int32_t file;
+      Bytes begin, end;
+      std::string_view fqn;
+    };
+    std::vector<Range> ranges;
+    for (std::size_t file = 0; file < m.files.size(); ++file) {
+      const Extent& rng = m.files[file].rng;
+      if (rng.numel > 0) ranges.push_back({static_cast<std::int32_t>(file), rng.offset, rng.end(), "rng"});
+    }
+    for (const CheckpointTensor& tensor : m.tensors) {
+      for (const CheckpointPart& part : tensor.parts) {
+        Numel numel = 0;
+        for (const PieceRun& run : part.runs) numel += run.numel * run.count;
+        ranges.push_back({part.file, part.begin, part.begin + numel * itemsize(tensor.dtype), tensor.fqn});
+      }
+    }
+    std::ranges::sort(ranges, [](const Range& a, const Range& b) {
+      return std::tie(a.file, a.begin, a.end) < std::tie(b.file, b.begin, b.end);
+    });
+    for (std::size_t i = 1; i < ranges.size(); ++i) {
+      const Range &before = ranges[i - 1], &range = ranges[i];
+      if (before.file == range.file && range.begin < before.end)
+        bad(std::string(range.fqn), fmt::format("bytes behind those of {}, from {}", before.fqn, before.end),
+            fmt::format("byte {} of file {}", range.begin, range.file));
+    }
+  }
+
+  static std::string entry_name(const CheckpointTensor& tensor) { return tensor.slot + "/" + tensor.fqn; }
+
   const json& field(const json& from, const char* key) const {
     if (!from.is_object()) bad(key, "an object");
     const auto found = from.find(key);
@@ -253,7 +316,11 @@ class ManifestReader {
       if (held > whole) bad(tensor.fqn, "each element once");
       tensor.parts.push_back(std::move(part));
     }
-    if (held != whole) bad(tensor.fqn, "every element");
+    if (held != whole) bad(tensor.fqn, fmt::format("{} elements", whole), fmt::format("{}", held));
+    std::vector<std::vector<PieceRun>> runs;
+    for (const CheckpointPart& part : tensor.parts) runs.push_back(part.runs);
+    const std::string flaw = coverage_flaw(runs, whole);
+    if (!flaw.empty()) bad(tensor.fqn, "each element once", flaw);
     if (entry.contains("persistent")) tensor.persistent = entry["persistent"] != false;
     return tensor;
   }
@@ -266,9 +333,28 @@ Error incomplete(const std::string& path, std::string got) {
   error.code = ErrorCode::NotFound;
   error.file = path;
   error.message = "the checkpoint is incomplete";
+  error.expected = "every file that its manifest names";
   error.got = std::move(got);
   error.hint = "the run ended while it wrote; use an older checkpoint";
   return error;
+}
+
+/// A folder may be called anything; one that is named after a step holds that step.
+Result<void> check_folder_name(const CheckpointManifest& manifest, const std::string& folder) {
+  std::filesystem::path path(folder);
+  if (!path.has_filename()) path = path.parent_path();
+  const std::string name = path.filename(), wanted = checkpoint_folder_name(manifest.progress.step);
+  std::int64_t step = 0;
+  if (!name.starts_with(kFolderPrefix)) return {};
+  const auto [end, code] = std::from_chars(name.data() + kFolderPrefix.size(), name.data() + name.size(), step);
+  if (code != std::errc() || end != name.data() + name.size() || step == manifest.progress.step) return {};
+  return fail(Error{.code = ErrorCode::Inconsistent,
+                    .message = "the manifest is of another step than its folder's name",
+                    .file = folder + "/" + std::string(kManifestName),
+                    .place = "step",
+                    .expected = fmt::format("{}", step),
+                    .got = fmt::format("{}", manifest.progress.step),
+                    .hint = "use an older checkpoint, or give the folder back its name " + wanted});
 }
 
 Result<void> check_files(const CheckpointManifest& manifest, const std::string& folder) {
@@ -343,6 +429,7 @@ Result<CheckpointManifest> read_manifest(const std::string& folder) {
   if (!text) return fail(text.error());
   auto manifest = parse_manifest(*text, path);
   if (!manifest) return manifest;
+  if (const auto checked = check_folder_name(*manifest, folder); !checked) return fail(checked.error());
   if (const auto checked = check_files(*manifest, folder); !checked) return fail(checked.error());
   return manifest;
 }

@@ -44,7 +44,9 @@ Result<std::vector<std::string>> gather_texts(Communicator* world, std::string_v
   } catch (const std::exception& error) {
     Error peers;
     peers.code = ErrorCode::Inconsistent;
+    peers.place = "train.checkpoint.dir";
     peers.message = "the ranks could not agree about a checkpoint";
+    peers.expected = "all ranks until the end of the save";
     peers.got = error.what();
     return fail(std::move(peers));
   }

@@ -68,6 +68,30 @@ std::vector<Extent> extents_of(std::span<const PieceRun> runs) {
   return extents;
 }
 
+std::string coverage_flaw(std::span<const std::vector<PieceRun>> parts, Numel whole) {
+  // Shards of columns are the most that a writer makes: a piece a row and rank.
+  constexpr Numel kMostPieces = Numel{1} << 26;
+  Numel pieces = 0;
+  std::vector<Extent> extents;
+  for (const std::vector<PieceRun>& runs : parts) {
+    for (const PieceRun& run : runs) {
+      pieces += run.count;
+      if (pieces > kMostPieces) return fmt::format("more than {} pieces", kMostPieces);
+    }
+    const std::vector<Extent> more = extents_of(runs);
+    extents.insert(extents.end(), more.begin(), more.end());
+  }
+  std::ranges::sort(extents, {}, &Extent::offset);
+  const auto range = [](Numel first, Numel end) { return fmt::format("elements {} to {}", first, end - 1); };
+  Numel at = 0;
+  for (const Extent& extent : extents) {
+    if (extent.offset > at) return range(at, extent.offset) + " are missing";
+    if (extent.offset < at) return range(extent.offset, std::min(at, extent.end())) + " stand there twice";
+    at = extent.end();
+  }
+  return at == whole ? "" : range(at, whole) + " are missing";
+}
+
 std::optional<std::vector<Extent>> held_extents(std::span<const StatePiece> pieces, Numel whole) {
   std::vector<Extent> sorted;
   for (const StatePiece& piece : pieces) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/result.h"
@@ -32,6 +33,10 @@ struct PieceRun {
 std::vector<PieceRun> runs_of(std::span<const Extent> extents);
 /// The extents again, in the order of the runs.
 std::vector<Extent> extents_of(std::span<const PieceRun> runs);
+
+/// Why the runs of all parts together are not each element of [0, whole) once: "elements 4 to 7 are missing", or twice.
+/// Empty: they are. REQUIRES runs inside the whole, `whole` elements in all.
+std::string coverage_flaw(std::span<const std::vector<PieceRun>> parts, Numel whole);
 
 /// What a rank holds, by offset, joined where it touches. nullopt: pieces overlap or leave [0, whole).
 std::optional<std::vector<Extent>> held_extents(std::span<const StatePiece> pieces, Numel whole);

@@ -4,7 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <utility>
 
+#include "exec/checkpoint/safetensors_writer.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -15,9 +19,51 @@ Result<void> CheckpointReader::bytes(int file, Bytes offset, std::span<std::byte
     const CheckpointFile& facts = manifest_.files[static_cast<std::size_t>(file)];
     auto opened = BlockReader::open(folder_ + "/" + facts.name, facts.written);
     if (!opened) return fail(opened.error());
+    if (const auto same = check_header(file, *opened); !same) return same;
     found = files_.emplace(file, std::move(*opened)).first;
   }
   return found->second.read(offset, into);
+}
+
+/// The file says itself what lies where, of which type: a manifest that says otherwise is not this file's.
+Result<void> CheckpointReader::check_header(int file, BlockReader& reader) const {
+  constexpr Bytes kMostHeader = 256 * kMiB;
+  const CheckpointFile& facts = manifest_.files[static_cast<std::size_t>(file)];
+  const auto bad = [&](const std::string& place, std::string expected, std::string got) {
+    Error error;
+    error.file = folder_ + "/" + std::string(kManifestName);
+    error.place = place;
+    error.message = "the manifest does not fit " + facts.name;
+    error.expected = std::move(expected);
+    error.got = std::move(got);
+    error.hint = "use an older checkpoint";
+    return fail(std::move(error));
+  };
+  std::uint64_t length = 0;  // little endian, as every machine that LibTorch runs on
+  if (facts.written.bytes < static_cast<Bytes>(sizeof length)) return bad("files", "a safetensors file", "no header");
+  if (auto read = reader.read(0, std::as_writable_bytes(std::span(&length, 1))); !read) return read;
+  if (length > static_cast<std::uint64_t>(std::min(kMostHeader, facts.written.bytes - 8)))
+    return bad("files", "a safetensors file", fmt::format("a header of {} bytes", length));
+  std::string text(static_cast<std::size_t>(length), '\0');
+  if (auto read = reader.read(8, std::as_writable_bytes(std::span(text))); !read) return read;
+  const auto header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!header.is_object()) return bad("files", "a safetensors file", "no header");
+  for (const CheckpointTensor& tensor : manifest_.tensors) {
+    for (const CheckpointPart& part : tensor.parts) {
+      if (part.file != file) continue;
+      Numel numel = 0;
+      for (const PieceRun& run : part.runs) numel += run.numel * run.count;
+      const Bytes begin = part.begin - 8 - static_cast<Bytes>(length);
+      const nlohmann::json wanted = {{"dtype", safetensors_dtype(tensor.dtype)},
+                                     {"shape", {numel}},
+                                     {"data_offsets", {begin, begin + numel * itemsize(tensor.dtype)}}};
+      const std::string name = tensor.slot + "/" + tensor.fqn;
+      const auto found = header.find(name);
+      if (found == header.end()) return bad(name, "a tensor of the file", "none of that name");
+      if (*found != wanted) return bad(name, found->dump(), wanted.dump());
+    }
+  }
+  return {};
 }
 
 Bytes CheckpointReader::bytes_read() const {

@@ -27,6 +27,7 @@ class CheckpointReader {
   Bytes bytes_read() const;
 
  private:
+  Result<void> check_header(int file, BlockReader& reader) const;
   Result<void> read_piece(int file, Bytes begin, const CheckpointTensor& saved, StateTensor& into, Numel local,
                           Numel numel);
 

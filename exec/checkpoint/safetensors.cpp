@@ -27,6 +27,7 @@ Error file_error(ErrorCode code, const std::string& path, std::string place, std
   error.file = path;
   error.place = std::move(place);
   error.message = std::move(message);
+  error.expected = "a whole safetensors file";
   return error;
 }
 

@@ -279,6 +279,9 @@ Result<std::shared_ptr<Communicator>> make_gloo_communicator(Rendezvous& rendezv
     failure.message = fmt::format("rank {} could not connect to the others of group {}: {}", rendezvous.rank(),
                                   group.name, without_source(error.what()));
     failure.place = rendezvous.own_address();
+    failure.expected = fmt::format("{} ranks within {} ms",
+                                   group.ranks.empty() ? rendezvous.size() : static_cast<int>(group.ranks.size()),
+                                   group.timeout.count());
     failure.hint = "did all ranks start, and can they reach each other's addresses?";
     return fail(std::move(failure));
   }

@@ -31,6 +31,7 @@ Error data_error(ErrorCode code, std::string place, std::string message) {
   error.code = code;
   error.place = std::move(place);
   error.message = std::move(message);
+  error.expected = "data that the model can train on, docs/run.md#data";
   return error;
 }
 

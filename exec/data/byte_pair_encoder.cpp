@@ -103,6 +103,7 @@ class Reader {
     error.file = file_;
     error.place = std::move(place);
     error.message = std::move(message);
+    error.expected = "a tokenizer.json of byte-level BPE";
     error.got = std::move(got);
     return error;
   }
@@ -277,7 +278,9 @@ Result<void> BytePairEncoder::Tables::encode_word(std::string_view word, std::ve
       if (id < 0) {
         Error error;
         error.code = ErrorCode::OutOfRange;
+        error.place = "train.data.tokenizer";
         error.message = "the tokenizer's vocabulary lacks a byte of the text";
+        error.expected = "a token for each of the 256 bytes";
         error.got = fmt::format("byte 0x{:02x}", static_cast<unsigned>(static_cast<unsigned char>(byte)));
         return fail(std::move(error));
       }

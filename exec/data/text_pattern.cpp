@@ -45,6 +45,7 @@ Result<TextPattern> TextPattern::compile(const std::string& expression) {
     error.code = ErrorCode::BadSyntax;
     error.place = fmt::format("offset {} of the pattern", at);
     error.message = "the pattern is no regular expression: " + pcre_message(code);
+    error.expected = "a pattern that PCRE2 takes";
     error.got = expression;
     return fail(std::move(error));
   }
@@ -65,6 +66,7 @@ Result<void> TextPattern::split(std::string_view text, const std::function<void(
       error.code = ErrorCode::BadSyntax;
       error.place = fmt::format("byte {}", pcre2_get_startchar(code_->match));
       error.message = "the text cannot be cut into words: " + pcre_message(found);
+      error.expected = "UTF-8";
       return fail(std::move(error));
     }
     const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(code_->match);
@@ -85,7 +87,9 @@ struct TextPattern::Code {};
 Result<TextPattern> TextPattern::compile(const std::string&) {
   Error error;
   error.code = ErrorCode::Unsupported;
+  error.place = "train.data.kind";
   error.message = "this build does not read text: PCRE2 was not found";
+  error.expected = "tokens or synthetic";
   error.hint = "install libpcre2-dev and build again, or make a file of token ids (docs/run.md)";
   return fail(std::move(error));
 }

@@ -20,6 +20,7 @@ Error file_error(ErrorCode code, const std::string& path, std::string message) {
   error.file = path;
   error.place = "train.data.file";
   error.message = std::move(message);
+  error.expected = "a file of token ids, u16 or u32";
   return error;
 }
 

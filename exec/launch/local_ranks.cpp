@@ -117,6 +117,7 @@ class LocalRanks {
       Error error;
       error.code = ErrorCode::NotFound;
       error.file = command[0];
+      error.expected = "a program that can be started";
       error.message = fmt::format("rank {} cannot be started: {}", rank, std::strerror(code));
       return fail(std::move(error));
     }

@@ -30,6 +30,7 @@ Error meeting_error(const RendezvousOptions& options, std::string_view text) {
   Error error;
   error.message = fmt::format("rank {} of {} did not meet the others: {}", options.rank, options.size, text);
   error.place = fmt::format("{}:{}", options.host, options.port);
+  error.expected = fmt::format("{} ranks within {} s", options.size, options.timeout.count() / 1000);
   error.hint = "is the port free, and were all ranks started with the same address and world size?";
   return error;
 }

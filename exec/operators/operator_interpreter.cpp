@@ -68,6 +68,7 @@ Error operator_error(const Model& model, std::size_t op, std::string message) {
   Error error;
   error.code = ErrorCode::Unsupported;
   error.message = std::move(message);
+  error.expected = "an operator that the executor can run";
   error.place = fmt::format("ops[{}] {}", op, model.ops[op].name);
   if (error.message.starts_with("LibTorch")) error.got = model.ops[op].name;
   return error;

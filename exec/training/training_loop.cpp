@@ -35,6 +35,7 @@ Error training_error(ErrorCode code, std::string place, std::string message, std
   error.code = code;
   error.place = std::move(place);
   error.message = std::move(message);
+  error.expected = "a job, a model and a folder that can be trained with";
   error.hint = std::move(hint);
   return error;
 }

@@ -4,12 +4,12 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
+#include "core/input_file.h"
 #include "core/job/job_file.h"
 #include "core/model/json_input.h"
-#include "gui/models/timeline/amounts.h"
 #include "gui/models/simulated_timeline.h"
+#include "gui/models/timeline/amounts.h"
 #include "traces/formats/open_trace.h"
 
 namespace foreshard::gui {
@@ -23,10 +23,7 @@ enum class InputKind { Recording, Job, Sweep };
 InputKind kind_of(const std::string& path) {
   std::error_code code;
   if (fs::is_directory(path, code) || path.ends_with(".toml") || path.ends_with(".pt2")) return InputKind::Job;
-  std::ifstream file(path, std::ios::binary);
-  std::string head(8192, '\0');
-  file.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<std::size_t>(std::max<std::streamsize>(0, file.gcount())));
+  const std::string head = beginning_of_file(path, 8192);
   const auto holds = [&](const char* word) { return head.find(word) != std::string::npos; };
   const std::size_t first = head.find_first_not_of(" \t\r\n");
   if (first == std::string::npos || head[first] != '{') return InputKind::Recording;

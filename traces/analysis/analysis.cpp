@@ -5,10 +5,10 @@
 #include <map>
 #include <unordered_map>
 
+#include "traces/analysis/range_statistics.h"
 #include "traces/timeline/exposed_comm.h"
 #include "traces/timeline/intervals.h"
 #include "traces/timeline/iterations.h"
-#include "traces/analysis/range_statistics.h"
 
 namespace foreshard {
 namespace {
@@ -289,6 +289,7 @@ Result<std::vector<RankAnalysis>> analyse_timeline(const Timeline& timeline, con
   Error error;
   error.code = ErrorCode::OutOfRange;
   if (options.from && options.to && *options.to <= *options.from) {
+    error.place = "--from, --to";
     error.message = "the window ends before it begins";
     error.expected = "from < to";
     error.got = std::to_string(*options.from) + " ns to " + std::to_string(*options.to) + " ns";

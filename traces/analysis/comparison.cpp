@@ -1,6 +1,7 @@
 #include "traces/analysis/comparison.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -359,6 +360,9 @@ Result<Comparison> compare_timelines(const Timeline& a, const Timeline& b, const
     Error error;
     error.message = options.rank ? "rank " + std::to_string(*options.rank) + " is not in both timelines"
                                  : "the timelines have no rank in common";
+    error.place = "ranks";
+    error.expected = "a rank that both timelines have";
+    error.got = fmt::format("A: {}; B: {}", fmt::join(ranks_a, ", "), fmt::join(ranks_b, ", "));
     error.hint = "set cluster.rank of a job to the rank that was recorded";
     return fail(std::move(error));
   }

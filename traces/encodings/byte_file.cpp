@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <filesystem>
 
 #include "core/output_file.h"
 
@@ -18,7 +16,6 @@ constexpr int kGzipLevel = 4;  // traces are large and repeat themselves: higher
 constexpr int kGzipWindow = 15 + 16;  // zlib's spelling of "gzip header, largest window"
 constexpr int kGzipMemory = 8;        // zlib's default
 constexpr std::size_t kPackedRoom = 1U << 16U;
-constexpr std::size_t kReadChunk = 1U << 20U;
 
 bool ends_with(std::string_view text, std::string_view tail) {
   return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
@@ -31,6 +28,7 @@ Error file_error(ErrorCode code, const std::string& path, std::string message, s
   error.code = code;
   error.message = std::move(message);
   error.file = path;
+  error.expected = "a recording that can be read";
   error.got = std::move(got);
   error.hint = std::move(hint);
   return error;
@@ -98,37 +96,6 @@ Result<void> PackedOutput::close() {
     if (auto ended = impl_->pack({}, Z_FINISH); !ended) return ended;
   }
   return impl_->file.commit();
-}
-
-Result<std::string> read_bytes(const std::string& path, Bytes limit) {
-  std::error_code code;
-  if (std::filesystem::is_directory(path, code)) {
-    return fail(
-        file_error(ErrorCode::NotFound, path, "a folder stands where a file was asked for", "a folder", "name a file"));
-  }
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  if (file == nullptr) {
-    return fail(
-        file_error(ErrorCode::NotFound, path, "the file cannot be read", std::strerror(errno), "check the path"));
-  }
-  std::string bytes;
-  std::size_t got = 0;
-  do {
-    const std::size_t before = bytes.size();
-    bytes.resize(before + kReadChunk);
-    got = std::fread(bytes.data() + before, 1, kReadChunk, file);
-    bytes.resize(before + got);
-  } while (got > 0 && static_cast<Bytes>(bytes.size()) <= limit);
-  const bool failed = std::ferror(file) != 0;
-  std::fclose(file);
-  if (failed) return fail(file_error(ErrorCode::NotFound, path, "reading stopped", std::strerror(errno), ""));
-  if (static_cast<Bytes>(bytes.size()) > limit) {
-    Error error = file_error(ErrorCode::TooLarge, path, "the file is larger than the reader's limit",
-                             fmt::format("more than {} bytes", limit), "");
-    error.expected = fmt::format("at most {} bytes", limit);
-    return fail(std::move(error));
-  }
-  return bytes;
 }
 
 }  // namespace foreshard

@@ -1,5 +1,4 @@
-// Files of bytes: written plain or gzipped, read whole up to a limit. Errors of the file system become an Error with
-// its text.
+// Files of bytes that are written, plain or gzipped. Errors of the file system become an Error with its text.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +33,5 @@ class PackedOutput {
 
 /// What is wrong with a file, for every reader and writer of this room.
 Error file_error(ErrorCode code, const std::string& path, std::string message, std::string got, std::string hint);
-
-/// The whole file. Larger than `limit` is an Error, found before anything is read where the size is known.
-Result<std::string> read_bytes(const std::string& path, Bytes limit);
 
 }  // namespace foreshard

@@ -1,49 +1,47 @@
 #include "traces/encodings/byte_source.h"
 
-#include <fcntl.h>
 #include <fmt/core.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
+#include "core/input_file.h"
 #include "traces/encodings/byte_file.h"
 
 namespace foreshard {
 namespace {
 
 constexpr std::size_t kBufferBytes = 1U << 18U;
+constexpr std::uint64_t kHarmlessBytes = 256ULL << 20U;
+constexpr std::uint64_t kMostExpansion = 200;  // recordings pack to a tenth or a thirtieth, zeros to a thousandth
+constexpr std::string_view kTrapWords = "the packed stream expands as no recording does";
 constexpr int kGzipWindow = 15 + 16;  // zlib's spelling of "gzip header, largest window"
 
 class FileSource : public ByteSource {
  public:
-  FileSource(int file, std::uint64_t size) : file_(file), size_(size) {}
-  ~FileSource() override { ::close(file_); }
-  FileSource(const FileSource&) = delete;
-  FileSource& operator=(const FileSource&) = delete;
+  explicit FileSource(InputFile file) : file_(std::move(file)) {}
 
   std::size_t read(char* data, std::size_t size) override {
-    for (;;) {
-      const ssize_t got = ::read(file_, data, size);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) damage_ = fmt::format("reading stopped: {}", std::strerror(errno));
-      done_ += got > 0 ? static_cast<std::uint64_t>(got) : 0;
-      return got > 0 ? static_cast<std::size_t>(got) : 0;
-    }
+    const auto got = file_.read(data, size);
+    if (!got) damage_ = fmt::format("{}: {}", got.error().message, got.error().got);
+    done_ += got ? *got : 0;
+    return got ? *got : 0;
   }
   std::string damage() const override { return damage_; }
   double fraction() const override {
-    return size_ == 0 ? 1.0 : std::min(1.0, static_cast<double>(done_) / static_cast<double>(size_));
+    const double size = static_cast<double>(file_.size().value_or(0));
+    return size == 0 ? 1.0 : std::min(1.0, static_cast<double>(done_) / size);
   }
 
  private:
-  int file_;
-  std::uint64_t size_, done_ = 0;
+  InputFile file_;
+  std::uint64_t done_ = 0;
   std::string damage_;
 };
 
@@ -74,11 +72,25 @@ class Unpacker : public ByteSource {
   double fraction() const override { return packed_->fraction(); }
 
  protected:
-  std::size_t refill() { return packed_->read(buffer_.data(), buffer_.size()); }
+  std::size_t refill() {
+    const std::size_t got = packed_->read(buffer_.data(), buffer_.size());
+    packed_bytes_ += got;
+    return got;
+  }
+  /// Called with what was unpacked. True at a trap.
+  bool is_trap(std::size_t unpacked) {
+    unpacked_bytes_ += unpacked;
+    if (unpacked_bytes_ <= kHarmlessBytes || unpacked_bytes_ / kMostExpansion <= packed_bytes_) return false;
+    damage_ =
+        fmt::format("{}: {} packed bytes make more than {} MiB", kTrapWords, packed_bytes_, unpacked_bytes_ >> 20U);
+    ended_ = true;
+    return true;
+  }
 
   std::unique_ptr<ByteSource> packed_;
   std::vector<char> buffer_;
   std::string damage_;
+  std::uint64_t packed_bytes_ = 0, unpacked_bytes_ = 0;
   bool ended_ = false;
 };
 
@@ -107,7 +119,8 @@ class GzipSource : public Unpacker {
       }
       step();
     }
-    return wanted - state_.avail_out;
+    const std::size_t unpacked = wanted - state_.avail_out;
+    return is_trap(unpacked) ? 0 : unpacked;
   }
 
  private:
@@ -155,7 +168,7 @@ class ZstdSource : public Unpacker {
       }
       inside_ = code != 0;
     }
-    return out.pos;
+    return is_trap(out.pos) ? 0 : out.pos;
   }
 
  private:
@@ -167,17 +180,9 @@ class ZstdSource : public Unpacker {
 }  // namespace
 
 Result<std::unique_ptr<ByteSource>> open_file(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0)
-    return fail(
-        file_error(ErrorCode::NotFound, path, "the file cannot be read", std::strerror(errno), "check the path"));
-  struct stat about {};
-  const bool known = ::fstat(file, &about) == 0;
-  auto source = std::make_unique<FileSource>(file, known ? static_cast<std::uint64_t>(about.st_size) : 0);
-  if (known && S_ISDIR(about.st_mode))
-    return fail(file_error(ErrorCode::NotFound, path, "a folder stands where a file was asked for", "a folder",
-                           "name the files in it"));
-  return source;
+  auto file = InputFile::open(path);
+  if (!file) return fail(file.error());
+  return std::make_unique<FileSource>(std::move(*file));
 }
 
 std::unique_ptr<ByteSource> unpacked(std::unique_ptr<ByteSource> packed) {
@@ -205,19 +210,49 @@ std::size_t PeekedSource::read(char* data, std::size_t size) {
   return part;
 }
 
-Result<std::string> read_all(ByteSource& source, std::size_t limit, const std::string& file) {
-  std::string bytes;
+ByteBuffer::ByteBuffer(ByteBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      room_(std::exchange(other.room_, 0)) {}
+
+ByteBuffer& ByteBuffer::operator=(ByteBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(room_, other.room_);
+  return *this;
+}
+
+ByteBuffer::~ByteBuffer() { std::free(data_); }
+
+char* ByteBuffer::extend(std::size_t size) {
+  if (room_ - size_ < size) {
+    // Large blocks are pages that realloc moves without copying. A quarter more: what returns 4 bytes had 5.
+    const std::size_t room = size_ + std::max(size, size_ / 4);
+    void* grown = std::realloc(data_, room);
+    if (grown == nullptr) return nullptr;
+    data_ = static_cast<char*>(grown);
+    room_ = room;
+  }
+  return data_ + size_;
+}
+
+Result<ByteBuffer> read_all(ByteSource& source, std::size_t limit, const std::string& file) {
+  const auto too_large = [&](std::string message, std::string got) {
+    Error error = file_error(ErrorCode::TooLarge, file, std::move(message), std::move(got), "");
+    error.expected = fmt::format("at most {} bytes", limit);
+    return fail(std::move(error));
+  };
+  ByteBuffer bytes;
   for (;;) {
-    const std::size_t before = bytes.size();
-    bytes.resize(before + kBufferBytes * 4);
-    const std::size_t got = source.read(bytes.data() + before, bytes.size() - before);
-    bytes.resize(before + got);
-    if (bytes.size() > limit) {
-      Error error = file_error(ErrorCode::TooLarge, file, "the file is larger than the reader's limit", "more", "");
-      error.expected = fmt::format("at most {} bytes", limit);
-      return fail(std::move(error));
-    }
-    if (got == 0) return bytes;
+    char* room = bytes.extend(kBufferBytes * 4);
+    if (room == nullptr)
+      return too_large("there is no memory for the file", fmt::format("more than {} bytes", bytes.view().size()));
+    const std::size_t got = source.read(room, kBufferBytes * 4);
+    bytes.keep(got);
+    if (bytes.view().size() > limit) return too_large("the file is larger than its reader's limit", "more");
+    if (got > 0) continue;
+    if (source.damage().starts_with(kTrapWords)) return too_large(source.damage(), "a packed stream without end");
+    return bytes;
   }
 }
 

@@ -28,10 +28,11 @@ class ByteSource {
   virtual double fraction() const = 0;
 };
 
-/// NotFound for folders and files that cannot be read.
+/// core/input_file.h: a regular file, or standard input for "-"; NotFound for anything else.
 Result<std::unique_ptr<ByteSource>> open_file(const std::string& path);
 
-/// Unpacks gzip (several members too) and zstd; anything else stays as it is.
+/// Unpacks gzip (several members too) and zstd; anything else stays as it is. What unpacks to more than 256 MiB and
+/// 200 times its packed bytes is no recording but a trap: the stream ends there, and damage() says so.
 std::unique_ptr<ByteSource> unpacked(std::unique_ptr<ByteSource> packed);
 
 /// Of bytes that the caller keeps alive.
@@ -52,7 +53,27 @@ class PeekedSource : public ByteSource {
   std::size_t at_ = 0;
 };
 
-/// All of it, up to `limit` bytes; more is an Error (TooLarge) that names `file`.
-Result<std::string> read_all(ByteSource& source, std::size_t limit, const std::string& file);
+/// Bytes that grow in place: never twice in memory, as a string is while it grows.
+class ByteBuffer {
+ public:
+  ByteBuffer() = default;
+  ByteBuffer(const ByteBuffer&) = delete;
+  ByteBuffer& operator=(const ByteBuffer&) = delete;
+  ByteBuffer(ByteBuffer&& other) noexcept;
+  ByteBuffer& operator=(ByteBuffer&& other) noexcept;
+  ~ByteBuffer();
+
+  /// Room for `size` bytes behind those that are there; nullptr if there is no memory.
+  char* extend(std::size_t size);
+  void keep(std::size_t size) { size_ += size; }  // of the room
+  std::string_view view() const { return {data_, size_}; }
+
+ private:
+  char* data_ = nullptr;
+  std::size_t size_ = 0, room_ = 0;
+};
+
+/// All of it, up to `limit` bytes; more, no memory for it, or a trap (see unpacked) is an Error that names `file`.
+Result<ByteBuffer> read_all(ByteSource& source, std::size_t limit, const std::string& file);
 
 }  // namespace foreshard

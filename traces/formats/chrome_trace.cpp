@@ -9,6 +9,7 @@
 #include <map>
 
 #include "core/plan.h"
+#include "core/utf8.h"
 #include "traces/encodings/byte_file.h"
 
 namespace foreshard {
@@ -67,7 +68,8 @@ class EventWriter {
   bool first_ = true;
 };
 
-void EventWriter::text(std::string_view text) {
+void EventWriter::text(std::string_view given) {
+  const std::string text = as_utf8(given);  // recordings name things in any bytes
   buffer_.push_back('"');
   for (const char c : text) {
     if (c == '"' || c == '\\') {

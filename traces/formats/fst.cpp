@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 
+#include "core/input_file.h"
 #include "traces/encodings/byte_file.h"
 
 namespace foreshard {
@@ -24,7 +25,6 @@ constexpr std::size_t kRowsPerBlock = 65536;
 constexpr std::size_t kMaxRawBytes = 10 * kRowsPerBlock;  // ten bytes is the longest varint
 constexpr std::size_t kMaxTextBytes = 1U << 20U;
 constexpr int kZstdLevel = 3;
-constexpr Bytes kReadLimit = 16 * kGiB;
 constexpr std::uint64_t kMaxRowsFactor = 512;  // rows per byte of file: a small file cannot ask for a large memory
 constexpr std::uint64_t kMinRows = 1U << 20U;
 
@@ -474,7 +474,8 @@ Result<void> Reader::build_counters(Timeline& t) {
   if (!rank) return fail(rank.error());
   auto& texts = columns_.texts[static_cast<std::size_t>(Table::Counters)];
   if (texts[1].size() != rows || texts[2].size() != rows)
-    return broken("table counters has counters without a name or unit", "", "");
+    return broken("table counters has counters without a name or unit", fmt::format("{} of each", rows),
+                  fmt::format("{} and {}", texts[1].size(), texts[2].size()));
   for (std::size_t i = 0; i < rows; ++i)
     t.counters.push_back({narrow((**rank)[i]), std::move(texts[1][i]), std::move(texts[2][i])});
   const std::size_t samples = rows_of(Table::Samples);
@@ -505,7 +506,9 @@ Result<void> Reader::build_marks(Timeline& t) {
 
 Result<void> Reader::build_provenance(Provenance& p) {
   const auto& texts = columns_.texts[static_cast<std::size_t>(Table::Provenance)];
-  if (texts[0].size() != texts[1].size()) return broken("table provenance has keys without values", "", "");
+  if (texts[0].size() != texts[1].size())
+    return broken("table provenance has keys without values", fmt::format("{}", texts[0].size()),
+                  fmt::format("{}", texts[1].size()));
   const std::map<std::string_view, std::string*> fields{{"source", &p.source},
                                                         {"plan_digest", &p.plan_digest},
                                                         {"software", &p.software},
@@ -576,7 +579,7 @@ Result<void> write_fst(const Timeline& timeline, const std::string& path) {
 Result<Timeline> parse_fst(std::string_view bytes, const std::string& file) { return Reader(bytes, file).read(); }
 
 Result<Timeline> read_fst(const std::string& path) {
-  auto bytes = read_bytes(path, kReadLimit);
+  auto bytes = read_whole_file(path, kMostFstBytes);
   if (!bytes) return fail(bytes.error());
   return parse_fst(*bytes, path);
 }

@@ -10,6 +10,7 @@
 
 #include "core/result.h"
 #include "core/timeline.h"
+#include "core/units.h"
 
 namespace foreshard {
 
@@ -17,6 +18,9 @@ inline constexpr int kFstMajor = 1;  // readers refuse another one
 inline constexpr int kFstMinor = 2;  // readers ignore tables and columns that they do not know
 
 std::string fst_bytes(const Timeline& timeline);
+/// What a reader takes, unpacked.
+inline constexpr Bytes kMostFstBytes = 4 * kGiB;
+
 Result<void> write_fst(const Timeline& timeline, const std::string& path);
 
 /// `file` is only for the Error's text.

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "traces/formats/chrome_slices.h"
 #include "traces/encodings/json_events.h"
+#include "traces/formats/chrome_slices.h"
 #include "traces/formats/kineto_events.h"
 
 namespace foreshard {
@@ -194,6 +194,7 @@ class Reader {
     Error error;
     error.code = ErrorCode::Usage;
     error.message = "reading was stopped";
+    error.expected = "to be read to its end";
     error.file = slices_.file();
     return fail(std::move(error));
   }

@@ -108,6 +108,7 @@ class NsysReader {
     Error error;
     error.code = ErrorCode::Usage;
     error.message = "reading was stopped";
+    error.expected = "to be read to its end";
     error.file = file_;
     return fail(std::move(error));
   }
@@ -299,6 +300,7 @@ tl::unexpected<Error> cannot_open(sqlite3* database, const std::string& file) {
   Error error;
   error.code = ErrorCode::NotFound;
   error.message = "the sqlite file cannot be opened";
+  error.expected = "an sqlite file that can be read";
   error.file = file;
   error.got = database != nullptr ? sqlite3_errmsg(database) : "no memory";
   return fail(std::move(error));

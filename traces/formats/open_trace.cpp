@@ -6,11 +6,11 @@
 
 #include "traces/encodings/byte_file.h"
 #include "traces/encodings/byte_source.h"
-#include "traces/timeline/clock_alignment.h"
+#include "traces/encodings/tar_entries.h"
 #include "traces/formats/fst.h"
 #include "traces/formats/kineto.h"
 #include "traces/formats/memory_snapshot.h"
-#include "traces/encodings/tar_entries.h"
+#include "traces/timeline/clock_alignment.h"
 #ifdef FORESHARD_WITH_SQLITE
 #include "traces/formats/nsys.h"
 #endif
@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::size_t kHeadBytes = 512;  // a tar's header
 constexpr int kDeepestArchive = 3;
+constexpr std::size_t kMostSnapshotBytes = 4ULL << 30U;  // unpacked
 constexpr std::string_view kFstMagic =
     "\x89"
     "FST";
@@ -32,10 +33,10 @@ tl::unexpected<Error> no_recording(const std::string& path, std::string got) {
   return fail(std::move(error));
 }
 
-Result<OpenedTrace> read_fst_source(ByteSource& source, const std::string& path, const OpenOptions& options) {
-  auto bytes = read_all(source, options.memory_limit, path);
+Result<OpenedTrace> read_fst_source(ByteSource& source, const std::string& path) {
+  auto bytes = read_all(source, kMostFstBytes, path);
   if (!bytes) return fail(bytes.error());
-  auto timeline = parse_fst(*bytes, path);
+  auto timeline = parse_fst(bytes->view(), path);
   if (!timeline) return fail(timeline.error());
   OpenedTrace opened;
   opened.timeline = std::move(*timeline);
@@ -43,10 +44,10 @@ Result<OpenedTrace> read_fst_source(ByteSource& source, const std::string& path,
   return opened;
 }
 
-Result<OpenedTrace> read_snapshot_source(ByteSource& source, const std::string& path, const OpenOptions& options) {
-  const auto bytes = read_all(source, options.memory_limit, path);
+Result<OpenedTrace> read_snapshot_source(ByteSource& source, const std::string& path) {
+  const auto bytes = read_all(source, kMostSnapshotBytes, path);
   if (!bytes) return fail(bytes.error());
-  return parse_memory_snapshot(*bytes, path);
+  return parse_memory_snapshot(bytes->view(), path);
 }
 
 Result<OpenedTrace> read_sqlite_source(const std::string& path, bool plain_file, const OpenOptions& options) {
@@ -95,9 +96,9 @@ Result<OpenedTrace> read_content(std::unique_ptr<ByteSource> source, const std::
   PeekedSource peeked(std::move(source), kHeadBytes);
   const std::string_view head = peeked.head();
   if (head.empty()) return no_recording(path, "an empty file");
-  if (head.starts_with(kFstMagic)) return read_fst_source(peeked, path, options);
+  if (head.starts_with(kFstMagic)) return read_fst_source(peeked, path);
   if (head.starts_with(kSqliteMagic)) return read_sqlite_source(path, plain_file, options);
-  if (head[0] == '\x80') return read_snapshot_source(peeked, path, options);
+  if (head[0] == '\x80') return read_snapshot_source(peeked, path);
   if (is_tar_header(head) && depth < kDeepestArchive) return read_tar(peeked, path, depth, options);
   const std::size_t first = head.find_first_not_of(" \t\r\n\xef\xbb\xbf");
   if (first != std::string_view::npos && (head[first] == '{' || head[first] == '['))

@@ -1,10 +1,10 @@
 #include "core/model/sources/load_model.h"
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/input_file.h"
 #include "core/model/json_input.h"
 #include "core/model/model_json.h"
 #include "core/model/pt2/model.h"
@@ -28,9 +28,7 @@ std::string file_of(const std::string& source) {
 /// By content; a file that only calls itself an archive is told what is wrong with it as one.
 bool is_archive(const std::string& file) {
   if (file.ends_with(".pt2")) return true;
-  char magic[kZipMagic.size()] = {};
-  std::ifstream in(file, std::ios::binary);
-  return in.read(magic, sizeof magic) && std::string_view(magic, sizeof magic) == kZipMagic;
+  return beginning_of_file(file, kZipMagic.size()) == kZipMagic;
 }
 
 }  // namespace

@@ -199,8 +199,10 @@ Result<std::vector<std::string>> write_report(const ViewerArguments& arguments) 
     if (!second) return fail(second.error());
     std::copy(second->notes.begin(), second->notes.end(), std::back_inserter(notes));
     if (!first->timeline || !second->timeline)
-      return fail(
-          {.code = ErrorCode::Usage, .message = "a sweep cannot be compared", .expected = "two recordings or jobs"});
+      return fail({.code = ErrorCode::Usage,
+                   .message = "a sweep cannot be compared",
+                   .place = "FILES",
+                   .expected = "two recordings or jobs"});
     CompareOptions compare;
     compare.rank = arguments.rank;
     compare.force = arguments.force;

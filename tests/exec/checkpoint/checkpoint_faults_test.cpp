@@ -178,6 +178,72 @@ INSTANTIATE_TEST_SUITE_P(
                [](const std::string& f) { overwrite(f + "/rank-00000-of-00002.safetensors", 40, 'x'); }, "checksum"}),
     [](const auto& kind) { return kind.param.name; });
 
+/// A manifest that somebody has changed and sealed again with its own checksum: refused, with the place.
+struct Resealed {
+  const char* name;
+  void (*change)(CheckpointManifest& manifest);
+  const char* note;
+};
+
+class ResealedManifest : public CheckpointFaults, public ::testing::WithParamInterface<Resealed> {};
+
+CheckpointTensor& tensor_with_parts(CheckpointManifest& m, const char* slot, std::size_t parts) {
+  return *std::ranges::find_if(m.tensors,
+                               [&](const CheckpointTensor& t) { return t.slot == slot && t.parts.size() >= parts; });
+}
+
+TEST_P(ResealedManifest, IsRefusedWithThePlace) {
+  ASSERT_TRUE(save(2)[0]);
+  const std::string folder = dir_ + "/step-0000000002";
+  auto manifest = read_manifest(folder);
+  ASSERT_TRUE(manifest) << to_text(manifest.error());
+  GetParam().change(*manifest);
+  std::ofstream(folder + "/checkpoint.json", std::ios::binary) << manifest_text(*manifest);
+  const auto loaded = load_checkpoint(folder, model_, parts_[0], 0, 2);
+  ASSERT_FALSE(loaded);
+  EXPECT_THAT(to_text(loaded.error()), HasSubstr(GetParam().note));
+  EXPECT_THAT(loaded.error().file, HasSubstr("checkpoint.json"));
+  EXPECT_FALSE(loaded.error().place.empty());
+  EXPECT_FALSE(loaded.error().expected.empty());
+  EXPECT_FALSE(resume());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, ResealedManifest,
+    ::testing::Values(
+        Resealed{"AnotherStep", [](CheckpointManifest& m) { m.progress.step = 3; }, "another step"},
+        Resealed{"UnknownParameter", [](CheckpointManifest& m) { m.tensors[0].fqn += "x"; }, "damaged"},
+        Resealed{"UnknownMoment", [](CheckpointManifest& m) { tensor_with_parts(m, "exp_avg", 1).fqn = "nobody"; },
+                 "exp_avg/nobody"},
+        Resealed{"AnotherSlot", [](CheckpointManifest& m) { tensor_with_parts(m, "exp_avg", 1).slot = "exp_avq"; },
+                 "exp_avq/"},
+        Resealed{"TheSameTensorTwice", [](CheckpointManifest& m) { m.tensors.push_back(m.tensors[0]); },
+                 "each tensor once"},
+        Resealed{"APartLost", [](CheckpointManifest& m) { tensor_with_parts(m, "param", 2).parts.pop_back(); },
+                 "elements"},
+        Resealed{"PartsOverlap",
+                 [](CheckpointManifest& m) {
+                   auto& parts = tensor_with_parts(m, "param", 2).parts;
+                   parts[1].runs[0].offset -= 1;
+                 },
+                 "each element once"},
+        Resealed{"PartsSwapped",
+                 [](CheckpointManifest& m) {
+                   auto& parts = tensor_with_parts(m, "param", 2).parts;
+                   std::swap(parts[0].file, parts[1].file);
+                 },
+                 "does not fit"},
+        Resealed{"AnotherType", [](CheckpointManifest& m) { tensor_with_parts(m, "param", 1).dtype = DType::Int32; },
+                 "does not fit"},
+        Resealed{"BytesOfAnother",
+                 [](CheckpointManifest& m) {
+                   tensor_with_parts(m, "exp_avg", 1).parts[0].begin = tensor_with_parts(m, "param", 1).parts[0].begin;
+                 },
+                 "bytes behind those of"},
+        Resealed{"FilesSwapped", [](CheckpointManifest& m) { std::swap(m.files[0], m.files[1]); }, "files[0].name"},
+        Resealed{"ANameThatSharesNothing", [](CheckpointManifest& m) { m.shared["x"] = "nobody"; }, "shared.x"}),
+    [](const auto& kind) { return kind.param.name; });
+
 TEST_F(CheckpointFaults, AnotherModelsCheckpointIsRefusedNotSkipped) {
   ASSERT_TRUE(save(1)[0]);
   model_.params[1].shape = {7, 6};

@@ -1,0 +1,13 @@
+// Text from outside may be any bytes (names in recordings, paths, environment); JSON is UTF-8. Pure function.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace foreshard {
+
+/// The text with every byte that is no part of UTF-8 (overlong forms, surrogates and cut-off sequences included)
+/// replaced by U+FFFD. Unicode 15, table 3-7.
+std::string as_utf8(std::string_view text);
+
+}  // namespace foreshard
