@@ -40,7 +40,7 @@ class PickleReader {
     error.got = std::move(got);
     return error;
   }
-  bool stop(std::string message, std::string expected = {}, std::string got = {}) {
+  bool stop(std::string message, std::string expected = "a pickle as Python writes it", std::string got = {}) {
     error_ = broken(std::move(message), std::move(expected), std::move(got));
     return false;
   }

@@ -9,7 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/cli/program/run_program.h"
 #include "tests/cli/program/running_program.h"
@@ -34,8 +36,7 @@ ProgramRun in_shell(const std::string& before, const std::string& arguments) {
   const std::string err = testing::temporary_path("shell_err"), out = testing::temporary_path("shell_out");
   const std::string command = before + " " + FORESHARD_PROGRAM + " " + arguments;
   const bool redirects = arguments.find('>') != std::string::npos;
-  const std::string whole =
-      "bash -c '" + command + (redirects ? "" : " >" + out) + " 2>" + err + " </dev/null'";
+  const std::string whole = "bash -c '" + command + (redirects ? "" : " >" + out) + " 2>" + err + " </dev/null'";
   const int status = std::system(whole.c_str());
   ProgramRun run{WIFEXITED(status) ? WEXITSTATUS(status) : -1, content_of(out), content_of(err)};
   fs::remove(out);
@@ -75,7 +76,8 @@ class ProgramOutputsOfEveryVerb : public ProgramOutputs, public ::testing::WithP
   std::string filled_in(const std::string& out) {
     std::string text = GetParam().arguments;
     const auto put = [&text](const std::string& word, const std::string& value) {
-      for (std::size_t at = text.find(word); at != text.npos; at = text.find(word)) text.replace(at, word.size(), value);
+      for (std::size_t at = text.find(word); at != text.npos; at = text.find(word))
+        text.replace(at, word.size(), value);
     };
     put("JOB", kJob);
     put("OUT", out);
@@ -112,22 +114,24 @@ TEST_P(ProgramOutputsOfEveryVerb, IsRefusedBeforeTheWorkWhereTheFolderIsNotThere
   EXPECT_EQ(run.out, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Outputs, ProgramOutputsOfEveryVerb,
-    ::testing::Values(Verb{"SimulateTimeline", "simulate JOB --timeline OUT", "t.fst"},
-                      Verb{"SimulateTrace", "simulate JOB --trace OUT", "t.json"},
-                      Verb{"SimulatePackedTrace", "simulate JOB --trace OUT", "t.json.gz"},
-                      Verb{"SimulateSnapshot", "simulate JOB --snapshot OUT", "s.pickle"},
-                      Verb{"SweepTable", "sweep JOB --auto --csv OUT", "s.csv"},
-                      Verb{"SweepPicture", "sweep JOB --over train.micro_batches=1,2,3,4 --picture OUT", "s.svg"},
-                      Verb{"TraceConvert", "trace convert FST OUT", "t.csv"}
+std::vector<Verb> verbs_with_outputs() {
+  std::vector<Verb> verbs = {{"SimulateTimeline", "simulate JOB --timeline OUT", "t.fst"},
+                             {"SimulateTrace", "simulate JOB --trace OUT", "t.json"},
+                             {"SimulatePackedTrace", "simulate JOB --trace OUT", "t.json.gz"},
+                             {"SimulateSnapshot", "simulate JOB --snapshot OUT", "s.pickle"},
+                             {"SweepTable", "sweep JOB --auto --csv OUT", "s.csv"},
+                             {"SweepPicture", "sweep JOB --over train.micro_batches=1,2,3,4 --picture OUT", "s.svg"},
+                             {"TraceConvert", "trace convert FST OUT", "t.csv"}};
 #ifdef FORESHARD_WITH_VIEWER
-                      ,
-                      Verb{"ViewSvg", "view JOB --render OUT", "v.svg"},
-                      Verb{"ViewPng", "view JOB --render OUT", "v.png"}, Verb{"Report", "report JOB -o OUT", "r.html"}
+  verbs.push_back({"ViewSvg", "view JOB --render OUT", "v.svg"});
+  verbs.push_back({"ViewPng", "view JOB --render OUT", "v.png"});
+  verbs.push_back({"Report", "report JOB -o OUT", "r.html"});
 #endif
-                      ),
-    [](const auto& info) { return std::string(info.param.name); });
+  return verbs;
+}
+
+INSTANTIATE_TEST_SUITE_P(Outputs, ProgramOutputsOfEveryVerb, ::testing::ValuesIn(verbs_with_outputs()),
+                         [](const auto& verb) { return std::string(verb.param.name); });
 
 TEST_F(ProgramOutputs, AFullStandardOutputIsAnErrorWithAMessage) {
   for (const std::string verb : {"plan", "simulate", "simulate --json", "inspect --report"}) {
