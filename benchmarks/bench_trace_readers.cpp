@@ -15,9 +15,9 @@
 #include <random>
 
 #include "traces/analysis/analysis.h"
+#include "traces/analysis/range_statistics.h"
 #include "traces/formats/fst.h"
 #include "traces/formats/open_trace.h"
-#include "traces/analysis/range_statistics.h"
 
 namespace {
 

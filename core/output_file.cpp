@@ -51,7 +51,8 @@ Result<void> wrong(const std::string& path) { return fail(output_error(path, err
 
 /// The open file is the one of that name, and locked: its writer is alive, or is us.
 bool lock_named(int handle, const std::string& name) {
-  struct stat ours {}, theirs {};
+  struct stat ours {
+  }, theirs{};
   return ::flock(handle, LOCK_EX | LOCK_NB) == 0 && ::fstat(handle, &ours) == 0 && ::stat(name.c_str(), &theirs) == 0 &&
          ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev;
 }

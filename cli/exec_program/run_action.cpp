@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "cli/reports/action_report.h"
-#include "cli/exec_program/measured_actions.h"
 #include "cli/exec_program/devices/run_device.h"
+#include "cli/exec_program/measured_actions.h"
 #include "cli/exec_program/run_timeline.h"
+#include "cli/reports/action_report.h"
 #include "exec/actions/action_run.h"
 #include "exec/record/recorder.h"
 #include "sim/simulate.h"

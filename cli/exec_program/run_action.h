@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cli/console/console.h"
-#include "cli/exec_program/rank_session.h"
 #include "cli/console/flags.h"
+#include "cli/exec_program/rank_session.h"
 #include "core/job.h"
 
 namespace foreshard::cli {

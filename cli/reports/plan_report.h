@@ -1,4 +1,5 @@
-// `plan` for people: a summary in lines that begin with '#', then the plan's own text form (core/plan/form/plan_text.h).
+// `plan` for people: a summary in lines that begin with '#', then the plan's own text form
+// (core/plan/form/plan_text.h).
 #pragma once
 
 #include <string>

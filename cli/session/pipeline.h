@@ -1,12 +1,13 @@
-// What verbs share on the way from a job to an answer; joining model, plan, lowering and profile is sim/search/prepare_job.h.
+// What verbs share on the way from a job to an answer; joining model, plan, lowering and profile is
+// sim/search/prepare_job.h.
 #pragma once
 
 #include "core/job.h"
 #include "core/plan.h"
 #include "core/plan/form/plan_json.h"
 #include "core/units.h"
-#include "sim/search/prepare_job.h"
 #include "sim/machine/profile.h"
+#include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
 

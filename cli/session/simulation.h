@@ -9,8 +9,8 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "core/units.h"
-#include "sim/search/explain.h"
 #include "sim/machine/profile.h"
+#include "sim/search/explain.h"
 #include "sim/search/ranks.h"
 #include "sim/simulate.h"
 

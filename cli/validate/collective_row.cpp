@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "cli/calibrate/fitted_rows.h"
-#include "sim/network/collectives.h"
 #include "sim/machine/profile.h"
+#include "sim/network/collectives.h"
 
 namespace foreshard::cli {
 namespace {

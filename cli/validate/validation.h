@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/console/csv_table.h"
 #include "cli/calibrate/measured_run.h"
+#include "cli/console/csv_table.h"
 #include "core/result.h"
-#include "sim/truth/accuracy.h"
 #include "sim/simulate.h"
+#include "sim/truth/accuracy.h"
 
 namespace foreshard::cli {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "cli/session/job_source.h"
 #include "cli/console/json_text.h"
+#include "cli/session/job_source.h"
 #include "cli/verbs/verbs.h"
 
 namespace foreshard::cli {

@@ -3,9 +3,9 @@
 #include <iterator>
 #include <utility>
 
+#include "cli/console/json_text.h"
 #include "cli/session/executor_findings.h"
 #include "cli/session/executor_process.h"
-#include "cli/console/json_text.h"
 #include "cli/session/machine.h"
 #include "cli/verbs/verbs.h"
 

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "cli/reports/action_report.h"
+#include "cli/reports/plan_report.h"
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
-#include "cli/reports/plan_report.h"
 #include "cli/verbs/verbs.h"
 #include "core/plan/actions/build_actions.h"
 #include "core/plan/build_plan.h"

@@ -1,4 +1,5 @@
-// Reading and writing single values of a job file: what core/job/job_keys.cpp's table is made of. Private to core/job_keys.
+// Reading and writing single values of a job file: what core/job/job_keys.cpp's table is made of. Private to
+// core/job_keys.
 #pragma once
 
 #include <fmt/format.h>

@@ -7,10 +7,10 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <optional>
 #include <vector>
 
 #include "core/lowering/lowering_tape.h"
@@ -39,7 +39,7 @@ struct Node {
   ParamId param;
   std::vector<Edge> next;  // per tensor argument
   std::vector<Layout> in, out;
-  std::vector<bool> in_view;  // results of views keep their base
+  std::vector<bool> in_view;   // results of views keep their base
   std::optional<Layout> base;  // works in place on a view of that: autograd's CopySlices
   std::vector<Saved> saved;
   std::vector<Ref> grads;  // the engine's input buffer, per result

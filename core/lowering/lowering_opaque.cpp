@@ -15,8 +15,8 @@ Layout layout_of(const ValueInfo& value) {
 
 std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std::vector<Ref>& args,
                                 const std::vector<Layout>& results) {
-  Kernel kernel = emit.start(emit.op()->name, KernelClass::Elementwise,
-                             results.empty() ? DType::Float32 : results.front().dtype);
+  Kernel kernel =
+      emit.start(emit.op()->name, KernelClass::Elementwise, results.empty() ? DType::Float32 : results.front().dtype);
   kernel.flops = opaque.flops;
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
   std::vector<Ref> out;
@@ -25,9 +25,8 @@ std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std
     kernel.written += result.bytes();
   }
   if (opaque.bytes_moved > 0) kernel.read = std::max<Bytes>(opaque.bytes_moved - kernel.written, 0);
-  const Ref workspace = opaque.workspace_bytes > 0
-                            ? emit.tape().make_bytes(opaque.workspace_bytes, SlotCategory::Workspace)
-                            : Ref();
+  const Ref workspace =
+      opaque.workspace_bytes > 0 ? emit.tape().make_bytes(opaque.workspace_bytes, SlotCategory::Workspace) : Ref();
   emit.tape().kernel(kernel);
   return out;
 }

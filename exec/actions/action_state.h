@@ -1,6 +1,6 @@
 // What ActionRunner's actions begin with: the state before summon and save, and what load reads. Both are pieces of
-// whole tensors (exec/checkpoint/train_state.h), so that a checkpoint or whole starting values fill them, each rank's own elements
-// alone.
+// whole tensors (exec/checkpoint/train_state.h), so that a checkpoint or whole starting values fill them, each rank's
+// own elements alone.
 #pragma once
 
 #include <string>

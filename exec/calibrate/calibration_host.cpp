@@ -11,10 +11,10 @@
 #include <functional>
 #include <utility>
 
-#include "exec/step/gradient_norm.h"
 #include "exec/host/host_backend.h"
-#include "exec/step/optimizer.h"
 #include "exec/record/recorder.h"
+#include "exec/step/gradient_norm.h"
+#include "exec/step/optimizer.h"
 
 namespace foreshard::exec {
 namespace {

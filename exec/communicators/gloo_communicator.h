@@ -1,9 +1,9 @@
 // Collectives between processes over TCP: Debian's Gloo, met through a Rendezvous.
 //
 // Gloo ends at fp16 and has no reduce-scatter of its own into a tensor: bytes are moved by Gloo (all-to-all,
-// all-gather), sums are ours (exec/communicators/reduce_parts.h), in the order of ranks. Each communicator has its own connections
-// and its own thread for them (asleep in epoll while nothing comes), so that those of different streams run side by
-// side.
+// all-gather), sums are ours (exec/communicators/reduce_parts.h), in the order of ranks. Each communicator has its own
+// connections and its own thread for them (asleep in epoll while nothing comes), so that those of different streams run
+// side by side.
 //
 // Who is lost is named: a connection that closes is traced back to its rank, and the word that a failing rank or the
 // launcher left at the Rendezvous is quoted. The Rendezvous outlives the communicators made with it.

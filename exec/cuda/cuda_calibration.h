@@ -1,5 +1,5 @@
-// Calibration on CUDA devices (exec/calibrate/calibration_device.h): rank r is the visible card r, work is timed by events behind
-// a stream that stands still until the host is ahead.
+// Calibration on CUDA devices (exec/calibrate/calibration_device.h): rank r is the visible card r, work is timed by
+// events behind a stream that stands still until the host is ahead.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// The CUDA side of an emulation (exec/communicators/emulated_communicator.h): copies on the current stream, kernels that hold it.
+// The CUDA side of an emulation (exec/communicators/emulated_communicator.h): copies on the current stream, kernels
+// that hold it.
 #pragma once
 
 #include <memory>

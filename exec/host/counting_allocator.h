@@ -8,9 +8,9 @@
 //   forward of a segment     temporaries  ->  activations          (saved for backward, or handed on)
 //   backward of a segment    temporaries  ->  activation gradients (handed back); parameters' gradients by claim()
 //
-// Counts go to OperatorMemory::current() of the thread (exec/backend/backend.h). Without a scope, or without a backend, nothing
-// is counted; once the allocator stands, each piece of memory is 64 bytes longer than asked for (not counted either).
-// Memory may go back on any thread, also long after its scope.
+// Counts go to OperatorMemory::current() of the thread (exec/backend/backend.h). Without a scope, or without a backend,
+// nothing is counted; once the allocator stands, each piece of memory is 64 bytes longer than asked for (not counted
+// either). Memory may go back on any thread, also long after its scope.
 #pragma once
 
 #include <ATen/core/Tensor.h>

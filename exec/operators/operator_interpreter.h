@@ -47,8 +47,8 @@ struct BoundaryValue {
 struct SegmentFrame {
   std::vector<at::Tensor> values;
   std::vector<at::Tensor> grads;
-  std::uint64_t seed = 0;                                   // of the random operators; see exec/operators/random_numbers.h
-  bool training = true;                                     // false: operators run as in eval mode
+  std::uint64_t seed = 0;  // of the random operators; see exec/operators/random_numbers.h
+  bool training = true;    // false: operators run as in eval mode
   std::map<std::int32_t, std::vector<BoundaryValue>> kept;  // by a checkpointed segment's first operator: its inputs
   std::vector<at::Tensor> local;                            // of the segment that runs; empty between segments
 };

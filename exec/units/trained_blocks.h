@@ -17,11 +17,11 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "exec/backend/backend.h"
+#include "exec/checkpoint/train_state.h"
 #include "exec/step/gradient_norm.h"
 #include "exec/step/gradient_scaler.h"
 #include "exec/step/issue_context.h"
 #include "exec/step/optimizer.h"
-#include "exec/checkpoint/train_state.h"
 #include "exec/units/unit_tensors.h"
 
 namespace foreshard::exec {

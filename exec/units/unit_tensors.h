@@ -18,9 +18,9 @@
 
 #include "core/model/model.h"
 #include "core/plan.h"
-#include "exec/step/issue_context.h"
-#include "exec/operators/operator_interpreter.h"
 #include "exec/checkpoint/train_state.h"
+#include "exec/operators/operator_interpreter.h"
+#include "exec/step/issue_context.h"
 
 namespace foreshard::exec {
 

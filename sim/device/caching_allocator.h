@@ -98,9 +98,9 @@ class CachingAllocator {
   Bytes reserved_of(int stream) const { return reserved_by_stream_[static_cast<std::size_t>(stream)]; }
   std::vector<SegmentInfo> segments() const;
 
-  /// Writes down what the stream's pools do, or answers as they did (sim/device/pool_tape.h), until they do something that no
-  /// tape holds. REQUIRES can_follow() and that nothing was allocated yet. While pools follow, segments() is not
-  /// theirs.
+  /// Writes down what the stream's pools do, or answers as they did (sim/device/pool_tape.h), until they do something
+  /// that no tape holds. REQUIRES can_follow() and that nothing was allocated yet. While pools follow, segments() is
+  /// not theirs.
   void record(int stream, PoolTape* tape);
   void follow(int stream, const PoolTape& tape);
   /// Plain settings: no limit of splits, nothing expandable.

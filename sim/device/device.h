@@ -10,13 +10,13 @@
 #include "core/plan.h"
 #include "sim/device/activity.h"
 #include "sim/device/caching_allocator.h"
-#include "sim/network/collectives.h"
 #include "sim/device/device_clock.h"
 #include "sim/device/driver_memory.h"
 #include "sim/device/interference.h"
 #include "sim/device/kernel_cost.h"
 #include "sim/device/memory_book.h"
 #include "sim/machine/profile.h"
+#include "sim/network/collectives.h"
 
 namespace foreshard {
 

@@ -7,8 +7,8 @@
 
 #include "core/lowering/lowering.h"
 #include "core/units.h"
-#include "sim/machine/profile.h"
 #include "sim/device/work_times.h"
+#include "sim/machine/profile.h"
 
 namespace foreshard {
 

@@ -1,8 +1,8 @@
 // Work that shares a host's cores. Streams of the host backend are threads, and so are Gloo's; the ranks of one machine
 // stand beside each other. What runs at the same time takes speed from each other, and a thread that slept needs a
 // while until it goes on. A simulation of a profile that was calibrated on a host is therefore played twice: the first
-// time its order of issue is written down (sim/device/retime.h), then the shared cores say when everything runs, and the
-// second time the clock follows that.
+// time its order of issue is written down (sim/device/retime.h), then the shared cores say when everything runs, and
+// the second time the clock follows that.
 //
 //   alone   D |==compute==|        D |==compute==|
 //           A       |=gather=|     A                |=gather=|
@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "core/job.h"
-#include "sim/network/collectives.h"
 #include "sim/device/device_clock.h"
-#include "sim/machine/profile.h"
 #include "sim/device/retime.h"
+#include "sim/machine/profile.h"
+#include "sim/network/collectives.h"
 
 namespace foreshard {
 

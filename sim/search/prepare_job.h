@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/job.h"
-#include "core/model/sources/load_model.h"
 #include "core/lowering/lowering.h"
 #include "core/model/model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan.h"
 #include "core/plan/units/units.h"
 #include "core/result.h"

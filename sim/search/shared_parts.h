@@ -12,16 +12,16 @@
 #include <vector>
 
 #include "core/job.h"
-#include "core/model/sources/load_model.h"
 #include "core/lowering/lowering.h"
 #include "core/model/model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/graph/module_graph.h"
 #include "core/result.h"
 #include "sim/machine/profile.h"
-#include "sim/simulate.h"
 #include "sim/search/sweep_axes.h"
+#include "sim/simulate.h"
 
 namespace foreshard {
 
@@ -87,8 +87,8 @@ class SharedParts {
 /// arguments.
 bool plans_alike(const Model& a, const Model& b);
 
-/// All that simulate() takes. Wrap policy `auto` has been searched (sim/search/auto_wrap.h); what was found is among the
-/// plan's warnings.
+/// All that simulate() takes. Wrap policy `auto` has been searched (sim/search/auto_wrap.h); what was found is among
+/// the plan's warnings.
 struct JobParts {
   std::shared_ptr<const HardwareProfile> profile;
   std::shared_ptr<const Model> model;

@@ -50,7 +50,8 @@ TEST(Report, NamesTheNumbersThatAreAssumed) {
   SampleSimulation s = sample_simulation();
   EXPECT_THAT(report(s), Not(HasSubstr("assumed")));
   s.profile.sources = {{"hbm_share", "as the others', assumed"}, {"sm_count", "data sheet"}};
-  EXPECT_THAT(report(s), HasSubstr("assumed        1 of 2 numbers of it, by experience instead of a source: hbm_share"));
+  EXPECT_THAT(report(s),
+              HasSubstr("assumed        1 of 2 numbers of it, by experience instead of a source: hbm_share"));
 }
 
 TEST(Report, AnArchivesOwnSizesAreToldWhateverTheJobsBatch) {

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/validate/collective_row.h"
 #include "cli/calibrate/fitted_rows.h"
+#include "cli/validate/collective_row.h"
 #include "cli/validate/validation_pairs.h"
 #include "cli/validate/validation_report.h"
 

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/model/json_input.h"
 #include "core/model/families/config_model.h"
+#include "core/model/json_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "cli/validate/collective_row.h"
-#include "cli/console/csv_table.h"
 #include "cli/calibrate/measured_run.h"
+#include "cli/console/csv_table.h"
+#include "cli/validate/collective_row.h"
 #include "cli/validate/validation_pairs.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -16,8 +16,8 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "gui/view/window/main_window.h"
 #include "gui/view/paint/pareto_painter.h"
+#include "gui/view/window/main_window.h"
 #include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
 #include "traces/formats/fst.h"

@@ -3,8 +3,8 @@
 #include <map>
 
 #include "core/lowering/activation.h"
-#include "core/model/families/config_model.h"
 #include "core/lowering/lowering.h"
+#include "core/model/families/config_model.h"
 #include "tests/oracle/model_truth.h"
 
 namespace foreshard::oracle {

@@ -5,9 +5,9 @@
 
 #include <random>
 
-#include "traces/timeline/intervals.h"
-#include "traces/formats/open_trace.h"
 #include "traces/analysis/range_statistics.h"
+#include "traces/formats/open_trace.h"
+#include "traces/timeline/intervals.h"
 
 namespace foreshard {
 namespace {

@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/traces/trace_files.h"
+#include "traces/encodings/tar_entries.h"
+#include "traces/formats/open_trace.h"
 #include "traces/timeline/clock_alignment.h"
 #include "traces/timeline/iterations.h"
-#include "traces/formats/open_trace.h"
-#include "traces/encodings/tar_entries.h"
 
 namespace foreshard {
 namespace {

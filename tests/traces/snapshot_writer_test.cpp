@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/temporary_path.h"
-#include "traces/formats/memory_snapshot.h"
 #include "traces/encodings/pickle.h"
 #include "traces/encodings/pickle_writer.h"
+#include "traces/formats/memory_snapshot.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,5 @@
-// Chrome JSON as PyTorch's profiler (Kineto), other profilers and we ourselves (traces/formats/chrome_trace.h) write it.
+// Chrome JSON as PyTorch's profiler (Kineto), other profilers and we ourselves (traces/formats/chrome_trace.h) write
+// it.
 //
 // Streamed: memory does not grow with the text, only with the slices. What the fields mean: docs/traces.md.
 #pragma once

@@ -6,8 +6,8 @@
 #include <limits>
 #include <unordered_map>
 
-#include "traces/formats/chrome_slices.h"
 #include "traces/encodings/pickle.h"
+#include "traces/formats/chrome_slices.h"
 #include "traces/timeline/timeline_builder.h"
 
 namespace foreshard {

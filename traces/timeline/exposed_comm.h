@@ -1,6 +1,6 @@
 // Exposed communication in any timeline: when a collective runs while its rank's compute stream ("D") stands idle, and
-// what made it so. The causes are those of a prediction (sim/play/exposure.h); here they are read off the spans alone, so
-// that predictions, recordings and foreign traces are measured with one yardstick.
+// what made it so. The causes are those of a prediction (sim/play/exposure.h); here they are read off the spans alone,
+// so that predictions, recordings and foreign traces are measured with one yardstick.
 #pragma once
 
 #include <string>

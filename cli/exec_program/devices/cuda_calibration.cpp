@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "cli/exec_program/devices/calibration_machine.h"
-#include "exec/cuda/card_state.h"
-#include "exec/cuda/cuda_device.h"
 #include "exec/communicators/nccl_communicator.h"
 #include "exec/communicators/nccl_meeting.h"
+#include "exec/cuda/card_state.h"
+#include "exec/cuda/cuda_device.h"
 #ifdef FORESHARD_WITH_HOLD_STREAM
 #include "exec/cuda/cuda_calibration.h"
 #endif

@@ -5,11 +5,11 @@
 #include "cli/exec_program/devices/cuda_findings.h"
 #include "cli/exec_program/devices/emulated_peers.h"
 #include "cli/exec_program/devices/run_device.h"
+#include "exec/communicators/nccl_communicator.h"
+#include "exec/communicators/nccl_meeting.h"
 #include "exec/cuda/cuda_backend.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/record/cupti_recorder.h"
-#include "exec/communicators/nccl_communicator.h"
-#include "exec/communicators/nccl_meeting.h"
 #ifdef FORESHARD_WITH_HOLD_STREAM
 #include "exec/cuda/emulated_cuda.h"
 #endif

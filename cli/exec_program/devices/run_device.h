@@ -11,8 +11,8 @@
 #include "core/job.h"
 #include "core/result.h"
 #include "exec/launch/launch.h"
-#include "exec/record/recorder.h"
 #include "exec/launch/rendezvous.h"
+#include "exec/record/recorder.h"
 #include "exec/training/training_loop.h"
 
 namespace foreshard::cli {

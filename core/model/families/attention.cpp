@@ -4,8 +4,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/model/json_input.h"
 #include "core/model/families/family.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {

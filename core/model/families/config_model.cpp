@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/model/json_input.h"
 #include "core/model/families/config_reader.h"
 #include "core/model/families/family.h"
+#include "core/model/json_input.h"
 
 namespace foreshard {
 namespace {

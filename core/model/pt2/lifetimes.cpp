@@ -10,9 +10,7 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 256;
 
-bool is_word(char c) {
-  return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
+bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\r");
@@ -68,8 +66,9 @@ class Namer {
     if (!fresh || lines == nullptr) return at->second;
     static const std::vector<Pt2Frame> kNoModules;
     const auto& modules = origin.stack < 0 ? kNoModules : program_.stacks[static_cast<std::size_t>(origin.stack)];
-    auto entered = static_cast<std::ptrdiff_t>(modules.size()) -
-                   std::count_if(lines->begin(), lines->end(), [](const Pt2Line& l) { return l.function == "forward"; });
+    auto entered =
+        static_cast<std::ptrdiff_t>(modules.size()) -
+        std::count_if(lines->begin(), lines->end(), [](const Pt2Line& l) { return l.function == "forward"; });
     std::uint64_t hash = 0;
     for (std::size_t d = 0; d < lines->size(); ++d) {
       const Pt2Line& line = (*lines)[d];
@@ -130,7 +129,8 @@ class Namer {
     std::vector<std::int32_t> last(model_.values.size(), -1);
     for (std::size_t i = 0; i < model_.ops.size(); ++i) {
       const auto use = [&](const auto& self, const Arg& arg) -> void {
-        if (const auto* value = std::get_if<ValueRef>(&arg.value)) last[value->id.index()] = static_cast<std::int32_t>(i);
+        if (const auto* value = std::get_if<ValueRef>(&arg.value))
+          last[value->id.index()] = static_cast<std::int32_t>(i);
         if (const auto* list = std::get_if<ArgList>(&arg.value))
           for (const Arg& item : *list) self(self, item);
       };

@@ -1,6 +1,6 @@
 // Until when Python names the values of an archive, by one rule: the lines of the source that torch.export wrote beside
-// the operators say which statement made a value, and a statement that assigns gives it a name. A name lasts until it is
-// assigned again or its function returns.
+// the operators say which statement made a value, and a statement that assigns gives it a name. A name lasts until it
+// is assigned again or its function returns.
 //
 // An archive without lines (stack_trace) keeps the rule of module boundaries alone: what is handed to a module is named
 // until that has returned. Either is assumed, never recorded: Model::lifetimes says so.

@@ -15,7 +15,8 @@
 namespace foreshard {
 
 struct PlanJsonOptions {
-  /// By unit: further members as JSON text ("\"params_layout\": [...]"), see core/plan/form/plan_layout.h; empty = none.
+  /// By unit: further members as JSON text ("\"params_layout\": [...]"), see core/plan/form/plan_layout.h; empty =
+  /// none.
   std::vector<std::string> unit_members;
 };
 

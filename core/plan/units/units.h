@@ -1,8 +1,8 @@
 // From a model and a job to units with their layouts: which modules are FSDP units, which parameters each manages, how
 // they are padded and sharded. The first step of every runtime's plan.
 //
-// Wrap policies are rules W, flat layouts rules H (core/plan/units/flat_layout.h), per-parameter layouts rules F2-1..F2-3
-// (core/plan/units/shard_layout.h), groups rules HS and S.
+// Wrap policies are rules W, flat layouts rules H (core/plan/units/flat_layout.h), per-parameter layouts rules
+// F2-1..F2-3 (core/plan/units/shard_layout.h), groups rules HS and S.
 #pragma once
 
 #include <span>

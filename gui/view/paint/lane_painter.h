@@ -1,9 +1,9 @@
 // Paints one row of slices: boxes with their labels, a strip where slices are narrower than three pixels. Predicted
 // rows are hatched, measured ones are solid.
 //
-// Paints into whatever the painter stands on (image, SVG, window) from the geometry of gui/models/timeline/row_geometry.h. On an
-// image a row is composed as one line of colours, which is copied as often as the row is high: a row of ten thousand
-// slices costs what one of ten does.
+// Paints into whatever the painter stands on (image, SVG, window) from the geometry of
+// gui/models/timeline/row_geometry.h. On an image a row is composed as one line of colours, which is copied as often as
+// the row is high: a row of ten thousand slices costs what one of ten does.
 #pragma once
 
 #include <QPainter>

@@ -8,9 +8,9 @@
 #include <QRectF>
 #include <optional>
 
+#include "gui/models/scene.h"
 #include "gui/models/timeline/amounts.h"
 #include "gui/models/timeline/row_geometry.h"
-#include "gui/models/scene.h"
 #include "gui/view/paint/lane_painter.h"
 #include "gui/view/paint/theme.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "gui/models/timeline/newest_first.h"
 #include "gui/models/open_input.h"
+#include "gui/models/timeline/newest_first.h"
 #include "gui/models/timeline/slice_search.h"
 #include "gui/models/viewer_arguments.h"
 #include "gui/view/window/fact_table.h"

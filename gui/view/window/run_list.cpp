@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <set>
 
-#include "gui/models/timeline/amounts.h"
 #include "gui/models/headline.h"
+#include "gui/models/timeline/amounts.h"
 #include "gui/view/paint/theme.h"
 
 namespace foreshard::gui {

@@ -12,8 +12,8 @@
 
 #include "gui/models/navigation.h"
 #include "gui/models/scene.h"
-#include "gui/view/window/frame_worker.h"
 #include "gui/view/paint/scene_painter.h"
+#include "gui/view/window/frame_worker.h"
 
 namespace foreshard::gui {
 

@@ -69,8 +69,8 @@ TEST(LoweringCorners, AWriteToAViewGoesThroughItsBase) {
   const auto lowered = lower(model, segments, all_trainable(model));
   ASSERT_TRUE(lowered);
   const auto out = replay(*lowered, segments);
-  const std::vector<std::string> expected{"aten.copy_.default", "aten.clone.default",
-                                          "aten.threshold_backward.default", "aten.copy_.default"};
+  const std::vector<std::string> expected{"aten.copy_.default", "aten.clone.default", "aten.threshold_backward.default",
+                                          "aten.copy_.default"};
   EXPECT_NE(std::search(out.backward_kernels.begin(), out.backward_kernels.end(), expected.begin(), expected.end()),
             out.backward_kernels.end());
   EXPECT_EQ(out.left, 0);

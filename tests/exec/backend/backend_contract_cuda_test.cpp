@@ -4,10 +4,10 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include "exec/communicators/nccl_communicator.h"
 #include "exec/cuda/cuda_backend.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/record/cupti_recorder.h"
-#include "exec/communicators/nccl_communicator.h"
 #include "exec/record/recorder.h"
 #include "tests/exec/backend/backend_contract.h"
 

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "core/instruction_spans.h"
-#include "exec/host/host_backend.h"
 #include "exec/communicators/in_process_communicator.h"
+#include "exec/host/host_backend.h"
 
 namespace foreshard::exec {
 namespace {

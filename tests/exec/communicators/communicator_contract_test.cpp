@@ -1,4 +1,5 @@
-// What every communicator promises (exec/communicators/communicator.h), between threads: in process, and over Gloo where it is found.
+// What every communicator promises (exec/communicators/communicator.h), between threads: in process, and over Gloo
+// where it is found.
 #include "exec/communicators/communicator.h"
 
 #include <c10/util/BFloat16.h>

@@ -15,10 +15,10 @@
 #include <utility>
 
 #include "core/model/sources/load_model.h"
-#include "exec/run/buffers.h"
 #include "exec/operators/operator_interpreter.h"
-#include "exec/torch/torch_types.h"
+#include "exec/run/buffers.h"
 #include "exec/run/weight_source.h"
+#include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {

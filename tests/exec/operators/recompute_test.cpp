@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/model/families/config_model.h"
-#include "exec/run/init_params.h"
 #include "exec/operators/operator_interpreter.h"
+#include "exec/run/init_params.h"
 #include "tests/exec/tiny_llama.h"
 
 namespace foreshard::exec {

@@ -1,4 +1,5 @@
-// exec/calibrate/calibration.h on the tiny Llama: everything is measured, under the signatures that the simulator looks up.
+// exec/calibrate/calibration.h on the tiny Llama: everything is measured, under the signatures that the simulator looks
+// up.
 #include "exec/calibrate/calibration.h"
 
 #include <ATen/ATen.h>

@@ -73,7 +73,8 @@ class Comparison {
 
   void bytes(const std::string& quantity, const std::string& place, const Json& expected, Bytes got, bool counts) {
     const auto want = expected.get<Bytes>();
-    const double error = want == 0 ? (got == 0 ? 0.0 : 1.0) : static_cast<double>(got - want) / static_cast<double>(want);
+    const double error =
+        want == 0 ? (got == 0 ? 0.0 : 1.0) : static_cast<double>(got - want) / static_cast<double>(want);
     Errors& errors = table_[quantity];
     errors.sum += std::abs(error);
     ++errors.count;
@@ -81,7 +82,8 @@ class Comparison {
     if (std::abs(error) > std::abs(errors.worst) || errors.worst_id.empty())
       errors.worst = error, errors.worst_id = result_.id + " " + place;
     if (got == want) return;
-    result_.detail += fmt::format("  {} {}: expected {}, got {} ({:+.3f} %)\n", place, quantity, want, got, 100 * error);
+    result_.detail +=
+        fmt::format("  {} {}: expected {}, got {} ({:+.3f} %)\n", place, quantity, want, got, 100 * error);
     if (!counts || std::abs(error) <= std::max(bound_, std::abs(worst_))) return;
     worst_ = error;
     result_.verdict = Verdict::Fail;
@@ -125,7 +127,8 @@ Report run(const std::vector<std::string>& files, const Options& options) {
   std::map<std::string, std::string> models;
   std::vector<std::string> rows;
   for (const std::string& file : files) is_model(file) ? void(models[stem(file)] = file) : rows.push_back(file);
-  if (models.empty() || rows.empty()) throw std::runtime_error("captured compares a model.json with a file of rows (.jsonl)");
+  if (models.empty() || rows.empty())
+    throw std::runtime_error("captured compares a model.json with a file of rows (.jsonl)");
   const double bound = options.bound > 0 ? options.bound : kBound;
   std::map<std::string, Errors> table;
   Report report = for_each_row(rows, options, [&](const Json& row) {
