@@ -342,7 +342,7 @@ TraceConfig read_trace_config(const Json& row) {
       out.job.train.clip_grad_norm = step.at("clip");
       Action clip = simple(Action::Kind::Clip, "clip");
       const Json norm = step.value("clip_args", Json::object()).value("norm_type", Json(2.0));
-      if (!norm.is_number() || norm.get<double>() > 1e300) clip.args = "inf";
+      if (!norm.is_number() || norm.get<double>() > 1e300) clip.infinity = true;
       last.push_back(clip);
     }
     if (step.value("state_dict", false)) add_call(out, Json::array({out.unit_names.back(), "state_dict"}), last);

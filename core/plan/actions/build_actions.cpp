@@ -5,27 +5,12 @@
 #include <tuple>
 
 #include "core/plan/actions/action_writer.h"
+#include "core/plan/runtime/plan_frame.h"
 
 namespace foreshard {
 namespace {
 
 using actions::refused;
-
-Plan frame(const Model& model, const Job& job, const UnitTable& table) {
-  Plan plan;
-  plan.runtime = job.fsdp.runtime;
-  plan.world_size = static_cast<std::int32_t>(job.cluster.world_size);
-  plan.rank = static_cast<std::int32_t>(job.cluster.rank);
-  plan.units = table.units;
-  plan.groups = table.groups;
-  plan.pre_divide = table.pre_divide;
-  plan.post_divide = table.post_divide;
-  plan.traps = table.traps;
-  plan.warnings = table.warnings;
-  plan.param_names.reserve(model.params.size());
-  for (const ParamInfo& param : model.params) plan.param_names.push_back(param.fqn);
-  return plan;
-}
 
 bool any_sharded(const UnitTable& table) {
   return std::any_of(table.units.begin(), table.units.end(),
@@ -63,7 +48,7 @@ Result<void> check_state(ActionRequest& request, const Job& job, const UnitTable
 
 Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTable& table,
                                const std::vector<ActionRequest>& requests) {
-  Plan plan = frame(model, job, table);
+  Plan plan = frame_of(model, job, table);
   actions::ActionWriter out(plan, StateSource{model, job, table});
   for (ActionRequest request : requests) {
     const bool state = request.action == PlanAction::Save || request.action == PlanAction::Load;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/plan/fsdp1/runtime.h"
+#include "core/plan/fsdp1/run.h"
 
 namespace foreshard::fsdp1 {
 namespace {
@@ -46,30 +46,18 @@ constexpr std::array<TrapText, 7> kTraps{{
 
 }  // namespace
 
-void Runtime::note_trap(std::int32_t number, const UnitState* u) {
-  if (!trapped_[static_cast<std::size_t>(number)]) {
-    trapped_[static_cast<std::size_t>(number)] = true;
+void Run::note_trap(std::int32_t number, const UnitState* u) {
+  auto noted = std::find_if(plan.traps.begin(), plan.traps.end(), [&](const Trap& t) { return t.number == number; });
+  if (noted == plan.traps.end()) {
     const auto known =
         std::find_if(kTraps.begin(), kTraps.end(), [&](const TrapText& t) { return t.number == number; });
-    Trap trap;
-    trap.number = number;
-    trap.name = known->name;
-    trap.rules = known->rules;
-    trap.text = known->text;
-    trap.remedy = known->remedy;
-    trap.refused = known->refused;
-    noted_.push_back(std::move(trap));
+    const Trap trap{number, known->name, known->rules, {}, known->text, known->remedy, known->refused};
+    const auto behind =
+        std::find_if(plan.traps.begin(), plan.traps.end(), [&](const Trap& t) { return t.number > number; });
+    noted = plan.traps.insert(behind, trap);
   }
-  const auto it = std::find_if(noted_.begin(), noted_.end(), [&](const Trap& t) { return t.number == number; });
-  if (u == nullptr || std::find(it->units.begin(), it->units.end(), u->unit->name) != it->units.end()) return;
-  it->units.push_back(u->unit->name);
-}
-
-void Runtime::find_traps() {
-  plan_.traps = request_.table.traps;
-  plan_.traps.insert(plan_.traps.end(), noted_.begin(), noted_.end());
-  std::stable_sort(plan_.traps.begin(), plan_.traps.end(),
-                   [](const Trap& a, const Trap& b) { return a.number < b.number; });
+  if (u == nullptr || std::find(noted->units.begin(), noted->units.end(), u->unit->name) != noted->units.end()) return;
+  noted->units.push_back(u->unit->name);
 }
 
 }  // namespace foreshard::fsdp1

@@ -1,13 +1,22 @@
-// Backward: which hook fires when (F2-14, F2-15, F2-17), and the final callback (F2-19). The order is autograd's
-// (core/plan/autograd.h); everything runs on D.
+#include "core/plan/fsdp2/backward.h"
+
 #include <algorithm>
 
 #include "core/model/module_kind.h"
-#include "core/plan/fsdp2/fsdp2_runtime.h"
 
 namespace foreshard::fsdp2 {
 
-Result<void> Fsdp2Runtime::backward(const std::vector<autograd::Edge>& roots) {
+Backward::Backward(Run& run, Gathering& gathering, Reduction& reduction, Forward& forward)
+    : run_(run), out_(run.out), gathering_(gathering), reduction_(reduction), forward_(forward) {
+  for (std::size_t m = 0; m < run.model.modules.size(); ++m) {
+    if (run.model.modules[m].alias_of.valid()) continue;
+    const UnitId id = run.request.table.unit_of_module[m];
+    if (id.valid()) states_in_order_.push_back(id);
+  }
+  pieces_.assign(run.slots.size(), ParamId());
+}
+
+Result<void> Backward::run(const std::vector<autograd::Edge>& roots) {
   if (roots.empty()) {
     return fail({ErrorCode::Inconsistent,
                  "backward of an output that requires no gradient",
@@ -18,96 +27,98 @@ Result<void> Fsdp2Runtime::backward(const std::vector<autograd::Edge>& roots) {
                  "see fsdp.frozen"});
   }
   out_.set_phase(Phase::Backward);
-  in_backward_ = true;
-  for (Region& region : regions_) region.recomputed = false;
+  run_.in_backward = true;
+  for (Region& region : run_.regions) region.recomputed = false;
   Result<void> done = run_pass(roots);
-  in_backward_ = false;
+  run_.in_backward = false;
   if (!done) return done;
   if (final_callback_queued_) done = final_callback();
   out_.set_phase(Phase::None);
   return done;
 }
 
-Result<void> Fsdp2Runtime::run_pass(const std::vector<autograd::Edge>& roots) {
-  const autograd::PassId pass = autograd_.begin_pass(roots, Stream::D);
+Result<void> Backward::run_pass(const std::vector<autograd::Edge>& roots) {
+  const autograd::PassId pass = run_.autograd.begin_pass(roots, Stream::D);
   Result<void> done;
   autograd::NodeIndex node = autograd::kNoNode;
   for (;;) {
     actions_.clear();
-    node = autograd_.next(pass, actions_);
+    node = run_.autograd.next(pass, actions_);
     if (node == autograd::kNoNode) break;
-    if (autograd_.has_hooks(node)) {
-      autograd_.for_each_hook(node,
-                              [&](autograd::Hook hook) { pre_backward(units_[static_cast<std::size_t>(hook.data)]); });
+    if (run_.autograd.has_hooks(node)) {
+      run_.autograd.for_each_hook(
+          node, [&](autograd::Hook hook) { pre_backward(run_.units[static_cast<std::size_t>(hook.data)]); });
     }
-    const std::int32_t data = autograd_.data(node);
-    switch (autograd_.kind(node)) {
-      case kCompute: done = run_backward_node(executions_[static_cast<std::size_t>(data)]); break;
-      case kPostBackward: done = post_backward(units_[static_cast<std::size_t>(data)]); break;
+    const std::int32_t data = run_.autograd.data(node);
+    switch (run_.autograd.kind(node)) {
+      case kCompute: done = run_backward_node(run_.executions[static_cast<std::size_t>(data)]); break;
+      case kPostBackward: done = post_backward(run_.units[static_cast<std::size_t>(data)]); break;
       case kAccumulate: accumulate_grad(data); break;
       default: break;
     }
     if (!done) break;
-    for (std::size_t i = 0; i < autograd_.edges(node).size(); ++i) {
+    for (std::size_t i = 0; i < run_.autograd.edges(node).size(); ++i) {
       actions_.clear();
-      autograd_.send(pass, node, i, true, actions_);
-      const autograd::NodeIndex target = autograd_.edges(node)[i].node;
-      if (target != autograd::kNoNode && autograd_.kind(target) == kAccumulate) {
-        contribute(autograd_.data(target), executions_[static_cast<std::size_t>(data)], i);
+      run_.autograd.send(pass, node, i, true, actions_);
+      const autograd::NodeIndex target = run_.autograd.edges(node)[i].node;
+      if (target != autograd::kNoNode && run_.autograd.kind(target) == kAccumulate) {
+        contribute(run_.autograd.data(target), run_.executions[static_cast<std::size_t>(data)], i);
       }
     }
   }
   actions_.clear();
-  autograd_.end_pass(pass, Stream::D, actions_);
+  run_.autograd.end_pass(pass, Stream::D, actions_);
   return done;
 }
 
-Result<void> Fsdp2Runtime::run_backward_node(const Execution& execution) {
-  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(execution.node)];
-  if (execution.region >= 0 && !regions_[static_cast<std::size_t>(execution.region)].recomputed &&
-      node_autograd_.saves(execution.node)) {
-    recompute(execution.region);
+Result<void> Backward::run_backward_node(const Execution& execution) {
+  const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(execution.node)];
+  if (execution.region >= 0 && !run_.regions[static_cast<std::size_t>(execution.region)].recomputed &&
+      run_.node_autograd.saves(execution.node)) {
+    forward_.recompute(execution.region);
   }
   for (ParamId param : node.params) {
-    const ParamSlot& place = slots_[static_cast<std::size_t>(slot_of_param_[param.index()])];
+    const ParamSlot& place = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])];
     if (!place.unit.valid()) continue;
-    const UnitState& owner = unit(place.unit);
+    const UnitState& owner = run_.unit(place.unit);
     if (owner.unshard_in_backward || owner.sharded == ShardedState::Unsharded || !reads_param(execution.node, param))
       continue;
     return fail({ErrorCode::Inconsistent,
                  "backward needs parameters that set_unshard_in_backward(False) leaves sharded",
                  {},
-                 "unit \"" + plan_.units[place.unit.index()].name + "\"",
+                 "unit \"" + run_.plan.units[place.unit.index()].name + "\"",
                  "a unit whose backward reads no parameter, such as an embedding",
                  "module \"" + node.label + "\"",
                  "leave set_unshard_in_backward at True for this unit (F2-24)"});
   }
   Instruction& run =
-      out_.add(InstructionKind::Backward, Stream::D, unit_of_node_[static_cast<std::size_t>(execution.node)]);
+      out_.add(InstructionKind::Backward, Stream::D, run_.unit_of_node[static_cast<std::size_t>(execution.node)]);
   run.segment = SegmentId(execution.node);
   run.arg = execution.input_grad ? 1 : 0;
   return {};
 }
 
 /// Backward needs the value of this parameter.
-bool Fsdp2Runtime::reads_param(std::int32_t index, ParamId param) {
-  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(index)];
-  if (node.kind == GraphNode::Kind::Leaf) return kind_of(model_.modules[node.module.index()]) != ModuleKind::Embedding;
-  return node.kind != GraphNode::Kind::Ops || node_autograd_.reads(index, param);
+bool Backward::reads_param(std::int32_t index, ParamId param) {
+  const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(index)];
+  if (node.kind == GraphNode::Kind::Leaf) {
+    return kind_of(run_.model.modules[node.module.index()]) != ModuleKind::Embedding;
+  }
+  return node.kind != GraphNode::Kind::Ops || run_.node_autograd.reads(index, param);
 }
 
 /// A segment made a piece of a parameter's gradient, under the name it uses it by. Of two pieces one goes: the one of a
 /// tied parameter's later name, if there is one.
-void Fsdp2Runtime::contribute(std::int32_t slot, const Execution& execution, std::size_t edge) {
-  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(execution.node)];
+void Backward::contribute(std::int32_t slot, const Execution& execution, std::size_t edge) {
+  const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(execution.node)];
   std::size_t k = node.inputs.size();  // edges: inputs first, then the trainable parameters
   ParamId name;
   for (const ParamId param : node.params) {
-    if (!slots_[static_cast<std::size_t>(slot_of_param_[param.index()])].trainable) continue;
+    if (!run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])].trainable) continue;
     if (k++ == edge) name = param;
   }
   ParamId& piece = pieces_[static_cast<std::size_t>(slot)];
-  const ParamId kept = slots_[static_cast<std::size_t>(slot)].param;
+  const ParamId kept = run_.slots[static_cast<std::size_t>(slot)].param;
   if (!piece.valid()) {
     piece = name;
     return;
@@ -118,11 +129,11 @@ void Fsdp2Runtime::contribute(std::int32_t slot, const Execution& execution, std
 }
 
 /// Two pieces become one; backward segments made both.
-void Fsdp2Runtime::add_piece(std::int32_t slot, ParamId dropped) {
-  const ParamSlot& place = slots_[static_cast<std::size_t>(slot)];
-  const ParamInfo& info = model_.params[place.param.index()];
+void Backward::add_piece(std::int32_t slot, ParamId dropped) {
+  const ParamSlot& place = run_.slots[static_cast<std::size_t>(slot)];
+  const ParamInfo& info = run_.model.params[place.param.index()];
   const DType dtype =
-      place.unit.valid() ? unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
+      place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
   Instruction& add =
       out_.kernel(InstructionKind::Accumulate, Stream::D, Word::AddInPlace, place.unit, numel_of(info.shape), dtype);
   add.buffer = {BufferWhat::Grad, place.unit, place.param};
@@ -130,15 +141,15 @@ void Fsdp2Runtime::add_piece(std::int32_t slot, ParamId dropped) {
   out_.free({BufferWhat::Grad, place.unit, dropped}, Stream::D, add.bytes);
 }
 
-void Fsdp2Runtime::accumulate_grad(std::int32_t slot) {
-  ParamSlot& place = slots_[static_cast<std::size_t>(slot)];
-  bool& held =
-      place.unit.valid() ? unit(place.unit).params[static_cast<std::size_t>(place.index)].has_grad : place.has_grad;
+void Backward::accumulate_grad(std::int32_t slot) {
+  ParamSlot& place = run_.slots[static_cast<std::size_t>(slot)];
+  bool& held = place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].has_grad
+                                  : place.has_grad;
   if (held) add_piece(slot, place.param);
   pieces_[static_cast<std::size_t>(slot)] = {};
-  const ParamInfo& info = model_.params[place.param.index()];
+  const ParamInfo& info = run_.model.params[place.param.index()];
   const DType dtype =
-      place.unit.valid() ? unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
+      place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
   Instruction& grad =
       out_.kernel(InstructionKind::Mark, Stream::D, Word::Grad, place.unit, numel_of(info.shape), dtype);
   grad.origin = Origin::Autograd;
@@ -148,7 +159,7 @@ void Fsdp2Runtime::accumulate_grad(std::int32_t slot) {
 }
 
 // F2-14. Fires for every output tensor; does nothing while the unit is in PRE_BACKWARD.
-void Fsdp2Runtime::pre_backward(UnitState& u) {
+void Backward::pre_backward(UnitState& u) {
   const Phase before = out_.phase();
   out_.set_phase(Phase::PreBackward);
   u.module_state = TrainingState::PreBackward;
@@ -158,41 +169,42 @@ void Fsdp2Runtime::pre_backward(UnitState& u) {
     out_.mark(Word::BeginPreBackward, u.id);
     if (u.group_state != TrainingState::PreBackward) {
       u.group_state = TrainingState::PreBackward;
-      unshard(u, u.async_unshard);
-      wait_for_unshard(u);
+      gathering_.unshard(u, u.async_unshard);
+      gathering_.wait_for_unshard(u);
       if (u.backward_prefetch.empty()) backward_prefetch(u);
     }
     out_.mark(Word::EndPreBackward, u.id);
   }
-  for (UnitId target : u.backward_prefetch) prefetch(unit(target), TrainingState::PreBackward);  // F2-16
+  for (UnitId target : u.backward_prefetch)
+    gathering_.prefetch(run_.unit(target), TrainingState::PreBackward);  // F2-16
   out_.set_phase(before);
 }
 
 // F2-15: the unit before this one in post-forward order, used or not.
-void Fsdp2Runtime::backward_prefetch(UnitState& u) {
+void Backward::backward_prefetch(UnitState& u) {
   if (u.post_forward_indices.empty()) return;
   const std::int32_t target = u.post_forward_indices.back() - 1;
   u.post_forward_indices.pop_back();
   if (target < 0) return;
-  prefetch(unit(post_forward_order_[static_cast<std::size_t>(target)]), TrainingState::PreBackward);
+  gathering_.prefetch(run_.unit(run_.post_forward_order[static_cast<std::size_t>(target)]), TrainingState::PreBackward);
 }
 
 // F2-17.
-Result<void> Fsdp2Runtime::post_backward(UnitState& u) {
+Result<void> Backward::post_backward(UnitState& u) {
   if (!u.has_group) return {};
   const Phase before = out_.phase();
   out_.set_phase(Phase::PostBackward);
   out_.mark(Word::BeginPostBackward, u.id);
   u.group_state = TrainingState::PostBackward;
-  accumulate_unsharded(u);
+  reduction_.accumulate_unsharded(u);
   Result<void> done;
   if (!u.reduce_grads) {
-    if (u.reshard_after_backward) reshard(u);
-    if (!to_accumulated(u)) {
+    if (u.reshard_after_backward) gathering_.reshard(u);
+    if (!reduction_.to_accumulated(u)) {
       done = fail({ErrorCode::Inconsistent,
                    "a unit that never ran is asked to hold its gradients in the reduce dtype",
                    {},
-                   "unit \"" + plan_.units[u.id.index()].name + "\"",
+                   "unit \"" + run_.plan.units[u.id.index()].name + "\"",
                    "a unit that has run forward once",
                    "set_requires_gradient_sync(False) in the first micro-batch",
                    "run every unit once, or drop reduce_dtype (F2-22)"});
@@ -202,8 +214,8 @@ Result<void> Fsdp2Runtime::post_backward(UnitState& u) {
     for (std::size_t i = 0; i < u.params.size(); ++i) {
       if (u.params[i].has_grad || u.params[i].has_accumulated) with_grad_.push_back(static_cast<std::int32_t>(i));
     }
-    if (u.reshard_after_backward) reshard(u);
-    if (!with_grad_.empty()) done = reduce(u, with_grad_);
+    if (u.reshard_after_backward) gathering_.reshard(u);
+    if (!with_grad_.empty()) done = reduction_.reduce(u, with_grad_);
   }
   out_.mark(Word::EndPostBackward, u.id);
   out_.set_phase(before);
@@ -211,38 +223,34 @@ Result<void> Fsdp2Runtime::post_backward(UnitState& u) {
 }
 
 // F2-19: root first, then registration order; a list once per module.
-Result<void> Fsdp2Runtime::final_callback() {
+Result<void> Backward::final_callback() {
   out_.set_phase(Phase::Final);
   const UnitId root = callback_unit_;
   out_.mark(Word::BeginFinalCallback, root);
   for (UnitId id : states_in_order_) {
-    UnitState& u = unit(id);
+    UnitState& u = run_.unit(id);
     if (u.has_group && u.group_state != TrainingState::PostBackward) {
       Result<void> done = post_backward(u);
       if (!done) return done;
     }
     u.module_state = u.group_state = TrainingState::Idle;
-    if (is_last_backward_) finalize(u);
+    if (run_.is_last_backward) finalize(u);
   }
-  if (is_last_backward_) {
-    last_post_order_ = post_forward_order_;
-    post_forward_order_.clear();
-    if (rs_event_.valid()) {
-      out_.wait_event(Stream::D, rs_event_, root);
-      rs_event_ = {};
-      drop(rs_input_);
-    }
+  if (run_.is_last_backward) {
+    run_.last_post_order = run_.post_forward_order;
+    run_.post_forward_order.clear();
+    reduction_.wait_for_last(root);
   }
   final_callback_queued_ = false;
   out_.mark(Word::EndFinalCallback, root);
   return {};
 }
 
-void Fsdp2Runtime::finalize(UnitState& u) {
+void Backward::finalize(UnitState& u) {
   u.waiting.clear();  // a list of which not all ran (PyTorch warns)
   if (!u.has_group) return;
   out_.mark(Word::BeginFinalize, u.id);
-  wait_for_post_backward(u);
+  reduction_.wait_for_post_backward(u);
   for (EventId& event : u.offload_events) {
     if (event.valid()) out_.host_wait(event, u.id);
     event = {};
@@ -250,7 +258,7 @@ void Fsdp2Runtime::finalize(UnitState& u) {
   if (u.pending.active) {  // a gather that nobody used
     if (u.pending.event.valid()) out_.wait_event(Stream::D, u.pending.event, u.id);
     if (u.pending.async) out_.add(InstructionKind::Mark, Stream::D, u.id).name = out_.name(Word::WaitWork);
-    drop_gather(u, u.pending);
+    gathering_.drop(u, u.pending);
     u.pending = {};
   }
   u.post_forward_indices.clear();

@@ -15,8 +15,8 @@ void add_traps(const PlanRequest& request, Plan& plan) {
     for (const Action& action : iteration) {
       no_grad = no_grad || action.kind == Action::Kind::NoGradForward;
       held = held || action.kind == Action::Kind::NoSyncEnter ||
-             (action.kind == Action::Kind::Call && action.method == "set_requires_gradient_sync" &&
-              action.args.find("alse") != std::string::npos);
+             (action.kind == Action::Kind::Call && action.call.method == UnitMethod::SetRequiresGradientSync &&
+              action.call.truth() == false);
     }
   }
   std::vector<std::string> kept, low;
@@ -44,7 +44,7 @@ void add_traps(const PlanRequest& request, Plan& plan) {
 }  // namespace
 
 Result<Plan> build_fsdp2_plan(const PlanRequest& request) {
-  Plan plan = fsdp2::frame_of(request);
+  Plan plan = fsdp2::frame_with_segments(request);
   add_traps(request, plan);
   fsdp2::Fsdp2Runtime runtime(request, plan);
   Result<void> done = runtime.prepare();

@@ -1,11 +1,8 @@
-// Forward: the hooks around module calls and the walk over the module graph that fires them (F2-6, F2-9, F2-11, F2-16).
-//
-// The same walk recomputes a checkpointed call during backward. There the hooks of a unit that backward has already
-// entered do nothing (F2-15); a unit inside the region that backward has not reached runs them as in forward, without
-// resharding.
+#include "core/plan/fsdp2/forward.h"
+
 #include <algorithm>
 
-#include "core/plan/fsdp2/fsdp2_runtime.h"
+#include "core/model/module_kind.h"
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -34,25 +31,40 @@ bool runs_in(const GraphStep& step, std::int32_t iteration) {
          std::find(step.iterations.begin(), step.iterations.end(), iteration) != step.iterations.end();
 }
 
+bool has_matrix(const ModuleInfo& module) {
+  const ModuleKind kind = kind_of(module);
+  return kind == ModuleKind::Linear || kind == ModuleKind::Convolution;
+}
+
 }  // namespace
 
+Forward::Forward(Run& run, Gathering& gathering) : run_(run), out_(run.out), gathering_(gathering) {
+  const std::vector<ModuleInfo>& modules = run.model.modules;
+  uses_linear_.assign(modules.size(), false);
+  for (std::size_t m = modules.size(); m-- > 0;) {  // parents stand before their children
+    if (has_matrix(modules[m])) uses_linear_[m] = true;
+    if (uses_linear_[m] && modules[m].parent.valid()) uses_linear_[modules[m].parent.index()] = true;
+  }
+  tensors_.resize(run.graph.tensors.size());
+}
+
 /// The last node under `call` that keeps something for backward; -1: none.
-std::int32_t Fsdp2Runtime::last_saving_node(std::int32_t call) {
-  const std::vector<GraphStep>& steps = graph_.calls[static_cast<std::size_t>(call)].steps;
+std::int32_t Forward::last_saving_node(std::int32_t call) {
+  const std::vector<GraphStep>& steps = run_.graph.calls[static_cast<std::size_t>(call)].steps;
   for (std::size_t i = steps.size(); i-- > 0;) {
-    if (!runs_in(steps[i], iteration_)) continue;
+    if (!runs_in(steps[i], run_.iteration)) continue;
     if (steps[i].is_call) {
       const std::int32_t found = last_saving_node(steps[i].index);
       if (found >= 0) return found;
-    } else if (node_autograd_.saves(steps[i].index)) {
+    } else if (run_.node_autograd.saves(steps[i].index)) {
       return steps[i].index;
     }
   }
   return -1;
 }
 
-Result<void> Fsdp2Runtime::forward(Pass pass) {
-  if (inner_initialised_ && !initialised_) {
+Result<void> Forward::run(Pass pass) {
+  if (run_.inner_initialised && !run_.initialised) {
     return fail({ErrorCode::Inconsistent,
                  "a unit inside the root ran forward before the root did",
                  {},
@@ -61,49 +73,50 @@ Result<void> Fsdp2Runtime::forward(Pass pass) {
                  "a unit that is already initialised",
                  "run the whole model before any part of it (F2-3)"});
   }
-  if (outputs_.empty()) {
-    autograd_.clear();
-    executions_.clear();
-    regions_.clear();
-    accumulations_.assign(slots_.size(), autograd::kNoNode);
+  if (run_.outputs.empty()) {
+    run_.autograd.clear();
+    run_.executions.clear();
+    run_.regions.clear();
+    run_.accumulations.assign(run_.slots.size(), autograd::kNoNode);
   }
-  tensors_.assign(graph_.tensors.size(), Tensor{});
-  for (std::int32_t input : graph_.calls[0].inputs) {
-    const GraphTensor& variable = graph_.tensors[static_cast<std::size_t>(input)];
+  tensors_.assign(run_.graph.tensors.size(), Tensor{});
+  for (std::int32_t input : run_.graph.calls[0].inputs) {
+    const GraphTensor& variable = run_.graph.tensors[static_cast<std::size_t>(input)];
     Tensor& tensor = tensors_[static_cast<std::size_t>(input)];
     tensor.requires_grad = variable.requires_grad && pass == Pass::Forward;
     if (variable.value.valid()) {
-      const DType dtype = model_.values[variable.value.index()].dtype;
+      const DType dtype = run_.model.values[variable.value.index()].dtype;
       if (is_floating(dtype)) tensor.dtype = static_cast<std::int8_t>(dtype);
     }
   }
-  autograd_.set_thread(autograd::Thread::Main);
+  run_.autograd.set_thread(autograd::Thread::Main);
   Result<void> done = walk(0, pass);
-  if (done && graph_.loss >= 0) done = run_node(graph_.loss, pass);
+  if (done && run_.graph.loss >= 0) done = run_node(run_.graph.loss, pass);
   if (!done) return done;
   if (pass != Pass::Forward) return {};
   Output output;
-  const std::vector<std::int32_t>& made =
-      graph_.loss >= 0 ? graph_.nodes[static_cast<std::size_t>(graph_.loss)].outputs : graph_.calls[0].outputs;
+  const std::vector<std::int32_t>& made = run_.graph.loss >= 0
+                                              ? run_.graph.nodes[static_cast<std::size_t>(run_.graph.loss)].outputs
+                                              : run_.graph.calls[0].outputs;
   if (!made.empty()) {  // the loss, or the sum of the first output
     const Tensor& tensor = tensors_[static_cast<std::size_t>(made.front())];
     if (tensor.requires_grad && tensor.node != autograd::kNoNode) output.roots.push_back({tensor.node, tensor.slot});
   }
-  outputs_.push_back(std::move(output));
+  run_.outputs.push_back(std::move(output));
   return {};
 }
 
 // A checkpoint around a unit holds the unit's hooks in its region; one inside does not.
-Result<void> Fsdp2Runtime::walk(std::int32_t index, Pass pass) {
-  const GraphCall& call = graph_.calls[static_cast<std::size_t>(index)];
+Result<void> Forward::walk(std::int32_t index, Pass pass) {
+  const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(index)];
   if (index != 0) {
     for (std::size_t i = 0; i < call.inputs.size() && i < call.arguments.size(); ++i) {
       tensors_[static_cast<std::size_t>(call.inputs[i])] = tensors_[static_cast<std::size_t>(call.arguments[i])];
     }
   }
-  const ModuleId target = model_.modules[call.module.index()].alias_of;
+  const ModuleId target = run_.model.modules[call.module.index()].alias_of;
   const ModuleId hooked = target.valid() && call.region < 0 ? target : call.hooked();
-  const UnitId id = hooked.valid() ? request_.table.unit_of_module[hooked.index()] : UnitId();
+  const UnitId id = hooked.valid() ? run_.request.table.unit_of_module[hooked.index()] : UnitId();
   const bool region = call.checkpoint != CheckpointKind::None && pass == Pass::Forward && region_ < 0;
   // Hooks rebind inputs for this call alone.
   std::vector<Tensor> before;
@@ -111,12 +124,12 @@ Result<void> Fsdp2Runtime::walk(std::int32_t index, Pass pass) {
     for (std::int32_t input : call.inputs) before.push_back(tensors_[static_cast<std::size_t>(input)]);
   }
   const auto open_region = [&] {
-    region_ = static_cast<std::int32_t>(regions_.size());
+    region_ = static_cast<std::int32_t>(run_.regions.size());
     Region made{index, false, call.checkpoint_inside};
-    regions_.push_back(std::move(made));
+    run_.regions.push_back(std::move(made));
   };
   if (region && !call.checkpoint_inside) open_region();
-  if (id.valid()) pre_forward_hooks(unit(id), index, pass);
+  if (id.valid()) pre_forward_hooks(run_.unit(id), index, pass);
   if (region && call.checkpoint_inside) open_region();
   // The reentrant form is an autograd function: without an input that requires grad nothing inside is differentiated.
   const bool cut = region && call.checkpoint == CheckpointKind::Reentrant &&
@@ -126,7 +139,7 @@ Result<void> Fsdp2Runtime::walk(std::int32_t index, Pass pass) {
   Result<void> done = walk_body(index, cut ? Pass::NoGrad : pass);
   if (!done) return done;
   if (region && call.checkpoint_inside) region_ = -1;
-  if (id.valid() && !stop_recompute_) post_forward_hooks(unit(id), index, pass);
+  if (id.valid() && !stop_recompute_) post_forward_hooks(run_.unit(id), index, pass);
   if (region && !call.checkpoint_inside) region_ = -1;
   for (std::size_t i = 0; i < before.size(); ++i) {
     const std::int32_t input = call.inputs[i];
@@ -139,18 +152,18 @@ Result<void> Fsdp2Runtime::walk(std::int32_t index, Pass pass) {
   return {};
 }
 
-Result<void> Fsdp2Runtime::walk_body(std::int32_t index, Pass pass) {
-  for (const GraphStep& step : graph_.calls[static_cast<std::size_t>(index)].steps) {
+Result<void> Forward::walk_body(std::int32_t index, Pass pass) {
+  for (const GraphStep& step : run_.graph.calls[static_cast<std::size_t>(index)].steps) {
     if (stop_recompute_) return {};
-    if (!runs_in(step, iteration_)) continue;
+    if (!runs_in(step, run_.iteration)) continue;
     Result<void> done = step.is_call ? walk(step.index, pass) : run_node(step.index, pass);
     if (!done) return done;
   }
   return {};
 }
 
-Result<void> Fsdp2Runtime::run_node(std::int32_t index, Pass pass) {
-  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(index)];
+Result<void> Forward::run_node(std::int32_t index, Pass pass) {
+  const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(index)];
   if (node.kind == GraphNode::Kind::Identity) {
     for (std::size_t i = 0; i < node.outputs.size() && i < node.inputs.size(); ++i) {
       tensors_[static_cast<std::size_t>(node.outputs[i])] = tensors_[static_cast<std::size_t>(node.inputs[i])];
@@ -161,7 +174,7 @@ Result<void> Fsdp2Runtime::run_node(std::int32_t index, Pass pass) {
   out_.set_phase(pass == Pass::Recompute ? Phase::Backward : Phase::Forward);
   const bool again = pass == Pass::Recompute;
   Instruction& run = out_.add(again ? InstructionKind::Recompute : InstructionKind::Forward, Stream::D,
-                              unit_of_node_[static_cast<std::size_t>(index)]);
+                              run_.unit_of_node[static_cast<std::size_t>(index)]);
   run.segment = SegmentId(index);
   out_.set_phase(before);
   if (again) {
@@ -181,17 +194,17 @@ Result<void> Fsdp2Runtime::run_node(std::int32_t index, Pass pass) {
   made.requires_grad = input_grad;
   std::int8_t param_dtype = -1;
   for (ParamId param : node.params) {
-    const std::int32_t slot = slot_of_param_[param.index()];
-    const ParamSlot& place = slots_[static_cast<std::size_t>(slot)];
+    const std::int32_t slot = run_.slot_of_param[param.index()];
+    const ParamSlot& place = run_.slots[static_cast<std::size_t>(slot)];
     const auto dtype = static_cast<std::int8_t>(
-        place.unit.valid() ? unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype
-                           : model_.params[param.index()].dtype);
+        place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype
+                           : run_.model.params[param.index()].dtype);
     mixed = mixed || (param_dtype >= 0 && param_dtype != dtype);
     param_dtype = dtype;
     if (!place.trainable || pass != Pass::Forward) continue;
     made.requires_grad = true;
-    autograd::NodeIndex& leaf = accumulations_[static_cast<std::size_t>(slot)];
-    if (leaf == autograd::kNoNode) leaf = autograd_.add_accumulation(kAccumulate, slot, Stream::D);
+    autograd::NodeIndex& leaf = run_.accumulations[static_cast<std::size_t>(slot)];
+    if (leaf == autograd::kNoNode) leaf = run_.autograd.add_accumulation(kAccumulate, slot, Stream::D);
     edges_.push_back({leaf, 0});
   }
   if (param_dtype >= 0) {
@@ -204,29 +217,30 @@ Result<void> Fsdp2Runtime::run_node(std::int32_t index, Pass pass) {
   if (mixed) made.dtype = -1;
   made.requires_grad = made.requires_grad && pass == Pass::Forward && node.kind != GraphNode::Kind::Detach;
   if (made.requires_grad) {
-    made.node = autograd_.add_node(kCompute, static_cast<std::int32_t>(executions_.size()), Stream::D,
-                                   std::max<std::int32_t>(1, static_cast<std::int32_t>(node.outputs.size())), edges_);
-    executions_.push_back({index, region_, input_grad});
+    made.node =
+        run_.autograd.add_node(kCompute, static_cast<std::int32_t>(run_.executions.size()), Stream::D,
+                               std::max<std::int32_t>(1, static_cast<std::int32_t>(node.outputs.size())), edges_);
+    run_.executions.push_back({index, region_, input_grad});
   }
   for (std::size_t i = 0; i < node.outputs.size(); ++i) {
     const auto variable = static_cast<std::size_t>(node.outputs[i]);
     Tensor& tensor = tensors_[variable];
     tensor = made;
     tensor.slot = static_cast<std::int32_t>(i);
-    if (!graph_.tensors[variable].differentiable) tensor.requires_grad = false;
+    if (!run_.graph.tensors[variable].differentiable) tensor.requires_grad = false;
   }
   return {};
 }
 
 /// A matrix product of a parameter with an activation of another dtype raises in PyTorch.
-Result<void> Fsdp2Runtime::check_dtypes(const GraphNode& node, const Tensor& result) const {
+Result<void> Forward::check_dtypes(const GraphNode& node, const Tensor& result) const {
   for (std::int32_t input : node.inputs) {
     const std::int8_t dtype = tensors_[static_cast<std::size_t>(input)].dtype;
     if (dtype < 0 || dtype == result.dtype) continue;
     bool clashes = node.kind == GraphNode::Kind::Leaf && uses_linear_[node.module.index()];
-    const ValueId value = graph_.tensors[static_cast<std::size_t>(input)].value;
+    const ValueId value = run_.graph.tensors[static_cast<std::size_t>(input)].value;
     for (std::int32_t i = node.op_begin; i < node.op_end && !clashes; ++i) {
-      const Op& op = model_.ops[static_cast<std::size_t>(i)];
+      const Op& op = run_.model.ops[static_cast<std::size_t>(i)];
       clashes = needs_one_dtype(op.name) && refers_to(op.args, value) && refers_to_param(op.args);
     }
     if (!clashes) continue;
@@ -243,10 +257,10 @@ Result<void> Fsdp2Runtime::check_dtypes(const GraphNode& node, const Tensor& res
 
 // ---------------------------------------------------------------- hooks
 
-void Fsdp2Runtime::pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass) {
+void Forward::pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass) {
   if (u.module_count > 1) {  // a list: before the first of its modules (F2-3)
     if (!u.waiting.empty()) return;
-    u.waiting = plan_.units[u.id.index()].modules;
+    u.waiting = run_.plan.units[u.id.index()].modules;
   }
   const Phase before = out_.phase();
   out_.set_phase(Phase::PreForward);
@@ -254,10 +268,10 @@ void Fsdp2Runtime::pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass)
   out_.set_phase(before);
 }
 
-void Fsdp2Runtime::post_forward_hooks(UnitState& u, std::int32_t call, Pass pass) {
+void Forward::post_forward_hooks(UnitState& u, std::int32_t call, Pass pass) {
   if (u.module_count > 1) {  // a list: after the last
-    const ModuleId module = graph_.calls[static_cast<std::size_t>(call)].module;
-    const ModuleId target = model_.modules[module.index()].alias_of;
+    const ModuleId module = run_.graph.calls[static_cast<std::size_t>(call)].module;
+    const ModuleId target = run_.model.modules[module.index()].alias_of;
     std::erase(u.waiting, target.valid() ? target : module);
     if (!u.waiting.empty()) return;
   }
@@ -267,31 +281,31 @@ void Fsdp2Runtime::post_forward_hooks(UnitState& u, std::int32_t call, Pass pass
   out_.set_phase(before);
 }
 
-void Fsdp2Runtime::state_pre_forward(UnitState& u, std::int32_t call, Pass pass) {
+void Forward::state_pre_forward(UnitState& u, std::int32_t call, Pass pass) {
   if (u.module_state == TrainingState::PreBackward) {  // recomputation: pre-backward has gathered already (F2-15)
     if (u.has_group && u.sharded != ShardedState::Unsharded) {
-      unshard(u, false);
-      wait_for_unshard(u);
+      gathering_.unshard(u, false);
+      gathering_.wait_for_unshard(u);
     }
     return;
   }
   u.module_state = TrainingState::Forward;
   root_pre_forward(u);
-  const MixedPrecision& precision = request_.table.precision[u.id.index()];
+  const MixedPrecision& precision = run_.request.table.precision[u.id.index()];
   if (precision.param && precision.cast_forward_inputs.value_or(true))
-    cast_tensors(graph_.calls[static_cast<std::size_t>(call)].inputs, *precision.param);
+    cast_tensors(run_.graph.calls[static_cast<std::size_t>(call)].inputs, *precision.param);
   if (u.has_group) {
     out_.mark(Word::BeginPreForward, u.id);
     u.group_state = TrainingState::Forward;
-    unshard(u, u.async_unshard);
-    wait_for_unshard(u);
+    gathering_.unshard(u, u.async_unshard);
+    gathering_.wait_for_unshard(u);
     if (pass == Pass::Forward) register_post_backward(u, call);
     out_.mark(Word::EndPreForward, u.id);
   }
-  for (UnitId target : u.forward_prefetch) prefetch(unit(target), TrainingState::Forward);  // F2-16
+  for (UnitId target : u.forward_prefetch) gathering_.prefetch(run_.unit(target), TrainingState::Forward);  // F2-16
 }
 
-void Fsdp2Runtime::cast_tensors(const std::vector<std::int32_t>& variables, DType dtype) {
+void Forward::cast_tensors(const std::vector<std::int32_t>& variables, DType dtype) {
   for (std::int32_t variable : variables) {
     Tensor& tensor = tensors_[static_cast<std::size_t>(variable)];
     if (tensor.dtype >= 0) tensor.dtype = static_cast<std::int8_t>(dtype);
@@ -299,18 +313,18 @@ void Fsdp2Runtime::cast_tensors(const std::vector<std::int32_t>& variables, DTyp
 }
 
 // F2-6.
-void Fsdp2Runtime::root_pre_forward(UnitState& u) {
-  const bool first = !initialised_;
+void Forward::root_pre_forward(UnitState& u) {
+  const bool first = !run_.initialised;
   if (!first && iter_forward_root_.valid()) return;
   const Phase before = out_.phase();
   out_.set_phase(Phase::RootPreForward);
   out_.mark(Word::BeginRootPreForward, u.id);
-  lazy_init();
+  run_.lazy_init();
   iter_forward_root_ = u.id;
-  if (post_optim_event_.valid()) {
-    out_.wait_event(Stream::C, post_optim_event_, u.id);
-    out_.wait_event(Stream::A, post_optim_event_, u.id);
-    post_optim_event_ = {};
+  if (run_.post_optim_event.valid()) {
+    out_.wait_event(Stream::C, run_.post_optim_event, u.id);
+    out_.wait_event(Stream::A, run_.post_optim_event, u.id);
+    run_.post_optim_event = {};
   } else {
     out_.wait_stream(Stream::C, Stream::D, u.id);
     out_.wait_stream(Stream::A, Stream::D, u.id);
@@ -320,9 +334,9 @@ void Fsdp2Runtime::root_pre_forward(UnitState& u) {
 }
 
 // F2-17: an autograd function over the call's inputs that require grad.
-void Fsdp2Runtime::register_post_backward(UnitState& u, std::int32_t call) {
+void Forward::register_post_backward(UnitState& u, std::int32_t call) {
   edges_.clear();
-  const std::vector<std::int32_t>& inputs = graph_.calls[static_cast<std::size_t>(call)].inputs;
+  const std::vector<std::int32_t>& inputs = run_.graph.calls[static_cast<std::size_t>(call)].inputs;
   for (std::int32_t input : inputs) {
     const Tensor& tensor = tensors_[static_cast<std::size_t>(input)];
     if (!tensor.requires_grad) continue;
@@ -330,7 +344,7 @@ void Fsdp2Runtime::register_post_backward(UnitState& u, std::int32_t call) {
   }
   if (edges_.empty()) return;
   const autograd::NodeIndex node =
-      autograd_.add_node(kPostBackward, u.id.value, Stream::D, static_cast<std::int32_t>(edges_.size()), edges_);
+      run_.autograd.add_node(kPostBackward, u.id.value, Stream::D, static_cast<std::int32_t>(edges_.size()), edges_);
   std::int32_t slot = 0;
   for (std::int32_t input : inputs) {
     Tensor& tensor = tensors_[static_cast<std::size_t>(input)];
@@ -340,42 +354,39 @@ void Fsdp2Runtime::register_post_backward(UnitState& u, std::int32_t call) {
   }
 }
 
-void Fsdp2Runtime::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
+void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
   if (u.module_state == TrainingState::PreBackward) return;
   if (u.has_group) {
     out_.mark(Word::BeginPostForward, u.id);
-    if (!in_backward_) {  // F2-11
-      reshard(u);
-      u.post_forward_indices.push_back(static_cast<std::int32_t>(post_forward_order_.size()));
-      post_forward_order_.push_back(u.id);
+    if (!run_.in_backward) {  // F2-11
+      gathering_.reshard(u);
+      u.post_forward_indices.push_back(static_cast<std::int32_t>(run_.post_forward_order.size()));
+      run_.post_forward_order.push_back(u.id);
     }
     u.group_state = TrainingState::Idle;
     out_.mark(Word::EndPostForward, u.id);
   }
-  const std::vector<std::int32_t>& outputs = graph_.calls[static_cast<std::size_t>(call)].outputs;
+  const std::vector<std::int32_t>& outputs = run_.graph.calls[static_cast<std::size_t>(call)].outputs;
   if (pass == Pass::Forward) {
     for (std::int32_t output : outputs) {
       const Tensor& tensor = tensors_[static_cast<std::size_t>(output)];
-      if (tensor.requires_grad && tensor.node != autograd::kNoNode) autograd_.add_hook(tensor.node, {0, u.id.value});
+      if (tensor.requires_grad && tensor.node != autograd::kNoNode)
+        run_.autograd.add_hook(tensor.node, {0, u.id.value});
     }
   }
   u.module_state = TrainingState::Idle;
   if (iter_forward_root_ == u.id) {
-    if (kept_) {  // F2-8: the last buffer of this forward
-      gather_streams_wait(kept_->event, u.id);
-      drop_gather(unit(kept_->unit), kept_->gather);
-      kept_.reset();
-    }
+    gathering_.drop_kept(u.id);  // F2-8: the last buffer of this forward
     iter_forward_root_ = {};
   }
-  const std::optional<DType>& dtype = request_.table.precision[u.id.index()].output;
+  const std::optional<DType>& dtype = run_.request.table.precision[u.id.index()].output;
   if (dtype) cast_tensors(outputs, *dtype);
 }
 
 // ---------------------------------------------------------------- recomputation
 
-void Fsdp2Runtime::recompute(std::int32_t region) {
-  Region& made = regions_[static_cast<std::size_t>(region)];
+void Forward::recompute(std::int32_t region) {
+  Region& made = run_.regions[static_cast<std::size_t>(region)];
   made.recomputed = true;
   last_saving_ = last_saving_node(made.call);
   const std::int32_t outer = region_;

@@ -2,25 +2,10 @@
 
 #include <algorithm>
 
+#include "core/plan/runtime/plan_frame.h"
+
 namespace foreshard::fsdp2 {
 namespace {
-
-/// Equal but for event names: events count from each iteration's own first one.
-bool same_but_events(const PlanIteration& a, std::int32_t a_base, const PlanIteration& b, std::int32_t b_base) {
-  if (a.instructions.size() != b.instructions.size()) return false;
-  for (std::size_t i = 0; i < a.instructions.size(); ++i) {
-    const Instruction& x = a.instructions[i];
-    const Instruction& y = b.instructions[i];
-    if (x.event.valid() && y.event.valid() && x.event.value - a_base == y.event.value - b_base) {
-      Instruction shifted = y;
-      shifted.event = x.event;
-      if (x == shifted) continue;
-      return false;
-    }
-    if (!(x == y)) return false;
-  }
-  return true;
-}
 
 void add_segments(const PlanRequest& request, Plan& plan) {
   std::vector<bool> checkpointed(request.graph.nodes.size(), false);
@@ -49,19 +34,9 @@ void add_segments(const PlanRequest& request, Plan& plan) {
 
 }  // namespace
 
-Plan frame_of(const PlanRequest& request) {
-  Plan plan;
+Plan frame_with_segments(const PlanRequest& request) {
+  Plan plan = frame_of(request.model, request.job, request.table);
   plan.runtime = Runtime::Fsdp2;
-  plan.world_size = static_cast<std::int32_t>(request.job.cluster.world_size);
-  plan.rank = static_cast<std::int32_t>(request.job.cluster.rank);
-  plan.units = request.table.units;
-  plan.groups = request.table.groups;
-  plan.pre_divide = request.table.pre_divide;
-  plan.post_divide = request.table.post_divide;
-  plan.traps = request.table.traps;
-  plan.warnings = request.table.warnings;
-  plan.param_names.reserve(request.model.params.size());
-  for (const ParamInfo& param : request.model.params) plan.param_names.push_back(param.fqn);
   add_segments(request, plan);
   return plan;
 }

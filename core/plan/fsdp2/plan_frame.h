@@ -10,7 +10,7 @@
 namespace foreshard::fsdp2 {
 
 /// Units, groups, names and segments of the request; no iterations yet.
-Plan frame_of(const PlanRequest& request);
+Plan frame_with_segments(const PlanRequest& request);
 
 /// Runs one iteration of the script into the value given (its index is set) and appends its first event's number to the
 /// list that run_iterations reads.

@@ -1,5 +1,6 @@
 #include "core/plan/graph/script.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -39,6 +40,83 @@ Error bad_action(const std::string& text, const std::string& why) {
           .hint = "see docs/formats/job.md, section script"};
 }
 
+/// The number after a key of a flat JSON object; -1 if it is not there.
+std::int32_t number_of(const std::string& args, const char* name) {
+  const std::size_t key = args.find("\"" + std::string(name) + "\"");
+  std::size_t at = key == std::string::npos ? key : args.find_first_of("0123456789", args.find(':', key));
+  if (at == std::string::npos) return -1;
+  std::int32_t number = 0;
+  for (; at < args.size() && args[at] >= '0' && args[at] <= '9' && number < 100'000'000; ++at) {
+    number = 10 * number + (args[at] - '0');
+  }
+  return number;
+}
+
+bool flag_of(const std::string& args, const char* name, bool otherwise) {
+  const std::size_t key = args.find("\"" + std::string(name) + "\"");
+  if (key == std::string::npos) return otherwise;
+  const std::size_t value = args.find_first_of("tf", args.find(':', key));
+  return value == std::string::npos ? otherwise : args[value] == 't';
+}
+
+SummonOptions summon_options(const std::string& args) {
+  return {
+      number_of(args, "state"),           flag_of(args, "recurse", true),         flag_of(args, "writeback", true),
+      flag_of(args, "rank0_only", false), flag_of(args, "offload_to_cpu", false), flag_of(args, "with_grads", false)};
+}
+
+struct MethodName {
+  std::string_view text;
+  UnitMethod method;
+};
+
+constexpr std::array<MethodName, 22> kMethods{
+    {{"set_requires_gradient_sync", UnitMethod::SetRequiresGradientSync},
+     {"set_requires_all_reduce", UnitMethod::SetRequiresAllReduce},
+     {"set_reshard_after_forward", UnitMethod::SetReshardAfterForward},
+     {"set_reshard_after_backward", UnitMethod::SetReshardAfterBackward},
+     {"_set_unshard_async_op", UnitMethod::SetUnshardAsyncOp},
+     {"set_is_last_backward", UnitMethod::SetIsLastBackward},
+     {"set_unshard_in_backward", UnitMethod::SetUnshardInBackward},
+     {"set_force_sum_reduction_for_comms", UnitMethod::SetForceSumReductionForComms},
+     {"set_gradient_divide_factor", UnitMethod::SetGradientDivideFactor},
+     {"set_reduce_scatter_divide_factor", UnitMethod::SetGradientDivideFactor},
+     {"set_modules_to_forward_prefetch", UnitMethod::SetModulesToForwardPrefetch},
+     {"set_modules_to_backward_prefetch", UnitMethod::SetModulesToBackwardPrefetch},
+     {"set_all_reduce_hook", UnitMethod::SetAllReduceHook},
+     {"set_post_optim_event", UnitMethod::SetPostOptimEvent},
+     {"unshard", UnitMethod::Unshard},
+     {"reshard", UnitMethod::Reshard},
+     {"state_dict", UnitMethod::StateDict},
+     {"forward", UnitMethod::Forward},
+     {"set_allocate_memory_from_process_group_for_comm", UnitMethod::Buffers},
+     {"set_custom_all_gather", UnitMethod::Buffers},
+     {"set_custom_reduce_scatter", UnitMethod::Buffers},
+     {"register_fsdp_forward_method", UnitMethod::Buffers}}};
+
+/// "true", "false,recurse=false", "6.0", "layers.1,layers.2"; brackets and quotes may stay.
+std::vector<std::string> arguments_of(const std::string& text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    if (c == ',') {
+      words.emplace_back();
+    } else if (c != '[' && c != ']' && c != '"' && c != '{' && c != '}' && c != ' ') {
+      words.back() += c == ':' ? '=' : c;
+    }
+  }
+  if (words.size() == 1 && words[0].empty() && text.find('"') == std::string::npos) words.clear();
+  return words;
+}
+
+UnitCall unit_call(const std::string& method, const std::string& args) {
+  UnitCall call;
+  for (const MethodName& known : kMethods) {
+    if (known.text == method) call.method = known.method;
+  }
+  call.arguments = arguments_of(args);
+  return call;
+}
+
 /// What one iteration of the usual loop does.
 std::vector<std::string> usual_actions(const Job& job) {
   std::vector<std::string> texts{"zero"};
@@ -56,6 +134,35 @@ std::vector<std::string> usual_actions(const Job& job) {
 }
 
 }  // namespace
+
+std::optional<bool> UnitCall::truth(std::optional<bool> absent) const {
+  if (arguments.empty() || arguments[0].starts_with("recurse")) return absent;
+  const std::size_t equals = arguments[0].find('=');
+  const std::string value = equals == std::string::npos ? arguments[0] : arguments[0].substr(equals + 1);
+  if (value == "true" || value == "True") return true;
+  if (value == "false" || value == "False") return false;
+  return std::nullopt;
+}
+
+bool UnitCall::recurses(bool positional) const {
+  const auto no = [&](const std::string& w) {
+    return w == "recurse=false" || w == "recurse=False" || (positional && (w == "false" || w == "False"));
+  };
+  return arguments.size() < 2 || std::none_of(arguments.begin() + 1, arguments.end(), no);
+}
+
+bool UnitCall::has_positional_second() const {
+  return arguments.size() > 1 && arguments[1].find('=') == std::string::npos;
+}
+
+std::optional<double> UnitCall::number() const {
+  if (arguments.empty()) return std::nullopt;
+  double value = 0;
+  const std::string& text = arguments[0];
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (ec != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
 
 Result<Action> parse_action(const std::string& text) {
   Action action;
@@ -86,6 +193,7 @@ Result<Action> parse_action(const std::string& text) {
       if (view[7] != ':') return fail(bad_action(text, "the arguments of summon follow a colon"));
       action.args = text.substr(8);
     }
+    action.summon = summon_options(action.args);
     return action;
   }
   if (view.starts_with("call:")) {
@@ -96,6 +204,7 @@ Result<Action> parse_action(const std::string& text) {
     const std::size_t args = text.find(':', method + 1);
     action.method = text.substr(method + 1, args == std::string::npos ? args : args - method - 1);
     if (args != std::string::npos) action.args = text.substr(args + 1);
+    action.call = unit_call(action.method, action.args);
     return action;
   }
   // A lone brace closes whatever is open; script_of turns it into the right kind.

@@ -5,6 +5,7 @@
 // "call:UNIT:METHOD:ARGS" of fsdp2 units. `core/plan` runtimes interpret them in order.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,53 @@
 #include "core/result.h"
 
 namespace foreshard {
+
+/// What summon takes: a flat JSON object of booleans, {"recurse":false}. `state` enters the state of that unit alone,
+/// as the hooks of a state dict do (U6, K2); such calls may be nested over different states.
+struct SummonOptions {
+  std::int32_t state = -1;  // -1: this call covers the tree
+  bool recurse = true, writeback = true;
+  bool rank0_only = false, offload_to_cpu = false, with_grads = false;
+  bool operator==(const SummonOptions&) const = default;
+};
+
+/// A method of an fsdp2 unit (F2-23).
+enum class UnitMethod : std::uint8_t {
+  Unknown,
+  SetRequiresGradientSync,
+  SetRequiresAllReduce,
+  SetReshardAfterForward,
+  SetReshardAfterBackward,
+  SetUnshardAsyncOp,
+  SetIsLastBackward,
+  SetUnshardInBackward,
+  SetForceSumReductionForComms,
+  SetGradientDivideFactor,
+  SetModulesToForwardPrefetch,
+  SetModulesToBackwardPrefetch,
+  SetAllReduceHook,
+  SetPostOptimEvent,
+  Unshard,
+  Reshard,
+  StateDict,
+  Forward,
+  Buffers,  // where buffers come from and whose collective runs: no order and no size changes (F2-25)
+};
+
+/// A call of one: its arguments as written, "key=value" where they are named.
+struct UnitCall {
+  UnitMethod method = UnitMethod::Unknown;
+  std::vector<std::string> arguments;
+
+  /// The first argument; nullopt: neither true nor false. `absent`: where there is none.
+  std::optional<bool> truth(std::optional<bool> absent = std::nullopt) const;
+  /// Units below are meant too, unless recurse=false; `positional`: also as a plain second argument.
+  bool recurses(bool positional) const;
+  /// Its second argument has no name.
+  bool has_positional_second() const;
+  std::optional<double> number() const;
+  bool operator==(const UnitCall&) const = default;
+};
 
 struct Action {
   enum class Kind : std::uint8_t {
@@ -40,6 +88,9 @@ struct Action {
   std::string unit;          // Unshard, Call
   std::string method;        // Call
   std::string args;          // Call, SummonEnter: JSON object or plain text as written
+  SummonOptions summon;      // SummonEnter: the same, read
+  UnitCall call;             // Call: the same, read
+  bool infinity = false;     // Clip: the infinity norm
   bool operator==(const Action&) const = default;
 };
 

@@ -42,7 +42,7 @@ std::vector<bool> reducing_passes(const IterationScript& script) {
 Result<Plan> build_unsharded_plan(const PlanRequest& request) {
   const UnitTable bare = without_units(request.table);
   const PlanRequest inner{request.model, request.job, bare, request.graph, request.script, request.max_iterations};
-  Plan plan = fsdp2::frame_of(inner);
+  Plan plan = fsdp2::frame_with_segments(inner);
   plan.runtime = Runtime::None;
   const auto world = static_cast<std::int32_t>(request.job.cluster.world_size);
   fsdp2::Fsdp2Runtime runtime(inner, plan);

@@ -47,6 +47,7 @@ TEST(Script, BracesCloseWhatIsOpen) {
   ASSERT_TRUE(script.has_value());
   EXPECT_EQ(script->iterations[0][3].kind, Action::Kind::NoSyncExit);
   EXPECT_EQ(script->iterations[0][4].args, "{\"recurse\":false}");
+  EXPECT_EQ(script->iterations[0][4].summon, (SummonOptions{.recurse = false}));
   EXPECT_EQ(script->iterations[0][5].kind, Action::Kind::SummonExit);
   EXPECT_FALSE(script->repeat);
 }
@@ -57,6 +58,30 @@ TEST(Script, CallsNameUnitAndMethod) {
   EXPECT_EQ(action->unit, "layers.0");
   EXPECT_EQ(action->method, "set_requires_gradient_sync");
   EXPECT_EQ(action->args, "false");
+  EXPECT_EQ(action->call.method, UnitMethod::SetRequiresGradientSync);
+  EXPECT_EQ(action->call.truth(), false);
+}
+
+TEST(Script, ArgumentsAreReadAsTheirMethodsMeanThem) {
+  const auto call = [](const std::string& args) { return parse_action("call::m:" + args)->call; };
+  EXPECT_EQ(call("").method, UnitMethod::Unknown);
+  EXPECT_EQ(call("").truth(), std::nullopt);
+  EXPECT_EQ(call("").truth(true), true);
+  EXPECT_EQ(call("recurse=false").truth(true), true);
+  EXPECT_EQ(call("True").truth(), true);
+  EXPECT_EQ(call("3").truth(true), std::nullopt);
+  EXPECT_TRUE(call("true").recurses(true));
+  EXPECT_FALSE(call("true,recurse=False").recurses(false));
+  EXPECT_FALSE(call("true,false").recurses(true));
+  EXPECT_TRUE(call("true,false").recurses(false));
+  EXPECT_TRUE(call("true,false").has_positional_second());
+  EXPECT_FALSE(call("true,recurse=false").has_positional_second());
+  EXPECT_EQ(call("6.5").number(), 6.5);
+  EXPECT_EQ(call("six").number(), std::nullopt);
+  EXPECT_EQ(call("[\"layers.1\", \"layers.2\"]").arguments, (std::vector<std::string>{"layers.1", "layers.2"}));
+  const SummonOptions options =
+      parse_action("summon{:{\"state\": 3, \"writeback\": false, \"offload_to_cpu\": true}")->summon;
+  EXPECT_EQ(options, (SummonOptions{.state = 3, .writeback = false, .offload_to_cpu = true}));
 }
 
 TEST(Script, AnEvaluationIsForwardsInEvalModeBehindTraining) {

@@ -87,7 +87,7 @@ Plan plan_of(const RowProgram& program, const Job& job, bool infinity, std::vect
   Script script = need(script_of(job));
   for (IterationScript& actions : script.iterations) {
     for (Action& action : actions) {
-      if (action.kind == Action::Kind::Clip && infinity) action.args = "inf";
+      if (action.kind == Action::Kind::Clip && infinity) action.infinity = true;
     }
   }
   std::vector<bool> boundary(program.model.modules.size(), false);

@@ -1,14 +1,6 @@
-// Gradients: copy-in, reduce-scatter, all-reduce, and where the sharded gradient ends up (F2-18, F2-20..F2-22, F2-26).
-//
-//   D  +rsin(u) chunk-cat -grads |
-//   S                            `-> +rsout(u) (pre-divide) RS u >r (post-divide, cast, add or view, D2H) >p
-//   H                                                        `-> AR u (hybrid: everything after >r is H's)
-//
-// At most one reduce-scatter input lives: the next reduction waits for r and drops it. Buffers made on S are used on H
-// or D only after an event that somebody still holds, so nothing records streams (F2-10).
-#include <algorithm>
+#include "core/plan/fsdp2/reduction.h"
 
-#include "core/plan/fsdp2/fsdp2_runtime.h"
+#include <algorithm>
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -46,34 +38,34 @@ Factors factors_for(DType dtype, std::int32_t shard, std::int32_t ranks, std::op
 
 }  // namespace
 
-void Fsdp2Runtime::divide(Stream stream, UnitId id, Numel numel, DType dtype, double factor) {
+void Reduction::divide(Stream stream, UnitId id, Numel numel, DType dtype, double factor) {
   if (factor == 1) return;
   out_.kernel(InstructionKind::Divide, stream, Word::DivInPlace, id, numel, dtype).factor = factor;
 }
 
-void Fsdp2Runtime::free_grad(const UnitState& u, ParamSizes& p) {
+void Reduction::free_grad(const UnitState& u, ParamSizes& p) {
   p.has_grad = false;
   out_.free({BufferWhat::Grad, u.id, p.param}, Stream::D, p.grad_bytes);
 }
 
-ReduceBuffer Fsdp2Runtime::make_buffer(UnitState& u, BufferWhat what, Stream pool, Bytes bytes) {
+ReduceBuffer Reduction::make_buffer(UnitState& u, BufferWhat what, Stream pool, Bytes bytes) {
   ReduceBuffer buffer{true, what, pool, bytes, 0, u.id, 0};
   buffer.instance = (what == BufferWhat::RsOutput ? u.outputs : u.casts).claim();
   out_.alloc({what, u.id, {}}, pool, bytes, buffer.instance);
   return buffer;
 }
 
-void Fsdp2Runtime::drop(ReduceBuffer& buffer) {
+void Reduction::drop(ReduceBuffer& buffer) {
   if (!buffer.alive) return;
   buffer.alive = false;
-  UnitState& u = unit(buffer.unit);
+  UnitState& u = run_.unit(buffer.unit);
   if (buffer.what != BufferWhat::RsInput)
     (buffer.what == BufferWhat::RsOutput ? u.outputs : u.casts).release(buffer.instance);
   out_.free({buffer.what, buffer.unit, {}}, buffer.pool, buffer.bytes, buffer.instance);
 }
 
 // F2-22: before the reshard, so that the gradients of this micro-batch go first.
-void Fsdp2Runtime::accumulate_unsharded(UnitState& u) {
+void Reduction::accumulate_unsharded(UnitState& u) {
   for (ParamSizes& p : u.params) {
     if (!p.has_accumulated || !p.has_grad) continue;
     const DType dtype = *u.reduce_dtype;
@@ -84,7 +76,7 @@ void Fsdp2Runtime::accumulate_unsharded(UnitState& u) {
 }
 
 // F2-22: held in the reduce dtype. False: a parameter never unsharded (PyTorch raises).
-bool Fsdp2Runtime::to_accumulated(UnitState& u) {
+bool Reduction::to_accumulated(UnitState& u) {
   for (ParamSizes& p : u.params) {
     if (!u.reduce_dtype) continue;
     if (!p.ever_unsharded) return false;
@@ -98,7 +90,7 @@ bool Fsdp2Runtime::to_accumulated(UnitState& u) {
   return true;
 }
 
-void Fsdp2Runtime::wait_for_post_backward(UnitState& u) {
+void Reduction::wait_for_post_backward(UnitState& u) {
   if (u.post_reduce_event.valid()) out_.wait_event(Stream::D, u.post_reduce_event, u.id);
   u.post_reduce_event = {};
   if (u.all_reduce_event.valid()) out_.wait_event(Stream::D, u.all_reduce_event, u.id);
@@ -107,9 +99,9 @@ void Fsdp2Runtime::wait_for_post_backward(UnitState& u) {
 }
 
 // Chunk-cat takes all gradients; all but the last are gone after it, the last when the reduction returns (F2-18).
-void Fsdp2Runtime::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
-                                 Numel input_numel) {
-  const bool many = shard_size_ > 1;
+void Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
+                              Numel input_numel) {
+  const bool many = run_.shard_size > 1;
   const auto release = [&](ParamSizes& p) {
     if (p.has_accumulated) {
       p.has_accumulated = false;
@@ -154,7 +146,7 @@ void Fsdp2Runtime::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& 
   if (last_other >= 0 && last_other != last) kept_last_.push_back(last_other);
 }
 
-void Fsdp2Runtime::release_last_grads(UnitState& u) {
+void Reduction::release_last_grads(UnitState& u) {
   for (std::int32_t i : kept_last_) {
     ParamSizes& p = u.params[static_cast<std::size_t>(i)];
     if (p.has_accumulated) {
@@ -167,10 +159,37 @@ void Fsdp2Runtime::release_last_grads(UnitState& u) {
   kept_last_.clear();
 }
 
-Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_grad) {
-  if (rs_event_.valid()) out_.wait_event(Stream::D, rs_event_, u.id);  // F2-18: one reduce-scatter input at a time
+void Reduction::wait_for_last(UnitId waiter) {
+  if (rs_event_.valid()) out_.wait_event(Stream::D, rs_event_, waiter);
   rs_event_ = {};
   drop(rs_input_);
+}
+
+// In the model's order.
+void Reduction::drop_sharded() {
+  for (std::int32_t index : run_.zero_order) {
+    const ParamSlot& slot = run_.slots[static_cast<std::size_t>(index)];
+    if (!slot.unit.valid()) continue;
+    ParamSizes& p = run_.unit(slot.unit).params[static_cast<std::size_t>(slot.index)];
+    if (p.holder < 0) continue;
+    ReduceBuffer& held = sharded_grads_[static_cast<std::size_t>(p.holder)];
+    p.holder = -1;
+    if (--held.views > 0) continue;
+    UnitState& owner = run_.unit(held.unit);
+    if (owner.all_reduce_event.valid() && held.what == BufferWhat::RsOutput && !owner.all_reduce_input.alive) {
+      owner.all_reduce_input = held;  // F2-20: D has not waited for the all-reduce yet (no last backward so far)
+      held.alive = false;
+    } else {
+      drop(held);
+    }
+  }
+  const bool none =
+      std::all_of(sharded_grads_.begin(), sharded_grads_.end(), [](const ReduceBuffer& b) { return b.views == 0; });
+  if (none) sharded_grads_.clear();
+}
+
+Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_grad) {
+  wait_for_last(u.id);  // F2-18: one reduce-scatter input at a time
   wait_for_post_backward(u);
   Numel output_numel = 0;
   std::optional<DType> grad_dtype;
@@ -185,7 +204,7 @@ Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_
       return fail({ErrorCode::Inconsistent,
                    "fsdp2 reduces gradients of one dtype at a time",
                    {},
-                   "unit \"" + plan_.units[u.id.index()].name + "\"",
+                   "unit \"" + run_.plan.units[u.id.index()].name + "\"",
                    std::string(dtype_name(*grad_dtype)),
                    std::string(dtype_name(dtype)),
                    "let every parameter of the unit take part in every micro-batch, or drop reduce_dtype"});
@@ -193,8 +212,9 @@ Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_
     grad_dtype = dtype;
   }
   const DType dtype = u.reduce_dtype.value_or(*grad_dtype);
-  const Numel input_numel = output_numel * shard_size_;
-  const Factors factors = factors_for(dtype, shard_size_, shard_size_ * replicate_size_, u.divide_factor, u.force_sum);
+  const Numel input_numel = output_numel * run_.shard_size;
+  const Factors factors =
+      factors_for(dtype, run_.shard_size, run_.shard_size * run_.replicate_size, u.divide_factor, u.force_sum);
   copy_in_grads(u, with_grad, dtype, input_numel);
   out_.wait_stream(Stream::S, Stream::D, u.id);
   ReduceBuffer output = make_buffer(u, BufferWhat::RsOutput, Stream::S, output_numel * itemsize(dtype));
@@ -202,7 +222,7 @@ Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_
   scatter(u, input_numel, dtype, output, factors.scatter);
   rs_event_ = out_.record(Stream::S, Word::EventReduceScatter, u.id);
   Stream after = Stream::S;
-  if (hybrid_ && !u.all_reduce_grads) {  // F2-20: reduce-scattered only, until the last micro-batch
+  if (run_.hybrid && !u.all_reduce_grads) {  // F2-20: reduce-scattered only, until the last micro-batch
     const bool first = !u.partial.alive;
     if (first) {
       u.partial = output;
@@ -215,7 +235,7 @@ Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_
     if (!first) drop(output);
     return {};
   }
-  if (hybrid_) {
+  if (run_.hybrid) {
     after = Stream::H;
     all_reduce(u, output_numel, dtype, output, factors.all_reduce);
   }
@@ -232,8 +252,8 @@ Result<void> Fsdp2Runtime::reduce(UnitState& u, std::vector<std::int32_t>& with_
   return {};
 }
 
-void Fsdp2Runtime::scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
-  if (shard_size_ == 1) {  // F2-4
+void Reduction::scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
+  if (run_.shard_size == 1) {  // F2-4
     Numel numel = input_numel;
     if (u.divide_factor)
       out_.kernel(InstructionKind::Divide, Stream::S, Word::Div, u.id, numel, dtype).factor = *u.divide_factor;
@@ -245,14 +265,14 @@ void Fsdp2Runtime::scatter(UnitState& u, Numel input_numel, DType dtype, const R
   scattered.numel = input_numel;
   scattered.dtype = dtype;
   scattered.bytes = input_numel * itemsize(dtype);
-  scattered.communicator = groups_.shard(plan_, shard_size_);
+  scattered.communicator = run_.groups.shard(run_.plan, run_.shard_size);
   scattered.reduce_op = op;
   scattered.buffer = {BufferWhat::RsInput, u.id, {}};
   scattered.arg = output.instance;
   if (op == ReduceOp::PremulSum) scattered.factor = 1 / *u.divide_factor;
 }
 
-void Fsdp2Runtime::all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
+void Reduction::all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
   if (u.partial.alive) {
     out_.kernel(InstructionKind::Add, Stream::S, Word::AddInPlace, u.id, numel, dtype).buffer = {
         BufferWhat::RsOutput, u.id, {}};
@@ -262,7 +282,7 @@ void Fsdp2Runtime::all_reduce(UnitState& u, Numel numel, DType dtype, const Redu
   reduced.numel = numel;
   reduced.dtype = dtype;
   reduced.bytes = numel * itemsize(dtype);
-  reduced.communicator = groups_.replicate(plan_);
+  reduced.communicator = run_.groups.replicate(run_.plan);
   reduced.reduce_op = op;
   reduced.buffer = {BufferWhat::RsOutput, u.id, {}};
   reduced.arg = output.instance;
@@ -270,14 +290,14 @@ void Fsdp2Runtime::all_reduce(UnitState& u, Numel numel, DType dtype, const Redu
 }
 
 // Cast, then every sharded gradient becomes a view of the output or is added to; what nobody views goes (F2-18, F2-26).
-void Fsdp2Runtime::finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output,
-                                 Numel numel, DType dtype, Stream after) {
+void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output,
+                              Numel numel, DType dtype, Stream after) {
   ReduceBuffer views = output;
   if (dtype != u.orig_dtype) {
     out_.kernel(InstructionKind::Cast, after, Word::ToCopy, u.id, numel, u.orig_dtype).buffer = {
         BufferWhat::GradCast, u.id, {}};
     views = make_buffer(u, BufferWhat::GradCast, after, numel * itemsize(u.orig_dtype));
-    if (hybrid_) {
+    if (run_.hybrid) {
       u.all_reduce_input = output;
     } else {
       drop(output);
@@ -287,34 +307,34 @@ void Fsdp2Runtime::finish_output(UnitState& u, const std::vector<std::int32_t>& 
   for (std::int32_t i : with_grad) {
     ParamSizes& p = u.params[static_cast<std::size_t>(i)];
     const bool accumulate = p.holder >= 0;
-    if (offload_) {
-      const bool blocking = !pin_memory_ || accumulate;
+    if (run_.offload) {
+      const bool blocking = !run_.pin_memory || accumulate;
       Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
       d2h.bytes = p.local_numel * itemsize(u.orig_dtype);
       d2h.blocking = blocking;
-      d2h.pinned = pin_memory_;
+      d2h.pinned = run_.pin_memory;
       d2h.buffer = {BufferWhat::HostGrad, u.id, p.param};
       if (!blocking) u.offload_events[static_cast<std::size_t>(i)] = out_.record(after, Word::EventGradOffload, u.id);
     }
     if (accumulate) {
       Instruction& add = out_.kernel(InstructionKind::Add, after, Word::AddInPlace, u.id, p.local_numel, u.orig_dtype);
-      add.buffer = {offload_ ? BufferWhat::HostGrad : BufferWhat::ShardGrad, u.id, p.param};
-      add.on_host = offload_;
+      add.buffer = {run_.offload ? BufferWhat::HostGrad : BufferWhat::ShardGrad, u.id, p.param};
+      add.on_host = run_.offload;
       continue;
     }
     if (holder < 0) {
       holder = static_cast<std::int32_t>(sharded_grads_.size());
       sharded_grads_.push_back(views);
-      sharded_grads_.back().alive = !offload_;
+      sharded_grads_.back().alive = !run_.offload;
     }
     p.holder = holder;
     ++sharded_grads_.back().views;
   }
   u.post_reduce_event = out_.record(after, Word::EventPostReduce, u.id);
-  const bool viewed = holder >= 0 && !offload_;
+  const bool viewed = holder >= 0 && !run_.offload;
   release_last_grads(u);
   if (!viewed) {
-    if (hybrid_ && views.what == BufferWhat::RsOutput) {
+    if (run_.hybrid && views.what == BufferWhat::RsOutput) {
       u.all_reduce_input = views;  // D waits for its all-reduce first
     } else {
       drop(views);

@@ -1,28 +1,19 @@
-// Streams and unshard: the all-gather of a unit, its copy-out, and giving the full parameters back (F2-2, F2-4..F2-10,
-// F2-13).
-//
-//   C  +AGb(u) copy-in |
-//   A                  `-> AG u |
-//   D                           `-> +full(u), copy-out | compute u ... -full(u)
-//
-// Copy-in and all-gather run ahead of compute on C and A; only the copy-out is D's. In forward the buffer of the
-// *previous* unit is dropped at the end of this unit's copy-out, after C and A waited for that unit's copy-out (F2-8).
-#include "core/plan/fsdp2/fsdp2_runtime.h"
+#include "core/plan/fsdp2/gathering.h"
 
 namespace foreshard::fsdp2 {
 
-std::int32_t Fsdp2Runtime::gather_group_size(const UnitState& u) const {
-  return u.sharded == ShardedState::ShardedPostForward ? u.reshard_size : shard_size_;
+std::int32_t Gathering::group_size(const UnitState& u) const {
+  return u.sharded == ShardedState::ShardedPostForward ? u.reshard_size : run_.shard_size;
 }
 
-void Fsdp2Runtime::gather_streams_wait(EventId event, UnitId id) {
-  if (!initialised_ || !event.valid()) return;  // before the first root forward there are no streams
+void Gathering::streams_wait(EventId event, UnitId id) {
+  if (!run_.initialised || !event.valid()) return;  // before the first root forward there are no streams
   out_.wait_event(Stream::C, event, id);
   out_.wait_event(Stream::A, event, id);
 }
 
 // F2-7. `async`: on D, without streams of its own.
-void Fsdp2Runtime::unshard(UnitState& u, bool async) {
+void Gathering::unshard(UnitState& u, bool async) {
   out_.mark(Word::BeginUnshard, u.id);
   const bool not_needed = !u.unshard_in_backward && u.group_state == TrainingState::PreBackward;  // F2-24
   if (u.pending.active || u.sharded == ShardedState::Unsharded || not_needed) {
@@ -30,10 +21,10 @@ void Fsdp2Runtime::unshard(UnitState& u, bool async) {
     return;
   }
   if (u.reshard_event.valid()) {  // F2-13: the clones were made on D
-    gather_streams_wait(u.reshard_event, u.id);
+    streams_wait(u.reshard_event, u.id);
     u.reshard_event = {};
   }
-  const std::int32_t group = gather_group_size(u);
+  const std::int32_t group = group_size(u);
   u.pending = {};
   u.pending.active = true;
   if (group == 1) {  // F2-4
@@ -68,7 +59,7 @@ void Fsdp2Runtime::unshard(UnitState& u, bool async) {
   all_gather.buffer = buffer;
   all_gather.arg = u.pending.instance;
   all_gather.communicator =
-      group == shard_size_ ? groups_.shard(plan_, group) : groups_.post_forward(plan_, u.id, group);
+      group == run_.shard_size ? run_.groups.shard(run_.plan, group) : run_.groups.post_forward(run_.plan, u.id, group);
   u.pending.event = out_.record(gather, Word::EventAllGather, u.id);
   drop_stages(u, copy_in);
   out_.mark(Word::EndUnshard, u.id);
@@ -76,13 +67,13 @@ void Fsdp2Runtime::unshard(UnitState& u, bool async) {
 
 // F2-2, F2-26: under offload each shard comes from the host and is cast alone; otherwise those that need a cast go into
 // one buffer.
-void Fsdp2Runtime::stage_shards(UnitState& u, Stream stream) {
+void Gathering::stage_shards(UnitState& u, Stream stream) {
   const bool kept = u.sharded == ShardedState::ShardedPostForward;
   Numel cast_numel = 0;
   DType cast_dtype = DType::Float32;
   for (std::size_t i = 0; i < u.params.size(); ++i) {
     const ParamSizes& p = u.params[i];
-    if (!offload_) {
+    if (!run_.offload) {
       if (!p.cast) continue;
       if (cast_numel == 0) cast_dtype = p.dtype;
       cast_numel += kept ? p.post_forward_numel : p.padded_numel;
@@ -95,7 +86,7 @@ void Fsdp2Runtime::stage_shards(UnitState& u, Stream stream) {
     Instruction& h2d = out_.add(InstructionKind::H2d, stream, u.id);
     h2d.buffer = copy;
     h2d.bytes = bytes;
-    h2d.pinned = pin_memory_;
+    h2d.pinned = run_.pin_memory;
     if (!p.cast) continue;
     const BufferName cast{BufferWhat::Cast, u.id, p.param};
     out_.kernel(InstructionKind::Cast, stream, Word::ToCopy, u.id, p.padded_numel, p.dtype).buffer = cast;
@@ -109,14 +100,14 @@ void Fsdp2Runtime::stage_shards(UnitState& u, Stream stream) {
 }
 
 // The all-gather is issued: nothing of the stages is referred to any more, and their stream orders what comes next.
-void Fsdp2Runtime::drop_stages(UnitState& u, Stream stream) {
+void Gathering::drop_stages(UnitState& u, Stream stream) {
   const bool kept = u.sharded == ShardedState::ShardedPostForward;
-  if (offload_ && kept) return;
+  if (run_.offload && kept) return;
   Numel cast_numel = 0;
   DType cast_dtype = DType::Float32;
   for (std::size_t i = u.params.size(); i-- > 0;) {
     const ParamSizes& p = u.params[i];
-    if (offload_) {
+    if (run_.offload) {
       const DType dtype = p.cast ? p.dtype : p.orig_dtype;
       const BufferWhat what = p.cast ? BufferWhat::Cast : BufferWhat::H2dCopy;
       out_.free({what, u.id, p.param}, stream, p.padded_numel * itemsize(dtype));
@@ -129,7 +120,7 @@ void Fsdp2Runtime::drop_stages(UnitState& u, Stream stream) {
 }
 
 // F2-8.
-void Fsdp2Runtime::wait_for_unshard(UnitState& u) {
+void Gathering::wait_for_unshard(UnitState& u) {
   out_.mark(Word::BeginWait, u.id);
   if (!u.pending.active) {
     out_.mark(Word::EndWait, u.id);
@@ -138,11 +129,11 @@ void Fsdp2Runtime::wait_for_unshard(UnitState& u) {
   const bool in_forward = u.group_state == TrainingState::Forward;
   std::optional<KeptGather> previous;
   if (in_forward && kept_) {
-    gather_streams_wait(kept_->event, u.id);
+    streams_wait(kept_->event, u.id);
     previous = kept_;
     kept_.reset();
   }
-  const bool alone = gather_group_size(u) == 1;
+  const bool alone = group_size(u) == 1;
   if (alone) {
     for (std::size_t i = 0; i < u.params.size(); ++i) copy_shard(u, u.params[i], static_cast<std::int32_t>(i));
   } else {
@@ -162,27 +153,27 @@ void Fsdp2Runtime::wait_for_unshard(UnitState& u) {
   if (!gather.async && in_forward && !alone) {
     kept_ = KeptGather{u.id, gather, copied};
   } else {
-    gather_streams_wait(copied, u.id);
-    drop_gather(u, gather);
+    streams_wait(copied, u.id);
+    drop(u, gather);
   }
-  if (previous) drop_gather(unit(previous->unit), previous->gather);
+  if (previous) drop(run_.unit(previous->unit), previous->gather);
   if (alone) drop_copy(u, u.params.back());  // each lives until the next one is made, the last until here
   out_.mark(Word::EndWait, u.id);
 }
 
-void Fsdp2Runtime::drop_gather(UnitState& u, const PendingGather& gather) {
+void Gathering::drop(UnitState& u, const PendingGather& gather) {
   if (!gather.buffer) return;
   out_.free({BufferWhat::AgBuffer, u.id, {}}, gather.pool, gather.bytes, gather.instance);
   u.gathers.release(gather.instance);
 }
 
-void Fsdp2Runtime::allocate_full(UnitState& u, ParamSizes& p) {
+void Gathering::allocate_full(UnitState& u, ParamSizes& p) {
   if (p.full) return;
   p.full = true;
   out_.resize({BufferWhat::Full, u.id, p.param}, Stream::D, p.storage_bytes);
 }
 
-void Fsdp2Runtime::copy_out(UnitState& u) {
+void Gathering::copy_out(UnitState& u) {
   const PendingGather& gather = u.pending;
   out_.wait_event(Stream::D, gather.event, u.id);
   if (gather.async) out_.add(InstructionKind::Mark, Stream::D, u.id).name = out_.name(Word::WaitWork);
@@ -214,21 +205,21 @@ void Fsdp2Runtime::copy_out(UnitState& u) {
 }
 
 // One rank: the shard is the parameter (F2-4).
-void Fsdp2Runtime::copy_shard(UnitState& u, ParamSizes& p, std::int32_t param_index) {
+void Gathering::copy_shard(UnitState& u, ParamSizes& p, std::int32_t param_index) {
   const BufferName copy{BufferWhat::H2dCopy, u.id, p.param};
   const BufferName cast{BufferWhat::Cast, u.id, p.param};
   const Bytes bytes = p.padded_numel * itemsize(p.orig_dtype);
-  if (offload_) {
+  if (run_.offload) {
     out_.alloc(copy, Stream::D, bytes);
     Instruction& h2d = out_.add(InstructionKind::H2d, Stream::D, u.id);
     h2d.buffer = copy;
     h2d.bytes = bytes;
-    h2d.pinned = pin_memory_;
+    h2d.pinned = run_.pin_memory;
   }
   if (p.cast) {
     out_.kernel(InstructionKind::Cast, Stream::D, Word::ToCopy, u.id, p.padded_numel, p.dtype).buffer = cast;
     out_.alloc(cast, Stream::D, p.padded_numel * itemsize(p.dtype));
-    if (offload_) out_.free(copy, Stream::D, bytes);
+    if (run_.offload) out_.free(copy, Stream::D, bytes);
   }
   if (param_index > 0) drop_copy(u, u.params[static_cast<std::size_t>(param_index) - 1]);
   allocate_full(u, p);
@@ -236,19 +227,19 @@ void Fsdp2Runtime::copy_shard(UnitState& u, ParamSizes& p, std::int32_t param_in
       BufferWhat::Full, u.id, p.param};
 }
 
-void Fsdp2Runtime::drop_copy(const UnitState& u, const ParamSizes& p) {
+void Gathering::drop_copy(const UnitState& u, const ParamSizes& p) {
   if (p.cast) {
     out_.free({BufferWhat::Cast, u.id, p.param}, Stream::D, p.padded_numel * itemsize(p.dtype));
-  } else if (offload_) {
+  } else if (run_.offload) {
     out_.free({BufferWhat::H2dCopy, u.id, p.param}, Stream::D, p.padded_numel * itemsize(p.orig_dtype));
   }
 }
 
 // F2-10, F2-11, F2-13.
-void Fsdp2Runtime::reshard(UnitState& u) {
+void Gathering::reshard(UnitState& u) {
   out_.mark(Word::BeginReshard, u.id);
   const bool in_forward = u.group_state == TrainingState::Forward;
-  if (!in_forward || u.reshard_size == shard_size_) {
+  if (!in_forward || u.reshard_size == run_.shard_size) {
     to_sharded(u);
   } else if (u.reshard_size > 0) {
     to_sharded_post_forward(u);
@@ -257,7 +248,7 @@ void Fsdp2Runtime::reshard(UnitState& u) {
   out_.mark(Word::EndReshard, u.id);
 }
 
-void Fsdp2Runtime::to_sharded(UnitState& u) {
+void Gathering::to_sharded(UnitState& u) {
   if (u.sharded == ShardedState::Sharded) return;
   for (ParamSizes& p : u.params) {
     if (p.full) out_.resize({BufferWhat::Full, u.id, p.param}, Stream::D, 0);
@@ -266,7 +257,7 @@ void Fsdp2Runtime::to_sharded(UnitState& u) {
   u.sharded = ShardedState::Sharded;
 }
 
-void Fsdp2Runtime::to_sharded_post_forward(UnitState& u) {
+void Gathering::to_sharded_post_forward(UnitState& u) {
   if (u.sharded == ShardedState::ShardedPostForward) return;
   for (ParamSizes& p : u.params) {
     p.post_forward_numel = p.storage_bytes / itemsize(p.dtype) / u.reshard_size;
@@ -285,7 +276,14 @@ void Fsdp2Runtime::to_sharded_post_forward(UnitState& u) {
   u.sharded = ShardedState::ShardedPostForward;
 }
 
-void Fsdp2Runtime::prefetch(UnitState& target, TrainingState as) {
+void Gathering::drop_kept(UnitId waiter) {
+  if (!kept_) return;
+  streams_wait(kept_->event, waiter);
+  drop(run_.unit(kept_->unit), kept_->gather);
+  kept_.reset();
+}
+
+void Gathering::prefetch(UnitState& target, TrainingState as) {
   if (!target.has_group) return;
   const TrainingState before = target.group_state;
   target.group_state = as;

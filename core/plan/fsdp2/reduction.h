@@ -1,0 +1,50 @@
+// Gradients: copy-in, reduce-scatter, all-reduce, and where the sharded gradient ends up (F2-18, F2-20..F2-22, F2-26).
+//
+//   D  +rsin(u) chunk-cat -grads |
+//   S                            `-> +rsout(u) (pre-divide) RS u >r (post-divide, cast, add or view, D2H) >p
+//   H                                                        `-> AR u (hybrid: everything after >r is H's)
+//
+// At most one reduce-scatter input lives: the next reduction waits for r and drops it. Buffers made on S are used on H
+// or D only after an event that somebody still holds, so nothing records streams (F2-10).
+#pragma once
+
+#include <vector>
+
+#include "core/plan/fsdp2/run.h"
+
+namespace foreshard::fsdp2 {
+
+class Reduction {
+ public:
+  explicit Reduction(Run& run) : run_(run), out_(run.out) {}
+
+  Result<void> reduce(UnitState& u, std::vector<std::int32_t>& with_grad);
+  bool to_accumulated(UnitState& u);
+  void accumulate_unsharded(UnitState& u);
+  void wait_for_post_backward(UnitState& u);
+  /// D waits for the last reduce-scatter of a backward, whose input goes.
+  void wait_for_last(UnitId waiter);
+  /// `.grad = None` of all sharded gradients: an output of a reduction goes with the last view of it.
+  void drop_sharded();
+
+ private:
+  void copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype, Numel input_numel);
+  void release_last_grads(UnitState& u);
+  void scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op);
+  void all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceBuffer& output, ReduceOp op);
+  void finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output, Numel numel,
+                     DType dtype, Stream after);
+  void free_grad(const UnitState& u, ParamSizes& p);
+  void drop(ReduceBuffer& buffer);
+  ReduceBuffer make_buffer(UnitState& u, BufferWhat what, Stream pool, Bytes bytes);
+  void divide(Stream stream, UnitId id, Numel numel, DType dtype, double factor);
+
+  Run& run_;
+  InstructionWriter& out_;
+  EventId rs_event_;
+  ReduceBuffer rs_input_;
+  std::vector<ReduceBuffer> sharded_grads_;
+  std::vector<std::int32_t> kept_last_;  // gradients that live until the reduction returns
+};
+
+}  // namespace foreshard::fsdp2
