@@ -18,6 +18,9 @@ namespace foreshard {
 namespace {
 
 constexpr int kMostIterations = 1000;
+constexpr std::size_t kMostSettling = 64, kLeastSettling = 8;  // iterations beyond the plan's ...
+constexpr std::size_t kSettlingInstructions = 65536;           // ... as many as these make
+constexpr SimDuration kDriftShare = 100000;  // a part of a step by which the host may gain on the device in one
 
 Estimate around(double value, double interval) { return {value, value / (1 + interval), value * (1 + interval)}; }
 
@@ -55,27 +58,6 @@ IterationResult result_of(const PlanPlayer& player, const Device& device, std::i
   result.alloc_retries = now.retries;
   result.ooms = now.ooms;
   return result;
-}
-
-/// Whether convolutions are most of the forward pass.
-bool convolves(const LoweredProgram& lowered) {
-  Flops all = 0, convolutions = 0;
-  for (const SegmentInstance& instance : lowered.instances) {
-    for (const Kernel& kernel : lowered.templates[static_cast<std::size_t>(instance.lowered)].forward.kernels) {
-      all += kernel.flops;
-      if (kernel.convolution) convolutions += kernel.flops;
-    }
-  }
-  return 2 * convolutions > all;
-}
-
-double peak_flops_per_ns(const Plan& plan, const LoweredProgram& lowered, const HardwareProfile& profile) {
-  const DType dtype = plan.units.empty() ? DType::Float32 : plan.units.front().param_dtype;
-  const auto tf32 = profile.extra.find(kTf32Peak);
-  if (dtype == DType::Float32 && tf32 != profile.extra.end() && convolves(lowered)) return tf32->second * 1e3;
-  const auto rate = profile.peak_tflops.find(dtype);
-  if (rate != profile.peak_tflops.end()) return rate->second * 1e3;
-  return profile.peak_tflops.empty() ? 0 : profile.peak_tflops.begin()->second * 1e3;
 }
 
 /// One simulation, from wrapping to the last iteration.
@@ -118,6 +100,7 @@ class Simulation {
     initialise();
     device_.clock.record_on(options_.tape);
     if (schedule_ != nullptr) device_.clock.follow(*schedule_);
+    meets_ = meets;
     PlayRequest request{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets};
     const CachingAllocator& allocator = device_.allocator;
     if (sums_up_runs() && speed.plain()) {
@@ -137,6 +120,18 @@ class Simulation {
     ended_ = true;
     return false;
   }
+  /// Nothing has stopped it.
+  bool plays() const { return prediction_.fits && prediction_.deadlock.empty(); }
+  /// Whether the last step was no steady one and another may be. Ranks that meet go on together: go_on().
+  bool unsettled() const {
+    return plays() && !settled_ && options_.iterations == 0 && plan_.steady &&
+           static_cast<std::size_t>(next_) < plan_.iterations.size() + most_settling();
+  }
+  /// One iteration more.
+  void go_on() {
+    goes_on_ = true;
+    ended_ = false;
+  }
   const PlanPlayer::Meeting& meeting() const { return player_->meeting(); }
   void meet(SimTime begin, SimDuration time) { player_->meet(begin, time); }
 
@@ -146,6 +141,11 @@ class Simulation {
   }
 
  private:
+  std::size_t most_settling() const {
+    const std::size_t each = std::max<std::size_t>(1, plan_.iterations.back().instructions.size());
+    return std::clamp(kSettlingInstructions / each, kLeastSettling, kMostSettling);
+  }
+
   /// Nobody wants to know of single kernels or blocks.
   bool sums_up_runs() const {
     return !options_.timeline && !options_.holders && options_.memory_log == nullptr && options_.tape == nullptr &&
@@ -175,7 +175,7 @@ class Simulation {
   bool open_iteration() {
     const int planned = static_cast<int>(plan_.iterations.size());
     const int wanted = options_.iterations > 0 ? std::min(options_.iterations, kMostIterations) : planned;
-    if (next_ >= wanted || planned == 0) return false;
+    if (planned == 0 || (next_ >= wanted && !std::exchange(goes_on_, false))) return false;
     const int k = next_++;
     const auto index = static_cast<std::size_t>(std::min(k, planned - 1));
     const PlanIteration& iteration = plan_.iterations[index];
@@ -189,6 +189,7 @@ class Simulation {
     device_.activity.gaps.clear();
     device_.activity.collectives.clear();
     busy_before_ = device_.activity.compute_busy;
+    driver_calls_before_ = driver_calls();
     player_->begin(index, std::max(0, k - (planned - 1)), first);
     is_open_ = true;
     return true;
@@ -221,7 +222,38 @@ class Simulation {
     prediction_.exposed = exposure.causes;
     prediction_.iterations.push_back(std::move(result));
     last_end_ = end;
+    note_settled();
+    goes_on_ = !meets_ && unsettled();
     return true;
+  }
+
+  std::int64_t driver_calls() const {
+    const AllocatorStats& stats = device_.allocator.stats();
+    return stats.device_allocs + stats.device_frees;
+  }
+
+  /// A step in which the allocator asks the driver is no steady one: the calls hold up the host, and the next step
+  /// finds other blocks. Nor is one after which the host is further ahead of the device than before, if that matters:
+  /// where kernels waited for the host, or blocks for other streams (the further it runs, the more of them wait).
+  void note_settled() {
+    const std::vector<IterationResult>& all = prediction_.iterations;
+    const std::int64_t calls = driver_calls() - driver_calls_before_;
+    const bool thrashes =
+        calls == calls_last_ && all.size() > 1 && all.back().peak_reserved == all[all.size() - 2].peak_reserved;
+    const SimDuration ahead = device_.clock.device_tail() - device_.clock.host();
+    const bool drifts = std::abs(ahead - ahead_last_) * kDriftShare > all.back().step_time;
+    const bool waits = device_.allocator.ever_pending() && all.size() > 1;
+    const bool same_blocks = !waits || (all.back().peak_active == all[all.size() - 2].peak_active &&
+                                        all.back().end_active == all[all.size() - 2].end_active);
+    settled_ = (calls == 0 || thrashes) && same_blocks && !(drifts && lead_matters());
+    calls_last_ = calls;
+    ahead_last_ = ahead;
+  }
+
+  bool lead_matters() const {
+    const std::vector<ComputeGap>& gaps = device_.activity.gaps;
+    return device_.allocator.ever_pending() ||
+           std::any_of(gaps.begin(), gaps.end(), [](const ComputeGap& gap) { return gap.host_late; });
   }
 
   void stopped(const PlanPlayer& player, PlanPlayer::Outcome outcome, int k, const PlanIteration& iteration) {
@@ -246,12 +278,16 @@ class Simulation {
   void conclude() {
     prediction_.events = device_.activity.events + device_.allocator.stats().allocations;
     PeakMemory& memory = prediction_.memory;
-    for (const IterationResult& iteration : prediction_.iterations) {
-      memory.active = std::max(memory.active, iteration.peak_active);
-      memory.reserved = std::max(memory.reserved, iteration.peak_reserved);
+    const MemoryPeaks highest =
+        device_.allocator.highest();  // wrapping and an iteration that was not finished counted in
+    memory.allocated = highest.allocated;
+    memory.active = highest.active;
+    memory.reserved = highest.reserved;
+    const std::size_t steps = prediction_.iterations.size();
+    if (!settled_ && prediction_.fits && steps > 1) {
+      const Bytes last = prediction_.iterations[steps - 1].peak_reserved;
+      memory.growth = std::max<Bytes>(0, last - prediction_.iterations[steps - 2].peak_reserved);
     }
-    memory.allocated = device_.book.peak();
-    memory.reserved = std::max(memory.reserved, device_.allocator.stats().reserved.peak);
     for (std::size_t c = 0; c < kMemoryCategories; ++c) {
       const Bytes bytes = device_.book.at_peak()[c];
       if (bytes > 0)
@@ -326,10 +362,11 @@ class Simulation {
     const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);
     const double tokens = static_cast<double>(model_.tokens_per_batch) * micro_batches * plan_.world_size;
     prediction_.tokens_per_s = around(tokens / (step * 1e-9), interval);
-    const double peak = peak_flops_per_ns(plan_, lowered_, profile_);
-    if (peak <= 0 || !player_) return;
-    prediction_.mfu = around(player_->flops() / step / peak, interval);
-    prediction_.hfu = around((player_->flops() + player_->recomputed_flops()) / step / peak, interval);
+    if (!player_) return;
+    const WorkCount& work = player_->work();
+    prediction_.work = work.shares();
+    prediction_.mfu = around(work.least_ns() / step, interval);
+    prediction_.hfu = around((work.least_ns() + work.recomputed_least_ns()) / step, interval);
   }
 
   const Plan& plan_;
@@ -347,7 +384,10 @@ class Simulation {
   SimTime last_end_ = 0;
   SimDuration busy_before_ = 0;
   int next_ = 0;  // iteration
-  bool is_open_ = false, ended_ = false;
+  bool is_open_ = false, ended_ = false, meets_ = false;
+  bool settled_ = true, goes_on_ = false;
+  std::int64_t driver_calls_before_ = 0, calls_last_ = 0;
+  SimDuration ahead_last_ = 0;
   Prediction prediction_;
 };
 
@@ -396,7 +436,8 @@ Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredP
   first.tape = &tape;
   first.timeline = false;
   first.memory_log = nullptr;
-  Simulation(plan, model, lowered, job, profile, first, memory).run();
+  last.iterations =
+      static_cast<int>(Simulation(plan, model, lowered, job, profile, first, memory).run().iterations.size());
   const std::vector<Interval> schedule = share_cores(tape, shared_cores(profile, job));
   Simulation shared(plan, model, lowered, job, profile, last, memory);
   shared.follow(schedule);
@@ -421,7 +462,14 @@ Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>
       waits[r] = simulations[r]->advance();
       waiting += waits[r] ? 1 : 0;
     }
-    if (waiting == 0) break;
+    if (waiting == 0) {
+      const bool all = std::all_of(simulations.begin(), simulations.end(), [](const auto& s) { return s->plays(); });
+      const bool one =
+          std::any_of(simulations.begin(), simulations.end(), [](const auto& s) { return s->unsettled(); });
+      if (!all || !one) break;
+      for (const auto& simulation : simulations) simulation->go_on();
+      continue;
+    }
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       if (!waits[r]) continue;
       PlanPlayer::Meeting all = simulations[r]->meeting();

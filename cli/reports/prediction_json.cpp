@@ -52,6 +52,7 @@ void write_memory(JsonText& out, const Simulation& s) {
   out.field("peak_allocated_bytes", m.allocated)
       .field("peak_active_bytes", m.active)
       .field("peak_reserved_bytes", m.reserved);
+  out.field("growth_bytes_per_step", m.growth);
   write_estimate(out, "outside_allocator_bytes", m.outside_allocator);
   out.field("card_bytes", s.card_memory);
   const MemoryIntervals intervals = memory_intervals(s.prediction, s.profile.kind);
@@ -69,6 +70,15 @@ void write_memory(JsonText& out, const Simulation& s) {
   out.key("categories").begin_object();
   for (const CategoryBytes& category : m.categories) out.field(category.category, category.bytes);
   out.end_object().end_object().end_object();
+}
+
+void write_work(JsonText& out, const Prediction& p) {
+  out.key("work").begin_array();
+  for (const WorkShare& share : p.work) {
+    out.begin_object().field("dtype", share.tf32 ? "tf32" : dtype_name(share.dtype)).field("flops", share.flops);
+    out.field("recomputed_flops", share.recomputed_flops).field("peak_tflops", share.peak_tflops).end_object();
+  }
+  out.end_array();
 }
 
 void write_communication(JsonText& out, const Prediction& p) {
@@ -131,6 +141,7 @@ std::string prediction_json(const Simulation& s) {
   write_estimate(out, "tokens_per_s", p.tokens_per_s);
   write_estimate(out, "mfu", p.mfu);
   write_estimate(out, "hfu", p.hfu);
+  write_work(out, p);
   out.key("after_init").begin_object().field("allocated_bytes", p.init_allocated).field("active_bytes", p.init_active);
   out.field("reserved_bytes", p.init_reserved).end_object();
   out.key("iterations").begin_array();

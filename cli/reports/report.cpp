@@ -65,6 +65,7 @@ class Report : private TextLines {
     return dim(fmt::format("{} {} {}", low, to(), high));
   }
   std::string bar(double share, int width) const;
+  std::string peaks() const;
   std::string causes_of(const std::string& kind) const;
   void wrapped(std::string_view label, const std::string& text);
 
@@ -194,6 +195,7 @@ void Report::speed() {
                                 : "";
     row("MFU", fmt::format("{:<16}{}{}", percent_text(p_.mfu.value),
                            interval(percent_text(p_.mfu.low), percent_text(p_.mfu.high)), hfu));
+    row("", dim(peaks()));
   }
   const IterationResult* steady = steady_iteration(p_);
   if (steady == nullptr || steady->step_time <= 0) return;
@@ -208,6 +210,21 @@ void Report::speed() {
   if (steady->host_wait > 0)
     row("", fmt::format("the host waits {} ({})", duration_text(static_cast<double>(steady->host_wait)),
                         share(steady->host_wait)));
+}
+
+// What MFU is held against, the dtypes that do most first; below a thousandth of the operations nothing is said.
+std::string Report::peaks() const {
+  std::vector<WorkShare> work = p_.work;
+  std::stable_sort(work.begin(), work.end(), [](const WorkShare& a, const WorkShare& b) { return a.flops > b.flops; });
+  double all = 0;
+  for (const WorkShare& share : work) all += share.flops;
+  std::string text;
+  for (const WorkShare& share : work) {
+    if (share.flops < 1e-3 * all) continue;
+    text += fmt::format("{}{} in {} over {:.4g}", text.empty() ? "" : ", ", percent_text(share.flops / all),
+                        share.tf32 ? "tf32" : dtype_name(share.dtype), share.peak_tflops);
+  }
+  return "of the operations " + text + " TFLOP/s";
 }
 
 std::string Report::bar(double share, int width) const {
@@ -254,6 +271,16 @@ void Report::memory() {
     total("on the card", std::llround(device.value),
           dim(fmt::format("{} {} {} in nine of ten cases", bytes_text(std::llround(device.low)), to(),
                           bytes_text(std::llround(device.high)))));
+  }
+  if (m.growth > 0) {
+    const double left =
+        static_cast<double>(s_.card_memory) - m.outside_allocator.value - static_cast<double>(m.reserved);
+    wrapped("grows", fmt::format("by {} a step, after {} steps still{}: blocks are kept for streams that the host runs "
+                                 "ahead of, or lie in pieces",
+                                 bytes_text(m.growth), p_.iterations.size(),
+                                 left > 0 ? fmt::format("; at that rate the card is full after {:.0f} more",
+                                                        left / static_cast<double>(m.growth))
+                                          : ""));
   }
   const IterationResult* steady = steady_iteration(p_);
   if (steady != nullptr && steady->alloc_retries > 0)

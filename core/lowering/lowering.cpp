@@ -64,8 +64,12 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
     }
   }
   out.made.slots = std::move(raw.slots);
-  for (Slot& slot : out.made.slots)
-    if (slot.category == SlotCategory::ParamGrad) slot.param = ParamId(position_of(params, slot.param));
+  for (Slot& slot : out.made.slots) {
+    if (slot.category != SlotCategory::ParamGrad) continue;
+    const ParamId param = slot.param;
+    slot.param = ParamId(position_of(params, param));
+    if (!slot.param.valid()) slot.foreign = param;
+  }
   for (const ParamId param : raw.param_grads) out.made.param_grad_order.push_back(position_of(params, param));
   out.made.import_count = static_cast<std::int32_t>(out.imports.size());
   return out;

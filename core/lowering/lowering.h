@@ -44,7 +44,9 @@ enum class SlotCategory : std::uint8_t { Activation, Temporary, ActivationGrad, 
 struct Slot {
   Bytes bytes = 0;  // requested, unrounded
   SlotCategory category = SlotCategory::Activation;
-  ParamId param;  // ParamGrad: whose, relative to the template's parameter list (index into SegmentTemplate::params)
+  ParamId param;    // ParamGrad: whose, relative to the template's parameter list (index into SegmentTemplate::params)
+  ParamId foreign;  // ParamGrad of a parameter that another segment uses (its sum's other addend is made here):
+                    // Model::params
   bool operator==(const Slot&) const = default;
 };
 

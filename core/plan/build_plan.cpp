@@ -124,6 +124,11 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   for (const PlanUnit& unit : parts.units->units) {
     for (ModuleId module : unit.modules) boundary[module.index()] = true;
   }
+  if (job.fsdp.runtime == Runtime::None) {  // a block's gradients are there, and reduced, before the next block's
+    for (std::size_t m = 0; m < model.modules.size(); ++m) {
+      if (is_block(model, job, model.modules[m])) boundary[m] = true;
+    }
+  }
   const bool inside = !job.checkpointing.outside;
   std::shared_ptr<const ModuleGraph> graph;
   if (parts.graph) {

@@ -264,6 +264,7 @@ void CachingAllocator::free(BlockHandle h) {
     ++block.pending;
   }
   block.uses = 0;
+  ever_pending_ = true;
 }
 
 void CachingAllocator::process_events() {
@@ -359,6 +360,7 @@ void CachingAllocator::release_segment(BlockHandle h) {
 bool CachingAllocator::release_available(int stream, bool small, Bytes size) {  // A6(6)
   end_tapes();
   if (settings_.max_split_size == std::numeric_limits<Bytes>::max()) return false;
+  if (settings_.expandable_segments) return false;  // their blocks are passed over: pages go back in release_cached()
   const Bytes wanted = std::max(size, settings_.max_split_size);
   const FreeSet& set = pool_of(stream, small).free;
   const FreeSet::Cursor enough = set.lower_bound(wanted);

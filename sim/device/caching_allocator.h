@@ -6,6 +6,7 @@
 // between threads.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -65,6 +66,11 @@ struct AllocatorStats {
   bool operator==(const AllocatorStats&) const = default;
 };
 
+/// The most that there ever was, whenever peaks were reset.
+struct MemoryPeaks {
+  Bytes allocated = 0, active = 0, reserved = 0;
+};
+
 using BlockHandle = std::int32_t;
 inline constexpr BlockHandle kNoBlock = -1;     // out of memory
 inline constexpr BlockHandle kEmptyBlock = -2;  // a request of 0 bytes owns nothing
@@ -91,7 +97,14 @@ class CachingAllocator {
   void empty_cache();
 
   const AllocatorStats& stats() const { return stats_; }
-  void reset_peaks() { stats_.reset_peaks(); }
+  void reset_peaks() {
+    highest_ = highest();
+    stats_.reset_peaks();
+  }
+  MemoryPeaks highest() const {
+    return {std::max(highest_.allocated, stats_.allocated.peak), std::max(highest_.active, stats_.active.peak),
+            std::max(highest_.reserved, stats_.reserved.peak)};
+  }
   Bytes block_bytes(BlockHandle block) const { return block < 0 ? 0 : blocks_[static_cast<std::size_t>(block)].size; }
   Bytes address(BlockHandle block) const { return block < 0 ? 0 : blocks_[static_cast<std::size_t>(block)].address; }
   /// Bytes that a stream's pools hold from the driver.
@@ -115,6 +128,8 @@ class CachingAllocator {
   Bytes requested_bytes(BlockHandle block) const { return at(block).requested; }
   /// Frees that wait for other streams.
   bool has_pending() const { return pending_streams_ != 0; }
+  /// Whether a free has ever waited: then what is reserved depends on how far the host runs ahead.
+  bool ever_pending() const { return ever_pending_; }
 
   /// Passes over what a recorded run did; its blocks are not made. False: the tape stands elsewhere or the card has
   /// not the room, and nothing was done. The host pays for run.calls at its own time.
@@ -224,12 +239,14 @@ class CachingAllocator {
   DriverMemory& driver_;
   DeviceClock& clock_;
   AllocatorStats stats_;
+  MemoryPeaks highest_;
   int streams_;
   std::vector<Block> blocks_;
   std::vector<BlockHandle> spare_;
   std::vector<Pool> pools_;                       // two a stream: large, small
   std::vector<std::deque<PendingFree>> pending_;  // by stream
   std::uint64_t pending_streams_ = 0;
+  bool ever_pending_ = false;
   std::vector<VirtualRange> ranges_;
   std::vector<Bytes> reserved_by_stream_;
   std::int64_t search_count_ = 0;

@@ -1,5 +1,7 @@
 #include "sim/device/device.h"
 
+#include <algorithm>
+
 namespace foreshard {
 
 AllocatorSettings allocator_settings(const AllocatorOptions& options, const HardwareProfile& profile, Bytes memory) {
@@ -22,6 +24,13 @@ ClockMode clock_mode(const HardwareProfile& profile) {
   if (profile.kind != "virtual" || mode == profile.extra.end()) return ClockMode::Model;
   if (mode->second == 2) return ClockMode::Instant;
   return mode->second == 1 ? ClockMode::Lazy : ClockMode::Model;
+}
+
+std::size_t launch_queue_depth(const HardwareProfile& profile) {
+  constexpr double kDepth = 1024;
+  if (profile.kind != "gpu") return 0;
+  const auto given = profile.extra.find("launch_queue");
+  return static_cast<std::size_t>(given != profile.extra.end() ? std::max(0.0, given->second) : kDepth);
 }
 
 }  // namespace foreshard

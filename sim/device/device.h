@@ -25,12 +25,14 @@ inline int index_of(Stream stream) { return static_cast<int>(stream); }
 /// PYTORCH_CUDA_ALLOC_CONF's words and the profile's host costs.
 AllocatorSettings allocator_settings(const AllocatorOptions& options, const HardwareProfile& profile, Bytes memory);
 ClockMode clock_mode(const HardwareProfile& profile);
+/// What a card's stream takes ahead: the driver's 1,024 launches; hosts and virtual devices have no such queue.
+std::size_t launch_queue_depth(const HardwareProfile& profile);
 
 struct Device {
   Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
       : profile(profile_),
         cost(profile_),
-        clock(clock_mode(profile_), static_cast<int>(kStreamCount)),
+        clock(clock_mode(profile_), static_cast<int>(kStreamCount), launch_queue_depth(profile_)),
         driver(memory),
         allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(kStreamCount)),
         book(allocator),
@@ -46,7 +48,7 @@ struct Device {
     const bool compute = stream == Stream::D;
     const SimTime free_at = compute ? compute_tail : 0;
     if (compute && interference.active()) {
-      const SimTime start = std::max({idle_since, clock.host(), not_before});
+      const SimTime start = std::max({idle_since, clock.queue(index_of(stream)).enter(clock.host()), not_before});
       device_ns = interference.compute(start, device_ns);
     }
     const Interval span = clock.enqueue(index_of(stream), device_ns, not_before, communicator);
@@ -72,15 +74,19 @@ struct Device {
   void launch_all(const std::vector<Kernel>& kernels, Phase phase, const HostBefore& host_before) {
     const int stream = index_of(Stream::D);
     SimTime host = clock.host(), tail = clock.tail(stream);
+    LaunchQueue& queue = clock.queue(stream);
+    const std::size_t depth = clock.queue_depth();
     const bool beside = interference.active();
     for (std::size_t k = 0; k < kernels.size(); ++k) {
       const Kernel& kernel = kernels[k];
       host += host_before(k) + kernel.host;
       if (!kernel.launches) continue;
+      host = queue.enter(host);
       const SimTime start = std::max(tail, host);
       const SimDuration time = beside ? interference.compute(start, kernel.device) : kernel.device;
       if (start > compute_tail) activity.gaps.push_back({compute_tail, start, start > tail, phase});
       tail = compute_tail = start + time;
+      queue.issue(tail, depth);
       activity.compute_busy += time;
     }
     clock.placed(stream, host + host_before(kernels.size()), tail);

@@ -7,6 +7,8 @@
 // between threads.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -28,9 +30,28 @@ struct Interval {
   SimTime start = 0, end = 0;
 };
 
+/// What a stream has been given and has not begun: a launch that finds the queue full holds the host until the oldest
+/// is done. Without a bound it takes whatever comes.
+class LaunchQueue {
+ public:
+  /// When the host can issue the next one.
+  SimTime enter(SimTime host) const { return ends_.empty() ? host : std::max(host, ends_[at_]); }
+  void issue(SimTime end, std::size_t depth) {
+    if (depth == 0) return;
+    if (ends_.empty()) ends_.assign(depth, 0);
+    ends_[at_] = end;
+    if (++at_ == depth) at_ = 0;
+  }
+
+ private:
+  std::vector<SimTime> ends_;  // of the latest, as a ring
+  std::size_t at_ = 0;         // the oldest
+};
+
 class DeviceClock {
  public:
-  DeviceClock(ClockMode mode, int streams);
+  /// `queue_depth`: launches that a stream takes ahead of the device; 0 = any number. Mode Model only.
+  DeviceClock(ClockMode mode, int streams, std::size_t queue_depth = 0);
 
   ClockMode mode() const { return mode_; }
   SimTime host() const { return host_; }
@@ -44,7 +65,11 @@ class DeviceClock {
   }
 
   /// From now on all that is issued is written down too; nullptr ends it. Mode Model only.
-  void record_on(IssueTape* tape) { tape_ = mode_ == ClockMode::Model ? tape : nullptr; }
+  /// A tape's runs know no queue of launches: a clock that records has none.
+  void record_on(IssueTape* tape) {
+    tape_ = mode_ == ClockMode::Model ? tape : nullptr;
+    if (tape_ != nullptr) queue_depth_ = 0;
+  }
   IssueTape* tape() const { return tape_; }
 
   /// Appends work to a stream; `not_before` is a further bound on its start: a communicator that is busy, which then is
@@ -52,15 +77,20 @@ class DeviceClock {
   Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
     if (next_given_ < given_.size()) return enqueue_given(stream, communicator);
     if (tape_ != nullptr) write_down(stream, duration, communicator);
+    LaunchQueue& queue = queues_[static_cast<std::size_t>(stream)];
+    host_ = queue.enter(host_);
     SimTime& tail = tails_[static_cast<std::size_t>(stream)];
     Interval span;
     span.start = tail > host_ ? tail : host_;
     if (not_before > span.start) span.start = not_before;
     span.end = mode_ == ClockMode::Instant ? span.start : span.start + duration;
     tail = span.end;
+    queue.issue(span.end, queue_depth_);
     if (mode_ == ClockMode::Lazy) ++issued(stream);
     return span;
   }
+  LaunchQueue& queue(int stream) { return queues_[static_cast<std::size_t>(stream)]; }
+  std::size_t queue_depth() const { return queue_depth_; }
 
   /// Whether enqueue() is nothing but max(host, end of the previous one).
   bool is_plain() const { return mode_ == ClockMode::Model && tape_ == nullptr && next_given_ >= given_.size(); }
@@ -98,6 +128,8 @@ class DeviceClock {
   int streams_;
   SimTime host_ = 0;
   std::vector<SimTime> tails_;
+  std::size_t queue_depth_;
+  std::vector<LaunchQueue> queues_;
   std::vector<Interval> given_;  // on this clock
   std::size_t next_given_ = 0;
   // Lazy only: what each stream has seen of every stream (row by row), what the host knows done, and recorded rows.

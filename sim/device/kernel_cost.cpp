@@ -70,9 +70,19 @@ KernelCost::KernelCost(const HardwareProfile& profile)
       staging_bytes_per_ns_(profile.host_copy_gb_per_s),
       sm_count_(std::max(profile.sm_count, 1)),
       tf32_(tf32_gemm_tflops(profile) * 1e3),
+      tf32_peak_(std::max(lookup(profile.extra, kTf32Peak, 0) * 1e3, tf32_)),
+      names_(kDTypes, false),
       gemm_(per_ns(profile.gemm_tflops, 1.0)),
       peak_(per_ns(profile.peak_tflops, 1.0)),
-      vector_(per_ns(profile.vector_tflops.empty() ? profile.peak_tflops : profile.vector_tflops, 1.0)) {}
+      vector_(per_ns(profile.vector_tflops.empty() ? profile.peak_tflops : profile.vector_tflops, 1.0)) {
+  for (const auto& [dtype, rate] : profile.peak_tflops) names_[static_cast<std::size_t>(dtype)] = true;
+}
+
+KernelCost::Peak KernelCost::peak(const Kernel& kernel) const {
+  if (kernel.dtype == DType::Float32 && kernel.convolution && tf32_peak_ > 0) return {DType::Float32, true, tf32_peak_};
+  const DType dtype = names_[static_cast<std::size_t>(kernel.dtype)] ? kernel.dtype : DType::Float32;
+  return {dtype, false, rate(peak_, dtype)};
+}
 
 /// Rates are those of a full device. A card's kernels start, fill it and drain it one after the other: an empty one's
 /// time comes on top of the work, so twice the batch takes a little less than twice the time.

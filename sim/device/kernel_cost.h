@@ -31,6 +31,14 @@ class KernelCost {
     if (work_.measured()) return 0;
     return kernel.launches > 0 ? op_ns_ + kernel.launches * launch_ns_ : op_ns_;
   }
+  /// The rate that a kernel's operations are held against: the data sheet's for its dtype. A dtype that the profile
+  /// does not name is taken as float32, whose convolutions run as TF32 where the device does.
+  struct Peak {
+    DType dtype = DType::Float32;
+    bool tf32 = false;
+    double flops_per_ns = 0;
+  };
+  Peak peak(const Kernel& kernel) const;
   /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
   SimDuration copy(Bytes moved, DType dtype) const;
   SimDuration fill(Bytes written) const;
@@ -68,7 +76,8 @@ class KernelCost {
   double ns_per_thread_;
   double link_bytes_per_ns_, staging_bytes_per_ns_;
   int sm_count_;
-  double tf32_;                               // operations per nanosecond; 0: the device has no such cores
+  double tf32_, tf32_peak_;                   // operations per nanosecond; 0: the device has no such cores
+  std::vector<bool> names_;                   // by DType: has a peak of its own
   std::vector<double> gemm_, peak_, vector_;  // operations per nanosecond, by DType
 };
 

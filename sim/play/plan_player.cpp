@@ -120,7 +120,7 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   phase_ = LoopPhase::None;
   phases_.clear();
   host_wait_ = 0;
-  flops_ = recomputed_flops_ = 0;
+  work_.begin();
   event_shift_ = 0;
   stepped_ = stopped_ = met_ = false;
   if (repeats > 0 && index > 0) {

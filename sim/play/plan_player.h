@@ -16,6 +16,7 @@
 #include "sim/play/initialisation.h"
 #include "sim/play/prediction.h"
 #include "sim/play/resident_state.h"
+#include "sim/play/work_count.h"
 
 namespace foreshard {
 
@@ -91,9 +92,8 @@ class PlanPlayer {
   SimDuration host_wait() const { return host_wait_; }
   const std::vector<LedgerSample>& samples() const { return samples_; }
   const std::vector<HostSpan>& host_spans() const { return host_spans_; }
-  /// Floating-point operations of the last iteration played, without and with recomputation.
-  double flops() const { return flops_; }
-  double recomputed_flops() const { return recomputed_flops_; }
+  /// Of the last iteration played.
+  const WorkCount& work() const { return work_; }
 
  private:
   /// What a simulation needs of a lowered kernel, kept together.
@@ -109,8 +109,6 @@ class PlanPlayer {
     TimedKernel kernel;
     std::int32_t instance = -1, slot = -1, op = -1;
   };
-  enum class Pass : std::uint8_t { Forward, Recompute, Backward };
-
   bool execute(const Instruction& i);
   bool memory_instruction(const Instruction& i);
   bool synchronisation(const Instruction& i);
@@ -185,9 +183,9 @@ class PlanPlayer {
   // By template: forward, recompute, backward.
   struct TemplateTimes {
     std::vector<TimedKernel> forward, recompute, backward;
-    double forward_flops = 0, recompute_flops = 0, backward_flops = 0;
   };
   std::vector<TemplateTimes> times_;
+  WorkCount work_;
   std::vector<std::size_t> slot_base_;  // by instance, into slots_
   std::vector<BlockHandle> slots_;
 
@@ -248,7 +246,6 @@ class PlanPlayer {
   LoopPhase phase_ = LoopPhase::None;
   bool host_waited_ = false;
   SimDuration host_wait_ = 0;
-  double flops_ = 0, recomputed_flops_ = 0;
   Stop stop_;
   bool deadlocked_ = false;
   std::vector<PhaseEnd> phases_;

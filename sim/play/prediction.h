@@ -15,13 +15,14 @@
 #include "sim/device/pool_tape.h"
 #include "sim/device/retime.h"
 #include "sim/machine/profile.h"
+#include "sim/play/work_count.h"
 
 namespace foreshard {
 
 struct SimulateOptions {
   bool timeline = false;                // spans and counters are only kept when asked for
   bool per_kernel = true;               // false: one span a segment
-  int iterations = 0;                   // 0 = those of the plan
+  int iterations = 0;                   // 0 = those of the plan, and more until the allocator has settled
   Bytes memory = 0;                     // 0 = the profile's
   bool synchronize_each_step = false;   // the loop waits for the device at the end of every iteration
   bool holders = false;                 // who holds what at the peak: PeakMemory::holders
@@ -74,7 +75,8 @@ struct MemoryHolder {
 };
 
 struct PeakMemory {
-  Bytes allocated = 0, active = 0, reserved = 0;
+  Bytes allocated = 0, active = 0, reserved = 0;  // from wrapping to the end, or to where memory ran out
+  Bytes growth = 0;  // of the reserved peak from the last step but one to the last: it goes on
   Estimate outside_allocator;
   InstructionId instruction;
   std::string unit, phase;
@@ -100,7 +102,9 @@ struct Prediction {
   bool fits = true;
   std::optional<OutOfMemory> oom;
   std::string deadlock;  // empty, or who waits for whom
-  Estimate step_time_ns, tokens_per_s, mfu, hfu;
+  Estimate step_time_ns, tokens_per_s;
+  Estimate mfu, hfu;            // the time that `work` takes at its peaks, over the step; hfu: recomputation counted in
+  std::vector<WorkShare> work;  // of the last step
   Bytes init_allocated = 0, init_active = 0, init_reserved = 0;
   std::vector<IterationResult> iterations;
   PeakMemory memory;

@@ -45,12 +45,6 @@ const Shape& shape_of(const Model& model, const Segment* segment, const Kernel& 
 
 Numel rows_of(const Shape& shape) { return shape.empty() || shape.back() == 0 ? 0 : numel_of(shape) / shape.back(); }
 
-double total_flops(const KernelList& list) {
-  double flops = 0;
-  for (const Kernel& kernel : list.kernels) flops += static_cast<double>(kernel.flops);
-  return flops;
-}
-
 }  // namespace
 
 /// Durations once per template: equal layers share them.
@@ -65,7 +59,8 @@ void PlanPlayer::time_templates() {
   const auto add = sum == lowered_.op_names.end() || plan_.runtime != Runtime::Fsdp1
                        ? -1
                        : static_cast<std::int32_t>(sum - lowered_.op_names.begin());
-  const auto timed = [&](const KernelList& list, const Segment* segment, bool backward) {
+  const auto timed = [&](const KernelList& list, const Segment* segment, Pass pass) {
+    const bool backward = pass == Pass::Backward;
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());
     for (const Kernel& kernel : list.kernels) {
@@ -78,6 +73,7 @@ void PlanPlayer::time_templates() {
     if (segment != nullptr && !measured.empty()) {
       measured.apply(list, segment->op_begin, segment->op_end - segment->op_begin, backward, device);
     }
+    work_.add_pass(pass, list, device, device_.cost);
     const auto first =
         std::find_if(list.kernels.begin(), list.kernels.end(), [](const Kernel& k) { return k.launches > 0; });
     if (first != list.kernels.end())
@@ -101,9 +97,10 @@ void PlanPlayer::time_templates() {
   times_.reserve(lowered_.templates.size());
   for (std::size_t t = 0; t < lowered_.templates.size(); ++t) {
     const SegmentTemplate& segment = lowered_.templates[t];
-    times_.push_back({timed(segment.forward, segment_of[t], false), timed(segment.recompute, segment_of[t], false),
-                      timed(segment.backward, segment_of[t], true), total_flops(segment.forward),
-                      total_flops(segment.recompute), total_flops(segment.backward)});
+    work_.add_template();
+    times_.push_back({timed(segment.forward, segment_of[t], Pass::Forward),
+                      timed(segment.recompute, segment_of[t], Pass::Recompute),
+                      timed(segment.backward, segment_of[t], Pass::Backward)});
   }
   std::size_t slots = 0;
   for (const SegmentInstance& instance : lowered_.instances) {
@@ -191,15 +188,12 @@ bool PlanPlayer::run_segment(const Instruction& i, Pass pass) {
   const auto index = static_cast<std::size_t>(lowered_.instances[instance].lowered);
   const SegmentTemplate& segment = lowered_.templates[index];
   const TemplateTimes& times = times_[index];
+  work_.ran(index, pass);
   switch (pass) {
-    case Pass::Forward:
-      flops_ += times.forward_flops;
-      return run_kernels(i, segment.forward, times.forward, static_cast<std::int32_t>(instance));
+    case Pass::Forward: return run_kernels(i, segment.forward, times.forward, static_cast<std::int32_t>(instance));
     case Pass::Recompute:
-      recomputed_flops_ += times.recompute_flops;
       return run_kernels(i, segment.recompute, times.recompute, static_cast<std::int32_t>(instance));
     case Pass::Backward:
-      flops_ += times.backward_flops;
       if (static_cast<std::int32_t>(instance) == seed_.instance && !std::exchange(seeded_, false)) {
         if (!make_seed()) return false;
         seeded_ = false;
@@ -317,10 +311,19 @@ bool PlanPlayer::allocate_slot(const SegmentTemplate& segment, std::int32_t inst
 }
 
 BufferName PlanPlayer::gradient_buffer(const Slot& made, std::int32_t instance) const {
-  const Segment& segment = plan_.segments[static_cast<std::size_t>(instance)];
-  const std::size_t index = made.param.index();
   const BufferWhat what = plan_.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
-  return {what, segment.unit, index < segment.params.size() ? segment.params[index] : ParamId()};
+  if (!made.foreign.valid()) {
+    const Segment& segment = plan_.segments[static_cast<std::size_t>(instance)];
+    const std::size_t index = made.param.index();
+    if (index >= segment.params.size()) return {what, segment.unit, {}};
+    return {what, segment.unit, model_.storage_of(segment.params[index])};
+  }
+  const ParamId param = model_.storage_of(made.foreign);
+  const auto owner = std::find_if(plan_.units.begin(), plan_.units.end(), [param](const PlanUnit& unit) {
+    return std::find(unit.params.begin(), unit.params.end(), param) != unit.params.end();
+  });
+  return {what, owner == plan_.units.end() ? UnitId() : UnitId(static_cast<std::size_t>(owner - plan_.units.begin())),
+          param};
 }
 
 /// The gradient of a parameter that this kernel makes; nullptr: it adds something else.

@@ -1,0 +1,202 @@
+#include "tests/sim/laws/random_job.h"
+
+#include <array>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/job/job_file.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+#include "sim/search/prepare_job.h"
+
+namespace foreshard::testing {
+namespace {
+
+/// Draws that are the same with every standard library: its distributions are not.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : engine_(seed) {}
+
+  std::uint64_t below(std::uint64_t end) { return engine_() % end; }
+  bool chance(int percent) { return below(100) < static_cast<std::uint64_t>(percent); }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return *(values.begin() + below(values.size()));
+  }
+  std::string word(std::initializer_list<const char*> values) { return one_of(values); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+ModelSizes draw_sizes(Draw& draw) {
+  ModelSizes sizes;
+  sizes.family = draw.word({"llama", "llama", "llama", "gpt2", "gpt2", "mixtral", "t5", "vit", "bert", "gpt_neox"});
+  sizes.layers = 1 + static_cast<int>(draw.below(5));
+  sizes.heads = draw.one_of({2, 4, 6, 12, 32});
+  sizes.head_dim = draw.one_of({16, 64, 80, 128});
+  sizes.kv_heads = draw.chance(50) ? sizes.heads : 2;
+  sizes.inner = draw.one_of({2, 3, 4});
+  sizes.vocab = draw.one_of({503, 1003, 32000, 50257});
+  sizes.tied = draw.chance(30);
+  return sizes;
+}
+
+void draw_sharding(Draw& draw, std::vector<std::string>& sets) {
+  const std::string runtime = draw.word({"fsdp1", "fsdp1", "fsdp1", "fsdp2", "fsdp2", "fsdp2", "none"});
+  sets.push_back("fsdp.runtime=" + runtime);
+  const auto world = draw.one_of({1, 2, 3, 4, 6, 8, 16, 64});
+  const int node = world % 8 == 0 ? 8 : world % 4 == 0 && draw.chance(30) ? 2 : world;
+  sets.push_back("cluster.world_size=" + std::to_string(world));
+  sets.push_back("cluster.ranks_per_node=" + std::to_string(node));
+  if (draw.chance(30)) sets.push_back("cluster.rank=" + std::to_string(draw.below(static_cast<std::uint64_t>(world))));
+  if (draw.chance(35)) {
+    sets.push_back("fsdp.strategy=" + draw.word({"SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}));
+    if (world % 4 == 0 && draw.chance(50)) sets.push_back("cluster.shard_group=" + std::to_string(world / 2));
+  }
+  sets.push_back("fsdp.wrap.policy=" +
+                 draw.word({"module_class", "module_class", "module_class", "size", "always", "none"}));
+  sets.push_back("fsdp.wrap.min_num_params=" + std::to_string(draw.one_of({100000, 1000000, 100000000})));
+  if (draw.chance(40)) {
+    const std::array<std::string, 6> kinds{"fsdp.mixed_precision=none",        "fsdp.mixed_precision.param=float16",
+                                           "fsdp.mixed_precision.param=none",  "fsdp.mixed_precision.reduce=bfloat16",
+                                           "fsdp.mixed_precision.reduce=none", "fsdp.mixed_precision.buffer=bfloat16"};
+    sets.push_back(kinds[draw.below(kinds.size())]);
+  }
+  if (draw.chance(15)) sets.push_back("fsdp.cpu_offload=true");
+  if (runtime == "fsdp1") {
+    if (draw.chance(40)) sets.push_back("fsdp.backward_prefetch=" + draw.word({"BACKWARD_POST", "none"}));
+    if (draw.chance(30)) sets.push_back("fsdp.forward_prefetch=true");
+    if (draw.chance(30)) sets.push_back("fsdp.limit_all_gathers=false");
+    if (draw.chance(30)) sets.push_back("fsdp.use_orig_params=false");
+    if (draw.chance(10)) sets.push_back("fsdp.comm_hook=" + draw.word({"fp16_compress", "bf16_compress"}));
+  } else if (runtime == "fsdp2") {
+    if (draw.chance(40)) sets.push_back("fsdp.reshard_after_forward=" + draw.word({"true", "false", "2"}));
+    if (draw.chance(20)) sets.push_back("fsdp.prefetch.forward_depth=2");
+    if (draw.chance(20)) sets.push_back("fsdp.prefetch.backward_depth=2");
+  }
+}
+
+void draw_training(Draw& draw, std::vector<std::string>& sets) {
+  if (draw.chance(45)) {
+    sets.push_back("checkpointing.policy=" + draw.word({"block", "block", "every_k"}));
+    if (draw.chance(40)) sets.push_back("checkpointing.k=2");
+    if (draw.chance(15)) sets.push_back("checkpointing.reentrant=true");
+    if (draw.chance(15)) sets.push_back("checkpointing.placement=outside");
+  }
+  if (draw.chance(40)) {
+    sets.push_back("train.micro_batches=" + std::to_string(draw.one_of({2, 3, 4})));
+    if (draw.chance(50)) sets.push_back("train.no_sync=true");
+  }
+  sets.push_back("train.optimizer.name=" + draw.word({"adamw", "adamw", "sgd"}));
+  sets.push_back("train.optimizer.impl=" + draw.word({"foreach", "foreach", "fused", "for_loop"}));
+  if (draw.chance(30)) sets.push_back("train.optimizer.momentum=0.9");
+  if (draw.chance(30)) sets.push_back("train.optimizer.weight_decay=0");
+  if (draw.chance(50)) sets.push_back("train.clip_grad_norm=0");
+  if (draw.chance(20)) sets.push_back("train.zero_grad=zero");
+  if (draw.chance(15)) sets.push_back("train.grad_scaler.enabled=true");
+}
+
+void draw_machine(Draw& draw, std::vector<std::string>& sets) {
+  sets.push_back("cluster.profile=" + draw.word({"h100-sxm-80", "h200-sxm-141", "a100-sxm-80", "a100-pcie-80", "l40s",
+                                                 "rtx-4090", "b200", "v100-sxm", "mi300x"}));
+  if (draw.chance(50)) sets.push_back("cluster.init=" + draw.word({"device", "host"}));
+  if (draw.chance(25)) sets.push_back("cluster.memory=" + std::to_string(2 + draw.below(6)) + "GiB");
+  if (draw.chance(20)) sets.push_back("allocator.expandable_segments=true");
+  if (draw.chance(8)) sets.push_back("allocator.max_split_size_mb=" + std::to_string(draw.one_of({32, 128})));
+  if (draw.chance(8)) sets.push_back("allocator.roundup_power2_divisions=4");
+  sets.push_back("model.batch=" + std::to_string(draw.one_of({1, 1, 2, 3, 8})));
+  sets.push_back("model.seq=" + std::to_string(draw.one_of({64, 96, 512, 1000, 1024})));
+  if (draw.chance(20)) sets.push_back("model.dtype=bfloat16");
+  if (draw.chance(30)) sets.push_back("model.attention=" + draw.word({"sdpa_math", "eager", "sdpa_efficient"}));
+  if (draw.chance(15)) sets.push_back("model.loss=" + draw.word({"cross_entropy", "cross_entropy_fp32"}));
+}
+
+}  // namespace
+
+std::string config_text(const ModelSizes& s) {
+  nlohmann::json config{{"model_type", s.family}, {"vocab_size", s.vocab}, {"tie_word_embeddings", s.tied}};
+  const int width = s.width(), inner = s.inner * width;
+  if (s.family == "gpt2") {
+    config.update({{"n_embd", width}, {"n_head", s.heads}, {"n_layer", s.layers}, {"n_positions", 8192}});
+    config.update({{"n_inner", inner}, {"activation_function", "gelu_new"}, {"layer_norm_epsilon", 1e-5}});
+    config["tie_word_embeddings"] = true;
+    return config.dump();
+  }
+  if (s.family == "t5") {
+    config.update({{"d_model", width}, {"d_kv", s.head_dim}, {"d_ff", inner}, {"num_heads", s.heads}});
+    config.update({{"num_layers", s.layers}, {"relative_attention_num_buckets", 32}, {"layer_norm_epsilon", 1e-6}});
+    config.update({{"dropout_rate", 0.1}, {"is_encoder_decoder", true}});
+    return config.dump();
+  }
+  config.update({{"hidden_size", width}, {"intermediate_size", inner}, {"num_attention_heads", s.heads}});
+  config.update({{"num_hidden_layers", s.layers}, {"max_position_embeddings", 8192}});
+  if (s.family == "vit") {
+    config.update({{"image_size", 64}, {"patch_size", 16}, {"num_channels", 3}, {"hidden_act", "gelu"}});
+    config.update({{"layer_norm_eps", 1e-12}, {"id2label", {{"0", "a"}, {"1", "b"}, {"2", "c"}}}});
+    config.erase("vocab_size");
+  } else if (s.family == "bert") {
+    config.update({{"type_vocab_size", 2}, {"hidden_act", "gelu"}, {"layer_norm_eps", 1e-12}});
+    config.update({{"architectures", {"BertForMaskedLM"}}});
+    config.erase("tie_word_embeddings");
+  } else if (s.family == "gpt_neox") {
+    config.update({{"hidden_act", "gelu"}, {"layer_norm_eps", 1e-5}, {"rotary_pct", 0.25}, {"rotary_emb_base", 10000}});
+    config["tie_word_embeddings"] = false;
+  } else {
+    config.update({{"num_key_value_heads", s.kv_heads}, {"hidden_act", "silu"}, {"rms_norm_eps", 1e-5}});
+    config["rope_theta"] = 10000.0;
+    if (s.family == "mixtral") config.update({{"num_local_experts", 4}, {"num_experts_per_tok", 2}});
+  }
+  return config.dump();
+}
+
+RandomJob RandomJob::with(std::vector<std::string> more) const {
+  RandomJob changed = *this;
+  for (std::string& set : more) changed.sets.push_back(std::move(set));
+  return changed;
+}
+
+RandomJob RandomJob::resized(const ModelSizes& other) const {
+  RandomJob changed = *this;
+  changed.sizes = other;
+  return changed;
+}
+
+std::string RandomJob::text() const {
+  std::string text = "seed " + std::to_string(seed) + ": " + config_text(sizes);
+  for (const std::string& set : sets) text += " --set " + set;
+  return text;
+}
+
+Result<Job> job_of(const RandomJob& random) {
+  auto loaded = parse_job("model.source = \"config.json\"\n", "", random.sets);
+  if (!loaded) return fail(loaded.error());
+  return std::move(loaded->job);
+}
+
+RandomJob random_job(std::uint64_t seed) {
+  Draw draw(seed);
+  RandomJob job;
+  job.seed = seed;
+  job.sizes = draw_sizes(draw);
+  draw_sharding(draw, job.sets);
+  draw_training(draw, job.sets);
+  draw_machine(draw, job.sets);
+  return job;
+}
+
+Result<RandomCase> make_case(const RandomJob& random, const HardwareProfile& profile) {
+  auto job = job_of(random);
+  if (!job) return fail(job.error());
+  const nlohmann::json config = nlohmann::json::parse(config_text(random.sizes));
+  auto model = model_from_config_json(config, "config.json", job->model, job_program(*job, profile));
+  if (!model) return fail(model.error());
+  auto plan = build_plan(*model, *job);
+  if (!plan) return fail(plan.error());
+  auto lowered = lower_plan(*model, *plan, *job, profile);
+  if (!lowered) return fail(lowered.error());
+  return RandomCase{std::move(*job), std::move(*model), std::move(*plan), std::move(*lowered)};
+}
+
+}  // namespace foreshard::testing

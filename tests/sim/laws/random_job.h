@@ -1,0 +1,55 @@
+// Random valid jobs: small models of the built families with every setting that a prediction depends on. A job follows
+// from its seed alone; the same seed gives the same job on every machine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/result.h"
+#include "sim/machine/profile.h"
+#include "sim/simulate.h"
+
+namespace foreshard::testing {
+
+/// Sizes of a model, in the words that all families share.
+struct ModelSizes {
+  std::string family;  // llama | gpt2 | mixtral | t5 | vit | bert | gpt_neox
+  int layers = 1, heads = 1, head_dim = 64, kv_heads = 1, inner = 4, vocab = 1000;  // inner: times the width
+  bool tied = false;
+  int width() const { return heads * head_dim; }
+  bool operator==(const ModelSizes&) const = default;
+};
+std::string config_text(const ModelSizes& sizes);
+
+/// A job as somebody would write it: settings "section.key=value" over the defaults.
+struct RandomJob {
+  std::uint64_t seed = 0;
+  ModelSizes sizes;
+  std::vector<std::string> sets;
+
+  /// Repeated keys: the last counts, as on the command line.
+  RandomJob with(std::vector<std::string> more) const;
+  RandomJob resized(const ModelSizes& other) const;
+  std::string text() const;  // one line, for messages
+};
+
+/// The job that its settings say. An error if they contradict each other.
+Result<Job> job_of(const RandomJob& random);
+
+/// Settings may contradict each other: about one in ten is refused when it is planned.
+RandomJob random_job(std::uint64_t seed);
+
+/// What a simulation needs, made without a file.
+struct RandomCase {
+  Job job;
+  Model model;
+  Plan plan;
+  LoweredProgram lowered;
+};
+Result<RandomCase> make_case(const RandomJob& random, const HardwareProfile& profile);
+
+}  // namespace foreshard::testing
