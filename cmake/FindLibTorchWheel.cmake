@@ -38,7 +38,7 @@ if(LibTorchWheel_FOUND AND NOT TARGET LibTorch::cpu)
   target_include_directories(LibTorch::cpu SYSTEM INTERFACE "${_torch_folder}/include"
                                                             "${_torch_folder}/include/torch/csrc/api/include")
   # The wheel's headers bring a newer fmt of their own, without its library. Its names carry its version: no clash.
-  target_compile_definitions(LibTorch::cpu INTERFACE FMT_HEADER_ONLY)
+  target_link_libraries(LibTorch::cpu INTERFACE foreshard_torch_fmt)  # exec/torch
   # Debian's Gloo (exec/communicators/gloo_communicator.h) must stand before LibTorch in every program: both export gloo's names, and
   # only ours fit the headers. Torch's own Gloo groups are never made in these programs.
   find_package(Gloo CONFIG QUIET)

@@ -53,7 +53,8 @@ void estimate(JsonText& out, const char* key, const std::optional<Quantiles>& q)
   out.begin_object().field("value", q->value).field("low", q->low).field("high", q->high).end_object();
 }
 
-void optional_number(JsonText& out, const char* key, const std::optional<double>& number) {
+template <class Number>
+void optional_number(JsonText& out, const char* key, const std::optional<Number>& number) {
   out.key(key);
   if (number) {
     out.value(*number);
@@ -82,10 +83,13 @@ Bytes peak_of(const std::vector<StepReport>& steps, Bytes StepReport::*bytes) {
 void memory_fields(JsonText& out, const MeasuredTraining& m) {
   const exec::MemoryReport report = m.training.memory();
   const Bytes allocated = peak_of(m.steps, &StepReport::peak_allocated_bytes);
-  const Bytes active = report.allocator ? report.allocator->peak_active : allocated;
+  std::optional<Bytes> active;
+  for (const StepReport& step : m.steps)
+    if (step.peak_active_bytes) active = std::max(active.value_or(0), *step.peak_active_bytes);
   const Bytes reserved = peak_of(m.steps, &StepReport::peak_reserved_bytes);
   out.key("memory").begin_object();
-  out.field("peak_allocated_bytes", allocated).field("peak_active_bytes", active);
+  out.field("peak_allocated_bytes", allocated);
+  optional_number(out, "peak_active_bytes", active);
   out.field("peak_reserved_bytes", reserved).key("outside_allocator_bytes").null();
   out.key("at_peak").begin_object().field("instruction", report.peak_instruction.value);
   out.key("categories").begin_object();
@@ -101,7 +105,7 @@ void after_init_fields(JsonText& out, const exec::MemoryReport& report) {
   const auto& held = report.allocator;
   const Bytes all = report.total.allocated;
   out.key("after_init").begin_object().field("allocated_bytes", held ? held->allocated : all);
-  out.field("active_bytes", held ? held->active : all);
+  optional_number(out, "active_bytes", held ? std::optional(held->active) : std::nullopt);
   out.field("reserved_bytes", held ? held->reserved : report.total.resident).end_object();
 }
 
@@ -130,9 +134,12 @@ void iteration_fields(JsonText& out, const std::vector<StepReport>& steps) {
   out.key("iterations").begin_array();
   for (const StepReport& step : steps) {
     out.begin_object().field("index", step.step - 1).field("step_time_ns", step.step_time_ns);
-    out.field("peak_allocated_bytes", step.peak_allocated_bytes).field("peak_active_bytes", step.peak_allocated_bytes);
+    out.field("peak_allocated_bytes", step.peak_allocated_bytes);
+    optional_number(out, "peak_active_bytes", step.peak_active_bytes);
     out.field("peak_reserved_bytes", step.peak_reserved_bytes).field("end_allocated_bytes", step.end_allocated_bytes);
-    out.field("alloc_retries", 0).field("ooms", 0).end_object();
+    optional_number(out, "alloc_retries", step.alloc_retries);
+    optional_number(out, "ooms", step.ooms);
+    out.end_object();
   }
   out.end_array();
 }

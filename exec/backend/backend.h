@@ -78,6 +78,7 @@ struct AllocatorCount {
   Bytes allocated = 0, peak_allocated = 0;
   Bytes active = 0, peak_active = 0;
   Bytes reserved = 0, peak_reserved = 0;
+  std::int64_t retries = 0, ooms = 0;  // num_alloc_retries, num_ooms: since the process began
 };
 
 using CategoryCounts = std::array<Bytes, kMemoryCategoryCount>;

@@ -46,6 +46,10 @@ void tell_memory(StepReport& report, const MemoryReport& memory) {
   report.peak_allocated_bytes = allocator ? allocator->peak_allocated : memory.total.peak_allocated;
   report.end_allocated_bytes = allocator ? allocator->allocated : memory.total.allocated;
   report.peak_reserved_bytes = allocator ? allocator->peak_reserved : memory.total.peak_resident;
+  if (!allocator) return;
+  report.peak_active_bytes = allocator->peak_active;
+  report.alloc_retries = allocator->retries;
+  report.ooms = allocator->ooms;
 }
 
 /// On the device of the training; from pinned memory, so that the host does not wait.

@@ -70,6 +70,9 @@ struct StepReport {
   std::optional<double> tokens_per_s;  // of all ranks; none for models without tokens
   Bytes peak_allocated_bytes = 0, end_allocated_bytes = 0;
   Bytes peak_reserved_bytes = 0;    // from the device or the C library
+  // Of a device's caching allocator; the host has none.
+  std::optional<Bytes> peak_active_bytes;
+  std::optional<std::int64_t> alloc_retries, ooms;  // since the process began
   std::optional<double> eval_loss;  // after steps that an evaluation follows: mean over ranks and batches
   std::int64_t eval_time_ns = 0;
 };
