@@ -413,13 +413,12 @@ void Report::basis() {
   }
   if (s_.model.ops.empty()) return;
   if (p_.lifetimes == Lifetimes::Assumed)
-    wrapped("lifetimes: assumed",
-            "until when Python names a value is told by module boundaries and source lines; "
-            "memory's intervals are wider for it");
-  const std::string_view loss = loss_origin(s_.model);
-  if (loss == "script" && p_.lifetimes == Lifetimes::Assumed)
-    wrapped("loss: assumed",
-            "the script's: cross entropy of the first output, which it names until backward is over; "
+    wrapped("lifetimes",
+            "assumed: until when Python names a value is told by module boundaries and source lines; memory's "
+            "intervals are wider for it");
+  if (loss_origin(s_.model) == "script" && p_.lifetimes == Lifetimes::Assumed)
+    wrapped("loss",
+            "assumed: the script's cross entropy of the first output, which it names until backward is over; "
             "model.loss says otherwise");
 }
 
