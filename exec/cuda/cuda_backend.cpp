@@ -313,9 +313,8 @@ class CudaBackend final : public Backend {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device_);
     const auto& [allocated, active, reserved] = std::tie(stats.allocated_bytes[0], stats.active_bytes[0],
                                                          stats.reserved_bytes[0]);  // [0]: all pools together
-    report.allocator =
-        AllocatorCount{allocated.current, allocated.peak,  active.current,          active.peak,
-                       reserved.current,  reserved.peak,   stats.num_alloc_retries, stats.num_ooms};
+    report.allocator = AllocatorCount{allocated.current, allocated.peak, active.current,          active.peak,
+                                      reserved.current,  reserved.peak,  stats.num_alloc_retries, stats.num_ooms};
     return report;
   }
 

@@ -69,7 +69,7 @@ struct StepReport {
   std::int64_t step_time_ns = 0;       // of this rank: reading the batch and the step itself
   std::optional<double> tokens_per_s;  // of all ranks; none for models without tokens
   Bytes peak_allocated_bytes = 0, end_allocated_bytes = 0;
-  Bytes peak_reserved_bytes = 0;    // from the device or the C library
+  Bytes peak_reserved_bytes = 0;  // from the device or the C library
   // Of a device's caching allocator; the host has none.
   std::optional<Bytes> peak_active_bytes;
   std::optional<std::int64_t> alloc_retries, ooms;  // since the process began
