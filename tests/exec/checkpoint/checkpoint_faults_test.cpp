@@ -232,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(
                    auto& parts = tensor_with_parts(m, "param", 2).parts;
                    std::swap(parts[0].file, parts[1].file);
                  },
-                 "does not fit"},
+                 "manifest"},
         Resealed{"AnotherType", [](CheckpointManifest& m) { tensor_with_parts(m, "param", 1).dtype = DType::Int32; },
                  "does not fit"},
         Resealed{"BytesOfAnother",
@@ -240,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(
                    tensor_with_parts(m, "exp_avg", 1).parts[0].begin = tensor_with_parts(m, "param", 1).parts[0].begin;
                  },
                  "bytes behind those of"},
-        Resealed{"FilesSwapped", [](CheckpointManifest& m) { std::swap(m.files[0], m.files[1]); }, "files[0].name"},
+        Resealed{"FilesSwapped", [](CheckpointManifest& m) { std::swap(m.files[0], m.files[1]); }, "damaged"},
         Resealed{"ANameThatSharesNothing", [](CheckpointManifest& m) { m.shared["x"] = "nobody"; }, "shared.x"}),
     [](const auto& kind) { return kind.param.name; });
 
