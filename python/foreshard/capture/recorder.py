@@ -33,6 +33,9 @@ _HOST_READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.i
 # What neither sizes nor strides nor memory hang on.
 _PLACEMENT = {"device", "layout", "pin_memory", "non_blocking", "generator"}
 
+# Results from this one on lie on the host, whatever the fake tensors say: seed and offset of a dropout.
+_HOST_RESULTS = {"aten._scaled_dot_product_efficient_attention.default": 2}
+# Operators that change the shape of their tensor, as what they do.
 _VIEW_OF = {
     "aten.transpose_.default": "aten.transpose.int",
     "aten.t_.default": "aten.t.default",
@@ -157,7 +160,9 @@ class Recorder(TorchDispatchMode):
             visit(func, args, kwargs, len(self.ops))
         before = {id(t): geometry(t) for t in tensors} if func._schema.is_mutable else {}
         out = self._run(func, name, args, kwargs)
-        results = [leaf for leaf in tree_flatten(out)[0]]
+        results = tree_flatten(out)[0]
+        if name in _HOST_RESULTS:
+            results[_HOST_RESULTS[name] :] = [None] * len(results[_HOST_RESULTS[name] :])
         on_device = [r for r in results if isinstance(r, torch.Tensor) and r.device.type != "cpu"]
         if not on_device and not any(t.device.type != "cpu" for t in tensors):
             return out  # the host's own work

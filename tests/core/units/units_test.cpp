@@ -252,15 +252,15 @@ TEST(Units, FrozenParametersDoNotTrain) {
 
 TEST(Units, AFlatParameterGivesItsFrozenPartsGradientsToo) {
   Job job = fsdp1_job();
-  job.fsdp.frozen = {"B0.f.weight"};
+  job.fsdp.frozen = {"embed.weight"};  // in the root's unit, with the head
   job.fsdp.use_orig_params = true;
   const Model model = chain();
   const UnitTable table = table_of(model, job);
-  const std::size_t frozen = model.find_param("B0.f.weight").index();
+  const std::size_t frozen = model.find_param("embed.weight").index();
   EXPECT_FALSE(table.trainable[frozen]);
   EXPECT_TRUE(differentiated_params(table, Runtime::Fsdp1)[frozen]);
   EXPECT_FALSE(differentiated_params(table, Runtime::Fsdp2)[frozen]);
-  job.fsdp.frozen = {"B0*"};  // the whole unit
+  job.fsdp.frozen = {"embed.weight", "head.weight"};  // the whole unit
   EXPECT_FALSE(differentiated_params(table_of(model, job), Runtime::Fsdp1)[frozen]);
 }
 
