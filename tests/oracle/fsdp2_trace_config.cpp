@@ -290,6 +290,7 @@ void add_call(const TraceConfig& config, const Json& call, IterationScript& acti
     action.unit = one;
     action.method = method;
     action.args = args;
+    action.call = unit_call(method, args);
     action.text = "call:" + one + ":" + method + (args.empty() ? "" : ":" + args);
     actions.push_back(action);
   }

@@ -108,15 +108,6 @@ std::vector<std::string> arguments_of(const std::string& text) {
   return words;
 }
 
-UnitCall unit_call(const std::string& method, const std::string& args) {
-  UnitCall call;
-  for (const MethodName& known : kMethods) {
-    if (known.text == method) call.method = known.method;
-  }
-  call.arguments = arguments_of(args);
-  return call;
-}
-
 /// What one iteration of the usual loop does.
 std::vector<std::string> usual_actions(const Job& job) {
   std::vector<std::string> texts{"zero"};
@@ -134,6 +125,15 @@ std::vector<std::string> usual_actions(const Job& job) {
 }
 
 }  // namespace
+
+UnitCall unit_call(const std::string& method, const std::string& args) {
+  UnitCall call;
+  for (const MethodName& known : kMethods) {
+    if (known.text == method) call.method = known.method;
+  }
+  call.arguments = arguments_of(args);
+  return call;
+}
 
 std::optional<bool> UnitCall::truth(std::optional<bool> absent) const {
   if (arguments.empty() || arguments[0].starts_with("recurse")) return absent;

@@ -61,6 +61,9 @@ struct UnitCall {
   bool operator==(const UnitCall&) const = default;
 };
 
+/// A call as it is written. An unknown method stays Unknown.
+UnitCall unit_call(const std::string& method, const std::string& args);
+
 struct Action {
   enum class Kind : std::uint8_t {
     Zero,
