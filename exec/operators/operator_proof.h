@@ -1,7 +1,7 @@
 // Asks LibTorch what one operator does: runs it through the dispatcher and its autograd graph backward, and writes down
 // what was kept (by hooks on saved tensors), what was allocated (by the CPU allocator's own reports), which kernels
 // backward ran (RecordFunction) and what came out. The counterpart of predict_operator()
-// (core/lowering/operator_facts.h).
+// (core/lowering/facts/operator_facts.h).
 //
 // One thread at a time: the process's autograd engine is told to hand saved tensors to the one that runs.
 #pragma once
@@ -9,7 +9,7 @@
 #include <string>
 #include <tl/expected.hpp>
 
-#include "core/lowering/operator_facts.h"
+#include "core/lowering/facts/operator_facts.h"
 
 namespace foreshard::exec {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/lowering/operator_facts.h"
+#include "core/lowering/facts/operator_facts.h"
 
 namespace foreshard::oprules {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/lowering/lowering_autograd.h"
-#include "core/lowering/operator_facts.h"
+#include "core/lowering/facts/operator_facts.h"
 
 namespace foreshard {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/lowering/lowering_fold.h"
-#include "core/lowering/operator_facts.h"
+#include "core/lowering/facts/operator_facts.h"
 
 namespace foreshard {
 namespace {

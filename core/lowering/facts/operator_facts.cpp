@@ -1,4 +1,4 @@
-#include "core/lowering/operator_facts.h"
+#include "core/lowering/facts/operator_facts.h"
 
 #include <fmt/format.h>
 
