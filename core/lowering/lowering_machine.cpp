@@ -646,7 +646,9 @@ void Machine::backward() {
       const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
       tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
       Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
-      root_grad_ = emit.fresh("aten.ones_like.default", KernelClass::Elementwise, root.layout, {});
+      const Layout* like[] = {&root.layout};  // without its holes
+      root_grad_ = emit.fresh("aten.ones_like.default", KernelClass::Elementwise,
+                              elementwise_layout(like, root.layout.sizes, root.layout.dtype), {});
       backward_from({outputs_[0]}, {root_grad_});
     }
   }

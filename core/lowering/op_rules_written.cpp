@@ -16,7 +16,6 @@
 //   a piece, expanded
 //                 to the first argument, [n, 1], transposed, without one of the operator's dimension
 //   sum a, count a, mean a   reductions: of everything, over the operator's dimensions;  rows a   over the first
-//   contiguous a  a copy where it is not
 // Temporaries live until the formula is done, as in a C++ expression.
 #include <algorithm>
 #include <charconv>
@@ -56,11 +55,7 @@ Dims part_strides(const Op& op, const Layout& in, const Dims& sizes) {
   }
   if (n == 0) return strides;
   Dims made;
-  if (op.name.starts_with("aten.view_as_")) {  // pairs of numbers as complex ones, or back: steps count other elements
-    const bool real = sizes.n > n;
-    for (std::int32_t i = 0; i < std::min(n, sizes.n); ++i) made.push(real ? in.strides[i] * 2 : in.strides[i] / 2);
-    if (real) made.push(1);
-  } else if (op.name.starts_with("aten.diag")) {
+  if (op.name.starts_with("aten.diag")) {
     const bool embed = op.name.starts_with("aten.diag_embed");
     const std::int32_t one = wrap_dim(int_arg(op, first + 1, "dim1", embed ? -2 : 0), n);
     const std::int32_t two = wrap_dim(int_arg(op, first + 2, "dim2", embed ? -1 : 1), n);
@@ -203,8 +198,6 @@ class Formula {
     if (name == "sum" || name == "count" || name == "mean") return reduced(name, from[0]);
     if (name == "rows")
       return e_.sum(from[0], {0}, false, "aten.sum.dim_IntList", KernelClass::Reduction, e_.layout(from[0]).dtype);
-    if (name == "contiguous")
-      return e_.layout(from[0]).contiguous() ? from[0] : made("aten.clone.default", plain(e_.layout(from[0])), from);
     const std::string kernel = full(name);
     const std::size_t dot = kernel.rfind('.');
     if (kernel[dot - 1] == '_') {

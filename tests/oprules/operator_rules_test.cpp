@@ -79,6 +79,8 @@ const std::set<std::string_view> kNotHere = {
     "aten.masked_select.default",
     "aten._embedding_bag.default",  // keeps more than its results' sizes say
     "aten._embedding_bag_forward_only.default",
+    "aten._thnn_fused_lstm_cell.default",  // a GPU's
+    "aten._thnn_fused_gru_cell.default",
     "aten._ctc_loss.default",  // lengths are values
     "aten._ctc_loss.Tensor",
     "aten.multi_margin_loss.default",
