@@ -18,7 +18,9 @@ std::vector<std::int32_t> block_of_module(const Model& model, const std::string&
     const ModuleInfo& module = model.modules[m];
     if (module.parent.valid() && block[module.parent.index()] >= 0) {
       block[m] = block[module.parent.index()];
-    } else if (!block_class.empty() && module.class_name == block_class && !module.alias_of.valid()) {
+    } else if (!block_class.empty() && !module.alias_of.valid() &&
+               (module.class_name == block_class ||
+                std::find(module.bases.begin(), module.bases.end(), block_class) != module.bases.end())) {
       block[m] = static_cast<std::int32_t>(names.size());
       names.push_back(module.fqn);
     }

@@ -59,7 +59,7 @@ bool JsonFields::missing(std::string_view key, std::string_view expected) {
 
 std::string JsonFields::text(std::string_view key) {
   if (has(key)) return text_or(key, {});
-  missing(key, "a text");
+  missing(key, "a string");
   return {};
 }
 
@@ -67,7 +67,7 @@ std::string JsonFields::text_or(std::string_view key, std::string otherwise) {
   const Json* value = find(key);
   if (value == nullptr) return otherwise;
   if (value->is_string()) return value->get<std::string>();
-  wrong_type(key, "a text", *value);
+  wrong_type(key, "a string", *value);
   return otherwise;
 }
 

@@ -7,13 +7,17 @@
 namespace foreshard {
 namespace {
 
+bool is_a(const ModuleInfo& module, const std::string& name) {
+  return module.class_name == name || std::find(module.bases.begin(), module.bases.end(), name) != module.bases.end();
+}
+
 bool is_block(const Model& model, const Job& job, const ModuleInfo& module) {
   if (module.alias_of.valid()) return false;
   const std::vector<std::string>& classes = job.fsdp.wrap.classes;
   if (job.fsdp.wrap.policy == WrapPolicyKind::ModuleClass && !classes.empty()) {
     return std::find(classes.begin(), classes.end(), module.class_name) != classes.end();
   }
-  return !model.block_class.empty() && module.class_name == model.block_class;
+  return is_a(module, model.block_class);
 }
 
 Error nothing_to_checkpoint(const Job& job) {

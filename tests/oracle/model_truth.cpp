@@ -283,7 +283,8 @@ RowResult compare_structure(const std::string& folder_name) {
   Json modules = Json::array(), params = Json::array(), buffers = Json::array(), blocks = Json::array();
   for (const ModuleInfo& m : model.modules) {
     modules.push_back({{"name", m.fqn}, {"class", m.class_name}});
-    if (m.class_name == model.block_class) blocks.push_back(m.fqn);
+    const bool derived = std::find(m.bases.begin(), m.bases.end(), model.block_class) != m.bases.end();
+    if (m.class_name == model.block_class || derived) blocks.push_back(m.fqn);
   }
   Numel total = 0, distinct = 0;
   for (const ParamInfo& p : model.params) {

@@ -159,7 +159,7 @@ void write_packed_question(ProgramWriter& w, const FamilyInput& input, const Ten
                            std::int64_t seq) {
   if (!input.program.asks_for_packed_rows) return;
   const Arg one{std::int64_t{1}};
-  const Tensor rows = w.expand(positions, {batch, -1});
+  const Tensor rows = positions.sizes[0] == batch ? positions : w.expand(positions, {batch, -1});
   const Tensor before = w.with_scalar("aten.sub.Tensor", w.slice(rows, 1, 0, 1), one);
   const Tensor all = w.cat({before, rows}, -1);
   const Tensor left = w.slice(all, -1, 0, seq);

@@ -31,7 +31,7 @@ constexpr Family kFamilies[] = {
     {"phi3", only<families::build_phi3>},        {"qwen2", families::build_llama_family},
     {"qwen2_moe", families::build_llama_family}, {"qwen3", families::build_llama_family},
     {"qwen3_moe", families::build_llama_family}, {"t5", only<families::build_t5>},
-    {"vit", only<families::build_vit>},
+    {"vit", only<families::build_vit>},          {"whisper", only<families::build_whisper>},
 };
 
 Result<Model> build(const nlohmann::json& object, const std::string& file, const ModelOptions& options,

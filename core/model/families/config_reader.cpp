@@ -116,7 +116,7 @@ std::string ConfigReader::text_or(std::string_view key, std::string otherwise) {
   const Json* value = find(key);
   if (value == nullptr) return otherwise;
   if (value->is_string()) return value->get<std::string>();
-  fail_with(ErrorCode::WrongType, key, in_quotes(place(key)) + " must be a text", "a text", describe_json(*value));
+  fail_with(ErrorCode::WrongType, key, in_quotes(place(key)) + " must be a string", "a string", describe_json(*value));
   return otherwise;
 }
 

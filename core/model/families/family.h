@@ -192,5 +192,6 @@ Result<Model> build_opt(const FamilyInput& input);
 Result<Model> build_phi3(const FamilyInput& input);
 Result<Model> build_t5(const FamilyInput& input);
 Result<Model> build_vit(const FamilyInput& input);
+Result<Model> build_whisper(const FamilyInput& input);
 
 }  // namespace foreshard::families

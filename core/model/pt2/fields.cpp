@@ -96,27 +96,28 @@ bool Pt2Fields::member(const Pt2Field& object, std::string_view key, Pt2Field& o
   return stop(ErrorCode::MissingKey, object, "the key " + in_quotes(key) + " is missing", in_quotes(key), "nothing");
 }
 
-bool Pt2Fields::variant(const Pt2Field& in, std::string_view& name, Pt2Field& out) {
+bool Pt2Fields::variant(const Pt2Field& in, std::string_view& name, Pt2Field& out, std::string_view kinds) {
   if (in.value.is_null()) {
     name = "as_none";
     out = in;
     return true;
   }
   simdjson::dom::object members;
-  if (in.value.get(members) != simdjson::SUCCESS) return wrong_type(in, "an object with one key");
+  const std::string one_key = "an object with one key, " + std::string(kinds);
+  if (in.value.get(members) != simdjson::SUCCESS) return wrong_type(in, one_key);
   std::size_t count = 0;
   for (const auto& [key, value] : members) {
     name = key;
     out = {value, &in, key, 0};
     ++count;
   }
-  return count == 1 || stop(ErrorCode::WrongType, in, "a union has one key that names what it is", "one key",
+  return count == 1 || stop(ErrorCode::WrongType, in, "a union has one key that names what it is", one_key,
                             std::to_string(count) + " keys");
 }
 
 bool Pt2Fields::text(const Pt2Field& in, std::string& out) {
   std::string_view view;
-  if (in.value.get(view) != simdjson::SUCCESS) return wrong_type(in, "text");
+  if (in.value.get(view) != simdjson::SUCCESS) return wrong_type(in, "a string");
   out = view;
   return true;
 }

@@ -36,8 +36,8 @@ class Pt2Fields {
   bool member(const Pt2Field& object, std::string_view key, Pt2Field& out);
   /// False if it is absent or null, which is no error.
   bool optional(const Pt2Field& object, std::string_view key, Pt2Field& out);
-  /// The one member of a union. An absent value (null) is "as_none".
-  bool variant(const Pt2Field& in, std::string_view& name, Pt2Field& out);
+  /// The one member of a union. An absent value (null) is "as_none". `kinds`: what it may be, for the message.
+  bool variant(const Pt2Field& in, std::string_view& name, Pt2Field& out, std::string_view kinds);
   bool text(const Pt2Field& in, std::string& out);
   bool integer(const Pt2Field& in, std::int64_t& out);
   bool number(const Pt2Field& in, double& out);  // also the texts "Infinity", "-Infinity", "NaN"

@@ -175,10 +175,10 @@ class ProgramReader {
   bool read_dim(const In& in, Pt2Dim& dim) {
     std::string_view variant;
     In at, text;
-    if (!fields_.variant(in, variant, at)) return false;
+    if (!fields_.variant(in, variant, at, kSizes)) return false;
     if (variant == "as_int") return fields_.integer(at, dim.value);
     if (variant == "as_float" || variant == "as_bool") return true;  // a scalar that is no size
-    if (variant != "as_expr") return unknown_variant(in, variant);
+    if (variant != "as_expr") return unknown_variant(in, variant, kSizes);
     std::string expression;
     if (!fields_.member(at, "expr_str", text) || !fields_.text(text, expression)) return false;
     auto [entry, fresh] = expr_numbers_.emplace(expression, static_cast<std::int32_t>(program_.exprs.size()));
@@ -223,8 +223,18 @@ class ProgramReader {
                 "1 to 13 and 28 to 32 (complex32 and complex128 are not read)", std::to_string(number));
   }
 
-  bool unknown_variant(const In& in, std::string_view variant) {
-    return stop(ErrorCode::Unsupported, in, "this kind of argument is not known", "as_tensor, as_int, as_bools, ...",
+  // What a union may be, as messages name it.
+  static constexpr std::string_view kSizes = "as_int|as_expr";
+  static constexpr std::string_view kArguments =
+      "as_none|as_tensor|as_int|as_float|as_bool|as_string|as_sym_int|as_scalar_type|as_device|as_graph|as_ints|as_"
+      "tensors|...";
+  static constexpr std::string_view kSymbols = "as_name|as_int|as_float|as_bool";
+  static constexpr std::string_view kInputs =
+      "parameter|buffer|tensor_constant|custom_obj|token|user_input|constant_input";
+  static constexpr std::string_view kOutputs = "user_output|loss_output|buffer_mutation|gradient_to_parameter|...";
+
+  bool unknown_variant(const In& in, std::string_view variant, std::string_view kinds) {
+    return stop(ErrorCode::Unsupported, in, "this kind of argument is not known", std::string(kinds),
                 in_quotes(variant));
   }
 
@@ -243,7 +253,7 @@ class ProgramReader {
   bool read_arg(const In& in, Pt2Arg& arg) {
     std::string_view variant;
     In at;
-    return fields_.variant(in, variant, at) && read_variant(in, variant, at, arg);
+    return fields_.variant(in, variant, at, kArguments) && read_variant(in, variant, at, arg);
   }
 
   bool read_list(const In& in, std::string_view element, Pt2Arg& arg) {
@@ -295,7 +305,7 @@ class ProgramReader {
     for (const auto& [list, element] : kLists) {
       if (variant == list) return read_list(at, element, arg);
     }
-    return unknown_variant(in, variant);
+    return unknown_variant(in, variant, kArguments);
   }
 
   static constexpr std::pair<std::string_view, std::string_view> kLists[] = {
@@ -309,7 +319,7 @@ class ProgramReader {
   bool read_symbolic(const In& in, Pt2Arg& arg) {
     std::string_view variant;
     In at;
-    if (!fields_.variant(in, variant, at)) return false;
+    if (!fields_.variant(in, variant, at, kSymbols)) return false;
     if (variant == "as_name") return arg.kind = Pt2Arg::Kind::Symbol, fields_.text(at, arg.text);
     return read_variant(in, variant, at, arg);
   }
@@ -470,10 +480,10 @@ class ProgramReader {
     std::string_view variant;
     In spec, at;
     Pt2InputSpec out;
-    if (!fields_.variant(in, variant, spec)) return false;
+    if (!fields_.variant(in, variant, spec, kInputs)) return false;
     const auto known =
         std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& k) { return k.first == variant; });
-    if (known == std::end(kKinds)) return unknown_variant(in, variant);
+    if (known == std::end(kKinds)) return unknown_variant(in, variant, kInputs);
     out.kind = known->second;
     if (out.kind == Kind::User) {
       Pt2Arg arg;
@@ -507,7 +517,7 @@ class ProgramReader {
     std::string_view variant;
     In spec, at;
     Pt2OutputSpec out;
-    if (!fields_.variant(in, variant, spec)) return false;
+    if (!fields_.variant(in, variant, spec, kOutputs)) return false;
     out.kind = variant;
     if (fields_.optional(spec, "arg", at)) {
       const bool named = variant != "user_output";

@@ -40,7 +40,8 @@ INSTANTIATE_TEST_SUITE_P(Recorded, Family,
                          testing::Values("bert-tiny", "bert-body-tiny", "t5-encoder-tiny", "vit-body-tiny",
                                          "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
                                          "opt-tiny-post-norm", "phi3-tiny", "phi3-tiny-longrope", "phi3-tiny-partial",
-                                         "qwen2_moe-tiny", "qwen3-tiny", "qwen3_moe-tiny", "t5-tiny", "vit-tiny"),
+                                         "qwen2_moe-tiny", "qwen3-tiny", "qwen3_moe-tiny", "t5-tiny", "vit-tiny",
+                                         "whisper-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;

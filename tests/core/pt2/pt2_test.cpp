@@ -234,5 +234,24 @@ TEST(Pt2Reader, BadArchivesAreToldByWhatIsWrong) {
   EXPECT_NE(error_of("param_named_twice").find("net.0.weight"), std::string::npos);
 }
 
+TEST(Pt2Reader, AUnionOfTheWrongTypeIsToldWhatItMayBe) {
+  const auto members = read_pt2_archive(std::string(FORESHARD_TEST_DATA) + "/pt2/user_mlp_shared.pt2");
+  ASSERT_TRUE(members);
+  const auto answer = [&](const std::string& from, const std::string& to) -> std::string {
+    Pt2Members changed = *members;
+    const std::size_t at = changed.program.find(from);
+    if (at == std::string::npos) return "the archive is not as expected";
+    changed.program.replace(at, from.size(), to);
+    const auto program = parse_pt2_program(std::move(changed), "x.pt2");
+    return program ? "accepted" : to_text(program.error());
+  };
+  const std::string size = answer("\"as_int\": ", "\"as_intt\": ");
+  EXPECT_NE(size.find("as_int|as_"), std::string::npos) << size;
+  const std::string argument = answer("\"arg\": {", "\"arg\": 7, \"was\": {");
+  EXPECT_NE(argument.find("as_none|as_tensor|as_int"), std::string::npos) << argument;
+  EXPECT_NE(answer("\"target\": \"torch.ops", "\"target\": 7, \"was\": \"torch.ops").find("a string"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace foreshard
