@@ -41,22 +41,29 @@ IterationResult result_of(const PlanPlayer& player, const Device& device, std::i
   result.index = index;
   result.step_time = end - begin;
   result.host_wait = player.host_wait();
+  const AllocatorStats& now = device.allocator.stats();
+  result.stats = now;
   for (const PlanPlayer::PhaseEnd& phase : player.phases()) {
     const AllocatorStats& stats = phase.stats;
-    result.peak_allocated = std::max(result.peak_allocated, stats.allocated.peak);
-    result.peak_active = std::max(result.peak_active, stats.active.peak);
-    result.peak_reserved = std::max(result.peak_reserved, stats.reserved.peak);
-    result.peak_requested = std::max(result.peak_requested, stats.requested.peak);
+    for (const auto stat : {&AllocatorStats::allocated, &AllocatorStats::active, &AllocatorStats::reserved,
+                            &AllocatorStats::requested, &AllocatorStats::inactive_split}) {
+      (result.stats.*stat).peak = std::max((result.stats.*stat).peak, (stats.*stat).peak);
+    }
     result.phases.push_back({std::string(loop_phase_name(phase.phase)), stats.allocated.peak, stats.allocated.current,
-                             stats.reserved.peak});
+                             stats.reserved.peak, stats});
   }
-  const AllocatorStats& now = device.allocator.stats();
+  result.peak_allocated = result.stats.allocated.peak;
+  result.peak_active = result.stats.active.peak;
+  result.peak_reserved = result.stats.reserved.peak;
+  result.peak_requested = result.stats.requested.peak;
   result.end_allocated = now.allocated.current;
   result.end_active = now.active.current;
   result.end_reserved = now.reserved.current;
   result.end_requested = now.requested.current;
   result.alloc_retries = now.retries;
   result.ooms = now.ooms;
+  result.device_used = device.driver.used();
+  result.device_peak = device.driver.peak();
   return result;
 }
 
@@ -169,6 +176,7 @@ class Simulation {
     prediction_.init_allocated = stats.allocated.current;
     prediction_.init_active = stats.active.current;
     prediction_.init_reserved = stats.reserved.current;
+    prediction_.init = stats;
   }
 
   /// The next iteration, if there is one.
@@ -264,6 +272,7 @@ class Simulation {
       return;
     }
     prediction_.fits = false;
+    prediction_.unfinished = result_of(player, device_, k, played_.back().begin, device_.clock.host());
     OutOfMemory oom;
     oom.iteration = k;
     oom.instruction = InstructionId(static_cast<std::int32_t>(instructions_.size() - iteration.instructions.size()) +

@@ -167,7 +167,7 @@ BlockHandle CachingAllocator::allocate_segment(int stream, bool small, Bytes siz
   const Bytes address = driver_.allocate(segment);
   clock_.host_cost(settings_.driver_ns);
   if (address == DriverMemory::kNoAddress) return kNoBlock;
-  ++stats_.device_allocs;
+  stats_.count_segment(small, 1);
   stats_.reserved.add(segment);
   reserved_by_stream_[static_cast<std::size_t>(stream)] += segment;
   note(MemoryAction::SegmentAlloc, address, segment, stream);
@@ -349,7 +349,7 @@ void CachingAllocator::release_segment(BlockHandle h) {
   clock_.device_synchronize();  // cudaFree waits for the device
   clock_.host_cost(settings_.driver_ns);
   driver_.release(block.address, block.size);
-  ++stats_.device_frees;
+  stats_.count_segment(block.small, -1);
   note(MemoryAction::SegmentFree, block.address, block.size, block.stream);
   stats_.reserved.remove(block.size);
   reserved_by_stream_[block.stream] -= block.size;

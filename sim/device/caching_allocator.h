@@ -16,6 +16,7 @@
 
 #include "core/memory_log.h"
 #include "core/units.h"
+#include "sim/device/allocator_stats.h"
 #include "sim/device/device_clock.h"
 #include "sim/device/driver_memory.h"
 #include "sim/device/free_set.h"
@@ -44,27 +45,6 @@ std::array<std::int64_t, 16> same_divisions(std::int64_t divisions);
 Bytes round_request(Bytes bytes, const AllocatorSettings& settings);
 /// A3. REQUIRES rounded > 0.
 Bytes segment_bytes(Bytes rounded);
-
-struct MemoryStat {
-  Bytes current = 0, peak = 0;
-  void add(Bytes bytes) {
-    current += bytes;
-    if (current > peak) peak = current;
-  }
-  void remove(Bytes bytes) { current -= bytes; }
-  bool operator==(const MemoryStat&) const = default;
-};
-
-/// torch.cuda.memory_stats(), the part that is predicted.
-struct AllocatorStats {
-  MemoryStat allocated, active, reserved, requested, inactive_split;
-  std::int64_t allocations = 0, retries = 0, ooms = 0, device_allocs = 0, device_frees = 0;
-
-  void reset_peaks() {
-    for (MemoryStat* s : {&allocated, &active, &reserved, &requested, &inactive_split}) s->peak = s->current;
-  }
-  bool operator==(const AllocatorStats&) const = default;
-};
 
 /// The most that there ever was, whenever peaks were reset.
 struct MemoryPeaks {

@@ -59,7 +59,7 @@ BlockHandle CachingAllocator::allocate_followed(Pool& pool, int stream, bool sma
       return kNoBlock;
     }
     clock_.host_cost(settings_.driver_ns);
-    ++stats_.device_allocs;
+    stats_.count_segment(small, 1);
     stats_.reserved.add(event.segment);
     reserved_by_stream_[static_cast<std::size_t>(stream)] += event.segment;
     pool.addresses.push_back(address);
@@ -148,7 +148,7 @@ bool CachingAllocator::skip(int stream, const SegmentRun& run) {
   if (wanted > driver_.free_bytes()) return false;
   for (const SegmentRun::DriverCall& call : run.calls) {
     pool_of(stream, call.small).addresses.push_back(driver_.allocate(call.bytes));
-    ++stats_.device_allocs;
+    stats_.count_segment(call.small, 1);
     stats_.reserved.add(call.bytes);
     reserved_by_stream_[static_cast<std::size_t>(stream)] += call.bytes;
   }

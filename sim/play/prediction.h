@@ -12,6 +12,7 @@
 #include "core/plan.h"
 #include "core/timeline.h"
 #include "core/units.h"
+#include "sim/device/allocator_stats.h"
 #include "sim/device/pool_tape.h"
 #include "sim/device/retime.h"
 #include "sim/machine/profile.h"
@@ -42,6 +43,7 @@ struct Estimate {
 struct PhaseMemory {
   std::string name;  // forward, backward, clip, optimizer, end
   Bytes peak_allocated = 0, end_allocated = 0, peak_reserved = 0;
+  AllocatorStats stats = {};  // when it ended; peaks are those of the phase
 };
 
 struct IterationResult {
@@ -51,6 +53,8 @@ struct IterationResult {
   Bytes end_allocated = 0, end_active = 0, end_reserved = 0, end_requested = 0;
   std::int64_t alloc_retries = 0, ooms = 0;
   std::vector<PhaseMemory> phases;
+  AllocatorStats stats;                    // when it ended; peaks are those of the iteration
+  Bytes device_used = 0, device_peak = 0;  // taken from the device; the peak is since the start
 };
 
 struct CommResult {
@@ -106,7 +110,9 @@ struct Prediction {
   Estimate mfu, hfu;            // the time that `work` takes at its peaks, over the step; hfu: recomputation counted in
   std::vector<WorkShare> work;  // of the last step
   Bytes init_allocated = 0, init_active = 0, init_reserved = 0;
+  AllocatorStats init;  // before the first iteration
   std::vector<IterationResult> iterations;
+  std::optional<IterationResult> unfinished;  // the iteration in which memory ran out: its phases until then
   PeakMemory memory;
   std::vector<CommResult> comm;
   std::vector<ExposedCause> exposed;

@@ -132,8 +132,9 @@ void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
 bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
   if (params_.empty()) return true;
   if (device.cost.work().measured()) return measured_clip(device, what);
-  // The norm of what is not sharded starts as a zero made on the host: FSDP1 copies it over, which blocks.
-  if (plan.runtime == Runtime::Fsdp1 && !job_.fsdp.cpu_offload) {
+  // The root keeps a zero for norms of nothing: made on the host at the first clip and copied over, which blocks.
+  if (plan.runtime == Runtime::Fsdp1 && !std::exchange(has_zero_, true)) {
+    if (device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
     device.launch(Stream::D, device.cost.launch_ns(), device.cost.transfer(4), what);
     device.clock.stream_synchronize(kD);
     device.clock.host_cost(device.cost.call_ns());

@@ -61,7 +61,7 @@ class OptimizerState {
   const Job& job_;
   std::vector<LocalParam> params_;
   bool has_state_ = false;
-  bool has_scale_ = false;
+  bool has_scale_ = false, has_zero_ = false;
   BlockHandle found_inf_ = kNoBlock;  // from unscale to update
 };
 

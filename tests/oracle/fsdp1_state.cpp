@@ -40,6 +40,13 @@ void differ(RowResult& result, const std::string& place, const std::string& expe
   result.got = got;
 }
 
+/// What the row states beside these is read by nobody.
+void only_keys(RowResult& result, const std::string& place, const Json& object, const std::set<std::string>& read) {
+  for (const auto& [key, value] : object.items()) {
+    if (!read.contains(key)) differ(result, place + "." + key, value.dump(), "nothing");
+  }
+}
+
 std::string type_text(DType dtype) {
   switch (dtype) {
     case DType::Float32: return "fp32";
@@ -59,6 +66,8 @@ Json shown(const StateEntry& entry) {
 
 /// "FULL rank0_only optimizer"
 ActionRequest request_of(const std::string& kind) {
+  if (!kind.starts_with("FULL") && !kind.starts_with("SHARDED") && !kind.starts_with("LOCAL"))
+    throw std::runtime_error("an unknown kind of state dict: " + kind);
   ActionRequest request;
   request.action = PlanAction::Save;
   request.kind = kind.starts_with("FULL")      ? StateKind::Full
@@ -92,6 +101,9 @@ Entries recorded(const Json& dict, const std::string& kind) {
   if (kind.find("optimizer") == std::string::npos) {
     for (const auto& [key, value] : dict.items()) entries[key] = value.dump();
     return entries;
+  }
+  for (const auto& [key, value] : dict.items()) {
+    if (key != "state" && key != "param_groups") entries[key] = value.dump();
   }
   if (!dict.contains("state")) return entries;
   for (const auto& [key, tensors] : dict.at("state").items()) {
@@ -146,6 +158,7 @@ std::vector<std::int64_t> events_of(const Model& model, const Plan& plan, const 
 
 RowResult compare_state_dicts(const Json& row) {
   RowResult result;
+  differ(result, "result (ranks)", row.at("W").dump(), std::to_string(row.at("result").size()));
   for (std::size_t rank = 0; rank < row.at("result").size(); ++rank) {
     const RankOfRow at(row, rank);
     const StateSource source{at.model, at.job, at.table};
@@ -174,6 +187,18 @@ RowResult compare_bytes(const Json& row) {
   const Result<Plan> plan = build_action_plan(at.model, at.job, at.table, {init});
   if (!plan) throw std::runtime_error(to_text(plan.error()));
   const PlanIteration& wrapping = plan->iterations.at(0);
+  Bytes original = 0;
+  Numel elements = 0;
+  for (const ParamInfo& param : at.model.params) {
+    elements += param.shares.valid() ? 0 : numel_of(param.shape);
+    original += param.shares.valid() ? 0 : numel_of(param.shape) * itemsize(param.dtype);
+  }
+  differ(result, "n", row.at("result").at("n").dump(), std::to_string(elements));
+  differ(result, "original_bytes", row.at("result").at("original_bytes").dump(), std::to_string(original));
+  only_keys(result, "result", row.at("result"), {"n", "original_bytes", "construction", "backward"});
+  only_keys(result, "construction", row.at("result").at("construction"), {"peak", "end", "large_events"});
+  only_keys(result, "backward", row.at("result").at("backward"),
+            {"peak_above_start", "end_above_start", "large_events"});
   const Json& construction = row.at("result").at("construction");
   const ActionMemory memory = action_memory(wrapping);
   differ(result, "construction.peak", construction.at("peak").dump(), std::to_string(memory.device_peak));

@@ -325,8 +325,11 @@ TraceConfig read_trace_config(const Json& row) {
   read_job(config, out);
   out.script.repeat = false;
   bool first = true;
+  int step_number = 0;
   for (const Json& step : config.at("steps")) {
+    int micro_number = 0;
     for (const Json& micro : step.at("micro")) {
+      out.micro_batches.emplace_back(step_number, micro_number++);
       IterationScript actions;
       if (first) {
         for (const Json& call : config.value("calls", Json::array())) add_call(out, call, actions);
@@ -338,6 +341,7 @@ TraceConfig read_trace_config(const Json& row) {
       read_micro(out, micro, actions);
       out.script.iterations.push_back(std::move(actions));
     }
+    ++step_number;
     IterationScript& last = out.script.iterations.back();
     if (step.contains("clip") && step.at("clip").is_number()) {
       out.job.train.clip_grad_norm = step.at("clip");

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "tests/oracle/fsdp2_trace.h"
 
@@ -46,14 +47,47 @@ class Printer {
   Printer(const TraceConfig& config, const Plan& plan) : config_(config), plan_(plan) {}
 
   Json print() {
-    for (const PlanIteration& iteration : plan_.iterations) {
-      for (const Instruction& instruction : iteration.instructions) row(instruction);
+    for (std::size_t k = 0; k < plan_.iterations.size(); ++k) {
+      begun_forward_ = ended_forward_ = false;
+      begin_micro_batch(k);
+      for (const Instruction& instruction : plan_.iterations[k].instructions) {
+        if (begun_forward_ && leaves_forward(instruction)) end_forward();
+        row(instruction);
+        begun_forward_ = begun_forward_ || (!ended_forward_ && enters_forward(instruction));
+      }
+      end_forward();
     }
     flush();
+    put({"end_of_run"});
     return std::move(rows_);
   }
 
  private:
+  // ---- the recorder's own marks: a step, a micro-batch, the loss behind its forward
+
+  void begin_micro_batch(std::size_t iteration) {
+    flush();
+    const auto [step, micro] = config_.micro_batches.at(iteration);
+    if (micro == 0) put({"step", step});
+    put({"micro", micro});
+  }
+  static bool enters_forward(const Instruction& i) {
+    return i.phase == Phase::RootPreForward || i.phase == Phase::PreForward || i.phase == Phase::Forward;
+  }
+  bool leaves_forward(const Instruction& i) const {
+    if (i.kind == InstructionKind::Mark && plan_.name_of(i.name).starts_with("call:")) return true;
+    return i.kind == InstructionKind::Backward || i.kind == InstructionKind::Clip ||
+           i.kind == InstructionKind::OptimizerStep || i.kind == InstructionKind::Zero ||
+           (i.phase >= Phase::PreBackward && i.phase <= Phase::Optimizer);
+  }
+  void end_forward() {
+    if (!begun_forward_) return;
+    begun_forward_ = false;
+    ended_forward_ = true;
+    flush();
+    put({"loss"});
+  }
+
   using Key = std::tuple<BufferWhat, int, int, int>;
   static Key key(const BufferName& name, int instance) {
     return {name.what, name.unit.value, name.param.value, instance};
@@ -107,6 +141,7 @@ class Printer {
       case InstructionKind::Add:
       case InstructionKind::Divide:
         put({"op", stream(i.stream), plan_.name_of(i.name), i.numel, short_dtype(i.dtype)});
+        if (i.kind == InstructionKind::Concat) joined(i);
         break;
       case InstructionKind::H2d:
         put({"h2d", stream(i.stream), param(i.buffer.param), i.bytes, i.blocking ? "blocking" : "non_blocking"});
@@ -132,6 +167,14 @@ class Printer {
       case InstructionKind::Mark: mark(i); break;
       default: break;
     }
+  }
+
+  /// A parameter sharded along another dimension is put together in its own storage, which the recorder takes for a new
+  /// buffer when it meets it for the first time.
+  void joined(const Instruction& i) {
+    if (plan_.name_of(i.name) != "aten.cat" || !joined_.insert(i.buffer.param).second) return;
+    put({"alloc", "b" + std::to_string(next_buffer_++), "cat:" + unit(i.unit), stream(i.stream),
+         i.numel * itemsize(i.dtype)});
   }
 
   std::string event(EventId id) {
@@ -174,6 +217,10 @@ class Printer {
     if (i.buffer.what == BufferWhat::ShardDimTemp)
       put({"op", "D", "aten.empty_like", i.bytes / itemsize(i.dtype), short_dtype(i.dtype)});
     open_buffer(i.buffer, i.arg, i.stream, i.bytes);
+    if (i.buffer.what == BufferWhat::PostForwardShard) {
+      const ParamInfo& info = config_.model.params[i.buffer.param.index()];
+      put({"op", "D", kShapeOperator, numel_of(info.shape), short_dtype(info.dtype)});
+    }
   }
 
   void free(const Instruction& i) {
@@ -312,7 +359,8 @@ class Printer {
   Json copy_in_;
   int next_buffer_ = 0, calls_ = 0;
   bool added_ = false;  // the gradient freed next went into another one
-  bool streams_ = false, begun_ = false;
+  bool streams_ = false, begun_ = false, begun_forward_ = false, ended_forward_ = false;
+  std::set<ParamId> joined_;
 };
 
 }  // namespace

@@ -77,19 +77,37 @@ void read_fsdp2(const Json& fsdp, FsdpOptions& options) {
   }
 }
 
+/// Blocks to checkpoint; the model says which ones there are.
 void read_checkpointing(const Json& config, MemoryRow& row) {
   if (!config.contains("activation_checkpointing") || config["activation_checkpointing"].is_null()) return;
   const Json& given = config["activation_checkpointing"];
   row.keep_alternate_matmuls = get(given, "alternate_matmuls", false);
-  row.job.checkpointing.policy = CheckpointPolicy::Block;
-  row.job.checkpointing.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
-  row.job.checkpointing.outside = get<std::string>(given, "placement", "inside") == "outside";
+  CheckpointingOptions& options = row.job.checkpointing;
+  const auto mode = get<std::string>(given, "mode", "full");
+  options.policy = CheckpointPolicy::Block;
+  options.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
+  options.outside = get<std::string>(given, "placement", "inside") == "outside" || mode == "hf";
+  if (mode == "op") row.unplanned = "operator-level selective checkpointing";
   const auto classes = get<std::vector<std::string>>(given, "classes", {});
   if (!classes.empty() && classes != row.job.fsdp.wrap.classes)
-    row.skipped = "checkpointed classes differ from the wrapped ones";
+    row.unplanned = "checkpointed classes that differ from the wrapped ones";
 }
 
-void read_optimizer(const Json& config, TrainOptions& train) {
+/// Blocks k, 2k, ... in order of registration.
+void choose_layers(const Json& config, MemoryRow& row) {
+  if (!config.contains("activation_checkpointing") || config["activation_checkpointing"].is_null()) return;
+  const Json& given = config["activation_checkpointing"];
+  if (get<std::string>(given, "mode", "full") != "layer") return;
+  const auto classes = get<std::vector<std::string>>(given, "classes", {});
+  row.job.checkpointing.policy = CheckpointPolicy::Selective;
+  std::int64_t seen = 0;
+  for (const ModuleInfo& module : row.model.modules) {
+    const bool block = std::find(classes.begin(), classes.end(), module.class_name) != classes.end();
+    if (block && ++seen % given.at("every").get<std::int64_t>() == 0) row.job.checkpointing.units.push_back(module.fqn);
+  }
+}
+
+std::string read_optimizer(const Json& config, TrainOptions& train) {
   const Json& given = config.at("optimizer");
   OptimizerOptions& optimizer = train.optimizer;
   const auto name = get<std::string>(given, "name", "AdamW");
@@ -100,16 +118,35 @@ void read_optimizer(const Json& config, TrainOptions& train) {
   optimizer.momentum = get(given, "momentum", 0.0);
   optimizer.weight_decay = get(given, "weight_decay", name == "SGD" ? 0.0 : 0.01);
   train.clip_grad_norm = get(config, "clip", 0.0);
+  if (name != "SGD" && name != "AdamW") return "optimizer " + name;
+  return get(given, "in_backward", false) ? "an optimizer that steps in backward" : "";
+}
+
+/// What the recorded loop sets on the root before a micro-batch of fully_shard.
+void add_setters(const Json& config, bool last, std::vector<std::string>& texts) {
+  const auto call = [&](const char* method) {
+    texts.push_back(std::string("call::") + method + (last ? ":true" : ":false"));
+  };
+  const Json& no_sync = config.contains("no_sync") ? config["no_sync"] : Json(false);
+  if (no_sync == "all_reduce_only")
+    call("set_requires_all_reduce");
+  else if (no_sync == true)
+    call("set_requires_gradient_sync");
+  const Json& fsdp = config.at("fsdp");
+  if (get(fsdp, "set_is_last_backward", false)) call("set_is_last_backward");
+  if (get(fsdp, "keep_unsharded_between_micro_batches", false)) call("set_reshard_after_backward");
 }
 
 /// The recorded loop: gradients are dropped after the step.
-void read_loop(const Json& config, TrainOptions& train) {
+void read_loop(const Json& config, int version, TrainOptions& train) {
   train.micro_batches = get<std::int64_t>(config, "grad_accum", 1);
-  train.no_sync = get(config, "no_sync", false);
+  train.no_sync = config.contains("no_sync") && config["no_sync"] != false;
   train.zero_grad = get<std::string>(config, "zero_grad", "set_to_none");
   std::vector<std::string> texts;
   for (std::int64_t k = 0; k < train.micro_batches; ++k) {
-    const bool hold = train.no_sync && k + 1 < train.micro_batches;
+    const bool last = k + 1 == train.micro_batches;
+    const bool hold = train.no_sync && !last && version != 2;
+    if (version == 2) add_setters(config, last, texts);
     if (hold) texts.push_back("no_sync{");
     texts.insert(texts.end(), {"fwd", "bwd"});
     if (hold) texts.push_back("}");
@@ -176,8 +213,10 @@ void read_model_options(const Json& config, ModelOptions& options) {
   options.attention = get<std::string>(config, "attn", "sdpa");
 }
 
-/// Anything else than a loss this product knows is a reason to skip.
+/// What of it the product has no loss for.
 std::string read_loss(const Json& config, ModelOptions& options) {
+  if (config.contains("loss") && config["loss"].is_object())
+    return "loss " + config["loss"].at("kind").get<std::string>();
   const auto loss = get<std::string>(config, "loss", "hf");
   if (loss == "hf")
     options.loss = "auto";
@@ -186,8 +225,33 @@ std::string read_loss(const Json& config, ModelOptions& options) {
   else if (loss == "ce_fp32")
     options.loss = "cross_entropy_fp32";
   else
-    return "loss " + loss + " is the training script's own";
+    return "loss " + loss;
   return {};
+}
+
+/// Units besides the blocks, in the order in which fully_shard is called.
+void read_units(const Json& fsdp, MemoryRow& row) {
+  FsdpOptions& options = row.job.fsdp;
+  const std::vector<std::string> classes = options.wrap.classes;
+  options.wrap = {};
+  options.wrap.policy = WrapPolicyKind::Units;
+  const auto add = [&](bool before) {
+    for (const Json& unit : fsdp.at("units")) {
+      if (get(unit, "before", false) != before) continue;
+      options.wrap.units.push_back(unit.at("modules").get<std::vector<std::string>>());
+      if (!unit.contains("reshard_after_forward")) continue;
+      UnitOverride change;
+      change.units = {options.wrap.units.back().front()};
+      change.reshard_after_forward = reshard_of(unit["reshard_after_forward"]);
+      options.overrides.push_back(change);
+    }
+  };
+  add(true);
+  for (const ModuleInfo& module : row.model.modules) {
+    if (std::find(classes.begin(), classes.end(), module.class_name) != classes.end())
+      options.wrap.units.push_back({module.fqn});
+  }
+  add(false);
 }
 
 }  // namespace
@@ -197,7 +261,14 @@ MemoryRow read_memory_job(const Json& row) {
   const Json& config = row.at("config");
   const Json& fsdp = config.at("fsdp");
   Job& job = result.job;
-  if (config.contains("autocast") && !config["autocast"].is_null()) result.skipped = "autocast is not built";
+  const auto need = [&result](const std::string& what) {
+    if (result.unplanned.empty()) result.unplanned = what;
+  };
+  const auto given = [&config](const char* key) {
+    return config.contains(key) && !config[key].is_null() && config[key] != false;
+  };
+  if (given("autocast")) need("autocast");
+  if (given("mesh")) need("a mesh of several dimensions");
   const int version = get(fsdp, "version", 1);
   job.fsdp.runtime = version == 1   ? foreshard::Runtime::Fsdp1
                      : version == 2 ? foreshard::Runtime::Fsdp2
@@ -210,8 +281,8 @@ MemoryRow read_memory_job(const Json& row) {
   if (version == 1) read_fsdp1(fsdp, job.fsdp);
   if (version == 2) read_fsdp2(fsdp, job.fsdp);
   read_checkpointing(config, result);
-  read_optimizer(config, job.train);
-  read_loop(config, job.train);
+  need(read_optimizer(config, job.train));
+  read_loop(config, version, job.train);
   job.cluster.profile = "virtual";
   job.cluster.world_size = get<std::int64_t>(config, "world_size", 8);
   job.cluster.ranks_per_node = get<std::int64_t>(config, "gpus_per_node", 8);
@@ -236,15 +307,24 @@ MemoryRow read_memory_row(const Json& row) {
   const Json& fsdp = config.at("fsdp");
   Job& job = result.job;
   read_model_options(config, job.model);
-  if (result.skipped.empty()) result.skipped = read_loss(config, job.model);
+  const auto need = [&result](const std::string& what) {
+    if (result.unplanned.empty()) result.unplanned = what;
+  };
+  const auto given = [&config](const char* key) {
+    return config.contains(key) && !config[key].is_null() && config[key] != false;
+  };
+  if (given("lora")) need("adapters");
+  need(read_loss(config, job.model));
+  if (given("attention_mask")) need("an attention mask");
+  if (given("labels_masked") || given("num_items")) need("labels that the script masks or counts");
+  if (job.model.attention == "flex_attention") need("flex attention");
 
   const Json& shape = config.at("model").at("config");
   const auto type = shape.at("model_type").get<std::string>();
   const auto known = known_model_types();
   const bool own = type == "mlp";
-  if (!own && std::find(known.begin(), known.end(), type) == known.end())
-    result.skipped = "model family " + type + " is not built";
-  if (!result.skipped.empty()) return result;
+  if (!own && std::find(known.begin(), known.end(), type) == known.end()) need("model family " + type);
+  if (!result.unplanned.empty()) return result;
   ProgramOptions program = program_options(job);
   program.asks_for_packed_rows = false;  // record.py answers that question itself
   if (own) {
@@ -255,6 +335,8 @@ MemoryRow read_memory_row(const Json& row) {
     if (!model) throw std::runtime_error(to_text(model.error()));
     result.model = std::move(*model);
   }
+  choose_layers(config, result);
+  if (fsdp.contains("units")) read_units(fsdp, result);
   if (get(fsdp, "last_block_reshard", true) == false) {
     UnitOverride last;
     for (const ModuleInfo& module : result.model.modules) {

@@ -16,7 +16,7 @@ struct MemoryRow {
   Model model;
   HardwareProfile profile;
   bool keep_alternate_matmuls = false;  // selective checkpointing by operator
-  std::string skipped;                  // why the row is out of scope; empty otherwise
+  std::string unplanned;  // what the product cannot plan of it; empty otherwise, and then there is a model
 };
 
 /// Throws std::runtime_error when the row or what it asks for is wrong.

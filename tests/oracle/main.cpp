@@ -50,8 +50,9 @@ int print(const Report& report, bool verbose, bool json) {
     }
   }
   for (const std::string& line : report.summary) std::printf("%s\n", line.c_str());
+  if (report.rows.empty()) std::printf("FAIL: nothing was compared\n");
   std::printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-  return failed > 0 || report.statistics_failed ? 1 : 0;
+  return failed > 0 || report.rows.empty() || report.statistics_failed ? 1 : 0;
 }
 
 }  // namespace
@@ -70,6 +71,19 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
+namespace {
+
+/// Python writes an infinite number as a bare word, which JSON does not know.
+std::string without_infinity(std::string line) {
+  for (const std::string word : {":Infinity", ": Infinity"}) {
+    for (std::size_t at = line.find(word); at != std::string::npos; at = line.find(word))
+      line.replace(at, word.size(), ":\"inf\"");
+  }
+  return line;
+}
+
+}  // namespace
+
 std::vector<Json> read_rows(const std::string& path) {
   const std::string text = read_text(path);
   std::vector<Json> rows;
@@ -81,13 +95,13 @@ std::vector<Json> read_rows(const std::string& path) {
     for (; begin < text.size(); ++line) {
       std::size_t end = text.find('\n', begin);
       if (end == std::string::npos) end = text.size();
-      if (end > begin)
-        rows.push_back(Json::parse(text.begin() + static_cast<long>(begin), text.begin() + static_cast<long>(end)));
+      if (end > begin) rows.push_back(Json::parse(without_infinity(text.substr(begin, end - begin))));
       begin = end + 1;
     }
   } catch (const Json::exception& e) {
     throw std::runtime_error(path + ":" + std::to_string(line) + ": " + e.what());
   }
+  if (rows.empty()) throw NothingToCompare(path + " has no rows");
   return rows;
 }
 
@@ -137,6 +151,9 @@ int run(int argc, char** argv) {
   if (arguments.empty()) return usage("FILE is missing");
   try {
     return print(kind->second(arguments, options), options.verbose, json);
+  } catch (const NothingToCompare& e) {
+    std::fprintf(stderr, "foreshard-oracle: %s\n", e.what());
+    return 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "foreshard-oracle: %s\n", e.what());
     return 3;

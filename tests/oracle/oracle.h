@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,13 @@ bool register_kind(const char* name, Kind kind);
 /// The whole text of a file, gunzipped if it is gz. Throws std::runtime_error naming the file.
 std::string read_text(const std::string& path);
 
-/// JSON lines of a file (plain or gz), or the one document of a .json file. Throws std::runtime_error naming file and
-/// line.
+/// A file without rows: the program ends with 1, as for a row that differs.
+struct NothingToCompare : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// JSON lines of a file (plain or gz), or the one document of a .json file. Infinite numbers are the text "inf". Throws
+/// NothingToCompare, or std::runtime_error naming file and line.
 std::vector<Json> read_rows(const std::string& path);
 
 /// Convenience for most kinds: `compare` is called for every row of every file that --only lets through; what it throws

@@ -92,7 +92,7 @@ class RecordedLogs : public ::testing::TestWithParam<const char*> {
     if (!std::filesystem::exists(kFolder)) GTEST_SKIP() << "no shared material: " << kFolder;
     row_ = row_of(GetParam());
     made_ = oracle::read_memory_row(row_);
-    if (!made_.skipped.empty()) GTEST_SKIP() << made_.skipped;
+    if (!made_.unplanned.empty()) GTEST_SKIP() << made_.unplanned;
     auto plan = build_plan(made_.model, made_.job);
     ASSERT_TRUE(plan) << to_text(plan.error());
     plan_ = std::move(*plan);

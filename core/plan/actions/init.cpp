@@ -27,7 +27,7 @@ class Init {
   Result<void> write() {
     const bool on_host = job_.cluster.init == "host";
     if (on_host && !request_.device_id && request_.sync_module_states) {  // I5
-      return fail(refused(request_, "parameters on the host cannot be broadcast from rank 0",
+      return fail(refused(request_, "parameters on the host cannot be broadcast from rank 0 (I5)",
                           "a device_id, so that they are moved first", "leave no_device_id away"));
     }
     stays_ = on_host && !request_.device_id;

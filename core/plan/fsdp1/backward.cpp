@@ -123,7 +123,7 @@ void Backward::run_compute(NodeIndex node) {
   if (!there) {
     run_.fail("RuntimeError", "backward of " + run_.plan.segments[compute.segment.index()].label +
                                   " reads parameters whose storage was freed: unit \"" + u.unit->name +
-                                  "\" is not gathered again in a second backward");
+                                  "\" is not gathered again in a second backward (T2)");
   }
 }
 

@@ -86,4 +86,9 @@ Result<std::vector<UnitOptions>> read_unit_options(const Job& job, const std::ve
   return options;
 }
 
+DType trained_buffer_dtype(const Job& job, DType created) {
+  const bool casts = job.fsdp.runtime == Runtime::Fsdp1 && is_floating(created);
+  return casts ? job.fsdp.mixed_precision.buffer.value_or(created) : created;
+}
+
 }  // namespace foreshard

@@ -23,4 +23,7 @@ struct UnitOptions {
 /// unit, a strategy or an option that the runtime does not have.
 Result<std::vector<UnitOptions>> read_unit_options(const Job& job, const std::vector<std::string_view>& units);
 
+/// M5, M9: a floating buffer's dtype from the first forward on; fsdp2 casts no buffers. `created`: as it was made.
+DType trained_buffer_dtype(const Job& job, DType created);
+
 }  // namespace foreshard

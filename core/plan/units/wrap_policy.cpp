@@ -108,7 +108,7 @@ Result<void> refuse_existing_units(const WrapRequest& request) {  // W5
                  fqn,
                  "modules that are no units",
                  "a unit",
-                 "wrap by hand or by policy, not both"});
+                 "wrap by hand or by policy, not both (W5)"});
   }
   return {};
 }
@@ -161,7 +161,7 @@ Result<WrapResult> apply_custom(const CustomPolicy& policy, const WrapRequest& r
                        answer.text,
                    {},
                    info.fqn,
-                   "true, false or overrides",
+                   "true, false or overrides (W4)",
                    answer.text,
                    {}});
     }

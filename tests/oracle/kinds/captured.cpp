@@ -138,7 +138,8 @@ Report run(const std::vector<std::string>& files, const Options& options) {
       return RowResult{id, Verdict::Fail, "model", "a model file of that name", "none", ""};
     const std::string& file = named == models.end() ? models.begin()->second : named->second;
     MemoryRow memory = read_memory_job(row);
-    if (!memory.skipped.empty()) return RowResult{id, Verdict::Skip, "", "", "", memory.skipped};
+    if (!memory.unplanned.empty())
+      return RowResult{id, Verdict::Fail, "config", "a plan", "not planned: " + memory.unplanned, ""};
     memory.model = or_throw(parse_model_json(read_text(file), file));
     Comparison comparison(id, table, bound);
     const Prediction prediction = predict(memory);

@@ -1,0 +1,117 @@
+// practice: what people train: memory as gpu-memory does, and parameters, collectives, products and communicators
+// (tests/oracle/work_comparison.h). A row whose configuration cannot be planned fails, with what is missing; a row in
+// which PyTorch refuses passes where we refuse with the same class of error.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/oracle/gpu_memory_row.h"
+#include "tests/oracle/memory_comparison.h"
+#include "tests/oracle/oracle.h"
+#include "tests/oracle/work_comparison.h"
+
+namespace foreshard::oracle {
+namespace {
+
+struct Tally {
+  int passed = 0, rows = 0;
+};
+
+/// "ValueError", "RuntimeError": of the set-up, or of the step that failed. Empty: the row trains, or runs out of
+/// memory.
+std::string refusal_of(const Json& result) {
+  std::string text;
+  if (result.contains("error")) text = result["error"].get<std::string>();
+  for (const Json& step : result.at("steps")) {
+    if (step.contains("error")) text = step["error"].get<std::string>();
+  }
+  if (text.starts_with("oom: ")) return {};
+  if (text.starts_with("error: ")) text.erase(0, 7);
+  return text.substr(0, text.find(':'));
+}
+
+RowResult compare_refusal(const std::string& id, const std::string& expected, const MemoryRow& row) {
+  RowResult result{id, Verdict::Fail, "refusal", expected, "a plan", {}};
+  try {
+    const PredictedRow predicted = predict_row(row);
+    if (!predicted.plan.failure) return result;
+    result.got = predicted.plan.failure->error_class;
+    result.detail = predicted.plan.failure->text;
+    if (result.got == expected) result.verdict = Verdict::Pass;
+  } catch (const std::exception& e) {
+    result.got = e.what();
+    result.detail = e.what();
+    // A refusal of ours names PyTorch's class; a lack of ours does not.
+    if (result.got.find(expected) != std::string::npos) result.verdict = Verdict::Pass;
+  }
+  return result;
+}
+
+void compare_counts(MemoryComparison& comparison, const Json& result, const Model& model) {
+  Numel all = 0, trainable = 0;
+  for (const ParamInfo& param : model.params) {
+    if (param.shares.valid()) continue;
+    all += numel_of(param.shape);
+    trainable += param.requires_grad ? numel_of(param.shape) : 0;
+  }
+  comparison.exact("n_params", result.at("n_params"), all);
+  comparison.exact("n_trainable", result.at("n_trainable"), trainable);
+  comparison.exact("n_params_rank", result.at("n_params_rank"), all);
+}
+
+Report run(const std::vector<std::string>& files, const Options& options) {
+  MemoryBounds bounds;
+  bounds.bytes = options.bound > 0 ? options.bound : 0.02;
+  bounds.reserved = 0.06;
+  bounds.segments = 10;  // 2 MiB each, of eager attention's pieces
+  QuantityTable table;
+  std::map<std::string, Tally> kinds;
+  std::map<std::string, int> missing;
+  Report report = for_each_row(files, options, [&](const Json& row) {
+    const std::string id = row.at("id").get<std::string>();
+    Tally& tally = kinds[row.at("config").value("kind", std::string("other"))];
+    ++tally.rows;
+    const MemoryRow memory = read_memory_row(row);
+    if (!memory.unplanned.empty()) {
+      ++missing[memory.unplanned];
+      return RowResult{id, Verdict::Fail, "config", "a plan", "not planned: " + memory.unplanned, ""};
+    }
+    const Json& result = row.at("result");
+    RowResult verdict;
+    if (const std::string refusal = refusal_of(result); !refusal.empty()) {
+      verdict = compare_refusal(id, refusal, memory);
+    } else {
+      const bool timeless = hangs_on_no_clock(memory);
+      MemoryComparison comparison(id, table, bounds, timeless);
+      comparison.only(result, {"n_params", "n_trainable", "n_params_rank", "after_init", "params", "steps",
+                               "communicators", "streams", "work"});
+      const PredictedRow predicted = predict_row(memory);
+      compare_counts(comparison, result, memory.model);
+      comparison.compare(result, predicted.prediction);
+      compare_work(comparison, result, memory.model, memory.job, predicted);
+      verdict = comparison.finish();
+    }
+    tally.passed += verdict.verdict == Verdict::Pass ? 1 : 0;
+    return verdict;
+  });
+  report.summary = summary_of(table);
+  if (const std::string mean = means_exceed(table, bounds); !mean.empty()) {
+    report.summary.push_back("FAIL " + mean);
+    report.statistics_failed = true;
+  }
+  for (const auto& [what, count] : missing)
+    report.summary.push_back(fmt::format("not planned: {} ({} rows)", what, count));
+  for (const auto& [kind, tally] : kinds)
+    report.summary.push_back(fmt::format("{}: {} of {}", kind, tally.passed, tally.rows));
+  return report;
+}
+
+}  // namespace
+
+ORACLE_KIND("practice", run);
+[[maybe_unused]] static const bool k_registered_meshes = register_kind("meshes", run);
+
+}  // namespace foreshard::oracle

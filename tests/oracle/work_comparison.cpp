@@ -1,0 +1,327 @@
+#include "tests/oracle/work_comparison.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/instruction_spans.h"
+#include "core/plan/units/flat_layout.h"
+#include "sim/play/plan_player.h"
+
+namespace foreshard::oracle {
+namespace {
+
+/// Numbers between dots become N.
+std::string pattern_of(const std::string& name) {
+  std::string pattern;
+  for (std::size_t at = 0; at < name.size();) {
+    std::size_t end = at;
+    while (end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])) != 0) ++end;
+    const bool number = end > at && end < name.size() && name[end] == '.' && at > 0 && name[at - 1] == '.';
+    pattern += number ? std::string("N") : name.substr(at, std::max(end, at + 1) - at);
+    at = std::max(end, at + 1);
+  }
+  return pattern;
+}
+
+Numel position_in_group(const Plan& plan) {
+  const auto& ranks = plan.groups.shard;
+  return std::find(ranks.begin(), ranks.end(), plan.rank) - ranks.begin();
+}
+
+class Params {
+ public:
+  Json take() {
+    Json list = Json::array();
+    for (const auto& [entry, count] : entries_) {
+      list.push_back(entry);
+      list.back().push_back(count);
+    }
+    return list;
+  }
+  void add(const std::string& name, const Json& shape, Numel stored, DType dtype, const Json& placements) {
+    Json entry = {pattern_of(name), shape, stored, dtype_name(dtype), placements};
+    const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) { return e.first == entry; });
+    if (found == entries_.end())
+      entries_.emplace_back(std::move(entry), 1);
+    else
+      ++found->second;
+  }
+
+ private:
+  std::vector<std::pair<Json, int>> entries_;
+};
+
+struct Stored {
+  Numel numel = 0;
+  Json shape, placements;
+};
+
+/// By parameter: what this rank holds of it.
+std::map<ParamId, Stored> stored_by_param(const Model& model, const Plan& plan) {
+  std::map<ParamId, Stored> stored;
+  for (const PlanUnit& unit : plan.units) {
+    for (const ShardedParam& p : unit.sharded) {
+      Json placements = Json::array();
+      if (unit.strategy == Strategy::HybridShard) placements.push_back("R");
+      placements.push_back("S(" + std::to_string(p.shard_dim) + ")");
+      stored[p.param] = {numel_of(p.local_shape), model.params[p.param.index()].shape, placements};
+    }
+    if (unit.flat.empty()) continue;
+    const bool whole = unit.strategy == Strategy::NoShard;
+    const RankShard shard = rank_shard(unit, static_cast<std::int32_t>(position_in_group(plan)));
+    for (std::size_t k = 0; k < unit.params.size(); ++k) {
+      const ParamId id = unit.params[k];
+      const Shape& shape = model.params[id.index()].shape;
+      const Numel numel = whole ? numel_of(shape) : shard.params[k].in_shard ? shard.params[k].numel_in_shard : 0;
+      stored[id] = {numel, whole ? Json(shape) : Json::array({numel}), nullptr};
+    }
+  }
+  return stored;
+}
+
+const char* role_of(const Plan& plan, Stream stream) {
+  const bool fsdp1 = plan.runtime == Runtime::Fsdp1;
+  switch (stream) {
+    case Stream::C: return "all_gather_copy_in";
+    case Stream::A: return "all_gather";
+    case Stream::S: return "reduce_scatter";
+    case Stream::U: return "unshard";
+    case Stream::G: return "post_backward";
+    case Stream::Q: return "pre_unshard";
+    case Stream::H: return "all_reduce";
+    default: return fsdp1 || stream == Stream::D ? "default" : "?";
+  }
+}
+
+const char* collective_name(InstructionKind kind) {
+  switch (kind) {
+    case InstructionKind::AllGather: return "AllGather";
+    case InstructionKind::ReduceScatter: return "ReduceScatter";
+    case InstructionKind::AllReduce: return "AllReduce";
+    case InstructionKind::Broadcast: return "Broadcast";
+    default: return nullptr;
+  }
+}
+
+const char* reduce_name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Avg: return "avg";
+    case ReduceOp::Max: return "max";
+    case ReduceOp::None: return "";
+    default: return "sum";
+  }
+}
+
+/// Communicators by what they connect, numbered as they are first used.
+class Communicators {
+ public:
+  Communicators(const Plan& plan, const Job& job) : plan_(plan), job_(job) {}
+
+  /// Its name, or its number where nobody names it: a unit's own group of fewer ranks.
+  Json use(const Instruction& i) {
+    const std::vector<std::int32_t>& shard = plan_.groups.shard;
+    std::string name = i.group == GroupKind::Replicate ? "replicate" : "shard";
+    const bool all = i.group == GroupKind::World || static_cast<std::int32_t>(shard.size()) == plan_.world_size;
+    if (all && i.group != GroupKind::Replicate) name = "world";
+    const bool own =
+        i.group == GroupKind::Shard && i.group_size > 0 && i.group_size < static_cast<std::int32_t>(shard.size());
+    const std::string key = own ? name + " of unit " + std::to_string(i.unit.value) : name;
+    const auto found = numbers_.find(key);
+    const std::size_t number = found != numbers_.end() ? found->second : made_.size();
+    if (found == numbers_.end()) {
+      numbers_[key] = number;
+      const auto& ranks = i.group == GroupKind::Replicate ? plan_.groups.replicate : shard;
+      const auto place = std::find(ranks.begin(), ranks.end(), plan_.rank) - ranks.begin();
+      const std::int64_t size = own                      ? i.group_size
+                                : all && name == "world" ? plan_.world_size
+                                                         : static_cast<std::int64_t>(ranks.size());
+      made_.push_back({{"comm", number},
+                       {"group", own ? Json() : Json(name)},
+                       {"ranks", size},
+                       {"rank", name == "world" && !own ? plan_.rank : place % size}});
+    }
+    return own ? Json(number) : Json(name);
+  }
+  const Json& made() const { return made_; }
+
+ private:
+  const Plan& plan_;
+  const Job& job_;
+  std::map<std::string, std::size_t> numbers_;
+  Json made_ = Json::array();
+};
+
+struct PhaseWork {
+  Json collectives = Json::array();
+  std::int64_t products = 0;
+  Flops flops = 0;
+};
+
+class Work {
+ public:
+  Work(const Job& job, const PredictedRow& row)
+      : plan_(row.plan), lowered_(row.lowered), communicators_(row.plan, job) {}
+
+  Json steps() {
+    Json steps = Json::array();
+    for (std::size_t k = 0; k < plan_.iterations.size(); ++k) {
+      phases_ = {{"start", {}}};
+      phase_ = "start";
+      for (const Instruction& i : plan_.iterations[k].instructions) instruction(i);
+      Json step = {{"step", k}};
+      for (const auto& [name, work] : phases_) {
+        step[name] = {{"collectives", work.collectives}, {"gemm", {{"count", work.products}, {"flop", work.flops}}}};
+      }
+      steps.push_back(std::move(step));
+    }
+    return steps;
+  }
+  const Json& communicators() const { return communicators_.made(); }
+
+ private:
+  void enter(const Instruction& i) {
+    const LoopPhase next = loop_phase_of(i);
+    if (next == LoopPhase::None || next == LoopPhase::End) return;
+    const std::string name(loop_phase_name(next));
+    // Recomputation runs forward hooks in backward; a new forward begins with the root's.
+    if (phase_ == "backward" && name == "forward" && i.phase != Phase::RootPreForward) return;
+    phase_ = name;
+    const bool known = std::any_of(phases_.begin(), phases_.end(), [&](const auto& p) { return p.first == name; });
+    if (!known) phases_.emplace_back(name, PhaseWork{});
+  }
+  PhaseWork& now() {
+    return std::find_if(phases_.begin(), phases_.end(), [&](const auto& p) { return p.first == phase_; })->second;
+  }
+
+  void instruction(const Instruction& i) {
+    enter(i);
+    if (collective_name(i.kind) != nullptr) return collective(i);
+    if (!i.segment.valid() || i.segment.index() >= lowered_.instances.size()) return;
+    const SegmentTemplate& made =
+        lowered_.templates[static_cast<std::size_t>(lowered_.instances[i.segment.index()].lowered)];
+    if (i.kind == InstructionKind::Forward) products(made.forward);
+    if (i.kind == InstructionKind::Recompute) products(made.recompute);
+    if (i.kind == InstructionKind::Backward) products(made.backward);
+  }
+  void products(const KernelList& list) {
+    for (const Kernel& kernel : list.kernels) {
+      if (kernel.kind != KernelClass::Gemm || kernel.convolution || kernel.launches == 0) continue;
+      ++now().products;
+      now().flops += kernel.flops;
+    }
+  }
+  void collective(const Instruction& i) {
+    const Bytes bytes = instruction_bytes(i);
+    if (i.group_size == 1) return;
+    const Json group = communicators_.use(i);
+    const bool functional = plan_.runtime == Runtime::Fsdp2 && i.phase == Phase::Clip;
+    Json entry = {{"op", collective_name(i.kind)},
+                  {"group", group},
+                  {"stream", functional ? "nccl " + group.get<std::string>() : std::string(role_of(plan_, i.stream))},
+                  {"ranks", i.group_size},
+                  {"elem", itemsize(i.dtype)}};
+    if (const std::string reduce = reduce_name(i.reduce_op); !reduce.empty()) entry["reduce"] = reduce;
+    for (Json& known : now().collectives) {
+      Json key = known;
+      key.erase("count");
+      key.erase("bytes");
+      if (key != entry) continue;
+      known["count"] = known["count"].get<std::int64_t>() + 1;
+      known["bytes"] = known["bytes"].get<Bytes>() + bytes;
+      return;
+    }
+    entry["count"] = 1;
+    entry["bytes"] = bytes;
+    now().collectives.push_back(std::move(entry));
+  }
+
+  const Plan& plan_;
+  const LoweredProgram& lowered_;
+  Communicators communicators_;
+  std::vector<std::pair<std::string, PhaseWork>> phases_;
+  std::string phase_;
+};
+
+void compare_step(MemoryComparison& comparison, const std::string& place, const Json& expected, const Json& got) {
+  for (const auto& [phase, work] : expected.items()) {
+    if (phase == "step") {
+      comparison.exact(place, work, got.value("step", Json()));
+      continue;
+    }
+    const Json ours = got.value(phase, Json::object());
+    comparison.only(work, {"collectives", "gemm", "launches", "copies"});
+    comparison.exact(place + " " + phase + " collectives", work.at("collectives"), ours.value("collectives", Json()));
+    comparison.exact(place + " " + phase + " gemm", work.at("gemm"), ours.value("gemm", Json()));
+  }
+}
+
+}  // namespace
+
+Json stored_params(const Model& model, const Job& job, const Plan& plan) {
+  Params params;
+  const std::map<ParamId, Stored> stored = stored_by_param(model, plan);
+  const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
+  std::set<ParamId> seen;
+  for (std::size_t k = 0; k < model.params.size(); ++k) {
+    const ParamInfo& info = model.params[k];
+    const ParamId id(k);
+    if (info.shares.valid()) continue;
+    const auto found = stored.find(id);
+    if (found == stored.end()) {
+      params.add(info.fqn, info.shape, numel_of(info.shape), info.dtype, nullptr);
+      continue;
+    }
+    if (!flat) {
+      params.add(info.fqn, found->second.shape, found->second.numel, info.dtype, found->second.placements);
+      continue;
+    }
+    const auto unit = std::find_if(plan.units.begin(), plan.units.end(), [&](const PlanUnit& u) {
+      return std::find(u.params.begin(), u.params.end(), id) != u.params.end();
+    });
+    if (unit == plan.units.end() || !seen.insert(unit->params.front()).second) continue;
+    params.add(unit->name + (unit->name.empty() ? "" : ".") + "_flat_param", {unit->shard_numel}, unit->shard_numel,
+               info.dtype, nullptr);
+  }
+  return params.take();
+}
+
+Json work_of(const Model&, const Job& job, const PredictedRow& row) { return Work(job, row).steps(); }
+
+Json communicators_of(const Job& job, const PredictedRow& row) {
+  Work work(job, row);
+  (void)work.steps();
+  return work.communicators();
+}
+
+Json stream_roles(const Plan& plan) {
+  std::set<std::string> roles{"default"};
+  for (const StreamInfo& info : plan.streams) roles.insert(role_of(plan, info.stream));
+  return roles;
+}
+
+void compare_work(MemoryComparison& comparison, const Json& result, const Model& model, const Job& job,
+                  const PredictedRow& row) {
+  const Json params = stored_params(model, job, row.plan);
+  for (std::size_t k = 0; k < std::max(params.size(), result.at("params").size()); ++k) {
+    comparison.exact("params[" + std::to_string(k) + "]", k < result["params"].size() ? result["params"][k] : Json(),
+                     k < params.size() ? params[k] : Json());
+  }
+  const Json work = work_of(model, job, row);
+  const Json& steps = result.at("work");
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    compare_step(comparison, "work step " + std::to_string(k), steps[k], k < work.size() ? work[k] : Json::object());
+  }
+  comparison.exact("work (steps)", steps.size(), work.size());
+  comparison.exact("communicators", result.at("communicators"), communicators_of(job, row));
+  std::set<std::string> roles;
+  for (const auto& [number, role] : result.at("streams").items()) {
+    if (!role.get<std::string>().starts_with("nccl ")) roles.insert(role.get<std::string>());
+  }
+  comparison.exact("streams", Json(roles), stream_roles(row.plan));
+}
+
+}  // namespace foreshard::oracle
