@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/model/json_input.h"
 #include "core/model/json_fields.h"
+#include "core/model/json_input.h"
 #include "core/model/model_json.h"
 #include "core/model/model_json_calls.h"
 #include "core/model/model_json_facts.h"

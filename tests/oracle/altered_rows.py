@@ -20,7 +20,7 @@ from pathlib import Path
 # Per kind: the keys of a row that are facts, and patterns of places that are none: names of what was looked at, texts that are the library's own.
 PLACES = {
     "gpu-memory": (["result"], []),
-    "practice": (["result"], [r"/work/\d+/\w+/(launches|copies)", r"/comm$", r"/streams", r"/error$"]),
+    "practice": (["result"], [r"/(launches|copies)(/|$)"]),
     "fsdp1-schedules": (["result"], [r"/error/2$"]),
     "fsdp1-wrapping": (["result"], []),
     "fsdp1-layouts": (["result"], [r"/error/1$"]),

@@ -87,7 +87,12 @@ void read_checkpointing(const Json& config, MemoryRow& row) {
   options.policy = CheckpointPolicy::Block;
   options.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
   options.outside = get<std::string>(given, "placement", "inside") == "outside" || mode == "hf";
-  if (mode == "op") row.unplanned = "operator-level selective checkpointing";
+  if (mode == "op") {  // torchtitan's list is what lowering knows
+    row.keep_alternate_matmuls =
+        get<std::string>(given["save"].is_string() ? given : Json::object(), "save", "") == "titan" &&
+        get<std::int64_t>(given, "mm_every", 2) == 2;
+    if (!row.keep_alternate_matmuls) row.unplanned = "operator-level selective checkpointing by a list of its own";
+  }
   const auto classes = get<std::vector<std::string>>(given, "classes", {});
   if (!classes.empty() && classes != row.job.fsdp.wrap.classes)
     row.unplanned = "checkpointed classes that differ from the wrapped ones";

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
 #include "core/model/families/experts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {

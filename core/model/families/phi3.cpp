@@ -3,8 +3,8 @@
 #include <cmath>
 #include <optional>
 
-#include "core/model/json_input.h"
 #include "core/model/families/decoder_parts.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {

@@ -193,6 +193,7 @@ class WhisperProgram {
     w_.enter(m.encoder);
     x = w_.dropout(w_.add(x, positions), c_.dropout);
     for (const LayerModules& layer : m.encoder_layers) {
+      w_.call(layer.block, {&x});
       x = self_attention(layer, x, a_.encoder, a_.encoder_shape, nullptr);
       x = clamped(layer, feed_forward(layer, x));
     }
@@ -219,6 +220,7 @@ class WhisperProgram {
     Tensor x = w_.dropout(w_.add(words, positions), c_.dropout);
     const std::optional<Tensor> mask = write_mask(w_, input, places, 0);
     for (const LayerModules& layer : m.decoder_layers) {
+      w_.call(layer.block, {&x, mask ? &*mask : nullptr, &memory});
       x = self_attention(layer, x, a_.decoder, a_.decoder_shape, mask ? &*mask : nullptr);
       const Tensor y = attention(layer.cross, norm(layer.cross_norm, x), memory, a_.cross, a_.cross_shape, nullptr);
       x = residual(layer, x, y);

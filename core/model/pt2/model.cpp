@@ -7,10 +7,10 @@
 #include <set>
 #include <utility>
 
-#include "core/operators/program_writer.h"
 #include "core/model/pt2/ops.h"
 #include "core/model/pt2/precision.h"
 #include "core/model/pt2/tree.h"
+#include "core/operators/program_writer.h"
 
 namespace foreshard {
 namespace {

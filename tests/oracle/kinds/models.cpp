@@ -38,7 +38,7 @@ Report compare_models(const std::vector<std::string>& folders, const Options& op
     const std::string type = config.value("model_type", "");
     const auto known = known_model_types();
     if (std::find(known.begin(), known.end(), type) == known.end()) {
-      report.rows.push_back({name, Verdict::Skip, {}, {}, {}, "family of issue 5"});
+      report.rows.push_back({name, Verdict::Skip, {}, {}, {}, "no builder for the family " + type});
       continue;
     }
     add("structure", [&] { return compare_structure(folder); });

@@ -134,14 +134,16 @@ class Comparison {
 void compare_steps(Comparison& comparison, const Json& row, const TrainingResult& got) {
   const Bounds& bounds = comparison.bounds();
   const std::vector<double> loss = row.at("loss"), norm = row.at("grad_norm");
-  if (got.loss.size() != loss.size()) return comparison.missing("steps");
+  if (got.loss.size() != loss.size() || norm.size() != loss.size()) return comparison.missing("steps");
   for (std::size_t step = 0; step < loss.size(); ++step) {
     const std::string place = fmt::format(" of step {}", step);
     const double bound = step == 0 ? bounds.first_loss : bounds.loss;
     comparison.relative("loss" + place, loss[step], got.loss[step], bound);
     comparison.relative("norm" + place, norm[step], got.grad_norm[step], bounds.norm);
     if (!row.contains("micro_loss")) continue;
-    const std::vector<double> micro = row["micro_loss"][step];
+    const std::vector<double> micro = row["micro_loss"].at(step);
+    if (micro.size() != got.micro[step].size() || row["micro_loss"].size() != loss.size())
+      comparison.missing("micro_loss" + place + " (micro-batches)");
     for (std::size_t m = 0; m < micro.size() && m < got.micro[step].size(); ++m)
       comparison.relative(fmt::format("micro_loss{} micro-batch {}", place, m), micro[m], got.micro[step][m], bound);
   }
@@ -159,7 +161,11 @@ void compare_params(Comparison& comparison, const Json& row, const TrainingResul
     const std::vector<double> expected = numbers;
     if (!holds_key_bias(name)) {
       comparison.relative("sum of " + name, expected[1], param->second.absolute, comparison.bounds().absolute);
+      // Signs cancel: as far off as the sum of absolute values may be.
+      comparison.absolute("total of " + name, expected[0], param->second.sum,
+                          comparison.bounds().absolute * std::abs(expected[1]));
     }
+    if (expected.size() != param->second.first.size() + 2) comparison.missing("element of " + name);
     for (std::size_t i = 2; i < expected.size() && i - 2 < param->second.first.size(); ++i) {
       comparison.absolute(fmt::format("element {} of {}", i - 2, name), expected[i], param->second.first[i - 2],
                           comparison.bounds().element);
