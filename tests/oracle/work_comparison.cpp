@@ -116,44 +116,12 @@ const char* reduce_name(ReduceOp op) {
   }
 }
 
-/// Communicators by what they connect, numbered as they are first used.
-class Communicators {
- public:
-  Communicators(const Plan& plan, const Job& job) : plan_(plan), job_(job) {}
-
-  /// Its name, or its number where nobody names it: a unit's own group of fewer ranks.
-  Json use(const Instruction& i) {
-    const std::vector<std::int32_t>& shard = plan_.groups.shard;
-    std::string name = i.group == GroupKind::Replicate ? "replicate" : "shard";
-    const bool all = i.group == GroupKind::World || static_cast<std::int32_t>(shard.size()) == plan_.world_size;
-    if (all && i.group != GroupKind::Replicate) name = "world";
-    const bool own =
-        i.group == GroupKind::Shard && i.group_size > 0 && i.group_size < static_cast<std::int32_t>(shard.size());
-    const std::string key = own ? name + " of unit " + std::to_string(i.unit.value) : name;
-    const auto found = numbers_.find(key);
-    const std::size_t number = found != numbers_.end() ? found->second : made_.size();
-    if (found == numbers_.end()) {
-      numbers_[key] = number;
-      const auto& ranks = i.group == GroupKind::Replicate ? plan_.groups.replicate : shard;
-      const auto place = std::find(ranks.begin(), ranks.end(), plan_.rank) - ranks.begin();
-      const std::int64_t size = own                      ? i.group_size
-                                : all && name == "world" ? plan_.world_size
-                                                         : static_cast<std::int64_t>(ranks.size());
-      made_.push_back({{"comm", number},
-                       {"group", own ? Json() : Json(name)},
-                       {"ranks", size},
-                       {"rank", name == "world" && !own ? plan_.rank : place % size}});
-    }
-    return own ? Json(number) : Json(name);
-  }
-  const Json& made() const { return made_; }
-
- private:
-  const Plan& plan_;
-  const Job& job_;
-  std::map<std::string, std::size_t> numbers_;
-  Json made_ = Json::array();
-};
+/// A communicator as the recordings name it: nobody names a unit's own group of fewer ranks, its number does.
+Json name_of(const Plan& plan, CommunicatorId id) {
+  const PlanCommunicator& communicator = plan.communicators[id.index()];
+  if (communicator.name.find(':') != std::string::npos || communicator.kind == "post_forward") return id.value;
+  return communicator.name;
+}
 
 struct PhaseWork {
   Json collectives = Json::array();
@@ -163,8 +131,7 @@ struct PhaseWork {
 
 class Work {
  public:
-  Work(const Job& job, const PredictedRow& row)
-      : plan_(row.plan), lowered_(row.lowered), communicators_(row.plan, job) {}
+  explicit Work(const PredictedRow& row) : plan_(row.plan), lowered_(row.lowered) {}
 
   Json steps() {
     Json steps = Json::array();
@@ -180,8 +147,6 @@ class Work {
     }
     return steps;
   }
-  const Json& communicators() const { return communicators_.made(); }
-
  private:
   void enter(const Instruction& i) {
     const LoopPhase next = loop_phase_of(i);
@@ -216,13 +181,14 @@ class Work {
   }
   void collective(const Instruction& i) {
     const Bytes bytes = instruction_bytes(i);
-    if (i.group_size == 1) return;
-    const Json group = communicators_.use(i);
+    const std::int32_t ranks = plan_.group_size(i);
+    if (ranks == 1 || !i.communicator.valid()) return;
+    const Json group = name_of(plan_, i.communicator);
     const bool functional = plan_.runtime == Runtime::Fsdp2 && i.phase == Phase::Clip;
     Json entry = {{"op", collective_name(i.kind)},
                   {"group", group},
                   {"stream", functional ? "nccl " + group.get<std::string>() : std::string(role_of(plan_, i.stream))},
-                  {"ranks", i.group_size},
+                  {"ranks", ranks},
                   {"elem", itemsize(i.dtype)}};
     if (const std::string reduce = reduce_name(i.reduce_op); !reduce.empty()) entry["reduce"] = reduce;
     for (Json& known : now().collectives) {
@@ -241,7 +207,6 @@ class Work {
 
   const Plan& plan_;
   const LoweredProgram& lowered_;
-  Communicators communicators_;
   std::vector<std::pair<std::string, PhaseWork>> phases_;
   std::string phase_;
 };
@@ -289,12 +254,19 @@ Json stored_params(const Model& model, const Job& job, const Plan& plan) {
   return params.take();
 }
 
-Json work_of(const Model&, const Job& job, const PredictedRow& row) { return Work(job, row).steps(); }
+Json work_of(const PredictedRow& row) { return Work(row).steps(); }
 
-Json communicators_of(const Job& job, const PredictedRow& row) {
-  Work work(job, row);
-  (void)work.steps();
-  return work.communicators();
+Json communicators_of(const Plan& plan) {
+  Json made = Json::array();
+  for (std::size_t k = 0; k < plan.communicators.size(); ++k) {
+    const std::vector<std::int32_t>& ranks = plan.communicators[k].ranks;
+    const Json name = name_of(plan, CommunicatorId(k));
+    made.push_back({{"comm", k},
+                    {"group", name.is_string() ? name : Json()},
+                    {"ranks", ranks.size()},
+                    {"rank", std::find(ranks.begin(), ranks.end(), plan.rank) - ranks.begin()}});
+  }
+  return made;
 }
 
 Json stream_roles(const Plan& plan) {
@@ -310,13 +282,13 @@ void compare_work(MemoryComparison& comparison, const Json& result, const Model&
     comparison.exact("params[" + std::to_string(k) + "]", k < result["params"].size() ? result["params"][k] : Json(),
                      k < params.size() ? params[k] : Json());
   }
-  const Json work = work_of(model, job, row);
+  const Json work = work_of(row);
   const Json& steps = result.at("work");
   for (std::size_t k = 0; k < steps.size(); ++k) {
     compare_step(comparison, "work step " + std::to_string(k), steps[k], k < work.size() ? work[k] : Json::object());
   }
   comparison.exact("work (steps)", steps.size(), work.size());
-  comparison.exact("communicators", result.at("communicators"), communicators_of(job, row));
+  comparison.exact("communicators", result.at("communicators"), communicators_of(row.plan));
   std::set<std::string> roles;
   for (const auto& [number, role] : result.at("streams").items()) {
     if (!role.get<std::string>().starts_with("nccl ")) roles.insert(role.get<std::string>());

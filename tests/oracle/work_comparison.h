@@ -14,10 +14,10 @@ namespace foreshard::oracle {
 Json stored_params(const Model& model, const Job& job, const Plan& plan);
 
 /// Per step: phases with their collectives in order of first appearance and their products.
-Json work_of(const Model& model, const Job& job, const PredictedRow& row);
+Json work_of(const PredictedRow& row);
 
-/// In order of creation. REQUIRES work_of's naming: communicators are made when they are first used.
-Json communicators_of(const Job& job, const PredictedRow& row);
+/// In order of creation, with numbers from 0.
+Json communicators_of(const Plan& plan);
 
 /// Roles of streams, without the groups' internal ones, sorted.
 Json stream_roles(const Plan& plan);

@@ -1,8 +1,8 @@
 // The activations that config.json may name: their modules in the library, and what these run.
 #include <cmath>
 
-#include "core/model/json_input.h"
 #include "core/model/families/family.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <string>
 
-#include "core/model/json_input.h"
 #include "core/model/families/family.h"
+#include "core/model/json_input.h"
 
 namespace foreshard::families {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "core/model/families/config_model.h"
 #include "core/model/model.h"
-#include "core/operators/program_writer.h"
 #include "core/model/pt2/program.h"
+#include "core/operators/program_writer.h"
 
 namespace foreshard::pt2 {
 
