@@ -147,6 +147,7 @@ class Work {
     }
     return steps;
   }
+
  private:
   void enter(const Instruction& i) {
     const LoopPhase next = loop_phase_of(i);

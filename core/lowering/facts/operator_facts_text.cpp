@@ -6,8 +6,8 @@
 #include <map>
 #include <utility>
 
-#include "core/lowering/lowering_fold.h"
 #include "core/lowering/facts/operator_facts.h"
+#include "core/lowering/lowering_fold.h"
 
 namespace foreshard {
 namespace {

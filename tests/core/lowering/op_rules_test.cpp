@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/lowering/lowering_autograd.h"
 #include "core/lowering/facts/operator_facts.h"
+#include "core/lowering/lowering_autograd.h"
 
 namespace foreshard {
 namespace {
