@@ -58,8 +58,11 @@ TEST(ChromeTrace, SpansCarryTheirInstructionUnitPhaseBytesAndOperator) {
   EXPECT_EQ(spans[0]["name"], "forward layers.0");
   EXPECT_EQ(spans[0]["cat"], "compute");
   EXPECT_EQ(spans[0]["args"], (json{{"instruction", 7}, {"unit", "layers.0"}, {"phase", "forward"}, {"op", 3}}));
-  EXPECT_EQ(spans[4]["args"],
-            (json{{"instruction", 8}, {"unit", "layers.1"}, {"phase", "pre_forward"}, {"bytes", 3'000'000'001}}));
+  EXPECT_EQ(spans[4]["args"], (json{{"instruction", 8},
+                                    {"unit", "layers.1"},
+                                    {"phase", "pre_forward"},
+                                    {"communicator", "world"},
+                                    {"bytes", 3'000'000'001}}));
   EXPECT_EQ(spans[1]["name"], "quote \" back\\slash \n line");
   EXPECT_EQ(spans[3]["name"], "host_wait") << "a span without a name is called by its kind";
 }

@@ -133,7 +133,7 @@ TEST(Fst, AReferenceToNothingIsAnError) {
   t.spans[0].lane = LaneId(4);  // one behind the last lane
   EXPECT_FALSE(parse_fst(fst_bytes(t)).has_value());
   t = sample_timeline();
-  t.marks[0].name = NameId(5);
+  t.marks[0].name = NameId(static_cast<std::int32_t>(t.names.size()));  // one behind the last name
   EXPECT_FALSE(parse_fst(fst_bytes(t)).has_value());
   t = sample_timeline();
   t.flows[0].to = SpanId(6);
