@@ -103,7 +103,7 @@ std::vector<MemoryReport> trained(const Job& job, int all) {
         if (rank == 0) counted.push_back((*training)->memory());
       };
       const TrainingEnd end = (*training)->run(events);
-      EXPECT_EQ(end.how, TrainingEnd::How::Done) << end.text;
+      EXPECT_EQ(end.how, TrainingEnd::How::Done) << end.failure.text;
     });
   }
   for (std::thread& rank : ranks) rank.join();
