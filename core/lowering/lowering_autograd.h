@@ -106,6 +106,8 @@ struct BackwardInput {
   Ref saved_result(std::int32_t index) const;
   bool wants(std::size_t arg) const { return arg < node.next.size() && node.next[arg].node >= 0; }
 };
+/// A convolution that capture saw without cuDNN: its columns are multiplied by cuBLAS (ConvUtils.h, ConvBackend).
+bool unfolds_into_memory(const Op* op);
 /// What a kernel of backward takes that reads all that was kept: the gradient and every saved tensor.
 std::vector<Ref> taken(const Ref& g, const BackwardInput& in);
 std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order);  // as OpRule::written says it

@@ -259,7 +259,7 @@ void Machine::rebase(std::int32_t step, const std::unordered_map<std::int32_t, s
     const Step& maker = program_.steps[static_cast<std::size_t>(made->second)];
     const ValueId from = first_value(op_at(made->second));
     if (!is_view_form(maker.rule->form) || maker.rule->formula == OpFormula::None || !from.valid()) break;
-    if (maker.rule->name == "aten._unsafe_view.default") break;  // no view to autograd
+    if (maker.rule->name.find("unsafe_") != std::string_view::npos) break;  // no view to autograd
     base = program_.resolve(from);
   }
   const auto at = values_.find(base);

@@ -116,7 +116,7 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     name = "aten.native_batch_norm_backward.default";
   const bool convolution = in.node.rule->formula == OpFormula::Convolution;
   Kernel kernel = e.start(name, convolution ? KernelClass::Gemm : KernelClass::Reduction, e.layout(g).dtype);
-  kernel.convolution = convolution;
+  kernel.convolution = convolution && !unfolds_into_memory(in.node.op);
   if (convolution && in.node.in.size() >= 2) {
     const Layout& filter = in.node.in[1];
     const std::int64_t filters = std::max<std::int64_t>(filter.sizes.n > 0 ? filter.sizes[0] : 1, 1);

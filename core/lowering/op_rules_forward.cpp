@@ -358,6 +358,19 @@ Flops attention_flops(const Layout& q, const Layout& k, const Layout& v) {
   return 2 * scores * q.sizes[3] + 2 * scores * v.sizes[3];
 }
 
+}  // namespace
+
+bool unfolds_into_memory(const Op* op) {
+  if (op == nullptr) return false;
+  for (const NamedArg& named : op->kwargs) {
+    const auto* const backend = std::get_if<std::string>(&named.arg.value);
+    if (named.name == "backend" && backend != nullptr) return backend->starts_with("slow");
+  }
+  return false;
+}
+
+namespace {
+
 void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const OpRule& rule) {
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
   if (rule.kind == KernelClass::Gather && args.size() == 2) kernel.read = emit.layout(args[1]).bytes();
@@ -365,9 +378,9 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
     kernel.dtype = emit.layout(args[0]).dtype;
     kernel.flops = attention_flops(emit.layout(args[0]), emit.layout(args[1]), emit.layout(args[2]));
   }
-  kernel.convolution = rule.formula == OpFormula::Convolution;
-  if (rule.kind == KernelClass::Gemm && !kernel.convolution && rule.formula != OpFormula::GroupedMm &&
-      args.size() >= 2) {
+  const bool convolution = rule.formula == OpFormula::Convolution;
+  kernel.convolution = convolution && !unfolds_into_memory(emit.op());
+  if (rule.kind == KernelClass::Gemm && !convolution && rule.formula != OpFormula::GroupedMm && args.size() >= 2) {
     const std::size_t first = args.size() >= 3 && rule.formula != OpFormula::Linear ? 1 : 0;
     const Layout a = emit.layout(args[first]), b = emit.layout(args[first + 1]);
     const bool linear = rule.formula == OpFormula::Linear;

@@ -51,6 +51,8 @@ class MemoryComparison {
 
   /// Everything that `result` states in `after_init` and `steps`.
   void compare(const Json& result, const Prediction& prediction);
+  /// As many steps as the configuration asks for, or an error in the last.
+  void all_steps(const Json& row);
 
   /// The row states nothing else.
   void only(const Json& object, const std::vector<std::string>& keys);

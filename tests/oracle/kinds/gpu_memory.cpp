@@ -29,6 +29,7 @@ Report run(const std::vector<std::string>& files, const Options& options) {
     MemoryComparison comparison(id, table, bounds, timeless);
     comparison.only(row.at("result"), {"n_params", "after_init", "steps"});
     comparison.exact("n_params", row.at("result").at("n_params"), distinct_params(memory.model));
+    comparison.all_steps(row);
     comparison.compare(row.at("result"), predict_row(memory).prediction);
     return comparison.finish();
   });

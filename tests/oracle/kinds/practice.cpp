@@ -90,6 +90,7 @@ Report run(const std::vector<std::string>& files, const Options& options) {
                                "communicators", "streams", "work"});
       const PredictedRow predicted = predict_row(memory);
       compare_counts(comparison, result, memory.model);
+      comparison.all_steps(row);
       comparison.compare(result, predicted.prediction);
       compare_work(comparison, result, memory.model, memory.job, predicted);
       verdict = comparison.finish();
