@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 
-ROOMS = ("core", "sim", "exec", "traces", "gui", "cli")
+ROOMS = ("core", "sim", "exec", "traces", "gui", "shadow", "cli")
 SOURCES = (".h", ".cpp", ".cu")
 ROW = re.compile(r"^\| `([\w/]+)/` \| `([\w-]+)` \| `([\w.]+)` \| \S")
 

@@ -14,12 +14,13 @@ ARROWS = {
     "exec": {"core", "exec"},
     "traces": {"core", "traces"},
     "gui": {"core", "sim", "traces", "gui"},
-    "cli": {"core", "sim", "exec", "traces", "cli"},
+    "shadow": {"core", "sim", "traces", "shadow"},
+    "cli": {"core", "sim", "exec", "traces", "shadow", "cli"},
 }
 # third party header -> places (prefixes) that may include it
 THIRD_PARTIES = {
     r"boost/": ["core/plan/checks/plan_dag.cpp", "tests/"],
-    r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "tests/exec/"],
+    r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "shadow/device/", "tests/exec/"],
     r"Q[A-Z]|Qt": ["gui/view/", "gui/main.cpp", "tests/gui/"],  # gui/models knows no widgets and is built without Qt
     r"toml\+\+": ["core/job/", "sim/machine/profile.cpp", "tests/"],
     r"yaml\.h": ["core/job/import/"],

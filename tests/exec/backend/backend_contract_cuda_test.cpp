@@ -1,4 +1,4 @@
-// The contract on CUDA: with a GPU, or on the virtual device of tests/virtual_gpu, which keeps memory and streams but
+// The contract on CUDA: with a GPU, or on the virtual device of shadow/device, which keeps memory and streams but
 // runs host code at once.
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>

@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "fakegpu.h"
+#include "shadow/device/fakegpu.h"
 
 namespace fakegpu {
 namespace {

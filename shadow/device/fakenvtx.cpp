@@ -1,7 +1,7 @@
 // fakegpu - NVTX ranges in the log. NVTX loads this library where NVTX_INJECTION64_PATH names it.
 #include <nvtx3/nvToolsExt.h>
 
-#include "fakegpu.h"
+#include "shadow/device/fakegpu.h"
 
 using namespace fakegpu;
 using Guard = std::lock_guard<std::recursive_mutex>;
