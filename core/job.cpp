@@ -24,6 +24,7 @@ std::string_view runtime_name(Runtime runtime) {
     case Runtime::Fsdp1: return "fsdp1";
     case Runtime::Fsdp2: return "fsdp2";
     case Runtime::None: return "none";
+    case Runtime::Planned: return "planned";
   }
   return "none";
 }

@@ -24,14 +24,51 @@ struct ModelOptions {
   bool seq_given = false;
   std::int64_t target_seq = 0;  // encoder/decoder; 0 = seq
   std::optional<DType> dtype =
-      DType::Float32;                        // dtype of the parameters as created; nullopt = "config", the file's own
-  std::string attention = "sdpa";            // sdpa | sdpa_flash | sdpa_efficient | sdpa_math | eager
-  std::string loss = "auto";                 // auto | cross_entropy | cross_entropy_fp32 | none
+      DType::Float32;              // dtype of the parameters as created; nullopt = "config", the file's own
+  std::string attention = "sdpa";  // sdpa | sdpa_flash | sdpa_efficient | sdpa_math | eager
+  std::string loss = "auto";       // auto | [chunked_ | fused_linear_]cross_entropy | cross_entropy_fp32 | none
+  std::int64_t loss_chunks = 8;    // chunked_cross_entropy: logits of one chunk of the sequence at a time
+  bool attention_mask = false;     // the script hands a padding mask
+  bool compile = false;            // torch.compile of each block
+  std::string float8 = "none";     // none | tensorwise | rowwise: linear layers
+  std::string weights;             // safetensors file or folder, or a checkpoint: values for a model without
+  std::string program;             // .pt2 of several programs: which one
   std::map<std::string, std::int64_t> dims;  // .pt2: symbolic sizes, by symbol ("s27") or place ("tokens.1")
   bool operator==(const ModelOptions&) const = default;
 };
 
-enum class Runtime : std::uint8_t { Fsdp1, Fsdp2, None };
+/// Low-rank adapters beside frozen weights. Absent (kind "none"): full training.
+struct AdapterOptions {
+  std::string kind = "none";  // none | lora
+  std::int64_t rank = 16;
+  double alpha = 32.0;
+  std::vector<std::string> targets{"q_proj", "v_proj"};  // leaf names or patterns; "all-linear"
+  std::optional<DType> dtype = DType::Float32;           // of the adapters; nullopt = the base's
+  std::string base = "model.dtype";                      // model.dtype | nf4 | int8: how the frozen base is stored
+  bool operator==(const AdapterOptions&) const = default;
+};
+
+/// Dimensions beside data parallelism; what is left of cluster.world_size is sharded and replicated as [fsdp] says.
+struct MeshOptions {
+  std::int64_t tensor = 1;
+  bool sequence_parallel = true;  // norms and the residual stream sharded over `tensor`
+  bool loss_parallel = true;
+  std::int64_t context = 1;
+  std::int64_t expert = 1;
+  std::map<std::string, std::string> plan;  // module pattern -> colwise, rowwise, ...; empty = auto, by architecture
+  bool operator==(const MeshOptions&) const = default;
+};
+
+/// fsdp.runtime = "planned": what the search for a schedule is held to.
+struct PlannedOptions {
+  Bytes budget = 0;                // of reserved memory; 0 = the card's
+  std::string objective = "time";  // time | memory
+  bool separate_reduce_communicator = false;
+  bool arena = true;
+  bool operator==(const PlannedOptions&) const = default;
+};
+
+enum class Runtime : std::uint8_t { Fsdp1, Fsdp2, None, Planned };
 enum class Strategy : std::uint8_t { FullShard, ShardGradOp, NoShard, HybridShard, HybridShardZero2 };
 enum class BackwardPrefetch : std::uint8_t { Pre, Post, None };
 
@@ -115,19 +152,21 @@ struct FsdpOptions {
   bool operator==(const FsdpOptions&) const = default;
 };
 
-enum class CheckpointPolicy : std::uint8_t { None, Block, EveryK, Selective };
+enum class CheckpointPolicy : std::uint8_t { None, Block, EveryK, Selective, Ops };
 
 struct CheckpointingOptions {
   CheckpointPolicy policy = CheckpointPolicy::None;
   std::int64_t k = 1;
-  std::vector<std::string> units;  // selective: patterns
+  std::vector<std::string> units;                                // selective: patterns
+  std::vector<std::string> save{"mm:2", "sdpa", "collectives"};  // ops: what a block keeps
+  bool offload_activations = false;
   bool reentrant = false;
   bool outside = false;  // placement = "outside": the checkpoint wrapper is around the unit
   bool operator==(const CheckpointingOptions&) const = default;
 };
 
-enum class OptimizerKind : std::uint8_t { AdamW, Sgd };
-enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused };
+enum class OptimizerKind : std::uint8_t { AdamW, Sgd, Adafactor, Muon, AdamW8bit };
+enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused, InBackward };
 
 struct OptimizerOptions {
   OptimizerKind name = OptimizerKind::AdamW;
@@ -184,6 +223,7 @@ struct TrainOptions {
   std::int64_t steps = 100;
   std::int64_t micro_batches = 1;
   bool no_sync = false;
+  std::string init = "default";  // values of parameters without: default | normal:STD | zeros
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   double clip_grad_norm = 1.0;  // 0 = off
@@ -218,7 +258,10 @@ struct AllocatorOptions {
 
 struct Job {
   ModelOptions model;
+  AdapterOptions adapters;
+  MeshOptions mesh;
   FsdpOptions fsdp;
+  PlannedOptions schedule;
   CheckpointingOptions checkpointing;
   TrainOptions train;
   ClusterOptions cluster;

@@ -1,6 +1,9 @@
 // Overrides, prefetch lists, wrap units, script: the values of a job file that are more than a scalar.
 #include "core/job/job_values.h"
 
+#include <charconv>
+#include <system_error>
+
 namespace foreshard::job_values {
 
 static Failure unknown_field(const Spot& spot, std::size_t i, const std::vector<std::string>& fields) {
@@ -227,11 +230,12 @@ Failure read_betas(const Spot& spot, OptimizerOptions& out) {
   return {};
 }
 
-Failure read_memory(const Spot& spot, Bytes& out) {
-  const std::string expected = "\"profile\" or a size such as \"80GiB\", \"80GB\" or a count of bytes";
+/// A size in bytes, or the word that means "as the machine has" (0).
+static Failure read_size(const Spot& spot, std::string_view word, Bytes& out) {
+  const std::string expected = fmt::format("\"{}\" or a size such as \"80GiB\", \"80GB\" or a count of bytes", word);
   if (spot.value.kind == JobValue::Kind::Integer) return read_integer(spot, 1, std::int64_t{1} << 50, out);
   if (spot.value.kind != JobValue::Kind::Text) return spot.wrong_type(expected);
-  if (spot.value.text == "profile") {
+  if (spot.value.text == word) {
     out = 0;
     return {};
   }
@@ -239,6 +243,48 @@ Failure read_memory(const Spot& spot, Bytes& out) {
   if (!bytes || *bytes <= 0) return spot.error(ErrorCode::OutOfRange, "this is no size", expected);
   out = *bytes;
   return {};
+}
+
+Failure read_memory(const Spot& spot, Bytes& out) { return read_size(spot, "profile", out); }
+Failure read_budget(const Spot& spot, Bytes& out) { return read_size(spot, "", out); }
+
+Failure read_init(const Spot& spot, std::string& out) {
+  constexpr const char* kExpected = "default, zeros or normal:STD, for example normal:0.02";
+  std::string word;
+  if (Failure failure = read_text(spot, word)) return failure;
+  if (word != "default" && word != "zeros") {
+    double deviation = 0.0;
+    const char* const end = word.data() + word.size();
+    const std::size_t begin = word.starts_with("normal:") ? 7 : word.size();
+    const auto [at, problem] = std::from_chars(word.data() + begin, end, deviation);
+    if (problem != std::errc() || at != end || !(deviation >= 0.0 && deviation <= 1e6))
+      return spot.error(ErrorCode::OutOfRange, "parameters are not initialised like this", kExpected);
+  }
+  out = word;
+  return {};
+}
+
+Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out) {
+  if (spot.value.kind == JobValue::Kind::Text && spot.value.text == "auto") {
+    out.clear();
+    return {};
+  }
+  if (spot.value.kind != JobValue::Kind::Table)
+    return spot.wrong_type("\"auto\" or a table of styles by module pattern");
+  std::map<std::string, std::string> plan;
+  for (std::size_t i = 0; i < spot.value.entries.size(); ++i) {
+    if (Failure failure = read_text(spot.entry(i), plan[spot.value.entries[i].name])) return failure;
+  }
+  out = std::move(plan);
+  return {};
+}
+
+std::string mesh_plan_text(const std::map<std::string, std::string>& plan) {
+  if (plan.empty()) return quoted("auto");
+  std::string text;
+  for (const auto& [pattern, style] : plan)
+    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted(pattern), quoted(style));
+  return "{" + text + "}";
 }
 
 }  // namespace foreshard::job_values

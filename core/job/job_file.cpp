@@ -10,6 +10,7 @@
 
 #include "core/input_file.h"
 #include "core/job/job_keys.h"
+#include "core/job/not_built.h"
 
 namespace foreshard {
 namespace {
@@ -278,6 +279,7 @@ class Loader {
       }
     };
     if (key == "model.source") join(job.model.source);
+    if (key == "model.weights") join(job.model.weights);
     if (key == "train.data.file") join(job.train.data.file);
     if (key == "train.data.tokenizer") join(job.train.data.tokenizer);
     if (key == "train.eval.file") join(job.train.eval.file);
@@ -429,6 +431,7 @@ Result<void> validate_reshard(const Job& job, const ReshardAfterForward& reshard
 }  // namespace
 
 Result<void> validate_job(const Job& job) {
+  if (Result<void> r = check_built(job); !r) return r;
   if (Result<void> r = validate_cluster(job); !r) return r;
   if (Result<void> r = validate_strategy(job, job.fsdp.strategy, "fsdp.strategy"); !r) return r;
   if (Result<void> r =

@@ -17,11 +17,24 @@ namespace {
 
 using namespace job_values;  // NOLINT(google-build-using-namespace): the readers and writers of the table
 
-constexpr std::array<std::string_view, 10> kTables{
-    "model",         "fsdp",  "fsdp.prefetch",   "fsdp.wrap",      "fsdp.mixed_precision",
-    "checkpointing", "train", "train.optimizer", "train.schedule", "train.data"};
-constexpr std::array<std::string_view, 5> kMoreTables{"train.grad_scaler", "train.eval", "train.checkpoint", "cluster",
-                                                      "allocator"};
+constexpr std::array<std::string_view, 18> kTables{"model",
+                                                   "adapters",
+                                                   "mesh",
+                                                   "fsdp",
+                                                   "fsdp.prefetch",
+                                                   "fsdp.wrap",
+                                                   "fsdp.mixed_precision",
+                                                   "schedule",
+                                                   "checkpointing",
+                                                   "train",
+                                                   "train.optimizer",
+                                                   "train.schedule",
+                                                   "train.data",
+                                                   "train.grad_scaler",
+                                                   "train.eval",
+                                                   "train.checkpoint",
+                                                   "cluster",
+                                                   "allocator"};
 // Tables that are written inline, inside their section.
 constexpr std::array<std::string_view, 7> kInline{"fsdp.prefetch",     "train.optimizer", "train.schedule",
                                                   "train.grad_scaler", "train.data",      "train.eval",
@@ -141,18 +154,54 @@ void add_model(TableMaker& t) {
           "dtype the parameters are created in; \"config\" = the file's own");
   t.word("model.attention", {"sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_math", "eager"},
          FORESHARD_FIELD(model.attention), "sdpa = PyTorch's choice by device, dtype, mask and grouped heads");
-  t.word("model.loss", {"auto", "cross_entropy", "cross_entropy_fp32", "none"}, FORESHARD_FIELD(model.loss),
-         "auto = the architecture's own training loss; none = sum of the first output");
+  t.word("model.loss",
+         {"auto", "cross_entropy", "cross_entropy_fp32", "chunked_cross_entropy", "fused_linear_cross_entropy", "none"},
+         FORESHARD_FIELD(model.loss), "auto = the architecture's own training loss; none = sum of the first output");
+  t.integer("model.loss_chunks", 1, 65'536, FORESHARD_FIELD(model.loss_chunks),
+            "chunked_cross_entropy: into how many pieces of the sequence");
+  t.boolean("model.attention_mask", FORESHARD_FIELD(model.attention_mask), "the script hands a padding mask");
+  t.boolean("model.compile", FORESHARD_FIELD(model.compile), "torch.compile of each block");
+  t.word("model.float8", {"none", "tensorwise", "rowwise"}, FORESHARD_FIELD(model.float8),
+         "linear layers in float8, with float8 gathers where the unit's parameters allow");
+  t.text("model.weights", FORESHARD_FIELD(model.weights),
+         "safetensors file or folder, or a checkpoint, for a model without values");
+  t.text("model.program", FORESHARD_FIELD(model.program), ".pt2 of several programs: which one; also --program NAME");
   t.special(
       "model.dims", "table of integers", [](const Spot& spot, Job& job) { return read_sizes(spot, job.model.dims); },
       [](const Job& job) { return sizes_text(job.model.dims); },
       ".pt2: symbolic sizes by name, the symbol's or the input's and dimension's (\"tokens.1\"); also --dim NAME=SIZE");
 }
 
+void add_adapters_and_mesh(TableMaker& t) {
+  t.word("adapters.kind", {"none", "lora"}, FORESHARD_FIELD(adapters.kind), "none = full training");
+  t.integer("adapters.rank", 1, 1 << 20, FORESHARD_FIELD(adapters.rank), "of the low-rank matrices");
+  t.number("adapters.alpha", 0.0, 1e9, FORESHARD_FIELD(adapters.alpha), "adapters count alpha / rank");
+  t.texts("adapters.targets", FORESHARD_FIELD(adapters.targets),
+          "linear layers by the last part of their names or by patterns; \"all-linear\"");
+  t.dtype("adapters.dtype", "model.dtype", FORESHARD_FIELD(adapters.dtype), "dtype the adapters are created in");
+  t.word("adapters.base", {"model.dtype", "nf4", "int8"}, FORESHARD_FIELD(adapters.base),
+         "how the frozen base is stored, which is what FSDP gathers");
+  t.integer("mesh.tensor", 1, kMaxRanks, FORESHARD_FIELD(mesh.tensor), "ranks of tensor parallelism");
+  t.boolean("mesh.sequence_parallel", FORESHARD_FIELD(mesh.sequence_parallel),
+            "norms and the residual stream sharded over tensor");
+  t.boolean("mesh.loss_parallel", FORESHARD_FIELD(mesh.loss_parallel), "logits stay sharded over the vocabulary");
+  t.integer("mesh.context", 1, kMaxRanks, FORESHARD_FIELD(mesh.context), "ranks that share a sequence");
+  t.integer("mesh.expert", 1, kMaxRanks, FORESHARD_FIELD(mesh.expert), "ranks that share the experts");
+  t.special(
+      "mesh.plan", "\"auto\" or a table of styles by module pattern",
+      [](const Spot& spot, Job& job) { return read_mesh_plan(spot, job.mesh.plan); },
+      [](const Job& job) { return mesh_plan_text(job.mesh.plan); },
+      "auto = by architecture, as torchtitan; else {\"layers.*.wq\" = \"colwise\"}");
+}
+
 void add_fsdp(TableMaker& t) {
   t.choice("fsdp.runtime",
-           Words<Runtime>{{{"fsdp1", Runtime::Fsdp1}, {"fsdp2", Runtime::Fsdp2}, {"none", Runtime::None}}},
-           FORESHARD_FIELD(fsdp.runtime), "none = plain data parallel, or one rank");
+           Words<Runtime>{{{"fsdp1", Runtime::Fsdp1},
+                           {"fsdp2", Runtime::Fsdp2},
+                           {"planned", Runtime::Planned},
+                           {"none", Runtime::None}}},
+           FORESHARD_FIELD(fsdp.runtime),
+           "planned = our own schedule for [schedule].budget; none = plain data parallel, or one rank");
   t.choice("fsdp.strategy", strategies(), FORESHARD_FIELD(fsdp.strategy),
            "fsdp2: FULL_SHARD, and HYBRID_SHARD on a 2-D mesh, only");
   t.special(
@@ -247,15 +296,36 @@ void add_wrap_and_precision(TableMaker& t) {
       "default: fsdp1 false, fsdp2 true, as PyTorch");
 }
 
+void add_schedule(TableMaker& t) {
+  t.only(Runtime::Planned);
+  t.special(
+      "schedule.budget", "\"\" or a size",
+      [](const Spot& spot, Job& job) { return read_budget(spot, job.schedule.budget); },
+      [](const Job& job) { return quoted(job.schedule.budget == 0 ? "" : size_text(job.schedule.budget)); },
+      "reserved memory at most (72GiB); empty = the card's");
+  t.word("schedule.objective", {"time", "memory"}, FORESHARD_FIELD(schedule.objective), "what is made small");
+  t.boolean("schedule.separate_reduce_communicator", FORESHARD_FIELD(schedule.separate_reduce_communicator),
+            "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
+  t.boolean("schedule.arena", FORESHARD_FIELD(schedule.arena), "buffers at offsets chosen before the run");
+  t.only({});
+}
+
 void add_checkpointing(TableMaker& t) {
   t.choice("checkpointing.policy",
            Words<CheckpointPolicy>{{{"none", CheckpointPolicy::None},
                                     {"block", CheckpointPolicy::Block},
                                     {"every_k", CheckpointPolicy::EveryK},
-                                    {"selective", CheckpointPolicy::Selective}}},
-           FORESHARD_FIELD(checkpointing.policy), "which blocks recompute their activations");
+                                    {"selective", CheckpointPolicy::Selective},
+                                    {"ops", CheckpointPolicy::Ops}}},
+           FORESHARD_FIELD(checkpointing.policy),
+           "which blocks recompute their activations; ops = all but what they save");
   t.integer("checkpointing.k", 1, 100'000, FORESHARD_FIELD(checkpointing.k), "every_k: every k-th block");
   t.texts("checkpointing.units", FORESHARD_FIELD(checkpointing.units), "selective: patterns");
+  t.texts("checkpointing.save", FORESHARD_FIELD(checkpointing.save),
+          "ops: operators whose results every block keeps: mm, mm:K (every K-th is recomputed), addmm, bmm, sdpa, max, "
+          "collectives, or aten.NAME");
+  t.boolean("checkpointing.offload_activations", FORESHARD_FIELD(checkpointing.offload_activations),
+            "saved tensors travel to the host and back on a stream of their own");
   t.boolean("checkpointing.reentrant", FORESHARD_FIELD(checkpointing.reentrant),
             "the old implementation of checkpoint");
   t.choice("checkpointing.placement", Words<bool>{{{"inside", false}, {"outside", true}}},
@@ -266,7 +336,17 @@ void add_train(TableMaker& t) {
   t.integer("train.steps", 1, 1'000'000'000'000, FORESHARD_FIELD(train.steps), "optimizer steps");
   t.integer("train.micro_batches", 1, 1024, FORESHARD_FIELD(train.micro_batches), "gradient accumulation");
   t.boolean("train.no_sync", FORESHARD_FIELD(train.no_sync), "hold gradients between micro-batches");
-  t.choice("train.optimizer.name", Words<OptimizerKind>{{{"adamw", OptimizerKind::AdamW}, {"sgd", OptimizerKind::Sgd}}},
+  t.special(
+      "train.init", "`default`, `zeros` or normal:STD",
+      [](const Spot& spot, Job& job) { return read_init(spot, job.train.init); },
+      [](const Job& job) { return quoted(job.train.init); },
+      "values of parameters that come without: default = as their modules initialise themselves");
+  t.choice("train.optimizer.name",
+           Words<OptimizerKind>{{{"adamw", OptimizerKind::AdamW},
+                                 {"sgd", OptimizerKind::Sgd},
+                                 {"adafactor", OptimizerKind::Adafactor},
+                                 {"muon", OptimizerKind::Muon},
+                                 {"adamw8bit", OptimizerKind::AdamW8bit}}},
            FORESHARD_FIELD(train.optimizer.name), "optimizer");
   t.number("train.optimizer.lr", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.lr), "learning rate");
   t.special(
@@ -279,11 +359,13 @@ void add_train(TableMaker& t) {
   t.number("train.optimizer.eps", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.eps), "adamw");
   t.number("train.optimizer.weight_decay", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.weight_decay), "weight decay");
   t.number("train.optimizer.momentum", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.momentum), "sgd");
-  t.choice(
-      "train.optimizer.impl",
-      Words<OptimizerImpl>{
-          {{"for_loop", OptimizerImpl::ForLoop}, {"foreach", OptimizerImpl::Foreach}, {"fused", OptimizerImpl::Fused}}},
-      FORESHARD_FIELD(train.optimizer.impl), "PyTorch's implementation");
+  t.choice("train.optimizer.impl",
+           Words<OptimizerImpl>{{{"for_loop", OptimizerImpl::ForLoop},
+                                 {"foreach", OptimizerImpl::Foreach},
+                                 {"fused", OptimizerImpl::Fused},
+                                 {"in_backward", OptimizerImpl::InBackward}}},
+           FORESHARD_FIELD(train.optimizer.impl),
+           "PyTorch's implementation; in_backward = a step for each parameter when its gradient is ready");
   t.word("train.schedule.name", {"constant", "cosine"}, FORESHARD_FIELD(train.schedule.name), "learning-rate schedule");
   t.integer("train.schedule.warmup", 0, 1'000'000'000'000, FORESHARD_FIELD(train.schedule.warmup),
             "steps of linear warm-up");
@@ -356,8 +438,10 @@ const std::vector<Rule>& rules() {
   static const std::vector<Rule> table = [] {
     TableMaker maker;
     add_model(maker);
+    add_adapters_and_mesh(maker);
     add_fsdp(maker);
     add_wrap_and_precision(maker);
+    add_schedule(maker);
     add_checkpointing(maker);
     add_train(maker);
     add_cluster_and_allocator(maker);
@@ -386,10 +470,7 @@ std::optional<std::size_t> find_job_key(std::string_view name) {
   return std::nullopt;
 }
 
-bool is_job_table(std::string_view name) {
-  return std::find(kTables.begin(), kTables.end(), name) != kTables.end() ||
-         std::find(kMoreTables.begin(), kMoreTables.end(), name) != kMoreTables.end();
-}
+bool is_job_table(std::string_view name) { return std::find(kTables.begin(), kTables.end(), name) != kTables.end(); }
 
 std::string nearest_job_key(std::string_view name) {
   name = name.substr(0, 128);  // bounds the work on hostile names
@@ -403,7 +484,6 @@ std::string nearest_job_key(std::string_view name) {
   };
   for (const Rule& rule : rules()) offer(rule.key.name);
   for (std::string_view table : kTables) offer(table);
-  for (std::string_view table : kMoreTables) offer(table);
   return best;
 }
 

@@ -129,5 +129,9 @@ std::string script_text(const std::vector<std::vector<std::string>>& script);
 Failure read_traps(const Spot& spot, std::vector<std::int64_t>& out);
 Failure read_betas(const Spot& spot, OptimizerOptions& out);
 Failure read_memory(const Spot& spot, Bytes& out);
+Failure read_budget(const Spot& spot, Bytes& out);
+Failure read_init(const Spot& spot, std::string& out);
+Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out);
+std::string mesh_plan_text(const std::map<std::string, std::string>& plan);
 
 }  // namespace foreshard::job_values

@@ -316,6 +316,36 @@ TEST(JobKeys, EveryWordOfAChoiceIsAccepted) {
   }
 }
 
+TEST(JobFile, KeysThatNothingPlansYetAreRefusedByName) {
+  for (const char* set : {"model.compile=true", "model.float8=rowwise"}) {
+    const auto job = parse_job("", "", std::vector<std::string>{"model.source=config.json", set});
+    ASSERT_FALSE(job) << set;
+    EXPECT_EQ(job.error().code, ErrorCode::Unsupported) << set;
+    EXPECT_THAT(job.error().place, HasSubstr(std::string(set).substr(0, std::string(set).find('=')))) << set;
+  }
+}
+
+TEST(JobFile, AMeshPlanAndABudgetAreReadAndWritten) {
+  const auto job = parse_job("", "",
+                             std::vector<std::string>{"model.source=config.json", "schedule.budget=72GiB",
+                                                      "mesh.plan={\"layers.*.wq\" = \"colwise\"}"});
+  ASSERT_TRUE(job) << to_text(job.error());
+  EXPECT_EQ(job->job.schedule.budget, 72 * kGiB);
+  EXPECT_EQ(job->job.mesh.plan.at("layers.*.wq"), "colwise");
+  const auto again = parse_job(job_to_toml(job->job), "", std::vector<std::string>{});
+  ASSERT_TRUE(again) << to_text(again.error());
+  EXPECT_EQ(again->job, job->job);
+}
+
+TEST(JobFile, AnInitialisationNobodyKnowsIsRefused) {
+  for (const char* word : {"normal", "normal:", "normal:-1", "normal:0.02x", "ones"}) {
+    const auto job =
+        parse_job("", "", std::vector<std::string>{"model.source=c.json", std::string("train.init=") + word});
+    ASSERT_FALSE(job) << word;
+    EXPECT_THAT(to_text(job.error()), HasSubstr("normal:STD")) << word;
+  }
+}
+
 TEST(JobKeys, SizesKeepMibAndMbApart) {
   EXPECT_EQ(parse_size("80GiB"), 80 * kGiB);
   EXPECT_EQ(parse_size("80 GB"), 80'000'000'000);
