@@ -39,6 +39,9 @@ function(foreshard_library NAME)
   target_sources(foreshard_${NAME} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${alone})
   target_sources(foreshard_${NAME} PUBLIC FILE_SET proven TYPE HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${proven})
   target_link_libraries(foreshard_${NAME} PUBLIC foreshard_options ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+  if(CMAKE_POSITION_INDEPENDENT_CODE)  # inlined as in programs
+    target_compile_options(foreshard_${NAME} PRIVATE -fno-semantic-interposition)
+  endif()
   set_target_properties(foreshard_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON INTERFACE_HEADER_SETS_TO_VERIFY HEADERS)
 endfunction()
 
