@@ -10,41 +10,21 @@
 #include <vector>
 
 #include "core/lowering/lowering.h"
+#include "core/operators/layout.h"
 
 namespace foreshard::lowering {
 
-inline constexpr std::size_t kMaxDims = 8;
-
-struct Dims {
-  std::array<std::int64_t, kMaxDims> v{};
-  std::int32_t n = 0;
-
-  std::int64_t operator[](std::int32_t i) const { return v[static_cast<std::size_t>(i)]; }
-  std::int64_t& operator[](std::int32_t i) { return v[static_cast<std::size_t>(i)]; }
-  void push(std::int64_t x) { v[static_cast<std::size_t>(n++)] = x; }
-  bool operator==(const Dims& other) const;
-};
-
-/// Sizes, strides (in elements) and type: all of a tensor but its storage.
-struct Layout {
-  Dims sizes, strides;
-  DType dtype = DType::Float32;
-
-  std::int64_t numel() const;
-  Bytes bytes() const { return numel() * itemsize(dtype); }
-  bool contiguous() const;
-  bool dense() const;                          // non-overlapping and dense, in any order of the dimensions
-  bool same_steps(const Layout& other) const;  // equal strides wherever there is more than one element
-};
-
-Dims dims_of(const Shape& shape);
-Dims contiguous_strides(const Dims& sizes);
-Layout contiguous_layout(const Dims& sizes, DType dtype);
-/// The layout that an elementwise kernel gives its result: the inputs' order of dimensions, without holes.
-Layout elementwise_layout(std::span<const Layout* const> inputs, const Dims& sizes, DType dtype);
-/// Strides of a view of `from` with these sizes; false if there is no such view.
-bool view_strides(const Layout& from, const Dims& sizes, Dims& strides);
-std::int32_t wrap_dim(std::int64_t dim, std::int32_t n);
+using foreshard::broadcast_sizes;
+using foreshard::broadcast_strides;
+using foreshard::contiguous_layout;
+using foreshard::contiguous_strides;
+using foreshard::Dims;
+using foreshard::dims_of;
+using foreshard::elementwise_layout;
+using foreshard::kMaxDims;
+using foreshard::Layout;
+using foreshard::view_strides;
+using foreshard::wrap_dim;
 
 class Tape;
 

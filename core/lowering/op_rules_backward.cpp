@@ -8,40 +8,6 @@
 
 namespace foreshard::lowering {
 
-Ref BackwardInput::saved_arg(std::int32_t index) const {
-  for (std::size_t i = 0; i < node.saved.size(); ++i)
-    if (!node.saved[i].result && node.saved[i].index == index) return saved[i];
-  return {};
-}
-
-Ref BackwardInput::saved_result(std::int32_t index) const {
-  for (std::size_t i = 0; i < node.saved.size(); ++i)
-    if (node.saved[i].result && node.saved[i].index == index) return saved[i];
-  return {};
-}
-
-std::vector<Ref> taken(const Ref& g, const BackwardInput& in) {
-  return taken(g, in, in.node.rule->formula == OpFormula::Written ? "" : in.node.rule->written);
-}
-
-std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order) {
-  std::vector<Ref> all;
-  if (order.empty()) {
-    all.push_back(g);
-    for (const bool result : {false, true})
-      for (std::int32_t index = 0; index < 8; ++index)
-        if (Ref one = result ? in.saved_result(index) : in.saved_arg(index)) all.push_back(std::move(one));
-    return all;
-  }
-  for (; !order.empty(); order.remove_prefix(std::min(order.find(' ') + 1, order.size()))) {
-    const std::int32_t index = order.size() > 1 ? order[1] - '0' : 0;
-    Ref one = order[0] == 'g' ? g : order[0] == 'r' ? in.saved_result(index) : in.saved_arg(index);
-    if (one) all.push_back(std::move(one));
-    if (order.find(' ') == std::string_view::npos) break;
-  }
-  return all;
-}
-
 namespace {
 
 using Grads = std::vector<Ref>;

@@ -128,21 +128,8 @@ Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*
     if (!*input || count == layouts.size()) continue;
     layouts[count] = layout(*input);
     pointers[count] = &layouts[count];
-    const Dims& own = layouts[count].sizes;
+    sizes = broadcast_sizes(sizes, layouts[count].sizes);
     ++count;
-    if (own.n > sizes.n) {  // broadcast: align at the end
-      Dims wider = own;
-      for (std::int32_t i = 0; i < sizes.n; ++i) {
-        std::int64_t& size = wider[own.n - sizes.n + i];
-        if (size == 1) size = sizes[i];
-      }
-      sizes = wider;
-    } else {
-      for (std::int32_t i = 0; i < own.n; ++i) {
-        std::int64_t& size = sizes[sizes.n - own.n + i];
-        if (size == 1) size = own[i];
-      }
-    }
   }
   return fresh(name, KernelClass::Elementwise, elementwise_layout({pointers.data(), count}, sizes, dtype), inputs);
 }
@@ -245,13 +232,7 @@ Ref Emitter::reshape(const Ref& a, const Dims& sizes) {
 
 Ref Emitter::expand(const Ref& a, const Dims& sizes) {
   const Layout from = layout(a);
-  Layout out{sizes, {}, from.dtype};
-  out.strides.n = sizes.n;
-  for (std::int32_t i = 0; i < sizes.n; ++i) {
-    const std::int32_t own = i - (sizes.n - from.sizes.n);
-    out.strides[i] = own < 0 || (from.sizes[own] == 1 && sizes[i] != 1) ? 0 : from.strides[own];
-  }
-  return tape().alias(a, out);
+  return tape().alias(a, {sizes, broadcast_strides(from, sizes), from.dtype});
 }
 
 Ref Emitter::sum_to(const Ref& a, const Dims& sizes) {
@@ -327,12 +308,7 @@ Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form)
       for (std::int32_t i = 0; i < n && i < result.sizes.n; ++i) strides[i] = in.strides[i] * 2;
       break;
     case OpForm::Expand:
-    case OpForm::ExpandEach:
-      for (std::int32_t i = 0; i < result.sizes.n; ++i) {
-        const std::int32_t own = i - (result.sizes.n - n);
-        strides[i] = own < 0 || (in.sizes[own] == 1 && result.sizes[i] != 1) ? 0 : in.strides[own];
-      }
-      break;
+    case OpForm::ExpandEach: strides = broadcast_strides(in, result.sizes); break;
     case OpForm::Slice:
       if (result.sizes.n != n) break;
       strides = in.strides;
@@ -531,91 +507,6 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   }
   emit.launch(kernel, args, out);
   return out;
-}
-
-// ------------------------------------------------------------------------------------------------- reductions over
-// blocks
-
-namespace {
-
-std::int64_t last_pow2(std::int64_t n) {
-  std::int64_t p = 1;
-  while (p * 2 <= n) p *= 2;
-  return p;
-}
-
-}  // namespace
-
-ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
-                                 std::int64_t multiprocessors) {
-  // The launch heuristics of PyTorch's reduce kernel: float accumulators, 512 threads, 16 to 256 values per thread.
-  struct Dim {
-    std::int64_t size, stride;
-    bool reduced;
-  };
-  std::vector<Dim> order;
-  for (std::int32_t i = 0; i < input.sizes.n; ++i) {
-    const bool reduced = dims.empty() || std::find(dims.begin(), dims.end(), i) != dims.end();
-    if (input.sizes[i] != 1) order.push_back({input.sizes[i], input.strides[i], reduced});
-  }
-  std::stable_sort(order.begin(), order.end(),
-                   [](const Dim& a, const Dim& b) { return a.reduced != b.reduced ? a.reduced : a.stride < b.stride; });
-  std::vector<Dim> merged;
-  for (const Dim& dim : order) {
-    if (!merged.empty() && merged.back().reduced == dim.reduced &&
-        merged.back().size * merged.back().stride == dim.stride)
-      merged.back().size *= dim.size;
-    else
-      merged.push_back(dim);
-  }
-  std::int64_t inputs = 1, outputs = 1;
-  std::size_t reduce_dims = 0;
-  for (const Dim& dim : merged) {
-    (dim.reduced ? inputs : outputs) *= dim.size;
-    if (dim.reduced) ++reduce_dims;
-  }
-  if (merged.empty() || reduce_dims == 0 || inputs == 0 || outputs == 0) return {};
-  const bool fastest = reduce_dims == merged.size() || merged[0].stride < merged[reduce_dims].stride;
-  std::int64_t dim0 = fastest ? inputs : outputs, dim1 = fastest ? outputs : inputs;
-  const std::int64_t moving = fastest ? merged[0].stride : merged[reduce_dims].stride;
-  std::int64_t output_vec = 1;
-  if (moving == 1) {
-    if (fastest && dim0 > 128 && merged.size() == 1) {
-      dim0 /= 4;
-    } else if (!fastest) {
-      output_vec = 4;
-      while (merged[reduce_dims].size % output_vec != 0) output_vec /= 2;
-      for (std::size_t i = 0; i < merged.size(); ++i)
-        if (i != reduce_dims)
-          while (merged[i].stride % output_vec != 0) output_vec /= 2;
-      dim0 /= output_vec;
-    }
-  }
-  const std::int64_t max_threads = 512 / output_vec;
-  const std::int64_t dim0_pow2 = dim0 < max_threads ? last_pow2(std::max<std::int64_t>(dim0, 1)) : max_threads;
-  const std::int64_t dim1_pow2 = dim1 < max_threads ? last_pow2(std::max<std::int64_t>(dim1, 1)) : max_threads;
-  std::int64_t width = std::min<std::int64_t>(dim0_pow2, 32);
-  const std::int64_t height = std::min(dim1_pow2, max_threads / width);
-  width = std::min(dim0_pow2, max_threads / height);
-  std::int64_t step_input = 1, step_output = 1;
-  if (fastest)
-    step_input *= width;
-  else
-    step_output *= width;
-  const auto values = [&] { return ceil_div(inputs, step_input); };
-  bool across_warps = values() >= std::min<std::int64_t>(height * 16, 256);
-  if (across_warps)
-    step_input *= height;
-  else
-    step_output *= height;
-  const std::int64_t grid = ceil_div(outputs / output_vec, step_output);
-  const std::int64_t target = multiprocessors * (2048 / (width * height));
-  if (!across_warps || values() < 256 || grid > target) return {};
-  const std::int64_t ctas = std::max(std::min(ceil_div(target, grid), ceil_div(values(), 16)), ceil_div(values(), 256));
-  if (ctas <= 1) return {};
-  Bytes buffer = 4 * outputs * ctas;
-  if (!fastest) buffer *= width * output_vec;
-  return {buffer, 4 * grid};
 }
 
 }  // namespace foreshard::lowering

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/operators/program_strides.h"
 #include "core/result.h"
 
 namespace foreshard::families {
@@ -48,18 +47,8 @@ Arg ProgramWriter::arg(const Dims& sizes) {
   return Arg{std::move(list)};
 }
 
-Dims ProgramWriter::contiguous_strides(const Dims& sizes) {
-  Dims strides = sizes;
-  std::int64_t step = 1;
-  for (int i = sizes.rank() - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<std::int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 Dims ProgramWriter::like_strides(const Tensor& x) {
-  return x.is_dense() ? x.strides : strides_by_operands(x.sizes, {&x.strides});
+  return x.is_dense() ? x.strides : strides_by_operands(x.sizes, {&x.strides, 1});
 }
 
 DType ProgramWriter::promote(const Tensor& a, const Tensor& b) {
@@ -175,13 +164,13 @@ Tensor ProgramWriter::zeros(const Dims& sizes, DType dtype) {
 
 bool ProgramWriter::can_view(const Tensor& x, const Dims& sizes) {
   Dims ignored;
-  return view_strides(x, sizes, ignored);
+  return view_strides(x.layout(), sizes, ignored);
 }
 
 Tensor ProgramWriter::view_as(std::string_view name, const Tensor& x, const Dims& asked) {
   const Dims sizes = resolve(asked, x.sizes.product());
   Dims strides;
-  FORESHARD_CHECK(view_strides(x, sizes, strides), "a view was written where PyTorch would have to copy");
+  FORESHARD_CHECK(view_strides(x.layout(), sizes, strides), "a view was written where PyTorch would have to copy");
   Op& op = begin(name, 2);
   op.args.push_back(arg(x));
   op.args.push_back(arg(asked));

@@ -5,7 +5,6 @@
 // shapes. `detach` nodes that only recorders see (autograd keeping its own result, arange) are not written.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -15,31 +14,11 @@
 #include <vector>
 
 #include "core/model/model.h"
+#include "core/operators/layout.h"
 
 namespace foreshard::families {
 
-/// Sizes or strides of one tensor, outermost first. At most kMaxRank.
-class Dims {
- public:
-  static constexpr int kMaxRank = 6;
-  Dims() = default;
-  Dims(std::initializer_list<std::int64_t> sizes);
-  static Dims of(const Shape& shape);
-
-  int rank() const { return rank_; }
-  std::int64_t operator[](int dim) const { return at_[static_cast<std::size_t>(wrap(dim))]; }
-  std::int64_t& operator[](int dim) { return at_[static_cast<std::size_t>(wrap(dim))]; }
-  void insert(int dim, std::int64_t size);
-  void erase(int dim);
-  std::int64_t product() const;
-  Shape shape() const { return {at_.begin(), at_.begin() + rank_}; }
-  bool operator==(const Dims& other) const;
-
- private:
-  int wrap(int dim) const { return dim < 0 ? dim + rank_ : dim; }
-  std::array<std::int64_t, kMaxRank> at_{};
-  int rank_ = 0;
-};
+using foreshard::Dims;
 
 /// A tensor while the program is written: a value, a parameter or a buffer, with its sizes and strides.
 struct Tensor {
@@ -49,8 +28,9 @@ struct Tensor {
   Dims sizes;
   Dims strides;
 
-  bool is_contiguous() const;
-  bool is_dense() const;  // no gaps and no overlap, in any order
+  Layout layout() const { return {sizes, strides, dtype}; }
+  bool is_contiguous() const { return layout().contiguous(); }
+  bool is_dense() const { return layout().dense(); }  // no gaps and no overlap, in any order
 };
 
 /// Python's end of an open slice.
@@ -159,7 +139,7 @@ class ProgramWriter {
                            const std::vector<Described>& results);
   static Arg arg(const Tensor& x);
   static Arg arg(const Dims& sizes);
-  static Dims contiguous_strides(const Dims& sizes);
+  static Dims contiguous_strides(const Dims& sizes) { return foreshard::contiguous_strides(sizes); }
   /// Strides that empty_like and the elementwise kernels give a result of this tensor.
   static Dims like_strides(const Tensor& x);
 

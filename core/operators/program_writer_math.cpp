@@ -1,5 +1,4 @@
 // The operators of ProgramWriter that compute: element by element, products, reductions, norms and losses.
-#include "core/operators/program_strides.h"
 #include "core/operators/program_writer.h"
 
 namespace foreshard::families {
@@ -17,9 +16,9 @@ void put(Op& op, T value) {
 
 Tensor ProgramWriter::binary(std::string_view name, const Tensor& a, const Tensor& b, DType dtype) {
   const Dims sizes = broadcast_sizes(a.sizes, b.sizes);
-  const Dims left = broadcast_strides(a, sizes), right = broadcast_strides(b, sizes);
+  const Dims operands[] = {broadcast_strides(a.layout(), sizes), broadcast_strides(b.layout(), sizes)};
   const bool same = a.sizes == b.sizes && a.strides == b.strides && a.is_dense();
-  const Dims strides = same ? a.strides : strides_by_operands(sizes, {&left, &right});
+  const Dims strides = same ? a.strides : strides_by_operands(sizes, operands);
   Op& op = begin(name, 2);
   op.args.push_back(arg(a));
   op.args.push_back(arg(b));
@@ -69,11 +68,11 @@ Tensor ProgramWriter::unary(std::string_view name, const Tensor& x) {
 
 Tensor ProgramWriter::where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const Dims sizes = broadcast_sizes(condition.sizes, broadcast_sizes(a.sizes, b.sizes));
-  const Dims first = broadcast_strides(condition, sizes), second = broadcast_strides(a, sizes),
-             third = broadcast_strides(b, sizes);
+  const Dims operands[] = {broadcast_strides(condition.layout(), sizes), broadcast_strides(a.layout(), sizes),
+                           broadcast_strides(b.layout(), sizes)};
   Op& op = begin("aten.where.self", 3);
   for (const Tensor* x : {&condition, &a, &b}) op.args.push_back(arg(*x));
-  return result(op, sizes, strides_by_operands(sizes, {&first, &second, &third}), promote(a, b));
+  return result(op, sizes, strides_by_operands(sizes, operands), promote(a, b));
 }
 
 // --- products, reductions, norms, losses ---
