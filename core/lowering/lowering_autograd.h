@@ -108,6 +108,8 @@ struct BackwardInput {
 };
 /// A convolution that capture saw without cuDNN: its columns are multiplied by cuBLAS (ConvUtils.h, ConvBackend).
 bool unfolds_into_memory(const Op* op);
+/// What it unfolds one picture of the batch to, forward and backward; 0 where it need not.
+Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result);
 /// What a kernel of backward takes that reads all that was kept: the gradient and every saved tensor.
 std::vector<Ref> taken(const Ref& g, const BackwardInput& in);
 std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order);  // as OpRule::written says it

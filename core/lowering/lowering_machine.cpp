@@ -359,8 +359,9 @@ void Machine::forward() {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
     const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
     tape.begin(static_cast<std::size_t>(at.instance), PassKind::Forward);
-    if (at.rule->formula == OpFormula::Unknown && op.opaque < 0 &&
-        std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
+    // How large cuDNN's reserve is, no rule can say.
+    const bool guessed = at.rule->formula == OpFormula::Unknown || op.name.starts_with("aten._cudnn_rnn.");
+    if (guessed && op.opaque < 0 && std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
       unknown_ops.push_back(op.name);
     CheckpointFrame* frame = frame_of(step);
     std::vector<Ref> args = gather(op, nullptr, frame);
@@ -540,7 +541,10 @@ void Machine::accumulate_param(Node& node) {
   // AccumulateGrad keeps a tensor that nobody else names, if it is laid out as the contract says; another tensor may
   // share its storage (the slices of a concatenation's gradient), which then goes to the first parameter of them.
   const Layout& own = node.out[0];
-  const bool stealable = tape.at(gradient).refs == 1 && tape.storage_of(gradient).slot >= 0 &&
+  const Layout& made = tape.layout(gradient);
+  bool steps = true;  // obeys_layout_contract takes a stride of zero for a view, were it of one element
+  for (std::int32_t i = 0; i < made.sizes.n; ++i) steps = steps && (made.sizes[i] != 1 || made.strides[i] != 0);
+  const bool stealable = steps && tape.at(gradient).refs == 1 && tape.storage_of(gradient).slot >= 0 &&
                          (own.dense() ? tape.layout(gradient).same_steps(own) : tape.layout(gradient).contiguous());
   if (!stealable) {
     Trace* const traced = std::exchange(trace_, nullptr);  // no kernel of the operator's

@@ -401,8 +401,8 @@ constexpr OpRule kRules[] = {
         "where.self 13 12 11",
         {in(1), in(0), out(0)}),
     written("aten.atan2.default",
-            "*: mul.Tensor x1 x1; mul.Tensor x0 x0; add.Tensor 1 0; reciprocal 2; eq.Scalar 2; masked_fill_.Scalar 3 4"
-            " | 0: mul.Tensor g x1; mul.Tensor 6 5 | 1: neg x0; mul.Tensor g 8; mul.Tensor 9 5",
+            "*: mul.Tensor x1 x1; mul.Tensor x0 x0; &add.Tensor 1 0; reciprocal 2; eq.Scalar 2; masked_fill_.Scalar 3 4"
+            " | 0: &mul.Tensor g x1; mul.Tensor 6 5 | 1: neg x0; mul.Tensor g 8; mul.Tensor 9 5",
             {in(1), in(0)}),
     written("aten.hypot.default", "1: mul.Tensor g x1; div.Tensor 0 r | 0: mul.Tensor g x0; div.Tensor 2 r",
             {in(1, 2), in(0, 1), out(0)}),
@@ -475,17 +475,17 @@ constexpr OpRule kRules[] = {
     written("aten.amin.default", "0: kept r; eq.Tensor 0 x0; kept g; count 1; div.Tensor 2 3; mul.Tensor 4 1",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
     written("aten.std.correction",
-            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2; kept 3; mean x0; sub.Tensor x0 5; "
+            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
             "mul.Scalar 4; mul.Tensor 7 6",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
-    written(
-        "aten.var_mean.correction",
-        "0: kept g; mean x0; sub.Tensor x0 1; mul.Scalar 0; mul.Tensor 3 2; g1?kept g1; g1?wide 5; g1?div.Scalar>L0 6; "
-        "g1?add.Tensor 4 7",
-        {in(0)}, F::Contiguous, K::Reduction),
+    written("aten.var_mean.correction",
+            "0: kept g; mean x0; sub.Tensor x0 1; mul.Scalar 0; mul.Tensor 3 2;; g1?kept g1; g1?wide 5; "
+            "g1?div.Scalar>L0 6; "
+            "g1?add.Tensor 4 7",
+            {in(0)}, F::Contiguous, K::Reduction),
     written("aten.std_mean.correction",
-            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2; kept 3; mean x0; sub.Tensor x0 5; "
-            "mul.Scalar 4; mul.Tensor 7 6; g1?kept g1; g1?wide 9; g1?div.Scalar>L0 10; g1?add.Tensor 8 11",
+            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
+            "mul.Scalar 4; mul.Tensor 7 6;; g1?kept g1; g1?wide 9; g1?div.Scalar>L0 10; g1?add.Tensor 8 11",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
     // The way that holds where there are zeros too, and that tracing takes.
     written(
@@ -610,6 +610,132 @@ constexpr OpRule kRules[] = {
     // --- composites whose parts make no further storage ---
     written("aten.selu.default", "0: elu_backward g x0", {in(0)}),
     written("aten.relu6.default", "0: hardtanh_backward g x0", {in(0)}),
+    written("aten.std.default",
+            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
+            "mul.Scalar 4; mul.Tensor 7 6",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.std.dim",
+            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
+            "mul.Scalar 4; mul.Tensor 7 6",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.var_mean.default",
+            "0: kept g; mean x0; sub.Tensor x0 1; mul.Scalar 0; mul.Tensor 3 2;; g1?kept g1; g1?wide 5; "
+            "g1?div.Scalar>L0 6; "
+            "g1?add.Tensor 4 7",
+            {in(0)}, F::Contiguous, K::Reduction),
+    written("aten.var_mean.dim",
+            "0: kept g; mean x0; sub.Tensor x0 1; mul.Scalar 0; mul.Tensor 3 2;; g1?kept g1; g1?wide 5; "
+            "g1?div.Scalar>L0 6; "
+            "g1?add.Tensor 4 7",
+            {in(0)}, F::Contiguous, K::Reduction),
+    written("aten.std_mean.default",
+            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
+            "mul.Scalar 4; mul.Tensor 7 6;; g1?kept g1; g1?wide 9; g1?div.Scalar>L0 10; g1?add.Tensor 8 11",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.std_mean.dim",
+            "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
+            "mul.Scalar 4; mul.Tensor 7 6;; g1?kept g1; g1?wide 9; g1?div.Scalar>L0 10; g1?add.Tensor 8 11",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    // --- functionalised views: the same with memory of their own ---
+    row("aten.alias_copy.default", F::Contiguous, B::Clone, K::Copy),
+    row("aten.as_strided_copy.default", F::Contiguous, B::View, K::Copy),
+    row("aten.expand_copy.default", F::Contiguous, B::Expand, K::Copy),
+    row("aten.narrow_copy.default", F::Contiguous, B::Slice, K::Copy),
+    row("aten.slice_copy.Tensor", F::Contiguous, B::Slice, K::Copy),
+    row("aten.select_copy.int", F::Contiguous, B::Select, K::Copy),
+    row("aten.permute_copy.default", F::Contiguous, B::Transpose, K::Copy),
+    row("aten.squeeze_copy.default", F::Contiguous, B::Squeeze, K::Copy),
+    row("aten.squeeze_copy.dim", F::Contiguous, B::Squeeze, K::Copy),
+    row("aten.squeeze_copy.dims", F::Contiguous, B::Squeeze, K::Copy),
+    row("aten.t_copy.default", F::Contiguous, B::Transpose, K::Copy),
+    row("aten.transpose_copy.int", F::Contiguous, B::Transpose, K::Copy),
+    row("aten.unsqueeze_copy.default", F::Contiguous, B::Unsqueeze, K::Copy),
+    row("aten.view_copy.default", F::Contiguous, B::View, K::Copy),
+    row("aten.split_copy.Tensor", F::Contiguous, B::Split, K::Copy),
+    row("aten.split_with_sizes_copy.default", F::Contiguous, B::Split, K::Copy),
+    row("aten.unbind_copy.int", F::Contiguous, B::Unbind, K::Copy),
+    written("aten.unfold_copy.default", "0: unfold_backward>L0 g", {}, F::Contiguous, K::Copy),
+    // --- complex numbers ---
+    written("aten.complex.default", "0: half0 g | 1: half1 g"),
+    written("aten.conj_physical.default", "0: conj_physical g"),
+    written("aten.polar.default",
+            "*: &conj_physical g; sgn r; &mul.Tensor 0 1;; &mul.Scalar r; &mul.Tensor 0 3 | 0: half0 2 | 1: half0 4",
+            {out(0)}),
+    written("aten._fft_c2c.default", "0: _fft_c2c g", {}, F::Contiguous, K::Reduction),
+    written("aten._fft_r2c.default", "0: zeros L0; constant_pad_nd g; _fft_c2c 1; half0 2", {}, F::Contiguous,
+            K::Reduction),
+    written("aten._fft_c2r.default", "0: _fft_r2c>L0 g", {}, F::Contiguous, K::Reduction),
+    // --- more functions ---
+    // Without zeros, of which a GPU asks the host: reversed_cumsum is a function of its own.
+    written("aten.cumprod.default", "0: &mul.Tensor r g; &eq.Scalar x0; flip 0; cumsum 2; flip 3;; div.Tensor 4 x0",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.copysign.Scalar", "0: div.Tensor r x0; eq.Scalar x0; masked_fill_.Scalar 0 1; mul.Tensor g 0",
+            {in(0), out(0)}),
+    written("aten.xlogy.OutScalar_Other",
+            "0: xlogy.Tensor g x0; le.Scalar x0; eq.Scalar x0; bitwise_and.Tensor 2 1; masked_fill.Scalar 0 3",
+            {in(0)}),
+    written("aten.special_entr.default", "0: log x0; add.Scalar 0; neg 1; mul.Tensor g 2", {in(0)}),
+    written("aten.special_ndtr.default", "0: square x0; mul.Scalar 0; exp 1; mul.Scalar g; mul.Tensor 3 2", {in(0)}),
+    written("aten.i0.default", "0: special_i1 x0; mul.Tensor g 0", {in(0)}),
+    written("aten.special_i0e.default", "0: special_i1e x0; sgn x0; mul.Tensor 1 r; sub.Tensor 0 2; mul.Tensor g 3",
+            {in(0), out(0)}),
+    written("aten.rrelu_with_noise.default", "0: rrelu_with_noise_backward g x0 x1", {in(0), in(1)}),
+    written("aten.index_fill.int_Tensor", "0: index_fill.int_Scalar g x1 | 2: index_select>L1 g x1; sum 1", {in(1)},
+            F::LikeFirst, K::Gather),
+    written("aten.dist.default",
+            "0: sub.Tensor x0 x1; div.Tensor 0 r; mul.Tensor g 1 | 1: sub.Tensor x0 x1; "
+            "div.Tensor 3 r; mul.Tensor g 4; neg 5",
+            {in(1), in(0), out(0)}, F::Contiguous, K::Reduction),
+    row("aten.grid_sampler_3d.default", F::Contiguous, B::OwnKernel, K::Gather, {in(1), in(0)}),
+    first_only(row("aten.multilabel_margin_loss_forward.default", F::Contiguous, B::OwnKernel, K::Loss,
+                   {in(0), in(1), out(1)})),
+    row("aten.fractional_max_pool2d.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0), out(1)}),
+    row("aten.fractional_max_pool3d.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0), out(1)}),
+    written("aten.max_unpool2d.default", "0: gather>L0 g x1", {in(1)}, F::Contiguous, K::Gather),
+    written("aten.max_unpool3d.default", "0: gather>L0 g x1", {in(1)}, F::Contiguous, K::Gather),
+    // --- more without a gradient ---
+    row("aten.bitwise_left_shift.Tensor", F::Elementwise, B::None, K::Elementwise),
+    row("aten.bitwise_left_shift.Tensor_Scalar", F::Elementwise, B::None, K::Elementwise),
+    row("aten.bitwise_right_shift.Tensor", F::Elementwise, B::None, K::Elementwise),
+    row("aten.bitwise_right_shift.Tensor_Scalar", F::Elementwise, B::None, K::Elementwise),
+    row("aten.__lshift__.Scalar", F::Elementwise, B::None, K::Elementwise),
+    row("aten.__rshift__.Scalar", F::Elementwise, B::None, K::Elementwise),
+    row("aten.gcd.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.lcm.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.signbit.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.isposinf.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.isneginf.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.nextafter.default", F::Elementwise, B::None, K::Elementwise),
+    row("aten.tril_indices.default", F::Contiguous, B::None, K::Elementwise),
+    row("aten.triu_indices.default", F::Contiguous, B::None, K::Elementwise),
+    row("aten.logspace.default", F::Contiguous, B::None, K::Elementwise),
+    row("aten.logspace.Tensor_Tensor", F::Contiguous, B::None, K::Elementwise),
+    row("aten.linspace.Tensor_Tensor", F::Contiguous, B::None, K::Elementwise),
+    row("aten.linspace.Tensor_Scalar", F::Contiguous, B::None, K::Elementwise),
+    row("aten.linspace.Scalar_Tensor", F::Contiguous, B::None, K::Elementwise),
+    row("aten.count_nonzero.dim_IntList", F::Contiguous, B::None, K::Reduction),
+    row("aten.searchsorted.Scalar", F::Contiguous, B::None, K::Elementwise),
+    row("aten.bucketize.Scalar", F::Contiguous, B::None, K::Elementwise),
+    row("aten.isin.Tensor_Scalar", F::Elementwise, B::None, K::Elementwise),
+    row("aten.new_empty_strided.default", F::Contiguous, B::None, K::Elementwise, {}, 0),
+    row("aten.empty_permuted.default", F::Contiguous, B::None, K::Elementwise, {}, 0),
+    row("aten.randint_like.default", F::LikeFirst, B::None, K::Elementwise),
+    row("aten.randint_like.low_dtype", F::LikeFirst, B::None, K::Elementwise),
+    row("aten.randn.generator", F::Contiguous, B::None, K::Elementwise),
+    row("aten.normal.float_float", F::Contiguous, B::None, K::Elementwise),
+    row("aten.normal.Tensor_float", F::LikeFirst, B::Zeros, K::Elementwise),
+    row("aten.cauchy_.default", F::InPlace, B::Zeros, K::Elementwise),
+    row("aten.geometric_.default", F::InPlace, B::Zeros, K::Elementwise),
+    row("aten.log_normal_.default", F::InPlace, B::Zeros, K::Elementwise),
+    row("aten.random_.default", F::InPlace, B::Zeros, K::Elementwise),
+    row("aten.bernoulli_.Tensor", F::InPlace, B::Zeros, K::Elementwise),
+    row("aten.round.decimals", F::Elementwise, B::Zeros, K::Elementwise),
+    row("aten.zero.default", F::LikeFirst, B::Zeros, K::Elementwise),
+    // --- cuDNN's recurrent networks: the weights come last; what the reserve holds is cuDNN's own ---
+    first_only(row("aten._cudnn_rnn.lstm", F::Contiguous, B::OwnKernel, K::Gemm,
+                   {in(0), in(1), in(2), out(0), out(3), out(4)})),
+    first_only(
+        row("aten._cudnn_rnn.default", F::Contiguous, B::OwnKernel, K::Gemm, {in(0), in(1), out(0), out(3), out(4)})),
     // --- recurrent cells ---
     // Saved for a backward of backward too: the gates.
     written("aten._thnn_fused_lstm_cell.default",

@@ -319,7 +319,7 @@ Grads shapes(Emitter& e, BackwardInput& in, const Ref& g) {
       break;
     case OpFormula::Transpose: {
       Layout layout = e.layout(g);
-      if (op.name == "aten.permute.default") {
+      if (op.name.starts_with("aten.permute")) {
         const Layout given = layout;
         const auto order = list_arg(op, 1, "dims");
         for (std::int32_t i = 0; i < n && static_cast<std::size_t>(i) < order.size(); ++i) {

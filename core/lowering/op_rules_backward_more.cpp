@@ -147,6 +147,10 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     made[i] = e.tape().make(plain(in.node.in[broadcast ? 0 : i]), e.category());
     kernel.written += e.layout(made[i]).bytes();
   }
+  Ref columns;
+  if (convolution && in.node.in.size() >= 2 && (in.wants(0) || in.wants(1)))
+    if (const Bytes bytes = unfolded_bytes(*in.node.op, in.node.in[0], in.node.in[1], in.node.out[0]); bytes > 0)
+      columns = e.tape().make_bytes(bytes, SlotCategory::Workspace);
   e.launch(kernel, fixed_statistics ? taken(g, in, "g x0 x1 x3 x4 r1 r2") : taken(g, in), made);
   for (std::size_t i = 0; i < out.size(); ++i)
     if (in.wants(i)) out[i] = std::move(made[i]);

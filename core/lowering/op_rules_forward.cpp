@@ -204,6 +204,15 @@ Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepd
   return out;
 }
 
+/// inferExpandGeometry: a dimension of one that is put in front has a step, except before a number.
+static Dims expanded_strides(const Layout& from, const Dims& sizes) {
+  Dims strides = broadcast_strides(from, sizes);
+  if (from.sizes.n == 0) return strides;
+  for (std::int32_t i = sizes.n - from.sizes.n - 1; i >= 0; --i)
+    if (sizes[i] == 1) strides[i] = sizes[i + 1] * strides[i + 1];
+  return strides;
+}
+
 Ref Emitter::transpose(const Ref& a, std::int32_t d0, std::int32_t d1) {
   Layout out = layout(a);
   if (out.sizes.n > std::max(d0, d1)) {
@@ -232,7 +241,7 @@ Ref Emitter::reshape(const Ref& a, const Dims& sizes) {
 
 Ref Emitter::expand(const Ref& a, const Dims& sizes) {
   const Layout from = layout(a);
-  return tape().alias(a, {sizes, broadcast_strides(from, sizes), from.dtype});
+  return tape().alias(a, {sizes, expanded_strides(from, sizes), from.dtype});
 }
 
 Ref Emitter::sum_to(const Ref& a, const Dims& sizes) {
@@ -308,7 +317,7 @@ Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form)
       for (std::int32_t i = 0; i < n && i < result.sizes.n; ++i) strides[i] = in.strides[i] * 2;
       break;
     case OpForm::Expand:
-    case OpForm::ExpandEach: strides = broadcast_strides(in, result.sizes); break;
+    case OpForm::ExpandEach: strides = expanded_strides(in, result.sizes); break;
     case OpForm::Slice:
       if (result.sizes.n != n) break;
       strides = in.strides;
@@ -345,6 +354,27 @@ bool unfolds_into_memory(const Op* op) {
   return false;
 }
 
+Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result) {
+  const std::int32_t n = filter.sizes.n;
+  if (!unfolds_into_memory(&op) || n < 3 || input.sizes.n != n || result.sizes.n != n) return 0;
+  const bool transposed = bool_arg(op, 6, "transposed", false);
+  const std::int64_t groups = std::max<std::int64_t>(int_arg(op, 8, "groups", 1), 1);
+  std::int64_t columns = (transposed ? result.sizes[1] : input.sizes[1]) / groups, places = 1;
+  bool plain = !transposed;
+  const auto strides = list_arg(op, 3, "stride"), padding = list_arg(op, 4, "padding"),
+             dilation = list_arg(op, 5, "dilation");
+  for (std::int32_t i = 2; i < n; ++i) {
+    columns *= filter.sizes[i];
+    places *= transposed ? input.sizes[i] : result.sizes[i];
+    plain = plain && filter.sizes[i] == 1;
+  }
+  const auto all = [](const std::vector<std::int64_t>& given, std::int64_t value) {
+    return std::all_of(given.begin(), given.end(), [value](std::int64_t x) { return x == value; });
+  };
+  if (plain && n == 4 && all(strides, 1) && all(padding, 0) && all(dilation, 1)) return 0;  // it lies right as it is
+  return columns * places * itemsize(input.dtype);
+}
+
 namespace {
 
 void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const OpRule& rule) {
@@ -356,6 +386,13 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
   }
   const bool convolution = rule.formula == OpFormula::Convolution;
   kernel.convolution = convolution && !unfolds_into_memory(emit.op());
+  if (rule.formula == OpFormula::OwnKernel && rule.kind == KernelClass::Gemm && !args.empty()) {  // recurrent networks
+    const Layout& x = emit.layout(args[0]);
+    for (const Ref& arg : args)
+      if (const Layout& weight = emit.layout(arg); weight.sizes.n == 2 && x.sizes.n == 3)
+        kernel.flops += 2 * x.sizes[0] * x.sizes[1] * weight.numel();
+    return;
+  }
   if (rule.kind == KernelClass::Gemm && !convolution && rule.formula != OpFormula::GroupedMm && args.size() >= 2) {
     const std::size_t first = args.size() >= 3 && rule.formula != OpFormula::Linear ? 1 : 0;
     const Layout a = emit.layout(args[first]), b = emit.layout(args[first + 1]);
@@ -475,6 +512,10 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (backwards) std::reverse(out.begin(), out.end());
   if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
   std::vector<Ref> workspace;
+  if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty()) {
+    const Bytes columns = unfolded_bytes(op, emit.layout(args[0]), emit.layout(args[1]), results[0]);
+    if (columns > 0) workspace.push_back(tape.make_bytes(columns, SlotCategory::Workspace));
+  }
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
       !args.empty()) {
     const Layout in = emit.layout(args[0]);

@@ -16,7 +16,9 @@
 //   a piece, expanded
 //                 to the first argument, [n, 1], transposed, without one of the operator's dimension
 //   sum a, count a, mean a   reductions: of everything, over the operator's dimensions;  rows a   over the first
-// Temporaries live until the formula is done, as in a C++ expression.
+//   half0 a, half1 a   the real or the imaginary parts of complex numbers, a view
+// A statement ends with ";;" or with its part. Its temporaries go then, but for those that a later one reads and for
+// locals with a name of their own, which a "&" in front of the step marks: these go with the formula.
 #include <algorithm>
 #include <charconv>
 #include <string>
@@ -150,16 +152,44 @@ class Formula {
       bool runs = of == "*" || (!shared && in_.wants(argument));
       for (std::size_t i = 1; shared && i < of.size(); ++i)
         runs = runs || in_.wants(static_cast<std::size_t>(of[i] - '0'));
+      Ref last;
       while (!part.empty()) {
-        const string_view text_of_step = take_until(part, ';');
+        string_view text_of_step = take_until(part, ';');
+        if (text_of_step.empty()) {  // a statement's end
+          end_statement(part, text);
+          continue;
+        }
+        const bool named = text_of_step.starts_with('&');
+        if (named) text_of_step.remove_prefix(1);
         steps_.push_back(runs ? step(text_of_step) : Ref());
+        named_.push_back(named);
+        last = steps_.back();
       }
-      if (runs && !shared) out[argument] = steps_.back();
+      if (runs && !shared) out[argument] = std::move(last);
+      end_statement({}, text);
     }
     return out;
   }
 
  private:
+  /// Lets go of the steps that nobody reads in what is to come.
+  void end_statement(string_view rest_of_part, string_view rest) {
+    std::vector<bool> read(steps_.size(), false);
+    for (string_view text : {rest_of_part, rest}) {
+      while (!text.empty()) {
+        const std::size_t end = std::min(text.find_first_of(" ;|"), text.size());
+        const string_view word = text.substr(0, end);
+        const bool digits =
+            !word.empty() && std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+        if (digits && static_cast<std::size_t>(number(word)) < read.size())
+          read[static_cast<std::size_t>(number(word))] = true;
+        text.remove_prefix(std::min(end + 1, text.size()));
+      }
+    }
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      if (!read[i] && !named_[i]) steps_[i] = Ref();
+  }
+
   Ref operand(string_view text) const {
     if (text == "g") return in_.grads[0];
     if (text == "g1") return in_.grads.size() > 1 ? in_.grads[1] : Ref();
@@ -213,6 +243,7 @@ class Formula {
     if (name == "part") return part(from[0], *like);
     if (name == "wide") return e_.expand(from[0], in_.node.in[0].sizes);
     if (name == "as_real" || name == "as_complex") return as_pairs(from[0]);
+    if (name == "half0" || name == "half1") return half(from[0]);
     if (name == "turned") return e_.transpose(from[0], 0, 1);
     if (name == "less") return less(from[0]);
     if (name == "column") {
@@ -295,6 +326,14 @@ class Formula {
     return e_.tape().alias(whole, plain(in_.node.in[0]));
   }
 
+  Ref half(const Ref& ref) {
+    Layout layout = e_.layout(ref);
+    if (layout.dtype != DType::Complex64) return ref;
+    for (std::int32_t i = 0; i < layout.sizes.n; ++i) layout.strides[i] *= 2;
+    layout.dtype = DType::Float32;
+    return e_.tape().alias(ref, layout);
+  }
+
   Ref less(const Ref& ref) {
     Layout layout = e_.layout(ref);
     for (const std::int32_t dim : reduced_dims(*in_.node.op, layout.sizes.n))
@@ -316,6 +355,7 @@ class Formula {
   BackwardInput& in_;
   DType dtype_;
   std::vector<Ref> steps_;
+  std::vector<bool> named_;  // parallel: locals of a C++ function
 };
 
 }  // namespace

@@ -10,7 +10,9 @@
 namespace foreshard {
 
 ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
-  return program_options(job, profile.kind == "cpu" ? ProgramDevice::Cpu : ProgramDevice::Cuda);
+  ProgramOptions program = program_options(job, profile.kind == "cpu" ? ProgramDevice::Cpu : ProgramDevice::Cuda);
+  program.cudnn = profile.kind != "virtual";  // the virtual device has none (shadow/device)
+  return program;
 }
 
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {

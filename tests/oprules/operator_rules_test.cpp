@@ -84,7 +84,20 @@ const std::set<std::string_view> kNotHere = {
     "aten._ctc_loss.default",  // lengths are values
     "aten._ctc_loss.Tensor",
     "aten.multi_margin_loss.default",
-    "aten.as_strided.default",  // its copy into zeros reads like a gradient that is copied to be kept
+    "aten.cumprod.default",  // its backward asks the host for zeros
+    "aten.polar.default",
+    "aten._fft_c2c.default",  // other plans than a GPU's
+    "aten._fft_r2c.default",
+    "aten._fft_c2r.default",
+    "aten.rrelu_with_noise.default",
+    "aten.multilabel_margin_loss_forward.default",  // labels are values
+    "aten.fractional_max_pool2d.default",
+    "aten.fractional_max_pool3d.default",
+    "aten.randn.generator",
+    "aten._cudnn_rnn.lstm",
+    "aten._cudnn_rnn.default",
+    "aten.as_strided_copy.default",  // as the view is
+    "aten.as_strided.default",       // its copy into zeros reads like a gradient that is copied to be kept
 };
 
 /// Written as their parts before anything is planned (core/model/pt2/composites.h); their rows stand for model.json.

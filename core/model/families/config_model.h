@@ -23,6 +23,8 @@ struct ProgramOptions {
   std::optional<DType> compute_dtype;  // what parameters are cast to; nullopt = as created
   std::optional<DType> buffer_dtype;   // FSDP1's buffer_dtype (M9); nullopt = as created
   ProgramDevice device = ProgramDevice::Cuda;
+  bool cudnn =
+      true;  // false: a card without cuDNN, where convolutions, batch norms and recurrent layers are ATen's own
   // As recorded on tensors without data: dropout falls apart as off the GPU, and the host never reads a value back
   // (a real forward asks once whether the rows are packed). Only comparisons with recordings want this.
   bool recorded = false;

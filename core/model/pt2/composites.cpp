@@ -31,20 +31,10 @@ const CompositeWriter::Row CompositeWriter::kRows[] = {
     {"aten.rms_norm.default", &CompositeWriter::rms_norm},
     {"aten.group_norm.default", &CompositeWriter::group_norm},
     {"aten.batch_norm.default", &CompositeWriter::batch_norm},
-    {"aten.matmul.default", &CompositeWriter::matmul},
     {"aten.softmax.int", &CompositeWriter::softmax},
     {"aten.log_softmax.int", &CompositeWriter::log_softmax},
-    {"aten.nll_loss.default", &CompositeWriter::nll_loss},
-    {"aten.nll_loss_nd.default", &CompositeWriter::nll_loss},
     {"aten.cross_entropy_loss.default", &CompositeWriter::cross_entropy},
     {"aten.scaled_dot_product_attention.default", &CompositeWriter::attention},
-    {"aten.conv1d.default", &CompositeWriter::convolution},
-    {"aten.conv2d.default", &CompositeWriter::convolution},
-    {"aten.conv3d.default", &CompositeWriter::convolution},
-    {"aten.conv_transpose1d.default", &CompositeWriter::transposed_convolution},
-    {"aten.conv_transpose2d.input", &CompositeWriter::transposed_convolution},
-    {"aten.conv_transpose3d.input", &CompositeWriter::transposed_convolution},
-    {"aten.einsum.default", &CompositeWriter::einsum},
     {"aten.max_pool2d.default", &CompositeWriter::max_pool},
     {"aten.adaptive_avg_pool1d.default", &CompositeWriter::adaptive_average_of_rows},
     {"aten.adaptive_avg_pool2d.default", &CompositeWriter::adaptive_average},
@@ -56,64 +46,64 @@ const CompositeWriter::Row CompositeWriter::kRows[] = {
     {"transformers.grouped_mm_fallback.default", &CompositeWriter::grouped_product},
 };
 
-bool CompositeWriter::knows(std::string_view name) {
-  return std::any_of(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.name == name; });
+namespace {
+
+const CompositeRow* find_row(std::string_view name) {
+  static constexpr CompositeRow kEinsum[] = {{"aten.einsum.default", &einsum}};
+  for (const std::span<const CompositeRow> rows : {shape_composites(), loss_composites(), layer_composites(),
+                                                   recurrent_composites(), std::span<const CompositeRow>(kEinsum)}) {
+    const auto at = std::find_if(rows.begin(), rows.end(), [&](const CompositeRow& row) { return row.name == name; });
+    if (at != rows.end()) return &*at;
+  }
+  return nullptr;
 }
 
-std::optional<Bound> CompositeWriter::write(const Pt2Node& node, std::string_view name, const Names& names,
-                                            const Tensor& described) {
+/// A function's arguments are its caller's until it has returned.
+void hold_operands(ProgramWriter& writer, const Pt2Node& node, const Names& names) {
+  const auto hold = [&](const auto& self, const Pt2Arg& arg) -> void {
+    for (const Pt2Arg& item : arg.items) self(self, item);
+    const auto found = arg.kind == Pt2Arg::Kind::Tensor ? names.find(arg.text) : names.end();
+    if (found != names.end() && found->second.exact) writer.hold_until_here(found->second.tensor);
+  };
+  for (const Pt2Input& input : node.inputs) hold(hold, input.arg);
+}
+
+}  // namespace
+
+bool CompositeWriter::knows(std::string_view name) {
+  return find_row(name) != nullptr ||
+         std::any_of(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.name == name; });
+}
+
+std::optional<std::vector<Bound>> CompositeWriter::write(const Pt2Node& node, std::string_view name, const Names& names,
+                                                         const std::vector<Tensor>& described) {
+  const Call call{node, names, described, writer_, model_, options_};
+  const std::size_t ops = model_.ops.size(), values = model_.values.size();
   const Row* row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& r) { return r.name == name; });
-  if (row == std::end(kRows)) return std::nullopt;
-  return (this->*row->write)({node, names, described});
+  if (row != std::end(kRows)) {
+    if (std::optional<Bound> made = (this->*row->write)(call)) {
+      if (model_.ops.size() > ops + 1) hold_operands(writer_, node, names);
+      return std::vector<Bound>{std::move(*made)};
+    }
+    model_.ops.resize(ops);
+    model_.values.resize(values);
+  }
+  const CompositeRow* other = find_row(name);
+  CompositeResults made = other == nullptr ? std::nullopt : other->write(call);
+  if (!made || made->size() != described.size()) {  // a form that nobody rewrites stays whole
+    model_.ops.resize(ops);
+    model_.values.resize(values);
+    return std::nullopt;
+  }
+  if (model_.ops.size() > ops + 1) hold_operands(writer_, node, names);
+  std::vector<Bound> out;
+  for (const Tensor& x : *made) out.push_back(Call::bound(x));
+  return out;
 }
 
 Bound CompositeWriter::bound_to(const Tensor& tensor, std::string_view rename) {
   if (!rename.empty()) model_.ops.back().name = rename;
   return {ProgramWriter::arg(tensor), tensor, true};
-}
-
-// --- arguments ---
-
-const Pt2Arg* CompositeWriter::Call::input(std::string_view name) const {
-  for (const Pt2Input& in : node.inputs) {
-    if (in.name == name) return &in.arg;
-  }
-  return nullptr;
-}
-
-const Tensor* CompositeWriter::Call::tensor(std::string_view name) const {
-  const Pt2Arg* arg = input(name);
-  if (arg == nullptr || arg->kind != Pt2Arg::Kind::Tensor) return nullptr;
-  const auto found = names.find(arg->text);
-  return found == names.end() || !found->second.exact ? nullptr : &found->second.tensor;
-}
-
-bool CompositeWriter::Call::none(std::string_view name) const {
-  const Pt2Arg* arg = input(name);
-  return arg == nullptr || arg->kind == Pt2Arg::Kind::None;
-}
-
-double CompositeWriter::Call::number(std::string_view name, double otherwise) const {
-  const Pt2Arg* arg = input(name);
-  if (arg == nullptr || arg->kind == Pt2Arg::Kind::None) return otherwise;
-  return arg->kind == Pt2Arg::Kind::Float ? arg->real : static_cast<double>(arg->integer);
-}
-
-std::int64_t CompositeWriter::Call::integer(std::string_view name, std::int64_t otherwise) const {
-  const Pt2Arg* arg = input(name);
-  return arg == nullptr || arg->kind != Pt2Arg::Kind::Int ? otherwise : arg->integer;
-}
-
-Dims CompositeWriter::Call::sizes(std::string_view name, std::int64_t otherwise, int rank) const {
-  Dims out;
-  const Pt2Arg* arg = input(name);
-  for (int i = 0; i < rank; ++i) {
-    std::int64_t size = otherwise;
-    if (arg != nullptr && !arg->items.empty())
-      size = arg->items[std::min<std::size_t>(static_cast<std::size_t>(i), arg->items.size() - 1)].integer;
-    out.insert(i, size);
-  }
-  return out;
 }
 
 /// A plain parameter of the dtype that the program computes in, with this many dimensions.
@@ -212,58 +202,6 @@ std::optional<Bound> CompositeWriter::linear(const Call& call) {
   if (x->sizes.product() == 0 || x->sizes[-1] != weight->sizes[1]) return std::nullopt;
   if (!ProgramWriter::can_view(*x, {x->sizes.product() / x->sizes[-1], x->sizes[-1]})) return std::nullopt;
   return bound_to(writer_.linear(*x, ParamId(weight->index), biased ? ParamId(bias->index) : ParamId{}));
-}
-
-std::optional<Bound> CompositeWriter::matmul(const Call& call) {
-  const Tensor* a = call.tensor("self");
-  const Tensor* b = call.tensor("other");
-  if (a == nullptr || b == nullptr || a->sizes.rank() != b->sizes.rank() || a->dtype != b->dtype) return std::nullopt;
-  const int rank = a->sizes.rank();
-  if (rank < 2 || rank > 4 || a->sizes[-1] != b->sizes[-2] || a->sizes.product() == 0) return std::nullopt;
-  for (int i = 0; i < rank - 2; ++i) {
-    if (a->sizes[i] != b->sizes[i]) return std::nullopt;
-  }
-  return bound_to(rank == 2 ? writer_.mm(*a, *b) : rank == 3 ? writer_.bmm(*a, *b) : writer_.matmul(*a, *b));
-}
-
-std::optional<Bound> CompositeWriter::convolution(const Call& call) {
-  const Tensor* x = call.tensor("input");
-  const Tensor* weight = call.tensor("weight");
-  const Tensor* bias = call.tensor("bias");
-  if (x == nullptr || weight == nullptr || (bias == nullptr && !call.none("bias"))) return std::nullopt;
-  const int spatial = weight->sizes.rank() - 2;
-  if (spatial < 1 || x->sizes.rank() != spatial + 2 || call.described.sizes.rank() != spatial + 2) return std::nullopt;
-  const auto whole = [&](std::string_view name, std::int64_t otherwise) {
-    return ProgramWriter::arg(call.sizes(name, otherwise, spatial));
-  };
-  Dims none;
-  for (int i = 0; i < spatial; ++i) none.insert(i, 0);
-  const Tensor& result = call.described;
-  return bound_to(
-      writer_.emit("aten.convolution.default",
-                   {ProgramWriter::arg(*x), ProgramWriter::arg(*weight),
-                    bias != nullptr ? ProgramWriter::arg(*bias) : Arg{}, whole("stride", 1), whole("padding", 0),
-                    whole("dilation", 1), Arg{false}, ProgramWriter::arg(none), Arg{call.integer("groups", 1)}},
-                   {}, {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
-}
-
-std::optional<Bound> CompositeWriter::transposed_convolution(const Call& call) {
-  const Tensor* x = call.tensor("input");
-  const Tensor* weight = call.tensor("weight");
-  const Tensor* bias = call.tensor("bias");
-  if (x == nullptr || weight == nullptr || (bias == nullptr && !call.none("bias"))) return std::nullopt;
-  const int spatial = weight->sizes.rank() - 2;
-  if (spatial < 1 || x->sizes.rank() != spatial + 2 || call.described.sizes.rank() != spatial + 2) return std::nullopt;
-  const auto whole = [&](std::string_view name, std::int64_t otherwise) {
-    return ProgramWriter::arg(call.sizes(name, otherwise, spatial));
-  };
-  const Tensor& result = call.described;
-  return bound_to(
-      writer_.emit("aten.convolution.default",
-                   {ProgramWriter::arg(*x), ProgramWriter::arg(*weight),
-                    bias != nullptr ? ProgramWriter::arg(*bias) : Arg{}, whole("stride", 1), whole("padding", 0),
-                    whole("dilation", 1), Arg{true}, whole("output_padding", 0), Arg{call.integer("groups", 1)}},
-                   {}, {{result.sizes, ProgramWriter::contiguous_strides(result.sizes), x->dtype}})[0]);
 }
 
 /// PyTorch's choice among the kernels; what depends on more than shapes stays whole.
@@ -376,7 +314,7 @@ std::optional<Bound> CompositeWriter::batch_norm(const Call& call) {
   const bool training = call.number("training", 1.0) != 0.0;
   const bool dtypes = x->dtype == DType::Float32 || (x->dtype == DType::Float16 && weight_dtype == DType::Float32);
   // `cudnn_enabled` is the exporting machine's, as devices are.
-  const bool cudnn = device_ == ProgramDevice::Cuda && all && dtypes && x->sizes.rank() >= 3;
+  const bool cudnn = device_ == ProgramDevice::Cuda && options_.cudnn && all && dtypes && x->sizes.rank() >= 3;
   args.push_back(Arg{training});
   args.push_back(Arg{call.number("momentum", 0.1)});
   args.push_back(Arg{call.number("eps", 1e-5)});
@@ -464,15 +402,6 @@ std::optional<Bound> CompositeWriter::log_softmax(const Call& call) {
   std::optional<Bound> result = softmax(call);
   if (result) model_.ops.back().name = "aten._log_softmax.default";
   return result;
-}
-
-std::optional<Bound> CompositeWriter::nll_loss(const Call& call) {
-  const Tensor* x = call.tensor("self");
-  const Tensor* target = call.tensor("target");
-  if (x == nullptr || target == nullptr || x->sizes.rank() != 2 || is_floating(target->dtype)) return std::nullopt;
-  if (!call.none("weight") || call.number("reduction", 1.0) != 1.0 || call.integer("ignore_index", -100) != -100)
-    return std::nullopt;
-  return bound_to(writer_.nll_loss(*x, *target));
 }
 
 std::optional<Bound> CompositeWriter::cross_entropy(const Call& call) {

@@ -8,33 +8,22 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <vector>
 
-#include "core/model/families/config_model.h"
-#include "core/model/model.h"
-#include "core/model/pt2/program.h"
-#include "core/operators/program_writer.h"
+#include "core/model/pt2/composite_call.h"
 
 namespace foreshard::pt2 {
 
-/// What a graph name stands for while operators are written.
-struct Bound {
-  Arg arg;
-  families::Tensor tensor;  // sizes, strides, dtype; kind and index as in `arg`
-  bool exact = false;       // `tensor` holds it: a tensor of at most Dims::kMaxRank dimensions
-};
-using Names = std::unordered_map<std::string, Bound>;
-
 class CompositeWriter {
  public:
-  CompositeWriter(families::ProgramWriter& writer, Model& model, ProgramDevice device)
-      : writer_(writer), model_(model), device_(device) {}
+  CompositeWriter(families::ProgramWriter& writer, Model& model, const ProgramOptions& options)
+      : writer_(writer), model_(model), options_(options), device_(options.device) {}
 
   static bool knows(std::string_view name);
 
-  /// Writes `node`; `described` is its result as the archive describes it.
-  std::optional<Bound> write(const Pt2Node& node, std::string_view name, const Names& names,
-                             const families::Tensor& described);
+  /// Writes `node`: a result for each of `described`, its results as the archive describes them.
+  std::optional<std::vector<Bound>> write(const Pt2Node& node, std::string_view name, const Names& names,
+                                          const std::vector<families::Tensor>& described);
 
   /// Autocast casts the inputs of matrix products down, of losses and norms up; the archive does not write the casts.
   void cast_inputs(const Pt2Node& node, std::string_view name, DType low, Names& names);
@@ -46,19 +35,6 @@ class CompositeWriter {
   using Tensor = families::Tensor;
   using Dims = families::Dims;
 
-  /// The operator that is being written.
-  struct Call {
-    const Pt2Node& node;
-    const Names& names;
-    const Tensor& described;
-
-    const Pt2Arg* input(std::string_view name) const;
-    const Tensor* tensor(std::string_view name) const;  // nullptr where it is none, or not exact
-    bool none(std::string_view name) const;             // absent or None
-    double number(std::string_view name, double otherwise) const;
-    std::int64_t integer(std::string_view name, std::int64_t otherwise) const;
-    Dims sizes(std::string_view name, std::int64_t otherwise, int rank) const;  // one number stands for all
-  };
   using Writer = std::optional<Bound> (CompositeWriter::*)(const Call&);
   struct Row {
     std::string_view name;
@@ -76,16 +52,11 @@ class CompositeWriter {
   std::optional<Bound> rms_norm(const Call& call);
   std::optional<Bound> group_norm(const Call& call);
   std::optional<Bound> batch_norm(const Call& call);
-  std::optional<Bound> matmul(const Call& call);
   std::optional<Bound> softmax(const Call& call);
   std::optional<Bound> log_softmax(const Call& call);
-  std::optional<Bound> nll_loss(const Call& call);
   std::optional<Bound> cross_entropy(const Call& call);
   Tensor smoothed(const Tensor& log, const Tensor& target, const Tensor& loss, double smoothing, std::int64_t ignored);
   std::optional<Bound> attention(const Call& call);
-  std::optional<Bound> convolution(const Call& call);
-  std::optional<Bound> transposed_convolution(const Call& call);
-  std::optional<Bound> einsum(const Call& call);  // einsum.cpp
   std::optional<Bound> max_pool(const Call& call);
   Tensor pooled(const Tensor& x, const Dims& asked);  // pictures of `asked` lines and columns
   std::optional<Bound> adaptive_average(const Call& call);
@@ -97,6 +68,7 @@ class CompositeWriter {
 
   families::ProgramWriter& writer_;
   Model& model_;
+  const ProgramOptions& options_;
   ProgramDevice device_;
 };
 

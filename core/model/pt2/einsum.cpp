@@ -1,10 +1,12 @@
-// einsum of two tensors as ATen writes it (Linear.cpp: einsum, sumproduct_pair): every operand gets all labels in one
-// order, the labels that both have become the batch, those of one side rows or columns, the rest is summed by a
-// product. Repeated labels, ellipses, sums over one operand alone and other numbers of operands stay whole.
+// einsum as ATen writes it (Linear.cpp: einsum, sumproduct_pair): every operand gets all labels in one order, the
+// result's first; two operands at a time become one, by a product of matrices where a label is summed, element by
+// element where none is. What is left is summed at the end.
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <string>
 
-#include "core/model/pt2/composites.h"
+#include "core/model/pt2/composite_call.h"
 
 namespace foreshard::pt2 {
 namespace {
@@ -13,62 +15,112 @@ using families::Dims;
 using families::ProgramWriter;
 using families::Tensor;
 
+constexpr char kEllipsis = '.';  // one for each of its dimensions is written as a control character
+char ellipsis_label(int dim) { return static_cast<char>(dim + 1); }
+
 struct Equation {
-  std::string left, right, out, labels;  // labels: out's, then the summed ones
+  std::vector<std::string> operands;
+  std::string labels;   // out's, then the summed ones
+  std::size_t out = 0;  // how many of them are out's
 };
 
-std::optional<Equation> parse(std::string text) {
-  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
-  const std::size_t comma = text.find(','), arrow = text.find("->");
-  if (comma == std::string::npos || text.find(',', comma + 1) != std::string::npos) return std::nullopt;
-  Equation made{text.substr(0, comma), text.substr(comma + 1, arrow == std::string::npos ? arrow : arrow - comma - 1),
-                arrow == std::string::npos ? "" : text.substr(arrow + 2), ""};
-  std::string all = made.left + made.right;
-  const auto is_label = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
-  if (!std::all_of(all.begin(), all.end(), is_label)) return std::nullopt;
-  std::sort(all.begin(), all.end());
-  for (std::string side : {made.left, made.right, made.out}) {
-    std::sort(side.begin(), side.end());
-    if (std::adjacent_find(side.begin(), side.end()) != side.end()) return std::nullopt;
+/// The labels of one side, an ellipsis as `dims` of its own.
+std::optional<std::string> expanded(const std::string& side, int dims, int most) {
+  std::string out;
+  for (std::size_t i = 0; i < side.size(); ++i) {
+    if (side[i] == kEllipsis) {
+      if (side.compare(i, 3, "...") != 0) return std::nullopt;
+      for (int d = most - dims; d < most; ++d) out += ellipsis_label(d);
+      i += 2;
+    } else if (std::isalpha(static_cast<unsigned char>(side[i])) != 0) {
+      out += side[i];
+    } else {
+      return std::nullopt;
+    }
   }
-  if (arrow == std::string::npos)  // what appears once, in alphabetical order
+  return out;
+}
+
+std::optional<Equation> parse(std::string text, const std::vector<Tensor>& operands) {
+  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
+  const std::size_t arrow = text.find("->");
+  std::vector<std::string> sides{""};
+  for (const char c : text.substr(0, arrow)) c == ',' ? void(sides.emplace_back()) : void(sides.back() += c);
+  if (sides.size() != operands.size()) return std::nullopt;
+  const auto letters = [](const std::string& side) {
+    return static_cast<int>(std::count_if(side.begin(), side.end(), [](char c) { return c != kEllipsis; }));
+  };
+  int most = 0;
+  for (std::size_t i = 0; i < sides.size(); ++i)
+    if (sides[i].find(kEllipsis) != std::string::npos)
+      most = std::max(most, operands[i].sizes.rank() - letters(sides[i]));
+  Equation made;
+  std::string all;
+  for (std::size_t i = 0; i < sides.size(); ++i) {
+    const auto side = expanded(sides[i], operands[i].sizes.rank() - letters(sides[i]), most);
+    if (!side || static_cast<int>(side->size()) != operands[i].sizes.rank()) return std::nullopt;
+    made.operands.push_back(*side);
+    all += *side;
+  }
+  std::sort(all.begin(), all.end());
+  if (arrow != std::string::npos) {
+    const auto side = expanded(text.substr(arrow + 2), most, most);
+    if (!side) return std::nullopt;
+    made.labels = *side;
+  } else {  // what appears once, in alphabetical order
     for (const char c : all)
-      if (std::count(all.begin(), all.end(), c) == 1) made.out += c;
-  made.labels = made.out;
+      if (c <= most || std::count(all.begin(), all.end(), c) == 1)
+        if (made.labels.find(c) == std::string::npos) made.labels += c;
+  }
+  made.out = made.labels.size();
+  for (const char c : made.labels)
+    if (all.find(c) == std::string::npos || std::count(made.labels.begin(), made.labels.end(), c) != 1)
+      return std::nullopt;
   for (const char c : all)
     if (made.labels.find(c) == std::string::npos) made.labels += c;
-  if (made.labels.size() > static_cast<std::size_t>(Dims::kMaxRank)) return std::nullopt;
-  for (const char c : made.out)
-    if (all.find(c) == std::string::npos) return std::nullopt;
+  if (made.labels.size() > kMaxDims) return std::nullopt;
   return made;
 }
 
-/// The operand with a dimension for every label: those that it lacks are ones.
-Tensor with_all_labels(ProgramWriter& writer, Tensor x, const std::string& own, const std::string& labels) {
+/// The operand with a dimension for every label: those that it lacks are ones, of one that it has twice the diagonal.
+std::optional<Tensor> with_all_labels(const Call& c, Tensor x, std::string own, const std::string& labels) {
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    for (std::size_t j = own.find(own[i], i + 1); j != std::string::npos; j = own.find(own[i], i + 1)) {
+      const auto one = static_cast<int>(i), two = static_cast<int>(j);
+      if (x.sizes[one] != x.sizes[two]) return std::nullopt;
+      Dims sizes = x.sizes, strides = x.strides;
+      const std::int64_t size = sizes[one], step = strides[one] + strides[two];
+      for (Dims* dims : {&sizes, &strides}) {
+        dims->erase(two);
+        dims->erase(one);
+      }
+      sizes.insert(sizes.rank(), size);
+      strides.insert(strides.rank(), step);
+      x = c.writer.emit("aten.diagonal.default",
+                        {ProgramWriter::arg(x), Arg{std::int64_t{0}}, Arg{std::int64_t{one}}, Arg{std::int64_t{two}}},
+                        {}, {{sizes, strides, x.dtype}})[0];
+      const char label = own[i];
+      own.erase(j, 1);
+      own.erase(i, 1);
+      own += label;
+    }
+  }
   Dims order;
   int next = x.sizes.rank();
   for (const char label : labels) {
     const std::size_t at = own.find(label);
-    if (at == std::string::npos) x = writer.unsqueeze(x, x.sizes.rank());
+    if (at == std::string::npos) x = c.writer.unsqueeze(x, x.sizes.rank());
     order.insert(order.rank(), at == std::string::npos ? next++ : static_cast<std::int64_t>(at));
   }
-  return writer.permute(x, order);
+  return c.writer.permute(x, order);
 }
 
-Tensor reshaped(ProgramWriter& writer, const Tensor& x, const Dims& sizes) {
-  return ProgramWriter::can_view(x, sizes) ? writer.view(x, sizes) : writer.unsafe_view(writer.clone(x), sizes);
+Dims joined(std::initializer_list<const Dims*> parts) {
+  Dims all;
+  for (const Dims* part : parts)
+    for (int i = 0; i < part->rank(); ++i) all.insert(all.rank(), (*part)[i]);
+  return all;
 }
-
-/// The dimensions of a product, by what they are.
-struct Roles {
-  Dims batch, rows, columns, summed;
-  static Dims joined(std::initializer_list<const Dims*> parts) {
-    Dims all;
-    for (const Dims* part : parts)
-      for (int i = 0; i < part->rank(); ++i) all.insert(all.rank(), (*part)[i]);
-    return all;
-  }
-};
 
 std::int64_t product(const Dims& dims, const Tensor& x) {
   std::int64_t n = 1;
@@ -76,60 +128,87 @@ std::int64_t product(const Dims& dims, const Tensor& x) {
   return n;
 }
 
-}  // namespace
-
-std::optional<Bound> CompositeWriter::einsum(const Call& call) {
-  const Pt2Arg* text = call.input("equation");
-  const Pt2Arg* list = call.input("tensors");
-  if (text == nullptr || list == nullptr || list->items.size() != 2) return std::nullopt;
-  const auto equation = parse(text->text);
-  if (!equation) return std::nullopt;
-  const Tensor* operands[2] = {};
-  for (int i = 0; i < 2; ++i) {
-    const auto found = call.names.find(list->items[static_cast<std::size_t>(i)].text);
-    if (found == call.names.end() || !found->second.exact) return std::nullopt;
-    operands[i] = &found->second.tensor;
-    if (operands[i]->sizes.rank() != static_cast<int>((i == 0 ? equation->left : equation->right).size()))
-      return std::nullopt;
-  }
-  if (operands[0]->dtype != operands[1]->dtype || operands[0]->sizes.product() == 0) return std::nullopt;
-  const auto size_of = [&](int side, char label) {
-    const std::size_t at = (side == 0 ? equation->left : equation->right).find(label);
-    return at == std::string::npos ? std::int64_t{1} : operands[side]->sizes[static_cast<int>(at)];
+/// sumproduct_pair: the labels that both have become the batch, those of one side rows or columns.
+Tensor pair_product(const Call& c, Tensor a, Tensor b, const Dims& summed_labels) {
+  if (summed_labels.rank() == 0) return c.two("aten.mul.Tensor", a, b);
+  const auto is_summed = [&](int dim) {
+    for (int i = 0; i < summed_labels.rank(); ++i)
+      if (summed_labels[i] == dim) return true;
+    return false;
   };
-  Roles roles;
-  for (std::size_t i = 0; i < equation->labels.size(); ++i) {
-    const std::int64_t left = size_of(0, equation->labels[i]), right = size_of(1, equation->labels[i]);
-    const auto dim = static_cast<std::int64_t>(i);
-    if (left != 1 && right != 1 && left != right) return std::nullopt;
-    if (i >= equation->out.size()) {
-      if ((left == 1) != (right == 1)) return std::nullopt;  // summed before the product
-      roles.summed.insert(roles.summed.rank(), dim);
-    } else {
-      Dims& role = left != 1 && right != 1 ? roles.batch : left != 1 ? roles.rows : roles.columns;
-      role.insert(role.rank(), dim);
-    }
+  Dims batch, rows, columns, summed;
+  for (int dim = 0; dim < a.sizes.rank(); ++dim) {
+    const bool left = a.sizes[dim] != 1, right = b.sizes[dim] != 1;
+    Dims& role = is_summed(dim) ? summed : left && right ? batch : left ? rows : columns;
+    role.insert(role.rank(), dim);
   }
-  const Tensor a = with_all_labels(writer_, *operands[0], equation->left, equation->labels);
-  const Tensor b = with_all_labels(writer_, *operands[1], equation->right, equation->labels);
-  const Tensor left = writer_.permute(a, Roles::joined({&roles.batch, &roles.rows, &roles.summed, &roles.columns}));
-  const std::int64_t batch = product(roles.batch, a), rows = product(roles.rows, a), summed = product(roles.summed, a),
-                     columns = product(roles.columns, b);
-  const Tensor flat = reshaped(writer_, left, {batch, rows, summed});
-  const Tensor right = writer_.permute(b, Roles::joined({&roles.batch, &roles.summed, &roles.columns, &roles.rows}));
-  const Tensor made = writer_.bmm(flat, reshaped(writer_, right, {batch, summed, columns}));
-  const Dims order = Roles::joined({&roles.batch, &roles.rows, &roles.summed, &roles.columns});
-  Dims apart, back = order, sizes;
+  const std::int64_t count = product(batch, a), height = product(rows, a), inner = product(summed, a),
+                     width = product(columns, b);
+  const Tensor left = c.writer.permute(a, joined({&batch, &rows, &summed, &columns}));
+  const Tensor flat = c.reshape(left, {count, height, inner});
+  const Tensor right = c.writer.permute(b, joined({&batch, &summed, &columns, &rows}));
+  const Tensor made = c.writer.bmm(flat, c.reshape(right, {count, inner, width}));
+  const Dims order = joined({&batch, &rows, &summed, &columns});
+  Dims apart, back = order;
   for (int i = 0; i < order.rank(); ++i) {
     const auto dim = static_cast<int>(order[i]);
-    const bool is_summed = dim >= static_cast<int>(equation->out.size());
-    const std::int64_t size = is_summed ? 1 : std::max(a.sizes[dim], b.sizes[dim]);
-    apart.insert(apart.rank(), size);
+    apart.insert(apart.rank(), is_summed(dim) ? 1 : std::max(a.sizes[dim], b.sizes[dim]));
     back[dim] = i;
   }
-  const Tensor placed = writer_.permute(writer_.view(made, apart), back);
-  for (std::size_t i = 0; i < equation->out.size(); ++i) sizes.insert(sizes.rank(), placed.sizes[static_cast<int>(i)]);
-  return bound_to(writer_.view(placed, sizes));
+  return c.writer.permute(c.writer.view(made, apart), back);
+}
+
+/// How many operands have a label, by label.
+using Counts = std::array<int, kMaxDims>;
+
+Tensor contracted(const Call& c, Tensor a, Tensor b, std::size_t out, Counts& counts) {
+  Dims both, first, second;
+  for (int dim = static_cast<int>(out); dim < a.sizes.rank(); ++dim) {
+    int& count = counts[static_cast<std::size_t>(dim)];
+    const bool left = a.sizes[dim] != 1, right = b.sizes[dim] != 1;
+    if (left && right) {
+      if (--count == 1) both.insert(both.rank(), dim), count = 0;
+    } else if (count == 1 && (left || right)) {
+      Dims& alone = left ? first : second;
+      alone.insert(alone.rank(), dim);
+      count = 0;
+    }
+  }
+  if (first.rank() > 0) a = c.reduced("aten.sum.dim_IntList", a, first, true);
+  if (second.rank() > 0) b = c.reduced("aten.sum.dim_IntList", b, second, true);
+  return pair_product(c, a, b, both);
+}
+
+}  // namespace
+
+CompositeResults einsum(const Call& c) {
+  const Pt2Arg* text = c.input("equation");
+  const auto operands = c.tensors("tensors");
+  if (text == nullptr || !operands || operands->empty() || !c.list("path").empty()) return std::nullopt;
+  for (const Tensor& x : *operands)
+    if (x.sizes.product() == 0 || x.dtype != operands->front().dtype) return std::nullopt;
+  const auto equation = parse(text->text, *operands);
+  if (!equation) return std::nullopt;
+  Counts counts{};
+  std::vector<Tensor> all;
+  for (std::size_t i = 0; i < operands->size(); ++i) {
+    const auto x = with_all_labels(c, (*operands)[i], equation->operands[i], equation->labels);
+    if (!x) return std::nullopt;
+    all.push_back(*x);
+    for (int dim = 0; dim < x->sizes.rank(); ++dim) counts[static_cast<std::size_t>(dim)] += x->sizes[dim] != 1 ? 1 : 0;
+  }
+  Tensor made = all[0];
+  for (std::size_t i = 1; i < all.size(); ++i) made = contracted(c, made, all[i], equation->out, counts);
+  const auto out = static_cast<int>(equation->out);
+  if (made.sizes.rank() == out) return {{made}};
+  if (all.size() > 1) {
+    Dims sizes;
+    for (int i = 0; i < out; ++i) sizes.insert(i, made.sizes[i]);
+    return {{c.writer.view(made, sizes)}};
+  }
+  Dims rest;
+  for (int i = out; i < made.sizes.rank(); ++i) rest.insert(rest.rank(), i);
+  return {{c.reduced("aten.sum.dim_IntList", made, rest, false)}};
 }
 
 }  // namespace foreshard::pt2

@@ -93,7 +93,7 @@ class OpsWriter {
         writer_(model, model.compute_dtype,
                 {.fused_dropout = options.device == ProgramDevice::Cuda,
                  .wide_norm_statistics = options.device != ProgramDevice::Cpu}),
-        composites_(writer_, model, options.device) {}
+        composites_(writer_, model, options) {}
 
   Result<void> run() {
     Names names;
@@ -571,18 +571,22 @@ class OpsWriter {
   /// A composite, as eager PyTorch runs it; `done` stays false where it is to be written whole.
   bool write_composite(const Pt2Graph& graph, const Pt2Node& node, const std::string& name, Names& names, bool& done) {
     if (autocast_) composites_.cast_inputs(node, name, *autocast_, names);
-    if (node.outputs.size() != 1 || node.outputs[0].kind != Pt2Arg::Kind::Tensor || !composites_.knows(name))
-      return true;
-    const std::string& out = node.outputs[0].text;
-    const Pt2Tensor& tensor = graph.tensors.at(out);
-    Shape shape;
-    Bound described;
-    if (!shape_of(tensor, out, shape) || !describe(tensor, shape, out, described)) return false;
-    if (!described.exact) return true;
-    std::optional<Bound> result = composites_.write(node, name, names, described.tensor);
-    if (!result) return true;
+    const std::vector<const Pt2Arg*> outs = flattened(node.outputs);
+    if (outs.empty() || !composites_.knows(name)) return true;
+    std::vector<Tensor> described;
+    for (const Pt2Arg* out : outs) {
+      if (out->kind != Pt2Arg::Kind::Tensor) return true;
+      const Pt2Tensor& tensor = graph.tensors.at(out->text);
+      Shape shape;
+      Bound bound;
+      if (!shape_of(tensor, out->text, shape) || !describe(tensor, shape, out->text, bound)) return false;
+      if (!bound.exact) return true;
+      described.push_back(bound.tensor);
+    }
+    std::optional<std::vector<Bound>> results = composites_.write(node, name, names, described);
+    if (!results) return true;
     done = true;
-    names.insert_or_assign(out, std::move(*result));
+    for (std::size_t i = 0; i < outs.size(); ++i) names.insert_or_assign(outs[i]->text, std::move((*results)[i]));
     return true;
   }
 

@@ -52,6 +52,9 @@ bool is_product(std::string_view name) { return is_strict(name) && name.find("no
 
 bool is_cast(std::string_view name) { return name == "to" || name == "_to_copy"; }
 
+/// Casts to another tensor's type.
+bool is_way_back(std::string_view name) { return name == "type_as"; }
+
 bool is_viewing(std::string_view name) {
   static constexpr std::array<std::string_view, 19> kNames{
       "view",  "reshape", "unsqueeze", "squeeze",    "transpose", "permute", "expand", "slice",     "select", "t",
@@ -124,13 +127,17 @@ class Precision {
     struct Same {
       std::string operand;
       std::int32_t stack = -1;
+      bool elsewhere = true;  // the operand was not made where it is cast
     };
     std::unordered_map<std::string, Same> same;
     std::unordered_map<std::string, std::int32_t> made_in;
     for (Pt2Node& node : graph.nodes) {
       for (Pt2Input& input : node.inputs) {
+        // y.type_as(x) asks for what x was before a cast of it: the way back from it
+        const bool back = is_way_back(base_name(node.target)) && input.name == "other";
         for_each_tensor(input.arg, [&](Pt2Arg& arg) {
-          for (auto at = same.find(arg.text); at != same.end() && !inside(node.stack, at->second.stack);
+          for (auto at = same.find(arg.text);
+               at != same.end() && (back || (at->second.elsewhere && !inside(node.stack, at->second.stack)));
                at = same.find(arg.text))
             arg.text = at->second.operand;
         });
@@ -143,8 +150,8 @@ class Precision {
         const Pt2Tensor* to = recorded(graph, node.outputs[0].text);
         const auto maker = made_in.find(operand);
         const bool elsewhere = maker == made_in.end() || !inside(maker->second, node.stack);
-        if (from != nullptr && to != nullptr && from->dtype == wide_ && to->dtype == wide_ && elsewhere)
-          same.emplace(node.outputs[0].text, Same{operand, node.stack});
+        if (from != nullptr && to != nullptr && from->dtype == wide_ && to->dtype == wide_)
+          same.emplace(node.outputs[0].text, Same{operand, node.stack, elsewhere});
       }
       for (const Pt2Arg* out : flat(node.outputs)) made_in.emplace(out->text, node.stack);
     }
@@ -227,6 +234,8 @@ class Precision {
         // made from numbers: as written
       } else if (in_place) {
         type = first;
+      } else if (is_way_back(name) && node.inputs.size() > 1 && types.find(node.inputs[1].arg.text) != types.end()) {
+        type = types.at(node.inputs[1].arg.text);
       } else if (asked != nullptr) {
         type = static_cast<DType>(asked->integer);
         if (is_cast(name) && type == wide_ && was == wide_) type = cast_of(g, out->text, first);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "core/lowering/op_rules.h"
+#include "core/lowering/segment_autograd.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard {
@@ -205,11 +207,11 @@ class CallWalker {
 
 // ---------------------------------------------------------------- from operators
 
-/// Operators whose results never carry a gradient whatever goes in.
-bool never_differentiable(std::string_view op) {
-  constexpr std::string_view kNames[] = {"aten.detach.",    "aten.arange.",    "aten.zeros_like.", "aten.ones_like.",
-                                         "aten.full_like.", "aten.new_zeros.", "aten.new_ones.",   "aten.empty_like."};
-  return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
+/// Result `i` never carries a gradient, whatever goes in; the operator rules know.
+bool never_differentiable(const Op& op, std::size_t i, DType dtype) {
+  const OpRule* const rule = op.opaque < 0 ? find_op_rule(op.name) : nullptr;
+  if (rule == nullptr) return !is_floating(dtype);
+  return (is_constant(*rule) && rule->form != OpForm::InPlace) || !has_gradient(*rule, i, dtype);
 }
 
 class OpWalker {
@@ -303,12 +305,12 @@ class OpWalker {
     flows_.assign(model_.values.size(), 0);
     for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
     for (const Op& op : model_.ops) {
-      if (never_differentiable(op.name)) continue;
       bool flow = false;
       for_each_reference(
           op, [&](ValueId id) { flow = flow || flows_[id.index()] != 0; }, [&](ParamId) { flow = true; });
-      for (ValueId out : op.out) {
-        if (out.valid() && flow && is_floating(model_.values[out.index()].dtype)) flows_[out.index()] = 1;
+      for (std::size_t i = 0; flow && i < op.out.size(); ++i) {
+        const ValueId out = op.out[i];
+        if (out.valid() && !never_differentiable(op, i, model_.values[out.index()].dtype)) flows_[out.index()] = 1;
       }
     }
   }

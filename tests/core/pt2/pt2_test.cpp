@@ -98,12 +98,21 @@ TEST(Pt2Facts, LinesOfTheSourceSayWhatHasAName) {
   EXPECT_EQ(result_of(*model, "aten.add.Tensor").held, Hold{});  // nobody names z + x
 }
 
-TEST(Pt2Facts, WithoutStacksOrLinesNothingIsHeldButTheOutputs) {
+TEST(Pt2Facts, WithoutStacksOrLinesOnlyTheOutputsAndWhatACompositeIsHandedAreHeld) {
   const auto model = load("no_stacks");
   ASSERT_TRUE(model) << to_text(model.error());
   EXPECT_EQ(model->lifetimes, Lifetimes::Assumed);
-  for (const ValueInfo& value : model->values)
-    if (&value != &model->values[model->outputs[1].index()]) EXPECT_EQ(value.held, Hold{}) << value.name;
+  std::size_t operands = 0;
+  for (const ValueInfo& value : model->values) {
+    if (&value == &model->values[model->outputs[1].index()] || value.held == Hold{}) continue;
+    ++operands;
+    ASSERT_EQ(value.held.until, Hold::Until::Op) << value.name;
+    // linear: its input is handed to the view and lives until the view of its result
+    const auto last = static_cast<std::size_t>(value.held.op);
+    EXPECT_TRUE(model->ops[last].name.ends_with("view.default")) << value.name;
+    EXPECT_TRUE(model->ops[last - 1].name.ends_with("mm.default")) << value.name;
+  }
+  EXPECT_EQ(operands, 3u);
   const auto segment = static_cast<std::int32_t>(model->ops.size());
   EXPECT_TRUE(lower(*model, {{0, segment}}, std::vector<bool>(model->params.size(), true)));
 }

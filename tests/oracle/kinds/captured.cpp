@@ -1,8 +1,10 @@
-// captured: a model.json that `foreshard.capture` wrote against rows recorded of the same module in real PyTorch.
+// captured: a model.json that `foreshard.capture` wrote, or an archive of torch.export, against rows recorded of the
+// same module in real PyTorch.
 //
-// Arguments: models (.json, .json.gz) and files of rows, in any order. A row is predicted from the model whose file has
-// the row's id for a name; one model and one row need no names. A row passes when the allocated peaks of every step
-// and phase are within the bound (--bound 0.005 by default), and after wrapping nothing differs.
+// Arguments: models (.json, .json.gz, .pt2) and files of rows, in any order. A row is predicted from the model whose
+// file has the row's id for a name, or what of it stands before "-fsdp"; one model and one row need no names. A row
+// passes when the allocated peaks of every step and phase are within the bound (--bound 0.005 by default), and after
+// wrapping nothing differs.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -12,6 +14,7 @@
 
 #include "core/lowering/lowering.h"
 #include "core/model/model_json.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
 #include "sim/simulate.h"
@@ -116,11 +119,22 @@ class Comparison {
   RowResult result_;
 };
 
-bool is_model(const std::string& file) { return file.ends_with(".json") || file.ends_with(".json.gz"); }
+bool is_archive(const std::string& file) { return file.ends_with(".pt2"); }
+bool is_model(const std::string& file) {
+  return file.ends_with(".json") || file.ends_with(".json.gz") || is_archive(file);
+}
 
 std::string stem(const std::string& file) {
   const std::string name = std::filesystem::path(file).filename().string();
-  return name.substr(0, name.rfind(".json"));
+  return name.substr(0, name.rfind(is_archive(file) ? ".pt2" : ".json"));
+}
+
+Model read_model(const std::string& file, Job& job) {
+  if (!is_archive(file)) return or_throw(parse_model_json(read_text(file), file));
+  job.model.source = file;
+  ProgramOptions program = program_options(job);
+  program.cudnn = false;  // the virtual device has none
+  return or_throw(load_model(job.model, program));
 }
 
 Report run(const std::vector<std::string>& files, const Options& options) {
@@ -133,14 +147,15 @@ Report run(const std::vector<std::string>& files, const Options& options) {
   std::map<std::string, Errors> table;
   Report report = for_each_row(rows, options, [&](const Json& row) {
     const auto id = row.at("id").get<std::string>();
-    const auto named = models.find(id);
+    auto named = models.find(id);
+    if (named == models.end()) named = models.find(id.substr(0, id.find("-fsdp")));
     if (named == models.end() && models.size() > 1)
       return RowResult{id, Verdict::Fail, "model", "a model file of that name", "none", ""};
     const std::string& file = named == models.end() ? models.begin()->second : named->second;
     MemoryRow memory = read_memory_job(row);
     if (!memory.unplanned.empty())
       return RowResult{id, Verdict::Fail, "config", "a plan", "not planned: " + memory.unplanned, ""};
-    memory.model = or_throw(parse_model_json(read_text(file), file));
+    memory.model = read_model(file, memory.job);
     Comparison comparison(id, table, bound);
     const Prediction prediction = predict(memory);
     const Json& init = row.at("result").at("after_init");
