@@ -428,7 +428,10 @@ Bytes allocator_memory(const Plan& plan, const Job& job, const HardwareProfile& 
   const Bytes whole = options.memory > 0       ? options.memory
                       : job.cluster.memory > 0 ? job.cluster.memory
                                                : profile.memory_bytes;
-  return whole - static_cast<Bytes>(memory_outside(plan, job, profile).value);
+  const Bytes free = whole - static_cast<Bytes>(memory_outside(plan, job, profile).value);
+  // A schedule's budget is held by the allocator (torch.cuda.set_per_process_memory_fraction).
+  const bool held = job.fsdp.runtime == Runtime::Planned && job.schedule.budget > 0;
+  return held ? std::min(free, job.schedule.budget) : free;
 }
 
 }  // namespace

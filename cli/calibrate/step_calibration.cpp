@@ -32,6 +32,9 @@ Error run_failed(const Captured& run) {
 Result<std::vector<double>> measured_run(const CalibrateFlags& flags, int count) {
   std::vector<std::string> arguments = {"run",    flags.job.file, "--nproc", std::to_string(flags.ranks),
                                         "--json", "--quiet"};
+  if (flags.link.latency_us > 0)
+    arguments.insert(arguments.end(), {"--link-latency", std::to_string(flags.link.latency_us)});
+  if (!flags.link.bytes_per_s.empty()) arguments.insert(arguments.end(), {"--link-bandwidth", flags.link.bytes_per_s});
   std::vector<std::string> sets = flags.job.set;
   sets.push_back(fmt::format("train.steps={}", count + kWarmUp));
   sets.insert(sets.end(), {"train.checkpoint.dir=", "train.eval.every=0"});

@@ -72,6 +72,7 @@ class Declaration {
     declare_simulate();
     declare_run();
     declare_sweep();
+    declare_schedule();
     declare_validate();
     declare_compare();
     declare_trace();
@@ -103,6 +104,9 @@ class Declaration {
   void add_job(CLI::App& verb, JobFlags& job, const char* name, const char* about) {
     files_.push_back(verb.add_option(name, job.file, about)->required()->type_name("FILE"));
     verb.add_option("--set", job.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    files_.push_back(
+        verb.add_option("--schedule", job.schedule, "What `foreshard schedule --out` wrote: runtime planned")
+            ->type_name("FILE"));
     for (const char* size : {"batch", "seq"}) {
       verb.add_option_function<std::int64_t>(
               fmt::format("--{}", size),
@@ -206,6 +210,14 @@ class Declaration {
     verb.add_option("--seed", simulate_.seed, "Of the jitter")->type_name("N");
   }
 
+  void add_link(CLI::App& verb, LinkFlags& link) {
+    verb.add_option("--link-latency", link.latency_us, "--backend host: microseconds that each collective takes longer")
+        ->check(CLI::Range(0, 100'000'000).description(""))
+        ->type_name("US");
+    verb.add_option("--link-bandwidth", link.bytes_per_s, "... and bytes per second that a rank sends, as in 100MB")
+        ->type_name("SIZE");
+  }
+
   void declare_run() {
     CLI::App& verb = add_verb("run", "Train: the same plan on real tensors, on one rank or many");
     add_job(verb, run_.job, "JOB", "A job file or a model file");
@@ -220,6 +232,7 @@ class Declaration {
                     "A library with communication hooks of your own, for fsdp.comm_hook; repeatable")
         ->type_name("LIBRARY")
         ->allow_extra_args(false);
+    add_link(verb, run_.link);
     verb.add_option("--emulate-world", run_.emulate_world,
                     "One real rank (cluster.rank) of N: its memory and compute, collectives of the modelled duration")
         ->check(CLI::Range(2, 1'000'000).description(""))
@@ -267,6 +280,20 @@ class Declaration {
         ->type_name("N");
     add_output_file(verb, "--csv", sweep_.csv, "Write all points as a table");
     add_output_file(verb, "--picture", sweep_.picture, "Draw the front (.svg)");
+  }
+
+  void declare_schedule() {
+    CLI::App& verb =
+        add_verb("schedule", "A schedule for a memory budget: what is kept, when gathers start, how near the best");
+    add_job(verb, schedule_.job, "JOB", "A job file or a model file");
+    verb.add_option("--budget", schedule_.budget, "Reserved memory at most, as in 72GiB; else all that the card has")
+        ->type_name("SIZE");
+    add_choice(verb.add_option("--objective", schedule_.objective,
+                               "The shortest step, or the least memory that is no slower than fsdp2"),
+               {"time", "memory"});
+    add_choice(verb.add_option("--emit", schedule_.emit, "Write a module that sets PyTorch's FSDP2 up like this"),
+               {"fsdp2"});
+    add_output_file(verb, "--out", schedule_.out, "Write the schedule, for --schedule (or what --emit asks for)");
   }
 
   void declare_compare() {
@@ -376,6 +403,7 @@ class Declaration {
     verb.add_option("--ranks", calibrate_.ranks, "How many ranks compute at once and talk to each other")
         ->check(CLI::Range(1, 64).description(""))
         ->type_name("N");
+    add_link(verb, calibrate_.link);
     verb.add_option("--repeats", calibrate_.repeats, "Of every measurement; the median counts")
         ->check(CLI::Range(1, 1000).description(""))
         ->type_name("N");
@@ -413,6 +441,7 @@ class Declaration {
   SimulateFlags simulate_;
   RunFlags run_;
   SweepFlags sweep_;
+  ScheduleFlags schedule_;
   ValidateFlags validate_;
   CompareFlags compare_;
   TraceFlags trace_;
@@ -440,6 +469,7 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "run") line.verb = std::move(run_);
   if (verb == "validate") line.verb = std::move(validate_);
   if (verb == "sweep") line.verb = std::move(sweep_);
+  if (verb == "schedule") line.verb = std::move(schedule_);
   if (verb == "compare") line.verb = std::move(compare_);
   if (verb == "trace") line.verb = std::move(trace_);
   if (verb == "checkpoint") line.verb = std::move(checkpoint_);

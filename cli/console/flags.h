@@ -20,6 +20,13 @@ struct OutputFlags {
 struct JobFlags {
   std::string file;
   std::vector<std::string> set;
+  std::string schedule = {};  // a schedule file; empty = as the job says
+};
+
+/// A link slower than the machine's own, between ranks of the host backend.
+struct LinkFlags {
+  int latency_us = 0;       // of each collective; 0 = none
+  std::string bytes_per_s;  // as 100MB; empty = no limit
 };
 
 struct InspectFlags {
@@ -65,6 +72,7 @@ struct RunFlags {
   bool cuda_graphs = false;       // work that repeats, as graphs
   bool nccl_register = false;     // the allocator's memory with NCCL
   int emulate_world = 0;          // this one process stands for that many ranks; 0 = it does not
+  LinkFlags link;
 };
 
 struct ValidateFlags {
@@ -83,6 +91,14 @@ struct SweepFlags {
   std::string part;               // i/n
   int threads = 0;                // 0 = one a core
   std::string csv, picture;
+};
+
+struct ScheduleFlags {
+  JobFlags job;
+  std::string budget;     // reserved memory; empty = the job's, else the card's
+  std::string objective;  // time | memory; empty = the job's
+  std::string emit;       // fsdp2: a module for PyTorch in place of the schedule file
+  std::string out;
 };
 
 struct CompareFlags {
@@ -123,6 +139,7 @@ struct CalibrateFlags {
   int ranks = 2;
   int repeats = 15;
   int steps = 20;  // of the job itself, run after its parts; 0 = none
+  LinkFlags link;
 };
 
 struct ConfigFlags {
@@ -167,9 +184,10 @@ struct CompletionFlags {
   std::string shell;  // bash | zsh | fish
 };
 
-using VerbFlags = std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags,
-                               SweepFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags,
-                               ConfigFlags, ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+using VerbFlags =
+    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags, SweepFlags,
+                 ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags, ConfigFlags,
+                 ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cli/console/json_text.h"
+#include "core/job/job_keys.h"
 #ifdef FORESHARD_WITH_GLOO
 #include "exec/communicators/gloo_communicator.h"
 #endif
@@ -102,7 +103,9 @@ void RankSession::order_behind_steps() {
 Result<std::shared_ptr<exec::Communicator>> RankSession::connect(const std::string& name,
                                                                  const std::vector<int>& ranks) {
 #ifdef FORESHARD_WITH_GLOO
-  return exec::make_gloo_communicator(*meeting_, {name, ranks, timeout()});
+  auto made = exec::make_gloo_communicator(*meeting_, {name, ranks, timeout()});
+  if (!made) return made;
+  return exec::throttled(std::move(*made), options_.link);
 #else
   Error error;
   error.code = ErrorCode::Unsupported;
@@ -113,6 +116,24 @@ Result<std::shared_ptr<exec::Communicator>> RankSession::connect(const std::stri
   error.hint = "install libgloo-dev and build again";
   return fail(std::move(error));
 #endif
+}
+
+Result<exec::LinkLimit> link_limit(const LinkFlags& flags) {
+  exec::LinkLimit limit;
+  limit.latency = std::chrono::microseconds(flags.latency_us);
+  if (flags.bytes_per_s.empty()) return limit;
+  const auto bytes = parse_size(flags.bytes_per_s);
+  if (bytes && *bytes > 0) {
+    limit.bytes_per_second = static_cast<double>(*bytes);
+    return limit;
+  }
+  return fail({.code = ErrorCode::Usage,
+               .message = "a bandwidth is a size, in bytes per second",
+               .file = {},
+               .place = "--link-bandwidth",
+               .expected = "100MB, 1GiB, ...",
+               .got = flags.bytes_per_s,
+               .hint = "leave it out for the machine's own speed"});
 }
 
 }  // namespace foreshard::cli

@@ -13,6 +13,7 @@
 #include "core/job.h"
 #include "core/result.h"
 #include "exec/communicators/communicator.h"
+#include "exec/communicators/throttled_communicator.h"
 #include "exec/launch/launch.h"
 #include "exec/launch/rendezvous.h"
 #include "exec/training/failure_text.h"
@@ -23,6 +24,7 @@ struct SessionOptions {
   exec::RankPlace place;
   std::chrono::milliseconds timeout{0};  // of meetings and collectives
   bool emulated = false;                 // one process stands for all ranks: nobody is met
+  exec::LinkLimit link;                  // of every communicator of the host's ranks
 };
 
 class RankSession {
@@ -58,5 +60,8 @@ class RankSession {
 
 /// A run that failed is no Error of the input. In JSON one line, with the account's parts behind the fields of errors.
 void print_failure(const exec::FailureAccount& account, const Console& console);
+
+/// What the flags say. Error: a bandwidth that is no size.
+Result<exec::LinkLimit> link_limit(const LinkFlags& flags);
 
 }  // namespace foreshard::cli

@@ -15,6 +15,7 @@
 #include "cli/console/json_text.h"
 #include "cli/exec_program/devices/calibration_machine.h"
 #include "cli/exec_program/devices/run_device.h"
+#include "cli/exec_program/rank_session.h"
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "core/job/job_file.h"
@@ -226,14 +227,19 @@ std::string summary_json(const exec::Calibration& c, const CalibrateFlags& flags
 std::string journal_key(const Job& job, const CalibrateFlags& flags, const CalibrationMachine& machine) {
   const std::string& card = machine.fingerprint;
   const std::string where = card.empty() ? processor_text() : card.substr(0, card.find(';'));
-  return fmt::format("{}\n{} ranks, {} rounds, {}", job_to_toml(job), flags.ranks, flags.repeats, where);
+  return fmt::format("{}\n{} ranks, {} rounds, link {} us {}, {}", job_to_toml(job), flags.ranks, flags.repeats,
+                     flags.link.latency_us, flags.link.bytes_per_s, where);
 }
 
 Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base,
                                   const CalibrationMachine& machine, const Console& console) {
   const auto model = load_job_model(job, base);
   if (!model) return fail(model.error());
+  const auto link = link_limit(flags.link);
+  if (!link) return fail(link.error());
   auto ranks = connect_ranks(flags.ranks, machine);
+  for (std::size_t k = 0; ranks && k < ranks->group.size(); ++k)
+    ranks->group[k] = exec::throttled(std::move(ranks->group[k]), *link);
   if (!ranks) return fail(ranks.error());
   const auto journal = exec::CalibrationJournal::open(flags.output + ".partial", journal_key(job, flags, machine));
   if (!journal) return fail(journal.error());

@@ -288,7 +288,9 @@ ExitCode run_training(const RunFlags& flags, const Console& console, const std::
     place.rank = static_cast<int>(loaded->job.cluster.rank);
     place.world_size = flags.emulate_world;
   }
-  RankSession session(console, {place, std::chrono::seconds(flags.timeout_seconds), flags.emulate_world > 0});
+  const auto link = link_limit(flags.link);
+  if (!link) return quiet.error(link.error());
+  RankSession session(console, {place, std::chrono::seconds(flags.timeout_seconds), flags.emulate_world > 0, *link});
   exec::StopRequest stop(stop_words(session, flags, console, loaded->job), std::chrono::seconds(flags.stop_seconds));
   if (!own_child && session.first()) {  // a launcher has tried them already
     if (auto possible = try_outputs({flags.timeline, flags.trace}); !possible) return console.error(possible.error());

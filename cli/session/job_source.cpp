@@ -1,8 +1,32 @@
 #include "cli/session/job_source.h"
 
 #include <cstdlib>
+#include <utility>
+
+#include "core/model/json_input.h"
+#include "sim/schedule/schedule_file.h"
+#include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
+namespace {
+
+constexpr Bytes kMostScheduleFile = 16 * kMiB;
+
+/// The keys that the schedule file decides.
+Result<void> apply_schedule(const std::string& file, LoadedJob& loaded) {
+  const auto text = read_text_file(file, kMostScheduleFile);
+  if (!text) return fail(text.error());
+  const auto profile = load_profile(loaded.job.cluster.profile);
+  if (!profile) return fail(profile.error());
+  const auto model = load_job_model(loaded.job, *profile);
+  if (!model) return fail(model.error());
+  auto job = apply_schedule_file(*text, file, loaded.job, *model);
+  if (!job) return fail(job.error());
+  loaded.job = std::move(*job);
+  return {};
+}
+
+}  // namespace
 
 Result<LoadedJob> load_job(const JobFlags& flags, const Console& console) {
   JobOverrides overrides;
@@ -11,6 +35,9 @@ Result<LoadedJob> load_job(const JobFlags& flags, const Console& console) {
   auto loaded = foreshard::load_job(flags.file, overrides);
   if (loaded) {
     for (const std::string& warning : loaded->warnings) console.note("note: " + warning);
+  }
+  if (loaded && !flags.schedule.empty()) {
+    if (auto applied = apply_schedule(flags.schedule, *loaded); !applied) return fail(applied.error());
   }
   return loaded;
 }

@@ -22,6 +22,9 @@ std::vector<std::string> arguments_of(const CalibrateFlags& flags) {
   arguments.insert(arguments.end(),
                    {"--ranks", std::to_string(flags.ranks), "--repeats", std::to_string(flags.repeats)});
   arguments.insert(arguments.end(), {"--backend", flags.backend});
+  if (flags.link.latency_us > 0)
+    arguments.insert(arguments.end(), {"--link-latency", std::to_string(flags.link.latency_us)});
+  if (!flags.link.bytes_per_s.empty()) arguments.insert(arguments.end(), {"--link-bandwidth", flags.link.bytes_per_s});
   return arguments;
 }
 

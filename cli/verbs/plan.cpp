@@ -13,7 +13,7 @@
 #include "core/plan/form/plan_json.h"
 #include "core/plan/form/plan_layout.h"
 #include "core/plan/units/units.h"
-#include "sim/search/auto_wrap.h"
+#include "sim/schedule/schedule_search.h"
 
 namespace foreshard::cli {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 struct PlannedModel {
   Model model;
   Plan plan;
-  Job job;  // as it was planned: wrap policy `auto` has been searched
+  Job job;  // as it was planned: wrap policy `auto` and a schedule have been searched
 };
 
 /// The plan of training, or of what --action lists.
@@ -39,12 +39,12 @@ Result<PlannedModel> plan_of(const Job& job, const std::string& action) {
   if (!profile) return fail(profile.error());
   auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
-  const auto wrap = settle_wrap(job, *model, *profile);
-  if (!wrap) return fail(wrap.error());
-  auto plan = plan_for(*model, wrap->job, action);
+  const auto settled = settle_job(job, *model, *profile);
+  if (!settled) return fail(settled.error());
+  auto plan = plan_for(*model, settled->job, action);
   if (!plan) return fail(plan.error());
-  if (!wrap->text.empty()) plan->warnings.push_back(wrap->text);
-  return PlannedModel{std::move(*model), std::move(*plan), wrap->job};
+  plan->warnings.insert(plan->warnings.end(), settled->texts.begin(), settled->texts.end());
+  return PlannedModel{std::move(*model), std::move(*plan), settled->job};
 }
 
 Result<std::string> json_of(const PlannedModel& planned, bool layout) {

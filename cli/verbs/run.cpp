@@ -16,10 +16,16 @@
 #include "cli/session/run_action_check.h"
 #include "cli/verbs/verbs.h"
 #include "core/job/job_keys.h"
+#include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
 
 namespace foreshard::cli {
 namespace {
+
+void add_link(const LinkFlags& link, std::vector<std::string>& arguments) {
+  if (link.latency_us > 0) arguments.insert(arguments.end(), {"--link-latency", std::to_string(link.latency_us)});
+  if (!link.bytes_per_s.empty()) arguments.insert(arguments.end(), {"--link-bandwidth", link.bytes_per_s});
+}
 
 /// What the executor's command line says: it has the same parser.
 std::vector<std::string> arguments_of(const RunFlags& flags) {
@@ -36,24 +42,28 @@ std::vector<std::string> arguments_of(const RunFlags& flags) {
   for (const std::string& library : flags.load) add({"--load", library});
   if (flags.cuda_graphs) add({"--cuda-graphs"});
   if (flags.nccl_register) add({"--nccl-register"});
+  add_link(flags.link, arguments);
   if (flags.emulate_world > 0) add({"--emulate-world", std::to_string(flags.emulate_world)});
   return arguments;
 }
 
-/// fsdp.wrap.policy = "auto": the units that `simulate` finds, handed on by name, so that one search serves all ranks
-/// and both plan the same.
-Result<void> settle_units(const Job& job, const Console& console, std::vector<std::string>& sets) {
-  if (!wants_wrap_search(job)) return {};
+/// fsdp.wrap.policy = "auto", fsdp.runtime = "planned": the units and the schedule that `simulate` finds, handed on in
+/// full, so that one search serves all ranks and both plan the same.
+Result<void> settle_units(const Job& job, bool scheduled, const Console& console, std::vector<std::string>& sets) {
+  if (!scheduled && !wants_wrap_search(job) && !wants_schedule_search(job)) return {};
   const auto profile = load_profile(job.cluster.profile);
   if (!profile) return fail(profile.error());
   const auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
-  const auto wrap = settle_wrap(job, *model, *profile);
-  if (!wrap) return fail(wrap.error());
-  if (wrap->job == job) return {};  // no repeated block: core's own choice, here as there
-  console.note("note: " + wrap->text);
-  for (const char* key : {"fsdp.wrap.policy", "fsdp.wrap.units"}) {
-    sets.push_back(fmt::format("{}={}", key, write_job_key(*find_job_key(key), wrap->job)));
+  const auto settled = settle_job(job, *model, *profile);
+  if (!settled) return fail(settled.error());
+  if (!scheduled && settled->job == job) return {};  // no repeated block: core's own choice, here as there
+  for (const std::string& text : settled->texts) console.note("note: " + text);
+  for (const char* key :
+       {"fsdp.runtime", "fsdp.wrap.policy", "fsdp.wrap.units", "fsdp.overrides", "fsdp.prefetch.forward",
+        "fsdp.prefetch.backward", "fsdp.prefetch.forward_depth", "fsdp.prefetch.backward_depth", "checkpointing.policy",
+        "checkpointing.units", "schedule.objective"}) {
+    sets.push_back(fmt::format("{}={}", key, write_job_key(*find_job_key(key), settled->job)));
   }
   return {};
 }
@@ -95,7 +105,7 @@ ExitCode run_verb(const RunFlags& flags, const Console& console) {
   const auto loaded = load_job(wanted.job, silent);
   if (!loaded) return console.error(loaded.error());
   if (auto fits = check_action_list(flags, loaded->job); !fits) return console.error(fits.error());
-  if (auto settled = settle_units(loaded->job, console, wanted.job.set); !settled)
+  if (auto settled = settle_units(loaded->job, !flags.job.schedule.empty(), console, wanted.job.set); !settled)
     return console.error(settled.error());
   hold_signals_back();
   return run_in_executor(arguments_of(wanted), console, flags.backend == "cuda" ? Executor::Cuda : Executor::Host);

@@ -14,6 +14,7 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console);
 ExitCode run_verb(const RunFlags& flags, const Console& console);
 ExitCode run_verb(const ValidateFlags& flags, const Console& console);
 ExitCode run_verb(const SweepFlags& flags, const Console& console);
+ExitCode run_verb(const ScheduleFlags& flags, const Console& console);
 ExitCode run_verb(const CompareFlags& flags, const Console& console);
 ExitCode run_verb(const TraceFlags& flags, const Console& console);
 ExitCode run_verb(const CheckpointFlags& flags, const Console& console);

@@ -11,6 +11,7 @@
 #include "core/input_file.h"
 #include "core/job/job_keys.h"
 #include "core/job/not_built.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -291,7 +292,9 @@ class Loader {
   }
 
   static void warn_if_without_meaning(const JobKey& key, LoadedJob& loaded) {
-    if (key.only && *key.only != loaded.job.fsdp.runtime) {
+    const Runtime runtime = loaded.job.fsdp.runtime;
+    const bool means = !key.only || *key.only == runtime || (*key.only == Runtime::Fsdp2 && has_fsdp2_layouts(runtime));
+    if (!means) {
       loaded.warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
                                             runtime_name(*key.only), runtime_name(loaded.job.fsdp.runtime)));
     }
@@ -408,7 +411,7 @@ Result<void> validate_cluster(const Job& job) {
 
 /// fsdp2 has FULL_SHARD, and HYBRID_SHARD on a 2-D mesh, only (17.5).
 Result<void> validate_strategy(const Job& job, Strategy strategy, const std::string& place) {
-  if (job.fsdp.runtime != Runtime::Fsdp2) return {};
+  if (!has_fsdp2_layouts(job.fsdp.runtime)) return {};
   if (strategy == Strategy::FullShard || strategy == Strategy::HybridShard) return {};
   std::string hint = "set fsdp.runtime = \"fsdp1\"";
   if (strategy != Strategy::NoShard) hint += ", or keep the strategy's sharding and set reshard_after_forward = false";
@@ -420,7 +423,7 @@ Result<void> validate_strategy(const Job& job, Strategy strategy, const std::str
 /// F2-13: a group size divides the shard size.
 Result<void> validate_reshard(const Job& job, const ReshardAfterForward& reshard, Strategy strategy,
                               const std::string& place) {
-  if (job.fsdp.runtime != Runtime::Fsdp2 || reshard.kind != ReshardAfterForward::Kind::GroupSize) return {};
+  if (!has_fsdp2_layouts(job.fsdp.runtime) || reshard.kind != ReshardAfterForward::Kind::GroupSize) return {};
   const std::int64_t shard = is_hybrid(strategy) ? shard_group_of(job.cluster) : job.cluster.world_size;
   if (shard % reshard.group_size == 0) return {};
   return fail(inconsistent(place, "the group size does not divide the shard group",

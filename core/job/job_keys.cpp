@@ -303,7 +303,8 @@ void add_schedule(TableMaker& t) {
       [](const Spot& spot, Job& job) { return read_budget(spot, job.schedule.budget); },
       [](const Job& job) { return quoted(job.schedule.budget == 0 ? "" : size_text(job.schedule.budget)); },
       "reserved memory at most (72GiB); empty = the card's");
-  t.word("schedule.objective", {"time", "memory"}, FORESHARD_FIELD(schedule.objective), "what is made small");
+  t.word("schedule.objective", {"time", "memory", "given"}, FORESHARD_FIELD(schedule.objective),
+         "what is made small; given = nothing is searched, overrides, prefetch lists and checkpointing say all");
   t.boolean("schedule.separate_reduce_communicator", FORESHARD_FIELD(schedule.separate_reduce_communicator),
             "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
   t.boolean("schedule.arena", FORESHARD_FIELD(schedule.arena), "buffers at offsets chosen before the run");

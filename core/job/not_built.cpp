@@ -16,7 +16,6 @@ const OptimizerOptions& optimizer(const Job& job) { return job.train.optimizer; 
 
 // One line a key: it goes when the key works.
 constexpr Missing kMissing[] = {
-    {"fsdp.runtime", [](const Job& job) { return job.fsdp.runtime == Runtime::Planned; }, "fsdp1, fsdp2 or none"},
     {"model.loss", [](const Job& job) { return model(job).loss == "chunked_cross_entropy"; }, "cross_entropy"},
     {"model.loss", [](const Job& job) { return model(job).loss == "fused_linear_cross_entropy"; }, "cross_entropy"},
     {"model.attention_mask", [](const Job& job) { return model(job).attention_mask; }, "false"},

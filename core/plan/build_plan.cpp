@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/checks/checks.h"
+#include "core/plan/planned/planned_runtime.h"
 
 namespace foreshard {
 namespace {
@@ -67,6 +68,16 @@ Result<void> check_scaler(const Job& job, const UnitTable& table) {
   return {};
 }
 
+Result<Plan> build_for_runtime(const PlanRequest& request) {
+  switch (request.job.fsdp.runtime) {
+    case Runtime::Fsdp1: return build_fsdp1_plan(request);
+    case Runtime::Fsdp2: return build_fsdp2_plan(request);
+    case Runtime::Planned: return build_planned_plan(request);
+    case Runtime::None: break;
+  }
+  return build_unsharded_plan(request);
+}
+
 }  // namespace
 
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable&) {
@@ -101,6 +112,7 @@ Job units_key(const Job& job) {
   key.fsdp.limit_all_gathers = none.fsdp.limit_all_gathers;
   key.fsdp.prefetch = none.fsdp.prefetch;
   key.checkpointing = none.checkpointing;
+  key.schedule = none.schedule;
   key.train = none.train;
   key.allocator = none.allocator;
   key.cluster.memory = none.cluster.memory;
@@ -148,9 +160,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   if (!script) return tl::unexpected(script.error());
 
   const PlanRequest request{model, job, *parts.units, *graph, *script};
-  Result<Plan> plan = job.fsdp.runtime == Runtime::Fsdp1   ? build_fsdp1_plan(request)
-                      : job.fsdp.runtime == Runtime::Fsdp2 ? build_fsdp2_plan(request)
-                                                           : build_unsharded_plan(request);
+  Result<Plan> plan = build_for_runtime(request);
   if (!plan) return plan;
   const Result<void> refused = refuse_traps(*plan, job);
   if (!refused) return tl::unexpected(refused.error());

@@ -14,7 +14,7 @@ Communicators InProcessGroups::of(const Plan& plan) {
     auto& ranks = made_[meeting_name(group)];
     if (ranks.empty()) ranks = in_process_communicators(static_cast<int>(group.ranks.size()), timeout_);
     const auto place = std::find(group.ranks.begin(), group.ranks.end(), plan.rank) - group.ranks.begin();
-    own.set(id, ranks.at(static_cast<std::size_t>(place)));
+    own.set(id, throttled(ranks.at(static_cast<std::size_t>(place)), link_));
   }
   return own;
 }

@@ -273,6 +273,7 @@ bool play_initialisation(Device& device, const Plan& plan, const Model& model, c
                          std::vector<ResidentBuffer>& buffers) {
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
+    case Runtime::Planned:
     case Runtime::Fsdp2: return Fsdp2Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::None: break;
   }

@@ -277,7 +277,11 @@ Result<WrapSearch> settle_wrap(const Job& job, const Model& model, const Hardwar
 }
 
 Result<WrapSearch> search_wrap(const Job& job, const Model& model, const HardwareProfile& profile, Workbench& bench) {
-  return Search(job, model, profile, bench).run();
+  Job judged = job;  // a schedule is searched for the units that are found
+  if (job.fsdp.runtime == Runtime::Planned) judged.fsdp.runtime = Runtime::Fsdp2;
+  auto found = Search(judged, model, profile, bench).run();
+  if (found) found->job.fsdp.runtime = job.fsdp.runtime;
+  return found;
 }
 
 }  // namespace foreshard

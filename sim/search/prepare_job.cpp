@@ -5,7 +5,7 @@
 
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
-#include "sim/search/auto_wrap.h"
+#include "sim/schedule/schedule_search.h"
 
 namespace foreshard {
 
@@ -73,12 +73,12 @@ Result<Prepared> prepare(const Job& job) {
   if (!profile) return fail(profile.error());
   auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
-  const auto wrap = settle_wrap(job, *model, *profile);
-  if (!wrap) return fail(wrap.error());
-  auto plan = build_plan(*model, wrap->job);
+  const auto settled = settle_job(job, *model, *profile);
+  if (!settled) return fail(settled.error());
+  auto plan = build_plan(*model, settled->job);
   if (!plan) return fail(plan.error());
-  if (!wrap->text.empty()) plan->warnings.push_back(wrap->text);
-  auto lowered = lower_plan(*model, *plan, wrap->job, *profile);
+  plan->warnings.insert(plan->warnings.end(), settled->texts.begin(), settled->texts.end());
+  auto lowered = lower_plan(*model, *plan, settled->job, *profile);
   if (!lowered) return fail(lowered.error());
   return Prepared{std::move(*profile), std::move(*model), std::move(*plan), std::move(*lowered)};
 }

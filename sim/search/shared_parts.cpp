@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/plan/build_plan.h"
+#include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
 #include "sim/search/prepare_job.h"
 
@@ -104,6 +105,9 @@ Job plan_key(const Job& job) {
   key.cluster.memory = 0;
   key.cluster.init.clear();
   key.cluster.profile.clear();
+  key.schedule.budget = 0;
+  key.schedule.objective.clear();
+  key.schedule.arena = false;
   const TrainOptions& train = job.train;
   key.train = {};
   key.train.micro_batches = train.micro_batches;
@@ -173,9 +177,16 @@ Result<Workbench::Wrapped> Workbench::wrapped(const Job& job, const std::shared_
   const auto at = std::find_if(wrapped_.begin(), wrapped_.end(),
                                [&](const Wrapped& known) { return known.model == model && known.key == job; });
   if (at != wrapped_.end()) return *at;
-  auto found = search_wrap(job, *model, profile, *this);
-  if (!found) return fail(found.error());
-  wrapped_.push_front({job, model, std::move(found->job), std::move(found->text)});
+  SettledJob settled{job, {}};
+  if (wants_wrap_search(job) && !model->block_class.empty()) {
+    auto found = search_wrap(job, *model, profile, *this);
+    if (!found) return fail(found.error());
+    settled = {std::move(found->job), {std::move(found->text)}};
+  }
+  auto scheduled = settle_schedule(settled.job, *model, profile, *this);
+  if (!scheduled) return fail(scheduled.error());
+  settled.texts.insert(settled.texts.end(), scheduled->texts.begin(), scheduled->texts.end());
+  wrapped_.push_front({job, model, std::move(scheduled->job), std::move(settled.texts)});
   if (wrapped_.size() > kKept) wrapped_.pop_back();
   return wrapped_.front();
 }
@@ -185,13 +196,13 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   if (!profile) return fail(profile.error());
   const auto model = shared_.model(job, **profile);
   if (!model) return fail(model.error());
-  if (wants_wrap_search(job) && !(*model)->block_class.empty()) {
+  if ((wants_wrap_search(job) && !(*model)->block_class.empty()) || wants_schedule_search(job)) {
     const auto searched = wrapped(job, *model, **profile);
     if (!searched) return fail(searched.error());
     auto parts = prepare(searched->job);
     if (!parts) return parts;
     Plan plan = *parts->plan;
-    plan.warnings.push_back(searched->text);
+    plan.warnings.insert(plan.warnings.end(), searched->texts.begin(), searched->texts.end());
     parts->plan = std::make_shared<const Plan>(std::move(plan));
     return parts;
   }

@@ -87,8 +87,8 @@ class SharedParts {
 /// arguments.
 bool plans_alike(const Model& a, const Model& b);
 
-/// All that simulate() takes. Wrap policy `auto` has been searched (sim/search/auto_wrap.h); what was found is among
-/// the plan's warnings.
+/// All that simulate() takes. Wrap policy `auto` and a schedule have been searched (sim/search/auto_wrap.h,
+/// sim/schedule/schedule_search.h); what was found is among the plan's warnings.
 struct JobParts {
   std::shared_ptr<const HardwareProfile> profile;
   std::shared_ptr<const Model> model;
@@ -152,9 +152,9 @@ class Workbench {
     Job key;
     std::shared_ptr<const Model> model;
     Job job;
-    std::string text;
+    std::vector<std::string> texts;
   };
-  /// The job with the units that wrap policy `auto` finds for it.
+  /// The job with the units that wrap policy `auto` finds for it, and with its schedule.
   Result<Wrapped> wrapped(const Job& job, const std::shared_ptr<const Model>& model, const HardwareProfile& profile);
 
   struct Taped {

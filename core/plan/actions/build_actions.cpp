@@ -6,6 +6,7 @@
 
 #include "core/plan/actions/action_writer.h"
 #include "core/plan/runtime/plan_frame.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -21,9 +22,9 @@ bool any_sharded(const UnitTable& table) {
 Result<void> check_state(ActionRequest& request, const Job& job, const UnitTable& table,
                          std::vector<std::string>& warnings) {
   const Runtime runtime = job.fsdp.runtime;
-  if (!request.kind_given) request.kind = runtime == Runtime::Fsdp2 ? StateKind::Sharded : StateKind::Full;
+  if (!request.kind_given) request.kind = has_fsdp2_layouts(runtime) ? StateKind::Sharded : StateKind::Full;
   const bool full = request.kind == StateKind::Full;
-  if (runtime == Runtime::Fsdp2 && request.kind == StateKind::Local) {
+  if (has_fsdp2_layouts(runtime) && request.kind == StateKind::Local) {
     return fail(
         refused(request, "fsdp2 has no local state dict", "full or sharded", "its DTensors are the sharded kind"));
   }

@@ -40,6 +40,7 @@ class Init {
       case Runtime::Fsdp1:
         for (const UnitId id : table_.build_order) wrap(id);
         break;
+      case Runtime::Planned:
       case Runtime::Fsdp2: wrap_fsdp2(); break;
       case Runtime::None: replicate(); break;
     }

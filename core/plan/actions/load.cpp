@@ -119,6 +119,7 @@ Result<void> write_load(ActionWriter& out, const ActionRequest& request) {
       if (!loaded) return loaded;
       break;
     }
+    case Runtime::Planned:
     case Runtime::Fsdp2: load.fsdp2(); break;
     case Runtime::None: load.whole(); break;
   }

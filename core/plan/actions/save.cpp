@@ -130,6 +130,7 @@ Result<void> write_save(ActionWriter& out, const ActionRequest& request) {
       if (!saved) return saved;
       break;
     }
+    case Runtime::Planned:
     case Runtime::Fsdp2: save.fsdp2(); break;
     case Runtime::None: save.whole(); break;
   }

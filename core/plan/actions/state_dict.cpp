@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/runtime_layouts.h"
+
 namespace foreshard {
 namespace {
 
@@ -76,7 +78,7 @@ void add_param(const StateSource& source, StateKind kind, ParamId param, std::ve
     entries.push_back(std::move(entry));
     return;
   }
-  if (source.job.fsdp.runtime == Runtime::Fsdp2) {
+  if (has_fsdp2_layouts(source.job.fsdp.runtime)) {
     entries.push_back(dtensor(std::move(entry), *unit, source.model.storage_of(param), unit->shard_size, rank));
     return;
   }

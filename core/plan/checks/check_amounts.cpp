@@ -8,6 +8,7 @@
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard::detail {
 namespace {
@@ -57,7 +58,7 @@ Expected expected_counts(const Plan& plan, const PlanIteration& iteration, std::
     expected.all_gather += gathers_of(plan, UnitId(u), micro_batches, holds);
     const bool hybrid = unit.strategy == Strategy::HybridShard || unit.strategy == Strategy::HybridShardZero2;
     if (is_sharded(unit)) expected.reduce_scatter += reductions;
-    if (plan.runtime == Runtime::Fsdp2 ? hybrid : hybrid || unit.strategy == Strategy::NoShard) {
+    if (has_fsdp2_layouts(plan.runtime) ? hybrid : hybrid || unit.strategy == Strategy::NoShard) {
       expected.all_reduce += reductions;
     }
   }
@@ -81,6 +82,8 @@ Verdict check_collective_counts(const Plan& plan) {
     if (plan.runtime == Runtime::None || plan.failure || !is_plain_training(iteration)) continue;
     // Several micro-batches have several passes in one post-forward order; the last pass is what it holds.
     if (!runs_once(plan, iteration)) continue;
+    // A schedule may keep what it has gathered over micro-batches.
+    if (plan.runtime == Runtime::Planned && micro_batches > 1) continue;
     ++looked;
     const Expected expected = expected_counts(plan, iteration, micro_batches);
     const auto compare = [&](InstructionKind kind, std::int64_t wanted) {

@@ -8,6 +8,7 @@
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard::detail {
 namespace {
@@ -99,7 +100,7 @@ Verdict check_buffers_balance(const Plan& plan) {
 /// V11: fsdp2's communication buffers. What is gathered ahead on purpose (lists, depths) is pending and not counted.
 Verdict check_fsdp2_buffers(const Plan& plan) {
   Verdict verdict;
-  if (plan.runtime != Runtime::Fsdp2) {
+  if (!has_fsdp2_layouts(plan.runtime)) {
     verdict.undecided = "fsdp2's buffers";
     return verdict;
   }
@@ -120,7 +121,8 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
                                                                      : nullptr;
       if (single != nullptr && is_alloc(i)) {
         single->insert(key_of(i));
-        bound(*single, 1, i);
+        // A schedule may have several reductions in flight.
+        if (plan.runtime == Runtime::Fsdp2 || single == &casts) bound(*single, 1, i);
       } else if (single != nullptr && is_free(i)) {
         single->erase(key_of(i));
       } else if (what == BufferWhat::AgBuffer && is_alloc(i)) {
@@ -147,7 +149,8 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
       ++id;
     }
   }
-  verdict.note = fmt::format("at most {} all-gather buffers, 1 reduce-scatter input, 1 cast buffer", most_gathers);
+  verdict.note = fmt::format("at most {} all-gather buffers{}, 1 cast buffer", most_gathers,
+                             plan.runtime == Runtime::Fsdp2 ? ", 1 reduce-scatter input" : "");
   return verdict;
 }
 

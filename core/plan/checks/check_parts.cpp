@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/plan/form/plan_writer.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard::detail {
 namespace {
@@ -92,7 +93,7 @@ bool is_sharded(const PlanUnit& unit) {
 
 bool keeps_after_forward(const Plan& plan, UnitId id) {
   const PlanUnit& unit = plan.units[id.index()];
-  if (plan.runtime == Runtime::Fsdp2) return unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False;
+  if (has_fsdp2_layouts(plan.runtime)) return unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False;
   if (id.value == 0) return true;  // S2: the root stays
   return unit.strategy == Strategy::ShardGradOp || unit.strategy == Strategy::HybridShardZero2;
 }

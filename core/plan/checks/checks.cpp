@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/plan/checks/check_parts.h"
+#include "core/plan/checks/check_planned.h"
 
 namespace foreshard {
 namespace {
@@ -34,30 +35,40 @@ constexpr std::array<Check, 16> kChecks{{
     {"V15", check_forward_prefetch, "plan", ""},
     {"V16", check_communicators, "plan", ""},
 }};
+// Of schedules that were searched for, not written by PyTorch's rule.
+constexpr std::array<Check, 2> kPlannedChecks{{
+    {"V17", check_memory_at_instructions, "plan", ""},
+    {"V18", check_no_deadlock, "plan", ""},
+}};
+
+PlanCheck decided(const Check& check, const Plan& plan) {
+  PlanCheck result;
+  result.name = check.name;
+  result.where = check.where;
+  if (check.decide == nullptr) {
+    result.text = check.text;
+    return result;
+  }
+  Verdict verdict = check.decide(plan);
+  if (verdict.finding.failed()) {
+    result.status = CheckStatus::Fail;
+    result.text = verdict.finding.text();
+  } else if (!verdict.undecided.empty()) {
+    result.text = std::move(verdict.undecided);
+  } else {
+    result.status = CheckStatus::Pass;
+    result.text = std::move(verdict.note);
+  }
+  return result;
+}
 
 }  // namespace
 
 std::vector<PlanCheck> run_checks(const Plan& plan) {
   std::vector<PlanCheck> checks;
-  for (const Check& check : kChecks) {
-    PlanCheck& result = checks.emplace_back();
-    result.name = check.name;
-    result.where = check.where;
-    if (check.decide == nullptr) {
-      result.text = check.text;
-      continue;
-    }
-    Verdict verdict = check.decide(plan);
-    if (verdict.finding.failed()) {
-      result.status = CheckStatus::Fail;
-      result.text = verdict.finding.text();
-    } else if (!verdict.undecided.empty()) {
-      result.text = std::move(verdict.undecided);
-    } else {
-      result.status = CheckStatus::Pass;
-      result.text = std::move(verdict.note);
-    }
-  }
+  for (const Check& check : kChecks) checks.push_back(decided(check, plan));
+  if (plan.runtime != Runtime::Planned) return checks;
+  for (const Check& check : kPlannedChecks) checks.push_back(decided(check, plan));
   return checks;
 }
 

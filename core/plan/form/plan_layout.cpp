@@ -6,6 +6,7 @@
 
 #include "core/plan/units/flat_layout.h"
 #include "core/plan/units/shard_layout.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -96,7 +97,7 @@ std::vector<std::string> layout_members(const Plan& plan, const Model& model, co
   std::vector<std::string> members;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const PlanUnit& unit = plan.units[u];
-    if (plan.runtime == Runtime::Fsdp2) {
+    if (has_fsdp2_layouts(plan.runtime)) {
       members.push_back(fsdp2_layout(plan, model, unit, table, table.precision[u]));
     } else if (plan.runtime == Runtime::Fsdp1) {
       members.push_back(params_layout(plan, model, unit));

@@ -440,7 +440,7 @@ class PlanReader {
   std::unordered_map<std::string, ParamId> params_;
   std::unordered_map<std::string, NameId> names_;
 
-  const NameMap<Runtime> runtimes_ = names_of(Runtime::None, runtime_name);
+  const NameMap<Runtime> runtimes_ = names_of(Runtime::Planned, runtime_name);
   const NameMap<Strategy> strategies_ = names_of(Strategy::HybridShardZero2, strategy_name);
   const NameMap<Stream> streams_ = names_of(static_cast<Stream>(kStreamCount - 1), stream_name);
   const NameMap<InstructionKind> kinds_ = names_of(InstructionKind::Mark, instruction_kind_name);

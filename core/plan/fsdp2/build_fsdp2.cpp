@@ -43,20 +43,27 @@ void add_traps(const PlanRequest& request, Plan& plan) {
 
 }  // namespace
 
-Result<Plan> build_fsdp2_plan(const PlanRequest& request) {
-  Plan plan = fsdp2::frame_with_segments(request);
+namespace fsdp2 {
+
+Result<Plan> run_script(const PlanRequest& request, Plan frame) {
+  Plan plan = std::move(frame);
   add_traps(request, plan);
-  fsdp2::Fsdp2Runtime runtime(request, plan);
+  Fsdp2Runtime runtime(request, plan);
   Result<void> done = runtime.prepare();
   if (!done) return tl::unexpected(done.error());
   std::vector<std::int32_t> first_event;
-  done =
-      fsdp2::run_iterations(request, plan, first_event, [&](const IterationScript& script, PlanIteration& iteration) {
-        first_event.push_back(runtime.next_event());
-        return runtime.run(script, iteration.index, iteration);
-      });
+  done = run_iterations(request, plan, first_event, [&](const IterationScript& script, PlanIteration& iteration) {
+    first_event.push_back(runtime.next_event());
+    return runtime.run(script, iteration.index, iteration);
+  });
   if (!done) return tl::unexpected(done.error());
   return plan;
+}
+
+}  // namespace fsdp2
+
+Result<Plan> build_fsdp2_plan(const PlanRequest& request) {
+  return fsdp2::run_script(request, fsdp2::frame_with_segments(request));
 }
 
 }  // namespace foreshard

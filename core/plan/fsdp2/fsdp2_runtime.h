@@ -32,6 +32,7 @@ class Fsdp2Runtime {
   // script_actions.cpp
   Result<void> act(const Action& action);
   Result<void> backward(const Action& action);
+  void keep_over_micro_batches(bool more);
   Result<void> user_unshard(const std::string& unit);
   void wait_unshard();
   struct GradientAmount {

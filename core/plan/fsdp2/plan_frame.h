@@ -12,6 +12,9 @@ namespace foreshard::fsdp2 {
 /// Units, groups, names and segments of the request; no iterations yet.
 Plan frame_with_segments(const PlanRequest& request);
 
+/// Traps, iterations and what else the script makes of a frame whose units are decided (fsdp2 and planned).
+Result<Plan> run_script(const PlanRequest& request, Plan frame);
+
 /// Runs one iteration of the script into the value given (its index is set) and appends its first event's number to the
 /// list that run_iterations reads.
 using IterationRunner = std::function<Result<void>(const IterationScript& script, PlanIteration& iteration)>;

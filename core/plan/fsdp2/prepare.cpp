@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/fsdp2/run.h"
+#include "core/plan/planned/planned_runtime.h"
 #include "core/plan/units/groups.h"
 
 namespace foreshard::fsdp2 {
@@ -205,7 +206,9 @@ Result<void> prepare(Run& run) {
                  "the non-reentrant form is the one that PyTorch recommends"});
   }
   prepare_slots(run);
-  return prepare_prefetch(run);
+  Result<void> done = prepare_prefetch(run);
+  if (done && run.plan.runtime == Runtime::Planned) planned::prepare(run);
+  return done;
 }
 
 }  // namespace foreshard::fsdp2

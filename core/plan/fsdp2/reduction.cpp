@@ -99,8 +99,8 @@ void Reduction::wait_for_post_backward(UnitState& u) {
 }
 
 // Chunk-cat takes all gradients; all but the last are gone after it, the last when the reduction returns (F2-18).
-void Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
-                              Numel input_numel) {
+ReduceBuffer Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
+                                      Numel input_numel) {
   const bool many = run_.shard_size > 1;
   const auto release = [&](ParamSizes& p) {
     if (p.has_accumulated) {
@@ -125,8 +125,8 @@ void Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& wit
     out_.alloc(laid_out, Stream::D, p.numel * itemsize(grad_dtype(p)));
     rearranged.emplace_back(i, grad_dtype(p));
   }
-  rs_input_ = {true, BufferWhat::RsInput, Stream::D, input_numel * itemsize(dtype), 0, u.id, 0};
-  out_.alloc({BufferWhat::RsInput, u.id, {}}, Stream::D, rs_input_.bytes);
+  const ReduceBuffer input{true, BufferWhat::RsInput, Stream::D, input_numel * itemsize(dtype), 0, u.id, 0};
+  out_.alloc({BufferWhat::RsInput, u.id, {}}, Stream::D, input.bytes);
   out_.kernel(InstructionKind::CopyIn, Stream::D, Word::ChunkCat, u.id, input_numel, dtype).buffer = {
       BufferWhat::RsInput, u.id, {}};
   for (std::size_t i = with_grad.size(); i-- > 0;) {
@@ -140,10 +140,11 @@ void Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& wit
     }
   }
   kept_last_.clear();
-  if (!many) return;
+  if (!many) return input;
   const std::int32_t last = with_grad.back();
   kept_last_.push_back(last);
   if (last_other >= 0 && last_other != last) kept_last_.push_back(last_other);
+  return input;
 }
 
 void Reduction::release_last_grads(UnitState& u) {
@@ -159,10 +160,13 @@ void Reduction::release_last_grads(UnitState& u) {
   kept_last_.clear();
 }
 
-void Reduction::wait_for_last(UnitId waiter) {
-  if (rs_event_.valid()) out_.wait_event(Stream::D, rs_event_, waiter);
-  rs_event_ = {};
-  drop(rs_input_);
+void Reduction::wait_for_last(UnitId waiter, std::size_t left) {
+  while (running_.size() > left) {
+    Running oldest = running_.front();
+    running_.erase(running_.begin());
+    out_.wait_event(Stream::D, oldest.event, waiter);
+    drop(oldest.input);
+  }
 }
 
 // In the model's order.
@@ -189,7 +193,7 @@ void Reduction::drop_sharded() {
 }
 
 Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_grad) {
-  wait_for_last(u.id);  // F2-18: one reduce-scatter input at a time
+  wait_for_last(u.id, run_.reductions_in_flight - 1);  // F2-18: one reduce-scatter input at a time
   wait_for_post_backward(u);
   Numel output_numel = 0;
   std::optional<DType> grad_dtype;
@@ -215,12 +219,12 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
   const Numel input_numel = output_numel * run_.shard_size;
   const Factors factors =
       factors_for(dtype, run_.shard_size, run_.shard_size * run_.replicate_size, u.divide_factor, u.force_sum);
-  copy_in_grads(u, with_grad, dtype, input_numel);
+  const ReduceBuffer input = copy_in_grads(u, with_grad, dtype, input_numel);
   out_.wait_stream(Stream::S, Stream::D, u.id);
   ReduceBuffer output = make_buffer(u, BufferWhat::RsOutput, Stream::S, output_numel * itemsize(dtype));
   if (factors.pre) divide(Stream::S, u.id, input_numel, dtype, *factors.pre);
   scatter(u, input_numel, dtype, output, factors.scatter);
-  rs_event_ = out_.record(Stream::S, Word::EventReduceScatter, u.id);
+  running_.push_back({out_.record(Stream::S, Word::EventReduceScatter, u.id), input});
   Stream after = Stream::S;
   if (run_.hybrid && !u.all_reduce_grads) {  // F2-20: reduce-scattered only, until the last micro-batch
     const bool first = !u.partial.alive;
@@ -265,7 +269,9 @@ void Reduction::scatter(UnitState& u, Numel input_numel, DType dtype, const Redu
   scattered.numel = input_numel;
   scattered.dtype = dtype;
   scattered.bytes = input_numel * itemsize(dtype);
-  scattered.communicator = run_.groups.shard(run_.plan, run_.shard_size);
+  scattered.communicator = run_.separate_reduce
+                               ? enter_communicator(run_.plan, "reduce", kShardDimension, run_.plan.groups.shard)
+                               : run_.groups.shard(run_.plan, run_.shard_size);
   scattered.reduce_op = op;
   scattered.buffer = {BufferWhat::RsInput, u.id, {}};
   scattered.arg = output.instance;

@@ -4,8 +4,9 @@
 //   S                            `-> +rsout(u) (pre-divide) RS u >r (post-divide, cast, add or view, D2H) >p
 //   H                                                        `-> AR u (hybrid: everything after >r is H's)
 //
-// At most one reduce-scatter input lives: the next reduction waits for r and drops it. Buffers made on S are used on H
-// or D only after an event that somebody still holds, so nothing records streams (F2-10).
+// At most one reduce-scatter input lives: the next reduction waits for r and drops it (a schedule may allow more).
+// Buffers made on S are used on H or D only after an event that somebody still holds, so nothing records streams
+// (F2-10).
 #pragma once
 
 #include <vector>
@@ -22,13 +23,13 @@ class Reduction {
   bool to_accumulated(UnitState& u);
   void accumulate_unsharded(UnitState& u);
   void wait_for_post_backward(UnitState& u);
-  /// D waits for the last reduce-scatter of a backward, whose input goes.
-  void wait_for_last(UnitId waiter);
+  /// D waits for reduce-scatters until at most `left` inputs are alive.
+  void wait_for_last(UnitId waiter, std::size_t left = 0);
   /// `.grad = None` of all sharded gradients: an output of a reduction goes with the last view of it.
   void drop_sharded();
 
  private:
-  void copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype, Numel input_numel);
+  ReduceBuffer copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype, Numel input_numel);
   void release_last_grads(UnitState& u);
   void scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op);
   void all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceBuffer& output, ReduceOp op);
@@ -41,8 +42,11 @@ class Reduction {
 
   Run& run_;
   InstructionWriter& out_;
-  EventId rs_event_;
-  ReduceBuffer rs_input_;
+  struct Running {
+    EventId event;
+    ReduceBuffer input;
+  };
+  std::vector<Running> running_;  // in the order of their reduce-scatters
   std::vector<ReduceBuffer> sharded_grads_;
   std::vector<std::int32_t> kept_last_;  // gradients that live until the reduction returns
 };

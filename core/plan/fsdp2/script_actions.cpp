@@ -34,8 +34,11 @@ Result<void> Fsdp2Runtime::run(const IterationScript& actions, std::int32_t inde
   into.index = index;
   into.micro_batches = 0;
   out_.start(into.instructions);
-  for (const Action& action : actions) {
+  const auto forwards = [](const Action& action) { return action.kind == Action::Kind::Forward; };
+  for (auto at = actions.begin(); at != actions.end(); ++at) {
+    const Action& action = *at;
     into.actions.push_back(action.text);
+    if (run_.plan.runtime == Runtime::Planned) keep_over_micro_batches(std::any_of(at + 1, actions.end(), forwards));
     if (action.kind == Action::Kind::Forward) {
       Instruction& mark = out_.add(InstructionKind::Mark, Stream::Host);
       mark.name = out_.name(Word::MicroBatch);
@@ -49,6 +52,13 @@ Result<void> Fsdp2Runtime::run(const IterationScript& actions, std::int32_t inde
   into.post_order = run_.last_post_order;
   into.pre_order.assign(run_.last_post_order.rbegin(), run_.last_post_order.rend());
   return {};
+}
+
+/// Planned: the next micro-batch finds what it needs gathered, as set_reshard_after_backward(False) does it.
+void Fsdp2Runtime::keep_over_micro_batches(bool more) {
+  for (UnitState& u : run_.units) {
+    if (u.keeps_over) u.reshard_after_backward = !more;
+  }
 }
 
 Result<void> Fsdp2Runtime::act(const Action& action) {

@@ -91,6 +91,7 @@ struct UnitState {
   bool unshard_in_backward = true, async_unshard = false, force_sum = false, hook = false, hook_stream = false;
   std::optional<double> divide_factor;
   std::vector<UnitId> forward_prefetch, backward_prefetch;
+  bool keeps_over = false;  // planned: gathered until the backward of the last micro-batch
 
   // State.
   TrainingState module_state = TrainingState::Idle;  // PyTorch's FSDPState

@@ -4,12 +4,13 @@
 
 #include "core/plan/units/groups.h"
 #include "core/plan/units/name_patterns.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
 
 Result<void> check_strategy(const Job& job, Strategy strategy, const std::string& place) {
-  if (job.fsdp.runtime != Runtime::Fsdp2 || strategy == Strategy::FullShard || strategy == Strategy::HybridShard)
+  if (!has_fsdp2_layouts(job.fsdp.runtime) || strategy == Strategy::FullShard || strategy == Strategy::HybridShard)
     return {};
   return fail({ErrorCode::Unsupported,
                fmt::format("fsdp2 has no strategy {}", strategy_name(strategy)),
@@ -31,7 +32,7 @@ Result<void> check_override(const Job& job, const UnitOverride& override_, const
                  override_.reshard_after_forward ? "reshard_after_forward" : "shard_dim",
                  "set fsdp.runtime = \"fsdp2\", or use strategy"});
   }
-  if (job.fsdp.runtime == Runtime::Fsdp2 && override_.backward_prefetch) {
+  if (has_fsdp2_layouts(job.fsdp.runtime) && override_.backward_prefetch) {
     return fail({ErrorCode::Unsupported,
                  "an fsdp1 option of a unit",
                  {},
@@ -41,7 +42,7 @@ Result<void> check_override(const Job& job, const UnitOverride& override_, const
                  "name units in fsdp.prefetch.backward instead"});
   }
   if (!override_.strategy) return {};
-  if (job.fsdp.runtime == Runtime::Fsdp2 && is_hybrid(*override_.strategy) != is_hybrid(job.fsdp.strategy)) {
+  if (has_fsdp2_layouts(job.fsdp.runtime) && is_hybrid(*override_.strategy) != is_hybrid(job.fsdp.strategy)) {
     return fail({ErrorCode::Unsupported,
                  "fsdp2 units share one mesh",
                  {},

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/plan/units/name_patterns.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -63,7 +64,7 @@ Trap huge_root(const Job& job, const UnitTable& table) {
   trap.text = fmt::format(
       "the root keeps {} elements ({} bytes gathered) for the whole forward and backward{}", root.numel,
       root.padded_numel * itemsize(root.param_dtype),
-      job.fsdp.runtime == Runtime::Fsdp2 ? ", and the first block's peak counts its all-gather buffer" : "");
+      has_fsdp2_layouts(job.fsdp.runtime) ? ", and the first block's peak counts its all-gather buffer" : "");
   trap.remedy = "units for embedding and head (fsdp.wrap.policy = \"auto\", or name them)";
   return trap;
 }

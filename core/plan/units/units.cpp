@@ -13,6 +13,7 @@
 #include "core/plan/units/unit_params.h"
 #include "core/plan/units/unit_selection.h"
 #include "core/plan/units/unit_traps.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -31,7 +32,7 @@ struct Draft {
   std::vector<std::string> warnings;
 
   bool fsdp1() const { return job.fsdp.runtime == Runtime::Fsdp1; }
-  bool fsdp2() const { return job.fsdp.runtime == Runtime::Fsdp2; }
+  bool fsdp2() const { return has_fsdp2_layouts(job.fsdp.runtime); }
   const std::string& name(std::size_t unit) const {
     return model.modules[selection.units[unit].modules[0].index()].fqn;
   }

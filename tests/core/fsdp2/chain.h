@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/plan/build_plan.h"
+#include "core/plan/planned/planned_runtime.h"
 
 namespace foreshard {
 
@@ -52,7 +53,11 @@ inline Result<Plan> plan_chain(const Job& job, const Model& model = chain_model(
   const ModuleGraph graph = build_module_graph(model, {}, {}).value();
   const Script script = script_of(job).value();
   const PlanRequest request{model, job, table, graph, script};
-  return job.fsdp.runtime == Runtime::None ? build_unsharded_plan(request) : build_fsdp2_plan(request);
+  switch (job.fsdp.runtime) {
+    case Runtime::None: return build_unsharded_plan(request);
+    case Runtime::Planned: return build_planned_plan(request);
+    default: return build_fsdp2_plan(request);
+  }
 }
 
 }  // namespace foreshard

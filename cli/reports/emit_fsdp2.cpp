@@ -1,0 +1,103 @@
+#include "cli/reports/emit_fsdp2.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cli/console/amount_text.h"
+#include "cli/reports/emit_fsdp2_text.h"
+
+namespace foreshard::cli {
+namespace {
+
+std::string python_text(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::string python_list(const std::vector<std::string>& names) {
+  std::vector<std::string> quoted;
+  for (const std::string& name : names) quoted.push_back(python_text(name));
+  return fmt::format("[{}]", fmt::join(quoted, ", "));
+}
+
+using Lists = std::map<std::string, std::vector<std::string>>;
+
+std::string python_lists(const Lists& lists) {
+  if (lists.empty()) return "{}";
+  std::string text = "{\n";
+  for (const auto& [unit, targets] : lists)
+    text += fmt::format("    {}: {},\n", python_text(unit), python_list(targets));
+  return text + "}";
+}
+
+/// What a module of PyTorch's cannot be told, for people who read it.
+std::vector<std::string> not_expressed(const FoundSchedule& found) {
+  std::vector<std::string> missing;
+  if (found.job.schedule.separate_reduce_communicator)
+    missing.push_back("a communicator of their own for reductions, two at once: fully_shard has one group for both");
+  missing.push_back("the budget itself: torch.cuda.set_per_process_memory_fraction holds the allocator to it");
+  return missing;
+}
+
+/// Python's names of decisions, as assignments.
+std::string data_of(const FoundSchedule& found) {
+  std::vector<std::string> units, reshard, recomputed, always;
+  Lists forward;  // an entry of a unit for itself is a word of ours
+  for (const auto& [unit, targets] : found.job.fsdp.prefetch.forward) {
+    for (const std::string& target : targets) {
+      if (target != unit) forward[unit].push_back(target);
+    }
+  }
+  for (const ScheduledUnit& unit : found.units) {
+    const UnitSchedule& decided = unit.decided;
+    units.push_back("    " + python_list(unit.modules));
+    reshard.push_back(
+        fmt::format("    {}: {}", python_text(decided.module), decided.keep == "reshard" ? "True" : "False"));
+    if (decided.activations == "recompute")
+      recomputed.insert(recomputed.end(), unit.modules.begin(), unit.modules.end());
+    if (decided.keep == "always") always.push_back(decided.module);
+  }
+  return fmt::format(
+      "UNITS = [\n{},\n]\nRESHARD_AFTER_FORWARD = {{\n{},\n}}\nFORWARD_PREFETCH = {}\nBACKWARD_PREFETCH = {}\n"
+      "RECOMPUTED = {}\nKEPT_OVER_MICRO_BATCHES = {}\n",
+      fmt::join(units, ",\n"), fmt::join(reshard, ",\n"), python_lists(forward),
+      python_lists(found.job.fsdp.prefetch.backward), python_list(recomputed), python_list(always));
+}
+
+}  // namespace
+
+Job expressed_by_fsdp2(const FoundSchedule& found) {
+  Job job = found.job;
+  job.schedule.separate_reduce_communicator = false;
+  return job;
+}
+
+std::string fsdp2_module(const FoundSchedule& found, const std::string& model, double expressed_ns) {
+  std::string missing;
+  for (const std::string& one : not_expressed(found)) missing += fmt::format("    {},\n", python_text(one));
+  std::string text(kEmittedModule);
+  const auto replace = [&](std::string_view what, const std::string& with) {
+    if (const std::size_t at = text.find(what); at != text.npos) text.replace(at, what.size(), with);
+  };
+  const std::string fsdp2 = found.fsdp2.step_ns > 0 ? duration_text(found.fsdp2.step_ns) : found.fsdp2.why_not;
+  replace("@MODEL@", model);
+  replace(
+      "@NUMBERS@",
+      fmt::format("Predicted: {} a step as planned, {} with what this module can say, {} with FSDP2's own schedule; "
+                  "{} reserved of {}.",
+                  duration_text(found.step_ns), expressed_ns > 0 ? duration_text(expressed_ns) : "no fit", fsdp2,
+                  bytes_text(found.peak_reserved), bytes_text(found.budget)));
+  replace("@DATA@", data_of(found));
+  replace("@MISSING@", missing);
+  return text;
+}
+
+}  // namespace foreshard::cli

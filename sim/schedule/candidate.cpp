@@ -1,0 +1,191 @@
+#include "sim/schedule/candidate.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace foreshard {
+namespace {
+
+/// Units in the order in which their hooks of this name first run in the last iteration.
+std::vector<int> hook_order(const Plan& plan, std::string_view hook) {
+  std::vector<int> order;
+  if (plan.iterations.empty()) return order;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.kind != InstructionKind::Mark || !i.unit.valid() || plan.name_of(i.name) != hook) continue;
+    if (plan.units[i.unit.index()].params.empty()) continue;
+    if (std::find(order.begin(), order.end(), i.unit.value) == order.end()) order.push_back(i.unit.value);
+  }
+  return order;
+}
+
+std::vector<int> places_in(const std::vector<int>& order, std::size_t units) {
+  std::vector<int> at(units, -1);
+  for (std::size_t k = 0; k < order.size(); ++k) at[static_cast<std::size_t>(order[k])] = static_cast<int>(k);
+  return at;
+}
+
+/// Before whom the first gather of each unit is issued, by the hook in which the plan has it.
+void read_starts(UnitFrame& frame) {
+  const Plan& plan = *frame.plan;
+  frame.own_starts.resize(plan.units.size());
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    frame.own_starts[u].forward = std::max(0, frame.forward_at[u]);
+    frame.own_starts[u].backward = std::max(0, frame.backward_at[u]);
+  }
+  if (plan.iterations.empty()) return;
+  int forward = -1, backward = -1;  // places whose hook was entered last
+  std::vector<bool> seen_forward(plan.units.size()), seen_backward(plan.units.size());
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (!i.unit.valid()) continue;
+    const std::size_t u = i.unit.index();
+    if (i.kind == InstructionKind::Mark) {
+      const std::string_view name = plan.name_of(i.name);
+      if (name == "begin pre_forward") forward = frame.forward_at[u];
+      if (name == "begin pre_backward") backward = frame.backward_at[u];
+      continue;
+    }
+    if (i.kind != InstructionKind::AllGather) continue;
+    const bool ahead_in_backward = i.phase == Phase::PreBackward;
+    const int from = ahead_in_backward ? backward : forward;
+    std::vector<bool>& seen = ahead_in_backward ? seen_backward : seen_forward;
+    if (from < 0 || seen[u]) continue;
+    seen[u] = true;
+    int& start = ahead_in_backward ? frame.own_starts[u].backward : frame.own_starts[u].forward;
+    start = std::min(start, from);
+  }
+}
+
+}  // namespace
+
+UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<const Plan> plan,
+                         const std::vector<bool>& checkpointed) {
+  UnitFrame frame;
+  frame.job = job;
+  frame.plan = std::move(plan);
+  const std::vector<PlanUnit>& units = frame.plan->units;
+  frame.forward = hook_order(*frame.plan, "begin pre_forward");
+  frame.backward = hook_order(*frame.plan, "begin pre_backward");
+  frame.forward_at = places_in(frame.forward, units.size());
+  frame.backward_at = places_in(frame.backward, units.size());
+  const CheckpointPolicy policy = job.checkpointing.policy;
+  const bool free = policy == CheckpointPolicy::None || policy == CheckpointPolicy::Block ||
+                    policy == CheckpointPolicy::EveryK;  // finer choices are the user's
+  for (const PlanUnit& unit : units) {
+    const ModuleInfo& first = model.modules[unit.modules.front().index()];
+    frame.names.push_back(first.fqn);
+    std::vector<std::string>& modules = frame.modules.emplace_back();
+    for (const ModuleId module : unit.modules) modules.push_back(model.modules[module.index()].fqn);
+    frame.bytes.push_back(unit.padded_numel * itemsize(unit.param_dtype));
+    frame.kept.push_back(unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False);
+    const bool block = std::all_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId module) {
+      return !model.block_class.empty() && model.modules[module.index()].class_name == model.block_class;
+    });
+    frame.block.push_back(free && block);
+    frame.recomputed.push_back(checkpointed[unit.modules.front().index()]);
+  }
+  read_starts(frame);
+  return frame;
+}
+
+std::string Candidate::key() const {
+  std::string text = starts ? "s" : "f";
+  for (const UnitChoice& unit : units) {
+    text += static_cast<char>('a' + static_cast<int>(unit.params));
+    text += static_cast<char>('a' + static_cast<int>(unit.activations));
+    if (!starts) continue;
+    text += std::to_string(unit.forward) + "," + std::to_string(unit.backward) + ";";
+  }
+  return text;
+}
+
+Candidate as_fsdp2(const UnitFrame& frame) {
+  Candidate candidate;
+  candidate.units = frame.own_starts;
+  return candidate;
+}
+
+bool keeps_params(const UnitFrame& frame, const Candidate& candidate, int unit) {
+  const KeepParams params = candidate.units[static_cast<std::size_t>(unit)].params;
+  return params == KeepParams::AsJob ? frame.kept[static_cast<std::size_t>(unit)] : params != KeepParams::Reshard;
+}
+
+bool recomputes(const UnitFrame& frame, const Candidate& candidate, int unit) {
+  const KeepActivations activations = candidate.units[static_cast<std::size_t>(unit)].activations;
+  return activations == KeepActivations::AsJob ? frame.recomputed[static_cast<std::size_t>(unit)]
+                                               : activations == KeepActivations::Recompute;
+}
+
+namespace {
+
+/// What a unit is called where keys name it.
+const std::string& name_at(const UnitFrame& frame, const std::vector<int>& order, int place) {
+  return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(place)])];
+}
+
+void set_resharding(const UnitFrame& frame, const Candidate& candidate, Job& job) {
+  UnitOverride kept, resharded;
+  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+    if (candidate.units[u].params == KeepParams::AsJob) continue;
+    (candidate.units[u].params == KeepParams::Reshard ? resharded : kept).units.push_back(frame.names[u]);
+  }
+  using Kind = ReshardAfterForward::Kind;
+  kept.reshard_after_forward = ReshardAfterForward{Kind::False, 0};
+  resharded.reshard_after_forward = ReshardAfterForward{Kind::True, 0};
+  if (!kept.units.empty()) job.fsdp.overrides.push_back(std::move(kept));
+  if (!resharded.units.empty()) job.fsdp.overrides.push_back(std::move(resharded));
+}
+
+void set_starts(const UnitFrame& frame, const Candidate& candidate, Job& job) {
+  PrefetchOptions& lists = job.fsdp.prefetch;
+  lists = {};
+  for (const int u : frame.forward) {
+    const int start = candidate.units[static_cast<std::size_t>(u)].forward;
+    const std::string& name = frame.names[static_cast<std::size_t>(u)];
+    if (start != frame.forward_at[static_cast<std::size_t>(u)])
+      lists.forward[name_at(frame, frame.forward, start)].push_back(name);
+  }
+  for (const int u : frame.backward) {
+    const int start = candidate.units[static_cast<std::size_t>(u)].backward;
+    const std::string& name = frame.names[static_cast<std::size_t>(u)];
+    if (start != frame.backward_at[static_cast<std::size_t>(u)])
+      lists.backward[name_at(frame, frame.backward, start)].push_back(name);
+  }
+  for (const int u : frame.backward) {  // without a list fsdp2 gathers the next unit ahead
+    std::vector<std::string>& list = lists.backward[frame.names[static_cast<std::size_t>(u)]];
+    if (list.empty()) list.push_back(frame.names[static_cast<std::size_t>(u)]);
+  }
+}
+
+void set_activations(const UnitFrame& frame, const Candidate& candidate, Job& job) {
+  const bool decided = std::any_of(candidate.units.begin(), candidate.units.end(),
+                                   [](const UnitChoice& unit) { return unit.activations != KeepActivations::AsJob; });
+  if (!decided) return;
+  job.checkpointing.policy = CheckpointPolicy::None;
+  job.checkpointing.units.clear();
+  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+    if (!frame.block[u] || !recomputes(frame, candidate, static_cast<int>(u))) continue;
+    job.checkpointing.policy = CheckpointPolicy::Selective;
+    job.checkpointing.units.insert(job.checkpointing.units.end(), frame.modules[u].begin(), frame.modules[u].end());
+  }
+}
+
+}  // namespace
+
+Job job_of(const UnitFrame& frame, const Candidate& candidate) {
+  Job job = frame.job;
+  job.fsdp.runtime = Runtime::Planned;
+  job.schedule.objective = "given";
+  set_resharding(frame, candidate, job);
+  // Lists and depths exclude each other.
+  const bool depths = job.fsdp.prefetch.forward_depth > 0 || job.fsdp.prefetch.backward_depth > 0;
+  if (candidate.starts || depths) set_starts(frame, candidate, job);
+  set_activations(frame, candidate, job);
+  for (std::size_t u = 0; u < candidate.units.size(); ++u) {  // itself: still there
+    if (candidate.units[u].params == KeepParams::Always && frame.forward_at[u] >= 0)
+      job.fsdp.prefetch.forward[frame.names[u]].push_back(frame.names[u]);
+  }
+  return job;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,235 @@
+#include "sim/schedule/schedule_bound.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "core/plan/units/groups.h"
+#include "sim/network/collectives.h"
+#include "sim/simulate.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kUnlimited = 1e9;  // links that hold nothing up
+constexpr Bytes kNoLimit = Bytes{1} << 50;
+constexpr int kMultipliers = 64;  // any of them gives a bound; the best of so many is taken
+
+/// Something that may be kept: time saved for bytes held from its forward to the end of all forwards at least.
+struct Item {
+  double compute_ns = 0, gather_ns = 0;  // saved a step
+  double bytes = 0;
+};
+
+/// A step's certain parts.
+struct Parts {
+  double compute = 0, last_phases = 0;  // ns on the compute stream; of it clipping and the optimizer
+  double gathers = 0, reductions = 0;   // ns on the links, everything resharded
+  double first_gather = 0, last_reduction = 0;
+  double before_gather = 0;
+  double slowdown = 0;   // of compute beside a collective
+  double free_step = 0;  // of a step with links and memory for nothing: what the host issues and the device computes
+  double free_bytes = 0;
+  std::vector<Item> items;
+};
+
+/// What runs alone: links without limits, nothing beside the kernels.
+struct Alone {
+  double compute = 0, last_phases = 0;
+  double before_gather = 0;  // on the compute stream, before the first parameters are copied out
+  double step = 0;
+  Bytes after_forward = 0;  // allocated
+};
+
+class Bound {
+ public:
+  Bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget, Workbench& bench)
+      : frame_(frame), profile_(profile), budget_(budget), bench_(bench) {}
+
+  Result<ScheduleBound> find() {
+    if (profile_.kind != "gpu" || frame_.plan->iterations.empty()) return ScheduleBound{};
+    if (auto done = measure(); !done) return fail(done.error());
+    if (parts_.compute <= 0) return ScheduleBound{};
+    ScheduleBound best;
+    const bool separate = frame_.job.schedule.separate_reduce_communicator;
+    for (int k = 0; k <= kMultipliers; ++k) {
+      const ScheduleBound one = at(static_cast<double>(k) / kMultipliers, separate);
+      if (one.ns > best.ns) best = one;
+    }
+    best.free_step_ns = parts_.free_step;
+    return best;
+  }
+
+ private:
+  Result<void> measure() {
+    Candidate candidate = as_fsdp2(frame_);
+    // Everything kept: gathering again copies out again.
+    const bool several = frame_.plan->iterations.back().micro_batches > 1;
+    for (UnitChoice& unit : candidate.units) unit.params = several ? KeepParams::Always : KeepParams::Keep;
+    const auto recompute = [&](const std::vector<int>& except) {
+      for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+        if (!frame_.block[u]) continue;
+        const bool kept = std::find(except.begin(), except.end(), static_cast<int>(u)) != except.end();
+        candidate.units[u].activations = kept ? KeepActivations::Keep : KeepActivations::Recompute;
+      }
+      return alone(job_of(frame_, candidate));
+    };
+    auto base = recompute({});
+    if (!base) return fail(base.error());
+    parts_.compute = base->compute;
+    parts_.last_phases = base->last_phases;
+    parts_.before_gather = base->before_gather;
+    parts_.free_bytes = static_cast<double>(budget_ - base->after_forward);
+    for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
+    if (profile_.generation != "none" && profile_.sm_count > 0) {
+      const double share = std::min(0.5, static_cast<double>(profile_.channels) / profile_.sm_count);
+      parts_.slowdown = share / (1 - share);
+    }
+    std::map<Bytes, std::vector<int>> alike;  // blocks by size
+    for (std::size_t u = 0; u < frame_.names.size(); ++u) {
+      if (frame_.block[u]) alike[frame_.bytes[u]].push_back(static_cast<int>(u));
+    }
+    for (const auto& [bytes, units] : alike) {
+      const auto kept = recompute(units);
+      if (!kept) return fail(kept.error());
+      const auto count = static_cast<double>(units.size());
+      const Item item{(base->compute - kept->compute) / count, 0,
+                      static_cast<double>(kept->after_forward - base->after_forward) / count};
+      for (std::size_t k = 0; k < units.size(); ++k) parts_.items.push_back(item);
+    }
+    for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+      if (frame_.block[u]) candidate.units[u].activations = KeepActivations::Keep;
+    }
+    const auto free = alone(job_of(frame_, candidate));
+    if (!free) return fail(free.error());
+    parts_.free_step = free->step;
+    add_collectives();
+    return {};
+  }
+
+  Result<Alone> alone(Job job) {
+    job.cluster.memory = kNoLimit;
+    job.schedule.budget = 0;
+    const auto prepared = bench_.prepare(job);
+    if (!prepared) return fail(prepared.error());
+    HardwareProfile profile = profile_;
+    profile.generation = "none";
+    profile.scale_up_gb_per_s *= kUnlimited;
+    profile.scale_out_gb_per_s *= kUnlimited;
+    profile.channel_gb_per_s *= kUnlimited;
+    SimulateOptions options;
+    options.memory = kNoLimit;
+    options.per_kernel = false;
+    options.timeline = true;
+    const auto prediction = simulate(*prepared->plan, *prepared->model, *prepared->lowered, job, profile, options);
+    if (!prediction) return fail(prediction.error());
+    Alone result;
+    if (prediction->iterations.empty()) return result;
+    const IterationResult& last = prediction->iterations.back();
+    result.compute = static_cast<double>(last.compute);
+    result.step = static_cast<double>(last.step_time);
+    for (const PhaseMemory& phase : last.phases) {
+      if (phase.name == "forward") result.after_forward = phase.end_allocated;
+    }
+    SimTime end = 0;
+    const Timeline& timeline = prediction->timeline;
+    for (const Span& span : timeline.spans) end = std::max(end, span.start + span.duration);
+    bool gathered = false;
+    for (const Span& span : timeline.spans) {  // by lane, then start
+      if (timeline.lanes[span.lane.index()].stream != "D" || span.start < end - last.step_time) continue;
+      const auto own = static_cast<Phase>(span.phase);
+      gathered = gathered || own == Phase::PreForward || own == Phase::RootPreForward;
+      if (!gathered) result.before_gather += static_cast<double>(span.duration);
+    }
+    for (const Span& span : timeline.spans) {
+      const auto phase = static_cast<Phase>(span.phase);
+      const bool late = phase == Phase::Clip || phase == Phase::Optimizer;
+      if (late && timeline.lanes[span.lane.index()].stream == "D" && span.start >= end - last.step_time)
+        result.last_phases += static_cast<double>(span.duration);
+    }
+    return result;
+  }
+
+  double time_of(CollectiveKind kind, int unit) const {
+    const PlanUnit& one = frame_.plan->units[static_cast<std::size_t>(unit)];
+    if (one.params.empty() || one.shard_size < 2) return 0;
+    const DType dtype = kind == CollectiveKind::AllGather ? one.param_dtype : one.reduce_dtype;
+    const GroupPlacement placement = place_group(frame_.plan->groups.shard, frame_.job.cluster.ranks_per_node);
+    return static_cast<double>(collective_time(profile_, kind, placement, one.padded_numel * itemsize(dtype)));
+  }
+
+  void add_collectives() {
+    const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
+    const double reductions = frame_.job.train.no_sync ? 1 : batches;
+    for (const int u : frame_.forward) {
+      const double gather = time_of(CollectiveKind::AllGather, u);
+      const bool trains = frame_.plan->units[static_cast<std::size_t>(u)].requires_grad;
+      const bool again = frame_.backward_at[static_cast<std::size_t>(u)] >= 0;
+      const double gathers = again ? 2 * batches : batches;
+      parts_.gathers += gathers * gather;
+      if (trains) parts_.reductions += reductions * time_of(CollectiveKind::ReduceScatter, u);
+      if (gathers > 1) {
+        parts_.items.push_back(
+            {0, (gathers - 1) * gather, static_cast<double>(frame_.bytes[static_cast<std::size_t>(u)])});
+      }
+    }
+    if (frame_.forward.empty()) return;
+    int first = -1, last = -1;  // units whose collectives nothing runs beside, in every order of ours
+    for (const Instruction& i : frame_.plan->iterations.back().instructions) {
+      if (i.kind == InstructionKind::AllGather && first < 0) first = i.unit.value;
+      if (i.kind == InstructionKind::ReduceScatter) last = i.unit.value;
+    }
+    if (first >= 0)
+      parts_.first_gather = std::max(0.0, time_of(CollectiveKind::AllGather, first) - parts_.before_gather);
+    if (last >= 0) parts_.last_reduction = time_of(CollectiveKind::ReduceScatter, last);
+  }
+
+  /// The linear program with the two sides weighed: its optimum is below every schedule's step.
+  ScheduleBound at(double weight, bool separate) const {
+    double compute = parts_.compute, gathers = parts_.gathers;
+    const auto saved = [&](const Item& item) {
+      return weight * (item.compute_ns + parts_.slowdown * item.gather_ns) + (1 - weight) * item.gather_ns;
+    };
+    std::vector<const Item*> items;
+    for (const Item& item : parts_.items) items.push_back(&item);
+    std::stable_sort(items.begin(), items.end(), [&](const Item* a, const Item* b) {
+      return saved(*a) * std::max(b->bytes, 1.0) > saved(*b) * std::max(a->bytes, 1.0);
+    });
+    double free = std::max(0.0, parts_.free_bytes);
+    for (const Item* item : items) {
+      if (saved(*item) <= 0) break;
+      const double share = item->bytes <= free ? 1 : free / item->bytes;
+      free -= share * std::max(0.0, item->bytes);
+      compute -= share * item->compute_ns;
+      gathers -= share * item->gather_ns;
+      if (share < 1) break;
+    }
+    ScheduleBound bound;
+    bound.compute_ns = compute;
+    bound.gathers_ns = gathers;
+    bound.reductions_ns = parts_.reductions;
+    bound.ends_ns = parts_.first_gather + parts_.last_reduction;
+    const double links = separate ? std::max(gathers, parts_.reductions) : gathers + parts_.reductions;
+    const double beside = std::max(0.0, links - bound.ends_ns);
+    const double by_compute = compute + parts_.slowdown * beside + bound.ends_ns;
+    const double by_links = links + parts_.last_phases;
+    bound.by_compute = by_compute >= by_links;
+    bound.ns = weight * by_compute + (1 - weight) * by_links;
+    return bound;
+  }
+
+  const UnitFrame& frame_;
+  const HardwareProfile& profile_;
+  Bytes budget_;
+  Workbench& bench_;
+  Parts parts_;
+};
+
+}  // namespace
+
+Result<ScheduleBound> schedule_bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget,
+                                     Workbench& bench) {
+  return Bound(frame, profile, budget, bench).find();
+}
+
+}  // namespace foreshard

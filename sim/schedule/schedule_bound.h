@@ -1,0 +1,32 @@
+// How short a step can be at best, whatever the schedule: what no order of the same work gets below.
+//
+// max over both of: compute beside the collectives that must run with it, and the collectives of one communicator one
+// after the other; each after the best share of kept parameters and activations that the budget's linear program
+// allows; plus the first gather and the last reduction, which nothing can hide.
+#pragma once
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+#include "core/units.h"
+#include "sim/schedule/candidate.h"
+#include "sim/search/shared_parts.h"
+
+namespace foreshard {
+
+struct ScheduleBound {
+  double ns = 0;
+  double compute_ns = 0, gathers_ns = 0, reductions_ns = 0;  // at the best share
+  double ends_ns = 0;                                        // first gather and last reduction
+  bool by_compute = true;                                    // which side decides
+  // A step with links and memory for nothing, simulated: what the host issues counts too. No proof, but where it is
+  // longer than the bound the host holds things up, which no schedule changes.
+  double free_step_ns = 0;
+  bool host_bound() const { return free_step_ns > 1.02 * ns; }
+};
+
+/// 0 where it cannot be said (a CPU's ranks share their cores, a step that does not fit at any budget).
+Result<ScheduleBound> schedule_bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget,
+                                     Workbench& bench);
+
+}  // namespace foreshard

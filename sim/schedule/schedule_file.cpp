@@ -1,0 +1,206 @@
+#include "sim/schedule/schedule_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/model/json_input.h"
+#include "core/plan/units/units.h"
+
+namespace foreshard {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kSchema = "foreshard.schedule/1";
+
+std::string seal_of(const Json& value) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : value.dump()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return fmt::format("{:016x}", hash);
+}
+
+Json text_or_null(const std::optional<std::string>& text) { return text ? Json(*text) : Json(); }
+
+/// What the schedule was made for.
+Json shape_of(const Job& job, const Model& model) {
+  return {{"model", model.name},
+          {"batch", job.model.batch},
+          {"seq", job.model.seq},
+          {"micro_batches", job.train.micro_batches},
+          {"world_size", job.cluster.world_size},
+          {"ranks_per_node", job.cluster.ranks_per_node},
+          {"strategy", std::string(strategy_name(job.fsdp.strategy))}};
+}
+
+Json row_of(const ScheduledUnit& unit) {
+  return {{"module", unit.decided.module},
+          {"keep", unit.decided.keep},
+          {"activations", unit.decided.activations},
+          {"gather_forward", text_or_null(unit.decided.gather_forward)},
+          {"gather_backward", text_or_null(unit.decided.gather_backward)},
+          {"reduce", text_or_null(unit.decided.reduce)},
+          {"bucket", unit.bucket},
+          {"modules", unit.modules},
+          {"bytes", unit.bytes},
+          {"why", unit.why}};
+}
+
+/// Reading: the first thing that is wrong ends it.
+class Reader {
+ public:
+  Reader(const std::string& file, const Job& job, const Model& model) : file_(file), job_(job), model_(model) {}
+
+  Result<Job> read(const Json& document) {
+    if (!document.is_object() || document.value("schema", Json()) != Json(kSchema)) {
+      const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
+      return fail(error("schema", "this is no schedule", fmt::format("\"{}\"", kSchema), schema.dump()));
+    }
+    const Json shape = document.value("made_for", Json::object()), wanted = shape_of(job_, model_);
+    for (const auto& [key, value] : wanted.items()) {
+      if (shape.value(key, Json()) != value) {
+        return fail(error("made_for." + key, "the schedule was made for another job", value.dump(),
+                          shape.value(key, Json()).dump()));
+      }
+    }
+    const Json units = document.value("units", Json::array()), seals = document.value("seals", Json::array());
+    if (!units.is_array() || !seals.is_array() || seals.size() != units.size() + 1)
+      return fail(
+          error("seals", "rows are missing", fmt::format("{}", units.size() + 1), fmt::format("{}", seals.size())));
+    for (std::size_t k = 0; k <= units.size(); ++k) {
+      const std::string seal = seal_of(k == 0 ? head_of(document) : units[k - 1]);
+      if (seals[k] == Json(seal)) continue;
+      const std::string place = k == 0 ? std::string("made_for") : fmt::format("units[{}]", k - 1);
+      Error edited = error(place, "the file was edited", "what `foreshard schedule` wrote", "something else");
+      edited.hint = "write decisions of your own into the job's keys: docs/schedule.md says which";
+      return fail(std::move(edited));
+    }
+    return apply(document, units);
+  }
+
+  static Json head_of(const Json& document) {
+    Json head = document.value("made_for", Json());
+    head["starts"] = document.value("starts", Json());
+    return head;
+  }
+
+ private:
+  Error error(std::string place, std::string message, std::string expected, std::string got) const {
+    return {.code = ErrorCode::Inconsistent,
+            .message = std::move(message),
+            .file = file_,
+            .place = std::move(place),
+            .expected = std::move(expected),
+            .got = std::move(got),
+            .hint = "`foreshard schedule JOB --out FILE` makes one for this job"};
+  }
+
+  // Sealed: types are those that were written.
+  Result<Job> apply(const Json& document, const Json& units) {
+    Job job = job_;
+    job.fsdp.runtime = Runtime::Planned;
+    job.schedule.objective = "given";
+    const bool starts = document.at("starts").get<std::string>() == "schedule";
+    if (starts) job.fsdp.prefetch = {};
+    job.fsdp.wrap = {};
+    job.fsdp.wrap.policy = WrapPolicyKind::Units;
+    job.checkpointing.units.clear();
+    UnitOverride kept, resharded;
+    kept.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::False, 0};
+    resharded.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::True, 0};
+    std::vector<std::string> recomputed;
+    for (const Json& row : units) {
+      const auto module = row.at("module").get<std::string>(), keep = row.at("keep").get<std::string>();
+      const auto modules = row.at("modules").get<std::vector<std::string>>();
+      if (!module.empty()) job.fsdp.wrap.units.push_back(modules);
+      (keep == "reshard" ? resharded : kept).units.push_back(module);
+      if (keep == "always") job.fsdp.prefetch.forward[module].push_back(module);
+      if (row.at("activations") == Json("recompute"))
+        recomputed.insert(recomputed.end(), modules.begin(), modules.end());
+      if (starts) add_start(row.at("gather_forward"), module, job.fsdp.prefetch.forward);
+    }
+    for (auto row = units.rbegin(); starts && row != units.rend(); ++row)  // as backward needs them
+      add_start(row->at("gather_backward"), row->at("module").get<std::string>(), job.fsdp.prefetch.backward);
+    for (const Json& row : units) {  // without a list fsdp2 gathers the next unit ahead
+      const auto module = row.at("module").get<std::string>();
+      if (starts && job.fsdp.prefetch.backward[module].empty()) job.fsdp.prefetch.backward[module] = {module};
+    }
+    if (!kept.units.empty()) job.fsdp.overrides.push_back(std::move(kept));
+    if (!resharded.units.empty()) job.fsdp.overrides.push_back(std::move(resharded));
+    job.checkpointing.policy = recomputed.empty() ? CheckpointPolicy::None : CheckpointPolicy::Selective;
+    job.checkpointing.units = std::move(recomputed);
+    if (job.fsdp.wrap.units.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
+    if (auto same = compare_units(job, units); !same) return fail(same.error());
+    return job;
+  }
+
+  static void add_start(const Json& start, const std::string& module,
+                        std::map<std::string, std::vector<std::string>>& lists) {
+    if (start.is_string() && start != Json(module)) lists[start.get<std::string>()].push_back(module);
+  }
+
+  Result<void> compare_units(const Job& job, const Json& rows) {
+    const auto table = build_units(model_, job);
+    if (!table) {
+      Error other = table.error();
+      other.file = file_;
+      return fail(std::move(other));
+    }
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      const auto module = rows[k].at("module").get<std::string>();
+      const auto unit = std::find_if(table->units.begin(), table->units.end(), [&](const PlanUnit& one) {
+        return model_.modules[one.modules.front().index()].fqn == module;
+      });
+      const std::string place = fmt::format("units[{}]", k);
+      if (unit == table->units.end())
+        return fail(error(place + ".module", "the model has no such unit", "a module of it", "\"" + module + "\""));
+      const Bytes bytes = unit->padded_numel * itemsize(unit->param_dtype);
+      const auto written = rows[k].at("bytes").get<Bytes>();
+      if (written != bytes) {
+        return fail(error(place + ".bytes", fmt::format("unit \"{}\" has another size", module),
+                          fmt::format("{}", bytes), fmt::format("{}", written)));
+      }
+    }
+    return {};
+  }
+
+  std::string file_;
+  const Job& job_;
+  const Model& model_;
+};
+
+}  // namespace
+
+std::string schedule_json(const FoundSchedule& found, const Model& model, bool seconds) {
+  Json document;
+  document["schema"] = kSchema;
+  document["made_for"] = shape_of(found.job, model);
+  document["step_time_ns"] = found.step_ns;
+  document["fsdp2_step_time_ns"] = found.fsdp2.step_ns > 0 ? Json(found.fsdp2.step_ns) : Json();
+  document["fsdp1_step_time_ns"] = found.fsdp1.step_ns > 0 ? Json(found.fsdp1.step_ns) : Json();
+  document["bound_ns"] = found.bound.ns;
+  document["gap"] = found.gap();
+  document["peak_reserved_bytes"] = found.peak_reserved;
+  document["budget_bytes"] = found.budget;
+  if (!found.fits) document["least_budget_bytes"] = found.least_budget;
+  document["starts"] = found.explicit_starts ? "schedule" : "fsdp2";
+  document["units"] = Json::array();
+  document["seals"] = Json::array({seal_of(Reader::head_of(document))});
+  for (const ScheduledUnit& unit : found.units) {
+    document["units"].push_back(row_of(unit));
+    document["seals"].push_back(seal_of(document["units"].back()));
+  }
+  document["simulations"] = found.simulated;
+  if (seconds) document["seconds"] = found.seconds;
+  return document.dump(1) + "\n";
+}
+
+Result<Job> apply_schedule_file(const std::string& text, const std::string& file, const Job& job, const Model& model) {
+  if (auto checked = parse_json(text, file); !checked) return fail(checked.error());
+  return Reader(file, job, model).read(Json::parse(text));
+}
+
+}  // namespace foreshard

@@ -1,0 +1,77 @@
+// The search for a schedule (fsdp.runtime = "planned", docs/schedule.md): which parameters and activations are kept,
+// when gathers start and how many reductions run at once, so that the simulated step is short and reserved memory
+// stays within a budget.
+//
+// The simulator judges every candidate. fsdp2's own schedule is the first one, so no answer is worse than it.
+// Deterministic: the number of simulations is bounded, not the time.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+#include "sim/schedule/schedule_bound.h"
+#include "sim/search/shared_parts.h"
+
+namespace foreshard {
+
+/// What one unit does, everything written out.
+struct ScheduledUnit {
+  UnitSchedule decided;
+  std::vector<std::string> modules;  // that it groups
+  std::int64_t bucket = 0;
+  Bytes bytes = 0;  // gathered
+  std::string why;
+  bool operator==(const ScheduledUnit&) const = default;
+};
+
+/// A schedule under the same limit, for comparison.
+struct RivalStep {
+  double step_ns = 0;  // 0: none
+  Bytes reserved = 0;
+  std::string why_not;
+};
+
+struct FoundSchedule {
+  Job job;  // with the schedule written out: nothing is searched any more
+  std::vector<ScheduledUnit> units;
+  bool explicit_starts = false;  // gathers start where the lists say; else as fsdp2's rule has them
+  bool fits = false;
+  Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
+  double step_ns = 0;
+  Bytes peak_reserved = 0;
+  RivalStep fsdp2, fsdp1;
+  ScheduleBound bound;
+  std::size_t simulated = 0;
+  double seconds = 0;
+  std::string text;  // one sentence
+  /// Above the bound, or above what the host needs where that is more.
+  double gap() const { return bound.ns > 0 ? std::max(0.0, step_ns / std::max(bound.ns, bound.free_step_ns) - 1) : 0; }
+};
+
+/// Runtime planned, and the schedule is not given.
+bool wants_schedule_search(const Job& job);
+
+/// Bytes that the allocator may reserve: the job's budget, else what the card has beside `outside`. Errors: a budget
+/// above the card.
+Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, Bytes outside);
+
+/// Errors: those of planning, a budget above the card. That nothing fits is an answer.
+Result<FoundSchedule> find_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
+                                    Workbench& bench);
+
+/// The job with its schedule written out. Other jobs stay as they are. Errors: also a budget that nothing fits.
+struct SettledJob {
+  Job job;
+  std::vector<std::string> texts;  // what was found, for people
+};
+/// The same, and wrap policy `auto` before it.
+Result<SettledJob> settle_job(const Job& job, const Model& model, const HardwareProfile& profile);
+Result<SettledJob> settle_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
+                                   Workbench& bench);
+
+}  // namespace foreshard

@@ -1,0 +1,79 @@
+#include "sim/schedule/schedule_words.h"
+
+#include <fmt/format.h>
+
+#include "sim/network/collectives.h"
+
+namespace foreshard {
+namespace {
+
+std::string time_in_words(double ns) {
+  return ns < 1e6 ? fmt::format("{:.0f} us", ns / 1e3) : fmt::format("{:.2f} ms", ns / 1e6);
+}
+
+double gather_ns(const UnitFrame& frame, const HardwareProfile& profile, std::size_t unit) {
+  const PlanUnit& one = frame.plan->units[unit];
+  if (one.shard_size < 2) return 0;
+  const GroupPlacement placement = place_group(frame.plan->groups.shard, frame.job.cluster.ranks_per_node);
+  return static_cast<double>(
+      collective_time(profile, CollectiveKind::AllGather, placement, one.padded_numel * itemsize(one.param_dtype)));
+}
+
+}  // namespace
+
+std::string bytes_in_words(Bytes bytes) {
+  const auto value = static_cast<double>(bytes);
+  return bytes < kGiB ? fmt::format("{:.0f} MiB", value / static_cast<double>(kMiB))
+                      : fmt::format("{:.2f} GiB", value / static_cast<double>(kGiB));
+}
+
+std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candidate& candidate, const Model& model,
+                                           const HardwareProfile& profile, Bytes left) {
+  std::vector<ScheduledUnit> rows;
+  for (std::size_t place = 0; place < frame.forward.size(); ++place) {
+    const auto u = static_cast<std::size_t>(frame.forward[place]);
+    const UnitChoice& choice = candidate.units[u];
+    const auto number = static_cast<int>(u);
+    ScheduledUnit& row = rows.emplace_back();
+    row.decided.module = frame.names[u];
+    row.bytes = frame.bytes[u];
+    row.bucket = static_cast<std::int64_t>(place);
+    for (const ModuleId module : frame.plan->units[u].modules) row.modules.push_back(model.modules[module.index()].fqn);
+    const bool kept = keeps_params(frame, candidate, number);
+    row.decided.keep = !kept ? "reshard" : choice.params == KeepParams::Always ? "always" : "keep";
+    const bool again = recomputes(frame, candidate, number);
+    row.decided.activations = again ? "recompute" : "keep";
+    const auto name = [&](const std::vector<int>& order, int at) {
+      return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
+    };
+    row.decided.gather_forward = name(frame.forward, choice.forward);
+    if (!kept && frame.backward_at[u] >= 0) row.decided.gather_backward = name(frame.backward, choice.backward);
+    if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
+    const std::string size = bytes_in_words(row.bytes), time = time_in_words(gather_ns(frame, profile, u));
+    row.why = kept               ? fmt::format("holds {} and saves a gather of {}", size, time)
+              : left < row.bytes ? fmt::format("no room for {}, gathered again in {}", size, time)
+                                 : fmt::format("gathered again in {}, beside compute", time);
+    if (frame.block[u]) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
+  }
+  return rows;
+}
+
+std::string schedule_sentence(const FoundSchedule& found) {
+  if (!found.fits) {
+    return fmt::format("no schedule fits {}: the least that does is {}", bytes_in_words(found.budget),
+                       bytes_in_words(found.least_budget));
+  }
+  std::size_t kept = 0, recomputed = 0;
+  for (const ScheduledUnit& unit : found.units) {
+    kept += unit.decided.keep != "reshard" ? 1 : 0;
+    recomputed += unit.decided.activations == "recompute" ? 1 : 0;
+  }
+  std::string text =
+      fmt::format("schedule: {} of {} units stay gathered, {} recompute, {} of {} used", kept, found.units.size(),
+                  recomputed, bytes_in_words(found.peak_reserved), bytes_in_words(found.budget));
+  if (found.fsdp2.step_ns > 0)
+    text += fmt::format("; {:.1f} % shorter than fsdp2's step", 100 * (1 - found.step_ns / found.fsdp2.step_ns));
+  return text + fmt::format("; {} simulations", found.simulated);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,100 @@
+// Random jobs: a schedule is never worse than fsdp2's and fsdp1's at the same budget, stays within it, and is above
+// the bound. FORESHARD_SCHEDULE_JOBS and FORESHARD_LAWS_SEED say how many and which.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <vector>
+
+#include "sim/schedule/schedule_search.h"
+#include "sim/search/prepare_job.h"
+#include "tests/sim/laws/random_job.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard::testing {
+namespace {
+
+std::int64_t number_from(const char* variable, std::int64_t otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoll(text, nullptr, 10);
+}
+
+struct Tally {
+  std::int64_t scheduled = 0, refused = 0, none = 0, faster = 0, slower_than_fsdp1 = 0, slower_on_device = 0;
+  std::vector<double> gaps, host_gaps;  // where the device, and where the host holds things up
+};
+
+TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
+  const auto seed = static_cast<std::uint64_t>(number_from("FORESHARD_LAWS_SEED", 1));
+  const std::int64_t jobs = number_from("FORESHARD_SCHEDULE_JOBS", 60);
+  const std::string path = temporary_path("schedule_laws.json");
+  Tally tally;
+  double worst_fsdp1 = 0;
+  for (std::int64_t k = 0; k < jobs; ++k) {
+    RandomJob random = random_job(seed + static_cast<std::uint64_t>(k));
+    random = random.with({"fsdp.runtime=planned"});
+    auto job = job_of(random);
+    if (!job) {
+      ++tally.refused;
+      continue;
+    }
+    std::ofstream(path) << config_text(random.sizes);
+    job->model.source = path;
+    const auto profile = load_profile(job->cluster.profile);
+    ASSERT_TRUE(profile.has_value());
+    const auto model = load_job_model(*job, *profile);
+    if (!model) {
+      ++tally.refused;
+      continue;
+    }
+    SharedParts shared;
+    Workbench bench(shared);
+    const auto found = find_schedule(*job, *model, *profile, bench);
+    if (!found) {
+      ++tally.refused;
+      continue;
+    }
+    if (!found->fits) {
+      ++tally.none;
+      EXPECT_EQ(found->fsdp2.step_ns, 0) << "fsdp2 fits, planned does not: " << random.text();
+      continue;
+    }
+    ++tally.scheduled;
+    EXPECT_LE(found->peak_reserved, found->budget) << random.text();
+    if (found->fsdp2.step_ns > 0) {
+      EXPECT_LE(found->step_ns, found->fsdp2.step_ns) << random.text();
+      tally.faster += found->step_ns < found->fsdp2.step_ns ? 1 : 0;
+    }
+    if (found->fsdp1.step_ns > 0 && found->step_ns > found->fsdp1.step_ns) {
+      ++tally.slower_than_fsdp1;
+      tally.slower_on_device += found->bound.host_bound() ? 0 : 1;
+      if (number_from("FORESHARD_SCHEDULE_TELL", 0) > 0)
+        std::printf("fsdp1 %.3f ms, planned %.3f, fsdp2 %.3f, bound %.3f, free %.3f: %s\n", found->fsdp1.step_ns / 1e6,
+                    found->step_ns / 1e6, found->fsdp2.step_ns / 1e6, found->bound.ns / 1e6,
+                    found->bound.free_step_ns / 1e6, random.text().c_str());
+      worst_fsdp1 = std::max(worst_fsdp1, found->step_ns / found->fsdp1.step_ns - 1);
+    }
+    if (found->bound.ns > 0) {
+      EXPECT_GE(found->step_ns * 1.000001, found->bound.ns) << random.text();
+      (found->bound.host_bound() ? tally.host_gaps : tally.gaps).push_back(found->gap());
+    }
+  }
+  std::remove(path.c_str());
+  std::sort(tally.gaps.begin(), tally.gaps.end());
+  std::printf(
+      "%lld scheduled, %lld faster than fsdp2, %lld slower than fsdp1 (%lld not for the host, worst %.2f %%), %lld fit "
+      "nothing, "
+      "%lld refused\n",
+      static_cast<long long>(tally.scheduled), static_cast<long long>(tally.faster),
+      static_cast<long long>(tally.slower_than_fsdp1), static_cast<long long>(tally.slower_on_device),
+      100 * worst_fsdp1, static_cast<long long>(tally.none), static_cast<long long>(tally.refused));
+  if (!tally.gaps.empty())
+    std::printf("gap to the bound, %zu jobs that the host does not hold up: median %.2f %%, worst %.2f %%\n",
+                tally.gaps.size(), 100 * tally.gaps[tally.gaps.size() / 2], 100 * tally.gaps.back());
+  EXPECT_GT(tally.scheduled, jobs / 3);
+}
+
+}  // namespace
+}  // namespace foreshard::testing

@@ -1,0 +1,211 @@
+#include "sim/schedule/schedule_search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "core/plan/build_plan.h"
+#include "sim/schedule/schedule_file.h"
+#include "sim/search/prepare_job.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1408,
+  "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000,
+  "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 4096})";
+
+class ScheduleSearchTest : public ::testing::Test {
+ protected:
+  ScheduleSearchTest() : path_(testing::temporary_path("schedule_config.json")) {
+    std::ofstream(path_) << kConfig;
+    job.model.source = path_;
+    job.model.batch = 2;
+    job.model.seq = 512;
+    job.model.seq_given = true;
+    job.fsdp.runtime = Runtime::Planned;
+    job.cluster.profile = "l40s";
+    job.cluster.world_size = 8;
+    job.cluster.ranks_per_node = 8;
+    job.checkpointing.policy = CheckpointPolicy::Block;
+  }
+  ~ScheduleSearchTest() override { std::remove(path_.c_str()); }
+
+  Model model() const { return load_job_model(job, load_profile(job.cluster.profile).value()).value(); }
+  FoundSchedule found() const {
+    const HardwareProfile profile = load_profile(job.cluster.profile).value();
+    SharedParts shared;
+    Workbench bench(shared);
+    auto result = find_schedule(job, model(), profile, bench);
+    EXPECT_TRUE(result.has_value()) << (result ? "" : to_text(result.error()));
+    return result ? *result : FoundSchedule{};
+  }
+  /// Simulated alone, as `simulate` does it.
+  static Prediction predicted(const Job& of) {
+    const auto prepared = prepare(of);
+    EXPECT_TRUE(prepared.has_value()) << (prepared ? "" : to_text(prepared.error()));
+    return simulate(prepared->plan, prepared->model, prepared->lowered, of, prepared->profile, simulate_options(of))
+        .value();
+  }
+
+  Job job;
+
+ private:
+  std::string path_;
+};
+
+TEST_F(ScheduleSearchTest, IsWhatTheSimulatorSaysAndNoWorseThanFsdp2) {
+  const FoundSchedule schedule = found();
+  ASSERT_TRUE(schedule.fits);
+  const Prediction prediction = predicted(schedule.job);
+  EXPECT_EQ(prediction.step_time_ns.value, schedule.step_ns);
+  EXPECT_EQ(prediction.memory.reserved, schedule.peak_reserved);
+  EXPECT_LE(schedule.peak_reserved, schedule.budget);
+  EXPECT_LE(schedule.step_ns, schedule.fsdp2.step_ns);
+  EXPECT_LT(schedule.step_ns, 0.95 * schedule.fsdp2.step_ns);  // there is room for everything on 8 L40S
+  EXPECT_GE(schedule.step_ns, schedule.bound.ns);
+  EXPECT_LT(schedule.gap(), 0.25);
+  Job fsdp2 = job;
+  fsdp2.fsdp.runtime = Runtime::Fsdp2;
+  EXPECT_EQ(predicted(fsdp2).step_time_ns.value, schedule.fsdp2.step_ns);
+}
+
+TEST_F(ScheduleSearchTest, MoreMemoryIsNeverSlower) {
+  const Bytes all = found().peak_reserved;
+  job.schedule.budget = 1;
+  const FoundSchedule none = found();
+  ASSERT_FALSE(none.fits);
+  ASSERT_GT(none.least_budget, 0);
+  ASSERT_LT(none.least_budget, all);
+  double last = 0;
+  for (int step = 0; step <= 4; ++step) {
+    job.schedule.budget = none.least_budget + (all - none.least_budget) * step / 4;
+    const FoundSchedule schedule = found();
+    ASSERT_TRUE(schedule.fits) << step;
+    EXPECT_LE(schedule.peak_reserved, job.schedule.budget);
+    EXPECT_GE(schedule.step_ns, schedule.bound.ns) << step;
+    if (last > 0) {
+      EXPECT_LE(schedule.step_ns, last * 1.002) << step;  // other local optima
+    }
+    last = schedule.step_ns;
+    if (schedule.fsdp2.step_ns > 0) {
+      EXPECT_LE(schedule.step_ns, schedule.fsdp2.step_ns);
+    }
+  }
+}
+
+TEST_F(ScheduleSearchTest, BelowTheLeastBudgetNothingFitsAndAboveTheCardIsRefused) {
+  job.schedule.budget = 1;
+  const Bytes least = found().least_budget;
+  job.schedule.budget = least - 4 * kMiB;
+  EXPECT_FALSE(found().fits);
+  const auto settled = settle_job(job, model(), load_profile(job.cluster.profile).value());
+  ASSERT_FALSE(settled.has_value());
+  EXPECT_THAT(to_text(settled.error()), HasSubstr("no schedule fits the budget"));
+  job.schedule.budget = 900 * kGiB;
+  const HardwareProfile profile = load_profile(job.cluster.profile).value();
+  SharedParts shared;
+  Workbench bench(shared);
+  const auto refused = find_schedule(job, model(), profile, bench);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(to_text(refused.error()), HasSubstr("the budget is more than the card has"));
+}
+
+TEST_F(ScheduleSearchTest, ForMemoryItIsNoSlowerThanFsdp2AndTakesLess) {
+  const FoundSchedule fast = found();
+  job.schedule.objective = "memory";
+  const FoundSchedule small = found();
+  EXPECT_LE(small.step_ns, small.fsdp2.step_ns);
+  EXPECT_LT(small.peak_reserved, fast.peak_reserved);
+}
+
+TEST_F(ScheduleSearchTest, KeepsOverMicroBatches) {
+  job.train.micro_batches = 4;
+  const FoundSchedule schedule = found();
+  EXPECT_LE(schedule.step_ns, schedule.fsdp2.step_ns);
+  EXPECT_TRUE(std::any_of(schedule.units.begin(), schedule.units.end(),
+                          [](const ScheduledUnit& unit) { return unit.decided.keep == "always"; }));
+}
+
+TEST_F(ScheduleSearchTest, AFileIsTheSameScheduleAgain) {
+  job.schedule.budget = found().peak_reserved * 3 / 4;
+  const FoundSchedule schedule = found();
+  const std::string text = schedule_json(schedule, model(), false);
+  EXPECT_EQ(text, schedule_json(found(), model(), false));  // equal input, equal bytes
+  const auto read = apply_schedule_file(text, "plan.json", job, model());
+  ASSERT_TRUE(read.has_value()) << to_text(read.error());
+  const Prediction again = predicted(*read);
+  EXPECT_EQ(again.step_time_ns.value, schedule.step_ns);
+  EXPECT_EQ(again.memory.reserved, schedule.peak_reserved);
+}
+
+TEST_F(ScheduleSearchTest, FilesOfSomethingElseAndEditedOnesAreRefusedWithTheFirstDifference) {
+  const std::string text = schedule_json(found(), model(), false);
+  const auto refusal = [&](const std::string& of, const Job& with) {
+    const auto read =
+        apply_schedule_file(of, "plan.json", with, load_job_model(with, load_profile("l40s").value()).value());
+    EXPECT_FALSE(read.has_value());
+    return read ? std::string() : to_text(read.error());
+  };
+  Job longer = job;
+  longer.model.seq = 1024;
+  EXPECT_THAT(refusal(text, longer), HasSubstr("made_for.seq"));
+  Job wider = job;
+  wider.cluster.world_size = 16;
+  EXPECT_THAT(refusal(text, wider), HasSubstr("made_for.world_size"));
+  Job whole = job;
+  whole.fsdp.mixed_precision = MixedPrecision::none();
+  EXPECT_THAT(refusal(text, whole), HasSubstr("has another size"));
+  std::string edited = text;
+  const std::size_t keep =
+      edited.rfind("\"reshard\"") != edited.npos ? edited.rfind("\"reshard\"") : edited.rfind("\"keep\": \"keep\"");
+  ASSERT_NE(keep, edited.npos);
+  edited.replace(keep, 3, "\"xe");
+  EXPECT_THAT(refusal(edited, job), HasSubstr("the file was edited"));
+  EXPECT_THAT(refusal("{\"schema\": \"foreshard.sweep/1\"}", job), HasSubstr("this is no schedule"));
+  EXPECT_FALSE(apply_schedule_file("{", "plan.json", job, model()).has_value());
+}
+
+/// Every schedule of keeping and recomputing six blocks in turn, by brute force: what the search finds is as good.
+TEST_F(ScheduleSearchTest, IsNearTheBestOfAllSubsets) {
+  job.schedule.budget = 1;
+  const Bytes least = found().least_budget;
+  job.schedule.budget = 0;
+  const Bytes most = found().peak_reserved;
+  job.schedule.budget = least + (most - least) / 2;
+  const FoundSchedule schedule = found();
+  ASSERT_TRUE(schedule.fits);
+  SharedParts shared;
+  Workbench bench(shared);
+  double best = 1e300;
+  std::string which;
+  for (unsigned kept = 0; kept < 64; ++kept) {
+    for (const unsigned recomputed : {0U, 1U, 3U, 7U, 15U, 31U, 63U}) {
+      Job one = job;
+      one.schedule.objective = "given";
+      one.checkpointing.policy = recomputed == 0 ? CheckpointPolicy::None : CheckpointPolicy::Selective;
+      UnitOverride keeps;
+      keeps.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::False, 0};
+      for (unsigned b = 0; b < 6; ++b) {
+        const std::string name = "model.layers." + std::to_string(b);
+        if ((kept >> b & 1U) != 0) keeps.units.push_back(name);
+        if ((recomputed >> b & 1U) != 0) one.checkpointing.units.push_back(name);
+      }
+      if (!keeps.units.empty()) one.fsdp.overrides.push_back(keeps);
+      const auto prediction = bench.predict(one);
+      ASSERT_TRUE(prediction.has_value());
+      if (!prediction->fits || prediction->step_time_ns.value >= best) continue;
+      best = prediction->step_time_ns.value;
+      which = "kept " + std::to_string(kept) + ", recomputed " + std::to_string(recomputed);
+    }
+  }
+  EXPECT_LE(schedule.step_ns, best * 1.01) << which << "\n" << schedule.text;  // regret against the oracle
+}
+
+}  // namespace
+}  // namespace foreshard
