@@ -71,6 +71,7 @@ class Declaration {
     declare_plan();
     declare_simulate();
     declare_run();
+    declare_shadow();
     declare_sweep();
     declare_schedule();
     declare_validate();
@@ -248,6 +249,39 @@ class Declaration {
         ->type_name("SECONDS");
     verb.add_option("--stop-within", run_.stop_seconds,
                     "Seconds that the run may take to finish its step, save and end after Ctrl-C or SIGTERM")
+        ->check(CLI::Range(1, 1'000'000).description(""))
+        ->type_name("SECONDS");
+  }
+
+  void declare_shadow() {
+    CLI::App& verb = add_verb(
+        "shadow", "An unmodified PyTorch script on a virtual GPU: memory, steps, its FSDP set-up, what differs");
+    verb.add_option("COMMAND", shadow_.command,
+                    "Behind --: what starts the script, as python train.py, torchrun or accelerate launch")
+        ->required()
+        ->type_name("COMMAND");
+    verb.add_option("--world", shadow_.world,
+                    "Ranks that it sees; else as the environment or its launcher says, else 8")
+        ->check(CLI::Range(1, 1'000'000).description(""))
+        ->type_name("N");
+    verb.add_option("--rank", shadow_.rank, "Which of them it is")
+        ->check(CLI::Range(0, 1'000'000).description(""))
+        ->type_name("R");
+    verb.add_option("--profile", shadow_.profile, "Whose memory and clock the GPU has")->type_name("PROFILE");
+    verb.add_option("--steps", shadow_.steps, "Steps that are watched, then the script is ended; 0 = until it ends")
+        ->check(CLI::Range(0, 1'000'000).description(""))
+        ->type_name("N");
+    add_output_file(verb, "--timeline", shadow_.timeline, "Write what the device did in our own form (.fst)");
+    add_output_file(verb, "--out", shadow_.out,
+                    "Keep the found job file, the model and the device's log in this folder");
+    files_.push_back(
+        verb.add_option("--job", shadow_.job, "The job that the script was meant to be: its plan stands beside it")
+            ->type_name("JOB"));
+    verb.add_flag("--no-plan", shadow_.no_plan,
+                  "The figures alone: the model is not written down and nothing is planned");
+    verb.add_flag("--fake-weights", shadow_.fake_weights,
+                  "from_pretrained makes weights from a config; tokenizers and data sets have stand-ins");
+    verb.add_option("--timeout", shadow_.timeout_seconds, "Seconds of real time after which the script is ended")
         ->check(CLI::Range(1, 1'000'000).description(""))
         ->type_name("SECONDS");
   }
@@ -447,6 +481,7 @@ class Declaration {
   TraceFlags trace_;
   CalibrateFlags calibrate_;
   CheckpointFlags checkpoint_;
+  ShadowFlags shadow_;
   ViewFlags view_;
   ReportFlags report_;
   ConfigFlags config_;
@@ -474,6 +509,7 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "trace") line.verb = std::move(trace_);
   if (verb == "checkpoint") line.verb = std::move(checkpoint_);
   if (verb == "calibrate") line.verb = std::move(calibrate_);
+  if (verb == "shadow") line.verb = std::move(shadow_);
   if (verb == "view") line.verb = std::move(view_);
   if (verb == "report") line.verb = std::move(report_);
   if (verb == "config") line.verb = std::move(config_);

@@ -159,6 +159,20 @@ struct ExportScriptFlags {
   std::string output;
 };
 
+struct ShadowFlags {
+  std::vector<std::string> command;  // behind "--"
+  int world = 0;                     // ranks; 0: as the environment or the script's launcher says, else 8
+  int rank = -1;                     // -1: as the environment says, else 0
+  std::string profile = "h100-sxm-80";
+  int steps = 3;         // that are watched, then the script is ended; 0 = until it ends
+  std::string timeline;  // .fst
+  std::string out;       // folder for job file, model and log; empty: they are not kept
+  std::string job;       // what the script was meant to be: its plan stands beside it instead of the found one's
+  bool no_plan = false;
+  bool fake_weights = false;
+  int timeout_seconds = 600;
+};
+
 struct ViewFlags {
   std::vector<std::string> files, set;
   std::string render;  // a picture instead of a window
@@ -187,7 +201,7 @@ struct CompletionFlags {
 using VerbFlags =
     std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags, SweepFlags,
                  ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags, ConfigFlags,
-                 ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+                 ShadowFlags, ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

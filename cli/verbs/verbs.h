@@ -20,6 +20,7 @@ ExitCode run_verb(const TraceFlags& flags, const Console& console);
 ExitCode run_verb(const CheckpointFlags& flags, const Console& console);
 ExitCode run_verb(const CalibrateFlags& flags, const Console& console);
 ExitCode run_verb(const ConfigFlags& flags, const Console& console);
+ExitCode run_verb(const ShadowFlags& flags, const Console& console);
 ExitCode run_verb(const ViewFlags& flags, const Console& console);
 ExitCode run_verb(const ReportFlags& flags, const Console& console);
 ExitCode run_verb(const DoctorFlags& flags, const Console& console);

@@ -1,0 +1,164 @@
+#include "cli/reports/shadow_report.h"
+
+#include <algorithm>
+
+#include "cli/console/amount_text.h"
+#include "cli/console/json_text.h"
+#include "cli/console/text_lines.h"
+
+namespace foreshard::cli {
+namespace {
+
+using shadow::Difference;
+using shadow::StepFigures;
+
+/// Predicted against measured, "+1.2 %".
+std::string against(Bytes planned, Bytes measured) {
+  if (measured == 0) return "";
+  return fmt::format("{:+.1f} %", 100.0 * (static_cast<double>(planned) / static_cast<double>(measured) - 1));
+}
+
+class Text : TextLines {
+ public:
+  Text(const ShadowAnswer& answer) : answer_(answer) {}
+
+  std::string write() {
+    head();
+    steps();
+    plan();
+    differences();
+    job();
+    notes();
+    return std::move(out_);
+  }
+
+ private:
+  void head() {
+    const shadow::WatchedRun& run = answer_.run;
+    std::string what = "a script";
+    if (run.setting) {
+      const shadow::FoundSetting& setting = *run.setting;
+      const std::string strategy = setting.units.empty() ? (setting.ddp ? " (DistributedDataParallel)" : "")
+                                                         : " " + setting.units.front().strategy;
+      what = fmt::format("{}, {}{}", setting.model_class.empty() ? "a model" : setting.model_class, setting.runtime,
+                         strategy);
+    }
+    line("{}, rank {} of {} × {}", what, run.rank, run.world_size, answer_.profile);
+    line("PyTorch {} on the virtual device: {} in {}, {} of host memory", run.torch,
+         counted(static_cast<std::int64_t>(run.steps.size()), "step"), duration_text(answer_.seconds * 1e9),
+         bytes_text(run.host_peak));
+    line("");
+  }
+
+  void steps() {
+    line("Step     allocated        active      reserved  retries  ooms  virtual time");
+    for (std::size_t i = 0; i < answer_.run.steps.size(); ++i) {
+      const StepFigures& step = answer_.run.steps[i];
+      line("{:<6}{:>12}  {:>12}  {:>12}  {:>7}  {:>4}  {:>12}", i + 1, bytes_text(step.allocated),
+           bytes_text(step.active), bytes_text(step.reserved), step.retries, step.ooms,
+           duration_text(static_cast<double>(step.virtual_time)));
+    }
+    line("");
+  }
+
+  void plan() {
+    if (!answer_.plan) return;
+    line("{} beside it", answer_.meant ? "The plan of the job" : "The plan of what was found");
+    const auto& iterations = answer_.plan->iterations;
+    for (std::size_t i = 0; i < answer_.run.steps.size() && !iterations.empty(); ++i) {
+      const StepFigures& step = answer_.run.steps[i];
+      const IterationResult& planned = iterations[std::min(i, iterations.size() - 1)];
+      line("{:<6}{:>12}  {:>12}  {:>12}                 {:>12}", i + 1, bytes_text(planned.peak_allocated),
+           bytes_text(planned.peak_active), bytes_text(planned.peak_reserved),
+           duration_text(static_cast<double>(planned.step_time)));
+      line("{:<6}{:>12}  {:>12}  {:>12}                 {:>12}", "", against(planned.peak_allocated, step.allocated),
+           against(planned.peak_active, step.active), against(planned.peak_reserved, step.reserved),
+           against(planned.step_time, step.virtual_time));
+    }
+    line("");
+  }
+
+  void differences() {
+    line("Differences");
+    if (answer_.differences.empty())
+      line("  none{}",
+           answer_.plan ? ": the script's collectives are the plan's, one by one" : " looked for: there is no plan");
+    for (const Difference& each : answer_.differences) line("  {:<9} {}", each.kind, each.text);
+    line("");
+  }
+
+  void job() {
+    if (!answer_.found) return;
+    line("Its set-up as a job file{}", answer_.job_file.empty() ? " (--out keeps it)" : ": " + answer_.job_file);
+    const std::string& text = answer_.job_text;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = text.find('\n', at);
+      std::string one = text.substr(at, end - at);
+      constexpr std::size_t kMost = 160;  // lists of units are long
+      if (one.size() > kMost) one = one.substr(0, kMost - 4) + " ...";
+      line("  {}", one);
+      at = end == std::string::npos ? text.size() : end + 1;
+    }
+    line("");
+  }
+
+  void notes() {
+    if (answer_.notes.empty()) return;
+    line("To know");
+    for (const std::string& note : answer_.notes) line("  {}", note);
+  }
+
+  const ShadowAnswer& answer_;
+};
+
+}  // namespace
+
+std::string shadow_report(const ShadowAnswer& answer, const ReportStyle& style) {
+  std::string text = Text(answer).write();
+  if (!style.unicode) {
+    for (std::size_t at; (at = text.find("×")) != std::string::npos;)
+      text.replace(at, std::string_view("×").size(), "x");
+  }
+  return text;
+}
+
+std::string shadow_json(const ShadowAnswer& answer) {
+  JsonText json;
+  json.begin_object().key("schema").value("foreshard.shadow/1");
+  json.key("world_size")
+      .value(answer.run.world_size)
+      .key("rank")
+      .value(answer.run.rank)
+      .key("profile")
+      .value(answer.profile);
+  json.key("steps").begin_array();
+  for (const StepFigures& step : answer.run.steps) {
+    json.begin_object().key("allocated_bytes").value(step.allocated).key("active_bytes").value(step.active);
+    json.key("reserved_bytes").value(step.reserved).key("retries").value(step.retries).key("ooms").value(step.ooms);
+    json.key("virtual_ns").value(step.virtual_time).end_object();
+  }
+  json.end_array().key("job");
+  if (answer.found) {
+    json.value(answer.job_text);
+  } else {
+    json.null();
+  }
+  json.key("plan").begin_array();
+  if (answer.plan) {
+    for (const IterationResult& step : answer.plan->iterations) {
+      json.begin_object().key("allocated_bytes").value(step.peak_allocated).key("active_bytes").value(step.peak_active);
+      json.key("reserved_bytes").value(step.peak_reserved).key("step_time_ns").value(step.step_time).end_object();
+    }
+  }
+  json.end_array().key("differences").begin_array();
+  for (const Difference& each : answer.differences) {
+    json.begin_object().key("kind").value(each.kind).key("where").value(each.where).key("script").value(each.script);
+    json.key("plan").value(each.plan).key("text").value(each.text).end_object();
+  }
+  json.end_array().key("notes").begin_array();
+  for (const std::string& note : answer.notes) json.value(note);
+  json.end_array().key("seconds").value(answer.seconds).key("host_peak_bytes").value(answer.run.host_peak).end_object();
+  return json.take();
+}
+
+}  // namespace foreshard::cli

@@ -1,0 +1,257 @@
+// `foreshard shadow -- python train.py`: the script on the virtual device, then the plan of what it was found to do.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "cli/reports/shadow_report.h"
+#include "cli/session/pipeline.h"
+#include "cli/session/watched_script.h"
+#include "cli/verbs/verbs.h"
+#include "core/job/job_file.h"
+#include "core/output_file.h"
+#include "shadow/device_log.h"
+#include "shadow/differences.h"
+#include "shadow/found_job.h"
+#include "shadow/watched_run.h"
+#include "sim/simulate.h"
+#include "traces/formats/fst.h"
+
+namespace foreshard::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Where report, model and log go: the user's, or one that is gone afterwards.
+class Folder {
+ public:
+  static Result<Folder> make(const std::string& wanted) {
+    std::error_code code;
+    if (!wanted.empty()) {
+      fs::create_directories(wanted, code);
+      if (!code) {
+        for (const auto& entry : fs::directory_iterator(wanted, code)) {
+          if (entry.path().extension() == ".jsonl" || entry.path().filename() == "report.json")
+            fs::remove(entry.path(), code);
+        }
+        return Folder(fs::absolute(wanted).string(), false);
+      }
+    } else {
+      std::string pattern = (fs::temp_directory_path(code) / "foreshard-shadow-XXXXXX").string();
+      if (!code && ::mkdtemp(pattern.data())) return Folder(pattern, true);
+      if (!code) code = std::error_code(errno, std::generic_category());
+    }
+    Error error;
+    error.code = ErrorCode::NotFound;
+    error.message = "the folder cannot be made";
+    error.file = wanted;
+    error.expected = "a folder that can be written to";
+    error.got = code.message();
+    return fail(error);
+  }
+  Folder(Folder&& other) noexcept : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, false)) {}
+  Folder& operator=(Folder&&) = delete;
+  ~Folder() {
+    std::error_code code;
+    if (temporary_) fs::remove_all(path_, code);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+  bool kept() const { return !temporary_; }
+
+ private:
+  Folder(std::string path, bool temporary) : path_(std::move(path)), temporary_(temporary) {}
+
+  std::string path_;
+  bool temporary_;
+};
+
+Error script_error(ErrorCode code, std::string message, std::string got, std::string hint) {
+  Error error;
+  error.code = code;
+  error.place = "the script";
+  error.message = std::move(message);
+  error.expected = "a PyTorch script that trains on a GPU";
+  error.got = std::move(got);
+  error.hint = std::move(hint);
+  return error;
+}
+
+/// Ends without a single step: why, and with which exit code.
+ExitCode tell_no_step(const ScriptEnd& end, const Result<shadow::WatchedRun>& run, const ShadowFlags& flags,
+                      const Console& console) {
+  const auto told = [&](ErrorCode code, const std::string& message, const std::string& got, const std::string& hint,
+                        ExitCode exit) {
+    console.error(script_error(code, message, got, hint));
+    return exit;
+  };
+  if (end.timed_out) {
+    return told(ErrorCode::Unsupported, "the script was ended: no step within the time",
+                fmt::format("{} s without a step", flags.timeout_seconds),
+                "give it more with --timeout, or see what it waits for", ExitCode::RunFailed);
+  }
+  if (end.stopped)
+    return told(ErrorCode::Unsupported, "the script was ended by a signal", "a signal", "", ExitCode::Partial);
+  if (run && run->failure) {
+    const bool input = run->failure->code == "bad-input";
+    return told(ErrorCode::Unsupported, run->failure->message, fmt::format("exit code {}", end.exit_code),
+                run->failure->hint, input ? ExitCode::BadInput : ExitCode::RunFailed);
+  }
+  if (end.exit_code != 0) {
+    return told(ErrorCode::Unsupported, "the script failed before its first step",
+                fmt::format("exit code {}", end.exit_code), "what it printed is above", ExitCode::RunFailed);
+  }
+  if (!run && run.error().code != ErrorCode::NotFound) return console.error(run.error());
+  if (!run) {
+    return told(ErrorCode::Unsupported, "the script ended and never imported PyTorch", "no torch in its interpreter",
+                "name the Python that has torch, as in: foreshard shadow -- venv/bin/python train.py",
+                ExitCode::BadInput);
+  }
+  return told(ErrorCode::Unsupported, "the script ended and never trained: no optimizer of torch.optim made a step",
+              "no step", "watched are steps of torch.optim.Optimizer's subclasses", ExitCode::BadInput);
+}
+
+/// The plan and its prediction, of the job that was meant or of the found one.
+struct PlanBeside {
+  Plan plan;
+  Prediction prediction;
+};
+Result<PlanBeside> plan_beside(const Job& job) {
+  auto prepared = prepare(job);
+  if (!prepared) return fail(prepared.error());
+  auto prediction =
+      simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, simulate_options(job));
+  if (!prediction) return fail(prediction.error());
+  return PlanBeside{std::move(prepared->plan), std::move(*prediction)};
+}
+
+void append(std::vector<shadow::Difference>& to, std::vector<shadow::Difference> more) {
+  to.insert(to.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+}
+
+/// The log of the process that trained: the one in which steps end.
+Result<shadow::DeviceLog> read_log(const Folder& folder, const shadow::LogOptions& options) {
+  std::vector<fs::path> logs;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (entry.path().extension() == ".jsonl" && fs::file_size(entry.path()) > 0) logs.push_back(entry.path());
+  }
+  std::sort(logs.begin(), logs.end());
+  Result<shadow::DeviceLog> read =
+      shadow::read_device_log(logs.empty() ? folder / "log" : logs.front().string(), options);
+  for (std::size_t i = 1; i < logs.size() && read && read->steps.empty(); ++i)
+    read = shadow::read_device_log(logs[i].string(), options);
+  return read;
+}
+
+class Answering {
+ public:
+  Answering(const ShadowFlags& flags, const Console& console, const Folder& folder, const ScriptOptions& options)
+      : flags_(flags), console_(console), folder_(folder), options_(options) {}
+
+  Result<ShadowAnswer> answer(shadow::WatchedRun run, double seconds) {
+    answer_.profile = flags_.profile;
+    answer_.seconds = seconds;
+    answer_.notes = run.notes;
+    answer_.run = std::move(run);
+    const auto log =
+        read_log(folder_, {static_cast<std::int32_t>(answer_.run.rank), !flags_.timeline.empty(), flags_.profile});
+    if (!log) return fail(log.error());
+    if (!flags_.timeline.empty()) {
+      if (const auto written = write_fst(log->timeline, flags_.timeline); !written) return fail(written.error());
+      console_.note(fmt::format("timeline: {}", flags_.timeline));
+    }
+    if (answer_.run.setting) {
+      find();
+      if (const auto compared = compare(*log); !compared) return fail(compared.error());
+    }
+    return std::move(answer_);
+  }
+
+ private:
+  void find() {
+    const std::string& model = answer_.run.setting->model_file;
+    auto found = shadow::found_job(answer_.run, {flags_.profile, options_.world.ranks_per_node},
+                                   model.empty() ? "" : folder_ / model);
+    append(answer_.differences, std::move(found.beyond));
+    answer_.found = std::move(found.job);
+    Job beside = *answer_.found;
+    beside.model.source = model;  // relative to the file
+    answer_.job_text = shadow::short_job_text(beside);
+    if (!folder_.kept()) return;
+    answer_.job_file = folder_ / "job.toml";
+    std::ofstream(answer_.job_file) << answer_.job_text;
+  }
+
+  Result<void> compare(const shadow::DeviceLog& log) {
+    if (!flags_.job.empty()) {
+      const auto meant = load_job(flags_.job, std::vector<std::string>{});
+      if (!meant) return fail(meant.error());
+      answer_.meant = meant->job;
+      append(answer_.differences, shadow::setting_differences(*answer_.found, meant->job));
+    }
+    const Job& job = answer_.meant ? *answer_.meant : *answer_.found;
+    if (flags_.no_plan || job.model.source.empty()) return {};
+    auto beside = plan_beside(job);
+    if (!beside) {
+      if (answer_.meant) return fail(beside.error());
+      answer_.notes.push_back("no plan beside it: " + to_text(beside.error()));
+      return {};
+    }
+    if (!log.steps.empty()) append(answer_.differences, shadow::schedule_differences(log.steps.back(), beside->plan));
+    answer_.plan = std::move(beside->prediction);
+    return {};
+  }
+
+  const ShadowFlags& flags_;
+  const Console& console_;
+  const Folder& folder_;
+  const ScriptOptions& options_;
+  ShadowAnswer answer_;
+};
+
+/// A script that goes on after its steps is fine; one that failed in between is told, with what it came to.
+ExitCode outcome(const shadow::WatchedRun& run, const ScriptEnd& end, const Console& console) {
+  if (end.timed_out || end.stopped) {
+    console.note(fmt::format("note: the script was ended {}", end.timed_out ? "by --timeout" : "by a signal"));
+    return ExitCode::Partial;
+  }
+  if (!run.failure) return ExitCode::Ok;
+  console.note(fmt::format("note: {}", run.failure->message));
+  return run.failure->code == "does-not-fit" ? ExitCode::DoesNotFit : ExitCode::RunFailed;
+}
+
+}  // namespace
+
+ExitCode run_verb(const ShadowFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.timeline}); !possible) return console.error(possible.error());
+  const auto parts = find_shadow_parts();
+  if (!parts) return console.error(parts.error());
+  const auto profile = load_profile(flags.profile);
+  if (!profile) return console.error(profile.error());
+  const auto world = script_world(flags.world, flags.rank);
+  if (!world) return console.error(world.error());
+  const auto folder = Folder::make(flags.out);
+  if (!folder) return console.error(folder.error());
+
+  const ScriptOptions options{*world,
+                              folder->path(),
+                              flags.steps,
+                              !flags.no_plan && flags.job.empty(),
+                              flags.fake_weights,
+                              flags.timeout_seconds};
+  const auto end = run_script(flags.command, script_environment(*parts, *profile, options), flags.timeout_seconds);
+  if (!end) return console.error(end.error());
+  auto run = shadow::read_watched_run(*folder / "report.json");
+  if (!run || run->steps.empty()) return tell_no_step(*end, run, flags, console);
+
+  const shadow::WatchedRun watched = *run;
+  const auto answer = Answering(flags, console, *folder, options).answer(std::move(*run), end->seconds);
+  if (!answer) return console.error(answer.error());
+  const ReportStyle style{console.color, console.unicode, console.width};
+  if (!console.result(console.json ? shadow_json(*answer) : shadow_report(*answer, style))) return ExitCode::RunFailed;
+  return outcome(watched, *end, console);
+}
+
+}  // namespace foreshard::cli

@@ -1,0 +1,132 @@
+"""What a virtual device cannot do is answered here, so that the script goes on as it would on a card.
+
+- cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
+- torch.compile leaves functions as they are.
+- Ranks compare their parameters' shapes by values that nobody computes: they are the same.
+- Random and constant fills of large tensors on the host write nothing: an 8B model that is made there costs address space.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from .hooks import after_import
+from .notes import note
+
+LARGE = 1 << 20  # bytes
+OLDEST = (2, 6)
+TESTED = "2.11"
+
+
+def begin() -> None:
+    for name, value in {
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCHDYNAMO_DISABLE": "1",
+        "USE_PYTORCH_KERNEL_CACHE": "0",  # what is compiled here is no code for a card
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    after_import("torch", _torch)
+    after_import("torch.distributed.utils", _utils)
+
+
+def refuse(code: str, message: str, hint: str) -> None:
+    """Ends the script: the verb tells why."""
+    from . import report
+
+    report.failure(code, message, hint)
+    report.end(3)
+
+
+def _torch(torch) -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST:
+        refuse("bad-input", f"the script's PyTorch is {torch.__version__}", f"PyTorch 2.6 or later is watched; tested with {TESTED}")
+    if torch.version.cuda is None:
+        refuse("bad-input", f"the script's PyTorch {torch.__version__} is built without CUDA",
+               "install a CUDA build (pip install torch, without the index for CPUs): no GPU and no driver are needed")  # fmt: skip
+    if ".".join(map(str, version)) != TESTED:
+        note(f"PyTorch {torch.__version__}: the virtual device is tested with {TESTED}")
+    if not torch.cuda.is_available():
+        refuse("bad-input", f"PyTorch {torch.__version__} for CUDA {torch.version.cuda} does not see the virtual device",
+               "it plays CUDA 13: a PyTorch that is built for CUDA 13 is needed")  # fmt: skip
+    _without_cudnn(torch)
+    _fills(torch)
+
+
+def _without_cudnn(torch) -> None:
+    torch.backends.cudnn.enabled = False
+    use = torch._C._set_sdp_use_cudnn
+    use(False)
+
+    @functools.wraps(use)
+    def never(enabled):
+        if enabled:
+            note("attention: cuDNN's is not played; the next kernel of the list is taken (flash)")
+        use(False)
+
+    torch._C._set_sdp_use_cudnn = never
+
+
+def _utils(module) -> None:
+    def same_everywhere(*args, **kwargs):
+        return None
+
+    for name in ("_verify_param_shape_across_processes",):
+        if hasattr(module, name):
+            setattr(module, name, same_everywhere)
+
+
+def _writes_nothing(tensor) -> bool:
+    import torch
+
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and tensor.nbytes >= LARGE
+
+
+def _fills(torch) -> None:
+    """Initial values of large tensors of the host: by torch.nn.init, or by the methods of a tensor."""
+    parameters_only = {"fill_", "zero_", "copy_"}
+
+    def quiet(inner, only_parameters=False):
+        @functools.wraps(inner)
+        def filled(tensor, *args, **kwargs):
+            if _writes_nothing(tensor) and (not only_parameters or isinstance(tensor, torch.nn.Parameter)):
+                note("large tensors of the host are not given their initial values: they cost address space, no memory")
+                return tensor
+            return inner(tensor, *args, **kwargs)
+
+        return filled
+
+    def empty_cast(inner, dtype_of):
+        """A large tensor of the host in another dtype, or once more: room for it."""
+
+        @functools.wraps(inner)
+        def cast(tensor, *args, **kwargs):
+            if _writes_nothing(tensor) and tensor.is_floating_point() and not (tensor.requires_grad and torch.is_grad_enabled()):
+                dtype = dtype_of(tensor, args, kwargs)
+                if dtype is not None and dtype.is_floating_point:
+                    return torch.empty_like(tensor, dtype=dtype)
+            return inner(tensor, *args, **kwargs)
+
+        return cast
+
+    def dtype_of_to(tensor, args, kwargs):
+        try:
+            device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k in ("device", "dtype", "non_blocking")})
+        except (TypeError, RuntimeError):  # of another tensor's kind
+            return None
+        return dtype if dtype not in (None, tensor.dtype) and (device is None or device.type == "cpu") else None
+
+    torch.Tensor.to = empty_cast(torch.Tensor.to, dtype_of_to)
+    torch.Tensor.clone = empty_cast(torch.Tensor.clone, lambda tensor, args, kwargs: tensor.dtype)
+    for name, dtype in {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}.items():
+        inner = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, empty_cast(inner, lambda tensor, args, kwargs, dtype=dtype: dtype if dtype != tensor.dtype else None))
+    for name in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_", "erfinv_", *parameters_only):
+        setattr(torch.Tensor, name, quiet(getattr(torch.Tensor, name), name in parameters_only))
+    for name in dir(torch.nn.init):
+        if name.endswith("_") and not name.startswith("_") and callable(getattr(torch.nn.init, name)):
+            setattr(torch.nn.init, name, quiet(getattr(torch.nn.init, name)))

@@ -1,0 +1,40 @@
+"""torchrun and whatever starts ranks by it (accelerate launch): one rank of the virtual world takes the place of them all."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import WORLD_GIVEN
+from .hooks import after_import
+
+
+def begin() -> None:
+    after_import("torch.distributed.launcher.api", _patch)
+
+
+def rank_environment(world: int, rank: int, per_node: int) -> dict[str, str]:
+    """As torchrun sets it."""
+    per_node = max(1, min(per_node, world))
+    return {
+        "WORLD_SIZE": str(world), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(per_node), "LOCAL_RANK": str(rank % per_node),
+        "GROUP_RANK": str(rank // per_node), "GROUP_WORLD_SIZE": str(-(-world // per_node)), "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world), "ROLE_NAME": "default", "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"), "TORCHELASTIC_RUN_ID": "shadow",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    }  # fmt: skip
+
+
+def _patch(module) -> None:
+    def launch_agent(config, command, words):
+        if os.environ.get(WORLD_GIVEN) != "1":
+            per_node = config.nproc_per_node
+            world = config.max_nodes * per_node
+            os.environ.update(rank_environment(world, int(os.environ.get("RANK", "0")), per_node))
+        if callable(command):
+            return {0: command(*words)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execvp(command, [command, *words])
+
+    module.launch_agent = launch_agent

@@ -1,0 +1,109 @@
+"""What a script makes of its model's outputs, seen when backward starts: which loss, and whether it still holds the outputs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+
+from .notes import note
+
+_running: dict = {}
+_found: dict | None = None
+
+
+def watch(torch) -> None:
+    inner = torch.autograd.backward
+
+    @functools.wraps(inner)
+    def backward(tensors, *args, **kwargs):
+        _look(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
+        return inner(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+
+
+def found() -> dict:
+    return _found or {"kind": "unknown", "float32": False, "holds_outputs": False}
+
+
+def forward_of(module) -> None:
+    """The root begins a training forward: its outputs are looked at when it ends."""
+    _still_held()
+    if _found is not None or _running:
+        return
+
+    def ends(module, args, output):
+        handle.remove()
+        _running["outputs"] = [id(leaf) for leaf in _leaves(output)]
+        _running["functions"] = {leaf.grad_fn for leaf in _leaves(output) if leaf.grad_fn is not None}
+        _running["alive"] = [(weakref.ref(leaf), leaf.nbytes) for leaf in _leaves(output)]
+        _running["scalars"] = {id(leaf) for leaf in _leaves(output) if leaf.numel() == 1}
+
+    handle = module.register_forward_hook(ends)
+
+
+def _still_held() -> None:
+    """Outputs of the first step that a name keeps while the next forward makes new ones: no plan counts them twice."""
+    alive = sum(size for leaf, size in _running.pop("alive", []) if leaf() is not None)
+    if alive >= 1 << 20 and _found is not None:
+        note(f"the model's outputs of one step ({alive / 2**20:.0f} MiB) are still held while the next forward runs: "
+             "delete them after backward (del logits); the plan does not count them twice")  # fmt: skip
+
+
+def _leaves(tree) -> list:
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _leaves(value)]
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _look(loss) -> None:
+    global _found
+    if _found is not None or "outputs" not in _running:
+        return
+    names = _chain(loss, _running["functions"])
+    kind = "own" if _running["scalars"] else "unknown"
+    if kind == "unknown":
+        for word, known in {"NllLoss": "cross_entropy", "CrossEntropy": "cross_entropy", "MseLoss": "mse", "Mean": "mean", "Sum": "sum"}.items():
+            if any(name.startswith(word) for name in names):
+                kind = known
+                break
+    if kind == "cross_entropy" and not any(name.startswith(("LogSoftmax", "CrossEntropy")) for name in names):
+        kind = "nll"  # the model gives logarithms
+    _found = {
+        "kind": kind, "float32": any(name.startswith("ToCopy") for name in names), "holds_outputs": _held(),
+        "shifted": any(name.startswith("Slice") for name in names), "operators": names,
+    }  # fmt: skip
+    _running["functions"] = set()  # the graph is the script's
+
+
+def _chain(loss, ends) -> list[str]:
+    """Names of autograd's functions between the loss and the model's outputs."""
+    names, todo, seen = [], [loss.grad_fn], set()
+    while todo and len(names) < 100:
+        function = todo.pop(0)
+        if function is None or function in ends or function in seen:
+            continue
+        seen.add(function)
+        names.append(function.name())
+        todo += [each for each, _ in function.next_functions]
+    return names
+
+
+def _held() -> bool:
+    """Some frame of the script still has a name for an output."""
+    wanted = set(_running["outputs"]) - _running["scalars"]
+    frame = sys._getframe(2)
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            if id(value) in wanted:
+                return True
+            if isinstance(value, dict) and any(id(each) in wanted for each in value.values()):
+                return True
+            if isinstance(value, (tuple, list)) and len(value) < 20 and any(id(each) in wanted for each in value):
+                return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,60 @@
+"""What a watched script leaves behind for the verb: report.json, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+_failure: dict | None = None
+
+
+def failure(code: str, message: str, hint: str = "") -> None:
+    """The first one counts: it is the cause of the others."""
+    global _failure
+    if _failure is None:
+        _failure = {"code": code, "message": message, "hint": hint}
+
+
+def write() -> None:
+    from . import folder, setting, steps, world
+    from .notes import notes
+
+    document = {
+        "rank": world.rank(), "world_size": world.world_size(), "steps": steps.figures(), "setting": setting.found(), "notes": notes(),
+        "failure": _failure, "host_peak_bytes": _host_peak(), "python": sys.version.split()[0],
+    }  # fmt: skip
+    if "torch" in sys.modules:
+        document["torch"] = sys.modules["torch"].__version__
+    path = folder() / "report.json"
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(document, indent=1))
+    temporary.replace(path)
+
+
+def exists() -> bool:
+    from . import folder
+
+    return (folder() / "report.json").exists()
+
+
+def _host_peak() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def end(code: int) -> None:
+    """Ends the script here: destructors of communicators and loaders of data would wait for what is not there."""
+    write()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    if "torch" in sys.modules:
+        from . import device
+
+        if device.present():
+            device.flush()
+    os._exit(code)

@@ -1,0 +1,395 @@
+"""The FSDP set-up that a script uses, read from PyTorch's own state when its first optimizer step comes: by then units are
+made, prefetches are set and the model has run once. Becomes the job file and the model beside it (model.py)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+import weakref
+
+from . import loss, marks, steps
+from .hooks import after_import
+from .notes import note
+
+_roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
+_names1: dict[int, str] = {}  # FSDP1: id of a flat parameter's handle -> name
+_first_call: dict = {}  # the root's first batch: args, kwargs, autocast
+_clip: float | None = None
+_init = ""
+_scaler = False
+_checkpointed: dict[str, dict] = {}
+_found: dict | None = None
+
+
+def begin() -> None:
+    after_import("torch.distributed.fsdp._fully_shard._fully_shard", _watch_fully_shard)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
+    after_import("torch.distributed.fsdp.fully_sharded_data_parallel", _watch_fsdp1)
+    after_import("torch.nn.parallel.distributed", _watch_ddp)
+    after_import("torch.nn.utils.clip_grad", _watch_clip)
+    after_import("torch.amp.grad_scaler", _watch_scaler)
+    after_import("torch.utils.checkpoint", _watch_checkpoint)
+    after_import("torch", loss.watch)
+
+
+def found() -> dict | None:
+    return _found
+
+
+# ------------------------------------------------------------------------------------------------------ what is watched
+
+
+def _remember(module) -> None:
+    _roots.append(weakref.ref(module))
+
+
+def _made_on(module) -> None:
+    """Where parameters are before anything is sharded: "meta", "device" or "host"."""
+    global _init
+    first = module[0] if isinstance(module, (list, tuple)) else module
+    parameter = next(first.parameters(), None)
+    if not _init and parameter is not None:
+        _init = {"meta": "meta", "cpu": "host"}.get(parameter.device.type, "device")
+
+
+def _watch_fully_shard(python_module) -> None:
+    inner = python_module.fully_shard
+
+    @functools.wraps(inner)
+    def fully_shard(module, *args, **kwargs):
+        _made_on(module)
+        result = inner(module, *args, **kwargs)
+        for each in module if isinstance(module, (list, tuple)) else [module]:
+            _remember(each)
+        return result
+
+    fully_shard.state = inner.state
+    python_module.fully_shard = fully_shard
+
+
+def _watch_fsdp2_forward(python_module) -> None:
+    state = python_module.FSDPState
+    inner = state._root_pre_forward
+
+    @functools.wraps(inner)
+    def root_pre_forward(self, module, args, kwargs):
+        was_running = self._state_ctx.iter_forward_root is not None
+        result = inner(self, module, args, kwargs)
+        if not was_running and self._state_ctx.iter_forward_root is self:
+            _root_runs(module, args, kwargs)
+        return result
+
+    state._root_pre_forward = root_pre_forward
+
+
+def _watch_fsdp1(python_module) -> None:
+    wrapper = python_module.FullyShardedDataParallel
+    init, forward, clip = wrapper.__init__, wrapper.forward, wrapper.clip_grad_norm_
+
+    @functools.wraps(init)
+    def wrap(self, *args, **kwargs):
+        _made_on(args[0] if args else kwargs["module"])
+        init(self, *args, **kwargs)
+        _remember(self)
+
+    @functools.wraps(forward)
+    def run(self, *args, **kwargs):
+        if self._is_root is None or self._is_root:
+            outermost = not getattr(run, "inside", False)
+            if outermost:
+                _name_handles(self)
+                _root_runs(self, args, kwargs)
+                run.inside = True
+                try:
+                    return forward(self, *args, **kwargs)
+                finally:
+                    run.inside = False
+        return forward(self, *args, **kwargs)
+
+    @functools.wraps(clip)
+    def clip_grad_norm_(self, max_norm, *args, **kwargs):
+        _clips(max_norm)
+        return clip(self, max_norm, *args, **kwargs)
+
+    wrapper.__init__, wrapper.forward, wrapper.clip_grad_norm_ = wrap, run, clip_grad_norm_
+
+
+def _watch_ddp(python_module) -> None:
+    wrapper = python_module.DistributedDataParallel
+    init, forward = wrapper.__init__, wrapper.forward
+
+    @functools.wraps(init)
+    def wrap(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        _remember(self)
+
+    @functools.wraps(forward)
+    def run(self, *args, **kwargs):
+        _root_runs(self, args, kwargs)
+        return forward(self, *args, **kwargs)
+
+    wrapper.__init__, wrapper.forward = wrap, run
+
+
+def _clips(max_norm) -> None:
+    global _clip
+    try:
+        _clip = float(max_norm)
+    except (TypeError, ValueError):
+        pass
+
+
+def _watch_clip(python_module) -> None:
+    for name in ("clip_grad_norm_", "_clip_grads_with_norm_"):
+        inner = getattr(python_module, name, None)
+        if inner is None:
+            continue
+
+        @functools.wraps(inner)
+        def clips(parameters, max_norm, *args, _inner=inner, **kwargs):
+            _clips(max_norm)
+            return _inner(parameters, max_norm, *args, **kwargs)
+
+        setattr(python_module, name, clips)
+
+
+def _watch_scaler(python_module) -> None:
+    inner = python_module.GradScaler.scale
+
+    @functools.wraps(inner)
+    def scale(self, outputs):
+        global _scaler
+        _scaler = _scaler or self.is_enabled()
+        return inner(self, outputs)
+
+    python_module.GradScaler.scale = scale
+
+
+def _watch_checkpoint(python_module) -> None:
+    inner = python_module.checkpoint
+
+    @functools.wraps(inner)
+    def checkpoint(function, *args, **kwargs):
+        owner = getattr(function, "__self__", None) or (function if hasattr(function, "forward") else None)
+        name = type(owner).__name__ if owner is not None else getattr(function, "__qualname__", "a function")
+        row = _checkpointed.setdefault(name, {"calls": 0, "reentrant": bool(kwargs.get("use_reentrant")), "selective": "context_fn" in kwargs})
+        row["calls"] += 1
+        return inner(function, *args, **kwargs)
+
+    python_module.checkpoint = checkpoint
+
+
+def _root_runs(module, args, kwargs) -> None:
+    import torch
+
+    if not torch.is_grad_enabled() or not module.training:
+        return
+    steps.root_forward()
+    loss.forward_of(module)
+    if not _first_call:
+        _first_call.update(
+            root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs),
+            autocast=str(torch.get_autocast_dtype("cuda")).removeprefix("torch.") if torch.is_autocast_enabled("cuda") else "",
+        )  # fmt: skip
+
+
+def _shapes(tree):
+    """The batch without its storage: the script's own memory must not be held."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+# ---------------------------------------------------------------------------------------------------------- units
+
+
+def fsdp1_name(handle) -> str:
+    return _names1.get(id(handle), "")
+
+
+def _name_handles(root) -> None:
+    wrapper = type(root)
+    for name, module in root.named_modules():
+        if isinstance(module, wrapper) and getattr(module, "_handle", None) is not None:
+            _names1[id(module._handle)] = marks.clean(name)
+
+
+def offloads() -> bool:
+    return any(row.get("cpu_offload") for row in _units(_root())) if _root() is not None else False
+
+
+def _root():
+    """The outermost module that runs."""
+    called = _first_call.get("root")
+    if called is not None and called() is not None:
+        return called()
+    alive = [each() for each in _roots if each() is not None]
+    return alive[-1] if alive else None
+
+
+def _dtype(value) -> str:
+    return "none" if value is None else str(value).removeprefix("torch.")
+
+
+def _units(root) -> list[dict]:
+    if root is None:
+        return []
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
+        return [_unit1(name, m) for name, m in root.named_modules() if isinstance(m, FullyShardedDataParallel)]
+    return _units2(root)
+
+
+def _unit1(name: str, module) -> dict:
+    precision = module.mixed_precision
+    handle = module._handle
+    return {
+        "modules": [marks.clean(name)], "class": type(module._fsdp_wrapped_module).__name__, "runtime": "fsdp1",
+        "strategy": module.sharding_strategy.name, "reshard_after_forward": module.sharding_strategy.name in ("FULL_SHARD", "HYBRID_SHARD"),
+        "param": _dtype(precision.param_dtype), "reduce": _dtype(precision.reduce_dtype), "buffer": _dtype(precision.buffer_dtype),
+        "output": "none", "keep_low_precision_grads": precision.keep_low_precision_grads,
+        "cast_forward_inputs": precision.cast_forward_inputs, "cpu_offload": module.cpu_offload.offload_params,
+        "backward_prefetch": module.backward_prefetch.name if module.backward_prefetch else "NONE",
+        "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
+        "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),
+        "parameters": 0 if handle is None else len(handle.flat_param._shapes),
+        "forward": [], "backward": [], "shard_dim": {}, "tensor_parallel": 1,
+    }  # fmt: skip
+
+
+def _units2(root) -> list[dict]:
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    names = {id(module): marks.clean(name) for name, module in root.named_modules()}
+    rows, seen = [], set()
+    for _, module in root.named_modules():
+        state = _get_module_fsdp_state(module)
+        if state is None or id(state) in seen:
+            continue
+        seen.add(id(state))
+        rows.append(_unit2(state, names))
+    return rows
+
+
+def _unit2(state, names) -> dict:
+    group, policy = state._fsdp_param_group, state._mp_policy
+    parameters = group.fsdp_params if group is not None else []
+    mesh = group.mesh_info if group is not None else None
+    after = group.post_forward_mesh_info if group is not None else None
+    shards = getattr(mesh, "shard_mesh_size", 0) or 0
+    reshard: bool | int = after is not None
+    if after is not None and getattr(after, "shard_mesh_size", shards) != shards:
+        reshard = after.shard_mesh_size
+
+    def names_of(states):
+        return [names.get(id(each._modules[0]), "?") for each in states]
+
+    dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
+    tensor = max([p._spmd_mesh.size() // mesh.mesh.size() for p in parameters if getattr(p, "is_dtensor", False)] or [1])
+    first = state._modules[0]
+    modules = [names.get(id(module), "?") for module in state._modules]
+    order = [marks.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
+    return {
+        "modules": order if sorted(order) == sorted(modules) else modules,  # the first names the unit
+        "class": _class_of(first).__name__, "runtime": "fsdp2",
+        "strategy": "HYBRID_SHARD" if mesh is not None and getattr(mesh, "replicate_mesh_size", 1) > 1 else "FULL_SHARD",
+        "reshard_after_forward": reshard, "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
+        "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
+        "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
+        "shard_group": shards, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
+        "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims, "tensor_parallel": tensor,
+    }  # fmt: skip
+
+
+def _class_of(module) -> type:
+    """The module's class as written: fully_shard puts one of its own in front."""
+    kind = type(module)
+    if kind.__name__.startswith("FSDP") and "torch.distributed.fsdp" in sys.modules:
+        from torch.distributed.fsdp import FSDPModule
+
+        if issubclass(kind, FSDPModule):
+            return kind.__mro__[2]
+    return kind
+
+
+# ---------------------------------------------------------------------------------------------------------- found
+
+
+def optimizer_steps(optimizer) -> None:
+    """The first optimizer of the first step: everything is set by now."""
+    global _found
+    if _found is not None:  # one that holds others begins first: those are what steps
+        _found["optimizer"] = _optimizer(optimizer)
+        return
+    root = _root()
+    units = _units(root)
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    runtime = units[0]["runtime"] if units else "none"
+    _found = {
+        "runtime": runtime, "units": units, "ddp": isinstance(root, DistributedDataParallel),
+        "model_class": "" if root is None else _class_of(getattr(root, "module", root)).__name__,
+        "optimizer": _optimizer(optimizer),
+        "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
+        "batch": _batch(torch), "init": _init,
+    }  # fmt: skip
+
+
+def _optimizer(optimizer) -> dict:
+    options = optimizer.param_groups[0]
+    fused, foreach = options.get("fused"), options.get("foreach")
+    betas = options.get("betas")
+    return {
+        "name": type(optimizer).__name__,
+        # Neither: PyTorch takes foreach where all parameters lie on the device.
+        "impl": "fused" if fused else "for_loop" if foreach is False else "foreach",
+        "lr": float(options.get("lr", 0)), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
+        "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
+    }  # fmt: skip
+
+
+def _frozen(root) -> list[str]:
+    return [] if root is None else [marks.clean(name) for name, p in root.named_parameters() if not p.requires_grad]
+
+
+def _batch(torch) -> dict:
+    """Sequences and their length, where the first whole-number or three-dimensional input says so."""
+    from torch.utils._pytree import tree_flatten
+
+    leaves = [leaf for leaf in tree_flatten((_first_call.get("args", ()), _first_call.get("kwargs", {})))[0] if isinstance(leaf, torch.Tensor)]
+    tokens = [leaf for leaf in leaves if not leaf.is_floating_point() and leaf.dim() == 2] or [leaf for leaf in leaves if leaf.dim() == 3]
+    if tokens:
+        return {"batch": tokens[0].shape[0], "seq": tokens[0].shape[1]}
+    return {"batch": leaves[0].shape[0]} if leaves and leaves[0].dim() else {}
+
+
+def finish() -> None:
+    """What only the end knows, and the model as a file."""
+    if _found is None:
+        return
+    forwards = steps.forwards_of_last_step()
+    _found["micro_batches"] = forwards
+    _found["clip"] = _clip or 0.0
+    _found["scaler"] = _scaler
+    done = max(len(steps.figures()), 1)
+    _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * forwards)} for name, row in _checkpointed.items()}
+    _found["loss"] = loss.found()
+    from . import model
+
+    import torch
+
+    try:
+        with torch.enable_grad():
+            _found["model"] = model.write(_root(), _found, _first_call)
+    except Exception as error:  # the figures stand without it
+        if os.environ.get("FORESHARD_SHADOW_DEBUG"):
+            traceback.print_exc()
+        note(f"the model could not be written down: {type(error).__name__}: {error}")
+        _found["model"] = None

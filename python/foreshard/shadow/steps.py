@@ -1,0 +1,214 @@
+"""Where steps begin and end, and what the allocator says of each.
+
+A step ends with its optimizer's, and lasts until the next forward begins, so that what a script does after it (zero_grad, a
+schedule, a line of log) belongs to it. Peaks are those between two such ends, whatever the script resets in between.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+
+from . import STEPS, device, report
+from .hooks import after_import
+from .notes import note
+
+PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+COUNTS = {"retries": "num_alloc_retries", "ooms": "num_ooms"}
+
+_state: _Steps | None = None
+
+
+def begin() -> None:
+    global _state
+    _state = _Steps(int(os.environ.get(STEPS, "3")))
+    after_import("torch.optim.optimizer", _state.watch)
+    # Before torch.cuda takes the name: what a script resets is kept.
+    after_import("torch", _state.keep_peaks)
+    atexit.register(_state.script_ends)
+    _watch_errors()
+
+
+def figures() -> list[dict]:
+    return [] if _state is None else _state.figures
+
+
+def forwards_of_last_step() -> int:
+    return 1 if _state is None else max(_state.forwards_of_last_step, 1)
+
+
+def root_forward() -> None:
+    """The model's root begins a forward (of training)."""
+    if _state is None:
+        return
+    if not _state.figures and not _state.forwards:
+        _state.begins()
+    _state.forwards += 1
+
+
+class _Steps:
+    def __init__(self, wanted: int):
+        self.wanted = wanted  # 0: until the script ends
+        self.figures: list[dict] = []
+        self.forwards = self.forwards_of_last_step = 0
+        self._peaks = dict.fromkeys(PEAKS, 0)
+        self._last_ns = 0
+        self._stepped: set[int] = set()  # optimizers that have stepped since the last end
+        self._forward_hook = None
+        self._reset = None
+        self._ended = False
+
+    # ---- the allocator
+
+    def keep_peaks(self, torch) -> None:
+        inner = torch._C._cuda_resetPeakMemoryStats
+        self._reset = inner
+
+        @functools.wraps(inner)
+        def reset(index):
+            self._fold(torch)
+            inner(index)
+
+        torch._C._cuda_resetPeakMemoryStats = reset
+
+    def _fold(self, torch) -> None:
+        if not torch.cuda.is_initialized():
+            return
+        statistics = torch.cuda.memory_stats()
+        for name in PEAKS:
+            self._peaks[name] = max(self._peaks[name], statistics.get(f"{name}.all.peak", 0))
+
+    # ---- the optimizer
+
+    def watch(self, module) -> None:
+        module.register_optimizer_step_pre_hook(self._before)
+        module.register_optimizer_step_post_hook(self._after)
+
+    def _before(self, optimizer, args, kwargs):
+        if id(optimizer) in self._stepped:  # no forward of a module in between
+            self._close()
+        if not self.figures and not self._stepped:
+            from . import setting
+
+            setting.optimizer_steps(optimizer)
+
+    def _after(self, optimizer, args, kwargs):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if parameters and all(p.device.type == "cpu" for p in parameters) and not self._offloads():
+            self._ended = True
+            report.failure("bad-input", "the script trains on the CPU: its optimizer's parameters are on the host",
+                           "move the model to a GPU (model.cuda(), or FSDP on a mesh of \"cuda\"), as it would train")  # fmt: skip
+            report.end(3)
+        if not self._stepped:  # what comes now belongs to the next step's collectives already (model.unshard())
+            device.mark(f"step {len(self.figures) + 1} ends")
+        self._stepped.add(id(optimizer))
+        if not self.figures:  # once more: what PyTorch takes down at exit, the later comes first, is still needed
+            atexit.unregister(self.script_ends)
+            atexit.register(self.script_ends)
+        if self._forward_hook is None:
+            from torch.nn.modules.module import register_module_forward_pre_hook
+
+            self._forward_hook = register_module_forward_pre_hook(self._forward_begins)
+
+    @staticmethod
+    def _offloads() -> bool:
+        from . import setting
+
+        return setting.offloads()
+
+    def _forward_begins(self, module, args):
+        self._close()
+
+    def begins(self) -> None:
+        """Time counts from here; what memory making the model took is the first step's."""
+        self._last_ns = device.done_ns()
+
+    # ---- ends
+
+    def _close(self) -> None:
+        import torch
+
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
+        if not self._stepped:
+            return
+        self._stepped.clear()
+        self._fold(torch)
+        statistics = torch.cuda.memory_stats()
+        now = device.done_ns()
+        row = {name: self._peaks[name] for name in PEAKS}
+        row |= {name: statistics.get(key, 0) for name, key in COUNTS.items()}
+        row["virtual_ns"] = now - self._last_ns
+        self._last_ns = now
+        self.figures.append(row)
+        self.forwards_of_last_step, self.forwards = self.forwards, 0
+        self._peaks = dict.fromkeys(PEAKS, 0)
+        self._reset(torch.cuda.current_device())
+        if self.wanted and len(self.figures) >= self.wanted:
+            self.end(0)
+
+    def end(self, code: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        from . import setting
+
+        setting.finish()
+        report.end(code)
+
+    def script_ends(self) -> None:
+        if self._ended or "torch" not in sys.modules or os.getpid() != _process:
+            return
+        self._close()
+        if self.figures:
+            self.end(0)
+        # An interpreter beside the script's own (a launcher, a compiler's helper) trains nothing.
+        if not report.exists():
+            report.write()
+
+
+_process = os.getpid()
+
+
+def _watch_errors() -> None:
+    """An exception that ends the script: what it is, and whether memory is what was missing."""
+    inner = sys.excepthook
+
+    def hook(kind, value, trace):
+        inner(kind, value, trace)
+        if _state is None or _state._ended:
+            return
+        name = kind.__name__
+        if name == "OutOfMemoryError":
+            report.failure("does-not-fit", str(value).split(". ")[0], "")
+            if _state is not None and not _state.figures:
+                _out_of_memory()
+            _state._ended = True
+            from . import setting
+
+            setting.finish()
+            report.end(4)
+        line = ""
+        while trace is not None:
+            line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            trace = trace.tb_next
+        report.failure("script", f"the script ended by {name}: {value}", f"raised at {line}")
+        _state._ended = True
+        report.end(1)
+
+    sys.excepthook = hook
+
+
+def _out_of_memory() -> None:
+    """The step in which memory ran out is told as far as it came."""
+    import torch
+
+    _state._fold(torch)
+    statistics = torch.cuda.memory_stats()
+    row = {name: _state._peaks[name] for name in PEAKS} | {name: statistics.get(key, 0) for name, key in COUNTS.items()}
+    row["virtual_ns"] = device.done_ns()
+    _state.figures.append(row)
+    note("memory ran out in this step: its figures are those until then")

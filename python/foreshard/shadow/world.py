@@ -1,0 +1,140 @@
+"""The ranks that are not there: a store that answers for them, and collectives of Python objects that all ranks agree on.
+
+Tensors on the device go through the virtual device's NCCL. Groups on the host (gloo) become PyTorch's own fake group: what
+a rank sends is what it receives.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from .hooks import after_import
+from .notes import note
+
+
+def begin() -> None:
+    after_import("torch.distributed.distributed_c10d", _patch)
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _played_store(c10d):
+    class PlayedStore(c10d.Store):
+        """What this rank has set, and for every other key what a rank that is not there would have sent."""
+
+        def __init__(self):
+            super().__init__()
+            self._values: dict[str, bytes] = {}
+
+        def set(self, key, value):
+            self._values[key] = value if isinstance(value, bytes) else str(value).encode()
+
+        def get(self, key):
+            return self._values.get(key, b"\x5a" * 128)  # the virtual NCCL's unique id
+
+        def add(self, key, amount):
+            # The others come to every barrier when this rank does.
+            self._values[key] = str(int(self._values.get(key, b"0")) + amount * world_size()).encode()
+            return int(self._values[key])
+
+        def compare_set(self, key, expected, desired):
+            if key not in self._values:
+                self.set(key, desired)
+            return self._values[key]
+
+        def wait(self, *args):
+            return None
+
+        def check(self, keys):
+            return True
+
+        def delete_key(self, key):
+            return self._values.pop(key, None) is not None
+
+        def num_keys(self):
+            return len(self._values)
+
+        def has_extended_api(self):
+            return False
+
+        def clone(self):
+            return self
+
+    return PlayedStore()
+
+
+def _without_gloo(backend):
+    """Host groups of the virtual world."""
+    if backend is None:
+        return "cpu:fake,cuda:nccl"
+    text = str(backend).lower()
+    return text.replace("gloo", "fake")
+
+
+_stores = []  # the C++ side does not keep a Python store alive
+
+
+def _patch(c10d) -> None:
+    init, new_group = c10d.init_process_group, c10d.new_group
+
+    def with_fake(backend):
+        played = _without_gloo(backend)
+        if "fake" in played:
+            import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers it
+        return played
+
+    @functools.wraps(init)
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="",
+                           pg_options=None, device_id=None, **more):  # fmt: skip
+        size = world_size if world_size and world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        number = rank if rank is not None and rank >= 0 else int(os.environ.get("RANK", "0"))
+        os.environ["WORLD_SIZE"], os.environ["RANK"] = str(size), str(number)
+        _stores.append(_played_store(c10d))
+        # Bound to a device, communicators are split from each other, by colours that one process alone cannot count.
+        return init(with_fake(backend), timeout=timeout, world_size=size, rank=number, store=_stores[-1], group_name=group_name,
+                    pg_options=pg_options, **more)  # fmt: skip
+
+    @functools.wraps(new_group)
+    def group(ranks=None, timeout=None, backend=None, *args, **kwargs):
+        if backend is not None:
+            backend = with_fake(backend)
+        return new_group(ranks, timeout, backend, *args, **kwargs)
+
+    c10d.init_process_group, c10d.new_group = init_process_group, group
+    _patch_objects(c10d)
+
+
+def _patch_objects(c10d) -> None:
+    def told():
+        note("collectives of Python objects: every rank says what this one says")
+
+    def all_gather_object(object_list, obj, group=None):
+        told()
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
+        told()
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None):
+        told()
+
+    def scatter_object_list(scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None):
+        told()
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
+
+    def monitored_barrier(*args, **kwargs):
+        return None
+
+    for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list, monitored_barrier):
+        original = getattr(c10d, function.__name__)
+        setattr(c10d, function.__name__, functools.wraps(original)(function))

@@ -1,0 +1,244 @@
+#include "shadow/found_job.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "core/job/job_keys.h"
+
+namespace foreshard::shadow {
+namespace {
+
+std::optional<DType> dtype_of(const std::string& word) { return word == "none" ? std::nullopt : parse_dtype(word); }
+
+MixedPrecision precision_of(const FoundUnit& unit, Runtime runtime) {
+  MixedPrecision precision = MixedPrecision::none();
+  precision.param = dtype_of(unit.param);
+  precision.reduce = dtype_of(unit.reduce);
+  precision.buffer = dtype_of(unit.buffer);
+  precision.output = dtype_of(unit.output);
+  precision.keep_low_precision_grads = unit.keep_low_precision_grads;
+  if (unit.cast_forward_inputs != (runtime == Runtime::Fsdp2)) precision.cast_forward_inputs = unit.cast_forward_inputs;
+  return precision;
+}
+
+ReshardAfterForward reshard_of(const FoundUnit& unit) {
+  using Kind = ReshardAfterForward::Kind;
+  if (unit.reshard_after_forward <= 1) return {unit.reshard_after_forward == 1 ? Kind::True : Kind::False, 0};
+  return {Kind::GroupSize, unit.reshard_after_forward};
+}
+
+bool is_root(const FoundUnit& unit) {
+  return std::find(unit.modules.begin(), unit.modules.end(), "") != unit.modules.end();
+}
+
+/// What most units have: the job's own value; the others are overrides.
+template <class Of>
+auto usual(const std::vector<const FoundUnit*>& units, Of of) {
+  std::vector<std::pair<decltype(of(*units.front())), int>> seen;
+  for (const FoundUnit* unit : units) {
+    const auto value = of(*unit);
+    auto at = std::find_if(seen.begin(), seen.end(), [&](const auto& each) { return each.first == value; });
+    if (at == seen.end()) at = seen.insert(seen.end(), {value, 0});
+    ++at->second;
+  }
+  return std::max_element(seen.begin(), seen.end(), [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+class Finder {
+ public:
+  Finder(const WatchedRun& run, const ShadowMachine& machine, const std::string& model)
+      : run_(run), machine_(machine), setting_(*run.setting) {
+    job().model.source = model;
+    job().model.dtype = std::nullopt;  // parameters are as the script made them
+  }
+
+  FoundJob find() {
+    cluster();
+    train();
+    if (setting_.runtime == "none" || setting_.units.empty()) {
+      job().fsdp.runtime = Runtime::None;
+      job().fsdp.mixed_precision = MixedPrecision::none();
+      job().fsdp.wrap.policy = WrapPolicyKind::None;
+    } else {
+      units();
+    }
+    checkpointing();
+    return std::move(found_);
+  }
+
+ private:
+  Job& job() { return found_.job; }
+
+  void beyond(std::string kind, std::string where, std::string script, std::string plan, std::string text) {
+    found_.beyond.push_back({std::move(kind), std::move(where), std::move(script), std::move(plan), std::move(text)});
+  }
+
+  void cluster() {
+    job().cluster.profile = machine_.profile;
+    job().cluster.world_size = run_.world_size;
+    job().cluster.ranks_per_node = std::min(run_.world_size, machine_.ranks_per_node);
+    job().cluster.rank = run_.rank;
+    if (!setting_.init.empty()) job().cluster.init = setting_.init;
+    job().model.batch = setting_.batch;
+    if (setting_.seq > 0) {
+      job().model.seq = setting_.seq;
+      job().model.seq_given = true;
+    }
+  }
+
+  void train() {
+    static const std::map<std::string, OptimizerKind> kKnown = {
+        {"AdamW", OptimizerKind::AdamW}, {"Adam", OptimizerKind::AdamW},
+        {"SGD", OptimizerKind::Sgd},     {"Adafactor", OptimizerKind::Adafactor},
+        {"Muon", OptimizerKind::Muon},   {"AdamW8bit", OptimizerKind::AdamW8bit}};
+    const FoundOptimizer& found = setting_.optimizer;
+    OptimizerOptions& optimizer = job().train.optimizer;
+    if (const auto known = kKnown.find(found.name); known != kKnown.end()) {
+      optimizer.name = known->second;
+    } else {
+      beyond("setting", "train.optimizer", found.name, "adamw",
+             fmt::format("the optimizer is {}, which no job names: planned as adamw", found.name));
+    }
+    optimizer.lr = found.lr;
+    optimizer.eps = found.eps;
+    optimizer.weight_decay = found.weight_decay;
+    optimizer.momentum = found.momentum;
+    if (found.betas.size() >= 2) optimizer.beta1 = found.betas[0], optimizer.beta2 = found.betas[1];
+    optimizer.impl = found.impl == "fused"      ? OptimizerImpl::Fused
+                     : found.impl == "for_loop" ? OptimizerImpl::ForLoop
+                                                : OptimizerImpl::Foreach;
+    job().train.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(run_.steps.size()));
+    job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
+    job().train.clip_grad_norm = setting_.clip;
+    job().train.grad_scaler.enabled = setting_.scaler;
+    job().fsdp.frozen = setting_.frozen;
+    if (!setting_.autocast.empty() && setting_.model_file != "model.json") {
+      beyond("cast", "autocast", setting_.autocast, "none",
+             "the forward runs under autocast: a model from a config has none");
+    }
+  }
+
+  void units() {
+    FsdpOptions& fsdp = job().fsdp;
+    fsdp.runtime = setting_.runtime == "fsdp1" ? Runtime::Fsdp1 : Runtime::Fsdp2;
+    std::vector<const FoundUnit*> all, inner;
+    for (const FoundUnit& unit : setting_.units) {
+      all.push_back(&unit);
+      if (!is_root(unit)) inner.push_back(&unit);
+    }
+    if (inner.size() == all.size()) {
+      beyond("unit", "(root)", "none", "the root",
+             "the root module is no unit: fully_shard was not called on it, so its own parameters are whole on every "
+             "rank");
+    }
+    fsdp.wrap.policy = inner.empty() ? WrapPolicyKind::None : WrapPolicyKind::Units;
+    for (const FoundUnit* unit : inner) fsdp.wrap.units.push_back(unit->modules);
+    const auto& most = inner.empty() ? all : inner;
+    const Runtime runtime = fsdp.runtime;
+    const auto precision = [runtime](const FoundUnit& unit) { return precision_of(unit, runtime); };
+    fsdp.mixed_precision = usual(most, precision);
+    const std::string strategy = usual(most, [](const FoundUnit& unit) { return unit.strategy; });
+    fsdp.strategy = parse_strategy(strategy).value_or(Strategy::FullShard);
+    fsdp.cpu_offload = all.front()->cpu_offload;
+    if (strategy.find("HYBRID") != std::string::npos) job().cluster.shard_group = most.front()->shard_group;
+    if (runtime == Runtime::Fsdp1) {
+      fsdp1(*all.front());
+    } else {
+      fsdp.reshard_after_forward = usual(most, reshard_of);
+      for (const FoundUnit& unit : setting_.units) prefetch(unit);
+    }
+    for (const FoundUnit& unit : setting_.units) override_of(unit, strategy);
+    if (all.front()->tensor_parallel > 1) job().mesh.tensor = all.front()->tensor_parallel;
+  }
+
+  void fsdp1(const FoundUnit& root) {
+    FsdpOptions& fsdp = job().fsdp;
+    fsdp.forward_prefetch = root.forward_prefetch;
+    fsdp.limit_all_gathers = root.limit_all_gathers;
+    fsdp.use_orig_params = root.use_orig_params;
+    fsdp.backward_prefetch = root.backward_prefetch == "BACKWARD_POST" ? BackwardPrefetch::Post
+                             : root.backward_prefetch == "NONE"        ? BackwardPrefetch::None
+                                                                       : BackwardPrefetch::Pre;
+  }
+
+  void prefetch(const FoundUnit& unit) {
+    PrefetchOptions& lists = job().fsdp.prefetch;
+    if (!unit.forward.empty()) lists.forward[unit.modules.front()] = unit.forward;
+    if (!unit.backward.empty()) lists.backward[unit.modules.front()] = unit.backward;
+  }
+
+  /// The root reshards after forward only if it was told to: PyTorch's default for it is not to.
+  void override_of(const FoundUnit& unit, const std::string& strategy) {
+    const FsdpOptions& fsdp = job().fsdp;
+    UnitOverride different;
+    different.units = {unit.modules.front()};
+    if (const auto precision = precision_of(unit, fsdp.runtime); !(precision == fsdp.mixed_precision))
+      different.mixed_precision = precision;
+    if (fsdp.runtime == Runtime::Fsdp1) {
+      if (unit.strategy != strategy) different.strategy = parse_strategy(unit.strategy);
+    } else if (is_root(unit) ? unit.reshard_after_forward != 0 : !(reshard_of(unit) == fsdp.reshard_after_forward)) {
+      different.reshard_after_forward = reshard_of(unit);
+    }
+    different.shard_dim = unit.shard_dim;
+    if (different.mixed_precision || different.strategy || different.reshard_after_forward ||
+        !different.shard_dim.empty())
+      job().fsdp.overrides.push_back(std::move(different));
+  }
+
+  /// A captured model has its recomputed regions in itself.
+  void checkpointing() {
+    if (setting_.model_file == "model.json" || setting_.checkpointed.empty()) return;
+    job().checkpointing.policy = CheckpointPolicy::Block;
+    job().checkpointing.reentrant = setting_.checkpointed.front().reentrant;
+    for (const FoundCheckpoint& each : setting_.checkpointed) {
+      if (each.selective)
+        beyond("setting", "checkpointing", fmt::format("{} by operator", each.what), "block",
+               fmt::format("{} is recomputed operator by operator: planned as whole blocks", each.what));
+    }
+  }
+
+  const WatchedRun& run_;
+  const ShadowMachine& machine_;
+  const FoundSetting& setting_;
+  FoundJob found_;
+};
+
+}  // namespace
+
+FoundJob found_job(const WatchedRun& run, const ShadowMachine& machine, const std::string& model) {
+  return Finder(run, machine, model).find();
+}
+
+std::string short_job_text(const Job& job) {
+  const Job defaults;
+  std::string text;
+  for (const JobKey& key : job_keys()) {
+    const std::size_t index = *find_job_key(key.name);
+    const std::string value = write_job_key(index, job);
+    if (value != write_job_key(index, defaults)) text += fmt::format("{} = {}\n", key.name, value);
+  }
+  return text;
+}
+
+std::vector<Difference> setting_differences(const Job& script, const Job& meant) {
+  std::vector<Difference> found;
+  for (const JobKey& key : job_keys()) {
+    // What is compared is how a step is sharded and run; sizes, places and values of training are the script's own.
+    if (!key.name.starts_with("fsdp.") && !key.name.starts_with("checkpointing.") && !key.name.starts_with("mesh.") &&
+        key.name != "train.optimizer.name" && key.name != "train.optimizer.impl" && key.name != "train.micro_batches")
+      continue;
+    const std::size_t index = *find_job_key(key.name);
+    const std::string is = write_job_key(index, script), should = write_job_key(index, meant);
+    if (is == should || key.name.starts_with("fsdp.wrap.")) continue;  // units are compared one by one
+    found.push_back(
+        {"setting", key.name, is, should, fmt::format("{} is {} in the script, {} in the job", key.name, is, should)});
+  }
+  return found;
+}
+
+}  // namespace foreshard::shadow

@@ -1,0 +1,120 @@
+#include "shadow/watched_run.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/input_file.h"
+
+namespace foreshard::shadow {
+namespace {
+
+using nlohmann::json;
+
+std::int64_t reshard_of(const json& value) {
+  return value.is_boolean() ? static_cast<std::int64_t>(value.get<bool>()) : value.get<std::int64_t>();
+}
+
+double number(const json& row, const char* key) {
+  const auto at = row.find(key);
+  return at == row.end() || !at->is_number() ? 0.0 : at->get<double>();
+}
+
+FoundUnit unit_of(const json& row) {
+  FoundUnit unit;
+  row.at("modules").get_to(unit.modules);
+  unit.module_class = row.value("class", "");
+  unit.strategy = row.value("strategy", "FULL_SHARD");
+  unit.reshard_after_forward = reshard_of(row.at("reshard_after_forward"));
+  unit.param = row.value("param", "none");
+  unit.reduce = row.value("reduce", "none");
+  unit.buffer = row.value("buffer", "none");
+  unit.output = row.value("output", "none");
+  unit.cast_forward_inputs = row.value("cast_forward_inputs", true);
+  unit.keep_low_precision_grads = row.value("keep_low_precision_grads", false);
+  unit.cpu_offload = row.value("cpu_offload", false);
+  unit.backward_prefetch = row.value("backward_prefetch", "");
+  unit.forward_prefetch = row.value("forward_prefetch", false);
+  unit.limit_all_gathers = row.value("limit_all_gathers", true);
+  unit.use_orig_params = row.value("use_orig_params", true);
+  unit.shard_group = row.value("shard_group", std::int64_t{0});
+  unit.tensor_parallel = row.value("tensor_parallel", std::int64_t{1});
+  unit.forward = row.value("forward", std::vector<std::string>{});
+  unit.backward = row.value("backward", std::vector<std::string>{});
+  unit.shard_dim = row.value("shard_dim", std::map<std::string, std::int64_t>{});
+  return unit;
+}
+
+FoundSetting setting_of(const json& row) {
+  FoundSetting setting;
+  setting.runtime = row.value("runtime", "none");
+  setting.ddp = row.value("ddp", false);
+  setting.model_class = row.value("model_class", "");
+  for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));
+  const json& optimizer = row.at("optimizer");
+  setting.optimizer.name = optimizer.value("name", "");
+  setting.optimizer.impl = optimizer.value("impl", "foreach");
+  setting.optimizer.lr = number(optimizer, "lr");
+  setting.optimizer.eps = number(optimizer, "eps");
+  setting.optimizer.weight_decay = number(optimizer, "weight_decay");
+  setting.optimizer.momentum = number(optimizer, "momentum");
+  if (optimizer.contains("betas") && optimizer["betas"].is_array()) optimizer["betas"].get_to(setting.optimizer.betas);
+  setting.frozen = row.value("frozen", std::vector<std::string>{});
+  setting.autocast = row.value("autocast", "");
+  setting.init = row.value("init", "");
+  if (const auto batch = row.find("batch"); batch != row.end()) {
+    setting.batch = batch->value("batch", std::int64_t{1});
+    setting.seq = batch->value("seq", std::int64_t{0});
+  }
+  setting.micro_batches = row.value("micro_batches", std::int64_t{1});
+  setting.clip = number(row, "clip");
+  setting.scaler = row.value("scaler", false);
+  const json checkpointed = row.value("checkpointed", json::object());
+  for (const auto& [what, calls] : checkpointed.items()) {
+    setting.checkpointed.push_back({what, calls.value("calls", std::int64_t{0}), calls.value("reentrant", false),
+                                    calls.value("selective", false)});
+  }
+  if (const auto loss = row.find("loss"); loss != row.end()) setting.loss = loss->value("kind", "");
+  if (const auto model = row.find("model"); model != row.end() && model->is_object()) {
+    setting.model_file = model->value("file", "");
+    setting.model_seconds = number(*model, "seconds");
+  }
+  return setting;
+}
+
+WatchedRun run_of(const json& row) {
+  WatchedRun run;
+  run.rank = row.value("rank", std::int64_t{0});
+  run.world_size = row.value("world_size", std::int64_t{1});
+  for (const json& step : row.at("steps")) {
+    run.steps.push_back({step.at("allocated_bytes"), step.at("active_bytes"), step.at("reserved_bytes"),
+                         step.at("retries"), step.at("ooms"), SimDuration(step.at("virtual_ns").get<std::int64_t>())});
+  }
+  if (row.at("setting").is_object()) run.setting = setting_of(row["setting"]);
+  run.notes = row.value("notes", std::vector<std::string>{});
+  if (const auto failure = row.find("failure"); failure != row.end() && failure->is_object()) {
+    run.failure = ScriptFailure{failure->value("code", ""), failure->value("message", ""), failure->value("hint", "")};
+  }
+  run.torch = row.value("torch", "");
+  run.host_peak = row.value("host_peak_bytes", Bytes{0});
+  return run;
+}
+
+}  // namespace
+
+Result<WatchedRun> read_watched_run(const std::string& path) {
+  const auto text = read_whole_file(path, 256 * kMiB);
+  if (!text) return fail(text.error());
+  try {
+    return run_of(json::parse(*text));
+  } catch (const json::exception& error) {
+    Error wrong;
+    wrong.code = ErrorCode::BadSyntax;
+    wrong.message = "this is no report of a watched script";
+    wrong.file = path;
+    wrong.expected = "what foreshard.shadow writes";
+    wrong.got = error.what();
+    wrong.hint = "the Python package and this program are of different versions: install both together";
+    return fail(wrong);
+  }
+}
+
+}  // namespace foreshard::shadow

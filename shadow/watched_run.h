@@ -1,0 +1,89 @@
+// What a watched script leaves behind (python/foreshard/shadow): figures of its steps, the FSDP set-up that it was
+// found to use, notes on what it was answered. A plain value, read from report.json.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/result.h"
+#include "core/units.h"
+
+namespace foreshard::shadow {
+
+/// One step, by PyTorch's own allocator: peaks since the step before ended.
+struct StepFigures {
+  Bytes allocated = 0, active = 0, reserved = 0;
+  std::int64_t retries = 0, ooms = 0;  // since the script began
+  SimDuration virtual_time = 0;        // nanoseconds on the virtual device's clock
+};
+
+/// One unit as PyTorch's own state says it. Dtypes and strategies are PyTorch's words; "none" keeps a dtype.
+struct FoundUnit {
+  std::vector<std::string> modules;  // one; several for fully_shard of a list. "": the root
+  std::string module_class;
+  std::string strategy;
+  std::int64_t reshard_after_forward = 1;  // 0 no, 1 yes, above: ranks that keep it
+  std::string param = "none", reduce = "none", buffer = "none", output = "none";
+  bool cast_forward_inputs = true, keep_low_precision_grads = false, cpu_offload = false;
+  std::string backward_prefetch;  // fsdp1
+  bool forward_prefetch = false, limit_all_gathers = true, use_orig_params = true;
+  std::int64_t shard_group = 0;                // ranks
+  std::int64_t tensor_parallel = 1;            // ranks of another dimension that its parameters are spread over
+  std::vector<std::string> forward, backward;  // fsdp2: explicit prefetches
+  std::map<std::string, std::int64_t> shard_dim;
+};
+
+struct FoundOptimizer {
+  std::string name, impl;  // a class of PyTorch's; for_loop, foreach, fused
+  double lr = 0, eps = 0, weight_decay = 0, momentum = 0;
+  std::vector<double> betas;
+};
+
+/// Recomputation, by the class of what is called again: calls in one forward.
+struct FoundCheckpoint {
+  std::string what;
+  std::int64_t calls = 0;
+  bool reentrant = false, selective = false;
+};
+
+struct FoundSetting {
+  std::string runtime;  // fsdp1, fsdp2, none
+  bool ddp = false;
+  std::string model_class;
+  std::vector<FoundUnit> units;
+  FoundOptimizer optimizer;
+  std::vector<std::string> frozen;  // parameters
+  std::string autocast;             // dtype; empty: none
+  std::string init;                 // where parameters were before sharding: meta, device, host; empty: unknown
+  std::int64_t batch = 1, seq = 0, micro_batches = 1;
+  double clip = 0;
+  bool scaler = false;
+  std::vector<FoundCheckpoint> checkpointed;
+  std::string loss;          // what autograd showed: own, cross_entropy, ...
+  std::string model_file;    // beside the report; empty: the module could not be written down
+  double model_seconds = 0;  // that it took
+};
+
+/// Why a script ended other than by itself.
+struct ScriptFailure {
+  std::string code;  // bad-input, does-not-fit, script
+  std::string message, hint;
+};
+
+struct WatchedRun {
+  std::int64_t rank = 0, world_size = 1;
+  std::vector<StepFigures> steps;
+  std::optional<FoundSetting> setting;
+  std::vector<std::string> notes;
+  std::optional<ScriptFailure> failure;
+  std::string torch;
+  Bytes host_peak = 0;  // of the script's process
+};
+
+/// Errors: there is no such file (the script never came to an end that could be watched), or it is no report.
+Result<WatchedRun> read_watched_run(const std::string& path);
+
+}  // namespace foreshard::shadow

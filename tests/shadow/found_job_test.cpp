@@ -1,0 +1,127 @@
+#include "shadow/found_job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "core/job/job_file.h"
+#include "tests/support/temporary_path.h"
+
+namespace foreshard::shadow {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+FoundUnit unit(const std::string& name, std::int64_t reshard = 1) {
+  FoundUnit made;
+  made.modules = {name};
+  made.strategy = "FULL_SHARD";
+  made.reshard_after_forward = reshard;
+  made.param = "bfloat16";
+  made.reduce = "float32";
+  made.shard_group = 8;
+  return made;
+}
+
+WatchedRun run_of(std::vector<FoundUnit> units, const std::string& runtime = "fsdp2") {
+  WatchedRun run;
+  run.world_size = 16;
+  run.rank = 5;
+  run.steps.resize(3);
+  run.setting = FoundSetting{};
+  run.setting->runtime = runtime;
+  run.setting->units = std::move(units);
+  run.setting->optimizer = {"AdamW", "fused", 1e-4, 1e-8, 0.1, 0, {0.9, 0.95}};
+  run.setting->batch = 2;
+  run.setting->seq = 512;
+  run.setting->model_file = "model.json";
+  return run;
+}
+
+TEST(FoundJob, UnitsAreNamedAndTheRootKeepsPyTorchsDefault) {
+  const FoundJob found = found_job(run_of({unit("", 0), unit("h.0"), unit("h.1")}), {"h100-sxm-80", 8}, "model.json");
+  EXPECT_TRUE(found.beyond.empty());
+  EXPECT_THAT(found.job.fsdp.wrap.units, ElementsAre(ElementsAre("h.0"), ElementsAre("h.1")));
+  EXPECT_TRUE(found.job.fsdp.overrides.empty());
+  EXPECT_EQ(found.job.train.optimizer.impl, OptimizerImpl::Fused);
+  EXPECT_EQ(found.job.cluster.rank, 5);
+  EXPECT_EQ(found.job.model.seq, 512);
+}
+
+TEST(FoundJob, WhatDiffersByUnitBecomesAnOverride) {
+  FoundUnit wide = unit("h.1", 0);
+  wide.reduce = "bfloat16";
+  const FoundJob found =
+      found_job(run_of({unit("", 1), unit("h.0"), wide, unit("h.2")}), {"h100-sxm-80", 8}, "model.json");
+  ASSERT_EQ(found.job.fsdp.overrides.size(), 2u);
+  EXPECT_THAT(found.job.fsdp.overrides[0].units,
+              ElementsAre(""));  // told to reshard, which the root does not by itself
+  EXPECT_EQ(found.job.fsdp.overrides[1].mixed_precision->reduce, DType::BFloat16);
+  EXPECT_EQ(found.job.fsdp.overrides[1].reshard_after_forward->kind, ReshardAfterForward::Kind::False);
+}
+
+TEST(FoundJob, WhatNoKeySaysIsTold) {
+  WatchedRun run = run_of({unit("h.0")});
+  run.setting->optimizer.name = "Lion";
+  const FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  ASSERT_EQ(found.beyond.size(), 2u);
+  EXPECT_THAT(found.beyond[0].text, HasSubstr("Lion"));
+  EXPECT_EQ(found.beyond[1].where, "(root)");
+}
+
+TEST(FoundJob, HybridShardingHasItsGroup) {
+  std::vector<FoundUnit> units = {unit("", 0), unit("h.0")};
+  for (FoundUnit& each : units) each.strategy = "HYBRID_SHARD";
+  const FoundJob found = found_job(run_of(units), {"h100-sxm-80", 8}, "model.json");
+  EXPECT_EQ(found.job.fsdp.strategy, Strategy::HybridShard);
+  EXPECT_EQ(found.job.cluster.shard_group, 8);
+}
+
+TEST(FoundJob, ItsTextIsAJobFile) {
+  FoundUnit ahead = unit("h.0");
+  ahead.forward = {"h.1"};
+  const FoundJob found = found_job(run_of({unit("", 0), ahead, unit("h.1")}), {"h100-sxm-80", 8}, "model.json");
+  const auto read = parse_job(short_job_text(found.job), "", std::vector<std::string>{});
+  ASSERT_TRUE(read) << to_text(read.error());
+  EXPECT_EQ(read->job, found.job);
+}
+
+TEST(FoundJob, SettingsThatPartAreNamedByKey) {
+  const Job script = found_job(run_of({unit("", 0), unit("h.0")}), {"h100-sxm-80", 8}, "model.json").job;
+  Job meant = script;
+  EXPECT_TRUE(setting_differences(script, meant).empty());
+  meant.fsdp.prefetch.forward_depth = 2;
+  meant.train.steps = 1000;  // the script's own affair
+  const auto found = setting_differences(script, meant);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].where, "fsdp.prefetch.forward_depth");
+}
+
+TEST(WatchedRun, ReadsWhatPythonWrites) {
+  const std::string path = testing::temporary_path("report.json");
+  std::ofstream(path)
+      << R"({"rank": 1, "world_size": 2, "torch": "2.11.0", "host_peak_bytes": 5, "failure": null, "notes": ["a"],
+    "steps": [{"allocated_bytes": 1, "active_bytes": 2, "reserved_bytes": 3, "retries": 0, "ooms": 0, "virtual_ns": 4}],
+    "setting": {"runtime": "fsdp2", "ddp": false, "model_class": "GPT", "frozen": [], "autocast": "", "init": "host",
+      "units": [{"modules": [""], "class": "GPT", "strategy": "FULL_SHARD", "reshard_after_forward": false, "forward": [],
+                 "backward": [], "shard_dim": {}}],
+      "optimizer": {"name": "SGD", "impl": "foreach", "lr": 0.1, "eps": null, "betas": null, "momentum": 0.9, "weight_decay": 0},
+      "batch": {"batch": 8}, "micro_batches": 2, "clip": 1.0, "scaler": false,
+      "checkpointed": {"Block": {"calls": 4, "reentrant": false, "selective": true}},
+      "loss": {"kind": "own"}, "model": null}})";
+  const auto run = read_watched_run(path);
+  ASSERT_TRUE(run) << to_text(run.error());
+  EXPECT_EQ(run->steps[0].virtual_time, 4);
+  ASSERT_TRUE(run->setting);
+  EXPECT_EQ(run->setting->units[0].reshard_after_forward, 0);
+  EXPECT_EQ(run->setting->checkpointed[0].what, "Block");
+  EXPECT_EQ(run->setting->batch, 8);
+  EXPECT_EQ(run->setting->model_file, "");
+  std::ofstream(path) << "{}";
+  EXPECT_EQ(read_watched_run(path).error().code, ErrorCode::BadSyntax);
+}
+
+}  // namespace
+}  // namespace foreshard::shadow

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""foreshard shadow over scripts that nobody changes for it: figures, set-up, plan, differences, and what goes wrong.
+
+    scripts_test.py FORESHARD PYTHON      (exit code 77: this Python has no PyTorch built with CUDA)
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import tomllib
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+SCRIPTS = HERE / "scripts"
+FORESHARD, PYTHON = "", ""
+
+
+def run(*command, flags=(), environment=None):
+    words = [FORESHARD, "shadow", *flags, "--", *map(str, command)]
+    clean = {key: value for key, value in os.environ.items() if key not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    return subprocess.run(words, env={**clean, **(environment or {})}, capture_output=True, text=True, timeout=240)
+
+
+class Shadow(unittest.TestCase):
+    def watch(self, script, *words, flags=("--world", "4"), python=None, environment=None):
+        """The answer of a script that must go well."""
+        end = run(*(python or [PYTHON]), SCRIPTS / script, *words, flags=("--json", *flags), environment=environment)
+        self.assertEqual(end.returncode, 0, end.stderr[-3000:])
+        answer = json.loads(end.stdout)
+        self.assertEqual(answer["schema"], "foreshard.shadow/1")
+        self.assertEqual(len(answer["steps"]), 3)
+        return answer, tomllib.loads(answer["job"])
+
+    def assert_as_planned(self, answer, within=0.005, reserved=0.05, time=0.5):
+        """Every step's peaks are the plan's; what is reserved hangs on what making the model left in the allocator."""
+        self.assertTrue(answer["plan"], answer["notes"])
+        for i, step in enumerate(answer["steps"]):
+            planned = answer["plan"][min(i, len(answer["plan"]) - 1)]
+            for key, delta in {"allocated_bytes": within, "reserved_bytes": reserved}.items():
+                self.assertAlmostEqual(planned[key] / step[key], 1, delta=delta, msg=f"{key} of step {i + 1}: {answer['steps']} {answer['plan']}")
+        self.assertAlmostEqual(planned["step_time_ns"] / step["virtual_ns"], 1, delta=time)
+        self.assertEqual((step["retries"], step["ooms"]), (0, 0))
+
+    def test_fsdp2_of_the_tutorial(self):
+        answer, job = self.watch("fsdp2_tutorial.py")
+        self.assert_as_planned(answer)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["fsdp"]["wrap"]["units"], [f"layers.{i}" for i in range(10)])
+        self.assertEqual(job["fsdp"]["mixed_precision"], {"param": "none", "reduce": "none"})
+        self.assertEqual(job["model"]["seq"], 64)
+
+    def test_explicit_prefetching_and_mixed_precision_are_found(self):
+        answer, job = self.watch("fsdp2_tutorial.py", "--explicit-prefetching", "--mixed-precision")
+        self.assert_as_planned(answer)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["fsdp"]["prefetch"]["forward"]["layers.0"], ["layers.1", "layers.2"])
+        self.assertEqual(job["fsdp"]["prefetch"]["backward"]["layers.9"], ["layers.8", "layers.7"])
+        self.assertNotIn("mixed_precision", job["fsdp"])  # bfloat16, reduced in float32: the job's defaults
+
+    def test_fsdp1_of_the_tutorial_with_convolutions_and_workers(self):
+        answer, job = self.watch("fsdp1_tutorial.py")
+        self.assert_as_planned(answer, time=1.0)
+        self.assertEqual(job["fsdp"]["runtime"], "fsdp1")
+        self.assertEqual(job["fsdp"]["wrap"]["units"], ["fc1"])
+        self.assertEqual([each["where"] for each in answer["differences"]], ["train.optimizer"])  # Adadelta
+
+    def test_both_runtimes_of_a_gpt(self):
+        for fsdp in ("1", "2"):
+            answer, job = self.watch("nanogpt.py", "--fsdp", fsdp, flags=("--world", "8", "--rank", "3"))
+            self.assert_as_planned(answer)
+            self.assertEqual(answer["differences"], [])
+            self.assertEqual(job["train"]["optimizer"]["impl"], "fused")
+            self.assertEqual(answer["rank"], 3)
+
+    def test_recomputation_and_accumulation(self):
+        answer, job = self.watch("nanogpt.py", "--recompute", "--accumulate", "2")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["micro_batches"], 2)
+
+    def test_what_differs_from_the_job_that_was_meant_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            end = run(PYTHON, SCRIPTS / "nanogpt.py", "--prefetch", flags=("--world", "4", "--out", folder))
+            self.assertEqual(end.returncode, 0, end.stderr[-2000:])
+            answer, _ = self.watch("nanogpt.py", "--skip", "1", flags=("--world", "4", "--job", f"{folder}/job.toml"))
+        told = {each["kind"]: each for each in answer["differences"]}
+        self.assertEqual(told["unit"]["where"], "h.0")
+        self.assertIn("a unit in the plan", told["unit"]["text"])
+        self.assertEqual(told["setting"]["where"], "fsdp.prefetch.forward")
+        self.assertEqual(told["bytes"]["where"], "(root)")  # which holds the forgotten unit's parameters now
+
+    def test_under_torchrun_one_rank_stands_for_all(self):
+        torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--nnodes", "1"]
+        answer, _ = self.watch("nanogpt.py", flags=(), python=torchrun)
+        self.assertEqual(answer["world_size"], 2)
+        answer, _ = self.watch("nanogpt.py", flags=("--no-plan",), environment={"WORLD_SIZE": "16", "RANK": "9", "LOCAL_WORLD_SIZE": "8"})
+        self.assertEqual((answer["world_size"], answer["rank"]), (16, 9))
+
+    def test_equal_runs_give_equal_figures(self):
+        first, second = (self.watch("nanogpt.py", flags=("--world", "4", "--no-plan"))[0] for _ in range(2))
+        self.assertEqual(first["steps"], second["steps"])
+
+    def test_a_large_model_made_on_the_host_costs_neither_memory_nor_time(self):
+        words = ("--width", "4096", "--layers", "32", "--heads", "32", "--seq", "1024", "--batch", "1")
+        answer, _ = self.watch("nanogpt.py", *words, flags=("--world", "64", "--no-plan"))
+        self.assertLess(answer["host_peak_bytes"], 4 << 30)
+        self.assertGreater(answer["steps"][2]["allocated_bytes"], 6.4e9 / 64 * 12)
+
+    def test_what_does_not_fit_says_so(self):
+        end = run(PYTHON, SCRIPTS / "nanogpt.py", "--width", "4096", "--layers", "32", "--heads", "32", "--batch", "64", "--seq", "2048",
+                  flags=("--world", "1", "--json", "--no-plan"))  # fmt: skip
+        self.assertEqual(end.returncode, 4, end.stderr[-2000:])
+        self.assertGreater(json.loads(end.stdout)["steps"][-1]["ooms"], 0)
+
+    def test_a_timeline_is_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/run.fst"
+            self.watch("nanogpt.py", flags=("--world", "4", "--no-plan", "--timeline", path))
+            read = subprocess.run([FORESHARD, "trace", "analyse", path, "--json"], capture_output=True, text=True)
+        self.assertEqual(read.returncode, 0, read.stderr)
+
+    def refused(self, script, code, *words, flags=("--world", "2")):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "script.py"
+            file.write_text(script)
+            end = run(PYTHON, file, flags=("--json", *flags))
+        self.assertEqual(end.returncode, code, end.stdout + end.stderr[-2000:])
+        told = end.stdout
+        for word in words:
+            self.assertIn(word, told)
+
+    def test_a_script_on_the_cpu(self):
+        self.refused(
+            "import torch\nm = torch.nn.Linear(4, 4)\no = torch.optim.SGD(m.parameters())\n"
+            "for _ in range(5):\n    m(torch.ones(2, 4)).sum().backward()\n    o.step()\n", 3, "trains on the CPU")  # fmt: skip
+
+    def test_a_script_that_never_trains(self):
+        self.refused("import torch\nprint(torch.ones(3, device='cuda').sum())\n", 3, "never trained")
+        self.refused("print('no torch')\n", 3, "never")
+
+    def test_a_script_that_fails(self):
+        self.refused("import torch\nraise ValueError('of its own')\n", 1, "ValueError: of its own", "script.py:2")
+        self.refused("import torch, os\nos.kill(os.getpid(), 11)\n", 1, "failed before its first step")
+
+    def test_a_script_that_hangs(self):
+        self.refused("import torch, time\ntime.sleep(1000)\n", 1, "no step within the time", flags=("--timeout", "8"))
+
+    def test_a_program_that_is_not_there(self):
+        end = run("no-such-python", "train.py")
+        self.assertEqual(end.returncode, 3)
+        self.assertIn("cannot be started", end.stderr)
+        self.assertEqual(run(PYTHON, "x.py", flags=("--rank", "9", "--world", "4")).returncode, 3)
+
+
+if __name__ == "__main__":
+    FORESHARD, PYTHON = sys.argv[1:3]
+    asked = subprocess.run([PYTHON, "-c", "import torch; print(torch.version.cuda or '')"], capture_output=True, text=True)
+    if asked.returncode != 0 or not asked.stdout.startswith("13"):
+        sys.exit(77)
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
