@@ -110,6 +110,8 @@ struct BackwardInput {
 bool unfolds_into_memory(const Op* op);
 /// What it unfolds one picture of the batch to, forward and backward; 0 where it need not.
 Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result);
+/// Kernels of a GPU that read a gradient as it lies copy one with gaps first: that copy, empty where none is needed.
+Ref whole_gradient(Emitter& emit, const Ref& g);
 /// What a kernel of backward takes that reads all that was kept: the gradient and every saved tensor.
 std::vector<Ref> taken(const Ref& g, const BackwardInput& in);
 std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order);  // as OpRule::written says it

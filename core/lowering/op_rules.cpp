@@ -374,7 +374,7 @@ constexpr OpRule kRules[] = {
             {in(0)}),
     written("aten.digamma.default", "0: polygamma x0; mul.Tensor g 0", {in(0)}),
     written("aten.lgamma.default", "0: digamma x0; mul.Tensor g 0", {in(0)}),
-    written("aten.nan_to_num.default", "0: abs x0; ne.Scalar 0; eq.Tensor x0 x0; mul.Tensor 2 1; mul.Tensor g 3",
+    written("aten.nan_to_num.default", "0: abs x0; ne.Scalar 0; eq.Tensor x0 x0; mul.Tensor 2 1;; mul.Tensor g 3",
             {in(0)}),
     written("aten.sgn.default", "0: _efficientzerotensor g", {in(0), out(0)}),
     written("aten.deg2rad.default", "0: mul.Scalar g"),
@@ -458,18 +458,18 @@ constexpr OpRule kRules[] = {
     row("aten.floor_divide.Scalar", F::Elementwise, B::None, K::Elementwise),
     written("aten.rsub.Tensor", "1: = g | 0: neg g"),
     // --- reductions ---
-    written(
-        "aten.max.default",
-        "0: isnan x0; isnan r; logical_and 0 1; eq.Tensor x0 r; logical_or_ 3 2; sum 4; div.Tensor g 5; mul.Tensor 4 6",
-        {in(0), out(0)}, F::Contiguous, K::Reduction),
-    written(
-        "aten.min.default",
-        "0: isnan x0; isnan r; logical_and 0 1; eq.Tensor x0 r; logical_or_ 3 2; sum 4; div.Tensor g 5; mul.Tensor 4 6",
-        {in(0), out(0)}, F::Contiguous, K::Reduction),
-    written(
-        "aten.median.default",
-        "0: isnan x0; isnan r; logical_and 0 1; eq.Tensor x0 r; logical_or_ 3 2; sum 4; div.Tensor g 5; mul.Tensor 4 6",
-        {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.max.default",
+            "0: isnan x0; isnan r; logical_and_ 0 1; eq.Tensor x0 r; logical_or_ 3 2; sum 4; div.Tensor g 5; "
+            "mul.Tensor 4 6",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.min.default",
+            "0: isnan x0; isnan r; logical_and_ 0 1; eq.Tensor x0 r; logical_or_ 3 2; sum 4; div.Tensor g 5; "
+            "mul.Tensor 4 6",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.median.default",
+            "0: isnan x0; isnan r; logical_and_ 0 1; eq.Tensor x0 r; logical_or_ 3 2; sum 4; div.Tensor g 5; "
+            "mul.Tensor 4 6",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
     written("aten.amax.default", "0: kept r; eq.Tensor 0 x0; kept g; count 1; div.Tensor 2 3; mul.Tensor 4 1",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
     written("aten.amin.default", "0: kept r; eq.Tensor 0 x0; kept g; count 1; div.Tensor 2 3; mul.Tensor 4 1",
@@ -496,12 +496,13 @@ constexpr OpRule kRules[] = {
             "0: kept g; ones>K0; less x0; cat>L0 1 2; cumprod>L0 3; less x0; flip 5; cat>L0 1 6; cumprod>L0 7; flip 8; "
             "mul.Tensor 4 9; mul.Tensor 0 10",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
-    written(
-        "aten.logcumsumexp.default",
-        "0: scalar_tensor; abs g; log 1; gt.Scalar g; where.self 3 2 0; lt.Scalar g; where.self 5 2 0; sub.Tensor 4 r; "
-        "flip 7; logcumsumexp 8; flip 9; add.Tensor 10 x0; exp 11; sub.Tensor 6 r; flip 13; logcumsumexp 14; flip 15; "
-        "add.Tensor 16 x0; exp 17; sub.Tensor 12 18",
-        {in(0), out(0)}, F::Contiguous, K::Reduction),
+    written("aten.logcumsumexp.default",
+            "0: &scalar_tensor; abs g; &log 1; gt.Scalar g; &where.self 3 2 0; lt.Scalar g; &where.self 5 2 0;; "
+            "sub.Tensor 4 r; "
+            "flip 7; logcumsumexp 8; flip 9;; add.Tensor 10 x0; &exp 11;; sub.Tensor 6 r; flip 13; logcumsumexp 14; "
+            "flip 15;; "
+            "add.Tensor 16 x0; &exp 17;; sub.Tensor 12 18",
+            {in(0), out(0)}, F::Contiguous, K::Reduction),
     written("aten.trace.default", "0: zeros L0; arange.start_step; index_fill_.int_Tensor 0 1 g", {}, F::Contiguous,
             K::Reduction),
     written("aten.nansum.default", "0: isnan x0; logical_not 0; kept g; mul.Tensor 2 1", {in(0)}, F::Contiguous,
@@ -559,7 +560,7 @@ constexpr OpRule kRules[] = {
             F::LikeFirst, K::Gather),
     written("aten.index_fill.int_Scalar", "0: index_fill.int_Scalar g x1", {in(1)}, F::LikeFirst, K::Gather),
     row("aten.scatter_reduce.two", F::LikeFirst, B::ScatterReduce, K::Gather, {in(1), in(0), in(2), out(0)}),
-    first_only(row("aten._embedding_bag.default", F::Contiguous, B::OwnKernel, K::Gather,
+    first_only(row("aten._embedding_bag.default", F::Contiguous, B::Embedding, K::Gather,
                    {in(1), in(2), out(1), out(2), out(3)})),
     row("aten._embedding_bag_forward_only.default", F::Contiguous, B::None, K::Gather),
     first_only(takes("g x0 x1 r1", row("aten._weight_norm_interface.default", F::Contiguous, B::OwnKernel, K::Reduction,

@@ -7,6 +7,20 @@
 
 namespace foreshard::lowering {
 
+namespace {
+
+/// Of one head: the query's gradient is summed over keys in tiles of 64 x 64 floats with a lock each; half precision
+/// wider than 128 sums the key's and the value's in float too (kernel_backward.h: workspace_strideBH).
+Bytes efficient_workspace(const Layout& q, const Layout& k, const Layout& v) {
+  constexpr std::int64_t kTile = 64, kLock = 16, kAligned = 512, kInRegisters = 128;
+  Bytes bytes = ceil_div(q.sizes[2], kTile) * ceil_div(q.sizes[3], kTile) * (4 * kTile * kTile + kLock);
+  if (q.dtype != DType::Float32 && std::max(q.sizes[3], v.sizes[3]) > kInRegisters)
+    bytes += 4 * round_up(k.sizes[2], kTile) * (round_up(q.sizes[3], kTile) + round_up(v.sizes[3], kTile));
+  return round_up(bytes, kAligned);
+}
+
+}  // namespace
+
 std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref& g) {
   std::vector<Ref> out(in.node.in.size());
   const bool flash = in.node.rule->formula == OpFormula::FlashAttention;
@@ -61,6 +75,8 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
               tape.make_bytes(itemsize(kl.dtype) * batch * kl.sizes[2] * heads * head, SlotCategory::Workspace));
     } else if (threads == 0) {
       workspace.push_back(tape.make_bytes(4 * batch * heads * ql.sizes[2], SlotCategory::Workspace));  // delta
+      if (!as_given)
+        workspace.push_back(tape.make_bytes(batch * heads * efficient_workspace(ql, kl, vl), SlotCategory::Workspace));
     }
   }
   for (const Ref* input : {&g, &q, &k, &v, &result, &lse})

@@ -8,6 +8,12 @@
 
 namespace foreshard::lowering {
 
+Ref whole_gradient(Emitter& e, const Ref& g) {
+  const Layout layout = e.layout(g);
+  if (e.machine().options.cpu_threads > 0 || layout.contiguous()) return {};
+  return e.tape().make_bytes(layout.bytes(), SlotCategory::Temporary);
+}
+
 namespace {
 
 using Grads = std::vector<Ref>;
@@ -399,6 +405,7 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
       const bool log = in.node.rule->formula == OpFormula::LogSoftmax;
       Kernel kernel = e.start(log ? "aten._log_softmax_backward_data.default" : "aten._softmax_backward_data.default",
                               log ? KernelClass::Loss : KernelClass::Reduction, e.layout(g).dtype);
+      const Ref whole = log ? whole_gradient(e, g) : Ref();
       Ref made = e.tape().make(contiguous_layout(from.sizes, from.dtype), e.category());
       Ref product;  // inside the operator on CUDA: gradient times result
       if (!log && e.machine().options.cpu_threads == 0) {
@@ -422,6 +429,7 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
       const Ref input = in.saved_arg(0), weight = in.saved_arg(1);
       Kernel kernel = e.start("aten.native_layer_norm_backward.default", KernelClass::Reduction, from.dtype);
       kernel.launches = 2;
+      const Ref whole = whole_gradient(e, g);
       for (std::size_t i = 0; i < out.size() && i < 3; ++i)
         if (in.wants(i))
           out[i] = e.tape().make(contiguous_layout(in.node.in[i].sizes, in.node.in[i].dtype), e.category());
@@ -437,15 +445,20 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
 
 Grads embedding(Emitter& e, BackwardInput& in, const Ref& g) {
   // embedding_dense_backward on CUDA: up to 3072 indices one kernel, else sort, unique, scans and per-segment sums.
+  // Bags are always sorted, but where the greatest of a bag knows its row.
   constexpr std::int64_t kRowsPerThread = 10, kWarp = 32, kFewIndices = 3072;
   Grads out(in.node.in.size());
   const Layout& weight = in.node.in[0];
   const std::int64_t count = in.node.in[1].numel();
   Tape& tape = e.tape();
-  Kernel kernel = e.start("aten.embedding_dense_backward.default", KernelClass::Gather, weight.dtype);
+  const bool bags = in.node.op->name.starts_with("aten._embedding_bag");
+  const bool greatest = bags && int_arg(*in.node.op, 4, "mode", 0) == 2;
+  Kernel kernel = e.start(bags ? "aten._embedding_bag_backward.default" : "aten.embedding_dense_backward.default",
+                          KernelClass::Gather, weight.dtype);
+  const Ref whole = whole_gradient(e, g);
   kernel.written = weight.bytes();
   kernel.read = e.layout(g).bytes() + 8 * count;
-  if (count <= kFewIndices || e.machine().options.cpu_threads > 0) {
+  if ((count <= kFewIndices && !bags) || greatest || e.machine().options.cpu_threads > 0) {
     out[0] = tape.make(contiguous_layout(weight.sizes, weight.dtype), e.category());
     kernel.launches = 2;
     e.launch(kernel, taken(g, in), out);
@@ -458,7 +471,7 @@ Grads embedding(Emitter& e, BackwardInput& in, const Ref& g) {
   const auto temp = [&](Bytes bytes) { return tape.make_bytes(bytes, SlotCategory::Workspace); };
   Ref sorted = temp(indices), original = temp(indices);
   {
-    Ref range = temp(indices), cub = temp(20 * count + 1535);
+    Ref range = temp(indices), cub = temp(count <= kFewIndices ? 1 : 20 * count + 1535);
     Kernel sort = kernel;
     sort.read = 4 * indices;
     sort.written = 4 * indices;
@@ -467,7 +480,7 @@ Grads embedding(Emitter& e, BackwardInput& in, const Ref& g) {
     cub.reset();
   }
   out[0] = tape.make(contiguous_layout(weight.sizes, weight.dtype), e.category());
-  Ref offsets = temp(8 * segments), number = temp(8);
+  Ref offsets = temp(indices), number = temp(8);
   { Ref dummy = temp(indices), cub = temp(1279); }
   Ref per_segment = temp(8 * segments), per_segment_offset = temp(8 * segments);
   { Ref cub = temp(1279); }

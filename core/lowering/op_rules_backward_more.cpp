@@ -1,5 +1,5 @@
 // Backward formulas of gathers, selections, rarer functions, convolutions, batch norms, pools and experts; see
-// op_rules_backward.cpp.
+// op_rules_backward.cpp. One long file on purpose: a newcomer adds a formula beside its like.
 //
 // Where PyTorch adds into fresh zeros in place, so do we; its recordings under a mode show the copying forms.
 #include <algorithm>
@@ -37,13 +37,35 @@ void write_into(Emitter& e, std::string_view name, const Ref& target, std::initi
   e.launch(kernel, all, {&target, 1});
 }
 
+/// Sorting so many 64-bit keys with their places (cub's radix sort, whose scratch depends on the keys' bits a little).
+Bytes sort_scratch(std::int64_t count) {
+  constexpr std::int64_t kOneTile = 3072;
+  return count <= kOneTile ? 1 : 16 * count + count / 5 + 6144;
+}
+
+/// index_put_ with accumulation on a GPU: linear indices, sorted ones, where they come from, and the wrapped ones.
+std::vector<Ref> sorted_indices(Emitter& e, const BackwardInput& in) {
+  std::vector<Ref> out;
+  std::int64_t count = 0;
+  for (std::size_t i = 1; i < in.node.in.size(); ++i) {
+    if (is_floating(in.node.in[i].dtype) || in.node.in[i].dtype == DType::Bool) return out;
+    count = std::max(count, in.node.in[i].numel());
+  }
+  if (e.machine().options.cpu_threads > 0 || count == 0) return out;
+  for (int i = 0; i < 4; ++i) out.push_back(e.tape().make_bytes(8 * count, SlotCategory::Workspace));
+  out.push_back(e.tape().make_bytes(sort_scratch(count), SlotCategory::Workspace));
+  return out;
+}
+
 /// Zeros of this layout, into which `name` puts the gradient at the saved places.
 Ref put_back(Emitter& e, std::string_view zeros, std::string_view name, const Layout& layout, const Ref& index,
-             const Ref& g) {
+             const Ref& g, const BackwardInput* sorts = nullptr) {
   Kernel kernel = e.start(zeros, KernelClass::Elementwise, layout.dtype);
   Ref out = e.tape().make(plain(layout), e.category());
   kernel.written = layout.bytes();
   e.launch(kernel, {&g, zeros == "aten.new_zeros.default" ? 1U : 0U}, {&out, 1});
+  const std::vector<Ref> temporary = sorts != nullptr ? sorted_indices(e, *sorts) : std::vector<Ref>();
+  const Ref whole = sorts != nullptr ? whole_gradient(e, g) : Ref();
   write_into(e, name, out, {&index, &g});
   return out;
 }
@@ -92,6 +114,21 @@ CpuConvolutionBuffers filter_gradient_buffers(Emitter& e, const BackwardInput& i
   return buffers;
 }
 
+/// native_group_norm_backward on a GPU: sums of the gradient by channel, the channels' and the groups' factors.
+std::vector<Ref> group_norm_scratch(Emitter& e, const BackwardInput& in) {
+  std::vector<Ref> out;
+  const Layout& x = in.node.in[0];
+  if (in.node.op->name != "aten.native_group_norm.default" || e.machine().options.cpu_threads > 0 || x.sizes.n < 2)
+    return out;
+  const Bytes channels = 4 * x.sizes[0] * x.sizes[1];
+  const Bytes groups = 4 * x.sizes[0] * std::max<std::int64_t>(int_arg(*in.node.op, 6, "group", 1), 1);
+  const auto temp = [&](Bytes bytes) { out.push_back(e.tape().make_bytes(bytes, SlotCategory::Workspace)); };
+  for (int i = 0; i < 2 && x.sizes.n > 2; ++i) temp(channels);
+  for (int i = 0; i < 2 && in.wants(0); ++i) temp(groups);
+  if (in.wants(0) && in.saved_arg(1) && x.sizes.n > 2) temp(channels);
+  return out;
+}
+
 /// Kernels that know no mask: cuDNN's and MIOpen's batch norm give all three gradients, oneDNN's convolution the
 /// filters' with the bias's.
 bool makes_anyway(Emitter& e, const BackwardInput& in, std::size_t i) {
@@ -100,6 +137,20 @@ bool makes_anyway(Emitter& e, const BackwardInput& in, std::size_t i) {
     return i < 3 && in.saved_result(1) && bool_arg(*in.node.op, 5, "training", true);
   return in.node.rule->formula == OpFormula::Convolution && e.machine().options.cpu_threads > 0 && i == 1 &&
          in.node.in[0].dtype != DType::Float64 && in.wants(2);
+}
+
+/// Kernels that take a gradient's steps as they are.
+bool reads_steps(std::string_view name) {
+  for (const std::string_view part : {"grid_sampler", "batch_norm", "replication_pad", "fractional_max_pool"})
+    if (name.find(part) != std::string_view::npos) return true;
+  return false;
+}
+
+bool own_depthwise_kernel(const Op* op) {
+  for (const NamedArg& named : op->kwargs)
+    if (const auto* const backend = std::get_if<std::string>(&named.arg.value); named.name == "backend" && backend)
+      return backend->starts_with("cudadepthwise");
+  return false;
 }
 
 /// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
@@ -139,6 +190,9 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     for (const Bytes bytes : buffers.before_result)
       before.push_back(e.tape().make_bytes(bytes, SlotCategory::Workspace));
   }
+  const bool as_it_lies = in.node.rule->kind == KernelClass::Elementwise || in.node.rule->form == OpForm::InPlace ||
+                          reads_steps(name) || (convolution && own_depthwise_kernel(in.node.op));
+  const Ref whole = as_it_lies ? Ref() : whole_gradient(e, g);
   Grads made(out.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!in.wants(i) && !makes_anyway(e, in, i)) continue;
@@ -151,6 +205,7 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   if (convolution && in.node.in.size() >= 2 && (in.wants(0) || in.wants(1)))
     if (const Bytes bytes = unfolded_bytes(*in.node.op, in.node.in[0], in.node.in[1], in.node.out[0]); bytes > 0)
       columns = e.tape().make_bytes(bytes, SlotCategory::Workspace);
+  const std::vector<Ref> scratch = group_norm_scratch(e, in);
   e.launch(kernel, fixed_statistics ? taken(g, in, "g x0 x1 x3 x4 r1 r2") : taken(g, in), made);
   for (std::size_t i = 0; i < out.size(); ++i)
     if (in.wants(i)) out[i] = std::move(made[i]);
@@ -211,9 +266,10 @@ Ref kept_dims(Emitter& e, BackwardInput& in, const Ref& g) {
 Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, const Ref& g) {
   const Op& op = *in.node.op;
   const double order = number_arg(op, 1, op.name == "aten.linalg_vector_norm.default" ? "ord" : "p", 2.0);
+  Ref zero;                                                    // until the whole expression is done
   const auto share = [&](const Ref& over, const Ref& under) {  // nothing where the norm is zero
     Ref quotient = e.elementwise("aten.div.Tensor", {&over, &under});
-    Ref zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
+    zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
     write_into(e, "aten.masked_fill_.Scalar", quotient, {&zero});
     return quotient;
   };
@@ -316,7 +372,7 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
       if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_add_.default", from, index, g);
       break;
     case OpFormula::Index:
-      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_put_.default", from, index, g);
+      if (in.wants(0)) out[0] = put_back(e, "aten.new_zeros.default", "aten.index_put_.default", from, index, g, &in);
       break;
     case OpFormula::Pick: out[0] = unpicked(e, in, g); break;
     case OpFormula::ScatterAdd:

@@ -515,6 +515,15 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty()) {
     const Bytes columns = unfolded_bytes(op, emit.layout(args[0]), emit.layout(args[1]), results[0]);
     if (columns > 0) workspace.push_back(tape.make_bytes(columns, SlotCategory::Workspace));
+    if (columns > 0 && args.size() >= 3 && bool_arg(op, 6, "transposed", false))  // ones that spread the bias
+      workspace.push_back(
+          tape.make_bytes(results[0].bytes() / std::max<std::int64_t>(results[0].sizes[0] * results[0].sizes[1], 1),
+                          SlotCategory::Workspace));
+  }
+  if (rule.name == "aten.native_group_norm.default" && args.size() >= 2 && emit.machine().options.cpu_threads == 0 &&
+      results[0].sizes.n > 2) {
+    const Bytes channels = 4 * results[0].sizes[0] * results[0].sizes[1];  // factor and offset of every channel
+    for (int i = 0; i < 2; ++i) workspace.push_back(tape.make_bytes(channels, SlotCategory::Workspace));
   }
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
       !args.empty()) {

@@ -153,8 +153,7 @@ Tensor Call::squeeze(const Tensor& x, int dim) const {
 std::vector<Tensor> Call::made(std::string_view op, ArgList args,
                                std::initializer_list<std::pair<Dims, DType>> shapes) const {
   std::vector<ProgramWriter::Described> all;
-  for (const auto& [shape, dtype] : shapes)
-    all.push_back({shape, ProgramWriter::contiguous_strides(shape), dtype});
+  for (const auto& [shape, dtype] : shapes) all.push_back({shape, ProgramWriter::contiguous_strides(shape), dtype});
   return writer.emit(op, std::move(args), {}, all);
 }
 

@@ -38,7 +38,7 @@ struct Call {
 
   // --- arguments ---
   const Pt2Arg* input(std::string_view name) const;
-  const Tensor* tensor(std::string_view name) const;  // nullptr where it is none, or not exact
+  const Tensor* tensor(std::string_view name) const;                        // nullptr where it is none, or not exact
   std::optional<std::vector<Tensor>> tensors(std::string_view name) const;  // of a list; nullopt: one is not exact
   bool none(std::string_view name) const;                                   // absent or None
   double number(std::string_view name, double otherwise) const;

@@ -43,14 +43,13 @@ CompositeResults convolved(const Call& c, const Tensor& given, const Dims* paddi
   const auto whole = [&](std::string_view name, std::int64_t otherwise) {
     return ProgramWriter::arg(c.sizes(name, otherwise, spatial));
   };
-  const Tensor y =
-      c.made("aten.convolution.default",
-             {ProgramWriter::arg(x), ProgramWriter::arg(*weight), bias != nullptr ? ProgramWriter::arg(*bias) : Arg{},
-              whole("stride", 1), padding != nullptr ? ProgramWriter::arg(*padding) : whole("padding", 0),
-              whole("dilation", 1), Arg{transposed},
-              transposed ? whole("output_padding", 0) : ProgramWriter::arg(zeros(spatial)),
-              Arg{c.integer("groups", 1)}},
-             {{sizes, x.dtype}})[0];
+  const Tensor y = c.made(
+      "aten.convolution.default",
+      {ProgramWriter::arg(x), ProgramWriter::arg(*weight), bias != nullptr ? ProgramWriter::arg(*bias) : Arg{},
+       whole("stride", 1), padding != nullptr ? ProgramWriter::arg(*padding) : whole("padding", 0),
+       whole("dilation", 1), Arg{transposed},
+       transposed ? whole("output_padding", 0) : ProgramWriter::arg(zeros(spatial)), Arg{c.integer("groups", 1)}},
+      {{sizes, x.dtype}})[0];
   if (c.on_gpu() && !c.options.cudnn) {
     const Dims dilation = c.sizes("dilation", 1, spatial);
     bool dilated = false;
@@ -113,11 +112,12 @@ CompositeResults max_pool3d(const Call& c) {
   if (x == nullptr) return std::nullopt;
   const Dims kernel = c.sizes("kernel_size", 1, 3);
   const bool own = !c.list("stride").empty();
-  return {{c.made("aten.max_pool3d_with_indices.default",
-                  {ProgramWriter::arg(*x), ProgramWriter::arg(kernel),
-                   ProgramWriter::arg(own ? c.sizes("stride", 1, 3) : kernel), ProgramWriter::arg(c.sizes("padding", 0, 3)),
-                   ProgramWriter::arg(c.sizes("dilation", 1, 3)), Arg{c.flag("ceil_mode", false)}},
-                  {{c.described.sizes, x->dtype}, {c.described.sizes, DType::Int64}})[0]}};
+  return {
+      {c.made("aten.max_pool3d_with_indices.default",
+              {ProgramWriter::arg(*x), ProgramWriter::arg(kernel),
+               ProgramWriter::arg(own ? c.sizes("stride", 1, 3) : kernel), ProgramWriter::arg(c.sizes("padding", 0, 3)),
+               ProgramWriter::arg(c.sizes("dilation", 1, 3)), Arg{c.flag("ceil_mode", false)}},
+              {{c.described.sizes, x->dtype}, {c.described.sizes, DType::Int64}})[0]}};
 }
 
 /// A line is a picture of one row.
@@ -164,6 +164,20 @@ CompositeResults adaptive_average3d(const Call& c) {
                  {{c.described.sizes, x->dtype}})};
 }
 
+/// pad with what stands at the edge, or mirrored there.
+CompositeResults edge_padding(const Call& c) {
+  const Tensor* x = c.tensor("self");
+  const Pt2Arg *mode = c.input("mode"), *padding = c.input("pad");
+  if (x == nullptr || mode == nullptr || padding == nullptr || (mode->text != "reflect" && mode->text != "replicate"))
+    return std::nullopt;
+  const auto sides = static_cast<int>(padding->items.size());
+  if (sides < 2 || sides > 6 || sides % 2 != 0) return std::nullopt;
+  const std::string name = (mode->text == "reflect" ? "aten.reflection_pad" : "aten.replication_pad") +
+                           std::to_string(sides / 2) + "d.default";
+  return {c.made(name, {ProgramWriter::arg(*x), ProgramWriter::arg(c.sizes("pad", 0, sides))},
+                 {{c.described.sizes, x->dtype}})};
+}
+
 CompositeResults grid_sampler(const Call& c) {
   const Tensor *x = c.tensor("input"), *grid = c.tensor("grid");
   if (x == nullptr || grid == nullptr) return std::nullopt;
@@ -199,9 +213,8 @@ CompositeResults instance_norm(const Call& c) {
       args.push_back(Arg{});
       continue;
     }
-    repeated.push_back(
-        c.made("aten.repeat.default", {ProgramWriter::arg(*part), ProgramWriter::arg(Dims{batch})},
-               {{Dims{batch * channels}, part->dtype}})[0]);
+    repeated.push_back(c.made("aten.repeat.default", {ProgramWriter::arg(*part), ProgramWriter::arg(Dims{batch})},
+                              {{Dims{batch * channels}, part->dtype}})[0]);
     args.push_back(ProgramWriter::arg(repeated.back()));
   }
   const Tensor flat = c.writer.view(c.writer.contiguous(*x), side);
@@ -214,10 +227,10 @@ CompositeResults instance_norm(const Call& c) {
   args.push_back(Arg{c.number("eps", 1e-5)});
   const Dims kept{own ? batch * channels : 0};
   const DType wide = c.on_gpu() ? DType::Float32 : x->dtype;
-  const Tensor y =
-      cudnn ? c.made("aten.cudnn_batch_norm.default", std::move(args),
-                     {{side, x->dtype}, {kept, wide}, {kept, wide}, {Dims{0}, DType::UInt8}})[0]
-            : c.made("aten.native_batch_norm.default", std::move(args), {{side, x->dtype}, {kept, wide}, {kept, wide}})[0];
+  const Tensor y = cudnn ? c.made("aten.cudnn_batch_norm.default", std::move(args),
+                                  {{side, x->dtype}, {kept, wide}, {kept, wide}, {Dims{0}, DType::UInt8}})[0]
+                         : c.made("aten.native_batch_norm.default", std::move(args),
+                                  {{side, x->dtype}, {kept, wide}, {kept, wide}})[0];
   const Tensor made = c.writer.view(y, x->sizes);
   for (const Tensor& part : repeated) c.writer.hold_until_here(part);
   return {{made}};
@@ -233,9 +246,9 @@ CompositeResults noisy(const Call& c, bool features, bool alpha) {
   if (p == 0.0 || !c.flag("train", true) || x->sizes.product() == 0) return {{*x}};
   Dims sizes = x->sizes;
   for (int i = features ? 2 : sizes.rank(); i < sizes.rank(); ++i) sizes[i] = 1;
-  const Tensor noise =
-      features ? c.made("aten.empty.memory_format", {ProgramWriter::arg(sizes)}, {{sizes, x->dtype}})[0]
-               : c.one("aten.empty_like.default", *x);
+  const Tensor noise = features
+                           ? c.made("aten.empty.memory_format", {ProgramWriter::arg(sizes)}, {{sizes, x->dtype}})[0]
+                           : c.one("aten.empty_like.default", *x);
   c.in_place("aten.bernoulli_.float", noise, {Arg{1 - p}});
   if (!alpha) {
     c.in_place("aten.div_.Scalar", noise, {Arg{1 - p}});
@@ -304,8 +317,8 @@ Tensor folded(const Call& c, const Tensor& a, const Tensor& b) {
   sizes.erase(sizes.rank() - 1);
   const Tensor flat = c.reshape(large, {rows, last});
   if (small.sizes.rank() == 1) {
-    const Tensor y = c.made("aten.mv.default", {ProgramWriter::arg(flat), ProgramWriter::arg(small)},
-                            {{Dims{rows}, a.dtype}})[0];
+    const Tensor y =
+        c.made("aten.mv.default", {ProgramWriter::arg(flat), ProgramWriter::arg(small)}, {{Dims{rows}, a.dtype}})[0];
     return c.writer.unsafe_view(y, sizes);
   }
   sizes.insert(sizes.rank(), small.sizes[1]);
@@ -349,6 +362,25 @@ std::optional<Tensor> product(const Call& c, const Tensor& a, const Tensor& b) {
   return c.writer.unsafe_view(y, out);
 }
 
+/// What the usual linear layer is not: a weight that is no parameter, an input that cannot be seen as rows.
+CompositeResults linear(const Call& c) {
+  const Tensor *x = c.tensor("input"), *weight = c.tensor("weight"), *bias = c.tensor("bias");
+  if (x == nullptr || weight == nullptr || (bias == nullptr && !c.none("bias"))) return std::nullopt;
+  if (weight->sizes.rank() != 2 || x->sizes.rank() < 1 || x->dtype != weight->dtype || x->sizes.product() == 0 ||
+      x->sizes[-1] != weight->sizes[1])
+    return std::nullopt;
+  if (bias != nullptr && x->sizes.rank() == 2) return {{c.writer.addmm(*bias, *x, c.writer.t(*weight))}};
+  if (bias != nullptr && x->is_contiguous()) {
+    Dims sizes = x->sizes;
+    sizes[-1] = weight->sizes[0];
+    const Tensor rows = c.writer.view(*x, {x->sizes.product() / x->sizes[-1], x->sizes[-1]});
+    return {{c.writer.view(c.writer.addmm(*bias, rows, c.writer.t(*weight)), sizes)}};
+  }
+  const std::optional<Tensor> y = product(c, *x, c.writer.t(*weight));
+  if (!y) return std::nullopt;
+  return {{bias == nullptr ? *y : c.in_place("aten.add_.Tensor", *y, {ProgramWriter::arg(*bias)})}};
+}
+
 CompositeResults matmul(const Call& c) {
   const Tensor *a = c.tensor("self"), *b = c.tensor("other");
   if (a == nullptr || b == nullptr) return std::nullopt;
@@ -374,11 +406,11 @@ CompositeResults bilinear(const Call& c) {
   const auto rows = [&](const Tensor& x) { return c.reshape(x, {x.sizes.product() / x.sizes[-1], x.sizes[-1]}); };
   const Tensor left = rows(*a), right = rows(*b);
   const Dims flat{left.sizes[0], w->sizes[0]};
-  Tensor y = c.made("aten._trilinear.default",
-                    {ProgramWriter::arg(left), ProgramWriter::arg(*w), ProgramWriter::arg(right),
-                     ProgramWriter::arg(Dims{1, 3}), ProgramWriter::arg(Dims{0}), ProgramWriter::arg(Dims{1, 2}),
-                     ProgramWriter::arg(Dims{2, 3})},
-                    {{flat, a->dtype}})[0];
+  Tensor y = c.made(
+      "aten._trilinear.default",
+      {ProgramWriter::arg(left), ProgramWriter::arg(*w), ProgramWriter::arg(right), ProgramWriter::arg(Dims{1, 3}),
+       ProgramWriter::arg(Dims{0}), ProgramWriter::arg(Dims{1, 2}), ProgramWriter::arg(Dims{2, 3})},
+      {{flat, a->dtype}})[0];
   y = c.writer.view(y, out);
   return {{bias != nullptr ? c.two("aten.add.Tensor", y, *bias) : y}};
 }
@@ -432,6 +464,7 @@ constexpr CompositeRow kRows[] = {
     {"aten.max_pool3d.default", &max_pool3d},
     {"aten.adaptive_max_pool1d.default", &adaptive_max_pool1d},
     {"aten.adaptive_avg_pool3d.default", &adaptive_average3d},
+    {"aten.pad.default", &edge_padding},
     {"aten.grid_sampler.default", &grid_sampler},
     {"aten.instance_norm.default", &instance_norm},
     {"aten.feature_dropout.default", &feature_dropout},
@@ -439,6 +472,7 @@ constexpr CompositeRow kRows[] = {
     {"aten.feature_alpha_dropout.default", &feature_alpha_dropout},
     {"aten.prelu.default", &prelu},
     {"aten.rrelu.default", &rrelu},
+    {"aten.linear.default", &linear},
     {"aten.matmul.default", &matmul},
     {"aten.inner.default", &inner},
     {"aten.bilinear.default", &bilinear},

@@ -18,9 +18,7 @@ CompositeResults l1_loss(const Call& c) {
 }
 
 /// With beta = 0 it is the distance itself.
-CompositeResults smooth_l1_loss(const Call& c) {
-  return c.number("beta", 1.0) == 0.0 ? l1_loss(c) : std::nullopt;
-}
+CompositeResults smooth_l1_loss(const Call& c) { return c.number("beta", 1.0) == 0.0 ? l1_loss(c) : std::nullopt; }
 
 CompositeResults kl_div(const Call& c) {
   const Tensor *x = c.tensor("self"), *y = c.tensor("target");
@@ -51,17 +49,15 @@ CompositeResults poisson_nll_loss(const Call& c) {
     const Tensor half = c.num("aten.mul.Scalar", c.one("aten.log.default", angle), 0.5);
     const Tensor term = c.two("aten.add.Tensor", less, half);
     const Tensor small = c.test("aten.le.Scalar", *y, 1.0);
-    const Tensor kept = c.writer.emit("aten.masked_fill.Scalar",
-                                      {ProgramWriter::arg(term), ProgramWriter::arg(small), Arg{0.0}}, {},
-                                      {{term.sizes, ProgramWriter::like_strides(term), term.dtype}})[0];
+    const Tensor kept =
+        c.writer.emit("aten.masked_fill.Scalar", {ProgramWriter::arg(term), ProgramWriter::arg(small), Arg{0.0}}, {},
+                      {{term.sizes, ProgramWriter::like_strides(term), term.dtype}})[0];
     c.in_place("aten.add_.Tensor", elements, {ProgramWriter::arg(kept)});
   }
   return {{c.loss(elements)}};
 }
 
-Tensor along(const Call& c, const Tensor& x, int dim) {
-  return c.reduced("aten.sum.dim_IntList", x, Dims{dim}, false);
-}
+Tensor along(const Call& c, const Tensor& x, int dim) { return c.reduced("aten.sum.dim_IntList", x, Dims{dim}, false); }
 
 CompositeResults cosine_embedding_loss(const Call& c) {
   const Tensor *a = c.tensor("input1"), *b = c.tensor("input2"), *target = c.tensor("target");
@@ -124,8 +120,7 @@ CompositeResults triplet_margin_loss(const Call& c) {
   const double p = c.number("p", 2.0), eps = c.number("eps", 1e-6);
   const Tensor close = distance(c, *anchor, *near, p, eps, false);
   Tensor away = distance(c, *anchor, *far, p, eps, false);
-  if (c.flag("swap", false))
-    away = c.two("aten.minimum.default", away, distance(c, *near, *far, p, eps, false));
+  if (c.flag("swap", false)) away = c.two("aten.minimum.default", away, distance(c, *near, *far, p, eps, false));
   const Tensor margin = c.num("aten.add.Scalar", close, c.number("margin", 1.0));
   const Tensor open = c.num("aten.clamp_min.default", c.two("aten.sub.Tensor", margin, away), 0.0);
   c.writer.hold_until_here(close);
@@ -163,11 +158,11 @@ Tensor picked(const Call& c, const Tensor& x, const Tensor& target, std::int64_t
   const bool image = x.sizes.rank() == 4;
   const Tensor* weight = c.tensor("weight");
   const Dims all = reduction == 0 ? target.sizes : Dims{};
-  return c.made(image ? "aten.nll_loss2d_forward.default" : "aten.nll_loss_forward.default",
-                {ProgramWriter::arg(x), ProgramWriter::arg(target),
-                 weight != nullptr ? ProgramWriter::arg(*weight) : Arg{}, Arg{reduction},
-                 Arg{c.integer("ignore_index", -100)}},
-                {{all, x.dtype}, {Dims{}, x.dtype}})[0];
+  return c.made(
+      image ? "aten.nll_loss2d_forward.default" : "aten.nll_loss_forward.default",
+      {ProgramWriter::arg(x), ProgramWriter::arg(target), weight != nullptr ? ProgramWriter::arg(*weight) : Arg{},
+       Arg{reduction}, Arg{c.integer("ignore_index", -100)}},
+      {{all, x.dtype}, {Dims{}, x.dtype}})[0];
 }
 
 /// nll_loss_nd: whatever is neither a row nor an image becomes an image of one line.
@@ -211,8 +206,7 @@ CompositeResults soft_cross_entropy(const Call& c, const Tensor& x, const Tensor
   const std::int64_t reduction = c.integer("reduction", 1);
   if (reduction == 0) return {{c.one("aten.neg.default", along(c, product, dim))}};
   Tensor loss = c.one("aten.neg.default", c.reduced("aten.sum.default", product));
-  if (reduction == 1)
-    loss = c.num("aten.div.Scalar", loss, static_cast<double>(x.sizes.product()) / classes);
+  if (reduction == 1) loss = c.num("aten.div.Scalar", loss, static_cast<double>(x.sizes.product()) / classes);
   c.writer.hold_until_here(log);
   c.writer.hold_until_here(share);
   return {{loss}};
@@ -249,8 +243,7 @@ CompositeResults log_sigmoid(const Call& c) {
   const Dims buffer = c.on_gpu() ? Dims{0} : x->sizes;
   const Dims strides = ProgramWriter::like_strides(*x);
   return {{c.writer.emit("aten.log_sigmoid_forward.default", {ProgramWriter::arg(*x)}, {},
-                         {{x->sizes, strides, x->dtype},
-                          {buffer, c.on_gpu() ? Dims{1} : strides, x->dtype}})[0]}};
+                         {{x->sizes, strides, x->dtype}, {buffer, c.on_gpu() ? Dims{1} : strides, x->dtype}})[0]}};
 }
 
 constexpr CompositeRow kRows[] = {

@@ -176,8 +176,10 @@ CompositeResults by_cudnn(const Call& c, Cell cell) {
   if (x == nullptr || !params || params->size() < 2 || x->sizes.rank() != 3 || c.results.size() < 2)
     return std::nullopt;
   std::vector<Tensor> given;
-  if (const auto all = c.tensors("hx")) given = *all;
-  else if (const Tensor* one = c.tensor("hx")) given = {*one};
+  if (const auto all = c.tensors("hx"))
+    given = *all;
+  else if (const Tensor* one = c.tensor("hx"))
+    given = {*one};
   if (given.size() != (cell == Cell::Lstm ? 2U : 1U)) return std::nullopt;
   const std::int64_t layers = c.integer("num_layers", 1), directions = c.flag("bidirectional", false) ? 2 : 1;
   const std::int64_t hidden = (*params)[1].sizes[1], places = x->sizes[0] * x->sizes[1];

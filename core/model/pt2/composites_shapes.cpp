@@ -223,8 +223,7 @@ CompositeResults take_along_dim(const Call& c) {
   if (x == nullptr || index == nullptr) return std::nullopt;
   if (c.none("dim")) {
     const Tensor flat = c.reshape(*x, {x->sizes.product()}), places = c.reshape(*index, {index->sizes.product()});
-    return {c.made("aten.gather.default",
-                   {ProgramWriter::arg(flat), Arg{std::int64_t{0}}, ProgramWriter::arg(places)},
+    return {c.made("aten.gather.default", {ProgramWriter::arg(flat), Arg{std::int64_t{0}}, ProgramWriter::arg(places)},
                    {{places.sizes, x->dtype}})};
   }
   if (x->sizes.rank() != index->sizes.rank()) return std::nullopt;
