@@ -16,6 +16,7 @@
 namespace foreshard::cli {
 namespace {
 
+constexpr std::chrono::seconds kToEnd{8};              // for a rank whose peer is lost; then it is ended
 constexpr std::chrono::milliseconds kLingering{2000};  // for the others to read the word of a rank that holds the store
 
 Console on_stderr(Console console) {
@@ -47,11 +48,25 @@ ExitCode RankSession::run(const Job& job, const std::function<ExitCode()>& work)
     auto meeting =
         exec::Rendezvous::meet({place().master_address, place().master_port, place().rank, place().world_size,
                                 place().store_hosted_elsewhere, place().store_prefix, timeout()});
-    if (!meeting) return wrong(meeting.error());
+    if (!meeting) {
+      // A word that ended the meeting is told by whoever left it.
+      const bool told = !meeting.error().got.empty() && place().launcher == "foreshard";
+      return told ? on_stderr(console_).error(meeting.error()) : wrong(meeting.error());
+    }
     meeting_ = std::move(*meeting);
     met_ = meeting_.get();
+    // Our own launcher sees its ranks stop and go.
+    if (place().launcher != "foreshard")
+      heartbeat_.emplace(*meeting_, exec::HeartbeatOptions{},
+                         [this](const std::string& word, bool ours) { lose(word, ours); });
   }
   const ExitCode code = work();
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  }
+  heartbeat_.reset();
   if (meeting_ != nullptr && code != ExitCode::Ok && code != ExitCode::Partial) meeting_->let_others_read(kLingering);
   return code;
 }
@@ -63,8 +78,54 @@ ExitCode RankSession::wrong(const Error& error) {
     return first() ? console_.error(error) : on_stderr(console_).error(error);
   }
   meeting_->report_failure(word);
-  const bool ours = meeting_->reported_failure(std::chrono::milliseconds::zero()) == word;
-  return ours ? console_.error(error) : exit_code_of(error.code);
+  return tells(word) ? console_.error(error) : exit_code_of(error.code);
+}
+
+/// Whether this rank speaks for all: the first word is its own, or the heartbeat's that it found. With the store gone
+/// there is no first word; then rank 1 speaks of rank 0, which held it.
+bool RankSession::tells(const std::string& word) {
+  const auto first_word = meeting_->reported_failure(std::chrono::milliseconds::zero());
+  const std::lock_guard lock(mutex_);
+  told_ = true;
+  if (!lost_.empty() && (!first_word || *first_word == lost_)) return speaks_;
+  if (!first_word) return meeting_->held_by_rank_0() && place().rank == 1;
+  return *first_word == word;
+}
+
+/// On the heartbeat's thread. What this rank waits for will not come: its calls throw, and it ends by itself; or, where
+/// it waits for something that nobody can end, here.
+void RankSession::lose(const std::string& word, bool ours) {
+  std::vector<std::weak_ptr<exec::Communicator>> communicators;
+  {
+    const std::lock_guard lock(mutex_);
+    lost_ = word;
+    speaks_ = ours;
+    communicators = communicators_;
+  }
+  for (const auto& communicator : communicators) {
+    if (const auto living = communicator.lock()) living->abort(word);
+  }
+  std::unique_lock lock(mutex_);
+  if (changed_.wait_for(lock, kToEnd, [this] { return ended_; })) return;
+  if (!told_) {
+    exec::FailureAccount account;
+    account.text = fmt::format("rank {}: {}; it could not end by itself", place().rank, word);
+    account.cause = word;
+    account.seen_by = place().rank;
+    account.rank = exec::blamed_rank(word).value_or(-1);
+    print_failure(account, ours ? console_ : on_stderr(console_));
+  }
+  ::_exit(static_cast<int>(ExitCode::RunFailed));
+}
+
+void RankSession::abort_with_the_lost(const std::shared_ptr<exec::Communicator>& communicator) {
+  std::string lost;
+  {
+    const std::lock_guard lock(mutex_);
+    communicators_.push_back(communicator);
+    lost = lost_;
+  }
+  if (!lost.empty()) communicator->abort(lost);
 }
 
 ExitCode RankSession::failed(exec::FailureAccount account) {
@@ -72,7 +133,7 @@ ExitCode RankSession::failed(exec::FailureAccount account) {
   if (meeting() != nullptr) {
     meeting()->leave_account(exec::account_json(account));
     meeting()->report_failure(account.text);
-    ours = meeting()->reported_failure(std::chrono::milliseconds::zero()) == account.text;
+    ours = tells(account.text);
     if (first() || (ours && console_.json)) order_behind_steps();
   }
   print_failure(account, ours ? console_ : on_stderr(console_));
@@ -105,6 +166,7 @@ Result<std::shared_ptr<exec::Communicator>> RankSession::connect(const std::stri
 #ifdef FORESHARD_WITH_GLOO
   auto made = exec::make_gloo_communicator(*meeting_, {name, ranks, timeout()});
   if (!made) return made;
+  abort_with_the_lost(*made);
   return exec::throttled(std::move(*made), options_.link);
 #else
   Error error;

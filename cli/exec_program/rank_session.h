@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "core/result.h"
 #include "exec/communicators/communicator.h"
 #include "exec/communicators/throttled_communicator.h"
+#include "exec/launch/heartbeat.h"
 #include "exec/launch/launch.h"
 #include "exec/launch/rendezvous.h"
 #include "exec/training/failure_text.h"
@@ -42,6 +46,8 @@ class RankSession {
 
   /// Ranks call it in the same order.
   Result<std::shared_ptr<exec::Communicator>> connect(const std::string& name, const std::vector<int>& ranks);
+  /// A communicator that was made elsewhere: aborted, as those of connect() are, when a rank is lost.
+  void abort_with_the_lost(const std::shared_ptr<exec::Communicator>& communicator);
 
   /// All ranks see most wrong inputs; the one whose word was kept tells it. Without a meeting, rank 0 does.
   ExitCode wrong(const Error& error);
@@ -50,12 +56,23 @@ class RankSession {
   ExitCode failed(const std::string& text);  // nothing is known but the sentence
 
  private:
+  bool tells(const std::string& word);
+  void lose(const std::string& word, bool ours);
   void order_behind_steps();
 
   const Console& console_;
   SessionOptions options_;
   std::unique_ptr<exec::Rendezvous> meeting_;
   std::atomic<exec::Rendezvous*> met_{nullptr};
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::vector<std::weak_ptr<exec::Communicator>> communicators_;
+  std::string lost_;     // the heartbeat's word, empty while nobody is lost
+  bool speaks_ = false;  // for all of them, of the lost one
+  bool told_ = false;    // why this rank ends
+  bool ended_ = false;
+  std::optional<exec::Heartbeat> heartbeat_;  // last: it calls back
 };
 
 /// A run that failed is no Error of the input. In JSON one line, with the account's parts behind the fields of errors.

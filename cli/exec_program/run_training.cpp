@@ -102,7 +102,7 @@ class RankTraining {
     if (!hooks) return session_.wrong(hooks.error());
     exec::TrainingSetup setup;
     setup.hooks = &*hooks;
-    setup.device = (*device)->training_device();
+    setup.device = device_of(**device);
     setup.emulated = session_.emulated();
     setup.job = loaded_.job;
     setup.place = session_.place();
@@ -139,6 +139,19 @@ class RankTraining {
     if (end.how == TrainingEnd::How::Done) return ExitCode::Ok;
     if (session_.first()) tell_note(stopped_text(end));
     return ExitCode::Partial;
+  }
+
+  /// The device's own groups end with a lost rank, too.
+  exec::TrainingDevice device_of(RunDevice& device) {
+    exec::TrainingDevice of = device.training_device();
+    if (of.connect && !session_.emulated()) {
+      of.connect = [this, connect = std::move(of.connect)](const std::string& name, const std::vector<int>& ranks) {
+        auto made = connect(name, ranks);
+        if (made) session_.abort_with_the_lost(*made);
+        return made;
+      };
+    }
+    return of;
   }
 
   std::string stopped_text(const TrainingEnd& end) const {

@@ -11,16 +11,22 @@
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -86,6 +92,19 @@ struct Peers {
   }
 };
 
+/// Ends the connections to these peers as their loss would: Gloo keeps its sockets to itself.
+void shut_down(const Peers& peers) {
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", code)) {
+    const int socket = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage remote{};
+    socklen_t length = sizeof remote;
+    if (::getpeername(socket, reinterpret_cast<sockaddr*>(&remote), &length) != 0) continue;
+    if (remote.ss_family != AF_INET && remote.ss_family != AF_INET6) continue;
+    if (peers.behind.contains(gloo::transport::tcp::Address(remote).str())) ::shutdown(socket, SHUT_RDWR);
+  }
+}
+
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(Rendezvous& rendezvous, std::string name, std::shared_ptr<gloo::rendezvous::Context> context,
@@ -147,7 +166,9 @@ class GlooCommunicator final : public Communicator {
       if (!aborted_.empty()) return;
       aborted_ = fmt::format("rank {} gave up: {}", world_rank(), why);
     }
-    context_->closeConnections();  // the peers' calls end, and they ask the rendezvous why
+    // The calls of both sides end; the peers ask the rendezvous why. Gloo's own closeConnections() would let a call of
+    // ours go on waiting.
+    shut_down(peers_);
   }
 
  private:
@@ -209,10 +230,27 @@ class GlooCommunicator final : public Communicator {
 
   std::string reason(const std::string& thrown) {
     std::string text = without_source(thrown);
-    const auto lost = peers_.named_in(text, world_rank());
+    auto lost = peers_.named_in(text, world_rank());
+    if (!lost && text.find("imed out") != std::string::npos) lost = silent_peer();
     if (lost) text = fmt::format("lost rank {} ({})", *lost, text);
     if (const auto word = rendezvous_.reported_failure(kPatienceForTheReason)) text += "; " + *word;
     return text;
+  }
+
+  /// Who waits in vain says so; of the group's others, whoever does not is the one that is waited for.
+  std::optional<int> silent_peer() try {
+    const auto key = [](int rank) { return fmt::format("waits_in_vain/{}", rank); };
+    rendezvous_.set(key(world_rank()), {1});
+    const auto end = std::chrono::steady_clock::now() + kPatienceForTheReason;
+    for (const int rank : peers_.ranks) {
+      while (!rendezvous_.look(key(rank))) {
+        if (std::chrono::steady_clock::now() >= end) return rank;
+        std::this_thread::sleep_for(milliseconds(50));
+      }
+    }
+    return std::nullopt;
+  } catch (const std::exception&) {
+    return std::nullopt;  // no store, no answer
   }
 
   void throw_if_aborted() {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -67,6 +68,11 @@ std::string address_towards(const std::string& host, int port) {
   return address;
 }
 
+/// Somebody else's, that ends our waiting.
+struct FailureWord : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 constexpr milliseconds kLongestPause{50};  // between two looks for what has not come
 
 class TcpRendezvous final : public Rendezvous {
@@ -95,6 +101,14 @@ class TcpRendezvous final : public Rendezvous {
     return content;
   }
 
+  std::optional<Content> look(const std::string& key) override {
+    std::optional<Content> content;
+    call([&] {
+      if (store_->check({full(key)})) content = store_->get(full(key));
+    });
+    return content;
+  }
+
   Content expect(const std::string& key, milliseconds timeout) override {
     const auto end = std::chrono::steady_clock::now() + timeout;
     bool there = false;
@@ -109,6 +123,7 @@ class TcpRendezvous final : public Rendezvous {
   }
 
   void report_failure(std::string_view text) noexcept override {
+    if (given_up()) return;
     try {
       store_->compareSet(full(kFailureKey), {}, content_of(text));
     } catch (const std::exception&) {
@@ -116,6 +131,7 @@ class TcpRendezvous final : public Rendezvous {
   }
 
   std::optional<std::string> reported_failure(milliseconds patience) noexcept override {
+    if (auto word = given_up()) return word;
     try {
       if (patience > milliseconds::zero()) store_->wait({full(kFailureKey)}, patience);
       if (!store_->check({full(kFailureKey)})) return std::nullopt;
@@ -128,6 +144,7 @@ class TcpRendezvous final : public Rendezvous {
   }
 
   void leave_account(std::string_view text) noexcept override {
+    if (given_up()) return;
     try {
       store_->set(full(account_key(rank())), content_of(text));
     } catch (const std::exception&) {
@@ -135,6 +152,7 @@ class TcpRendezvous final : public Rendezvous {
   }
 
   std::optional<std::string> account_of(int rank) noexcept override {
+    if (given_up()) return std::nullopt;
     try {
       if (!store_->check({full(account_key(rank))})) return std::nullopt;
       return text_of(store_->get(full(account_key(rank))));
@@ -155,6 +173,28 @@ class TcpRendezvous final : public Rendezvous {
     }
   }
 
+  bool held_by_rank_0() const override { return !options_.hosted_elsewhere && options_.rank >= 0; }
+
+  std::unique_ptr<Rendezvous> second_connection() const override {
+    c10d::TCPStoreOptions tcp;
+    tcp.port = static_cast<std::uint16_t>(options_.port);
+    tcp.waitWorkers = false;
+    tcp.timeout = options_.timeout;
+    RendezvousOptions options = options_;
+    options.rank = -1;  // what it reads, nobody has read
+    std::unique_ptr<Rendezvous> second;
+    call([&] {
+      auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+      second = std::make_unique<TcpRendezvous>(std::move(options), std::move(store), /*holds_store=*/false);
+    });
+    return second;
+  }
+
+  void give_up(std::string_view word) noexcept override {
+    const std::lock_guard lock(given_up_mutex_);
+    if (!given_up_) given_up_ = std::string(word);
+  }
+
   /// Everybody says what it was started as, so that two runs on one port find out.
   void greet() {
     set(fmt::format("world_size/{}", rank()), content_of(std::to_string(size())));
@@ -170,8 +210,9 @@ class TcpRendezvous final : public Rendezvous {
   std::string full(const std::string& key) const { return "foreshard/" + options_.prefix + key; }
   std::string size_told_by(int other) {
     try {
-      return text_of(get(fmt::format("world_size/{}", other), options_.timeout));
+      return text_of(expect(fmt::format("world_size/{}", other), options_.timeout));
     } catch (const std::exception& error) {
+      if (const auto word = reported_failure(milliseconds::zero())) throw FailureWord(*word);
       throw std::runtime_error(
           fmt::format("rank {} did not come within {} ms ({})", other, options_.timeout.count(), error.what()));
     }
@@ -179,8 +220,14 @@ class TcpRendezvous final : public Rendezvous {
   static std::string account_key(int rank) { return fmt::format("account/{}", rank); }
   static std::string read_key(int rank) { return fmt::format("failure_read/{}", rank); }
 
+  std::optional<std::string> given_up() const noexcept {
+    const std::lock_guard lock(given_up_mutex_);
+    return given_up_;
+  }
+
   template <class F>
-  static void call(F body) {
+  void call(F body) const {
+    if (const auto word = given_up()) throw std::runtime_error(*word);
     try {
       body();
     } catch (const std::exception& error) {
@@ -192,6 +239,8 @@ class TcpRendezvous final : public Rendezvous {
   c10::intrusive_ptr<c10d::TCPStore> store_;
   bool holds_store_;
   std::string own_address_;
+  mutable std::mutex given_up_mutex_;
+  std::optional<std::string> given_up_;
 };
 
 }  // namespace
@@ -208,6 +257,10 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::meet(const RendezvousOptions& op
     auto meeting = std::make_unique<TcpRendezvous>(options, std::move(store), holds_store);
     meeting->greet();
     return meeting;
+  } catch (const FailureWord& word) {
+    Error error = meeting_error(options, "another one failed before");
+    error.got = word.what();
+    return fail(std::move(error));
   } catch (const std::exception& error) {
     return fail(meeting_error(options, first_line(error.what())));
   }

@@ -34,7 +34,8 @@ class Rendezvous {
   virtual ~Rendezvous() = default;
 
   /// Rank 0 opens the port (unless hosted_elsewhere), the others come to it; returns once all are there. Errors: a port
-  /// that is taken, ranks that do not come in time, another world size.
+  /// that is taken, ranks that do not come in time, another world size; the word of failure that another one left
+  /// meanwhile, which is what the error "got".
   static Result<std::unique_ptr<Rendezvous>> meet(const RendezvousOptions& options);
 
   /// The launcher's side: opens a store on a free port for ranks that are told `hosted_elsewhere`. Its rank is -1.
@@ -49,6 +50,8 @@ class Rendezvous {
   // These throw std::runtime_error where the store is gone or a key does not come in time.
   virtual void set(const std::string& key, const Content& content) = 0;
   virtual Content get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  /// What stands there now; nullopt if nothing does.
+  virtual std::optional<Content> look(const std::string& key) = 0;
   /// What comes of a rank that is still to come: throws the word of failure of whoever left one, instead of waiting on.
   virtual Content expect(const std::string& key, std::chrono::milliseconds timeout) = 0;
 
@@ -61,6 +64,15 @@ class Rendezvous {
   virtual std::optional<std::string> account_of(int rank) noexcept = 0;
   /// Before a process with a failure ends: if it holds the store, gives the others up to `patience` to read the word.
   virtual void let_others_read(std::chrono::milliseconds patience) noexcept = 0;
+
+  /// Whether rank 0 holds the store: it goes with that process.
+  virtual bool held_by_rank_0() const = 0;
+  /// A second connection to the same store, so that a long wait of one thread holds up no other. Its rank is -1: it
+  /// speaks for nobody. Throws as set() does.
+  virtual std::unique_ptr<Rendezvous> second_connection() const = 0;
+  /// The store does not answer any more: from here on it is not asked, and `word` is the failure that was left. Calls
+  /// that wait for it already go on waiting.
+  virtual void give_up(std::string_view word) noexcept = 0;
 };
 
 }  // namespace foreshard::exec

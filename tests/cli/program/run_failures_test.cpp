@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "tests/cli/program/running_program.h"
@@ -110,7 +112,7 @@ TEST(RunFailure, ARankThatStandsStillEndsTheOthersByTheTimeout) {
   const ProgramEnd end = program.wait();  // the launcher ends the stopped one, too
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(9));
   EXPECT_EQ(end.exit_code, 1);
-  EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: .*[Tt]imed out"));
+  EXPECT_THAT(end.err, ContainsRegex("rank 0, step [0-9]+: .*lost rank 1 .*[Tt]imed out"));
 }
 
 TEST(RunFailure, ALossThatIsNoNumberStopsTheRunAtItsStep) {
@@ -173,6 +175,62 @@ TEST(RunFailure, AStoppedRankIsNamedWithinHalfAMinuteWhateverTheTimeout) {
   EXPECT_EQ(error["rank"], 0);
   EXPECT_GE(error["instruction"], 0) << error;
   EXPECT_THAT(error["cause"].get<std::string>(), HasSubstr("rank 0 stands still"));
+}
+
+TEST(RunFailure, ARankThatIsStoppedWhileTheOthersMeetIsNotWaitedFor) {
+  std::vector<std::unique_ptr<RunningProgram>> programs;
+  for (const int milliseconds : {0, 200, 500, 800}) {  // after the ranks are there
+    auto& program = programs.emplace_back(std::make_unique<RunningProgram>(
+        FORESHARD_PROGRAM, arguments({"--nproc", "2", "--json", "--set", "train.steps=1000000"})));
+    std::optional<pid_t> victim;
+    for (int attempt = 0; attempt < 1000 && !victim; ++attempt) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      victim = program->child_with("RANK=1");
+    }
+    ASSERT_TRUE(victim);
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    ::kill(*victim, SIGSTOP);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& program : programs) {
+    const ProgramEnd end = program->wait();
+    EXPECT_EQ(end.exit_code, 1) << end.err;
+    EXPECT_THAT(last_line(end)["message"].get<std::string>(), HasSubstr("rank 1 stands still"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(18)) << "10 s of them are the launcher's";
+}
+
+TEST(RunFailure, WithoutALauncherOfOursAStoppedRankIsNamedByItsNeighbour) {
+  struct Pair {
+    std::unique_ptr<RunningProgram> stopped, survivor;
+  };
+  std::vector<Pair> pairs;
+  for (const int victim : {0, 1}) {  // rank 0 holds the store
+    const std::string port = "MASTER_PORT=" + std::to_string(free_port());
+    const auto start = [&](int rank) {
+      return std::make_unique<RunningProgram>(
+          FORESHARD_PROGRAM, arguments({"--json", "--set", "train.steps=1000000"}),
+          std::vector<std::string>{"SLURM_PROCID=" + std::to_string(rank), "SLURM_NTASKS=2", "SLURM_LOCALID=0",
+                                   "SLURM_STEP_TASKS_PER_NODE=2", "MASTER_ADDR=127.0.0.1", port});
+    };
+    std::array<std::unique_ptr<RunningProgram>, 2> both{start(0), start(1)};
+    ASSERT_TRUE(both[0]->wait_for_lines(3));
+    ::kill(both[static_cast<std::size_t>(victim)]->pid(), SIGSTOP);
+    pairs.push_back(
+        {std::move(both[static_cast<std::size_t>(victim)]), std::move(both[static_cast<std::size_t>(1 - victim)])});
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (int victim = 0; victim < 2; ++victim) {
+    const ProgramEnd end = pairs[static_cast<std::size_t>(victim)].survivor->wait();
+    EXPECT_EQ(end.exit_code, 1) << end.err;
+    const auto error = last_line(end);
+    EXPECT_EQ(error["rank"], victim) << error;
+    EXPECT_EQ(error["seen_by"], 1 - victim);
+    EXPECT_GE(error["instruction"], 0) << error;
+    EXPECT_TRUE(error["unit"].is_string());
+    EXPECT_THAT(error["cause"].get<std::string>(), HasSubstr("lost rank " + std::to_string(victim)));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
 TEST(RunFailure, OutputsAreTriedBeforeTraining) {
