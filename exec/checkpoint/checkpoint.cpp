@@ -165,7 +165,7 @@ class Save {
     for (const StateTensor& tensor : state_.tensors) dtypes_.push_back(dtype_of(tensor.local));
     const auto rank = static_cast<std::size_t>(rank_);
     auto file =
-        SafetensorsWriter::create(partial_ + "/" + rank_file_name(rank_, size_of(world_)), entries_of(rank), {});
+        SafetensorsWriter::create(partial_ + "/" + rank_file_name(rank_, size_of(world_)), entries_of(rank), marks());
     if (!file) return fail(file.error());
     for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
       for (const Extent& extent : shares_[t][rank]) {
@@ -247,10 +247,14 @@ class Save {
     return manifest;
   }
 
+  std::map<std::string, std::string> marks() const {
+    return progress_marks(contents_.progress, state_.optimizer_steps);
+  }
+
   /// Where the parts of one file lie: entries in order behind the header.
   void place_parts(CheckpointManifest& manifest, std::size_t rank) const {
     const auto entries = entries_of(rank);
-    auto begin = static_cast<Bytes>(safetensors_header(entries, {}).size());
+    auto begin = static_cast<Bytes>(safetensors_header(entries, marks()).size());
     std::size_t entry = 0;
     for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
       if (shares_[t][rank].empty()) continue;

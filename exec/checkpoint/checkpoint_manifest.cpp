@@ -383,6 +383,13 @@ const CheckpointTensor* CheckpointManifest::find(std::string_view fqn, std::stri
   return found == tensors.end() ? nullptr : &*found;
 }
 
+std::map<std::string, std::string> progress_marks(const TrainProgress& progress, std::int64_t optimizer_steps) {
+  return {{"step", std::to_string(progress.step)},
+          {"samples", std::to_string(progress.samples)},
+          {"seed", std::to_string(progress.seed)},
+          {"optimizer_steps", std::to_string(optimizer_steps)}};
+}
+
 std::string manifest_text(const CheckpointManifest& manifest) {
   json document = manifest_json(manifest);
   const std::string sum = own_sum(document);

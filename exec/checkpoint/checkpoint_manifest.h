@@ -62,6 +62,10 @@ struct CheckpointManifest {
   const CheckpointTensor* find(std::string_view fqn, std::string_view slot) const;
 };
 
+/// What every rank file says of the run in its own header, so that a manifest alone cannot claim another: "step",
+/// "samples", "seed", "optimizer_steps".
+std::map<std::string, std::string> progress_marks(const TrainProgress& progress, std::int64_t optimizer_steps);
+
 std::string manifest_text(const CheckpointManifest& manifest);
 /// `file` only names the source in errors.
 Result<CheckpointManifest> parse_manifest(std::string_view text, const std::string& file);

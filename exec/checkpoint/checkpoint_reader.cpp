@@ -48,6 +48,13 @@ Result<void> CheckpointReader::check_header(int file, BlockReader& reader) const
   if (auto read = reader.read(8, std::as_writable_bytes(std::span(text))); !read) return read;
   const auto header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) return bad("files", "a safetensors file", "no header");
+  // Files of older writers have no marks.
+  if (const auto marks = header.find("__metadata__"); marks != header.end() && marks->is_object()) {
+    for (const auto& [key, told] : progress_marks(manifest_.progress, manifest_.optimizer_steps)) {
+      const auto mark = marks->find(key);
+      if (mark != marks->end() && *mark != told) return bad(key, mark->dump(), told);
+    }
+  }
   for (const CheckpointTensor& tensor : manifest_.tensors) {
     for (const CheckpointPart& part : tensor.parts) {
       if (part.file != file) continue;

@@ -212,6 +212,9 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds, ResealedManifest,
     ::testing::Values(
         Resealed{"AnotherStep", [](CheckpointManifest& m) { m.progress.step = 3; }, "another step"},
+        Resealed{"OtherOptimizerSteps", [](CheckpointManifest& m) { m.optimizer_steps += 1; }, "optimizer_steps"},
+        Resealed{"AnotherPositionInTheData", [](CheckpointManifest& m) { m.progress.samples += 8; }, "samples"},
+        Resealed{"AnotherSeed", [](CheckpointManifest& m) { m.progress.seed += 1; }, "seed"},
         Resealed{"UnknownParameter", [](CheckpointManifest& m) { m.tensors[0].fqn += "x"; }, "damaged"},
         Resealed{"UnknownMoment", [](CheckpointManifest& m) { tensor_with_parts(m, "exp_avg", 1).fqn = "nobody"; },
                  "exp_avg/nobody"},
