@@ -231,8 +231,14 @@ std::string journal_key(const Job& job, const CalibrateFlags& flags, const Calib
                      flags.link.latency_us, flags.link.bytes_per_s, where);
 }
 
-Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base,
-                                  const CalibrationMachine& machine, const Console& console) {
+/// The journal goes once the profile is written: until then it is all that there is.
+struct Measured {
+  exec::Calibration calibration;
+  exec::CalibrationJournal journal;
+};
+
+Result<Measured> measure(const Job& job, const CalibrateFlags& flags, const HardwareProfile& base,
+                         const CalibrationMachine& machine, const Console& console) {
   const auto model = load_job_model(job, base);
   if (!model) return fail(model.error());
   const auto link = link_limit(flags.link);
@@ -241,7 +247,12 @@ Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, c
   for (std::size_t k = 0; ranks && k < ranks->group.size(); ++k)
     ranks->group[k] = exec::throttled(std::move(ranks->group[k]), *link);
   if (!ranks) return fail(ranks.error());
-  const auto journal = exec::CalibrationJournal::open(flags.output + ".partial", journal_key(job, flags, machine));
+  const auto not_kept = [&console](const Error& error) {
+    Console loud = console;
+    loud.quiet = false;
+    loud.note("note: an interruption from here on loses what was measured: " + to_text(error));
+  };
+  auto journal = exec::CalibrationJournal::open(flags.output + ".partial", journal_key(job, flags, machine), not_kept);
   if (!journal) return fail(journal.error());
   if (journal->size() > 0) {
     console.note(fmt::format("note: {}.partial holds {} of an interrupted calibration: they are not measured again",
@@ -249,8 +260,8 @@ Result<exec::Calibration> measure(const Job& job, const CalibrateFlags& flags, c
   }
   auto measured = exec::calibrate_job(
       *model, job, {threads_of(flags), flags.repeats, ranks->group, machine.device.get(), &*journal});
-  if (measured) journal->remove();
-  return measured;
+  if (!measured) return fail(measured.error());
+  return Measured{std::move(*measured), std::move(*journal)};
 }
 
 /// What the measured numbers replace.
@@ -258,7 +269,13 @@ Result<HardwareProfile> base_profile(const Job& job, bool cuda) {
   if (!cuda) return load_profile("cpu-host");
   auto profile = load_profile(job.cluster.profile);
   if (!profile || profile->kind == "gpu") return profile;
-  Error error{ErrorCode::Inconsistent, "the job's profile is of no GPU", "", "cluster.profile", "", profile->kind, ""};
+  Error error{ErrorCode::Inconsistent,
+              "the job's profile is of no GPU",
+              "",
+              "cluster.profile",
+              "a profile of kind gpu",
+              profile->kind,
+              ""};
   error.hint = "--set cluster.profile=h100-sxm-80, or the card that is nearest to yours: links are taken from it";
   return fail(std::move(error));
 }
@@ -274,13 +291,18 @@ ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
   if (!base) return console.error(base.error());
   const auto machine = cuda ? open_cuda_calibration(flags.ranks) : Result<CalibrationMachine>(CalibrationMachine{});
   if (!machine) return console.error(machine.error());
-  const auto calibration = measure(loaded->job, flags, *base, *machine, console);
-  if (!calibration) return console.error(calibration.error());
-  const HardwareProfile profile = profile_of(*calibration, *base, flags, *machine);
-  if (auto written = write_whole_file(flags.output, profile_text(profile)); !written)
-    return console.error(written.error());
-  const bool told =
-      console.result(console.json ? summary_json(*calibration, flags) : summary_text(*calibration, flags));
+  const auto measured = measure(loaded->job, flags, *base, *machine, console);
+  if (!measured) return console.error(measured.error());
+  const exec::Calibration& calibration = measured->calibration;
+  const HardwareProfile profile = profile_of(calibration, *base, flags, *machine);
+  if (auto written = write_whole_file(flags.output, profile_text(profile)); !written) {
+    Error error = written.error();
+    error.hint += fmt::format("{}what was measured is kept in {}.partial: calibrate again once there is room",
+                              error.hint.empty() ? "" : "; ", flags.output);
+    return console.error(error);
+  }
+  measured->journal.remove();
+  const bool told = console.result(console.json ? summary_json(calibration, flags) : summary_text(calibration, flags));
   return told ? ExitCode::Ok : ExitCode::RunFailed;
 }
 

@@ -1,5 +1,10 @@
 #include "exec/calibrate/calibration_journal.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -46,16 +51,35 @@ std::string line_of(const std::string& name, const std::vector<std::int64_t>& nu
   return json({{"name", name}, {"numbers", numbers}}).dump() + '\n';
 }
 
+/// 0, or the errno of what went wrong; then the file is as it was.
+int append_to(const std::string& path, const std::string& text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (file < 0) return errno;
+  struct stat before {};
+  int wrong = ::fstat(file, &before) == 0 ? 0 : errno;
+  for (std::size_t at = 0; wrong == 0 && at < text.size();) {
+    const ssize_t written = ::write(file, text.data() + at, text.size() - at);
+    if (written > 0)
+      at += static_cast<std::size_t>(written);
+    else if (errno != EINTR)
+      wrong = errno;
+  }
+  if (wrong == 0 && ::fdatasync(file) != 0) wrong = errno;
+  if (wrong != 0) static_cast<void>(::ftruncate(file, before.st_size));  // half a line would cut off what comes later
+  ::close(file);
+  return wrong;
+}
+
 }  // namespace
 
-Result<CalibrationJournal> CalibrationJournal::open(const std::string& path, const std::string& key) {
+Result<CalibrationJournal> CalibrationJournal::open(const std::string& path, const std::string& key, Failed failed) {
   Lists kept = lists_in(path, key);
   // Written anew: without what was cut off.
   std::string text =
       json({{"format", kFormat}, {"key", key}}).dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
   for (const auto& [name, numbers] : kept) text += line_of(name, numbers);
   if (const auto written = write_whole_file(path, text); !written) return fail(written.error());
-  return CalibrationJournal(path, std::move(kept));
+  return CalibrationJournal(path, std::move(kept), std::move(failed));
 }
 
 const std::vector<std::int64_t>* CalibrationJournal::find(const std::string& name) const {
@@ -64,7 +88,14 @@ const std::vector<std::int64_t>* CalibrationJournal::find(const std::string& nam
 }
 
 void CalibrationJournal::keep(const std::string& name, const std::vector<std::int64_t>& numbers) const {
-  std::ofstream(path_, std::ios::binary | std::ios::app) << line_of(name, numbers) << std::flush;
+  if (full_) return;
+  const int wrong = append_to(path_, line_of(name, numbers));
+  if (wrong == 0) return;
+  full_ = true;
+  if (!failed_) return;
+  Error error = output_error(path_, wrong);
+  error.place = name;
+  failed_(error);
 }
 
 void CalibrationJournal::remove() const {

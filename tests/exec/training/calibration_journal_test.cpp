@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -51,6 +53,46 @@ TEST_F(Journal, ALineThatWasCutOffIsLeftOut) {
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 4);
   EXPECT_THAT(CalibrationJournal::open(path, "k")->find("round 0"), Pointee(ElementsAre(1, 2)));
   EXPECT_EQ(CalibrationJournal::open(path, "k")->size(), 1U);
+}
+
+/// As `ulimit -f`, for this process.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(std::uintmax_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit now{bytes, before_.rlim_max};
+    handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    ::setrlimit(RLIMIT_FSIZE, &now);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int) = nullptr;
+};
+
+TEST_F(Journal, AListThatFindsNoRoomIsToldOnceAndLeavesTheOthersWhole) {
+  std::vector<std::string> told;
+  {
+    const auto journal =
+        CalibrationJournal::open(path, "k", [&](const Error& error) { told.push_back(to_text(error)); }).value();
+    journal.keep("round 0", {1, 2});
+    {
+      const FileSizeLimit full(std::filesystem::file_size(path) + 20);
+      journal.keep("round 1", std::vector<std::int64_t>(100, 7));
+      EXPECT_THAT(told, ElementsAre(::testing::HasSubstr("larger than files may be")));
+    }
+    journal.keep("round 2", {3});
+    EXPECT_EQ(told.size(), 1U);
+  }
+  const auto journal = CalibrationJournal::open(path, "k").value();
+  EXPECT_THAT(journal.find("round 0"), Pointee(ElementsAre(1, 2)));
+  EXPECT_EQ(journal.size(), 1U);
 }
 
 TEST_F(Journal, DamageIsNoReasonToStop) {
