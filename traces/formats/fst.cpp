@@ -1,3 +1,5 @@
+// One long file on purpose: the writer and the reader of one layout stand side by side.
+
 #include "traces/formats/fst.h"
 
 #include <fmt/core.h>
@@ -185,6 +187,14 @@ struct Columns {
   std::array<std::vector<Texts>, kTableCount> texts;
 };
 
+/// A block of integers that is decoded when its column's turn comes.
+struct PackedBlock {
+  std::size_t at = 0;  // behind it, for messages
+  std::string_view payload;
+  std::uint8_t codec = 0, encoding = 0;
+  std::size_t raw = 0, rows = 0;
+};
+
 class Reader {
  public:
   Reader(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
@@ -280,6 +290,11 @@ class Reader {
     rows_left_ -= rows;
     at_ = start + kBlockHeaderBytes + stored;
     if (table >= kTableCount || column >= kColumnCounts[table]) return {};  // written by a later minor version
+    // Spans are most of a file: all their columns side by side would be as large as what they become.
+    if (table == static_cast<std::size_t>(Table::Spans)) {
+      span_blocks_[column].push_back({at_, payload, codec, encoding, raw, rows});
+      return {};
+    }
     auto content = unpack(payload, codec, raw);
     if (!content) return fail(content.error());
     if (encoding == static_cast<std::uint8_t>(Encoding::Text))
@@ -355,7 +370,32 @@ class Reader {
   // A column's numbers, checked: each is in [low, high].
   Result<const Integers*> numbers(Table table, std::size_t column, std::size_t rows, std::int64_t low,
                                   std::int64_t high) const {
-    const Integers& values = columns_.integers[static_cast<std::size_t>(table)][column];
+    return checked(columns_.integers[static_cast<std::size_t>(table)][column], table, column, rows, low, high);
+  }
+
+  /// The same of a column of spans, decoded now.
+  Result<Integers> span_numbers(std::size_t column, std::size_t rows, std::int64_t low, std::int64_t high) {
+    Integers values;
+    values.reserve(rows);
+    for (const PackedBlock& block : span_blocks_[column]) {
+      at_ = block.at;
+      auto content = unpack(block.payload, block.codec, block.raw);
+      if (!content) return fail(content.error());
+      if (auto decoded = decode_integers(*content, block.rows, block.encoding, values); !decoded)
+        return fail(decoded.error());
+    }
+    if (auto fits = checked(values, Table::Spans, column, rows, low, high); !fits) return fail(fits.error());
+    return values;
+  }
+
+  std::size_t span_rows(std::size_t column) const {
+    std::size_t rows = 0;
+    for (const PackedBlock& block : span_blocks_[column]) rows += block.rows;
+    return rows;
+  }
+
+  Result<const Integers*> checked(const Integers& values, Table table, std::size_t column, std::size_t rows,
+                                  std::int64_t low, std::int64_t high) const {
     const char* name = kTableNames[static_cast<std::size_t>(table)];
     if (values.size() != rows) {
       return broken(fmt::format("table {}, column {} has another number of rows than its table", name, column),
@@ -390,6 +430,7 @@ class Reader {
   std::uint64_t rows_left_ = 0;
   std::string unpacked_;
   Columns columns_;
+  std::array<std::vector<PackedBlock>, kColumnCounts[static_cast<std::size_t>(Table::Spans)]> span_blocks_;
 };
 
 constexpr std::int64_t kInt32Min = std::numeric_limits<std::int32_t>::min();
@@ -419,45 +460,36 @@ Result<void> Reader::build_lanes(Timeline& t) {
 }
 
 Result<void> Reader::build_spans(Timeline& t) {
-  const std::size_t rows = rows_of(Table::Spans);
-  struct Range {
+  const std::size_t rows = span_rows(0);
+  struct Field {
     std::int64_t low, high;
+    void (*set)(Span&, std::int64_t);
   };
-  const std::array<Range, 10> ranges{{{-1, last(t.lanes.size())},
-                                      {0, static_cast<int>(kLastSpanKind)},
-                                      {kInt64Min, kInt64Max},
-                                      {kInt64Min, kInt64Max},
-                                      {-1, last(t.names.size())},
-                                      {kInt32Min, kInt32Max},
-                                      {kInt32Min, kInt32Max},
-                                      {kInt32Min, kInt32Max},
-                                      {kInt32Min, kInt32Max},
-                                      {kInt64Min, kInt64Max}}};
-  std::array<const Integers*, 10> c{};
-  for (std::size_t i = 0; i < c.size(); ++i) {
-    const auto column = numbers(Table::Spans, i, rows, ranges[i].low, ranges[i].high);
-    if (!column) return fail(column.error());
-    c[i] = *column;
+  const std::array<Field, 11> fields{{
+      {-1, last(t.lanes.size()), [](Span& s, std::int64_t v) { s.lane = LaneId(narrow(v)); }},
+      {0, static_cast<int>(kLastSpanKind), [](Span& s, std::int64_t v) { s.kind = static_cast<SpanKind>(v); }},
+      {kInt64Min, kInt64Max, [](Span& s, std::int64_t v) { s.start = v; }},
+      {kInt64Min, kInt64Max, [](Span& s, std::int64_t v) { s.duration = v; }},
+      {-1, last(t.names.size()), [](Span& s, std::int64_t v) { s.name = NameId(narrow(v)); }},
+      {kInt32Min, kInt32Max, [](Span& s, std::int64_t v) { s.instruction = InstructionId(narrow(v)); }},
+      {kInt32Min, kInt32Max, [](Span& s, std::int64_t v) { s.op = narrow(v); }},
+      {kInt32Min, kInt32Max, [](Span& s, std::int64_t v) { s.unit = narrow(v); }},
+      {kInt32Min, kInt32Max, [](Span& s, std::int64_t v) { s.phase = narrow(v); }},
+      {kInt64Min, kInt64Max, [](Span& s, std::int64_t v) { s.bytes = v; }},
+      {-1, last(t.names.size()), [](Span& s, std::int64_t v) { s.communicator = NameId(narrow(v)); }},
+  }};
+  constexpr std::size_t kCommunicator = 10;  // absent before version 1.2, and where no span has one
+  for (std::size_t column = 0; column < fields.size(); ++column) {
+    if (span_rows(column) == rows || (column == kCommunicator && span_blocks_[column].empty())) continue;
+    return broken(fmt::format("table spans, column {} has another number of rows than its table", column),
+                  fmt::format("{}", rows), fmt::format("{}", span_rows(column)));
   }
   t.spans.resize(rows);
-  for (std::size_t i = 0; i < rows; ++i) {
-    Span& s = t.spans[i];
-    s.lane = LaneId(narrow((*c[0])[i]));
-    s.kind = static_cast<SpanKind>((*c[1])[i]);
-    s.start = (*c[2])[i];
-    s.duration = (*c[3])[i];
-    s.name = NameId(narrow((*c[4])[i]));
-    s.instruction = InstructionId(narrow((*c[5])[i]));
-    s.op = narrow((*c[6])[i]);
-    s.unit = narrow((*c[7])[i]);
-    s.phase = narrow((*c[8])[i]);
-    s.bytes = (*c[9])[i];
-  }
-  // Absent before version 1.2, and where no span has one.
-  if (!columns_.integers[static_cast<std::size_t>(Table::Spans)][10].empty()) {
-    const auto communicator = numbers(Table::Spans, 10, rows, -1, last(t.names.size()));
-    if (!communicator) return fail(communicator.error());
-    for (std::size_t i = 0; i < rows; ++i) t.spans[i].communicator = NameId(narrow((**communicator)[i]));
+  for (std::size_t column = 0; column < fields.size(); ++column) {
+    if (column == kCommunicator && span_blocks_[column].empty()) break;
+    const auto values = span_numbers(column, rows, fields[column].low, fields[column].high);
+    if (!values) return fail(values.error());
+    for (std::size_t i = 0; i < rows; ++i) fields[column].set(t.spans[i], (*values)[i]);
   }
   const std::size_t flows = rows_of(Table::Flows);
   const auto from = numbers(Table::Flows, 0, flows, -1, last(rows));
