@@ -94,7 +94,8 @@ void write_point(JsonText& out, const SweepDocument& document, const SweepPoint&
   out.key("refused");
   if (point.refused) {
     out.begin_object().field("code", error_code_name(point.refused->code));
-    out.field("message", point.refused->message).field("place", point.refused->place).end_object();
+    out.field("message", point.refused->message).field("place", point.refused->place);
+    out.field("expected", point.refused->expected).end_object();
   } else {
     out.null();
   }
@@ -235,6 +236,7 @@ SweepPoint read_point(Reader& read, const nlohmann::json& entry, const SweepGrid
     error.code = code_of(read.text(refused, "code", place));
     error.message = read.text(refused, "message", place);
     error.place = read.text(refused, "place", place);
+    if (refused.contains("expected")) error.expected = read.text(refused, "expected", place);  // not in older ones
     point.refused = std::move(error);
   }
   return point;

@@ -552,7 +552,8 @@ class Runner : public ActionRunner {
 
 std::optional<Error> refused(const ActionSetup& setup) {
   const auto error = [](std::string place, std::string message, std::string got, std::string hint = "") {
-    return Error{ErrorCode::Unsupported, std::move(message), "", std::move(place), "", std::move(got), std::move(hint)};
+    return Error{ErrorCode::Unsupported, std::move(message), "", std::move(place), "actions that `run` has",
+                 std::move(got),         std::move(hint)};
   };
   for (const PlanIteration& iteration : setup.plan.iterations) {
     if (iteration.micro_batches > 0 || iteration.actions.size() != 1) {

@@ -13,6 +13,8 @@ namespace {
 Error no_device(cudaError_t status, std::string hint) {
   return Error{.code = ErrorCode::Unsupported,
                .message = fmt::format("no CUDA device can be used: {}", cudaGetErrorString(status)),
+               .place = "--backend cuda",
+               .expected = "a driver that serves this program's CUDA, and a card",
                .hint = std::move(hint)};
 }
 
@@ -63,6 +65,7 @@ Result<CudaDevice> cuda_device(int index) {
     return fail(Error{
         .code = ErrorCode::OutOfRange,
         .message = fmt::format("there is no CUDA device {}", index),
+        .place = "--backend cuda",
         .expected = fmt::format("0 to {}", count - 1),
         .got = std::to_string(index),
         .hint = "each rank takes the card of its local rank: start as many ranks as there are cards" + visible()});

@@ -136,7 +136,9 @@ Error cupti_error(const char* call, CUptiResult result) {
     hint = "is there a GPU and its driver (nvidia-smi)? " + hint;
   }
   return Error{.code = ErrorCode::Unsupported,
-               .message = fmt::format("CUPTI cannot record: {}: {}", call, text != nullptr ? text : "unknown error"),
+               .message = fmt::format("CUPTI cannot record: {}", text != nullptr ? text : "unknown error"),
+               .place = call,
+               .expected = "a driver that lets this process record",
                .hint = std::move(hint)};
 }
 

@@ -539,6 +539,8 @@ Result<std::unique_ptr<PlanRunner>> PlanRunner::create(PlanRunnerSetup setup,
   if (const auto loaded = runner->load(full_params); !loaded) {
     Error error;
     error.message = "the parameters cannot be brought in: " + loaded.error().text;
+    error.place = fmt::format("instruction {}, stream {}", loaded.error().instruction.value, loaded.error().stream);
+    error.expected = "parameters of the model's shapes, and memory for them";
     return fail(std::move(error));
   }
   return runner;

@@ -27,6 +27,7 @@ Error not_run(std::string place, std::string got) {
   error.code = ErrorCode::Unsupported;
   error.message = "the executor does not run this plan";
   error.place = std::move(place);
+  error.expected = "a plan of a usual training loop";
   error.hint = remedy_of(got);
   error.got = std::move(got);
   return error;

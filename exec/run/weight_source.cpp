@@ -17,6 +17,7 @@ namespace {
 
 Error weight_error(ErrorCode code, const std::string& file, std::string place, std::string message) {
   Error error;
+  error.expected = "weights of every parameter, in its shape and an element type that LibTorch has";
   error.code = code;
   error.file = file;
   error.place = std::move(place);

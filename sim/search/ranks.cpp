@@ -19,7 +19,7 @@ Error bad_trait(const std::string& text, std::string expected) {
   return {.code = ErrorCode::Usage,
           .message = "this names no ranks",
           .file = {},
-          .place = {},
+          .place = "ranks that differ",
           .expected = std::move(expected),
           .got = "\"" + text + "\"",
           .hint = "ranks are counted from 0"};
@@ -178,7 +178,7 @@ Result<RankClasses> rank_classes(const Job& job, const Model& model, const std::
     return fail({.code = ErrorCode::TooLarge,
                  .message = "too many ranks differ from each other",
                  .file = {},
-                 .place = {},
+                 .place = "ranks that differ",
                  .expected = "at most " + std::to_string(kMostRankClasses) + " kinds of ranks",
                  .got = std::to_string(classes.size()),
                  .hint = "give neighbours the same factor"});

@@ -23,6 +23,7 @@ Error cannot_emulate() {
   error.code = ErrorCode::Unsupported;
   error.place = "--emulate-world";
   error.message = "this build has no kernel that holds a CUDA stream: it was configured without nvcc";
+  error.expected = "a build with nvcc";
   error.hint = "configure again where nvcc is found; --backend host emulates without";
   return error;
 }
