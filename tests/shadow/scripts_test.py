@@ -120,6 +120,44 @@ class Shadow(unittest.TestCase):
             read = subprocess.run([FORESHARD, "trace", "analyse", path, "--json"], capture_output=True, text=True)
         self.assertEqual(read.returncode, 0, read.stderr)
 
+    def trained(self, text, *words):
+        """The answer of a script given as text, which must go well."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "script.py"
+            file.write_text(text)
+            end = run(PYTHON, file, flags=("--json", "--world", "2", "--no-plan", *words))
+        self.assertEqual(end.returncode, 0, end.stderr[-2000:])
+        return json.loads(end.stdout)
+
+    def test_what_a_virtual_device_is_asked_for_beside_training(self):
+        """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values."""
+        answer = self.trained("""
+import time, torch, torch.distributed as dist, torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+dist.init_process_group("cpu:gloo,cuda:nccl", timeout=__import__("datetime").timedelta(seconds=2))
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)).cuda()
+for p in model.parameters():
+    torch.nn.init.trunc_normal_(p)
+names = [None] * dist.get_world_size()
+dist.all_gather_object(names, "mine")
+assert names == ["mine", "mine"]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    x = model(torch.ones(4, 8, 256, device="cuda", dtype=torch.float32)).half().unflatten(-1, (4, 64)).transpose(1, 2)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        loss = F.scaled_dot_product_attention(x, x, x).float().sum()
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    time.sleep(1.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert loss.item() == 0 and not torch.isnan(loss)
+dist.barrier()
+""")
+        self.assertEqual(len(answer["steps"]), 3)
+        self.assertTrue(any("cuDNN" in note for note in answer["notes"]), answer["notes"])
+
     def refused(self, script, code, *words, flags=("--world", "2")):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "script.py"
@@ -151,6 +189,36 @@ class Shadow(unittest.TestCase):
         self.assertEqual(end.returncode, 3)
         self.assertIn("cannot be started", end.stderr)
         self.assertEqual(run(PYTHON, "x.py", flags=("--rank", "9", "--world", "4")).returncode, 3)
+
+
+def has(*modules):
+    return all(subprocess.run([PYTHON, "-c", f"import {m}"], capture_output=True).returncode == 0 for m in modules)
+
+
+class Libraries(unittest.TestCase):
+    """Where PYTHON has them: the training loops of others, with stand-ins for what a hub would give."""
+
+    def watch(self, *command):
+        end = run(*command, flags=("--json", "--fake-weights"), environment={"FORESHARD_SHADOW_CONFIGS": str(HERE / "configs")})
+        self.assertEqual(end.returncode, 0, end.stderr[-3000:])
+        answer = json.loads(end.stdout)
+        self.assertEqual((len(answer["steps"]), answer["world_size"]), (3, 8))
+        return answer
+
+    def launched(self, script):
+        return [PYTHON, "-m", "accelerate.commands.launch", "--config_file", SCRIPTS / "accelerate_fsdp2.yaml", SCRIPTS / script]
+
+    def test_transformers_trainer_with_accelerates_fsdp2(self):
+        if not has("transformers", "accelerate", "datasets"):
+            self.skipTest("transformers, accelerate or datasets is not installed")
+        answer = self.watch(*self.launched("transformers_trainer.py"))
+        planned, step = answer["plan"][-1], answer["steps"][-1]
+        self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=0.005)
+
+    def test_sft_of_trl_with_lora(self):
+        if not has("trl", "peft"):
+            self.skipTest("trl or peft is not installed")
+        self.assertIn("fsdp.frozen", self.watch(*self.launched("trl_sft.py"))["job"])
 
 
 if __name__ == "__main__":
