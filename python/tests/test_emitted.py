@@ -1,0 +1,94 @@
+"""What `schedule --emit fsdp2` writes, on PyTorch's own FSDP2 in a fake process group: it gathers as the schedule's plan does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.dirname(HERE), HERE]
+from test_apply import PROGRAM, WORLD, gathered, gathers_of, net  # noqa: E402
+
+SETTINGS = [f"cluster.world_size={WORLD}"]
+
+
+def foreshard(*words):
+    done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"{words}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def emitted(folder, more):
+    """The module that was written, the schedule, and the plan that Foreshard makes of it."""
+    import torch
+
+    from foreshard.capture import capture
+
+    model, file, script = (os.path.join(folder, name) for name in ("net.model.json", "plan.json", "apply.py"))
+    capture(net(), torch.zeros(3, 12), loss=lambda out: out.sum()).save(model)
+    sets = [word for setting in [*SETTINGS, *more] for word in ("--set", setting)]
+    schedule = json.loads(foreshard("schedule", model, *sets, "--out", file, "--json"))
+    foreshard("schedule", model, *sets, "--emit", "fsdp2", "--out", script)
+    plan = json.loads(foreshard("plan", model, *sets, "--schedule", file, "--json"))
+    spec = importlib.util.spec_from_file_location("emitted", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, schedule, plan
+
+
+class Emitted(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+
+    @classmethod
+    def tearDownClass(cls):
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    def check(self, *more, batches=1):
+        with tempfile.TemporaryDirectory() as folder:
+            module, schedule, plan = emitted(folder, more)
+        sharded = module.shard(net())
+        module.apply(sharded)
+        steps = types.SimpleNamespace(
+            syncs=[True] * batches, begin_micro_batch=lambda index: module.begin_micro_batch(sharded, last=index == batches - 1)
+        )
+        self.assertEqual(gathered(sharded, steps), gathers_of(plan), more)
+        return module, schedule, plan
+
+    def test_pytorch_gathers_as_the_schedule_says(self):
+        module, schedule, plan = self.check()
+        self.assertEqual(plan["runtime"], "planned")
+        kept = {row["module"] for row in schedule["units"] if row["keep"] != "reshard"}
+        self.assertEqual({unit for unit, reshard in module.RESHARD_AFTER_FORWARD.items() if not reshard}, kept)
+        self.assertTrue(any("budget" in text for text in module.NOT_EXPRESSED))
+
+    def test_what_is_kept_over_micro_batches_is_gathered_once(self):
+        module, _, _ = self.check("train.micro_batches=2", batches=2)
+        self.assertTrue(module.KEPT_OVER_MICRO_BATCHES)
+
+    def test_a_module_that_was_not_applied_gathers_otherwise(self):
+        with tempfile.TemporaryDirectory() as folder:
+            module, _, plan = emitted(folder, ["train.micro_batches=2"])
+        sharded = module.shard(net())
+        steps = types.SimpleNamespace(syncs=[True, True], begin_micro_batch=lambda index: None)
+        self.assertNotEqual(gathered(sharded, steps), gathers_of(plan))
+
+
+if __name__ == "__main__":
+    if not os.path.exists(PROGRAM):
+        print("skipped: FORESHARD names no program")
+        sys.exit(77)
+    unittest.main()
