@@ -35,6 +35,8 @@ def steps(a, job, link, values, schedule=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foreshard", type=pathlib.Path, default=HERE / "../../build/release/bin/foreshard")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--link", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)
@@ -44,11 +46,12 @@ def main():
     a = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as path:
-        for shape in SHAPES:
+        for shape in a.shape:
             folder = pathlib.Path(path) / shape
             folder.mkdir()
             job = write_job(folder, SHAPES[shape], a.world, a.steps + a.warmup)
-            for link_name, link in LINKS.items():
+            for link_name in a.link:
+                link = LINKS[link_name]
                 profile, plan = folder / "here.toml", folder / "plan.json"
                 run([a.foreshard, "calibrate", job, "--ranks", a.world, "--output", profile, "--repeats", a.repeats, "--steps", "0",
                      *link])

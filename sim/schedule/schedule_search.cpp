@@ -217,7 +217,8 @@ class Search {
     amounts.erase(std::unique(amounts.begin(), amounts.end()), amounts.end());
     if (amounts.empty()) amounts.push_back(-1);  // as the job has it
     for (const Order order : kOrders) {
-      if (order == Order::First && keepable_.size() > 12) continue;  // holds longest what is needed last
+      // Holds longest what is needed last; of many units most are equal.
+      if ((order == Order::First || order == Order::Largest) && keepable_.size() > 12) continue;
       const std::vector<int> kept = ordered(frame_, keepable_, order);
       for (const int amount : amounts) {
         Candidate base = amount < 0 ? start_ : with_activations(start_, by_end, static_cast<std::size_t>(amount));
@@ -260,19 +261,26 @@ class Search {
     return depth;
   }
 
-  /// Around the best: one or two blocks more or fewer recompute, and what that leaves is filled with parameters.
+  /// Around the best, in ever smaller steps: more or fewer blocks recompute, and what that leaves is filled with
+  /// parameters. Where kept parameters have hidden the links, bytes are better spent on activations.
   void sets_at_best() {
     if (blocks_.empty() || keepable_.empty()) return;
     const std::vector<int> by_end = ordered(frame_, blocks_, Order::Last);
-    const auto kept_now =
-        std::count_if(blocks_.begin(), blocks_.end(), [&](int u) { return !recomputes(frame_, best_, u); });
-    for (const int change : {-2, -1, 1, 2}) {
-      const auto amount = kept_now + change;
-      if (amount < 0 || amount > static_cast<std::ptrdiff_t>(blocks_.size()) || spent()) continue;
-      const Candidate base = with_activations(best_, by_end, static_cast<std::size_t>(amount));
-      const std::vector<int> order = ordered(frame_, keepable_, Order::Spread);
-      most_that_fits(static_cast<int>(order.size()),
-                     [&](int count) { return with_kept(base, order, static_cast<std::size_t>(count)); });
+    const std::vector<int> order = ordered(frame_, keepable_, Order::Spread);
+    const auto all = static_cast<int>(blocks_.size());
+    for (int step = std::max(2, all / 8); step > 0 && !spent(); step /= 2) {
+      for (bool improved = true; improved && !spent();) {
+        const Judged before = best_judged_;
+        const auto kept_now = static_cast<int>(
+            std::count_if(blocks_.begin(), blocks_.end(), [&](int u) { return !recomputes(frame_, best_, u); }));
+        for (const int amount : {kept_now - step, kept_now + step}) {
+          if (amount < 0 || amount > all || spent()) continue;
+          const Candidate base = with_activations(best_, by_end, static_cast<std::size_t>(amount));
+          most_that_fits(static_cast<int>(order.size()),
+                         [&](int count) { return with_kept(base, order, static_cast<std::size_t>(count)); });
+        }
+        improved = better(best_judged_, before);
+      }
     }
   }
 
