@@ -21,8 +21,9 @@ namespace foreshard {
 using CommunicatorId = Id<struct CommunicatorTag>;  // Plan::communicators
 
 /// Streams by the letters of the semantics page, section 0. FSDP1: D U G Q H; FSDP2: D C A S H.
-enum class Stream : std::uint8_t { Host, D, U, G, Q, C, A, S, H, X };  // X: the user's, of an fsdp2 all-reduce hook
-inline constexpr std::size_t kStreamCount = 10;
+/// X: the user's, of an fsdp2 all-reduce hook. M: what the groups of a mesh run functional collectives on.
+enum class Stream : std::uint8_t { Host, D, U, G, Q, C, A, S, H, X, M };
+inline constexpr std::size_t kStreamCount = 11;
 std::string_view stream_name(Stream stream);  // "host", "D", "U", ...
 
 enum class InstructionKind : std::uint8_t {
@@ -126,6 +127,7 @@ enum class BufferWhat : std::uint8_t {
   ModuleBuffer,  // a module's buffer; `arg` is its index in Model::buffers
   Flat,          // fsdp1: flat copy of a unit's parameters while it is wrapped (I6), or of their optimizer state (K6)
   StateCopy,     // a tensor that a state dict holds; of an optimizer's state `arg` is the moment, counted from 1
+  MeshGrad,      // fsdp2: gradient of one parameter, brought to the parameter's own placement on the mesh
 };
 std::string_view buffer_what_name(BufferWhat what);  // "full", "cast_shard", ...
 
@@ -218,6 +220,17 @@ struct PlanUnit {
   bool operator==(const PlanUnit&) const = default;
 };
 
+/// A collective of the program itself: what one run of a segment meets others in.
+struct SegmentCollective {
+  enum class Pass : std::uint8_t { Forward, Recompute, Backward } pass = Pass::Forward;
+  InstructionKind kind = InstructionKind::AllReduce;
+  ReduceOp reduce_op = ReduceOp::None;
+  DType dtype = DType::Float32;
+  CommunicatorId communicator;
+  Bytes bytes = 0;  // of the whole vector
+  bool operator==(const SegmentCollective&) const = default;
+};
+
 /// A part of the compute program between two unit boundaries: what one forward, backward or recompute instruction runs.
 struct Segment {
   std::string label;  // module that runs ("layers.0"), or the leaf's name
@@ -225,8 +238,9 @@ struct Segment {
   UnitId unit;                // whose parameters it uses
   std::int32_t op_begin = 0;  // range in Model::ops; empty range without an operator program
   std::int32_t op_end = 0;
-  std::vector<ParamId> params;  // used here, in order of first use
-  bool checkpointed = false;    // runs again in backward
+  std::vector<ParamId> params;                 // used here, in order of first use
+  bool checkpointed = false;                   // runs again in backward
+  std::vector<SegmentCollective> collectives;  // on stream M, in order; of a model cut over a mesh
   bool operator==(const Segment&) const = default;
 };
 

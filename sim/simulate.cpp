@@ -362,6 +362,13 @@ class Simulation {
     }
   }
 
+  /// Ranks that see tokens of their own: those of a mesh's tensor dimension share theirs.
+  double data_ranks() const {
+    auto ranks = static_cast<double>(plan_.world_size);
+    for (const MeshDimension& dimension : model_.mesh) ranks /= static_cast<double>(dimension.ranks.size());
+    return ranks;
+  }
+
   void speed() {
     if (prediction_.iterations.empty()) return;
     const double step = static_cast<double>(prediction_.iterations.back().step_time);
@@ -369,7 +376,7 @@ class Simulation {
     const double interval = profile_.interval;
     prediction_.step_time_ns = around(step, interval);
     const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);
-    const double tokens = static_cast<double>(model_.tokens_per_batch) * micro_batches * plan_.world_size;
+    const double tokens = static_cast<double>(model_.tokens_per_batch) * micro_batches * data_ranks();
     prediction_.tokens_per_s = around(tokens / (step * 1e-9), interval);
     if (!player_) return;
     const WorkCount& work = player_->work();

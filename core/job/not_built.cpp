@@ -24,7 +24,6 @@ constexpr Missing kMissing[] = {
     {"model.weights", [](const Job& job) { return !model(job).weights.empty(); }, "a model.source with values"},
     {"model.program", [](const Job& job) { return !model(job).program.empty(); }, "an archive of one program"},
     {"adapters.kind", [](const Job& job) { return job.adapters.kind != "none"; }, "none"},
-    {"mesh.tensor", [](const Job& job) { return job.mesh.tensor > 1; }, "1"},
     {"mesh.context", [](const Job& job) { return job.mesh.context > 1; }, "1"},
     {"mesh.expert", [](const Job& job) { return job.mesh.expert > 1; }, "1"},
     {"checkpointing.policy", [](const Job& job) { return job.checkpointing.policy == CheckpointPolicy::Ops; },

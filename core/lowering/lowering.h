@@ -39,6 +39,9 @@ namespace foreshard {
 /// What decides how long a kernel takes.
 enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction, Copy, Gather, Loss, Optimizer };
 
+/// A kernel in which the ranks of a mesh dimension meet.
+enum class KernelCollective : std::uint8_t { None, AllGather, ReduceScatter, AllReduce, AllToAll };
+
 enum class SlotCategory : std::uint8_t { Activation, Temporary, ActivationGrad, ParamGrad, Output, Workspace };
 
 struct Slot {
@@ -73,7 +76,11 @@ struct Kernel {
   std::int64_t m = 0, n = 0, k = 0, batch = 0;    // Gemm
   std::int32_t before_begin = 0, before_end = 0;  // MemoryEvents when the host issues it, before the launch
   std::int32_t after_begin = 0, after_end = 0;    // ... and after the launch
-  std::int32_t model_op = -1;                     // forward operator it stems from, relative to the segment's first
+  KernelCollective collective = KernelCollective::None;
+  bool maximum = false;         // AllReduce: of the largest, else of the sum
+  std::int32_t dimension = -1;  // Model::mesh: whom a collective meets
+  Bytes vector_bytes = 0;       // of a collective: the whole vector (gathered, or before it is scattered)
+  std::int32_t model_op = -1;   // forward operator it stems from, relative to the segment's first
   bool operator==(const Kernel&) const = default;
 };
 

@@ -343,6 +343,7 @@ bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
   if (op.name == "aten._scaled_dot_product_flash_attention.default" ||
       op.name == "aten._scaled_dot_product_efficient_attention.default")
     return true;
+  if (op.name == "mesh.reduce_scatter") return true;  // all-reduces are not on its list
   std::size_t tensors = 0;
   for_each_arg(op, [&](const Arg& arg) {
     tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
@@ -377,6 +378,7 @@ void Machine::forward() {
         if (made != made_at.end() && frame_of(made->second) != nullptr) frame->handed_on.insert(id);
       });
     }
+    wait_for(args);
     std::vector<Ref> results = run_op(step, args);
     record(step, args, results);
     if (at.rule->form == OpForm::InPlace) rebase(step, made_at);
@@ -442,6 +444,7 @@ void Machine::recompute(CheckpointFrame& frame) {
     tape.begin(static_cast<std::size_t>(at.instance), PassKind::Recompute);
     std::vector<Ref> args = gather(op, &local, &frame);
     std::vector<Ref> results;
+    wait_for(args);
     const bool stop = step == frame.stop_step;
     const auto kept = frame.kept.find(step);
     if (kept != frame.kept.end()) {
@@ -518,6 +521,7 @@ void Machine::send(const Edge& edge, Ref gradient) {
     } else {
       const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
       Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+      if (!on_their_way_.empty()) wait_for({old, gradient});
       if (tape.sole_owner(old) && !tape.at(old).view &&
           tape.layout(old).dense()) {  // nobody else sees it: summed in place
         Kernel kernel = emit.start("aten.add_.Tensor", KernelClass::Elementwise, tape.layout(old).dtype);
@@ -575,6 +579,7 @@ void Machine::run_node(std::int32_t id) {
   {
     std::vector<Ref> grads = std::move(node.grads);
     node.grads.clear();
+    wait_for(grads);
     std::vector<Ref> saved;
     for (const Saved& kept : node.saved) saved.push_back(kept.tensor);
     Ref arrived, whole, part;
@@ -591,7 +596,7 @@ void Machine::run_node(std::int32_t id) {
     outs.resize(node.next.size());
     for (std::size_t i = 0; i < outs.size();
          ++i) {  // the engine checks shapes and types: broadcast operands are summed here
-      if (!outs[i] || node.next[i].node < 0) continue;
+      if (!outs[i] || node.next[i].node < 0 || node.rule->formula == OpFormula::Mesh) continue;
       outs[i] = emit.sum_to(outs[i], node.in[i].sizes);
       if (is_floating(node.in[i].dtype)) outs[i] = emit.cast(outs[i], node.in[i].dtype);
     }

@@ -114,6 +114,12 @@ class Machine {
   }
   Trace* trace() { return trace_; }
 
+  /// Of a model that is cut over a mesh.
+  std::int64_t ranks_along(std::int32_t dimension) const;
+  std::int64_t place_along(std::int32_t dimension) const;
+  /// A collective on its way holds what it sends until its result is first read: the host has not waited for it.
+  void keep_until_used(const Ref& result, const Ref& sent);
+
   /// Storages that autograd keeps right now, in the order they were kept: (instance of the node, tensor). For reports.
   struct Kept {
     std::int32_t step = -1;
@@ -154,6 +160,7 @@ class Machine {
   void send(const Edge& edge, Ref gradient);
   void count_dependencies(std::int32_t root);
   void push(std::int32_t id);
+  void wait_for(const std::vector<Ref>& read);
 
   const Model& model_;
   const Program& program_;
@@ -172,6 +179,7 @@ class Machine {
   Ref root_grad_;
   std::vector<Ref> outputs_;
   std::int32_t current_step_ = -1;
+  std::vector<std::pair<std::int32_t, Ref>> on_their_way_;  // storage of a collective's result, what it sends
   Trace* trace_ = nullptr;
 };
 

@@ -1,6 +1,8 @@
 // The table of operator rules, one row an operator. One long file on purpose: a newcomer adds a line beside its like.
 #include "core/lowering/op_rules.h"
 
+#include "core/lowering/mesh_rules.h"
+
 #include <algorithm>
 #include <deque>
 #include <string>
@@ -848,6 +850,7 @@ const OpRule* find_row(std::string_view name) {
 }  // namespace
 
 const OpRule* find_op_rule(std::string_view name) {
+  if (name.starts_with("mesh.")) return find_mesh_rule(name);
   if (const OpRule* rule = find_row(name)) return rule;
   const std::string_view base = name.substr(0, name.rfind('.'));
   for (const auto& [synonym, other] : kSynonyms) {

@@ -37,6 +37,7 @@ enum class OpForm : std::uint8_t {
   Attention,     // flash / efficient attention: first result laid out as the query, the rest contiguous
   LayerNorm,     // all new, contiguous
   Host,          // no storage on the device
+  Mesh,          // as mesh_rules.h says
 };
 
 /// The backward formula of an operator.
@@ -126,6 +127,7 @@ enum class OpFormula : std::uint8_t {
   Addbmm,
   ScatterReduce,
   Written,  // as OpRule::written says
+  Mesh,
 };
 
 /// One tensor that autograd keeps: an input or a result, if one of the inputs in `if_grad` (a bit set; 0 = always)

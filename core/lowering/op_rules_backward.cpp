@@ -5,6 +5,7 @@
 
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/mesh_rules.h"
 
 namespace foreshard::lowering {
 
@@ -522,6 +523,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::Addbmm:
     case F::Baddbmm: return products(emit, in, g);
     case F::Linear: return linear(emit, in, g);
+    case F::Mesh: return mesh_backward(emit, in, g);
     case F::View:
     case F::Alias:
     case F::Clone:

@@ -5,6 +5,7 @@
 #include "core/lowering/cpu_workspace.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/mesh_rules.h"
 
 namespace foreshard::lowering {
 
@@ -456,6 +457,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   std::vector<Ref> out;
   Tape& tape = emit.tape();
   OpForm form = rule.form;
+  if (form == OpForm::Mesh) return mesh_forward(emit, op, args, results);
   if (form == OpForm::Reshape && !args.empty() && !results.empty()) {
     Dims strides;
     form = view_strides(emit.layout(args[0]), results[0].sizes, strides) ? OpForm::View : OpForm::Contiguous;

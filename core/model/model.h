@@ -37,13 +37,26 @@ struct ModuleInfo {
   bool operator==(const ModuleInfo&) const = default;
 };
 
+/// What one rank of a device mesh has of a parameter that it holds together with others (a DTensor). Plain tensors have
+/// no dimension.
+struct MeshPart {
+  std::int32_t dimension = -1;  // Model::mesh; -1: a plain tensor
+  std::int32_t dim = -1;        // of the tensor, cut over the ranks of that dimension; -1: every rank has all of it
+  std::int64_t whole = 0;       // its size over all ranks
+  std::int64_t begin = 0;       // where this rank's part of it begins
+  /// What backward leaves as gradient: laid out as the parameter, a term of a sum over the ranks, or of the whole dim.
+  enum class Gradient : std::uint8_t { Part, Term, Whole } gradient = Gradient::Part;
+  bool operator==(const MeshPart&) const = default;
+};
+
 struct ParamInfo {
   std::string fqn;
-  Shape shape;
+  Shape shape;                   // on this rank
   DType dtype = DType::Float32;  // as created
   bool requires_grad = true;
   ModuleId owner;
   ParamId shares;  // the same tensor as that one (its first registration); invalid if distinct
+  MeshPart part = {};
   bool operator==(const ParamInfo&) const = default;
 };
 
@@ -200,6 +213,21 @@ struct CallGraph {
   bool operator==(const CallGraph&) const = default;
 };
 
+/// How the modules of an architecture are cut for tensor parallelism: torchtitan's plan in the words of mesh.plan.
+struct ParallelStyle {
+  std::string modules;  // pattern of fqns
+  std::string style;    // colwise, rowwise, sequence, gather, ... (core/mesh/parallel_plan.h)
+  bool operator==(const ParallelStyle&) const = default;
+};
+
+/// A dimension of the device mesh that the program itself communicates over.
+struct MeshDimension {
+  std::string name;                 // "tensor", "context", "expert"
+  std::vector<std::int32_t> ranks;  // of the world, in the order of the group; this rank's own among them
+  std::int32_t place = 0;           // of this rank among them
+  bool operator==(const MeshDimension&) const = default;
+};
+
 /// Where ValueInfo::held comes from.
 enum class Lifetimes : std::uint8_t {
   Built,     // a builder knows the Python that it writes down: a value handed to a module is named until that returns
@@ -227,6 +255,8 @@ struct Model {
   std::int32_t loss_begin = -1;
   Lifetimes lifetimes = Lifetimes::Built;
   std::map<std::string, std::string> job;  // what the source saw of the script: job key, value as --set takes it
+  std::vector<ParallelStyle> parallel;     // empty: nobody knows how to cut it
+  std::vector<MeshDimension> mesh;         // of a model that was cut: shapes are those of one rank (core/mesh)
 
   // What the source knows beside the program; not needed to plan.
   std::string architecture;              // "llama", "gpt2", ...; empty if unknown

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "core/lowering/mesh_rules.h"
 #include "core/plan/checks/checks.h"
 #include "core/plan/planned/planned_runtime.h"
+#include "core/plan/process_groups.h"
 
 namespace foreshard {
 namespace {
@@ -76,6 +78,61 @@ Result<Plan> build_for_runtime(const PlanRequest& request) {
     case Runtime::None: break;
   }
   return build_unsharded_plan(request);
+}
+
+/// The groups that the program itself meets in; all are numbered as the first iteration uses them.
+void enter_mesh(const Model& model, Plan& plan) {
+  std::vector<CommunicatorId> along;
+  for (const MeshDimension& dimension : model.mesh)
+    along.push_back(enter_dimension(plan, dimension.name, dimension.ranks));
+  order_by_first_use(plan, [&](SegmentId id) {
+    const Segment& segment = plan.segments[id.index()];
+    for (std::int32_t op = segment.op_begin; op < segment.op_end; ++op) {
+      const std::int32_t d = mesh_dimension_of(model.ops[static_cast<std::size_t>(op)]);
+      if (d >= 0) return along[static_cast<std::size_t>(d)];
+    }
+    return CommunicatorId();
+  });
+}
+
+/// What tensor parallelism does silently, and what it costs where it leaves the node.
+void note_mesh(const Model& model, const Job& job, Plan& plan) {
+  std::vector<std::string> untied;
+  for (const ParallelStyle& row : model.parallel)
+    if (row.style == "untied") untied.push_back(row.modules);
+  if (!untied.empty()) {
+    plan.traps.push_back(
+        {26, "tied parameters are untied by a tensor-parallel plan", "mesh", untied,
+         "each becomes a tensor of its own: stored, reduced and stepped apart, where the model has one",
+         "cut models whose embedding and head are not tied, or leave both out of mesh.plan", true});
+  }
+  if (job.fsdp.runtime == Runtime::Fsdp1 && job.train.clip_grad_norm > 0) {
+    plan.traps.push_back({27,
+                          "FSDP1 clips by a norm that lacks the other tensor ranks' shards",
+                          "mesh",
+                          {},
+                          "clip_grad_norm_ sums over the data ranks alone, so the norm is too small and the ranks of "
+                          "one tensor group scale their gradients by different factors",
+                          "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
+                          true});
+  }
+  for (const MeshDimension& dimension : model.mesh) {
+    const std::int64_t per_node = std::max<std::int64_t>(job.cluster.ranks_per_node, 1);
+    if (dimension.ranks.front() / per_node == dimension.ranks.back() / per_node) continue;
+    Bytes bytes = 0;
+    std::int64_t count = 0;
+    for (const Op& op : model.ops) {
+      if (mesh_dimension_of(op) < 0 || op.out.empty()) continue;
+      const ValueInfo& value = model.values[op.out.front().index()];
+      bytes += numel_of(value.shape) * itemsize(value.dtype);
+      ++count;
+    }
+    plan.warnings.push_back("mesh." + dimension.name + ": its " + std::to_string(dimension.ranks.size()) +
+                            " ranks lie on several nodes: " + std::to_string(count) + " collectives with results of " +
+                            std::to_string(bytes) +
+                            " bytes in every forward, and as many in backward, cross the network while nothing else "
+                            "runs; keep the degree at or below cluster.ranks_per_node");
+  }
 }
 
 }  // namespace
@@ -162,6 +219,10 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   const PlanRequest request{model, job, *parts.units, *graph, *script};
   Result<Plan> plan = build_for_runtime(request);
   if (!plan) return plan;
+  if (!model.mesh.empty()) {
+    enter_mesh(model, *plan);
+    note_mesh(model, job, *plan);
+  }
   const Result<void> refused = refuse_traps(*plan, job);
   if (!refused) return tl::unexpected(refused.error());
   if (parts.checks) plan->checks = run_checks(*plan);

@@ -5,7 +5,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, kStreamCount> kStreams{"host", "D", "U", "G", "Q", "C", "A", "S", "H", "X"};
+constexpr std::array<std::string_view, kStreamCount> kStreams{"host", "D", "U", "G", "Q", "C", "A", "S", "H", "X", "M"};
 
 constexpr std::array<std::string_view, 37> kKinds{
     "wait_stream",    "record_event", "wait_event", "host_wait",  "limiter_push",
@@ -36,7 +36,7 @@ constexpr std::array<std::string_view, 16> kPhases{"none",
                                                    "load"};
 static_assert(kPhases.size() == static_cast<std::size_t>(Phase::Load) + 1);
 
-constexpr std::array<std::string_view, 35> kBuffers{"none",
+constexpr std::array<std::string_view, 36> kBuffers{"none",
                                                     "shard",
                                                     "full",
                                                     "full_precision",
@@ -70,8 +70,9 @@ constexpr std::array<std::string_view, 35> kBuffers{"none",
                                                     "param",
                                                     "module_buffer",
                                                     "flat",
-                                                    "state_copy"};
-static_assert(kBuffers.size() == static_cast<std::size_t>(BufferWhat::StateCopy) + 1);
+                                                    "state_copy",
+                                                    "mesh_grad"};
+static_assert(kBuffers.size() == static_cast<std::size_t>(BufferWhat::MeshGrad) + 1);
 
 }  // namespace
 

@@ -48,6 +48,33 @@ CommunicatorId enter_communicator(Plan& plan, std::string_view name, std::string
   return id;
 }
 
+CommunicatorId enter_dimension(Plan& plan, std::string_view dimension, const std::vector<std::int32_t>& ranks) {
+  return enter_communicator(plan, spans_world(plan, ranks) ? kWorldDimension : dimension, dimension, ranks);
+}
+
+void order_by_first_use(Plan& plan, const std::function<CommunicatorId(SegmentId)>& meets) {
+  std::vector<CommunicatorId> order, place(plan.communicators.size());
+  const auto note = [&](CommunicatorId id) {
+    if (!id.valid() || place[id.index()].valid()) return;
+    place[id.index()] = CommunicatorId(order.size());
+    order.push_back(id);
+  };
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      note(i.communicator);
+      if (i.kind == InstructionKind::Forward) note(meets(i.segment));
+    }
+  }
+  for (std::size_t k = 0; k < place.size(); ++k) note(CommunicatorId(k));
+  std::vector<PlanCommunicator> sorted;
+  for (const CommunicatorId id : order) sorted.push_back(std::move(plan.communicators[id.index()]));
+  plan.communicators = std::move(sorted);
+  for (PlanIteration& iteration : plan.iterations) {
+    for (Instruction& i : iteration.instructions)
+      if (i.communicator.valid()) i.communicator = place[i.communicator.index()];
+  }
+}
+
 std::vector<std::int32_t> ranks_beside(const PlanCommunicator& communicator, std::int32_t rank) {
   std::vector<std::int32_t> places = communicator.ranks;
   if (places.empty()) return {};

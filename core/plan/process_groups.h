@@ -6,6 +6,7 @@
 // ranks for itself. A plain value; one for each plan.
 #pragma once
 
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -29,6 +30,14 @@ class ProcessGroups {
   CommunicatorId shard_, replicate_, world_;
   std::vector<CommunicatorId> post_forward_;  // by unit
 };
+
+/// The communicator of a mesh dimension that the program meets over; the world's where it spans the world, as
+/// init_device_mesh has it.
+CommunicatorId enter_dimension(Plan& plan, std::string_view dimension, const std::vector<std::int32_t>& ranks);
+
+/// Numbers the communicators in the order in which the first iteration meets in them. `meets(segment)`: what a forward
+/// of that segment meets in first; invalid: nothing.
+void order_by_first_use(Plan& plan, const std::function<CommunicatorId(SegmentId)>& meets);
 
 /// The communicator of this name; entered with these ranks if the plan has none.
 CommunicatorId enter_communicator(Plan& plan, std::string_view name, std::string_view kind,

@@ -103,6 +103,10 @@ struct Parts {
 
 Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   const bool cuda = device == DeviceKind::Cuda;
+  if (job.mesh.tensor > 1) {
+    return fail(training_error(ErrorCode::Unsupported, "mesh.tensor",
+                               "tensor parallelism is planned and simulated only", "set mesh.tensor = 1 to run"));
+  }
   auto model = load_model(job.model, program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu));
   if (!model) return fail(model.error());
   if (model->ops.empty()) {

@@ -38,7 +38,7 @@ FlatUnit::FlatUnit(const IssueContext& context, const Model& model, const Plan& 
       offload_(moves_to_host(plan)),
       shard_numel_(sharded_ ? unit_.shard_numel : unit_.flat_numel),
       trainable_(trainable),
-      in_slot_(static_cast<std::size_t>(BufferWhat::StateCopy) + 1),
+      in_slot_(static_cast<std::size_t>(BufferWhat::MeshGrad) + 1),
       storage_(empty_storage(context.device(Stream::D))) {
   const auto own = std::find(plan.groups.shard.begin(), plan.groups.shard.end(), plan.rank);
   position_ = static_cast<std::int32_t>(own - plan.groups.shard.begin());

@@ -18,6 +18,7 @@ struct ActivitySpan {
   std::int32_t op = -1;           // index in Model::ops
   std::int32_t name = -1;         // >= 0: LoweredProgram::op_names; -1: the instruction's own name
   std::int32_t unit = -1;
+  std::int32_t communicator = -1;  // of a collective of the program; the others: the instruction's
   Stream stream = Stream::D;
   SpanKind kind = SpanKind::Other;
   Phase phase = Phase::None;

@@ -10,7 +10,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::StateCopy) + 1;
+constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::MeshGrad) + 1;
 
 std::int32_t first_event(const PlanIteration& iteration) {
   std::int32_t first = 0;
@@ -96,6 +96,7 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       plan_owns_inputs_ = plan_owns_inputs_ || (i.kind == InstructionKind::Alloc && i.buffer.what == BufferWhat::Input);
     }
   }
+  if (!model_.mesh.empty()) record_runs_ = nullptr, follow_runs_ = nullptr;  // collectives move other streams
   time_templates();
 }
 

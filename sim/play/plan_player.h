@@ -101,7 +101,8 @@ class PlanPlayer {
     SimDuration host = 0, device = 0;
     std::int32_t before_begin = 0, before_end = 0, after_begin = 0, after_end = 0;  // memory events
     bool launches = false, gemm = false, lt = false;                                // lt: through cuBLASLt
-    bool sums = false;  // the gradients of a parameter's uses
+    bool sums = false;               // the gradients of a parameter's uses
+    std::int32_t communicator = -1;  // of a collective of the program
   };
   /// A kernel that is played before its segment: the engine's first gradient, which precedes all hooks of backward, and
   /// the cast of the batch, which precedes those of forward.
@@ -119,6 +120,8 @@ class PlanPlayer {
   bool run_segment(const Instruction& i, Pass pass);
   bool run_kernels(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
                    std::int32_t instance);
+  std::int32_t communicator_of(const Kernel& kernel) const;
+  void meet_in_program(const TimedKernel& timed, const Kernel& kernel, ActivitySpan what);
   bool run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,
                          const SegmentTemplate& segment);
   bool allocate_slot(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot);

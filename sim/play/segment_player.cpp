@@ -43,6 +43,32 @@ const Shape& shape_of(const Model& model, const Segment* segment, const Kernel& 
   return op.out.empty() || !op.out.front().valid() ? kNone : model.values[op.out.front().index()].shape;
 }
 
+CollectiveKind kind_of_collective(KernelCollective collective) {
+  switch (collective) {
+    case KernelCollective::AllGather: return CollectiveKind::AllGather;
+    case KernelCollective::ReduceScatter: return CollectiveKind::ReduceScatter;
+    case KernelCollective::AllReduce: return CollectiveKind::AllReduce;
+    default: return CollectiveKind::AllGather;  // all to all: as many bytes leave a rank
+  }
+}
+
+SpanKind span_of_collective(KernelCollective collective) {
+  switch (collective) {
+    case KernelCollective::AllGather: return SpanKind::AllGather;
+    case KernelCollective::ReduceScatter: return SpanKind::ReduceScatter;
+    case KernelCollective::AllReduce: return SpanKind::AllReduce;
+    default: return SpanKind::SendRecv;
+  }
+}
+
+InstructionKind instruction_of(KernelCollective collective) {
+  switch (collective) {
+    case KernelCollective::ReduceScatter: return InstructionKind::ReduceScatter;
+    case KernelCollective::AllReduce: return InstructionKind::AllReduce;
+    default: return InstructionKind::AllGather;
+  }
+}
+
 Numel rows_of(const Shape& shape) { return shape.empty() || shape.back() == 0 ? 0 : numel_of(shape) / shape.back(); }
 
 }  // namespace
@@ -64,6 +90,12 @@ void PlanPlayer::time_templates() {
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());
     for (const Kernel& kernel : list.kernels) {
+      if (const std::int32_t group = communicator_of(kernel); group >= 0) {
+        device.push_back(collective_time(device_.profile, kind_of_collective(kernel.collective),
+                                         communicators_[static_cast<std::size_t>(group)].placement,
+                                         kernel.vector_bytes));
+        continue;
+      }
       device.push_back(is_virtual && kernel.op >= 0
                            ? device_.cost.on_virtual(kernel, lowered_.op_names[static_cast<std::size_t>(kernel.op)],
                                                      backward, shape_of(model_, segment, kernel).size() >= 4,
@@ -84,7 +116,8 @@ void PlanPlayer::time_templates() {
       const Kernel& kernel = list.kernels[k];
       times.push_back({device_.cost.host(kernel), device[k], kernel.before_begin, kernel.before_end, kernel.after_begin,
                        kernel.after_end, kernel.launches > 0, kernel.kind == KernelClass::Gemm && !kernel.convolution,
-                       kernel.op >= 0 && kernel.op == addmm, backward && kernel.op >= 0 && kernel.op == add});
+                       kernel.op >= 0 && kernel.op == addmm, backward && kernel.op >= 0 && kernel.op == add,
+                       communicator_of(kernel)});
     }
     return times;
   };
@@ -237,7 +270,9 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
     if (ok && timed.gemm) ok = ensure_workspaces(workspaces, timed.lt);
     if (!ok) break;
     if (keep && device_.allocator.stats().allocated.current > highest.allocated) highest = ledger_now();
-    if (timed.launches) {
+    if (timed.communicator >= 0) {
+      meet_in_program(timed, list.kernels[k], what);
+    } else if (timed.launches) {
       if (keep) {
         const Kernel& kernel = list.kernels[k];
         what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
@@ -269,6 +304,36 @@ bool PlanPlayer::run_kernels(const Instruction& i, const KernelList& list, const
     samples_.push_back(ledger_now());
   }
   return ok;
+}
+
+std::int32_t PlanPlayer::communicator_of(const Kernel& kernel) const {
+  if (kernel.collective == KernelCollective::None) return -1;
+  const std::string& name = model_.mesh[static_cast<std::size_t>(kernel.dimension)].name;
+  const auto at = std::find_if(plan_.communicators.begin(), plan_.communicators.end(),
+                               [&](const PlanCommunicator& one) { return one.kind == name; });
+  return at == plan_.communicators.end() ? -1 : static_cast<std::int32_t>(at - plan_.communicators.begin());
+}
+
+/// A functional collective: its group's own stream waits for D, and D waits for it before the next kernel. (One kernel
+/// of an embedding may pass it; that gains nothing worth a rule.)
+void PlanPlayer::meet_in_program(const TimedKernel& timed, const Kernel& kernel, ActivitySpan what) {
+  PlacedCommunicator& communicator = communicators_[static_cast<std::size_t>(timed.communicator)];
+  const SimDuration call = device_.cost.call_ns();
+  device_.clock.host_cost(2 * call);
+  device_.clock.stream_wait(index_of(Stream::M), device_.clock.record(index_of(Stream::D)));
+  what.kind = span_of_collective(kernel.collective);
+  what.communicator = timed.communicator;
+  what.name = kernel.op;
+  what.op = -1;
+  what.bytes = kernel.vector_bytes;
+  const SimTime not_before = device_.cost.is_virtual() ? 0 : communicator.tail;
+  const Interval run = device_.launch(Stream::M, device_.cost.launch_ns(), timed.device, what, not_before);
+  communicator.tail = run.end;
+  device_.clock.host_cost(3 * call);
+  device_.clock.stream_wait(index_of(Stream::D), device_.clock.record(index_of(Stream::M)));
+  device_.interference.collective(run.start, run.end);
+  device_.activity.collectives.push_back(
+      {run.start, run.end, what.bytes, instruction_of(kernel.collective), what.phase, what.instruction});
 }
 
 bool PlanPlayer::run_memory_events(const KernelList& list, std::int32_t begin, std::int32_t end, std::int32_t instance,

@@ -122,7 +122,10 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
       kept.instruction = InstructionId(span.instruction);
       kept.op = span.op;
       kept.unit = span.unit;
-      if (i.communicator.valid()) kept.communicator = name(plan.communicators[i.communicator.index()].name);
+      if (span.communicator >= 0) {
+        kept.communicator = name(plan.communicators[static_cast<std::size_t>(span.communicator)].name);
+      } else if (i.communicator.valid())
+        kept.communicator = name(plan.communicators[i.communicator.index()].name);
       kept.phase = static_cast<std::int32_t>(span.phase);
       kept.bytes = span.bytes;
       const SpanId host = host_span_of[static_cast<std::size_t>(span.instruction)];

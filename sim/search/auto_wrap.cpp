@@ -39,7 +39,7 @@ class Search {
   Result<WrapSearch> run() {
     list_candidates();
     if (blocks_.empty()) return best_;
-    const auto groups = rank_groups(job_.cluster, is_hybrid(job_.fsdp.strategy));
+    const auto groups = rank_groups(job_.cluster, is_hybrid(job_.fsdp.strategy), job_.mesh.tensor);
     if (!groups) return fail(groups.error());
     groups_ = *groups;
     placement_ = place_group(groups->groups.shard, job_.cluster.ranks_per_node);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
 #include "sim/schedule/schedule_search.h"
@@ -16,7 +17,9 @@ ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
 }
 
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
-  return load_model(job.model, job_program(job, profile));
+  auto whole = load_model(job.model, job_program(job, profile));
+  if (!whole || !is_cut(job.mesh)) return whole;
+  return rank_model(std::move(*whole), job);
 }
 
 std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,

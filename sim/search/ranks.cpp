@@ -127,7 +127,8 @@ Result<RankTrait> parse_rank_profiles(const std::string& text) {
 // One long function on purpose: each part needs the colours that the parts before have settled.
 Result<RankClasses> rank_classes(const Job& job, const Model& model, const std::vector<RankTrait>& traits) {
   Groups groups;
-  const auto of_job = rank_groups(job.cluster, is_hybrid(job.fsdp.strategy) && job.fsdp.runtime != Runtime::None);
+  const auto of_job =
+      rank_groups(job.cluster, is_hybrid(job.fsdp.strategy) && job.fsdp.runtime != Runtime::None, job.mesh.tensor);
   if (!of_job) return fail(of_job.error());
   groups.world = job.cluster.world_size;
   groups.shard = std::max<std::int64_t>(of_job->shard_size, 1);

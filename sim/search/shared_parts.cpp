@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
@@ -43,7 +44,7 @@ bool plans_alike(const Model& a, const Model& b) {
     return x.fqn == y.fqn && x.dtype == y.dtype && x.owner == y.owner && x.persistent == y.persistent;
   };
   return a.name == b.name && a.modules == b.modules && a.params == b.params && a.inputs == b.inputs &&
-         a.outputs == b.outputs && a.calls == b.calls && a.architecture == b.architecture &&
+         a.outputs == b.outputs && a.calls == b.calls && a.mesh == b.mesh && a.architecture == b.architecture &&
          a.block_class == b.block_class && a.has_loss == b.has_loss && a.compute_dtype == b.compute_dtype &&
          std::equal(a.values.begin(), a.values.end(), b.values.begin(), b.values.end(), same_value) &&
          std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(), b.buffers.end(), same_buffer) &&
@@ -70,8 +71,12 @@ Result<std::shared_ptr<const HardwareProfile>> SharedParts::profile(const std::s
 
 Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const HardwareProfile& profile) {
   const ProgramOptions program = job_program(job, profile);
-  const ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device};
-  return find(models_, key)->get([&] { return load_model(job.model, program); });
+  ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device, job.mesh};
+  if (is_cut(job.mesh)) {
+    key.world_size = job.cluster.world_size;
+    key.rank = job.cluster.rank;
+  }
+  return find(models_, key)->get([&] { return load_job_model(job, profile); });
 }
 
 std::shared_ptr<const Model> SharedParts::planned_as(const std::shared_ptr<const Model>& model) {

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/units.h"
@@ -229,9 +230,37 @@ std::string read_loss(const Json& config, ModelOptions& options) {
     options.loss = "cross_entropy";
   else if (loss == "ce_fp32")
     options.loss = "cross_entropy_fp32";
+  else if (loss == "ce_flat")
+    options.loss = "cross_entropy_flat";
   else
     return "loss " + loss;
   return {};
+}
+
+/// A mesh of named dimensions, the tensor's innermost.
+void read_mesh(const Json& config, MemoryRow& row) {
+  if (!config.contains("mesh") || config["mesh"].is_null()) return;
+  const Json& fsdp = config.at("fsdp");
+  std::map<std::string, std::int64_t> sizes;
+  for (const Json& dimension : config["mesh"])
+    sizes[dimension[0].get<std::string>()] = dimension[1].get<std::int64_t>();
+  const auto dims = get<std::vector<std::string>>(fsdp, "mesh_dims", {});
+  if (dims.size() == 2) {
+    row.job.fsdp.strategy = Strategy::HybridShard;
+    row.job.cluster.shard_group = sizes.at(dims[1]);
+    row.groups["replicate"] = dims[0];
+  }
+  if (!dims.empty()) row.groups["shard"] = dims.back();
+  if (fsdp.contains("flatten") && !fsdp["flatten"].is_null()) row.unplanned = "dimensions that a script has flattened";
+  if (!config.contains("tp") || config["tp"].is_null()) return;
+  const Json& tp = config["tp"];
+  row.groups["tensor"] = "tp";
+  row.job.mesh.tensor = sizes.at("tp");
+  row.job.mesh.sequence_parallel = get(tp, "sequence_parallel", true);
+  row.job.mesh.loss_parallel = get(tp, "loss_parallel", false);
+  if (get<std::string>(tp, "input_style", "prepare") != "per_linear") return;
+  for (const ParallelStyle& style : row.model.parallel)
+    if (style.style != "gather") row.job.mesh.plan[style.modules] = style.style;
 }
 
 /// Units besides the blocks, in the order in which fully_shard is called.
@@ -273,7 +302,8 @@ MemoryRow read_memory_job(const Json& row) {
     return config.contains(key) && !config[key].is_null() && config[key] != false;
   };
   if (given("autocast")) need("autocast");
-  if (given("mesh")) need("a mesh of several dimensions");
+  if (given("ep")) need("expert parallelism");
+  if (given("cp")) need("context parallelism");
   const int version = get(fsdp, "version", 1);
   job.fsdp.runtime = version == 1   ? foreshard::Runtime::Fsdp1
                      : version == 2 ? foreshard::Runtime::Fsdp2
@@ -293,6 +323,7 @@ MemoryRow read_memory_job(const Json& row) {
   job.cluster.ranks_per_node = get<std::int64_t>(config, "gpus_per_node", 8);
   job.cluster.rank = get<std::int64_t>(config, "rank", 0);
   job.cluster.init = get<std::string>(config, "init", "meta") == "meta" ? "meta" : "device";
+  if (given("mesh") && version == 1) job.cluster.init = "device";  // the script materialises the model itself
   if (fsdp.contains("mesh") && fsdp["mesh"].is_array() && fsdp["mesh"].size() == 2) {
     if (version == 2) job.fsdp.strategy = Strategy::HybridShard;
     job.cluster.shard_group = fsdp["mesh"][1].get<std::int64_t>();
@@ -340,6 +371,17 @@ MemoryRow read_memory_row(const Json& row) {
     if (!model) throw std::runtime_error(to_text(model.error()));
     result.model = std::move(*model);
   }
+  for (const ParamInfo& param : result.model.params) {
+    if (param.shares.valid()) continue;
+    result.all_params += numel_of(param.shape);
+    result.trainable_params += param.requires_grad ? numel_of(param.shape) : 0;
+  }
+  read_mesh(config, result);
+  if (!result.unplanned.empty()) return result;
+  auto cut = rank_model(std::move(result.model), job);
+  if (!cut) result.refused = to_text(cut.error());
+  if (!cut) return result;
+  result.model = std::move(*cut);
   choose_layers(config, result);
   if (fsdp.contains("units")) read_units(fsdp, result);
   if (get(fsdp, "last_block_reshard", true) == false) {

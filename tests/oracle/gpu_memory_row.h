@@ -4,6 +4,9 @@
 #include <optional>
 #include <string>
 
+#include <map>
+#include <string>
+
 #include "core/job.h"
 #include "core/model/model.h"
 #include "sim/machine/profile.h"
@@ -15,7 +18,10 @@ struct MemoryRow {
   Job job;
   Model model;
   HardwareProfile profile;
-  bool keep_alternate_matmuls = false;  // selective checkpointing by operator
+  bool keep_alternate_matmuls = false;         // selective checkpointing by operator
+  std::map<std::string, std::string> groups;   // a plan's communicators as the row's mesh names them
+  Numel all_params = 0, trainable_params = 0;  // of the whole model, tied ones once
+  std::string refused;                         // why there is no model of one rank
   std::string unplanned;  // what the product cannot plan of it; empty otherwise, and then there is a model
 };
 

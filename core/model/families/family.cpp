@@ -173,6 +173,10 @@ void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, 
     const Tensor rows = w.view(wide, {-1, vocabulary});
     const Tensor targets = w.view(shifted, {-1});
     loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
+  } else if (kind == "cross_entropy_flat") {  // torchtitan's: logits.flatten(0, 1).float()
+    const Tensor rows = w.to(w.view(logits, {-1, vocabulary}), DType::Float32);
+    const Tensor targets = w.view(tokens.ids, {-1});
+    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
   } else {  // F.cross_entropy(logits.view(-1, n), ids.view(-1)) of the training script
     const Tensor wide = kind == "cross_entropy_fp32" ? w.to(logits, DType::Float32) : logits;
     if (wide.index != logits.index) w.hold_until_here(logits);  // `logits = model(...).logits.float()`

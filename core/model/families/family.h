@@ -190,6 +190,7 @@ Result<Model> build_gemma2(const FamilyInput& input);
 Result<Model> build_gpt_neox(const FamilyInput& input);
 Result<Model> build_opt(const FamilyInput& input);
 Result<Model> build_phi3(const FamilyInput& input);
+Result<Model> build_titan_llama(const FamilyInput& input);
 Result<Model> build_t5(const FamilyInput& input);
 Result<Model> build_vit(const FamilyInput& input);
 Result<Model> build_whisper(const FamilyInput& input);

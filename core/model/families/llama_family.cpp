@@ -302,6 +302,26 @@ class LlamaProgram {
   Tensor positions_;
 };
 
+/// torchtitan's plan for Llama, in this library's names. Experts stay whole.
+std::vector<ParallelStyle> parallel_plan() {
+  return {{"model.embed_tokens", "rowwise"},
+          {"model.layers.*.input_layernorm", "sequence"},
+          {"model.layers.*.self_attn", "gather"},
+          {"model.layers.*.self_attn.q_proj", "colwise"},
+          {"model.layers.*.self_attn.k_proj", "colwise"},
+          {"model.layers.*.self_attn.v_proj", "colwise"},
+          {"model.layers.*.self_attn.q_norm", "sequence"},
+          {"model.layers.*.self_attn.k_norm", "sequence"},
+          {"model.layers.*.self_attn.o_proj", "rowwise"},
+          {"model.layers.*.post_attention_layernorm", "sequence"},
+          {"model.layers.*.mlp", "gather"},
+          {"model.layers.*.mlp.gate_proj", "colwise"},
+          {"model.layers.*.mlp.up_proj", "colwise"},
+          {"model.layers.*.mlp.down_proj", "rowwise"},
+          {"model.norm", "sequence"},
+          {"lm_head", "head"}};
+}
+
 }  // namespace
 
 Result<Model> build_llama_family(const FamilyInput& input, std::string_view model_type) {
@@ -349,6 +369,7 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   }
   x = program.norm(m.norm, x);
   finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
+  model.parallel = parallel_plan();
   return model;
 }
 

@@ -176,8 +176,9 @@ Error cycle_error(const Plan& plan, std::size_t iteration, const PlanDag& dag, c
           .hint = "this plan would hang"};
 }
 
-constexpr std::array<const char*, kStreamCount> kColours{"#888888", "#4e79a7", "#f28e2b", "#59a14f", "#b07aa1",
-                                                         "#edc948", "#f28e2b", "#59a14f", "#e15759", "#76b7b2"};
+constexpr std::array<const char*, kStreamCount> kColours{"#888888", "#4e79a7", "#f28e2b", "#59a14f",
+                                                         "#b07aa1", "#edc948", "#f28e2b", "#59a14f",
+                                                         "#e15759", "#76b7b2", "#9c755f"};
 
 const char* edge_style(DependencyKind kind) {
   switch (kind) {

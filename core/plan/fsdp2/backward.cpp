@@ -214,6 +214,7 @@ Result<void> Backward::post_backward(UnitState& u) {
     for (std::size_t i = 0; i < u.params.size(); ++i) {
       if (u.params[i].has_grad || u.params[i].has_accumulated) with_grad_.push_back(static_cast<std::int32_t>(i));
     }
+    reduction_.place_on_mesh(u, with_grad_);
     if (u.reshard_after_backward) gathering_.reshard(u);
     if (!with_grad_.empty()) done = reduction_.reduce(u, with_grad_);
   }

@@ -40,6 +40,8 @@ class Fsdp2Runtime {
     Numel sharded = 0, plain = 0;  // gradients of units, and of no unit
   };
   GradientAmount gradients_there() const;
+  std::int32_t mesh_of_gradients() const;
+  bool mixes_meshes() const;
   void scale_loss();
   Result<void> unscale();
   void update_scale();

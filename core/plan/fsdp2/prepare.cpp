@@ -63,7 +63,11 @@ Result<void> prepare_unit(Run& run, UnitId id) {
     p.local_numel = numel_of(sharded.local_shape);
     p.padded_numel = numel_of(sharded.padded_local_shape);
     p.storage_bytes = p.padded_numel * run.shard_size * itemsize(p.dtype);
-    p.grad_bytes = p.numel * itemsize(p.dtype);
+    p.arrives = info.part.gradient;
+    p.grad_numel = p.arrives != MeshPart::Gradient::Whole
+                       ? p.numel
+                       : p.numel / info.shape[static_cast<std::size_t>(info.part.dim)] * info.part.whole;
+    p.grad_bytes = p.grad_numel * itemsize(p.dtype);
     u.mixed = u.mixed || (!u.params.empty() && u.params.front().dtype != p.dtype);
     u.params.push_back(p);
   }

@@ -48,6 +48,53 @@ void Reduction::free_grad(const UnitState& u, ParamSizes& p) {
   out_.free({BufferWhat::Grad, u.id, p.param}, Stream::D, p.grad_bytes);
 }
 
+/// What a reduction took.
+void Reduction::free_taken(const UnitState& u, ParamSizes& p) {
+  if (p.placed) {
+    p.placed = p.has_grad = p.has_accumulated = false;
+    out_.free({BufferWhat::MeshGrad, u.id, p.param}, Stream::D, p.numel * itemsize(p.placed_dtype));
+  } else if (p.has_accumulated) {
+    p.has_accumulated = false;
+    out_.free({BufferWhat::AccumulatedGrad, u.id, p.param}, Stream::D, p.grad_numel * itemsize(*u.reduce_dtype));
+  } else {
+    free_grad(u, p);
+  }
+}
+
+void Reduction::place_on_mesh(UnitState& u, const std::vector<std::int32_t>& with_grad) {
+  for (const std::int32_t i : with_grad) {
+    ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    if (p.arrives == MeshPart::Gradient::Part) continue;
+    const BufferName placed{BufferWhat::MeshGrad, u.id, p.param};
+    const DType dtype = p.has_accumulated ? *u.reduce_dtype : p.dtype;
+    const Bytes bytes = p.numel * itemsize(dtype);
+    out_.alloc(placed, Stream::D, bytes);
+    Instruction& copy = out_.kernel(InstructionKind::CopyIn, Stream::D, Word::Clone, u.id, p.numel, dtype);
+    copy.buffer = placed;
+    copy.arg = p.has_accumulated ? 1 : 0;
+    if (p.arrives == MeshPart::Gradient::Term) {
+      const MeshPart& part = run_.model.params[p.param.index()].part;
+      const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(part.dimension)];
+      out_.wait_stream(Stream::M, Stream::D, u.id);
+      Instruction& sum = out_.add(InstructionKind::AllReduce, Stream::M, u.id);
+      sum.buffer = placed;
+      sum.numel = p.numel;
+      sum.dtype = dtype;
+      sum.bytes = bytes;
+      sum.reduce_op = ReduceOp::Sum;
+      sum.communicator = enter_dimension(run_.plan, dimension.name, dimension.ranks);
+      out_.wait_stream(Stream::D, Stream::M, u.id);
+    }
+    if (p.has_accumulated) {
+      out_.free({BufferWhat::AccumulatedGrad, u.id, p.param}, Stream::D, p.grad_numel * itemsize(*u.reduce_dtype));
+    } else {
+      out_.free({BufferWhat::Grad, u.id, p.param}, Stream::D, p.grad_bytes);
+    }
+    p.placed = true;
+    p.placed_dtype = dtype;
+  }
+}
+
 ReduceBuffer Reduction::make_buffer(UnitState& u, BufferWhat what, Stream pool, Bytes bytes) {
   ReduceBuffer buffer{true, what, pool, bytes, 0, u.id, 0};
   buffer.instance = (what == BufferWhat::RsOutput ? u.outputs : u.casts).claim();
@@ -69,7 +116,7 @@ void Reduction::accumulate_unsharded(UnitState& u) {
   for (ParamSizes& p : u.params) {
     if (!p.has_accumulated || !p.has_grad) continue;
     const DType dtype = *u.reduce_dtype;
-    out_.kernel(InstructionKind::Add, Stream::D, Word::AddInPlace, u.id, p.numel, dtype).buffer = {
+    out_.kernel(InstructionKind::Add, Stream::D, Word::AddInPlace, u.id, p.grad_numel, dtype).buffer = {
         BufferWhat::AccumulatedGrad, u.id, p.param};
     free_grad(u, p);
   }
@@ -82,8 +129,8 @@ bool Reduction::to_accumulated(UnitState& u) {
     if (!p.ever_unsharded) return false;
     if (!p.has_grad || p.dtype == *u.reduce_dtype) continue;
     const BufferName held{BufferWhat::AccumulatedGrad, u.id, p.param};
-    out_.kernel(InstructionKind::Cast, Stream::D, Word::ToCopy, u.id, p.numel, *u.reduce_dtype).buffer = held;
-    out_.alloc(held, Stream::D, p.numel * itemsize(*u.reduce_dtype));
+    out_.kernel(InstructionKind::Cast, Stream::D, Word::ToCopy, u.id, p.grad_numel, *u.reduce_dtype).buffer = held;
+    out_.alloc(held, Stream::D, p.grad_numel * itemsize(*u.reduce_dtype));
     free_grad(u, p);
     p.has_accumulated = true;
   }
@@ -102,14 +149,7 @@ void Reduction::wait_for_post_backward(UnitState& u) {
 ReduceBuffer Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
                                       Numel input_numel) {
   const bool many = run_.shard_size > 1;
-  const auto release = [&](ParamSizes& p) {
-    if (p.has_accumulated) {
-      p.has_accumulated = false;
-      out_.free({BufferWhat::AccumulatedGrad, u.id, p.param}, Stream::D, p.numel * itemsize(*u.reduce_dtype));
-    } else {
-      free_grad(u, p);
-    }
-  };
+  const auto release = [&](ParamSizes& p) { free_taken(u, p); };
   // Sharded on another dimension: the gradient is first laid out by ranks. Only the last such original outlives its
   // copy.
   std::int32_t last_other = -1;
@@ -150,12 +190,7 @@ ReduceBuffer Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32
 void Reduction::release_last_grads(UnitState& u) {
   for (std::int32_t i : kept_last_) {
     ParamSizes& p = u.params[static_cast<std::size_t>(i)];
-    if (p.has_accumulated) {
-      p.has_accumulated = false;
-      out_.free({BufferWhat::AccumulatedGrad, u.id, p.param}, Stream::D, p.numel * itemsize(*u.reduce_dtype));
-    } else if (p.has_grad) {
-      free_grad(u, p);
-    }
+    if (p.has_accumulated || p.has_grad) free_taken(u, p);
   }
   kept_last_.clear();
 }
@@ -201,7 +236,10 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
     const ParamSizes& p = u.params[static_cast<std::size_t>(i)];
     Instruction& taken = out_.add(InstructionKind::Mark, Stream::D, u.id);
     taken.name = out_.name(Word::CopyInGrad);
-    taken.buffer = {p.has_accumulated ? BufferWhat::AccumulatedGrad : BufferWhat::Grad, u.id, p.param};
+    taken.buffer = {p.placed            ? BufferWhat::MeshGrad
+                    : p.has_accumulated ? BufferWhat::AccumulatedGrad
+                                        : BufferWhat::Grad,
+                    u.id, p.param};
     output_numel += p.padded_numel;
     const DType dtype = p.has_accumulated ? *u.reduce_dtype : p.dtype;
     if (grad_dtype && *grad_dtype != dtype) {

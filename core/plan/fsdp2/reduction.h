@@ -21,6 +21,9 @@ class Reduction {
 
   Result<void> reduce(UnitState& u, std::vector<std::int32_t>& with_grad);
   bool to_accumulated(UnitState& u);
+  /// Gradients that lie over the tensor dimension otherwise than their parameters (DTensor.redistribute), before the
+  /// reshard: sums are completed, this rank's rows are taken out.
+  void place_on_mesh(UnitState& u, const std::vector<std::int32_t>& with_grad);
   void accumulate_unsharded(UnitState& u);
   void wait_for_post_backward(UnitState& u);
   /// D waits for reduce-scatters until at most `left` inputs are alive.
@@ -36,6 +39,7 @@ class Reduction {
   void finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output, Numel numel,
                      DType dtype, Stream after);
   void free_grad(const UnitState& u, ParamSizes& p);
+  void free_taken(const UnitState& u, ParamSizes& p);
   void drop(ReduceBuffer& buffer);
   ReduceBuffer make_buffer(UnitState& u, BufferWhat what, Stream pool, Bytes bytes);
   void divide(Stream stream, UnitId id, Numel numel, DType dtype, double factor);

@@ -139,6 +139,26 @@ Fsdp2Runtime::GradientAmount Fsdp2Runtime::gradients_there() const {
   return there;
 }
 
+/// The mesh dimension that gradients are parts of; -1: none.
+std::int32_t Fsdp2Runtime::mesh_of_gradients() const {
+  for (const ParamSlot& slot : run_.slots) {
+    const MeshPart& part = run_.model.params[slot.param.index()].part;
+    if (slot.trainable && part.dimension >= 0) return part.dimension;
+  }
+  return -1;
+}
+
+bool Fsdp2Runtime::mixes_meshes() const {
+  const auto on_mesh = [this](const ParamSlot& slot) {
+    return run_.model.params[slot.param.index()].part.dimension >= 0;
+  };
+  bool with = false, without = false;
+  for (const ParamSlot& slot : run_.slots) {
+    if (slot.trainable) (on_mesh(slot) ? with : without) = true;
+  }
+  return with && without;
+}
+
 void Fsdp2Runtime::scale_loss() {
   if (!step_.scales()) return;
   out_.set_phase(Phase::Forward);
@@ -191,6 +211,15 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
                  std::to_string(plain) + " gradients of ignored parameters",
                  "set train.clip_grad_norm = 0, or freeze the ignored parameters"});
   }
+  if (mixes_meshes()) {
+    return fail({ErrorCode::Refused,
+                 "clip_grad_norm_ fails: RuntimeError: All operands in aten.stack.default must have the same mesh",
+                 {},
+                 "train.clip_grad_norm",
+                 "parameters that all lie on one mesh, or all on none",
+                 "parameters with and without a tensor dimension (norms under mesh.sequence_parallel = false)",
+                 "set mesh.sequence_parallel = true, or train.clip_grad_norm = 0"});
+  }
   out_.set_phase(Phase::Clip);
   Instruction& kernel = step_.clip(adds_to(out_), Stream::D, gradients, action.infinity);
   kernel.name = out_.name(Word::Norm);
@@ -200,6 +229,13 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
                        out_.name(Word::Norm)};
     if (action.infinity) norm.op = ReduceOp::Max;
     if (action.infinity) norm.numel = 1;
+    step_.reduce(adds_to(out_), norm);
+  }
+  if (const std::int32_t d = mesh_of_gradients(); d >= 0) {  // DTensor completes a norm dimension by dimension
+    const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(d)];
+    StepReduction norm{enter_dimension(run_.plan, dimension.name, dimension.ranks),
+                       action.infinity ? ReduceOp::Max : ReduceOp::Sum, action.infinity ? 1 : sharded, gradients.dtype,
+                       out_.name(Word::Norm)};
     step_.reduce(adds_to(out_), norm);
   }
   out_.set_phase(Phase::None);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/model/model.h"
 #include "core/plan.h"
 #include "core/plan/units/shard_layout.h"
 
@@ -44,10 +45,14 @@ struct ParamSizes {
   Numel post_forward_numel = 0;  // of the clone kept by a partial reshard (F2-13)
   Bytes storage_bytes = 0;       // unsharded, padded, compute dtype
   Bytes grad_bytes = 0;          // unsharded, compute dtype
-  bool full = false;             // the unsharded storage is allocated
+  Numel grad_numel = 0;          // as backward leaves it: of all rows of a table that a mesh cuts
+  MeshPart::Gradient arrives = MeshPart::Gradient::Part;  // ... and how it lies over the tensor dimension
+  bool full = false;                                      // the unsharded storage is allocated
   bool ever_unsharded = false;
-  bool has_grad = false;               // unsharded gradient held by autograd's leaf
-  bool has_accumulated = false;        // in the reduce dtype (F2-22)
+  bool has_grad = false;         // unsharded gradient held by autograd's leaf
+  bool has_accumulated = false;  // in the reduce dtype (F2-22)
+  bool placed = false;           // BufferWhat::MeshGrad has it: brought to the parameter's own placement
+  DType placed_dtype = DType::Float32;
   std::int32_t post_forward_kept = 0;  // clones alive
   std::int32_t holder = -1;            // Fsdp2Runtime::sharded_grads_ entry that its sharded gradient is a view of
 };

@@ -38,11 +38,13 @@ bool is_hybrid(Strategy strategy) {
   return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
 }
 
-Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid) {
+Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t inner) {
   if (auto ok = check_cluster(cluster); !ok) return tl::unexpected(ok.error());
-  const std::int64_t world = cluster.world_size;
+  const std::int64_t world = cluster.world_size / inner;
+  const std::int64_t rank = cluster.rank / inner;
   std::int64_t size = world;
-  if (hybrid) size = cluster.shard_group > 0 ? cluster.shard_group : std::min(cluster.ranks_per_node, world);
+  const std::int64_t per_node = std::max<std::int64_t>(cluster.ranks_per_node / inner, 1);
+  if (hybrid) size = cluster.shard_group > 0 ? cluster.shard_group : std::min(per_node, world);
   if (world % size != 0) {
     return fail({ErrorCode::OutOfRange,
                  "the shard group does not divide the world",
@@ -55,10 +57,13 @@ Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid) {
   RankGroups result;
   result.shard_size = static_cast<std::int32_t>(size);
   result.replicate_size = static_cast<std::int32_t>(world / size);
-  const std::int64_t first = cluster.rank / size * size, position = cluster.rank % size;
-  for (std::int64_t i = 0; i < size; ++i) result.groups.shard.push_back(static_cast<std::int32_t>(first + i));
+  const std::int64_t first = rank / size * size, position = rank % size;
+  const auto of_world = [&](std::int64_t place) {
+    return static_cast<std::int32_t>(place * inner + cluster.rank % inner);
+  };
+  for (std::int64_t i = 0; i < size; ++i) result.groups.shard.push_back(of_world(first + i));
   for (std::int64_t i = position; i < world; i += size) {
-    if (hybrid || i == cluster.rank) result.groups.replicate.push_back(static_cast<std::int32_t>(i));
+    if (hybrid || i == rank) result.groups.replicate.push_back(of_world(i));
   }
   return result;
 }

@@ -21,7 +21,9 @@ bool is_hybrid(Strategy strategy);
 
 /// HS1: consecutive ranks shard when `hybrid` (shard_group, or a node's ranks), equal positions replicate; otherwise
 /// all ranks are one shard group. Errors: no ranks, a rank outside the world, a group that does not divide the world.
-Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid);
+/// `inner` ranks side by side share a place along the data dimensions (a mesh's tensor dimension): groups then take
+/// every inner-th rank. REQUIRES that it divides the world.
+Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t inner = 1);
 
 /// HS1: what a hybrid strategy is given to make its groups from.
 enum class GivenGroups : std::uint8_t { None, One, Pair };

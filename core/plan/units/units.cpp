@@ -20,6 +20,9 @@ namespace {
 
 const ModuleId kRoot(std::size_t{0});
 
+/// Ranks over which FSDP shards and replicates.
+std::int32_t data_ranks(const Job& job) { return static_cast<std::int32_t>(job.cluster.world_size / job.mesh.tensor); }
+
 /// The steps of build_units share these; units are in build order with the root last until order_units.
 struct Draft {
   const Model& model;
@@ -174,7 +177,7 @@ Result<PlanUnit> make_unit(Draft& d, std::size_t index, const RankGroups& groups
   unit.strategy = d.options[index].strategy;
   unit.params = d.params[index].params;
   unit.shared = d.params[index].shared;
-  unit.shard_size = is_hybrid(unit.strategy) ? groups.shard_size : static_cast<std::int32_t>(d.job.cluster.world_size);
+  unit.shard_size = is_hybrid(unit.strategy) ? groups.shard_size : data_ranks(d.job);
   if (d.job.fsdp.runtime == Runtime::None) unit.shard_size = 1;
   if (d.fsdp1()) unit.strategy = clamp_strategy(unit.strategy, unit.shard_size);
   if (d.fsdp2()) {
@@ -253,7 +256,7 @@ void warn_fsdp1(const Draft& d, UnitTable& table, const RankGroups& groups) {
     if (!units.empty()) table.warnings.push_back(fmt::format("{}: units {}", text, fmt::join(units, ", ")));
   };
   const auto ranks_of = [&](std::size_t u) {
-    return is_hybrid(d.options[u].strategy) ? groups.shard_size : static_cast<std::int32_t>(d.job.cluster.world_size);
+    return is_hybrid(d.options[u].strategy) ? groups.shard_size : data_ranks(d.job);
   };
   warn("a shard group of one turns sharding into NO_SHARD (S3)",
        joined_units(d, [&](std::size_t u) { return ranks_of(u) == 1 && d.options[u].strategy != Strategy::NoShard; }));
@@ -297,7 +300,7 @@ Result<Draft> make_draft(const Model& model, const Job& job) {
 Result<RankGroups> groups_of(const Draft& d) {
   const bool hybrid =
       std::any_of(d.options.begin(), d.options.end(), [](const UnitOptions& o) { return is_hybrid(o.strategy); });
-  auto groups = rank_groups(d.job.cluster, hybrid);
+  auto groups = rank_groups(d.job.cluster, hybrid, d.job.mesh.tensor);
   if (!groups || d.job.fsdp.runtime != Runtime::None) return groups;
   // Plain data parallel: nothing is sharded, every rank is a replica.
   std::swap(groups->groups.shard, groups->groups.replicate);

@@ -1,0 +1,35 @@
+// Operators of a model cut over a mesh ("mesh.*", written by core/mesh): what DTensor's redistributions, the masked
+// embedding and the parallel loss do to memory and work (torch/distributed/tensor: placement_types.py,
+// _functional_collectives.py, parallel/loss.py). Internal to lowering.
+//
+// Arguments: the tensors, then the mesh dimension and what the operator needs to know of the cut (integers, by position
+// or by name).
+//   mesh.all_gather(x, mesh, dim, whole, backward)   cut -> whole; backward: reduce_scatter, or slice (this rank's
+//   part) mesh.reduce_scatter(x, mesh, dim, whole)         terms -> cut; backward gathers mesh.all_reduce(x, mesh)
+//   terms -> whole; backward hands on mesh.copy(x, mesh)                               whole -> whole; backward sums
+//   mesh.embedding(weight, ids, mesh=, begin=, whole=), mesh.log_softmax(x, dim, half, mesh=...),
+//   mesh.nll_loss(x, target, weight, reduction, ignored, mesh=...)
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/op_rules.h"
+
+namespace foreshard {
+
+/// nullptr: no operator of a mesh.
+const OpRule* find_mesh_rule(std::string_view name);
+/// The mesh dimension in which the forward of `op` meets the other ranks; -1: in none.
+std::int32_t mesh_dimension_of(const Op& op);
+
+namespace lowering {
+
+std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref>& args,
+                              const std::vector<Layout>& results);
+/// Gradients per tensor argument, in their own placements; `g` is the gradient of the first result.
+std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g);
+
+}  // namespace lowering
+}  // namespace foreshard

@@ -1,0 +1,480 @@
+#include "core/mesh/cut.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "core/lowering/op_rules.h"
+
+namespace foreshard::mesh {
+namespace {
+
+std::string text_of(const Shape& shape) {
+  std::string text = "[";
+  for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+/// "aten.view.default" -> "view".
+std::string_view base_name(std::string_view name) {
+  if (name.starts_with("aten.")) name.remove_prefix(5);
+  return name.substr(0, name.find('.'));
+}
+
+std::int32_t wrap(std::int64_t dim, std::size_t rank) {
+  return static_cast<std::int32_t>(dim < 0 ? dim + static_cast<std::int64_t>(rank) : dim);
+}
+
+const Arg* argument(const Op& op, std::size_t position, std::string_view name) {
+  for (const NamedArg& named : op.kwargs)
+    if (named.name == name) return &named.arg;
+  return position < op.args.size() ? &op.args[position] : nullptr;
+}
+
+std::int64_t integer(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
+  const Arg* arg = argument(op, position, name);
+  const auto* number = arg == nullptr ? nullptr : std::get_if<std::int64_t>(&arg->value);
+  return number == nullptr ? fallback : *number;
+}
+
+std::vector<std::int64_t> integers(const Op& op, std::size_t position, std::string_view name) {
+  std::vector<std::int64_t> out;
+  const Arg* arg = argument(op, position, name);
+  if (arg == nullptr) return out;
+  if (const auto* one = std::get_if<std::int64_t>(&arg->value)) out.push_back(*one);
+  if (const auto* list = std::get_if<ArgList>(&arg->value)) {
+    for (const Arg& a : *list)
+      if (const auto* number = std::get_if<std::int64_t>(&a.value)) out.push_back(*number);
+  }
+  return out;
+}
+
+std::int64_t product(const Shape& shape, std::size_t begin, std::size_t end) {
+  std::int64_t total = 1;
+  for (std::size_t i = begin; i < end; ++i) total *= shape[i];
+  return total;
+}
+
+class Carrier {
+ public:
+  Carrier(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results, const Group& group,
+          const std::string& place)
+      : op_(op), args_(args), results_(results), group_(group), place_(place), name_(base_name(op.name)) {}
+
+  Result<std::vector<Cut>> run() {
+    bool any = false;
+    bool replica = false;
+    for (const CutTensor& arg : args_) {
+      any = any || arg.cut.cut() || arg.cut.term;
+      spread_ = spread_ || arg.cut.spread;
+      replica = replica || arg.cut.replica;
+    }
+    if (!any) {
+      Cut same;
+      same.replica = replica;
+      return std::vector<Cut>(results_.size(), same);
+    }
+    auto made = cuts();
+    if (!made) return made;
+    for (Cut& cut : *made)
+      if (cut.cut()) cut.spread = spread_;
+    return made;
+  }
+
+ private:
+  using Cuts = std::vector<Cut>;
+
+  Error mixes(const std::string& why) const {
+    std::string shapes;
+    for (const CutTensor& arg : args_) {
+      shapes += (shapes.empty() ? "" : ", ") + text_of(arg.shape);
+      if (arg.cut.cut()) shapes += " cut along " + std::to_string(arg.cut.dim);
+      if (arg.cut.term) shapes += " to be summed";
+    }
+    return {ErrorCode::Inconsistent,
+            op_.name + " mixes what lies on different ranks: " + why,
+            {},
+            place_,
+            "operators between a colwise and a rowwise module that keep the cut dimension apart",
+            shapes,
+            "change mesh.plan so that its input is whole, or leave the module out"};
+  }
+  Error does_not_divide(std::int64_t size) const {
+    return {ErrorCode::OutOfRange,
+            "the ranks of the mesh do not divide what is cut over them",
+            {},
+            place_,
+            "a number of heads, or a width, that " + std::to_string(group_.ranks) + " divides",
+            std::to_string(size),
+            "choose a degree that divides it"};
+  }
+
+  /// DTensor takes a local result for the same part of a whole that all ranks have.
+  Error uneven_sum(std::int64_t size) const {
+    const std::int64_t rows = (size + group_.ranks - 1) / group_.ranks;
+    Error error = does_not_divide(size);
+    error.message = "PyTorch fails here: RuntimeError: a and b must have same reduction dim, but got " +
+                    std::to_string(rows * group_.ranks) + " and " + std::to_string(size);
+    return error;
+  }
+
+  Result<Cuts> cuts() {
+    if (name_ == "view" || name_ == "_unsafe_view" || name_ == "reshape") return reshaped();
+    if (args_.front().cut.term || (args_.size() > 1 && args_.back().cut.term)) return fail(mixes("terms of a sum"));
+    if (name_ == "t" || name_ == "transpose" || name_ == "permute") return permuted();
+    if (name_ == "unsqueeze" || name_ == "squeeze" || name_ == "expand" || name_ == "expand_as") return stretched();
+    if (name_ == "slice" || name_ == "select" || name_ == "narrow") return parts();
+    if (name_ == "split" || name_ == "split_with_sizes" || name_ == "chunk" || name_ == "unbind") return pieces();
+    if (name_ == "cat") return joined();
+    if (name_ == "view_as_complex" || name_ == "view_as_real") return same_dim(args_.front());
+    if (name_ == "mm" || name_ == "addmm" || name_ == "bmm" || name_ == "baddbmm") return multiplied();
+    if (name_ == "linear") return linear();
+    if (name_ == "embedding") return looked_up();
+    if (name_.find("scaled_dot_product") != name_.npos) return attended();
+    if (name_ == "native_layer_norm" || name_ == "_fused_rms_norm" || name_ == "rms_norm") return normalised();
+    if (name_ == "constant_pad_nd") return padded();
+    if (reduces()) return reduced();
+    const OpRule* rule = find_op_rule(op_.name);
+    const bool pointwise = rule != nullptr && (rule->form == OpForm::Elementwise || rule->form == OpForm::LikeFirst ||
+                                               rule->form == OpForm::InPlace || rule->form == OpForm::Alias ||
+                                               rule->form == OpForm::CopyIfNeeded);
+    if (pointwise || name_ == "clone" || name_ == "native_dropout" || name_ == "_to_copy") return pointwise_cuts();
+    return fail(mixes("there is no rule that carries the cut through it"));
+  }
+
+  // --- views ---
+
+  Result<Cuts> reshaped() {
+    const CutTensor& x = args_.front();
+    const Shape& out = results_.front();
+    Cut cut = x.cut;
+    if (!cut.cut()) return Cuts{cut};  // a sum's term: the same everywhere
+    // Both shapes fall into groups of neighbouring dimensions with equal products.
+    std::size_t i = 0, j = 0;
+    while (i < x.shape.size() || j < out.size()) {
+      const std::size_t i0 = i, j0 = j;
+      std::int64_t a = 1, b = 1;
+      if (i < x.shape.size()) a = x.shape[i++];
+      if (j < out.size()) b = out[j++];
+      while (a != b) {
+        if (a < b && i < x.shape.size()) {
+          a *= x.shape[i++];
+        } else if (j < out.size()) {
+          b *= out[j++];
+        } else {
+          break;
+        }
+      }
+      const auto at = static_cast<std::size_t>(cut.dim);
+      if (at < i0 || at >= i) continue;
+      cut.before *= product(x.shape, i0, at);
+      cut.after *= product(x.shape, at + 1, i);
+      auto placed = place(cut, out, j0, j);
+      if (!placed) return tl::unexpected(placed.error());
+      rewrite_sizes(1, "size", *placed, out);
+      return Cuts{*placed};
+    }
+    return fail(mixes("no dimension of the result is the one that is cut"));
+  }
+
+  /// The dimension of `out` between `begin` and `end` that takes the cut up.
+  Result<Cut> place(Cut cut, const Shape& out, std::size_t begin, std::size_t end) const {
+    for (std::size_t d = begin; d < end; ++d) {
+      const std::int64_t ahead = product(out, begin, d);
+      const std::int64_t behind = product(out, d + 1, end);
+      if (out[d] == 1 && cut.whole != 1) continue;
+      if (ahead == cut.before && out[d] % cut.whole == 0 && cut.after == out[d] / cut.whole * behind) {
+        cut.dim = static_cast<std::int32_t>(d);
+        cut.after = out[d] / cut.whole;
+        cut.before = 1;
+        return cut;
+      }
+      if (ahead == cut.before && cut.whole % out[d] == 0) {  // cut into pieces: whole ones for every rank
+        if (out[d] % group_.ranks != 0) return tl::unexpected(does_not_divide(out[d]));
+        cut.dim = static_cast<std::int32_t>(d);
+        cut.before = cut.after = 1;
+        cut.whole = out[d];
+        return cut;
+      }
+      if (begin + 1 == end || (ahead < cut.before && cut.before % ahead == 0 &&
+                               ahead * out[d] >= cut.before * cut.whole && end - d == 1)) {  // merged
+        cut.dim = static_cast<std::int32_t>(d);
+        cut.before /= ahead;
+        return cut;
+      }
+    }
+    return tl::unexpected(mixes("the reshape tears the cut dimension apart"));
+  }
+
+  void rewrite_sizes(std::size_t position, std::string_view name, const Cut& cut, const Shape& out) {
+    Arg* arg = const_cast<Arg*>(argument(op_, position, name));
+    auto* list = arg == nullptr ? nullptr : std::get_if<ArgList>(&arg->value);
+    if (list == nullptr || static_cast<std::size_t>(cut.dim) >= list->size()) return;
+    auto* size = std::get_if<std::int64_t>(&(*list)[static_cast<std::size_t>(cut.dim)].value);
+    if (size != nullptr && *size != -1) *size = local_shape(out, cut, group_)[static_cast<std::size_t>(cut.dim)];
+  }
+
+  Result<Cuts> permuted() {
+    const CutTensor& x = args_.front();
+    Cut cut = x.cut;
+    const std::size_t rank = x.shape.size();
+    std::vector<std::int64_t> order(rank);
+    for (std::size_t d = 0; d < rank; ++d) order[d] = static_cast<std::int64_t>(d);
+    if (name_ == "permute") {
+      const auto given = integers(op_, 1, "dims");
+      for (std::size_t d = 0; d < given.size(); ++d) order[d] = wrap(given[d], rank);
+    } else if (rank > 1) {
+      const bool t = name_ == "t";
+      std::swap(order[static_cast<std::size_t>(wrap(t ? 0 : integer(op_, 1, "dim0", 0), rank))],
+                order[static_cast<std::size_t>(wrap(t ? 1 : integer(op_, 2, "dim1", 1), rank))]);
+    }
+    cut.dim = static_cast<std::int32_t>(std::find(order.begin(), order.end(), cut.dim) - order.begin());
+    return Cuts{cut};
+  }
+
+  Result<Cuts> stretched() {
+    const CutTensor& x = args_.front();
+    const Shape& out = results_.front();
+    Cut cut = x.cut;
+    if (name_ == "unsqueeze") {
+      const std::int64_t given = integer(op_, 1, "dim", 0);
+      const std::int32_t at = wrap(given, x.shape.size() + 1);
+      if (at <= cut.dim) ++cut.dim;
+    } else if (name_ == "squeeze") {
+      auto dims = integers(op_, 1, "dim");
+      const std::int32_t before = cut.dim;
+      for (std::size_t d = 0; d < x.shape.size() && static_cast<std::int32_t>(d) < before; ++d) {
+        const bool named = dims.empty() || std::any_of(dims.begin(), dims.end(), [&](std::int64_t one) {
+                             return wrap(one, x.shape.size()) == static_cast<std::int32_t>(d);
+                           });
+        if (named && x.shape[d] == 1) --cut.dim;
+      }
+    } else {
+      cut.dim += static_cast<std::int32_t>(out.size() - x.shape.size());
+      rewrite_sizes(1, "size", cut, out);
+    }
+    return Cuts{cut};
+  }
+
+  Result<Cuts> parts() {
+    const CutTensor& x = args_.front();
+    Cut cut = x.cut;
+    const std::int32_t dim = wrap(integer(op_, 1, "dim", 0), x.shape.size());
+    if (dim == cut.dim) {
+      const bool all = name_ == "slice" && results_.front() == x.shape;
+      if (!all) return fail(mixes("it takes a part of the cut dimension"));
+      return Cuts{cut};
+    }
+    if (name_ == "select" && dim < cut.dim) --cut.dim;
+    return Cuts{cut};
+  }
+
+  Result<Cuts> pieces() {
+    const CutTensor& x = args_.front();
+    Cut cut = x.cut;
+    const std::int32_t dim = wrap(integer(op_, name_ == "unbind" ? 1 : 2, "dim", 0), x.shape.size());
+    if (dim == cut.dim) return fail(mixes("it splits the cut dimension"));
+    if (name_ == "unbind" && dim < cut.dim) --cut.dim;
+    return Cuts(results_.size(), cut);
+  }
+
+  Result<Cuts> joined() {
+    const std::size_t rank = results_.front().size();
+    const std::int32_t dim = wrap(integer(op_, 1, "dim", 0), rank);
+    const Cut cut = args_.front().cut;
+    for (const CutTensor& x : args_)
+      if (!(x.cut == cut)) return fail(mixes("its parts are cut differently"));
+    if (dim == cut.dim) return fail(mixes("it joins along the cut dimension"));
+    return Cuts{cut};
+  }
+
+  Result<Cuts> same_dim(const CutTensor& x) {
+    if (static_cast<std::size_t>(x.cut.dim) + 1 >= x.shape.size() && name_ == "view_as_complex")
+      return fail(mixes("pairs of the cut dimension"));
+    return Cuts{x.cut};
+  }
+
+  // --- products ---
+
+  Result<Cuts> multiplied() {
+    const bool biased = args_.size() == 3;
+    const CutTensor &a = args_[biased ? 1 : 0], &b = args_[biased ? 2 : 1];
+    const auto rank = static_cast<std::int32_t>(a.shape.size());
+    Cut out;
+    if (rank == 3 && a.cut.dim == 0 && b.cut.dim == 0) {
+      out = a.cut;
+    } else if (a.cut.dim == rank - 1 && b.cut.dim == rank - 2) {
+      if (a.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(a.shape.back()));
+      out.term = true;
+    } else if (a.cut.dim == rank - 2 && !b.cut.cut()) {
+      out = a.cut;
+    } else if (b.cut.dim == rank - 1 && !a.cut.cut()) {
+      out = b.cut;
+    } else {
+      return fail(mixes("only one side of the product's inner dimension is cut"));
+    }
+    return Cuts{out};
+  }
+
+  Result<Cuts> linear() {
+    const CutTensor &x = args_[0], &w = args_[1];
+    const auto last = static_cast<std::int32_t>(x.shape.size()) - 1;
+    Cut out;
+    if (x.cut.dim == last && w.cut.dim == 1) {
+      if (x.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(x.shape.back()));
+      out.term = true;
+    } else if (x.cut.cut() && x.cut.dim != last && !w.cut.cut()) {
+      out = x.cut;
+    } else if (!x.cut.cut() && w.cut.dim == 0) {
+      out = w.cut;
+      out.dim = last;
+    } else {
+      return fail(mixes("only one side of the product's inner dimension is cut"));
+    }
+    return Cuts{out};
+  }
+
+  Result<Cuts> looked_up() {
+    const CutTensor &w = args_[0], &ids = args_[1];
+    Cut out;
+    if (w.cut.dim == 0) {
+      out.term = true;
+    } else if (w.cut.dim == 1) {
+      out = w.cut;
+      out.dim = static_cast<std::int32_t>(ids.shape.size());
+    } else {
+      out = ids.cut;
+    }
+    return Cuts{out};
+  }
+
+  Result<Cuts> attended() {
+    const Cut cut = args_[0].cut;
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (args_[i].cut.dim != 1) return fail(mixes("attention is cut by heads alone"));
+    }
+    if (args_[0].cut.whole * args_[0].cut.after % group_.ranks != 0)
+      return tl::unexpected(does_not_divide(args_[0].shape[1]));
+    Cuts out;
+    for (const Shape& shape : results_) {
+      const bool by_head = shape.size() >= 3 && shape[1] == args_[0].shape[1];
+      out.push_back(by_head ? cut : Cut());
+    }
+    return out;
+  }
+
+  // --- over dimensions ---
+
+  Result<Cuts> normalised() {
+    const CutTensor& x = args_.front();
+    const auto dims = integers(op_, 1, "normalized_shape").size();
+    if (!x.cut.cut() || static_cast<std::size_t>(x.cut.dim) + dims >= x.shape.size())
+      return fail(mixes("it normalises over the cut dimension"));
+    return Cuts(results_.size(), x.cut);
+  }
+
+  Result<Cuts> padded() {
+    const CutTensor& x = args_.front();
+    const auto padding = integers(op_, 1, "pad");
+    const std::size_t from_end = x.shape.size() - 1 - static_cast<std::size_t>(x.cut.dim);
+    if (2 * from_end + 1 < padding.size() && (padding[2 * from_end] != 0 || padding[2 * from_end + 1] != 0))
+      return fail(mixes("it pads the cut dimension"));
+    return Cuts{x.cut};
+  }
+
+  bool reduces() const {
+    static constexpr std::array<std::string_view, 22> kReductions{
+        "sum",      "mean",    "amax",         "amin",        "var",           "std",       "linalg_vector_norm",
+        "norm",     "max",     "min",          "argmax",      "argmin",        "logsumexp", "cumsum",
+        "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "topk",      "sort",
+        "all"};
+    return std::find(kReductions.begin(), kReductions.end(), name_) != kReductions.end();
+  }
+
+  Result<Cuts> reduced() {
+    const CutTensor& x = args_.front();
+    const std::size_t rank = x.shape.size();
+    const std::size_t position = name_ == "linalg_vector_norm" || name_ == "norm" || name_ == "topk" ? 2 : 1;
+    const auto dims = integers(op_, position, "dim");
+    const bool all = dims.empty();
+    std::int32_t gone = 0;
+    for (const std::int64_t dim : dims) {
+      if (wrap(dim, rank) == x.cut.dim) {
+        if (name_ == "sum") return Cuts{summed()};
+        return fail(mixes("it reduces the cut dimension"));
+      }
+      if (wrap(dim, rank) < x.cut.dim) ++gone;
+    }
+    if (all && (name_ == "sum" || name_ == "mean")) return Cuts{summed()};
+    if (all) return fail(mixes("it reduces the cut dimension"));
+    Cuts out;
+    for (const Shape& shape : results_) {
+      Cut cut = x.cut;
+      if (shape.size() < rank) cut.dim -= gone;
+      out.push_back(cut);
+    }
+    return out;
+  }
+  static Cut summed() {
+    Cut cut;
+    cut.term = true;
+    return cut;
+  }
+
+  Result<Cuts> pointwise_cuts() {
+    Cuts out;
+    for (const Shape& shape : results_) {
+      Cut cut;
+      for (const CutTensor& x : args_) {
+        if (!x.cut.cut()) continue;
+        Cut here = x.cut;
+        here.dim += static_cast<std::int32_t>(shape.size() - x.shape.size());
+        if (cut.cut() && here.dim != cut.dim) return fail(mixes("its operands are cut along different dimensions"));
+        if (!cut.cut()) cut = here;
+      }
+      for (const CutTensor& x : args_) {  // the others are broadcast along it, or have the same part
+        const std::int32_t own = cut.dim - static_cast<std::int32_t>(shape.size() - x.shape.size());
+        if (x.cut.cut() || own < 0 || x.shape[static_cast<std::size_t>(own)] == 1) continue;
+        return fail(mixes("one operand is cut and the other is whole"));
+      }
+      cut.replica = false;
+      out.push_back(cut);
+    }
+    return out;
+  }
+
+  Op& op_;
+  const std::vector<CutTensor>& args_;
+  const std::vector<Shape>& results_;
+  const Group& group_;
+  const std::string& place_;
+  std::string_view name_;
+  bool spread_ = false;
+};
+
+}  // namespace
+
+std::int64_t begin_of(std::int64_t whole, const Group& group) {
+  const std::int64_t rows = (whole + group.ranks - 1) / group.ranks;
+  return std::min(whole, rows * group.place);
+}
+
+std::int64_t part_of(std::int64_t whole, const Group& group) {
+  const std::int64_t rows = (whole + group.ranks - 1) / group.ranks;
+  return std::min(rows, whole - begin_of(whole, group));
+}
+
+Shape local_shape(const Shape& whole, const Cut& cut, const Group& group) {
+  Shape local = whole;
+  if (cut.cut()) local[static_cast<std::size_t>(cut.dim)] = cut.before * part_of(cut.whole, group) * cut.after;
+  return local;
+}
+
+Result<std::vector<Cut>> carry_on(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results,
+                                  const Group& group, const std::string& place) {
+  if (args.empty()) return std::vector<Cut>(results.size());
+  return Carrier(op, args, results, group, place).run();
+}
+
+}  // namespace foreshard::mesh

@@ -1,0 +1,52 @@
+// How tensors lie over the ranks of one mesh dimension, and how operators carry that on: the part of DTensor's sharding
+// rules that local tensors need. Sizes in elements. Internal to core/mesh.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/model/model.h"
+#include "core/result.h"
+
+namespace foreshard::mesh {
+
+struct Group {
+  std::int64_t ranks = 1;
+  std::int64_t place = 0;  // of this rank
+};
+
+/// Rows of this rank when `whole` are chunked over the group; every rank but the last ones has as many as the first.
+std::int64_t part_of(std::int64_t whole, const Group& group);
+std::int64_t begin_of(std::int64_t whole, const Group& group);
+
+/// Where a tensor is cut. The dimension counts before x whole x after elements of which `whole` is chunked over the
+/// ranks: neighbours that were merged with it stand around it.
+struct Cut {
+  std::int32_t dim = -1;  // -1: every rank has all of it
+  std::int64_t before = 1, whole = 0, after = 1;
+  bool term = false;     // the ranks' tensors are terms of a sum (Partial)
+  bool replica = false;  // its gradient is summed where it was gathered, not by who reads it
+  bool spread = false;   // stays cut beyond its module, as a DTensor: the loss knows
+
+  bool cut() const { return dim >= 0; }
+  bool operator==(const Cut&) const = default;
+};
+
+/// The shape of a rank's part.
+Shape local_shape(const Shape& whole, const Cut& cut, const Group& group);
+
+/// A tensor argument as the whole model has it.
+struct CutTensor {
+  Shape shape;
+  Cut cut;
+  bool floating = true;
+};
+
+/// Where the results of `op` are cut; constant sizes among its arguments become those of this rank. `results`: the
+/// whole model's shapes. Errors (place: the operator, its module's name): the operator mixes what lies on several
+/// ranks, or sizes that the ranks do not divide.
+Result<std::vector<Cut>> carry_on(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results,
+                                  const Group& group, const std::string& place);
+
+}  // namespace foreshard::mesh

@@ -1,0 +1,85 @@
+#include "core/mesh/parallel_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/plan/units/name_patterns.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 5> kStyles{{{"colwise", ModuleStyle::Colwise},
+                                                                           {"rowwise", ModuleStyle::Rowwise},
+                                                                           {"head", ModuleStyle::Head},
+                                                                           {"sequence", ModuleStyle::Sequence},
+                                                                           {"gather", ModuleStyle::Gather}}};
+
+Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
+  return {code, std::move(message), {}, "mesh.plan", std::move(expected), std::move(got), std::move(hint)};
+}
+
+Result<ModuleStyle> style_of(const std::string& word) {
+  for (const auto& [name, style] : kStyles)
+    if (name == word) return style;
+  return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
+                         "colwise, rowwise, head, sequence or gather", "\"" + word + "\"",
+                         "docs/meshes.md says what each does"));
+}
+
+/// What has weights of its own to cut: a matrix, and at most a vector beside it.
+bool can_be_cut(const Model& model, const ModuleInfo& module) {
+  const bool fits = std::all_of(module.params.begin(), module.params.end(), [&](ParamId id) {
+    const std::size_t dims = model.params[id.index()].shape.size();
+    return dims == 1 || dims == 2;
+  });
+  return fits && std::any_of(module.params.begin(), module.params.end(),
+                             [&](ParamId id) { return model.params[id.index()].shape.size() == 2; });
+}
+
+}  // namespace
+
+std::string_view module_style_name(ModuleStyle style) {
+  for (const auto& [name, one] : kStyles)
+    if (one == style) return name;
+  return "none";
+}
+
+Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOptions& mesh) {
+  std::vector<std::pair<std::string, std::string>> rows(mesh.plan.begin(), mesh.plan.end());
+  const bool own = !rows.empty();
+  if (!own) {
+    for (const ParallelStyle& row : model.parallel) rows.emplace_back(row.modules, row.style);
+  }
+  if (rows.empty()) {
+    return fail({ErrorCode::MissingKey,
+                 "nothing says how this model is cut for tensor parallelism",
+                 {},
+                 "mesh.plan",
+                 "patterns of modules and their styles",
+                 "a model without a plan of its own",
+                 "for example mesh.plan = {\"layers.*.q_proj\" = \"colwise\", \"layers.*.o_proj\" = \"rowwise\"}"});
+  }
+  std::vector<ModuleStyle> styles(model.modules.size(), ModuleStyle::None);
+  const std::vector<std::string_view> names = module_names(model);
+  for (const auto& [pattern, word] : rows) {
+    const Result<ModuleStyle> style = style_of(word);
+    if (!style) return tl::unexpected(style.error());
+    const auto matched = match_names(pattern, names, "mesh.plan", "module");
+    if (!matched && own) return tl::unexpected(matched.error());
+    if (!matched) continue;  // an architecture's plan names parts that not every model has
+    for (const std::size_t m : *matched) {
+      const bool cuts = *style == ModuleStyle::Colwise || *style == ModuleStyle::Rowwise || *style == ModuleStyle::Head;
+      if (cuts && !can_be_cut(model, model.modules[m])) {
+        return fail(plan_error(ErrorCode::Inconsistent, "a " + word + " module must hold a weight of two dimensions",
+                               "a linear layer or an embedding",
+                               model.modules[m].fqn + ", a " + model.modules[m].class_name,
+                               "narrow the pattern \"" + pattern + "\""));
+      }
+      styles[m] = *style;
+    }
+  }
+  return styles;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,33 @@
+// Which modules of a model are cut over the tensor dimension of a mesh, and how: torchtitan's plans and PyTorch's
+// ParallelStyles (torch/distributed/tensor/parallel/style.py) in words.
+//
+// Plain values; usable from any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+
+namespace foreshard {
+
+/// One of the words of mesh.plan.
+enum class ModuleStyle : std::uint8_t {
+  None,
+  Colwise,   // "colwise": a linear layer's rows, an embedding's columns; the result stays cut along its last dimension
+  Rowwise,   // "rowwise": a linear layer's columns, an embedding's rows; the result is summed over the ranks
+  Head,      // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
+  Sequence,  // "sequence": every rank has the weights, the input stays cut
+  Gather,    // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
+};
+std::string_view module_style_name(ModuleStyle style);
+
+/// The style of every module, by ModuleId: job.mesh.plan where it is given, else what the architecture's builder wrote
+/// (Model::parallel). Errors: nobody knows how to cut this model; a pattern that matches no module; a word that is no
+/// style; a style that its module cannot have (colwise and rowwise cut linear layers and embeddings).
+Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOptions& mesh);
+
+}  // namespace foreshard

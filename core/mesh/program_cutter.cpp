@@ -1,0 +1,386 @@
+#include "core/mesh/program_cutter.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foreshard::mesh {
+namespace {
+
+template <class Visit>
+void each_arg(ArgList& args, const Visit& visit) {
+  for (Arg& arg : args) {
+    if (auto* list = std::get_if<ArgList>(&arg.value))
+      each_arg(*list, visit);
+    else
+      visit(arg);
+  }
+}
+
+template <class Visit>
+void each_arg(Op& op, const Visit& visit) {
+  each_arg(op.args, visit);
+  for (NamedArg& named : op.kwargs) {
+    if (auto* list = std::get_if<ArgList>(&named.arg.value))
+      each_arg(*list, visit);
+    else
+      visit(named.arg);
+  }
+}
+
+Arg value_arg(std::int32_t id) { return Arg{ValueRef{ValueId(id)}}; }
+
+/// Strides of the whole tensor's order of dimensions, without holes, for another shape.
+Shape strides_like(const Shape& strides, const Shape& shape) {
+  std::vector<std::size_t> order(shape.size());
+  for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] > strides[b]; });
+  Shape out(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t k = order.size(); k-- > 0;) {
+    out[order[k]] = step;
+    step *= std::max<std::int64_t>(shape[order[k]], 1);
+  }
+  return out;
+}
+
+}  // namespace
+
+ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& styles, std::vector<Cut> params,
+                             const TensorOptions& options)
+    : model_(model), styles_(styles), params_(std::move(params)), options_(options) {
+  old_ = std::move(model.ops);
+  model.ops.clear();
+  cuts_.resize(model.values.size());
+  made_at_.assign(model.values.size(), -1);
+  for (const ValueInfo& value : model.values) whole_.push_back(value.shape);
+}
+
+Result<void> ProgramCutter::run() {
+  ops_.reserve(old_.size() + old_.size() / 8);
+  for (std::size_t i = 0; i < old_.size(); ++i) {
+    open_modules(old_[i], static_cast<std::int32_t>(i));
+    place_.push_back(static_cast<std::int32_t>(ops_.size()));
+    if (auto done = carry(static_cast<std::int32_t>(i)); !done) return done;
+  }
+  close_until(0);
+  renumber();
+  model_.ops = std::move(ops_);
+  return {};
+}
+
+std::string ProgramCutter::place_of(const Op& op) const {
+  return op.module.valid() ? model_.modules[op.module.index()].fqn : std::string("the root");
+}
+
+// ------------------------------------------------------------------------------------------------ calls of modules
+
+void ProgramCutter::open_modules(const Op& op, std::int32_t index) {
+  if (op.module == chain_module_ && op.call == chain_call_) return;
+  std::vector<ModuleId> chain;
+  for (ModuleId m = op.module; m.valid(); m = model_.modules[m.index()].parent) chain.push_back(m);
+  std::reverse(chain.begin(), chain.end());
+  std::size_t common = 0;
+  while (common < chain.size() && common < chain_.size() && chain[common] == chain_[common]) ++common;
+  if (common == chain.size() && op.module == chain_module_ && common > 0) --common;  // called again
+  std::size_t styled = 0;
+  for (std::size_t k = 0; k < common; ++k)
+    styled += styles_[chain[k].index()] != ModuleStyle::None ? std::size_t{1} : std::size_t{0};
+  close_until(styled);
+  for (std::size_t k = common; k < chain.size(); ++k) {
+    if (styles_[chain[k].index()] == ModuleStyle::None) continue;
+    open_.push_back({chain[k], index, chain[k] == op.module ? op.call : 0, {}});
+  }
+  chain_ = std::move(chain);
+  chain_module_ = op.module;
+  chain_call_ = op.call;
+}
+
+void ProgramCutter::close_until(std::size_t depth) {
+  while (open_.size() > depth) {
+    finish_rowwise(open_.back());
+    open_.pop_back();
+  }
+}
+
+/// What a module hands on: a rowwise one's sum over the ranks, a head's logits.
+void ProgramCutter::finish_rowwise(const Open& open) {
+  const ModuleStyle style = styles_[open.module.index()];
+  if (style != ModuleStyle::Rowwise && style != ModuleStyle::Head) return;
+  if (ops_.empty() || ops_.back().out.empty() || !ops_.back().out.front().valid()) return;
+  const std::int32_t result = ops_.back().out.front().value;
+  Cut& cut = cuts_[static_cast<std::size_t>(result)];
+  if (cut.term) {
+    now_[result] = reduce(result, open.module, open.call);
+  } else if (style == ModuleStyle::Head && cut.cut()) {
+    if (options_.loss) {
+      cut.spread = true;
+    } else {
+      now_[result] = gather(result, true, false, open.module, open.call);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ new operators
+
+Op& ProgramCutter::emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call) {
+  Op& op = ops_.emplace_back();
+  op.name = name;
+  op.module = module;
+  op.call = call;
+  op.args.push_back(value_arg(from));
+  return op;
+}
+
+std::int32_t ProgramCutter::add_value(std::int32_t like, const Cut& cut) {
+  const auto id = static_cast<std::int32_t>(model_.values.size());
+  ValueInfo made = model_.values[static_cast<std::size_t>(like)];
+  made.name += ".mesh";
+  made.strides.clear();
+  model_.values[static_cast<std::size_t>(like)].held = {};  // Python names what comes out
+  model_.values.push_back(std::move(made));
+  whole_.push_back(whole_[static_cast<std::size_t>(like)]);
+  cuts_.push_back(cut);
+  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
+  set_local(id, cut);
+  return id;
+}
+
+void ProgramCutter::set_local(std::int32_t value, const Cut& cut) {
+  ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
+  const Shape whole = whole_[static_cast<std::size_t>(value)];
+  cuts_[static_cast<std::size_t>(value)] = cut;
+  info.shape = local_shape(whole, cut, options_.group);
+  if (!info.strides.empty() && cut.cut()) info.strides = strides_like(info.strides, info.shape);
+}
+
+/// All-gather along the cut dimension; backward scatters the gradients' sum, or takes this rank's slice of it.
+std::int32_t ProgramCutter::gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call) {
+  const Cut from = cuts_[static_cast<std::size_t>(value)];
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  Cut to;
+  to.replica = replica;
+  const std::int32_t made = add_value(value, to);
+  if (!slices) {  // an input: Python names what it handed over
+    model_.values[static_cast<std::size_t>(value)].held = held;
+    model_.values[static_cast<std::size_t>(made)].held = {};
+  }
+  Op& op = emit("mesh.all_gather", value, module, call);
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  op.args.push_back(Arg{static_cast<std::int64_t>(from.dim)});
+  op.args.push_back(Arg{from.before * from.whole * from.after});
+  op.args.push_back(Arg{std::string(slices ? "slice" : "reduce_scatter")});
+  op.out.push_back(ValueId(made));
+  return made;
+}
+
+/// The sum over the ranks: whole on each, or cut along the sequence.
+std::int32_t ProgramCutter::reduce(std::int32_t value, ModuleId module, std::int32_t call) {
+  Cut to;
+  const Shape whole = whole_[static_cast<std::size_t>(value)];
+  const bool scatter = options_.sequence && whole.size() > 2;
+  if (scatter) {
+    to.dim = kSequenceDim;
+    to.whole = whole[static_cast<std::size_t>(kSequenceDim)];
+  }
+  const std::int32_t made = add_value(value, to);
+  Op& op = emit(scatter ? "mesh.reduce_scatter" : "mesh.all_reduce", value, module, call);
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  if (scatter) {
+    op.args.push_back(Arg{static_cast<std::int64_t>(to.dim)});
+    op.args.push_back(Arg{to.whole});
+  }
+  op.out.push_back(ValueId(made));
+  return made;
+}
+
+// ------------------------------------------------------------------------------------------------ operators
+
+std::int32_t ProgramCutter::enter(Open& open, std::int32_t value, const Op& op) {
+  const ModuleStyle style = styles_[open.module.index()];
+  const Cut cut = cuts_[static_cast<std::size_t>(value)];
+  const bool along_sequence = cut.dim == kSequenceDim && whole_[static_cast<std::size_t>(value)].size() > 2;
+  if (!is_floating(model_.values[static_cast<std::size_t>(value)].dtype)) return value;
+  const ModuleId module = op.module == open.module ? op.module : open.module;
+  switch (style) {
+    case ModuleStyle::Gather:
+      return options_.sequence && along_sequence ? gather(value, false, true, module, open.call) : value;
+    case ModuleStyle::Colwise:
+    case ModuleStyle::Head: {
+      if (along_sequence) return gather(value, false, true, module, open.call);
+      if (cut.cut() || cut.replica || cut.term) return value;
+      Cut same = cut;
+      same.replica = true;
+      const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+      const std::int32_t made = add_value(value, same);
+      model_.values[static_cast<std::size_t>(value)].held = held;
+      model_.values[static_cast<std::size_t>(made)].held = {};
+      Op& copy = emit("mesh.copy", value, module, open.call);
+      copy.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+      copy.out.push_back(ValueId(made));
+      return made;
+    }
+    default: return value;
+  }
+}
+
+std::int32_t ProgramCutter::seen(std::int32_t value, const Op& op) {
+  const std::int32_t made = made_at_[static_cast<std::size_t>(value)];
+  if (const auto at = now_.find(value); at != now_.end()) value = at->second;
+  for (Open& open : open_) {
+    if (made >= open.begin) continue;
+    const auto known = open.inputs.find(value);
+    if (known != open.inputs.end()) {
+      value = known->second;
+      continue;
+    }
+    const std::int32_t inside = enter(open, value, op);
+    open.inputs.emplace(value, inside);
+    value = inside;
+  }
+  return value;
+}
+
+/// Operators that PyTorch itself runs otherwise where their tensors are cut.
+void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
+  const auto with_dimension = [&](const char* name) {
+    op.name = name;
+    op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
+  };
+  if (op.name == "aten.embedding.default" && args[0].cut.dim == 0) {
+    with_dimension("mesh.embedding");
+    op.kwargs.push_back({"begin", Arg{begin_of(args[0].cut.whole, options_.group)}});
+    op.kwargs.push_back({"whole", Arg{args[0].cut.whole}});
+  }
+}
+
+/// The operator of the new program, among the latest, that made a value; nullptr: an older one, or none.
+const Op* ProgramCutter::maker(std::int32_t value) const {
+  constexpr std::size_t kLatest = 16;
+  for (std::size_t k = 0; k < std::min(kLatest, ops_.size()); ++k) {
+    const Op& op = ops_[ops_.size() - 1 - k];
+    for (const ValueId id : op.out)
+      if (id.value == value) return &op;
+  }
+  return nullptr;
+}
+
+/// How a value lies in this rank's memory, as far as reshapes and expansions made it.
+Layout ProgramCutter::layout_here(std::int32_t value) const {
+  const ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
+  Layout layout = contiguous_layout(dims_of(info.shape), info.dtype);
+  const Op* op = maker(value);
+  const auto* from = op == nullptr || op->args.empty() ? nullptr : std::get_if<ValueRef>(&op->args.front().value);
+  if (from == nullptr) return layout;
+  const Layout base = layout_here(from->id.value);
+  const std::int32_t lead = layout.sizes.n - base.sizes.n;
+  if (op->name == "aten.expand.default" && lead >= 0) {
+    layout.strides = broadcast_strides(base, layout.sizes);
+  } else if (op->name == "aten.view.default" || op->name == "aten._unsafe_view.default" ||
+             op->name == "aten.unsqueeze.default") {
+    Dims strides;
+    if (view_strides(base, layout.sizes, strides)) layout.strides = strides;
+  }
+  return layout;
+}
+
+/// A reshape that copies in the whole model may be a view of a rank's part: one head repeated is an expansion.
+void ProgramCutter::without_copy(Op& op) {
+  if (op.name != "aten._unsafe_view.default" || ops_.empty() || ops_.back().name != "aten.clone.default") return;
+  const auto* copied = std::get_if<ValueRef>(&op.args.front().value);
+  const auto* from = std::get_if<ValueRef>(&ops_.back().args.front().value);
+  if (copied == nullptr || from == nullptr || ops_.back().out.front() != copied->id) return;
+  const Layout base = layout_here(from->id.value);
+  Dims strides;
+  if (base.contiguous() || !view_strides(base, dims_of(model_.values[op.out.front().index()].shape), strides)) return;
+  op.name = "aten.view.default";
+  op.args.front() = value_arg(from->id.value);
+  ops_.pop_back();
+  place_.back() = static_cast<std::int32_t>(ops_.size());
+}
+
+Result<void> ProgramCutter::carry(std::int32_t index) {
+  Op op = std::move(old_[static_cast<std::size_t>(index)]);
+  std::vector<CutTensor> args;
+  each_arg(op, [&](Arg& arg) {
+    if (auto* value = std::get_if<ValueRef>(&arg.value)) {
+      const std::int32_t id = seen(value->id.value, op);
+      value->id = ValueId(id);
+      args.push_back({whole_[static_cast<std::size_t>(id)], cuts_[static_cast<std::size_t>(id)],
+                      is_floating(model_.values[static_cast<std::size_t>(id)].dtype)});
+    } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
+      const ParamInfo& info = model_.params[param->id.index()];
+      Shape whole = info.shape;
+      if (info.part.dim >= 0) whole[static_cast<std::size_t>(info.part.dim)] = info.part.whole;
+      args.push_back({std::move(whole), params_[param->id.index()], true});
+    } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
+      args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
+    }
+  });
+  place_.back() = static_cast<std::int32_t>(ops_.size());  // after what its arguments needed
+  std::vector<Shape> results;
+  for (const ValueId id : op.out) results.push_back(id.valid() ? whole_[id.index()] : Shape());
+  std::vector<Cut> cuts(results.size());
+  const bool spread_loss = !args.empty() && args.front().cut.spread &&
+                           args.front().cut.dim == static_cast<std::int32_t>(args.front().shape.size()) - 1;
+  if (spread_loss && (op.name == "aten._log_softmax.default" || op.name == "aten.nll_loss_forward.default")) {
+    const bool softmax = op.name == "aten._log_softmax.default";
+    if (softmax) cuts.front() = args.front().cut;
+    op.name = softmax ? "mesh.log_softmax" : "mesh.nll_loss";
+    op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
+    op.kwargs.push_back({"begin", Arg{begin_of(args.front().cut.whole, options_.group)}});
+    op.kwargs.push_back({"whole", Arg{args.front().cut.whole}});
+  } else {
+    auto carried = carry_on(op, args, results, options_.group, place_of(op));
+    if (!carried) return tl::unexpected(carried.error());
+    cuts = std::move(*carried);
+    special(op, args);
+  }
+  for (std::size_t k = 0; k < op.out.size(); ++k) {
+    const ValueId id = op.out[k];
+    if (!id.valid()) continue;
+    if (made_at_[id.index()] < 0) made_at_[id.index()] = index;
+    set_local(id.value, cuts[k]);
+  }
+  without_copy(op);
+  ops_.push_back(std::move(op));
+  const Op& carried = ops_.back();
+  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Rowwise) finish_results(carried);
+  return {};
+}
+
+/// Terms of a sum outside of a rowwise module are summed at once.
+void ProgramCutter::finish_results(const Op& op) {
+  const std::vector<ValueId> out = op.out;
+  const ModuleId module = op.module;
+  const std::int32_t call = op.call;
+  for (const ValueId id : out) {
+    if (!id.valid() || !cuts_[id.index()].term) continue;
+    now_[id.value] = reduce(id.value, module, call);
+  }
+}
+
+void ProgramCutter::renumber() {
+  const auto moved = [this](std::int32_t op) {
+    return op >= 0 && static_cast<std::size_t>(op) < place_.size() ? place_[static_cast<std::size_t>(op)] : op;
+  };
+  for (ValueInfo& value : model_.values)
+    if (value.held.until == Hold::Until::Op) value.held.op = moved(value.held.op);
+  if (model_.loss_begin >= 0) {
+    const auto begin = static_cast<std::size_t>(model_.loss_begin);
+    // A head's collective runs in its module's call, not in the script.
+    model_.loss_begin = begin < place_.size() ? place_[begin] : static_cast<std::int32_t>(ops_.size());
+  }
+  const auto current = [this](ValueId id) {
+    const auto at = id.valid() ? now_.find(id.value) : now_.end();
+    return at == now_.end() ? id : ValueId(at->second);
+  };
+  for (ValueId& id : model_.outputs) id = current(id);
+  for (ModuleCall& call : model_.module_calls)
+    for (ValueId& id : call.args) id = current(id);
+  for (Region& region : model_.regions) {
+    for (ValueId& id : region.args) id = current(id);
+    for (std::int32_t& op : region.save) op = moved(op);
+  }
+}
+
+}  // namespace foreshard::mesh

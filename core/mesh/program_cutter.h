@@ -1,0 +1,80 @@
+// The operator program of one rank: operators of the whole model carried over part by part, with "mesh.*" operators
+// where a module's style changes how its input or result lies. Internal to core/mesh.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/mesh/cut.h"
+#include "core/mesh/parallel_plan.h"
+#include "core/model/model.h"
+#include "core/operators/layout.h"
+#include "core/result.h"
+
+namespace foreshard::mesh {
+
+/// What the job asks of the tensor dimension.
+struct TensorOptions {
+  Group group;
+  std::int32_t dimension = 0;  // Model::mesh
+  bool sequence = true;        // the residual stream is cut along the sequence
+  bool loss = true;            // logits stay cut
+};
+
+/// Which dimension of an activation the sequence is: [batch, sequence, width].
+inline constexpr std::int32_t kSequenceDim = 1;
+
+class ProgramCutter {
+ public:
+  /// `model`: whole; its parameters' parts are `params`, by ParamId.
+  ProgramCutter(Model& model, const std::vector<ModuleStyle>& styles, std::vector<Cut> params,
+                const TensorOptions& options);
+
+  Result<void> run();
+
+ private:
+  /// A styled module whose call is running.
+  struct Open {
+    ModuleId module;
+    std::int32_t begin = 0;                       // first operator of the call, in the whole program
+    std::int32_t call = 0;                        // of the operator that opened it
+    std::map<std::int32_t, std::int32_t> inputs;  // value outside -> what the module sees
+  };
+
+  Result<void> carry(std::int32_t index);
+  void open_modules(const Op& op, std::int32_t index);
+  void close_until(std::size_t depth);
+  void finish_rowwise(const Open& open);
+  std::int32_t seen(std::int32_t value, const Op& op);
+  std::int32_t enter(Open& open, std::int32_t value, const Op& op);
+  Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
+  std::int32_t add_value(std::int32_t like, const Cut& cut);
+  std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
+  std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
+  void set_local(std::int32_t value, const Cut& cut);
+  void finish_results(const Op& op);
+  void renumber();
+  void special(Op& op, const std::vector<CutTensor>& args);
+  const Op* maker(std::int32_t value) const;
+  Layout layout_here(std::int32_t value) const;
+  void without_copy(Op& op);
+  std::string place_of(const Op& op) const;
+
+  Model& model_;
+  const std::vector<ModuleStyle>& styles_;
+  std::vector<Cut> params_;
+  TensorOptions options_;
+  std::vector<Op> old_, ops_;
+  std::vector<Shape> whole_;                  // of values
+  std::vector<Cut> cuts_;                     // of values
+  std::vector<std::int32_t> made_at_;         // operator of the whole program; -1: an input
+  std::map<std::int32_t, std::int32_t> now_;  // value -> what stands for it from now on
+  std::vector<std::int32_t> place_;           // first operator of this one, in the new program
+  std::vector<Open> open_;
+  std::vector<ModuleId> chain_;
+  std::int32_t chain_call_ = -1;
+  ModuleId chain_module_;
+};
+
+}  // namespace foreshard::mesh

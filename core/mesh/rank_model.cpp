@@ -1,0 +1,151 @@
+#include "core/mesh/rank_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/mesh/parallel_plan.h"
+#include "core/mesh/program_cutter.h"
+
+namespace foreshard {
+namespace {
+
+using mesh::Cut;
+using mesh::Group;
+
+Error mesh_error(const char* key, std::string message, std::string expected, std::string got, std::string hint) {
+  return {ErrorCode::OutOfRange, std::move(message), {}, fmt::format("mesh.{}", key), std::move(expected),
+          std::move(got),        std::move(hint)};
+}
+
+/// Ranks run fastest along the tensor dimension, then along the context's (or the experts').
+MeshDimension dimension_of(const char* name, std::int64_t rank, std::int64_t size, std::int64_t stride) {
+  MeshDimension made;
+  made.name = name;
+  made.place = static_cast<std::int32_t>(rank / stride % size);
+  const std::int64_t first = rank - made.place * stride;
+  for (std::int64_t k = 0; k < size; ++k) made.ranks.push_back(static_cast<std::int32_t>(first + k * stride));
+  return made;
+}
+
+/// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied.
+void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const Group& group, std::vector<Cut>& cuts) {
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const ModuleStyle style = styles[m];
+    if (style == ModuleStyle::None || style == ModuleStyle::Gather) continue;
+    for (const ParamId id : model.modules[m].params) {
+      ParamInfo& param = model.params[id.index()];
+      if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
+      param.shares = ParamId();
+      param.part.dimension = 0;
+      const bool matrix = param.shape.size() == 2;
+      if (style == ModuleStyle::Sequence) {
+        param.part.gradient = MeshPart::Gradient::Term;
+        continue;
+      }
+      bool table = false;  // rows are looked up
+      for (const Op& op : model.ops) {
+        if (op.module != ModuleId(m) || op.name != "aten.embedding.default") continue;
+        const auto* ref = op.args.empty() ? nullptr : std::get_if<ParamRef>(&op.args.front().value);
+        table = table || (ref != nullptr && ref->id == id);
+      }
+      std::int32_t dim = style == ModuleStyle::Rowwise ? 1 : 0;
+      if (table) dim = 1 - dim;
+      if (!matrix && style == ModuleStyle::Rowwise) continue;  // a bias that is added once
+      Cut& cut = cuts[id.index()];
+      cut.dim = dim;
+      cut.whole = param.shape[static_cast<std::size_t>(dim)];
+      param.part.dim = dim;
+      param.part.whole = cut.whole;
+      param.part.begin = mesh::begin_of(cut.whole, group);
+      if (table && dim == 0) param.part.gradient = MeshPart::Gradient::Whole;
+      param.shape = mesh::local_shape(param.shape, cut, group);
+    }
+  }
+  for (ParamInfo& param : model.params) {  // what shared a tensor that is new now
+    if (!param.shares.valid() || model.params[param.shares.index()].part.dimension < 0) continue;
+    model.parallel.push_back({param.fqn, "untied"});
+    param.shares = ParamId();
+  }
+}
+
+Result<void> check_lengths(const Model& model, const Job& job, const std::vector<ModuleStyle>& styles) {
+  if (!job.mesh.sequence_parallel) return {};
+  const bool sequence = std::any_of(styles.begin(), styles.end(), [](ModuleStyle s) {
+    return s == ModuleStyle::Sequence || s == ModuleStyle::Gather;
+  });
+  if (!sequence) return {};
+  for (const ValueId id : model.inputs) {
+    const Shape& shape = model.values[id.index()].shape;
+    if (shape.size() < 2 || shape[1] % job.mesh.tensor == 0) continue;
+    return fail(mesh_error(
+        "sequence_parallel", "the ranks of the tensor dimension do not divide the sequence",
+        fmt::format("a sequence that {} divides", job.mesh.tensor), std::to_string(shape[1]),
+        "PyTorch rounds the parts up and its loss then fails (ValueError: Expected input batch_size to match); change "
+        "model.seq, or set mesh.sequence_parallel = false"));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> check_mesh(const Job& job) {
+  const MeshOptions& mesh = job.mesh;
+  if (is_cut(mesh) && job.fsdp.runtime != Runtime::Fsdp1 && job.fsdp.runtime != Runtime::Fsdp2) {
+    return fail({ErrorCode::Unsupported,
+                 "this runtime has no mesh of several dimensions",
+                 {},
+                 "fsdp.runtime",
+                 "fsdp2 or fsdp1",
+                 std::string(runtime_name(job.fsdp.runtime)),
+                 "set mesh.tensor = 1, or fsdp2"});
+  }
+  const std::int64_t world = job.cluster.world_size;
+  const std::pair<const char*, std::int64_t> degrees[] = {
+      {"tensor", mesh.tensor}, {"context", mesh.context}, {"expert", mesh.expert}};
+  for (const auto& [key, degree] : degrees) {
+    if (degree < 1 || world % degree != 0) {
+      return fail(mesh_error(key, "a degree must divide the world", fmt::format("a divisor of {} ranks", world),
+                             std::to_string(degree), "change it or cluster.world_size"));
+    }
+  }
+  if (world % (mesh.tensor * mesh.context) != 0 || world / mesh.tensor % mesh.expert != 0) {
+    return fail(mesh_error("tensor", "the degrees together do not divide the world",
+                           fmt::format("a divisor of {} ranks", world),
+                           fmt::format("{} x {} (experts over {})", mesh.tensor, mesh.context, mesh.expert),
+                           "tensor x context, and tensor x expert, must divide cluster.world_size"));
+  }
+  return {};
+}
+
+Result<Model> rank_model(Model whole, const Job& job) {
+  if (!is_cut(job.mesh)) return whole;
+  if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
+  Model model = std::move(whole);
+  if (job.mesh.tensor > 1) {
+    auto styles = module_styles(model, job.mesh);
+    if (!styles) return tl::unexpected(styles.error());
+    model.parallel.clear();
+    if (auto ok = check_lengths(model, job, *styles); !ok) return tl::unexpected(ok.error());
+    mesh::TensorOptions options;
+    options.dimension = static_cast<std::int32_t>(model.mesh.size());
+    model.mesh.push_back(dimension_of("tensor", job.cluster.rank, job.mesh.tensor, 1));
+    options.group = {job.mesh.tensor, model.mesh.back().place};
+    options.sequence = job.mesh.sequence_parallel;
+    options.loss = job.mesh.loss_parallel;
+    std::vector<Cut> cuts(model.params.size());
+    cut_params(model, *styles, options.group, cuts);
+    if (!options.sequence) {  // plain tensor parallelism leaves norms alone
+      for (std::size_t m = 0; m < model.modules.size(); ++m) {
+        if ((*styles)[m] != ModuleStyle::Sequence) continue;
+        for (const ParamId id : model.modules[m].params) model.params[id.index()].part = {};
+      }
+    }
+    if (auto done = mesh::ProgramCutter(model, *styles, std::move(cuts), options).run(); !done)
+      return tl::unexpected(done.error());
+  }
+  return model;
+}
+
+}  // namespace foreshard

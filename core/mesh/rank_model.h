@@ -1,0 +1,27 @@
+// A model cut over a device mesh: the program, parameters and shapes of one rank, with the collectives in it.
+//
+// What PyTorch does with DTensors and hooks at run time (torch/distributed/tensor) is written down once: parameters
+// become this rank's parts (ParamInfo::part), values their local shapes, and where a placement changes an operator
+// named "mesh.*" stands, whose rule says what it does in forward and backward (core/lowering/mesh). Who plans, lowers,
+// simulates or runs that model needs to know nothing of the whole one.
+#pragma once
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "core/result.h"
+
+namespace foreshard {
+
+/// True if the job asks for a dimension that the program itself communicates over.
+inline bool is_cut(const MeshOptions& mesh) { return mesh.tensor > 1 || mesh.context > 1 || mesh.expert > 1; }
+
+/// Degrees that do not fit the cluster. Named by their keys.
+Result<void> check_mesh(const Job& job);
+
+/// The model of rank job.cluster.rank; the model itself where nothing is cut. What is left in Model::parallel are the
+/// parameters that the plan has untied (style "untied"). `whole` is as its source built it.
+/// Errors: check_mesh's; a plan that names nothing or that the model's operators cannot follow; heads, widths and
+/// lengths that the degree does not divide.
+Result<Model> rank_model(Model whole, const Job& job);
+
+}  // namespace foreshard

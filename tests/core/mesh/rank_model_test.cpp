@@ -1,0 +1,182 @@
+// What core/mesh makes of a whole model, and what planning and lowering make of that.
+#include "core/mesh/rank_model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/lowering/lowering.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kLayers = 2, kTensor = 2;
+
+Job job_of(bool sequence, bool loss) {
+  Job job;
+  job.model.batch = 2;
+  job.model.seq = 24;
+  job.model.seq_given = true;
+  job.model.loss = "cross_entropy_fp32";
+  job.mesh.tensor = kTensor;
+  job.mesh.sequence_parallel = sequence;
+  job.mesh.loss_parallel = loss;
+  job.cluster.world_size = 6;
+  job.cluster.rank = 3;  // second of its pair, second of three
+  job.train.clip_grad_norm = sequence ? 1.0 : 0.0;
+  return job;
+}
+
+Model whole_model(const Job& job, const std::string& changed = "{}") {
+  auto config = nlohmann::json::parse(R"({"model_type": "titan_llama", "dim": 48, "n_layers": 2, "n_heads": 6,
+    "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})");
+  config.update(nlohmann::json::parse(changed));
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;
+  return model_from_config_json(config, "titan", job.model, program).value();
+}
+
+std::map<std::string, std::int64_t> collectives_of(const Model& model) {
+  std::map<std::string, std::int64_t> count;
+  for (const Op& op : model.ops)
+    if (op.name.starts_with("mesh.")) ++count[op.name];
+  return count;
+}
+
+const ParamInfo& param(const Model& model, const char* name) {
+  return model.params[model.find_param(name).index()];
+}
+
+struct Meetings {
+  std::int64_t forward = 0, backward = 0;
+};
+Meetings meetings_of(const Model& model, KernelCollective kind) {
+  const std::vector<bool> trainable(model.params.size(), true);
+  const auto end = static_cast<std::int32_t>(model.ops.size());
+  const LoweredProgram lowered = lower(model, {{0, end, false, -1}}, trainable).value();
+  Meetings met;
+  const SegmentTemplate& only = lowered.templates.front();
+  for (const Kernel& kernel : only.forward.kernels) met.forward += kernel.collective == kind ? 1 : 0;
+  for (const Kernel& kernel : only.backward.kernels) met.backward += kernel.collective == kind ? 1 : 0;
+  return met;
+}
+
+TEST(RankModel, CutsParametersAndSaysWhichPart) {
+  const Job job = job_of(true, true);
+  const Model model = rank_model(whole_model(job), job).value();
+  EXPECT_EQ(param(model, "layers.1.attention.wq.weight").shape, (Shape{24, 48}));
+  EXPECT_EQ(param(model, "layers.1.attention.wo.weight").shape, (Shape{48, 24}));
+  EXPECT_EQ(param(model, "layers.1.attention.wo.weight").part.begin, 24);
+  const ParamInfo& table = param(model, "tok_embeddings.weight");  // 101 rows: 51 and 50
+  EXPECT_EQ(table.shape, (Shape{50, 48}));
+  EXPECT_EQ(table.part.begin, 51);
+  EXPECT_EQ(table.part.whole, 101);
+  EXPECT_EQ(table.part.gradient, MeshPart::Gradient::Whole);
+  EXPECT_EQ(param(model, "norm.weight").part.gradient, MeshPart::Gradient::Term);
+  ASSERT_EQ(model.mesh.size(), 1U);
+  EXPECT_EQ(model.mesh.front().ranks, (std::vector<std::int32_t>{2, 3}));
+}
+
+TEST(RankModel, SequenceParallelGathersAndScatters2LPlus1) {
+  const Job job = job_of(true, true);
+  const Model model = rank_model(whole_model(job), job).value();
+  auto count = collectives_of(model);
+  EXPECT_EQ(count["mesh.all_gather"], 2 * kLayers + 1);
+  EXPECT_EQ(count["mesh.reduce_scatter"], 2 * kLayers + 1);
+  EXPECT_EQ(count["mesh.log_softmax"], 1);
+  const Meetings scattered = meetings_of(model, KernelCollective::ReduceScatter);
+  EXPECT_EQ(scattered.forward, 2 * kLayers + 1);
+  EXPECT_EQ(scattered.backward, 2 * kLayers + 1);
+  const Meetings summed = meetings_of(model, KernelCollective::AllReduce);  // of the loss: max, sum, sum
+  EXPECT_EQ(summed.forward, 3);
+  EXPECT_EQ(summed.backward, 0);
+}
+
+TEST(RankModel, PlainTensorParallelismSumsOncePerColumnwiseLayerInBackward) {
+  const Job job = job_of(false, false);
+  const Model model = rank_model(whole_model(job), job).value();
+  const Meetings summed = meetings_of(model, KernelCollective::AllReduce);
+  EXPECT_EQ(summed.forward, 2 * kLayers + 1);
+  EXPECT_EQ(summed.backward, 5 * kLayers + 1);
+  EXPECT_EQ(param(model, "norm.weight").part.dimension, -1);
+}
+
+TEST(RankModel, PlansByPatternsReplaceTheArchitectures) {
+  Job job = job_of(true, true);
+  for (const ParallelStyle& style : whole_model(job).parallel)
+    if (style.style != "gather") job.mesh.plan[style.modules] = style.style;
+  const Model model = rank_model(whole_model(job), job).value();
+  EXPECT_EQ(collectives_of(model)["mesh.all_gather"], 5 * kLayers + 1);  // each projection for itself
+}
+
+TEST(RankModel, RepeatedHeadsOfOneAreAView) {
+  const Job job = job_of(true, true);  // one key head a rank
+  const Model whole = whole_model(job), model = rank_model(whole, job).value();
+  const auto clones = [](const Model& m) {
+    return std::count_if(m.ops.begin(), m.ops.end(), [](const Op& op) { return op.name == "aten.clone.default"; });
+  };
+  EXPECT_EQ(clones(whole), 2 * kLayers);
+  EXPECT_EQ(clones(model), 0);
+}
+
+TEST(RankModel, SaysWhatDoesNotDivide) {
+  Job job = job_of(true, true);
+  job.mesh.tensor = 4;
+  auto made = rank_model(whole_model(job), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().place, "mesh.tensor");
+  job = job_of(true, true);
+  made = rank_model(whole_model(job, R"({"n_heads": 3, "n_kv_heads": 3})"), job);  // 3 heads over 2 ranks
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().got, "3");
+  EXPECT_EQ(made.error().place, "layers.0.attention");
+  made = rank_model(whole_model(job, R"({"ffn": 57})"), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_NE(made.error().message.find("RuntimeError"), std::string::npos);
+  job.model.seq = 23;
+  made = rank_model(whole_model(job), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().place, "mesh.sequence_parallel");
+  job = job_of(true, true);
+  job.mesh.plan = {{"layers.*.nothing", "colwise"}};
+  EXPECT_EQ(rank_model(whole_model(job), job).error().place, "mesh.plan");
+  job.mesh.plan = {{"layers.*.attention.wq", "colwise"}};  // its heads meet whole ones
+  EXPECT_EQ(rank_model(whole_model(job), job).error().code, ErrorCode::Inconsistent);
+}
+
+TEST(RankModel, PlansGroupsGradientsAndNorm) {
+  const Job job = job_of(true, true);
+  const Model model = rank_model(whole_model(job), job).value();
+  const Plan plan = build_plan(model, job).value();
+  EXPECT_EQ(plan.groups.shard, (std::vector<std::int32_t>{1, 3, 5}));
+  ASSERT_EQ(plan.communicators.size(), 2U);
+  EXPECT_EQ(plan.communicators[1].kind, "tensor");
+  std::int64_t placed = 0, norms = 0;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    placed += i.kind == InstructionKind::AllReduce && i.stream == Stream::M ? 1 : 0;
+    norms += i.kind == InstructionKind::AllReduce && i.phase == Phase::Clip ? 1 : 0;
+  }
+  EXPECT_EQ(placed, 2 * kLayers + 1);  // the norms' weights
+  EXPECT_EQ(norms, 2);                 // over data, then over tensor
+}
+
+TEST(RankModel, NamesTrapsAndRefusals) {
+  Job job = job_of(false, true);
+  job.train.clip_grad_norm = 1.0;
+  const auto mixed = build_plan(rank_model(whole_model(job), job).value(), job);
+  ASSERT_FALSE(mixed.has_value());
+  EXPECT_NE(mixed.error().message.find("same mesh"), std::string::npos);
+  job.fsdp.runtime = Runtime::Fsdp1;
+  const auto clipped = build_plan(rank_model(whole_model(job), job).value(), job);
+  ASSERT_FALSE(clipped.has_value());
+  EXPECT_NE(clipped.error().message.find("trap 27"), std::string::npos);
+  job.fsdp.allow_traps = {27};
+  EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+}  // namespace
+}  // namespace foreshard
