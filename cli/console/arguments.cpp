@@ -1,3 +1,4 @@
+// One long file on purpose: every flag of every verb, one after the other.
 #include "cli/console/arguments.h"
 
 #include <fmt/format.h>

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "cli/reports/emit_fsdp2.h"
-#include "cli/reports/schedule_report.h"
+#include "cli/reports/schedule/emit_fsdp2.h"
+#include "cli/reports/schedule/schedule_report.h"
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"

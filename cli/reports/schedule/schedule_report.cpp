@@ -1,4 +1,4 @@
-#include "cli/reports/schedule_report.h"
+#include "cli/reports/schedule/schedule_report.h"
 
 #include <fmt/format.h>
 

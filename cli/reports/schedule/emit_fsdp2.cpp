@@ -1,4 +1,4 @@
-#include "cli/reports/emit_fsdp2.h"
+#include "cli/reports/schedule/emit_fsdp2.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
