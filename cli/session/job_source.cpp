@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/job/model_defaults.h"
 #include "core/model/json_input.h"
+#include "core/model/sources/job_defaults.h"
 #include "sim/schedule/schedule_file.h"
 #include "sim/search/prepare_job.h"
 
@@ -26,13 +28,17 @@ Result<void> apply_schedule(const std::string& file, LoadedJob& loaded) {
   return {};
 }
 
+JobOverrides overrides_of(const std::vector<std::string>& settings) {
+  JobOverrides overrides;
+  overrides.sets = settings;
+  if (const char* variable = std::getenv("FORESHARD_SET")) overrides.environment = environment_overrides(variable);
+  return overrides;
+}
+
 }  // namespace
 
 Result<LoadedJob> load_job(const JobFlags& flags, const Console& console) {
-  JobOverrides overrides;
-  overrides.sets = flags.set;
-  if (const char* variable = std::getenv("FORESHARD_SET")) overrides.environment = environment_overrides(variable);
-  auto loaded = foreshard::load_job(flags.file, overrides);
+  auto loaded = foreshard::load_job(flags.file, overrides_of(flags.set), job_defaults);
   if (loaded) {
     for (const std::string& warning : loaded->warnings) console.note("note: " + warning);
   }

@@ -10,6 +10,7 @@
 
 #include "core/input_file.h"
 #include "core/job/job_keys.h"
+#include "core/job/model_defaults.h"
 #include "core/job/not_built.h"
 #include "core/runtime_layouts.h"
 
@@ -188,6 +189,21 @@ class Loader {
     return made;
   }
 
+  /// Keys that nobody else has given, by what the model says of its script.
+  std::optional<Error> add_defaults(const ModelDefaults& of_model) {
+    const std::size_t index = *find_job_key("model.source");
+    const auto given = pending_.find(index);
+    Job job;
+    if (!of_model || given == pending_.end() || read(index, given->second, job)) return {};
+    if (given->second.origin.empty()) resolve_path("model.source", fs::path(file_).parent_path(), job);
+    Loader model("");
+    for (const std::string& text : of_model(job.model.source)) {
+      if (std::optional<Error> error = model.add_override(text, "the model")) return error;
+    }
+    pending_.insert(model.pending_.begin(), model.pending_.end());
+    return {};
+  }
+
   Result<LoadedJob> finish() {
     LoadedJob loaded;
     loaded.file = file_;
@@ -340,13 +356,14 @@ class Loader {
   std::map<std::size_t, Pending> pending_;
 };
 
-Result<LoadedJob> finish_with(Loader& loader, const JobOverrides& overrides) {
+Result<LoadedJob> finish_with(Loader& loader, const JobOverrides& overrides, const ModelDefaults& of_model) {
   for (const std::string& text : overrides.environment) {
     if (std::optional<Error> error = loader.add_override(text, "environment")) return fail(std::move(*error));
   }
   for (const std::string& text : overrides.sets) {
     if (std::optional<Error> error = loader.add_override(text, "--set")) return fail(std::move(*error));
   }
+  if (std::optional<Error> error = loader.add_defaults(of_model)) return fail(std::move(*error));
   return loader.finish();
 }
 
@@ -485,10 +502,15 @@ std::vector<std::string> environment_overrides(std::string_view variable) {
   return texts;
 }
 
-Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const JobOverrides& overrides) {
+Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const JobOverrides& overrides,
+                            const ModelDefaults& of_model) {
   Loader loader(file);
   if (std::optional<Error> error = loader.add_file(text)) return fail(std::move(*error));
-  return finish_with(loader, overrides);
+  return finish_with(loader, overrides, of_model);
+}
+
+Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const JobOverrides& overrides) {
+  return parse_job(text, file, overrides, {});
 }
 
 Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const std::vector<std::string>& sets) {
@@ -496,6 +518,10 @@ Result<LoadedJob> parse_job(std::string_view text, const std::string& file, cons
 }
 
 Result<LoadedJob> load_job(const std::string& path, const JobOverrides& overrides) {
+  return load_job(path, overrides, {});
+}
+
+Result<LoadedJob> load_job(const std::string& path, const JobOverrides& overrides, const ModelDefaults& of_model) {
   std::error_code ec;
   const fs::file_status status = fs::status(path, ec);
   if (path.empty() || (path != "-" && !fs::exists(status))) return fail(not_found(path, "there is no such file"));
@@ -510,13 +536,13 @@ Result<LoadedJob> load_job(const std::string& path, const JobOverrides& override
       text = std::move(*whole);
     }
   }
-  if (!model) return parse_job(text, path, overrides);
+  if (!model) return parse_job(text, path, overrides, of_model);
   Loader loader("");
   Job named;
   named.model.source = path;
   const std::string source = "model.source=" + write_job_key(*find_job_key("model.source"), named);
   if (std::optional<Error> error = loader.add_override(source, "command line")) return fail(std::move(*error));
-  return finish_with(loader, overrides);
+  return finish_with(loader, overrides, of_model);
 }
 
 Result<LoadedJob> load_job(const std::string& path, const std::vector<std::string>& sets) {

@@ -383,9 +383,9 @@ void add_train(TableMaker& t) {
   t.integer("train.grad_scaler.growth_interval", 1, INT32_MAX, FORESHARD_FIELD(train.grad_scaler.growth_interval),
             "steps");
   t.word("train.zero_grad", {"set_to_none", "zero"}, FORESHARD_FIELD(train.zero_grad), "how gradients are cleared");
-  t.word("train.data.kind", {"synthetic", "tokens", "text"}, FORESHARD_FIELD(train.data.kind),
-         "tokens = file of u16/u32 ids; text = file and tokenizer.json");
-  t.text("train.data.file", FORESHARD_FIELD(train.data.file), "tokens, text");
+  t.word("train.data.kind", {"synthetic", "tokens", "text", "tensors"}, FORESHARD_FIELD(train.data.kind),
+         "tokens = file of u16/u32 ids; text = file and tokenizer.json; tensors = safetensors by input");
+  t.text("train.data.file", FORESHARD_FIELD(train.data.file), "tokens, text, tensors");
   t.text("train.data.tokenizer", FORESHARD_FIELD(train.data.tokenizer), "text: tokenizer.json");
   t.integer("train.seed", 0, INT64_MAX, FORESHARD_FIELD(train.seed), "random numbers");
   t.integer("train.eval.every", 0, 1'000'000'000'000, FORESHARD_FIELD(train.eval.every),

@@ -58,8 +58,7 @@ class RankActions final : public ActionRun {
     auto weights = starting_weights(model(), job());
     if (!weights) return fail(weights.error());
     weights_ = std::move(*weights);
-    fresh_ = weights_.from_files ? "the weights of " + job().model.source
-                                 : fmt::format("fresh values, seed {}", job().train.seed);
+    fresh_ = weights_.origin;
     if (auto made = make_runner(); !made) return made;
     if (setup_.recorder != nullptr && control_ != nullptr) align_clocks(*setup_.recorder, *control_);
     if (requests_.front().action == PlanAction::Init) return {};

@@ -1,7 +1,8 @@
 #include "exec/data/batch_source.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "core/model/json_input.h"
+#include "exec/checkpoint/safetensors.h"
 #include "exec/data/byte_pair_encoder.h"
 #include "exec/data/input_ranges.h"
 #include "exec/data/sample_order.h"
@@ -189,6 +191,38 @@ class TokenSource final : public BatchSource {
   SampleOrder order_;
 };
 
+/// Rows of tensors that stand in a safetensors file under the names of the model's inputs.
+class TensorSource final : public BatchSource {
+ public:
+  TensorSource(std::vector<at::Tensor> inputs, std::int64_t rows, std::string path, SampleRange samples,
+               std::uint64_t seed)
+      : inputs_(std::move(inputs)),
+        rows_(rows),
+        path_(std::move(path)),
+        samples_(samples),
+        order_(samples.count, seed) {}
+
+  Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
+    const at::Tensor chosen = at::empty({rows_}, at::kLong);
+    for (std::int64_t row = 0; row < rows_; ++row)
+      chosen.data_ptr<std::int64_t>()[row] = samples_.begin + order_.sample_at(first + row);
+    std::vector<at::Tensor> batch;
+    for (const at::Tensor& input : inputs_) batch.push_back(input.index_select(0, chosen));
+    return batch;
+  }
+
+  std::string identity() const override {
+    return fmt::format("tensors {} {}", std::filesystem::path(path_).filename().string(), samples_.count);
+  }
+
+ private:
+  std::vector<at::Tensor> inputs_;  // [samples, ...], mapped
+  std::int64_t rows_;
+  std::string path_;
+  SampleRange samples_;
+  SampleOrder order_;
+};
+
 /// Ids, and labels of the same shape: what a decoder's training takes.
 Result<void> takes_tokens(const std::vector<InputSlot>& slots) {
   for (const InputSlot& slot : slots) {
@@ -197,7 +231,7 @@ Result<void> takes_tokens(const std::vector<InputSlot>& slots) {
     Error error = data_error(ErrorCode::Unsupported, "input " + slot.info.name,
                              "files of tokens do not say what this input of the model should be");
     error.expected = "a model of input_ids and labels, [batch, seq] each";
-    error.hint = "train.data.kind = \"synthetic\" fills any input";
+    error.hint = "train.data.kind = \"tensors\" takes every input from a file, \"synthetic\" fills any";
     return fail(std::move(error));
   }
   return {};
@@ -205,8 +239,10 @@ Result<void> takes_tokens(const std::vector<InputSlot>& slots) {
 
 Error no_file(const char* key, const std::string& kind) {
   Error error = data_error(ErrorCode::MissingKey, key, fmt::format("data of kind {} come from a file", kind));
-  error.hint = kind == "text" ? "train.data = {kind = \"text\", file = \"corpus.txt\", tokenizer = \"tokenizer.json\"}"
-                              : "train.data = {kind = \"tokens\", file = \"corpus.u16\"}";
+  error.hint = kind == "tensors" ? "train.data = {kind = \"tensors\", file = \"batches.safetensors\"}"
+               : kind == "text"
+                   ? "train.data = {kind = \"text\", file = \"corpus.txt\", tokenizer = \"tokenizer.json\"}"
+                   : "train.data = {kind = \"tokens\", file = \"corpus.u16\"}";
   return error;
 }
 
@@ -274,9 +310,62 @@ Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, c
                                        static_cast<std::uint64_t>(job.train.seed));
 }
 
+/// The file's tensor for one input: [samples, ...] of the input's own rows and type.
+Result<at::Tensor> tensor_for(const InputSlot& slot, const NamedTensors& tensors, const std::string& file) {
+  const auto found = tensors.find(slot.info.name);
+  Shape row = slot.info.shape;
+  if (!row.empty()) row.erase(row.begin());
+  const auto wrong = [&](ErrorCode code, std::string message, std::string got) {
+    Error error = data_error(code, "input " + slot.info.name, std::move(message));
+    error.file = file;
+    error.expected =
+        fmt::format("[samples{}{}], {}", row.empty() ? "" : ", ", fmt::join(row, ", "), dtype_name(slot.info.dtype));
+    error.got = std::move(got);
+    return fail(std::move(error));
+  };
+  if (found == tensors.end()) return wrong(ErrorCode::MissingKey, "the file holds no tensor for this input", "none");
+  const at::Tensor& tensor = found->second;
+  const std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  if (sizes.size() != row.size() + 1 || !std::equal(row.begin(), row.end(), sizes.begin() + 1) || sizes[0] == 0)
+    return wrong(ErrorCode::Inconsistent, "the samples have another shape than the model's input",
+                 fmt::format("[{}]", fmt::join(sizes, ", ")));
+  const auto type = scalar_type_of(slot.info.dtype);
+  if (tensor.is_floating_point() != at::isFloatingType(type))
+    return wrong(ErrorCode::WrongType, "the samples have another type than the model's input",
+                 at::toString(tensor.scalar_type()));
+  return tensor.to(type);
+}
+
+Result<std::unique_ptr<BatchSource>> open_tensors(const std::vector<InputSlot>& slots, const Job& job, Use use) {
+  std::string file = job.train.data.file;
+  if (use == Use::Evaluate && !job.train.eval.file.empty()) file = job.train.eval.file;
+  if (file.empty()) return fail(no_file("train.data.file", job.train.data.kind));
+  const auto tensors = read_safetensors(file);
+  if (!tensors) return fail(tensors.error());
+  std::vector<at::Tensor> inputs;
+  for (const InputSlot& slot : slots) {
+    auto tensor = tensor_for(slot, *tensors, file);
+    if (!tensor) return fail(tensor.error());
+    if (!inputs.empty() && tensor->size(0) != inputs.front().size(0)) {
+      Error error = data_error(ErrorCode::Inconsistent, "input " + slot.info.name,
+                               "the file holds another number of samples for this input");
+      error.file = file;
+      error.expected = std::to_string(inputs.front().size(0));
+      error.got = std::to_string(tensor->size(0));
+      return fail(std::move(error));
+    }
+    inputs.push_back(std::move(*tensor));
+  }
+  const auto samples = samples_for(use, job, inputs.front().size(0));
+  if (!samples) return fail(samples.error());
+  return std::make_unique<TensorSource>(std::move(inputs), slots.front().rows, file, *samples,
+                                        static_cast<std::uint64_t>(job.train.seed));
+}
+
 Result<std::unique_ptr<BatchSource>> open_source(const Model& model, const Job& job, Use use) {
   auto slots = input_slots(model);
   if (!slots) return fail(slots.error());
+  if (job.train.data.kind == "tensors") return open_tensors(*slots, job, use);
   if (job.train.data.kind != "synthetic") return open_tokens(std::move(*slots), job, use);
   const auto seed = static_cast<std::uint64_t>(job.train.seed);
   const std::uint64_t language = mixed_bits(seed + 1);

@@ -1,4 +1,4 @@
-// Where a training step's inputs come from: synthetic samples, files of tokens, text.
+// Where a training step's inputs come from: synthetic samples, files of tokens, text, tensors.
 //
 // A sample is one row of a batch (a sequence, an image). Samples have a position in one endless order that depends on
 // the seed alone, never on the number of ranks: rank r of W with batches of b rows takes positions
@@ -38,6 +38,7 @@ class BatchSource {
 ///   tokens     samples of model.seq ids each, one after another in the file; labels are the ids themselves
 ///              (Transformers' models shift them)
 ///   text       the same, of a text file and a tokenizer.json
+///   tensors    rows of a safetensors file's tensors, which are named as the model's inputs: [samples, ...]
 /// Where the job evaluates on a held-out share of it (train.eval.share), that share is left out: the file's last
 /// samples.
 Result<std::unique_ptr<BatchSource>> open_batch_source(const Model& model, const Job& job);

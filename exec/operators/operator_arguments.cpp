@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -172,6 +174,10 @@ tl::expected<PreparedArgument, std::string> prepare(const Arg& arg, const c10::A
   }
   const c10::Type& type = *formal.real_type();
   if (prepare_tensor_list(arg, type, prepared)) return prepared;
+  const auto* number = std::get_if<double>(&arg.value);
+  if (number != nullptr && std::isnan(*number) && type.kind() == c10::TypeKind::TensorType)
+    return tl::unexpected(
+        fmt::format("argument {} is a number on the host that the program does not say", formal.name()));
   auto constant = constant_of(arg, type);
   if (!constant) return tl::unexpected(fmt::format("argument {} is no {}", formal.name(), type.str()));
   prepared.constant = std::move(*constant);
@@ -192,11 +198,16 @@ const Arg* keyword(const Op& op, const std::string& name) {
   return nullptr;
 }
 
+/// What a recording says of how the operator ran, beside its arguments (docs/formats/model.md).
+std::size_t remarks(const Op& op) {
+  return op.name == "aten.convolution.default" && keyword(op, "backend") != nullptr ? 1 : 0;
+}
+
 }  // namespace
 
 tl::expected<PreparedArguments, std::string> prepare_arguments(const Op& op, const c10::FunctionSchema& schema) {
   PreparedArguments prepared;
-  std::size_t keywords = 0;
+  std::size_t keywords = remarks(op);
   const auto& formals = schema.arguments();
   if (op.args.size() > formals.size()) return tl::unexpected(std::string("more arguments than the schema has"));
   for (std::size_t i = 0; i < formals.size(); ++i) {

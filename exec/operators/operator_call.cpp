@@ -97,6 +97,17 @@ void place(OperatorCall& call) {
   }
 }
 
+/// Whether something runs the operator on tensors of the device: a kernel of its own, or what it is made of.
+bool has_kernel(const c10::OperatorHandle& handle, c10::Device device) {
+  using Key = c10::DispatchKey;
+  const Key own = device.is_cuda() ? Key::CUDA : Key::CPU;
+  for (const Key key : {own, Key::CompositeExplicitAutograd, Key::CompositeExplicitAutogradNonFunctional,
+                        Key::CompositeImplicitAutograd, Key::BackendSelect}) {
+    if (handle.hasKernelForDispatchKey(key)) return true;
+  }
+  return false;
+}
+
 /// LibTorch's own generator is one for the whole process: who draws from it draws alone.
 std::mutex& global_draws() {
   static std::mutex mutex;
@@ -106,11 +117,16 @@ std::mutex& global_draws() {
 }  // namespace
 
 tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device device) {
+  if (op.opaque >= 0)
+    return tl::unexpected(std::string("an opaque operator: nobody can look into it, so it is planned and not run"));
   const auto handle = find_operator(op.name);
   if (!handle) return tl::unexpected(std::string("LibTorch has no such operator"));
   auto arguments = prepare_arguments(op, handle->schema());
   if (!arguments) return tl::unexpected(arguments.error());
   OperatorCall call{OperatorCall::Random::None, *handle, std::move(*arguments), op.out, 0, device, true, {}};
+  if (device.is_cpu()) call.equivalent = host_equivalent(handle->schema().name());
+  if (call.equivalent == nullptr && !has_kernel(*handle, device))
+    return tl::unexpected(std::string("LibTorch has no kernel of it for ") + (device.is_cpu() ? "the CPU" : "CUDA"));
   call.differentiable = has_gradient(handle->schema().name());
   place(call);
   find_randomness(call);
@@ -123,11 +139,12 @@ void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& s
     if (is_mask_draw(call) && stack[1].isDouble()) return fill_mask(stack);
     for (const auto& [argument, value] : call.in_eval) stack[argument] = value;
   }
+  const auto run = [&call](torch::jit::Stack& on) {
+    call.equivalent != nullptr ? call.equivalent(on) : call.handle.callBoxed(on);
+  };
   switch (call.random) {
-    case OperatorCall::Random::None: return call.handle.callBoxed(stack);
-    case OperatorCall::Random::Argument:
-      stack[call.generator] = generator_of(seed, call.device);
-      return call.handle.callBoxed(stack);
+    case OperatorCall::Random::None: return run(stack);
+    case OperatorCall::Random::Argument: stack[call.generator] = generator_of(seed, call.device); return run(stack);
     case OperatorCall::Random::Global: {
       std::lock_guard lock(global_draws());
       at::Generator generator = at::globalContext().defaultGenerator(call.device);
@@ -135,7 +152,7 @@ void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& s
         std::lock_guard own(generator.mutex());
         generator.set_current_seed(seed);
       }
-      return call.handle.callBoxed(stack);
+      return run(stack);
     }
   }
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/model/model.h"
+#include "exec/operators/host_equivalents.h"
 #include "exec/operators/operator_arguments.h"
 
 namespace foreshard::exec {
@@ -30,10 +31,12 @@ struct OperatorCall {
   bool differentiable = true;  // false: its results never have a gradient (detach, zeros_like)
   /// In eval mode these stand in place of the constants: dropout that does nothing, normalisation by running numbers.
   std::vector<std::pair<std::size_t, c10::IValue>> in_eval;
+  HostEquivalent equivalent = nullptr;  // what runs instead of the handle's kernel, which only CUDA has
 };
 
 /// What the program makes from nothing (arange, zeros, random numbers) is made on `device`; all else follows its
-/// inputs. An unexpected sentence: no such operator, or an argument that does not fit the schema.
+/// inputs. An unexpected sentence: no such operator, none of its kernels is for `device`, or an argument that does not
+/// fit the schema.
 tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device device = c10::kCPU);
 
 /// Runs the operator on the arguments that lie on the stack and leaves its results there. What it draws depends on

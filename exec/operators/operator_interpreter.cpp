@@ -14,6 +14,7 @@
 
 #include "exec/operators/operator_call.h"
 #include "exec/operators/random_numbers.h"
+#include "exec/operators/unwritten_values.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -70,7 +71,21 @@ Error operator_error(const Model& model, std::size_t op, std::string message) {
   error.message = std::move(message);
   error.expected = "an operator that the executor can run";
   error.place = fmt::format("ops[{}] {}", op, model.ops[op].name);
-  if (error.message.starts_with("LibTorch")) error.got = model.ops[op].name;
+  const ModuleId module = model.ops[op].module;
+  const std::string fqn = module.valid() ? model.modules[module.index()].fqn : "";
+  error.got = fqn.empty() ? model.ops[op].name : fmt::format("{} in {}", model.ops[op].name, fqn);
+  if (model.ops[op].opaque >= 0)
+    error.hint = "`foreshard plan`, `simulate` and `sweep` take it; a model made of LibTorch's operators is run";
+  return error;
+}
+
+Error unwritten_error(const Model& model, const UnwrittenRead& read) {
+  Error error = operator_error(model, read.op, "the program does not say what stands in a tensor that this reads");
+  error.expected = "values that operators of the program make, parameters, buffers and inputs";
+  error.got = fmt::format("memory of ops[{}] {}, which nothing has written", read.maker, model.ops[read.maker].name);
+  error.hint =
+      "a tensor brought from the host or carried beside a module's buffers: register it as a buffer, or make it where "
+      "it is used";
   return error;
 }
 
@@ -335,6 +350,7 @@ Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10:
     }
     program->calls.push_back(std::move(*call));
   }
+  if (const auto read = first_unwritten_read(program->calls)) return fail(unwritten_error(model, *read));
   for (const ValueId id : model.outputs) program->readers[id.index()].push_back(kEver - 1);
   return OperatorInterpreter(std::move(program));
 }

@@ -3,9 +3,14 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "core/model/json_input.h"
@@ -28,7 +33,28 @@ std::string_view module_name(std::string_view fqn) {
 
 bool is_norm(std::string_view class_name) {
   return class_name.find("LayerNorm") != class_name.npos || class_name.find("RMSNorm") != class_name.npos ||
-         class_name.find("BatchNorm") != class_name.npos || class_name == "GroupNorm";
+         class_name.find("BatchNorm") != class_name.npos || class_name.find("InstanceNorm") != class_name.npos ||
+         class_name == "GroupNorm";
+}
+
+/// True if `is` holds of the module's class or of one that it derives from.
+template <class Is>
+bool of_kind(const ModuleInfo& module, Is is) {
+  return is(module.class_name) || std::any_of(module.bases.begin(), module.bases.end(), is);
+}
+
+bool is_linear(std::string_view class_name) { return class_name.find("Linear") != class_name.npos; }
+
+/// Stacked gates of a recurrent layer; 0: none.
+std::int64_t gates_of(const ModuleInfo& module) {
+  std::int64_t gates = 0;
+  of_kind(module, [&](std::string_view name) {
+    if (name == "LSTM" || name == "LSTMCell") gates = 4;
+    if (name == "GRU" || name == "GRUCell") gates = 3;
+    if (name == "RNN" || name == "RNNCell") gates = 1;
+    return gates > 0;
+  });
+  return gates;
 }
 
 double number_or(const Json& config, const char* key, double otherwise) {
@@ -110,29 +136,83 @@ ParamInitializer::Rule ParamInitializer::family_rule(const Model& model, const P
   return {Kind::Normal, settings.spread, tokens ? settings.padding : -1};
 }
 
-/// reset_parameters of torch.nn: what a model of a .pt2 archive would have started from.
+/// Layers whose spread follows from what one output sums over.
+ParamInitializer::Rule ParamInitializer::projection_rule(const Model& model, const ModuleInfo& module,
+                                                         const ParamInfo& param) {
+  using Kind = Rule::Kind;
+  if (param.shape.size() >= 2) return {Kind::Uniform, 1.0 / std::sqrt(fan_in(param.shape)), -1};
+  if (module.class_name == "NonDynamicallyQuantizableLinear") return {Kind::Constant, 0.0, -1};  // attention's output
+  for (const ParamId other : module.params) {
+    const ParamInfo& weight = model.params[other.index()];
+    if (leaf_of(weight.fqn) == "weight") return {Kind::Uniform, 1.0 / std::sqrt(fan_in(weight.shape)), -1};
+  }
+  return {Kind::Constant, 0.0, -1};
+}
+
+/// reset_parameters of torch.nn: what a captured or exported model would have started from.
 ParamInitializer::Rule ParamInitializer::module_rule(const Model& model, const ParamInfo& param) {
   using Kind = Rule::Kind;
   const ModuleInfo& module = model.modules[param.owner.index()];
   const std::string_view leaf = leaf_of(param.fqn);
-  if (is_norm(module.class_name)) return {Kind::Constant, leaf == "bias" ? 0.0 : 1.0, -1};
-  if (module.class_name == "Embedding") return {Kind::Normal, 1.0, -1};
-  const bool projects = module.class_name.find("Linear") != std::string::npos || module.class_name.starts_with("Conv");
-  if (projects && param.shape.size() >= 2) return {Kind::Uniform, 1.0 / std::sqrt(fan_in(param.shape)), -1};
-  if (leaf == "bias") {
-    for (const ParamId other : module.params) {
-      const ParamInfo& weight = model.params[other.index()];
-      if (projects && leaf_of(weight.fqn) == "weight")
-        return {Kind::Uniform, 1.0 / std::sqrt(fan_in(weight.shape)), -1};
-    }
-    return {Kind::Constant, 0.0, -1};
+  const Shape& shape = param.shape;
+  if (of_kind(module, is_norm)) return {Kind::Constant, leaf == "bias" ? 0.0 : 1.0, -1};
+  if (of_kind(module, [](std::string_view name) { return name == "Embedding" || name == "EmbeddingBag"; }))
+    return {Kind::Normal, 1.0, -1};
+  if (of_kind(module, [](std::string_view name) { return name == "PReLU"; })) return {Kind::Constant, 0.25, -1};
+  if (const std::int64_t gates = gates_of(module); gates > 0 && !shape.empty()) {
+    const std::int64_t hidden = leaf.starts_with("weight_hr") ? shape.back() : shape.front() / gates;
+    return {Kind::Uniform, 1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, hidden))), -1};
   }
-  if (param.shape.size() < 2) return {Kind::Constant, leaf == "weight" ? 1.0 : 0.0, -1};
+  if (of_kind(module, [](std::string_view name) { return name == "MultiheadAttention"; })) {
+    if (shape.size() != 2) return {Kind::Constant, 0.0, -1};
+    return {Kind::Uniform, std::sqrt(6.0 / static_cast<double>(shape[0] + shape[1])), -1};  // xavier_uniform_
+  }
+  const bool projects = of_kind(
+      module, [](std::string_view name) { return is_linear(name) || name.starts_with("Conv") || name == "Bilinear"; });
+  if (projects && (shape.size() >= 2 || leaf == "bias")) return projection_rule(model, module, param);
+  if (leaf == "bias") return {Kind::Constant, 0.0, -1};
+  if (shape.size() < 2) return {Kind::Constant, leaf == "weight" ? 1.0 : 0.0, -1};
   return {Kind::Normal, 0.02, -1};
 }
 
+/// Embeddings say at their call which row pads.
+void ParamInitializer::keep_padding_rows_zero() {
+  for (const Op& op : model_->ops) {
+    if (op.name != "aten.embedding.default" || op.args.size() < 3) continue;
+    const auto* table = std::get_if<ParamRef>(&op.args[0].value);
+    const auto* row = std::get_if<std::int64_t>(&op.args[2].value);
+    if (table == nullptr || row == nullptr || *row < 0) continue;
+    rules_[model_->storage_of(table->id).index()].zero_row = *row;
+  }
+}
+
+namespace {
+
+/// The STD of "normal:STD".
+std::optional<double> spread_of(const std::string& init) {
+  constexpr std::string_view kNormal = "normal:";
+  if (!init.starts_with(kNormal)) return std::nullopt;
+  double spread = 0;
+  const char* end = init.data() + init.size();
+  const auto [stop, error] = std::from_chars(init.data() + kNormal.size(), end, spread);
+  if (error != std::errc() || stop != end || !std::isfinite(spread) || spread < 0) return std::nullopt;
+  return spread;
+}
+
+}  // namespace
+
 Result<ParamInitializer> ParamInitializer::create(const Model& model, const std::string& model_source,
-                                                  std::uint64_t seed) {
+                                                  std::uint64_t seed, const std::string& init) {
+  const std::optional<double> spread = spread_of(init);
+  if (init != "default" && init != "zeros" && !spread) {
+    Error error;
+    error.code = ErrorCode::OutOfRange;
+    error.place = "train.init";
+    error.message = "no such way to make parameters";
+    error.expected = "default, zeros, or normal:STD";
+    error.got = init;
+    return fail(std::move(error));
+  }
   ParamInitializer initializer(model, seed);
   Json config;
   if (!model.architecture.empty()) {
@@ -144,8 +224,12 @@ Result<ParamInitializer> ParamInitializer::create(const Model& model, const std:
   }
   const Settings settings = Settings::of(model.architecture, config);
   for (const ParamInfo& param : model.params) {
-    initializer.rules_.push_back(config.is_object() ? family_rule(model, param, settings) : module_rule(model, param));
+    Rule rule = config.is_object() ? family_rule(model, param, settings) : module_rule(model, param);
+    if (init == "zeros") rule = {Rule::Kind::Constant, 0.0, -1};
+    if (spread && param.shape.size() >= 2) rule = {Rule::Kind::Normal, *spread, rule.zero_row};
+    initializer.rules_.push_back(rule);
   }
+  if (!config.is_object()) initializer.keep_padding_rows_zero();
   return initializer;
 }
 

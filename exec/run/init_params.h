@@ -1,5 +1,5 @@
 // Starting values of parameters where no weights are given: those of Transformers' own initialisation (5.x) for the
-// families of core/model, of torch.nn's modules for other models.
+// families of core/model, of torch.nn's modules (by class or base class) for other models.
 //
 // A value depends on the seed and the parameter's name alone: the same on every rank, at every world size, in whatever
 // order they are asked for. Immutable; usable from any thread.
@@ -19,7 +19,10 @@ namespace foreshard::exec {
 class ParamInitializer {
  public:
   /// `model_source` is ModelOptions::source; its config.json, if it is one, gives the spread (initializer_range, ...).
-  static Result<ParamInitializer> create(const Model& model, const std::string& model_source, std::uint64_t seed);
+  /// `init` is TrainOptions::init: "default", "zeros", or "normal:STD", which draws parameters of two dimensions and
+  /// more so and leaves the others (scales, biases) to the default. Error: another word.
+  static Result<ParamInitializer> create(const Model& model, const std::string& model_source, std::uint64_t seed,
+                                         const std::string& init = "default");
 
   /// The whole parameter in its own dtype, a fresh tensor. The storage's owner decides for all its names.
   at::Tensor whole(ParamId param) const;
@@ -35,6 +38,8 @@ class ParamInitializer {
   struct Settings;
   static Rule family_rule(const Model& model, const ParamInfo& param, const Settings& settings);
   static Rule module_rule(const Model& model, const ParamInfo& param);
+  static Rule projection_rule(const Model& model, const ModuleInfo& module, const ParamInfo& param);
+  void keep_padding_rows_zero();
 
   const Model* model_;
   std::uint64_t seed_;

@@ -5,10 +5,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "core/model/pt2/payload.h"
+#include "exec/checkpoint/checkpoint_manifest.h"
+#include "exec/checkpoint/checkpoint_reader.h"
 #include "exec/checkpoint/safetensors.h"
 #include "exec/torch/torch_types.h"
 
@@ -63,6 +68,11 @@ class Pt2Source final : public WeightSource {
   }
   bool contains(std::string_view name) const override { return payloads_.contains(name); }
 
+  bool has_values(std::string_view name) const override {
+    const auto found = payloads_.find(name);
+    return found != payloads_.end() && found->second.bytes > 0;
+  }
+
   Result<at::Tensor> tensor(std::string_view name) const override {
     const auto found = payloads_.find(name);
     if (found == payloads_.end()) return fail(no_such(path_, name));
@@ -76,7 +86,7 @@ class Pt2Source final : public WeightSource {
     if (payload.bytes == 0) {
       Error error = weight_error(ErrorCode::MissingKey, path_, std::string(name),
                                  "the archive was exported without this tensor's values (meta or fake tensors)");
-      error.hint = "give weights, or leave them out: parameters then start as Transformers initialises them";
+      error.hint = "model.weights names the values; without it all parameters start as train.init says";
       return fail(std::move(error));
     }
     auto bytes = read_pt2_payload(path_, payload.member, payload.bytes);
@@ -93,12 +103,56 @@ class Pt2Source final : public WeightSource {
   Payloads payloads_;
 };
 
+/// Parameters and buffers of a checkpoint, put together from the ranks' pieces when they are asked for.
+class CheckpointSource final : public WeightSource {
+ public:
+  CheckpointSource(std::string folder, CheckpointManifest manifest)
+      : folder_(std::move(folder)), manifest_(std::move(manifest)), reader_(manifest_, folder_) {}
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const CheckpointTensor& tensor : manifest_.tensors) {
+      if (is_weight(tensor)) names.push_back(tensor.fqn);
+    }
+    for (const auto& [name, owner] : manifest_.shared) names.push_back(name);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  bool contains(std::string_view name) const override { return find(name) != nullptr; }
+  Result<at::Tensor> tensor(std::string_view name) const override {
+    const CheckpointTensor* found = find(name);
+    if (found == nullptr) return fail(no_such(folder_, name));
+    const std::lock_guard lock(one_at_a_time_);
+    return reader_.read_whole(*found);
+  }
+
+ private:
+  static bool is_weight(const CheckpointTensor& tensor) { return tensor.slot == "param" || tensor.slot == "buffer"; }
+  const CheckpointTensor* find(std::string_view name) const {
+    const auto shared = manifest_.shared.find(std::string(name));
+    const std::string_view own = shared == manifest_.shared.end() ? name : shared->second;
+    const CheckpointTensor* param = manifest_.find(own, "param");
+    return param != nullptr ? param : manifest_.find(own, "buffer");
+  }
+
+  std::string folder_;
+  CheckpointManifest manifest_;
+  mutable CheckpointReader reader_;
+  mutable std::mutex one_at_a_time_;
+};
+
 using Source = Result<std::shared_ptr<const WeightSource>>;
 
 Source open_archive(const std::string& path) {
   auto payloads = list_pt2_payloads(path);
   if (!payloads) return fail(std::move(payloads.error()));
   return std::make_shared<Pt2Source>(path, std::move(*payloads));
+}
+
+Source open_checkpoint(const std::string& folder) {
+  auto manifest = read_manifest(folder);
+  if (!manifest) return fail(std::move(manifest.error()));
+  return std::make_shared<CheckpointSource>(folder, std::move(*manifest));
 }
 
 /// "transformer.h.0.ln_1.weight" as "h.0.ln_1.weight".
@@ -111,6 +165,11 @@ std::string without_first(const std::string& name) {
 
 Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path) {
   if (path.ends_with(".pt2")) return open_archive(path);
+  std::error_code code;
+  if (has_checkpoints(path) || std::filesystem::exists(std::filesystem::path(path) / kManifestName, code)) {
+    const auto checkpoint = locate_checkpoint(path);
+    return checkpoint ? open_checkpoint(*checkpoint) : fail(checkpoint.error());
+  }
   auto tensors = read_weights(path);
   if (!tensors) return fail(std::move(tensors.error()));
   return std::make_shared<SafetensorsSource>(path, std::move(*tensors));

@@ -25,10 +25,12 @@ class WeightSource {
   virtual bool contains(std::string_view name) const = 0;
   /// Contiguous. Errors: no such name; bytes that are missing or damaged.
   virtual Result<at::Tensor> tensor(std::string_view name) const = 0;
+  /// False: no such name, or name and shape alone, as of an archive that was exported on meta.
+  virtual bool has_values(std::string_view name) const { return contains(name); }
 };
 
-/// A .safetensors file, a *.safetensors.index.json, a folder that holds either, or a .pt2 archive (2.8 and later: older
-/// ones keep their weights as pickles).
+/// A .safetensors file, a *.safetensors.index.json, a folder that holds either, a checkpoint of ours (or a folder of
+/// them: the newest), or a .pt2 archive (2.8 and later: older ones keep their weights as pickles).
 Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path);
 
 /// The whole value of a parameter, of its own shape, in the file's element type. Tried are its own name, the names that

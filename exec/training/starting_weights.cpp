@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <string>
@@ -29,7 +30,7 @@ bool holds_weights(const std::filesystem::path& source) {
 }
 
 /// Every parameter once, before anything is started. Looking one up maps it and reads nothing.
-Result<void> check_all_there(const Model& model, const WeightSource& weights, const std::string& source) {
+Result<void> check_all_there(const Model& model, const WeightSource& weights, const std::string& source, bool named) {
   std::vector<std::string> missing;
   std::string first;
   for (std::size_t p = 0; p < model.params.size(); ++p) {
@@ -48,36 +49,56 @@ Result<void> check_all_there(const Model& model, const WeightSource& weights, co
   error.expected = fmt::format("all parameters of {}", model.name.empty() ? "the model" : model.name);
   for (std::size_t i = 0; i < missing.size() && i < kMostNames; ++i) error.got += (i ? ", " : "without ") + missing[i];
   if (missing.size() > kMostNames) error.got += fmt::format(" and {} more", missing.size() - kMostNames);
-  error.hint = "name the config.json itself as model.source to start from fresh values";
+  error.hint = named ? "leave model.weights out to start from fresh values"
+                     : "name the config.json itself as model.source to start from fresh values";
   return fail(std::move(error));
+}
+
+struct OpenedWeights {
+  std::shared_ptr<const WeightSource> source;  // null: none, values are made
+  std::string path;
+};
+
+Result<OpenedWeights> find_weights(const Model& model, const ModelOptions& options) {
+  const bool named = !options.weights.empty();
+  const std::string& path = named ? options.weights : options.source;
+  if (!named && !holds_weights(path)) return OpenedWeights{};
+  auto opened = open_weights(path);
+  if (!opened) return fail(opened.error());
+  const bool valued = std::any_of(model.params.begin(), model.params.end(),
+                                  [&](const ParamInfo& param) { return (*opened)->has_values(param.fqn); });
+  if (!named && !valued && path.ends_with(".pt2")) return OpenedWeights{};  // exported on meta: buffers at most
+  if (auto complete = check_all_there(model, **opened, path, named); !complete) return fail(complete.error());
+  return OpenedWeights{std::move(*opened), path};
+}
+
+std::string fresh_text(const TrainOptions& train) {
+  const std::string how = train.init == "default" ? "as their modules initialise themselves" : train.init;
+  return fmt::format("fresh values, {}, seed {}", how, train.seed);
 }
 
 }  // namespace
 
 Result<StartingWeights> starting_weights(const Model& model, const Job& job) {
-  const std::string& source = job.model.source;
   StartingWeights start;
-  std::shared_ptr<const WeightSource> weights;
-  if (holds_weights(source)) {
-    auto opened = open_weights(source);
-    if (!opened) return fail(opened.error());
-    weights = *opened;
-    if (auto complete = check_all_there(model, *weights, source); !complete) return fail(complete.error());
-  }
-  auto buffers = initial_buffers(model, source, weights.get());
+  auto weights = find_weights(model, job.model);
+  if (!weights) return fail(weights.error());
+  auto buffers = initial_buffers(model, job.model.source, weights->source.get());
   if (!buffers) return fail(buffers.error());
   start.buffers = std::move(*buffers);
-  start.from_files = weights != nullptr;
-  if (weights != nullptr) {
-    start.params = [&model, weights](ParamId id) {
-      auto whole = whole_param(model, id, *weights);
+  if (weights->source != nullptr) {
+    start.origin = "the weights of " + weights->path;
+    start.params = [&model, source = std::move(weights->source)](ParamId id) {
+      auto whole = whole_param(model, id, *source);
       if (!whole) throw std::runtime_error(to_text(whole.error()));
       return *whole;
     };
     return start;
   }
-  auto fresh = ParamInitializer::create(model, source, static_cast<std::uint64_t>(job.train.seed));
+  auto fresh =
+      ParamInitializer::create(model, job.model.source, static_cast<std::uint64_t>(job.train.seed), job.train.init);
   if (!fresh) return fail(fresh.error());
+  start.origin = fresh_text(job.train);
   start.params = [initializer = std::make_shared<ParamInitializer>(std::move(*fresh))](ParamId id) {
     return initializer->whole(id);
   };

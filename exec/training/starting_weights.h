@@ -1,7 +1,9 @@
-// The values that training starts from: weights beside the model's config.json where there are some, else fresh ones.
+// The values that training starts from: weights that the job names, those beside the model's config.json where there
+// are some, else fresh ones.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +18,13 @@ namespace foreshard::exec {
 struct StartingWeights {
   OperatorInterpreter::ParamTensors params;  // whole tensors, one at a time; holds what it reads from
   std::vector<at::Tensor> buffers;           // in the order of Model::buffers
-  bool from_files = false;
+  std::string origin;                        // for people: "the weights of FILE", "fresh values, ..."
 };
 
-/// Weights are read where model.source is a folder that holds safetensors, or a .pt2 archive with weights in it. Error:
-/// weights that lack parameters of the model (all of them are named), or have them in another shape. `model` outlives
-/// the result.
+/// Weights are read from model.weights if that is set, else where model.source is a folder that holds safetensors, or a
+/// .pt2 archive with weights in it (an archive exported on meta has none). Fresh values are made as train.init says.
+/// Error: weights that lack parameters of the model (all of them are named), or have them in another shape. `model`
+/// outlives the result.
 Result<StartingWeights> starting_weights(const Model& model, const Job& job);
 
 }  // namespace foreshard::exec

@@ -92,6 +92,9 @@ struct StepWord {
 
 constexpr const char* kExchange = "exchange of losses";
 
+/// A captured program has run under mixed precision: it casts what comes in by operators of its own.
+bool casts_are_recorded(const Model& model) { return model.lifetimes == Lifetimes::Recorded; }
+
 /// What the references of the runner point to; stays where it is.
 struct Parts {
   Model model;
@@ -125,8 +128,9 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   auto plan = build_plan(parts->model, job);
   if (!plan) return fail(plan.error());
   parts->plan = std::move(*plan);
-  const auto precision = program_precision(parts->model, job, parts->units);
+  auto precision = program_precision(parts->model, job, parts->units);
   if (!precision) return fail(precision.error());
+  if (casts_are_recorded(parts->model)) precision->calls.clear();
   auto interpreter = OperatorInterpreter::create(parts->model, cuda ? c10::kCUDA : c10::kCPU, *precision);
   if (!interpreter) return fail(interpreter.error());
   parts->interpreter.emplace(std::move(*interpreter));
@@ -156,6 +160,7 @@ class RankTraining final : public Training {
     if (auto made = make_backend(); !made) return made;
     if (auto connected = connect(); !connected) return connected;
     if (auto made = make_runner(); !made) return made;
+    if (events.note) events.note("starts from " + parts_->weights.origin);
     if (setup_.resume) {
       if (auto resumed = resume(events); !resumed) return resumed;
     } else {
@@ -263,7 +268,7 @@ class RankTraining final : public Training {
                           parts_->weights.buffers,
                           parts_->units.trainable,
                           static_cast<std::uint64_t>(train().seed)};
-    setup.input_dtype = model_input_dtype(setup_.job, parts_->units);
+    if (!casts_are_recorded(parts_->model)) setup.input_dtype = model_input_dtype(setup_.job, parts_->units);
     setup.scaler = train().grad_scaler;
     auto hook = own_hook(setup_.job, setup_.hooks);
     if (!hook) return fail(hook.error());

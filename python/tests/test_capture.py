@@ -421,7 +421,11 @@ class Scripts(unittest.TestCase):
 
         self.assertEqual(
             capture_step(module, step, torch.empty(3, 6)).document["job"],
-            {"train.optimizer.name": "adamw", "train.optimizer.impl": "for_loop"},
+            {
+                "fsdp.mixed_precision.param": "none",
+                "train.optimizer.name": "adamw",
+                "train.optimizer.impl": "for_loop",
+            },
         )
 
     def test_all_models_of_the_suite_are_captured(self):

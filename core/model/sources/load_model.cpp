@@ -1,5 +1,8 @@
 #include "core/model/sources/load_model.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -31,6 +34,27 @@ bool is_archive(const std::string& file) {
   return beginning_of_file(file, kZipMagic.size()) == kZipMagic;
 }
 
+/// A captured program has run in one dtype; no other can be read out of it.
+Result<void> check_captured(const Model& model, const ProgramOptions& program, const std::string& file) {
+  if (model.lifetimes != Lifetimes::Recorded) return {};
+  const auto floating = std::find_if(model.params.begin(), model.params.end(),
+                                     [](const ParamInfo& param) { return is_floating(param.dtype); });
+  const DType created = floating == model.params.end() ? model.compute_dtype : floating->dtype;
+  const DType wanted = program.compute_dtype.value_or(created);
+  if (wanted == model.compute_dtype) return {};
+  const std::string captured(model.compute_dtype == created ? "none" : dtype_name(model.compute_dtype));
+  Error error;
+  error.code = ErrorCode::Inconsistent;
+  error.message = "the module was captured with another precision than the job computes in";
+  error.file = file;
+  error.place = "fsdp.mixed_precision.param";
+  error.expected = fmt::format("\"{}\", as it was captured", captured);
+  error.got = std::string(dtype_name(wanted));
+  error.hint = fmt::format("capture it with mixed_precision={{\"param\": \"{}\"}}, or set the job's to \"{}\"",
+                           dtype_name(wanted), captured);
+  return fail(std::move(error));
+}
+
 }  // namespace
 
 Result<Model> load_model(const ModelOptions& options, const ProgramOptions& program) {
@@ -57,7 +81,9 @@ Result<Model> load_model(const ModelOptions& options, const ProgramOptions& prog
   const bool is_model_json = document->is_object() && document->contains("schema");
   Result<Model> model =
       is_model_json ? model_from_json(*document, file) : model_from_config_json(*document, file, options, program);
-  if (model && model->name.empty()) {
+  if (!model) return model;
+  if (const auto fits = check_captured(*model, program, file); !fits) return fail(fits.error());
+  if (model->name.empty()) {
     model->name = std::filesystem::absolute(std::filesystem::path(file)).parent_path().filename().string();
   }
   return model;

@@ -10,7 +10,7 @@
 namespace foreshard {
 
 /// `options.source` names the file or folder. For a model.json the program is what the file holds: batch, seq,
-/// attention and loss of the options do not apply, and `program` is not looked at.
+/// attention and loss of the options do not apply. One that was captured refuses another dtype in `program`.
 Result<Model> load_model(const ModelOptions& options, const ProgramOptions& program = {});
 
 /// The program that a job's training step runs: mixed precision decides the dtype, `device` the kernels.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -351,7 +351,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, torch.Tensor):
             if refs.get(id(value)):
                 return refs[id(value)]
-            return 0.0 if value.dtype.is_floating_point else 0  # a number on the host
+            return self._argument(_host_number(value), refs)
         if isinstance(value, (list, tuple)):
             return [self._argument(v, refs) for v in value]
         if isinstance(value, torch.dtype):
@@ -438,6 +438,16 @@ class Recorder(TorchDispatchMode):
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
+
+
+def _host_number(tensor: torch.Tensor) -> bool | int | float:
+    """A tensor on the host where the card's operator takes a number: NaN where its value is not there."""
+    constant = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
+    if isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu":
+        with torch.utils._python_dispatch._disable_current_modes():
+            number = constant.item()
+        return number if isinstance(number, (bool, int, float)) else math.nan
+    return math.nan if tensor.dtype.is_floating_point else 0
 
 
 def _convolution_backend(args) -> str:

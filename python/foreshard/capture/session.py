@@ -22,7 +22,7 @@ from .errors import CaptureError
 from .fakes import Fakes, check_module
 from .functions import Functions
 from .modules import ModuleStack
-from .recorder import Recorder
+from .recorder import Recorder, dtype_name
 from .structure import Structure
 from .values import ValueTable, storage_key
 
@@ -139,6 +139,10 @@ def _leaves(tree: Any) -> list[Any]:
     return tree_flatten(tree)[0]
 
 
+def _precision(dtype: torch.dtype | None) -> str:
+    return "none" if dtype is None else dtype_name(dtype)
+
+
 def _dtype(value: Any, key: str) -> torch.dtype | None:
     if value is None or isinstance(value, torch.dtype):
         return value
@@ -195,7 +199,11 @@ class _Session:
         self.outputs: list[str] = []
         self.loss = ""
         self.loss_begin = -1
-        self.job: dict[str, Any] = {}
+        # The job computes in what was captured, or the other way round.
+        self.job: dict[str, Any] = {"fsdp.mixed_precision.param": _precision(self.param)}
+        for key, dtype in (("buffer", self.buffer), ("output", self.output)):
+            if dtype is not None:
+                self.job[f"fsdp.mixed_precision.{key}"] = _precision(dtype)
 
     # --------------------------------------------------------------------------------------------------- run
 
@@ -370,8 +378,8 @@ class _Session:
 
         def stepping(optimizer, args, kwargs):
             name = type(optimizer).__name__.lower()
-            if name in ("adamw", "adam", "sgd"):
-                self.job["train.optimizer.name"] = name
+            if name in ("adamw", "adam", "sgd"):  # Adam's state and kernels are AdamW's
+                self.job["train.optimizer.name"] = "sgd" if name == "sgd" else "adamw"
             defaults = optimizer.defaults
             if defaults.get("fused"):
                 self.job["train.optimizer.impl"] = "fused"

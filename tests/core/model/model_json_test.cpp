@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/model/families/config_model.h"
+#include "core/model/sources/job_defaults.h"
+#include "core/model/sources/load_model.h"
 
 namespace foreshard {
 namespace {
@@ -313,6 +316,44 @@ TEST(ModelJson, LongChainsOfContainersDoNotUseTheStack) {
       modules + R"(], "calls": [)" + calls + R"(], "outputs": ["y"]})";
   const auto model = parse_model_json(text, "x");
   EXPECT_TRUE(model.has_value()) << to_text(model.error());
+}
+
+/// The example of facts on the disk, with a parameter of float32 that it was captured in `compute`.
+std::string captured_file(const std::string& compute) {
+  Json json = Json::parse(kFacts);
+  json["compute_dtype"] = compute;
+  const std::string file = testing::TempDir() + "/captured_" + compute + ".model.json";
+  std::ofstream(file) << json.dump();
+  return file;
+}
+
+TEST(LoadModel, WhatWasCapturedInOnePrecisionIsNotReadInAnother) {
+  ModelOptions options;
+  ProgramOptions low, kept;
+  low.compute_dtype = DType::BFloat16;
+  options.source = captured_file("float32");
+  EXPECT_TRUE(load_model(options, kept));
+  const auto refused = load_model(options, low);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().place, "fsdp.mixed_precision.param");
+  EXPECT_EQ(refused.error().expected, "\"none\", as it was captured");
+  EXPECT_EQ(refused.error().got, "bfloat16");
+  options.source = captured_file("bfloat16");
+  EXPECT_TRUE(load_model(options, low));
+  EXPECT_EQ(load_model(options, kept).error().expected, "\"bfloat16\", as it was captured");
+}
+
+TEST(LoadModel, TheScriptsWordsAreTheJobsDefaults) {
+  EXPECT_EQ(job_defaults(captured_file("float32")),
+            (std::vector<std::string>{"train.micro_batches=2", "train.optimizer.name=sgd"}));
+  EXPECT_TRUE(job_defaults("no/such/model.json").empty());
+  EXPECT_TRUE(job_defaults(kModels).empty());
+  const std::string config = testing::TempDir() + "/config.json";
+  std::ofstream(config) << R"({"model_type": "llama", "job": {"train.steps": 3}})";
+  EXPECT_TRUE(job_defaults(config).empty()) << "no model.json";
+  const std::string broken = testing::TempDir() + "/broken.json";
+  std::ofstream(broken) << R"({"schema": "foreshard.model/2", "job": {"train.st)";
+  EXPECT_TRUE(job_defaults(broken).empty());
 }
 
 }  // namespace

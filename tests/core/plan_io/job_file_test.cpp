@@ -1,4 +1,5 @@
 #include "core/job/job_file.h"
+#include "core/job/model_defaults.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -154,6 +155,28 @@ TEST(JobFile, OverridesWinAndSayWhereTheyCameFrom) {
   EXPECT_EQ(loaded.job.cluster.memory, 80'000'000'000);
   EXPECT_EQ(value_of(loaded, "cluster.memory").value, "\"78125000KiB\"");
   EXPECT_EQ(loaded.job.fsdp.mixed_precision, MixedPrecision::none());
+}
+
+TEST(JobFile, AModelsWordsAreBelowAllOthers) {
+  std::string asked;
+  const auto words = [&](const std::string& source) {
+    asked = source;
+    return std::vector<std::string>{"model.batch=4", "train.micro_batches=2", "train.steps=9",
+                                    "fsdp.mixed_precision.param=none"};
+  };
+  const JobOverrides overrides{{"train.micro_batches=3"}, {}};
+  const std::string file = "[model]\nsource = \"m\"\nbatch = 2\n";
+  const LoadedJob loaded = parse_job(file, "d/job.toml", overrides, words).value();
+  EXPECT_EQ(asked, "d/m");
+  EXPECT_EQ(loaded.job.model.batch, 2);
+  EXPECT_EQ(loaded.job.train.micro_batches, 3);
+  EXPECT_EQ(loaded.job.train.steps, 9);
+  EXPECT_EQ(value_of(loaded, "train.steps").origin, "the model");
+  EXPECT_FALSE(loaded.job.fsdp.mixed_precision.param);
+  const auto wrong = parse_job(file, "d/job.toml", overrides,
+                               [](const std::string&) { return std::vector<std::string>{"train.stops=9"}; });
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().place, "the model train.stops");
 }
 
 TEST(JobFile, SplitsTheEnvironmentVariable) {

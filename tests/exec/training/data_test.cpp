@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -186,6 +187,49 @@ TEST(BatchSource, ATokenThatTheModelDoesNotKnowIsNamedWithItsPlace) {
   ASSERT_FALSE(batch);
   EXPECT_EQ(batch.error().place, "token 9");
   EXPECT_EQ(batch.error().got, "96");
+}
+
+/// A safetensors file by hand: every tensor int64, one after another.
+std::string tensor_file(const std::string& name, const std::map<std::string, at::Tensor>& tensors) {
+  std::string header = "{", data;
+  for (const auto& [key, tensor] : tensors) {
+    const std::size_t begin = data.size();
+    data.append(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());
+    header += (header.size() > 1 ? "," : "") + ("\"" + key + "\":{\"dtype\":\"I64\",\"shape\":[") +
+              std::to_string(tensor.size(0)) + "," + std::to_string(tensor.size(1)) + "],\"data_offsets\":[" +
+              std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+  }
+  header += "}";
+  const std::string path = testing::temporary_path(name);
+  std::ofstream file(path, std::ios::binary);
+  const std::uint64_t length = header.size();
+  file.write(reinterpret_cast<const char*>(&length), sizeof(length));
+  file << header << data;
+  return path;
+}
+
+TEST(BatchSource, TensorsGiveEveryInputItsOwnRows) {
+  const at::Tensor ids = at::arange(6 * 16).view({6, 16}).remainder(96), labels = ids + 1;
+  Job job = job_of_rows(2);
+  job.train.data = {"tensors", tensor_file("six.safetensors", {{"input_ids", ids}, {"labels", labels}}), ""};
+  std::set<std::int64_t> starts;
+  for (int step = 0; step < 3; ++step) {
+    const auto batch = batches_of(job, step * 2, 1).front();
+    EXPECT_TRUE(batch[1].equal(batch[0] + 1)) << "rows stay together";
+    for (int row = 0; row < 2; ++row) starts.insert(batch[0][row][0].item<std::int64_t>());
+  }
+  EXPECT_EQ(starts.size(), 6u) << "every sample once an epoch";
+  const Model model = tiny_llama(job);
+  const auto place_of = [&](const std::map<std::string, at::Tensor>& tensors) {
+    job.train.data.file = tensor_file("wrong.safetensors", tensors);
+    const auto source = open_batch_source(model, job);
+    return source ? std::string("none") : source.error().place + ": " + source.error().got;
+  };
+  EXPECT_EQ(place_of({{"input_ids", ids}}), "input labels: none");
+  EXPECT_EQ(place_of({{"input_ids", ids}, {"labels", at::zeros({6, 15}, at::kLong)}}), "input labels: [6, 15]");
+  EXPECT_EQ(place_of({{"input_ids", ids}, {"labels", at::zeros({5, 16}, at::kLong)}}), "input labels: 5");
+  job.train.data.file = "";
+  EXPECT_EQ(open_batch_source(model, job).error().place, "train.data.file");
 }
 
 TEST(BatchSource, DataThatCannotBeIsRefused) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +10,7 @@
 #include "exec/run/buffers.h"
 #include "exec/run/init_params.h"
 #include "exec/run/weight_source.h"
+#include "exec/training/starting_weights.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard::exec {
@@ -144,6 +146,65 @@ TEST(InitParams, TheSeedAndTheNameDecideNotTheOrder) {
   EXPECT_FALSE(value.equal(other->whole(up)));
 }
 
+/// One module of a class, with its parameters; no config.json says anything of it.
+Model module_of(const std::string& class_name, const std::vector<std::pair<std::string, Shape>>& params,
+                const std::vector<std::string>& bases = {}) {
+  Model model;
+  model.modules.push_back({"", "Net", {}, {}, {}, {}, {}});
+  ModuleInfo module{"m", class_name, bases, ModuleId(0), {}, {}, {}};
+  for (const auto& [leaf, shape] : params) {
+    module.params.push_back(ParamId(model.params.size()));
+    model.params.push_back({"m." + leaf, shape, DType::Float32, true, ModuleId(1), {}});
+  }
+  model.modules.push_back(module);
+  return model;
+}
+
+double largest(const Model& model, const std::string& init = "default", std::size_t param = 0) {
+  const auto initializer = ParamInitializer::create(model, "", 3, init);
+  EXPECT_TRUE(initializer) << to_text(initializer.error());
+  return initializer->whole(ParamId(param)).abs().max().item<double>();
+}
+
+// torch.nn's reset_parameters: bounds that a thousand elements come close to.
+TEST(InitParams, EachKindOfModuleInitialisesItself) {
+  EXPECT_NEAR(largest(module_of("Linear", {{"weight", {64, 25}}})), 0.2, 0.01);
+  EXPECT_NEAR(largest(module_of("Mine", {{"weight", {64, 25}}}, {"Linear"})), 0.2, 0.01);
+  EXPECT_NEAR(largest(module_of("Linear", {{"weight", {640, 25}}, {"bias", {640}}}), "default", 1), 0.2, 0.01);
+  EXPECT_NEAR(largest(module_of("ConvTranspose2d", {{"weight", {64, 5, 5, 2}}})), std::sqrt(1.0 / 50), 0.01);
+  EXPECT_NEAR(largest(module_of("LSTM", {{"weight_ih_l0", {400, 64}}})), 0.1, 0.005);
+  EXPECT_NEAR(largest(module_of("LSTM", {{"bias_hh_l0", {400}}})), 0.1, 0.005);
+  EXPECT_NEAR(largest(module_of("GRU", {{"weight_hh_l0", {300, 100}}})), 0.1, 0.005);
+  EXPECT_NEAR(largest(module_of("MultiheadAttention", {{"in_proj_weight", {96, 54}}})), 0.2, 0.01);  // xavier
+  EXPECT_EQ(largest(module_of("MultiheadAttention", {{"in_proj_bias", {96}}})), 0);
+  EXPECT_EQ(largest(module_of("NonDynamicallyQuantizableLinear", {{"weight", {8, 8}}, {"bias", {8}}}), "default", 1),
+            0);
+  EXPECT_EQ(largest(module_of("PReLU", {{"weight", {8}}})), 0.25);
+  EXPECT_EQ(largest(module_of("MyNorm", {{"weight", {8}}}, {"BatchNorm2d", "_NormBase"})), 1);
+  EXPECT_GT(largest(module_of("EmbeddingBag", {{"weight", {100, 8}}})), 2.5);  // N(0, 1)
+}
+
+TEST(InitParams, PaddingRowsOfEmbeddingsAreZero) {
+  Model model = module_of("Embedding", {{"weight", {5, 8}}});
+  Op look_up;
+  look_up.name = "aten.embedding.default";
+  look_up.args = {Arg{ParamRef{ParamId(0)}}, Arg{ValueRef{ValueId(0)}}, Arg{std::int64_t{3}}};
+  model.ops.push_back(look_up);
+  const at::Tensor table = ParamInitializer::create(model, "", 3)->whole(ParamId(0));
+  EXPECT_EQ(table[3].abs().max().item<double>(), 0);
+  EXPECT_GT(table[2].abs().max().item<double>(), 0.1);
+}
+
+TEST(InitParams, TheJobSaysHow) {
+  const Model model = module_of("Linear", {{"weight", {100, 100}}, {"bias", {100}}});
+  const auto drawn = ParamInitializer::create(model, "", 3, "normal:0.5");
+  EXPECT_NEAR(drawn->whole(ParamId(0)).std().item<double>(), 0.5, 0.02);
+  EXPECT_LT(largest(model, "normal:0.5", 1), 0.11) << "a bias stays as its module makes it";
+  EXPECT_EQ(largest(model, "zeros"), 0);
+  for (const char* wrong : {"normal:", "normal:x", "normal:-1", "ones", ""})
+    EXPECT_EQ(ParamInitializer::create(model, "", 3, wrong).error().place, "train.init") << wrong;
+}
+
 TEST(WeightSource, AnArchivesPayloadsAreReadOneByOne) {
   const std::string file = kData + "/pt2/user_mlp_shared.pt2";
   const auto source = open_weights(file);
@@ -180,6 +241,33 @@ TEST(WeightSource, DamagedArchivesAreErrors) {
   for (const char* name : {"truncated", "weight_path_traversal"}) {
     EXPECT_FALSE(open_weights(kData + "/pt2/" + name + ".pt2")) << name;
   }
+}
+
+TEST(StartingWeights, AnArchiveOfMetaTensorsStartsFresh) {
+  Job job;
+  job.model.source = kData + "/pt2/resnet50_meta.pt2";
+  const Model model = load_model(job.model).value();
+  const auto start = starting_weights(model, job);
+  ASSERT_TRUE(start) << to_text(start.error());
+  EXPECT_EQ(start->origin, "fresh values, as their modules initialise themselves, seed 0");
+  EXPECT_EQ(start->params(ParamId(0)).sizes().vec(), model.params[0].shape);
+  job.train.init = "zeros";
+  EXPECT_EQ(starting_weights(model, job)->params(ParamId(0)).abs().max().item<double>(), 0);
+}
+
+TEST(StartingWeights, TheJobNamesThem) {
+  Job job;
+  job.model.source = kData + "/exec/llama_tiny/config.json";
+  const Model model = load_model(job.model).value();
+  EXPECT_EQ(starting_weights(model, job)->origin, "fresh values, as their modules initialise themselves, seed 0");
+  job.model.weights = kData + "/exec/llama_tiny/model.safetensors";
+  const auto start = starting_weights(model, job);
+  ASSERT_TRUE(start) << to_text(start.error());
+  EXPECT_EQ(start->origin, "the weights of " + job.model.weights);
+  const ParamId norm = model.find_param("model.norm.weight");
+  EXPECT_TRUE(start->params(norm).equal(open_weights(job.model.weights).value()->tensor("model.norm.weight").value()));
+  job.model.weights = kData + "/exec/no_such_folder";
+  EXPECT_FALSE(starting_weights(model, job));
 }
 
 }  // namespace

@@ -1,0 +1,125 @@
+"""Captured modules trained by `foreshard run`: the losses are PyTorch's from the same weights and batches.
+
+FORESHARD names the program, which starts foreshard-exec beside it; without both there is nothing to test (77: skipped).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.dirname(HERE), HERE]
+
+PROGRAM = os.environ.get("FORESHARD", "")
+STEPS, ROWS = 3, 2  # rows of a rank's batch
+JOB = ["train.optimizer.lr=0.001", "train.clip_grad_norm=1.0", "fsdp.mixed_precision.param=none"]
+# In one rank: statistics of a batch, and losses between its rows, are a rank's own.
+ALONE = ("resnet_fp32", "unet", "two_towers")
+CASES = ("nanogpt", "meta_llama_checkpoint", "lstm", "gru", "resnet_fp32", "dlrm", "masked_encoder", "vit", "encoder_decoder")
+# (Models that draw noise in their forward have losses of their own: PyTorch's random numbers are others.)
+# What nobody can run without what only Python has.
+REFUSED = {"custom_autograd": "opaque"}
+
+
+def quiet(module):
+    """Without random numbers, which are PyTorch's own."""
+    for child in module.modules():
+        for name in ("p", "dropout", "dropout_p"):
+            if isinstance(child.__dict__.get(name), float):
+                setattr(child, name, 0.0)
+    return module
+
+
+def small(batch, rows):
+    """The first rows; of sequences the first tokens."""
+    return tuple((t[:rows, :64] if t.dim() == 2 and t.shape[1] == 512 and not t.is_floating_point() else t[:rows]).contiguous() for t in batch)
+
+
+def train(case, module, batch) -> list[float]:
+    """What a script does: AdamW with the job's defaults."""
+    import torch
+
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    losses = []
+    for _ in range(STEPS):
+        out = case.forward(module, *batch)
+        loss = out[0] if isinstance(out, tuple) else out
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def run(folder: str, model: str, settings: list[str], ranks: int, source: str = "model.source") -> tuple[list[float], str]:
+    command = [PROGRAM, "run", model, "--json", *(["--nproc", str(ranks)] if ranks > 1 else [])]
+    for setting in [*JOB, f"train.steps={STEPS}", f"cluster.world_size={ranks}", *settings]:
+        command += ["--set", setting]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [line["loss"] for line in lines if "step" in line and "loss" in line], done.stdout + done.stderr
+
+
+class Runs(unittest.TestCase):
+    def captured(self, folder, name, ranks):
+        import models
+        import torch
+
+        from foreshard.capture import capture_step
+        from foreshard.weights import save_tensors, save_weights
+
+        case = models.load()[name]
+        torch.manual_seed(3)
+        module = quiet(case.make())
+        batch = small(case.batch("cpu"), ROWS * ranks)
+        step = models.training_step(case)
+        strict = case.options.get("strict", True)
+        model = capture_step(module, step, *small(batch, ROWS), strict=strict)
+        inputs = [row["name"] for row in model.document["inputs"]]
+        model.save(os.path.join(folder, "model.json"))
+        save_weights(module, os.path.join(folder, "weights.safetensors"))
+        save_tensors(dict(zip(inputs, batch)), os.path.join(folder, "batch.safetensors"))
+        return case, module, batch
+
+    def losses(self, name, runtime):
+        ranks = 1 if name in ALONE else 2
+        with tempfile.TemporaryDirectory() as folder:
+            case, module, batch = self.captured(folder, name, ranks)
+            data = 'train.data={kind = "tensors", file = "batch.safetensors"}'
+            wrap = f"fsdp.wrap.classes={json.dumps(case.wrap)}"
+            settings = ["model.weights=weights.safetensors", data, f"fsdp.runtime={runtime}", wrap]
+            got, said = run(folder, "model.json", settings, ranks)
+            if name in REFUSED:
+                return [], said
+            return list(zip(train(case, module, batch), got)), said
+
+    def test_losses_are_pytorchs(self):
+        for name in os.environ.get("CASES", ",".join(CASES)).split(","):
+            runtime = "fsdp1" if name in ("nanogpt", "dlrm") else "fsdp2"
+            with self.subTest(name, runtime=runtime):
+                pairs, said = self.losses(name, runtime)
+                self.assertEqual(len(pairs), STEPS, said)
+                self.assertIn("starts from the weights of weights.safetensors", said)
+                for truth, got in pairs:
+                    self.assertLess(abs(got - truth), 2e-5 * max(1.0, abs(truth)), f"{name}: {pairs}")
+                self.assertNotAlmostEqual(pairs[0][0], pairs[-1][0], places=5)  # it has learnt something
+
+    def test_opaque_operators_refuse_by_name(self):
+        for name, word in REFUSED.items():
+            _, said = self.losses(name, "fsdp2")
+            self.assertIn(word, said)
+            self.assertIn("SquaredRelu", said)
+
+
+if __name__ == "__main__":
+    if not os.path.exists(PROGRAM) or not os.path.exists(os.path.join(os.path.dirname(PROGRAM), "foreshard-exec")):
+        print("skipped: FORESHARD names no program with foreshard-exec beside it")
+        sys.exit(77)
+    unittest.main()
