@@ -47,9 +47,7 @@ std::map<std::string, std::int64_t> collectives_of(const Model& model) {
   return count;
 }
 
-const ParamInfo& param(const Model& model, const char* name) {
-  return model.params[model.find_param(name).index()];
-}
+const ParamInfo& param(const Model& model, const char* name) { return model.params[model.find_param(name).index()]; }
 
 struct Meetings {
   std::int64_t forward = 0, backward = 0;
