@@ -17,6 +17,8 @@
 namespace foreshard::cli {
 namespace {
 
+constexpr int kPlainWidth = 110;
+
 std::string_view variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
@@ -37,7 +39,7 @@ int terminal_width() {
   winsize size{};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   const int columns = std::atoi(std::string(variable("COLUMNS")).c_str());
-  return columns > 0 ? columns : 110;
+  return columns > 0 ? columns : kPlainWidth;
 }
 
 void tell_on_stderr(const Error& error, bool color) {
@@ -56,6 +58,10 @@ bool Console::result(std::string_view answer) const {
   const bool is_json = json || answer.starts_with('{');
   if (is_json) utf8 = as_utf8(answer);  // in JSON whatever is not lies within its texts
   const std::string_view text = is_json ? std::string_view(utf8) : answer;
+  if (heard != nullptr) {
+    heard->results += text;
+    return true;
+  }
   errno = 0;
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (std::fflush(stdout) == 0 && written) return true;
@@ -68,6 +74,10 @@ bool Console::result(std::string_view answer) const {
 void Console::note(std::string_view text) const {
   if (quiet) return;
   const std::string line = fmt::format("{}\n", text);
+  if (heard != nullptr) {
+    heard->notes += line;
+    return;
+  }
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
@@ -79,6 +89,8 @@ ExitCode Console::error(const Error& error) const {
     out.field("place", error.place).field("expected", error.expected).field("got", error.got).field("hint", error.hint);
     out.end_object().end_object();
     result(out.take());
+  } else if (heard != nullptr) {
+    heard->notes += fmt::format("error: {}\n", to_text(error));
   } else {
     tell_on_stderr(error, color);
   }
@@ -106,6 +118,16 @@ Console make_console(const OutputFlags& flags) {
   console.color = !plain && isatty(STDOUT_FILENO) != 0;
   console.unicode = !plain && utf8_locale();
   console.width = std::clamp(terminal_width(), 60, 140);
+  return console;
+}
+
+Console make_console(const OutputFlags& flags, Heard& heard) {
+  Console console;
+  console.json = flags.json;
+  console.quiet = flags.quiet;
+  console.unicode = !flags.no_color;
+  console.width = kPlainWidth;
+  console.heard = &heard;
   return console;
 }
 

@@ -2,7 +2,11 @@
 
     import foreshard as fs
     model = fs.capture(module, *args, loss=lambda out: out.mean())   # needs torch; no GPU
-    model.save("net.model.json")                                     # what every verb of the program reads
+    p = fs.simulate(model, {"fsdp": {"runtime": "fsdp2"}, "cluster": {"world_size": 64, "profile": "h100-sxm-80"}})
+    p.step_time, p.peak_reserved, p.fits
+
+Models are what `capture` gives, or the path of a config.json, a folder that holds one, a .pt2 archive or a model.json.
+Jobs are dictionaries with the keys of a job file (docs/formats/job.md), flat ("fsdp.runtime") or nested, or its path.
 """
 
 from __future__ import annotations
@@ -11,12 +15,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .api import (  # noqa: F401
+        Comparison, Fit, Plan, Prediction, Schedule, Sweep, compare, fit, plan, schedule, simulate, sweep, view,
+    )  # fmt: skip
     from .applying import Applied, apply  # noqa: F401
     from .capture import CaptureError, CapturedModel, capture, capture_step  # noqa: F401
     from .errors import Error  # noqa: F401
     from .weights import save_tensors, save_weights  # noqa: F401
 
 _PLACES = {
+    "api": ("Comparison", "Fit", "Plan", "Prediction", "Schedule", "Sweep", "compare", "fit", "plan", "schedule",
+            "simulate", "sweep", "view"),
     "applying": ("Applied", "apply"),
     "capture": ("CaptureError", "CapturedModel", "capture", "capture_step"),
     "errors": ("Error",),
