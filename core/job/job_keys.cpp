@@ -244,6 +244,9 @@ void add_fsdp(TableMaker& t) {
             "units ahead along the execution order; 0 = no lists");
   t.integer("fsdp.prefetch.backward_depth", 0, 1024, FORESHARD_FIELD(fsdp.prefetch.backward_depth),
             "the same in backward");
+}
+
+void add_offload_and_exceptions(TableMaker& t) {
   t.only({});
   t.boolean("fsdp.cpu_offload", FORESHARD_FIELD(fsdp.cpu_offload), "parameters, gradients and optimizer on the host");
   t.only(Runtime::Fsdp2);
@@ -382,6 +385,9 @@ void add_train(TableMaker& t) {
            "of the scale, after a step with an infinity or NaN, which is skipped");
   t.integer("train.grad_scaler.growth_interval", 1, INT32_MAX, FORESHARD_FIELD(train.grad_scaler.growth_interval),
             "steps");
+}
+
+void add_data_and_evaluation(TableMaker& t) {
   t.word("train.zero_grad", {"set_to_none", "zero"}, FORESHARD_FIELD(train.zero_grad), "how gradients are cleared");
   t.word("train.data.kind", {"synthetic", "tokens", "text", "tensors"}, FORESHARD_FIELD(train.data.kind),
          "tokens = file of u16/u32 ids; text = file and tokenizer.json; tensors = safetensors by input");
@@ -441,10 +447,12 @@ const std::vector<Rule>& rules() {
     add_model(maker);
     add_adapters_and_mesh(maker);
     add_fsdp(maker);
+    add_offload_and_exceptions(maker);
     add_wrap_and_precision(maker);
     add_schedule(maker);
     add_checkpointing(maker);
     add_train(maker);
+    add_data_and_evaluation(maker);
     add_cluster_and_allocator(maker);
     std::vector<Rule> made = maker.take();
     made.front().key.default_text.clear();  // model.source is required

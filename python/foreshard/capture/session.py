@@ -392,7 +392,7 @@ class _Session:
         scaler, scale = torch.amp.GradScaler, torch.amp.GradScaler.scale
 
         def scaling(this, outputs):
-            self.job["train.grad_scaler"] = True
+            self.job["train.grad_scaler.enabled"] = True
             return outputs if not this.is_enabled() else scale(this, outputs)
 
         scaler.scale = scaling
