@@ -147,7 +147,7 @@ bool FactsReader::gradient(const Json& row, const std::string& place, OpaqueOp& 
 
 bool FactsReader::top(JsonFields& f) {
   m_.loss_begin = static_cast<std::int32_t>(f.integer_or("loss_begin", -1, -1, kMaxCount));
-  return f.good() && lifetimes(f) && job(f);
+  return f.good() && lifetimes(f) && job(f) && parallel(f);
 }
 
 bool FactsReader::lifetimes(JsonFields& f) {
@@ -174,6 +174,19 @@ bool FactsReader::job(JsonFields& f) {
                           describe_json(value));
     m_.job[key] = value.is_string() ? value.get<std::string>() : value.dump();
   }
+  return true;
+}
+
+bool FactsReader::parallel(JsonFields& f) {
+  const Json* body = f.find("parallel");
+  if (body == nullptr) return true;
+  const auto is_pair = [](const Json& row) {
+    return row.is_array() && row.size() == 2 && row[0].is_string() && row[1].is_string();
+  };
+  if (!body->is_array() || !std::all_of(body->begin(), body->end(), is_pair))
+    return problem_.set(ErrorCode::WrongType, f.place("parallel"), "\"parallel\" is of another type",
+                        "a list of pairs [module pattern, style]", describe_json(*body));
+  for (const Json& row : *body) m_.parallel.push_back({row[0].get<std::string>(), row[1].get<std::string>()});
   return true;
 }
 

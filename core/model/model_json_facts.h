@@ -26,7 +26,7 @@ class FactsReader {
   bool value(JsonFields& f, ValueInfo& value);
   /// region and opaque of an operator whose results are read.
   bool op(JsonFields& f, Op& op);
-  /// loss_begin, lifetimes, job of the document.
+  /// loss_begin, lifetimes, job, parallel of the document.
   bool top(JsonFields& f);
   bool module_call(const nlohmann::json& row, const std::string& place);
   bool region(const nlohmann::json& row, const std::string& place);
@@ -43,6 +43,7 @@ class FactsReader {
   bool saved(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool gradient(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool job(JsonFields& f);
+  bool parallel(JsonFields& f);
 
   Model& m_;
   const ModuleNames& module_ids_;

@@ -41,7 +41,7 @@ class Reader {
         document_, "", problem_,
         {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
          "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
-         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs"});
+         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel"});
     if (!f.good()) return false;
     const std::string schema = f.text("schema");
     if (f.good() && schema != kSchema && schema != kOldSchema) {
@@ -443,7 +443,7 @@ class Reader {
         document_, "", problem_,
         {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
          "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
-         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs"});
+         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel"});
     const std::vector<std::string> names = f.texts("outputs");
     if (!f.good()) return false;
     std::vector<ValueId> from_ops;

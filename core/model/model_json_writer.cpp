@@ -55,6 +55,11 @@ class Writer {
     if (m_.loss_begin >= 0) (out_ += ",\n \"loss_begin\": "), integer(m_.loss_begin);
     if (m_.lifetimes != (m_.ops.empty() ? Lifetimes::Built : Lifetimes::Assumed))
       (out_ += ",\n \"lifetimes\": "), text(lifetimes_name(m_.lifetimes));
+    for (const ParallelStyle& style : m_.parallel) {
+      out_ += &style == m_.parallel.data() ? ",\n \"parallel\": [" : ", ";
+      (out_ += "["), text(style.modules), (out_ += ", "), text(style.style), (out_ += "]");
+    }
+    if (!m_.parallel.empty()) out_ += "]";
     if (m_.job.empty()) return;
     out_ += ",\n \"job\": {";
     for (auto at = m_.job.begin(); at != m_.job.end(); ++at) {
