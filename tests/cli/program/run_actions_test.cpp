@@ -191,7 +191,10 @@ TEST(RunActions, LoadReadsTheCheckpointOrWhatSaveReturned) {
 TEST(RunActions, TheTableSaysMemoryTimeAndTensors) {
   const ProgramEnd end = act("summon", with_sets({"fsdp.runtime=fsdp1"}, {}));
   ASSERT_EQ(end.exit_code, 0) << end.err;
-  EXPECT_THAT(end.out, HasSubstr("summon: 54 instructions, 5 all_gather, from fresh values, as their modules initialise themselves, seed 0"));
+  EXPECT_THAT(
+      end.out,
+      HasSubstr(
+          "summon: 54 instructions, 5 all_gather, from fresh values, as their modules initialise themselves, seed 0"));
   EXPECT_THAT(end.out, HasSubstr("(+0.00 %)"));
   EXPECT_THAT(end.out, HasSubstr("39 tensors, 838 KiB a rank"));
   EXPECT_THAT(end.out, HasSubstr("model.norm.weight"));
