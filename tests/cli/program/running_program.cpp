@@ -59,9 +59,18 @@ RunningProgram::RunningProgram(const std::string& program, const std::vector<std
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, out_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&files, 2, err_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  EXPECT_EQ(
-      ::posix_spawn(&pid_, program.c_str(), &files, nullptr, pointers_to(words).data(), pointers_to(variables).data()),
-      0);
+  // Tests that run in a shell's background ignore SIGINT; their programs must not inherit that.
+  sigset_t as_usual;
+  sigemptyset(&as_usual);
+  for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGHUP}) sigaddset(&as_usual, signal);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  posix_spawnattr_setsigdefault(&attributes, &as_usual);
+  EXPECT_EQ(::posix_spawn(&pid_, program.c_str(), &files, &attributes, pointers_to(words).data(),
+                          pointers_to(variables).data()),
+            0);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
 }
 
