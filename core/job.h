@@ -62,7 +62,7 @@ struct MeshOptions {
 /// fsdp.runtime = "planned": what the search for a schedule is held to.
 struct PlannedOptions {
   Bytes budget = 0;                // of reserved memory; 0 = the card's
-  std::string objective = "time";  // time | memory
+  std::string objective = "time";  // time | memory | given (a schedule file's keys stand in the job)
   bool separate_reduce_communicator = false;
   bool arena = true;
   bool operator==(const PlannedOptions&) const = default;

@@ -220,17 +220,6 @@ struct PlanUnit {
   bool operator==(const PlanUnit&) const = default;
 };
 
-/// A collective of the program itself: what one run of a segment meets others in.
-struct SegmentCollective {
-  enum class Pass : std::uint8_t { Forward, Recompute, Backward } pass = Pass::Forward;
-  InstructionKind kind = InstructionKind::AllReduce;
-  ReduceOp reduce_op = ReduceOp::None;
-  DType dtype = DType::Float32;
-  CommunicatorId communicator;
-  Bytes bytes = 0;  // of the whole vector
-  bool operator==(const SegmentCollective&) const = default;
-};
-
 /// A part of the compute program between two unit boundaries: what one forward, backward or recompute instruction runs.
 struct Segment {
   std::string label;  // module that runs ("layers.0"), or the leaf's name
@@ -238,9 +227,8 @@ struct Segment {
   UnitId unit;                // whose parameters it uses
   std::int32_t op_begin = 0;  // range in Model::ops; empty range without an operator program
   std::int32_t op_end = 0;
-  std::vector<ParamId> params;                 // used here, in order of first use
-  bool checkpointed = false;                   // runs again in backward
-  std::vector<SegmentCollective> collectives;  // on stream M, in order; of a model cut over a mesh
+  std::vector<ParamId> params;  // used here, in order of first use
+  bool checkpointed = false;    // runs again in backward
   bool operator==(const Segment&) const = default;
 };
 

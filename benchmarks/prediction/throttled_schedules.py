@@ -73,8 +73,9 @@ def main():
                           f"{100 * predicted:+6.1f} %  measured {100 * (1 - p / m):+6.1f} %  losses {'equal' if equal else 'DIFFER'}",
                           flush=True)
     right = sum((r["predicted"] > 0.005) == (r["measured"] > 0.005) for r in rows)
+    slower = sum(r["measured"] < -0.005 for r in rows)
     near = sum(abs(r["measured"] - r["predicted"]) <= max(0.02, abs(r["predicted"]) / 3) for r in rows)
-    print(f"sign right in {right} of {len(rows)}, size within a third in {near}, equal losses in {sum(r['equal_losses'] for r in rows)}")
+    print(f"sign right in {right} of {len(rows)}, size within a third in {near}, slower in {slower}, equal losses in {sum(r['equal_losses'] for r in rows)}")
     if a.json:
         a.json.write_text(json.dumps(rows, indent=1))
 

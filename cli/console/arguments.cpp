@@ -103,12 +103,15 @@ class Declaration {
     return verb;
   }
 
-  void add_job(CLI::App& verb, JobFlags& job, const char* name, const char* about) {
-    files_.push_back(verb.add_option(name, job.file, about)->required()->type_name("FILE"));
-    verb.add_option("--set", job.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+  void add_schedule_file(CLI::App& verb, JobFlags& job) {
     files_.push_back(
         verb.add_option("--schedule", job.schedule, "What `foreshard schedule --out` wrote: runtime planned")
             ->type_name("FILE"));
+  }
+
+  void add_job(CLI::App& verb, JobFlags& job, const char* name, const char* about) {
+    files_.push_back(verb.add_option(name, job.file, about)->required()->type_name("FILE"));
+    verb.add_option("--set", job.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
     for (const char* size : {"batch", "seq"}) {
       verb.add_option_function<std::int64_t>(
               fmt::format("--{}", size),
@@ -170,6 +173,7 @@ class Declaration {
   void declare_plan() {
     CLI::App& verb = add_verb("plan", "Units, layouts, execution order, instructions, checks and traps of a job");
     add_job(verb, plan_.job, "JOB", "A job file or a model file");
+    add_schedule_file(verb, plan_.job);
     add_choice(verb.add_option("--format", plan_.format, "How it is printed; dot is for Graphviz"),
                {"text", "json", "dot"});
     verb.add_option("--iterations", plan_.iterations, "Only the first N iterations; 0 = until steady")
@@ -186,6 +190,7 @@ class Declaration {
   void declare_simulate() {
     CLI::App& verb = add_verb("simulate", "Predict memory, step time and exposed communication of a job");
     add_job(verb, simulate_.job, "JOB", "A job file or a model file");
+    add_schedule_file(verb, simulate_.job);
     add_output_file(verb, "--trace", simulate_.trace,
                     "Write the timeline as Chrome JSON for Perfetto (.json or .json.gz)");
     add_output_file(verb, "--timeline", simulate_.timeline, "Write the timeline in our own form (.fst)");
@@ -223,6 +228,7 @@ class Declaration {
   void declare_run() {
     CLI::App& verb = add_verb("run", "Train: the same plan on real tensors, on one rank or many");
     add_job(verb, run_.job, "JOB", "A job file or a model file");
+    add_schedule_file(verb, run_.job);
     verb.add_option("--nproc", run_.nproc, "Start N ranks on this machine; without it torchrun, Slurm or MPI has")
         ->check(CLI::Range(1, 1024).description(""))
         ->type_name("N");

@@ -180,8 +180,16 @@ Result<std::shared_ptr<exec::Communicator>> RankSession::connect(const std::stri
 #endif
 }
 
-Result<exec::LinkLimit> link_limit(const LinkFlags& flags) {
+Result<exec::LinkLimit> link_limit(const LinkFlags& flags, bool host_ranks) {
   exec::LinkLimit limit;
+  if (!host_ranks && (flags.latency_us > 0 || !flags.bytes_per_s.empty()))
+    return fail({.code = ErrorCode::Usage,
+                 .message = "a slower link is played between ranks on CPUs only",
+                 .file = {},
+                 .place = "--link-latency, --link-bandwidth",
+                 .expected = "--backend host, and real ranks",
+                 .got = "a card, or an emulated world",
+                 .hint = "leave the link flags away"});
   limit.latency = std::chrono::microseconds(flags.latency_us);
   if (flags.bytes_per_s.empty()) return limit;
   const auto bytes = parse_size(flags.bytes_per_s);

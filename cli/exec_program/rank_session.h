@@ -78,7 +78,7 @@ class RankSession {
 /// A run that failed is no Error of the input. In JSON one line, with the account's parts behind the fields of errors.
 void print_failure(const exec::FailureAccount& account, const Console& console);
 
-/// What the flags say. Error: a bandwidth that is no size.
-Result<exec::LinkLimit> link_limit(const LinkFlags& flags);
+/// What the flags say. Errors: a bandwidth that is no size, a limit where ranks are no host ranks.
+Result<exec::LinkLimit> link_limit(const LinkFlags& flags, bool host_ranks);
 
 }  // namespace foreshard::cli

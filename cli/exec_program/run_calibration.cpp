@@ -241,7 +241,7 @@ Result<Measured> measure(const Job& job, const CalibrateFlags& flags, const Hard
                          const CalibrationMachine& machine, const Console& console) {
   const auto model = load_job_model(job, base);
   if (!model) return fail(model.error());
-  const auto link = link_limit(flags.link);
+  const auto link = link_limit(flags.link, flags.backend != "cuda");
   if (!link) return fail(link.error());
   auto ranks = connect_ranks(flags.ranks, machine);
   for (std::size_t k = 0; ranks && k < ranks->group.size(); ++k)

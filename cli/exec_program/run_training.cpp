@@ -301,7 +301,7 @@ ExitCode run_training(const RunFlags& flags, const Console& console, const std::
     place.rank = static_cast<int>(loaded->job.cluster.rank);
     place.world_size = flags.emulate_world;
   }
-  const auto link = link_limit(flags.link);
+  const auto link = link_limit(flags.link, flags.backend != "cuda" && flags.emulate_world == 0);
   if (!link) return quiet.error(link.error());
   RankSession session(console, {place, std::chrono::seconds(flags.timeout_seconds), flags.emulate_world > 0, *link});
   exec::StopRequest stop(stop_words(session, flags, console, loaded->job), std::chrono::seconds(flags.stop_seconds));

@@ -81,8 +81,9 @@ class Text : TextLines {
   void differences() {
     line("Differences");
     if (answer_.differences.empty())
-      line("  none{}",
-           answer_.plan ? ": the script's collectives are the plan's, one by one" : " looked for: there is no plan");
+      line("  none{}", answer_.compared ? ": the script's collectives are the plan's, one by one"
+                       : answer_.plan   ? " looked for: no step ended"
+                                        : " looked for: there is no plan");
     for (const Difference& each : answer_.differences) line("  {:<9} {}", each.kind, each.text);
     line("");
   }

@@ -23,6 +23,7 @@ struct ShadowAnswer {
   std::string job_text;            // the same as a file beside its model
   std::string job_file;            // where the found job was kept; empty: it was not
   std::optional<Prediction> plan;  // of `meant`, else of `found`
+  bool compared = false;           // a whole step with the plan
   std::vector<shadow::Difference> differences;
   std::vector<std::string> notes;
 };

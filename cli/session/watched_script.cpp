@@ -97,6 +97,27 @@ std::string in_front_of(const std::string& first, const char* variable, char sep
 volatile std::sig_atomic_t asked_to_stop = 0;
 void ask_to_stop(int signal) { asked_to_stop = signal; }
 
+/// While it lives signals are a request to stop; then they are what they were: this may be a library in a process of
+/// somebody else's.
+class StopSignals {
+ public:
+  StopSignals() {
+    asked_to_stop = 0;
+    struct sigaction action {};
+    action.sa_handler = ask_to_stop;
+    for (std::size_t k = 0; k < kSignals.size(); ++k) ::sigaction(kSignals[k], &action, &before_[k]);
+  }
+  ~StopSignals() {
+    for (std::size_t k = 0; k < kSignals.size(); ++k) ::sigaction(kSignals[k], &before_[k], nullptr);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  static constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -185,7 +206,8 @@ std::vector<std::string> script_environment(const ShadowParts& parts, const Hard
   set("FAKEGPU_LAUNCH_US", (profile.launch_ns + profile.op_ns) / 1e3), set("FAKEGPU_CALL_US", profile.call_ns / 1e3);
   set("FAKEGPU_MALLOC_US", profile.driver_alloc_ns / 1e3), set("FAKEGPU_PCIE_GBPS", profile.host_link_gb_per_s);
   set("FAKEGPU_HOST_COPY_GBPS", profile.host_copy_gb_per_s);
-  set("FAKEGPU_LOG", options.folder + "/%p.jsonl"), set("FAKEGPU_LOG_QUERIES", 0), set("FAKEGPU_NAME_CHARS", 120);
+  set("FAKEGPU_LOG", options.folder + "/device-%p.jsonl"), set("FAKEGPU_LOG_QUERIES", 0),
+      set("FAKEGPU_NAME_CHARS", 120);
   // What watches.
   set("FORESHARD_SHADOW", options.folder), set("FORESHARD_SHADOW_STEPS", options.steps),
       set("FORESHARD_SHADOW_PLAN", options.plan ? 1 : 0);
@@ -207,6 +229,7 @@ Result<ScriptEnd> run_script(const std::vector<std::string>& command, const std:
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // its own group: all that it starts ends with it
   posix_spawnattr_setpgroup(&attributes, 0);
+  const StopSignals signals;  // before the script starts: none is lost
   pid_t child = 0;
   const int failed = ::posix_spawnp(&child, words.front().c_str(), &actions, &attributes, pointers_to(words).data(),
                                     pointers_to(variables).data());
@@ -221,7 +244,6 @@ Result<ScriptEnd> run_script(const std::vector<std::string>& command, const std:
     error.got = std::strerror(failed);
     return fail(error);
   }
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, ask_to_stop);
   using Clock = std::chrono::steady_clock;
   const auto began = Clock::now();
   ScriptEnd end;

@@ -7,7 +7,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
-#include "core/lowering/activation.h"
+#include "core/lowering/activations/activation.h"
 #include "core/model/inspect.h"
 #include "core/model/model_json.h"
 

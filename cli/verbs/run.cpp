@@ -16,6 +16,7 @@
 #include "cli/session/run_action_check.h"
 #include "cli/verbs/verbs.h"
 #include "core/job/job_keys.h"
+#include "sim/schedule/schedule_file.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
 
@@ -59,10 +60,7 @@ Result<void> settle_units(const Job& job, bool scheduled, const Console& console
   if (!settled) return fail(settled.error());
   if (!scheduled && settled->job == job) return {};  // no repeated block: core's own choice, here as there
   for (const std::string& text : settled->texts) console.note("note: " + text);
-  for (const char* key :
-       {"fsdp.runtime", "fsdp.wrap.policy", "fsdp.wrap.units", "fsdp.overrides", "fsdp.prefetch.forward",
-        "fsdp.prefetch.backward", "fsdp.prefetch.forward_depth", "fsdp.prefetch.backward_depth", "checkpointing.policy",
-        "checkpointing.units", "schedule.objective"}) {
+  for (const char* const key : schedule_keys()) {
     sets.push_back(fmt::format("{}={}", key, write_job_key(*find_job_key(key), settled->job)));
   }
   return {};

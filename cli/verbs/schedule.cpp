@@ -58,8 +58,7 @@ Result<void> prove(const FoundSchedule& found, const Model& model) {
   return {};
 }
 
-Result<Answer> answer_of(const ScheduleFlags& flags, const Job& given) {
-  const Job& job = given;
+Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job) {
   auto profile = load_profile(job.cluster.profile);
   if (!profile) return fail(profile.error());
   auto model = load_job_model(job, *profile);
@@ -90,7 +89,9 @@ ExitCode run_verb(const ScheduleFlags& flags, const Console& console) {
   if (!flags.objective.empty()) wanted.set.push_back("schedule.objective=" + flags.objective);
   const auto loaded = load_job(wanted, console);
   if (!loaded) return console.error(loaded.error());
-  const auto answer = answer_of(flags, loaded->job);
+  Job job = loaded->job;
+  if (job.schedule.objective == "given") job.schedule.objective = "time";  // the job may be an earlier answer
+  const auto answer = answer_of(flags, job);
   if (!answer) return console.error(answer.error());
   const FoundSchedule& found = answer->found;
   if (!found.fits)

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "cli/reports/shadow_report.h"
+#include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/session/watched_script.h"
 #include "cli/verbs/verbs.h"
@@ -25,6 +26,11 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Where report, model and log go: the user's, or one that is gone afterwards.
+/// As FAKEGPU_LOG names them: a folder of the user's may hold other .jsonl files.
+bool is_device_log(const fs::path& file) {
+  return file.extension() == ".jsonl" && file.filename().string().starts_with("device-");
+}
+
 class Folder {
  public:
   static Result<Folder> make(const std::string& wanted) {
@@ -33,8 +39,7 @@ class Folder {
       fs::create_directories(wanted, code);
       if (!code) {
         for (const auto& entry : fs::directory_iterator(wanted, code)) {
-          if (entry.path().extension() == ".jsonl" || entry.path().filename() == "report.json")
-            fs::remove(entry.path(), code);
+          if (is_device_log(entry.path()) || entry.path().filename() == "report.json") fs::remove(entry.path(), code);
         }
         return Folder(fs::absolute(wanted).string(), false);
       }
@@ -135,7 +140,7 @@ void append(std::vector<shadow::Difference>& to, std::vector<shadow::Difference>
 Result<shadow::DeviceLog> read_log(const Folder& folder, const shadow::LogOptions& options) {
   std::vector<fs::path> logs;
   for (const auto& entry : fs::directory_iterator(folder.path())) {
-    if (entry.path().extension() == ".jsonl" && fs::file_size(entry.path()) > 0) logs.push_back(entry.path());
+    if (is_device_log(entry.path()) && fs::file_size(entry.path()) > 0) logs.push_back(entry.path());
   }
   std::sort(logs.begin(), logs.end());
   Result<shadow::DeviceLog> read =
@@ -163,14 +168,14 @@ class Answering {
       console_.note(fmt::format("timeline: {}", flags_.timeline));
     }
     if (answer_.run.setting) {
-      find();
+      if (const auto written = find(); !written) return fail(written.error());
       if (const auto compared = compare(*log); !compared) return fail(compared.error());
     }
     return std::move(answer_);
   }
 
  private:
-  void find() {
+  Result<void> find() {
     const std::string& model = answer_.run.setting->model_file;
     auto found = shadow::found_job(answer_.run, {flags_.profile, options_.world.ranks_per_node},
                                    model.empty() ? "" : folder_ / model);
@@ -179,14 +184,14 @@ class Answering {
     Job beside = *answer_.found;
     beside.model.source = model;  // relative to the file
     answer_.job_text = shadow::short_job_text(beside);
-    if (!folder_.kept()) return;
+    if (!folder_.kept()) return {};
     answer_.job_file = folder_ / "job.toml";
-    std::ofstream(answer_.job_file) << answer_.job_text;
+    return write_whole_file(answer_.job_file, answer_.job_text);
   }
 
   Result<void> compare(const shadow::DeviceLog& log) {
     if (!flags_.job.empty()) {
-      const auto meant = load_job(flags_.job, std::vector<std::string>{});
+      const auto meant = load_job(JobFlags{flags_.job, {}, {}}, console_);
       if (!meant) return fail(meant.error());
       answer_.meant = meant->job;
       append(answer_.differences, shadow::setting_differences(*answer_.found, meant->job));
@@ -199,7 +204,8 @@ class Answering {
       answer_.notes.push_back("no plan beside it: " + to_text(beside.error()));
       return {};
     }
-    if (!log.steps.empty()) append(answer_.differences, shadow::schedule_differences(log.steps.back(), beside->plan));
+    answer_.compared = !log.steps.empty();
+    if (answer_.compared) append(answer_.differences, shadow::schedule_differences(log.steps.back(), beside->plan));
     answer_.plan = std::move(beside->prediction);
     return {};
   }
@@ -246,12 +252,11 @@ ExitCode run_verb(const ShadowFlags& flags, const Console& console) {
   auto run = shadow::read_watched_run(*folder / "report.json");
   if (!run || run->steps.empty()) return tell_no_step(*end, run, flags, console);
 
-  const shadow::WatchedRun watched = *run;
   const auto answer = Answering(flags, console, *folder, options).answer(std::move(*run), end->seconds);
   if (!answer) return console.error(answer.error());
   const ReportStyle style{console.color, console.unicode, console.width};
   if (!console.result(console.json ? shadow_json(*answer) : shadow_report(*answer, style))) return ExitCode::RunFailed;
-  return outcome(watched, *end, console);
+  return outcome(answer->run, *end, console);
 }
 
 }  // namespace foreshard::cli

@@ -400,9 +400,13 @@ bool is_hybrid(Strategy strategy) {
   return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
 }
 
-std::int64_t shard_group_of(const ClusterOptions& cluster) {
-  if (cluster.shard_group != 0) return cluster.shard_group;
-  return std::min(cluster.ranks_per_node, cluster.world_size);
+/// Ranks that parameters are sharded and replicated over: a tensor group counts as one.
+std::int64_t data_ranks_of(const Job& job) { return job.cluster.world_size / job.mesh.tensor; }
+
+std::int64_t shard_group_of(const Job& job) {
+  if (job.cluster.shard_group != 0) return job.cluster.shard_group;
+  const std::int64_t in_a_node = std::max<std::int64_t>(job.cluster.ranks_per_node / job.mesh.tensor, 1);
+  return std::min(in_a_node, data_ranks_of(job));
 }
 
 Result<void> validate_cluster(const Job& job) {
@@ -418,10 +422,16 @@ Result<void> validate_cluster(const Job& job) {
     error.code = ErrorCode::OutOfRange;
     return fail(std::move(error));
   }
-  if (c.world_size % shard_group_of(c) != 0) {
-    return fail(inconsistent("cluster.shard_group", "the shard groups do not divide the ranks",
+  if (c.world_size % job.mesh.tensor != 0) {
+    return fail(inconsistent("mesh.tensor", "a degree must divide the world",
                              fmt::format("a divisor of world_size = {}", c.world_size),
-                             fmt::format("{}", shard_group_of(c)), "set cluster.shard_group"));
+                             fmt::format("{}", job.mesh.tensor), "change it or cluster.world_size"));
+  }
+  if (data_ranks_of(job) % shard_group_of(job) != 0) {
+    return fail(inconsistent("cluster.shard_group", "the shard groups do not divide the ranks",
+                             job.mesh.tensor == 1 ? fmt::format("a divisor of world_size = {}", c.world_size)
+                                                  : fmt::format("a divisor of the {} data ranks", data_ranks_of(job)),
+                             fmt::format("{}", shard_group_of(job)), "set cluster.shard_group"));
   }
   return {};
 }
@@ -441,7 +451,7 @@ Result<void> validate_strategy(const Job& job, Strategy strategy, const std::str
 Result<void> validate_reshard(const Job& job, const ReshardAfterForward& reshard, Strategy strategy,
                               const std::string& place) {
   if (!has_fsdp2_layouts(job.fsdp.runtime) || reshard.kind != ReshardAfterForward::Kind::GroupSize) return {};
-  const std::int64_t shard = is_hybrid(strategy) ? shard_group_of(job.cluster) : job.cluster.world_size;
+  const std::int64_t shard = is_hybrid(strategy) ? shard_group_of(job) : data_ranks_of(job);
   if (shard % reshard.group_size == 0) return {};
   return fail(inconsistent(place, "the group size does not divide the shard group",
                            fmt::format("a divisor of {}", shard), fmt::format("{}", reshard.group_size),

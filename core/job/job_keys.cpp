@@ -310,7 +310,8 @@ void add_schedule(TableMaker& t) {
          "what is made small; given = nothing is searched, overrides, prefetch lists and checkpointing say all");
   t.boolean("schedule.separate_reduce_communicator", FORESHARD_FIELD(schedule.separate_reduce_communicator),
             "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
-  t.boolean("schedule.arena", FORESHARD_FIELD(schedule.arena), "buffers at offsets chosen before the run");
+  t.boolean("schedule.arena", FORESHARD_FIELD(schedule.arena),
+            "buffers at offsets chosen before the run; not built yet: the caching allocator serves either way");
   t.only({});
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/job/job_keys.h"
+
 namespace foreshard {
 namespace {
 
@@ -11,17 +13,14 @@ struct Missing {
   const char* instead;  // what works
 };
 
-const ModelOptions& model(const Job& job) { return job.model; }
-const OptimizerOptions& optimizer(const Job& job) { return job.train.optimizer; }
-
 // One line a key: it goes when the key works.
 constexpr Missing kMissing[] = {
-    {"model.loss", [](const Job& job) { return model(job).loss == "chunked_cross_entropy"; }, "cross_entropy"},
-    {"model.loss", [](const Job& job) { return model(job).loss == "fused_linear_cross_entropy"; }, "cross_entropy"},
-    {"model.attention_mask", [](const Job& job) { return model(job).attention_mask; }, "false"},
-    {"model.compile", [](const Job& job) { return model(job).compile; }, "false"},
-    {"model.float8", [](const Job& job) { return model(job).float8 != "none"; }, "none"},
-    {"model.program", [](const Job& job) { return !model(job).program.empty(); }, "an archive of one program"},
+    {"model.loss", [](const Job& job) { return job.model.loss == "chunked_cross_entropy"; }, "cross_entropy"},
+    {"model.loss", [](const Job& job) { return job.model.loss == "fused_linear_cross_entropy"; }, "cross_entropy"},
+    {"model.attention_mask", [](const Job& job) { return job.model.attention_mask; }, "false"},
+    {"model.compile", [](const Job& job) { return job.model.compile; }, "false"},
+    {"model.float8", [](const Job& job) { return job.model.float8 != "none"; }, "none"},
+    {"model.program", [](const Job& job) { return !job.model.program.empty(); }, "an archive of one program"},
     {"adapters.kind", [](const Job& job) { return job.adapters.kind != "none"; }, "none"},
     {"mesh.context", [](const Job& job) { return job.mesh.context > 1; }, "1"},
     {"mesh.expert", [](const Job& job) { return job.mesh.expert > 1; }, "1"},
@@ -29,8 +28,9 @@ constexpr Missing kMissing[] = {
      "none, block, every_k or selective"},
     {"checkpointing.offload_activations", [](const Job& job) { return job.checkpointing.offload_activations; },
      "false"},
-    {"train.optimizer.name", [](const Job& job) { return optimizer(job).name > OptimizerKind::Sgd; }, "adamw or sgd"},
-    {"train.optimizer.impl", [](const Job& job) { return optimizer(job).impl == OptimizerImpl::InBackward; },
+    {"train.optimizer.name", [](const Job& job) { return job.train.optimizer.name > OptimizerKind::Sgd; },
+     "adamw or sgd"},
+    {"train.optimizer.impl", [](const Job& job) { return job.train.optimizer.impl == OptimizerImpl::InBackward; },
      "for_loop, foreach or fused"},
 };
 
@@ -44,8 +44,8 @@ Result<void> check_built(const Job& job) {
                  .file = {},
                  .place = missing.key,
                  .expected = missing.instead,
-                 .got = "a value that only the job file knows so far",
-                 .hint = "docs/differences.md lists what Foreshard does not do"});
+                 .got = write_job_key(*find_job_key(missing.key), job),
+                 .hint = "set it to what is expected"});
   }
   return {};
 }

@@ -40,7 +40,7 @@ namespace foreshard {
 enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction, Copy, Gather, Loss, Optimizer };
 
 /// A kernel in which the ranks of a mesh dimension meet.
-enum class KernelCollective : std::uint8_t { None, AllGather, ReduceScatter, AllReduce, AllToAll };
+enum class KernelCollective : std::uint8_t { None, AllGather, ReduceScatter, AllReduce };
 
 enum class SlotCategory : std::uint8_t { Activation, Temporary, ActivationGrad, ParamGrad, Output, Workspace };
 

@@ -4,9 +4,15 @@
 //
 // Arguments: the tensors, then the mesh dimension and what the operator needs to know of the cut (integers, by position
 // or by name).
-//   mesh.all_gather(x, mesh, dim, whole, backward)   cut -> whole; backward: reduce_scatter, or slice (this rank's
-//   part) mesh.reduce_scatter(x, mesh, dim, whole)         terms -> cut; backward gathers mesh.all_reduce(x, mesh)
-//   terms -> whole; backward hands on mesh.copy(x, mesh)                               whole -> whole; backward sums
+//
+//   mesh.all_gather(x, mesh, dim, whole, backward)   cut -> whole; backward: reduce_scatter, or slice (its own part)
+//
+//   mesh.reduce_scatter(x, mesh, dim, whole)         terms -> cut; backward gathers
+//
+//   mesh.all_reduce(x, mesh)                         terms -> whole; backward hands on
+//
+//   mesh.copy(x, mesh)                               whole -> whole; backward sums
+//
 //   mesh.embedding(weight, ids, mesh=, begin=, whole=), mesh.log_softmax(x, dim, half, mesh=...),
 //   mesh.nll_loss(x, target, weight, reduction, ignored, mesh=...)
 #pragma once

@@ -195,12 +195,12 @@ std::int32_t ProgramCutter::reduce(std::int32_t value, ModuleId module, std::int
 
 // ------------------------------------------------------------------------------------------------ operators
 
-std::int32_t ProgramCutter::enter(Open& open, std::int32_t value, const Op& op) {
+std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
   const ModuleStyle style = styles_[open.module.index()];
   const Cut cut = cuts_[static_cast<std::size_t>(value)];
   const bool along_sequence = cut.dim == kSequenceDim && whole_[static_cast<std::size_t>(value)].size() > 2;
   if (!is_floating(model_.values[static_cast<std::size_t>(value)].dtype)) return value;
-  const ModuleId module = op.module == open.module ? op.module : open.module;
+  const ModuleId module = open.module;
   switch (style) {
     case ModuleStyle::Gather:
       return options_.sequence && along_sequence ? gather(value, false, true, module, open.call) : value;
@@ -223,7 +223,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value, const Op& op) 
   }
 }
 
-std::int32_t ProgramCutter::seen(std::int32_t value, const Op& op) {
+std::int32_t ProgramCutter::seen(std::int32_t value) {
   const std::int32_t made = made_at_[static_cast<std::size_t>(value)];
   if (const auto at = now_.find(value); at != now_.end()) value = at->second;
   for (Open& open : open_) {
@@ -233,7 +233,7 @@ std::int32_t ProgramCutter::seen(std::int32_t value, const Op& op) {
       value = known->second;
       continue;
     }
-    const std::int32_t inside = enter(open, value, op);
+    const std::int32_t inside = enter(open, value);
     open.inputs.emplace(value, inside);
     value = inside;
   }
@@ -303,7 +303,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   std::vector<CutTensor> args;
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) {
-      const std::int32_t id = seen(value->id.value, op);
+      const std::int32_t id = seen(value->id.value);
       value->id = ValueId(id);
       args.push_back({whole_[static_cast<std::size_t>(id)], cuts_[static_cast<std::size_t>(id)],
                       is_floating(model_.values[static_cast<std::size_t>(id)].dtype)});

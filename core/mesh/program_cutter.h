@@ -46,8 +46,8 @@ class ProgramCutter {
   void open_modules(const Op& op, std::int32_t index);
   void close_until(std::size_t depth);
   void finish_rowwise(const Open& open);
-  std::int32_t seen(std::int32_t value, const Op& op);
-  std::int32_t enter(Open& open, std::int32_t value, const Op& op);
+  std::int32_t seen(std::int32_t value);
+  std::int32_t enter(Open& open, std::int32_t value);
   Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);

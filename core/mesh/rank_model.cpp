@@ -29,11 +29,25 @@ MeshDimension dimension_of(const char* name, std::int64_t rank, std::int64_t siz
   return made;
 }
 
+/// By parameter: rows of it are looked up.
+std::vector<bool> embedding_tables(const Model& model) {
+  std::vector<bool> tables(model.params.size(), false);
+  for (const Op& op : model.ops) {
+    if (op.name != "aten.embedding.default" || op.args.empty()) continue;
+    if (const auto* ref = std::get_if<ParamRef>(&op.args.front().value)) tables[ref->id.index()] = true;
+  }
+  return tables;
+}
+
 /// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied.
-void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const Group& group, std::vector<Cut>& cuts) {
+void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
+                std::vector<Cut>& cuts) {
+  const Group& group = options.group;
+  const std::vector<bool> tables = embedding_tables(model);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const ModuleStyle style = styles[m];
     if (style == ModuleStyle::None || style == ModuleStyle::Gather) continue;
+    if (style == ModuleStyle::Sequence && !options.sequence) continue;  // plain tensor parallelism leaves norms alone
     for (const ParamId id : model.modules[m].params) {
       ParamInfo& param = model.params[id.index()];
       if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
@@ -44,12 +58,7 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const Grou
         param.part.gradient = MeshPart::Gradient::Term;
         continue;
       }
-      bool table = false;  // rows are looked up
-      for (const Op& op : model.ops) {
-        if (op.module != ModuleId(m) || op.name != "aten.embedding.default") continue;
-        const auto* ref = op.args.empty() ? nullptr : std::get_if<ParamRef>(&op.args.front().value);
-        table = table || (ref != nullptr && ref->id == id);
-      }
+      const bool table = tables[id.index()];
       std::int32_t dim = style == ModuleStyle::Rowwise ? 1 : 0;
       if (table) dim = 1 - dim;
       if (!matrix && style == ModuleStyle::Rowwise) continue;  // a bias that is added once
@@ -77,11 +86,12 @@ Result<void> check_lengths(const Model& model, const Job& job, const std::vector
   });
   if (!sequence) return {};
   for (const ValueId id : model.inputs) {
-    const Shape& shape = model.values[id.index()].shape;
-    if (shape.size() < 2 || shape[1] % job.mesh.tensor == 0) continue;
+    const ValueInfo& value = model.values[id.index()];
+    const bool tokens = !is_floating(value.dtype) && value.shape.size() == 2;
+    if (!tokens || value.shape[mesh::kSequenceDim] % job.mesh.tensor == 0) continue;
     return fail(mesh_error(
         "sequence_parallel", "the ranks of the tensor dimension do not divide the sequence",
-        fmt::format("a sequence that {} divides", job.mesh.tensor), std::to_string(shape[1]),
+        fmt::format("a sequence that {} divides", job.mesh.tensor), std::to_string(value.shape[mesh::kSequenceDim]),
         "PyTorch rounds the parts up and its loss then fails (ValueError: Expected input batch_size to match); change "
         "model.seq, or set mesh.sequence_parallel = false"));
   }
@@ -102,19 +112,9 @@ Result<void> check_mesh(const Job& job) {
                  "set mesh.tensor = 1, or fsdp2"});
   }
   const std::int64_t world = job.cluster.world_size;
-  const std::pair<const char*, std::int64_t> degrees[] = {
-      {"tensor", mesh.tensor}, {"context", mesh.context}, {"expert", mesh.expert}};
-  for (const auto& [key, degree] : degrees) {
-    if (degree < 1 || world % degree != 0) {
-      return fail(mesh_error(key, "a degree must divide the world", fmt::format("a divisor of {} ranks", world),
-                             std::to_string(degree), "change it or cluster.world_size"));
-    }
-  }
-  if (world % (mesh.tensor * mesh.context) != 0 || world / mesh.tensor % mesh.expert != 0) {
-    return fail(mesh_error("tensor", "the degrees together do not divide the world",
-                           fmt::format("a divisor of {} ranks", world),
-                           fmt::format("{} x {} (experts over {})", mesh.tensor, mesh.context, mesh.expert),
-                           "tensor x context, and tensor x expert, must divide cluster.world_size"));
+  if (mesh.tensor < 1 || world % mesh.tensor != 0) {
+    return fail(mesh_error("tensor", "a degree must divide the world", fmt::format("a divisor of {} ranks", world),
+                           std::to_string(mesh.tensor), "change it or cluster.world_size"));
   }
   return {};
 }
@@ -123,28 +123,20 @@ Result<Model> rank_model(Model whole, const Job& job) {
   if (!is_cut(job.mesh)) return whole;
   if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
   Model model = std::move(whole);
-  if (job.mesh.tensor > 1) {
-    auto styles = module_styles(model, job.mesh);
-    if (!styles) return tl::unexpected(styles.error());
-    model.parallel.clear();
-    if (auto ok = check_lengths(model, job, *styles); !ok) return tl::unexpected(ok.error());
-    mesh::TensorOptions options;
-    options.dimension = static_cast<std::int32_t>(model.mesh.size());
-    model.mesh.push_back(dimension_of("tensor", job.cluster.rank, job.mesh.tensor, 1));
-    options.group = {job.mesh.tensor, model.mesh.back().place};
-    options.sequence = job.mesh.sequence_parallel;
-    options.loss = job.mesh.loss_parallel;
-    std::vector<Cut> cuts(model.params.size());
-    cut_params(model, *styles, options.group, cuts);
-    if (!options.sequence) {  // plain tensor parallelism leaves norms alone
-      for (std::size_t m = 0; m < model.modules.size(); ++m) {
-        if ((*styles)[m] != ModuleStyle::Sequence) continue;
-        for (const ParamId id : model.modules[m].params) model.params[id.index()].part = {};
-      }
-    }
-    if (auto done = mesh::ProgramCutter(model, *styles, std::move(cuts), options).run(); !done)
-      return tl::unexpected(done.error());
-  }
+  auto styles = module_styles(model, job.mesh);
+  if (!styles) return tl::unexpected(styles.error());
+  model.parallel.clear();
+  if (auto ok = check_lengths(model, job, *styles); !ok) return tl::unexpected(ok.error());
+  mesh::TensorOptions options;
+  options.dimension = static_cast<std::int32_t>(model.mesh.size());
+  model.mesh.push_back(dimension_of("tensor", job.cluster.rank, job.mesh.tensor, 1));
+  options.group = {job.mesh.tensor, model.mesh.back().place};
+  options.sequence = job.mesh.sequence_parallel;
+  options.loss = job.mesh.loss_parallel;
+  std::vector<Cut> cuts(model.params.size());
+  cut_params(model, *styles, options, cuts);
+  if (auto done = mesh::ProgramCutter(model, *styles, std::move(cuts), options).run(); !done)
+    return tl::unexpected(done.error());
   return model;
 }
 

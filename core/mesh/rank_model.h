@@ -2,8 +2,8 @@
 //
 // What PyTorch does with DTensors and hooks at run time (torch/distributed/tensor) is written down once: parameters
 // become this rank's parts (ParamInfo::part), values their local shapes, and where a placement changes an operator
-// named "mesh.*" stands, whose rule says what it does in forward and backward (core/lowering/mesh). Who plans, lowers,
-// simulates or runs that model needs to know nothing of the whole one.
+// named "mesh.*" stands, whose rule says what it does in forward and backward (core/lowering/mesh_rules.h). Who plans,
+// lowers, simulates or runs that model needs to know nothing of the whole one.
 #pragma once
 
 #include "core/job.h"
@@ -12,8 +12,9 @@
 
 namespace foreshard {
 
-/// True if the job asks for a dimension that the program itself communicates over.
-inline bool is_cut(const MeshOptions& mesh) { return mesh.tensor > 1 || mesh.context > 1 || mesh.expert > 1; }
+/// True if the job asks for a dimension that the program itself communicates over. Context and expert parallelism are
+/// not built: core/job refuses them.
+inline bool is_cut(const MeshOptions& mesh) { return mesh.tensor > 1; }
 
 /// Degrees that do not fit the cluster. Named by their keys.
 Result<void> check_mesh(const Job& job);

@@ -116,13 +116,22 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
                           "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
                           true});
   }
+  const bool sums = std::any_of(model.params.begin(), model.params.end(),
+                                [](const ParamInfo& param) { return param.part.gradient != MeshPart::Gradient::Part; });
+  if (job.fsdp.runtime == Runtime::Fsdp1 && sums) {
+    plan.warnings.push_back(
+        "mesh.tensor: the sums of norms' and tables' gradients over the tensor ranks are planned under fsdp2 only; "
+        "under fsdp1 their collectives and buffers are missing");
+  }
   for (const MeshDimension& dimension : model.mesh) {
     const std::int64_t per_node = std::max<std::int64_t>(job.cluster.ranks_per_node, 1);
     if (dimension.ranks.front() / per_node == dimension.ranks.back() / per_node) continue;
     Bytes bytes = 0;
     std::int64_t count = 0;
     for (const Op& op : model.ops) {
-      if (mesh_dimension_of(op) < 0 || op.out.empty()) continue;
+      const bool moves =
+          op.name == "mesh.all_gather" || op.name == "mesh.reduce_scatter" || op.name == "mesh.all_reduce";
+      if (!moves || op.out.empty()) continue;
       const ValueInfo& value = model.values[op.out.front().index()];
       bytes += numel_of(value.shape) * itemsize(value.dtype);
       ++count;
@@ -130,8 +139,8 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
     plan.warnings.push_back("mesh." + dimension.name + ": its " + std::to_string(dimension.ranks.size()) +
                             " ranks lie on several nodes: " + std::to_string(count) + " collectives with results of " +
                             std::to_string(bytes) +
-                            " bytes in every forward, and as many in backward, cross the network while nothing else "
-                            "runs; keep the degree at or below cluster.ranks_per_node");
+                            " bytes in every forward cross the network while nothing else runs, and those of backward; "
+                            "keep the degree at or below cluster.ranks_per_node");
   }
 }
 

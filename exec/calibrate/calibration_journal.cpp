@@ -56,7 +56,12 @@ int append_to(const std::string& path, const std::string& text) {
   const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (file < 0) return errno;
   struct stat before {};
-  int wrong = ::fstat(file, &before) == 0 ? 0 : errno;
+  if (::fstat(file, &before) != 0) {
+    const int why = errno;
+    ::close(file);
+    return why;
+  }
+  int wrong = 0;
   for (std::size_t at = 0; wrong == 0 && at < text.size();) {
     const ssize_t written = ::write(file, text.data() + at, text.size() - at);
     if (written > 0)

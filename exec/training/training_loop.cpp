@@ -160,10 +160,10 @@ class RankTraining final : public Training {
     if (auto made = make_backend(); !made) return made;
     if (auto connected = connect(); !connected) return connected;
     if (auto made = make_runner(); !made) return made;
-    if (events.note) events.note("starts from " + parts_->weights.origin);
     if (setup_.resume) {
       if (auto resumed = resume(events); !resumed) return resumed;
     } else {
+      if (events.note) events.note("starts from " + parts_->weights.origin);
       tell_partial_checkpoints(events);
     }
     after_init_ = backend_->memory();

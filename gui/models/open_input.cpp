@@ -7,7 +7,9 @@
 
 #include "core/input_file.h"
 #include "core/job/job_file.h"
+#include "core/job/model_defaults.h"
 #include "core/model/json_input.h"
+#include "core/model/sources/job_defaults.h"
 #include "gui/models/simulated_timeline.h"
 #include "gui/models/timeline/amounts.h"
 #include "traces/formats/open_trace.h"
@@ -39,7 +41,7 @@ Result<OpenedInput> open_job(const std::string& path, const OpenInputOptions& op
   JobOverrides overrides;
   overrides.sets = options.sets;
   if (variable != nullptr) overrides.environment = environment_overrides(variable);
-  auto loaded = load_job(path, overrides);
+  auto loaded = load_job(path, overrides, job_defaults);
   if (!loaded) return fail(loaded.error());
   auto prediction = simulate_job(loaded->job, true);
   if (!prediction) return fail(prediction.error());

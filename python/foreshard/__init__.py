@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .api import (  # noqa: F401
-        Comparison, Fit, Plan, Prediction, Schedule, Sweep, compare, fit, plan, schedule, simulate, sweep, view,
+        Comparison, Plan, Prediction, Schedule, Sweep, compare, plan, schedule, simulate, sweep, view,
     )  # fmt: skip
     from .applying import Applied, apply  # noqa: F401
     from .capture import CaptureError, CapturedModel, capture, capture_step  # noqa: F401
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .weights import save_tensors, save_weights  # noqa: F401
 
 _PLACES = {
-    "api": ("Comparison", "Fit", "Plan", "Prediction", "Schedule", "Sweep", "compare", "fit", "plan", "schedule",
+    "api": ("Comparison", "Plan", "Prediction", "Schedule", "Sweep", "compare", "plan", "schedule",
             "simulate", "sweep", "view"),
     "applying": ("Applied", "apply"),
     "capture": ("CaptureError", "CapturedModel", "capture", "capture_step"),

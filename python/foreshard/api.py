@@ -289,14 +289,6 @@ class Comparison(Answer):
     """Two timelines side by side (docs/formats/comparison.md in `document`)."""
 
 
-class Fit(Answer):
-    """The best few jobs that fit: `choices`, each with `set`, `step_time_ns`, `peak_reserved_bytes`, `why`."""
-
-    @property
-    def choices(self) -> list[dict[str, Any]]:
-        return self.document["choices"]
-
-
 class Schedule(Answer):
     """What is gathered, kept and reduced when (foreshard.schedule/1 in `document`); `apply` sets it on a module."""
 
@@ -367,35 +359,11 @@ def _axis(values: Iterable[Any]) -> str:
     return ",".join(v if isinstance(v, str) else _toml(v) for v in values)
 
 
-def fit(
-    model: Model,
-    gpus: str,
-    job: Job = None,
-    *,
-    method: str = "",
-    context: int | str = "",
-    tokens_per_step: int = 0,
-    emit: str = "",
-    out: str | os.PathLike[str] = "",
-) -> Fit:
-    """The best few jobs that fit on some cards: `foreshard fit MODEL --gpus 8xh100-sxm-80`. Arguments as its flags.
-
-    Raises:
-        Error: also where this program has no verb `fit`.
-    """
-    arguments = ["fit", *_job(model, job), "--gpus", gpus]
-    flags = {"method": method, "context": context, "tokens-per-step": tokens_per_step, "emit": emit, "out": out}
-    for flag, value in flags.items():
-        if value:
-            arguments += [f"--{flag}", str(os.fspath(value) if isinstance(value, os.PathLike) else value)]
-    return Fit(arguments)
-
-
 def schedule(model: Model, job: Job = None, *, budget: str = "") -> Schedule:
     """The fastest schedule within a budget of memory: `foreshard schedule JOB --budget 72GiB`.
 
     Raises:
-        Error: also where this program has no verb `schedule`.
+        Error: also where the budget is less than can work; its hint names the least that does.
     """
     return Schedule(["schedule", *_job(model, job), *(["--budget", budget] if budget else [])])
 

@@ -216,7 +216,7 @@ def _of_schedule(module: Any, document: dict[str, Any]) -> tuple[Applied, list[_
             setattr(lists, direction, [*(getattr(lists, direction) or []), unit.name])
         if row.get("activations") in ("recompute", "offload"):
             applied.not_expressed.append(
-                f"{name}: activations are {row['activations']}ed: wrap the module before fully_shard "
+                f"{name}: activations are {'recomputed' if row['activations'] == 'recompute' else 'offloaded'}: wrap the module before fully_shard "
                 "(torch.distributed.algorithms._checkpoint.checkpoint_wrapper)"
             )
         if row.get("reduce") not in (None, row["module"]):

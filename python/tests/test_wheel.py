@@ -14,7 +14,7 @@ import unittest
 
 SOURCE, BUILD = (os.path.abspath(path) for path in sys.argv[1:3])
 # The loader's and what every wheel for Linux may ask of the system (PEP 600).
-SYSTEM = r"^(linux-vdso|ld-linux-.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s))\.so"
+SYSTEM = r"^(linux-vdso|ld-linux-.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s|z))\.so"
 TORCH = r"^lib(torch.*|c10.*)\.so"
 
 USE = """
@@ -127,6 +127,14 @@ class Wheel(unittest.TestCase):
         with open(os.path.join(self.site, "foreshard", "_core.pyi"), encoding="utf-8") as file:
             self.assertIn("def run(arguments: list[str]) -> tuple[int, str, str]", file.read())
         self.assertTrue(os.path.exists(os.path.join(self.site, "foreshard", "py.typed")))
+
+    def test_6_shadow_finds_its_parts(self):
+        if not os.path.exists(os.path.join(BUILD, "lib", "libfakegpu.so")):
+            self.skipTest("this build has no virtual device")
+        command = [os.path.join(self.venv, "bin", "foreshard"), "shadow", "--", self.python, "-c", "pass"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("never imported PyTorch", done.stdout + done.stderr)
 
     def test_5_with_torch_beside_it_captures_and_trains(self):
         if not torch_folder():

@@ -1,8 +1,9 @@
 // How short a step can be at best, whatever the schedule: what no order of the same work gets below.
 //
-// max over both of: compute beside the collectives that must run with it, and the collectives of one communicator one
-// after the other; each after the best share of kept parameters and activations that the budget's linear program
-// allows; plus the first gather and the last reduction, which nothing can hide.
+// For 65 weights of compute (beside the collectives that must run with it) against links (the collectives of one
+// communicator one after the other): the least weighted time that fractions of kept parameters and activations within
+// the budget allow. The largest of these, a Lagrangian bound, plus the first gather and the last reduction, which
+// nothing can hide. With a communicator of its own for reductions it is an estimate.
 #pragma once
 
 #include "core/job.h"

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/job/job_file.h"
 #include "core/model/json_input.h"
 #include "core/plan/units/units.h"
 
@@ -59,7 +60,8 @@ class Reader {
       const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
       return fail(error("schema", "this is no schedule", fmt::format("\"{}\"", kSchema), schema.dump()));
     }
-    const Json shape = document.value("made_for", Json::object()), wanted = shape_of(job_, model_);
+    const Json shape = document.value("made_for", Json()), wanted = shape_of(job_, model_);
+    if (!shape.is_object()) return fail(error("made_for", "this is no schedule", "an object", shape.dump()));
     for (const auto& [key, value] : wanted.items()) {
       if (shape.value(key, Json()) != value) {
         return fail(error("made_for." + key, "the schedule was made for another job", value.dump(),
@@ -83,7 +85,7 @@ class Reader {
 
   static Json head_of(const Json& document) {
     Json head = document.value("made_for", Json());
-    head["starts"] = document.value("starts", Json());
+    for (const char* const key : {"job", "budget_bytes", "starts"}) head[key] = document.value(key, Json());
     return head;
   }
 
@@ -101,45 +103,16 @@ class Reader {
   // Sealed: types are those that were written.
   Result<Job> apply(const Json& document, const Json& units) {
     Job job = job_;
-    job.fsdp.runtime = Runtime::Planned;
-    job.schedule.objective = "given";
-    const bool starts = document.at("starts").get<std::string>() == "schedule";
-    if (starts) job.fsdp.prefetch = {};
-    job.fsdp.wrap = {};
-    job.fsdp.wrap.policy = WrapPolicyKind::Units;
-    job.checkpointing.units.clear();
-    UnitOverride kept, resharded;
-    kept.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::False, 0};
-    resharded.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::True, 0};
-    std::vector<std::string> recomputed;
-    for (const Json& row : units) {
-      const auto module = row.at("module").get<std::string>(), keep = row.at("keep").get<std::string>();
-      const auto modules = row.at("modules").get<std::vector<std::string>>();
-      if (!module.empty()) job.fsdp.wrap.units.push_back(modules);
-      (keep == "reshard" ? resharded : kept).units.push_back(module);
-      if (keep == "always") job.fsdp.prefetch.forward[module].push_back(module);
-      if (row.at("activations") == Json("recompute"))
-        recomputed.insert(recomputed.end(), modules.begin(), modules.end());
-      if (starts) add_start(row.at("gather_forward"), module, job.fsdp.prefetch.forward);
+    for (const char* const key : schedule_keys()) {
+      const auto settings = parse_setting(fmt::format("{}={}", key, document.at("job").at(key).get<std::string>()));
+      if (!settings) return fail(settings.error());
+      for (const JobSetting& setting : *settings) {
+        if (auto set = apply_setting(setting, job); !set) return fail(set.error());
+      }
     }
-    for (auto row = units.rbegin(); starts && row != units.rend(); ++row)  // as backward needs them
-      add_start(row->at("gather_backward"), row->at("module").get<std::string>(), job.fsdp.prefetch.backward);
-    for (const Json& row : units) {  // without a list fsdp2 gathers the next unit ahead
-      const auto module = row.at("module").get<std::string>();
-      if (starts && job.fsdp.prefetch.backward[module].empty()) job.fsdp.prefetch.backward[module] = {module};
-    }
-    if (!kept.units.empty()) job.fsdp.overrides.push_back(std::move(kept));
-    if (!resharded.units.empty()) job.fsdp.overrides.push_back(std::move(resharded));
-    job.checkpointing.policy = recomputed.empty() ? CheckpointPolicy::None : CheckpointPolicy::Selective;
-    job.checkpointing.units = std::move(recomputed);
-    if (job.fsdp.wrap.units.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
+    if (job.schedule.budget == 0) job.schedule.budget = document.at("budget_bytes").get<Bytes>();
     if (auto same = compare_units(job, units); !same) return fail(same.error());
     return job;
-  }
-
-  static void add_start(const Json& start, const std::string& module,
-                        std::map<std::string, std::vector<std::string>>& lists) {
-    if (start.is_string() && start != Json(module)) lists[start.get<std::string>()].push_back(module);
   }
 
   Result<void> compare_units(const Job& job, const Json& rows) {
@@ -174,15 +147,35 @@ class Reader {
 
 }  // namespace
 
+std::span<const char* const> schedule_keys() {
+  static constexpr std::array kKeys{"fsdp.runtime",
+                                    "fsdp.wrap.policy",
+                                    "fsdp.wrap.classes",
+                                    "fsdp.wrap.min_num_params",
+                                    "fsdp.wrap.units",
+                                    "fsdp.overrides",
+                                    "fsdp.prefetch.forward",
+                                    "fsdp.prefetch.backward",
+                                    "fsdp.prefetch.forward_depth",
+                                    "fsdp.prefetch.backward_depth",
+                                    "checkpointing.policy",
+                                    "checkpointing.units",
+                                    "schedule.objective"};
+  return kKeys;
+}
+
 std::string schedule_json(const FoundSchedule& found, const Model& model, bool seconds) {
   Json document;
   document["schema"] = kSchema;
   document["made_for"] = shape_of(found.job, model);
-  document["step_time_ns"] = found.step_ns;
+  for (const char* const key : schedule_keys()) document["job"][key] = write_job_key(*find_job_key(key), found.job);
+  document["step_time_ns"] = found.fits ? Json(found.step_ns) : Json();
   document["fsdp2_step_time_ns"] = found.fsdp2.step_ns > 0 ? Json(found.fsdp2.step_ns) : Json();
   document["fsdp1_step_time_ns"] = found.fsdp1.step_ns > 0 ? Json(found.fsdp1.step_ns) : Json();
-  document["bound_ns"] = found.bound.ns;
-  document["gap"] = found.gap();
+  const bool bounded = found.fits && found.bound.ns > 0;
+  document["bound_ns"] = bounded ? Json(found.bound.ns) : Json();
+  document["free_step_ns"] = bounded ? Json(found.bound.free_step_ns) : Json();
+  document["gap"] = bounded ? Json(found.gap()) : Json();
   document["peak_reserved_bytes"] = found.peak_reserved;
   document["budget_bytes"] = found.budget;
   if (!found.fits) document["least_budget_bytes"] = found.least_budget;

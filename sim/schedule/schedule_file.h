@@ -4,6 +4,7 @@
 // file of something else, or an edited one, is refused with the first difference.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "core/job.h"
@@ -12,6 +13,9 @@
 #include "sim/schedule/schedule_search.h"
 
 namespace foreshard {
+
+/// The keys of a job that a schedule decides.
+std::span<const char* const> schedule_keys();
 
 /// The document. `seconds`: with the time that the search took, which differs from run to run.
 std::string schedule_json(const FoundSchedule& found, const Model& model, bool seconds);

@@ -482,11 +482,11 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     if (auto grouped = frame_of(*pairs, bench)) {
       paired.emplace(std::move(*grouped), bench, *budget, for_memory);
       paired->try_bases(limit);
-      found.simulated += paired->simulated();
       if (paired->promises(search)) {
         paired->run(limit);
         if (paired->beats(search)) best = &*paired;
       }
+      found.simulated += paired->simulated();
     }
   }
   found.simulated += search.simulated();

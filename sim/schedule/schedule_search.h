@@ -1,6 +1,5 @@
-// The search for a schedule (fsdp.runtime = "planned", docs/schedule.md): which parameters and activations are kept,
-// when gathers start and how many reductions run at once, so that the simulated step is short and reserved memory
-// stays within a budget.
+// The search for a schedule (fsdp.runtime = "planned", docs/schedule.md): which parameters and activations are kept
+// and when gathers start, so that the simulated step is short and reserved memory stays within a budget.
 //
 // The simulator judges every candidate. fsdp2's own schedule is the first one, so no answer is worse than it.
 // Deterministic: the number of simulations is bounded, not the time.
@@ -50,7 +49,10 @@ struct FoundSchedule {
   double seconds = 0;
   std::string text;  // one sentence
   /// Above the bound, or above what the host needs where that is more.
-  double gap() const { return bound.ns > 0 ? std::max(0.0, step_ns / std::max(bound.ns, bound.free_step_ns) - 1) : 0; }
+  double gap() const {
+    const double least = bound.host_bound() ? bound.free_step_ns : bound.ns;
+    return least > 0 ? std::max(0.0, step_ns / least - 1) : 0;
+  }
 };
 
 /// Runtime planned, and the schedule is not given.

@@ -71,7 +71,7 @@ Result<std::shared_ptr<const HardwareProfile>> SharedParts::profile(const std::s
 
 Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const HardwareProfile& profile) {
   const ProgramOptions program = job_program(job, profile);
-  ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device, job.mesh};
+  ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device, program.cudnn, job.mesh};
   if (is_cut(job.mesh)) {
     key.world_size = job.cluster.world_size;
     key.rank = job.cluster.rank;

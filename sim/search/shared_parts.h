@@ -61,6 +61,7 @@ class SharedParts {
     ModelOptions options;
     std::optional<DType> compute, buffer;
     ProgramDevice device = ProgramDevice::Cuda;
+    bool cudnn = true;
     MeshOptions mesh;
     std::int64_t world_size = 0, rank = 0;  // of a model that is cut
     bool operator==(const ModelKey&) const = default;

@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <map>
 
-#include "core/lowering/activation.h"
+#include "core/lowering/activations/activation.h"
 #include "core/lowering/lowering.h"
 #include "core/model/families/config_model.h"
 #include "tests/oracle/model_truth.h"

@@ -221,7 +221,7 @@ class Work {
                                  [&](const PlanCommunicator& one) { return one.kind == dimension.name; });
     const Json group =
         name_of(plan_, CommunicatorId(static_cast<std::size_t>(at - plan_.communicators.begin())), names_);
-    const char* const names[] = {"", "AllGather", "ReduceScatter", "AllReduce", "AllToAll"};
+    const char* const names[] = {"", "AllGather", "ReduceScatter", "AllReduce"};
     Json entry = {{"op", names[static_cast<std::size_t>(kernel.collective)]},
                   {"group", group},
                   {"stream", "nccl " + group.get<std::string>()},

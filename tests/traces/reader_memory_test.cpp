@@ -137,6 +137,8 @@ TEST_F(ReaderMemory, TwentyGigabytesOfSpacesEndWhereNoRecordingWouldGoOn) {
   const std::uintmax_t packed = write_members(path, kHead, std::string(4 << 20, ' '), 5000);
   EXPECT_LT(packed, 40'000'000U);
   const Reading reading = reading_of(path);
+  EXPECT_TRUE(reading.read) << "what came before is shown";
+  EXPECT_GT(reading.peak, 0);
   EXPECT_LE(reading.peak, 96 * kMiB);
 }
 

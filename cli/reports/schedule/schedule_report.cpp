@@ -32,12 +32,14 @@ class Report {
     rival("fsdp1", found_.fsdp1);
     if (found_.bound.ns > 0) {
       const bool host = found_.bound.host_bound();
-      line(fmt::format("  no schedule is shorter than {} ({}): {} above it",
-                       duration_text(host ? found_.bound.free_step_ns : found_.bound.ns),
-                       host                      ? "the host needs so long"
-                       : found_.bound.by_compute ? "compute decides"
-                                                 : "the links decide",
-                       percent_text(found_.gap())));
+      const std::string above = percent_text(found_.gap());
+      if (host)
+        line(fmt::format("  the host alone needs about {}: {} above it", duration_text(found_.bound.free_step_ns),
+                         above));
+      else
+        line(fmt::format("  no schedule of these units is shorter than {} ({}): {} above it",
+                         duration_text(found_.bound.ns),
+                         found_.bound.by_compute ? "compute decides" : "the links decide", above));
     }
     line(fmt::format("  {} simulations in {:.1f} s", found_.simulated, found_.seconds));
     units();

@@ -54,6 +54,9 @@ Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTab
   for (ActionRequest request : requests) {
     const bool state = request.action == PlanAction::Save || request.action == PlanAction::Load;
     if (state) {
+      if (!model.mesh.empty())
+        return fail(refused(request, "state dicts of a model cut over a mesh are not built", "mesh.tensor = 1",
+                            "set mesh.tensor = 1"));
       const Result<void> checked = check_state(request, job, table, plan.warnings);
       if (!checked) return tl::unexpected(checked.error());
     }

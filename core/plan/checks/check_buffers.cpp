@@ -13,18 +13,6 @@
 namespace foreshard::detail {
 namespace {
 
-/// One buffer: its name, and the instance where several of one name are alive at once.
-using Key = std::tuple<BufferWhat, UnitId, ParamId, std::int32_t>;
-
-Key key_of(const Instruction& i) { return {i.buffer.what, i.buffer.unit, i.buffer.param, i.arg}; }
-
-bool is_alloc(const Instruction& i) {
-  return i.kind == InstructionKind::Alloc || (i.kind == InstructionKind::Resize && i.bytes > 0);
-}
-bool is_free(const Instruction& i) {
-  return i.kind == InstructionKind::Free || (i.kind == InstructionKind::Resize && i.bytes == 0);
-}
-
 /// Buffers that FSDP itself makes and drops within an iteration. Gradients are made inside the backward segments,
 /// shards and optimizer state live on.
 bool lives_within_iteration(BufferWhat what) {
@@ -62,7 +50,7 @@ bool may_stay_gathered(const Plan& plan, UnitId unit) {
 /// V2: allocations and frees balance; after a synchronised iteration no full buffer of a sharded unit is alive.
 Verdict check_buffers_balance(const Plan& plan) {
   Verdict verdict;
-  std::map<Key, std::int64_t> alive;  // where it was allocated
+  std::map<BufferKey, std::int64_t> alive;  // where it was allocated
   std::int64_t id = 0, allocs = 0, frees = 0;
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
@@ -104,11 +92,11 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
     verdict.undecided = "fsdp2's buffers";
     return verdict;
   }
-  std::map<Key, bool> gathers;  // by buffer: copied out
-  std::set<Key> inputs, casts;
+  std::map<BufferKey, bool> gathers;  // by buffer: copied out
+  std::set<BufferKey> inputs, casts;
   std::size_t most_gathers = 0;
   std::int64_t id = 0;
-  const auto bound = [&](const std::set<Key>& buffers, std::size_t limit, const Instruction& i) {
+  const auto bound = [&](const std::set<BufferKey>& buffers, std::size_t limit, const Instruction& i) {
     if (buffers.size() > limit) {
       verdict.finding.wrong(fmt::format("{} makes {} alive, at most {}", show(plan, id, i), buffers.size(), limit));
     }
@@ -116,9 +104,9 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
       const BufferWhat what = i.buffer.what;
-      std::set<Key>* const single = what == BufferWhat::RsInput      ? &inputs
-                                    : what == BufferWhat::CastBuffer ? &casts
-                                                                     : nullptr;
+      std::set<BufferKey>* const single = what == BufferWhat::RsInput      ? &inputs
+                                          : what == BufferWhat::CastBuffer ? &casts
+                                                                           : nullptr;
       if (single != nullptr && is_alloc(i)) {
         single->insert(key_of(i));
         // A schedule may have several reductions in flight.

@@ -26,6 +26,20 @@ std::string Finding::text() const {
   return out;
 }
 
+BufferKey key_of(const Instruction& instruction) {
+  return {instruction.buffer.what, instruction.buffer.unit, instruction.buffer.param, instruction.arg};
+}
+
+bool is_alloc(const Instruction& instruction) {
+  return instruction.kind == InstructionKind::Alloc ||
+         (instruction.kind == InstructionKind::Resize && instruction.bytes > 0);
+}
+
+bool is_free(const Instruction& instruction) {
+  return instruction.kind == InstructionKind::Free ||
+         (instruction.kind == InstructionKind::Resize && instruction.bytes == 0);
+}
+
 void StreamClocks::merge(Clock& into, const Clock& from) {
   for (std::size_t s = 0; s < kStreamCount; ++s) into[s] = std::max(into[s], from[s]);
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -53,6 +54,12 @@ bool holds_gradients(const PlanIteration& iteration);
 bool is_sharded(const PlanUnit& unit);
 bool keeps_after_forward(const Plan& plan, UnitId unit);
 std::string show(const Plan& plan, std::int64_t id, const Instruction& instruction);
+
+/// One buffer: its name, and the instance where several of one name are alive at once.
+using BufferKey = std::tuple<BufferWhat, UnitId, ParamId, std::int32_t>;
+BufferKey key_of(const Instruction& instruction);
+bool is_alloc(const Instruction& instruction);
+bool is_free(const Instruction& instruction);
 
 using Note = std::string;  // what a passing check looked at
 

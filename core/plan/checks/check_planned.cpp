@@ -9,19 +9,8 @@
 namespace foreshard::detail {
 namespace {
 
-using Key = std::tuple<BufferWhat, UnitId, ParamId, std::int32_t>;
-
-Key key_of(const Instruction& i) { return {i.buffer.what, i.buffer.unit, i.buffer.param, i.arg}; }
-
-bool is_alloc(const Instruction& i) {
-  return i.kind == InstructionKind::Alloc || (i.kind == InstructionKind::Resize && i.bytes > 0);
-}
-bool is_free(const Instruction& i) {
-  return i.kind == InstructionKind::Free || (i.kind == InstructionKind::Resize && i.bytes == 0);
-}
-
 /// The unit's buffer of this name, whichever instance.
-bool is_alive(const std::map<Key, Bytes>& alive, BufferWhat what, UnitId unit) {
+bool is_alive(const std::map<BufferKey, Bytes>& alive, BufferWhat what, UnitId unit) {
   return std::any_of(alive.begin(), alive.end(), [&](const auto& entry) {
     return std::get<0>(entry.first) == what && std::get<1>(entry.first) == unit;
   });
@@ -33,7 +22,7 @@ bool is_alive(const std::map<Key, Bytes>& alive, BufferWhat what, UnitId unit) {
 /// counted, nor is what it frees.
 Verdict check_memory_at_instructions(const Plan& plan) {
   Verdict verdict;
-  std::map<Key, Bytes> alive;
+  std::map<BufferKey, Bytes> alive;
   Bytes now = 0, most = 0;
   std::int64_t id = 0, most_at = 0;
   for (const PlanIteration& iteration : plan.iterations) {

@@ -75,15 +75,18 @@ def _utils(module) -> None:
     def same_everywhere(*args, **kwargs):
         return None
 
-    for name in ("_verify_param_shape_across_processes",):
-        if hasattr(module, name):
-            setattr(module, name, same_everywhere)
+    if hasattr(module, "_verify_param_shape_across_processes"):
+        module._verify_param_shape_across_processes = same_everywhere
+
+
+NO_VALUES = "large tensors of the host are not given their initial values: they cost address space, no memory"
 
 
 def _writes_nothing(tensor) -> bool:
     import torch
 
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and tensor.nbytes >= LARGE
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_floating_point()
+    return plain and tensor.device.type == "cpu" and tensor.nbytes >= LARGE
 
 
 def _fills(torch) -> None:
@@ -94,7 +97,7 @@ def _fills(torch) -> None:
         @functools.wraps(inner)
         def filled(tensor, *args, **kwargs):
             if _writes_nothing(tensor) and (not only_parameters or isinstance(tensor, torch.nn.Parameter)):
-                note("large tensors of the host are not given their initial values: they cost address space, no memory")
+                note(NO_VALUES)
                 return tensor
             return inner(tensor, *args, **kwargs)
 
@@ -105,9 +108,10 @@ def _fills(torch) -> None:
 
         @functools.wraps(inner)
         def cast(tensor, *args, **kwargs):
-            if _writes_nothing(tensor) and tensor.is_floating_point() and not (tensor.requires_grad and torch.is_grad_enabled()):
+            if _writes_nothing(tensor) and not (tensor.requires_grad and torch.is_grad_enabled()):
                 dtype = dtype_of(tensor, args, kwargs)
                 if dtype is not None and dtype.is_floating_point:
+                    note(NO_VALUES)
                     return torch.empty_like(tensor, dtype=dtype)
             return inner(tensor, *args, **kwargs)
 

@@ -11,6 +11,19 @@ from .hooks import after_import
 
 def begin() -> None:
     after_import("torch.distributed.launcher.api", _patch)
+    after_import("torch.multiprocessing", _spawn)
+
+
+def _spawn(module):
+    """torch.multiprocessing.spawn(main, nprocs=N): this process is one of the N."""
+
+    def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
+        rank = int(os.environ.get("RANK", "0")) % nprocs
+        if os.environ.get(WORLD_GIVEN) != "1":
+            os.environ.update(rank_environment(nprocs, rank, nprocs))
+        fn(rank, *args)
+
+    module.spawn = spawn
 
 
 def rank_environment(world: int, rank: int, per_node: int) -> dict[str, str]:

@@ -28,7 +28,7 @@ def write() -> None:
         document["torch"] = sys.modules["torch"].__version__
     path = folder() / "report.json"
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=1))
+    temporary.write_text(json.dumps(document, indent=1, allow_nan=False))
     temporary.replace(path)
 
 

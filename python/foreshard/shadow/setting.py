@@ -136,7 +136,8 @@ def _watch_ddp(python_module) -> None:
 def _clips(max_norm) -> None:
     global _clip
     try:
-        _clip = float(max_norm)
+        value = float(max_norm)
+        _clip = min(value, 1e30) if value == value else _clip  # inf: only the norm is wanted
     except (TypeError, ValueError):
         pass
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "core/lowering/activation.h"
+#include "core/lowering/activations/activation.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
 

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/lowering/activation.h"
+#include "core/lowering/activations/activation.h"
 #include "core/model/sources/load_model.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/support/temporary_path.h"

@@ -1,5 +1,5 @@
 """PyTorch's tutorial "Getting Started with Fully Sharded Data Parallel (FSDP)", first edition, as its page shows it: a small
-convolutional classifier, wrapped by size, one process a rank started by torch.multiprocessing's environment or torchrun's.
+convolutional classifier, wrapped by size, one process a rank started by torch.multiprocessing.
 The digits come from a stand-in: random images of MNIST's shape."""
 
 import argparse
@@ -8,6 +8,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
@@ -19,6 +20,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "12355"
     dist.init_process_group("nccl", rank=rank, world_size=world_size)
 
 
@@ -118,4 +121,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     torch.manual_seed(1)
-    fsdp_main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), args)
+    WORLD_SIZE = torch.cuda.device_count()
+    mp.spawn(fsdp_main, args=(WORLD_SIZE, args), nprocs=WORLD_SIZE, join=True)

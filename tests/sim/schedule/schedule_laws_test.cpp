@@ -1,5 +1,6 @@
-// Random jobs: a schedule is never worse than fsdp2's and fsdp1's at the same budget, stays within it, and is above
-// the bound. FORESHARD_SCHEDULE_JOBS and FORESHARD_LAWS_SEED say how many and which.
+// Random jobs: a schedule is never worse than fsdp2's at the same budget, stays within it, and is above the bound. How
+// often FSDP1's flat parameters are faster is told. FORESHARD_SCHEDULE_JOBS and FORESHARD_LAWS_SEED say how many and
+// which.
 #include <gtest/gtest.h>
 
 #include <algorithm>

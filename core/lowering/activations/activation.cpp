@@ -1,4 +1,4 @@
-#include "core/lowering/activation.h"
+#include "core/lowering/activations/activation.h"
 
 #include <algorithm>
 #include <set>

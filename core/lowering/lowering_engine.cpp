@@ -1,0 +1,213 @@
+// The backward pass of lowering_machine.h, as autograd's engine runs it: nodes by their number, gradients summed where
+// they meet.
+#include "core/lowering/lowering_machine.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/lowering/lowering_opaque.h"
+
+namespace foreshard::lowering {
+
+// ---------------------------------------------------------------------------------------------------------------
+// backward
+
+void Machine::count_dependencies(std::int32_t root) {
+  Node& first = nodes_[static_cast<std::size_t>(root)];
+  if (first.visited) return;
+  first.visited = true;
+  std::vector<std::int32_t> stack{root};
+  while (!stack.empty()) {
+    const std::int32_t id = stack.back();
+    stack.pop_back();
+    for (const Edge& edge : nodes_[static_cast<std::size_t>(id)].next) {
+      if (edge.node < 0) continue;
+      Node& next = nodes_[static_cast<std::size_t>(edge.node)];
+      ++next.waiting_for;
+      if (!next.visited) {
+        next.visited = true;
+        stack.push_back(edge.node);
+      }
+    }
+  }
+}
+
+void Machine::push(std::int32_t id) {
+  Node& node = nodes_[static_cast<std::size_t>(id)];
+  if (node.queued) return;
+  node.queued = true;
+  // Newest node first; accumulation before everything.
+  ready_.emplace(node.rule == nullptr ? std::numeric_limits<std::int32_t>::max() : node.position, id);
+}
+
+void Machine::send(const Edge& edge, Ref gradient) {
+  Node& next = nodes_[static_cast<std::size_t>(edge.node)];
+  if (next.grads.empty()) next.grads.resize(std::max<std::size_t>(next.out.size(), 1));
+  if (gradient) {
+    Ref& old = next.grads[static_cast<std::size_t>(edge.input_nr)];
+    if (!old) {
+      old = std::move(gradient);
+    } else {
+      const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+      Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+      if (!on_their_way_.empty()) wait_for({old, gradient});
+      if (tape.sole_owner(old) && !tape.at(old).view &&
+          tape.layout(old).dense()) {  // nobody else sees it: summed in place
+        Kernel kernel = emit.start("aten.add_.Tensor", KernelClass::Elementwise, tape.layout(old).dtype);
+        emit.finish(kernel, {&old, &gradient}, {&old});
+      } else {
+        old = emit.elementwise("aten.add.Tensor", {&old, &gradient});
+      }
+      gradient.reset();
+    }
+  }
+  if (--next.waiting_for == 0) push(edge.node);
+}
+
+void Machine::accumulate_param(Node& node) {
+  Ref gradient = node.grads.empty() ? Ref() : std::move(node.grads[0]);
+  node.grads.clear();
+  if (!gradient) return;
+  if (trace_ != nullptr) trace_->gradients.push_back({node.param, {tape.at(gradient).storage, tape.layout(gradient)}});
+  if (current_step_ < 0) return;  // nothing ran: the program's result is the parameter itself
+  const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+  // AccumulateGrad keeps a tensor that nobody else names, if it is laid out as the contract says; another tensor may
+  // share its storage (the slices of a concatenation's gradient), which then goes to the first parameter of them.
+  const Layout& own = node.out[0];
+  const Layout& made = tape.layout(gradient);
+  bool steps = true;  // obeys_layout_contract takes a stride of zero for a view, were it of one element
+  for (std::int32_t i = 0; i < made.sizes.n; ++i) steps = steps && (made.sizes[i] != 1 || made.strides[i] != 0);
+  const bool stealable = steps && tape.at(gradient).refs == 1 && tape.storage_of(gradient).slot >= 0 &&
+                         (own.dense() ? tape.layout(gradient).same_steps(own) : tape.layout(gradient).contiguous());
+  if (!stealable) {
+    Trace* const traced = std::exchange(trace_, nullptr);  // no kernel of the operator's
+    Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+    const Layout kept = own.dense() ? own : contiguous_layout(own.sizes, own.dtype);
+    gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
+    trace_ = traced;
+  }
+  RawInstance& instance = tape.instances()[static_cast<std::size_t>(at.instance)];
+  instance.param_grads.push_back(node.param);
+  instance.param_grad_slots.push_back(tape.storage_of(gradient).slot);
+  tape.give_away(gradient, SlotCategory::ParamGrad, node.param);
+}
+
+void Machine::run_node(std::int32_t id) {
+  Node& node = nodes_[static_cast<std::size_t>(id)];
+  if (node.rule == nullptr) {
+    accumulate_param(node);
+    return;
+  }
+  current_step_ = node.position;
+  const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
+  CheckpointFrame* frame = node.frame >= 0 ? &frames_[static_cast<std::size_t>(node.frame)] : nullptr;
+  if (frame != nullptr && !frame->recomputed && !node.saved.empty()) recompute(*frame);
+  tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+  Emitter emit(*this, node.op, at.op);
+  std::vector<Ref> outs;
+  {
+    std::vector<Ref> grads = std::move(node.grads);
+    node.grads.clear();
+    wait_for(grads);
+    std::vector<Ref> saved;
+    for (const Saved& kept : node.saved) saved.push_back(kept.tensor);
+    Ref arrived, whole, part;
+    if (node.base && !grads.empty() && grads[0]) {  // a copy of the base's gradient, in which the view's is replaced
+      whole = emit.fresh("aten.copy_.default", KernelClass::Copy, *node.base, {&grads[0]});
+      part = tape.alias(whole, node.in[0]);
+      arrived = std::move(grads[0]);
+      const Layout plain = contiguous_layout(node.in[0].sizes, node.in[0].dtype);
+      grads[0] = emit.fresh("aten.clone.default", KernelClass::Copy, plain, {&part});
+    }
+    BackwardInput in{node, grads, saved};
+    outs = node.op->opaque >= 0 ? opaque_backward(emit, model_.opaques[static_cast<std::size_t>(node.op->opaque)], in)
+                                : backward_of(emit, in);
+    outs.resize(node.next.size());
+    for (std::size_t i = 0; i < outs.size();
+         ++i) {  // the engine checks shapes and types: broadcast operands are summed here
+      if (!outs[i] || node.next[i].node < 0 || node.rule->formula == OpFormula::Mesh) continue;
+      outs[i] = emit.sum_to(outs[i], node.in[i].sizes);
+      if (is_floating(node.in[i].dtype)) outs[i] = emit.cast(outs[i], node.in[i].dtype);
+    }
+    if (whole) {
+      Kernel kernel = emit.start("aten.copy_.default", KernelClass::Copy, node.in[0].dtype);
+      emit.finish(kernel, {&outs[0]}, {&part});
+      outs[0] = std::move(whole);
+    }
+    for (Ref& grad : grads) grad.reset();
+    saved.clear();
+  }
+  for (Saved& kept : node.saved) {
+    kept.tensor.reset();
+    if (kept.promised && frame != nullptr && --frame->promises == 0) {
+      frame->results.clear();
+      frame->kept.clear();
+      frame->inputs.clear();
+    }
+  }
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    if (node.next[i].node < 0) outs[i].reset();
+  }
+  for (std::size_t i = 0; i < outs.size(); ++i)
+    if (node.next[i].node >= 0) send(node.next[i], std::move(outs[i]));
+}
+
+void Machine::backward_from(const std::vector<Ref>& roots, const std::vector<Ref>& gradients) {
+  in_backward = true;
+  for (const Ref& root : roots) {
+    const std::int32_t node = tape.at(root).node;
+    count_dependencies(node);
+    ++nodes_[static_cast<std::size_t>(node)].waiting_for;
+    current_step_ = std::max(current_step_, nodes_[static_cast<std::size_t>(node)].position);
+  }
+  if (current_step_ >= 0) {
+    const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+    tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+  }
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    const Tensor root = tape.at(roots[i]);
+    send({root.node, root.output_nr}, gradients[i]);
+  }
+  while (!ready_.empty()) {
+    const std::int32_t id = ready_.top().second;
+    ready_.pop();
+    run_node(id);
+  }
+}
+
+void Machine::backward() {
+  in_backward = true;
+  if (!outputs_.empty() && tape.at(outputs_[0]).requires_grad) {
+    const Tensor root = tape.at(outputs_[0]);
+    const Node& node = nodes_[static_cast<std::size_t>(root.node)];
+    if (node.rule != nullptr) {
+      const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
+      tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+      Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+      const Layout* like[] = {&root.layout};  // without its holes
+      root_grad_ = emit.fresh("aten.ones_like.default", KernelClass::Elementwise,
+                              elementwise_layout(like, root.layout.sizes, root.layout.dtype), {});
+      backward_from({outputs_[0]}, {root_grad_});
+    }
+  }
+  tape.end();
+  for (const Ref* ref : {outputs_.empty() ? &root_grad_ : &outputs_[0], &root_grad_}) {
+    if (!*ref) continue;
+    const Storage& storage = tape.storage_of(*ref);
+    if (storage.instance < 0) continue;
+    const ImportBinding binding{storage.instance, storage.slot};
+    if (std::find(held.begin(), held.end(), binding) != held.end()) continue;
+    tape.instances()[static_cast<std::size_t>(storage.instance)]
+        .slots[static_cast<std::size_t>(storage.slot)]
+        .category = SlotCategory::Output;
+    held.push_back(binding);
+  }
+  for (std::size_t i = 1; i < outputs_.size(); ++i) {
+    const Storage& storage = tape.storage_of(outputs_[i]);
+    const ImportBinding binding{storage.instance, storage.slot};
+    if (storage.instance >= 0 && std::find(held.begin(), held.end(), binding) == held.end()) held.push_back(binding);
+  }
+}
+
+}  // namespace foreshard::lowering
