@@ -45,7 +45,7 @@ except ImportError:
     sys.exit()
 net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 captured = fs.capture(net, torch.zeros(4, 6), loss=lambda out: out.square().mean())
-assert fs.simulate(captured, job | {"model.seq": 2048}).fits
+assert fs.simulate(captured, job | {"fsdp.wrap.policy": "none"}).fits
 captured.save("net.model.json")
 fs.save_weights(net, "net.safetensors")
 print("captured")
@@ -148,7 +148,7 @@ class Wheel(unittest.TestCase):
             self.skipTest("this build has no executor")
         program = os.path.join(self.venv, "bin", "foreshard")
         work = os.path.join(self.folder.name, "work")
-        flags = ["--set", "train.steps=2", "--set", "cluster.world_size=1", "--set", "model.weights=net.safetensors"]
+        flags = ["--set", "train.steps=2", "--set", "cluster.world_size=1", "--set", "fsdp.wrap.policy=none", "--set", "model.weights=net.safetensors"]
         said = run(program, "run", "net.model.json", "--json", *flags, cwd=work, env=self.environment)
         self.assertEqual(said.count('"loss"'), 2)
 
