@@ -175,17 +175,17 @@ Result<DeviceLog> read_device_log(const std::string& path, const LogOptions& opt
   std::int64_t number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
-    const json row = json::parse(line, nullptr, false);
-    if (!row.is_discarded()) {
-      reader.take(row);
-    } else if (file.peek() != std::ifstream::traits_type::eof()) {
-      Error wrong;
-      wrong.code = ErrorCode::BadSyntax;
-      wrong.message = "a line of the virtual device's log is no JSON";
-      wrong.file = path;
-      wrong.place = fmt::format("line {}", number);
-      wrong.expected = "one call a line";
-      return fail(wrong);
+    try {
+      reader.take(json::parse(line));
+    } catch (const json::exception& wrong) {
+      if (file.peek() == std::ifstream::traits_type::eof()) break;  // the script ended while it was written
+      return fail({.code = ErrorCode::BadSyntax,
+                   .message = "a line of the virtual device's log is no call",
+                   .file = path,
+                   .place = fmt::format("line {}", number),
+                   .expected = "one call a line, as the device writes it",
+                   .got = wrong.what(),
+                   .hint = "watch the script again"});
     }
   }
   return std::move(reader).end();

@@ -42,7 +42,7 @@ def _verb(arguments: Sequence[str]) -> tuple[int, str, str]:
     code, text, notes = _run([arguments[0], "--json", *arguments[1:]])
     if not text:
         raise Error({"code": "run_failed", "message": notes.strip() or f"{arguments[0]} gave no answer"})
-    if text.startswith('{"error"') or text.startswith('{\n  "error"') or text.startswith('{"error":'):
+    if text.startswith(('{"error"', '{\n  "error"')):
         raise Error(json.loads(text)["error"])
     return code, text, notes
 

@@ -203,7 +203,10 @@ class _Lossy:
         if self.submitted % 2 and self.submitted < 8:
             future.set_exception(ConnectionError("the worker is gone"))
         else:
-            future.set_result(function(*args))
+            try:
+                future.set_result(function(*args))
+            except Exception as error:  # as executors do
+                future.set_exception(error)
         return future
 
 

@@ -122,7 +122,9 @@ def gathered(module, applied):
     return seen
 
 
-class Apply(unittest.TestCase):
+class FakeGroup(unittest.TestCase):
+    """One rank of WORLD, whose collectives move nothing."""
+
     @classmethod
     def setUpClass(cls):
         import torch.distributed as dist
@@ -136,6 +138,8 @@ class Apply(unittest.TestCase):
 
         dist.destroy_process_group()
 
+
+class Apply(FakeGroup):
     def check(self, settings, not_expressed=0):
         from foreshard.applying import apply
 

@@ -13,7 +13,7 @@ import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.dirname(HERE), HERE]
-from test_apply import PROGRAM, WORLD, gathered, gathers_of, net  # noqa: E402
+from test_apply import PROGRAM, WORLD, FakeGroup, gathered, gathers_of, net  # noqa: E402
 
 SETTINGS = [f"cluster.world_size={WORLD}"]
 
@@ -43,20 +43,7 @@ def emitted(folder, more):
     return module, schedule, plan
 
 
-class Emitted(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        import torch.distributed as dist
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
-
-    @classmethod
-    def tearDownClass(cls):
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
-
+class Emitted(FakeGroup):
     def check(self, *more, batches=1):
         with tempfile.TemporaryDirectory() as folder:
             module, schedule, plan = emitted(folder, more)

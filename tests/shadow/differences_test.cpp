@@ -36,48 +36,46 @@ TEST(Differences, ThereAreNoneToThePlansOwnCollectives) {
   EXPECT_TRUE(schedule_differences(planned_collectives(plan), plan).empty());
 }
 
-TEST(Differences, NamesAMissingUnit) {
+/// The one difference that a change of the plan's own collectives makes.
+template <class Change>
+Difference only_difference(Change change) {
   const Plan plan = small_plan();
   auto script = planned_collectives(plan);
-  std::erase_if(script, [](const LoggedCollective& each) { return each.unit == "h.1"; });
+  change(script);
   const auto found = schedule_differences(script, plan);
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].kind, "unit");
-  EXPECT_EQ(found[0].where, "h.1");
-  EXPECT_THAT(found[0].text, HasSubstr("it is a unit in the plan"));
+  EXPECT_EQ(found.size(), 1u);
+  return found.empty() ? Difference{} : found.front();
+}
+
+TEST(Differences, NamesAMissingUnit) {
+  const Difference found = only_difference(
+      [](auto& script) { std::erase_if(script, [](const LoggedCollective& each) { return each.unit == "h.1"; }); });
+  EXPECT_EQ(found.kind, "unit");
+  EXPECT_EQ(found.where, "h.1");
+  EXPECT_THAT(found.text, HasSubstr("it is a unit in the plan"));
 }
 
 TEST(Differences, NamesAnExtraGather) {
-  const Plan plan = small_plan();
-  auto script = planned_collectives(plan);
-  script.push_back(script[0]);
-  const auto found = schedule_differences(script, plan);
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].kind, "gather");
-  EXPECT_EQ(found[0].text, "(root): 2 gathers a step in the script, 1 in the plan");
+  const Difference found = only_difference([](auto& script) { script.push_back(script[0]); });
+  EXPECT_EQ(found.kind, "gather");
+  EXPECT_EQ(found.text, "(root): 2 gathers a step in the script, 1 in the plan");
 }
 
 TEST(Differences, NamesACastOfAllUnitsOnce) {
-  const Plan plan = small_plan();
-  auto script = planned_collectives(plan);
-  for (LoggedCollective& each : script) {
-    if (each.kind == CollectiveKind::Reduce) each.element = 2, each.bytes /= 2;
-  }
-  const auto found = schedule_differences(script, plan);
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].kind, "cast");
-  EXPECT_EQ(found[0].where, "(root), h.0, h.1");
-  EXPECT_THAT(found[0].text, HasSubstr("2 bytes (bfloat16, float16) in the script, of 4 bytes (float32) in the plan"));
+  const Difference found = only_difference([](auto& script) {
+    for (LoggedCollective& each : script) {
+      if (each.kind == CollectiveKind::Reduce) each.element = 2, each.bytes /= 2;
+    }
+  });
+  EXPECT_EQ(found.kind, "cast");
+  EXPECT_EQ(found.where, "(root), h.0, h.1");
+  EXPECT_THAT(found.text, HasSubstr("2 bytes (bfloat16, float16) in the script, of 4 bytes (float32) in the plan"));
 }
 
 TEST(Differences, NamesAnotherOrder) {
-  const Plan plan = small_plan();
-  auto script = planned_collectives(plan);
-  std::swap(script[1], script[2]);
-  const auto found = schedule_differences(script, plan);
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].kind, "order");
-  EXPECT_EQ(found[0].where, "collective 2");
+  const Difference found = only_difference([](auto& script) { std::swap(script[1], script[2]); });
+  EXPECT_EQ(found.kind, "order");
+  EXPECT_EQ(found.where, "collective 2");
 }
 
 TEST(Differences, LeavesOutCollectivesThatMeetNobody) {
