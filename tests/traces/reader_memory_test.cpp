@@ -81,7 +81,16 @@ Timeline large_timeline(int spans) {
 
 class ReaderMemory : public ::testing::Test {
  protected:
-  void SetUp() override { fs::create_directories(folder_); }
+  void SetUp() override {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "a process under a sanitizer takes the sanitizer's memory";
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    GTEST_SKIP() << "a process under a sanitizer takes the sanitizer's memory";
+#endif
+#endif
+    fs::create_directories(folder_);
+  }
   ~ReaderMemory() override { fs::remove_all(folder_); }
   std::string at(const std::string& name) const { return folder_ / name; }
 
