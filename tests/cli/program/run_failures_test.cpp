@@ -197,7 +197,8 @@ TEST(RunFailure, ARankThatIsStoppedWhileTheOthersMeetIsNotWaitedFor) {
     EXPECT_EQ(end.exit_code, 1) << end.err;
     EXPECT_THAT(last_line(end)["message"].get<std::string>(), HasSubstr("rank 1 stands still"));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(18)) << "10 s of them are the launcher's";
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30))
+      << "a stopped rank is named within half a minute";
 }
 
 TEST(RunFailure, WithoutALauncherOfOursAStoppedRankIsNamedByItsNeighbour) {

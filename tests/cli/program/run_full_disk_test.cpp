@@ -94,7 +94,8 @@ TEST_F(FullDisk, ACalibrationSaysWhatItCannotKeepAndLosesNothingThatItHas) {
   const std::string calibrate =
       "$F calibrate " + kJob +
       " --ranks 2 --repeats 2 --output $D/p.toml --set cluster.world_size=4 --set cluster.ranks_per_node=4";
-  const ProgramEnd end = in_shell("ulimit -f 6; " + calibrate);
+  const ProgramEnd end =
+      in_shell("ulimit -f 10; " + calibrate);  // KiB: room for a list beside the job, none for the profile
   EXPECT_EQ(end.exit_code, 3) << end.err;
   EXPECT_THAT(end.err, AllOf(HasSubstr("larger than files may be"), HasSubstr("what was measured is kept in")));
   EXPECT_EQ(content_of(folder_ / "p.toml"), "old");
