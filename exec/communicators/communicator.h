@@ -7,6 +7,7 @@
 // within the timeout, calls that do not match, an abort) is thrown as std::runtime_error with the names involved.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +17,12 @@
 #include "core/units.h"
 
 namespace foreshard::exec {
+
+/// How far a rank is in its calls of one communicator.
+struct CallsMade {
+  std::int64_t ended = 0;      // calls that came back to their caller; what they put on a stream may still run
+  std::string_view last = {};  // the one that began last: "all_gather", ...
+};
 
 class Communicator {
  public:
@@ -39,12 +46,25 @@ class Communicator {
   virtual void broadcast(void* data, Numel numel, DType dtype, int root) = 0;
   virtual void barrier() = 0;
 
-  /// From any thread: calls of all ranks, running and later ones, throw and quote `why`.
+  /// From any thread: calls of all ranks, running and later ones, throw and quote `why`. Does not wait for a call that
+  /// is under way.
   virtual void abort(std::string_view why) = 0;
 
   /// What went wrong outside of any call: a peer lost while work was already on the device. Empty: nothing so far. From
-  /// any thread.
+  /// any thread; asks nobody over a network.
   virtual std::string asynchronous_error() const { return {}; }
+
+  /// From any thread. {0}: calls end where they are made, nobody has to watch them.
+  virtual CallsMade calls_made() const { return {}; }
+  /// What a peer left word of, and an answer to the peers that ask how far this rank is. From one thread; as long as
+  /// the launch's store takes to answer. Empty: no word.
+  virtual std::string word_of_peers() { return {}; }
+  /// Which ranks of the group have not made call number `call` (from 1), in words; as word_of_peers(). The peers are
+  /// asked first and answer when next they look: empty until then.
+  virtual std::string missing_at(std::int64_t call) {
+    static_cast<void>(call);
+    return {};
+  }
 };
 
 }  // namespace foreshard::exec

@@ -44,6 +44,11 @@ class Registered {
     of_.erase(found);
   }
 
+  void forget(ncclComm_t comm) {
+    std::lock_guard lock(mutex_);
+    of_.erase(comm);
+  }
+
  private:
   struct Segments {
     int device = 0;
@@ -84,5 +89,6 @@ class Registered {
 
 void register_allocator(ncclComm_t comm, int device) { Registered::all().add(comm, device); }
 void deregister_allocator(ncclComm_t comm) { Registered::all().remove(comm); }
+void forget_allocator(ncclComm_t comm) { Registered::all().forget(comm); }
 
 }  // namespace foreshard::exec

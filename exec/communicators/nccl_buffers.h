@@ -12,5 +12,7 @@ namespace foreshard::exec {
 /// All segments of `device`, those that are there and those to come. To be taken back before the communicator goes.
 void register_allocator(ncclComm_t comm, int device);
 void deregister_allocator(ncclComm_t comm);
+/// Of a communicator that is aborted: it takes what was registered with it.
+void forget_allocator(ncclComm_t comm);
 
 }  // namespace foreshard::exec

@@ -5,11 +5,14 @@
 #include <fmt/format.h>
 #include <nccl.h>
 
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "exec/communicators/nccl_buffers.h"
 
@@ -18,6 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenWords{200};
+constexpr std::chrono::milliseconds kCallTakes{50};  // at most, where it does not wait for peers
 
 ncclDataType_t nccl_type(DType dtype) {
   switch (dtype) {
@@ -49,23 +53,93 @@ ncclRedOp_t nccl_op(ReduceOp op) {
 
 std::string version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code % 10000 / 100, code % 100); }
 
+std::string text_of(const char* what, ncclResult_t result, ncclComm_t comm) {
+  if (result == ncclInProgress) return fmt::format("{}: the peers did not come within the timeout", what);
+  std::string text = fmt::format("{}: NCCL says \"{}\"", what, ncclGetErrorString(result));
+  const char* last = ncclGetLastError(comm);
+  if (last != nullptr && *last != 0) text += fmt::format(", last: {}", last);
+  return text + " (NCCL_DEBUG=INFO tells more)";
+}
+
+/// How long something is waited for: until the timeout, or until somebody leaves word that it will not come.
+class Patience {
+ public:
+  explicit Patience(const NcclOptions& options) : options_(options), end_(Clock::now() + options.timeout) {}
+  bool over() {
+    const auto now = Clock::now();
+    if (now > end_) return true;
+    if (!options_.peers.failure || now < next_word_) return false;
+    next_word_ = now + kBetweenWords;
+    return !options_.peers.failure().empty();
+  }
+
+ private:
+  const NcclOptions& options_;
+  Clock::time_point end_;
+  Clock::time_point next_word_ = Clock::now() + kBetweenWords;
+};
+
+/// Does on a thread of its own what nothing can end while it stands: NCCL has no way to give up a communicator that is
+/// still being made. Not in time: ncclInProgress, and the thread is left to itself.
+template <class F>
+ncclResult_t in_time(const NcclOptions& options, F&& f) {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<ncclResult_t> result;
+  };
+  auto shared = std::make_shared<Shared>();
+  std::thread([shared, f = std::forward<F>(f), index = options.device] {
+    const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(index));
+    const ncclResult_t result = f();
+    const std::lock_guard lock(shared->mutex);
+    shared->result = result;
+    shared->changed.notify_all();
+  }).detach();
+  Patience patience(options);
+  std::unique_lock lock(shared->mutex);
+  while (!shared->changed.wait_for(lock, kBetweenWords, [&] { return shared->result.has_value(); })) {
+    lock.unlock();
+    const bool over = patience.over();
+    lock.lock();
+    if (over && !shared->result) return ncclInProgress;
+  }
+  return *shared->result;
+}
+
+/// Waits until what was begun is done, as communicators that do not block ask for. `ask` gives its state, or an error.
+template <class F>
+ncclResult_t settled(ncclResult_t begun, const NcclOptions& options, F&& ask) {
+  Patience patience(options);
+  while (begun == ncclInProgress) {
+    begun = ask();
+    if (begun != ncclInProgress) break;
+    if (patience.over()) return ncclInProgress;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return begun;
+}
+
+ncclResult_t state_of(ncclComm_t comm) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(const NcclOptions& options, ncclComm_t comm) : options_(options), comm_(comm) {
     if (options_.register_buffers) register_allocator(comm_, options_.device);
   }
 
+  /// No call is under way any more; what it put on streams is over, as backends see to before they go.
   ~NcclCommunicator() override {
-    std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) return;
+    if (aborted_) return;
     if (options_.register_buffers) deregister_allocator(comm_);
-    ncclCommFinalize(comm_);
-    ncclResult_t state = ncclInProgress;
-    const auto end = Clock::now() + options_.timeout;
-    while (ncclCommGetAsyncError(comm_, &state) == ncclSuccess && state == ncclInProgress && Clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    state == ncclSuccess ? ncclCommDestroy(comm_) : ncclCommAbort(comm_);
+    static_cast<void>(in_time(options_, [comm = comm_, options = options_] {
+      const ncclResult_t finalized = settled(ncclCommFinalize(comm), options, [comm] { return state_of(comm); });
+      return finalized == ncclSuccess ? ncclCommDestroy(comm) : ncclCommAbort(comm);
+    }));
   }
 
   int rank() const override { return options_.rank; }
@@ -128,55 +202,73 @@ class NcclCommunicator final : public Communicator {
     cudaFreeAsync(word, c10::cuda::getCurrentCUDAStream());
   }
 
+  /// Ends a call that stands, too: NCCL's own waiting looks at the flags that this sets. One that does not stand gets
+  /// the time to end, since it works on what goes here.
   void abort(std::string_view why) override {
-    std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) return;
-    why_ = why;
-    if (options_.register_buffers) deregister_allocator(comm_);
+    {
+      std::unique_lock lock(mutex_);
+      if (std::exchange(aborted_, true)) return;
+      why_ = why;
+      call_ended_.wait_for(lock, kCallTakes, [this] { return !in_call_; });
+    }
+    if (options_.register_buffers) forget_allocator(comm_);
     ncclCommAbort(comm_);
-    comm_ = nullptr;
   }
 
   std::string asynchronous_error() const override {
-    const std::unique_lock lock(mutex_, std::try_to_lock);  // taken: a call is under way and sees errors itself
-    ncclResult_t state = ncclSuccess;
-    if (!lock || comm_ == nullptr || ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return {};
-    if (state != ncclSuccess && state != ncclInProgress) return text_of("a collective", state, comm_);
-    return options_.word_of_others ? options_.word_of_others() : std::string();
+    std::lock_guard lock(mutex_);
+    if (aborted_) return {};
+    const ncclResult_t state = state_of(comm_);
+    return state == ncclSuccess || state == ncclInProgress ? std::string() : text_of("a collective", state, comm_);
   }
 
-  /// Waits until what was begun is done, as communicators that do not block ask for.
-  static ncclResult_t settled(ncclComm_t comm, ncclResult_t begun, const NcclOptions& options) {
-    const auto end = Clock::now() + options.timeout;
-    auto next_word = Clock::now() + kBetweenWords;
-    while (begun == ncclInProgress) {
-      if (const ncclResult_t asked = ncclCommGetAsyncError(comm, &begun); asked != ncclSuccess) return asked;
-      if (begun != ncclInProgress) break;
-      if (Clock::now() > end) return ncclInProgress;
-      if (options.word_of_others && Clock::now() > next_word) {
-        if (!options.word_of_others().empty()) return ncclInProgress;
-        next_word = Clock::now() + kBetweenWords;
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    return begun;
+  CallsMade calls_made() const override {
+    std::lock_guard lock(mutex_);
+    return made_;
   }
-
-  static std::string text_of(const char* what, ncclResult_t result, ncclComm_t comm) {
-    if (result == ncclInProgress) return fmt::format("{}: the peers did not come within the timeout", what);
-    std::string text = fmt::format("{}: NCCL says \"{}\"", what, ncclGetErrorString(result));
-    const char* last = ncclGetLastError(comm);
-    if (last != nullptr && *last != 0) text += fmt::format(", last: {}", last);
-    return text + " (NCCL_DEBUG=INFO tells more)";
+  std::string word_of_peers() override {
+    if (options_.peers.answer) options_.peers.answer(calls_made().ended);
+    return options_.peers.failure ? options_.peers.failure() : std::string();
+  }
+  std::string missing_at(std::int64_t call) override {
+    return options_.peers.missing_at ? options_.peers.missing_at(call) : std::string();
   }
 
  private:
+  /// The lock is never held over a call that may stand: abort() would wait for what it is to end.
   template <class F>
   void call(const char* what, F&& enqueue) {
+    begin(what);
+    const ncclResult_t begun = enqueue_in_call(enqueue);
+    const ncclResult_t result = settled(begun, options_, [this] {
+      std::lock_guard lock(mutex_);
+      return aborted_ ? ncclInternalError : state_of(comm_);
+    });
     std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) throw std::runtime_error(fmt::format("{} after an abort: {}", what, why_));
-    const ncclResult_t result = settled(comm_, enqueue(comm_, c10::cuda::getCurrentCUDAStream().stream()), options_);
+    in_call_ = false;
+    call_ended_.notify_all();
+    if (aborted_) throw std::runtime_error(fmt::format("{} was aborted: {}", what, why_));
     if (result != ncclSuccess) throw std::runtime_error(text_of(what, result, comm_));
+    ++made_.ended;
+  }
+
+  /// Types that NCCL does not carry are thrown of before it is called.
+  template <class F>
+  ncclResult_t enqueue_in_call(F& enqueue) {
+    try {
+      return enqueue(comm_, c10::cuda::getCurrentCUDAStream().stream());
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      in_call_ = false;
+      throw;
+    }
+  }
+
+  void begin(const char* what) {
+    std::lock_guard lock(mutex_);
+    if (aborted_) throw std::runtime_error(fmt::format("{} after an abort: {}", what, why_));
+    made_.last = what;
+    in_call_ = true;
   }
 
   /// Parts of uneven length go as one collective per rank, inside one group, as PyTorch sends them.
@@ -195,9 +287,12 @@ class NcclCommunicator final : public Communicator {
   }
 
   NcclOptions options_;
-  mutable std::mutex mutex_;
-  ncclComm_t comm_;
-  std::string why_;  // of the abort
+  ncclComm_t comm_;           // gone once aborted_
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable call_ended_;
+  bool aborted_ = false, in_call_ = false;
+  std::string why_;
+  CallsMade made_;
 };
 
 }  // namespace
@@ -207,6 +302,8 @@ Result<std::string> nccl_unique_id() {
   if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) {
     return fail(Error{.code = ErrorCode::Unsupported,
                       .message = fmt::format("NCCL cannot make an id: {}", ncclGetErrorString(result)),
+                      .place = "the first rank of a group",
+                      .expected = "an id, made of this machine's network address",
                       .hint = "NCCL_DEBUG=INFO tells more; NCCL_SOCKET_IFNAME chooses the network interface"});
   }
   return std::string(id.internal, sizeof id.internal);
@@ -216,19 +313,24 @@ Result<std::shared_ptr<Communicator>> nccl_communicator(const NcclOptions& optio
   ncclUniqueId id;
   FORESHARD_CHECK(unique_id.size() == sizeof id.internal, "an id is what nccl_unique_id gave");
   std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
-  const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(options.device));
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t comm = nullptr;
-  ncclResult_t result = ncclCommInitRankConfig(&comm, options.size, id, options.rank, &config);
-  if (comm != nullptr) result = NcclCommunicator::settled(comm, result, options);
-  if (result == ncclSuccess) return std::make_shared<NcclCommunicator>(options, comm);
-  std::string text = NcclCommunicator::text_of("the ranks do not meet", result, comm);
-  if (const std::string word = options.word_of_others ? options.word_of_others() : ""; !word.empty()) text = word;
-  if (comm != nullptr) ncclCommAbort(comm);
+  const auto comm = std::make_shared<ncclComm_t>();
+  const ncclResult_t result = in_time(options, [comm, id, options] {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = options.blocking ? 1 : 0;
+    const ncclResult_t begun = ncclCommInitRankConfig(comm.get(), options.size, id, options.rank, &config);
+    return *comm == nullptr ? begun : settled(begun, options, [comm] { return state_of(*comm); });
+  });
+  if (result == ncclSuccess) return std::make_shared<NcclCommunicator>(options, *comm);
+  const bool stands = result == ncclInProgress;  // whatever is there belongs to the thread that makes it
+  std::string text = text_of("the ranks do not meet", result, stands ? nullptr : *comm);
+  if (const std::string word = options.peers.failure ? options.peers.failure() : ""; !word.empty()) text = word;
+  if (!stands && *comm != nullptr) ncclCommAbort(*comm);
   return fail(
       Error{.code = ErrorCode::Unsupported,
-            .message = fmt::format("rank {} of {}: {}", options.rank, options.size, text),
+            .message = text,
+            .place = fmt::format("rank {} of a group of {}", options.rank, options.size),
+            .expected = fmt::format("all {} ranks within {} s", options.size,
+                                    std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count()),
             .hint = "all ranks need the same NCCL version and must reach each other; this one has " + nccl_version()});
 }
 

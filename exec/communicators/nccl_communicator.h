@@ -1,11 +1,13 @@
 // Collectives between GPUs: one NCCL communicator for one group of ranks of the plan.
 //
-// Calls enqueue on the current CUDA stream and return. The ranks meet through an id that rank 0 makes and the launch's
-// rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer;
+// Calls enqueue on the current CUDA stream and return; the first ones of a group connect its ranks, and may stand until
+// an abort from another thread (exec/cuda/collective_watch.h). The ranks meet through an id that rank 0 makes and the
+// launch's rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer;
 // asynchronous_error() tells what NCCL's network noticed meanwhile.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,15 +17,24 @@
 
 namespace foreshard::exec {
 
+/// What is known of the peers beside NCCL, which sees only those behind a network go. Each may take as long as the
+/// launch's store takes to answer; failure() from any thread, the others from one.
+struct NcclPeers {
+  std::function<std::string()> failure = {};                      // why one will not come, or come back; empty: no word
+  std::function<void(std::int64_t calls)> answer = {};            // tells those that ask how many calls this rank made
+  std::function<std::string(std::int64_t call)> missing_at = {};  // as Communicator::missing_at
+};
+
 struct NcclOptions {
   int rank = 0;  // in the group
   int size = 1;
   int device = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting, and of connections made later
   bool register_buffers = false;  // the allocator's segments (exec/communicators/nccl_buffers.h)
-  /// Why a peer will not come, or come back, if somebody knows: asked now and then, from any thread. NCCL itself sees
-  /// only peers behind a network go.
-  std::function<std::string()> word_of_others = {};
+  /// false: NCCL gives each call to a thread of its own and is asked until it is done, some 100 us of the issuer's time
+  /// a call. As NCCL_COMM_BLOCKING=0 says for a whole process.
+  bool blocking = true;
+  NcclPeers peers = {};
 };
 
 /// Made by one rank of the group, opaque bytes for the others.

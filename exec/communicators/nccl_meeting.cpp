@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <stdexcept>
+#include <utility>
 
 #include "exec/communicators/nccl_communicator.h"
 
@@ -28,10 +30,65 @@ Invitation invitation_of(const Rendezvous::Content& content) {
 
 Error group_error(const NcclGroup& group, std::string message, std::string hint) {
   return Error{.code = ErrorCode::Unsupported,
-               .message = fmt::format("the group \"{}\" of ranks {} is not connected: {}", group.name,
-                                      fmt::join(group.ranks, ", "), message),
+               .message = "it is not connected: " + message,
+               .place = fmt::format("the group \"{}\" of ranks {}", group.name, fmt::join(group.ranks, ", ")),
+               .expected = fmt::format("all its ranks within {} s",
+                                       std::chrono::duration_cast<std::chrono::seconds>(group.timeout).count()),
                .hint = std::move(hint)};
 }
+
+/// A rank that waits leaves a question in the launch's store; its peers leave there how many calls they have made.
+class GroupProgress {
+ public:
+  GroupProgress(Rendezvous& rendezvous, const NcclGroup& group)
+      : rendezvous_(rendezvous),
+        ranks_(group.ranks),
+        key_(fmt::format("nccl/{}/{}/", group.name, fmt::join(group.ranks, ","))) {}
+
+  void answer(std::int64_t calls) {
+    if (calls == told_) return;
+    try {
+      if (!asked_ && !rendezvous_.look(key_ + "asked")) return;
+      asked_ = true;
+      const std::string text = std::to_string(calls);
+      rendezvous_.set(key_ + std::to_string(rendezvous_.rank()), {text.begin(), text.end()});
+      told_ = calls;
+    } catch (const std::exception&) {  // a store that is gone: nobody reads the answer
+    }
+  }
+
+  std::string missing_at(std::int64_t call) {
+    std::vector<std::string> missing;
+    try {
+      if (!std::exchange(asked_, true)) {
+        rendezvous_.set(key_ + "asked", {1});
+        return {};
+      }
+      for (const int rank : ranks_) {
+        if (rank == rendezvous_.rank()) continue;
+        const auto content = rendezvous_.look(key_ + std::to_string(rank));
+        if (!content) {
+          missing.push_back(fmt::format("no word of rank {}", rank));
+        } else if (const std::int64_t made = std::stoll(std::string(content->begin(), content->end())); made < call) {
+          missing.push_back(fmt::format("rank {} has made {} of {} calls", rank, made, call));
+        }
+        if (missing.size() == kNamed) break;
+      }
+    } catch (const std::exception&) {
+      return "the launch's store does not answer";
+    }
+    return missing.empty() ? "the other ranks have made it: this rank, or what is between them, stands"
+                           : fmt::format("{}", fmt::join(missing, ", "));
+  }
+
+ private:
+  static constexpr std::size_t kNamed = 8;
+  Rendezvous& rendezvous_;
+  std::vector<int> ranks_;
+  std::string key_;
+  bool asked_ = false;
+  std::int64_t told_ = -1;
+};
 
 Result<Invitation> invitation(Rendezvous& rendezvous, const NcclGroup& group) {
   const std::string key = fmt::format("nccl/{}/{}", group.name, fmt::join(group.ranks, ","));
@@ -69,9 +126,12 @@ Result<std::shared_ptr<Communicator>> connect_nccl(Rendezvous& rendezvous, const
                       .device = group.device,
                       .timeout = group.timeout,
                       .register_buffers = group.register_buffers};
-  options.word_of_others = [&rendezvous] {
+  options.peers.failure = [&rendezvous] {
     return rendezvous.reported_failure(std::chrono::milliseconds::zero()).value_or("");
   };
+  const auto progress = std::make_shared<GroupProgress>(rendezvous, group);
+  options.peers.answer = [progress](std::int64_t calls) { progress->answer(calls); };
+  options.peers.missing_at = [progress](std::int64_t call) { return progress->missing_at(call); };
   return nccl_communicator(options, invited->id);
 }
 

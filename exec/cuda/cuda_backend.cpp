@@ -10,12 +10,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,6 +21,7 @@
 #include "exec/backend/collective_order.h"
 #include "exec/backend/failure_board.h"
 #include "exec/communicators/communicator.h"
+#include "exec/cuda/collective_watch.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/cuda/device_operators.h"
 #include "exec/cuda/repeated_work.h"
@@ -113,77 +111,13 @@ class CudaBuffer final : public Buffer::Record {
 
 CudaBuffer& cuda_buffer(const Buffer& buffer) { return static_cast<CudaBuffer&>(*buffer.record()); }
 
-/// Looks after the collectives while the issuer is blocked: a kernel of NCCL waits for its peers for ever, and only an
-/// abort from another thread ends it.
-class CollectiveWatch {
- public:
-  CollectiveWatch(FailureBoard& board, std::chrono::milliseconds timeout) : board_(board), timeout_(timeout) {}
-  ~CollectiveWatch() {
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  void add(const std::shared_ptr<Communicator>& communicator) {
-    std::lock_guard lock(mutex_);
-    if (std::find(communicators_.begin(), communicators_.end(), communicator) != communicators_.end()) return;
-    communicators_.push_back(communicator);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-  }
-  void blocked(InstructionId instruction) {
-    std::lock_guard lock(mutex_);
-    blocked_in_ = instruction;
-    blocked_since_ = Clock::now();
-  }
-  void going_on() {
-    std::lock_guard lock(mutex_);
-    blocked_since_.reset();
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kInterval, [this] { return closing_; })) {
-      std::string why;
-      for (const auto& communicator : communicators_) {
-        if (why.empty()) why = communicator->asynchronous_error();
-      }
-      if (why.empty() && blocked_since_ && Clock::now() - *blocked_since_ > timeout_) {
-        why = fmt::format("the host has waited for the device for {} s: a peer does not take part in a collective",
-                          std::chrono::duration_cast<std::chrono::seconds>(timeout_).count());
-      }
-      if (why.empty()) continue;
-      const Failure failure{blocked_in_, "", why};
-      lock.unlock();
-      board_.report(failure);
-      return;
-    }
-  }
-
-  static constexpr std::chrono::milliseconds kInterval{200};
-  FailureBoard& board_;
-  std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::shared_ptr<Communicator>> communicators_;
-  InstructionId blocked_in_;
-  std::optional<Clock::time_point> blocked_since_;
-  bool closing_ = false;
-  std::thread thread_;
-};
-
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const CudaBackendOptions& options)
       : device_(static_cast<c10::DeviceIndex>(options.device)),
         guard_(device_),
         board_(options.rank),
-        watch_(board_, options.timeout),
+        watch_(board_, {.device = options.device, .timeout = options.timeout, .plan = options.plan}),
         recorder_(options.recorder),
         cupti_(options.recorder != nullptr ? options.cupti : nullptr),
         events_(std::make_shared<EventPool>()) {
@@ -195,7 +129,7 @@ class CudaBackend final : public Backend {
     if (options.graphs) repeated_.emplace();
   }
 
-  /// Nothing may run on buffers that go.
+  /// Nothing may run on buffers that go. The watch still sees to collectives that a peer never joins.
   ~CudaBackend() override {
     for (const Stream& stream : streams_) {
       if (stream.cuda) cudaStreamSynchronize(stream.cuda->stream());
@@ -266,8 +200,13 @@ class CudaBackend final : public Backend {
 
   void collective(const Issue& issue, std::shared_ptr<Communicator> communicator, CollectiveWork work) override {
     board_.tell(communicator);
-    watch_.add(communicator);
-    order_.in_turn(*this, issue, communicator, [&] { run(issue, [&] { work(*communicator); }); });
+    const auto& cuda = stream(issue.stream).cuda;
+    order_.in_turn(*this, issue, communicator, [&] {
+      note_errors(issue, [&] {
+        watch_.during(communicator, issue.instruction, cuda ? cuda->stream() : nullptr,
+                      [&] { run(issue, [&] { work(*communicator); }); });
+      });
+    });
   }
 
   /// Of the host: never recorded, so that nobody waits for it; its work was done when it was issued.
@@ -339,12 +278,8 @@ class CudaBackend final : public Backend {
     RecordedLane* lane;
   };
 
-  std::int64_t wait_begins() {
-    watch_.blocked(instruction_);
-    return recorder_ != nullptr ? steady_now() : 0;
-  }
+  std::int64_t wait_begins() const { return recorder_ != nullptr ? steady_now() : 0; }
   void wait_ends(std::int64_t start) {
-    watch_.going_on();
     if (recorder_ != nullptr) recorder_->host_waited(start);
   }
 
@@ -410,7 +345,8 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
   if (!device) return fail(device.error());
   if (device->free_memory < kLeastFreeMemory) {
     return fail(Error{.code = ErrorCode::OutOfRange,
-                      .message = fmt::format("CUDA device {} ({}) has no memory left", options.device, device->name),
+                      .message = fmt::format("{} has no memory left", device->name),
+                      .place = fmt::format("CUDA device {}", options.device),
                       .expected = fmt::format("at least {} MiB free", kLeastFreeMemory >> 20),
                       .got = fmt::format("{} MiB of {} MiB", device->free_memory >> 20, device->total_memory >> 20),
                       .hint = "nvidia-smi lists the processes that hold it"});
@@ -420,7 +356,10 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
     return std::make_unique<CudaBackend>(options);
   } catch (const std::exception& error) {
     return fail(Error{.code = ErrorCode::Unsupported,
-                      .message = fmt::format("CUDA device {} cannot be used: {}", options.device, error.what())});
+                      .message = fmt::format("it cannot be used: {}", error.what()),
+                      .place = fmt::format("CUDA device {}", options.device),
+                      .expected = "a device that LibTorch can initialise",
+                      .hint = "`foreshard doctor` asks it without a job"});
   }
 }
 

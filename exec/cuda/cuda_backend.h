@@ -28,8 +28,8 @@ class Recorder;
 struct CudaBackendOptions {
   int device = 0;  // index among the visible ones (CUDA_VISIBLE_DEVICES)
   int rank = 0;    // named in failures that reach other ranks
-  /// A host that waits for the device longer than this, with collectives under way, takes its peers for lost: the
-  /// communicators are aborted and the wait ends in a Failure.
+  /// A collective that has not ended after so long, whatever the host does meanwhile, is taken for one that a peer does
+  /// not join: communicators are aborted, and the next wait of the host is a Failure (exec/cuda/collective_watch.h).
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   Recorder* recorder = nullptr;    // of the host's spans and memory; outlives the backend
   CuptiRecorder* cupti = nullptr;  // with a recorder: of the device's spans; outlives the backend

@@ -64,4 +64,6 @@ std::vector<DeviceCall> parse_calls(const std::string& text) {
 
 void mark_calls(const std::string& text) { device_function<void(const char*)>("fakegpu_mark")(text.c_str()); }
 
+void fail_calls(const std::string& text) { device_function<void(const char*)>("fakegpu_fail")(text.c_str()); }
+
 }  // namespace foreshard::exec

@@ -30,4 +30,7 @@ std::vector<DeviceCall> parse_calls(const std::string& text);
 /// Puts a line "mark" with this text into the log.
 void mark_calls(const std::string& text);
 
+/// What goes wrong from here on, in place of FAKEGPU_FAIL (shadow/device/README.md).
+void fail_calls(const std::string& text);
+
 }  // namespace foreshard::exec

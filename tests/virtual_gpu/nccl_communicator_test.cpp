@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <thread>
+
 #include "exec/cuda/cuda_backend.h"
 #include "tests/virtual_gpu/call_log.h"
 
@@ -128,6 +133,109 @@ TEST_F(Nccl, MemoryIsHeldForAnotherStreamWhereItsUseIsNotedAndNowhereElse) {
   ASSERT_TRUE(backend->synchronize());
   backend->free(backend->allocate({compute, InstructionId(5)}, 512, MemoryCategory::Temporaries), InstructionId(6));
   EXPECT_EQ(active(), before);
+}
+
+/// A backend with little patience, whose peers are what a test says. Failures begin behind the group's meeting.
+class Hang : public ::testing::Test {
+ protected:
+  void TearDown() override { fail_calls(""); }
+
+  void begin(const std::string& failures, NcclPeers peers = {}) {
+    fail_calls(failures);
+    auto made = make_cuda_backend({.timeout = kTimeout});
+    ASSERT_TRUE(made) << to_text(made.error());
+    backend = std::move(*made);
+    compute = backend->create_stream("D", 0);
+    gather = backend->create_stream("A", -1);
+    const auto group = nccl_communicator({.rank = 3, .size = 8, .peers = std::move(peers)}, *nccl_unique_id());
+    ASSERT_TRUE(group) << to_text(group.error());
+    communicator = *group;
+    memory = backend->allocate({compute, InstructionId(0)}, 1 << 16, MemoryCategory::ReduceBuffers);
+  }
+  void all_gather(int instruction) {
+    backend->collective({gather, InstructionId(instruction)}, communicator, [&](Communicator& group) {
+      group.all_gather(memory.data(), memory.data(), 100, DType::BFloat16);
+    });
+  }
+  void expect_failure(int instruction, const std::string& text) {
+    const auto outcome = backend->synchronize();
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().instruction, InstructionId(instruction));
+    EXPECT_NE(outcome.error().text.find(text), std::string::npos) << outcome.error().text;
+  }
+
+  static constexpr std::chrono::milliseconds kTimeout{300};
+  std::unique_ptr<Backend> backend;
+  StreamIndex compute, gather;
+  std::shared_ptr<Communicator> communicator;
+  Buffer memory;
+};
+
+TEST_F(Hang, AnIssuerThatStandsBeforeAFullQueueGoesOn) {
+  begin("ncclHang@2=1");
+  all_gather(1);
+  ASSERT_TRUE(backend->synchronize());
+  all_gather(2);
+  for (int i = 0; i < 3000; ++i) backend->copy({gather, InstructionId(3)}, memory, memory, 512);
+  expect_failure(2, "all_gather (call 2 of its group of 8) has not ended for 0.3 s: a peer does not take part");
+}
+
+TEST_F(Hang, ACallThatNeverComesBackIsEnded) {
+  begin("ncclStall@2=1");
+  all_gather(1);
+  ASSERT_TRUE(backend->synchronize());  // this device is done with nothing that nobody waits for
+  all_gather(2);
+  expect_failure(2, "all_gather (call 2 of its group of 8) has not come back for 0.3 s");
+}
+
+TEST_F(Hang, ABackendThatGoesWaitsNoLonger) {
+  begin("ncclHang@1=1");
+  all_gather(1);
+  backend.reset();
+}
+
+TEST_F(Hang, TheMissingAreNamed) {
+  std::atomic<std::int64_t> told = -1, asked = -1;
+  begin("ncclHang@2=1", {.answer = [&](std::int64_t calls) { told = calls; },
+                         .missing_at =
+                             [&](std::int64_t call) {
+                               asked = call;
+                               return std::string("rank 5 has made 1 of 2 calls");
+                             }});
+  all_gather(1);
+  ASSERT_TRUE(backend->synchronize());
+  all_gather(2);
+  expect_failure(2, "has not ended for 0.3 s: rank 5 has made 1 of 2 calls");
+  EXPECT_EQ(told, 2);
+  EXPECT_EQ(asked, 2);
+  backend.reset();
+}
+
+TEST_F(Hang, AStoreThatDoesNotAnswerHoldsUpNobody) {
+  std::promise<void> answers;
+  begin("ncclHang@1=1", {.failure = [&] {
+          answers.get_future().wait();
+          return std::string();
+        }});
+  all_gather(1);
+  expect_failure(1, "a peer does not take part");
+  answers.set_value();
+  backend.reset();
+}
+
+TEST_F(Hang, WithoutACollectiveThereIsNoTimeout) {
+  begin("");
+  all_gather(1);
+  ASSERT_TRUE(backend->synchronize());
+  std::this_thread::sleep_for(2 * kTimeout);
+  EXPECT_TRUE(backend->synchronize());
+}
+
+TEST_F(Hang, AMeetingThatNobodyComesToIsGivenUp) {
+  fail_calls("ncclStallInit@1=1");
+  const auto group = nccl_communicator({.rank = 3, .size = 8, .timeout = kTimeout}, *nccl_unique_id());
+  ASSERT_FALSE(group);
+  EXPECT_NE(to_text(group.error()).find("the ranks do not meet"), std::string::npos) << to_text(group.error());
 }
 
 }  // namespace

@@ -418,7 +418,17 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(RunCuda, ACollectiveThatAPeerNeverJoinsEndsWithTheTimeout) {
   const ProgramEnd end = run({"--nproc", "2", "--timeout", "2"}, {"FAKEGPU_FAIL=ncclHang@5=1", "FAKEGPU_FAIL_RANK=0"});
   EXPECT_EQ(end.exit_code, 1);
-  EXPECT_THAT(end.err, HasSubstr("a peer does not take part in a collective"));
+  EXPECT_THAT(end.err, HasSubstr("all_gather of \""));
+  EXPECT_THAT(end.err, HasSubstr("(call 5 of its group of 2) has not ended for 2 s: "));
+}
+
+/// Rank 1's fifth call does not come back, so that rank 0's does not end. Whichever speaks first knows who is missing.
+TEST(RunCuda, ACollectiveThatIsMissingARankNamesIt) {
+  const ProgramEnd end =
+      run({"--nproc", "2", "--timeout", "3"}, {"FAKEGPU_QUEUE=1024", "FAKEGPU_FAIL=0:ncclHang@5=1,1:ncclStall@5=1"});
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, ::testing::AnyOf(HasSubstr("has not ended for 3 s: rank 1 has made 4 of 5 calls"),
+                                        HasSubstr("has not come back for 3 s: the other ranks have made it")));
 }
 
 TEST(RunCuda, RanksWithDifferentNcclAreToldApart) {
