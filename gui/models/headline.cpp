@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "gui/models/timeline/amounts.h"
+#include "gui/models/what_if.h"
 
 namespace foreshard::gui {
 namespace {
@@ -65,6 +66,27 @@ std::vector<Figure> comparison_figures(const ComparisonModel& comparison) {
   if (c.peak_memory.a > 0 || c.peak_memory.b > 0) figures.push_back(pair_figure("peak", c.peak_memory, bytes_words));
   figures.push_back(
       {"joined", fmt::format("{}", c.joined), fmt::format("{} in A only, {} in B only", c.only_a, c.only_b)});
+  return figures;
+}
+
+std::vector<Figure> deciding_figures(const Scene& scene, const Outcome* now) {
+  if (scene.sides.empty()) return {};
+  const TimelineModel& first = *scene.sides.front().model;
+  std::vector<Figure> figures =
+      scene.compares() ? comparison_figures(*scene.comparison) : timeline_figures(first, steady_range(first));
+  if (now == nullptr) return figures;
+  const std::string note = scene.compares() ? "predicted" : "";
+  const auto rate = std::min<std::size_t>(1, figures.size());
+  std::vector<Figure> rates;
+  if (now->tokens_per_s > 0) rates.push_back({"tokens/s", count_words(now->tokens_per_s), note});
+  if (now->mfu > 0) rates.push_back({"MFU", percent_words(now->mfu), note});
+  figures.insert(figures.begin() + static_cast<std::ptrdiff_t>(rate), rates.begin(), rates.end());
+  if (!now->fits)
+    figures.push_back({"card", "does not fit", now->misfit});
+  else if (now->card_bytes > 0)
+    figures.push_back({"card",
+                       percent_words(static_cast<double>(now->peak_reserved) / static_cast<double>(now->card_bytes)),
+                       fmt::format("of {} reserved: fits", bytes_words(static_cast<double>(now->card_bytes)))});
   return figures;
 }
 

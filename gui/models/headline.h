@@ -22,6 +22,11 @@ struct RangeNumbers {
 RangeNumbers range_numbers(const TimelineModel& model, std::int32_t rank, TimeRange range);
 
 std::vector<Figure> timeline_figures(const TimelineModel& model, TimeRange range);
+/// What decides, for the strip above the canvas: the step's figures, and where a job's prediction `now` is shown (else
+/// null) tokens/s, MFU, the card's memory, whether it fits.
+struct Outcome;
+std::vector<Figure> deciding_figures(const Scene& scene, const Outcome* now);
+
 std::vector<Figure> comparison_figures(const ComparisonModel& comparison);
 
 std::string scene_title(const Scene& scene);

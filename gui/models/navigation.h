@@ -20,6 +20,7 @@ class Navigation {
 
   TimeRange range() const { return range_; }
   TimeRange extent() const { return extent_; }
+  TimeRange home() const { return home_; }
   const std::optional<TimeRange>& selection() const { return selection_; }
   const std::optional<SceneSlice>& selected() const { return selected_; }
   const std::vector<SimTime>& bookmarks() const { return bookmarks_; }

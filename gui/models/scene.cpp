@@ -137,8 +137,9 @@ Scene timeline_scene(std::shared_ptr<const TimelineModel> model, const SceneOpti
   Scene scene;
   scene.sides.push_back({std::move(model), 0});
   const TimelineModel& shown = *scene.sides.front().model;
-  scene.sides.front().origin = shown.extent.begin;
-  scene.extent = {0, shown.extent.length()};
+  const SimTime origin = options.from_step ? steady_range(shown).begin : shown.extent.begin;
+  scene.sides.front().origin = origin;
+  scene.extent = {shown.extent.begin - origin, shown.extent.end - origin};
   Builder builder(scene, options);
   for (const RankBands& bands : shown.ranks) {
     if (shown.ranks.size() > 1)
@@ -153,6 +154,29 @@ Scene timeline_scene(std::shared_ptr<const TimelineModel> model, const SceneOpti
     builder.add_memory(0, shown.memory_of(bands.rank));
   }
   builder.finish();
+  return scene;
+}
+
+Scene stretched(Scene scene, double height) {
+  constexpr double kMostOfRows = 1.5;
+  double room = height - scene.height, rows = 0, memories = 0;
+  for (const Track& track : scene.tracks) {
+    if (track.kind == TrackKind::Lane) rows += track.height;
+    if (track.kind == TrackKind::Memory) ++memories;
+  }
+  if (room <= 0 || (rows == 0 && memories == 0)) return scene;
+  const double grown = rows > 0 ? std::min(kMostOfRows, 1 + room / rows) : 1;
+  room -= rows * (grown - 1);
+  double moved = 0;
+  for (Track& track : scene.tracks) {
+    track.y += moved;
+    double more = 0;
+    if (track.kind == TrackKind::Lane) more = track.height * (grown - 1);
+    if (track.kind == TrackKind::Memory) more = room / memories;
+    track.height += more;
+    moved += more;
+  }
+  scene.height += moved;
   return scene;
 }
 

@@ -29,11 +29,12 @@ struct Track {
 
 struct SceneSide {
   std::shared_ptr<const TimelineModel> model;
-  SimTime origin = 0;
+  SimTime origin = 0;  // of the time axis: the begin of the step that is shown
 };
 
 struct SceneOptions {
   bool lanes = true, memory = true, host = true;
+  bool from_step = false;  // time 0 is the begin of the step that stands for the run, not of the recording
   double row_height = 20;
   double memory_height = 150;
   std::set<std::int32_t> folded;  // ranks of which only the heading is shown
@@ -52,6 +53,10 @@ struct Scene {
 };
 
 Scene timeline_scene(std::shared_ptr<const TimelineModel> model, const SceneOptions& options = {});
+/// The same tracks in a taller canvas: rows of slices grow by half at most, memory takes the rest. `height` below the
+/// scene's own changes nothing.
+Scene stretched(Scene scene, double height);
+
 Scene comparison_scene(std::shared_ptr<const ComparisonModel> comparison, const SceneOptions& options = {});
 
 /// Rows of slices share a lane track's height.

@@ -16,13 +16,15 @@ Result<Prediction> simulate_job(const Job& job, bool per_kernel) {
   return prediction;
 }
 
-Result<Prediction> simulate_job(Workbench& workbench, const Job& job, bool per_kernel) {
+Result<SimulatedJob> simulate_job(Workbench& workbench, const Job& job, bool per_kernel) {
   const auto parts = workbench.prepare(job);
   if (!parts) return fail(parts.error());
   SimulateOptions options = simulate_options(job);
   options.timeline = true;
   options.per_kernel = per_kernel;
-  return simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
+  auto prediction = simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
+  if (!prediction) return fail(prediction.error());
+  return SimulatedJob{std::move(*prediction), parts->profile->memory_bytes};
 }
 
 }  // namespace foreshard::gui

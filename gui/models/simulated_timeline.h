@@ -16,7 +16,12 @@ namespace foreshard::gui {
 /// stands still, is an answer: what ran until then.
 Result<Prediction> simulate_job(const Job& job, bool per_kernel);
 
+struct SimulatedJob {
+  Prediction prediction;
+  Bytes card_bytes = 0;  // the device's memory by its profile; 0: unknown
+};
+
 /// The same with parts kept from job to job, for the panel.
-Result<Prediction> simulate_job(Workbench& workbench, const Job& job, bool per_kernel);
+Result<SimulatedJob> simulate_job(Workbench& workbench, const Job& job, bool per_kernel);
 
 }  // namespace foreshard::gui

@@ -69,7 +69,7 @@ Result<WhatIf> WhatIf::start(Job job, std::string name) {
   what_if.simulator_ = std::make_shared<JobSimulator>(std::move(name));
   auto outcome = what_if.simulator_->simulate(job);
   if (!outcome) return fail(outcome.error());
-  what_if.now_ = std::move(*outcome);
+  what_if.opened_ = what_if.now_ = std::move(*outcome);
   return what_if;
 }
 
@@ -148,10 +148,14 @@ std::string WhatIf::job_file() const { return job_to_toml(now_->job); }
 
 Result<std::shared_ptr<const Outcome>> JobSimulator::simulate(const Job& job) {
   const std::lock_guard lock(mutex_);
-  auto prediction = simulate_job(*bench_, job, false);
-  if (!prediction) return fail(prediction.error());
+  auto simulated = simulate_job(*bench_, job, false);
+  if (!simulated) return fail(simulated.error());
+  Prediction* const prediction = &simulated->prediction;
   auto outcome = std::make_shared<Outcome>();
   outcome->job = job;
+  outcome->card_bytes = simulated->card_bytes;
+  outcome->tokens_per_s = prediction->tokens_per_s.value;
+  outcome->mfu = prediction->mfu.value;
   if (!prediction->iterations.empty()) {
     const IterationResult& steady = prediction->iterations.back();
     outcome->step_ns = static_cast<double>(steady.step_time);

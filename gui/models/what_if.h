@@ -35,7 +35,9 @@ struct Outcome {
   Job job;
   std::shared_ptr<const TimelineModel> timeline;
   double step_ns = 0, exposed_ns = 0;
+  double tokens_per_s = 0, mfu = 0;  // of all ranks; a share of the peak. 0: the model has no tokens, nothing is known
   Bytes peak_allocated = 0, peak_reserved = 0;
+  Bytes card_bytes = 0;  // the device's memory; 0: unknown
   bool fits = true;
   std::string misfit;
 };
@@ -61,6 +63,9 @@ class WhatIf {
   static Result<WhatIf> start(Job job, std::string name);
 
   const Outcome& now() const { return *now_; }
+  /// The job as it was opened.
+  const Outcome& opened() const { return *opened_; }
+  bool as_opened() const { return now_ == opened_; }
   const Outcome* pinned() const { return pinned_.get(); }
   std::vector<Choice> choices() const;
   /// The value of a key, as --set takes it.
@@ -93,7 +98,7 @@ class WhatIf {
   WhatIf() = default;
 
   std::shared_ptr<JobSimulator> simulator_;
-  std::shared_ptr<const Outcome> now_, pinned_;
+  std::shared_ptr<const Outcome> opened_, now_, pinned_;
   std::vector<std::shared_ptr<const Outcome>> before_, after_;  // outcomes are kept: going back costs nothing
 };
 

@@ -161,7 +161,8 @@ TEST_F(Window, PanAndZoomDoNotWaitForAFrame) {
   TimelineWidget& timeline = window_->timeline();
   QWidget* canvas = timeline.viewport();
   ASSERT_TRUE(QTest::qWaitFor([&] {  // the first frame may not have been asked for yet
-    return timeline.frames().wait(std::chrono::milliseconds(50)) && timeline.frames().latest() != nullptr;
+    const auto frame = timeline.frames().wait(std::chrono::milliseconds(50)) ? timeline.frames().latest() : nullptr;
+    return frame != nullptr && frame->of.scene.get() == &timeline.scene();
   }));
   const QImage before = canvas->grab().toImage();
   const auto shown = timeline.frames().latest();
@@ -208,7 +209,8 @@ TEST_F(Window, PanAndZoomDoNotWaitForAFrame) {
 
 TEST_F(Window, ABrokenSecondFileLeavesTheFirstOnScreen) {
   open({kToy});
-  const Scene* before = &window_->timeline().scene();
+  const auto shown = [&] { return window_->timeline().scene().sides.at(0).model; };
+  const auto before = shown();
   const std::string broken = temporary_path("broken.fst");
   QFile file(QString::fromStdString(broken));
   ASSERT_TRUE(file.open(QIODevice::WriteOnly));
@@ -217,21 +219,21 @@ TEST_F(Window, ABrokenSecondFileLeavesTheFirstOnScreen) {
       "FST but not really");
   file.close();
   open({broken});
-  EXPECT_EQ(&window_->timeline().scene(), before);
+  EXPECT_EQ(shown(), before);
   EXPECT_TRUE(window_->message().contains("broken.fst"));
   open({"/no/such/file"});
-  EXPECT_EQ(&window_->timeline().scene(), before);
+  EXPECT_EQ(shown(), before);
   file.remove();
 }
 
 TEST_F(Window, SearchListsSlicesAndJumpsToThem) {
   open({kToy});
-  window_->searchField().setText("all_gather");
-  ASSERT_TRUE(QTest::qWaitFor([&] { return window_->searchHits().count() > 1; }, 60'000));
-  QTest::keyClick(&window_->searchField(), Qt::Key_Return);
+  window_->searchPanel().field().setText("all_gather");
+  ASSERT_TRUE(QTest::qWaitFor([&] { return window_->searchPanel().hits().count() > 1; }, 60'000));
+  QTest::keyClick(&window_->searchPanel().field(), Qt::Key_Return);
   ASSERT_TRUE(window_->timeline().navigation().selected().has_value());
-  window_->searchField().setText("nothing is called so");
-  EXPECT_EQ(window_->searchHits().count(), 0);
+  window_->searchPanel().field().setText("nothing is called so");
+  EXPECT_EQ(window_->searchPanel().hits().count(), 0);
 }
 
 TEST_F(Window, AJobAndItsRecordingAreComparedAndTheTableJumps) {
@@ -293,8 +295,7 @@ TEST_F(Window, WhatIfFollowsChangesUndoesThemAndComparesWithAPin) {
   EXPECT_EQ(panel.model().now().job.cluster.world_size, 2);
   panel.model().toggle_pin();
   ASSERT_TRUE(panel.change("cluster.world_size", "4"));
-  ASSERT_TRUE(settled());
-  EXPECT_TRUE(window_->timeline().scene().compares());
+  ASSERT_TRUE(QTest::qWaitFor([&] { return window_->timeline().scene().compares(); }, 60'000));
   // Changes that come faster than answers add up; going back forgets those that are under way.
   ASSERT_TRUE(panel.change("cluster.world_size", "2"));
   ASSERT_TRUE(panel.change("model.batch", "3"));
@@ -307,6 +308,92 @@ TEST_F(Window, WhatIfFollowsChangesUndoesThemAndComparesWithAPin) {
   EXPECT_NE(WhatIf::value_of("model.batch", panel.model().now().job), "5");
   EXPECT_FALSE(panel.change("cluster.world_size", "-4"));
   EXPECT_FALSE(window_->message().isEmpty());
+}
+
+TEST_F(Window, ARecordingStaysWhateverIsEditedAndUndoRestoresTheComparison) {
+  const std::string measured = temporary_path("kept.fst");
+  ASSERT_TRUE(write_fst(foreshard::testing::toy_timeline(2), measured).has_value());
+  open({kToy, measured});
+  const auto opened = window_->timeline().scene().comparison;
+  ASSERT_NE(opened, nullptr);
+  WhatIfPanel& panel = window_->whatIf();
+  const std::size_t runs = window_->runs().runs().size();
+  ASSERT_TRUE(panel.change("model.batch", "3"));
+  const auto beside = [&] { return window_->timeline().scene().comparison; };
+  ASSERT_TRUE(QTest::qWaitFor([&] { return beside() != opened; }, 60'000));
+  ASSERT_NE(beside(), nullptr) << "still a comparison";
+  EXPECT_EQ(beside()->b, opened->b) << "the recording";
+  EXPECT_EQ(beside()->a, panel.model().now().timeline) << "the edited prediction in the job's place";
+  EXPECT_EQ(window_->runs().runs().size(), runs + 1) << "a third run";
+  panel.undo();
+  EXPECT_EQ(beside(), opened);
+  panel.redo();
+  ASSERT_TRUE(QTest::qWaitFor([&] { return beside() != opened; }, 60'000));
+  // Another file has no job: its panel and its numbers are gone.
+  open({measured});
+  EXPECT_FALSE(panel.hasJob());
+  EXPECT_FALSE(window_->timeline().scene().compares());
+  QFile::remove(QString::fromStdString(measured));
+}
+
+TEST_F(Window, TheWheelOverAControlScrollsAndDoesNotEdit) {
+  open({kToy});
+  const Job before = window_->whatIf().model().now().job;
+  for (const char* key : {"model.batch", "cluster.world_size", "checkpointing.policy"}) {
+    auto* control = window_->whatIf().findChild<QWidget*>(key);
+    ASSERT_NE(control, nullptr) << key;
+    const QPointF middle(control->rect().center());
+    QWheelEvent turn(middle, control->mapToGlobal(middle), {}, QPoint(0, 120), Qt::NoButton, Qt::NoModifier,
+                     Qt::NoScrollPhase, false);
+    QCoreApplication::sendEvent(control, &turn);
+  }
+  EXPECT_FALSE(window_->whatIf().isBusy());
+  EXPECT_EQ(window_->whatIf().model().now().job, before);
+}
+
+TEST_F(Window, TheViewStaysAtTheStepWhenTheJobIsEdited) {
+  open({kToy});
+  TimelineWidget& timeline = window_->timeline();
+  ASSERT_EQ(range(), timeline.navigation().home());
+  ASSERT_TRUE(window_->whatIf().change("model.batch", "3"));
+  ASSERT_TRUE(QTest::qWaitFor([&] { return !window_->whatIf().isBusy(); }, 60'000));
+  EXPECT_EQ(range(), timeline.navigation().home()) << "a whole step is a whole step again";
+  EXPECT_EQ(range().begin, 0) << "time is counted from the step's begin";
+  press(Qt::Key_W);
+  const TimeRange closer = range();
+  ASSERT_TRUE(window_->whatIf().change("cluster.world_size", "4"));
+  ASSERT_TRUE(QTest::qWaitFor([&] { return !window_->whatIf().isBusy(); }, 60'000));
+  EXPECT_EQ(range(), closer);
+}
+
+TEST_F(Window, WhatDecidesStandsAboveTheCanvas) {
+  open({kToy});
+  std::string all;
+  for (const Figure& figure : window_->strip().figures())
+    all += figure.name + "=" + figure.value + " " + figure.note + ";";
+  for (const char* name : {"step=", "exposed=", "card=", "fits"}) EXPECT_NE(all.find(name), std::string::npos) << all;
+  EXPECT_TRUE(QTest::qWaitFor([&] { return window_->strip().height() > 20; }));
+}
+
+TEST_F(Window, TheLargestDifferenceIsMarkedAndZoomedTo) {
+  const std::string measured = temporary_path("largest.fst");
+  ASSERT_TRUE(write_fst(foreshard::testing::toy_timeline(2), measured).has_value());
+  open({kToy, measured});
+  QTest::keyClick(window_.get(), Qt::Key_D, Qt::ControlModifier);
+  EXPECT_EQ(window_->differences().currentRow(), 0);
+  const auto largest = window_->timeline().scene().comparison->pairs.front();
+  ASSERT_TRUE(window_->timeline().navigation().selected().has_value());
+  EXPECT_EQ(window_->timeline().navigation().selected()->span, largest.span_b);
+  EXPECT_EQ(range().length(), largest.b.length() + 2 * std::max<SimDuration>(20, largest.b.length()));
+  QFile::remove(QString::fromStdString(measured));
+}
+
+TEST_F(Window, TracksFillATallWindow) {
+  open({kToy});
+  window_->resize(1440, 2000);
+  TimelineWidget& timeline = window_->timeline();
+  ASSERT_TRUE(QTest::qWaitFor([&] { return timeline.viewport()->height() > 1000; }));
+  EXPECT_NEAR(timeline.scene().height, timeline.viewport()->height() - kRuler, 1);
 }
 
 TEST_F(Window, DroppedFilesAreOpened) {

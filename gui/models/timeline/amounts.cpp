@@ -43,6 +43,16 @@ std::string percent_words(double share) {
   return fmt::format("{:.{}f} %", percent, std::fabs(percent) < 99.95 ? 1 : 0);
 }
 
+std::string count_words(double count) {
+  const double size = std::fabs(count);
+  if (size < 1000) return fmt::format("{:.{}f}", count, size < 99.95 ? 1 : 0);
+  const double unit = std::pow(10.0, std::floor(std::log10(size)) - 3);
+  std::string digits = fmt::format("{:.0f}", std::round(count / unit) * unit);
+  const std::size_t first = digits.front() == '-' ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
+  return digits;
+}
+
 std::vector<double> round_ticks(double low, double high, int wanted) {
   std::vector<double> ticks;
   if (!(high > low) || wanted < 1 || !std::isfinite(low) || !std::isfinite(high)) return ticks;

@@ -11,6 +11,7 @@ namespace foreshard::gui {
 std::string duration_words(double nanoseconds);  // "1.32 s", "168 us"; negative ones with a minus
 std::string bytes_words(double bytes);           // "27.9 GiB"
 std::string percent_words(double share);         // 0.412 -> "41.2 %"
+std::string count_words(double count);           // 12345.6 -> "12,350": four digits, thousands apart
 
 /// Round values inside [low, high] about `wanted` in number.
 std::vector<double> round_ticks(double low, double high, int wanted);

@@ -108,16 +108,22 @@ Picture scene_picture(Scene scene, const PictureOptions& options) {
 
 double paint_header(QPainter* painter, const QRectF& area, const std::string& title, const std::vector<Figure>& figures,
                     const Palette& palette, const Fonts& fonts) {
-  const QFontMetricsF heading(fonts.title), values(fonts.value), small(fonts.small);
+  const QFontMetricsF heading(fonts.title);
   if (painter != nullptr) {
     painter->setFont(fonts.title);
     painter->setPen(color(palette.text));
     painter->drawText(QPointF(area.left(), area.top() + heading.ascent()),
                       heading.elidedText(text_of(title), Qt::ElideMiddle, area.width()));
   }
-  double y = area.top() + heading.height() + 6;
-  if (figures.empty()) return y - area.top() + 4;
-  double x = area.left();
+  const double title_height = heading.height() + 6;
+  if (figures.empty()) return title_height + 4;
+  return title_height + paint_figures(painter, area.adjusted(0, title_height, 0, 0), figures, palette, fonts);
+}
+
+double paint_figures(QPainter* painter, const QRectF& area, const std::vector<Figure>& figures, const Palette& palette,
+                     const Fonts& fonts) {
+  const QFontMetricsF values(fonts.value), small(fonts.small);
+  double x = area.left(), y = area.top();
   for (const Figure& figure : figures) {
     const QString name = text_of(figure.name), value = text_of(figure.value), note = text_of(figure.note);
     const double line = values.horizontalAdvance(value) + (note.isEmpty() ? 0 : 6 + small.horizontalAdvance(note));

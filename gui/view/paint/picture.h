@@ -40,6 +40,10 @@ QImage picture_image(const Picture& picture, double scale = 1);
 /// The SVG's text, for reports.
 QByteArray picture_svg(const Picture& picture);
 
+/// Figures in lines at the top of `area`, null only measures; returns the height.
+double paint_figures(QPainter* painter, const QRectF& area, const std::vector<Figure>& figures, const Palette& palette,
+                     const Fonts& fonts);
+
 /// Title and figures at the top of `area`; returns the height.
 double paint_header(QPainter* painter, const QRectF& area, const std::string& title, const std::vector<Figure>& figures,
                     const Palette& palette, const Fonts& fonts);

@@ -4,6 +4,7 @@
 #include <QGuiApplication>
 #include <QHeaderView>
 #include <QKeyEvent>
+#include <QPainter>
 #include <set>
 
 #include "gui/view/paint/theme.h"
@@ -58,6 +59,14 @@ void FactTable::copy() const {
 void FactTable::keyPressEvent(QKeyEvent* event) {
   if (event->matches(QKeySequence::Copy)) return copy();
   QTableWidget::keyPressEvent(event);
+}
+
+void FactTable::paintEvent(QPaintEvent* event) {
+  QTableWidget::paintEvent(event);
+  if (rowCount() > 0 || placeholder_.isEmpty()) return;
+  QPainter painter(viewport());
+  painter.setPen(palette().color(QPalette::Disabled, QPalette::Text));
+  painter.drawText(viewport()->rect().adjusted(12, 8, -12, -8), Qt::AlignCenter | Qt::TextWordWrap, placeholder_);
 }
 
 NumberItem::NumberItem(const QString& text, double number) : QTableWidgetItem(text) {

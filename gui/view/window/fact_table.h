@@ -14,11 +14,17 @@ class FactTable : public QTableWidget {
   explicit FactTable(const QStringList& columns, QWidget* parent = nullptr);
   void setRows(const std::vector<std::vector<QString>>& rows);
   void setFacts(const std::vector<Fact>& facts);
+  /// What stands here while there are no rows: how they come.
+  void setPlaceholder(const QString& text) { placeholder_ = text; }
   /// The selected rows, or all, to the clipboard.
   void copy() const;
 
  protected:
   void keyPressEvent(QKeyEvent* event) override;
+  void paintEvent(QPaintEvent* event) override;
+
+ private:
+  QString placeholder_;
 };
 
 /// A cell that sorts by a number, whatever its text.

@@ -5,8 +5,7 @@
 #include <QDockWidget>
 #include <QDragEnterEvent>
 #include <QFileDialog>
-#include <QLineEdit>
-#include <QListWidget>
+#include <QLayout>
 #include <QMetaObject>
 #include <QMimeData>
 #include <QPointer>
@@ -15,8 +14,8 @@
 #include <QThreadPool>
 #include <algorithm>
 
+#include "gui/models/headline.h"
 #include "gui/models/timeline/amounts.h"
-#include "gui/models/timeline/slice_search.h"
 #include "gui/view/paint/picture.h"
 
 namespace foreshard::gui {
@@ -31,7 +30,9 @@ bool wants_comparison(const std::vector<std::string>& files, bool compare) {
 
 }  // namespace
 
-MainWindow::MainWindow(const ViewerArguments& arguments, QWidget* parent) : QMainWindow(parent), arguments_(arguments) {
+MainWindow::MainWindow(const ViewerArguments& arguments, QWidget* parent)
+    : QMainWindow(parent), arguments_(arguments), session_(!arguments.no_session) {
+  scene_options_.from_step = true;
   setWindowTitle("Foreshard");
   setAcceptDrops(true);
   setDockNestingEnabled(true);
@@ -39,9 +40,9 @@ MainWindow::MainWindow(const ViewerArguments& arguments, QWidget* parent) : QMai
   buildCentre();
   buildDocks();
   buildMenus();
-  default_layout_ = saveState(1);
+  default_layout_ = saveState(kLayoutVersion);
   applyTheme();
-  restoreSession();
+  session_.restoreWindow(*this);
 }
 
 MainWindow::~MainWindow() {
@@ -92,8 +93,11 @@ MainWindow::Loaded MainWindow::load(const std::vector<std::string>& files, bool 
   if (!wants_comparison(files, compare)) {
     if (!take(open_inputs(files, options), files)) return result;
   } else {
-    for (const std::string& file : files)
-      if (!take(open_input(file, options), {file})) return result;
+    for (std::size_t f = 0; f < files.size(); ++f) {
+      auto input = open_input(files[f], options);
+      if (input && input->job && f < 2) result.job_side = static_cast<int>(f);  // of two the second is edited
+      if (!take(std::move(input), {files[f]})) return result;
+    }
     CompareOptions wanted;
     wanted.rank = arguments.rank;
     wanted.force = arguments.force;
@@ -105,7 +109,8 @@ MainWindow::Loaded MainWindow::load(const std::vector<std::string>& files, bool 
     result.comparison = std::move(*compared);
   }
   if (result.input->job) {
-    auto what_if = WhatIf::start(*result.input->job, short_name(files.front()));
+    auto what_if =
+        WhatIf::start(*result.input->job, short_name(files[static_cast<std::size_t>(std::max(0, result.job_side))]));
     if (what_if) result.what_if = std::move(*what_if);
   }
   return result;
@@ -151,7 +156,8 @@ void MainWindow::loaded(Loaded result) {
   showMessage(notes.join("\n"));
   saveView();
   files_ = result.files;
-  remember(files_);
+  session_.addRecent(files_);
+  fillRecent();
   input_ = std::move(result.input);
   comparison_ = std::move(result.comparison);
   QStringList names;
@@ -163,6 +169,13 @@ void MainWindow::loaded(Loaded result) {
     pareto_->setFocus();
     return;
   }
+  ++comparisons_;  // of what was open before
+  opened_ = comparison_;
+  recording_side_ = result.job_side == 1 ? 0 : 1;
+  job_ = nullptr;
+  if (input_->job)
+    job_ = result.job_side < 0 ? input_->timeline : result.runs[static_cast<std::size_t>(result.job_side)].timeline;
+  recording_ = result.job_side < 0 ? nullptr : result.runs[static_cast<std::size_t>(recording_side_)].timeline;
   what_if_->setJob(std::move(result.what_if));
   for (Run& run : result.runs) runs_->add(std::move(run));
   showTimeline(
@@ -170,19 +183,36 @@ void MainWindow::loaded(Loaded result) {
       false);
   restoreView();
   if (arguments_.range) {
-    timeline_->navigation().show(*arguments_.range);
+    const Scene& scene = timeline_->scene();  // the option counts from the recording's begin, or the iteration's
+    const SimTime begin = scene.compares() ? 0 : scene.extent.begin;
+    timeline_->navigation().show({arguments_.range->begin + begin, arguments_.range->end + begin});
     timeline_->navigationChanged();
   }
 }
 
 void MainWindow::showTimeline(Scene scene, bool keep_view) {
+  const bool compared_before = timeline_->hasScene() && timeline_->scene().compares();
   centre_->setCurrentIndex(kTimelinePage);
+  strip_->setFigures(deciding_figures(scene, shownOutcome(scene)));
+  centre_->currentWidget()->layout()->activate();  // the canvas has its size before it has its scene
   timeline_->setScene(std::move(scene), keep_view);
   timeline_->setFocus();
   legend_->updateGeometry();
   legend_->update();
-  showDifferences();
-  search(search_field_->text());  // hits are places in a scene
+  const Scene& shown = timeline_->scene();
+  differences_->show(shown.comparison);
+  if (shown.compares() != compared_before) showPanel(shown.compares() ? "differences" : "runs");
+  search_->setScene(shown);
+}
+
+/// What the what-if panel has come to, where it is on the canvas.
+const Outcome* MainWindow::shownOutcome(const Scene& scene) const {
+  if (!what_if_->hasJob()) return nullptr;
+  const WhatIf& model = what_if_->model();
+  const bool shown = std::any_of(scene.sides.begin(), scene.sides.end(), [&](const SceneSide& side) {
+    return side.model == model.now().timeline || (model.as_opened() && side.model == job_);
+  });
+  return shown ? &model.now() : nullptr;
 }
 
 void MainWindow::showSelection() {
@@ -205,91 +235,50 @@ void MainWindow::showSelection() {
   range_->resizeColumnToContents(0);
 }
 
-void MainWindow::showDifferences() {
-  differences_->setSortingEnabled(false);
-  differences_->setRowCount(0);
-  const auto& comparison = timeline_->scene().comparison;
-  if (!comparison) return;
-  constexpr std::size_t kMostRows = 2000;
-  const std::size_t rows = std::min(kMostRows, comparison->pairs.size());
-  differences_->setRowCount(static_cast<int>(rows));
-  for (std::size_t r = 0; r < rows; ++r) {
-    const InstructionPair& pair = comparison->pairs[r].numbers;
-    const int row = static_cast<int>(r);
-    const QString name = text_of(pair.name) + (pair.unit.empty() ? "" : " · " + text_of(pair.unit));
-    auto* what = new QTableWidgetItem(name);
-    what->setData(Qt::UserRole, row);  // the pair, however the table is sorted
-    differences_->setItem(row, 0, what);
-    const double difference = pair.duration.difference();
-    differences_->setItem(row, 1, new NumberItem(text_of(duration_words(difference)), difference));
-    differences_->setItem(row, 2, new NumberItem(text_of(duration_words(pair.duration.a)), pair.duration.a));
-    differences_->setItem(row, 3, new NumberItem(text_of(duration_words(pair.duration.b)), pair.duration.b));
-    differences_->setItem(row, 4, new QTableWidgetItem(text_of(pair.stream)));
-  }
-  differences_->setSortingEnabled(true);
-  differences_->sortByColumn(-1, Qt::DescendingOrder);
-  differences_->resizeColumnsToContents();
-}
-
-void MainWindow::jumpToDifference(int row) {
-  const auto& comparison = timeline_->scene().comparison;
-  const QTableWidgetItem* item = differences_->item(row, 0);
-  if (!comparison || item == nullptr) return;
-  const auto pair = static_cast<std::size_t>(item->data(Qt::UserRole).toInt());
-  timeline_->selectSlice(SceneSlice{1, comparison->pairs[pair].span_b}, true);
-}
-
+// [Note: a recording stays] What was opened beside the job is never replaced by an edited prediction: that is a third
+// run, in the list, shown in the job's place. As it was opened, the job is what it was opened as.
 void MainWindow::showOutcome() {
-  const Outcome& now = what_if_->model().now();
-  const Outcome* pinned = what_if_->model().pinned();
+  const WhatIf& model = what_if_->model();
+  const Outcome& now = model.now();
+  const Outcome* pinned = model.pinned();
+  if (!model.as_opened()) runs_->add({now.timeline->name + ", what if", {}, now.timeline});
   if (pinned != nullptr && pinned == &now)
     runs_->add({text_of("%1, pinned at %2")
                     .arg(text_of(now.timeline->name), text_of(duration_words(now.step_ns)))
                     .toStdString(),
                 {},
                 now.timeline});
-  if (pinned != nullptr && pinned != &now) {
-    CompareOptions force;
-    force.force = true;  // another choice is another plan
-    const auto compared = make_comparison_model(now.timeline, pinned->timeline, force);
-    if (compared) return showTimeline(comparison_scene(*compared, scene_options_), true);
+  ++comparisons_;
+  if (pinned != nullptr && pinned != &now) return showBeside(now, pinned->timeline, 1);
+  if (opened_ != nullptr && model.as_opened()) {
+    comparison_ = opened_;
+    return showTimeline(comparison_scene(opened_, scene_options_), true);
   }
+  if (recording_ != nullptr) return showBeside(now, recording_, recording_side_);
+  comparison_.reset();
   showTimeline(timeline_scene(now.timeline, scene_options_), timeline_->hasScene());
 }
 
-void MainWindow::search(const QString& text) {
-  search_hits_->clear();
-  ++searches_;
-  if (!timeline_->hasScene() || text.trimmed().isEmpty()) return;
-  search_worker_.ask([this, sides = timeline_->scene().sides, words = text.toStdString(), asked = searches_] {
-    constexpr std::size_t kMostHits = 1000;
-    std::vector<SearchResult> results;
-    for (const SceneSide& side : sides) results.push_back(search_slices(*side.model, words, kMostHits));
+/// On a worker: a recording may have ten million slices. What cannot be laid beside leaves the canvas as it is.
+void MainWindow::showBeside(const Outcome& now, std::shared_ptr<const TimelineModel> other, int side) {
+  compare_worker_.ask([this, asked = comparisons_, edited = now.timeline, other = std::move(other), side] {
+    CompareOptions force;
+    force.force = true;  // another choice is another plan
+    auto compared =
+        side == 1 ? make_comparison_model(edited, other, force) : make_comparison_model(other, edited, force);
     QMetaObject::invokeMethod(
         this,
-        [this, sides, results = std::move(results), asked] {
-          if (asked == searches_) showHits(sides, results);
+        [this, asked, compared = std::move(compared)] {
+          if (asked != comparisons_) return;  // an older change
+          if (!compared)
+            return showMessage(
+                "The edited prediction cannot be laid beside what is shown; it is in the list of runs. " +
+                text_of(to_text(compared.error())));
+          comparison_ = *compared;
+          showTimeline(comparison_scene(*compared, scene_options_), true);
         },
         Qt::QueuedConnection);
   });
-}
-
-void MainWindow::showHits(const std::vector<SceneSide>& sides, const std::vector<SearchResult>& results) {
-  std::size_t found = 0;
-  for (std::size_t s = 0; s < sides.size(); ++s) {
-    const TimelineModel& model = *sides[s].model;
-    found += results[s].found;
-    for (const std::uint32_t span : results[s].spans) {
-      const Span& about = model.timeline.spans[span];
-      auto* item = new QListWidgetItem(text_of(slice_label(model.timeline, about)) + "   " +
-                                       text_of(duration_words(static_cast<double>(about.start - sides[s].origin))) +
-                                       ", " + text_of(duration_words(static_cast<double>(about.duration))));
-      item->setData(Qt::UserRole, static_cast<qulonglong>(span));
-      item->setData(Qt::UserRole + 1, static_cast<int>(s));
-      search_hits_->addItem(item);
-    }
-  }
-  statusBar()->showMessage(QString("%1 slices").arg(found));
 }
 
 void MainWindow::openSweepPoint(const ParetoPoint& point) {
@@ -340,7 +329,8 @@ void MainWindow::changeEvent(QEvent* event) {
 }
 
 void MainWindow::closeEvent(QCloseEvent* event) {
-  saveSession();
+  saveView();
+  session_.saveWindow(*this, files_, comparison_ != nullptr);
   QMainWindow::closeEvent(event);
 }
 

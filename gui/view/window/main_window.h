@@ -13,17 +13,18 @@
 
 #include "gui/models/open_input.h"
 #include "gui/models/timeline/newest_first.h"
-#include "gui/models/timeline/slice_search.h"
 #include "gui/models/viewer_arguments.h"
+#include "gui/view/window/differences_table.h"
 #include "gui/view/window/fact_table.h"
+#include "gui/view/window/figure_strip.h"
 #include "gui/view/window/pareto_widget.h"
 #include "gui/view/window/run_list.h"
+#include "gui/view/window/search_panel.h"
 #include "gui/view/window/timeline_widget.h"
+#include "gui/view/window/viewer_session.h"
 #include "gui/view/window/what_if_dock.h"
 
 class QFrame;
-class QLineEdit;
-class QListWidget;
 class QProgressBar;
 
 namespace foreshard::gui {
@@ -41,10 +42,10 @@ class MainWindow : public QMainWindow {
   ParetoWidget& pareto() { return *pareto_; }
   WhatIfPanel& whatIf() { return *what_if_; }
   FactTable& inspector() { return *inspector_; }
-  FactTable& differences() { return *differences_; }
+  DifferencesTable& differences() { return *differences_; }
   RunList& runs() { return *runs_; }
-  QLineEdit& searchField() { return *search_field_; }
-  QListWidget& searchHits() { return *search_hits_; }
+  SearchPanel& searchPanel() { return *search_; }
+  FigureStrip& strip() { return *strip_; }
   QString message() const { return message_text_->text(); }
   void showMessage(const QString& text);
 
@@ -60,11 +61,13 @@ class MainWindow : public QMainWindow {
     std::optional<WhatIf> what_if;
     std::vector<Run> runs;
     std::shared_ptr<const ComparisonModel> comparison;
+    int job_side = -1;  // of the comparison, of the job that is edited: 0 or 1; -1: neither is a job
     std::vector<std::string> files, notes;
     std::optional<Error> error;
   };
 
   void buildCentre();
+  void buildMessageBar(QWidget* page);
   void buildDocks();
   void buildMenus();
   void buildFileMenu();
@@ -75,23 +78,18 @@ class MainWindow : public QMainWindow {
   void showRun(const Run& run);
   void compareRuns(const Run& a, const Run& b);
   void showTimeline(Scene scene, bool keep_view);
+  const Outcome* shownOutcome(const Scene& scene) const;
   void showSelection();
-  void showDifferences();
   void showOutcome();
-  void search(const QString& text);
-  void showHits(const std::vector<SceneSide>& sides, const std::vector<SearchResult>& results);
-  void jumpToDifference(int row);
+  void showBeside(const Outcome& now, std::shared_ptr<const TimelineModel> other, int side);
+  void showPanel(const char* name);
   void openSweepPoint(const ParetoPoint& point);
   void exportPicture();
   void showKeys();
   void applyTheme();
-  void remember(const std::vector<std::string>& files);
   void fillRecent();
-  QString viewKey() const;
   void saveView();
   void restoreView();
-  void restoreSession();
-  void saveSession();
 
   ViewerArguments arguments_;
   SceneOptions scene_options_;
@@ -107,16 +105,22 @@ class MainWindow : public QMainWindow {
   QWidget* legend_ = nullptr;
   TimelineWidget* timeline_ = nullptr;
   ParetoWidget* pareto_ = nullptr;
-  FactTable *inspector_ = nullptr, *range_ = nullptr, *differences_ = nullptr;
-  QLineEdit* search_field_ = nullptr;
-  QListWidget* search_hits_ = nullptr;
+  FigureStrip* strip_ = nullptr;
+  FactTable *inspector_ = nullptr, *range_ = nullptr;
+  DifferencesTable* differences_ = nullptr;
+  SearchPanel* search_ = nullptr;
   WhatIfPanel* what_if_ = nullptr;
   RunList* runs_ = nullptr;
   QProgressBar* progress_ = nullptr;
   QMenu* recent_ = nullptr;
   QByteArray default_layout_;
-  std::uint64_t searches_ = 0;
-  NewestFirst search_worker_;  // last: nothing of the above is gone while it works
+  ViewerSession session_;
+  std::shared_ptr<const TimelineModel> job_;        // what the panel's job was opened as
+  std::shared_ptr<const TimelineModel> recording_;  // opened beside the job of the what-if panel; null: none
+  int recording_side_ = 1;
+  std::shared_ptr<const ComparisonModel> opened_;  // as it was opened, whatever has been edited since
+  std::uint64_t comparisons_ = 0;
+  NewestFirst compare_worker_;  // last: nothing of the above is gone while it works
 };
 
 }  // namespace foreshard::gui

@@ -43,12 +43,11 @@ TimelineWidget::TimelineWidget(QWidget* parent)
 }
 
 void TimelineWidget::setScene(Scene scene, bool keep_view) {
-  const TimeRange before = navigation_.range();
+  const Navigation before = navigation_;
   const bool had = hasScene();
-  const std::vector<SimTime> bookmarks = navigation_.bookmarks();
-  painter_.reset();
-  scene_ = std::make_shared<const Scene>(std::move(scene));
-  painter_ = std::make_unique<ScenePainter>(*scene_, palette_of(theme_), fonts_);
+  natural_ = std::move(scene);
+  other_height_.reset();
+  fitHeight();
   TimeRange home = scene_->extent;
   if (scene_->compares()) {
     home = {0, scene_->comparison->end};
@@ -59,8 +58,12 @@ void TimelineWidget::setScene(Scene scene, bool keep_view) {
   }
   navigation_ = Navigation(scene_->extent, home);
   if (had && keep_view) {
-    navigation_.show(before);
-    navigation_.set_bookmarks(bookmarks);
+    const SimDuration moved = navigation_.home().begin - before.home().begin;
+    TimeRange seen{before.range().begin + moved, before.range().end + moved};
+    if (before.range() == before.home()) seen = navigation_.home();
+    if (before.range() == before.extent()) seen = navigation_.extent();
+    navigation_.show(seen);
+    navigation_.set_bookmarks(before.bookmarks());
   }
   hovered_.reset();
   updateScrollBar();
@@ -125,7 +128,7 @@ void TimelineWidget::paintEvent(QPaintEvent*) {
   QPainter painter(viewport());
   const Palette& palette = palette_of(theme_);
   const std::shared_ptr<const Frame> frame = scene_ ? frameInTime() : nullptr;
-  if (!frame || frame->of.scene != scene_) {
+  if (!frame || (frame->of.scene != scene_ && frame->of.scene != other_height_)) {
     painter.fillRect(viewport()->rect(), color(palette.ground));
     return;
   }
@@ -152,7 +155,27 @@ void TimelineWidget::paintEvent(QPaintEvent*) {
   }
 }
 
-void TimelineWidget::resizeEvent(QResizeEvent*) { updateScrollBar(); }
+void TimelineWidget::fitHeight() {
+  Scene fitted = stretched(natural_, viewport()->height() - kRuler);
+  painter_.reset();
+  scene_ = std::make_shared<const Scene>(std::move(fitted));
+  painter_ = std::make_unique<ScenePainter>(*scene_, palette_of(theme_), fonts_);
+}
+
+void TimelineWidget::resizeEvent(QResizeEvent* event) {
+  const bool taller = scene_ && (scene_->height > natural_.height || viewport()->height() - kRuler > natural_.height);
+  if (taller && event->oldSize().height() != event->size().height()) {
+    other_height_ = scene_;
+    fitHeight();
+  }
+  updateScrollBar();
+}
+
+void TimelineWidget::zoomTo(const SceneSlice& slice, TimeRange time) {
+  const SimDuration around = std::max<SimDuration>(20, time.length());
+  navigation_.show({time.begin - around, time.end + around});
+  selectSlice(slice, true);
+}
 
 void TimelineWidget::scrollContentsBy(int, int) { viewport()->update(); }
 

@@ -21,7 +21,8 @@ class TimelineWidget : public QAbstractScrollArea {
  public:
   explicit TimelineWidget(QWidget* parent = nullptr);
 
-  /// A new scene; the window of time stays if `keep_view` and there was one.
+  /// A new scene; if `keep_view` and there was one, the window of time stays, counted from the step's begin: a step or
+  /// a recording seen whole is seen whole again.
   void setScene(Scene scene, bool keep_view);
   void setTheme(Theme theme);
   bool hasScene() const { return scene_ != nullptr; }
@@ -32,6 +33,8 @@ class TimelineWidget : public QAbstractScrollArea {
   /// What changed by code: repaints and tells.
   void navigationChanged();
   void selectSlice(std::optional<SceneSlice> slice, bool reveal);
+  /// Selects, and zooms so that `time` fills a third of the window.
+  void zoomTo(const SceneSlice& slice, TimeRange time);
   void setFrameTimeShown(bool shown);
   FrameWorker& frames() { return frames_; }
 
@@ -68,7 +71,11 @@ class TimelineWidget : public QAbstractScrollArea {
   bool navigate(int key);
   SimTime zoomCentre() const;
 
-  std::shared_ptr<const Scene> scene_;
+  void fitHeight();
+
+  Scene natural_;                              // as it was given
+  std::shared_ptr<const Scene> scene_;         // with tracks that fill the height
+  std::shared_ptr<const Scene> other_height_;  // before the last resize: its picture serves until the next is there
   std::unique_ptr<ScenePainter> painter_;
   Navigation navigation_;
   Theme theme_ = Theme::Light;

@@ -7,6 +7,7 @@
 #include <QHBoxLayout>
 #include <QLabel>
 #include <QPushButton>
+#include <QScrollArea>
 #include <QSpinBox>
 #include <QTimer>
 #include <QVBoxLayout>
@@ -17,26 +18,64 @@
 namespace foreshard::gui {
 namespace {
 
-QString against(double now, double pinned, std::string (*words)(double)) {
+constexpr const char* kNoJob = "Open a job file to change its choices and see what follows.";
+
+/// "1.32 s &#8594; 1.21 s (-8.3 %)": before and now; one value where they are equal.
+QString change_text(double before, double now, std::string (*words)(double)) {
   const QString text = text_of(words(now));
-  if (pinned <= 0) return text;
-  const double share = (now - pinned) / pinned;
-  return text + QString(" (%1%2 %)").arg(share > 0 ? "+" : "").arg(100 * share, 0, 'f', 1);
+  if (before <= 0 || before == now) return "<b>" + text + "</b>";
+  const double share = 100 * (now - before) / before;
+  return text_of(words(before)) + " → <b>" + text +
+         QString("</b> (%1%2 %)").arg(share > 0 ? "+" : "").arg(share, 0, 'f', 1);
+}
+
+QString card_text(const Outcome& outcome) {
+  const QString reserved = text_of(bytes_words(static_cast<double>(outcome.peak_reserved)));
+  if (outcome.card_bytes <= 0) return reserved;
+  const double share = static_cast<double>(outcome.peak_reserved) / static_cast<double>(outcome.card_bytes);
+  return text_of(percent_words(share)) + " of the card's " +
+         text_of(bytes_words(static_cast<double>(outcome.card_bytes)));
+}
+
+QString outcome_text(const Outcome& before, const Outcome& now) {
+  if (!now.fits)
+    return "<b>Does not fit</b><br>" + text_of(now.misfit).toHtmlEscaped() + "<br>" + card_text(now) + " reserved";
+  const bool same = !before.fits;  // nothing to set beside it
+  const auto line = [&](const char* name, double Outcome::*value, std::string (*words)(double)) {
+    if (now.*value <= 0) return QString();
+    return QString("<tr><td>%1&nbsp;</td><td>%2</td></tr>")
+        .arg(name, change_text(same ? 0 : before.*value, now.*value, words));
+  };
+  QString text = "<table>" + line("step", &Outcome::step_ns, duration_words) +
+                 line("tokens/s", &Outcome::tokens_per_s, count_words) + line("MFU", &Outcome::mfu, percent_words) +
+                 line("exposed", &Outcome::exposed_ns, duration_words);
+  const auto bytes = [&](const char* name, Bytes from, Bytes to) {
+    text += QString("<tr><td>%1&nbsp;</td><td>%2</td></tr>")
+                .arg(name, change_text(same ? 0 : static_cast<double>(from), static_cast<double>(to), bytes_words));
+  };
+  bytes("allocated", before.peak_allocated, now.peak_allocated);
+  bytes("reserved", before.peak_reserved, now.peak_reserved);
+  return text + "</table>" + card_text(now) + ": fits";
 }
 
 }  // namespace
 
 WhatIfPanel::WhatIfPanel(QWidget* parent) : QWidget(parent) {
   auto* layout = new QVBoxLayout(this);
-  outcome_ = new QLabel("Open a job file to change its choices and see what follows.", this);
+  outcome_ = new QLabel(kNoJob, this);
   outcome_->setWordWrap(true);
   outcome_->setTextFormat(Qt::RichText);
   outcome_->setAccessibleName("Outcome");
   layout->addWidget(outcome_);
-  controls_ = new QWidget(this);
+  auto* scroll = new QScrollArea(this);
+  scroll->setWidgetResizable(true);
+  scroll->setFrameShape(QFrame::NoFrame);
+  scroll->setAccessibleName("Choices");
+  controls_ = new QWidget(scroll);
   form_ = new QFormLayout(controls_);
   form_->setContentsMargins(0, 0, 0, 0);
-  layout->addWidget(controls_);
+  scroll->setWidget(controls_);
+  layout->addWidget(scroll, 1);
   auto* buttons = new QHBoxLayout;
   const auto button = [&](const char* text, const char* tip) {
     auto* made = new QPushButton(text, this);
@@ -49,7 +88,6 @@ WhatIfPanel::WhatIfPanel(QWidget* parent) : QWidget(parent) {
   pin_ = button("Pin", "Keep this job to compare with: changes are drawn against it");
   copy_ = button("Copy job", "The whole job file to the clipboard");
   layout->addLayout(buttons);
-  layout->addStretch();
   QObject::connect(undo_, &QPushButton::clicked, this, [this] { undo(); });
   QObject::connect(redo_, &QPushButton::clicked, this, [this] { redo(); });
   QObject::connect(pin_, &QPushButton::clicked, this, [this] {
@@ -124,6 +162,32 @@ void WhatIfPanel::redo() {
   tell();
 }
 
+QWidget* WhatIfPanel::controlOf(const Choice& choice, const QString& value) {
+  QWidget* control = nullptr;
+  if (choice.values.empty()) {
+    auto* number = new QSpinBox(controls_);
+    number->setRange(static_cast<int>(choice.low), static_cast<int>(choice.high));
+    number->setValue(value.toInt());
+    number->setKeyboardTracking(false);
+    QObject::connect(number, &QSpinBox::valueChanged, this,
+                     [this, key = choice.key](int now) { change(key, std::to_string(now)); });
+    control = number;
+  } else {
+    auto* box = new QComboBox(controls_);
+    for (const std::string& word : choice.values) box->addItem(text_of(word));
+    box->setCurrentText(value);
+    QObject::connect(box, &QComboBox::textActivated, this,
+                     [this, key = choice.key](const QString& now) { change(key, now.toStdString()); });
+    control = box;
+  }
+  control->setObjectName(text_of(choice.key));
+  control->setAccessibleName(text_of(choice.name));
+  control->setToolTip(text_of(choice.key));
+  control->setFocusPolicy(Qt::StrongFocus);  // the wheel does not take the focus either
+  control->installEventFilter(this);
+  return control;
+}
+
 void WhatIfPanel::rebuild() {
   const QWidget* focused = controls_->focusWidget();
   const QString focus = focused != nullptr ? focused->objectName() : QString();
@@ -132,26 +196,7 @@ void WhatIfPanel::rebuild() {
   for (const Choice& choice : what_if_->choices()) {
     if (!choice.has_meaning) continue;
     const QString value = text_of(WhatIf::value_of(choice.key, wanted_ ? *wanted_ : what_if_->now().job));
-    QWidget* control = nullptr;
-    if (choice.values.empty()) {
-      auto* number = new QSpinBox(controls_);
-      number->setRange(static_cast<int>(choice.low), static_cast<int>(choice.high));
-      number->setValue(value.toInt());
-      number->setKeyboardTracking(false);
-      QObject::connect(number, &QSpinBox::valueChanged, this,
-                       [this, key = choice.key](int now) { change(key, std::to_string(now)); });
-      control = number;
-    } else {
-      auto* box = new QComboBox(controls_);
-      for (const std::string& word : choice.values) box->addItem(text_of(word));
-      box->setCurrentText(value);
-      QObject::connect(box, &QComboBox::textActivated, this,
-                       [this, key = choice.key](const QString& now) { change(key, now.toStdString()); });
-      control = box;
-    }
-    control->setObjectName(text_of(choice.key));
-    control->setAccessibleName(text_of(choice.name));
-    control->setToolTip(text_of(choice.key));
+    QWidget* control = controlOf(choice, value);
     form_->addRow(text_of(choice.name), control);
     if (control->objectName() == focus) control->setFocus();
   }
@@ -161,20 +206,16 @@ void WhatIfPanel::showOutcome() {
   for (QPushButton* made : {pin_, copy_}) made->setEnabled(what_if_.has_value());
   undo_->setEnabled(what_if_ && what_if_->can_undo());
   redo_->setEnabled(what_if_ && what_if_->can_redo());
-  if (!what_if_) return;
-  const Outcome& now = what_if_->now();
+  if (!what_if_) return outcome_->setText(kNoJob);
   const Outcome* pinned = what_if_->pinned();
   pin_->setText(pinned != nullptr ? "Unpin" : "Pin");
-  if (!now.fits) {
-    outcome_->setText("<b>Does not fit</b><br>" + text_of(now.misfit).toHtmlEscaped());
-    return;
-  }
-  outcome_->setText(QString("<b>%1</b> a step<br>exposed %2<br>peak %3 allocated, %4 reserved")
-                        .arg(against(now.step_ns, pinned != nullptr ? pinned->step_ns : 0, duration_words),
-                             against(now.exposed_ns, pinned != nullptr ? pinned->exposed_ns : 0, duration_words),
-                             against(static_cast<double>(now.peak_allocated),
-                                     pinned != nullptr ? static_cast<double>(pinned->peak_allocated) : 0, bytes_words),
-                             text_of(bytes_words(static_cast<double>(now.peak_reserved)))));
+  outcome_->setText(outcome_text(pinned != nullptr ? *pinned : what_if_->opened(), what_if_->now()));
+}
+
+bool WhatIfPanel::eventFilter(QObject* watched, QEvent* event) {
+  if (event->type() != QEvent::Wheel) return QWidget::eventFilter(watched, event);
+  event->ignore();  // goes on to the area that scrolls
+  return true;
 }
 
 }  // namespace foreshard::gui

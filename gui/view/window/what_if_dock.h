@@ -31,6 +31,8 @@ class WhatIfPanel : public QWidget {
   bool isBusy() const { return wanted_.has_value(); }
   void undo();
   void redo();
+  /// The wheel over a control scrolls; it does not edit.
+  bool eventFilter(QObject* watched, QEvent* event) override;
 
   std::function<void()> onOutcome;                // now() or pinned() is another one
   std::function<void(const QString&)> onProblem;  // why a change was not made; empty: none
@@ -38,6 +40,7 @@ class WhatIfPanel : public QWidget {
  private:
   void rebuild();
   void showOutcome();
+  QWidget* controlOf(const Choice& choice, const QString& value);
   void arrived(std::uint64_t request, const Result<std::shared_ptr<const Outcome>>& outcome);
   void forgetRequests();
   void tell();

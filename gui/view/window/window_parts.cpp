@@ -2,20 +2,14 @@
 
 #include <QAction>
 #include <QApplication>
-#include <QCryptographicHash>
 #include <QDockWidget>
 #include <QFileDialog>
-#include <QFileInfo>
 #include <QHBoxLayout>
-#include <QHeaderView>
-#include <QLineEdit>
-#include <QListWidget>
 #include <QMenuBar>
 #include <QMessageBox>
 #include <QPainter>
 #include <QProgressBar>
 #include <QPushButton>
-#include <QSettings>
 #include <QStatusBar>
 #include <QToolButton>
 #include <QVBoxLayout>
@@ -25,8 +19,6 @@
 namespace foreshard::gui {
 namespace {
 
-constexpr int kLayoutVersion = 1;
-constexpr int kMostRecent = 12;
 constexpr const char* kOpenFilter =
     "Timelines, jobs and sweeps (*.fst *.json *.gz *.zst *.tar *.pickle *.sqlite *.toml *.pt2);;All files (*)";
 
@@ -35,6 +27,7 @@ class Legend : public QWidget {
  public:
   Legend(const TimelineWidget& timeline, QWidget* parent) : QWidget(parent), timeline_(timeline) {
     setAccessibleName("Legend");
+    setToolTip("What the colours mean; a click shows all or one line");
     QSizePolicy policy(QSizePolicy::Preferred, QSizePolicy::Fixed);
     policy.setHeightForWidth(true);
     setSizePolicy(policy);
@@ -42,8 +35,7 @@ class Legend : public QWidget {
   bool hasHeightForWidth() const override { return true; }
   int heightForWidth(int width) const override {
     if (!timeline_.hasScene()) return 0;
-    const QRectF area(0, 0, width - kGutter - 12, 0);
-    return static_cast<int>(paint_legend(nullptr, timeline_.scene(), area, palette(), picture_fonts())) + 8;
+    return (open_ ? wholeHeight(width) : std::min(kOneLine, wholeHeight(width))) + 8;
   }
   QSize sizeHint() const override { return {400, heightForWidth(std::max(400, width()))}; }
 
@@ -52,22 +44,36 @@ class Legend : public QWidget {
     QPainter painter(this);
     painter.fillRect(rect(), color(palette().ground));
     if (!timeline_.hasScene()) return;
+    painter.setClipRect(rect().adjusted(0, 0, 0, open_ ? 0 : -4));
     paint_legend(&painter, timeline_.scene(), QRectF(kGutter, 4, width() - kGutter - 12, height()), palette(),
                  picture_fonts());
+    if (wholeHeight(width()) <= kOneLine) return;
+    painter.setFont(picture_fonts().small);
+    painter.setPen(color(palette().text_weak));
+    painter.drawText(QRectF(8, 4, kGutter - 16, kOneLine), Qt::AlignVCenter, open_ ? "▾ less" : "▸ all colours");
+  }
+  void resizeEvent(QResizeEvent*) override { updateGeometry(); }
+  void mousePressEvent(QMouseEvent*) override {
+    open_ = !open_;
+    updateGeometry();
+    update();
   }
 
  private:
+  static constexpr int kOneLine = 18;
+  int wholeHeight(int width) const {
+    const QRectF area(0, 0, width - kGutter - 12, 0);
+    return static_cast<int>(paint_legend(nullptr, timeline_.scene(), area, palette(), picture_fonts()));
+  }
+
+  bool open_ = false;
   const Palette& palette() const { return palette_of(timeline_.theme()); }
   const TimelineWidget& timeline_;
 };
 
 }  // namespace
 
-void MainWindow::buildCentre() {
-  auto* page = new QWidget(this);
-  auto* layout = new QVBoxLayout(page);
-  layout->setContentsMargins(0, 0, 0, 0);
-  layout->setSpacing(0);
+void MainWindow::buildMessageBar(QWidget* page) {
   message_bar_ = new QFrame(page);
   message_bar_->setObjectName("message");
   message_bar_->setStyleSheet("#message { background: #f3c86a; } #message QLabel { color: #1c2430; }");
@@ -86,6 +92,14 @@ void MainWindow::buildCentre() {
   bar->addWidget(message_text_, 1);
   bar->addWidget(close);
   message_bar_->hide();
+}
+
+void MainWindow::buildCentre() {
+  auto* page = new QWidget(this);
+  auto* layout = new QVBoxLayout(page);
+  layout->setContentsMargins(0, 0, 0, 0);
+  layout->setSpacing(0);
+  buildMessageBar(page);
   layout->addWidget(message_bar_);
 
   centre_ = new QStackedWidget(page);
@@ -102,6 +116,8 @@ void MainWindow::buildCentre() {
   column->setSpacing(0);
   timeline_ = new TimelineWidget(canvas);
   legend_ = new Legend(*timeline_, canvas);
+  strip_ = new FigureStrip(canvas);
+  column->addWidget(strip_);
   column->addWidget(timeline_, 1);
   column->addWidget(legend_);
   centre_->addWidget(canvas);
@@ -124,6 +140,13 @@ void MainWindow::buildCentre() {
   statusBar()->addPermanentWidget(progress_);
 }
 
+void MainWindow::showPanel(const char* name) {
+  auto* dock = findChild<QDockWidget*>(name);
+  if (dock == nullptr) return;
+  dock->show();
+  dock->raise();
+}
+
 QDockWidget* MainWindow::addPanel(const QString& title, const char* name, QWidget* widget, Qt::DockWidgetArea area) {
   auto* dock = new QDockWidget(title, this);
   dock->setObjectName(name);
@@ -134,59 +157,38 @@ QDockWidget* MainWindow::addPanel(const QString& title, const char* name, QWidge
 }
 
 void MainWindow::buildDocks() {
-  inspector_ = new FactTable({"", "Slice"}, this);
+  inspector_ = new FactTable({"Fact", "Slice"}, this);
+  inspector_->setPlaceholder(
+      "Click a slice, or step through them with . and , to see what it is, when, and what it waited for.");
   QDockWidget* inspector = addPanel("Inspector", "inspector", inspector_, Qt::RightDockWidgetArea);
   what_if_ = new WhatIfPanel(this);
   QDockWidget* what_if = addPanel("What if", "what_if", what_if_, Qt::RightDockWidgetArea);
-  range_ = new FactTable({"", "Busy", "Share"}, this);
+  range_ = new FactTable({"Lane or cause", "Time", "Share"}, this);
+  range_->setPlaceholder("What the time of the window, or of a range that is dragged, went to.");
   QDockWidget* range = addPanel("Range", "range", range_, Qt::BottomDockWidgetArea);
-  differences_ = new FactTable({"Instruction", "A - B", "A", "B", "Stream"}, this);
+  differences_ = new DifferencesTable(this);
   QDockWidget* differences = addPanel("Differences", "differences", differences_, Qt::BottomDockWidgetArea);
-  auto* search = new QWidget(this);
-  auto* column = new QVBoxLayout(search);
-  column->setContentsMargins(4, 4, 4, 4);
-  search_field_ = new QLineEdit(search);
-  search_field_->setPlaceholderText("Name, unit or kind");
-  search_field_->setClearButtonEnabled(true);
-  search_field_->setAccessibleName("Search slices");
-  search_hits_ = new QListWidget(search);
-  search_hits_->setUniformItemSizes(true);
-  search_hits_->setAccessibleName("Slices found");
-  column->addWidget(search_field_);
-  column->addWidget(search_hits_);
-  QDockWidget* found = addPanel("Search", "search", search, Qt::BottomDockWidgetArea);
+  search_ = new SearchPanel(this);
+  QDockWidget* found = addPanel("Search", "search", search_, Qt::BottomDockWidgetArea);
   runs_ = new RunList(this);
   QDockWidget* runs = addPanel("Runs", "runs", runs_, Qt::BottomDockWidgetArea);
   tabifyDockWidget(differences, found);
   tabifyDockWidget(differences, runs);
-  differences->raise();
+  runs->raise();
   range->raise();
   inspector->raise();
   resizeDocks({inspector, what_if}, {330, 330}, Qt::Horizontal);
+  resizeDocks({inspector, what_if}, {230, 520}, Qt::Vertical);
   resizeDocks({range, differences}, {210, 210}, Qt::Vertical);
 
   runs_->onShow = [this](const Run& run) { showRun(run); };
   runs_->onCompare = [this](const Run& a, const Run& b) { compareRuns(a, b); };
   what_if_->onOutcome = [this] { showOutcome(); };
   what_if_->onProblem = [this](const QString& text) { showMessage(text); };
-  QObject::connect(search_field_, &QLineEdit::textChanged, this, [this](const QString& text) { this->search(text); });
-  const auto go = [this](QListWidgetItem* item) {
-    if (item == nullptr) return;
-    timeline_->selectSlice(SceneSlice{item->data(Qt::UserRole + 1).toInt(),
-                                      static_cast<std::uint32_t>(item->data(Qt::UserRole).toULongLong())},
-                           true);
-  };
-  QObject::connect(search_hits_, &QListWidget::currentItemChanged, this, go);
-  QObject::connect(search_hits_, &QListWidget::itemActivated, this, [this, go](QListWidgetItem* item) {
-    go(item);
-    timeline_->setFocus();
-  });
-  QObject::connect(search_field_, &QLineEdit::returnPressed, this, [this] {
-    const int next = search_hits_->currentRow() + 1;
-    search_hits_->setCurrentRow(next < search_hits_->count() ? next : 0);
-  });
-  QObject::connect(differences_, &QTableWidget::currentCellChanged, this,
-                   [this](int row, int, int, int) { jumpToDifference(row); });
+  search_->onFound = [this](SceneSlice slice) { timeline_->selectSlice(slice, true); };
+  search_->onChosen = [this] { timeline_->setFocus(); };
+  search_->onStatus = [this](const QString& text) { statusBar()->showMessage(text); };
+  differences_->onJump = [this](const ComparedPair& pair) { timeline_->zoomTo(SceneSlice{1, pair.span_b}, pair.b); };
 }
 
 void MainWindow::buildFileMenu() {
@@ -225,19 +227,13 @@ void MainWindow::buildMenus() {
     if (timeline_->navigation().redo()) look_changed();
   });
   const auto find = [this] {
-    search_field_->window()->raise();
-    for (auto* dock : findChildren<QDockWidget*>("search")) {
-      dock->show();
-      dock->raise();
-    }
-    search_field_->setFocus();
-    search_field_->selectAll();
+    showPanel("search");
+    search_->begin();
   };
   QAction* search = go->addAction("&Search", this, find);
   search->setShortcuts({QKeySequence::Find, QKeySequence("/")});
   go->addAction("&Largest difference", QKeySequence("Ctrl+D"), this, [this] {
-    if (timeline_->hasScene() && timeline_->scene().comparison && differences_->rowCount() > 0)
-      timeline_->selectSlice(SceneSlice{1, timeline_->scene().comparison->pairs.front().span_b}, true);
+    if (differences_->jumpToLargest()) showPanel("differences");
   });
   go->addAction("&Undo what-if", QKeySequence::Undo, this, [this] { what_if_->undo(); });
   go->addAction("&Redo what-if", QKeySequence::Redo, this, [this] { what_if_->redo(); });
@@ -293,91 +289,31 @@ void MainWindow::applyTheme() {
   const bool dark = QApplication::palette().color(QPalette::Window).lightness() < 128;
   const Theme theme = arguments_.theme.value_or(dark ? Theme::Dark : Theme::Light);
   timeline_->setTheme(theme);
+  strip_->setTheme(theme);
   pareto_->setTheme(theme);
   legend_->update();
 }
 
-void MainWindow::remember(const std::vector<std::string>& files) {
-  if (arguments_.no_session) return;
-  QSettings settings;
-  QStringList recent = settings.value("recent").toStringList();
-  for (const std::string& file : files) {
-    const QString path = QFileInfo(text_of(file)).absoluteFilePath();
-    recent.removeAll(path);
-    recent.prepend(path);
-  }
-  settings.setValue("recent", recent.mid(0, kMostRecent));
-  fillRecent();
-}
-
 void MainWindow::fillRecent() {
-  if (recent_ == nullptr || arguments_.no_session) return;
+  if (recent_ == nullptr) return;
   recent_->clear();
-  for (const QString& path : QSettings().value("recent").toStringList())
+  for (const QString& path : session_.recent())
     recent_->addAction(path, this, [this, path] { open({path.toStdString()}); });
   if (recent_->isEmpty()) return;
   recent_->addSeparator();
   recent_->addAction("&Forget these", this, [this] {
-    QSettings().remove("recent");
+    session_.forgetRecent();
     fillRecent();
   });
 }
 
-QString MainWindow::viewKey() const {
-  QStringList files;
-  for (const std::string& file : files_) files << QFileInfo(text_of(file)).absoluteFilePath();
-  files << (comparison_ ? "compared" : "");
-  const QByteArray sum = QCryptographicHash::hash(files.join('\n').toUtf8(), QCryptographicHash::Md5);
-  return "views/" + QString::fromLatin1(sum.toHex());
-}
-
-/// Where the user was in these files, with the bookmarks.
 void MainWindow::saveView() {
-  if (arguments_.no_session || files_.empty() || !timeline_->hasScene()) return;
-  const Navigation& navigation = timeline_->navigation();
-  QStringList bookmarks;
-  for (const SimTime mark : navigation.bookmarks()) bookmarks << QString::number(mark);
-  QSettings settings;
-  const QString key = viewKey();
-  settings.setValue(key, QStringList{QString::number(navigation.range().begin), QString::number(navigation.range().end),
-                                     QString::number(navigation.extent().length()), bookmarks.join(' ')});
-  QStringList order = settings.value("views/order").toStringList();
-  order.removeAll(key);
-  order.prepend(key);
-  for (const QString& old : order.mid(kMostRecent)) settings.remove(old);
-  settings.setValue("views/order", order.mid(0, kMostRecent));
+  if (timeline_->hasScene()) session_.saveView(files_, comparison_ != nullptr, timeline_->navigation());
 }
 
 void MainWindow::restoreView() {
-  if (arguments_.no_session || !timeline_->hasScene()) return;
-  const QStringList view = QSettings().value(viewKey()).toStringList();
-  Navigation& navigation = timeline_->navigation();
-  // A file that has another length by now is another recording.
-  if (view.size() != 4 || view[2].toLongLong() != navigation.extent().length()) return;
-  std::vector<SimTime> bookmarks;
-  for (const QString& mark : view[3].split(' ', Qt::SkipEmptyParts)) bookmarks.push_back(mark.toLongLong());
-  navigation.set_bookmarks(std::move(bookmarks));
-  navigation.show({view[0].toLongLong(), view[1].toLongLong()});
-  timeline_->navigationChanged();
-}
-
-void MainWindow::restoreSession() {
-  if (arguments_.no_session) return;
-  const QSettings settings;
-  restoreGeometry(settings.value("geometry").toByteArray());
-  restoreState(settings.value("layout").toByteArray(), kLayoutVersion);
-}
-
-void MainWindow::saveSession() {
-  if (arguments_.no_session) return;
-  saveView();
-  QSettings settings;
-  settings.setValue("geometry", saveGeometry());
-  settings.setValue("layout", saveState(kLayoutVersion));
-  QStringList files;
-  for (const std::string& file : files_) files << QFileInfo(text_of(file)).absoluteFilePath();
-  settings.setValue("files", files);
-  settings.setValue("compares", comparison_ != nullptr);
+  if (timeline_->hasScene() && session_.restoreView(files_, comparison_ != nullptr, timeline_->navigation()))
+    timeline_->navigationChanged();
 }
 
 }  // namespace foreshard::gui
