@@ -4,7 +4,6 @@
 #include <QCloseEvent>
 #include <QDockWidget>
 #include <QDragEnterEvent>
-#include <QFileDialog>
 #include <QLayout>
 #include <QMetaObject>
 #include <QMimeData>
@@ -16,7 +15,6 @@
 
 #include "gui/models/headline.h"
 #include "gui/models/timeline/amounts.h"
-#include "gui/view/paint/picture.h"
 
 namespace foreshard::gui {
 namespace {
@@ -293,18 +291,6 @@ void MainWindow::openSweepPoint(const ParetoPoint& point) {
   }
   // A point that is the job as it stands changes nothing, and is shown nevertheless.
   if (what_if_->change(point.set) && !what_if_->isBusy()) showOutcome();
-}
-
-void MainWindow::exportPicture() {
-  if (!timeline_->hasScene()) return;
-  const QString name = QFileDialog::getSaveFileName(this, "Export picture", "timeline.svg", "Pictures (*.svg *.png)");
-  if (name.isEmpty()) return;
-  PictureOptions options;
-  options.width = std::max(800, timeline_->width());
-  options.theme = timeline_->theme();
-  options.range = timeline_->navigation().range();
-  const auto written = write_picture(scene_picture(timeline_->scene(), options), name.toStdString(), 2);
-  showMessage(written ? QString() : text_of(to_text(written.error())));
 }
 
 void MainWindow::showMessage(const QString& text) {

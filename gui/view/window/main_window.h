@@ -84,7 +84,6 @@ class MainWindow : public QMainWindow {
   void showBeside(const Outcome& now, std::shared_ptr<const TimelineModel> other, int side);
   void showPanel(const char* name);
   void openSweepPoint(const ParetoPoint& point);
-  void exportPicture();
   void showKeys();
   void applyTheme();
   void fillRecent();

@@ -14,6 +14,7 @@
 #include <QToolButton>
 #include <QVBoxLayout>
 
+#include "gui/view/paint/picture.h"
 #include "gui/view/window/main_window.h"
 
 namespace foreshard::gui {
@@ -70,6 +71,20 @@ class Legend : public QWidget {
   const Palette& palette() const { return palette_of(timeline_.theme()); }
   const TimelineWidget& timeline_;
 };
+
+/// Asks where to and writes what is seen; returns what went wrong.
+QString export_picture(TimelineWidget& timeline) {
+  if (!timeline.hasScene()) return {};
+  const QString name =
+      QFileDialog::getSaveFileName(&timeline, "Export picture", "timeline.svg", "Pictures (*.svg *.png)");
+  if (name.isEmpty()) return {};
+  PictureOptions options;
+  options.width = std::max(800, timeline.width());
+  options.theme = timeline.theme();
+  options.range = timeline.navigation().range();
+  const auto written = write_picture(scene_picture(timeline.scene(), options), name.toStdString(), 2);
+  return written ? QString() : text_of(to_text(written.error()));
+}
 
 }  // namespace
 
@@ -208,7 +223,8 @@ void MainWindow::buildFileMenu() {
   recent_ = file->addMenu("&Recent");
   fillRecent();
   file->addAction("&Reload", QKeySequence("F5"), this, [this] { open(files_, comparison_ != nullptr); });
-  file->addAction("&Export picture…", QKeySequence("Ctrl+E"), this, [this] { exportPicture(); });
+  file->addAction("&Export picture…", QKeySequence("Ctrl+E"), this,
+                  [this] { showMessage(export_picture(*timeline_)); });
   file->addSeparator();
   file->addAction("&Quit", QKeySequence::Quit, this, [this] { close(); });
 }
