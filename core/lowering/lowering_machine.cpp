@@ -215,15 +215,12 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
     Saved saved;
     saved.result = save.result;
     saved.index = save.index;
-    if (frame == nullptr) {
-      saved.tensor = from[save.index];
-      if (rule.form == OpForm::InPlace && !save.result && save.index == 0) {  // it was written over: a copy is kept
-        Emitter emit(*this, &op, at.op);
-        saved.tensor = emit.fresh("aten.clone.default", KernelClass::Copy, tape.layout(args[0]), {&args[0]});
-      }
-    } else {
+    // The copy precedes the packing, so checkpointed regions make it too, but for a reentrant one's forward: no graph.
+    const Ref copy = frame != nullptr && frame->reentrant ? Ref() : written_over(step, saved, args);
+    if (frame == nullptr)
+      saved.tensor = copy ? copy : from[save.index];
+    else
       promise(*frame, saved, step);
-    }
     node.saved.push_back(std::move(saved));
   }
   const auto id = static_cast<std::int32_t>(nodes_.size());
@@ -313,6 +310,15 @@ void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>&
     }
     node.saved.push_back(std::move(saved));
   }
+}
+
+/// What an operator in place writes over and autograd wants is copied; nothing for other tensors.
+Ref Machine::written_over(std::int32_t step, const Saved& saved, const std::vector<Ref>& args) {
+  const Step& at = program_.steps[static_cast<std::size_t>(step)];
+  const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
+  if (op.opaque >= 0 || saved.result || saved.index != 0 || rule_of(step).form != OpForm::InPlace) return {};
+  Emitter emit(*this, &op, at.op);
+  return emit.fresh("aten.clone.default", KernelClass::Copy, tape.layout(args[0]), {&args[0]});
 }
 
 Ref Machine::saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args,
@@ -455,7 +461,9 @@ void Machine::recompute(CheckpointFrame& frame) {
     const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
     if (node >= 0) {
       for (Saved& saved : nodes_[static_cast<std::size_t>(node)].saved) {
-        if (Ref brought = saved_tensor(op, saved, args, results)) saved.tensor = std::move(brought);
+        Ref brought = written_over(step, saved, args);
+        if (!brought) brought = saved_tensor(op, saved, args, results);
+        if (brought) saved.tensor = std::move(brought);
       }
     }
     std::size_t next = 0;

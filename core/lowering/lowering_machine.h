@@ -147,6 +147,7 @@ class Machine {
   const OpRule& rule_of(std::int32_t step) const;
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
   void save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args, const std::vector<Ref>& results);
+  Ref written_over(std::int32_t step, const Saved& saved, const std::vector<Ref>& args);
   Ref saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args, const std::vector<Ref>& results);
   static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step);
   void hold_arguments(CheckpointFrame& frame, const Op& first);

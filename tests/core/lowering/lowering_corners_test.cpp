@@ -95,6 +95,40 @@ TEST(LoweringCorners, CublasGetsACopyOfAnExpandedMatrix) {
   EXPECT_EQ(made(1), (std::vector<Bytes>{4 * 5 * 4}));
 }
 
+/// VariableType.cpp clones what the derivative wants of a tensor that is written over, before it is packed:
+/// recomputation packs too, and a reentrant region's forward packs nothing.
+TEST(LoweringCorners, WhatIsWrittenOverIsCopiedInCheckpointedRegionsToo) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.param("v", {6, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.div_.Tensor", {"h", "%v"}, {{"d", {6, 4}}});
+  toy.op("aten.sum.default", {"d"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  struct Clones {
+    std::int64_t forward = 0, recompute = 0;
+    bool operator==(const Clones&) const = default;
+  };
+  const auto clones = [&model](bool checkpointed, bool reentrant) {
+    SegmentRange whole{0, 3};
+    whole.checkpointed = checkpointed;
+    whole.region = checkpointed ? 0 : -1;
+    whole.reentrant = reentrant;
+    const auto lowered = lower(model, {whole}, all_trainable(model));
+    const auto count = [&](const KernelList& list) {
+      return std::count_if(list.kernels.begin(), list.kernels.end(), [&](const Kernel& kernel) {
+        return lowered->op_names[static_cast<std::size_t>(kernel.op)] == "aten.clone.default";
+      });
+    };
+    return Clones{count(lowered->templates[0].forward), count(lowered->templates[0].recompute)};
+  };
+  EXPECT_EQ(clones(false, false), (Clones{1, 0}));
+  EXPECT_EQ(clones(true, false), (Clones{1, 1}));
+  EXPECT_EQ(clones(true, true), (Clones{0, 1}));
+}
+
 TEST(LoweringCorners, ASafeSoftmaxLooksForRowsWithoutAFiniteElement) {
   const Model model = with_op("aten._safe_softmax.default");
   const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
