@@ -364,8 +364,11 @@ bool PlanPlayer::deadlock(const Instruction& i) {
 
 std::size_t PlanPlayer::buffer_index(const BufferName& buffer) const {
   const std::size_t width = plan_.units.size() + plan_.param_names.size() + 1;
-  // A parameter has one buffer of a kind, whichever unit the instruction names with it.
-  const std::size_t of = buffer.param.valid()  ? plan_.units.size() + buffer.param.index()
+  // A parameter has one buffer of a kind, whichever unit the instruction names with it, and by whichever of its names:
+  // a unit may know a shared one by another than the operators.
+  const bool known = buffer.param.valid() && buffer.param.index() < model_.params.size();
+  const ParamId param = known ? model_.storage_of(buffer.param) : buffer.param;
+  const std::size_t of = param.valid()         ? plan_.units.size() + param.index()
                          : buffer.unit.valid() ? buffer.unit.index()
                                                : width - 1;
   return static_cast<std::size_t>(buffer.what) * width + std::min(of, width - 1);
