@@ -1,0 +1,59 @@
+#include "traces/diagnosis/diagnosis.h"
+
+#include <algorithm>
+#include <array>
+
+#include "traces/diagnosis/recording_facts.h"
+#include "traces/diagnosis/rules.h"
+#include "traces/timeline/iterations.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::array<DiagnosisRule, 6> kRules{find_host_causes,      find_gather_causes, find_device_causes,
+                                              find_precision_causes, find_rank_causes,   find_memory_causes};
+
+Error nothing_to_see() {
+  Error error;
+  error.code = ErrorCode::MissingKey;
+  error.place = "recording";
+  error.message = "nothing in it can be diagnosed";
+  error.expected = "work on a device (kernels, copies), or counters of memory";
+  error.got = "neither";
+  error.hint = "record with ProfilerActivity.CUDA, or torch.cuda.memory._dump_snapshot";
+  return error;
+}
+
+Error no_such_rank(const std::vector<std::int32_t>& ranks, std::int32_t wanted) {
+  Error error;
+  error.code = ErrorCode::OutOfRange;
+  error.place = "--rank";
+  error.message = "the recording has no such rank";
+  for (const std::int32_t rank : ranks) error.expected += (error.expected.empty() ? "" : ", ") + std::to_string(rank);
+  error.got = std::to_string(wanted);
+  return error;
+}
+
+}  // namespace
+
+Result<Diagnosis> diagnose(const OpenedTrace& trace, const DiagnosisOptions& options) {
+  const std::vector<std::int32_t> ranks = ranks_of(trace.timeline);
+  if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank))
+    return fail(no_such_rank(ranks, *options.rank));
+  const RecordingFacts facts(trace, options);
+  if (!facts.has_steps() && facts.allocated.empty()) return fail(nothing_to_see());
+  Diagnosis diagnosis;
+  diagnosis.rank = facts.has_steps() ? facts.own().rank : facts.memory_rank;
+  if (facts.has_steps()) {
+    diagnosis.steps = static_cast<std::int64_t>(facts.own().accounts.size());
+    diagnosis.step = facts.own().mean;
+    for (const StepAccount& account : facts.own().accounts) diagnosis.compute += account.of(TimeUse::Compute);
+    diagnosis.compute /= std::max<std::int64_t>(1, diagnosis.steps);
+  }
+  for (const DiagnosisRule rule : kRules) rule(facts, diagnosis);
+  std::stable_sort(diagnosis.findings.begin(), diagnosis.findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.share > b.share; });
+  return diagnosis;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,160 @@
+// What the host makes the device wait for: batches, waits for the device, the driver's memory, FSDP's limiter, or
+// launches that simply come too late.
+#include <fmt/format.h>
+
+#include "core/plan.h"
+#include "traces/diagnosis/rules.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kHostBound = 0.05;  // some launches always come late
+
+bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+
+/// The operator that the thread was in.
+std::string operator_label(const RecordingFacts& facts, const UseStretch& stretch) {
+  if (!stretch.host.valid()) return "outside of every recorded operator";
+  return std::string(facts.name_of(facts.own().accountant->threads().operator_of(stretch.host)));
+}
+
+Collected by_operator(const RecordingFacts& facts, TimeUse use) {
+  return Collected(
+      facts, [&](const UseStretch& s) { return s.use == use; },
+      [&](const UseStretch& s) { return operator_label(facts, s); });
+}
+
+Finding from(const Collected& found, const char* name) {
+  Finding finding;
+  finding.name = name;
+  finding.cost = found.cost();
+  finding.saving = found.cost();
+  finding.share = found.share();
+  finding.where = found.where();
+  finding.evidence = found.evidence();
+  return finding;
+}
+
+void find_data(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  const Collected found(
+      facts, [](const UseStretch& s) { return s.use == TimeUse::Data; },
+      [&](const UseStretch& s) { return std::string(facts.name_of(s.host)); });
+  if (found.share() < facts.options.least_share) return;
+  Finding finding = from(found, "dataloader_stall");
+  finding.cause = fmt::format("the device stands idle for {} of a step ({}) while the host waits for a batch",
+                              time_words(static_cast<double>(found.cost())), share_words(found.share()));
+  finding.remedy =
+      "DataLoader(num_workers=..., pin_memory=True, persistent_workers=True, prefetch_factor=4): batches "
+      "made while the device computes; the next batch copied with non_blocking=True";
+  diagnosis.findings.push_back(std::move(finding));
+}
+
+std::string synchronise_remedy(std::string_view op) {
+  if (contains(op, "item") || contains(op, "_local_scalar_dense") || contains(op, "is_nonzero"))
+    return "leave the value on the device: .item(), float(loss) and `if tensor:` only every few steps, on .detach()ed "
+           "values; GradScaler and clip_grad_norm_(error_if_nonfinite=True) ask too";
+  if (contains(op, "nonzero") || contains(op, "masked_select") || contains(op, "index"))
+    return "shapes that depend on values make the host wait: torch.where and fixed sizes instead of boolean indexing";
+  if (contains(op, "Memcpy") || contains(op, "copy") || contains(op, "aten::to"))
+    return "pin_memory=True and .to(device, non_blocking=True); copies back to the host only every few steps";
+  return "no torch.cuda.synchronize() and no blocking copy inside the step";
+}
+
+void find_waits(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  const Collected found = by_operator(facts, TimeUse::Synchronise);
+  if (found.share() < facts.options.least_share) return;
+  Finding finding = from(found, "synchronising_copy");
+  finding.cause = fmt::format(
+      "the host waits for the device in {}, has lost its lead when it goes on, and the device stands idle for {} of a "
+      "step ({})",
+      found.first(), time_words(static_cast<double>(found.cost())), share_words(found.share()));
+  finding.remedy = synchronise_remedy(found.first());
+  diagnosis.findings.push_back(std::move(finding));
+}
+
+void find_driver_calls(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  const Collected found(
+      facts, [](const UseStretch& s) { return s.use == TimeUse::Allocator; },
+      [&](const UseStretch& s) { return fmt::format("{} in {}", facts.name_of(s.host), operator_label(facts, s)); });
+  if (found.share() < facts.options.least_share) return;
+  Finding finding = from(found, "allocator_retries");
+  finding.cause = fmt::format(
+      "in steps that should find all their memory cached the allocator goes to the driver ({}): the device stands idle "
+      "for {} of a step ({})",
+      found.first(), time_words(static_cast<double>(found.cost())), share_words(found.share()));
+  finding.remedy =
+      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and less memory at the peak (checkpointing, a "
+      "smaller batch): cudaFree in a step is the cache being emptied to make room";
+  finding.set = {"allocator.expandable_segments=true"};
+  diagnosis.findings.push_back(std::move(finding));
+}
+
+void find_limiter(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  const Collected found(
+      facts, [](const UseStretch& s) { return s.use == TimeUse::HeldBack || s.use == TimeUse::Limiter; },
+      [&](const UseStretch& s) { return s.span.valid() ? facts.unit_of(facts.at(s.span)) : std::string(); });
+  if (found.share() < facts.options.least_share) return;
+  Finding finding = from(found, "limiter");
+  finding.cause = fmt::format(
+      "FSDP's limiter holds the host until earlier all-gathers are freed, and the device stands idle or gathers alone "
+      "for {} of a step ({})",
+      time_words(static_cast<double>(found.cost())), share_words(found.share()));
+  finding.remedy = "FSDP(limit_all_gathers=False), if the memory of one more gathered unit is there; larger units";
+  finding.set = {"fsdp.limit_all_gathers=false"};
+  diagnosis.findings.push_back(std::move(finding));
+}
+
+/// Launches that come late: in the optimizer apart, because what mends it is another thing.
+void find_late_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  const auto in_optimizer = [&](const UseStretch& s) {
+    return s.span.valid() && facts.at(s.span).phase == static_cast<std::int32_t>(Phase::Optimizer);
+  };
+  const auto late = [](const UseStretch& s) { return s.use == TimeUse::Host || s.use == TimeUse::LateIssue; };
+  const auto label = [&](const UseStretch& s) { return operator_label(facts, s); };
+  const Collected optimizer(
+      facts, [&](const UseStretch& s) { return late(s) && in_optimizer(s); }, label);
+  const Collected rest(
+      facts, [&](const UseStretch& s) { return late(s) && !in_optimizer(s); }, label);
+  if (optimizer.share() >= facts.options.least_share) {
+    Finding finding = from(optimizer, "optimizer_launches");
+    finding.cause =
+        fmt::format("the optimizer's kernels are launched too slowly: the device waits for {} of a step ({})",
+                    time_words(static_cast<double>(optimizer.cost())), share_words(optimizer.share()));
+    finding.remedy = "torch.optim.AdamW(..., fused=True): one kernel for many parameters";
+    finding.set = {"train.optimizer.impl=fused"};
+    diagnosis.findings.push_back(std::move(finding));
+  }
+  if (rest.share() < std::max(kHostBound, facts.options.least_share)) return;
+  Finding finding = from(rest, "host_bound");
+  finding.cause = fmt::format(
+      "the device waits for launches for {} of a step ({}): the host is slower than the device, longest in {}",
+      time_words(static_cast<double>(rest.cost())), share_words(rest.share()), rest.first());
+  finding.remedy =
+      "fewer and larger kernels: torch.compile of each block, a larger micro-batch, fused optimizer, CUDA "
+      "graphs; with FSDP2 set_modules_to_forward_prefetch lets gathers be issued a unit earlier";
+  finding.set = {"model.compile=true"};
+  diagnosis.findings.push_back(std::move(finding));
+}
+
+}  // namespace
+
+void find_host_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  if (!facts.has_steps()) {
+    diagnosis.not_looked_at.emplace_back("host, communication, precision: no work on a device was recorded");
+    return;
+  }
+  bool calls = false;
+  for (const Flow& flow : facts.t.flows) calls = calls || flow.from.valid();
+  if (!calls) {
+    diagnosis.not_looked_at.emplace_back(
+        "host: no calls are joined to the device's work (record with ProfilerActivity.CPU too)");
+    return;
+  }
+  find_data(facts, diagnosis);
+  find_waits(facts, diagnosis);
+  find_driver_calls(facts, diagnosis);
+  find_limiter(facts, diagnosis);
+  find_late_launches(facts, diagnosis);
+}
+
+}  // namespace foreshard
