@@ -14,11 +14,13 @@
 namespace foreshard::exec {
 namespace {
 
-/// "aten.add.Tensor" -> aten::add, Tensor; "default" is the empty overload.
+/// "aten.add.Tensor" -> aten::add, Tensor; "default" is the empty overload. "mesh.copy" has none.
 std::optional<c10::OperatorHandle> find_operator(const std::string& name) {
   const std::size_t first = name.find('.');
   const std::size_t last = name.rfind('.');
-  if (first == std::string::npos || first == last) return std::nullopt;
+  if (first != std::string::npos && first == last)
+    return c10::Dispatcher::singleton().findSchema({name.substr(0, first) + "::" + name.substr(first + 1), ""});
+  if (first == std::string::npos) return std::nullopt;
   std::string overload = name.substr(last + 1);
   if (overload == "default") overload.clear();
   const std::string full = name.substr(0, first) + "::" + name.substr(first + 1, last - first - 1);

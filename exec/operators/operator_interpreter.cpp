@@ -142,6 +142,7 @@ class SegmentRun final : public TensorLookup {
   SegmentRun& operator=(const SegmentRun&) = delete;
 
   void run() {
+    const MeshScope mesh(frame_.mesh);
     torch::jit::Stack stack;
     for (std::int32_t i = segment_.begin; i < segment_.end; ++i) {
       const OperatorCall& call = program_.calls[at_index(i)];
@@ -353,6 +354,11 @@ Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10:
   if (const auto read = first_unwritten_read(program->calls)) return fail(unwritten_error(model, *read));
   for (const ValueId id : model.outputs) program->readers[id.index()].push_back(kEver - 1);
   return OperatorInterpreter(std::move(program));
+}
+
+bool OperatorInterpreter::draws() const {
+  return std::any_of(program_->calls.begin(), program_->calls.end(),
+                     [](const OperatorCall& call) { return call.random != OperatorCall::Random::None; });
 }
 
 SegmentFrame OperatorInterpreter::begin(std::vector<at::Tensor> inputs, std::uint64_t seed) const {

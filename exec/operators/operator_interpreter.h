@@ -28,6 +28,7 @@
 
 #include "core/model/model.h"
 #include "core/result.h"
+#include "exec/operators/mesh_operators.h"
 #include "exec/operators/unit_precision.h"
 
 namespace foreshard::exec {
@@ -51,6 +52,7 @@ struct SegmentFrame {
   bool training = true;    // false: operators run as in eval mode
   std::map<std::int32_t, std::vector<BoundaryValue>> kept;  // by a checkpointed segment's first operator: its inputs
   std::vector<at::Tensor> local;                            // of the segment that runs; empty between segments
+  MeshGroups mesh;                                          // whom operators of a model cut over a mesh meet
 };
 
 class SegmentRun;  // operator_interpreter.cpp
@@ -80,6 +82,9 @@ class OperatorInterpreter {
   OperatorInterpreter(OperatorInterpreter&&) noexcept;
   OperatorInterpreter& operator=(OperatorInterpreter&&) noexcept;
   ~OperatorInterpreter();
+
+  /// Whether any operator draws random numbers while it trains.
+  bool draws() const;
 
   /// A frame with the model's inputs in it, in the order of Model::inputs.
   SegmentFrame begin(std::vector<at::Tensor> inputs, std::uint64_t seed = 0) const;

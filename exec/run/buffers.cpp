@@ -54,7 +54,8 @@ class RopeSettings {
       if (const auto value = number(rope_, key)) return *value;
       if (const auto value = number(config_, key)) return *value;
     }
-    return config_.value("model_type", "") == "mixtral" ? 1e6 : 1e4;  // the library's defaults
+    const auto type = config_.value("model_type", "");
+    return type == "mixtral" ? 1e6 : type == "titan_llama" ? 5e5 : 1e4;  // the library's defaults
   }
   double value(const char* key, double otherwise) const { return number(rope_, key).value_or(otherwise); }
   bool flag(const char* key, bool otherwise) const {
@@ -139,6 +140,12 @@ at::Tensor inverse_frequencies(const Json& config, std::int64_t half) {
   return plain;
 }
 
+/// Rotations of every position as complex numbers: [positions, pairs].
+at::Tensor rotations(const Json& config, std::int64_t positions, std::int64_t half) {
+  const at::Tensor angles = at::outer(at::arange(positions).to(at::kFloat), inverse_frequencies(config, half));
+  return at::polar(at::ones_like(angles), angles);
+}
+
 /// What the families of core/model register as non-persistent buffers.
 at::Tensor computed(const Json& config, const BufferInfo& buffer) {
   const std::string_view leaf = leaf_of(buffer.fqn);
@@ -146,6 +153,7 @@ at::Tensor computed(const Json& config, const BufferInfo& buffer) {
     return inverse_frequencies(config, buffer.shape[0]);
   if (leaf == "long_inv_freq" && buffer.shape.size() == 1)
     return longrope_frequencies(RopeSettings(config), "long_factor", buffer.shape[0]);
+  if (leaf == "freqs_cis" && buffer.shape.size() == 2) return rotations(config, buffer.shape[0], buffer.shape[1]);
   if (leaf == "embed_scale") {
     if (const auto hidden = number(config, "hidden_size"))
       return at::full(buffer.shape, std::sqrt(*hidden), at::kDouble);

@@ -52,8 +52,9 @@ struct IterationState {
 
 /// What is worked out once for a plan that is run.
 struct PreparedPlan {
-  PreparedPlan(const Plan& of, std::vector<std::vector<UnitTensors*>> units)
-      : plan(of), units_of_segment(std::move(units)) {
+  PreparedPlan(const Plan& of, std::vector<std::vector<UnitTensors*>> units,
+               std::vector<std::shared_ptr<Communicator>> met)
+      : plan(of), units_of_segment(std::move(units)), meets(std::move(met)) {
     for (const PlanIteration& iteration : of.iterations) roles.push_back(segment_roles(of, iteration));
     for (std::size_t n = 0; n < of.names.size(); ++n) {
       if (of.names[n] == "copy_in_grad") copy_in_grad = NameId(n);
@@ -64,6 +65,7 @@ struct PreparedPlan {
   }
   const Plan& plan;
   std::vector<std::vector<UnitTensors*>> units_of_segment;  // whose parameters it uses
+  std::vector<std::shared_ptr<Communicator>> meets;         // by segment: whom its own operators meet
   std::vector<SegmentRoles> roles;                          // by iteration
   NameId copy_in_grad, grad;                                // marks
   std::int32_t first_op = 0;
@@ -75,12 +77,13 @@ class Runner final : public PlanRunner {
       : setup_(std::move(setup)),
         context_(setup_.backend, setup_.plan, setup_.communicators),
         blocks_(context_, setup_.plan, setup_.optimizer, setup_.scaler),
-        events_(static_cast<std::size_t>(last_event(setup_.plan)) + 1) {
+        events_(static_cast<std::size_t>(last_event(setup_.plan)) + 1),
+        mesh_(mesh_groups(setup_.model, setup_.plan, setup_.communicators)) {
     if (setup_.trainable.empty()) {
       for (const ParamInfo& param : setup_.model.params) setup_.trainable.push_back(param.requires_grad);
     }
     make_units();
-    plan_ = std::make_unique<PreparedPlan>(setup_.plan, units_of_segments(setup_.plan));
+    plan_ = prepare(setup_.plan);
   }
 
   Outcome<void> load(const OperatorInterpreter::ParamTensors& full_params) {
@@ -102,7 +105,7 @@ class Runner final : public PlanRunner {
 
   Outcome<StepResult> evaluate(const Plan& plan, const std::vector<MicroBatch>& micro_batches) override {
     if (evaluated_ == nullptr || &evaluated_->plan != &plan) {
-      evaluated_ = std::make_unique<PreparedPlan>(plan, units_of_segments(plan));
+      evaluated_ = prepare(plan);
     }
     std::vector<Event> training = std::exchange(events_, std::vector<Event>(last_event(plan) + std::size_t{1}));
     auto result = run(*evaluated_, 0, micro_batches);
@@ -128,6 +131,9 @@ class Runner final : public PlanRunner {
 
   void make_units();
   std::vector<std::vector<UnitTensors*>> units_of_segments(const Plan& plan) const;
+  std::unique_ptr<PreparedPlan> prepare(const Plan& plan) const {
+    return std::make_unique<PreparedPlan>(plan, units_of_segments(plan), meetings(setup_.model, plan, mesh_));
+  }
   void shift_events();
   /// A recorder tells plans apart by their numbers: another plan's go on behind those of training.
   std::int32_t first_id(const PreparedPlan& prepared, std::size_t iteration) const {
@@ -144,6 +150,13 @@ class Runner final : public PlanRunner {
   void mark(const Instruction& instruction);
   Place place_of(const Instruction& instruction) const;
 
+  /// Work of a segment, some of which may meet other ranks.
+  void compute(const Instruction& instruction, InstructionId id, Work work) {
+    const auto& met = running_->meets[instruction.segment.index()];
+    if (met == nullptr) return context_.launch(instruction, id, {}, std::move(work));
+    setup_.backend.collective(context_.on(instruction.stream, id), met,
+                              [work = std::move(work)](Communicator&) { work(); });
+  }
   void forward(const Instruction& instruction, InstructionId id);
   void recompute(const Instruction& instruction, InstructionId id);
   void backward(const Instruction& instruction, InstructionId id);
@@ -169,6 +182,7 @@ class Runner final : public PlanRunner {
   std::vector<UnitTensors*> all_;        // units_, then plain_
   std::vector<Place> place_;             // by ParamId, every name
   std::vector<Event> events_;            // by EventId
+  MeshGroups mesh_;
   std::unique_ptr<PreparedPlan> plan_, evaluated_;
   const PreparedPlan* running_ = nullptr;
   const SegmentRoles* roles_ = nullptr;
@@ -324,7 +338,7 @@ Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* n
     case Kind::Mark: mark(instruction); return {};
     case Kind::AllReduce:
       if (instruction.buffer.what != BufferWhat::None) break;
-      blocks_.reduce(instruction, id);
+      blocks_.reduce(instruction, next, id);
       return {};
     case Kind::ScaleLoss: scale_loss(instruction, id); return {};
     case Kind::Unscale: blocks_.unscale(instruction, id); return {};
@@ -409,6 +423,7 @@ void Runner::begin_micro_batch(InstructionId id) {
     }
     state_.frame = setup_.interpreter.begin(std::move(inputs), seed);
     state_.frame.training = training;
+    state_.frame.mesh = mesh_;
     state_.seeded = false;
   });
 }
@@ -420,30 +435,30 @@ void Runner::forward(const Instruction& instruction, InstructionId id) {
   for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
   const bool grad = forwards_ == 0 || roles_->forward_grad[forwards_ - 1];
   const bool last = segment.op_end == static_cast<std::int32_t>(setup_.model.ops.size());
-  context_.launch(instruction, id, {},
-                  [this, &segment, at, grad, last, recomputed = roles_->recomputed[at], region = roles_->region[at]] {
-                    c10::AutoGradMode mode(grad);
-                    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::Activations);
-                    if (grad && recomputed) {
-                      setup_.interpreter.forward_checkpointed(segment.op_begin, segment.op_end, state_.frame,
-                                                              parameters(), setup_.buffers, region);
-                    } else {
-                      state_.graphs[at] = setup_.interpreter.forward(segment.op_begin, segment.op_end, state_.frame,
-                                                                     parameters(), setup_.buffers);
-                    }
-                    // As `loss = model(...).loss` does: whatever else the model returns is let go.
-                    for (std::size_t o = 1; last && o < setup_.model.outputs.size(); ++o) {
-                      state_.frame.values[setup_.model.outputs[o].index()] = at::Tensor();
-                    }
-                    if (last && !grad) seed_loss();
-                  });
+  compute(instruction, id,
+          [this, &segment, at, grad, last, recomputed = roles_->recomputed[at], region = roles_->region[at]] {
+            c10::AutoGradMode mode(grad);
+            const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::Activations);
+            if (grad && recomputed) {
+              setup_.interpreter.forward_checkpointed(segment.op_begin, segment.op_end, state_.frame, parameters(),
+                                                      setup_.buffers, region);
+            } else {
+              state_.graphs[at] = setup_.interpreter.forward(segment.op_begin, segment.op_end, state_.frame,
+                                                             parameters(), setup_.buffers);
+            }
+            // As `loss = model(...).loss` does: whatever else the model returns is let go.
+            for (std::size_t o = 1; last && o < setup_.model.outputs.size(); ++o) {
+              state_.frame.values[setup_.model.outputs[o].index()] = at::Tensor();
+            }
+            if (last && !grad) seed_loss();
+          });
 }
 
 void Runner::recompute(const Instruction& instruction, InstructionId id) {
   const Segment& segment = running_->plan.segments[instruction.segment.index()];
   const std::size_t at = instruction.segment.index();
   for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
-  context_.launch(instruction, id, {}, [this, &segment, at, region = roles_->region[at]] {
+  compute(instruction, id, [this, &segment, at, region = roles_->region[at]] {
     const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::Activations);
     if (!state_.seeded) seed_loss();
     state_.graphs[at] = setup_.interpreter.recompute(segment.op_begin, segment.op_end, state_.frame, parameters(),
@@ -454,7 +469,7 @@ void Runner::recompute(const Instruction& instruction, InstructionId id) {
 void Runner::backward(const Instruction& instruction, InstructionId id) {
   const std::size_t at = instruction.segment.index();
   for (UnitTensors* unit : running_->units_of_segment[at]) unit->before_segment(id);
-  context_.launch(instruction, id, {}, [this, at] {
+  compute(instruction, id, [this, at] {
     const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::ActivationGradients);
     if (!state_.seeded) seed_loss();
     if (!state_.graphs[at].valid()) return;
@@ -500,12 +515,17 @@ Outcome<at::Tensor> Runner::clip_grad_norm(double max_norm, double p) {
   reduce.stream = Stream::D;
   reduce.reduce_op = std::isinf(p) ? ReduceOp::Max : ReduceOp::Sum;
   const bool sharded = std::any_of(units_.begin(), units_.end(), [](const UnitTensors* u) { return !u->replicated(); });
+  std::vector<Instruction> reductions{reduce};
   const std::vector<PlanCommunicator>& all = setup_.plan.communicators;
-  const auto shards = std::find_if(all.begin(), all.end(), [&](const PlanCommunicator& one) {
-    return one.kind == kShardDimension && one.ranks == setup_.plan.groups.shard;
-  });
-  if (sharded && shards != all.end()) reduce.communicator = CommunicatorId(std::size_t(shards - all.begin()));
-  return blocks_.clip_now(reduce, max_norm, p);
+  for (std::size_t c = 0; c < all.size(); ++c) {
+    const bool shards = sharded && all[c].kind == kShardDimension && all[c].ranks == setup_.plan.groups.shard;
+    const bool along = std::any_of(setup_.model.mesh.begin(), setup_.model.mesh.end(),
+                                   [&](const MeshDimension& dimension) { return dimension.ranks == all[c].ranks; });
+    if (!shards && !along) continue;
+    if (reductions.back().communicator.valid()) reductions.push_back(reduce);
+    reductions.back().communicator = CommunicatorId(c);
+  }
+  return blocks_.clip_now(reductions, max_norm, p);
 }
 
 Outcome<TrainState> Runner::state() {

@@ -12,6 +12,15 @@ namespace {
 
 using Kind = InstructionKind;
 
+/// The dimension that an operator "mesh.*" meets, by name or as its second argument.
+std::int64_t mesh_argument(const Op& op) {
+  const Arg* arg = op.args.size() > 1 ? &op.args[1] : nullptr;
+  for (const NamedArg& named : op.kwargs)
+    if (named.name == "mesh") arg = &named.arg;
+  const auto* dimension = arg == nullptr ? nullptr : std::get_if<std::int64_t>(&arg->value);
+  return dimension == nullptr ? 0 : *dimension;
+}
+
 /// What `run` has instead.
 const char* remedy_of(const std::string& got) {
   if (got.find("summon") != std::string::npos)
@@ -173,6 +182,29 @@ std::int32_t last_event(const Plan& plan) {
     for (const Instruction& instruction : iteration.instructions) last = std::max(last, instruction.event.value);
   }
   return last;
+}
+
+MeshGroups mesh_groups(const Model& model, const Plan& plan, const Communicators& communicators) {
+  MeshGroups groups(model.mesh.size());
+  for (std::size_t d = 0; d < groups.size(); ++d) {
+    for (std::size_t c = 0; c < plan.communicators.size(); ++c) {
+      const PlanCommunicator& one = plan.communicators[c];
+      const bool same = one.kind == model.mesh[d].name || one.name == kWorldDimension;
+      if (same && one.ranks == model.mesh[d].ranks) groups[d] = communicators.find(CommunicatorId(c));
+    }
+  }
+  return groups;
+}
+
+std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Plan& plan, const MeshGroups& groups) {
+  std::vector<std::shared_ptr<Communicator>> met(plan.segments.size());
+  for (std::size_t s = 0; s < met.size() && !groups.empty(); ++s) {
+    for (std::int32_t i = plan.segments[s].op_begin; i < plan.segments[s].op_end; ++i) {
+      const Op& op = model.ops[static_cast<std::size_t>(i)];
+      if (op.name.starts_with("mesh.")) met[s] = groups[static_cast<std::size_t>(mesh_argument(op))];
+    }
+  }
+  return met;
 }
 
 std::int32_t instance_of(const Instruction& instruction) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "core/plan.h"
 #include "core/result.h"
 #include "exec/operators/operator_interpreter.h"
+#include "exec/step/plan_groups.h"
 
 namespace foreshard::exec {
 
@@ -34,6 +36,11 @@ SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration);
 /// How far events of the steady iteration are numbered behind those of the one before (0: there is nothing to shift).
 std::int32_t event_shift(const Plan& plan);
 std::int32_t last_event(const Plan& plan);
+
+/// Whom the program of a model cut over a mesh meets.
+MeshGroups mesh_groups(const Model& model, const Plan& plan, const Communicators& communicators);
+/// By segment: the communicator that operators of its forward or backward meet in; null: they meet nobody.
+std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Plan& plan, const MeshGroups& groups);
 
 /// Copies of one buffer name that may be alive at once are told apart by `arg`.
 std::int32_t instance_of(const Instruction& instruction);

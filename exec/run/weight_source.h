@@ -13,6 +13,7 @@
 
 #include "core/model/model.h"
 #include "core/result.h"
+#include "exec/operators/operator_interpreter.h"
 
 namespace foreshard::exec {
 
@@ -37,5 +38,9 @@ Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path
 /// share its storage, and both without the base model's prefix ("transformer.h.0..." as "h.0..."), as published files
 /// have them. Errors: none of these is there; another shape.
 Result<at::Tensor> whole_param(const Model& model, ParamId param, const WeightSource& source);
+
+/// Of whole tensors the parts that this rank of a mesh has: `model` is cut as core/mesh cuts it, and outlives the
+/// result.
+OperatorInterpreter::ParamTensors own_parts(const Model& model, OperatorInterpreter::ParamTensors whole);
 
 }  // namespace foreshard::exec

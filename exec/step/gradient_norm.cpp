@@ -17,6 +17,10 @@ std::vector<at::Tensor> powers(std::span<const NormedGradient> gradients, bool r
   std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<std::size_t>>> lists;
   for (const NormedGradient& one : gradients) {
     if (one.replicated != replicated) continue;
+    if (one.elsewhere) {
+      each.push_back(at::zeros({}, one.gradient.options().dtype(at::kFloat)));
+      continue;
+    }
     if (of_lists && one.gradient.numel() > 0) {
       auto& [tensors, places] = lists[one.gradient.scalar_type()];
       tensors.push_back(one.gradient);

@@ -12,6 +12,7 @@ namespace foreshard::exec {
 struct NormedGradient {
   at::Tensor gradient;
   bool replicated = false;  // every rank holds all of it: counted once, not summed over ranks
+  bool elsewhere = false;   // another rank that is met counts it: nothing of it here
 };
 
 /// Before the ranks meet. For an infinite p: maxima instead of sums of powers.

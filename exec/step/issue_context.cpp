@@ -19,6 +19,14 @@ bool keeps_on_host(const Plan& plan) {
   return false;
 }
 
+/// Groups of a mesh make streams of their own, which no runtime lists.
+bool meets_on_mesh(const Plan& plan) {
+  return std::any_of(plan.iterations.begin(), plan.iterations.end(), [](const PlanIteration& iteration) {
+    return std::any_of(iteration.instructions.begin(), iteration.instructions.end(),
+                       [](const Instruction& i) { return i.stream == Stream::M || i.other == Stream::M; });
+  });
+}
+
 }  // namespace
 
 IssueContext::IssueContext(Backend& backend, const Plan& plan, Communicators communicators)
@@ -27,6 +35,10 @@ IssueContext::IssueContext(Backend& backend, const Plan& plan, Communicators com
   for (const StreamInfo& info : plan.streams) {
     streams_[static_cast<std::size_t>(info.stream)] = backend.create_stream(stream_name(info.stream), info.priority);
   }
+  const bool listed = std::any_of(plan.streams.begin(), plan.streams.end(),
+                                  [](const StreamInfo& info) { return info.stream == Stream::M; });
+  if (!listed && meets_on_mesh(plan))
+    streams_[static_cast<std::size_t>(Stream::M)] = backend.create_stream(stream_name(Stream::M), 0);
   streams_[static_cast<std::size_t>(Stream::Host)] =
       has_host_stream_ ? backend.create_stream(stream_name(Stream::Host), 0) : stream(Stream::D);
 }

@@ -25,19 +25,20 @@ Error two_precisions() {
 
 }  // namespace
 
-Result<std::unique_ptr<Evaluation>> Evaluation::open(const Model& model, const Job& job, const RankPlace& place) {
+Result<std::unique_ptr<Evaluation>> Evaluation::open(const EvaluatedModel& model, const Job& job,
+                                                     const DataShare& share) {
   std::unique_ptr<Evaluation> made;
   if (job.train.eval.every <= 0) return made;
   const bool casts = job.fsdp.mixed_precision.param.has_value();
   if (job.fsdp.runtime == Runtime::Fsdp1 && job.fsdp.full_precision_in_eval && casts) return fail(two_precisions());
-  made.reset(new Evaluation(job, place));
-  auto data = open_evaluation_source(model, job);
+  made.reset(new Evaluation(job, share));
+  auto data = open_evaluation_source(model.whole, job);
   if (!data) return fail(data.error());
   made->data_ = std::move(*data);
-  auto plan = build_plan(model, evaluation_job(job, /*after_training=*/false));
+  auto plan = build_plan(model.own, evaluation_job(job, /*after_training=*/false));
   if (!plan) return fail(plan.error());
   made->plan_ = std::move(*plan);
-  const Shape& shape = model.values[model.inputs.front().index()].shape;
+  const Shape& shape = model.own.values[model.own.inputs.front().index()].shape;
   if (!shape.empty()) made->rows_ = shape.front();
   return made;
 }

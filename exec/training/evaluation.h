@@ -24,10 +24,21 @@
 
 namespace foreshard::exec {
 
+/// Which of the batches a rank takes: ranks of a mesh may share theirs.
+struct DataShare {
+  int rank = 0, ranks = 1;
+};
+
+/// What runs on this rank, and the model before a mesh cut it, which says what inputs may hold.
+struct EvaluatedModel {
+  const Model& own;
+  const Model& whole;
+};
+
 class Evaluation {
  public:
-  /// Null where the job asks for none. Errors: data that cannot be opened, a plan that is not run. `model` outlives it.
-  static Result<std::unique_ptr<Evaluation>> open(const Model& model, const Job& job, const RankPlace& place);
+  /// Null where the job asks for none. Errors: data that cannot be opened, a plan that is not run. Models outlive it.
+  static Result<std::unique_ptr<Evaluation>> open(const EvaluatedModel& model, const Job& job, const DataShare& share);
 
   /// After `step` steps, of which the job has `train.steps`: every so many, and after the last.
   bool due(std::int64_t step) const;
@@ -40,7 +51,7 @@ class Evaluation {
   const Plan& plan() const { return plan_; }
 
  private:
-  Evaluation(const Job& job, const RankPlace& place) : job_(job), rank_(place.rank), ranks_(place.world_size) {}
+  Evaluation(const Job& job, const DataShare& share) : job_(job), rank_(share.rank), ranks_(share.ranks) {}
 
   Job job_;
   int rank_, ranks_;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/units.h"
@@ -18,6 +19,7 @@
 #include "exec/operators/operator_interpreter.h"
 #include "exec/record/recorder.h"
 #include "exec/run/plan_runner.h"
+#include "exec/run/weight_source.h"
 #include "exec/step/plan_groups.h"
 #include "exec/training/evaluation.h"
 #include "exec/training/failure_text.h"
@@ -97,19 +99,25 @@ bool casts_are_recorded(const Model& model) { return model.lifetimes == Lifetime
 
 /// What the references of the runner point to; stays where it is.
 struct Parts {
-  Model model;
+  Model model;                 // of this rank
+  std::optional<Model> whole;  // where a mesh cuts it
+  const Model& uncut() const { return whole ? *whole : model; }
   Plan plan;
   UnitTable units;
   std::optional<OperatorInterpreter> interpreter;
   StartingWeights weights;
 };
 
+/// PyTorch draws one mask for all ranks of a mesh and each takes its part of it; here each operator draws for itself.
+Error draws_on_mesh() {
+  Error error = training_error(ErrorCode::Unsupported, "mesh.tensor", "the model draws random numbers (dropout)",
+                               "set the config.json's dropouts to 0, or mesh.tensor = 1");
+  error.expected = "a model without dropout: ranks that share a sequence would each draw masks of their own";
+  return error;
+}
+
 Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   const bool cuda = device == DeviceKind::Cuda;
-  if (job.mesh.tensor > 1) {
-    return fail(training_error(ErrorCode::Unsupported, "mesh.tensor",
-                               "tensor parallelism is planned and simulated only", "set mesh.tensor = 1 to run"));
-  }
   auto model = load_model(job.model, program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu));
   if (!model) return fail(model.error());
   if (model->ops.empty()) {
@@ -122,6 +130,15 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   }
   auto parts = std::make_unique<Parts>();
   parts->model = std::move(*model);
+  if (is_cut(job.mesh)) {
+    if (job.fsdp.runtime != Runtime::Fsdp2) {
+      return fail(training_error(ErrorCode::Unsupported, "fsdp.runtime", "beside a mesh only fsdp2 is run",
+                                 "set fsdp.runtime = \"fsdp2\", or mesh.tensor = 1"));
+    }
+    auto cut = rank_model(parts->model, job);
+    if (!cut) return fail(cut.error());
+    parts->whole = std::exchange(parts->model, std::move(*cut));
+  }
   auto units = build_units(parts->model, job);
   if (!units) return fail(units.error());
   parts->units = std::move(*units);
@@ -134,8 +151,10 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   auto interpreter = OperatorInterpreter::create(parts->model, cuda ? c10::kCUDA : c10::kCPU, *precision);
   if (!interpreter) return fail(interpreter.error());
   parts->interpreter.emplace(std::move(*interpreter));
-  auto weights = starting_weights(parts->model, job);
+  if (parts->whole && parts->interpreter->draws()) return fail(draws_on_mesh());
+  auto weights = starting_weights(parts->uncut(), job);
   if (!weights) return fail(weights.error());
+  if (parts->whole) weights->params = own_parts(parts->model, std::move(weights->params));
   parts->weights = std::move(*weights);
   return parts;
 }
@@ -151,10 +170,10 @@ class RankTraining final : public Training {
     auto parts = make_parts(setup_.job, setup_.device.kind);
     if (!parts) return fail(parts.error());
     parts_ = std::move(*parts);
-    auto data = open_batch_source(parts_->model, setup_.job);
+    auto data = open_batch_source(parts_->uncut(), setup_.job);
     if (!data) return fail(data.error());
     data_ = std::move(*data);
-    auto evaluation = Evaluation::open(parts_->model, setup_.job, setup_.place);
+    auto evaluation = Evaluation::open({parts_->model, parts_->uncut()}, setup_.job, share());
     if (!evaluation) return fail(evaluation.error());
     evaluation_ = std::move(*evaluation);
     if (auto made = make_backend(); !made) return made;
@@ -187,6 +206,11 @@ class RankTraining final : public Training {
   }
 
  private:
+  /// Ranks that a mesh's tensor dimension puts side by side share their batches.
+  DataShare share() const {
+    const auto ranks = static_cast<int>(setup_.job.mesh.tensor);
+    return {setup_.place.rank / ranks, setup_.place.world_size / ranks};
+  }
   const TrainOptions& train() const { return setup_.job.train; }
   std::int64_t rows() const {
     const Shape& shape = parts_->model.values[parts_->model.inputs.front().index()].shape;
@@ -357,7 +381,7 @@ class RankTraining final : public Training {
     const auto start = Clock::now();
     std::vector<MicroBatch> micro_batches;
     for (std::int64_t m = 0; m < train().micro_batches; ++m) {
-      const std::int64_t first = progress_.samples + (m * setup_.place.world_size + setup_.place.rank) * rows();
+      const std::int64_t first = progress_.samples + (m * share().ranks + share().rank) * rows();
       auto batch = data_->batch(first);
       if (!batch) return tl::unexpected(between("reading the batch", to_text(batch.error())));
       for (at::Tensor& input : *batch) input = on_device(input, setup_.device.kind);
@@ -369,9 +393,9 @@ class RankTraining final : public Training {
     if (!result) return tl::unexpected(account_of(parts_->plan, progress_.step + 1, result.error()));
     const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
     memory_ = backend_->memory();
-    const double ranks = setup_.place.world_size;
+    const double ranks = share().ranks;
     progress_.step += 1;
-    progress_.samples += train().micro_batches * setup_.place.world_size * rows();
+    progress_.samples += train().micro_batches * share().ranks * rows();
     report.step = progress_.step;
     report.loss = result->loss;
     report.grad_norm = result->grad_norm;

@@ -68,7 +68,7 @@ ShardedUnit::ShardedUnit(const IssueContext& context, const Model& model, const 
     made.full = leaf_on(made.storage, 0, made.shape, unit_.param_dtype, trainable[sharded.param.index()]);
     if (trainable[sharded.param.index()]) {
       made.block = static_cast<std::int32_t>(blocks_.size());
-      blocks_.push_back({});
+      blocks_.push_back({{}, repeated_on_mesh(model, model.params[sharded.param.index()])});
     }
     params_.push_back(std::move(made));
   }
@@ -134,6 +134,7 @@ void ShardedUnit::issue(const Instruction& instruction, InstructionId id, std::i
     case Kind::H2d: return to_device(instruction, id, index);
     case Kind::D2h: return to_host(instruction, id, index);
     case Kind::CopyIn:
+      if (what == BufferWhat::MeshGrad) return place_on_mesh(instruction, id, index);
       return what == BufferWhat::RsInput ? copy_in_gradients(instruction, id) : copy_in(instruction, id);
     case Kind::AllGather: return all_gather(instruction, id);
     case Kind::CopyOut:
@@ -146,7 +147,8 @@ void ShardedUnit::issue(const Instruction& instruction, InstructionId id, std::i
       return context_.launch(instruction, id, {}, [&p = param(index)] { p.absorbed = true; });
     case Kind::Divide: return divide(instruction, id);
     case Kind::ReduceScatter: return reduce(instruction, id);
-    case Kind::AllReduce: return all_reduce(instruction, id);
+    case Kind::AllReduce:
+      return what == BufferWhat::MeshGrad ? sum_on_mesh(instruction, id, index) : all_reduce(instruction, id);
     default: return;  // concat: copies along another dimension are made in one go
   }
 }
@@ -325,12 +327,12 @@ void ShardedUnit::take_gradient(std::size_t index, at::Tensor gradient) {
 
 // Rank-major: rank r's part holds its rows of every gradient, padded with zeros.
 void ShardedUnit::write_chunks(const Reduction& reduction, std::vector<Param>& params, const at::Tensor& to,
-                               DType dtype, const ShardedUnit& unit) {
+                               const ShardedUnit& unit) {
   std::vector<at::Tensor> gradients;
   bool rows_only = true;
   for (const Reduced& one : reduction) {
     Param& p = params[static_cast<std::size_t>(one.index)];
-    gradients.push_back(one.accumulated.valid() ? unit.tensor(one.accumulated, 0, p.shape, dtype) : p.gradient);
+    gradients.push_back(one.made.valid() ? unit.tensor(one.made, 0, p.shape, one.dtype) : p.gradient);
     if (!gradients.back().defined()) {
       throw std::runtime_error(
           fmt::format("parameter {} has no gradient to reduce", unit.model_.params[p.id.index()].fqn));
@@ -359,7 +361,11 @@ void ShardedUnit::copy_in_gradients(const Instruction& instruction, InstructionI
   auto reduction = std::make_shared<Reduction>();
   Numel offset = 0;
   for (const std::int32_t index : std::exchange(joining_, {})) {
-    reduction->push_back({index, offset, slot(BufferWhat::AccumulatedGrad, index)});
+    const Buffer placed = slot(BufferWhat::MeshGrad, index);
+    if (placed.valid())
+      reduction->push_back({index, offset, placed, param(index).placed_dtype});
+    else
+      reduction->push_back({index, offset, slot(BufferWhat::AccumulatedGrad, index), instruction.dtype});
     offset += param(index).padded_numel;
   }
   reduction_ = reduction;
@@ -367,7 +373,7 @@ void ShardedUnit::copy_in_gradients(const Instruction& instruction, InstructionI
   const Buffer to = slot(BufferWhat::RsInput);
   context_.launch(instruction, id, {&to, 1}, [this, to, reduction, offset, dtype = instruction.dtype] {
     at::NoGradGuard no_grad;
-    write_chunks(*reduction, params_, tensor(to, 0, {ranks_, offset}, dtype), dtype, *this);
+    write_chunks(*reduction, params_, tensor(to, 0, {ranks_, offset}, dtype), *this);
   });
 }
 
@@ -429,6 +435,25 @@ void ShardedUnit::cast_reduced(const Instruction& instruction, InstructionId id)
   context_.launch(instruction, id, uses, [this, uses, numel = instruction.numel, dtype = instruction.dtype] {
     tensor(uses[1], 0, numel, dtype).copy_(tensor(uses[0], 0, numel, unit_.reduce_dtype));
   });
+}
+
+/// As the parameter itself lies over the mesh. Of a table cut by rows autograd has made this rank's rows alone.
+void ShardedUnit::place_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  Param& p = param(index);
+  p.placed_dtype = instruction.dtype;
+  const std::array<Buffer, 2> uses = {slot(BufferWhat::MeshGrad, index), slot(BufferWhat::AccumulatedGrad, index)};
+  const std::size_t count = uses[1].valid() ? 2 : 1;
+  context_.launch(instruction, id, {uses.data(), count}, [this, uses, &p, dtype = instruction.dtype] {
+    at::NoGradGuard no_grad;
+    tensor(uses[0], 0, p.shape, dtype).copy_(uses[1].valid() ? tensor(uses[1], 0, p.shape, dtype) : p.gradient);
+  });
+}
+
+void ShardedUnit::sum_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const Buffer sum = slot(BufferWhat::MeshGrad, index);
+  context_.collective(instruction, id, {&sum, 1},
+                      [sum, numel = instruction.numel, dtype = instruction.dtype, op = instruction.reduce_op](
+                          Communicator& group) { group.all_reduce(sum.data(), numel, dtype, op); });
 }
 
 void ShardedUnit::add(const Instruction& instruction, InstructionId id, std::int32_t index) {

@@ -53,7 +53,8 @@ class ShardedUnit final : public UnitTensors {
     at::Tensor shard, padded_shard;
     std::int32_t block = -1;
     // The issuer's.
-    Place held;  // the sharded gradient
+    DType placed_dtype = DType::Float32;  // of the gradient in MeshGrad
+    Place held;                           // the sharded gradient
     bool held_on_host = false;
     // Work's, on the compute stream (staged: on the reduction's).
     at::Tensor gradient;    // unsharded, from backward until copied in
@@ -63,8 +64,9 @@ class ShardedUnit final : public UnitTensors {
   /// A parameter in the reduction that is being issued.
   struct Reduced {
     std::int32_t index = 0;
-    Numel offset = 0;    // in one rank's part
-    Buffer accumulated;  // not valid: autograd's gradient
+    Numel offset = 0;  // in one rank's part
+    Buffer made;       // not valid: autograd's gradient
+    DType dtype = DType::Float32;
   };
   using Reduction = std::vector<Reduced>;
 
@@ -91,13 +93,15 @@ class ShardedUnit final : public UnitTensors {
   void copy_out(const Instruction& instruction, InstructionId id);
   void copy_whole(const Instruction& instruction, InstructionId id, std::int32_t index);
   void keep_shard(const Instruction& instruction, InstructionId id, std::int32_t index);
+  void place_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index);
+  void sum_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index);
   void add(const Instruction& instruction, InstructionId id, std::int32_t index);
   void divide(const Instruction& instruction, InstructionId id);
   void reduce(const Instruction& instruction, InstructionId id);
   void all_reduce(const Instruction& instruction, InstructionId id);
   void reduced_into(BufferWhat what, std::int32_t instance);
 
-  static void write_chunks(const Reduction& reduction, std::vector<Param>& params, const at::Tensor& to, DType dtype,
+  static void write_chunks(const Reduction& reduction, std::vector<Param>& params, const at::Tensor& to,
                            const ShardedUnit& unit);
 
   const PlanUnit& unit_;

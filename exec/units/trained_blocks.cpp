@@ -29,7 +29,8 @@ TrainedBlocks::Targets TrainedBlocks::targets() {
   Targets targets;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     for (std::size_t b = 0; b < units_[u]->blocks().size(); ++b) {
-      Target target{units_[u], units_[u]->blocks()[b].shard, units_[u]->gradient(b), &moments_[u][b]};
+      Target target{units_[u], units_[u]->blocks()[b].shard, units_[u]->gradient(b), &moments_[u][b],
+                    units_[u]->blocks()[b].repeated};
       if (target.gradient.there()) targets.push_back(std::move(target));
     }
   }
@@ -55,7 +56,7 @@ std::vector<NormedGradient> TrainedBlocks::normed(const Targets& targets) const 
   std::vector<NormedGradient> gradients;
   for (const Target& target : targets) {
     at::Tensor gradient = tensor_of(target);
-    if (gradient.defined()) gradients.push_back({std::move(gradient), target.unit->replicated()});
+    if (gradient.defined()) gradients.push_back({std::move(gradient), target.unit->replicated(), target.repeated});
   }
   return gradients;
 }
@@ -71,22 +72,34 @@ void TrainedBlocks::launch(const Instruction& instruction, InstructionId id, con
 
 // ---------------------------------------------------------------- clipping
 
+namespace {
+
+bool meets_over_norms(const Instruction* next) {
+  return next != nullptr && next->kind == InstructionKind::AllReduce && next->buffer.what == BufferWhat::None;
+}
+
+}  // namespace
+
 void TrainedBlocks::clip(const Instruction& instruction, const Instruction* next, InstructionId id) {
   meets_over_found_ = false;
   max_norm_ = instruction.factor;
+  met_.clear();
   power_ = instruction.reduce_op == ReduceOp::Max ? std::numeric_limits<double>::infinity() : 2.0;
   const bool fsdp1 = plan_.runtime == Runtime::Fsdp1;
   if (fsdp1 && instruction.arg == 1) return scale(instruction, id);
-  const bool meets =
-      next != nullptr && next->kind == InstructionKind::AllReduce && next->buffer.what == BufferWhat::None;
+  const bool meets = meets_over_norms(next);
   norms(instruction, id, meets && next->numel > 1);
   if (!fsdp1 && !meets) scale(instruction, id);
 }
 
-void TrainedBlocks::reduce(const Instruction& instruction, InstructionId id) {
+void TrainedBlocks::reduce(const Instruction& instruction, const Instruction* next, InstructionId id) {
   if (meets_over_found_) return meet(instruction, id, [this] { return scaler_.found_inf(); });
-  meet(instruction, id, [this] { return norms_.sharded; });
-  if (plan_.runtime != Runtime::Fsdp1) scale(instruction, id);
+  // PyTorch completes the norms of each mesh for itself; here all gradients' are met over at once.
+  if (std::find(met_.begin(), met_.end(), instruction.communicator) == met_.end()) {
+    met_.push_back(instruction.communicator);
+    meet(instruction, id, [this] { return norms_.sharded; });
+  }
+  if (plan_.runtime != Runtime::Fsdp1 && !meets_over_norms(next)) scale(instruction, id);
 }
 
 /// NCCL reads and writes memory of the device alone: what lies on the host goes there and back. Nothing here blocks but
@@ -139,12 +152,12 @@ void TrainedBlocks::scale(const Instruction& instruction, InstructionId id) {
   });
 }
 
-Outcome<at::Tensor> TrainedBlocks::clip_now(const Instruction& reduce, double max_norm, double p) {
+Outcome<at::Tensor> TrainedBlocks::clip_now(std::span<const Instruction> reductions, double max_norm, double p) {
   power_ = p;
   max_norm_ = max_norm;
-  norms(reduce, {}, false);
-  meet(reduce, {}, [this] { return norms_.sharded; });
-  scale(reduce, {});
+  norms(reductions.front(), {}, false);
+  for (const Instruction& reduce : reductions) meet(reduce, {}, [this] { return norms_.sharded; });
+  scale(reductions.front(), {});
   if (auto done = context_.backend().synchronize(); !done) return tl::unexpected<Failure>(done.error());
   return take_norm();
 }
@@ -261,14 +274,15 @@ Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const Par
     const ParamPlace& place = places[p];
     const auto unit = static_cast<std::size_t>(std::find(units_.begin(), units_.end(), place.unit) - units_.begin());
     const ParamView& view = place.unit->views()[static_cast<std::size_t>(place.index)];
-    state.tensors.push_back({info.fqn, "param", info.shape, view.local, view.pieces});
+    const std::vector<StatePiece> pieces = pieces_of_whole(info, view.pieces);
+    state.tensors.push_back({info.fqn, "param", whole_shape(info), view.local, pieces});
     for (std::size_t m = 0; m < slots.size() && trainable[p]; ++m) {
-      StateTensor moment{info.fqn, std::string(slots[m]), info.shape, view.local.new_empty({0}), {}};
+      StateTensor moment{info.fqn, std::string(slots[m]), whole_shape(info), view.local.new_empty({0}), {}};
       if (view.block >= 0) {
         const OptimizerMoments& moments = moments_[unit][static_cast<std::size_t>(view.block)];
         moment.local = moments.tensors[m].view({-1}).narrow(0, view.block_offset, view.local.numel());
         moment.local = moment.local.view(view.local.sizes());
-        moment.pieces = view.pieces;
+        moment.pieces = pieces;
         state.optimizer_steps = std::max(state.optimizer_steps, moments.steps);
       }
       state.tensors.push_back(std::move(moment));
@@ -284,7 +298,7 @@ TrainState TrainedBlocks::gradients(const Model& model, std::span<const ParamPla
     if (info.shares.valid()) continue;
     const UnitTensors& unit = *places[p].unit;
     const ParamView& view = unit.views()[static_cast<std::size_t>(places[p].index)];
-    StateTensor gradient{info.fqn, "grad", info.shape, view.local.new_empty({0}), {}};
+    StateTensor gradient{info.fqn, "grad", whole_shape(info), view.local.new_empty({0}), {}};
     if (view.block >= 0) {
       const auto block = static_cast<std::size_t>(view.block);
       const Target target{&unit, unit.blocks()[block].shard, unit.gradient(block), nullptr};
@@ -292,7 +306,7 @@ TrainState TrainedBlocks::gradients(const Model& model, std::span<const ParamPla
       if (whole.defined()) {
         gradient.local = whole.reshape({-1}).narrow(0, view.block_offset, view.local.numel());
         gradient.local = gradient.local.view(view.local.sizes());
-        gradient.pieces = view.pieces;
+        gradient.pieces = pieces_of_whole(info, view.pieces);
       }
     }
     state.tensors.push_back(std::move(gradient));

@@ -41,8 +41,8 @@ class TrainedBlocks {
   void set_units(const std::vector<UnitTensors*>& units);
 
   void clip(const Instruction& instruction, const Instruction* next, InstructionId id);
-  /// The ranks meet over what the last clip or unscale has made.
-  void reduce(const Instruction& instruction, InstructionId id);
+  /// The ranks meet over what the last clip or unscale has made, along one dimension of the mesh after the other.
+  void reduce(const Instruction& instruction, const Instruction* next, InstructionId id);
   void unscale(const Instruction& instruction, InstructionId id);
   /// The host waits for what all ranks found, and leaves the step out if it is anything.
   Outcome<void> read_found(const Instruction& instruction, InstructionId id);
@@ -56,8 +56,8 @@ class TrainedBlocks {
   /// After a synchronize: whether the scaler left the last step out; nullopt without a scaler.
   std::optional<bool> take_skipped();
 
-  /// clip_grad_norm_ between steps; `reduce` says on which stream and in which group the ranks meet.
-  Outcome<at::Tensor> clip_now(const Instruction& reduce, double max_norm, double p);
+  /// clip_grad_norm_ between steps; `reductions` say on which stream and in which groups the ranks meet.
+  Outcome<at::Tensor> clip_now(std::span<const Instruction> reductions, double max_norm, double p);
 
   /// `places`, `trainable` by ParamId. Moments that no step has made yet are made here.
   Outcome<TrainState> state(const Model& model, std::span<const ParamPlace> places, const std::vector<bool>& trainable);
@@ -72,6 +72,7 @@ class TrainedBlocks {
     at::Tensor shard;
     BlockGradient gradient;
     OptimizerMoments* moments = nullptr;
+    bool repeated = false;
   };
   using Targets = std::vector<Target>;
 
@@ -98,7 +99,8 @@ class TrainedBlocks {
   std::vector<Buffer> moment_memory_;
   double max_norm_ = 0, power_ = 2;
   bool fused_;
-  bool meets_over_found_ = false;  // the next all-reduce is the scaler's
+  std::vector<CommunicatorId> met_;  // over the norm that is being made
+  bool meets_over_found_ = false;    // the next all-reduce is the scaler's
   bool skip_ = false;
   at::Tensor read_;                         // on the host: what read_found has brought
   std::vector<OptimizerMoments*> stepped_;  // by the last step

@@ -1,5 +1,8 @@
 #include "exec/units/unit_tensors.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace foreshard::exec {
 namespace {
 
@@ -12,6 +15,7 @@ bool is_gradient(BufferWhat what) {
     case BufferWhat::CompressedGrad:
     case BufferWhat::CompressedOut:
     case BufferWhat::HostGrad:
+    case BufferWhat::MeshGrad:
     case BufferWhat::GradCast:
     case BufferWhat::RsOutput:
     case BufferWhat::Bucket: return true;
@@ -20,6 +24,45 @@ bool is_gradient(BufferWhat what) {
 }
 
 }  // namespace
+
+bool repeated_on_mesh(const Model& model, const ParamInfo& param) {
+  for (std::size_t d = 0; d < model.mesh.size(); ++d) {
+    const bool cut = param.part.dim >= 0 && param.part.dimension == static_cast<std::int32_t>(d);
+    if (!cut && model.mesh[d].place != 0) return true;
+  }
+  return false;
+}
+
+Shape whole_shape(const ParamInfo& param) {
+  Shape shape = param.shape;
+  if (param.part.dim >= 0) shape[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
+  return shape;
+}
+
+std::vector<StatePiece> pieces_of_whole(const ParamInfo& param, std::vector<StatePiece> pieces) {
+  if (param.part.dim < 0) return pieces;
+  const auto dim = static_cast<std::size_t>(param.part.dim);
+  Numel inner = 1;
+  for (std::size_t d = dim + 1; d < param.shape.size(); ++d) inner *= param.shape[d];
+  const Numel run = param.shape[dim] * inner;  // neighbours here that are neighbours in the whole
+  const Numel stride = param.part.whole * inner;
+  std::vector<StatePiece> whole;
+  for (const StatePiece& piece : pieces) {
+    for (Numel done = 0; done < piece.numel;) {
+      const Numel at = piece.global_offset + done;
+      const Numel numel = std::min(piece.numel - done, run - at % run);
+      const Numel to = at / run * stride + param.part.begin * inner + at % run;
+      if (!whole.empty() && whole.back().global_offset + whole.back().numel == to &&
+          whole.back().local_offset + whole.back().numel == piece.local_offset + done) {
+        whole.back().numel += numel;
+      } else {
+        whole.push_back({to, piece.local_offset + done, numel});
+      }
+      done += numel;
+    }
+  }
+  return whole;
+}
 
 Buffer& UnitTensors::slot(BufferWhat what, std::int32_t index, std::int32_t instance) {
   const auto row = static_cast<std::size_t>(what);

@@ -27,6 +27,7 @@ namespace foreshard::exec {
 /// What the optimizer updates as one tensor: a parameter's shard, or a run of parameters inside a flat one.
 struct OptimizerBlock {
   at::Tensor shard;
+  bool repeated = false;  // another rank of the mesh has the same values and counts them in the norm
 };
 
 /// Where a block's gradient lies at this point of the plan.
@@ -108,6 +109,13 @@ class UnitTensors {
  private:
   std::vector<std::vector<Buffer>> slots_;  // [what][instance][index + 1]
 };
+
+/// Whether this rank's place along the mesh has what the first one there has too: of what is not cut over it.
+bool repeated_on_mesh(const Model& model, const ParamInfo& param);
+
+/// Pieces of a rank's part of a parameter as pieces of the whole one, and the shape of that.
+std::vector<StatePiece> pieces_of_whole(const ParamInfo& param, std::vector<StatePiece> pieces);
+Shape whole_shape(const ParamInfo& param);
 
 /// Where a parameter lies: in which unit, and there in which place.
 struct ParamPlace {

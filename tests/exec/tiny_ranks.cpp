@@ -5,12 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
+#include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/units.h"
 #include "exec/host/host_backend.h"
+#include "exec/run/weight_source.h"
 
 namespace foreshard::exec {
 namespace {
@@ -34,10 +38,19 @@ TinyRanks::TinyRanks(Job job)
 
 Plan TinyRanks::plan(Job job, int rank) const { return plan_of(model_, std::move(job), rank); }
 
+Model TinyRanks::own_model(int rank) const {
+  Job job = job_;
+  job.cluster.rank = rank;
+  auto model = rank_model(model_, job);
+  if (!model) throw std::runtime_error(to_text(model.error()));
+  return *model;
+}
+
 std::vector<MicroBatch> TinyRanks::inputs(int step, int rank) const {
   std::vector<MicroBatch> micro_batches;
   for (int m = 0; m < job_.train.micro_batches; ++m) {
-    micro_batches.push_back(tiny_llama_inputs(data_, step, rank, world_, m));
+    const int side_by_side = static_cast<int>(job_.mesh.tensor);  // they share their batches
+    micro_batches.push_back(tiny_llama_inputs(data_, step, rank / side_by_side, world_ / side_by_side, m));
   }
   return micro_batches;
 }
@@ -60,13 +73,24 @@ std::vector<RankTrace> TinyRanks::train(const Run& what) {
 }
 
 void TinyRanks::run(int rank, const Run& what, RankTrace& trace) {
-  const Plan plan = plan_of(model_, job_, rank);
+  const bool cut = is_cut(job_.mesh);
+  const Model own = cut ? own_model(rank) : Model();
+  const Model& model = cut ? own : model_;
+  std::optional<OperatorInterpreter> interpreter;
+  if (cut) interpreter.emplace(OperatorInterpreter::create(own).value());
+  const Plan plan = plan_of(model, job_, rank);
   const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
-  PlanRunnerSetup setup{
-      model_, plan, interpreter_, *backend, groups_.of(plan), job_.train.optimizer, tiny_llama_buffers(model_)};
-  setup.trainable = build_units(model_, job_).value().trainable;
+  PlanRunnerSetup setup{model,
+                        plan,
+                        cut ? *interpreter : interpreter_,
+                        *backend,
+                        groups_.of(plan),
+                        job_.train.optimizer,
+                        tiny_llama_buffers(model)};
+  setup.trainable = build_units(model, job_).value().trainable;
   setup.comm_hook = what.hook;
-  auto runner = PlanRunner::create(setup, [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); });
+  const auto whole = [&](ParamId id) { return weights_.at(model_.params[id.index()].fqn); };
+  auto runner = PlanRunner::create(setup, own_parts(model, whole));
   if (!runner) throw std::runtime_error(to_text(runner.error()));
   if (what.before) what.before(rank, **runner);
   for (int step = what.first; step < what.first + what.steps; ++step) {
@@ -84,6 +108,30 @@ void TinyRanks::run(int rank, const Run& what, RankTrace& trace) {
     if (tensor.slot != "param") continue;
     trace.shards[tensor.fqn] = tensor.local.clone();
     trace.pieces[tensor.fqn] = tensor.pieces;
+  }
+}
+
+void expect_run(const Job& job, const std::string& run, const Tolerance& tolerance) {
+  const int world = static_cast<int>(job.cluster.world_size);
+  const RecordedRun recorded = recorded_run(run);
+  TinyRanks ranks(job);
+  const auto traces = ranks.train(kTinySteps, recorded.lr);
+  for (const RankTrace& trace : traces) ASSERT_EQ(trace.failure, "");
+  const auto near = [](double got, double expected, double relative, const std::string& what) {
+    EXPECT_NEAR(got, expected, relative * std::abs(expected)) << what;
+  };
+  for (std::size_t step = 0; step < recorded.loss.size(); ++step) {
+    double loss = 0;
+    for (const RankTrace& trace : traces) loss += trace.steps[step].loss / world;
+    near(loss, recorded.loss[step], tolerance.loss, "loss of step " + std::to_string(step));
+    if (job.train.clip_grad_norm == 0.0) continue;
+    for (const RankTrace& trace : traces) {
+      near(trace.steps[step].grad_norm.value(), recorded.grad_norm[step], tolerance.norm, "norm");
+    }
+  }
+  const auto parameters = whole_parameters(ranks.model(), traces);
+  for (const auto& [fqn, sum] : recorded.final_abs_sum) {
+    near(parameters.at(fqn).to(at::kDouble).abs().sum().item<double>(), sum, tolerance.parameter, fqn);
   }
 }
 

@@ -42,6 +42,8 @@ class TinyRanks {
   };
   std::vector<RankTrace> train(const Run& what);
   Plan plan(Job job, int rank) const;
+  /// The model as the job's mesh cuts it for a rank.
+  Model own_model(int rank) const;
   std::vector<MicroBatch> inputs(int step, int rank) const;
   const Model& model() const { return model_; }
   const Job& job() const { return job_; }
@@ -56,6 +58,16 @@ class TinyRanks {
   NamedTensors weights_, data_;
   InProcessGroups groups_;
 };
+
+/// Relative tolerances: max(1e-5, three times the spread between recordings of PyTorch itself).
+struct Tolerance {
+  double loss = 1e-5, norm = 1e-5, parameter = 1e-5;
+};
+inline constexpr Tolerance kBf16 = {6e-4, 6e-3, 3e-4};
+
+/// Trains as the job says and adds test failures where losses, norms (of a job that clips) or final parameters are not
+/// those of a recorded run.
+void expect_run(const Job& job, const std::string& run, const Tolerance& tolerance = {});
 
 /// The whole parameters, put together from the ranks' pieces. Adds a test failure where ranks that hold the same
 /// elements disagree, or an element is held by nobody.

@@ -1,46 +1,11 @@
 // Every runtime and strategy trains as the unsharded model does: compared with what PyTorch recorded without sharding.
-#include <ATen/ATen.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-
-#include "exec/run/plan_runner.h"
 #include "tests/exec/tiny_llama.h"
 #include "tests/exec/tiny_ranks.h"
 
 namespace foreshard::exec {
 namespace {
-
-/// Relative tolerances: max(1e-5, three times the spread between recordings of PyTorch itself).
-struct Tolerance {
-  double loss = 1e-5, norm = 1e-5, parameter = 1e-5;
-};
-constexpr Tolerance kBf16 = {6e-4, 6e-3, 3e-4};
-
-void expect_run(const Job& job, const std::string& run, const Tolerance& tolerance = {}) {
-  const int world = static_cast<int>(job.cluster.world_size);
-  const RecordedRun recorded = recorded_run(run);
-  TinyRanks ranks(job);
-  const auto traces = ranks.train(kTinySteps, recorded.lr);
-  for (const RankTrace& trace : traces) ASSERT_EQ(trace.failure, "");
-  const auto near = [](double got, double expected, double relative, const std::string& what) {
-    EXPECT_NEAR(got, expected, relative * std::abs(expected)) << what;
-  };
-  for (std::size_t step = 0; step < recorded.loss.size(); ++step) {
-    double loss = 0;
-    for (const RankTrace& trace : traces) loss += trace.steps[step].loss / world;
-    near(loss, recorded.loss[step], tolerance.loss, "loss of step " + std::to_string(step));
-    if (job.train.clip_grad_norm == 0.0) continue;
-    for (const RankTrace& trace : traces) {
-      near(trace.steps[step].grad_norm.value(), recorded.grad_norm[step], tolerance.norm, "norm");
-    }
-  }
-  const auto parameters = whole_parameters(ranks.model(), traces);
-  for (const auto& [fqn, sum] : recorded.final_abs_sum) {
-    near(parameters.at(fqn).to(at::kDouble).abs().sum().item<double>(), sum, tolerance.parameter, fqn);
-  }
-}
 
 Job fsdp1(int world, Strategy strategy = Strategy::FullShard) {
   Job job = tiny_llama_job(world);

@@ -1,0 +1,249 @@
+#include "exec/operators/mesh_operators.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "exec/torch/torch_types.h"
+
+namespace foreshard::exec {
+namespace {
+
+using torch::autograd::variable_list;
+using Group = std::shared_ptr<Communicator>;
+
+thread_local const MeshGroups* groups_here = nullptr;
+
+Group group_along(std::int64_t dimension) {
+  if (groups_here == nullptr || dimension < 0 || static_cast<std::size_t>(dimension) >= groups_here->size())
+    throw std::runtime_error(fmt::format("nobody to meet along dimension {} of the mesh", dimension));
+  return (*groups_here)[static_cast<std::size_t>(dimension)];
+}
+
+std::int64_t ranks_of(const Group& group) { return group == nullptr ? 1 : group->size(); }
+std::int64_t place_in(const Group& group) { return group == nullptr ? 0 : group->rank(); }
+
+DType dtype_of(const at::Tensor& tensor) {
+  for (int value = 0; value <= static_cast<int>(DType::Complex64); ++value) {
+    if (scalar_type_of(static_cast<DType>(value)) == tensor.scalar_type()) return static_cast<DType>(value);
+  }
+  throw std::runtime_error("ranks cannot meet over tensors of this type");
+}
+
+/// `whole` rows over the group: every rank but the last ones has as many as the first.
+struct Rows {
+  std::int64_t each = 0, begin = 0, own = 0;
+};
+Rows rows_of(std::int64_t whole, const Group& group) {
+  Rows rows;
+  rows.each = (whole + ranks_of(group) - 1) / ranks_of(group);
+  rows.begin = std::min(whole, rows.each * place_in(group));
+  rows.own = std::min(rows.each, whole - rows.begin);
+  return rows;
+}
+
+at::Tensor padded(const at::Tensor& x, std::int64_t dim, std::int64_t size) {
+  if (x.size(dim) >= size) return x;
+  auto shape = x.sizes().vec();
+  shape[static_cast<std::size_t>(dim)] = size - x.size(dim);
+  return at::cat({x, x.new_zeros(shape)}, dim);
+}
+
+// ---------------------------------------------------------------- without a graph
+
+at::Tensor gathered(const Group& group, const at::Tensor& x, std::int64_t dim, std::int64_t whole) {
+  if (group == nullptr) return x.clone();
+  const at::Tensor own = padded(x, dim, rows_of(whole, group).each).contiguous();
+  auto shape = own.sizes().vec();
+  shape.insert(shape.begin(), ranks_of(group));
+  const at::Tensor all = own.new_empty(shape);
+  group->all_gather(all.data_ptr(), own.data_ptr(), own.numel(), dtype_of(own));
+  return at::cat(all.unbind(0), dim).narrow(dim, 0, whole).contiguous();
+}
+
+at::Tensor scattered(const Group& group, const at::Tensor& x, std::int64_t dim, std::int64_t whole) {
+  if (group == nullptr) return x.clone();
+  const Rows rows = rows_of(whole, group);
+  const at::Tensor parts = at::stack(padded(x, dim, rows.each * ranks_of(group)).chunk(ranks_of(group), dim));
+  const at::Tensor own = parts.new_empty(parts.sizes().slice(1));
+  group->reduce_scatter(own.data_ptr(), parts.data_ptr(), own.numel(), dtype_of(own), ReduceOp::Sum);
+  return own.narrow(dim, 0, rows.own).contiguous();
+}
+
+at::Tensor reduced(const Group& group, const at::Tensor& x, ReduceOp op = ReduceOp::Sum) {
+  const at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
+  if (group != nullptr) group->all_reduce(sum.data_ptr(), sum.numel(), dtype_of(sum), op);
+  return sum;
+}
+
+// ---------------------------------------------------------------- with one
+
+/// A node of autograd with one input, whose gradient a function makes.
+struct Backward final : torch::autograd::Node {
+  std::function<at::Tensor(const at::Tensor&)> gradient;
+
+  variable_list apply(variable_list&& grads) override {
+    at::NoGradGuard no_grad;
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {gradient(grads[0])};
+  }
+  void release_variables() override { gradient = nullptr; }  // with what it has saved
+};
+
+at::Tensor no_graph(const std::function<at::Tensor()>& make) {
+  at::NoGradGuard no_grad;
+  return make();
+}
+
+/// `result`, made without a graph, as the function of `input` whose gradient is `gradient`.
+at::Tensor with_backward(const at::Tensor& result, const at::Tensor& input,
+                         std::function<at::Tensor(const at::Tensor&)> gradient) {
+  if (!at::GradMode::is_enabled() || !input.requires_grad()) return result;
+  std::shared_ptr<Backward> node(new Backward(), torch::autograd::deleteNode);
+  node->gradient = std::move(gradient);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+at::Tensor all_gather(const at::Tensor& x, std::int64_t mesh, std::int64_t dim, std::int64_t whole,
+                      const std::string& backward) {
+  const Group group = group_along(mesh);
+  const at::Tensor out = no_graph([&] { return gathered(group, x, dim, whole); });
+  if (backward == "reduce_scatter")
+    return with_backward(out, x, [=](const at::Tensor& g) { return scattered(group, g, dim, whole); });
+  return with_backward(out, x, [=](const at::Tensor& g) {
+    const Rows rows = rows_of(whole, group);
+    return g.narrow(dim, rows.begin, rows.own).contiguous();
+  });
+}
+
+at::Tensor reduce_scatter(const at::Tensor& x, std::int64_t mesh, std::int64_t dim, std::int64_t whole) {
+  const Group group = group_along(mesh);
+  return with_backward(no_graph([&] { return scattered(group, x, dim, whole); }), x,
+                       [=](const at::Tensor& g) { return gathered(group, g, dim, whole); });
+}
+
+at::Tensor all_reduce(const at::Tensor& x, std::int64_t mesh) {
+  const Group group = group_along(mesh);
+  return with_backward(no_graph([&] { return reduced(group, x); }), x, [](const at::Tensor& g) { return g; });
+}
+
+at::Tensor copy(const at::Tensor& x, std::int64_t mesh) {
+  const Group group = group_along(mesh);
+  return with_backward(x.detach(), x, [=](const at::Tensor& g) { return reduced(group, g); });
+}
+
+/// Indices of rows that lie elsewhere, and all of them as this rank's rows count.
+struct Masked {
+  at::Tensor elsewhere, ids;
+};
+Masked masked(const at::Tensor& ids, std::int64_t begin, std::int64_t rows) {
+  Masked made;
+  made.elsewhere = at::bitwise_or(ids.lt(begin), ids.ge(begin + rows));
+  made.ids = ids.sub(begin).masked_fill_(made.elsewhere, 0);
+  return made;
+}
+
+/// Terms of a sum over the ranks. The gradient is that of this rank's rows alone.
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids, std::int64_t padding, bool by_frequency,
+                     bool sparse, std::int64_t /*mesh*/, std::int64_t begin, std::int64_t /*whole*/,
+                     std::int64_t /*places*/) {
+  const std::int64_t rows = weight.size(0);
+  if (rows == 0) {
+    auto shape = ids.sizes().vec();
+    shape.push_back(weight.size(1));
+    return weight.sum() + weight.new_zeros(shape);
+  }
+  const Masked here = masked(ids, begin, rows);
+  const std::int64_t own_padding = padding >= begin && padding < begin + rows ? padding - begin : -1;
+  return at::embedding(weight, here.ids, own_padding, by_frequency, sparse)
+      .masked_fill(here.elsewhere.unsqueeze(-1), 0);
+}
+
+/// torch/distributed/tensor/parallel/loss.py: _log_softmax. The loss's node makes the gradient of what went in here.
+at::Tensor log_softmax(const at::Tensor& x, std::int64_t dim, bool /*half_to_float*/, std::int64_t mesh,
+                       std::int64_t /*begin*/, std::int64_t /*whole*/) {
+  const Group group = group_along(mesh);
+  const at::Tensor out = no_graph([&] {
+    const at::Tensor wide = x.to(at::kFloat);
+    const at::Tensor none = wide.new_full({}, -std::numeric_limits<float>::infinity());
+    const at::Tensor own =
+        wide.size(dim) > 0 ? wide.amax(dim, /*keepdim=*/true) : none.expand(wide.sum(dim, /*keepdim=*/true).sizes());
+    const at::Tensor shifted = wide - reduced(group, own, ReduceOp::Max);
+    const at::Tensor sums = reduced(group, shifted.exp().sum(dim, /*keepdim=*/true));
+    return (shifted - sums.log()).to(x.scalar_type());
+  });
+  return with_backward(out, x, [](const at::Tensor& g) { return g; });
+}
+
+constexpr std::int64_t kMean = 1, kSum = 2;
+
+/// The same file's _nll_loss_forward and _nll_loss_and_log_softmax_backward.
+std::tuple<at::Tensor, at::Tensor> nll_loss(const at::Tensor& x, const at::Tensor& target,
+                                            const std::optional<at::Tensor>& weight, std::int64_t reduction,
+                                            std::int64_t ignored, std::int64_t mesh, std::int64_t begin,
+                                            std::int64_t /*whole*/) {
+  if (weight && weight->defined()) throw std::runtime_error("a loss with class weights is not cut over a mesh");
+  if ((reduction != kMean && reduction != kSum) || x.dim() != 2)
+    throw std::runtime_error("a loss over a mesh is the mean or the sum over rows of [rows, classes]");
+  const Group group = group_along(mesh);
+  const bool records = at::GradMode::is_enabled();
+  at::NoGradGuard no_grad;
+  const std::int64_t classes = x.size(1);
+  const at::Tensor counted = target.ne(ignored);
+  const Masked here = masked(target.masked_fill(counted.logical_not(), 0), begin, classes);
+  at::Tensor picked = x.new_zeros({target.size(0)});
+  if (classes > 0) picked = x.gather(1, here.ids.unsqueeze(1)).squeeze(1).masked_fill_(here.elsewhere, 0);
+  const at::Tensor each = reduced(group, picked).neg().masked_fill_(counted.logical_not(), 0);
+  const at::Tensor total = counted.sum().to(x.scalar_type());
+  const at::Tensor loss = reduction == kMean ? each.sum() / total : each.sum();
+  at::AutoGradMode graph(records);
+  const at::Tensor logs = x.detach();
+  at::Tensor out = with_backward(loss, x, [=](const at::Tensor& g) {
+    const at::Tensor scale = (reduction == kMean ? g / total : g).expand(counted.sizes()).clone();
+    const at::Tensor row_scale = scale.masked_fill_(counted.logical_not(), 0).unsqueeze(1);
+    at::Tensor gradient = logs.exp();
+    if (classes > 0)
+      gradient.scatter_add_(1, here.ids.unsqueeze(1),
+                            here.elsewhere.logical_not().to(logs.scalar_type()).neg().unsqueeze(1));
+    return gradient.mul_(row_scale);
+  });
+  return {out, total};
+}
+
+}  // namespace
+
+MeshScope::MeshScope(const MeshGroups& groups) : outer_(std::exchange(groups_here, &groups)) {}
+MeshScope::~MeshScope() { groups_here = outer_; }
+
+TORCH_LIBRARY(mesh, library) {
+  library.def("all_gather(Tensor x, int mesh, int dim, int whole, str backward) -> Tensor", &all_gather);
+  library.def("reduce_scatter(Tensor x, int mesh, int dim, int whole) -> Tensor", &reduce_scatter);
+  library.def("all_reduce(Tensor x, int mesh) -> Tensor", &all_reduce);
+  library.def("copy(Tensor x, int mesh) -> Tensor", &copy);
+  library.def(
+      "embedding(Tensor weight, Tensor ids, int padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False, *, "
+      "int mesh, int begin, int whole, int places=0) -> Tensor",
+      &embedding);
+  library.def("log_softmax(Tensor x, int dim, bool half_to_float, *, int mesh, int begin, int whole) -> Tensor",
+              &log_softmax);
+  library.def(
+      "nll_loss(Tensor x, Tensor target, Tensor? weight, int reduction, int ignore_index, *, int mesh, int begin, int "
+      "whole) -> (Tensor, Tensor)",
+      &nll_loss);
+}
+
+}  // namespace foreshard::exec
