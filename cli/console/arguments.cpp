@@ -68,6 +68,7 @@ class Declaration {
     add_output_flags(app_);
     declare_inspect();
     declare_import();
+    declare_export();
     declare_export_script();
     declare_plan();
     declare_simulate();
@@ -154,6 +155,16 @@ class Declaration {
     CLI::App& verb = add_verb("import", "A job file from accelerate's, Transformers' or torchtitan's configuration");
     files_.push_back(verb.add_option("FILE", import_.file, "YAML, JSON or TOML")->required()->type_name("FILE"));
     files_.push_back(verb.add_option("--model", import_.model, "model.source of the job")->type_name("MODEL"));
+  }
+
+  void declare_export() {
+    CLI::App& verb = add_verb("export", "The files that start a job in torchtitan, accelerate, Transformers or TRL");
+    add_job(verb, export_.job, "JOB", "A job file or a model file");
+    verb.add_option("--as", export_.as, "torchtitan, accelerate, transformers, trl, or several with commas between")
+        ->required()
+        ->type_name("TOOLS");
+    files_.push_back(
+        verb.add_option("--out", export_.out, "The folder to write to; else all goes to stdout")->type_name("DIR"));
   }
 
   void declare_export_script() {
@@ -477,6 +488,7 @@ class Declaration {
   OutputFlags output_;
   InspectFlags inspect_;
   ImportFlags import_;
+  ExportFlags export_;
   ExportScriptFlags export_script_;
   PlanFlags plan_;
   SimulateFlags simulate_;
@@ -505,6 +517,7 @@ CommandLine Declaration::take(const std::string& verb) {
   line.output = output_;
   if (verb == "inspect") line.verb = std::move(inspect_);
   if (verb == "import") line.verb = std::move(import_);
+  if (verb == "export") line.verb = std::move(export_);
   if (verb == "export-script") line.verb = std::move(export_script_);
   if (verb == "plan") line.verb = std::move(plan_);
   if (verb == "simulate") line.verb = std::move(simulate_);

@@ -101,6 +101,12 @@ struct ScheduleFlags {
   std::string out;
 };
 
+struct ExportFlags {
+  JobFlags job;
+  std::string as;   // torchtitan,accelerate,transformers,trl
+  std::string out;  // a folder; empty = the files on stdout
+};
+
 struct CompareFlags {
   std::string a, b;  // a recording, or a job that is simulated
   std::vector<std::string> set;
@@ -199,9 +205,9 @@ struct CompletionFlags {
 };
 
 using VerbFlags =
-    std::variant<InspectFlags, ImportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags, SweepFlags,
-                 ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags, ConfigFlags,
-                 ShadowFlags, ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+    std::variant<InspectFlags, ImportFlags, ExportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags,
+                 SweepFlags, ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags,
+                 ConfigFlags, ShadowFlags, ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

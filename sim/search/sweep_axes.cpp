@@ -203,28 +203,6 @@ Result<std::vector<SweepAxis>> choose_sweep_axes(const Job& job, const Model& mo
   return AxisChoice(job, model, profile, given).choose();
 }
 
-bool has_meaning(const std::string& key, const Job& job) {
-  const auto index = find_job_key(key);
-  if (index && job_keys()[*index].only && *job_keys()[*index].only != job.fsdp.runtime) return false;
-  const WrapPolicyKind policy = job.fsdp.wrap.policy;
-  const bool sharded = job.fsdp.runtime != Runtime::None;
-  if (key == "checkpointing.k") return job.checkpointing.policy == CheckpointPolicy::EveryK;
-  if (key == "checkpointing.units") return job.checkpointing.policy == CheckpointPolicy::Selective;
-  if (key == "checkpointing.reentrant" || key == "checkpointing.placement")
-    return job.checkpointing.policy != CheckpointPolicy::None;
-  if (key == "fsdp.wrap.classes") return sharded && policy == WrapPolicyKind::ModuleClass;
-  if (key == "fsdp.wrap.min_num_params")
-    return sharded && (policy == WrapPolicyKind::Size || policy == WrapPolicyKind::Auto);
-  if (key == "fsdp.wrap.units") return sharded && (policy == WrapPolicyKind::Units || policy == WrapPolicyKind::Custom);
-  if (key == "fsdp.wrap.policy" || key == "fsdp.strategy" || key == "fsdp.cpu_offload") return sharded;
-  if (key == "train.no_sync") return job.train.micro_batches > 1;
-  if (key == "cluster.shard_group") {
-    const auto hybrid = [](const UnitOverride& o) { return o.strategy && is_hybrid(*o.strategy); };
-    return is_hybrid(job.fsdp.strategy) || std::any_of(job.fsdp.overrides.begin(), job.fsdp.overrides.end(), hybrid);
-  }
-  return true;
-}
-
 Result<SweepGrid> SweepGrid::make(std::vector<SweepAxis> axes) {
   SweepGrid grid;
   grid.axes_ = std::move(axes);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/job/job_file.h"
+#include "core/job/key_meaning.h"
 #include "core/model/model.h"
 #include "core/result.h"
 #include "sim/machine/profile.h"
@@ -64,8 +65,5 @@ class SweepGrid {
   std::vector<SweepAxis> axes_;
   std::size_t size_ = 1;
 };
-
-/// False for keys that mean nothing in this job.
-bool has_meaning(const std::string& key, const Job& job);
 
 }  // namespace foreshard

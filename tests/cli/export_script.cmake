@@ -12,4 +12,9 @@ if(Python3_FOUND)
   add_test(NAME cli.export_script
            COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/export_script_test.py $<TARGET_FILE:foreshard> ${export_python})
   set_tests_properties(cli.export_script PROPERTIES SKIP_RETURN_CODE 77 LABELS "slow" TIMEOUT 1500)
+  add_test(NAME cli.export_files
+           COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/export_files_test.py $<TARGET_FILE:foreshard>
+                   ${PROJECT_SOURCE_DIR}/examples/llama-3-8b)
+  set_tests_properties(cli.export_files PROPERTIES SKIP_RETURN_CODE 77 LABELS "slow" TIMEOUT 600
+                       ENVIRONMENT "FORESHARD_PROFILES=${PROJECT_SOURCE_DIR}/profiles")
 endif()

@@ -39,7 +39,7 @@ void read_plugin(Reader& r, const std::string& prefix, bool version_2) {
     r.copy(path("use_orig_params"), "fsdp.use_orig_params");
     r.copy(path("limit_all_gathers"), "fsdp.limit_all_gathers");
   }
-  r.copy(path("offload_params"), "fsdp.cpu_offload");
+  for (const char* name : {"offload_params", "cpu_offload"}) r.copy(path(name), "fsdp.cpu_offload");
   r.translate(path("auto_wrap_policy"), "fsdp.wrap.policy", kWrapping);
   for (const char* name : {"transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"})
     if (const JobValue* classes = r.take(path(name))) r.set("fsdp.wrap.classes", text_list(*classes), path(name));
@@ -53,6 +53,28 @@ void read_plugin(Reader& r, const std::string& prefix, bool version_2) {
   for (const char* name : {"state_dict_type", "sync_module_states", "cpu_ram_efficient_loading", "version"})
     r.ignore(path(name));
 }
+
+namespace {
+
+/// parallelism_config: replicas of shards, and Transformers' tensor parallelism, which cuts neither norms nor the loss.
+void read_mesh(Reader& r) {
+  const std::string prefix = "parallelism_config.parallelism_config_";
+  const std::int64_t replicas = r.integer(prefix + "dp_replicate_size", 1),
+                     shards = r.integer(prefix + "dp_shard_size", 1), tensor = r.integer(prefix + "tp_size", 1);
+  if (replicas > 1) {
+    r.set_word("fsdp.strategy", "HYBRID_SHARD", prefix + "dp_replicate_size");
+    r.set_number("cluster.shard_group", shards, prefix + "dp_shard_size");
+  }
+  if (tensor > 1) {
+    r.set_number("mesh.tensor", tensor, prefix + "tp_size");
+    r.set_flag("mesh.sequence_parallel", false, prefix + "tp_size");
+    r.set_flag("mesh.loss_parallel", false, prefix + "tp_size");
+  }
+  for (const char* name : {"cp_size", "sp_size"}) r.refuse(prefix + name, "it is not planned", "1");
+  for (const char* name : {"cp_comm_strategy", "cp_backend", "sp_backend"}) r.ignore(prefix + name);
+}
+
+}  // namespace
 
 void read_accelerate(Reader& r, const JobValue& tree) {
   static_cast<void>(tree);
@@ -89,8 +111,10 @@ void read_accelerate(Reader& r, const JobValue& tree) {
   r.copy("gradient_accumulation_steps", "train.micro_batches");
   r.copy("gradient_clipping", "train.clip_grad_norm");
   r.refuse("downcast_bf16", "a setting of TPUs");
-  r.refuse("dynamo_config.dynamo_backend", "compiled programs are not planned", "no");
+  if (const std::string backend = r.text("dynamo_config.dynamo_backend"); !backend.empty() && backend != "no")
+    r.set_if_built("model.compile", flag_value(true), "dynamo_config.dynamo_backend");
   read_plugin(r, "fsdp_config.fsdp_", version_2);
+  read_mesh(r);
 }
 
 }  // namespace foreshard::import

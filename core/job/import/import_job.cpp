@@ -5,6 +5,7 @@
 
 #include "core/job/import/import_reader.h"
 #include "core/job/job_file.h"
+#include "core/job/not_built.h"
 
 namespace foreshard {
 namespace import {
@@ -53,19 +54,22 @@ void Reader::set(std::string_view key, JobValue value, std::string_view from) {
   if (at == out_.keys.end() || *at != *index) out_.keys.insert(at, *index);
 }
 
-void Reader::set_word(std::string_view key, std::string_view word, std::string_view from) {
-  JobValue value;
-  value.kind = JobValue::Kind::Text;
-  value.text = word;
+void Reader::set_if_built(std::string_view key, JobValue value, std::string_view from) {
+  const auto index = find_job_key(key);
+  Job probe;
+  if (index && !read_job_key(*index, value, probe) && !check_built(probe)) {
+    note(std::string(from) + " = " + text(from) + ": " + std::string(key) + " = " + tree_text(value) +
+         " is not planned yet");
+    return;
+  }
   set(key, std::move(value), from);
 }
 
-void Reader::set_flag(std::string_view key, bool on, std::string_view from) {
-  JobValue value;
-  value.kind = JobValue::Kind::Bool;
-  value.boolean = on;
-  set(key, std::move(value), from);
+void Reader::set_word(std::string_view key, std::string_view word, std::string_view from) {
+  set(key, word_value(word), from);
 }
+
+void Reader::set_flag(std::string_view key, bool on, std::string_view from) { set(key, flag_value(on), from); }
 
 void Reader::set_number(std::string_view key, std::int64_t number, std::string_view from) {
   JobValue value;
@@ -115,6 +119,20 @@ void Reader::report_rest(const JobValue& table, const std::string& prefix) {
 ImportedJob Reader::finish() {
   report_rest(tree_, "");
   return std::move(out_);
+}
+
+JobValue word_value(std::string_view word) {
+  JobValue value;
+  value.kind = JobValue::Kind::Text;
+  value.text = word;
+  return value;
+}
+
+JobValue flag_value(bool flag) {
+  JobValue value;
+  value.kind = JobValue::Kind::Bool;
+  value.boolean = flag;
+  return value;
 }
 
 JobValue text_list(const JobValue& value) {

@@ -39,6 +39,8 @@ class Reader {
   void set_word(std::string_view key, std::string_view word, std::string_view from);
   void set_flag(std::string_view key, bool value, std::string_view from);
   void set_number(std::string_view key, std::int64_t value, std::string_view from);
+  /// As set, where a job with this value can be planned; else a note.
+  void set_if_built(std::string_view key, JobValue value, std::string_view from);
   void note(std::string text) { out_.notes.push_back(std::move(text)); }
 
   /// Notes for every value that nobody took, then the result.
@@ -53,6 +55,8 @@ class Reader {
 
 /// A list of texts out of a list, or out of one text with commas.
 JobValue text_list(const JobValue& value);
+JobValue word_value(std::string_view word);
+JobValue flag_value(bool flag);
 
 void read_accelerate(Reader& reader, const JobValue& tree);
 void read_transformers(Reader& reader, const JobValue& tree);

@@ -5,17 +5,45 @@ namespace foreshard::import {
 
 namespace {
 
+/// Accumulation is what is left of the global batch. `data_ranks` is negative where the file does not say it.
+void read_micro_batches(Reader& r, std::int64_t data_ranks) {
+  const std::int64_t global = r.integer("training.global_batch_size", -1);
+  if (global <= 0) return;
+  const std::int64_t local = r.integer("training.local_batch_size", r.integer("training.batch_size", 1));
+  const std::int64_t at_once = local > 0 && local < 1'000'000 && data_ranks < 1'000'000 ? local * data_ranks : -1;
+  if (at_once > 0 && global % at_once == 0) {
+    r.set_number("train.micro_batches", global / at_once, "training.global_batch_size");
+  } else {
+    r.note("training.global_batch_size = " + std::to_string(global) +
+           ": train.micro_batches = it / (world size x model.batch)");
+  }
+}
+
 /// always, never, or the default: resharding unless a pipeline runs.
 void read_parallelism(Reader& r) {
   static const Words kReshard = {{"default", "true"}, {"always", "true"}, {"never", "false"}};
   r.translate("parallelism.fsdp_reshard_after_forward", "fsdp.reshard_after_forward", kReshard);
   const std::int64_t replicas = r.integer("parallelism.data_parallel_replicate_degree", 1);
   const std::int64_t shards = r.integer("parallelism.data_parallel_shard_degree", -1);
-  if (replicas > 1) {
+  const std::int64_t tensor = std::max<std::int64_t>(r.integer("parallelism.tensor_parallel_degree", 1), 1);
+  if (tensor > 1) {
+    r.set_number("mesh.tensor", tensor, "parallelism.tensor_parallel_degree");
+    if (r.flag("parallelism.disable_loss_parallel"))
+      r.set_flag("mesh.loss_parallel", false, "parallelism.disable_loss_parallel");
+    if (!r.flag("parallelism.enable_sequence_parallel", true))
+      r.set_flag("mesh.sequence_parallel", false, "parallelism.enable_sequence_parallel");
+  } else {
+    r.ignore("parallelism.disable_loss_parallel");
+    r.ignore("parallelism.enable_sequence_parallel");
+  }
+  if (replicas > 1 && shards == 1) {
+    r.set_word("fsdp.runtime", "none", "parallelism.data_parallel_shard_degree");
+    r.set_number("cluster.world_size", replicas * tensor, "parallelism.data_parallel_replicate_degree");
+  } else if (replicas > 1) {
     r.set_word("fsdp.strategy", "HYBRID_SHARD", "parallelism.data_parallel_replicate_degree");
     if (shards > 0) {
       r.set_number("cluster.shard_group", shards, "parallelism.data_parallel_shard_degree");
-      r.set_number("cluster.world_size", shards * replicas, "parallelism.data_parallel_replicate_degree");
+      r.set_number("cluster.world_size", shards * replicas * tensor, "parallelism.data_parallel_replicate_degree");
     } else {
       r.note(
           "parallelism.data_parallel_shard_degree = -1: set cluster.world_size and cluster.shard_group = world size "
@@ -23,13 +51,14 @@ void read_parallelism(Reader& r) {
           std::to_string(replicas));
     }
   } else if (shards > 0) {
-    r.set_number("cluster.world_size", shards, "parallelism.data_parallel_shard_degree");
+    r.set_number("cluster.world_size", shards * tensor, "parallelism.data_parallel_shard_degree");
   } else {
     r.note("parallelism.data_parallel_shard_degree = -1 means all ranks: set cluster.world_size");
   }
-  for (const char* name : {"parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
-                           "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"})
-    r.refuse(name, "only data parallel training is planned", "1");
+  read_micro_batches(r, std::max<std::int64_t>(replicas, 1) * shards);
+  for (const char* name : {"parallelism.pipeline_parallel_degree", "parallelism.context_parallel_degree",
+                           "parallelism.expert_parallel_degree"})
+    r.refuse(name, "only data and tensor parallel training is planned", "1");
   for (const char* name : {"parallelism.enable_async_tensor_parallel", "parallelism.enable_compiled_autograd"})
     r.refuse(name, "it is not planned");
   if (const std::string schedule = r.text("parallelism.pipeline_parallel_schedule"); !schedule.empty())
@@ -48,11 +77,10 @@ void read_training(Reader& r) {
   r.translate("training.mixed_precision_param", "fsdp.mixed_precision.param", kTypes);
   r.translate("training.mixed_precision_reduce", "fsdp.mixed_precision.reduce", kReduce);
   if (r.flag("training.enable_cpu_offload")) r.set_flag("fsdp.cpu_offload", true, "training.enable_cpu_offload");
-  if (const std::int64_t global = r.integer("training.global_batch_size", -1); global > 0)
-    r.note("training.global_batch_size = " + std::to_string(global) +
-           ": train.micro_batches = it / (world size x model.batch)");
-  r.refuse("training.compile", "compiled programs are not planned");
-  r.refuse("compile.enable", "compiled programs are not planned");
+  static const Words kStored = {{"bfloat16", "bfloat16"}, {"float32", "float32"}};
+  r.translate("training.dtype", "model.dtype", kStored);
+  for (const char* name : {"training.compile", "compile.enable"})
+    if (r.flag(name)) r.set_if_built("model.compile", flag_value(true), name);
   for (const char* name : {"training.dataset", "training.dataset_path", "training.gc_freq", "training.deterministic",
                            "compile.components"})
     r.ignore(name);
@@ -74,11 +102,17 @@ void read_optimizer(Reader& r) {
     betas.items = {*beta1, *beta2};
     r.set("train.optimizer.betas", betas, "optimizer.beta1");
   }
+  if (r.flag("optimizer.early_step_in_backward"))
+    r.set_if_built("train.optimizer.impl", word_value("in_backward"), "optimizer.early_step_in_backward");
   r.copy("lr_scheduler.warmup_steps", "train.schedule.warmup");
   if (r.text("lr_scheduler.decay_type") == "cosine") {
     r.set_word("train.schedule.name", "cosine", "lr_scheduler.decay_type");
     r.copy("lr_scheduler.min_lr_factor", "train.schedule.min_ratio");
+  } else if (const JobValue* ratio = r.take("lr_scheduler.decay_ratio");
+             ratio != nullptr && (tree_text(*ratio) == "0" || tree_text(*ratio) == "0.0")) {
+    r.ignore("lr_scheduler.decay_type");  // no step decays
   } else {
+    if (ratio != nullptr) r.note("lr_scheduler.decay_ratio = " + tree_text(*ratio) + ": the schedule is left constant");
     r.refuse("lr_scheduler.decay_type", "the schedule is left constant");
   }
 }
@@ -95,8 +129,8 @@ void read_checkpointing(Reader& r) {
         static_cast<std::int64_t>(std::min<std::size_t>(option.size(), 6) == option.size() ? std::stoll(option) : 0),
         "activation_checkpoint.selective_ac_option");
   } else if (mode == "selective") {
-    r.note("activation_checkpoint.selective_ac_option = " + (option.empty() ? "op" : option) +
-           ": recomputing single operators is not planned");
+    r.set_if_built("checkpointing.policy", word_value("ops"),
+                   option.empty() ? "activation_checkpoint.mode" : "activation_checkpoint.selective_ac_option");
   } else if (!mode.empty() && mode != "none") {
     r.note("activation_checkpoint.mode = " + mode + " is not understood");
   }

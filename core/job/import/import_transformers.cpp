@@ -32,10 +32,16 @@ void read_words(Reader& r, const std::string& words) {
 void read_optimizer(Reader& r) {
   static const Words kNames = {
       {"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"adamw_hf", "adamw"}, {"sgd", "sgd"}};
-  static const Words kSchedules = {
-      {"cosine", "cosine"}, {"constant", "constant"}, {"constant_with_warmup", "constant"}};
+  static const Words kSchedules = {{"cosine", "cosine"},
+                                   {"cosine_with_min_lr", "cosine"},
+                                   {"constant", "constant"},
+                                   {"constant_with_warmup", "constant"}};
   const std::string name = r.text("optim");
-  r.translate("optim", "train.optimizer.name", kNames);
+  if (name == "adafactor" || name == "adamw_bnb_8bit" || name == "adamw_8bit") {
+    r.set_if_built("train.optimizer.name", word_value(name == "adafactor" ? "adafactor" : "adamw8bit"), "optim");
+  } else {
+    r.translate("optim", "train.optimizer.name", kNames);
+  }
   if (name == "adamw_torch_fused") r.set_word("train.optimizer.impl", "fused", "optim");
   r.copy("learning_rate", "train.optimizer.lr");
   r.copy("weight_decay", "train.optimizer.weight_decay");
@@ -51,8 +57,59 @@ void read_optimizer(Reader& r) {
     r.note("adam_beta1 and adam_beta2 are read together; one of them is missing");
   }
   r.translate("lr_scheduler_type", "train.schedule.name", kSchedules);
+  r.copy("lr_scheduler_kwargs.min_lr_rate", "train.schedule.min_ratio");
   r.copy("warmup_steps", "train.schedule.warmup");
   r.copy("max_grad_norm", "train.clip_grad_norm");
+}
+
+/// Trainer and accelerate hold gradients back between micro-batches unless they are told to reduce each.
+void read_accumulation(Reader& r) {
+  r.copy("gradient_accumulation_steps", "train.micro_batches");
+  const bool each = r.flag("accelerator_config.gradient_accumulation_kwargs.sync_each_batch");
+  if (r.integer("gradient_accumulation_steps", 1) > 1)
+    r.set_flag("train.no_sync", !each, "gradient_accumulation_steps");
+}
+
+/// `name` is gradient_checkpointing, or what Transformers calls it since 5.20.
+void read_recomputation(Reader& r, const std::string& name) {
+  if (!r.flag(name)) return;
+  const std::int64_t every = r.integer(name + "_kwargs.every_n_layers", 1);
+  r.set_word("checkpointing.policy", every > 1 ? "every_k" : "block", name);
+  if (every > 1) r.set_number("checkpointing.k", every, name + "_kwargs.every_n_layers");
+  r.copy(name + "_kwargs.use_reentrant", "checkpointing.reentrant");
+}
+
+/// Under mixed precision FSDP's parameters are stored in float32, whatever they were loaded in.
+void read_model(Reader& r, bool mixed) {
+  static const Words kTypes = {
+      {"auto", "config"}, {"float32", "float32"}, {"bfloat16", "bfloat16"}, {"float16", "float16"}};
+  static const Words kAttention = {{"sdpa", "sdpa"}, {"eager", "eager"}, {"flash_attention_2", "sdpa_flash"}};
+  for (const char* name : {"dtype", "torch_dtype"}) {
+    if (mixed) {
+      r.ignore(name);
+    } else {
+      r.translate(name, "model.dtype", kTypes);
+    }
+  }
+  r.translate("attn_implementation", "model.attention", kAttention);
+}
+
+/// TRL's ModelConfig.
+void read_adapters(Reader& r) {
+  const char* const kKeys[] = {"lora_r", "lora_alpha", "lora_target_modules", "load_in_4bit", "load_in_8bit"};
+  if (!r.flag("use_peft")) {
+    for (const char* name : kKeys) r.ignore(name);
+  } else {
+    r.set_if_built("adapters.kind", word_value("lora"), "use_peft");
+    r.copy("lora_r", "adapters.rank");
+    r.copy("lora_alpha", "adapters.alpha");
+    if (const JobValue* targets = r.take("lora_target_modules"))
+      r.set("adapters.targets", text_list(*targets), "lora_target_modules");
+    if (r.flag("load_in_4bit")) r.set_word("adapters.base", "nf4", "load_in_4bit");
+    if (r.flag("load_in_8bit")) r.set_word("adapters.base", "int8", "load_in_8bit");
+  }
+  r.refuse("bnb_4bit_quant_type", "only nf4 is known", "nf4");
+  r.refuse("lora_dropout", "dropout of adapters is not planned", "0");
 }
 
 }  // namespace
@@ -77,9 +134,12 @@ void read_transformers(Reader& r, const JobValue& tree) {
     for (const char* name : {"xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"}) r.refuse(name, "a setting of TPUs");
     return;
   }
-  read_words(r, r.text("fsdp"));
+  const std::string words = r.text("fsdp");
+  const bool fsdp =
+      (!words.empty() && words != "false" && words != "[]") || find_in_tree(tree, "fsdp_config") != nullptr;
+  if (fsdp) read_words(r, words);
   const bool version_2 = r.integer("fsdp_config.version", r.integer("fsdp_config.fsdp_version", 1)) == 2;
-  r.set_word("fsdp.runtime", version_2 ? "fsdp2" : "fsdp1", "fsdp");
+  r.set_word("fsdp.runtime", !fsdp ? "none" : version_2 ? "fsdp2" : "fsdp1", "fsdp");
   read_plugin(r, "fsdp_config.", version_2);
   read_plugin(r, "fsdp_config.fsdp_", version_2);
   for (const char* name : {"fsdp_config.xla", "fsdp_config.xla_fsdp_v2", "fsdp_config.xla_fsdp_grad_ckpt"})
@@ -98,15 +158,14 @@ void read_transformers(Reader& r, const JobValue& tree) {
   r.copy("model_name_or_path", "model.source");
   r.copy("per_device_train_batch_size", "model.batch");
   for (const char* name : {"max_seq_length", "max_length", "block_size", "cutoff_len"}) r.copy(name, "model.seq");
-  r.copy("gradient_accumulation_steps", "train.micro_batches");
+  read_accumulation(r);
   if (r.integer("max_steps", -1) > 0) r.copy("max_steps", "train.steps");
-  if (r.flag("gradient_checkpointing")) {
-    r.set_word("checkpointing.policy", "block", "gradient_checkpointing");
-    r.copy("gradient_checkpointing_kwargs.use_reentrant", "checkpointing.reentrant");
-  }
+  for (const char* name : {"gradient_checkpointing", "activation_checkpointing"}) read_recomputation(r, name);
+  read_model(r, bf16 || fp16);
+  read_adapters(r);
   r.copy("seed", "train.seed");
   read_optimizer(r);
-  r.refuse("torch_compile", "compiled programs are not planned");
+  if (r.flag("torch_compile")) r.set_if_built("model.compile", flag_value(true), "torch_compile");
   r.refuse("deepspeed", "DeepSpeed is not FSDP");
   for (const char* name : {"output_dir",
                            "run_name",
@@ -120,6 +179,8 @@ void read_transformers(Reader& r, const JobValue& tree) {
                            "dataloader_num_workers",
                            "remove_unused_columns",
                            "do_train",
+                           "packing",
+                           "dataset_name",
                            "do_eval",
                            "overwrite_output_dir",
                            "push_to_hub",

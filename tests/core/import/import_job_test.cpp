@@ -112,14 +112,14 @@ TEST(ImportJob, ReadsTorchtitan) {
   EXPECT_EQ(job.fsdp.runtime, Runtime::Fsdp2);
   EXPECT_EQ(job.fsdp.strategy, Strategy::HybridShard);
   EXPECT_EQ(job.cluster.shard_group, 8);
-  EXPECT_EQ(job.cluster.world_size, 16);
+  EXPECT_EQ(job.mesh.tensor, 4);
+  EXPECT_EQ(job.cluster.world_size, 64);
   EXPECT_EQ(job.fsdp.reshard_after_forward.kind, ReshardAfterForward::Kind::False);
   EXPECT_EQ(job.model.batch, 2);
   EXPECT_EQ(job.model.seq, 8192);
   EXPECT_EQ(job.checkpointing.policy, CheckpointPolicy::EveryK);
   EXPECT_EQ(job.checkpointing.k, 2);
   EXPECT_DOUBLE_EQ(job.train.schedule.min_ratio, 0.1);
-  EXPECT_THAT(imported.notes, Contains(HasSubstr("tensor_parallel_degree = 4")));
   EXPECT_THAT(imported.notes, Contains(HasSubstr("compile.enable")));
   EXPECT_EQ(job.train.checkpoint.dir, "");
   expect_round_trip(imported);

@@ -1,0 +1,84 @@
+#include "core/job/key_meaning.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "core/job/job_keys.h"
+
+namespace foreshard {
+namespace {
+
+bool is_hybrid(Strategy strategy) {
+  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
+}
+
+bool shards_in_groups(const Job& job) {
+  const auto hybrid = [](const UnitOverride& o) { return o.strategy && is_hybrid(*o.strategy); };
+  return is_hybrid(job.fsdp.strategy) || std::any_of(job.fsdp.overrides.begin(), job.fsdp.overrides.end(), hybrid);
+}
+
+bool wraps_by(const Job& job, std::initializer_list<WrapPolicyKind> policies) {
+  return job.fsdp.runtime != Runtime::None &&
+         std::find(policies.begin(), policies.end(), job.fsdp.wrap.policy) != policies.end();
+}
+
+struct Condition {
+  std::string_view key;  // with a dot at its end: all keys of the table
+  bool (*holds)(const Job&);
+};
+
+// The first line that fits decides.
+constexpr auto kConditions = std::to_array<Condition>({
+    {"checkpointing.k", [](const Job& job) { return job.checkpointing.policy == CheckpointPolicy::EveryK; }},
+    {"checkpointing.units", [](const Job& job) { return job.checkpointing.policy == CheckpointPolicy::Selective; }},
+    {"checkpointing.save", [](const Job& job) { return job.checkpointing.policy == CheckpointPolicy::Ops; }},
+    {"checkpointing.reentrant", [](const Job& job) { return job.checkpointing.policy != CheckpointPolicy::None; }},
+    {"checkpointing.placement", [](const Job& job) { return job.checkpointing.policy != CheckpointPolicy::None; }},
+    {"fsdp.wrap.classes", [](const Job& job) { return wraps_by(job, {WrapPolicyKind::ModuleClass}); }},
+    {"fsdp.wrap.min_num_params",
+     [](const Job& job) {
+       return wraps_by(job, {WrapPolicyKind::Size, WrapPolicyKind::Auto});
+     }},
+    {"fsdp.wrap.units",
+     [](const Job& job) {
+       return wraps_by(job, {WrapPolicyKind::Units, WrapPolicyKind::Custom});
+     }},
+    {"fsdp.wrap.policy", [](const Job& job) { return job.fsdp.runtime != Runtime::None; }},
+    {"fsdp.strategy", [](const Job& job) { return job.fsdp.runtime != Runtime::None; }},
+    {"fsdp.cpu_offload", [](const Job& job) { return job.fsdp.runtime != Runtime::None; }},
+    {"fsdp.offload_pin_memory", [](const Job& job) { return job.fsdp.cpu_offload; }},
+    {"model.loss_chunks", [](const Job& job) { return job.model.loss == "chunked_cross_entropy"; }},
+    {"adapters.kind", [](const Job&) { return true; }},
+    {"adapters.", [](const Job& job) { return job.adapters.kind != "none"; }},
+    {"mesh.sequence_parallel", [](const Job& job) { return job.mesh.tensor > 1; }},
+    {"mesh.loss_parallel", [](const Job& job) { return job.mesh.tensor > 1; }},
+    {"mesh.plan", [](const Job& job) { return job.mesh.tensor > 1; }},
+    {"train.no_sync", [](const Job& job) { return job.train.micro_batches > 1; }},
+    {"train.optimizer.betas", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
+    {"train.optimizer.eps", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
+    {"train.optimizer.momentum", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Sgd; }},
+    {"train.schedule.min_ratio", [](const Job& job) { return job.train.schedule.name == "cosine"; }},
+    {"train.grad_scaler.enabled", [](const Job&) { return true; }},
+    {"train.grad_scaler.", [](const Job& job) { return job.train.grad_scaler.enabled; }},
+    {"train.eval.every", [](const Job&) { return true; }},
+    {"train.eval.", [](const Job& job) { return job.train.eval.every > 0; }},
+    {"train.checkpoint.every", [](const Job& job) { return !job.train.checkpoint.dir.empty(); }},
+    {"train.checkpoint.keep", [](const Job& job) { return !job.train.checkpoint.dir.empty(); }},
+    {"cluster.shard_group", shards_in_groups},
+});
+
+}  // namespace
+
+bool has_meaning(const std::string& key, const Job& job) {
+  const auto index = find_job_key(key);
+  if (index && job_keys()[*index].only && *job_keys()[*index].only != job.fsdp.runtime) return false;
+  for (const Condition& condition : kConditions) {
+    const bool fits = condition.key.back() == '.' ? key.starts_with(condition.key) : key == condition.key;
+    if (fits) return condition.holds(job);
+  }
+  return true;
+}
+
+}  // namespace foreshard
