@@ -223,6 +223,11 @@ void Comparisons::adds_work(const std::string& law, const RandomJob& without, co
 
 void Comparisons::larger_jobs() {
   const Job& job = base_.job();
+  adds_work("clipping is never faster", random_.with({"train.clip_grad_norm=0"}),
+            random_.with({"train.clip_grad_norm=1.0"}));
+  if (!random_.archive.empty()) return;  // its sizes are what they are
+  adds_work("recomputation is never faster", random_.with({"checkpointing.policy=none"}),
+            random_.with({"checkpointing.policy=block"}));
   ModelSizes sizes = random_.sizes;
   // Every k-th block is recomputed: as many more, so that what is recomputed goes on as it was.
   sizes.layers += job.checkpointing.policy == CheckpointPolicy::EveryK ? static_cast<int>(job.checkpointing.k) : 1;
@@ -233,10 +238,6 @@ void Comparisons::larger_jobs() {
   if (sizes.family != "vit")
     larger("a longer sequence", random_.with({fmt::format("model.seq={}", 2 * job.model.seq)}));
   larger("a larger batch", random_.with({fmt::format("model.batch={}", job.model.batch + 1)}));
-  adds_work("clipping is never faster", random_.with({"train.clip_grad_norm=0"}),
-            random_.with({"train.clip_grad_norm=1.0"}));
-  adds_work("recomputation is never faster", random_.with({"checkpointing.policy=none"}),
-            random_.with({"checkpointing.policy=block"}));
 }
 
 /// Three more cost three steps, what adds their gradients (a kernel each), and the host's waits for offloaded gradients

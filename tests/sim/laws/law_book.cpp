@@ -2,7 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 namespace foreshard::testing {
+
+/// One in ten, and three standard deviations: a few hundred jobs are a sample.
+bool LawRecord::holds() const {
+  if (!often) return broken == 0;
+  const auto tried = static_cast<double>(held + broken);
+  return static_cast<double>(broken) <= 0.1 * tried + 3 * std::sqrt(0.1 * 0.9 * tried);
+}
 
 void merge(LawRun& into, const LawRun& from) {
   into.jobs += from.jobs;
@@ -11,6 +20,7 @@ void merge(LawRun& into, const LawRun& from) {
   into.growing += from.growing;
   into.restless += from.restless;
   for (const auto& [length, count] : from.lengths) into.lengths[length] += count;
+  for (const auto& [kind, count] : from.kinds) into.kinds[kind] += count;
   for (const auto& [law, record] : from.book) {
     LawRecord& all = into.book[law];
     all.held += record.held;

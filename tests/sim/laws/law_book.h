@@ -14,7 +14,7 @@ struct LawRecord {
   std::string example;  // of the worst
   bool often = false;   // holds for nine jobs of ten: nothing bounds the others
 
-  bool holds() const { return often ? broken * 10 <= held + broken || held + broken < 20 : broken == 0; }
+  bool holds() const;
 };
 
 /// By the law's name.
@@ -24,6 +24,7 @@ struct LawRun {
   LawBook book;
   std::int64_t jobs = 0, refused = 0, simulations = 0, growing = 0, restless = 0;
   std::map<std::size_t, std::int64_t> lengths;  // iterations played until the allocator had settled
+  std::map<std::string, std::int64_t> kinds;    // jobs by runtime, meshes and archives apart
 };
 
 void merge(LawRun& into, const LawRun& from);

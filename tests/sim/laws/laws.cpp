@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/mesh/rank_model.h"
 #include "tests/sim/laws/compared_laws.h"
 #include "tests/sim/laws/own_laws.h"
 #include "tests/sim/laws/trial.h"
@@ -13,18 +14,28 @@
 namespace foreshard::testing {
 namespace {
 
+std::string kind_of(const RandomJob& random, const RandomCase& made) {
+  if (!random.archive.empty()) return "archives";
+  if (is_cut(made.job.mesh)) return "meshes";
+  return std::string(runtime_name(made.plan.runtime));
+}
+
 /// False: the job is not valid.
-bool try_job(const RandomJob& random, LawRun& run) {
-  const auto job = job_of(random);
+bool try_job(const RandomJob& drawn, LawRun& run) {
+  const auto job = job_of(drawn);
   if (!job) return false;
   const auto profile = load_profile(job->cluster.profile);
   if (!profile) return false;
+  const auto settles = settled(drawn, *profile);
+  if (!settles) return false;
+  const RandomJob& random = *settles;
   auto made = make_case(random, *profile);
   if (!made) return false;
   const Trial trial(std::move(*made), *profile, run);
   const auto prediction = trial.predict();
   if (!prediction) return false;
   Judge judge(run, random.text());
+  run.kinds[kind_of(random, trial.made())] += 1;
   judge_alone(trial, *prediction, judge);
   run.growing += prediction->memory.growth > 0 ? 1 : 0;
   run.restless += trial.made().plan.steady || trial.made().plan.failure ? 0 : 1;

@@ -41,6 +41,7 @@ void report(const LawRun& run) {
               static_cast<long long>(run.simulations), static_cast<long long>(run.growing),
               static_cast<long long>(run.restless));
   for (const auto& [length, count] : run.lengths) std::printf(" %zu: %lld,", length, static_cast<long long>(count));
+  for (const auto& [kind, count] : run.kinds) std::printf(" %s: %lld,", kind.c_str(), static_cast<long long>(count));
   std::printf("\n");
   for (const auto& [law, record] : run.book) {
     std::printf("%8lld held %6lld broken  worst %8.4f  %s%s\n", static_cast<long long>(record.held),

@@ -1,14 +1,19 @@
 #include "tests/sim/laws/random_job.h"
 
 #include <array>
+#include <cstdio>
+#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/job/job_file.h"
+#include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/plan/build_plan.h"
+#include "sim/schedule/schedule_search.h"
 #include "sim/search/prepare_job.h"
+#include "tests/support/temporary_path.h"
 
 namespace foreshard::testing {
 namespace {
@@ -66,7 +71,7 @@ void draw_sharding(Draw& draw, std::vector<std::string>& sets) {
   }
   if (draw.chance(15)) sets.push_back("fsdp.cpu_offload=true");
   if (runtime == "fsdp1") {
-    if (draw.chance(40)) sets.push_back("fsdp.backward_prefetch=" + draw.word({"BACKWARD_POST", "none"}));
+    if (draw.chance(40)) sets.push_back("fsdp.backward_prefetch=" + draw.word({"BACKWARD_POST", "NONE"}));
     if (draw.chance(30)) sets.push_back("fsdp.forward_prefetch=true");
     if (draw.chance(30)) sets.push_back("fsdp.limit_all_gathers=false");
     if (draw.chance(30)) sets.push_back("fsdp.use_orig_params=false");
@@ -113,6 +118,40 @@ void draw_machine(Draw& draw, std::vector<std::string>& sets) {
   if (draw.chance(15)) sets.push_back("model.loss=" + draw.word({"cross_entropy", "cross_entropy_fp32"}));
 }
 
+/// Llama cut over neighbouring ranks; FSDP shards what is left over the others.
+void draw_mesh(Draw& draw, RandomJob& job) {
+  job.sizes.family = "llama";
+  job.sizes.kv_heads = job.sizes.heads;
+  job.sizes.tied = false;
+  const auto tensor = draw.one_of({2, 2, 4});
+  const auto data = draw.one_of({1, 2, 4});
+  const auto ranks = std::to_string(tensor * data);
+  const bool sequence = draw.chance(70);
+  job.sets.push_back("fsdp.runtime=fsdp2");
+  job.sets.push_back("fsdp.strategy=FULL_SHARD");
+  job.sets.push_back("fsdp.cpu_offload=false");
+  job.sets.push_back("cluster.world_size=" + ranks);
+  job.sets.push_back("cluster.ranks_per_node=" + ranks);
+  job.sets.push_back("cluster.shard_group=0");
+  job.sets.push_back("cluster.rank=" + std::to_string(draw.below(static_cast<std::uint64_t>(tensor * data))));
+  job.sets.push_back("mesh.tensor=" + std::to_string(tensor));
+  job.sets.push_back(std::string("mesh.sequence_parallel=") + (sequence ? "true" : "false"));
+  if (sequence && draw.chance(50)) job.sets.push_back("mesh.loss_parallel=true");
+  if (!sequence) job.sets.push_back("train.clip_grad_norm=0");  // PyTorch fails: norms are on another mesh
+}
+
+/// Programs that users exported, small ones.
+void draw_archive(Draw& draw, RandomJob& job) {
+  job.archive = draw.word({"own_llama", "nanogpt", "own_vit", "convnext", "unet", "own_dlrm", "gru", "own_lstm_lm",
+                           "masked_encoder", "two_towers", "manual_gpt_zloss"});
+  const auto has_own = [](const std::string& set) {
+    return set.starts_with("model.batch=") || set.starts_with("model.seq=") || set.starts_with("model.dtype=");
+  };
+  std::erase_if(job.sets, has_own);
+  job.sets.push_back("fsdp.wrap.policy=" + draw.word({"size", "always", "none"}));
+  job.sets.push_back("checkpointing.policy=none");
+}
+
 }  // namespace
 
 std::string config_text(const ModelSizes& s) {
@@ -151,6 +190,14 @@ std::string config_text(const ModelSizes& s) {
   return config.dump();
 }
 
+static Result<Model> model_of(const RandomJob& random, const Job& job, const HardwareProfile& profile) {
+  if (!random.archive.empty()) return load_job_model(job, profile);
+  const nlohmann::json config = nlohmann::json::parse(config_text(random.sizes));
+  auto whole = model_from_config_json(config, "config.json", job.model, job_program(job, profile));
+  if (!whole || !is_cut(job.mesh)) return whole;
+  return rank_model(std::move(*whole), job);
+}
+
 RandomJob RandomJob::with(std::vector<std::string> more) const {
   RandomJob changed = *this;
   for (std::string& set : more) changed.sets.push_back(std::move(set));
@@ -164,13 +211,15 @@ RandomJob RandomJob::resized(const ModelSizes& other) const {
 }
 
 std::string RandomJob::text() const {
-  std::string text = "seed " + std::to_string(seed) + ": " + config_text(sizes);
+  std::string text = "seed " + std::to_string(seed) + ": " + (archive.empty() ? config_text(sizes) : archive);
   for (const std::string& set : sets) text += " --set " + set;
   return text;
 }
 
 Result<Job> job_of(const RandomJob& random) {
-  auto loaded = parse_job("model.source = \"config.json\"\n", "", random.sets);
+  const std::string source =
+      random.archive.empty() ? "config.json" : FORESHARD_TEST_DATA "/archives/" + random.archive + ".pt2";
+  auto loaded = parse_job("model.source = \"" + source + "\"\n", "", random.sets);
   if (!loaded) return fail(loaded.error());
   return std::move(loaded->job);
 }
@@ -183,14 +232,42 @@ RandomJob random_job(std::uint64_t seed) {
   draw_sharding(draw, job.sets);
   draw_training(draw, job.sets);
   draw_machine(draw, job.sets);
+  if (seed % 8 == 0) draw_mesh(draw, job);
+  if (seed % 8 == 7) draw_archive(draw, job);
+  if (seed % 64 == 1) {
+    job.sizes.family = "llama";  // GPT-2's table, tied across units, is refused
+    job.sizes.tied = false;
+    job.sets.push_back("fsdp.runtime=planned");
+    job.sets.push_back("fsdp.strategy=FULL_SHARD");
+  }
   return job;
+}
+
+Result<RandomJob> settled(const RandomJob& random, const HardwareProfile& profile) {
+  auto job = job_of(random);
+  if (!job) return fail(job.error());
+  if (job->fsdp.runtime != Runtime::Planned) return random;
+  job->model.source = temporary_path("planned-" + std::to_string(random.seed) + ".json");
+  std::ofstream(job->model.source) << config_text(random.sizes);
+  const auto model = load_job_model(*job, profile);
+  if (!model) return fail(model.error());
+  const auto found = settle_job(*job, *model, profile);
+  std::remove(job->model.source.c_str());
+  if (!found) return fail(found.error());
+  RandomJob answer = random;
+  answer.sets.clear();
+  for (std::size_t k = 0; k < job_keys().size(); ++k) {
+    const std::string& name = job_keys()[k].name;
+    if (name == "model.source" || (name == "model.seq" && !found->job.model.seq_given)) continue;
+    answer.sets.push_back(name + "=" + write_job_key(k, found->job));
+  }
+  return answer;
 }
 
 Result<RandomCase> make_case(const RandomJob& random, const HardwareProfile& profile) {
   auto job = job_of(random);
   if (!job) return fail(job.error());
-  const nlohmann::json config = nlohmann::json::parse(config_text(random.sizes));
-  auto model = model_from_config_json(config, "config.json", job->model, job_program(*job, profile));
+  auto model = model_of(random, *job, profile);
   if (!model) return fail(model.error());
   auto plan = build_plan(*model, *job);
   if (!plan) return fail(plan.error());
