@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -25,6 +26,13 @@ bool moves_to_host(const Plan& plan) {
     }
   }
   return false;
+}
+
+/// Inside work: autograd hands a gradient over to the stream of the views (R26), and its memory stays for that long.
+void used_here(const at::Tensor& gradient) {
+  if (!gradient.is_cuda()) return;
+  const c10::impl::VirtualGuardImpl device(c10::DeviceType::CUDA);
+  gradient.record_stream(device.getStream(gradient.device()));
 }
 
 }  // namespace
@@ -256,6 +264,8 @@ void FlatUnit::add_pieces(const Instruction& instruction, InstructionId id, std:
       held.erase(held.begin() + 1);
     }
     const at::Tensor sum = first + second;
+    used_here(first);
+    used_here(second);
     const std::lock_guard lock(pieces->mutex);
     held[0] = sum;
   });
@@ -280,6 +290,7 @@ void FlatUnit::concat(const Instruction& instruction, InstructionId id) {
       }
       part.copy_(held[0].reshape({-1}));
       for (std::size_t i = 1; i < held.size(); ++i) part.add_(held[i].reshape({-1}));
+      for (const at::Tensor& piece : held) used_here(piece);
       held.clear();
     }
   });
