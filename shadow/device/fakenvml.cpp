@@ -1,13 +1,30 @@
-// NVIDIA's management library of the virtual device: one state, that of a card at rest.
+// NVIDIA's management library of the virtual device: cards at rest, each a degree warmer than the one before. It counts
+// the machine's cards, whichever of them CUDA shows.
+#include <cstdio>
+
 extern "C" {
 
-struct NvmlDevice;
-static int the_device;
+struct NvmlDevice {
+  unsigned card;
+};
+
+static const unsigned kCards = 64, kNotFound = 6;
+static NvmlDevice* card(unsigned index) {
+  static NvmlDevice cards[kCards];
+  cards[index].card = index;
+  return &cards[index];
+}
 
 int nvmlInit_v2() { return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned, NvmlDevice** device) {
-  *device = reinterpret_cast<NvmlDevice*>(&the_device);
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, NvmlDevice** device) {
+  if (index >= kCards) return kNotFound;
+  *device = card(index);
   return 0;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char* address, NvmlDevice** device) {
+  unsigned bus = 0;
+  if (sscanf(address, "%*x:%x:", &bus) != 1 || bus < 0x10 || bus >= 0x10 + kCards) return kNotFound;
+  return nvmlDeviceGetHandleByIndex_v2(bus - 0x10, device);
 }
 int nvmlSystemGetDriverVersion(char* text, unsigned size) {
   const char version[] = "580.00 (virtual)";
@@ -30,8 +47,8 @@ int nvmlDeviceGetEnforcedPowerLimit(NvmlDevice*, unsigned* milliwatts) {
   *milliwatts = 700000;
   return 0;
 }
-int nvmlDeviceGetTemperature(NvmlDevice*, int, unsigned* celsius) {
-  *celsius = 34;
+int nvmlDeviceGetTemperature(NvmlDevice* device, int, unsigned* celsius) {
+  *celsius = 34 + device->card;
   return 0;
 }
 

@@ -66,4 +66,8 @@ void mark_calls(const std::string& text) { device_function<void(const char*)>("f
 
 void fail_calls(const std::string& text) { device_function<void(const char*)>("fakegpu_fail")(text.c_str()); }
 
+std::string races_of_device() { return device_function<const char*()>("fakegpu_races")(); }
+
+void forget_races() { device_function<void()>("fakegpu_races_reset")(); }
+
 }  // namespace foreshard::exec

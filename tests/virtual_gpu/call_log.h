@@ -33,4 +33,9 @@ void mark_calls(const std::string& text);
 /// What goes wrong from here on, in place of FAKEGPU_FAIL (shadow/device/README.md).
 void fail_calls(const std::string& text);
 
+/// What the device's race detector has found, one a line. REQUIRES FAKEGPU_RACES=1.
+std::string races_of_device();
+/// Forgets that, and who touched which memory.
+void forget_races();
+
 }  // namespace foreshard::exec

@@ -9,102 +9,17 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <optional>
 
-#include "core/model/sources/load_model.h"
-#include "core/plan/build_plan.h"
-#include "exec/communicators/nccl_communicator.h"
 #include "exec/cuda/cuda_backend.h"
 #include "exec/record/recorder.h"
-#include "exec/run/plan_runner.h"
 #include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
-#include "tests/exec/tiny_llama.h"
-#include "tests/virtual_gpu/call_log.h"
-#include "tests/virtual_gpu/planned_calls.h"
+#include "tests/virtual_gpu/trained_step.h"
 
 namespace foreshard::exec {
 namespace {
 
-class TrainingStep : public ::testing::Test {
- protected:
-  void prepare(Job wanted) {
-    job_ = std::move(wanted);
-    auto loaded = load_model(job_.model, program_options(job_, ProgramDevice::Cuda));
-    ASSERT_TRUE(loaded) << to_text(loaded.error());
-    model = std::move(*loaded);
-    auto made = build_plan(model, job_);
-    ASSERT_TRUE(made) << to_text(made.error());
-    plan = std::move(*made);
-    auto interpreted = OperatorInterpreter::create(model, c10::kCUDA);
-    ASSERT_TRUE(interpreted) << to_text(interpreted.error());
-    interpreter.emplace(std::move(*interpreted));
-    if (ranges) options.plan = &plan;
-    auto device = make_cuda_backend(options);
-    ASSERT_TRUE(device) << to_text(device.error());
-    backend = std::move(*device);
-    Communicators communicators;
-    for (const CommunicatorId id : communicators_to_connect(plan)) {
-      const PlanCommunicator& group = plan.communicators[id.index()];
-      const auto place = std::find(group.ranks.begin(), group.ranks.end(), plan.rank) - group.ranks.begin();
-      auto communicator = nccl_communicator({.rank = static_cast<int>(place),
-                                             .size = static_cast<int>(group.ranks.size()),
-                                             .register_buffers = registers},
-                                            nccl_unique_id().value());
-      ASSERT_TRUE(communicator) << to_text(communicator.error());
-      communicators.set(id, *communicator);
-    }
-    const NamedTensors weights = tiny_llama_weights();
-    std::vector<at::Tensor> buffers;
-    for (const at::Tensor& buffer : tiny_llama_buffers(model)) buffers.push_back(buffer.cuda());
-    PlanRunnerSetup setup{model, plan, *interpreter, *backend, communicators, job_.train.optimizer, buffers};
-    setup.scaler = job_.train.grad_scaler;
-    auto created =
-        PlanRunner::create(std::move(setup), [&](ParamId id) { return weights.at(model.params[id.index()].fqn); });
-    ASSERT_TRUE(created) << to_text(created.error());
-    runner = std::move(*created);
-  }
-
-  void step(int number) {
-    std::vector<MicroBatch> micro_batches(static_cast<std::size_t>(job_.train.micro_batches));
-    for (MicroBatch& batch : micro_batches) {
-      for (const at::Tensor& input : tiny_llama_inputs(data, 0, 0, plan.world_size)) batch.push_back(input.cuda());
-    }
-    mark_calls("step " + std::to_string(number));
-    const auto result = runner->step(micro_batches, 1e-3);
-    ASSERT_TRUE(result) << "instruction " << result.error().instruction.value << ": " << result.error().text;
-  }
-
-  /// Three steps, each compared call by call.
-  void expect_calls_of_the_plan() {
-    calls_since_last();
-    DeviceNames names;
-    std::map<EventId, Stream> recorded_on;
-    for (std::size_t number = 0; number < plan.iterations.size(); ++number) {
-      step(static_cast<int>(number));
-      if (HasFatalFailure()) return;
-      const auto planned = planned_calls(plan, plan.iterations[number], recorded_on);
-      ASSERT_FALSE(planned.empty());
-      EXPECT_EQ(difference(planned, calls_of_interest(calls_since_last()), names), "") << "step " << number;
-    }
-  }
-
-  CudaBackendOptions options;
-  bool ranges = false, registers = false;
-  Job job_;
-  Model model;
-  Plan plan;
-  std::optional<OperatorInterpreter> interpreter;
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<PlanRunner> runner;
-  NamedTensors data = tiny_llama_data();
-};
-
-Job in_bf16(Job job) {
-  job.fsdp.mixed_precision.param = DType::BFloat16;
-  job.fsdp.mixed_precision.reduce = DType::Float32;
-  return job;
-}
+class TrainingStep : public ::testing::Test, protected TrainedStep {};
 
 TEST_F(TrainingStep, Fsdp2) {
   prepare(in_bf16(tiny_llama_job(8)));
