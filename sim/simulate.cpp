@@ -408,7 +408,17 @@ class Simulation {
 };
 
 /// What this simulation does not check itself must hold, or indices would lead nowhere.
-std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, Bytes memory) {
+std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, const Job& job,
+                              const HardwareProfile& profile, Bytes memory) {
+  if (job.train.optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {
+    return Error{ErrorCode::Unsupported,
+                 "an optimizer with moments of 8 bits runs compiled kernels of a GPU",
+                 "",
+                 "train.optimizer.name",
+                 "adamw or sgd on a host",
+                 "adamw8bit with the profile " + job.cluster.profile,
+                 "set train.optimizer.name = \"adamw\""};
+  }
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {
     return Error{ErrorCode::Inconsistent,
                  "the lowered program is not that of this plan",
@@ -446,7 +456,7 @@ Bytes allocator_memory(const Plan& plan, const Job& job, const HardwareProfile& 
 Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
                             const HardwareProfile& profile, const SimulateOptions& options) {
   const Bytes memory = allocator_memory(plan, job, profile, options);
-  if (const auto error = mismatch(plan, lowered, memory)) return fail(*error);
+  if (const auto error = mismatch(plan, lowered, job, profile, memory)) return fail(*error);
   if (!shares_cores(profile)) return Simulation(plan, model, lowered, job, profile, options, memory).run();
   IssueTape tape;
   SimulateOptions last = options;
@@ -468,7 +478,7 @@ Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>
   std::vector<std::unique_ptr<Simulation>> simulations;
   for (const RankRequest& rank : ranks) {
     const Bytes memory = allocator_memory(rank.plan, rank.job, rank.profile, options);
-    if (const auto error = mismatch(rank.plan, rank.lowered, memory)) return fail(*error);
+    if (const auto error = mismatch(rank.plan, rank.lowered, rank.job, rank.profile, memory)) return fail(*error);
     simulations.push_back(
         std::make_unique<Simulation>(rank.plan, rank.model, rank.lowered, rank.job, rank.profile, options, memory));
     simulations.back()->start(rank.speed, true);

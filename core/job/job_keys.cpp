@@ -155,10 +155,14 @@ void add_model(TableMaker& t) {
   t.word("model.attention", {"sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_math", "eager"},
          FORESHARD_FIELD(model.attention), "sdpa = PyTorch's choice by device, dtype, mask and grouped heads");
   t.word("model.loss",
-         {"auto", "cross_entropy", "cross_entropy_fp32", "chunked_cross_entropy", "fused_linear_cross_entropy", "none"},
-         FORESHARD_FIELD(model.loss), "auto = the architecture's own training loss; none = sum of the first output");
+         {"auto", "per_token", "cross_entropy", "cross_entropy_fp32", "chunked_cross_entropy",
+          "chunked_logits_cross_entropy", "fused_linear_cross_entropy", "none"},
+         FORESHARD_FIELD(model.loss),
+         "auto = the architecture's own training loss; per_token = that summed, divided by the labels counted over all "
+         "micro-batches; chunked_cross_entropy = head and loss over pieces of the sequence, each checkpointed; "
+         "chunked_logits = their logits kept; none = sum of the first output");
   t.integer("model.loss_chunks", 1, 65'536, FORESHARD_FIELD(model.loss_chunks),
-            "chunked_cross_entropy: into how many pieces of the sequence");
+            "chunked losses: into how many pieces of the sequence");
   t.boolean("model.attention_mask", FORESHARD_FIELD(model.attention_mask), "the script hands a padding mask");
   t.boolean("model.compile", FORESHARD_FIELD(model.compile), "torch.compile of each block");
   t.word("model.float8", {"none", "tensorwise", "rowwise"}, FORESHARD_FIELD(model.float8),

@@ -15,9 +15,8 @@ struct Missing {
 
 // One line a key: it goes when the key works.
 constexpr Missing kMissing[] = {
-    {"model.loss", [](const Job& job) { return job.model.loss == "chunked_cross_entropy"; }, "cross_entropy"},
-    {"model.loss", [](const Job& job) { return job.model.loss == "fused_linear_cross_entropy"; }, "cross_entropy"},
-    {"model.attention_mask", [](const Job& job) { return job.model.attention_mask; }, "false"},
+    {"model.loss", [](const Job& job) { return job.model.loss == "fused_linear_cross_entropy"; },
+     "chunked_cross_entropy"},
     {"model.compile", [](const Job& job) { return job.model.compile; }, "false"},
     {"model.float8", [](const Job& job) { return job.model.float8 != "none"; }, "none"},
     {"model.program", [](const Job& job) { return !job.model.program.empty(); }, "an archive of one program"},
@@ -28,10 +27,38 @@ constexpr Missing kMissing[] = {
      "none, block, every_k or selective"},
     {"checkpointing.offload_activations", [](const Job& job) { return job.checkpointing.offload_activations; },
      "false"},
-    {"train.optimizer.name", [](const Job& job) { return job.train.optimizer.name > OptimizerKind::Sgd; },
-     "adamw or sgd"},
-    {"train.optimizer.impl", [](const Job& job) { return job.train.optimizer.impl == OptimizerImpl::InBackward; },
-     "for_loop, foreach or fused"},
+    {"train.optimizer.name",
+     [](const Job& job) {
+       const OptimizerOptions& optimizer = job.train.optimizer;
+       const bool other = optimizer.name != OptimizerKind::AdamW && optimizer.name != OptimizerKind::Sgd;
+       return other && optimizer.impl == OptimizerImpl::InBackward;
+     },
+     "adamw or sgd in backward"},
+    {"train.optimizer.name",
+     [](const Job& job) { return job.train.optimizer.name == OptimizerKind::AdamW8bit && job.fsdp.cpu_offload; },
+     "adamw with offload"},
+    {"train.optimizer.name",
+     [](const Job& job) {
+       const bool sharded = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
+       return job.train.optimizer.name == OptimizerKind::Adafactor && (!sharded || job.fsdp.cpu_offload);
+     },
+     "adamw or sgd, or adafactor under fsdp1 without offload"},
+    {"train.optimizer.name",
+     [](const Job& job) {
+       const bool flat = job.fsdp.runtime == Runtime::Fsdp1;  // refused with PyTorch's own reason
+       const bool plain = job.fsdp.runtime == Runtime::Fsdp2 && job.fsdp.strategy != Strategy::HybridShard &&
+                          job.mesh.tensor == 1 && !job.fsdp.cpu_offload;
+       return job.train.optimizer.name == OptimizerKind::Muon && !flat && !plain;
+     },
+     "adamw or sgd, or muon under fsdp2 with one shard group and without offload"},
+    {"train.optimizer.impl",
+     [](const Job& job) {
+       const FsdpOptions& fsdp = job.fsdp;
+       const bool fires = fsdp.runtime == Runtime::Fsdp2 && !fsdp.cpu_offload;
+       const bool never = fsdp.runtime == Runtime::Fsdp1 && fsdp.use_orig_params;
+       return job.train.optimizer.impl == OptimizerImpl::InBackward && !fires && !never;
+     },
+     "for_loop, foreach or fused, or fsdp2 without offload"},
 };
 
 }  // namespace

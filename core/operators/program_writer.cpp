@@ -62,6 +62,8 @@ Op& ProgramWriter::begin(std::string_view op, std::size_t args) {
   Op& row = model_.ops.emplace_back();
   row.name = op;
   row.module = module_;
+  row.call = call_;
+  row.region = region_;
   row.args.reserve(args);
   return row;
 }

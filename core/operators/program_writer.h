@@ -51,8 +51,13 @@ class ProgramWriter {
   DType dtype() const { return dtype_; }
   const Kernels& kernels() const { return kernels_; }
 
-  /// Operators written from now on belong to this module.
-  void enter(ModuleId module) { module_ = module; }
+  /// Operators written from now on belong to this module. `call` tells calls of it apart between which nothing else
+  /// runs; `region` (Model::regions): a stretch that is run checkpointed.
+  void enter(ModuleId module, std::int32_t call = 0, std::int32_t region = -1) {
+    module_ = module;
+    call_ = call;
+    region_ = region;
+  }
 
   // Facts beside the operators (core/model/model.h)
   /// Python names `x` beyond its last use: until a call of `by` returns (none: of the module that makes it), ...
@@ -125,7 +130,8 @@ class ProgramWriter {
   Tensor layer_norm(const Tensor& x, ParamId weight, ParamId bias, double eps);
   Tensor dropout(const Tensor& x, double p);  // training; nothing for p = 0
   Tensor softmax(std::string_view op, const Tensor& x, ArgList rest);
-  Tensor nll_loss(const Tensor& log_probabilities, const Tensor& target);
+  enum class Reduction : std::int8_t { Mean = 1, Sum = 2 };
+  Tensor nll_loss(const Tensor& log_probabilities, const Tensor& target, Reduction reduction = Reduction::Mean);
   void read_to_host(const Tensor& x);  // the host waits for one element
 
   /// Any operator with results described by the caller.
@@ -154,6 +160,8 @@ class ProgramWriter {
   DType dtype_;
   Kernels kernels_;
   ModuleId module_;
+  std::int32_t call_ = 0;
+  std::int32_t region_ = -1;
 };
 
 }  // namespace foreshard::families

@@ -125,7 +125,7 @@ Tensor ProgramWriter::linear(const Tensor& x, ParamId weight, ParamId bias) {
     return view(y, sizes);
   }
   const Tensor transposed = t(param(weight));
-  const Tensor y = mm(view(x, rows), transposed);
+  const Tensor y = mm(reshape_for_bmm(x, rows), transposed);
   sizes[-1] = y.sizes[1];
   return unsafe_view(y, sizes);
 }
@@ -214,12 +214,12 @@ Tensor ProgramWriter::softmax(std::string_view name, const Tensor& x, ArgList re
   return result(op, x.sizes, contiguous_strides(x.sizes), x.dtype);
 }
 
-Tensor ProgramWriter::nll_loss(const Tensor& log_probabilities, const Tensor& target) {
+Tensor ProgramWriter::nll_loss(const Tensor& log_probabilities, const Tensor& target, Reduction reduction) {
   Op& op = begin("aten.nll_loss_forward.default", 5);
   op.args.push_back(arg(log_probabilities));
   op.args.push_back(arg(target));
   op.args.emplace_back();
-  put(op, std::int64_t{1});     // mean
+  put(op, static_cast<std::int64_t>(reduction));
   put(op, std::int64_t{-100});  // ignored label
   const Tensor loss = result(op, {}, {}, log_probabilities.dtype);
   result(op, {}, {}, log_probabilities.dtype);  // total weight

@@ -6,6 +6,7 @@
 #include "core/plan/checks/checks.h"
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/process_groups.h"
+#include "core/plan/script_traps.h"
 
 namespace foreshard {
 namespace {
@@ -199,6 +200,8 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     parts.units = std::make_shared<const UnitTable>(std::move(*table));
   }
   if (const Result<void> scaler = check_scaler(job, *parts.units); !scaler) return tl::unexpected(scaler.error());
+  if (const Result<void> steps = check_optimizer(model, job, *parts.units); !steps)
+    return tl::unexpected(steps.error());
   Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *parts.units);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
   parts.checkpointed = std::move(*checkpoint);
@@ -232,6 +235,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     enter_mesh(model, *plan);
     note_mesh(model, job, *plan);
   }
+  for (Trap& trap : script_traps(model, job, *plan)) plan->traps.push_back(std::move(trap));
   const Result<void> refused = refuse_traps(*plan, job);
   if (!refused) return tl::unexpected(refused.error());
   if (parts.checks) plan->checks = run_checks(*plan);

@@ -116,8 +116,34 @@ Error draws_on_mesh() {
   return error;
 }
 
+/// What of a script is planned and simulated only.
+Result<void> check_script(const Job& job) {
+  const OptimizerOptions& optimizer = job.train.optimizer;
+  const std::string& loss = job.model.loss;
+  const struct {
+    bool asked;
+    const char* key;
+    const char* what;
+    const char* works;
+  } kOnly[] = {
+      {optimizer.name != OptimizerKind::AdamW && optimizer.name != OptimizerKind::Sgd, "train.optimizer.name",
+       "this optimizer is", "adamw or sgd"},
+      {optimizer.impl == OptimizerImpl::InBackward, "train.optimizer.impl", "an optimizer that steps in backward is",
+       "for_loop, foreach or fused"},
+      {loss.starts_with("chunked_") || loss == "per_token", "model.loss", "this loss is", "auto or cross_entropy"},
+      {job.model.attention_mask, "model.attention_mask", "a padding mask is", "false"},
+  };
+  for (const auto& one : kOnly) {
+    if (!one.asked) continue;
+    return fail(training_error(ErrorCode::Unsupported, one.key, std::string(one.what) + " planned and simulated only",
+                               std::string("set ") + one.key + " to " + one.works + " to run"));
+  }
+  return {};
+}
+
 Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   const bool cuda = device == DeviceKind::Cuda;
+  if (Result<void> runs = check_script(job); !runs) return fail(runs.error());
   auto model = load_model(job.model, program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu));
   if (!model) return fail(model.error());
   if (model->ops.empty()) {

@@ -46,6 +46,17 @@ double virtual_threads(const Plan& plan, const Instruction& i, Bytes bytes, cons
   return static_cast<double>(blocks * kBlock * i.arg);
 }
 
+/// A kernel that the plan itself writes of a step: elementwise, or a product of `arg` terms for each element.
+void launch_step_kernel(Device& device, const Instruction& i, const ActivitySpan& what) {
+  Kernel kernel;
+  kernel.kind = i.arg > 0 ? KernelClass::Gemm : KernelClass::Optimizer;
+  kernel.dtype = i.dtype;
+  kernel.flops = 2 * i.numel * i.arg;
+  kernel.written = i.numel * itemsize(i.dtype);
+  kernel.read = 2 * kernel.written;
+  device.launch(Stream::D, device.cost.host(kernel), device.cost.device(kernel), what);
+}
+
 }  // namespace
 
 std::string_view loop_phase_name(LoopPhase phase) {
@@ -81,11 +92,17 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       device_(device),
       per_kernel_(request.per_kernel),
       optimizer_(request.job, local_params(request.plan, request.model, request.job)),
+      in_backward_(request.job, local_params(request.plan, request.model, request.job)),
       model_buffers_(std::move(buffers)),
       speed_(request.speed),
       meets_(request.meets),
       record_runs_(request.record_runs),
       follow_runs_(request.follow_runs) {
+  if (job_.train.optimizer.name == OptimizerKind::Muon) {
+    Job rest = job_;
+    rest.train.optimizer.name = OptimizerKind::AdamW;
+    beside_muon_.emplace(rest, params_beside_muon(model_, local_params(plan_, model_, job_)));
+  }
   buffers_.assign(kBufferKinds * (plan_.units.size() + plan_.param_names.size() + 1), kNoBlock);
   gathered_from_.assign(plan_.units.size(), 1);
   for (const PlanCommunicator& one : plan_.communicators) {
@@ -147,7 +164,7 @@ PlanPlayer::Progress PlanPlayer::advance() {
     device_.book.set_place(iteration_->index + repeats_, first_instruction_ + position_);
     if (IssueTape* tape = device_.clock.tape()) tape->set_unit(i.unit.value);
     const LoopPhase next = next_phase(i);
-    stepped_ = stepped_ || i.kind == InstructionKind::OptimizerStep;
+    stepped_ = stepped_ || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer && !i.name.valid());
     const SimTime before = device_.clock.host();
     const SimDuration waited = host_wait_;
     bool ok = next == LoopPhase::None || next == phase_ || enter_phase(next);
@@ -275,6 +292,7 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::Recompute: return run_segment(i, Pass::Recompute);
     case InstructionKind::Backward: return run_segment(i, Pass::Backward);
     case InstructionKind::Clip:
+      if (i.numel == 0 && job_.train.optimizer.impl == OptimizerImpl::InBackward) return true;
       return optimizer_.clip(device_, plan_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
     case InstructionKind::ScaleLoss:
       return optimizer_.scale_loss(device_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
@@ -282,7 +300,17 @@ bool PlanPlayer::execute(const Instruction& i) {
       return optimizer_.unscale(device_, span_of(i, SpanKind::Optimizer), i.on_host) || out_of_memory(0);
     case InstructionKind::UpdateScale: optimizer_.update_scale(device_, span_of(i, SpanKind::Optimizer)); return true;
     case InstructionKind::OptimizerStep:
-      return optimizer_.step(device_, span_of(i, SpanKind::Optimizer), i.on_host) || out_of_memory(0);
+      if (i.name.valid()) {
+        launch_step_kernel(device_, i, span_of(i, SpanKind::Optimizer));
+        return true;
+      }
+      if (i.buffer.param.valid()) {
+        const ActivitySpan what = span_of(i, SpanKind::Optimizer);
+        return in_backward_.step(device_, what, i.buffer.param, i.stream) || out_of_memory(0);
+      }
+      if (i.numel == 0 && job_.train.optimizer.impl == OptimizerImpl::InBackward) return true;  // nothing is left
+      return (beside_muon_ ? *beside_muon_ : optimizer_).step(device_, span_of(i, SpanKind::Optimizer), i.on_host) ||
+             out_of_memory(0);
     case InstructionKind::Zero:
       if (i.numel == 0 && plan_.runtime != Runtime::Fsdp1) zero_gradients();
       if (i.numel > 0 && !i.on_host) optimizer_.zero(device_, span_of(i, SpanKind::Optimizer));
@@ -483,6 +511,10 @@ bool PlanPlayer::data_movement(const Instruction& i) {
   if (i.kind == InstructionKind::H2d || i.kind == InstructionKind::D2h) {  // C1, C2, F2-26
     SimDuration host = cost.launch_ns();
     if (!i.pinned && i.kind == InstructionKind::H2d) host += cost.staging(bytes);
+    // fsdp2's gradients come to the host into pinned memory that the first one makes; fsdp1's lies there from the
+    // start.
+    const bool pins = i.kind == InstructionKind::D2h && i.pinned && !i.blocking && plan_.runtime != Runtime::Fsdp1;
+    if (pins && pinned_.insert(buffer_index(i.buffer)).second) host += device_.profile.driver_alloc_ns;
     const Interval run = device_.launch(i.stream, host, cost.transfer(bytes), span_of(i, SpanKind::Copy));
     if (i.blocking || (i.kind == InstructionKind::D2h && !i.pinned)) {
       host_wait_ += std::max<SimDuration>(0, run.end - device_.clock.host());

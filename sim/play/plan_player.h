@@ -6,6 +6,8 @@
 // all of these are known when the host issues it. Owned by one simulation.
 #pragma once
 
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -181,6 +183,8 @@ class PlanPlayer {
   Device& device_;
   bool per_kernel_;
   OptimizerState optimizer_;
+  StepsInBackward in_backward_;
+  std::optional<OptimizerState> beside_muon_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
 
   // By template: forward, recompute, backward.
@@ -199,6 +203,7 @@ class PlanPlayer {
   };
   std::vector<BlockHandle> buffers_;  // by buffer_index, instance 0
   std::vector<NamedBuffer> more_;     // further buffers of one name
+  std::set<std::size_t> pinned_;      // buffers on the host that have been made
   std::vector<EventStamp> events_;
   std::vector<bool> recorded_;
   std::vector<BlockHandle> inputs_;

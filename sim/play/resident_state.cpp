@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/plan/runtime/muon_params.h"
+
 namespace foreshard {
 namespace {
 
-constexpr int kD = static_cast<int>(Stream::D);
 constexpr Numel kChunk = 65536;           // elements of one block of a multi-tensor kernel
 constexpr std::int64_t kMaxBlocks = 320;  // blocks of one launch
 
@@ -23,7 +24,7 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
   const std::int64_t rank = rank_in_group(plan);
   std::int32_t at = -1;
   const auto add = [&all, &at](ParamId id, Numel numel, DType dtype) {
-    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype, at}});
+    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype, at, id}});
   };
   const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
   for (const PlanUnit& unit : plan.units) {
@@ -70,12 +71,12 @@ void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int 
   const SimDuration least = device.cost.copy(0, DType::Float32) * launches;
   const SimDuration time =
       device.cost.is_virtual() ? least : std::max(least, device.cost.copy(bytes * passes, DType::Float32));
-  device.launch(Stream::D, device.cost.op_ns() + launches * device.cost.launch_ns(), time, what);
+  device.launch(stream_, device.cost.op_ns() + launches * device.cost.launch_ns(), time, what);
 }
 
 bool OptimizerState::temporaries(Device& device, std::vector<BlockHandle>& blocks) {
   for (const LocalParam& param : params_) {
-    const BlockHandle block = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    const BlockHandle block = device.book.allocate(param.bytes, pool(), MemoryCategory::Temporaries);
     if (block == kNoBlock) return false;
     blocks.push_back(block);
   }
@@ -84,14 +85,14 @@ bool OptimizerState::temporaries(Device& device, std::vector<BlockHandle>& block
 
 void OptimizerState::scalar_calls(Device& device, const ActivitySpan& what, int count) {
   for (int call = 0; call < count; ++call) {
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
   }
 }
 
 bool OptimizerState::scale_loss(Device& device, const ActivitySpan& what) {
   if (!has_scale_) {  // the scale, and how many good steps there were
     for (int i = 0; i < 2; ++i) {
-      if (device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+      if (device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
     }
     scalar_calls(device, what, 2);
     has_scale_ = true;
@@ -101,7 +102,7 @@ bool OptimizerState::scale_loss(Device& device, const ActivitySpan& what) {
 }
 
 bool OptimizerState::unscale(Device& device, const ActivitySpan& what, bool on_host) {
-  found_inf_ = device.book.allocate(4, kD, MemoryCategory::Temporaries);
+  found_inf_ = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
   if (found_inf_ == kNoBlock) return false;
   scalar_calls(device, what, 4);  // zero; the reciprocal, in double
   if (!on_host) {
@@ -109,9 +110,9 @@ bool OptimizerState::unscale(Device& device, const ActivitySpan& what, bool on_h
     return true;
   }
   for (int copy = 0; copy < 2; ++copy) {  // the reciprocal and the zero go to the host, which works with them
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.transfer(4), what);
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.transfer(4), what);
   }
-  device.clock.stream_synchronize(kD);
+  device.clock.stream_synchronize(pool());
   host_pass(device, 2);
   return true;
 }
@@ -134,19 +135,19 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& 
   if (device.cost.work().measured()) return measured_clip(device, what);
   // The root keeps a zero for norms of nothing: made on the host at the first clip and copied over, which blocks.
   if (plan.runtime == Runtime::Fsdp1 && !std::exchange(has_zero_, true)) {
-    if (device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
-    device.launch(Stream::D, device.cost.launch_ns(), device.cost.transfer(4), what);
-    device.clock.stream_synchronize(kD);
+    if (device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
+    device.clock.stream_synchronize(pool());
     device.clock.host_cost(device.cost.call_ns());
   }
   std::vector<BlockHandle> norms;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const BlockHandle block = device.book.allocate(4, kD, MemoryCategory::Temporaries);
+    const BlockHandle block = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
     if (block == kNoBlock) return false;
     norms.push_back(block);
     if (plan.runtime == Runtime::Fsdp1) {  // one norm after the other, each with its cleared semaphore
-      device.launch(Stream::D, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
-      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+      device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                     device.cost.copy(params_[i].bytes / 8, params_[i].dtype), what);
     }
   }
@@ -154,7 +155,7 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& 
   scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
   if (plan.runtime == Runtime::Fsdp1) {
     for (const LocalParam& param : params_) {
-      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                     device.cost.copy((device.cost.is_virtual() ? 8 : 2) * param.bytes, param.dtype), what);
     }
   } else {
@@ -165,33 +166,59 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& 
 }
 
 bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
-  const OptimizerOptions& options = job_.train.optimizer;
+  const OptimizerOptions& options = options_;
   const bool adam = options.name == OptimizerKind::AdamW;
   const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
   const bool step_on_device = adam && options.impl == OptimizerImpl::Fused;
   for (const LocalParam& param : params_) {
-    if (step_on_device && device.book.allocate(4, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
+    if (step_on_device && device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
     if (step_on_device) {
-      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(4), what);
+      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(4), what);
     }
-    if (!make_moments(device, param, moments, what)) return false;
+    const bool narrow = options.name == OptimizerKind::AdamW8bit;
+    if (narrow ? !make_byte_moments(device, param, what) : !make_moments(device, param, moments, what)) return false;
   }
   has_state_ = true;
+  return true;
+}
+
+/// torchao's OptimState8bit: a byte an element, a scale for every 256 of them, a table; small and odd tensors stay
+/// wide.
+bool OptimizerState::make_byte_moments(Device& device, const LocalParam& param, const ActivitySpan& what) {
+  constexpr Numel kBlock = 256, kLeast = 4096;
+  if (param.numel < kLeast || param.numel % kBlock != 0) return make_moments(device, param, 2, what);
+  device.book.set_unit(param.unit);
+  for (int moment = 0; moment < 2; ++moment) {
+    for (const Bytes bytes : {param.numel, param.numel / kBlock * 4, kBlock * 4}) {
+      if (device.book.allocate(bytes, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(bytes), what);
+    }
+  }
+  device.book.set_unit(-1);
   return true;
 }
 
 bool OptimizerState::make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what) {
   device.book.set_unit(param.unit);
   for (int i = 0; i < count; ++i) {
-    if (device.book.allocate(param.bytes, kD, MemoryCategory::OptimizerState) == kNoBlock) return false;
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
+    if (device.book.allocate(param.bytes, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
   }
   device.book.set_unit(-1);
   return true;
 }
 
+/// One compiled kernel for each parameter: reads it, its gradient and its moments, writes all but the gradient.
+bool OptimizerState::byte_adamw(Device& device, const ActivitySpan& what) {
+  for (const LocalParam& param : params_) {
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy(3 * param.bytes + 4 * param.numel, param.dtype), what);
+  }
+  return true;
+}
+
 bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
-  const OptimizerImpl impl = job_.train.optimizer.impl;
+  const OptimizerImpl impl = options_.impl;
   if (impl == OptimizerImpl::Fused) {
     foreach_call(device, what, 1);  // the steps
     foreach_call(device, what, 7);  // reads parameter, gradient, two moments; writes three of them
@@ -208,14 +235,14 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
   }
   BlockHandle last = kNoBlock;  // the loop's variable still names the parameter before
   for (const LocalParam& param : params_) {
-    const BlockHandle root = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    const BlockHandle root = device.book.allocate(param.bytes, pool(), MemoryCategory::Temporaries);
     if (root == kNoBlock) return false;
-    const BlockHandle scaled = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+    const BlockHandle scaled = device.book.allocate(param.bytes, pool(), MemoryCategory::Temporaries);
     if (scaled == kNoBlock) return false;
     device.book.free(root);
     device.book.free(std::exchange(last, scaled));
     for (const int passes : {2, 3, 2, 3, 2, 2, 2, 4}) {
-      device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                     device.cost.copy(param.bytes * passes, param.dtype), what);
     }
   }
@@ -225,7 +252,7 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
 
 /// Momentum buffers are copies of the first decayed gradients, so these come first.
 bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
-  const OptimizerOptions& options = job_.train.optimizer;
+  const OptimizerOptions& options = options_;
   if (options.impl == OptimizerImpl::ForLoop) return looped_sgd(device, what);
   const bool decays = options.weight_decay != 0;
   std::vector<BlockHandle> decayed;
@@ -244,15 +271,15 @@ bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
 
 /// A parameter's decayed gradient goes before the next one's is made.
 bool OptimizerState::looped_sgd(Device& device, const ActivitySpan& what) {
-  const OptimizerOptions& options = job_.train.optimizer;
+  const OptimizerOptions& options = options_;
   const auto call = [&](const LocalParam& param, int passes) {
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                   device.cost.copy(param.bytes * passes, param.dtype), what);
   };
   for (const LocalParam& param : params_) {
     BlockHandle decayed = kNoBlock;
     if (options.weight_decay != 0) {
-      decayed = device.book.allocate(param.bytes, kD, MemoryCategory::Temporaries);
+      decayed = device.book.allocate(param.bytes, pool(), MemoryCategory::Temporaries);
       if (decayed == kNoBlock) return false;
       call(param, 3);
     }
@@ -269,19 +296,19 @@ bool OptimizerState::looped_sgd(Device& device, const ActivitySpan& what) {
 }
 
 void OptimizerState::zero(Device& device, const ActivitySpan& what) {
-  if (job_.train.optimizer.impl != OptimizerImpl::ForLoop) {
+  if (options_.impl != OptimizerImpl::ForLoop) {
     if (!params_.empty()) foreach_call(device, what, 1);
     return;
   }
   for (const LocalParam& param : params_)
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
 }
 
 /// FSDP1's parameters of a unit lie side by side in its shard.
 std::vector<LocalParam> OptimizerState::taken_at_once() const {
   std::vector<LocalParam> blocks;
   for (const LocalParam& param : params_) {
-    const bool joins = job_.fsdp.runtime == Runtime::Fsdp1 && !blocks.empty() && blocks.back().unit == param.unit;
+    const bool joins = flat_ && !blocks.empty() && blocks.back().unit == param.unit;
     if (!joins) {
       blocks.push_back(param);
       continue;
@@ -295,16 +322,16 @@ std::vector<LocalParam> OptimizerState::taken_at_once() const {
 /// Our executor's loop on a host, whatever train.optimizer.impl says short of "fused": a block's temporary is gone
 /// before the next one's comes.
 bool OptimizerState::step_by_blocks(Device& device, const ActivitySpan& what) {
-  const OptimizerOptions& options = job_.train.optimizer;
+  const OptimizerOptions& options = options_;
   const bool adam = options.name == OptimizerKind::AdamW;
   const int passes = adam ? 20 : options.momentum != 0 ? 6 : 3;
   for (const LocalParam& block : taken_at_once()) {
     BlockHandle temporary = kNoBlock;  // AdamW: the root of the second moment; SGD: grad + decay * param
     if (adam || options.weight_decay != 0) {
-      temporary = device.book.allocate(block.bytes, kD, MemoryCategory::Temporaries);
+      temporary = device.book.allocate(block.bytes, pool(), MemoryCategory::Temporaries);
       if (temporary == kNoBlock) return false;
     }
-    device.launch(Stream::D, device.cost.op_ns() + device.cost.launch_ns(),
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                   device.cost.copy(block.bytes * passes, block.dtype), what);
     if (temporary != kNoBlock) device.book.free(temporary);
   }
@@ -313,20 +340,20 @@ bool OptimizerState::step_by_blocks(Device& device, const ActivitySpan& what) {
 
 bool OptimizerState::measured_step(Device& device, const ActivitySpan& what, bool on_host) {
   if (!on_host && !has_state_ && !make_state(device, what)) return false;
-  const bool adam = job_.train.optimizer.name == OptimizerKind::AdamW;
-  const bool roots = !on_host && adam && job_.train.optimizer.impl != OptimizerImpl::Fused;
+  const bool adam = options_.name == OptimizerKind::AdamW;
+  const bool roots = !on_host && adam && options_.impl != OptimizerImpl::Fused;
   SimDuration time = 0;
   for (const LocalParam& block : taken_at_once()) {
     time += device.cost.work().of(adam ? TensorWork::AdamW : TensorWork::Sgd, block.bytes);
     if (!roots) continue;
-    const BlockHandle root = device.book.allocate(block.bytes, kD, MemoryCategory::Temporaries);
+    const BlockHandle root = device.book.allocate(block.bytes, pool(), MemoryCategory::Temporaries);
     if (root == kNoBlock) return false;
     device.book.free(root);
   }
   if (on_host)
     device.clock.host_cost(device.cost.launch_ns() + time);
   else
-    device.launch(Stream::D, device.cost.launch_ns(), time, what);
+    device.launch(stream_, device.cost.launch_ns(), time, what);
   return true;
 }
 
@@ -338,8 +365,8 @@ bool OptimizerState::measured_clip(Device& device, const ActivitySpan& what) {
     norms += work.of(TensorWork::Norm, block.bytes);
     scales += work.of(TensorWork::Scale, block.bytes);
   }
-  device.launch(Stream::D, device.cost.launch_ns(), norms, what);
-  device.launch(Stream::D, device.cost.launch_ns(), scales, what);
+  device.launch(stream_, device.cost.launch_ns(), norms, what);
+  device.launch(stream_, device.cost.launch_ns(), scales, what);
   return true;
 }
 
@@ -350,10 +377,27 @@ bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host
     host_pass(device, 7);
     return true;
   }
-  const bool by_blocks = device.profile.kind == "cpu" && job_.train.optimizer.impl != OptimizerImpl::Fused;
-  if (!by_blocks && job_.train.optimizer.name != OptimizerKind::AdamW) return sgd(device, what);
+  const bool by_blocks = device.profile.kind == "cpu" && options_.impl != OptimizerImpl::Fused;
+  if (options_.name == OptimizerKind::Adafactor) return adafactor(device, what);
+  if (!by_blocks && options_.name == OptimizerKind::Sgd) return sgd(device, what);
   if (!has_state_ && !make_state(device, what)) return false;
+  if (options_.name == OptimizerKind::AdamW8bit) return byte_adamw(device, what);
   return by_blocks ? step_by_blocks(device, what) : adamw(device, what);
+}
+
+std::vector<LocalParam> params_beside_muon(const Model& model, std::vector<LocalParam> params) {
+  std::erase_if(params, [&](const LocalParam& p) { return is_block_matrix(model, p.param); });
+  return params;
+}
+
+bool StepsInBackward::step(Device& device, const ActivitySpan& what, ParamId param, Stream stream) {
+  auto known = optimizers_.find(param);
+  if (known == optimizers_.end()) {
+    const auto at = std::find_if(params_.begin(), params_.end(), [&](const LocalParam& p) { return p.param == param; });
+    if (at == params_.end()) return true;  // no elements on this rank
+    known = optimizers_.emplace(param, OptimizerState(job_, {*at}, stream)).first;
+  }
+  return known->second.step(device, what, false);
 }
 
 }  // namespace foreshard

@@ -2,6 +2,8 @@
 // forward take: the temporaries of clipping, scaling and stepping.
 #pragma once
 
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "core/job.h"
@@ -17,6 +19,7 @@ struct LocalParam {
   Bytes bytes = 0;
   DType dtype = DType::Float32;
   std::int32_t unit = -1;  // in Plan::units
+  ParamId param = {};      // of a flat parameter its first
 };
 
 /// Trainable parameters with elements on this rank, in the plan's order.
@@ -24,7 +27,12 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
 
 class OptimizerState {
  public:
-  OptimizerState(const Job& job, std::vector<LocalParam> params) : job_(job), params_(std::move(params)) {}
+  /// What it keeps and takes lies in the pool of `stream`, where it runs.
+  OptimizerState(const Job& job, std::vector<LocalParam> params, Stream stream = Stream::D)
+      : options_(job.train.optimizer),
+        flat_(job.fsdp.runtime == Runtime::Fsdp1),
+        params_(std::move(params)),
+        stream_(stream) {}
 
   /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
   bool clip(Device& device, const Plan& plan, const ActivitySpan& what);
@@ -43,10 +51,16 @@ class OptimizerState {
   bool make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what);
   /// Operators on one element.
   void scalar_calls(Device& device, const ActivitySpan& what, int count);
+  bool make_byte_moments(Device& device, const LocalParam& param, const ActivitySpan& what);
+  bool byte_adamw(Device& device, const ActivitySpan& what);
   bool step_by_blocks(Device& device, const ActivitySpan& what);
   bool adamw(Device& device, const ActivitySpan& what);
   bool sgd(Device& device, const ActivitySpan& what);
   bool looped_sgd(Device& device, const ActivitySpan& what);
+  bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
+  bool listed_adafactor(Device& device, const ActivitySpan& what);
+  bool looped_adafactor(Device& device, const ActivitySpan& what);
+  bool keep_root_mean_square(Device& device, std::size_t k);
   /// The same on a host whose work was measured: what the executor takes at once, one after the other.
   bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
   bool measured_clip(Device& device, const ActivitySpan& what);
@@ -58,11 +72,34 @@ class OptimizerState {
   /// A copy of every parameter; freed by the caller. False: out of memory.
   bool temporaries(Device& device, std::vector<BlockHandle>& blocks);
 
-  const Job& job_;
+  int pool() const { return static_cast<int>(stream_); }
+
+  OptimizerOptions options_;
+  bool flat_ = false;  // FSDP1: parameters of a unit lie side by side
   std::vector<LocalParam> params_;
+  Stream stream_ = Stream::D;
   bool has_state_ = false;
   bool has_scale_ = false, has_zero_ = false;
   BlockHandle found_inf_ = kNoBlock;  // from unscale to update
+  std::vector<BlockHandle> scales_;   // adafactor: a number for each parameter
+};
+
+/// What AdamW steps beside Muon.
+std::vector<LocalParam> params_beside_muon(const Model& model, std::vector<LocalParam> params);
+
+/// train.optimizer.impl = "in_backward": an optimizer for each parameter, stepped where its gradient becomes ready.
+class StepsInBackward {
+ public:
+  StepsInBackward(const Job& job, const std::vector<LocalParam>& params) : job_(job), params_(params) {
+    job_.train.optimizer.impl = OptimizerImpl::ForLoop;  // as torch.optim steps a DTensor
+  }
+  /// False: out of memory.
+  bool step(Device& device, const ActivitySpan& what, ParamId param, Stream stream);
+
+ private:
+  Job job_;
+  std::vector<LocalParam> params_;
+  std::map<ParamId, OptimizerState> optimizers_;
 };
 
 }  // namespace foreshard

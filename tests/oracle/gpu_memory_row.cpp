@@ -1,6 +1,7 @@
 #include "tests/oracle/gpu_memory_row.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -117,15 +118,29 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
   const Json& given = config.at("optimizer");
   OptimizerOptions& optimizer = train.optimizer;
   const auto name = get<std::string>(given, "name", "AdamW");
-  optimizer.name = name == "SGD" ? OptimizerKind::Sgd : OptimizerKind::AdamW;
+  const bool transformers = name == "transformers.Adafactor";
+  optimizer.name = name == "SGD"                         ? OptimizerKind::Sgd
+                   : name == "Adafactor" || transformers ? OptimizerKind::Adafactor
+                   : name == "Muon"                      ? OptimizerKind::Muon
+                                                         : OptimizerKind::AdamW;
   optimizer.impl = get(given, "fused", false)    ? OptimizerImpl::Fused
                    : get(given, "foreach", true) ? OptimizerImpl::Foreach
                                                  : OptimizerImpl::ForLoop;
   optimizer.momentum = get(given, "momentum", 0.0);
   optimizer.weight_decay = get(given, "weight_decay", name == "SGD" ? 0.0 : 0.01);
   train.clip_grad_norm = get(config, "clip", 0.0);
-  if (name != "SGD" && name != "AdamW") return "optimizer " + name;
-  return get(given, "in_backward", false) ? "an optimizer that steps in backward" : "";
+  if (transformers) optimizer.impl = OptimizerImpl::ForLoop;
+  if (name == "Muon") {
+    if (get<std::int64_t>(given, "ns_steps", 5) != 5 || !get(given, "nesterov", true)) return "Muon's own arguments";
+    const Json rest = given.contains("rest") ? given["rest"] : Json::object();
+    optimizer.impl = get(rest, "fused", false)    ? OptimizerImpl::Fused
+                     : get(rest, "foreach", true) ? OptimizerImpl::Foreach
+                                                  : OptimizerImpl::ForLoop;
+  }
+  const std::array<std::string_view, 6> known{"SGD", "AdamW", "Adam", "Adafactor", "transformers.Adafactor", "Muon"};
+  if (std::find(known.begin(), known.end(), name) == known.end()) return "optimizer " + name;
+  if (get(given, "in_backward", false)) optimizer.impl = OptimizerImpl::InBackward;
+  return "";
 }
 
 /// What the recorded loop sets on the root before a micro-batch of fully_shard.
@@ -221,11 +236,16 @@ void read_model_options(const Json& config, ModelOptions& options) {
 
 /// What of it the product has no loss for.
 std::string read_loss(const Json& config, ModelOptions& options) {
-  if (config.contains("loss") && config["loss"].is_object())
-    return "loss " + config["loss"].at("kind").get<std::string>();
+  options.attention_mask = config.contains("attention_mask") && !config["attention_mask"].is_null();
+  if (config.contains("loss") && config["loss"].is_object()) {
+    const auto kind = config["loss"].at("kind").get<std::string>();
+    options.loss_chunks = config["loss"].at("chunks").get<std::int64_t>();
+    options.loss = kind == "chunked_logits" ? "chunked_logits_cross_entropy" : "chunked_cross_entropy";
+    return kind == "chunked_logits" || kind == "chunked_linear" ? "" : "loss " + kind;
+  }
   const auto loss = get<std::string>(config, "loss", "hf");
   if (loss == "hf")
-    options.loss = "auto";
+    options.loss = get(config, "num_items", false) ? "per_token" : "auto";
   else if (loss == "ce")
     options.loss = "cross_entropy";
   else if (loss == "ce_fp32")
@@ -312,7 +332,7 @@ MemoryRow read_memory_job(const Json& row) {
   if (job.fsdp.wrap.classes.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
   job.fsdp.mixed_precision = precision_of(fsdp);
   job.fsdp.cpu_offload = get(fsdp, "cpu_offload", false);
-  for (std::int64_t trap = 1; trap <= 32; ++trap) job.fsdp.allow_traps.push_back(trap);  // it was run all the same
+  for (std::int64_t trap = 1; trap <= 64; ++trap) job.fsdp.allow_traps.push_back(trap);  // it was run all the same
   if (version == 1) read_fsdp1(fsdp, job.fsdp);
   if (version == 2) read_fsdp2(fsdp, job.fsdp);
   read_checkpointing(config, result);
@@ -351,8 +371,6 @@ MemoryRow read_memory_row(const Json& row) {
   };
   if (given("lora")) need("adapters");
   need(read_loss(config, job.model));
-  if (given("attention_mask")) need("an attention mask");
-  if (given("labels_masked") || given("num_items")) need("labels that the script masks or counts");
   if (job.model.attention == "flex_attention") need("flex attention");
 
   const Json& shape = config.at("model").at("config");
@@ -363,6 +381,8 @@ MemoryRow read_memory_row(const Json& row) {
   if (!result.unplanned.empty()) return result;
   ProgramOptions program = program_options(job);
   program.asks_for_packed_rows = false;  // record.py answers that question itself
+  program.masked_labels = get(config, "labels_masked", false);
+  program.full_mask = get<std::string>(config, "attention_mask", "") == "ones";
   if (own) {
     result.model = build_mlp(shape, job.model, program);
   } else {

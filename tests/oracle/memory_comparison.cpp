@@ -33,6 +33,10 @@ LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow&
     range.region = module.value;
     range.module = module;
     range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
+    if (segment.checkpointed && !module.valid()) {  // the script's own
+      const std::int32_t region = model.ops[static_cast<std::size_t>(segment.op_begin)].region;
+      range.region = static_cast<std::int32_t>(model.modules.size()) + region;
+    }
     ranges.push_back(range);
   }
   LoweringOptions options;

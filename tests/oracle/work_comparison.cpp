@@ -185,6 +185,10 @@ class Work {
   void instruction(const Instruction& i) {
     enter(i);
     if (collective_name(i.kind) != nullptr) return collective(i);
+    if (i.kind == InstructionKind::OptimizerStep && i.name.valid() && i.arg > 0) {  // a product of the step's own
+      ++now().products;
+      now().flops += 2 * i.numel * i.arg;
+    }
     if (!i.segment.valid() || i.segment.index() >= lowered_.instances.size()) return;
     const SegmentTemplate& made =
         lowered_.templates[static_cast<std::size_t>(lowered_.instances[i.segment.index()].lowered)];
@@ -206,7 +210,8 @@ class Work {
     if (ranks == 1 || !i.communicator.valid()) return;
     const Json group = name_of(plan_, i.communicator, names_);
     const bool functional = (plan_.runtime == Runtime::Fsdp2 && i.phase == Phase::Clip) || i.stream == Stream::M;
-    Json entry = {{"op", collective_name(i.kind)},
+    const bool exchange = plan_.name_of(i.name) == "all_to_all";
+    Json entry = {{"op", exchange ? "AlltoAll" : collective_name(i.kind)},
                   {"group", group},
                   {"stream", functional ? "nccl " + group.get<std::string>() : std::string(role_of(plan_, i.stream))},
                   {"ranks", ranks},

@@ -1,4 +1,5 @@
 // What the optimizer's step takes beside its state.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -83,6 +84,85 @@ TEST_F(OptimizerMemory, GradientsThatAreFilledWithZerosStay) {
       EXPECT_NEAR(kept.iterations.at(k).end_allocated - dropped.iterations.at(k).end_allocated, kAll, kSlack)
           << runtime_name(runtime);
   }
+}
+
+TEST_F(OptimizerMemory, InBackwardUnderFsdp1NothingIsSteppedAndTheTrapSaysSo) {
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  job.train.optimizer.impl = OptimizerImpl::InBackward;
+  const auto refused = prepare(job);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, ::testing::HasSubstr("never fires"));
+  job.fsdp.allow_traps = {33};
+  const Prediction prediction = predicted();
+  EXPECT_EQ(prediction.iterations.at(0).end_allocated, prediction.iterations.at(1).end_allocated);
+  job.train.optimizer.impl = OptimizerImpl::Foreach;
+  const Bytes state = predicted().iterations.at(1).end_allocated - prediction.iterations.at(1).end_allocated;
+  EXPECT_NEAR(state, 2 * kAll, 2 * kSlack) << "two moments that hooks nobody calls never make";
+}
+
+TEST_F(OptimizerMemory, InBackwardUnderFsdp2GradientsAreGoneWhenBackwardReturns) {
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  job.train.optimizer.impl = OptimizerImpl::InBackward;
+  const Prepared prepared = prepare(job).value();
+  std::int64_t steps = 0;
+  for (const Instruction& i : prepared.plan.iterations.back().instructions) {
+    if (i.kind != InstructionKind::OptimizerStep || !i.buffer.param.valid()) continue;
+    EXPECT_EQ(i.stream, Stream::S);
+    ++steps;
+  }
+  EXPECT_GT(steps, 4) << "one for each parameter";
+  EXPECT_TRUE(std::any_of(prepared.plan.traps.begin(), prepared.plan.traps.end(),
+                          [](const Trap& trap) { return trap.number == 40; }))
+      << "the default norm finds nothing to clip";
+  EXPECT_LE(beside(1), kSlack) << "the loss and the batch";
+}
+
+TEST_F(OptimizerMemory, EightBitMomentsAreAByteAnElementAndAScaleForABlock) {
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  const Bytes wide = predicted().iterations.at(1).end_allocated;
+  job.train.optimizer.name = OptimizerKind::AdamW8bit;
+  const Bytes narrow = predicted().iterations.at(1).end_allocated;
+  const double saved = static_cast<double>(wide - narrow) / static_cast<double>(2 * kAll);
+  EXPECT_NEAR(saved, 1.0 - (1.0 + 4.0 / 256) / 4.0, 0.02) << "codes and scales, of four bytes an element";
+  job.cluster.profile = "cpu-host";
+  const Prepared host = prepare(job).value();
+  const auto played = simulate(host.plan, host.model, host.lowered, job, host.profile, SimulateOptions());
+  ASSERT_FALSE(played);
+  EXPECT_EQ(played.error().place, "train.optimizer.name");
+}
+
+TEST_F(OptimizerMemory, WhatCannotBeShardedIsRefusedWithPyTorchsReason) {
+  job.train.optimizer.name = OptimizerKind::Muon;
+  job.fsdp.runtime = Runtime::Fsdp1;
+  EXPECT_THAT(prepare(job).error().message, ::testing::HasSubstr("ValueError: Muon only supports 2D parameters"));
+  job.train.optimizer.name = OptimizerKind::Adafactor;
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.train.optimizer.impl = OptimizerImpl::Foreach;
+  EXPECT_THAT(prepare(job).error().message, ::testing::HasSubstr("NotImplementedError"));
+  job.train.optimizer.impl = OptimizerImpl::ForLoop;
+  EXPECT_THAT(prepare(job).error().message, ::testing::HasSubstr("RuntimeError"));
+  job.fsdp.runtime = Runtime::Fsdp1;
+  const Prepared unfactored = prepare(job).value();
+  EXPECT_TRUE(std::any_of(unfactored.plan.traps.begin(), unfactored.plan.traps.end(),
+                          [](const Trap& trap) { return trap.number == 35; }));
+}
+
+TEST_F(OptimizerMemory, MuonGathersWhatItMultipliesAndLeavesTheRestToAdamW) {
+  job.train.optimizer.name = OptimizerKind::Muon;
+  const Prepared prepared = prepare(job).value();
+  std::int64_t products = 0, norms = 0;
+  for (const Instruction& i : prepared.plan.iterations.back().instructions) {
+    if (i.phase != Phase::Optimizer) continue;
+    products += i.kind == InstructionKind::OptimizerStep && i.arg > 0 ? 1 : 0;
+    norms += i.kind == InstructionKind::AllReduce && i.numel == 1 ? 1 : 0;
+  }
+  EXPECT_GT(norms, 0);
+  EXPECT_EQ(products, norms * 5 * 3) << "five steps of three products for each matrix";
+  const auto trap = std::find_if(prepared.plan.traps.begin(), prepared.plan.traps.end(),
+                                 [](const Trap& t) { return t.number == 36; });
+  ASSERT_NE(trap, prepared.plan.traps.end());
+  EXPECT_THAT(trap->text, ::testing::HasSubstr("all-gathers"));
 }
 
 }  // namespace

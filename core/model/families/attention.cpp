@@ -178,23 +178,61 @@ Tensor spread(ProgramWriter& w, Tensor x, int dim) {
   return x;
 }
 
-/// [1, 1, seq, seq]: which keys a query sees.
-Tensor write_seen(ProgramWriter& w, std::int64_t batch, std::int64_t seq, std::int64_t window) {
+/// and_masks of the library: a one, and whatever is seen.
+class AndMasks {
+ public:
+  AndMasks(ProgramWriter& writer, const Tensor& queries) : w_(writer) {
+    seen_ = w_.emit("aten.new_ones.default", {ProgramWriter::arg(queries), ProgramWriter::arg(Dims{})},
+                    {{"dtype", Arg{DType::Bool}}}, {{{}, {}, DType::Bool}})[0];
+  }
+  void add(const Tensor& mask) { seen_ = w_.binary("aten.bitwise_and.Tensor", seen_, mask, DType::Bool); }
+  const Tensor& seen() const { return seen_; }
+
+ private:
+  ProgramWriter& w_;
+  Tensor seen_;
+};
+
+/// padding_mask[batches, keys], of indices that are spread over four dimensions.
+Tensor write_padding_seen(ProgramWriter& w, const Tensor& padding, const Tensor& batches, const Tensor& keys) {
+  const Dims sizes{batches.sizes[0], 1, 1, keys.sizes[3]};
+  return w.emit("aten.index.Tensor",
+                {ProgramWriter::arg(padding), Arg{ArgList{ProgramWriter::arg(batches), ProgramWriter::arg(keys)}}}, {},
+                {{sizes, ProgramWriter::contiguous_strides(sizes), DType::Bool}})[0];
+}
+
+/// [1 or batch, 1, seq, seq]: which keys a query sees.
+Tensor write_seen(ProgramWriter& w, const std::optional<Tensor>& padding, std::int64_t batch, std::int64_t seq,
+                  std::int64_t window) {
   const Arg zero{std::int64_t{0}};
   const Tensor batches = w.arange(batch), heads = w.arange(1);
   const Tensor query_places = w.with_scalar("aten.add.Tensor", w.arange(seq), zero);
   const Tensor key_places = w.with_scalar("aten.add.Tensor", w.arange(seq), zero);
-  spread(w, batches, 0);  // made for mask functions that look at them
-  spread(w, heads, 1);
+  const Tensor rows = spread(w, batches, 0);
+  spread(w, heads, 1);  // made for mask functions that look at it
   const Tensor queries = spread(w, query_places, 2);
   const Tensor keys = spread(w, key_places, 3);
-  if (window == 0) return w.binary("aten.le.Tensor", keys, queries, DType::Bool);
-  const Tensor all = w.emit("aten.new_ones.default", {ProgramWriter::arg(queries), ProgramWriter::arg(Dims{})},
-                            {{"dtype", Arg{DType::Bool}}}, {{{}, {}, DType::Bool}})[0];
-  const Tensor first = w.with_scalar("aten.sub.Tensor", queries, Arg{std::max<std::int64_t>(window, 0)});
-  const Tensor near =
-      w.binary("aten.bitwise_and.Tensor", all, w.binary("aten.gt.Tensor", keys, first, DType::Bool), DType::Bool);
-  return w.binary("aten.bitwise_and.Tensor", near, w.binary("aten.le.Tensor", keys, queries, DType::Bool), DType::Bool);
+  const auto causal = [&] { return w.binary("aten.le.Tensor", keys, queries, DType::Bool); };
+  const auto seen = [&] {
+    if (window == 0) return causal();
+    AndMasks near(w, queries);
+    const Tensor first = w.with_scalar("aten.sub.Tensor", queries, Arg{std::max<std::int64_t>(window, 0)});
+    near.add(w.binary("aten.gt.Tensor", keys, first, DType::Bool));
+    near.add(causal());
+    return near.seen();
+  };
+  if (!padding) return seen();
+  AndMasks both(w, queries);
+  both.add(seen());
+  both.add(write_padding_seen(w, *padding, rows, keys));
+  return both.seen();
+}
+
+/// fast_all of the library, read by the host.
+void ask_for_all(ProgramWriter& w, const FamilyInput& input, const Tensor& padding) {
+  const Tensor count = w.emit("aten.sum.default", {ProgramWriter::arg(padding)}, {}, {{{}, {}, DType::Int64}})[0];
+  const Tensor answer = w.with_scalar("aten.eq.Scalar", count, Arg{padding.sizes.product()}, DType::Bool);
+  if (!input.program.recorded) w.read_to_host(answer);
 }
 
 Error cannot_run(const FamilyInput& input, std::string why) {
@@ -297,15 +335,25 @@ Tensor write_positions(ProgramWriter& w, std::int64_t seq) {
 }
 
 bool needs_mask(const FamilyInput& input, std::int64_t seq, std::int64_t window) {
-  return input.options.attention == "eager" || (window != 0 && seq >= window);
+  const bool hides = input.options.attention_mask && !input.program.full_mask;
+  return input.options.attention == "eager" || (window != 0 && seq >= window) || hides;
 }
 
-std::optional<Tensor> write_mask(ProgramWriter& w, const FamilyInput& input, const Tensor& positions,
-                                 std::int64_t window) {
+std::optional<Tensor> write_mask(ProgramWriter& w, const FamilyInput& input, const std::optional<Tensor>& padding,
+                                 const Tensor& positions, std::int64_t window) {
   const std::int64_t batch = input.options.batch, seq = positions.sizes[1];
-  write_packed_question(w, input, positions, batch, seq);
+  std::optional<Tensor> kept;
+  if (padding) {
+    kept = w.to(*padding, DType::Bool);
+    // _ignore_causal_mask_sdpa: is nothing hidden? If something is, the same is asked of the queries' part.
+    const bool asks = input.options.attention != "eager" && (window == 0 || seq < window);
+    if (asks) ask_for_all(w, input, *kept);
+    if (asks && !input.program.full_mask) ask_for_all(w, input, w.alias(*kept));
+  } else {
+    write_packed_question(w, input, positions, batch, seq);
+  }
   if (!needs_mask(input, seq, window)) return std::nullopt;
-  const Tensor seen = w.expand(write_seen(w, batch, seq, window), {batch, -1, seq, seq});
+  const Tensor seen = w.expand(write_seen(w, kept, batch, seq, window), {batch, -1, seq, seq});
   if (input.options.attention != "eager") return seen;
   const Tensor zero = w.zeros({}, w.dtype());
   return w.where(seen, zero, w.scalar(lowest_value(w.dtype()), w.dtype(), true));

@@ -7,14 +7,24 @@
 
 #include "core/model/families/config_reader.h"
 #include "core/model/families/family.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard {
 namespace {
 
+/// What of a training script's own ways is written for a family.
+struct Scripts {
+  bool labels = false;   // of its own, masked; counted over micro-batches
+  bool chunked = false;  // head and loss over pieces of the sequence
+  bool padding = false;  // a mask of the tokens that are there
+};
+constexpr Scripts kNone{}, kOwnMask{true, true, false}, kCapped{true, false, true}, kAll{true, true, true};
+
 struct Family {
   std::string_view model_type;
   Result<Model> (*build)(const families::FamilyInput&, std::string_view model_type);
+  Scripts scripts;
 };
 
 /// Adds the argument that only families of several types look at.
@@ -24,24 +34,45 @@ Result<Model> only(const families::FamilyInput& input, std::string_view) {
 }
 
 constexpr Family kFamilies[] = {
-    {"bert", only<families::build_bert>},
-    {"gemma2", only<families::build_gemma2>},
-    {"gpt2", only<families::build_gpt2>},
-    {"gpt_neox", only<families::build_gpt_neox>},
-    {"llama", families::build_llama_family},
-    {"mistral", families::build_llama_family},
-    {"mixtral", families::build_llama_family},
-    {"opt", only<families::build_opt>},
-    {"phi3", only<families::build_phi3>},
-    {"qwen2", families::build_llama_family},
-    {"qwen2_moe", families::build_llama_family},
-    {"qwen3", families::build_llama_family},
-    {"qwen3_moe", families::build_llama_family},
-    {"t5", only<families::build_t5>},
-    {"titan_llama", only<families::build_titan_llama>},
-    {"vit", only<families::build_vit>},
-    {"whisper", only<families::build_whisper>},
+    {"bert", only<families::build_bert>, kNone},
+    {"gemma2", only<families::build_gemma2>, kCapped},
+    {"gpt2", only<families::build_gpt2>, kAll},
+    {"gpt_neox", only<families::build_gpt_neox>, kAll},
+    {"llama", families::build_llama_family, kAll},
+    {"mistral", families::build_llama_family, kAll},
+    {"mixtral", families::build_llama_family, kAll},
+    {"opt", only<families::build_opt>, kOwnMask},
+    {"phi3", only<families::build_phi3>, kAll},
+    {"qwen2", families::build_llama_family, kAll},
+    {"qwen2_moe", families::build_llama_family, kAll},
+    {"qwen3", families::build_llama_family, kAll},
+    {"qwen3_moe", families::build_llama_family, kAll},
+    {"t5", only<families::build_t5>, kNone},
+    {"titan_llama", only<families::build_titan_llama>, kOwnMask},
+    {"vit", only<families::build_vit>, kNone},
+    {"whisper", only<families::build_whisper>, kNone},
 };
+
+/// What a job asks of the training script must be written for the family.
+Result<void> check_scripts(const Family& family, const families::FamilyInput& input) {
+  const ModelOptions& options = input.options;
+  const struct {
+    bool asked, can;
+    const char* key;
+    const char* works;
+  } kAsked[] = {
+      {families::is_own_loss(options) && options.loss != "auto", family.scripts.labels, "model.loss", "auto"},
+      {families::wraps_for_loss(options), family.scripts.chunked, "model.loss", "auto or cross_entropy"},
+      {options.attention_mask, family.scripts.padding, "model.attention_mask", "false"},
+  };
+  for (const auto& one : kAsked) {
+    if (!one.asked || one.can) continue;
+    return fail({ErrorCode::Unsupported, "this is not built for models of type " + std::string(family.model_type),
+                 input.config.file(), one.key, one.works, "true",
+                 "capture the module with its script: foreshard.capture_step (docs/models.md)"});
+  }
+  return {};
+}
 
 Result<Model> build(const nlohmann::json& object, const std::string& file, const ModelOptions& options,
                     const ProgramOptions& program) {
@@ -68,20 +99,33 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
                  "no such key, or null", describe_json(object.at("quantization_config")),
                  "use the configuration of the model that is not quantised"});
   }
-  constexpr std::array<std::string_view, 5> kLosses{"auto", "cross_entropy", "cross_entropy_fp32", "cross_entropy_flat",
+  constexpr std::array<std::string_view, 8> kLosses{"auto",
+                                                    "per_token",
+                                                    "cross_entropy",
+                                                    "cross_entropy_fp32",
+                                                    "cross_entropy_flat",
+                                                    "chunked_cross_entropy",
+                                                    "chunked_logits_cross_entropy",
                                                     "none"};
   if (std::find(kLosses.begin(), kLosses.end(), options.loss) == kLosses.end()) {
     return fail({ErrorCode::OutOfRange,
                  "model.loss names no loss",
                  {},
                  "model.loss",
-                 "auto, cross_entropy, cross_entropy_fp32 or none",
+                 "auto, per_token, cross_entropy, cross_entropy_fp32, chunked_cross_entropy, "
+                 "chunked_logits_cross_entropy or none",
                  in_quotes(options.loss),
                  {}});
   }
   const families::FamilyInput input{options, program, config};
   for (const Family& family : kFamilies) {
-    if (family.model_type == type) return family.build(input, type);
+    if (family.model_type != type) continue;
+    if (auto can = check_scripts(family, input); !can) return fail(std::move(can.error()));
+    Result<Model> model = family.build(input, type);
+    // Nobody has cut such scripts for a mesh.
+    if (model && (families::wraps_for_loss(options) || options.attention_mask || options.loss == "per_token"))
+      model->parallel.clear();
+    return model;
   }
   return fail({ErrorCode::Unsupported, "this model_type is not built", file, "model_type", "one of " + known,
                in_quotes(type),

@@ -30,6 +30,9 @@ struct ProgramOptions {
   bool recorded = false;
   // False: the forward does not ask whether rows are packed (the recordings of memory were made without the question).
   bool asks_for_packed_rows = true;
+  bool masked_labels = false;  // part of the labels carries no loss: they are a tensor of their own beside the ids
+  // A mask that is given hides nothing, which the host finds out and drops it (recordings of full batches).
+  bool full_mask = false;
 };
 
 /// `path` names the config.json. The options' `source` is not looked at.

@@ -1,4 +1,6 @@
 #include "core/model/families/family.h"
+
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 #include <algorithm>
@@ -9,6 +11,8 @@ namespace {
 
 // Elements of one tensor, and of all parameters, must stay below this: bytes and FLOPs of 64 bits count them.
 constexpr std::int64_t kMaxNumel = std::int64_t{1} << 52;
+
+constexpr std::string_view kWrapped = "model";  // what a script's wrapper calls the model
 
 bool exceeds(std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t product = 0;
@@ -33,6 +37,10 @@ std::string ModelTree::fqn(ModuleId owner, std::string_view name) const {
 
 ModuleId ModelTree::module(ModuleId parent, std::string_view name, std::string_view class_name,
                            std::vector<std::string> bases) {
+  if (!parent.valid() && !model_.modules.empty()) {  // in a script's wrapper
+    parent = ModuleId(0);
+    name = kWrapped;
+  }
   const ModuleId id(model_.modules.size());
   std::string full = parent.valid() ? fqn(parent, name) : std::string();
   ModuleInfo& info = model_.modules.emplace_back();
@@ -128,67 +136,6 @@ void check_products(const FamilyInput& input, std::int64_t seq, std::int64_t wid
   }
 }
 
-/// What the root's own function and the loss function make has names until they return; but what becomes the logits is
-/// one name's, given to one after the other.
-void hold_locals(Model& model, std::int32_t loss) {
-  const ValueInfo& logits = model.values[model.outputs[1].index()];
-  for (std::size_t i = 0; i < model.ops.size(); ++i) {
-    if (model.ops[i].module.value != 0) continue;
-    for (const ValueId id : model.ops[i].out) {
-      if (!id.valid() || id == model.outputs[1]) continue;
-      ValueInfo& value = model.values[id.index()];
-      const bool becomes =
-          static_cast<std::int32_t>(i) < loss && value.shape == logits.shape && value.dtype == logits.dtype;
-      if (!becomes) value.held = {Hold::Until::Forward, -1, {}};
-    }
-  }
-}
-
-TokenInputs write_token_inputs(ProgramWriter& w, const FamilyInput& input, std::int64_t seq) {
-  const Dims sizes{input.options.batch, seq};
-  TokenInputs tokens;
-  tokens.ids = w.input("input_ids", sizes, DType::Int64);
-  if (input.options.loss == "auto") tokens.labels = w.input("labels", sizes, DType::Int64, &tokens.ids);
-  return tokens;
-}
-
-void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, const TokenInputs& tokens,
-                      const Tensor& logits) {
-  w.enter(ModuleId(0));
-  const std::string& kind = input.options.loss;
-  const auto begin = static_cast<std::int32_t>(model.ops.size());
-  if (kind != "auto") model.loss_begin = begin;  // the model returns logits, the script does the rest
-  const std::int64_t vocabulary = logits.sizes[-1];
-  Tensor loss;
-  if (kind == "none") {
-    loss = w.sum(logits);
-  } else if (kind == "auto" && !tokens.shifted) {  // CrossEntropyLoss of the library, in the dtype of the logits
-    const Tensor rows = w.view(logits, {-1, vocabulary});
-    const Tensor targets = w.view(*tokens.labels, {-1});
-    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
-  } else if (kind == "auto") {  // ForCausalLMLoss: labels shifted by one, logits in float32
-    const Tensor wide = w.to(logits, DType::Float32);
-    const Tensor padded = w.pad(*tokens.labels, {0, 1}, -100.0);
-    const Tensor shifted = w.contiguous(w.slice(padded, 1, 1, kSliceEnd));
-    const Tensor rows = w.view(wide, {-1, vocabulary});
-    const Tensor targets = w.view(shifted, {-1});
-    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
-  } else if (kind == "cross_entropy_flat") {  // torchtitan's: logits.flatten(0, 1).float()
-    const Tensor rows = w.to(w.view(logits, {-1, vocabulary}), DType::Float32);
-    const Tensor targets = w.view(tokens.ids, {-1});
-    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
-  } else {  // F.cross_entropy(logits.view(-1, n), ids.view(-1)) of the training script
-    const Tensor wide = kind == "cross_entropy_fp32" ? w.to(logits, DType::Float32) : logits;
-    if (wide.index != logits.index) w.hold_until_here(logits);  // `logits = model(...).logits.float()`
-    const Tensor rows = w.view(wide, {-1, vocabulary});
-    const Tensor targets = w.view(tokens.ids, {-1});
-    loss = w.nll_loss(w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}}), targets);
-  }
-  model.has_loss = true;
-  model.outputs = {ValueId(loss.index), ValueId(logits.index)};
-  hold_locals(model, begin);
-}
-
 Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,
                   std::int64_t seq) {
   Model model;
@@ -196,6 +143,7 @@ Model start_model(const FamilyInput& input, std::string_view architecture, std::
   model.block_class = block_class;
   model.tokens_per_batch = input.options.batch * seq;
   model.compute_dtype = input.program.compute_dtype.value_or(created);
+  if (wraps_for_loss(input.options)) ModelTree(model, created).module({}, "", "WithLoss");
   return model;
 }
 

@@ -137,8 +137,9 @@ Tensor write_positions(ProgramWriter& writer, std::int64_t seq);
 /// causal flag says it all. `window` = 0: every earlier position is seen; kEmptyWindow: a window of no width, which
 /// the library makes where a configuration switches windows off but the model builds their mask all the same.
 inline constexpr std::int64_t kEmptyWindow = -1;
-std::optional<Tensor> write_mask(ProgramWriter& writer, const FamilyInput& input, const Tensor& positions,
-                                 std::int64_t window);
+/// `padding`: the mask [batch, seq] that the script hands.
+std::optional<Tensor> write_mask(ProgramWriter& writer, const FamilyInput& input, const std::optional<Tensor>& padding,
+                                 const Tensor& positions, std::int64_t window);
 
 /// True if write_mask will build one.
 bool needs_mask(const FamilyInput& input, std::int64_t seq, std::int64_t window);
@@ -148,18 +149,6 @@ std::int64_t choose_seq(const FamilyInput& input, std::int64_t most, std::string
 
 /// Products that must stay countable: activations of `width` per token, attention scores, parameters.
 void check_products(const FamilyInput& input, std::int64_t seq, std::int64_t width, std::int64_t heads);
-
-/// The inputs of a language model. Labels are an input only where the architecture computes its own loss.
-struct TokenInputs {
-  Tensor ids;
-  std::optional<Tensor> labels;
-  bool shifted = true;  // each position predicts the next label (causal language models)
-};
-TokenInputs write_token_inputs(ProgramWriter& writer, const FamilyInput& input, std::int64_t seq);
-
-/// Writes the loss that the options ask for behind the logits and sets outputs and has_loss.
-void finish_with_loss(Model& model, ProgramWriter& writer, const FamilyInput& input, const TokenInputs& tokens,
-                      const Tensor& logits);
 
 /// A Model with its name, block class and dtypes; `created`: what its parameters are made in. `seq` = 0: no tokens.
 Model start_model(const FamilyInput& input, std::string_view architecture, std::string_view block_class, DType created,

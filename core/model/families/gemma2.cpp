@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/model/families/decoder_parts.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -211,8 +212,8 @@ Result<Model> build_gemma2(const FamilyInput& given) {
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
   w.hold(positions);
-  const std::optional<Tensor> full = write_mask(w, input, positions, 0);
-  const std::optional<Tensor> near = write_mask(w, input, positions, c.window);
+  const std::optional<Tensor> full = write_mask(w, input, tokens.mask, positions, 0);
+  const std::optional<Tensor> near = write_mask(w, input, tokens.mask, positions, c.window);
   GemmaProgram program(w, c, attention);
   program.rotary(m, positions);
   for (std::size_t i = 0; i < m.layers.size(); ++i) x = program.layer(m.layers[i], x, c.windowed(i) ? *near : *full);

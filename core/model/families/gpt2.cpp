@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/model/families/decoder_parts.h"
+#include "core/model/families/losses.h"
 
 namespace foreshard::families {
 namespace {
@@ -213,7 +214,7 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   w.hold(places, Hold::Until::Call, m.model);
   w.enter(m.model);
   Tensor x = w.add(words, places);
-  const std::optional<Tensor> mask = write_mask(w, input, positions, 0);
+  const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, 0);
   Gpt2Program program(w, c, *kernel, attention, positions);
   x = write_dropout(w, m.dropout, x, c.embedding_dropout);
   for (std::size_t i = 0; i < m.layers.size(); ++i)
@@ -221,7 +222,7 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   x = program.norm(m.norm, x);
   w.enter(m.model);
   x = w.view(x, {-1, seq, c.hidden});
-  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
+  finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   return model;
 }
 

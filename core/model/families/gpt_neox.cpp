@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/model/families/decoder_parts.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -194,13 +195,13 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
   w.hold(positions);
-  const std::optional<Tensor> mask = write_mask(w, input, positions, 0);
+  const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, 0);
   x = write_dropout(w, m.dropout, x, c.hidden_dropout);
   NeoXProgram program(w, c, *kernel, attention);
   program.rotary(m, positions);
   for (const LayerModules& layer : m.layers) x = program.layer(layer, x, mask ? &*mask : nullptr);
   x = write_layer_norm(w, m.norm, x, c.eps);
-  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
+  finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   return model;
 }
 

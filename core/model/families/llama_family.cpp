@@ -6,6 +6,7 @@
 
 #include "core/model/families/decoder_parts.h"
 #include "core/model/families/experts.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -359,16 +360,17 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
   w.hold(positions);
-  if (!all_windowed) full.mask = write_mask(w, input, positions, 0);
+  if (!all_windowed) full.mask = write_mask(w, input, tokens.mask, positions, 0);
   if (any_windowed || model_type == "qwen2_moe")  // which builds both masks whatever its layers look at
-    windowed.mask = write_mask(w, input, positions, c.sliding_window > 0 ? c.sliding_window : kEmptyWindow);
+    windowed.mask =
+        write_mask(w, input, tokens.mask, positions, c.sliding_window > 0 ? c.sliding_window : kEmptyWindow);
   LlamaProgram program(w, c, attention);
   program.rotary(m, positions);
   for (std::size_t i = 0; i < m.layers.size(); ++i) {
     x = program.layer(m.layers[i], x, any_windowed && c.windowed[i] ? windowed : full);
   }
   x = program.norm(m.norm, x);
-  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
+  finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   model.parallel = parallel_plan();
   return model;
 }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/model/families/decoder_parts.h"
+#include "core/model/families/losses.h"
 
 namespace foreshard::families {
 namespace {
@@ -210,7 +211,7 @@ Result<Model> build_opt(const FamilyInput& given) {
   w.enter(m.decoder);
   x = w.add(x, places.rows);
   std::optional<Tensor> mask;
-  if (needs_mask(input, seq, 0)) mask = write_mask(w, input, write_positions(w, seq), 0);
+  if (needs_mask(input, seq, 0)) mask = write_mask(w, input, tokens.mask, write_positions(w, seq), 0);
   OptProgram layers(w, c, *kernel, shape);
   for (const LayerModules& layer : m.layers) {
     w.call(layer.block, {&x, mask ? &*mask : nullptr, &places.ids});
@@ -218,7 +219,7 @@ Result<Model> build_opt(const FamilyInput& given) {
   }
   if (m.norm) x = layers.norm(*m.norm, x);
   if (m.project_out) x = write_linear(w, *m.project_out, x);
-  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
+  finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   return model;
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/model/families/decoder_parts.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -210,12 +211,12 @@ Result<Model> build_phi3(const FamilyInput& input) {
   w.enter(m.model);
   const Tensor positions = write_positions(w, seq);
   w.hold(positions);
-  const std::optional<Tensor> mask = write_mask(w, input, positions, c.sliding_window);
+  const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, c.sliding_window);
   Phi3Program layers(w, c, *kernel, shape);
   layers.rotary(m, positions);
   for (const LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
   x = layers.norm(m.norm, x);
-  finish_with_loss(model, w, input, tokens, write_language_head(w, m.root, m.head, x));
+  finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   return model;
 }
 

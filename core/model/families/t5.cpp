@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/model/families/family.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/model/families/family.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -240,8 +241,7 @@ Result<Model> build_titan_llama(const FamilyInput& input) {
   TitanProgram program(w, c, shape, *kernel, m.rotary, cuda);
   for (const BlockModules& block : m.blocks) x = program.block(block, x);
   x = program.norm(m.norm, x);
-  const Tensor logits = write_linear(w, m.head, x);
-  finish_with_loss(model, w, input, tokens, logits);
+  finish_with_head(model, w, input, tokens, {m.root, m.head, false}, x);
   model.parallel = parallel_plan();
   return model;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/model/families/family.h"
+#include "core/model/families/losses.h"
 
 namespace foreshard::families {
 namespace {

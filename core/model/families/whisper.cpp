@@ -5,6 +5,7 @@
 
 #include "core/model/families/decoder_parts.h"
 #include "core/model/families/family.h"
+#include "core/model/families/losses.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -218,7 +219,7 @@ class WhisperProgram {
                 {{sizes, ProgramWriter::contiguous_strides(sizes), w_.dtype()}})[0];
     w_.enter(m.decoder);
     Tensor x = w_.dropout(w_.add(words, positions), c_.dropout);
-    const std::optional<Tensor> mask = write_mask(w_, input, places, 0);
+    const std::optional<Tensor> mask = write_mask(w_, input, std::nullopt, places, 0);
     for (const LayerModules& layer : m.decoder_layers) {
       w_.call(layer.block, {&x, mask ? &*mask : nullptr, &memory});
       x = self_attention(layer, x, a_.decoder, a_.decoder_shape, mask ? &*mask : nullptr);

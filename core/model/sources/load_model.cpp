@@ -55,6 +55,16 @@ Result<void> check_captured(const Model& model, const ProgramOptions& program, c
   return fail(std::move(error));
 }
 
+/// What a script does around a model is written for architectures; other sources bring their own programs.
+Result<void> check_scripted(const ModelOptions& options, const std::string& file) {
+  const bool loss = options.loss.starts_with("chunked_") || options.loss == "per_token";
+  if (!loss && !options.attention_mask) return {};
+  return fail({ErrorCode::Unsupported,
+               "only models of a config.json are built with this; an exported or captured program brings its own", file,
+               loss ? "model.loss" : "model.attention_mask", loss ? "auto" : "false", loss ? options.loss : "true",
+               "export or capture the model with it inside"});
+}
+
 }  // namespace
 
 Result<Model> load_model(const ModelOptions& options, const ProgramOptions& program) {
@@ -72,13 +82,18 @@ Result<Model> load_model(const ModelOptions& options, const ProgramOptions& prog
     return fail(
         {ErrorCode::NotFound, "this folder holds no model", options.source, {}, "a config.json in it", "none", {}});
   }
-  if (is_archive(file)) return model_from_pt2(file, options, program);
+  if (is_archive(file)) {
+    if (auto plain = check_scripted(options, file); !plain) return fail(std::move(plain.error()));
+    return model_from_pt2(file, options, program);
+  }
   const JsonLimits limits;
   Result<std::string> text = read_text_file(file, limits.max_text);
   if (!text) return fail(std::move(text.error()));
   Result<nlohmann::json> document = parse_json(*text, file, limits);
   if (!document) return fail(std::move(document.error()));
   const bool is_model_json = document->is_object() && document->contains("schema");
+  if (is_model_json)
+    if (auto plain = check_scripted(options, file); !plain) return fail(std::move(plain.error()));
   Result<Model> model =
       is_model_json ? model_from_json(*document, file) : model_from_config_json(*document, file, options, program);
   if (!model) return model;

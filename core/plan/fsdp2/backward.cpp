@@ -75,7 +75,7 @@ Result<void> Backward::run_backward_node(const Execution& execution) {
   const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(execution.node)];
   if (execution.region >= 0 && !run_.regions[static_cast<std::size_t>(execution.region)].recomputed &&
       run_.node_autograd.saves(execution.node)) {
-    forward_.recompute(execution.region);
+    if (Result<void> again = forward_.recompute(execution.region); !again) return again;
   }
   for (ParamId param : node.params) {
     const ParamSlot& place = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])];

@@ -170,6 +170,7 @@ Result<void> Forward::run_node(std::int32_t index, Pass pass) {
     }
     return {};
   }
+  if (Result<void> there = check_gathered(node); !there) return there;
   const Phase before = out_.phase();
   out_.set_phase(pass == Pass::Recompute ? Phase::Backward : Phase::Forward);
   const bool again = pass == Pass::Recompute;
@@ -228,6 +229,24 @@ Result<void> Forward::run_node(std::int32_t index, Pass pass) {
     tensor = made;
     tensor.slot = static_cast<std::int32_t>(i);
     if (!run_.graph.tensors[variable].differentiable) tensor.requires_grad = false;
+  }
+  return {};
+}
+
+/// A list of modules that are not all called again has no hooks for the calls in between: they find its shards.
+Result<void> Forward::check_gathered(const GraphNode& node) const {
+  for (const ParamId param : node.params) {
+    const ParamSlot& place = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])];
+    if (!place.unit.valid() || run_.unit(place.unit).module_count == 1) continue;
+    if (run_.unit(place.unit).sharded == ShardedState::Unsharded) continue;
+    return fail({ErrorCode::Refused,
+                 "RuntimeError: got mixed torch.Tensor and DTensor: a unit of several modules is used while it is "
+                 "sharded, because not all of its modules were called again",
+                 {},
+                 "unit \"" + run_.plan.units[place.unit.index()].name + "\"",
+                 "modules that are called equally often, one after the other",
+                 "another call of module \"" + node.label + "\"",
+                 "make the module that is called more often a unit of its own, or leave it to the root"});
   }
   return {};
 }
@@ -385,19 +404,16 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
 
 // ---------------------------------------------------------------- recomputation
 
-void Forward::recompute(std::int32_t region) {
+Result<void> Forward::recompute(std::int32_t region) {
   Region& made = run_.regions[static_cast<std::size_t>(region)];
   made.recomputed = true;
   last_saving_ = last_saving_node(made.call);
   const std::int32_t outer = region_;
   region_ = region;
-  if (made.inside) {
-    static_cast<void>(walk_body(made.call, Pass::Recompute));
-  } else {
-    static_cast<void>(walk(made.call, Pass::Recompute));
-  }
+  Result<void> done = made.inside ? walk_body(made.call, Pass::Recompute) : walk(made.call, Pass::Recompute);
   region_ = outer;
   stop_recompute_ = false;
+  return done;
 }
 
 }  // namespace foreshard::fsdp2

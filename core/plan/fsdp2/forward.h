@@ -21,7 +21,7 @@ class Forward {
 
   Result<void> run(Pass pass);
   /// The region's call again, up to the last node that keeps something for backward.
-  void recompute(std::int32_t region);
+  Result<void> recompute(std::int32_t region);
 
  private:
   /// What a variable of the module graph holds: which autograd output made it.
@@ -35,6 +35,7 @@ class Forward {
   Result<void> walk(std::int32_t call, Pass pass);
   Result<void> walk_body(std::int32_t call, Pass pass);
   Result<void> run_node(std::int32_t node, Pass pass);
+  Result<void> check_gathered(const GraphNode& node) const;
   Result<void> check_dtypes(const GraphNode& node, const Tensor& result) const;
   void pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass);
   void post_forward_hooks(UnitState& u, std::int32_t call, Pass pass);

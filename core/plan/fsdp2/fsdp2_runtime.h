@@ -12,6 +12,7 @@
 #include "core/plan/fsdp2/backward.h"
 #include "core/plan/fsdp2/forward.h"
 #include "core/plan/fsdp2/gathering.h"
+#include "core/plan/fsdp2/muon_step.h"
 #include "core/plan/fsdp2/reduction.h"
 #include "core/plan/fsdp2/run.h"
 #include "core/plan/runtime/training_step.h"
@@ -65,6 +66,7 @@ class Fsdp2Runtime {
   Reduction reduction_{run_};
   std::optional<Forward> forward_;  // once the units are prepared
   std::optional<Backward> backward_;
+  std::optional<MuonStep> muon_;
   TrainingStep step_;
   UnitId awaited_;  // unit of the last asynchronous unshard of the script
 };

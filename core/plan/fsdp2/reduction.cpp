@@ -366,6 +366,13 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
       add.on_host = run_.offload;
       continue;
     }
+    if (run_.steps_in_backward) {  // post_accumulate_grad hooks: the gradient is gone when they return
+      Instruction& step = out_.add(InstructionKind::OptimizerStep, after, u.id);
+      step.numel = p.local_numel;
+      step.dtype = u.orig_dtype;
+      step.buffer = {BufferWhat::ShardGrad, u.id, p.param};
+      continue;
+    }
     if (holder < 0) {
       holder = static_cast<std::int32_t>(sharded_grads_.size());
       sharded_grads_.push_back(views);

@@ -70,6 +70,7 @@ struct Run {
   std::int32_t shard_size = 1, replicate_size = 1;
   bool hybrid = false;
   bool offload = false, pin_memory = false;
+  bool steps_in_backward = false;        // an optimizer for each parameter, where its gradient becomes ready
   bool separate_reduce = false;          // reductions have a communicator of their own
   std::size_t reductions_in_flight = 1;  // reduce-scatter inputs alive at once (F2-18: one)
 

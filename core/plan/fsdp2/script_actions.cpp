@@ -26,6 +26,7 @@ Result<void> Fsdp2Runtime::prepare() {
   if (!done) return done;
   forward_.emplace(run_, gathering_);
   backward_.emplace(run_, gathering_, reduction_, *forward_);
+  if (run_.request.job.train.optimizer.name == OptimizerKind::Muon) muon_.emplace(run_);
   return {};
 }
 
@@ -263,6 +264,7 @@ Result<void> Fsdp2Runtime::step() {
     step_.read_found(adds_to(out_), out_.intern("found_inf"));
   }
   out_.set_phase(Phase::Optimizer);
+  if (muon_) muon_->step();
   step_.optimizer(adds_to(out_), Stream::D, gradients);
   out_.set_phase(Phase::None);
   return {};

@@ -1,0 +1,235 @@
+#include "core/plan/script_traps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "core/plan/runtime/muon_params.h"
+
+namespace foreshard {
+namespace {
+
+bool steps_in_backward(const Job& job) { return job.train.optimizer.impl == OptimizerImpl::InBackward; }
+
+Error refused(const Job& job, std::string message, std::string expected, std::string got, std::string hint) {
+  return {ErrorCode::Refused,  std::move(message), job.model.source, "train.optimizer.name",
+          std::move(expected), std::move(got),     std::move(hint)};
+}
+
+/// What PyTorch says of the first parameter of a block as FSDP1 leaves it.
+std::string first_flat_shape(const Model& model, const UnitTable& table) {
+  for (const PlanUnit& unit : table.units) {
+    for (const ParamId param : unit.params) {
+      if (!is_block_matrix(model, param)) continue;
+      return fmt::format("torch.Size([{}])", std::min(unit.shard_numel, numel_of(model.params[param.index()].shape)));
+    }
+  }
+  return "torch.Size([0])";
+}
+
+// ---------------------------------------------------------------- optimizers
+
+Trap never_fires(const Plan& plan) {
+  Trap trap{33, "an optimizer in backward never fires under FSDP1", "OPT", {}, {}, {}, true};
+  Numel numel = 0;
+  for (const PlanUnit& unit : plan.units) numel += unit.requires_grad ? unit.numel : 0;
+  trap.text = fmt::format(
+      "FSDP1 writes gradients itself, so hooks on the parameters are never called: {} elements are never updated, "
+      "and no error says so",
+      numel);
+  trap.remedy = "train.optimizer.impl = \"foreach\" or \"fused\", or fsdp.runtime = \"fsdp2\"";
+  return trap;
+}
+
+Trap steps_each_micro_batch(const Job& job) {
+  Trap trap{34, "an optimizer in backward steps once a micro-batch", "OPT, F2-18", {}, {}, {}, false};
+  trap.text = fmt::format(
+      "every reduction is followed by the step of its parameters, so {} micro-batches are {} steps on a {}th of the "
+      "batch each, on the reduce-scatter stream, whose pool keeps the optimizer's state",
+      job.train.micro_batches, job.train.micro_batches, job.train.micro_batches);
+  trap.remedy = "train.no_sync = true, or one micro-batch";
+  return trap;
+}
+
+Trap unfactored(const Model& model, const Plan& plan) {
+  Trap trap{35, "Adafactor is not factored under FSDP1", "OPT", {}, {}, {}, false};
+  Bytes kept = 0, factored = 0;
+  for (const PlanUnit& unit : plan.units) {
+    kept += unit.requires_grad ? unit.shard_numel * itemsize(DType::Float32) : 0;
+    for (const ParamId param : unit.params) {
+      const Shape& shape = model.params[param.index()].shape;
+      const Numel numel = numel_of(shape);
+      const bool matrix = shape.size() > 1;
+      const Numel rows = matrix ? numel / shape.back() : numel;
+      factored += (matrix ? rows + numel / shape[shape.size() - 2] : rows) * itemsize(DType::Float32);
+    }
+  }
+  trap.text = fmt::format(
+      "it sees shards of one dimension: a rank keeps {} bytes of second moments, where rows and columns of the whole "
+      "model take {}, and its updates differ from those of one process",
+      kept, factored);
+  trap.remedy = "adamw, or Adafactor without FSDP";
+  return trap;
+}
+
+std::optional<Trap> muon_meets(const Plan& plan) {
+  std::int64_t reductions = 0, gathers = 0, others = 0;
+  Bytes bytes = 0;
+  if (plan.iterations.empty()) return std::nullopt;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.phase != Phase::Optimizer || !is_collective(i.kind)) continue;
+    bytes += i.bytes;
+    const bool gather = i.kind == InstructionKind::AllGather && plan.name_of(i.name) == "aten.all_gather";
+    ++(i.kind == InstructionKind::AllReduce ? reductions : gather ? gathers : others);
+  }
+  if (reductions + gathers + others == 0) return std::nullopt;
+  Trap trap{36, "Muon multiplies sharded matrices", "OPT", {}, {}, {}, false};
+  trap.text = fmt::format(
+      "each step of its iteration redistributes every matrix: {} all-reduces, {} all-gathers and {} other collectives "
+      "a step, {} bytes, one after the other with nothing beside them",
+      reductions, gathers, others, bytes);
+  trap.remedy = "adamw, or a Muon that gathers each matrix once";
+  return trap;
+}
+
+// ---------------------------------------------------------------- units
+
+/// Units that one micro-batch gathers more than twice.
+std::optional<Trap> gathered_again(const Plan& plan) {
+  if (plan.iterations.empty() || plan.runtime == Runtime::None) return std::nullopt;
+  const PlanIteration& last = plan.iterations.back();
+  struct Gathers {
+    std::int64_t count = 0, on_default = 0;
+    Bytes bytes = 0;
+  };
+  std::map<UnitId, Gathers> by_unit;
+  for (const Instruction& i : last.instructions) {
+    if (i.kind != InstructionKind::AllGather || !i.unit.valid()) continue;
+    Gathers& unit = by_unit[i.unit];
+    ++unit.count;
+    unit.on_default += i.stream == Stream::D ? 1 : 0;
+    unit.bytes += i.bytes;
+  }
+  Trap trap{37, "a unit is gathered for every piece of the sequence", "F2-7, F2-15", {}, {}, {}, false};
+  Gathers all;
+  for (const auto& [id, unit] : by_unit) {
+    if (unit.count <= 2 * last.micro_batches) continue;
+    trap.units.push_back(plan.units[id.index()].name);
+    all.count += unit.count;
+    all.on_default += unit.on_default;
+    all.bytes += unit.bytes;
+  }
+  if (trap.units.empty()) return std::nullopt;
+  trap.text = fmt::format(
+      "its module is called several times, and each call gathers it: {} all-gathers a step, {} of them on the default "
+      "stream, where nothing overlaps them, {} bytes",
+      all.count, all.on_default, all.bytes);
+  trap.remedy = "leave it to the root's unit, or keep it gathered (reshard_after_forward = false)";
+  return trap;
+}
+
+std::optional<Trap> group_for_each_unit(const Plan& plan) {
+  std::int64_t groups = 0;
+  for (const PlanCommunicator& one : plan.communicators) groups += one.kind == "post_forward" ? 1 : 0;
+  if (groups < 2) return std::nullopt;
+  Trap trap{38, "every unit makes a communicator of its own", "F2-13", {}, {}, {}, false};
+  trap.text = fmt::format(
+      "reshard_after_forward = k: {} communicators beside the shard group's, each with buffers of its own on the "
+      "device and a start of its own",
+      groups);
+  trap.remedy = "reshard_after_forward = true or false, or a mesh with a dimension of k ranks";
+  return trap;
+}
+
+Trap clips_on_host() {
+  Trap trap{39, "offloaded gradients cannot be clipped with NCCL alone", "F2-29, C6", {}, {}, {}, false};
+  trap.text =
+      "norms of gradients on the host are summed over the host's backend: with init_process_group(\"nccl\") "
+      "clip_grad_norm_ ends in RuntimeError: No backend type associated with device type cpu";
+  trap.remedy = "init_process_group(\"cpu:gloo,cuda:nccl\"), or train.clip_grad_norm = 0";
+  return trap;
+}
+
+Trap clips_nothing() {
+  Trap trap{40, "nothing is left to clip behind an optimizer in backward", "OPT", {}, {}, {}, false};
+  trap.text =
+      "gradients are gone when backward returns: clip_grad_norm_ finds none, and none was clipped before its step";
+  trap.remedy = "train.clip_grad_norm = 0, or an optimizer that steps after backward";
+  return trap;
+}
+
+// ---------------------------------------------------------------- masks
+
+std::optional<Trap> mask_changes_kernel(const Model& model) {
+  std::int64_t layers = 0;
+  Bytes bias = 0, heads = 0;
+  for (const Op& op : model.ops) {
+    if (!op.name.starts_with("aten._scaled_dot_product_efficient_attention") || op.args.size() < 4) continue;
+    const auto* mask = std::get_if<ValueRef>(&op.args[3].value);
+    const auto* keys = std::get_if<ValueRef>(&op.args[1].value);
+    if (mask == nullptr || keys == nullptr) continue;
+    ++layers;
+    const ValueInfo& seen = model.values[mask->id.index()];
+    bias += numel_of(seen.shape) / std::max<std::int64_t>(seen.shape[1], 1) * itemsize(seen.dtype);
+    const ValueInfo& all = model.values[keys->id.index()];
+    heads += 2 * numel_of(all.shape) * itemsize(all.dtype);
+  }
+  if (layers == 0) return std::nullopt;
+  Trap trap{41, "a padding mask changes the attention kernel", "ATT", {}, {}, {}, false};
+  trap.text = fmt::format(
+      "memory-efficient attention runs instead of flash attention in {} layers; for backward they keep {} bytes of "
+      "biases (batch x 1 x seq x seq each) and {} bytes of keys and values repeated to all heads",
+      layers, bias, heads);
+  trap.remedy = "pack sequences without padding and hand no mask, or give a mask that hides nothing only where it does";
+  return trap;
+}
+
+}  // namespace
+
+Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable& table) {
+  const OptimizerKind name = job.train.optimizer.name;
+  const Runtime runtime = job.fsdp.runtime;
+  if (name == OptimizerKind::Muon && runtime == Runtime::Fsdp1) {
+    return fail(
+        refused(job,
+                "ValueError: Muon only supports 2D parameters whereas we found a parameter with size: " +
+                    first_flat_shape(model, table),
+                "matrices", "shards of one dimension, which is what FSDP1 leaves of them",
+                "set fsdp.runtime = \"fsdp2\", where it works by gathering, or train.optimizer.name = \"adamw\""));
+  }
+  if (name == OptimizerKind::Adafactor && runtime == Runtime::Fsdp2) {
+    const bool lists = job.train.optimizer.impl == OptimizerImpl::Foreach;
+    return fail(refused(
+        job,
+        lists ? "NotImplementedError: Operator aten._foreach_lerp_.ScalarList does not have a sharding strategy "
+                "registered."
+              : "RuntimeError: aten.pow_ would change the placement of a DTensor, and transformers' Adafactor mixes "
+                "torch.Tensor and DTensor",
+        "an optimizer whose operators DTensor shards", "adafactor on DTensors",
+        "set train.optimizer.name = \"adamw\", or fsdp.runtime = \"fsdp1\", where it runs unfactored"));
+  }
+  return {};
+}
+
+std::vector<Trap> script_traps(const Model& model, const Job& job, const Plan& plan) {
+  std::vector<Trap> traps;
+  const auto add = [&](std::optional<Trap> trap) {
+    if (trap) traps.push_back(std::move(*trap));
+  };
+  const bool fsdp1 = plan.runtime == Runtime::Fsdp1, fsdp2 = plan.runtime == Runtime::Fsdp2;
+  if (fsdp1 && steps_in_backward(job)) add(never_fires(plan));
+  if (fsdp2 && steps_in_backward(job) && job.train.micro_batches > 1 && !job.train.no_sync)
+    add(steps_each_micro_batch(job));
+  if (fsdp1 && job.train.optimizer.name == OptimizerKind::Adafactor) add(unfactored(model, plan));
+  if (job.train.optimizer.name == OptimizerKind::Muon) add(muon_meets(plan));
+  add(gathered_again(plan));
+  if (fsdp2) add(group_for_each_unit(plan));
+  if (fsdp2 && job.fsdp.cpu_offload && job.train.clip_grad_norm > 0) add(clips_on_host());
+  if (fsdp2 && steps_in_backward(job) && job.train.clip_grad_norm > 0) add(clips_nothing());
+  if (job.model.attention_mask) add(mask_changes_kernel(model));
+  return traps;
+}
+
+}  // namespace foreshard
