@@ -112,9 +112,9 @@ TEST_F(OptimizerMemory, InBackwardUnderFsdp2GradientsAreGoneWhenBackwardReturns)
     ++steps;
   }
   EXPECT_GT(steps, 4) << "one for each parameter";
-  EXPECT_TRUE(std::any_of(prepared.plan.traps.begin(), prepared.plan.traps.end(),
-                          [](const Trap& trap) { return trap.number == 40; }))
-      << "the default norm finds nothing to clip";
+  EXPECT_TRUE(std::any_of(prepared.plan.traps.begin(), prepared.plan.traps.end(), [](const Trap& trap) {
+    return trap.number == 40;
+  })) << "the default norm finds nothing to clip";
   EXPECT_LE(beside(1), kSlack) << "the loss and the batch";
 }
 
