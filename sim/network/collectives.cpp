@@ -7,8 +7,12 @@
 #include <set>
 #include <string_view>
 
+#include "sim/network/links.h"
+
 namespace foreshard {
 namespace {
+
+constexpr const char* kNvls = "nvls";  // key of HardwareProfile::extra
 
 using PerProtocol = std::array<double, 3>;  // LL, LL128, Simple
 using PerNodes = std::array<double, 3>;     // 1, 2, 3 or more nodes
@@ -87,15 +91,25 @@ double ring_bus_gb_per_s(const HardwareProfile& profile, CollectiveKind kind, in
                          : profile.generation == "ampere"    ? 0.98
                          : profile.generation == "blackwell" ? 0.955
                                                              : 1.0;
-  // Two or four of eight GPUs find fewer rings (published fits on H100: gathers 268, 325, 345; all-reduce of two 324).
+  if (const auto links = share_of_rings(profile, ranks)) {
+    return *links > 0 ? total * reached * *links : std::min(total, profile.host_link_gb_per_s);
+  }
+  // Behind a switch, too, two or four of eight GPUs find fewer rings (published fits on H100: gathers 268, 325, 345;
+  // all-reduce of two 324).
   const std::array<double, 3> found = kind == CollectiveKind::AllReduce ? std::array<double, 3>{0.90, 0.96, 1.0}
                                                                         : std::array<double, 3>{0.78, 0.94, 1.0};
-  const double share = profile.generation == "volta" ? 1.0 : by_ranks(ranks, found);
-  return total * reached * share;
+  return total * reached * by_ranks(ranks, found);
+}
+
+/// Cards on bridges, on PCIe or in a mesh without a switch say so in their profile.
+bool has_adding_switch(const HardwareProfile& profile) {
+  const auto said = profile.extra.find(kNvls);
+  return said == profile.extra.end() || said->second > 0;
 }
 
 /// All-reduce in the switch: a GPU sends its whole buffer and takes 1/n of it back per step; 0 where there is no NVLS.
 double nvls_bus_gb_per_s(const HardwareProfile& profile, int ranks) {
+  if (!has_adding_switch(profile)) return 0;
   const double reached = profile.generation == "hopper" ? 0.685 : profile.generation == "blackwell" ? 0.604 : 0.0;
   const double n = ranks;
   return 2 * (n - 1) / n * profile.scale_up_gb_per_s * reached / (1 + 1 / n);
@@ -209,6 +223,7 @@ NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& g
   NcclTopology topology;
   topology.generation = profile.generation;
   topology.amd_host = profile.host_cpu == "amd";
+  topology.nvls = has_adding_switch(profile);
   topology.channels = std::max(profile.channels, 1);
   topology.intra_gb_per_s = profile.channel_gb_per_s;
   const double network = kUsableNetwork * profile.scale_out_gb_per_s * group.ranks_per_node();
@@ -251,7 +266,9 @@ CollectiveChoice nccl_candidate(const NcclTopology& topology, CollectiveKind kin
     return choice;
   }
   // NVLS and NVLS-tree: Simple only, Hopper and later, at least two channels.
-  if (protocol != CollectiveProtocol::Simple || caps.nvls_efficiency == 0 || topology.channels < 2) return choice;
+  if (protocol != CollectiveProtocol::Simple || caps.nvls_efficiency == 0 || !topology.nvls || topology.channels < 2) {
+    return choice;
+  }
   const bool tree = algorithm == CollectiveAlgorithm::NvlsTree;
   if (tree != (group.nodes > 1)) return choice;
   double speed = topology.intra_gb_per_s * caps.nvls_efficiency * (topology.channels - 1) / topology.channels * 2;

@@ -39,6 +39,7 @@ struct NcclTopology {
   double intra_gb_per_s = 48;  // one channel, inside a node
   double inter_gb_per_s = 48;  // one channel, between nodes
   double nic_latency_us = 0;
+  bool nvls = true;  // a switch between the cards that adds, where the generation has one
 };
 NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& group);
 

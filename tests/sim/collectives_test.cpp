@@ -1,4 +1,5 @@
 #include "sim/network/collectives.h"
+#include "sim/network/links.h"
 
 #include <gtest/gtest.h>
 
@@ -99,7 +100,6 @@ TEST(Collectives, MoreBytesNeverTakeLessTime) {
   }
 }
 
-// The virtual device: latency + bytes (W-1)/W / bandwidth, all-reduce twice.
 TEST(Collectives, AnAllReduceOverRingsPaysForEveryStep) {
   const auto us = [](const char* card, int ranks, Bytes bytes) {
     return estimate_collective(*load_profile(card), CollectiveKind::AllReduce, {ranks, 1}, bytes).us;
@@ -113,6 +113,46 @@ TEST(Collectives, AnAllReduceOverRingsPaysForEveryStep) {
   EXPECT_NEAR(us("h200-sxm-141", 8, 4096), us("h200-sxm-141", 4, 4096), 1.0);
 }
 
+TEST(Collectives, CardsWithoutASwitchAddNothingInIt) {
+  for (const char* card : {"h100-pcie-80", "h100-nvl", "mi300x", "mi325x", "mi355x"}) {
+    const auto profile = load_profile(card);
+    ASSERT_TRUE(profile.has_value()) << card;
+    for (const int ranks : {2, 4, 8}) {
+      const auto estimate = estimate_collective(*profile, CollectiveKind::AllReduce, {ranks, 1}, 256 * kMiB);
+      EXPECT_NE(estimate.choice.algorithm, CollectiveAlgorithm::Nvls) << card << ", " << ranks;
+      EXPECT_EQ(
+          estimate_collective(*profile, CollectiveKind::AllReduce, {ranks, 1}, 256 * kMiB, CollectiveAlgorithm::Nvls)
+              .us,
+          0)
+          << card;
+      EXPECT_EQ(
+          estimate_collective(*profile, CollectiveKind::AllReduce, {ranks, 1}, 256 * kMiB, CollectiveAlgorithm::Ring)
+              .us,
+          estimate.us)
+          << card << ", " << ranks;
+    }
+  }
+}
+
+TEST(Collectives, WithoutASwitchAPartOfTheCardsHasTheRingsThroughThem) {
+  EXPECT_EQ(rings_through(cube_mesh(), 8), 6) << "three rings through all, each in both directions";
+  EXPECT_EQ(rings_through(cube_mesh(), 4), 4);
+  EXPECT_EQ(rings_through(cube_mesh(), 2), 1);
+  EXPECT_EQ(rings_through(cube_mesh(), 5), 0) << "the fifth card has links to the first alone";
+  EXPECT_EQ(rings_of_full_mesh(8), 7);
+  EXPECT_EQ(rings_of_full_mesh(2), 1);
+  const auto rate = [](const char* card, int ranks) {  // of a large gather, what a card takes in
+    const double us = estimate_collective(*load_profile(card), CollectiveKind::AllGather, {ranks, 1}, 4096 * kMiB).us;
+    return 4096.0 * kMiB * (ranks - 1) / ranks / us;
+  };
+  EXPECT_NEAR(rate("v100-sxm", 4) / rate("v100-sxm", 8), 4.0 / 6, 0.02);
+  EXPECT_NEAR(rate("v100-sxm", 2) / rate("v100-sxm", 8), 1.0 / 6, 0.02);
+  EXPECT_NEAR(rate("mi300x", 2) / rate("mi300x", 8), 1.0 / 7, 0.02);
+  EXPECT_LT(rate("v100-sxm", 5), rate("v100-sxm", 2)) << "over the host";
+  EXPECT_GT(rate("h100-sxm-80", 2) / rate("h100-sxm-80", 8), 0.7) << "behind a switch";
+}
+
+// Latency + bytes (W-1)/W / bandwidth, all-reduce twice.
 TEST(Collectives, TheVirtualDeviceHasItsOwnFormula) {
   const auto profile = load_profile("virtual");
   ASSERT_TRUE(profile.has_value());

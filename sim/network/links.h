@@ -1,0 +1,31 @@
+// The links between the cards of a node where there is no switch, and the rings that a group finds on them.
+//
+// Behind a switch a group of any size has the links of its cards whole. Without one a part of the cards has only the
+// links between themselves: two cards of a full mesh of eight have one of their seven.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "sim/machine/profile.h"
+
+namespace foreshard {
+
+/// links[a][b]: how many links join the cards a and b, each as wide in either direction. Symmetric, 0 on the diagonal.
+using LinkGraph = std::vector<std::vector<int>>;
+
+/// The cube mesh of DGX-1 (V100): eight cards of six links each, as `nvidia-smi topo -m` shows them.
+LinkGraph cube_mesh();
+
+/// How many rings, each in its direction, go through all of the first `ranks` cards without sharing a link's direction.
+int rings_through(const LinkGraph& links, int ranks);
+/// The same where each card has one link to each other one: a complete directed graph falls into n - 1 rings, of four
+/// and of six cards into one less (Tillson 1980).
+int rings_of_full_mesh(int ranks);
+
+/// Of what the rings of a whole node carry, the share of a group of `ranks` of its cards, the first ones, as the
+/// profile's [extra] tells: `cube_mesh = 1`, or `mesh_cards`. 0: they reach each other over the host alone. nullopt:
+/// the cards are behind a switch.
+std::optional<double> share_of_rings(const HardwareProfile& profile, int ranks);
+
+}  // namespace foreshard
