@@ -15,14 +15,20 @@ constexpr double kRankHeight = 24, kPhasesHeight = 18, kExposedHeight = 16, kHea
 constexpr double kMostRowsHeight = 400;  // a lane of very many rows gets thin rows
 
 /// Lanes of a rank from top to bottom.
-std::vector<std::uint32_t> lanes_of(const Timeline& timeline, std::int32_t rank, bool host) {
+std::vector<std::uint32_t> lanes_of(const Timeline& timeline, std::int32_t rank, const SceneOptions& options) {
   std::vector<std::uint32_t> lanes;
   for (std::size_t k = 0; k < timeline.lanes.size(); ++k) {
     const Lane& lane = timeline.lanes[k];
-    if (lane.rank == rank && (host || !lane.stream.starts_with("host"))) lanes.push_back(static_cast<std::uint32_t>(k));
+    const bool host = lane.stream.starts_with("host");
+    if (lane.rank != rank || (host && !options.host) || options.hidden.contains(lane.stream)) continue;
+    lanes.push_back(static_cast<std::uint32_t>(k));
   }
   std::stable_sort(lanes.begin(), lanes.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return stream_row(timeline.lanes[a].stream) < stream_row(timeline.lanes[b].stream);
+    const std::string &left = timeline.lanes[a].stream, &right = timeline.lanes[b].stream;
+    const auto pinned = [&](const std::string& stream) {
+      return std::find(options.first.begin(), options.first.end(), stream) - options.first.begin();
+    };
+    return std::pair(pinned(left), stream_row(left)) < std::pair(pinned(right), stream_row(right));
   });
   return lanes;
 }
@@ -80,6 +86,10 @@ class Builder {
     return model.predicted() ? "predicted" : "measured";
   }
 
+  std::string rank_label(std::int32_t rank) const {
+    return fmt::format("{} rank {}", options_.folded.contains(rank) ? "▸" : "▾", rank);
+  }
+
   void finish() { scene_.height = y_; }
 
  private:
@@ -100,7 +110,7 @@ void add_compared_rank(Builder& builder, const Scene& scene, const SceneOptions&
   const Timeline& b = scene.sides[1].model->timeline;
   for (const int side : {0, 1})
     builder.add_phases(side, scene.sides[static_cast<std::size_t>(side)].model->bands_of(rank));
-  std::vector<std::uint32_t> rest = options.lanes ? lanes_of(b, rank, options.host) : std::vector<std::uint32_t>{};
+  std::vector<std::uint32_t> rest = options.lanes ? lanes_of(b, rank, options) : std::vector<std::uint32_t>{};
   const auto pair_up = [&](std::uint32_t lane) {
     const Lane& about = a.lanes[lane];
     const auto partner = std::find_if(rest.begin(), rest.end(),
@@ -116,7 +126,7 @@ void add_compared_rank(Builder& builder, const Scene& scene, const SceneOptions&
     heat.stream = about.stream;
   };
   if (options.lanes)
-    for (const std::uint32_t lane : lanes_of(a, rank, options.host)) pair_up(lane);
+    for (const std::uint32_t lane : lanes_of(a, rank, options)) pair_up(lane);
   for (const std::uint32_t lane : rest)
     builder.add_lane(1, lane, fmt::format("{}, {}", lane_label(b.lanes[lane]), builder.side_word(1)));
   for (const int side : {0, 1})
@@ -143,11 +153,11 @@ Scene timeline_scene(std::shared_ptr<const TimelineModel> model, const SceneOpti
   Builder builder(scene, options);
   for (const RankBands& bands : shown.ranks) {
     if (shown.ranks.size() > 1)
-      builder.add(TrackKind::Rank, 0, bands.rank, kRankHeight, fmt::format("rank {}", bands.rank));
-    if (options.folded.contains(bands.rank)) continue;
+      builder.add(TrackKind::Rank, 0, bands.rank, kRankHeight, builder.rank_label(bands.rank));
     builder.add_phases(0, &bands);
+    if (options.folded.contains(bands.rank)) continue;
     if (options.lanes) {
-      for (const std::uint32_t lane : lanes_of(shown.timeline, bands.rank, options.host))
+      for (const std::uint32_t lane : lanes_of(shown.timeline, bands.rank, options))
         builder.add_lane(0, lane, lane_label(shown.timeline.lanes[lane]));
       builder.add_exposed(0, &bands);
     }
@@ -190,7 +200,7 @@ Scene comparison_scene(std::shared_ptr<const ComparisonModel> comparison, const 
   Builder builder(scene, options);
   for (const std::int32_t rank : comparison->numbers.ranks) {
     if (comparison->numbers.ranks.size() > 1)
-      builder.add(TrackKind::Rank, 0, rank, kRankHeight, fmt::format("rank {}", rank));
+      builder.add(TrackKind::Rank, 0, rank, kRankHeight, builder.rank_label(rank));
     if (!options.folded.contains(rank)) add_compared_rank(builder, scene, options, rank);
   }
   builder.finish();

@@ -37,7 +37,9 @@ struct SceneOptions {
   bool from_step = false;  // time 0 is the begin of the step that stands for the run, not of the recording
   double row_height = 20;
   double memory_height = 150;
-  std::set<std::int32_t> folded;  // ranks of which only the heading is shown
+  std::set<std::int32_t> folded;   // ranks of which only heading and phases are shown
+  std::set<std::string> hidden;    // streams whose lanes are not shown
+  std::vector<std::string> first;  // streams whose lanes stand on top, in this order
 };
 
 struct Scene {

@@ -39,6 +39,35 @@ TEST(Scene, HostStandsFirstThenComputeThenCommunicationThenMemory) {
     EXPECT_GE(scene.tracks[k].y, scene.tracks[k - 1].y + scene.tracks[k - 1].height);
 }
 
+TEST(Scene, LanesAreHiddenAndPinned) {
+  SceneOptions options;
+  options.hidden = {"host"};
+  options.first = {"A"};
+  const Scene scene = timeline_scene(foreshard::testing::toy_model(), options);
+  std::vector<std::string> lanes;
+  for (const Track& track : scene.tracks)
+    if (track.kind == TrackKind::Lane) lanes.push_back(track.stream);
+  ASSERT_GE(lanes.size(), 3u);
+  EXPECT_EQ(lanes[0], "A");
+  EXPECT_EQ(lanes[1], "D");
+  EXPECT_EQ(std::count(lanes.begin(), lanes.end(), "host"), 0);
+}
+
+TEST(Scene, ATallCanvasIsFilledByRowsFirstThenByMemory) {
+  const Scene scene = timeline_scene(foreshard::testing::toy_model());
+  const Scene tall = stretched(scene, 3 * scene.height);
+  EXPECT_NEAR(tall.height, 3 * scene.height, 1e-6);
+  for (std::size_t k = 0; k < scene.tracks.size(); ++k) {
+    if (scene.tracks[k].kind == TrackKind::Lane) {
+      EXPECT_NEAR(tall.tracks[k].height, 1.5 * scene.tracks[k].height, 1e-6);
+    }
+    if (k > 0) {
+      EXPECT_GE(tall.tracks[k].y, tall.tracks[k - 1].y + tall.tracks[k - 1].height);
+    }
+  }
+  EXPECT_EQ(stretched(scene, scene.height / 2).height, scene.height) << "a small one scrolls";
+}
+
 TEST(Scene, ASliceIsFoundUnderItsOwnPosition) {
   const auto model = foreshard::testing::toy_model();
   const Scene scene = timeline_scene(model);

@@ -1,5 +1,6 @@
 // Keys and mouse of the canvas.
 
+#include <QContextMenuEvent>
 #include <QKeyEvent>
 #include <QMouseEvent>
 #include <QScrollBar>
@@ -7,6 +8,7 @@
 #include <cmath>
 
 #include "gui/models/timeline/amounts.h"
+#include "gui/view/window/lane_menu.h"
 #include "gui/view/window/timeline_widget.h"
 
 namespace foreshard::gui {
@@ -65,7 +67,15 @@ void TimelineWidget::keyPressEvent(QKeyEvent* event) {
   if (onSelection) onSelection();
 }
 
+void TimelineWidget::contextMenuEvent(QContextMenuEvent* event) {
+  const Track* track = scene_ ? label_at(*scene_, event->pos(), verticalScrollBar()->value()) : nullptr;
+  if (track != nullptr && onOptions) show_lane_menu(*this, *scene_, *track, event->globalPos());
+}
+
 void TimelineWidget::mousePressEvent(QMouseEvent* event) {
+  const Track* label = scene_ ? label_at(*scene_, event->position(), verticalScrollBar()->value()) : nullptr;
+  if (label != nullptr && label->kind == TrackKind::Rank && event->button() == Qt::LeftButton && onOptions)
+    return onOptions(folding(label->rank));
   if (!scene_ || event->position().x() < kGutter) return;
   drag_from_ = event->position();
   drag_time_ = timeAt(drag_from_.x());

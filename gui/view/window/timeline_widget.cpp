@@ -171,12 +171,6 @@ void TimelineWidget::resizeEvent(QResizeEvent* event) {
   updateScrollBar();
 }
 
-void TimelineWidget::zoomTo(const SceneSlice& slice, TimeRange time) {
-  const SimDuration around = std::max<SimDuration>(20, time.length());
-  navigation_.show({time.begin - around, time.end + around});
-  selectSlice(slice, true);
-}
-
 void TimelineWidget::scrollContentsBy(int, int) { viewport()->update(); }
 
 SimTime TimelineWidget::zoomCentre() const {

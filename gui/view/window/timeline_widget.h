@@ -33,14 +33,14 @@ class TimelineWidget : public QAbstractScrollArea {
   /// What changed by code: repaints and tells.
   void navigationChanged();
   void selectSlice(std::optional<SceneSlice> slice, bool reveal);
-  /// Selects, and zooms so that `time` fills a third of the window.
-  void zoomTo(const SceneSlice& slice, TimeRange time);
   void setFrameTimeShown(bool shown);
   FrameWorker& frames() { return frames_; }
 
   std::function<void()> onSelection;             // the slice or the range
   std::function<void()> onView;                  // the window of time
   std::function<void(const QString&)> onStatus;  // what is under the mouse
+  /// Lanes are folded, pinned or hidden: the scene is wanted with changed options.
+  std::function<void(const std::function<void(SceneOptions&)>&)> onOptions;
 
  protected:
   void paintEvent(QPaintEvent* event) override;
@@ -51,6 +51,7 @@ class TimelineWidget : public QAbstractScrollArea {
   void mouseReleaseEvent(QMouseEvent* event) override;
   void mouseDoubleClickEvent(QMouseEvent* event) override;
   void wheelEvent(QWheelEvent* event) override;
+  void contextMenuEvent(QContextMenuEvent* event) override;
   void leaveEvent(QEvent* event) override;
   void scrollContentsBy(int dx, int dy) override;
 

@@ -203,7 +203,11 @@ void MainWindow::buildDocks() {
   search_->onFound = [this](SceneSlice slice) { timeline_->selectSlice(slice, true); };
   search_->onChosen = [this] { timeline_->setFocus(); };
   search_->onStatus = [this](const QString& text) { statusBar()->showMessage(text); };
-  differences_->onJump = [this](const ComparedPair& pair) { timeline_->zoomTo(SceneSlice{1, pair.span_b}, pair.b); };
+  differences_->onJump = [this](const ComparedPair& pair) {  // a third of the window is the difference
+    const SimDuration around = std::max<SimDuration>(20, pair.b.length());
+    timeline_->navigation().show({pair.b.begin - around, pair.b.end + around});
+    timeline_->selectSlice(SceneSlice{1, pair.span_b}, true);
+  };
 }
 
 void MainWindow::buildFileMenu() {
@@ -270,6 +274,16 @@ void MainWindow::buildMenus() {
   };
   toggle("&Host lanes", true, [this, rebuild](bool on) { scene_options_.host = on, rebuild(); });
   toggle("&Memory", true, [this, rebuild](bool on) { scene_options_.memory = on, rebuild(); });
+  toggle("&Compact rows", false, [this, rebuild](bool on) {
+    const SceneOptions usual;
+    scene_options_.row_height = on ? usual.row_height / 2 : usual.row_height;
+    scene_options_.memory_height = on ? usual.memory_height / 3 : usual.memory_height;
+    rebuild();
+  });
+  timeline_->onOptions = [this, rebuild](const std::function<void(SceneOptions&)>& change) {
+    change(scene_options_);
+    rebuild();
+  };
   toggle("Frame &time", false, [this](bool on) { timeline_->setFrameTimeShown(on); });
   view->addSeparator();
   for (QDockWidget* dock : findChildren<QDockWidget*>()) view->addAction(dock->toggleViewAction());
