@@ -1,5 +1,6 @@
 #include "exec/cuda/card_state.h"
 
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -48,11 +49,15 @@ class Nvml {
 std::string card_state(int index) {
   static const Nvml nvml;
   if (!nvml.ready()) return "unknown: NVIDIA's management library (libnvidia-ml.so.1) is not there";
-  int (*handle)(unsigned, Device*) = nullptr;
+  std::array<char, 32> address{};
+  if (cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), index) != cudaSuccess) {
+    cudaGetLastError();
+    return fmt::format("unknown: CUDA shows no card {}", index);
+  }
+  int (*handle)(const char*, Device*) = nullptr;
   Device device = nullptr;
-  if (!nvml.find(handle, "nvmlDeviceGetHandleByIndex_v2") ||
-      handle(static_cast<unsigned>(index), &device) != kSuccess) {
-    return fmt::format("unknown: NVML knows no card {}", index);
+  if (!nvml.find(handle, "nvmlDeviceGetHandleByPciBusId_v2") || handle(address.data(), &device) != kSuccess) {
+    return fmt::format("unknown: NVML knows no card at {}", address.data());
   }
   std::array<char, 96> driver{};
   int (*driver_version)(char*, unsigned) = nullptr;

@@ -7,7 +7,8 @@
 namespace foreshard::exec {
 
 /// "SM 1980 of 1980 MHz, 95 of 700 W, 34 C, driver 580.65.06"; "unknown: ..." where the library is not there or
-/// refuses. `index` counts the machine's cards, not the visible ones. Loads the library by name on the first call.
+/// refuses. `index` counts the visible cards (CUDA_VISIBLE_DEVICES); the library, which counts the machine's, is asked
+/// by the card's PCI address. Loads the library by name on the first call.
 std::string card_state(int index);
 
 }  // namespace foreshard::exec

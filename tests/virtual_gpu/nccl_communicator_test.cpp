@@ -8,6 +8,7 @@
 #include <future>
 #include <thread>
 
+#include "exec/cuda/allocator_settings.h"
 #include "exec/cuda/cuda_backend.h"
 #include "tests/virtual_gpu/call_log.h"
 
@@ -133,6 +134,18 @@ TEST_F(Nccl, MemoryIsHeldForAnotherStreamWhereItsUseIsNotedAndNowhereElse) {
   ASSERT_TRUE(backend->synchronize());
   backend->free(backend->allocate({compute, InstructionId(5)}, 512, MemoryCategory::Temporaries), InstructionId(6));
   EXPECT_EQ(active(), before);
+}
+
+TEST_F(Nccl, TheAllocatorsSettingsComeBeforeItsFirstMemory) {
+  EXPECT_EQ(allocator_settings({}), "");
+  const AllocatorOptions options{true, 128, 4, 0.8};
+  EXPECT_EQ(
+      allocator_settings(options),
+      "expandable_segments:True,max_split_size_mb:128,roundup_power2_divisions:4,garbage_collection_threshold:0.8");
+  EXPECT_TRUE(apply_allocator_settings({}));
+  const auto late = apply_allocator_settings(options);
+  ASSERT_FALSE(late);
+  EXPECT_NE(to_text(late.error()).find("has handed out memory already"), std::string::npos) << to_text(late.error());
 }
 
 /// A backend with little patience, whose peers are what a test says. Failures begin behind the group's meeting.

@@ -32,7 +32,8 @@ const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-lla
 
 std::vector<std::string> on_virtual_device(std::vector<std::string> more) {
   // The first of two assignments counts.
-  more.insert(more.end(), {"LD_PRELOAD=" FORESHARD_FAKEGPU, "FAKEGPU_BACKED=1", "FAKEGPU_TIME=lazy"});
+  more.insert(more.end(),
+              {"LD_PRELOAD=" FORESHARD_FAKEGPU, "FAKEGPU_BACKED=1", "FAKEGPU_TIME=lazy", "FAKEGPU_RACES=abort"});
   return more;
 }
 
@@ -323,6 +324,23 @@ TEST(RunCuda, NcclKnowsTheAllocatorsMemoryWhereAsked) {
   }
 }
 
+TEST(RunCuda, TheAllocatorTakesTheJobsKeys) {
+  const LogFolder logs;
+  const std::vector<std::string> alone = {"--set", "cluster.world_size=1", "--set", "cluster.ranks_per_node=1",
+                                          "--set"};
+  auto set = alone;
+  set.push_back("allocator.expandable_segments=true");
+  const ProgramEnd end = run(set, {logs.variable()});
+  ASSERT_EQ(end.exit_code, 0) << end.err;
+  ASSERT_EQ(logs.of_ranks().size(), 1u);
+  EXPECT_GT(count(logs.of_ranks()[0], "cuMemCreate"), 0u);
+  set.back() = "allocator.max_split_size_mb=1";
+  const ProgramEnd refused = run(set);
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("allocator: "));
+  EXPECT_THAT(refused.err, HasSubstr("max_split_size"));
+}
+
 TEST(RunCuda, HalfPrecisionTrainsWithAScaler) {
   const ProgramEnd end = run({"--nproc", "2", "--json", "--set", "fsdp.mixed_precision.param=float16", "--set",
                               "train.grad_scaler.enabled=true"});
@@ -401,6 +419,10 @@ INSTANTIATE_TEST_SUITE_P(
                                  {"FAKEGPU_FAIL=device@1500=719+", "FAKEGPU_FAIL_RANK=0"},
                                  1,
                                  {"rank 0, step ", "unspecified launch failure"}},
+                      BadMachine{"ErrorThatComesLate",
+                                 {"FAKEGPU_FAIL=0:cudaLaunchKernel@900=700~"},
+                                 1,
+                                 {"rank 0, step ", "illegal memory access", "CUDA_LAUNCH_BLOCKING=1"}},
                       BadMachine{"NcclError",
                                  {"FAKEGPU_FAIL=ncclReduceScatter@2=6", "FAKEGPU_FAIL_RANK=1"},
                                  1,
@@ -457,11 +479,12 @@ TEST(RunCuda, WhatCuptiRefusesStopsNoTraining) {
 
 TEST(RunCuda, CalibrateMeasuresCardsAndTheirLinks) {
   const std::string output = testing::temporary_path("calibrated.toml");
-  const ProgramEnd end = RunningProgram(FORESHARD_PROGRAM,
-                                        {"calibrate", kJob, "--backend", "cuda", "--ranks", "2", "--repeats", "3",
-                                         "--json", "--set", "cluster.profile=h100-sxm-80", "--output", output},
-                                        on_virtual_device({"FAKEGPU_BACKED=0", "FAKEGPU_TIME=model"}))
-                             .wait();
+  const ProgramEnd end =
+      RunningProgram(FORESHARD_PROGRAM,
+                     {"calibrate", kJob, "--backend", "cuda", "--ranks", "2", "--repeats", "3", "--json", "--set",
+                      "cluster.profile=h100-sxm-80", "--output", output},
+                     on_virtual_device({"FAKEGPU_BACKED=0", "FAKEGPU_TIME=model", "CUDA_VISIBLE_DEVICES=3,1"}))
+          .wait();
   ASSERT_EQ(end.exit_code, 0) << end.err;
   const auto profile = load_profile(output);
   fs::remove(output);
@@ -469,7 +492,8 @@ TEST(RunCuda, CalibrateMeasuresCardsAndTheirLinks) {
   EXPECT_EQ(profile->kind, "gpu");
   EXPECT_EQ(profile->level, CalibrationLevel::Microbenchmark);
   EXPECT_THAT(profile->calibration.at("machine"), HasSubstr("H100"));
-  EXPECT_THAT(profile->calibration.at("machine"), HasSubstr("SM 1200 of 1980 MHz, 95 of 700 W"));
+  EXPECT_THAT(profile->calibration.at("machine"), HasSubstr("SM 1200 of 1980 MHz, 95 of 700 W, 37 C"))
+      << "the machine's fourth card";
   EXPECT_GT(profile->operators.size(), 10u);
   EXPECT_TRUE(std::any_of(profile->operators.begin(), profile->operators.end(),
                           [](const MeasuredOperator& op) { return op.backward_ns > 0; }));

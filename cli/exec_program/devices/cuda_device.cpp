@@ -7,6 +7,7 @@
 #include "cli/exec_program/devices/run_device.h"
 #include "exec/communicators/nccl_communicator.h"
 #include "exec/communicators/nccl_meeting.h"
+#include "exec/cuda/allocator_settings.h"
 #include "exec/cuda/cuda_backend.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/record/cupti_recorder.h"
@@ -44,7 +45,7 @@ class CudaRunDevice final : public RunDevice {
     const auto there = exec::cuda_device(index_);
     if (!there) return fail(there.error());
     name_ = there->name;
-    return {};
+    return exec::apply_allocator_settings(wish_.job.allocator);
   }
 
   std::string hardware() const override { return name_; }
