@@ -23,8 +23,7 @@ constexpr const char* kFooter =
     "A JOB is a job file (TOML) or a model file; then the rest is defaults. Results go to stdout, notes to stderr.\n"
     "Exit codes: 0 ok, 1 the run failed, 2 usage, 3 bad input, 4 does not fit, 5 partial result.\n\n"
     "Files that are read are regular files, or - for standard input; no pipes, no devices. At most: a job 1 MiB;\n"
-    "config.json, model.json and tokenizer.json 64 MiB; the program in a .pt2 48 MiB; a sweep 512 MiB; .fst and "
-    "memory\n"
+    "config.json, model.json, tokenizer.json and a sweep 64 MiB; the program in a .pt2 48 MiB; .fst and memory\n"
     "snapshots 4 GiB unpacked; recordings in JSON any size, 64 GiB of timeline; a packed file 256 MiB or 200 times its "
     "size.";
 constexpr const char* kSetAbout = "Override a value of the job, for example fsdp.runtime=fsdp1 (repeatable)";

@@ -15,7 +15,7 @@ namespace foreshard::cli {
 namespace {
 
 constexpr const char* kSchema = "foreshard.sweep/1";
-const JsonLimits kLimits{.max_depth = 16, .max_text = 2048 * kMiB, .max_memory = 8192 * kMiB};
+const JsonLimits kLimits{.max_depth = 16, .max_text = 64 * kMiB, .max_memory = 1024 * kMiB};
 
 const char* objective_name(SweepObjective objective) {
   return objective == SweepObjective::StepTime ? "step_time" : "time_per_token";

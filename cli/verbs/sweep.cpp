@@ -17,7 +17,8 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr Bytes kMostSweepFile = 512 * kMiB;
+/// Some 180,000 points.
+constexpr Bytes kMostSweepFile = 64 * kMiB;
 
 Error usage(std::string place, std::string message, std::string expected, std::string got) {
   return {.code = ErrorCode::Usage,

@@ -89,7 +89,7 @@ std::vector<std::size_t> SweepPoints::front() const {
 }
 
 Result<SweepPoints> read_sweep_points(std::string_view text, const std::string& file) {
-  const JsonLimits limits{.max_depth = 16, .max_text = kMostSweepBytes, .max_memory = 8 * kMostSweepBytes};
+  const JsonLimits limits{.max_depth = 16, .max_text = kMostSweepBytes, .max_memory = 16 * kMostSweepBytes};
   const auto parsed = parse_json(text, file, limits);
   if (!parsed) return fail(parsed.error());
   if (!parsed->is_object() || member(*parsed, "schema") != kSchema)

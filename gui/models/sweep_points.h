@@ -36,7 +36,7 @@ struct SweepPoints {
   std::vector<std::size_t> front() const;
 };
 
-inline constexpr Bytes kMostSweepBytes = 512 * kMiB;
+inline constexpr Bytes kMostSweepBytes = 64 * kMiB;
 
 /// Errors: no such document, another schema, points without the fields of the format.
 Result<SweepPoints> read_sweep_points(std::string_view text, const std::string& file);

@@ -114,7 +114,22 @@ TEST_F(ProgramInputs, AHugeFileWithHolesTakesNoMoreMemoryThanItHas) {
   EXPECT_EQ(limited("trace analyse " + fst).exit_code, 3);
   const ProgramRun run = limited("sweep merge " + sweep + " " + sweep);
   EXPECT_EQ(run.exit_code, 3);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("larger than its reader"), HasSubstr("536870912")));
+  EXPECT_THAT(run.err, AllOf(HasSubstr("larger than its reader"), HasSubstr("67108864")));
+}
+
+/// A number of one digit takes 16 bytes in a document, and twice that while its array grows.
+TEST_F(ProgramInputs, ASweepOfAsManyNumbersAsItsLimitAllowsEndsInAnError) {
+  const std::string sweep = folder_ / "numbers.json";
+  {
+    std::ofstream file(sweep);
+    file << "{\"points\": [1";
+    std::string ones;
+    while (ones.size() < (1 << 20)) ones += ",1";
+    for (int k = 0; k < 63; ++k) file << ones;
+  }
+  const ProgramRun run = limited("sweep merge " + sweep + " " + sweep);
+  EXPECT_EQ(run.exit_code, 3) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("numbers.json"));
 }
 
 TEST_F(ProgramInputs, JsonAnswersAreUtf8WhateverTheInputIsCalled) {
@@ -136,7 +151,7 @@ TEST_F(ProgramInputs, JsonAnswersAreUtf8WhateverTheInputIsCalled) {
 
 TEST_F(ProgramInputs, HelpStatesTheLimits) {
   const ProgramRun run = run_program({"--help"});
-  for (const char* words : {"regular files, or - for standard input", "512 MiB", "4 GiB unpacked", "200 times"})
+  for (const char* words : {"regular files, or - for standard input", "a sweep 64 MiB", "4 GiB unpacked", "200 times"})
     EXPECT_THAT(run.out, HasSubstr(words));
 }
 
