@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,20 @@ def without_seconds(sweep) -> dict:
     return {key: value for key, value in sweep.document.items() if key not in ("seconds", "parts")}
 
 
+def random_settings(chance: random.Random) -> dict:
+    """Keys of every section with values that may contradict each other."""
+    every = {
+        "model.batch": [1, 2, 5], "model.seq": [64, 500], "cluster.world_size": [1, 3, 8, 64],
+        "cluster.profile": ["h100-sxm-80", "l40s"], "cluster.memory": ["8GiB", "64GiB"],
+        "fsdp.runtime": ["fsdp1", "fsdp2", "none"], "fsdp.strategy": ["SHARD_GRAD_OP", "HYBRID_SHARD"],
+        "fsdp.wrap.policy": ["size", "always", "none"], "fsdp.mixed_precision.param": ["none", "float16"],
+        "checkpointing.policy": ["block", "every_k"], "checkpointing.k": [2], "mesh.tensor": [2, 4],
+        "train.micro_batches": [2, 4], "train.clip_grad_norm": [0.0, 0.5], "train.optimizer.name": ["sgd"],
+        "allocator.expandable_segments": [True], "train.no_sync": [True],
+    }  # fmt: skip
+    return {key: chance.choice(values) for key, values in every.items() if chance.random() < 0.3}
+
+
 class SameBytes(unittest.TestCase):
     """Law: the library and the program say the same."""
 
@@ -73,6 +88,26 @@ class SameBytes(unittest.TestCase):
             self.assertEqual(prediction.exit_code, code)
             self.assertEqual(prediction.fits, code != 4)
             self.assertEqual(fs.plan(LLAMA, settings).text, program("plan", "--json", LLAMA, *flags)[1])
+
+    def test_random_jobs_by_flags_by_file_and_by_dictionary(self):
+        import foreshard as fs
+
+        seed = int(os.environ.get("FORESHARD_LAWS_SEED", "1"))
+        for number in range(seed, seed + 20):
+            settings = random_settings(random.Random(number))
+            flags = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+            code, text = program("simulate", "--json", LLAMA, *flags)
+            with self.subTest(seed=number, flags=flags), tempfile.TemporaryDirectory() as folder:
+                try:
+                    prediction = fs.simulate(LLAMA, settings)
+                except fs.Error as error:  # refused by both, or by none
+                    self.assertEqual((code, error.message in text), (3, True), text)
+                    continue
+                self.assertEqual((prediction.exit_code, prediction.text), (code, text))
+                file = os.path.join(folder, "job.toml")
+                with open(file, "w", encoding="utf-8") as job:
+                    job.write(program("config", "show", LLAMA, *flags)[1])
+                self.assertEqual(program("simulate", "--json", file), (code, text))
 
     def test_a_job_file(self):
         import foreshard as fs
