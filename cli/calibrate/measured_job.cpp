@@ -210,8 +210,7 @@ class JobWriter {
       return true;
     }
     if (kind == "selective_op") {
-      options.policy = CheckpointPolicy::Block;
-      made_.keep_alternate_matmuls = true;
+      options.policy = CheckpointPolicy::Ops;
       return true;
     }
     std::optional<double> every = noted_number(kind, "every_");

@@ -38,7 +38,6 @@ Result<std::vector<MeasuredRun>> read_measured_runs(const CsvTable& table, const
 struct MeasuredJob {
   Job job;
   double network_gb_per_s = 0;          // per GPU as the row states it; 0 = the profile's
-  bool keep_alternate_matmuls = false;  // checkpointing selective_op
   bool compiled = false;                // pointwise kernels fused
   bool time_is_of_step = true;          // false: forward and backward alone
   bool hold_logits = false;             // the script names the logits until backward is over ...

@@ -13,6 +13,7 @@
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/units/differentiated.h"
 #include "sim/device/pointwise_fusion.h"
 #include "sim/play/memory_interval.h"
 #include "sim/search/prepare_job.h"
@@ -310,10 +311,10 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   LoweringOptions options = lowering_options(profile, job.job);
   options.keep_only_needed = job.compiled;
   options.hold_outputs = job.hold_logits;
-  options.keep_alternate_matmuls = job.keep_alternate_matmuls;
   const auto ranges = segment_ranges(model, plan, *checkpointed);
-  if (!job.hold_float_logits) return lower(model, ranges, table->trainable, options);
-  return lower(returning_float_logits(model), ranges, table->trainable, options);
+  const std::vector<bool> trainable = differentiated_params(*table, job.job.fsdp.runtime);
+  if (!job.hold_float_logits) return lower(model, ranges, trainable, options);
+  return lower(returning_float_logits(model), ranges, trainable, options);
 }
 
 }  // namespace

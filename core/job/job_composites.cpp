@@ -213,7 +213,7 @@ Failure read_traps(const Spot& spot, std::vector<std::int64_t>& out) {
   if (spot.value.kind != JobValue::Kind::Array) return spot.wrong_type("a list of trap numbers");
   std::vector<std::int64_t> traps(spot.value.items.size());
   for (std::size_t i = 0; i < traps.size(); ++i) {
-    if (Failure failure = read_integer(spot.item(i), 1, 13, traps[i])) return failure;
+    if (Failure failure = read_integer(spot.item(i), 1, 64, traps[i])) return failure;
   }
   out = std::move(traps);
   return {};

@@ -259,7 +259,7 @@ void add_offload_and_exceptions(TableMaker& t) {
   t.texts("fsdp.ignored", FORESHARD_FIELD(fsdp.ignored), "module or parameter patterns that FSDP leaves alone");
   t.texts("fsdp.frozen", FORESHARD_FIELD(fsdp.frozen), "parameter patterns without gradient");
   t.special(
-      "fsdp.allow_traps", "list of integers from 1 to 13",
+      "fsdp.allow_traps", "list of integers from 1 to 64",
       [](const Spot& spot, Job& job) { return read_traps(spot, job.fsdp.allow_traps); },
       [](const Job& job) { return fmt::format("[{}]", fmt::join(job.fsdp.allow_traps, ", ")); },
       "traps that are refused unless listed here by number");

@@ -24,8 +24,10 @@
 // - A backward list of a checkpointed segment runs after the recompute lists of its whole region.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/cpu/cpu_isa.h"
@@ -134,16 +136,26 @@ struct SegmentRange {
   bool operator==(const SegmentRange&) const = default;
 };
 
+/// Operator-level selective checkpointing: the results that a checkpointed region keeps although all else runs again.
+struct SavedOps {
+  std::vector<std::string> names;  // as Model::ops spells them, sorted; empty: nothing is kept
+  std::int64_t rerun_product = 0;  // every so many-th aten.mm of a region runs again although listed; 0: none
+  bool none() const { return names.empty(); }
+  bool lists(std::string_view name) const { return std::binary_search(names.begin(), names.end(), name); }
+  bool operator==(const SavedOps&) const = default;
+};
+
+/// The operator as a dispatch mode below autograd sees it: F.linear is mm, with a bias addmm.
+std::string_view dispatched_name(const Op& op);
+
 struct LoweringOptions {
   std::int64_t multiprocessors = 132;  // of the device: large reductions split over thread blocks take buffers by it
   std::int64_t cpu_threads = 0;        // > 0: LibTorch's CPU kernels, with so many threads inside an operator
   CpuIsa cpu_isa = CpuIsa::Avx512;     // ... of a processor with these instructions
   Bytes cpu_l2_bytes = 2 * kMiB;       // ... and this second cache a core: oneDNN cuts matrices to it
   bool hold_outputs = false;           // the caller keeps all of the model's outputs (logits), not only the first
-  // Selective checkpointing by operator, as torchtitan's: inside every checkpointed region the results of fused
-  // attention and of the 1st, 3rd, 5th, ... matrix product (mm, no bias) are kept; the rest is recomputed.
-  bool keep_alternate_matmuls = false;
-  bool keep_only_needed = false;  // ... of these only what backward reads, as a compiler's partitioner does
+  SavedOps saved = {};                 // selective checkpointing by operator: what every checkpointed region keeps
+  bool keep_only_needed = false;       // ... of these only what backward reads, as a compiler's partitioner does
   bool operator==(const LoweringOptions&) const = default;
 };
 

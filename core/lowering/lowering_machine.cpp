@@ -6,12 +6,24 @@
 #include "core/lowering/lowering_opaque.h"
 #include "core/lowering/segment_autograd.h"
 
-namespace foreshard::lowering {
+namespace foreshard {
+
+std::string_view dispatched_name(const Op& op) {
+  if (op.name != "aten.linear.default") return op.name;
+  std::size_t tensors = 0;
+  lowering::for_each_arg(op, [&](const Arg& arg) {
+    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
+  });
+  return tensors == 2 ? "aten.mm.default" : "aten.addmm.default";
+}
+
+namespace lowering {
 namespace {
 
 /// True where parameters of several floating types are used as they were created: the program computes in the first
 /// one's type, so nothing cast them all.
 bool keeps_own_dtypes(const Model& model) {
+  if (model.params_cast) return false;
   const ParamInfo* first = nullptr;
   bool mixed = false;
   for (const ParamInfo& param : model.params) {
@@ -336,25 +348,19 @@ Ref Machine::saved_tensor(const Op& op, const Saved& saved, const std::vector<Re
   return {};
 }
 
-/// The policy of torchtitan's selective checkpointing; cuDNN's attention kernel is not on its list. A region of the
-/// model's own names its operators.
+/// The policy of selective checkpointing: products are counted anew in each region. A region of the model's own names
+/// its operators.
 bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
   if (op.region >= 0 && !frame.reentrant && !frame.module.valid()) {
     const std::vector<std::int32_t>& save = model_.regions[static_cast<std::size_t>(op.region)].save;
     const auto number = static_cast<std::int32_t>(&op - model_.ops.data());
     return std::find(save.begin(), save.end(), number) != save.end();
   }
-  if (!options.keep_alternate_matmuls || frame.reentrant) return false;
-  if (op.name == "aten._scaled_dot_product_flash_attention.default" ||
-      op.name == "aten._scaled_dot_product_efficient_attention.default")
-    return true;
-  if (op.name == "mesh.reduce_scatter") return true;  // all-reduces are not on its list
-  std::size_t tensors = 0;
-  for_each_arg(op, [&](const Arg& arg) {
-    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
-  });
-  const bool product = op.name == "aten.mm.default" || (op.name == "aten.linear.default" && tensors == 2);
-  return product && ++frame.matmuls % 2 == 1;
+  if (options.saved.none() || frame.reentrant) return false;
+  const std::string_view name = dispatched_name(op);
+  if (!options.saved.lists(name)) return false;
+  const bool counted = options.saved.rerun_product > 0 && name == "aten.mm.default";
+  return !counted || ++frame.matmuls % options.saved.rerun_product != 0;
 }
 
 void Machine::forward() {
@@ -513,4 +519,5 @@ std::vector<Machine::Kept> Machine::kept() {
   return out;
 }
 
-}  // namespace foreshard::lowering
+}  // namespace lowering
+}  // namespace foreshard

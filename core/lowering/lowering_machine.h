@@ -75,7 +75,7 @@ struct CheckpointFrame {
   bool reentrant = false;
   std::vector<Ref> results;                       // reentrant: what the recomputation returned
   std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute
-  std::int32_t matmuls = 0;                       // seen in forward
+  std::int64_t matmuls = 0;                       // listed ones seen in forward
 };
 
 /// What a kernel took and made, for who compares kernel by kernel.

@@ -264,6 +264,7 @@ struct Model {
   std::int64_t tokens_per_batch = 0;     // batch x seq: for tokens/s and MFU; 0 if the model has no tokens
   bool has_loss = false;                 // outputs[0] is a scalar loss
   DType compute_dtype = DType::Float32;  // dtype that the operator program was written in (parameters cast to it)
+  bool params_cast = false;              // ... all of them, though they were created in several
 
   bool operator==(const Model&) const = default;
 

@@ -41,7 +41,8 @@ class Reader {
         document_, "", problem_,
         {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
          "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
-         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel"});
+         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel",
+         "params_cast"});
     if (!f.good()) return false;
     const std::string schema = f.text("schema");
     if (f.good() && schema != kSchema && schema != kOldSchema) {
@@ -55,6 +56,7 @@ class Reader {
     m_.tokens_per_batch = f.integer_or("tokens_per_batch", 0, 0, kMaxTokens);
     m_.has_loss = f.boolean_or("has_loss", false);
     m_.compute_dtype = f.dtype_or("compute_dtype", DType::Float32);
+    m_.params_cast = f.boolean_or("params_cast", false);
     if (f.good() && !f.has("modules")) {
       return problem_.set(ErrorCode::MissingKey, "modules", "the key \"modules\" is missing", "the list of modules",
                           "nothing");
@@ -443,7 +445,8 @@ class Reader {
         document_, "", problem_,
         {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
          "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
-         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel"});
+         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel",
+         "params_cast"});
     const std::vector<std::string> names = f.texts("outputs");
     if (!f.good()) return false;
     std::vector<ValueId> from_ops;

@@ -52,6 +52,7 @@ class Writer {
     if (m_.tokens_per_batch != 0) (out_ += ",\n \"tokens_per_batch\": "), integer(m_.tokens_per_batch);
     if (m_.has_loss) out_ += ",\n \"has_loss\": true";
     if (m_.compute_dtype != DType::Float32) (out_ += ",\n \"compute_dtype\": "), text(dtype_name(m_.compute_dtype));
+    if (m_.params_cast) out_ += ",\n \"params_cast\": true";
     if (m_.loss_begin >= 0) (out_ += ",\n \"loss_begin\": "), integer(m_.loss_begin);
     if (m_.lifetimes != (m_.ops.empty() ? Lifetimes::Built : Lifetimes::Assumed))
       (out_ += ",\n \"lifetimes\": "), text(lifetimes_name(m_.lifetimes));

@@ -7,6 +7,7 @@
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/process_groups.h"
 #include "core/plan/script_traps.h"
+#include "core/plan/training_traps.h"
 
 namespace foreshard {
 namespace {
@@ -202,6 +203,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   if (const Result<void> scaler = check_scaler(job, *parts.units); !scaler) return tl::unexpected(scaler.error());
   if (const Result<void> steps = check_optimizer(model, job, *parts.units); !steps)
     return tl::unexpected(steps.error());
+  if (const Result<void> saved = check_saved(job); !saved) return tl::unexpected(saved.error());
   Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *parts.units);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
   parts.checkpointed = std::move(*checkpoint);
@@ -236,6 +238,8 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     note_mesh(model, job, *plan);
   }
   for (Trap& trap : script_traps(model, job, *plan)) plan->traps.push_back(std::move(trap));
+  for (Trap& trap : training_traps(model, job, *parts.units, parts.checkpointed))
+    plan->traps.push_back(std::move(trap));
   const Result<void> refused = refuse_traps(*plan, job);
   if (!refused) return tl::unexpected(refused.error());
   if (parts.checks) plan->checks = run_checks(*plan);

@@ -132,6 +132,9 @@ Result<void> check_script(const Job& job) {
        "for_loop, foreach or fused"},
       {loss.starts_with("chunked_") || loss == "per_token", "model.loss", "this loss is", "auto or cross_entropy"},
       {job.model.attention_mask, "model.attention_mask", "a padding mask is", "false"},
+      {job.adapters.kind != "none", "adapters.kind", "adapters are", "none"},
+      {job.checkpointing.policy == CheckpointPolicy::Ops, "checkpointing.policy", "operator-level checkpointing is",
+       "block"},
   };
   for (const auto& one : kOnly) {
     if (!one.asked) continue;

@@ -42,7 +42,8 @@ bool hold_shards(Device& device, const Plan& plan, const Model& model, const Job
     device.book.set_unit(static_cast<std::int32_t>(u));
     const Bytes element = itemsize(unit.orig_dtype);
     for (const ShardedParam& param : unit.sharded) {
-      if (!hold(device, numel_of(param.padded_local_shape) * element, MemoryCategory::ShardedParams)) return false;
+      const Bytes own = itemsize(model.params[param.param.index()].dtype);  // frozen ones may have another
+      if (!hold(device, numel_of(param.padded_local_shape) * own, MemoryCategory::ShardedParams)) return false;
     }
     if (!unit.sharded.empty() || plan.runtime != Runtime::Fsdp1) continue;
     const bool sharded = unit.strategy != Strategy::NoShard && unit.shard_size > 1;

@@ -211,8 +211,9 @@ class Fsdp2Wrapping {
                 std::vector<ResidentBuffer>& buffers)
       : device_(device), plan_(plan), model_(model), job_(job), buffers_(buffers), shard_(model.params.size()) {
     for (const std::size_t u : wrapping_order(plan)) {
-      for (const ShardedParam& param : plan.units[u].sharded)
-        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, plan.units[u].orig_dtype), u, kNoBlock};
+      for (const ShardedParam& param : plan.units[u].sharded)  // of several dtypes where some are frozen
+        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, model.params[param.param.index()].dtype),
+                                                         u, kNoBlock};
     }
   }
 

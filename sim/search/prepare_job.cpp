@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/adapters/adapted_model.h"
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
 #include "sim/schedule/schedule_search.h"
 
@@ -18,6 +20,7 @@ ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
 
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
   auto whole = load_model(job.model, job_program(job, profile));
+  if (whole && has_adapters(job.adapters)) whole = adapted_model(std::move(*whole), job);
   if (!whole || !is_cut(job.mesh)) return whole;
   return rank_model(std::move(*whole), job);
 }
@@ -57,6 +60,7 @@ LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job)
     options.cpu_l2_bytes = profile.host_l2_bytes;
     options.cpu_threads = alone ? std::max<std::int64_t>(1, profile.sm_count) : 1;
   }
+  if (auto saved = saved_ops(job.checkpointing)) options.saved = std::move(*saved);  // build_plan refuses what is wrong
   return options;
 }
 

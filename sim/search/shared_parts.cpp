@@ -5,6 +5,7 @@
 
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/units/differentiated.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
 #include "sim/search/prepare_job.h"
@@ -76,6 +77,7 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
     key.world_size = job.cluster.world_size;
     key.rank = job.cluster.rank;
   }
+  if (job.adapters.kind != "none") key.units = units_key(job);
   return find(models_, key)->get([&] { return load_job_model(job, profile); });
 }
 
@@ -170,7 +172,7 @@ Result<std::shared_ptr<const LoweredProgram>> Workbench::lowered(Planned& planne
                                   [&](const Lowered& one) { return one.model == model && one.options == options; });
   if (known != planned.lowered.end()) return known->program;
   auto made = shared_.lowered(model, segment_ranges(*model, *planned.plan, planned.checkpointed),
-                              planned.units->trainable, options);
+                              differentiated_params(*planned.units, planned.key.fsdp.runtime), options);
   if (!made) return made;
   planned.lowered.push_front({model, options, *made});
   if (planned.lowered.size() > kKeptTapes) planned.lowered.pop_back();

@@ -64,6 +64,7 @@ class SharedParts {
     bool cudnn = true;
     MeshOptions mesh;
     std::int64_t world_size = 0, rank = 0;  // of a model that is cut
+    std::optional<Job> units;               // of one with adapters, whose dtypes hang on them
     bool operator==(const ModelKey&) const = default;
   };
   struct LoweredKey {

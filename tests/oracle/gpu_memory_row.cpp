@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "core/adapters/adapted_model.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
@@ -83,17 +84,21 @@ void read_fsdp2(const Json& fsdp, FsdpOptions& options) {
 void read_checkpointing(const Json& config, MemoryRow& row) {
   if (!config.contains("activation_checkpointing") || config["activation_checkpointing"].is_null()) return;
   const Json& given = config["activation_checkpointing"];
-  row.keep_alternate_matmuls = get(given, "alternate_matmuls", false);
   CheckpointingOptions& options = row.job.checkpointing;
   const auto mode = get<std::string>(given, "mode", "full");
-  options.policy = CheckpointPolicy::Block;
+  const bool by_operator = mode == "op" || get(given, "alternate_matmuls", false);
+  options.policy = by_operator ? CheckpointPolicy::Ops : CheckpointPolicy::Block;
   options.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
   options.outside = get<std::string>(given, "placement", "inside") == "outside" || mode == "hf";
-  if (mode == "op") {  // torchtitan's list is what lowering knows
-    row.keep_alternate_matmuls =
-        get<std::string>(given["save"].is_string() ? given : Json::object(), "save", "") == "titan" &&
-        get<std::int64_t>(given, "mm_every", 2) == 2;
-    if (!row.keep_alternate_matmuls) row.unplanned = "operator-level selective checkpointing by a list of its own";
+  if (mode == "op") {
+    const auto every = get<std::int64_t>(given, "mm_every", 2);
+    const std::string product = every > 0 ? "mm:" + std::to_string(every) : "mm";
+    if (given.value("save", Json("titan")) == "titan") {
+      options.save = {product, "sdpa", "collectives", "max"};
+    } else {
+      options.save = given["save"].get<std::vector<std::string>>();
+      std::replace(options.save.begin(), options.save.end(), std::string("aten.mm"), product);
+    }
   }
   const auto classes = get<std::vector<std::string>>(given, "classes", {});
   if (!classes.empty() && classes != row.job.fsdp.wrap.classes)
@@ -283,6 +288,38 @@ void read_mesh(const Json& config, MemoryRow& row) {
     if (style.style != "gather") row.job.mesh.plan[style.modules] = style.style;
 }
 
+/// What of it the product has no adapters for.
+std::string read_adapters(const Json& config, AdapterOptions& options) {
+  if (!config.contains("lora") || config["lora"].is_null()) return {};
+  const Json& given = config["lora"];
+  options.kind = "lora";
+  options.rank = given.at("r").get<std::int64_t>();
+  options.alpha = get<double>(given, "alpha", 2.0 * static_cast<double>(options.rank));
+  options.dtype = dtype_of(given, "adapter_dtype").value_or(DType::Float32);
+  const Json& targets = given.at("targets");
+  options.targets = targets.is_string() ? std::vector<std::string>{targets.get<std::string>()}
+                                        : targets.get<std::vector<std::string>>();
+  if (get(given, "dropout", 0.0) > 0) return "adapters with dropout";
+  if (given.contains("modules_to_save") && !given["modules_to_save"].is_null()) return "modules that PEFT trains whole";
+  return {};
+}
+
+/// peft's fsdp_auto_wrap_policy: the blocks, and every leaf that is trained.
+void wrap_adapters(const Model& base, Job& job) {
+  const std::vector<std::string> classes = job.fsdp.wrap.classes;
+  job.fsdp.wrap = {};
+  job.fsdp.wrap.policy = WrapPolicyKind::Units;
+  const auto targets = adapter_targets(base, job.adapters);
+  for (std::size_t m = 0; m < base.modules.size(); ++m) {
+    const std::string name = "base_model.model." + base.modules[m].fqn;
+    if (std::find(classes.begin(), classes.end(), base.modules[m].class_name) != classes.end())
+      job.fsdp.wrap.units.push_back({name});
+    if (!targets || !(*targets)[m]) continue;
+    job.fsdp.wrap.units.push_back({name + ".lora_A.default"});
+    job.fsdp.wrap.units.push_back({name + ".lora_B.default"});
+  }
+}
+
 /// Units besides the blocks, in the order in which fully_shard is called.
 void read_units(const Json& fsdp, MemoryRow& row) {
   FsdpOptions& options = row.job.fsdp;
@@ -369,7 +406,7 @@ MemoryRow read_memory_row(const Json& row) {
   const auto given = [&config](const char* key) {
     return config.contains(key) && !config[key].is_null() && config[key] != false;
   };
-  if (given("lora")) need("adapters");
+  need(read_adapters(config, job.adapters));
   need(read_loss(config, job.model));
   if (job.model.attention == "flex_attention") need("flex attention");
 
@@ -391,6 +428,11 @@ MemoryRow read_memory_row(const Json& row) {
     if (!model) throw std::runtime_error(to_text(model.error()));
     result.model = std::move(*model);
   }
+  if (get(fsdp, "peft_policy", false)) wrap_adapters(result.model, job);
+  auto adapted = adapted_model(std::move(result.model), job);
+  if (!adapted) result.refused = to_text(adapted.error());
+  if (!adapted) return result;
+  result.model = std::move(*adapted);
   for (const ParamInfo& param : result.model.params) {
     if (param.shares.valid()) continue;
     result.all_params += numel_of(param.shape);

@@ -18,7 +18,6 @@ struct MemoryRow {
   Job job;
   Model model;
   HardwareProfile profile;
-  bool keep_alternate_matmuls = false;         // selective checkpointing by operator
   std::map<std::string, std::string> groups;   // a plan's communicators as the row's mesh names them
   Numel all_params = 0, trainable_params = 0;  // of the whole model, tied ones once
   std::string refused;                         // why there is no model of one rank

@@ -9,6 +9,8 @@
 
 #include "core/lowering/lowering.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/saved_ops.h"
+#include "core/plan/units/differentiated.h"
 #include "sim/simulate.h"
 
 namespace foreshard::oracle {
@@ -41,8 +43,8 @@ LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow&
   }
   LoweringOptions options;
   options.multiprocessors = row.profile.sm_count;
-  options.keep_alternate_matmuls = row.keep_alternate_matmuls;
-  return or_throw(lower(model, ranges, table.trainable, options));
+  options.saved = or_throw(saved_ops(job.checkpointing));
+  return or_throw(lower(model, ranges, differentiated_params(table, job.fsdp.runtime), options));
 }
 
 double relative(double got, double expected) {

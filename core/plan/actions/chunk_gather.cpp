@@ -32,26 +32,27 @@ Numel gather_dtensor(ActionWriter& out, UnitId id, const ShardedParam& param, st
   const PlanUnit& unit = out.unit(id);
   const Numel local = numel_of(param.padded_local_shape);
   const Numel total = local * unit.shard_size;
+  const DType dtype = out.source().model.params[param.param.index()].dtype;
   const BufferName copy{BufferWhat::H2dCopy, id, param.param};
   const BufferName gathered{BufferWhat::StateCopy, id, param.param};
   const bool on_host = out.source().job.fsdp.cpu_offload;
   if (on_host) {
-    out.alloc(Stream::D, copy, local, unit.orig_dtype, instance);
-    out.transfer(InstructionKind::H2d, copy, local, unit.orig_dtype).arg = instance;
+    out.alloc(Stream::D, copy, local, dtype, instance);
+    out.transfer(InstructionKind::H2d, copy, local, dtype).arg = instance;
   }
   if (param.shard_dim == 0 || unit.shard_size == 1) {
-    out.alloc(Stream::D, gathered, total, unit.orig_dtype, instance);
+    out.alloc(Stream::D, gathered, total, dtype, instance);
     if (unit.shard_size > 1) {
-      out.gather(id, gathered, total, unit.orig_dtype).arg = instance;
+      out.gather(id, gathered, total, dtype).arg = instance;
     } else {
-      out.work(InstructionKind::CopyOut, Stream::D, gathered, total, unit.orig_dtype, "aten.clone").arg = instance;
+      out.work(InstructionKind::CopyOut, Stream::D, gathered, total, dtype, "aten.clone").arg = instance;
     }
   } else {  // gathered rank after rank, then put side by side
     const BufferName ranks{BufferWhat::AgBuffer, id, param.param};
-    out.alloc(Stream::D, ranks, total, unit.orig_dtype, instance);
-    out.gather(id, ranks, total, unit.orig_dtype).arg = instance;
-    out.alloc(Stream::D, gathered, total, unit.orig_dtype, instance);
-    out.work(InstructionKind::Concat, Stream::D, gathered, total, unit.orig_dtype, "aten.cat").arg = instance;
+    out.alloc(Stream::D, ranks, total, dtype, instance);
+    out.gather(id, ranks, total, dtype).arg = instance;
+    out.alloc(Stream::D, gathered, total, dtype, instance);
+    out.work(InstructionKind::Concat, Stream::D, gathered, total, dtype, "aten.cat").arg = instance;
     out.free(Stream::D, ranks, instance);
   }
   if (on_host) out.free(Stream::D, copy, instance);

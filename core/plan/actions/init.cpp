@@ -230,8 +230,9 @@ class Init {
       made_[param->param.index()] = true;
       const BufferName name{BufferWhat::Shard, id, param->param};
       const Numel elements = numel_of(param->padded_local_shape);
-      out_.alloc(pool, name, elements, table_.units[id.index()].orig_dtype);
-      out_.work(InstructionKind::Fill, pool, name, elements, table_.units[id.index()].orig_dtype, "reset_parameters");
+      const DType type = model_.params[param->param.index()].dtype;
+      out_.alloc(pool, name, elements, type);
+      out_.work(InstructionKind::Fill, pool, name, elements, type, "reset_parameters");
     }
     for (std::size_t p = 0; p < model_.params.size(); ++p) make_param(pool, ParamId(p));  // managed by no unit
     for (std::size_t b = 0; b < model_.buffers.size(); ++b) make_buffer(pool, b);
@@ -240,7 +241,7 @@ class Init {
   void shard(const ShardedParam& param, UnitId id) {
     const BufferName name{BufferWhat::Shard, id, param.param};
     const Numel elements = numel_of(param.padded_local_shape);
-    const DType type = table_.units[id.index()].orig_dtype;
+    const DType type = model_.params[param.param.index()].dtype;
     out_.alloc(place_, name, elements, type);
     const Numel real = numel_of(param.local_shape);
     if (real < elements) out_.work(InstructionKind::Fill, place_, name, elements, type, "aten.new_zeros");

@@ -35,15 +35,16 @@ class Load {
       for (const ShardedParam& param : unit.sharded) {
         const BufferName shard{BufferWhat::Shard, UnitId(u), param.param};
         const Numel numel = numel_of(param.local_shape);
+        const DType dtype = source_.model.params[param.param.index()].dtype;
         if (request_.rank0_only) {
-          broadcast_state(out_, UnitId(u), param.param, numel_of_param(source_, param.param), unit.orig_dtype, 0);
-          out_.work(home == Stream::D ? InstructionKind::CopyOut : InstructionKind::D2h, Stream::D, shard, numel,
-                    unit.orig_dtype, "aten.copy_");
+          broadcast_state(out_, UnitId(u), param.param, numel_of_param(source_, param.param), dtype, 0);
+          out_.work(home == Stream::D ? InstructionKind::CopyOut : InstructionKind::D2h, Stream::D, shard, numel, dtype,
+                    "aten.copy_");
           out_.free(Stream::D, {BufferWhat::StateCopy, UnitId(u), param.param});
         } else if (home == Stream::D) {
-          out_.transfer(InstructionKind::H2d, shard, numel, unit.orig_dtype);
+          out_.transfer(InstructionKind::H2d, shard, numel, dtype);
         } else {
-          out_.work(InstructionKind::CopyIn, Stream::Host, shard, numel, unit.orig_dtype, "aten.copy_");
+          out_.work(InstructionKind::CopyIn, Stream::Host, shard, numel, dtype, "aten.copy_");
         }
       }
     }

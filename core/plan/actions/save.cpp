@@ -83,17 +83,17 @@ class Save {
   }
 
   void dtensor(UnitId id, const ShardedParam& param) {
-    const PlanUnit& unit = source_.table.units[id.index()];
+    const DType dtype = source_.model.params[param.param.index()].dtype;
     const BufferName copy{BufferWhat::StateCopy, id, param.param};
     if (request_.kind == StateKind::Sharded) {
       if (!request_.offload_to_cpu) return;
-      offload(out_, {BufferWhat::Shard, id, param.param}, copy, numel_of(param.local_shape), unit.orig_dtype);
+      offload(out_, {BufferWhat::Shard, id, param.param}, copy, numel_of(param.local_shape), dtype);
       return;
     }
     gather_dtensor(out_, id, param, 0);
     const bool kept = !returns_nothing(source_, request_);
     if (kept && request_.offload_to_cpu) {
-      offload(out_, copy, copy, numel_of_param(source_, param.param), unit.orig_dtype);
+      offload(out_, copy, copy, numel_of_param(source_, param.param), dtype);
     }
     if (!kept || request_.offload_to_cpu) out_.free(Stream::D, copy);
   }

@@ -329,12 +329,17 @@ Result<void> check_flat_parameter(const std::string& unit, std::span<const FlatC
                     "a floating-point dtype", std::string(dtype_name(first.dtype)), "list it in fsdp.ignored");
     }
     if (one.dtype != first.dtype) {
-      return refuse(ErrorCode::Inconsistent, "parameters of one unit need one dtype, " + one.name + " differs",
+      return refuse(ErrorCode::Inconsistent,
+                    fmt::format("parameters of one unit need one dtype, {} differs (ValueError: Must flatten tensors "
+                                "with uniform dtype but got torch.{} and torch.{})",
+                                one.name, dtype_name(first.dtype), dtype_name(one.dtype)),
                     std::string(dtype_name(first.dtype)), std::string(dtype_name(one.dtype)),
                     "give it a unit of its own, or list it in fsdp.ignored");
     }
     if (!use_orig_params && one.trainable != first.trainable) {
-      return refuse(ErrorCode::Inconsistent, "frozen and trainable parameters in one unit need use_orig_params, W7",
+      return refuse(ErrorCode::Inconsistent,
+                    "frozen and trainable parameters in one unit need use_orig_params, W7 (ValueError: FSDP does not "
+                    "support wrapping such modules when use_orig_params=False)",
                     "one requires_grad", one.name + " differs",
                     "set fsdp.use_orig_params = true, or wrap the frozen modules apart");
     }

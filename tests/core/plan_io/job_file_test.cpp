@@ -236,7 +236,7 @@ TEST(JobFile, RefusesImpossibleNumbers) {
       {"train.micro_batches = 1000000", ErrorCode::TooLarge},
       {"cluster.memory = \"80 parsecs\"", ErrorCode::OutOfRange},
       {"fsdp.reshard_after_forward = 3", ErrorCode::Inconsistent},
-      {"fsdp.allow_traps = [14]", ErrorCode::TooLarge},
+      {"fsdp.allow_traps = [65]", ErrorCode::TooLarge},
       {"model.dtype = \"bf17\"", ErrorCode::OutOfRange},
       {"model.dtype = \"int8\"", ErrorCode::OutOfRange},
       {"fsdp.overrides = [{strategy = \"FULL_SHARD\"}]", ErrorCode::MissingKey},

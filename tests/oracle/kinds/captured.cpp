@@ -16,6 +16,7 @@
 #include "core/model/model_json.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
 #include "sim/simulate.h"
 #include "tests/oracle/gpu_memory_row.h"
@@ -53,7 +54,7 @@ LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow&
   }
   LoweringOptions options;
   options.multiprocessors = row.profile.sm_count;
-  options.keep_alternate_matmuls = row.keep_alternate_matmuls;
+  options.saved = or_throw(saved_ops(row.job.checkpointing));
   LoweredProgram lowered = or_throw(lower(model, ranges, differentiated_params(table, row.job.fsdp.runtime), options));
   for (const std::string& op : lowered.unknown_ops) fmt::print("unknown operator {}\n", op);
   return lowered;

@@ -1,4 +1,4 @@
 if(TARGET foreshard_plan)
   target_sources(foreshard-oracle PRIVATE kinds/practice.cpp gpu_memory_row.cpp memory_comparison.cpp mlp_model.cpp work_comparison.cpp)
-  target_link_libraries(foreshard-oracle PRIVATE foreshard::sources foreshard::plan foreshard::lowering foreshard::mesh foreshard::units foreshard::sim fmt::fmt)
+  target_link_libraries(foreshard-oracle PRIVATE foreshard::sources foreshard::adapters foreshard::mesh foreshard::plan foreshard::lowering foreshard::units foreshard::sim fmt::fmt)
 endif()

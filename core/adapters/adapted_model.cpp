@@ -1,0 +1,315 @@
+#include "core/adapters/adapted_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/adapters/adapted_tree.h"
+#include "core/operators/program_writer.h"
+#include "core/plan/units/units.h"
+
+namespace foreshard {
+namespace {
+
+using adapters::AdaptedLayer;
+using adapters::AdaptedTree;
+using families::ProgramWriter;
+using families::Tensor;
+
+Error adapter_error(ErrorCode code, std::string key, std::string message, std::string expected, std::string got,
+                    std::string hint) {
+  return {code, std::move(message), {}, "adapters." + key, std::move(expected), std::move(got), std::move(hint)};
+}
+
+/// The dtypes that an adapter's operators meet.
+struct AdapterTypes {
+  DType seen = DType::Float32;  // of the weight while the layer's forward looks at it: what x is cast to
+  DType used = DType::Float32;  // of the weight in its own forward
+  bool casts_input = false;     // its unit's hooks cast what comes in
+};
+
+/// One run of a target's operators: where it ends, what it takes and what it hands on.
+struct LayerCall {
+  std::int32_t last = -1;
+  ModuleId target;
+  ValueId input, result;
+};
+
+class ProgramMaker {
+ public:
+  ProgramMaker(const Model& base, AdaptedTree tree, const Job& job, const UnitTable& units)
+      : base_(base), tree_(std::move(tree)), job_(job), units_(units), replaced_(base.values.size()) {}
+
+  Result<Model> make() {
+    Model& model = tree_.model;
+    model.values = base_.values;
+    for (ValueInfo& value : model.values)
+      if (value.held.by.valid()) value.held.by = tree_.called[value.held.by.index()];
+    model.inputs = base_.inputs;
+    model.opaques = base_.opaques;
+    model.params_cast = job_.fsdp.runtime != Runtime::None && job_.fsdp.mixed_precision.param.has_value();
+    if (auto found = find_calls(); !found) return tl::unexpected(found.error());
+    op_of_.assign(base_.ops.size() + 1, 0);
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < base_.ops.size(); ++i) {
+      op_of_[i] = static_cast<std::int32_t>(model.ops.size());
+      copy(base_.ops[i], static_cast<std::int32_t>(i));
+      if (next >= calls_.size() || calls_[next].last != static_cast<std::int32_t>(i)) continue;
+      if (auto done = add_adapter(calls_[next++], base_.ops[i]); !done) return tl::unexpected(done.error());
+    }
+    op_of_.back() = static_cast<std::int32_t>(model.ops.size());
+    move_facts();
+    return std::move(model);
+  }
+
+ private:
+  Error unlike_linear(ModuleId target) const {
+    return adapter_error(ErrorCode::Unsupported, "targets",
+                         fmt::format("{} does not run as a linear layer does", base_.modules[target.index()].fqn),
+                         "one tensor in and one out, by operators of its own", "another program",
+                         "leave the layer out of adapters.targets");
+  }
+
+  /// Runs of targets' operators, in order. What a run takes is made before it, what it hands on is read behind it.
+  Result<void> find_calls() {
+    std::vector<std::int32_t> made(base_.values.size(), -1), read(base_.values.size(), -1);
+    for (std::size_t i = 0; i < base_.ops.size(); ++i) {
+      const Op& op = base_.ops[i];
+      each_value(op, [&](ValueId id) { read[id.index()] = static_cast<std::int32_t>(i); });
+      for (const ValueId id : op.out)
+        if (id.valid() && made[id.index()] < 0) made[id.index()] = static_cast<std::int32_t>(i);
+    }
+    for (const ValueId id : base_.outputs)
+      if (id.valid()) read[id.index()] = static_cast<std::int32_t>(base_.ops.size());
+    for (std::size_t first = 0; first < base_.ops.size();) {
+      const Op& op = base_.ops[first];
+      std::size_t end = first + 1;
+      while (end < base_.ops.size() && base_.ops[end].module == op.module && base_.ops[end].call == op.call &&
+             tree_.layer[op.module.index()].layer.valid() && !begins_again(first, end))
+        ++end;
+      if (tree_.layer[op.module.index()].layer.valid()) {
+        if (auto call = call_of(first, end, made, read); !call) return call;
+      }
+      first = end;
+    }
+    return {};
+  }
+
+  /// A builder that does not count calls: the second one begins with the operator that the first one began with.
+  bool begins_again(std::size_t first, std::size_t at) const {
+    return base_.ops[at].name == base_.ops[first].name && base_.ops[at].args == base_.ops[first].args;
+  }
+
+  Result<void> call_of(std::size_t first, std::size_t end, const std::vector<std::int32_t>& made,
+                       const std::vector<std::int32_t>& read) {
+    LayerCall call;
+    call.last = static_cast<std::int32_t>(end) - 1;
+    call.target = base_.ops[first].module;
+    bool simple = true;
+    const auto note = [&](ValueId& known, ValueId id) {
+      simple = simple && (!known.valid() || known == id);
+      known = id;
+    };
+    for (std::size_t i = first; i < end; ++i) {
+      each_value(base_.ops[i], [&](ValueId id) {
+        if (made[id.index()] < static_cast<std::int32_t>(first)) note(call.input, id);
+      });
+      for (const ValueId id : base_.ops[i].out)
+        if (id.valid() && read[id.index()] >= static_cast<std::int32_t>(end)) note(call.result, id);
+    }
+    if (!simple || !call.input.valid() || !call.result.valid()) return fail(unlike_linear(call.target));
+    calls_.push_back(call);
+    return {};
+  }
+
+  template <class Visit>
+  static void each_value(const Arg& arg, const Visit& visit) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) visit(value->id);
+    if (const auto* list = std::get_if<ArgList>(&arg.value))
+      for (const Arg& item : *list) each_value(item, visit);
+  }
+  template <class Visit>
+  static void each_value(const Op& op, const Visit& visit) {
+    for (const Arg& arg : op.args) each_value(arg, visit);
+    for (const NamedArg& named : op.kwargs) each_value(named.arg, visit);
+  }
+
+  ValueId now(ValueId id) const {
+    const bool moved = id.valid() && id.index() < replaced_.size() && replaced_[id.index()].valid();
+    return moved ? replaced_[id.index()] : id;
+  }
+
+  void move(Arg& arg) const {
+    if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = now(value->id);
+    if (auto* param = std::get_if<ParamRef>(&arg.value)) param->id = tree_.param[param->id.index()];
+    if (auto* list = std::get_if<ArgList>(&arg.value))
+      for (Arg& item : *list) move(item);
+  }
+
+  void copy(const Op& op, std::int32_t index) {
+    Op& moved = tree_.model.ops.emplace_back(op);
+    const bool script = base_.loss_begin >= 0 && index >= base_.loss_begin && op.module.value == 0;
+    moved.module = script ? ModuleId(std::size_t{0}) : tree_.module[op.module.index()];
+    for (Arg& arg : moved.args) move(arg);
+    for (NamedArg& named : moved.kwargs) move(named.arg);
+  }
+
+  AdapterTypes types_of(const AdaptedLayer& layer) const {
+    const DType created = tree_.model.params[layer.down_weight.index()].dtype;
+    const UnitId unit = units_.unit_of_param[layer.down_weight.index()];
+    AdapterTypes types{created, created, false};
+    if (!unit.valid() || job_.fsdp.runtime == Runtime::None) return types;
+    const MixedPrecision& precision = units_.precision[unit.index()];
+    types.used = precision.param.value_or(created);
+    // A unit of its own is still sharded, as created, while the layer's forward looks at the weight.
+    const bool own = units_.unit_of_module[layer.down.index()] == unit;
+    types.seen = own ? created : types.used;
+    const bool by_default = job_.fsdp.runtime != Runtime::Fsdp1;
+    types.casts_input = own && precision.param && precision.cast_forward_inputs.value_or(by_default);
+    return types;
+  }
+
+  /// PyTorch's words for a dtype in C++.
+  static std::string_view scalar_name(DType dtype) {
+    switch (dtype) {
+      case DType::Float32: return "float";
+      case DType::BFloat16: return "c10::BFloat16";
+      case DType::Float16: return "c10::Half";
+      case DType::Float64: return "double";
+      default: return dtype_name(dtype);
+    }
+  }
+
+  Result<void> check_types(const AdapterTypes& types, const AdaptedLayer& layer) const {
+    if (types.seen == types.used || types.casts_input) return {};
+    return fail(adapter_error(
+        ErrorCode::Inconsistent, "dtype",
+        fmt::format("{}: the layer casts its input to the adapter's own dtype, the adapter's unit casts its weight to "
+                    "another (RuntimeError: expected mat1 and mat2 to have the same dtype, but got: {} != {})",
+                    tree_.model.modules[layer.layer.index()].fqn, scalar_name(types.seen), scalar_name(types.used)),
+        std::string(dtype_name(types.used)), std::string(dtype_name(types.seen)),
+        "set adapters.dtype to fsdp.mixed_precision.param, or fsdp.mixed_precision.cast_forward_inputs = true"));
+  }
+
+  Tensor tensor(ValueId id) const {
+    const ValueInfo& info = tree_.model.values[id.index()];
+    const families::Dims sizes = families::Dims::of(info.shape);
+    return {Tensor::Kind::Value, info.dtype, id.value, sizes, ProgramWriter::contiguous_strides(sizes)};
+  }
+
+  /// result + up(down(x)) * scaling, in the result's dtype.
+  Result<void> add_adapter(const LayerCall& call, const Op& last) {
+    const AdaptedLayer& layer = tree_.layer[call.target.index()];
+    const AdapterTypes types = types_of(layer);
+    if (auto fits = check_types(types, layer); !fits) return fits;
+    Model& model = tree_.model;
+    const std::size_t begin = model.ops.size();
+    ProgramWriter w(model, types.used, {});
+    const Tensor given = tensor(now(call.input)), result = tensor(call.result);
+    w.enter(layer.layer);
+    Tensor x = w.to(given, types.seen);
+    if (x.index != given.index) w.hold(x, Hold::Until::Call, layer.layer);  // the layer's own `x`
+    w.enter(layer.down);
+    if (types.casts_input) x = w.to(x, types.used);
+    const Tensor narrow = w.linear(x, layer.down_weight, {});
+    w.enter(layer.up);
+    const Tensor wide = w.linear(narrow, layer.up_weight, {});
+    w.enter(layer.layer);
+    const double scaling = job_.adapters.alpha / static_cast<double>(job_.adapters.rank);
+    const Tensor sum = w.add(result, w.with_scalar("aten.mul.Tensor", wide, Arg{scaling}));
+    const Tensor made = w.to(sum, result.dtype);
+    for (std::size_t i = begin; i < model.ops.size(); ++i) {
+      model.ops[i].call = last.call;
+      model.ops[i].region = last.region;
+    }
+    // Python's names go over to what the layer returns.
+    std::swap(model.values[static_cast<std::size_t>(made.index)].held, model.values[call.result.index()].held);
+    replaced_[call.result.index()] = ValueId(made.index);
+    return {};
+  }
+
+  std::int32_t new_place(std::int32_t op) const { return op < 0 ? op : op_of_[static_cast<std::size_t>(op)]; }
+
+  /// What is said of values and operators beside the program.
+  void move_facts() {
+    Model& model = tree_.model;
+    for (ValueInfo& value : model.values) value.held.op = new_place(value.held.op);
+    for (const ValueId id : base_.outputs) model.outputs.push_back(now(id));
+    for (ModuleCall call : base_.module_calls) {
+      call.module = tree_.called[call.module.index()];
+      for (ValueId& id : call.args) id = now(id);
+      model.module_calls.push_back(std::move(call));
+    }
+    for (Region region : base_.regions) {
+      region.module = tree_.module[region.module.index()];
+      for (ValueId& id : region.args) id = now(id);
+      for (std::int32_t& op : region.save) op = new_place(op);
+      model.regions.push_back(std::move(region));
+    }
+    if (base_.loss_begin >= 0) model.loss_begin = new_place(base_.loss_begin);
+  }
+
+  const Model& base_;
+  AdaptedTree tree_;
+  const Job& job_;
+  const UnitTable& units_;
+  std::vector<ValueId> replaced_;  // by value of the plain program: what its layer returns now
+  std::vector<LayerCall> calls_;
+  std::vector<std::int32_t> op_of_;  // by operator of the plain program, and one behind
+};
+
+Result<void> check_options(const Model& base, const Job& job) {
+  if (base.ops.empty()) {
+    return fail(adapter_error(ErrorCode::Unsupported, "kind", "the model has no operator program to adapt",
+                              "a config.json, a .pt2 archive or a model.json with ops", "calls of modules alone",
+                              "set adapters.kind = \"none\""));
+  }
+  if (job.model.loss.starts_with("chunked_")) {  // whose wrapper stands around PEFT's
+    return fail(adapter_error(ErrorCode::Unsupported, "kind", "adapters beside a loss in chunks are not planned",
+                              "model.loss = \"auto\"", job.model.loss, "set model.loss = \"auto\""));
+  }
+  if (job.mesh.tensor > 1) {
+    return fail(adapter_error(ErrorCode::Unsupported, "kind", "adapters are not cut over a mesh", "mesh.tensor = 1",
+                              std::to_string(job.mesh.tensor), "set mesh.tensor = 1"));
+  }
+  return {};
+}
+
+Result<void> check_rank(const Model& base, const Job& job, const std::vector<bool>& targets) {
+  for (std::size_t m = 0; m < targets.size(); ++m) {
+    if (!targets[m]) continue;
+    const ModuleInfo& module = base.modules[m];
+    const bool matrix = !module.params.empty() && base.params[module.params.front().index()].shape.size() == 2;
+    if (!matrix) {
+      return fail(adapter_error(ErrorCode::Unsupported, "targets",
+                                fmt::format("{} has no weight matrix of its own", module.fqn), "a linear layer",
+                                module.class_name, "leave it out of adapters.targets"));
+    }
+    const adapters::LinearWidths widths = adapters::widths_of(base, ModuleId(m));
+    const std::int64_t least = std::min(widths.in, widths.out);
+    if (job.adapters.rank <= least) continue;
+    return fail(adapter_error(
+        ErrorCode::OutOfRange, "rank",
+        fmt::format("{} is {} x {}: matrices of this rank are larger than it", module.fqn, widths.out, widths.in),
+        fmt::format("at most {}", least), std::to_string(job.adapters.rank), "lower adapters.rank"));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Model> adapted_model(Model base, const Job& job) {
+  if (!has_adapters(job.adapters)) return base;
+  if (auto fits = check_options(base, job); !fits) return tl::unexpected(fits.error());
+  const auto targets = adapter_targets(base, job.adapters);
+  if (!targets) return tl::unexpected(targets.error());
+  if (auto fits = check_rank(base, job, *targets); !fits) return tl::unexpected(fits.error());
+  AdaptedTree tree = adapters::adapted_tree(base, job.adapters, *targets);
+  const auto units = build_units(tree.model, job);
+  if (!units) return tl::unexpected(units.error());
+  return ProgramMaker(base, std::move(tree), job, *units).make();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,97 @@
+// Traps that follow from the program: what operator-level checkpointing misses, what adapters in a flat unit cost.
+#include "core/plan/training_traps.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/adapters/adapted_model.h"
+#include "core/plan/build_plan.h"
+#include "core/plan/saved_ops.h"
+#include "tests/core/adapters/small_models.h"
+
+namespace foreshard {
+namespace {
+
+using testing::small_gpt2;
+using testing::small_job;
+using testing::small_llama;
+
+const Trap* trap_of(const Plan& plan, std::int32_t number) {
+  const auto at =
+      std::find_if(plan.traps.begin(), plan.traps.end(), [&](const Trap& trap) { return trap.number == number; });
+  return at == plan.traps.end() ? nullptr : &*at;
+}
+
+TEST(TrainingTraps, ASaveListWithoutAddmmKeepsNoProductOfGpt2) {
+  Job job = small_job();
+  job.checkpointing.policy = CheckpointPolicy::Ops;
+  const Plan gpt2 = build_plan(small_gpt2(job), job).value();
+  const Trap* trap = trap_of(gpt2, 28);
+  ASSERT_NE(trap, nullptr);
+  EXPECT_NE(trap->text.find("8 of 8 matrix products"), std::string::npos) << trap->text;
+  EXPECT_FALSE(trap->refused);
+  EXPECT_EQ(trap_of(build_plan(small_llama(job), job).value(), 28), nullptr);
+  job.checkpointing.save.push_back("addmm");
+  EXPECT_EQ(trap_of(build_plan(small_gpt2(job), job).value(), 28), nullptr);
+}
+
+TEST(TrainingTraps, OperatorLevelCheckpointingIsNotReentrant) {
+  Job job = small_job();
+  job.checkpointing.policy = CheckpointPolicy::Ops;
+  job.checkpointing.reentrant = true;
+  const auto plan = build_plan(small_llama(job), job);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().place, "checkpointing.reentrant");
+}
+
+Job lora_job(Runtime runtime, DType base) {
+  Job job = small_job();
+  job.model.dtype = base;
+  job.adapters.kind = "lora";
+  job.adapters.rank = 8;
+  job.adapters.dtype = base;
+  job.fsdp.runtime = runtime;
+  return job;
+}
+
+Plan adapted_plan(const Job& job) { return build_plan(adapted_model(small_llama(job), job).value(), job).value(); }
+
+TEST(TrainingTraps, AFlatUnitReducesItsFrozenWeights) {
+  const Plan plan = adapted_plan(lora_job(Runtime::Fsdp1, DType::BFloat16));
+  const Trap* trap = trap_of(plan, 29);
+  ASSERT_NE(trap, nullptr);
+  EXPECT_EQ(trap->units.size(), 2U);
+  EXPECT_NE(trap->text.find(" 14 more products"), std::string::npos) << trap->text;
+  EXPECT_EQ(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::BFloat16)), 29), nullptr);
+}
+
+TEST(TrainingTraps, AFrozenBaseInFloat32IsNamed) {
+  EXPECT_NE(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::Float32)), 30), nullptr);
+  EXPECT_EQ(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::BFloat16)), 30), nullptr);
+}
+
+CheckpointingOptions saving(std::vector<std::string> words) {
+  CheckpointingOptions options;
+  options.policy = CheckpointPolicy::Ops;
+  options.save = std::move(words);
+  return options;
+}
+
+TEST(SavedOps, ReadsWordsAndNames) {
+  const SavedOps titan = saved_ops(CheckpointingOptions{.policy = CheckpointPolicy::Ops}).value();
+  EXPECT_EQ(titan.rerun_product, 2);
+  EXPECT_TRUE(titan.lists("aten._scaled_dot_product_flash_attention.default"));
+  EXPECT_FALSE(titan.lists("aten.addmm.default"));
+  EXPECT_EQ(saved_ops(saving({"aten.mm"})).value(), saved_ops(saving({"mm", "mm"})).value());
+  EXPECT_TRUE(saved_ops(CheckpointingOptions{}).value().none());
+  for (const char* wrong : {"mm:1", "mm:x", "mn", "aten.adddmm"}) {
+    const auto refused = saved_ops(saving({wrong}));
+    ASSERT_FALSE(refused) << wrong;
+    EXPECT_EQ(refused.error().place, "checkpointing.save");
+  }
+  EXPECT_NE(saved_ops(saving({"aten.adddmm"})).error().hint.find("addmm"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foreshard
