@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <tuple>
 
 #include "cli/console/spelling.h"
 
@@ -78,6 +79,7 @@ class Declaration {
     declare_validate();
     declare_compare();
     declare_trace();
+    declare_diagnose();
     declare_checkpoint();
     declare_view();
     declare_calibrate();
@@ -364,6 +366,13 @@ class Declaration {
     verb.add_option("--top", compare_.top, "Rows of the long tables; 0 = all")
         ->check(CLI::Range(0, 1 << 30).description(""))
         ->type_name("N");
+    for (const auto& [flag, target, about] :
+         {std::tuple{"--a-rank", &compare_.a_rank, "The rank of A, where it is not that of B"},
+          std::tuple{"--b-rank", &compare_.b_rank, "The rank of B"},
+          std::tuple{"--a-iteration", &compare_.a_iteration, "The iteration of A; else as --iteration"},
+          std::tuple{"--b-iteration", &compare_.b_iteration, "The iteration of B"}}) {
+      verb.add_option(flag, *target, about)->check(CLI::Range(0, 1 << 30).description(""))->type_name("N");
+    }
     verb.add_option("--fail-over", compare_.fail_over,
                     "Exit with 1 if step time, peak memory or exposed communication part by more, as in 5%")
         ->type_name("SHARE");
@@ -372,9 +381,11 @@ class Declaration {
 
   void declare_trace() {
     CLI::App& verb =
-        add_verb("trace", "Recordings of any kind: busy, idle by cause, overlap, critical path, memory; other formats");
-    add_choice(verb.add_option("ACTION", trace_.action, "analyse, or convert IN... OUT")->required(),
-               {"analyse", "convert"});
+        add_verb("trace", "Recordings of any kind: busy, idle by cause, kernels, stragglers, SQL; other formats");
+    add_choice(verb.add_option("ACTION", trace_.action,
+                               "analyse, convert IN... OUT, kernels, stragglers, or query FILE... SELECT")
+                   ->required(),
+               {"analyse", "convert", "kernels", "stragglers", "query"});
     files_.push_back(verb.add_option("FILE", trace_.files,
                                      "Kineto or Chrome JSON, .fst, memory snapshots, nsys' sqlite; several are ranks")
                          ->required()
@@ -385,6 +396,29 @@ class Declaration {
     verb.add_option("--from", trace_.from, "Work that begins at this time or later, as in 12ms")->type_name("TIME");
     verb.add_option("--to", trace_.to, "... and before this time")->type_name("TIME");
     verb.add_option("--top", trace_.top, "Rows of the long tables; 0 = all")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    add_choice(verb.add_option("--by", trace_.by, "kernels: what a row is; else a kernel's name"),
+               {"kernel", "operator", "module", "layer"});
+    files_.push_back(
+        verb.add_option("--against", trace_.against, "kernels: the difference to this recording")->type_name("FILE"));
+    add_output_file(verb, "--csv", trace_.csv, "kernels, stragglers, query: write all rows of the table");
+  }
+
+  void declare_diagnose() {
+    CLI::App& verb = add_verb("diagnose", "What costs a recorded run time and memory, why, and what mends it");
+    files_.push_back(verb.add_option("FILE", diagnose_.files,
+                                     "Kineto or Chrome JSON, .fst, a memory snapshot, nsys' sqlite; several are ranks")
+                         ->required()
+                         ->type_name("FILE"));
+    files_.push_back(
+        verb.add_option("--job", diagnose_.job, "The job that was recorded: what mends a cause is simulated with it")
+            ->type_name("JOB"));
+    verb.add_option("--set", diagnose_.set, kSetAbout)->type_name("KEY=VALUE")->allow_extra_args(false);
+    verb.add_option("--rank", diagnose_.rank, "Whose step is looked at; else the longest")
+        ->check(CLI::Range(0, 1 << 30).description(""))
+        ->type_name("N");
+    verb.add_option("--top", diagnose_.top, "That many findings; 0 = all")
         ->check(CLI::Range(0, 1 << 30).description(""))
         ->type_name("N");
   }
@@ -497,6 +531,7 @@ class Declaration {
   ValidateFlags validate_;
   CompareFlags compare_;
   TraceFlags trace_;
+  DiagnoseFlags diagnose_;
   CalibrateFlags calibrate_;
   CheckpointFlags checkpoint_;
   ShadowFlags shadow_;
@@ -526,6 +561,7 @@ CommandLine Declaration::take(const std::string& verb) {
   if (verb == "schedule") line.verb = std::move(schedule_);
   if (verb == "compare") line.verb = std::move(compare_);
   if (verb == "trace") line.verb = std::move(trace_);
+  if (verb == "diagnose") line.verb = std::move(diagnose_);
   if (verb == "checkpoint") line.verb = std::move(checkpoint_);
   if (verb == "calibrate") line.verb = std::move(calibrate_);
   if (verb == "shadow") line.verb = std::move(shadow_);

@@ -113,16 +113,28 @@ struct CompareFlags {
   std::string fail_over;  // "5%"; empty = never
   int iteration = -1;     // -1: the steady one
   int rank = -1;          // -1: all that both have
-  int top = 10;           // rows of the long tables; 0 = all
+  // Of one side alone, where they are not the same; -1: as above.
+  int a_rank = -1, b_rank = -1, a_iteration = -1, b_iteration = -1;
+  int top = 10;  // rows of the long tables; 0 = all
   bool force = false;
 };
 
 struct TraceFlags {
-  std::string action;              // analyse | convert
-  std::vector<std::string> files;  // convert: the last one is written
+  std::string action;              // analyse | convert | kernels | stragglers | query
+  std::vector<std::string> files;  // convert: the last one is written; query: the last one is the question
   int rank = -1;                   // -1: all
   std::string from, to;            // "12ms"; empty = all of it
   int top = 10;                    // rows of the long tables; 0 = all
+  std::string by;                  // kernels: kernel | operator | module | layer; empty = kernel
+  std::string against;             // kernels: another recording, whose table is taken away
+  std::string csv;                 // kernels, stragglers, query: the table as a file, all rows
+};
+
+struct DiagnoseFlags {
+  std::vector<std::string> files, set;
+  std::string job;  // whose settings are tried; empty = savings stay estimates
+  int rank = -1;    // -1: the one with the longest step
+  int top = 0;      // findings; 0 = all
 };
 
 struct CheckpointFlags {
@@ -204,10 +216,10 @@ struct CompletionFlags {
   std::string shell;  // bash | zsh | fish
 };
 
-using VerbFlags =
-    std::variant<InspectFlags, ImportFlags, ExportFlags, ExportScriptFlags, PlanFlags, SimulateFlags, RunFlags,
-                 SweepFlags, ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags, CheckpointFlags, CalibrateFlags,
-                 ConfigFlags, ShadowFlags, ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+using VerbFlags = std::variant<InspectFlags, ImportFlags, ExportFlags, ExportScriptFlags, PlanFlags, SimulateFlags,
+                               RunFlags, SweepFlags, ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags,
+                               DiagnoseFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, ShadowFlags, ViewFlags,
+                               ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

@@ -26,7 +26,10 @@ class Text : private TextLines {
     line("B  {}: {}, iteration {}", sides_.b.file, sides_.b.what, c_.iteration_b);
     line("   {}{} joined, {} only in A, {} only in B", counted(c_.joined, "instruction"),
          c_.ranks.size() > 1 ? fmt::format(" of {} ranks", c_.ranks.size()) : "", c_.only_a, c_.only_b);
+    pairs();
+    for (const std::string& note : c_.notes) line("   {}", note);
     summary();
+    changes();
     units();
     causes();
     categories();
@@ -63,8 +66,30 @@ class Text : private TextLines {
     row("communication busy", c_.comm, time_text);
     row("exposed communication", c_.exposed, time_text);
     line("  {:<32}{:>50}", "exposed share of the step", fmt::format("{:+.2f} points", c_.exposed_comm_points()));
-    if (c_.peak_memory.a > 0 || c_.peak_memory.b > 0) row("peak allocated", c_.peak_memory, memory_text);
+    if (c_.memory_in_a || c_.memory_in_b) memory_row("peak allocated", c_.peak_memory, c_.memory_in_a, c_.memory_in_b);
     for (const StreamPair& stream : c_.by_stream) row("stream " + stream.stream, stream.busy, time_text);
+  }
+
+  /// What one of them did not record is no 0.
+  void memory_row(const std::string& label, const Pair& pair, bool in_a, bool in_b) {
+    if (in_a && in_b) return row(label, pair, memory_text);
+    line("  {:<32}{:>13}{:>13}", label, in_a ? memory_text(pair.a) : "not recorded",
+         in_b ? memory_text(pair.b) : "not recorded");
+  }
+
+  void pairs() {
+    if (c_.ranks == c_.ranks_b || c_.ranks.size() != c_.ranks_b.size()) return;
+    for (std::size_t i = 0; i < c_.ranks.size(); ++i)
+      line("   rank {} of A against rank {} of B", c_.ranks[i], c_.ranks_b[i]);
+  }
+
+  void changes() {
+    if (c_.changes.empty()) return;
+    head("What changed");
+    for (std::size_t i = 0; i < shown(c_.changes); ++i)
+      row(c_.changes[i].what, Pair{c_.changes[i].a, c_.changes[i].b}, time_text);
+    rest(c_.changes);
+    row("all rows, the step", c_.accounted, time_text);
   }
 
   void units() {
@@ -92,7 +117,8 @@ class Text : private TextLines {
     if (c_.by_category.empty()) return;
     head("Peak memory by category");
     for (const CategoryPair& category : c_.by_category) {
-      if (category.peak.a > 0 || category.peak.b > 0) row(category.category, category.peak, memory_text);
+      if (category.peak.a > 0 || category.peak.b > 0)
+        memory_row(category.category, category.peak, category.in_a, category.in_b);
     }
   }
 
@@ -136,6 +162,16 @@ void write_pair(JsonText& out, const char* name, const Pair& pair, const char* u
   out.field("error", pair.error()).end_object();
 }
 
+/// null: not recorded there.
+void write_memory(JsonText& out, const char* name, const Pair& pair, bool in_a, bool in_b) {
+  if (in_a && in_b) return write_pair(out, name, pair, "bytes");
+  out.key(name).begin_object().key("a_bytes");
+  in_a ? out.value(std::llround(pair.a)) : out.null();
+  out.key("b_bytes");
+  in_b ? out.value(std::llround(pair.b)) : out.null();
+  out.key("error").null().end_object();
+}
+
 void write_side(JsonText& out, const char* name, const ComparedSide& side, std::int32_t iteration) {
   out.key(name).begin_object().field("file", side.file).field("what", side.what);
   out.field("plan_digest", side.plan_digest).field("iteration", iteration).end_object();
@@ -150,28 +186,8 @@ void write_instruction(JsonText& out, const InstructionPair& i) {
   out.end_object();
 }
 
-}  // namespace
-
-std::string comparison_report(const Comparison& comparison, const ComparedSides& sides, const ReportStyle& style) {
-  return Text(comparison, sides, style).take();
-}
-
-std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
-  JsonText out;
-  out.begin_object().field("schema", "foreshard.comparison/1");
-  write_side(out, "a", sides.a, c.iteration_a);
-  write_side(out, "b", sides.b, c.iteration_b);
-  out.key("ranks").begin_array();
-  for (const std::int32_t rank : c.ranks) out.value(rank);
-  out.end_array();
-  out.field("joined", c.joined).field("only_a", c.only_a).field("only_b", c.only_b);
-  out.field("step_error", c.step.error()).field("exposed_comm_points", c.exposed_comm_points());
-  out.field("memory_error", c.peak_memory.error());
-  write_pair(out, "step_time", c.step, "ns");
-  write_pair(out, "compute", c.compute, "ns");
-  write_pair(out, "comm", c.comm, "ns");
-  write_pair(out, "exposed_comm", c.exposed, "ns");
-  write_pair(out, "peak_allocated", c.peak_memory, "bytes");
+/// By unit, cause, category, stream.
+void write_tables(JsonText& out, const Comparison& c) {
   out.key("by_unit").begin_array();
   for (const UnitPair& unit : c.by_unit) {
     out.begin_object().field("unit", unit.unit);
@@ -191,7 +207,7 @@ std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
   out.end_array().key("by_category").begin_array();
   for (const CategoryPair& category : c.by_category) {
     out.begin_object().field("category", category.category);
-    write_pair(out, "peak", category.peak, "bytes");
+    write_memory(out, "peak", category.peak, category.in_a, category.in_b);
     out.end_object();
   }
   out.end_array().key("by_stream").begin_array();
@@ -200,7 +216,47 @@ std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
     write_pair(out, "busy", stream.busy, "ns");
     out.end_object();
   }
-  out.end_array().key("by_instruction").begin_array();
+  out.end_array();
+}
+
+}  // namespace
+
+std::string comparison_report(const Comparison& comparison, const ComparedSides& sides, const ReportStyle& style) {
+  return Text(comparison, sides, style).take();
+}
+
+std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
+  JsonText out;
+  out.begin_object().field("schema", "foreshard.comparison/1");
+  write_side(out, "a", sides.a, c.iteration_a);
+  write_side(out, "b", sides.b, c.iteration_b);
+  out.key("ranks").begin_array();
+  for (const std::int32_t rank : c.ranks) out.value(rank);
+  out.end_array();
+  out.field("joined", c.joined).field("only_a", c.only_a).field("only_b", c.only_b);
+  out.field("step_error", c.step.error()).field("exposed_comm_points", c.exposed_comm_points());
+  out.key("memory_error");
+  c.memory_in_a&& c.memory_in_b ? out.value(c.peak_memory.error()) : out.null();
+  write_pair(out, "step_time", c.step, "ns");
+  write_pair(out, "compute", c.compute, "ns");
+  write_pair(out, "comm", c.comm, "ns");
+  write_pair(out, "exposed_comm", c.exposed, "ns");
+  write_memory(out, "peak_allocated", c.peak_memory, c.memory_in_a, c.memory_in_b);
+  out.key("ranks_b").begin_array();
+  for (const std::int32_t rank : c.ranks_b) out.value(rank);
+  out.end_array().key("notes").begin_array();
+  for (const std::string& note : c.notes) out.value(note);
+  out.end_array();
+  write_pair(out, "accounted", c.accounted, "ns");
+  out.key("changes").begin_array();
+  for (const StepChange& change : c.changes) {
+    out.begin_object().field("what", change.what);
+    write_pair(out, "time", {change.a, change.b}, "ns");
+    out.end_object();
+  }
+  out.end_array();
+  write_tables(out, c);
+  out.key("by_instruction").begin_array();
   for (const InstructionPair& i : c.by_instruction) write_instruction(out, i);
   out.end_array().key("missing").begin_array();
   for (const InstructionPair& i : c.missing) write_instruction(out, i);
@@ -209,7 +265,8 @@ std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
 }
 
 double worst_difference(const Comparison& c) {
-  return std::max({std::abs(c.step.error()), std::abs(c.peak_memory.error()), std::abs(c.exposed_comm_points()) / 100});
+  const double memory = c.memory_in_a && c.memory_in_b ? std::abs(c.peak_memory.error()) : 0;
+  return std::max({std::abs(c.step.error()), memory, std::abs(c.exposed_comm_points()) / 100});
 }
 
 }  // namespace foreshard::cli

@@ -130,10 +130,17 @@ ExitCode run_verb(const CompareFlags& flags, const Console& console) {
   CompareOptions options;
   if (flags.iteration >= 0) options.iteration = flags.iteration;
   if (flags.rank >= 0) options.rank = flags.rank;
+  for (const auto& [flag, target] : {std::pair{flags.a_rank, &options.rank_a},
+                                     {flags.b_rank, &options.rank_b},
+                                     {flags.a_iteration, &options.iteration_a},
+                                     {flags.b_iteration, &options.iteration_b}}) {
+    if (flag >= 0) *target = flag;
+  }
   options.force = flags.force;
   const auto comparison = compare_timelines(a->timeline, b->timeline, options);
   if (!comparison) return console.error(comparison.error());
 
+  for (const std::string& note : comparison->notes) console.note("warning: " + note);
   const ComparedSides sides{a->about, b->about, flags.top};
   const ReportStyle style{console.color, console.unicode, console.width};
   if (!console.result(console.json ? comparison_json(*comparison, sides)

@@ -3,12 +3,14 @@
 #include <tuple>
 
 #include "cli/console/usage_error.h"
+#include "cli/reports/recordings/trace_tables.h"
 #include "cli/reports/trace_report.h"
 #include "cli/verbs/verbs.h"
 #include "core/output_file.h"
 #include "traces/formats/chrome_trace.h"
 #include "traces/formats/fst.h"
 #include "traces/formats/timeline_csv.h"
+#include "traces/query/trace_query.h"
 
 namespace foreshard::cli {
 namespace {
@@ -22,16 +24,24 @@ Result<OpenedTrace> open_noted(const std::vector<std::string>& files, const Cons
   return opened;
 }
 
-ExitCode analyse(const TraceFlags& flags, const Console& console) {
-  AnalysisOptions options;
+/// Rank and window, which kernel tables and analyses take alike.
+template <class Options>
+Result<Options> windowed(const TraceFlags& flags, Options options = {}) {
   if (flags.rank >= 0) options.rank = flags.rank;
   for (const auto& [flag, text, target] :
        {std::tuple{"--from", &flags.from, &options.from}, std::tuple{"--to", &flags.to, &options.to}}) {
     if (text->empty()) continue;
     const auto time = time_of_text(flag, *text);
-    if (!time) return console.error(time.error());
+    if (!time) return fail(time.error());
     *target = *time;
   }
+  return options;
+}
+
+ExitCode analyse(const TraceFlags& flags, const Console& console) {
+  const auto wanted = windowed<AnalysisOptions>(flags);
+  if (!wanted) return console.error(wanted.error());
+  const AnalysisOptions& options = *wanted;
   const auto opened = open_noted(flags.files, console);
   if (!opened) return console.error(opened.error());
   const auto ranks = analyse_timeline(opened->timeline, options);
@@ -67,10 +77,77 @@ ExitCode convert(const TraceFlags& flags, const Console& console) {
   return ExitCode::Ok;
 }
 
+ExitCode show(const TraceTable& table, const TraceFlags& flags, const Console& console) {
+  if (!flags.csv.empty()) {
+    const auto written = write_whole_file(flags.csv, table_csv(table));
+    if (!written) return console.error(written.error());
+    console.note(fmt::format("{}: {} rows", flags.csv, table.rows.size()));
+  }
+  const ReportStyle style{console.color, console.unicode, console.width};
+  const bool written = console.result(console.json ? table_json(table) : table_text(table, flags.top, style));
+  return written ? ExitCode::Ok : ExitCode::RunFailed;
+}
+
+ExitCode kernels(const TraceFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.csv}); !possible) return console.error(possible.error());
+  const auto options = windowed<KernelTableOptions>(
+      flags, {kernel_key_of_name(flags.by).value_or(KernelKey::Kernel), std::nullopt, std::nullopt, std::nullopt});
+  if (!options) return console.error(options.error());
+  const auto opened = open_noted(flags.files, console);
+  if (!opened) return console.error(opened.error());
+  const std::vector<KernelRow> rows = kernel_table(opened->timeline, *options);
+  if (flags.against.empty()) return show(kernels_of(rows, options->by), flags, console);
+  const auto other = open_noted({flags.against}, console);
+  if (!other) return console.error(other.error());
+  return show(differences_of(kernel_differences(rows, kernel_table(other->timeline, *options)), options->by), flags,
+              console);
+}
+
+ExitCode stragglers(const TraceFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.csv}); !possible) return console.error(possible.error());
+  const auto opened = open_noted(flags.files, console);
+  if (!opened) return console.error(opened.error());
+  const std::vector<CollectiveMeeting> meetings = find_meetings(opened->timeline);
+  return show(stragglers_of(straggler_table(meetings, opened->timeline), meetings), flags, console);
+}
+
+TableCell cell_of(const QueryValue& value) {
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return {fmt::format("{}", *number), true, false, ""};
+  if (const auto* real = std::get_if<double>(&value)) return real_cell(*real);
+  if (const auto* text = std::get_if<std::string_view>(&value)) return text_cell(std::string(*text));
+  return absent_cell();
+}
+
+/// The last argument is the question.
+ExitCode query(const TraceFlags& flags, const Console& console) {
+  if (flags.files.size() < 2)
+    return console.error(
+        usage_error("trace query takes files and a question", "FILE... \"select ...\"", "one argument"));
+  if (auto possible = try_outputs({flags.csv}); !possible) return console.error(possible.error());
+  const auto opened = open_noted({flags.files.begin(), flags.files.end() - 1}, console);
+  if (!opened) return console.error(opened.error());
+  TraceTable table;
+  table.schema = "foreshard.query/1";
+  QueryReceiver receiver;
+  receiver.columns = [&](const std::vector<std::string>& columns) { table.columns = columns; };
+  receiver.row = [&](const std::vector<QueryValue>& row) {
+    std::vector<TableCell>& cells = table.rows.emplace_back();
+    for (const QueryValue& value : row) cells.push_back(cell_of(value));
+    return true;
+  };
+  const auto asked = query_timeline(opened->timeline, flags.files.back(), receiver);
+  if (!asked) return console.error(asked.error());
+  return show(table, flags, console);
+}
+
 }  // namespace
 
 ExitCode run_verb(const TraceFlags& flags, const Console& console) {
-  return flags.action == "convert" ? convert(flags, console) : analyse(flags, console);
+  if (flags.action == "convert") return convert(flags, console);
+  if (flags.action == "kernels") return kernels(flags, console);
+  if (flags.action == "stragglers") return stragglers(flags, console);
+  if (flags.action == "query") return query(flags, console);
+  return analyse(flags, console);
 }
 
 }  // namespace foreshard::cli

@@ -18,6 +18,7 @@ ExitCode run_verb(const SweepFlags& flags, const Console& console);
 ExitCode run_verb(const ScheduleFlags& flags, const Console& console);
 ExitCode run_verb(const CompareFlags& flags, const Console& console);
 ExitCode run_verb(const TraceFlags& flags, const Console& console);
+ExitCode run_verb(const DiagnoseFlags& flags, const Console& console);
 ExitCode run_verb(const CheckpointFlags& flags, const Console& console);
 ExitCode run_verb(const CalibrateFlags& flags, const Console& console);
 ExitCode run_verb(const ConfigFlags& flags, const Console& console);

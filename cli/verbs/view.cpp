@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "cli/session/sibling_program.h"
@@ -48,9 +49,23 @@ void add_files(std::vector<std::string>& command, const std::vector<std::string>
   command.insert(command.end(), files.begin(), files.end());
 }
 
+/// "step.json.gz#t=12ms..15ms", as `diagnose` names its evidence: the file, and the range it is opened at.
+ViewFlags with_links_followed(ViewFlags flags) {
+  constexpr std::string_view kMoment = "#t=";
+  for (std::string& file : flags.files) {
+    const std::size_t at = file.rfind(kMoment);
+    std::error_code code;
+    if (at == std::string::npos || std::filesystem::exists(file, code)) continue;
+    if (flags.range.empty()) flags.range = file.substr(at + kMoment.size());
+    file.resize(at);
+  }
+  return flags;
+}
+
 }  // namespace
 
-ExitCode run_verb(const ViewFlags& flags, const Console& console) {
+ExitCode run_verb(const ViewFlags& asked, const Console& console) {
+  const ViewFlags flags = with_links_followed(asked);
   std::vector<std::string> command = shared_arguments(flags.set, flags.theme, flags.rank, flags.force);
   add(command, "--render", flags.render);
   add(command, "--view", flags.view);

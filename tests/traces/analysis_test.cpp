@@ -109,6 +109,48 @@ TEST(Analysis, AHostThatWaitedForTheDeviceLeadsBackToTheDevice) {
   EXPECT_EQ(path[5], (PathStep{PathCause::Work, SpanId(1), 130, 150}));
 }
 
+std::vector<std::string> told_path(const Timeline& t, const std::vector<PathStep>& path) {
+  std::vector<std::string> told;
+  for (const PathStep& step : path) {
+    const Span& span = t.spans[step.span.index()];
+    told.push_back(std::string(path_cause_name(step.cause)) + " " + t.lanes[span.lane.index()].stream + " " +
+                   std::to_string((step.end - step.begin) / kUs));
+  }
+  return told;
+}
+
+/// host:   [0 ----- forward ----- 100)                                     [405 optimizer 425)
+/// host 2:                            [110 ------- backward ------ 395)
+/// D:         [30 ------------- 250)                               [390 - 400)      [415 .. 430)
+TEST(Analysis, TheCriticalPathLeavesAThreadThatWaitedForAnothersTurn) {
+  Timeline t;
+  t.lanes = {{0, "D"}, {0, "host"}, {0, "host 2"}};
+  t.spans = {span_of(0, SpanKind::Compute, 30 * kUs, 220 * kUs),  span_of(0, SpanKind::Compute, 390 * kUs, 10 * kUs),
+             span_of(0, SpanKind::Compute, 415 * kUs, 15 * kUs),  span_of(1, SpanKind::HostIssue, 0, 100 * kUs),
+             span_of(1, SpanKind::HostIssue, 20 * kUs, 5 * kUs),  span_of(1, SpanKind::HostIssue, 405 * kUs, 20 * kUs),
+             span_of(1, SpanKind::HostIssue, 410 * kUs, 3 * kUs), span_of(2, SpanKind::HostIssue, 110 * kUs, 285 * kUs),
+             span_of(2, SpanKind::HostIssue, 380 * kUs, 5 * kUs)};
+  t.flows = {{SpanId(4), SpanId(0)}, {SpanId(8), SpanId(1)}, {SpanId(6), SpanId(2)}};
+  // From the last kernel: its launch, the optimizer's thread, which had its turn when backward's was over, and that one
+  // when forward's was.
+  EXPECT_THAT(told_path(t, find_critical_path(t, 0, 0, 1'000 * kUs)),
+              ElementsAre("host host 100", "host host 2 295", "host host 15", "launch D 5", "work D 15"));
+}
+
+/// The queue is full: the third launch comes back when the first kernel has ended, so the device decides, not the host.
+TEST(Analysis, ALaunchThatFoundTheQueueFullLeadsBackToTheDevice) {
+  Timeline t;
+  t.names = {"cudaLaunchKernel"};
+  t.lanes = {{0, "D"}, {0, "host"}};
+  t.spans = {span_of(0, SpanKind::Compute, 10 * kUs, 300 * kUs), span_of(0, SpanKind::Compute, 330 * kUs, 20 * kUs),
+             span_of(1, SpanKind::HostIssue, 0, 5 * kUs), span_of(1, SpanKind::HostIssue, 10 * kUs, 302 * kUs),
+             span_of(1, SpanKind::HostIssue, 320 * kUs, 5 * kUs)};
+  for (std::size_t call = 2; call < 5; ++call) t.spans[call].name = NameId(0);
+  t.flows = {{SpanId(2), SpanId(0)}, {SpanId(4), SpanId(1)}};
+  EXPECT_THAT(told_path(t, find_critical_path(t, 0, 0, 1'000 * kUs)),
+              ElementsAre("launch D 10", "work D 300", "host host 10", "launch D 10", "work D 20"));
+}
+
 TEST(Analysis, UnitsCollectivesAndMemoryOfAForeignRecording) {
   const auto opened = open_trace(FORESHARD_TEST_DATA "/traces/fsdp2_step.json");
   ASSERT_TRUE(opened.has_value());

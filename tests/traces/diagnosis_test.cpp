@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 
 #include "tests/traces/planted_run.h"
 #include "traces/analysis/step_account.h"
+#include "traces/diagnosis/recording_facts.h"
 
 namespace foreshard {
 namespace {
@@ -24,7 +26,7 @@ struct Planted {
 
 std::string told(const Diagnosis& diagnosis) {
   std::string text;
-  for (const Finding& finding : diagnosis.findings)
+  for (const DiagnosedCause& finding : diagnosis.findings)
     text += finding.name + " (" + std::to_string(finding.share * 100) + " %): " + finding.cause + "\n";
   return text;
 }
@@ -42,7 +44,7 @@ TEST_P(DiagnosisOfAFault, NamesThePlantedOneFirst) {
   GetParam().plant(run);
   const Diagnosis diagnosis = diagnosed(run);
   ASSERT_THAT(diagnosis.findings, Not(IsEmpty()));
-  const Finding& first = diagnosis.findings.front();
+  const DiagnosedCause& first = diagnosis.findings.front();
   EXPECT_EQ(first.name, GetParam().name) << told(diagnosis);
   EXPECT_GT(first.cost + first.cost_bytes, 0);
   EXPECT_FALSE(first.evidence.empty());
@@ -128,6 +130,101 @@ TEST(StepAccount, GivesEveryNanosecondOfAStepToOneUse) {
       EXPECT_EQ(sum, account.length());
     }
   }
+}
+
+/// Blocks of memory as a snapshot's reader leaves them: ranges named for the frame that asked, and counters.
+class Snapshot {
+ public:
+  Snapshot() {
+    trace_.format = "snapshot";
+    t().lanes = {{0, "allocations"}};
+    t().counters = {{0, "allocated", "bytes"}, {0, "active", "bytes"}, {0, "reserved", "bytes"}};
+  }
+  Snapshot& block(const std::string& frame, std::int64_t mib, SimTime begin, SimTime end) {
+    Span span;
+    span.lane = LaneId(0), span.kind = SpanKind::Annotation, span.start = begin * kUs;
+    span.duration = (end - begin) * kUs, span.bytes = mib << 20, span.name = NameId(t().names.size());
+    t().names.push_back(frame);
+    t().spans.push_back(span);
+    changes_[begin * kUs] += span.bytes;
+    changes_[end * kUs] -= span.bytes;
+    return *this;
+  }
+  Snapshot& reserves(SimTime time, std::int64_t mib) {
+    reserved_.push_back({CounterId(2), time * kUs, mib << 20});
+    return *this;
+  }
+  Diagnosis diagnosed() {
+    std::int64_t held = 0;
+    std::vector<CounterSample> active;
+    for (const auto& [time, change] : changes_) {
+      held += change;
+      t().samples.push_back({CounterId(0), time, held});
+      active.push_back({CounterId(1), time, held});
+    }
+    t().samples.insert(t().samples.end(), active.begin(), active.end());
+    t().samples.insert(t().samples.end(), reserved_.begin(), reserved_.end());
+    const auto diagnosis = diagnose(trace_);
+    EXPECT_TRUE(diagnosis.has_value());
+    return diagnosis ? *diagnosis : Diagnosis{};
+  }
+
+ private:
+  static constexpr SimDuration kUs = kMicrosecond;
+  Timeline& t() { return trace_.timeline; }
+  OpenedTrace trace_;
+  std::map<SimTime, std::int64_t> changes_;
+  std::vector<CounterSample> reserved_;
+};
+
+/// Parameters and state all the time, activations that pile up, a loss, an optimizer.
+Snapshot training(std::int64_t logits, std::int64_t temporaries) {
+  Snapshot snapshot;
+  snapshot.block("_fsdp_param.py:120 init", 1000, 0, 10'000).block("adamw.py:90 _init_group", 2000, 10, 10'000);
+  for (int layer = 0; layer < 8; ++layer)
+    snapshot.block("modeling_llama.py:300 forward", 200, 100 + 10 * layer, 400 - 10 * layer);
+  snapshot.block("functional.py:3000 cross_entropy", logits, 200, 220);
+  snapshot.block("adamw.py:500 _multi_tensor_adamw", temporaries, 500, 520);
+  return snapshot.reserves(0, 3200).reserves(150, 4900);
+}
+
+TEST(Diagnosis, TheCardsNameTellsItsMemory) {
+  EXPECT_EQ(card_memory_in("NVIDIA H100 80GB HBM3"), Bytes{80} << 30U);
+  EXPECT_EQ(card_memory_in("Tesla V100-SXM2-32GB"), Bytes{32} << 30U);
+  EXPECT_EQ(card_memory_in("h100-sxm-80"), Bytes{80} << 30U);
+  EXPECT_EQ(card_memory_in("NVIDIA A100-PG509-200"), 0);
+  EXPECT_EQ(card_memory_in("NVIDIA B200"), 0);
+}
+
+TEST(DiagnosisOfASnapshot, WithoutAFaultIsSilent) {
+  EXPECT_EQ(told(training(100, 200).reserves(210, 5000).diagnosed()), "");
+}
+
+TEST(DiagnosisOfASnapshot, NamesLogitsByTheFramesAtThePeak) {
+  const Diagnosis diagnosis = training(3000, 200).reserves(210, 7800).diagnosed();
+  ASSERT_THAT(diagnosis.findings, Not(IsEmpty()));
+  EXPECT_EQ(diagnosis.findings.front().name, "logits_peak") << told(diagnosis);
+  EXPECT_EQ(diagnosis.findings.front().cost_bytes, std::int64_t{3000} << 20);
+  EXPECT_EQ(diagnosis.findings.front().where.front(), "functional.py:3000 cross_entropy");
+}
+
+TEST(DiagnosisOfASnapshot, NamesTheOptimizersTemporariesAndNotItsState) {
+  const Diagnosis diagnosis = training(100, 2500).reserves(505, 6000).diagnosed();
+  ASSERT_THAT(diagnosis.findings, Not(IsEmpty()));
+  EXPECT_EQ(diagnosis.findings.front().name, "optimizer_temporaries") << told(diagnosis);
+  EXPECT_EQ(diagnosis.findings.front().cost_bytes, std::int64_t{2500} << 20);
+}
+
+TEST(DiagnosisOfASnapshot, NamesWhatIsHeldAndNeverUsed) {
+  const Diagnosis diagnosis = training(100, 200).reserves(300, 7000).diagnosed();
+  ASSERT_THAT(diagnosis.findings, Not(IsEmpty()));
+  EXPECT_EQ(diagnosis.findings.front().name, "fragmentation") << told(diagnosis);
+}
+
+TEST(DiagnosisOfASnapshot, NamesACacheThatWasEmptiedAndFilledAgain) {
+  const Diagnosis diagnosis = training(100, 200).reserves(300, 3300).reserves(301, 4900).diagnosed();
+  ASSERT_THAT(diagnosis.findings, Not(IsEmpty()));
+  EXPECT_EQ(diagnosis.findings.front().name, "allocator_retries") << told(diagnosis);
 }
 
 TEST(Diagnosis, ARecordingWithoutAnythingToSeeIsAnError) {

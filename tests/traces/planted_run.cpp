@@ -224,6 +224,7 @@ class Writer {
             [&] { host_ += r_.batch_wait; });
     launch(kCompute, r_.pageable_copy > 0 ? "Memcpy HtoD (Pageable -> Device)" : "Memcpy HtoD (Pinned -> Device)",
            {std::max(10.0, r_.pageable_copy), 0, "gpu_memcpy"});
+    free_at_[kGather] = std::max(free_at_[kGather], free_at_[kCompute]);  // the root's gather waits for the optimizer
     range("user_annotation", "FSDP::pre_forward", [&] {
       gather(-1);
       copy_out(-1);

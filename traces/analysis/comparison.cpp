@@ -10,11 +10,17 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "core/plan.h"
+#include "traces/analysis/collective_meetings.h"
+#include "traces/analysis/kernel_table.h"
+#include "traces/analysis/step_account.h"
+#include "traces/timeline/intervals.h"
 #include "traces/timeline/iterations.h"
 
 namespace foreshard {
@@ -39,8 +45,9 @@ struct Side {
   TimelineIteration iteration;
   std::map<JoinKey, Group> groups;
   ExposedComm exposed;
-  std::map<std::string, Bytes> peaks;  // by counter
-  std::vector<std::string> units;      // what they are called on both sides
+  std::map<std::string, Bytes> peaks;       // by counter
+  std::map<std::string, SimDuration> busy;  // by stream
+  std::vector<std::string> units;           // what they are called on both sides
 
   std::string unit_of(const Span& span) const {
     return span.unit >= 0 && static_cast<std::size_t>(span.unit) < units.size()
@@ -116,8 +123,51 @@ JoinKey role_of(const Side& side, const Span& span, JoinRule rule, std::map<Join
   return key;
 }
 
-void group_spans(Side& side, JoinRule rule) {
+/// What a recording without ids calls its work: the operator that launched it, else the kernel, which another card may
+/// have under another name.
+class Operators {
+ public:
+  Operators(const Timeline& timeline, std::int32_t rank) : t_(timeline), threads_(timeline, rank) {
+    for (const Flow& flow : t_.flows) {
+      if (flow.from.valid() && flow.to.valid()) call_of_[flow.to.value] = flow.from;
+    }
+  }
+
+  std::string of(SpanId id) const {
+    const Span& span = t_.spans[id.index()];
+    if (is_collective(span.kind)) return fmt::format("{} bytes", span.bytes);
+    const auto call = call_of_.find(id.value);
+    for (SpanId outer = call == call_of_.end() ? SpanId() : threads_.parent(call->second); outer.valid();
+         outer = threads_.parent(outer)) {
+      const Span& around = t_.spans[outer.index()];
+      if (around.kind != SpanKind::Annotation) return std::string(t_.name_of(around.name));
+    }
+    return folded_kernel_name(t_.name_of(span.name));
+  }
+
+ private:
+  const Timeline& t_;
+  HostThreads threads_;
+  std::unordered_map<std::int32_t, SpanId> call_of_;
+};
+
+/// By stream, time that its spans share once.
+void find_busy(Side& side) {
+  std::map<std::string, std::vector<Interval>> times;
+  for (const SpanId id : side.iteration.spans) {
+    const Span& span = side.timeline.spans[id.index()];
+    if (span.kind == SpanKind::Annotation || span.kind == SpanKind::Wait) continue;
+    times[side.timeline.lanes[span.lane.index()].stream].push_back({span.start, span.start + span.duration});
+  }
+  for (auto& [stream, intervals] : times) side.busy[stream] = length_of(merge_intervals(std::move(intervals)));
+}
+
+void group_spans(Side& side, JoinRule rule, std::int32_t rank) {
   const Timeline& t = side.timeline;
+  const bool ids = std::any_of(side.iteration.spans.begin(), side.iteration.spans.end(),
+                               [&](SpanId id) { return t.spans[id.index()].instruction.valid(); });
+  std::optional<Operators> operators;
+  if (rule == JoinRule::Instructions && !ids) operators.emplace(t, rank);
   std::map<JoinKey, std::int32_t> seen;  // of those without ids: how many of a kind
   for (const SpanId id : side.iteration.spans) {
     const Span& span = t.spans[id.index()];
@@ -133,7 +183,7 @@ void group_spans(Side& side, JoinRule rule) {
     } else if (on_host(span.kind)) {
       continue;  // a wait outside the plan belongs to the loop
     } else {
-      key = {stream, -1, span.kind, side.unit_of(span), span.phase, 0};
+      key = {operators ? operators->of(id) : stream, -1, span.kind, side.unit_of(span), span.phase, 0};
       std::get<5>(key) = seen[key]++;
     }
     const auto [found, fresh] = side.groups.try_emplace(key);
@@ -173,20 +223,23 @@ Result<Side> take_apart(const Timeline& t, std::int32_t rank, const CompareOptio
     return fail(std::move(error));
   }
   const TimelineIteration* chosen = &steady_iteration(t, iterations);
-  if (options.iteration) {
+  const auto& own = *which == 'A' ? options.iteration_a : options.iteration_b;
+  const std::optional<std::int32_t> wanted = own ? own : options.iteration;
+  if (wanted) {
     const auto found = std::find_if(iterations.begin(), iterations.end(),
-                                    [&](const TimelineIteration& i) { return i.index == *options.iteration; });
+                                    [&](const TimelineIteration& i) { return i.index == *wanted; });
     if (found == iterations.end()) {
       error.code = ErrorCode::OutOfRange;
       error.message = "the timeline has no such iteration";
       error.expected = std::to_string(iterations.front().index) + " to " + std::to_string(iterations.back().index);
-      error.got = std::to_string(*options.iteration);
+      error.got = std::to_string(*wanted);
       return fail(std::move(error));
     }
     chosen = &*found;
   }
-  Side side{t, *chosen, {}, {}, {}, unit_names(t, other)};
-  group_spans(side, rule);
+  Side side{t, *chosen, {}, {}, {}, {}, unit_names(t, other)};
+  group_spans(side, rule, rank);
+  find_busy(side);
   side.exposed = find_exposed_comm(t, side.iteration);
   const bool last = chosen == &iterations.back();
   find_peaks(side, rank, last ? std::numeric_limits<SimTime>::max() : (chosen + 1)->issue);
@@ -210,10 +263,11 @@ void sort_by_difference(std::vector<Row>& rows, Size size) {
 /// Adds up ranks; at the end everything is divided by their number.
 class Joiner {
  public:
-  void add(const Side& a, const Side& b, std::int32_t rank) {
+  void add(const Side& a, const Side& b, std::int32_t rank, std::int32_t rank_b) {
     Comparison& c = comparison_;
     c.iteration_a = a.iteration.index, c.iteration_b = b.iteration.index;
     c.ranks.push_back(rank);
+    c.ranks_b.push_back(rank_b);
     add_pair(c.step, length(a), length(b));
     add_pair(c.compute, static_cast<double>(a.exposed.busy), static_cast<double>(b.exposed.busy));
     add_pair(c.comm, static_cast<double>(a.exposed.comm), static_cast<double>(b.exposed.comm));
@@ -222,16 +276,37 @@ class Joiner {
       causes_[{cause.cause, cause.kind}].a += static_cast<double>(cause.time);
     for (const CauseTime& cause : b.exposed.causes)
       causes_[{cause.cause, cause.kind}].b += static_cast<double>(cause.time);
-    for (const auto& [counter, bytes] : a.peaks) peaks_[counter].a += static_cast<double>(bytes);
-    for (const auto& [counter, bytes] : b.peaks) peaks_[counter].b += static_cast<double>(bytes);
+    for (const auto& [counter, bytes] : a.peaks) {
+      peaks_[counter].peak.a += static_cast<double>(bytes);
+      peaks_[counter].in_a = true;
+    }
+    for (const auto& [counter, bytes] : b.peaks) {
+      peaks_[counter].peak.b += static_cast<double>(bytes);
+      peaks_[counter].in_b = true;
+    }
+    for (const auto& [stream, time] : a.busy) streams_[stream].a += static_cast<double>(time);
+    for (const auto& [stream, time] : b.busy) streams_[stream].b += static_cast<double>(time);
     join(a, b, rank);
+  }
+
+  void add_changes(const std::vector<StepChange>& changes) {
+    for (const StepChange& change : changes) {
+      StepChange& row = changes_[change.what];
+      row.what = change.what;
+      row.a += change.a, row.b += change.b;
+      add_pair(comparison_.accounted, change.a, change.b);
+    }
   }
 
   Comparison finish() {
     Comparison& c = comparison_;
     const auto ranks = static_cast<double>(c.ranks.size());
     const auto mean = [&](Pair& pair) { pair.a /= ranks, pair.b /= ranks; };
-    for (Pair* pair : {&c.step, &c.compute, &c.comm, &c.exposed}) mean(*pair);
+    for (Pair* pair : {&c.step, &c.compute, &c.comm, &c.exposed, &c.accounted}) mean(*pair);
+    for (auto& [what, change] : changes_) {
+      change.a /= ranks, change.b /= ranks;
+      c.changes.push_back(change);
+    }
     for (auto& [name, unit] : units_) {
       unit.unit = name;
       for (Pair* pair : {&unit.compute, &unit.comm, &unit.copies, &unit.host}) mean(*pair);
@@ -246,16 +321,23 @@ class Joiner {
       c.by_stream.push_back({stream, pair});
     }
     constexpr std::string_view kCategory = "category:";
-    for (auto& [counter, pair] : peaks_) {
-      mean(pair);
-      if (counter == "allocated") c.peak_memory = pair;
-      if (counter.starts_with(kCategory)) c.by_category.push_back({counter.substr(kCategory.size()), pair});
+    c.memory_in_a = c.memory_in_b = false;
+    for (auto& [counter, peak] : peaks_) {
+      mean(peak.peak);
+      if (counter == "allocated") {
+        c.peak_memory = peak.peak;
+        c.memory_in_a = peak.in_a, c.memory_in_b = peak.in_b;
+      }
+      if (!counter.starts_with(kCategory)) continue;
+      c.by_category.push_back({counter.substr(kCategory.size()), peak.peak, peak.in_a, peak.in_b});
     }
+    tell_thin_join();
     sort_by_difference(c.by_unit, [](const UnitPair& u) { return u.busy().difference(); });
     sort_by_difference(c.by_cause, [](const CausePair& p) { return p.time.difference(); });
     sort_by_difference(c.by_category, [](const CategoryPair& p) { return p.peak.difference(); });
     sort_by_difference(c.by_stream, [](const StreamPair& p) { return p.busy.difference(); });
     sort_by_difference(c.by_instruction, [](const InstructionPair& i) { return i.duration.difference(); });
+    sort_by_difference(c.changes, [](const StepChange& change) { return change.difference(); });
     return std::move(c);
   }
 
@@ -292,7 +374,12 @@ class Joiner {
     if (b != nullptr) pair.start.b = static_cast<double>(b->start), pair.duration.b = static_cast<double>(b->duration);
     Pair& column = units_[pair.unit.empty() ? "none" : pair.unit].*column_of(pair.kind);
     add_pair(column, pair.duration.a, pair.duration.b);
-    add_pair(streams_[pair.stream], pair.duration.a, pair.duration.b);
+    if (!on_host(pair.kind)) {
+      add_pair(work_, pair.duration.a, pair.duration.b);
+      if (a != nullptr && b != nullptr) add_pair(joined_work_, pair.duration.a, pair.duration.b);
+      if (!pair.unit.empty()) (a != nullptr ? units_a_ : units_b_).insert(pair.unit);
+      if (!pair.unit.empty() && a != nullptr && b != nullptr) units_b_.insert(pair.unit);
+    }
     if (a != nullptr && b != nullptr) {
       ++comparison_.joined;
       if (!on_host(pair.kind)) comparison_.by_instruction.push_back(std::move(pair));
@@ -303,9 +390,35 @@ class Joiner {
     comparison_.missing.push_back(std::move(pair));
   }
 
+  /// A table of rows that are each in one of them only looks like a comparison, and is none.
+  void tell_thin_join() {
+    constexpr double kThin = 0.1;
+    const double of_a = work_.a > 0 ? joined_work_.a / work_.a : 0, of_b = work_.b > 0 ? joined_work_.b / work_.b : 0;
+    if (of_a >= kThin && of_b >= kThin) return;
+    std::string why = "their operators, phases or sizes are not the same";
+    if (work_.a <= 0 || work_.b <= 0)
+      why = fmt::format("{} has no work on a device in this iteration", work_.a <= 0 ? "A" : "B");
+    else if (units_a_.empty() != units_b_.empty())
+      why = fmt::format("{} knows no units: its recording has no FSDP ranges", units_a_.empty() ? "A" : "B");
+    else if (!units_a_.empty() && std::none_of(units_a_.begin(), units_a_.end(),
+                                               [&](const std::string& unit) { return units_b_.contains(unit); }))
+      why = fmt::format("no unit has the same name in both (A: {}, ...; B: {}, ...)", *units_a_.begin(),
+                        *units_b_.begin());
+    comparison_.notes.push_back(
+        fmt::format("{:.0f} % of A's work and {:.0f} % of B's were joined: {}", 100 * of_a, 100 * of_b, why));
+  }
+
   Comparison comparison_;
+  Pair work_, joined_work_;  // durations on streams
+  std::set<std::string> units_a_, units_b_;
+  std::map<std::string, StepChange> changes_;
   std::map<std::string, UnitPair> units_;
-  std::map<std::string, Pair> streams_, peaks_;
+  std::map<std::string, Pair> streams_;
+  struct Peak {
+    Pair peak;
+    bool in_a = false, in_b = false;
+  };
+  std::map<std::string, Peak> peaks_;  // by counter
   std::map<std::pair<std::string, SpanKind>, Pair> causes_;
 };
 
@@ -331,6 +444,45 @@ std::optional<Error> different_plans(const Timeline& a, const Timeline& b) {
   return error;
 }
 
+using RankPairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
+
+Error no_rank_to_compare(const std::vector<std::int32_t>& a, const std::vector<std::int32_t>& b, std::string message) {
+  Error error;
+  error.message = std::move(message);
+  error.place = "ranks";
+  error.expected = "a rank that both timelines have";
+  error.got = fmt::format("A: {}; B: {}", fmt::join(a, ", "), fmt::join(b, ", "));
+  error.hint =
+      "--a-rank and --b-rank pair ranks that are not the same; of a job cluster.rank is the one that is simulated";
+  return error;
+}
+
+Result<RankPairs> paired_ranks(const std::vector<std::int32_t>& a, const std::vector<std::int32_t>& b,
+                               const CompareOptions& options) {
+  const auto has = [](const std::vector<std::int32_t>& ranks, std::int32_t rank) {
+    return std::binary_search(ranks.begin(), ranks.end(), rank);
+  };
+  if (options.rank_a || options.rank_b) {
+    const std::optional<std::int32_t> one = options.rank_a ? options.rank_a
+                                            : options.rank ? options.rank
+                                                           : options.rank_b,
+                                      other = options.rank_b ? options.rank_b
+                                              : options.rank ? options.rank
+                                                             : options.rank_a;
+    if (!has(a, *one)) return fail(no_rank_to_compare(a, b, "rank " + std::to_string(*one) + " is not in A"));
+    if (!has(b, *other)) return fail(no_rank_to_compare(a, b, "rank " + std::to_string(*other) + " is not in B"));
+    return RankPairs{{*one, *other}};
+  }
+  RankPairs pairs;
+  for (const std::int32_t rank : a) {
+    if (has(b, rank) && (!options.rank || rank == *options.rank)) pairs.emplace_back(rank, rank);
+  }
+  if (!pairs.empty()) return pairs;
+  return fail(no_rank_to_compare(a, b,
+                                 options.rank ? "rank " + std::to_string(*options.rank) + " is not in both timelines"
+                                              : "the timelines have no rank in common"));
+}
+
 }  // namespace
 
 double Pair::error() const {
@@ -352,28 +504,20 @@ Result<Comparison> compare_timelines(const Timeline& a, const Timeline& b, const
   if (!options.force) {
     if (auto error = different_plans(a, b)) return fail(std::move(*error));
   }
-  const std::vector<std::int32_t> ranks_a = ranks_of(a), ranks_b = ranks_of(b);
-  std::vector<std::int32_t> ranks;
-  std::set_intersection(ranks_a.begin(), ranks_a.end(), ranks_b.begin(), ranks_b.end(), std::back_inserter(ranks));
-  if (options.rank) std::erase_if(ranks, [&](std::int32_t rank) { return rank != *options.rank; });
-  if (ranks.empty()) {
-    Error error;
-    error.message = options.rank ? "rank " + std::to_string(*options.rank) + " is not in both timelines"
-                                 : "the timelines have no rank in common";
-    error.place = "ranks";
-    error.expected = "a rank that both timelines have";
-    error.got = fmt::format("A: {}; B: {}", fmt::join(ranks_a, ", "), fmt::join(ranks_b, ", "));
-    error.hint = "set cluster.rank of a job to the rank that was recorded";
-    return fail(std::move(error));
-  }
+  const auto pairs = paired_ranks(ranks_of(a), ranks_of(b), options);
+  if (!pairs) return fail(pairs.error());
   Joiner joiner;
   const JoinRule rule = join_rule(a, b);
-  for (const std::int32_t rank : ranks) {
-    const auto side_a = take_apart(a, rank, options, rule, b, "A");
+  const std::vector<CollectiveMeeting> meetings_a = find_meetings(a), meetings_b = find_meetings(b);
+  for (const auto& [rank_a, rank_b] : *pairs) {
+    const auto side_a = take_apart(a, rank_a, options, rule, b, "A");
     if (!side_a) return fail(side_a.error());
-    const auto side_b = take_apart(b, rank, options, rule, a, "B");
+    const auto side_b = take_apart(b, rank_b, options, rule, a, "B");
     if (!side_b) return fail(side_b.error());
-    joiner.add(*side_a, *side_b, rank);
+    joiner.add(*side_a, *side_b, rank_a, rank_b);
+    const auto step_a = account_of_iteration(StepAccountant(a, rank_a, meetings_a), side_a->iteration.index);
+    const auto step_b = account_of_iteration(StepAccountant(b, rank_b, meetings_b), side_b->iteration.index);
+    if (step_a && step_b) joiner.add_changes(what_changed({a, *step_a}, {b, *step_b}));
   }
   return joiner.finish();
 }

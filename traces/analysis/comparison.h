@@ -2,10 +2,11 @@
 //
 // Usually A is a prediction and B a measurement; an error is (A - B) / B. Spans of one instruction on one stream are
 // one thing here, however many kernels it was (a prediction may show kernels where a measurement shows segments). They
-// join by the plan's instruction id; spans without ids by (kind, unit, phase) and which one of these it is; where only
-// one side has ids (a prediction and a foreign recording) by that on any stream, computing summed up. Compared is one
-// iteration of each, on the ranks that both have; times are nanoseconds, starts from the iteration's begin, amounts are
-// means over the ranks.
+// join by the plan's instruction id; spans without ids by their operator (else the kernel's name), kind, unit and
+// phase, collectives by their bytes too, and which one of these it is, on any stream; where only one side has ids (a
+// prediction and a foreign recording) by kind, unit and phase, computing summed up. Compared is one iteration of each,
+// on the ranks that both have or that were paired; times are nanoseconds, starts from the iteration's begin, amounts
+// are means over the ranks.
 #pragma once
 
 #include <optional>
@@ -14,6 +15,7 @@
 
 #include "core/result.h"
 #include "core/timeline.h"
+#include "traces/analysis/step_change.h"
 #include "traces/timeline/exposed_comm.h"
 
 namespace foreshard {
@@ -24,7 +26,9 @@ std::string signed_percent(double share);
 struct CompareOptions {
   std::optional<std::int32_t> iteration;  // of both; else the steady one of each (traces/timeline/iterations.h)
   std::optional<std::int32_t> rank;       // else all that both have
-  bool force = false;                     // compare what stems from different plans
+  // Of one side alone. A rank of one side without one of the other is compared with `rank`, else with the same number.
+  std::optional<std::int32_t> rank_a, rank_b, iteration_a, iteration_b;
+  bool force = false;  // compare what stems from different plans
 };
 
 /// The same number on both sides.
@@ -61,20 +65,27 @@ struct CausePair {
 
 struct CategoryPair {
   std::string category;
-  Pair peak;  // bytes, inside the iteration
+  Pair peak;                      // bytes, inside the iteration
+  bool in_a = true, in_b = true;  // recorded there: else its 0 means nothing
 };
 
 struct StreamPair {
   std::string stream;
-  Pair busy;
+  Pair busy;  // time that slices share, nested ones among them, counts once
 };
 
 struct Comparison {
   std::int32_t iteration_a = 0, iteration_b = 0;
-  std::vector<std::int32_t> ranks;
+  std::vector<std::int32_t> ranks, ranks_b;         // A's, and whom each was compared with
   std::int64_t joined = 0, only_a = 0, only_b = 0;  // instructions on a stream, the host's issue among them
-  Pair step, compute, comm, exposed, peak_memory;   // ns and bytes
-  double exposed_comm_points() const;               // percentage points of the step, A - B
+  Pair step, compute, comm, exposed, peak_memory;   // ns and bytes; time that spans share counts once
+  bool memory_in_a = true, memory_in_b = true;      // recorded there: else the peak's 0 means nothing
+  /// What changed: where the step's time went. Steps here last from their first work to that of the next one (the last
+  /// ones to their last work), and the differences add up to theirs. Empty where a side has no work on a device.
+  Pair accounted;
+  std::vector<StepChange> changes;
+  std::vector<std::string> notes;      // next to nothing was joined, and why
+  double exposed_comm_points() const;  // percentage points of the step, A - B
   // Each sorted by the size of the difference.
   std::vector<UnitPair> by_unit;
   std::vector<CausePair> by_cause;

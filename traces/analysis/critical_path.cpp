@@ -2,16 +2,26 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <optional>
 #include <unordered_map>
 
 #include "traces/analysis/range_statistics.h"
+#include "traces/timeline/intervals.h"
 
 namespace foreshard {
 namespace {
 
 constexpr std::array<std::string_view, 4> kCauses{"work", "host", "launch", "gap"};
+
+constexpr SimDuration kBlocking = 50 * kMicrosecond;  // a call of the runtime that only queues takes less
+constexpr SimDuration kReturned = 20 * kMicrosecond;  // within which a call comes back when what it waits for is done
+constexpr SimDuration kHandOver = 10 * kMicrosecond;  // a thread that has no slice for longer had another one's turn
+
+/// A call into the driver, as opposed to an operator: only those are held back by the device.
+bool is_runtime_call(std::string_view name) { return name.starts_with("cu") || name.starts_with("hip"); }
 
 class PathFinder {
  public:
@@ -24,6 +34,12 @@ class PathFinder {
       const SpanId id(i);
       if (is_device_work(span.kind)) by_end_.push_back(id);
       if (span.kind == SpanKind::HostWait) waits_[span.lane.value].push_back(id);
+      if (span.kind != SpanKind::HostIssue && span.kind != SpanKind::HostWait) continue;
+      // Of simulated and of our own recordings every slice is an instruction: none of them waits unsaid.
+      const bool blocks = span.kind == SpanKind::HostIssue && !span.instruction.valid() && span.duration >= kBlocking &&
+                          is_runtime_call(t_.name_of(span.name));
+      if (blocks) waits_[span.lane.value].push_back(id);
+      if (!t_.lanes[span.lane.index()].stream.ends_with("python")) add_busy(id);
     }
     std::stable_sort(by_end_.begin(), by_end_.end(), [&](SpanId a, SpanId b) { return end_of(a) < end_of(b); });
     for (const Flow& flow : t_.flows) {
@@ -82,21 +98,92 @@ class PathFinder {
     return host_from(call->second, called);
   }
 
-  /// Back along the thread to where it last waited for the device.
+  /// Where a thread has slices: the outermost ones, those that touch as one.
+  struct Busy {
+    Interval time;
+    SpanId last;  // of the stretch
+  };
+
+  /// REQUIRES that a lane's slices come by start, as they stand in a timeline.
+  void add_busy(SpanId id) {
+    std::vector<Busy>& busy = busy_[at(id).lane.value];
+    const Interval time{at(id).start, end_of(id)};
+    if (!busy.empty() && time.begin <= busy.back().time.end + kHandOver) {
+      if (time.end > busy.back().time.end) busy.back().last = id;
+      busy.back().time.end = std::max(busy.back().time.end, time.end);
+    } else {
+      busy.push_back({time, id});
+    }
+  }
+
+  /// The stretch of the lane that holds or precedes the moment.
+  const Busy* busy_at(std::int32_t lane, SimTime time) const {
+    const auto busy = busy_.find(lane);
+    if (busy == busy_.end()) return nullptr;
+    const auto after = std::partition_point(busy->second.begin(), busy->second.end(),
+                                            [&](const Busy& b) { return b.time.begin < time; });
+    return after == busy->second.begin() ? nullptr : &*std::prev(after);
+  }
+
+  /// The last of the other threads to stop before `begin`, where the thread took its turn. It must have worked while
+  /// this one had nothing: a thread that worked all along handed nothing over.
+  const Busy* handed_over(std::int32_t lane, SimTime begin) const {
+    const Busy* before = busy_at(lane, begin);
+    const SimTime since = before != nullptr ? before->time.end : begin_;
+    const Busy* best = nullptr;
+    for (const auto& [other, stretches] : busy_) {
+      if (other == lane) continue;
+      const Busy* there = busy_at(other, begin);
+      if (there == nullptr || there->time.end <= since || there->time.end > begin + kHandOver) continue;
+      if (best == nullptr || there->time.end > best->time.end) best = there;
+    }
+    return best;
+  }
+
+  /// The device's work for which the thread waited last in [from, time), and the end of that wait.
+  std::optional<SpanId> waited_for(std::int32_t lane, SimTime from, SimTime time) const {
+    const auto waits = waits_.find(lane);
+    if (waits == waits_.end()) return std::nullopt;
+    auto it =
+        std::partition_point(waits->second.begin(), waits->second.end(), [&](SpanId id) { return end_of(id) <= time; });
+    while (it != waits->second.begin()) {
+      const SpanId wait = *--it;
+      if (end_of(wait) <= from) break;
+      const auto awaited = ended_before(end_of(wait), at(wait).start);
+      if (!awaited) continue;  // it came back at once: nothing was waited for
+      // A launch returns when the queue has room again: just then something ended.
+      if (at(wait).kind == SpanKind::HostIssue && end_of(wait) - end_of(*awaited) > kReturned) continue;
+      return awaited;
+    }
+    return std::nullopt;
+  }
+
+  /// Back along the thread to where it last waited for the device, or took over from another thread.
   std::optional<SpanId> host_from(SpanId call, SimTime time) {
-    const auto waits = waits_.find(at(call).lane.value);
-    if (waits != waits_.end()) {
-      auto it = std::partition_point(waits->second.begin(), waits->second.end(),
-                                     [&](SpanId id) { return end_of(id) <= time; });
-      while (it != waits->second.begin()) {
-        const SpanId wait = *--it;
-        const auto awaited = ended_before(end_of(wait), at(wait).start);
-        if (!awaited) continue;  // it came back at once: nothing was waited for
-        add(PathCause::Host, call, end_of(*awaited), time);
+    SpanId led_to = call;
+    for (std::size_t rounds = 0; rounds <= t_.spans.size(); ++rounds) {
+      const std::int32_t lane = at(led_to).lane.value;
+      const Busy* own = busy_at(lane, time);
+      const SimTime turn =
+          own != nullptr && own->time.end + kHandOver >= time ? std::max(own->time.begin, begin_) : time;
+      if (const auto awaited = waited_for(lane, turn, time)) {
+        add(PathCause::Host, led_to, end_of(*awaited), time);
         return awaited;
       }
+      const Busy* before = turn > begin_ ? handed_over(lane, turn) : nullptr;
+      // Nobody else worked: what the thread did without slices (Python) counts as its own.
+      if (before == nullptr && turn > begin_) before = busy_at(lane, turn);
+      if (before == nullptr || std::min(before->time.end, turn) >= time) break;
+      const SimTime reached = std::min(before->time.end, turn);
+      add(PathCause::Host, led_to, reached, time);
+      led_to = before->last;
+      time = reached;
     }
-    add(PathCause::Host, call, begin_, time);
+    if (const auto awaited = waited_for(at(led_to).lane.value, begin_, time)) {
+      add(PathCause::Host, led_to, end_of(*awaited), time);
+      return awaited;
+    }
+    add(PathCause::Host, led_to, begin_, time);
     return std::nullopt;
   }
 
@@ -105,6 +192,7 @@ class PathFinder {
   std::vector<SpanId> by_end_;
   std::unordered_map<std::int32_t, SpanId> call_of_;
   std::unordered_map<std::int32_t, std::vector<SpanId>> waits_;  // by lane, by end
+  std::map<std::int32_t, std::vector<Busy>> busy_;               // by lane, in order of time
   std::vector<PathStep> path_;
 };
 

@@ -2,8 +2,11 @@
 // the last work on a device.
 //
 // A kernel began when the last of these was done: the work before it on its stream, its launch, or (where it began
-// later than both) work of another stream that it must have waited for. A launch came when its thread came to it; a
-// call that waited for the device came back when the work it waited for was done. What nothing explains stays a gap.
+// later than both) work of another stream that it must have waited for. A launch came when its thread came to it. A
+// thread came to it when its wait for the device was over (a call that waits, or a launch that found the queue full and
+// came back when work ended), or when it got its turn from another thread: it had no slice while the other worked
+// (backward's thread and Python's take turns). A thread that had no slice while nobody else worked ran what was not
+// recorded. What nothing explains stays a gap.
 #pragma once
 
 #include <string_view>
@@ -19,7 +22,8 @@ std::string_view path_cause_name(PathCause cause);  // "work", "host", "launch",
 /// One stretch of the path; they follow each other without holes.
 struct PathStep {
   PathCause cause = PathCause::Work;
-  SpanId span;  // the work; host: the call that it led to; launch and gap: the work that had to wait
+  SpanId span;  // the work; host: the call that it led to, or the thread's last slice before it handed over; launch
+                // and gap: the work that had to wait
   SimTime begin = 0, end = 0;
   bool operator==(const PathStep&) const = default;
 };

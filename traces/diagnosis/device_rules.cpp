@@ -27,7 +27,7 @@ void find_device_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
       label);
   if (found.share() < facts.options.least_share) return;
   const bool pageable = contains(found.first(), "Pageable");
-  Finding finding;
+  DiagnosedCause finding;
   finding.name = pageable ? "pageable_copies" : "copies_not_hidden";
   finding.cost = found.cost();
   finding.saving = found.cost();

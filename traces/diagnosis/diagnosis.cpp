@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "traces/diagnosis/recording_facts.h"
 #include "traces/diagnosis/rules.h"
@@ -12,6 +13,30 @@ namespace {
 
 constexpr std::array<DiagnosisRule, 6> kRules{find_host_causes,      find_gather_causes, find_device_causes,
                                               find_precision_causes, find_rank_causes,   find_memory_causes};
+
+/// What the second one follows from: mended with it, and told behind it.
+struct Consequence {
+  std::string_view cause, consequence;
+};
+constexpr std::array<Consequence, 6> kConsequences{{{"nothing_wrapped", "allocator_retries"},
+                                                    {"nothing_wrapped", "fragmentation"},
+                                                    {"logits_peak", "allocator_retries"},
+                                                    {"logits_peak", "fragmentation"},
+                                                    {"optimizer_temporaries", "allocator_retries"},
+                                                    {"optimizer_temporaries", "fragmentation"}}};
+
+void order(std::vector<DiagnosedCause>& findings) {
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const DiagnosedCause& a, const DiagnosedCause& b) { return a.share > b.share; });
+  for (const Consequence& rule : kConsequences) {
+    const auto named = [](std::string_view name) {
+      return [name](const DiagnosedCause& finding) { return finding.name == name; };
+    };
+    const auto cause = std::find_if(findings.begin(), findings.end(), named(rule.cause));
+    const auto early = std::find_if(findings.begin(), cause, named(rule.consequence));
+    if (cause != findings.end() && early != cause) std::rotate(early, early + 1, cause + 1);
+  }
+}
 
 Error nothing_to_see() {
   Error error;
@@ -51,8 +76,7 @@ Result<Diagnosis> diagnose(const OpenedTrace& trace, const DiagnosisOptions& opt
     diagnosis.compute /= std::max<std::int64_t>(1, diagnosis.steps);
   }
   for (const DiagnosisRule rule : kRules) rule(facts, diagnosis);
-  std::stable_sort(diagnosis.findings.begin(), diagnosis.findings.end(),
-                   [](const Finding& a, const Finding& b) { return a.share > b.share; });
+  order(diagnosis.findings);
   return diagnosis;
 }
 

@@ -26,7 +26,7 @@ struct Evidence {
   std::string text;
 };
 
-struct Finding {
+struct DiagnosedCause {
   std::string name;                // "missing_prefetch": stable, listed in docs/diagnose.md
   std::string cause;               // one sentence with its numbers
   SimDuration cost = 0;            // of a step; 0 = none in time
@@ -38,7 +38,7 @@ struct Finding {
   std::optional<Bytes> saving_bytes;
   bool simulated = false;  // the savings were simulated, not estimated
   std::vector<Evidence> evidence;
-  double share = 0;  // of the step, or of the peak if that is more: by this findings are ordered
+  double share = 0;  // of the step, or of memory (the card's where its name says it, else the peak) if that is more
 };
 
 struct Diagnosis {
@@ -47,7 +47,7 @@ struct Diagnosis {
   SimDuration step = 0;                    // mean; 0 = no work on a device was recorded
   SimDuration compute = 0;                 // of it: something computes
   Bytes peak = 0;                          // allocated; 0 = not recorded
-  std::vector<Finding> findings;           // the most expensive first
+  std::vector<DiagnosedCause> findings;    // the most expensive first
   std::vector<std::string> not_looked_at;  // and why
 };
 

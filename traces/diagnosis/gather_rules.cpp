@@ -21,8 +21,8 @@ std::string unit_label(const RecordingFacts& facts, const UseStretch& s) {
   return unit.empty() ? std::string(kind) : fmt::format("{} ({})", unit, kind);
 }
 
-Finding from(const Collected& found, const char* name) {
-  Finding finding;
+DiagnosedCause from(const Collected& found, const char* name) {
+  DiagnosedCause finding;
   finding.name = name;
   finding.cost = found.cost();
   finding.saving = found.cost();
@@ -63,7 +63,7 @@ void find_missing_prefetch(const RecordingFacts& facts, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return s.use == TimeUse::NotPrefetched; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
-  Finding finding = from(found, "missing_prefetch");
+  DiagnosedCause finding = from(found, "missing_prefetch");
   finding.cause = fmt::format(
       "all-gathers are issued by their own unit, behind the reduction of the unit before, and stand alone for {}",
       cost_words(found));
@@ -100,17 +100,15 @@ void find_root(const Gathers& gathers, Diagnosis& diagnosis) {
   const bool nothing_wrapped = others == 0;
   if (!nothing_wrapped && static_cast<double>(root) < kHugeRoot * static_cast<double>(other)) return;
   const Collected found = gathers.alone(root_spans);
-  const std::int64_t peak =
-      facts.allocated.empty() ? 0 : *std::max_element(facts.allocated.values.begin(), facts.allocated.values.end());
   const Bytes spare = nothing_wrapped ? root : root - other;
-  const double of_peak = peak > 0 ? static_cast<double>(spare) / static_cast<double>(peak) : 0;
-  if (found.share() < facts.options.least_share && of_peak < 0.05) return;
-  Finding finding = from(found, nothing_wrapped ? "nothing_wrapped" : "huge_root_unit");
+  const double of_memory = facts.share_of_memory(static_cast<double>(spare));
+  if (found.share() < facts.options.least_share && of_memory < 0.05) return;
+  DiagnosedCause finding = from(found, nothing_wrapped ? "nothing_wrapped" : "huge_root_unit");
   finding.cost_bytes = spare;
   finding.saving_bytes = spare;
   finding.saving.reset();
   if (found.cost() > 0) finding.saving = found.cost();
-  finding.share = std::max(found.share(), of_peak);
+  finding.share = std::max(found.share(), of_memory);
   finding.cause =
       nothing_wrapped
           ? fmt::format(
@@ -169,7 +167,7 @@ void find_duplicates(const Gathers& gathers, Diagnosis& diagnosis) {
   }
   // Hidden ones cost the network, which others may wait for.
   if (found.share() < facts.options.least_share && again * 5 < all) return;
-  Finding finding = from(found, "duplicate_gathers");
+  DiagnosedCause finding = from(found, "duplicate_gathers");
   finding.share = std::max(found.share(), facts.options.least_share);
   finding.cause = fmt::format(
       "units are gathered again in the same backward: {} of {} spent gathering ({}), alone for {}",
@@ -201,7 +199,7 @@ void find_small_units(const Gathers& gathers, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return is_exposed_comm(s.use) && s.use != TimeUse::Straggler; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (middle >= kSmallGather || found.share() < kBandwidth) return;
-  Finding finding = from(found, "small_units");
+  DiagnosedCause finding = from(found, "small_units");
   finding.cause = fmt::format("{} units, half of them below {}: collectives are mostly latency, and stand alone for {}",
                               sizes.size(), byte_words(static_cast<double>(middle)), cost_words(found));
   finding.remedy = "larger units: fully_shard on blocks (or several of them in a list), not on every layer";
@@ -214,14 +212,14 @@ void find_slow_network(const RecordingFacts& facts, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return s.use == TimeUse::Bandwidth; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (found.share() < kBandwidth) return;
-  for (const Finding& other : diagnosis.findings) {
+  for (const DiagnosedCause& other : diagnosis.findings) {
     if (other.name == "small_units" || other.name == "duplicate_gathers") return;  // the reason for it
   }
-  Finding finding = from(found, "communication_longer_than_compute");
+  DiagnosedCause finding = from(found, "communication_longer_than_compute");
   finding.cause = fmt::format(
       "collectives are issued in time and take longer than the computing beside them: alone for {}", cost_words(found));
   finding.remedy =
-      "more computing for each gather: a larger micro-batch or sequence, no resharding after forward; "
+      "more computing for each collective: a larger micro-batch or sequence, no resharding after forward; "
       "hybrid sharding where nodes are joined by a slower network; gathers in bfloat16 or float8";
   diagnosis.findings.push_back(std::move(finding));
 }
@@ -231,7 +229,7 @@ void find_on_compute_stream(const RecordingFacts& facts, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return s.use == TimeUse::ComputeStream; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
-  Finding finding = from(found, "collective_on_compute_stream");
+  DiagnosedCause finding = from(found, "collective_on_compute_stream");
   finding.cause =
       fmt::format("collectives run on the stream that computes, so nothing can overlap: {}", cost_words(found));
   finding.remedy = "async_op=True and wait() where the result is needed; a stream of its own for communication";

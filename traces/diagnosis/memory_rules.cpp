@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "core/plan.h"
@@ -14,7 +15,7 @@
 namespace foreshard {
 namespace {
 
-constexpr double kOfPeak = 0.05, kLogits = 0.10, kUnused = 0.15;
+constexpr double kOfPeak = 0.05, kLogits = 0.10, kUnused = 0.15, kFullCard = 0.7;
 constexpr Bytes kLeastUnused = Bytes{64} << 20U;  // below, it is the allocator's rounding
 constexpr SimTime kAlways = std::numeric_limits<SimTime>::max();
 
@@ -57,12 +58,12 @@ class MemoryStory {
   }
   bool is_host(const Span& span) const { return own(span) && f_.t.lanes[span.lane.index()].stream.starts_with("host"); }
 
-  Finding about(const char* name, double bytes, Interval time, std::string what) const {
-    Finding finding;
+  DiagnosedCause about(const char* name, double bytes, Interval time, std::string what) const {
+    DiagnosedCause finding;
     finding.name = name;
     finding.cost_bytes = static_cast<Bytes>(bytes);
     finding.saving_bytes = static_cast<Bytes>(bytes);
-    finding.share = of_peak(bytes);
+    finding.share = f_.share_of_memory(bytes);
     finding.evidence.push_back({f_.memory_rank, time, std::move(what)});
     return finding;
   }
@@ -113,11 +114,23 @@ class MemoryStory {
     return held;
   }
 
+  /// Of our own timelines the host's spans are named for instructions: those whose work is the loss's.
+  std::set<std::int32_t> loss_instructions() const {
+    std::set<std::int32_t> found;
+    for (const Span& span : f_.t.spans) {
+      if (own(span) && !is_host(span) && span.instruction.valid() && names_loss(f_.t.name_of(span.name)))
+        found.insert(span.instruction.value);
+    }
+    return found;
+  }
+
   std::vector<Interval> loss_times() const {
+    const std::set<std::int32_t> instructions = loss_instructions();
     std::vector<Interval> times;
     for (const Span& span : f_.t.spans) {
-      if (is_host(span) && names_loss(f_.t.name_of(span.name)))
-        times.push_back({span.start, std::max(span.start + span.duration, span.start + 1)});
+      const bool of_loss = span.instruction.valid() ? instructions.contains(span.instruction.value)
+                                                    : names_loss(f_.t.name_of(span.name));
+      if (is_host(span) && of_loss) times.push_back({span.start, std::max(span.start + span.duration, span.start + 1)});
     }
     return merge_intervals(std::move(times));
   }
@@ -126,7 +139,7 @@ class MemoryStory {
     Held held = held_at_peak([&](const Span& span) { return names_loss(f_.t.name_of(span.name)); });
     if (held.bytes <= 0) held = loss_by_time();
     if (of_peak(held.bytes) < kLogits) return;
-    Finding finding = about("logits_peak", held.bytes, held.time, "the loss");
+    DiagnosedCause finding = about("logits_peak", held.bytes, held.time, "the loss");
     finding.cause = fmt::format(
         "the peak of the memory lies in the loss: {} of {} ({}) are logits and what the loss "
         "makes of them",
@@ -180,7 +193,7 @@ class MemoryStory {
       over = std::min(held.bytes, static_cast<double>(peak_ - elsewhere));
     }
     if (of_peak(over) < kOfPeak) return;
-    Finding finding = about("optimizer_temporaries", over, held.time, "the optimizer's step");
+    DiagnosedCause finding = about("optimizer_temporaries", over, held.time, "the optimizer's step");
     finding.cause = fmt::format("the peak of the memory lies in the optimizer's step: its temporaries are {} of {}",
                                 byte_words(held.bytes), byte_words(static_cast<double>(peak_)));
     finding.where = held.where;
@@ -197,7 +210,9 @@ class MemoryStory {
     const std::int64_t needed = used.peak(used.times.front(), kAlways).first;
     const auto unused = static_cast<double>(reserved - needed);
     if (unused < static_cast<double>(kLeastUnused) || unused < kUnused * static_cast<double>(reserved)) return;
-    Finding finding = about("fragmentation", unused, {time, time + 1}, "the cache grows to its largest");
+    // On a card with room for it, memory that is cached costs nothing.
+    if (f_.card > 0 && static_cast<double>(reserved) < kFullCard * static_cast<double>(f_.card)) return;
+    DiagnosedCause finding = about("fragmentation", unused, {time, time + 1}, "the cache grows to its largest");
     finding.cause = fmt::format(
         "the allocator holds {} and never more than {} are in use: {} ({}) lie in pieces that nothing fits into",
         byte_words(static_cast<double>(reserved)), byte_words(static_cast<double>(needed)), byte_words(unused),
@@ -212,34 +227,44 @@ class MemoryStory {
     if (f_.reserved.empty()) return;
     std::int64_t times = 0;
     double freed = 0, falling = 0;
+    SimTime fell = 0;
+    SimDuration lasted = 0;
     std::vector<Evidence> evidence;
     const auto& values = f_.reserved.values;
     for (std::size_t i = 1; i < values.size(); ++i) {
       const auto change = static_cast<double>(values[i] - values[i - 1]);
       if (change < 0) {
+        if (falling == 0) fell = f_.reserved.times[i - 1];
         falling -= change;
       } else if (change > 0) {
         if (falling >= kOfPeak * static_cast<double>(peak_)) {
           ++times;
           freed += falling;
-          evidence.push_back({f_.memory_rank,
-                              {f_.reserved.times[i - 1], f_.reserved.times[i] + 1},
-                              fmt::format("{} given back", byte_words(falling))});
+          lasted += f_.reserved.times[i] - f_.reserved.times[i - 1];
+          evidence.push_back(
+              {f_.memory_rank, {fell, f_.reserved.times[i] + 1}, fmt::format("{} given back", byte_words(falling))});
         }
         falling = 0;
       }
     }
     const bool known = std::any_of(d_.findings.begin(), d_.findings.end(),
-                                   [](const Finding& f) { return f.name == "allocator_retries"; });
+                                   [](const DiagnosedCause& f) { return f.name == "allocator_retries"; });
     if (times == 0 || known) return;
-    Finding finding = about("allocator_retries", freed / static_cast<double>(times), {0, 0}, "");
-    finding.saving_bytes.reset();
+    tell_retries(times, freed / static_cast<double>(times), lasted, std::move(evidence));
+  }
+
+  void tell_retries(std::int64_t times, double freed, SimDuration lasted, std::vector<Evidence> evidence) {
+    DiagnosedCause finding;
+    finding.name = "allocator_retries";
+    finding.cost = lasted / std::max<std::int64_t>(1, d_.steps);
+    const double of_step = d_.step > 0 ? static_cast<double>(finding.cost) / static_cast<double>(d_.step) : 0;
+    finding.share = std::max(f_.options.least_share, of_step);  // it waits for the device too, and is near to no memory
+    if (evidence.size() > 3) evidence.resize(3);
     finding.evidence = std::move(evidence);
-    if (finding.evidence.size() > 3) finding.evidence.resize(3);
     finding.cause = fmt::format(
         "the allocator gave its cache back and asked the driver again {} (num_alloc_retries; {} on average): each time "
         "waits for the device",
-        times == 1 ? "once" : fmt::format("{} times", times), byte_words(freed / static_cast<double>(times)));
+        times == 1 ? "once" : fmt::format("{} times", times), byte_words(freed));
     finding.remedy =
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and less memory at the peak; no "
         "torch.cuda.empty_cache() in the step";

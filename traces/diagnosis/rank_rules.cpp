@@ -79,7 +79,7 @@ void find_slow_rank(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const SimDuration cost = excess > 0 ? static_cast<SimDuration>(own - own / (1 + excess)) : 0;
   const double share = static_cast<double>(cost) / static_cast<double>(std::max<SimDuration>(1, slowest->mean));
   if (excess < 0.03 || share < facts.options.least_share) return;
-  Finding finding;
+  DiagnosedCause finding;
   finding.name = "straggler";
   finding.cost = cost;
   finding.saving = cost;
@@ -110,7 +110,7 @@ void find_rank_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const bool one = worst != by_rank.end() && worst->second * 10 >= all * 6;
   const Waiting waiting = waiting_besides(facts, one ? worst->first : -1);
   if (waiting.share < facts.options.least_share) return find_slow_rank(facts, diagnosis);
-  Finding finding;
+  DiagnosedCause finding;
   finding.name = one ? "straggler" : "ranks_out_of_step";
   finding.cost = waiting.cost;
   finding.saving = waiting.cost;

@@ -61,6 +61,7 @@ std::pair<std::int64_t, SimTime> MemorySeries::peak(SimTime begin, SimTime end) 
 
 RecordingFacts::RecordingFacts(const OpenedTrace& opened, const DiagnosisOptions& wanted)
     : trace(opened), t(opened.timeline), options(wanted), runtime(runtime_of(opened.timeline)) {
+  card = card_memory_in(t.provenance.hardware);
   meetings = find_meetings(t);
   find_ranks();
   find_memory();
@@ -102,6 +103,12 @@ void RecordingFacts::find_memory() {
   }
   active = series_of(t, memory_rank, "active");
   reserved = series_of(t, memory_rank, "reserved");
+}
+
+double RecordingFacts::share_of_memory(double bytes) const {
+  if (card > 0) return bytes / static_cast<double>(card);
+  const std::int64_t peak = allocated.empty() ? 0 : *std::max_element(allocated.values.begin(), allocated.values.end());
+  return peak > 0 ? bytes / static_cast<double>(peak) : 0;
 }
 
 std::string RecordingFacts::unit_of(const Span& span) const {
@@ -168,6 +175,24 @@ std::vector<std::string> Collected::where(std::size_t most) const {
 
 std::vector<Evidence> Collected::evidence(std::size_t most) const {
   return {longest_.begin(), longest_.begin() + static_cast<std::ptrdiff_t>(std::min(most, longest_.size()))};
+}
+
+Bytes card_memory_in(std::string_view hardware) {
+  for (std::size_t at = 0; at < hardware.size(); ++at) {
+    const bool begins =
+        hardware[at] >= '0' && hardware[at] <= '9' && (at == 0 || hardware[at - 1] == ' ' || hardware[at - 1] == '-');
+    if (!begins) continue;
+    Bytes gigabytes = 0;
+    std::size_t end = at;
+    for (; end < hardware.size() && hardware[end] >= '0' && hardware[end] <= '9' && gigabytes < 100'000; ++end)
+      gigabytes = gigabytes * 10 + (hardware[end] - '0');
+    const std::string_view behind = hardware.substr(end);
+    // A profile's id ends with it.
+    const bool said = behind.starts_with("GB") || behind.starts_with(" GB") || behind.starts_with("GiB") ||
+                      (behind.empty() && hardware.find(' ') == std::string_view::npos);
+    if (said && gigabytes >= 4 && gigabytes <= 2048) return gigabytes << 30U;
+  }
+  return 0;
 }
 
 std::string time_words(double ns) {

@@ -54,9 +54,12 @@ class RecordingFacts {
   std::size_t judged = 0;        // place in `ranks`
   std::int32_t memory_rank = 0;
   MemorySeries allocated, active, reserved;  // of memory_rank
+  Bytes card = 0;                            // memory of the recorded card, where its name says it; 0 = unknown
   SeenRuntime runtime = SeenRuntime::Unknown;
 
   bool has_steps() const { return !ranks.empty(); }
+  /// What a share of memory is a share of: the card's, else the peak.
+  double share_of_memory(double bytes) const;
   const RankSteps& own() const { return ranks[judged]; }
   double steps() const { return static_cast<double>(own().accounts.size()); }
   const Span& at(SpanId id) const { return t.spans[id.index()]; }
@@ -95,6 +98,9 @@ class Collected {
   std::vector<std::pair<std::string, SimDuration>> labels_;
   std::vector<Evidence> longest_;
 };
+
+/// "NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB", "h100-sxm-80": the gigabytes in a card's name; 0 = it says none.
+Bytes card_memory_in(std::string_view hardware);
 
 std::string time_words(double nanoseconds);  // "12.3 ms"
 std::string byte_words(double bytes);        // "1.5 GiB"

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "core/plan.h"
+#include "traces/timeline/intervals.h"
 
 namespace foreshard {
 namespace {
@@ -47,7 +48,7 @@ class Finder {
     std::vector<Stretch> exposed;
     bool gathered = false;
     for (const Span* run : collectives_) {
-      result_.comm += run->duration;
+      comm_.push_back({run->start, run->start + run->duration});
       const bool first_gather = run->kind == SpanKind::AllGather && !gathered;
       gathered = gathered || run->kind == SpanKind::AllGather;
       if (on_compute(*run)) {
@@ -70,6 +71,8 @@ class Finder {
         add(cause, run->kind, part.end - part.begin);
       }
     }
+    result_.comm = length_of(merge_intervals(std::move(comm_)));
+    result_.busy = length_of(merge_intervals(std::move(busy_)));
     std::sort(exposed.begin(), exposed.end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
     SimTime covered = iteration_.begin;
     for (const Stretch& part : exposed) {
@@ -93,7 +96,7 @@ class Finder {
     }
     if (on_compute(span) && span.kind != SpanKind::Wait) {
       compute_.push_back(&span);
-      result_.busy += span.duration;
+      busy_.push_back({span.start, span.start + span.duration});
       if (is_backward(span.phase)) last_backward_ = std::max(last_backward_.value_or(0), span.start + span.duration);
     }
     if (is_collective(span.kind)) collectives_.push_back(&span);
@@ -151,6 +154,7 @@ class Finder {
   std::unordered_map<std::int32_t, const Span*> host_of_;  // by instruction
   std::unordered_map<const Span*, const Span*> call_of_;   // by work without one
   std::vector<Gap> gaps_;
+  std::vector<Interval> comm_, busy_;
   std::optional<SimTime> last_backward_;
   SimTime issued_until_ = 0;
   SimDuration wake_up_ = 0;
