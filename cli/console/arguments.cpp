@@ -68,6 +68,7 @@ class Declaration {
     add_output_flags(app_);
     declare_inspect();
     declare_import();
+    declare_fit();
     declare_export();
     declare_export_script();
     declare_plan();
@@ -154,8 +155,30 @@ class Declaration {
 
   void declare_import() {
     CLI::App& verb = add_verb("import", "A job file from accelerate's, Transformers' or torchtitan's configuration");
-    files_.push_back(verb.add_option("FILE", import_.file, "YAML, JSON or TOML")->required()->type_name("FILE"));
+    files_.push_back(verb.add_option("FILE", import_.file, "YAML, JSON or TOML")->type_name("FILE"));
+    verb.add_flag("--script", import_.script, "Print a script that writes torchtitan's Python configurations as JSON");
     files_.push_back(verb.add_option("--model", import_.model, "model.source of the job")->type_name("MODEL"));
+  }
+
+  void declare_fit() {
+    CLI::App& verb = add_verb("fit", "From a model and GPUs to the jobs that train it fastest, and their files");
+    add_job(verb, fit_.job, "MODEL", "config.json, a folder that holds one, model.json, or a job file");
+    verb.add_option("--gpus", fit_.gpus, "8xh100-sxm-80, 2x8xh100-sxm-80 for two nodes, or a calibrated file's path")
+        ->required()
+        ->type_name("GPUS");
+    verb.add_option("--method", fit_.method, "full, lora, or both with a comma between")->type_name("METHODS");
+    verb.add_option("--context", fit_.context, "Tokens in a sequence; max = the longest that fits")
+        ->type_name("TOKENS");
+    verb.add_option("--tokens-per-step", fit_.tokens_per_step, "Of all ranks, with accumulation; else what fits")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40).description(""))
+        ->type_name("N");
+    verb.add_option("--threads", fit_.threads, "0 = one a core")
+        ->check(CLI::Range(0, 4096).description(""))
+        ->type_name("N");
+    verb.add_option("--emit", fit_.emit, "Only jobs that these can be told, and their files: torchtitan,accelerate,...")
+        ->type_name("TOOLS");
+    files_.push_back(
+        verb.add_option("--out", fit_.out, "The folder for the files, one inside it a choice")->type_name("DIR"));
   }
 
   void declare_export() {
@@ -521,6 +544,7 @@ class Declaration {
   OutputFlags output_;
   InspectFlags inspect_;
   ImportFlags import_;
+  FitFlags fit_;
   ExportFlags export_;
   ExportScriptFlags export_script_;
   PlanFlags plan_;
@@ -551,6 +575,7 @@ CommandLine Declaration::take(const std::string& verb) {
   line.output = output_;
   if (verb == "inspect") line.verb = std::move(inspect_);
   if (verb == "import") line.verb = std::move(import_);
+  if (verb == "fit") line.verb = std::move(fit_);
   if (verb == "export") line.verb = std::move(export_);
   if (verb == "export-script") line.verb = std::move(export_script_);
   if (verb == "plan") line.verb = std::move(plan_);

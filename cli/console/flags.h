@@ -107,6 +107,16 @@ struct ExportFlags {
   std::string out;  // a folder; empty = the files on stdout
 };
 
+struct FitFlags {
+  JobFlags job;  // a model or a job; cluster, layout, recomputation and batch are the answer's
+  std::string gpus;
+  std::string method = "full";       // full, lora, or both
+  std::string context;               // max, or tokens; empty = the job's
+  std::int64_t tokens_per_step = 0;  // 0 = as many as fit
+  int threads = 0;                   // 0 = one a core
+  std::string emit, out;
+};
+
 struct CompareFlags {
   std::string a, b;  // a recording, or a job that is simulated
   std::vector<std::string> set;
@@ -166,6 +176,7 @@ struct ConfigFlags {
 };
 
 struct ImportFlags {
+  bool script = false;  // print the script that writes torchtitan's configurations as JSON
   std::string file;
   std::string model;  // model.source of the job
 };
@@ -216,10 +227,10 @@ struct CompletionFlags {
   std::string shell;  // bash | zsh | fish
 };
 
-using VerbFlags = std::variant<InspectFlags, ImportFlags, ExportFlags, ExportScriptFlags, PlanFlags, SimulateFlags,
-                               RunFlags, SweepFlags, ScheduleFlags, ValidateFlags, CompareFlags, TraceFlags,
-                               DiagnoseFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, ShadowFlags, ViewFlags,
-                               ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
+using VerbFlags = std::variant<InspectFlags, ImportFlags, FitFlags, ExportFlags, ExportScriptFlags, PlanFlags,
+                               SimulateFlags, RunFlags, SweepFlags, ScheduleFlags, ValidateFlags, CompareFlags,
+                               TraceFlags, DiagnoseFlags, CheckpointFlags, CalibrateFlags, ConfigFlags, ShadowFlags,
+                               ViewFlags, ReportFlags, DoctorFlags, VersionFlags, CompletionFlags>;
 
 struct CommandLine {
   OutputFlags output;

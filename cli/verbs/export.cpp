@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/session/exported_files.h"
@@ -39,8 +40,11 @@ std::string as_text(const std::vector<ExportedJob>& tools) {
 ExitCode run_verb(const ExportFlags& flags, const Console& console) {
   const auto tools = parse_export_tools(flags.as);
   if (!tools) return console.error(tools.error());
-  const auto loaded = load_job(flags.job, console);
+  auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
+  std::error_code none;  // the files stand elsewhere
+  if (const auto path = std::filesystem::absolute(loaded->job.model.source, none); std::filesystem::exists(path, none))
+    loaded->job.model.source = path.string();
   std::vector<ExportedJob> exported;
   std::vector<std::vector<std::string>> paths;
   for (const ExportTool tool : *tools) {

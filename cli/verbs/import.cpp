@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/export_script_text.h"
 #include "cli/verbs/verbs.h"
 #include "core/job/import/import_job.h"
 #include "core/job/job_file.h"
@@ -9,6 +10,16 @@
 namespace foreshard::cli {
 
 ExitCode run_verb(const ImportFlags& flags, const Console& console) {
+  if (flags.script) return console.result(kTitanScript) ? ExitCode::Ok : ExitCode::RunFailed;
+  if (flags.file.empty()) {
+    return console.error({.code = ErrorCode::Usage,
+                          .message = "there is nothing to import",
+                          .file = {},
+                          .place = "FILE",
+                          .expected = "a configuration of accelerate, Transformers, TRL or torchtitan",
+                          .got = "no file",
+                          .hint = "--script prints what writes torchtitan's Python configurations as JSON"});
+  }
   const Result<std::string> text = read_text_file(flags.file, static_cast<Bytes>(kMaxJobFileBytes));
   if (!text) return console.error(text.error());
   const Result<ImportedJob> imported = import_job(*text, flags.file);

@@ -1,10 +1,9 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <charconv>
-#include <cstdio>
 #include <utility>
 
+#include "cli/console/progress_bar.h"
 #include "cli/reports/sweep_document.h"
 #include "cli/reports/sweep_picture.h"
 #include "cli/reports/sweep_report.h"
@@ -54,31 +53,6 @@ std::string digest(const std::string& text) {
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
   return fmt::format("{:016x}", hash);
 }
-
-/// On a terminal only: one line on stderr that is drawn over.
-class ProgressBar {
- public:
-  explicit ProgressBar(const Console& console) : shown_(!console.quiet && isatty(STDERR_FILENO) != 0) {}
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-  ~ProgressBar() {
-    if (drawn_) std::fputs("\r\x1b[K", stderr);
-  }
-
-  void draw(std::size_t done, std::size_t total) {
-    if (!shown_ || total == 0) return;
-    constexpr std::size_t kCells = 30;
-    const std::size_t full = kCells * done / total;
-    const std::string bar =
-        fmt::format("\r[{}{}] {}/{}\x1b[K", std::string(full, '#'), std::string(kCells - full, ' '), done, total);
-    std::fputs(bar.c_str(), stderr);
-    std::fflush(stderr);
-    drawn_ = true;
-  }
-
- private:
-  bool shown_, drawn_ = false;
-};
 
 Result<void> write_file(const std::string& path, const std::string& text) {
   return path.empty() ? Result<void>() : write_whole_file(path, text);
@@ -134,7 +108,7 @@ Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
   const auto grid = SweepGrid::make(std::move(*axes));
   if (!grid) return fail(grid.error());
 
-  ProgressBar bar(console);
+  ProgressBar bar(!console.quiet);
   options.part = *part;
   options.budget = *budget;
   options.threads = flags.threads;

@@ -8,6 +8,7 @@ namespace foreshard::cli {
 
 ExitCode run_verb(const InspectFlags& flags, const Console& console);
 ExitCode run_verb(const ImportFlags& flags, const Console& console);
+ExitCode run_verb(const FitFlags& flags, const Console& console);
 ExitCode run_verb(const ExportFlags& flags, const Console& console);
 ExitCode run_verb(const ExportScriptFlags& flags, const Console& console);
 ExitCode run_verb(const PlanFlags& flags, const Console& console);

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .api import (  # noqa: F401
-        Comparison, Plan, Prediction, Schedule, Sweep, compare, plan, schedule, simulate, sweep, view,
+        Comparison, Export, Fit, Plan, Prediction, Schedule, Sweep, compare, export, fit, plan, schedule, simulate, sweep,
+        view,
     )  # fmt: skip
     from .applying import Applied, apply  # noqa: F401
     from .capture import CaptureError, CapturedModel, capture, capture_step  # noqa: F401
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from .weights import save_tensors, save_weights  # noqa: F401
 
 _PLACES = {
-    "api": ("Comparison", "Plan", "Prediction", "Schedule", "Sweep", "compare", "plan", "schedule",
+    "api": ("Comparison", "Export", "Fit", "Plan", "Prediction", "Schedule", "Sweep", "compare", "export", "fit", "plan",
+            "schedule",
             "simulate", "sweep", "view"),
     "applying": ("Applied", "apply"),
     "capture": ("CaptureError", "CapturedModel", "capture", "capture_step"),

@@ -297,6 +297,48 @@ class Schedule(Answer):
         return self.document["units"]
 
 
+class Fit(Answer):
+    """The jobs that train a model fastest on some GPUs (foreshard.fit/1 in `document`)."""
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        """Best first, of each method; `set` holds the settings that make the job, `files` what was written."""
+        return self.document["choices"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether any job does."""
+        return bool(self.choices)
+
+    def longest_context(self, method: str = "full") -> int | None:
+        """Tokens of the longest sequence that fits; None where the method could not be planned."""
+        found = [entry["tokens"] for entry in self.document["longest_context"] if entry["method"] == method]
+        return found[0] if found else None
+
+    def __repr__(self) -> str:
+        lines = [f"<Fit {len(self.choices)} choices on {self.document['gpus']}>"]
+        for c in self.choices:
+            lines.append(
+                f"  {c['method']}  {c['tokens_per_s']:,.0f} tokens/s  {_bytes(c['peak_reserved_bytes'])}  "
+                f"{c['layout']}; {c['recomputation']}"
+            )
+        return "\n".join(lines)
+
+
+class Export(Answer):
+    """A job as other programs' configurations (foreshard.export/1 in `document`)."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Text by name."""
+        return {file["name"]: file["text"] for tool in self.document["exports"] for file in tool["files"]}
+
+    @property
+    def untold(self) -> dict[str, list[str]]:
+        """By file: what of the job it cannot say."""
+        return {file["name"]: file["untold"] for tool in self.document["exports"] for file in tool["files"]}
+
+
 # --------------------------------------------------------------------------------------------------------- functions
 
 
@@ -366,6 +408,49 @@ def schedule(model: Model, job: Job = None, *, budget: str = "") -> Schedule:
         Error: also where the budget is less than can work; its hint names the least that does.
     """
     return Schedule(["schedule", *_job(model, job), *(["--budget", budget] if budget else [])])
+
+
+def fit(
+    model: Model,
+    gpus: str,
+    job: Job = None,
+    *,
+    methods: Iterable[str] = ("full",),
+    context: int | str = "",
+    tokens_per_step: int = 0,
+    emit: Iterable[str] = (),
+    out: str | os.PathLike[str] = "",
+    threads: int = 0,
+) -> Fit:
+    """The jobs that train a model fastest on some GPUs: `foreshard fit MODEL --gpus 8xh100-sxm-80`.
+
+    Args:
+        model, job: as of `simulate`; what the search decides (layout, recomputation, batch) is not taken from the job.
+        gpus: "8xh100-sxm-80", "2x8xa100-sxm-80" for two nodes, or with the path of a calibrated profile.
+        methods: "full", "lora".
+        context: tokens in a sequence; "max": the longest that fits.
+        tokens_per_step: of all ranks, by accumulation; 0: as many as fit.
+        emit: programs whose files are written ("torchtitan", "accelerate", "transformers", "trl"); only jobs that all
+            of them can be told are choices. Needs `out`, the folder for the files.
+        threads: 0: one a core.
+    """
+    arguments = ["fit", *_job(model, job), "--gpus", gpus, "--method", ",".join(methods), "--threads", str(threads)]
+    for flag, value in (("--context", context), ("--tokens-per-step", tokens_per_step or ""),
+                        ("--emit", ",".join(emit)), ("--out", os.fspath(out))):  # fmt: skip
+        if value != "":
+            arguments += [flag, str(value)]
+    return Fit(arguments)
+
+
+def export(model: Model, job: Job = None, *, tools: Iterable[str], out: str | os.PathLike[str] = "") -> Export:
+    """A job as the files that start it elsewhere: `foreshard export JOB --as torchtitan,accelerate,transformers,trl`.
+
+    Args:
+        model, job: as of `simulate`.
+        tools: the programs; out: the folder to write to, else the files are in the answer alone.
+    """
+    where = ["--out", os.fspath(out)] if os.fspath(out) else []
+    return Export(["export", *_job(model, job), "--as", ",".join(tools), *where])
 
 
 def compare(a: Any, b: Any, *, force: bool = False) -> Comparison:

@@ -168,7 +168,8 @@ Result<ImportedJob> import_job(std::string_view text, const std::string& file) {
                  "a configuration of accelerate, Transformers or torchtitan", "a job file",
                  "give it to plan or simulate"});
   }
-  if (syntax == ImportSyntax::Toml && (has("parallelism") || has("training") || has("job"))) {
+  if ((syntax == ImportSyntax::Toml || has("foreshard_torchtitan")) &&
+      (has("parallelism") || has("training") || has("job"))) {
     import::Reader reader(*tree, "torchtitan");
     import::read_torchtitan(reader);
     return reader.finish();

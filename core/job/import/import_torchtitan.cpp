@@ -7,9 +7,11 @@ namespace {
 
 /// Accumulation is what is left of the global batch. `data_ranks` is negative where the file does not say it.
 void read_micro_batches(Reader& r, std::int64_t data_ranks) {
-  const std::int64_t global = r.integer("training.global_batch_size", -1);
+  const std::int64_t step = r.integer("training.num_tokens_per_train_step", -1);
+  const std::int64_t global = step > 0 ? step : r.integer("training.global_batch_size", -1);
   if (global <= 0) return;
-  const std::int64_t local = r.integer("training.local_batch_size", r.integer("training.batch_size", 1));
+  const std::int64_t local = r.integer("training.num_tokens_per_microbatch_per_dp_rank",
+                                       r.integer("training.local_batch_size", r.integer("training.batch_size", 1)));
   const std::int64_t at_once = local > 0 && local < 1'000'000 && data_ranks < 1'000'000 ? local * data_ranks : -1;
   if (at_once > 0 && global % at_once == 0) {
     r.set_number("train.micro_batches", global / at_once, "training.global_batch_size");
@@ -61,8 +63,22 @@ void read_parallelism(Reader& r) {
     r.refuse(name, "only data and tensor parallel training is planned", "1");
   for (const char* name : {"parallelism.enable_async_tensor_parallel", "parallelism.enable_compiled_autograd"})
     r.refuse(name, "it is not planned");
-  if (const std::string schedule = r.text("parallelism.pipeline_parallel_schedule"); !schedule.empty())
+  const bool pipeline = r.integer("parallelism.pipeline_parallel_degree", 1) > 1;
+  if (const std::string schedule = r.text("parallelism.pipeline_parallel_schedule"); pipeline && !schedule.empty())
     r.note("parallelism.pipeline_parallel_schedule = " + schedule + ": pipelines are not planned");
+}
+
+/// Since the middle of 2026 batches are counted in tokens.
+void read_tokens(Reader& r) {
+  const std::int64_t length = r.integer("training.max_context_length", 0);
+  const std::int64_t tokens = r.integer("training.num_tokens_per_microbatch_per_dp_rank", 0);
+  if (length <= 0 || tokens <= 0) return;
+  r.set_number("model.seq", length, "training.max_context_length");
+  r.set_number("model.batch", std::max<std::int64_t>(tokens / length, 1),
+               "training.num_tokens_per_microbatch_per_dp_rank");
+  if (tokens % length != 0)
+    r.note("training.num_tokens_per_microbatch_per_dp_rank = " + std::to_string(tokens) +
+           " is no whole number of sequences: the rest is left out");
 }
 
 void read_training(Reader& r) {
@@ -71,6 +87,7 @@ void read_training(Reader& r) {
   const bool newer = r.take("training.local_batch_size") != nullptr;
   r.copy(newer ? "training.local_batch_size" : "training.batch_size", "model.batch");
   r.copy("training.seq_len", "model.seq");
+  read_tokens(r);
   r.copy("training.steps", "train.steps");
   r.copy("training.max_norm", "train.clip_grad_norm");
   r.copy("training.seed", "train.seed");
@@ -94,6 +111,9 @@ void read_optimizer(Reader& r) {
   r.copy("optimizer.lr", "train.optimizer.lr");
   r.copy("optimizer.eps", "train.optimizer.eps");
   r.copy("optimizer.weight_decay", "train.optimizer.weight_decay");
+  r.copy("optimizer.betas", "train.optimizer.betas");
+  r.refuse("optimizer.further_param_groups", "the first group's settings stand for all");
+  for (const char* name : {"optimizer.optimizer_factory_kwargs_by_name", "lr_scheduler.total_steps"}) r.ignore(name);
   const JobValue* beta1 = r.take("optimizer.beta1");
   const JobValue* beta2 = r.take("optimizer.beta2");
   if (beta1 != nullptr && beta2 != nullptr) {
@@ -111,13 +131,25 @@ void read_optimizer(Reader& r) {
   } else if (const JobValue* ratio = r.take("lr_scheduler.decay_ratio");
              ratio != nullptr && (tree_text(*ratio) == "0" || tree_text(*ratio) == "0.0")) {
     r.ignore("lr_scheduler.decay_type");  // no step decays
+    r.ignore("lr_scheduler.min_lr_factor");
   } else {
     if (ratio != nullptr) r.note("lr_scheduler.decay_ratio = " + tree_text(*ratio) + ": the schedule is left constant");
     r.refuse("lr_scheduler.decay_type", "the schedule is left constant");
+    r.ignore("lr_scheduler.min_lr_factor");
   }
 }
 
 void read_checkpointing(Reader& r) {
+  const std::string kind = r.text("activation_checkpoint._class");
+  if (kind == "fullac.config") r.set_word("checkpointing.policy", "block", "activation_checkpoint._class");
+  if (kind == "selectiveac.config")
+    r.set_if_built("checkpointing.policy", word_value("ops"), "activation_checkpoint._class");
+  if (kind == "memorybudgetac.config")
+    r.note("activation_checkpoint = MemoryBudgetAC: the compiler's choice is not planned");
+  for (const char* path :
+       {"preserve_rng_state", "determinism_check", "debug", "early_stop", "force_recompute_mm_shapes_by_fqns",
+        "per_op_sac_force_recompute_mm_shapes_by_fqns", "memory_budget", "visualize_memory_budget_pareto"})
+    r.ignore(std::string("activation_checkpoint.") + path);
   const std::string mode = r.text("activation_checkpoint.mode"),
                     option = r.text("activation_checkpoint.selective_ac_option");
   if (mode == "full") {
@@ -148,8 +180,35 @@ void read_checkpointing(Reader& r) {
 
 }  // namespace
 
+namespace {
+
+/// What `foreshard import --script` prints brings classes and defaults along.
+void read_script(Reader& r) {
+  for (const char* table : {"optimizer", "lr_scheduler", "training", "parallelism", "checkpoint", "compile", "debug",
+                            "loss", "loss.loss_fn"})
+    r.ignore(std::string(table) + "._class");
+  if (r.text("loss._class") == "chunkedlosswrapper.config") {
+    r.set_if_built("model.loss", word_value("chunked_cross_entropy"), "loss._class");
+    r.copy("loss.num_chunks", "model.loss_chunks");
+  }
+  r.ignore("foreshard_torchtitan");
+  r.copy("debug.seed", "train.seed");
+  // Of the calls, of loading and saving, and of pipelines that do not run: nothing that a step shows.
+  for (const char* table : {"loss", "debug", "checkpoint", "dump_folder", "hf_assets_path"}) r.ignore(table);
+  for (const char* name :
+       {"training.gc_debug", "training.disable_cuda_graphs", "training.max_context_length", "compile.backend",
+        "compile.enable_async_tensor_parallel", "parallelism.spmd_backend", "parallelism.enable_fsdp_symm_mem",
+        "parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers",
+        "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule_csv",
+        "parallelism.num_pp_microbatches", "parallelism.context_parallel_load_balancer"})
+    r.ignore(name);
+}
+
+}  // namespace
+
 void read_torchtitan(Reader& r) {
   r.set_word("fsdp.runtime", "fsdp2", "torchtitan");
+  const bool script = r.take("foreshard_torchtitan") != nullptr;
   const std::string name = r.text("model.name"), flavor = r.text("model.flavor");
   if (!name.empty())
     r.note("model " + name + " " + flavor +
@@ -158,6 +217,7 @@ void read_torchtitan(Reader& r) {
   read_parallelism(r);
   read_optimizer(r);
   read_checkpointing(r);
+  if (script) read_script(r);
   for (const char* path :
        {"model.norm_type", "model.tokenizer_path", "model.hf_assets_path", "model.print_after_conversion",
         "job.description", "job.dump_folder", "job.print_args", "job.use_for_integration_test", "model.converters"})

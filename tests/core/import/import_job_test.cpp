@@ -125,6 +125,26 @@ TEST(ImportJob, ReadsTorchtitan) {
   expect_round_trip(imported);
 }
 
+TEST(ImportJob, ReadsWhatTheScriptWritesOfTorchtitansFunctions) {
+  const ImportedJob imported = import_file("torchtitan_2026.json");
+  EXPECT_EQ(imported.dialect, "torchtitan");
+  const Job& job = imported.job;
+  EXPECT_EQ(job.fsdp.runtime, Runtime::Fsdp2);
+  EXPECT_EQ(job.model.seq, 8192);
+  EXPECT_EQ(job.model.batch, 1);
+  EXPECT_EQ(job.train.steps, 1000);
+  EXPECT_EQ(job.train.optimizer.impl, OptimizerImpl::Fused);
+  EXPECT_DOUBLE_EQ(job.train.optimizer.beta2, 0.95);
+  EXPECT_EQ(job.fsdp.mixed_precision.param, DType::BFloat16);
+  EXPECT_EQ(job.fsdp.mixed_precision.reduce, DType::Float32);
+  // Recomputation by operators and the chunked loss are read where they are planned, else told.
+  if (job.checkpointing.policy != CheckpointPolicy::Ops)
+    EXPECT_THAT(imported.notes, Contains(HasSubstr("checkpointing.policy")));
+  if (job.model.loss != "chunked_cross_entropy") EXPECT_THAT(imported.notes, Contains(HasSubstr("model.loss")));
+  EXPECT_THAT(imported.notes, testing::Not(Contains(HasSubstr("not understood"))));
+  expect_round_trip(imported);
+}
+
 TEST(ImportJob, ValuesThatNoJobTakesBecomeNotes) {
   const auto imported = import_job(
       "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n"
