@@ -39,12 +39,14 @@ constexpr Missing kMissing[] = {
     {"train.optimizer.name",
      [](const Job& job) {
        const bool sharded = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
-       return job.train.optimizer.name == OptimizerKind::Adafactor && (!sharded || job.fsdp.cpu_offload);
+       const bool cut = sharded && job.fsdp.strategy != Strategy::NoShard;  // whole parameters would be factored
+       return job.train.optimizer.name == OptimizerKind::Adafactor && (!cut || job.fsdp.cpu_offload);
      },
      "adamw or sgd, or adafactor under fsdp1 without offload"},
     {"train.optimizer.name",
      [](const Job& job) {
-       const bool flat = job.fsdp.runtime == Runtime::Fsdp1;  // refused with PyTorch's own reason
+       // Refused with PyTorch's own reason; whole parameters keep their dimensions.
+       const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && job.fsdp.strategy != Strategy::NoShard;
        const bool plain = job.fsdp.runtime == Runtime::Fsdp2 && job.fsdp.strategy != Strategy::HybridShard &&
                           job.mesh.tensor == 1 && !job.fsdp.cpu_offload;
        return job.train.optimizer.name == OptimizerKind::Muon && !flat && !plain;

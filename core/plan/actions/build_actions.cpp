@@ -51,7 +51,13 @@ Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTab
                                const std::vector<ActionRequest>& requests) {
   Plan plan = frame_of(model, job, table);
   actions::ActionWriter out(plan, StateSource{model, job, table});
+  const OptimizerKind optimizer = job.train.optimizer.name;
   for (ActionRequest request : requests) {
+    const bool beside = request.action != PlanAction::Init;  // the state lies there meanwhile, or is what is written
+    if (beside && optimizer != OptimizerKind::AdamW && optimizer != OptimizerKind::Sgd) {
+      return fail(refused(request, "the state of this optimizer is planned in training steps only", "adamw or sgd",
+                          "set train.optimizer.name = \"adamw\""));
+    }
     const bool state = request.action == PlanAction::Save || request.action == PlanAction::Load;
     if (state) {
       if (!model.mesh.empty())
