@@ -10,6 +10,7 @@
 
 #include "exec/cuda/allocator_settings.h"
 #include "exec/cuda/cuda_backend.h"
+#include "exec/cuda/loaded_libraries.h"
 #include "tests/virtual_gpu/call_log.h"
 
 namespace foreshard::exec {
@@ -146,6 +147,19 @@ TEST_F(Nccl, TheAllocatorsSettingsComeBeforeItsFirstMemory) {
   const auto late = apply_allocator_settings(options);
   ASSERT_FALSE(late);
   EXPECT_NE(to_text(late.error()).find("has handed out memory already"), std::string::npos) << to_text(late.error());
+}
+
+TEST(LoadedLibraries, AreOneOfEachFromOnePlace) {
+  EXPECT_EQ(wrong_with(loaded_libraries()), "") << "of this program";
+  const std::string wheel = "/venv/site-packages/nvidia/cu13/lib/", toolkit = "/usr/local/cuda/lib64/";
+  const LoadedLibrary runtime{"libcudart", {wheel + "libcudart.so.13"}}, nccl{"libnccl", {"/usr/lib/libnccl.so.2"}};
+  EXPECT_EQ(wrong_with({runtime, {"libcupti", {"/venv/site-packages/nvidia/cupti/lib/libcupti.so.13"}}, nccl}), "");
+  EXPECT_EQ(wrong_with({runtime, {"libcupti", {toolkit + "libcupti.so.13"}}, nccl}),
+            "they come from several places: /usr/local/cuda/lib64, /venv/site-packages/nvidia");
+  EXPECT_EQ(wrong_with({{"libcudart", {wheel + "libcudart.so.13", toolkit + "libcudart.so.13"}}})
+                .find("libcudart is loaded 2 times: "),
+            0u);
+  EXPECT_EQ(wrong_with({runtime, {"libcupti", {}}}), "libcupti is not loaded");
 }
 
 /// A backend with little patience, whose peers are what a test says. Failures begin behind the group's meeting.

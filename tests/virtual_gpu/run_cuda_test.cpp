@@ -572,6 +572,8 @@ TEST(RunCuda, DoctorAsksTheDeviceItself) {
   EXPECT_THAT(well["GPU 1"]["detail"].get<std::string>(), HasSubstr("H100"));
   EXPECT_EQ(well["CUPTI"]["found"], true);
   EXPECT_EQ(well["NCCL, as loaded"]["found"], true);
+  EXPECT_EQ(well["CUDA libraries, as loaded"]["found"], true) << well["CUDA libraries, as loaded"];
+  EXPECT_THAT(well["CUDA libraries, as loaded"]["detail"].get<std::string>(), HasSubstr("libcudart.so"));
   const json ill = doctor({"FAKEGPU_DRIVER=12040", "FAKEGPU_CUPTI=denied", "FAKEGPU_NCCL_VERSION=21805"});
   EXPECT_THAT(ill["GPU 0"]["remedy"].get<std::string>(), HasSubstr("update the NVIDIA driver"));
   EXPECT_THAT(ill["CUPTI"]["remedy"].get<std::string>(), HasSubstr("ERR_NVGPUCTRPERM"));

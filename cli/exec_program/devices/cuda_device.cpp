@@ -10,6 +10,7 @@
 #include "exec/cuda/allocator_settings.h"
 #include "exec/cuda/cuda_backend.h"
 #include "exec/cuda/cuda_device.h"
+#include "exec/cuda/loaded_libraries.h"
 #include "exec/record/cupti_recorder.h"
 #ifdef FORESHARD_WITH_HOLD_STREAM
 #include "exec/cuda/emulated_cuda.h"
@@ -126,6 +127,18 @@ Finding card(int index) {
   return finding;
 }
 
+/// By what the loader has, not by what was linked.
+Finding one_source() {
+  const auto libraries = exec::loaded_libraries();
+  std::string files;
+  for (const auto& library : libraries) {
+    for (const std::string& file : library.files) files += (files.empty() ? "" : ", ") + file;
+  }
+  const std::string wrong = exec::wrong_with(libraries);
+  return {"CUDA libraries, as loaded", wrong.empty(), files, "run --backend cuda",
+          wrong.empty() ? "" : wrong + ": LD_LIBRARY_PATH should name the folders of LibTorch's own first"};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RunDevice>> open_cuda_device(const DeviceWish& wish) {
@@ -146,6 +159,7 @@ std::vector<Finding> cuda_findings() {
   }
   const int cards = exec::cuda_device_count();
   for (int index = 0; index < std::max(cards, 1); ++index) findings.push_back(card(index));
+  findings.push_back(one_source());
   const std::string loaded = exec::nccl_version(), built = exec::nccl_built_version();
   const bool same = exec::nccl_serves(loaded, built);
   findings.push_back({"NCCL, as loaded", same, fmt::format("{} (built for {})", loaded, built),
