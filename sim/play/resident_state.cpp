@@ -8,7 +8,6 @@
 namespace foreshard {
 namespace {
 
-constexpr Numel kChunk = 65536;           // elements of one block of a multi-tensor kernel
 constexpr std::int64_t kMaxBlocks = 320;  // blocks of one launch
 
 std::int64_t rank_in_group(const Plan& plan) {
@@ -23,8 +22,10 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
   std::vector<std::pair<ParamId, LocalParam>> all;
   const std::int64_t rank = rank_in_group(plan);
   std::int32_t at = -1;
-  const auto add = [&all, &at](ParamId id, Numel numel, DType dtype) {
-    if (numel > 0) all.push_back({id, {numel, numel * itemsize(dtype), dtype, at, id}});
+  const auto add = [&all, &at, &model](ParamId id, Numel numel, DType dtype) {
+    if (numel <= 0) return;
+    const MeshPart& part = model.params[id.index()].part;
+    all.push_back({id, {numel, numel * itemsize(dtype), dtype, at, id, part.dimension, part.dim >= 0}});
   };
   const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
   for (const PlanUnit& unit : plan.units) {
@@ -64,7 +65,7 @@ void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int 
   std::int64_t blocks = 0;
   Bytes bytes = 0;
   for (const LocalParam& param : params_) {
-    blocks += ceil_div(param.numel, kChunk);
+    blocks += ceil_div(param.numel, kListChunk);
     bytes += param.bytes;
   }
   const std::int64_t launches = std::max<std::int64_t>(1, ceil_div(blocks, kMaxBlocks));
@@ -128,41 +129,6 @@ void OptimizerState::host_pass(Device& device, int passes) {
 void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
   scalar_calls(device, what, 1);
   if (found_inf_ != kNoBlock) device.book.free(std::exchange(found_inf_, kNoBlock));
-}
-
-bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
-  if (params_.empty()) return true;
-  if (device.cost.work().measured()) return measured_clip(device, what);
-  // The root keeps a zero for norms of nothing: made on the host at the first clip and copied over, which blocks.
-  if (plan.runtime == Runtime::Fsdp1 && !std::exchange(has_zero_, true)) {
-    if (device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
-    device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
-    device.clock.stream_synchronize(pool());
-    device.clock.host_cost(device.cost.call_ns());
-  }
-  std::vector<BlockHandle> norms;
-  for (std::size_t i = 0; i < params_.size(); ++i) {
-    const BlockHandle block = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
-    if (block == kNoBlock) return false;
-    norms.push_back(block);
-    if (plan.runtime == Runtime::Fsdp1) {  // one norm after the other, each with its cleared semaphore
-      device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
-      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
-                    device.cost.copy(params_[i].bytes / 8, params_[i].dtype), what);
-    }
-  }
-  if (plan.runtime != Runtime::Fsdp1) foreach_call(device, what, 1);
-  scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
-  if (plan.runtime == Runtime::Fsdp1) {
-    for (const LocalParam& param : params_) {
-      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
-                    device.cost.copy((device.cost.is_virtual() ? 8 : 2) * param.bytes, param.dtype), what);
-    }
-  } else {
-    foreach_call(device, what, 2);
-  }
-  for (const BlockHandle block : norms) device.book.free(block);
-  return true;
 }
 
 bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {

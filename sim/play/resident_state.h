@@ -20,10 +20,14 @@ struct LocalParam {
   DType dtype = DType::Float32;
   std::int32_t unit = -1;  // in Plan::units
   ParamId param = {};      // of a flat parameter its first
+  std::int32_t mesh = -1;  // the dimension of the model's mesh that it lies on with others; -1: none
+  bool cut = false;        // along that
 };
 
 /// Trainable parameters with elements on this rank, in the plan's order.
 std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job);
+
+inline constexpr Numel kListChunk = 65536;  // elements of one block of a kernel over lists of tensors
 
 class OptimizerState {
  public:
@@ -63,6 +67,9 @@ class OptimizerState {
   bool keep_root_mean_square(Device& device, std::size_t k);
   /// The same on a host whose work was measured: what the executor takes at once, one after the other.
   bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
+  /// clip_grad_norm_ over lists of tensors; DTensors complete their norms dimension by dimension.
+  bool clip_lists(Device& device, const Plan& plan, const ActivitySpan& what);
+  bool list_norm(Device& device, const Plan& plan, const std::vector<LocalParam>& params, const ActivitySpan& what);
   bool measured_clip(Device& device, const ActivitySpan& what);
   std::vector<LocalParam> taken_at_once() const;
   /// One foreach call: reads and writes `passes` times all parameters.

@@ -1,0 +1,114 @@
+// clip_grad_norm_ on the device: the norms of all gradients, what completes them, one factor for all (G9, F2-29).
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "sim/play/resident_state.h"
+
+namespace foreshard {
+bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
+  if (params_.empty()) return true;
+  if (device.cost.work().measured()) return measured_clip(device, what);
+  if (plan.runtime != Runtime::Fsdp1) return clip_lists(device, plan, what);
+  // The root keeps a zero for norms of nothing: made on the host at the first clip and copied over, which blocks.
+  if (!std::exchange(has_zero_, true)) {
+    if (device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
+    device.clock.stream_synchronize(pool());
+    device.clock.host_cost(device.cost.call_ns());
+  }
+  std::vector<BlockHandle> norms;
+  for (const LocalParam& param : params_) {  // one norm after the other, each with its cleared semaphore
+    const BlockHandle block = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
+    if (block == kNoBlock) return false;
+    norms.push_back(block);
+    device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy(param.bytes / 8, param.dtype), what);
+  }
+  scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
+  for (const LocalParam& param : params_) {
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
+                  device.cost.copy((device.cost.is_virtual() ? 8 : 2) * param.bytes, param.dtype), what);
+  }
+  for (const BlockHandle block : norms) device.book.free(block);
+  return true;
+}
+
+bool OptimizerState::clip_lists(Device& device, const Plan& plan, const ActivitySpan& what) {
+  // Parameters of one mesh have a norm together (fsdp.allow_traps lists kMixedMeshes where there are several).
+  std::map<std::int32_t, std::vector<LocalParam>> meshes;
+  for (const LocalParam& param : params_) meshes[param.mesh].push_back(param);
+  std::vector<BlockHandle> kept;
+  const auto scalar = [&](int count = 1) {
+    for (int k = 0; k < count; ++k) {
+      kept.push_back(device.book.allocate(4, pool(), MemoryCategory::Temporaries));
+      if (kept.back() == kNoBlock) return false;
+    }
+    scalar_calls(device, what, count);
+    return true;
+  };
+  for (const auto& [mesh, params] : meshes) {
+    if (!list_norm(device, plan, params, what) || !scalar()) return false;
+  }
+  if (meshes.size() > 1 && !scalar(static_cast<int>(meshes.size()) + 3)) return false;  // squares, stack, sum, root
+  const std::size_t total = kept.size();
+  if (!scalar(3)) return false;  // total + 1e-6, its reciprocal, times the limit
+  device.book.free(kept[total]);
+  device.book.free(kept[total + 1]);
+  kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(total), kept.begin() + static_cast<std::ptrdiff_t>(total + 2));
+  if (!scalar()) return false;  // at most 1
+  foreach_call(device, what, 2);
+  for (const BlockHandle block : kept) device.book.free(block);
+  return true;
+}
+
+bool OptimizerState::list_norm(Device& device, const Plan& plan, const std::vector<LocalParam>& params,
+                               const ActivitySpan& what) {
+  bool room = true;
+  const auto block_of = [&](std::size_t elements) {
+    const Bytes bytes = static_cast<Bytes>(elements) * itemsize(DType::Float32);
+    const BlockHandle block = device.book.allocate(bytes, pool(), MemoryCategory::Temporaries);
+    room = room && block != kNoBlock;
+    return block;
+  };
+  const auto let_go = [&](std::vector<BlockHandle>& blocks) {
+    for (; !blocks.empty(); blocks.pop_back()) device.book.free(blocks.back());
+  };
+  std::int64_t chunks = 1;
+  for (const LocalParam& param : params) chunks = std::max(chunks, ceil_div(param.numel, kListChunk));
+  std::vector<BlockHandle> partial{block_of(params.size() * static_cast<std::size_t>(chunks))};
+  std::vector<BlockHandle> norms, shares;
+  for (std::size_t i = 0; i < params.size() && room; ++i) norms.push_back(block_of(1));
+  if (!room) return false;
+  scalar_calls(device, what, 2);  // what is summed into is cleared; sums of chunks
+  foreach_call(device, what, 1);
+  let_go(partial);
+  // What every rank of the mesh has becomes a share of the norm, as the others' norms are.
+  const bool cut = std::any_of(params.begin(), params.end(), [](const LocalParam& param) { return param.cut; });
+  for (const LocalParam& param : params) {
+    if (cut && !param.cut && room) shares.push_back(block_of(1));
+  }
+  scalar_calls(device, what, static_cast<int>(shares.size()) + 1);
+  const BlockHandle stacked = block_of(params.size());
+  let_go(shares);
+  BlockHandle whole = kNoBlock;
+  const int dimensions = (plan.groups.shard.size() > 1 && plan.runtime != Runtime::None ? 1 : 0) + (cut ? 1 : 0);
+  for (int d = 0; d < dimensions && room; ++d) {  // powers, a copy that is reduced in place, the root
+    std::vector<BlockHandle> sent{block_of(params.size()), block_of(params.size())};
+    const BlockHandle root = block_of(params.size());
+    scalar_calls(device, what, 3);
+    if (!room) return false;
+    std::reverse(sent.begin(), sent.end());
+    let_go(sent);
+    if (whole != kNoBlock) device.book.free(whole);
+    whole = root;
+  }
+  if (!room) return false;
+  if (whole != kNoBlock) device.book.free(whole);
+  device.book.free(stacked);
+  let_go(norms);
+  return true;
+}
+
+}  // namespace foreshard
