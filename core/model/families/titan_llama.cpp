@@ -4,6 +4,7 @@
 
 #include "core/model/families/family.h"
 #include "core/model/families/losses.h"
+#include "core/model/families/titan_experts.h"
 #include "core/model/json_input.h"
 
 namespace foreshard::families {
@@ -12,6 +13,7 @@ namespace {
 struct TitanConfig {
   std::int64_t dim = 0, layers = 0, heads = 0, key_value_heads = 0, head_dim = 0, ffn = 0, vocabulary = 0;
   std::int64_t positions = 0;
+  TitanExpertsConfig experts;
 };
 
 constexpr double kEps = 1e-5;
@@ -26,6 +28,7 @@ TitanConfig read_config(const FamilyInput& input) {
   c.ffn = config.integer("ffn", 1, kMaxWidth);
   c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
   c.positions = config.integer_or("max_seq", 8192, 1, kMaxPositions);
+  c.experts = read_titan_experts(config);
   if (config.failed()) return c;
   c.head_dim = config.integer_or("head_dim", c.dim / c.heads, 1, 1 << 16);
   if (c.heads % c.key_value_heads != 0) {
@@ -34,9 +37,6 @@ TitanConfig read_config(const FamilyInput& input) {
   } else if (c.head_dim % 2 != 0) {
     config.fail_with(ErrorCode::Inconsistent, "head_dim", "rotary embeddings need an even head size", "an even number",
                      std::to_string(c.head_dim));
-  } else if (config.has("moe")) {
-    config.fail_with(ErrorCode::Unsupported, "moe", "torchtitan's expert layers are not built", "no such key, or null",
-                     "expert layers", "capture the model (docs/capture.md)");
   }
   return c;
 }
@@ -50,6 +50,7 @@ struct BlockModules {
   ModuleId block, attention, feed_forward;
   NormModule attention_norm, ffn_norm;
   LinearModule wq, wk, wv, wo, w1, w2, w3;
+  TitanExpertsModules experts;  // where the block has them instead of feed_forward
 };
 
 struct TitanModules {
@@ -78,6 +79,10 @@ BlockModules add_block(ModelTree& tree, const TitanConfig& c, ModuleId list, std
   m.wk = tree.linear(m.attention, "wk", c.dim, c.key_value_heads * c.head_dim, false);
   m.wv = tree.linear(m.attention, "wv", c.dim, c.key_value_heads * c.head_dim, false);
   m.wo = tree.linear(m.attention, "wo", c.heads * c.head_dim, c.dim, false);
+  if (c.experts.experts > 0 && index % c.experts.every == 0) {
+    m.experts = add_titan_experts(tree, c.experts, m.block, c.dim);
+    return m;
+  }
   m.feed_forward = tree.module(m.block, "feed_forward", "FeedForward");
   m.w1 = tree.linear(m.feed_forward, "w1", c.dim, c.ffn, false);
   m.w2 = tree.linear(m.feed_forward, "w2", c.ffn, c.dim, false);
@@ -126,6 +131,11 @@ class TitanProgram {
     w_.hold(h);
     const Tensor n = norm(m.ffn_norm, h);
     w_.hold(n, Hold::Until::Call, m.block);
+    if (m.experts.moe.valid()) {
+      const Tensor y = write_titan_experts(w_, c_.experts, m.experts, n);
+      w_.enter(m.block);
+      return w_.add(h, y);
+    }
     const Tensor active = gate(m, n);
     const Tensor wide = write_linear(w_, m.w3, n);
     w_.enter(m.feed_forward);
