@@ -314,6 +314,10 @@ class Loader {
       loaded.warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
                                             runtime_name(*key.only), runtime_name(loaded.job.fsdp.runtime)));
     }
+    const bool cuts = key.name.starts_with("mesh.") && key.name != "mesh.tensor" && key.name != "mesh.context" &&
+                      key.name != "mesh.expert";
+    if (cuts && loaded.job.mesh.tensor == 1)
+      loaded.warnings.push_back(fmt::format("{} has a meaning with mesh.tensor above 1 only", key.name));
   }
 
   void add_warnings(LoadedJob& loaded) const {

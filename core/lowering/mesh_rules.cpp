@@ -308,7 +308,12 @@ std::vector<Ref> embedding_backward(Emitter& e, BackwardInput& in) {
   table.sizes[0] = int_arg(*in.node.op, in.node.op->args.size(), "whole", table.sizes[0]);
   table = contiguous_layout(table.sizes, table.dtype);
   BackwardInput as{whole, in.grads, in.saved};
-  return backward_of(e, as);
+  std::vector<Ref> grads = backward_of(e, as);
+  const Layout& own = in.node.in[0];
+  const bool places = int_arg(*in.node.op, in.node.op->args.size(), "places", 0) != 0;
+  if (places && !grads.empty() && grads[0])
+    grads[0] = e.fresh("aten.clone.default", KernelClass::Copy, contiguous_layout(own.sizes, own.dtype), {&grads[0]});
+  return grads;
 }
 
 }  // namespace

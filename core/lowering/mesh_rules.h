@@ -13,7 +13,10 @@
 //
 //   mesh.copy(x, mesh)                               whole -> whole; backward sums
 //
-//   mesh.embedding(weight, ids, mesh=, begin=, whole=), mesh.log_softmax(x, dim, half, mesh=...),
+//   mesh.embedding(weight, ids, mesh=, begin=, whole=, places=)   backward makes the gradient of all rows; places: and
+//                                                    copies this rank's out of it
+//
+//   mesh.log_softmax(x, dim, half, mesh=...),
 //   mesh.nll_loss(x, target, weight, reduction, ignored, mesh=...)
 #pragma once
 

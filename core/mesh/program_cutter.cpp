@@ -173,6 +173,28 @@ std::int32_t ProgramCutter::gather(std::int32_t value, bool slices, bool replica
   return made;
 }
 
+/// A parameter that every rank has, whose gradient is the sum of the ranks'.
+std::int32_t ProgramCutter::summed_in_backward(ParamId param, const Op& reader) {
+  const ParamInfo& info = model_.params[param.index()];
+  const auto id = static_cast<std::int32_t>(model_.values.size());
+  ValueInfo made;
+  made.name = info.fqn + ".mesh";
+  made.shape = info.shape;
+  made.dtype = is_floating(info.dtype) ? model_.compute_dtype : info.dtype;
+  model_.values.push_back(std::move(made));
+  whole_.push_back(info.shape);
+  cuts_.emplace_back();
+  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
+  Op& op = ops_.emplace_back();
+  op.name = "mesh.copy";
+  op.module = reader.module;
+  op.call = reader.call;
+  op.args.push_back(Arg{ParamRef{param}});
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  op.out.push_back(ValueId(id));
+  return id;
+}
+
 /// The sum over the ranks: whole on each, or cut along the sequence.
 std::int32_t ProgramCutter::reduce(std::int32_t value, ModuleId module, std::int32_t call) {
   Cut to;
@@ -250,6 +272,7 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
     with_dimension("mesh.embedding");
     op.kwargs.push_back({"begin", Arg{begin_of(args[0].cut.whole, options_.group)}});
     op.kwargs.push_back({"whole", Arg{args[0].cut.whole}});
+    if (options_.places_gradients) op.kwargs.push_back({"places", Arg{std::int64_t{1}}});
   }
 }
 
@@ -312,6 +335,9 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       Shape whole = info.shape;
       if (info.part.dim >= 0) whole[static_cast<std::size_t>(info.part.dim)] = info.part.whole;
       args.push_back({std::move(whole), params_[param->id.index()], true});
+      const bool sums =
+          options_.places_gradients && info.requires_grad && info.part.gradient == MeshPart::Gradient::Term;
+      if (sums) arg = value_arg(summed_in_backward(param->id, op));
     } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }

@@ -20,6 +20,9 @@ struct TensorOptions {
   std::int32_t dimension = 0;  // Model::mesh
   bool sequence = true;        // the residual stream is cut along the sequence
   bool loss = true;            // logits stay cut
+  /// Gradients are brought to their parameters' placement where autograd makes them, before FSDP sees them: parameters
+  /// are local tensors to it (FSDP1), which the program turns into DTensors again.
+  bool places_gradients = false;
 };
 
 /// Which dimension of an activation the sequence is: [batch, sequence, width].
@@ -51,6 +54,7 @@ class ProgramCutter {
   Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
+  std::int32_t summed_in_backward(ParamId param, const Op& reader);
   std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
   void set_local(std::int32_t value, const Cut& cut);
   void finish_results(const Op& op);

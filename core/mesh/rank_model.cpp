@@ -133,10 +133,13 @@ Result<Model> rank_model(Model whole, const Job& job) {
   options.group = {job.mesh.tensor, model.mesh.back().place};
   options.sequence = job.mesh.sequence_parallel;
   options.loss = job.mesh.loss_parallel;
+  options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
   std::vector<Cut> cuts(model.params.size());
   cut_params(model, *styles, options, cuts);
   if (auto done = mesh::ProgramCutter(model, *styles, std::move(cuts), options).run(); !done)
     return tl::unexpected(done.error());
+  for (ParamInfo& param : model.params)
+    if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
   return model;
 }
 

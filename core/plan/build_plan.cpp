@@ -8,6 +8,7 @@
 #include "core/plan/process_groups.h"
 #include "core/plan/script_traps.h"
 #include "core/plan/training_traps.h"
+#include "core/traps.h"
 
 namespace foreshard {
 namespace {
@@ -97,6 +98,35 @@ void enter_mesh(const Model& model, Plan& plan) {
   });
 }
 
+/// Norms that are wrong, or fail, over a mesh.
+void note_clipping(const Model& model, const Job& job, Plan& plan) {
+  if (job.train.clip_grad_norm <= 0) return;
+  if (job.fsdp.runtime == Runtime::Fsdp1) {
+    plan.traps.push_back({27,
+                          "FSDP1 clips by a norm that lacks the other tensor ranks' shards",
+                          "mesh",
+                          {},
+                          "clip_grad_norm_ sums over the data ranks alone, so the norm is too small and the ranks of "
+                          "one tensor group scale their gradients by different factors",
+                          "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
+                          true});
+  }
+  const bool mixed = std::any_of(model.params.begin(), model.params.end(), [](const ParamInfo& param) {
+    return param.requires_grad && param.part.dimension < 0;
+  });
+  if (job.fsdp.runtime == Runtime::Fsdp2 && mixed) {
+    plan.traps.push_back(
+        {kMixedMeshes,
+         "clip_grad_norm_ fails over parameters of several meshes",
+         "mesh",
+         {},
+         "PyTorch ends with 'All operands in aten.stack.default must have the same mesh'; planned is a "
+         "norm for each mesh, and one factor from their sum",
+         "set mesh.sequence_parallel = true, or train.clip_grad_norm = 0",
+         true});
+  }
+}
+
 /// What tensor parallelism does silently, and what it costs where it leaves the node.
 void note_mesh(const Model& model, const Job& job, Plan& plan) {
   std::vector<std::string> untied;
@@ -108,23 +138,7 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
          "each becomes a tensor of its own: stored, reduced and stepped apart, where the model has one",
          "cut models whose embedding and head are not tied, or leave both out of mesh.plan", true});
   }
-  if (job.fsdp.runtime == Runtime::Fsdp1 && job.train.clip_grad_norm > 0) {
-    plan.traps.push_back({27,
-                          "FSDP1 clips by a norm that lacks the other tensor ranks' shards",
-                          "mesh",
-                          {},
-                          "clip_grad_norm_ sums over the data ranks alone, so the norm is too small and the ranks of "
-                          "one tensor group scale their gradients by different factors",
-                          "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
-                          true});
-  }
-  const bool sums = std::any_of(model.params.begin(), model.params.end(),
-                                [](const ParamInfo& param) { return param.part.gradient != MeshPart::Gradient::Part; });
-  if (job.fsdp.runtime == Runtime::Fsdp1 && sums) {
-    plan.warnings.push_back(
-        "mesh.tensor: the sums of norms' and tables' gradients over the tensor ranks are planned under fsdp2 only; "
-        "under fsdp1 their collectives and buffers are missing");
-  }
+  note_clipping(model, job, plan);
   for (const MeshDimension& dimension : model.mesh) {
     const std::int64_t per_node = std::max<std::int64_t>(job.cluster.ranks_per_node, 1);
     if (dimension.ranks.front() / per_node == dimension.ranks.back() / per_node) continue;

@@ -76,7 +76,7 @@ class Runner final : public PlanRunner {
   explicit Runner(PlanRunnerSetup setup)
       : setup_(std::move(setup)),
         context_(setup_.backend, setup_.plan, setup_.communicators),
-        blocks_(context_, setup_.plan, setup_.optimizer, setup_.scaler),
+        blocks_(context_, setup_.plan, setup_.optimizer, setup_.scaler, norms_beside(setup_.plan, setup_.model)),
         events_(static_cast<std::size_t>(last_event(setup_.plan)) + 1),
         mesh_(mesh_groups(setup_.model, setup_.plan, setup_.communicators)) {
     if (setup_.trainable.empty()) {

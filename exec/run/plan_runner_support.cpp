@@ -207,6 +207,16 @@ std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Pl
   return met;
 }
 
+std::vector<CommunicatorId> norms_beside(const Plan& plan, const Model& model) {
+  std::vector<CommunicatorId> groups;
+  if (plan.runtime != Runtime::Fsdp1) return groups;
+  for (const MeshDimension& dimension : model.mesh) {
+    for (std::size_t c = 0; c < plan.communicators.size(); ++c)
+      if (plan.communicators[c].ranks == dimension.ranks) groups.emplace_back(c);
+  }
+  return groups;
+}
+
 std::int32_t instance_of(const Instruction& instruction) {
   switch (instruction.buffer.what) {
     case BufferWhat::AgBuffer:

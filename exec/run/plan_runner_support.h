@@ -42,6 +42,9 @@ MeshGroups mesh_groups(const Model& model, const Plan& plan, const Communicators
 /// By segment: the communicator that operators of its forward or backward meet in; null: they meet nobody.
 std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Plan& plan, const MeshGroups& groups);
 
+/// The mesh's groups that FSDP1 does not complete a norm over (trap 27).
+std::vector<CommunicatorId> norms_beside(const Plan& plan, const Model& model);
+
 /// Copies of one buffer name that may be alive at once are told apart by `arg`.
 std::int32_t instance_of(const Instruction& instruction);
 

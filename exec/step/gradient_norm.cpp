@@ -11,24 +11,29 @@
 namespace foreshard::exec {
 namespace {
 
+/// Zeros where another rank counts.
+at::Tensor counted_here(const NormedGradient& one) {
+  if (one.elsewhere.empty()) return one.gradient;
+  at::Tensor counted = one.gradient.reshape({-1}).clone();
+  for (const ElementRange& range : one.elsewhere) counted.narrow(0, range.begin, range.end - range.begin).zero_();
+  return counted;
+}
+
 /// Local norms to the p-th power, in fp32.
 std::vector<at::Tensor> powers(std::span<const NormedGradient> gradients, bool replicated, double p, bool of_lists) {
   std::vector<at::Tensor> each;
   std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<std::size_t>>> lists;
   for (const NormedGradient& one : gradients) {
     if (one.replicated != replicated) continue;
-    if (one.elsewhere) {
-      each.push_back(at::zeros({}, one.gradient.options().dtype(at::kFloat)));
-      continue;
-    }
-    if (of_lists && one.gradient.numel() > 0) {
-      auto& [tensors, places] = lists[one.gradient.scalar_type()];
-      tensors.push_back(one.gradient);
+    const at::Tensor gradient = counted_here(one);
+    if (of_lists && gradient.numel() > 0) {
+      auto& [tensors, places] = lists[gradient.scalar_type()];
+      tensors.push_back(gradient);
       places.push_back(each.size());
       each.emplace_back();
       continue;
     }
-    const at::Tensor norm = at::linalg_vector_norm(one.gradient, p, {}, /*keepdim=*/false, at::kFloat);
+    const at::Tensor norm = at::linalg_vector_norm(gradient, p, {}, /*keepdim=*/false, at::kFloat);
     each.push_back(std::isinf(p) ? norm : norm.pow(p));
   }
   for (const auto& [type, list] : lists) {

@@ -7,12 +7,18 @@
 #include <span>
 #include <vector>
 
+#include "core/units.h"
+
 namespace foreshard::exec {
+
+struct ElementRange {
+  Numel begin = 0, end = 0;
+};
 
 struct NormedGradient {
   at::Tensor gradient;
-  bool replicated = false;  // every rank holds all of it: counted once, not summed over ranks
-  bool elsewhere = false;   // another rank that is met counts it: nothing of it here
+  bool replicated = false;                   // every rank holds all of it: counted once, not summed over ranks
+  std::vector<ElementRange> elsewhere = {};  // of the flattened gradient: another rank that is met counts these
 };
 
 /// Before the ranks meet. For an infinite p: maxima instead of sums of powers.

@@ -160,10 +160,6 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   auto parts = std::make_unique<Parts>();
   parts->model = std::move(*model);
   if (is_cut(job.mesh)) {
-    if (job.fsdp.runtime != Runtime::Fsdp2) {
-      return fail(training_error(ErrorCode::Unsupported, "fsdp.runtime", "beside a mesh only fsdp2 is run",
-                                 "set fsdp.runtime = \"fsdp2\", or mesh.tensor = 1"));
-    }
     auto cut = rank_model(parts->model, job);
     if (!cut) return fail(cut.error());
     parts->whole = std::exchange(parts->model, std::move(*cut));

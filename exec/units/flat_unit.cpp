@@ -120,6 +120,8 @@ void FlatUnit::bind_resident(const OperatorInterpreter::ParamTensors& full_param
       block_end = offset + place.numel_in_shard;
       blocks_.back().shard = shard.narrow(0, block_begin, block_end - block_begin);
       view.block_offset = offset - block_begin;
+      if (repeated_on_mesh(model_, model_.params[view.id.index()]))
+        blocks_.back().repeated.push_back({view.block_offset, view.block_offset + place.numel_in_shard});
     }
     views_.push_back(std::move(view));
   }

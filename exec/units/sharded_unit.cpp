@@ -68,7 +68,7 @@ ShardedUnit::ShardedUnit(const IssueContext& context, const Model& model, const 
     made.full = leaf_on(made.storage, 0, made.shape, unit_.param_dtype, trainable[sharded.param.index()]);
     if (trainable[sharded.param.index()]) {
       made.block = static_cast<std::int32_t>(blocks_.size());
-      blocks_.push_back({{}, repeated_on_mesh(model, model.params[sharded.param.index()])});
+      blocks_.push_back({});
     }
     params_.push_back(std::move(made));
   }
@@ -97,7 +97,10 @@ void ShardedUnit::bind_resident(Param& p, const at::Tensor& whole) {
   view.local = p.shard;
   view.pieces = pieces_of(p.shape, p.shard_dim, p.start, p.length);
   view.block = p.block;
-  if (p.block >= 0) blocks_[static_cast<std::size_t>(p.block)].shard = p.shard;
+  if (p.block < 0) return;
+  OptimizerBlock& block = blocks_[static_cast<std::size_t>(p.block)];
+  block.shard = p.shard;
+  if (repeated_on_mesh(model_, model_.params[p.id.index()])) block.repeated = {{0, p.shard.numel()}};
 }
 
 void ShardedUnit::allocated(const Instruction& instruction, std::int32_t index) {

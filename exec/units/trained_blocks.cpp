@@ -86,10 +86,24 @@ void TrainedBlocks::clip(const Instruction& instruction, const Instruction* next
   met_.clear();
   power_ = instruction.reduce_op == ReduceOp::Max ? std::numeric_limits<double>::infinity() : 2.0;
   const bool fsdp1 = plan_.runtime == Runtime::Fsdp1;
-  if (fsdp1 && instruction.arg == 1) return scale(instruction, id);
+  if (fsdp1 && instruction.arg == 1) {
+    complete_beside(instruction, id);
+    return scale(instruction, id);
+  }
   const bool meets = meets_over_norms(next);
   norms(instruction, id, meets && next->numel > 1);
   if (!fsdp1 && !meets) scale(instruction, id);
+}
+
+/// What every rank of a data group has whole is completed there already: both shares are met over.
+void TrainedBlocks::complete_beside(const Instruction& instruction, InstructionId id) {
+  for (const CommunicatorId group : beside_) {
+    Instruction meeting = instruction;
+    meeting.communicator = group;
+    meeting.reduce_op = power_ == 2.0 ? ReduceOp::Sum : ReduceOp::Max;
+    meet(meeting, id, [this] { return norms_.sharded; });
+    meet(meeting, id, [this] { return norms_.replicated; });
+  }
 }
 
 void TrainedBlocks::reduce(const Instruction& instruction, const Instruction* next, InstructionId id) {

@@ -29,10 +29,13 @@ namespace foreshard::exec {
 class TrainedBlocks {
  public:
   /// The plan outlives it.
+  /// `beside`: further groups over which a norm is to be completed, though the plan leaves them out (FSDP1 over tensor
+  /// parallelism; trap 27).
   TrainedBlocks(const IssueContext& context, const Plan& plan, const OptimizerOptions& options,
-                const GradScalerOptions& scaler)
+                const GradScalerOptions& scaler, std::vector<CommunicatorId> beside = {})
       : context_(context),
         plan_(plan),
+        beside_(std::move(beside)),
         optimizer_(options),
         fused_(options.impl == OptimizerImpl::Fused),
         scaler_(scaler) {}
@@ -72,7 +75,7 @@ class TrainedBlocks {
     at::Tensor shard;
     BlockGradient gradient;
     OptimizerMoments* moments = nullptr;
-    bool repeated = false;
+    std::vector<ElementRange> repeated = {};
   };
   using Targets = std::vector<Target>;
 
@@ -83,6 +86,7 @@ class TrainedBlocks {
   bool clips_lists() const;
   /// Where the gradients lie that an instruction works on.
   c10::Device place_of(const Instruction& instruction) const;
+  void complete_beside(const Instruction& instruction, InstructionId id);
   void norms(const Instruction& instruction, InstructionId id, bool apart);
   /// The ranks meet over a tensor of work's.
   void meet(const Instruction& instruction, InstructionId id, std::function<at::Tensor()> over);
@@ -93,6 +97,7 @@ class TrainedBlocks {
 
   const IssueContext& context_;
   const Plan& plan_;
+  std::vector<CommunicatorId> beside_;
   Optimizer optimizer_;
   std::vector<UnitTensors*> units_;
   std::vector<std::vector<OptimizerMoments>> moments_;  // [units_][block]

@@ -20,6 +20,7 @@
 #include "core/plan.h"
 #include "exec/checkpoint/train_state.h"
 #include "exec/operators/operator_interpreter.h"
+#include "exec/step/gradient_norm.h"
 #include "exec/step/issue_context.h"
 
 namespace foreshard::exec {
@@ -27,7 +28,8 @@ namespace foreshard::exec {
 /// What the optimizer updates as one tensor: a parameter's shard, or a run of parameters inside a flat one.
 struct OptimizerBlock {
   at::Tensor shard;
-  bool repeated = false;  // another rank of the mesh has the same values and counts them in the norm
+  /// Elements that another rank of the mesh has too and counts in the norm: [begin, end), in order.
+  std::vector<ElementRange> repeated = {};
 };
 
 /// Where a block's gradient lies at this point of the plan.

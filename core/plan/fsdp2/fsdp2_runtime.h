@@ -42,6 +42,7 @@ class Fsdp2Runtime {
   };
   GradientAmount gradients_there() const;
   std::int32_t mesh_of_gradients() const;
+  std::int64_t gradients_on_mesh() const;
   bool mixes_meshes() const;
   void scale_loss();
   Result<void> unscale();

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/plan/fsdp2/fsdp2_runtime.h"
+#include "core/traps.h"
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -149,6 +150,13 @@ std::int32_t Fsdp2Runtime::mesh_of_gradients() const {
   return -1;
 }
 
+std::int64_t Fsdp2Runtime::gradients_on_mesh() const {
+  return std::count_if(run_.slots.begin(), run_.slots.end(), [this](const ParamSlot& slot) {
+    if (!slot.unit.valid() || run_.model.params[slot.param.index()].part.dimension < 0) return false;
+    return run_.units[slot.unit.index()].params[static_cast<std::size_t>(slot.index)].holder >= 0;
+  });
+}
+
 bool Fsdp2Runtime::mixes_meshes() const {
   const auto on_mesh = [this](const ParamSlot& slot) {
     return run_.model.params[slot.param.index()].part.dimension >= 0;
@@ -189,6 +197,15 @@ Result<void> Fsdp2Runtime::unscale() {
   }
   out_.set_phase(Phase::Clip);
   step_.unscale(adds_to(out_), there.gradients, found);
+  if (!run_.slots.empty() && there.sharded > 0) {  // as the first gradient lies (found_inf_reduce_handler)
+    const MeshPart& first = run_.model.params[run_.slots.front().param.index()].part;
+    if (first.dim >= 0) {
+      const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(first.dimension)];
+      found.communicator = enter_dimension(run_.plan, dimension.name, dimension.ranks);
+      found.name = out_.intern("found_inf");
+      step_.reduce(adds_to(out_), found);
+    }
+  }
   out_.set_phase(Phase::None);
   return {};
 }
@@ -212,33 +229,38 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
                  std::to_string(plain) + " gradients of ignored parameters",
                  "set train.clip_grad_norm = 0, or freeze the ignored parameters"});
   }
-  if (mixes_meshes()) {
+  const std::vector<std::int64_t>& allowed = run_.request.job.fsdp.allow_traps;
+  const bool mixed = mixes_meshes();
+  if (mixed && std::find(allowed.begin(), allowed.end(), kMixedMeshes) == allowed.end()) {
     return fail({ErrorCode::Refused,
-                 "clip_grad_norm_ fails: RuntimeError: All operands in aten.stack.default must have the same mesh",
+                 "trap 45, clip_grad_norm_ fails: RuntimeError: All operands in aten.stack.default must have the same "
+                 "mesh",
                  {},
                  "train.clip_grad_norm",
                  "parameters that all lie on one mesh, or all on none",
                  "parameters with and without a tensor dimension (norms under mesh.sequence_parallel = false)",
-                 "set mesh.sequence_parallel = true, or train.clip_grad_norm = 0"});
+                 "set mesh.sequence_parallel = true, or train.clip_grad_norm = 0; fsdp.allow_traps = [45] plans a norm "
+                 "for each mesh and their sum, as `foreshard run` clips"});
   }
   out_.set_phase(Phase::Clip);
   Instruction& kernel = step_.clip(adds_to(out_), Stream::D, gradients, action.infinity);
   kernel.name = out_.name(Word::Norm);
   kernel.bytes = gradients.numel * itemsize(gradients.dtype);
-  if (sharded > 0 && run_.shard_size > 1) {
-    StepReduction norm{run_.groups.shard(run_.plan, run_.shard_size), ReduceOp::Sum, sharded, gradients.dtype,
-                       out_.name(Word::Norm)};
-    if (action.infinity) norm.op = ReduceOp::Max;
-    if (action.infinity) norm.numel = 1;
+  const std::int64_t placed = mesh_of_gradients() < 0 ? 0 : mixed ? gradients_on_mesh() : sharded;
+  const auto complete = [&](std::int64_t count, CommunicatorId group) {
+    StepReduction norm{group, action.infinity ? ReduceOp::Max : ReduceOp::Sum, action.infinity ? 1 : count,
+                       gradients.dtype, out_.name(Word::Norm)};
     step_.reduce(adds_to(out_), norm);
-  }
+  };
+  const auto over_data = [&](std::int64_t count) {
+    if (count > 0 && run_.shard_size > 1) complete(count, run_.groups.shard(run_.plan, run_.shard_size));
+  };
+  over_data(mixed ? placed : sharded);
   if (const std::int32_t d = mesh_of_gradients(); d >= 0) {  // DTensor completes a norm dimension by dimension
     const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(d)];
-    StepReduction norm{enter_dimension(run_.plan, dimension.name, dimension.ranks),
-                       action.infinity ? ReduceOp::Max : ReduceOp::Sum, action.infinity ? 1 : sharded, gradients.dtype,
-                       out_.name(Word::Norm)};
-    step_.reduce(adds_to(out_), norm);
+    complete(placed, enter_dimension(run_.plan, dimension.name, dimension.ranks));
   }
+  if (mixed) over_data(sharded - placed);
   out_.set_phase(Phase::None);
   return {};
 }

@@ -168,12 +168,43 @@ TEST(RankModel, NamesTrapsAndRefusals) {
   const auto mixed = build_plan(rank_model(whole_model(job), job).value(), job);
   ASSERT_FALSE(mixed.has_value());
   EXPECT_NE(mixed.error().message.find("same mesh"), std::string::npos);
+  job.fsdp.allow_traps = {45};
+  const Plan apart = build_plan(rank_model(whole_model(job), job).value(), job).value();
+  std::vector<Numel> norms;  // of tensors' parameters over data and tensor, of the others over data
+  for (const Instruction& i : apart.iterations.back().instructions)
+    if (i.kind == InstructionKind::AllReduce && i.phase == Phase::Clip) norms.push_back(i.numel);
+  EXPECT_EQ(norms, (std::vector<Numel>{16, 16, 5}));
+  EXPECT_EQ(apart.traps.back().number, 45);
   job.fsdp.runtime = Runtime::Fsdp1;
   const auto clipped = build_plan(rank_model(whole_model(job), job).value(), job);
   ASSERT_FALSE(clipped.has_value());
   EXPECT_NE(clipped.error().message.find("trap 27"), std::string::npos);
   job.fsdp.allow_traps = {27};
   EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+TEST(RankModel, UnderFsdp1TheProgramItselfPlacesGradients) {
+  Job job = job_of(true, true);
+  job.fsdp.runtime = Runtime::Fsdp1;
+  const Model model = rank_model(whole_model(job), job).value();
+  EXPECT_EQ(collectives_of(model)["mesh.copy"], 2 * kLayers + 1);  // of the norms' weights
+  EXPECT_EQ(meetings_of(model, KernelCollective::AllReduce).backward, 2 * kLayers + 1);
+  EXPECT_EQ(param(model, "norm.weight").part.gradient, MeshPart::Gradient::Part);
+  EXPECT_EQ(param(model, "tok_embeddings.weight").part.gradient, MeshPart::Gradient::Part);
+}
+
+TEST(TitanExperts, EachTakesTheSameNumberOfTokens) {
+  Job job = job_of(true, true);
+  const Model model = whole_model(job, R"({"moe": {"experts": 4, "top_k": 2, "ffn": 40, "every": 2}})");
+  EXPECT_EQ(param(model, "layers.0.moe.experts.w2").shape, (Shape{4, 40, 48}));
+  EXPECT_TRUE(model.find_param("layers.1.feed_forward.w1.weight").valid());
+  EXPECT_FALSE(model.find_param("layers.0.feed_forward.w1.weight").valid());
+  const auto chosen =
+      std::find_if(model.ops.begin(), model.ops.end(), [](const Op& op) { return op.name == "aten.topk.default"; });
+  ASSERT_NE(chosen, model.ops.end());
+  EXPECT_EQ(model.values[chosen->out[0].index()].shape, (Shape{4, 24}));  // 48 tokens x 2 / 4
+  job.mesh.tensor = 1;
+  EXPECT_TRUE(build_plan(model, job).has_value());
 }
 
 }  // namespace

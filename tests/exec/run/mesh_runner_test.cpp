@@ -78,6 +78,23 @@ TEST(MeshRunner, ProjectionsThatGatherForThemselves) {
   expect_run(job, kFree);
 }
 
+TEST(MeshRunner, FlatParametersOverTensors) {
+  Job job = clipped(meshed(2, 2));
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.allow_traps = {27};  // the executor's norm has the other tensor ranks' shards
+  expect_run(job, kClipped);
+  job.fsdp.use_orig_params = false;
+  expect_run(job, kClipped);
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = false;
+  expect_run(job, kClipped);
+}
+
+TEST(MeshRunner, NormsOfSeveralMeshes) {
+  Job job = clipped(meshed(2, 2, false, false));
+  job.fsdp.allow_traps = {45};
+  expect_run(job, kClipped);
+}
+
 /// Trains half of the steps as one job says and saves, goes on as another, and compares with a run of PyTorch.
 void expect_resumed(const Job& first, const Job& second) {
   const std::filesystem::path folder = testing::temporary_path("mesh_checkpoints");
