@@ -11,6 +11,7 @@
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
+#include "core/traps.h"
 #include "core/units.h"
 #include "tests/oracle/mlp_model.h"
 
@@ -369,7 +370,9 @@ MemoryRow read_memory_job(const Json& row) {
   if (job.fsdp.wrap.classes.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
   job.fsdp.mixed_precision = precision_of(fsdp);
   job.fsdp.cpu_offload = get(fsdp, "cpu_offload", false);
-  for (std::int64_t trap = 1; trap <= 64; ++trap) job.fsdp.allow_traps.push_back(trap);  // it was run all the same
+  for (std::int64_t trap = 1; trap <= 64; ++trap) {  // it was run all the same
+    if (trap != kMixedMeshes || get(fsdp, "clip_by_mesh", false)) job.fsdp.allow_traps.push_back(trap);
+  }
   if (version == 1) read_fsdp1(fsdp, job.fsdp);
   if (version == 2) read_fsdp2(fsdp, job.fsdp);
   read_checkpointing(config, result);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -12,9 +13,11 @@
 #include <thread>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
+#include "core/traps.h"
 #include "exec/checkpoint/safetensors.h"
 #include "exec/host/host_backend.h"
 #include "exec/run/buffers.h"
@@ -54,9 +57,9 @@ at::Tensor shifted_right(const at::Tensor& labels, std::int64_t start, std::int6
 
 class TrainingData {
  public:
-  TrainingData(const Model& model, const std::string& folder)
-      : model_(model), tensors_(or_throw(read_safetensors(folder + "/data.safetensors"))) {
-    const Json config = Json::parse(read_text(folder + "/config.json"));
+  TrainingData(const Model& model, const TrainingFolders& folders)
+      : model_(model), tensors_(or_throw(read_safetensors(folders.data + "/data.safetensors"))) {
+    const Json config = Json::parse(read_text(folders.model + "/config.json"));
     const auto token = [&](const char* key) {
       return config.contains(key) && config[key].is_number() ? config[key].get<std::int64_t>() : 0;
     };
@@ -94,9 +97,10 @@ class TrainingData {
 };
 
 double learning_rate(const Json& settings, std::int64_t step) {
-  const auto lr = settings.at("lr").get<double>();
+  const bool object = settings.at("optimizer").is_object();
+  const auto lr = (object ? settings["optimizer"] : settings).at("lr").get<double>();
   if (settings.at("schedule") == "constant") return lr;
-  const double warmup = settings.at("warmup"), steps = settings.at("steps"), at = static_cast<double>(step);
+  const double warmup = settings.value("warmup", 4.0), steps = settings.at("steps"), at = static_cast<double>(step);
   if (at < warmup) return lr * (at + 1) / warmup;
   return 0.5 * lr * (1 + std::cos(std::acos(-1.0) * (at - warmup) / (steps - warmup)));
 }
@@ -108,18 +112,35 @@ struct RankResult {
   std::string failure;
 };
 
+/// The program of one rank, or of all where no mesh cuts it.
+struct RankProgram {
+  RankProgram(const Model& whole, Job job, int rank)
+      : model(cut(whole, job, rank)),
+        interpreter(or_throw(OperatorInterpreter::create(model))),
+        plan(or_throw(build_plan(model, job))) {}
+
+  static Model cut(const Model& whole, Job& job, int rank) {
+    job.cluster.rank = rank;
+    return or_throw(rank_model(whole, job));
+  }
+
+  Model model;
+  OperatorInterpreter interpreter;
+  Plan plan;
+};
+
 class ThreadRanks {
  public:
-  ThreadRanks(const Json& row, const Job& job, const std::string& folder)
+  ThreadRanks(const Json& row, const Job& job, const TrainingFolders& folders)
       : settings_(row.at("settings")),
         job_(job),
         world_(static_cast<int>(job.cluster.world_size)),
+        side_by_side_(static_cast<int>(job.mesh.tensor)),
         model_(or_throw(load_model(job.model, program_options(job, ProgramDevice::Cpu)))),
-        interpreter_(or_throw(OperatorInterpreter::create(model_))),
-        weights_(or_throw(open_weights(folder + "/model.safetensors"))),
-        data_(model_, folder),
+        weights_(or_throw(open_weights(folders.model + "/model.safetensors"))),
+        data_(model_, folders),
         results_(static_cast<std::size_t>(world_)) {
-    for (int rank = 0; rank < world_; ++rank) plans_.push_back(plan_of(rank));
+    for (int rank = 0; rank < world_; ++rank) programs_.push_back(std::make_unique<RankProgram>(model_, job_, rank));
   }
 
   void run() {
@@ -161,29 +182,24 @@ class ThreadRanks {
  private:
   RankResult& result(int rank) { return results_[static_cast<std::size_t>(rank)]; }
 
-  Plan plan_of(int rank) const {
-    Job job = job_;
-    job.cluster.rank = rank;
-    return or_throw(build_plan(model_, job));
-  }
-
   void train(int rank) {
     const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
-    const auto at = static_cast<std::size_t>(rank);
+    const RankProgram& own = *programs_[static_cast<std::size_t>(rank)];
+    const auto whole = [this](ParamId id) { return or_throw(whole_param(model_, id, *weights_)); };
     auto runner =
-        or_throw(PlanRunner::create({.model = model_,
-                                     .plan = plans_[at],
-                                     .interpreter = interpreter_,
+        or_throw(PlanRunner::create({.model = own.model,
+                                     .plan = own.plan,
+                                     .interpreter = own.interpreter,
                                      .backend = *backend,
-                                     .communicators = groups_.of(plans_[at]),
+                                     .communicators = groups_.of(own.plan),
                                      .optimizer = job_.train.optimizer,
                                      .buffers = or_throw(initial_buffers(model_, job_.model.source, weights_.get()))},
-                                    [this](ParamId id) { return or_throw(whole_param(model_, id, *weights_)); }));
+                                    own_parts(own.model, whole)));
     const std::int64_t steps = settings_.at("steps");
     for (std::int64_t step = 0; step < steps; ++step) {
       std::vector<MicroBatch> batches;
       for (std::int64_t m = 0; m < job_.train.micro_batches; ++m)
-        batches.push_back(data_.inputs(step, m, rank, world_));
+        batches.push_back(data_.inputs(step, m, rank / side_by_side_, world_ / side_by_side_));
       const auto done = runner->step(batches, learning_rate(settings_, step));
       if (!done) {
         throw std::runtime_error(fmt::format("rank {} step {} instruction {}: {}", rank, step,
@@ -216,18 +232,21 @@ class ThreadRanks {
 
   const Json& settings_;
   const Job& job_;
-  int world_;
+  int world_, side_by_side_;  // ranks that share their batches
   Model model_;
-  OperatorInterpreter interpreter_;
   std::shared_ptr<const WeightSource> weights_;
   TrainingData data_;
-  std::vector<Plan> plans_;
+  std::vector<std::unique_ptr<RankProgram>> programs_;
   InProcessGroups groups_{kPatience};
   std::vector<RankResult> results_;
 };
 
-void set_optimizer(const Json& settings, OptimizerOptions& optimizer) {
-  const std::string name = settings.at("optimizer");
+/// A word with settings beside it, or an object of torch.optim's arguments.
+void set_optimizer(const Json& all, OptimizerOptions& optimizer) {
+  const bool object = all.at("optimizer").is_object();
+  const Json& settings = object ? all["optimizer"] : all;
+  std::string name = settings.at(object ? "name" : "optimizer");
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   if (name != "adamw" && name != "sgd") throw std::runtime_error("unknown optimizer " + name);
   optimizer.name = name == "sgd" ? OptimizerKind::Sgd : OptimizerKind::AdamW;
   optimizer.impl = OptimizerImpl::ForLoop;
@@ -274,16 +293,43 @@ void set_lengths(const std::string& folder, ModelOptions& options) {
   }
 }
 
+std::int64_t size_of(const Json& mesh, const std::string& name) {
+  for (const Json& dimension : mesh)
+    if (dimension[0] == name) return dimension[1];
+  return 1;
+}
+
+/// A mesh of named dimensions, the tensor's innermost.
+void set_mesh(const Json& settings, Job& job) {
+  if (!settings.contains("mesh") || settings["mesh"].is_null()) return;
+  for (const char* kind : {"ep", "cp"}) {
+    if (settings.contains(kind) && !settings[kind].is_null())
+      throw std::runtime_error(std::string("not run: a mesh with a dimension ") + kind);
+  }
+  const Json& mesh = settings["mesh"];
+  job.mesh.tensor = size_of(mesh, "tp");
+  const Json& dims = settings["mesh_dims"];
+  if (dims.is_array() && dims.size() == 2) {
+    job.fsdp.strategy = Strategy::HybridShard;
+    job.cluster.shard_group = size_of(mesh, dims[1]);
+  }
+  if (!settings["tp"].is_object()) return;
+  job.mesh.sequence_parallel = settings["tp"].at("sequence_parallel");
+  job.mesh.loss_parallel = settings["tp"].at("loss_parallel");
+  job.fsdp.allow_traps = {27, kMixedMeshes};  // the recorded loop has a norm of its own
+}
+
 }  // namespace
 
-Job training_job(const Json& row, const std::string& folder) {
+Job training_job(const Json& row, const TrainingFolders& folders) {
   const Json& settings = row.at("settings");
   const bool bf16 = settings.at("precision") == "bf16";
   Job job;
-  job.model.source = source_of(folder, settings.at("precision"));
+  job.model.source = source_of(folders.model, settings.at("precision"));
   job.cluster.world_size = job.cluster.ranks_per_node = row.at("world");
-  job.model.batch = kRows / job.cluster.world_size;
-  set_lengths(folder, job.model);
+  set_mesh(settings, job);
+  job.model.batch = kRows * job.mesh.tensor / job.cluster.world_size;
+  set_lengths(folders.data, job.model);
   job.fsdp.runtime = runtime_of(row.at("how"), bf16);
   job.fsdp.mixed_precision = MixedPrecision::none();
   if (bf16) {
@@ -291,14 +337,14 @@ Job training_job(const Json& row, const std::string& folder) {
     job.fsdp.mixed_precision.reduce = DType::Float32;
   }
   set_optimizer(settings, job.train.optimizer);
-  job.train.micro_batches = settings.at("accumulate");
-  job.train.no_sync = !settings.at("sync_each").get<bool>();
+  job.train.micro_batches = settings.value("accumulate", 1);
+  job.train.no_sync = !settings.value("sync_each", true);
   job.train.clip_grad_norm = settings.at("clip").is_null() ? kNeverClips : settings["clip"].get<double>();
   return job;
 }
 
-TrainingResult train(const Json& row, const Job& job, const std::string& folder) {
-  ThreadRanks ranks(row, job, folder);
+TrainingResult train(const Json& row, const Job& job, const TrainingFolders& folders) {
+  ThreadRanks ranks(row, job, folders);
   ranks.run();
   return ranks.gathered();
 }

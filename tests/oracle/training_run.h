@@ -23,10 +23,15 @@ struct TrainingResult {
   std::map<std::string, Param> final_params;
 };
 
-/// The job of a row: `folder` holds the model (config.json) beside the rows. Throws for words that it does not know.
-Job training_job(const Json& row, const std::string& folder);
+/// Where a row's model (config.json, weights) and its data are.
+struct TrainingFolders {
+  std::string model, data;
+};
+
+/// The job of a row. Throws for words that it does not know.
+Job training_job(const Json& row, const TrainingFolders& folders);
 
 /// Trains `job` as the row says. Throws std::runtime_error with the text of what went wrong.
-TrainingResult train(const Json& row, const Job& job, const std::string& folder);
+TrainingResult train(const Json& row, const Job& job, const TrainingFolders& folders);
 
 }  // namespace foreshard::oracle
