@@ -1,0 +1,2 @@
+// Only there to make the precompiled header.
+int main() { return 0; }
