@@ -195,7 +195,9 @@ void Gradients::keep_sharded(UnitState& u, Stream stream, BufferWhat output) {
 void Gradients::reduce_unsharded(UnitState& u, BufferWhat computed) {
   const PlanUnit& unit = *u.unit;
   if (compresses(u)) {
+    const BufferWhat given = u.grad_buffer;
     u.grad_buffer = compress(u, unit.flat_numel);
+    if (given == BufferWhat::GradReduce) out_.free(Stream::G, u, given);  // the hook replaces grad.data
     u.grad_pool = Stream::G;
     u.grad_dtype = *hook_dtype_;
   }
