@@ -419,6 +419,15 @@ std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, c
                  "adamw8bit with the profile " + job.cluster.profile,
                  "set train.optimizer.name = \"adamw\""};
   }
+  if (job.train.optimizer.name == OptimizerKind::Adafactor && profile.kind == "cpu") {
+    return Error{ErrorCode::Unsupported,
+                 "what Adafactor takes of a host has not been measured",
+                 "",
+                 "train.optimizer.name",
+                 "adamw or sgd on a host",
+                 "adafactor with the profile " + job.cluster.profile,
+                 "set train.optimizer.name = \"adamw\", or a GPU's profile"};
+  }
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {
     return Error{ErrorCode::Inconsistent,
                  "the lowered program is not that of this plan",

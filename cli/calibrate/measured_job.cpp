@@ -54,7 +54,8 @@ double network_of(const MeasuredRun& run) {
 }
 
 std::string out_of_scope(const MeasuredRun& run) {
-  if (run.tp > 1) return "tensor parallelism (tp = " + std::to_string(run.tp) + ") is outside the scope";
+  if (run.tp > 1)
+    return "tensor parallelism (tp = " + std::to_string(run.tp) + "): this table's rows are not predicted yet";
   if (run.pp > 1) return "pipeline parallelism (pp = " + std::to_string(run.pp) + ") is outside the scope";
   if (run.cp > 1) return "context parallelism (cp = " + std::to_string(run.cp) + ") is outside the scope";
   if (run.ep > 1) return "expert parallelism (ep = " + std::to_string(run.ep) + ") is outside the scope";
@@ -62,7 +63,7 @@ std::string out_of_scope(const MeasuredRun& run) {
   if (run.runtime == "graph_trainer") return "graph_trainer (compiler-captured FSDP) is outside the scope";
   if (run.runtime != "fsdp1" && run.runtime != "fsdp2" && run.runtime != "single")
     return "runtime " + (run.runtime.empty() ? "is not recorded" : run.runtime + " is outside the scope");
-  if (run.notes.find("LoRA") != std::string::npos) return "LoRA: adapters are outside the scope";
+  if (run.notes.find("LoRA") != std::string::npos) return "LoRA: this table does not say rank and targets";
   if (run.layers == 0 || run.hidden == 0 || run.heads == 0 || run.ffn == 0 || run.vocab == 0)
     return "the shape of the model is not recorded";
   if (run.gpus == 0) return "the number of GPUs is not recorded";

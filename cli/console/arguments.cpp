@@ -154,7 +154,8 @@ class Declaration {
   }
 
   void declare_import() {
-    CLI::App& verb = add_verb("import", "A job file from accelerate's, Transformers' or torchtitan's configuration");
+    CLI::App& verb =
+        add_verb("import", "A job file from accelerate's, Transformers', TRL's or torchtitan's configuration");
     files_.push_back(verb.add_option("FILE", import_.file, "YAML, JSON or TOML")->type_name("FILE"));
     verb.add_flag("--script", import_.script, "Print a script that writes torchtitan's Python configurations as JSON");
     files_.push_back(verb.add_option("--model", import_.model, "model.source of the job")->type_name("MODEL"));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cli/console/usage_error.h"
 #include "cli/reports/recordings/diagnosis_report.h"
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
@@ -63,10 +64,15 @@ bool told_by_recording(const Diagnosis& diagnosis, const Trap& trap) {
 Result<void> simulate_remedies(const DiagnoseFlags& flags, const Console& console, Diagnosis& diagnosis,
                                DiagnosedFiles& about) {
   about.job = flags.job;
-  const auto base = simulated({flags.job, flags.set}, console);
-  if (!base) return fail(base.error());
+  if (auto loaded = load_job({flags.job, flags.set}, console); !loaded) return fail(loaded.error());
   Console quiet = console;
   quiet.quiet = true;  // the job's warnings were told once
+  const auto base = simulated({flags.job, flags.set}, quiet);
+  if (!base) {  // the findings stand without it
+    about.not_simulated.push_back(fmt::format("what remedies save: {}: {}", flags.job, base.error().message));
+    about.job.clear();
+    return {};
+  }
   for (DiagnosedCause& finding : diagnosis.findings) {
     if (finding.set.empty()) continue;
     std::vector<std::string> set = flags.set;
@@ -90,6 +96,8 @@ Result<void> simulate_remedies(const DiagnoseFlags& flags, const Console& consol
 }  // namespace
 
 ExitCode run_verb(const DiagnoseFlags& flags, const Console& console) {
+  if (!flags.set.empty() && flags.job.empty())
+    return console.error(usage_error("--set changes a job", "--job JOB beside --set", flags.set.front()));
   const auto opened = open_traces(flags.files);
   if (!opened) return console.error(opened.error());
   for (const TraceWarning& warning : opened->warnings)

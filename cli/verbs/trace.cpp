@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "cli/console/usage_error.h"
@@ -88,6 +90,31 @@ ExitCode show(const TraceTable& table, const TraceFlags& flags, const Console& c
   return written ? ExitCode::Ok : ExitCode::RunFailed;
 }
 
+Result<void> check_window(const Timeline& timeline, const KernelTableOptions& options) {
+  if (options.from && options.to && *options.to <= *options.from)
+    return fail(usage_error("the window ends before it begins", "--from before --to",
+                            fmt::format("{} ns to {} ns", *options.from, *options.to)));
+  const std::vector<std::int32_t> ranks = ranks_of(timeline);
+  if (!options.rank || std::binary_search(ranks.begin(), ranks.end(), *options.rank)) return {};
+  return fail(usage_error("--rank: the recording has no such rank", fmt::format("{}", fmt::join(ranks, ", ")),
+                          fmt::format("{}", *options.rank)));
+}
+
+/// A flag that the action does not take would be lost without a word.
+Result<void> check_flags(const TraceFlags& flags) {
+  const bool table = flags.action == "kernels" || flags.action == "stragglers" || flags.action == "query";
+  const bool window = flags.action == "kernels" || flags.action == "analyse";
+  const auto unused = [&](const char* flag, bool set, bool taken, const char* where) -> Result<void> {
+    if (!set || taken) return {};
+    return fail(usage_error(fmt::format("trace {} takes no {}", flags.action, flag), where, flag));
+  };
+  if (auto ok = unused("--rank", flags.rank >= 0, window, "with analyse and kernels"); !ok) return ok;
+  if (auto ok = unused("--from", !flags.from.empty(), window, "with analyse and kernels"); !ok) return ok;
+  if (auto ok = unused("--to", !flags.to.empty(), window, "with analyse and kernels"); !ok) return ok;
+  if (auto ok = unused("--csv", !flags.csv.empty(), table, "with kernels, stragglers and query"); !ok) return ok;
+  return unused("--against", !flags.against.empty(), flags.action == "kernels", "with kernels");
+}
+
 ExitCode kernels(const TraceFlags& flags, const Console& console) {
   if (auto possible = try_outputs({flags.csv}); !possible) return console.error(possible.error());
   const auto options = windowed<KernelTableOptions>(
@@ -95,6 +122,7 @@ ExitCode kernels(const TraceFlags& flags, const Console& console) {
   if (!options) return console.error(options.error());
   const auto opened = open_noted(flags.files, console);
   if (!opened) return console.error(opened.error());
+  if (auto valid = check_window(opened->timeline, *options); !valid) return console.error(valid.error());
   const std::vector<KernelRow> rows = kernel_table(opened->timeline, *options);
   if (flags.against.empty()) return show(kernels_of(rows, options->by), flags, console);
   const auto other = open_noted({flags.against}, console);
@@ -108,7 +136,7 @@ ExitCode stragglers(const TraceFlags& flags, const Console& console) {
   const auto opened = open_noted(flags.files, console);
   if (!opened) return console.error(opened.error());
   const std::vector<CollectiveMeeting> meetings = find_meetings(opened->timeline);
-  return show(stragglers_of(straggler_table(meetings, opened->timeline), meetings), flags, console);
+  return show(stragglers_of(straggler_table(meetings), meetings), flags, console);
 }
 
 TableCell cell_of(const QueryValue& value) {
@@ -129,7 +157,14 @@ ExitCode query(const TraceFlags& flags, const Console& console) {
   TraceTable table;
   table.schema = "foreshard.query/1";
   QueryReceiver receiver;
-  receiver.columns = [&](const std::vector<std::string>& columns) { table.columns = columns; };
+  receiver.columns = [&](const std::vector<std::string>& columns) {
+    for (const std::string& name : columns) {  // of a join: keys of an object differ
+      const auto same = [&](const std::string& column) { return column == name || column.starts_with(name + "_"); };
+      const auto before = std::count_if(table.columns.begin(), table.columns.end(), same);
+      const bool taken = std::find(table.columns.begin(), table.columns.end(), name) != table.columns.end();
+      table.columns.push_back(taken ? fmt::format("{}_{}", name, before + 1) : name);
+    }
+  };
   receiver.row = [&](const std::vector<QueryValue>& row) {
     std::vector<TableCell>& cells = table.rows.emplace_back();
     for (const QueryValue& value : row) cells.push_back(cell_of(value));
@@ -143,6 +178,7 @@ ExitCode query(const TraceFlags& flags, const Console& console) {
 }  // namespace
 
 ExitCode run_verb(const TraceFlags& flags, const Console& console) {
+  if (auto taken = check_flags(flags); !taken) return console.error(taken.error());
   if (flags.action == "convert") return convert(flags, console);
   if (flags.action == "kernels") return kernels(flags, console);
   if (flags.action == "stragglers") return stragglers(flags, console);

@@ -49,7 +49,7 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"fsdp.strategy", [](const Job& job) { return job.fsdp.runtime != Runtime::None; }},
     {"fsdp.cpu_offload", [](const Job& job) { return job.fsdp.runtime != Runtime::None; }},
     {"fsdp.offload_pin_memory", [](const Job& job) { return job.fsdp.cpu_offload; }},
-    {"model.loss_chunks", [](const Job& job) { return job.model.loss == "chunked_cross_entropy"; }},
+    {"model.loss_chunks", [](const Job& job) { return job.model.loss.starts_with("chunked_"); }},
     {"adapters.kind", [](const Job&) { return true; }},
     {"adapters.", [](const Job& job) { return job.adapters.kind != "none"; }},
     {"mesh.sequence_parallel", [](const Job& job) { return job.mesh.tensor > 1; }},

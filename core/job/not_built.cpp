@@ -55,11 +55,11 @@ constexpr Missing kMissing[] = {
     {"train.optimizer.impl",
      [](const Job& job) {
        const FsdpOptions& fsdp = job.fsdp;
-       const bool fires = fsdp.runtime == Runtime::Fsdp2 && !fsdp.cpu_offload;
+       const bool fires = fsdp.runtime == Runtime::Fsdp2 && !fsdp.cpu_offload && !job.train.grad_scaler.enabled;
        const bool never = fsdp.runtime == Runtime::Fsdp1 && fsdp.use_orig_params;
        return job.train.optimizer.impl == OptimizerImpl::InBackward && !fires && !never;
      },
-     "for_loop, foreach or fused, or fsdp2 without offload"},
+     "for_loop, foreach or fused, or fsdp2 without offload and scaler"},
 };
 
 }  // namespace

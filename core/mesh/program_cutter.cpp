@@ -189,6 +189,7 @@ std::int32_t ProgramCutter::summed_in_backward(ParamId param, const Op& reader) 
   op.name = "mesh.copy";
   op.module = reader.module;
   op.call = reader.call;
+  op.region = reader.region;
   op.args.push_back(Arg{ParamRef{param}});
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
   op.out.push_back(ValueId(id));

@@ -111,6 +111,12 @@ Result<void> check_mesh(const Job& job) {
                  std::string(runtime_name(job.fsdp.runtime)),
                  "set mesh.tensor = 1, or fsdp2"});
   }
+  const bool own_loss = job.model.loss.starts_with("chunked_") || job.model.loss == "per_token";
+  if (is_cut(mesh) && (own_loss || job.model.attention_mask)) {
+    return fail({ErrorCode::Unsupported, "this script is not cut over a mesh", job.model.source,
+                 own_loss ? "model.loss" : "model.attention_mask", own_loss ? "auto or cross_entropy" : "false",
+                 own_loss ? job.model.loss : "true", "change it, or set mesh.tensor = 1"});
+  }
   const std::int64_t world = job.cluster.world_size;
   if (mesh.tensor < 1 || world % mesh.tensor != 0) {
     return fail(mesh_error("tensor", "a degree must divide the world", fmt::format("a divisor of {} ranks", world),

@@ -260,6 +260,7 @@ class NcclCommunicator final : public Communicator {
     } catch (...) {
       std::lock_guard lock(mutex_);
       in_call_ = false;
+      call_ended_.notify_all();
       throw;
     }
   }

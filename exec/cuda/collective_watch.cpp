@@ -187,7 +187,8 @@ void CollectiveWatch::watch() {
   }
 }
 
-/// What the store tells. Where it does not answer, this thread stands, and the watch goes on without it.
+/// What the store tells. Where it does not answer, this thread stands, and the watch goes on without it; the end waits
+/// for the store's timeout.
 void CollectiveWatch::ask_peers() {
   pthread_setname_np(pthread_self(), "watchdog_peers");
   const milliseconds interval = interval_for(options_.timeout, milliseconds(500));

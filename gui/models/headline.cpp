@@ -63,7 +63,7 @@ std::vector<Figure> comparison_figures(const ComparisonModel& comparison) {
     figures.push_back({"exposed", fmt::format("{} / {}", duration_words(c.exposed.a), duration_words(c.exposed.b)),
                        fmt::format("{:+.1f} points", c.exposed_comm_points())});
   }
-  if (c.peak_memory.a > 0 || c.peak_memory.b > 0) figures.push_back(pair_figure("peak", c.peak_memory, bytes_words));
+  if (c.memory_in_a && c.memory_in_b) figures.push_back(pair_figure("peak", c.peak_memory, bytes_words));
   figures.push_back(
       {"joined", fmt::format("{}", c.joined), fmt::format("{} in A only, {} in B only", c.only_a, c.only_b)});
   return figures;

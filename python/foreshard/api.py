@@ -286,7 +286,7 @@ class Sweep(Answer):
 
 
 class Comparison(Answer):
-    """Two timelines side by side (docs/formats/comparison.md in `document`)."""
+    """Two timelines side by side (docs/compare.md in `document`)."""
 
 
 class Schedule(Answer):

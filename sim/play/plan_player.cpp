@@ -32,6 +32,12 @@ CollectiveKind collective_kind(InstructionKind kind) {
   }
 }
 
+/// Whether backward has stepped every gradient that a clip or a step of the whole would take. Under FSDP1 its hooks
+/// never fire, so that what has a gradient is there still.
+bool stepped_in_backward(const Job& job, const Plan& plan, const Instruction& i) {
+  return job.train.optimizer.impl == OptimizerImpl::InBackward && (i.numel == 0 || plan.runtime == Runtime::Fsdp2);
+}
+
 /// Threads of the launch behind one of FSDP's own copies, casts and sums: 8 elements each, 4 where the type widens.
 double virtual_threads(const Plan& plan, const Instruction& i, Bytes bytes, const HardwareProfile& profile) {
   constexpr std::int64_t kBlock = 128, kBlocksEach = 32;  // of a concatenation, by multiprocessor
@@ -292,7 +298,7 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::Recompute: return run_segment(i, Pass::Recompute);
     case InstructionKind::Backward: return run_segment(i, Pass::Backward);
     case InstructionKind::Clip:
-      if (i.numel == 0 && job_.train.optimizer.impl == OptimizerImpl::InBackward) return true;
+      if (stepped_in_backward(job_, plan_, i)) return true;
       return optimizer_.clip(device_, plan_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
     case InstructionKind::ScaleLoss:
       return optimizer_.scale_loss(device_, span_of(i, SpanKind::Optimizer)) || out_of_memory(0);
@@ -308,7 +314,7 @@ bool PlanPlayer::execute(const Instruction& i) {
         const ActivitySpan what = span_of(i, SpanKind::Optimizer);
         return in_backward_.step(device_, what, i.buffer.param, i.stream) || out_of_memory(0);
       }
-      if (i.numel == 0 && job_.train.optimizer.impl == OptimizerImpl::InBackward) return true;  // nothing is left
+      if (stepped_in_backward(job_, plan_, i)) return true;  // nothing is left
       return (beside_muon_ ? *beside_muon_ : optimizer_).step(device_, span_of(i, SpanKind::Optimizer), i.on_host) ||
              out_of_memory(0);
     case InstructionKind::Zero:

@@ -76,6 +76,7 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
   if (is_cut(job.mesh)) {
     key.world_size = job.cluster.world_size;
     key.rank = job.cluster.rank;
+    key.runtime = job.fsdp.runtime;
   }
   if (job.adapters.kind != "none") key.units = units_key(job);
   return find(models_, key)->get([&] { return load_job_model(job, profile); });
@@ -122,6 +123,12 @@ Job plan_key(const Job& job) {
   key.train.clip_grad_norm = train.clip_grad_norm;
   key.train.zero_grad = train.zero_grad;
   key.train.script = train.script;
+  key.train.grad_scaler = train.grad_scaler;
+  // Muon and steps in backward are instructions; what an optimizer cannot do is refused with the plan.
+  key.train.optimizer.name = train.optimizer.name;
+  const bool asked_how = train.optimizer.impl == OptimizerImpl::InBackward || train.grad_scaler.enabled ||
+                         train.optimizer.name == OptimizerKind::Adafactor;
+  if (asked_how) key.train.optimizer.impl = train.optimizer.impl;
   return key;
 }
 

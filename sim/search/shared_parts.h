@@ -64,6 +64,7 @@ class SharedParts {
     bool cudnn = true;
     MeshOptions mesh;
     std::int64_t world_size = 0, rank = 0;  // of a model that is cut
+    Runtime runtime = Runtime::None;        // of one too: it says who sums gradients
     std::optional<Job> units;               // of one with adapters, whose dtypes hang on them
     bool operator==(const ModelKey&) const = default;
   };
@@ -100,7 +101,8 @@ struct JobParts {
   std::shared_ptr<const LoweredProgram> lowered;
 };
 
-/// The job without what no plan depends on (allocator, memory, optimizer, ...): equal ones have equal plans.
+/// The job without what no plan depends on (allocator, memory, rates of the optimizer, ...): equal ones have equal
+/// plans.
 Job plan_key(const Job& job);
 
 class Workbench {

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 
+#include "core/job/key_meaning.h"
 #include "sim/search/prepare_job.h"
 #include "sim/search/shared_parts.h"
 #include "tests/support/temporary_path.h"
@@ -124,6 +125,39 @@ TEST_F(SweepTest, UnitsAreKeptOnlyWhereTheyAreTheSame) {
     EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
     EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
   }
+}
+
+// Which optimizer steps, and how, is among a plan's instructions; a cut model hangs on who sums its gradients.
+TEST_F(SweepTest, OptimizersAndMeshesAreNotTakenForEachOther) {
+  const SweepGrid over = grid({"fsdp.runtime=fsdp2,fsdp1", "mesh.tensor=1,2", "train.optimizer.name=adamw,muon",
+                               "train.optimizer.impl=foreach,in_backward"});
+  SharedParts shared;
+  Workbench kept(shared);
+  kept.keep_tapes();
+  std::set<double> times;
+  for (std::size_t k = 0; k < over.size(); ++k) {
+    const auto job = over.job_of(k, base);
+    ASSERT_TRUE(job.has_value());
+    SharedParts others;
+    Workbench fresh(others);
+    const auto a = kept.predict(*job), b = fresh.predict(*job);
+    ASSERT_EQ(a.has_value(), b.has_value()) << k << (a ? to_text(b.error()) : to_text(a.error()));
+    if (!a) continue;
+    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
+    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
+    times.insert(b->step_time_ns.value);
+  }
+  EXPECT_GT(times.size(), 3U) << "jobs that differ";
+}
+
+TEST_F(SweepTest, PiecesOfTheLossMeanSomethingToEveryLossInPieces) {
+  Job job = base;
+  for (const char* loss : {"chunked_cross_entropy", "chunked_logits_cross_entropy"}) {
+    job.model.loss = loss;
+    EXPECT_TRUE(has_meaning("model.loss_chunks", job)) << loss;
+  }
+  job.model.loss = "cross_entropy";
+  EXPECT_FALSE(has_meaning("model.loss_chunks", job));
 }
 
 /// All that a search could look at, and more.

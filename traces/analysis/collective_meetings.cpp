@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <string_view>
 #include <tuple>
 
@@ -58,6 +57,30 @@ bool overlap(const Timeline& t, const std::vector<MeetingMember>& members) {
   return latest_start < earliest_end;
 }
 
+/// Groups of a mesh share a name ("mesh_shard"): whoever leaves together is one group. The last to come has the
+/// shortest kernel, the transfer alone, and the others end with it.
+std::vector<std::vector<MeetingMember>> leaving_together(const Timeline& t, std::vector<MeetingMember> members) {
+  constexpr SimDuration kClocks = 100'000;  // ns by which the clocks of ranks part
+  const auto span = [&](const MeetingMember& m) -> const Span& { return t.spans[m.span.index()]; };
+  const auto end = [&](const MeetingMember& m) { return span(m).start + span(m).duration; };
+  std::stable_sort(members.begin(), members.end(),
+                   [&](const MeetingMember& a, const MeetingMember& b) { return end(a) < end(b); });
+  std::vector<std::vector<MeetingMember>> groups;
+  SimDuration shortest = 0;
+  for (const MeetingMember& member : members) {
+    const SimDuration least = groups.empty() ? span(member).duration : std::min(shortest, span(member).duration);
+    if (groups.empty() || end(member) - end(groups.back().front()) > std::max(kClocks, least / 2)) {
+      groups.emplace_back();
+      shortest = span(member).duration;
+    } else {
+      shortest = least;
+    }
+    groups.back().push_back(member);
+  }
+  std::erase_if(groups, [](const auto& group) { return group.size() < 2; });
+  return groups;
+}
+
 }  // namespace
 
 std::vector<CollectiveMeeting> find_meetings(const Timeline& t) {
@@ -73,11 +96,13 @@ std::vector<CollectiveMeeting> find_meetings(const Timeline& t) {
     for (std::size_t i = 0; i < count; ++i) {
       std::vector<MeetingMember> members;
       for (const auto& [rank, spans] : ranks) members.push_back({rank, spans[i]});
-      if (!overlap(t, members)) continue;
-      CollectiveMeeting meeting = meeting_of(t, std::move(members));
-      meeting.iteration = std::get<2>(key);
-      meeting.index = static_cast<std::int32_t>(i);
-      meetings.push_back(std::move(meeting));
+      for (auto& group : leaving_together(t, std::move(members))) {
+        if (!overlap(t, group)) continue;
+        CollectiveMeeting meeting = meeting_of(t, std::move(group));
+        meeting.iteration = std::get<2>(key);
+        meeting.index = static_cast<std::int32_t>(i);
+        meetings.push_back(std::move(meeting));
+      }
     }
   }
   std::stable_sort(meetings.begin(), meetings.end(),
@@ -85,13 +110,11 @@ std::vector<CollectiveMeeting> find_meetings(const Timeline& t) {
   return meetings;
 }
 
-std::vector<StragglerRow> straggler_table(const std::vector<CollectiveMeeting>& meetings, const Timeline& timeline) {
+std::vector<StragglerRow> straggler_table(const std::vector<CollectiveMeeting>& meetings) {
   std::map<std::pair<std::int32_t, SpanKind>, StragglerRow> rows;
-  std::set<std::int32_t> ranks;
-  std::map<SpanKind, std::int64_t> count;
-  for (const std::int32_t rank : ranks_of(timeline)) ranks.insert(rank);
+  std::map<std::pair<std::int32_t, SpanKind>, std::int64_t> count;
   for (const CollectiveMeeting& meeting : meetings) {
-    ++count[meeting.kind];
+    for (const MeetingMember& member : meeting.members) ++count[{member.rank, meeting.kind}];
     StragglerRow& row = rows[{meeting.members.back().rank, meeting.kind}];
     row.rank = meeting.members.back().rank;
     row.kind = meeting.kind;
@@ -101,7 +124,7 @@ std::vector<StragglerRow> straggler_table(const std::vector<CollectiveMeeting>& 
   }
   std::vector<StragglerRow> table;
   for (auto& [key, row] : rows) {
-    row.meetings = count[row.kind];
+    row.meetings = count[key];
     table.push_back(row);
   }
   std::stable_sort(table.begin(), table.end(),

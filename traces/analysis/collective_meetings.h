@@ -2,7 +2,8 @@
 //
 // In a recording NCCL's kernel begins when its rank is there and ends when all are: its start is the arrival. Joined
 // are the collectives of one kind on one communicator by their place in the iteration, where all ranks of a group have
-// equally many. REQUIRES one clock for all ranks (open_traces). Pure functions; times in nanoseconds.
+// equally many; of groups with one name those ranks that leave together. REQUIRES one clock for all ranks
+// (open_traces). Pure functions; times in nanoseconds.
 #pragma once
 
 #include <cstdint>
@@ -35,11 +36,10 @@ std::vector<CollectiveMeeting> find_meetings(const Timeline& timeline);
 struct StragglerRow {
   std::int32_t rank = 0;
   SpanKind kind = SpanKind::AllGather;
-  std::int64_t last = 0, meetings = 0;
-  SimDuration lateness = 0;  // summed over the meetings to which it came last
-  SimDuration waited = 0;    // what the others waited for it, their mean, summed
+  std::int64_t last = 0, meetings = 0;  // meetings: all that it took part in
+  SimDuration lateness = 0;             // summed over the meetings to which it came last
+  SimDuration waited = 0;               // what the others waited for it, their mean, summed
 };
-std::vector<StragglerRow> straggler_table(const std::vector<CollectiveMeeting>& meetings,
-                                          const Timeline& timeline);  // most waited for first
+std::vector<StragglerRow> straggler_table(const std::vector<CollectiveMeeting>& meetings);  // most waited for first
 
 }  // namespace foreshard

@@ -134,7 +134,6 @@ void find_late_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
   finding.remedy =
       "fewer and larger kernels: torch.compile of each block, a larger micro-batch, fused optimizer, CUDA "
       "graphs; with FSDP2 set_modules_to_forward_prefetch lets gathers be issued a unit earlier";
-  finding.set = {"model.compile=true"};
   diagnosis.findings.push_back(std::move(finding));
 }
 

@@ -105,7 +105,6 @@ void find_casts(const RecordingFacts& facts, Diagnosis& diagnosis) {
   finding.remedy =
       "no .float() and .to(torch.float32) on activations; torch.compile fuses the casts that must stay; "
       "autocast beside FSDP's mixed precision casts twice: one of them alone";
-  finding.set = {"model.compile=true"};
   diagnosis.findings.push_back(std::move(finding));
 }
 

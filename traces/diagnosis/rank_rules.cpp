@@ -101,7 +101,7 @@ void find_rank_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
     diagnosis.not_looked_at.emplace_back("stragglers: the recording holds one rank (give those of the others as well)");
     return;
   }
-  const std::vector<StragglerRow> table = straggler_table(facts.meetings, facts.t);
+  const std::vector<StragglerRow> table = straggler_table(facts.meetings);
   SimDuration all = 0;
   std::map<std::int32_t, SimDuration> by_rank;
   for (const StragglerRow& row : table) by_rank[row.rank] += row.waited, all += row.waited;

@@ -84,7 +84,7 @@ class Report : private TextLines {
                                      finding.simulated ? "simulated with the job" : "estimate"));
     for (const Evidence& evidence : finding.evidence) {
       line("   {:<10}foreshard view {} --range {}  {}", &evidence == finding.evidence.data() ? "look" : "",
-           about_.files.front(), range_text(evidence.time), evidence.text);
+           fmt::join(about_.files, " "), range_text(evidence.time), evidence.text);
     }
   }
 
@@ -109,7 +109,7 @@ void write_finding(JsonText& json, const DiagnosedCause& finding, const Diagnose
   for (const Evidence& evidence : finding.evidence) {
     json.begin_object().field("rank", evidence.rank).field("begin_ns", evidence.time.begin);
     json.field("end_ns", evidence.time.end).field("text", evidence.text);
-    json.field("link", fmt::format("{}#t={}", about.files.front(), range_text(evidence.time))).end_object();
+    json.field("link", fmt::format("{}#t={}", fmt::join(about.files, " "), range_text(evidence.time))).end_object();
   }
   json.end_array().end_object();
 }

@@ -1,4 +1,6 @@
 // torchtitan's job configuration (train_configs/*.toml).
+#include <algorithm>
+
 #include "core/job/import/import_reader.h"
 
 namespace foreshard::import {
@@ -12,7 +14,8 @@ void read_micro_batches(Reader& r, std::int64_t data_ranks) {
   if (global <= 0) return;
   const std::int64_t local = r.integer("training.num_tokens_per_microbatch_per_dp_rank",
                                        r.integer("training.local_batch_size", r.integer("training.batch_size", 1)));
-  const std::int64_t at_once = local > 0 && local < 1'000'000 && data_ranks < 1'000'000 ? local * data_ranks : -1;
+  const bool known = local > 0 && local < 1'000'000 && data_ranks > 0 && data_ranks < 1'000'000;
+  const std::int64_t at_once = known ? local * data_ranks : -1;
   if (at_once > 0 && global % at_once == 0) {
     r.set_number("train.micro_batches", global / at_once, "training.global_batch_size");
   } else {
@@ -23,11 +26,14 @@ void read_micro_batches(Reader& r, std::int64_t data_ranks) {
 
 /// always, never, or the default: resharding unless a pipeline runs.
 void read_parallelism(Reader& r) {
+  const auto degree = [&](const char* key, std::int64_t usual) {  // products of three stay numbers
+    return std::clamp<std::int64_t>(r.integer(key, usual), -1, 1'000'000);
+  };
   static const Words kReshard = {{"default", "true"}, {"always", "true"}, {"never", "false"}};
   r.translate("parallelism.fsdp_reshard_after_forward", "fsdp.reshard_after_forward", kReshard);
-  const std::int64_t replicas = r.integer("parallelism.data_parallel_replicate_degree", 1);
-  const std::int64_t shards = r.integer("parallelism.data_parallel_shard_degree", -1);
-  const std::int64_t tensor = std::max<std::int64_t>(r.integer("parallelism.tensor_parallel_degree", 1), 1);
+  const std::int64_t replicas = degree("parallelism.data_parallel_replicate_degree", 1);
+  const std::int64_t shards = degree("parallelism.data_parallel_shard_degree", -1);
+  const std::int64_t tensor = std::max<std::int64_t>(degree("parallelism.tensor_parallel_degree", 1), 1);
   if (tensor > 1) {
     r.set_number("mesh.tensor", tensor, "parallelism.tensor_parallel_degree");
     if (r.flag("parallelism.disable_loss_parallel"))

@@ -135,8 +135,10 @@ void read_transformers(Reader& r, const JobValue& tree) {
     return;
   }
   const std::string words = r.text("fsdp");
+  // Transformers writes `fsdp: []` beside a whole fsdp_config for a run without FSDP.
+  const bool said = find_in_tree(tree, "fsdp") != nullptr;
   const bool fsdp =
-      (!words.empty() && words != "false" && words != "[]") || find_in_tree(tree, "fsdp_config") != nullptr;
+      said ? !words.empty() && words != "false" && words != "[]" : find_in_tree(tree, "fsdp_config") != nullptr;
   if (fsdp) read_words(r, words);
   const bool version_2 = r.integer("fsdp_config.version", r.integer("fsdp_config.fsdp_version", 1)) == 2;
   r.set_word("fsdp.runtime", !fsdp ? "none" : version_2 ? "fsdp2" : "fsdp1", "fsdp");

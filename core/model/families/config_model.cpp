@@ -60,15 +60,17 @@ Result<void> check_scripts(const Family& family, const families::FamilyInput& in
     bool asked, can;
     const char* key;
     const char* works;
-  } kAsked[] = {
-      {families::is_own_loss(options) && options.loss != "auto", family.scripts.labels, "model.loss", "auto"},
-      {families::wraps_for_loss(options), family.scripts.chunked, "model.loss", "auto or cross_entropy"},
-      {options.attention_mask, family.scripts.padding, "model.attention_mask", "false"},
+    std::string got;
+  } asked[] = {
+      {families::is_own_loss(options) && options.loss != "auto", family.scripts.labels, "model.loss", "auto",
+       options.loss},
+      {families::wraps_for_loss(options), family.scripts.chunked, "model.loss", "auto or cross_entropy", options.loss},
+      {options.attention_mask, family.scripts.padding, "model.attention_mask", "false", "true"},
   };
-  for (const auto& one : kAsked) {
+  for (const auto& one : asked) {
     if (!one.asked || one.can) continue;
     return fail({ErrorCode::Unsupported, "this is not built for models of type " + std::string(family.model_type),
-                 input.config.file(), one.key, one.works, "true",
+                 input.config.file(), one.key, one.works, one.got,
                  "capture the module with its script: foreshard.capture_step (docs/models.md)"});
   }
   return {};

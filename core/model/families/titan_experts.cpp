@@ -11,7 +11,7 @@ namespace {
 std::int64_t capacity_of(const TitanExpertsConfig& c, std::int64_t tokens) {
   const double share = c.capacity * static_cast<double>(tokens) * static_cast<double>(c.chosen) /
                        static_cast<double>(std::max<std::int64_t>(c.experts, 1));
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(share), 1, tokens);
+  return static_cast<std::int64_t>(std::clamp(share, 1.0, static_cast<double>(std::max<std::int64_t>(tokens, 1))));
 }
 
 Tensor one(ProgramWriter& w, std::string_view op, ArgList args, const Dims& sizes, DType dtype) {

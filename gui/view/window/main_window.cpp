@@ -115,6 +115,7 @@ MainWindow::Loaded MainWindow::load(const std::vector<std::string>& files, bool 
 }
 
 void MainWindow::showRun(const Run& run) {
+  ++comparisons_;  // what is still on its way is not wanted any more
   saveView();
   files_ = run.files;
   comparison_.reset();
@@ -124,13 +125,14 @@ void MainWindow::showRun(const Run& run) {
 }
 
 void MainWindow::compareRuns(const Run& a, const Run& b) {
+  ++comparisons_;
   statusBar()->showMessage("Comparing " + text_of(a.name) + " with " + text_of(b.name) + " …");
-  QThreadPool::globalInstance()->start([window = QPointer<MainWindow>(this), a, b] {
+  QThreadPool::globalInstance()->start([window = QPointer<MainWindow>(this), asked = comparisons_, a, b] {
     CompareOptions options;
     options.force = true;  // two runs of a list are two plans more often than not
     auto compared = make_comparison_model(a.timeline, b.timeline, options);
-    QMetaObject::invokeMethod(qApp, [window, a, b, compared = std::move(compared)] {
-      if (!window) return;
+    QMetaObject::invokeMethod(qApp, [window, asked, a, b, compared = std::move(compared)] {
+      if (!window || asked != window->comparisons_) return;
       window->statusBar()->clearMessage();
       if (!compared) return window->showMessage(text_of(to_text(compared.error())));
       window->saveView();

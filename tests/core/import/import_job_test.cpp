@@ -75,6 +75,14 @@ TEST(ImportJob, ReadsAcceleratesSecondVersion) {
   expect_round_trip(imported);
 }
 
+TEST(ImportJob, AnEmptyFsdpOfTransformersIsNone) {
+  const auto imported = import_job(
+      R"({"output_dir": "out", "per_device_train_batch_size": 2, "fsdp": [], "fsdp_config": {"min_num_params": 0, "xla": false}})",
+      "args.json");
+  ASSERT_TRUE(imported) << to_text(imported.error());
+  EXPECT_EQ(imported->job.fsdp.runtime, Runtime::None);
+}
+
 TEST(ImportJob, ReadsTransformersArguments) {
   const ImportedJob imported = import_file("training_arguments.json");
   EXPECT_EQ(imported.dialect, "Transformers");

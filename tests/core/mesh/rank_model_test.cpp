@@ -207,5 +207,21 @@ TEST(TitanExperts, EachTakesTheSameNumberOfTokens) {
   EXPECT_TRUE(build_plan(model, job).has_value());
 }
 
+TEST(RankModel, ScriptsThatNobodyHasCutAreRefusedWithAPlanToo) {
+  Job job = job_of(true, true);
+  job.mesh.plan = {{"layers.*.attention.wq", "colwise"}};
+  for (const char* loss : {"chunked_cross_entropy", "per_token"}) {
+    job.model.loss = loss;
+    const auto checked = check_mesh(job);
+    ASSERT_FALSE(checked.has_value()) << loss;
+    EXPECT_EQ(checked.error().place, "model.loss");
+    EXPECT_EQ(checked.error().got, loss);
+  }
+  job.model.loss = "cross_entropy";
+  EXPECT_TRUE(check_mesh(job).has_value());
+  job.model.attention_mask = true;
+  EXPECT_FALSE(check_mesh(job).has_value());
+}
+
 }  // namespace
 }  // namespace foreshard
