@@ -37,13 +37,13 @@ Result<std::vector<MeasuredRun>> read_measured_runs(const CsvTable& table, const
 /// How a run is predicted.
 struct MeasuredJob {
   Job job;
-  double network_gb_per_s = 0;          // per GPU as the row states it; 0 = the profile's
-  bool compiled = false;                // pointwise kernels fused
-  bool time_is_of_step = true;          // false: forward and backward alone
-  bool hold_logits = false;             // the script names the logits until backward is over ...
-  bool hold_float_logits = false;       // ... and they are in float32
-  bool time_complete = true;            // nothing that decides time had to be assumed
-  bool memory_complete = true;          // nothing that decides memory had to be assumed
+  double network_gb_per_s = 0;     // per GPU as the row states it; 0 = the profile's
+  bool compiled = false;           // pointwise kernels fused
+  bool time_is_of_step = true;     // false: forward and backward alone
+  bool hold_logits = false;        // the script names the logits until backward is over ...
+  bool hold_float_logits = false;  // ... and they are in float32
+  bool time_complete = true;       // nothing that decides time had to be assumed
+  bool memory_complete = true;     // nothing that decides memory had to be assumed
   std::vector<std::string> assumed;
 };
 

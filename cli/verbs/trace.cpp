@@ -13,6 +13,7 @@
 #include "traces/formats/fst.h"
 #include "traces/formats/timeline_csv.h"
 #include "traces/query/trace_query.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard::cli {
 namespace {

@@ -108,6 +108,7 @@ double step_ns(const Paced& paced) { return paced.prediction.step_time_ns.value;
 double reserved(const Paced& paced) { return double(paced.prediction.memory.reserved); }
 double allocated(const Paced& paced) { return double(paced.prediction.memory.allocated); }
 double waited_ns(const Paced& paced) { return double(paced.prediction.iterations.back().host_wait); }
+double idle_ns(const Paced& paced) { return double(paced.prediction.iterations.back().idle); }
 double exposed_ns(const Paced& paced) { return double(paced.prediction.iterations.back().exposed_comm); }
 
 }  // namespace
@@ -213,12 +214,14 @@ void Comparisons::adds_work(const std::string& law, const RandomJob& without, co
   const auto less = other_of(without), more = other_of(with);
   if (!less || !more) return;
   // Recomputation runs forward's hooks again: units inside a checkpointed block are gathered in forward's order, not
-  // in backward's, and a reentrant region waits elsewhere. What was exposed may then be hidden.
-  const bool elsewhere = more->trial.job().checkpointing.reentrant ||
+  // in backward's, and a reentrant region waits elsewhere; a schedule's start times are those of the job it was found
+  // for, copies of offloaded shards among them. What was exposed, or stood idle, may then be hidden.
+  const bool planned = more->trial.job().fsdp.runtime == Runtime::Planned;
+  const bool elsewhere = planned || more->trial.job().checkpointing.reentrant ||
                          collectives_of(less->trial.made().plan) != collectives_of(more->trial.made().plan);
   judge_.at_most(law, step_ns(less->paced),
                  step_ns(more->paced) + uncertain_ns(less->trial, less->paced, less->costs) +
-                     (elsewhere ? exposed_ns(less->paced) : 0));
+                     (elsewhere ? exposed_ns(less->paced) : 0) + (planned ? idle_ns(less->paced) : 0));
 }
 
 void Comparisons::larger_jobs() {
