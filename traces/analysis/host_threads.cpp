@@ -41,7 +41,8 @@ HostThreads::HostThreads(const Timeline& timeline, std::int32_t rank) : t_(timel
     if (lane.rank != rank || !lane.stream.starts_with("host") || lane.stream.ends_with("python")) continue;
     threads_[span.lane.value].spans.emplace_back(i);
   }
-  for (auto& [lane, thread] : threads_) {
+  for (auto& entry : threads_) {
+    auto& thread = entry.second;
     std::vector<std::int32_t> open;
     for (std::size_t i = 0; i < thread.spans.size(); ++i) {
       const SimTime start = at(thread.spans[i]).start;

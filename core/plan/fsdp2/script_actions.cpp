@@ -219,7 +219,9 @@ void Fsdp2Runtime::update_scale() {
 
 // F2-29: over the shard group one element a gradient, on D after the final callback; the infinity norm one in all.
 Result<void> Fsdp2Runtime::clip(const Action& action) {
-  const auto [gradients, sharded, plain] = gradients_there();
+  const GradientAmount there = gradients_there();
+  const StepGradients& gradients = there.gradients;
+  const auto sharded = there.sharded, plain = there.plain;
   if (sharded > 0 && plain > 0) {
     return fail({ErrorCode::Unsupported,
                  "clip_grad_norm_ takes sharded gradients or plain ones, not both",
