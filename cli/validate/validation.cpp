@@ -287,16 +287,17 @@ Result<Validation> validate_collectives(const CsvTable& table, const std::string
 
 namespace {
 
-/// The same program, whose second output is the cast of what was the second output.
-Model returning_float_logits(Model model) {
+/// The same program, whose script names the cast of its second output until the step is over, not that output.
+Model naming_float_logits(Model model) {
   if (model.outputs.size() < 2) return model;
   for (const Op& op : model.ops) {
     if (op.args.empty() || op.out.empty() || !op.out[0].valid()) continue;
     const auto* from = std::get_if<ValueRef>(&op.args[0].value);
     if (from == nullptr || from->id != model.outputs[1]) continue;
-    const ValueInfo &a = model.values[from->id.index()], &b = model.values[op.out[0].index()];
+    const ValueInfo& a = model.values[from->id.index()];
+    ValueInfo& b = model.values[op.out[0].index()];
     if (b.dtype != DType::Float32 || numel_of(a.shape) != numel_of(b.shape)) continue;
-    model.outputs[1] = op.out[0];
+    b.held.until = Hold::Until::Step;
     break;
   }
   return model;
@@ -314,7 +315,8 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   const auto ranges = segment_ranges(model, plan, *checkpointed);
   const std::vector<bool> trainable = differentiated_params(*table, job.job.fsdp.runtime);
   if (!job.hold_float_logits) return lower(model, ranges, trainable, options);
-  return lower(returning_float_logits(model), ranges, trainable, options);
+  options.hold_outputs = false;
+  return lower(naming_float_logits(model), ranges, trainable, options);
 }
 
 }  // namespace
