@@ -408,7 +408,7 @@ TEST(RunFailure, ARankKilledInTheMiddleOfACheckpointLeavesTheLastWholeOne) {
   // Once the one and once the other rank; a writer that was faster than the signal is met again.
   for (const std::string victim : {"RANK=0", "RANK=1"}) {
     bool met = false;
-    for (int attempt = 0; attempt < 20 && !met; ++attempt) {
+    for (int attempt = 0; attempt < 60 && !met; ++attempt) {
       const auto program = start();
       ASSERT_TRUE(program->wait_for_lines(2)) << program->wait().err;
       const auto pid = program->child_with(victim);
