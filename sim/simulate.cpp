@@ -410,22 +410,16 @@ class Simulation {
 /// What this simulation does not check itself must hold, or indices would lead nowhere.
 std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, const Job& job,
                               const HardwareProfile& profile, Bytes memory) {
-  if (job.train.optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {
+  const OptimizerKind optimizer = job.train.optimizer.name;
+  const bool eight_bit = optimizer == OptimizerKind::AdamW8bit;
+  if ((eight_bit || optimizer == OptimizerKind::Adafactor) && profile.kind == "cpu") {
     return Error{ErrorCode::Unsupported,
-                 "an optimizer with moments of 8 bits runs compiled kernels of a GPU",
+                 eight_bit ? "an optimizer with moments of 8 bits runs compiled kernels of a GPU"
+                           : "what Adafactor takes of a host has not been measured",
                  "",
                  "train.optimizer.name",
                  "adamw or sgd on a host",
-                 "adamw8bit with the profile " + job.cluster.profile,
-                 "set train.optimizer.name = \"adamw\""};
-  }
-  if (job.train.optimizer.name == OptimizerKind::Adafactor && profile.kind == "cpu") {
-    return Error{ErrorCode::Unsupported,
-                 "what Adafactor takes of a host has not been measured",
-                 "",
-                 "train.optimizer.name",
-                 "adamw or sgd on a host",
-                 "adafactor with the profile " + job.cluster.profile,
+                 (eight_bit ? "adamw8bit with the profile " : "adafactor with the profile ") + job.cluster.profile,
                  "set train.optimizer.name = \"adamw\", or a GPU's profile"};
   }
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {

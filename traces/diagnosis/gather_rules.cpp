@@ -21,17 +21,6 @@ std::string unit_label(const RecordingFacts& facts, const UseStretch& s) {
   return unit.empty() ? std::string(kind) : fmt::format("{} ({})", unit, kind);
 }
 
-DiagnosedCause from(const Collected& found, const char* name) {
-  DiagnosedCause finding;
-  finding.name = name;
-  finding.cost = found.cost();
-  finding.saving = found.cost();
-  finding.share = found.share();
-  finding.where = found.where();
-  finding.evidence = found.evidence();
-  return finding;
-}
-
 std::string cost_words(const Collected& found) {
   return fmt::format("{} of a step ({})", time_words(static_cast<double>(found.cost())), share_words(found.share()));
 }
@@ -63,7 +52,7 @@ void find_missing_prefetch(const RecordingFacts& facts, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return s.use == TimeUse::NotPrefetched; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
-  DiagnosedCause finding = from(found, "missing_prefetch");
+  DiagnosedCause finding = found.avoidable("missing_prefetch");
   finding.cause = fmt::format(
       "all-gathers are issued by their own unit, behind the reduction of the unit before, and stand alone for {}",
       cost_words(found));
@@ -103,7 +92,7 @@ void find_root(const Gathers& gathers, Diagnosis& diagnosis) {
   const Bytes spare = nothing_wrapped ? root : root - other;
   const double of_memory = facts.share_of_memory(static_cast<double>(spare));
   if (found.share() < facts.options.least_share && of_memory < 0.05) return;
-  DiagnosedCause finding = from(found, nothing_wrapped ? "nothing_wrapped" : "huge_root_unit");
+  DiagnosedCause finding = found.avoidable(nothing_wrapped ? "nothing_wrapped" : "huge_root_unit");
   finding.cost_bytes = spare;
   finding.saving_bytes = spare;
   finding.saving.reset();
@@ -167,7 +156,7 @@ void find_duplicates(const Gathers& gathers, Diagnosis& diagnosis) {
   }
   // Hidden ones cost the network, which others may wait for.
   if (found.share() < facts.options.least_share && again * 5 < all) return;
-  DiagnosedCause finding = from(found, "duplicate_gathers");
+  DiagnosedCause finding = found.avoidable("duplicate_gathers");
   finding.share = std::max(found.share(), facts.options.least_share);
   finding.cause = fmt::format(
       "units are gathered again in the same backward: {} of {} spent gathering ({}), alone for {}",
@@ -199,7 +188,7 @@ void find_small_units(const Gathers& gathers, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return is_exposed_comm(s.use) && s.use != TimeUse::Straggler; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (middle >= kSmallGather || found.share() < kBandwidth) return;
-  DiagnosedCause finding = from(found, "small_units");
+  DiagnosedCause finding = found.avoidable("small_units");
   finding.cause = fmt::format("{} units, half of them below {}: collectives are mostly latency, and stand alone for {}",
                               sizes.size(), byte_words(static_cast<double>(middle)), cost_words(found));
   finding.remedy = "larger units: fully_shard on blocks (or several of them in a list), not on every layer";
@@ -215,7 +204,7 @@ void find_slow_network(const RecordingFacts& facts, Diagnosis& diagnosis) {
   for (const DiagnosedCause& other : diagnosis.findings) {
     if (other.name == "small_units" || other.name == "duplicate_gathers") return;  // the reason for it
   }
-  DiagnosedCause finding = from(found, "communication_longer_than_compute");
+  DiagnosedCause finding = found.avoidable("communication_longer_than_compute");
   finding.cause = fmt::format(
       "collectives are issued in time and take longer than the computing beside them: alone for {}", cost_words(found));
   finding.remedy =
@@ -229,7 +218,7 @@ void find_on_compute_stream(const RecordingFacts& facts, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return s.use == TimeUse::ComputeStream; },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
-  DiagnosedCause finding = from(found, "collective_on_compute_stream");
+  DiagnosedCause finding = found.avoidable("collective_on_compute_stream");
   finding.cause =
       fmt::format("collectives run on the stream that computes, so nothing can overlap: {}", cost_words(found));
   finding.remedy = "async_op=True and wait() where the result is needed; a stream of its own for communication";

@@ -24,23 +24,12 @@ Collected by_operator(const RecordingFacts& facts, TimeUse use) {
       [&](const UseStretch& s) { return operator_label(facts, s); });
 }
 
-DiagnosedCause from(const Collected& found, const char* name) {
-  DiagnosedCause finding;
-  finding.name = name;
-  finding.cost = found.cost();
-  finding.saving = found.cost();
-  finding.share = found.share();
-  finding.where = found.where();
-  finding.evidence = found.evidence();
-  return finding;
-}
-
 void find_data(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected found(
       facts, [](const UseStretch& s) { return s.use == TimeUse::Data; },
       [&](const UseStretch& s) { return std::string(facts.name_of(s.host)); });
   if (found.share() < facts.options.least_share) return;
-  DiagnosedCause finding = from(found, "dataloader_stall");
+  DiagnosedCause finding = found.avoidable("dataloader_stall");
   finding.cause = fmt::format("the device stands idle for {} of a step ({}) while the host waits for a batch",
                               time_words(static_cast<double>(found.cost())), share_words(found.share()));
   finding.remedy =
@@ -63,7 +52,7 @@ std::string synchronise_remedy(std::string_view op) {
 void find_waits(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected found = by_operator(facts, TimeUse::Synchronise);
   if (found.share() < facts.options.least_share) return;
-  DiagnosedCause finding = from(found, "synchronising_copy");
+  DiagnosedCause finding = found.avoidable("synchronising_copy");
   finding.cause = fmt::format(
       "the host waits for the device in {}, has lost its lead when it goes on, and the device stands idle for {} of a "
       "step ({})",
@@ -79,7 +68,7 @@ void find_driver_calls(const RecordingFacts& facts, Diagnosis& diagnosis) {
   if (found.share() < facts.options.least_share) return;
   // A first step fills the cache, and a recording of one step may be it: only giving back tells.
   if (facts.own().accountant->steps() < 2 && !contains(found.first(), "Free")) return;
-  DiagnosedCause finding = from(found, "allocator_retries");
+  DiagnosedCause finding = found.avoidable("allocator_retries");
   finding.cause = fmt::format(
       "in steps that should find all their memory cached the allocator goes to the driver ({}): the device stands idle "
       "for {} of a step ({})",
@@ -96,7 +85,7 @@ void find_limiter(const RecordingFacts& facts, Diagnosis& diagnosis) {
       facts, [](const UseStretch& s) { return s.use == TimeUse::HeldBack || s.use == TimeUse::Limiter; },
       [&](const UseStretch& s) { return s.span.valid() ? facts.unit_of(facts.at(s.span)) : std::string(); });
   if (found.share() < facts.options.least_share) return;
-  DiagnosedCause finding = from(found, "limiter");
+  DiagnosedCause finding = found.avoidable("limiter");
   finding.cause = fmt::format(
       "FSDP's limiter holds the host until earlier all-gathers are freed, and the device stands idle or gathers alone "
       "for {} of a step ({})",
@@ -118,7 +107,7 @@ void find_late_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected rest(
       facts, [&](const UseStretch& s) { return late(s) && !in_optimizer(s); }, label);
   if (optimizer.share() >= facts.options.least_share) {
-    DiagnosedCause finding = from(optimizer, "optimizer_launches");
+    DiagnosedCause finding = optimizer.avoidable("optimizer_launches");
     finding.cause =
         fmt::format("the optimizer's kernels are launched too slowly: the device waits for {} of a step ({})",
                     time_words(static_cast<double>(optimizer.cost())), share_words(optimizer.share()));
@@ -127,7 +116,7 @@ void find_late_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
     diagnosis.findings.push_back(std::move(finding));
   }
   if (rest.share() < std::max(kHostBound, facts.options.least_share)) return;
-  DiagnosedCause finding = from(rest, "host_bound");
+  DiagnosedCause finding = rest.avoidable("host_bound");
   finding.cause = fmt::format(
       "the device waits for launches for {} of a step ({}): the host is slower than the device, longest in {}",
       time_words(static_cast<double>(rest.cost())), share_words(rest.share()), rest.first());

@@ -55,16 +55,6 @@ std::string place_of(const RecordingFacts& facts, const UseStretch& s) {
   return op.empty() ? unit : fmt::format("{} in {}", op, unit);
 }
 
-DiagnosedCause from(const Collected& found, const char* name) {
-  DiagnosedCause finding;
-  finding.name = name;
-  finding.cost = found.cost();
-  finding.share = found.share();
-  finding.where = found.where();
-  finding.evidence = found.evidence();
-  return finding;
-}
-
 void find_products(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const auto of = [&](Product product) {
     return Collected(
@@ -77,7 +67,7 @@ void find_products(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected full = of(Product::Full), half = of(Product::Half);
   if (full.share() < 2 * facts.options.least_share) return;
   const bool everywhere = full.cost() > half.cost();
-  DiagnosedCause finding = from(full, everywhere ? "float32_compute" : "float32_upcast_products");
+  DiagnosedCause finding = full.finding(everywhere ? "float32_compute" : "float32_upcast_products");
   finding.saving = full.cost() / 2;  // TF32's rate is half of bfloat16's at best
   finding.cause = fmt::format("products run in float32 for {} of a step ({}); those in half precision for {}",
                               time_words(static_cast<double>(full.cost())), share_words(full.share()),
@@ -98,7 +88,7 @@ void find_casts(const RecordingFacts& facts, Diagnosis& diagnosis) {
       },
       [&](const UseStretch& s) { return place_of(facts, s); });
   if (found.share() < 2 * facts.options.least_share) return;
-  DiagnosedCause finding = from(found, "float32_upcasts");
+  DiagnosedCause finding = found.finding("float32_upcasts");
   finding.saving = found.cost();
   finding.cause = fmt::format("the model's own casts between dtypes take {} of a step ({})",
                               time_words(static_cast<double>(found.cost())), share_words(found.share()));

@@ -177,6 +177,22 @@ std::vector<Evidence> Collected::evidence(std::size_t most) const {
   return {longest_.begin(), longest_.begin() + static_cast<std::ptrdiff_t>(std::min(most, longest_.size()))};
 }
 
+DiagnosedCause Collected::finding(const char* name) const {
+  DiagnosedCause finding;
+  finding.name = name;
+  finding.cost = cost();
+  finding.share = share();
+  finding.where = where();
+  finding.evidence = evidence();
+  return finding;
+}
+
+DiagnosedCause Collected::avoidable(const char* name) const {
+  DiagnosedCause found = finding(name);
+  found.saving = found.cost;
+  return found;
+}
+
 Bytes card_memory_in(std::string_view hardware) {
   for (std::size_t at = 0; at < hardware.size(); ++at) {
     const bool begins =

@@ -90,6 +90,8 @@ class Collected {
   std::vector<std::string> where(std::size_t most = 4) const;  // labels, what costs most first
   std::string first() const { return labels_.empty() ? std::string() : labels_.front().first; }
   std::vector<Evidence> evidence(std::size_t most = 3) const;  // the longest
+  DiagnosedCause finding(const char* name) const;              // cost, share, places, evidence
+  DiagnosedCause avoidable(const char* name) const;            // ... whose cost would be saved
 
  private:
   const RecordingFacts& facts_;
