@@ -206,6 +206,10 @@ ExitCode run_verb(const FitFlags& flags, const Console& console) {
     const bool search = !method.refused && method.choices.empty();
     report.nearest.push_back(search ? nearest_change(method) : std::nullopt);
   }
+  if (!fits && tools->size() > 1) {  // they may share only what does not fit
+    return console.error(usage("--emit", "no job that fits can be told to all of these programs",
+                               "programs that share a way to say it, one at a time, or none", flags.emit));
+  }
   if (auto written = write_all(*answer, flags.out, *tools, report); !written) return console.error(written.error());
   const ReportStyle style{console.color, console.unicode, console.width};
   if (!console.result(console.json ? fit_json(report) : fit_report(report, style))) return ExitCode::RunFailed;
