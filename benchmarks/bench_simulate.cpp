@@ -9,7 +9,7 @@
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 #include "sim/simulate.h"
 
 namespace foreshard {

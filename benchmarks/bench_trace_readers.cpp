@@ -18,6 +18,7 @@
 #include "traces/analysis/range_statistics.h"
 #include "traces/formats/fst.h"
 #include "traces/formats/open_trace.h"
+#include "traces/query/trace_query.h"
 
 namespace {
 
@@ -148,6 +149,56 @@ void analyse(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(analyse_timeline(timeline()));
 }
 
+/// Ten million slices of 300 names on 8 ranks.
+const Timeline& large() {
+  static const Timeline t = [] {
+    Timeline made;
+    for (int rank = 0; rank < 8; ++rank)
+      for (const char* stream : {"host", "D"}) made.lanes.push_back({rank, stream, 0});
+    for (int n = 0; n < 300; ++n) made.names.push_back(fmt::format("kernel number {} of a model", n * 7919 % 300));
+    std::mt19937 random(3);
+    constexpr int kSpans = 10'000'000;
+    for (int i = 0; i < kSpans; ++i) {
+      Span span;
+      span.lane = LaneId(static_cast<std::size_t>(i) * made.lanes.size() / kSpans);
+      span.kind = span.lane.index() % 2 == 0 ? SpanKind::HostIssue : SpanKind::Compute;
+      span.start = 700LL * (i % (kSpans / 16)), span.duration = 100 + random() % 500;
+      span.name = NameId(static_cast<std::size_t>(random() % 300));
+      made.spans.push_back(span);
+    }
+    return made;
+  }();
+  return t;
+}
+
+void ask_sql(benchmark::State& state, const char* question) {
+  large();
+  std::size_t rows = 0;
+  QueryReceiver receiver;
+  receiver.row = [&](const std::vector<QueryValue>&) { return ++rows, true; };
+  for (auto _ : state) {
+    const auto done = query_timeline(large(), question, receiver);
+    if (!done) state.SkipWithError(to_text(done.error()).c_str());
+  }
+  state.counters["rows"] = static_cast<double>(rows) / static_cast<double>(state.iterations());
+}
+
+BENCHMARK_CAPTURE(ask_sql, count, "select count(*) from spans")->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(ask_sql, count_of_kind, "select count(*) from spans where kind = 'compute'")
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(ask_sql, group_by_name,
+                  "select name, count(*), sum(duration_ns) from spans group by name order by 3 desc")
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(
+    ask_sql, group_by_name_of_a_kind,
+    "select name, count(*), sum(duration_ns) from spans where kind = 'compute' group by name order by 3 desc")
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(ask_sql, group_by_rank, "select rank, sum(duration_ns) from spans group by rank")
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(ask_sql, longest, "select id, name, duration_ns from spans order by duration_ns desc limit 10")
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(ask_sql, in_a_window, "select count(*) from spans where start_ns between 1000000 and 2000000")
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK(kineto_plain)->Unit(benchmark::kMillisecond);
 BENCHMARK(kineto_gz)->Unit(benchmark::kMillisecond);
 BENCHMARK(fst_read)->Unit(benchmark::kMillisecond);

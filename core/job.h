@@ -29,6 +29,9 @@ struct ModelOptions {
   std::string loss = "auto";       // auto | [chunked_ | fused_linear_]cross_entropy | cross_entropy_fp32 | none
   std::int64_t loss_chunks = 8;    // chunked_cross_entropy: logits of one chunk of the sequence at a time
   bool attention_mask = false;     // the script hands a padding mask
+  std::optional<DType> autocast;   // torch.autocast around the forward; nullopt = none
+  bool autocast_cache = true;      // its cache_enabled: casts of parameters are kept until it exits
+  bool float32_outputs = false;    // what it returns is cast to float32 behind it, as accelerate does
   bool compile = false;            // torch.compile of each block
   std::string float8 = "none";     // none | tensorwise | rowwise: linear layers
   std::string weights;             // safetensors file or folder, or a checkpoint: values for a model without
@@ -43,6 +46,8 @@ struct AdapterOptions {
   std::int64_t rank = 16;
   double alpha = 32.0;
   std::vector<std::string> targets{"q_proj", "v_proj"};  // leaf names or patterns; "all-linear"
+  double dropout = 0.0;                                  // of what goes into an adapter
+  std::vector<std::string> modules_to_save;              // copied, and trained whole beside the adapters
   std::optional<DType> dtype = DType::Float32;           // of the adapters; nullopt = the base's
   std::string base = "model.dtype";                      // model.dtype | nf4 | int8: how the frozen base is stored
   bool operator==(const AdapterOptions&) const = default;
@@ -55,7 +60,12 @@ struct MeshOptions {
   bool loss_parallel = true;
   std::int64_t context = 1;
   std::int64_t expert = 1;
-  std::map<std::string, std::string> plan;  // module pattern -> colwise, rowwise, ...; empty = auto, by architecture
+  std::map<std::string, std::string> plan;   // module pattern -> colwise, rowwise, ...; empty = auto, by architecture
+  std::string context_rotate = "allgather";  // | alltoall: keys and values go round a ring of ranks
+  double expert_imbalance = 1.0;             // token choice: what this rank's experts receive, over an even spread
+  // Of the experts' gradients: 0 = the data ranks, as torchtitan sets it; -1 = FSDP's own, the ranks that shard them.
+  std::int64_t expert_divide_factor = 0;
+  bool flattened = false;  // data and tensor are one dimension of the script too: norms completed in one all-reduce
   bool operator==(const MeshOptions&) const = default;
 };
 

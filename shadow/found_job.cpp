@@ -117,10 +117,8 @@ class Finder {
     job().train.clip_grad_norm = setting_.clip;
     job().train.grad_scaler.enabled = setting_.scaler;
     job().fsdp.frozen = setting_.frozen;
-    if (!setting_.autocast.empty() && setting_.model_file != "model.json") {
-      beyond("cast", "autocast", setting_.autocast, "none",
-             "the forward runs under autocast: a model from a config has none");
-    }
+    if (setting_.model_file == "model.json") return;  // captured with its casts
+    if (const auto dtype = parse_dtype(setting_.autocast)) job().model.autocast = *dtype;
   }
 
   void units() {

@@ -21,7 +21,6 @@ double number(const json& row, const char* key) {
 FoundUnit unit_of(const json& row) {
   FoundUnit unit;
   row.at("modules").get_to(unit.modules);
-  unit.module_class = row.value("class", "");
   unit.strategy = row.value("strategy", "FULL_SHARD");
   unit.reshard_after_forward = reshard_of(row.at("reshard_after_forward"));
   unit.param = row.value("param", "none");
@@ -75,7 +74,6 @@ FoundSetting setting_of(const json& row) {
   if (const auto loss = row.find("loss"); loss != row.end()) setting.loss = loss->value("kind", "");
   if (const auto model = row.find("model"); model != row.end() && model->is_object()) {
     setting.model_file = model->value("file", "");
-    setting.model_seconds = number(*model, "seconds");
   }
   return setting;
 }

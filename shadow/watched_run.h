@@ -23,7 +23,6 @@ struct StepFigures {
 /// One unit as PyTorch's own state says it. Dtypes and strategies are PyTorch's words; "none" keeps a dtype.
 struct FoundUnit {
   std::vector<std::string> modules;  // one; several for fully_shard of a list. "": the root
-  std::string module_class;
   std::string strategy;
   std::int64_t reshard_after_forward = 1;  // 0 no, 1 yes, above: ranks that keep it
   std::string param = "none", reduce = "none", buffer = "none", output = "none";
@@ -62,9 +61,8 @@ struct FoundSetting {
   double clip = 0;
   bool scaler = false;
   std::vector<FoundCheckpoint> checkpointed;
-  std::string loss;          // what autograd showed: own, cross_entropy, ...
-  std::string model_file;    // beside the report; empty: the module could not be written down
-  double model_seconds = 0;  // that it took
+  std::string loss;        // what autograd showed: own, cross_entropy, ...
+  std::string model_file;  // beside the report; empty: the module could not be written down
 };
 
 /// Why a script ended other than by itself.

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/model/mesh_dimension.h"
 #include "sim/device/device.h"
 #include "sim/play/action_start.h"
 #include "sim/play/core_sharing.h"
@@ -82,11 +83,11 @@ class Simulation {
     device_.activity.keep_spans = options.timeline;
     if (options.holders) device_.book.keep_holders();
     if (options.memory_log != nullptr) device_.book.log_to(options.memory_log);
-    if (options.memory_log != nullptr || !device_.allocator.can_follow()) return;
+    if (options.memory_log != nullptr || !device_.allocator.tapes().can_follow()) return;
     if (options.follow_pools != nullptr)
-      device_.allocator.follow(index_of(Stream::D), *options.follow_pools);
+      device_.allocator.tapes().follow(index_of(Stream::D), *options.follow_pools);
     else if (options.record_pools != nullptr)
-      device_.allocator.record(index_of(Stream::D), options.record_pools);
+      device_.allocator.tapes().record(index_of(Stream::D), options.record_pools);
   }
 
   /// When work runs, if something else says so than the clock: sim/play/core_sharing.h.
@@ -111,8 +112,8 @@ class Simulation {
     PlayRequest request{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets};
     const CachingAllocator& allocator = device_.allocator;
     if (sums_up_runs() && speed.plain()) {
-      if (allocator.records(index_of(Stream::D))) request.record_runs = options_.record_pools;
-      if (allocator.follows(index_of(Stream::D))) request.follow_runs = options_.follow_pools;
+      if (allocator.tapes().records(index_of(Stream::D))) request.record_runs = options_.record_pools;
+      if (allocator.tapes().follows(index_of(Stream::D))) request.follow_runs = options_.follow_pools;
     }
     player_.emplace(request, device_, std::move(buffers_));
   }
@@ -250,7 +251,7 @@ class Simulation {
         calls == calls_last_ && all.size() > 1 && all.back().peak_reserved == all[all.size() - 2].peak_reserved;
     const SimDuration ahead = device_.clock.device_tail() - device_.clock.host();
     const bool drifts = std::abs(ahead - ahead_last_) * kDriftShare > all.back().step_time;
-    const bool waits = device_.allocator.ever_pending() && all.size() > 1;
+    const bool waits = device_.allocator.pending().ever() && all.size() > 1;
     const bool same_blocks = !waits || (all.back().peak_active == all[all.size() - 2].peak_active &&
                                         all.back().end_active == all[all.size() - 2].end_active);
     settled_ = (calls == 0 || thrashes) && same_blocks && !(drifts && lead_matters());
@@ -260,12 +261,12 @@ class Simulation {
 
   bool lead_matters() const {
     const std::vector<ComputeGap>& gaps = device_.activity.gaps;
-    return device_.allocator.ever_pending() ||
+    return device_.allocator.pending().ever() ||
            std::any_of(gaps.begin(), gaps.end(), [](const ComputeGap& gap) { return gap.host_late; });
   }
 
   void stopped(const PlanPlayer& player, PlanPlayer::Outcome outcome, int k, const PlanIteration& iteration) {
-    const PlanPlayer::Stop& stop = player.stop();
+    const PlayStop& stop = player.stop();
     const Instruction& i = iteration.instructions[static_cast<std::size_t>(stop.instruction)];
     if (outcome == PlanPlayer::Outcome::Deadlock) {
       prediction_.deadlock = stop.text;
@@ -362,10 +363,11 @@ class Simulation {
     }
   }
 
-  /// Ranks that see tokens of their own: those of a mesh's tensor dimension share theirs.
+  /// Ranks that see tokens of their own: those of a mesh's tensor and context dimensions share theirs.
   double data_ranks() const {
     auto ranks = static_cast<double>(plan_.world_size);
-    for (const MeshDimension& dimension : model_.mesh) ranks /= static_cast<double>(dimension.ranks.size());
+    for (const MeshDimension& dimension : model_.mesh)
+      if (shares_samples(dimension)) ranks /= static_cast<double>(dimension.ranks.size());
     return ranks;
   }
 
@@ -410,16 +412,13 @@ class Simulation {
 /// What this simulation does not check itself must hold, or indices would lead nowhere.
 std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, const Job& job,
                               const HardwareProfile& profile, Bytes memory) {
-  const OptimizerKind optimizer = job.train.optimizer.name;
-  const bool eight_bit = optimizer == OptimizerKind::AdamW8bit;
-  if ((eight_bit || optimizer == OptimizerKind::Adafactor) && profile.kind == "cpu") {
+  if (job.train.optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {
     return Error{ErrorCode::Unsupported,
-                 eight_bit ? "an optimizer with moments of 8 bits runs compiled kernels of a GPU"
-                           : "what Adafactor takes of a host has not been measured",
+                 "an optimizer with moments of 8 bits runs compiled kernels of a GPU",
                  "",
                  "train.optimizer.name",
-                 "adamw or sgd on a host",
-                 (eight_bit ? "adamw8bit with the profile " : "adafactor with the profile ") + job.cluster.profile,
+                 "adamw, sgd, adafactor or muon on a host",
+                 "adamw8bit with the profile " + job.cluster.profile,
                  "set train.optimizer.name = \"adamw\", or a GPU's profile"};
   }
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {

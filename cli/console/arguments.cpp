@@ -123,6 +123,10 @@ class Declaration {
           ->check(CLI::Range(1, 1 << 30).description(""))
           ->type_name("N");
     }
+    verb.add_option_function<std::string>(
+            "--program", [&job](const std::string& name) { job.set.push_back("model.program=" + name); },
+            ".pt2 of several programs: which one (as model.program)")
+        ->type_name("NAME");
     verb.add_option_function<std::vector<std::string>>(
             "--dim", [&job](const std::vector<std::string>& dims) { job.set.push_back(set_of_dims(dims)); },
             ".pt2: the size of a symbolic dimension, named s27 or tokens.1 (repeatable; as model.dims)")
@@ -404,12 +408,13 @@ class Declaration {
   }
 
   void declare_trace() {
-    CLI::App& verb =
-        add_verb("trace", "Recordings of any kind: busy, idle by cause, kernels, stragglers, SQL; other formats");
-    add_choice(verb.add_option("ACTION", trace_.action,
-                               "analyse, convert IN... OUT, kernels, stragglers, or query FILE... SELECT")
-                   ->required(),
-               {"analyse", "convert", "kernels", "stragglers", "query"});
+    CLI::App& verb = add_verb(
+        "trace", "Recordings of any kind: busy, idle by cause, kernels, flame graphs, stragglers, SQL; other formats");
+    add_choice(
+        verb.add_option("ACTION", trace_.action,
+                        "analyse, convert IN... OUT, kernels, flame, memory, stragglers, or query FILE... SELECT")
+            ->required(),
+        {"analyse", "convert", "kernels", "flame", "memory", "stragglers", "query"});
     files_.push_back(verb.add_option("FILE", trace_.files,
                                      "Kineto or Chrome JSON, .fst, memory snapshots, nsys' sqlite; several are ranks")
                          ->required()
@@ -417,16 +422,20 @@ class Declaration {
     verb.add_option("--rank", trace_.rank, "One rank; else all")
         ->check(CLI::Range(0, 1 << 30).description(""))
         ->type_name("N");
-    verb.add_option("--from", trace_.from, "Work that begins at this time or later, as in 12ms")->type_name("TIME");
+    verb.add_option("--from", trace_.from,
+                    "Work that begins at this time or later, as in 12ms; memory: the moment, else the peak")
+        ->type_name("TIME");
     verb.add_option("--to", trace_.to, "... and before this time")->type_name("TIME");
     verb.add_option("--top", trace_.top, "Rows of the long tables; 0 = all")
         ->check(CLI::Range(0, 1 << 30).description(""))
         ->type_name("N");
-    add_choice(verb.add_option("--by", trace_.by, "kernels: what a row is; else a kernel's name"),
-               {"kernel", "operator", "module", "layer"});
-    files_.push_back(
-        verb.add_option("--against", trace_.against, "kernels: the difference to this recording")->type_name("FILE"));
-    add_output_file(verb, "--csv", trace_.csv, "kernels, stragglers, query: write all rows of the table");
+    add_choice(
+        verb.add_option("--by", trace_.by, "kernels: what a row is, else a kernel's name; flame: stack or module"),
+        {"kernel", "operator", "module", "layer", "stack"});
+    files_.push_back(verb.add_option("--against", trace_.against, "kernels, memory: the difference to this recording")
+                         ->type_name("FILE"));
+    add_output_file(verb, "--out", trace_.out, "flame: a picture (.svg) or folded stacks (.txt); else stdout");
+    add_output_file(verb, "--csv", trace_.csv, "kernels, memory, stragglers, query: write all rows of the table");
   }
 
   void declare_diagnose() {

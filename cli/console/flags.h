@@ -130,14 +130,15 @@ struct CompareFlags {
 };
 
 struct TraceFlags {
-  std::string action;              // analyse | convert | kernels | stragglers | query
+  std::string action;              // analyse | convert | kernels | memory | flame | stragglers | query
   std::vector<std::string> files;  // convert: the last one is written; query: the last one is the question
   int rank = -1;                   // -1: all
   std::string from, to;            // "12ms"; empty = all of it
   int top = 10;                    // rows of the long tables; 0 = all
-  std::string by;                  // kernels: kernel | operator | module | layer; empty = kernel
-  std::string against;             // kernels: another recording, whose table is taken away
-  std::string csv;                 // kernels, stragglers, query: the table as a file, all rows
+  std::string by;   // kernels: kernel | operator | module | layer, empty = kernel; flame: stack | module, empty = stack
+  std::string out;  // flame: a picture (.svg) or folded stacks; empty = folded stacks on stdout
+  std::string against;  // kernels, memory: another recording, whose table is taken away
+  std::string csv;      // kernels, memory, stragglers, query: the table as a file, all rows
 };
 
 struct DiagnoseFlags {

@@ -13,6 +13,7 @@
 
 #include "cli/console/usage_error.h"
 #include "cli/session/job_source.h"
+#include "core/adapters/adapted_model.h"
 #include "core/model/sources/load_model.h"
 #include "exec/checkpoint/checkpoint_export.h"
 
@@ -85,6 +86,11 @@ ExitCode import_weights(const CheckpointFlags& flags, const Console& console) {
   job_flags.set = flags.set;
   const auto job = load_job(job_flags, console);
   if (!job) return console.error(job.error());
+  if (has_adapters(job->job.adapters)) {
+    return console.error({ErrorCode::Unsupported, "weights of a plain model make no checkpoint of one with adapters",
+                          flags.source, "adapters.kind", "none", job->job.adapters.kind,
+                          "set model.weights to them: `run` starts the adapters beside them"});
+  }
   const auto model = load_model(job->job.model, program_options(job->job, ProgramDevice::Cpu));
   if (!model) return console.error(model.error());
   const auto folder = exec::import_checkpoint(flags.source, *model, flags.out);

@@ -52,10 +52,8 @@ std::int64_t number_of(const char* variable, std::int64_t otherwise) {
 
 /// As NVIDIA numbers them: what kernels PyTorch and cuBLAS choose hangs on it.
 std::string compute_capability(const HardwareProfile& profile) {
-  if (profile.generation == "volta") return "7.0";
-  if (profile.generation == "ampere") return "8.0";
-  if (profile.generation == "ada") return "8.9";
-  if (profile.generation == "blackwell") return "10.0";
+  const CardArchitecture& card = profile.architecture;
+  if (card.maker == CardArchitecture::Maker::Nvidia) return fmt::format("{}.{}", card.number / 10, card.number % 10);
   return "9.0";
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cli/console/progress_bar.h"
+#include "cli/console/usage_error.h"
 #include "cli/reports/fit_report.h"
 #include "cli/reports/remedies.h"
 #include "cli/session/exported_files.h"
@@ -24,13 +25,7 @@ namespace foreshard::cli {
 namespace {
 
 Error usage(std::string place, std::string message, std::string expected, std::string got) {
-  return {.code = ErrorCode::Usage,
-          .message = std::move(message),
-          .file = {},
-          .place = std::move(place),
-          .expected = std::move(expected),
-          .got = std::move(got),
-          .hint = "`foreshard help fit` shows the usage"};
+  return verb_usage_error("fit", std::move(place), std::move(message), std::move(expected), std::move(got));
 }
 
 std::vector<std::string> split(const std::string& list) {

@@ -51,18 +51,24 @@ std::vector<std::string> arguments_of(const RunFlags& flags) {
 /// fsdp.wrap.policy = "auto", fsdp.runtime = "planned": the units and the schedule that `simulate` finds, handed on in
 /// full, so that one search serves all ranks and both plan the same.
 Result<void> settle_units(const Job& job, bool scheduled, const Console& console, std::vector<std::string>& sets) {
-  if (!scheduled && !wants_wrap_search(job) && !wants_schedule_search(job)) return {};
+  const auto hand_on = [&sets](const Job& settled) {
+    for (const char* const key : schedule_keys())
+      sets.push_back(fmt::format("{}={}", key, write_job_key(*find_job_key(key), settled)));
+  };
+  if (scheduled) {  // by a file, which was laid beside the model: nothing is searched
+    hand_on(job);
+    return {};
+  }
+  if (!wants_wrap_search(job) && !wants_schedule_search(job)) return {};
   const auto profile = load_profile(job.cluster.profile);
   if (!profile) return fail(profile.error());
   const auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
   const auto settled = settle_job(job, *model, *profile);
   if (!settled) return fail(settled.error());
-  if (!scheduled && settled->job == job) return {};  // no repeated block: core's own choice, here as there
+  if (settled->job == job) return {};  // no repeated block: core's own choice, here as there
   for (const std::string& text : settled->texts) console.note("note: " + text);
-  for (const char* const key : schedule_keys()) {
-    sets.push_back(fmt::format("{}={}", key, write_job_key(*find_job_key(key), settled->job)));
-  }
+  hand_on(settled->job);
   return {};
 }
 

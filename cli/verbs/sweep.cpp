@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cli/console/progress_bar.h"
+#include "cli/console/usage_error.h"
 #include "cli/reports/sweep_document.h"
 #include "cli/reports/sweep_picture.h"
 #include "cli/reports/sweep_report.h"
@@ -20,13 +21,7 @@ namespace {
 constexpr Bytes kMostSweepFile = 64 * kMiB;
 
 Error usage(std::string place, std::string message, std::string expected, std::string got) {
-  return {.code = ErrorCode::Usage,
-          .message = std::move(message),
-          .file = {},
-          .place = std::move(place),
-          .expected = std::move(expected),
-          .got = std::move(got),
-          .hint = "`foreshard help sweep` shows the usage"};
+  return verb_usage_error("sweep", std::move(place), std::move(message), std::move(expected), std::move(got));
 }
 
 Result<SweepPart> parse_part(const std::string& text) {

@@ -9,6 +9,8 @@
 #include "cli/reports/trace_report.h"
 #include "cli/verbs/verbs.h"
 #include "core/output_file.h"
+#include "traces/analysis/flame.h"
+#include "traces/encodings/byte_file.h"
 #include "traces/formats/chrome_trace.h"
 #include "traces/formats/fst.h"
 #include "traces/formats/timeline_csv.h"
@@ -56,10 +58,11 @@ ExitCode analyse(const TraceFlags& flags, const Console& console) {
   return written ? ExitCode::Ok : ExitCode::RunFailed;
 }
 
-Result<void> write_as(const Timeline& timeline, const std::string& path) {
+Result<void> write_as(const OpenedTrace& opened, const std::string& path) {
+  const Timeline& timeline = opened.timeline;
   const auto ends = [&](std::string_view tail) { return path.ends_with(tail); };
-  if (ends(".fst")) return write_fst(timeline, path);
-  if (ends(".json") || ends(".json.gz")) return write_chrome_trace(timeline, path);
+  if (ends(".fst")) return write_fst(timeline, path, opened.arguments);
+  if (ends(".json") || ends(".json.gz")) return write_chrome_trace(timeline, path, opened.arguments);
   if (ends(".csv") || ends(".csv.gz")) return write_timeline_csv(timeline, path);
   return fail(
       usage_error("the name of the file to write says its format", ".fst, .json, .json.gz, .csv or .csv.gz", path));
@@ -74,7 +77,7 @@ ExitCode convert(const TraceFlags& flags, const Console& console) {
   if (auto possible = try_outputs({out}); !possible) return console.error(possible.error());
   const auto opened = open_noted(inputs, console);
   if (!opened) return console.error(opened.error());
-  const auto written = write_as(opened->timeline, out);
+  const auto written = write_as(*opened, out);
   if (!written) return console.error(written.error());
   console.note(fmt::format("{}: {} slices", out, opened->timeline.spans.size()));
   return ExitCode::Ok;
@@ -103,20 +106,31 @@ Result<void> check_window(const Timeline& timeline, const KernelTableOptions& op
 
 /// A flag that the action does not take would be lost without a word.
 Result<void> check_flags(const TraceFlags& flags) {
-  const bool table = flags.action == "kernels" || flags.action == "stragglers" || flags.action == "query";
-  const bool window = flags.action == "kernels" || flags.action == "analyse";
+  const bool table =
+      flags.action == "kernels" || flags.action == "stragglers" || flags.action == "query" || flags.action == "memory";
+  const bool flame = flags.action == "flame";
+  const bool memory = flags.action == "memory";
+  const bool window = flags.action == "kernels" || flags.action == "analyse" || flame;
   const auto unused = [&](const char* flag, bool set, bool taken, const char* where) -> Result<void> {
     if (!set || taken) return {};
     return fail(usage_error(fmt::format("trace {} takes no {}", flags.action, flag), where, flag));
   };
-  if (auto ok = unused("--rank", flags.rank >= 0, window, "with analyse and kernels"); !ok) return ok;
-  if (auto ok = unused("--from", !flags.from.empty(), window, "with analyse and kernels"); !ok) return ok;
-  if (auto ok = unused("--to", !flags.to.empty(), window, "with analyse and kernels"); !ok) return ok;
-  if (auto ok = unused("--csv", !flags.csv.empty(), table, "with kernels, stragglers and query"); !ok) return ok;
-  return unused("--against", !flags.against.empty(), flags.action == "kernels", "with kernels");
+  if (auto ok = unused("--rank", flags.rank >= 0, window || memory, "with analyse, kernels, flame and memory"); !ok)
+    return ok;
+  if (auto ok = unused("--from", !flags.from.empty(), window || memory, "with analyse, kernels, flame and memory"); !ok)
+    return ok;
+  if (auto ok = unused("--to", !flags.to.empty(), window, "with analyse, kernels and flame"); !ok) return ok;
+  if (auto ok = unused("--out", !flags.out.empty(), flame, "with flame"); !ok) return ok;
+  if (auto ok = unused("--by", !flags.by.empty(), flame || flags.action == "kernels", "with kernels and flame"); !ok)
+    return ok;
+  if (auto ok = unused("--csv", !flags.csv.empty(), table, "with kernels, memory, stragglers and query"); !ok)
+    return ok;
+  return unused("--against", !flags.against.empty(), flags.action == "kernels" || memory, "with kernels and memory");
 }
 
 ExitCode kernels(const TraceFlags& flags, const Console& console) {
+  if (!flags.by.empty() && !kernel_key_of_name(flags.by))
+    return console.error(usage_error("--by: of kernel tables", "kernel, operator, module or layer", flags.by));
   if (auto possible = try_outputs({flags.csv}); !possible) return console.error(possible.error());
   const auto options = windowed<KernelTableOptions>(
       flags, {kernel_key_of_name(flags.by).value_or(KernelKey::Kernel), std::nullopt, std::nullopt, std::nullopt});
@@ -130,6 +144,61 @@ ExitCode kernels(const TraceFlags& flags, const Console& console) {
   if (!other) return console.error(other.error());
   return show(differences_of(kernel_differences(rows, kernel_table(other->timeline, *options)), options->by), flags,
               console);
+}
+
+/// Folded stacks on stdout; a file by its name a picture or the same text.
+ExitCode flame(const TraceFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.out}); !possible) return console.error(possible.error());
+  const auto by = flame_by_of_name(flags.by.empty() ? "stack" : flags.by);
+  if (!by) return console.error(usage_error("--by: of flame graphs", "stack or module", flags.by));
+  auto options = windowed<FlameOptions>(flags);
+  if (!options) return console.error(options.error());
+  options->by = *by;
+  const auto opened = open_noted(flags.files, console);
+  if (!opened) return console.error(opened.error());
+  const KernelTableOptions window{KernelKey::Kernel, options->rank, options->from, options->to};
+  if (auto valid = check_window(opened->timeline, window); !valid) return console.error(valid.error());
+  const FlameGraph graph = flame_graph(opened->timeline, *options);
+  if (graph.nodes.front().count == 0)
+    return console.error(file_error(ErrorCode::BadSyntax, flags.files.front(), "no work on a device lies in the window",
+                                    "none", "take a recording with CUDA activities, or a wider window"));
+  if (flags.out.empty()) return console.result(folded_text(graph)) ? ExitCode::Ok : ExitCode::RunFailed;
+  const std::string title = fmt::format("{}, device time by {}", fmt::join(flags.files, ", "),
+                                        *by == FlameBy::Stack ? "host stack" : "module");
+  const bool picture = flags.out.ends_with(".svg");
+  const auto written = write_whole_file(flags.out, picture ? flame_svg(graph, title) : folded_text(graph));
+  if (!written) return console.error(written.error());
+  console.note(fmt::format("{}: {} stacks", flags.out, graph.nodes.size() - 1));
+  return ExitCode::Ok;
+}
+
+Result<LiveBlocks> blocks_in(const std::vector<std::string>& files, const BlockOptions& options,
+                             const Console& console) {
+  const auto opened = open_noted(files, console);
+  if (!opened) return fail(opened.error());
+  auto live = live_blocks(opened->timeline, options);
+  if (live) return std::move(*live);
+  return fail(file_error(ErrorCode::BadSyntax, files.front(), "nothing in it says which blocks were allocated",
+                         "no history of allocations",
+                         "torch.cuda.memory._record_memory_history() before, _dump_snapshot() after; or simulate "
+                         "--snapshot"));
+}
+
+ExitCode memory(const TraceFlags& flags, const Console& console) {
+  if (auto possible = try_outputs({flags.csv}); !possible) return console.error(possible.error());
+  BlockOptions options;
+  if (flags.rank >= 0) options.rank = flags.rank;
+  if (!flags.from.empty()) {
+    const auto at = time_of_text("--from", flags.from);
+    if (!at) return console.error(at.error());
+    options.at = *at;
+  }
+  const auto live = blocks_in(flags.files, options, console);
+  if (!live) return console.error(live.error());
+  if (flags.against.empty()) return show(blocks_of(*live), flags, console);
+  const auto other = blocks_in({flags.against}, options, console);
+  if (!other) return console.error(other.error());
+  return show(block_differences_of(*live, *other), flags, console);
 }
 
 ExitCode stragglers(const TraceFlags& flags, const Console& console) {
@@ -182,6 +251,8 @@ ExitCode run_verb(const TraceFlags& flags, const Console& console) {
   if (auto taken = check_flags(flags); !taken) return console.error(taken.error());
   if (flags.action == "convert") return convert(flags, console);
   if (flags.action == "kernels") return kernels(flags, console);
+  if (flags.action == "flame") return flame(flags, console);
+  if (flags.action == "memory") return memory(flags, console);
   if (flags.action == "stragglers") return stragglers(flags, console);
   if (flags.action == "query") return query(flags, console);
   return analyse(flags, console);

@@ -32,15 +32,22 @@ struct AdapterTypes {
 
 /// One run of a target's operators: where it ends, what it takes and what it hands on.
 struct LayerCall {
-  std::int32_t last = -1;
+  std::int32_t first = -1, last = -1;
   ModuleId target;
   ValueId input, result;
 };
 
 class ProgramMaker {
  public:
-  ProgramMaker(const Model& base, AdaptedTree tree, const Job& job, const UnitTable& units)
-      : base_(base), tree_(std::move(tree)), job_(job), units_(units), replaced_(base.values.size()) {}
+  ProgramMaker(const Model& base, AdaptedTree tree, const Job& job, const UnitTable& units, ProgramDevice device)
+      : base_(base),
+        tree_(std::move(tree)),
+        job_(job),
+        units_(units),
+        kernels_({.fused_dropout = device == ProgramDevice::Cuda,
+                  .autocast = job.model.autocast,
+                  .wide_autocast = device != ProgramDevice::Cpu}),
+        replaced_(base.values.size()) {}
 
   Result<Model> make() {
     Model& model = tree_.model;
@@ -55,11 +62,18 @@ class ProgramMaker {
     std::size_t next = 0;
     for (std::size_t i = 0; i < base_.ops.size(); ++i) {
       op_of_[i] = static_cast<std::int32_t>(model.ops.size());
-      copy(base_.ops[i], static_cast<std::int32_t>(i));
-      if (next >= calls_.size() || calls_[next].last != static_cast<std::int32_t>(i)) continue;
-      if (auto done = add_adapter(calls_[next++], base_.ops[i]); !done) return tl::unexpected(done.error());
+      const bool called = next < calls_.size() && calls_[next].first <= static_cast<std::int32_t>(i);
+      const bool packed = called && tree_.packed[calls_[next].target.index()].valid();
+      const bool ends = called && calls_[next].last == static_cast<std::int32_t>(i);
+      if (!packed) copy(base_.ops[i], static_cast<std::int32_t>(i));
+      if (!ends) continue;
+      const LayerCall& call = calls_[next++];
+      if (packed) add_packed_product(call, base_.ops[i]);
+      if (!tree_.layer[call.target.index()].layer.valid()) continue;
+      if (auto done = add_adapter(call, base_.ops[i]); !done) return tl::unexpected(done.error());
     }
     op_of_.back() = static_cast<std::int32_t>(model.ops.size());
+    if (job_.checkpointing.policy != CheckpointPolicy::None && job_.checkpointing.reentrant) require_input_gradients();
     move_facts();
     return std::move(model);
   }
@@ -87,14 +101,33 @@ class ProgramMaker {
       const Op& op = base_.ops[first];
       std::size_t end = first + 1;
       while (end < base_.ops.size() && base_.ops[end].module == op.module && base_.ops[end].call == op.call &&
-             tree_.layer[op.module.index()].layer.valid() && !begins_again(first, end))
+             is_changed(op.module) && !begins_again(first, end))
         ++end;
-      if (tree_.layer[op.module.index()].layer.valid()) {
+      if (is_changed(op.module)) {
         if (auto call = call_of(first, end, made, read); !call) return call;
       }
       first = end;
     }
     return {};
+  }
+
+  bool is_changed(ModuleId module) const {
+    return tree_.layer[module.index()].layer.valid() || tree_.packed[module.index()].valid();
+  }
+
+  /// The layer's operators as one, with the matrix as it is stored.
+  void add_packed_product(const LayerCall& call, const Op& last) {
+    const ModuleInfo& linear = base_.modules[call.target.index()];
+    Op& op = tree_.model.ops.emplace_back();
+    op.name = "bitsandbytes.matmul_4bit.default";
+    op.module = tree_.module[call.target.index()];
+    op.call = last.call;
+    op.region = last.region;
+    op.args.push_back(Arg{ValueRef{now(call.input)}});
+    op.args.push_back(Arg{ParamRef{tree_.packed[call.target.index()]}});
+    for (std::size_t i = 1; i < linear.params.size(); ++i)
+      op.args.push_back(Arg{ParamRef{tree_.param[linear.params[i].index()]}});
+    op.out = {call.result};
   }
 
   /// A builder that does not count calls: the second one begins with the operator that the first one began with.
@@ -105,6 +138,7 @@ class ProgramMaker {
   Result<void> call_of(std::size_t first, std::size_t end, const std::vector<std::int32_t>& made,
                        const std::vector<std::int32_t>& read) {
     LayerCall call;
+    call.first = static_cast<std::int32_t>(first);
     call.last = static_cast<std::int32_t>(end) - 1;
     call.target = base_.ops[first].module;
     bool simple = true;
@@ -183,14 +217,15 @@ class ProgramMaker {
   }
 
   Result<void> check_types(const AdapterTypes& types, const AdaptedLayer& layer) const {
-    if (types.seen == types.used || types.casts_input) return {};
+    if (types.seen == types.used || types.casts_input || job_.model.autocast) return {};
     return fail(adapter_error(
         ErrorCode::Inconsistent, "dtype",
         fmt::format("{}: the layer casts its input to the adapter's own dtype, the adapter's unit casts its weight to "
                     "another (RuntimeError: expected mat1 and mat2 to have the same dtype, but got: {} != {})",
                     tree_.model.modules[layer.layer.index()].fqn, scalar_name(types.seen), scalar_name(types.used)),
         std::string(dtype_name(types.used)), std::string(dtype_name(types.seen)),
-        "set adapters.dtype to fsdp.mixed_precision.param, or fsdp.mixed_precision.cast_forward_inputs = true"));
+        "set adapters.dtype to fsdp.mixed_precision.param, fsdp.mixed_precision.cast_forward_inputs = true, or "
+        "model.autocast"));
   }
 
   Tensor tensor(ValueId id) const {
@@ -206,11 +241,15 @@ class ProgramMaker {
     if (auto fits = check_types(types, layer); !fits) return fits;
     Model& model = tree_.model;
     const std::size_t begin = model.ops.size();
-    ProgramWriter w(model, types.used, {});
+    ProgramWriter w(model, types.used, kernels_);
     const Tensor given = tensor(now(call.input)), result = tensor(call.result);
+    const bool packed = tree_.packed[call.target.index()].valid();
+    const bool converts = !packed || !job_.model.autocast;  // PEFT's own layer for 4 bits leaves it to autocast
     w.enter(layer.layer);
-    Tensor x = w.to(given, types.seen);
+    Tensor x = converts ? w.to(given, types.seen) : given;
     if (x.index != given.index) w.hold(x, Hold::Until::Call, layer.layer);  // the layer's own `x`
+    w.enter(layer.dropout);
+    x = w.dropout(x, job_.adapters.dropout);
     w.enter(layer.down);
     if (types.casts_input) x = w.to(x, types.used);
     const Tensor narrow = w.linear(x, layer.down_weight, {});
@@ -218,8 +257,10 @@ class ProgramMaker {
     const Tensor wide = w.linear(narrow, layer.up_weight, {});
     w.enter(layer.layer);
     const double scaling = job_.adapters.alpha / static_cast<double>(job_.adapters.rank);
-    const Tensor sum = w.add(result, w.with_scalar("aten.mul.Tensor", wide, Arg{scaling}));
-    const Tensor made = w.to(sum, result.dtype);
+    const Tensor base = packed ? w.clone(result) : result;
+    const Tensor scaled = w.with_scalar("aten.mul.Tensor", wide, Arg{scaling});
+    const Tensor sum = w.add(base, packed && converts ? w.to(scaled, result.dtype) : scaled);
+    const Tensor made = packed && !converts ? sum : w.to(sum, result.dtype);
     for (std::size_t i = begin; i < model.ops.size(); ++i) {
       model.ops[i].call = last.call;
       model.ops[i].region = last.region;
@@ -230,12 +271,27 @@ class ProgramMaker {
     return {};
   }
 
+  /// enable_input_require_grads: a reentrant checkpoint trains nothing unless one of its inputs requires a gradient.
+  void require_input_gradients() {
+    for (const Op& op : tree_.model.ops) {
+      if (op.name != "aten.embedding.default") continue;
+      tree_.model.values[op.out.front().index()].requires_grad = true;
+      return;
+    }
+  }
+
   std::int32_t new_place(std::int32_t op) const { return op < 0 ? op : op_of_[static_cast<std::size_t>(op)]; }
 
   /// What is said of values and operators beside the program.
   void move_facts() {
     Model& model = tree_.model;
-    for (ValueInfo& value : model.values) value.held.op = new_place(value.held.op);
+    std::int32_t autocast_end = -1;
+    for (ValueInfo& value : model.values) {
+      value.held.op = new_place(value.held.op);
+      if (value.held.until == Hold::Until::Autocast) autocast_end = std::max(autocast_end, value.held.op);
+    }
+    for (ValueInfo& value : model.values)  // casts of adapters lie in the same autocast
+      if (value.held.until == Hold::Until::Autocast) value.held.op = autocast_end;
     for (const ValueId id : base_.outputs) model.outputs.push_back(now(id));
     for (ModuleCall call : base_.module_calls) {
       call.module = tree_.called[call.module.index()];
@@ -255,6 +311,7 @@ class ProgramMaker {
   AdaptedTree tree_;
   const Job& job_;
   const UnitTable& units_;
+  ProgramWriter::Kernels kernels_;
   std::vector<ValueId> replaced_;  // by value of the plain program: what its layer returns now
   std::vector<LayerCall> calls_;
   std::vector<std::int32_t> op_of_;  // by operator of the plain program, and one behind
@@ -266,15 +323,29 @@ Result<void> check_options(const Model& base, const Job& job) {
                               "a config.json, a .pt2 archive or a model.json with ops", "calls of modules alone",
                               "set adapters.kind = \"none\""));
   }
-  if (job.model.loss.starts_with("chunked_")) {  // whose wrapper stands around PEFT's
-    return fail(adapter_error(ErrorCode::Unsupported, "kind", "adapters beside a loss in chunks are not planned",
-                              "model.loss = \"auto\"", job.model.loss, "set model.loss = \"auto\""));
-  }
-  if (job.mesh.tensor > 1) {
-    return fail(adapter_error(ErrorCode::Unsupported, "kind", "adapters are not cut over a mesh", "mesh.tensor = 1",
-                              std::to_string(job.mesh.tensor), "set mesh.tensor = 1"));
+  if (job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1) {
+    return fail(adapter_error(ErrorCode::Unsupported, "kind", "adapters are not cut over a mesh",
+                              "data-parallel ranks alone", "a mesh", "take the degrees of [mesh] away"));
   }
   return {};
+}
+
+/// Words of 4-bit elements must go through FSDP as they are.
+Result<void> check_storage(const Model& base, const Job& job) {
+  if (job.adapters.base == "model.dtype" || base.params.empty()) return {};
+  const DType words = base.params.front().dtype;
+  std::optional<DType> param = job.fsdp.mixed_precision.param;
+  for (const UnitOverride& one : job.fsdp.overrides) {
+    const std::optional<MixedPrecision>& own = one.mixed_precision;
+    if (own && own->param && *own->param != words) param = own->param;
+  }
+  if (job.fsdp.runtime == Runtime::None || !param || *param == words) return {};
+  return fail(adapter_error(ErrorCode::Inconsistent, "base",
+                            "4-bit elements are stored in words of the base's dtype, which FSDP would cast to another "
+                            "as if they were numbers",
+                            fmt::format("fsdp.mixed_precision.param = \"{}\"", dtype_name(words)),
+                            std::string(dtype_name(*param)),
+                            fmt::format("set model.dtype = \"{}\"", dtype_name(*param))));
 }
 
 Result<void> check_rank(const Model& base, const Job& job, const std::vector<bool>& targets) {
@@ -298,18 +369,37 @@ Result<void> check_rank(const Model& base, const Job& job, const std::vector<boo
   return {};
 }
 
+/// A matrix of words cannot require a gradient.
+Result<void> check_copies(const Model& base, std::vector<bool> copied, const std::vector<bool>& packed) {
+  for (std::size_t m = 0; m < copied.size(); ++m) {
+    const ModuleInfo& module = base.modules[m];
+    if (module.parent.valid() && copied[module.parent.index()]) copied[m] = true;
+    if (!copied[m] || !packed[m]) continue;
+    return fail(adapter_error(ErrorCode::Unsupported, "modules_to_save",
+                              fmt::format("{} is stored in 4 bits, of which nothing can be trained", module.fqn),
+                              "modules in the base's own dtype", "nf4",
+                              "leave it out, or set adapters.base = \"model.dtype\""));
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<Model> adapted_model(Model base, const Job& job) {
+Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device) {
   if (!has_adapters(job.adapters)) return base;
   if (auto fits = check_options(base, job); !fits) return tl::unexpected(fits.error());
   const auto targets = adapter_targets(base, job.adapters);
   if (!targets) return tl::unexpected(targets.error());
   if (auto fits = check_rank(base, job, *targets); !fits) return tl::unexpected(fits.error());
-  AdaptedTree tree = adapters::adapted_tree(base, job.adapters, *targets);
+  if (auto fits = check_storage(base, job); !fits) return tl::unexpected(fits.error());
+  std::vector<bool> packed = packed_layers(base, job.adapters);
+  auto copied = copied_modules(base, job.adapters);
+  if (!copied) return tl::unexpected(copied.error());
+  if (auto fits = check_copies(base, *copied, packed); !fits) return tl::unexpected(fits.error());
+  AdaptedTree tree = adapters::adapted_tree(base, job, {*targets, std::move(packed), std::move(*copied)});
   const auto units = build_units(tree.model, job);
   if (!units) return tl::unexpected(units.error());
-  return ProgramMaker(base, std::move(tree), job, *units).make();
+  return ProgramMaker(base, std::move(tree), job, *units, device).make();
 }
 
 }  // namespace foreshard

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/job.h"
+#include "core/model/families/config_model.h"
 #include "core/model/model.h"
 #include "core/result.h"
 
@@ -16,13 +17,20 @@ namespace foreshard {
 constexpr bool has_adapters(const AdapterOptions& adapters) { return adapters.kind != "none"; }
 
 /// `base` itself if the job asks for no adapters. The program computes in the dtypes that the job's units give the
-/// adapters. Errors: targets that match nothing (the nearest name), a target that is no linear layer, a rank larger
-/// than a dimension, a model without operators, a mesh, dtypes that PyTorch's first product refuses.
-Result<Model> adapted_model(Model base, const Job& job);
+/// adapters, on `device`. Errors: targets that match nothing (the nearest name), a target that is no linear layer, a
+/// rank larger than a dimension, a model without operators, a mesh, dtypes that PyTorch's first product refuses.
+Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device = ProgramDevice::Cuda);
 
 /// By ModuleId of `base`: the layers that adapters.targets names. A word matches a module's whole name, its end behind
 /// a dot, or (with * or ?) the whole name as a pattern; "all-linear" every linear layer but the one that makes the
 /// logits.
 Result<std::vector<bool>> adapter_targets(const Model& base, const AdapterOptions& adapters);
+
+/// By ModuleId of `base`: the modules that adapters.modules_to_save names by their own names' ends, the outermost ones.
+Result<std::vector<bool>> copied_modules(const Model& base, const AdapterOptions& adapters);
+
+/// By ModuleId of `base`: the matrices that adapters.base = "nf4" stores in 4 bits, as Transformers replaces them:
+/// every linear layer but the one that makes the logits.
+std::vector<bool> packed_layers(const Model& base, const AdapterOptions& adapters);
 
 }  // namespace foreshard

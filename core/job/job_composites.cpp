@@ -280,11 +280,11 @@ Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out
 }
 
 std::string mesh_plan_text(const std::map<std::string, std::string>& plan) {
-  if (plan.empty()) return quoted("auto");
   std::string text;
-  for (const auto& [pattern, style] : plan)
+  for (const auto& [pattern, style] : plan) {
     text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted(pattern), quoted(style));
-  return "{" + text + "}";
+  }
+  return text.empty() ? quoted("auto") : "{" + text + "}";
 }
 
 }  // namespace foreshard::job_values

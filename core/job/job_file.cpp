@@ -309,15 +309,19 @@ class Loader {
 
   static void warn_if_without_meaning(const JobKey& key, LoadedJob& loaded) {
     const Runtime runtime = loaded.job.fsdp.runtime;
-    const bool means = !key.only || *key.only == runtime || (*key.only == Runtime::Fsdp2 && has_fsdp2_layouts(runtime));
-    if (!means) {
+    const bool any = !key.only || *key.only == runtime || (*key.only == Runtime::Fsdp2 && has_fsdp2_layouts(runtime));
+    if (!any)
       loaded.warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
                                             runtime_name(*key.only), runtime_name(loaded.job.fsdp.runtime)));
-    }
-    const bool cuts = key.name.starts_with("mesh.") && key.name != "mesh.tensor" && key.name != "mesh.context" &&
-                      key.name != "mesh.expert";
-    if (cuts && loaded.job.mesh.tensor == 1)
-      loaded.warnings.push_back(fmt::format("{} has a meaning with mesh.tensor above 1 only", key.name));
+    const MeshOptions& mesh = loaded.job.mesh;
+    const auto beside = [&](const char* degree, bool is) {
+      if (!is) loaded.warnings.push_back(fmt::format("{} has a meaning with {} above 1 only", key.name, degree));
+    };
+    if (key.name.starts_with("mesh.expert_")) return beside("mesh.expert", mesh.expert > 1);
+    if (key.name == "mesh.context_rotate") return beside("mesh.context", mesh.context > 1);
+    const bool degree = key.name == "mesh.context" || key.name == "mesh.expert" || key.name == "mesh.tensor";
+    if (!key.name.starts_with("mesh.") || degree) return;
+    beside("mesh.tensor", mesh.tensor > 1 || (key.name == "mesh.plan" && mesh.expert > 1));
   }
 
   void add_warnings(LoadedJob& loaded) const {

@@ -164,6 +164,12 @@ void add_model(TableMaker& t) {
   t.integer("model.loss_chunks", 1, 65'536, FORESHARD_FIELD(model.loss_chunks),
             "chunked losses: into how many pieces of the sequence");
   t.boolean("model.attention_mask", FORESHARD_FIELD(model.attention_mask), "the script hands a padding mask");
+  t.dtype("model.autocast", "none", FORESHARD_FIELD(model.autocast),
+          "torch.autocast around the forward, beside the parameters' dtype; the script's own loss stands outside");
+  t.boolean("model.autocast_cache", FORESHARD_FIELD(model.autocast_cache),
+            "its cache_enabled: casts of float32 parameters are kept until it exits");
+  t.boolean("model.float32_outputs", FORESHARD_FIELD(model.float32_outputs),
+            "what the forward returns is cast to float32 behind autocast, as accelerate does");
   t.boolean("model.compile", FORESHARD_FIELD(model.compile), "torch.compile of each block");
   t.word("model.float8", {"none", "tensorwise", "rowwise"}, FORESHARD_FIELD(model.float8),
          "linear layers in float8, with float8 gathers where the unit's parameters allow");
@@ -176,21 +182,37 @@ void add_model(TableMaker& t) {
       ".pt2: symbolic sizes by name, the symbol's or the input's and dimension's (\"tokens.1\"); also --dim NAME=SIZE");
 }
 
+void add_mesh_options(TableMaker& t) {
+  t.word("mesh.context_rotate", {"allgather", "alltoall"}, FORESHARD_FIELD(mesh.context_rotate),
+         "how keys and values reach the ranks that share a sequence: all at once, or round a ring");
+  t.number("mesh.expert_imbalance", 1.0, static_cast<double>(kMaxRanks), FORESHARD_FIELD(mesh.expert_imbalance),
+           "token choice, not planned yet: what this rank's experts receive, over an even spread; 1.0 = capacities are "
+           "given");
+  t.integer("mesh.expert_divide_factor", -1, kMaxRanks, FORESHARD_FIELD(mesh.expert_divide_factor),
+            "of the experts' gradients; 0 = the data ranks, as torchtitan; -1 = the ranks that FSDP shards them over");
+  t.boolean("mesh.flattened", FORESHARD_FIELD(mesh.flattened),
+            "the script has flattened data and tensor into one dimension: norms are completed in one all-reduce");
+}
+
 void add_adapters_and_mesh(TableMaker& t) {
   t.word("adapters.kind", {"none", "lora"}, FORESHARD_FIELD(adapters.kind), "none = full training");
   t.integer("adapters.rank", 1, 1 << 20, FORESHARD_FIELD(adapters.rank), "of the low-rank matrices");
   t.number("adapters.alpha", 0.0, 1e9, FORESHARD_FIELD(adapters.alpha), "adapters count alpha / rank");
   t.texts("adapters.targets", FORESHARD_FIELD(adapters.targets),
           "linear layers by the last part of their names or by patterns; \"all-linear\"");
+  t.number("adapters.dropout", 0.0, 1.0, FORESHARD_FIELD(adapters.dropout), "of what goes into an adapter");
+  t.texts("adapters.modules_to_save", FORESHARD_FIELD(adapters.modules_to_save),
+          "modules by the last part of their names, copied and trained whole beside the adapters");
   t.dtype("adapters.dtype", "model.dtype", FORESHARD_FIELD(adapters.dtype), "dtype the adapters are created in");
   t.word("adapters.base", {"model.dtype", "nf4", "int8"}, FORESHARD_FIELD(adapters.base),
-         "how the frozen base is stored, which is what FSDP gathers");
+         "how the frozen base is stored, which is what FSDP gathers; int8 is not planned yet");
   t.integer("mesh.tensor", 1, kMaxRanks, FORESHARD_FIELD(mesh.tensor), "ranks of tensor parallelism");
   t.boolean("mesh.sequence_parallel", FORESHARD_FIELD(mesh.sequence_parallel),
             "norms and the residual stream sharded over tensor");
   t.boolean("mesh.loss_parallel", FORESHARD_FIELD(mesh.loss_parallel), "logits stay sharded over the vocabulary");
   t.integer("mesh.context", 1, kMaxRanks, FORESHARD_FIELD(mesh.context), "ranks that share a sequence");
   t.integer("mesh.expert", 1, kMaxRanks, FORESHARD_FIELD(mesh.expert), "ranks that share the experts");
+  add_mesh_options(t);
   t.special(
       "mesh.plan", "\"auto\" or a table of styles by module pattern",
       [](const Spot& spot, Job& job) { return read_mesh_plan(spot, job.mesh.plan); },

@@ -17,13 +17,35 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"model.loss", [](const Job& job) { return job.model.loss == "fused_linear_cross_entropy"; },
      "chunked_cross_entropy"},
-    {"model.compile", [](const Job& job) { return job.model.compile; }, "false"},
+    {"model.autocast",
+     [](const Job& job) {
+       const bool kind = job.model.autocast == DType::BFloat16 || job.model.autocast == DType::Float16;
+       return job.model.autocast.has_value() && !kind;
+     },
+     "none, bfloat16 or float16"},
+    {"model.autocast",
+     [](const Job& job) {
+       const bool cut = job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1;
+       return job.model.autocast.has_value() && (cut || job.model.compile);
+     },
+     "none with [mesh] or model.compile: parameters cast by fsdp.mixed_precision"},
     {"model.float8", [](const Job& job) { return job.model.float8 != "none"; }, "none"},
-    {"model.program", [](const Job& job) { return !job.model.program.empty(); }, "an archive of one program"},
-    {"adapters.base", [](const Job& job) { return job.adapters.kind != "none" && job.adapters.base != "model.dtype"; },
-     "model.dtype"},
-    {"mesh.context", [](const Job& job) { return job.mesh.context > 1; }, "1"},
-    {"mesh.expert", [](const Job& job) { return job.mesh.expert > 1; }, "1"},
+    {"adapters.base", [](const Job& job) { return job.adapters.kind != "none" && job.adapters.base == "int8"; },
+     "model.dtype or nf4"},
+    {"mesh.context",
+     [](const Job& job) {
+       return job.mesh.context > 1 && (job.fsdp.runtime != Runtime::Fsdp2 || job.fsdp.strategy != Strategy::FullShard);
+     },
+     "fsdp2 with FULL_SHARD"},
+    {"mesh.expert",
+     [](const Job& job) {
+       const MeshOptions& mesh = job.mesh;
+       const bool beside = mesh.tensor > 1 || mesh.context > 1 || job.fsdp.strategy != Strategy::FullShard;
+       return mesh.expert > 1 && (beside || job.fsdp.runtime != Runtime::Fsdp2);
+     },
+     "experts over fsdp2 with FULL_SHARD alone: mesh.tensor = 1, mesh.context = 1"},
+    {"mesh.expert_imbalance", [](const Job& job) { return job.mesh.expert_imbalance != 1.0; },
+     "1, experts that take as many tokens each"},
     {"checkpointing.offload_activations", [](const Job& job) { return job.checkpointing.offload_activations; },
      "false"},
     {"train.optimizer.name",

@@ -58,4 +58,10 @@ std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& le
   return bytes > 0 ? std::vector<Bytes>{bytes} : std::vector<Bytes>{};
 }
 
+std::vector<Ref> held(Tape& tape, const std::vector<Bytes>& all) {
+  std::vector<Ref> slots;
+  for (const Bytes bytes : all) slots.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  return slots;
+}
+
 }  // namespace foreshard::lowering

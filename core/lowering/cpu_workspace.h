@@ -21,4 +21,7 @@ std::vector<Bytes> cpu_attention_backward_workspace(const Layout& q, const Layou
 std::vector<Bytes> cpu_product_workspace(const Kernel& product, const Layout& left, const Layout& right,
                                          const LoweringOptions& machine);
 
+/// Workspace of these sizes: one slot each, until the reference goes.
+std::vector<Ref> held(Tape& tape, const std::vector<Bytes>& all);
+
 }  // namespace foreshard::lowering

@@ -20,6 +20,7 @@ using lowering::RawPass;
 struct Extract {
   SegmentTemplate made;
   std::vector<ImportBinding> imports;
+  std::vector<ImportBinding> left_out;  // further imports, of blocks that were left out: instances of the real program
 };
 
 std::vector<ParamId> params_in_order(const Model& model, const SegmentRange& segment) {
@@ -75,9 +76,53 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
   return out;
 }
 
+/// What a segment behind the run frees of its second block, it frees of the blocks that were left out too: casts that
+/// autocast kept until it exited.
+void free_left_out(const Fold& fold, Extract& extract) {
+  const std::int32_t second = fold.run_begin + fold.period;
+  const auto added = [&](const MemoryEvent& event, std::vector<MemoryEvent>& to) {
+    to.push_back(event);
+    if (event.slot >= 0) return;
+    const ImportBinding import = extract.imports[static_cast<std::size_t>(-event.slot - 1)];
+    if (import.instance < second || import.instance >= second + fold.period) return;
+    for (std::int32_t block = 1; block <= fold.removed; ++block) {
+      extract.left_out.push_back({import.instance + block * fold.period, import.slot});
+      to.push_back({-static_cast<std::int32_t>(extract.imports.size() + extract.left_out.size()), false});
+    }
+  };
+  for (KernelList* list : {&extract.made.forward, &extract.made.recompute, &extract.made.backward}) {
+    std::vector<MemoryEvent> events;
+    events.reserve(list->events.size());
+    const auto move = [&](std::int32_t& begin, std::int32_t& end) {
+      const auto first = static_cast<std::int32_t>(events.size());
+      for (std::int32_t at = begin; at < end; ++at) added(list->events[static_cast<std::size_t>(at)], events);
+      begin = first;
+      end = static_cast<std::int32_t>(events.size());
+    };
+    for (Kernel& kernel : list->kernels) {
+      move(kernel.before_begin, kernel.before_end);
+      move(kernel.after_begin, kernel.after_end);
+    }
+    list->events = std::move(events);
+  }
+  extract.made.import_count = static_cast<std::int32_t>(extract.imports.size() + extract.left_out.size());
+}
+
+/// A block frees what lies near it: itself, its neighbours, and what is outside of the run.
+bool frees_nearby(const Fold& fold, const std::vector<Extract>& extracts) {
+  for (std::size_t i = 0; i < extracts.size(); ++i) {
+    if (!fold.in_run(static_cast<std::int32_t>(i))) continue;
+    for (const ImportBinding& import : extracts[i].imports)
+      if (fold.in_run(import.instance) && std::abs(import.instance - static_cast<std::int32_t>(i)) >= 2 * fold.period)
+        return false;
+  }
+  return true;
+}
+
 /// Equal but for where imports come from.
 bool alike(const Fold& fold, const std::vector<Extract>& extracts) {
   if (fold.period == 0) return true;
+  if (!frees_nearby(fold, extracts)) return false;
   for (std::int32_t s = 0; s < fold.period; ++s) {  // the second and third kept block must be one template
     const auto a = static_cast<std::size_t>(fold.run_begin + fold.period + s),
                b = a + static_cast<std::size_t>(fold.period);
@@ -116,6 +161,8 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
       instance.imports.push_back(
           {relative ? real + import.instance - folded : fold.real(import.instance), import.slot});
     }
+    const std::vector<ImportBinding>& further = extracts[static_cast<std::size_t>(folded)].left_out;
+    instance.imports.insert(instance.imports.end(), further.begin(), further.end());
   };
   for (std::size_t i = 0; i < extracts.size(); ++i)
     place(static_cast<std::int32_t>(i), fold.real(static_cast<std::int32_t>(i)));
@@ -147,6 +194,8 @@ Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>
       extracts.push_back(extract(machine.tape.instances()[i], static_cast<std::int32_t>(i), model, segments[real]));
     }
     if (folding && !alike(fold, extracts)) continue;  // rare: blocks that look alike but do not behave so
+    for (std::size_t i = 0; i < extracts.size(); ++i)
+      if (fold.period > 0 && !fold.in_run(static_cast<std::int32_t>(i))) free_left_out(fold, extracts[i]);
     return assemble(fold, extracts, machine, segments.size());
   }
   return LoweredProgram{};

@@ -11,16 +11,14 @@
 //
 // Notes for interpreters of the lists:
 // - A segment's frees at its end are those of Python's references that go when its function has returned; they are in
-// the
-//   `after` range of its last kernel. A list that only frees holds one kernel with launches 0: no device work.
+//   the `after` range of its last kernel. A list that only frees holds one kernel with launches 0: no device work.
 // - Model inputs (token ids, labels) are no slots: the step's input buffers are the caller's.
-// - Matrix products need cuBLAS's workspace: kCublasWorkspaceBytes, allocated once by the first Gemm of forward and
-// once more
+// - Matrix products need cuBLAS's workspace, allocated once by the first Gemm of forward and once more
 //   by the first Gemm of backward (autograd's thread has its own handle), never freed. It is in no list.
 // - Slots of category Output (the loss, the engine's first gradient) and `held` live until the caller drops them after
 //   backward. With LoweringOptions::hold_outputs the logits do too; without it they go with the forward's return.
-// - Slot::param and param_grad_order number the distinct parameters (storage owners) of the segment in order of first
-// use.
+// - Slot::param and param_grad_order number the distinct parameters (storage owners) of the segment in order of
+//   first use.
 // - A backward list of a checkpointed segment runs after the recompute lists of its whole region.
 #pragma once
 
@@ -41,8 +39,9 @@ namespace foreshard {
 /// What decides how long a kernel takes.
 enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction, Copy, Gather, Loss, Optimizer };
 
-/// A kernel in which the ranks of a mesh dimension meet.
-enum class KernelCollective : std::uint8_t { None, AllGather, ReduceScatter, AllReduce };
+/// A kernel in which the ranks of a mesh dimension meet. AllToAll: equal parts for every rank. Exchange: to the next
+/// rank of a ring and from the one before.
+enum class KernelCollective : std::uint8_t { None, AllGather, ReduceScatter, AllReduce, AllToAll, Exchange };
 
 enum class SlotCategory : std::uint8_t { Activation, Temporary, ActivationGrad, ParamGrad, Output, Workspace };
 
@@ -54,9 +53,6 @@ struct Slot {
                     // Model::params
   bool operator==(const Slot&) const = default;
 };
-
-/// What PyTorch gives each cuBLAS handle on Hopper (CUBLAS_WORKSPACE_CONFIG unset).
-inline constexpr Bytes kCublasWorkspaceBytes = 32 * kMiB;
 
 /// slot >= 0: a slot of this instance; slot < 0: import number -slot-1.
 struct MemoryEvent {
@@ -155,6 +151,7 @@ struct LoweringOptions {
   Bytes cpu_l2_bytes = 2 * kMiB;       // ... and this second cache a core: oneDNN cuts matrices to it
   bool hold_outputs = false;           // the caller keeps all of the model's outputs (logits), not only the first
   SavedOps saved = {};                 // selective checkpointing by operator: what every checkpointed region keeps
+  bool keeps_casts = true;             // autocast keeps casts of trained parameters: they are no views of a flat one
   bool keep_only_needed = false;       // ... of these only what backward reads, as a compiler's partitioner does
   bool operator==(const LoweringOptions&) const = default;
 };

@@ -3,7 +3,7 @@
 // nodes finish.
 //
 // Internal to lowering. Machine knows the program and the tape; forward_op and backward_of are the operator rules at
-// work (op_rules_forward.cpp, op_rules_backward.cpp).
+// work (op_rules_forward.cpp, backward/backward.cpp).
 #pragma once
 
 #include <map>
@@ -98,33 +98,16 @@ ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int
 std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
                             const std::vector<Layout>& results);
 
-struct BackwardInput {
-  const Node& node;
-  std::vector<Ref>& grads;        // per result; empty where undefined
-  const std::vector<Ref>& saved;  // parallel to node.saved
-  Ref saved_arg(std::int32_t index) const;
-  Ref saved_result(std::int32_t index) const;
-  bool wants(std::size_t arg) const { return arg < node.next.size() && node.next[arg].node >= 0; }
-};
 /// A convolution that capture saw without cuDNN: its columns are multiplied by cuBLAS (ConvUtils.h, ConvBackend).
 bool unfolds_into_memory(const Op* op);
 /// What it unfolds one picture of the batch to, forward and backward; 0 where it need not.
 Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result);
-/// Kernels of a GPU that read a gradient as it lies copy one with gaps first: that copy, empty where none is needed.
-Ref whole_gradient(Emitter& emit, const Ref& g);
-/// What a kernel of backward takes that reads all that was kept: the gradient and every saved tensor.
-std::vector<Ref> taken(const Ref& g, const BackwardInput& in);
-std::vector<Ref> taken(const Ref& g, const BackwardInput& in, std::string_view order);  // as OpRule::written says it
-/// Gradients per tensor argument, before they are summed to the argument's shape.
-std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in);
-/// The part of it in op_rules_backward_more.cpp; `g` is the gradient of the first result that has one.
-std::vector<Ref> backward_of_more(Emitter& emit, BackwardInput& in, const Ref& g);
-/// The part in op_rules_attention.cpp.
-std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
-/// The part that the table itself writes down (op_rules_written.cpp).
-std::vector<Ref> backward_of_written(Emitter& emit, BackwardInput& in);
+/// A product with a matrix stored in 4 bits (op_rules_quantised.cpp); args: x, what is stored, a bias or none.
+std::vector<Ref> quantised_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
 /// "aten.triu_.default" -> "aten.triu.default".
 std::string out_of_place(std::string_view name);
+/// Strides of `from` spread over `sizes`: none where one element becomes several.
+Dims expanded_strides(const Layout& from, const Dims& sizes);
 /// Strides of the part of `in` that diagonal, unfold, as_strided, or select, slice and diagonal_scatter are about.
 Dims part_strides(const Op& op, const Layout& in, const Dims& sizes);
 /// The dimensions that a reduction takes together, none for all of them.

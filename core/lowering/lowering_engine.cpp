@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/lowering/backward/backward.h"
 #include "core/lowering/lowering_opaque.h"
 
 namespace foreshard::lowering {
@@ -69,6 +70,10 @@ void Machine::accumulate_param(Node& node) {
   Ref gradient = node.grads.empty() ? Ref() : std::move(node.grads[0]);
   node.grads.clear();
   if (!gradient) return;
+  if (!node.param.valid()) {
+    leaves_.push_back(std::move(gradient));
+    return;
+  }
   if (trace_ != nullptr) trace_->gradients.push_back({node.param, {tape.at(gradient).storage, tape.layout(gradient)}});
   if (current_step_ < 0) return;  // nothing ran: the program's result is the parameter itself
   const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
@@ -91,6 +96,18 @@ void Machine::accumulate_param(Node& node) {
   instance.param_grads.push_back(node.param);
   instance.param_grad_slots.push_back(tape.storage_of(gradient).slot);
   tape.give_away(gradient, SlotCategory::ParamGrad, node.param);
+}
+
+void Machine::forget_saved(Node& node) {
+  CheckpointFrame* frame = node.frame >= 0 ? &frames_[static_cast<std::size_t>(node.frame)] : nullptr;
+  for (Saved& kept : node.saved) {
+    kept.tensor.reset();
+    if (kept.promised && frame != nullptr && --frame->promises == 0) {
+      frame->results.clear();
+      frame->kept.clear();
+      frame->inputs.clear();
+    }
+  }
 }
 
 void Machine::run_node(std::int32_t id) {
@@ -138,14 +155,7 @@ void Machine::run_node(std::int32_t id) {
     for (Ref& grad : grads) grad.reset();
     saved.clear();
   }
-  for (Saved& kept : node.saved) {
-    kept.tensor.reset();
-    if (kept.promised && frame != nullptr && --frame->promises == 0) {
-      frame->results.clear();
-      frame->kept.clear();
-      frame->inputs.clear();
-    }
-  }
+  forget_saved(node);
   for (std::size_t i = 0; i < outs.size(); ++i) {
     if (node.next[i].node < 0) outs[i].reset();
   }
@@ -203,11 +213,13 @@ void Machine::backward() {
         .category = SlotCategory::Output;
     held.push_back(binding);
   }
-  for (std::size_t i = 1; i < outputs_.size(); ++i) {
-    const Storage& storage = tape.storage_of(outputs_[i]);
+  const auto hold = [&](const Ref& ref) {
+    const Storage& storage = tape.storage_of(ref);
     const ImportBinding binding{storage.instance, storage.slot};
     if (storage.instance >= 0 && std::find(held.begin(), held.end(), binding) == held.end()) held.push_back(binding);
-  }
+  };
+  for (std::size_t i = 1; i < outputs_.size(); ++i) hold(outputs_[i]);
+  for (const Ref& leaf : leaves_) hold(leaf);
 }
 
 }  // namespace foreshard::lowering

@@ -114,6 +114,7 @@ class Folder {
         if (!value.strides.empty()) hash.add(value.strides);
         if (value.held.until == Hold::Until::LastUse) continue;
         hash.add(static_cast<std::uint64_t>(value.held.until));
+        if (value.held.until == Hold::Until::Autocast) continue;  // one place for all
         hash.add(static_cast<std::uint64_t>(value.held.op >= 0 ? value.held.op - segment.op_begin : -1));
         hash.add(static_cast<std::uint64_t>(value.held.by.valid() ? value.held.by.value - base.value : -1));
       }
@@ -231,6 +232,7 @@ Needs needs_of(OpFormula formula) {
     case OpFormula::IndexPut: return {3, 1, 0};
     case OpFormula::Pick: return {1, 2, 0};
     case OpFormula::GroupedMm: return {2, 1, 3};
+    case OpFormula::QuantisedLinear: return {2, 1, 1};
     case OpFormula::None: return {0, 0, 0};
     default: return {1, 1, 0};
   }

@@ -132,7 +132,8 @@ class Liveness {
 
   std::int32_t held_until(const Hold& hold, std::int32_t made) const {
     switch (hold.until) {
-      case Hold::Until::LastUse: break;
+      case Hold::Until::LastUse:
+      case Hold::Until::Autocast: break;  // no name of Python's: Machine::kept_cast
       case Hold::Until::Op: return step_of(hold.op);
       case Hold::Until::Call: {
         const std::int32_t innermost = tree_.innermost[static_cast<std::size_t>(made)];

@@ -34,11 +34,27 @@ bool keeps_own_dtypes(const Model& model) {
   return mixed && first->dtype == model.compute_dtype;
 }
 
+/// In place on a tensor with a history: it goes on.
+void continue_history(Tape& tape, const Ref& of, std::vector<Ref>& results) {
+  for (Ref& result : results) {
+    const Tensor from = tape.at(of);
+    Tensor& to = tape.at(result);
+    to.requires_grad = from.requires_grad;
+    to.node = from.node;
+    to.output_nr = from.output_nr;
+  }
+}
+
 }  // namespace
 
 Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
                  const LoweringOptions& opts)
-    : tape(program.instance_count), options(opts), model_(model), program_(program), trainable_(trainable) {
+    : tape(program.instance_count),
+      options(opts),
+      model_(model),
+      program_(program),
+      trainable_(trainable),
+      casts_(model, program, trainable, opts.keeps_casts) {
   deaths_ = python_deaths(model, program);
   own_dtypes_ = keeps_own_dtypes(model);
   step_node_.assign(program.steps.size(), -1);
@@ -156,7 +172,11 @@ std::vector<Ref> Machine::run_op(std::int32_t step, std::vector<Ref>& args) {
   Emitter emit(*this, &op, at.op);
   if (op.opaque >= 0)
     return opaque_forward(emit, model_.opaques[static_cast<std::size_t>(op.opaque)], args, result_layouts(op));
-  return forward_op(emit, rule_of(step), op, args, result_layouts(op));
+  Ref* const kept = casts_.find(op);
+  if (kept != nullptr && *kept) return {*kept};
+  std::vector<Ref> results = forward_op(emit, rule_of(step), op, args, result_layouts(op));
+  if (kept != nullptr) *kept = results.front();
+  return results;
 }
 
 /// _scaled_dot_product_attention_math adds the mask to its product in place; programs are written without writes.
@@ -182,24 +202,33 @@ Edge Machine::edge_of(const Ref& tensor) {
   return t.requires_grad ? Edge{t.node, t.output_nr} : Edge{};
 }
 
+/// A result that a script makes a leaf of. The node that accumulates its gradient names it until the graph goes.
+void Machine::begin_gradients(const Op& op, std::vector<Ref>& results) {
+  std::size_t next = 0;
+  for (const ValueId id : op.out) {
+    if (!id.valid() || next >= results.size()) continue;
+    const Ref& made = results[next++];
+    Tensor& tensor = tape.at(made);
+    if (!model_.values[id.index()].requires_grad || !is_floating(tensor.layout.dtype)) continue;
+    Node node;
+    node.out.push_back(tensor.layout);
+    tensor.requires_grad = true;
+    tensor.node = static_cast<std::int32_t>(nodes_.size());
+    nodes_.push_back(std::move(node));
+    leaves_.push_back(made);
+  }
+}
+
 void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results) {
   const Step& at = program_.steps[static_cast<std::size_t>(step)];
   const OpRule& rule = rule_of(step);
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
   if (is_constant(rule) && rule.form != OpForm::InPlace) return;
+  if (casts_.find(op) != nullptr && tape.at(results.front()).requires_grad) return;  // kept, with its history
   bool wanted = false;
   for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
-  if (!wanted) return;
-  if (is_constant(rule)) {  // in place on a tensor with a history: its history goes on
-    for (Ref& result : results) {
-      const Tensor from = tape.at(args[0]);
-      Tensor& to = tape.at(result);
-      to.requires_grad = from.requires_grad;
-      to.node = from.node;
-      to.output_nr = from.output_nr;
-    }
-    return;
-  }
+  if (!wanted) return begin_gradients(op, results);
+  if (is_constant(rule)) return continue_history(tape, args[0], results);
   Node node;
   node.rule = &rule;
   node.op = &op;
@@ -217,12 +246,27 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
   if (op.opaque >= 0) save_opaque(node, step, args, results);
+  if (op.opaque < 0) save_by_rule(node, step, args, results);
+  const auto id = static_cast<std::int32_t>(nodes_.size());
+  step_node_[static_cast<std::size_t>(step)] = id;
+  nodes_.push_back(std::move(node));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    Tensor& tensor = tape.at(results[i]);
+    if (!has_gradient(rule, i, tensor.layout.dtype)) continue;
+    if (rule.form == OpForm::ExpandEach && i < args.size() && !tape.at(args[i]).requires_grad) continue;
+    tensor.requires_grad = true;
+    tensor.node = id;
+    tensor.output_nr = static_cast<std::int32_t>(i);
+  }
+}
+
+void Machine::save_by_rule(Node& node, std::int32_t step, const std::vector<Ref>& args,
+                           const std::vector<Ref>& results) {
+  CheckpointFrame* frame = frame_of(step);
   std::uint8_t wants = 0;
   for (std::size_t i = 0; i < args.size() && i < 8; ++i)
     if (tape.at(args[i]).requires_grad) wants = static_cast<std::uint8_t>(wants | 1U << i);
-  std::vector<SaveRule> saves;
-  if (op.opaque < 0) saves = saves_of_call(rule, op, args.size(), results.size(), wants);
-  for (const SaveRule& save : saves) {
+  for (const SaveRule& save : saves_of_call(*node.rule, *node.op, args.size(), results.size(), wants)) {
     const auto& from = save.result ? results : args;
     Saved saved;
     saved.result = save.result;
@@ -234,17 +278,6 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
     else
       promise(*frame, saved, step);
     node.saved.push_back(std::move(saved));
-  }
-  const auto id = static_cast<std::int32_t>(nodes_.size());
-  step_node_[static_cast<std::size_t>(step)] = id;
-  nodes_.push_back(std::move(node));
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    Tensor& tensor = tape.at(results[i]);
-    if (!has_gradient(rule, i, tensor.layout.dtype)) continue;
-    if (rule.form == OpForm::ExpandEach && i < args.size() && !tape.at(args[i]).requires_grad) continue;
-    tensor.requires_grad = true;
-    tensor.node = id;
-    tensor.output_nr = static_cast<std::int32_t>(i);
   }
 }
 
@@ -363,6 +396,13 @@ bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
   return !counted || ++frame.matmuls % options.saved.rerun_product != 0;
 }
 
+/// How large cuDNN's reserve is, no rule can say.
+void Machine::note_unknown(const OpRule& rule, const Op& op) {
+  const bool guessed = rule.formula == OpFormula::Unknown || op.name.starts_with("aten._cudnn_rnn.");
+  if (guessed && op.opaque < 0 && std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
+    unknown_ops.push_back(op.name);
+}
+
 void Machine::forward() {
   std::unordered_map<std::int32_t, std::int32_t> made_at;
   for (const ValueId id : model_.inputs) values_.emplace(id.value, tape.external(layout_of(model_.values[id.index()])));
@@ -371,10 +411,7 @@ void Machine::forward() {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
     const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
     tape.begin(static_cast<std::size_t>(at.instance), PassKind::Forward);
-    // How large cuDNN's reserve is, no rule can say.
-    const bool guessed = at.rule->formula == OpFormula::Unknown || op.name.starts_with("aten._cudnn_rnn.");
-    if (guessed && op.opaque < 0 && std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
-      unknown_ops.push_back(op.name);
+    note_unknown(*at.rule, op);
     CheckpointFrame* frame = frame_of(step);
     std::vector<Ref> args = gather(op, nullptr, frame);
     if (frame != nullptr && step == frame->first) hold_arguments(*frame, op);
@@ -407,6 +444,7 @@ void Machine::forward() {
     args.clear();
     results.clear();
     for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.erase(dead);
+    if (step == casts_.last_step()) casts_.clear();
   }
   for (std::size_t i = 0; i < model_.outputs.size(); ++i) {
     const auto at = values_.find(program_.resolve(model_.outputs[i]));
@@ -420,8 +458,32 @@ void Machine::forward() {
     if (model_.values[static_cast<std::size_t>(id)].held.until == Hold::Until::Step && made_at.count(id) > 0)
       outputs_.push_back(values_.at(id));
   }
+  drop_unreached();
   for (const std::int32_t id : rest) values_.erase(id);
   tape.end();
+}
+
+/// What no output was made of: autograd's nodes go with the last name of their results, and what they saved with them.
+void Machine::drop_unreached() {
+  std::vector<std::int32_t> stack;
+  std::vector<bool> reached(nodes_.size(), false);
+  const auto reach = [&](std::int32_t node) {
+    if (node < 0 || reached[static_cast<std::size_t>(node)]) return;
+    reached[static_cast<std::size_t>(node)] = true;
+    stack.push_back(node);
+  };
+  for (const Ref& output : outputs_) reach(tape.at(output).node);
+  for (const ValueId output : model_.outputs) {
+    const auto at = values_.find(program_.resolve(output));
+    if (at != values_.end()) reach(tape.at(at->second).node);
+  }
+  while (!stack.empty()) {
+    const std::int32_t id = stack.back();
+    stack.pop_back();
+    for (const Edge& edge : nodes_[static_cast<std::size_t>(id)].next) reach(edge.node);
+  }
+  for (std::size_t id = 0; id < nodes_.size(); ++id)
+    if (!reached[id]) forget_saved(nodes_[id]);
 }
 
 // -------------------------------------------------------------------------------------------------------------
@@ -448,6 +510,7 @@ void Machine::recompute(CheckpointFrame& frame) {
   frame.recomputed = true;
   const bool was = in_backward;
   in_backward = false;
+  casts_.clear();  // the region's autocast is the outermost one now
   std::unordered_map<std::int32_t, Ref> local;
   for (std::int32_t step = frame.first; step <= frame.stop_step; ++step) {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
@@ -490,6 +553,7 @@ void Machine::recompute(CheckpointFrame& frame) {
   for (const auto& [id, ref] : local) rest.push_back(id);
   std::sort(rest.begin(), rest.end());
   for (const std::int32_t id : rest) local.erase(id);
+  casts_.clear();
   in_backward = was;
 }
 

@@ -36,6 +36,24 @@ struct Program {
   }
 };
 
+/// Casts of parameters that torch.autocast gives to their next use, until the outermost one exits (cached_cast of
+/// ATen/autocast_mode.cpp: of leaves that require a gradient).
+class KeptCasts {
+ public:
+  KeptCasts(const Model& model, const Program& program, const std::vector<bool>& trainable, bool keeps);
+  /// Where the cast that `op` is stands or will stand; nullptr: it is made anew each time.
+  Ref* find(const Op& op);
+  /// The last step of the forward in it; -1: nothing is kept.
+  std::int32_t last_step() const { return last_step_; }
+  void clear() { casts_.clear(); }
+
+ private:
+  const Model& model_;
+  const std::vector<bool>& trainable_;
+  std::int32_t last_step_ = -1;
+  std::map<std::pair<std::int32_t, DType>, Ref> casts_;
+};
+
 /// Per step: values whose Python reference goes when it is done (lowering_liveness.cpp).
 std::vector<std::vector<std::int32_t>> python_deaths(const Model& model, const Program& program);
 
@@ -145,7 +163,10 @@ class Machine {
   std::vector<Layout> result_layouts(const Op& op) const;
   std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
   const OpRule& rule_of(std::int32_t step) const;
+  void begin_gradients(const Op& op, std::vector<Ref>& results);
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
+  /// What autograd keeps of a call, or promises to have made again.
+  void save_by_rule(Node& node, std::int32_t step, const std::vector<Ref>& args, const std::vector<Ref>& results);
   void save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args, const std::vector<Ref>& results);
   Ref written_over(std::int32_t step, const Saved& saved, const std::vector<Ref>& args);
   Ref saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args, const std::vector<Ref>& results);
@@ -153,12 +174,15 @@ class Machine {
   void hold_arguments(CheckpointFrame& frame, const Op& first);
   Edge edge_of(const Ref& tensor);
   void rebase(std::int32_t step, const std::unordered_map<std::int32_t, std::int32_t>& made_at);
+  void note_unknown(const OpRule& rule, const Op& op);
   CheckpointFrame* frame_of(std::int32_t step);
   bool keeps(const Op& op, CheckpointFrame& frame) const;
   void recompute(CheckpointFrame& frame);
   void run_node(std::int32_t id);
   void accumulate_param(Node& node);
   void send(const Edge& edge, Ref gradient);
+  void drop_unreached();
+  void forget_saved(Node& node);
   void count_dependencies(std::int32_t root);
   void push(std::int32_t id);
   void wait_for(const std::vector<Ref>& read);
@@ -168,6 +192,7 @@ class Machine {
   const std::vector<bool>& trainable_;
   std::vector<std::vector<std::int32_t>> deaths_;
   bool own_dtypes_ = false;  // parameters of several types, none of them cast
+  KeptCasts casts_;
   std::unordered_map<std::string_view, std::int32_t> name_ids_;
   std::deque<std::string> name_texts_;
   std::vector<Node> nodes_;
@@ -179,6 +204,7 @@ class Machine {
   std::priority_queue<std::pair<std::int64_t, std::int32_t>> ready_;
   Ref root_grad_;
   std::vector<Ref> outputs_;
+  std::vector<Ref> leaves_;  // inside the program, and their gradients
   std::int32_t current_step_ = -1;
   std::vector<std::pair<std::int32_t, Ref>> on_their_way_;  // storage of a collective's result, what it sends
   Trace* trace_ = nullptr;

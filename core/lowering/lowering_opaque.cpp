@@ -55,6 +55,11 @@ std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const Ba
     kernel.written += emit.layout(out[i]).bytes();
     kernel.dtype = gradient.dtype;
   }
+  std::vector<Ref> temporaries;  // what is listed behind the arguments' gradients
+  for (std::size_t i = out.size(); i < opaque.backward.size(); ++i) {
+    const Layout layout = contiguous_layout(dims_of(opaque.backward[i].shape), opaque.backward[i].dtype);
+    temporaries.push_back(emit.tape().make(layout, SlotCategory::Workspace));
+  }
   emit.tape().kernel(kernel);
   return out;
 }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/backward/backward.h"
 #include "core/model/model.h"
 
 namespace foreshard::lowering {

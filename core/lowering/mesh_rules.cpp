@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/mesh/ring_attention.h"
 
 namespace foreshard {
 namespace {
@@ -24,7 +25,16 @@ constexpr OpRule kMeshRules[] = {
     mesh_row("mesh.all_gather"),
     mesh_row("mesh.reduce_scatter"),
     mesh_row("mesh.all_reduce"),
+    mesh_row("mesh.all_to_all"),
     mesh_row("mesh.copy"),
+    mesh_row("mesh.flash_attention",
+             {SaveRule{false, 1, 0}, SaveRule{false, 0, 0}, SaveRule{false, 2, 0}, SaveRule{true, 1, 0},
+              SaveRule{true, 0, 0}, SaveRule{true, 2, 0}, SaveRule{true, 3, 0}},
+             7),
+    mesh_row("mesh.flash_attention_for_cpu",
+             {SaveRule{false, 1, 0}, SaveRule{false, 0, 0}, SaveRule{false, 2, 0}, SaveRule{true, 1, 0},
+              SaveRule{true, 0, 0}},
+             5),
     mesh_row("mesh.embedding", {SaveRule{false, 1, 1}}, 1),
     mesh_row("mesh.log_softmax", {SaveRule{true, 0, 0}}, 1),
     mesh_row("mesh.nll_loss", {SaveRule{false, 0, 0}, SaveRule{false, 1, 0}, SaveRule{true, 1, 0}}, 3),
@@ -41,7 +51,8 @@ const OpRule* find_mesh_rule(std::string_view name) {
 std::int32_t mesh_dimension_of(const Op& op) {
   const bool meets = op.name.starts_with("mesh.") && op.name != "mesh.copy" && op.name != "mesh.embedding";
   if (!meets) return -1;
-  const bool named = op.name == "mesh.log_softmax" || op.name == "mesh.nll_loss";
+  const bool named =
+      op.name == "mesh.log_softmax" || op.name == "mesh.nll_loss" || op.name.starts_with("mesh.flash_attention");
   return static_cast<std::int32_t>(lowering::int_arg(op, named ? op.args.size() : 1, "mesh", 0));
 }
 
@@ -136,6 +147,15 @@ class MeshKernels {
     e_.machine().keep_until_used(out, sent);
     return part(out, dim,
                 std::min(rows, std::max<std::int64_t>(whole - rows * e_.machine().place_along(dimension_), 0)));
+  }
+
+  /// all_to_all_single_autograd. Forward: what is sent stays until the result is first used; backward waits at once.
+  Ref all_to_all(const Ref& x, bool waits) {
+    const Ref sent = contiguous(x);
+    Ref out = e_.tape().make(e_.layout(sent), e_.category());
+    meet(KernelCollective::AllToAll, sent, out, e_.layout(sent).bytes());
+    if (!waits) e_.machine().keep_until_used(out, sent);
+    return out;
   }
 
   /// funcol.all_reduce leaves its argument alone: a copy of it is reduced in place.
@@ -343,6 +363,7 @@ std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref
                               const std::vector<Layout>& results) {
   if (op.name == "mesh.copy") return {emit.tape().alias(args[0], emit.layout(args[0]), false)};
   if (op.name == "mesh.embedding") return embedding_forward(emit, args, results);
+  if (op.name.starts_with("mesh.flash_attention")) return ring_attention_forward(emit, op, args, results);
   if (op.name == "mesh.log_softmax" || op.name == "mesh.nll_loss") {
     MeshKernels mesh(emit, named_dimension(op));
     if (op.name == "mesh.log_softmax") return log_softmax_forward(emit, mesh, args[0]);
@@ -350,6 +371,7 @@ std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref
   }
   MeshKernels mesh(emit, dimension_of(op));
   if (op.name == "mesh.all_reduce") return {mesh.all_reduce(args[0])};
+  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(args[0], false)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.all_gather") return {mesh.all_gather(args[0], dim, whole)};
@@ -359,11 +381,13 @@ std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref
 std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g) {
   const Op& op = *in.node.op;
   if (op.name == "mesh.embedding") return embedding_backward(emit, in);
+  if (op.name.starts_with("mesh.flash_attention")) return ring_attention_backward(emit, in, g);
   if (op.name == "mesh.log_softmax" || op.name == "mesh.all_reduce") return {g};
   if (op.name == "mesh.nll_loss")
     return {nll_loss_backward(emit, in.saved_arg(0), in.saved_arg(1), in.saved_result(1), g), {}};
   MeshKernels mesh(emit, dimension_of(op));
   if (op.name == "mesh.copy") return {mesh.all_reduce(g)};
+  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, true)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.reduce_scatter") return {mesh.all_gather(g, dim, whole)};

@@ -11,10 +11,16 @@
 //
 //   mesh.all_reduce(x, mesh)                         terms -> whole; backward hands on
 //
+//   mesh.all_to_all(x, mesh)                         equal parts of the first dimension to and from every rank; so back
+//
 //   mesh.copy(x, mesh)                               whole -> whole; backward sums
 //
 //   mesh.embedding(weight, ids, mesh=, begin=, whole=, places=)   backward makes the gradient of all rows; places: and
 //                                                    copies this rank's out of it
+//
+//   mesh.flash_attention(q, k, v, ..., mesh=, rotate=)           core/lowering/mesh/ring_attention.h
+//
+//   mesh.flash_attention_for_cpu(...)              that of the CPU's flash attention; workspaces of its backward aside
 //
 //   mesh.log_softmax(x, dim, half, mesh=...),
 //   mesh.nll_loss(x, target, weight, reduction, ignored, mesh=...)
@@ -23,7 +29,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/backward/backward.h"
 #include "core/lowering/op_rules.h"
 
 namespace foreshard {

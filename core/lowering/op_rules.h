@@ -2,7 +2,7 @@
 //
 // A row says how results come to be (a view of the first input, a new tensor, the input itself), which tensors autograd
 // keeps between forward and backward and under which condition, which formula runs in backward, and what class of
-// kernel decides the time. The formulas themselves are in core/lowering/op_rules_backward.cpp. A plain constant table:
+// kernel decides the time. The formulas themselves are in core/lowering/backward/backward.h. A plain constant table:
 // usable from any thread.
 #pragma once
 
@@ -118,6 +118,7 @@ enum class OpFormula : std::uint8_t {
   LogSumExp,
   Convolution,
   GroupedMm,
+  QuantisedLinear,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
   Repeat,
   RepeatInterleave,
@@ -147,7 +148,7 @@ struct OpRule {
   std::uint8_t save_count = 0;
   std::uint8_t launches = 1;
   bool first_only = false;  // the other results have no gradient, though they are floating: statistics, weights
-  // Written: the kernels of backward (core/lowering/op_rules_written.cpp); else what its one kernel takes, empty for
+  // Written: the kernels of backward (core/lowering/backward/written.cpp); else what its one kernel takes, empty for
   // the gradient, what is kept of the arguments and of the results.
   std::string_view written;
 };

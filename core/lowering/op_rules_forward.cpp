@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
@@ -11,262 +12,23 @@ namespace foreshard::lowering {
 
 namespace {
 
-const Arg* find_arg(const Op& op, std::size_t position, std::string_view name) {
-  if (position < op.args.size()) return &op.args[position];
-  for (const NamedArg& named : op.kwargs)
-    if (named.name == name) return &named.arg;
-  return nullptr;
-}
-
-/// One slot each.
-std::vector<Ref> held(Tape& tape, const std::vector<Bytes>& all) {
-  std::vector<Ref> slots;
-  for (const Bytes bytes : all) slots.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
-  return slots;
-}
-
-}  // namespace
-
-std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
-  const Arg* arg = find_arg(op, position, name);
-  if (arg == nullptr) return fallback;
-  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) return *value;
-  if (const auto* value = std::get_if<bool>(&arg->value)) return *value ? 1 : 0;
-  return fallback;
-}
-
-double number_arg(const Op& op, std::size_t position, std::string_view name, double fallback) {
-  const Arg* arg = find_arg(op, position, name);
-  if (arg == nullptr) return fallback;
-  if (const auto* value = std::get_if<double>(&arg->value)) return *value;
-  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) return static_cast<double>(*value);
-  return fallback;
-}
-
-bool bool_arg(const Op& op, std::size_t position, std::string_view name, bool fallback) {
-  const Arg* arg = find_arg(op, position, name);
-  if (arg == nullptr) return fallback;
-  if (const auto* value = std::get_if<bool>(&arg->value)) return *value;
-  return fallback;
-}
-
-std::vector<std::int64_t> list_arg(const Op& op, std::size_t position, std::string_view name) {
-  std::vector<std::int64_t> out;
-  const Arg* arg = find_arg(op, position, name);
-  if (arg == nullptr) return out;
-  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) out.push_back(*value);
-  if (const auto* list = std::get_if<ArgList>(&arg->value))
-    for (const Arg& item : *list)
-      if (const auto* value = std::get_if<std::int64_t>(&item.value)) out.push_back(*value);
-  return out;
-}
-
-// ----------------------------------------------------------------------------------------------------------------
-// emitter
-
-Tape& Emitter::tape_of(Machine& machine) { return machine.tape; }
-
-SlotCategory Emitter::category() const {
-  return machine_.in_backward ? SlotCategory::ActivationGrad : SlotCategory::Activation;
-}
-
-Kernel Emitter::start(std::string_view name, KernelClass kind, DType dtype) {
-  Kernel kernel;
-  kernel.op = machine_.name_id(name);
-  kernel.kind = kind;
-  kernel.dtype = dtype;
-  kernel.model_op = model_op_;
-  return kernel;
-}
-
-void Emitter::finish(Kernel& kernel, std::initializer_list<const Ref*> inputs,
-                     std::initializer_list<const Ref*> outputs) {
-  for (const Ref* input : inputs)
-    if (*input) kernel.read += layout(*input).bytes();
-  for (const Ref* output : outputs)
-    if (*output) kernel.written += layout(*output).bytes();
-  note(kernel, {inputs.begin(), inputs.size()}, {outputs.begin(), outputs.size()});
-  tape().kernel(kernel);
-}
-
-void Emitter::launch(const Kernel& kernel, std::span<const Ref> inputs, std::span<const Ref> outputs) {
-  if (machine_.trace() != nullptr) {
-    std::vector<const Ref*> in, out;
-    for (const Ref& ref : inputs) in.push_back(&ref);
-    for (const Ref& ref : outputs) out.push_back(&ref);
-    note(kernel, in, out);
+/// `otherwise` where a permutation names too few dimensions.
+Dims transposed_strides(const Op& op, const Layout& in, const Dims& otherwise) {
+  const std::int32_t n = in.sizes.n;
+  if (op.name != "aten.permute.default") {
+    const bool named = op.name != "aten.t.default" && op.name != "aten.numpy_T.default";
+    Dims strides = in.strides;
+    if (n >= 2)
+      std::swap(strides[wrap_dim(named ? int_arg(op, 1, "dim0", 0) : 0, n)],
+                strides[wrap_dim(named ? int_arg(op, 2, "dim1", 1) : 1, n)]);
+    return strides;
   }
-  tape().kernel(kernel);
-}
-
-void Emitter::note(const Kernel& kernel, std::span<const Ref* const> inputs, std::span<const Ref* const> outputs) {
-  Trace* const trace = machine_.trace();
-  if (trace == nullptr) return;
-  const auto traced = [&](std::span<const Ref* const> refs) {
-    std::vector<TracedTensor> all;
-    for (const Ref* ref : refs)
-      if (*ref) all.push_back({tape().at(*ref).storage, layout(*ref)});
-    return all;
-  };
-  trace->kernels.push_back({kernel.op, tape().kind(), traced(inputs), traced(outputs)});
-}
-
-Ref Emitter::fresh(std::string_view name, KernelClass kind, const Layout& result,
-                   std::initializer_list<const Ref*> inputs, int launches) {
-  Kernel kernel = start(name, kind, result.dtype);
-  kernel.launches = launches;
-  Ref out = tape().make(result, category());
-  finish(kernel, inputs, {&out});
-  return out;
-}
-
-Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*> inputs, DType dtype) {
-  std::array<Layout, 4> layouts;
-  std::array<const Layout*, 4> pointers{};
-  std::size_t count = 0;
-  Dims sizes;
-  for (const Ref* input : inputs) {
-    if (!*input || count == layouts.size()) continue;
-    layouts[count] = layout(*input);
-    pointers[count] = &layouts[count];
-    sizes = broadcast_sizes(sizes, layouts[count].sizes);
-    ++count;
-  }
-  return fresh(name, KernelClass::Elementwise, elementwise_layout({pointers.data(), count}, sizes, dtype), inputs);
-}
-
-Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*> inputs) {
-  return elementwise(name, inputs, layout(**inputs.begin()).dtype);
-}
-
-namespace {
-
-/// cuBLAS reads no matrix without steps in both dimensions: it gets a copy.
-bool is_expanded(const Layout& matrix) {
-  const std::int32_t n = matrix.sizes.n;
-  return n >= 2 && matrix.sizes[n - 1] > 1 && matrix.sizes[n - 2] > 1 && matrix.strides[n - 1] == 0 &&
-         matrix.strides[n - 2] == 0;
-}
-
-}  // namespace
-
-Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
-  const Layout left = layout(a), right = layout(b);
-  const std::int32_t n = left.sizes.n;
-  Kernel kernel = start(name, KernelClass::Gemm, left.dtype);
-  kernel.m = n >= 2 ? left.sizes[n - 2] : 1;
-  kernel.k = n >= 1 ? left.sizes[n - 1] : 1;
-  kernel.n = right.sizes.n >= 2 ? right.sizes[right.sizes.n - 1] : 1;
-  kernel.batch = n >= 3 ? left.sizes[0] : 1;
-  kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
-  Dims sizes;
-  if (n >= 3) sizes.push(kernel.batch);
-  sizes.push(kernel.m);
-  sizes.push(kernel.n);
-  Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());
-  std::vector<Ref> workspace;
-  if (machine_.options.cpu_threads > 0) {
-    workspace = held(tape(), cpu_product_workspace(kernel, left, right, machine_.options));
-  } else {
-    for (const Layout& operand : {left, right}) {
-      if (!is_expanded(operand)) continue;
-      workspace.push_back(tape().make_bytes(operand.bytes(), SlotCategory::Temporary));
-      ++kernel.launches;
-    }
-  }
-  static const Ref kNone;
-  finish(kernel, {&a, &b, bias != nullptr ? bias : &kNone}, {&out});
-  return out;
-}
-
-Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepdim, std::string_view name,
-                 KernelClass kind, DType dtype) {
-  const Layout in = layout(a);
-  Dims sizes;
-  for (std::int32_t i = 0; i < in.sizes.n; ++i) {
-    const bool reduced = dims.empty() || std::find(dims.begin(), dims.end(), i) != dims.end();
-    if (!reduced)
-      sizes.push(in.sizes[i]);
-    else if (keepdim)
-      sizes.push(1);
-  }
-  Kernel kernel = start(name, kind, in.dtype);
-  Ref out = tape().make(contiguous_layout(sizes, dtype), category());
-  const ReduceWorkspace extra = reduce_workspace(in, dims, machine_.options.multiprocessors);
-  Ref buffer, semaphores;
-  if (extra.buffer > 0) {
-    buffer = tape().make_bytes(extra.buffer, SlotCategory::Workspace);
-    semaphores = tape().make_bytes(extra.semaphores, SlotCategory::Workspace);
-    kernel.launches = 2;  // the semaphores are zeroed first
-  }
-  finish(kernel, {&a}, {&out});
-  semaphores.reset();
-  buffer.reset();
-  return out;
-}
-
-/// inferExpandGeometry: a dimension of one that is put in front has a step, except before a number.
-static Dims expanded_strides(const Layout& from, const Dims& sizes) {
-  Dims strides = broadcast_strides(from, sizes);
-  if (from.sizes.n == 0) return strides;
-  for (std::int32_t i = sizes.n - from.sizes.n - 1; i >= 0; --i)
-    if (sizes[i] == 1) strides[i] = sizes[i + 1] * strides[i + 1];
+  Dims strides = otherwise;
+  const auto order = list_arg(op, 1, "dims");
+  for (std::int32_t i = 0; i < n && static_cast<std::size_t>(i) < order.size(); ++i)
+    strides[i] = in.strides[wrap_dim(order[static_cast<std::size_t>(i)], n)];
   return strides;
 }
-
-Ref Emitter::transpose(const Ref& a, std::int32_t d0, std::int32_t d1) {
-  Layout out = layout(a);
-  if (out.sizes.n > std::max(d0, d1)) {
-    std::swap(out.sizes[d0], out.sizes[d1]);
-    std::swap(out.strides[d0], out.strides[d1]);
-  }
-  return tape().alias(a, out);
-}
-
-Ref Emitter::view(const Ref& a, const Dims& sizes) {
-  Layout out = layout(a);
-  Dims strides;
-  if (!view_strides(out, sizes, strides)) strides = contiguous_strides(sizes);
-  out.sizes = sizes;
-  out.strides = strides;
-  return tape().alias(a, out);
-}
-
-Ref Emitter::reshape(const Ref& a, const Dims& sizes) {
-  Layout from = layout(a);
-  Dims strides;
-  if (view_strides(from, sizes, strides)) return view(a, sizes);
-  Ref copy = fresh("aten.clone.default", KernelClass::Copy, contiguous_layout(from.sizes, from.dtype), {&a});
-  return tape().alias(copy, contiguous_layout(sizes, from.dtype), false);  // _unsafe_view is no view to autograd
-}
-
-Ref Emitter::expand(const Ref& a, const Dims& sizes) {
-  const Layout from = layout(a);
-  return tape().alias(a, {sizes, expanded_strides(from, sizes), from.dtype});
-}
-
-Ref Emitter::sum_to(const Ref& a, const Dims& sizes) {
-  const Layout from = layout(a);
-  if (from.sizes == sizes || from.sizes.n < sizes.n) return a;
-  const std::int32_t leading = from.sizes.n - sizes.n;
-  std::vector<std::int32_t> dims;
-  for (std::int32_t i = 0; i < from.sizes.n; ++i)
-    if (i < leading || (sizes[i - leading] == 1 && from.sizes[i] != 1)) dims.push_back(i);
-  if (dims.empty()) return a;
-  if (sizes.n == 0) return sum(a, {}, false, "aten.sum.default", KernelClass::Reduction, from.dtype);
-  Ref out = sum(a, dims, true, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
-  return leading > 0 ? view(out, sizes) : out;
-}
-
-Ref Emitter::cast(const Ref& a, DType dtype) {
-  if (layout(a).dtype == dtype) return a;
-  return elementwise("aten._to_copy.default", {&a}, dtype);
-}
-
-// ----------------------------------------------------------------------------------------------------------------
-// forward
-
-namespace {
 
 Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form) {
   Dims strides = contiguous_strides(result.sizes);
@@ -280,18 +42,7 @@ Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form)
       if (!view_strides(in, result.sizes, strides)) strides = contiguous_strides(result.sizes);
       break;
     case OpForm::Transpose:
-      if (result.sizes.n != n || n == 0) break;
-      if (op.name == "aten.permute.default") {
-        const auto order = list_arg(op, 1, "dims");
-        for (std::int32_t i = 0; i < n && static_cast<std::size_t>(i) < order.size(); ++i)
-          strides[i] = in.strides[wrap_dim(order[static_cast<std::size_t>(i)], n)];
-      } else {
-        const bool named = op.name != "aten.t.default" && op.name != "aten.numpy_T.default";
-        strides = in.strides;
-        if (n >= 2)
-          std::swap(strides[wrap_dim(named ? int_arg(op, 1, "dim0", 0) : 0, n)],
-                    strides[wrap_dim(named ? int_arg(op, 2, "dim1", 1) : 1, n)]);
-      }
+      if (result.sizes.n == n && n > 0) strides = transposed_strides(op, in, strides);
       break;
     case OpForm::Unsqueeze: {
       if (result.sizes.n != n + 1) break;
@@ -450,47 +201,40 @@ Layout statistics_layout(const OpRule& rule, const Layout& result) {
   return layout;
 }
 
-}  // namespace
+/// An operator at work: what it takes, what it makes.
+struct Call {
+  const OpRule& rule;
+  const Op& op;
+  const std::vector<Ref>& args;
+  const std::vector<Layout>& results;
+};
 
-std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
-                            const std::vector<Layout>& results) {
+/// Results that look at a tensor's memory in another way.
+std::vector<Ref> views_of(Emitter& emit, const Call& call, OpForm form) {
+  const bool is_view = call.rule.name != "aten._unsafe_view.default";
   std::vector<Ref> out;
+  for (std::size_t i = 0; i < call.results.size(); ++i) {
+    const Ref& of = call.args[form == OpForm::ExpandEach ? std::min(i, call.args.size() - 1) : 0];
+    Layout layout = call.results[i];
+    layout.strides = dims_for(emit.layout(of), call.results[i], call.op, form);
+    out.push_back(emit.tape().alias(of, layout, is_view));
+  }
+  return out;
+}
+
+Flops convolution_flops(Emitter& emit, const Call& call) {
+  const Layout& filter = emit.layout(call.args[1]);  // each element of the result is a product over one filter
+  const Layout& input = emit.layout(call.args[0]);
+  const bool transposed = bool_arg(call.op, 6, "transposed", false);  // ... each element of the input spreads over one
+  const std::int64_t products = filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1);
+  return 2 * (transposed ? input.numel() : call.results[0].numel()) * products;
+}
+
+/// New tensors for the results, in the order in which the operator allocates them.
+std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel& kernel) {
+  const auto& [rule, op, args, results] = call;
   Tape& tape = emit.tape();
-  OpForm form = rule.form;
-  if (form == OpForm::Mesh) return mesh_forward(emit, op, args, results);
-  if (form == OpForm::Reshape && !args.empty() && !results.empty()) {
-    Dims strides;
-    form = view_strides(emit.layout(args[0]), results[0].sizes, strides) ? OpForm::View : OpForm::Contiguous;
-  }
-  if (form == OpForm::CopyIfNeeded && !args.empty())
-    form = emit.layout(args[0]).contiguous() ? OpForm::Alias : OpForm::Contiguous;
-  if (is_view_form(form) && !args.empty()) {
-    const bool is_view = rule.name != "aten._unsafe_view.default";
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      const Ref& of = args[form == OpForm::ExpandEach ? std::min(i, args.size() - 1) : 0];
-      Layout layout = results[i];
-      layout.strides = dims_for(emit.layout(of), results[i], op, form);
-      out.push_back(tape.alias(of, layout, is_view));
-    }
-    return out;
-  }
-  Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
-  kernel.launches = rule.launches;
-  kernel.unknown = rule.formula == OpFormula::Unknown;
-  describe(emit, kernel, args, rule);
-  if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty()) {
-    const Layout& filter = emit.layout(args[1]);  // each element of the result is a product over one filter
-    const Layout& input = emit.layout(args[0]);
-    const bool transposed = bool_arg(op, 6, "transposed", false);  // ... each element of the input spreads over one
-    kernel.flops = transposed ? 2 * input.numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1))
-                              : 2 * results[0].numel() * (filter.numel() / std::max<std::int64_t>(filter.sizes[0], 1));
-  }
-  if (form == OpForm::InPlace && !args.empty()) {
-    for (std::size_t i = 0; i < results.size(); ++i) out.push_back(tape.alias(args[0], emit.layout(args[0]), false));
-    kernel.written = emit.layout(args[0]).bytes();
-    emit.launch(kernel, args, out);
-    return out;
-  }
+  std::vector<Ref> out;
   const bool backwards = rule.formula == OpFormula::Dropout;  // its mask is made before its result
   for (std::size_t k = 0; k < results.size(); ++k) {
     const std::size_t i = backwards ? results.size() - 1 - k : k;
@@ -512,7 +256,20 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     kernel.written += layout.bytes();
   }
   if (backwards) std::reverse(out.begin(), out.end());
-  if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
+  return out;
+}
+
+/// Whether a GPU's kernel takes `input.contiguous()` first.
+bool reads_without_gaps(std::string_view name) {
+  return name == "aten._softmax.default" || name == "aten._safe_softmax.default" ||
+         name == "aten._log_softmax.default" || name == "aten.native_layer_norm.default" ||
+         name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default";
+}
+
+/// What an operator takes beside its results while it runs on a GPU, and the kernels that this adds.
+std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
+  const auto& [rule, op, args, results] = call;
+  Tape& tape = emit.tape();
   std::vector<Ref> workspace;
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty()) {
     const Bytes columns = unfolded_bytes(op, emit.layout(args[0]), emit.layout(args[1]), results[0]);
@@ -539,6 +296,9 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
       kernel.launches = 2;
     }
   }
+  if (!args.empty() && reads_without_gaps(rule.name)) {
+    if (Ref whole = whole_gradient(emit, args[0])) workspace.push_back(std::move(whole));
+  }
   if (rule.name == "aten._safe_softmax.default" && emit.machine().options.cpu_threads == 0) {
     // Rows without any finite element become zeros: which elements, which rows, the zero.
     const Layout all = emit.layout(args[0]);
@@ -547,16 +307,57 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
       workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
     kernel.launches = 5;
   }
-  if (const std::int64_t threads = emit.machine().options.cpu_threads; threads > 0 && args.size() >= 2) {
-    if (rule.kind == KernelClass::Attention)
-      workspace = held(tape, cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), threads));
-    if (rule.kind == KernelClass::Gemm && kernel.m > 0) {
-      const std::size_t first = rule.formula != OpFormula::Linear && args.size() >= 3 ? 1 : 0;
-      Layout right = emit.layout(args[first + 1]);
-      if (rule.formula == OpFormula::Linear && right.sizes.n == 2) std::swap(right.strides[0], right.strides[1]);
-      workspace = held(tape, cpu_product_workspace(kernel, emit.layout(args[first]), right, emit.machine().options));
-    }
+  return workspace;
+}
+
+/// The same on a CPU; empty where its kernels take what they would on a GPU.
+std::vector<Ref> cpu_workspace_of(Emitter& emit, const Call& call, const Kernel& kernel) {
+  const auto& [rule, op, args, results] = call;
+  Tape& tape = emit.tape();
+  const LoweringOptions& machine = emit.machine().options;
+  if (rule.kind == KernelClass::Attention)
+    return held(tape, cpu_attention_workspace(emit.layout(args[0]), emit.layout(args[1]), machine.cpu_threads));
+  const std::size_t first = rule.formula != OpFormula::Linear && args.size() >= 3 ? 1 : 0;
+  Layout right = emit.layout(args[first + 1]);
+  if (rule.formula == OpFormula::Linear && right.sizes.n == 2) std::swap(right.strides[0], right.strides[1]);
+  return held(tape, cpu_product_workspace(kernel, emit.layout(args[first]), right, machine));
+}
+
+}  // namespace
+
+std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
+                            const std::vector<Layout>& results) {
+  const Call call{rule, op, args, results};
+  OpForm form = rule.form;
+  if (form == OpForm::Mesh) return mesh_forward(emit, op, args, results);
+  if (form == OpForm::Reshape && !args.empty() && !results.empty()) {
+    Dims strides;
+    form = view_strides(emit.layout(args[0]), results[0].sizes, strides) ? OpForm::View : OpForm::Contiguous;
   }
+  if (form == OpForm::CopyIfNeeded && !args.empty())
+    form = emit.layout(args[0]).contiguous() ? OpForm::Alias : OpForm::Contiguous;
+  if (is_view_form(form) && !args.empty()) return views_of(emit, call, form);
+  if (rule.formula == OpFormula::QuantisedLinear) return quantised_linear(emit, args, results[0]);
+  Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
+  kernel.launches = rule.launches;
+  kernel.unknown = rule.formula == OpFormula::Unknown;
+  describe(emit, kernel, args, rule);
+  if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty())
+    kernel.flops = convolution_flops(emit, call);
+  if (form == OpForm::InPlace && !args.empty()) {
+    std::vector<Ref> out;
+    for (std::size_t i = 0; i < results.size(); ++i)
+      out.push_back(emit.tape().alias(args[0], emit.layout(args[0]), false));
+    kernel.written = emit.layout(args[0]).bytes();
+    emit.launch(kernel, args, out);
+    return out;
+  }
+  const std::vector<Ref> out = results_of(emit, call, form, kernel);
+  if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
+  std::vector<Ref> workspace = workspace_of(emit, call, kernel);
+  const bool on_cpu = emit.machine().options.cpu_threads > 0 && args.size() >= 2;
+  if (on_cpu && (rule.kind == KernelClass::Attention || (rule.kind == KernelClass::Gemm && kernel.m > 0)))
+    workspace = cpu_workspace_of(emit, call, kernel);
   emit.launch(kernel, args, out);
   return out;
 }

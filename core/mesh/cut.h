@@ -28,6 +28,8 @@ struct Cut {
   bool term = false;     // the ranks' tensors are terms of a sum (Partial)
   bool replica = false;  // its gradient is summed where it was gathered, not by who reads it
   bool spread = false;   // stays cut beyond its module, as a DTensor: the loss knows
+  /// Where rows that other ranks have sent lie beside this rank's own (experts); -1: there are none.
+  std::int32_t rows = -1;
 
   bool cut() const { return dim >= 0; }
   bool operator==(const Cut&) const = default;

@@ -9,11 +9,12 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 5> kStyles{{{"colwise", ModuleStyle::Colwise},
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 6> kStyles{{{"colwise", ModuleStyle::Colwise},
                                                                            {"rowwise", ModuleStyle::Rowwise},
                                                                            {"head", ModuleStyle::Head},
                                                                            {"sequence", ModuleStyle::Sequence},
-                                                                           {"gather", ModuleStyle::Gather}}};
+                                                                           {"gather", ModuleStyle::Gather},
+                                                                           {"experts", ModuleStyle::Experts}}};
 
 Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
   return {code, std::move(message), {}, "mesh.plan", std::move(expected), std::move(got), std::move(hint)};
@@ -23,7 +24,7 @@ Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
   return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
-                         "colwise, rowwise, head, sequence or gather", "\"" + word + "\"",
+                         "colwise, rowwise, head, sequence, gather or experts", "\"" + word + "\"",
                          "docs/meshes.md says what each does"));
 }
 
@@ -45,6 +46,12 @@ std::string_view module_style_name(ModuleStyle style) {
   return "none";
 }
 
+std::vector<ModuleStyle> styles_along(std::vector<ModuleStyle> styles, bool experts) {
+  for (ModuleStyle& style : styles)
+    if ((style == ModuleStyle::Experts) != experts) style = ModuleStyle::None;
+  return styles;
+}
+
 Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOptions& mesh) {
   std::vector<std::pair<std::string, std::string>> rows(mesh.plan.begin(), mesh.plan.end());
   const bool own = !rows.empty();
@@ -53,7 +60,7 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
   }
   if (rows.empty()) {
     return fail({ErrorCode::MissingKey,
-                 "nothing says how this model is cut for tensor parallelism",
+                 "nothing says how this model is cut over a mesh",
                  {},
                  "mesh.plan",
                  "patterns of modules and their styles",

@@ -22,6 +22,7 @@ enum class ModuleStyle : std::uint8_t {
   Head,      // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
   Sequence,  // "sequence": every rank has the weights, the input stays cut
   Gather,    // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
+  Experts,   // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);
 
@@ -29,5 +30,8 @@ std::string_view module_style_name(ModuleStyle style);
 /// (Model::parallel). Errors: nobody knows how to cut this model; a pattern that matches no module; a word that is no
 /// style; a style that its module cannot have (colwise and rowwise cut linear layers and embeddings).
 Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOptions& mesh);
+
+/// Those of one dimension: of the expert dimension modules of experts alone, of the tensor dimension all others.
+std::vector<ModuleStyle> styles_along(std::vector<ModuleStyle> styles, bool experts);
 
 }  // namespace foreshard

@@ -58,11 +58,11 @@ ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& style
 Result<void> ProgramCutter::run() {
   ops_.reserve(old_.size() + old_.size() / 8);
   for (std::size_t i = 0; i < old_.size(); ++i) {
-    open_modules(old_[i], static_cast<std::int32_t>(i));
+    if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
     place_.push_back(static_cast<std::int32_t>(ops_.size()));
     if (auto done = carry(static_cast<std::int32_t>(i)); !done) return done;
   }
-  close_until(0);
+  if (auto closed = close_until(0); !closed) return closed;
   renumber();
   model_.ops = std::move(ops_);
   return {};
@@ -74,8 +74,8 @@ std::string ProgramCutter::place_of(const Op& op) const {
 
 // ------------------------------------------------------------------------------------------------ calls of modules
 
-void ProgramCutter::open_modules(const Op& op, std::int32_t index) {
-  if (op.module == chain_module_ && op.call == chain_call_) return;
+Result<void> ProgramCutter::open_modules(const Op& op, std::int32_t index) {
+  if (op.module == chain_module_ && op.call == chain_call_) return {};
   std::vector<ModuleId> chain;
   for (ModuleId m = op.module; m.valid(); m = model_.modules[m.index()].parent) chain.push_back(m);
   std::reverse(chain.begin(), chain.end());
@@ -85,7 +85,7 @@ void ProgramCutter::open_modules(const Op& op, std::int32_t index) {
   std::size_t styled = 0;
   for (std::size_t k = 0; k < common; ++k)
     styled += styles_[chain[k].index()] != ModuleStyle::None ? std::size_t{1} : std::size_t{0};
-  close_until(styled);
+  if (auto closed = close_until(styled); !closed) return closed;
   for (std::size_t k = common; k < chain.size(); ++k) {
     if (styles_[chain[k].index()] == ModuleStyle::None) continue;
     open_.push_back({chain[k], index, chain[k] == op.module ? op.call : 0, {}});
@@ -93,13 +93,19 @@ void ProgramCutter::open_modules(const Op& op, std::int32_t index) {
   chain_ = std::move(chain);
   chain_module_ = op.module;
   chain_call_ = op.call;
+  return {};
 }
 
-void ProgramCutter::close_until(std::size_t depth) {
+Result<void> ProgramCutter::close_until(std::size_t depth) {
   while (open_.size() > depth) {
-    finish_rowwise(open_.back());
+    if (styles_[open_.back().module.index()] == ModuleStyle::Experts) {
+      if (auto done = combine(open_.back()); !done) return done;
+    } else {
+      finish_rowwise(open_.back());
+    }
     open_.pop_back();
   }
+  return {};
 }
 
 /// What a module hands on: a rowwise one's sum over the ranks, a head's logits.
@@ -225,6 +231,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
   if (!is_floating(model_.values[static_cast<std::size_t>(value)].dtype)) return value;
   const ModuleId module = open.module;
   switch (style) {
+    case ModuleStyle::Experts: return dispatch(open, value);
     case ModuleStyle::Gather:
       return options_.sequence && along_sequence ? gather(value, false, true, module, open.call) : value;
     case ModuleStyle::Colwise:
@@ -346,6 +353,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   place_.back() = static_cast<std::int32_t>(ops_.size());  // after what its arguments needed
   std::vector<Shape> results;
   for (const ValueId id : op.out) results.push_back(id.valid() ? whole_[id.index()] : Shape());
+  grow(op, args, results);
   std::vector<Cut> cuts(results.size());
   const bool spread_loss = !args.empty() && args.front().cut.spread &&
                            args.front().cut.dim == static_cast<std::int32_t>(args.front().shape.size()) - 1;
@@ -358,7 +366,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     op.kwargs.push_back({"whole", Arg{args.front().cut.whole}});
   } else {
     auto carried = carry_on(op, args, results, options_.group, place_of(op));
-    if (!carried) return tl::unexpected(carried.error());
+    if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);
   }
@@ -368,6 +376,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     if (made_at_[id.index()] < 0) made_at_[id.index()] = index;
     set_local(id.value, cuts[k]);
   }
+  tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
   const Op& carried = ops_.back();
@@ -391,7 +400,8 @@ void ProgramCutter::renumber() {
     return op >= 0 && static_cast<std::size_t>(op) < place_.size() ? place_[static_cast<std::size_t>(op)] : op;
   };
   for (ValueInfo& value : model_.values)
-    if (value.held.until == Hold::Until::Op) value.held.op = moved(value.held.op);
+    if (value.held.until == Hold::Until::Op || value.held.until == Hold::Until::Autocast)
+      value.held.op = moved(value.held.op);
   if (model_.loss_begin >= 0) {
     const auto begin = static_cast<std::size_t>(model_.loss_begin);
     // A head's collective runs in its module's call, not in the script.

@@ -45,9 +45,14 @@ class ProgramCutter {
     std::map<std::int32_t, std::int32_t> inputs;  // value outside -> what the module sees
   };
 
+  struct Caller {
+    ModuleId module;
+    std::int32_t call = 0;
+  };
+
   Result<void> carry(std::int32_t index);
-  void open_modules(const Op& op, std::int32_t index);
-  void close_until(std::size_t depth);
+  Result<void> open_modules(const Op& op, std::int32_t index);
+  Result<void> close_until(std::size_t depth);
   void finish_rowwise(const Open& open);
   std::int32_t seen(std::int32_t value);
   std::int32_t enter(Open& open, std::int32_t value);
@@ -63,6 +68,17 @@ class ProgramCutter {
   const Op* maker(std::int32_t value) const;
   Layout layout_here(std::int32_t value) const;
   void without_copy(Op& op);
+
+  // Experts (expert_exchange.cpp)
+  Caller caller_of(const Open& open) const;
+  std::int32_t shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args, const Caller& caller);
+  std::int32_t swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller);
+  std::int32_t dispatch(const Open& open, std::int32_t value);
+  Result<void> combine(const Open& open);
+  std::int64_t experts_in(ModuleId module) const;
+  void grow(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results);
+  void tell_sizes(Op& op);
+  Error refused_in_experts(Error error) const;
   std::string place_of(const Op& op) const;
 
   Model& model_;

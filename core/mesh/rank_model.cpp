@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/mesh/context_cut.h"
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
+#include "core/model/mesh_dimension.h"
 
 namespace foreshard {
 namespace {
@@ -79,6 +81,41 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
   }
 }
 
+/// Stacked weights of a module of experts: each rank has its share of the experts.
+Result<void> cut_experts(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
+                         std::vector<Cut>& cuts) {
+  bool any = false;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (styles[m] != ModuleStyle::Experts) continue;
+    std::int64_t experts = 0;
+    for (const ParamId id : model.modules[m].params) {
+      ParamInfo& param = model.params[id.index()];
+      experts = experts == 0 && !param.shape.empty() ? param.shape.front() : experts;
+      if (param.shape.size() < 2 || param.shape.front() != experts) {
+        return fail(mesh_error("plan", "a module of experts stacks their weights along the first dimension",
+                               fmt::format("{} experts first", experts), param.fqn, "leave the module out"));
+      }
+      if (experts % options.group.ranks != 0) {
+        return fail(mesh_error("expert", "the ranks of the expert dimension do not divide the experts",
+                               fmt::format("a divisor of {} experts", experts), std::to_string(options.group.ranks),
+                               "change mesh.expert"));
+      }
+      Cut& cut = cuts[id.index()];
+      cut.dim = 0;
+      cut.whole = experts;
+      param.part.dimension = options.dimension;
+      param.part.dim = 0;
+      param.part.whole = experts;
+      param.part.begin = mesh::begin_of(experts, options.group);
+      param.shape = mesh::local_shape(param.shape, cut, options.group);
+      any = true;
+    }
+  }
+  if (any) return {};
+  return fail(mesh_error("expert", "this model has no experts that anybody knows of", "modules of stacked experts",
+                         "none", "set mesh.expert = 1, or mesh.plan = {\"layers.*.experts\" = \"experts\"}"));
+}
+
 Result<void> check_lengths(const Model& model, const Job& job, const std::vector<ModuleStyle>& styles) {
   if (!job.mesh.sequence_parallel) return {};
   const bool sequence = std::any_of(styles.begin(), styles.end(), [](ModuleStyle s) {
@@ -109,33 +146,81 @@ Result<void> check_mesh(const Job& job) {
                  "fsdp.runtime",
                  "fsdp2 or fsdp1",
                  std::string(runtime_name(job.fsdp.runtime)),
-                 "set mesh.tensor = 1, or fsdp2"});
+                 "take the degrees of [mesh] away, or set fsdp2"});
   }
   const bool own_loss = job.model.loss.starts_with("chunked_") || job.model.loss == "per_token";
   if (is_cut(mesh) && (own_loss || job.model.attention_mask)) {
     return fail({ErrorCode::Unsupported, "this script is not cut over a mesh", job.model.source,
                  own_loss ? "model.loss" : "model.attention_mask", own_loss ? "auto or cross_entropy" : "false",
-                 own_loss ? job.model.loss : "true", "change it, or set mesh.tensor = 1"});
+                 own_loss ? job.model.loss : "true", "change it, or take the degrees of [mesh] away"});
   }
   const std::int64_t world = job.cluster.world_size;
-  if (mesh.tensor < 1 || world % mesh.tensor != 0) {
-    return fail(mesh_error("tensor", "a degree must divide the world", fmt::format("a divisor of {} ranks", world),
-                           std::to_string(mesh.tensor), "change it or cluster.world_size"));
+  for (const auto& [key, degree] : {std::pair("tensor", mesh.tensor), std::pair("expert", mesh.expert)}) {
+    if (degree >= 1 && world % degree == 0) continue;
+    return fail(mesh_error(key, "a degree must divide the world", fmt::format("a divisor of {} ranks", world),
+                           std::to_string(degree), "change it or cluster.world_size"));
+  }
+  if (world / mesh.tensor % mesh.context != 0) {
+    return fail(mesh_error("context", "a degree must divide the ranks that are left",
+                           fmt::format("a divisor of {} ranks", world / mesh.tensor), std::to_string(mesh.context),
+                           "change it or cluster.world_size"));
+  }
+  if (mesh.context > 1 && job.model.seq % (2 * mesh.context) != 0) {
+    return fail(mesh_error("context",
+                           "the ranks do not divide the sequence: each takes a piece of its head and of its tail",
+                           fmt::format("a sequence that {} divides", 2 * mesh.context), std::to_string(job.model.seq),
+                           "change model.seq, or the degree"));
   }
   return {};
+}
+
+/// A sequence over the ranks beside those of the tensor dimension.
+Result<void> share(Model& model, const Job& job) {
+  const auto dimension = static_cast<std::int32_t>(model.mesh.size());
+  model.mesh.push_back(dimension_of(kContextDimension, job.cluster.rank, job.mesh.context, job.mesh.tensor));
+  return mesh::share_sequence(model, job, dimension);
+}
+
+/// Experts over ranks side by side, each with tokens of its own.
+Result<void> spread_experts(Model& model, const std::vector<ModuleStyle>& styles, const Job& job) {
+  mesh::TensorOptions options;
+  options.dimension = static_cast<std::int32_t>(model.mesh.size());
+  model.mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, 1));
+  options.group = {job.mesh.expert, model.mesh.back().place};
+  options.sequence = options.loss = false;
+  std::vector<Cut> cuts(model.params.size());
+  if (auto cut = cut_experts(model, styles, options, cuts); !cut) return cut;
+  return mesh::ProgramCutter(model, styles, std::move(cuts), options).run();
+}
+
+ModelOptions rank_model_options(const Job& job) {
+  ModelOptions options = job.model;
+  if (job.mesh.context > 1) {
+    options.seq = std::max<std::int64_t>(options.seq / job.mesh.context, 1);
+  }
+  return options;
 }
 
 Result<Model> rank_model(Model whole, const Job& job) {
   if (!is_cut(job.mesh)) return whole;
   if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
   Model model = std::move(whole);
+  if (job.mesh.tensor == 1 && job.mesh.expert == 1) {
+    if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
+    return model;
+  }
   auto styles = module_styles(model, job.mesh);
   if (!styles) return tl::unexpected(styles.error());
   model.parallel.clear();
+  if (job.mesh.expert > 1) {
+    if (auto done = spread_experts(model, styles_along(*styles, true), job); !done) return tl::unexpected(done.error());
+  }
+  if (job.mesh.tensor == 1) return model;
+  *styles = styles_along(std::move(*styles), false);
   if (auto ok = check_lengths(model, job, *styles); !ok) return tl::unexpected(ok.error());
   mesh::TensorOptions options;
   options.dimension = static_cast<std::int32_t>(model.mesh.size());
-  model.mesh.push_back(dimension_of("tensor", job.cluster.rank, job.mesh.tensor, 1));
+  model.mesh.push_back(dimension_of(kTensorDimension, job.cluster.rank, job.mesh.tensor, 1));
   options.group = {job.mesh.tensor, model.mesh.back().place};
   options.sequence = job.mesh.sequence_parallel;
   options.loss = job.mesh.loss_parallel;
@@ -146,6 +231,9 @@ Result<Model> rank_model(Model whole, const Job& job) {
     return tl::unexpected(done.error());
   for (ParamInfo& param : model.params)
     if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
+  if (job.mesh.context > 1) {
+    if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
+  }
   return model;
 }
 

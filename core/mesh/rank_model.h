@@ -12,12 +12,14 @@
 
 namespace foreshard {
 
-/// True if the job asks for a dimension that the program itself communicates over. Context and expert parallelism are
-/// not built: core/job refuses them.
-inline bool is_cut(const MeshOptions& mesh) { return mesh.tensor > 1; }
+/// True if the job asks for a dimension that the program itself communicates over.
+inline bool is_cut(const MeshOptions& mesh) { return mesh.tensor > 1 || mesh.context > 1 || mesh.expert > 1; }
 
 /// Degrees that do not fit the cluster. Named by their keys.
 Result<void> check_mesh(const Job& job);
+
+/// What a model is built from: one rank's part of the sequence where ranks share it.
+ModelOptions rank_model_options(const Job& job);
 
 /// The model of rank job.cluster.rank; the model itself where nothing is cut. What is left in Model::parallel are the
 /// parameters that the plan has untied (style "untied"). `whole` is as its source built it.

@@ -77,8 +77,9 @@ struct Hold {
     Call,     // until a call of `by` returns: the one that is running when the value is made
     Forward,  // until the model's forward returns
     Step,     // until the script lets go of it, after backward
+    Autocast  // a parameter's cast, kept for its next use until the outermost torch.autocast exits, behind `op`
   } until = Until::LastUse;
-  std::int32_t op = -1;  // Until::Op: index into Model::ops
+  std::int32_t op = -1;  // Until::Op, Until::Autocast: index into Model::ops
   ModuleId by;           // Until::Call: whose call; invalid: of the innermost module running. Otherwise who names it,
                          // invalid: the script
   bool operator==(const Hold&) const = default;

@@ -79,13 +79,19 @@ bool FactsReader::held(JsonFields& f, Hold& hold) {
     hold.op = op->get<std::int32_t>();
     return true;
   }
+  const auto exits = until->is_object() && until->size() == 1 ? until->find("autocast") : until->end();
+  if (until->is_object() && exits != until->end() && exits->is_number_integer() && *exits >= 0 && *exits <= kMaxCount) {
+    hold.until = Hold::Until::Autocast;
+    hold.op = exits->get<std::int32_t>();
+    return true;
+  }
   const std::string word = until->is_string() ? until->get<std::string>() : std::string();
   if (word == "call") hold.until = Hold::Until::Call;
   if (word == "forward") hold.until = Hold::Until::Forward;
   if (word == "step") hold.until = Hold::Until::Step;
   if (hold.until != Hold::Until::LastUse) return true;
   return problem_.set(ErrorCode::OutOfRange, f.place("held_until"), "a value is not held until that",
-                      R"({"op": K}, "call", "forward" or "step")", describe_json(*until));
+                      R"({"op": K}, {"autocast": K}, "call", "forward" or "step")", describe_json(*until));
 }
 
 bool FactsReader::op(JsonFields& f, Op& op) {
@@ -240,7 +246,8 @@ bool FactsReader::check() {
   };
   if (!in_program(m_.loss_begin, "loss_begin")) return false;
   for (const ValueInfo& value : m_.values) {
-    if (value.held.until == Hold::Until::Op && !in_program(value.held.op, value.name + ".held_until")) return false;
+    const bool numbered = value.held.until == Hold::Until::Op || value.held.until == Hold::Until::Autocast;
+    if (numbered && !in_program(value.held.op, value.name + ".held_until")) return false;
   }
   for (std::size_t i = 0; i < m_.ops.size(); ++i) {
     if (m_.ops[i].region >= static_cast<std::int32_t>(m_.regions.size()))

@@ -36,13 +36,16 @@ class Reader {
   }
 
  private:
+  JsonFields root() {
+    return {document_, "", problem_, {"schema",     "name",          "architecture", "block_class", "tokens_per_batch",
+                                      "has_loss",   "compute_dtype", "loss_begin",   "lifetimes",   "job",
+                                      "inputs",     "modules",       "params",       "buffers",     "calls",
+                                      "containers", "ops",           "module_calls", "regions",     "outputs",
+                                      "parallel",   "params_cast"}};
+  }
+
   bool facts() {
-    JsonFields f(
-        document_, "", problem_,
-        {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
-         "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
-         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel",
-         "params_cast"});
+    JsonFields f = root();
     if (!f.good()) return false;
     const std::string schema = f.text("schema");
     if (f.good() && schema != kSchema && schema != kOldSchema) {
@@ -281,6 +284,10 @@ class Reader {
     if (!f.good()) return false;
     Op op;
     op.name = f.text("op");
+    if (op.name.starts_with("mesh.")) {  // of a model that is cut already, whose mesh no file holds
+      return problem_.set(ErrorCode::Unsupported, f.place("op"), "collectives of a mesh are made from the job's mesh",
+                          "the operators of the whole model", in_quotes(op.name));
+    }
     const std::string module = f.text_or("module", "");
     op.call = static_cast<std::int32_t>(f.integer_or("call", 0, 0, kMaxCount));
     if (!f.good()) return false;
@@ -441,12 +448,7 @@ class Reader {
   // --- results ---
 
   bool outputs() {
-    JsonFields f(
-        document_, "", problem_,
-        {"schema",     "name",       "architecture", "block_class",  "tokens_per_batch", "has_loss", "compute_dtype",
-         "loss_begin", "lifetimes",  "job",          "inputs",       "modules",          "params",   "buffers",
-         "calls",      "containers", "ops",          "module_calls", "regions",          "outputs",  "parallel",
-         "params_cast"});
+    JsonFields f = root();
     const std::vector<std::string> names = f.texts("outputs");
     if (!f.good()) return false;
     std::vector<ValueId> from_ops;

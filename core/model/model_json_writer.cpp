@@ -250,8 +250,8 @@ class Writer {
     if (hold.until == Hold::Until::LastUse) return;
     static constexpr std::string_view kUntil[] = {"", "", "call", "forward", "step"};
     out_ += ", \"held_until\": ";
-    if (hold.until == Hold::Until::Op) {
-      (out_ += "{\"op\": "), integer(hold.op), out_ += "}";
+    if (hold.until == Hold::Until::Op || hold.until == Hold::Until::Autocast) {
+      (out_ += hold.until == Hold::Until::Op ? "{\"op\": " : "{\"autocast\": "), integer(hold.op), out_ += "}";
     } else {
       text(kUntil[static_cast<std::size_t>(hold.until)]);
     }

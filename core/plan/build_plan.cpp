@@ -4,6 +4,7 @@
 
 #include "core/lowering/mesh_rules.h"
 #include "core/plan/checks/checks.h"
+#include "core/plan/expert_traps.h"
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/process_groups.h"
 #include "core/plan/script_traps.h"
@@ -24,6 +25,34 @@ bool is_block(const Model& model, const Job& job, const ModuleInfo& module) {
     return std::find(classes.begin(), classes.end(), module.class_name) != classes.end();
   }
   return is_a(module, model.block_class);
+}
+
+/// model.compile: what Inductor sees is a block, so each must be lowered by itself.
+Result<void> check_compiled(const Model& model, const Job& job, const std::vector<bool>& boundary,
+                            const std::vector<CheckpointKind>& checkpointed) {
+  if (!job.model.compile) return {};
+  bool any = false;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (model.block_class.empty() || !is_a(model.modules[m], model.block_class)) continue;
+    if (model.modules[m].alias_of.valid()) continue;
+    any = true;
+    if (boundary[m] || checkpointed[m] != CheckpointKind::None) continue;
+    return fail({ErrorCode::Unsupported,
+                 "blocks are compiled where each is a unit or a checkpointed region",
+                 {},
+                 "model.compile",
+                 "a wrap policy that makes each block a unit",
+                 model.modules[m].fqn + ", which is none",
+                 "set fsdp.wrap.policy = \"module_class\", or model.compile = false"});
+  }
+  if (any) return {};
+  return fail({ErrorCode::Unsupported,
+               "the model names no class of blocks that could be compiled",
+               {},
+               "model.compile",
+               "a model with block_class",
+               "none",
+               "set model.compile = false"});
 }
 
 Error nothing_to_checkpoint(const Job& job) {
@@ -111,9 +140,12 @@ void note_clipping(const Model& model, const Job& job, Plan& plan) {
                           "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
                           true});
   }
-  const bool mixed = std::any_of(model.params.begin(), model.params.end(), [](const ParamInfo& param) {
-    return param.requires_grad && param.part.dimension < 0;
-  });
+  const auto some = [&](bool on_mesh) {
+    return std::any_of(model.params.begin(), model.params.end(), [&](const ParamInfo& param) {
+      return param.requires_grad && (param.part.dimension >= 0) == on_mesh;
+    });
+  };
+  const bool mixed = some(true) && some(false);
   if (job.fsdp.runtime == Runtime::Fsdp2 && mixed) {
     plan.traps.push_back(
         {kMixedMeshes,
@@ -139,15 +171,16 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
          "cut models whose embedding and head are not tied, or leave both out of mesh.plan", true});
   }
   note_clipping(model, job, plan);
+  for (Trap& trap : expert_traps(model, job, plan)) plan.traps.push_back(std::move(trap));
   for (const MeshDimension& dimension : model.mesh) {
     const std::int64_t per_node = std::max<std::int64_t>(job.cluster.ranks_per_node, 1);
     if (dimension.ranks.front() / per_node == dimension.ranks.back() / per_node) continue;
     Bytes bytes = 0;
     std::int64_t count = 0;
     for (const Op& op : model.ops) {
-      const bool moves =
-          op.name == "mesh.all_gather" || op.name == "mesh.reduce_scatter" || op.name == "mesh.all_reduce";
-      if (!moves || op.out.empty()) continue;
+      const bool moves = mesh_dimension_of(op) >= 0 &&
+                         model.mesh[static_cast<std::size_t>(mesh_dimension_of(op))].name == dimension.name;
+      if (!moves || op.out.empty() || !op.out.front().valid()) continue;
       const ValueInfo& value = model.values[op.out.front().index()];
       bytes += numel_of(value.shape) * itemsize(value.dtype);
       ++count;
@@ -230,6 +263,8 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
       if (is_block(model, job, model.modules[m])) boundary[m] = true;
     }
   }
+  if (auto blocks = check_compiled(model, job, boundary, parts.checkpointed); !blocks)
+    return tl::unexpected(blocks.error());
   const bool inside = !job.checkpointing.outside;
   std::shared_ptr<const ModuleGraph> graph;
   if (parts.graph) {

@@ -52,6 +52,15 @@ CommunicatorId enter_dimension(Plan& plan, std::string_view dimension, const std
   return enter_communicator(plan, spans_world(plan, ranks) ? kWorldDimension : dimension, dimension, ranks);
 }
 
+CommunicatorId communicator_along(const Plan& plan, std::string_view dimension,
+                                  const std::vector<std::int32_t>& ranks) {
+  const std::string_view name = spans_world(plan, ranks) ? kWorldDimension : dimension;
+  const auto at = std::find_if(plan.communicators.begin(), plan.communicators.end(),
+                               [&](const PlanCommunicator& one) { return one.name == name; });
+  if (at == plan.communicators.end()) return {};
+  return CommunicatorId(static_cast<std::size_t>(at - plan.communicators.begin()));
+}
+
 void order_by_first_use(Plan& plan, const std::function<CommunicatorId(SegmentId)>& meets) {
   std::vector<CommunicatorId> order, place(plan.communicators.size());
   const auto note = [&](CommunicatorId id) {
@@ -95,6 +104,11 @@ std::vector<std::int32_t> ranks_beside(const PlanCommunicator& communicator, std
 
 CommunicatorId ProcessGroups::shard(Plan& plan, std::int32_t size) {
   if (static_cast<std::size_t>(size) != plan.groups.shard.size()) {
+    if (static_cast<std::size_t>(size) == same_experts_.size()) {
+      if (!expert_.valid())
+        expert_ = enter_communicator(plan, kExpertShardDimension, kExpertShardDimension, same_experts_);
+      return expert_;
+    }
     return size == plan.world_size ? world(plan) : CommunicatorId();
   }
   if (!shard_.valid()) {
@@ -128,7 +142,10 @@ CommunicatorId ProcessGroups::post_forward(Plan& plan, UnitId unit, std::int32_t
   if (post_forward_.size() < plan.units.size()) post_forward_.resize(plan.units.size());
   CommunicatorId& known = post_forward_[unit.index()];
   if (known.valid()) return known;
-  const std::vector<std::int32_t>& whole = plan.groups.shard;
+  // Experts are sharded over the ranks that hold the same ones.
+  const auto shards = static_cast<std::size_t>(plan.units[unit.index()].shard_size);
+  const bool experts = !same_experts_.empty() && shards == same_experts_.size();
+  const std::vector<std::int32_t>& whole = experts ? same_experts_ : plan.groups.shard;
   const auto part = static_cast<std::size_t>(size);
   const auto own = static_cast<std::size_t>(std::find(whole.begin(), whole.end(), plan.rank) - whole.begin());
   if (part == 0 || whole.size() % part != 0 || own == whole.size()) return {};

@@ -8,16 +8,22 @@
 
 #include <functional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/plan.h"
 
 namespace foreshard {
 
+/// The dimension over which units of experts shard.
+inline constexpr std::string_view kExpertShardDimension = "expert_shard";
+
 class ProcessGroups {
  public:
+  /// Ranks that have the same experts, where there are such units.
+  void set_experts(std::vector<std::int32_t> ranks) { same_experts_ = std::move(ranks); }
   /// The dimension that shards over `size` ranks: the shard group, or the world for a unit that shards over all ranks
-  /// where others are hybrid. Invalid if the plan has no group of that size.
+  /// where others are hybrid, or that of units of experts. Invalid if the plan has no group of that size.
   CommunicatorId shard(Plan& plan, std::int32_t size);
   CommunicatorId shard(Plan& plan) { return shard(plan, static_cast<std::int32_t>(plan.groups.shard.size())); }
   CommunicatorId replicate(Plan& plan);
@@ -27,13 +33,17 @@ class ProcessGroups {
   CommunicatorId post_forward(Plan& plan, UnitId unit, std::int32_t size);
 
  private:
-  CommunicatorId shard_, replicate_, world_;
+  CommunicatorId shard_, replicate_, world_, expert_;
   std::vector<CommunicatorId> post_forward_;  // by unit
+  std::vector<std::int32_t> same_experts_;
 };
 
 /// The communicator of a mesh dimension that the program meets over; the world's where it spans the world, as
 /// init_device_mesh has it.
 CommunicatorId enter_dimension(Plan& plan, std::string_view dimension, const std::vector<std::int32_t>& ranks);
+
+/// The communicator that enter_dimension has entered; invalid: none.
+CommunicatorId communicator_along(const Plan& plan, std::string_view dimension, const std::vector<std::int32_t>& ranks);
 
 /// Numbers the communicators in the order in which the first iteration meets in them. `meets(segment)`: what a forward
 /// of that segment meets in first; invalid: nothing.

@@ -91,8 +91,8 @@ class Save {
   Result<void> run() {
     if (const auto same = lay_out(); !same) return same;
     if (const auto made = agree(world_, prepare_folder()); !made) return made;
-    auto wrote = write_rank_file();
-    Result<void> mine;
+    Result<void> mine = write_documents();
+    auto wrote = mine ? write_rank_file() : Result<WrittenFile>(fail(mine.error()));
     if (!wrote) mine = fail(wrote.error());
     if (const auto all = agree(world_, mine); !all) return abandon(all);
     const auto sums = gather_texts(world_, packed(*wrote));
@@ -135,7 +135,25 @@ class Save {
       }
       shares_.push_back(std::move(shares.by_rank));
     }
+    describe();
     return {};
+  }
+
+  /// All of the manifest but what the files hold, which is not known yet.
+  void describe() {
+    manifest_.model = contents_.model.name;
+    manifest_.architecture = contents_.model.architecture;
+    manifest_.progress = contents_.progress;
+    manifest_.optimizer_steps = state_.optimizer_steps;
+    manifest_.scaler = state_.scaler;
+    manifest_.world_size = size_of(world_);
+    for (const StateTensor& tensor : state_.tensors) {
+      manifest_.tensors.push_back(
+          {tensor.fqn, tensor.slot, dtype_of(tensor.local), tensor.shape, persistent(contents_.model, tensor), {}});
+    }
+    for (const ParamInfo& param : contents_.model.params) {
+      if (param.shares.valid()) manifest_.shared[param.fqn] = contents_.model.params[param.shares.index()].fqn;
+    }
   }
 
   static Error different_states(const std::string& place) {
@@ -155,17 +173,27 @@ class Save {
     for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
       Numel numel = 0;
       for (const Extent& extent : shares_[t][rank]) numel += extent.numel;
-      if (numel > 0) entries.push_back({entry_name(state_.tensors[t]), dtypes_[t], {numel}});
+      if (numel > 0) entries.push_back({entry_name(state_.tensors[t]), manifest_.tensors[t].dtype, {numel}});
     }
     if (rng_bytes_[rank] > 0) entries.push_back({kRngName, DType::UInt8, {rng_bytes_[rank]}});
     return entries;
   }
 
+  /// Before rank 0's file, whose header says what they are.
+  Result<void> write_documents() {
+    if (rank_ != 0) return {};
+    for (const auto& [name, text] : contents_.documents) {
+      auto written = write_file_durably(partial_ + "/" + name, text);
+      if (!written) return fail(written.error());
+      manifest_.documents[name] = std::move(*written);
+    }
+    return {};
+  }
+
   Result<WrittenFile> write_rank_file() {
-    for (const StateTensor& tensor : state_.tensors) dtypes_.push_back(dtype_of(tensor.local));
     const auto rank = static_cast<std::size_t>(rank_);
-    auto file =
-        SafetensorsWriter::create(partial_ + "/" + rank_file_name(rank_, size_of(world_)), entries_of(rank), marks());
+    auto file = SafetensorsWriter::create(partial_ + "/" + rank_file_name(rank_, size_of(world_)), entries_of(rank),
+                                          manifest_marks(manifest_, rank_));
     if (!file) return fail(file.error());
     for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
       for (const Extent& extent : shares_[t][rank]) {
@@ -198,70 +226,48 @@ class Save {
   /// The file as written, and the element types of what is in it: a rank that holds nothing of a tensor cannot know.
   std::string packed(const WrittenFile& file) const {
     nlohmann::json dtypes = nlohmann::json::array();
-    for (std::size_t t = 0; t < dtypes_.size(); ++t) {
-      dtypes.push_back(shares_[t][static_cast<std::size_t>(rank_)].empty() ? -1 : static_cast<int>(dtypes_[t]));
+    for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
+      const bool mine = !shares_[t][static_cast<std::size_t>(rank_)].empty();
+      dtypes.push_back(mine ? static_cast<int>(manifest_.tensors[t].dtype) : -1);
     }
     return nlohmann::json{{"bytes", file.bytes}, {"sums", file.sums}, {"dtypes", dtypes}}.dump();
   }
 
   /// Rank 0: the manifest, and the one rename that makes it a checkpoint.
   Result<void> commit(const std::vector<std::string>& packed_files) {
-    auto manifest = manifest_of(packed_files);
-    for (const auto& [name, text] : contents_.documents) {
-      auto written = write_file_durably(partial_ + "/" + name, text);
-      if (!written) return fail(written.error());
-      manifest.documents[name] = std::move(*written);
-    }
-    auto written = write_file_durably(partial_ + "/" + std::string(kManifestName), manifest_text(manifest));
+    add_files(packed_files);
+    auto written = write_file_durably(partial_ + "/" + std::string(kManifestName), manifest_text(manifest_));
     if (!written) return fail(written.error());
     if (const auto synced = sync_folder(partial_); !synced) return synced;
     return rename_to_final();
   }
 
-  CheckpointManifest manifest_of(const std::vector<std::string>& packed_files) {
-    CheckpointManifest manifest;
-    manifest.model = contents_.model.name;
-    manifest.architecture = contents_.model.architecture;
-    manifest.progress = contents_.progress;
-    manifest.optimizer_steps = state_.optimizer_steps;
-    manifest.scaler = state_.scaler;
-    manifest.world_size = size_of(world_);
+  void add_files(const std::vector<std::string>& packed_files) {
     for (std::size_t rank = 0; rank < packed_files.size(); ++rank) {
       const auto told = nlohmann::json::parse(packed_files[rank]);
-      manifest.files.push_back({rank_file_name(static_cast<int>(rank), manifest.world_size),
-                                {told["bytes"].get<Bytes>(), told["sums"].get<std::vector<std::uint32_t>>()},
-                                {}});
-      for (std::size_t t = 0; t < dtypes_.size(); ++t) {
-        if (const int dtype = told["dtypes"][t].get<int>(); dtype >= 0) dtypes_[t] = static_cast<DType>(dtype);
+      manifest_.files.push_back({rank_file_name(static_cast<int>(rank), manifest_.world_size),
+                                 {told["bytes"].get<Bytes>(), told["sums"].get<std::vector<std::uint32_t>>()},
+                                 {}});
+      for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
+        if (const int dtype = told["dtypes"][t].get<int>(); dtype >= 0)
+          manifest_.tensors[t].dtype = static_cast<DType>(dtype);
       }
     }
-    for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
-      const StateTensor& tensor = state_.tensors[t];
-      manifest.tensors.push_back(
-          {tensor.fqn, tensor.slot, dtypes_[t], tensor.shape, persistent(contents_.model, tensor), {}});
-    }
-    for (std::size_t rank = 0; rank < packed_files.size(); ++rank) place_parts(manifest, rank);
-    for (const ParamInfo& param : contents_.model.params) {
-      if (param.shares.valid()) manifest.shared[param.fqn] = contents_.model.params[param.shares.index()].fqn;
-    }
-    return manifest;
-  }
-
-  std::map<std::string, std::string> marks() const {
-    return progress_marks(contents_.progress, state_.optimizer_steps);
+    for (std::size_t rank = 0; rank < packed_files.size(); ++rank) place_parts(rank);
   }
 
   /// Where the parts of one file lie: entries in order behind the header.
-  void place_parts(CheckpointManifest& manifest, std::size_t rank) const {
+  void place_parts(std::size_t rank) {
     const auto entries = entries_of(rank);
-    auto begin = static_cast<Bytes>(safetensors_header(entries, marks()).size());
+    const auto marks = manifest_marks(manifest_, static_cast<int>(rank));
+    auto begin = static_cast<Bytes>(safetensors_header(entries, marks).size());
     std::size_t entry = 0;
     for (std::size_t t = 0; t < state_.tensors.size(); ++t) {
       if (shares_[t][rank].empty()) continue;
-      manifest.tensors[t].parts.push_back({static_cast<std::int32_t>(rank), begin, runs_of(shares_[t][rank])});
+      manifest_.tensors[t].parts.push_back({static_cast<std::int32_t>(rank), begin, runs_of(shares_[t][rank])});
       begin += entries[entry++].bytes();
     }
-    if (rng_bytes_[rank] > 0) manifest.files[rank].rng = {begin, rng_bytes_[rank]};
+    if (rng_bytes_[rank] > 0) manifest_.files[rank].rng = {begin, rng_bytes_[rank]};
   }
 
   Result<void> rename_to_final() const {
@@ -299,7 +305,7 @@ class Save {
   std::string final_, partial_;
   std::vector<std::vector<std::vector<Extent>>> shares_;  // [tensor][rank]
   std::vector<Bytes> rng_bytes_;                          // by rank
-  std::vector<DType> dtypes_;                             // by tensor
+  CheckpointManifest manifest_;  // element types of what other ranks alone hold, and the files, come last
 };
 
 bool has_manifest(const std::string& folder) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/adapters/adapter_names.h"
 #include "core/model/json_input.h"
 #include "exec/checkpoint/checkpoint.h"
 #include "exec/checkpoint/checkpoint_manifest.h"
@@ -32,15 +34,22 @@ struct ExportTensor {
   SafetensorsEntry entry;
 };
 
+/// Of a run that trained adapters these alone are exported: the rest is the model that it began with.
+bool of_adapters(const CheckpointManifest& manifest) {
+  return manifest.documents.contains(std::string(kPeftConfigFile));
+}
+
 std::vector<ExportTensor> tensors_of(const CheckpointManifest& manifest, bool optimizer, const ExportOptions& options) {
   std::vector<ExportTensor> tensors;
+  const bool adapters = of_adapters(manifest);
   for (const CheckpointTensor& saved : manifest.tensors) {
     const bool state = saved.slot != "param" && saved.slot != "buffer";
     if (state != optimizer || !saved.persistent) continue;
+    if (adapters && adapter_part(saved.fqn) == AdapterPart::None) continue;
+    const std::string name = adapters ? peft_name(saved.fqn) : saved.fqn;
     const bool converted = options.dtype && saved.slot == "param" && is_floating(saved.dtype);
     tensors.push_back(
-        {&saved,
-         {state ? saved.fqn + "." + saved.slot : saved.fqn, converted ? *options.dtype : saved.dtype, saved.shape}});
+        {&saved, {state ? name + "." + saved.slot : name, converted ? *options.dtype : saved.dtype, saved.shape}});
   }
   return tensors;
 }
@@ -87,7 +96,8 @@ Result<void> check_stale(const std::string& out, const std::set<std::string>& na
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(out, code)) {
     const std::string name = entry.path().filename();
-    const bool weights = name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
+    const bool ours = name.starts_with("model") || name.starts_with("adapter_model");
+    const bool weights = ours && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
     if (!weights || names.contains(name)) continue;
     Error error;
     error.code = ErrorCode::Refused;
@@ -111,10 +121,11 @@ std::string index_text(const std::vector<std::vector<ExportTensor>>& files, cons
 }
 
 Result<void> copy_config(const CheckpointManifest& manifest, const std::string& folder, const std::string& out) {
-  if (!manifest.documents.contains("config.json")) return {};
-  const auto text = read_text_file(folder + "/config.json", 64 * kMiB);
+  const std::string name = of_adapters(manifest) ? std::string(kPeftConfigFile) : "config.json";
+  if (!manifest.documents.contains(name)) return {};
+  const auto text = read_text_file(folder + "/" + name, 64 * kMiB);
   if (!text) return fail(text.error());
-  const auto written = write_file_durably(out + "/config.json", *text);
+  const auto written = write_file_durably(out + "/" + name, *text);
   if (!written) return fail(written.error());
   return {};
 }
@@ -255,6 +266,7 @@ std::string describe_text(const CheckpointManifest& m, const std::string& folder
 Result<void> verify_files(const CheckpointManifest& manifest, const std::string& folder) {
   std::map<std::string, WrittenFile> files = manifest.documents;
   for (const CheckpointFile& file : manifest.files) files[file.name] = file.written;
+  if (const auto same = CheckpointReader(manifest, folder).check_headers(); !same) return same;
   std::vector<std::byte> block(static_cast<std::size_t>(kBlockBytes));
   for (const auto& [name, written] : files) {
     auto reader = BlockReader::open(folder + "/" + name, written);
@@ -277,6 +289,7 @@ Result<ExportedFiles> export_checkpoint(const std::string& checkpoint, const std
   if (!manifest) return fail(manifest.error());
   if (const auto made = make_folder(out); !made) return fail(made.error());
   CheckpointReader reader(*manifest, *folder);
+  if (const auto same = reader.check_headers(); !same) return fail(same.error());
   ExportedFiles exported;
   std::vector<SafetensorsWriter> unnamed;  // all get their names when the last of them is written
   const auto write = [&](const std::string& name, const std::vector<ExportTensor>& tensors) -> Result<void> {
@@ -289,12 +302,15 @@ Result<ExportedFiles> export_checkpoint(const std::string& checkpoint, const std
     return {};
   };
 
-  const auto files = in_files(tensors_of(*manifest, false, options), options.max_shard_size);
+  const bool adapters = of_adapters(*manifest);  // which PEFT reads from one file
+  const auto files = in_files(tensors_of(*manifest, false, options),
+                              adapters ? std::numeric_limits<Bytes>::max() : options.max_shard_size);
   const std::string index = "model.safetensors.index.json";
   std::vector<std::string> names;
   for (std::size_t f = 0; f < files.size(); ++f) {
-    names.push_back(files.size() == 1 ? "model.safetensors"
-                                      : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size()));
+    names.push_back(adapters            ? std::string(kPeftWeightsFile)
+                    : files.size() == 1 ? "model.safetensors"
+                                        : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size()));
   }
   std::set<std::string> all(names.begin(), names.end());
   if (files.size() > 1) all.insert(index);

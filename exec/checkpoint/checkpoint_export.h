@@ -29,7 +29,8 @@ struct ExportedFiles {
 
 /// A checkpoint folder, or a folder of checkpoints (then its newest complete one). `out` is a folder; config.json is
 /// written beside the weights where the checkpoint has one. Non-persistent buffers and later names of shared parameters
-/// are left out, as save_pretrained does.
+/// are left out, as save_pretrained does. A run that trained adapters gives PEFT's two files, adapter_model.safetensors
+/// and adapter_config.json, whatever max_shard_size says.
 Result<ExportedFiles> export_checkpoint(const std::string& checkpoint, const std::string& out,
                                         const ExportOptions& options = {});
 

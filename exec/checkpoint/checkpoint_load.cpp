@@ -31,9 +31,15 @@ Error other_model(const std::string& folder, const std::string& place, std::stri
 
 std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// Names and shapes, before anything is read.
+/// Archives name none; what python/foreshard/capture writes may be of any.
+bool is_family(const std::string& architecture) { return !architecture.empty() && architecture != "captured"; }
+
+/// Architecture, names and shapes, before anything is read.
 Result<void> check_tensors(const CheckpointManifest& manifest, const Model& model, const TrainState& state,
                            const std::string& folder) {
+  const std::string &theirs = manifest.architecture, &ours = model.architecture;
+  if (is_family(theirs) && is_family(ours) && theirs != ours)
+    return fail(other_model(folder, "architecture", ours, theirs));
   std::set<std::string_view> params, buffers;
   for (const ParamInfo& param : model.params) params.insert(param.fqn);
   for (const BufferInfo& buffer : model.buffers) buffers.insert(buffer.fqn);
@@ -77,6 +83,8 @@ class Load {
     }
     for (const std::string& slot : absent)
       notes.push_back(fmt::format("{} starts at zero: not in the checkpoint", slot));
+    for (const std::string& slot : left_behind())
+      notes.push_back(fmt::format("{} of the checkpoint is not taken: this optimizer keeps none", slot));
     if (converted_) notes.push_back("element types were converted");
     state_.optimizer_steps = manifest_.optimizer_steps;
     if (state_.scaler && !manifest_.scaler) notes.push_back("the gradient scaler starts anew: not in the checkpoint");
@@ -93,6 +101,15 @@ class Load {
   }
 
  private:
+  /// Slots that nothing in the state asks for.
+  std::set<std::string> left_behind() const {
+    std::set<std::string> slots;
+    for (const CheckpointTensor& saved : manifest_.tensors) slots.insert(saved.slot);
+    slots.erase("buffer");
+    for (const StateTensor& tensor : state_.tensors) slots.erase(tensor.slot);
+    return slots;
+  }
+
   CheckpointReader reader_;
   const CheckpointManifest& manifest_;
   TrainState& state_;

@@ -52,6 +52,18 @@ json tensor_json(const CheckpointTensor& tensor) {
   return entry;
 }
 
+json documents_json(const std::map<std::string, WrittenFile>& documents) {
+  json texts = json::object();
+  for (const auto& [name, written] : documents) texts[name] = written_json(written);
+  return texts;
+}
+
+/// null: a run without one.
+json scaler_json(const std::optional<ScalerState>& scaler) {
+  if (!scaler) return {};
+  return {{"scale", scaler->scale}, {"growth_tracker", scaler->growth_tracker}};
+}
+
 json manifest_json(const CheckpointManifest& m) {
   json files = json::array();
   for (const CheckpointFile& file : m.files) {
@@ -62,8 +74,6 @@ json manifest_json(const CheckpointManifest& m) {
   }
   json tensors = json::array();
   for (const CheckpointTensor& tensor : m.tensors) tensors.push_back(tensor_json(tensor));
-  json documents = json::object();
-  for (const auto& [name, written] : m.documents) documents[name] = written_json(written);
   json manifest = {{"format", kFormat},
                    {"block_bytes", kBlockBytes},
                    {"model", m.model},
@@ -77,8 +87,8 @@ json manifest_json(const CheckpointManifest& m) {
                    {"files", std::move(files)},
                    {"tensors", std::move(tensors)},
                    {"shared", m.shared},
-                   {"documents", std::move(documents)}};
-  if (m.scaler) manifest["grad_scaler"] = {{"scale", m.scaler->scale}, {"growth_tracker", m.scaler->growth_tracker}};
+                   {"documents", documents_json(m.documents)}};
+  if (m.scaler) manifest["grad_scaler"] = scaler_json(m.scaler);
   return manifest;
 }
 
@@ -119,6 +129,7 @@ class ManifestReader {
     }
     for (const auto& [name, entry] : object(document, "documents").items()) m.documents[plain(name)] = written(entry);
     check_together(m);
+    check_nothing_else(document, m);
     return m;
   }
 
@@ -158,6 +169,15 @@ class ManifestReader {
       if (!by_name.contains({"param", owner})) bad("shared." + name, "the name of a parameter", owner);
     }
     check_bytes(m);
+  }
+
+  /// What is written of the value is the document: nothing in it was passed over.
+  void check_nothing_else(const json& document, const CheckpointManifest& m) const {
+    const json differs = json::diff(manifest_json(m), document);
+    if (differs.empty()) return;
+    const json& first = differs.front();
+    bad(first["path"].get<std::string>().substr(1), first["op"] == "remove" ? "the key" : "what a writer writes",
+        first.contains("value") ? dumped(first["value"]) : "none");
   }
 
   /// No byte of a file belongs to two tensors.
@@ -383,11 +403,27 @@ const CheckpointTensor* CheckpointManifest::find(std::string_view fqn, std::stri
   return found == tensors.end() ? nullptr : &*found;
 }
 
-std::map<std::string, std::string> progress_marks(const TrainProgress& progress, std::int64_t optimizer_steps) {
-  return {{"step", std::to_string(progress.step)},
-          {"samples", std::to_string(progress.samples)},
-          {"seed", std::to_string(progress.seed)},
-          {"optimizer_steps", std::to_string(optimizer_steps)}};
+std::map<std::string, std::string> manifest_marks(const CheckpointManifest& manifest, int rank) {
+  json shapes = json::object(), transient = json::array();
+  for (const CheckpointTensor& tensor : manifest.tensors) {
+    const std::string name = tensor.slot + "/" + tensor.fqn;
+    if (tensor.slot == "param" || tensor.slot == "buffer") shapes[name] = tensor.shape;  // moments have their param's
+    if (!tensor.persistent) transient.push_back(name);
+  }
+  std::map<std::string, std::string> marks = {{"step", std::to_string(manifest.progress.step)},
+                                              {"samples", std::to_string(manifest.progress.samples)},
+                                              {"seed", std::to_string(manifest.progress.seed)},
+                                              {"data", manifest.progress.data},
+                                              {"optimizer_steps", std::to_string(manifest.optimizer_steps)},
+                                              {"model", manifest.model},
+                                              {"architecture", manifest.architecture},
+                                              {"world_size", std::to_string(manifest.world_size)},
+                                              {"grad_scaler", dumped(scaler_json(manifest.scaler))},
+                                              {"shared", dumped(manifest.shared)},
+                                              {"shapes", dumped(shapes)},
+                                              {"not_persistent", dumped(transient)}};
+  if (rank == 0) marks["documents"] = dumped(documents_json(manifest.documents));
+  return marks;
 }
 
 std::string manifest_text(const CheckpointManifest& manifest) {

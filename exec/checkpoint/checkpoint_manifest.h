@@ -47,8 +47,8 @@ struct CheckpointFile {
 };
 
 struct CheckpointManifest {
-  std::string model;  // name and architecture are for people: tensors decide whether a model fits
-  std::string architecture;
+  std::string model;         // for people: a model may be called otherwise when a run goes on
+  std::string architecture;  // empty: unknown; another one than the resuming model's is refused
   TrainProgress progress;
   std::int64_t optimizer_steps = 0;
   std::optional<ScalerState> scaler;  // of a run with train.grad_scaler
@@ -62,9 +62,10 @@ struct CheckpointManifest {
   const CheckpointTensor* find(std::string_view fqn, std::string_view slot) const;
 };
 
-/// What every rank file says of the run in its own header, so that a manifest alone cannot claim another: "step",
-/// "samples", "seed", "optimizer_steps".
-std::map<std::string, std::string> progress_marks(const TrainProgress& progress, std::int64_t optimizer_steps);
+/// What the file of `rank` says of the checkpoint in its own header, so that a manifest alone cannot claim another:
+/// every field of the manifest that does not say what lies where. "shapes" are those of parameters and buffers;
+/// "documents" only rank 0's file knows.
+std::map<std::string, std::string> manifest_marks(const CheckpointManifest& manifest, int rank);
 
 std::string manifest_text(const CheckpointManifest& manifest);
 /// `file` only names the source in errors.

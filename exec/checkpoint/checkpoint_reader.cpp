@@ -6,12 +6,38 @@
 #include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "exec/checkpoint/safetensors_writer.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
+namespace {
+
+struct MarkDifference {
+  std::string place, file_says, manifest_says;
+};
+
+/// Where a mark lists many, the first of them that differs.
+MarkDifference mark_difference(const std::string& key, const nlohmann::json& mark, const std::string& told) {
+  const auto listed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
+  const auto in_file = listed(mark.is_string() ? mark.get<std::string>() : std::string()), in_manifest = listed(told);
+  if (in_file.is_object() && in_manifest.is_object()) {
+    const auto said = [](const nlohmann::json& from, const std::string& name) {
+      return from.contains(name) ? from[name].dump() : "none";
+    };
+    for (const auto* side : {&in_file, &in_manifest}) {
+      for (const auto& [name, value] : side->items()) {
+        if (said(in_file, name) != said(in_manifest, name))
+          return {key + "." + name, said(in_file, name), said(in_manifest, name)};
+      }
+    }
+  }
+  return {key, mark.dump(), told};
+}
+
+}  // namespace
 
 Result<void> CheckpointReader::bytes(int file, Bytes offset, std::span<std::byte> into) {
   auto found = files_.find(file);
@@ -48,19 +74,29 @@ Result<void> CheckpointReader::check_header(int file, BlockReader& reader) const
   if (auto read = reader.read(8, std::as_writable_bytes(std::span(text))); !read) return read;
   const auto header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) return bad("files", "a safetensors file", "no header");
-  // Files of older writers have no marks.
   if (const auto marks = header.find("__metadata__"); marks != header.end() && marks->is_object()) {
-    for (const auto& [key, told] : progress_marks(manifest_.progress, manifest_.optimizer_steps)) {
+    for (const auto& [key, told] : manifest_marks(manifest_, file)) {
       const auto mark = marks->find(key);
-      if (mark != marks->end() && *mark != told) return bad(key, mark->dump(), told);
+      if (mark == marks->end() || *mark == told) continue;  // files of older writers have fewer
+      const MarkDifference differs = mark_difference(key, *mark, told);
+      return bad(differs.place, differs.file_says, differs.manifest_says);
     }
+  }
+  std::set<std::string> known = {"__metadata__"};
+  const Bytes data = 8 + static_cast<Bytes>(length);
+  if (const auto rng = header.find("rng"); rng != header.end()) {
+    const nlohmann::json wanted = {facts.rng.offset - data, facts.rng.end() - data};
+    if (rng->value("data_offsets", nlohmann::json()) != wanted) return bad("rng", rng->dump(), wanted.dump());
+    known.insert("rng");
+  } else if (facts.rng.numel > 0) {
+    return bad("rng", "no generator state", "some");
   }
   for (const CheckpointTensor& tensor : manifest_.tensors) {
     for (const CheckpointPart& part : tensor.parts) {
       if (part.file != file) continue;
       Numel numel = 0;
       for (const PieceRun& run : part.runs) numel += run.numel * run.count;
-      const Bytes begin = part.begin - 8 - static_cast<Bytes>(length);
+      const Bytes begin = part.begin - data;
       const nlohmann::json wanted = {{"dtype", safetensors_dtype(tensor.dtype)},
                                      {"shape", {numel}},
                                      {"data_offsets", {begin, begin + numel * itemsize(tensor.dtype)}}};
@@ -68,7 +104,18 @@ Result<void> CheckpointReader::check_header(int file, BlockReader& reader) const
       const auto found = header.find(name);
       if (found == header.end()) return bad(name, "a tensor of the file", "none of that name");
       if (*found != wanted) return bad(name, found->dump(), wanted.dump());
+      known.insert(name);
     }
+  }
+  for (const auto& [name, entry] : header.items()) {
+    if (!known.contains(name)) return bad(name, "the entry of the file", "none of that name");
+  }
+  return {};
+}
+
+Result<void> CheckpointReader::check_headers() {
+  for (std::size_t file = 0; file < manifest_.files.size(); ++file) {
+    if (const auto same = bytes(static_cast<int>(file), 0, {}); !same) return same;
   }
   return {};
 }

@@ -24,6 +24,8 @@ class CheckpointReader {
   /// The whole tensor, in the element type saved.
   Result<at::Tensor> read_whole(const CheckpointTensor& saved);
   Result<void> bytes(int file, Bytes offset, std::span<std::byte> into);
+  /// Whether the manifest says of every file what its own header says; whoever reads a file asks it first.
+  Result<void> check_headers();
   Bytes bytes_read() const;
 
  private:

@@ -43,6 +43,10 @@ class Communicator {
   virtual void reduce_scatter_uneven(void* output, const void* input, std::span<const Numel> counts, DType dtype,
                                      ReduceOp op) = 0;
   virtual void all_reduce(void* data, Numel numel, DType dtype, ReduceOp op) = 0;
+  /// Rank r is sent send[r] elements of input and sends receive[r] elements of output; the parts of all ranks lie one
+  /// after another, in their order, and may be empty. What a rank sends is what the other expects of it, or both throw.
+  virtual void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                          DType dtype) = 0;
   virtual void broadcast(void* data, Numel numel, DType dtype, int root) = 0;
   virtual void barrier() = 0;
 

@@ -80,6 +80,20 @@ class EmulatedCommunicator final : public Communicator {
     during(InstructionKind::AllReduce, numel * itemsize(dtype), [&] { reduce(data, numel, dtype, op); });
   }
 
+  /// Every rank sends us what we send it, as far as it goes.
+  void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                  DType dtype) override {
+    during(InstructionKind::AllGather, total(receive) * itemsize(dtype), [&] {
+      Bytes from = 0, to = 0;
+      for (std::size_t r = 0; r < send.size(); ++r) {
+        device_->copy(static_cast<std::byte*>(output) + to, static_cast<const std::byte*>(input) + from,
+                      std::min(send[r], receive[r]) * itemsize(dtype));
+        from += send[r] * itemsize(dtype);
+        to += receive[r] * itemsize(dtype);
+      }
+    });
+  }
+
   void broadcast(void*, Numel numel, DType dtype, int) override {
     during(InstructionKind::Broadcast, numel * itemsize(dtype), [] {});
   }

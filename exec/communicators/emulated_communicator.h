@@ -31,7 +31,7 @@ class EmulatedDevice {
 std::unique_ptr<EmulatedDevice> emulated_host();
 
 /// Duration in ns of a collective (AllGather, ReduceScatter, AllReduce, Broadcast) over `bytes`: the gathered output,
-/// the input of a reduce-scatter, the reduced or sent tensor.
+/// the input of a reduce-scatter, the reduced or sent tensor. An exchange counts as a gather of what is received.
 using CollectiveDuration = std::function<std::int64_t(InstructionKind kind, Bytes bytes)>;
 
 /// `device` belongs to this communicator alone.

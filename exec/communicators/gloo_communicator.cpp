@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <exception>
@@ -142,6 +143,14 @@ class GlooCommunicator final : public Communicator {
     });
   }
 
+  void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                  DType dtype) override {
+    call("all_to_all", [&] {
+      check_exchange(send, receive);
+      exchange_bytes(output, input, bytes_of(send, dtype), bytes_of(receive, dtype));
+    });
+  }
+
   void broadcast(void* data, Numel numel, DType dtype, int root) override {
     call("broadcast", [&] {
       gloo::BroadcastOptions options(context_);
@@ -192,16 +201,33 @@ class GlooCommunicator final : public Communicator {
     gloo::allgatherv(options);
   }
 
+  void exchange_bytes(void* output, const void* input, std::vector<std::int64_t> send,
+                      std::vector<std::int64_t> receive) {
+    gloo::AlltoallvOptions options(context_);
+    options.setInput(const_cast<char*>(static_cast<const char*>(input)), std::move(send));  // Gloo only reads it
+    options.setOutput(static_cast<char*>(output), std::move(receive));
+    options.setTag(next_tag());
+    gloo::alltoallv(options);
+  }
+
+  /// Gloo itself takes a message that is too short for a whole one.
+  void check_exchange(std::span<const Numel> send, std::span<const Numel> receive) {
+    std::vector<Numel> told(index(size()));
+    const std::vector<std::int64_t> one(index(size()), sizeof(Numel));
+    exchange_bytes(told.data(), send.data(), one, one);
+    for (int r = 0; r < size(); ++r) {
+      if (told[index(r)] == receive[index(r)]) continue;
+      throw std::runtime_error(fmt::format("rank {} sends {} elements to rank {}, which expects {}",
+                                           peers_.ranks[index(r)], told[index(r)], world_rank(), receive[index(r)]));
+    }
+  }
+
   /// Everybody's part for this rank, one after another, then their sum.
   void scatter_sums(std::byte* output, const void* input, std::span<const Numel> counts, DType dtype, ReduceOp op) {
     const Numel numel = counts[index(rank())];
     const std::int64_t part_bytes = numel * itemsize(dtype);
     std::byte* parts = scratch(static_cast<std::size_t>(part_bytes) * index(size()));
-    gloo::AlltoallvOptions options(context_);
-    options.setInput(const_cast<char*>(static_cast<const char*>(input)), bytes_of(counts, dtype));
-    options.setOutput(reinterpret_cast<char*>(parts), std::vector<std::int64_t>(index(size()), part_bytes));
-    options.setTag(next_tag());
-    gloo::alltoallv(options);
+    exchange_bytes(parts, input, bytes_of(counts, dtype), std::vector<std::int64_t>(index(size()), part_bytes));
     std::vector<const std::byte*> starts;
     for (int r = 0; r < size(); ++r) starts.push_back(parts + r * part_bytes);
     reduce_parts(output, starts, numel, dtype, op);
@@ -292,6 +318,13 @@ Peers exchange_addresses(gloo::rendezvous::Context& context, PrefixedStore& stor
   return peers;
 }
 
+/// Gloo writes to connections that a peer has closed; the signal of that would end this process before it could say
+/// why.
+void outlive_lost_peers() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Communicator>> make_gloo_communicator(Rendezvous& rendezvous, const GlooGroup& group) {
@@ -301,6 +334,7 @@ Result<std::shared_ptr<Communicator>> make_gloo_communicator(Rendezvous& rendezv
     std::iota(ranks.begin(), ranks.end(), 0);
   }
   const auto own = std::find(ranks.begin(), ranks.end(), rendezvous.rank());
+  outlive_lost_peers();
   FORESHARD_CHECK(own != ranks.end(), "a rank makes communicators of its own groups only");
   try {
     gloo::transport::tcp::attr attributes(rendezvous.own_address().c_str());

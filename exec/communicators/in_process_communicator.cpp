@@ -25,13 +25,15 @@ struct Call {
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::None;
   int root = 0;
+  std::vector<Numel> sends = {}, receives = {};  // of an exchange: to and from each rank; not the same on all
 
   bool matches(const Call& other) const {
     return std::string_view(name) == other.name && counts == other.counts && dtype == other.dtype && op == other.op &&
            root == other.root;
   }
   std::string text() const {
-    return fmt::format("{} of {} {} elements", name, std::reduce(counts.begin(), counts.end(), Numel{0}),
+    const std::vector<Numel>& parts = sends.empty() ? counts : sends;
+    return fmt::format("{} of {} {} elements", name, std::reduce(parts.begin(), parts.end(), Numel{0}),
                        dtype_name(dtype));
   }
 };
@@ -130,6 +132,23 @@ class InProcessCommunicator final : public Communicator {
     });
   }
 
+  void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                  DType dtype) override {
+    Call call{"all_to_all", output, input, {}, dtype};
+    call.sends.assign(send.begin(), send.end());
+    call.receives.assign(receive.begin(), receive.end());
+    run(std::move(call), [&](const std::vector<Call>& calls) {
+      std::byte* to = static_cast<std::byte*>(output);
+      for (const Call& from : calls) {
+        const auto own = from.sends.begin() + rank_;
+        const auto bytes = static_cast<std::size_t>(*own * itemsize(dtype));
+        const Bytes offset = std::reduce(from.sends.begin(), own, Numel{0}) * itemsize(dtype);
+        if (bytes != 0) std::memcpy(to, static_cast<const std::byte*>(from.input) + offset, bytes);
+        to += bytes;
+      }
+    });
+  }
+
   void broadcast(void* data, Numel numel, DType dtype, int root) override {
     run({"broadcast", data, data, {numel}, dtype, ReduceOp::None, root}, [&](const std::vector<Call>& calls) {
       if (rank_ == root || numel == 0) return;
@@ -170,15 +189,25 @@ class InProcessCommunicator final : public Communicator {
   }
 
   void check_calls() {
-    const Call& first = meeting_->calls.front();
-    for (std::size_t r = 1; r < meeting_->calls.size(); ++r) {
-      if (meeting_->calls[r].matches(first)) continue;
-      const std::string why =
-          fmt::format("ranks disagree: rank 0 calls {}, rank {} calls {}", first.text(), r, meeting_->calls[r].text());
-      std::lock_guard lock(meeting_->mutex);
-      meeting_->fail_locked(why);
-      throw std::runtime_error(why);
+    const std::vector<Call>& calls = meeting_->calls;
+    for (std::size_t r = 1; r < calls.size(); ++r) {
+      if (calls[r].matches(calls.front())) continue;
+      disagree(fmt::format("rank 0 calls {}, rank {} calls {}", calls.front().text(), r, calls[r].text()));
     }
+    for (std::size_t from = 0; from < calls.size() && !calls.front().sends.empty(); ++from) {
+      for (std::size_t to = 0; to < calls.size(); ++to) {
+        const Numel sent = calls[from].sends[to], expected = calls[to].receives[from];
+        if (sent == expected) continue;
+        disagree(fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected));
+      }
+    }
+  }
+
+  void disagree(const std::string& how) {
+    const std::string why = "ranks disagree: " + how;
+    std::lock_guard lock(meeting_->mutex);
+    meeting_->fail_locked(why);
+    throw std::runtime_error(why);
   }
 
   std::shared_ptr<Meeting> meeting_;

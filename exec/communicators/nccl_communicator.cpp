@@ -185,6 +185,24 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                  DType dtype) override {
+    call("all_to_all", [&](ncclComm_t comm, cudaStream_t stream) {
+      if (const ncclResult_t begun = ncclGroupStart(); begun != ncclSuccess) return begun;
+      const ncclResult_t sent = for_each_part(send, dtype, [&](std::size_t offset, std::size_t count, int peer) {
+        const void* part = static_cast<const std::byte*>(input) + offset;
+        return count == 0 ? ncclSuccess : ncclSend(part, count, nccl_type(dtype), peer, comm, stream);
+      });
+      const ncclResult_t received = for_each_part(receive, dtype, [&](std::size_t offset, std::size_t count, int peer) {
+        void* part = static_cast<std::byte*>(output) + offset;
+        return count == 0 ? ncclSuccess : ncclRecv(part, count, nccl_type(dtype), peer, comm, stream);
+      });
+      const ncclResult_t ended = ncclGroupEnd();
+      const bool fails = sent != ncclSuccess && sent != ncclInProgress;
+      return fails ? sent : received != ncclSuccess && received != ncclInProgress ? received : ended;
+    });
+  }
+
   void broadcast(void* data, Numel numel, DType dtype, int root) override {
     call("broadcast", [&](ncclComm_t comm, cudaStream_t stream) {
       return ncclBroadcast(data, data, static_cast<std::size_t>(numel), nccl_type(dtype), root, comm, stream);

@@ -39,6 +39,11 @@ class ThrottledCommunicator final : public Communicator {
     inner_->all_reduce(data, numel, dtype, op);
     wait(numel * itemsize(dtype), true);
   }
+  void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                  DType dtype) override {
+    inner_->all_to_all(output, input, send, receive, dtype);
+    wait(sum(send) * itemsize(dtype));
+  }
   void broadcast(void* data, Numel numel, DType dtype, int root) override {
     inner_->broadcast(data, numel, dtype, root);
     wait(numel * itemsize(dtype));

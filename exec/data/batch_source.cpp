@@ -19,6 +19,7 @@
 #include "exec/data/byte_pair_encoder.h"
 #include "exec/data/input_ranges.h"
 #include "exec/data/sample_order.h"
+#include "exec/data/script_inputs.h"
 #include "exec/data/token_file.h"
 #include "exec/torch/torch_types.h"
 
@@ -54,7 +55,7 @@ Result<std::vector<InputSlot>> input_slots(const Model& model) {
     if (!slot.info.shape.empty()) slot.rows = slot.info.shape.front();
     if (slot.rows > 0) slot.row_numel = numel_of(slot.info.shape) / slot.rows;
     if (is_integer(slot)) slot.range = input_range(model, id);
-    if (!slots.empty() && slot.rows != slots.front().rows) {
+    if (!slots.empty() && slot.rows != slots.front().rows && !slot.info.shape.empty()) {
       return fail(data_error(ErrorCode::Unsupported, "input " + slot.info.name,
                              "the model's inputs do not begin with the same batch dimension"));
     }
@@ -86,30 +87,37 @@ void fill_chain(std::span<std::int64_t> ids, std::int64_t range, std::uint64_t l
 class SyntheticSource final : public BatchSource {
  public:
   /// `language` decides what follows what, `seed` which samples are drawn.
-  SyntheticSource(std::vector<InputSlot> slots, std::uint64_t language, std::uint64_t seed)
-      : slots_(std::move(slots)), language_(language), seed_(seed) {}
+  SyntheticSource(std::vector<InputSlot> slots, ScriptInputs script, std::uint64_t language, std::uint64_t seed)
+      : slots_(std::move(slots)), script_(script), language_(language), seed_(seed) {}
 
   Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
     std::vector<at::Tensor> inputs;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const InputSlot& slot = slots_[i];
-      if (repeats_ids(i)) {  // the model shifts its labels itself
-        inputs.push_back(inputs.front().clone());
+      if (script_.follows(i)) {
+        inputs.push_back(script_.is_mask(i) ? padding(slot, i, first) : at::Tensor());
         continue;
       }
       const at::Tensor filled = empty_input(slot);
       for (std::int64_t row = 0; row < slot.rows; ++row) fill_row(slot, i, first + row, row, filled);
       inputs.push_back(in_own_type(slot, filled));
     }
+    script_.complete(inputs);
     return inputs;
   }
 
   std::string identity() const override { return "synthetic"; }
 
  private:
-  bool repeats_ids(std::size_t i) const {
-    return i > 0 && slots_[i].info.name == "labels" && slots_[0].info.name == "input_ids" &&
-           slots_[i].info.shape == slots_[0].info.shape;
+  /// Sequences of three quarters of the length and more, the rest of each row hidden.
+  at::Tensor padding(const InputSlot& slot, std::size_t input, std::int64_t first) const {
+    at::Tensor mask = at::ones(slot.info.shape, at::kLong);
+    for (std::int64_t row = 0; row < slot.rows; ++row) {
+      const std::uint64_t draw = mixed_bits(seed_ ^ mixed_bits(static_cast<std::uint64_t>(first + row) * 64 + input));
+      const auto hidden = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(slot.row_numel / 4 + 1));
+      mask[row].narrow(0, slot.row_numel - hidden, hidden).zero_();
+    }
+    return mask.to(scalar_type_of(slot.info.dtype));
   }
 
   void fill_row(const InputSlot& slot, std::size_t input, std::int64_t sample, std::int64_t row,
@@ -127,6 +135,7 @@ class SyntheticSource final : public BatchSource {
   }
 
   std::vector<InputSlot> slots_;
+  ScriptInputs script_;
   std::uint64_t language_, seed_;
 };
 
@@ -144,8 +153,12 @@ struct SampleRange {
 
 class TokenSource final : public BatchSource {
  public:
-  TokenSource(std::vector<InputSlot> slots, TokenRow row, SampleRange samples, std::uint64_t seed)
-      : slots_(std::move(slots)), row_(std::move(row)), samples_(samples), order_(samples.count, seed) {}
+  TokenSource(std::vector<InputSlot> slots, ScriptInputs script, TokenRow row, SampleRange samples, std::uint64_t seed)
+      : slots_(std::move(slots)),
+        script_(script),
+        row_(std::move(row)),
+        samples_(samples),
+        order_(samples.count, seed) {}
 
   Result<std::vector<at::Tensor>> batch(std::int64_t first) override {
     const InputSlot& slot = slots_.front();
@@ -158,7 +171,9 @@ class TokenSource final : public BatchSource {
       if (auto fits = check(tokens, begin); !fits) return fail(fits.error());
     }
     std::vector<at::Tensor> inputs;
-    for (const InputSlot& each : slots_) inputs.push_back(in_own_type(each, ids).clone());
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      inputs.push_back(script_.follows(i) ? at::Tensor() : in_own_type(slots_[i], ids).clone());
+    script_.complete(inputs);
     return inputs;
   }
 
@@ -186,6 +201,7 @@ class TokenSource final : public BatchSource {
   }
 
   std::vector<InputSlot> slots_;
+  ScriptInputs script_;
   TokenRow row_;
   SampleRange samples_;
   SampleOrder order_;
@@ -194,9 +210,10 @@ class TokenSource final : public BatchSource {
 /// Rows of tensors that stand in a safetensors file under the names of the model's inputs.
 class TensorSource final : public BatchSource {
  public:
-  TensorSource(std::vector<at::Tensor> inputs, std::int64_t rows, std::string path, SampleRange samples,
-               std::uint64_t seed)
+  TensorSource(std::vector<at::Tensor> inputs, ScriptInputs script, std::int64_t rows, std::string path,
+               SampleRange samples, std::uint64_t seed)
       : inputs_(std::move(inputs)),
+        script_(script),
         rows_(rows),
         path_(std::move(path)),
         samples_(samples),
@@ -207,7 +224,9 @@ class TensorSource final : public BatchSource {
     for (std::int64_t row = 0; row < rows_; ++row)
       chosen.data_ptr<std::int64_t>()[row] = samples_.begin + order_.sample_at(first + row);
     std::vector<at::Tensor> batch;
-    for (const at::Tensor& input : inputs_) batch.push_back(input.index_select(0, chosen));
+    for (const at::Tensor& input : inputs_)
+      batch.push_back(input.defined() ? input.index_select(0, chosen) : at::Tensor());
+    script_.complete(batch);
     return batch;
   }
 
@@ -216,18 +235,20 @@ class TensorSource final : public BatchSource {
   }
 
  private:
-  std::vector<at::Tensor> inputs_;  // [samples, ...], mapped
+  std::vector<at::Tensor> inputs_;  // [samples, ...], mapped; undefined: it follows from others
+  ScriptInputs script_;
   std::int64_t rows_;
   std::string path_;
   SampleRange samples_;
   SampleOrder order_;
 };
 
-/// Ids, and labels of the same shape: what a decoder's training takes.
-Result<void> takes_tokens(const std::vector<InputSlot>& slots) {
-  for (const InputSlot& slot : slots) {
+/// Ids, and what follows from them: what a decoder's training takes.
+Result<void> takes_tokens(const std::vector<InputSlot>& slots, const ScriptInputs& script) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const InputSlot& slot = slots[i];
     const bool ids = is_integer(slot) && slot.info.shape == slots.front().info.shape && slot.info.shape.size() == 2;
-    if (ids && (slot.info.name == "input_ids" || slot.info.name == "labels")) continue;
+    if (script.follows(i) || (ids && (slot.info.name == "input_ids" || slot.info.name == "labels"))) continue;
     Error error = data_error(ErrorCode::Unsupported, "input " + slot.info.name,
                              "files of tokens do not say what this input of the model should be");
     error.expected = "a model of input_ids and labels, [batch, seq] each";
@@ -290,8 +311,9 @@ Result<SampleRange> samples_for(Use use, const Job& job, std::int64_t samples) {
   return fail(std::move(error));
 }
 
-Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, const Job& job, Use use) {
-  if (auto fits = takes_tokens(slots); !fits) return fail(fits.error());
+Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, const ScriptInputs& script,
+                                                 const Job& job, Use use) {
+  if (auto fits = takes_tokens(slots, script); !fits) return fail(fits.error());
   DataOptions data = job.train.data;
   if (use == Use::Evaluate && !job.train.eval.file.empty()) data.file = job.train.eval.file;
   if (data.file.empty()) return fail(no_file("train.data.file", data.kind));
@@ -306,7 +328,7 @@ Result<std::unique_ptr<BatchSource>> open_tokens(std::vector<InputSlot> slots, c
   }
   const auto samples = samples_for(use, job, row->count / slots.front().row_numel);
   if (!samples) return fail(samples.error());
-  return std::make_unique<TokenSource>(std::move(slots), std::move(*row), *samples,
+  return std::make_unique<TokenSource>(std::move(slots), script, std::move(*row), *samples,
                                        static_cast<std::uint64_t>(job.train.seed));
 }
 
@@ -336,7 +358,8 @@ Result<at::Tensor> tensor_for(const InputSlot& slot, const NamedTensors& tensors
   return tensor.to(type);
 }
 
-Result<std::unique_ptr<BatchSource>> open_tensors(const std::vector<InputSlot>& slots, const Job& job, Use use) {
+Result<std::unique_ptr<BatchSource>> open_tensors(const std::vector<InputSlot>& slots, const ScriptInputs& script,
+                                                  const Job& job, Use use) {
   std::string file = job.train.data.file;
   if (use == Use::Evaluate && !job.train.eval.file.empty()) file = job.train.eval.file;
   if (file.empty()) return fail(no_file("train.data.file", job.train.data.kind));
@@ -344,6 +367,10 @@ Result<std::unique_ptr<BatchSource>> open_tensors(const std::vector<InputSlot>& 
   if (!tensors) return fail(tensors.error());
   std::vector<at::Tensor> inputs;
   for (const InputSlot& slot : slots) {
+    if (script.is_count(inputs.size())) {  // counted anew for each step
+      inputs.emplace_back();
+      continue;
+    }
     auto tensor = tensor_for(slot, *tensors, file);
     if (!tensor) return fail(tensor.error());
     if (!inputs.empty() && tensor->size(0) != inputs.front().size(0)) {
@@ -358,19 +385,20 @@ Result<std::unique_ptr<BatchSource>> open_tensors(const std::vector<InputSlot>& 
   }
   const auto samples = samples_for(use, job, inputs.front().size(0));
   if (!samples) return fail(samples.error());
-  return std::make_unique<TensorSource>(std::move(inputs), slots.front().rows, file, *samples,
+  return std::make_unique<TensorSource>(std::move(inputs), script, slots.front().rows, file, *samples,
                                         static_cast<std::uint64_t>(job.train.seed));
 }
 
 Result<std::unique_ptr<BatchSource>> open_source(const Model& model, const Job& job, Use use) {
   auto slots = input_slots(model);
   if (!slots) return fail(slots.error());
-  if (job.train.data.kind == "tensors") return open_tensors(*slots, job, use);
-  if (job.train.data.kind != "synthetic") return open_tokens(std::move(*slots), job, use);
+  const ScriptInputs script(model, job);
+  if (job.train.data.kind == "tensors") return open_tensors(*slots, script, job, use);
+  if (job.train.data.kind != "synthetic") return open_tokens(std::move(*slots), script, job, use);
   const auto seed = static_cast<std::uint64_t>(job.train.seed);
   const std::uint64_t language = mixed_bits(seed + 1);
   const std::uint64_t draws = use == Use::Train ? language : mixed_bits(mixed_bits(seed) + 2);
-  return std::make_unique<SyntheticSource>(std::move(*slots), language, draws);
+  return std::make_unique<SyntheticSource>(std::move(*slots), script, language, draws);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class BatchSource {
 ///   times
 ///              out of four, so that there is something to learn; floating inputs are standard normal
 ///   tokens     samples of model.seq ids each, one after another in the file; labels are the ids themselves
-///              (Transformers' models shift them)
+///              (Transformers' models shift them; exec/data/script_inputs.h has what other losses take)
 ///   text       the same, of a text file and a tokenizer.json
 ///   tensors    rows of a safetensors file's tensors, which are named as the model's inputs: [samples, ...]
 /// Where the job evaluates on a held-out share of it (train.eval.share), that share is left out: the file's last

@@ -10,6 +10,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "exec/host/kept_memory.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -24,8 +26,9 @@ static_assert(sizeof(Counted) == 64, "memory behind it keeps the allocator's ali
 
 Counted* header_of(void* data) { return static_cast<Counted*>(data) - 1; }
 
-/// LibTorch's own; set before the counting one is.
+/// LibTorch's own, and what is kept of it; set before the counting one is, never destroyed.
 c10::Allocator* g_inner = nullptr;
+KeptMemory* g_kept = nullptr;
 
 }  // namespace
 
@@ -44,8 +47,7 @@ namespace {
 /// The innermost scope of the thread; null without one.
 thread_local std::shared_ptr<MemoryScope::Ledger> t_ledger;
 
-void begin_count(Counted& counted, const std::shared_ptr<MemoryScope::Ledger>& ledger, Bytes bytes) {
-  counted.bytes = bytes;
+void begin_count(Counted& counted, const std::shared_ptr<MemoryScope::Ledger>& ledger) {
   counted.counter = ledger->counter;
   counted.ledger = ledger;
   counted.category.store(ledger->during, std::memory_order_relaxed);
@@ -53,7 +55,7 @@ void begin_count(Counted& counted, const std::shared_ptr<MemoryScope::Ledger>& l
     std::lock_guard lock(ledger->mutex);
     ledger->held.insert(&counted);
   }
-  counted.counter->changed(ledger->during, bytes);
+  counted.counter->changed(ledger->during, counted.bytes);
 }
 
 void end_count(Counted& counted) {
@@ -82,7 +84,8 @@ class DeviceBlocks {
     if (!scope_) return;
     std::unique_ptr<Counted>& counted = blocks_[data];
     counted = std::make_unique<Counted>();
-    begin_count(*counted, scope_, bytes);
+    counted->bytes = bytes;
+    begin_count(*counted, scope_);
   }
   void given_back(const void* data) {
     std::lock_guard lock(mutex_);
@@ -113,8 +116,9 @@ void release(void* data) {
   if (data == nullptr) return;
   Counted* counted = header_of(data);
   if (counted->counter) end_count(*counted);
+  const auto bytes = static_cast<std::size_t>(counted->bytes);
   counted->~Counted();
-  g_inner->raw_deallocate(counted);
+  g_kept->give_back(counted, bytes + sizeof(Counted));
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -122,9 +126,10 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device cpu(c10::kCPU);
     if (bytes == 0) return {nullptr, nullptr, &release, cpu};
-    auto* counted = new (g_inner->raw_allocate(bytes + sizeof(Counted))) Counted;
+    auto* counted = new (g_kept->take(bytes + sizeof(Counted))) Counted;
+    counted->bytes = static_cast<Bytes>(bytes);
     if (const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger; ledger && !ledger->counter->of_device()) {
-      begin_count(*counted, ledger, static_cast<Bytes>(bytes));
+      begin_count(*counted, ledger);
     }
     void* data = counted + 1;
     return {data, data, &release, cpu};
@@ -141,6 +146,7 @@ void install_counting_allocator() {
   std::call_once(once, [] {
     static CountingAllocator allocator;
     g_inner = c10::GetCPUAllocator();
+    g_kept = new KeptMemory(*g_inner);
     c10::SetCPUAllocator(&allocator, /*priority=*/100);
   });
 }

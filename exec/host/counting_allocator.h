@@ -10,7 +10,8 @@
 //
 // Counts go to OperatorMemory::current() of the thread (exec/backend/backend.h). Without a scope, or without a backend,
 // nothing is counted; once the allocator stands, each piece of memory is 64 bytes longer than asked for (not counted
-// either). Memory may go back on any thread, also long after its scope.
+// either), and large ones are kept when they go back (exec/host/kept_memory.h). Memory may go back on any thread, also
+// long after its scope.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "exec/operators/ring_attention.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -88,18 +89,28 @@ at::Tensor reduced(const Group& group, const at::Tensor& x, ReduceOp op = Reduce
   return sum;
 }
 
+/// An equal part of the first dimension to every rank, and from every rank.
+at::Tensor exchanged(const Group& group, const at::Tensor& x) {
+  if (group == nullptr) return x.clone();
+  const at::Tensor sent = x.contiguous();
+  const at::Tensor out = at::empty_like(sent);
+  const std::vector<Numel> parts(static_cast<std::size_t>(group->size()), sent.numel() / group->size());
+  group->all_to_all(out.data_ptr(), sent.data_ptr(), parts, parts, dtype_of(sent));
+  return out;
+}
+
 // ---------------------------------------------------------------- with one
 
-/// A node of autograd with one input, whose gradient a function makes.
+/// A node of autograd with one result; a function makes the gradients of what went in.
 struct Backward final : torch::autograd::Node {
-  std::function<at::Tensor(const at::Tensor&)> gradient;
+  std::function<variable_list(const at::Tensor&)> gradients;  // of all inputs
 
   variable_list apply(variable_list&& grads) override {
     at::NoGradGuard no_grad;
-    if (!grads[0].defined()) return {at::Tensor()};
-    return {gradient(grads[0])};
+    if (!grads[0].defined()) return variable_list(num_outputs());
+    return gradients(grads[0]);
   }
-  void release_variables() override { gradient = nullptr; }  // with what it has saved
+  void release_variables() override { gradients = nullptr; }  // with what it has saved
 };
 
 at::Tensor no_graph(const std::function<at::Tensor()>& make) {
@@ -107,15 +118,22 @@ at::Tensor no_graph(const std::function<at::Tensor()>& make) {
   return make();
 }
 
-/// `result`, made without a graph, as the function of `input` whose gradient is `gradient`.
-at::Tensor with_backward(const at::Tensor& result, const at::Tensor& input,
-                         std::function<at::Tensor(const at::Tensor&)> gradient) {
-  if (!at::GradMode::is_enabled() || !input.requires_grad()) return result;
+/// `result`, made without a graph, as the function of `inputs` whose gradients are `gradients`.
+template <class... Inputs>
+at::Tensor with_gradients(const at::Tensor& result, std::function<variable_list(const at::Tensor&)> gradients,
+                          const Inputs&... inputs) {
+  if (!at::GradMode::is_enabled() || !(inputs.requires_grad() || ...)) return result;
   std::shared_ptr<Backward> node(new Backward(), torch::autograd::deleteNode);
-  node->gradient = std::move(gradient);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  node->gradients = std::move(gradients);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   torch::autograd::set_history(result, node);
   return result;
+}
+
+at::Tensor with_backward(const at::Tensor& result, const at::Tensor& input,
+                         std::function<at::Tensor(const at::Tensor&)> gradient) {
+  return with_gradients(
+      result, [gradient = std::move(gradient)](const at::Tensor& g) { return variable_list{gradient(g)}; }, input);
 }
 
 at::Tensor all_gather(const at::Tensor& x, std::int64_t mesh, std::int64_t dim, std::int64_t whole,
@@ -141,9 +159,33 @@ at::Tensor all_reduce(const at::Tensor& x, std::int64_t mesh) {
   return with_backward(no_graph([&] { return reduced(group, x); }), x, [](const at::Tensor& g) { return g; });
 }
 
+at::Tensor all_to_all(const at::Tensor& x, std::int64_t mesh) {
+  const Group group = group_along(mesh);
+  return with_backward(no_graph([&] { return exchanged(group, x); }), x,
+                       [=](const at::Tensor& g) { return exchanged(group, g); });
+}
+
 at::Tensor copy(const at::Tensor& x, std::int64_t mesh) {
   const Group group = group_along(mesh);
   return with_backward(x.detach(), x, [=](const at::Tensor& g) { return reduced(group, g); });
+}
+
+/// Flash attention of a sequence that ranks share.
+std::tuple<at::Tensor, at::Tensor> flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                   double dropout, bool causal, std::optional<double> scale,
+                                                   std::int64_t mesh, const std::string& rotate) {
+  if (dropout != 0 || !causal) throw std::runtime_error("attention over ranks is causal, and draws no numbers");
+  const RingAttention ring{group_along(mesh), rotate != "alltoall", scale};
+  const bool records = at::GradMode::is_enabled();
+  at::NoGradGuard no_grad;
+  const auto [out, sums] = ring_attention(ring, q, k, v);
+  at::AutoGradMode graph(records);
+  const auto backward = [ring, q = q.detach(), k = k.detach(), v = v.detach(), out = out.detach(),
+                         sums = sums](const at::Tensor& g) {
+    const auto [dq, dk, dv] = ring_attention_backward(ring, g, q, k, v, out, sums);
+    return variable_list{dq, dk, dv};
+  };
+  return {with_gradients(out, backward, q, k, v), sums};
 }
 
 /// Indices of rows that lie elsewhere, and all of them as this rank's rows count.
@@ -233,7 +275,12 @@ TORCH_LIBRARY(mesh, library) {
   library.def("all_gather(Tensor x, int mesh, int dim, int whole, str backward) -> Tensor", &all_gather);
   library.def("reduce_scatter(Tensor x, int mesh, int dim, int whole) -> Tensor", &reduce_scatter);
   library.def("all_reduce(Tensor x, int mesh) -> Tensor", &all_reduce);
+  library.def("all_to_all(Tensor x, int mesh) -> Tensor", &all_to_all);
   library.def("copy(Tensor x, int mesh) -> Tensor", &copy);
+  library.def(
+      "flash_attention_for_cpu(Tensor q, Tensor k, Tensor v, float dropout_p=0.0, bool is_causal=False, *, float? "
+      "scale=None, int mesh, str rotate) -> (Tensor, Tensor)",
+      &flash_attention);
   library.def(
       "embedding(Tensor weight, Tensor ids, int padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False, *, "
       "int mesh, int begin, int whole, int places=0) -> Tensor",

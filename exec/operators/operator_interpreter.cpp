@@ -12,6 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "exec/operators/boundary_node.h"
+#include "exec/operators/kept_operator.h"
 #include "exec/operators/operator_call.h"
 #include "exec/operators/random_numbers.h"
 #include "exec/operators/unwritten_values.h"
@@ -33,6 +35,7 @@ struct OperatorInterpreter::Program {
   std::vector<std::int32_t> made_by;               // by value: first operator that makes it; -1 = an input
   std::vector<std::vector<std::int32_t>> readers;  // by value: operators that read it; of an output beyond the last too
   std::vector<std::vector<ValueCast>> casts;       // by operator, if any has one
+  std::vector<bool> kept;                          // by operator: its results stay in a checkpointed region
 
   /// The last operator before `limit` that reads the value; -1 = none.
   std::int32_t last_reader(ValueId id, std::int32_t limit) const {
@@ -89,21 +92,15 @@ Error unwritten_error(const Model& model, const UnwrittenRead& read) {
   return error;
 }
 
-/// Where a segment's graph ends. Unlike a leaf's accumulator it does not hold the tensor, which may go once autograd
-/// has saved what it wants of it.
-struct BoundaryNode final : torch::autograd::Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
-};
-
 /// The tensor as a root of gradients of its own.
 at::Tensor boundary_of(const at::Tensor& outer) {
   at::Tensor local = outer.detach();
-  if (!outer.requires_grad()) return local;
-  std::shared_ptr<torch::autograd::Node> node(new BoundaryNode(), torch::autograd::deleteNode);
-  const auto number = node->add_input_metadata(local);
-  torch::autograd::impl::set_gradient_edge(local, Edge(std::move(node), number));
+  if (outer.requires_grad()) end_graph_at(local);
   return local;
 }
+
+/// Of numbers that can have a gradient: rotations are complex.
+bool has_gradients(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
 
 void add_gradient(at::Tensor& sum, at::Tensor gradient) {
   if (!gradient.defined()) return;
@@ -149,12 +146,10 @@ class SegmentRun final : public TensorLookup {
       needs_gradient_ = false;
       casts_ = program_.casts.empty() ? nullptr : &program_.casts[at_index(i)];
       try {
-        push_arguments(call.arguments, *this, stack);
-        run_call(call, mix_seed(frame_.seed, {static_cast<std::uint64_t>(i)}), stack, frame_.training);
+        run_operator(i, call, stack);
       } catch (const std::exception& error) {
         throw std::runtime_error(fmt::format("ops[{}] {}: {}", i, program_.model->ops[at_index(i)].name, error.what()));
       }
-      take(call, stack);
       stack.clear();
       drop_read(call, i);
     }
@@ -168,10 +163,59 @@ class SegmentRun final : public TensorLookup {
     at::Tensor& local = frame_.local[id.index()];
     if (!local.defined()) bring_in(id, local);
     needs_gradient_ = needs_gradient_ || local.requires_grad() || without_graph(id);
-    return casts_ == nullptr || casts_->empty() ? local : cast(id, local);
+    at::Tensor seen = casts_ == nullptr || casts_->empty() ? local : cast(id, local);
+    if (keeping_ == nullptr || mode_ != RunMode::Checkpointed) {
+      if (keeping_ != nullptr) keeping_->give(id, seen);
+      return seen;
+    }
+    return keeping_->lend(id, seen, without_graph(id) && has_gradients(seen));
   }
 
   at::Tensor param(ParamId id) override {
+    const at::Tensor tensor = noted_param(id);
+    if (keeping_ != nullptr && mode_ == RunMode::Checkpointed && tensor.requires_grad()) keeping_->reads(tensor);
+    return tensor;
+  }
+
+  at::Tensor buffer(std::int32_t index) override { return buffers_[at_index(index)]; }
+
+ private:
+  void run_operator(std::int32_t i, const OperatorCall& call, torch::jit::Stack& stack) {
+    const bool keeps = mode_ != RunMode::Record && !program_.kept.empty() && program_.kept[at_index(i)];
+    if (!keeps) {
+      push_arguments(call.arguments, *this, stack);
+      run_call(call, mix_seed(frame_.seed, {static_cast<std::uint64_t>(i)}), stack, frame_.training);
+      return take(call, results_of(stack));
+    }
+    std::shared_ptr<KeptOperator>& kept = frame_.kept_operators[i];
+    if (mode_ == RunMode::Again) {
+      keeping_ = kept.get();
+      push_arguments(call.arguments, *this, stack);
+      keeping_ = nullptr;
+      const std::shared_ptr<KeptOperator> own = std::move(kept);
+      frame_.kept_operators.erase(i);
+      return take(call, own->bring_back());
+    }
+    kept = std::make_shared<KeptOperator>();
+    keeping_ = kept.get();
+    {
+      c10::AutoGradMode with_graph(true);
+      push_arguments(call.arguments, *this, stack);
+      run_call(call, mix_seed(frame_.seed, {static_cast<std::uint64_t>(i)}), stack, frame_.training);
+    }
+    keeping_ = nullptr;
+    std::vector<at::Tensor> made = results_of(stack);
+    stack.clear();
+    take(call, kept->keep(made));
+  }
+
+  static std::vector<at::Tensor> results_of(torch::jit::Stack& stack) {
+    std::vector<at::Tensor> results;
+    take_results(stack, [&](at::Tensor tensor) { results.push_back(std::move(tensor)); });
+    return results;
+  }
+
+  at::Tensor noted_param(ParamId id) {
     const ParamId owner = program_.model->storage_of(id);
     const auto found =
         std::find_if(edges_.params.begin(), edges_.params.end(), [&](const auto& p) { return p.id == owner; });
@@ -187,9 +231,6 @@ class SegmentRun final : public TensorLookup {
     return tensor;
   }
 
-  at::Tensor buffer(std::int32_t index) override { return buffers_[at_index(index)]; }
-
- private:
   /// One cast serves all readers behind the same border, as the hook's would.
   at::Tensor cast(ValueId id, const at::Tensor& local) {
     const auto wanted = std::find_if(casts_->begin(), casts_->end(), [&](const ValueCast& c) { return c.id == id; });
@@ -227,19 +268,18 @@ class SegmentRun final : public TensorLookup {
   /// In a run without a graph: whether the value would have been part of one.
   bool without_graph(ValueId id) const { return mode_ == RunMode::Checkpointed && graphless_.contains(id.value); }
 
-  void take(const OperatorCall& call, torch::jit::Stack& stack) {
-    std::size_t next = 0;
-    take_results(stack, [&](at::Tensor tensor) {
+  void take(const OperatorCall& call, std::vector<at::Tensor> results) {
+    for (std::size_t next = 0; next < results.size(); ++next) {
+      at::Tensor& tensor = results[next];
       const ValueId id = next < call.out.size() ? call.out[next] : ValueId();
-      ++next;
-      if (!id.valid() || program_.readers[id.index()].empty()) return;  // nobody will ask for it
+      if (!id.valid() || program_.readers[id.index()].empty()) continue;  // nobody will ask for it
       if (mode_ == RunMode::Checkpointed && needs_gradient_ && call.differentiable && tensor.defined() &&
-          tensor.is_floating_point())
+          has_gradients(tensor))
         graphless_.insert(id.value);
       if (crosses(id) && std::find(crossing_.begin(), crossing_.end(), id) == crossing_.end()) crossing_.push_back(id);
       touched_.push_back(id);
       frame_.local[id.index()] = std::move(tensor);
-    });
+    }
   }
 
   /// Whether a value is handed from this segment to an operator behind it (within the region when it runs again, where
@@ -279,7 +319,8 @@ class SegmentRun final : public TensorLookup {
   std::unordered_set<std::int32_t> graphless_;     // values that a run with a graph would give a gradient
   const std::vector<ValueCast>* casts_ = nullptr;  // of the operator that runs
   std::vector<std::pair<const ValueCast*, at::Tensor>> cast_;
-  bool needs_gradient_ = false;  // of the operator whose arguments are being looked up
+  KeptOperator* keeping_ = nullptr;  // the operator whose arguments are being looked up, if its results are kept
+  bool needs_gradient_ = false;      // of the operator whose arguments are being looked up
 };
 
 OperatorInterpreter::OperatorInterpreter(std::unique_ptr<Program> program) : program_(std::move(program)) {}
@@ -354,6 +395,11 @@ Result<OperatorInterpreter> OperatorInterpreter::create(const Model& model, c10:
   if (const auto read = first_unwritten_read(program->calls)) return fail(unwritten_error(model, *read));
   for (const ValueId id : model.outputs) program->readers[id.index()].push_back(kEver - 1);
   return OperatorInterpreter(std::move(program));
+}
+
+void OperatorInterpreter::keep(const std::vector<bool>& operators) {
+  program_->kept = operators;
+  for (std::size_t i = 0; i < operators.size(); ++i) program_->kept[i] = operators[i] && can_keep(program_->calls[i]);
 }
 
 bool OperatorInterpreter::draws() const {

@@ -11,10 +11,10 @@
 // Random operators draw from generators of their own, seeded by the frame's seed and their place in the program: the
 // second run draws what the first one drew, and no generator's state has to be kept.
 //
-// The interpreter is immutable after create() and may be shared between threads; a SegmentFrame belongs to one stream.
-// Parameters are whatever tensors the caller hands in: views into gathered storage, never copied here. A graph holds
-// the tensors that autograd saved, nothing else. Calls throw LibTorch's exceptions, with the operator's position and
-// name in front.
+// The interpreter is immutable after create() and keep() and may be shared between threads; a SegmentFrame belongs to
+// one stream. Parameters are whatever tensors the caller hands in: views into gathered storage, never copied here. A
+// graph holds the tensors that autograd saved, nothing else. Calls throw LibTorch's exceptions, with the operator's
+// position and name in front.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,6 +44,8 @@ struct BoundaryValue {
   at::Tensor tensor;
 };
 
+class KeptOperator;  // exec/operators/kept_operator.h
+
 /// The values and gradients that are alive between segments in one micro-batch. Both are indexed by ValueId.
 struct SegmentFrame {
   std::vector<at::Tensor> values;
@@ -52,7 +54,8 @@ struct SegmentFrame {
   bool training = true;    // false: operators run as in eval mode
   std::map<std::int32_t, std::vector<BoundaryValue>> kept;  // by a checkpointed segment's first operator: its inputs
   std::vector<at::Tensor> local;                            // of the segment that runs; empty between segments
-  MeshGroups mesh;                                          // whom operators of a model cut over a mesh meet
+  std::map<std::int32_t, std::shared_ptr<KeptOperator>> kept_operators;  // by operator, between a region's two runs
+  MeshGroups mesh;  // whom operators of a model cut over a mesh meet
 };
 
 class SegmentRun;  // operator_interpreter.cpp
@@ -82,6 +85,10 @@ class OperatorInterpreter {
   OperatorInterpreter(OperatorInterpreter&&) noexcept;
   OperatorInterpreter& operator=(OperatorInterpreter&&) noexcept;
   ~OperatorInterpreter();
+
+  /// By place in Model::ops: whose results a checkpointed region keeps when it runs again (selective checkpointing);
+  /// views and what writes in place run again all the same. Before the first run.
+  void keep(const std::vector<bool>& operators);
 
   /// Whether any operator draws random numbers while it trains.
   bool draws() const;

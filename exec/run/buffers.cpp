@@ -166,7 +166,7 @@ at::Tensor usual_value(const BufferInfo& buffer) {
   const std::string_view leaf = leaf_of(buffer.fqn);
   if (leaf == "position_ids" && buffer.shape.size() == 2)
     return at::arange(buffer.shape[1], at::kLong).unsqueeze(0).expand(buffer.shape);
-  if (leaf == "token_type_ids") return at::zeros(buffer.shape, at::kLong);
+  if (leaf == "token_type_ids" || leaf == "e_score_correction_bias") return at::zeros(buffer.shape, at::kLong);
   if (leaf == "running_mean" || leaf == "num_batches_tracked") return at::zeros(buffer.shape, at::kFloat);
   if (leaf == "running_var") return at::ones(buffer.shape, at::kFloat);
   return {};
@@ -203,12 +203,13 @@ Result<at::Tensor> value_of(const BufferInfo& buffer, const Sources& sources) {
   return fail(std::move(error));
 }
 
-Result<Sources> open_sources(const Model& model, const std::string& model_source, const WeightSource* weights) {
+Result<Sources> open_sources(const Model& model, const std::string& model_source, const WeightSource* weights,
+                             std::string_view program) {
   Sources sources;
   sources.weights = weights;
   if (model_source.ends_with(".pt2")) {
     // An old container cannot be opened; its buffers may still be in `weights`.
-    if (auto archive = open_weights(model_source)) sources.archive = std::move(*archive);
+    if (auto archive = open_weights(model_source, program)) sources.archive = std::move(*archive);
     return sources;
   }
   if (model.architecture.empty()) return sources;
@@ -224,11 +225,11 @@ Result<Sources> open_sources(const Model& model, const std::string& model_source
 }  // namespace
 
 Result<std::vector<at::Tensor>> initial_buffers(const Model& model, const std::string& model_source,
-                                                const WeightSource* weights) {
+                                                const WeightSource* weights, std::string_view program) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> buffers;
   if (model.buffers.empty()) return buffers;
-  const auto sources = open_sources(model, model_source, weights);
+  const auto sources = open_sources(model, model_source, weights, program);
   if (!sources) return fail(sources.error());
   for (const BufferInfo& buffer : model.buffers) {
     auto value = value_of(buffer, *sources);

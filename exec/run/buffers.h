@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/model/model.h"
@@ -17,9 +18,10 @@
 
 namespace foreshard::exec {
 
-/// In the order of Model::buffers. `model_source` is ModelOptions::source (file or folder), `weights` may be null.
+/// In the order of Model::buffers. `model_source` is ModelOptions::source (file or folder), `weights` may be null;
+/// `program`: of an archive of several, ModelOptions::program.
 /// Error: a buffer whose value nobody knows, by name.
 Result<std::vector<at::Tensor>> initial_buffers(const Model& model, const std::string& model_source,
-                                                const WeightSource* weights);
+                                                const WeightSource* weights, std::string_view program = {});
 
 }  // namespace foreshard::exec

@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/model/mesh_dimension.h"
 #include "exec/host/counting_allocator.h"
 #include "exec/operators/random_numbers.h"
 #include "exec/run/plan_runner_support.h"
@@ -82,6 +83,7 @@ class Runner final : public PlanRunner {
     if (setup_.trainable.empty()) {
       for (const ParamInfo& param : setup_.model.params) setup_.trainable.push_back(param.requires_grad);
     }
+    blocks_.set_ranks_per_node(setup_.ranks_per_node);
     make_units();
     plan_ = prepare(setup_.plan);
   }
@@ -91,7 +93,7 @@ class Runner final : public PlanRunner {
     setup_.backend.launch(context_.on(Stream::D, {}),
                           [this] { count_held(MemoryCategory::Parameters, bytes_held(setup_.buffers)); });
     auto done = setup_.backend.synchronize();
-    blocks_.set_units(all_);
+    blocks_.set_units(all_, setup_.model);
     return done;
   }
 
@@ -145,6 +147,7 @@ class Runner final : public PlanRunner {
   Outcome<void> issue_all(const PreparedPlan& prepared, std::size_t index);
   Outcome<void> issue(const Instruction& instruction, const Instruction* next, InstructionId id);
   Outcome<void> host_wait(const Instruction& instruction, InstructionId id);
+  void optimize(const Instruction& instruction, InstructionId id);
   void allocate(const Instruction& instruction, InstructionId id);
   void free(const Instruction& instruction, InstructionId id);
   void mark(const Instruction& instruction);
@@ -163,6 +166,8 @@ class Runner final : public PlanRunner {
   void begin_micro_batch(InstructionId id);
   void scale_loss(const Instruction& instruction, InstructionId id);
   void seed_loss(bool scaled = false);
+  double mean_factor() const { return 1.0 / static_cast<double>(inputs_->size()); }
+  double loss_factor() const { return setup_.loss_factor.value_or(mean_factor()); }
   OperatorInterpreter::ParamTensors parameters() {
     return [this](ParamId param) {
       const Place& place = place_[param.index()];
@@ -204,6 +209,7 @@ void Runner::make_units() {
     if (plan.runtime == Runtime::Fsdp1) {
       flat_.push_back(std::make_unique<FlatUnit>(context_, model, plan, UnitId(u), setup_.trainable, setup_.comm_hook));
       units_.push_back(flat_.back().get());
+      if (setup_.optimizer.name == OptimizerKind::Adafactor) flat_.back()->keep_blocks_apart();
     } else {
       sharded_.push_back(std::make_unique<ShardedUnit>(context_, model, plan, UnitId(u), setup_.trainable));
       units_.push_back(sharded_.back().get());
@@ -275,7 +281,8 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   }
   StepResult result;
   for (const at::Tensor& loss : state_.losses) result.losses.push_back(loss.item<double>());
-  for (const double loss : result.losses) result.loss += loss / static_cast<double>(result.losses.size());
+  const bool trains = &prepared == plan_.get();
+  for (const double loss : result.losses) result.loss += loss * (trains ? loss_factor() : mean_factor());
   if (const at::Tensor norm = blocks_.take_norm(); norm.defined()) result.grad_norm = norm.item<double>();
   if (const std::optional<bool> skipped = blocks_.take_skipped()) {
     result.skipped = *skipped;
@@ -296,6 +303,7 @@ Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index)
     plain_->zero_gradients({}, InstructionId(id), setup_.plan.runtime != Runtime::Fsdp1);
   }
   skip_next_ = false;
+  blocks_.begin_iteration();
   for (std::size_t i = 0; i < instructions.size(); ++i, ++id) {
     if (std::exchange(skip_next_, false)) continue;
     setup_.backend.at_instruction(step, InstructionId(id));
@@ -307,6 +315,7 @@ Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index)
 
 Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* next, InstructionId id) {
   Backend& backend = setup_.backend;
+  if (is_of_matrices(instruction)) return blocks_.optimize_matrices(instruction, id, lr_), Outcome<void>();
   switch (instruction.kind) {
     case Kind::WaitStream:
       if (instruction.stream == instruction.other) return {};  // void (R13)
@@ -333,7 +342,7 @@ Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* n
     case Kind::Recompute: recompute(instruction, id); return {};
     case Kind::Backward: backward(instruction, id); return {};
     case Kind::Clip: blocks_.clip(instruction, next, id); return {};
-    case Kind::OptimizerStep: blocks_.optimize(instruction, id, lr_); return {};
+    case Kind::OptimizerStep: optimize(instruction, id); return {};
     case Kind::Zero: zero(instruction, id); return {};
     case Kind::Mark: mark(instruction); return {};
     case Kind::AllReduce:
@@ -357,6 +366,11 @@ Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* n
   }
   place.unit->issue(instruction, id, place.index);
   return {};
+}
+
+void Runner::optimize(const Instruction& instruction, InstructionId id) {
+  if (!instruction.buffer.param.valid()) return blocks_.optimize(instruction, id, lr_);
+  blocks_.optimize_param(instruction, id, lr_, place_of(instruction));
 }
 
 Outcome<void> Runner::host_wait(const Instruction& instruction, InstructionId id) {
@@ -495,7 +509,7 @@ void Runner::seed_loss(bool scaled) {
   const at::Tensor value = std::exchange(state_.frame.values[output], at::Tensor());
   const at::Tensor loss = value.dim() == 0 ? value.detach() : value.detach().to(at::kFloat).sum();
   state_.losses.push_back(loss);
-  const double factor = setup_.loss_factor.value_or(1.0 / static_cast<double>(inputs_->size()));
+  const double factor = loss_factor();
   at::Tensor& gradient = state_.frame.grads[output];
   gradient = at::full_like(value, factor, at::dtype(value.scalar_type()).requires_grad(false));
   if (scaled) gradient.mul_(blocks_.scaler().scale(value.device()).to(value.scalar_type()));
@@ -519,8 +533,10 @@ Outcome<at::Tensor> Runner::clip_grad_norm(double max_norm, double p) {
   const std::vector<PlanCommunicator>& all = setup_.plan.communicators;
   for (std::size_t c = 0; c < all.size(); ++c) {
     const bool shards = sharded && all[c].kind == kShardDimension && all[c].ranks == setup_.plan.groups.shard;
-    const bool along = std::any_of(setup_.model.mesh.begin(), setup_.model.mesh.end(),
-                                   [&](const MeshDimension& dimension) { return dimension.ranks == all[c].ranks; });
+    const bool along =
+        std::any_of(setup_.model.mesh.begin(), setup_.model.mesh.end(), [&](const MeshDimension& dimension) {
+          return stands_beside_fsdp(dimension) && dimension.ranks == all[c].ranks;
+        });
     if (!shards && !along) continue;
     if (reductions.back().communicator.valid()) reductions.push_back(reduce);
     reductions.back().communicator = CommunicatorId(c);
@@ -552,8 +568,9 @@ Error missing_hook() {
 
 Result<std::unique_ptr<PlanRunner>> PlanRunner::create(PlanRunnerSetup setup,
                                                        const OperatorInterpreter::ParamTensors& full_params) {
-  if (auto error = unsupported_instruction(setup.plan, setup.model)) return fail(std::move(*error));
+  if (auto error = unsupported_instruction(setup.plan)) return fail(std::move(*error));
   if (auto error = missing_communicator(setup.plan, setup.communicators)) return fail(std::move(*error));
+  if (auto error = missing_dimension(setup.model, setup.plan, setup.communicators)) return fail(std::move(*error));
   if (!setup.comm_hook && calls_own_hook(setup.plan)) return fail(missing_hook());
   auto runner = std::make_unique<Runner>(std::move(setup));
   if (const auto loaded = runner->load(full_params); !loaded) {

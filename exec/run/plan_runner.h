@@ -42,12 +42,13 @@ struct PlanRunnerSetup {
   std::optional<double> loss_factor = std::nullopt;
   /// What the model's floating inputs are cast to, if to anything (M8, F2-27); not given: the root's parameter type.
   std::optional<std::optional<DType>> input_dtype = std::nullopt;
+  std::int64_t ranks_per_node = 8;  // cluster.ranks_per_node, by which the plan has laid out Muon's products
   GradScalerOptions scaler = {};
   CommHook comm_hook = {};  // the user's own, where the plan calls one (fsdp.comm_hook = "own:NAME")
 };
 
 struct StepResult {
-  double loss = 0;                  // mean over this rank's micro-batches
+  double loss = 0;  // of this rank: the sum over its micro-batches, each times PlanRunnerSetup::loss_factor
   std::optional<double> grad_norm;  // of all ranks, before clipping, where the plan clips
   std::vector<double> losses = {};  // of each forward
   // With a gradient scaler that was updated: what the next step scales with, and whether this one was left out.

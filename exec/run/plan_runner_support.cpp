@@ -1,6 +1,7 @@
 #include "exec/run/plan_runner_support.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>
@@ -47,9 +48,6 @@ std::optional<std::string> unsupported(const Plan& plan, const Instruction& inst
   const bool fsdp2 = plan.runtime == Runtime::Fsdp2;
   switch (instruction.kind) {
     case Kind::Broadcast: return "a broadcast inside a training iteration";
-    case Kind::AllGather:
-      if (instruction.dtype == DType::UInt8) return "parameters of several types gathered together";
-      return std::nullopt;
     case Kind::Add:
       if (fsdp2 && instruction.buffer.what == BufferWhat::RsOutput) return "a reduction held before its all-reduce";
       return std::nullopt;
@@ -72,14 +70,6 @@ std::optional<Error> overlapping_forwards(const PlanIteration& iteration) {
   return std::nullopt;
 }
 
-std::optional<Error> unsupported_unit(const Model& model, const PlanUnit& unit) {
-  const auto other = std::find_if(unit.sharded.begin(), unit.sharded.end(), [&](const ShardedParam& param) {
-    return model.params[param.param.index()].dtype != unit.orig_dtype;
-  });
-  if (other == unit.sharded.end()) return std::nullopt;
-  return not_run(fmt::format("unit \"{}\"", unit.name), "parameters of several types");
-}
-
 }  // namespace
 
 bool calls_own_hook(const Plan& plan) {
@@ -97,13 +87,9 @@ std::int32_t first_instruction(const Plan& plan, std::size_t iteration) {
   return static_cast<std::int32_t>(first);
 }
 
-std::optional<Error> unsupported_instruction(const Plan& plan, const Model& model) {
+std::optional<Error> unsupported_instruction(const Plan& plan) {
   if (plan.failure) return not_run("failure", plan.failure->text);
   if (plan.iterations.empty()) return not_run("iterations", "none");
-  for (const PlanUnit& unit : plan.units) {
-    if (plan.runtime != Runtime::Fsdp2) break;
-    if (auto error = unsupported_unit(model, unit)) return error;
-  }
   for (const Segment& segment : plan.segments) {
     if (segment.op_begin == segment.op_end) return not_run(segment.label, "a segment without operators");
   }
@@ -159,6 +145,42 @@ SegmentRoles segment_roles(const Plan& plan, const PlanIteration& iteration) {
 
 namespace {
 
+bool counts_as_product(const Op& op, const SavedOps& saved) {
+  return saved.rerun_product > 0 && dispatched_name(op) == "aten.mm.default";
+}
+
+/// One call that runs again: `products` counts those that are listed.
+bool keeps(const Model& model, std::int32_t place, const SavedOps& saved, std::int64_t& products) {
+  const Op& op = model.ops[static_cast<std::size_t>(place)];
+  if (op.region >= 0) {
+    const std::vector<std::int32_t>& save = model.regions[static_cast<std::size_t>(op.region)].save;
+    return std::find(save.begin(), save.end(), place) != save.end();
+  }
+  if (!saved.lists(dispatched_name(op))) return false;
+  return !counts_as_product(op, saved) || ++products % saved.rerun_product != 0;
+}
+
+}  // namespace
+
+std::vector<bool> kept_operators(const Model& model, const Plan& plan, const SavedOps& saved) {
+  std::vector<bool> kept(model.ops.size(), false);
+  if (plan.iterations.empty()) return kept;
+  const SegmentRoles roles = segment_roles(plan, plan.iterations.back());
+  std::set<std::int32_t> seen;  // calls, by their first operator
+  for (std::size_t s = 0; s < plan.segments.size(); ++s) {
+    if (!roles.recomputed[s]) continue;
+    OpRange call = roles.region[s];
+    if (call.begin == call.end) call = {plan.segments[s].op_begin, plan.segments[s].op_end};
+    if (!seen.insert(call.begin).second) continue;
+    std::int64_t products = 0;
+    for (std::int32_t i = call.begin; i < call.end; ++i)
+      kept[static_cast<std::size_t>(i)] = keeps(model, i, saved, products);
+  }
+  return kept;
+}
+
+namespace {
+
 std::int32_t first_event(const PlanIteration& iteration) {
   std::int32_t first = 0;
   for (const Instruction& instruction : iteration.instructions) {
@@ -196,6 +218,21 @@ MeshGroups mesh_groups(const Model& model, const Plan& plan, const Communicators
   return groups;
 }
 
+std::optional<Error> missing_dimension(const Model& model, const Plan& plan, const Communicators& communicators) {
+  const MeshGroups groups = mesh_groups(model, plan, communicators);
+  for (std::size_t d = 0; d < groups.size(); ++d) {
+    if (groups[d] != nullptr || model.mesh[d].ranks.size() < 2) continue;
+    Error error;
+    error.code = ErrorCode::Inconsistent;
+    error.message = "the plan has no communicator for a dimension of the mesh over which the program meets";
+    error.place = fmt::format("dimension {} of ranks {}", model.mesh[d].name, fmt::join(model.mesh[d].ranks, ","));
+    error.expected = "a group of these ranks";
+    error.got = "none";
+    return error;
+  }
+  return std::nullopt;
+}
+
 std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Plan& plan, const MeshGroups& groups) {
   std::vector<std::shared_ptr<Communicator>> met(plan.segments.size());
   for (std::size_t s = 0; s < met.size() && !groups.empty(); ++s) {
@@ -215,6 +252,13 @@ std::vector<CommunicatorId> norms_beside(const Plan& plan, const Model& model) {
       if (plan.communicators[c].ranks == dimension.ranks) groups.emplace_back(c);
   }
   return groups;
+}
+
+bool is_of_matrices(const Instruction& instruction) {
+  if (instruction.kind == Kind::OptimizerStep) return instruction.name.valid();
+  const BufferWhat what = instruction.buffer.what;
+  if (what == BufferWhat::OptimizerTemp || what == BufferWhat::OptimizerState) return true;
+  return is_collective(instruction.kind) && instruction.stream == Stream::M && what == BufferWhat::None;
 }
 
 std::int32_t instance_of(const Instruction& instruction) {

@@ -143,8 +143,8 @@ class CheckpointSource final : public WeightSource {
 
 using Source = Result<std::shared_ptr<const WeightSource>>;
 
-Source open_archive(const std::string& path) {
-  auto payloads = list_pt2_payloads(path);
+Source open_archive(const std::string& path, std::string_view program) {
+  auto payloads = list_pt2_payloads(path, program);
   if (!payloads) return fail(std::move(payloads.error()));
   return std::make_shared<Pt2Source>(path, std::move(*payloads));
 }
@@ -163,8 +163,8 @@ std::string without_first(const std::string& name) {
 
 }  // namespace
 
-Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path) {
-  if (path.ends_with(".pt2")) return open_archive(path);
+Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path, std::string_view program) {
+  if (path.ends_with(".pt2")) return open_archive(path, program);
   std::error_code code;
   if (has_checkpoints(path) || std::filesystem::exists(std::filesystem::path(path) / kManifestName, code)) {
     const auto checkpoint = locate_checkpoint(path);

@@ -32,7 +32,7 @@ class WeightSource {
 
 /// A .safetensors file, a *.safetensors.index.json, a folder that holds either, a checkpoint of ours (or a folder of
 /// them: the newest), or a .pt2 archive (2.8 and later: older ones keep their weights as pickles).
-Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path);
+Result<std::shared_ptr<const WeightSource>> open_weights(const std::string& path, std::string_view program = {});
 
 /// The whole value of a parameter, of its own shape, in the file's element type. Tried are its own name, the names that
 /// share its storage, and both without the base model's prefix ("transformer.h.0..." as "h.0..."), as published files

@@ -9,6 +9,8 @@
 #include <map>
 #include <optional>
 
+#include "exec/step/adafactor.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -27,19 +29,31 @@ std::uint64_t key_of(std::initializer_list<std::span<const at::Tensor>> lists, c
 
 }  // namespace
 
-std::vector<std::string_view> Optimizer::slots() const {
-  if (options_.name == OptimizerKind::AdamW) return {"exp_avg", "exp_avg_sq"};
+std::vector<std::string_view> Optimizer::slots(bool matrix) const {
+  if (matrix) return {"momentum_buffer"};
+  if (is_adamw()) return {"exp_avg", "exp_avg_sq"};
+  if (options_.name == OptimizerKind::Adafactor)
+    return {options_.impl == OptimizerImpl::ForLoop ? "exp_avg_sq" : "variance"};
   if (options_.momentum != 0.0) return {"momentum_buffer"};
   return {};
 }
 
+std::vector<Shape> Optimizer::moment_shapes(c10::IntArrayRef shard, bool matrix) const {
+  if (!matrix && options_.name == OptimizerKind::Adafactor) return adafactor_moments(shard);
+  return std::vector<Shape>(slots(matrix).size(), shard.vec());
+}
+
 void Optimizer::step(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const {
   at::NoGradGuard no_grad;
+  if (options_.name == OptimizerKind::Adafactor) {
+    for (const OptimizedShard& shard : shards) adafactor(shard, lr);
+    return;
+  }
   if (options_.impl == OptimizerImpl::Fused) return fused(shards, lr, how);
   if (options_.impl == OptimizerImpl::Foreach && how.lists) return foreach (shards, lr);
   for (const OptimizedShard& shard : shards) {
     if (!shard.gradient.defined()) continue;
-    if (options_.name == OptimizerKind::AdamW) {
+    if (is_adamw()) {
       adamw(shard, lr);
     } else {
       sgd(shard, lr);
@@ -59,6 +73,17 @@ void Optimizer::adamw(const OptimizedShard& shard, double lr) const {
   const double correction = std::sqrt(1.0 - std::pow(options_.beta2, steps));
   const at::Tensor denominator = second.sqrt().div_(correction).add_(options_.eps);
   shard.shard.addcdiv_(first, denominator, -step_size);
+}
+
+/// What has no elements here has no gradient for PyTorch either.
+void Optimizer::adafactor(const OptimizedShard& shard, double lr) const {
+  if (!shard.gradient.defined() || shard.shard.numel() == 0) return;
+  const at::Tensor gradient = shard.gradient.to(shard.shard.scalar_type());
+  OptimizerMoments& moments = *shard.moments;
+  ++moments.steps;
+  if (options_.impl != OptimizerImpl::ForLoop)
+    return step_torch_adafactor(shard.shard, gradient, moments.tensors, moments.steps, options_, lr);
+  step_transformers_adafactor(shard.shard, gradient, moments.tensors.front(), moments.steps, options_, lr);
 }
 
 void Optimizer::sgd(const OptimizedShard& shard, double lr) const {
@@ -146,7 +171,7 @@ void sgd_together(ShardLists& lists, const OptimizerOptions& options, double lr)
 
 void Optimizer::foreach (std::span<const OptimizedShard> shards, double lr) const {
   for (auto& [type, lists] : lists_of(shards)) {
-    if (options_.name == OptimizerKind::AdamW) {
+    if (is_adamw()) {
       adamw_together(lists, options_, lr);
     } else {
       sgd_together(lists, options_, lr);
@@ -173,7 +198,7 @@ void Optimizer::untake(std::span<OptimizerMoments* const> stepped) {
 }
 
 void Optimizer::fused(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const {
-  const bool adamw = options_.name == OptimizerKind::AdamW;
+  const bool adamw = is_adamw();
   std::vector<at::Tensor> params, grads, first, second, steps;
   bool first_step = false;
   for (const OptimizedShard& shard : shards) {

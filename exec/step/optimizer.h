@@ -1,5 +1,6 @@
-// AdamW and SGD on local shards. `for_loop` and `foreach` follow PyTorch's order, one tensor after the other or, where
-// the device has kernels over lists, all together: the same roundings. `fused` calls LibTorch's fused kernels.
+// AdamW, SGD and Adafactor on local shards (Muon's matrices are exec/step/muon.h's; what it leaves is AdamW's).
+// `for_loop` and `foreach` follow PyTorch's order, one tensor after the other or, where the device has kernels over
+// lists, all together: the same roundings. `fused` calls LibTorch's fused kernels.
 //
 // An Optimizer keeps no memory: moments lie in memory of the caller, sharded as the parameters are. (Fused AdamW makes
 // one scalar a shard beside them, with the first step, as PyTorch's does.)
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/job.h"
+#include "core/model/model.h"
 
 namespace foreshard::exec {
 
@@ -49,8 +51,10 @@ class Optimizer {
  public:
   explicit Optimizer(const OptimizerOptions& options) : options_(options) {}
 
-  /// Names of the moments that each shard needs, as state dicts spell them.
-  std::vector<std::string_view> slots() const;
+  /// Names of the moments that each shard needs, as state dicts spell them. `matrix`: one that Muon steps.
+  std::vector<std::string_view> slots(bool matrix = false) const;
+  /// Their shapes, in that order.
+  std::vector<Shape> moment_shapes(c10::IntArrayRef shard, bool matrix = false) const;
 
   void step(std::span<const OptimizedShard> shards, double lr, const StepWish& how = {}) const;
   /// The last fused step of these was none.
@@ -60,6 +64,8 @@ class Optimizer {
   void adamw(const OptimizedShard& shard, double lr) const;
   void foreach (std::span<const OptimizedShard> shards, double lr) const;
   void sgd(const OptimizedShard& shard, double lr) const;
+  void adafactor(const OptimizedShard& shard, double lr) const;
+  bool is_adamw() const { return options_.name == OptimizerKind::AdamW || options_.name == OptimizerKind::Muon; }
   static at::Tensor counted(OptimizerMoments& moments, c10::Device device);
   void fused(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const;
 

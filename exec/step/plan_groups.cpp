@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/mesh_dimension.h"
+#include "core/plan/process_groups.h"
+
 namespace foreshard::exec {
 
 std::vector<CommunicatorId> communicators_to_connect(const Plan& plan) {
@@ -45,6 +48,14 @@ std::optional<Error> missing_communicator(const Plan& plan, const Communicators&
     return error;
   }
   return std::nullopt;
+}
+
+std::vector<std::int32_t> ranks_of_unit(const Model& model, const Plan& plan, const PlanUnit& unit) {
+  const bool experts = !unit.params.empty() && experts_of(model, unit.params.front()) != nullptr;
+  if (!experts) return plan.groups.shard;
+  for (const PlanCommunicator& group : plan.communicators)
+    if (group.kind == kExpertShardDimension) return group.ranks;
+  return {plan.rank};
 }
 
 }  // namespace foreshard::exec

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/model/model.h"
 #include "core/plan.h"
 #include "core/result.h"
 #include "exec/communicators/communicator.h"
@@ -28,6 +29,9 @@ class Communicators {
  private:
   std::vector<std::shared_ptr<Communicator>> by_id_;
 };
+
+/// Ranks over which a unit lies: FSDP's, or of experts those that hold the same ones, which may be this rank alone.
+std::vector<std::int32_t> ranks_of_unit(const Model& model, const Plan& plan, const PlanUnit& unit);
 
 /// The first group of the plan that has no communicator, or one in which this rank stands elsewhere.
 std::optional<Error> missing_communicator(const Plan& plan, const Communicators& communicators);

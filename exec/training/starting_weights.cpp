@@ -1,17 +1,25 @@
 #include "exec/training/starting_weights.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <filesystem>
 #include <string>
 #include <system_error>
 #include <utility>
 
+#include "core/adapters/adapted_model.h"
+#include "core/adapters/adapter_names.h"
+#include "core/model/sources/load_model.h"
+#include "exec/operators/random_numbers.h"
 #include "exec/run/buffers.h"
 #include "exec/run/init_params.h"
 #include "exec/run/weight_source.h"
+#include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {
@@ -63,7 +71,7 @@ Result<OpenedWeights> find_weights(const Model& model, const ModelOptions& optio
   const bool named = !options.weights.empty();
   const std::string& path = named ? options.weights : options.source;
   if (!named && !holds_weights(path)) return OpenedWeights{};
-  auto opened = open_weights(path);
+  auto opened = open_weights(path, options.program);
   if (!opened) return fail(opened.error());
   const bool valued = std::any_of(model.params.begin(), model.params.end(),
                                   [&](const ParamInfo& param) { return (*opened)->has_values(param.fqn); });
@@ -77,13 +85,11 @@ std::string fresh_text(const TrainOptions& train) {
   return fmt::format("fresh values, {}, seed {}", how, train.seed);
 }
 
-}  // namespace
-
-Result<StartingWeights> starting_weights(const Model& model, const Job& job) {
+Result<StartingWeights> plain_weights(const Model& model, const Job& job) {
   StartingWeights start;
   auto weights = find_weights(model, job.model);
   if (!weights) return fail(weights.error());
-  auto buffers = initial_buffers(model, job.model.source, weights->source.get());
+  auto buffers = initial_buffers(model, job.model.source, weights->source.get(), job.model.program);
   if (!buffers) return fail(buffers.error());
   start.buffers = std::move(*buffers);
   if (weights->source != nullptr) {
@@ -102,6 +108,35 @@ Result<StartingWeights> starting_weights(const Model& model, const Job& job) {
   start.params = [initializer = std::make_shared<ParamInitializer>(std::move(*fresh))](ParamId id) {
     return initializer->whole(id);
   };
+  return start;
+}
+
+/// A linear layer's own (kaiming_uniform_ of slope sqrt(5)), and zeros: beside the frozen layer that is nothing.
+at::Tensor adapter_value(const ParamInfo& param, std::uint64_t seed) {
+  at::NoGradGuard no_grad;
+  const auto options = at::dtype(scalar_type_of(param.dtype));
+  if (adapter_part(param.fqn) == AdapterPart::Up) return at::zeros(param.shape, options);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(param.shape.back()));
+  const at::Tensor values = at::empty(param.shape, at::kFloat);
+  return values.uniform_(-bound, bound, generator_of(mix_seed(seed, param.fqn))).to(options.dtype());
+}
+
+}  // namespace
+
+Result<StartingWeights> starting_weights(const Model& model, const Job& job) {
+  if (!has_adapters(job.adapters)) return plain_weights(model, job);
+  auto loaded = load_model(job.model, program_options(job, ProgramDevice::Cpu));
+  if (!loaded) return fail(loaded.error());
+  const auto plain = std::make_shared<const Model>(std::move(*loaded));
+  auto start = plain_weights(*plain, job);  // buffers keep their order
+  if (!start) return start;
+  start->params = [&model, plain, frozen = std::move(start->params),
+                   seed = static_cast<std::uint64_t>(job.train.seed)](ParamId id) {
+    const ParamInfo& param = model.params[model.storage_of(id).index()];
+    if (is_low_rank(adapter_part(param.fqn))) return adapter_value(param, seed);
+    return frozen(plain->find_param(plain_name(param.fqn)));
+  };
+  start->origin += ", adapters that add nothing yet";
   return start;
 }
 

@@ -24,7 +24,7 @@ struct StartingWeights {
 /// Weights are read from model.weights if that is set, else where model.source is a folder that holds safetensors, or a
 /// .pt2 archive with weights in it (an archive exported on meta has none). Fresh values are made as train.init says.
 /// Error: weights that lack parameters of the model (all of them are named), or have them in another shape. `model`
-/// outlives the result.
+/// outlives the result. A model with adapters starts from the plain one's weights and adapters as PEFT makes them.
 Result<StartingWeights> starting_weights(const Model& model, const Job& job);
 
 }  // namespace foreshard::exec

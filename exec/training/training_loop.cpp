@@ -9,16 +9,22 @@
 #include <exception>
 #include <utility>
 
+#include "core/adapters/adapted_model.h"
+#include "core/adapters/adapter_names.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/saved_ops.h"
 #include "core/plan/units/units.h"
 #include "exec/checkpoint/checkpoint.h"
 #include "exec/data/batch_source.h"
+#include "exec/data/script_inputs.h"
 #include "exec/host/host_backend.h"
 #include "exec/operators/operator_interpreter.h"
 #include "exec/record/recorder.h"
 #include "exec/run/plan_runner.h"
+#include "exec/run/plan_runner_support.h"
+#include "exec/run/sequence_share.h"
 #include "exec/run/weight_source.h"
 #include "exec/step/plan_groups.h"
 #include "exec/training/evaluation.h"
@@ -86,7 +92,7 @@ Result<CommHook> own_hook(const Job& job, const CommHookRegistry* registry) {
   return fail(std::move(error));
 }
 
-/// What all ranks tell each other after a step.
+/// What all ranks tell each other: of a step's loss, or (count_labels) of its labels.
 struct StepWord {
   double loss = 0;
   double stop = 0;
@@ -101,6 +107,7 @@ bool casts_are_recorded(const Model& model) { return model.lifetimes == Lifetime
 struct Parts {
   Model model;                 // of this rank
   std::optional<Model> whole;  // where a mesh cuts it
+  SequenceShare sequence;
   const Model& uncut() const { return whole ? *whole : model; }
   Plan plan;
   UnitTable units;
@@ -117,24 +124,36 @@ Error draws_on_mesh() {
 }
 
 /// What of a script is planned and simulated only.
-Result<void> check_script(const Job& job) {
+Result<void> check_script(const Job& job, DeviceKind device) {
   const OptimizerOptions& optimizer = job.train.optimizer;
-  const std::string& loss = job.model.loss;
+  const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
+  const bool half = job.model.dtype == DType::BFloat16 || job.model.dtype == DType::Float16;
+  const bool adafactor = optimizer.name == OptimizerKind::Adafactor;
+  const bool adapts = job.adapters.kind != "none";
   const struct {
     bool asked;
     const char* key;
     const char* what;
     const char* works;
   } kOnly[] = {
-      {optimizer.name != OptimizerKind::AdamW && optimizer.name != OptimizerKind::Sgd, "train.optimizer.name",
-       "this optimizer is", "adamw or sgd"},
-      {optimizer.impl == OptimizerImpl::InBackward, "train.optimizer.impl", "an optimizer that steps in backward is",
-       "for_loop, foreach or fused"},
-      {loss.starts_with("chunked_") || loss == "per_token", "model.loss", "this loss is", "auto or cross_entropy"},
-      {job.model.attention_mask, "model.attention_mask", "a padding mask is", "false"},
-      {job.adapters.kind != "none", "adapters.kind", "adapters are", "none"},
-      {job.checkpointing.policy == CheckpointPolicy::Ops, "checkpointing.policy", "operator-level checkpointing is",
-       "block"},
+      {optimizer.name == OptimizerKind::AdamW8bit, "train.optimizer.name",
+       "8-bit AdamW is torchao's, whose kernels are compiled for CUDA devices: it is", "adamw"},
+      {optimizer.name == OptimizerKind::Muon && device == DeviceKind::Cuda, "train.optimizer.name",
+       "Muon on CUDA devices is", "adamw"},
+      // What the scaler found is read by fused kernels alone there, and Muon's step is none.
+      {optimizer.name == OptimizerKind::Muon && optimizer.impl == OptimizerImpl::Fused && job.train.grad_scaler.enabled,
+       "train.optimizer.impl", "fused steps beside Muon's under train.grad_scaler are", "foreach"},
+      {adafactor && flat, "fsdp.use_orig_params", "Adafactor over one flat parameter a unit is", "true"},
+      {adafactor && optimizer.impl == OptimizerImpl::ForLoop && half, "model.dtype",
+       "Transformers' Adafactor on parameters of half precision is", "float32"},
+      {job.model.compile, "model.compile", "compiled blocks are", "false"},
+      {job.model.autocast.has_value(), "model.autocast", "a forward under autocast is", "none"},
+      {adapts && job.adapters.dropout > 0, "adapters.dropout", "dropout of adapters is", "0"},
+      {adapts && !job.adapters.modules_to_save.empty(), "adapters.modules_to_save", "copied modules are", "[]"},
+      {adapts && job.adapters.base != "model.dtype", "adapters.base", "a base in 4 bits is", "model.dtype"},
+      {adapts && job.checkpointing.reentrant, "checkpointing.reentrant", "a reentrant checkpoint around adapters is",
+       "false"},
+      {adapts && job.model.loss.starts_with("chunked_"), "model.loss", "a loss in pieces around adapters is", "auto"},
   };
   for (const auto& one : kOnly) {
     if (!one.asked) continue;
@@ -144,10 +163,30 @@ Result<void> check_script(const Job& job) {
   return {};
 }
 
+/// The model of this rank in the place of the whole one.
+Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts) {
+  Model whole = parts.model;
+  if (job.mesh.context > 1) {  // built for its part of the sequence
+    program.sequence_parts = job.mesh.context;
+    auto part = load_model(rank_model_options(job), program);
+    if (part) part = adapted_model(std::move(*part), job);
+    if (!part) return fail(part.error());
+    whole = std::move(*part);
+  }
+  auto cut = rank_model(std::move(whole), job);
+  if (!cut) return fail(cut.error());
+  auto share = SequenceShare::of(*cut, parts.model.inputs.size(), job.model.seq);
+  if (!share) return fail(share.error());
+  parts.sequence = std::move(*share);
+  parts.whole = std::exchange(parts.model, std::move(*cut));
+  return {};
+}
+
 Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   const bool cuda = device == DeviceKind::Cuda;
-  if (Result<void> runs = check_script(job); !runs) return fail(runs.error());
-  auto model = load_model(job.model, program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu));
+  if (Result<void> runs = check_script(job, device); !runs) return fail(runs.error());
+  const ProgramOptions program = program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
+  auto model = load_model(job.model, program);
   if (!model) return fail(model.error());
   if (model->ops.empty()) {
     return fail(training_error(ErrorCode::Unsupported, "model.source", "the model has no operator program to run",
@@ -158,11 +197,11 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
                                "model.loss = \"none\" trains on the sum of the first output"));
   }
   auto parts = std::make_unique<Parts>();
-  parts->model = std::move(*model);
+  auto adapted = adapted_model(std::move(*model), job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
+  if (!adapted) return fail(adapted.error());
+  parts->model = std::move(*adapted);
   if (is_cut(job.mesh)) {
-    auto cut = rank_model(parts->model, job);
-    if (!cut) return fail(cut.error());
-    parts->whole = std::exchange(parts->model, std::move(*cut));
+    if (auto cut = cut_over_mesh(job, program, *parts); !cut) return fail(cut.error());
   }
   auto units = build_units(parts->model, job);
   if (!units) return fail(units.error());
@@ -176,10 +215,14 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   auto interpreter = OperatorInterpreter::create(parts->model, cuda ? c10::kCUDA : c10::kCPU, *precision);
   if (!interpreter) return fail(interpreter.error());
   parts->interpreter.emplace(std::move(*interpreter));
+  const auto saved = saved_ops(job.checkpointing);
+  if (!saved) return fail(saved.error());
+  parts->interpreter->keep(kept_operators(parts->model, parts->plan, *saved));
   if (parts->whole && parts->interpreter->draws()) return fail(draws_on_mesh());
   auto weights = starting_weights(parts->uncut(), job);
   if (!weights) return fail(weights.error());
   if (parts->whole) weights->params = own_parts(parts->model, std::move(weights->params));
+  weights->buffers = parts->sequence.cut_tables(parts->model, std::move(weights->buffers));
   parts->weights = std::move(*weights);
   return parts;
 }
@@ -195,9 +238,12 @@ class RankTraining final : public Training {
     auto parts = make_parts(setup_.job, setup_.device.kind);
     if (!parts) return fail(parts.error());
     parts_ = std::move(*parts);
+    if (has_adapters(setup_.job.adapters))
+      setup_.documents[std::string(kPeftConfigFile)] = peft_config(parts_->model, setup_.job);
     auto data = open_batch_source(parts_->uncut(), setup_.job);
     if (!data) return fail(data.error());
     data_ = std::move(*data);
+    script_.emplace(parts_->uncut(), setup_.job);
     auto evaluation = Evaluation::open({parts_->model, parts_->uncut()}, setup_.job, share());
     if (!evaluation) return fail(evaluation.error());
     evaluation_ = std::move(*evaluation);
@@ -231,9 +277,9 @@ class RankTraining final : public Training {
   }
 
  private:
-  /// Ranks that a mesh's tensor dimension puts side by side share their batches.
+  /// Ranks that a mesh's tensor and context dimensions put side by side share their batches.
   DataShare share() const {
-    const auto ranks = static_cast<int>(setup_.job.mesh.tensor);
+    const auto ranks = static_cast<int>(setup_.job.mesh.tensor * setup_.job.mesh.context);
     return {setup_.place.rank / ranks, setup_.place.world_size / ranks};
   }
   const TrainOptions& train() const { return setup_.job.train; }
@@ -318,6 +364,9 @@ class RankTraining final : public Training {
                           parts_->units.trainable,
                           static_cast<std::uint64_t>(train().seed)};
     if (!casts_are_recorded(parts_->model)) setup.input_dtype = model_input_dtype(setup_.job, parts_->units);
+    // Divided by what all ranks have counted, and FSDP takes the mean over ranks.
+    if (script_->counts()) setup.loss_factor = static_cast<double>(share().ranks);
+    setup.ranks_per_node = setup_.job.cluster.ranks_per_node;
     setup.scaler = train().grad_scaler;
     auto hook = own_hook(setup_.job, setup_.hooks);
     if (!hook) return fail(hook.error());
@@ -409,9 +458,11 @@ class RankTraining final : public Training {
       const std::int64_t first = progress_.samples + (m * share().ranks + share().rank) * rows();
       auto batch = data_->batch(first);
       if (!batch) return tl::unexpected(between("reading the batch", to_text(batch.error())));
-      for (at::Tensor& input : *batch) input = on_device(input, setup_.device.kind);
       micro_batches.push_back(std::move(*batch));
     }
+    count_labels(micro_batches);
+    for (MicroBatch& batch : micro_batches)
+      for (at::Tensor& input : batch) input = on_device(parts_->sequence.cut(input), setup_.device.kind);
     backend_->reset_peak_memory();
     report.lr = learning_rate(train(), progress_.step);
     const auto result = runner_->step(micro_batches, report.lr);
@@ -435,11 +486,23 @@ class RankTraining final : public Training {
     return {};
   }
 
+  /// As Transformers' Trainer does: labels with a loss in all micro-batches of all ranks (num_items_in_batch).
+  void count_labels(std::vector<MicroBatch>& micro_batches) {
+    const std::optional<double> own = script_->counted(micro_batches);
+    if (!own) return;
+    double all = 0;
+    const std::vector<StepWord> words = exchange({*own, 0});
+    for (const StepWord& word : words) all += word.loss;
+    // Ranks that read the same batch count it each; peers that are pretended count nothing.
+    script_->tell(micro_batches, all * share().ranks / static_cast<double>(words.size()));
+  }
+
   tl::expected<void, FailureAccount> evaluate_if_due(StepReport& report) {
     if (evaluation_ == nullptr || !evaluation_->due(progress_.step)) return {};
     const auto start = Clock::now();
-    const auto loss = evaluation_->run(
-        *runner_, progress_.step, [this](const at::Tensor& input) { return on_device(input, setup_.device.kind); });
+    const auto loss = evaluation_->run(*runner_, progress_.step, [this](const at::Tensor& input) {
+      return on_device(parts_->sequence.cut(input), setup_.device.kind);
+    });
     if (!loss) return tl::unexpected(loss.error());
     const std::vector<StepWord> words = exchange({*loss, 0});
     report.eval_loss = 0;
@@ -494,6 +557,7 @@ class RankTraining final : public Training {
   TrainingSetup setup_;
   std::unique_ptr<Parts> parts_;
   std::unique_ptr<BatchSource> data_;
+  std::optional<ScriptInputs> script_;
   std::unique_ptr<Evaluation> evaluation_;
   std::shared_ptr<Communicator> control_, checkpoint_;
   Communicators communicators_;

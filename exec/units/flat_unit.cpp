@@ -111,9 +111,8 @@ void FlatUnit::bind_resident(const OperatorInterpreter::ParamTensors& full_param
     view.local = shard.narrow(0, offset, place.in_shard ? place.numel_in_shard : 0);
     if (place.in_shard) view.pieces = {{place.start, 0, place.numel_in_shard}};
     const bool trains = unit_.requires_grad && trainable_[param.index()];
-    if (!trains) {
-      block_end = -1;
-    } else if (place.in_shard) {
+    if (!trains || apart_) block_end = -1;
+    if (trains && place.in_shard) {
       if (block_end < 0) blocks_.push_back({});
       view.block = static_cast<std::int32_t>(blocks_.size()) - 1;
       const Numel block_begin = block_end < 0 ? offset : blocks_.back().shard.storage_offset();

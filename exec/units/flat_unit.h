@@ -35,6 +35,8 @@ class FlatUnit final : public UnitTensors {
   at::Tensor parameter(std::size_t index) override { return (*active_)[index]; }
   void take_gradient(std::size_t index, at::Tensor gradient) override;
   bool replicated() const override { return !sharded_; }
+  /// Each parameter is a block of its own: for an optimizer that looks at more than one element. Before load().
+  void keep_blocks_apart() { apart_ = true; }
 
  private:
   using Leaves = std::vector<at::Tensor>;
@@ -77,6 +79,7 @@ class FlatUnit final : public UnitTensors {
   const CommHook& hook_;
   bool sharded_;
   bool offload_;
+  bool apart_ = false;
   std::int32_t position_ = 0;  // in the shard group
   Numel shard_numel_;          // of this rank's resident memory
   const std::vector<bool>& trainable_;

@@ -27,6 +27,18 @@ bool moves_to_host(const Plan& plan) {
   return false;
 }
 
+/// A unit without a dtype of its own gathers parameters as they are: as bytes where they differ.
+bool gathers_as_created(const Plan& plan, UnitId unit) {
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      if (i.unit == unit && i.kind == Kind::AllGather && i.dtype == DType::UInt8) return true;
+      const bool copies = i.unit == unit && i.kind == Kind::CopyOut && i.buffer.what == BufferWhat::Full;
+      if (copies && i.dtype != plan.units[unit.index()].param_dtype) return true;  // one rank
+    }
+  }
+  return false;
+}
+
 /// Own rows of a tensor sharded along one dimension: runs of neighbours in the flattened whole.
 std::vector<StatePiece> pieces_of(const Shape& shape, std::int32_t dim, std::int64_t start, std::int64_t length) {
   if (length == 0) return {};
@@ -47,16 +59,19 @@ ShardedUnit::ShardedUnit(const IssueContext& context, const Model& model, const 
                          const std::vector<bool>& trainable)
     : UnitTensors(context, model, id, plan.units[id.index()].sharded.size()),
       unit_(plan.units[id.index()]),
-      offload_(moves_to_host(plan)),
-      ranks_(static_cast<std::int32_t>(plan.groups.shard.size())) {
-  const auto own = std::find(plan.groups.shard.begin(), plan.groups.shard.end(), plan.rank);
-  position_ = static_cast<std::int32_t>(own - plan.groups.shard.begin());
+      offload_(moves_to_host(plan)) {
+  const std::vector<std::int32_t> ranks = ranks_of_unit(model, plan, unit_);
+  ranks_ = static_cast<std::int32_t>(ranks.size());
+  position_ = static_cast<std::int32_t>(std::find(ranks.begin(), ranks.end(), plan.rank) - ranks.begin());
   if (unit_.reshard_after_forward.kind == ReshardAfterForward::Kind::GroupSize) {
     kept_group_ = static_cast<std::int32_t>(unit_.reshard_after_forward.group_size);
   }
+  mixed_ = gathers_as_created(plan, id);
   for (const ShardedParam& sharded : unit_.sharded) {
     Param made;
     made.id = sharded.param;
+    made.dtype = model.params[sharded.param.index()].dtype;
+    made.whole = mixed_ ? made.dtype : unit_.param_dtype;
     made.shard_dim = sharded.shard_dim;
     made.shape = model.params[sharded.param.index()].shape;
     made.padded_shape = sharded.padded_local_shape;
@@ -65,7 +80,7 @@ ShardedUnit::ShardedUnit(const IssueContext& context, const Model& model, const 
     made.start = rows.start;
     made.length = rows.length;
     made.storage = empty_storage(context.device(Stream::D));
-    made.full = leaf_on(made.storage, 0, made.shape, unit_.param_dtype, trainable[sharded.param.index()]);
+    made.full = leaf_on(made.storage, 0, made.shape, made.whole, trainable[sharded.param.index()]);
     if (trainable[sharded.param.index()]) {
       made.block = static_cast<std::int32_t>(blocks_.size());
       blocks_.push_back({});
@@ -80,7 +95,7 @@ void ShardedUnit::load(const OperatorInterpreter::ParamTensors& full_params) {
   const Stream pool = offload_ ? Stream::Host : Stream::D;
   views_.resize(params_.size());
   for (Param& p : params_) {
-    p.resident = context_.allocate(pool, {}, p.padded_numel * itemsize(unit_.orig_dtype), MemoryCategory::Parameters);
+    p.resident = context_.allocate(pool, {}, p.padded_numel * itemsize(p.dtype), MemoryCategory::Parameters);
     context_.backend().launch(context_.on(pool, {}, {&p.resident, 1}),
                               [this, &p, full_params] { bind_resident(p, full_params(p.id)); });
   }
@@ -88,7 +103,7 @@ void ShardedUnit::load(const OperatorInterpreter::ParamTensors& full_params) {
 
 void ShardedUnit::bind_resident(Param& p, const at::Tensor& whole) {
   at::NoGradGuard no_grad;
-  p.padded_shard = tensor(p.resident, 0, p.padded_shape, unit_.orig_dtype, offload_ ? Stream::Host : Stream::D);
+  p.padded_shard = tensor(p.resident, 0, p.padded_shape, p.dtype, offload_ ? Stream::Host : Stream::D);
   p.padded_shard.zero_();
   p.shard = p.padded_shard.narrow(p.shard_dim, 0, p.length);
   p.shard.copy_(whole.narrow(p.shard_dim, p.start, p.length));
@@ -152,7 +167,10 @@ void ShardedUnit::issue(const Instruction& instruction, InstructionId id, std::i
     case Kind::ReduceScatter: return reduce(instruction, id);
     case Kind::AllReduce:
       return what == BufferWhat::MeshGrad ? sum_on_mesh(instruction, id, index) : all_reduce(instruction, id);
-    default: return;  // concat: copies along another dimension are made in one go
+    case Kind::Concat:
+      if (what == BufferWhat::ShardDimGrad) lay_out_by_ranks(instruction, id, index);
+      return;
+    default: return;
   }
 }
 
@@ -191,7 +209,7 @@ void ShardedUnit::to_device(const Instruction& instruction, InstructionId id, st
   const std::array<Buffer, 2> uses = {slot(BufferWhat::H2dCopy, index), param(index).resident};
   context_.launch(instruction, id, uses, [this, to = uses[0], &p = param(index)] {
     at::NoGradGuard no_grad;
-    tensor(to, 0, p.padded_shape, unit_.orig_dtype).copy_(p.padded_shard, /*non_blocking=*/true);
+    tensor(to, 0, p.padded_shape, p.dtype).copy_(p.padded_shard, /*non_blocking=*/true);
   });
 }
 
@@ -211,26 +229,26 @@ void ShardedUnit::cast(const Instruction& instruction, InstructionId id, std::in
   const Buffer copied = slot(BufferWhat::H2dCopy, index);
   const std::array<Buffer, 2> uses = {slot(instruction.buffer.what, index),
                                       copied.valid() ? copied : param(index).resident};
-  context_.launch(instruction, id, uses, [this, uses, numel = param(index).padded_numel] {
+  context_.launch(instruction, id, uses, [this, uses, &p = param(index)] {
     at::NoGradGuard no_grad;
-    tensor(uses[0], 0, numel, unit_.param_dtype).copy_(tensor(uses[1], 0, numel, unit_.orig_dtype));
+    tensor(uses[0], 0, p.padded_numel, p.whole).copy_(tensor(uses[1], 0, p.padded_numel, p.dtype));
   });
 }
 
-/// This rank's chunk in the compute dtype, laid out as it lies in the gather's buffer.
+/// What of this rank's chunk needs a cast, one after the other.
 void ShardedUnit::cast_shards(const Instruction& instruction, InstructionId id) {
   const Buffer to = slot(BufferWhat::CastBuffer);
-  std::vector<std::pair<Buffer, bool>> from;
+  std::vector<std::pair<Buffer, DType>> from;
   for (std::size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].dtype == params_[i].whole) continue;
     bool cast = false;
     const Buffer source = staged(static_cast<std::int32_t>(i), &cast);
-    from.emplace_back(source, cast);
+    from.emplace_back(source, cast ? params_[i].whole : params_[i].dtype);
   }
   context_.launch(instruction, id, {&to, 1}, [this, to, from] {
     at::NoGradGuard no_grad;
     Numel offset = 0;
-    for (const auto& [source, cast] : from) {
-      const DType dtype = cast ? unit_.param_dtype : unit_.orig_dtype;
+    for (const auto& [source, dtype] : from) {
       const Numel numel = source.bytes() / itemsize(dtype);
       tensor(to, offset, numel, unit_.param_dtype).copy_(tensor(source, 0, numel, dtype));
       offset += numel;
@@ -238,29 +256,34 @@ void ShardedUnit::cast_shards(const Instruction& instruction, InstructionId id) 
   });
 }
 
+/// This rank's chunk as it lies in the gather's buffer; byte by byte, since dtypes may differ.
 void ShardedUnit::copy_in(const Instruction& instruction, InstructionId id) {
   const Buffer to = slot(BufferWhat::AgBuffer, -1, gather_);
   const bool kept = !params_.empty() && kept_shard(0).valid();
   gather_group_ = kept ? kept_group_ : ranks_;
-  const Numel begin = (kept ? position_ % kept_group_ : position_) * instruction.numel;
-  if (const Buffer cast = slot(BufferWhat::CastBuffer); cast.valid()) {
-    const std::array<Buffer, 2> uses = {to, cast};
-    return context_.launch(instruction, id, uses, [this, to, cast, begin, numel = instruction.numel] {
-      tensor(to, begin, numel, unit_.param_dtype).copy_(tensor(cast, 0, numel, unit_.param_dtype));
-    });
-  }
+  const Bytes begin = (kept ? position_ % kept_group_ : position_) * instruction.numel * itemsize(instruction.dtype);
+  const Buffer cast = slot(BufferWhat::CastBuffer);
   std::vector<Buffer> uses = {to};
+  std::vector<Bytes> from;  // in their buffers; bytes up to the next one's are taken
+  std::vector<Bytes> bytes;
+  Bytes in_cast = 0;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    bool cast = false;
-    uses.push_back(staged(static_cast<std::int32_t>(i), &cast));
+    const Param& p = params_[i];
+    bool already = false;
+    const Buffer source = staged(static_cast<std::int32_t>(i), &already);
+    const bool was_cast = cast.valid() && p.dtype != p.whole;
+    const Numel numel = source.bytes() / itemsize(already ? p.whole : p.dtype);
+    uses.push_back(was_cast ? cast : source);
+    from.push_back(was_cast ? in_cast : 0);
+    bytes.push_back(numel * itemsize(p.whole));
+    if (was_cast) in_cast += bytes.back();
   }
-  context_.launch(instruction, id, uses, [this, uses, begin] {
+  context_.launch(instruction, id, uses, [this, uses, from, bytes, begin] {
     at::NoGradGuard no_grad;
-    Numel offset = begin;
-    for (std::size_t i = 1; i < uses.size(); ++i) {
-      const Numel numel = uses[i].bytes() / itemsize(unit_.param_dtype);
-      tensor(uses[0], offset, numel, unit_.param_dtype).copy_(tensor(uses[i], 0, numel, unit_.param_dtype));
-      offset += numel;
+    Bytes offset = begin;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      tensor(uses[0], offset, bytes[i], DType::UInt8).copy_(tensor(uses[i + 1], from[i], bytes[i], DType::UInt8));
+      offset += bytes[i];
     }
   });
 }
@@ -278,23 +301,25 @@ void ShardedUnit::all_gather(const Instruction& instruction, InstructionId id) {
 void ShardedUnit::copy_out(const Instruction& instruction, InstructionId id) {
   std::vector<Buffer> uses = {slot(BufferWhat::AgBuffer, -1, gather_)};
   for (std::size_t i = 0; i < params_.size(); ++i) uses.push_back(slot(BufferWhat::Full, static_cast<std::int32_t>(i)));
-  context_.launch(instruction, id, uses, [this, uses, ranks = gather_group_, whole = instruction.numel] {
+  const Bytes whole = instruction.numel * itemsize(instruction.dtype);
+  context_.launch(instruction, id, uses, [this, uses, ranks = gather_group_, whole] {
     at::NoGradGuard no_grad;
-    const at::Tensor gathered = tensor(uses[0], 0, {ranks, whole / ranks}, unit_.param_dtype);
-    Numel offset = 0;
+    const at::Tensor gathered = tensor(uses[0], 0, {ranks, whole / ranks}, DType::UInt8);
+    Bytes offset = 0;
     for (std::size_t i = 0; i < params_.size(); ++i) {
       const Param& p = params_[i];
-      const Numel numel = p.padded_numel * ranks_ / ranks;
-      const at::Tensor chunks = gathered.narrow(1, offset, numel);
-      offset += numel;
+      const Bytes bytes = p.padded_numel * ranks_ / ranks * itemsize(p.whole);
+      const at::Tensor chunks = gathered.narrow(1, offset, bytes);
+      offset += bytes;
       if (p.shard_dim == 0) {
-        tensor(uses[i + 1], 0, {ranks, numel}, unit_.param_dtype).copy_(chunks);
+        tensor(uses[i + 1], 0, {ranks, bytes}, DType::UInt8).copy_(chunks);
         continue;
       }
-      const at::Tensor full = tensor(uses[i + 1], 0, p.shape, unit_.param_dtype);
+      const at::Tensor full = tensor(uses[i + 1], 0, p.shape, p.whole);
       const std::int64_t rows = p.padded_shape[static_cast<std::size_t>(p.shard_dim)];
       for (std::int32_t r = 0; r < ranks; ++r) {
-        full.narrow(p.shard_dim, r * rows, rows).copy_(chunks.select(0, r).reshape(p.padded_shape));
+        const at::Tensor chunk = chunks.select(0, r).clone().view(scalar_type_of(p.whole));
+        full.narrow(p.shard_dim, r * rows, rows).copy_(chunk.reshape(p.padded_shape));
       }
     }
   });
@@ -304,10 +329,10 @@ void ShardedUnit::copy_whole(const Instruction& instruction, InstructionId id, s
   bool cast = false;
   const Buffer from = staged(index, &cast);
   const std::array<Buffer, 2> uses = {slot(BufferWhat::Full, index), from};
-  const DType dtype = cast ? unit_.param_dtype : unit_.orig_dtype;
-  context_.launch(instruction, id, uses, [this, uses, dtype, numel = param(index).padded_numel] {
+  context_.launch(instruction, id, uses, [this, uses, cast, &p = param(index)] {
     at::NoGradGuard no_grad;
-    tensor(uses[0], 0, numel, unit_.param_dtype).copy_(tensor(uses[1], 0, numel, dtype));
+    const at::Tensor shard = tensor(uses[1], 0, p.padded_numel, cast ? p.whole : p.dtype);
+    tensor(uses[0], 0, p.padded_numel, p.whole).copy_(shard);
   });
 }
 
@@ -315,9 +340,9 @@ void ShardedUnit::copy_whole(const Instruction& instruction, InstructionId id, s
 void ShardedUnit::keep_shard(const Instruction& instruction, InstructionId id, std::int32_t index) {
   const std::array<Buffer, 2> uses = {slot(BufferWhat::PostForwardShard, index, kept_), slot(BufferWhat::Full, index)};
   const Numel begin = position_ % kept_group_ * instruction.numel;
-  context_.launch(instruction, id, uses, [this, uses, begin, numel = instruction.numel] {
-    at::NoGradGuard no_grad;
-    tensor(uses[0], 0, numel, unit_.param_dtype).copy_(tensor(uses[1], begin, numel, unit_.param_dtype));
+  const DType dtype = param(index).whole;
+  context_.launch(instruction, id, uses, [this, uses, begin, dtype, numel = instruction.numel] {
+    tensor(uses[0], 0, numel, dtype).copy_(tensor(uses[1], begin, numel, dtype));
   });
 }
 
@@ -335,6 +360,11 @@ void ShardedUnit::write_chunks(const Reduction& reduction, std::vector<Param>& p
   bool rows_only = true;
   for (const Reduced& one : reduction) {
     Param& p = params[static_cast<std::size_t>(one.index)];
+    if (one.laid_out.valid()) {
+      rows_only = false;
+      gradients.push_back(unit.tensor(one.laid_out, 0, {unit.ranks_, p.padded_numel}, one.dtype));
+      continue;
+    }
     gradients.push_back(one.made.valid() ? unit.tensor(one.made, 0, p.shape, one.dtype) : p.gradient);
     if (!gradients.back().defined()) {
       throw std::runtime_error(
@@ -350,6 +380,10 @@ void ShardedUnit::write_chunks(const Reduction& reduction, std::vector<Param>& p
   }
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const Param& p = params[static_cast<std::size_t>(reduction[i].index)];
+    if (reduction[i].laid_out.valid()) {
+      to.narrow(1, reduction[i].offset, p.padded_numel).copy_(gradients[i]);
+      continue;
+    }
     const auto rows = p.padded_shape[static_cast<std::size_t>(p.shard_dim)];
     for (std::int64_t r = 0; r < ranks; ++r) {
       const auto have = std::clamp<std::int64_t>(gradients[i].size(p.shard_dim) - r * rows, 0, rows);
@@ -360,12 +394,31 @@ void ShardedUnit::write_chunks(const Reduction& reduction, std::vector<Param>& p
   }
 }
 
+/// Sharded along another dimension than the first: torch.cat of the ranks' chunks, after which the gradient may go.
+void ShardedUnit::lay_out_by_ranks(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const Buffer placed = slot(BufferWhat::MeshGrad, index);
+  const std::array<Buffer, 2> uses = {slot(BufferWhat::ShardDimGrad, index),
+                                      placed.valid() ? placed : slot(BufferWhat::AccumulatedGrad, index)};
+  const std::size_t count = uses[1].valid() ? 2 : 1;
+  param(index).placed_dtype = instruction.dtype;
+  context_.launch(instruction, id, {uses.data(), count}, [this, uses, &p = param(index), dtype = instruction.dtype] {
+    at::NoGradGuard no_grad;
+    const at::Tensor whole = uses[1].valid() ? tensor(uses[1], 0, p.shape, dtype) : p.gradient;
+    const auto rows = p.padded_shape[static_cast<std::size_t>(p.shard_dim)];
+    const at::Tensor to = tensor(uses[0], 0, {ranks_, p.padded_numel}, dtype);
+    for (std::int64_t r = 0; r < ranks_; ++r)
+      to[r].view(p.padded_shape).copy_(whole.narrow(p.shard_dim, r * rows, rows));
+  });
+}
+
 void ShardedUnit::copy_in_gradients(const Instruction& instruction, InstructionId id) {
   auto reduction = std::make_shared<Reduction>();
   Numel offset = 0;
   for (const std::int32_t index : std::exchange(joining_, {})) {
-    const Buffer placed = slot(BufferWhat::MeshGrad, index);
-    if (placed.valid())
+    const Buffer placed = slot(BufferWhat::MeshGrad, index), laid_out = slot(BufferWhat::ShardDimGrad, index);
+    if (laid_out.valid())
+      reduction->push_back({index, offset, {}, param(index).placed_dtype, laid_out});
+    else if (placed.valid())
       reduction->push_back({index, offset, placed, param(index).placed_dtype});
     else
       reduction->push_back({index, offset, slot(BufferWhat::AccumulatedGrad, index), instruction.dtype});

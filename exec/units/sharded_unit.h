@@ -27,6 +27,7 @@ class ShardedUnit final : public UnitTensors {
   void freed_without_buffer(const Instruction& instruction, InstructionId id, std::int32_t index) override;
   void zero_gradients(const Instruction& instruction, InstructionId id, bool to_zero) override;
   BlockGradient gradient(std::size_t block) const override;
+  void gradient_taken(std::int32_t index) override { params_[static_cast<std::size_t>(index)].held = {}; }
   at::Tensor parameter(std::size_t index) override { return params_[index].full; }
   void take_gradient(std::size_t index, at::Tensor gradient) override;
 
@@ -43,6 +44,8 @@ class ShardedUnit final : public UnitTensors {
   };
   struct Param {
     ParamId id;
+    DType dtype = DType::Float32;  // as created, and of its shard
+    DType whole = DType::Float32;  // of the gathered one
     std::int32_t shard_dim = 0;
     Shape shape, padded_shape;  // whole; of every rank's chunk
     Numel padded_numel = 0;
@@ -53,7 +56,7 @@ class ShardedUnit final : public UnitTensors {
     at::Tensor shard, padded_shard;
     std::int32_t block = -1;
     // The issuer's.
-    DType placed_dtype = DType::Float32;  // of the gradient in MeshGrad
+    DType placed_dtype = DType::Float32;  // of the gradient in MeshGrad or ShardDimGrad
     Place held;                           // the sharded gradient
     bool held_on_host = false;
     // Work's, on the compute stream (staged: on the reduction's).
@@ -67,6 +70,7 @@ class ShardedUnit final : public UnitTensors {
     Numel offset = 0;  // in one rank's part
     Buffer made;       // not valid: autograd's gradient
     DType dtype = DType::Float32;
+    Buffer laid_out = {};  // valid: by ranks already
   };
   using Reduction = std::vector<Reduced>;
 
@@ -88,6 +92,7 @@ class ShardedUnit final : public UnitTensors {
   void to_device(const Instruction& instruction, InstructionId id, std::int32_t index);
   void to_host(const Instruction& instruction, InstructionId id, std::int32_t index);
   void copy_in(const Instruction& instruction, InstructionId id);
+  void lay_out_by_ranks(const Instruction& instruction, InstructionId id, std::int32_t index);
   void copy_in_gradients(const Instruction& instruction, InstructionId id);
   void all_gather(const Instruction& instruction, InstructionId id);
   void copy_out(const Instruction& instruction, InstructionId id);
@@ -106,6 +111,7 @@ class ShardedUnit final : public UnitTensors {
 
   const PlanUnit& unit_;
   bool offload_;
+  bool mixed_ = false;                     // parameters of several dtypes are gathered, as bytes
   std::int32_t position_ = 0, ranks_ = 1;  // in the shard group
   std::int32_t kept_group_ = 1;            // ranks of a partial reshard
   std::vector<Param> params_;

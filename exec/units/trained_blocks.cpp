@@ -7,17 +7,29 @@
 #include <limits>
 #include <utility>
 
+#include "core/plan/runtime/muon_params.h"
 #include "exec/host/counting_allocator.h"
+#include "exec/step/muon.h"
 
 namespace foreshard::exec {
 
-void TrainedBlocks::set_units(const std::vector<UnitTensors*>& units) {
+void TrainedBlocks::set_units(const std::vector<UnitTensors*>& units, const Model& model) {
   units_ = units;
   moments_.resize(units.size());
-  for (std::size_t u = 0; u < units.size(); ++u) moments_[u].resize(units[u]->blocks().size());
+  matrix_rows_.resize(units.size());
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    moments_[u].resize(units[u]->blocks().size());
+    matrix_rows_[u].resize(units[u]->blocks().size());
+    if (options_.name != OptimizerKind::Muon) continue;
+    for (const ParamView& view : units[u]->views()) {
+      if (view.block < 0 || !is_block_matrix(model, view.id)) continue;
+      matrix_rows_[u][static_cast<std::size_t>(view.block)] = model.params[view.id.index()].shape.front();
+    }
+  }
 }
 
 void TrainedBlocks::set_steps(std::int64_t steps) {
+  steps_ = steps;
   for (std::vector<OptimizerMoments>& unit : moments_) {
     for (OptimizerMoments& moments : unit) moments.steps = steps;
   }
@@ -29,8 +41,8 @@ TrainedBlocks::Targets TrainedBlocks::targets() {
   Targets targets;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     for (std::size_t b = 0; b < units_[u]->blocks().size(); ++b) {
-      Target target{units_[u], units_[u]->blocks()[b].shard, units_[u]->gradient(b), &moments_[u][b],
-                    units_[u]->blocks()[b].repeated};
+      Target target{units_[u],       units_[u]->blocks()[b].shard,    units_[u]->gradient(b),
+                    &moments_[u][b], units_[u]->blocks()[b].repeated, matrix_rows_[u][b]};
       if (target.gradient.there()) targets.push_back(std::move(target));
     }
   }
@@ -216,7 +228,10 @@ std::optional<bool> TrainedBlocks::take_skipped() {
   const at::Tensor found = std::exchange(found_, at::Tensor());
   if (!found.defined()) return std::nullopt;  // the script has updated nothing
   const bool skipped = found.item<float>() != 0;
-  if (skipped && fused_) Optimizer::untake(stepped);
+  if (skipped && fused_) {
+    Optimizer::untake(stepped);
+    --steps_;
+  }
   return skipped;
 }
 
@@ -224,17 +239,17 @@ std::optional<bool> TrainedBlocks::take_skipped() {
 
 void TrainedBlocks::make_moments(const Target& target, Stream pool, InstructionId id) {
   OptimizerMoments& moments = *target.moments;
-  const std::size_t count = optimizer_.slots().size();
-  if (!moments.tensors.empty() || count == 0) return;
-  moments.tensors.resize(count);
+  const std::vector<Shape> shapes = optimizer_.moment_shapes(target.shard.sizes(), target.matrix_rows > 0);
+  if (!moments.tensors.empty() || shapes.empty()) return;
+  moments.tensors.resize(shapes.size());
   const at::ScalarType type = target.shard.scalar_type();
-  const Bytes bytes = target.shard.numel() * static_cast<Bytes>(c10::elementSize(type));
-  for (std::size_t m = 0; m < count; ++m) {
+  for (std::size_t m = 0; m < shapes.size(); ++m) {
+    const Bytes bytes = numel_of(shapes[m]) * static_cast<Bytes>(c10::elementSize(type));
     const Buffer memory = context_.allocate(pool, id, bytes, MemoryCategory::OptimizerState);
     moment_memory_.push_back(memory);
-    context_.backend().launch(context_.on(pool, id, {&memory, 1}), [this, memory, pool, bytes, shard = target.shard,
+    context_.backend().launch(context_.on(pool, id, {&memory, 1}), [this, memory, pool, bytes, type, shape = shapes[m],
                                                                     &to = moments.tensors[m]] {
-      to = context_.tensor(memory, pool, 0, bytes, DType::Int8).view(shard.scalar_type()).view(shard.sizes()).zero_();
+      to = context_.tensor(memory, pool, 0, bytes, DType::Int8).view(type).view(shape).zero_();
     });
   }
   if (pool == Stream::Host) static_cast<void>(context_.wait_for(pool, id));  // work of other streams uses them too
@@ -245,8 +260,25 @@ void TrainedBlocks::optimize(const Instruction& instruction, InstructionId id, d
     static_cast<void>(context_.wait_for(instruction.stream, id));
     skip_ = scaler_.found_inf().defined() && scaler_.found_inf().item<float>() != 0;
   }
-  if (skip_) return;
-  Targets targets = this->targets();
+  const bool never = plan_.runtime == Runtime::Fsdp1 && options_.impl == OptimizerImpl::InBackward;  // trap 33
+  if (skip_ || never) return;
+  ++steps_;
+  optimize_matrices(instruction, id, lr);  // of a plan that says nothing of them: whole ones
+  Targets rest = targets();
+  std::erase_if(rest, [](const Target& target) { return target.matrix_rows > 0; });
+  step(instruction, id, std::move(rest), lr);
+}
+
+void TrainedBlocks::optimize_param(const Instruction& instruction, InstructionId id, double lr,
+                                   const ParamPlace& place) {
+  const auto unit = static_cast<std::size_t>(std::find(units_.begin(), units_.end(), place.unit) - units_.begin());
+  const auto block = static_cast<std::size_t>(place.unit->views()[static_cast<std::size_t>(place.index)].block);
+  Target target{place.unit, place.unit->blocks()[block].shard, place.unit->gradient(block), &moments_[unit][block]};
+  if (target.gradient.there()) step(instruction, id, {std::move(target)}, lr);
+  place.unit->gradient_taken(place.index);
+}
+
+void TrainedBlocks::step(const Instruction& instruction, InstructionId id, Targets targets, double lr) {
   const Stream pool = instruction.on_host ? Stream::Host : instruction.stream;
   for (const Target& target : targets) {
     make_moments(target, pool, id);
@@ -268,6 +300,44 @@ void TrainedBlocks::optimize(const Instruction& instruction, InstructionId id, d
   });
 }
 
+// ---------------------------------------------------------------- Muon
+
+CommunicatorId TrainedBlocks::shard_group() const {
+  const auto found = std::find_if(
+      plan_.communicators.begin(), plan_.communicators.end(),
+      [this](const PlanCommunicator& group) { return group.ranks == plan_.groups.shard && group.ranks.size() > 1; });
+  return found == plan_.communicators.end()
+             ? CommunicatorId()
+             : CommunicatorId(static_cast<std::size_t>(found - plan_.communicators.begin()));
+}
+
+void TrainedBlocks::optimize_matrices(const Instruction& instruction, InstructionId id, double lr) {
+  if (std::exchange(matrices_done_, true) || skip_) return;
+  Targets matrices = targets();
+  std::erase_if(matrices, [](const Target& target) { return target.matrix_rows == 0; });
+  for (const Target& target : matrices) make_moments(target, Stream::D, id);
+  for (const Target& target : matrices) step_matrix(instruction, id, target, lr);
+}
+
+void TrainedBlocks::step_matrix(const Instruction& instruction, InstructionId id, const Target& target, double lr) {
+  Instruction meeting = instruction;
+  meeting.stream = Stream::D;
+  meeting.communicator = target.unit->replicated() ? CommunicatorId() : shard_group();
+  const auto work = [this, target, lr](Communicator* group) {
+    const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
+    const at::Tensor gradient = tensor_of(target);
+    if (!gradient.defined()) return;
+    fsdp2::RankMesh mesh;
+    if (group != nullptr) mesh = {group->size(), group->rank(), group->size()};
+    mesh.per_host = std::max<std::int64_t>(ranks_per_node_, 1);
+    ++target.moments->steps;
+    Muon(options_, mesh, group).step(target.shard, gradient, target.moments->tensors.front(), target.matrix_rows, lr);
+  };
+  const std::vector<Buffer> uses = buffers_of({target});
+  context_.collective(
+      meeting, id, uses, [work](Communicator& group) { work(&group); }, [work] { work(nullptr); });
+}
+
 // ---------------------------------------------------------------- state
 
 Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const ParamPlace> places,
@@ -275,13 +345,15 @@ Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const Par
   const Stream pool = context_.has_host_stream() ? Stream::Host : Stream::D;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     for (std::size_t b = 0; b < moments_[u].size(); ++b) {
-      make_moments({units_[u], units_[u]->blocks()[b].shard, {}, &moments_[u][b]}, pool, {});
+      make_moments({units_[u], units_[u]->blocks()[b].shard, {}, &moments_[u][b], {}, matrix_rows_[u][b]}, pool, {});
     }
   }
   if (auto done = context_.backend().synchronize(); !done) return tl::unexpected<Failure>(done.error());
   TrainState state;
   if (scaler_.enabled()) state.scaler = scaler_.state();
-  const std::vector<std::string_view> slots = optimizer_.slots();
+  const bool trains =
+      std::any_of(units_.begin(), units_.end(), [](const auto* unit) { return !unit->blocks().empty(); });
+  if (!trains) state.optimizer_steps = steps_;  // its shards are frozen: the others' count
   for (std::size_t p = 0; p < places.size(); ++p) {
     const ParamInfo& info = model.params[p];
     if (info.shares.valid()) continue;
@@ -289,15 +361,19 @@ Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const Par
     const auto unit = static_cast<std::size_t>(std::find(units_.begin(), units_.end(), place.unit) - units_.begin());
     const ParamView& view = place.unit->views()[static_cast<std::size_t>(place.index)];
     const std::vector<StatePiece> pieces = pieces_of_whole(info, view.pieces);
+    const bool matrix = options_.name == OptimizerKind::Muon && is_block_matrix(model, view.id);
+    const std::vector<std::string_view> slots = optimizer_.slots(matrix);
     state.tensors.push_back({info.fqn, "param", whole_shape(info), view.local, pieces});
     for (std::size_t m = 0; m < slots.size() && trainable[p]; ++m) {
       StateTensor moment{info.fqn, std::string(slots[m]), whole_shape(info), view.local.new_empty({0}), {}};
       if (view.block >= 0) {
         const OptimizerMoments& moments = moments_[unit][static_cast<std::size_t>(view.block)];
+        state.optimizer_steps = std::max(state.optimizer_steps, moments.steps);
+        if (moments.tensors[m].numel() != units_[unit]->blocks()[static_cast<std::size_t>(view.block)].shard.numel())
+          continue;  // factored
         moment.local = moments.tensors[m].view({-1}).narrow(0, view.block_offset, view.local.numel());
         moment.local = moment.local.view(view.local.sizes());
         moment.pieces = pieces;
-        state.optimizer_steps = std::max(state.optimizer_steps, moments.steps);
       }
       state.tensors.push_back(std::move(moment));
     }

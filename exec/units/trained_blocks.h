@@ -36,12 +36,13 @@ class TrainedBlocks {
       : context_(context),
         plan_(plan),
         beside_(std::move(beside)),
+        options_(options),
         optimizer_(options),
         fused_(options.impl == OptimizerImpl::Fused),
         scaler_(scaler) {}
 
   /// Units after loading, when their blocks are there.
-  void set_units(const std::vector<UnitTensors*>& units);
+  void set_units(const std::vector<UnitTensors*>& units, const Model& model);
 
   void clip(const Instruction& instruction, const Instruction* next, InstructionId id);
   /// The ranks meet over what the last clip or unscale has made, along one dimension of the mesh after the other.
@@ -53,6 +54,13 @@ class TrainedBlocks {
   /// Work's, where backward begins.
   GradientScaler& scaler() { return scaler_; }
   void optimize(const Instruction& instruction, InstructionId id, double lr);
+  /// One parameter inside backward, as a hook behind its reduction does; then its gradient is gone.
+  void optimize_param(const Instruction& instruction, InstructionId id, double lr, const ParamPlace& place);
+  /// Muon's own kernels and collectives of the plan, all of them at the first: every matrix in turn.
+  void optimize_matrices(const Instruction& instruction, InstructionId id, double lr);
+  void begin_iteration() { matrices_done_ = false; }
+  /// By which Muon's products are laid over the ranks, as the plan's.
+  void set_ranks_per_node(std::int64_t ranks) { ranks_per_node_ = ranks; }
   /// The norm that the last clipping found; undefined if there was none. After a synchronize.
   at::Tensor take_norm();
 
@@ -76,6 +84,7 @@ class TrainedBlocks {
     BlockGradient gradient;
     OptimizerMoments* moments = nullptr;
     std::vector<ElementRange> repeated = {};
+    std::int64_t matrix_rows = 0;  // of all ranks, where Muon steps it; 0: it does not
   };
   using Targets = std::vector<Target>;
 
@@ -92,21 +101,29 @@ class TrainedBlocks {
   void meet(const Instruction& instruction, InstructionId id, std::function<at::Tensor()> over);
   void scale(const Instruction& instruction, InstructionId id);
   void make_moments(const Target& target, Stream pool, InstructionId id);
+  void step(const Instruction& instruction, InstructionId id, Targets targets, double lr);
+  void step_matrix(const Instruction& instruction, InstructionId id, const Target& target, double lr);
+  CommunicatorId shard_group() const;
   /// Work of the compute stream, or of the host, which waits for the device before and for it behind.
   void launch(const Instruction& instruction, InstructionId id, const std::vector<Buffer>& uses, Work work);
 
   const IssueContext& context_;
   const Plan& plan_;
   std::vector<CommunicatorId> beside_;
+  OptimizerOptions options_;
   Optimizer optimizer_;
   std::vector<UnitTensors*> units_;
   std::vector<std::vector<OptimizerMoments>> moments_;  // [units_][block]
+  std::vector<std::vector<std::int64_t>> matrix_rows_;  // [units_][block]: Target::matrix_rows
   std::vector<Buffer> moment_memory_;
   double max_norm_ = 0, power_ = 2;
   bool fused_;
   std::vector<CommunicatorId> met_;  // over the norm that is being made
   bool meets_over_found_ = false;    // the next all-reduce is the scaler's
   bool skip_ = false;
+  bool matrices_done_ = false;  // in this iteration
+  std::int64_t ranks_per_node_ = 8;
+  std::int64_t steps_ = 0;                  // taken, whether or not this rank holds anything that they change
   at::Tensor read_;                         // on the host: what read_found has brought
   std::vector<OptimizerMoments*> stepped_;  // by the last step
   // Work's.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/mesh_dimension.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -27,6 +29,7 @@ bool is_gradient(BufferWhat what) {
 
 bool repeated_on_mesh(const Model& model, const ParamInfo& param) {
   for (std::size_t d = 0; d < model.mesh.size(); ++d) {
+    if (!stands_beside_fsdp(model.mesh[d])) continue;
     const bool cut = param.part.dim >= 0 && param.part.dimension == static_cast<std::int32_t>(d);
     if (!cut && model.mesh[d].place != 0) return true;
   }

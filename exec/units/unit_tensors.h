@@ -79,6 +79,8 @@ class UnitTensors {
   /// zero_grad. `to_zero`: gradients stay and are filled with zeros, otherwise those that no buffer stands for go.
   virtual void zero_gradients(const Instruction& /*instruction*/, InstructionId /*id*/, bool /*to_zero*/) {}
   virtual BlockGradient gradient(std::size_t block) const = 0;
+  /// The optimizer has taken the parameter's gradient inside backward: what is reduced next is a new one.
+  virtual void gradient_taken(std::int32_t /*index*/) {}
 
   /// Of its name; `index` -1 for the unit as a whole.
   Buffer& slot(BufferWhat what, std::int32_t index = -1, std::int32_t instance = 0);

@@ -66,7 +66,7 @@ Result<OpenedInput> opened_recording(Result<OpenedTrace> trace, const std::strin
   if (trace->timeline.provenance.dropped_records > 0)
     opened.notes.push_back(fmt::format("{}: {} records found no room and are not there", name,
                                        trace->timeline.provenance.dropped_records));
-  opened.timeline = make_timeline_model(std::move(trace->timeline), name);
+  opened.timeline = make_timeline_model(std::move(trace->timeline), name, std::move(trace->arguments));
   return opened;
 }
 

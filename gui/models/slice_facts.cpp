@@ -8,9 +8,12 @@
 
 #include "core/plan.h"
 #include "gui/models/headline.h"
+#include "gui/models/slice_details.h"
 #include "gui/models/timeline/amounts.h"
 #include "gui/models/timeline/meaning.h"
 #include "traces/analysis/comparison.h"
+#include "traces/analysis/kernel_table.h"
+#include "traces/analysis/range_statistics.h"
 #include "traces/formats/chrome_trace.h"
 #include "traces/timeline/exposed_comm.h"
 
@@ -36,14 +39,17 @@ void add_wait(std::vector<Fact>& facts, const TimelineModel& model, std::uint32_
                                         gap > 0 ? ", " + words(gap) + " idle between" : ", without a gap")});
 }
 
-void add_flows(std::vector<Fact>& facts, const TimelineModel& model, std::uint32_t index) {
+void add_flows(std::vector<Fact>& facts, const TimelineModel& model, const SceneSlice& slice) {
+  const std::uint32_t index = slice.span;
   const Span& span = model.timeline.spans[index];
   for (const std::uint32_t partner : flow_partners(model, index)) {
     const Span& other = model.timeline.spans[partner];
     const bool issued = other.start <= span.start;
     const SimDuration lead = issued ? span.start - other.start : other.start - span.start;
-    facts.push_back({issued ? "issued by" : "issues", fmt::format("{} ({} {})", slice_label(model.timeline, other),
-                                                                  words(lead), issued ? "before" : "later")});
+    facts.push_back(
+        {issued ? "issued by" : "issues",
+         fmt::format("{} ({} {})", slice_label(model.timeline, other), words(lead), issued ? "before" : "later"),
+         SceneSlice{slice.side, partner}});
     if (facts.size() > 24) return;
   }
 }
@@ -72,8 +78,10 @@ std::vector<Fact> slice_facts(const Scene& scene, const SceneSlice& slice) {
   const Timeline& t = model.timeline;
   if (slice.span >= t.spans.size()) return {};
   const Span& span = t.spans[slice.span];
-  std::vector<Fact> facts{{"what", std::string(t.name_of(span.name))},
-                          {"kind", std::string(meaning_name(meaning_of(span)))}};
+  const std::string name(t.name_of(span.name));
+  const std::string folded = is_device_work(span.kind) ? folded_kernel_name(name) : name;
+  std::vector<Fact> facts{{"what", folded}, {"kind", std::string(meaning_name(meaning_of(span)))}};
+  if (folded != name) facts.push_back({"full name", name});
   const std::string unit = unit_label(t, span.unit);
   if (!unit.empty()) facts.push_back({"unit", unit});
   if (span.phase != 0) facts.push_back({"phase", std::string(phase_name(static_cast<Phase>(span.phase)))});
@@ -95,7 +103,9 @@ std::vector<Fact> slice_facts(const Scene& scene, const SceneSlice& slice) {
     }
   }
   add_wait(facts, model, slice.span);
-  add_flows(facts, model, slice.span);
+  add_flows(facts, model, slice);
+  add_origin(facts, model, slice);
+  add_arguments(facts, model, slice);
   add_partner(facts, scene, slice);
   return facts;
 }

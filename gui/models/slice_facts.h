@@ -2,6 +2,7 @@
 // report. Pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,12 @@ namespace foreshard::gui {
 
 struct Fact {
   std::string name, value;
+  std::optional<SceneSlice> slice = std::nullopt;  // the slice that the fact is about: one can go there
   bool operator==(const Fact&) const = default;
 };
 
-/// What it is, unit, phase, bytes and rate, when, what it waited for, whom it issued or was issued by, and its partner
-/// on the other side.
+/// What it is and where it comes from (operator, module, Python), what it launched, shapes and grids, unit, phase,
+/// bytes and rate, when, what it waited for, whom it issued or was issued by, and its partner on the other side.
 std::vector<Fact> slice_facts(const Scene& scene, const SceneSlice& slice);
 
 /// One row of the table of a range: a lane, busy time and share.

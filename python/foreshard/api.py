@@ -421,6 +421,7 @@ def fit(
     emit: Iterable[str] = (),
     out: str | os.PathLike[str] = "",
     threads: int = 0,
+    executor: Any = None,
 ) -> Fit:
     """The jobs that train a model fastest on some GPUs: `foreshard fit MODEL --gpus 8xh100-sxm-80`.
 
@@ -433,13 +434,24 @@ def fit(
         emit: programs whose files are written ("torchtitan", "accelerate", "transformers", "trl"); only jobs that all
             of them can be told are choices. Needs `out`, the folder for the files.
         threads: 0: one a core.
+        executor: as of `sweep`: a part each method, done again where its worker dies. It writes no files (`export` does).
     """
-    arguments = ["fit", *_job(model, job), "--gpus", gpus, "--method", ",".join(methods), "--threads", str(threads)]
+    methods = [methods] if isinstance(methods, str) else list(methods)
+    arguments = ["fit", *_job(model, job), "--gpus", gpus, "--threads", str(threads)]
     for flag, value in (("--context", context), ("--tokens-per-step", tokens_per_step or ""),
                         ("--emit", ",".join(emit)), ("--out", os.fspath(out))):  # fmt: skip
         if value != "":
             arguments += [flag, str(value)]
-    return Fit(arguments)
+    if executor is None:
+        return Fit([*arguments, "--method", ",".join(methods)])
+    if os.fspath(out):
+        raise Error({
+            "code": "contradiction", "message": "files of a fit are not written by an executor's workers", "place": "out",
+            "expected": "executor or out", "got": "both", "hint": "export the choice that you take: foreshard.export",
+        })  # fmt: skip
+    from ._parts import run_methods
+
+    return Fit(arguments, run_methods(arguments, model, executor, methods))
 
 
 def export(model: Model, job: Job = None, *, tools: Iterable[str], out: str | os.PathLike[str] = "") -> Export:

@@ -270,6 +270,32 @@ class Executors(unittest.TestCase):
         here = fs.sweep(LLAMA, JOB, self.OVER)
         self.assertEqual(json.dumps(without_seconds(spread)), json.dumps(without_seconds(here)))
 
+    def test_a_fit_is_that_of_one_machine(self):
+        import foreshard as fs
+
+        tiny = os.path.join(ROOT, "examples", "tiny-llama", "config.json")
+        how = {"methods": ("full", "lora"), "context": 128, "threads": 1}
+        alone = fs.fit(tiny, "8xh100-sxm-80", **how)
+        executor = _Lossy()
+        self.assertEqual(fs.fit(tiny, "8xh100-sxm-80", **how, executor=executor).document, alone.document)
+        self.assertGreater(executor.submitted, 2)
+        with self.assertRaises(fs.Error) as refused:
+            fs.fit(tiny, "8xh100-sxm-80", **how, executor=executor, emit=["trl"], out="/tmp/nowhere")
+        self.assertIn("foreshard.export", refused.exception.hint)
+
+    def test_a_fit_of_no_method_is_what_the_program_says(self):
+        import foreshard as fs
+
+        tiny = os.path.join(ROOT, "examples", "tiny-llama", "config.json")
+
+        def said(**how):
+            try:
+                return without_seconds(fs.fit(tiny, "8xh100-sxm-80", methods=[], context=128, threads=1, **how))
+            except fs.Error as error:
+                return str(error)
+
+        self.assertEqual(said(executor=_Lossy()), said())
+
     def test_an_executor_that_only_loses_is_an_error(self):
         import foreshard as fs
 

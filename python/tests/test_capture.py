@@ -94,6 +94,68 @@ class Programs(unittest.TestCase):
         self.assertEqual([o.get("call", 0) for o in ops(model, "addmm")], [0, 1])
         self.assertEqual([c["args"] for c in model.document["module_calls"] if c["module"] == "f"], [["x"], ["v1"]])
 
+    def test_what_has_no_derivative_is_not_detached(self):
+        class Summed(Two):
+            def forward(self, x, index):
+                h = super().forward(x)
+                total = torch.zeros_like(h).index_add_(0, index, h * 2)
+                return h[index] + total + F.one_hot(h.argmax(-1), 6)
+
+        model = capture(Summed(), torch.empty(3, 6), torch.zeros(3, dtype=torch.int64), loss=scalar)
+        self.assertEqual(ops(model, "detach"), [])
+        (added,) = ops(model, "index_add_")
+        self.assertEqual(added["args"][0], "%" + ops(model, "zeros_like")[0]["out"][0]["name"])
+        self.assertEqual(len(ops(model, "scatter_")), 1)  # one_hot, as CUDA makes it
+
+    def test_a_bias_is_added_in_place_where_the_input_is_not_contiguous(self):
+        class Turned(Two):
+            def forward(self, x):
+                return super().forward(x.transpose(0, 1))
+
+        d = capture(Turned(), torch.empty(3, 5, 6), loss=scalar)
+        self.assertEqual([o["op"] for o in ops(d, "add")][:1], ["aten.add_.Tensor"])
+        self.assertEqual(len(ops(d, "addmm")), 1)  # the second input is contiguous
+
+    def test_flex_attention_is_one_operator(self):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        class Flexible(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inp = nn.Linear(64, 192)
+
+            def forward(self, x):
+                q, k, v = self.inp(x).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+                return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + (i - j))
+
+        model = capture(Flexible(), torch.empty(2, 32, 64), loss=scalar)
+        (op,) = ops(model, "Flex")
+        self.assertEqual([out["shape"] for out in op["out"]], [[2, 4, 32, 16], [2, 4, 32]])
+        self.assertEqual([g["shape"] for g in op["opaque"]["backward"]], [[2, 4, 32, 16]] * 3)
+        self.assertIn(op["out"][0]["name"], op["opaque"]["saved"])
+        self.assertEqual(op["opaque"]["workspace_bytes"], 0)
+        self.assertTrue(any("flex_attention" in note for note in model.notes))
+
+    def test_what_a_module_keeps_from_step_to_step_is_told(self):
+        class Keeps(Two):
+            def forward(self, x):
+                self.seen = super().forward(x)
+                return self.seen
+
+        model = capture(Keeps(), torch.empty(4096, 6), loss=scalar)
+        self.assertTrue(any("keeps `seen` (0.1 MiB)" in note for note in model.notes), model.notes)
+
+    def test_a_mask_chooses_every_row_where_it_may_be_guessed(self):
+        class Picks(Two):
+            def forward(self, x):
+                y = super().forward(x)
+                return y[(x > 0).all(-1)]
+
+        with self.assertRaises(CaptureError):
+            capture(Picks(), torch.empty(2, 4, 6), loss=scalar)
+        model = capture(Picks(), torch.empty(2, 4, 6), loss=scalar, strict=False)
+        self.assertEqual(ops(model, "aten.index.Tensor")[0]["out"][0]["shape"], [8, 6])
+
     def test_inputs_of_one_storage_alias(self):
         class Pair(Two):
             def forward(self, x, y):
@@ -156,6 +218,20 @@ class Lifetimes(unittest.TestCase):
         self.assertEqual(made["held_until"], {"op": 5})  # the multiplication, after which forward returns
         self.assertNotIn("held_until", ops(capture(Two(), torch.empty(3, 6), loss=scalar), "addmm")[0]["out"][0])
 
+    def test_autocast_keeps_casts_of_parameters_until_it_exits(self):
+        def step(module, x):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                y = scalar(module(x))
+            y.backward()
+
+        model = capture_step(Two(), step, torch.empty(3, 6))
+        casts = [o for o in ops(model, "_to_copy") if str(o["args"][0]).startswith("@")]
+        self.assertEqual(len(casts), 4)  # two weights and two biases
+        last = {o["out"][0]["held_until"]["op"] for o in casts if o["args"][0].endswith(".bias")}  # that no product saves
+        self.assertEqual(len(last), 1, "both go when it exits")
+        self.assertGreater(last.pop(), [o["op"] for o in ops(model)].index("aten.addmm.default"))
+        self.assertTrue(all(o["out"][0]["dtype"] == "bfloat16" for o in ops(model, "addmm")))
+
     def test_what_the_script_keeps_lives_through_backward(self):
         def keeps(module, x):
             logits = module(x)
@@ -169,15 +245,29 @@ class Lifetimes(unittest.TestCase):
         self.assertEqual(ops(kept, "addmm")[1]["out"][0]["held_until"], "step")
         self.assertNotIn("held_until", ops(dropped, "addmm")[1]["out"][0])
 
-    def test_in_place_changes_its_argument(self):
+    def test_in_place_gives_its_argument_a_new_value(self):
         class InPlace(Two):
             def forward(self, x):
                 return self.b(F.relu(self.a(x), inplace=True))
 
         model = capture(InPlace(), torch.empty(3, 6), loss=scalar)
         relu = ops(model, "relu_")[0]
-        self.assertEqual("%" + relu["out"][0]["name"], relu["args"][0])
-        self.assertEqual(ops(model, "addmm")[1]["args"][1], relu["args"][0])
+        self.assertNotEqual("%" + relu["out"][0]["name"], relu["args"][0])
+        self.assertEqual(ops(model, "addmm")[1]["args"][1], "%" + relu["out"][0]["name"])
+
+    def test_no_grad_is_said_of_frozen_parameters_too(self):
+        """In a flat parameter that trains they would have gradients."""
+
+        class Frozen(Two):
+            def forward(self, x):
+                with torch.no_grad():
+                    x = F.linear(x, self.a.weight)
+                return self.b(x)
+
+        module = Frozen()
+        module.a.requires_grad_(False)
+        model = capture(module, torch.empty(3, 6), loss=scalar)
+        self.assertEqual([op["args"] for op in ops(model, "detach")], [["@a.weight"]])
 
     def test_no_grad_is_a_detach(self):
         class Teacher(Two):
@@ -247,6 +337,18 @@ class Square(torch.autograd.Function):
         return g.unsqueeze(-1) * y * ctx.factor, None
 
 
+class Carries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        whole = x.exp()
+        ctx.rows = [whole[:1]]  # a view keeps all of it
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.rows[0]
+
+
 class Opaque(unittest.TestCase):
     def test_autograd_function_is_one_operator(self):
         class Custom(nn.Module):
@@ -263,9 +365,20 @@ class Opaque(unittest.TestCase):
         self.assertEqual(op["args"], ["%v1"])
         self.assertEqual(op["out"][0]["shape"], [3])
         self.assertEqual(op["opaque"]["saved"], ["v1", {"shape": [3, 6], "dtype": "float32"}])
-        self.assertEqual(op["opaque"]["backward"], [{"shape": [3, 6], "dtype": "float32"}])
+        made, beside = op["opaque"]["backward"]
+        self.assertEqual(made, {"shape": [3, 6], "dtype": "float32"})
+        self.assertEqual(beside, {"shape": [3 * 6 * 4], "dtype": "uint8"})  # g * y
         self.assertEqual(op["opaque"]["workspace_bytes"], 3 * 6 * 4)  # y * y
         self.assertFalse(ops(model, "exp"))
+
+    def test_what_a_function_carries_beside_what_it_saves_lives_to_the_end(self):
+        class Custom(Two):
+            def forward(self, x):
+                return Carries.apply(super().forward(x))
+
+        (op,) = ops(capture(Custom(), torch.empty(3, 6), loss=scalar), "opaque.")
+        carried = {"shape": [3 * 6], "dtype": "float32", "held_until": "step"}
+        self.assertEqual([{k: v for k, v in o.items() if k != "name"} for o in op["out"][1:]], [carried])
 
     def test_custom_operator_is_one_operator(self):
         @torch.library.custom_op("foreshard_tests::gate", mutates_args=())

@@ -32,6 +32,10 @@ assert len(fs.sweep(model, job, {"cluster.world_size": [4, 8]}).points) == 2
 trace = p.save_timeline("t.json.gz")
 assert fs.compare(p, trace)["step_error"] == 0
 assert os.path.getsize(fs.view(p, "p.svg")) > 1000
+found = fs.fit(model, "2xh100-sxm-80", {"model.seq": 256}, tokens_per_step=2 * 256 * 4)
+assert found.fits and found.longest_context() > 256
+written = fs.export(model, job, tools=["accelerate"], out="exported")
+assert written.files and len(os.listdir("exported")) > 0
 try:
     fs.simulate(model, {"no.such": 1})
 except fs.Error as error:

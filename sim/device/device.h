@@ -9,7 +9,7 @@
 #include "core/job.h"
 #include "core/plan.h"
 #include "sim/device/activity.h"
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 #include "sim/device/device_clock.h"
 #include "sim/device/driver_memory.h"
 #include "sim/device/interference.h"

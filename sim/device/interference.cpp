@@ -9,7 +9,7 @@ namespace {
 constexpr double kLargestShare = 0.5;
 
 double share_of(const HardwareProfile& profile) {
-  if (profile.kind != "gpu" || profile.generation == "none" || profile.sm_count <= 0) return 0;
+  if (profile.kind != "gpu" || profile.architecture == CardArchitecture() || profile.sm_count <= 0) return 0;
   return std::min(kLargestShare, static_cast<double>(profile.channels) / profile.sm_count);
 }
 

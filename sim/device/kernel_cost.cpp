@@ -134,8 +134,8 @@ SimDuration KernelCost::threads(double count) const {
   return std::max(min_kernel_ns_, static_cast<SimDuration>(count * ns_per_thread_));
 }
 
-SimDuration KernelCost::on_virtual(const Kernel& kernel, std::string_view op, bool backward, bool heads, Numel rows,
-                                   Numel head_size) const {
+SimDuration KernelCost::by_launch(const Kernel& kernel, const Place& place) const {
+  const auto& [op, backward, heads, rows, head_size] = place;
   constexpr double kSoftmaxBlock = 1024, kSoftmaxBackwardBlock = 512, kLayerNormBlock = 128;
   constexpr double kCatThreads = 3 * 32 * 128;  // of three tensors, by multiprocessor
   constexpr SimDuration kMemset = 2000;
@@ -186,6 +186,21 @@ SimDuration KernelCost::copy(Bytes moved, DType dtype) const {
 }
 
 SimDuration KernelCost::fill(Bytes written) const { return memory_bound(written); }
+
+SimDuration KernelCost::list(Bytes moved, std::int64_t launches) const {
+  const SimDuration least = copy(0, DType::Float32) * launches;
+  return virtual_ ? least : std::max(least, copy(moved, DType::Float32));
+}
+
+SimDuration KernelCost::scaled(Bytes bytes, DType dtype) const {
+  constexpr Bytes kPasses = 2, kByElement = 8;  // the virtual device's launch has a thread for every element
+  return copy((virtual_ ? kByElement : kPasses) * bytes, dtype);
+}
+
+SimDuration KernelCost::host_pass(Bytes bytes) const {
+  constexpr double kHostBytesPerNs = 20;  // a foreach call on a server CPU is bound by its memory
+  return virtual_ ? 0 : static_cast<SimDuration>(static_cast<double>(bytes) / kHostBytesPerNs);
+}
 
 SimDuration KernelCost::transfer(Bytes bytes) const {
   return min_kernel_ns_ + static_cast<SimDuration>(static_cast<double>(bytes) / link_bytes_per_ns_);

@@ -1,5 +1,7 @@
 // How long one kernel takes on the device and one call on the host: a roofline from the hardware profile, or, for
-// profiles of kind "virtual", the virtual device's own clock. Pure functions of the profile; durations in nanoseconds.
+// profiles of kind "virtual", the virtual device's own clock: it goes by launch parameters, its kernels know no memory
+// and its collectives no contention. Which of the two it is, nobody but this class asks. Pure functions of the profile;
+// durations in nanoseconds.
 #pragma once
 
 #include <string_view>
@@ -22,10 +24,19 @@ class KernelCost {
 
   /// Device time of all launches of a lowered kernel.
   SimDuration device(const Kernel& kernel) const;
-  /// The same on the virtual device, which goes by PyTorch's launch parameters. `rows`: of the operator's result, all
-  /// dimensions but the last. `heads`: the result has heads of their own dimension, which lie transposed.
-  SimDuration on_virtual(const Kernel& kernel, std::string_view op, bool backward, bool heads, Numel rows,
-                         Numel head_size) const;
+  /// Where a kernel stands in its program: PyTorch's launch parameters follow from it.
+  struct Place {
+    std::string_view op;
+    bool backward = false;
+    bool heads = false;   // the result has heads of their own dimension, which lie transposed
+    Numel rows = 0;       // of the result, all dimensions but the last
+    Numel head_size = 0;  // of the model's attention
+  };
+  /// The same for a kernel of an operator; `place()` is asked where the device's clock goes by it.
+  template <class PlaceOf>
+  SimDuration device(const Kernel& kernel, const PlaceOf& place) const {
+    return virtual_ && kernel.op >= 0 ? by_launch(kernel, place()) : device(kernel);
+  }
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
     if (work_.measured()) return 0;
@@ -42,8 +53,26 @@ class KernelCost {
   /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
   SimDuration copy(Bytes moved, DType dtype) const;
   SimDuration fill(Bytes written) const;
-  /// A launch of so many threads, on the virtual device.
-  SimDuration threads(double count) const;
+  /// The same, where `threads()` says how many the launch has.
+  template <class ThreadsOf>
+  SimDuration copy(Bytes moved, DType dtype, const ThreadsOf& threads_of) const {
+    return virtual_ ? threads(threads_of()) : copy(moved, dtype);
+  }
+  template <class ThreadsOf>
+  SimDuration fill(Bytes written, const ThreadsOf& threads_of) const {
+    return virtual_ ? threads(threads_of()) : fill(written);
+  }
+  /// One call over a list of tensors (torch._foreach_*), in so many launches.
+  SimDuration list(Bytes moved, std::int64_t launches) const;
+  /// A tensor of so many bytes times one number that lies on the device.
+  SimDuration scaled(Bytes bytes, DType dtype) const;
+  /// The host itself goes over so many bytes.
+  SimDuration host_pass(Bytes bytes) const;
+  /// Host time of the sends and receives that a collective is made of, beside the first: one launch for all of them,
+  /// but on the virtual device.
+  SimDuration further_sends(std::int64_t count) const { return virtual_ ? count * launch_ns_ : 0; }
+  /// From when on a communicator, busy until `tail`, takes its next collective.
+  SimTime takes_from(SimTime tail) const { return virtual_ ? 0 : tail; }
   /// Over the host link.
   SimDuration transfer(Bytes bytes) const;
   /// Host time of staging a transfer from or to pageable memory.
@@ -58,9 +87,10 @@ class KernelCost {
   SimDuration launch_ns() const { return launch_ns_; }
   SimDuration op_ns() const { return op_ns_; }
   SimDuration call_ns() const { return call_ns_; }
-  bool is_virtual() const { return virtual_; }
 
  private:
+  SimDuration by_launch(const Kernel& kernel, const Place& place) const;
+  SimDuration threads(double count) const;
   SimDuration gemm(const Kernel& kernel) const;
   double gemm_rate(const Kernel& kernel) const;
   SimDuration memory_bound(Bytes bytes) const;

@@ -13,7 +13,7 @@
 #include "core/memory_log.h"
 #include "core/plan.h"
 #include "core/units.h"
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 
 namespace foreshard {
 
@@ -59,8 +59,8 @@ class MemoryBook {
     by_category_[static_cast<std::size_t>(category_[static_cast<std::size_t>(block)])] -= allocator_.block_bytes(block);
     allocator_.free(block);
   }
-  /// All that a recorded run did (sim/device/pool_tape.h) from this many allocated bytes on. REQUIRES no holders and no
-  /// log.
+  /// All that a recorded run did (sim/device/allocator/pool_tape.h) from this many allocated bytes on. REQUIRES no
+  /// holders and no log.
   void skip(const SegmentRun& run, Bytes allocated) {
     if (const Bytes highest = allocated + run.allocated.highest; highest > peak_) {
       note_peak();

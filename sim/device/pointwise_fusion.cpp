@@ -7,6 +7,7 @@ namespace foreshard {
 namespace {
 
 bool fuses(const Kernel& kernel) {
+  if (kernel.collective != KernelCollective::None) return false;
   return kernel.kind == KernelClass::Elementwise || kernel.kind == KernelClass::Reduction ||
          kernel.kind == KernelClass::Copy || kernel.launches == 0;
 }
@@ -167,17 +168,41 @@ void make_again(KernelList& made, KernelList& backward) {
   put_events(backward, back);
 }
 
+void fuse_segment(SegmentTemplate& segment) {
+  make_again(segment.recompute.kernels.empty() ? segment.forward : segment.recompute, segment.backward);
+  segment.forward = Fusion(segment.forward, segment.slots).run();
+  segment.recompute = Fusion(segment.recompute, segment.slots).run();
+  segment.backward = Fusion(segment.backward, segment.slots).run();
+}
+
+bool is_in_block(const Model& model, const SegmentRange& range) {
+  if (range.op_begin >= range.op_end) return false;
+  ModuleId at = model.ops[static_cast<std::size_t>(range.op_begin)].module;
+  for (; at.valid(); at = model.modules[at.index()].parent)
+    if (model.modules[at.index()].class_name == model.block_class) return true;
+  return false;
+}
+
 }  // namespace
 
 LoweredProgram fuse_pointwise(const LoweredProgram& program) {
   LoweredProgram fused = program;
-  for (SegmentTemplate& segment : fused.templates) {
-    make_again(segment.recompute.kernels.empty() ? segment.forward : segment.recompute, segment.backward);
-    segment.forward = Fusion(segment.forward, segment.slots).run();
-    segment.recompute = Fusion(segment.recompute, segment.slots).run();
-    segment.backward = Fusion(segment.backward, segment.slots).run();
-  }
+  for (SegmentTemplate& segment : fused.templates) fuse_segment(segment);
   return fused;
+}
+
+LoweredProgram compile_blocks(const LoweredProgram& program, const Model& model,
+                              const std::vector<SegmentRange>& segments) {
+  std::vector<bool> fuses(program.templates.size(), true), used(program.templates.size(), false);
+  for (std::size_t i = 0; i < program.instances.size() && i < segments.size(); ++i) {
+    const auto lowered = static_cast<std::size_t>(program.instances[i].lowered);
+    used[lowered] = true;
+    fuses[lowered] = fuses[lowered] && is_in_block(model, segments[i]);
+  }
+  LoweredProgram compiled = program;
+  for (std::size_t t = 0; t < fuses.size(); ++t)
+    if (used[t] && fuses[t]) fuse_segment(compiled.templates[t]);
+  return compiled;
 }
 
 }  // namespace foreshard

@@ -13,4 +13,9 @@ namespace foreshard {
 
 LoweredProgram fuse_pointwise(const LoweredProgram& program);
 
+/// The same of the repeated blocks alone: what torch.compile of each block makes of a program that was lowered from
+/// `segments`. A template that something else runs too stays as it is.
+LoweredProgram compile_blocks(const LoweredProgram& program, const Model& model,
+                              const std::vector<SegmentRange>& segments);
+
 }  // namespace foreshard

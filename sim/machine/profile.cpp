@@ -22,6 +22,8 @@ constexpr std::array<std::string_view, 4> kLevels{"datasheet", "published", "mic
 constexpr double kLargest = 1e15;  // no rate, bandwidth, time or size of a machine is beyond it
 constexpr std::array<std::string_view, kTensorWorks> kTensorWork{"copy", "fill", "add",   "scale",
                                                                  "join", "norm", "adamw", "sgd"};
+constexpr std::array<std::string_view, 5> kFabrics{"switch", "mesh", "cube-mesh", "pairs", "host"};
+constexpr double kMostCards = 1024;  // joined by one fabric
 constexpr std::uintmax_t kLargestFile = 1 << 20;
 
 struct NumberKey {
@@ -182,17 +184,92 @@ class Reader {
         if (k.integer != nullptr) profile_.*k.integer = static_cast<SimDuration>(value);
         if (k.small != nullptr) profile_.*k.small = static_cast<int>(value);
       }
+      if (std::string_view(name) == "device") {
+        known.push_back("architecture");
+        if (rows->contains("architecture")) architecture(*rows);
+      }
       if (std::string_view(name) == "host") {
         known.push_back("cpu");
         profile_.host_cpu = choice(*rows, name, "cpu", {"intel", "amd"});
         if (profile_.kind == "cpu") processor(*rows, known);
       }
       if (std::string_view(name) == "links") {
-        known.insert(known.end(), {"generation", "channels"});
-        profile_.generation = choice(*rows, name, "generation", {"volta", "ampere", "hopper", "blackwell", "none"});
         profile_.channels = static_cast<int>(number(*rows, name, "channels", 1, 64));
+        links(*rows, known);
       }
       check_keys(*rows, name, known);
+    }
+  }
+
+  void architecture(const toml::table& rows) {
+    const std::string said = text(rows, "device", "architecture");
+    const auto card = parse_architecture(said);
+    if (!card) return wrong(ErrorCode::OutOfRange, "device.architecture", "sm_90, gfx942, ..., or none", said, "");
+    profile_.architecture = *card;
+    architecture_said_ = true;
+  }
+
+  void links(const toml::table& rows, std::vector<std::string_view>& known) {
+    known.push_back("channels");
+    if (rows.contains("generation")) {
+      known.push_back("generation");
+      return generation(rows);
+    }
+    known.insert(known.end(), {"fabric", "cards", "rails", "ring_share", "switch_sum_share"});
+    if (profile_.kind == "gpu" && !architecture_said_) {
+      return wrong(ErrorCode::MissingKey, "device.architecture", "sm_90, gfx942, ...", "nothing", "");
+    }
+    if (profile_.kind == "gpu" || rows.contains("fabric")) {
+      const std::string fabric = choice(rows, "links", "fabric", {kFabrics.begin(), kFabrics.end()});
+      const auto at = std::find(kFabrics.begin(), kFabrics.end(), fabric) - kFabrics.begin();
+      if (!error_) profile_.fabric = static_cast<Fabric>(at);
+    }
+    const auto optional = [&](const char* key, double low, double high, double otherwise) {
+      return rows.contains(key) ? number(rows, "links", key, low, high) : otherwise;
+    };
+    profile_.cards = static_cast<int>(optional("cards", 1, kMostCards, profile_.cards));
+    profile_.rails = static_cast<int>(optional("rails", 1, kMostCards, profile_.cards));
+    profile_.ring_share = optional("ring_share", 1e-3, 2, profile_.ring_share);
+    profile_.switch_sum_share = optional("switch_sum_share", 0, 2, profile_.switch_sum_share);
+  }
+
+  /// Files from before a profile said what its cards and links are: what their generation stood for.
+  void generation(const toml::table& rows) {
+    struct Meaning {
+      std::string_view name;
+      CardArchitecture card;
+      double ring_share, switch_sum_share;
+    };
+    using enum CardArchitecture::Maker;
+    static constexpr std::array<Meaning, 5> kMeanings{{{"volta", {Nvidia, 70}, 1.12, 0},
+                                                       {"ampere", {Nvidia, 80}, 0.98, 0},
+                                                       {"hopper", {Nvidia, 90}, 1, 0.685},
+                                                       {"blackwell", {Nvidia, 100}, 0.955, 0.604},
+                                                       {"none", {}, 1, 0}}};
+    const std::string said = choice(rows, "links", "generation", {"volta", "ampere", "hopper", "blackwell", "none"});
+    for (const Meaning& one : kMeanings) {
+      if (one.name != said) continue;
+      if (!architecture_said_) profile_.architecture = one.card;
+      profile_.ring_share = one.ring_share;
+      profile_.switch_sum_share = one.switch_sum_share;
+    }
+    old_links_ = true;
+  }
+
+  /// With them their keys of [extra].
+  void extra_of_generation() {
+    const auto take = [&](const char* key, double otherwise) {
+      const auto found = profile_.extra.find(key);
+      if (found == profile_.extra.end()) return otherwise;
+      const double value = found->second;
+      profile_.extra.erase(found);
+      return value;
+    };
+    if (take("nvls", 1) == 0) profile_.switch_sum_share = 0;
+    if (take("cube_mesh", 0) > 0) profile_.fabric = Fabric::CubeMesh;
+    if (const double cards = take("mesh_cards", 0); cards > 1) {
+      profile_.fabric = Fabric::Mesh;
+      profile_.cards = profile_.rails = static_cast<int>(std::min(cards, kMostCards));
     }
   }
 
@@ -223,6 +300,12 @@ class Reader {
         const std::string word(key.str());
         profile_.extra[word] = number(*rows, "extra", word, 0, kLargest);
       }
+    }
+    if (old_links_) return extra_of_generation();
+    for (const auto& [key, now] : {std::pair("nvls", "links.switch_sum_share"), std::pair("mesh_cards", "links.fabric"),
+                                   std::pair("cube_mesh", "links.fabric")}) {
+      if (!profile_.extra.contains(key)) continue;
+      wrong(ErrorCode::UnknownKey, path("extra", key), now, key, "it went with links.generation");
     }
   }
 
@@ -315,6 +398,7 @@ class Reader {
   const toml::table& root_;
   std::string file_;
   HardwareProfile profile_;
+  bool architecture_said_ = false, old_links_ = false;
   std::optional<Error> error_;
 };
 
@@ -355,6 +439,7 @@ Result<std::string> read_file(const fs::path& file) {
 
 std::string_view tensor_work_name(TensorWork work) { return kTensorWork[static_cast<std::size_t>(work)]; }
 
+std::string_view fabric_name(Fabric fabric) { return kFabrics[static_cast<std::size_t>(fabric)]; }
 std::string_view calibration_level_name(CalibrationLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
 
 Result<HardwareProfile> parse_profile(const std::string& text, const std::string& file) {
@@ -427,14 +512,19 @@ std::string profile_text(const HardwareProfile& p) {
       if (k.integer != nullptr) rows.insert(k.key, static_cast<std::int64_t>(p.*k.integer));
       if (k.small != nullptr) rows.insert(k.key, p.*k.small);
     }
+    if (std::string_view(name) == "device") rows.insert("architecture", architecture_name(p.architecture));
     if (std::string_view(name) == "host") rows.insert("cpu", p.host_cpu);
     if (std::string_view(name) == "host" && p.kind == "cpu") {
       rows.insert("isa", cpu_isa_name(p.host_isa));
       rows.insert("l2_bytes", p.host_l2_bytes);
     }
     if (std::string_view(name) == "links") {
-      rows.insert("generation", p.generation);
       rows.insert("channels", p.channels);
+      rows.insert("fabric", fabric_name(p.fabric));
+      rows.insert("cards", p.cards);
+      rows.insert("rails", p.rails);
+      rows.insert("ring_share", p.ring_share);
+      rows.insert("switch_sum_share", p.switch_sum_share);
     }
     root.insert(name, std::move(rows));
   }

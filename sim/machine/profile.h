@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "core/result.h"
 #include "core/units.h"
+#include "sim/machine/card.h"
 
 namespace foreshard {
 
@@ -65,6 +66,16 @@ struct MeasuredWork {
 inline constexpr const char* kTf32Peak = "tf32_tflops";
 inline constexpr const char* kTf32Reached = "tf32_gemm_tflops";
 
+/// How the cards of a node reach each other.
+enum class Fabric : std::uint8_t {
+  Switch,    // each card has all of its links to every other one
+  Mesh,      // one link between any two cards (xGMI)
+  CubeMesh,  // DGX-1: six links a card, none to three of the others
+  Pairs,     // bridges join two cards, pairs meet over the host
+  Host,      // PCIe alone
+};
+std::string_view fabric_name(Fabric fabric);  // "switch", "mesh", "cube-mesh", "pairs", "host"
+
 struct HardwareProfile {
   std::string id;
   std::string kind = "gpu";  // gpu | cpu | virtual
@@ -81,6 +92,7 @@ struct HardwareProfile {
   double hbm_share = 0.7;  // reached by memory-bound kernels
   Bytes memory_bytes = 0;
   int sm_count = 0;
+  CardArchitecture architecture;
   SimDuration min_kernel_ns = 0;
 
   // Host.
@@ -96,12 +108,16 @@ struct HardwareProfile {
   Bytes host_l2_bytes = 2 * kMiB;  // second cache of a core
 
   // Links between ranks; see sim/network/collectives.h for the model.
-  std::string generation;           // volta | ampere | hopper | blackwell | none
+  Fabric fabric = Fabric::Switch;
+  int cards = 8;                    // of a node, joined by the fabric
+  int rails = 8;                    // network ports of a node; together scale_out_gb_per_s for each card
   double scale_up_gb_per_s = 0.0;   // per direction and GPU
   double scale_out_gb_per_s = 0.0;  // per GPU
   int channels = 0;
   double channel_gb_per_s = 0.0;
-  std::string host_cpu = "intel";              // intel | amd: NCCL's LL cap and post overhead
+  double ring_share = 1.0;         // of channels x channel_gb_per_s, what the rings of a whole node reach
+  double switch_sum_share = 0.0;   // of scale_up_gb_per_s, what sums in the switch reach (NVLS); 0: it adds nothing
+  std::string host_cpu = "intel";  // intel | amd: NCCL's LL cap and post overhead
   std::map<std::string, std::string> sources;  // key -> where the number was read
   // What `foreshard calibrate` measured here: trusted before the rates above.
   std::vector<MeasuredOperator> operators;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -11,8 +12,6 @@
 
 namespace foreshard {
 namespace {
-
-constexpr const char* kNvls = "nvls";  // key of HardwareProfile::extra
 
 using PerProtocol = std::array<double, 3>;  // LL, LL128, Simple
 using PerNodes = std::array<double, 3>;     // 1, 2, 3 or more nodes
@@ -35,10 +34,14 @@ constexpr Caps kAmpere{{87.7, 22.5, 19}, {20, 20, 20}, {20, 20, 20}, {24, 23.6, 
 constexpr Caps kHopper{{141, 45, 35}, {36.7, 36.7, 36.7}, {36.7, 36.7, 29}, {38.7, 41.4, 36}, {0, 57.7, 45.5}, 0.85};
 constexpr Caps kBlackwell{{282, 90, 70}, {40, 40, 40}, {55.6, 31.67, 20}, {70, 42.8, 24}, {0, 96, 80}, 0.74};
 
-const Caps& caps_of(const std::string& generation) {
-  if (generation == "volta") return kVolta;
-  if (generation == "ampere") return kAmpere;
-  return generation == "blackwell" ? kBlackwell : kHopper;
+const Caps& caps_of(NcclRow row) {
+  switch (row) {
+    case NcclRow::Volta: return kVolta;
+    case NcclRow::Ampere: return kAmpere;
+    case NcclRow::Hopper: return kHopper;
+    case NcclRow::Blackwell: return kBlackwell;
+  }
+  return kHopper;
 }
 
 // Section 5.4: tree all-reduce, by floor(log2(bytes / 64)).
@@ -86,33 +89,22 @@ double by_ranks(int ranks, const std::array<double, 3>& values) {
 
 /// What the rings of a machine carry together (section 6, measured against the link total in whole channels).
 double ring_bus_gb_per_s(const HardwareProfile& profile, CollectiveKind kind, int ranks) {
-  const double total = profile.channels * profile.channel_gb_per_s;
-  const double reached = profile.generation == "volta"       ? 1.12
-                         : profile.generation == "ampere"    ? 0.98
-                         : profile.generation == "blackwell" ? 0.955
-                                                             : 1.0;
+  const double total = profile.channels * profile.channel_gb_per_s, reached = total * profile.ring_share;
   if (const auto links = share_of_rings(profile, ranks)) {
-    return *links > 0 ? total * reached * *links : std::min(total, profile.host_link_gb_per_s);
+    return *links > 0 ? reached * *links : std::min(total, profile.host_link_gb_per_s);
   }
+  if (profile.fabric == Fabric::Host) return reached;
   // Behind a switch, too, two or four of eight GPUs find fewer rings (published fits on H100: gathers 268, 325, 345;
   // all-reduce of two 324).
   const std::array<double, 3> found = kind == CollectiveKind::AllReduce ? std::array<double, 3>{0.90, 0.96, 1.0}
                                                                         : std::array<double, 3>{0.78, 0.94, 1.0};
-  return total * reached * by_ranks(ranks, found);
-}
-
-/// Cards on bridges, on PCIe or in a mesh without a switch say so in their profile.
-bool has_adding_switch(const HardwareProfile& profile) {
-  const auto said = profile.extra.find(kNvls);
-  return said == profile.extra.end() || said->second > 0;
+  return reached * by_ranks(ranks, found);
 }
 
 /// All-reduce in the switch: a GPU sends its whole buffer and takes 1/n of it back per step; 0 where there is no NVLS.
 double nvls_bus_gb_per_s(const HardwareProfile& profile, int ranks) {
-  if (!has_adding_switch(profile)) return 0;
-  const double reached = profile.generation == "hopper" ? 0.685 : profile.generation == "blackwell" ? 0.604 : 0.0;
   const double n = ranks;
-  return 2 * (n - 1) / n * profile.scale_up_gb_per_s * reached / (1 + 1 / n);
+  return 2 * (n - 1) / n * profile.scale_up_gb_per_s * profile.switch_sum_share / (1 + 1 / n);
 }
 
 // The clock that NCCL's model is not: a floor, the wire, and a ramp that is paid in full only by large messages,
@@ -157,8 +149,9 @@ double all_reduce_over_nodes_us(const HardwareProfile& profile, const NcclTopolo
                                 const GroupPlacement& group, Bytes bytes) {
   const double doublings = std::log2(group.nodes);
   const double rails = topology.channels * topology.inter_gb_per_s;
-  const double bus =
-      std::min(rails, group.ranks_per_node() > 1 ? ring_bus_gb_per_s(profile, CollectiveKind::AllReduce, 8) : rails);
+  const double bus = std::min(rails, group.ranks_per_node() > 1
+                                         ? ring_bus_gb_per_s(profile, CollectiveKind::AllReduce, group.ranks_per_node())
+                                         : rails);
   return law_us(kFloorUs * (1 + kFloorPerDoubling * doublings), kRampUs * (1 + kRampPerDoubling * doublings),
                 kKneeBytes * (1 + doublings), traffic_of(CollectiveKind::AllReduce, group, bytes), bus,
                 static_cast<double>(bytes));
@@ -184,7 +177,12 @@ double virtual_us(const HardwareProfile& profile, CollectiveKind kind, const Gro
   const auto latency = profile.extra.find("nccl_latency_ns");
   double us = latency == profile.extra.end() ? 20.0 : latency->second / 1e3;
   if (group.ranks < 2) return us;
-  const double bandwidth = group.nodes > 1 ? profile.scale_out_gb_per_s : profile.scale_up_gb_per_s;
+  bool across = group.nodes > 1;
+  if (profile.kind == "virtual") {  // the device counts ranks and does not look where they are
+    const auto cards = profile.extra.find("cards_per_node");
+    across = group.ranks > (cards == profile.extra.end() ? 8.0 : cards->second);
+  }
+  const double bandwidth = across ? profile.scale_out_gb_per_s : profile.scale_up_gb_per_s;
   const double traffic = kind == CollectiveKind::AllReduce ? 2.0 : 1.0;
   return us + traffic * static_cast<double>(bytes) * (group.ranks - 1) / group.ranks / (bandwidth * 1e3);
 }
@@ -215,18 +213,23 @@ GroupPlacement place_group(const std::vector<std::int32_t>& ranks, std::int64_t 
     for (const std::int32_t rank : ranks) nodes.insert(rank / per_node);
     count = nodes.size();
   }
-  return {static_cast<int>(std::max<std::size_t>(ranks.size(), 1)), static_cast<int>(std::max<std::size_t>(count, 1))};
+  return {static_cast<int>(std::max<std::size_t>(ranks.size(), 1)), static_cast<int>(std::max<std::size_t>(count, 1)),
+          static_cast<int>(std::min<std::int64_t>(per_node, std::numeric_limits<int>::max()))};
 }
 
 NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& group) {
   constexpr double kUsableNetwork = 0.96;  // 48 of 50 GB/s a NDR port; the bus that reproduces 5.6
   NcclTopology topology;
-  topology.generation = profile.generation;
+  topology.row = nccl_row(profile.architecture);
   topology.amd_host = profile.host_cpu == "amd";
-  topology.nvls = has_adding_switch(profile);
+  topology.nvls = profile.switch_sum_share > 0;
   topology.channels = std::max(profile.channels, 1);
-  topology.intra_gb_per_s = profile.channel_gb_per_s;
-  const double network = kUsableNetwork * profile.scale_out_gb_per_s * group.ranks_per_node();
+  const auto links = share_of_rings(profile, group.ranks_per_node());
+  topology.intra_gb_per_s = links && *links == 0
+                                ? std::min(profile.channel_gb_per_s, profile.host_link_gb_per_s / topology.channels)
+                                : profile.channel_gb_per_s * links.value_or(1);
+  const double network = kUsableNetwork * network_gb_per_s(profile, group.ranks_per_node(),
+                                                           std::max(group.job_ranks, group.ranks_per_node()));
   topology.inter_gb_per_s = network / topology.channels;
   if (group.nodes > 1) topology.intra_gb_per_s = std::min(topology.intra_gb_per_s, topology.inter_gb_per_s);
   topology.inter_gb_per_s = std::min(topology.inter_gb_per_s, profile.channel_gb_per_s);
@@ -239,7 +242,7 @@ CollectiveChoice nccl_candidate(const NcclTopology& topology, CollectiveKind kin
   if (group.ranks < 2) return choice;
   const bool reduce = kind == CollectiveKind::AllReduce;
   const auto at = static_cast<std::size_t>(std::min(group.nodes, 3) - 1);
-  const Caps& caps = caps_of(topology.generation);
+  const Caps& caps = caps_of(topology.row);
   const double steps = ring_steps(kind, group.ranks);
   const double bus = topology.channels * (group.nodes <= 2 ? topology.intra_gb_per_s : topology.inter_gb_per_s);
   // Trap of 5.1: over several nodes the LL cap is that of the host, not of the GPU.
@@ -290,7 +293,7 @@ CollectiveChoice nccl_choice(const NcclTopology& topology, CollectiveKind kind, 
       CollectiveChoice choice = nccl_candidate(topology, kind, group, algorithm, protocol);
       if (choice.gb_per_s <= 0) continue;
       // 5.5: over proxied NICs LL128 is on from Hopper on.
-      const bool early = topology.generation == "volta" || topology.generation == "ampere";
+      const bool early = topology.row == NcclRow::Volta || topology.row == NcclRow::Ampere;
       if (protocol == CollectiveProtocol::LL128 && group.nodes > 1 && early) continue;
       double bandwidth = choice.gb_per_s, latency = choice.latency_us;
       if (algorithm == CollectiveAlgorithm::Tree) {  // 5.4
@@ -300,7 +303,7 @@ CollectiveChoice nccl_choice(const NcclTopology& topology, CollectiveKind kind, 
       const bool ring_simple = algorithm == CollectiveAlgorithm::Ring && protocol == CollectiveProtocol::Simple;
       if (ring_simple && kind == CollectiveKind::AllReduce && group.nodes > 1 &&
           bytes >= 64LL * topology.channels * group.ranks) {
-        latency *= topology.generation == "volta" ? 1.9 : 1.4;
+        latency *= topology.row == NcclRow::Volta ? 1.9 : 1.4;
       }
       choice.time_us = latency + static_cast<double>(bytes) / (bandwidth * 1e3);
       if (best.gb_per_s <= 0 || choice.time_us < best.time_us) best = choice;
@@ -325,7 +328,8 @@ bool runs_nvls(const HardwareProfile& profile, CollectiveKind kind, const GroupP
 
 double choice_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes,
                  bool nvls) {
-  if (profile.kind == "virtual" || profile.generation == "none") return virtual_us(profile, kind, group, bytes);
+  if (profile.kind == "virtual" || profile.architecture.maker == CardArchitecture::Maker::None)
+    return virtual_us(profile, kind, group, bytes);
   if (group.ranks < 2)
     return 8.4 + static_cast<double>(bytes) / (profile.hbm_gb_per_s * profile.hbm_share * 1e3);  // NCCL copies
   if (group.nodes == 1) return one_node_us(profile, kind, group, bytes, nvls);

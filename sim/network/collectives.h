@@ -26,6 +26,7 @@ std::string_view protocol_name(CollectiveProtocol protocol);
 struct GroupPlacement {
   int ranks = 1;
   int nodes = 1;
+  int job_ranks = 0;  // of the whole job on each of the nodes; 0: those of the group
   int ranks_per_node() const { return nodes > 0 ? ranks / nodes : ranks; }
   bool operator==(const GroupPlacement&) const = default;
 };
@@ -33,13 +34,13 @@ GroupPlacement place_group(const std::vector<std::int32_t>& ranks, std::int64_t 
 
 /// What NCCL's topology search hands to its model.
 struct NcclTopology {
-  std::string generation = "hopper";
+  NcclRow row = NcclRow::Hopper;
   bool amd_host = false;
   int channels = 8;
   double intra_gb_per_s = 48;  // one channel, inside a node
   double inter_gb_per_s = 48;  // one channel, between nodes
   double nic_latency_us = 0;
-  bool nvls = true;  // a switch between the cards that adds, where the generation has one
+  bool nvls = true;  // a switch between the cards that adds, where the row has one
 };
 NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& group);
 

@@ -90,19 +90,27 @@ int rings_of_full_mesh(int ranks) {
 }
 
 std::optional<double> share_of_rings(const HardwareProfile& profile, int ranks) {
-  const auto number = [&](const char* key) {
-    const auto said = profile.extra.find(key);
-    return said == profile.extra.end() ? 0 : static_cast<int>(said->second);
-  };
-  if (number("cube_mesh") > 0) {
-    const LinkGraph links = cube_mesh();
-    const int cards = static_cast<int>(links.size());
-    return static_cast<double>(rings_through(links, std::min(ranks, cards))) / rings_through(links, cards);
-  }
-  if (const int cards = number("mesh_cards"); cards > 1) {
-    return static_cast<double>(rings_of_full_mesh(std::min(ranks, cards))) / rings_of_full_mesh(cards);
+  const auto share = [](int rings, int of_all) { return static_cast<double>(rings) / of_all; };
+  switch (profile.fabric) {
+    case Fabric::Switch:
+    case Fabric::Host: return std::nullopt;
+    case Fabric::Pairs: return ranks <= 2 ? 1.0 : 0.0;
+    case Fabric::Mesh:
+      return share(rings_of_full_mesh(std::min(ranks, profile.cards)), std::max(rings_of_full_mesh(profile.cards), 1));
+    case Fabric::CubeMesh: {
+      const LinkGraph links = cube_mesh();
+      const int cards = static_cast<int>(links.size());
+      return share(rings_through(links, std::min(ranks, cards)), rings_through(links, cards));
+    }
   }
   return std::nullopt;
+}
+
+double network_gb_per_s(const HardwareProfile& profile, int group_ranks, int job_ranks) {
+  const double of_card = profile.scale_out_gb_per_s;
+  if (job_ranks >= profile.cards) return of_card * group_ranks;
+  const double ports = std::min(profile.rails, job_ranks) * of_card * profile.cards / profile.rails;
+  return std::min(ports * group_ranks / job_ranks, std::max(profile.host_link_gb_per_s, of_card) * group_ranks);
 }
 
 }  // namespace foreshard

@@ -1,4 +1,5 @@
-// The links between the cards of a node where there is no switch, and the rings that a group finds on them.
+// The links between the cards of a node where there is no switch, the rings that a group finds on them, and the ports
+// of a node to the network.
 //
 // Behind a switch a group of any size has the links of its cards whole. Without one a part of the cards has only the
 // links between themselves: two cards of a full mesh of eight have one of their seven.
@@ -23,9 +24,14 @@ int rings_through(const LinkGraph& links, int ranks);
 /// and of six cards into one less (Tillson 1980).
 int rings_of_full_mesh(int ranks);
 
-/// Of what the rings of a whole node carry, the share of a group of `ranks` of its cards, the first ones, as the
-/// profile's [extra] tells: `cube_mesh = 1`, or `mesh_cards`. 0: they reach each other over the host alone. nullopt:
-/// the cards are behind a switch.
+/// Of what the rings of a whole node carry, the share of a group of `ranks` of its cards, the first ones. 0: they reach
+/// each other over the host alone. nullopt: the cards are behind a switch or on the host's links, and each has its own
+/// whole.
 std::optional<double> share_of_rings(const HardwareProfile& profile, int ranks);
+
+/// What the network gives a group with `group_ranks` ranks on each node, in 10^9 bytes per second and direction, while
+/// the other groups of the job's `job_ranks` ranks of that node are busy too: every rank its own port, or its part of
+/// the ports, or, where there are fewer ranks than cards, no more than its link to the host.
+double network_gb_per_s(const HardwareProfile& profile, int group_ranks, int job_ranks);
 
 }  // namespace foreshard

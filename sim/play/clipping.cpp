@@ -28,8 +28,8 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& 
   }
   scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
   for (const LocalParam& param : params_) {
-    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
-                  device.cost.copy((device.cost.is_virtual() ? 8 : 2) * param.bytes, param.dtype), what);
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.scaled(param.bytes, param.dtype),
+                  what);
   }
   for (const BlockHandle block : norms) device.book.free(block);
   return true;
@@ -93,7 +93,8 @@ bool OptimizerState::list_norm(Device& device, const Plan& plan, const std::vect
   const BlockHandle stacked = block_of(params.size());
   let_go(shares);
   BlockHandle whole = kNoBlock;
-  const int dimensions = (plan.groups.shard.size() > 1 && plan.runtime != Runtime::None ? 1 : 0) + (cut ? 1 : 0);
+  const int dimensions =
+      cut && flattened_ ? 1 : (plan.groups.shard.size() > 1 && plan.runtime != Runtime::None ? 1 : 0) + (cut ? 1 : 0);
   for (int d = 0; d < dimensions && room; ++d) {  // powers, a copy that is reduced in place, the root
     std::vector<BlockHandle> sent{block_of(params.size()), block_of(params.size())};
     const BlockHandle root = block_of(params.size());

@@ -12,8 +12,8 @@
 #include "core/plan.h"
 #include "core/timeline.h"
 #include "core/units.h"
-#include "sim/device/allocator_stats.h"
-#include "sim/device/pool_tape.h"
+#include "sim/device/allocator/allocator_stats.h"
+#include "sim/device/allocator/pool_tape.h"
 #include "sim/device/retime.h"
 #include "sim/machine/profile.h"
 #include "sim/play/work_count.h"
@@ -30,8 +30,8 @@ struct SimulateOptions {
   MemoryLog* memory_log = nullptr;      // takes down what the allocator did, from wrapping on; outlives the call
   IssueTape* tape = nullptr;            // takes down what is issued from the first iteration on: sim/device/retime.h
   bool empty_cache_after_init = false;  // torch.cuda.empty_cache() once, before the first iteration
-  // What the allocator does on the compute stream: written down, or answered as it was (sim/device/pool_tape.h).
-  // Answers do not change; the tapes outlive the call.
+  // What the allocator does on the compute stream: written down, or answered as it was
+  // (sim/device/allocator/pool_tape.h). Answers do not change; the tapes outlive the call.
   PoolTape* record_pools = nullptr;
   const PoolTape* follow_pools = nullptr;
 };

@@ -69,10 +69,8 @@ void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int 
     bytes += param.bytes;
   }
   const std::int64_t launches = std::max<std::int64_t>(1, ceil_div(blocks, kMaxBlocks));
-  const SimDuration least = device.cost.copy(0, DType::Float32) * launches;
-  const SimDuration time =
-      device.cost.is_virtual() ? least : std::max(least, device.cost.copy(bytes * passes, DType::Float32));
-  device.launch(stream_, device.cost.op_ns() + launches * device.cost.launch_ns(), time, what);
+  device.launch(stream_, device.cost.op_ns() + launches * device.cost.launch_ns(),
+                device.cost.list(bytes * passes, launches), what);
 }
 
 bool OptimizerState::temporaries(Device& device, std::vector<BlockHandle>& blocks) {
@@ -119,11 +117,9 @@ bool OptimizerState::unscale(Device& device, const ActivitySpan& what, bool on_h
 }
 
 void OptimizerState::host_pass(Device& device, int passes) {
-  if (device.cost.is_virtual()) return;
-  constexpr double kHostBytesPerNs = 20;  // a foreach call on a server CPU is bound by its memory
   Bytes bytes = 0;
   for (const LocalParam& param : params_) bytes += param.bytes;
-  device.clock.host_cost(static_cast<SimDuration>(passes * static_cast<double>(bytes) / kHostBytesPerNs));
+  device.clock.host_cost(device.cost.host_pass(passes * bytes));
 }
 
 void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
@@ -338,7 +334,8 @@ bool OptimizerState::measured_clip(Device& device, const ActivitySpan& what) {
 
 bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host) {
   if (params_.empty()) return true;
-  if (device.cost.work().measured()) return measured_step(device, what, on_host);
+  const bool measured = device.cost.work().measured() && options_.name != OptimizerKind::Adafactor;
+  if (measured) return measured_step(device, what, on_host);
   if (on_host) {  // C6: the parameters live on the host, and so does the step
     host_pass(device, 7);
     return true;

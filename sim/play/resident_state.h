@@ -35,6 +35,7 @@ class OptimizerState {
   OptimizerState(const Job& job, std::vector<LocalParam> params, Stream stream = Stream::D)
       : options_(job.train.optimizer),
         flat_(job.fsdp.runtime == Runtime::Fsdp1),
+        flattened_(job.mesh.flattened || job.mesh.expert > 1),
         params_(std::move(params)),
         stream_(stream) {}
 
@@ -64,6 +65,7 @@ class OptimizerState {
   bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
   bool listed_adafactor(Device& device, const ActivitySpan& what);
   bool looped_adafactor(Device& device, const ActivitySpan& what);
+  bool adafactor_by_params(Device& device, const ActivitySpan& what);
   bool keep_root_mean_square(Device& device, std::size_t k);
   /// The same on a host whose work was measured: what the executor takes at once, one after the other.
   bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
@@ -82,7 +84,8 @@ class OptimizerState {
   int pool() const { return static_cast<int>(stream_); }
 
   OptimizerOptions options_;
-  bool flat_ = false;  // FSDP1: parameters of a unit lie side by side
+  bool flat_ = false;       // FSDP1: parameters of a unit lie side by side
+  bool flattened_ = false;  // two dimensions of a mesh complete norms at once
   std::vector<LocalParam> params_;
   Stream stream_ = Stream::D;
   bool has_state_ = false;

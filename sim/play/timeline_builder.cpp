@@ -42,7 +42,7 @@ std::vector<Lane> make_lanes(const Plan& plan, const Device& device, std::array<
   return lanes;
 }
 
-using LedgerSamples = std::vector<PlanPlayer::LedgerSample>;
+using LedgerSamples = std::vector<LedgerSample>;
 
 /// Where the host issues for nothing, much happens at one time: what was highest then and what is left after it tell
 /// enough, in the order in which they were.
@@ -66,7 +66,7 @@ LedgerSamples told_samples(const LedgerSamples& all) {
 /// A counter that changes at a time tells all samples of it, equal ones too: then those of one time belong together
 /// across counters, the last with the last.
 void add_counter(Timeline& timeline, const Plan& plan, const LedgerSamples& samples, const std::string& name,
-                 const std::function<Bytes(const PlanPlayer::LedgerSample&)>& value) {
+                 const std::function<Bytes(const LedgerSample&)>& value) {
   const CounterId id(timeline.counters.size());
   Bytes last = -1;
   for (std::size_t begin = 0, end = 0; begin < samples.size(); begin = end) {
@@ -80,17 +80,9 @@ void add_counter(Timeline& timeline, const Plan& plan, const LedgerSamples& samp
   timeline.counters.push_back({plan.rank, name, "bytes"});
 }
 
-}  // namespace
-
-Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const Device& device, const PlanPlayer& player,
-                        const std::vector<const Instruction*>& instructions,
-                        const std::vector<PlayedIteration>& iterations) {
-  Timeline timeline;
-  Names name(timeline.names);
-  std::array<LaneId, kStreamCount> lane_of{};
-  timeline.lanes = make_lanes(plan, device, lane_of);
-  for (const PlanUnit& unit : plan.units) timeline.units.push_back(unit.name);
-
+/// What the host issued and waited for, span by span; by instruction, which span is its.
+std::vector<SpanId> add_host_spans(Timeline& timeline, Names& name, const Plan& plan, const PlanPlayer& player,
+                                   const std::vector<const Instruction*>& instructions) {
   std::vector<SpanId> host_span_of(instructions.size());
   for (const PlanPlayer::HostSpan& span : player.host_spans()) {
     const Instruction& i = *instructions[static_cast<std::size_t>(span.instruction)];
@@ -105,6 +97,13 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
     kept.phase = static_cast<std::int32_t>(i.phase);
     host_span_of[static_cast<std::size_t>(span.instruction)] = SpanId(timeline.spans.size() - 1);
   }
+  return host_span_of;
+}
+
+/// What ran on the streams, by stream, with a flow from the host's span to the first of an instruction.
+void add_stream_spans(Timeline& timeline, Names& name, const Plan& plan, const LoweredProgram& lowered,
+                      const Device& device, const std::vector<const Instruction*>& instructions,
+                      const std::array<LaneId, kStreamCount>& lane_of, const std::vector<SpanId>& host_span_of) {
   std::vector<NameId> op_names;
   op_names.reserve(lowered.op_names.size());
   for (const std::string& op : lowered.op_names) op_names.push_back(name(op));
@@ -134,6 +133,20 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
       last_instruction = span.instruction;
     }
   }
+}
+
+}  // namespace
+
+Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const Device& device, const PlanPlayer& player,
+                        const std::vector<const Instruction*>& instructions,
+                        const std::vector<PlayedIteration>& iterations) {
+  Timeline timeline;
+  Names name(timeline.names);
+  std::array<LaneId, kStreamCount> lane_of{};
+  timeline.lanes = make_lanes(plan, device, lane_of);
+  for (const PlanUnit& unit : plan.units) timeline.units.push_back(unit.name);
+  const std::vector<SpanId> host_span_of = add_host_spans(timeline, name, plan, player, instructions);
+  add_stream_spans(timeline, name, plan, lowered, device, instructions, lane_of, host_span_of);
   const LedgerSamples samples = told_samples(player.samples());
   add_counter(timeline, plan, samples, "allocated", [](const auto& s) { return s.allocated; });
   add_counter(timeline, plan, samples, "active", [](const auto& s) { return s.active; });

@@ -27,6 +27,9 @@ struct Parts {
   double gathers = 0, reductions = 0;   // ns on the links, everything resharded
   double first_gather = 0, last_reduction = 0;
   double before_gather = 0;
+  // Nothing of the last micro-batch is reduced before this much compute; then all of it is: reductions and, of
+  // replicas, all-reduces, which follow them on links of their own.
+  double before_reductions = 0, after_reductions = 0;
   double slowdown = 0;   // of compute beside a collective
   double free_step = 0;  // of a step with links and memory for nothing: what the host issues and the device computes
   double free_bytes = 0;
@@ -38,8 +41,28 @@ struct Alone {
   double compute = 0, last_phases = 0;
   double before_gather = 0;  // on the compute stream, before the first parameters are copied out
   double step = 0;
-  Bytes after_forward = 0;  // allocated
+  Bytes after_forward = 0;       // allocated
+  double before_reductions = 0;  // on the compute stream, before the last micro-batch's first reduction
 };
+
+/// Where in the iteration the last micro-batch's first reduction is issued; 0: nowhere.
+std::size_t first_reduction(const PlanIteration& iteration) {
+  std::size_t found = 0;
+  for (std::size_t k = iteration.instructions.size(); k-- > 0;) {
+    const Instruction& i = iteration.instructions[k];
+    if (i.kind == InstructionKind::Forward) break;
+    if (i.kind == InstructionKind::ReduceScatter) found = k;
+  }
+  return found;
+}
+
+/// The id under which the last iteration's first instruction was played.
+std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
+  std::size_t begin = 0;
+  for (std::size_t k = 0; k + 1 < played; ++k)
+    begin += plan.iterations[std::min(k, plan.iterations.size() - 1)].instructions.size();
+  return static_cast<std::int32_t>(begin);
+}
 
 class Bound {
  public:
@@ -56,6 +79,9 @@ class Bound {
       const ScheduleBound one = at(static_cast<double>(k) / kMultipliers, separate);
       if (one.ns > best.ns) best = one;
     }
+    const double in_turn =
+        parts_.first_gather + parts_.before_reductions + parts_.after_reductions + parts_.last_phases;
+    if (in_turn > best.ns) best.ns = in_turn, best.by_compute = false;
     best.free_step_ns = parts_.free_step;
     return best;
   }
@@ -81,7 +107,7 @@ class Bound {
     parts_.before_gather = base->before_gather;
     parts_.free_bytes = static_cast<double>(budget_ - base->after_forward);
     for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
-    if (profile_.generation != "none" && profile_.sm_count > 0) {
+    if (profile_.architecture != CardArchitecture() && profile_.sm_count > 0) {
       const double share = std::min(0.5, static_cast<double>(profile_.channels) / profile_.sm_count);
       parts_.slowdown = share / (1 - share);
     }
@@ -103,6 +129,7 @@ class Bound {
     const auto free = alone(job_of(frame_, candidate));
     if (!free) return fail(free.error());
     parts_.free_step = free->step;
+    parts_.before_reductions = free->before_reductions;
     add_collectives();
     return {};
   }
@@ -113,14 +140,13 @@ class Bound {
     const auto prepared = bench_.prepare(job);
     if (!prepared) return fail(prepared.error());
     HardwareProfile profile = profile_;
-    profile.generation = "none";
+    profile.architecture = {};
     profile.scale_up_gb_per_s *= kUnlimited;
     profile.scale_out_gb_per_s *= kUnlimited;
     profile.channel_gb_per_s *= kUnlimited;
     SimulateOptions options;
     options.memory = kNoLimit;
-    options.per_kernel = false;
-    options.timeline = true;
+    options.timeline = true;  // of single kernels: a segment as one span has the host's gaps in it
     const auto prediction = simulate(*prepared->plan, *prepared->model, *prepared->lowered, job, profile, options);
     if (!prediction) return fail(prediction.error());
     Alone result;
@@ -141,6 +167,14 @@ class Bound {
       gathered = gathered || own == Phase::PreForward || own == Phase::RootPreForward;
       if (!gathered) result.before_gather += static_cast<double>(span.duration);
     }
+    const Plan& plan = *prepared->plan;
+    const std::int32_t begin = begin_of_last(plan, prediction->iterations.size());
+    const std::int32_t reduces = begin + static_cast<std::int32_t>(first_reduction(plan.iterations.back()));
+    for (const Span& span : timeline.spans) {
+      if (timeline.lanes[span.lane.index()].stream == "D" && span.instruction.value >= begin &&
+          span.instruction.value < reduces)
+        result.before_reductions += static_cast<double>(span.duration);
+    }
     for (const Span& span : timeline.spans) {
       const auto phase = static_cast<Phase>(span.phase);
       const bool late = phase == Phase::Clip || phase == Phase::Optimizer;
@@ -154,8 +188,12 @@ class Bound {
     const PlanUnit& one = frame_.plan->units[static_cast<std::size_t>(unit)];
     if (one.params.empty() || one.shard_size < 2) return 0;
     const DType dtype = kind == CollectiveKind::AllGather ? one.param_dtype : one.reduce_dtype;
-    const GroupPlacement placement = place_group(frame_.plan->groups.shard, frame_.job.cluster.ranks_per_node);
-    return static_cast<double>(collective_time(profile_, kind, placement, one.padded_numel * itemsize(dtype)));
+    const bool replicas = kind == CollectiveKind::AllReduce;
+    const std::vector<std::int32_t>& group = replicas ? frame_.plan->groups.replicate : frame_.plan->groups.shard;
+    if (replicas && group.size() < 2) return 0;
+    const GroupPlacement placement = place_group(group, frame_.job.cluster.ranks_per_node);
+    const Numel numel = replicas ? one.padded_numel / one.shard_size : one.padded_numel;
+    return static_cast<double>(collective_time(profile_, kind, placement, numel * itemsize(dtype)));
   }
 
   void add_collectives() {
@@ -181,7 +219,18 @@ class Bound {
     }
     if (first >= 0)
       parts_.first_gather = std::max(0.0, time_of(CollectiveKind::AllGather, first) - parts_.before_gather);
-    if (last >= 0) parts_.last_reduction = time_of(CollectiveKind::ReduceScatter, last);
+    if (last < 0) return;
+    parts_.last_reduction = time_of(CollectiveKind::ReduceScatter, last) + time_of(CollectiveKind::AllReduce, last);
+    double reductions_once = 0, replicas = 0, shortest = parts_.last_reduction;
+    for (const int u : frame_.forward) {
+      if (!frame_.plan->units[static_cast<std::size_t>(u)].requires_grad) continue;
+      const double reduction = time_of(CollectiveKind::ReduceScatter, u);
+      reductions_once += reduction;
+      shortest = std::min(shortest, reduction);
+      replicas += time_of(CollectiveKind::AllReduce, u);
+    }
+    parts_.after_reductions =
+        std::max(reductions_once + time_of(CollectiveKind::AllReduce, last), replicas > 0 ? shortest + replicas : 0);
   }
 
   /// The linear program with the two sides weighed: its optimum is below every schedule's step.

@@ -176,6 +176,7 @@ std::string schedule_json(const FoundSchedule& found, const Model& model, bool s
   document["bound_ns"] = bounded ? Json(found.bound.ns) : Json();
   document["free_step_ns"] = bounded ? Json(found.bound.free_step_ns) : Json();
   document["gap"] = bounded ? Json(found.gap()) : Json();
+  document["advice"] = found.advice.empty() ? Json() : Json(found.advice);
   document["peak_reserved_bytes"] = found.peak_reserved;
   document["budget_bytes"] = found.budget;
   if (!found.fits) document["least_budget_bytes"] = found.least_budget;

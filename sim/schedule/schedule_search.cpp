@@ -6,11 +6,13 @@
 #include <chrono>
 #include <limits>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "core/plan/build_plan.h"
 #include "core/plan/units/units.h"
 #include "sim/schedule/schedule_words.h"
+#include "sim/schedule/wrappings.h"
 #include "sim/search/auto_wrap.h"
 #include "sim/search/prepare_job.h"
 
@@ -20,12 +22,13 @@ namespace {
 // So many simulations, as the plan's length allows in some seconds.
 constexpr std::size_t kMostSimulations = 320, kLeastSimulations = 60;
 constexpr std::size_t kInstructionsInAll = 3'000'000;
-constexpr int kDeepest = 3;  // units ahead
+constexpr int kDeepest = 3;                // units ahead
+constexpr std::size_t kMostWrappings = 2;  // searched beside the job's own
 constexpr double kNoTime = std::numeric_limits<double>::infinity();
 
 struct Judged {
   bool fits = false;
-  double ns = kNoTime;
+  double ns = kNoTime, compute_ns = 0;
   Bytes reserved = 0, allocated = 0;
 };
 
@@ -90,7 +93,11 @@ class Search {
     consider(start_);
     consider(ahead(start_, 1, 2));
   }
-  bool promises(const Search& other) const { return best_judged_.ns < other.first_ns_; }
+  Bytes budget() const { return budget_; }
+  bool for_memory() const { return for_memory_; }
+  bool promises(const Search& other) const {
+    return for_memory_ ? better(best_judged_, other.best_judged_) : best_judged_.ns < other.first_ns_;
+  }
   bool beats(const Search& other) const { return better(best_judged_, other.best_judged_); }
 
   bool found() const { return best_judged_.fits; }
@@ -152,6 +159,7 @@ class Search {
     result.fits = prediction->fits && prediction->deadlock.empty();
     result.reserved = prediction->memory.reserved;
     result.allocated = prediction->memory.allocated;
+    result.compute_ns = static_cast<double>(prediction->iterations.back().compute);
     if (result.fits) result.ns = prediction->step_time_ns.value;
     return result;
   }
@@ -400,39 +408,52 @@ RivalStep rival(Job job, Bytes budget, Bytes outside, Workbench& bench) {
     step.why_not = "does not fit";
   } else {
     step.step_ns = prediction->step_time_ns.value;
+    step.compute_ns = static_cast<double>(prediction->iterations.back().compute);
     step.reserved = prediction->memory.reserved;
   }
   return step;
 }
 
-/// Consecutive units of equal size as one: half as many collectives, twice as long.
-std::optional<Job> in_pairs(const UnitFrame& frame, const Model& model) {
-  std::vector<std::vector<std::string>> units;
-  std::vector<std::size_t> sizes;
-  Bytes last = -1;
-  bool paired = false;
-  for (std::size_t u = 0; u < frame.plan->units.size(); ++u) {
-    const PlanUnit& unit = frame.plan->units[u];
-    if (unit.modules.front().value == 0) continue;  // the root is always there
-    std::vector<std::string> names;
-    for (const ModuleId module : unit.modules) names.push_back(model.modules[module.index()].fqn);
-    const bool joins = !units.empty() && unit.padded_numel == last && sizes.back() == 1 && frame.block[u];
-    if (joins) {
-      units.back().insert(units.back().end(), names.begin(), names.end());
-      ++sizes.back();
-      paired = true;
-    } else {
-      units.push_back(std::move(names));
-      sizes.push_back(1);
-    }
-    last = frame.block[u] ? unit.padded_numel : -1;
+/// Whether fsdp2 runs with these units: each is gathered wherever its parameters are read.
+bool can_run(const UnitFrame& frame, const Model& model) {
+  Job plain = frame.job;
+  plain.fsdp.runtime = Runtime::Fsdp2;
+  const auto plan = build_plan(model, plain);
+  return plan && std::none_of(plan->checks.begin(), plan->checks.end(),
+                              [](const PlanCheck& check) { return check.status == CheckStatus::Fail; });
+}
+
+/// Part of what units gather that is padding.
+double padding_of(const Plan& plan, const Model& model) {
+  Numel padded = 0, own = 0;
+  for (const PlanUnit& unit : plan.units) {
+    padded += unit.padded_numel;
+    for (const ParamId param : unit.params) own += numel_of(model.params[param.index()].shape);
   }
-  if (!paired) return std::nullopt;
-  Job job = frame.job;
-  job.fsdp.wrap = {};
-  job.fsdp.wrap.policy = WrapPolicyKind::Units;
-  job.fsdp.wrap.units = std::move(units);
-  return job;
+  return padded > own ? 1 - static_cast<double>(own) / static_cast<double>(padded) : 0;
+}
+
+/// Other ways of wrapping: all are tried, the few that begin best are searched.
+void search_other_wrappings(const UnitFrame& frame, const Model& model, Workbench& bench, double limit,
+                            std::vector<std::unique_ptr<Search>>& searches) {
+  const Search& own = *searches.front();
+  std::vector<std::unique_ptr<Search>> others;
+  for (const Job& job : other_wrappings(frame, model)) {
+    auto wrapped = frame_of(job, bench);
+    if (!wrapped) continue;  // units that cannot be planned
+    others.push_back(std::make_unique<Search>(std::move(*wrapped), bench, own.budget(), own.for_memory()));
+    others.back()->try_bases(limit);
+  }
+  std::stable_sort(others.begin(), others.end(), [](const auto& a, const auto& b) { return a->beats(*b); });
+  std::size_t left = kMostWrappings;
+  for (auto& other : others) {
+    if (left == 0) break;
+    if (!other->promises(own)) continue;
+    if (!can_run(other->frame(), model)) continue;
+    --left;
+    other->run(limit);
+    searches.push_back(std::move(other));
+  }
 }
 
 }  // namespace
@@ -473,33 +494,27 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   found.fsdp1 = rival(job_under(job, Runtime::Fsdp1), *budget, outside, bench);
   const bool for_memory = job.schedule.objective == "memory";
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
-  Search search(*frame, bench, *budget, for_memory);
-  search.run(limit);
-  const Search* best = &search;
-  std::optional<Search> paired;
-  const bool may_pair = job.fsdp.overrides.empty() && job.fsdp.prefetch == PrefetchOptions{};
-  if (const auto pairs = in_pairs(*frame, model); pairs && may_pair) {
-    if (auto grouped = frame_of(*pairs, bench)) {
-      paired.emplace(std::move(*grouped), bench, *budget, for_memory);
-      paired->try_bases(limit);
-      if (paired->promises(search)) {
-        paired->run(limit);
-        if (paired->beats(search)) best = &*paired;
-      }
-      found.simulated += paired->simulated();
-    }
+  std::vector<std::unique_ptr<Search>> searches;
+  searches.push_back(std::make_unique<Search>(*frame, bench, *budget, for_memory));
+  searches.front()->run(limit);
+  search_other_wrappings(*frame, model, bench, limit, searches);
+  const Search* best = searches.front().get();
+  for (const auto& one : searches) {
+    if (one->beats(*best)) best = one.get();
+    found.simulated += one->simulated();
   }
-  found.simulated += search.simulated();
   found.fits = best->found();
   if (!found.fits) {
-    found.least_budget = search.least_budget();
+    found.least_budget = searches.front()->least_budget();
     found.job = job;
   } else {
     found.job = job_of(best->frame(), best->best());
     found.job.schedule.budget = given.schedule.budget;
     found.explicit_starts = best->best().starts;
     found.step_ns = best->judged().ns;
+    found.compute_ns = best->judged().compute_ns;
     found.peak_reserved = best->judged().reserved;
+    found.padding = padding_of(*best->frame().plan, model);
     found.units = scheduled_units(best->frame(), best->best(), model, profile, *budget - found.peak_reserved);
     const auto bound = schedule_bound(best->frame(), profile, *budget, bench);
     if (!bound) return fail(bound.error());
@@ -507,6 +522,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   }
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   found.text = schedule_sentence(found);
+  found.advice = advice_of(found);
   return found;
 }
 

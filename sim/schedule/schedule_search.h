@@ -30,7 +30,8 @@ struct ScheduledUnit {
 
 /// A schedule under the same limit, for comparison.
 struct RivalStep {
-  double step_ns = 0;  // 0: none
+  double step_ns = 0;     // 0: none
+  double compute_ns = 0;  // busy time of the compute stream
   Bytes reserved = 0;
   std::string why_not;
 };
@@ -41,13 +42,16 @@ struct FoundSchedule {
   bool explicit_starts = false;  // gathers start where the lists say; else as fsdp2's rule has them
   bool fits = false;
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
-  double step_ns = 0;
+  double step_ns = 0, compute_ns = 0;  // compute: busy time of the compute stream
   Bytes peak_reserved = 0;
+  double padding = 0;  // part of what units gather that no parameter has: fsdp2 shards each along one dimension
   RivalStep fsdp2, fsdp1;
   ScheduleBound bound;
   std::size_t simulated = 0;
   double seconds = 0;
-  std::string text;  // one sentence
+  std::string text;    // one sentence
+  std::string advice;  // what to take instead, and why: FSDP1's flat parameters, where no schedule of fsdp2's layouts
+                       // is as short
   /// Above the bound, or above what the host needs where that is more.
   double gap() const {
     const double least = bound.host_bound() ? bound.free_step_ns : bound.ns;

@@ -76,4 +76,25 @@ std::string schedule_sentence(const FoundSchedule& found) {
   return text + fmt::format("; {} simulations", found.simulated);
 }
 
+std::string advice_of(const FoundSchedule& found) {
+  const double fsdp1 = found.fsdp1.step_ns;
+  if (!found.fits || fsdp1 <= 0 || fsdp1 >= found.step_ns) return {};
+  constexpr double kMuchPadding = 0.05;
+  // Of the difference, what its compute stream does not do; the rest is issued faster or waits less.
+  const double computes_less = found.compute_ns - found.fsdp1.compute_ns;
+  const bool copies = 2 * computes_less > found.step_ns - fsdp1;
+  const std::string why =
+      found.padding > kMuchPadding
+          ? fmt::format(
+                "are not padded, and {:.0f} % of what fsdp2 gathers is padding (shard_dim in fsdp.overrides "
+                "shards along another dimension)",
+                100 * found.padding)
+      : copies
+          ? std::string("take fewer copies and kernels, which no schedule of fsdp2's layout has")
+          : std::string("take fewer calls of the host and fewer messages, which no schedule of fsdp2's layout has");
+  return fmt::format(
+      "fsdp1 is {:.1f} % shorter: its flat parameters {}; fsdp.runtime = \"fsdp1\" if its checkpoints and sums will do",
+      100 * (1 - fsdp1 / found.step_ns), why);
+}
+
 }  // namespace foreshard

@@ -14,6 +14,9 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
 
 std::string schedule_sentence(const FoundSchedule& found);
 
+/// Empty where nothing is shorter than what was found.
+std::string advice_of(const FoundSchedule& found);
+
 /// "12.5 GiB".
 std::string bytes_in_words(Bytes bytes);
 

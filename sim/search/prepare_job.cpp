@@ -8,19 +8,22 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
+#include "sim/device/pointwise_fusion.h"
 #include "sim/schedule/schedule_search.h"
 
 namespace foreshard {
 
 ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
   ProgramOptions program = program_options(job, profile.kind == "cpu" ? ProgramDevice::Cpu : ProgramDevice::Cuda);
+  program.sequence_parts = job.mesh.context;
   program.cudnn = profile.kind != "virtual";  // the virtual device has none (shadow/device)
   return program;
 }
 
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
-  auto whole = load_model(job.model, job_program(job, profile));
-  if (whole && has_adapters(job.adapters)) whole = adapted_model(std::move(*whole), job);
+  auto whole = load_model(rank_model_options(job), job_program(job, profile));
+  if (whole && has_adapters(job.adapters))
+    whole = adapted_model(std::move(*whole), job, job_program(job, profile).device);
   if (!whole || !is_cut(job.mesh)) return whole;
   return rank_model(std::move(*whole), job);
 }
@@ -51,6 +54,8 @@ std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
 
 LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job) {
   LoweringOptions options;
+  options.keep_only_needed = job.model.compile;
+  options.keeps_casts = keeps_casts(job);
   if (profile.sm_count > 0) options.multiprocessors = profile.sm_count;
   if (profile.kind == "cpu") {
     options.multiprocessors = 0;  // no reduction is split over thread blocks
@@ -71,8 +76,10 @@ Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Jo
   if (!table) return fail(table.error());
   const auto checkpointed = checkpointed_modules(model, job, *table);
   if (!checkpointed) return fail(checkpointed.error());
-  return lower(model, segment_ranges(model, plan, *checkpointed), differentiated_params(*table, job.fsdp.runtime),
-               lowering_options(profile, job));
+  const std::vector<SegmentRange> ranges = segment_ranges(model, plan, *checkpointed);
+  auto lowered = lower(model, ranges, differentiated_params(*table, job.fsdp.runtime), lowering_options(profile, job));
+  if (lowered && job.model.compile) return compile_blocks(*lowered, model, ranges);
+  return lowered;
 }
 
 Result<Prepared> prepare(const Job& job) {

@@ -6,6 +6,7 @@
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
+#include "sim/device/pointwise_fusion.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
 #include "sim/search/prepare_job.h"
@@ -30,7 +31,8 @@ bool alike(const ArgList& a, const ArgList& b) {
 }
 
 bool alike(const Op& a, const Op& b) {
-  return a.name == b.name && a.module == b.module && a.call == b.call && a.out == b.out && alike(a.args, b.args) &&
+  return a.name == b.name && a.module == b.module && a.call == b.call && a.region == b.region && a.out == b.out &&
+         alike(a.args, b.args) &&
          std::equal(a.kwargs.begin(), a.kwargs.end(), b.kwargs.begin(), b.kwargs.end(),
                     [](const NamedArg& x, const NamedArg& y) { return x.name == y.name && alike(x.arg, y.arg); });
 }
@@ -45,8 +47,9 @@ bool plans_alike(const Model& a, const Model& b) {
     return x.fqn == y.fqn && x.dtype == y.dtype && x.owner == y.owner && x.persistent == y.persistent;
   };
   return a.name == b.name && a.modules == b.modules && a.params == b.params && a.inputs == b.inputs &&
-         a.outputs == b.outputs && a.calls == b.calls && a.mesh == b.mesh && a.architecture == b.architecture &&
-         a.block_class == b.block_class && a.has_loss == b.has_loss && a.compute_dtype == b.compute_dtype &&
+         a.outputs == b.outputs && a.calls == b.calls && a.regions == b.regions && a.mesh == b.mesh &&
+         a.architecture == b.architecture && a.block_class == b.block_class && a.has_loss == b.has_loss &&
+         a.compute_dtype == b.compute_dtype &&
          std::equal(a.values.begin(), a.values.end(), b.values.begin(), b.values.end(), same_value) &&
          std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(), b.buffers.end(), same_buffer) &&
          std::equal(a.ops.begin(), a.ops.end(), b.ops.begin(), b.ops.end(),
@@ -78,7 +81,10 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
     key.rank = job.cluster.rank;
     key.runtime = job.fsdp.runtime;
   }
-  if (job.adapters.kind != "none") key.units = units_key(job);
+  if (job.adapters.kind != "none") {
+    key.units = units_key(job);
+    key.units->checkpointing = job.checkpointing;  // a reentrant checkpoint makes the embedding's result a leaf
+  }
   return find(models_, key)->get([&] { return load_job_model(job, profile); });
 }
 
@@ -103,7 +109,9 @@ Result<std::shared_ptr<const LoweredProgram>> SharedParts::lowered(const std::sh
   const LoweredKey key{model, ranges, trainable, options};
   return find(lowered_, key)->get([&]() -> Result<LoweredProgram> {
     if (model->ops.empty()) return LoweredProgram{};
-    return lower(*model, ranges, trainable, options);
+    auto made = lower(*model, ranges, trainable, options);
+    if (made && options.keep_only_needed) return compile_blocks(*made, *model, ranges);
+    return made;
   });
 }
 

@@ -3,3 +3,6 @@ foreshard_test(exec.program SOURCES backend/counting_allocator_test.cpp operator
                DEPS test_exec_tiny_llama foreshard::training PRECOMPILED ${PRECOMPILED_TORCH})
 foreshard_test(exec.trained_programs ONE_PROCESS SOURCES training/trained_programs_test.cpp
                DEPS foreshard::run foreshard::plan nlohmann_json::nlohmann_json PRECOMPILED ${PRECOMPILED_TORCH})
+# What training scripts put around a model, trained as `run` does.
+foreshard_test(exec.scripts ONE_PROCESS SOURCES training/adapters_test.cpp training/scripted_losses_test.cpp training/scripted_optimizers_test.cpp training/training_ranks.cpp DEPS foreshard::training foreshard::job nlohmann_json::nlohmann_json
+               PRECOMPILED ${PRECOMPILED_TORCH})

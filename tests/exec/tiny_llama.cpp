@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -14,14 +15,15 @@ namespace foreshard::exec {
 namespace {
 
 /// Where the test was built, or, on another machine (scripts/gpu-check), where the environment says.
-const std::string kFolder = [] {
+const std::string kModels = [] {
   const char* data = std::getenv("FORESHARD_TEST_DATA");
-  return std::string(data != nullptr ? data : FORESHARD_TEST_DATA) + "/exec/llama_tiny/";
+  return std::string(data != nullptr ? data : FORESHARD_TEST_DATA) + "/exec/";
 }();
+const std::string kFolder = kModels + "llama_tiny/";
 constexpr int kTokens = 16;
 
-NamedTensors read(const std::string& name) {
-  auto tensors = read_safetensors(kFolder + name);
+NamedTensors read(const std::string& path) {
+  auto tensors = read_safetensors(path);
   if (!tensors) throw std::runtime_error(to_text(tensors.error()));
   return *tensors;
 }
@@ -49,8 +51,18 @@ Model tiny_llama(const Job& job) {
   return *model;
 }
 
-NamedTensors tiny_llama_weights() { return read("model.safetensors"); }
-NamedTensors tiny_llama_data() { return read("data.safetensors"); }
+NamedTensors tiny_llama_weights() { return read(kFolder + "model.safetensors"); }
+NamedTensors tiny_llama_data() { return read(kFolder + "data.safetensors"); }
+
+Job tiny_job(const std::string& name, int world) {
+  Job job = tiny_llama_job(world);
+  job.model.source = kModels + name + "/config.json";
+  return job;
+}
+
+NamedTensors tiny_weights(const Job& job) {
+  return read((std::filesystem::path(job.model.source).parent_path() / "model.safetensors").string());
+}
 
 std::vector<at::Tensor> tiny_llama_inputs(const NamedTensors& data, int step, int rank, int world, int micro_batch) {
   const int share = kTinyRows / world;
@@ -71,16 +83,16 @@ std::vector<at::Tensor> tiny_llama_buffers(const Model& model) {
   return buffers;
 }
 
-RecordedRun recorded_run(const std::string& id) {
-  std::ifstream file(kFolder + "rows.json");
+RecordedRun recorded_run(const std::string& id, const std::string& model) {
+  std::ifstream file(kModels + model + "/rows.json");
   const nlohmann::json document = nlohmann::json::parse(file);
   for (const auto& row : document["rows"]) {
-    if (row["id"] != "llama_tiny/" + id) continue;
+    if (row["id"] != model + "/" + id) continue;
     RecordedRun run{row["loss"], row["grad_norm"], row["lr"], {}};
     for (const auto& [name, sums] : row["final"].items()) run.final_abs_sum[name] = sums[1];
     return run;
   }
-  throw std::runtime_error("no such recorded run: " + id);
+  throw std::runtime_error("no such recorded run: " + model + "/" + id);
 }
 
 }  // namespace foreshard::exec

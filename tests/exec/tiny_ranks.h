@@ -68,6 +68,11 @@ inline constexpr Tolerance kBf16 = {6e-4, 6e-3, 3e-4};
 /// Trains as the job says and adds test failures where losses, norms (of a job that clips) or final parameters are not
 /// those of a recorded run.
 void expect_run(const Job& job, const std::string& run, const Tolerance& tolerance = {});
+void expect_run(const Job& job, const RecordedRun& recorded, const Tolerance& tolerance = {});
+/// Trains half of the steps as one job says and saves, goes on as another, and compares with a run.
+void expect_resumed(const Job& first, const Job& second, const RecordedRun& recorded);
+/// A job's own run, to be compared with.
+RecordedRun run_of(const Job& job);
 
 /// The whole parameters, put together from the ranks' pieces. Adds a test failure where ranks that hold the same
 /// elements disagree, or an element is held by nobody.

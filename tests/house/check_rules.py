@@ -37,6 +37,11 @@ MODEL_NAMES = re.compile(
     r"weight|bias|running_mean|running_var|\w+_proj|lm_head|embed_tokens|wte|wpe)$")
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+# What an operator does to memory is said once, in a segment's template (core/lowering/lowering.h): simulator, viewer and
+# reports read it there and know no rules of operators.
+TEMPLATES_ONLY = ("sim/", "gui/", "traces/", "cli/reports/", "cli/session/")
+NO_SEGMENT = {"sim/play/adafactor_step.cpp"}  # an optimizer is no segment: it asks what its reductions take
+TEMPLATE_HEADERS = {"core/lowering/lowering.h", "core/lowering/activations/activation.h"}
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|manager|misc|system)(_|\.|$)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
 
@@ -63,6 +68,8 @@ def breaches(tree):
                 target = header.split("/")[0]
                 if quote == '"' and target in ARROWS and target not in allowed:
                     yield f"{name}: {room} must not include {header}"
+                if name.startswith(TEMPLATES_ONLY) and name not in NO_SEGMENT and header.startswith("core/lowering/") and header not in TEMPLATE_HEADERS:
+                    yield f"{name}: {header} holds rules of operators: read the segment's template"
                 if quote == '"' and "/" not in header:
                     yield f'{name}: the include of "{header}" does not name its room'
                 for pattern, places in THIRD_PARTIES.items():

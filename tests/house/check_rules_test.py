@@ -17,6 +17,8 @@ CASES = {
     "core/lowering/names.cpp": ('auto a = ends_with(name, "RMSNorm");\n', '"RMSNorm": let the Model say it'),
     "sim/play/names.cpp": ('auto a = input.name == "attention_mask";\n', '"attention_mask": let the Model say it'),
     "sim/play/fine.cpp": ('auto a = op.name == "aten.embedding.default"; // "labels"\n', None),
+    "cli/reports/a.cpp": ('#include "core/lowering/op_rules.h"\n', "read the segment's template"),
+    "sim/play/b.cpp": ('#include "core/lowering/lowering.h"\n', None),
     "sim/clean.cpp": ('#include "core/plan.h"\n#include <vector>\n', None),
 }
 

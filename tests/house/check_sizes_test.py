@@ -16,6 +16,9 @@ SIZES = {
     "a namespace": ({"sim/a.cpp": f"namespace a {{\n{BODY}}}\n"}, None),
     "a class": ({"sim/a.h": f"class A {{\n public:\n{METHODS}}};\n"}, "A has 41 methods"),
     "a file": ({"sim/a.cpp": "int a;\n" * 601}, "601 lines"),
+    "a file of tests": ({"tests/sim/a_test.cpp": "int a;\n" * 601}, "601 lines"),
+    "a test's function": ({"tests/sim/a_test.cpp": f"int one() {{\n{BODY}}}\n"}, None),
+    "a folder of tests": ({f"tests/sim/a{i}.h": "" for i in range(31)}, "tests/sim: 31 sources"),
     "a folder": ({f"sim/a{i}.h": "" for i in range(31)}, "sim: 31 sources"),
 }
 PLACE = {"docs/architecture.md": "| `sim/` | `sim` | `a.h` | all of it |\n", "sim/CMakeLists.txt": "foreshard_library(sim SOURCES)\n",

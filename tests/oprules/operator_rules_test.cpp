@@ -62,8 +62,9 @@ const std::set<std::string_view> kNotHere = {
     "aten.miopen_batch_norm.default",
     "aten._batch_norm_with_update.default",
     "aten._native_batch_norm_legit_functional.default",
-    "aten._grouped_mm.default",      // its groups are values, not shapes
-    "aten._fused_rms_norm.default",  // falls apart off the GPU
+    "aten._grouped_mm.default",          // its groups are values, not shapes
+    "bitsandbytes.matmul_4bit.default",  // another library's, for a GPU
+    "aten._fused_rms_norm.default",      // falls apart off the GPU
     "aten._local_scalar_dense.default",
     "aten.item.default",     // the host reads a value: no tensor comes out
     "aten.detach_.default",  // only in exported programs of inference

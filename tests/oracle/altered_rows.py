@@ -38,7 +38,8 @@ def altered(value, name=""):
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, (int, float)):
-        return [value * 2 + (2**34 if "inactive_split" in name else 1)]  # held to a share of what is reserved
+        other = value * 2 + (2**34 if "inactive_split" in name else 1)  # held to a share of what is reserved
+        return [other if other != value else value - 8]
     if isinstance(value, str):
         return [value + "~"]
     if value is None:

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 
 namespace foreshard {
 namespace {

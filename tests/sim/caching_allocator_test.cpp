@@ -1,5 +1,5 @@
 // Rules A1 to A15 with the specification's own numbers.
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 
 #include <gtest/gtest.h>
 

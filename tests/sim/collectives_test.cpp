@@ -1,10 +1,11 @@
 #include "sim/network/collectives.h"
-#include "sim/network/links.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
+
+#include "sim/network/links.h"
 
 namespace foreshard {
 namespace {
@@ -27,7 +28,7 @@ struct Row {
 
 // Specification 5.6: NCCL's printed table, H100 NVSwitch, 8 NICs of 400 Gb/s, Intel hosts.
 TEST(NcclModel, ReproducesThePrintedTable) {
-  const NcclTopology topology{"hopper", false, 8, 48, 48, 0};
+  const NcclTopology topology{NcclRow::Hopper, false, 8, 48, 48, 0};
   for (const Row& row :
        {Row{2, "23.3 / 41.6", "44.6 / 313.2", "70.0 / 409.6", "131.6 / 204.8", "92.4 / 140.8"},
         Row{4, "42.7 / 21.1", "79.2 / 303.1", "145.6 / 396.4", "282.8 / 198.2", "120.4 / 122.4"},
@@ -50,14 +51,14 @@ TEST(NcclModel, ReproducesThePrintedTable) {
 }
 
 TEST(NcclModel, ChoosesLowLatencyProtocolsForSmallAndSimpleForLargeMessages) {
-  const NcclTopology topology{"hopper", false, 8, 48, 48, 0};
+  const NcclTopology topology{NcclRow::Hopper, false, 8, 48, 48, 0};
   const GroupPlacement group{16, 2};
   EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllGather, group, 4096).protocol, CollectiveProtocol::LL);
   EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllGather, group, kGiB).protocol, CollectiveProtocol::Simple);
 }
 
 TEST(NcclModel, GathersRunRingsEvenBehindNvswitch) {
-  const NcclTopology topology{"hopper", false, 16, 22.5, 22.5, 0};
+  const NcclTopology topology{NcclRow::Hopper, false, 16, 22.5, 22.5, 0};
   const GroupPlacement group{8, 1};
   for (const Bytes bytes : {64 * kKiB, 16 * kMiB, 4 * kGiB}) {
     EXPECT_EQ(nccl_choice(topology, CollectiveKind::AllGather, group, bytes).algorithm, CollectiveAlgorithm::Ring);
@@ -66,10 +67,10 @@ TEST(NcclModel, GathersRunRingsEvenBehindNvswitch) {
 }
 
 TEST(Collectives, AGroupIsPlacedByTheNodesOfItsRanks) {
-  EXPECT_EQ(place_group({0, 1, 2, 3}, 8), (GroupPlacement{4, 1}));
-  EXPECT_EQ(place_group({6, 7, 8, 9}, 8), (GroupPlacement{4, 2}));
-  EXPECT_EQ(place_group({3, 11, 19}, 8), (GroupPlacement{3, 3}));
-  EXPECT_EQ(place_group({}, 8), (GroupPlacement{1, 1}));
+  EXPECT_EQ(place_group({0, 1, 2, 3}, 8), (GroupPlacement{4, 1, 8}));
+  EXPECT_EQ(place_group({6, 7, 8, 9}, 8), (GroupPlacement{4, 2, 8}));
+  EXPECT_EQ(place_group({3, 11, 19}, 8), (GroupPlacement{3, 3, 8}));
+  EXPECT_EQ(place_group({}, 8), (GroupPlacement{1, 1, 8}));
 }
 
 // Specification 8: one Llama 3 8B block, bf16, 8 H200: 436,224,000 x 7/8 / 361.4 GB/s = 1.056 ms plus latency.
@@ -111,6 +112,30 @@ TEST(Collectives, AnAllReduceOverRingsPaysForEveryStep) {
   EXPECT_GT(us("a100-sxm-80", 8, 2 * kMiB) - us("a100-sxm-80", 4, 2 * kMiB), 1.5 * (eight - four));
   // In the switch all ranks add at once.
   EXPECT_NEAR(us("h200-sxm-141", 8, 4096), us("h200-sxm-141", 4, 4096), 1.0);
+}
+
+TEST(Collectives, BridgesJoinTwoCardsAndMoreMeetOverTheHost) {
+  const auto profile = load_profile("h100-pcie-80");
+  ASSERT_TRUE(profile.has_value());
+  const auto rate = [&](int ranks) {  // of a large gather, what a card takes in
+    const double us = estimate_collective(*profile, CollectiveKind::AllGather, {ranks, 1}, 4096 * kMiB).us;
+    return 4096.0 * kMiB * (ranks - 1) / ranks / us / 1e3;
+  };
+  EXPECT_NEAR(rate(2), 240, 3);
+  for (const int ranks : {3, 4, 8}) EXPECT_NEAR(rate(ranks), profile->host_link_gb_per_s, 1) << ranks;
+}
+
+TEST(Collectives, RanksOfANodeShareItsPorts) {
+  HardwareProfile profile = *load_profile("a100-sxm-80");
+  profile.scale_out_gb_per_s = 6.25;  // one port of 400 Gb/s for eight cards
+  profile.rails = 1;
+  profile.host_link_gb_per_s = 26;
+  EXPECT_EQ(network_gb_per_s(profile, 8, 8), 50);
+  EXPECT_EQ(network_gb_per_s(profile, 1, 8), 6.25) << "the seven other groups are busy too";
+  EXPECT_EQ(network_gb_per_s(profile, 2, 2), 50);
+  EXPECT_EQ(network_gb_per_s(profile, 1, 1), 26) << "no more than a card's link";
+  profile.rails = 8;
+  for (const int ranks : {1, 2, 4, 8}) EXPECT_EQ(network_gb_per_s(profile, ranks, ranks), 6.25 * ranks);
 }
 
 TEST(Collectives, CardsWithoutASwitchAddNothingInIt) {

@@ -1,4 +1,4 @@
-#include "sim/device/free_set.h"
+#include "sim/device/allocator/free_set.h"
 
 #include <gtest/gtest.h>
 

@@ -36,7 +36,7 @@ TEST(Interference, ACollectiveIssuedLaterIsPaidByTheNextKernel) {
 
 TEST(Interference, TheShareIsThatOfTheChannelsOnMultiprocessors) {
   HardwareProfile profile;
-  profile.generation = "hopper";
+  profile.architecture = {CardArchitecture::Maker::Nvidia, 90};
   profile.sm_count = 128;
   profile.channels = 16;
   Interference beside(profile);

@@ -69,5 +69,32 @@ TEST(PointwiseFusion, WhatPointwiseKernelsMadeIsMadeAgainInBackward) {
   EXPECT_EQ(fused.backward.events, (std::vector<MemoryEvent>{{0, true}, {0, false}}));
 }
 
+TEST(PointwiseFusion, OnlyWhatBlocksAloneRunIsCompiled) {
+  Model model;
+  model.block_class = "Block";
+  model.modules.resize(3);
+  for (const std::size_t block : {1U, 2U}) {
+    model.modules[block].class_name = "Block";
+    model.modules[block].parent = ModuleId(0);
+  }
+  model.ops.resize(3);
+  for (std::size_t op = 0; op < 3; ++op) model.ops[op].module = ModuleId((op + 1) % 3);  // block, block, root
+  LoweredProgram program = chain();
+  program.templates.push_back(program.templates[0]);
+  program.instances = {{0, {}}, {0, {}}, {1, {}}};
+  const std::vector<SegmentRange> segments{{0, 1}, {1, 2}, {2, 3}};
+  const LoweredProgram compiled = compile_blocks(program, model, segments);
+  EXPECT_EQ(compiled.templates[0], fuse_pointwise(program).templates[0]);
+  EXPECT_EQ(compiled.templates[1], program.templates[1]) << "the head stays eager";
+  program.instances[2].lowered = 0;
+  EXPECT_EQ(compile_blocks(program, model, segments).templates, program.templates) << "something else runs it too";
+}
+
+TEST(PointwiseFusion, RanksMeetInKernelsOfTheirOwn) {
+  LoweredProgram program = chain();
+  program.templates[0].forward.kernels[1].collective = KernelCollective::AllReduce;
+  EXPECT_EQ(fuse_pointwise(program).templates[0].forward.kernels.size(), program.templates[0].forward.kernels.size());
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 
 namespace foreshard {
 namespace {
@@ -86,12 +86,12 @@ void check(std::uint64_t seed, Bytes memory) {
   PoolTape tape;
   {
     Machine plain(memory), recorded(memory);
-    recorded.allocator.record(0, &tape);
+    recorded.allocator.tapes().record(0, &tape);
     expect_same(plain, recorded, calls, "recording");
   }
   {
     Machine plain(memory), follower(memory);
-    follower.allocator.follow(0, tape);
+    follower.allocator.tapes().follow(0, tape);
     expect_same(plain, follower, calls, "the same calls");
   }
   // Another plan: the same for a while, then its own way.
@@ -107,7 +107,7 @@ void check(std::uint64_t seed, Bytes memory) {
   }
   for (int k = 0; k < 60; ++k) other.push_back({Call::Kind::Allocate, (1 + k % 7) * kMiB, k % kStreams, made++});
   Machine plain(memory), follower(memory);
-  follower.allocator.follow(0, tape);
+  follower.allocator.tapes().follow(0, tape);
   expect_same(plain, follower, other, "another plan");
 }
 
@@ -123,12 +123,12 @@ TEST(PoolTape, IsForPlainSettingsOnly) {
   DriverMemory driver(kGiB);
   DeviceClock clock(ClockMode::Model, 1);
   AllocatorSettings settings;
-  EXPECT_TRUE(CachingAllocator(settings, driver, clock, 1).can_follow());
+  EXPECT_TRUE(CachingAllocator(settings, driver, clock, 1).tapes().can_follow());
   settings.expandable_segments = true;
-  EXPECT_FALSE(CachingAllocator(settings, driver, clock, 1).can_follow());
+  EXPECT_FALSE(CachingAllocator(settings, driver, clock, 1).tapes().can_follow());
   settings = {};
   settings.max_split_size = 100 * kMiB;
-  EXPECT_FALSE(CachingAllocator(settings, driver, clock, 1).can_follow());
+  EXPECT_FALSE(CachingAllocator(settings, driver, clock, 1).tapes().can_follow());
 }
 
 }  // namespace

@@ -54,6 +54,11 @@ TEST(Profile, EveryNumberHasASource) {
           "host_copy_gb_per_s", "scale_up_gb_per_s", "scale_out_gb_per_s", "channels", "channel_gb_per_s"}) {
       EXPECT_TRUE(profile->sources.contains(key)) << id << ": " << key;
     }
+    EXPECT_TRUE(profile->sources.contains("architecture")) << id;
+    const bool card = profile->kind == "gpu";
+    EXPECT_EQ(profile->sources.contains("fabric"), card) << id;
+    EXPECT_EQ(profile->sources.contains("ring_share"), profile->ring_share != 1) << id;
+    EXPECT_EQ(profile->sources.contains("switch_sum_share"), profile->switch_sum_share > 0) << id;
     for (const auto& [key, value] : profile->extra) EXPECT_TRUE(profile->sources.contains(key)) << id << ": " << key;
   }
 }
@@ -76,6 +81,47 @@ TEST(Profile, AnUnknownIdIsAnsweredWithTheKnownOnes) {
   EXPECT_NE(profile.error().expected.find("h100-sxm-80"), std::string::npos);
 }
 
+TEST(Profile, AFileFromBeforeFabricsMeansWhatItMeant) {
+  const std::string now = shipped("h100-sxm-80");
+  std::string old = replaced(now, "architecture = \"sm_90\"\n", "");
+  old = replaced(old, "switch_sum_share = 0.685\n", "");
+  old = replaced(old, "fabric = \"switch\"", "generation = \"hopper\"");
+  const auto read = parse_profile(old, "old.toml");
+  ASSERT_TRUE(read.has_value()) << to_text(read.error());
+  EXPECT_EQ(*read, *load_profile("h100-sxm-80"));
+  const auto mesh = parse_profile(replaced(old, "[extra]", "[extra]\nnvls = 0\nmesh_cards = 4"), "old.toml");
+  ASSERT_TRUE(mesh.has_value()) << to_text(mesh.error());
+  EXPECT_EQ(mesh->fabric, Fabric::Mesh);
+  EXPECT_EQ(mesh->cards, 4);
+  EXPECT_EQ(mesh->switch_sum_share, 0);
+  EXPECT_EQ(mesh->extra, read->extra) << "said once";
+  const auto again = parse_profile(profile_text(*mesh), "again.toml");
+  ASSERT_TRUE(again.has_value()) << to_text(again.error());
+  EXPECT_EQ(*again, *mesh);
+}
+
+TEST(CardArchitecture, IsWrittenAsCompilersNameIt) {
+  for (const char* name : {"none", "sm_70", "sm_100", "gfx942", "gfx90a"}) {
+    const auto card = parse_architecture(name);
+    ASSERT_TRUE(card.has_value()) << name;
+    EXPECT_EQ(architecture_name(*card), name);
+  }
+  EXPECT_EQ(parse_architecture("sm_90a"), parse_architecture("sm_90"));
+  for (const char* name : {"", "sm_", "sm_9", "sm_90ab", "gfx", "gfxyz", "hopper", "90"}) {
+    EXPECT_FALSE(parse_architecture(name).has_value()) << name;
+  }
+}
+
+// Matrix products of PyTorch 2.11 on the virtual device, FAKEGPU_CC = 7.0 to 12.0.
+TEST(CardArchitecture, OnlyOneCardOfNvidiaHasTheLargeWorkspace) {
+  for (const char* name : {"sm_70", "sm_80", "sm_86", "sm_89", "sm_100", "sm_103", "sm_120"}) {
+    EXPECT_EQ(blas_workspace(*parse_architecture(name)), 8519680) << name;
+  }
+  EXPECT_EQ(blas_workspace(*parse_architecture("sm_90")), 33554432);
+  EXPECT_EQ(blas_workspace(*parse_architecture("gfx942")), 128 * kMiB);
+  EXPECT_EQ(blas_lt_workspace(*parse_architecture("sm_90")), kMiB);
+}
+
 struct BadCase {
   const char* from;
   const char* to;
@@ -92,7 +138,11 @@ TEST(Profile, EveryMistakeNamesItsKey) {
            {"hbm_gb_per_s = 3350", "hbm_gb_per_sec = 3350", ErrorCode::MissingKey, "device.hbm_gb_per_s"},
            {"launch_ns = 4500", "launch_ns = 4500\nlunch_ns = 1", ErrorCode::UnknownKey, "host.lunch_ns"},
            {"channels = 16", "channels = 99999", ErrorCode::OutOfRange, "links.channels"},
-           {"generation = \"hopper\"", "generation = \"hoper\"", ErrorCode::OutOfRange, "links.generation"},
+           {"fabric = \"switch\"", "fabric = \"swich\"", ErrorCode::OutOfRange, "links.fabric"},
+           {"fabric = \"switch\"", "generation = \"hoper\"", ErrorCode::OutOfRange, "links.generation"},
+           {"fabric = \"switch\"", "rails = 8", ErrorCode::MissingKey, "links.fabric"},
+           {"\"sm_90\"", "\"hopper\"", ErrorCode::OutOfRange, "device.architecture"},
+           {"architecture = \"sm_90\"\n", "", ErrorCode::MissingKey, "device.architecture"},
            {"foreshard.profile/1", "foreshard.profile/9", ErrorCode::Unsupported, "schema"},
            {"bfloat16 = 989", "bfloat17 = 989", ErrorCode::UnknownKey, "peak_tflops.bfloat17"},
            {"[links]", "[links", ErrorCode::BadSyntax, "line "}}) {

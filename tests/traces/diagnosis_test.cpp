@@ -58,6 +58,8 @@ const std::vector<Planted> kFaults{
     {"host_bound", "LaunchesTooSlow", [](PlantedRun& r) { r.launch = 150, r.kernels = 40, r.forward = 2000; }},
     {"allocator_retries", "DriverCallsInSteps", [](PlantedRun& r) { r.driver_memory = 3000; }},
     {"straggler", "OneRankComputesLonger", [](PlantedRun& r) { r.ranks = 4, r.slow_rank = 1.3; }},
+    {"ranks_out_of_step", "AnotherRankIsLateInEachStep", [](PlantedRun& r) { r.ranks = 4, r.uneven = 1.3; }},
+    {"copies_not_hidden", "ParametersOnTheHost", [](PlantedRun& r) { r.offload = 4000; }},
     {"float32_compute", "ProductsInFloat32",
      [](PlantedRun& r) { r.product = "ampere_sgemm_128x64_tn", r.forward = 8000; }},
     {"float32_upcast_products", "HeadInFloat32", [](PlantedRun& r) { r.head_float32 = 9000; }},

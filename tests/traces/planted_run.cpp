@@ -20,9 +20,7 @@ using Meetings = std::vector<double>;
 
 class Writer {
  public:
-  Writer(const PlantedRun& run, int rank, const Meetings& meetings) : r_(run), rank_(rank), meetings_(meetings) {
-    slow_ = rank == run.ranks - 1 ? run.slow_rank : 1;
-  }
+  Writer(const PlantedRun& run, int rank, const Meetings& meetings) : r_(run), rank_(rank), meetings_(meetings) {}
 
   std::string take() {
     for (int step = 0; step < r_.steps; ++step) one_step(step);
@@ -102,6 +100,7 @@ class Writer {
   void gather(int unit) {
     range("user_annotation", "FSDP::all_gather" + unit_name(unit), [&] {
       const bool root = unit < 0;
+      if (r_.offload > 0) launch(kGather, "Memcpy HtoD (Pinned -> Device)", {r_.offload, 0, "gpu_memcpy"});
       gathered_[unit] =
           collective(kGather, "AllGather", root ? r_.root_gather : r_.gather, root ? r_.root_numel : r_.block_numel);
     });
@@ -219,6 +218,7 @@ class Writer {
     thread_ = kMain;
     const double begin = host_;
     host_ += 20;
+    slow_ = (rank_ == r_.ranks - 1 ? r_.slow_rank : 1) * (step % r_.ranks == rank_ ? r_.uneven : 1);
     if (r_.batch_wait > 0)
       range("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
             [&] { host_ += r_.batch_wait; });

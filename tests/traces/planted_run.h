@@ -26,6 +26,8 @@ struct PlantedRun {
   double batch_wait = 0;        // in the data loader
   double driver_memory = 0;     // cudaFree and cudaMalloc, twice a forward
   double slow_rank = 1;         // the last rank computes so much longer
+  double uneven = 1;            // in each step another rank computes so much longer
+  double offload = 0;           // a copy of each gather's shard from the host, pinned
   double head_float32 = 0;      // a product of the head in float32
   double casts = 0;             // a block's, in forward
   bool prefetch = true;         // in backward

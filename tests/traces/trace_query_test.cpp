@@ -57,6 +57,90 @@ Timeline small() {
   return t;
 }
 
+/// The same question asked of a copy of the table, which SQLite sorts and compares by itself.
+TEST(TraceQuery, GroupsOrdersAndTextsAreWhatSqliteWouldMakeOfThem) {
+  Timeline t = small();
+  t.names = {"b", "a", "", "b", "Z"};  // the same text twice, an empty one, an upper case
+  t.lanes = {{0, "D"}, {0, "host"}, {1, "D"}};
+  t.units = {"", "layers.0", "layers.1"};
+  t.spans.clear();
+  for (int i = 0; i < 400; ++i) {
+    Span s;
+    s.lane = LaneId(i % 7 == 0 ? -1 : i % 3), s.kind = static_cast<SpanKind>(i * 5 % 9), s.name = NameId(i % 6 - 1);
+    s.start = i, s.duration = i * 31 % 17, s.unit = i % 5 - 1, s.phase = i % 4;
+    t.spans.push_back(s);
+  }
+  t.spans[77].duration = 900'000'000'000;
+  const std::string all = "(select *, id + 0 as copied from spans limit -1 offset 0)";
+  for (const std::string question :
+       {"name, count(*), sum(duration_ns) from SPANS group by name order by 1, 2",
+        "distinct kind, unit from SPANS order by 1, 2",
+        "name, kind, id from SPANS order by name, kind, id",
+        "name, id from SPANS order by name desc, id",
+        "id from SPANS where name = 'b' order by id",
+        "count(*) from SPANS where kind = 'compute' and unit = 'root'",
+        "stream, phase, max(duration_ns) from SPANS where start_ns > 33 group by stream, phase order by 1, 2",
+        "id from SPANS where name = 'A' collate nocase order by id",
+        "id from SPANS where name = 5",
+        "count(*) from SPANS where name is null",
+        "id from SPANS where unit = null",
+        "id from SPANS where kind = x'41'",
+        "kind, rank, count(*) from SPANS group by kind, rank order by 1, 2",
+        "name from SPANS where kind = 'copy' group by name having count(*) > 3 order by name",
+        "name as n, sum(duration_ns) / count(*) as mean, MIN(start_ns), max(start_ns) from SPANS where start_ns >= 7 "
+        "and "
+        "duration_ns < 12 and kind = 'compute' group by name order by mean desc, n limit 3 offset 1",
+        "unit, kind, count(unit), count(op), sum(op), sum(bytes) + 1 from SPANS group by kind, unit order by 2, 1",
+        "rank, sum(duration_ns), count(*) from SPANS group by rank order by rank desc",
+        "rank + 1, kind, count(*) from SPANS where rank = 1 group by kind, rank order by 1, 2",
+        "phase, count(*) from SPANS where stream = 'it''s' group by phase",
+        "count(*) from SPANS group by stream order by 1",
+        "name, start_ns from SPANS where name is null group by name",
+        "upper(name), count(*) from SPANS group by name",
+        "name, count(*) filter (where id > 3) from SPANS group by name order by 1",
+        "name, count(*) from SPANS where name > 'A' group by name order by 1",
+        "name, avg(duration_ns) from SPANS group by name order by name desc",
+        "name, avg(duration_ns) from SPANS group by name order by name desc limit 1",
+        "kind, name, avg(duration_ns) from SPANS group by kind, name order by kind desc, name desc",
+        "distinct kind from SPANS order by kind desc limit 2",
+        "name, count(*) from SPANS group by name having count(*) > '5' order by name",
+        "name, count(*) as n from SPANS group by name having n < '5' order by name",
+        "kind, max(start_ns) from SPANS group by kind having max(start_ns) >= '399' order by -max(start_ns)",
+        "rank, count(*) from SPANS group by rank having rank = '1' order by 1"}) {
+    std::string direct = "select " + question, copied = direct;
+    direct.replace(direct.find("SPANS"), 5, "spans");
+    copied.replace(copied.find("SPANS"), 5, all);
+    EXPECT_EQ(asked(t, direct), asked(t, copied)) << question;
+  }
+}
+
+TEST(TraceQuery, ColumnsOfGroupsAreCalledAsSqliteCallsThem) {
+  std::vector<std::string> columns;
+  QueryReceiver receiver;
+  receiver.columns = [&](const std::vector<std::string>& names) { columns = names; };
+  ASSERT_TRUE(query_timeline(
+      small(), "select Name, count( * ), sum(duration_ns)/1e3 x, 2*max(start_ns) from spans group by name", receiver));
+  EXPECT_THAT(columns, ElementsAre("name", "count( * )", "x", "2*max(start_ns)"));
+  ASSERT_TRUE(
+      query_timeline(small(), "select name, count( * ), 2 *max(start_ns) as y from spans group by name", receiver));
+  EXPECT_THAT(columns, ElementsAre("name", "count( * )", "y"));
+  EXPECT_THAT(asked(small(), "select name, sum(unheard) from spans group by name"),
+              ElementsAre(HasSubstr("no such column: unheard")));
+  EXPECT_THAT(asked(small(), "select unheard + 1, sum(bytes) from spans group by name"),
+              ElementsAre(HasSubstr("no such column: unheard")));
+}
+
+TEST(TraceQuery, OfGroupsOnlyWhatTheTableHasIsAnswered) {
+  EXPECT_THAT(asked(small(), "select name, count(*) from spans where rank = 3 and group by name"),
+              ElementsAre(HasSubstr("syntax error")));
+  EXPECT_THAT(asked(small(), "select name, sum_0 + 1 as x, count(*) from spans group by name"),
+              ElementsAre(HasSubstr("no such column: sum_0")));
+  for (const std::string row : {"rowid", "oid", "_rowid_"})
+    EXPECT_THAT(
+        asked(small(), "select name, " + row + " + 0 as r, count(*) from spans where start_ns = 40 group by name"),
+        ElementsAre("cudaLaunchKernel|3|1"));
+}
+
 TEST(TraceQuery, SpansAreRowsWithTheirNamesUnitsAndTimes) {
   EXPECT_THAT(asked(small(), "select id, rank, stream, kind, name, start_ns, end_ns, unit, instruction from spans"),
               ElementsAre("0|3|D|compute|gemm|10|40|root|NULL", "1|3|D|compute|gemm|50|55|layers.0|NULL",
@@ -95,6 +179,17 @@ TEST(TraceQuery, WhatDoesMoreThanReadIsRefused) {
     EXPECT_THAT(asked(small(), sql), ElementsAre(HasSubstr("error: "))) << sql;
   }
   EXPECT_THAT(asked(small(), "select nowhere from spans"), ElementsAre("error: no such column: nowhere"));
+}
+
+TEST(TraceQuery, AQuestionWithoutEndCanBeStopped) {
+  int looks = 0, rows = 0;
+  QueryReceiver receiver;
+  receiver.stopped = [&] { return ++looks > 1'000; };
+  receiver.row = [&](const std::vector<QueryValue>&) { return ++rows > 0; };
+  EXPECT_TRUE(query_timeline(
+      small(), "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n", receiver));
+  EXPECT_EQ(rows, 0);
+  EXPECT_EQ(looks, 1'001);
 }
 
 TEST(TraceQuery, ThePageHasTheTablesAsTheyAre) {

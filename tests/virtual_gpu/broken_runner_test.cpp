@@ -140,6 +140,10 @@ class HalvedCommunicator final : public Communicator {
   void all_reduce(void* data, Numel numel, DType dtype, ReduceOp op) override {
     right_->all_reduce(data, numel, dtype, op);
   }
+  void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
+                  DType dtype) override {
+    right_->all_to_all(output, input, send, receive, dtype);
+  }
   void broadcast(void* data, Numel numel, DType dtype, int root) override {
     right_->broadcast(data, numel, dtype, root);
   }

@@ -19,7 +19,7 @@
 #include "exec/cuda/cuda_backend.h"
 #include "exec/run/plan_runner.h"
 #include "exec/torch/torch_types.h"
-#include "tests/oracle/gpu_memory_row.h"
+#include "tests/oracle/memory/gpu_memory_row.h"
 #include "tests/virtual_gpu/call_log.h"
 #include "tests/virtual_gpu/planned_calls.h"
 

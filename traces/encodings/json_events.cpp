@@ -84,6 +84,8 @@ const char* after_value(const char* p, const char* end) {
 
 }  // namespace
 
+const char* json_value_end(const char* p, const char* end) { return after_value(p, end); }
+
 void JsonEvents::fill(EventChunk& chunk) {
   if (chunk.bytes.size() < chunk_bytes_ + EventChunk::kPadding) chunk.bytes.resize(chunk_bytes_ + EventChunk::kPadding);
   if (size_ + EventChunk::kPadding >= chunk.bytes.size()) chunk.bytes.resize(2 * chunk.bytes.size());

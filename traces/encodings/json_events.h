@@ -68,6 +68,9 @@ class JsonEvents {
   std::map<std::string, std::string> beside_;
 };
 
+/// Behind the value (or key) that begins at p; null if it is not all there.
+const char* json_value_end(const char* p, const char* end);
+
 /// Ends of the objects in a chunk's text, for callers that must take them one by one: [begin, end) each.
 std::vector<std::string_view> split_events(std::string_view array);
 

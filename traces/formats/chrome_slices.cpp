@@ -223,6 +223,16 @@ void ChromeSlices::fill_own(const ChromeEvent& event, Span& span) {
   if (event.name == span_kind_name(span.kind)) span.name = NameId();
 }
 
+/// Of our own slices only what the fields of a span do not hold.
+std::uint32_t ChromeSlices::keep_arguments(const ChromeEvent& event) {
+  if (event.all_arguments.size() <= 2) return TimelineBuilder::kNoArguments;
+  const bool own = dialect_ == Dialect::Own;
+  const auto is_field = [](const ChromeEvent::Argument& argument) { return is_span_field(argument.key); };
+  if (own && std::all_of(event.arguments.begin(), event.arguments.end(), is_field))
+    return TimelineBuilder::kNoArguments;
+  return arguments_.take(event.all_arguments, own);
+}
+
 void ChromeSlices::slice(const ChromeEvent& event) {
   const auto start = microseconds_token(event.time);
   if (!start) return left_out("slices without a time: left out", event);
@@ -238,7 +248,7 @@ void ChromeSlices::slice(const ChromeEvent& event) {
   if (span.duration < 0) return left_out("slices with a negative duration: left out", event);
   std::int64_t correlation = -1;
   fill(event, span, correlation);
-  builder_.add(span, correlation);
+  builder_.add(span, correlation, keep_arguments(event));
 }
 
 void ChromeSlices::begin(const ChromeEvent& event) {
@@ -247,6 +257,7 @@ void ChromeSlices::begin(const ChromeEvent& event) {
   Open open;
   open.span.start = *start;
   fill(event, open.span, open.correlation);
+  open.arguments = keep_arguments(event);
   open_[{identity_token(event.process), stream_number(event.thread)}].push_back(open);
 }
 
@@ -260,7 +271,7 @@ void ChromeSlices::end(const ChromeEvent& event) {
   if (last.span.duration < 0)
     left_out("slices with a negative duration: left out", event);
   else
-    builder_.add(last.span, last.correlation);
+    builder_.add(last.span, last.correlation, last.arguments);
   open->second.pop_back();
 }
 
@@ -401,7 +412,7 @@ Result<OpenedTrace> ChromeSlices::finish(const std::map<std::string, std::string
   for (const auto& [row, stack] : open_) {
     for (const Open& open : stack) {
       finding("slices that begin and never end, shown as moments", "");
-      builder_.add(open.span, open.correlation);
+      builder_.add(open.span, open.correlation, open.arguments);
     }
   }
   if (rank_ < 0) rank_ = std::max(0, rank_in_name(file_));
@@ -424,6 +435,11 @@ Result<OpenedTrace> ChromeSlices::finish(const std::map<std::string, std::string
     const bool unix_time = base_ns_ > 0 || zero > 1'000'000'000LL * 1'000'000'000;
     if (unix_time) opened.origin_ns = base_ns_ + zero;
   }
+  opened.arguments = arguments_.finish();
+  opened.arguments.row_of_span = std::move(builder_.argument_rows);
+  if (arguments_.dropped() > 0)
+    note(fmt::format("{} arguments of slices are left out: there are more than {} names of them", arguments_.dropped(),
+                     SliceArguments::kMostKeys));
   opened.format = dialect_ == Dialect::Own ? "chrome" : "kineto";
   opened.warnings = builder_.warnings(file_);
   for (std::string& text : notes_) opened.warnings.push_back({file_, std::move(text)});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/result.h"
+#include "traces/formats/argument_reader.h"
 #include "traces/formats/kineto_events.h"
 #include "traces/formats/open_trace.h"
 #include "traces/timeline/timeline_builder.h"
@@ -27,7 +28,7 @@ class ChromeSlices {
   void note(std::string text) { notes_.push_back(std::move(text)); }
 
   std::size_t taken() const { return taken_; }
-  std::uint64_t bytes() const { return builder_.bytes(); }
+  std::uint64_t bytes() const { return builder_.bytes() + arguments_.bytes() / 2; }
   const std::string& file() const { return file_; }
 
   /// `beside`: what stands beside the events in the file, as JSON text by key. Call once.
@@ -43,6 +44,7 @@ class ChromeSlices {
   struct Open {  // a slice that has begun
     Span span;
     std::int64_t correlation = -1;
+    std::uint32_t arguments = TimelineBuilder::kNoArguments;
   };
   enum class Dialect { Kineto, Own, Other };
 
@@ -57,6 +59,7 @@ class ChromeSlices {
   void left_out(std::string_view why, const ChromeEvent& event);
 
   void fill(const ChromeEvent& event, Span& span, std::int64_t& correlation);
+  std::uint32_t keep_arguments(const ChromeEvent& event);
   void fill_device(const ChromeEvent& event, Span& span);
   void fill_own(const ChromeEvent& event, Span& span);
   void sample(std::string_view counter, std::string_view unit, std::int32_t rank, SimTime time, std::int64_t value);
@@ -70,6 +73,7 @@ class ChromeSlices {
 
   std::string file_;
   TimelineBuilder builder_;
+  ArgumentReader arguments_;
   std::vector<std::string> notes_;
   std::size_t taken_ = 0, device_slices_ = 0;
   Dialect dialect_ = Dialect::Other;

@@ -7,10 +7,13 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "core/plan.h"
 #include "core/utf8.h"
 #include "traces/encodings/byte_file.h"
+#include "traces/formats/argument_reader.h"
 
 namespace foreshard {
 namespace {
@@ -48,6 +51,7 @@ class EventWriter {
     first_ = false;
   }
   void text(std::string_view text);
+  void key(std::string_view json) { raw(R"("{}":)", json); }  // as it stood in a file
   void time(std::string_view key, SimTime ns) {
     raw(R"("{}":{}{}.{:03})", key, ns < 0 ? "-" : "", (ns < 0 ? -ns : ns) / 1000, (ns < 0 ? -ns : ns) % 1000);
   }
@@ -116,8 +120,17 @@ Rows split_overlaps(const Timeline& t) {
 
 class ChromeTrace {
  public:
-  ChromeTrace(const Timeline& timeline, EventWriter& out) : t_(timeline), out_(out), rows_(split_overlaps(timeline)) {
+  ChromeTrace(const Timeline& timeline, const SliceArguments& arguments, EventWriter& out)
+      : t_(timeline), arguments_(arguments), out_(out), rows_(split_overlaps(timeline)) {
     number_threads();
+    for (std::uint32_t i = 0; i < arguments.texts.size(); ++i) {
+      const std::string_view text = arguments.texts[i];
+      if (!text.empty() && !nlohmann::json::accept(text)) damaged_.insert(text.data());
+    }
+    for (const SliceArguments::Column& column : arguments.columns) {
+      if (!is_span_field(column.key) && nlohmann::json::accept(fmt::format("\"{}\"", column.key)))
+        written_.push_back(&column);
+    }
   }
 
   void write() {
@@ -212,7 +225,27 @@ class ChromeTrace {
     }
     if (s.bytes != 0) number("bytes", s.bytes);
     if (s.op >= 0) number("op", s.op);
+    if (!arguments_.empty()) more_arguments(index, comma);
     out_.raw("}}}}");
+  }
+
+  /// What the recording says beside; a text that is no JSON (damaged, cut) would break the file.
+  void more_arguments(std::size_t index, const char* comma) {
+    const std::uint32_t row = arguments_.row_of(SpanId(index));
+    if (row == SliceArguments::kNone) return;
+    for (const SliceArguments::Column* column : written_) {
+      const auto value = arguments_.value(*column, row);
+      if (!value) continue;
+      // An empty text has no place of its own in the store: it is told by its size.
+      if (!value->number && (value->json.empty() || damaged_.contains(value->json.data()))) continue;
+      out_.raw("{}", comma);
+      out_.key(column->key);
+      if (value->number)
+        out_.raw("{}", *value->number);
+      else
+        out_.raw("{}", value->json);
+      comma = ",";
+    }
   }
 
   void flow(std::size_t index) {
@@ -276,15 +309,18 @@ class ChromeTrace {
   }
 
   const Timeline& t_;
+  const SliceArguments& arguments_;
+  std::vector<const SliceArguments::Column*> written_;
+  std::unordered_set<const char*> damaged_;  // texts of arguments that are no JSON, but for empty ones
   EventWriter& out_;
   Rows rows_;
   std::vector<int> first_thread_;
   std::vector<std::size_t> order_;
 };
 
-Result<void> write_to(const Timeline& timeline, EventWriter::Sink sink) {
+Result<void> write_to(const Timeline& timeline, const SliceArguments& arguments, EventWriter::Sink sink) {
   EventWriter writer(std::move(sink));
-  ChromeTrace(timeline, writer).write();
+  ChromeTrace(timeline, arguments, writer).write();
   return writer.finish();
 }
 
@@ -304,7 +340,7 @@ int stream_row(std::string_view stream) {
 
 std::string chrome_trace_json(const Timeline& timeline) {
   std::string json;
-  const auto done = write_to(timeline, [&](std::string_view part) -> Result<void> {
+  const auto done = write_to(timeline, {}, [&](std::string_view part) -> Result<void> {
     json += part;
     return {};
   });
@@ -312,10 +348,10 @@ std::string chrome_trace_json(const Timeline& timeline) {
   return json;
 }
 
-Result<void> write_chrome_trace(const Timeline& timeline, const std::string& path) {
+Result<void> write_chrome_trace(const Timeline& timeline, const std::string& path, const SliceArguments& arguments) {
   auto file = PackedOutput::create(path);
   if (!file) return fail(file.error());
-  auto done = write_to(timeline, [&](std::string_view part) { return file->write(part); });
+  auto done = write_to(timeline, arguments, [&](std::string_view part) { return file->write(part); });
   if (!done) return done;
   return file->close();
 }

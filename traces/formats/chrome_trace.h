@@ -10,13 +10,15 @@
 
 #include "core/result.h"
 #include "core/timeline.h"
+#include "traces/timeline/slice_arguments.h"
 
 namespace foreshard {
 
 std::string chrome_trace_json(const Timeline& timeline);
 
 /// Gzipped if the name ends in ".gz". Written in pieces: memory does not grow with the timeline.
-Result<void> write_chrome_trace(const Timeline& timeline, const std::string& path);
+Result<void> write_chrome_trace(const Timeline& timeline, const std::string& path,
+                                const SliceArguments& arguments = {});
 
 /// "D compute", "U all-gather", ...: how people call the stream with that letter. Unknown names stay as they are.
 std::string_view spoken_stream_name(std::string_view stream);

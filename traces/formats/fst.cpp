@@ -1,5 +1,3 @@
-// One long file on purpose: the writer and the reader of one layout stand side by side.
-
 #include "traces/formats/fst.h"
 
 #include <fmt/core.h>
@@ -14,173 +12,15 @@
 
 #include "core/input_file.h"
 #include "traces/encodings/byte_file.h"
+#include "traces/formats/fst_layout.h"
 
 namespace foreshard {
 namespace {
 
-// [Note: fst layout] header (32 bytes), then blocks (20 bytes of header + payload) back to back. Numbers are
-// little-endian. A block holds up to kRowsPerBlock values of one column of one table. See docs/formats/fst.md.
-constexpr std::array<unsigned char, 8> kMagic{0x89, 'F', 'S', 'T', '\r', '\n', 0x1a, '\n'};
-constexpr std::size_t kHeaderBytes = 32;
-constexpr std::size_t kBlockHeaderBytes = 20;
-constexpr std::size_t kRowsPerBlock = 65536;
-constexpr std::size_t kMaxRawBytes = 10 * kRowsPerBlock;  // ten bytes is the longest varint
-constexpr std::size_t kMaxTextBytes = 1U << 20U;
-constexpr int kZstdLevel = 3;
-constexpr std::uint64_t kMaxRowsFactor = 512;  // rows per byte of file: a small file cannot ask for a large memory
-constexpr std::uint64_t kMinRows = 1U << 20U;
-
-enum class Table : std::uint8_t { Provenance, Names, Units, Lanes, Spans, Flows, Counters, Samples, Marks };
-constexpr std::size_t kTableCount = 9;
-constexpr std::array<const char*, kTableCount> kTableNames{"provenance", "names",    "units",   "lanes", "spans",
-                                                           "flows",      "counters", "samples", "marks"};
-constexpr std::array<std::size_t, kTableCount> kColumnCounts{2, 1, 1, 4, 11, 2, 3, 3, 3};
-
-enum class Encoding : std::uint8_t { Plain, Delta, Constant, Text };
-enum class Codec : std::uint8_t { Stored, Zstd };
+using namespace fst;
 
 using Integers = std::vector<std::int64_t>;
 using Texts = std::vector<std::string>;
-
-// ---- writing ----
-
-template <class T>
-void put(std::string& out, T value) {
-  for (std::size_t i = 0; i < sizeof(T); ++i)
-    out.push_back(static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i)));
-}
-
-void put_varint(std::string& out, std::uint64_t value) {
-  while (value >= 0x80) {
-    out.push_back(static_cast<char>(value | 0x80));
-    value >>= 7U;
-  }
-  out.push_back(static_cast<char>(value));
-}
-
-constexpr std::uint64_t zigzag(std::uint64_t value) { return (value << 1U) ^ (0 - (value >> 63U)); }
-constexpr std::uint64_t unzigzag(std::uint64_t value) { return (value >> 1U) ^ (0 - (value & 1U)); }
-
-std::uint32_t checksum(std::string_view a, std::string_view b = {}) {
-  uLong crc = crc32(0, reinterpret_cast<const Bytef*>(a.data()), static_cast<uInt>(a.size()));
-  if (!b.empty()) crc = crc32(crc, reinterpret_cast<const Bytef*>(b.data()), static_cast<uInt>(b.size()));
-  return static_cast<std::uint32_t>(crc);
-}
-
-class Writer {
- public:
-  void block(Table table, std::size_t column, Encoding encoding, std::size_t rows, const std::string& raw) {
-    packed_.resize(ZSTD_compressBound(raw.size()));
-    const std::size_t size = ZSTD_compress(packed_.data(), packed_.size(), raw.data(), raw.size(), kZstdLevel);
-    const bool zstd = ZSTD_isError(size) == 0 && size < raw.size();
-    const std::string_view payload = zstd ? std::string_view(packed_.data(), size) : std::string_view(raw);
-    std::string header;
-    put(header, static_cast<std::uint8_t>(table));
-    put(header, static_cast<std::uint8_t>(column));
-    put(header, static_cast<std::uint8_t>(encoding));
-    put(header, static_cast<std::uint8_t>(zstd ? Codec::Zstd : Codec::Stored));
-    put(header, static_cast<std::uint32_t>(rows));
-    put(header, static_cast<std::uint32_t>(raw.size()));
-    put(header, static_cast<std::uint32_t>(payload.size()));
-    put(header, checksum(header, payload));
-    body_ += header;
-    body_ += payload;
-    ++blocks_;
-  }
-
-  /// `get(i)` is the value of row i. Every kRowsPerBlock rows start anew, so that blocks decode alone.
-  template <class Get>
-  void integers(Table table, std::size_t column, std::size_t rows, bool delta, const Get& get) {
-    std::string raw;
-    for (std::size_t begin = 0; begin < rows; begin += kRowsPerBlock) {
-      const std::size_t end = std::min(rows, begin + kRowsPerBlock);
-      const auto first = static_cast<std::uint64_t>(get(begin));
-      bool constant = true;
-      for (std::size_t i = begin; i < end && constant; ++i) constant = static_cast<std::uint64_t>(get(i)) == first;
-      raw.clear();
-      std::uint64_t previous = 0;
-      for (std::size_t i = begin; i < (constant ? begin + 1 : end); ++i) {
-        const auto value = static_cast<std::uint64_t>(get(i));
-        put_varint(raw, zigzag(delta && !constant ? value - previous : value));
-        previous = value;
-      }
-      block(table, column, constant ? Encoding::Constant : (delta ? Encoding::Delta : Encoding::Plain), end - begin,
-            raw);
-    }
-  }
-
-  template <class Get>
-  void texts(Table table, std::size_t column, std::size_t rows, const Get& get) {
-    std::string raw;
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < rows; ++i) {
-      const std::string_view text = std::string_view(get(i)).substr(0, kMaxTextBytes / 2);
-      if (count == kRowsPerBlock || raw.size() + text.size() + 10 > kMaxTextBytes) {
-        block(table, column, Encoding::Text, count, raw);
-        raw.clear();
-        count = 0;
-      }
-      put_varint(raw, text.size());
-      raw += text;
-      ++count;
-    }
-    if (count > 0) block(table, column, Encoding::Text, count, raw);
-  }
-
-  std::string finish() {
-    std::string file(reinterpret_cast<const char*>(kMagic.data()), kMagic.size());
-    put(file, static_cast<std::uint16_t>(kFstMajor));
-    put(file, static_cast<std::uint16_t>(kFstMinor));
-    put(file, static_cast<std::uint32_t>(blocks_));
-    put(file, static_cast<std::uint64_t>(kHeaderBytes + body_.size()));
-    put(file, std::uint32_t{0});
-    put(file, checksum(file));
-    return file + body_;
-  }
-
- private:
-  std::string body_;
-  std::string packed_;
-  std::uint32_t blocks_ = 0;
-};
-
-void write_spans(Writer& writer, const std::vector<Span>& spans) {
-  const auto column = [&](std::size_t index, bool delta, auto get) {
-    writer.integers(Table::Spans, index, spans.size(), delta,
-                    [&](std::size_t i) { return std::int64_t{get(spans[i])}; });
-  };
-  column(0, false, [](const Span& s) { return s.lane.value; });
-  column(1, false, [](const Span& s) { return static_cast<int>(s.kind); });
-  column(2, true, [](const Span& s) { return s.start; });
-  column(3, false, [](const Span& s) { return s.duration; });
-  column(4, false, [](const Span& s) { return s.name.value; });
-  column(5, true, [](const Span& s) { return s.instruction.value; });
-  column(6, true, [](const Span& s) { return s.op; });
-  column(7, false, [](const Span& s) { return s.unit; });
-  column(8, false, [](const Span& s) { return s.phase; });
-  column(9, false, [](const Span& s) { return s.bytes; });
-  const bool named = std::any_of(spans.begin(), spans.end(), [](const Span& s) { return s.communicator.valid(); });
-  if (named) column(10, false, [](const Span& s) { return s.communicator.value; });
-}
-
-void write_rest(Writer& writer, const Timeline& t) {
-  writer.integers(Table::Flows, 0, t.flows.size(), true, [&](std::size_t i) { return t.flows[i].from.value; });
-  writer.integers(Table::Flows, 1, t.flows.size(), true, [&](std::size_t i) { return t.flows[i].to.value; });
-  writer.integers(Table::Counters, 0, t.counters.size(), false, [&](std::size_t i) { return t.counters[i].rank; });
-  writer.texts(Table::Counters, 1, t.counters.size(),
-               [&](std::size_t i) { return std::string_view(t.counters[i].name); });
-  writer.texts(Table::Counters, 2, t.counters.size(),
-               [&](std::size_t i) { return std::string_view(t.counters[i].unit); });
-  writer.integers(Table::Samples, 0, t.samples.size(), false,
-                  [&](std::size_t i) { return t.samples[i].counter.value; });
-  writer.integers(Table::Samples, 1, t.samples.size(), true, [&](std::size_t i) { return t.samples[i].time; });
-  writer.integers(Table::Samples, 2, t.samples.size(), true, [&](std::size_t i) { return t.samples[i].value; });
-  writer.integers(Table::Marks, 0, t.marks.size(), true, [&](std::size_t i) { return t.marks[i].time; });
-  writer.integers(Table::Marks, 1, t.marks.size(), false, [&](std::size_t i) { return t.marks[i].rank; });
-  writer.integers(Table::Marks, 2, t.marks.size(), false, [&](std::size_t i) { return t.marks[i].name.value; });
-}
-
-// ---- reading ----
 
 struct Columns {
   std::array<std::vector<Integers>, kTableCount> integers;
@@ -195,11 +35,43 @@ struct PackedBlock {
   std::size_t raw = 0, rows = 0;
 };
 
+/// A column of the table of arguments: the block that is being read, and how far it has been.
+struct ArgumentColumn {
+  Integers values;
+  std::size_t at = 0;
+  std::size_t left() const { return values.size() - at; }
+};
+
+/// The rows of arguments that spans bear: files may have more, of slices that their reader left out, and their numbers
+/// may be of any size. What they become is below the number of spans.
+class BorneRows {
+ public:
+  explicit BorneRows(const Integers& of_span) : spans_(static_cast<std::int64_t>(of_span.size())) {
+    if (std::all_of(of_span.begin(), of_span.end(), [&](std::int64_t row) { return row < spans_; })) return;
+    rows_ = of_span;
+    std::sort(rows_.begin(), rows_.end());
+    rows_.erase(std::unique(rows_.begin(), rows_.end()), rows_.end());
+    if (rows_.front() == -1) rows_.erase(rows_.begin());
+  }
+
+  /// kNone: no span's.
+  std::uint32_t place(std::int64_t row) const {
+    if (rows_.empty()) return row < 0 || row >= spans_ ? SliceArguments::kNone : static_cast<std::uint32_t>(row);
+    const auto found = std::lower_bound(rows_.begin(), rows_.end(), row);
+    return found == rows_.end() || *found != row ? SliceArguments::kNone
+                                                 : static_cast<std::uint32_t>(found - rows_.begin());
+  }
+
+ private:
+  std::int64_t spans_;
+  Integers rows_;  // in order; empty: as they are
+};
+
 class Reader {
  public:
   Reader(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
 
-  Result<Timeline> read() {
+  Result<Timeline> read(SliceArguments* arguments) {
     auto header = read_header();
     if (!header) return fail(header.error());
     for (std::size_t table = 0; table < kTableCount; ++table) {
@@ -211,7 +83,10 @@ class Reader {
       if (!block) return fail(block.error());
     }
     if (at_ != bytes_.size()) return broken("bytes stand behind the last block", "the end of the file", "more");
-    return build();
+    auto timeline = build();
+    if (!timeline || arguments == nullptr) return timeline;
+    if (auto done = build_arguments(*arguments, timeline->spans.size()); !done) return fail(done.error());
+    return timeline;
   }
 
  private:
@@ -295,8 +170,17 @@ class Reader {
       span_blocks_[column].push_back({at_, payload, codec, encoding, raw, rows});
       return {};
     }
+    if (table == static_cast<std::size_t>(Table::Arguments)) {
+      argument_blocks_[column].push_back({at_, payload, codec, encoding, raw, rows});
+      return {};
+    }
     auto content = unpack(payload, codec, raw);
     if (!content) return fail(content.error());
+    if (table == static_cast<std::size_t>(Table::ArgumentTexts)) {
+      return encoding == static_cast<std::uint8_t>(Encoding::Text)
+                 ? decode_texts(*content, rows, argument_texts_)
+                 : broken("texts of arguments are no texts", "encoding 3", fmt::format("{}", encoding));
+    }
     if (encoding == static_cast<std::uint8_t>(Encoding::Text))
       return decode_texts(*content, rows, columns_.texts[table][column]);
     return decode_integers(*content, rows, encoding, columns_.integers[table][column]);
@@ -352,14 +236,18 @@ class Reader {
     return {};
   }
 
-  Result<void> decode_texts(std::string_view content, std::size_t rows, Texts& out) {
+  static void keep(Texts& out, std::string_view text) { out.emplace_back(text); }
+  static void keep(TextStore& out, std::string_view text) { out.add(text); }
+
+  template <class Out>
+  Result<void> decode_texts(std::string_view content, std::size_t rows, Out& out) {
     std::size_t at = 0;
     for (std::size_t i = 0; i < rows; ++i) {
       std::uint64_t size = 0;
       if (!take_varint(content, at, size) || size > content.size() - at) {
         return broken("a text is cut off", fmt::format("{} texts", rows), fmt::format("{}", i));
       }
-      out.emplace_back(content.substr(at, size));
+      keep(out, content.substr(at, size));
       at += size;
     }
     if (at != content.size())
@@ -422,6 +310,8 @@ class Reader {
   Result<void> build_counters(Timeline& t);
   Result<void> build_marks(Timeline& t);
   Result<void> build_provenance(Provenance& p);
+  Result<void> build_arguments(SliceArguments& arguments, std::size_t spans);
+  Result<bool> next_arguments(std::array<ArgumentColumn, 4>& rows);
 
   std::string_view bytes_;
   std::string file_;
@@ -431,6 +321,9 @@ class Reader {
   std::string unpacked_;
   Columns columns_;
   std::array<std::vector<PackedBlock>, kColumnCounts[static_cast<std::size_t>(Table::Spans)]> span_blocks_;
+  std::array<std::vector<PackedBlock>, kColumnCounts[static_cast<std::size_t>(Table::Arguments)]> argument_blocks_;
+  std::array<std::size_t, 4> next_block_{};  // of argument_blocks_
+  TextStore argument_texts_;
 };
 
 constexpr std::int64_t kInt32Min = std::numeric_limits<std::int32_t>::min();
@@ -559,6 +452,77 @@ Result<void> Reader::build_provenance(Provenance& p) {
   return {};
 }
 
+/// Rows of all columns of the arguments up to the end of a block of one of them; what the others have more stays for
+/// the next call. False at the end.
+Result<bool> Reader::next_arguments(std::array<ArgumentColumn, 4>& rows) {
+  for (std::size_t column = 0; column < rows.size(); ++column) {
+    if (rows[column].left() > 0 || next_block_[column] == argument_blocks_[column].size()) continue;
+    const PackedBlock& block = argument_blocks_[column][next_block_[column]++];
+    at_ = block.at;
+    auto content = unpack(block.payload, block.codec, block.raw);
+    if (!content) return fail(content.error());
+    rows[column] = {};
+    auto decoded = decode_integers(*content, block.rows, block.encoding, rows[column].values);
+    if (!decoded) return fail(decoded.error());
+  }
+  const auto ended = [](const ArgumentColumn& column) { return column.left() == 0; };
+  if (std::all_of(rows.begin(), rows.end(), ended)) return false;
+  if (std::none_of(rows.begin(), rows.end(), ended)) return true;
+  return broken("table arguments has columns of different lengths", "equally many rows", "fewer in one");
+}
+
+Result<void> Reader::build_arguments(SliceArguments& arguments, std::size_t spans) {
+  if (argument_texts_.size() == 0 && argument_blocks_[0].empty()) return {};
+  constexpr std::size_t kRow = 11;
+  const std::int64_t none = SliceArguments::kNone;
+  auto of_span = span_numbers(kRow, spans, -1, none - 1);
+  if (!of_span) return fail(of_span.error());
+  const BorneRows borne(*of_span);
+  for (const std::int64_t row : *of_span) arguments.row_of_span.push_back(borne.place(row));
+  std::array<ArgumentColumn, 4> rows;
+  std::map<std::int64_t, std::size_t> column_of;
+  std::int64_t key = -1, form = 0, before = -1;
+  for (;;) {
+    auto more = next_arguments(rows);
+    if (!more) return fail(more.error());
+    if (!*more) break;
+    std::size_t count = rows[0].left();
+    for (const ArgumentColumn& column : rows) count = std::min(count, column.left());
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto next = [&](std::size_t column) { return rows[column].values[rows[column].at++]; };
+      const std::int64_t new_key = next(0), row = next(1), new_form = next(2), value = next(3);
+      const bool same = new_key == key && new_form == form;
+      key = new_key, form = new_form;
+      const std::int64_t texts = argument_texts_.size();
+      const bool fits = key >= 0 && key < texts && (form == 0 || (form == 1 && value >= 0 && value < texts));
+      if (!fits || row < 0 || row >= none || (same && row <= before))
+        return broken("table arguments holds a row that cannot be", "keys and texts of its table, rows in order",
+                      fmt::format("key {}, row {}, form {}, value {}", key, row, form, value));
+      before = row;
+      const std::uint32_t place = borne.place(row);
+      if (place == SliceArguments::kNone) continue;
+      const auto [found, fresh] = column_of.try_emplace(key, arguments.columns.size());
+      if (fresh) {
+        if (arguments.columns.size() == SliceArguments::kMostKeys)
+          return broken("table arguments has too many keys", fmt::format("{}", SliceArguments::kMostKeys), "more");
+        arguments.columns.emplace_back().key = argument_texts_[static_cast<std::uint32_t>(key)];
+      }
+      SliceArguments::Column& column = arguments.columns[found->second];
+      auto& own_rows = form == 0 ? column.number_rows : column.text_rows;
+      if (!own_rows.empty() && own_rows.back() >= place)
+        return broken("table arguments has rows of one key in no order", "by key, form and row",
+                      fmt::format("{}", row));
+      own_rows.push_back(place);
+      if (form == 0)
+        column.numbers.push_back(value);
+      else
+        column.texts.push_back(static_cast<std::uint32_t>(value));
+    }
+  }
+  arguments.texts = std::move(argument_texts_);
+  return {};
+}
+
 Result<Timeline> Reader::build() {
   Timeline t;
   t.names = std::move(columns_.texts[static_cast<std::size_t>(Table::Names)][0]);
@@ -574,41 +538,9 @@ Result<Timeline> Reader::build() {
 
 }  // namespace
 
-std::string fst_bytes(const Timeline& t) {
-  Writer writer;
-  const Provenance& p = t.provenance;
-  const std::array<std::array<std::string, 2>, 6> pairs{
-      {{"source", p.source},
-       {"plan_digest", p.plan_digest},
-       {"software", p.software},
-       {"hardware", p.hardware},
-       {"clock", p.clock},
-       {"dropped_records", std::to_string(std::max<std::int64_t>(0, p.dropped_records))}}};
-  writer.texts(Table::Provenance, 0, pairs.size(), [&](std::size_t i) { return std::string_view(pairs[i][0]); });
-  writer.texts(Table::Provenance, 1, pairs.size(), [&](std::size_t i) { return std::string_view(pairs[i][1]); });
-  writer.texts(Table::Names, 0, t.names.size(), [&](std::size_t i) { return std::string_view(t.names[i]); });
-  writer.texts(Table::Units, 0, t.units.size(), [&](std::size_t i) { return std::string_view(t.units[i]); });
-  writer.integers(Table::Lanes, 0, t.lanes.size(), false, [&](std::size_t i) { return t.lanes[i].rank; });
-  writer.texts(Table::Lanes, 1, t.lanes.size(), [&](std::size_t i) { return std::string_view(t.lanes[i].stream); });
-  writer.integers(Table::Lanes, 2, t.lanes.size(), false, [&](std::size_t i) { return t.lanes[i].priority; });
-  const bool labels = std::any_of(t.lanes.begin(), t.lanes.end(), [](const Lane& lane) { return !lane.label.empty(); });
-  if (labels) {
-    writer.texts(Table::Lanes, 3, t.lanes.size(), [&](std::size_t i) { return std::string_view(t.lanes[i].label); });
-  }
-  write_spans(writer, t.spans);
-  write_rest(writer, t);
-  return writer.finish();
+Result<Timeline> parse_fst(std::string_view bytes, const std::string& file, SliceArguments* arguments) {
+  return Reader(bytes, file).read(arguments);
 }
-
-Result<void> write_fst(const Timeline& timeline, const std::string& path) {
-  auto file = PackedOutput::create(path);
-  if (!file) return fail(file.error());
-  auto written = file->write(fst_bytes(timeline));
-  if (!written) return written;
-  return file->close();
-}
-
-Result<Timeline> parse_fst(std::string_view bytes, const std::string& file) { return Reader(bytes, file).read(); }
 
 Result<Timeline> read_fst(const std::string& path) {
   auto bytes = read_whole_file(path, kMostFstBytes);

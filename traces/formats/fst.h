@@ -11,20 +11,21 @@
 #include "core/result.h"
 #include "core/timeline.h"
 #include "core/units.h"
+#include "traces/timeline/slice_arguments.h"
 
 namespace foreshard {
 
 inline constexpr int kFstMajor = 1;  // readers refuse another one
-inline constexpr int kFstMinor = 2;  // readers ignore tables and columns that they do not know
+inline constexpr int kFstMinor = 3;  // readers ignore tables and columns that they do not know
 
-std::string fst_bytes(const Timeline& timeline);
+std::string fst_bytes(const Timeline& timeline, const SliceArguments& arguments = {});
 /// What a reader takes, unpacked.
 inline constexpr Bytes kMostFstBytes = 4 * kGiB;
 
-Result<void> write_fst(const Timeline& timeline, const std::string& path);
+Result<void> write_fst(const Timeline& timeline, const std::string& path, const SliceArguments& arguments = {});
 
-/// `file` is only for the Error's text.
-Result<Timeline> parse_fst(std::string_view bytes, const std::string& file = "");
+/// `file` is only for the Error's text; `arguments` gets what the file has of them.
+Result<Timeline> parse_fst(std::string_view bytes, const std::string& file = "", SliceArguments* arguments = nullptr);
 Result<Timeline> read_fst(const std::string& path);
 
 }  // namespace foreshard

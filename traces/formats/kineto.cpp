@@ -24,11 +24,10 @@ bool is_repeated_arrow(const ChromeEvent& event) {
           event.category == R"("async_cpu_to_gpu")");
 }
 
-/// Operators, frames and ranges are most of a file, and their arguments its bulk: none of them is needed.
-bool arguments_unneeded(const ChromeEvent& event) {
-  if (event.phase == 0 || event.category.empty() || event.name.empty()) return false;
-  if (is_repeated_arrow(event)) return true;
-  if (event.phase != 'X') return false;
+/// Operators, frames and ranges are most of a file, and their arguments its bulk: they are only kept, by another
+/// thread.
+bool arguments_unread(const ChromeEvent& event) {
+  if (event.phase != 'X' || event.category.empty() || event.name.empty()) return false;
   return (event.category == R"("cpu_op")" && event.name != "record_param_comms") ||
          event.category == R"("python_function")" || event.category == R"("user_annotation")" ||
          event.category == R"("gpu_user_annotation")";
@@ -90,7 +89,7 @@ class EventParser {
           if (key.unsafe_is_equal("id")) event_.id = raw_text(value.raw_json_token());
           break;
         case 'a':
-          if (key.unsafe_is_equal("args") && !arguments_unneeded(event_) && !take_arguments(value)) return false;
+          if (key.unsafe_is_equal("args") && !is_repeated_arrow(event_) && !take_arguments(value)) return false;
           break;
         default: break;
       }
@@ -101,6 +100,9 @@ class EventParser {
   bool take_arguments(od::value& value) {
     od::object arguments;
     if (value.get_object().get(arguments)) return true;  // some writers put a text or null here
+    if (arguments.raw_json().get(event_.all_arguments)) return false;
+    if (arguments_unread(event_)) return true;
+    if (arguments.reset().error()) return false;
     for (auto field : arguments) {
       od::raw_json_string key;
       if (field.key().get(key)) return false;

@@ -67,7 +67,7 @@ std::optional<std::int64_t> fixed_point(std::string_view token, int decimals) {
 
 void ChromeEvent::clear() {
   phase = 0;
-  category = name = process = thread = time = duration = id = {};
+  category = name = process = thread = time = duration = id = all_arguments = {};
   arguments.clear();
 }
 

@@ -17,6 +17,7 @@ struct ChromeEvent {
   };
   char phase = 0;
   std::string_view category, name, process, thread, time, duration, id;  // name without quotes, the rest as tokens
+  std::string_view all_arguments;                                        // the object "args" as it stands
   std::vector<Argument> arguments;  // of "args"; of objects and arrays only "{", "["
 
   void clear();

@@ -36,9 +36,9 @@ tl::unexpected<Error> no_recording(const std::string& path, std::string got) {
 Result<OpenedTrace> read_fst_source(ByteSource& source, const std::string& path) {
   auto bytes = read_all(source, kMostFstBytes, path);
   if (!bytes) return fail(bytes.error());
-  auto timeline = parse_fst(bytes->view(), path);
-  if (!timeline) return fail(timeline.error());
   OpenedTrace opened;
+  auto timeline = parse_fst(bytes->view(), path, &opened.arguments);
+  if (!timeline) return fail(timeline.error());
   opened.timeline = std::move(*timeline);
   opened.format = "fst";
   return opened;

@@ -12,13 +12,59 @@ QueryValue text_or_null(std::string_view text) { return text.empty() ? QueryValu
 const Span& span(const Of& of, std::size_t row) { return of.t.spans[row]; }
 const Lane* lane_of(const Of& of, const Span& s) { return s.lane.valid() ? &of.t.lanes[s.lane.index()] : nullptr; }
 
-QueryValue unit_of(const Of& of, std::int32_t unit) {
-  if (unit < 0 || static_cast<std::size_t>(unit) >= of.t.units.size()) return {};
-  const std::string& name = of.t.units[static_cast<std::size_t>(unit)];
-  return std::string_view(name.empty() ? "root" : std::string_view(name));
+constexpr std::int32_t kPhases = static_cast<std::int32_t>(Phase::Load) + 1;
+
+std::int32_t code_if(std::int32_t code, std::size_t count) {
+  return code >= 0 && static_cast<std::size_t>(code) < count ? code : -1;
+}
+
+/// A column of texts that a timeline holds once each.
+template <class Code, class Codes, class Text>
+QueryColumn texts(std::string_view name, Code, Codes, Text) {
+  return {name,
+          "TEXT",
+          [](const Of& of, std::size_t r) {
+            const std::int32_t code = Code()(of, r);
+            return code < 0 ? QueryValue() : QueryValue(Text()(of, static_cast<std::size_t>(code)));
+          },
+          Code(),
+          Codes(),
+          Text()};
+}
+
+QueryColumn names(std::string_view name, std::int32_t (*code)(const Of&, std::size_t),
+                  QueryValue (*value)(const Of&, std::size_t)) {
+  return {name,
+          "TEXT",
+          value,
+          code,
+          [](const Of& of) { return of.t.names.size(); },
+          [](const Of& of, std::size_t c) { return std::string_view(of.t.names[c]); }};
+}
+
+/// An empty name is no name.
+std::int32_t name_code(const Of& of, NameId name) {
+  const std::int32_t code = code_if(name.value, of.t.names.size());
+  return code >= 0 && of.t.names[static_cast<std::size_t>(code)].empty() ? -1 : code;
 }
 
 QueryTable spans_table() {
+  const auto lane_code = [](const Of& of, std::size_t r) { return code_if(span(of, r).lane.value, of.t.lanes.size()); };
+  const auto lanes = [](const Of& of) { return of.t.lanes.size(); };
+  const auto stream = [](const Of& of, std::size_t c) { return std::string_view(of.t.lanes[c].stream); };
+  const auto kind_code = [](const Of& of, std::size_t r) { return static_cast<std::int32_t>(span(of, r).kind); };
+  const auto kinds = [](const Of&) { return static_cast<std::size_t>(kLastSpanKind) + 1; };
+  const auto kind = [](const Of&, std::size_t c) { return span_kind_name(static_cast<SpanKind>(c)); };
+  const auto unit_code = [](const Of& of, std::size_t r) { return code_if(span(of, r).unit, of.t.units.size()); };
+  const auto units = [](const Of& of) { return of.t.units.size(); };
+  const auto unit = [](const Of& of, std::size_t c) {
+    return of.t.units[c].empty() ? std::string_view("root") : std::string_view(of.t.units[c]);
+  };
+  const auto phase_code = [](const Of& of, std::size_t r) {
+    return span(of, r).phase > 0 && span(of, r).phase < kPhases ? span(of, r).phase : -1;
+  };
+  const auto phases = [](const Of&) { return static_cast<std::size_t>(kPhases); };
+  const auto phase = [](const Of&, std::size_t c) { return phase_name(static_cast<Phase>(c)); };
   return {"spans",
           {{"id", "INTEGER", [](const Of&, std::size_t r) { return integer(static_cast<std::int64_t>(r)); }},
            {"rank", "INTEGER",
@@ -27,26 +73,20 @@ QueryTable spans_table() {
               return lane != nullptr ? integer(lane->rank) : QueryValue();
             }},
            {"lane", "INTEGER", [](const Of& of, std::size_t r) { return integer(span(of, r).lane.value); }},
-           {"stream", "TEXT",
-            [](const Of& of, std::size_t r) {
-              const Lane* lane = lane_of(of, span(of, r));
-              return lane != nullptr ? QueryValue(std::string_view(lane->stream)) : QueryValue();
-            }},
-           {"kind", "TEXT", [](const Of& of, std::size_t r) { return QueryValue(span_kind_name(span(of, r).kind)); }},
-           {"name", "TEXT", [](const Of& of, std::size_t r) { return text_or_null(of.t.name_of(span(of, r).name)); }},
+           texts("stream", lane_code, lanes, stream),
+           texts("kind", kind_code, kinds, kind),
+           names(
+               "name", [](const Of& of, std::size_t r) { return name_code(of, span(of, r).name); },
+               [](const Of& of, std::size_t r) { return text_or_null(of.t.name_of(span(of, r).name)); }),
            {"start_ns", "INTEGER", [](const Of& of, std::size_t r) { return integer(span(of, r).start); }},
            {"duration_ns", "INTEGER", [](const Of& of, std::size_t r) { return integer(span(of, r).duration); }},
            {"end_ns", "INTEGER",
             [](const Of& of, std::size_t r) { return integer(span(of, r).start + span(of, r).duration); }},
-           {"unit", "TEXT", [](const Of& of, std::size_t r) { return unit_of(of, span(of, r).unit); }},
-           {"phase", "TEXT",
-            [](const Of& of, std::size_t r) {
-              const std::int32_t phase = span(of, r).phase;
-              const bool known = phase > 0 && phase <= static_cast<std::int32_t>(Phase::Load);
-              return known ? QueryValue(phase_name(static_cast<Phase>(phase))) : QueryValue();
-            }},
-           {"communicator", "TEXT",
-            [](const Of& of, std::size_t r) { return text_or_null(of.t.name_of(span(of, r).communicator)); }},
+           texts("unit", unit_code, units, unit),
+           texts("phase", phase_code, phases, phase),
+           names(
+               "communicator", [](const Of& of, std::size_t r) { return name_code(of, span(of, r).communicator); },
+               [](const Of& of, std::size_t r) { return text_or_null(of.t.name_of(span(of, r).communicator)); }),
            {"bytes", "INTEGER", [](const Of& of, std::size_t r) { return integer(span(of, r).bytes); }},
            {"instruction", "INTEGER",
             [](const Of& of, std::size_t r) {

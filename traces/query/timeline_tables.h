@@ -14,6 +14,11 @@ namespace foreshard {
 struct QueryColumn {
   std::string_view name, type;
   QueryValue (*value)(const struct QueriedTimeline& of, std::size_t row);
+  /// Of texts that are few: a row's number of its text, -1 = NULL; and how many there are, with each's text. Different
+  /// numbers may have the same text.
+  std::int32_t (*code)(const struct QueriedTimeline& of, std::size_t row) = nullptr;
+  std::size_t (*codes)(const struct QueriedTimeline& of) = nullptr;
+  std::string_view (*text)(const struct QueriedTimeline& of, std::size_t code) = nullptr;
 };
 
 struct QueryTable {

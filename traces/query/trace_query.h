@@ -24,6 +24,7 @@ using QueryValue = std::variant<std::monostate, std::int64_t, double, std::strin
 struct QueryReceiver {
   std::function<void(const std::vector<std::string>& columns)> columns;
   std::function<bool(const std::vector<QueryValue>& row)> row;  // texts live until it returns; false = no more
+  std::function<bool()> stopped;  // asked now and then, by the same thread; true = no more, which is no error
 };
 
 /// One statement that reads. Errors: what SQLite says of the statement, with its place; statements that write.

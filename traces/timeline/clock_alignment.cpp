@@ -130,6 +130,13 @@ OpenedTrace join_ranks(std::vector<OpenedTrace> traces, const std::vector<std::s
   }
   if (!traces.empty()) joined.format = traces.front().format, joined.origin_ns = traces.front().origin_ns;
   joined.timeline = merge_timelines(timelines);
+  std::size_t spans = 0;
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    const std::size_t own = timelines[i].spans.size();
+    if (!traces[i].arguments.empty()) joined.arguments.append(traces[i].arguments, spans, own);
+    traces[i].arguments = {};
+    spans += own;
+  }
   if (zero != std::numeric_limits<SimTime>::max() && zero != 0) {
     move_by(joined.timeline, -zero);
     if (joined.origin_ns) *joined.origin_ns += zero;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/timeline.h"
+#include "traces/timeline/slice_arguments.h"
 
 namespace foreshard {
 
@@ -17,8 +18,9 @@ struct TraceWarning {
 };
 
 struct OpenedTrace {
-  Timeline timeline;   // starts at 0
-  std::string format;  // "fst", "chrome" (our own JSON), "kineto", "snapshot", "nsys"
+  Timeline timeline;         // starts at 0
+  SliceArguments arguments;  // what the recording says of its slices beside
+  std::string format;        // "fst", "chrome" (our own JSON), "kineto", "snapshot", "nsys"
   std::vector<TraceWarning> warnings;
   std::optional<std::int64_t> origin_ns;  // Unix time of the timeline's 0, where the recording says it
   std::int32_t world_size = 0;            // of the recorded job; 0 = unknown

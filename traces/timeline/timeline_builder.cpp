@@ -57,7 +57,11 @@ CounterId TimelineBuilder::counter(std::int32_t rank, std::string_view counter, 
   return found->second;
 }
 
-void TimelineBuilder::add(const Span& span, std::int64_t correlation) {
+void TimelineBuilder::add(const Span& span, std::int64_t correlation, std::uint32_t arguments) {
+  if (arguments != kNoArguments || !argument_rows.empty()) {
+    argument_rows.resize(timeline.spans.size(), kNoArguments);
+    argument_rows.push_back(arguments);
+  }
   timeline.spans.push_back(span);
   if (correlation >= 0) timeline.spans.back().op = correlation_key(correlation);
 }
@@ -111,9 +115,11 @@ void TimelineBuilder::leave_out_strays() {
       ++timeline.provenance.dropped_records;
       continue;
     }
+    if (!argument_rows.empty()) argument_rows[kept] = argument_rows[i];
     spans[kept++] = spans[i];
   }
   spans.resize(kept);
+  if (!argument_rows.empty()) argument_rows.resize(kept);
   const auto sample_gone = [&](const CounterSample& s) { return far_off(s.time); };
   if (const auto gone = std::erase_if(timeline.samples, sample_gone); gone > 0)
     count(fmt::format("{} samples of counters left out: their clock is more than a day from the slices'", gone));
@@ -143,12 +149,15 @@ void TimelineBuilder::sort_spans() {
   for (std::uint32_t i = 0; i < order.size(); ++i) {
     if (order[i] == i) continue;
     const Span first_of_cycle = spans[i];
+    const std::uint32_t first_row = argument_rows.empty() ? kNoArguments : argument_rows[i];
     std::uint32_t at = i;
     while (order[at] != i) {
       spans[at] = spans[order[at]];
+      if (!argument_rows.empty()) argument_rows[at] = argument_rows[order[at]];
       at = std::exchange(order[at], at);
     }
     spans[at] = first_of_cycle;
+    if (!argument_rows.empty()) argument_rows[at] = first_row;
     order[at] = at;
   }
   std::stable_sort(timeline.samples.begin(), timeline.samples.end(), [](const auto& a, const auto& b) {

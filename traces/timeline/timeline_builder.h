@@ -40,7 +40,8 @@ class TimelineBuilder {
 
   /// correlation: same number on the host's call and on the device's work; -1 = none. A span that has one is of no
   /// operator of ours: until finish() its `op` keeps the number, so that reading needs no room beside the spans.
-  void add(const Span& span, std::int64_t correlation = -1);
+  void add(const Span& span, std::int64_t correlation = -1, std::uint32_t arguments = kNoArguments);
+  static constexpr std::uint32_t kNoArguments = ~std::uint32_t{0};
 
   /// Findings of one kind become one warning: "12 slices ... (first: NAME)".
   void count(std::string_view finding, std::string_view example = {});
@@ -52,6 +53,9 @@ class TimelineBuilder {
   /// Then sorts, makes flows from correlations, and moves everything so that the first thing is at 0. Returns by how
   /// much the time was moved.
   SimTime finish();
+
+  /// By span, after finish(): the row of its arguments. Empty if no span has any.
+  std::vector<std::uint32_t> argument_rows;
 
   Timeline timeline;  // lanes and spans grow through add(); the rest is free to be filled before finish()
   std::vector<LaneAbout> lanes;

@@ -23,6 +23,11 @@ TableCell signed_time_cell(SimDuration ns) {
 }
 TableCell share_cell(double share) { return {fmt::format("{:.6f}", share), true, false, percent_text(share)}; }
 
+TableCell bytes_cell(Bytes bytes) { return {fmt::format("{}", bytes), true, false, bytes_text(bytes)}; }
+TableCell frame_cell(const std::string& frame) {
+  return text_cell(frame, frame.empty() ? "(before the recording began)" : "");
+}
+
 TableCell name_cell(const std::string& name, KernelKey by) {
   if (name.empty()) return text_cell("", by == KernelKey::Operator ? "(outside of operators)" : "(of none)");
   return text_cell(name, by == KernelKey::Kernel ? folded_kernel_name(name) : name);
@@ -165,6 +170,38 @@ TraceTable stragglers_of(const std::vector<StragglerRow>& rows, const std::vecto
   }
   table.note = meetings.empty() ? "no collective has two ranks in this recording"
                                 : "late by: behind the median of the ranks; others waited: their mean; both summed";
+  return table;
+}
+
+TraceTable blocks_of(const LiveBlocks& live) {
+  TraceTable table;
+  table.schema = "foreshard.memory_blocks/1";
+  table.columns = {"frame", "blocks", "bytes", "largest_bytes", "share"};
+  table.titles = {"allocated by", "blocks", "bytes", "largest", "share"};
+  Bytes all = 0;  // what blocks hold may be more than what the counter says
+  for (const BlockRow& row : live.rows) all += std::max<Bytes>(0, row.bytes);
+  for (const BlockRow& row : live.rows) {
+    table.rows.push_back({frame_cell(row.frame), count_cell(row.blocks), bytes_cell(row.bytes), bytes_cell(row.largest),
+                          share_cell(all > 0 ? static_cast<double>(row.bytes) / static_cast<double>(all) : 0)});
+  }
+  table.note = fmt::format("rank {}, {} after the recording's beginning: {} allocated", live.rank,
+                           duration_text(static_cast<double>(live.at)), bytes_text(live.allocated));
+  return table;
+}
+
+TraceTable block_differences_of(const LiveBlocks& a, const LiveBlocks& b) {
+  TraceTable table;
+  table.schema = "foreshard.memory_differences/1";
+  table.columns = {"frame", "a_blocks", "b_blocks", "a_bytes", "b_bytes", "difference_bytes"};
+  table.titles = {"allocated by", "blocks A", "blocks B", "bytes A", "bytes B", "A - B"};
+  for (const BlockDifference& row : block_differences(a, b)) {
+    TableCell difference = bytes_cell(row.difference() < 0 ? -row.difference() : row.difference());
+    difference.text = fmt::format("{}", row.difference());
+    difference.spoken = (row.difference() < 0 ? "-" : row.difference() > 0 ? "+" : "") + difference.spoken;
+    table.rows.push_back({frame_cell(row.frame), count_cell(row.a.blocks), count_cell(row.b.blocks),
+                          bytes_cell(row.a.bytes), bytes_cell(row.b.bytes), std::move(difference)});
+  }
+  table.note = fmt::format("allocated: {} in A, {} in B", bytes_text(a.allocated), bytes_text(b.allocated));
   return table;
 }
 

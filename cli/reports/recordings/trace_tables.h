@@ -10,6 +10,7 @@
 #include "core/timeline.h"
 #include "traces/analysis/collective_meetings.h"
 #include "traces/analysis/kernel_table.h"
+#include "traces/analysis/memory_blocks.h"
 
 namespace foreshard::cli {
 
@@ -31,6 +32,9 @@ struct TraceTable {
 TraceTable kernels_of(const std::vector<KernelRow>& rows, KernelKey by);
 TraceTable differences_of(const std::vector<KernelDifference>& rows, KernelKey by);
 TraceTable stragglers_of(const std::vector<StragglerRow>& rows, const std::vector<CollectiveMeeting>& meetings);
+
+TraceTable blocks_of(const LiveBlocks& live);
+TraceTable block_differences_of(const LiveBlocks& a, const LiveBlocks& b);
 
 TableCell text_cell(std::string text, std::string spoken = {});
 TableCell count_cell(std::int64_t number);

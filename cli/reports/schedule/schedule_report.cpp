@@ -41,6 +41,7 @@ class Report {
                          duration_text(found_.bound.ns),
                          found_.bound.by_compute ? "compute decides" : "the links decide", above));
     }
+    if (!found_.advice.empty()) line("  " + found_.advice);
     line(fmt::format("  {} simulations in {:.1f} s", found_.simulated, found_.seconds));
     units();
     return std::move(out_);

@@ -1,4 +1,6 @@
 // torchtitan's TOML, as its trainer read it until 2026.
+#include <algorithm>
+
 #include "core/job/export/export_writer.h"
 
 namespace foreshard::exporting {
@@ -7,7 +9,7 @@ namespace {
 void put_training(const Job& job, JobValue& tree) {
   const auto put = [&](const char* path, JobValue value) { put_in_tree(tree, path, std::move(value)); };
   const MixedPrecision& precision = job.fsdp.mixed_precision;
-  const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor;
+  const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor / job.mesh.context;
   put("training.local_batch_size", tree_integer(job.model.batch));
   if (job.train.micro_batches > 1)
     put("training.global_batch_size", tree_integer(job.model.batch * data_ranks * job.train.micro_batches));
@@ -27,10 +29,15 @@ void put_parallelism(const Job& job, JobValue& tree) {
   const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor;
   const std::int64_t shards = job.fsdp.runtime == Runtime::None ? 1 : shard_ranks(job);
   put("parallelism.data_parallel_replicate_degree", tree_integer(data_ranks / shards));
-  put("parallelism.data_parallel_shard_degree", tree_integer(shards));
+  put("parallelism.data_parallel_shard_degree", tree_integer(std::max<std::int64_t>(shards / job.mesh.context, 1)));
   put("parallelism.fsdp_reshard_after_forward",
       tree_text_value(job.fsdp.reshard_after_forward.kind == ReshardAfterForward::Kind::False ? "never" : "always"));
   put("parallelism.tensor_parallel_degree", tree_integer(job.mesh.tensor));
+  if (job.mesh.context > 1) {
+    put("parallelism.context_parallel_degree", tree_integer(job.mesh.context));
+    put("parallelism.context_parallel_rotate_method", tree_text_value(job.mesh.context_rotate));
+  }
+  if (job.mesh.expert > 1) put("parallelism.expert_parallel_degree", tree_integer(job.mesh.expert));
   if (job.mesh.tensor > 1 && !job.mesh.loss_parallel) put("parallelism.disable_loss_parallel", tree_flag(true));
 }
 

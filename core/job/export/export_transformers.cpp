@@ -114,7 +114,8 @@ JobValue trl_tree(const Job& job) {
     put("use_peft", tree_flag(true));
     put("lora_r", tree_integer(job.adapters.rank));
     put("lora_alpha", tree_integer(std::llround(job.adapters.alpha)));
-    put("lora_dropout", tree_number(0.0));
+    put("lora_dropout", tree_number(job.adapters.dropout));
+    if (!job.adapters.modules_to_save.empty()) put("lora_modules_to_save", tree_texts(job.adapters.modules_to_save));
     put("lora_target_modules", targets.size() == 1 ? tree_text_value(targets.front()) : tree_texts(targets));
     if (job.adapters.base == "nf4") {
       put("load_in_4bit", tree_flag(true));

@@ -3,6 +3,16 @@
 
 namespace foreshard::import {
 
+void read_autocast(Reader& r, std::string_view dtype, bool version_2, bool compiled, std::string_view from) {
+  if (version_2) return;
+  if (compiled) {
+    r.note(std::string(from) + ": accelerate's autocast is left out, with torch.compile it is not planned");
+    return;
+  }
+  r.set_word("model.autocast", dtype, from);
+  r.set_flag("model.float32_outputs", true, from);
+}
+
 void read_plugin(Reader& r, const std::string& prefix, bool version_2) {
   const auto path = [&](const char* name) { return prefix + name; };
   static const Words kStrategies = {
@@ -111,8 +121,11 @@ void read_accelerate(Reader& r, const JobValue& tree) {
   r.copy("gradient_accumulation_steps", "train.micro_batches");
   r.copy("gradient_clipping", "train.clip_grad_norm");
   r.refuse("downcast_bf16", "a setting of TPUs");
-  if (const std::string backend = r.text("dynamo_config.dynamo_backend"); !backend.empty() && backend != "no")
-    r.set_if_built("model.compile", flag_value(true), "dynamo_config.dynamo_backend");
+  const std::string backend = r.text("dynamo_config.dynamo_backend");
+  const bool compiled = !backend.empty() && backend != "no";
+  if (compiled) r.set_if_built("model.compile", flag_value(true), "dynamo_config.dynamo_backend");
+  if (precision == "bf16" || precision == "fp16" || precision == "fp8")
+    read_autocast(r, precision == "fp16" ? "float16" : "bfloat16", fsdp && version_2, compiled, "mixed_precision");
   read_plugin(r, "fsdp_config.fsdp_", version_2);
   read_mesh(r);
 }

@@ -62,6 +62,10 @@ void read_accelerate(Reader& reader, const JobValue& tree);
 void read_transformers(Reader& reader, const JobValue& tree);
 void read_torchtitan(Reader& reader);
 
+/// accelerate runs the forward of what it prepares under autocast and casts what it returns to float32 (prepare_model);
+/// a module for fully_shard it leaves as it is (_prepare_fsdp2). `from`: the key that says `dtype`.
+void read_autocast(Reader& reader, std::string_view dtype, bool version_2, bool compiled, std::string_view from);
+
 /// The keys of an FSDP plugin, which accelerate spells with and Transformers without the prefix "fsdp_".
 void read_plugin(Reader& reader, const std::string& prefix, bool version_2);
 

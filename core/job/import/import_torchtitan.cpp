@@ -24,10 +24,32 @@ void read_micro_batches(Reader& r, std::int64_t data_ranks) {
   }
 }
 
+/// Ranks that share a sequence; 1 where nobody asks, or no job can have both.
+std::int64_t read_context(Reader& r, std::int64_t degree) {
+  static const Words kRotates = {{"allgather", "allgather"}, {"alltoall", "alltoall"}};
+  if (degree <= 1) {
+    r.ignore("parallelism.context_parallel_rotate_method");
+    return 1;
+  }
+  r.set_number("mesh.context", degree, "parallelism.context_parallel_degree");
+  r.translate("parallelism.context_parallel_rotate_method", "mesh.context_rotate", kRotates);
+  return degree;
+}
+
+/// Experts lie on ranks that FSDP has already: the degree is no factor of the world.
+void read_experts(Reader& r, std::int64_t degree, bool alone) {
+  if (degree > 1 && alone) r.set_number("mesh.expert", degree, "parallelism.expert_parallel_degree");
+  if (degree > 1 && !alone) {
+    r.note("parallelism.expert_parallel_degree = " + std::to_string(degree) +
+           ": experts beside other degrees than sharding are not planned");
+  }
+  r.refuse("parallelism.expert_tensor_parallel_degree", "experts are not cut themselves", "1");
+}
+
 /// always, never, or the default: resharding unless a pipeline runs.
 void read_parallelism(Reader& r) {
-  const auto degree = [&](const char* key, std::int64_t usual) {  // products of three stay numbers
-    return std::clamp<std::int64_t>(r.integer(key, usual), -1, 1'000'000);
+  const auto degree = [&](const char* key, std::int64_t usual) {  // products of four stay numbers
+    return std::clamp<std::int64_t>(r.integer(key, usual), -1, 65'536);
   };
   static const Words kReshard = {{"default", "true"}, {"always", "true"}, {"never", "false"}};
   r.translate("parallelism.fsdp_reshard_after_forward", "fsdp.reshard_after_forward", kReshard);
@@ -44,14 +66,17 @@ void read_parallelism(Reader& r) {
     r.ignore("parallelism.disable_loss_parallel");
     r.ignore("parallelism.enable_sequence_parallel");
   }
+  const std::int64_t context = read_context(r, degree("parallelism.context_parallel_degree", 1));
+  read_experts(r, degree("parallelism.expert_parallel_degree", 1), tensor == 1 && context == 1 && replicas <= 1);
+  const std::int64_t beside = tensor * context;
   if (replicas > 1 && shards == 1) {
     r.set_word("fsdp.runtime", "none", "parallelism.data_parallel_shard_degree");
-    r.set_number("cluster.world_size", replicas * tensor, "parallelism.data_parallel_replicate_degree");
+    r.set_number("cluster.world_size", replicas * beside, "parallelism.data_parallel_replicate_degree");
   } else if (replicas > 1) {
     r.set_word("fsdp.strategy", "HYBRID_SHARD", "parallelism.data_parallel_replicate_degree");
     if (shards > 0) {
       r.set_number("cluster.shard_group", shards, "parallelism.data_parallel_shard_degree");
-      r.set_number("cluster.world_size", shards * replicas * tensor, "parallelism.data_parallel_replicate_degree");
+      r.set_number("cluster.world_size", shards * replicas * beside, "parallelism.data_parallel_replicate_degree");
     } else {
       r.note(
           "parallelism.data_parallel_shard_degree = -1: set cluster.world_size and cluster.shard_group = world size "
@@ -59,14 +84,12 @@ void read_parallelism(Reader& r) {
           std::to_string(replicas));
     }
   } else if (shards > 0) {
-    r.set_number("cluster.world_size", shards * tensor, "parallelism.data_parallel_shard_degree");
+    r.set_number("cluster.world_size", shards * beside, "parallelism.data_parallel_shard_degree");
   } else {
     r.note("parallelism.data_parallel_shard_degree = -1 means all ranks: set cluster.world_size");
   }
   read_micro_batches(r, std::max<std::int64_t>(replicas, 1) * shards);
-  for (const char* name : {"parallelism.pipeline_parallel_degree", "parallelism.context_parallel_degree",
-                           "parallelism.expert_parallel_degree"})
-    r.refuse(name, "only data and tensor parallel training is planned", "1");
+  r.refuse("parallelism.pipeline_parallel_degree", "pipelines are not planned", "1");
   for (const char* name : {"parallelism.enable_async_tensor_parallel", "parallelism.enable_compiled_autograd"})
     r.refuse(name, "it is not planned");
   const bool pipeline = r.integer("parallelism.pipeline_parallel_degree", 1) > 1;

@@ -96,7 +96,8 @@ void read_model(Reader& r, bool mixed) {
 
 /// TRL's ModelConfig.
 void read_adapters(Reader& r) {
-  const char* const kKeys[] = {"lora_r", "lora_alpha", "lora_target_modules", "load_in_4bit", "load_in_8bit"};
+  const char* const kKeys[] = {"lora_r",       "lora_alpha",   "lora_target_modules", "load_in_4bit",
+                               "load_in_8bit", "lora_dropout", "lora_modules_to_save"};
   if (!r.flag("use_peft")) {
     for (const char* name : kKeys) r.ignore(name);
   } else {
@@ -105,11 +106,13 @@ void read_adapters(Reader& r) {
     r.copy("lora_alpha", "adapters.alpha");
     if (const JobValue* targets = r.take("lora_target_modules"))
       r.set("adapters.targets", text_list(*targets), "lora_target_modules");
+    r.copy("lora_dropout", "adapters.dropout");
+    if (const JobValue* saved = r.take("lora_modules_to_save"))
+      r.set("adapters.modules_to_save", text_list(*saved), "lora_modules_to_save");
     if (r.flag("load_in_4bit")) r.set_word("adapters.base", "nf4", "load_in_4bit");
     if (r.flag("load_in_8bit")) r.set_word("adapters.base", "int8", "load_in_8bit");
   }
   r.refuse("bnb_4bit_quant_type", "only nf4 is known", "nf4");
-  r.refuse("lora_dropout", "dropout of adapters is not planned", "0");
 }
 
 }  // namespace
@@ -153,6 +156,7 @@ void read_transformers(Reader& r, const JobValue& tree) {
     for (const char* key : {"fsdp.mixed_precision.param", "fsdp.mixed_precision.reduce",
                             version_2 ? "fsdp.mixed_precision.output" : "fsdp.mixed_precision.buffer"})
       r.set_word(key, dtype, bf16 ? "bf16" : "fp16");
+    read_autocast(r, dtype, fsdp && version_2, r.flag("torch_compile"), bf16 ? "bf16" : "fp16");
   } else {
     r.set_word("fsdp.mixed_precision.param", "none", "bf16");
     r.set_word("fsdp.mixed_precision.reduce", "none", "bf16");

@@ -259,27 +259,32 @@ double lowest_value(DType dtype) {
   return -static_cast<double>(std::numeric_limits<float>::max());
 }
 
-Result<AttentionKernel> choose_attention(const FamilyInput& input, const AttentionShape& shape, DType dtype,
+Result<AttentionKernel> choose_attention(const FamilyInput& input, const AttentionShape& shape, DType given,
                                          bool masked) {
   const std::string& asked = input.options.attention;
+  const DType dtype = input.program.autocast.value_or(given);
   const bool half = dtype == DType::BFloat16 || dtype == DType::Float16;
   const bool grouped = shape.heads != shape.key_value_heads && !masked &&
                        shape.head_dim <= kWidestGroupedHead;  // else they are repeated
   const bool cpu = input.program.device == ProgramDevice::Cpu;
-  const bool flash = half && !masked && shape.head_dim <= 256;
+  const std::int64_t value_dim = shape.value_dim > 0 ? shape.value_dim : shape.head_dim;
+  const bool alike = value_dim == shape.head_dim;
+  const bool flash = half && !masked && shape.head_dim <= 256 && alike;
   const std::int64_t alignment = half ? 8 : 4;
-  const bool efficient = (half || dtype == DType::Float32) && !grouped && shape.head_dim % alignment == 0;
-  const bool cpu_flash = shape.dropout == 0.0;  // use_flash_attention_cpp
+  const bool efficient =
+      (half || dtype == DType::Float32) && !grouped && shape.head_dim % alignment == 0 && value_dim % alignment == 0;
+  const bool cpu_flash = shape.dropout == 0.0 && alike;  // use_flash_attention_cpp
   if (asked == "eager") return AttentionKernel::Eager;
   if (asked == "sdpa_math" || (asked == "sdpa" && input.program.device == ProgramDevice::Meta))
     return AttentionKernel::Math;
   if (asked == "sdpa_flash") {
     if (cpu) {
-      if (!cpu_flash) return fail(cannot_run(input, "flash attention on a CPU takes no dropout"));
+      if (!cpu_flash)
+        return fail(cannot_run(input, "flash attention on a CPU takes no dropout, and values of the size of keys"));
       return AttentionKernel::CpuFlash;
     }
     if (flash) return AttentionKernel::Flash;
-    return fail(cannot_run(input, "flash attention takes half precision, no mask and a head size of at most 256"));
+    return fail(cannot_run(input, "flash attention takes half precision, no mask and heads of one size, at most 256"));
   }
   if (asked == "sdpa_efficient") {
     if (efficient && !cpu) return AttentionKernel::Efficient;
@@ -299,16 +304,19 @@ Result<AttentionKernel> choose_attention(const FamilyInput& input, const Attenti
   return flash ? AttentionKernel::Flash : efficient ? AttentionKernel::Efficient : AttentionKernel::Math;
 }
 
-Tensor write_attention_kernel(ProgramWriter& w, AttentionKernel kernel, const AttentionShape& shape, const Tensor& q,
-                              const Tensor& k, const Tensor& v, const Tensor* mask) {
+Tensor write_attention_kernel(ProgramWriter& w, AttentionKernel kernel, const AttentionShape& shape,
+                              const Tensor& queries, const Tensor& keys, const Tensor& values, const Tensor* mask) {
+  if (kernel == AttentionKernel::Eager) return write_eager(w, shape, queries, keys, values, mask);
   std::optional<Tensor> bias;
-  if (mask != nullptr) bias = mask->dtype == DType::Bool ? additive_mask(w, *mask, q.dtype) : *mask;
+  if (mask != nullptr) bias = w.narrowed(*mask);
+  const Tensor v = w.narrowed(values), k = w.narrowed(keys), q = w.narrowed(queries);
+  const BelowAutocast below(w);
+  if (bias && bias->dtype == DType::Bool) bias = additive_mask(w, *bias, q.dtype);
   const Tensor* given = bias ? &*bias : nullptr;
   switch (kernel) {
     case AttentionKernel::Flash: return write_flash(w, shape, q, k, v);
     case AttentionKernel::Efficient: return write_efficient(w, shape, q, k, v, given);
     case AttentionKernel::CpuFlash: return write_cpu_flash(w, shape, q, k, v, given);
-    case AttentionKernel::Eager: return write_eager(w, shape, q, k, v, given);
     default: return write_math(w, shape, q, k, v, given);
   }
 }

@@ -35,6 +35,8 @@ Result<Model> only(const families::FamilyInput& input, std::string_view) {
 
 constexpr Family kFamilies[] = {
     {"bert", only<families::build_bert>, kNone},
+    {"deepseek_v2", families::build_deepseek, kAll},
+    {"deepseek_v3", families::build_deepseek, kAll},
     {"gemma2", only<families::build_gemma2>, kCapped},
     {"gpt2", only<families::build_gpt2>, kAll},
     {"gpt_neox", only<families::build_gpt_neox>, kAll},
@@ -52,6 +54,19 @@ constexpr Family kFamilies[] = {
     {"vit", only<families::build_vit>, kNone},
     {"whisper", only<families::build_whisper>, kNone},
 };
+
+/// Routing to experts gathers and scatters rows of several types: what autocast makes of it is written for none.
+Result<void> check_autocast(const Model& model, const families::FamilyInput& input) {
+  if (!input.program.autocast) return {};
+  const auto routed = std::find_if(model.ops.begin(), model.ops.end(), [](const Op& op) {
+    return op.name == "aten.topk.default" || op.name == "aten._grouped_mm.default";
+  });
+  if (routed == model.ops.end()) return {};
+  return fail({ErrorCode::Unsupported, "a model that routes tokens to experts is not planned under autocast",
+               input.config.file(), "model.autocast", "none", std::string(dtype_name(*input.program.autocast)),
+               "cast its parameters instead, by fsdp.mixed_precision.param, or capture the module with its script: "
+               "foreshard.capture_step (docs/models.md)"});
+}
 
 /// What a job asks of the training script must be written for the family.
 Result<void> check_scripts(const Family& family, const families::FamilyInput& input) {
@@ -124,6 +139,8 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
     if (family.model_type != type) continue;
     if (auto can = check_scripts(family, input); !can) return fail(std::move(can.error()));
     Result<Model> model = family.build(input, type);
+    if (!model) return model;
+    if (auto can = check_autocast(*model, input); !can) return fail(std::move(can.error()));
     // Nobody has cut such scripts for a mesh.
     if (model && (families::wraps_for_loss(options) || options.attention_mask || options.loss == "per_token"))
       model->parallel.clear();

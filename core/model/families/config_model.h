@@ -30,7 +30,9 @@ struct ProgramOptions {
   bool recorded = false;
   // False: the forward does not ask whether rows are packed (the recordings of memory were made without the question).
   bool asks_for_packed_rows = true;
-  bool masked_labels = false;  // part of the labels carries no loss: they are a tensor of their own beside the ids
+  bool masked_labels = false;       // part of the labels carries no loss: they are a tensor of their own beside the ids
+  std::int64_t sequence_parts = 1;  // ModelOptions::seq is one of so many pieces of a sequence
+  std::optional<DType> autocast;    // torch.autocast around the forward
   // A mask that is given hides nothing, which the host finds out and drops it (recordings of full batches).
   bool full_mask = false;
 };

@@ -62,12 +62,17 @@ void write_rope_update(ProgramWriter& w, const RotaryModule& rotary, const Tenso
 
 }  // namespace
 
-Rotation write_rotation(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
+Tensor write_rotary_angles(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
   w.enter(rotary.module);
   write_rope_update(w, rotary, positions);
   const Tensor places = w.to(w.unsqueeze(positions, 2), DType::Float32);
-  const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));  // freqs, emb, cos, sin have names
+  const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));
   w.hold(angles);
+  return angles;
+}
+
+Rotation write_rotation(ProgramWriter& w, const RotaryModule& rotary, const Tensor& positions) {
+  const Tensor angles = write_rotary_angles(w, rotary, positions);  // freqs, emb, cos, sin have names
   const Tensor both = w.cat({angles, angles}, -1);
   w.hold(both);
   const double factor = rotary.scaling.factor;
@@ -97,10 +102,23 @@ Tensor write_rotated(ProgramWriter& w, const Tensor& x, const Rotation& per_head
   return w.add(straight, w.mul(turned, per_head.sin));
 }
 
+DecoderStart write_decoder_start(ProgramWriter& w, const FamilyInput& input, std::int64_t seq,
+                                 const DecoderEmbedding& embedding) {
+  DecoderStart start;
+  start.tokens = write_token_inputs(w, input, seq);
+  w.enter(embedding.embedding);
+  start.x = w.embedding(w.param(embedding.weight), start.tokens.ids, embedding.padding_index);
+  w.hold(start.x, Hold::Until::Call, embedding.model);
+  w.enter(embedding.model);
+  start.positions = write_positions(w, seq);
+  w.hold(start.positions);
+  return start;
+}
+
 GatedMlpModules add_gated_mlp(ModelTree& tree, ModuleId block, std::string_view class_name,
                               const GatedMlpShape& shape) {
   GatedMlpModules m;
-  m.mlp = tree.module(block, "mlp", class_name);
+  m.mlp = tree.module(block, shape.name, class_name);
   m.gate = tree.linear(m.mlp, "gate_proj", shape.hidden, shape.intermediate, shape.bias);
   m.up = tree.linear(m.mlp, "up_proj", shape.hidden, shape.intermediate, shape.bias);
   m.down = tree.linear(m.mlp, "down_proj", shape.intermediate, shape.hidden, shape.bias);

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/model/families/family.h"
+#include "core/model/families/losses.h"
 #include "core/model/families/rope.h"
 
 namespace foreshard::families {
@@ -32,6 +33,9 @@ struct RotaryModule {
 RotaryModule add_rotary(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t dims,
                         const RopeScaling& scaling, const ProgramOptions& program);
 
+/// Positions times frequencies [1, seq, dims / 2], in float32; the writer stays in the rotary module.
+Tensor write_rotary_angles(ProgramWriter& writer, const RotaryModule& rotary, const Tensor& positions);
+
 struct Rotation {
   Tensor cos, sin;  // [1, seq, dims]; [1, 1, seq, dims] per head
 };
@@ -40,6 +44,20 @@ Rotation write_rotation(ProgramWriter& writer, const RotaryModule& rotary, const
 Rotation write_head_rotation(ProgramWriter& writer, const Rotation& rotation);
 /// x cos + rotate_half(x) sin of x [batch, heads, seq, dims].
 Tensor write_rotated(ProgramWriter& writer, const Tensor& x, const Rotation& per_head);
+
+/// How a decoder begins: token ids, their rows of the table, and the positions that the model makes itself.
+struct DecoderEmbedding {
+  ModuleId model, embedding;
+  ParamId weight;
+  std::int64_t padding_index = -1;
+};
+struct DecoderStart {
+  TokenInputs tokens;
+  Tensor x;          // [batch, seq, width]
+  Tensor positions;  // [1, seq]
+};
+DecoderStart write_decoder_start(ProgramWriter& writer, const FamilyInput& input, std::int64_t seq,
+                                 const DecoderEmbedding& embedding);
 
 /// down(activation(gate(x)) up(x))
 struct GatedMlpModules {
@@ -50,6 +68,7 @@ struct GatedMlpShape {
   std::int64_t hidden = 0, intermediate = 0;
   bool bias = false;
   Activation activation = Activation::Silu;
+  std::string_view name = "mlp";
 };
 GatedMlpModules add_gated_mlp(ModelTree& tree, ModuleId block, std::string_view class_name, const GatedMlpShape& shape);
 Tensor write_gated_mlp(ProgramWriter& writer, const GatedMlpModules& mlp, Activation activation, const Tensor& x);

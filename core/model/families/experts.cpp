@@ -25,10 +25,6 @@ Tensor grouped_mm(ProgramWriter& w, const Tensor& rows, const Tensor& weights, c
              {rows.sizes[0], weights.sizes[2]}, rows.dtype);
 }
 
-struct Routing {
-  Tensor weights, experts;  // [tokens, chosen]
-};
-
 Routing write_router(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModules& m, const Tensor& rows) {
   w.enter(m.router);
   const Tensor logits = w.linear(w.view(rows, {-1, c.hidden}), m.router_weight, {});
@@ -49,9 +45,46 @@ Routing write_router(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModu
   return {weights, best[1]};
 }
 
+void add_weights(ModelTree& tree, const ExpertsConfig& c, ExpertsModules& m) {
+  m.experts = tree.module(m.block, "experts", c.prefix + "Experts");
+  m.gate_up = tree.param(m.experts, "gate_up_proj", {c.experts, 2 * c.width, c.hidden});
+  m.down = tree.param(m.experts, "down_proj", {c.experts, c.hidden, c.width});
+  m.activation = tree.module(m.experts, "act_fn", activation_class(c.activation));
+}
+
+}  // namespace
+
+ExpertsModules add_routed_experts(ModelTree& tree, const ExpertsConfig& c, ModuleId block) {
+  ExpertsModules m;
+  m.block = block;
+  add_weights(tree, c, m);
+  return m;
+}
+
+ExpertsModules add_experts(ModelTree& tree, const ExpertsConfig& c, ModuleId parent) {
+  ExpertsModules m;
+  m.block = tree.module(parent, "mlp", c.prefix + "SparseMoeBlock");
+  const auto add_router = [&] {
+    m.router = tree.module(m.block, "gate", c.prefix + "TopKRouter");
+    m.router_weight = tree.param(m.router, "weight", {c.experts, c.hidden});
+  };
+  if (!c.experts_first) add_router();
+  add_weights(tree, c, m);
+  if (c.experts_first) add_router();
+  if (c.shared_width > 0) {
+    m.shared = tree.module(m.block, "shared_expert", c.prefix + "MLP");
+    m.shared_gate_proj = tree.linear(m.shared, "gate_proj", c.hidden, c.shared_width, false);
+    m.shared_up = tree.linear(m.shared, "up_proj", c.hidden, c.shared_width, false);
+    m.shared_down = tree.linear(m.shared, "down_proj", c.shared_width, c.hidden, false);
+    m.shared_activation = tree.module(m.shared, "act_fn", activation_class(c.activation));
+    m.shared_gate = tree.linear(m.block, "shared_expert_gate", c.hidden, 1, false);
+  }
+  return m;
+}
+
 /// grouped_mm_experts_forward: sort the (token, choice) pairs by expert, two grouped products, put them back, add up.
-Tensor write_grouped(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModules& m, const Tensor& rows,
-                     const Routing& routing) {
+Tensor write_routed_experts(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModules& m, const Tensor& rows,
+                            const Routing& routing) {
   w.enter(m.experts);
   const std::int64_t pairs = rows.sizes[0] * c.chosen;
   const Dims flat{pairs}, step{1};
@@ -87,32 +120,6 @@ Tensor write_grouped(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModu
   return w.to(sum, rows.dtype);
 }
 
-}  // namespace
-
-ExpertsModules add_experts(ModelTree& tree, const ExpertsConfig& c, ModuleId parent) {
-  ExpertsModules m;
-  m.block = tree.module(parent, "mlp", c.prefix + "SparseMoeBlock");
-  const auto add_router = [&] {
-    m.router = tree.module(m.block, "gate", c.prefix + "TopKRouter");
-    m.router_weight = tree.param(m.router, "weight", {c.experts, c.hidden});
-  };
-  if (!c.experts_first) add_router();
-  m.experts = tree.module(m.block, "experts", c.prefix + "Experts");
-  m.gate_up = tree.param(m.experts, "gate_up_proj", {c.experts, 2 * c.width, c.hidden});
-  m.down = tree.param(m.experts, "down_proj", {c.experts, c.hidden, c.width});
-  m.activation = tree.module(m.experts, "act_fn", activation_class(c.activation));
-  if (c.experts_first) add_router();
-  if (c.shared_width > 0) {
-    m.shared = tree.module(m.block, "shared_expert", c.prefix + "MLP");
-    m.shared_gate_proj = tree.linear(m.shared, "gate_proj", c.hidden, c.shared_width, false);
-    m.shared_up = tree.linear(m.shared, "up_proj", c.hidden, c.shared_width, false);
-    m.shared_down = tree.linear(m.shared, "down_proj", c.shared_width, c.hidden, false);
-    m.shared_activation = tree.module(m.shared, "act_fn", activation_class(c.activation));
-    m.shared_gate = tree.linear(m.block, "shared_expert_gate", c.hidden, 1, false);
-  }
-  return m;
-}
-
 Tensor write_experts(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModules& m, const Tensor& x) {
   w.enter(m.block);
   const Tensor rows = w.view(x, {-1, c.hidden});
@@ -125,7 +132,7 @@ Tensor write_experts(ProgramWriter& w, const ExpertsConfig& c, const ExpertsModu
     w.enter(m.shared);
     shared = write_linear(w, m.shared_down, w.mul(active, up));
   }
-  Tensor y = write_grouped(w, c, m, rows, write_router(w, c, m, rows));
+  Tensor y = write_routed_experts(w, c, m, rows, write_router(w, c, m, rows));
   if (m.shared.valid()) {
     const Tensor gate = write_linear(w, m.shared_gate, rows);
     w.enter(m.block);

@@ -28,9 +28,19 @@ struct ExpertsModules {
 };
 
 ExpertsModules add_experts(ModelTree& tree, const ExpertsConfig& config, ModuleId parent);
+/// The experts alone, in a block that has its own router.
+ExpertsModules add_routed_experts(ModelTree& tree, const ExpertsConfig& config, ModuleId block);
+
+/// Where tokens go: [tokens, chosen].
+struct Routing {
+  Tensor weights, experts;
+};
 
 /// [batch, seq, hidden] -> the same
 Tensor write_experts(ProgramWriter& writer, const ExpertsConfig& config, const ExpertsModules& modules,
                      const Tensor& x);
+/// rows [tokens, hidden] -> the same, by the experts that they are sent to.
+Tensor write_routed_experts(ProgramWriter& writer, const ExpertsConfig& config, const ExpertsModules& modules,
+                            const Tensor& rows, const Routing& routing);
 
 }  // namespace foreshard::families

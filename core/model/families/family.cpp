@@ -24,7 +24,9 @@ bool exceeds(std::int64_t a, std::int64_t b, std::int64_t c) {
 ProgramWriter::Kernels kernels_of(const ProgramOptions& program) {
   return {.fused_dropout = program.device == ProgramDevice::Cuda && !program.recorded,
           .wide_norm_statistics = program.device != ProgramDevice::Cpu,
-          .integer_histogram = program.device != ProgramDevice::Cpu};
+          .integer_histogram = program.device != ProgramDevice::Cpu,
+          .autocast = program.autocast,
+          .wide_autocast = program.device != ProgramDevice::Cpu};
 }
 
 std::string ModelTree::fqn(ModuleId owner, std::string_view name) const {
@@ -111,9 +113,9 @@ Tensor write_heads(ProgramWriter& w, const Tensor& x, std::int64_t head_dim) {
 }
 
 std::int64_t choose_seq(const FamilyInput& input, std::int64_t most, std::string_view key) {
-  const std::int64_t seq = input.options.seq;
-  if (seq >= 1 && seq <= most) return seq;
-  if (seq > most && !input.options.seq_given) return most;
+  const std::int64_t parts = input.program.sequence_parts, seq = input.options.seq * parts;
+  if (seq >= 1 && seq <= most) return input.options.seq;
+  if (seq > most && !input.options.seq_given && parts == 1) return most;
   input.config.fail_with(ErrorCode::OutOfRange, key, "model.seq does not fit this model",
                          "from 1 to " + std::to_string(most) + " (" + std::string(key) + ")", std::to_string(seq),
                          "choose a shorter sequence");
@@ -182,6 +184,7 @@ Result<void> finish_body(Model& model, ProgramWriter& w, const FamilyInput& inpu
                  input.config.file(), "model.loss", "auto or none", in_quotes(kind),
                  "name an architecture with a head, or export your own"});
   w.enter(ModuleId(0));
+  w.leave_autocast();
   model.loss_begin = static_cast<std::int32_t>(model.ops.size());
   const Tensor loss = w.sum(kind == "none" ? outputs.front() : outputs.back());
   model.has_loss = true;

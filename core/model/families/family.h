@@ -48,6 +48,8 @@ class ModelTree {
  public:
   ModelTree(Model& model, DType dtype) : model_(model), dtype_(dtype) {}
 
+  DType dtype() const { return dtype_; }  // that parameters are made in
+
   ModuleId module(ModuleId parent, std::string_view name, std::string_view class_name,
                   std::vector<std::string> bases = {});
   ParamId param(ModuleId owner, std::string_view name, Shape shape);
@@ -105,8 +107,9 @@ struct AttentionShape {
   double dropout = 0.0;
   double scale = 1.0;
   bool causal = true;
-  double score_cap = 0.0;    // 0 = none; only the eager form knows it
-  bool wide_softmax = true;  // the library's eager form takes the softmax in float32
+  double score_cap = 0.0;      // 0 = none; only the eager form knows it
+  bool wide_softmax = true;    // the library's eager form takes the softmax in float32
+  std::int64_t value_dim = 0;  // where a head of values has another size; 0 = head_dim
 };
 
 /// PyTorch's choice for model.attention = "sdpa", else the kernel that is asked for, if it can run.
@@ -175,6 +178,7 @@ Result<void> finish_body(Model& model, ProgramWriter& writer, const FamilyInput&
 Result<Model> build_llama_family(const FamilyInput& input, std::string_view model_type);
 Result<Model> build_gpt2(const FamilyInput& input);
 Result<Model> build_bert(const FamilyInput& input);
+Result<Model> build_deepseek(const FamilyInput& input, std::string_view model_type);
 Result<Model> build_gemma2(const FamilyInput& input);
 Result<Model> build_gpt_neox(const FamilyInput& input);
 Result<Model> build_opt(const FamilyInput& input);

@@ -188,13 +188,7 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   const NeoXModules m = add_modules(model, c, created, input.program);
 
   ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
-  const TokenInputs tokens = write_token_inputs(w, input, seq);
-  w.enter(m.embedding);
-  Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, -1);
-  w.hold(x, Hold::Until::Call, m.model);
-  w.enter(m.model);
-  const Tensor positions = write_positions(w, seq);
-  w.hold(positions);
+  auto [tokens, x, positions] = write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, -1});
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, 0);
   x = write_dropout(w, m.dropout, x, c.hidden_dropout);
   NeoXProgram program(w, c, *kernel, attention);

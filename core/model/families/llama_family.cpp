@@ -353,13 +353,8 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
   model.ops.reserve(static_cast<std::size_t>(c.layers) * 120 + 64);
   model.values.reserve(static_cast<std::size_t>(c.layers) * 125 + 64);
-  const TokenInputs tokens = write_token_inputs(w, input, seq);
-  w.enter(m.embedding);
-  Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);
-  w.hold(x, Hold::Until::Call, m.model);
-  w.enter(m.model);
-  const Tensor positions = write_positions(w, seq);
-  w.hold(positions);
+  auto [tokens, x, positions] =
+      write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, c.padding_index});
   if (!all_windowed) full.mask = write_mask(w, input, tokens.mask, positions, 0);
   if (any_windowed || model_type == "qwen2_moe")  // which builds both masks whatever its layers look at
     windowed.mask =
@@ -372,6 +367,7 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   x = program.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   model.parallel = parallel_plan();
+  if (c.experts) model.parallel.push_back({"model.layers.*.mlp.experts", "experts"});
   return model;
 }
 

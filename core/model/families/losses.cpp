@@ -15,7 +15,8 @@ bool keeps_logits(const ModelOptions& options) { return options.loss == "chunked
 /// F.cross_entropy of rows [n, classes].
 Tensor cross_entropy(ProgramWriter& w, const Tensor& rows, const Tensor& targets,
                      Reduction reduction = Reduction::Mean) {
-  const Tensor log = w.softmax("aten._log_softmax.default", rows, {Arg{std::int64_t{1}}, Arg{false}});
+  const Tensor given = w.kernels().wide_autocast ? rows : w.widened(rows);  // a CPU's list has cross_entropy_loss
+  const Tensor log = w.softmax("aten._log_softmax.default", given, {Arg{std::int64_t{1}}, Arg{false}});
   return w.nll_loss(log, targets, reduction);
 }
 
@@ -84,6 +85,7 @@ void write_chunked_loss(Model& model, ProgramWriter& w, const FamilyInput& input
     }
   }
   const Tensor loss = w.binary("aten.div.Tensor", *total, count, DType::Float32);
+  w.leave_autocast();
   model.has_loss = true;
   model.outputs = {ValueId(loss.index)};
 }
@@ -97,11 +99,20 @@ void hold_locals(Model& model, std::int32_t loss) {
     for (const ValueId id : model.ops[i].out) {
       if (!id.valid() || id == model.outputs[1]) continue;
       ValueInfo& value = model.values[id.index()];
+      if (value.held.until == Hold::Until::Autocast) continue;
       const bool becomes =
           static_cast<std::int32_t>(i) < loss && value.shape == logits.shape && value.dtype == logits.dtype;
       if (!becomes) value.held = {Hold::Until::Forward, -1, {}};
     }
   }
+}
+
+/// accelerate casts what the forward has returned: its locals are gone by then.
+void return_in_float32(Model& model, ProgramWriter& w, const Tensor& logits) {
+  const auto last = static_cast<std::int32_t>(model.ops.size()) - 1;
+  for (ValueInfo& value : model.values)
+    if (value.held.until == Hold::Until::Forward) value.held = {Hold::Until::Op, last, {}};
+  model.outputs[1] = ValueId(w.to(logits, DType::Float32).index);
 }
 
 }  // namespace
@@ -126,13 +137,15 @@ TokenInputs write_token_inputs(ProgramWriter& w, const FamilyInput& input, std::
 }
 
 void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, const TokenInputs& tokens,
-                      const Tensor& logits) {
+                      const Tensor& returned) {
   w.enter(ModuleId(0));
   const std::string& kind = input.options.loss;
   const Tensor& labels = tokens.labels ? *tokens.labels : tokens.ids;
-  const auto begin = static_cast<std::int32_t>(model.ops.size());
   const bool own = is_own_loss(input.options);
+  const Tensor logits = !own && input.options.float32_outputs ? w.to(returned, DType::Float32) : returned;
+  const auto begin = static_cast<std::int32_t>(model.ops.size());
   if (!own) model.loss_begin = begin;  // the model returns logits, the script does the rest
+  if (!own) w.leave_autocast();
   const std::int64_t vocabulary = logits.sizes[-1];
   Tensor loss;
   if (kind == "none") {
@@ -163,6 +176,9 @@ void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, 
   model.has_loss = true;
   model.outputs = {ValueId(loss.index), ValueId(logits.index)};
   hold_locals(model, begin);
+  if (!own) return;
+  w.leave_autocast();
+  if (input.options.float32_outputs) return_in_float32(model, w, logits);
 }
 
 void finish_with_head(Model& model, ProgramWriter& w, const FamilyInput& input, const TokenInputs& tokens,

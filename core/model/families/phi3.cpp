@@ -204,13 +204,8 @@ Result<Model> build_phi3(const FamilyInput& input) {
   const Phi3Modules m = add_modules(model, c, created, input.program);
 
   ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
-  const TokenInputs tokens = write_token_inputs(w, input, seq);
-  w.enter(m.embedding);
-  Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);
-  w.hold(x, Hold::Until::Call, m.model);
-  w.enter(m.model);
-  const Tensor positions = write_positions(w, seq);
-  w.hold(positions);
+  auto [tokens, x, positions] =
+      write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, c.padding_index});
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, c.sliding_window);
   Phi3Program layers(w, c, *kernel, shape);
   layers.rotary(m, positions);

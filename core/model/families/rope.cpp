@@ -83,6 +83,8 @@ RopeScaling read_rope(ConfigReader& config, const RopeDefaults& family) {
                     "default, linear, dynamic, yarn, longrope or llama3", in_quotes(kind),
                     "export the model: foreshard export-script");
   }
+  if (const double all = rope->number_or("mscale_all_dim", 0.0, 0.0, 1e9); all > 0.0 && kind != "default")
+    out.stretch = yarn_scale(rope->number_or("factor", 1.0, 0.0, 1e9), all);
   config.adopt(*rope);
   return out;
 }

@@ -21,6 +21,7 @@ enum class RopeUpdate : std::uint8_t {
 struct RopeScaling {
   RopeUpdate update = RopeUpdate::None;
   double factor = 1.0;                  // on cos and sin
+  double stretch = 1.0;                 // YaRN's factor of mscale_all_dim, which DeepSeek squares into its scores
   double share = 1.0;                   // of a head that turns, where the family knows such a share
   std::int64_t original_positions = 0;  // the length at which longrope changes; dynamic: the model's maximum
   std::int64_t factors = 0;             // entries of longrope's lists, 0 = none: dims / 2

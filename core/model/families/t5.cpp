@@ -234,7 +234,7 @@ class T5Program {
     const std::int64_t seq = x.sizes[1];
     if (bias.index < 0) {
       bias = m.bias.valid() ? position_bias(m, seq, causal)
-                            : w_.zeros({1, c_.heads, seq, keys.sizes[1]}, x.dtype);  // no mask, no bias
+                            : w_.zeros({1, c_.heads, seq, keys.sizes[1]}, q.dtype);  // no mask, no bias
     }
     Tensor mask = bias;
     if (causal) mask = only_before(bias, seq);
@@ -315,7 +315,9 @@ class T5Program {
       w_.enter(m.dense);
       y = w_.mul(y, gate);
     }
-    y = write_linear(w_, m.down, write_dropout(w_, m.inner_dropout, y, c_.dropout));
+    y = write_dropout(w_, m.inner_dropout, y, c_.dropout);
+    w_.enter(m.dense);
+    y = write_linear(w_, m.down, w_.to(y, w_.dtype()));  // to the weight's own, whatever autocast made of it
     y = write_dropout(w_, m.dropout, y, c_.dropout);
     w_.enter(m.feed_forward);
     return w_.add(x, y);

@@ -253,6 +253,7 @@ Result<Model> build_titan_llama(const FamilyInput& input) {
   x = program.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head, false}, x);
   model.parallel = parallel_plan();
+  if (c.experts.experts > 0) model.parallel.push_back({"layers.*.moe.experts", "experts"});
   return model;
 }
 

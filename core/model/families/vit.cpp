@@ -128,11 +128,12 @@ class VitProgram {
     const Dims sizes{batch, c_.hidden, c_.side(), c_.side()};
     const auto arg = [](const auto& x) { return ProgramWriter::arg(x); };
     w_.enter(m.projection);
+    const Tensor bias = w_.narrowed(w_.param(m.projection_bias));
+    const Tensor weight = w_.narrowed(w_.param(m.projection_weight)), given = w_.narrowed(pixels);
     const Tensor map = w_.emit("aten.convolution.default",
-                               {arg(pixels), arg(w_.param(m.projection_weight)), arg(w_.param(m.projection_bias)),
-                                arg(Dims{c_.patch, c_.patch}), arg(Dims{0, 0}), arg(Dims{1, 1}), Arg{false},
-                                arg(Dims{0, 0}), Arg{std::int64_t{1}}},
-                               {}, {{sizes, ProgramWriter::contiguous_strides(sizes), w_.dtype()}})[0];
+                               {arg(given), arg(weight), arg(bias), arg(Dims{c_.patch, c_.patch}), arg(Dims{0, 0}),
+                                arg(Dims{1, 1}), Arg{false}, arg(Dims{0, 0}), Arg{std::int64_t{1}}},
+                               {}, {{sizes, ProgramWriter::contiguous_strides(sizes), weight.dtype}})[0];
     w_.enter(m.patch_embeddings);
     const Tensor patches = w_.transpose(w_.view(map, {batch, c_.hidden, c_.patches()}), 1, 2);
     w_.enter(m.embeddings);

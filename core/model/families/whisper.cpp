@@ -237,10 +237,12 @@ class WhisperProgram {
     w_.enter(m.module);
     const Dims sizes{x.sizes[0], c_.hidden, (x.sizes[2] + 2 - 3) / stride + 1};
     const auto arg = [](const auto& value) { return ProgramWriter::arg(value); };
+    const Tensor bias = w_.narrowed(w_.param(m.bias)), weight = w_.narrowed(w_.param(m.weight));
+    const Tensor given = w_.narrowed(x);
     return w_.emit("aten.convolution.default",
-                   {arg(x), arg(w_.param(m.weight)), arg(w_.param(m.bias)), arg(Dims{stride}), arg(Dims{1}),
-                    arg(Dims{1}), Arg{false}, arg(Dims{0}), Arg{std::int64_t{1}}},
-                   {}, {{sizes, ProgramWriter::contiguous_strides(sizes), w_.dtype()}})[0];
+                   {arg(given), arg(weight), arg(bias), arg(Dims{stride}), arg(Dims{1}), arg(Dims{1}), Arg{false},
+                    arg(Dims{0}), Arg{std::int64_t{1}}},
+                   {}, {{sizes, ProgramWriter::contiguous_strides(sizes), weight.dtype}})[0];
   }
 
   Tensor residual(const LayerModules& m, const Tensor& x, const Tensor& y) {

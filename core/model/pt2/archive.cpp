@@ -87,8 +87,8 @@ bool is_safe(const std::vector<std::string_view>& parts) {
 
 class ArchiveReader {
  public:
-  ArchiveReader(zip_t* zip, const std::string& file, const Pt2Limits& limits)
-      : zip_(zip), file_(file), limits_(limits) {}
+  ArchiveReader(zip_t* zip, const std::string& file, std::string_view wanted, const Pt2Limits& limits)
+      : zip_(zip), file_(file), wanted_(wanted), limits_(limits) {}
 
   Result<Pt2Members> run() {
     if (Result<void> done = list(); !done) return fail(std::move(done.error()));
@@ -102,7 +102,7 @@ class ArchiveReader {
     if (*program == kLegacyProgram) return members;  // the rest are pickles
     const auto parts = parts_of(members.program_name);
     const std::string root(parts[0]);
-    const std::string name(parts[2].substr(0, parts[2].size() - std::string_view(".json").size()));
+    const std::string name(name_of(members.program_name));
     if (Result<void> known = check_layout(root); !known) return fail(std::move(known.error()));
     members.weights_name = root + "/data/weights/" + name + "_weights_config.json";
     members.constants_name = root + "/data/constants/" + name + "_constants_config.json";
@@ -156,10 +156,11 @@ class ArchiveReader {
 
   Result<std::string> program_member() const {
     std::set<std::string> roots;
-    std::string listed;
+    std::string members, names;
     for (const std::string& name : programs_) {
       roots.insert(name.substr(0, name.find('/')));
-      listed += (listed.empty() ? "" : ", ") + in_quotes(name);
+      members += (members.empty() ? "" : ", ") + in_quotes(name);
+      names += (names.empty() ? "" : ", ") + in_quotes(name_of(name));
     }
     if (programs_.empty()) {
       return fail(archive_error(ErrorCode::MissingKey, file_, "models/model.json", "the archive holds no program",
@@ -167,13 +168,25 @@ class ArchiveReader {
     }
     if (roots.size() > 1) {
       return fail(archive_error(ErrorCode::Inconsistent, file_, "models/",
-                                "two root folders of the archive hold a program", "one root folder", listed));
+                                "two root folders of the archive hold a program", "one root folder", members));
     }
-    if (programs_.size() == 1) return *programs_.begin();
-    const std::string usual = *roots.begin() + "/models/model.json";
-    if (programs_.contains(usual)) return usual;
-    return fail(archive_error(ErrorCode::Unsupported, file_, "models/", "the archive holds several programs",
-                              "one program, or one named model", listed));
+    if (wanted_.empty() && programs_.size() == 1) return *programs_.begin();
+    for (const std::string& name : programs_)
+      if (name_of(name) == wanted_) return name;
+    Error error = archive_error(wanted_.empty() ? ErrorCode::MissingKey : ErrorCode::NotFound, file_, "model.program",
+                                wanted_.empty() ? "the archive holds several programs, and none is named"
+                                                : "the archive holds no program of that name",
+                                (programs_.size() == 1 ? "" : "one of ") + names,
+                                wanted_.empty() ? "nothing" : in_quotes(wanted_));
+    error.hint = programs_.size() == 1 ? "leave model.program out" : "--program NAME, or model.program in the job";
+    return fail(std::move(error));
+  }
+
+  /// models/<name>.json; the flat container of old has one program without a name.
+  static std::string_view name_of(std::string_view member) {
+    if (member == kLegacyProgram) return "model";
+    member.remove_suffix(std::string_view(".json").size());
+    return member.substr(member.rfind('/') + 1);
   }
 
   Result<std::string> text_of(const std::string& name, Bytes limit) const {
@@ -226,12 +239,14 @@ class ArchiveReader {
 
   zip_t* zip_;
   const std::string& file_;
+  std::string wanted_;  // empty: the only one
   const Pt2Limits& limits_;
   std::unordered_set<std::string> names_;
   std::set<std::string> programs_;
 };
 
-Result<Pt2Members> read_source(zip_source_t* source, const std::string& file, const Pt2Limits& limits) {
+Result<Pt2Members> read_source(zip_source_t* source, const std::string& file, std::string_view program,
+                               const Pt2Limits& limits) {
   zip_error_t error;
   zip_error_init(&error);
   const Zip zip(zip_open_from_source(source, ZIP_RDONLY, &error));
@@ -243,7 +258,7 @@ Result<Pt2Members> read_source(zip_source_t* source, const std::string& file, co
                               "this is no zip archive, or it is truncated", "a zip archive", why));
   }
   zip_error_fini(&error);
-  return ArchiveReader(zip.get(), file, limits).run();
+  return ArchiveReader(zip.get(), file, program, limits).run();
 }
 
 Result<std::string> tail_of(const std::string& path, std::uint64_t& size) {
@@ -263,7 +278,7 @@ Result<std::string> tail_of(const std::string& path, std::uint64_t& size) {
 
 }  // namespace
 
-Result<Pt2Members> read_pt2_archive(const std::string& path, const Pt2Limits& limits) {
+Result<Pt2Members> read_pt2_archive(const std::string& path, std::string_view program, const Pt2Limits& limits) {
   std::uint64_t size = 0;
   const Result<std::string> tail = tail_of(path, size);
   if (!tail) return fail(tail.error());
@@ -274,10 +289,11 @@ Result<Pt2Members> read_pt2_archive(const std::string& path, const Pt2Limits& li
   zip_error_fini(&error);
   if (source == nullptr)
     return fail(archive_error(ErrorCode::NotFound, path, {}, "the file cannot be read", "a readable file", "an error"));
-  return read_source(source, path, limits);
+  return read_source(source, path, program, limits);
 }
 
-Result<Pt2Members> read_pt2_bytes(std::string_view bytes, const std::string& file, const Pt2Limits& limits) {
+Result<Pt2Members> read_pt2_bytes(std::string_view bytes, const std::string& file, std::string_view program,
+                                  const Pt2Limits& limits) {
   const std::string_view tail = bytes.substr(bytes.size() - std::min(bytes.size(), kEndRecord + kLongestComment + 76));
   if (Result<void> good = check_directory(tail, bytes.size(), file, limits); !good)
     return fail(std::move(good.error()));
@@ -287,7 +303,7 @@ Result<Pt2Members> read_pt2_bytes(std::string_view bytes, const std::string& fil
   zip_error_fini(&error);
   if (source == nullptr)
     return fail(archive_error(ErrorCode::TooLarge, file, {}, "the archive cannot be opened", "memory for it", "none"));
-  return read_source(source, file, limits);
+  return read_source(source, file, program, limits);
 }
 
 }  // namespace foreshard

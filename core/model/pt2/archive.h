@@ -2,7 +2,8 @@
 //
 // Limits come first: the central directory is looked at before the library opens the file, members are bounded before
 // they are inflated, checksums are compared, pickles and weights are never touched, nothing is ever written. Both
-// layouts are read: one top folder (2.8 and later) and the flat one of 2.7 and before.
+// layouts are read: one top folder (2.8 and later) and the flat one of 2.7 and before. An archive of several programs
+// is asked for one by its name, that of models/<name>.json.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +34,13 @@ struct Pt2Members {
   std::unordered_map<std::string, Bytes> payload_bytes;  // of data/weights/*, by the last part of the name
 };
 
-Result<Pt2Members> read_pt2_archive(const std::string& path, const Pt2Limits& limits = {});
+/// `program`: which one, empty where there is only one. Error: no such program, or several and none named; the message
+/// lists their names.
+Result<Pt2Members> read_pt2_archive(const std::string& path, std::string_view program = {},
+                                    const Pt2Limits& limits = {});
 
 /// Same, of an archive in memory; `file` only names it in errors.
-Result<Pt2Members> read_pt2_bytes(std::string_view bytes, const std::string& file, const Pt2Limits& limits = {});
+Result<Pt2Members> read_pt2_bytes(std::string_view bytes, const std::string& file, std::string_view program = {},
+                                  const Pt2Limits& limits = {});
 
 }  // namespace foreshard

@@ -301,7 +301,7 @@ Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::strin
 
 Result<Model> model_from_pt2(const std::string& path, const ModelOptions& options, const ProgramOptions& program) {
   const Pt2Limits limits;
-  Result<Pt2Members> members = read_pt2_archive(path, limits);
+  Result<Pt2Members> members = read_pt2_archive(path, options.program, limits);
   if (!members) return fail(std::move(members.error()));
   const Result<Pt2Program> archive = parse_pt2_program(std::move(*members), path, limits);
   if (!archive) return fail(archive.error());

@@ -139,8 +139,8 @@ Result<void> read_config(const std::string& text, const std::string& name, const
 
 }  // namespace
 
-Result<Payloads> list_pt2_payloads(const std::string& path) {
-  const Result<Pt2Members> members = read_pt2_archive(path);
+Result<Payloads> list_pt2_payloads(const std::string& path, std::string_view program) {
+  const Result<Pt2Members> members = read_pt2_archive(path, program);
   if (!members) return fail(members.error());
   if (members->weights_name.empty()) {
     Error error = payload_error(ErrorCode::Unsupported, path, "serialized_state_dict.pt",

@@ -25,9 +25,10 @@ struct Pt2Payload {
   bool pickled = false;
 };
 
-/// By name: parameters and persistent buffers, then non-persistent buffers and constants. Error: no such archive, an
-/// old container (its weights are pickles), sizes that do not fit.
-Result<std::map<std::string, Pt2Payload, std::less<>>> list_pt2_payloads(const std::string& path);
+/// Of one program (core/model/pt2/archive.h), by name: parameters and persistent buffers, then non-persistent buffers
+/// and constants. Error: no such archive, an old container (its weights are pickles), sizes that do not fit.
+Result<std::map<std::string, Pt2Payload, std::less<>>> list_pt2_payloads(const std::string& path,
+                                                                         std::string_view program = {});
 
 /// The bytes of a member, inflated, checksum compared. Error unless there are exactly `bytes` of them.
 Result<std::string> read_pt2_payload(const std::string& path, const std::string& member, Bytes bytes);

@@ -58,11 +58,22 @@ Result<void> check_captured(const Model& model, const ProgramOptions& program, c
 /// What a script does around a model is written for architectures; other sources bring their own programs.
 Result<void> check_scripted(const ModelOptions& options, const std::string& file) {
   const bool loss = options.loss.starts_with("chunked_") || options.loss == "per_token";
-  if (!loss && !options.attention_mask) return {};
-  return fail({ErrorCode::Unsupported,
-               "only models of a config.json are built with this; an exported or captured program brings its own", file,
-               loss ? "model.loss" : "model.attention_mask", loss ? "auto" : "false", loss ? options.loss : "true",
-               "export or capture the model with it inside"});
+  const struct {
+    bool asked;
+    const char *key, *works;
+    std::string got;
+  } asked[] = {{loss, "model.loss", "auto", options.loss},
+               {options.attention_mask, "model.attention_mask", "false", "true"},
+               {options.autocast.has_value(), "model.autocast", "none",
+                std::string(options.autocast ? dtype_name(*options.autocast) : "none")},
+               {options.float32_outputs, "model.float32_outputs", "false", "true"}};
+  for (const auto& one : asked) {
+    if (!one.asked) continue;
+    return fail({ErrorCode::Unsupported,
+                 "only models of a config.json are built with this; an exported or captured program brings its own",
+                 file, one.key, one.works, one.got, "export or capture the model with it inside"});
+  }
+  return {};
 }
 
 }  // namespace
@@ -86,6 +97,11 @@ Result<Model> load_model(const ModelOptions& options, const ProgramOptions& prog
     if (auto plain = check_scripted(options, file); !plain) return fail(std::move(plain.error()));
     return model_from_pt2(file, options, program);
   }
+  if (!options.program.empty()) {
+    return fail({ErrorCode::Inconsistent, "only an archive of torch.export holds programs to choose from", file,
+                 "model.program", "a .pt2 archive as model.source, or no model.program", in_quotes(options.program),
+                 "leave model.program out"});
+  }
   const JsonLimits limits;
   Result<std::string> text = read_text_file(file, limits.max_text);
   if (!text) return fail(std::move(text.error()));
@@ -107,6 +123,7 @@ Result<Model> load_model(const ModelOptions& options, const ProgramOptions& prog
 ProgramOptions program_options(const Job& job, ProgramDevice device) {
   ProgramOptions program;
   program.device = device;
+  program.autocast = job.model.autocast;
   if (job.fsdp.runtime != Runtime::None) {
     program.compute_dtype = job.fsdp.mixed_precision.param;
     if (job.fsdp.runtime == Runtime::Fsdp1)

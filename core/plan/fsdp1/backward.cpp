@@ -48,6 +48,7 @@ autograd::PassId Backward::run_pass(const std::vector<Edge>& roots) {
   const autograd::PassId pass = run_.autograd.begin_pass(roots, Stream::D);
   final_queued_.push_back(false);
   pass_serials_.push_back(++pass_serial_);
+  if (pass_serials_.size() == 1) first_names_.clear();
   for (NodeIndex node = run_.autograd.next(pass, actions_); node != kNoNode;
        node = run_.autograd.next(pass, actions_)) {
     emit_actions();
@@ -95,9 +96,25 @@ void Backward::run_node(autograd::PassId pass, NodeIndex node) {
   }
   const std::size_t edges = run_.autograd.edges(node).size();
   for (std::size_t i = 0; i < edges; ++i) {
+    const bool again = defined && uses_again(node, i);
     run_.autograd.send(pass, node, i, defined, actions_);
+    if (again) std::erase_if(actions_, [](const autograd::Action& a) { return a.kind == autograd::Action::Kind::Add; });
     if (!actions_.empty()) emit_actions();
   }
+}
+
+/// Another use of a parameter by the name of its first: where there are operators, lowering makes the sum of such
+/// gradients and lets go of its terms. What two names of a tied parameter give meets here.
+bool Backward::uses_again(NodeIndex node, std::size_t edge) {
+  const NodeIndex target = run_.autograd.edges(node)[edge].node;
+  if (target == kNoNode || run_.autograd.kind(target) != kView || run_.autograd.kind(node) != kCompute) return false;
+  const Compute& compute = run_.computes[static_cast<std::size_t>(run_.autograd.data(node))];
+  const GraphNode& from = run_.graph.nodes[compute.segment.index()];
+  if (from.kind != GraphNode::Kind::Ops || edge < from.inputs.size()) return false;
+  const std::size_t k = edge - from.inputs.size();
+  if (k >= from.params.size()) return false;
+  const auto [first, added] = first_names_.try_emplace(target, from.params[k]);
+  return !added && first->second == from.params[k];
 }
 
 void Backward::run_compute(NodeIndex node) {

@@ -1,6 +1,7 @@
 // Backward passes: the loss, the nodes in autograd's order, and the hooks that fire in them (R11, R13..R16, R26).
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "core/plan/fsdp1/forward.h"
@@ -23,6 +24,7 @@ class Backward {
   autograd::PassId run_pass(const std::vector<autograd::Edge>& roots);
   void finish_pass(autograd::PassId pass);
   void run_node(autograd::PassId pass, autograd::NodeIndex node);
+  bool uses_again(autograd::NodeIndex node, std::size_t edge);
   void run_compute(autograd::NodeIndex node);
   void run_region(autograd::PassId pass, autograd::NodeIndex node);
   void need_region(std::int32_t frame);
@@ -46,6 +48,7 @@ class Backward {
   std::vector<bool> final_queued_;  // by running pass: the root's final callback
   std::vector<std::int64_t> pass_serials_;
   std::int64_t pass_serial_ = 0;
+  std::map<autograd::NodeIndex, ParamId> first_names_;  // by view: the name that its gradient came by first
 };
 
 }  // namespace foreshard::fsdp1

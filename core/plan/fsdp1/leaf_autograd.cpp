@@ -4,6 +4,7 @@
 // between them decide autograd's waits (R26): Linear is a transpose and a matrix product, and so on. A run of operators
 // is one node.
 #include "core/plan/fsdp1/forward.h"
+#include "core/plan/graph/gradient_leaf.h"
 
 namespace foreshard::fsdp1 {
 
@@ -208,6 +209,8 @@ bool Forward::add_opaque(const GraphNode& node, std::int32_t segment) {
     Tensor& out = env_[static_cast<std::size_t>(node.outputs[o])];
     out = {variable.differentiable ? made : kNoNode, static_cast<std::int32_t>(o),
            variable.value.valid() ? run_.model.values[variable.value.index()].dtype : dtype};
+    const bool leaf = made == kNoNode && run_.grad_enabled && variable.differentiable;
+    if (leaf && begins_gradients(run_.model, node)) out.node = run_.autograd.add_accumulation(kInput, -1, Stream::D);
   }
   return made == kNoNode || pack(saves ? 1 : 0);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/model/module_kind.h"
+#include "core/plan/graph/gradient_leaf.h"
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -182,17 +183,43 @@ Result<void> Forward::run_node(std::int32_t index, Pass pass) {
     stop_recompute_ = index == last_saving_;
     return {};
   }
-  Tensor made;
   edges_.clear();
-  bool mixed = false, input_grad = false;
+  Tensor made = of_inputs(node);
+  const bool input_grad = made.requires_grad;
+  if (Result<void> fits = take_params(node, pass, made); !fits) return fits;
+  const bool leaf = !made.requires_grad && begins_gradients(run_.model, node);
+  made.requires_grad = made.requires_grad && pass == Pass::Forward && node.kind != GraphNode::Kind::Detach;
+  if (made.requires_grad) {
+    made.node =
+        run_.autograd.add_node(kCompute, static_cast<std::int32_t>(run_.executions.size()), Stream::D,
+                               std::max<std::int32_t>(1, static_cast<std::int32_t>(node.outputs.size())), edges_);
+    run_.executions.push_back({index, region_, input_grad});
+  }
+  made.requires_grad = made.requires_grad || (leaf && pass == Pass::Forward);
+  for (std::size_t i = 0; i < node.outputs.size(); ++i) {
+    const auto variable = static_cast<std::size_t>(node.outputs[i]);
+    Tensor& tensor = tensors_[variable];
+    tensor = made;
+    tensor.slot = static_cast<std::int32_t>(i);
+    if (!run_.graph.tensors[variable].differentiable) tensor.requires_grad = false;
+  }
+  return {};
+}
+
+Forward::Tensor Forward::of_inputs(const GraphNode& node) {
+  Tensor made;
   for (std::int32_t input : node.inputs) {
     const Tensor& tensor = tensors_[static_cast<std::size_t>(input)];
     const bool wants = tensor.requires_grad && tensor.node != autograd::kNoNode;
-    input_grad = input_grad || tensor.requires_grad;
+    made.requires_grad = made.requires_grad || tensor.requires_grad;
     edges_.push_back(wants ? autograd::Edge{tensor.node, tensor.slot} : autograd::Edge{});
     if (made.dtype < 0) made.dtype = tensor.dtype;
   }
-  made.requires_grad = input_grad;
+  return made;
+}
+
+Result<void> Forward::take_params(const GraphNode& node, Pass pass, Tensor& made) {
+  bool mixed = false;
   std::int8_t param_dtype = -1;
   for (ParamId param : node.params) {
     const std::int32_t slot = run_.slot_of_param[param.index()];
@@ -216,20 +243,6 @@ Result<void> Forward::run_node(std::int32_t index, Pass pass) {
     }
   }
   if (mixed) made.dtype = -1;
-  made.requires_grad = made.requires_grad && pass == Pass::Forward && node.kind != GraphNode::Kind::Detach;
-  if (made.requires_grad) {
-    made.node =
-        run_.autograd.add_node(kCompute, static_cast<std::int32_t>(run_.executions.size()), Stream::D,
-                               std::max<std::int32_t>(1, static_cast<std::int32_t>(node.outputs.size())), edges_);
-    run_.executions.push_back({index, region_, input_grad});
-  }
-  for (std::size_t i = 0; i < node.outputs.size(); ++i) {
-    const auto variable = static_cast<std::size_t>(node.outputs[i]);
-    Tensor& tensor = tensors_[variable];
-    tensor = made;
-    tensor.slot = static_cast<std::int32_t>(i);
-    if (!run_.graph.tensors[variable].differentiable) tensor.requires_grad = false;
-  }
   return {};
 }
 

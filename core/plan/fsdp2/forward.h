@@ -35,6 +35,9 @@ class Forward {
   Result<void> walk(std::int32_t call, Pass pass);
   Result<void> walk_body(std::int32_t call, Pass pass);
   Result<void> run_node(std::int32_t node, Pass pass);
+  /// What a node makes of its inputs, and of its parameters: edges into the autograd graph, gradients, dtype.
+  Tensor of_inputs(const GraphNode& node);
+  Result<void> take_params(const GraphNode& node, Pass pass, Tensor& made);
   Result<void> check_gathered(const GraphNode& node) const;
   Result<void> check_dtypes(const GraphNode& node, const Tensor& result) const;
   void pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass);

@@ -3,7 +3,7 @@
 namespace foreshard::fsdp2 {
 
 std::int32_t Gathering::group_size(const UnitState& u) const {
-  return u.sharded == ShardedState::ShardedPostForward ? u.reshard_size : run_.shard_size;
+  return u.sharded == ShardedState::ShardedPostForward ? u.reshard_size : u.shard_size;
 }
 
 void Gathering::streams_wait(EventId event, UnitId id) {
@@ -59,7 +59,7 @@ void Gathering::unshard(UnitState& u, bool async) {
   all_gather.buffer = buffer;
   all_gather.arg = u.pending.instance;
   all_gather.communicator =
-      group == run_.shard_size ? run_.groups.shard(run_.plan, group) : run_.groups.post_forward(run_.plan, u.id, group);
+      group == u.shard_size ? run_.groups.shard(run_.plan, group) : run_.groups.post_forward(run_.plan, u.id, group);
   u.pending.event = out_.record(gather, Word::EventAllGather, u.id);
   drop_stages(u, copy_in);
   out_.mark(Word::EndUnshard, u.id);
@@ -239,7 +239,7 @@ void Gathering::drop_copy(const UnitState& u, const ParamSizes& p) {
 void Gathering::reshard(UnitState& u) {
   out_.mark(Word::BeginReshard, u.id);
   const bool in_forward = u.group_state == TrainingState::Forward;
-  if (!in_forward || u.reshard_size == run_.shard_size) {
+  if (!in_forward || u.reshard_size == u.shard_size) {
     to_sharded(u);
   } else if (u.reshard_size > 0) {
     to_sharded_post_forward(u);

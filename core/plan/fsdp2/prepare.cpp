@@ -2,6 +2,7 @@
 // F2-27).
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/fsdp2/run.h"
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/units/groups.h"
@@ -38,12 +39,30 @@ UnitId unit_in_reentrant(const PlanRequest& request) {
   return {};
 }
 
+/// A unit of experts: the ranks that share them have samples of their own, so gradients are sums over those already.
+Result<void> prepare_experts(Run& run, UnitState& u, const MeshDimension& dimension) {
+  const std::int64_t factor = run.request.job.mesh.expert_divide_factor;
+  if (factor >= 0) u.divide_factor = factor > 0 ? static_cast<double>(factor) : run.shard_size;
+  auto same = rank_groups(run.request.job.cluster, false, static_cast<std::int64_t>(dimension.ranks.size()));
+  if (!same) return tl::unexpected(same.error());
+  run.groups.set_experts(std::move(same->groups.shard));
+  return {};
+}
+
+/// Of all ranks' rows; this rank may have none.
+Numel numel_over_mesh(const ParamInfo& info) {
+  Shape whole = info.shape;
+  whole[static_cast<std::size_t>(info.part.dim)] = info.part.whole;
+  return numel_of(whole);
+}
+
 Result<void> prepare_unit(Run& run, UnitId id) {
   const PlanUnit& planned = run.plan.units[id.index()];
   UnitState& u = run.unit(id);
   u.id = id;
   u.is_root = id.value == 0;
   u.has_group = !planned.params.empty();
+  u.shard_size = planned.shard_size;
   u.module_count = static_cast<std::int32_t>(planned.modules.size());
   const MixedPrecision& precision = run.request.table.precision[id.index()];
   u.orig_dtype = planned.orig_dtype;
@@ -62,22 +81,23 @@ Result<void> prepare_unit(Run& run, UnitId id) {
     p.numel = numel_of(info.shape);
     p.local_numel = numel_of(sharded.local_shape);
     p.padded_numel = numel_of(sharded.padded_local_shape);
-    p.storage_bytes = p.padded_numel * run.shard_size * itemsize(p.dtype);
+    p.storage_bytes = p.padded_numel * u.shard_size * itemsize(p.dtype);
     p.arrives = info.part.gradient;
-    p.grad_numel = p.arrives != MeshPart::Gradient::Whole
-                       ? p.numel
-                       : p.numel / info.shape[static_cast<std::size_t>(info.part.dim)] * info.part.whole;
+    p.grad_numel = p.arrives == MeshPart::Gradient::Whole ? numel_over_mesh(info) : p.numel;
     p.grad_bytes = p.grad_numel * itemsize(p.dtype);
     u.mixed = u.mixed || (!u.params.empty() && u.params.front().dtype != p.dtype);
     u.params.push_back(p);
   }
   u.offload_events.resize(u.params.size());
+  if (const MeshDimension* experts = u.has_group ? experts_of(run.model, planned.params.front()) : nullptr) {
+    if (auto done = prepare_experts(run, u, *experts); !done) return done;
+  }
   const ReshardAfterForward& reshard = planned.reshard_after_forward;
-  u.reshard_size = reshard.kind == ReshardAfterForward::Kind::True ? run.shard_size
+  u.reshard_size = reshard.kind == ReshardAfterForward::Kind::True ? u.shard_size
                    : reshard.kind == ReshardAfterForward::Kind::GroupSize
                        ? static_cast<std::int32_t>(reshard.group_size)
                        : 0;
-  const bool partial = u.reshard_size > 0 && u.reshard_size < run.shard_size;
+  const bool partial = u.reshard_size > 0 && u.reshard_size < u.shard_size;
   if (partial && std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
     return fail({ErrorCode::Unsupported,
                  "a partial reshard keeps rows, so it needs shards of the first dimension",

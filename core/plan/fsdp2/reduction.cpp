@@ -148,7 +148,7 @@ void Reduction::wait_for_post_backward(UnitState& u) {
 // Chunk-cat takes all gradients; all but the last are gone after it, the last when the reduction returns (F2-18).
 ReduceBuffer Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
                                       Numel input_numel) {
-  const bool many = run_.shard_size > 1;
+  const bool many = u.shard_size > 1;
   const auto release = [&](ParamSizes& p) { free_taken(u, p); };
   // Sharded on another dimension: the gradient is first laid out by ranks. Only the last such original outlives its
   // copy.
@@ -227,11 +227,9 @@ void Reduction::drop_sharded() {
   if (none) sharded_grads_.clear();
 }
 
-Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_grad) {
-  wait_for_last(u.id, run_.reductions_in_flight - 1);  // F2-18: one reduce-scatter input at a time
-  wait_for_post_backward(u);
-  Numel output_numel = 0;
-  std::optional<DType> grad_dtype;
+/// The gradients of a unit leave their parameters, in order.
+Result<Reduction::Taken> Reduction::take_grads(UnitState& u, const std::vector<std::int32_t>& with_grad) {
+  Taken all;
   for (std::int32_t i : with_grad) {
     const ParamSizes& p = u.params[static_cast<std::size_t>(i)];
     Instruction& taken = out_.add(InstructionKind::Mark, Stream::D, u.id);
@@ -240,23 +238,32 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
                     : p.has_accumulated ? BufferWhat::AccumulatedGrad
                                         : BufferWhat::Grad,
                     u.id, p.param};
-    output_numel += p.padded_numel;
+    all.numel += p.padded_numel;
     const DType dtype = p.has_accumulated ? *u.reduce_dtype : p.dtype;
-    if (grad_dtype && *grad_dtype != dtype) {
+    if (all.dtype && *all.dtype != dtype) {
       return fail({ErrorCode::Inconsistent,
                    "fsdp2 reduces gradients of one dtype at a time",
                    {},
                    "unit \"" + run_.plan.units[u.id.index()].name + "\"",
-                   std::string(dtype_name(*grad_dtype)),
+                   std::string(dtype_name(*all.dtype)),
                    std::string(dtype_name(dtype)),
                    "let every parameter of the unit take part in every micro-batch, or drop reduce_dtype"});
     }
-    grad_dtype = dtype;
+    all.dtype = dtype;
   }
-  const DType dtype = u.reduce_dtype.value_or(*grad_dtype);
-  const Numel input_numel = output_numel * run_.shard_size;
+  return all;
+}
+
+Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_grad) {
+  wait_for_last(u.id, run_.reductions_in_flight - 1);  // F2-18: one reduce-scatter input at a time
+  wait_for_post_backward(u);
+  const Result<Taken> taken = take_grads(u, with_grad);
+  if (!taken) return fail(taken.error());
+  const Numel output_numel = taken->numel;
+  const DType dtype = u.reduce_dtype.value_or(*taken->dtype);
+  const Numel input_numel = output_numel * u.shard_size;
   const Factors factors =
-      factors_for(dtype, run_.shard_size, run_.shard_size * run_.replicate_size, u.divide_factor, u.force_sum);
+      factors_for(dtype, u.shard_size, u.shard_size * run_.replicate_size, u.divide_factor, u.force_sum);
   const ReduceBuffer input = copy_in_grads(u, with_grad, dtype, input_numel);
   out_.wait_stream(Stream::S, Stream::D, u.id);
   ReduceBuffer output = make_buffer(u, BufferWhat::RsOutput, Stream::S, output_numel * itemsize(dtype));
@@ -295,7 +302,7 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
 }
 
 void Reduction::scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
-  if (run_.shard_size == 1) {  // F2-4
+  if (u.shard_size == 1) {  // F2-4
     Numel numel = input_numel;
     if (u.divide_factor)
       out_.kernel(InstructionKind::Divide, Stream::S, Word::Div, u.id, numel, dtype).factor = *u.divide_factor;
@@ -309,7 +316,7 @@ void Reduction::scatter(UnitState& u, Numel input_numel, DType dtype, const Redu
   scattered.bytes = input_numel * itemsize(dtype);
   scattered.communicator = run_.separate_reduce
                                ? enter_communicator(run_.plan, "reduce", kShardDimension, run_.plan.groups.shard)
-                               : run_.groups.shard(run_.plan, run_.shard_size);
+                               : run_.groups.shard(run_.plan, u.shard_size);
   scattered.reduce_op = op;
   scattered.buffer = {BufferWhat::RsInput, u.id, {}};
   scattered.arg = output.instance;

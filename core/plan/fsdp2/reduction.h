@@ -9,6 +9,7 @@
 // (F2-10).
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "core/plan/fsdp2/run.h"
@@ -32,6 +33,11 @@ class Reduction {
   void drop_sharded();
 
  private:
+  struct Taken {
+    Numel numel = 0;  // of the shards, padded
+    std::optional<DType> dtype;
+  };
+  Result<Taken> take_grads(UnitState& u, const std::vector<std::int32_t>& with_grad);
   ReduceBuffer copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype, Numel input_numel);
   void release_last_grads(UnitState& u);
   void scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op);

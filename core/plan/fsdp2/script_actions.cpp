@@ -1,6 +1,7 @@
 // What the training loop does: actions of a script, clipping (F2-29), the optimizer.
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/fsdp2/fsdp2_runtime.h"
 #include "core/traps.h"
 
@@ -240,7 +241,7 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
                  {},
                  "train.clip_grad_norm",
                  "parameters that all lie on one mesh, or all on none",
-                 "parameters with and without a tensor dimension (norms under mesh.sequence_parallel = false)",
+                 "parameters on several meshes (norms under mesh.sequence_parallel = false; experts)",
                  "set mesh.sequence_parallel = true, or train.clip_grad_norm = 0; fsdp.allow_traps = [45] plans a norm "
                  "for each mesh and their sum, as `foreshard run` clips"});
   }
@@ -257,12 +258,19 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
   const auto over_data = [&](std::int64_t count) {
     if (count > 0 && run_.shard_size > 1) complete(count, run_.groups.shard(run_.plan, run_.shard_size));
   };
-  over_data(mixed ? placed : sharded);
-  if (const std::int32_t d = mesh_of_gradients(); d >= 0) {  // DTensor completes a norm dimension by dimension
-    const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(d)];
-    complete(placed, enter_dimension(run_.plan, dimension.name, dimension.ranks));
+  const std::int32_t d = mesh_of_gradients();
+  const MeshDimension* dimension = d < 0 ? nullptr : &run_.model.mesh[static_cast<std::size_t>(d)];
+  const bool experts = dimension != nullptr && !shares_samples(*dimension);
+  if (experts) over_data(sharded - placed);  // in the order in which parameters first lie on a mesh
+  if (dimension != nullptr && (experts || run_.request.job.mesh.flattened)) {
+    complete(placed, run_.groups.world(run_.plan));  // both dimensions are parts of a flattened one
+    if (mixed && !experts) over_data(sharded - placed);
+  } else {
+    over_data(mixed ? placed : sharded);
+    // DTensor completes a norm dimension by dimension.
+    if (dimension != nullptr) complete(placed, enter_dimension(run_.plan, dimension->name, dimension->ranks));
+    if (mixed) over_data(sharded - placed);
   }
-  if (mixed) over_data(sharded - placed);
   out_.set_phase(Phase::None);
   return {};
 }

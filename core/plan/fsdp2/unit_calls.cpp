@@ -67,7 +67,7 @@ bool Fsdp2Runtime::call_recursive(const UnitCall& call, UnitId target) {
     if (setter != nullptr) {
       setter(u, *on);
     } else {  // F2-12: an explicit value holds for the root too
-      u.reshard_size = *on ? run_.shard_size : 0;
+      u.reshard_size = *on ? u.shard_size : 0;
     }
   }
   return true;

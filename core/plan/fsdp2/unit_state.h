@@ -83,6 +83,7 @@ struct UnitState {
   UnitId id;
   bool is_root = false;
   bool has_group = false;
+  std::int32_t shard_size = 1;
   bool mixed = false;  // compute dtypes differ: gathered as bytes (F2-2)
   std::vector<ParamSizes> params;
   std::optional<DType> reduce_dtype;  // nullopt: the gradients' own (F2-27)

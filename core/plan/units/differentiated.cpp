@@ -12,4 +12,6 @@ std::vector<bool> differentiated_params(const UnitTable& table, Runtime runtime)
   return out;
 }
 
+bool keeps_casts(const Job& job) { return job.model.autocast_cache && job.fsdp.runtime != Runtime::Fsdp1; }
+
 }  // namespace foreshard

@@ -12,4 +12,7 @@ namespace foreshard {
 /// unit with trainable ones have gradients too (W7); elsewhere those that train.
 std::vector<bool> differentiated_params(const UnitTable& table, Runtime runtime);
 
+/// Does autocast keep casts of parameters? Under fsdp1 they are views of the flat parameter in forward, no leaves.
+bool keeps_casts(const Job& job);
+
 }  // namespace foreshard

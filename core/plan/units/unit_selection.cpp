@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/units/auto_units.h"
 #include "core/plan/units/name_patterns.h"
 #include "core/plan/units/wrap_policy.h"
@@ -338,10 +339,11 @@ Result<Participation> read_participation(const Model& model, const ModuleTree& t
   return part;
 }
 
-Result<UnitSelection> select_units(const Model& model, const ModuleTree& tree, const Job& job,
-                                   const Participation& part) {
-  const Selector s{model, tree, job, part};
-  if (job.fsdp.runtime == Runtime::None || part.ignored_modules[0]) return UnitSelection{};
+namespace {
+
+Result<UnitSelection> by_policy(const Selector& s) {
+  const Job& job = s.job;
+  if (job.fsdp.runtime == Runtime::None || s.part.ignored_modules[0]) return UnitSelection{};
   switch (job.fsdp.wrap.policy) {
     case WrapPolicyKind::None: return UnitSelection{};
     case WrapPolicyKind::ModuleClass: return by_class(s);
@@ -354,6 +356,33 @@ Result<UnitSelection> select_units(const Model& model, const ModuleTree& tree, c
     case WrapPolicyKind::Auto: return by_auto(s);
   }
   return UnitSelection{};
+}
+
+/// Modules whose parameters lie on a dimension of ranks with samples of their own are units, as torchtitan makes them:
+/// FSDP shards those over fewer ranks than the rest.
+void add_experts(const Selector& s, UnitSelection& selection) {
+  std::set<ModuleId> known;
+  for (const SelectedUnit& unit : selection.units) known.insert(unit.modules.begin(), unit.modules.end());
+  bool added = false;
+  for (const ParamInfo& param : s.model.params) {
+    if (!param.owner.valid() || param.part.dimension < 0) continue;
+    if (shares_samples(s.model.mesh[static_cast<std::size_t>(param.part.dimension)])) continue;
+    const ModuleId object = s.tree.object_of[param.owner.index()];
+    if (s.part.ignored_modules[object.index()] || !known.insert(object).second) continue;
+    selection.units.push_back({{object}, false});
+    added = true;
+  }
+  if (added) sort_post_order(s.tree, selection.units);
+}
+
+}  // namespace
+
+Result<UnitSelection> select_units(const Model& model, const ModuleTree& tree, const Job& job,
+                                   const Participation& part) {
+  const Selector s{model, tree, job, part};
+  auto selection = by_policy(s);
+  if (selection && job.fsdp.runtime == Runtime::Fsdp2) add_experts(s, *selection);
+  return selection;
 }
 
 }  // namespace foreshard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/units/flat_layout.h"
 #include "core/plan/units/groups.h"
 #include "core/plan/units/module_tree.h"
@@ -34,6 +35,11 @@ struct Draft {
   std::vector<UnitOptions> options;
   std::vector<std::string> warnings;
 
+  /// Ranks of the group with this parameter's experts; 0: it is no expert's.
+  std::int64_t expert_ranks(ParamId param) const {
+    const MeshDimension* dimension = experts_of(model, param);
+    return dimension == nullptr ? 0 : static_cast<std::int64_t>(dimension->ranks.size());
+  }
   bool fsdp1() const { return job.fsdp.runtime == Runtime::Fsdp1; }
   bool fsdp2() const { return has_fsdp2_layouts(job.fsdp.runtime); }
   const std::string& name(std::size_t unit) const {
@@ -116,7 +122,10 @@ void lay_out_flat(const Draft& d, PlanUnit& unit) {
 
 /// The dimension a unit's parameter is sharded on; `used` collects the patterns that matched.
 std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::vector<std::string>& used) {
-  std::int32_t dim = 0;
+  // torchtitan: along the next dimension where there are more ranks than experts.
+  const bool padded = d.expert_ranks(param) > 0 && d.model.params[param.index()].shape.size() > 1 &&
+                      data_ranks(d.job) > d.model.params[param.index()].part.whole;
+  std::int32_t dim = padded ? 1 : 0;
   const std::string& fqn = d.model.params[param.index()].fqn;
   const std::string prefix = d.name(unit).empty() ? std::string() : d.name(unit) + ".";
   const std::string_view relative =
@@ -131,7 +140,12 @@ std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::
 }
 
 Result<void> lay_out_sharded(const Draft& d, std::size_t index, const RankGroups& groups, PlanUnit& unit) {
-  const auto& ranks = groups.groups.shard;
+  std::vector<std::int32_t> ranks = groups.groups.shard;
+  if (const std::int64_t experts = d.expert_ranks(unit.params.front()); experts > 0) {
+    auto same = rank_groups(d.job.cluster, false, experts);
+    if (!same) return tl::unexpected(same.error());
+    ranks = std::move(same->groups.shard);
+  }
   const auto position =
       std::find(ranks.begin(), ranks.end(), static_cast<std::int32_t>(d.job.cluster.rank)) - ranks.begin();
   std::vector<std::string> used;
@@ -178,6 +192,19 @@ Result<PlanUnit> make_unit(Draft& d, std::size_t index, const RankGroups& groups
   unit.params = d.params[index].params;
   unit.shared = d.params[index].shared;
   unit.shard_size = is_hybrid(unit.strategy) ? groups.shard_size : data_ranks(d.job);
+  if (!unit.params.empty()) {
+    const std::int64_t ranks = d.expert_ranks(unit.params.front());
+    for (const ParamId param : unit.params) {
+      if (d.expert_ranks(param) == ranks) continue;
+      return fail(
+          unit_error(ErrorCode::Inconsistent, unit.name,
+                     "experts and parameters that all ranks hold cannot be one unit: they are sharded over other "
+                     "ranks",
+                     "units of experts alone", d.model.params[param.index()].fqn,
+                     "change fsdp.wrap.units, or set mesh.expert = 1"));
+    }
+    if (ranks > 0) unit.shard_size /= static_cast<std::int32_t>(ranks);
+  }
   if (d.job.fsdp.runtime == Runtime::None) unit.shard_size = 1;
   if (d.fsdp1()) unit.strategy = clamp_strategy(unit.strategy, unit.shard_size);
   if (d.fsdp2()) {

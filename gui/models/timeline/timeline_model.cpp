@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -204,9 +207,31 @@ const MemoryTracks* TimelineModel::memory_of(std::int32_t rank) const {
   return nullptr;
 }
 
-std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std::string name) {
+namespace {
+
+/// A mangled name as it is written in C++; others as they are.
+std::string demangled(std::string_view name) {
+  if (!name.starts_with("_Z")) return std::string(name);
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> text(
+      abi::__cxa_demangle(std::string(name).c_str(), nullptr, nullptr, &status), &std::free);
+  return status == 0 && text ? std::string(text.get()) : std::string(name);
+}
+
+}  // namespace
+
+const SliceOrigins& TimelineModel::origins() const {
+  std::call_once(origins_asked_, [this] { origins_ = std::make_unique<const SliceOrigins>(timeline); });
+  return *origins_;
+}
+
+std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std::string name,
+                                                         SliceArguments arguments) {
   auto model = std::make_shared<TimelineModel>();
   model->timeline = std::move(timeline);
+  model->arguments = std::move(arguments);
+  for (std::string& name : model->timeline.names)
+    if (name.starts_with("_Z")) name = demangled(name);
   model->name = std::move(name);
   model->lanes = layout_lanes(model->timeline);
   model->memory = memory_tracks(model->timeline, WorkTimes(model->timeline));
@@ -257,6 +282,7 @@ std::string unit_label(const Timeline& timeline, std::int32_t unit) {
 std::string slice_label(const Timeline& timeline, const Span& span) {
   std::string_view name = timeline.name_of(span.name);
   if (name.starts_with("aten.")) name.remove_prefix(5);
+  if (name.starts_with("void ")) name.remove_prefix(5);
   if (name.ends_with(".default")) name.remove_suffix(8);
   const std::string unit = unit_label(timeline, span.unit);
   if (unit.empty() || name.find(unit) != std::string_view::npos) return std::string(name);

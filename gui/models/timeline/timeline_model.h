@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +12,9 @@
 #include "core/timeline.h"
 #include "gui/models/timeline/counter_tracks.h"
 #include "gui/models/timeline/slice_rows.h"
+#include "traces/analysis/slice_origins.h"
 #include "traces/timeline/intervals.h"
+#include "traces/timeline/slice_arguments.h"
 
 namespace foreshard::gui {
 
@@ -39,7 +42,8 @@ struct RankBands {
 
 struct TimelineModel {
   Timeline timeline;
-  std::string name;  // file or job, for titles
+  SliceArguments arguments;  // what a foreign recording says of its slices beside
+  std::string name;          // file or job, for titles
   std::vector<LaneRows> lanes;
   std::vector<MemoryTracks> memory;                 // drawn where the work runs that it is allocated for
   std::vector<RankBands> ranks;                     // ascending
@@ -47,11 +51,19 @@ struct TimelineModel {
   TimeRange extent;
 
   bool predicted() const { return timeline.provenance.source == "simulated"; }
+  /// Where slices come from; made when it is first asked for, by any thread.
+  const SliceOrigins& origins() const;
+
   const RankBands* bands_of(std::int32_t rank) const;
   const MemoryTracks* memory_of(std::int32_t rank) const;
+
+ private:
+  mutable std::once_flag origins_asked_;
+  mutable std::unique_ptr<const SliceOrigins> origins_;
 };
 
-std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std::string name);
+std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std::string name,
+                                                         SliceArguments arguments = {});
 
 /// The iteration that stands for the run, of the lowest rank; the whole timeline where nothing says iterations.
 TimeRange steady_range(const TimelineModel& model);

@@ -45,6 +45,8 @@ void ScenePainter::paint_overlay(QPainter& painter, const QRectF& area, const Sc
   }
   if (overlay.hovered && overlay.hovered != overlay.selected)
     outline(painter, area, view, *overlay.hovered, QPen(color(palette_.text), 1));
+  for (const SceneSlice& related : overlay.related)
+    outline(painter, area, view, related, QPen(color(palette_.accent), 1.5));
   if (overlay.selected) {
     outline(painter, area, view, *overlay.selected, QPen(color(palette_.text), 2));
     const SceneSide& side = scene_.sides[static_cast<std::size_t>(overlay.selected->side)];

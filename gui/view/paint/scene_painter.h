@@ -31,6 +31,7 @@ struct SceneOverlay {
   std::optional<TimeRange> selection;
   std::optional<double> cursor_x;
   std::vector<SimTime> bookmarks;
+  std::vector<SceneSlice> related;  // marked with the selected one
   bool flows = true;
 };
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "gui/models/comparison_model.h"
-#include "gui/view/window/fact_table.h"
+#include "gui/view/panels/fact_table.h"
 
 namespace foreshard::gui {
 

@@ -20,6 +20,7 @@ namespace foreshard::gui {
 namespace {
 
 constexpr int kTimelinePage = 1, kParetoPage = 2;
+constexpr int kPanelWithJob = 70, kPanelWithoutJob = 15;  // of the inspector and the what-if panel, in hundredths
 
 bool wants_comparison(const std::vector<std::string>& files, bool compare) {
   const auto is_job = [](const std::string& file) { return file.ends_with(".toml"); };
@@ -177,6 +178,10 @@ void MainWindow::loaded(Loaded result) {
     job_ = result.job_side < 0 ? input_->timeline : result.runs[static_cast<std::size_t>(result.job_side)].timeline;
   recording_ = result.job_side < 0 ? nullptr : result.runs[static_cast<std::size_t>(recording_side_)].timeline;
   what_if_->setJob(std::move(result.what_if));
+  // A panel without a job has one line to say: its room is the inspector's.
+  const int panel = what_if_->hasJob() ? kPanelWithJob : kPanelWithoutJob;
+  resizeDocks({findChild<QDockWidget*>("inspector"), findChild<QDockWidget*>("what_if")}, {100 - panel, panel},
+              Qt::Vertical);
   for (Run& run : result.runs) runs_->add(std::move(run));
   showTimeline(
       comparison_ ? comparison_scene(comparison_, scene_options_) : timeline_scene(input_->timeline, scene_options_),
@@ -203,6 +208,9 @@ void MainWindow::showTimeline(Scene scene, bool keep_view) {
   differences_->show(shown.comparison);
   if (shown.compares() != compared_before) showPanel(shown.compares() ? "differences" : "runs");
   search_->setScene(shown);
+  flame_->setScene(shown);
+  lateness_->setScene(shown);
+  query_->setScene(shown);
 }
 
 /// What the what-if panel has come to, where it is on the canvas.

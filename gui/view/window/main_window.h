@@ -14,8 +14,11 @@
 #include "gui/models/open_input.h"
 #include "gui/models/timeline/newest_first.h"
 #include "gui/models/viewer_arguments.h"
+#include "gui/view/panels/fact_table.h"
+#include "gui/view/panels/flame_panel.h"
+#include "gui/view/panels/lateness_panel.h"
+#include "gui/view/panels/query_panel.h"
 #include "gui/view/window/differences_table.h"
-#include "gui/view/window/fact_table.h"
 #include "gui/view/window/figure_strip.h"
 #include "gui/view/window/pareto_widget.h"
 #include "gui/view/window/run_list.h"
@@ -110,6 +113,9 @@ class MainWindow : public QMainWindow {
   SearchPanel* search_ = nullptr;
   WhatIfPanel* what_if_ = nullptr;
   RunList* runs_ = nullptr;
+  FlamePanel* flame_ = nullptr;
+  LatenessPanel* lateness_ = nullptr;
+  QueryPanel* query_ = nullptr;
   QProgressBar* progress_ = nullptr;
   QMenu* recent_ = nullptr;
   QByteArray default_layout_;

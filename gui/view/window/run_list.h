@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gui/models/timeline/timeline_model.h"
-#include "gui/view/window/fact_table.h"
+#include "gui/view/panels/fact_table.h"
 
 class QPushButton;
 

@@ -17,6 +17,16 @@ namespace {
 constexpr double kZoomStep = 0.8;
 constexpr double kPanStep = 0.12;
 
+/// To the call or operator that a slice comes from, or to the work that it launched.
+void follow(TimelineWidget& canvas, bool out) {
+  const std::optional<SceneSlice> selected = canvas.navigation().selected();
+  if (!selected) return;
+  const TimelineModel& model = *canvas.scene().sides[static_cast<std::size_t>(selected->side)].model;
+  const auto next = out ? outer_slice(model, *selected) : inner_slice(model, *selected);
+  if (next) return canvas.selectSlice(next, true);
+  if (canvas.onStatus) canvas.onStatus(out ? "Nothing stands around this slice" : "No work was launched in this slice");
+}
+
 }  // namespace
 
 bool TimelineWidget::navigate(int key) {
@@ -54,6 +64,8 @@ void TimelineWidget::keyPressEvent(QKeyEvent* event) {
       // Measures the selected slice, or what is seen.
       navigation_.select_range(selectedTime() ? *selectedTime() : navigation_.range());
       break;
+    case Qt::Key_O: return follow(*this, true);
+    case Qt::Key_K: return follow(*this, false);
     case Qt::Key_R: navigation_.select_range(selectedTime()); break;
     case Qt::Key_Escape:
       if (navigation_.selection())

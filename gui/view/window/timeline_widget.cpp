@@ -139,6 +139,7 @@ void TimelineWidget::paintEvent(QPaintEvent*) {
   SceneOverlay overlay;
   overlay.selected = navigation_.selected();
   overlay.hovered = hovered_;
+  overlay.related = related_.of(scene_, navigation_.selected());
   overlay.selection = navigation_.selection();
   overlay.bookmarks = navigation_.bookmarks();
   if (mouse_ && drag_ == Drag::None) overlay.cursor_x = mouse_->x();

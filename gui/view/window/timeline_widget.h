@@ -12,6 +12,7 @@
 
 #include "gui/models/navigation.h"
 #include "gui/models/scene.h"
+#include "gui/models/slice_details.h"
 #include "gui/view/paint/scene_painter.h"
 #include "gui/view/window/frame_worker.h"
 
@@ -84,6 +85,7 @@ class TimelineWidget : public QAbstractScrollArea {
   FrameRequest asked_;  // the last
   bool frame_shown_ = false;
   std::optional<SceneSlice> hovered_;
+  RelatedSlices related_;
   std::optional<QPointF> mouse_;
   Drag drag_ = Drag::None;
   QPointF drag_from_;

@@ -37,6 +37,6 @@ class ViewerSession {
 };
 
 /// Of QMainWindow::saveState.
-inline constexpr int kLayoutVersion = 2;
+inline constexpr int kLayoutVersion = 3;
 
 }  // namespace foreshard::gui

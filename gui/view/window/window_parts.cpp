@@ -188,6 +188,16 @@ void MainWindow::buildDocks() {
   runs_ = new RunList(this);
   QDockWidget* runs = addPanel("Runs", "runs", runs_, Qt::BottomDockWidgetArea);
   tabifyDockWidget(differences, found);
+  flame_ = new FlamePanel(this);
+  tabifyDockWidget(differences, addPanel("Flame graph", "flame", flame_, Qt::BottomDockWidgetArea));
+  lateness_ = new LatenessPanel(this);
+  tabifyDockWidget(differences, addPanel("Stragglers", "lateness", lateness_, Qt::BottomDockWidgetArea));
+  query_ = new QueryPanel(this);
+  tabifyDockWidget(differences, addPanel("SQL", "query", query_, Qt::BottomDockWidgetArea));
+  const auto go = [this](SceneSlice slice) { timeline_->selectSlice(slice, true); };
+  const auto tell = [this](const QString& text) { statusBar()->showMessage(text); };
+  flame_->onGo = lateness_->onGo = query_->onGo = go;
+  flame_->onStatus = lateness_->onStatus = tell;
   tabifyDockWidget(differences, runs);
   runs->raise();
   range->raise();
@@ -196,6 +206,7 @@ void MainWindow::buildDocks() {
   resizeDocks({inspector, what_if}, {230, 520}, Qt::Vertical);
   resizeDocks({range, differences}, {210, 210}, Qt::Vertical);
 
+  inspector_->onGo = go;
   runs_->onShow = [this](const Run& run) { showRun(run); };
   runs_->onCompare = [this](const Run& a, const Run& b) { compareRuns(a, b); };
   what_if_->onOutcome = [this] { showOutcome(); };
@@ -306,6 +317,8 @@ void MainWindow::showKeys() {
       "<tr><td><b>M</b></td><td>measure the slice, or what is seen</td><td><b>R</b></td><td>range of the "
       "slice</td></tr>"
       "<tr><td><b>B N</b></td><td>bookmark, next bookmark</td><td><b>/ Ctrl+F</b></td><td>search</td></tr>"
+      "<tr><td><b>O</b></td><td>to the operator that a kernel comes from, and outwards</td><td><b>K</b></td><td>to the "
+      "kernels of an operator</td></tr>"
       "<tr><td><b>Backspace</b></td><td>seen and selected before</td><td><b>Ctrl+D</b></td><td>largest "
       "difference</td></tr>"
       "<tr><td><b>Esc</b></td><td>let go of range, then slice</td><td><b>Ctrl+wheel</b></td><td>zoom; Shift+wheel "
@@ -321,6 +334,8 @@ void MainWindow::applyTheme() {
   timeline_->setTheme(theme);
   strip_->setTheme(theme);
   pareto_->setTheme(theme);
+  flame_->setTheme(theme);
+  lateness_->setTheme(theme);
   legend_->update();
 }
 

@@ -3,9 +3,9 @@
 import sys
 import types
 
+from .calling import capture, capture_step
 from .document import CapturedModel
 from .errors import CaptureError
-from .session import capture, capture_step
 
 __all__ = ["CaptureError", "CapturedModel", "capture", "capture_step"]
 

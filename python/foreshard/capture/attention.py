@@ -1,4 +1,4 @@
-"""Which kernel scaled_dot_product_attention takes on CUDA.
+"""What composite operators are made of on CUDA, unwatched: which kernel scaled_dot_product_attention takes, one_hot, linear.
 
 Fake tensors never ask the device, so PyTorch would fall back to plain matrix products. The rules are those of
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp for compute capability 8.0 and later, in PyTorch's order: flash,
@@ -56,28 +56,74 @@ def kernel_of(q, k, v, mask, dropout_p, is_causal, enable_gqa) -> str:
 _PLAIN = F.scaled_dot_product_attention
 
 
-class CudaAttention(TorchFunctionMode):
-    """Runs scaled_dot_product_attention as the composite operator does after it has chosen `kernel_of`.
+_ONE_HOT, _LINEAR, _GET = F.one_hot, F.linear, torch.Tensor.__getitem__
+
+
+class CudaComposites(TorchFunctionMode):
+    """Runs scaled_dot_product_attention as the composite operator does after it has chosen `kernel_of`, and the others.
+
+    `fake`: of fake tensors; on a card all but linear are what they are.
 
     A mode for who has taken the function's name already; the name itself for PyTorch's own functions
     (multi_head_attention_forward), inside which no mode is asked.
     """
 
+    def __init__(self, fake: bool, strict: bool):
+        super().__init__()
+        self._own = {_LINEAR: linear} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
+        if not strict:
+            self._own[_GET] = all_chosen
+
     def __enter__(self):
-        F.scaled_dot_product_attention = attend
+        F.linear = linear
+        F.scaled_dot_product_attention = self._own.get(_PLAIN, _PLAIN)
         return super().__enter__()
 
     def __exit__(self, *raised):
-        F.scaled_dot_product_attention = _PLAIN
+        F.linear, F.scaled_dot_product_attention = _LINEAR, _PLAIN
         return super().__exit__(*raised)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return (attend if func is _PLAIN else func)(*args, **(kwargs or {}))
+        return self._own.get(func, func)(*args, **(kwargs or {}))
+
+
+def all_chosen(tensor, key):
+    """A mask of the card's chooses every row: whoever computes nothing cannot know which, and more there are never."""
+    keys = key if isinstance(key, tuple) else (key,)
+    masks = [k for k in keys if isinstance(k, torch.Tensor) and k.dtype in (torch.bool, torch.uint8) and k.device.type == "cuda"]
+    if masks:
+        key = tuple(
+            place
+            for k in keys
+            for place in (
+                [torch.zeros(k.numel(), dtype=torch.int64, device=k.device) for _ in range(k.dim())] if any(k is m for m in masks) else [k]
+            )
+        )
+    return _GET(tensor, key)
+
+
+def linear(input, weight, bias=None):
+    """PyTorch adds the bias in place where the input is not contiguous, but for a new tensor where a mode watches."""
+    if bias is None or input.dim() == 2 or input.device.type != "cuda" or input.is_contiguous():
+        return _LINEAR(input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
+def one_hot(tensor, num_classes=-1):
+    """Fake tensors compare with a range, since a compiler likes that better."""
+    if tensor.device.type != "cuda" or num_classes < 0:
+        return _ONE_HOT(tensor, num_classes)
+    hot = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return hot.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
 def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     if query.device.type != "cuda":
         return _PLAIN(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if torch.is_autocast_enabled("cuda"):  # scaled_dot_product_attention is on its list; what it is made of runs below
+        attn_mask, value, key, query = (_narrowed(t) for t in (attn_mask, value, key, query))
+        with torch.autocast("cuda", enabled=False):
+            return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     chosen = kernel_of(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if chosen == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
@@ -86,6 +132,11 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
     return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
+
+
+def _narrowed(tensor):
+    casts = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(torch.get_autocast_dtype("cuda")) if casts else tensor
 
 
 def _flash(query, key, value, dropout_p, is_causal, scale):

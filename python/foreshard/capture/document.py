@@ -21,11 +21,16 @@ class CapturedModel:
     Attributes:
         document: the model as foreshard.model/2 has it.
         notes: what was met on the way, one sentence each.
+        device: "virtual" or "fake": where it was captured.
+        allocator: on the virtual device what the real allocator said of the module's forward and backward by itself, without
+            FSDP (bytes): {"state", "forward_peak", "forward_end", "backward_peak"}; else empty.
     """
 
-    def __init__(self, document: dict[str, Any], notes: list[str]):
+    def __init__(self, document: dict[str, Any], notes: list[str], device: str = "fake"):
         self.document = document
         self.notes = notes
+        self.device = device
+        self.allocator: dict[str, int] = {}
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from .recorder import Opaque, Recorder, dtype_name
+from .values import storage_key
 
 
 def _name_of(cls: type) -> str:
@@ -24,6 +25,17 @@ def _name_of(cls: type) -> str:
 def _is_plain(cls: type) -> bool:
     """PyTorch's own functions do no work of their own here."""
     return cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch._library")
+
+
+def _node_of(out: Any) -> Any:
+    nodes = (t.grad_fn for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor))
+    return next((node for node in nodes if node is not None), None)
+
+
+def _carried(node: Any) -> list[torch.Tensor]:
+    """Tensors that a function keeps as attributes of its `ctx`."""
+    kept = tree_flatten(list(getattr(node, "__dict__", {}).values()))[0]
+    return [t for t in kept if isinstance(t, torch.Tensor)]
 
 
 class Functions:
@@ -44,8 +56,10 @@ class Functions:
                 out = plain(cls, *args, **kwargs)
             finally:
                 recorder.opaque = None
-            recorder.end_opaque(frame, out)
-            self._run_backward(frame, out)
+            node = _node_of(out)
+            carried = _carried(node)
+            recorder.end_opaque(frame, out, carried)
+            self._run_backward(frame, out, node, carried)
             return out
 
         torch.autograd.Function.apply = classmethod(apply)
@@ -55,14 +69,16 @@ class Functions:
             finally:
                 torch.autograd.Function.apply = original
 
-    def _run_backward(self, frame: Opaque, out: Any) -> None:
-        """What gradients its backward makes: run once, outside the program."""
+    def _run_backward(self, frame: Opaque, out: Any, node: Any, carried: list[torch.Tensor]) -> None:
+        """What gradients its backward makes, and what it needs beside them: run once, outside the program."""
         results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
-        node = next((t.grad_fn for t in results if t.grad_fn is not None), None)
         if node is None or not hasattr(node, "apply"):
             return
-        with self._recorder.paused(), torch.no_grad():
-            given = [torch.empty_like(t) if t.grad_fn is not None else None for t in results]
+        recorder = self._recorder
+        with torch.no_grad():
+            with recorder.paused():
+                given = [torch.empty_like(t) if t.grad_fn is not None else None for t in results]
+            inside = recorder.begin_opaque_backward(frame.name, [t for t in given if t is not None] + carried)
             try:
                 gradients = node.apply(*given)
             except Exception as error:  # noqa: BLE001 - whatever the function does; told, and assumed
@@ -71,7 +87,13 @@ class Functions:
                     "gradient for every argument is assumed"
                 )
                 gradients = None
+            finally:
+                recorder.opaque = None
         frame.row["opaque"]["backward"] = self._gradients_of(frame, gradients)
+        made = {storage_key(t) for t in tree_flatten(gradients)[0] if isinstance(t, torch.Tensor)}
+        workspace = inside.peak - sum(nbytes for key, (_, nbytes) in inside.live.items() if key in made)
+        if gradients is not None and workspace > 0:
+            frame.row["opaque"]["backward"].append({"shape": [workspace], "dtype": "uint8"})
 
     @staticmethod
     def _gradients_of(frame: Opaque, gradients: Any) -> list[dict[str, Any] | None]:

@@ -95,8 +95,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 class Recorder(TorchDispatchMode):
     """Writes `ops`. Made for one step; not used again."""
 
-    def __init__(self, table: ValueTable, modules, device: torch.device, strict: bool):
+    def __init__(self, table: ValueTable, modules, device: torch.device, strict: bool, virtual: bool = False):
         super().__init__()
+        self.virtual = virtual  # tensors are those of a card that computes nothing
+        self.cudnn = torch.backends.cudnn.enabled  # as the user has it, whatever plays the card
         self.table = table
         self.modules = modules
         self.device = device
@@ -195,14 +197,23 @@ class Recorder(TorchDispatchMode):
                 continue
             same = next((t for t in tensors if t is result and id(t) not in turned), None)
             if same is not None:  # changed in place
-                reference = refs[id(same)]
-                out.append({"name": reference[1:]} if reference.startswith("%") else None)
+                out.append(self._changed(result, refs[id(same)], index))
                 continue
             value = self.table.add(self.table.new_name(), result, index)
             value.detached = func is torch.ops.aten.detach.default or not torch.is_grad_enabled()
             value.grows = grows and not value.detached
             out.append(value)
         row["out"] = out
+
+    def _changed(self, tensor, reference: str, index: int) -> Value | None:
+        """What an operator leaves of its argument: a value anew, its gradient goes another way than the old one's."""
+        if not reference.startswith("%"):
+            return None
+        old = self.table.find(tensor)
+        value = self.table.add(self.table.new_name(), tensor, index)
+        value.detached = (old is not None and old.detached or not torch.is_grad_enabled()) and not tensor.requires_grad
+        value.grows = tensor.requires_grad
+        return value
 
     def _made_from_host(self, row, tensors) -> None:
         """A copy from the host needs memory on the device like any new tensor."""
@@ -211,6 +222,10 @@ class Recorder(TorchDispatchMode):
             row.pop("kwargs", None)
 
     def _run(self, func, name, args, kwargs):
+        if self.virtual and _hangs_on_values(func, name, args, kwargs):
+            if name in _HOST_READS and not self.strict:
+                return self._read(func, name, args, kwargs)
+            raise self._data_dependent(name, args, kwargs)
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -280,12 +295,16 @@ class Recorder(TorchDispatchMode):
         """How the program names a tensor."""
         storage = self.table.known_storage(tensor)
         if storage is not None and (kept := storage.references.get(geometry(tensor))):
-            return self._without_history(kept, tensor, self.trainable.get(kept, False))
+            # A frozen parameter grows too where it lies in a flat parameter that trains: no_grad is said of every one.
+            grows = self.trainable.get(kept, False) or (kept in self.trainable and not torch.is_grad_enabled())
+            return self._without_history(kept, tensor, grows)
         value = self.table.find(tensor)
         if value is None:
             value = self._appeared(tensor, storage)
             if value is None:
                 return ""
+        if value.grows and not tensor.requires_grad and value.made() is tensor:
+            value.grows = False  # its operator has no derivative (zeros_like, an index)
         return self._without_history("%" + value.name, tensor, value.grows and not value.detached)
 
     def _without_history(self, reference: str, tensor: torch.Tensor, grows: bool) -> str:
@@ -344,7 +363,7 @@ class Recorder(TorchDispatchMode):
             if i >= len(schema) or schema[i].name not in _PLACEMENT
         ]
         if func is torch.ops.aten.convolution.default:
-            named["backend"] = _convolution_backend(args)
+            named["backend"] = self._convolution_backend(args)
         return positional, named
 
     def _argument(self, value, refs):
@@ -361,6 +380,15 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, float):
             return value if math.isfinite(value) else {"float": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
         return {"text": str(value)}
+
+    def _convolution_backend(self, args) -> str:
+        """Which kernel CUDA takes for a convolution: with cuDNN switched off it unfolds its input into memory."""
+        try:
+            with torch.backends.cudnn.flags(enabled=self.cudnn):
+                chosen = torch._C._select_conv_backend(*args[:9])
+        except Exception:  # noqa: BLE001 - a question only; not all builds answer it
+            return "cudnn"
+        return str(chosen).split(".")[-1].lower()
 
     # ----------------------------------------------------------------------------------------------- opaque
 
@@ -384,7 +412,8 @@ class Recorder(TorchDispatchMode):
         self.opaque = frame
         return frame
 
-    def end_opaque(self, frame: Opaque, outputs: Any) -> None:
+    def end_opaque(self, frame: Opaque, outputs: Any, carried: list[torch.Tensor] | None = None) -> None:
+        """`carried`: tensors that its node holds beside what it has saved: they live as long as the graph."""
         self.opaque = None
         tensors, frame.tensors = frame.tensors, []
         results = tree_flatten(outputs)[0]
@@ -416,6 +445,13 @@ class Recorder(TorchDispatchMode):
             by_storage[storage_key(result)] = "%" + value.name
             out.append(value)
         row["out"] = out
+        for tensor in carried or []:
+            key = storage_key(tensor)
+            if tensor.device.type != "cpu" and key not in by_storage and key in frame.live:
+                value = self.table.add_whole(self.table.new_name(), tensor, index)
+                by_storage[key] = "%" + value.name
+                kept += frame.live[key][1]
+                out.append(value)
         saved = []
         for key, shape, dtype, nbytes in frame.saved:
             reference = by_storage.get(key, "")
@@ -435,6 +471,24 @@ class Recorder(TorchDispatchMode):
         }
         frame.row = row
 
+    def begin_opaque_backward(self, name: str, known: list[torch.Tensor]) -> Opaque:
+        """Operators from now on are those of a backward: only what they allocate counts."""
+        self.opaque = Opaque(name, [], known={storage_key(t) for t in known})
+        return self.opaque
+
+
+def _hangs_on_values(func, name: str, args, kwargs) -> bool:
+    """Whether the host would have to know what a card has computed: fake tensors refuse by themselves, a card answers."""
+    if not any(t.device.type == "cuda" for t in _tensors((args, kwargs))):
+        return False
+    if name in _HOST_READS:
+        return True
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if name == "aten.index.Tensor":  # by masks alone
+        return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
+    return kwargs.get("output_size") is None
+
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
@@ -448,12 +502,3 @@ def _host_number(tensor: torch.Tensor) -> bool | int | float:
             number = constant.item()
         return number if isinstance(number, (bool, int, float)) else math.nan
     return math.nan if tensor.dtype.is_floating_point else 0
-
-
-def _convolution_backend(args) -> str:
-    """Which kernel CUDA takes for a convolution: with cuDNN switched off it unfolds its input into memory."""
-    try:
-        chosen = torch._C._select_conv_backend(*args[:9])
-    except Exception:  # noqa: BLE001 - a question only; not all builds answer it
-        return "cudnn"
-    return str(chosen).split(".")[-1].lower()

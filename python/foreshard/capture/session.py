@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import logging
 import warnings
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
-from . import missing
-from .attention import CudaAttention
+from . import autocast, flex, missing
+from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
 from .errors import CaptureError
@@ -27,115 +26,13 @@ from .structure import Structure
 from .values import ValueTable, storage_key
 
 _OLDEST = (2, 6)
+_TOLD = 1 << 16  # bytes that a module keeps beside its state
 _PRECISION = ("param", "buffer", "output", "units")
 
 
-def capture(
-    module: torch.nn.Module,
-    *args: Any,
-    loss: Callable[[Any], torch.Tensor] | None = None,
-    device: str | None = None,
-    mixed_precision: dict[str, Any] | None = None,
-    strict: bool = True,
-    name: str = "",
-    **kwargs: Any,
-) -> CapturedModel:
-    """Runs one forward and backward of a module under fake tensors and writes down what happens.
-
-    Nothing is computed and no GPU is needed: a module of any size takes seconds. The module may lie on any device, the
-    meta device included, and is left as it was.
-
-    Args:
-        module: the module as it is before it is sharded.
-        *args, **kwargs: one micro-batch; tensors of any device, the sizes count.
-        loss: from what the module returns to the scalar that backward starts from; default: the scalar among the
-            outputs that needs a gradient.
-        device: "fake" (fake tensors, anywhere); None: the same.
-        mixed_precision: the casts of FSDP's mixed precision, e.g. {"param": "bfloat16"}: parameters and floating inputs
-            are cast, so that type_as and .to(x.dtype) do what they will do. "buffer": buffers too (FSDP1). "output":
-            what the module returns. "units": classes or names of modules whose floating arguments are cast as well
-            (FSDP2 casts at every unit).
-        strict: False: the host reads zeros where the module asks for computed values.
-        name: of the model; default: the module's class.
-
-    Raises:
-        CaptureError: with the operator and module where it happened and what to do.
-    """
-
-    def step(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        _loss_of(module(*args, **kwargs), loss).backward()
-
-    session = _Session(module, device, mixed_precision, strict, name)
-    return session.run(step, (args, kwargs), _argument_names(module.forward, args, kwargs))
-
-
-def capture_step(
-    module: torch.nn.Module,
-    step: Callable[..., Any],
-    *batch: Any,
-    device: str | None = None,
-    mixed_precision: dict[str, Any] | None = None,
-    strict: bool = True,
-    name: str = "",
-    **kwargs: Any,
-) -> CapturedModel:
-    """As `capture`, but `step(module, *batch, **kwargs)` runs forward and `loss.backward()` itself, as a training script does.
-
-    What the step keeps names for (logits, say) is held as long as it holds it. Only the first backward counts; what
-    follows it (the optimizer) is looked at for the job's defaults.
-    """
-    names = _argument_names(step, (module, *batch), kwargs)[1:]
-
-    def run(module: torch.nn.Module, batch: tuple, kwargs: dict[str, Any]) -> None:
-        step(module, *batch, **kwargs)
-
-    return _Session(module, device, mixed_precision, strict, name).run(run, (batch, kwargs), names)
-
-
-def _argument_names(function: Callable, args: tuple, kwargs: dict[str, Any]) -> list[str]:
-    """A name for every argument, positional ones first."""
-    try:
-        parameters = [
-            p
-            for p in inspect.signature(function).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-    except (TypeError, ValueError):
-        parameters = []
-    names = [parameters[i].name if i < len(parameters) else f"arg{i}" for i in range(len(args))]
-    return names + list(kwargs)
-
-
-def _loss_of(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
-    if loss is not None:
-        result = loss(output)
-        if not isinstance(result, torch.Tensor) or result.numel() != 1:
-            raise CaptureError(
-                "the loss is no scalar tensor",
-                expected="loss(output) -> a tensor with one element",
-                got=f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(type(result)),
-            )
-        return result
-    named = getattr(output, "loss", None) if not isinstance(output, torch.Tensor) else None
-    found = [
-        leaf
-        for leaf in ([named] if isinstance(named, torch.Tensor) else _leaves(output))
-        if isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.requires_grad
-    ]
-    if not found:
-        shapes = ", ".join(str(list(t.shape)) for t in _leaves(output) if isinstance(t, torch.Tensor))
-        raise CaptureError(
-            "the module returns no scalar to start backward from",
-            expected="an output with one element that needs a gradient",
-            got=f"tensors of shapes {shapes}" if shapes else repr(type(output)),
-            hint="give loss=, for example loss=lambda out: out.float().sum(), or use capture_step",
-        )
-    return found[0]
-
-
-def _leaves(tree: Any) -> list[Any]:
+def leaves_of(tree: Any) -> list[Any]:
     if isinstance(tree, dict):  # ModelOutput and its like are no trees to every version of transformers
-        return [leaf for value in tree.values() for leaf in _leaves(value)]
+        return [leaf for value in tree.values() for leaf in leaves_of(value)]
     return tree_flatten(tree)[0]
 
 
@@ -157,8 +54,10 @@ def _dtype(value: Any, key: str) -> torch.dtype | None:
     return dtype
 
 
-class _Session:
-    def __init__(self, module, device, mixed_precision, strict, name):
+class Session:
+    """One recording. Made for one step; not used again."""
+
+    def __init__(self, module, mixed_precision, strict, name, virtual):
         version = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
         if version < _OLDEST:
             raise CaptureError(
@@ -168,13 +67,6 @@ class _Session:
             )
         if not isinstance(module, torch.nn.Module):
             raise CaptureError("this is no module", expected="a torch.nn.Module", got=repr(type(module)))
-        if device not in (None, "fake"):
-            raise CaptureError(
-                "capture cannot run on this device",
-                place="device",
-                expected='"fake" (fake tensors, anywhere)',
-                got=repr(device),
-            )
         precision = dict(mixed_precision or {})
         for key in precision:
             if key not in _PRECISION:
@@ -193,7 +85,8 @@ class _Session:
         self.structure = Structure(module)
         self.table = ValueTable()
         self.stack = ModuleStack(self.structure.names)
-        self.recorder = Recorder(self.table, self.stack, self.device, strict)
+        self.virtual = virtual
+        self.recorder = Recorder(self.table, self.stack, self.device, strict, virtual)
         self.module_calls: list[dict[str, Any]] = []
         self.forward_end = -1
         self.outputs: list[str] = []
@@ -207,9 +100,12 @@ class _Session:
 
     # --------------------------------------------------------------------------------------------------- run
 
-    def run(self, step, batch, names) -> CapturedModel:
-        mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-        missing.register()
+    def run(self, task) -> CapturedModel:
+        """The program of what `task` (calling.Task) runs."""
+        mode = contextlib.nullcontext()  # of the virtual device: tensors are CUDA's
+        if not self.virtual:
+            mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+            missing.register()
         fakes = Fakes(mode, self.device, self.param, self.buffer)
         regions, functions = Regions(self.recorder), Functions(self.recorder)
         collecting = gc.isenabled()
@@ -217,17 +113,17 @@ class _Session:
             warnings.simplefilter("ignore")
             inside.enter_context(fakes.inside(self.module))
             self._name_state()
-            batch = fakes.tree(batch)
-            self._name_inputs(batch, names)
-            for context in (regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
-                            self._watch_optimizer(), _quiet_rnn(), _quiet_log()):  # fmt: skip
+            batch = fakes.tree(task.batch)
+            self._name_inputs(batch, task.names)
+            for context in (flex.fused(self.notes), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
+                            self._watch_optimizer(), autocast.of_a_gpu(), _quiet_rnn(), _quiet_log()):  # fmt: skip
                 inside.enter_context(context)
             self.stack.on_enter, self.stack.on_leave = self._enter, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
-                with mode, CudaAttention(), self.recorder:
+                with mode, CudaComposites(fake=not self.virtual, strict=self.strict), self.recorder:
                     with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
-                        step(self.module, *batch)
+                        task.step(self.module, *batch)
             except CaptureError:
                 raise
             except Exception as error:
@@ -237,6 +133,7 @@ class _Session:
             finally:
                 if collecting:
                     gc.enable()
+            self._note_what_stays()
         if not self.recorder.done:
             raise CaptureError(
                 "the step never ran backward",
@@ -245,7 +142,8 @@ class _Session:
                 got=f"{len(self.recorder.ops)} operators and no backward",
                 hint="hand a loss to capture, or call backward in the step",
             )
-        return CapturedModel(make_document(self, regions.rows), self.notes + list(dict.fromkeys(self.recorder.notes)))
+        notes = self.notes + list(dict.fromkeys(self.recorder.notes))
+        return CapturedModel(make_document(self, regions.rows), notes, "virtual" if self.virtual else "fake")
 
     def _failed(self, error: Exception) -> CaptureError:
         return CaptureError(
@@ -259,14 +157,14 @@ class _Session:
     def _name_state(self) -> None:
         for fqn, tensor in self.structure.state():
             self.table.keep(tensor, "@" + fqn)
-            if tensor.requires_grad:
-                self.recorder.trainable["@" + fqn] = True
+            if isinstance(tensor, torch.nn.Parameter):
+                self.recorder.trainable["@" + fqn] = tensor.requires_grad
 
     def _name_inputs(self, batch, names) -> None:
         args, kwargs = batch
         taken: set[str] = set()
         for name, argument in zip(names, [*args, *kwargs.values()]):
-            leaves = [leaf for leaf in _leaves(argument) if isinstance(leaf, torch.Tensor)]
+            leaves = [leaf for leaf in leaves_of(argument) if isinstance(leaf, torch.Tensor)]
             for i, leaf in enumerate(leaves):
                 if self.table.find(leaf) is not None and id(leaf) in self._seen_inputs:
                     continue
@@ -281,15 +179,29 @@ class _Session:
     def _seen_inputs(self) -> set[int]:
         return self.__dict__.setdefault("_seen", set())
 
+    def _note_what_stays(self) -> None:
+        """Modules that keep a tensor as an attribute: it lives on until the next step puts another in its place."""
+        kept = {id(storage): storage for storage in self.table.alive() if storage.nbytes >= _TOLD}
+        for module, fqn in self.structure.names.items():
+            for attribute, value in module.__dict__.items():
+                if not isinstance(value, torch.Tensor) or attribute.startswith("__"):
+                    continue
+                storage = self.table.known_storage(value)
+                if storage is not None and kept.pop(id(storage), None) is not None:
+                    self.notes.append(
+                        f"{fqn or 'the root module'} keeps `{attribute}` ({storage.nbytes / 2**20:.1f} MiB) from step to step: the "
+                        "plan lets go of it after backward (delete it there, or do not keep it)"
+                    )
+
     # ------------------------------------------------------------------------------------------------- calls
 
     def _enter(self, name: str, call: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if not self.recorder.recording or self.recorder.opaque is not None:
             return args, kwargs
-        if self.param is not None and (name == "" or self._is_unit(name)):
-            args, kwargs = tree_map(self._low, (args, kwargs))
+        if self.casts_at(name):
+            args, kwargs = tree_map(self.lowered, (args, kwargs))
         seen: list[str] = []
-        for leaf in _leaves((args, kwargs)) + [v for a in args if isinstance(a, dict) for v in _leaves(a)]:
+        for leaf in leaves_of((args, kwargs)) + [v for a in args if isinstance(a, dict) for v in leaves_of(a)]:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
                 continue
             value = self.table.find(leaf)
@@ -299,10 +211,12 @@ class _Session:
             self.module_calls.append({"module": name, "call": call, "args": seen})
         return args, kwargs
 
-    def _is_unit(self, name: str) -> bool:
-        return bool(self.units) and (name in self.units or self.structure.class_of(name) in self.units)
+    def casts_at(self, name: str) -> bool:
+        """Whether this module's floating arguments are cast."""
+        unit = bool(self.units) and (name in self.units or self.structure.class_of(name) in self.units)
+        return self.param is not None and (name == "" or unit)
 
-    def _low(self, value):
+    def lowered(self, value):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self.param:
             return value.to(self.param)
         return value
@@ -312,7 +226,7 @@ class _Session:
             return
         self.recorder.look()
         self.forward_end = len(self.recorder.ops)
-        for leaf in _leaves(output):
+        for leaf in leaves_of(output):
             if not isinstance(leaf, torch.Tensor):
                 continue
             value = self.table.find(leaf)
@@ -337,7 +251,10 @@ class _Session:
             return packed
         shape, stride, dtype, device = packed
         with self.recorder.paused():
-            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        if self.recorder.opaque is not None:  # a backward that is measured: it does not allocate what was saved
+            self.recorder.opaque.known.add(storage_key(made))
+        return made
 
     @contextlib.contextmanager
     def _watch_backward(self):

@@ -6,6 +6,7 @@ through weak references: one that has expired since the last look died between t
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ class Value:
     storage: "Storage"
     detached: bool = False  # made by detach, or in no_grad: autograd does not see where it came from
     grows: bool = False  # autograd knows where it came from
+    made: Any = None  # weakly, the tensor that the operator gave
     requires_grad: bool = False  # of inputs
     alias_of: str = ""  # of inputs
     key: tuple[Any, ...] = ()  # geometry
@@ -83,6 +85,10 @@ class ValueTable:
             for value in storage.values:
                 self._by_geometry.pop((key, value.key), None)
 
+    def alive(self) -> list[Storage]:
+        """What somebody still holds, of what operators have made."""
+        return [s for s in self._live.values() if s.weak is not None and not s.weak.expired()]
+
     def storage_of(self, tensor: torch.Tensor, now: int) -> Storage:
         key = storage_key(tensor)
         storage = self._by_key.get(key)
@@ -123,8 +129,16 @@ class ValueTable:
         storage = self.storage_of(tensor, now)
         value = Value(name, tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), storage)
         value.key = geometry(tensor)
+        value.made = weakref.ref(tensor)
         storage.values.append(value)
         self.also(tensor, value)
+        return value
+
+    def add_whole(self, name: str, tensor: torch.Tensor, now: int) -> Value:
+        """The storage behind a tensor, as one row of its elements."""
+        value = self.add(name, tensor, now)
+        value.shape, value.strides = (value.storage.nbytes // tensor.element_size(),), (1,)
+        value.detached = True
         return value
 
     def also(self, tensor: torch.Tensor, value: Value) -> None:

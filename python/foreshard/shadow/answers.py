@@ -3,6 +3,7 @@
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
 - torch.compile leaves functions as they are.
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
+- Kernels of Triton do nothing and take no time: what they write to was allocated by who calls them.
 - Random and constant fills of large tensors on the host write nothing: an 8B model that is made there costs address space.
 """
 
@@ -31,6 +32,8 @@ def begin() -> None:
         os.environ.setdefault(name, value)
     after_import("torch", _torch)
     after_import("torch.distributed.utils", _utils)
+    after_import("triton.runtime.jit", _triton_kernels)
+    after_import("triton.runtime.autotuner", _triton_tuners)
 
 
 def refuse(code: str, message: str, hint: str) -> None:
@@ -55,6 +58,48 @@ def _torch(torch) -> None:
                "it plays CUDA 13: a PyTorch that is built for CUDA 13 is needed")  # fmt: skip
     _without_cudnn(torch)
     _fills(torch)
+    _repeats(torch)
+    _masks(torch)
+
+
+def _masks(torch) -> None:
+    """x[mask]: every row is chosen, which is the most that it can be."""
+    inner = torch.Tensor.__getitem__
+    masked = (torch.bool, torch.uint8)
+
+    @functools.wraps(inner)
+    def get(tensor, key):
+        keys = key if type(key) is tuple else (key,)
+        if any(isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked for k in keys):
+            note("a mask of the device (x[mask]) chooses every row: the most that it can")
+            chosen: list = []
+            for k in keys:
+                if isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked:
+                    chosen += [torch.zeros(k.numel(), dtype=torch.int64, device=k.device) for _ in range(k.dim())]
+                else:
+                    chosen.append(k)
+            key = tuple(chosen)
+        return inner(tensor, key)
+
+    torch.Tensor.__getitem__ = get
+
+
+def _repeats(torch) -> None:
+    """Repetitions that the device has counted: none, as every value that is read; PyTorch would ask whether all are positive."""
+
+    def counted(inner):
+        @functools.wraps(inner)
+        def repeat(*args, **kwargs):
+            times = args[1] if len(args) > 1 else kwargs.get("repeats", args[0] if args else None)
+            if isinstance(times, torch.Tensor) and times.is_cuda and kwargs.get("output_size") is None:
+                note("repeat_interleave by counts that the device has: read as none, its result is empty")
+                kwargs["output_size"] = 0
+            return inner(*args, **kwargs)
+
+        return repeat
+
+    torch.repeat_interleave = counted(torch.repeat_interleave)
+    torch.Tensor.repeat_interleave = counted(torch.Tensor.repeat_interleave)
 
 
 def _without_cudnn(torch) -> None:
@@ -69,6 +114,24 @@ def _without_cudnn(torch) -> None:
         use(False)
 
     torch._C._set_sdp_use_cudnn = never
+
+
+def _triton_kernels(module) -> None:
+    def run(self, *args, **kwargs):
+        note(f"Triton's kernel {getattr(getattr(self, 'fn', None), '__name__', 'of the script')} is not run and takes no time: "
+             "what it would write is zero")  # fmt: skip
+
+    module.JITFunction.run = run
+
+
+def _triton_tuners(module) -> None:
+    """Nothing to measure: the kernel itself, with the first of its configurations."""
+    def run(self, *args, **kwargs):
+        return self.fn.run(*args, **kwargs)
+
+    for name in ("Autotuner", "Heuristics"):
+        if hasattr(module, name):
+            getattr(module, name).run = run
 
 
 def _utils(module) -> None:

@@ -17,7 +17,7 @@ _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwa
 
 
 def write(root, found: dict, call: dict) -> dict | None:
-    """{"file", "seconds"} of model.json, or of config.json where the module cannot be captured; None without a root."""
+    """{"file", "seconds"} of model.json, or of model-config.json where the module cannot be captured; None without a root."""
     if root is None or not call or os.environ.get(PLAN) == "0":
         return None
     began = time.monotonic()
@@ -31,8 +31,8 @@ def write(root, found: dict, call: dict) -> dict | None:
         if not hasattr(config, "to_dict"):
             raise
         note(f"the model is taken from its config, not from its code: {type(error).__name__}: {error}")
-        (folder() / "config.json").write_text(json.dumps(config.to_dict(), default=str))
-        return {"file": "config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
+        (folder() / "model-config.json").write_text(json.dumps(config.to_dict(), default=str))
+        return {"file": "model-config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
 
 
 def _capture(copy, found, call):
@@ -84,7 +84,8 @@ def _capture(copy, found, call):
 
     copy.train()
     kwargs = {key: value for key, value in call["kwargs"].items()}
-    return capture_step(copy, step, call["args"], kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"])
+    return capture_step(copy, step, call["args"], kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
+                        device="fake")  # the script's own process is the virtual device's
 
 
 def _tensors(tree):

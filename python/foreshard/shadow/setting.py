@@ -357,6 +357,7 @@ def _optimizer(optimizer) -> dict:
 
 
 def _frozen(root) -> list[str]:
+    root = root.module if type(root).__name__ == "DistributedDataParallel" else root
     return [] if root is None else [marks.clean(name) for name, p in root.named_parameters() if not p.requires_grad]
 
 

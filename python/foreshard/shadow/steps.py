@@ -179,12 +179,14 @@ def _watch_errors() -> None:
 
     def hook(kind, value, trace):
         inner(kind, value, trace)
-        if _state is None or _state._ended:
+        if _state is None or _state._ended or os.getpid() != _process:
+            return
+        if not _state.figures and report.exists():  # another process of the script has trained and told
             return
         name = kind.__name__
         if name == "OutOfMemoryError":
             report.failure("does-not-fit", str(value).split(". ")[0], "")
-            if _state is not None and not _state.figures:
+            if not _state.figures:
                 _out_of_memory()
             _state._ended = True
             from . import setting

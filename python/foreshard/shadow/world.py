@@ -53,7 +53,7 @@ def _played_store(c10d):
             return None
 
         def check(self, keys):
-            return True
+            return not any("dump" in str(key) for key in keys)  # nobody asks for a flight recorder's
 
         def delete_key(self, key):
             return self._values.pop(key, None) is not None

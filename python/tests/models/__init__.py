@@ -37,7 +37,7 @@ def ids(vocabulary: int, *shape: int, device) -> torch.Tensor:
 
 
 def load() -> dict[str, Case]:
-    from . import decoders, images, others, recurrent  # noqa: F401 - they register
+    from . import decoders, further, images, others, recurrent, sequences, spaces, trainings  # noqa: F401 - they register
 
     return CASES
 
@@ -51,3 +51,13 @@ def training_step(case: Case):
         loss.backward()
 
     return step
+
+
+class NamedStep:
+    """`training_step` of a case by its name: it can be sent to another process."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, module, *batch):
+        training_step(load()[self.name])(module, *batch)

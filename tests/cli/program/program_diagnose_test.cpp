@@ -103,6 +103,25 @@ TEST(ProgramTrace, AQuestionInSqlIsAnswered) {
   EXPECT_THAT(wrong.err, HasSubstr("no such column"));
 }
 
+TEST(ProgramTrace, FlameGraphsAreFoldedStacksOnStdout) {
+  const ProgramRun run = run_program({"trace", "flame", kFsdp2, "--by", "module"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("layers;0;aten::mm;sm90_gemm 100000\n"));
+  EXPECT_EQ(run_program({"trace", "flame", kFsdp2, "--by", "layer"}).exit_code, 2);
+  EXPECT_EQ(run_program({"trace", "kernels", kFsdp2, "--by", "stack"}).exit_code, 2);
+  EXPECT_EQ(run_program({"trace", "kernels", kFsdp2, "--out", "x.svg"}).exit_code, 2);
+}
+
+TEST(ProgramTrace, MemoryListsTheBlocksOfASnapshotAndRefusesOtherRecordings) {
+  const std::string snapshot = FORESHARD_TEST_DATA "/traces/snapshot.pickle";
+  const json answer = answer_of({"trace", "memory", snapshot, "--json"});
+  EXPECT_EQ(answer["schema"], "foreshard.memory_blocks/1");
+  EXPECT_EQ(answer["rows"][0]["frame"], "model.py:12 forward");
+  EXPECT_EQ(answer_of({"trace", "memory", snapshot, "--against", snapshot, "--json"})["rows"][0]["difference_bytes"],
+            0);
+  EXPECT_EQ(run_program({"trace", "memory", kFsdp2}).exit_code, 3);
+}
+
 TEST(ProgramTrace, StragglersOfOneRankAreNone) {
   const ProgramRun run = run_program({"trace", "stragglers", kFsdp2});
   EXPECT_EQ(run.exit_code, 0);

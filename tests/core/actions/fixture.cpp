@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-#include "tests/oracle/fsdp1_row.h"
+#include "tests/oracle/fsdp1/fsdp1_row.h"
 
 namespace foreshard::actions_test {
 namespace {

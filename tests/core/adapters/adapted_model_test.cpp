@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/adapters/adapter_names.h"
 #include "core/lowering/lowering.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
@@ -52,6 +53,65 @@ TEST(AdaptedModel, NamesAndFreezesAsPeftDoes) {
   EXPECT_EQ(down.dtype, DType::Float32);
   EXPECT_EQ(names_of(model, true).size(), 8U);  // two blocks, q and v, two matrices
   EXPECT_TRUE(model.find_param("base_model.model.model.layers.0.self_attn.k_proj.weight").valid());
+}
+
+TEST(AdaptedModel, DropoutStandsBeforeTheFirstMatrix) {
+  Job job = lora_job();
+  job.adapters.dropout = 0.1;
+  const Model model = adapted_model(small_llama(job), job).value();
+  const std::string q = "base_model.model.model.layers.1.self_attn.q_proj";
+  const std::string dropout = q + ".lora_dropout.default";
+  EXPECT_EQ(model.modules[model.find_module(dropout).index()].class_name, "Dropout");
+  EXPECT_EQ(ops_below(model, dropout), (std::vector<std::string>{"aten.native_dropout.default"}));
+  const Model on_cpu = adapted_model(small_llama(job), job, ProgramDevice::Cpu).value();
+  EXPECT_EQ(ops_below(on_cpu, dropout).size(), 4U);  // a mask made, drawn and divided, then a product
+}
+
+TEST(AdaptedModel, ModulesToSaveAreCopiedAndTheCopyIsCalled) {
+  Job job = lora_job();
+  job.adapters.modules_to_save = {"lm_head", "layers.0.mlp"};
+  job.adapters.targets = {"all-linear"};
+  job.adapters.dtype = DType::BFloat16;  // that of the copies, with which they share units
+  const auto made = adapted_model(small_llama(job), job);
+  ASSERT_TRUE(made) << to_text(made.error());
+  const Model& model = *made;
+  const std::string head = "base_model.model.lm_head";
+  EXPECT_EQ(model.modules[model.find_module(head).index()].class_name, "ModulesToSaveWrapper");
+  const auto trains = [&](const std::string& name) {
+    return model.params[model.find_param(name).index()].requires_grad;
+  };
+  EXPECT_TRUE(trains(head + ".modules_to_save.default.weight"));
+  EXPECT_FALSE(trains(head + ".original_module.weight"));
+  EXPECT_TRUE(ops_below(model, head + ".original_module").empty());
+  EXPECT_FALSE(ops_below(model, head + ".modules_to_save.default").empty());
+  const std::string mlp = "base_model.model.model.layers.0.mlp";
+  EXPECT_TRUE(trains(mlp + ".modules_to_save.default.up_proj.weight"));
+  EXPECT_FALSE(model.find_module(mlp + ".modules_to_save.default.up_proj.lora_A").valid()) << "no adapter in a copy";
+  EXPECT_TRUE(model.find_module("base_model.model.model.layers.1.mlp.up_proj.lora_A").valid());
+  const std::string copy = head + ".modules_to_save.default.weight";
+  EXPECT_EQ(plain_name(copy), "lm_head.weight");
+  EXPECT_EQ(peft_name(copy), "base_model.model.lm_head.weight");
+}
+
+TEST(AdaptedModel, ATiedCopyStandsAlone) {
+  Job job = lora_job();
+  job.adapters.targets = {"c_attn"};
+  job.adapters.modules_to_save = {"wte"};
+  const Model model = adapted_model(small_gpt2(job), job).value();
+  const ParamId copy = model.find_param("base_model.model.transformer.wte.modules_to_save.default.weight");
+  const ParamId original = model.find_param("base_model.model.transformer.wte.original_module.weight");
+  ASSERT_TRUE(copy.valid());
+  EXPECT_FALSE(model.params[copy.index()].shares.valid());
+  EXPECT_EQ(model.params[model.find_param("base_model.model.lm_head.weight").index()].shares, original);
+}
+
+TEST(AdaptedModel, ModulesToSaveThatMatchNothingAreToldTheNearest) {
+  Job job = lora_job();
+  job.adapters.modules_to_save = {"lm_haed"};
+  const auto refused = adapted_model(small_llama(job), job);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().place, "adapters.modules_to_save");
+  EXPECT_EQ(refused.error().hint, "the nearest is \"lm_head\"");
 }
 
 TEST(AdaptedModel, OneDtypeInAUnitNeedsNoCast) {
@@ -120,6 +180,40 @@ TEST(AdaptedModel, RefusesWithTheNearestName) {
   EXPECT_EQ(refused.error().expected, "at most 48");
 }
 
+TEST(AdaptedModel, ALossInPiecesStandsAroundPeftsModel) {
+  Job job = lora_job();
+  job.adapters.targets = {"all-linear"};
+  job.model.loss = "chunked_cross_entropy";
+  const Model model = adapted_model(small_llama(job), job).value();
+  EXPECT_EQ(model.modules.front().class_name, "WithLoss");
+  EXPECT_EQ(model.modules[1].fqn, "model");
+  EXPECT_EQ(model.modules[1].class_name, "PeftModelForCausalLM");
+  EXPECT_TRUE(model.find_param("model.base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight").valid());
+  EXPECT_TRUE(model.find_param("model.base_model.model.lm_head.weight").valid()) << "the head is left out";
+  EXPECT_EQ(model.regions.front().module.value, 0);
+}
+
+TEST(AdaptedModel, AMatrixIn4BitsExistsOnlyWhileItsProductRuns) {
+  Job job = lora_job();
+  job.adapters.base = "nf4";
+  const Model model = adapted_model(small_llama(job), job).value();
+  const std::string q = "base_model.model.model.layers.0.self_attn.q_proj";
+  const ParamInfo& words = model.params[model.find_param(q + ".base_layer.weight").index()];
+  EXPECT_EQ(words.shape, (Shape{48 * 48 / 4, 1})) << "four elements in a word of bfloat16";
+  EXPECT_EQ(words.dtype, DType::BFloat16);
+  EXPECT_EQ(model.params[model.find_param("base_model.model.lm_head.weight").index()].shape, (Shape{101, 48}));
+  EXPECT_EQ(ops_below(model, q + ".base_layer"), std::vector<std::string>{"bitsandbytes.matmul_4bit.default"});
+  EXPECT_EQ(ops_below(model, "base_model.model.model.layers.0.mlp.up_proj"),
+            std::vector<std::string>{"bitsandbytes.matmul_4bit.default"})
+      << "stored so whether it has an adapter or not";
+  const auto state = std::count_if(model.buffers.begin(), model.buffers.end(), [&](const BufferInfo& buffer) {
+    return buffer.fqn == q + ".base_layer.quant_state.absmax" && buffer.shape == Shape{48 * 48 / 64};
+  });
+  EXPECT_EQ(state, 1);
+  job.model.dtype = DType::Float32;  // four bytes a word, which FSDP would cast
+  EXPECT_EQ(adapted_model(small_llama(job), job).error().place, "adapters.base");
+}
+
 /// Matrix products of one backward, all segments together.
 std::int64_t backward_products(const Model& model, const Job& job) {
   const Plan plan = build_plan(model, job).value();
@@ -133,6 +227,26 @@ std::int64_t backward_products(const Model& model, const Job& job) {
       products += kernel.kind == KernelClass::Gemm ? 1 : 0;
   }
   return products;
+}
+
+TEST(AdaptedModel, ProductsWith4BitsAreRunBackToTheInputAlone) {
+  Job job = lora_job();
+  job.adapters.dtype = DType::BFloat16;
+  const std::int64_t plain = backward_products(adapted_model(small_llama(job), job).value(), job);
+  job.adapters.base = "nf4";
+  EXPECT_EQ(backward_products(adapted_model(small_llama(job), job).value(), job), plain);
+}
+
+TEST(AdaptedModel, AReentrantCheckpointIsGivenAnInputThatRequiresAGradient) {
+  Job job = lora_job();
+  job.checkpointing.policy = CheckpointPolicy::Block;
+  const auto leaves = [&] {
+    const Model model = adapted_model(small_llama(job), job).value();
+    return std::count_if(model.values.begin(), model.values.end(), [](const ValueInfo& v) { return v.requires_grad; });
+  };
+  EXPECT_EQ(leaves(), 0);
+  job.checkpointing.reentrant = true;
+  EXPECT_EQ(leaves(), 1);
 }
 
 TEST(AdaptedModel, Fsdp1ComputesTheFrozenWeightsGradientsFsdp2DoesNot) {

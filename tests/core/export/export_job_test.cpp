@@ -75,6 +75,12 @@ Job titan_job(Dice& dice) {
     if (groups && job.cluster.world_size > job.cluster.ranks_per_node && dice.coin())
       job.fsdp.strategy = Strategy::HybridShard;
     job.fsdp.cpu_offload = dice.coin();
+    const bool alone = job.fsdp.strategy == Strategy::FullShard;
+    if (alone && job.mesh.tensor == 1 && dice.coin()) job.mesh.expert = job.cluster.ranks_per_node;
+    if (alone && job.mesh.expert == 1 && job.cluster.world_size / job.mesh.tensor % 2 == 0 && dice.coin()) {
+      job.mesh.context = 2;
+      job.mesh.context_rotate = dice.coin() ? "alltoall" : "allgather";
+    }
   }
   if (job.mesh.tensor > 1) job.mesh.loss_parallel = dice.coin();
   job.fsdp.mixed_precision.param = dice.coin() ? std::optional(DType::BFloat16) : std::nullopt;
@@ -109,6 +115,8 @@ void draw_plugin(Dice& dice, Job& job) {
   MixedPrecision& precision = job.fsdp.mixed_precision;
   precision.param = precision.reduce = dtype;
   (job.fsdp.runtime == Runtime::Fsdp1 ? precision.buffer : precision.output) = dtype;
+  if (job.fsdp.runtime == Runtime::Fsdp1) job.model.autocast = dtype;
+  job.model.float32_outputs = job.model.autocast.has_value();
 }
 
 Job accelerate_job(Dice& dice) {

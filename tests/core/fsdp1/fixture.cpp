@@ -4,7 +4,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "tests/oracle/fsdp1_row.h"
+#include "tests/oracle/fsdp1/fsdp1_row.h"
 #include "tests/oracle/kinds/fsdp1_schedules_tokens.h"
 
 namespace foreshard::fsdp1_test {

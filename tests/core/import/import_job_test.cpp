@@ -54,6 +54,8 @@ TEST(ImportJob, ReadsAcceleratesFirstVersion) {
   EXPECT_EQ(job.fsdp.mixed_precision.param, DType::BFloat16);
   EXPECT_EQ(job.fsdp.mixed_precision.reduce, DType::BFloat16);
   EXPECT_EQ(job.fsdp.mixed_precision.buffer, DType::BFloat16);
+  EXPECT_EQ(job.model.autocast, DType::BFloat16) << "prepare_model wraps the forward";
+  EXPECT_TRUE(job.model.float32_outputs);
   EXPECT_EQ(job.cluster.world_size, 16);
   EXPECT_EQ(job.cluster.ranks_per_node, 8);
   EXPECT_THAT(imported.notes, ElementsAre("fsdp_config.fsdp_future_switch = 3 is not understood"));
@@ -71,8 +73,23 @@ TEST(ImportJob, ReadsAcceleratesSecondVersion) {
   EXPECT_EQ(job.fsdp.mixed_precision.param, std::nullopt);
   EXPECT_EQ(job.cluster.world_size, 4);
   EXPECT_EQ(job.cluster.ranks_per_node, 4);
-  EXPECT_THAT(imported.notes, ElementsAre(HasSubstr("dynamo_backend = inductor")));
+  EXPECT_TRUE(job.model.compile) << "dynamo_backend = inductor";
+  EXPECT_THAT(imported.notes, testing::IsEmpty());
   expect_round_trip(imported);
+}
+
+TEST(ImportJob, AutocastIsWhereTheTrainerPutsIt) {
+  const auto autocast = [](const std::string& words) {
+    const auto imported = import_job("{\"per_device_train_batch_size\": 1, " + words + "}", "args.json");
+    return imported.value().job.model.autocast;
+  };
+  EXPECT_EQ(autocast(R"("fsdp": "full_shard", "bf16": true)"), DType::BFloat16);
+  EXPECT_EQ(autocast(R"("fsdp": "full_shard", "fp16": true)"), DType::Float16);
+  EXPECT_EQ(autocast(R"("fsdp": "", "bf16": true)"), DType::BFloat16) << "data-parallel replicas";
+  EXPECT_EQ(autocast(R"("fsdp": "full_shard")"), std::nullopt);
+  EXPECT_EQ(autocast(R"("fsdp": "full_shard", "bf16": true, "torch_compile": true)"), std::nullopt);
+  const char* const second = R"("fsdp": "full_shard", "bf16": true, "fsdp_config": {"version": 2})";
+  EXPECT_EQ(autocast(second), std::nullopt) << "fully_shard's module is left as it is";
 }
 
 TEST(ImportJob, AnEmptyFsdpOfTransformersIsNone) {
@@ -128,9 +145,35 @@ TEST(ImportJob, ReadsTorchtitan) {
   EXPECT_EQ(job.checkpointing.policy, CheckpointPolicy::EveryK);
   EXPECT_EQ(job.checkpointing.k, 2);
   EXPECT_DOUBLE_EQ(job.train.schedule.min_ratio, 0.1);
-  EXPECT_THAT(imported.notes, Contains(HasSubstr("compile.enable")));
+  EXPECT_TRUE(job.model.compile);
   EXPECT_EQ(job.train.checkpoint.dir, "");
   expect_round_trip(imported);
+}
+
+ImportedJob titan(const std::string& parallelism) {
+  auto imported = import_job("[training]\nseq_len = 8192\nsteps = 10\n[parallelism]\n" + parallelism, "titan.toml");
+  EXPECT_TRUE(imported.has_value()) << to_text(imported.error());
+  return imported ? std::move(*imported) : ImportedJob();
+}
+
+TEST(ImportJob, ReadsTorchtitansContextAndExperts) {
+  const ImportedJob context = titan(
+      "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2\ncontext_parallel_degree = 8\n"
+      "context_parallel_rotate_method = \"alltoall\"\n");
+  EXPECT_EQ(context.job.mesh.context, 8);
+  EXPECT_EQ(context.job.mesh.context_rotate, "alltoall");
+  EXPECT_EQ(context.job.mesh.tensor, 2);
+  EXPECT_EQ(context.job.cluster.world_size, 64);
+  expect_round_trip(context);
+  const ImportedJob experts = titan("data_parallel_shard_degree = 16\nexpert_parallel_degree = 8\n");
+  EXPECT_EQ(experts.job.mesh.expert, 8);
+  EXPECT_EQ(experts.job.cluster.world_size, 16);
+  EXPECT_THAT(experts.notes, testing::Not(Contains(HasSubstr("parallel_degree"))));
+  const ImportedJob both =
+      titan("data_parallel_shard_degree = 8\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2\n");
+  EXPECT_EQ(both.job.mesh.expert, 1);
+  EXPECT_THAT(both.notes, Contains(HasSubstr("expert_parallel_degree = 8: experts beside other degrees")));
+  EXPECT_THAT(titan("pipeline_parallel_degree = 2\n").notes, Contains(HasSubstr("pipelines are not planned")));
 }
 
 TEST(ImportJob, ReadsWhatTheScriptWritesOfTorchtitansFunctions) {
@@ -146,9 +189,12 @@ TEST(ImportJob, ReadsWhatTheScriptWritesOfTorchtitansFunctions) {
   EXPECT_EQ(job.fsdp.mixed_precision.param, DType::BFloat16);
   EXPECT_EQ(job.fsdp.mixed_precision.reduce, DType::Float32);
   // Recomputation by operators and the chunked loss are read where they are planned, else told.
-  if (job.checkpointing.policy != CheckpointPolicy::Ops)
+  if (job.checkpointing.policy != CheckpointPolicy::Ops) {
     EXPECT_THAT(imported.notes, Contains(HasSubstr("checkpointing.policy")));
-  if (job.model.loss != "chunked_cross_entropy") EXPECT_THAT(imported.notes, Contains(HasSubstr("model.loss")));
+  }
+  if (job.model.loss != "chunked_cross_entropy") {
+    EXPECT_THAT(imported.notes, Contains(HasSubstr("model.loss")));
+  }
   EXPECT_THAT(imported.notes, testing::Not(Contains(HasSubstr("not understood"))));
   expect_round_trip(imported);
 }

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/oracle/model_truth.h"
+#include "tests/oracle/models/model_truth.h"
 
 namespace foreshard {
 namespace {

@@ -183,6 +183,15 @@ TEST(RankModel, NamesTrapsAndRefusals) {
   EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
 }
 
+TEST(RankModel, ARankWithoutRowsOfATableIsPlanned) {
+  Job job = job_of(true, true);
+  const Model whole = whole_model(job, R"({"vocab_size": 1})");  // one row for two ranks
+  const Model model = rank_model(whole, job).value();
+  EXPECT_EQ(param(model, "tok_embeddings.weight").shape, (Shape{0, 48}));
+  const auto plan = build_plan(model, job);
+  EXPECT_TRUE(plan.has_value()) << plan.error().message;  // the gradient is of all rows: no division by none
+}
+
 TEST(RankModel, UnderFsdp1TheProgramItselfPlacesGradients) {
   Job job = job_of(true, true);
   job.fsdp.runtime = Runtime::Fsdp1;

@@ -10,7 +10,7 @@
 
 #include "core/model/json_input.h"
 #include "core/model/sources/load_model.h"
-#include "tests/oracle/model_truth.h"
+#include "tests/oracle/models/model_truth.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {

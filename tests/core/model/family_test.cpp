@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/model/families/config_model.h"
-#include "tests/oracle/model_truth.h"
+#include "tests/oracle/models/model_truth.h"
 
 namespace foreshard {
 namespace {
@@ -38,10 +38,10 @@ TEST_P(Family, EqualsTheRecordingInStructureAndOperators) {
 
 INSTANTIATE_TEST_SUITE_P(Recorded, Family,
                          testing::Values("bert-tiny", "bert-body-tiny", "t5-encoder-tiny", "vit-body-tiny",
-                                         "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
-                                         "opt-tiny-post-norm", "phi3-tiny", "phi3-tiny-longrope", "phi3-tiny-partial",
-                                         "qwen2_moe-tiny", "qwen3-tiny", "qwen3_moe-tiny", "t5-tiny", "vit-tiny",
-                                         "whisper-tiny"),
+                                         "deepseek_v2-tiny", "deepseek_v2-tiny-lite", "deepseek_v3-tiny", "gemma2-tiny",
+                                         "gpt_neox-tiny", "mixtral-tiny", "opt-tiny", "opt-tiny-post-norm", "phi3-tiny",
+                                         "phi3-tiny-longrope", "phi3-tiny-partial", "qwen2_moe-tiny", "qwen3-tiny",
+                                         "qwen3_moe-tiny", "t5-tiny", "vit-tiny", "whisper-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;

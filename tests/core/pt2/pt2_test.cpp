@@ -6,6 +6,7 @@
 #include "core/lowering/lowering.h"
 #include "core/model/pt2/archive.h"
 #include "core/model/pt2/lifetimes.h"
+#include "core/model/pt2/payload.h"
 #include "core/model/pt2/program.h"
 #include "core/model/sources/load_model.h"
 
@@ -241,6 +242,44 @@ TEST(Pt2Reader, BadArchivesAreToldByWhatIsWrong) {
   EXPECT_NE(error_of("truncated").find("truncated"), std::string::npos);
   EXPECT_NE(error_of("deep_json").find("depth"), std::string::npos);
   EXPECT_NE(error_of("param_named_twice").find("net.0.weight"), std::string::npos);
+}
+
+TEST(Pt2Reader, OneOfSeveralProgramsIsTakenByItsName) {
+  const auto of = [](const std::string& program) {
+    ModelOptions options;
+    options.program = program;
+    return load("two_programs", options);
+  };
+  const auto encoder = of("encoder"), probe = of("probe");
+  ASSERT_TRUE(encoder) << to_text(encoder.error());
+  ASSERT_TRUE(probe) << to_text(probe.error());
+  EXPECT_TRUE(encoder->find_param("blocks.1.up.weight").valid());
+  EXPECT_FALSE(encoder->find_param("norm.weight").valid());
+  EXPECT_EQ(probe->params.size(), 4U);
+  EXPECT_EQ(probe->modules[0].class_name, "Probe");
+  for (const std::string wrong : {"", "prob"}) {
+    const auto model = of(wrong);
+    ASSERT_FALSE(model);
+    EXPECT_EQ(model.error().place, "model.program");
+    EXPECT_EQ(model.error().expected, "one of \"encoder\", \"probe\"");
+  }
+  ModelOptions options;
+  options.program = "model";  // what torch.export.save calls it
+  EXPECT_TRUE(load("user_mlp_shared", options));
+  options.program = "other";
+  const auto alone = load("user_mlp_shared", options);
+  ASSERT_FALSE(alone);
+  EXPECT_EQ(alone.error().expected, "\"model\"");
+}
+
+TEST(Pt2Reader, WeightsAreThoseOfTheProgramThatIsNamed) {
+  const std::string file = std::string(FORESHARD_TEST_DATA) + "/pt2/two_programs.pt2";
+  const auto probe = list_pt2_payloads(file, "probe");
+  ASSERT_TRUE(probe) << to_text(probe.error());
+  EXPECT_EQ(probe->size(), 4U);
+  EXPECT_EQ(probe->at("out.weight").sizes, (std::vector<std::int64_t>{5, 12}));
+  EXPECT_EQ(list_pt2_payloads(file, "encoder")->count("embed.weight"), 1U);
+  EXPECT_FALSE(list_pt2_payloads(file));
 }
 
 TEST(Pt2Reader, AUnionOfTheWrongTypeIsToldWhatItMayBe) {

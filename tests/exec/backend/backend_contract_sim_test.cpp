@@ -12,7 +12,7 @@
 #include "exec/backend/collective_order.h"
 #include "exec/backend/failure_board.h"
 #include "exec/record/memory_ledger.h"
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 #include "sim/device/device_clock.h"
 #include "sim/device/driver_memory.h"
 #include "tests/exec/backend/backend_contract.h"

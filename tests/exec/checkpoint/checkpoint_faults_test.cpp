@@ -8,14 +8,17 @@
 #include "tests/support/temporary_path.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <thread>
 
 namespace foreshard::exec {
@@ -47,7 +50,9 @@ class CheckpointFaults : public ::testing::Test {
     return resume_checkpoint(dir_, model_, parts_[0], nullptr);
   }
 
-  CheckpointContents contents(std::int64_t step) const { return {model_, {step, 0, 0, ""}, {}, {}}; }
+  CheckpointContents contents(std::int64_t step) const {
+    return {model_, {step, 0, 0, "tokens.bin"}, std::vector<std::uint8_t>(16, 7), {{"job.toml", "steps = 2"}}};
+  }
   std::string file(std::int64_t step, const std::string& name) const {
     return dir_ + "/" + checkpoint_folder_name(step) + "/" + name;
   }
@@ -202,6 +207,8 @@ TEST_P(ResealedManifest, IsRefusedWithThePlace) {
   const auto loaded = load_checkpoint(folder, model_, parts_[0], 0, 2);
   ASSERT_FALSE(loaded);
   EXPECT_THAT(to_text(loaded.error()), HasSubstr(GetParam().note));
+  EXPECT_FALSE(describe_checkpoint(folder, true, false));
+  EXPECT_FALSE(export_checkpoint(folder, dir_ + "/out", {}));
   EXPECT_THAT(loaded.error().file, HasSubstr("checkpoint.json"));
   EXPECT_FALSE(loaded.error().place.empty());
   EXPECT_FALSE(loaded.error().expected.empty());
@@ -244,8 +251,63 @@ INSTANTIATE_TEST_SUITE_P(
                  },
                  "bytes behind those of"},
         Resealed{"FilesSwapped", [](CheckpointManifest& m) { std::swap(m.files[0], m.files[1]); }, "damaged"},
+        Resealed{"AnotherModelsName", [](CheckpointManifest& m) { m.model = "somebody else's"; }, "somebody else's"},
+        Resealed{"AnotherArchitecture", [](CheckpointManifest& m) { m.architecture = "gpt2"; }, "architecture"},
+        Resealed{"OtherData", [](CheckpointManifest& m) { m.progress.data = "another.bin"; }, "another.bin"},
+        Resealed{"AScalerThatWasNone",
+                 [](CheckpointManifest& m) {
+                   m.scaler = ScalerState{2.0, 1};
+                 },
+                 "grad_scaler"},
+        Resealed{"AnotherShape",
+                 [](CheckpointManifest& m) {
+                   for (CheckpointTensor& each : m.tensors) each.shape.push_back(1);
+                 },
+                 "[11, 6, 1]"},
+        Resealed{"APersistentBuffer",
+                 [](CheckpointManifest& m) { tensor_with_parts(m, "buffer", 1).persistent ^= true; }, "not_persistent"},
+        Resealed{"ASharedNameLost", [](CheckpointManifest& m) { m.shared.clear(); }, "shared.head.weight"},
+        Resealed{"AMomentLost",
+                 [](CheckpointManifest& m) {
+                   std::erase_if(m.tensors, [](const CheckpointTensor& each) { return each.slot == "exp_avg"; });
+                 },
+                 "exp_avg/"},
+        Resealed{"GeneratorStateLost",
+                 [](CheckpointManifest& m) {
+                   for (CheckpointFile& file : m.files) file.rng = {};
+                 },
+                 "rng"},
+        Resealed{"ADocumentForgotten", [](CheckpointManifest& m) { m.documents.clear(); }, "documents.job.toml"},
         Resealed{"ANameThatSharesNothing", [](CheckpointManifest& m) { m.shared["x"] = "nobody"; }, "shared.x"}),
     [](const auto& kind) { return kind.param.name; });
+
+TEST_F(CheckpointFaults, AKeyThatNobodyWritesIsRefused) {
+  ASSERT_TRUE(save(2)[0]);
+  std::ifstream file(dir_ + "/step-0000000002/checkpoint.json", std::ios::binary);
+  auto document = nlohmann::json::parse(file);
+  document["tensors"][0]["notes"] = "mine";
+  document.erase("checksum");
+  const std::string plain = document.dump();
+  document["checksum"] = fmt::format("{:08x}", crc32_of(std::as_bytes(std::span(plain))));
+  const auto manifest = parse_manifest(document.dump(), "checkpoint.json");
+  ASSERT_FALSE(manifest);
+  EXPECT_EQ(manifest.error().place, "tensors/0/notes");
+}
+
+/// Families whose parameters have the same names and shapes compute otherwise.
+TEST_F(CheckpointFaults, AnotherArchitecturesCheckpointIsRefusedNotSkipped) {
+  model_.architecture = "llama";
+  ASSERT_TRUE(save(1)[0]);
+  model_.architecture = "mistral";
+  const auto other = resume();
+  ASSERT_FALSE(other);
+  EXPECT_THAT(to_text(other.error()), HasSubstr("another model's"));
+  EXPECT_EQ(other.error().place, "architecture");
+  EXPECT_EQ(other.error().expected, "mistral");
+  EXPECT_EQ(other.error().got, "llama");
+  model_.architecture.clear();  // an archive does not know
+  EXPECT_TRUE(resume());
+}
 
 TEST_F(CheckpointFaults, AnotherModelsCheckpointIsRefusedNotSkipped) {
   ASSERT_TRUE(save(1)[0]);

@@ -149,6 +149,59 @@ TEST_P(CommunicatorContract, ReducesWhatDoesNotDivideByTheRanks) {
   });
 }
 
+TEST_P(CommunicatorContract, ExchangesPartsOfAnySize) {
+  // Rank a sends b elements "10 a + b" to each rank b: none to the first.
+  expect_on_ranks(3, [](Communicator& group) {
+    const auto rank = static_cast<Numel>(group.rank());
+    const std::vector<Numel> send = {0, 1, 2}, receive = {rank, rank, rank};
+    std::vector<std::int32_t> given, got(static_cast<std::size_t>(3 * rank), -1), expected;
+    for (std::int32_t to = 0; to < 3; ++to)
+      for (std::int32_t k = 0; k < to; ++k) given.push_back(10 * group.rank() + to);
+    for (std::int32_t from = 0; from < 3; ++from)
+      for (std::int32_t k = 0; k < group.rank(); ++k) expected.push_back(10 * from + group.rank());
+    group.all_to_all(got.data(), given.data(), send, receive, DType::Int32);
+    EXPECT_EQ(got, expected);
+  });
+}
+
+TEST_P(CommunicatorContract, AnExchangeOfNothingIsOne) {
+  expect_on_ranks(2, [](Communicator& group) {
+    const std::vector<Numel> none = {0, 0};
+    group.all_to_all(nullptr, nullptr, none, none, DType::BFloat16);
+    group.barrier();
+  });
+}
+
+TEST_P(CommunicatorContract, AnExchangeThatTheOtherSideDoesNotExpectEndsBoth) {
+  const auto thrown = on_ranks(
+      2,
+      [](Communicator& group) {
+        const std::vector<Numel> send = {1, group.rank() == 0 ? Numel{3} : Numel{1}}, receive = {1, 1};
+        std::vector<float> given(4), got(4);
+        try {
+          group.all_to_all(got.data(), given.data(), send, receive, DType::Float32);
+          group.barrier();
+        } catch (const std::exception& error) {
+          group.abort(error.what());
+          throw;
+        }
+      },
+      std::chrono::milliseconds(2000));
+  EXPECT_NE(thrown[0], "");
+  EXPECT_THAT(thrown[1], HasSubstr("rank 0 sends 3 elements to rank 1, which expects 1"));
+}
+
+TEST_P(CommunicatorContract, AnExchangeEndsWithARankThatGivesUp) {
+  const auto thrown = on_ranks(3, [](Communicator& group) {
+    const std::vector<Numel> one = {1, 1, 1};
+    std::vector<float> given(3), got(3);
+    if (group.rank() == 1) return group.abort("out of memory");
+    group.all_to_all(got.data(), given.data(), one, one, DType::Float32);
+  });
+  EXPECT_NE(thrown[0], "");
+  EXPECT_NE(thrown[2], "");
+}
+
 TEST_P(CommunicatorContract, BroadcastsFromTheRoot) {
   expect_on_ranks(3, [](Communicator& group) {
     std::vector<std::int64_t> value = {group.rank() == 2 ? 9 : 0};

@@ -175,5 +175,40 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"opt_fsdp1_fp32", "models/opt-tiny", fp32_and({"fsdp.runtime=fsdp1"})}),
     [](const auto& tested) { return tested.param.name; });
 
+// What scripts put around a model.
+const std::vector<std::string> kLora = {"adapters.kind=lora", "adapters.rank=8",
+                                        "adapters.targets=[\"q_proj\", \"v_proj\"]"};
+std::vector<std::string> lora_and(std::vector<std::string> more) {
+  more.insert(more.end(), kLora.begin(), kLora.end());
+  return fp32_and(more);
+}
+const std::string kKept = "checkpointing.save=[\"mm:2\", \"aten._scaled_dot_product_flash_attention_for_cpu\"]";
+const std::string kTraps = "fsdp.allow_traps=[29, 33, 34, 35, 36]";
+
+INSTANTIATE_TEST_SUITE_P(
+    Scripts, HostMemory,
+    ::testing::Values(
+        Case{"lora_fsdp2", kLlama, lora_and({})},
+        Case{"lora_two_types",
+             kLlama,
+             {"adapters.kind=lora", "adapters.rank=8", "adapters.targets=[\"q_proj\", \"v_proj\"]",
+              "model.dtype=bfloat16", "adapters.dtype=float32"}},
+        Case{"lora_fsdp1", kLlama, lora_and({"fsdp.runtime=fsdp1", kTraps})},
+        Case{"chunked_loss", kLlama, fp32_and({"model.loss=chunked_cross_entropy", "model.loss_chunks=4"})},
+        Case{"chunked_logits", kLlama, fp32_and({"model.loss=chunked_logits_cross_entropy", "model.loss_chunks=4"})},
+        Case{"per_token", kLlama, fp32_and({"model.loss=per_token", "train.micro_batches=2"})},
+        Case{"padding_mask", kLlama, fp32_and({"model.attention_mask=true"})},
+        Case{"kept_operators", kLlama, fp32_and({"checkpointing.policy=ops", kKept})},
+        Case{"kept_operators_fsdp1", kLlama, fp32_and({"checkpointing.policy=ops", kKept, "fsdp.runtime=fsdp1"})},
+        Case{"in_backward", kLlama, fp32_and({"train.optimizer.impl=in_backward", kTraps})},
+        Case{
+            "torch_adafactor", kLlama,
+            fp32_and({"fsdp.runtime=fsdp1", "train.optimizer.name=adafactor", "train.optimizer.impl=foreach", kTraps})},
+        Case{"transformers_adafactor", kLlama,
+             fp32_and({"fsdp.runtime=fsdp1", "train.optimizer.name=adafactor", "train.optimizer.impl=for_loop",
+                       kTraps})},
+        Case{"muon", kLlama, fp32_and({"train.optimizer.name=muon", "train.optimizer.impl=for_loop", kTraps})}),
+    [](const auto& tested) { return tested.param.name; });
+
 }  // namespace
 }  // namespace foreshard::exec

@@ -1,4 +1,4 @@
 if(TARGET foreshard_plan)
-  target_sources(foreshard-oracle PRIVATE kinds/captured.cpp gpu_memory_row.cpp mlp_model.cpp)
+  target_sources(foreshard-oracle PRIVATE kinds/captured.cpp memory/gpu_memory_row.cpp memory/mlp_model.cpp)
   target_link_libraries(foreshard-oracle PRIVATE foreshard::sources foreshard::plan foreshard::lowering foreshard::sim fmt::fmt)
 endif()

@@ -19,7 +19,7 @@
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
 #include "sim/simulate.h"
-#include "tests/oracle/gpu_memory_row.h"
+#include "tests/oracle/memory/gpu_memory_row.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

@@ -1,5 +1,5 @@
 // collectives: published bandwidths. A row passes within 10 % above 1 MiB and 25 % below, or inside its interval.
-#include "tests/oracle/validation_rows.h"
+#include "tests/oracle/validation/validation_rows.h"
 
 namespace foreshard::oracle {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/plan/units/module_tree.h"
 #include "core/plan/units/unit_options.h"
 #include "core/plan/units/wrap_policy.h"
-#include "tests/oracle/fsdp1_row.h"
+#include "tests/oracle/fsdp1/fsdp1_row.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

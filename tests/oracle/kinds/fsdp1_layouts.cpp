@@ -6,7 +6,7 @@
 
 #include "core/plan/units/flat_layout.h"
 #include "core/plan/units/units.h"
-#include "tests/oracle/fsdp1_row.h"
+#include "tests/oracle/fsdp1/fsdp1_row.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

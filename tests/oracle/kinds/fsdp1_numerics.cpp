@@ -15,9 +15,9 @@
 #include "exec/host/host_backend.h"
 #include "exec/run/plan_runner.h"
 #include "exec/step/in_process_groups.h"
-#include "tests/oracle/fsdp1_program.h"
-#include "tests/oracle/fsdp1_row.h"
-#include "tests/oracle/fsdp1_state.h"
+#include "tests/oracle/fsdp1/fsdp1_program.h"
+#include "tests/oracle/fsdp1/fsdp1_row.h"
+#include "tests/oracle/fsdp1/fsdp1_state.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

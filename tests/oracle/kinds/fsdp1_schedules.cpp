@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "core/plan/build_plan.h"
-#include "tests/oracle/fsdp1_row.h"
+#include "tests/oracle/fsdp1/fsdp1_row.h"
 #include "tests/oracle/kinds/fsdp1_schedules_tokens.h"
 #include "tests/oracle/oracle.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/plan/build_plan.h"
-#include "tests/oracle/fsdp2_trace.h"
+#include "tests/oracle/fsdp2/fsdp2_trace.h"
 
 namespace foreshard::oracle {
 namespace {

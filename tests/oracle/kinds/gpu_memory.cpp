@@ -1,10 +1,11 @@
 // gpu-memory: predicted against recorded memory: every quantity of every step and phase that the row states
-// (tests/oracle/memory_comparison.h), within the bounds below; phases, retries and the step without memory exactly.
+// (tests/oracle/memory/memory_comparison.h), within the bounds below; phases, retries and the step without memory
+// exactly.
 #include <string>
 #include <vector>
 
-#include "tests/oracle/gpu_memory_row.h"
-#include "tests/oracle/memory_comparison.h"
+#include "tests/oracle/memory/gpu_memory_row.h"
+#include "tests/oracle/memory/memory_comparison.h"
 #include "tests/oracle/oracle.h"
 
 namespace foreshard::oracle {

@@ -5,8 +5,8 @@
 #include <functional>
 
 #include "core/model/families/config_model.h"
-#include "tests/oracle/model_truth.h"
-#include "tests/oracle/pt2_truth.h"
+#include "tests/oracle/models/model_truth.h"
+#include "tests/oracle/models/pt2_truth.h"
 
 namespace foreshard::oracle {
 namespace {

@@ -1,5 +1,5 @@
 // Kind op-rules: rows of oracle/op_rules, one operator each (op_rules_row.h).
-#include "tests/oracle/op_rules_row.h"
+#include "tests/oracle/op_rules/op_rules_row.h"
 
 namespace foreshard::oracle {
 namespace {

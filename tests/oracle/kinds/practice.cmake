@@ -1,4 +1,4 @@
 if(TARGET foreshard_plan)
-  target_sources(foreshard-oracle PRIVATE kinds/practice.cpp gpu_memory_row.cpp memory_comparison.cpp mlp_model.cpp work_comparison.cpp)
+  target_sources(foreshard-oracle PRIVATE kinds/practice.cpp memory/gpu_memory_row.cpp memory/memory_comparison.cpp memory/mlp_model.cpp memory/work_comparison.cpp)
   target_link_libraries(foreshard-oracle PRIVATE foreshard::sources foreshard::adapters foreshard::mesh foreshard::plan foreshard::lowering foreshard::units foreshard::sim fmt::fmt)
 endif()

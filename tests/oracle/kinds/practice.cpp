@@ -1,6 +1,6 @@
 // practice: what people train: memory as gpu-memory does, and parameters, collectives, products and communicators
-// (tests/oracle/work_comparison.h). A row whose configuration cannot be planned fails, with what is missing; a row in
-// which PyTorch refuses passes where we refuse with the same class of error.
+// (tests/oracle/memory/work_comparison.h). A row whose configuration cannot be planned fails, with what is missing; a
+// row in which PyTorch refuses passes where we refuse with the same class of error.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/oracle/gpu_memory_row.h"
-#include "tests/oracle/memory_comparison.h"
+#include "tests/oracle/memory/gpu_memory_row.h"
+#include "tests/oracle/memory/memory_comparison.h"
+#include "tests/oracle/memory/work_comparison.h"
 #include "tests/oracle/oracle.h"
-#include "tests/oracle/work_comparison.h"
 
 namespace foreshard::oracle {
 namespace {

@@ -1,4 +1,4 @@
 if(TARGET foreshard_cli)
-  target_sources(foreshard-oracle PRIVATE kinds/published.cpp validation_rows.cpp)
+  target_sources(foreshard-oracle PRIVATE kinds/published.cpp validation/validation_rows.cpp)
   target_link_libraries(foreshard-oracle PRIVATE foreshard::cli)
 endif()

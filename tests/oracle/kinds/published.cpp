@@ -1,6 +1,6 @@
 // published: training runs that others measured. Memory within 2 % (allocated, active) and 12 % (reserved) a row, time
 // within 12 % or inside its interval; means as the issue asks. --bound replaces the bound of a row.
-#include "tests/oracle/validation_rows.h"
+#include "tests/oracle/validation/validation_rows.h"
 
 namespace foreshard::oracle {
 namespace {

@@ -7,11 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "tests/oracle/oracle.h"
-#include "tests/oracle/training_run.h"
+#include "tests/oracle/training/training_run.h"
 
 namespace foreshard::oracle {
 namespace {
@@ -73,11 +75,17 @@ bool clips_apart(const Json& row) {
   return cut && row.at("how") == "fsdp1" && !settings.at("clip").is_null();
 }
 
+/// Adafactor factors the moments of matrices, which FSDP1's shards are none.
+bool changes_with_shards(const Json& settings) {
+  return settings.at("optimizer").is_object() && settings["optimizer"].at("name") == "Adafactor";
+}
+
 /// What rows have in common that train alike, whatever cuts and shards them.
 std::string run_of(const Json& row) {
   if (row.contains("run")) return row["run"];
   Json settings = row.at("settings");
-  if (clips_apart(row) || (settings.contains("ep") && settings["ep"].is_object())) return row.at("id");
+  if (clips_apart(row) || changes_with_shards(settings) || (settings.contains("ep") && settings["ep"].is_object()))
+    return row.at("id");
   for (const char* key : {"mesh", "mesh_dims", "flatten", "tp", "cp", "units", "model_parallel"}) settings.erase(key);
   return settings.dump();
 }
@@ -90,37 +98,103 @@ fs::path folder_with(const fs::path& rows, const std::string& file) {
   return rows;
 }
 
-/// Some models have no data of their own: they train on the tiny Llama's.
+/// A set of rows that takes its models from another one, or has none beside them, trains on the tiny Llama's data.
 TrainingFolders folders_of(const fs::path& rows, const std::string& model) {
   TrainingFolders folders;
   folders.model = (folder_with(rows, model + "/config.json") / model).string();
-  const bool own = fs::exists(fs::path(folders.model) / "data.safetensors");
+  const bool own = fs::exists(rows / model / "data.safetensors");
   folders.data = own ? folders.model : (folder_with(rows, "llama_tiny/data.safetensors") / "llama_tiny").string();
+  const fs::path adapters = folder_with(rows, "lora_" + model + ".safetensors") / ("lora_" + model + ".safetensors");
+  if (fs::exists(adapters)) folders.adapters = adapters.string();
   return folders;
 }
 
-/// Where PyTorch's own runs of a model and precision differ in single elements by more than the bound, three times
-/// that.
-void widen_elements(const std::vector<Json>& rows, std::map<ModelPrecision, Bounds>& bounds) {
-  std::map<std::pair<ModelPrecision, std::string>, std::pair<double, double>> range;  // of one element in one run
-  for (const Json& row : rows) {
-    if (!row.contains("final")) continue;  // an error
-    const ModelPrecision key{row.at("model"), row.at("settings").at("precision")};
-    for (const auto& [name, numbers] : row.at("final").items()) {
-      if (is_key_bias(name) || holds_key_bias(name)) continue;
-      for (std::size_t i = 2; i < numbers.size(); ++i) {
-        const double value = numbers[i];
-        const std::string place = run_of(row) + name + std::to_string(i);
-        auto [at, fresh] = range.try_emplace({key, place}, value, value);
-        at->second = {std::min(at->second.first, value), std::max(at->second.second, value)};
-      }
+/// How far PyTorch's own runs of one training are apart: single, FSDP1, FSDP2.
+struct Spread {
+  void note(const std::string& place, double value) {
+    auto [at, fresh] = range_.try_emplace(place, value, value);
+    at->second = {std::min(at->second.first, value), std::max(at->second.second, value)};
+  }
+  double absolute(std::string_view kind) const { return widest(kind, false); }
+  double relative(std::string_view kind) const { return widest(kind, true); }
+
+ private:
+  double widest(std::string_view kind, bool relative) const {
+    double widest = 0;
+    for (const auto& [place, values] : range_) {
+      if (!place.starts_with(kind)) continue;
+      const double size = std::max(std::abs(values.first), std::abs(values.second));
+      widest = std::max(widest, (values.second - values.first) / (relative ? std::max(size, 1e-30) : 1.0));
+    }
+    return widest;
+  }
+  std::map<std::string, std::pair<double, double>> range_;  // of one number over the runs
+};
+
+void note_steps(Spread& spread, const Json& row) {
+  for (std::size_t step = 0; step < row.at("loss").size(); ++step) {
+    spread.note("loss " + std::to_string(step), row["loss"][step]);
+    if (!row["grad_norm"][step].is_null()) spread.note("norm " + std::to_string(step), row["grad_norm"][step]);
+  }
+}
+
+void note_params(Spread& spread, const Json& row) {
+  for (const auto& [name, numbers] : row.at("final").items()) {
+    if (is_key_bias(name) || holds_key_bias(name)) continue;
+    spread.note("sum " + name, numbers[1]);
+    for (std::size_t i = 2; i < numbers.size(); ++i) spread.note("element " + name + std::to_string(i), numbers[i]);
+  }
+}
+
+/// Bounds by what is known of a model and precision, and of a training of it.
+class RowBounds {
+ public:
+  RowBounds(std::map<ModelPrecision, Bounds> listed, const std::vector<Json>& rows) : listed_(std::move(listed)) {
+    for (const Json& row : rows) {
+      if (!row.contains("final")) continue;  // an error
+      Spread& spread = spread_[run_of(row) + row.at("model").get<std::string>()];
+      note_steps(spread, row);
+      note_params(spread, row);
+      const ModelPrecision key = key_of(row);
+      element_[key] = std::max(element_[key], 3 * spread.absolute("element"));
     }
   }
-  const std::map<ModelPrecision, Bounds> listed = bounds;
-  for (const auto& [key, values] : range) {
-    Bounds& own = bounds.try_emplace(key.first, bounds_of(listed, key.first)).first->second;
-    own.element = std::max(own.element, 3 * (values.second - values.first));
+
+  /// Three times what these runs of PyTorch differ by, where that is more than what is listed.
+  Bounds of(const Json& row) const {
+    Bounds bounds = bounds_of(listed_, key_of(row));
+    const auto spread = spread_.find(run_of(row) + row.at("model").get<std::string>());
+    if (spread != spread_.end()) {
+      const auto widen = [&](double& bound, std::string_view kind) {
+        bound = std::max(bound, 3 * spread->second.relative(kind));
+      };
+      widen(bounds.loss, "loss");
+      widen(bounds.norm, "norm");
+      widen(bounds.absolute, "sum");
+    }
+    if (const auto element = element_.find(key_of(row)); element != element_.end())
+      bounds.element = std::max(bounds.element, element->second);
+    return bounds;
   }
+
+ private:
+  static ModelPrecision key_of(const Json& row) { return {row.at("model"), row.at("settings").at("precision")}; }
+
+  std::map<ModelPrecision, Bounds> listed_;
+  std::map<std::string, Spread> spread_;      // by run
+  std::map<ModelPrecision, double> element_;  // in any run
+};
+
+/// Rows of the set and, for its models that another set has, of that one: what PyTorch's runs of them differ by.
+std::vector<Json> rows_with_kin(std::vector<Json> rows, const fs::path& folder) {
+  std::set<fs::path> others;
+  for (const Json& row : rows) {
+    const fs::path home = folder_with(folder, row.at("model").get<std::string>() + "/config.json");
+    if (home != folder && fs::exists(home / "rows.jsonl")) others.insert(home / "rows.jsonl");
+  }
+  for (const fs::path& other : others)
+    for (Json& row : read_rows(other.string())) rows.push_back(std::move(row));
+  return rows;
 }
 
 class Comparison {
@@ -167,13 +241,14 @@ class Comparison {
 
 void compare_steps(Comparison& comparison, const Json& row, const TrainingResult& got) {
   const Bounds& bounds = comparison.bounds();
-  const std::vector<double> loss = row.at("loss"), norm = row.at("grad_norm");
+  const std::vector<double> loss = row.at("loss");
+  const Json& norm = row.at("grad_norm");  // null where the optimizer ran inside backward
   if (got.loss.size() != loss.size() || norm.size() != loss.size()) return comparison.missing("steps");
   for (std::size_t step = 0; step < loss.size(); ++step) {
     const std::string place = fmt::format(" of step {}", step);
     const double bound = step == 0 ? bounds.first_loss : bounds.loss;
     comparison.relative("loss" + place, loss[step], got.loss[step], bound);
-    comparison.relative("norm" + place, norm[step], got.grad_norm[step], bounds.norm);
+    if (!norm[step].is_null()) comparison.relative("norm" + place, norm[step], got.grad_norm[step], bounds.norm);
     if (!row.contains("micro_loss")) continue;
     const std::vector<double> micro = row["micro_loss"].at(step);
     if (micro.size() != got.micro[step].size() || row["micro_loss"].size() != loss.size())
@@ -228,7 +303,7 @@ Report run(const std::vector<std::string>& files, const Options& options) {
     const fs::path readme = folder_with(folder, "README.md") / "README.md";
     if (fs::exists(readme)) bounds = read_bounds(read_text(readme.string()));
     const std::vector<Json> rows = read_rows(file);
-    widen_elements(rows, bounds);
+    const RowBounds known(std::move(bounds), rows_with_kin(rows, folder));
     Report part = for_each_row({file}, options, [&](const Json& row) {
       const std::string model = row.at("model");
       if (row.contains("error"))
@@ -236,7 +311,7 @@ Report run(const std::vector<std::string>& files, const Options& options) {
             "", Verdict::Skip, "", "", "", "PyTorch ended in an error: " + row["error"].get<std::string>()};
       const TrainingFolders folders = folders_of(folder, model);
       const Job job = training_job(row, folders);
-      Comparison comparison(bounds_of(bounds, {model, row.at("settings").at("precision")}));
+      Comparison comparison(known.of(row));
       const TrainingResult got = train(row, job, folders);
       const Json& truth = truth_of(row, rows);
       compare_steps(comparison, truth, got);

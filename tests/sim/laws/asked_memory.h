@@ -5,7 +5,7 @@
 
 #include "core/memory_log.h"
 #include "core/units.h"
-#include "sim/device/caching_allocator.h"
+#include "sim/device/allocator/caching_allocator.h"
 
 namespace foreshard::testing {
 

@@ -228,7 +228,7 @@ void Comparisons::larger_jobs() {
   const Job& job = base_.job();
   adds_work("clipping is never faster", random_.with({"train.clip_grad_norm=0"}),
             random_.with({"train.clip_grad_norm=1.0"}));
-  if (!random_.archive.empty()) return;  // its sizes are what they are
+  if (!random_.file.empty()) return;  // its sizes are what they are
   adds_work("recomputation is never faster", random_.with({"checkpointing.policy=none"}),
             random_.with({"checkpointing.policy=block"}));
   ModelSizes sizes = random_.sizes;

@@ -15,7 +15,7 @@ namespace foreshard::testing {
 namespace {
 
 std::string kind_of(const RandomJob& random, const RandomCase& made) {
-  if (!random.archive.empty()) return "archives";
+  if (!random.file.empty()) return random.file.starts_with("captured/") ? "captured models" : "archives";
   if (is_cut(made.job.mesh)) return "meshes";
   return std::string(runtime_name(made.plan.runtime));
 }
@@ -50,12 +50,13 @@ LawRun try_laws(std::uint64_t first_seed, std::int64_t jobs, int threads) {
   LawRun all;
   std::mutex guard;
   std::atomic<std::uint64_t> next{first_seed};
-  std::atomic<std::int64_t> wanted{jobs};
+  std::atomic<std::int64_t> wanted{jobs}, refusals{20 * jobs + 100};  // about one in four is
   const auto work = [&] {
     LawRun run;
-    while (wanted.load() > 0) {
+    while (wanted.load() > 0 && refusals.load() > 0) {
       if (!try_job(random_job(next++), run)) {
         ++run.refused;
+        --refusals;
         continue;
       }
       ++run.jobs;

@@ -8,7 +8,7 @@
 
 namespace foreshard::testing {
 
-/// Valid jobs from consecutive seeds, on all given threads.
+/// Valid jobs from consecutive seeds, on all given threads. Fewer than asked for where nearly all are refused.
 LawRun try_laws(std::uint64_t first_seed, std::int64_t jobs, int threads);
 
 }  // namespace foreshard::testing

@@ -47,8 +47,13 @@ void judge_time(const Prediction& p, Judge& judge) {
     judge.at_most("compute <= step", double(i.compute), double(i.step_time));
     judge.at_most("exposed communication <= step", double(i.exposed_comm), double(i.step_time));
   }
-  judge.at_most("HFU <= 100 %", p.hfu.value, 1);
-  judge.at_most("MFU <= HFU", p.mfu.value, p.hfu.value);
+  // Shares, which at_most() would take for whole nanoseconds; and without the product's own bound on each kernel.
+  judge.check("HFU <= 100 %", p.hfu.value <= 1, p.hfu.value - 1, fmt::format("{}", p.hfu.value));
+  judge.check("MFU <= HFU", p.mfu.value <= p.hfu.value, p.mfu.value - p.hfu.value,
+              fmt::format("{} > {}", p.mfu.value, p.hfu.value));
+  double at_peak = 0;  // nanoseconds: 10^12 operations a second are 10^3 in one
+  for (const WorkShare& share : p.work) at_peak += (share.flops + share.recomputed_flops) / (share.peak_tflops * 1e3);
+  judge.at_most("operations at the peaks of their dtypes <= step", at_peak, p.step_time_ns.value);
 }
 
 void judge_intervals(const Trial& trial, const Prediction& p, Judge& judge) {

@@ -142,14 +142,30 @@ void draw_mesh(Draw& draw, RandomJob& job) {
 
 /// Programs that users exported, small ones.
 void draw_archive(Draw& draw, RandomJob& job) {
-  job.archive = draw.word({"own_llama", "nanogpt", "own_vit", "convnext", "unet", "own_dlrm", "gru", "own_lstm_lm",
-                           "masked_encoder", "two_towers", "manual_gpt_zloss"});
+  job.file = "archives/" +
+             draw.word({"own_llama", "nanogpt", "own_vit", "convnext", "unet", "own_dlrm", "gru", "own_lstm_lm",
+                        "masked_encoder", "two_towers", "manual_gpt_zloss"}) +
+             ".pt2";
   const auto has_own = [](const std::string& set) {
     return set.starts_with("model.batch=") || set.starts_with("model.seq=") || set.starts_with("model.dtype=");
   };
   std::erase_if(job.sets, has_own);
   job.sets.push_back("fsdp.wrap.policy=" + draw.word({"size", "always", "none"}));
   job.sets.push_back("checkpointing.policy=none");
+}
+
+/// Models that foreshard.capture saw in a training step (python/tests/models), with the dtypes they were captured in.
+void draw_captured(Draw& draw, RandomJob& job) {
+  job.file = "captured/" +
+             draw.word({"nanogpt", "meta_llama_checkpoint", "two_towers", "unet", "custom_autograd", "manual_gpt_zloss",
+                        "masked_encoder", "convnext", "lora_llama", "dense_moe", "dlrm", "resnet_fp32"}) +
+             ".json";
+  const auto is_captured = [](const std::string& set) {
+    return set.starts_with("model.") || set.starts_with("fsdp.mixed_precision");
+  };
+  std::erase_if(job.sets, is_captured);
+  job.sets.push_back("fsdp.wrap.policy=" + draw.word({"size", "always", "none"}));
+  job.sets.push_back("checkpointing.policy=none");  // the script's own regions were captured
 }
 
 }  // namespace
@@ -191,7 +207,7 @@ std::string config_text(const ModelSizes& s) {
 }
 
 static Result<Model> model_of(const RandomJob& random, const Job& job, const HardwareProfile& profile) {
-  if (!random.archive.empty()) return load_job_model(job, profile);
+  if (!random.file.empty()) return load_job_model(job, profile);
   const nlohmann::json config = nlohmann::json::parse(config_text(random.sizes));
   auto whole = model_from_config_json(config, "config.json", job.model, job_program(job, profile));
   if (!whole || !is_cut(job.mesh)) return whole;
@@ -211,14 +227,13 @@ RandomJob RandomJob::resized(const ModelSizes& other) const {
 }
 
 std::string RandomJob::text() const {
-  std::string text = "seed " + std::to_string(seed) + ": " + (archive.empty() ? config_text(sizes) : archive);
+  std::string text = "seed " + std::to_string(seed) + ": " + (file.empty() ? config_text(sizes) : file);
   for (const std::string& set : sets) text += " --set " + set;
   return text;
 }
 
 Result<Job> job_of(const RandomJob& random) {
-  const std::string source =
-      random.archive.empty() ? "config.json" : FORESHARD_TEST_DATA "/archives/" + random.archive + ".pt2";
+  const std::string source = random.file.empty() ? "config.json" : FORESHARD_TEST_DATA "/" + random.file;
   auto loaded = parse_job("model.source = \"" + source + "\"\n", "", random.sets);
   if (!loaded) return fail(loaded.error());
   return std::move(loaded->job);
@@ -234,6 +249,7 @@ RandomJob random_job(std::uint64_t seed) {
   draw_machine(draw, job.sets);
   if (seed % 8 == 0) draw_mesh(draw, job);
   if (seed % 8 == 7) draw_archive(draw, job);
+  if (seed % 16 == 9) draw_captured(draw, job);
   if (seed % 64 == 1) {
     job.sizes.family = "llama";  // GPT-2's table, tied across units, is refused
     job.sizes.tied = false;

@@ -1,6 +1,6 @@
 // Random valid jobs: small models of the built families with every setting that a prediction depends on. A job follows
 // from its seed alone; the same seed gives the same job on every machine. Of eight seeds one is cut over a mesh, one is
-// an archive of torch.export, and of 64 one is planned.
+// an archive of torch.export, of 16 one is a captured model, and of 64 one is planned.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ std::string config_text(const ModelSizes& sizes);
 struct RandomJob {
   std::uint64_t seed = 0;
   ModelSizes sizes;
-  std::string archive;  // in tests/data/archives, instead of a model of these sizes
+  std::string file;  // in tests/data, instead of a model of these sizes: archives/NAME.pt2, captured/NAME.json
   std::vector<std::string> sets;
 
   /// Repeated keys: the last counts, as on the command line.

@@ -23,8 +23,10 @@ std::int64_t number_from(const char* variable, std::int64_t otherwise) {
 }
 
 struct Tally {
-  std::int64_t scheduled = 0, refused = 0, none = 0, faster = 0, slower_than_fsdp1 = 0, slower_on_device = 0;
+  std::int64_t scheduled = 0, refused = 0, none = 0, faster = 0;
+  std::int64_t slower_than_fsdp1 = 0, slower_on_device = 0, slower_by_padding = 0;
   std::vector<double> gaps, host_gaps;  // where the device, and where the host holds things up
+  std::vector<double> hidden_gaps;      // of gaps: where nine tenths of the bound can have something beside them
 };
 
 TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
@@ -70,7 +72,9 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
     }
     if (found->fsdp1.step_ns > 0 && found->step_ns > found->fsdp1.step_ns) {
       ++tally.slower_than_fsdp1;
+      EXPECT_NE(found->advice, "") << random.text();  // it is offered, with the reason
       tally.slower_on_device += found->bound.host_bound() ? 0 : 1;
+      tally.slower_by_padding += found->padding > 0.05 ? 1 : 0;
       if (number_from("FORESHARD_SCHEDULE_TELL", 0) > 0)
         std::printf("fsdp1 %.3f ms, planned %.3f, fsdp2 %.3f, bound %.3f, free %.3f: %s\n", found->fsdp1.step_ns / 1e6,
                     found->step_ns / 1e6, found->fsdp2.step_ns / 1e6, found->bound.ns / 1e6,
@@ -80,20 +84,35 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
     if (found->bound.ns > 0) {
       EXPECT_GE(found->step_ns * 1.000001, found->bound.ns) << random.text();
       (found->bound.host_bound() ? tally.host_gaps : tally.gaps).push_back(found->gap());
+      if (!found->bound.host_bound() && found->bound.ends_ns < 0.1 * found->bound.ns)
+        tally.hidden_gaps.push_back(found->gap());
+      if (!found->bound.host_bound() && found->gap() > 0.1 && number_from("FORESHARD_SCHEDULE_TELL", 0) > 0)
+        std::printf(
+            "gap %.1f %%, planned %.3f ms, bound %.3f (compute %.3f, gathers %.3f, reductions %.3f, ends %.3f): %s\n",
+            100 * found->gap(), found->step_ns / 1e6, found->bound.ns / 1e6, found->bound.compute_ns / 1e6,
+            found->bound.gathers_ns / 1e6, found->bound.reductions_ns / 1e6, found->bound.ends_ns / 1e6,
+            random.text().c_str());
     }
   }
   std::remove(path.c_str());
   std::sort(tally.gaps.begin(), tally.gaps.end());
   std::printf(
-      "%lld scheduled, %lld faster than fsdp2, %lld slower than fsdp1 (%lld not for the host, worst %.2f %%), %lld fit "
+      "%lld scheduled, %lld faster than fsdp2, %lld slower than fsdp1 (%lld not for the host, %lld with padding, worst "
+      "%.2f %%), %lld fit "
       "nothing, "
       "%lld refused\n",
       static_cast<long long>(tally.scheduled), static_cast<long long>(tally.faster),
       static_cast<long long>(tally.slower_than_fsdp1), static_cast<long long>(tally.slower_on_device),
-      100 * worst_fsdp1, static_cast<long long>(tally.none), static_cast<long long>(tally.refused));
+      static_cast<long long>(tally.slower_by_padding), 100 * worst_fsdp1, static_cast<long long>(tally.none),
+      static_cast<long long>(tally.refused));
   if (!tally.gaps.empty())
     std::printf("gap to the bound, %zu jobs that the host does not hold up: median %.2f %%, worst %.2f %%\n",
                 tally.gaps.size(), 100 * tally.gaps[tally.gaps.size() / 2], 100 * tally.gaps.back());
+  std::sort(tally.hidden_gaps.begin(), tally.hidden_gaps.end());
+  if (!tally.hidden_gaps.empty())
+    std::printf("of these, %zu where the ends are no tenth of the bound: median %.2f %%, worst %.2f %%\n",
+                tally.hidden_gaps.size(), 100 * tally.hidden_gaps[tally.hidden_gaps.size() / 2],
+                100 * tally.hidden_gaps.back());
   EXPECT_GT(tally.scheduled, jobs / 3);
 }
 

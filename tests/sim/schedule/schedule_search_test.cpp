@@ -8,6 +8,7 @@
 
 #include "core/plan/build_plan.h"
 #include "sim/schedule/schedule_file.h"
+#include "sim/schedule/schedule_words.h"
 #include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
@@ -170,6 +171,50 @@ TEST_F(ScheduleSearchTest, FilesOfSomethingElseAndEditedOnesAreRefusedWithTheFir
   EXPECT_THAT(refusal(edited, job), HasSubstr("the file was edited"));
   EXPECT_THAT(refusal("{\"schema\": \"foreshard.sweep/1\"}", job), HasSubstr("this is no schedule"));
   EXPECT_FALSE(apply_schedule_file("{", "plan.json", job, model()).has_value());
+}
+
+TEST_F(ScheduleSearchTest, BlocksGetUnitsOfTheirOwnWhereTheRootWouldHoldAll) {
+  job.fsdp.wrap.policy = WrapPolicyKind::None;
+  const FoundSchedule schedule = found();
+  EXPECT_GT(schedule.units.size(), 2U) << schedule.text;  // communication beside compute
+  EXPECT_LT(schedule.step_ns, 0.9 * schedule.fsdp2.step_ns);
+  EXPECT_GE(schedule.step_ns, schedule.bound.ns);
+  EXPECT_EQ(predicted(schedule.job).step_time_ns.value, schedule.step_ns);
+}
+
+TEST_F(ScheduleSearchTest, NeighboursShareCollectivesWhereLatencyDecides) {
+  job.cluster.world_size = 512;
+  job.model.batch = 1;
+  job.model.seq = 128;
+  const FoundSchedule schedule = found();
+  EXPECT_LT(schedule.units.size(), 4U) << schedule.text;  // of six blocks and the root: more than pairs
+  EXPECT_LE(schedule.step_ns, schedule.fsdp2.step_ns);
+}
+
+TEST_F(ScheduleSearchTest, SharedParametersAreNeverTakenApart) {
+  std::string tied = kConfig;
+  tied.replace(tied.find("\"tie_word_embeddings\": false"), 28, "\"tie_word_embeddings\": true");
+  std::ofstream(job.model.source) << tied;
+  job.fsdp.wrap.policy = WrapPolicyKind::None;
+  for (const ScheduledUnit& unit : found().units)
+    EXPECT_TRUE(unit.decided.module.empty() || unit.decided.module.starts_with("model.layers")) << unit.decided.module;
+}
+
+TEST(ScheduleAdvice, SaysWhereFlatParametersAreShorterAndWhy) {
+  FoundSchedule found;
+  found.fits = true;
+  found.step_ns = 10e6;
+  found.compute_ns = 6e6;
+  EXPECT_EQ(advice_of(found), "");  // fsdp1 does not fit
+  found.fsdp1 = {.step_ns = 8e6, .compute_ns = 5.8e6, .reserved = 1, .why_not = ""};
+  EXPECT_THAT(advice_of(found), HasSubstr("fsdp1 is 20.0 % shorter"));
+  EXPECT_THAT(advice_of(found), HasSubstr("fewer calls of the host"));
+  found.fsdp1.compute_ns = 4.5e6;
+  EXPECT_THAT(advice_of(found), HasSubstr("fewer copies and kernels"));
+  found.padding = 0.75;  // four experts over sixteen ranks
+  EXPECT_THAT(advice_of(found), HasSubstr("75 % of what fsdp2 gathers is padding"));
+  found.fsdp1.step_ns = 10e6;
+  EXPECT_EQ(advice_of(found), "");
 }
 
 /// Every schedule of keeping and recomputing six blocks in turn, by brute force: what the search finds is as good.

@@ -1,0 +1,98 @@
+// Backward of the fused attention kernels, with the workspace that each takes; see backward.h.
+#include <algorithm>
+
+#include "core/lowering/backward/backward.h"
+#include "core/lowering/cpu_workspace.h"
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+namespace {
+
+/// Of one head: the query's gradient is summed over keys in tiles of 64 x 64 floats with a lock each; half precision
+/// wider than 128 sums the key's and the value's in float too (kernel_backward.h: workspace_strideBH).
+Bytes efficient_workspace(const Layout& q, const Layout& k, const Layout& v) {
+  constexpr std::int64_t kTile = 64, kLock = 16, kAligned = 512, kInRegisters = 128;
+  Bytes bytes = ceil_div(q.sizes[2], kTile) * ceil_div(q.sizes[3], kTile) * (4 * kTile * kTile + kLock);
+  if (q.dtype != DType::Float32 && std::max(q.sizes[3], v.sizes[3]) > kInRegisters)
+    bytes += 4 * round_up(k.sizes[2], kTile) * (round_up(q.sizes[3], kTile) + round_up(v.sizes[3], kTile));
+  return round_up(bytes, kAligned);
+}
+
+std::vector<Bytes> efficient_workspaces(const Layout& q, const Layout& k, const Layout& v, bool cudnn) {
+  const std::int64_t batch = q.sizes[0], heads = q.sizes[1];
+  std::vector<Bytes> all{4 * batch * heads * q.sizes[2]};  // delta
+  if (!cudnn) all.push_back(batch * heads * efficient_workspace(q, k, v));
+  return all;
+}
+
+std::vector<Bytes> flash_workspace(const Layout& q, const Layout& k) {
+  const std::int64_t batch = q.sizes[0], heads = q.sizes[1], head = q.sizes[3];
+  const std::int64_t rows = round_up(q.sizes[2], 128), padded = head <= 192 ? round_up(head, 32) : 256;
+  std::vector<Bytes> all{4 * batch * heads * rows,            // softmax_d
+                         4 * batch * rows * heads * padded};  // dq accumulated in float
+  if (heads != k.sizes[1])                                    // grouped heads: dk, dv per query head, summed afterwards
+    all.insert(all.end(), 2, itemsize(k.dtype) * batch * k.sizes[2] * heads * head);
+  return all;
+}
+
+}  // namespace
+
+std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref& g) {
+  std::vector<Ref> out(in.node.in.size());
+  const bool flash = in.node.rule->formula == OpFormula::FlashAttention;
+  const Ref q = in.saved_arg(0), k = in.saved_arg(1), v = in.saved_arg(2), lse = in.saved_result(1),
+            result = in.saved_result(0);
+  const Layout ql = in.node.in[0], kl = in.node.in[1], vl = in.node.in[2];
+  Tape& tape = e.tape();
+  std::string name = in.node.op->name;  // "..._attention.default", "..._for_cpu.default"
+  name.insert(std::min(name.rfind('.'), name.size()), "_backward");
+  Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
+  kernel.launches = flash ? 3 : 1;
+  // FlashAttention and cuDNN give gradients that lie in memory as what they are of; LibTorch's CPU kernel and efficient
+  // attention lay them out [b, s, h, d].
+  const bool as_given = name.starts_with("aten._scaled_dot_product_flash_attention_backward") ||
+                        name.starts_with("aten._scaled_dot_product_cudnn");
+  const auto like = [&](const Layout& layout) {
+    const Layout* one[] = {&layout};
+    if (as_given) return elementwise_layout(one, layout.sizes, layout.dtype);
+    if (layout.sizes.n != 4) return contiguous_layout(layout.sizes, layout.dtype);
+    Layout made = layout;
+    made.strides[3] = 1;
+    made.strides[1] = layout.sizes[3];
+    made.strides[2] = layout.sizes[1] * layout.sizes[3];
+    made.strides[0] = layout.sizes[2] * made.strides[2];
+    return made;
+  };
+  const Layout* order[] = {&ql, &kl, &vl};
+  std::vector<Ref> gradients;
+  for (const Layout* layout : order) gradients.push_back(tape.make(like(*layout), e.category()));
+  Ref bias_gradient;  // efficient attention: as large as the bias that it was given, which may be a broadcast one
+  if (!flash && in.wants(3))
+    bias_gradient = tape.make(contiguous_layout(in.node.in[3].sizes, in.node.in[3].dtype), e.category());
+  const std::int64_t threads = e.machine().options.cpu_threads;
+  const bool known = ql.sizes.n == 4 && kl.sizes.n == 4 && vl.sizes.n == 4;
+  if (known) {
+    const std::int64_t scores = ql.sizes[0] * ql.sizes[1] * ql.sizes[2] * kl.sizes[2];
+    kernel.flops = 2 * scores * (3 * ql.sizes[3] + 2 * vl.sizes[3]);  // five products
+  }
+  std::vector<Bytes> extra;
+  if (threads > 0) {
+    extra = cpu_attention_backward_workspace(ql, kl, threads);
+  } else if (known) {
+    extra = flash ? flash_workspace(ql, kl) : efficient_workspaces(ql, kl, vl, as_given);
+  }
+  std::vector<Ref> workspace = held(tape, extra);
+  for (const Ref* input : {&g, &q, &k, &v, &result, &lse})
+    if (*input) kernel.read += e.layout(*input).bytes();
+  for (const Ref& gradient : gradients) kernel.written += e.layout(gradient).bytes();
+  if (bias_gradient) gradients.push_back(bias_gradient);
+  e.launch(kernel, taken(g, in), gradients);
+  while (!workspace.empty()) workspace.pop_back();
+  for (std::size_t i = 0; i < 3; ++i)
+    if (in.wants(i)) out[i] = gradients[i];
+  if (bias_gradient) out[3] = bias_gradient;
+  return out;
+}
+
+}  // namespace foreshard::lowering

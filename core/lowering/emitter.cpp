@@ -1,0 +1,258 @@
+// The Emitter of lowering_autograd.h: kernels with what they take and make; and the constant arguments of operators.
+#include <algorithm>
+#include <cmath>
+
+#include "core/lowering/cpu_workspace.h"
+#include "core/lowering/lowering_autograd.h"
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+namespace {
+
+const Arg* find_arg(const Op& op, std::size_t position, std::string_view name) {
+  if (position < op.args.size()) return &op.args[position];
+  for (const NamedArg& named : op.kwargs)
+    if (named.name == name) return &named.arg;
+  return nullptr;
+}
+
+}  // namespace
+
+std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return fallback;
+  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) return *value;
+  if (const auto* value = std::get_if<bool>(&arg->value)) return *value ? 1 : 0;
+  return fallback;
+}
+
+double number_arg(const Op& op, std::size_t position, std::string_view name, double fallback) {
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return fallback;
+  if (const auto* value = std::get_if<double>(&arg->value)) return *value;
+  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) return static_cast<double>(*value);
+  return fallback;
+}
+
+bool bool_arg(const Op& op, std::size_t position, std::string_view name, bool fallback) {
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return fallback;
+  if (const auto* value = std::get_if<bool>(&arg->value)) return *value;
+  return fallback;
+}
+
+std::vector<std::int64_t> list_arg(const Op& op, std::size_t position, std::string_view name) {
+  std::vector<std::int64_t> out;
+  const Arg* arg = find_arg(op, position, name);
+  if (arg == nullptr) return out;
+  if (const auto* value = std::get_if<std::int64_t>(&arg->value)) out.push_back(*value);
+  if (const auto* list = std::get_if<ArgList>(&arg->value))
+    for (const Arg& item : *list)
+      if (const auto* value = std::get_if<std::int64_t>(&item.value)) out.push_back(*value);
+  return out;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// emitter
+
+Tape& Emitter::tape_of(Machine& machine) { return machine.tape; }
+
+SlotCategory Emitter::category() const {
+  return machine_.in_backward ? SlotCategory::ActivationGrad : SlotCategory::Activation;
+}
+
+Kernel Emitter::start(std::string_view name, KernelClass kind, DType dtype) {
+  Kernel kernel;
+  kernel.op = machine_.name_id(name);
+  kernel.kind = kind;
+  kernel.dtype = dtype;
+  kernel.model_op = model_op_;
+  return kernel;
+}
+
+void Emitter::finish(Kernel& kernel, std::initializer_list<const Ref*> inputs,
+                     std::initializer_list<const Ref*> outputs) {
+  for (const Ref* input : inputs)
+    if (*input) kernel.read += layout(*input).bytes();
+  for (const Ref* output : outputs)
+    if (*output) kernel.written += layout(*output).bytes();
+  note(kernel, {inputs.begin(), inputs.size()}, {outputs.begin(), outputs.size()});
+  tape().kernel(kernel);
+}
+
+void Emitter::launch(const Kernel& kernel, std::span<const Ref> inputs, std::span<const Ref> outputs) {
+  if (machine_.trace() != nullptr) {
+    std::vector<const Ref*> in, out;
+    for (const Ref& ref : inputs) in.push_back(&ref);
+    for (const Ref& ref : outputs) out.push_back(&ref);
+    note(kernel, in, out);
+  }
+  tape().kernel(kernel);
+}
+
+void Emitter::note(const Kernel& kernel, std::span<const Ref* const> inputs, std::span<const Ref* const> outputs) {
+  Trace* const trace = machine_.trace();
+  if (trace == nullptr) return;
+  const auto traced = [&](std::span<const Ref* const> refs) {
+    std::vector<TracedTensor> all;
+    for (const Ref* ref : refs)
+      if (*ref) all.push_back({tape().at(*ref).storage, layout(*ref)});
+    return all;
+  };
+  trace->kernels.push_back({kernel.op, tape().kind(), traced(inputs), traced(outputs)});
+}
+
+Ref Emitter::fresh(std::string_view name, KernelClass kind, const Layout& result,
+                   std::initializer_list<const Ref*> inputs, int launches) {
+  Kernel kernel = start(name, kind, result.dtype);
+  kernel.launches = launches;
+  Ref out = tape().make(result, category());
+  finish(kernel, inputs, {&out});
+  return out;
+}
+
+Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*> inputs, DType dtype) {
+  std::array<Layout, 4> layouts;
+  std::array<const Layout*, 4> pointers{};
+  std::size_t count = 0;
+  Dims sizes;
+  for (const Ref* input : inputs) {
+    if (!*input || count == layouts.size()) continue;
+    layouts[count] = layout(*input);
+    pointers[count] = &layouts[count];
+    sizes = broadcast_sizes(sizes, layouts[count].sizes);
+    ++count;
+  }
+  return fresh(name, KernelClass::Elementwise, elementwise_layout({pointers.data(), count}, sizes, dtype), inputs);
+}
+
+Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*> inputs) {
+  return elementwise(name, inputs, layout(**inputs.begin()).dtype);
+}
+
+namespace {
+
+/// cuBLAS reads no matrix without steps in both dimensions: it gets a copy.
+bool is_expanded(const Layout& matrix) {
+  const std::int32_t n = matrix.sizes.n;
+  return n >= 2 && matrix.sizes[n - 1] > 1 && matrix.sizes[n - 2] > 1 && matrix.strides[n - 1] == 0 &&
+         matrix.strides[n - 2] == 0;
+}
+
+}  // namespace
+
+Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
+  const Layout left = layout(a), right = layout(b);
+  const std::int32_t n = left.sizes.n;
+  Kernel kernel = start(name, KernelClass::Gemm, left.dtype);
+  kernel.m = n >= 2 ? left.sizes[n - 2] : 1;
+  kernel.k = n >= 1 ? left.sizes[n - 1] : 1;
+  kernel.n = right.sizes.n >= 2 ? right.sizes[right.sizes.n - 1] : 1;
+  kernel.batch = n >= 3 ? left.sizes[0] : 1;
+  kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
+  Dims sizes;
+  if (n >= 3) sizes.push(kernel.batch);
+  sizes.push(kernel.m);
+  sizes.push(kernel.n);
+  Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());
+  std::vector<Ref> workspace;
+  if (machine_.options.cpu_threads > 0) {
+    workspace = held(tape(), cpu_product_workspace(kernel, left, right, machine_.options));
+  } else {
+    for (const Layout& operand : {left, right}) {
+      if (!is_expanded(operand)) continue;
+      workspace.push_back(tape().make_bytes(operand.bytes(), SlotCategory::Temporary));
+      ++kernel.launches;
+    }
+  }
+  static const Ref kNone;
+  finish(kernel, {&a, &b, bias != nullptr ? bias : &kNone}, {&out});
+  return out;
+}
+
+Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepdim, std::string_view name,
+                 KernelClass kind, DType dtype) {
+  const Layout in = layout(a);
+  Dims sizes;
+  for (std::int32_t i = 0; i < in.sizes.n; ++i) {
+    const bool reduced = dims.empty() || std::find(dims.begin(), dims.end(), i) != dims.end();
+    if (!reduced)
+      sizes.push(in.sizes[i]);
+    else if (keepdim)
+      sizes.push(1);
+  }
+  Kernel kernel = start(name, kind, in.dtype);
+  Ref out = tape().make(contiguous_layout(sizes, dtype), category());
+  const ReduceWorkspace extra = reduce_workspace(in, dims, machine_.options.multiprocessors);
+  Ref buffer, semaphores;
+  if (extra.buffer > 0) {
+    buffer = tape().make_bytes(extra.buffer, SlotCategory::Workspace);
+    semaphores = tape().make_bytes(extra.semaphores, SlotCategory::Workspace);
+    kernel.launches = 2;  // the semaphores are zeroed first
+  }
+  finish(kernel, {&a}, {&out});
+  semaphores.reset();
+  buffer.reset();
+  return out;
+}
+
+/// inferExpandGeometry: a dimension of one that is put in front has a step, except before a number.
+Dims expanded_strides(const Layout& from, const Dims& sizes) {
+  Dims strides = broadcast_strides(from, sizes);
+  if (from.sizes.n == 0) return strides;
+  for (std::int32_t i = sizes.n - from.sizes.n - 1; i >= 0; --i)
+    if (sizes[i] == 1) strides[i] = sizes[i + 1] * strides[i + 1];
+  return strides;
+}
+
+Ref Emitter::transpose(const Ref& a, std::int32_t d0, std::int32_t d1) {
+  Layout out = layout(a);
+  if (out.sizes.n > std::max(d0, d1)) {
+    std::swap(out.sizes[d0], out.sizes[d1]);
+    std::swap(out.strides[d0], out.strides[d1]);
+  }
+  return tape().alias(a, out);
+}
+
+Ref Emitter::view(const Ref& a, const Dims& sizes) {
+  Layout out = layout(a);
+  Dims strides;
+  if (!view_strides(out, sizes, strides)) strides = contiguous_strides(sizes);
+  out.sizes = sizes;
+  out.strides = strides;
+  return tape().alias(a, out);
+}
+
+Ref Emitter::reshape(const Ref& a, const Dims& sizes) {
+  Layout from = layout(a);
+  Dims strides;
+  if (view_strides(from, sizes, strides)) return view(a, sizes);
+  Ref copy = fresh("aten.clone.default", KernelClass::Copy, contiguous_layout(from.sizes, from.dtype), {&a});
+  return tape().alias(copy, contiguous_layout(sizes, from.dtype), false);  // _unsafe_view is no view to autograd
+}
+
+Ref Emitter::expand(const Ref& a, const Dims& sizes) {
+  const Layout from = layout(a);
+  return tape().alias(a, {sizes, expanded_strides(from, sizes), from.dtype});
+}
+
+Ref Emitter::sum_to(const Ref& a, const Dims& sizes) {
+  const Layout from = layout(a);
+  if (from.sizes == sizes || from.sizes.n < sizes.n) return a;
+  const std::int32_t leading = from.sizes.n - sizes.n;
+  std::vector<std::int32_t> dims;
+  for (std::int32_t i = 0; i < from.sizes.n; ++i)
+    if (i < leading || (sizes[i - leading] == 1 && from.sizes[i] != 1)) dims.push_back(i);
+  if (dims.empty()) return a;
+  if (sizes.n == 0) return sum(a, {}, false, "aten.sum.default", KernelClass::Reduction, from.dtype);
+  Ref out = sum(a, dims, true, "aten.sum.dim_IntList", KernelClass::Reduction, from.dtype);
+  return leading > 0 ? view(out, sizes) : out;
+}
+
+Ref Emitter::cast(const Ref& a, DType dtype) {
+  if (layout(a).dtype == dtype) return a;
+  return elementwise("aten._to_copy.default", {&a}, dtype);
+}
+
+}  // namespace foreshard::lowering

@@ -1,0 +1,26 @@
+// What torch.autocast keeps: casts of parameters, from one use to the next.
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+KeptCasts::KeptCasts(const Model& model, const Program& program, const std::vector<bool>& trainable, bool keeps)
+    : model_(model), trainable_(trainable) {
+  for (const ValueInfo& value : model.values) {
+    if (value.held.until != Hold::Until::Autocast || !keeps) continue;
+    for (std::size_t i = 0; i < program.steps.size(); ++i)
+      if (value.held.op < 0 || program.steps[i].op <= value.held.op) last_step_ = static_cast<std::int32_t>(i);
+    return;  // one place for all
+  }
+}
+
+Ref* KeptCasts::find(const Op& op) {
+  if (last_step_ < 0 || op.out.size() != 1 || op.args.empty() || !op.out.front().valid()) return nullptr;
+  const ValueInfo& made = model_.values[op.out.front().index()];
+  const auto* param = std::get_if<ParamRef>(&op.args.front().value);
+  if (param == nullptr || made.held.until != Hold::Until::Autocast) return nullptr;
+  const ParamId storage = model_.storage_of(param->id);
+  if (storage.index() >= trainable_.size() || !trainable_[storage.index()]) return nullptr;
+  return &casts_[{storage.value, made.dtype}];
+}
+
+}  // namespace foreshard::lowering

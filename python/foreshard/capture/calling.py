@@ -1,0 +1,158 @@
+"""The two ways in: a module and its loss, or a step of the user's; on fake tensors, on the virtual GPU, or on both."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+
+from .document import CapturedModel
+from .errors import CaptureError
+from .session import Session, leaves_of
+
+
+def capture(
+    module: torch.nn.Module,
+    *args: Any,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    device: str | None = None,
+    mixed_precision: dict[str, Any] | None = None,
+    strict: bool = True,
+    name: str = "",
+    **kwargs: Any,
+) -> CapturedModel:
+    """Runs one forward and backward of a module on a card that does not exist and writes down what happens.
+
+    Nothing is computed and no GPU is needed: a module of any size takes seconds. The module may lie on any device, the
+    meta device included, and is left as it was.
+
+    Args:
+        module: the module as it is before it is sharded.
+        *args, **kwargs: one micro-batch; tensors of any device, the sizes count.
+        loss: from what the module returns to the scalar that backward starts from; default: the scalar among the
+            outputs that needs a gradient.
+        device: "fake": fake tensors, anywhere. "virtual": the virtual GPU, in a process of its own: CUDA's own dispatch, the
+            real allocator; needs a PyTorch built for CUDA 13, and cloudpickle for what is defined in the script itself.
+            None: "virtual" where that works, else "fake". Where both work they are compared, `notes` tell what differs.
+        mixed_precision: the casts of FSDP's mixed precision, e.g. {"param": "bfloat16"}: parameters and floating inputs
+            are cast, so that type_as and .to(x.dtype) do what they will do. "buffer": buffers too (FSDP1). "output":
+            what the module returns. "units": classes or names of modules whose floating arguments are cast as well
+            (FSDP2 casts at every unit).
+        strict: False: the host reads zeros where the module asks for computed values, and a mask (x[mask]) chooses every row.
+        name: of the model; default: the module's class.
+
+    Raises:
+        CaptureError: with the operator and module where it happened and what to do.
+    """
+
+    names = _argument_names(module.forward, args, kwargs) if isinstance(module, torch.nn.Module) else []
+    return run_task(Task(module, "call", loss, (args, kwargs), names, mixed_precision, strict, name), device)
+
+
+def capture_step(
+    module: torch.nn.Module,
+    step: Callable[..., Any],
+    *batch: Any,
+    device: str | None = None,
+    mixed_precision: dict[str, Any] | None = None,
+    strict: bool = True,
+    name: str = "",
+    **kwargs: Any,
+) -> CapturedModel:
+    """As `capture`, but `step(module, *batch, **kwargs)` runs forward and `loss.backward()` itself, as a training script does.
+
+    What the step keeps names for (logits, say) is held as long as it holds it. Only the first backward counts; what
+    follows it (the optimizer) is looked at for the job's defaults.
+    """
+    names = _argument_names(step, (module, *batch), kwargs)[1:]
+    return run_task(Task(module, "step", step, (batch, kwargs), names, mixed_precision, strict, name), device)
+
+
+@dataclass
+class Task:
+    """What is to be captured: all that goes to another process."""
+
+    module: torch.nn.Module
+    kind: str  # "call": function makes the loss of what the module returns; "step": function(module, *batch) runs backward
+    function: Callable[..., Any] | None
+    batch: tuple[tuple, dict[str, Any]]
+    names: list[str]  # of the batch's arguments
+    mixed_precision: dict[str, Any] | None
+    strict: bool
+    name: str
+
+    def step(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.kind == "step":
+            self.function(module, *args, **kwargs)
+        else:
+            _loss_of(module(*args, **kwargs), self.function).backward()
+
+    def session(self, virtual: bool = False) -> Session:
+        return Session(self.module, self.mixed_precision, self.strict, self.name, virtual)
+
+
+def run_task(task: Task, device: str | None) -> CapturedModel:
+    """On the device that is asked for; on both, and compared, where the virtual one works."""
+    if device is None:
+        device = os.environ.get("FORESHARD_CAPTURE_DEVICE") or None
+    if device not in (None, "fake", "virtual"):
+        raise CaptureError(
+            "capture cannot run on this device",
+            place="device",
+            expected='"fake" (fake tensors, anywhere) or "virtual" (the virtual GPU)',
+            got=repr(device),
+        )
+    task.session()  # what is wrong with the module or the arguments is told at once
+    if device == "fake":
+        return capture_fake(task)
+    from .virtual import capture_virtual
+
+    return capture_virtual(task, required=device == "virtual")
+
+
+def capture_fake(task: Task) -> CapturedModel:
+    return task.session().run(task)
+
+
+def _argument_names(function: Callable, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """A name for every argument, positional ones first."""
+    try:
+        parameters = [
+            p
+            for p in inspect.signature(function).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        parameters = []
+    names = [parameters[i].name if i < len(parameters) else f"arg{i}" for i in range(len(args))]
+    return names + list(kwargs)
+
+
+def _loss_of(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
+    if loss is not None:
+        result = loss(output)
+        if not isinstance(result, torch.Tensor) or result.numel() != 1:
+            raise CaptureError(
+                "the loss is no scalar tensor",
+                expected="loss(output) -> a tensor with one element",
+                got=f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(type(result)),
+            )
+        return result
+    named = getattr(output, "loss", None) if not isinstance(output, torch.Tensor) else None
+    found = [
+        leaf
+        for leaf in ([named] if isinstance(named, torch.Tensor) else leaves_of(output))
+        if isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.requires_grad
+    ]
+    if not found:
+        shapes = ", ".join(str(list(t.shape)) for t in leaves_of(output) if isinstance(t, torch.Tensor))
+        raise CaptureError(
+            "the module returns no scalar to start backward from",
+            expected="an output with one element that needs a gradient",
+            got=f"tensors of shapes {shapes}" if shapes else repr(type(output)),
+            hint="give loss=, for example loss=lambda out: out.float().sum(), or use capture_step",
+        )
+    return found[0]

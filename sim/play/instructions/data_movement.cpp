@@ -1,0 +1,97 @@
+#include "sim/play/instructions/data_movement.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/instruction_spans.h"
+#include "sim/play/copy_arguments.h"
+
+namespace foreshard {
+namespace {
+
+/// Threads of the launch behind one of FSDP's own copies, casts and sums: 8 elements each, 4 where the type widens.
+double launch_threads(const Plan& plan, const Instruction& i, Bytes bytes, const HardwareProfile& profile) {
+  constexpr std::int64_t kBlock = 128, kBlocksEach = 32;  // of a concatenation, by multiprocessor
+  const Bytes item = itemsize(i.dtype);
+  const auto elements = static_cast<double>(bytes / item);
+  if (i.kind == InstructionKind::Cast) return elements / (item == 4 ? 4 : 8);
+  if (i.kind != InstructionKind::Concat || i.arg < 2 || !i.unit.valid()) return elements / 8;
+  Numel longest = 0;
+  for (const FlatEntry& entry : plan.units[i.unit.index()].flat) longest = std::max(longest, entry.numel);
+  const std::int64_t blocks =
+      std::min<std::int64_t>(kBlocksEach * profile.sm_count, ceil_div(ceil_div(longest, 16 / item), kBlock));
+  return static_cast<double>(blocks * kBlock * i.arg);
+}
+
+}  // namespace
+
+/// They are gone when the copy was issued.
+bool DataMovement::take_copy_arguments(const Instruction& i) {
+  const Plan& plan = context_.plan;
+  const bool splits = i.kind == InstructionKind::CopyOut && i.buffer.what == BufferWhat::AgBuffer;
+  const bool joins = i.kind == InstructionKind::CopyIn && i.buffer.what == BufferWhat::RsInput;
+  if (plan.runtime != Runtime::Fsdp2 || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
+  const PlanUnit& unit = plan.units[i.unit.index()];
+  const std::int64_t ranks = splits ? collectives_.gathered_from(i.unit) : unit.shard_size;
+  std::vector<Bytes> chunks;
+  for (const ShardedParam& param : unit.sharded) {
+    const ParamInfo& info = context_.model.params[param.param.index()];
+    if (joins && !info.requires_grad) continue;
+    const bool cast = unit.param_dtype != unit.orig_dtype;
+    const DType computed = cast ? unit.param_dtype : info.dtype;
+    const bool accumulated = buffers_.find({BufferWhat::AccumulatedGrad, i.unit, param.param}, 0) != kNoBlock;
+    // Anything else is cut, padded and cast tensor by tensor.
+    const bool fused = computed == i.dtype || accumulated || (computed == DType::BFloat16 && i.dtype == DType::Float32);
+    if (joins && !fused) return true;
+    const Bytes element = itemsize(splits ? computed : i.dtype);
+    chunks.push_back(numel_of(param.padded_local_shape) * element * unit.shard_size / std::max<std::int64_t>(1, ranks));
+  }
+  if (chunks.empty()) return true;
+  const Bytes bytes =
+      splits ? split_copy_arguments(chunks, ranks, context_.device.profile.sm_count) : chunk_cat_arguments(chunks);
+  MemoryBook& book = context_.device.book;
+  const BlockHandle block = book.allocate(bytes, index_of(i.stream), MemoryCategory::Temporaries);
+  if (block == kNoBlock) return context_.out_of_memory(bytes);
+  book.free(block);
+  return true;
+}
+
+bool DataMovement::move(const Instruction& i) {
+  if (i.stream == Stream::Host) return true;
+  Device& device = context_.device;
+  const KernelCost& cost = device.cost;
+  const Bytes bytes = instruction_bytes(i);
+  if (i.kind == InstructionKind::H2d || i.kind == InstructionKind::D2h) {
+    cross(i, bytes);
+    return true;
+  }
+  const bool fills = i.kind == InstructionKind::Fill;
+  const Bytes moved = i.kind == InstructionKind::Add || i.kind == InstructionKind::Accumulate ? 3 * bytes : 2 * bytes;
+  const auto threads = [&] { return launch_threads(context_.plan, i, bytes, device.profile); };
+  const SimDuration time = cost.work().measured()
+                               ? instruction_work(context_.plan, context_.model, i, bytes, cost.work())
+                           : fills ? cost.fill(bytes, threads)
+                                   : cost.copy(moved, i.dtype, threads);
+  device.launch(i.stream, cost.op_ns() + cost.launch_ns(), time, context_.span_of(i, work_span_kind(i.kind)));
+  return true;
+}
+
+/// C1, C2, F2-26.
+void DataMovement::cross(const Instruction& i, Bytes bytes) {
+  Device& device = context_.device;
+  const KernelCost& cost = device.cost;
+  SimDuration host = cost.launch_ns();
+  if (!i.pinned && i.kind == InstructionKind::H2d) host += cost.staging(bytes);
+  // fsdp2's gradients come to the host into pinned memory that the first one makes; fsdp1's lies there from the
+  // start.
+  const bool pins =
+      i.kind == InstructionKind::D2h && i.pinned && !i.blocking && context_.plan.runtime != Runtime::Fsdp1;
+  if (pins && pinned_.insert(buffers_.index(i.buffer)).second) host += device.profile.driver_alloc_ns;
+  const Interval run = device.launch(i.stream, host, cost.transfer(bytes), context_.span_of(i, SpanKind::Copy));
+  if (i.blocking || (i.kind == InstructionKind::D2h && !i.pinned)) {
+    order_.add_host_wait(std::max<SimDuration>(0, run.end - device.clock.host()));
+    device.clock.stream_synchronize(index_of(i.stream));
+  }
+}
+
+}  // namespace foreshard

@@ -1,0 +1,64 @@
+#include "sim/play/instructions/optimizer_steps.h"
+
+namespace foreshard {
+namespace {
+
+/// A kernel that the plan itself writes of a step: elementwise, or a product of `arg` terms for each element.
+void launch_step_kernel(Device& device, const Instruction& i, const ActivitySpan& what) {
+  Kernel kernel;
+  kernel.kind = i.arg > 0 ? KernelClass::Gemm : KernelClass::Optimizer;
+  kernel.dtype = i.dtype;
+  kernel.flops = 2 * i.numel * i.arg;
+  kernel.written = i.numel * itemsize(i.dtype);
+  kernel.read = 2 * kernel.written;
+  device.launch(Stream::D, device.cost.host(kernel), device.cost.device(kernel), what);
+}
+
+}  // namespace
+
+OptimizerSteps::OptimizerSteps(PlayContext& context)
+    : context_(context),
+      optimizer_(context.job, local_params(context.plan, context.model, context.job)),
+      in_backward_(context.job, local_params(context.plan, context.model, context.job)) {
+  if (context.job.train.optimizer.name != OptimizerKind::Muon) return;
+  Job rest = context.job;
+  rest.train.optimizer.name = OptimizerKind::AdamW;
+  beside_muon_.emplace(rest, params_beside_muon(context.model, local_params(context.plan, context.model, context.job)));
+}
+
+/// Whether backward has stepped every gradient that a clip or a step of the whole would take. Under FSDP1 its hooks
+/// never fire, so that what has a gradient is there still.
+bool OptimizerSteps::stepped_in_backward(const Instruction& i) const {
+  return context_.job.train.optimizer.impl == OptimizerImpl::InBackward &&
+         (i.numel == 0 || context_.plan.runtime == Runtime::Fsdp2);
+}
+
+bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
+  Device& device = context_.device;
+  if (i.name.valid()) {
+    launch_step_kernel(device, i, what);
+    return true;
+  }
+  if (i.buffer.param.valid()) return in_backward_.step(device, what, i.buffer.param, i.stream);
+  if (stepped_in_backward(i)) return true;  // nothing is left
+  return (beside_muon_ ? *beside_muon_ : optimizer_).step(device, what, i.on_host);
+}
+
+bool OptimizerSteps::play(const Instruction& i) {
+  Device& device = context_.device;
+  const ActivitySpan what = context_.span_of(i, SpanKind::Optimizer);
+  bool ok = true;
+  switch (i.kind) {
+    case InstructionKind::Clip: ok = stepped_in_backward(i) || optimizer_.clip(device, context_.plan, what); break;
+    case InstructionKind::ScaleLoss: ok = optimizer_.scale_loss(device, what); break;
+    case InstructionKind::Unscale: ok = optimizer_.unscale(device, what, i.on_host); break;
+    case InstructionKind::UpdateScale: optimizer_.update_scale(device, what); break;
+    case InstructionKind::OptimizerStep: ok = step(i, what); break;
+    default:
+      if (i.numel > 0 && !i.on_host) optimizer_.zero(device, what);
+      break;
+  }
+  return ok || context_.out_of_memory(0);
+}
+
+}  // namespace foreshard

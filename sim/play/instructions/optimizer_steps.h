@@ -1,0 +1,29 @@
+// The instructions between backward and the next forward: clipping, a gradient scaler's, the optimizer's steps, and
+// what it keeps from one to the next. Part of one PlanPlayer.
+#pragma once
+
+#include <optional>
+
+#include "sim/play/instructions/play_context.h"
+#include "sim/play/resident_state.h"
+
+namespace foreshard {
+
+class OptimizerSteps {
+ public:
+  explicit OptimizerSteps(PlayContext& context);
+
+  /// Clip, ScaleLoss, Unscale, UpdateScale, OptimizerStep, and a Zero that keeps the gradients. False: out of memory.
+  bool play(const Instruction& i);
+
+ private:
+  bool stepped_in_backward(const Instruction& i) const;
+  bool step(const Instruction& i, const ActivitySpan& what);
+
+  PlayContext& context_;
+  OptimizerState optimizer_;
+  StepsInBackward in_backward_;
+  std::optional<OptimizerState> beside_muon_;
+};
+
+}  // namespace foreshard

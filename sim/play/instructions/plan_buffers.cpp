@@ -1,0 +1,111 @@
+#include "sim/play/instructions/plan_buffers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/instruction_spans.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::MeshGrad) + 1;
+
+}  // namespace
+
+PlanBuffers::PlanBuffers(PlayContext& context)
+    : context_(context),
+      width_(context.plan.units.size() + context.plan.param_names.size() + 1),
+      blocks_(kBufferKinds * width_, kNoBlock) {}
+
+std::size_t PlanBuffers::index(const BufferName& buffer) const {
+  const std::size_t units = context_.plan.units.size();
+  // A parameter has one buffer of a kind, whichever unit the instruction names with it, and by whichever of its names:
+  // a unit may know a shared one by another than the operators.
+  const bool known = buffer.param.valid() && buffer.param.index() < context_.model.params.size();
+  const ParamId param = known ? context_.model.storage_of(buffer.param) : buffer.param;
+  const std::size_t of = param.valid() ? units + param.index() : buffer.unit.valid() ? buffer.unit.index() : width_ - 1;
+  return static_cast<std::size_t>(buffer.what) * width_ + std::min(of, width_ - 1);
+}
+
+bool PlanBuffers::allocate(const BufferName& buffer, std::int32_t instance, Stream pool, Bytes bytes) {
+  const BlockHandle block = context_.device.book.allocate(bytes, index_of(pool), category_of(buffer.what));
+  if (block == kNoBlock) return context_.out_of_memory(bytes);
+  own(buffer, instance, block);
+  return true;
+}
+
+void PlanBuffers::own(const BufferName& buffer, std::int32_t instance, BlockHandle block) {
+  const std::size_t at = index(buffer);
+  if (instance == 0 && blocks_[at] == kNoBlock)
+    blocks_[at] = block;
+  else
+    more_.push_back({block, instance, at});
+}
+
+BlockHandle PlanBuffers::find(const BufferName& buffer, std::int32_t instance) const {
+  const std::size_t at = index(buffer);
+  if (instance == 0 && blocks_[at] != kNoBlock) return blocks_[at];
+  for (const NamedBlock& more : more_) {
+    if (more.index == at && more.instance == instance) return more.block;
+  }
+  return kNoBlock;
+}
+
+BlockHandle PlanBuffers::take(const BufferName& buffer, std::int32_t instance) {
+  const std::size_t at = index(buffer);
+  if (instance == 0 && blocks_[at] != kNoBlock) return std::exchange(blocks_[at], kNoBlock);
+  for (auto it = more_.begin(); it != more_.end(); ++it) {
+    if (it->index != at || it->instance != instance) continue;
+    const BlockHandle block = it->block;
+    more_.erase(it);
+    return block;
+  }
+  return kNoBlock;
+}
+
+bool PlanBuffers::play(const Instruction& i) {
+  Device& device = context_.device;
+  if (i.stream == Stream::Host) return true;  // host memory
+  ++device.activity.events;
+  switch (i.kind) {
+    case InstructionKind::Alloc:
+      if (!allocate(i.buffer, i.arg, i.stream, instruction_bytes(i))) return false;
+      break;
+    case InstructionKind::Resize:
+      if (instruction_bytes(i) > 0) {
+        if (!allocate(i.buffer, i.arg, i.stream, instruction_bytes(i))) return false;
+        break;
+      }
+      device.book.free(take(i.buffer, i.arg));
+      break;
+    case InstructionKind::Free: device.book.free(take(i.buffer, i.arg)); break;
+    default: device.allocator.record_stream(find(i.buffer, i.arg), index_of(i.other)); return true;
+  }
+  if (device.activity.keep_spans) context_.samples.push_back(context_.ledger_now());
+  return true;
+}
+
+void PlanBuffers::zero_gradients() {
+  MemoryBook& book = context_.device.book;
+  for (const BufferWhat what :
+       {BufferWhat::ShardGrad, BufferWhat::ReduceOut, BufferWhat::RsOutput, BufferWhat::GradCast,
+        BufferWhat::ShardDimGrad, BufferWhat::SavedGrad, BufferWhat::Grad, BufferWhat::GradPiece}) {
+    const std::size_t begin = static_cast<std::size_t>(what) * width_;
+    for (std::size_t at = begin; at < begin + width_; ++at) {
+      book.free(std::exchange(blocks_[at], kNoBlock));
+    }
+    for (auto it = more_.begin(); it != more_.end();) {
+      const bool inside = it->index >= begin && it->index < begin + width_;
+      if (inside) book.free(it->block);
+      it = inside ? more_.erase(it) : it + 1;
+    }
+  }
+}
+
+void PlanBuffers::forget_state_copies() {
+  const std::size_t begin = static_cast<std::size_t>(BufferWhat::StateCopy) * width_;
+  std::fill_n(blocks_.begin() + static_cast<std::ptrdiff_t>(begin), width_, kNoBlock);
+  std::erase_if(more_, [&](const NamedBlock& more) { return more.index >= begin && more.index < begin + width_; });
+}
+
+}  // namespace foreshard

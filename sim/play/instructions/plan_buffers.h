@@ -1,0 +1,47 @@
+// The buffers that a plan's instructions name (gathered parameters, gradients, copies): who holds which block, from its
+// allocation to its free. Sizes in bytes. Part of one PlanPlayer.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "sim/play/instructions/play_context.h"
+
+namespace foreshard {
+
+class PlanBuffers {
+ public:
+  explicit PlanBuffers(PlayContext& context);
+
+  /// Alloc, Resize, Free, NoteUse. False: out of memory.
+  bool play(const Instruction& i);
+  /// False: out of memory.
+  bool allocate(const BufferName& buffer, std::int32_t instance, Stream pool, Bytes bytes);
+  /// The block is the buffer's from here on.
+  void own(const BufferName& buffer, std::int32_t instance, BlockHandle block);
+  /// kNoBlock: it has none.
+  BlockHandle find(const BufferName& buffer, std::int32_t instance) const;
+  /// The buffer has no block any more; the block is the caller's.
+  BlockHandle take(const BufferName& buffer, std::int32_t instance);
+  /// One number for all names of a buffer.
+  std::size_t index(const BufferName& buffer) const;
+
+  /// zero_grad(set_to_none): whatever holds a gradient between backward and here.
+  void zero_gradients();
+  /// What a save has returned belongs to its caller: a load that follows means its own copies by these names.
+  void forget_state_copies();
+
+ private:
+  struct NamedBlock {
+    BlockHandle block = kNoBlock;
+    std::int32_t instance = 0;
+    std::size_t index = 0;
+  };
+
+  PlayContext& context_;
+  std::size_t width_;                // names of one kind
+  std::vector<BlockHandle> blocks_;  // by index, instance 0
+  std::vector<NamedBlock> more_;     // further buffers of one name
+};
+
+}  // namespace foreshard

@@ -1,0 +1,151 @@
+#include "sim/play/instructions/played_collectives.h"
+
+#include <algorithm>
+
+#include "core/instruction_spans.h"
+#include "core/plan/process_groups.h"
+#include "sim/play/core_sharing.h"
+
+namespace foreshard {
+namespace {
+
+CollectiveKind collective_kind(InstructionKind kind) {
+  switch (kind) {
+    case InstructionKind::AllGather: return CollectiveKind::AllGather;
+    case InstructionKind::ReduceScatter: return CollectiveKind::ReduceScatter;
+    case InstructionKind::AllReduce: return CollectiveKind::AllReduce;
+    default: return CollectiveKind::Broadcast;
+  }
+}
+
+CollectiveKind kind_of_collective(KernelCollective collective) {
+  switch (collective) {
+    case KernelCollective::AllGather: return CollectiveKind::AllGather;
+    case KernelCollective::ReduceScatter: return CollectiveKind::ReduceScatter;
+    case KernelCollective::AllReduce: return CollectiveKind::AllReduce;
+    default: return CollectiveKind::AllGather;  // all to all: as many bytes leave a rank
+  }
+}
+
+bool sends_alone(KernelCollective collective) {
+  return collective == KernelCollective::AllToAll || collective == KernelCollective::Exchange;
+}
+
+SpanKind span_of_collective(KernelCollective collective) {
+  switch (collective) {
+    case KernelCollective::AllGather: return SpanKind::AllGather;
+    case KernelCollective::ReduceScatter: return SpanKind::ReduceScatter;
+    case KernelCollective::AllReduce: return SpanKind::AllReduce;
+    default: return SpanKind::SendRecv;
+  }
+}
+
+InstructionKind instruction_of(KernelCollective collective) {
+  switch (collective) {
+    case KernelCollective::ReduceScatter: return InstructionKind::ReduceScatter;
+    case KernelCollective::AllReduce: return InstructionKind::AllReduce;
+    default: return InstructionKind::AllGather;
+  }
+}
+
+}  // namespace
+
+PlayedCollectives::PlayedCollectives(PlayContext& context, StreamOrder& order)
+    : context_(context), order_(order), gathered_from_(context.plan.units.size(), 1) {
+  for (const PlanCommunicator& one : context.plan.communicators) {
+    communicators_.push_back({place_group(one.ranks, context.job.cluster.ranks_per_node)});
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ of the plan
+
+SimDuration PlayedCollectives::duration_of(const Instruction& i) {
+  const GroupPlacement placement = communicators_[i.communicator.index()].placement;
+  const CollectiveKind kind = collective_kind(i.kind);
+  const Bytes bytes = instruction_bytes(i);
+  for (const KnownDuration& known : durations_) {
+    if (known.bytes == bytes && known.kind == kind && known.placement == placement) return known.time;
+  }
+  durations_.push_back({kind, placement, bytes, collective_time(context_.device.profile, kind, placement, bytes)});
+  return durations_.back().time;
+}
+
+CollectiveMeeting PlayedCollectives::offer(const Instruction& i) {
+  const Device& device = context_.device;
+  const SimDuration host = device.cost.launch_ns() + 2 * device.cost.call_ns();
+  const SimTime busy = device.cost.takes_from(communicators_[i.communicator.index()].tail);
+  const SimTime ready = std::max({device.clock.host() + host, device.clock.tail(index_of(i.stream)), busy});
+  return {i.communicator, ready, duration_of(i)};
+}
+
+void PlayedCollectives::play(const Instruction& i) {
+  if (!i.communicator.valid()) return;  // V16 says so
+  Device& device = context_.device;
+  PlacedCommunicator& communicator = communicators_[i.communicator.index()];
+  if (i.kind == InstructionKind::AllGather && i.unit.valid())
+    gathered_from_[i.unit.index()] = context_.plan.group_size(i);
+  const SimDuration time = met_ ? agreed_time_ : duration_of(i);
+  SimTime not_before = device.cost.takes_from(communicator.tail);  // R4: in issue order
+  if (met_) not_before = std::max(not_before, agreed_start_);
+  const SimDuration host = device.cost.launch_ns() + 2 * device.cost.call_ns();
+  ActivitySpan what = context_.span_of(i, work_span_kind(i.kind));
+  what.bytes = instruction_bytes(i);
+  if (IssueTape* tape = device.clock.tape()) {
+    tape->set_load(host_load(device.profile, collective_kind(i.kind), communicator.placement, what.bytes));
+  }
+  const Interval run = device.launch(i.stream, host, time, what, not_before, i.communicator.value);
+  communicator.tail = run.end;
+  if (i.stream != Stream::D) device.interference.collective(run.start, run.end);
+  CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, context_.instruction()};
+  kept.on_compute = i.stream == Stream::D;
+  kept.after_host_wait = order_.take_host_waited();
+  device.activity.collectives.push_back(kept);
+}
+
+// ------------------------------------------------------------------------------------------------ of the program
+
+std::int32_t PlayedCollectives::communicator_of(const Kernel& kernel) const {
+  if (kernel.collective == KernelCollective::None) return -1;
+  const MeshDimension& dimension = context_.model.mesh[static_cast<std::size_t>(kernel.dimension)];
+  return communicator_along(context_.plan, dimension.name, dimension.ranks).value;
+}
+
+/// Sends and receives run at once; the virtual device runs one after the other.
+SimDuration PlayedCollectives::time_of(const Kernel& kernel) const {
+  const HardwareProfile& profile = context_.device.profile;
+  const GroupPlacement& group = communicators_[static_cast<std::size_t>(communicator_of(kernel))].placement;
+  const CollectiveKind kind = kind_of_collective(kernel.collective);
+  if (!sends_alone(kernel.collective)) return collective_time(profile, kind, group, kernel.vector_bytes);
+  const bool ring = kernel.collective == KernelCollective::Exchange && group.ranks > 1;
+  if (profile.kind == "virtual") {
+    const SimDuration none = collective_time(profile, kind, group, 0);
+    return 2 * (group.ranks - 1) * none + 2 * collective_time(profile, kind, group, kernel.vector_bytes);
+  }
+  return collective_time(profile, kind, group,
+                         ring ? kernel.vector_bytes * group.ranks / (group.ranks - 1) : kernel.vector_bytes);
+}
+
+void PlayedCollectives::play_kernel(const Kernel& kernel, std::int32_t of, SimDuration time, ActivitySpan what) {
+  Device& device = context_.device;
+  PlacedCommunicator& communicator = communicators_[static_cast<std::size_t>(of)];
+  const SimDuration call = device.cost.call_ns();
+  device.clock.host_cost(2 * call);
+  if (sends_alone(kernel.collective))
+    device.clock.host_cost(device.cost.further_sends(2 * communicator.placement.ranks - 1));
+  device.clock.stream_wait(index_of(Stream::M), device.clock.record(index_of(Stream::D)));
+  what.kind = span_of_collective(kernel.collective);
+  what.communicator = of;
+  what.name = kernel.op;
+  what.op = -1;
+  what.bytes = kernel.vector_bytes;
+  const SimTime not_before = device.cost.takes_from(communicator.tail);
+  const Interval run = device.launch(Stream::M, device.cost.launch_ns(), time, what, not_before);
+  communicator.tail = run.end;
+  device.clock.host_cost(3 * call);
+  device.clock.stream_wait(index_of(Stream::D), device.clock.record(index_of(Stream::M)));
+  device.interference.collective(run.start, run.end);
+  device.activity.collectives.push_back(
+      {run.start, run.end, what.bytes, instruction_of(kernel.collective), what.phase, what.instruction});
+}
+
+}  // namespace foreshard

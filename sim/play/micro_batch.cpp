@@ -1,0 +1,59 @@
+#include "sim/play/micro_batch.h"
+
+#include <optional>
+#include <utility>
+
+namespace foreshard {
+
+MicroBatch::MicroBatch(PlayContext& context, SegmentPlayer& segments, std::vector<ResidentBuffer> buffers)
+    : context_(context), segments_(segments), model_buffers_(std::move(buffers)) {
+  for (const PlanIteration& iteration : context.plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      plan_owns_inputs_ = plan_owns_inputs_ || (i.kind == InstructionKind::Alloc && i.buffer.what == BufferWhat::Input);
+    }
+  }
+}
+
+bool MicroBatch::begin() {
+  // no_sync() is entered before the batch is there, and asks the root, which is initialised for it.
+  const bool first = context_.plan.runtime == Runtime::Fsdp1 && !std::exchange(lazy_initialised_, true);
+  const auto& actions = context_.iteration->actions;
+  const bool early = first && !actions.empty() && actions.front() == "no_sync{";
+  if (early && !initialise_lazily()) return false;
+  segments_.early().begin_batch();
+  return make_inputs() && (!first || early || initialise_lazily());
+}
+
+bool MicroBatch::initialise_lazily() {
+  const std::optional<DType>& dtype = context_.job.fsdp.mixed_precision.buffer;
+  if (dtype && !cast_buffers(context_.device, model_buffers_, *dtype)) return context_.out_of_memory(0);
+  return play_lazy_initialisation(context_.device, context_.plan) || context_.out_of_memory(0);
+}
+
+bool MicroBatch::make_inputs() {
+  if (plan_owns_inputs_) return true;
+  Device& device = context_.device;
+  for (const ValueId id : context_.model.inputs) {
+    const ValueInfo& value = context_.model.values[id.index()];
+    const Bytes bytes = numel_of(value.shape) * itemsize(value.dtype);
+    if (value.alias_of.valid()) continue;
+    const BlockHandle block = device.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Inputs);
+    if (block == kNoBlock) return context_.out_of_memory(bytes);
+    inputs_.push_back(block);
+    if (device.profile.kind == "cpu") continue;  // the host made it before the step
+    ActivitySpan what;
+    what.kind = SpanKind::Other;
+    what.phase = Phase::Forward;
+    what.instruction = context_.instruction();
+    device.launch(Stream::D, device.cost.launch_ns(), device.cost.fill(bytes), what);
+  }
+  return true;
+}
+
+void MicroBatch::drop() {
+  segments_.free_held(false);
+  for (const BlockHandle block : inputs_) context_.device.book.free(block);
+  inputs_.clear();
+}
+
+}  // namespace foreshard

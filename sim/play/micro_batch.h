@@ -1,0 +1,34 @@
+// One turn of the training loop's inner part: the batch is made before forward, and dropped with the loss and the
+// outputs after backward. FSDP1's lazy initialisation happens in the first. Part of one PlanPlayer.
+#pragma once
+
+#include <vector>
+
+#include "sim/play/initialisation.h"
+#include "sim/play/instructions/play_context.h"
+#include "sim/play/segments/segment_player.h"
+
+namespace foreshard {
+
+class MicroBatch {
+ public:
+  MicroBatch(PlayContext& context, SegmentPlayer& segments, std::vector<ResidentBuffer> buffers);
+
+  /// False: out of memory.
+  bool begin();
+  /// The engine has returned; then, once the memory of backward has been told, the loop drops what it holds.
+  void leave_engine() { segments_.free_held(true); }
+  void drop();
+
+ private:
+  bool make_inputs();
+  bool initialise_lazily();
+
+  PlayContext& context_;
+  SegmentPlayer& segments_;
+  std::vector<ResidentBuffer> model_buffers_;  // until they are cast
+  std::vector<BlockHandle> inputs_;
+  bool plan_owns_inputs_ = false, lazy_initialised_ = false;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,29 @@
+// PyTorch gives each cuBLAS handle a workspace before its first product and keeps it, and another one before the first
+// that cuBLASLt runs; autograd's thread has its own handle. Part of one PlanPlayer.
+#pragma once
+
+#include <cstdint>
+
+#include "sim/play/instructions/play_context.h"
+#include "sim/play/segments/run_recorder.h"
+
+namespace foreshard {
+
+class BlasWorkspaces {
+ public:
+  BlasWorkspaces(PlayContext& context, RunRecorder& recorder) : context_(context), recorder_(recorder) {}
+
+  /// What the handle of the thread that runs now has been given, one bit for each workspace.
+  std::uint8_t& made() { return context_.phase == LoopPhase::Backward ? of_backward_ : of_forward_; }
+  /// Before a product; `lt`: through cuBLASLt. False: out of memory.
+  bool ensure(bool lt);
+  /// Of cuBLAS; 0 on a host.
+  Bytes bytes() const;
+
+ private:
+  PlayContext& context_;
+  RunRecorder& recorder_;
+  std::uint8_t of_forward_ = 0, of_backward_ = 0;
+};
+
+}  // namespace foreshard

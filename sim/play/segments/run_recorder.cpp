@@ -1,0 +1,92 @@
+#include "sim/play/segments/run_recorder.h"
+
+#include <utility>
+
+namespace foreshard {
+namespace {
+
+constexpr int kCompute = static_cast<int>(Stream::D);
+
+}  // namespace
+
+void RunRecorder::begin(const KernelList& list, std::int32_t instance, std::uint8_t had_workspaces, Bytes workspace) {
+  const CachingAllocator& allocator = device_.allocator;
+  if (!allocator.tapes().records(kCompute) || allocator.pending().any()) {
+    tape_ = nullptr;  // what happens in it depends on when it runs
+    return;
+  }
+  open_ = true;
+  kernel_ = 0;
+  before_ = allocator.stats();
+  categories_ = device_.book.now();
+  reserved_ = before_.reserved.current;
+  events_ = device_.activity.events;
+  run_ = {};
+  run_.kernels = &list;
+  run_.instance = instance;
+  run_.had_workspaces = had_workspaces;
+  run_.workspace = workspace;
+  run_.begin = allocator.tapes().place(kCompute);
+}
+
+void RunRecorder::made(std::int32_t slot, bool again, bool held, BlockHandle block, std::int32_t gradient) {
+  if (block < 0) return;
+  const CachingAllocator& allocator = device_.allocator;
+  if (again || !allocator.tapes().records(kCompute)) {
+    give_up();
+    return;
+  }
+  const bool small = allocator.is_small(block);
+  ++run_.made[small ? 1 : 0];
+  const SegmentRun::Holding holding{slot,
+                                    allocator.tapes().number_of(block),
+                                    allocator.block_bytes(block),
+                                    allocator.requested_bytes(block),
+                                    small,
+                                    static_cast<std::uint8_t>(device_.book.category(block))};
+  if (slot >= 0) tape_->holdings.push_back(holding);
+  if (gradient >= 0 || held) run_.kept.push_back({holding, gradient});
+  const Bytes reserved = allocator.stats().reserved.current;
+  if (reserved > reserved_) run_.calls.push_back({kernel_, small, reserved - reserved_});
+  reserved_ = reserved;
+}
+
+void RunRecorder::made_workspace(std::uint8_t which, BlockHandle block) {
+  run_.made_workspaces |= which;
+  made(-1, false, false, block, -1);
+  changed();
+}
+
+void RunRecorder::dropped(std::int32_t slot, bool held) {
+  SegmentRun::Holding nobody;
+  nobody.slot = slot;
+  tape_->holdings.push_back(nobody);
+  if (held) run_.kept.push_back({nobody, -1});
+}
+
+void RunRecorder::changed() {
+  const AllocatorStats& now = device_.allocator.stats();
+  if (now.allocated.current - before_.allocated.current > run_.allocated.highest) {
+    for (std::size_t c = 0; c < kMemoryCategories; ++c) run_.at_highest[c] = device_.book.now()[c] - categories_[c];
+  }
+  run_.allocated.note(now.allocated.current - before_.allocated.current);
+  run_.active.note(now.active.current - before_.active.current);
+  run_.requested.note(now.requested.current - before_.requested.current);
+  run_.inactive.note(now.inactive_split.current - before_.inactive_split.current);
+}
+
+void RunRecorder::end(bool ok) {
+  open_ = false;
+  const CachingAllocator& allocator = device_.allocator;
+  if (!ok || !allocator.tapes().records(kCompute) || allocator.pending().any()) {
+    tape_ = nullptr;
+    return;
+  }
+  run_.end_holding = tape_->holdings.size();
+  run_.end = allocator.tapes().place(kCompute);
+  run_.events = device_.activity.events - events_;
+  for (std::size_t c = 0; c < kMemoryCategories; ++c) run_.categories[c] = device_.book.now()[c] - categories_[c];
+  tape_->runs.push_back(std::move(run_));
+}
+
+}  // namespace foreshard

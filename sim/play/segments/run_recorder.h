@@ -1,0 +1,50 @@
+// Sums up what every run of a segment does in the pools of the compute stream, onto a tape that other simulations of
+// the same program may follow (sim/device/allocator/pool_tape.h), until one cannot be summed up. Part of one
+// PlanPlayer.
+#pragma once
+
+#include "sim/device/allocator/pool_tape.h"
+#include "sim/play/instructions/play_context.h"
+
+namespace foreshard {
+
+class RunRecorder {
+ public:
+  /// `tape` nullptr: nothing is recorded.
+  RunRecorder(PlayContext& context, PoolTape* tape) : device_(context.device), tape_(tape) {}
+
+  bool records() const { return tape_ != nullptr; }
+  /// A run is being summed up.
+  bool open() const { return open_; }
+
+  void begin(const KernelList& list, std::int32_t instance, std::uint8_t had_workspaces, Bytes workspace);
+  /// The kernel that is at it.
+  void set_kernel(std::size_t kernel) { kernel_ = static_cast<std::uint32_t>(kernel); }
+  /// A block that lies in this slot of all segments' (-1: in none); `again`: the slot has another one still; `held`: it
+  /// is looked at beyond its segment; `gradient`: >= 0 the template's slot whose block the plan owns.
+  void made(std::int32_t slot, bool again, bool held, BlockHandle block, std::int32_t gradient);
+  void made_workspace(std::uint8_t which, BlockHandle block);
+  void dropped(std::int32_t slot, bool held);
+  /// After every event, once all is done that it does.
+  void changed();
+  void end(bool ok);
+  /// The run does what no tape holds; nor will any other.
+  void give_up() {
+    open_ = false;
+    tape_ = nullptr;
+  }
+
+ private:
+  Device& device_;
+  PoolTape* tape_;
+  // The run that is being summed up, and what there was before it.
+  SegmentRun run_;
+  AllocatorStats before_;
+  MemoryBook::Categories categories_{};
+  Bytes reserved_ = 0;
+  std::int64_t events_ = 0;
+  std::uint32_t kernel_ = 0;
+  bool open_ = false;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,153 @@
+#include "sim/play/segments/segment_player.h"
+
+#include <cmath>
+
+namespace foreshard {
+
+SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedCollectives& collectives,
+                             const Options& options)
+    : context_(context),
+      buffers_(buffers),
+      collectives_(collectives),
+      times_(time_templates(context, collectives, work_)),
+      // Collectives of the program move other streams than a tape's.
+      recorder_(context, context.model.mesh.empty() ? options.record_runs : nullptr),
+      storages_(context, buffers, recorder_),
+      follower_(context, buffers, storages_, context.model.mesh.empty() ? options.follow_runs : nullptr),
+      workspaces_(context, recorder_),
+      early_(context, storages_, times_),
+      sums_(context, storages_, recorder_),
+      per_kernel_(options.per_kernel),
+      speed_(options.speed) {}
+
+bool SegmentPlayer::play(const Instruction& i, Pass pass) {
+  const LoweredProgram& lowered = context_.lowered;
+  const std::size_t at = i.segment.index();
+  const bool has_operators = i.segment.valid() && at < lowered.instances.size();
+  if (!has_operators) return pass != Pass::Backward || gradients_without_operators(i);
+  const auto index = static_cast<std::size_t>(lowered.instances[at].lowered);
+  const auto instance = static_cast<std::int32_t>(at);
+  const SegmentTemplate& segment = lowered.templates[index];
+  work_.ran(index, pass);
+  if (pass == Pass::Backward && !early_.before_backward(instance)) return false;
+  const KernelList& list = pass == Pass::Forward     ? segment.forward
+                           : pass == Pass::Recompute ? segment.recompute
+                                                     : segment.backward;
+  const std::vector<TimedKernel>& times = times_[index].of(pass);
+  if (follower_.follows() && follower_.skip(i, list, times, instance, workspaces_.made(), workspaces_.bytes()))
+    return true;
+  Run run{i,
+          list,
+          times,
+          segment,
+          instance,
+          speed_.plain() ? 1.0 : draw_slowness(speed_, runs_++),
+          context_.span_of(i, SpanKind::Compute)};
+  return play_run(run);
+}
+
+bool SegmentPlayer::play_run(Run& run) {
+  Device& device = context_.device;
+  const SimTime begun = device.compute_tail;
+  const bool keep = run.keep = device.activity.keep_spans;
+  if (!per_kernel_) device.activity.keep_spans = false;
+  if (recorder_.records()) recorder_.begin(run.list, run.instance, workspaces_.made(), workspaces_.bytes());
+  bool ok = true;
+  device.clock.host_cost(device.cost.segment_host());
+  for (std::size_t k = 0; ok && k < run.list.kernels.size(); ++k) ok = play_kernel(run, k);
+  if (recorder_.open()) recorder_.end(ok);
+  device.activity.keep_spans = keep;
+  if (!keep) return ok;
+  if (!per_kernel_ && run.start >= 0 && device.compute_tail > begun) {
+    run.what.op = run.what.name = -1;
+    run.what.bytes = 0;
+    run.what.start = run.start;
+    run.what.end = device.compute_tail;
+    run.what.stream = run.instruction.stream;
+    device.activity.spans.push_back(run.what);
+  }
+  if (run.highest.allocated > 0) context_.samples.push_back(run.highest);  // its end is no picture of it
+  context_.samples.push_back(context_.ledger_now());
+  return ok;
+}
+
+bool SegmentPlayer::play_kernel(Run& run, std::size_t k) {
+  const TimedKernel& timed = run.times[k];
+  const Kernel& kernel = run.list.kernels[k];
+  recorder_.set_kernel(k);
+  if (timed.sums) {
+    const PlayedKernel played{timed, kernel, run.list, run.segment, run.instance};
+    if (const Stream views = sums_.stream_of(played); views != Stream::D) {
+      run.what.op = -1;
+      run.what.name = kernel.op;
+      return sums_.play(played, views, run.what);
+    }
+  }
+  if (!memory_events(run, timed.before_begin, timed.before_end)) return false;
+  if (timed.gemm && !workspaces_.ensure(timed.lt)) return false;
+  if (run.keep && context_.device.allocator.stats().allocated.current > run.highest.allocated)
+    run.highest = context_.ledger_now();
+  if (timed.communicator >= 0)
+    collectives_.play_kernel(kernel, timed.communicator, timed.device, run.what);
+  else if (timed.launches)
+    launch(run, timed, kernel);
+  else
+    context_.device.clock.host_cost(timed.host);
+  recorder_.set_kernel(k + 1);
+  return memory_events(run, timed.after_begin, timed.after_end);
+}
+
+void SegmentPlayer::launch(Run& run, const TimedKernel& timed, const Kernel& kernel) {
+  if (run.keep) {
+    const std::int32_t first_op = context_.plan.segments[run.instruction.segment.index()].op_begin;
+    run.what.op = kernel.model_op >= 0 ? first_op + kernel.model_op : -1;
+    run.what.name = kernel.op;
+    run.what.bytes = kernel.read + kernel.written;
+  }
+  const SimDuration time =
+      run.slowness == 1.0 ? timed.device : std::llround(static_cast<double>(timed.device) * run.slowness);
+  const Interval span = context_.device.launch(run.instruction.stream, timed.host, time, run.what);
+  if (run.start < 0) run.start = span.start;
+}
+
+bool SegmentPlayer::memory_events(const Run& run, std::int32_t begin, std::int32_t end) {
+  if (begin == end) return true;
+  for (std::int32_t e = begin; e < end; ++e) {
+    const MemoryEvent event = run.list.events[static_cast<std::size_t>(e)];
+    if (!event.alloc)
+      storages_.free(storages_.place_of_freed(event, run.instance));
+    else if (!storages_.allocate(run.segment, run.instance, event.slot))
+      return false;
+    if (recorder_.open()) recorder_.changed();
+  }
+  context_.device.activity.events += end - begin;
+  return true;
+}
+
+void SegmentPlayer::free_held(bool only_gradients) {
+  const std::vector<ImportBinding>& all = context_.lowered.held;
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    if (!only_gradients || early_.made_in_backward(k)) storages_.free(storages_.place(all[k].instance, all[k].slot));
+  }
+}
+
+/// A plan of a model without operators: the gradients that a segment would make are all that its backward allocates.
+bool SegmentPlayer::gradients_without_operators(const Instruction& i) {
+  const Plan& plan = context_.plan;
+  const Model& model = context_.model;
+  if (!i.segment.valid() || i.segment.index() >= plan.segments.size()) return true;
+  const Segment& segment = plan.segments[i.segment.index()];
+  const BufferWhat what = plan.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
+  for (const ParamId param : segment.params) {
+    if (param.index() >= model.params.size() || !model.params[param.index()].requires_grad) continue;
+    const BufferName name{what, segment.unit, param};
+    if (buffers_.find(name, 0) != kNoBlock) continue;
+    const DType dtype =
+        segment.unit.valid() ? plan.units[segment.unit.index()].param_dtype : model.params[param.index()].dtype;
+    if (!buffers_.allocate(name, 0, Stream::D, numel_of(model.params[param.index()].shape) * itemsize(dtype)))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace foreshard

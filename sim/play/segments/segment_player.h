@@ -1,0 +1,79 @@
+// Runs segments: lowered kernels with the storages they make and drop. Part of one PlanPlayer.
+#pragma once
+
+#include <vector>
+
+#include "sim/play/instructions/plan_buffers.h"
+#include "sim/play/instructions/play_context.h"
+#include "sim/play/instructions/played_collectives.h"
+#include "sim/play/prediction.h"
+#include "sim/play/segments/blas_workspaces.h"
+#include "sim/play/segments/early_kernels.h"
+#include "sim/play/segments/gradient_sums.h"
+#include "sim/play/segments/run_follower.h"
+#include "sim/play/segments/run_recorder.h"
+#include "sim/play/segments/segment_storages.h"
+#include "sim/play/segments/template_times.h"
+#include "sim/play/work_count.h"
+
+namespace foreshard {
+
+class SegmentPlayer {
+ public:
+  struct Options {
+    bool per_kernel = true;  // false: one span a segment
+    RankSpeed speed = {};
+    PoolTape* record_runs = nullptr;
+    const PoolTape* follow_runs = nullptr;
+  };
+  SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedCollectives& collectives, const Options& options);
+
+  /// Forward, Recompute, Backward. False: out of memory.
+  bool play(const Instruction& i, Pass pass);
+  EarlyKernels& early() { return early_; }
+
+  /// The loop drops storages that are held beyond backward: first, when the engine returns, the gradients among them,
+  /// then all.
+  void free_held(bool only_gradients);
+
+  /// Since begin(), which is called for every iteration.
+  const WorkCount& work() const { return work_; }
+  void begin() { work_.begin(); }
+
+ private:
+  /// One run of a segment.
+  struct Run {
+    const Instruction& instruction;
+    const KernelList& list;
+    const std::vector<TimedKernel>& times;
+    const SegmentTemplate& segment;
+    std::int32_t instance;
+    double slowness;
+    ActivitySpan what;
+    bool keep = false;   // spans and samples
+    SimTime start = -1;  // of its first kernel
+    LedgerSample highest = {};
+  };
+  bool play_run(Run& run);
+  bool play_kernel(Run& run, std::size_t k);
+  bool memory_events(const Run& run, std::int32_t begin, std::int32_t end);
+  void launch(Run& run, const TimedKernel& timed, const Kernel& kernel);
+  bool gradients_without_operators(const Instruction& i);
+
+  PlayContext& context_;
+  PlanBuffers& buffers_;
+  PlayedCollectives& collectives_;
+  WorkCount work_;
+  std::vector<TemplateTimes> times_;
+  RunRecorder recorder_;
+  SegmentStorages storages_;
+  RunFollower follower_;
+  BlasWorkspaces workspaces_;
+  EarlyKernels early_;
+  GradientSums sums_;
+  bool per_kernel_;
+  RankSpeed speed_;
+  std::uint64_t runs_ = 0;
+};
+
+}  // namespace foreshard

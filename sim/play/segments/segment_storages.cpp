@@ -1,0 +1,63 @@
+#include "sim/play/segments/segment_storages.h"
+
+#include <algorithm>
+
+namespace foreshard {
+
+MemoryCategory category_of_slot(SlotCategory category) {
+  switch (category) {
+    case SlotCategory::Activation: return MemoryCategory::Activations;
+    case SlotCategory::ActivationGrad: return MemoryCategory::ActivationGrads;
+    case SlotCategory::ParamGrad: return MemoryCategory::ParamGrads;
+    case SlotCategory::Output: return MemoryCategory::Outputs;
+    case SlotCategory::Workspace: return MemoryCategory::Workspace;
+    case SlotCategory::Temporary: break;
+  }
+  return MemoryCategory::Temporaries;
+}
+
+SegmentStorages::SegmentStorages(PlayContext& context, PlanBuffers& buffers, RunRecorder& recorder)
+    : context_(context), buffers_(buffers), recorder_(recorder) {
+  std::size_t slots = 0;
+  for (const SegmentInstance& instance : context.lowered.instances) {
+    base_.push_back(static_cast<std::int32_t>(slots));
+    slots += context.lowered.templates[static_cast<std::size_t>(instance.lowered)].slots.size();
+  }
+  blocks_.assign(slots, kNoBlock);
+}
+
+bool SegmentStorages::is_held(std::int32_t at) const {
+  const std::vector<ImportBinding>& all = context_.lowered.held;
+  return std::any_of(all.begin(), all.end(),
+                     [&](const ImportBinding& held) { return place(held.instance, held.slot) == at; });
+}
+
+BufferName SegmentStorages::gradient_buffer(const Slot& made, std::int32_t instance) const {
+  const Plan& plan = context_.plan;
+  const Model& model = context_.model;
+  const BufferWhat what = plan.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
+  if (!made.foreign.valid()) {
+    const Segment& segment = plan.segments[static_cast<std::size_t>(instance)];
+    const std::size_t index = made.param.index();
+    if (index >= segment.params.size()) return {what, segment.unit, {}};
+    return {what, segment.unit, model.storage_of(segment.params[index])};
+  }
+  const ParamId param = model.storage_of(made.foreign);
+  const auto owner = std::find_if(plan.units.begin(), plan.units.end(), [param](const PlanUnit& unit) {
+    return std::find(unit.params.begin(), unit.params.end(), param) != unit.params.end();
+  });
+  return {what, owner == plan.units.end() ? UnitId() : UnitId(static_cast<std::size_t>(owner - plan.units.begin())),
+          param};
+}
+
+/// The plan owns it from here on.
+bool SegmentStorages::allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot, Stream pool) {
+  const BufferName buffer = gradient_buffer(made, instance);
+  const BlockHandle block = context_.device.book.allocate(made.bytes, index_of(pool), category_of(buffer.what));
+  if (block == kNoBlock) return context_.out_of_memory(made.bytes);
+  buffers_.own(buffer, 0, block);
+  if (recorder_.open()) recorder_.made(-1, false, false, block, slot);
+  return true;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,18 @@
+// Other ways of cutting the same model into units: neighbours that share a collective, blocks of their own where the
+// job names none, large embeddings and heads apart from the root, everything in one. Fewer units: fewer calls and
+// longer messages; more: more that runs beside them.
+#pragma once
+
+#include <vector>
+
+#include "core/job.h"
+#include "core/model/model.h"
+#include "sim/schedule/candidate.h"
+
+namespace foreshard {
+
+/// The job with other units, each way once, the finest first. Empty where the job says for named units what they do: it
+/// would mean others then. Not every one can be planned.
+std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model);
+
+}  // namespace foreshard

@@ -1,0 +1,100 @@
+// A sequence that ranks share: the rank's model and what its ring does.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/lowering/lowering.h"
+#include "core/mesh/rank_model.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kRanks = 4, kLayers = 2;
+
+Job job_of(std::int64_t rank) {
+  Job job;
+  job.model.batch = 2;
+  job.model.seq = 64;
+  job.model.seq_given = true;
+  job.model.loss = "cross_entropy_fp32";
+  job.mesh.context = kRanks;
+  job.cluster.world_size = 8;
+  job.cluster.rank = rank;
+  return job;
+}
+
+Model whole_model(const Job& job) {
+  const auto config = nlohmann::json::parse(R"({"model_type": "titan_llama", "dim": 48, "n_layers": 2, "n_heads": 6,
+    "n_kv_heads": 6, "ffn": 56, "vocab_size": 101, "max_seq": 64})");
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;
+  return model_from_config_json(config, "titan", rank_model_options(job), program).value();
+}
+
+struct Meetings {
+  std::int64_t forward = 0, backward = 0;
+};
+Meetings meetings_of(const Model& model, KernelCollective kind) {
+  const std::vector<bool> trainable(model.params.size(), true);
+  const auto end = static_cast<std::int32_t>(model.ops.size());
+  const LoweredProgram lowered = lower(model, {{0, end, false, -1}}, trainable).value();
+  Meetings met;
+  const SegmentTemplate& only = lowered.templates.front();
+  for (const Kernel& kernel : only.forward.kernels) met.forward += kernel.collective == kind ? 1 : 0;
+  for (const Kernel& kernel : only.backward.kernels) met.backward += kernel.collective == kind ? 1 : 0;
+  return met;
+}
+
+TEST(ContextModel, KeysAreGatheredOnceAndTheirGradientsGoRound) {
+  const Job job = job_of(1);
+  const Model model = rank_model(whole_model(job), job).value();
+  ASSERT_EQ(model.mesh.size(), 1U);
+  EXPECT_EQ(model.mesh.front().ranks, (std::vector<std::int32_t>{0, 1, 2, 3}));
+  const Meetings gathers = meetings_of(model, KernelCollective::AllGather);
+  const Meetings turns = meetings_of(model, KernelCollective::Exchange);
+  EXPECT_EQ(gathers.forward, kLayers);
+  EXPECT_EQ(gathers.backward, kLayers);
+  EXPECT_EQ(turns.forward, 0);
+  EXPECT_EQ(turns.backward, kRanks * kLayers);
+}
+
+TEST(ContextModel, ARingPassesKeysOnInEachTurnButTheLast) {
+  Job job = job_of(1);
+  job.mesh.context_rotate = "alltoall";
+  const Model model = rank_model(whole_model(job), job).value();
+  const Meetings turns = meetings_of(model, KernelCollective::Exchange);
+  EXPECT_EQ(turns.forward, (kRanks - 1) * kLayers);
+  EXPECT_EQ(turns.backward, (2 * kRanks - 1) * kLayers);
+}
+
+TEST(ContextModel, OnlyTheLastRankKeepsTheQuerysLayout) {
+  const auto copies = [](const Model& model) {
+    return std::count_if(model.ops.begin(), model.ops.end(),
+                         [](const Op& op) { return op.name == "aten.clone.default"; });
+  };
+  Job job = job_of(1);
+  const std::int64_t before = copies(whole_model(job));
+  EXPECT_EQ(copies(rank_model(whole_model(job), job).value()), before + kLayers);
+  job.cluster.rank = 3;
+  EXPECT_EQ(copies(rank_model(whole_model(job), job).value()), before);
+  EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+TEST(ContextModel, RefusesLengthsAndProgramsThatDoNotFit) {
+  Job job = job_of(0);
+  const Model model = whole_model(job);
+  job.model.seq = 60;
+  const auto uneven = check_mesh(job);
+  ASSERT_FALSE(uneven.has_value());
+  EXPECT_EQ(uneven.error().place, "mesh.context");
+  job.model.seq = 128;
+  const auto other = rank_model(model, job);
+  ASSERT_FALSE(other.has_value());
+  EXPECT_NE(other.error().message.find("built for a length"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,145 @@
+// Experts on ranks of their own: the rank's model, its plan, and what is said of it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/mesh/rank_model.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kWorld = 8, kExpertRanks = 2, kExperts = 4, kLayers = 2;
+
+Job job_of() {
+  Job job;
+  job.model.batch = 2;
+  job.model.seq = 24;
+  job.model.seq_given = true;
+  job.model.loss = "cross_entropy_fp32";
+  job.mesh.expert = kExpertRanks;
+  job.cluster.world_size = kWorld;
+  job.cluster.ranks_per_node = kWorld;
+  job.cluster.rank = 3;  // second of its pair
+  job.train.clip_grad_norm = 0.0;
+  return job;
+}
+
+Model whole_model(const Job& job, std::int64_t experts = kExperts) {
+  auto config = nlohmann::json::parse(R"({"model_type": "titan_llama", "dim": 48, "n_layers": 2, "n_heads": 6,
+    "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})");
+  config["moe"] = {{"experts", experts}, {"top_k", 2}, {"ffn", 40}};
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;
+  return model_from_config_json(config, "titan", job.model, program).value();
+}
+
+Plan plan_of(const Job& job) { return build_plan(rank_model(whole_model(job), job).value(), job).value(); }
+
+const PlanUnit& unit_of(const Plan& plan, const std::string& name) {
+  return *std::find_if(plan.units.begin(), plan.units.end(), [&](const PlanUnit& unit) { return unit.name == name; });
+}
+
+TEST(ExpertModel, EachRankHasItsExpertsAndAllRanksRows) {
+  const Job job = job_of();
+  const Model model = rank_model(whole_model(job), job).value();
+  const ParamInfo& w2 = model.params[model.find_param("layers.1.moe.experts.w2").index()];
+  EXPECT_EQ(w2.shape, (Shape{kExperts / kExpertRanks, 40, 48}));
+  EXPECT_EQ(w2.part.begin, 2);
+  EXPECT_EQ(w2.part.whole, kExperts);
+  ASSERT_EQ(model.mesh.size(), 1U);
+  EXPECT_EQ(model.mesh.front().ranks, (std::vector<std::int32_t>{2, 3}));
+  std::int64_t exchanges = 0, products = 0;
+  for (const Op& op : model.ops) {
+    exchanges += op.name == "mesh.all_to_all" ? 1 : 0;
+    if (op.name != "aten.bmm.default") continue;
+    ++products;  // 48 tokens x 2 choices / 4 experts = 24 rows of each rank
+    EXPECT_EQ(model.values[op.out.front().index()].shape[0], kExperts / kExpertRanks);
+    EXPECT_EQ(model.values[op.out.front().index()].shape[1], 24 * kExpertRanks);
+  }
+  EXPECT_EQ(exchanges, 2 * kLayers);
+  EXPECT_EQ(products, 3 * kLayers);
+}
+
+TEST(ExpertModel, FsdpShardsExpertsOverTheOtherRanks) {
+  Job job = job_of();
+  const Plan plan = plan_of(job);
+  const PlanUnit& experts = unit_of(plan, "layers.0.moe.experts");
+  EXPECT_EQ(experts.shard_size, kWorld / kExpertRanks);
+  EXPECT_EQ(unit_of(plan, "layers.0").shard_size, kWorld);
+  EXPECT_EQ(experts.sharded.front().shard_dim, 1);  // more ranks than experts
+  EXPECT_EQ(experts.sharded.front().local_shape, (Shape{2, 12, 40}));
+  bool gathers = false, reduces = false;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (!i.communicator.valid() || plan.communicators[i.communicator.index()].name != "expert_shard") continue;
+    EXPECT_EQ(plan.communicators[i.communicator.index()].ranks, (std::vector<std::int32_t>{1, 3, 5, 7}));
+    gathers = gathers || i.kind == InstructionKind::AllGather;
+    if (i.kind != InstructionKind::ReduceScatter) continue;
+    reduces = true;
+    EXPECT_EQ(i.reduce_op, ReduceOp::PremulSum);
+    EXPECT_DOUBLE_EQ(i.factor, 1.0 / kWorld);
+  }
+  EXPECT_TRUE(gathers && reduces);
+}
+
+TEST(ExpertModel, TrapsAreNamedBeforeTheRun) {
+  Job job = job_of();
+  job.mesh.expert_divide_factor = -1;
+  auto refused = build_plan(rank_model(whole_model(job), job).value(), job);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message.find("trap 46"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("2 times too large"), std::string::npos);
+  job.fsdp.allow_traps = {46};
+  UnitOverride first;
+  first.units = {"layers.*.moe.experts"};
+  first.shard_dim["*"] = 0;
+  job.fsdp.overrides.push_back(first);
+  const Plan plan = plan_of(job);
+  EXPECT_EQ(std::count_if(plan.traps.begin(), plan.traps.end(), [](const Trap& trap) { return trap.number == 47; }), 1);
+  job.train.clip_grad_norm = 1.0;
+  refused = build_plan(rank_model(whole_model(job), job).value(), job);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message.find("trap 45"), std::string::npos);
+}
+
+TEST(ExpertModel, ANormOfEachMeshIsCompletedOverTheWorld) {
+  Job job = job_of();
+  job.train.clip_grad_norm = 1.0;
+  job.fsdp.allow_traps = {45};
+  const Plan plan = plan_of(job);
+  std::vector<Numel> norms;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.kind != InstructionKind::AllReduce || i.phase != Phase::Clip) continue;
+    norms.push_back(i.numel);
+    EXPECT_EQ(plan.group_size(i), kWorld);
+  }
+  EXPECT_EQ(norms, (std::vector<Numel>{3 + 7 * kLayers, 3 * kLayers}));
+}
+
+TEST(ExpertModel, TokenChoiceIsRefusedByName) {
+  const Job job = job_of();
+  const auto config = nlohmann::json::parse(R"({"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64})");
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;
+  const auto made = rank_model(model_from_config_json(config, "mixtral", job.model, program).value(), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code, ErrorCode::Unsupported);
+  EXPECT_NE(made.error().message.find("tokens choose them"), std::string::npos);
+}
+
+TEST(ExpertModel, RefusesDegreesThatDoNotDivideTheExperts) {
+  Job job = job_of();
+  job.mesh.expert = 3;
+  const auto uneven = rank_model(whole_model(job), job);
+  ASSERT_FALSE(uneven.has_value());
+  EXPECT_EQ(uneven.error().place, "mesh.expert");
+  job.mesh.expert = 5;
+  EXPECT_FALSE(check_mesh(job).has_value());
+}
+
+}  // namespace
+}  // namespace foreshard

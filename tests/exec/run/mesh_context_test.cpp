@@ -1,0 +1,73 @@
+// A sequence that ranks share trains as one rank has it: torchtitan's Llama with its table of positions.
+#include <gtest/gtest.h>
+
+#include "exec/run/sequence_share.h"
+#include "tests/exec/tiny_llama.h"
+#include "tests/exec/tiny_ranks.h"
+
+namespace foreshard::exec {
+namespace {
+
+/// `data` ranks of batches, each of `context` ranks side by side.
+Job shared(int data, int context, const char* rotate = "allgather") {
+  Job job = tiny_job("titan_tiny", data * context);
+  job.model.batch = kTinyRows / data;
+  job.model.loss = "cross_entropy_flat";
+  job.mesh.context = context;
+  job.mesh.context_rotate = rotate;
+  job.train.clip_grad_norm = 1.0;
+  return job;
+}
+
+TEST(MeshContext, TrainsAsOneProcess) {
+  const RecordedRun whole = run_of(shared(1, 1));
+  expect_run(shared(1, 2), whole);
+  expect_run(shared(1, 4), whole);
+  expect_run(shared(2, 2), whole);
+}
+
+TEST(MeshContext, RoundARing) {
+  const RecordedRun whole = run_of(shared(1, 1));
+  expect_run(shared(1, 2, "alltoall"), whole);
+  expect_run(shared(1, 4, "alltoall"), whole);
+}
+
+TEST(MeshContext, BesideTensors) {
+  Job job = shared(1, 4);
+  job.mesh.tensor = job.mesh.context = 2;
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = false;
+  job.fsdp.allow_traps = {45};
+  expect_run(job, run_of(shared(1, 1)));
+}
+
+TEST(MeshContext, RecomputedAndInHalfPrecision) {
+  const auto in_bf16 = [](Job job) {
+    job.checkpointing.policy = CheckpointPolicy::Block;
+    job.fsdp.mixed_precision.param = DType::BFloat16;
+    job.fsdp.mixed_precision.reduce = DType::Float32;
+    return job;
+  };
+  expect_run(in_bf16(shared(2, 2)), run_of(in_bf16(shared(1, 1))), kBf16);
+}
+
+TEST(MeshContext, ResumesOnAnotherMesh) { expect_resumed(shared(2, 2), shared(1, 1), run_of(shared(1, 1))); }
+
+TEST(MeshContext, ModelsThatCountPositionsAreRefused) {
+  Job job = tiny_llama_job(2);
+  job.mesh.context = 2;
+  const TinyRanks ranks(job);
+  Model own = ranks.own_model(0);
+  const auto share = SequenceShare::of(own, ranks.model().inputs.size(), job.model.seq);
+  ASSERT_FALSE(share.has_value());
+  EXPECT_EQ(share.error().message, "positions that the model counts by itself are not run over context");
+  job = shared(1, 2);
+  job.model.loss = "auto";
+  const TinyRanks moved(job);
+  own = moved.own_model(1);
+  const auto labels = SequenceShare::of(own, moved.model().inputs.size(), job.model.seq);
+  ASSERT_FALSE(labels.has_value());
+  EXPECT_NE(labels.error().message.find("moves its labels"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foreshard::exec

@@ -1,0 +1,70 @@
+// Experts on ranks of their own train as they do on every rank: compared with what PyTorch recorded, and with a run
+// without a mesh of as many ranks (which tokens an expert takes depends on a rank's own batch).
+#include <gtest/gtest.h>
+
+#include "tests/exec/tiny_llama.h"
+#include "tests/exec/tiny_ranks.h"
+
+namespace foreshard::exec {
+namespace {
+
+constexpr double kNeverClips = 1e30;  // the norm is told all the same
+
+Job experts(int world, int ranks) {
+  Job job = tiny_job("moe_tiny", world);
+  job.mesh.expert = ranks;
+  job.train.clip_grad_norm = kNeverClips;
+  job.fsdp.allow_traps = {45};
+  return job;
+}
+
+TEST(MeshExperts, TrainAsPyTorchRecorded) {
+  expect_run(experts(2, 1), recorded_run("base/fsdp2-dp2", "moe_tiny"));
+  expect_run(experts(2, 2), recorded_run("ep/fsdp2-edp1-ep2", "moe_tiny"));
+}
+
+TEST(MeshExperts, GradientsDividedByTooFewRanksAreAsFarOffAsRecorded) {
+  Job job = experts(2, 2);
+  job.mesh.expert_divide_factor = -1;
+  job.fsdp.allow_traps = {45, 46};
+  expect_run(job, recorded_run("ep-no-divide-factor/fsdp2-edp1-ep2", "moe_tiny"));
+}
+
+TEST(MeshExperts, ShardedOverTheRanksThatHoldTheSameOnes) {
+  const RecordedRun plain = run_of(experts(4, 1));
+  expect_run(experts(4, 2), plain);
+  expect_run(experts(4, 4), plain);
+  Job job = experts(4, 2);
+  job.checkpointing.policy = CheckpointPolicy::Block;
+  expect_run(job, plain);
+}
+
+TEST(MeshExperts, FewerExpertsThanRanksAreShardedAlongTheNextDimension) {
+  const RecordedRun plain = run_of(experts(8, 1));
+  expect_run(experts(8, 2), plain);
+}
+
+TEST(MeshExperts, OneFactorClipsAllMeshes) {
+  Job plain = experts(4, 1), cut = experts(4, 2);
+  plain.train.clip_grad_norm = cut.train.clip_grad_norm = 0.5;
+  expect_run(cut, run_of(plain));
+}
+
+TEST(MeshExperts, GradientsReducedInHalfPrecision) {
+  Job plain = experts(4, 1);
+  plain.fsdp.mixed_precision.param = DType::BFloat16;
+  plain.fsdp.mixed_precision.reduce = DType::Float32;
+  Job cut = plain;
+  cut.mesh.expert = 2;
+  expect_run(cut, run_of(plain), kBf16);
+}
+
+TEST(MeshExperts, ResumeOnAnotherMesh) {
+  const RecordedRun plain = recorded_run("base/fsdp2-dp2", "moe_tiny");
+  expect_resumed(experts(2, 2), experts(2, 1), plain);
+  expect_resumed(experts(2, 1), experts(2, 2), plain);
+  expect_resumed(experts(4, 2), experts(4, 4), run_of(experts(4, 1)));
+}
+
+}  // namespace
+}  // namespace foreshard::exec
