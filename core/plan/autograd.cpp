@@ -57,11 +57,14 @@ PassId Graph::begin_pass(std::span<const Edge> roots, Stream from) {
   pass.ready.clear();
   pass.leaf_streams = 0;
   for (const Edge& root : roots) count_producers(pass, root.node);
-  for (const Edge& root : roots) {
+  for (std::size_t r = 0; r < roots.size(); ++r) {
+    const Edge& root = roots[r];
     Slot& slot = pass.slots[static_cast<std::size_t>(nodes_[at(root.node)].slot_begin + root.slot)];
     slot = {tick_[static_cast<std::size_t>(from)], -1, from, true};
-    // A root that another root reaches waits for that one too.
-    if (pass.pending[at(root.node)] == 0) push_ready(pass, root.node);
+    // A root that another root reaches waits for that one too; a node of which two outputs are roots runs once.
+    const bool again =
+        std::ranges::any_of(roots.first(r), [&](const Edge& earlier) { return earlier.node == root.node; });
+    if (!again && pass.pending[at(root.node)] == 0) push_ready(pass, root.node);
   }
   return static_cast<PassId>(running_ - 1);
 }

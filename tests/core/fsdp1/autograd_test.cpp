@@ -61,6 +61,14 @@ TEST(Autograd, RunsTheNodeCreatedLastAmongReadyOnes) {  // R16
   EXPECT_THAT(r.actions, ElementsAre("add D"));
 }
 
+TEST(Autograd, ANodeWithTwoRootsRunsOnce) {  // a T5 block returns its hidden states and the position bias
+  EngineRun r;
+  const NodeIndex leaf = r.node(Stream::D, {});
+  const NodeIndex block = r.node(Stream::D, {{leaf, 0}}, 2);
+  r.run({{block, 0}, {block, 1}});
+  EXPECT_THAT(r.order, ElementsAre(block, leaf));
+}
+
 TEST(Autograd, AccumulatesAtOnce) {  // R16
   EngineRun r;
   const NodeIndex accumulate = r.graph.add_accumulation(1, 0, Stream::D);
