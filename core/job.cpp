@@ -19,6 +19,10 @@ std::optional<Strategy> parse_strategy(std::string_view text) {
   return std::nullopt;
 }
 
+bool is_hybrid(Strategy strategy) {
+  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
+}
+
 std::string_view runtime_name(Runtime runtime) {
   switch (runtime) {
     case Runtime::Fsdp1: return "fsdp1";

@@ -84,6 +84,8 @@ enum class BackwardPrefetch : std::uint8_t { Pre, Post, None };
 
 /// PyTorch's spelling: "FULL_SHARD", "_HYBRID_SHARD_ZERO2", "BACKWARD_PRE", "fsdp1", ...
 std::string_view strategy_name(Strategy strategy);
+/// Sharding within groups, replication across them.
+bool is_hybrid(Strategy strategy);
 std::optional<Strategy> parse_strategy(std::string_view text);
 std::string_view runtime_name(Runtime runtime);
 std::string_view backward_prefetch_name(BackwardPrefetch prefetch);

@@ -91,7 +91,7 @@ class Simulation {
   }
 
   /// When work runs, if something else says so than the clock: sim/play/core_sharing.h.
-  void follow(const std::vector<Interval>& schedule) { schedule_ = &schedule; }
+  void follow(const std::vector<WorkSpan>& schedule) { schedule_ = &schedule; }
 
   Prediction run() {
     start({}, false);
@@ -393,7 +393,7 @@ class Simulation {
   const Job& job_;
   const HardwareProfile& profile_;
   const SimulateOptions& options_;
-  const std::vector<Interval>* schedule_ = nullptr;
+  const std::vector<WorkSpan>* schedule_ = nullptr;
   Device device_;
   std::vector<ResidentBuffer> buffers_;
   std::optional<PlanPlayer> player_;
@@ -469,7 +469,7 @@ Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredP
   first.memory_log = nullptr;
   last.iterations =
       static_cast<int>(Simulation(plan, model, lowered, job, profile, first, memory).run().iterations.size());
-  const std::vector<Interval> schedule = share_cores(tape, shared_cores(profile, job));
+  const std::vector<WorkSpan> schedule = share_cores(tape, shared_cores(profile, job));
   Simulation shared(plan, model, lowered, job, profile, last, memory);
   shared.follow(schedule);
   return shared.run();

@@ -29,7 +29,7 @@ std::string keys_with_equals() {
   return text;
 }
 
-std::string quoted(std::string_view text) {
+std::string shell_quoted(std::string_view text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
@@ -42,7 +42,7 @@ std::string bash(const std::vector<VerbDescription>& verbs) {
       "  COMPREPLY=()\n";
   fmt::format_to(std::back_inserter(out),
                  "  if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W {} -- \"$word\")); return; fi\n",
-                 quoted(verb_names(verbs)));
+                 shell_quoted(verb_names(verbs)));
   out += "  case \"$verb $before\" in\n";
   for (const VerbDescription& verb : verbs) {
     for (const FlagDescription& flag : verb.flags) {
@@ -50,11 +50,11 @@ std::string bash(const std::vector<VerbDescription>& verbs) {
         if (name == "--set")
           fmt::format_to(std::back_inserter(out),
                          "    \"{} --set\") compopt -o nospace; COMPREPLY=($(compgen -W {} -- \"$word\")); return;;\n",
-                         verb.name, quoted(keys_with_equals()));
+                         verb.name, shell_quoted(keys_with_equals()));
         if (!flag.values.empty())
           fmt::format_to(std::back_inserter(out),
                          "    \"{} {}\") COMPREPLY=($(compgen -W {} -- \"$word\")); return;;\n", verb.name, name,
-                         quoted(joined(flag.values)));
+                         shell_quoted(joined(flag.values)));
       }
     }
   }
@@ -63,7 +63,7 @@ std::string bash(const std::vector<VerbDescription>& verbs) {
     std::vector<std::string> words = verb.words;
     for (const FlagDescription& flag : verb.flags) words.insert(words.end(), flag.names.begin(), flag.names.end());
     fmt::format_to(std::back_inserter(out), "    {}) COMPREPLY=($(compgen {}-W {} -- \"$word\"));;\n", verb.name,
-                   verb.takes_file ? "-f " : "", quoted(joined(words)));
+                   verb.takes_file ? "-f " : "", shell_quoted(joined(words)));
   }
   return out + "  esac\n}\ncomplete -o filenames -F _foreshard foreshard\n";
 }
@@ -81,7 +81,7 @@ std::string zsh_text(std::string_view text) {
 std::string zsh(const std::vector<VerbDescription>& verbs) {
   std::string out = "#compdef foreshard\n_foreshard() {\n  local -a verbs=(\n";
   for (const VerbDescription& verb : verbs)
-    fmt::format_to(std::back_inserter(out), "    {}\n", quoted(zsh_text(verb.name) + ":" + verb.about));
+    fmt::format_to(std::back_inserter(out), "    {}\n", shell_quoted(zsh_text(verb.name) + ":" + verb.about));
   out += "  )\n  if (( CURRENT == 2 )); then _describe verb verbs; return; fi\n  case $words[2] in\n";
   for (const VerbDescription& verb : verbs) {
     fmt::format_to(std::back_inserter(out), "    {})\n      shift words; (( CURRENT-- ))\n      _arguments", verb.name);
@@ -93,12 +93,12 @@ std::string zsh(const std::vector<VerbDescription>& verbs) {
                                            : name == "--set"     ? "(" + keys_with_equals() + ")"
                                            : flag.values.empty() ? ""
                                                                  : "(" + joined(flag.values) + ")");
-        fmt::format_to(std::back_inserter(out), " \\\n        {}", quoted(spec));
+        fmt::format_to(std::back_inserter(out), " \\\n        {}", shell_quoted(spec));
       }
     }
     if (!verb.words.empty())
       fmt::format_to(std::back_inserter(out), " \\\n        {}",
-                     quoted(fmt::format("1:word:({})", joined(verb.words))));
+                     shell_quoted(fmt::format("1:word:({})", joined(verb.words))));
     if (verb.takes_file) out += " \\\n        '*:file:_files'";
     out += ";;\n";
   }

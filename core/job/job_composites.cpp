@@ -71,7 +71,8 @@ Failure read_sizes(const Spot& spot, std::map<std::string, std::int64_t>& out) {
 
 std::string sizes_text(const std::map<std::string, std::int64_t>& sizes) {
   std::string text;
-  for (const auto& [name, size] : sizes) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted(name), size);
+  for (const auto& [name, size] : sizes)
+    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted_text(name), size);
   return "{" + text + "}";
 }
 
@@ -182,7 +183,7 @@ Failure read_wrap_units(const Spot& spot, std::vector<std::vector<std::string>>&
 
 std::string wrap_units_text(const std::vector<std::vector<std::string>>& units) {
   std::vector<std::string> parts;
-  for (const auto& unit : units) parts.push_back(unit.size() == 1 ? quoted(unit.front()) : texts_text(unit));
+  for (const auto& unit : units) parts.push_back(unit.size() == 1 ? quoted_text(unit.front()) : texts_text(unit));
   return fmt::format("[{}]", fmt::join(parts, ", "));
 }
 
@@ -282,9 +283,9 @@ Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out
 std::string mesh_plan_text(const std::map<std::string, std::string>& plan) {
   std::string text;
   for (const auto& [pattern, style] : plan) {
-    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted(pattern), quoted(style));
+    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted_text(pattern), quoted_text(style));
   }
-  return text.empty() ? quoted("auto") : "{" + text + "}";
+  return text.empty() ? quoted_text("auto") : "{" + text + "}";
 }
 
 }  // namespace foreshard::job_values

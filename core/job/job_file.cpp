@@ -404,10 +404,6 @@ Error inconsistent(std::string place, std::string message, std::string expected,
           .hint = std::move(hint)};
 }
 
-bool is_hybrid(Strategy strategy) {
-  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
-}
-
 /// Ranks that parameters are sharded and replicated over: a tensor group counts as one.
 std::int64_t data_ranks_of(const Job& job) { return job.cluster.world_size / job.mesh.tensor; }
 

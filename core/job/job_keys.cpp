@@ -87,14 +87,14 @@ class TableMaker {
   void text(const char* name, Field<std::string> field, const char* doc) {
     add(
         name, "text", {}, doc, [field](const Spot& spot, Job& job) { return read_text(spot, field(job)); },
-        [field](const Job& job) { return quoted(value_at(field, job)); });
+        [field](const Job& job) { return quoted_text(value_at(field, job)); });
   }
   void word(const char* name, Names words, Field<std::string> field, const char* doc) {
     std::vector<std::string> known(words.begin(), words.end());
     add(
         name, "word", known, doc,
         [field, known](const Spot& spot, Job& job) { return read_word(spot, known, field(job)); },
-        [field](const Job& job) { return quoted(value_at(field, job)); });
+        [field](const Job& job) { return quoted_text(value_at(field, job)); });
   }
   template <class E>
   void choice(const char* name, const Words<E>& words, std::type_identity_t<Field<E>> field, const char* doc) {
@@ -249,7 +249,7 @@ void add_fsdp(TableMaker& t) {
   t.special(
       "fsdp.comm_hook", "`none`, `fp16_compress`, `bf16_compress` or own:NAME",
       [](const Spot& spot, Job& job) { return read_comm_hook(spot, job.fsdp.comm_hook); },
-      [](const Job& job) { return quoted(job.fsdp.comm_hook); },
+      [](const Job& job) { return quoted_text(job.fsdp.comm_hook); },
       "register_comm_hook: what reduces gradients; own:NAME = one in C++ that `run --load` brings");
   t.only(Runtime::Fsdp2);
   t.special(
@@ -330,7 +330,7 @@ void add_schedule(TableMaker& t) {
   t.special(
       "schedule.budget", "\"\" or a size",
       [](const Spot& spot, Job& job) { return read_budget(spot, job.schedule.budget); },
-      [](const Job& job) { return quoted(job.schedule.budget == 0 ? "" : size_text(job.schedule.budget)); },
+      [](const Job& job) { return quoted_text(job.schedule.budget == 0 ? "" : size_text(job.schedule.budget)); },
       "reserved memory at most (72GiB); empty = the card's");
   t.word("schedule.objective", {"time", "memory", "given"}, FORESHARD_FIELD(schedule.objective),
          "what is made small; given = nothing is searched, overrides, prefetch lists and checkpointing say all");
@@ -370,7 +370,7 @@ void add_train(TableMaker& t) {
   t.special(
       "train.init", "`default`, `zeros` or normal:STD",
       [](const Spot& spot, Job& job) { return read_init(spot, job.train.init); },
-      [](const Job& job) { return quoted(job.train.init); },
+      [](const Job& job) { return quoted_text(job.train.init); },
       "values of parameters that come without: default = as their modules initialise themselves");
   t.choice("train.optimizer.name",
            Words<OptimizerKind>{{{"adamw", OptimizerKind::AdamW},
@@ -454,7 +454,7 @@ void add_cluster_and_allocator(TableMaker& t) {
   t.special(
       "cluster.memory", "\"profile\" or a size",
       [](const Spot& spot, Job& job) { return read_memory(spot, job.cluster.memory); },
-      [](const Job& job) { return quoted(job.cluster.memory == 0 ? "profile" : size_text(job.cluster.memory)); },
+      [](const Job& job) { return quoted_text(job.cluster.memory == 0 ? "profile" : size_text(job.cluster.memory)); },
       "memory of one device: 80GiB, 80GB, bytes");
   t.boolean("allocator.expandable_segments", FORESHARD_FIELD(allocator.expandable_segments),
             "as PYTORCH_CUDA_ALLOC_CONF");

@@ -26,7 +26,7 @@ std::string describe(const JobValue& value) {
   return {};
 }
 
-std::string quoted(std::string_view text) {
+std::string quoted_text(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     switch (c) {
@@ -54,7 +54,7 @@ std::string number_text(double value) {
 
 std::string texts_text(const std::vector<std::string>& texts) {
   std::vector<std::string> parts;
-  for (const std::string& text : texts) parts.push_back(quoted(text));
+  for (const std::string& text : texts) parts.push_back(quoted_text(text));
   return fmt::format("[{}]", fmt::join(parts, ", "));
 }
 
@@ -63,7 +63,7 @@ std::string key_text(const std::string& key) {
   const bool bare = !key.empty() && std::all_of(key.begin(), key.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
   });
-  return bare ? key : quoted(key);
+  return bare ? key : quoted_text(key);
 }
 
 Failure read_bool(const Spot& spot, bool& out) {
@@ -143,7 +143,7 @@ Failure read_dtype(const Spot& spot, std::string_view empty_word, std::optional<
 }
 
 std::string dtype_text(const std::optional<DType>& dtype, std::string_view empty_word) {
-  return quoted(dtype ? dtype_name(*dtype) : empty_word);
+  return quoted_text(dtype ? dtype_name(*dtype) : empty_word);
 }
 
 Failure read_cast_inputs(const Spot& spot, std::optional<bool>& out) {
@@ -157,7 +157,7 @@ Failure read_cast_inputs(const Spot& spot, std::optional<bool>& out) {
 }
 
 std::string cast_inputs_text(const std::optional<bool>& value) {
-  return value ? (*value ? "true" : "false") : quoted("default");
+  return value ? (*value ? "true" : "false") : quoted_text("default");
 }
 
 Failure read_comm_hook(const Spot& spot, std::string& out) {

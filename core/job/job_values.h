@@ -64,7 +64,7 @@ std::string join_words(const Words& words) {
 }
 
 // One reader and one writer a type. A reader that fails leaves its target alone.
-std::string quoted(std::string_view text);
+std::string quoted_text(std::string_view text);
 std::string number_text(double value);
 std::string texts_text(const std::vector<std::string>& texts);
 std::string key_text(const std::string& key);
@@ -109,9 +109,9 @@ Failure read_enum(const Spot& spot, const Words<E>& words, E& out) {
 template <class E>
 std::string enum_text(const Words<E>& words, E value) {
   for (const auto& [name, candidate] : words.pairs) {
-    if (candidate == value) return quoted(name);
+    if (candidate == value) return quoted_text(name);
   }
-  return quoted("");
+  return quoted_text("");
 }
 
 // Values that are tables or lists of lists.

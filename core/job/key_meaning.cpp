@@ -10,10 +10,6 @@
 namespace foreshard {
 namespace {
 
-bool is_hybrid(Strategy strategy) {
-  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
-}
-
 bool shards_in_groups(const Job& job) {
   const auto hybrid = [](const UnitOverride& o) { return o.strategy && is_hybrid(*o.strategy); };
   return is_hybrid(job.fsdp.strategy) || std::any_of(job.fsdp.overrides.begin(), job.fsdp.overrides.end(), hybrid);

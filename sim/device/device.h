@@ -41,7 +41,7 @@ struct Device {
   Device& operator=(const Device&) = delete;
 
   /// Issues work: host cost first, then the stream. Returns when it runs.
-  Interval launch(Stream stream, SimDuration host_ns, SimDuration device_ns, const ActivitySpan& what,
+  WorkSpan launch(Stream stream, SimDuration host_ns, SimDuration device_ns, const ActivitySpan& what,
                   SimTime not_before = 0, int communicator = -1) {
     clock.host_cost(host_ns);
     const SimTime idle_since = clock.tail(index_of(stream));
@@ -51,7 +51,7 @@ struct Device {
       const SimTime start = std::max({idle_since, clock.queue(index_of(stream)).enter(clock.host()), not_before});
       device_ns = interference.compute(start, device_ns);
     }
-    const Interval span = clock.enqueue(index_of(stream), device_ns, not_before, communicator);
+    const WorkSpan span = clock.enqueue(index_of(stream), device_ns, not_before, communicator);
     ++activity.events;
     if (compute) {
       if (span.start > free_at) activity.gaps.push_back({free_at, span.start, span.start > idle_since, what.phase});

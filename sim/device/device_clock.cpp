@@ -21,18 +21,18 @@ DeviceClock::DeviceClock(ClockMode mode, int streams, std::size_t queue_depth)
 
 SimTime DeviceClock::device_tail() const { return *std::max_element(tails_.begin(), tails_.end()); }
 
-void DeviceClock::follow(std::vector<Interval> schedule) {
+void DeviceClock::follow(std::vector<WorkSpan> schedule) {
   FORESHARD_CHECK(mode_ == ClockMode::Model, "only a clock that models time can follow a schedule");
   given_ = std::move(schedule);
   next_given_ = 0;
-  for (Interval& span : given_) {
+  for (WorkSpan& span : given_) {
     span.start += host_;
     span.end += host_;
   }
 }
 
-Interval DeviceClock::enqueue_given(int stream, int communicator) {
-  const Interval span = given_[next_given_++];
+WorkSpan DeviceClock::enqueue_given(int stream, int communicator) {
+  const WorkSpan span = given_[next_given_++];
   if (tape_ != nullptr) write_down(stream, span.end - span.start, communicator);
   SimTime& tail = tails_[static_cast<std::size_t>(stream)];
   tail = std::max(tail, span.end);

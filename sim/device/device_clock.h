@@ -26,7 +26,7 @@ struct EventStamp {
   SimTime time = 0;
 };
 
-struct Interval {
+struct WorkSpan {
   SimTime start = 0, end = 0;
 };
 
@@ -74,13 +74,13 @@ class DeviceClock {
 
   /// Appends work to a stream; `not_before` is a further bound on its start: a communicator that is busy, which then is
   /// `communicator`, a CommunicatorId.
-  Interval enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
+  WorkSpan enqueue(int stream, SimDuration duration, SimTime not_before = 0, int communicator = -1) {
     if (next_given_ < given_.size()) return enqueue_given(stream, communicator);
     if (tape_ != nullptr) write_down(stream, duration, communicator);
     LaunchQueue& queue = queues_[static_cast<std::size_t>(stream)];
     host_ = queue.enter(host_);
     SimTime& tail = tails_[static_cast<std::size_t>(stream)];
-    Interval span;
+    WorkSpan span;
     span.start = tail > host_ ? tail : host_;
     if (not_before > span.start) span.start = not_before;
     span.end = mode_ == ClockMode::Instant ? span.start : span.start + duration;
@@ -101,7 +101,7 @@ class DeviceClock {
   }
 
   /// From now on work runs when these say, in the order in which it is issued; their zero is now.
-  void follow(std::vector<Interval> schedule);
+  void follow(std::vector<WorkSpan> schedule);
 
   EventStamp record(int stream);
   void stream_wait(int stream, const EventStamp& event);
@@ -113,7 +113,7 @@ class DeviceClock {
   SimDuration device_synchronize();
 
  private:
-  Interval enqueue_given(int stream, int communicator);
+  WorkSpan enqueue_given(int stream, int communicator);
   void write_down(int stream, SimDuration duration, int communicator) {
     if (communicator < 0)
       tape_->run(stream, duration);
@@ -130,7 +130,7 @@ class DeviceClock {
   std::vector<SimTime> tails_;
   std::size_t queue_depth_;
   std::vector<LaunchQueue> queues_;
-  std::vector<Interval> given_;  // on this clock
+  std::vector<WorkSpan> given_;  // on this clock
   std::size_t next_given_ = 0;
   // Lazy only: what each stream has seen of every stream (row by row), what the host knows done, and recorded rows.
   std::vector<std::uint32_t> seen_;

@@ -55,7 +55,7 @@ class Threads {
     fired_.assign(static_cast<std::size_t>(tape.events()), false);
   }
 
-  std::vector<Interval> run() {
+  std::vector<WorkSpan> run() {
     for (;;) {
       settle();
       const double next = next_change();
@@ -245,7 +245,7 @@ class Threads {
   double paid_at_ = 0;
   std::array<Lane, kStreamCount> lanes_;
   std::vector<bool> fired_;
-  std::vector<Interval> spans_;
+  std::vector<WorkSpan> spans_;
 };
 
 }  // namespace
@@ -272,7 +272,7 @@ SharedCores shared_cores(const HardwareProfile& profile, const Job& job) {
           wake == profile.extra.end() ? 0 : static_cast<SimDuration>(wake->second)};
 }
 
-std::vector<Interval> share_cores(const IssueTape& tape, const SharedCores& cores) {
+std::vector<WorkSpan> share_cores(const IssueTape& tape, const SharedCores& cores) {
   return Threads(tape, cores).run();
 }
 

@@ -34,6 +34,6 @@ bool shares_cores(const HardwareProfile& profile);
 SharedCores shared_cores(const HardwareProfile& profile, const Job& job);
 
 /// When each piece of work on the tape runs, in the order of issue; zero is the tape's beginning.
-std::vector<Interval> share_cores(const IssueTape& tape, const SharedCores& cores);
+std::vector<WorkSpan> share_cores(const IssueTape& tape, const SharedCores& cores);
 
 }  // namespace foreshard

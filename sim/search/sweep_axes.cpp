@@ -66,10 +66,6 @@ Result<SweepValue> parse_value(const std::string& key, const std::string& text) 
   return SweepValue{text, std::move(*settings)};
 }
 
-bool is_hybrid(Strategy strategy) {
-  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
-}
-
 /// How much is made anew when the key changes: 3 the model, 2 the plan, 1 the plan but not what the allocator does on
 /// the compute stream, 0 the simulation only.
 int weight_of(const std::string& key) {

@@ -15,7 +15,7 @@ namespace {
 constexpr int kD = static_cast<int>(Stream::D), kA = static_cast<int>(Stream::A), kC = static_cast<int>(Stream::C);
 constexpr SharedCores kOneCore{1.0, 0};
 
-void expect_span(const Interval& span, SimTime start, SimTime end) {
+void expect_span(const WorkSpan& span, SimTime start, SimTime end) {
   EXPECT_EQ(span.start, start);
   EXPECT_EQ(span.end, end);
 }
@@ -38,8 +38,8 @@ TEST(CoreSharing, TwoThreadsOfARankWithOneCoreTakeTurns) {
   IssueTape tape;
   tape.run(kD, 1000);
   tape.run(kC, 1000);
-  for (const Interval& span : share_cores(tape, kOneCore)) expect_span(span, 0, 2000);
-  for (const Interval& span : share_cores(tape, {2.0, 0})) expect_span(span, 0, 1000);
+  for (const WorkSpan& span : share_cores(tape, kOneCore)) expect_span(span, 0, 2000);
+  for (const WorkSpan& span : share_cores(tape, {2.0, 0})) expect_span(span, 0, 1000);
 }
 
 TEST(CoreSharing, CollectiveAndComputeGoOnAtTheSpeedsMeasuredBesideEachOther) {
@@ -67,7 +67,7 @@ TEST(CoreSharing, TwoCollectivesShareTheCoresThatTheyKeepBusy) {
   tape.set_load({1.0, 0.0, 0.8});
   tape.collective(kA, 0, 400);
   tape.collective(kC, 0, 400);
-  for (const Interval& span : share_cores(tape, kOneCore)) expect_span(span, 0, 640);
+  for (const WorkSpan& span : share_cores(tape, kOneCore)) expect_span(span, 0, 640);
 }
 
 TEST(CoreSharing, AThreadThatWaitedGoesOnAfterItHasWokenUp) {

@@ -44,7 +44,8 @@ TEST(FreeSet, KeepsTheOrderOfASortedSet) {
     const auto fits = expected.lower_bound({size, 0});
     const FreeSet::Cursor found = set.lower_bound(size);
     ASSERT_EQ(found.end(), fits == expected.end());
-    if (!found.end()) ASSERT_EQ(std::pair(set[found].size, set[found].address), *fits);
+    if (found.end()) continue;
+    ASSERT_EQ(std::pair(set[found].size, set[found].address), *fits);
   }
   FreeSet::Cursor it = set.first();
   for (const auto& [size, address] : expected) {

@@ -53,10 +53,10 @@ TEST(Interference, KernelsInAndAcrossCollectivesTakeWhatTheirOverlapSays) {
   const auto below = [&](SimTime n) { return static_cast<SimTime>(random() % static_cast<std::uint64_t>(n)); };
   for (int round = 0; round < 200; ++round) {
     Interference interference(kShare);
-    std::vector<Interval> windows, computed;
-    const auto overlap = [](const std::vector<Interval>& all, SimTime begin, SimTime end) {
+    std::vector<WorkSpan> windows, computed;
+    const auto overlap = [](const std::vector<WorkSpan>& all, SimTime begin, SimTime end) {
       SimDuration total = 0;
-      for (const Interval& one : all) {
+      for (const WorkSpan& one : all) {
         total += std::max<SimDuration>(0, std::min(one.end, end) - std::max(one.start, begin));
       }
       return total;

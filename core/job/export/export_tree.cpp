@@ -10,7 +10,7 @@ namespace foreshard {
 namespace {
 
 /// As JSON and TOML write a text, and YAML in double quotes.
-std::string quoted(std::string_view text) {
+std::string quoted_tree_text(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -49,7 +49,7 @@ std::string scalar(const JobValue& value) {
     case JobValue::Kind::Bool: return value.boolean ? "true" : "false";
     case JobValue::Kind::Integer: return std::to_string(value.integer);
     case JobValue::Kind::Float: return number_text(value.number);
-    case JobValue::Kind::Text: return quoted(value.text);
+    case JobValue::Kind::Text: return quoted_tree_text(value.text);
     default: return "null";
   }
 }
@@ -90,7 +90,7 @@ void json_table(const JobValue& table, const std::string& indent, std::string& o
   out += "{";
   const char* between = "\n";
   for (const JobEntry& entry : table.entries) {
-    out += std::exchange(between, ",\n") + indent + "  " + quoted(entry.name) + ": ";
+    out += std::exchange(between, ",\n") + indent + "  " + quoted_tree_text(entry.name) + ": ";
     if (entry.value.kind == JobValue::Kind::Table) {
       json_table(entry.value, indent + "  ", out);
     } else {

@@ -34,10 +34,6 @@ Result<void> check_cluster(const ClusterOptions& cluster) {
 
 }  // namespace
 
-bool is_hybrid(Strategy strategy) {
-  return strategy == Strategy::HybridShard || strategy == Strategy::HybridShardZero2;
-}
-
 Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t inner) {
   if (auto ok = check_cluster(cluster); !ok) return tl::unexpected(ok.error());
   const std::int64_t world = cluster.world_size / inner;

@@ -16,9 +16,6 @@ struct RankGroups {
   bool operator==(const RankGroups&) const = default;
 };
 
-/// Sharding within groups, replication across them.
-bool is_hybrid(Strategy strategy);
-
 /// HS1: consecutive ranks shard when `hybrid` (shard_group, or a node's ranks), equal positions replicate; otherwise
 /// all ranks are one shard group. Errors: no ranks, a rank outside the world, a group that does not divide the world.
 /// `inner` ranks side by side share a place along the data dimensions (a mesh's tensor dimension): groups then take

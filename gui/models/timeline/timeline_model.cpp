@@ -230,8 +230,8 @@ std::shared_ptr<const TimelineModel> make_timeline_model(Timeline timeline, std:
   auto model = std::make_shared<TimelineModel>();
   model->timeline = std::move(timeline);
   model->arguments = std::move(arguments);
-  for (std::string& name : model->timeline.names)
-    if (name.starts_with("_Z")) name = demangled(name);
+  for (std::string& known : model->timeline.names)
+    if (known.starts_with("_Z")) known = demangled(known);
   model->name = std::move(name);
   model->lanes = layout_lanes(model->timeline);
   model->memory = memory_tracks(model->timeline, WorkTimes(model->timeline));

@@ -87,7 +87,7 @@ void DataMovement::cross(const Instruction& i, Bytes bytes) {
   const bool pins =
       i.kind == InstructionKind::D2h && i.pinned && !i.blocking && context_.plan.runtime != Runtime::Fsdp1;
   if (pins && pinned_.insert(buffers_.index(i.buffer)).second) host += device.profile.driver_alloc_ns;
-  const Interval run = device.launch(i.stream, host, cost.transfer(bytes), context_.span_of(i, SpanKind::Copy));
+  const WorkSpan run = device.launch(i.stream, host, cost.transfer(bytes), context_.span_of(i, SpanKind::Copy));
   if (i.blocking || (i.kind == InstructionKind::D2h && !i.pinned)) {
     order_.add_host_wait(std::max<SimDuration>(0, run.end - device.clock.host()));
     device.clock.stream_synchronize(index_of(i.stream));

@@ -93,7 +93,7 @@ void PlayedCollectives::play(const Instruction& i) {
   if (IssueTape* tape = device.clock.tape()) {
     tape->set_load(host_load(device.profile, collective_kind(i.kind), communicator.placement, what.bytes));
   }
-  const Interval run = device.launch(i.stream, host, time, what, not_before, i.communicator.value);
+  const WorkSpan run = device.launch(i.stream, host, time, what, not_before, i.communicator.value);
   communicator.tail = run.end;
   if (i.stream != Stream::D) device.interference.collective(run.start, run.end);
   CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, context_.instruction()};
@@ -139,7 +139,7 @@ void PlayedCollectives::play_kernel(const Kernel& kernel, std::int32_t of, SimDu
   what.op = -1;
   what.bytes = kernel.vector_bytes;
   const SimTime not_before = device.cost.takes_from(communicator.tail);
-  const Interval run = device.launch(Stream::M, device.cost.launch_ns(), time, what, not_before);
+  const WorkSpan run = device.launch(Stream::M, device.cost.launch_ns(), time, what, not_before);
   communicator.tail = run.end;
   device.clock.host_cost(3 * call);
   device.clock.stream_wait(index_of(Stream::D), device.clock.record(index_of(Stream::M)));

@@ -20,8 +20,8 @@ INSTANTIATE_TEST_SUITE_P(Recorded, FamilyMemory,
                          testing::Values("bert-tiny", "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
                                          "phi3-tiny", "qwen2_moe-tiny", "qwen3-tiny", "qwen3_moe-tiny", "t5-tiny",
                                          "vit-tiny"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& made) {
+                           std::string name = made.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });

@@ -42,8 +42,8 @@ INSTANTIATE_TEST_SUITE_P(Recorded, Family,
                                          "gpt_neox-tiny", "mixtral-tiny", "opt-tiny", "opt-tiny-post-norm", "phi3-tiny",
                                          "phi3-tiny-longrope", "phi3-tiny-partial", "qwen2_moe-tiny", "qwen3-tiny",
                                          "qwen3_moe-tiny", "t5-tiny", "vit-tiny", "whisper-tiny"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& made) {
+                           std::string name = made.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });

@@ -87,7 +87,7 @@ class SimulatedBackend final : public Backend {
 
   void launch(const Issue& issue, Work work) override {
     clock_.host_cost(kIssue);
-    const Interval when = clock_.enqueue(issue.stream.value, kWork);
+    const WorkSpan when = clock_.enqueue(issue.stream.value, kWork);
     work_.push_back({when.start, ++calls_, issue.instruction, issue.stream, std::move(work)});
   }
 

@@ -222,7 +222,7 @@ std::vector<std::string> recorded() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Archives, ExportedProgram, ::testing::ValuesIn(recorded()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& made) { return made.param; });
 
 }  // namespace
 }  // namespace foreshard::exec

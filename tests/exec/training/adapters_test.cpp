@@ -77,7 +77,7 @@ TEST_P(Adapters, GoOnAsIfNothingHadStopped) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Runtimes, Adapters, ::testing::Values("fsdp1", "fsdp2", "none"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& made) { return made.param; });
 
 std::vector<double> losses_of(const std::string& name, std::vector<std::string> sets) {
   sets.emplace_back("train.steps=4");

@@ -56,9 +56,9 @@ TEST_P(PerToken, IsTheMeanOverAllTokensHoweverTheyAreCut) {
   expect_near(done.losses(), recorded("per_token"), 1e-5);
 }
 INSTANTIATE_TEST_SUITE_P(Cuts, PerToken, ::testing::Values(Cut{1, 1}, Cut{1, 2}, Cut{2, 1}, Cut{2, 2}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.ranks) + "ranks" +
-                                  std::to_string(info.param.micro_batches) + "micro";
+                         [](const auto& made) {
+                           return std::to_string(made.param.ranks) + "ranks" +
+                                  std::to_string(made.param.micro_batches) + "micro";
                          });
 
 TEST(PaddingMasks, OfSyntheticDataHideLabelsToo) {
@@ -101,7 +101,7 @@ TEST_P(OperatorsKept, TrainToTheSameBits) {
   EXPECT_LT(kept.steps.back().peak_allocated_bytes, plain.steps.back().peak_allocated_bytes);
 }
 INSTANTIATE_TEST_SUITE_P(Runtimes, OperatorsKept, ::testing::Values("fsdp1", "fsdp2", "none"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& made) { return made.param; });
 
 }  // namespace
 }  // namespace foreshard::exec

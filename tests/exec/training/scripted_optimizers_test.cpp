@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"transformers_adafactor", "fsdp1", "adafactor", "for_loop", {"exp_avg_sq"}},
                       Case{"muon", "fsdp2", "muon", "for_loop", {"exp_avg", "exp_avg_sq", "momentum_buffer"}},
                       Case{"adamw_in_backward", "fsdp2", "adamw", "in_backward", kAdam}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& made) { return made.param.name; });
 
 TEST(Muon, StandsStillWhereTheScalerFindsInf) {
   const Case one{"", "fsdp2", "muon", "for_loop", {}};

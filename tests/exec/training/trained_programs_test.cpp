@@ -186,12 +186,12 @@ TEST_P(TrainedProgram, LossesUnderFsdp2AreThoseOfPyTorch) {
   expect_recorded_losses(archives(), GetParam(), Runtime::Fsdp2);
 }
 INSTANTIATE_TEST_SUITE_P(Archives, TrainedProgram, ::testing::ValuesIn(names_in(archives())),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& made) { return made.param; });
 
 class TrainedFamily : public ::testing::TestWithParam<std::string> {};
 TEST_P(TrainedFamily, LossesAreThoseOfTransformers) { expect_recorded_losses(configs(), GetParam(), Runtime::Fsdp2); }
 INSTANTIATE_TEST_SUITE_P(Configs, TrainedFamily, ::testing::ValuesIn(names_in(configs())),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& made) { return made.param; });
 
 }  // namespace
 }  // namespace foreshard::exec
