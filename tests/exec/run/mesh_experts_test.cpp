@@ -50,13 +50,16 @@ TEST(MeshExperts, OneFactorClipsAllMeshes) {
   expect_run(cut, run_of(plain));
 }
 
-TEST(MeshExperts, GradientsReducedInHalfPrecision) {
+TEST(MeshExperts, ParametersCastToHalfPrecision) {
   Job plain = experts(4, 1);
   plain.fsdp.mixed_precision.param = DType::BFloat16;
   plain.fsdp.mixed_precision.reduce = DType::Float32;
   Job cut = plain;
   cut.mesh.expert = 2;
-  expect_run(cut, run_of(plain), kBf16);
+  // Products of other sizes round otherwise, by processor; AdamW takes the sign of a router's smallest gradients.
+  Tolerance wider = kBf16;
+  wider.parameter = 5e-3;
+  expect_run(cut, run_of(plain), wider);
 }
 
 TEST(MeshExperts, ResumeOnAnotherMesh) {
