@@ -12,6 +12,7 @@
 #include "exec/actions/action_runner_layout.h"
 #include "exec/actions/action_runner_optimizer.h"
 #include "exec/communicators/in_process_communicator.h"
+#include "exec/step/iteration_walk.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -82,8 +83,6 @@ class Runner : public ActionRunner {
 
   Outcome<void> run(std::size_t index) override {
     iteration_ = &setup_.plan.iterations[index];
-    first_id_ = 0;
-    for (std::size_t k = 0; k < index; ++k) first_id_ += setup_.plan.iterations[k].instructions.size();
     request_ = parse_actions(iteration_->actions.front())->front();
     if (!request_.kind_given && setup_.plan.runtime == Runtime::Fsdp2) request_.kind = StateKind::Sharded;
     filled_.assign(units().size(), 0);
@@ -91,13 +90,19 @@ class Runner : public ActionRunner {
     shown_.clear();
     // Everything is on one stream, so that nothing would overlap: each instruction is done before the next is issued,
     // and names mean the same to the issuer and to the stream's work.
-    for (position_ = 0; position_ < iteration_->instructions.size(); ++position_) {
-      setup_.backend.at_instruction(static_cast<std::int32_t>(index), id());
-      execute(iteration_->instructions[position_]);
+    const auto step = static_cast<std::int32_t>(index);
+    const auto one_by_one = [this](const Instruction& instruction, const Instruction*,
+                                   InstructionId id) -> Outcome<void> {
+      id_ = id;
+      execute(instruction);
       if (auto done = setup_.backend.synchronize(); !done) return done;
-      show(iteration_->instructions[position_]);
-    }
-    setup_.backend.at_instruction(static_cast<std::int32_t>(index), {});
+      show(instruction);
+      return {};
+    };
+    const auto walked =
+        walk_iteration(setup_.backend, *iteration_, step, first_instruction(setup_.plan, index), one_by_one);
+    id_ = {};
+    if (!walked) return walked;
     if (request_.action == PlanAction::Save) collect();
     return {};
   }
@@ -120,7 +125,7 @@ class Runner : public ActionRunner {
     const bool on_host = i.stream == Stream::Host;
     const ActionBuffer key{i.buffer, i.arg, on_host};
     if (i.buffer.what == BufferWhat::ModuleBuffer) return make_module_buffer(key, i.numel, i.dtype);
-    buffers_.allocate(key, i.numel, i.dtype, id());
+    buffers_.allocate(key, i.numel, i.dtype, id_);
     // A module that exists before it is wrapped has its values; those of meta modules come by reset_parameters.
     const bool made = setup_.source.job.cluster.init != "meta";
     const bool unmanaged =
@@ -129,18 +134,18 @@ class Runner : public ActionRunner {
   }
 
   void make_module_buffer(const ActionBuffer& key, Numel numel, DType dtype) {
-    buffers_.allocate(key, numel, dtype, id());
+    buffers_.allocate(key, numel, dtype, id_);
     work(key.on_host, [this, key, value = setup_.buffers.at(static_cast<std::size_t>(key.instance))] {
       buffers_.tensor(key).copy_(value.reshape({-1}));
     });
   }
 
-  /// Shards that no init made.
   /// What was allocated outside the plan is there. Throws what a stream has failed of.
   void settle() const {
     if (const auto done = setup_.backend.synchronize(); !done) throw std::runtime_error(done.error().text);
   }
 
+  /// Shards that no init made.
   void make_shards(UnitId id) {
     const PlanUnit& unit = units()[id.index()];
     const auto make = [&](BufferName name, Numel numel) {
@@ -190,11 +195,6 @@ class Runner : public ActionRunner {
 
   // ---------------------------------------------------------------------------------------------- work
 
-  /// Counted over all iterations; outside of them none.
-  InstructionId id() const {
-    return iteration_ == nullptr ? InstructionId() : InstructionId(static_cast<std::int32_t>(first_id_ + position_));
-  }
-
   /// On the host: now, when the device is done with what came before.
   void work(bool on_host, Work what) {
     Work quiet = [what = std::move(what)] {
@@ -204,12 +204,12 @@ class Runner : public ActionRunner {
     if (on_host) {
       if (setup_.backend.synchronize()) quiet();
     } else {
-      setup_.backend.launch({stream_, id()}, std::move(quiet));
+      setup_.backend.launch({stream_, id_}, std::move(quiet));
     }
   }
 
   void collective(const Instruction& i, CollectiveWork what) {
-    setup_.backend.collective({stream_, id()}, communicator_of(i), std::move(what));
+    setup_.backend.collective({stream_, id_}, communicator_of(i), std::move(what));
   }
 
   /// Of one rank: a gather of a group that meets nobody.
@@ -228,7 +228,7 @@ class Runner : public ActionRunner {
     }
     switch (i.kind) {
       case InstructionKind::Alloc: allocate(i); break;
-      case InstructionKind::Free: buffers_.release({i.buffer, i.arg, on_host}, id()); break;
+      case InstructionKind::Free: buffers_.release({i.buffer, i.arg, on_host}, id_); break;
       case InstructionKind::UseFull: shown_.push_back(i.buffer); break;
       case InstructionKind::AllGather: all_gather(i); break;
       case InstructionKind::Broadcast: {
@@ -254,8 +254,8 @@ class Runner : public ActionRunner {
 
   /// Inside summon, when all is there: to whoever asked for it.
   void show(const Instruction& i) {
-    const bool entered = i.kind == InstructionKind::Mark && setup_.plan.name_of(i.name) == "summon_entered";
-    if (!visit_ || request_.action != PlanAction::Summon || !entered) return;
+    const bool is_inside = i.kind == InstructionKind::Mark && setup_.plan.name_of(i.name) == "summon_entered";
+    if (!visit_ || request_.action != PlanAction::Summon || !is_inside) return;
     at::NoGradGuard no_grad;
     for (const BufferName& shown : shown_) {
       const bool offloaded = has(shown, 0, true);
@@ -329,7 +329,7 @@ class Runner : public ActionRunner {
   /// What a bucket holds: the copies out of it, which stand together before it goes (I5).
   std::vector<const Instruction*> bucket_copies(const Instruction& concat) const {
     const auto& all = iteration_->instructions;
-    std::size_t end = position_;
+    auto end = static_cast<std::size_t>(&concat - all.data());
     while (end < all.size() && !(all[end].kind == InstructionKind::Free && all[end].buffer == concat.buffer &&
                                  all[end].arg == concat.arg)) {
       ++end;
@@ -490,7 +490,7 @@ class Runner : public ActionRunner {
 
   void to_host(const Instruction& i) {
     // U3: no instruction of its own makes the full parameter on the host.
-    if (is_full(i.buffer.what)) buffers_.allocate({i.buffer, i.arg, true}, i.numel, i.dtype, id());
+    if (is_full(i.buffer.what)) buffers_.allocate({i.buffer, i.arg, true}, i.numel, i.dtype, id_);
     work(false, [this, i] {
       const at::Tensor to = buffers_.tensor(buffers_.last_on_host());
       to.narrow(0, 0, i.numel).copy_(tensor(i.buffer, i.arg).narrow(0, 0, i.numel));
@@ -544,8 +544,8 @@ class Runner : public ActionRunner {
   std::function<void(ParamId, at::Tensor)> visit_;
   const PlanIteration* iteration_ = nullptr;
   ActionRequest request_;
-  std::size_t first_id_ = 0, position_ = 0;
-  std::vector<std::size_t> filled_;                                    // by unit: parameters loaded so far
+  InstructionId id_;                 // counted over all iterations; outside of them none
+  std::vector<std::size_t> filled_;  // by unit: parameters loaded so far
   std::map<const Instruction*, std::pair<ActionBuffer, Numel>> sent_;  // copies out of a bucket: which, and where
   std::vector<BufferName> shown_;                                      // full parameters inside summon
 };

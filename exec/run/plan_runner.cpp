@@ -14,6 +14,7 @@
 #include "exec/operators/random_numbers.h"
 #include "exec/run/plan_runner_support.h"
 #include "exec/step/issue_context.h"
+#include "exec/step/iteration_walk.h"
 #include "exec/torch/torch_types.h"
 #include "exec/units/flat_unit.h"
 #include "exec/units/plain_tensors.h"
@@ -294,23 +295,19 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
 
 Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index) {
   const PlanIteration& iteration = prepared.plan.iterations[index];
-  const std::vector<Instruction>& instructions = iteration.instructions;
   const auto step = static_cast<std::int32_t>(steps_) - (&prepared == plan_.get() ? 1 : 0);
-  std::int32_t id = first_id(prepared, index);
+  const std::int32_t first = first_id(prepared, index);
   // fsdp1 manages no gradients but its own: those of ignored parameters go with the loop's zero_grad.
   if (prepared.plan.runtime == Runtime::Fsdp1 && !plain_->blocks().empty() &&
       std::find(iteration.actions.begin(), iteration.actions.end(), "zero") != iteration.actions.end()) {
-    plain_->zero_gradients({}, InstructionId(id), setup_.plan.runtime != Runtime::Fsdp1);
+    plain_->zero_gradients({}, InstructionId(first), setup_.plan.runtime != Runtime::Fsdp1);
   }
   skip_next_ = false;
   blocks_.begin_iteration();
-  for (std::size_t i = 0; i < instructions.size(); ++i, ++id) {
-    if (std::exchange(skip_next_, false)) continue;
-    setup_.backend.at_instruction(step, InstructionId(id));
-    const Instruction* next = i + 1 < instructions.size() ? &instructions[i + 1] : nullptr;
-    if (auto done = issue(instructions[i], next, InstructionId(id)); !done) return done;
-  }
-  return {};
+  return walk_iteration(setup_.backend, iteration, step, first,
+                        [this](const auto& instruction, const auto* next, auto id) {
+                          return std::exchange(skip_next_, false) ? Outcome<void>() : issue(instruction, next, id);
+                        });
 }
 
 Outcome<void> Runner::issue(const Instruction& instruction, const Instruction* next, InstructionId id) {

@@ -81,12 +81,6 @@ bool calls_own_hook(const Plan& plan) {
   });
 }
 
-std::int32_t first_instruction(const Plan& plan, std::size_t iteration) {
-  std::size_t first = 0;
-  for (std::size_t i = 0; i < iteration; ++i) first += plan.iterations[i].instructions.size();
-  return static_cast<std::int32_t>(first);
-}
-
 std::optional<Error> unsupported_instruction(const Plan& plan) {
   if (plan.failure) return not_run("failure", plan.failure->text);
   if (plan.iterations.empty()) return not_run("iterations", "none");

@@ -22,9 +22,6 @@ std::optional<Error> unsupported_instruction(const Plan& plan);
 /// Whether the plan calls a communication hook of the user's (G5).
 bool calls_own_hook(const Plan& plan);
 
-/// The id of an iteration's first instruction.
-std::int32_t first_instruction(const Plan& plan, std::size_t iteration);
-
 /// How the segments of one iteration run.
 struct SegmentRoles {
   std::vector<bool> recomputed;        // by segment: its graph is made in backward
