@@ -10,4 +10,7 @@ namespace foreshard {
 /// replaced by U+FFFD. Unicode 15, table 3-7.
 std::string as_utf8(std::string_view text);
 
+/// As XML and SVG write a text, in attributes too; other control characters are spaces (XML 1.0, 2.2).
+std::string xml_text(std::string_view text);
+
 }  // namespace foreshard

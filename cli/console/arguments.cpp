@@ -124,7 +124,7 @@ class Declaration {
           ->type_name("N");
     }
     verb.add_option_function<std::string>(
-            "--program", [&job](const std::string& name) { job.set.push_back("model.program=" + name); },
+            "--program", [&job](const std::string& program) { job.set.push_back("model.program=" + program); },
             ".pt2 of several programs: which one (as model.program)")
         ->type_name("NAME");
     verb.add_option_function<std::vector<std::string>>(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/console/amount_text.h"
+#include "core/utf8.h"
 
 namespace foreshard::cli {
 namespace {
@@ -36,20 +37,6 @@ Scale scale_of(double low, double high, double begin, double end) {
   if (!(high > low)) high = low + std::max(1.0, std::fabs(low) * 0.1);
   const double margin = (high - low) * 0.06;
   return {std::max(0.0, low - margin), high + margin, begin, end};
-}
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '&': out += "&amp;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
-    }
-  }
-  return out;
 }
 
 class Picture {
@@ -95,7 +82,7 @@ class Picture {
 
   void text(double x, double y, const char* anchor, const std::string& content, int size = 12) {
     out_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" fill=\"#222\">{}</text>\n",
-                        x, y, anchor, size, escaped(content));
+                        x, y, anchor, size, xml_text(content));
   }
   void line(double x1, double y1, double x2, double y2, const char* style) {
     out_ += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", x1, y1, x2, y2, style);
@@ -124,7 +111,7 @@ class Picture {
     for (const std::string& setting : settings_of(document_, point)) content += "\n" + setting;
     content +=
         fmt::format("\nstep {}, reserved {}", duration_text(point.step_time_ns), bytes_text(point.peak_reserved));
-    return "<title>" + escaped(content) + "</title>";
+    return "<title>" + xml_text(content) + "</title>";
   }
 
   void dots() {

@@ -11,8 +11,8 @@ namespace foreshard::exec {
 /// The id of an iteration's first instruction.
 std::int32_t first_instruction(const Plan& plan, std::size_t iteration);
 
-/// Calls `issue(instruction, next, id)` for each instruction in order until one fails; `next` is null behind the last. The
-/// backend hears `step` and the id before each, and the step alone at the end.
+/// Calls `issue(instruction, next, id)` for each instruction in order until one fails; `next` is null behind the last.
+/// The backend hears `step` and the id before each, and the step alone at the end.
 template <class Issue>
 Outcome<void> walk_iteration(Backend& backend, const PlanIteration& iteration, std::int32_t step, std::int32_t first_id,
                              Issue&& issue) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 
+#include "core/utf8.h"
 #include "traces/analysis/kernel_table.h"
 #include "traces/analysis/range_statistics.h"
 #include "traces/analysis/slice_origins.h"
@@ -99,20 +100,6 @@ std::vector<std::string> modules_of(const Timeline& t, const SliceOrigins& origi
   return path;
 }
 
-std::string xml(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '&': out += "&amp;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 std::string milliseconds(SimDuration time) { return fmt::format("{:.3f} ms", static_cast<double>(time) / 1e6); }
 
 /// Modules and frames blue, operators green, kernels orange would need to know what a level is: by name it is stable.
@@ -181,7 +168,7 @@ std::string flame_svg(const FlameGraph& graph, const std::string& title, int wid
       "\n"
       R"(<rect width="100%" height="100%" fill="#ffffff"/><text x="{2}" y="20" font-size="13" fill="#1c2430">{3}: {4}</text>)"
       "\n",
-      width, height, kSide, xml(title), milliseconds(graph.nodes.front().total));
+      width, height, kSide, xml_text(title), milliseconds(graph.nodes.front().total));
   const std::function<void(std::uint32_t, double, int)> draw = [&](std::uint32_t index, double x, int level) {
     const FlameNode& node = graph.nodes[index];
     const double wide = room * static_cast<double>(node.total) / all;
@@ -196,11 +183,11 @@ std::string flame_svg(const FlameGraph& graph, const std::string& title, int wid
     }
     svg += fmt::format(
         R"(<g><title>{} ({}, {:.1f} %, {} pieces)</title><rect x="{:.2f}" y="{:.0f}" width="{:.2f}" height="{:.0f}" rx="1" fill="{}"/>)",
-        xml(node.name), milliseconds(node.total), 100 * static_cast<double>(node.total) / all, node.count, kSide + x, y,
-        std::max(kLeast, wide - 0.6), kRow - 1, index == 0 ? "#d5dae3" : colour_of(node.name));
+        xml_text(node.name), milliseconds(node.total), 100 * static_cast<double>(node.total) / all, node.count,
+        kSide + x, y, std::max(kLeast, wide - 0.6), kRow - 1, index == 0 ? "#d5dae3" : colour_of(node.name));
     if (!label.empty())
-      svg +=
-          fmt::format(R"(<text x="{:.2f}" y="{:.0f}" fill="#1c2430">{}</text>)", kSide + x + 3, y + 12.5, xml(label));
+      svg += fmt::format(R"(<text x="{:.2f}" y="{:.0f}" fill="#1c2430">{}</text>)", kSide + x + 3, y + 12.5,
+                         xml_text(label));
     svg += "</g>\n";
     double at = x;
     for (const std::uint32_t child : node.children) {

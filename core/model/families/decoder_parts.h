@@ -79,4 +79,13 @@ LinearModule add_language_head(ModelTree& tree, ModuleId root, std::int64_t voca
 /// Logits of every position; `root` is the module that asks for them.
 Tensor write_language_head(ProgramWriter& writer, ModuleId root, const LinearModule& head, const Tensor& x);
 
+/// What stands around the layers of Transformers' causal models.
+struct DecoderModules {
+  ModuleId root, model, embedding;
+  ParamId embedding_weight;
+  RmsNormModule norm;
+  RotaryModule rotary;
+  LinearModule head;
+};
+
 }  // namespace foreshard::families

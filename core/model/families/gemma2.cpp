@@ -76,13 +76,8 @@ struct LayerModules {
   RmsNormModule input_norm, post_attention, pre_feed_forward, post_feed_forward;
 };
 
-struct GemmaModules {
-  ModuleId root, model, embedding;
-  ParamId embedding_weight;
+struct GemmaModules : DecoderModules {
   std::int32_t scale = -1;
-  RmsNormModule norm;
-  RotaryModule rotary;
-  LinearModule head;
   std::vector<LayerModules> layers;
 };
 

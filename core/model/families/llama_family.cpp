@@ -182,12 +182,7 @@ struct LayerModules {
   std::optional<RmsNormModule> q_norm, k_norm;
 };
 
-struct LlamaModules {
-  ModuleId root, model, embedding;
-  ParamId embedding_weight;
-  RmsNormModule norm;
-  RotaryModule rotary;
-  LinearModule head;
+struct LlamaModules : DecoderModules {
   std::vector<LayerModules> layers;
 };
 

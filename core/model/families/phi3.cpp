@@ -69,12 +69,7 @@ struct LayerModules {
   RmsNormModule input_norm, post_norm;
 };
 
-struct Phi3Modules {
-  ModuleId root, model, embedding;
-  ParamId embedding_weight;
-  RmsNormModule norm;
-  RotaryModule rotary;
-  LinearModule head;
+struct Phi3Modules : DecoderModules {
   std::vector<LayerModules> layers;
 };
 

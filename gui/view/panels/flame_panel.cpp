@@ -4,7 +4,6 @@
 #include <QMouseEvent>
 #include <QPainter>
 #include <QScrollArea>
-#include <QVBoxLayout>
 #include <algorithm>
 
 #include "gui/models/timeline/amounts.h"
@@ -143,59 +142,29 @@ void FlameCanvas::mouseDoubleClickEvent(QMouseEvent* event) {
   if (box != nullptr && onGo) onGo(graph_->nodes[box->node]);
 }
 
-FlamePanel::FlamePanel(QWidget* parent) : QWidget(parent) {
-  auto* column = new QVBoxLayout(this);
-  column->setContentsMargins(4, 4, 4, 4);
-  by_ = new QComboBox(this);
-  by_->addItems({"By host stack", "By module"});
-  by_->setAccessibleName("What the flame graph is made of");
-  by_->setToolTip("Device time by what launched it. A click widens a level, a double click goes to its longest work.");
+FlamePanel::FlamePanel(QWidget* parent) : FlamePanel(new FlameCanvas, parent) {}
+
+FlamePanel::FlamePanel(FlameCanvas* canvas, QWidget* parent)
+    : GatheredPanel(
+          {"By host stack", "By module"}, "What the flame graph is made of",
+          [canvas](const TimelineModel& model, int reading) {
+            FlameOptions options;
+            options.by = reading == 0 ? FlameBy::Stack : FlameBy::Module;
+            return [canvas, graph = std::make_shared<const FlameGraph>(flame_graph(model.timeline, options))] {
+              canvas->setGraph(graph);
+            };
+          },
+          [canvas] { canvas->setGraph(nullptr); }, parent),
+      canvas_(canvas) {
+  by().setToolTip("Device time by what launched it. A click widens a level, a double click goes to its longest work.");
   auto* scroll = new QScrollArea(this);
   scroll->setWidgetResizable(true);
   scroll->setFrameShape(QFrame::NoFrame);
   scroll->setAccessibleName("Flame graph, scrolled");
-  canvas_ = new FlameCanvas(scroll);
   scroll->setWidget(canvas_);
-  column->addWidget(by_, 0, Qt::AlignLeft);
-  column->addWidget(scroll, 1);
-  QObject::connect(by_, &QComboBox::currentIndexChanged, this, [this] {
-    gathered_ = false;
-    gather();
-  });
-  canvas_->onGo = [this](const FlameNode& node) {
-    if (onGo && node.example.valid()) onGo({0, static_cast<std::uint32_t>(node.example.index())});
-  };
-  canvas_->onStatus = [this](const QString& text) {
-    if (onStatus) onStatus(text);
-  };
-}
-
-void FlamePanel::setScene(const Scene& scene) {
-  const auto model = scene.sides.empty() ? nullptr : scene.sides.front().model;
-  if (model == model_) return;
-  model_ = model;
-  ++asked_;  // answers on their way are about another timeline
-  gathered_ = false;
-  canvas_->setGraph(nullptr);
-  if (isVisible()) gather();
-}
-
-void FlamePanel::showEvent(QShowEvent*) { gather(); }
-
-void FlamePanel::gather() {
-  if (gathered_ || !model_) return;
-  gathered_ = true;
-  FlameOptions options;
-  options.by = by_->currentIndex() == 0 ? FlameBy::Stack : FlameBy::Module;
-  worker_.ask([this, model = model_, options, asked = ++asked_] {
-    auto graph = std::make_shared<const FlameGraph>(flame_graph(model->timeline, options));
-    QMetaObject::invokeMethod(
-        this,
-        [this, graph = std::move(graph), asked] {
-          if (asked == asked_) canvas_->setGraph(graph);
-        },
-        Qt::QueuedConnection);
-  });
+  show_in(scroll);
+  canvas_->onGo = [this](const FlameNode& node) { go(node.example); };
+  canvas_->onStatus = [this](const QString& text) { say(text); };
 }
 
 }  // namespace foreshard::gui

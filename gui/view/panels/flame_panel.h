@@ -7,11 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "gui/models/scene.h"
-#include "gui/models/timeline/newest_first.h"
+#include "gui/view/panels/gathered_panel.h"
 #include "traces/analysis/flame.h"
 
-class QComboBox;
 class QLabel;
 
 namespace foreshard::gui {
@@ -52,30 +50,16 @@ class FlameCanvas : public QWidget {
   Theme theme_ = Theme::Light;
 };
 
-class FlamePanel : public QWidget {
+class FlamePanel : public GatheredPanel {
  public:
   explicit FlamePanel(QWidget* parent = nullptr);
-  /// The first side's; gathered once the panel is seen.
-  void setScene(const Scene& scene);
   void setTheme(Theme theme) { canvas_->setTheme(theme); }
   FlameCanvas& canvas() { return *canvas_; }
-  QComboBox& by() { return *by_; }
-
-  std::function<void(SceneSlice)> onGo;
-  std::function<void(const QString&)> onStatus;
-
- protected:
-  void showEvent(QShowEvent* event) override;
 
  private:
-  void gather();
+  FlamePanel(FlameCanvas* canvas, QWidget* parent);
 
-  std::shared_ptr<const TimelineModel> model_;
-  bool gathered_ = false;
-  std::uint64_t asked_ = 0;
-  QComboBox* by_ = nullptr;
   FlameCanvas* canvas_ = nullptr;
-  NewestFirst worker_;  // last: nothing of the above is gone while it works
 };
 
 }  // namespace foreshard::gui

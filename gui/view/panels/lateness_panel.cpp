@@ -3,7 +3,6 @@
 #include <QComboBox>
 #include <QMouseEvent>
 #include <QPainter>
-#include <QVBoxLayout>
 #include <algorithm>
 #include <cmath>
 
@@ -115,51 +114,21 @@ void LatenessCanvas::mousePressEvent(QMouseEvent* event) {
   if (cell && onGo) onGo(map_->at(cell->first, cell->second));
 }
 
-LatenessPanel::LatenessPanel(QWidget* parent) : QWidget(parent) {
-  auto* column = new QVBoxLayout(this);
-  column->setContentsMargins(4, 4, 4, 4);
-  by_ = new QComboBox(this);
-  by_->addItems({"By collective", "By step"});
-  by_->setAccessibleName("What a column of the map is");
-  canvas_ = new LatenessCanvas(this);
-  column->addWidget(by_, 0, Qt::AlignLeft);
-  column->addWidget(canvas_, 1);
-  QObject::connect(by_, &QComboBox::currentIndexChanged, this, [this] {
-    gathered_ = false;
-    gather();
-  });
-  canvas_->onGo = [this](const LatenessCell& cell) {
-    if (onGo && cell.span.valid()) onGo({0, static_cast<std::uint32_t>(cell.span.index())});
-  };
-  canvas_->onStatus = [this](const QString& text) {
-    if (onStatus) onStatus(text);
-  };
-}
+LatenessPanel::LatenessPanel(QWidget* parent) : LatenessPanel(new LatenessCanvas, parent) {}
 
-void LatenessPanel::setScene(const Scene& scene) {
-  const auto model = scene.sides.empty() ? nullptr : scene.sides.front().model;
-  if (model == model_) return;
-  model_ = model;
-  ++asked_;  // answers on their way are about another timeline
-  gathered_ = false;
-  canvas_->setMap(nullptr);
-  if (isVisible()) gather();
-}
-
-void LatenessPanel::showEvent(QShowEvent*) { gather(); }
-
-void LatenessPanel::gather() {
-  if (gathered_ || !model_) return;
-  gathered_ = true;
-  worker_.ask([this, model = model_, by_step = by_->currentIndex() == 1, asked = ++asked_] {
-    auto map = std::make_shared<const LatenessMap>(lateness_map(model->timeline, by_step));
-    QMetaObject::invokeMethod(
-        this,
-        [this, map = std::move(map), asked] {
-          if (asked == asked_) canvas_->setMap(map);
-        },
-        Qt::QueuedConnection);
-  });
+LatenessPanel::LatenessPanel(LatenessCanvas* canvas, QWidget* parent)
+    : GatheredPanel(
+          {"By collective", "By step"}, "What a column of the map is",
+          [canvas](const TimelineModel& model, int reading) {
+            return [canvas, map = std::make_shared<const LatenessMap>(lateness_map(model.timeline, reading == 1))] {
+              canvas->setMap(map);
+            };
+          },
+          [canvas] { canvas->setMap(nullptr); }, parent),
+      canvas_(canvas) {
+  show_in(canvas_);
+  canvas_->onGo = [this](const LatenessCell& cell) { go(cell.span); };
+  canvas_->onStatus = [this](const QString& text) { say(text); };
 }
 
 }  // namespace foreshard::gui

@@ -7,10 +7,7 @@
 #include <memory>
 
 #include "gui/models/lateness_map.h"
-#include "gui/models/scene.h"
-#include "gui/models/timeline/newest_first.h"
-
-class QComboBox;
+#include "gui/view/panels/gathered_panel.h"
 
 namespace foreshard::gui {
 
@@ -37,28 +34,16 @@ class LatenessCanvas : public QWidget {
   Theme theme_ = Theme::Light;
 };
 
-class LatenessPanel : public QWidget {
+class LatenessPanel : public GatheredPanel {
  public:
   explicit LatenessPanel(QWidget* parent = nullptr);
-  void setScene(const Scene& scene);
   void setTheme(Theme theme) { canvas_->setTheme(theme); }
   LatenessCanvas& canvas() { return *canvas_; }
 
-  std::function<void(SceneSlice)> onGo;
-  std::function<void(const QString&)> onStatus;
-
- protected:
-  void showEvent(QShowEvent* event) override;
-
  private:
-  void gather();
+  LatenessPanel(LatenessCanvas* canvas, QWidget* parent);
 
-  std::shared_ptr<const TimelineModel> model_;
-  bool gathered_ = false;
-  std::uint64_t asked_ = 0;
-  QComboBox* by_ = nullptr;
   LatenessCanvas* canvas_ = nullptr;
-  NewestFirst worker_;  // last: nothing of the above is gone while it works
 };
 
 }  // namespace foreshard::gui

@@ -31,12 +31,6 @@ json answer_of(const std::vector<std::string>& arguments) {
   return json::parse(run.out, nullptr, false);
 }
 
-std::vector<std::string> names_of(const json& answer) {
-  std::vector<std::string> names;
-  for (const json& finding : answer["findings"]) names.push_back(finding["name"]);
-  return names;
-}
-
 /// A prediction of the example with settings changed, written as a recording.
 std::string simulated(const std::vector<std::string>& settings) {
   const std::string path = testing::temporary_path("planted.fst");

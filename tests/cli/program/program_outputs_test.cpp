@@ -15,21 +15,19 @@
 
 #include "tests/cli/program/run_program.h"
 #include "tests/cli/program/running_program.h"
+#include "tests/support/file_content.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
+
+using foreshard::testing::content_of;
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama-2ranks.toml";
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// `foreshard ARGUMENTS` by a shell that may redirect it or limit its files ("ulimit -f 8;" counts KiB in bash).
 ProgramRun in_shell(const std::string& before, const std::string& arguments) {

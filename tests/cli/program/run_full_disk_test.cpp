@@ -10,21 +10,19 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/program/running_program.h"
+#include "tests/support/file_content.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
+
+using foreshard::testing::content_of;
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::string kJob = std::string(FORESHARD_SOURCE_DIR) + "/examples/tiny-llama-2ranks.toml";
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 class FullDisk : public ::testing::Test {
  protected:

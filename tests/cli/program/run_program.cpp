@@ -1,4 +1,5 @@
 #include "tests/cli/program/run_program.h"
+#include "tests/support/file_content.h"
 #include "tests/support/temporary_path.h"
 
 #include <gtest/gtest.h>
@@ -12,15 +13,12 @@
 namespace foreshard {
 namespace {
 
+using foreshard::testing::content_of;
+
 std::string quoted(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
-}
-
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace

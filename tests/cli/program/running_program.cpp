@@ -15,15 +15,13 @@
 #include <iterator>
 #include <thread>
 
+#include "tests/support/file_content.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+using foreshard::testing::content_of;
 
 bool is_launcher_variable(const std::string& assignment) {
   for (const char* name : {"RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_",

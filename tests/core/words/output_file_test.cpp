@@ -20,18 +20,16 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/file_content.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
 
+using foreshard::testing::content_of;
+
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 class OutputFiles : public ::testing::Test {
  protected:

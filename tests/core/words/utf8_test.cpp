@@ -25,5 +25,9 @@ TEST(Utf8, EveryOtherByteIsReplaced) {
             kReplaced + kReplaced + "a");
 }
 
+TEST(Utf8, XmlTextKeepsWhatMarkupWouldTake) {
+  EXPECT_EQ(xml_text("a<b> & \"c\"\n"), "a&lt;b&gt; &amp; &quot;c&quot; ");
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -21,6 +21,7 @@
 #include "sim/machine/host_processor.h"
 #include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
+#include "tests/exec/rank_meeting.h"
 #include "tests/support/temporary_path.h"
 
 namespace foreshard::exec {
@@ -65,24 +66,9 @@ Job job_of(const Case& one) {
   return loaded->job;
 }
 
-/// The threads of all ranks meet here: communicators by name and ranks.
-class Meeting {
- public:
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks, int rank) {
-    const std::lock_guard lock(mutex_);
-    auto& group = groups_[{name, ranks}];
-    if (group.empty()) group = in_process_communicators(static_cast<int>(ranks.size()), std::chrono::seconds(60));
-    return group[static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin())];
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<std::string, std::vector<int>>, std::vector<std::shared_ptr<Communicator>>> groups_;
-};
-
 /// Rank 0's counts, one a step.
 std::vector<MemoryReport> trained(const Job& job, int all) {
-  Meeting meeting;
+  RankMeeting meeting;
   std::vector<MemoryReport> counted;
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < all; ++rank) {

@@ -8,26 +8,12 @@
 
 #include "core/job/job_file.h"
 #include "exec/communicators/in_process_communicator.h"
+#include "tests/exec/rank_meeting.h"
 
 namespace foreshard::exec {
 namespace {
 
-/// Communicators by name and ranks.
-class Meeting {
- public:
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks, int rank) {
-    const std::lock_guard lock(mutex_);
-    auto& group = groups_[{name, ranks}];
-    if (group.empty()) group = in_process_communicators(static_cast<int>(ranks.size()), std::chrono::seconds(60));
-    return group[static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin())];
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<std::string, std::vector<int>>, std::vector<std::shared_ptr<Communicator>>> groups_;
-};
-
-TrainedJob train_rank(const Job& job, int rank, bool resume, Meeting& meeting) {
+TrainedJob train_rank(const Job& job, int rank, bool resume, RankMeeting& meeting) {
   TrainedJob told;
   TrainingSetup setup;
   setup.job = job;
@@ -77,7 +63,7 @@ Job scripted_job(const std::vector<std::string>& sets) {
 }
 
 TrainedJob train_job(const Job& job, bool resume) {
-  Meeting meeting;
+  RankMeeting meeting;
   const auto ranks = static_cast<std::size_t>(job.cluster.world_size);
   std::vector<TrainedJob> told(ranks);
   std::vector<std::thread> threads;

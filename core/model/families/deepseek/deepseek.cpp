@@ -158,12 +158,7 @@ struct LayerModules {
   RmsNormModule input_norm, post_norm;
 };
 
-struct DeepseekModules {
-  ModuleId root, model, embedding;
-  ParamId embedding_weight;
-  RmsNormModule norm;
-  RotaryModule rotary;
-  LinearModule head;
+struct DeepseekModules : DecoderModules {
   std::vector<LayerModules> layers;
 };
 

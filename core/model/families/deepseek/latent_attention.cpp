@@ -87,7 +87,7 @@ std::pair<Tensor, Tensor> write_turning(ProgramWriter& w, const LatentConfig& c,
   }
 }
 
-Tensor write_queries(ProgramWriter& w, const LatentConfig& c, const LatentModules& m, const Tensor& x) {
+Tensor write_queries(ProgramWriter& w, const LatentModules& m, const Tensor& x) {
   if (m.q) return write_linear(w, *m.q, x);
   return write_linear(w, m.q_up, write_rms_norm(w, m.q_norm, write_linear(w, m.q_down, x), kLatentEps));
 }
@@ -147,7 +147,7 @@ LatentRotation write_latent_rotation(ProgramWriter& w, const LatentConfig& c, co
 Tensor write_latent_attention(ProgramWriter& w, const LatentConfig& c, const LatentModules& m, const Tensor& x,
                               const LatentRotation& rotation, const LatentKernel& how) {
   const std::int64_t batch = x.sizes[0], seq = x.sizes[1];
-  const Tensor flat = write_queries(w, c, m, x);
+  const Tensor flat = write_queries(w, m, x);
   w.enter(m.attention);
   const Tensor q = w.transpose(w.view(flat, {batch, seq, -1, c.head_dim()}), 1, 2);
   w.hold(q);
