@@ -6,6 +6,7 @@
 #include "cli/reports/explain_output.h"
 #include "cli/reports/ranks_output.h"
 #include "cli/reports/report.h"
+#include "core/mesh/rank_model.h"
 #include "core/model/facts.h"
 #include "sim/play/memory_interval.h"
 
@@ -157,6 +158,7 @@ std::string prediction_json(const Simulation& s) {
   for (const std::string& op : p.unknown_ops) out.value(op);
   out.end_array();
   out.field("lifetimes", lifetimes_name(p.lifetimes)).field("loss", loss_origin(s.model));
+  if (sends_chosen_tokens(s.model)) out.field("expert_imbalance", s.job.mesh.expert_imbalance);
   write_remedy(out, s);
   if (s.explanation) write_explanation(out, *s.explanation);
   if (s.ranks) write_ranks(out, *s.ranks);

@@ -9,6 +9,7 @@
 #include "cli/console/amount_text.h"
 #include "cli/console/text_lines.h"
 #include "cli/reports/stream_windows.h"
+#include "core/mesh/rank_model.h"
 #include "core/model/facts.h"
 #include "sim/play/memory_interval.h"
 #include "traces/formats/timeline_text.h"
@@ -412,6 +413,9 @@ void Report::basis() {
     wrapped("default rule", fmt::format("for {}", names));
   }
   if (s_.model.ops.empty()) return;
+  if (sends_chosen_tokens(s_.model))
+    wrapped("experts", fmt::format("assumed: this rank's receive {:g} times an even spread (mesh.expert_imbalance)",
+                                   s_.job.mesh.expert_imbalance));
   if (p_.lifetimes == Lifetimes::Assumed)
     wrapped("lifetimes",
             "assumed: until when Python names a value is told by module boundaries and source lines; memory's "

@@ -186,8 +186,8 @@ void add_mesh_options(TableMaker& t) {
   t.word("mesh.context_rotate", {"allgather", "alltoall"}, FORESHARD_FIELD(mesh.context_rotate),
          "how keys and values reach the ranks that share a sequence: all at once, or round a ring");
   t.number("mesh.expert_imbalance", 1.0, static_cast<double>(kMaxRanks), FORESHARD_FIELD(mesh.expert_imbalance),
-           "token choice, not planned yet: what this rank's experts receive, over an even spread; 1.0 = capacities are "
-           "given");
+           "of tokens that choose their experts: what this rank's experts receive, over an even spread; at worst "
+           "mesh.expert");
   t.integer("mesh.expert_divide_factor", -1, kMaxRanks, FORESHARD_FIELD(mesh.expert_divide_factor),
             "of the experts' gradients; 0 = the data ranks, as torchtitan; -1 = the ranks that FSDP shards them over");
   t.boolean("mesh.flattened", FORESHARD_FIELD(mesh.flattened),

@@ -44,8 +44,6 @@ constexpr Missing kMissing[] = {
        return mesh.expert > 1 && (beside || job.fsdp.runtime != Runtime::Fsdp2);
      },
      "experts over fsdp2 with FULL_SHARD alone: mesh.tensor = 1, mesh.context = 1"},
-    {"mesh.expert_imbalance", [](const Job& job) { return job.mesh.expert_imbalance != 1.0; },
-     "1, experts that take as many tokens each"},
     {"checkpointing.offload_activations", [](const Job& job) { return job.checkpointing.offload_activations; },
      "false"},
     {"train.optimizer.name",

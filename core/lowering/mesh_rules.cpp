@@ -150,10 +150,14 @@ class MeshKernels {
   }
 
   /// all_to_all_single_autograd. Forward: what is sent stays until the result is first used; backward waits at once.
-  Ref all_to_all(const Ref& x, bool waits) {
+  /// `rows`: of the result; as many as `x` has where the parts are equal.
+  Ref all_to_all(const Ref& x, std::int64_t rows, bool waits) {
     const Ref sent = contiguous(x);
-    Ref out = e_.tape().make(e_.layout(sent), e_.category());
-    meet(KernelCollective::AllToAll, sent, out, e_.layout(sent).bytes());
+    Layout to = e_.layout(sent);
+    to.sizes[0] = rows;
+    to = contiguous_layout(to.sizes, to.dtype);
+    Ref out = e_.tape().make(to, e_.category());
+    meet(KernelCollective::AllToAll, sent, out, std::max(to.bytes(), e_.layout(sent).bytes()));
     if (!waits) e_.machine().keep_until_used(out, sent);
     return out;
   }
@@ -371,7 +375,8 @@ std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref
   }
   MeshKernels mesh(emit, dimension_of(op));
   if (op.name == "mesh.all_reduce") return {mesh.all_reduce(args[0])};
-  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(args[0], false)};
+  if (op.name == "mesh.all_to_all")
+    return {mesh.all_to_all(args[0], int_arg(op, 2, "rows", emit.layout(args[0]).sizes[0]), false)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.all_gather") return {mesh.all_gather(args[0], dim, whole)};
@@ -387,7 +392,7 @@ std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g) {
     return {nll_loss_backward(emit, in.saved_arg(0), in.saved_arg(1), in.saved_result(1), g), {}};
   MeshKernels mesh(emit, dimension_of(op));
   if (op.name == "mesh.copy") return {mesh.all_reduce(g)};
-  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, true)};
+  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, in.node.in[0].sizes[0], true)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.reduce_scatter") return {mesh.all_gather(g, dim, whole)};

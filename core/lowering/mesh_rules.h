@@ -11,7 +11,9 @@
 //
 //   mesh.all_reduce(x, mesh)                         terms -> whole; backward hands on
 //
-//   mesh.all_to_all(x, mesh)                         equal parts of the first dimension to and from every rank; so back
+//   mesh.all_to_all(x, mesh, rows)                   parts of the first dimension to and from every rank; so back.
+//   `rows` of the
+//                                                    result where the parts are not equal
 //
 //   mesh.copy(x, mesh)                               whole -> whole; backward sums
 //

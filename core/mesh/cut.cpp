@@ -130,6 +130,7 @@ class Carrier {
     if (name_ == "view_as_complex" || name_ == "view_as_real") return same_dim(args_.front());
     if (name_ == "mm" || name_ == "addmm" || name_ == "bmm" || name_ == "baddbmm") return multiplied();
     if (name_ == "linear") return linear();
+    if (name_ == "_grouped_mm") return grouped();
     if (name_ == "embedding") return looked_up();
     if (name_.find("scaled_dot_product") != name_.npos) return attended();
     if (name_ == "native_layer_norm" || name_ == "_fused_rms_norm" || name_ == "rms_norm") return normalised();
@@ -141,6 +142,13 @@ class Carrier {
                                                rule->form == OpForm::CopyIfNeeded);
     if (pointwise || name_ == "clone" || name_ == "native_dropout" || name_ == "_to_copy") return pointwise_cuts();
     return fail(mixes("there is no rule that carries the cut through it"));
+  }
+
+  /// Rows that were sent to the rank's experts, by their weights.
+  Result<Cuts> grouped() {
+    const bool by_experts = args_.size() > 1 && args_[1].cut.dim == 0 && args_[1].shape.size() == 3;
+    if (!by_experts || args_.front().cut.cut()) return fail(mixes("its experts are not cut as wholes"));
+    return Cuts(results_.size());
   }
 
   // --- views ---

@@ -30,6 +30,8 @@ struct Cut {
   bool spread = false;   // stays cut beyond its module, as a DTensor: the loss knows
   /// Where rows that other ranks have sent lie beside this rank's own (experts); -1: there are none.
   std::int32_t rows = -1;
+  /// Which exchange of chosen tokens made them (ProgramCutter); -1: none, or one of given capacities.
+  std::int32_t exchange = -1;
 
   bool cut() const { return dim >= 0; }
   bool operator==(const Cut&) const = default;

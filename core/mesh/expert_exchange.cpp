@@ -8,14 +8,6 @@
 namespace foreshard::mesh {
 namespace {
 
-Arg number(std::int64_t value) { return Arg{value}; }
-
-Arg sizes_arg(const Shape& shape) {
-  ArgList list;
-  for (const std::int64_t size : shape) list.push_back(number(size));
-  return Arg{std::move(list)};
-}
-
 constexpr std::size_t kStacked = 3;  // [experts, rows, width]
 
 }  // namespace
@@ -50,16 +42,16 @@ std::int32_t ProgramCutter::shaped(const char* name, std::int32_t from, const Sh
 
 /// x.view(sizes).transpose(0, 1).reshape(to): a copy where both of the exchanged dimensions count.
 std::int32_t ProgramCutter::swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller) {
-  const std::int32_t viewed = shaped("aten.view.default", value, sizes, {sizes_arg(sizes)}, caller);
+  const std::int32_t viewed = shaped("aten.view.default", value, sizes, {numbers_arg(sizes)}, caller);
   Shape turned = sizes;
   std::swap(turned[0], turned[1]);
-  const std::int32_t moved = shaped("aten.transpose.int", viewed, turned, {number(0), number(1)}, caller);
+  const std::int32_t moved = shaped("aten.transpose.int", viewed, turned, {number_arg(0), number_arg(1)}, caller);
   ValueInfo& info = model_.values[static_cast<std::size_t>(moved)];
   info.strides = {sizes[2] * sizes[3], sizes[1] * sizes[2] * sizes[3], sizes[3], 1};
-  if (sizes[0] == 1 || sizes[1] == 1) return shaped("aten.view.default", moved, to, {sizes_arg(to)}, caller);
+  if (sizes[0] == 1 || sizes[1] == 1) return shaped("aten.view.default", moved, to, {numbers_arg(to)}, caller);
   const std::int32_t copied = shaped("aten.clone.default", moved, turned, {}, caller);
   ops_.back().kwargs.push_back({"memory_format", Arg{std::string("torch.contiguous_format")}});
-  return shaped("aten._unsafe_view.default", copied, to, {sizes_arg(to)}, caller);
+  return shaped("aten._unsafe_view.default", copied, to, {numbers_arg(to)}, caller);
 }
 
 /// What goes into a call of experts: [experts, rows, width] of this rank's tokens becomes [its experts, all ranks'
@@ -70,7 +62,7 @@ std::int32_t ProgramCutter::dispatch(const Open& open, std::int32_t value) {
   if (whole.size() != kStacked || whole[0] != experts) return value;
   const std::int64_t ranks = options_.group.ranks;
   const Caller caller = caller_of(open);
-  const std::int32_t got = shaped("mesh.all_to_all", value, whole, {number(options_.dimension)}, caller);
+  const std::int32_t got = shaped("mesh.all_to_all", value, whole, {number_arg(options_.dimension)}, caller);
   const std::int32_t made =
       swapped(got, {ranks, experts / ranks, whole[1], whole[2]}, {experts / ranks, ranks * whole[1], whole[2]}, caller);
   ValueInfo& info = model_.values[static_cast<std::size_t>(made)];
@@ -88,6 +80,11 @@ std::int32_t ProgramCutter::dispatch(const Open& open, std::int32_t value) {
 Result<void> ProgramCutter::combine(const Open& open) {
   const std::int32_t result = ops_.back().out.front().value;
   const Cut cut = cuts_[static_cast<std::size_t>(result)];
+  if (!rows_of_.empty() && cut.rows < 0) return {};  // chosen tokens that are back
+  if (cut.exchange >= 0) {
+    now_[result] = rows_back(result, caller_of(open));
+    return {};
+  }
   const Shape whole = whole_[static_cast<std::size_t>(result)];
   if (cut.rows < 0 || whole.size() != kStacked) {
     return fail({ErrorCode::Unsupported,
@@ -102,7 +99,7 @@ Result<void> ProgramCutter::combine(const Open& open) {
   const Caller caller = caller_of(open);
   const std::int32_t sent =
       swapped(result, {experts / ranks, ranks, rows, whole[2]}, {experts, rows, whole[2]}, caller);
-  now_[result] = shaped("mesh.all_to_all", sent, {experts, rows, whole[2]}, {number(options_.dimension)}, caller);
+  now_[result] = shaped("mesh.all_to_all", sent, {experts, rows, whole[2]}, {number_arg(options_.dimension)}, caller);
   return {};
 }
 
@@ -115,7 +112,8 @@ std::int64_t ProgramCutter::experts_in(ModuleId module) const {
 
 /// Results of what reads exchanged rows have as many.
 void ProgramCutter::grow(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results) {
-  const auto from = std::find_if(args.begin(), args.end(), [](const CutTensor& arg) { return arg.cut.rows >= 0; });
+  const auto from = std::find_if(args.begin(), args.end(),
+                                 [](const CutTensor& arg) { return arg.cut.rows >= 0 && arg.cut.exchange < 0; });
   if (from == args.end()) return;
   const auto dim = static_cast<std::size_t>(from->cut.rows);
   const std::int64_t own = from->shape[dim] / options_.group.ranks;
@@ -143,7 +141,7 @@ void ProgramCutter::tell_sizes(Op& op) {
   if (!told || op.args.size() < 2 || op.out.empty()) return;
   const std::int32_t result = op.out.front().value;
   if (cuts_[static_cast<std::size_t>(result)].rows < 0) return;
-  op.args[1] = sizes_arg(model_.values[static_cast<std::size_t>(result)].shape);
+  op.args[1] = numbers_arg(model_.values[static_cast<std::size_t>(result)].shape);
 }
 
 }  // namespace foreshard::mesh

@@ -38,6 +38,48 @@ bool can_be_cut(const Model& model, const ModuleInfo& module) {
                              [&](ParamId id) { return model.params[id.index()].shape.size() == 2; });
 }
 
+/// The parameter that a value is a view or a cast of.
+ParamId weight_of(const std::vector<const Op*>& makers, const Arg& arg) {
+  const Arg* at = &arg;
+  for (int steps = 0; steps < 8; ++steps) {
+    if (const auto* param = std::get_if<ParamRef>(&at->value)) return param->id;
+    const auto* value = std::get_if<ValueRef>(&at->value);
+    const Op* op = value == nullptr ? nullptr : makers[value->id.index()];
+    if (op == nullptr || op->args.empty()) return {};
+    at = &op->args.front();
+  }
+  return {};
+}
+
+/// Modules whose stacked weights a product by groups reads: experts, whatever they are called.
+std::vector<ModuleId> modules_of_experts(const Model& model) {
+  std::vector<const Op*> makers(model.values.size(), nullptr);
+  std::vector<ModuleId> found;
+  for (const Op& op : model.ops) {
+    for (const ValueId id : op.out)
+      if (id.valid()) makers[id.index()] = &op;
+    if (op.name != "aten._grouped_mm.default" || op.args.size() < 3) continue;
+    const ParamId weight = weight_of(makers, op.args[1]);
+    if (!weight.valid()) continue;
+    for (std::size_t m = 0; m < model.modules.size(); ++m) {
+      const auto& params = model.modules[m].params;
+      const bool has = std::find(params.begin(), params.end(), weight) != params.end();
+      if (has && std::find(found.begin(), found.end(), ModuleId(m)) == found.end()) found.push_back(ModuleId(m));
+    }
+  }
+  return found;
+}
+
+Error no_plan() {
+  return {ErrorCode::MissingKey,
+          "nothing says how this model is cut over a mesh",
+          {},
+          "mesh.plan",
+          "patterns of modules and their styles",
+          "a model without a plan of its own",
+          "for example mesh.plan = {\"layers.*.q_proj\" = \"colwise\", \"layers.*.o_proj\" = \"rowwise\"}"};
+}
+
 }  // namespace
 
 std::string_view module_style_name(ModuleStyle style) {
@@ -58,15 +100,7 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
   if (!own) {
     for (const ParallelStyle& row : model.parallel) rows.emplace_back(row.modules, row.style);
   }
-  if (rows.empty()) {
-    return fail({ErrorCode::MissingKey,
-                 "nothing says how this model is cut over a mesh",
-                 {},
-                 "mesh.plan",
-                 "patterns of modules and their styles",
-                 "a model without a plan of its own",
-                 "for example mesh.plan = {\"layers.*.q_proj\" = \"colwise\", \"layers.*.o_proj\" = \"rowwise\"}"});
-  }
+  if (rows.empty() && mesh.tensor > 1) return fail(no_plan());
   std::vector<ModuleStyle> styles(model.modules.size(), ModuleStyle::None);
   const std::vector<std::string_view> names = module_names(model);
   for (const auto& [pattern, word] : rows) {
@@ -85,6 +119,9 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
       }
       styles[m] = *style;
     }
+  }
+  if (!own && mesh.expert > 1) {
+    for (const ModuleId module : modules_of_experts(model)) styles[module.index()] = ModuleStyle::Experts;
   }
   return styles;
 }

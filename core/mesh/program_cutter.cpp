@@ -284,11 +284,14 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
   }
 }
 
-/// The operator of the new program, among the latest, that made a value; nullptr: an older one, or none.
+/// The operator of the new program, among the latest, that made a value; nullptr: an older one, or none. What writes
+/// into a value that is there has not made it.
 const Op* ProgramCutter::maker(std::int32_t value) const {
   constexpr std::size_t kLatest = 16;
   for (std::size_t k = 0; k < std::min(kLatest, ops_.size()); ++k) {
     const Op& op = ops_[ops_.size() - 1 - k];
+    const auto* into = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+    if (into != nullptr && into->id.value == value) continue;
     for (const ValueId id : op.out)
       if (id.value == value) return &op;
   }
@@ -331,11 +334,14 @@ void ProgramCutter::without_copy(Op& op) {
 
 Result<void> ProgramCutter::carry(std::int32_t index) {
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
+  each_arg(op, [&](Arg& arg) {
+    if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
+  });
+  exchange_rows(op);
   std::vector<CutTensor> args;
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) {
-      const std::int32_t id = seen(value->id.value);
-      value->id = ValueId(id);
+      const std::int32_t id = value->id.value;
       args.push_back({whole_[static_cast<std::size_t>(id)], cuts_[static_cast<std::size_t>(id)],
                       is_floating(model_.values[static_cast<std::size_t>(id)].dtype)});
     } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
@@ -369,6 +375,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);
+    follow_rows(op, args, results, cuts);
   }
   for (std::size_t k = 0; k < op.out.size(); ++k) {
     const ValueId id = op.out[k];

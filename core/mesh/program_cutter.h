@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/mesh/cut.h"
@@ -23,10 +24,18 @@ struct TensorOptions {
   /// Gradients are brought to their parameters' placement where autograd makes them, before FSDP sees them: parameters
   /// are local tensors to it (FSDP1), which the program turns into DTensors again.
   bool places_gradients = false;
+  double imbalance = 1;  // what this rank's experts receive of chosen tokens, over an even spread
 };
 
 /// Which dimension of an activation the sequence is: [batch, sequence, width].
 inline constexpr std::int32_t kSequenceDim = 1;
+
+inline Arg number_arg(std::int64_t value) { return Arg{value}; }
+inline Arg numbers_arg(const Shape& values) {
+  ArgList list;
+  for (const std::int64_t value : values) list.push_back(number_arg(value));
+  return Arg{std::move(list)};
+}
 
 class ProgramCutter {
  public:
@@ -78,6 +87,20 @@ class ProgramCutter {
   std::int64_t experts_in(ModuleId module) const;
   void grow(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results);
   void tell_sizes(Op& op);
+
+  // Tokens that choose (token_choice.cpp)
+  struct Rows {
+    std::int64_t sent = 0, received = 0, padded = 0;
+    std::int32_t order = -1;  // of the received ones, by expert
+  };
+  std::int32_t typed(std::int32_t value, DType dtype);
+  std::int32_t exchanged_ends(std::int32_t ends, std::int64_t experts, const Caller& caller);
+  std::int32_t send_rows(std::int32_t value, std::int64_t experts, const Caller& caller);
+  std::int32_t rows_back(std::int32_t value, const Caller& caller);
+  void exchange_rows(Op& op);
+  void follow_rows(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results,
+                   std::vector<Cut>& cuts);
+
   Error refused_in_experts(Error error) const;
   std::string place_of(const Op& op) const;
 
@@ -92,6 +115,9 @@ class ProgramCutter {
   std::map<std::int32_t, std::int32_t> now_;  // value -> what stands for it from now on
   std::vector<std::int32_t> place_;           // first operator of this one, in the new program
   std::vector<Open> open_;
+  std::vector<Rows> rows_of_;                       // by exchange
+  std::map<std::int32_t, std::int32_t> sent_;       // rows -> what their experts' rank has of them
+  std::map<std::int32_t, std::int32_t> ends_here_;  // ends of all experts' rows -> of this rank's
   std::vector<ModuleId> chain_;
   std::int32_t chain_call_ = -1;
   ModuleId chain_module_;

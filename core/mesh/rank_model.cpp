@@ -188,6 +188,7 @@ Result<void> spread_experts(Model& model, const std::vector<ModuleStyle>& styles
   model.mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, 1));
   options.group = {job.mesh.expert, model.mesh.back().place};
   options.sequence = options.loss = false;
+  options.imbalance = job.mesh.expert_imbalance;
   std::vector<Cut> cuts(model.params.size());
   if (auto cut = cut_experts(model, styles, options, cuts); !cut) return cut;
   return mesh::ProgramCutter(model, styles, std::move(cuts), options).run();
@@ -235,6 +236,11 @@ Result<Model> rank_model(Model whole, const Job& job) {
     if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
   }
   return model;
+}
+
+bool sends_chosen_tokens(const Model& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(),
+                     [](const Op& op) { return op.name == "mesh.all_to_all" && op.args.size() > 2; });
 }
 
 }  // namespace foreshard

@@ -27,4 +27,8 @@ ModelOptions rank_model_options(const Job& job);
 /// lengths that the degree does not divide.
 Result<Model> rank_model(Model whole, const Job& job);
 
+/// Tokens of the rank's model choose their experts: how many rows come is the run's, and the plan's an assumption
+/// (mesh.expert_imbalance).
+bool sends_chosen_tokens(const Model& model);
+
 }  // namespace foreshard

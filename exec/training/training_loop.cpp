@@ -175,6 +175,11 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
   }
   auto cut = rank_model(std::move(whole), job);
   if (!cut) return fail(cut.error());
+  if (sends_chosen_tokens(*cut)) {
+    return fail(training_error(ErrorCode::Unsupported, "mesh.expert",
+                               "experts on other ranks, chosen by their tokens, are planned and simulated only",
+                               "set mesh.expert to 1 to run"));
+  }
   auto share = SequenceShare::of(*cut, parts.model.inputs.size(), job.model.seq);
   if (!share) return fail(share.error());
   parts.sequence = std::move(*share);

@@ -6,6 +6,7 @@
 
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 
 namespace foreshard {
@@ -118,17 +119,67 @@ TEST(ExpertModel, ANormOfEachMeshIsCompletedOverTheWorld) {
   EXPECT_EQ(norms, (std::vector<Numel>{3 + 7 * kLayers, 3 * kLayers}));
 }
 
-TEST(ExpertModel, TokenChoiceIsRefusedByName) {
-  const Job job = job_of();
+Model mixtral(const Job& job) {
   const auto config = nlohmann::json::parse(R"({"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101,
     "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64})");
   ProgramOptions program;
   program.compute_dtype = DType::BFloat16;
-  const auto made = rank_model(model_from_config_json(config, "mixtral", job.model, program).value(), job);
-  ASSERT_FALSE(made.has_value());
-  EXPECT_EQ(made.error().code, ErrorCode::Unsupported);
-  EXPECT_NE(made.error().message.find("tokens choose them"), std::string::npos);
+  return model_from_config_json(config, "mixtral", job.model, program).value();
+}
+
+const Op& only(const Model& model, const std::string& name, std::size_t which) {
+  std::vector<const Op*> found;
+  for (const Op& op : model.ops)
+    if (op.name == name) found.push_back(&op);
+  return *found.at(which);
+}
+
+TEST(ExpertModel, ChosenTokensGoToTheirExpertsAndComeBack) {
+  Job job = job_of();
+  job.mesh.expert_imbalance = 1.5;
+  const Model model = rank_model(mixtral(job), job).value();
+  EXPECT_TRUE(sends_chosen_tokens(model));
+  const auto shape = [&](const Op& op) { return model.values[op.out.front().index()].shape; };
+  const std::int64_t pairs = 2 * 48;  // tokens, two choices each
+  const std::int64_t received = pairs * 3 / 2, padded = received + 2 * 8;
+  EXPECT_EQ(shape(only(model, "mesh.all_to_all", 0)), (Shape{kExperts}));  // loads
+  EXPECT_EQ(shape(only(model, "mesh.all_to_all", 1)), (Shape{received, 64}));
+  EXPECT_EQ(shape(only(model, "mesh.all_to_all", 2)), (Shape{pairs, 64}));
+  EXPECT_EQ(shape(only(model, "aten._grouped_mm.default", 0)), (Shape{padded, 2 * 96}));
+  EXPECT_EQ(shape(only(model, "aten._grouped_mm.default", 1)), (Shape{padded, 64}));
+  const auto* ends = std::get_if<ValueRef>(&only(model, "aten._grouped_mm.default", 1).args[2].value);
+  ASSERT_NE(ends, nullptr);
+  EXPECT_EQ(model.values[ends->id.index()].shape, (Shape{kExperts / kExpertRanks}));
+  // What a rank's own tokens are weighted by is as long as what comes back.
+  EXPECT_EQ(shape(only(model, "aten.sum.dim_IntList", 2)), (Shape{48, 64}));
+  EXPECT_FALSE(sends_chosen_tokens(rank_model(whole_model(job), job).value()));
+}
+
+TEST(ExpertModel, ChosenTokensTakeMoreTheMoreUnevenTheyAre) {
+  const auto peak = [](double imbalance) {
+    Job job = job_of();
+    job.mesh.expert_imbalance = imbalance;
+    const Model model = rank_model(mixtral(job), job).value();
+    EXPECT_TRUE(build_plan(model, job).has_value());
+    std::int64_t rows = 0;
+    for (const ValueInfo& value : model.values) rows = std::max(rows, value.shape.empty() ? 0 : value.shape.front());
+    return rows;
+  };
+  EXPECT_EQ(peak(2.0) - peak(1.0), 96);
+}
+
+TEST(ExpertModel, ProductsByGroupsNameExpertsOfModelsWithoutAPlan) {
+  Job job = job_of();
+  job.model.source = FORESHARD_TEST_DATA "/models/deepseek_v3-tiny/config.json";
+  const Model model = rank_model(load_model(job.model, {}).value(), job).value();
+  EXPECT_TRUE(sends_chosen_tokens(model));
+  EXPECT_TRUE(build_plan(model, job).has_value());
+  job.mesh.tensor = 2;
+  job.mesh.expert = 1;
+  const auto untold = rank_model(load_model(job.model, {}).value(), job);
+  ASSERT_FALSE(untold.has_value());
+  EXPECT_EQ(untold.error().place, "mesh.plan");
 }
 
 TEST(ExpertModel, RefusesDegreesThatDoNotDivideTheExperts) {

@@ -1,0 +1,141 @@
+// Tokens that choose their experts, over ranks of their own: rows that are sorted by expert go to their experts' ranks, are
+// sorted again there, each expert's rows padded to a multiple, and come back (torchtitan's ExpertParallel around
+// torch._grouped_mm: token_dispatch, _permute, _unpermute, token_combine). Numbers of rows are the run's: this rank's
+// experts receive `imbalance` times an even spread.
+#include <algorithm>
+#include <cmath>
+
+#include "core/mesh/program_cutter.h"
+
+namespace foreshard::mesh {
+namespace {
+
+constexpr const char* kProduct = "aten._grouped_mm.default";
+constexpr std::int64_t kAligned = 8;  // rows of an expert, bfloat16: TOKEN_GROUP_ALIGN_SIZE_M
+
+ValueRef ref(std::int32_t value) { return {ValueId(value)}; }
+
+std::int32_t value_of(const Arg& arg) {
+  const auto* value = std::get_if<ValueRef>(&arg.value);
+  return value == nullptr ? -1 : value->id.value;
+}
+
+}  // namespace
+
+/// A tensor of another type than its neighbour.
+std::int32_t ProgramCutter::typed(std::int32_t value, DType dtype) {
+  model_.values[static_cast<std::size_t>(value)].dtype = dtype;
+  return value;
+}
+
+/// Loads of this rank's experts, of all ranks' [experts]: where each expert's rows end, and how many rows the host expects.
+std::int32_t ProgramCutter::exchanged_ends(std::int32_t ends, std::int64_t experts, const Caller& caller) {
+  const Op* made = maker(ends);
+  const bool sums = made != nullptr && made->name == "aten.cumsum.default" && value_of(made->args.front()) >= 0;
+  const std::int32_t loads = sums ? value_of(made->args.front()) : ends;
+  const std::int64_t ranks = options_.group.ranks, own = experts / ranks;
+  const std::int32_t got = shaped("mesh.all_to_all", loads, {experts}, {number_arg(options_.dimension)}, caller);
+  emit("aten._local_scalar_dense.default", got, caller.module, caller.call).out.emplace_back();  // splits, on the host
+  const std::int32_t by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
+  const std::int32_t sizes = shaped("aten.sum.dim_IntList", by_rank, {own}, {numbers_arg({0})}, caller);
+  const std::int32_t sums_of_sizes = typed(shaped("aten.cumsum.default", sizes, {own}, {number_arg(0)}, caller), DType::Int32);
+  ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
+  return sums_of_sizes;
+}
+
+/// `value`: [rows, width], sorted by expert. Returns what this rank's experts multiply.
+std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, const Caller& caller) {
+  const Shape own = whole_[static_cast<std::size_t>(value)];
+  const double even = static_cast<double>(own[0]) * options_.imbalance;
+  Rows rows;
+  rows.received = static_cast<std::int64_t>(std::ceil(even));
+  const std::int64_t most = rows.received + experts / options_.group.ranks * kAligned;
+  rows.padded = (most + kAligned - 1) / kAligned * kAligned;
+  rows.sent = own[0];
+  const std::int64_t width = own[1];
+  const Arg dimension = number_arg(options_.dimension);
+  const std::int32_t got =
+      shaped("mesh.all_to_all", value, {rows.received, width}, {dimension, number_arg(rows.received)}, caller);
+  rows.order = typed(shaped("aten.new_full.default", got, {rows.padded}, {numbers_arg({rows.padded}), number_arg(-1)}, caller),
+                     DType::Int32);
+  ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
+  const std::int32_t zeros = shaped("aten.new_zeros.default", got, {1, width}, {numbers_arg({1, width})}, caller);
+  const std::int32_t stacked = shaped("aten.cat.default", got, {rows.received + 1, width}, {}, caller);
+  ops_.back().args = {Arg{ArgList{Arg{ref(got)}, Arg{ref(zeros)}}}};
+  const std::int32_t sorted = shaped("aten.index.Tensor", stacked, {rows.padded, width},
+                                     {Arg{ArgList{Arg{ref(rows.order)}}}}, caller);
+  cuts_[static_cast<std::size_t>(sorted)].rows = 0;
+  rows_of_.push_back(rows);
+  cuts_[static_cast<std::size_t>(sorted)].exchange = static_cast<std::int32_t>(rows_of_.size()) - 1;
+  return sorted;
+}
+
+/// The way back: [rows, width] in the order in which they were sent.
+std::int32_t ProgramCutter::rows_back(std::int32_t value, const Caller& caller) {
+  const Rows rows = rows_of_[static_cast<std::size_t>(cuts_[static_cast<std::size_t>(value)].exchange)];
+  const std::int64_t width = whole_[static_cast<std::size_t>(value)][1];
+  const Shape stacked{rows.received + 1, width};
+  const std::int32_t made = shaped("aten.new_empty.default", value, stacked, {numbers_arg(stacked)}, caller);
+  Op& put = emit("aten.index_put_.default", made, caller.module, caller.call);
+  put.args.push_back(Arg{ArgList{Arg{ref(rows.order)}}});
+  put.args.push_back(Arg{ref(value)});
+  put.out.emplace_back(made);
+  const std::int32_t received = shaped("aten.slice.Tensor", made, {rows.received, width},
+                                       {number_arg(0), number_arg(0), number_arg(rows.received)}, caller);
+  return shaped("mesh.all_to_all", received, {rows.sent, width}, {number_arg(options_.dimension), number_arg(rows.sent)}, caller);
+}
+
+/// Before an operator: rows that a product of this rank's experts reads are sent to it, and rows that meet what stayed
+/// here come back.
+void ProgramCutter::exchange_rows(Op& op) {
+  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Experts) return;
+  const Caller caller{op.module, op.call};
+  const std::int64_t experts = experts_in(open_.back().module);
+  if (op.name == kProduct && op.args.size() > 2) {
+    const std::int32_t rows = value_of(op.args[0]), ends = value_of(op.args[2]);
+    const bool here = rows >= 0 && ends >= 0 && cuts_[static_cast<std::size_t>(rows)].rows < 0;
+    if (!here && ends >= 0) op.args[2] = Arg{ref(ends_here_[ends])};
+    if (!here) return;
+    const auto [known, first] = sent_.try_emplace(rows, -1);
+    if (first) {
+      ends_here_[ends] = exchanged_ends(ends, experts, caller);
+      known->second = send_rows(rows, experts, caller);
+    }
+    op.args[0] = Arg{ref(known->second)};
+    op.args[2] = Arg{ref(ends_here_[ends])};
+    return;
+  }
+  const auto is_sent = [&](const Arg& arg) {
+    const std::int32_t value = value_of(arg);
+    return value >= 0 && cuts_[static_cast<std::size_t>(value)].exchange >= 0;
+  };
+  const auto stayed = [&](const Arg& arg) {
+    const std::int32_t value = value_of(arg);
+    return value >= 0 && !is_sent(arg) && !whole_[static_cast<std::size_t>(value)].empty();
+  };
+  if (std::none_of(op.args.begin(), op.args.end(), stayed)) return;
+  for (Arg& arg : op.args) {
+    if (!is_sent(arg)) continue;
+    const std::int32_t value = value_of(arg);
+    const auto [known, first] = now_.try_emplace(value, -1);
+    if (first) known->second = rows_back(value, caller);
+    arg = Arg{ref(known->second)};
+  }
+}
+
+/// Results of what reads only sent rows are rows of this rank's experts.
+void ProgramCutter::follow_rows(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results,
+                                std::vector<Cut>& cuts) {
+  const auto from = std::find_if(args.begin(), args.end(), [](const CutTensor& arg) { return arg.cut.exchange >= 0; });
+  if (from == args.end()) return;
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    if (results[k].size() != from->shape.size() || !op.out[k].valid()) continue;
+    results[k][0] = from->shape[0];
+    whole_[op.out[k].index()] = results[k];
+    cuts[k] = {};
+    cuts[k].rows = 0;
+    cuts[k].exchange = from->cut.exchange;
+  }
+}
+
+}  // namespace foreshard::mesh
