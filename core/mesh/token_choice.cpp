@@ -1,5 +1,5 @@
-// Tokens that choose their experts, over ranks of their own: rows that are sorted by expert go to their experts' ranks, are
-// sorted again there, each expert's rows padded to a multiple, and come back (torchtitan's ExpertParallel around
+// Tokens that choose their experts, over ranks of their own: rows that are sorted by expert go to their experts' ranks,
+// are sorted again there, each expert's rows padded to a multiple, and come back (torchtitan's ExpertParallel around
 // torch._grouped_mm: token_dispatch, _permute, _unpermute, token_combine). Numbers of rows are the run's: this rank's
 // experts receive `imbalance` times an even spread.
 #include <algorithm>
@@ -28,7 +28,8 @@ std::int32_t ProgramCutter::typed(std::int32_t value, DType dtype) {
   return value;
 }
 
-/// Loads of this rank's experts, of all ranks' [experts]: where each expert's rows end, and how many rows the host expects.
+/// Loads of this rank's experts, of all ranks' [experts]: where each expert's rows end, and how many rows the host
+/// expects.
 std::int32_t ProgramCutter::exchanged_ends(std::int32_t ends, std::int64_t experts, const Caller& caller) {
   const Op* made = maker(ends);
   const bool sums = made != nullptr && made->name == "aten.cumsum.default" && value_of(made->args.front()) >= 0;
@@ -38,7 +39,8 @@ std::int32_t ProgramCutter::exchanged_ends(std::int32_t ends, std::int64_t exper
   emit("aten._local_scalar_dense.default", got, caller.module, caller.call).out.emplace_back();  // splits, on the host
   const std::int32_t by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
   const std::int32_t sizes = shaped("aten.sum.dim_IntList", by_rank, {own}, {numbers_arg({0})}, caller);
-  const std::int32_t sums_of_sizes = typed(shaped("aten.cumsum.default", sizes, {own}, {number_arg(0)}, caller), DType::Int32);
+  const std::int32_t sums_of_sizes =
+      typed(shaped("aten.cumsum.default", sizes, {own}, {number_arg(0)}, caller), DType::Int32);
   ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
   return sums_of_sizes;
 }
@@ -56,14 +58,15 @@ std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, 
   const Arg dimension = number_arg(options_.dimension);
   const std::int32_t got =
       shaped("mesh.all_to_all", value, {rows.received, width}, {dimension, number_arg(rows.received)}, caller);
-  rows.order = typed(shaped("aten.new_full.default", got, {rows.padded}, {numbers_arg({rows.padded}), number_arg(-1)}, caller),
-                     DType::Int32);
+  rows.order =
+      typed(shaped("aten.new_full.default", got, {rows.padded}, {numbers_arg({rows.padded}), number_arg(-1)}, caller),
+            DType::Int32);
   ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
   const std::int32_t zeros = shaped("aten.new_zeros.default", got, {1, width}, {numbers_arg({1, width})}, caller);
   const std::int32_t stacked = shaped("aten.cat.default", got, {rows.received + 1, width}, {}, caller);
   ops_.back().args = {Arg{ArgList{Arg{ref(got)}, Arg{ref(zeros)}}}};
-  const std::int32_t sorted = shaped("aten.index.Tensor", stacked, {rows.padded, width},
-                                     {Arg{ArgList{Arg{ref(rows.order)}}}}, caller);
+  const std::int32_t sorted =
+      shaped("aten.index.Tensor", stacked, {rows.padded, width}, {Arg{ArgList{Arg{ref(rows.order)}}}}, caller);
   cuts_[static_cast<std::size_t>(sorted)].rows = 0;
   rows_of_.push_back(rows);
   cuts_[static_cast<std::size_t>(sorted)].exchange = static_cast<std::int32_t>(rows_of_.size()) - 1;
@@ -82,7 +85,8 @@ std::int32_t ProgramCutter::rows_back(std::int32_t value, const Caller& caller) 
   put.out.emplace_back(made);
   const std::int32_t received = shaped("aten.slice.Tensor", made, {rows.received, width},
                                        {number_arg(0), number_arg(0), number_arg(rows.received)}, caller);
-  return shaped("mesh.all_to_all", received, {rows.sent, width}, {number_arg(options_.dimension), number_arg(rows.sent)}, caller);
+  return shaped("mesh.all_to_all", received, {rows.sent, width},
+                {number_arg(options_.dimension), number_arg(rows.sent)}, caller);
 }
 
 /// Before an operator: rows that a product of this rank's experts reads are sent to it, and rows that meet what stayed
