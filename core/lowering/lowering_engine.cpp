@@ -11,6 +11,18 @@
 
 namespace foreshard::lowering {
 
+namespace {
+
+/// What hooks unpacked is named by the formula alone: it goes when that returns, before the engine sums and casts. What
+/// autograd itself keeps goes when the node is done with.
+void drop_unpacked(Node& node) {
+  for (Saved& kept : node.saved) {
+    if (kept.promised) kept.tensor.reset();
+  }
+}
+
+}  // namespace
+
 // ---------------------------------------------------------------------------------------------------------------
 // backward
 
@@ -141,6 +153,10 @@ void Machine::run_node(std::int32_t id) {
     outs = node.op->opaque >= 0 ? opaque_backward(emit, model_.opaques[static_cast<std::size_t>(node.op->opaque)], in)
                                 : backward_of(emit, in);
     outs.resize(node.next.size());
+    if (frame != nullptr && !frame->reentrant) {
+      saved.clear();
+      drop_unpacked(node);
+    }
     for (std::size_t i = 0; i < outs.size();
          ++i) {  // the engine checks shapes and types: broadcast operands are summed here
       if (!outs[i] || node.next[i].node < 0 || node.rule->formula == OpFormula::Mesh) continue;

@@ -482,8 +482,11 @@ void Machine::drop_unreached() {
     stack.pop_back();
     for (const Edge& edge : nodes_[static_cast<std::size_t>(id)].next) reach(edge.node);
   }
-  for (std::size_t id = 0; id < nodes_.size(); ++id)
-    if (!reached[id]) forget_saved(nodes_[id]);
+  for (std::size_t id = 0; id < nodes_.size(); ++id) {
+    if (reached[id]) continue;
+    forget_saved(nodes_[id]);
+    nodes_[id].saved.clear();  // a recomputation brings nothing to a node that is gone
+  }
 }
 
 // -------------------------------------------------------------------------------------------------------------

@@ -129,6 +129,60 @@ TEST(LoweringCorners, WhatIsWrittenOverIsCopiedInCheckpointedRegionsToo) {
   EXPECT_EQ(clones(true, true), (Clones{0, 1}));
 }
 
+/// Non-reentrant checkpointing unpacks into the formula's own variables; the engine sums and casts behind it.
+TEST(LoweringCorners, ARecomputedValueGoesBeforeTheGradientIsSummedToItsShape) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.param("w", {4, 4});
+  toy.param("v", {4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.mul.Tensor", {"h", "%v"}, {{"d", {6, 4}}});
+  toy.op("aten.sum.default", {"d"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  /// Where backward lets go of the product, and where it makes the gradient of v, whose 16 bytes nothing else has.
+  const auto freed_first = [&model](bool checkpointed, bool reentrant) {
+    SegmentRange whole{0, 3};
+    whole.checkpointed = checkpointed;
+    whole.region = checkpointed ? 0 : -1;
+    whole.reentrant = reentrant;
+    const auto lowered = lower(model, {whole}, all_trainable(model));
+    const SegmentTemplate& segment = lowered->templates[0];
+    const KernelList& maker = checkpointed ? segment.recompute : segment.forward;
+    const auto product = std::find_if(maker.events.begin(), maker.events.end(), [&](const MemoryEvent& event) {
+      return event.alloc && segment.slots[static_cast<std::size_t>(event.slot)].bytes == 96;
+    });
+    const auto& events = segment.backward.events;
+    const auto gone = std::find_if(events.begin(), events.end(), [&](const MemoryEvent& event) {
+      return !event.alloc && event.slot == product->slot;
+    });
+    const auto summed = std::find_if(events.begin(), events.end(), [&](const MemoryEvent& event) {
+      return event.alloc && segment.slots[static_cast<std::size_t>(event.slot)].bytes == 16;
+    });
+    EXPECT_TRUE(gone != events.end() && summed != events.end());
+    return gone < summed;
+  };
+  EXPECT_FALSE(freed_first(false, false));
+  EXPECT_TRUE(freed_first(true, false));
+  EXPECT_FALSE(freed_first(true, true));  // a nested backward keeps what it saved like any other
+}
+
+TEST(LoweringCorners, RecomputationBringsNothingToNodesThatLeadNowhere) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.silu.default", {"h"}, {{"unused", {6, 4}}});
+  toy.op("aten.sum.default", {"h"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const std::vector<SegmentRange> segments{{0, 2, true, 7}, {2, 3}};
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.recompute_kernels, (std::vector<std::string>{"aten.mm.default"}));  // the silu's promise counts
+  EXPECT_EQ(out.left, 0);
+  EXPECT_TRUE(out.misuse.empty());
+}
+
 TEST(LoweringCorners, ASafeSoftmaxLooksForRowsWithoutAFiniteElement) {
   const Model model = with_op("aten._safe_softmax.default");
   const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
