@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/edit_distance.h"
 #include "core/model/json_input.h"
 
 namespace foreshard {
@@ -178,8 +179,26 @@ class ArchiveReader {
                                                 : "the archive holds no program of that name",
                                 (programs_.size() == 1 ? "" : "one of ") + names,
                                 wanted_.empty() ? "nothing" : in_quotes(wanted_));
-    error.hint = programs_.size() == 1 ? "leave model.program out" : "--program NAME, or model.program in the job";
+    error.hint =
+        meant() + (programs_.size() == 1 ? "leave model.program out" : "--program NAME, or model.program in the job");
     return fail(std::move(error));
+  }
+
+  /// The names that a wrong one is near to, nearest first, at most three.
+  std::string meant() const {
+    constexpr std::size_t kLongest = 64, kMost = 3;  // hostile archives have long names, and many
+    if (wanted_.empty() || wanted_.size() > kLongest) return {};
+    const std::size_t furthest = std::max<std::size_t>(2, wanted_.size() / 3);
+    std::vector<std::pair<std::size_t, std::string_view>> near;
+    for (const std::string& name : programs_) {
+      const std::size_t distance = edit_distance(wanted_, name_of(name));
+      if (distance <= furthest) near.emplace_back(distance, name_of(name));
+    }
+    std::stable_sort(near.begin(), near.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (near.size() > kMost) near.resize(kMost);
+    std::string text;
+    for (const auto& [distance, name] : near) text += (text.empty() ? "did you mean " : " or ") + in_quotes(name);
+    return text.empty() ? text : text + "? ";
   }
 
   /// models/<name>.json; the flat container of old has one program without a name.

@@ -109,6 +109,22 @@ TEST(ProgramErrors, ValuesOfTheJobSayWhatIsWrongWithThem) {
   }
 }
 
+TEST(ProgramErrors, AMisspeltProgramOfAnArchiveIsToldWhatMayBeMeant) {
+  const std::string archive = std::string(FORESHARD_TEST_DATA) + "/pt2/two_programs.pt2";
+  const auto error_of = [&](const std::string& name) {
+    expect_a_good_error({"inspect", archive, "--program", name});
+    const ProgramRun run = run_program({"inspect", archive, "--program", name, "--json"});
+    return nlohmann::json::parse(run.out, nullptr, false)["error"];
+  };
+  const auto near = error_of("encodr");
+  EXPECT_EQ(near["place"], "model.program");
+  EXPECT_EQ(near["expected"], "one of \"encoder\", \"probe\"");
+  EXPECT_EQ(near["got"], "\"encodr\"");
+  EXPECT_EQ(near["hint"], "did you mean \"encoder\"? --program NAME, or model.program in the job");
+  EXPECT_EQ(error_of("prob")["hint"], "did you mean \"probe\"? --program NAME, or model.program in the job");
+  EXPECT_EQ(error_of("something")["hint"], "--program NAME, or model.program in the job");  // near to none
+}
+
 TEST(ProgramErrors, DamagedFilesOfEveryKindSayWhere) {
   const fs::path folder = testing::temporary_path("damaged");
   fs::create_directories(folder);
