@@ -293,6 +293,7 @@ class Simulation {
     memory.allocated = highest.allocated;
     memory.active = highest.active;
     memory.reserved = highest.reserved;
+    memory.pinned_host = device_.pinned_host;
     const std::size_t steps = prediction_.iterations.size();
     if (!settled_ && prediction_.fits && steps > 1) {
       const Bytes last = prediction_.iterations[steps - 1].peak_reserved;

@@ -55,7 +55,7 @@ void write_memory(JsonText& out, const Simulation& s) {
       .field("peak_reserved_bytes", m.reserved);
   out.field("growth_bytes_per_step", m.growth);
   write_estimate(out, "outside_allocator_bytes", m.outside_allocator);
-  out.field("card_bytes", s.card_memory);
+  out.field("card_bytes", s.card_memory).field("pinned_host_bytes", m.pinned_host);
   const MemoryIntervals intervals = memory_intervals(s.prediction, s.profile.kind);
   out.key("intervals").begin_object();
   write_estimate(out, "peak_allocated_bytes", intervals.allocated);

@@ -386,6 +386,7 @@ Runner::Place Runner::place_of(const Instruction& instruction) const {
 void Runner::allocate(const Instruction& instruction, InstructionId id) {
   const Place place = place_of(instruction);
   const BufferWhat what = instruction.buffer.what;
+  if (what == BufferWhat::Shard) return;  // C1's pinned copy: an offloaded shard lies in the host's memory since load()
   place.unit->slot(what, place.index, instance_of(instruction)) =
       context_.allocate(instruction.stream, id, instruction.bytes, category_of(what));
   place.unit->allocated(instruction, place.index);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -67,6 +68,14 @@ struct Device {
     return span;
   }
 
+  /// What torch's allocator of pinned memory gives: blocks of a power of two, by a call of the driver. A host as device
+  /// has none.
+  void pin_host_memory(Bytes bytes) {
+    if (profile.kind == "cpu" || bytes <= 0) return;
+    pinned_host += static_cast<Bytes>(std::bit_ceil(static_cast<std::uint64_t>(bytes)));
+    clock.host_cost(profile.driver_alloc_ns);
+  }
+
   /// Kernels of the compute stream, one after the other, as launch() would place them; no spans are kept. `host_before`
   /// is what the host pays before the kernel at this place; called in order, last with the number of kernels.
   /// `Kernel` has host, device and launches. REQUIRES clock.is_plain().
@@ -100,6 +109,7 @@ struct Device {
   MemoryBook book;
   Interference interference;
   Activity activity;
+  Bytes pinned_host = 0;
   SimTime compute_tail = 0;  // end of the last work on D; clock.tail(D) also moves by waits
 };
 

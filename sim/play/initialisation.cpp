@@ -213,7 +213,7 @@ class Fsdp2Wrapping {
     for (const std::size_t u : wrapping_order(plan)) {
       for (const ShardedParam& param : plan.units[u].sharded)  // of several dtypes where some are frozen
         shard_[model.storage_of(param.param).index()] = {padded_bytes(param, model.params[param.param.index()].dtype),
-                                                         u, kNoBlock};
+                                                         u, kNoBlock, false};
     }
   }
 
@@ -224,11 +224,14 @@ class Fsdp2Wrapping {
     Bytes bytes = -1;  // of a parameter that no unit manages
     std::size_t unit = 0;
     BlockHandle block = kNoBlock;
+    bool pinned = false;  // F2-26: on the host
   };
 
   /// Takes the place of what was there before: a module that moves makes a shard for every name of a tied parameter.
   bool make_shard(ParamId storage) {
     Shard& shard = shard_[storage.index()];
+    if (shard.bytes >= 0 && job_.fsdp.cpu_offload && job_.fsdp.offload_pin_memory && !std::exchange(shard.pinned, true))
+      device_.pin_host_memory(shard.bytes);
     if (shard.bytes < 0 || job_.fsdp.cpu_offload) return true;
     device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
     const BlockHandle made = device_.book.allocate(shard.bytes, kD, MemoryCategory::ShardedParams);

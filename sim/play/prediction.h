@@ -82,6 +82,7 @@ struct PeakMemory {
   Bytes allocated = 0, active = 0, reserved = 0;  // from wrapping to the end, or to where memory ran out
   Bytes growth = 0;  // of the reserved peak from the last step but one to the last: it goes on
   Estimate outside_allocator;
+  Bytes pinned_host = 0;  // beside the device: what offloading pins of the host's memory for this rank, rounded up
   InstructionId instruction;
   std::string unit, phase;
   std::vector<CategoryBytes> categories;  // at the moment of the allocated peak

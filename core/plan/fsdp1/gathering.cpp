@@ -13,9 +13,9 @@ void Gathering::lazy_init() {
   for (UnitState& u : run_.units) {
     if (!u.has_handle || !u.offload) continue;
     u.host_grad = u.unit->requires_grad;
-    if (!u.host_grad) continue;
-    out_.work(InstructionKind::Alloc, Stream::Host, u, BufferWhat::HostGrad, u.unit->shard_numel, u.unit->orig_dtype)
-        .pinned = true;
+    // C1: a pinned copy of the shard, and zeros for its gradient, trained or not.
+    for (const BufferWhat what : {BufferWhat::Shard, BufferWhat::HostGrad})
+      out_.work(InstructionKind::Alloc, Stream::Host, u, what, u.unit->shard_numel, u.unit->orig_dtype).pinned = true;
   }
 }
 

@@ -86,7 +86,7 @@ void DataMovement::cross(const Instruction& i, Bytes bytes) {
   // start.
   const bool pins =
       i.kind == InstructionKind::D2h && i.pinned && !i.blocking && context_.plan.runtime != Runtime::Fsdp1;
-  if (pins && pinned_.insert(buffers_.index(i.buffer)).second) host += device.profile.driver_alloc_ns;
+  if (pins && pinned_.insert(buffers_.index(i.buffer)).second) device.pin_host_memory(bytes);
   const WorkSpan run = device.launch(i.stream, host, cost.transfer(bytes), context_.span_of(i, SpanKind::Copy));
   if (i.blocking || (i.kind == InstructionKind::D2h && !i.pinned)) {
     order_.add_host_wait(std::max<SimDuration>(0, run.end - device.clock.host()));

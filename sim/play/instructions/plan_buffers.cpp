@@ -65,7 +65,10 @@ BlockHandle PlanBuffers::take(const BufferName& buffer, std::int32_t instance) {
 
 bool PlanBuffers::play(const Instruction& i) {
   Device& device = context_.device;
-  if (i.stream == Stream::Host) return true;  // host memory
+  if (i.stream == Stream::Host) {
+    if (i.kind == InstructionKind::Alloc && i.pinned) pin(i);
+    return true;
+  }
   ++device.activity.events;
   switch (i.kind) {
     case InstructionKind::Alloc:
@@ -83,6 +86,15 @@ bool PlanBuffers::play(const Instruction& i) {
   }
   if (device.activity.keep_spans) context_.samples.push_back(context_.ledger_now());
   return true;
+}
+
+/// C1: what is pinned is made pageable first: pin_memory() copies.
+void PlanBuffers::pin(const Instruction& i) {
+  constexpr int kCopy = 2, kZeros = 1;  // passes over the memory
+  Device& device = context_.device;
+  const int passes = i.buffer.what == BufferWhat::HostGrad ? kZeros + kCopy : kCopy;
+  device.pin_host_memory(instruction_bytes(i));
+  device.clock.host_cost(device.cost.host_pass(passes * instruction_bytes(i)));
 }
 
 void PlanBuffers::zero_gradients() {

@@ -32,6 +32,8 @@ class PlanBuffers {
   void forget_state_copies();
 
  private:
+  void pin(const Instruction& i);
+
   struct NamedBlock {
     BlockHandle block = kNoBlock;
     std::int32_t instance = 0;

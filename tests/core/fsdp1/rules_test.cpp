@@ -292,6 +292,23 @@ TEST(Fsdp1Offload, EightCopiesInFourOut) {  // C1, C4, 19.8
   EXPECT_EQ(count(zero2.iterations[1], K::AllGather), 4);
 }
 
+TEST(Fsdp1Offload, EveryHandlePinsItsShardAndAGradientOnce) {  // C1: 2 c e_o bytes a unit, trained or not
+  Scenario s = with({{"cpu_offload", true}});
+  s.model = chain(3, "call", {"B1"});
+  const Plan plan = plan_of(s);
+  std::vector<std::string> pinned;
+  for (const PlanIteration& it : plan.iterations) {
+    for (const Instruction& i : it.instructions) {
+      if (i.kind != K::Alloc || i.stream != Stream::Host) continue;
+      EXPECT_TRUE(i.pinned && &it == &plan.iterations.front());
+      pinned.push_back(std::string(buffer_what_name(i.buffer.what)) + " " + plan.units[i.unit.index()].name + " " +
+                       std::to_string(i.bytes));
+    }
+  }
+  EXPECT_THAT(pinned, ElementsAre("shard  40", "host_grad  40", "shard B0 100", "host_grad B0 100", "shard B1 100",
+                                  "host_grad B1 100", "shard B2 100", "host_grad B2 100"));
+}
+
 TEST(Fsdp1Offload, OnlyTheFirstCopiesAreFromPageableMemory) {  // C1
   const Plan plan = plan_of(with({{"cpu_offload", true}}));
   const auto pageable = [](const PlanIteration& it) {

@@ -226,7 +226,8 @@ void Printer::ledger(const Instruction& i) {
 void Printer::final_gradients() {
   for (std::size_t n = 0; n < plan_.units.size(); ++n) {
     const UnitId id(n);
-    const Buffer* buffer = alive(id, BufferWhat::HostGrad);
+    // A frozen unit's pinned zeros are nobody's gradient.
+    const Buffer* buffer = plan_.units[n].requires_grad ? alive(id, BufferWhat::HostGrad) : nullptr;
     for (const BufferWhat what :
          {BufferWhat::ShardGrad, BufferWhat::SavedGrad, BufferWhat::GradReduce, BufferWhat::Grad}) {
       if (buffer == nullptr) buffer = alive(id, what);
