@@ -117,6 +117,10 @@ Tensor write_routed_experts(ProgramWriter& w, const ExpertsConfig& c, const Expe
   const Tensor per_token = w.view(unsorted, {rows.sizes[0], c.chosen, c.hidden});
   const Tensor sum = one(w, "aten.sum.dim_IntList", {ProgramWriter::arg(per_token), ProgramWriter::arg(Dims{1})},
                          rows.sizes, per_token.dtype);
+  // The function's own names, one of which (`weighted_out`) is given twice.
+  for (const Tensor* local :
+       {&by_expert, &order, &inputs, &shares, &ids, &loads, &ends, &outputs, &back, &unsorted, &sum})
+    w.hold(*local);
   return w.to(sum, rows.dtype);
 }
 

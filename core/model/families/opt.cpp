@@ -167,6 +167,7 @@ Places write_places(ProgramWriter& w, const OptModules& m, std::int64_t batch, s
   w.enter(m.decoder);
   const Tensor ones = w.emit("aten.ones.default", {ProgramWriter::arg(Dims{batch, seq})}, {},
                              {{{batch, seq}, {seq, 1}, DType::Float32}})[0];
+  w.hold(ones);  // position_attention_mask
   const Tensor counted = w.mul(w.cumsum(ones, 1), ones);
   const Tensor places = w.to(w.with_scalar("aten.sub.Tensor", counted, Arg{std::int64_t{1}}), DType::Int64);
   const Tensor ids = w.alias(places);  // position_ids[:, past:], handed to every layer
@@ -205,9 +206,9 @@ Result<Model> build_opt(const FamilyInput& given) {
   const Tensor ids = w.view(tokens.ids, {-1, seq});
   w.enter(m.tokens);
   Tensor x = w.embedding(w.param(m.token_weight), ids, c.padding_index);
-  w.hold(x, Hold::Until::Call, m.decoder);
   const Places places = write_places(w, m, input.options.batch, seq);
   if (m.project_in) x = write_linear(w, *m.project_in, x);
+  w.hold(x, Hold::Until::Call, m.decoder);  // inputs_embeds, a name that the projection takes over
   w.enter(m.decoder);
   x = w.add(x, places.rows);
   std::optional<Tensor> mask;
