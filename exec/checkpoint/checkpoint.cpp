@@ -77,6 +77,15 @@ bool persistent(const Model& model, const StateTensor& tensor) {
   return found == model.buffers.end() || found->persistent;
 }
 
+/// A config.json says of the weights beside it whether they are tied; a mesh may have untied what the job's own ties.
+std::string config_of_weights(const Model& model, const std::string& text) {
+  const bool untied = std::ranges::any_of(model.parallel, [](const auto& row) { return row.style == "untied"; });
+  nlohmann::json config = untied ? nlohmann::json::parse(text, nullptr, false) : nlohmann::json();
+  if (!config.is_object()) return text;
+  config["tie_word_embeddings"] = false;
+  return config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 /// One save on one rank. Every rank has the same layout of all files: it follows from what all told each other.
 class Save {
  public:
@@ -183,7 +192,9 @@ class Save {
   Result<void> write_documents() {
     if (rank_ != 0) return {};
     for (const auto& [name, text] : contents_.documents) {
-      auto written = write_file_durably(partial_ + "/" + name, text);
+      const bool config = name == "config.json";
+      auto written =
+          write_file_durably(partial_ + "/" + name, config ? config_of_weights(contents_.model, text) : text);
       if (!written) return fail(written.error());
       manifest_.documents[name] = std::move(*written);
     }

@@ -34,6 +34,25 @@ std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::joi
 /// Archives name none; what python/foreshard/capture writes may be of any.
 bool is_family(const std::string& architecture) { return !architecture.empty() && architecture != "captured"; }
 
+/// A later name of a parameter that was tied is what its owner is: the run that loads it may have untied them.
+const CheckpointTensor* find_saved(const CheckpointManifest& manifest, const StateTensor& tensor) {
+  const CheckpointTensor* saved = manifest.find(tensor.fqn, tensor.slot);
+  const auto owner = manifest.shared.find(tensor.fqn);
+  return saved == nullptr && owner != manifest.shared.end() ? manifest.find(owner->second, tensor.slot) : saved;
+}
+
+Error untied(const std::string& folder, const std::string& name, const std::string& owner) {
+  Error error;
+  error.code = ErrorCode::Refused;
+  error.file = folder + "/" + std::string(kManifestName);
+  error.place = name;
+  error.message = "the checkpoint is of a run that untied this parameter, and one of the two would be lost";
+  error.expected = "the values of " + owner + ", which this run ties it to";
+  error.got = "other values";
+  error.hint = "set tie_word_embeddings = false in the model's config.json, or resume on a mesh that unties them too";
+  return error;
+}
+
 /// Architecture, names and shapes, before anything is read.
 Result<void> check_tensors(const CheckpointManifest& manifest, const Model& model, const TrainState& state,
                            const std::string& folder) {
@@ -50,7 +69,7 @@ Result<void> check_tensors(const CheckpointManifest& manifest, const Model& mode
     return fail(other_model(folder, saved.slot + "/" + saved.fqn, kind + model.name, "none of that name"));
   }
   for (const StateTensor& tensor : state.tensors) {
-    const CheckpointTensor* saved = manifest.find(tensor.fqn, tensor.slot);
+    const CheckpointTensor* saved = find_saved(manifest, tensor);
     if (saved == nullptr) {
       if (tensor.slot != "param") continue;
       return fail(other_model(folder, tensor.fqn, shape_text(tensor.shape), "no such parameter"));
@@ -65,12 +84,29 @@ Result<void> check_tensors(const CheckpointManifest& manifest, const Model& mode
 class Load {
  public:
   Load(const CheckpointManifest& manifest, const std::string& folder, TrainState& state)
-      : reader_(manifest, folder), manifest_(manifest), state_(state) {}
+      : reader_(manifest, folder), manifest_(manifest), folder_(folder), state_(state) {}
+
+  /// Names that this model ties and the checkpoint holds apart: they must say the same. Compares this rank's pieces.
+  Result<void> tied(const Model& model) {
+    for (const ParamInfo& param : model.params) {
+      const CheckpointTensor* apart = param.shares.valid() ? manifest_.find(param.fqn, "param") : nullptr;
+      if (apart == nullptr) continue;
+      const std::string& owner = model.params[param.shares.index()].fqn;
+      for (const StateTensor& tensor : state_.tensors) {
+        if (tensor.fqn != owner || tensor.slot != "param" || tensor.pieces.empty()) continue;
+        StateTensor other = tensor;
+        other.local = tensor.local.clone();
+        if (const auto read = reader_.read(*apart, other); !read) return read;
+        if (!other.local.equal(tensor.local)) return fail(untied(folder_, param.fqn, owner));
+      }
+    }
+    return {};
+  }
 
   Result<void> tensors(std::vector<std::string>& notes) {
     std::set<std::string> absent;  // slots
     for (StateTensor& tensor : state_.tensors) {
-      const CheckpointTensor* saved = manifest_.find(tensor.fqn, tensor.slot);
+      const CheckpointTensor* saved = find_saved(manifest_, tensor);
       if (saved == nullptr) {  // a buffer keeps what the model made of it
         if (tensor.slot == "buffer") continue;
         absent.insert(tensor.slot);
@@ -112,6 +148,7 @@ class Load {
 
   CheckpointReader reader_;
   const CheckpointManifest& manifest_;
+  const std::string& folder_;
   TrainState& state_;
   bool converted_ = false;
 };
@@ -132,6 +169,7 @@ Result<LoadedCheckpoint> load_checkpoint(const std::string& folder, const Model&
   loaded.saved_world_size = manifest->world_size;
   Load load(*manifest, folder, state);
   if (const auto read = load.tensors(loaded.notes); !read) return fail(read.error());
+  if (const auto same = load.tied(model); !same) return fail(same.error());
   if (world_size != manifest->world_size) {
     loaded.notes.push_back(fmt::format("saved by {} ranks, loaded by {}", manifest->world_size, world_size));
     return loaded;
