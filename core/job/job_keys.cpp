@@ -155,11 +155,12 @@ void add_model(TableMaker& t) {
   t.word("model.attention", {"sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_math", "eager"},
          FORESHARD_FIELD(model.attention), "sdpa = PyTorch's choice by device, dtype, mask and grouped heads");
   t.word("model.loss",
-         {"auto", "per_token", "cross_entropy", "cross_entropy_fp32", "chunked_cross_entropy",
+         {"auto", "per_token", "cross_entropy", "cross_entropy_fp32", "cross_entropy_flat", "chunked_cross_entropy",
           "chunked_logits_cross_entropy", "fused_linear_cross_entropy", "none"},
          FORESHARD_FIELD(model.loss),
          "auto = the architecture's own training loss; per_token = that summed, divided by the labels counted over all "
-         "micro-batches; chunked_cross_entropy = head and loss over pieces of the sequence, each checkpointed; "
+         "micro-batches; cross_entropy_flat = torchtitan's, of flattened logits in float32; chunked_cross_entropy = "
+         "head and loss over pieces of the sequence, each checkpointed; "
          "chunked_logits = their logits kept; none = sum of the first output");
   t.integer("model.loss_chunks", 1, 65'536, FORESHARD_FIELD(model.loss_chunks),
             "chunked losses: into how many pieces of the sequence");

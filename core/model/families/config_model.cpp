@@ -129,8 +129,8 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
                  "model.loss names no loss",
                  {},
                  "model.loss",
-                 "auto, per_token, cross_entropy, cross_entropy_fp32, chunked_cross_entropy, "
-                 "chunked_logits_cross_entropy or none",
+                 "auto, per_token, cross_entropy, cross_entropy_fp32, cross_entropy_flat, "
+                 "chunked_cross_entropy, chunked_logits_cross_entropy or none",
                  in_quotes(options.loss),
                  {}});
   }
