@@ -70,6 +70,7 @@ class Report {
                        duration_text(static_cast<double>(c.removed_exposed)), exposure_cause_name(c.cause), c.text,
                        bytes_text(c.peak_reserved), c.set.empty() ? " (no setting does this)" : sets));
     }
+    for (const std::string& text : e_.not_tried) line("  not tried  " + text);
   }
 
   void findings() {
@@ -119,7 +120,9 @@ void write_explanation(JsonText& out, const Explanation& e) {
     out.field("step_time_ns", c.step_time).field("removed_ns", c.removed_time);
     out.field("removed_exposed_ns", c.removed_exposed).field("peak_reserved_bytes", c.peak_reserved).end_object();
   }
-  out.end_array().key("findings").begin_array();
+  out.end_array();
+  write_texts(out, "not_tried", e.not_tried);
+  out.key("findings").begin_array();
   for (const Finding& f : e.findings) {
     out.begin_object().field("need", f.need).field("trap", f.trap).field("text", f.text);
     write_texts(out, "set", f.set);

@@ -68,7 +68,7 @@ Result<SweepDocument> merged(const std::vector<std::string>& inputs) {
 }
 
 Result<std::vector<SweepAxis>> axes_of(const SweepFlags& flags, const Job& job, const Model& model,
-                                       const HardwareProfile& profile) {
+                                       const HardwareProfile& profile, const Console& console) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : flags.over) {
     auto axis = parse_sweep_axis(text);
@@ -78,7 +78,8 @@ Result<std::vector<SweepAxis>> axes_of(const SweepFlags& flags, const Job& job, 
   if (!flags.automatic) return axes;
   auto more = choose_sweep_axes(job, model, profile, axes);
   if (!more) return fail(more.error());
-  for (SweepAxis& axis : *more) axes.push_back(std::move(axis));
+  for (const std::string& refused : more->refused) console.note("note: not varied: " + refused);
+  for (SweepAxis& axis : more->axes) axes.push_back(std::move(axis));
   return axes;
 }
 
@@ -98,7 +99,7 @@ Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
   if (!profile) return fail(profile.error());
   const auto model = load_job_model(job, *profile);
   if (!model) return fail(model.error());
-  auto axes = axes_of(flags, job, *model, *profile);
+  auto axes = axes_of(flags, job, *model, *profile, console);
   if (!axes) return fail(axes.error());
   const auto grid = SweepGrid::make(std::move(*axes));
   if (!grid) return fail(grid.error());

@@ -23,7 +23,7 @@ struct Control {
   std::int64_t low = 0, high = 0;  // numbers only
 };
 
-constexpr std::array<Control, 14> kControls{{{"fsdp.runtime", "Runtime"},
+constexpr std::array<Control, 17> kControls{{{"fsdp.runtime", "Runtime"},
                                              {"fsdp.strategy", "Strategy"},
                                              {"fsdp.wrap.policy", "Wrap policy"},
                                              {"fsdp.backward_prefetch", "Backward prefetch"},
@@ -36,15 +36,28 @@ constexpr std::array<Control, 14> kControls{{{"fsdp.runtime", "Runtime"},
                                              {"model.batch", "Micro-batch", 1, 4096},
                                              {"train.micro_batches", "Micro-batches a step", 1, 1024},
                                              {"cluster.world_size", "Ranks", 1, 1'048'576},
+                                             {"mesh.tensor", "Tensor-parallel ranks"},
+                                             {"mesh.context", "Context-parallel ranks"},
+                                             {"mesh.expert", "Expert-parallel ranks"},
                                              {"cluster.profile", "Machine"}}};
 
-std::vector<std::string> words_of(const std::string& key, const std::string& current) {
+/// Powers of two that divide the ranks; what else a model asks of a degree is told when it is set.
+std::vector<std::string> degrees(std::int64_t ranks) {
+  std::vector<std::string> words;
+  for (std::int64_t degree = 1; degree <= ranks && ranks % degree == 0; degree *= 2)
+    words.push_back(std::to_string(degree));
+  return words;
+}
+
+std::vector<std::string> words_of(const std::string& key, const Job& job, const std::string& current) {
   if (key == "fsdp.forward_prefetch" || key == "fsdp.limit_all_gathers" || key == "fsdp.cpu_offload" ||
       key == "fsdp.reshard_after_forward")
     return {"false", "true"};
   if (key == "fsdp.wrap.policy") return {"module_class", "size", "always", "none", "auto"};
   std::vector<std::string> words;
-  if (key == "cluster.profile")
+  if (key.starts_with("mesh."))
+    words = degrees(job.cluster.world_size);
+  else if (key == "cluster.profile")
     words = known_profiles();
   else if (const auto at = find_job_key(key))
     words = job_keys()[*at].choices;
@@ -84,7 +97,7 @@ std::vector<Choice> WhatIf::choices() const {
   std::vector<Choice> list;
   for (const Control& control : kControls) {
     Choice choice{control.key, control.name, {}, control.low, control.high, true};
-    if (control.high == 0) choice.values = words_of(choice.key, value_of(choice.key));
+    if (control.high == 0) choice.values = words_of(choice.key, now_->job, value_of(choice.key));
     choice.has_meaning = foreshard::has_meaning(choice.key, now_->job);
     list.push_back(std::move(choice));
   }

@@ -10,6 +10,7 @@
 
 #include "core/job/job_file.h"
 #include "sim/search/explain_findings.h"
+#include "sim/search/mesh_degrees.h"
 #include "sim/search/shared_parts.h"
 
 namespace foreshard {
@@ -79,10 +80,12 @@ struct Candidate {
 
 class Candidates {
  public:
-  Candidates(const Job& job, const HardwareProfile& profile) : job_(job), profile_(profile) {
+  Candidates(const Job& job, const HardwareProfile& profile, const MeshDegrees& degrees)
+      : job_(job), profile_(profile) {
     if (job.fsdp.runtime == Runtime::Fsdp1) fsdp1();
     if (job.fsdp.runtime == Runtime::Fsdp2) fsdp2();
     if (job.fsdp.runtime != Runtime::None) sharding();
+    for (const MeshAxis& axis : degrees.axes) mesh(axis);
     work();
     machine();
   }
@@ -156,6 +159,36 @@ class Candidates {
       add(ExposureCause::Link, "hold gradients between micro-batches", {"train.no_sync=true"},
           [](Job& j) { j.train.no_sync = true; });
     }
+  }
+
+  /// The next degree on either side, with as many tokens a step.
+  void mesh(const MeshAxis& axis) {
+    const std::int64_t now = degree_of(job_, axis.key);
+    for (std::int64_t degree : axis.degrees) {
+      if (degree == 2 * now) mesh_at(axis.key, degree);
+    }
+    if (now > 1 && now % 2 == 0) mesh_at(axis.key, now / 2);
+  }
+
+  void mesh_at(const std::string& key, std::int64_t degree) {
+    std::vector<std::string> set = settings_of_degree(job_, key, degree);
+    Job cut = job_;
+    for (const std::string& text : set) {
+      const auto settings = parse_setting(text);
+      if (!settings) return;
+      for (const JobSetting& setting : *settings)
+        if (!apply_setting(setting, cut)) return;
+    }
+    if (set.empty()) return;
+    add(ExposureCause::Link, fmt::format("{} over {}", mesh_word(key), ranks_word(degree)), std::move(set),
+        [&](Job& j) { j = cut; });
+  }
+
+  static std::string ranks_word(std::int64_t degree) {
+    return degree == 1 ? std::string("one rank") : fmt::format("{} ranks", degree);
+  }
+  static const char* mesh_word(const std::string& key) {
+    return key == "mesh.tensor" ? "tensors cut" : key == "mesh.context" ? "sequences cut" : "experts spread";
   }
 
   void work() {
@@ -251,7 +284,9 @@ Result<Explanation> explain(const Job& job, const Prepared& prepared) {
     for (const Span& span : prediction->timeline.spans) end = std::max(end, span.start + span.duration);
     explanation.exposed = exposed_collectives(prediction->timeline, {end - steady.step_time, end});
     std::vector<ChangeEffect> effects;
-    const Candidates candidates(job, prepared.profile);
+    MeshDegrees degrees = mesh_degrees(job, prepared.model, prepared.profile);
+    const Candidates candidates(job, prepared.profile, degrees);
+    explanation.not_tried = std::move(degrees.refused);
     for (const Candidate& candidate : candidates.list()) {
       if (auto effect = try_candidate(bench, candidate, explanation)) effects.push_back(std::move(*effect));
     }

@@ -58,7 +58,8 @@ struct Explanation {
   std::vector<MemoryHolder> holders;  // at the peak, largest first
   std::vector<ExposedCollective> exposed;
   SimDuration step_time = 0, exposed_time = 0;
-  std::vector<ChangeEffect> changes;  // that remove time, most first; what no setting does stands after them
+  std::vector<ChangeEffect> changes;   // that remove time, most first; what no setting does stands after them
+  std::vector<std::string> not_tried;  // degrees of a mesh that cannot be, with why
   std::vector<Finding> findings;
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "sim/device/kernel_cost.h"
+#include "sim/search/mesh_degrees.h"
 
 namespace foreshard {
 namespace {
@@ -70,7 +71,9 @@ Result<SweepValue> parse_value(const std::string& key, const std::string& text) 
 /// the compute stream, 0 the simulation only.
 int weight_of(const std::string& key) {
   if (key == "train.optimizer.name" || key == "train.optimizer.impl") return 2;
-  if (key.starts_with("model.") || key.starts_with("fsdp.mixed_precision") || key == "cluster.profile") return 3;
+  if (key.starts_with("model.") || key.starts_with("mesh.") || key.starts_with("fsdp.mixed_precision") ||
+      key == "cluster.profile")
+    return 3;
   if (key.starts_with("allocator.") || key == "cluster.memory" || key == "cluster.init" ||
       key.starts_with("train.optimizer")) {
     return 0;
@@ -87,7 +90,7 @@ class AxisChoice {
   AxisChoice(const Job& job, const Model& model, const HardwareProfile& profile, const std::vector<SweepAxis>& given)
       : job_(job), model_(model), profile_(profile), given_(given) {}
 
-  Result<std::vector<SweepAxis>> choose() {
+  Result<ChosenAxes> choose() {
     batches();
     if (!model_.block_class.empty()) {
       add("checkpointing.policy", {"none", "block", "every_k"});
@@ -96,14 +99,19 @@ class AxisChoice {
     strategies();
     if (job_.fsdp.runtime == Runtime::Fsdp1) fsdp1();
     if (job_.fsdp.runtime == Runtime::Fsdp2) fsdp2();
+    meshes();
     if (state_is_large()) add("fsdp.cpu_offload", {"false", "true"});
     if (error_) return fail(*error_);
-    return std::move(axes_);
+    return ChosenAxes{std::move(axes_), std::move(refused_)};
   }
 
  private:
+  bool is_given(const std::string& key) const {
+    return std::any_of(given_.begin(), given_.end(), [&](const SweepAxis& axis) { return axis.key == key; });
+  }
+
   void add(const std::string& key, const std::vector<std::string>& values) {
-    if (std::any_of(given_.begin(), given_.end(), [&](const SweepAxis& axis) { return axis.key == key; })) return;
+    if (is_given(key)) return;
     SweepAxis axis{key, {}};
     for (const std::string& text : values) {
       auto value = parse_value(key, text);
@@ -149,6 +157,18 @@ class AxisChoice {
     add("fsdp.prefetch.backward_depth", {"0", "2"});
   }
 
+  void meshes() {
+    if (is_given("mesh.tensor") && is_given("mesh.context") && is_given("mesh.expert")) return;
+    MeshDegrees degrees = mesh_degrees(job_, model_, profile_);
+    for (const MeshAxis& axis : degrees.axes) {
+      std::vector<std::string> values{"1"};
+      for (const std::int64_t degree : axis.degrees) values.push_back(std::to_string(degree));
+      add(axis.key, values);
+    }
+    refused_ = std::move(degrees.refused);
+    std::erase_if(refused_, [&](const std::string& text) { return is_given(text.substr(0, text.find(' '))); });
+  }
+
   /// Parameters, gradients and two moments of this rank against the memory.
   bool state_is_large() const {
     if (job_.fsdp.runtime == Runtime::None) return false;
@@ -165,6 +185,7 @@ class AxisChoice {
   const HardwareProfile& profile_;
   const std::vector<SweepAxis>& given_;
   std::vector<SweepAxis> axes_;
+  std::vector<std::string> refused_;
   std::optional<Error> error_;
 };
 
@@ -195,8 +216,8 @@ Result<SweepAxis> parse_sweep_axis(const std::string& text) {
   return axis;
 }
 
-Result<std::vector<SweepAxis>> choose_sweep_axes(const Job& job, const Model& model, const HardwareProfile& profile,
-                                                 const std::vector<SweepAxis>& given) {
+Result<ChosenAxes> choose_sweep_axes(const Job& job, const Model& model, const HardwareProfile& profile,
+                                     const std::vector<SweepAxis>& given) {
   return AxisChoice(job, model, profile, given).choose();
 }
 

@@ -33,11 +33,16 @@ struct SweepAxis {
 /// given twice, a value that the key does not take.
 Result<SweepAxis> parse_sweep_axis(const std::string& text);
 
+struct ChosenAxes {
+  std::vector<SweepAxis> axes;
+  std::vector<std::string> refused;  // degrees that cannot be, with why
+};
+
 /// The axes that make sense for this job on this machine: checkpointing, micro-batch, what the runtime gathers when,
-/// hybrid sharding where there are several nodes, offload where the state alone comes near the memory. `given` are the
-/// user's own; no other axis varies their keys.
-Result<std::vector<SweepAxis>> choose_sweep_axes(const Job& job, const Model& model, const HardwareProfile& profile,
-                                                 const std::vector<SweepAxis>& given);
+/// hybrid sharding where there are several nodes, degrees of a mesh that cut the model, offload where the state alone
+/// comes near the memory. `given` are the user's own; no other axis varies their keys.
+Result<ChosenAxes> choose_sweep_axes(const Job& job, const Model& model, const HardwareProfile& profile,
+                                     const std::vector<SweepAxis>& given);
 
 class SweepGrid {
  public:

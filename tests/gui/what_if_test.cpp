@@ -106,5 +106,17 @@ TEST(WhatIf, ControlsWithoutMeaningSayThatOfTheJob) {
   EXPECT_FALSE(meaning("fsdp.limit_all_gathers"));
 }
 
+TEST(WhatIf, DegreesOfAMeshAreThoseThatDivideTheRanks) {
+  WhatIf what_if = started();
+  ASSERT_TRUE(what_if.set("cluster.world_size", "4").has_value());
+  std::vector<std::string> values;
+  for (const Choice& choice : what_if.choices())
+    if (choice.key == "mesh.tensor") values = choice.values;
+  EXPECT_EQ(values, (std::vector<std::string>{"1", "2", "4"}));
+  const auto odd = what_if.set("mesh.tensor", "3");
+  ASSERT_FALSE(odd.has_value());
+  EXPECT_EQ(odd.error().place, "mesh.tensor");
+}
+
 }  // namespace
 }  // namespace foreshard::gui

@@ -8,6 +8,8 @@
 #include <numeric>
 
 #include "core/job/job_file.h"
+#include "sim/search/mesh_degrees.h"
+#include "sim/search/sweep_axes.h"
 #include "tests/sim/hand_made_plan.h"
 #include "tests/support/temporary_path.h"
 
@@ -218,6 +220,67 @@ TEST(FindMistargets, AGatherWithoutUseIsWasted) {
   ASSERT_EQ(wrong.size(), 1U);
   EXPECT_TRUE(wrong[0].wasted);
   EXPECT_EQ(wrong[0].unit, order.b);
+}
+
+// Six heads, two of keys: two ranks divide them, four and eight do not.
+TEST_F(ExplainTest, DegreesOfAMeshThatDivideAreTriedAndTheOthersNamed) {
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.fsdp.allow_traps = {45};
+  const auto prepared = prepare(job);
+  ASSERT_TRUE(prepared.has_value());
+  MeshDegrees degrees = mesh_degrees(job, prepared->model, prepared->profile);
+  ASSERT_EQ(degrees.axes.size(), 2u);  // no experts: without a word
+  EXPECT_EQ(degrees.axes[0].key, "mesh.tensor");
+  EXPECT_EQ(degrees.axes[0].degrees, (std::vector<std::int64_t>{2}));
+  EXPECT_EQ(degrees.axes[1].key, "mesh.context");
+  EXPECT_EQ(degrees.axes[1].degrees, (std::vector<std::int64_t>{2, 4, 8}));
+  ASSERT_EQ(degrees.refused.size(), 1u);
+  EXPECT_EQ(degrees.refused[0].rfind("mesh.tensor = 4, 8: ", 0), 0u) << degrees.refused[0];
+  EXPECT_EQ(explained().not_tried, degrees.refused);
+  job.model.seq = 68;  // twice two ranks divide it, twice four do not
+  degrees = mesh_degrees(job, prepared->model, prepared->profile);
+  EXPECT_EQ(degrees.axes[1].degrees, (std::vector<std::int64_t>{2}));
+  ASSERT_FALSE(degrees.refused.empty());
+  EXPECT_EQ(degrees.refused.back().rfind("mesh.context = 4, 8: the ranks do not divide the sequence", 0), 0u);
+  job.cluster.ranks_per_node = 1;
+  EXPECT_TRUE(mesh_degrees(job, prepared->model, prepared->profile).axes.empty());
+}
+
+TEST_F(ExplainTest, ASweepThatChoosesItsAxesVariesDegrees) {
+  job.fsdp.runtime = Runtime::Fsdp2;
+  const auto prepared = prepare(job);
+  ASSERT_TRUE(prepared.has_value());
+  const auto given = parse_sweep_axis("mesh.context=1,2");
+  ASSERT_TRUE(given.has_value());
+  for (const bool own : {false, true}) {
+    std::vector<SweepAxis> over;
+    if (own) over.push_back(*given);
+    const auto chosen = choose_sweep_axes(job, prepared->model, prepared->profile, over);
+    ASSERT_TRUE(chosen.has_value());
+    std::vector<std::string> varied;
+    for (const SweepAxis& axis : chosen->axes) {
+      if (!axis.key.starts_with("mesh.")) continue;
+      varied.push_back(axis.key);
+      for (const SweepValue& value : axis.values) varied.push_back(value.text);
+    }
+    EXPECT_EQ(varied, own ? (std::vector<std::string>{"mesh.tensor", "1", "2"})
+                          : (std::vector<std::string>{"mesh.tensor", "1", "2", "mesh.context", "1", "2", "4", "8"}));
+    EXPECT_EQ(chosen->refused.size(), 1u);
+  }
+}
+
+TEST_F(ExplainTest, AnotherDegreeComesWithAsManyTokens) {
+  EXPECT_EQ(settings_of_degree(job, "mesh.tensor", 2), (std::vector<std::string>{"mesh.tensor=2", "model.batch=6"}));
+  EXPECT_EQ(settings_of_degree(job, "mesh.expert", 2), (std::vector<std::string>{"mesh.expert=2"}));
+  job.mesh.context = 2;
+  EXPECT_TRUE(settings_of_degree(job, "mesh.context", 1).empty());  // three sequences of two ranks
+  job.model.batch = 4;
+  EXPECT_EQ(settings_of_degree(job, "mesh.context", 1), (std::vector<std::string>{"mesh.context=1", "model.batch=2"}));
+  job.cluster.world_size = 8;
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.train.clip_grad_norm = 0;
+  const auto changes = explained().changes;
+  for (const ChangeEffect& change : changes) EXPECT_GT(change.removed_time, 0);
 }
 
 }  // namespace
