@@ -6,6 +6,7 @@
 // work (op_rules_forward.cpp, backward/backward.cpp).
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <span>
@@ -93,6 +94,14 @@ struct ReduceWorkspace {
 };
 ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
                                  std::int64_t multiprocessors);
+
+/// What _trilinear makes for one index of its unrolled dimension. With a gradient: in the backward pass, for an
+/// argument.
+struct TrilinearWorkspace {
+  Bytes first = 0, second = 0;
+};
+TrilinearWorkspace trilinear_workspace(const Op& op, std::array<Layout, 3> in, const Layout* grad = nullptr,
+                                       std::size_t argument = 0);
 
 /// The results of an operator: allocations, kernels. One Ref per result that is a tensor.
 std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,

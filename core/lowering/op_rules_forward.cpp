@@ -307,6 +307,12 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
       workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
     kernel.launches = 5;
   }
+  if (op.name == "aten._trilinear.default" && args.size() == 3) {
+    const TrilinearWorkspace slice =
+        trilinear_workspace(op, {emit.layout(args[0]), emit.layout(args[1]), emit.layout(args[2])});
+    for (const Bytes bytes : {slice.first, slice.second})
+      if (bytes > 0) workspace.push_back(tape.make_bytes(bytes, SlotCategory::Workspace));
+  }
   return workspace;
 }
 

@@ -304,8 +304,25 @@ class Formula {
     for (const Ref& ref : from) kernel.read += e_.layout(ref).bytes();
     Ref out = e_.tape().make(layout, e_.category());
     kernel.written = layout.bytes();
+    const std::vector<Ref> workspace = workspace_of(name, from);
     e_.launch(kernel, from, {&out, 1});
     return out;
+  }
+
+  /// What the kernel has beside its result while it runs; the gradient stands for the argument that is differentiated.
+  std::vector<Ref> workspace_of(string_view name, const std::vector<Ref>& from) {
+    std::vector<Ref> workspace;
+    if (name != "aten._trilinear.default" || from.size() != 3) return workspace;
+    const auto is_grad = [&](const Ref& ref) {
+      return e_.tape().at(ref).storage == e_.tape().at(in_.grads[0]).storage;
+    };
+    const auto of = static_cast<std::size_t>(std::find_if(from.begin(), from.end(), is_grad) - from.begin());
+    const Layout grad = e_.layout(in_.grads[0]);
+    const TrilinearWorkspace slice =
+        trilinear_workspace(*in_.node.op, {e_.layout(from[0]), e_.layout(from[1]), e_.layout(from[2])}, &grad, of);
+    for (const Bytes bytes : {slice.first, slice.second})
+      if (bytes > 0) workspace.push_back(e_.tape().make_bytes(bytes, SlotCategory::Workspace));
+    return workspace;
   }
 
   Ref elementwise(string_view name, const std::vector<Ref>& from, DType dtype) {

@@ -183,6 +183,34 @@ TEST(LoweringCorners, RecomputationBringsNothingToNodesThatLeadNowhere) {
   EXPECT_TRUE(out.misuse.empty());
 }
 
+/// nn.Bilinear(24, 40, 16) on 72 rows, as recorded on the virtual device: beside each result what one output feature
+/// needs of the two products.
+TEST(LoweringCorners, ABilinearLayerWorksByOutputFeature) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {72, 24}), y = toy.input("y", {72, 40});
+  toy.param("a", {24, 24});
+  toy.param("b", {40, 40});
+  toy.param("w", {16, 24, 40});
+  toy.op("aten.mm.default", {x, "%a"}, {{"left", {72, 24}}});
+  toy.op("aten.mm.default", {y, "%b"}, {{"right", {72, 40}}});
+  const auto dims = [](std::initializer_list<std::int64_t> list) {
+    ArgList args;
+    for (const std::int64_t dim : list) args.push_back({dim});
+    return Arg{args};
+  };
+  toy.op("aten._trilinear.default", {"left", "%w", "right"}, {{"z", {72, 16}}},
+         {dims({1, 3}), dims({0}), dims({1, 2}), dims({2, 3})});
+  toy.op("aten.sum.default", {"z"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto lowered = lower(model, {{0, 4}}, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const SegmentTemplate& segment = lowered->templates[0];
+  EXPECT_EQ(made_by(*lowered, segment.forward, segment, "aten._trilinear.default"),
+            (std::vector<Bytes>{4608, 11520, 288}));
+  EXPECT_EQ(made_by(*lowered, segment.backward, segment, "aten._trilinear.default"),
+            (std::vector<Bytes>{6912, 276480, 6912, 61440, 6912, 3840, 11520, 11520, 11520}));
+}
+
 TEST(LoweringCorners, ASafeSoftmaxLooksForRowsWithoutAFiniteElement) {
   const Model model = with_op("aten._safe_softmax.default");
   const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
