@@ -178,7 +178,13 @@ struct CheckpointingOptions {
 };
 
 enum class OptimizerKind : std::uint8_t { AdamW, Sgd, Adafactor, Muon, AdamW8bit };
-enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused, InBackward };
+enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused, InBackward, InBackwardForeach };
+
+/// An optimizer for each parameter, stepped where its gradient becomes ready. PyTorch takes a loop for a DTensor unless
+/// the script asks for foreach.
+constexpr bool steps_in_backward(OptimizerImpl impl) {
+  return impl == OptimizerImpl::InBackward || impl == OptimizerImpl::InBackwardForeach;
+}
 
 struct OptimizerOptions {
   OptimizerKind name = OptimizerKind::AdamW;

@@ -395,9 +395,11 @@ void add_train(TableMaker& t) {
            Words<OptimizerImpl>{{{"for_loop", OptimizerImpl::ForLoop},
                                  {"foreach", OptimizerImpl::Foreach},
                                  {"fused", OptimizerImpl::Fused},
-                                 {"in_backward", OptimizerImpl::InBackward}}},
+                                 {"in_backward", OptimizerImpl::InBackward},
+                                 {"in_backward_foreach", OptimizerImpl::InBackwardForeach}}},
            FORESHARD_FIELD(train.optimizer.impl),
-           "PyTorch's implementation; in_backward = a step for each parameter when its gradient is ready");
+           "PyTorch's implementation; in_backward = a step for each parameter when its gradient is ready, as a loop or "
+           "as foreach");
   t.word("train.schedule.name", {"constant", "cosine"}, FORESHARD_FIELD(train.schedule.name), "learning-rate schedule");
   t.integer("train.schedule.warmup", 0, 1'000'000'000'000, FORESHARD_FIELD(train.schedule.warmup),
             "steps of linear warm-up");

@@ -50,7 +50,7 @@ constexpr Missing kMissing[] = {
      [](const Job& job) {
        const OptimizerOptions& optimizer = job.train.optimizer;
        const bool other = optimizer.name != OptimizerKind::AdamW && optimizer.name != OptimizerKind::Sgd;
-       return other && optimizer.impl == OptimizerImpl::InBackward;
+       return other && steps_in_backward(optimizer.impl);
      },
      "adamw or sgd in backward"},
     {"train.optimizer.name",
@@ -77,7 +77,7 @@ constexpr Missing kMissing[] = {
        const FsdpOptions& fsdp = job.fsdp;
        const bool fires = fsdp.runtime == Runtime::Fsdp2 && !fsdp.cpu_offload && !job.train.grad_scaler.enabled;
        const bool never = fsdp.runtime == Runtime::Fsdp1 && fsdp.use_orig_params;
-       return job.train.optimizer.impl == OptimizerImpl::InBackward && !fires && !never;
+       return steps_in_backward(job.train.optimizer.impl) && !fires && !never;
      },
      "for_loop, foreach or fused, or fsdp2 without offload and scaler"},
 };

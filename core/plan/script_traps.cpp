@@ -11,7 +11,7 @@
 namespace foreshard {
 namespace {
 
-bool steps_in_backward(const Job& job) { return job.train.optimizer.impl == OptimizerImpl::InBackward; }
+bool steps_in_backward(const Job& job) { return steps_in_backward(job.train.optimizer.impl); }
 
 Error refused(const Job& job, std::string message, std::string expected, std::string got, std::string hint) {
   return {ErrorCode::Refused,  std::move(message), job.model.source, "train.optimizer.name",

@@ -260,7 +260,7 @@ void TrainedBlocks::optimize(const Instruction& instruction, InstructionId id, d
     static_cast<void>(context_.wait_for(instruction.stream, id));
     skip_ = scaler_.found_inf().defined() && scaler_.found_inf().item<float>() != 0;
   }
-  const bool never = plan_.runtime == Runtime::Fsdp1 && options_.impl == OptimizerImpl::InBackward;  // trap 33
+  const bool never = plan_.runtime == Runtime::Fsdp1 && steps_in_backward(options_.impl);  // trap 33
   if (skip_ || never) return;
   ++steps_;
   optimize_matrices(instruction, id, lr);  // of a plan that says nothing of them: whole ones

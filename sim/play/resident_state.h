@@ -101,7 +101,8 @@ std::vector<LocalParam> params_beside_muon(const Model& model, std::vector<Local
 class StepsInBackward {
  public:
   StepsInBackward(const Job& job, const std::vector<LocalParam>& params) : job_(job), params_(params) {
-    job_.train.optimizer.impl = OptimizerImpl::ForLoop;  // as torch.optim steps a DTensor
+    const bool foreach = job.train.optimizer.impl == OptimizerImpl::InBackwardForeach;
+    job_.train.optimizer.impl = foreach ? OptimizerImpl::Foreach : OptimizerImpl::ForLoop;
   }
   /// False: out of memory.
   bool step(Device& device, const ActivitySpan& what, ParamId param, Stream stream);

@@ -134,7 +134,7 @@ Job plan_key(const Job& job) {
   key.train.grad_scaler = train.grad_scaler;
   // Muon and steps in backward are instructions; what an optimizer cannot do is refused with the plan.
   key.train.optimizer.name = train.optimizer.name;
-  const bool asked_how = train.optimizer.impl == OptimizerImpl::InBackward || train.grad_scaler.enabled ||
+  const bool asked_how = steps_in_backward(train.optimizer.impl) || train.grad_scaler.enabled ||
                          train.optimizer.name == OptimizerKind::Adafactor;
   if (asked_how) key.train.optimizer.impl = train.optimizer.impl;
   return key;

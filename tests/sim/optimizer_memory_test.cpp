@@ -118,6 +118,20 @@ TEST_F(OptimizerMemory, InBackwardUnderFsdp2GradientsAreGoneWhenBackwardReturns)
   EXPECT_LE(beside(1), kSlack) << "the loss and the batch";
 }
 
+TEST_F(OptimizerMemory, InBackwardAsForeachTakesOneTemporaryWhereTheLoopTakesTwo) {
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  const auto allocations = [&](OptimizerImpl impl) {
+    job.train.optimizer.impl = impl;
+    const Prediction prediction = predicted();
+    return prediction.iterations.at(1).stats.allocations - prediction.iterations.at(0).stats.allocations;
+  };
+  std::int64_t params = 0;
+  job.train.optimizer.impl = OptimizerImpl::InBackward;
+  for (const Instruction& i : prepare(job).value().plan.iterations.back().instructions)
+    params += i.kind == InstructionKind::OptimizerStep && i.buffer.param.valid() ? 1 : 0;
+  EXPECT_EQ(allocations(OptimizerImpl::InBackward) - allocations(OptimizerImpl::InBackwardForeach), params);
+}
+
 TEST_F(OptimizerMemory, EightBitMomentsAreAByteAnElementAndAScaleForABlock) {
   job.train.optimizer.name = OptimizerKind::AdamW;
   const Bytes wide = predicted().iterations.at(1).end_allocated;

@@ -138,7 +138,7 @@ void Runtime::step() {
   out_.enter(Phase::Optimizer, run_.root());
   StepGradients gradients{0, run_.root().unit->orig_dtype, run_.job.fsdp.cpu_offload};
   std::int32_t tensors = 0;
-  const bool hooks = run_.job.train.optimizer.impl == OptimizerImpl::InBackward;  // that nobody calls: no step at all
+  const bool hooks = steps_in_backward(run_.job.train.optimizer.impl);  // that nobody calls: no step at all
   for (const UnitState& u : run_.units) {
     if (hooks || !u.has_handle || u.grad == GradKind::None) continue;
     const bool unreduced = u.sharded && u.grad == GradKind::Unsharded;

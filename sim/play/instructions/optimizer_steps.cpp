@@ -29,7 +29,7 @@ OptimizerSteps::OptimizerSteps(PlayContext& context)
 /// Whether backward has stepped every gradient that a clip or a step of the whole would take. Under FSDP1 its hooks
 /// never fire, so that what has a gradient is there still.
 bool OptimizerSteps::stepped_in_backward(const Instruction& i) const {
-  return context_.job.train.optimizer.impl == OptimizerImpl::InBackward &&
+  return steps_in_backward(context_.job.train.optimizer.impl) &&
          (i.numel == 0 || context_.plan.runtime == Runtime::Fsdp2);
 }
 

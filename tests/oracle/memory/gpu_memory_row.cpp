@@ -147,7 +147,8 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
   }
   const std::array<std::string_view, 6> known{"SGD", "AdamW", "Adam", "Adafactor", "transformers.Adafactor", "Muon"};
   if (std::find(known.begin(), known.end(), name) == known.end()) return "optimizer " + name;
-  if (get(given, "in_backward", false)) optimizer.impl = OptimizerImpl::InBackward;
+  if (get(given, "in_backward", false))
+    optimizer.impl = get(given, "foreach", false) ? OptimizerImpl::InBackwardForeach : OptimizerImpl::InBackward;
   return "";
 }
 

@@ -440,7 +440,7 @@ Job training_job(const Json& row, const TrainingFolders& folders) {
   job.train.micro_batches = settings.value("accumulate", 1);
   job.train.no_sync = !settings.value("sync_each", true);
   job.train.clip_grad_norm = settings.at("clip").is_null() ? kNeverClips : settings["clip"].get<double>();
-  if (job.train.optimizer.impl == OptimizerImpl::InBackward) job.train.clip_grad_norm = 0;  // nothing is left to clip
+  if (steps_in_backward(job.train.optimizer.impl)) job.train.clip_grad_norm = 0;  // nothing is left to clip
   return job;
 }
 
