@@ -230,8 +230,52 @@ Flops convolution_flops(Emitter& emit, const Call& call) {
   return 2 * (transposed ? input.numel() : call.results[0].numel()) * products;
 }
 
+/// Flash attention splits the keys where batch, heads and rows alone leave most multiprocessors idle
+/// (num_splits_heuristic of flash_api.cpp, whose floats these are): how many parts.
+std::int64_t key_splits(std::int64_t blocks, std::int64_t multiprocessors, std::int64_t key_blocks) {
+  const float places = static_cast<float>(multiprocessors);
+  if (static_cast<float>(blocks) >= 0.8F * places) return 1;
+  const std::int64_t most = std::min({std::int64_t{128}, multiprocessors, key_blocks});
+  // A further split that leaves the longest part as long is none.
+  const auto eligible = [&](std::int64_t n) {
+    return n == 1 || ceil_div(key_blocks, n) != ceil_div(key_blocks, n - 1);
+  };
+  const auto efficiency = [&](std::int64_t n) {
+    const float waves = static_cast<float>(blocks * n) / places;
+    return waves / std::ceil(waves);
+  };
+  float best = 0;
+  for (std::int64_t n = 1; n <= most; ++n)
+    if (eligible(n)) best = std::max(best, efficiency(n));
+  for (std::int64_t n = 1; n <= most; ++n)
+    if (eligible(n) && efficiency(n) >= 0.85F * best) return n;
+  return 1;
+}
+
+/// What the parts of split keys are summed up from: statistics and results of each, in float32 (set_params_splitkv).
+std::vector<Ref> split_keys_workspace(Emitter& emit, const Call& call) {
+  constexpr std::size_t kDropout = 3;  // argument
+  const LoweringOptions& machine = emit.machine().options;
+  const bool flash = call.rule.name == "aten._scaled_dot_product_flash_attention.default";
+  if (!flash || machine.cpu_threads > 0 || machine.multiprocessors <= 0 || call.args.size() < 2) return {};
+  const double* dropout = call.op.args.size() > kDropout ? std::get_if<double>(&call.op.args[kDropout].value) : nullptr;
+  const Layout q = emit.layout(call.args[0]), k = emit.layout(call.args[1]);
+  if ((dropout != nullptr && *dropout > 0) || q.sizes.n != 4 || k.sizes.n != 4) return {};
+  const std::int64_t rows = q.sizes[0] * q.sizes[1] * q.sizes[2], head = q.sizes[3];
+  const std::int64_t keys_in_block = head <= 64 ? 256 : head <= 128 ? 128 : 64;
+  const std::int64_t blocks = q.sizes[0] * q.sizes[1] * ceil_div(q.sizes[2], std::int64_t{64});
+  // Blocks of 128 threads: two on a multiprocessor.
+  const std::int64_t splits = key_splits(blocks, 2 * machine.multiprocessors, ceil_div(k.sizes[2], keys_in_block));
+  if (splits < 2) return {};
+  const std::int64_t padded = head <= 192 ? round_up(head, 32) : 256;
+  std::vector<Ref> made;
+  made.push_back(emit.tape().make_bytes(4 * splits * rows, SlotCategory::Workspace));
+  made.push_back(emit.tape().make_bytes(4 * splits * rows * padded, SlotCategory::Workspace));
+  return made;
+}
+
 /// New tensors for the results, in the order in which the operator allocates them.
-std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel& kernel) {
+std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel& kernel, std::vector<Ref>& workspace) {
   const auto& [rule, op, args, results] = call;
   Tape& tape = emit.tape();
   std::vector<Ref> out;
@@ -254,6 +298,7 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
       out.push_back(tape.make(layout, emit.category()));
     }
     kernel.written += layout.bytes();
+    if (i == 1) workspace = split_keys_workspace(emit, call);  // behind the statistics, before the generator's state
   }
   if (backwards) std::reverse(out.begin(), out.end());
   return out;
@@ -358,13 +403,17 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     emit.launch(kernel, args, out);
     return out;
   }
-  const std::vector<Ref> out = results_of(emit, call, form, kernel);
+  std::vector<Ref> split;
+  const std::vector<Ref> out = results_of(emit, call, form, kernel, split);
+  if (!split.empty()) ++kernel.launches;  // the parts are combined
   if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
   std::vector<Ref> workspace = workspace_of(emit, call, kernel);
   const bool on_cpu = emit.machine().options.cpu_threads > 0 && args.size() >= 2;
   if (on_cpu && (rule.kind == KernelClass::Attention || (rule.kind == KernelClass::Gemm && kernel.m > 0)))
     workspace = cpu_workspace_of(emit, call, kernel);
   emit.launch(kernel, args, out);
+  std::reverse(split.begin(), split.end());
+  while (!split.empty()) split.pop_back();  // statistics first
   return out;
 }
 

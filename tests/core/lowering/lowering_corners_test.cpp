@@ -533,6 +533,49 @@ TEST(LoweringCorners, OperatorsWithoutTheirArgumentsDoNotCrash) {
   }
 }
 
+/// Sizes that are allocated from the statistics on, in order, and how often the kernel launches.
+struct SplitKeys {
+  std::vector<Bytes> sizes;
+  std::int64_t launches = 0;
+};
+SplitKeys flash_attention(std::int64_t heads, std::int64_t keys, std::int64_t multiprocessors) {
+  ToyProgram toy;
+  const Shape query{2, heads, 512, 64};
+  for (const char* name : {"q", "k", "v"}) toy.input(name, {2, heads, name[0] == 'q' ? 512 : keys, 64});
+  toy.op("aten._scaled_dot_product_flash_attention.default", {"q", "k", "v"},
+         {{"out", query}, {"lse", {2, heads, 512}}, {"state", {2}, DType::Int64}, {"offset", {}, DType::Int64}},
+         {Arg{0.0}, Arg{true}});
+  toy.op("aten.sum.default", {"out"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto segments = segments_by_block(model, "");
+  LoweringOptions options;
+  options.multiprocessors = multiprocessors;
+  const auto lowered = lower(model, segments, all_trainable(model), options);
+  SplitKeys out;
+  if (!lowered) return out;
+  out.launches = lowered->templates[0].forward.kernels.at(0).launches;
+  for (const testing::ReplayEvent& event : replay(*lowered, segments).events)
+    if (event.alloc) out.sizes.push_back(event.bytes);
+  return out;
+}
+
+TEST(LoweringCorners, FlashAttentionSplitsKeysWhereMostMultiprocessorsWouldBeIdle) {
+  const Bytes statistics = 2 * 4 * 512 * 4, parts = 2;
+  // As recorded (oracle meshes x001): behind the statistics, before the generator's state.
+  const SplitKeys split = flash_attention(4, 512, 132);
+  ASSERT_GE(split.sizes.size(), 5u);
+  EXPECT_EQ(std::vector<Bytes>(split.sizes.begin() + 1, split.sizes.begin() + 5),
+            (std::vector<Bytes>{statistics, parts * statistics, parts * statistics * 64, 16}));
+  EXPECT_EQ(split.launches, 2);
+  // 16 heads in blocks of 64 rows leave few idle; 256 keys are one block; 32 multiprocessors have enough.
+  for (const SplitKeys& whole :
+       {flash_attention(16, 512, 132), flash_attention(4, 256, 132), flash_attention(4, 512, 32)}) {
+    ASSERT_GE(whole.sizes.size(), 3u);
+    EXPECT_EQ(whole.sizes[2], 16);
+    EXPECT_EQ(whole.launches, 1);
+  }
+}
+
 TEST(LoweringCorners, AProgramWithoutOperatorsIsEmpty) {
   const auto lowered = lower(Model{}, {}, {});
   ASSERT_TRUE(lowered);
