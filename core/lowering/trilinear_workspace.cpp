@@ -1,5 +1,5 @@
-// What _trilinear (Linear.cpp) has beside its result: for one index of the unrolled dimension after the other the product
-// of its first two arguments, and that one's with the third, both summed over what the result lacks.
+// What _trilinear (Linear.cpp) has beside its result: for one index of the unrolled dimension after the other the
+// product of its first two arguments, and that one's with the third, both summed over what the result lacks.
 #include <algorithm>
 #include <array>
 
@@ -15,14 +15,16 @@ bool lacks(const Lacks& list, std::int64_t dim) { return std::find(list.begin(),
 /// The tensor's size in a dimension of all; 1 where it has none.
 std::int64_t size_in(const Layout& tensor, const Lacks& list, std::int64_t dim) {
   if (lacks(list, dim)) return 1;
-  const auto before = static_cast<std::int32_t>(std::count_if(list.begin(), list.end(), [&](auto d) { return d < dim; }));
+  const auto before =
+      static_cast<std::int32_t>(std::count_if(list.begin(), list.end(), [&](auto d) { return d < dim; }));
   const auto at = static_cast<std::int32_t>(dim) - before;
   return at < tensor.sizes.n ? tensor.sizes[at] : 1;
 }
 
 }  // namespace
 
-TrilinearWorkspace trilinear_workspace(const Op& op, std::array<Layout, 3> in, const Layout* grad, std::size_t argument) {
+TrilinearWorkspace trilinear_workspace(const Op& op, std::array<Layout, 3> in, const Layout* grad,
+                                       std::size_t argument) {
   std::array<Lacks, 3> expand = {list_arg(op, 3, "expand1"), list_arg(op, 4, "expand2"), list_arg(op, 5, "expand3")};
   Lacks summed = list_arg(op, 6, "sumdim");
   if (grad != nullptr && argument < in.size()) {  // _trilinear_backward: the gradient stands for the argument

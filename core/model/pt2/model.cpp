@@ -221,7 +221,8 @@ Result<void> add_loss(Model& model, const std::string& file, const std::string& 
       std::any_of(model.values.begin(), model.values.end(), [&](const ValueInfo& v) { return v.name == label_name; }))
     label_name += "_";
   Tensor labels = writer.input(label_name, label_sizes, DType::Int64);
-  if (kind == "cross_entropy_fp32" || kind == "cross_entropy_flat" || logits.dtype != DType::Float32) rows = writer.to(rows, DType::Float32);
+  if (kind == "cross_entropy_fp32" || kind == "cross_entropy_flat" || logits.dtype != DType::Float32)
+    rows = writer.to(rows, DType::Float32);
   if (sizes.rank() == 3) {
     rows = writer.view(rows, {-1, classes});
     labels = writer.view(labels, {-1});

@@ -109,8 +109,11 @@ TEST(ConfigModel, SequenceIsClampedUnlessItWasAskedFor) {
 
 TEST(ConfigModel, LossesAreWhatTheJobAsksFor) {
   ModelOptions options;
-  for (const auto& [loss, casts, labels] : std::vector<std::tuple<std::string, int, int>>{
-           {"auto", 1, 1}, {"cross_entropy", 0, 0}, {"cross_entropy_fp32", 1, 0}, {"cross_entropy_flat", 1, 0}, {"none", 0, 0}}) {
+  for (const auto& [loss, casts, labels] : std::vector<std::tuple<std::string, int, int>>{{"auto", 1, 1},
+                                                                                          {"cross_entropy", 0, 0},
+                                                                                          {"cross_entropy_fp32", 1, 0},
+                                                                                          {"cross_entropy_flat", 1, 0},
+                                                                                          {"none", 0, 0}}) {
     options.loss = loss;
     const auto model = build(toy_config(), options, {.compute_dtype = DType::BFloat16});
     ASSERT_TRUE(model.has_value()) << loss;
