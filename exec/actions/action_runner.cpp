@@ -373,8 +373,8 @@ class Runner : public ActionRunner {
   void copy(const Instruction& i) {
     const bool on_host = i.stream == Stream::Host;
     if (const auto sent = sent_.find(&i); sent != sent_.end()) {
-      const auto [bucket, offset] = sent->second;
-      work(false, [this, i, bucket, offset] {
+      work(false, [this, i, from = sent->second] {
+        const auto& [bucket, offset] = from;
         tensor(i.buffer, i.arg).narrow(0, 0, i.numel).copy_(buffers_.tensor(bucket).narrow(0, offset, i.numel));
       });
       return;
