@@ -422,8 +422,10 @@ class Declaration {
     verb.add_option("--rank", trace_.rank, "One rank; else all")
         ->check(CLI::Range(0, 1 << 30).description(""))
         ->type_name("N");
-    verb.add_option("--from", trace_.from,
-                    "Work that begins at this time or later, as in 12ms; memory: the moment, else the peak")
+    verb.add_option(
+            "--from", trace_.from,
+            "Work that begins at this time or later, as in 12ms; convert: that lasts until then; memory: the moment, "
+            "else the peak")
         ->type_name("TIME");
     verb.add_option("--to", trace_.to, "... and before this time")->type_name("TIME");
     verb.add_option("--top", trace_.top, "Rows of the long tables; 0 = all")

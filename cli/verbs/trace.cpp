@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "cli/console/usage_error.h"
@@ -15,6 +16,7 @@
 #include "traces/formats/fst.h"
 #include "traces/formats/timeline_csv.h"
 #include "traces/query/trace_query.h"
+#include "traces/timeline/cut_timeline.h"
 #include "traces/timeline/iterations.h"
 
 namespace foreshard::cli {
@@ -75,8 +77,24 @@ ExitCode convert(const TraceFlags& flags, const Console& console) {
   const std::vector<std::string> inputs(flags.files.begin(), flags.files.end() - 1);
   const std::string& out = flags.files.back();
   if (auto possible = try_outputs({out}); !possible) return console.error(possible.error());
-  const auto opened = open_noted(inputs, console);
+  const auto window = windowed<AnalysisOptions>(flags);
+  if (!window) return console.error(window.error());
+  auto opened = open_noted(inputs, console);
   if (!opened) return console.error(opened.error());
+  if (window->from || window->to) {
+    constexpr SimTime kEver = std::numeric_limits<SimTime>::max();
+    const Interval range{window->from.value_or(0), window->to.value_or(kEver)};
+    if (range.end <= range.begin)
+      return console.error(usage_error("the window ends before it begins", "--from before --to",
+                                       fmt::format("{} ns to {} ns", range.begin, range.end)));
+    TimelineCut part = cut_timeline(opened->timeline, opened->arguments, range);
+    if (part.timeline.spans.empty())
+      return console.error(usage_error(
+          "the recording has no slice in this time", "a time in which something runs",
+          fmt::format("{} to {}", flags.from.empty() ? "0" : flags.from, flags.to.empty() ? "the end" : flags.to)));
+    opened->timeline = std::move(part.timeline);
+    opened->arguments = std::move(part.arguments);
+  }
   const auto written = write_as(*opened, out);
   if (!written) return console.error(written.error());
   console.note(fmt::format("{}: {} slices", out, opened->timeline.spans.size()));
@@ -109,7 +127,7 @@ Result<void> check_flags(const TraceFlags& flags) {
   const bool table =
       flags.action == "kernels" || flags.action == "stragglers" || flags.action == "query" || flags.action == "memory";
   const bool flame = flags.action == "flame";
-  const bool memory = flags.action == "memory";
+  const bool memory = flags.action == "memory", converts = flags.action == "convert";
   const bool window = flags.action == "kernels" || flags.action == "analyse" || flame;
   const auto unused = [&](const char* flag, bool set, bool taken, const char* where) -> Result<void> {
     if (!set || taken) return {};
@@ -117,9 +135,12 @@ Result<void> check_flags(const TraceFlags& flags) {
   };
   if (auto ok = unused("--rank", flags.rank >= 0, window || memory, "with analyse, kernels, flame and memory"); !ok)
     return ok;
-  if (auto ok = unused("--from", !flags.from.empty(), window || memory, "with analyse, kernels, flame and memory"); !ok)
+  if (auto ok = unused("--from", !flags.from.empty(), window || memory || converts,
+                       "with analyse, convert, kernels, flame and memory");
+      !ok)
     return ok;
-  if (auto ok = unused("--to", !flags.to.empty(), window, "with analyse, kernels and flame"); !ok) return ok;
+  if (auto ok = unused("--to", !flags.to.empty(), window || converts, "with analyse, convert, kernels and flame"); !ok)
+    return ok;
   if (auto ok = unused("--out", !flags.out.empty(), flame, "with flame"); !ok) return ok;
   if (auto ok = unused("--by", !flags.by.empty(), flame || flags.action == "kernels", "with kernels and flame"); !ok)
     return ok;

@@ -110,10 +110,34 @@ void Navigation::toggle_bookmark(SimTime at) {
   bookmarks_.insert(std::upper_bound(bookmarks_.begin(), bookmarks_.end(), at), at);
 }
 
-std::optional<SimTime> Navigation::next_bookmark(SimTime after) const {
-  if (bookmarks_.empty()) return std::nullopt;
-  const auto next = std::upper_bound(bookmarks_.begin(), bookmarks_.end(), after);
-  return next == bookmarks_.end() ? bookmarks_.front() : *next;
+const Note* Navigation::note_at(TimeRange at) const {
+  const auto found = std::find_if(notes_.begin(), notes_.end(), [&](const Note& note) { return note.at == at; });
+  return found == notes_.end() ? nullptr : &*found;
+}
+
+TimeRange Navigation::note_range(const std::optional<TimeRange>& slice, SimTime at, SimDuration near) const {
+  if (selection_) return *selection_;
+  if (slice) return *slice;
+  for (const Note& note : notes_)
+    if (note.at.begin - near <= at && at <= note.at.end + near) return note.at;
+  return {at, at};
+}
+
+void Navigation::set_note(TimeRange at, std::string text) {
+  std::erase_if(notes_, [&](const Note& note) { return note.at == at; });
+  if (text.empty()) return;
+  const auto later = std::upper_bound(notes_.begin(), notes_.end(), at.begin,
+                                      [](SimTime begin, const Note& note) { return begin < note.at.begin; });
+  notes_.insert(later, {at, std::move(text)});
+}
+
+std::optional<SimTime> Navigation::next_mark(SimTime after) const {
+  std::vector<SimTime> marks = bookmarks_;
+  for (const Note& note : notes_) marks.push_back(note.at.begin + note.at.length() / 2);
+  if (marks.empty()) return std::nullopt;
+  std::sort(marks.begin(), marks.end());
+  const auto next = std::upper_bound(marks.begin(), marks.end(), after);
+  return next == marks.end() ? marks.front() : *next;
 }
 
 void Navigation::move_to(TimeRange range, Act act) {

@@ -1,16 +1,24 @@
 // Where the user is looking, and the way back: the window of time, the selected range and slice, their history with
-// undo and redo, bookmarks. The model behind keys and mouse; knows no widgets.
+// undo and redo, bookmarks, notes. The model behind keys and mouse; knows no widgets.
 //
 // Times are from the sides' origins, as in Scene. The window never gets narrower than a few nanoseconds and never
 // leaves the extent by more than its own length.
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "gui/models/scene.h"
 
 namespace foreshard::gui {
+
+/// What the user wrote at a moment (an empty range) or a range.
+struct Note {
+  TimeRange at;
+  std::string text;
+  bool operator==(const Note&) const = default;
+};
 
 class Navigation {
  public:
@@ -43,7 +51,17 @@ class Navigation {
   /// Sets a bookmark, or takes away one that is near (within a hundredth of the window).
   void toggle_bookmark(SimTime at);
   void set_bookmarks(std::vector<SimTime> bookmarks) { bookmarks_ = std::move(bookmarks); }
-  std::optional<SimTime> next_bookmark(SimTime after) const;
+  const std::vector<Note>& notes() const { return notes_; }
+  /// In place of the one at the same range; an empty text takes it away.
+  void set_note(TimeRange at, std::string text);
+  void set_notes(std::vector<Note> notes) { notes_ = std::move(notes); }
+  /// Its text; nullptr where nothing was written.
+  const Note* note_at(TimeRange at) const;
+  /// Where a new note belongs: at the selected range, else at `slice`, else at the note that is `near` to `at`, else at
+  /// that moment.
+  TimeRange note_range(const std::optional<TimeRange>& slice, SimTime at, SimDuration near) const;
+  /// Bookmarks and the middles of notes; from the last on to the first.
+  std::optional<SimTime> next_mark(SimTime after) const;
 
  private:
   /// What one step of the history takes back.
@@ -67,6 +85,7 @@ class Navigation {
   std::optional<TimeRange> selection_;
   std::optional<SceneSlice> selected_;
   std::vector<SimTime> bookmarks_;
+  std::vector<Note> notes_;  // by begin
   std::vector<Look> before_, after_;
   Act last_ = Act::None;
 };

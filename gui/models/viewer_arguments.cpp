@@ -136,6 +136,20 @@ Result<TimeRange> parse_range(const std::string& text) {
   return TimeRange{static_cast<SimTime>(from), static_cast<SimTime>(to)};
 }
 
+std::string view_command(const std::vector<std::string>& files, bool compared, TimeRange range) {
+  const auto quoted = [](const std::string& word) {
+    std::string out = "'";
+    for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return out + "'";
+  };
+  const std::string time =
+      fmt::format("{:.3f}us..{:.3f}us", static_cast<double>(range.begin) / 1e3, static_cast<double>(range.end) / 1e3);
+  std::string command = "foreshard view";
+  for (const std::string& file : files) command += " " + quoted(files.size() == 1 ? file + "#t=" + time : file);
+  if (compared) command += " --view compare";
+  return files.size() == 1 ? command : command + " --range " + time;
+}
+
 Result<ViewerArguments> parse_viewer_arguments(const std::vector<std::string>& arguments) {
   ViewerArguments parsed;
   bool only_files = false;
@@ -192,7 +206,6 @@ std::string viewer_usage() {
          "  --rank N               compare this rank only\n"
          "  --force                compare timelines of different plans all the same\n"
          "  --set KEY=VALUE        override a value of the job (repeatable)\n"
-         "  --quiet                no notes\n"
          "  --quiet                no notes\n"
          "  --no-session           neither read nor write what was open the last time\n";
 }

@@ -34,6 +34,10 @@ struct ViewerArguments {
 Result<ViewerArguments> parse_viewer_arguments(const std::vector<std::string>& arguments);
 std::string viewer_usage();
 
+/// What shows these files at this time again, to be sent to someone: "foreshard view 'run.fst#t=1200us..1450us'". Of a
+/// comparison `range` counts from the iteration's begin, else from the recording's.
+std::string view_command(const std::vector<std::string>& files, bool compared, TimeRange range);
+
 /// "100ms..250ms", "0..1.5s", "10us..": ends without a unit have that of the other, or ns. A missing end is `length`.
 Result<TimeRange> parse_range(const std::string& text);
 

@@ -77,8 +77,8 @@ TEST(Navigation, BookmarksAreSetTakenAwayAndWalked) {
   navigation.toggle_bookmark(300'000);
   navigation.toggle_bookmark(250'000);
   EXPECT_EQ(navigation.bookmarks(), (std::vector<SimTime>{250'000, 300'000}));
-  EXPECT_EQ(navigation.next_bookmark(260'000), 300'000);
-  EXPECT_EQ(navigation.next_bookmark(300'000), 250'000);
+  EXPECT_EQ(navigation.next_mark(260'000), 300'000);
+  EXPECT_EQ(navigation.next_mark(300'000), 250'000);
   navigation.toggle_bookmark(300'500);
   EXPECT_EQ(navigation.bookmarks(), std::vector<SimTime>{250'000});
 }
@@ -86,6 +86,23 @@ TEST(Navigation, BookmarksAreSetTakenAwayAndWalked) {
 TEST(Navigation, EmptyTimelinesHaveAWindowToo) {
   const Navigation navigation({0, 0}, {0, 0});
   EXPECT_GT(navigation.range().length(), 0);
+}
+
+TEST(Navigation, NotesStandAtTheirRangeUntilTheyAreEmpty) {
+  Navigation navigation = sample();
+  navigation.set_note({300'000, 320'000}, "slow gather");
+  navigation.set_note({100'000, 100'000}, "begin");
+  ASSERT_EQ(navigation.notes().size(), 2u);
+  EXPECT_EQ(navigation.notes()[0].text, "begin") << "by time";
+  navigation.set_note({300'000, 320'000}, "slow all-gather");
+  ASSERT_NE(navigation.note_at({300'000, 320'000}), nullptr);
+  EXPECT_EQ(navigation.note_at({300'000, 320'000})->text, "slow all-gather");
+  navigation.toggle_bookmark(200'000);
+  EXPECT_EQ(navigation.next_mark(150'000), 200'000);
+  EXPECT_EQ(navigation.next_mark(200'000), 310'000) << "the middle of a note";
+  EXPECT_EQ(navigation.next_mark(310'000), 100'000) << "from the last on to the first";
+  navigation.set_note({100'000, 100'000}, "");
+  EXPECT_EQ(navigation.notes().size(), 1u);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "gui/models/scene.h"
+#include "gui/models/overview.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -139,6 +140,29 @@ TEST(RangeTable, SharesOfARangeFollowFromBusyTimes) {
   const SimTime middle = scene.extent.end / 2;
   const auto left = range_table(scene, {0, middle}), right = range_table(scene, {middle, scene.extent.end});
   for (std::size_t k = 0; k < whole.size(); ++k) EXPECT_EQ(left[k].busy + right[k].busy, whole[k].busy);
+}
+
+TEST(Overview, ColumnsAddUpToWhatIsBusy) {
+  const auto model = foreshard::testing::toy_model();
+  const Scene scene = timeline_scene(model);
+  const auto columns = overview_of(scene.sides[0], scene.extent, 64);
+  ASSERT_EQ(columns.size(), 64u);
+  double compute = 0, communication = 0, busy = 0, met = 0;
+  for (const OverviewColumn& column : columns) {
+    EXPECT_LE(column.compute, 1.0);
+    compute += column.compute / 64;
+    communication += column.communication / 64;
+  }
+  const SimTime origin = scene.sides[0].origin;
+  const auto whole = static_cast<double>(scene.extent.length()) * static_cast<double>(model->ranks.size());
+  for (const RankBands& rank : model->ranks) {
+    busy += static_cast<double>(rank.compute.covered(scene.extent.begin + origin, scene.extent.end + origin)) / whole;
+    met += static_cast<double>(rank.comm.covered(scene.extent.begin + origin, scene.extent.end + origin)) / whole;
+  }
+  EXPECT_GT(busy, 0);
+  EXPECT_NEAR(compute, busy, 1e-3);
+  EXPECT_NEAR(communication, met, 1e-3);
+  EXPECT_TRUE(overview_of(scene.sides[0], scene.extent, 0).empty());
 }
 
 }  // namespace

@@ -115,6 +115,28 @@ TEST(SliceSearch, EveryWordMustBeInNameUnitOrKind) {
   EXPECT_EQ(search_slices(*model, "all_gather", 1).spans.size(), 1u);
 }
 
+TEST(SliceSearch, SumsStandByStreamAndAStreamCanBeAskedFor) {
+  const auto model = foreshard::testing::toy_model();
+  const Timeline& timeline = model->timeline;
+  const SearchResult all = search_slices(*model, "backward", 3);
+  std::size_t slices = 0;
+  for (const FoundOnStream& there : all.streams) slices += there.slices;
+  EXPECT_GT(all.found, 3u);
+  EXPECT_EQ(slices, all.found) << "of all, not of those that are listed";
+  const SearchResult host = search_slices(*model, "stream:HOST");
+  ASSERT_EQ(host.streams.size(), 1u);
+  std::size_t expected = 0;
+  SimDuration time = 0;
+  for (const Span& span : timeline.spans) {
+    if (timeline.lanes[span.lane.index()].stream != "host") continue;
+    ++expected;
+    time += span.duration;
+  }
+  EXPECT_GT(expected, 0u);
+  EXPECT_EQ(host.found, expected);
+  EXPECT_EQ(host.streams[0].time, time);
+}
+
 TEST(SliceSearch, NeighboursAreThoseOfTheSameRow) {
   const auto model = make_timeline_model(random_lane(10, 8), "lane");
   EXPECT_EQ(neighbour_of(*model, 3, 1), 4u);

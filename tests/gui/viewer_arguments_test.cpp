@@ -38,5 +38,13 @@ TEST(ViewerArguments, WhatIsWrongIsUsage) {
   EXPECT_EQ(parse_viewer_arguments({"--redner", "x"}).error().hint, "did you mean --render?");
 }
 
+TEST(ViewerArguments, ACopiedLinkIsTheCommandThatShowsTheSame) {
+  EXPECT_EQ(view_command({"it's.fst"}, false, {1'200'000, 1'450'500}),
+            "foreshard view 'it'\\''s.fst#t=1200.000us..1450.500us'");
+  EXPECT_EQ(view_command({"job.toml", "a b.fst"}, true, {0, 7'001}),
+            "foreshard view 'job.toml' 'a b.fst' --view compare --range 0.000us..7.001us");
+  EXPECT_EQ(parse_range("1200.000us..1450.501us"), (TimeRange{1'200'000, 1'450'501}));
+}
+
 }  // namespace
 }  // namespace foreshard::gui

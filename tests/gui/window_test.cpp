@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <QClipboard>
 #include <QDropEvent>
 #include <QFile>
 #include <QFileInfo>
+#include <QInputDialog>
 #include <QLineEdit>
 #include <QListWidget>
 #include <QMimeData>
@@ -232,8 +234,52 @@ TEST_F(Window, SearchListsSlicesAndJumpsToThem) {
   ASSERT_TRUE(QTest::qWaitFor([&] { return window_->searchPanel().hits().count() > 1; }, 60'000));
   QTest::keyClick(&window_->searchPanel().field(), Qt::Key_Return);
   ASSERT_TRUE(window_->timeline().navigation().selected().has_value());
+  EXPECT_TRUE(window_->searchPanel().sums().text().contains("slices – ")) << "sums by stream";
   window_->searchPanel().field().setText("nothing is called so");
   EXPECT_EQ(window_->searchPanel().hits().count(), 0);
+}
+
+TEST_F(Window, NotesAreWrittenWhereTheRangeIs) {
+  open({kToy});
+  Navigation& navigation = window_->timeline().navigation();
+  navigation.select_range(TimeRange{1'000, 9'000});
+  press(Qt::Key_T);
+  auto* ask = window_->findChild<QInputDialog*>();
+  ASSERT_NE(ask, nullptr);
+  ask->setTextValue("why so late?");
+  ask->accept();
+  ASSERT_EQ(navigation.notes().size(), 1u);
+  EXPECT_EQ(navigation.notes()[0], (Note{{1'000, 9'000}, "why so late?"}));
+}
+
+TEST_F(Window, ALinkToWhatIsSeenOpensThere) {
+  open({kToy});
+  Navigation& navigation = window_->timeline().navigation();
+  navigation.select_range(TimeRange{200'000, 300'000});
+  QTest::keyClick(window_.get(), Qt::Key_L, Qt::ControlModifier);
+  const std::string link = QGuiApplication::clipboard()->text().toStdString();
+  const std::size_t at = link.find("#t=");
+  ASSERT_NE(at, std::string::npos) << link;
+  arguments_.range = *parse_range(link.substr(at + 3, link.size() - at - 4));
+  MainWindow other(arguments_);
+  other.show();
+  other.open({kToy});
+  ASSERT_TRUE(QTest::qWaitFor([&] { return other.timeline().hasScene(); }, 60'000));
+  EXPECT_EQ(other.timeline().navigation().range(), (TimeRange{200'000, 300'000}));
+}
+
+TEST_F(Window, TheOverviewMovesTheWindow) {
+  open({kToy});
+  auto* overview = dynamic_cast<OverviewStrip*>(window_->timeline().parentWidget()->findChild<QWidget*>("overview"));
+  ASSERT_NE(overview, nullptr);
+  press(Qt::Key_Home);
+  for (int k = 0; k < 12; ++k) press(Qt::Key_W);
+  const TimeRange before = range(), whole = window_->timeline().navigation().extent();
+  const int left = static_cast<int>(kGutter), width = overview->width() - left;
+  QTest::mouseClick(overview, Qt::LeftButton, {}, QPoint(left + width * 3 / 4, overview->height() / 2));
+  EXPECT_NEAR(static_cast<double>(range().length()), static_cast<double>(before.length()), 2);
+  const double middle = static_cast<double>(range().begin + range().length() / 2 - whole.begin);
+  EXPECT_NEAR(middle / static_cast<double>(whole.length()), 0.75, 0.01);
 }
 
 TEST_F(Window, AJobAndItsRecordingAreComparedAndTheTableJumps) {
@@ -510,6 +556,7 @@ TEST_F(Window, TheWindowOfTimeTheBookmarksAndTheFilesAreRemembered) {
     if (again) {
       EXPECT_EQ(navigation.range(), seen);
       EXPECT_EQ(navigation.bookmarks(), bookmarks);
+      EXPECT_EQ(navigation.notes(), (std::vector<Note>{{{5, 70}, "\"here\", 1 – 2"}}));
       EXPECT_EQ(QSettings().value("recent").toStringList().value(0),
                 QFileInfo(QString::fromStdString(kToy)).absoluteFilePath());
     } else {
@@ -518,6 +565,7 @@ TEST_F(Window, TheWindowOfTimeTheBookmarksAndTheFilesAreRemembered) {
       seen = navigation.range();
       bookmarks = navigation.bookmarks();
       EXPECT_EQ(bookmarks.size(), 1u);
+      navigation.set_note({5, 70}, "\"here\", 1 – 2");
     }
     window.close();
   }

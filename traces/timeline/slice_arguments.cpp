@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 namespace foreshard {
 namespace {
@@ -78,6 +79,41 @@ std::optional<SliceArgument> SliceArguments::of(SpanId span, std::string_view ke
     if (column.key == key) return value(column, row);
   }
   return std::nullopt;
+}
+
+SliceArguments SliceArguments::of_spans(const std::vector<SpanId>& spans) const {
+  SliceArguments part;
+  if (empty()) return part;
+  std::vector<std::uint32_t> rows;  // of this, ascending: a span's place among them is its row there
+  for (const SpanId span : spans)
+    if (const std::uint32_t row = row_of(span); row != kNone) rows.push_back(row);
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  const auto placed = [&](std::uint32_t row) {
+    const auto place = place_of(rows, row);
+    return place ? static_cast<std::uint32_t>(*place) : kNone;
+  };
+  for (const SpanId span : spans) part.row_of_span.push_back(placed(row_of(span)));
+  std::unordered_map<std::uint32_t, std::uint32_t> text_at;
+  for (const Column& column : columns) {
+    Column kept{column.key, {}, {}, {}, {}};
+    for (std::size_t i = 0; i < column.number_rows.size(); ++i) {
+      const std::uint32_t row = placed(column.number_rows[i]);
+      if (row == kNone) continue;
+      kept.number_rows.push_back(row);
+      kept.numbers.push_back(column.numbers[i]);
+    }
+    for (std::size_t i = 0; i < column.text_rows.size(); ++i) {
+      const std::uint32_t row = placed(column.text_rows[i]);
+      if (row == kNone) continue;
+      const auto [text, fresh] = text_at.try_emplace(column.texts[i], part.texts.size());
+      if (fresh) part.texts.add(texts[column.texts[i]]);
+      kept.text_rows.push_back(row);
+      kept.texts.push_back(text->second);
+    }
+    if (!kept.number_rows.empty() || !kept.text_rows.empty()) part.columns.push_back(std::move(kept));
+  }
+  return part;
 }
 
 void SliceArguments::append(const SliceArguments& other, std::size_t spans, std::size_t other_spans) {

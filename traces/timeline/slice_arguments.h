@@ -63,6 +63,9 @@ struct SliceArguments {
   std::optional<SliceArgument> of(SpanId span, std::string_view key) const;
   std::optional<SliceArgument> value(const Column& column, std::uint32_t row) const;
 
+  /// Of these spans alone, in this order; rows and texts of the others are left out.
+  SliceArguments of_spans(const std::vector<SpanId>& spans) const;
+
   /// Arguments of several timelines whose spans stand behind each other. `spans`: how many there are before `other`'s.
   void append(const SliceArguments& other, std::size_t spans, std::size_t other_spans);
 };

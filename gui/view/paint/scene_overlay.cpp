@@ -39,6 +39,7 @@ void ScenePainter::paint_overlay(QPainter& painter, const QRectF& area, const Sc
     painter.setPen(QPen(color(palette_.reserved), 1.5, Qt::DotLine));
     painter.drawLine(QPointF(x, lanes.top()), QPointF(x, lanes.bottom()));
   }
+  paint_notes(painter, lanes, scale, overlay.notes);
   if (overlay.cursor_x && *overlay.cursor_x >= lanes.left()) {
     painter.setPen(QPen(color(palette_.text_weak, 120), 1));
     painter.drawLine(QPointF(*overlay.cursor_x, lanes.top()), QPointF(*overlay.cursor_x, lanes.bottom()));
@@ -77,6 +78,37 @@ void ScenePainter::paint_overlay(QPainter& painter, const QRectF& area, const Sc
     }
   }
   painter.restore();
+}
+
+/// A box of words at a dotted line, or at a band over the range; boxes that would cover each other stand in rows.
+void ScenePainter::paint_notes(QPainter& painter, const QRectF& lanes, const TimeScale& scale,
+                               const std::vector<Note>& notes) {
+  constexpr double kRow = 20, kWidest = 260;
+  std::vector<double> ends;  // of each row's last box
+  const QFontMetricsF metrics(fonts_.small);
+  for (const Note& note : notes) {
+    const double left = lanes.left() + scale.x(note.at.begin), right = lanes.left() + scale.x(note.at.end);
+    const QString words = metrics.elidedText(text_of(note.text), Qt::ElideRight, kWidest);
+    const double width = metrics.horizontalAdvance(words) + 12;
+    if (std::max(right, left + width) < lanes.left() || left > lanes.right()) continue;
+    painter.fillRect(QRectF(left, lanes.top(), right - left, lanes.height()), color(palette_.reserved, 26));
+    painter.setPen(QPen(color(palette_.reserved), 1.5, Qt::DotLine));
+    painter.drawLine(QPointF(left, lanes.top()), QPointF(left, lanes.bottom()));
+    if (right > left) painter.drawLine(QPointF(right, lanes.top()), QPointF(right, lanes.bottom()));
+    const double from = std::max(left, lanes.left());  // words of a range that began before stay in sight
+    const auto row = static_cast<std::size_t>(
+        std::find_if(ends.begin(), ends.end(), [&](double end) { return end < from; }) - ends.begin());
+    if (row == ends.size()) ends.push_back(0);
+    ends[row] = from + width;
+    const QRectF box(from, lanes.top() + 26 + kRow * static_cast<double>(row), width, kRow - 2);
+    painter.setPen(Qt::NoPen);
+    painter.setBrush(color(palette_.reserved));
+    painter.drawRoundedRect(box, 3, 3);
+    painter.setFont(fonts_.small);
+    painter.setPen(color(ink_on(palette_.reserved)));
+    painter.drawText(box, Qt::AlignCenter, words);
+  }
+  painter.setBrush(Qt::NoBrush);
 }
 
 void ScenePainter::outline(QPainter& painter, const QRectF& area, const SceneView& view, const SceneSlice& slice,

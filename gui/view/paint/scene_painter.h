@@ -8,6 +8,7 @@
 #include <QRectF>
 #include <optional>
 
+#include "gui/models/navigation.h"
 #include "gui/models/scene.h"
 #include "gui/models/timeline/amounts.h"
 #include "gui/models/timeline/row_geometry.h"
@@ -31,6 +32,7 @@ struct SceneOverlay {
   std::optional<TimeRange> selection;
   std::optional<double> cursor_x;
   std::vector<SimTime> bookmarks;
+  std::vector<Note> notes;
   std::vector<SceneSlice> related;  // marked with the selected one
   bool flows = true;
 };
@@ -60,6 +62,7 @@ class ScenePainter {
                     const GridLines& grid);
   void paint_links(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale);
   void paint_heat(QPainter& painter, const Track& track, const QRectF& box, const TimeScale& scale);
+  void paint_notes(QPainter& painter, const QRectF& lanes, const TimeScale& scale, const std::vector<Note>& notes);
   void outline(QPainter& painter, const QRectF& area, const SceneView& view, const SceneSlice& slice, const QPen& pen);
   QPointF anchor_of(const QRectF& area, const SceneView& view, const SceneSlice& slice, bool end) const;
   const SceneSide& side_of(const Track& track) const { return scene_.sides[static_cast<std::size_t>(track.side)]; }

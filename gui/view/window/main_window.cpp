@@ -201,6 +201,7 @@ void MainWindow::showTimeline(Scene scene, bool keep_view) {
   strip_->setFigures(deciding_figures(scene, shownOutcome(scene)));
   centre_->currentWidget()->layout()->activate();  // the canvas has its size before it has its scene
   timeline_->setScene(std::move(scene), keep_view);
+  overview_->sceneChanged();
   timeline_->setFocus();
   legend_->updateGeometry();
   legend_->update();

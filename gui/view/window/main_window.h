@@ -20,6 +20,7 @@
 #include "gui/view/panels/query_panel.h"
 #include "gui/view/window/differences_table.h"
 #include "gui/view/window/figure_strip.h"
+#include "gui/view/window/overview_strip.h"
 #include "gui/view/window/pareto_widget.h"
 #include "gui/view/window/run_list.h"
 #include "gui/view/window/search_panel.h"
@@ -108,6 +109,7 @@ class MainWindow : public QMainWindow {
   TimelineWidget* timeline_ = nullptr;
   ParetoWidget* pareto_ = nullptr;
   FigureStrip* strip_ = nullptr;
+  OverviewStrip* overview_ = nullptr;
   FactTable *inspector_ = nullptr, *range_ = nullptr;
   DifferencesTable* differences_ = nullptr;
   SearchPanel* search_ = nullptr;

@@ -1,5 +1,6 @@
 #include "gui/view/window/search_panel.h"
 
+#include <QLabel>
 #include <QLineEdit>
 #include <QListWidget>
 #include <QVBoxLayout>
@@ -18,13 +19,19 @@ SearchPanel::SearchPanel(QWidget* parent) : QWidget(parent) {
   auto* column = new QVBoxLayout(this);
   column->setContentsMargins(4, 4, 4, 4);
   field_ = new QLineEdit(this);
-  field_->setPlaceholderText("Name, unit or kind");
+  field_->setPlaceholderText("Name, unit or kind; stream:NAME");
   field_->setClearButtonEnabled(true);
   field_->setAccessibleName("Search slices");
   hits_ = new QListWidget(this);
   hits_->setUniformItemSizes(true);
   hits_->setAccessibleName("Slices found");
   column->addWidget(field_);
+  sums_ = new QLabel(this);
+  sums_->setWordWrap(true);
+  sums_->setTextInteractionFlags(Qt::TextSelectableByMouse);
+  sums_->setAccessibleName("What was found, by stream");
+  sums_->hide();
+  column->addWidget(sums_);
   column->addWidget(hits_);
   QObject::connect(field_, &QLineEdit::textChanged, this, [this] { search(); });
   QObject::connect(hits_, &QListWidget::currentItemChanged, this, [this](QListWidgetItem* item) { go(item); });
@@ -55,6 +62,7 @@ void SearchPanel::go(const QListWidgetItem* item) {
 
 void SearchPanel::search() {
   hits_->clear();
+  sums_->hide();
   ++searches_;
   const QString text = field_->text();
   if (sides_.empty() || text.trimmed().isEmpty()) return;
@@ -72,14 +80,17 @@ void SearchPanel::search() {
 
 void SearchPanel::showHits(const std::vector<SearchResult>& results) {
   std::size_t found = 0;
-  double total = 0;
+  QStringList streams;
   for (std::size_t s = 0; s < results.size(); ++s) {
     const TimelineModel& model = *sides_[s].model;
     found += results[s].found;
+    const QString side = results.size() == 1 ? "" : s == 0 ? "A " : "B ";
+    for (const FoundOnStream& there : results[s].streams)
+      streams << side + text_of(there.stream) + QString(" %1, ").arg(there.slices) +
+                     text_of(duration_words(static_cast<double>(there.time)));
     for (const std::uint32_t span : results[s].spans) {
       const Span& about = model.timeline.spans[span];
       const auto length = static_cast<double>(about.duration);
-      total += length;
       auto* item = new QListWidgetItem(text_of(slice_label(model.timeline, about)) + "   " +
                                        text_of(duration_words(static_cast<double>(about.start - sides_[s].origin))) +
                                        ", " + text_of(duration_words(length)));
@@ -88,9 +99,10 @@ void SearchPanel::showHits(const std::vector<SearchResult>& results) {
       hits_->addItem(item);
     }
   }
-  if (!onStatus) return;
-  const QString sum = found == static_cast<std::size_t>(hits_->count()) ? ", " + text_of(duration_words(total)) : "";
-  onStatus(QString("%1 slices").arg(found) + sum);
+  const QString shown =
+      found > static_cast<std::size_t>(hits_->count()) ? QString(", the first %1 below").arg(hits_->count()) : "";
+  sums_->setText(QString("%1 slices").arg(found) + shown + (streams.isEmpty() ? "" : " – " + streams.join("; ")));
+  sums_->show();
 }
 
 }  // namespace foreshard::gui

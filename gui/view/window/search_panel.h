@@ -9,6 +9,7 @@
 #include "gui/models/timeline/newest_first.h"
 #include "gui/models/timeline/slice_search.h"
 
+class QLabel;
 class QLineEdit;
 class QListWidget;
 class QListWidgetItem;
@@ -24,10 +25,10 @@ class SearchPanel : public QWidget {
   void begin();
   QLineEdit& field() { return *field_; }
   QListWidget& hits() { return *hits_; }
+  QLabel& sums() { return *sums_; }
 
   std::function<void(SceneSlice)> onFound;
-  std::function<void()> onChosen;                // go on in the timeline
-  std::function<void(const QString&)> onStatus;  // how many
+  std::function<void()> onChosen;  // go on in the timeline
 
  private:
   void search();
@@ -37,6 +38,7 @@ class SearchPanel : public QWidget {
   std::vector<SceneSide> sides_;
   QLineEdit* field_ = nullptr;
   QListWidget* hits_ = nullptr;
+  QLabel* sums_ = nullptr;  // of all that was found, by stream
   std::uint64_t searches_ = 0;
   NewestFirst worker_;  // last: nothing of the above is gone while it works
 };

@@ -4,9 +4,12 @@
 #include <QKeyEvent>
 #include <QMouseEvent>
 #include <QScrollBar>
+#include <QToolTip>
 #include <QWheelEvent>
 #include <cmath>
 
+#include "gui/models/slice_facts.h"
+#include "gui/models/slice_walk.h"
 #include "gui/models/timeline/amounts.h"
 #include "gui/view/window/lane_menu.h"
 #include "gui/view/window/timeline_widget.h"
@@ -16,6 +19,7 @@ namespace {
 
 constexpr double kZoomStep = 0.8;
 constexpr double kPanStep = 0.12;
+constexpr double kNotePixels = 4;
 
 /// To the call or operator that a slice comes from, or to the work that it launched.
 void follow(TimelineWidget& canvas, bool out) {
@@ -25,6 +29,14 @@ void follow(TimelineWidget& canvas, bool out) {
   const auto next = out ? outer_slice(model, *selected) : inner_slice(model, *selected);
   if (next) return canvas.selectSlice(next, true);
   if (canvas.onStatus) canvas.onStatus(out ? "Nothing stands around this slice" : "No work was launched in this slice");
+}
+
+void walk(TimelineWidget& canvas, int step, bool across) {
+  const Navigation& navigation = canvas.navigation();
+  const std::optional<SceneSlice> selected = navigation.selected();
+  const auto next = across && selected ? slice_across(canvas.scene(), *selected, step)
+                                       : slice_along(canvas.scene(), selected, navigation.range().begin, step);
+  if (next) canvas.selectSlice(next, true);
 }
 
 }  // namespace
@@ -41,7 +53,7 @@ bool TimelineWidget::navigate(int key) {
     case Qt::Key_Home: navigation_.show(navigation_.extent()); return true;
     case Qt::Key_B: navigation_.toggle_bookmark(zoomCentre()); return true;
     case Qt::Key_N:
-      if (const auto mark = navigation_.next_bookmark(navigation_.range().begin + navigation_.range().length() / 2)) {
+      if (const auto mark = navigation_.next_mark(navigation_.range().begin + navigation_.range().length() / 2)) {
         const SimDuration half = navigation_.range().length() / 2;
         navigation_.show({*mark - half, *mark + half});
       }
@@ -50,22 +62,47 @@ bool TimelineWidget::navigate(int key) {
   }
 }
 
+/// What a slice is, at the mouse: the inspector's first lines.
+bool TimelineWidget::viewportEvent(QEvent* event) {
+  if (event->type() != QEvent::ToolTip || !scene_) return QAbstractScrollArea::viewportEvent(event);
+  const auto* help = static_cast<QHelpEvent*>(event);
+  const auto slice = sliceAt(help->pos());
+  if (!slice) {
+    QToolTip::hideText();
+    return true;
+  }
+  constexpr std::size_t kLines = 8;
+  QStringList lines;
+  for (const Fact& fact : slice_facts(*scene_, *slice)) {
+    if (lines.size() == kLines) break;
+    if (!fact.value.empty()) lines << text_of(fact.name) + ": " + text_of(fact.value).left(80);
+  }
+  QToolTip::showText(help->globalPos(), lines.join("\n").toHtmlEscaped().replace("\n", "<br>"), viewport());
+  return true;
+}
+
 void TimelineWidget::keyPressEvent(QKeyEvent* event) {
   if (!scene_ || (event->modifiers() & (Qt::ControlModifier | Qt::AltModifier | Qt::MetaModifier)) != 0)
     return QAbstractScrollArea::keyPressEvent(event);
   const int key = physical_key(*event);
   if (navigate(key)) return navigationChanged();
   switch (key) {
-    case Qt::Key_Period: return moveSelection(1);
-    case Qt::Key_Comma: return moveSelection(-1);
-    case Qt::Key_Up: return changeLane(-1);
-    case Qt::Key_Down: return changeLane(1);
+    case Qt::Key_Period: return walk(*this, 1, false);
+    case Qt::Key_Comma: return walk(*this, -1, false);
+    case Qt::Key_Up: return walk(*this, -1, true);
+    case Qt::Key_Down: return walk(*this, 1, true);
     case Qt::Key_M:
       // Measures the selected slice, or what is seen.
       navigation_.select_range(selectedTime() ? *selectedTime() : navigation_.range());
       break;
     case Qt::Key_O: return follow(*this, true);
     case Qt::Key_K: return follow(*this, false);
+    case Qt::Key_T:
+      if (onNote) {
+        const auto near = static_cast<SimDuration>(kNotePixels * scale().ns_per_pixel);
+        onNote(navigation_.note_range(selectedTime(), zoomCentre(), near));
+      }
+      return;
     case Qt::Key_R: navigation_.select_range(selectedTime()); break;
     case Qt::Key_Escape:
       if (navigation_.selection())

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gui/models/timeline/slice_search.h"
-
 namespace foreshard::gui {
 namespace {
 
@@ -64,6 +62,7 @@ void TimelineWidget::setScene(Scene scene, bool keep_view) {
     if (before.range() == before.extent()) seen = navigation_.extent();
     navigation_.show(seen);
     navigation_.set_bookmarks(before.bookmarks());
+    navigation_.set_notes(before.notes());
   }
   hovered_.reset();
   updateScrollBar();
@@ -142,6 +141,7 @@ void TimelineWidget::paintEvent(QPaintEvent*) {
   overlay.related = related_.of(scene_, navigation_.selected());
   overlay.selection = navigation_.selection();
   overlay.bookmarks = navigation_.bookmarks();
+  overlay.notes = navigation_.notes();
   if (mouse_ && drag_ == Drag::None) overlay.cursor_x = mouse_->x();
   painter_->paint_overlay(painter, area(), view(), overlay);
   if (frame_shown_) {
@@ -208,41 +208,6 @@ void TimelineWidget::selectSlice(std::optional<SceneSlice> slice, bool reveal) {
   }
   viewport()->update();
   if (onSelection) onSelection();
-}
-
-void TimelineWidget::moveSelection(int step) {
-  if (!scene_) return;
-  const auto selected = navigation_.selected();
-  if (!selected) {
-    // The first slice of the first lane that is seen.
-    for (const Track& track : scene_->tracks) {
-      if (track.kind != TrackKind::Lane) continue;
-      const SceneSide& side = scene_->sides[static_cast<std::size_t>(track.side)];
-      const SliceRow& row = side.model->lanes[track.lane].rows.front();
-      const std::size_t first = row.first_after(navigation_.range().begin + side.origin);
-      if (first < row.size()) return selectSlice(SceneSlice{track.side, row.span[first]}, true);
-    }
-    return;
-  }
-  const auto next = neighbour_of(*scene_->sides[static_cast<std::size_t>(selected->side)].model, selected->span, step);
-  if (next) selectSlice(SceneSlice{selected->side, *next}, true);
-}
-
-void TimelineWidget::changeLane(int step) {
-  if (!scene_ || !navigation_.selected()) return moveSelection(step);
-  const auto position = position_of(*scene_, *navigation_.selected());
-  if (!position) return;
-  const SimTime middle = position->time.begin + position->time.length() / 2;
-  auto track = static_cast<std::ptrdiff_t>(position->track) + step;
-  for (; track >= 0 && track < static_cast<std::ptrdiff_t>(scene_->tracks.size()); track += step) {
-    const Track& other = scene_->tracks[static_cast<std::size_t>(track)];
-    if (other.kind != TrackKind::Lane) continue;
-    const SceneSide& side = scene_->sides[static_cast<std::size_t>(other.side)];
-    const SliceRow& row = side.model->lanes[other.lane].rows.front();
-    if (row.size() == 0) continue;
-    const std::size_t at = std::min(row.first_after(middle + side.origin), row.size() - 1);
-    return selectSlice(SceneSlice{other.side, row.span[at]}, true);
-  }
 }
 
 }  // namespace foreshard::gui

@@ -40,6 +40,7 @@ class TimelineWidget : public QAbstractScrollArea {
   std::function<void()> onSelection;             // the slice or the range
   std::function<void()> onView;                  // the window of time
   std::function<void(const QString&)> onStatus;  // what is under the mouse
+  std::function<void(TimeRange)> onNote;         // the user wants to write one there
   /// Lanes are folded, pinned or hidden: the scene is wanted with changed options.
   std::function<void(const std::function<void(SceneOptions&)>&)> onOptions;
 
@@ -54,6 +55,7 @@ class TimelineWidget : public QAbstractScrollArea {
   void wheelEvent(QWheelEvent* event) override;
   void contextMenuEvent(QContextMenuEvent* event) override;
   void leaveEvent(QEvent* event) override;
+  bool viewportEvent(QEvent* event) override;
   void scrollContentsBy(int dx, int dy) override;
 
  private:
@@ -67,8 +69,6 @@ class TimelineWidget : public QAbstractScrollArea {
   void updateScrollBar();
   FrameRequest wantedFrame() const;
   std::shared_ptr<const Frame> frameInTime();
-  void moveSelection(int step);
-  void changeLane(int step);
   std::optional<TimeRange> selectedTime() const;
   bool navigate(int key);
   SimTime zoomCentre() const;

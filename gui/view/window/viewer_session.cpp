@@ -2,6 +2,8 @@
 
 #include <QCryptographicHash>
 #include <QFileInfo>
+#include <QJsonArray>
+#include <QJsonDocument>
 #include <QMainWindow>
 #include <QSettings>
 
@@ -23,6 +25,23 @@ QString view_key(const std::vector<std::string>& files, bool compared) {
   names << (compared ? "compared" : "");
   const QByteArray sum = QCryptographicHash::hash(names.join('\n').toUtf8(), QCryptographicHash::Md5);
   return "views/" + QString::fromLatin1(sum.toHex());
+}
+
+QString text_of_notes(const std::vector<Note>& notes) {
+  QJsonArray list;
+  for (const Note& note : notes)
+    list.append(QJsonArray{QString::number(note.at.begin), QString::number(note.at.end), text_of(note.text)});
+  return QString::fromUtf8(QJsonDocument(list).toJson(QJsonDocument::Compact));
+}
+
+std::vector<Note> notes_of_text(const QString& text) {
+  std::vector<Note> notes;
+  for (const QJsonValue& value : QJsonDocument::fromJson(text.toUtf8()).array()) {
+    const QJsonArray note = value.toArray();
+    notes.push_back(
+        {{note[0].toString().toLongLong(), note[1].toString().toLongLong()}, note[2].toString().toStdString()});
+  }
+  return notes;
 }
 
 }  // namespace
@@ -52,7 +71,8 @@ void ViewerSession::saveView(const std::vector<std::string>& files, bool compare
   QSettings settings;
   const QString key = view_key(files, compared);
   settings.setValue(key, QStringList{QString::number(navigation.range().begin), QString::number(navigation.range().end),
-                                     QString::number(navigation.extent().length()), bookmarks.join(' ')});
+                                     QString::number(navigation.extent().length()), bookmarks.join(' '),
+                                     text_of_notes(navigation.notes())});
   QStringList order = settings.value("views/order").toStringList();
   order.removeAll(key);
   order.prepend(key);
@@ -63,10 +83,11 @@ void ViewerSession::saveView(const std::vector<std::string>& files, bool compare
 bool ViewerSession::restoreView(const std::vector<std::string>& files, bool compared, Navigation& navigation) const {
   if (!remembers_) return false;
   const QStringList view = QSettings().value(view_key(files, compared)).toStringList();
-  if (view.size() != 4 || view[2].toLongLong() != navigation.extent().length()) return false;
+  if (view.size() < 4 || view[2].toLongLong() != navigation.extent().length()) return false;
   std::vector<SimTime> bookmarks;
   for (const QString& mark : view[3].split(' ', Qt::SkipEmptyParts)) bookmarks.push_back(mark.toLongLong());
   navigation.set_bookmarks(std::move(bookmarks));
+  if (view.size() > 4) navigation.set_notes(notes_of_text(view[4]));
   navigation.show({view[0].toLongLong(), view[1].toLongLong()});
   return true;
 }

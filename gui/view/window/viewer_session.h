@@ -24,7 +24,7 @@ class ViewerSession {
   void addRecent(const std::vector<std::string>& files);
   void forgetRecent();
 
-  /// Window of time and bookmarks in these files.
+  /// Window of time, bookmarks and notes in these files.
   void saveView(const std::vector<std::string>& files, bool compared, const Navigation& navigation);
   /// False if nothing is known of them, or they have another length by now: another recording.
   bool restoreView(const std::vector<std::string>& files, bool compared, Navigation& navigation) const;

@@ -2,9 +2,11 @@
 
 #include <QAction>
 #include <QApplication>
+#include <QClipboard>
 #include <QDockWidget>
 #include <QFileDialog>
 #include <QHBoxLayout>
+#include <QInputDialog>
 #include <QMenuBar>
 #include <QMessageBox>
 #include <QPainter>
@@ -16,6 +18,8 @@
 
 #include "gui/view/paint/picture.h"
 #include "gui/view/window/main_window.h"
+#include "traces/formats/fst.h"
+#include "traces/timeline/cut_timeline.h"
 
 namespace foreshard::gui {
 namespace {
@@ -71,6 +75,51 @@ class Legend : public QWidget {
   const Palette& palette() const { return palette_of(timeline_.theme()); }
   const TimelineWidget& timeline_;
 };
+
+/// The range that is selected, else what is seen: from the recording's begin; of a comparison from the iteration's.
+TimeRange told_range(TimelineWidget& timeline) {
+  const Navigation& navigation = timeline.navigation();
+  const TimeRange range = navigation.selection().value_or(navigation.range());
+  const SimTime begin = timeline.scene().compares() ? 0 : timeline.scene().extent.begin;
+  return {std::max<SimTime>(0, range.begin - begin), range.end - begin};
+}
+
+/// What to send to someone, on the clipboard; returns what was copied.
+QString copy_link(TimelineWidget& timeline, const std::vector<std::string>& files) {
+  if (!timeline.hasScene() || files.empty()) return {};
+  const QString link = text_of(view_command(files, timeline.scene().compares(), told_range(timeline)));
+  QApplication::clipboard()->setText(link);
+  return "Copied: " + link;
+}
+
+void ask_for_note(TimelineWidget& timeline, TimeRange at) {
+  auto* ask = new QInputDialog(&timeline);
+  ask->setAttribute(Qt::WA_DeleteOnClose);
+  ask->setWindowTitle("Note");
+  ask->setLabelText(at.length() > 0 ? "At this range (empty: none):" : "At this moment (empty: none):");
+  const Note* before = timeline.navigation().note_at(at);
+  ask->setTextValue(before == nullptr ? QString() : text_of(before->text));
+  QObject::connect(ask, &QInputDialog::textValueSelected, &timeline, [&timeline, at](const QString& text) {
+    timeline.navigation().set_note(at, text.trimmed().toStdString());
+    timeline.navigationChanged();
+  });
+  ask->open();
+}
+
+/// Asks where to and writes what the range holds; returns what went wrong.
+QString save_range(TimelineWidget& timeline) {
+  if (!timeline.hasScene()) return {};
+  if (timeline.scene().compares()) return "A part of a recording is saved of one: open it alone first (Runs, Enter).";
+  const QString name = QFileDialog::getSaveFileName(&timeline, "Save the range", "part.fst", "Recordings (*.fst)");
+  if (name.isEmpty()) return {};
+  const SceneSide& side = timeline.scene().sides.front();
+  const Navigation& navigation = timeline.navigation();
+  const TimeRange range = navigation.selection().value_or(navigation.range());
+  const TimelineCut part =
+      cut_timeline(side.model->timeline, side.model->arguments, {range.begin + side.origin, range.end + side.origin});
+  const auto written = write_fst(part.timeline, name.toStdString(), part.arguments);
+  return written ? QString() : text_of(to_text(written.error()));
+}
 
 /// Asks where to and writes what is seen; returns what went wrong.
 QString export_picture(TimelineWidget& timeline) {
@@ -132,7 +181,9 @@ void MainWindow::buildCentre() {
   timeline_ = new TimelineWidget(canvas);
   legend_ = new Legend(*timeline_, canvas);
   strip_ = new FigureStrip(canvas);
+  overview_ = new OverviewStrip(*timeline_, canvas);
   column->addWidget(strip_);
+  column->addWidget(overview_);
   column->addWidget(timeline_, 1);
   column->addWidget(legend_);
   centre_->addWidget(canvas);
@@ -143,7 +194,9 @@ void MainWindow::buildCentre() {
 
   timeline_->onSelection = [this] { showSelection(); };
   timeline_->onStatus = [this](const QString& text) { statusBar()->showMessage(text); };
+  timeline_->onNote = [this](TimeRange at) { ask_for_note(*timeline_, at); };
   timeline_->onView = [this] {
+    overview_->update();
     if (!timeline_->navigation().selection()) showSelection();
   };
   pareto_->onStatus = [this](const QString& text) { statusBar()->showMessage(text); };
@@ -213,7 +266,6 @@ void MainWindow::buildDocks() {
   what_if_->onProblem = [this](const QString& text) { showMessage(text); };
   search_->onFound = [this](SceneSlice slice) { timeline_->selectSlice(slice, true); };
   search_->onChosen = [this] { timeline_->setFocus(); };
-  search_->onStatus = [this](const QString& text) { statusBar()->showMessage(text); };
   differences_->onJump = [this](const ComparedPair& pair) {  // a third of the window is the difference
     const SimDuration around = std::max<SimDuration>(20, pair.b.length());
     timeline_->navigation().show({pair.b.begin - around, pair.b.end + around});
@@ -240,6 +292,9 @@ void MainWindow::buildFileMenu() {
   file->addAction("&Reload", QKeySequence("F5"), this, [this] { open(files_, comparison_ != nullptr); });
   file->addAction("&Export picture…", QKeySequence("Ctrl+E"), this,
                   [this] { showMessage(export_picture(*timeline_)); });
+  file->addAction("&Save the range…", QKeySequence::Save, this, [this] { showMessage(save_range(*timeline_)); });
+  file->addAction("Copy &link to what is seen", QKeySequence("Ctrl+L"), this,
+                  [this] { statusBar()->showMessage(copy_link(*timeline_, files_)); });
   file->addSeparator();
   file->addAction("&Quit", QKeySequence::Quit, this, [this] { close(); });
 }
@@ -317,6 +372,9 @@ void MainWindow::showKeys() {
       "<tr><td><b>M</b></td><td>measure the slice, or what is seen</td><td><b>R</b></td><td>range of the "
       "slice</td></tr>"
       "<tr><td><b>B N</b></td><td>bookmark, next bookmark</td><td><b>/ Ctrl+F</b></td><td>search</td></tr>"
+      "<tr><td><b>T</b></td><td>note at the range, the slice or the mouse</td><td><b>Ctrl+L Ctrl+S</b></td><td>copy a "
+      "link "
+      "to what is seen; save the range</td></tr>"
       "<tr><td><b>O</b></td><td>to the operator that a kernel comes from, and outwards</td><td><b>K</b></td><td>to the "
       "kernels of an operator</td></tr>"
       "<tr><td><b>Backspace</b></td><td>seen and selected before</td><td><b>Ctrl+D</b></td><td>largest "

@@ -95,6 +95,8 @@ TEST(ProgramTrace, ConvertedFilesSayTheSame) {
                         "<4096ul>),120000,100000,layers.0,pre_forward,,8000\n"));
   std::remove(table.c_str());
   EXPECT_EQ(run_program({"trace", "convert", kFsdp2, "/tmp/out.unknown"}).exit_code, 2);
+  EXPECT_EQ(run_program({"trace", "convert", kFsdp2, table, "--from", "5ms", "--to", "2ms"}).exit_code, 2);
+  EXPECT_EQ(run_program({"trace", "convert", kFsdp2, table, "--from", "5000s"}).exit_code, 2) << "nothing runs then";
 }
 
 TEST(ProgramTrace, WarningsGoToStderr) {
