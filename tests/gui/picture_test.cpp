@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <QFile>
+#include <QRegularExpression>
 #include <cmath>
 #include <cstdlib>
 
@@ -119,6 +120,22 @@ TEST(Render, ViewsThatDoNotSuitTheFilesAreErrors) {
   EXPECT_FALSE(render_view(arguments).has_value());
 }
 
+TEST(Report, UnitsOfOneKindShareARow) {
+  ViewerArguments arguments;
+  arguments.files = {std::string(FORESHARD_SOURCE_DIR) + "/examples/gpt2-8xa100.toml"};
+  arguments.report = temporary_path("gpt2.html");
+  ASSERT_TRUE(write_report(arguments).has_value());
+  QFile file(QString::fromStdString(arguments.report));
+  ASSERT_TRUE(file.open(QIODevice::ReadOnly));
+  const QString page = QString::fromUtf8(file.readAll());
+  const qsizetype units = page.indexOf("<h2>Units");
+  ASSERT_GE(units, 0);
+  EXPECT_TRUE(page.mid(units).contains(
+      QRegularExpression("<td>transformer\\.h\\.\\d+ … transformer\\.h\\.\\d+, \\d+ units, each</td>")));
+  EXPECT_LT(page.mid(units).count("<tr>"), 14) << "twelve layers and the root would be 14 with the heading";
+  QFile::remove(QString::fromStdString(arguments.report));
+}
+
 TEST(Report, IsOnePageThatNeedsNothingElse) {
   ViewerArguments arguments;
   const std::string toy = std::string(FORESHARD_SOURCE_DIR) + "/examples/toy.toml";
@@ -132,6 +149,11 @@ TEST(Report, IsOnePageThatNeedsNothingElse) {
     EXPECT_TRUE(page.startsWith("<!doctype html>"));
     EXPECT_TRUE(page.contains("<svg"));
     EXPECT_TRUE(page.contains("<table>"));
+    EXPECT_TRUE(page.contains("class=\"caption\""));
+    if (files.size() == 1) {
+      EXPECT_TRUE(page.contains("Where it comes from"));
+      EXPECT_TRUE(page.contains("simulated"));
+    }
     EXPECT_FALSE(page.contains("src=\"http"));
     EXPECT_FALSE(page.contains("<?xml"));
   }

@@ -28,8 +28,9 @@ constexpr const char* kStyle =
     "#d6dbe1;border-radius:6px}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{text-"
     "align:"
     "right;padding:.25rem .6rem;border-bottom:1px solid "
-    "#e6e9ed}th:first-child,td:first-child{text-align:left}th{color:#66707d;"
-    "font-weight:500}.note{background:#fff6df;border-left:4px solid #f0a202;padding:.4rem .8rem;margin:.4rem 0}"
+    "#e6e9ed}th:first-child,td:first-child{text-align:left}td,h1{overflow-wrap:anywhere}th{color:#66707d;"
+    "font-weight:500}.caption{color:#66707d;margin:.2rem 0 .6rem}.note{background:#fff6df;border-left:4px solid "
+    "#f0a202;padding:.4rem .8rem;margin:.4rem 0}"
     "footer{color:#66707d;margin-top:3rem;font-size:.85rem}@media print{body{max-width:none;margin:0}}";
 
 std::string escaped(const std::string& text) { return QString::fromStdString(text).toHtmlEscaped().toStdString(); }
@@ -38,6 +39,7 @@ class Html {
  public:
   void title(const std::string& text) { body_ += "<h1>" + escaped(text) + "</h1>\n"; }
   void heading(const std::string& text) { body_ += "<h2>" + escaped(text) + "</h2>\n"; }
+  void caption(const std::string& text) { body_ += "<p class=\"caption\">" + escaped(text) + "</p>\n"; }
   void note(const std::string& text) { body_ += "<p class=\"note\">" + escaped(text) + "</p>\n"; }
 
   void picture(const Picture& picture) {
@@ -81,12 +83,39 @@ std::vector<std::string> pair_row(std::string name, const Pair& pair, std::strin
 
 void add_range(Html& html, const Scene& scene, TimeRange range) {
   html.heading("Streams");
+  html.caption("How long each lane was busy in this step, overlaps of its own slices counted once.");
   std::vector<std::vector<std::string>> rows;
   for (const RangeRow& row : range_table(scene, range))
     if (row.slices > 0)
       rows.push_back(
           {row.lane, words(static_cast<double>(row.busy)), percent_words(row.share), fmt::format("{}", row.slices)});
   html.table({"lane", "busy", "share", "slices"}, rows);
+}
+
+/// Units that are written alike are one row: the layers of a model mostly are.
+std::vector<std::vector<std::string>> folded_rows(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> groups;  // what is written, by whom
+  for (const std::vector<std::string>& row : rows) {
+    const std::vector<std::string> written(row.begin() + 1, row.end());
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == written; });
+    if (same != groups.end())
+      same->second.push_back(row.front());
+    else
+      groups.push_back({written, {row.front()}});
+  }
+  std::vector<std::vector<std::string>> folded;
+  for (auto& [written, names] : groups) {
+    std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {  // layers.2 before layers.10
+      return a.size() != b.size() ? a.size() < b.size() : a < b;
+    });
+    std::vector<std::string> row{names.front()};
+    if (names.size() == 2) row.front() += ", " + names.back();
+    if (names.size() > 2)
+      row.front() = fmt::format("{} … {}, {} units, each", names.front(), names.back(), names.size());
+    row.insert(row.end(), written.begin(), written.end());
+    folded.push_back(std::move(row));
+  }
+  return folded;
 }
 
 /// Busy time by unit of the compute and communication lanes.
@@ -112,7 +141,23 @@ void add_units(Html& html, const TimelineModel& model, TimeRange range) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [name, sums] : sorted)
     rows.push_back({name, words(static_cast<double>(sums.compute)), words(static_cast<double>(sums.comm))});
-  html.table({"unit", "compute", "communication"}, rows);
+  html.caption("Time of the unit's own slices in this step, all ranks; units with the same numbers share a row.");
+  html.table({"unit", "compute", "communication"}, folded_rows(rows));
+}
+
+void add_provenance(Html& html, const Provenance& provenance) {
+  html.heading("Where it comes from");
+  std::vector<std::vector<std::string>> rows;
+  const auto tell = [&](const char* what, const std::string& value) {
+    if (!value.empty()) rows.push_back({what, value});
+  };
+  tell("source", provenance.source);
+  tell("written by", provenance.software);
+  tell("machine", provenance.hardware);
+  tell("clock", provenance.clock);
+  tell("plan", provenance.plan_digest);
+  if (provenance.dropped_records > 0) tell("records lost", fmt::format("{}", provenance.dropped_records));
+  html.table({"", ""}, rows);
 }
 
 void add_timeline(Html& html, std::shared_ptr<const TimelineModel> model) {
@@ -122,6 +167,9 @@ void add_timeline(Html& html, std::shared_ptr<const TimelineModel> model) {
   Scene scene = timeline_scene(model);
   scene.sides.front().origin = step.begin;
   html.heading("Where the time goes");
+  html.caption(
+      "Exposed is communication during which nothing computes; the critical path is the chain that ends with the last "
+      "work.");
   std::vector<std::vector<std::string>> facts;
   for (const Fact& fact : range_facts(scene, {0, step.length()})) facts.push_back({fact.name, fact.value});
   html.table({"", ""}, facts);
@@ -130,6 +178,7 @@ void add_timeline(Html& html, std::shared_ptr<const TimelineModel> model) {
       memory != nullptr && memory->allocated) {
     const ValueRange peak = memory->allocated->range(step.begin, step.end);
     html.heading("Memory at the peak");
+    html.caption("What was allocated at the highest moment of this step, on the lowest rank.");
     std::vector<std::vector<std::string>> rows;
     for (const auto& [name, track] : memory->categories) {
       const auto bytes = static_cast<double>(value_beside(track, *memory->allocated, peak));
@@ -139,11 +188,13 @@ void add_timeline(Html& html, std::shared_ptr<const TimelineModel> model) {
     html.table({"category", "bytes", "share"}, rows);
   }
   add_units(html, *model, step);
+  add_provenance(html, model->timeline.provenance);
 }
 
 void add_comparison(Html& html, const std::shared_ptr<const ComparisonModel>& model) {
   const Comparison& c = model->numbers;
   html.heading("Side by side");
+  html.caption("The same instruction is joined by a band; red where A takes longer, blue where B does.");
   html.picture(scene_picture(comparison_scene(model), {}));
   const std::vector<std::string> head{"", "A", "B", "A - B", "(A - B) / B"};
   html.heading("Step");
