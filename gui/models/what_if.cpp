@@ -23,23 +23,34 @@ struct Control {
   std::int64_t low = 0, high = 0;  // numbers only
 };
 
-constexpr std::array<Control, 17> kControls{{{"fsdp.runtime", "Runtime"},
-                                             {"fsdp.strategy", "Strategy"},
-                                             {"fsdp.wrap.policy", "Wrap policy"},
-                                             {"fsdp.backward_prefetch", "Backward prefetch"},
-                                             {"fsdp.forward_prefetch", "Forward prefetch"},
-                                             {"fsdp.limit_all_gathers", "Limit all-gathers"},
-                                             {"fsdp.reshard_after_forward", "Reshard after forward"},
-                                             {"fsdp.cpu_offload", "Offload to the CPU"},
-                                             {"checkpointing.policy", "Checkpointing"},
-                                             {"checkpointing.k", "... every k blocks", 1, 1024},
-                                             {"model.batch", "Micro-batch", 1, 4096},
-                                             {"train.micro_batches", "Micro-batches a step", 1, 1024},
-                                             {"cluster.world_size", "Ranks", 1, 1'048'576},
-                                             {"mesh.tensor", "Tensor-parallel ranks"},
-                                             {"mesh.context", "Context-parallel ranks"},
-                                             {"mesh.expert", "Expert-parallel ranks"},
-                                             {"cluster.profile", "Machine"}}};
+constexpr auto kControls = std::to_array<Control>({{"fsdp.runtime", "Runtime"},
+                                                   {"fsdp.strategy", "Strategy"},
+                                                   {"fsdp.wrap.policy", "Wrap policy"},
+                                                   {"fsdp.backward_prefetch", "Backward prefetch"},
+                                                   {"fsdp.forward_prefetch", "Forward prefetch"},
+                                                   {"fsdp.limit_all_gathers", "Limit all-gathers"},
+                                                   {"fsdp.reshard_after_forward", "Reshard after forward"},
+                                                   {"fsdp.cpu_offload", "Offload to the CPU"},
+                                                   {"checkpointing.policy", "Checkpointing"},
+                                                   {"checkpointing.k", "... every k blocks", 1, 1024},
+                                                   {"model.batch", "Micro-batch", 1, 4096},
+                                                   {"train.micro_batches", "Micro-batches a step", 1, 1024},
+                                                   {"cluster.world_size", "Ranks", 1, 1'048'576},
+                                                   {"mesh.tensor", "Tensor-parallel ranks"},
+                                                   {"mesh.context", "Context-parallel ranks"},
+                                                   {"mesh.expert", "Expert-parallel ranks"},
+                                                   {"mesh.context_rotate", "... keys and values"},
+                                                   {"mesh.sequence_parallel", "... sequence parallel"},
+                                                   {"adapters.kind", "Adapters"},
+                                                   {"adapters.rank", "... rank", 1, 4096},
+                                                   {"adapters.base", "... base stored as"},
+                                                   {"model.loss", "Loss"},
+                                                   {"model.loss_chunks", "... pieces", 1, 4096},
+                                                   {"model.compile", "Compile blocks"},
+                                                   {"train.optimizer.name", "Optimizer"},
+                                                   {"train.optimizer.impl", "... as"},
+                                                   {"schedule.budget", "Budget"},
+                                                   {"cluster.profile", "Machine"}});
 
 /// Powers of two that divide the ranks; what else a model asks of a degree is told when it is set.
 std::vector<std::string> degrees(std::int64_t ranks) {
@@ -49,14 +60,23 @@ std::vector<std::string> degrees(std::int64_t ranks) {
   return words;
 }
 
-std::vector<std::string> words_of(const std::string& key, const Job& job, const std::string& current) {
-  if (key == "fsdp.forward_prefetch" || key == "fsdp.limit_all_gathers" || key == "fsdp.cpu_offload" ||
-      key == "fsdp.reshard_after_forward")
-    return {"false", "true"};
+/// Shares of the card, in whole GiB.
+std::vector<std::string> budgets(Bytes card) {
+  std::vector<std::string> words;
+  for (const int percent : {40, 50, 60, 70, 80, 90})
+    if (const Bytes gib = (card >> 30) * percent / 100; gib > 0) words.push_back(fmt::format("{}GiB", gib));
+  return words;
+}
+
+std::vector<std::string> words_of(const std::string& key, const Outcome& now, const std::string& current) {
+  const Job& job = now.job;
+  if (key == "fsdp.reshard_after_forward") return {"false", "true"};
   if (key == "fsdp.wrap.policy") return {"module_class", "size", "always", "none", "auto"};
   std::vector<std::string> words;
   if (key.starts_with("mesh."))
     words = degrees(job.cluster.world_size);
+  else if (key == "schedule.budget")
+    words = budgets(now.card_bytes);
   else if (key == "cluster.profile")
     words = known_profiles();
   else if (const auto at = find_job_key(key))
@@ -97,7 +117,7 @@ std::vector<Choice> WhatIf::choices() const {
   std::vector<Choice> list;
   for (const Control& control : kControls) {
     Choice choice{control.key, control.name, {}, control.low, control.high, true};
-    if (control.high == 0) choice.values = words_of(choice.key, now_->job, value_of(choice.key));
+    if (control.high == 0) choice.values = words_of(choice.key, *now_, value_of(choice.key));
     choice.has_meaning = foreshard::has_meaning(choice.key, now_->job);
     list.push_back(std::move(choice));
   }

@@ -106,6 +106,40 @@ TEST(WhatIf, ControlsWithoutMeaningSayThatOfTheJob) {
   EXPECT_FALSE(meaning("fsdp.limit_all_gathers"));
 }
 
+TEST(WhatIf, EveryWordOfEveryControlIsPlannedOrRefusedByName) {
+  WhatIf what_if = started();
+  const Job opened = what_if.now().job;
+  std::size_t planned = 0, controls = 0;
+  for (const Choice& choice : what_if.choices()) {
+    ++controls;
+    for (const std::string& word : choice.values) {
+      const auto set = what_if.set(choice.key, word);
+      if (set) {
+        planned += what_if.now().job != opened;
+        while (what_if.can_undo()) what_if.undo();
+        continue;
+      }
+      EXPECT_FALSE(set.error().message.empty());
+      EXPECT_FALSE(set.error().place.empty() && set.error().hint.empty()) << choice.key << " " << to_text(set.error());
+    }
+  }
+  EXPECT_GT(controls, 25u);
+  EXPECT_GT(planned, 35u);
+}
+
+TEST(WhatIf, ABudgetIsAskedOfThePlannedRuntime) {
+  WhatIf what_if = started();
+  ASSERT_TRUE(what_if.set("fsdp.runtime", "planned").has_value());
+  for (const Choice& choice : what_if.choices()) {
+    if (choice.key != "schedule.budget") continue;
+    EXPECT_TRUE(choice.has_meaning);
+    ASSERT_GE(choice.values.size(), 6u);
+    ASSERT_TRUE(what_if.set(choice.key, choice.values[0]).has_value());
+  }
+  EXPECT_EQ(what_if.now().job.schedule.budget, Bytes{15} << 30) << "40 % of 39 GiB";
+  EXPECT_LE(what_if.now().peak_reserved, what_if.now().job.schedule.budget);
+}
+
 TEST(WhatIf, DegreesOfAMeshAreThoseThatDivideTheRanks) {
   WhatIf what_if = started();
   ASSERT_TRUE(what_if.set("cluster.world_size", "4").has_value());
