@@ -132,6 +132,8 @@ class Folder {
       hash.add(static_cast<std::uint64_t>(gradient.made));
       hash.add(gradient.shape);
       hash.add(static_cast<std::uint64_t>(gradient.dtype));
+      hash.add(static_cast<std::uint64_t>(gradient.storage));
+      hash.add(static_cast<std::uint64_t>(gradient.of));
     }
     hash.add(static_cast<std::uint64_t>(opaque.bytes_moved));
     hash.add(static_cast<std::uint64_t>(opaque.flops));

@@ -40,6 +40,21 @@ Ref opaque_saved(Emitter& emit, const OpaqueOp::Saved& saved) {
   return made;
 }
 
+namespace {
+
+/// A gradient of its own, or one that stands where something stood that backward needs no more.
+Ref opaque_gradient(Emitter& emit, const OpaqueOp::Gradient& gradient, const BackwardInput& in) {
+  const Layout layout = contiguous_layout(dims_of(gradient.shape), gradient.dtype);
+  const auto& over = gradient.storage == OpaqueOp::Gradient::Storage::Saved ? in.saved : in.grads;
+  const auto place = static_cast<std::size_t>(gradient.of);
+  const bool reuses = gradient.storage != OpaqueOp::Gradient::Storage::Own && place < over.size() && over[place];
+  if (reuses && emit.layout(over[place]).contiguous() && emit.layout(over[place]).bytes() >= layout.bytes())
+    return emit.tape().alias(over[place], layout, false);
+  return emit.tape().make(layout, emit.category());
+}
+
+}  // namespace
+
 std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const BackwardInput& in) {
   std::vector<Ref> out(in.node.in.size());
   Kernel kernel = emit.start(emit.op()->name, KernelClass::Elementwise, DType::Float32);
@@ -51,7 +66,7 @@ std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const Ba
   for (std::size_t i = 0; i < out.size() && i < opaque.backward.size(); ++i) {
     const OpaqueOp::Gradient& gradient = opaque.backward[i];
     if (!gradient.made) continue;
-    out[i] = emit.tape().make(contiguous_layout(dims_of(gradient.shape), gradient.dtype), emit.category());
+    out[i] = opaque_gradient(emit, gradient, in);
     kernel.written += emit.layout(out[i]).bytes();
     kernel.dtype = gradient.dtype;
   }

@@ -150,9 +150,12 @@ struct OpaqueOp {
     bool operator==(const Saved&) const = default;
   };
   struct Gradient {
+    enum class Storage : std::uint8_t { Own, Saved, Given };
     bool made = true;  // false: no gradient for this argument
     Shape shape = {};
     DType dtype = DType::Float32;
+    Storage storage = Storage::Own;  // Saved, Given: written over what was saved, or over a gradient that arrived
+    std::int32_t of = 0;             // which of `saved`; of a result that is a tensor, which
     bool operator==(const Gradient&) const = default;
   };
   std::vector<Saved> saved;        // for backward

@@ -142,10 +142,16 @@ bool FactsReader::gradient(const Json& row, const std::string& place, OpaqueOp& 
   OpaqueOp::Gradient gradient;
   gradient.made = !row.is_null();
   if (gradient.made) {
-    JsonFields f(row, place, problem_, {"shape", "dtype"});
+    JsonFields f(row, place, problem_, {"shape", "dtype", "over_saved", "over_given"});
     if (!f.good()) return false;
     gradient.shape = f.shape("shape");
     gradient.dtype = f.dtype("dtype");
+    const auto saved = static_cast<std::int64_t>(opaque.saved.size());
+    const std::int64_t over_saved = f.integer_or("over_saved", -1, -1, saved - 1);
+    const std::int64_t over_given = f.integer_or("over_given", -1, -1, kMaxCount);
+    if (over_saved >= 0) gradient.storage = OpaqueOp::Gradient::Storage::Saved;
+    if (over_given >= 0) gradient.storage = OpaqueOp::Gradient::Storage::Given;
+    gradient.of = static_cast<std::int32_t>(std::max<std::int64_t>(0, over_given >= 0 ? over_given : over_saved));
   }
   opaque.backward.push_back(std::move(gradient));
   return !problem_.error;

@@ -209,7 +209,7 @@ class Writer {
     out_ += ", \"backward\": [";
     for (std::size_t i = 0; i < op.backward.size(); ++i) {
       if (i > 0) out_ += ", ";
-      op.backward[i].made ? described(op.backward[i].shape, op.backward[i].dtype) : void(out_ += "null");
+      op.backward[i].made ? gradient(op.backward[i]) : void(out_ += "null");
     }
     out_ += "]}";
   }
@@ -218,6 +218,15 @@ class Writer {
     out_ += "{\"shape\": ";
     integers(shape);
     (out_ += ", \"dtype\": "), text(dtype_name(dtype)), out_ += "}";
+  }
+
+  void gradient(const OpaqueOp::Gradient& made) {
+    described(made.shape, made.dtype);
+    if (made.storage == OpaqueOp::Gradient::Storage::Own) return;
+    out_.pop_back();
+    out_ += made.storage == OpaqueOp::Gradient::Storage::Saved ? ", \"over_saved\": " : ", \"over_given\": ";
+    integer(made.of);
+    out_ += "}";
   }
 
   void value_names(const std::vector<ValueId>& ids) {

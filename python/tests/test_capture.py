@@ -380,6 +380,33 @@ class Opaque(unittest.TestCase):
         carried = {"shape": [3 * 6], "dtype": "float32", "held_until": "step"}
         self.assertEqual([{k: v for k, v in o.items() if k != "name"} for o in op["out"][1:]], [carried])
 
+    def test_a_gradient_over_what_was_saved_or_given_is_told_so(self):
+        class InPlace(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, y):
+                half = x * 0.5
+                ctx.save_for_backward(x, half)
+                return None, x + y
+
+            @staticmethod
+            def backward(ctx, _, g):
+                x, half = ctx.saved_tensors
+                half.mul_(2)
+                return half, g.mul_(3)
+
+        class Custom(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f, self.h = nn.Linear(6, 6), nn.Linear(6, 6)
+
+            def forward(self, x):
+                return InPlace.apply(self.f(x), self.h(x))[1]
+
+        (op,) = ops(capture(Custom(), torch.empty(3, 6), loss=scalar), "opaque.")
+        made = {"shape": [3, 6], "dtype": "float32"}
+        self.assertEqual(op["opaque"]["saved"], [op["args"][0][1:], made])
+        self.assertEqual(op["opaque"]["backward"], [{**made, "over_saved": 1}, {**made, "over_given": 0}])
+
     def test_custom_operator_is_one_operator(self):
         @torch.library.custom_op("foreshard_tests::gate", mutates_args=())
         def gate(x: torch.Tensor) -> torch.Tensor:

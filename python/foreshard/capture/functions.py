@@ -71,13 +71,16 @@ class Functions:
 
     def _run_backward(self, frame: Opaque, out: Any, node: Any, carried: list[torch.Tensor]) -> None:
         """What gradients its backward makes, and what it needs beside them: run once, outside the program."""
-        results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
+        results = out if isinstance(out, tuple) else (out,)  # backward takes one for each, tensor or not
         if node is None or not hasattr(node, "apply"):
             return
         recorder = self._recorder
         with torch.no_grad():
             with recorder.paused():
-                given = [torch.empty_like(t) if t.grad_fn is not None else None for t in results]
+                given = [
+                    torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None
+                    for t in results
+                ]
             inside = recorder.begin_opaque_backward(frame.name, [t for t in given if t is not None] + carried)
             try:
                 gradients = node.apply(*given)
@@ -89,22 +92,36 @@ class Functions:
                 gradients = None
             finally:
                 recorder.opaque = None
-        frame.row["opaque"]["backward"] = self._gradients_of(frame, gradients)
+        of_tensors = [g for g, t in zip(given, results) if isinstance(t, torch.Tensor)]
+        over_given = {storage_key(t): i for i, t in enumerate(of_tensors) if t is not None}
+        over_saved = {
+            key: frame.places[place]
+            for key, place in inside.unpacked.items()
+            if place < len(frame.places) and frame.places[place] is not None
+        }
+        places = {"over_given": over_given, "over_saved": over_saved}
+        frame.row["opaque"]["backward"] = self._gradients_of(frame, gradients, places)
         made = {storage_key(t) for t in tree_flatten(gradients)[0] if isinstance(t, torch.Tensor)}
         workspace = inside.peak - sum(nbytes for key, (_, nbytes) in inside.live.items() if key in made)
         if gradients is not None and workspace > 0:
             frame.row["opaque"]["backward"].append({"shape": [workspace], "dtype": "uint8"})
 
     @staticmethod
-    def _gradients_of(frame: Opaque, gradients: Any) -> list[dict[str, Any] | None]:
-        """One for each tensor argument, in order; backward gives one for every argument."""
+    def _gradients_of(
+        frame: Opaque, gradients: Any, places: dict[str, dict[int, int]]
+    ) -> list[dict[str, Any] | None]:
+        """One for each tensor argument, in order; backward gives one for every argument. `places`: whose storage it may be."""
         if gradients is None:
             return [{"shape": shape, "dtype": dtype} if wanted else None for _, shape, dtype, wanted in frame.arguments]
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         out = []
         for position, _, _, _ in frame.arguments:
             g = gradients[position] if position < len(gradients) else None
-            out.append(None if g is None else {"shape": list(g.shape), "dtype": dtype_name(g.dtype)})
+            if g is None:
+                out.append(None)
+                continue
+            over = {word: there[storage_key(g)] for word, there in places.items() if storage_key(g) in there}
+            out.append({"shape": list(g.shape), "dtype": dtype_name(g.dtype), **over})
         return out
 
     @contextlib.contextmanager

@@ -74,6 +74,8 @@ class Opaque:
     arguments: list[tuple[int, list[int], str, bool]] = field(default_factory=list)  # place, shape, dtype, grows
     saved: list[tuple[int, tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
     row: dict[str, Any] = field(default_factory=dict)
+    places: list[int | None] = field(default_factory=list)  # of `saved` in the row; None: not told
+    unpacked: dict[int, int] = field(default_factory=dict)  # backward: storages made for `saved`, by place there
 
     def measure(self, outputs: Any) -> None:
         """New storages of an operator that ran inside."""
@@ -452,16 +454,20 @@ class Recorder(TorchDispatchMode):
                 by_storage[key] = "%" + value.name
                 kept += frame.live[key][1]
                 out.append(value)
-        saved = []
+        saved: dict[str, Any] = {}
         for key, shape, dtype, nbytes in frame.saved:
             reference = by_storage.get(key, "")
-            if reference.startswith("%"):
-                saved.append(reference[1:])
-            elif not reference:
-                saved.append({"shape": list(shape), "dtype": dtype_name(dtype)})
+            told: Any = reference[1:]
+            if not reference:
+                told = {"shape": list(shape), "dtype": dtype_name(dtype)}
                 kept += nbytes
+            elif not reference.startswith("%"):
+                frame.places.append(None)
+                continue
+            saved.setdefault(str(told), told)
+            frame.places.append(list(saved).index(str(told)))
         row["opaque"] = {
-            "saved": list({str(s): s for s in saved}.values()),
+            "saved": list(saved.values()),
             "bytes_moved": sum(
                 t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor)
             ),

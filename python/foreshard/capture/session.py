@@ -244,16 +244,19 @@ class Session:
             frame.saved.append(
                 (storage_key(tensor), tuple(tensor.shape), tensor.dtype, tensor.untyped_storage().nbytes())
             )
-        return (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        place = len(frame.saved) - 1 if frame is not None else None
+        return (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, place)
 
     def _unpack(self, packed):
         if isinstance(packed, torch.Tensor):
             return packed
-        shape, stride, dtype, device = packed
+        shape, stride, dtype, device, place = packed
         with self.recorder.paused():
             made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if self.recorder.opaque is not None:  # a backward that is measured: it does not allocate what was saved
             self.recorder.opaque.known.add(storage_key(made))
+            if place is not None:
+                self.recorder.opaque.unpacked[storage_key(made)] = place
         return made
 
     @contextlib.contextmanager

@@ -25,6 +25,8 @@ def write(root, found: dict, call: dict) -> dict | None:
     try:
         captured = _capture(copy, found, call)
         captured.save(str(folder() / "model.json"))
+        for text in captured.notes:
+            note(text)
         return {"file": "model.json", "seconds": round(time.monotonic() - began, 2), "notes": list(captured.notes)}
     except Exception as error:
         config = getattr(copy, "config", None)

@@ -10,7 +10,9 @@
 namespace foreshard {
 namespace {
 
+using testing::alive_at;
 using testing::all_trainable;
+using testing::made_by;
 using testing::replay;
 using testing::segments_by_block;
 using testing::ToyProgram;
@@ -37,20 +39,6 @@ TEST(LoweringCorners, AnOperatorWithoutARuleIsNamedAndCostsTwiceItsForward) {
   EXPECT_EQ(out.left, 0);
   EXPECT_TRUE(out.misuse.empty());
   EXPECT_EQ(out.backward_kernels.at(1), "custom.frobnicate.default.backward");
-}
-
-/// Bytes of the slots that a list's kernel allocates.
-std::vector<Bytes> made_by(const LoweredProgram& lowered, const KernelList& list, const SegmentTemplate& segment,
-                           const std::string& op) {
-  std::vector<Bytes> made;
-  for (const Kernel& kernel : list.kernels) {
-    if (lowered.op_names[static_cast<std::size_t>(kernel.op)] != op) continue;
-    for (std::int32_t e = kernel.before_begin; e < kernel.before_end; ++e) {
-      const MemoryEvent& event = list.events[static_cast<std::size_t>(e)];
-      if (event.alloc) made.push_back(segment.slots[static_cast<std::size_t>(event.slot)].bytes);
-    }
-  }
-  return made;
 }
 
 TEST(LoweringCorners, AWriteToAViewGoesThroughItsBase) {
@@ -245,25 +233,6 @@ TEST(LoweringCorners, AMaskOfDropoutIsMadeBeforeTheResult) {
             (std::vector<Bytes>{6 * 4, 6 * 4 * 4}));
 }
 
-/// Bytes alive when a kernel of the forward list has been issued.
-Bytes alive_at(const LoweredProgram& lowered, const std::string& op) {
-  const SegmentTemplate& segment = lowered.templates[0];
-  Bytes alive = 0;
-  for (const Kernel& kernel : segment.forward.kernels) {
-    const auto apply = [&](std::int32_t begin, std::int32_t end) {
-      for (std::int32_t e = begin; e < end; ++e) {
-        const MemoryEvent& event = segment.forward.events[static_cast<std::size_t>(e)];
-        const Bytes bytes = segment.slots[static_cast<std::size_t>(event.slot)].bytes;
-        alive += event.alloc ? bytes : -bytes;
-      }
-    };
-    apply(kernel.before_begin, kernel.before_end);
-    if (lowered.op_names[static_cast<std::size_t>(kernel.op)] == op) return alive;
-    apply(kernel.after_begin, kernel.after_end);
-  }
-  return -1;
-}
-
 /// A projection, added to its input and handed to a module: h = x w, y = h + x, n = sin(y). Nothing is differentiated.
 Model projected(const Hold& hold) {
   ToyProgram toy;
@@ -374,54 +343,6 @@ TEST(LoweringFacts, ARegionOfTheModelsOwnKeepsTheResultsItNames) {
   };
   EXPECT_EQ(recomputed({}), (std::vector<std::string>{"aten.mm.default", "aten.sin.default"}));  // then it stops
   EXPECT_EQ(recomputed({0}), (std::vector<std::string>{"aten.sin.default"}));
-}
-
-/// y = opaque(h) of h = x w; saves what it is told to.
-Model with_opaque(OpaqueOp opaque) {
-  ToyProgram toy;
-  const std::string x = toy.input("x", {6, 4});
-  toy.module("", "Root");
-  toy.param("w", {4, 4});
-  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
-  toy.op("opaque.my.gate", {"h"}, {{"y", {6, 4}}});
-  toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
-  Model model = toy.finish("loss");
-  opaque.backward = {{true, {6, 4}, DType::Float32}};
-  model.opaques = {std::move(opaque)};
-  model.ops[1].opaque = 0;
-  return model;
-}
-
-TEST(LoweringFacts, AnOpaqueOperatorSavesAndTakesWhatItSays) {
-  constexpr Bytes kOne = 6 * 4 * 4, kLoss = 4;
-  const auto alive_at_loss = [](OpaqueOp opaque) {
-    const Model model = with_opaque(std::move(opaque));
-    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
-    EXPECT_TRUE(lowered->unknown_ops.empty());
-    return alive_at(*lowered, "aten.sum.default");
-  };
-  EXPECT_EQ(alive_at_loss({}), kOne + kLoss);  // y alone
-  OpaqueOp saves_input;
-  saves_input.saved = {{ValueId(std::int32_t{1}), {}, DType::Float32}};
-  EXPECT_EQ(alive_at_loss(saves_input), 2 * kOne + kLoss);
-  OpaqueOp saves_own;
-  saves_own.saved = {{ValueId(), {10}, DType::Float32}};
-  EXPECT_EQ(alive_at_loss(saves_own), kOne + 10 * 4 + kLoss);
-  OpaqueOp works;
-  works.workspace_bytes = 1000;
-  works.flops = 77;
-  works.bytes_moved = 5000;
-  const Model model = with_opaque(works);
-  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
-  EXPECT_EQ(made_by(*lowered, lowered->templates[0].forward, lowered->templates[0], "opaque.my.gate"),
-            (std::vector<Bytes>{kOne, 1000}));
-  for (const Kernel& kernel : lowered->templates[0].forward.kernels) {
-    if (lowered->op_names[static_cast<std::size_t>(kernel.op)] != "opaque.my.gate") continue;
-    EXPECT_EQ(kernel.flops, 77);
-    EXPECT_EQ(kernel.read + kernel.written, 5000);
-  }
-  EXPECT_EQ(made_by(*lowered, lowered->templates[0].backward, lowered->templates[0], "opaque.my.gate"),
-            (std::vector<Bytes>{kOne}));
 }
 
 TEST(LoweringCorners, MathAttentionAddsItsMaskInPlaceOnCuda) {

@@ -115,4 +115,35 @@ std::vector<bool> all_trainable(const Model& model) {
   return trainable;
 }
 
+std::vector<Bytes> made_by(const LoweredProgram& lowered, const KernelList& list, const SegmentTemplate& segment,
+                           const std::string& op) {
+  std::vector<Bytes> made;
+  for (const Kernel& kernel : list.kernels) {
+    if (lowered.op_names[static_cast<std::size_t>(kernel.op)] != op) continue;
+    for (std::int32_t e = kernel.before_begin; e < kernel.before_end; ++e) {
+      const MemoryEvent& event = list.events[static_cast<std::size_t>(e)];
+      if (event.alloc) made.push_back(segment.slots[static_cast<std::size_t>(event.slot)].bytes);
+    }
+  }
+  return made;
+}
+
+Bytes alive_at(const LoweredProgram& lowered, const std::string& op) {
+  const SegmentTemplate& segment = lowered.templates[0];
+  Bytes alive = 0;
+  for (const Kernel& kernel : segment.forward.kernels) {
+    const auto apply = [&](std::int32_t begin, std::int32_t end) {
+      for (std::int32_t e = begin; e < end; ++e) {
+        const MemoryEvent& event = segment.forward.events[static_cast<std::size_t>(e)];
+        const Bytes bytes = segment.slots[static_cast<std::size_t>(event.slot)].bytes;
+        alive += event.alloc ? bytes : -bytes;
+      }
+    };
+    apply(kernel.before_begin, kernel.before_end);
+    if (lowered.op_names[static_cast<std::size_t>(kernel.op)] == op) return alive;
+    apply(kernel.after_begin, kernel.after_end);
+  }
+  return -1;
+}
+
 }  // namespace foreshard::testing

@@ -33,4 +33,10 @@ std::vector<SegmentRange> segments_by_block(const Model& model, const std::strin
 
 std::vector<bool> all_trainable(const Model& model);
 
+/// Bytes of the slots that a list's kernel allocates.
+std::vector<Bytes> made_by(const LoweredProgram& lowered, const KernelList& list, const SegmentTemplate& segment,
+                           const std::string& op);
+/// Bytes alive when a kernel of the first template's forward list has been issued.
+Bytes alive_at(const LoweredProgram& lowered, const std::string& op);
+
 }  // namespace foreshard::testing

@@ -47,7 +47,7 @@ constexpr const char* kFacts =
  "params": [{"fqn": "a.weight", "shape": [4, 4], "dtype": "float32"}],
  "ops": [{"op": "aten.linear.default", "module": "a", "args": ["%x", "@a.weight"], "out": [{"name": "h", "shape": [2, 4], "dtype": "float32", "held_until": {"op": 2}}], "region": 0},
          {"op": "opaque.my.gate", "module": "", "args": ["%h"], "out": [{"name": "g", "shape": [2, 4], "dtype": "float32", "held_until": "step"}],
-          "opaque": {"saved": ["h", {"shape": [2], "dtype": "int64"}], "bytes_moved": 64, "flops": 5, "workspace_bytes": 512, "backward": [{"shape": [2, 4], "dtype": "float32"}, null]}},
+          "opaque": {"saved": ["h", {"shape": [2], "dtype": "int64"}], "bytes_moved": 64, "flops": 5, "workspace_bytes": 512, "backward": [{"shape": [2, 4], "dtype": "float32", "over_given": 0}, null, {"shape": [2], "dtype": "int64", "over_saved": 1}]}},
          {"op": "aten.mse_loss.default", "module": "", "args": ["%g", "%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32", "held_until": "call", "held_by": "a"}]}],
  "module_calls": [{"module": "a", "args": ["x", "%y"]}],
  "regions": [{"id": 0, "kind": "ops", "module": "a", "args": ["x"], "save": [0]}],
@@ -91,6 +91,9 @@ TEST(ModelJson, FactsAreRead) {
   EXPECT_EQ(opaque.saved[0].value, ValueId(std::int32_t{2}));
   EXPECT_EQ(opaque.saved[1].dtype, DType::Int64);
   EXPECT_FALSE(opaque.backward[1].made);
+  EXPECT_EQ(opaque.backward[0].storage, OpaqueOp::Gradient::Storage::Given);
+  EXPECT_EQ(opaque.backward[2].storage, OpaqueOp::Gradient::Storage::Saved);
+  EXPECT_EQ(opaque.backward[2].of, 1);
 }
 
 TEST(ModelJson, FactsThatCannotBeAreNamed) {
@@ -110,6 +113,7 @@ TEST(ModelJson, FactsThatCannotBeAreNamed) {
   EXPECT_NE(error("/regions/0/kind", "some").find("nonreentrant, reentrant or ops"), std::string::npos);
   EXPECT_NE(error("/regions/0/save", Json::array({1})).find("outside the region"), std::string::npos);
   EXPECT_NE(error("/ops/1/op", "aten.relu.default").find("opaque operators are named so"), std::string::npos);
+  EXPECT_NE(error("/ops/1/opaque/backward/2/over_saved", 2).find("over_saved"), std::string::npos) << "two are saved";
   EXPECT_NE(error("/module_calls/0/args", Json::array({"z"})).find("nobody makes the value"), std::string::npos);
 }
 
