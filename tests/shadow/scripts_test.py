@@ -80,6 +80,28 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer)
         self.assertEqual(job["train"]["micro_batches"], 2)
 
+    def test_losses_that_no_name_says(self):
+        """What the script does between the model's outputs and backward is its own: the plan runs the same."""
+        for fsdp, loss in (("2", "preferences"), ("2", "distillation"), ("1", "distillation")):
+            answer, job = self.watch("losses.py", "--fsdp", fsdp, "--loss", loss)
+            self.assert_as_planned(answer)
+            self.assertNotIn("micro_batches", job["train"])  # two forwards of one backward are one
+            self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
+
+    def test_gradients_that_are_held_between_micro_batches(self):
+        for fsdp in ("1", "2"):
+            answer, job = self.watch("losses.py", "--fsdp", fsdp, "--loss", "distillation", "--accumulate", "3")
+            self.assert_as_planned(answer)
+            self.assertEqual((job["train"]["micro_batches"], job["train"]["no_sync"]), (3, True))
+
+    def test_when_gradients_of_the_step_before_go(self):
+        answer, job = self.watch("losses.py", "--zero", "after_forward")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["script"][0], ["fwd", "zero", "bwd", "step"])
+        answer, job = self.watch("losses.py", "--zero", "keep")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["zero_grad"], "zero")
+
     def test_what_differs_from_the_job_that_was_meant_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             end = run(PYTHON, SCRIPTS / "nanogpt.py", "--prefetch", flags=("--world", "4", "--out", folder))
