@@ -159,6 +159,7 @@ HandMadePlan tied_fsdp2(const std::string& init) {
   hand.model.modules[0].children = {ModuleId(std::size_t{1}), ModuleId(std::size_t{2})};
   hand.model.buffers.push_back({"b", {1024}, DType::Float32, ModuleId(std::size_t{0}), true});
   PlanUnit unit;
+  unit.modules = {ModuleId(std::size_t{0})};
   unit.params = {ParamId(std::size_t{0}), ParamId(std::size_t{1})};
   unit.sharded = {{ParamId(std::size_t{0}), 0, {kMiB}, {kMiB}}, {ParamId(std::size_t{1}), 0, {2 * kMiB}, {2 * kMiB}}};
   hand.plan.units.push_back(unit);
@@ -187,6 +188,9 @@ TEST(Simulate, ModulesAreBuiltOnTheDeviceTiedOnesTwiceAndAUnitsParametersGoToget
   EXPECT_EQ(made_at_init("device"), expected);
   // Each name of a tied parameter moves (recorded: x486), and takes the place of the shard before.
   EXPECT_EQ(made_at_init("meta"), (std::vector<Bytes>{4 * kMiB, 4 * kMiB, -4 * kMiB, 8 * kMiB, 4096}));
+  // fully_shard moves what a unit manages (_move_states_to_device); the parameters go when it returns.
+  EXPECT_EQ(made_at_init("host"),
+            (std::vector<Bytes>{16 * kMiB, 32 * kMiB, 4096, 4 * kMiB, 8 * kMiB, -16 * kMiB, -32 * kMiB}));
 }
 
 TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspacesAThread) {
