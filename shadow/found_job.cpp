@@ -115,6 +115,7 @@ class Finder {
     job().train.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(run_.steps.size()));
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
+    job().train.beside = setting_.beside;
     job().train.clip_grad_norm = setting_.clip;
     job().train.grad_scaler.enabled = setting_.scaler;
     job().fsdp.frozen = setting_.frozen;

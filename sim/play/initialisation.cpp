@@ -303,6 +303,8 @@ class Fsdp2Wrapping {
 
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers) {
+  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kD, MemoryCategory::Inputs) == kNoBlock)
+    return false;
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::Planned:

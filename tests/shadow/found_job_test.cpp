@@ -89,8 +89,10 @@ TEST(FoundJob, GradientsGoWhereTheScriptLetsGoOfThem) {
   run.setting->micro_batches = 2;
   run.setting->no_sync = true;
   run.setting->zero_grad = "after_forward";
+  run.setting->beside = 3 * kMiB;
   const Job job = found_job(run, {"h100-sxm-80", 8}, "model.json").job;
   EXPECT_TRUE(job.train.no_sync);
+  EXPECT_EQ(job.train.beside, 3 * kMiB);
   ASSERT_EQ(job.train.script.size(), 3u);
   EXPECT_THAT(job.train.script[0], ElementsAre("no_sync{", "fwd", "zero", "bwd", "}", "fwd", "bwd", "step"));
   run.setting->zero_grad = "zero";

@@ -142,6 +142,19 @@ TEST(Simulate, AModelWithoutOperatorsStillHasTheMemoryOfItsBuffers) {
   EXPECT_GE(result.peak_allocated, shards + rounded(12'000'016) + rounded(4'000'016));
 }
 
+TEST(Simulate, WhatTheScriptHoldsBesideItsModelIsThereAllTheTime) {
+  const auto peaks = [](Bytes beside) {
+    HandMadePlan hand;
+    hand.job.train.beside = beside;
+    hand.alloc(Stream::U, BufferWhat::Full, hand.unit("a", 3'000'001), 12'000'016);
+    const auto prediction = hand.run();
+    EXPECT_TRUE(prediction.has_value());
+    return std::pair{prediction->init_allocated, prediction->iterations.back().peak_allocated};
+  };
+  const auto [init, peak] = peaks(0);
+  EXPECT_EQ(peaks(64 * kMiB), (std::pair{init + 64 * kMiB, peak + 64 * kMiB}));
+}
+
 /// A unit of two parameters, the first of them registered again in another module: tied.
 HandMadePlan tied_fsdp2(const std::string& init) {
   HandMadePlan hand;

@@ -93,7 +93,13 @@ def _capture(copy, found, call):
         numbers, given = zip(*own.given) if own.given else ((), ())
 
         def again(module, batch):
-            own.again(module, zip(numbers, batch))
+            given = list(zip(numbers, batch))
+            del batch
+            if len(own.roots) > 1:
+                value, held = module(given)
+            else:
+                held, value = own.again([module], given)
+            value.backward()
 
         try:
             return capture_step(copy, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")

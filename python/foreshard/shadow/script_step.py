@@ -8,6 +8,8 @@ import functools
 import sys
 import weakref
 
+from . import beside
+
 _tape: Tape | None = None
 
 
@@ -77,6 +79,15 @@ def found() -> Tape | None:
     return _tape if _tape is not None and _tape.whole else None
 
 
+def roots() -> list:
+    """The modules that the step calls, each by itself a root of FSDP's."""
+    return [] if _tape is None else [each() for each in _tape.roots if each() is not None]
+
+
+def given_storages() -> set:
+    return set() if _tape is None else _tape.given_storages
+
+
 def why_not() -> str:
     return "" if _tape is None else _tape.broken
 
@@ -104,10 +115,10 @@ class _Slot:
 
 
 class _Part:
-    """A module of the root, by name."""
+    """A module of a root, by name."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, root: int, name: str):
+        self.root, self.name = root, name
 
 
 def leaves(tree) -> list:
@@ -136,6 +147,7 @@ class Tape:
         self.whole = False
         self.broken = ""
         self.given: list = []  # tensors that the step did not make, without storage
+        self.given_storages: set = set()  # their addresses
         self._rows: list[tuple] = []
         self._mode = mode
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
@@ -145,7 +157,8 @@ class Tape:
         self._call: tuple | None = None  # of the root, while it runs
         self.paused = 0  # inside the root, or inside what is one step
         self._foreign = 0  # inside another module's forward
-        self._names: dict[int, str] = {}
+        self.roots: list[weakref.ref] = []
+        self._names: dict[int, _Part] = {}
         self._hooks = _foreign_modules(self)
 
     # ---- the model
@@ -153,19 +166,21 @@ class Tape:
     def root_begins(self, module, args, kwargs) -> None:
         if self._over or self.paused:
             return
-        self._names = {id(each): name for name, each in module.named_modules()}
+        if id(module) not in self._names:
+            self._names |= {id(each): _Part(len(self.roots), name) for name, each in module.named_modules()}
+            self.roots.append(weakref.ref(module))
         self._leave_mode()
         self.paused += 1
-        self._call = (self._packed((args, kwargs)), *self._state())
+        self._call = (self._names[id(module)], self._packed((args, kwargs)), *self._state())
 
     def root_ends(self, output) -> None:
         if self._over or self._call is None:
             return
-        packed, grad, cast = self._call
+        called, packed, grad, cast = self._call
         self._call = None
         self.paused -= 1
         slots = [self._slot_of_result(leaf, derived=True) for leaf in leaves(output)]
-        self._rows.append(("forward", None, packed, slots, grad, cast))
+        self._rows.append(("forward", called, packed, slots, grad, cast))
         self._mode.__enter__()
 
     def foreign(self, module, delta: int) -> None:
@@ -213,9 +228,11 @@ class Tape:
 
     # ---- again
 
-    def again(self, module, given) -> None:
-        """The step, on a module as the script's was before it was sharded."""
-        _Player(module, list(given)).play(self._rows)
+    def again(self, modules, given):
+        """The step up to its loss, on the roots as they were before they were sharded; what it holds until backward is over, and the loss."""
+        player = _Player(modules, given)
+        player.play(self._rows)
+        return player, player.loss
 
     # ---- tensors
 
@@ -233,7 +250,7 @@ class Tape:
         import torch
 
         if isinstance(leaf, torch.nn.Module) and id(leaf) in self._names:
-            return _Part(self._names[id(leaf)])
+            return self._names[id(leaf)]
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) in self._slots:
@@ -241,8 +258,12 @@ class Tape:
         if not _plain(leaf):
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
+        self.given_storages.add(beside.address_of(leaf))
         with torch._C.DisableTorchFunction():
-            self.given.append((slot.index, torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")))
+            given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        # A gradient penalty's input; other modules' parameters are no part of this model.
+        given.requires_grad_(leaf.requires_grad and leaf.is_leaf and not isinstance(leaf, torch.nn.Parameter))
+        self.given.append((slot.index, given))
         return slot
 
     def _slot_of_result(self, tensor, derived: bool) -> _Slot:
@@ -326,10 +347,10 @@ def _named_tensors() -> set[int]:
 class _Player:
     """Plays rows; holds a tensor until its row says that the script let go of it."""
 
-    def __init__(self, module, given):
+    def __init__(self, modules, given):
         import torch
 
-        self._module, self._tensors, self._cast = module, dict(given), None
+        self._modules, self._tensors, self._cast, self.loss = modules, dict(given), None, None
         self._outside = _autocast(torch)
 
     def play(self, rows) -> None:
@@ -338,8 +359,7 @@ class _Player:
                 if row[0] == "drop":
                     self._tensors.pop(row[1], None)
                 elif row[0] == "backward":
-                    self._leave_cast()
-                    self._tensors[row[1]].backward()
+                    self.loss = self._tensors[row[1]]
                 else:
                     self._call(*row)
         finally:
@@ -352,14 +372,14 @@ class _Player:
         self._enter_cast(cast)
         args, kwargs = tree_map(self._unpacked, packed)
         with torch.set_grad_enabled(grad):
-            result = (self._module if kind == "forward" else function)(*args, **kwargs)
+            result = (self._unpacked(function) if kind == "forward" else function)(*args, **kwargs)
         for slot, tensor in zip(slots, leaves(result)):
             self._tensors[slot.index] = tensor
 
     def _unpacked(self, leaf):
         if isinstance(leaf, _Slot):
             return self._tensors[leaf.index]
-        return self._module.get_submodule(leaf.name) if isinstance(leaf, _Part) else leaf
+        return self._modules[leaf.root].get_submodule(leaf.name) if isinstance(leaf, _Part) else leaf
 
     def _enter_cast(self, cast) -> None:
         """Rows of one autocast share it: it keeps its casts until it ends."""
@@ -377,3 +397,33 @@ class _Player:
         if self._cast is not None:
             self._cast[1].__exit__(None, None, None)
             self._cast = None
+
+
+def together(modules: list):
+    """Several roots as the parts of one module, whose forward is the step: named as in the smallest module of the script's that has them all."""
+    import gc
+
+    import torch
+
+    class Roots(torch.nn.Module):
+        def forward(self, given):
+            held, loss = _tape.again([self.get_submodule(name) for name in names], given)
+            return loss, held
+
+    wanted = {id(each) for each in modules}
+    owner, fewest = None, None
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.Module):
+            inside = {id(part): name for name, part in each.named_modules()}
+            if wanted <= inside.keys() and (fewest is None or len(inside) < fewest):
+                owner, fewest = inside, len(inside)
+    names = [owner[id(each)] if owner else f"{type(each).__name__.lower()}{i}" for i, each in enumerate(modules)]
+    whole = Roots()
+    for name, module in zip(names, modules):
+        at, parts = whole, name.split(".")
+        for part in parts[:-1]:
+            if part not in at._modules:
+                at._modules[part] = torch.nn.Module()
+            at = at._modules[part]
+        at._modules[parts[-1]] = module
+    return whole

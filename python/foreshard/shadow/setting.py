@@ -9,7 +9,7 @@ import sys
 import traceback
 import weakref
 
-from . import loss, marks, script_step, steps
+from . import beside, loss, marks, script_step, steps
 from .hooks import after_import
 from .notes import note
 
@@ -22,6 +22,7 @@ _scaler = False
 _checkpointed: dict[str, dict] = {}
 _optimizer_of_step: weakref.ref | None = None
 _gradients: dict[str, bool] = {}  # of a later step: whether there are any when its forward and its backward begin
+_together = None
 _found: dict | None = None
 
 
@@ -204,8 +205,12 @@ def _root_runs(module, args, kwargs) -> bool:
 
     if not torch.is_grad_enabled() or not module.training:
         return False
-    if steps.root_forward() and steps.figures():
-        _gradients["forward"] = _has_gradients(module)
+    if steps.root_forward():
+        beside.step_begins()
+        if steps.figures():
+            _gradients["forward"] = _has_gradients(module)
+    if steps.figures() and script_step.roots() and module not in script_step.roots():
+        note(f"another model trains beside it: {_class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
     script_step.root_begins(module, args, kwargs)
     loss.root_begins()
     if not _first_call:
@@ -269,7 +274,11 @@ def offloads() -> bool:
 
 
 def _root():
-    """The outermost module that runs."""
+    """The outermost module that runs; of several that one step calls, all of them."""
+    global _together
+    if len(script_step.roots()) > 1:
+        _together = _together if _together is not None else script_step.together(script_step.roots())
+        return _together
     called = _first_call.get("root")
     if called is not None and called() is not None:
         return called()
@@ -448,6 +457,7 @@ def finish() -> None:
     _found["no_sync"] = len(passes) > 1 and passes == [False] * (len(passes) - 1) + [True]
     _found["zero_grad"] = _zero_grad()
     _found["optimizer"]["states"] = _states()
+    _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizer_of_step() if _optimizer_of_step is not None else None)
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
     done = max(len(steps.figures()), 1)

@@ -38,6 +38,21 @@ class Decoder(nn.Module):
         return self.head(x)
 
 
+class Parts(nn.Module):
+    """Sharded part by part: it is no unit itself."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.body, self.head = Decoder(), nn.Linear(VOCABULARY, 512, bias=False)
+        for block in self.body.blocks:
+            fully_shard(block, mp_policy=policy)
+        fully_shard(self.body, mp_policy=policy)
+        fully_shard(self.head, mp_policy=policy)
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.body(tokens)))
+
+
 class Clamped(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -67,6 +82,14 @@ def distillation(model, tokens):
     return soft + 0.01 * entropy + F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
 
 
+def policy(model, tokens):
+    logits = model(tokens).float()
+    old = torch.distributions.Categorical(logits=logits.detach())
+    new = torch.distributions.Categorical(logits=logits)
+    ratio = (new.log_prob(tokens) - old.log_prob(tokens)).exp()
+    return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() - 0.01 * new.entropy().mean()
+
+
 def sharded(model, fsdp):
     if fsdp == 1:
         half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
@@ -81,16 +104,25 @@ def sharded(model, fsdp):
 def main(args):
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    model = sharded(Decoder(), args.fsdp)
+    model = Parts(MixedPrecisionPolicy(param_dtype=torch.bfloat16)) if args.parts else sharded(Decoder(), args.fsdp)
+    if args.teacher != "none":
+        teacher = Decoder().requires_grad_(False)
+        teacher = sharded(teacher, args.fsdp) if args.teacher == "sharded" else teacher.to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    loss_of = {"preferences": preferences, "distillation": distillation}[args.loss]
+    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "mean": lambda m, x: m(x).float().mean()}
+    loss_of = losses["mean" if args.parts else args.loss]
     for _ in range(10):
         for micro in range(args.accumulate):
             last = micro + 1 == args.accumulate
-            if args.fsdp == 2:
+            if args.fsdp == 2 and not args.parts:
                 model.set_requires_gradient_sync(last)
             with model.no_sync() if args.fsdp == 1 and not last else contextlib.nullcontext():
-                loss = loss_of(model, torch.randint(0, VOCABULARY, (4, 512), device="cuda"))
+                tokens = torch.randint(0, VOCABULARY, (4, 512), device="cuda")
+                loss = loss_of(model, tokens)
+                if args.teacher != "none":
+                    with torch.no_grad():
+                        hint = teacher(tokens[:, :16]).float().mean()
+                    loss = loss + hint
                 if args.zero == "after_forward" and micro == 0:
                     optimizer.zero_grad()
                 (loss / args.accumulate).backward()
@@ -104,6 +136,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fsdp", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--teacher", default="none")
     parser.add_argument("--zero", default="before")
     parser.add_argument("--loss", default="preferences")
     main(parser.parse_args())
