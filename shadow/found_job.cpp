@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/job/job_keys.h"
+#include "core/plan/graph/script.h"
 
 namespace foreshard::shadow {
 namespace {
@@ -101,24 +102,49 @@ class Finder {
     if (const auto known = kKnown.find(found.name); known != kKnown.end()) {
       optimizer.name = known->second;
     } else {
-      beyond("setting", "train.optimizer", found.name, "adamw",
-             fmt::format("the optimizer is {}, which no job names: planned as adamw", found.name));
+      unknown_optimizer(found);
     }
     optimizer.lr = found.lr;
     optimizer.eps = found.eps;
     optimizer.weight_decay = found.weight_decay;
-    optimizer.momentum = found.momentum;
+    if (optimizer.momentum == 0) optimizer.momentum = found.momentum;
     if (found.betas.size() >= 2) optimizer.beta1 = found.betas[0], optimizer.beta2 = found.betas[1];
     optimizer.impl = found.impl == "fused"      ? OptimizerImpl::Fused
                      : found.impl == "for_loop" ? OptimizerImpl::ForLoop
                                                 : OptimizerImpl::Foreach;
     job().train.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(run_.steps.size()));
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
+    job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
+    job().train.beside = setting_.beside;
     job().train.clip_grad_norm = setting_.clip;
     job().train.grad_scaler.enabled = setting_.scaler;
     job().fsdp.frozen = setting_.frozen;
+    if (setting_.zero_grad == "zero") job().train.zero_grad = "zero";
+    if (setting_.zero_grad == "after_forward") zero_after_forward();
     if (setting_.model_file == "model.json") return;  // captured with its casts
     if (const auto dtype = parse_dtype(setting_.autocast)) job().model.autocast = *dtype;
+  }
+
+  /// One that keeps as much for each parameter stands for it: that is what memory hangs on.
+  void unknown_optimizer(const FoundOptimizer& found) {
+    OptimizerOptions& optimizer = job().train.optimizer;
+    std::string stands = "adamw";
+    if (found.states == 0 || found.states == 1) {
+      optimizer.name = OptimizerKind::Sgd;
+      optimizer.momentum = found.states == 0 ? 0.0 : 0.9;
+      stands = found.states == 0 ? "sgd" : "sgd with momentum";
+    }
+    beyond("setting", "train.optimizer", found.name, stands,
+           fmt::format("the optimizer is {}, which no job names: planned as {}{}", found.name, stands,
+                       found.states < 0 || found.states > 2 ? "" : ", which keeps as much for each parameter"));
+  }
+
+  /// The step that most scripts write begins with zero_grad; this one calls it with the loss in hand.
+  void zero_after_forward() {
+    std::vector<std::string> actions = usual_actions(job());
+    std::erase(actions, "zero");
+    actions.insert(std::find(actions.begin(), actions.end(), "bwd"), "zero");
+    job().train.script.assign(std::max<std::size_t>(1, run_.steps.size()), actions);
   }
 
   void units() {
@@ -228,7 +254,8 @@ std::vector<Difference> setting_differences(const Job& script, const Job& meant)
   for (const JobKey& key : job_keys()) {
     // What is compared is how a step is sharded and run; sizes, places and values of training are the script's own.
     if (!key.name.starts_with("fsdp.") && !key.name.starts_with("checkpointing.") && !key.name.starts_with("mesh.") &&
-        key.name != "train.optimizer.name" && key.name != "train.optimizer.impl" && key.name != "train.micro_batches")
+        key.name != "train.optimizer.name" && key.name != "train.optimizer.impl" && key.name != "train.micro_batches" &&
+        key.name != "train.no_sync")
       continue;
     const std::size_t index = *find_job_key(key.name);
     const std::string is = write_job_key(index, script), should = write_job_key(index, meant);

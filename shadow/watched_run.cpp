@@ -64,6 +64,10 @@ FoundSetting setting_of(const json& row) {
     setting.seq = batch->value("seq", std::int64_t{0});
   }
   setting.micro_batches = row.value("micro_batches", std::int64_t{1});
+  setting.optimizer.states = optimizer.value("states", std::int64_t{-1});
+  setting.zero_grad = row.value("zero_grad", "");
+  setting.beside = row.value("beside", Bytes{0});
+  setting.no_sync = row.value("no_sync", false);
   setting.clip = number(row, "clip");
   setting.scaler = row.value("scaler", false);
   const json checkpointed = row.value("checkpointed", json::object());

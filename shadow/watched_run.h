@@ -39,6 +39,7 @@ struct FoundOptimizer {
   std::string name, impl;  // a class of PyTorch's; for_loop, foreach, fused
   double lr = 0, eps = 0, weight_decay = 0, momentum = 0;
   std::vector<double> betas;
+  std::int64_t states = -1;  // tensors that it keeps for each parameter, as large as that; -1: unknown
 };
 
 /// Recomputation, by the class of what is called again: calls in one forward.
@@ -58,6 +59,9 @@ struct FoundSetting {
   std::string autocast;             // dtype; empty: none
   std::string init;                 // where parameters were before sharding: meta, device, host; empty: unknown
   std::int64_t batch = 1, seq = 0, micro_batches = 1;
+  std::string zero_grad;  // before_forward, after_forward, zero: when the gradients of the step before go
+  bool no_sync = false;   // only the last micro-batch reduces gradients
+  Bytes beside = 0;       // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;
   std::vector<FoundCheckpoint> checkpointed;

@@ -419,6 +419,11 @@ void add_train(TableMaker& t) {
 
 void add_data_and_evaluation(TableMaker& t) {
   t.word("train.zero_grad", {"set_to_none", "zero"}, FORESHARD_FIELD(train.zero_grad), "how gradients are cleared");
+  t.special(
+      "train.beside", "\"\" or a size", [](const Spot& spot, Job& job) { return read_budget(spot, job.train.beside); },
+      [](const Job& job) { return quoted_text(job.train.beside == 0 ? "" : size_text(job.train.beside)); },
+      "predictions: what the script holds on the device beside model, batch and optimizer (1.5GiB): a teacher, a "
+      "reference model, an average of the weights");
   t.word("train.data.kind", {"synthetic", "tokens", "text", "tensors"}, FORESHARD_FIELD(train.data.kind),
          "tokens = file of u16/u32 ids; text = file and tokenizer.json; tensors = safetensors by input");
   t.text("train.data.file", FORESHARD_FIELD(train.data.file), "tokens, text, tensors");

@@ -156,6 +156,20 @@ class Programs(unittest.TestCase):
         model = capture(Picks(), torch.empty(2, 4, 6), loss=scalar, strict=False)
         self.assertEqual(ops(model, "aten.index.Tensor")[0]["out"][0]["shape"], [8, 6])
 
+        class Selects(Two):
+            def forward(self, x):
+                return torch.masked_select(super().forward(x), (x > 0).all(-1, keepdim=True))
+
+        model = capture(Selects(), torch.empty(2, 4, 6), loss=scalar, strict=False)
+        self.assertEqual(ops(model, "aten.index.Tensor")[0]["out"][0]["shape"], [48])
+
+    def test_distributions_look_at_no_values(self):
+        def loss(out):
+            return torch.distributions.Categorical(logits=out).entropy().mean()
+
+        capture(Two(), torch.empty(4, 6), loss=loss)
+        self.assertTrue(torch.distributions.Distribution._validate_args)
+
     def test_inputs_of_one_storage_alias(self):
         class Pair(Two):
             def forward(self, x, y):

@@ -204,7 +204,7 @@ Bytes padded_bytes(const ShardedParam& param, DType dtype) {
 }
 
 /// FSDP2 (F2-1): from meta only shards are ever made, when the whole model moves; on the device the whole model exists
-/// first, and a unit's parameters go when all of its shards are there.
+/// first, and a unit's parameters go when all of its shards are there; from the host each unit moves whole.
 class Fsdp2Wrapping {
  public:
   Fsdp2Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
@@ -217,7 +217,10 @@ class Fsdp2Wrapping {
     }
   }
 
-  bool wrap() { return job_.cluster.init == "device" ? cut() : move(); }
+  bool wrap() {
+    if (job_.cluster.init == "host") return cut_from_host();
+    return job_.cluster.init == "device" ? cut() : move();
+  }
 
  private:
   struct Shard {
@@ -256,6 +259,31 @@ class Fsdp2Wrapping {
     return true;
   }
 
+  /// Parameters, then buffers, of the modules that the unit manages; the parameters go when fully_shard returns.
+  bool cut_from_host() {
+    for (const std::size_t u : wrapping_order(plan_)) {
+      std::vector<BlockHandle> full, on_the_way;
+      for (const ShardedParam& param : plan_.units[u].sharded) {
+        full.push_back(device_.book.allocate(param_bytes(model_, param.param), kD, MemoryCategory::FullParams));
+        if (full.back() == kNoBlock) return false;
+      }
+      for (const ModuleId module : materialised_modules(plan_, model_, plan_.units[u])) {
+        for (const BufferInfo& buffer : model_.buffers) {
+          if (buffer.owner == module && !make_buffer(device_, buffer, job_, buffers_)) return false;
+        }
+      }
+      for (const ShardedParam& param : plan_.units[u].sharded) {
+        const ParamId storage = model_.storage_of(param.param);
+        if (job_.fsdp.cpu_offload)  // made on the device, and taken to the host from there
+          on_the_way.push_back(device_.book.allocate(shard_[storage.index()].bytes, kD, MemoryCategory::Temporaries));
+        if (!make_shard(storage) || (!on_the_way.empty() && on_the_way.back() == kNoBlock)) return false;
+        for (const BlockHandle block : std::exchange(on_the_way, {})) device_.book.free(block);
+      }
+      for (const BlockHandle block : full) device_.book.free(block);
+    }
+    return true;
+  }
+
   bool move() {
     return std::ranges::all_of(members_of(model_, true), [this](const Member& member) {
       return member.buffer != nullptr ? make_buffer(device_, *member.buffer, job_, buffers_)
@@ -275,6 +303,8 @@ class Fsdp2Wrapping {
 
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers) {
+  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kD, MemoryCategory::Inputs) == kNoBlock)
+    return false;
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::Planned:

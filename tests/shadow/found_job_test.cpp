@@ -71,6 +71,34 @@ TEST(FoundJob, WhatNoKeySaysIsTold) {
   EXPECT_EQ(found.beyond[1].where, "(root)");
 }
 
+TEST(FoundJob, AnOptimizerThatKeepsAsMuchStandsForOneWithoutAName) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.setting->optimizer = {"Lion", "for_loop", 1e-4, 0, 0.1, 0, {0.9, 0.99}, 1};
+  FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  EXPECT_EQ(found.job.train.optimizer.name, OptimizerKind::Sgd);
+  EXPECT_GT(found.job.train.optimizer.momentum, 0.0);
+  EXPECT_THAT(found.beyond[0].text, HasSubstr("sgd with momentum, which keeps as much"));
+  run.setting->optimizer.states = 0;
+  EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.optimizer.momentum, 0.0);
+  run.setting->optimizer.states = 2;
+  EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.optimizer.name, OptimizerKind::AdamW);
+}
+
+TEST(FoundJob, GradientsGoWhereTheScriptLetsGoOfThem) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.setting->micro_batches = 2;
+  run.setting->no_sync = true;
+  run.setting->zero_grad = "after_forward";
+  run.setting->beside = 3 * kMiB;
+  const Job job = found_job(run, {"h100-sxm-80", 8}, "model.json").job;
+  EXPECT_TRUE(job.train.no_sync);
+  EXPECT_EQ(job.train.beside, 3 * kMiB);
+  ASSERT_EQ(job.train.script.size(), 3u);
+  EXPECT_THAT(job.train.script[0], ElementsAre("no_sync{", "fwd", "zero", "bwd", "}", "fwd", "bwd", "step"));
+  run.setting->zero_grad = "zero";
+  EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.zero_grad, "zero");
+}
+
 TEST(FoundJob, HybridShardingHasItsGroup) {
   std::vector<FoundUnit> units = {unit("", 0), unit("h.0")};
   for (FoundUnit& each : units) each.strategy = "HYBRID_SHARD";

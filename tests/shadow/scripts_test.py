@@ -80,6 +80,47 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer)
         self.assertEqual(job["train"]["micro_batches"], 2)
 
+    def test_losses_that_no_name_says(self):
+        """What the script does between the model's outputs and backward is its own: the plan runs the same."""
+        for fsdp, loss in (("2", "preferences"), ("2", "distillation"), ("1", "distillation")):
+            answer, job = self.watch("losses.py", "--fsdp", fsdp, "--loss", loss)
+            self.assert_as_planned(answer)
+            self.assertNotIn("micro_batches", job["train"])  # two forwards of one backward are one
+            self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
+
+    def test_gradients_that_are_held_between_micro_batches(self):
+        for fsdp in ("1", "2"):
+            answer, job = self.watch("losses.py", "--fsdp", fsdp, "--loss", "distillation", "--accumulate", "3")
+            self.assert_as_planned(answer)
+            self.assertEqual((job["train"]["micro_batches"], job["train"]["no_sync"]), (3, True))
+
+    def test_what_the_script_holds_beside_its_model(self):
+        """A teacher that is whole on every rank, a reference that is sharded: no part of the model, bytes of the job."""
+        for teacher, least in (("whole", 30e6), ("sharded", 9e6)):
+            answer, job = self.watch("losses.py", "--teacher", teacher)
+            self.assert_as_planned(answer, reserved=0.1)
+            held = job["train"]["beside"]
+            self.assertGreater(int(held[:-3]) * 1024 if held.endswith("KiB") else int(held.rstrip("B")), least)
+
+    def test_parts_of_a_module_that_is_no_unit(self):
+        """Each part is a root of FSDP's; the step calls one after the other."""
+        answer, job = self.watch("losses.py", "--parts")
+        self.assert_as_planned(answer)
+        self.assertIn("head", job["fsdp"]["wrap"]["units"])
+        self.assertIn("body.blocks.0", job["fsdp"]["wrap"]["units"])
+
+    def test_distributions_look_at_no_values(self):
+        answer, _ = self.watch("losses.py", "--loss", "policy")
+        self.assert_as_planned(answer)
+
+    def test_when_gradients_of_the_step_before_go(self):
+        answer, job = self.watch("losses.py", "--zero", "after_forward")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["script"][0], ["fwd", "zero", "bwd", "step"])
+        answer, job = self.watch("losses.py", "--zero", "keep")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["zero_grad"], "zero")
+
     def test_what_differs_from_the_job_that_was_meant_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             end = run(PYTHON, SCRIPTS / "nanogpt.py", "--prefetch", flags=("--world", "4", "--out", folder))

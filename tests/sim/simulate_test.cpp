@@ -142,6 +142,19 @@ TEST(Simulate, AModelWithoutOperatorsStillHasTheMemoryOfItsBuffers) {
   EXPECT_GE(result.peak_allocated, shards + rounded(12'000'016) + rounded(4'000'016));
 }
 
+TEST(Simulate, WhatTheScriptHoldsBesideItsModelIsThereAllTheTime) {
+  const auto peaks = [](Bytes beside) {
+    HandMadePlan hand;
+    hand.job.train.beside = beside;
+    hand.alloc(Stream::U, BufferWhat::Full, hand.unit("a", 3'000'001), 12'000'016);
+    const auto prediction = hand.run();
+    EXPECT_TRUE(prediction.has_value());
+    return std::pair{prediction->init_allocated, prediction->iterations.back().peak_allocated};
+  };
+  const auto [init, peak] = peaks(0);
+  EXPECT_EQ(peaks(64 * kMiB), (std::pair{init + 64 * kMiB, peak + 64 * kMiB}));
+}
+
 /// A unit of two parameters, the first of them registered again in another module: tied.
 HandMadePlan tied_fsdp2(const std::string& init) {
   HandMadePlan hand;
@@ -159,6 +172,7 @@ HandMadePlan tied_fsdp2(const std::string& init) {
   hand.model.modules[0].children = {ModuleId(std::size_t{1}), ModuleId(std::size_t{2})};
   hand.model.buffers.push_back({"b", {1024}, DType::Float32, ModuleId(std::size_t{0}), true});
   PlanUnit unit;
+  unit.modules = {ModuleId(std::size_t{0})};
   unit.params = {ParamId(std::size_t{0}), ParamId(std::size_t{1})};
   unit.sharded = {{ParamId(std::size_t{0}), 0, {kMiB}, {kMiB}}, {ParamId(std::size_t{1}), 0, {2 * kMiB}, {2 * kMiB}}};
   hand.plan.units.push_back(unit);
@@ -187,6 +201,9 @@ TEST(Simulate, ModulesAreBuiltOnTheDeviceTiedOnesTwiceAndAUnitsParametersGoToget
   EXPECT_EQ(made_at_init("device"), expected);
   // Each name of a tied parameter moves (recorded: x486), and takes the place of the shard before.
   EXPECT_EQ(made_at_init("meta"), (std::vector<Bytes>{4 * kMiB, 4 * kMiB, -4 * kMiB, 8 * kMiB, 4096}));
+  // fully_shard moves what a unit manages (_move_states_to_device); the parameters go when it returns.
+  EXPECT_EQ(made_at_init("host"),
+            (std::vector<Bytes>{16 * kMiB, 32 * kMiB, 4096, 4 * kMiB, 8 * kMiB, -16 * kMiB, -32 * kMiB}));
 }
 
 TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspacesAThread) {

@@ -57,7 +57,7 @@ bool any_of(std::string_view key, std::initializer_list<std::string_view> starts
 /// What describes the machine or Foreshard's own work, and what the command says (allocator, ranks).
 bool is_no_matter_of_files(std::string_view key, ExportTool tool) {
   if (any_of(key, {"cluster.profile", "cluster.memory", "cluster.rank", "cluster.init", "fsdp.quirks",
-                   "fsdp.allow_traps", "allocator."}) &&
+                   "fsdp.allow_traps", "allocator.", "train.beside"}) &&
       key != "cluster.ranks_per_node")
     return true;
   if (tool == ExportTool::Accelerate) return false;

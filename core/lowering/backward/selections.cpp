@@ -409,9 +409,13 @@ Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
   for (const NamedArg& named : op.kwargs)
     if (const auto* text = std::get_if<std::string>(&named.arg.value); text != nullptr && named.name == "reduce")
       how = *text;
+  const bool with_self = bool_arg(op, 5, "include_self", true);
+  const auto without_self = [&] {
+    if (!with_self)
+      out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&out[0], &index});
+  };
   // Both gradients are made whoever wants them.
   if (how == "mean") {
-    const bool with_self = bool_arg(op, 5, "include_self", true);
     Ref start = e.elementwise(with_self ? "aten.ones_like.default" : "aten.zeros_like.default", {&g});
     Ref ones = e.elementwise("aten.ones_like.default", {&source});
     Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]), {&start, &index, &ones});
@@ -421,8 +425,7 @@ Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
     Ref counts = pick(e, "aten.gather.default", in.node.in[2], count, index);
     Ref there = pick(e, "aten.gather.default", in.node.in[2], g, index);
     out[2] = e.elementwise("aten.div.Tensor", {&there, &counts});
-    if (!with_self)
-      out[0] = e.fresh("aten.scatter.value", KernelClass::Gather, plain(in.node.in[0]), {&out[0], &index});
+    without_self();
     return out;
   }
   if (how != "amax" && how != "amin") {
@@ -433,16 +436,19 @@ Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
   const DType dtype = e.layout(g).dtype;
   const auto equal = [&](const Ref& a, const Ref& b) { return e.elementwise("aten.eq.Tensor", {&a, &b}, DType::Bool); };
   Ref there = pick(e, "aten.gather.default", in.node.in[2], result, index);
-  Ref mine = equal(self, result), mine_count = e.cast(mine, dtype);
-  Ref theirs = equal(source, there), theirs_count = e.cast(theirs, dtype);
+  Ref mine_count = e.cast(equal(self, result), dtype), theirs_count = e.cast(equal(source, there), dtype);
   Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]),
                       {&mine_count, &index, &theirs_count});
   Ref each = e.elementwise("aten.div.Tensor", {&g, &count});
-  Ref self_mask = equal(self, result);
-  out[0] = e.elementwise("aten.mul.Tensor", {&self_mask, &each}, dtype);
-  Ref back = pick(e, "aten.gather.default", in.node.in[2], each, index);
-  Ref source_mask = equal(source, there);
-  out[2] = e.elementwise("aten.mul.Tensor", {&source_mask, &back}, dtype);
+  {
+    Ref mask = equal(self, result);
+    out[0] = e.elementwise("aten.mul.Tensor", {&mask, &each}, dtype);
+  }
+  {
+    Ref back = pick(e, "aten.gather.default", in.node.in[2], each, index), mask = equal(source, there);
+    out[2] = e.elementwise("aten.mul.Tensor", {&mask, &back}, dtype);
+  }
+  without_self();
   return out;
 }
 

@@ -108,7 +108,8 @@ std::vector<std::string> arguments_of(const std::string& text) {
   return words;
 }
 
-/// What one iteration of the usual loop does.
+}  // namespace
+
 std::vector<std::string> usual_actions(const Job& job) {
   std::vector<std::string> texts{"zero"};
   for (std::int64_t k = 0; k < job.train.micro_batches; ++k) {
@@ -123,8 +124,6 @@ std::vector<std::string> usual_actions(const Job& job) {
   if (job.train.grad_scaler.enabled) texts.push_back("update");
   return texts;
 }
-
-}  // namespace
 
 UnitCall unit_call(const std::string& method, const std::string& args) {
   UnitCall call;

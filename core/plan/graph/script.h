@@ -112,6 +112,9 @@ Result<Action> parse_action(const std::string& text);
 /// training iteration, which leaves what an evaluation finds in memory, where `after_training`.
 Job evaluation_job(const Job& job, bool after_training);
 
+/// What one iteration of the usual loop does, without a script.
+std::vector<std::string> usual_actions(const Job& job);
+
 /// job.train.script, or (zero_grad, forward, backward) x micro_batches, clip, step with no_sync as asked; with a
 /// gradient scaler unscale before clip, update after step.
 Result<Script> script_of(const Job& job);

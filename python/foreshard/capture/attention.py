@@ -72,7 +72,7 @@ class CudaComposites(TorchFunctionMode):
         super().__init__()
         self._own = {_LINEAR: linear} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
         if not strict:
-            self._own[_GET] = all_chosen
+            self._own |= {_GET: all_chosen, torch.masked_select: all_selected, torch.Tensor.masked_select: all_selected}
 
     def __enter__(self):
         F.linear = linear
@@ -100,6 +100,11 @@ def all_chosen(tensor, key):
             )
         )
     return _GET(tensor, key)
+
+
+def all_selected(input, mask):
+    """masked_select: an index of both in one shape."""
+    return all_chosen(*torch.broadcast_tensors(input, mask))
 
 
 def linear(input, weight, bias=None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import warnings
 from typing import Any
 
@@ -116,7 +117,8 @@ class Session:
             batch = fakes.tree(task.batch)
             self._name_inputs(batch, task.names)
             for context in (flex.fused(self.notes), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
-                            self._watch_optimizer(), autocast.of_a_gpu(), _quiet_rnn(), _quiet_log()):  # fmt: skip
+                            self._watch_optimizer(), autocast.of_a_gpu(), _quiet_rnn(), _quiet_log(),
+                            _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
             self.stack.on_enter, self.stack.on_leave = self._enter, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
@@ -321,6 +323,22 @@ class Session:
         finally:
             hook.remove()
             scaler.scale = scale
+
+
+@contextlib.contextmanager
+def _unvalidated():
+    """Distributions look at their parameters' values, which nobody computes."""
+    distributions = sys.modules.get("torch.distributions")
+    if distributions is None:
+        yield
+        return
+    Distribution = distributions.Distribution
+    was = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(was)
 
 
 @contextlib.contextmanager

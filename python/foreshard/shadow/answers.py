@@ -3,6 +3,7 @@
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
 - torch.compile leaves functions as they are.
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
+- Distributions do not look at their parameters' values.
 - Kernels of Triton do nothing and take no time: what they write to was allocated by who calls them.
 - Random and constant fills of large tensors on the host write nothing: an 8B model that is made there costs address space.
 """
@@ -32,6 +33,7 @@ def begin() -> None:
         os.environ.setdefault(name, value)
     after_import("torch", _torch)
     after_import("torch.distributed.utils", _utils)
+    after_import("torch.distributions.distribution", lambda python_module: python_module.Distribution.set_default_validate_args(False))
     after_import("triton.runtime.jit", _triton_kernels)
     after_import("triton.runtime.autotuner", _triton_tuners)
 

@@ -6,18 +6,23 @@ import functools
 import sys
 import weakref
 
+from . import script_step
 from .notes import note
 
 _running: dict = {}
 _found: dict | None = None
 
 
-def watch(torch) -> None:
+def watch(torch, begins) -> None:
+    """`begins()` when a backward does."""
     inner = torch.autograd.backward
 
     @functools.wraps(inner)
     def backward(tensors, *args, **kwargs):
-        _look(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
+        first = tensors[0] if isinstance(tensors, (tuple, list)) else tensors
+        begins()
+        script_step.ends(first)
+        _look(first)
         return inner(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
@@ -27,20 +32,18 @@ def found() -> dict:
     return _found or {"kind": "unknown", "float32": False, "holds_outputs": False}
 
 
-def forward_of(module) -> None:
-    """The root begins a training forward: its outputs are looked at when it ends."""
+def root_begins() -> None:
     _still_held()
+
+
+def root_ends(output) -> None:
+    """The root's first training forward: its outputs are looked at."""
     if _found is not None or _running:
         return
-
-    def ends(module, args, output):
-        handle.remove()
-        _running["outputs"] = [id(leaf) for leaf in _leaves(output)]
-        _running["functions"] = {leaf.grad_fn for leaf in _leaves(output) if leaf.grad_fn is not None}
-        _running["alive"] = [(weakref.ref(leaf), leaf.nbytes) for leaf in _leaves(output)]
-        _running["scalars"] = {id(leaf) for leaf in _leaves(output) if leaf.numel() == 1}
-
-    handle = module.register_forward_hook(ends)
+    _running["outputs"] = [id(leaf) for leaf in _leaves(output)]
+    _running["functions"] = {leaf.grad_fn for leaf in _leaves(output) if leaf.grad_fn is not None}
+    _running["alive"] = [(weakref.ref(leaf), leaf.nbytes) for leaf in _leaves(output)]
+    _running["scalars"] = {id(leaf) for leaf in _leaves(output) if leaf.numel() == 1}
 
 
 def _still_held() -> None:

@@ -8,12 +8,16 @@ import os
 import time
 import types
 
-from . import PLAN, folder
+from . import PLAN, folder, script_step
 from .notes import note
 
 _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs",
             "_forward_hooks_always_called", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
             "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}  # fmt: skip
+
+
+_STANDS = {"own": "the scalar among its outputs", "cross_entropy": "cross entropy", "nll": "the likelihood of a class", "mse": "a mean squared error",
+           "sum": "a sum"}  # fmt: skip
 
 
 def write(root, found: dict, call: dict) -> dict | None:
@@ -86,6 +90,25 @@ def _capture(copy, found, call):
 
     copy.train()
     kwargs = {key: value for key, value in call["kwargs"].items()}
+    own = script_step.found()
+    if own is not None:
+        numbers, given = zip(*own.given) if own.given else ((), ())
+
+        def again(module, batch):
+            given = list(zip(numbers, batch))
+            del batch
+            if len(own.roots) > 1:
+                value, held = module(given)
+            else:
+                held, value = own.again([module], given)
+            value.backward()
+
+        try:
+            return capture_step(copy, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
+        except Exception as error:
+            note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
+    elif script_step.why_not():
+        note(f"what the script does behind its model cannot be run again ({script_step.why_not()}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
     return capture_step(copy, step, call["args"], kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
                         device="fake")  # the script's own process is the virtual device's
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 import weakref
 
-from . import loss, marks, steps
+from . import beside, loss, marks, script_step, steps
 from .hooks import after_import
 from .notes import note
 
@@ -20,6 +20,9 @@ _clip: float | None = None
 _init = ""
 _scaler = False
 _checkpointed: dict[str, dict] = {}
+_optimizer_of_step: weakref.ref | None = None
+_gradients: dict[str, bool] = {}  # of a later step: whether there are any when its forward and its backward begin
+_together = None
 _found: dict | None = None
 
 
@@ -31,7 +34,9 @@ def begin() -> None:
     after_import("torch.nn.utils.clip_grad", _watch_clip)
     after_import("torch.amp.grad_scaler", _watch_scaler)
     after_import("torch.utils.checkpoint", _watch_checkpoint)
-    after_import("torch", loss.watch)
+    after_import("torch", lambda torch: loss.watch(torch, backward_begins))
+    after_import("torch", script_step.begin)
+    after_import("torch.autograd.function", script_step.watch_functions)
 
 
 def found() -> dict | None:
@@ -76,9 +81,15 @@ def _watch_fsdp2_forward(python_module) -> None:
     @functools.wraps(inner)
     def root_pre_forward(self, module, args, kwargs):
         was_running = self._state_ctx.iter_forward_root is not None
-        result = inner(self, module, args, kwargs)
-        if not was_running and self._state_ctx.iter_forward_root is self:
-            _root_runs(module, args, kwargs)
+        with script_step.aside():
+            result = inner(self, module, args, kwargs)
+        if not was_running and self._state_ctx.iter_forward_root is self and _root_runs(module, args, kwargs):
+
+            def ends(module, args, output):
+                handle.remove()
+                _root_ran(output)
+
+            handle = module.register_forward_hook(ends)
         return result
 
     state._root_pre_forward = root_pre_forward
@@ -100,12 +111,15 @@ def _watch_fsdp1(python_module) -> None:
             outermost = not getattr(run, "inside", False)
             if outermost:
                 _name_handles(self)
-                _root_runs(self, args, kwargs)
+                watched = _root_runs(self, args, kwargs)
                 run.inside = True
                 try:
-                    return forward(self, *args, **kwargs)
+                    output = forward(self, *args, **kwargs)
                 finally:
                     run.inside = False
+                if watched:
+                    _root_ran(output)
+                return output
         return forward(self, *args, **kwargs)
 
     @functools.wraps(clip)
@@ -127,8 +141,11 @@ def _watch_ddp(python_module) -> None:
 
     @functools.wraps(forward)
     def run(self, *args, **kwargs):
-        _root_runs(self, args, kwargs)
-        return forward(self, *args, **kwargs)
+        watched = _root_runs(self, args, kwargs)
+        output = forward(self, *args, **kwargs)
+        if watched:
+            _root_ran(output)
+        return output
 
     wrapper.__init__, wrapper.forward = wrap, run
 
@@ -177,23 +194,57 @@ def _watch_checkpoint(python_module) -> None:
         name = type(owner).__name__ if owner is not None else getattr(function, "__qualname__", "a function")
         row = _checkpointed.setdefault(name, {"calls": 0, "reentrant": bool(kwargs.get("use_reentrant")), "selective": "context_fn" in kwargs})
         row["calls"] += 1
-        return inner(function, *args, **kwargs)
+        return script_step.checkpoint(inner, function, args, kwargs)
 
     python_module.checkpoint = checkpoint
 
 
-def _root_runs(module, args, kwargs) -> None:
+def _root_runs(module, args, kwargs) -> bool:
+    """Whether this forward is one of training."""
     import torch
 
     if not torch.is_grad_enabled() or not module.training:
-        return
-    steps.root_forward()
-    loss.forward_of(module)
+        return False
+    if steps.root_forward():
+        beside.step_begins()
+        if steps.figures():
+            _gradients["forward"] = _has_gradients(module)
+    if steps.figures() and script_step.roots() and module not in script_step.roots():
+        note(f"another model trains beside it: {_class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
+    script_step.root_begins(module, args, kwargs)
+    loss.root_begins()
     if not _first_call:
         _first_call.update(
             root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs),
             autocast=str(torch.get_autocast_dtype("cuda")).removeprefix("torch.") if torch.is_autocast_enabled("cuda") else "",
         )  # fmt: skip
+    return True
+
+
+def backward_begins() -> None:
+    if steps.backward(_reduces(_root())) and steps.figures():
+        _gradients["backward"] = _has_gradients(_root())
+
+
+def _reduces(root) -> bool:
+    """Whether a backward now reduces gradients: not in no_sync, not after set_requires_gradient_sync(False)."""
+    if root is None:
+        return True
+    if hasattr(root, "require_backward_grad_sync"):  # DDP
+        return root.require_backward_grad_sync
+    if hasattr(root, "_sync_gradients"):  # FSDP1
+        return root._sync_gradients
+    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return True
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    groups = [state._fsdp_param_group for state in map(_get_module_fsdp_state, root.modules()) if state is not None]
+    return not groups or any(group.reduce_grads for group in groups if group is not None)
+
+
+def _root_ran(output) -> None:
+    script_step.root_ends(output)
+    loss.root_ends(output)
 
 
 def _shapes(tree):
@@ -223,7 +274,11 @@ def offloads() -> bool:
 
 
 def _root():
-    """The outermost module that runs."""
+    """The outermost module that runs; of several that one step calls, all of them."""
+    global _together
+    if len(script_step.roots()) > 1:
+        _together = _together if _together is not None else script_step.together(script_step.roots())
+        return _together
     called = _first_call.get("root")
     if called is not None and called() is not None:
         return called()
@@ -324,7 +379,8 @@ def _class_of(module) -> type:
 
 def optimizer_steps(optimizer) -> None:
     """The first optimizer of the first step: everything is set by now."""
-    global _found
+    global _found, _optimizer_of_step
+    _optimizer_of_step = weakref.ref(optimizer)
     if _found is not None:  # one that holds others begins first: those are what steps
         _found["optimizer"] = _optimizer(optimizer)
         return
@@ -350,10 +406,30 @@ def _optimizer(optimizer) -> dict:
     return {
         "name": type(optimizer).__name__,
         # Neither: PyTorch takes foreach where all parameters lie on the device.
-        "impl": "fused" if fused else "for_loop" if foreach is False else "foreach",
+        "impl": "fused" if fused else "for_loop" if foreach is False or "foreach" not in options else "foreach",
         "lr": float(options.get("lr", 0)), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
     }  # fmt: skip
+
+
+def _states() -> int:
+    """Tensors of a parameter's size that the optimizer keeps for each; -1 where that is not known."""
+    optimizer = _optimizer_of_step() if _optimizer_of_step is not None else None
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        if isinstance(state, dict) and parameter.numel() > 1:
+            return sum(1 for each in state.values() if getattr(each, "shape", None) == parameter.shape)
+    return -1
+
+
+def _zero_grad() -> str:
+    """When gradients of the step before go: before the forward, between it and backward ("after_forward"), or never: they are filled with zeros."""
+    if not _gradients.get("forward"):
+        return "before_forward"
+    return "zero" if _gradients.get("backward") else "after_forward"
+
+
+def _has_gradients(root) -> bool:
+    return root is not None and any(p.grad is not None for p in root.parameters())
 
 
 def _frozen(root) -> list[str]:
@@ -376,12 +452,16 @@ def finish() -> None:
     """What only the end knows, and the model as a file."""
     if _found is None:
         return
-    forwards = steps.forwards_of_last_step()
-    _found["micro_batches"] = forwards
+    passes = steps.micro_batches_of_last_step()
+    _found["micro_batches"] = len(passes)
+    _found["no_sync"] = len(passes) > 1 and passes == [False] * (len(passes) - 1) + [True]
+    _found["zero_grad"] = _zero_grad()
+    _found["optimizer"]["states"] = _states()
+    _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizer_of_step() if _optimizer_of_step is not None else None)
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
     done = max(len(steps.figures()), 1)
-    _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * forwards)} for name, row in _checkpointed.items()}
+    _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
     from . import model
 

@@ -35,24 +35,37 @@ def figures() -> list[dict]:
     return [] if _state is None else _state.figures
 
 
-def forwards_of_last_step() -> int:
-    return 1 if _state is None else max(_state.forwards_of_last_step, 1)
+def micro_batches_of_last_step() -> list[bool]:
+    """Of each pass through the model, forwards and then a backward, whether that backward reduces gradients."""
+    return [True] if _state is None or not _state.passes_of_last_step else _state.passes_of_last_step
 
 
-def root_forward() -> None:
-    """The model's root begins a forward (of training)."""
+def root_forward() -> bool:
+    """The model's root begins a forward (of training). Whether it is the step's first."""
     if _state is None:
-        return
-    if not _state.figures and not _state.forwards:
+        return False
+    if not _state.figures and not _state.passes and not _state.forwards:
         _state.begins()
     _state.forwards += 1
+    return _state.forwards == 1 and not _state.passes
+
+
+def backward(reduces: bool) -> bool:
+    """A backward begins; several of one forward are one pass. Whether it is the step's first."""
+    if _state is None or not _state.forwards:
+        return False
+    _state.passes.append(reduces)
+    _state.forwards = 0
+    return len(_state.passes) == 1
 
 
 class _Steps:
     def __init__(self, wanted: int):
         self.wanted = wanted  # 0: until the script ends
         self.figures: list[dict] = []
-        self.forwards = self.forwards_of_last_step = 0
+        self.forwards = 0  # since the last backward
+        self.passes: list[bool] = []
+        self.passes_of_last_step: list[bool] = []
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
         self._stepped: set[int] = set()  # optimizers that have stepped since the last end
@@ -144,7 +157,7 @@ class _Steps:
         row["virtual_ns"] = now - self._last_ns
         self._last_ns = now
         self.figures.append(row)
-        self.forwards_of_last_step, self.forwards = self.forwards, 0
+        self.passes_of_last_step, self.passes, self.forwards = self.passes, [], 0
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._reset(torch.cuda.current_device())
         if self.wanted and len(self.figures) >= self.wanted:

@@ -232,5 +232,32 @@ TEST(Activation, CountsEachStorageOnceAtTheModuleThatKeptItFirst) {
   EXPECT_EQ(checkpointed->per_block, (std::vector<Bytes>{0, 96}));  // the first block was called with a model input
 }
 
+/// scatter_reduce_backward (FunctionsManual.cpp) counts equals with masks that go with their casts, as the device
+/// shows.
+TEST(Lowering, TheMasksOfScatterReducesBackwardGoOneByOne) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {8, 5}), y = toy.input("y", {64, 3});
+  const std::string index = toy.input("index", {64, 16}, DType::Int64);
+  toy.param("w", {5, 16});
+  toy.param("v", {3, 16});
+  toy.op("aten.mm.default", {x, "%w"}, {{"nodes", {8, 16}}});
+  toy.op("aten.mm.default", {y, "%v"}, {{"edges", {64, 16}}});
+  toy.op("aten.scatter_reduce.two", {"nodes", index, "edges"}, {{"z", {8, 16}}},
+         {Arg{std::int64_t{0}}, Arg{std::string("amax")}});
+  toy.op("aten.sum.default", {"z"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const std::vector<SegmentRange> segments{{0, 4}};
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  int alive = 0, made = 0;
+  for (const testing::ReplayEvent& event : replay(*lowered, segments).events) {
+    if (event.bytes != 64 * 16) continue;  // a mask of the edges
+    made += event.alloc ? 1 : 0;
+    alive += event.alloc ? 1 : -1;
+    EXPECT_LE(alive, 1);
+  }
+  EXPECT_EQ(made, 2);
+}
+
 }  // namespace
 }  // namespace foreshard

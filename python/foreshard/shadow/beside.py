@@ -1,0 +1,83 @@
+"""What the script holds on the device beside the model that it trains when its first forward begins: a teacher, a reference, an average of
+the weights. No job describes it; the job counts its bytes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+_LEAST = 1 << 20  # bytes that are worth a line in a job
+
+_held: list[list[tuple]] = []  # at the first forward of each of the first steps: weak references, addresses, bytes
+
+
+def step_begins() -> None:
+    """The first forward of a step. What is there in the second and later too is kept: a teacher that runs behind the model has grown by then."""
+    if len(_held) == 2:
+        return
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    _held.append([
+        (weakref.ref(each), _address(each), -(-each.untyped_storage().nbytes() // 512) * 512)
+        for each in gc.get_objects() if type(each) in plain and each.is_cuda
+    ])  # fmt: skip
+
+
+def found(root, given: set[int], optimizer) -> int:
+    """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what the
+    optimizer keeps: the plan has these."""
+    own = set(given) | {_address(each) for each in _of_module(root)} if root is not None else set(given)
+    for state in getattr(optimizer, "state", {}).values():
+        own |= {_address(each) for each in _inside(state, 3)}
+    rows = _held[-1] if _held else []
+    if len(_held) == 2:
+        rows = [row for row in rows if row[0]() is not None and _address(row[0]()) == row[1]]
+    total = sum({address: size for _, address, size in rows if address not in own}.values())
+    return total if total >= _LEAST else 0
+
+
+def address_of(tensor) -> int | None:
+    return _address(tensor) if tensor.is_cuda else None
+
+
+def _address(tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _of_module(root) -> list:
+    """Parameters, their gradients, buffers, and what FSDP keeps for them."""
+    found = [each for module in root.modules() for each in (*module._parameters.values(), *module._buffers.values())]
+    found += [parameter.grad for parameter in root.parameters() if parameter.grad is not None]
+    for module in root.modules():
+        for key, value in module.__dict__.items():
+            if "fsdp" in key or key in ("_handle", "_flat_param"):
+                found += _inside(value, 4)
+    from torch.distributed._composable_state import _get_module_state
+
+    for module in root.modules():
+        group = getattr(_get_module_state(module), "_fsdp_param_group", None)
+        for parameter in getattr(group, "fsdp_params", []):
+            found += _inside(vars(parameter), 3)
+    return [each for value in found for each in _inside(value, 3)]
+
+
+def _inside(value, depth: int) -> list:
+    """Tensors on the device that a value holds: itself, in containers, a DTensor's own, what FSDP1 hangs on a flat parameter."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        local = getattr(value, "_local_tensor", None)
+        if local is not None:
+            return _inside(local, depth)
+        hung = [each for each in vars(value).values() if isinstance(each, torch.Tensor)] if depth and hasattr(value, "__dict__") else []
+        return [each for each in (value, *hung) if each.is_cuda and getattr(each, "_local_tensor", None) is None]
+    if not depth:
+        return []
+    if isinstance(value, dict):
+        return [each for inner in list(value.values()) for each in _inside(inner, depth - 1)]
+    if isinstance(value, (tuple, list)):
+        return [each for inner in value for each in _inside(inner, depth - 1)]
+    if type(value).__name__ == "FlatParamHandle":
+        return _inside(vars(value), depth - 1)
+    return []

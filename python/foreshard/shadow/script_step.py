@@ -1,0 +1,429 @@
+"""What a script itself does around its model in its first step, from the root's forward until backward begins: written down as it runs, to
+be run again on the copy of the model that is captured (model.py). Whatever its loss is, and how long it keeps names, the plan has it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+
+from . import beside
+
+_tape: Tape | None = None
+
+
+def begin(torch) -> None:
+    inner = torch.Tensor.backward
+
+    @functools.wraps(inner)
+    def backward(self, *args, **kwargs):  # before PyTorch hands it to function modes
+        ends(self)
+        return inner(self, *args, **kwargs)
+
+    torch.Tensor.backward = backward
+
+
+def watch_functions(python_module) -> None:
+    """autograd.Function: its apply is one step of the script, whatever runs inside."""
+    inner = python_module.Function.__dict__["apply"].__func__
+
+    def apply(cls, *args, **kwargs):
+        run = functools.partial(inner, cls)
+        return run(*args, **kwargs) if _tape is None else _tape.note_call(_Apply(cls), args, kwargs, run)
+
+    python_module.Function.apply = classmethod(functools.wraps(inner)(apply))
+
+
+@contextlib.contextmanager
+def aside():
+    """What FSDP does before a root's forward is not the script's."""
+    if _tape is None:
+        yield
+        return
+    _tape.paused += 1
+    try:
+        yield
+    finally:
+        _tape.paused -= 1
+
+
+def root_begins(module, args, kwargs) -> None:
+    """The root begins a training forward; what it does inside is the model's."""
+    global _tape
+    if _tape is None:
+        _tape = _new_tape()
+    _tape.root_begins(module, args, kwargs)
+
+
+def root_ends(output) -> None:
+    if _tape is not None:
+        _tape.root_ends(output)
+
+
+def ends(loss) -> None:
+    """Backward begins."""
+    if _tape is not None:
+        _tape.ends(loss)
+
+
+def checkpoint(inner, function, args, kwargs):
+    """A region that the script itself recomputes."""
+    if _tape is None:
+        return inner(function, *args, **kwargs)
+    return _tape.note_call(_Checkpoint(), (function, *args), kwargs, inner)
+
+
+def found() -> Tape | None:
+    """The step, if it can be run again."""
+    return _tape if _tape is not None and _tape.whole else None
+
+
+def roots() -> list:
+    """The modules that the step calls, each by itself a root of FSDP's."""
+    return [] if _tape is None else [each() for each in _tape.roots if each() is not None]
+
+
+def given_storages() -> set:
+    return set() if _tape is None else _tape.given_storages
+
+
+def why_not() -> str:
+    return "" if _tape is None else _tape.broken
+
+
+class _Apply:
+    def __init__(self, cls):
+        self._cls = cls
+
+    def __call__(self, *args, **kwargs):
+        return self._cls.apply(*args, **kwargs)
+
+
+class _Checkpoint:
+    def __call__(self, *args, **kwargs):
+        import torch.utils.checkpoint
+
+        return torch.utils.checkpoint.checkpoint(*args, **kwargs)
+
+
+class _Slot:
+    """A tensor of the step, by number."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+class _Part:
+    """A module of a root, by name."""
+
+    def __init__(self, root: int, name: str):
+        self.root, self.name = root, name
+
+
+def leaves(tree) -> list:
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    if isinstance(tree, dict):  # ModelOutput too
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _plain(tensor) -> bool:
+    import torch
+
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _autocast(torch) -> tuple:
+    return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()
+
+
+class Tape:
+    """Holds no tensor of the script's."""
+
+    def __init__(self, mode):
+        self.whole = False
+        self.broken = ""
+        self.given: list = []  # tensors that the step did not make, without storage
+        self.given_storages: set = set()  # their addresses
+        self._rows: list[tuple] = []
+        self._mode = mode
+        self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
+        self._made = 0
+        self._derived: set[int] = set()  # slots that the model's outputs went into
+        self._over = False
+        self._call: tuple | None = None  # of the root, while it runs
+        self.paused = 0  # inside the root, or inside what is one step
+        self._foreign = 0  # inside another module's forward
+        self.roots: list[weakref.ref] = []
+        self._names: dict[int, _Part] = {}
+        self._hooks = _foreign_modules(self)
+
+    # ---- the model
+
+    def root_begins(self, module, args, kwargs) -> None:
+        if self._over or self.paused:
+            return
+        if id(module) not in self._names:
+            self._names |= {id(each): _Part(len(self.roots), name) for name, each in module.named_modules()}
+            self.roots.append(weakref.ref(module))
+        self._leave_mode()
+        self.paused += 1
+        self._call = (self._names[id(module)], self._packed((args, kwargs)), *self._state())
+
+    def root_ends(self, output) -> None:
+        if self._over or self._call is None:
+            return
+        called, packed, grad, cast = self._call
+        self._call = None
+        self.paused -= 1
+        slots = [self._slot_of_result(leaf, derived=True) for leaf in leaves(output)]
+        self._rows.append(("forward", called, packed, slots, grad, cast))
+        self._mode.__enter__()
+
+    def foreign(self, module, delta: int) -> None:
+        if id(module) not in self._names:
+            self._foreign += delta
+
+    # ---- the script
+
+    def note_call(self, function, args, kwargs, run):
+        """Runs a function of PyTorch's and writes it down; what it calls in turn is part of it."""
+        if self._over or self.paused or self.broken:
+            return run(*args, **kwargs)
+        tensors = leaves((args, kwargs))
+        derived = any(id(each) in self._slots and self._slots[id(each)][0].index in self._derived for each in tensors)
+        if not derived and (self._foreign or not all(_plain(each) for each in tensors)):
+            return run(*args, **kwargs)
+        packed, grad, cast = self._packed((args, kwargs)), *self._state()
+        self.paused += 1
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            self.paused -= 1
+        made = leaves(result)
+        if made:
+            self._rows.append(("call", function, packed, [self._slot_of_result(each, derived) for each in made], grad, cast))
+        return result
+
+    def ends(self, loss) -> None:
+        if self._over or self.paused:
+            return
+        self._over = True
+        self._leave_mode()
+        for hook in self._hooks:
+            hook.remove()
+        slot = self._slots.get(id(loss))
+        if slot is None or slot[0].index not in self._derived:
+            self.broken = self.broken or "its loss was not made from the model's outputs by functions of PyTorch"
+            return
+        held = _named_tensors()
+        for key, (each, alive) in list(self._slots.items()):
+            if key not in held and key != id(loss):
+                self._rows.append(("drop", each.index))
+        self._rows.append(("backward", slot[0].index))
+        self.whole = not self.broken
+
+    # ---- again
+
+    def again(self, modules, given):
+        """The step up to its loss, on the roots as they were before they were sharded; what it holds until backward is over, and the loss."""
+        player = _Player(modules, given)
+        player.play(self._rows)
+        return player, player.loss
+
+    # ---- tensors
+
+    def _state(self) -> tuple:
+        import torch
+
+        return torch.is_grad_enabled(), _autocast(torch)
+
+    def _packed(self, tree):
+        from torch.utils._pytree import tree_map
+
+        return tree_map(self._pack, tree)
+
+    def _pack(self, leaf):
+        import torch
+
+        if isinstance(leaf, torch.nn.Module) and id(leaf) in self._names:
+            return self._names[id(leaf)]
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) in self._slots:
+            return self._slots[id(leaf)][0]
+        if not _plain(leaf):
+            self.broken = self.broken or f"it works on a {type(leaf).__name__}"
+        slot = self._new_slot(leaf)
+        self.given_storages.add(beside.address_of(leaf))
+        with torch._C.DisableTorchFunction():
+            given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        # A gradient penalty's input; other modules' parameters are no part of this model.
+        given.requires_grad_(leaf.requires_grad and leaf.is_leaf and not isinstance(leaf, torch.nn.Parameter))
+        self.given.append((slot.index, given))
+        return slot
+
+    def _slot_of_result(self, tensor, derived: bool) -> _Slot:
+        slot = self._slots[id(tensor)][0] if id(tensor) in self._slots else self._new_slot(tensor)
+        if derived:
+            self._derived.add(slot.index)
+        return slot
+
+    def _new_slot(self, tensor) -> _Slot:
+        slot, key = _Slot(self._made), id(tensor)
+        self._made += 1
+
+        def dies(_):
+            self._slots.pop(key, None)
+            if not self._over:
+                self._rows.append(("drop", slot.index))
+
+        self._slots[key] = (slot, weakref.ref(tensor, dies))
+        return slot
+
+    # ---- the mode
+
+    def _leave_mode(self) -> None:
+        from torch.overrides import _get_current_function_mode
+
+        if _get_current_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+
+
+def _new_tape() -> Tape:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.grad.__get__:  # zero_grad between loss and backward
+                return function(*args, **(kwargs or {}))
+            return self.tape.note_call(function, args, kwargs or {}, function)
+
+    mode = Mode()
+    mode.tape = Tape(mode)
+    return mode.tape
+
+
+def _foreign_modules(tape) -> list:
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    return [
+        register_module_forward_pre_hook(lambda module, args: tape.foreign(module, 1)),
+        register_module_forward_hook(lambda module, args, output: tape.foreign(module, -1), always_call=True),
+    ]
+
+
+def _named_tensors() -> set[int]:
+    """Tensors that some frame of the script has a name for, by itself or in a container."""
+    import torch
+
+    found: set[int] = set()
+
+    def look(value, depth):
+        if isinstance(value, torch.Tensor):
+            found.add(id(value))
+        elif depth and isinstance(value, dict):
+            for each in list(value.values()):
+                look(each, depth - 1)
+        elif depth and isinstance(value, (tuple, list)) and len(value) < 1000:
+            for each in value:
+                look(each, depth - 1)
+        elif depth and hasattr(value, "__dataclass_fields__"):
+            look(dict(vars(value)), depth)
+
+    frame = sys._getframe(2)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(("torch.", "foreshard.")):
+            for value in list(frame.f_locals.values()):
+                look(value, 3)
+        frame = frame.f_back
+    return found
+
+
+class _Player:
+    """Plays rows; holds a tensor until its row says that the script let go of it."""
+
+    def __init__(self, modules, given):
+        import torch
+
+        self._modules, self._tensors, self._cast, self.loss = modules, dict(given), None, None
+        self._outside = _autocast(torch)
+
+    def play(self, rows) -> None:
+        try:
+            for row in rows:
+                if row[0] == "drop":
+                    self._tensors.pop(row[1], None)
+                elif row[0] == "backward":
+                    self.loss = self._tensors[row[1]]
+                else:
+                    self._call(*row)
+        finally:
+            self._leave_cast()
+
+    def _call(self, kind, function, packed, slots, grad, cast) -> None:
+        import torch
+        from torch.utils._pytree import tree_map
+
+        self._enter_cast(cast)
+        args, kwargs = tree_map(self._unpacked, packed)
+        with torch.set_grad_enabled(grad):
+            result = (self._unpacked(function) if kind == "forward" else function)(*args, **kwargs)
+        for slot, tensor in zip(slots, leaves(result)):
+            self._tensors[slot.index] = tensor
+
+    def _unpacked(self, leaf):
+        if isinstance(leaf, _Slot):
+            return self._tensors[leaf.index]
+        return self._modules[leaf.root].get_submodule(leaf.name) if isinstance(leaf, _Part) else leaf
+
+    def _enter_cast(self, cast) -> None:
+        """Rows of one autocast share it: it keeps its casts until it ends."""
+        import torch
+
+        if self._cast is not None and self._cast[0] == cast:
+            return
+        self._leave_cast()
+        if cast != self._outside:
+            enabled, dtype, cache = cast
+            self._cast = (cast, torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=cache))
+            self._cast[1].__enter__()
+
+    def _leave_cast(self) -> None:
+        if self._cast is not None:
+            self._cast[1].__exit__(None, None, None)
+            self._cast = None
+
+
+def together(modules: list):
+    """Several roots as the parts of one module, whose forward is the step: named as in the smallest module of the script's that has them all."""
+    import gc
+
+    import torch
+
+    class Roots(torch.nn.Module):
+        def forward(self, given):
+            held, loss = _tape.again([self.get_submodule(name) for name in names], given)
+            return loss, held
+
+    wanted = {id(each) for each in modules}
+    owner, fewest = None, None
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.Module):
+            inside = {id(part): name for name, part in each.named_modules()}
+            if wanted <= inside.keys() and (fewest is None or len(inside) < fewest):
+                owner, fewest = inside, len(inside)
+    names = [owner[id(each)] if owner else f"{type(each).__name__.lower()}{i}" for i, each in enumerate(modules)]
+    whole = Roots()
+    for name, module in zip(names, modules):
+        at, parts = whole, name.split(".")
+        for part in parts[:-1]:
+            if part not in at._modules:
+                at._modules[part] = torch.nn.Module()
+            at = at._modules[part]
+        at._modules[parts[-1]] = module
+    return whole
