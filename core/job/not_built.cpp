@@ -40,10 +40,11 @@ constexpr Missing kMissing[] = {
     {"mesh.expert",
      [](const Job& job) {
        const MeshOptions& mesh = job.mesh;
-       const bool beside = mesh.tensor > 1 || mesh.context > 1 || job.fsdp.strategy != Strategy::FullShard;
-       return mesh.expert > 1 && (beside || job.fsdp.runtime != Runtime::Fsdp2);
+       const Strategy strategy = job.fsdp.strategy;
+       const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
+       return mesh.expert > 1 && (mesh.tensor > 1 || !shards || job.fsdp.runtime != Runtime::Fsdp2);
      },
-     "experts over fsdp2 with FULL_SHARD alone: mesh.tensor = 1, mesh.context = 1"},
+     "experts over fsdp2 with FULL_SHARD or HYBRID_SHARD: mesh.tensor = 1"},
     {"checkpointing.offload_activations", [](const Job& job) { return job.checkpointing.offload_activations; },
      "false"},
     {"train.optimizer.name",

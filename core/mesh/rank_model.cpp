@@ -216,7 +216,21 @@ Result<Model> rank_model(Model whole, const Job& job) {
   if (job.mesh.expert > 1) {
     if (auto done = spread_experts(model, styles_along(*styles, true), job); !done) return tl::unexpected(done.error());
   }
-  if (job.mesh.tensor == 1) return model;
+  if (job.mesh.tensor == 1) {
+    if (job.mesh.context > 1) {
+      if (sends_chosen_tokens(model)) {
+        return fail({ErrorCode::Unsupported,
+                     "experts chosen by their tokens are not planned beside context",
+                     {},
+                     "mesh.context",
+                     "1 beside mesh.expert, or experts that take a fixed number of tokens each",
+                     std::to_string(job.mesh.context),
+                     "set mesh.context = 1, or mesh.expert = 1"});
+      }
+      if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
+    }
+    return model;
+  }
   *styles = styles_along(std::move(*styles), false);
   if (auto ok = check_lengths(model, job, *styles); !ok) return tl::unexpected(ok.error());
   mesh::TensorOptions options;

@@ -119,11 +119,12 @@ void enter_mesh(const Model& model, Plan& plan) {
     along.push_back(enter_dimension(plan, dimension.name, dimension.ranks));
   order_by_first_use(plan, [&](SegmentId id) {
     const Segment& segment = plan.segments[id.index()];
+    std::vector<CommunicatorId> met;
     for (std::int32_t op = segment.op_begin; op < segment.op_end; ++op) {
       const std::int32_t d = mesh_dimension_of(model.ops[static_cast<std::size_t>(op)]);
-      if (d >= 0) return along[static_cast<std::size_t>(d)];
+      if (d >= 0) met.push_back(along[static_cast<std::size_t>(d)]);
     }
-    return CommunicatorId();
+    return met;
   });
 }
 

@@ -61,7 +61,7 @@ CommunicatorId communicator_along(const Plan& plan, std::string_view dimension,
   return CommunicatorId(static_cast<std::size_t>(at - plan.communicators.begin()));
 }
 
-void order_by_first_use(Plan& plan, const std::function<CommunicatorId(SegmentId)>& meets) {
+void order_by_first_use(Plan& plan, const std::function<std::vector<CommunicatorId>(SegmentId)>& meets) {
   std::vector<CommunicatorId> order, place(plan.communicators.size());
   const auto note = [&](CommunicatorId id) {
     if (!id.valid() || place[id.index()].valid()) return;
@@ -71,7 +71,8 @@ void order_by_first_use(Plan& plan, const std::function<CommunicatorId(SegmentId
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
       note(i.communicator);
-      if (i.kind == InstructionKind::Forward) note(meets(i.segment));
+      if (i.kind != InstructionKind::Forward) continue;
+      for (const CommunicatorId id : meets(i.segment)) note(id);
     }
   }
   for (std::size_t k = 0; k < place.size(); ++k) note(CommunicatorId(k));

@@ -46,8 +46,8 @@ CommunicatorId enter_dimension(Plan& plan, std::string_view dimension, const std
 CommunicatorId communicator_along(const Plan& plan, std::string_view dimension, const std::vector<std::int32_t>& ranks);
 
 /// Numbers the communicators in the order in which the first iteration meets in them. `meets(segment)`: what a forward
-/// of that segment meets in first; invalid: nothing.
-void order_by_first_use(Plan& plan, const std::function<CommunicatorId(SegmentId)>& meets);
+/// of that segment meets in, in order.
+void order_by_first_use(Plan& plan, const std::function<std::vector<CommunicatorId>(SegmentId)>& meets);
 
 /// The communicator of this name; entered with these ranks if the plan has none.
 CommunicatorId enter_communicator(Plan& plan, std::string_view name, std::string_view kind,

@@ -1,6 +1,7 @@
 #include "sim/fit/axes.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -10,8 +11,15 @@ namespace foreshard::fit_axes {
 namespace {
 
 constexpr std::int64_t kMostSequences = 1024, kMostMicroBatches = 64;
+// PyTorch's clip_grad_norm_ fails over two meshes; torchtitan's and `foreshard run` clip by a norm of each.
+constexpr std::int64_t kMixedMeshes = 45;
 
-void add_fsdp2(const Job& job, std::vector<Variant>& out) {
+std::string beside_text(const std::string& key, std::int64_t degree) {
+  if (key == "mesh.context") return fmt::format("fsdp2 over sequences that {} ranks share", degree);
+  return fmt::format("fsdp2 with experts over {} ranks", degree);
+}
+
+void add_fsdp2(const Job& job, const std::vector<MeshAxis>& beside, std::vector<Variant>& out) {
   const std::vector<std::string> fsdp2{"fsdp.runtime=fsdp2"};
   const auto add = [&](const std::string& text, std::vector<std::string> set) {
     for (const bool reshard : {true, false}) {
@@ -29,15 +37,29 @@ void add_fsdp2(const Job& job, std::vector<Variant>& out) {
     add(fmt::format("fsdp2 beside tensor parallelism of {}", tensor),
         {"fsdp.strategy=FULL_SHARD", fmt::format("mesh.tensor={}", tensor)});
   }
+  for (const MeshAxis& axis : beside) {
+    for (const std::int64_t degree : axis.degrees) {
+      std::vector<std::string> set{"fsdp.strategy=FULL_SHARD", fmt::format("{}={}", axis.key, degree)};
+      std::string text = beside_text(axis.key, degree);
+      const bool clips = axis.key == "mesh.expert" && job.train.clip_grad_norm > 0;
+      if (clips && std::ranges::count(job.fsdp.allow_traps, kMixedMeshes) == 0) {
+        std::vector<std::int64_t> allowed = job.fsdp.allow_traps;
+        allowed.push_back(kMixedMeshes);
+        set.push_back(fmt::format("fsdp.allow_traps=[{}]", fmt::join(allowed, ", ")));
+        text += ", clipped by the norms of both meshes";
+      }
+      add(text, set);
+    }
+  }
 }
 
 }  // namespace
 
-std::vector<Variant> layouts(const Job& job) {
+std::vector<Variant> layouts(const Job& job, const std::vector<MeshAxis>& beside) {
   const Variant replicated{"one copy a rank, without FSDP", {"fsdp.runtime=none"}};
   std::vector<Variant> out;
   if (job.cluster.world_size == 1) return {replicated};
-  add_fsdp2(job, out);
+  add_fsdp2(job, beside, out);
   const auto fsdp1 = [&](const char* strategy) {
     out.push_back(
         {fmt::format("fsdp1 {}", strategy), {"fsdp.runtime=fsdp1", fmt::format("fsdp.strategy={}", strategy)}});
@@ -75,6 +97,8 @@ Variant one_precision(const Job& job) {
           {"fsdp.mixed_precision.reduce=bfloat16", fmt::format("fsdp.mixed_precision.{}=bfloat16", rest)}};
 }
 
+std::int64_t data_ranks(const Job& job) { return job.cluster.world_size / (job.mesh.tensor * job.mesh.context); }
+
 Result<std::vector<Batch>> batches(const Job& job, std::int64_t tokens_per_step) {
   std::vector<Batch> out;
   if (tokens_per_step == 0) {
@@ -84,7 +108,7 @@ Result<std::vector<Batch>> batches(const Job& job, std::int64_t tokens_per_step)
     }
     return out;
   }
-  const std::int64_t at_once = job.cluster.world_size / job.mesh.tensor * job.model.seq;
+  const std::int64_t at_once = data_ranks(job) * job.model.seq;
   if (tokens_per_step % at_once != 0) {
     return fail({.code = ErrorCode::OutOfRange,
                  .message = "no number of sequences makes up this many tokens a step",

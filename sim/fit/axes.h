@@ -11,6 +11,7 @@
 
 #include "core/job.h"
 #include "core/result.h"
+#include "sim/search/mesh_degrees.h"
 
 namespace foreshard::fit_axes {
 
@@ -21,8 +22,9 @@ struct Variant {
 };
 
 /// How parameters, gradients and states are laid out over the ranks of this job: the first one uses least memory
-/// without tensor parallelism and offload.
-std::vector<Variant> layouts(const Job& job);
+/// without a mesh and offload.
+/// `beside`: degrees above 1 of "mesh.context" and "mesh.expert" that cut the job's model.
+std::vector<Variant> layouts(const Job& job, const std::vector<MeshAxis>& beside = {});
 /// What is recomputed in backward, from nothing to every block.
 std::vector<Variant> recomputations();
 /// Parameters, gradients and optimizer on the host: slower than what fits without, so it is tried where nothing does.
@@ -34,6 +36,8 @@ Variant one_precision(const Job& job);
 struct Batch {
   std::int64_t batch = 1, micro_batches = 1;
 };
+/// Ranks that have batches of their own.
+std::int64_t data_ranks(const Job& job);
 /// `tokens_per_step` of all ranks; 0 = whatever fits, without accumulation. Errors: tokens that no batch makes up.
 Result<std::vector<Batch>> batches(const Job& job, std::int64_t tokens_per_step);
 

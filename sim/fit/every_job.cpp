@@ -1,5 +1,7 @@
 #include "sim/fit/every_job.h"
 
+#include "core/mesh/rank_model.h"
+
 namespace foreshard {
 
 Result<EveryJob> try_every_job(const FitRequest& request) {
@@ -10,7 +12,7 @@ Result<EveryJob> try_every_job(const FitRequest& request) {
     if (line.refused) continue;
     const auto batches = fit_axes::batches(line.job, request.tokens_per_step);
     if (!batches) {
-      if (line.job.mesh.tensor == 1) return fail(batches.error());
+      if (!is_cut(line.job.mesh)) return fail(batches.error());
       continue;
     }
     for (const fit_axes::Batch& batch : *batches) {

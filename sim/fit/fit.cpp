@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <utility>
+
+#include "core/mesh/rank_model.h"
+#include "sim/search/prepare_job.h"
 
 namespace foreshard {
 namespace {
@@ -21,6 +25,25 @@ constexpr std::size_t kMostReasons = 4;
 
 void append(std::vector<std::string>& set, const std::vector<std::string>& more) {
   set.insert(set.end(), more.begin(), more.end());
+}
+
+using Degrees = std::array<std::int64_t, 3>;  // of the mesh: tensor, context, expert
+
+Degrees degrees_of(const Job& job) { return {job.mesh.tensor, job.mesh.context, job.mesh.expert}; }
+
+/// Degrees beside tensor parallelism's that cut this job's model; a model that cannot be read has none.
+std::vector<MeshAxis> degrees_beside(const Job& job) {
+  Job plain = job;
+  plain.fsdp.runtime = Runtime::Fsdp2;
+  plain.fsdp.strategy = Strategy::FullShard;
+  plain.mesh.tensor = plain.mesh.context = plain.mesh.expert = 1;
+  const auto profile = load_profile(plain.cluster.profile);
+  if (!profile) return {};
+  const auto model = load_job_model(plain, *profile);
+  if (!model) return {};
+  std::vector<MeshAxis> axes = mesh_degrees(plain, *model, *profile).axes;
+  std::erase_if(axes, [](const MeshAxis& axis) { return axis.key == "mesh.tensor"; });
+  return axes;
 }
 
 /// Fastest first; equals in the order of the axes, that is by simplicity.
@@ -127,11 +150,11 @@ class Search {
       if (request_.progress) request_.progress(out_.method, done, total);
     });
     std::vector<FitLine> first, rest;
-    std::map<std::int64_t, std::string> probes;  // by degree of tensor parallelism: the layout that is tried first
-    for (const FitLine& line : lines) probes.emplace(line.job.mesh.tensor, line.layout);
+    std::map<Degrees, std::string> probes;  // the layout that is tried first
+    for (const FitLine& line : lines) probes.emplace(degrees_of(line.job), line.layout);
     std::vector<bool> is_first;
     for (FitLine& line : lines) {
-      is_first.push_back(probes.at(line.job.mesh.tensor) == line.layout);
+      is_first.push_back(probes.at(degrees_of(line.job)) == line.layout);
       (is_first.back() ? first : rest).push_back(std::move(line));
     }
     search.run(first, batches, request_.tokens_per_step);
@@ -145,17 +168,17 @@ class Search {
   static void cut(const std::vector<FitLine>& tried, std::vector<FitLine>& rest) {
     const std::vector<const FitLine*> order = ranked(tried);
     if (order.empty()) return;
-    std::map<std::pair<std::int64_t, std::string>, double> compute;
+    std::map<std::pair<Degrees, std::string>, double> compute;
     for (const FitLine& line : tried) {
       for (const FitTrial& trial : line.trials) {
         if (!trial.fits) continue;
         const auto [at, added] =
-            compute.emplace(std::pair(line.job.mesh.tensor, line.recomputation), trial.compute_ns_per_token);
+            compute.emplace(std::pair(degrees_of(line.job), line.recomputation), trial.compute_ns_per_token);
         if (!added) at->second = std::min(at->second, trial.compute_ns_per_token);
       }
     }
     for (FitLine& line : rest) {
-      const auto at = compute.find(std::pair(line.job.mesh.tensor, line.recomputation));
+      const auto at = compute.find(std::pair(degrees_of(line.job), line.recomputation));
       line.cut = at != compute.end() && at->second * kUnseenBatches > order.front()->best()->ns_per_token;
     }
   }
@@ -164,10 +187,10 @@ class Search {
   Result<void> find_context() {
     for (const FitLine& line : said(fit_lines(base_, request_))) {
       if (line.refused || line.job.checkpointing.policy != CheckpointPolicy::Block) continue;
-      if (out_.longest && line.job.mesh.tensor == 1) continue;  // the first without tensor parallelism needs least
+      if (out_.longest && !is_cut(line.job.mesh)) continue;  // the first without a mesh needs least of those
       auto found = longest_context(line.job, bench_);
       if (!found) {
-        if (!out_.longest && line.job.mesh.tensor == 1) return fail(found.error());
+        if (!out_.longest && !is_cut(line.job.mesh)) return fail(found.error());
         continue;
       }
       out_.simulated += found->simulated;
@@ -273,7 +296,7 @@ std::vector<FitLine> fit_lines(const Job& job, const FitRequest& request) {
     }
     out.push_back(std::move(line));
   };
-  for (const Variant& layout : fit_axes::layouts(job))
+  for (const Variant& layout : fit_axes::layouts(job, degrees_beside(job)))
     for (const Variant& recomputation : fit_axes::recomputations()) add(layout, recomputation, {});
   return out;
 }

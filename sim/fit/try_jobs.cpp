@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
+
 namespace foreshard {
 namespace {
 
@@ -134,7 +136,7 @@ void LineSearch::run(std::vector<FitLine>& lines, const std::vector<Batch>& batc
     for (std::size_t k = next++; k < lines.size(); k = next++) {
       FitLine& line = lines[k];
       std::vector<Batch> own = batches;
-      if (line.job.mesh.tensor > 1 && tokens_per_step > 0) {  // fewer data ranks: more sequences each
+      if (is_cut(line.job.mesh) && tokens_per_step > 0) {  // fewer data ranks: more sequences each
         auto made = fit_axes::batches(line.job, tokens_per_step);
         own = made ? std::move(*made) : std::vector<Batch>();
       }

@@ -62,25 +62,20 @@ struct Member {
 };
 
 /// Parameters and buffers as modules are constructed: what a module holds itself, what is inside it, its buffers.
-/// With `inside_first` as Module.to_empty visits them: what is inside, then parameters and buffers.
-void add_members(const Model& model, ModuleId id, bool inside_first, std::vector<Member>& members) {
+void add_members(const Model& model, ModuleId id, std::vector<Member>& members) {
   const ModuleInfo& module = model.modules[id.index()];
-  const auto own = [&] {
-    for (const ParamId param : module.params) members.push_back({param, nullptr});
-  };
-  if (!inside_first) own();
+  for (const ParamId param : module.params) members.push_back({param, nullptr});
   for (const ModuleId child : module.children) {
-    if (!model.modules[child.index()].alias_of.valid()) add_members(model, child, inside_first, members);
+    if (!model.modules[child.index()].alias_of.valid()) add_members(model, child, members);
   }
-  if (inside_first) own();
   for (const BufferInfo& buffer : model.buffers) {
     if (buffer.owner == id) members.push_back({ParamId(), &buffer});
   }
 }
 
-std::vector<Member> members_of(const Model& model, bool inside_first) {
+std::vector<Member> members_of(const Model& model) {
   std::vector<Member> members;
-  if (!model.modules.empty()) add_members(model, ModuleId(std::size_t{0}), inside_first, members);
+  if (!model.modules.empty()) add_members(model, ModuleId(std::size_t{0}), members);
   return members;
 }
 
@@ -88,7 +83,7 @@ std::vector<Member> members_of(const Model& model, bool inside_first) {
 bool make_whole(Device& device, const Model& model, const Job& job, MemoryCategory category,
                 std::vector<BlockHandle>& full, std::vector<ResidentBuffer>& buffers) {
   std::vector<BlockHandle> tied;
-  for (const Member& member : members_of(model, false)) {
+  for (const Member& member : members_of(model)) {
     if (member.buffer != nullptr) {
       if (!make_buffer(device, *member.buffer, job, buffers)) return false;
       continue;
@@ -199,10 +194,6 @@ class Fsdp1Wrapping {
   std::vector<BlockHandle> original_;  // by parameter
 };
 
-Bytes padded_bytes(const ShardedParam& param, DType dtype) {
-  return numel_of(param.padded_local_shape) * itemsize(dtype);
-}
-
 /// FSDP2 (F2-1): from meta only shards are ever made, when the whole model moves; on the device the whole model exists
 /// first, and a unit's parameters go when all of its shards are there; from the host each unit moves whole.
 class Fsdp2Wrapping {
@@ -211,36 +202,64 @@ class Fsdp2Wrapping {
                 std::vector<ResidentBuffer>& buffers)
       : device_(device), plan_(plan), model_(model), job_(job), buffers_(buffers), shard_(model.params.size()) {
     for (const std::size_t u : wrapping_order(plan)) {
-      for (const ShardedParam& param : plan.units[u].sharded)  // of several dtypes where some are frozen
-        shard_[model.storage_of(param.param).index()] = {padded_bytes(param, model.params[param.param.index()].dtype),
-                                                         u, kNoBlock, false};
+      for (const ShardedParam& param : plan.units[u].sharded) {  // of several dtypes where some are frozen
+        const Bytes element = itemsize(model.params[param.param.index()].dtype);
+        shard_[model.storage_of(param.param).index()] = {numel_of(param.padded_local_shape) * element,
+                                                         numel_of(param.local_shape) * element,
+                                                         u,
+                                                         kNoBlock,
+                                                         false,
+                                                         false};
+      }
     }
   }
 
   bool wrap() {
     if (job_.cluster.init == "host") return cut_from_host();
-    return job_.cluster.init == "device" ? cut() : move();
+    if (job_.cluster.init == "device") return cut();
+    return model_.modules.empty() || move(ModuleId(std::size_t{0}));
   }
 
  private:
   struct Shard {
-    Bytes bytes = -1;  // of a parameter that no unit manages
+    Bytes bytes = -1;  // padded; of a parameter that no unit manages -1
+    Bytes own = 0;     // without padding
     std::size_t unit = 0;
     BlockHandle block = kNoBlock;
-    bool pinned = false;  // F2-26: on the host
+    bool pinned = false;    // F2-26: on the host
+    bool is_short = false;  // not padded yet
   };
 
   /// Takes the place of what was there before: a module that moves makes a shard for every name of a tied parameter.
-  bool make_shard(ParamId storage) {
+  bool make_shard(ParamId storage, bool padded) {
     Shard& shard = shard_[storage.index()];
     if (shard.bytes >= 0 && job_.fsdp.cpu_offload && job_.fsdp.offload_pin_memory && !std::exchange(shard.pinned, true))
       device_.pin_host_memory(shard.bytes);
     if (shard.bytes < 0 || job_.fsdp.cpu_offload) return true;
-    device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
-    const BlockHandle made = device_.book.allocate(shard.bytes, kD, MemoryCategory::ShardedParams);
-    device_.book.set_unit(-1);
-    device_.book.free(std::exchange(shard.block, made));
-    return made != kNoBlock;
+    shard.is_short = !padded && shard.own < shard.bytes;
+    return replace(shard, shard.is_short ? shard.own : shard.bytes);
+  }
+
+  bool replace(Shard& shard, Bytes bytes) {
+    BlockHandle made = kNoBlock;
+    if (bytes > 0) {
+      device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
+      made = device_.book.allocate(bytes, kD, MemoryCategory::ShardedParams);
+      device_.book.set_unit(-1);
+      if (made == kNoBlock) return false;
+    }
+    if (shard.block != kNoBlock) device_.book.free(shard.block);
+    shard.block = made;
+    return true;
+  }
+
+  /// FSDPModule._apply, reset_sharded_param: shards that are shorter than others' are copied into padded ones. A unit
+  /// of several modules does so after each, with what is there.
+  bool pad(const PlanUnit& unit) {
+    return std::ranges::all_of(unit.sharded, [this](const ShardedParam& param) {
+      Shard& shard = shard_[model_.storage_of(param.param).index()];
+      return !std::exchange(shard.is_short, false) || replace(shard, shard.bytes);
+    });
   }
 
   bool cut() {
@@ -248,7 +267,7 @@ class Fsdp2Wrapping {
     if (!make_whole(device_, model_, job_, MemoryCategory::FullParams, full, buffers_)) return false;
     for (const std::size_t u : wrapping_order(plan_)) {
       for (const ShardedParam& param : plan_.units[u].sharded) {
-        if (!make_shard(model_.storage_of(param.param))) return false;
+        if (!make_shard(model_.storage_of(param.param), true)) return false;
       }
       for (const ShardedParam& param : plan_.units[u].sharded)
         device_.book.free(std::exchange(full[model_.storage_of(param.param).index()], kNoBlock));
@@ -276,7 +295,7 @@ class Fsdp2Wrapping {
         const ParamId storage = model_.storage_of(param.param);
         if (job_.fsdp.cpu_offload)  // made on the device, and taken to the host from there
           on_the_way.push_back(device_.book.allocate(shard_[storage.index()].bytes, kD, MemoryCategory::Temporaries));
-        if (!make_shard(storage) || (!on_the_way.empty() && on_the_way.back() == kNoBlock)) return false;
+        if (!make_shard(storage, true) || (!on_the_way.empty() && on_the_way.back() == kNoBlock)) return false;
         for (const BlockHandle block : std::exchange(on_the_way, {})) device_.book.free(block);
       }
       for (const BlockHandle block : full) device_.book.free(block);
@@ -284,11 +303,21 @@ class Fsdp2Wrapping {
     return true;
   }
 
-  bool move() {
-    return std::ranges::all_of(members_of(model_, true), [this](const Member& member) {
-      return member.buffer != nullptr ? make_buffer(device_, *member.buffer, job_, buffers_)
-                                      : make_shard(model_.storage_of(member.param));
-    });
+  /// As Module.to_empty visits it: what is inside, then parameters and buffers.
+  bool move(ModuleId id) {
+    const ModuleInfo& module = model_.modules[id.index()];
+    for (const ModuleId child : module.children) {
+      if (!model_.modules[child.index()].alias_of.valid() && !move(child)) return false;
+    }
+    for (const ParamId param : module.params) {
+      if (!make_shard(model_.storage_of(param), false)) return false;
+    }
+    for (const BufferInfo& buffer : model_.buffers) {
+      if (buffer.owner == id && !make_buffer(device_, buffer, job_, buffers_)) return false;
+    }
+    const auto wraps = [id](const PlanUnit& unit) { return std::ranges::count(unit.modules, id) > 0; };
+    const auto unit = std::ranges::find_if(plan_.units, wraps);
+    return unit == plan_.units.end() || pad(*unit);
   }
 
   Device& device_;

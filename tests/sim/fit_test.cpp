@@ -134,6 +134,56 @@ TEST_F(FitTest, WhereNothingFitsThereIsNoChoiceButTheSmallestJob) {
   EXPECT_EQ(found.smallest.checkpointing.policy, CheckpointPolicy::Block);
 }
 
+TEST_F(FitTest, SequencesAreSharedWhereOneRankHasNoRoom) {
+  request.job.model.seq = 4096;
+  request.job.cluster.memory = 5 * kGiB;
+  request.tokens_per_step = 4 * 4096;
+  std::vector<std::int64_t> degrees;
+  for (const FitLine& line : fit_lines(request.job, request))
+    if (!line.refused && line.recomputation == "nothing is recomputed") degrees.push_back(line.job.mesh.context);
+  EXPECT_THAT(degrees, Contains(2));
+  EXPECT_THAT(degrees, Contains(4));
+  const FitMethod found = run();
+  const auto all = try_every_job(request);
+  ASSERT_TRUE(all && all->best);
+  ASSERT_THAT(found.choices, Not(IsEmpty()));
+  EXPECT_LE(time_of_first(found), 1.02 * all->best->ns_per_token);
+  // A node's ranks together hold a sequence that none of them holds alone.
+  request.job.cluster.memory = 2 * kGiB;
+  request.tokens_per_step = 0;
+  request.job.model.seq = 1024;
+  request.sayable = [](const Job& job, const std::vector<std::string>&) { return job.mesh.tensor == 1; };
+  const FitMethod narrow = run();
+  ASSERT_TRUE(narrow.longest);
+  EXPECT_THAT(narrow.longest_set, Contains(HasSubstr("mesh.context="))) << narrow.longest->tokens;
+}
+
+TEST(FitExperts, AreSpreadWhereTheModelHasThem) {
+  const std::string path = testing::temporary_path("fit_experts.json");
+  std::ofstream(path) << R"({"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4001,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 1024})";
+  FitRequest request;
+  request.job.model.source = path;
+  request.job.model.seq = 512;
+  request.job.model.seq_given = true;
+  request.job.cluster.world_size = request.job.cluster.ranks_per_node = 4;
+  request.job.train.clip_grad_norm = 1;
+  request.job.fsdp.allow_traps = {46};
+  std::vector<std::int64_t> degrees;
+  SharedParts shared;
+  Workbench bench(shared);
+  for (const FitLine& line : fit_lines(request.job, request)) {
+    if (line.refused || line.job.mesh.expert == 1 || line.recomputation != "nothing is recomputed") continue;
+    degrees.push_back(line.job.mesh.expert);
+    EXPECT_EQ(line.job.fsdp.allow_traps, (std::vector<std::int64_t>{46, 45}));
+    const auto trial = try_job(bench, line.job, {2, 1});
+    EXPECT_TRUE(trial && trial->fits);
+  }
+  EXPECT_EQ(degrees, (std::vector<std::int64_t>{2, 2, 4, 4}));
+  std::remove(path.c_str());
+}
+
 TEST_F(FitTest, ErrorsNameThePlace) {
   request.tokens_per_step = 5000;
   const auto odd = fit(request);

@@ -41,7 +41,7 @@ void read_experts(Reader& r, std::int64_t degree, bool alone) {
   if (degree > 1 && alone) r.set_number("mesh.expert", degree, "parallelism.expert_parallel_degree");
   if (degree > 1 && !alone) {
     r.note("parallelism.expert_parallel_degree = " + std::to_string(degree) +
-           ": experts beside other degrees than sharding are not planned");
+           ": experts beside tensor parallelism are not planned");
   }
   r.refuse("parallelism.expert_tensor_parallel_degree", "experts are not cut themselves", "1");
 }
@@ -67,7 +67,7 @@ void read_parallelism(Reader& r) {
     r.ignore("parallelism.enable_sequence_parallel");
   }
   const std::int64_t context = read_context(r, degree("parallelism.context_parallel_degree", 1));
-  read_experts(r, degree("parallelism.expert_parallel_degree", 1), tensor == 1 && context == 1 && replicas <= 1);
+  read_experts(r, degree("parallelism.expert_parallel_degree", 1), tensor == 1);
   const std::int64_t beside = tensor * context;
   if (replicas > 1 && shards == 1) {
     r.set_word("fsdp.runtime", "none", "parallelism.data_parallel_shard_degree");

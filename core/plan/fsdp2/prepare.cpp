@@ -42,8 +42,10 @@ UnitId unit_in_reentrant(const PlanRequest& request) {
 /// A unit of experts: the ranks that share them have samples of their own, so gradients are sums over those already.
 Result<void> prepare_experts(Run& run, UnitState& u, const MeshDimension& dimension) {
   const std::int64_t factor = run.request.job.mesh.expert_divide_factor;
-  if (factor >= 0) u.divide_factor = factor > 0 ? static_cast<double>(factor) : run.shard_size;
-  auto same = rank_groups(run.request.job.cluster, false, static_cast<std::int64_t>(dimension.ranks.size()));
+  const std::int32_t data = run.shard_size * run.replicate_size;
+  if (factor >= 0) u.divide_factor = factor > 0 ? static_cast<double>(factor) : data;
+  const bool hybrid = is_hybrid(run.plan.units[u.id.index()].strategy);
+  auto same = expert_groups(run.request.job.cluster, hybrid, static_cast<std::int64_t>(dimension.ranks.size()));
   if (!same) return tl::unexpected(same.error());
   run.groups.set_experts(std::move(same->groups.shard));
   return {};

@@ -263,7 +263,11 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
   const bool experts = dimension != nullptr && !shares_samples(*dimension);
   if (experts) over_data(sharded - placed);  // in the order in which parameters first lie on a mesh
   if (dimension != nullptr && (experts || run_.request.job.mesh.flattened)) {
-    complete(placed, run_.groups.world(run_.plan));  // both dimensions are parts of a flattened one
+    // Both dimensions are parts of a flattened one: the rest's shard group, or all ranks.
+    if (experts)
+      over_data(placed);
+    else
+      complete(placed, run_.groups.world(run_.plan));
     if (mixed && !experts) over_data(sharded - placed);
   } else {
     over_data(mixed ? placed : sharded);

@@ -64,6 +64,23 @@ Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::
   return result;
 }
 
+Result<RankGroups> expert_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t experts) {
+  auto rest = rank_groups(cluster, hybrid);
+  if (!rest) return rest;
+  if (rest->shard_size % experts != 0) {
+    return fail({ErrorCode::OutOfRange,
+                 "the ranks of the expert dimension lie inside a shard group, which they do not divide",
+                 {},
+                 "mesh.expert",
+                 fmt::format("a divisor of the {} ranks of a shard group", rest->shard_size),
+                 std::to_string(experts),
+                 "change it or cluster.shard_group"});
+  }
+  ClusterOptions same = cluster;
+  same.shard_group = rest->shard_size / experts;
+  return rank_groups(same, hybrid, experts);
+}
+
 Result<void> check_hybrid_groups(GivenGroups given, bool by_policy) {
   if (given == GivenGroups::Pair || (given == GivenGroups::None && by_policy)) return {};
   return fail({ErrorCode::Inconsistent,

@@ -22,6 +22,11 @@ struct RankGroups {
 /// every inner-th rank. REQUIRES that it divides the world.
 Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t inner = 1);
 
+/// The groups of a unit of experts, of which `experts` ranks side by side hold different ones: it is sharded inside the
+/// rest's shard group, over the ranks of it that hold the same experts, and replicated as the rest is. Errors: as
+/// rank_groups, and experts' ranks that do not divide a shard group.
+Result<RankGroups> expert_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t experts);
+
 /// HS1: what a hybrid strategy is given to make its groups from.
 enum class GivenGroups : std::uint8_t { None, One, Pair };
 

@@ -121,10 +121,11 @@ void lay_out_flat(const Draft& d, PlanUnit& unit) {
 }
 
 /// The dimension a unit's parameter is sharded on; `used` collects the patterns that matched.
-std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::vector<std::string>& used) {
-  // torchtitan: along the next dimension where there are more ranks than experts.
+std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::int64_t ranks,
+                          std::vector<std::string>& used) {
+  // torchtitan: along the next dimension where a shard group has more ranks than there are experts.
   const bool padded = d.expert_ranks(param) > 0 && d.model.params[param.index()].shape.size() > 1 &&
-                      data_ranks(d.job) > d.model.params[param.index()].part.whole;
+                      ranks > d.model.params[param.index()].part.whole;
   std::int32_t dim = padded ? 1 : 0;
   const std::string& fqn = d.model.params[param.index()].fqn;
   const std::string prefix = d.name(unit).empty() ? std::string() : d.name(unit) + ".";
@@ -142,15 +143,17 @@ std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::
 Result<void> lay_out_sharded(const Draft& d, std::size_t index, const RankGroups& groups, PlanUnit& unit) {
   std::vector<std::int32_t> ranks = groups.groups.shard;
   if (const std::int64_t experts = d.expert_ranks(unit.params.front()); experts > 0) {
-    auto same = rank_groups(d.job.cluster, false, experts);
+    auto same = expert_groups(d.job.cluster, is_hybrid(unit.strategy), experts);
     if (!same) return tl::unexpected(same.error());
     ranks = std::move(same->groups.shard);
   }
   const auto position =
       std::find(ranks.begin(), ranks.end(), static_cast<std::int32_t>(d.job.cluster.rank)) - ranks.begin();
+  const std::int64_t shard_ranks = is_hybrid(unit.strategy) ? groups.shard_size : data_ranks(d.job);
   std::vector<std::string> used;
   for (ParamId param : unit.params) {
-    auto sharded = shard_param(d.model, param, shard_dim_of(d, index, param, used), unit.shard_size, position);
+    auto sharded =
+        shard_param(d.model, param, shard_dim_of(d, index, param, shard_ranks, used), unit.shard_size, position);
     if (!sharded) return tl::unexpected(sharded.error());
     unit.shard_numel += numel_of(sharded->padded_local_shape);
     unit.sharded.push_back(std::move(*sharded));

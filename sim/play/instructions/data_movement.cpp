@@ -1,6 +1,7 @@
 #include "sim/play/instructions/data_movement.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "core/instruction_spans.h"
@@ -53,7 +54,29 @@ bool DataMovement::take_copy_arguments(const Instruction& i) {
   const BlockHandle block = book.allocate(bytes, index_of(i.stream), MemoryCategory::Temporaries);
   if (block == kNoBlock) return context_.out_of_memory(bytes);
   book.free(block);
+  stage(bytes, index_of(i.stream));
   return true;
+}
+
+/// The arguments are written to pinned memory first (at::getPinnedMemoryAllocator): a block of a power of two that is
+/// free, where copies that were issued before are seen done in their order; else the driver makes one. From the second
+/// iteration on there are enough, but for a rare one that depends on the moment.
+void DataMovement::stage(Bytes bytes, int stream) {
+  if (context_.iteration->index > 0) return;
+  Device& device = context_.device;
+  const auto size = static_cast<Bytes>(std::bit_ceil(static_cast<std::uint64_t>(std::max<Bytes>(bytes, 1))));
+  for (Staged& block : staged_) {
+    if (block.free) continue;
+    if (!device.clock.finished(block.last_use)) break;
+    block.free = true;
+  }
+  const auto fits = [size](const Staged& block) { return block.free && block.bytes == size; };
+  const auto known = std::find_if(staged_.begin(), staged_.end(), fits);
+  if (known == staged_.end())
+    device.clock.host_cost(device.profile.driver_alloc_ns);
+  else
+    staged_.erase(known);
+  staged_.push_back({size, device.clock.record(stream), false});
 }
 
 bool DataMovement::move(const Instruction& i) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <set>
+#include <vector>
 
 #include "sim/play/instructions/plan_buffers.h"
 #include "sim/play/instructions/play_context.h"
@@ -21,14 +22,23 @@ class DataMovement {
 
  private:
   bool take_copy_arguments(const Instruction& i);
+  void stage(Bytes bytes, int stream);
   bool move(const Instruction& i);
   void cross(const Instruction& i, Bytes bytes);
+
+  /// A block of torch's allocator of pinned memory that has been used once.
+  struct Staged {
+    Bytes bytes = 0;
+    EventStamp last_use;
+    bool free = false;
+  };
 
   PlayContext& context_;
   const PlanBuffers& buffers_;
   const PlayedCollectives& collectives_;
   StreamOrder& order_;
   std::set<std::size_t> pinned_;  // buffers on the host that have been made
+  std::vector<Staged> staged_;    // in the order of their latest uses
 };
 
 }  // namespace foreshard

@@ -172,7 +172,11 @@ TEST(ImportJob, ReadsTorchtitansContextAndExperts) {
   const ImportedJob both =
       titan("data_parallel_shard_degree = 8\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2\n");
   EXPECT_EQ(both.job.mesh.expert, 1);
-  EXPECT_THAT(both.notes, Contains(HasSubstr("expert_parallel_degree = 8: experts beside other degrees")));
+  EXPECT_THAT(both.notes, Contains(HasSubstr("expert_parallel_degree = 8: experts beside tensor parallelism")));
+  const ImportedJob replicas =
+      titan("data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 4\n");
+  EXPECT_EQ(replicas.job.mesh.expert, 4);
+  EXPECT_EQ(replicas.job.fsdp.strategy, Strategy::HybridShard);
   EXPECT_THAT(titan("pipeline_parallel_degree = 2\n").notes, Contains(HasSubstr("pipelines are not planned")));
 }
 

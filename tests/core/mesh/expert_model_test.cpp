@@ -85,6 +85,60 @@ TEST(ExpertModel, FsdpShardsExpertsOverTheOtherRanks) {
   EXPECT_TRUE(gathers && reduces);
 }
 
+TEST(ExpertModel, ExpertsAreShardedInsideAReplica) {
+  Job job = job_of();
+  job.fsdp.strategy = Strategy::HybridShard;
+  job.cluster.shard_group = 4;
+  job.cluster.rank = 6;  // of the second replica: the first of its pair
+  const Plan plan = plan_of(job);
+  const PlanUnit& experts = unit_of(plan, "layers.0.moe.experts");
+  EXPECT_EQ(experts.shard_size, 2);
+  EXPECT_EQ(unit_of(plan, "layers.0").shard_size, 4);
+  EXPECT_EQ(experts.sharded.front().shard_dim, 0);  // as many ranks in a replica as there are experts
+  EXPECT_EQ(experts.sharded.front().local_shape, (Shape{1, 48, 40}));
+  bool gathers = false, sums = false;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (!i.communicator.valid() || i.unit.value < 0 || plan.units[i.unit.index()].name != experts.name) continue;
+    const std::vector<std::int32_t>& ranks = plan.communicators[i.communicator.index()].ranks;
+    if (i.kind == InstructionKind::AllReduce) {
+      sums = true;
+      EXPECT_EQ(ranks, (std::vector<std::int32_t>{2, 6}));
+      continue;
+    }
+    gathers = true;
+    EXPECT_EQ(ranks, (std::vector<std::int32_t>{4, 6}));
+    if (i.kind == InstructionKind::ReduceScatter) {
+      EXPECT_DOUBLE_EQ(i.factor, 1.0 / kWorld);
+    }
+  }
+  EXPECT_TRUE(gathers && sums);
+  job.cluster.shard_group = 1;
+  const auto apart = build_plan(rank_model(whole_model(job), job).value(), job);
+  ASSERT_FALSE(apart.has_value());
+  EXPECT_EQ(apart.error().place, "mesh.expert");
+}
+
+TEST(ExpertModel, ASequenceIsSharedBesideExperts) {
+  Job job = job_of();
+  job.mesh.context = 2;
+  job.mesh.expert = 4;
+  job.model.attention = "sdpa_flash";
+  ModelOptions part = rank_model_options(job);
+  Job own = job;
+  own.model = part;
+  auto cut = rank_model(whole_model(own), job);
+  ASSERT_TRUE(cut.has_value()) << to_text(cut.error());
+  const Model& model = *cut;
+  ASSERT_EQ(model.mesh.size(), 2U);
+  EXPECT_EQ(model.mesh[0].ranks, (std::vector<std::int32_t>{0, 1, 2, 3}));  // experts
+  EXPECT_EQ(model.mesh[1].ranks, (std::vector<std::int32_t>{2, 3}));        // the sequence
+  const Plan plan = build_plan(model, job).value();
+  EXPECT_EQ(unit_of(plan, "layers.0.moe.experts").shard_size, 2);
+  std::vector<std::string> met;  // numbered as the first forward meets: attention stands before the experts
+  for (const PlanCommunicator& one : plan.communicators) met.push_back(one.name);
+  EXPECT_EQ(met, (std::vector<std::string>{"world", "context", "expert", "expert_shard"}));
+}
+
 TEST(ExpertModel, TrapsAreNamedBeforeTheRun) {
   Job job = job_of();
   job.mesh.expert_divide_factor = -1;
@@ -154,6 +208,14 @@ TEST(ExpertModel, ChosenTokensGoToTheirExpertsAndComeBack) {
   // What a rank's own tokens are weighted by is as long as what comes back.
   EXPECT_EQ(shape(only(model, "aten.sum.dim_IntList", 2)), (Shape{48, 64}));
   EXPECT_FALSE(sends_chosen_tokens(rank_model(whole_model(job), job).value()));
+}
+
+TEST(ExpertModel, ChosenTokensAreRefusedBesideContext) {
+  Job job = job_of();
+  job.mesh.context = 2;
+  const auto refused = rank_model(mixtral(job), job);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().place, "mesh.context");
 }
 
 TEST(ExpertModel, ChosenTokensTakeMoreTheMoreUnevenTheyAre) {

@@ -44,6 +44,27 @@ TEST(MeshExperts, FewerExpertsThanRanksAreShardedAlongTheNextDimension) {
   expect_run(experts(8, 2), plain);
 }
 
+TEST(MeshExperts, InsideReplicas) {
+  Job plain = experts(4, 1), cut = experts(4, 2);
+  plain.train.clip_grad_norm = cut.train.clip_grad_norm = 0.5;
+  cut.fsdp.strategy = Strategy::HybridShard;
+  cut.cluster.shard_group = 2;
+  expect_run(cut, run_of(plain));
+}
+
+TEST(MeshExperts, BesideASharedSequence) {
+  Job plain = experts(4, 1);
+  plain.model.batch = kTinyRows / 2;
+  plain.model.loss = "cross_entropy_flat";
+  plain.mesh.context = 2;  // which tokens an expert takes depends on a rank's own part
+  const RecordedRun whole = run_of(plain);
+  for (const int ranks : {2, 4}) {  // also over the ranks that share a sequence alone
+    Job cut = plain;
+    cut.mesh.expert = ranks;
+    expect_run(cut, whole);
+  }
+}
+
 TEST(MeshExperts, OneFactorClipsAllMeshes) {
   Job plain = experts(4, 1), cut = experts(4, 2);
   plain.train.clip_grad_norm = cut.train.clip_grad_norm = 0.5;

@@ -276,6 +276,12 @@ void read_mesh(const Json& config, MemoryRow& row) {
   std::map<std::string, std::int64_t> sizes;
   for (const Json& dimension : config["mesh"])
     sizes[dimension[0].get<std::string>()] = dimension[1].get<std::int64_t>();
+  if (fsdp.contains("flatten") && !fsdp["flatten"].is_null()) {
+    for (const auto& [name, parts] : fsdp["flatten"].items()) {
+      sizes[name] = 1;
+      for (const Json& part : parts) sizes[name] *= sizes.at(part.get<std::string>());
+    }
+  }
   const auto dims = get<std::vector<std::string>>(fsdp, "mesh_dims", {});
   if (dims.size() == 2) {
     row.job.fsdp.strategy = Strategy::HybridShard;
@@ -285,7 +291,8 @@ void read_mesh(const Json& config, MemoryRow& row) {
   if (!dims.empty()) row.groups["shard"] = dims.back();
   row.groups["context"] = "cp";
   if (config.contains("ep") && !config["ep"].is_null()) {
-    const std::string sharded = fsdp.at("experts").get<std::string>();
+    const Json& over = fsdp.at("experts");  // or a pair: replicated over the first
+    const std::string sharded = (over.is_array() ? over.back() : over).get<std::string>();
     row.groups["expert"] = config["ep"].at("mesh").get<std::string>();
     row.groups["expert_shard"] = sharded;
     row.job.mesh.expert = sizes.at(row.groups["expert"]);
