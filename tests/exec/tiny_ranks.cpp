@@ -150,9 +150,16 @@ void expect_run(const Job& job, const RecordedRun& recorded, const Tolerance& to
   const auto near = [](double got, double expected, double relative, const std::string& what) {
     EXPECT_NEAR(got, expected, relative * std::abs(expected)) << what;
   };
+  int moved = 0;
   for (std::size_t step = 0; step < recorded.loss.size(); ++step) {
     double loss = 0;
     for (const RankTrace& trace : traces) loss += trace.steps[step].loss / world;
+    const double off = std::abs(loss - recorded.loss[step]) / std::abs(recorded.loss[step]);
+    if (off > tolerance.loss && moved < tolerance.moved_steps) {
+      ++moved;
+      EXPECT_LT(off, tolerance.moved_loss) << "loss of step " << step << ", in which a token may have moved";
+      continue;
+    }
     near(loss, recorded.loss[step], tolerance.loss, "loss of step " + std::to_string(step));
     if (job.train.clip_grad_norm == 0.0) continue;
     for (const RankTrace& trace : traces) {

@@ -62,6 +62,11 @@ class TinyRanks {
 /// Relative tolerances: max(1e-5, three times the spread between recordings of PyTorch itself).
 struct Tolerance {
   double loss = 1e-5, norm = 1e-5, parameter = 1e-5;
+  /// Steps that may be further off, by `moved_loss`: a token whose scores of two experts are equal but for rounding
+  /// goes to the other one, by processor, and its gradient with it. Losses of the other steps still are as near as
+  /// `loss`.
+  int moved_steps = 0;
+  double moved_loss = 0;
 };
 inline constexpr Tolerance kBf16 = {6e-4, 6e-3, 3e-4};
 

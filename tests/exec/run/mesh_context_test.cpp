@@ -47,7 +47,8 @@ TEST(MeshContext, RecomputedAndInHalfPrecision) {
     job.fsdp.mixed_precision.reduce = DType::Float32;
     return job;
   };
-  expect_run(in_bf16(shared(2, 2)), run_of(in_bf16(shared(1, 1))), kBf16);
+  // The same batches on the same ranks: products of other sizes round otherwise, by processor.
+  expect_run(in_bf16(shared(2, 2)), run_of(in_bf16(shared(2, 1))), kBf16);
 }
 
 TEST(MeshContext, ResumesOnAnotherMesh) { expect_resumed(shared(2, 2), shared(1, 1), run_of(shared(1, 1))); }

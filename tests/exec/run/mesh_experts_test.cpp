@@ -9,6 +9,8 @@ namespace foreshard::exec {
 namespace {
 
 constexpr double kNeverClips = 1e30;  // the norm is told all the same
+// Other orders of sums move a token once in these runs. One of a step's 8 x 16 tokens weighs that part of its loss.
+constexpr Tolerance kMovedToken = {.moved_steps = 1, .moved_loss = 1.0 / (8 * 16)};
 
 Job experts(int world, int ranks) {
   Job job = tiny_job("moe_tiny", world);
@@ -32,16 +34,16 @@ TEST(MeshExperts, GradientsDividedByTooFewRanksAreAsFarOffAsRecorded) {
 
 TEST(MeshExperts, ShardedOverTheRanksThatHoldTheSameOnes) {
   const RecordedRun plain = run_of(experts(4, 1));
-  expect_run(experts(4, 2), plain);
-  expect_run(experts(4, 4), plain);
+  expect_run(experts(4, 2), plain, kMovedToken);
+  expect_run(experts(4, 4), plain, kMovedToken);
   Job job = experts(4, 2);
   job.checkpointing.policy = CheckpointPolicy::Block;
-  expect_run(job, plain);
+  expect_run(job, plain, kMovedToken);
 }
 
 TEST(MeshExperts, FewerExpertsThanRanksAreShardedAlongTheNextDimension) {
   const RecordedRun plain = run_of(experts(8, 1));
-  expect_run(experts(8, 2), plain);
+  expect_run(experts(8, 2), plain, kMovedToken);
 }
 
 TEST(MeshExperts, InsideReplicas) {
@@ -49,7 +51,7 @@ TEST(MeshExperts, InsideReplicas) {
   plain.train.clip_grad_norm = cut.train.clip_grad_norm = 0.5;
   cut.fsdp.strategy = Strategy::HybridShard;
   cut.cluster.shard_group = 2;
-  expect_run(cut, run_of(plain));
+  expect_run(cut, run_of(plain), kMovedToken);
 }
 
 TEST(MeshExperts, BesideASharedSequence) {
@@ -61,14 +63,14 @@ TEST(MeshExperts, BesideASharedSequence) {
   for (const int ranks : {2, 4}) {  // also over the ranks that share a sequence alone
     Job cut = plain;
     cut.mesh.expert = ranks;
-    expect_run(cut, whole);
+    expect_run(cut, whole, kMovedToken);
   }
 }
 
 TEST(MeshExperts, OneFactorClipsAllMeshes) {
   Job plain = experts(4, 1), cut = experts(4, 2);
   plain.train.clip_grad_norm = cut.train.clip_grad_norm = 0.5;
-  expect_run(cut, run_of(plain));
+  expect_run(cut, run_of(plain), kMovedToken);
 }
 
 TEST(MeshExperts, ParametersCastToHalfPrecision) {
@@ -80,6 +82,8 @@ TEST(MeshExperts, ParametersCastToHalfPrecision) {
   // Products of other sizes round otherwise, by processor; AdamW takes the sign of a router's smallest gradients.
   Tolerance wider = kBf16;
   wider.parameter = 5e-3;
+  wider.moved_steps = 3;  // scores in half precision are equal more often
+  wider.moved_loss = kMovedToken.moved_loss;
   expect_run(cut, run_of(plain), wider);
 }
 
