@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/console/amount_text.h"
+#include "core/amounts.h"
 #include "core/utf8.h"
 
 namespace foreshard::cli {
@@ -20,17 +21,7 @@ struct Scale {
   double low = 0, high = 1, begin = 0, end = 1;
   double at(double value) const { return begin + (value - low) / (high - low) * (end - begin); }
 
-  std::vector<double> ticks() const {
-    const double raw = (high - low) / 6;
-    const double power = std::pow(10.0, std::floor(std::log10(raw)));
-    const double step = raw / power < 1.5   ? power
-                        : raw / power < 3.5 ? 2 * power
-                        : raw / power < 7.5 ? 5 * power
-                                            : 10 * power;
-    std::vector<double> list;
-    for (double tick = std::ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) list.push_back(tick);
-    return list;
-  }
+  std::vector<double> ticks() const { return round_ticks(low, high, 6); }
 };
 
 Scale scale_of(double low, double high, double begin, double end) {

@@ -8,7 +8,7 @@
 
 namespace foreshard::exec {
 
-ParamPlace ActionLayout::place(ParamId param) const {
+ParamHome ActionLayout::place(ParamId param) const {
   const UnitId unit = source_.table.unit_of_param[source_.model.storage_of(param).index()];
   return {unit, unit.valid() && !source_.table.units[unit.index()].sharded.empty()};
 }
@@ -31,7 +31,7 @@ std::string ActionLayout::flat_key(const PlanUnit& unit) const {
 }
 
 std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
-  const ParamPlace home = place(param);
+  const ParamHome home = place(param);
   if (!home.unit.valid() || source_.job.fsdp.runtime == Runtime::None) return {{0, 0, numel_of(shape(param))}};
   const PlanUnit& unit = source_.table.units[home.unit.index()];
   std::vector<StatePiece> pieces;

@@ -11,7 +11,7 @@
 
 namespace foreshard::exec {
 
-struct ParamPlace {
+struct ParamHome {
   UnitId unit;       // invalid: managed by none
   bool own = false;  // a shard of its own (fsdp2)
 };
@@ -22,7 +22,7 @@ class ActionLayout {
 
   Numel rank() const { return rank_; }  // in the shard group
   bool is_sharded(const PlanUnit& unit) const { return unit.strategy != Strategy::NoShard; }
-  ParamPlace place(ParamId param) const;
+  ParamHome place(ParamId param) const;
   const FlatEntry& entry(const PlanUnit& unit, ParamId param) const;
   std::string flat_key(const PlanUnit& unit) const;
 

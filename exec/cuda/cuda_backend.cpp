@@ -22,6 +22,7 @@
 #include "exec/backend/failure_board.h"
 #include "exec/communicators/communicator.h"
 #include "exec/cuda/collective_watch.h"
+#include "exec/cuda/cuda_check.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/cuda/device_operators.h"
 #include "exec/cuda/repeated_work.h"
@@ -34,15 +35,6 @@ namespace foreshard::exec {
 namespace {
 
 constexpr Bytes kLeastFreeMemory = Bytes{512} << 20;  // a context and one buffer; below this nothing can be run
-
-/// What the runtime says, as an error of ours: asynchronous ones are noticed late.
-void check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // so that it is reported once
-  throw std::runtime_error(fmt::format(
-      "{}: {} ({}). CUDA reports errors late: an earlier instruction may be the cause; CUDA_LAUNCH_BLOCKING=1 finds it",
-      call, cudaGetErrorString(status), cudaGetErrorName(status)));
-}
 
 /// What LibTorch says; of memory that ran out, without its advice to Python programs but with ours.
 std::string words_of(const std::string& text) {

@@ -6,12 +6,11 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
+#include "exec/cuda/cuda_check.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/cuda/hold_stream.h"
 #include "exec/record/recorder.h"
@@ -20,12 +19,6 @@ namespace foreshard::exec {
 namespace {
 
 constexpr std::int64_t kAhead = 2'000'000;  // ns that the stream is held: the host issues some dozens of operators
-
-void check(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();
-  throw std::runtime_error(fmt::format("{}: {}", what, cudaGetErrorString(status)));
-}
 
 class CudaStopwatch final : public Stopwatch {
  public:

@@ -4,10 +4,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
-#include <stdexcept>
-
+#include "exec/cuda/cuda_check.h"
 #include "exec/cuda/hold_stream.h"
 #include "exec/torch/torch_types.h"
 
@@ -38,9 +36,6 @@ class EmulatedCuda final : public EmulatedDevice {
   }
 
  private:
-  static void check(cudaError_t status, const char* what) {
-    if (status != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", what, cudaGetErrorString(status)));
-  }
   cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
 
   c10::DeviceIndex device_;

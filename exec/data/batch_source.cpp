@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/model/json_input.h"
+#include "core/model/starting_values.h"
 #include "exec/checkpoint/safetensors.h"
 #include "exec/data/byte_pair_encoder.h"
 #include "exec/data/input_ranges.h"
@@ -243,12 +244,17 @@ class TensorSource final : public BatchSource {
   SampleOrder order_;
 };
 
+bool is_of_tokens(const InputSlot& slot) {
+  const InputRole role = input_role(slot.info);
+  return role == InputRole::Ids || role == InputRole::Labels;
+}
+
 /// Ids, and what follows from them: what a decoder's training takes.
 Result<void> takes_tokens(const std::vector<InputSlot>& slots, const ScriptInputs& script) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const InputSlot& slot = slots[i];
     const bool ids = is_integer(slot) && slot.info.shape == slots.front().info.shape && slot.info.shape.size() == 2;
-    if (script.follows(i) || (ids && (slot.info.name == "input_ids" || slot.info.name == "labels"))) continue;
+    if (script.follows(i) || (ids && is_of_tokens(slot))) continue;
     Error error = data_error(ErrorCode::Unsupported, "input " + slot.info.name,
                              "files of tokens do not say what this input of the model should be");
     error.expected = "a model of input_ids and labels, [batch, seq] each";

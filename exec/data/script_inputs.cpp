@@ -2,18 +2,29 @@
 
 #include <ATen/ATen.h>
 
+#include "core/model/starting_values.h"
+
 namespace foreshard::exec {
 
 ScriptInputs::ScriptInputs(const Model& model, const Job& job) : aligned_(job.model.loss.starts_with("chunked_")) {
   if (model.inputs.empty()) return;
   const ValueInfo& ids = model.values[model.inputs.front().index()];
-  if (ids.name != "input_ids") return;
+  if (input_role(ids) != InputRole::Ids) return;
   for (std::size_t i = 1; i < model.inputs.size(); ++i) {
     const ValueInfo& value = model.values[model.inputs[i].index()];
     const bool beside = value.shape == ids.shape;
-    if (value.name == "labels" && beside) labels_ = i;
-    if (value.name == "attention_mask" && beside) mask_ = i;
-    if (value.name == "num_items_in_batch" && value.shape.empty()) count_ = i;
+    switch (input_role(value)) {
+      case InputRole::Labels:
+        if (beside) labels_ = i;
+        break;
+      case InputRole::PaddingMask:
+        if (beside) mask_ = i;
+        break;
+      case InputRole::LabelCount:
+        if (value.shape.empty()) count_ = i;
+        break;
+      default: break;
+    }
   }
   if (!labels_) count_.reset();
 }

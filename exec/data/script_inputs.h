@@ -1,5 +1,5 @@
 // What a training script hands to a language model beside the ids: labels, a padding mask, and how many labels its
-// step counts. Inputs are known by the names that Transformers' models give their arguments.
+// step counts. Which input is which: core/model/starting_values.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

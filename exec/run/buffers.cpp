@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/model/json_input.h"
+#include "core/model/starting_values.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -20,9 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-/// The last part of a name: "inv_freq".
-std::string_view leaf_of(std::string_view fqn) { return fqn.substr(fqn.rfind('.') + 1); }
 
 /// A number of a document that the family's reader has checked already.
 std::optional<double> number(const Json& object, const char* key) {
@@ -148,28 +146,27 @@ at::Tensor rotations(const Json& config, std::int64_t positions, std::int64_t ha
 
 /// What the families of core/model register as non-persistent buffers.
 at::Tensor computed(const Json& config, const BufferInfo& buffer) {
-  const std::string_view leaf = leaf_of(buffer.fqn);
-  if ((leaf == "inv_freq" || leaf == "original_inv_freq") && buffer.shape.size() == 1)
-    return inverse_frequencies(config, buffer.shape[0]);
-  if (leaf == "long_inv_freq" && buffer.shape.size() == 1)
-    return longrope_frequencies(RopeSettings(config), "long_factor", buffer.shape[0]);
-  if (leaf == "freqs_cis" && buffer.shape.size() == 2) return rotations(config, buffer.shape[0], buffer.shape[1]);
-  if (leaf == "embed_scale") {
-    if (const auto hidden = number(config, "hidden_size"))
-      return at::full(buffer.shape, std::sqrt(*hidden), at::kDouble);
+  switch (buffer_start(buffer)) {
+    case BufferStart::RotaryFrequencies: return inverse_frequencies(config, buffer.shape[0]);
+    case BufferStart::LongRotaryFrequencies:
+      return longrope_frequencies(RopeSettings(config), "long_factor", buffer.shape[0]);
+    case BufferStart::Rotations: return rotations(config, buffer.shape[0], buffer.shape[1]);
+    case BufferStart::EmbeddingScale:
+      if (const auto hidden = number(config, "hidden_size"))
+        return at::full(buffer.shape, std::sqrt(*hidden), at::kDouble);
+      return {};
+    default: return {};
   }
-  return {};
 }
 
-/// What a name means everywhere: batch normalisation before its first step, positions that count on.
 at::Tensor usual_value(const BufferInfo& buffer) {
-  const std::string_view leaf = leaf_of(buffer.fqn);
-  if (leaf == "position_ids" && buffer.shape.size() == 2)
-    return at::arange(buffer.shape[1], at::kLong).unsqueeze(0).expand(buffer.shape);
-  if (leaf == "token_type_ids" || leaf == "e_score_correction_bias") return at::zeros(buffer.shape, at::kLong);
-  if (leaf == "running_mean" || leaf == "num_batches_tracked") return at::zeros(buffer.shape, at::kFloat);
-  if (leaf == "running_var") return at::ones(buffer.shape, at::kFloat);
-  return {};
+  switch (buffer_start(buffer)) {
+    case BufferStart::Positions: return at::arange(buffer.shape[1], at::kLong).unsqueeze(0).expand(buffer.shape);
+    case BufferStart::IntegerZeros: return at::zeros(buffer.shape, at::kLong);
+    case BufferStart::Zeros: return at::zeros(buffer.shape, at::kFloat);
+    case BufferStart::Ones: return at::ones(buffer.shape, at::kFloat);
+    default: return {};
+  }
 }
 
 struct Sources {

@@ -1,5 +1,4 @@
-// Starting values of parameters where no weights are given: those of Transformers' own initialisation (5.x) for the
-// families of core/model, of torch.nn's modules (by class or base class) for other models.
+// Starting values of parameters where no weights are given, drawn as core/model/starting_values.h says.
 //
 // A value depends on the seed and the parameter's name alone: the same on every rank, at every world size, in whatever
 // order they are asked for. Immutable; usable from any thread.
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "core/model/model.h"
+#include "core/model/starting_values.h"
 #include "core/result.h"
 
 namespace foreshard::exec {
@@ -28,22 +28,11 @@ class ParamInitializer {
   at::Tensor whole(ParamId param) const;
 
  private:
-  /// How the elements of one parameter are drawn.
-  struct Rule {
-    enum class Kind : std::uint8_t { Constant, Normal, TruncatedNormal, Uniform } kind = Kind::Constant;
-    double value = 0.0;          // the constant, the standard deviation, or the bound of a uniform distribution
-    std::int64_t zero_row = -1;  // of an embedding: the row of the padding token
-  };
   ParamInitializer(const Model& model, std::uint64_t seed) : model_(&model), seed_(seed) {}
-  struct Settings;
-  static Rule family_rule(const Model& model, const ParamInfo& param, const Settings& settings);
-  static Rule module_rule(const Model& model, const ParamInfo& param);
-  static Rule projection_rule(const Model& model, const ModuleInfo& module, const ParamInfo& param);
-  void keep_padding_rows_zero();
 
   const Model* model_;
   std::uint64_t seed_;
-  std::vector<Rule> rules_;  // by ParamId
+  std::vector<ParamStart> starts_;  // by ParamId
 };
 
 }  // namespace foreshard::exec

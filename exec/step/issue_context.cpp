@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/buffer_use.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -80,37 +81,17 @@ at::Tensor IssueContext::tensor(const Buffer& buffer, Stream pool, Numel offset,
 }
 
 MemoryCategory category_of(BufferWhat what) {
-  switch (what) {
-    case BufferWhat::Shard:
-    case BufferWhat::Param: return MemoryCategory::Parameters;
-    case BufferWhat::Full:
-    case BufferWhat::FullPrecision:
-    case BufferWhat::PostForwardShard: return MemoryCategory::FullParameters;
-    case BufferWhat::Grad:
-    case BufferWhat::GradPiece:
-    case BufferWhat::AccumulatedGrad: return MemoryCategory::Gradients;
-    case BufferWhat::ReduceOut:
-    case BufferWhat::CompressedOut:
-    case BufferWhat::SavedGrad:
-    case BufferWhat::ShardGrad:
-    case BufferWhat::HostGrad:
-    case BufferWhat::RsOutput:
-    case BufferWhat::GradCast:
-    case BufferWhat::ShardDimGrad: return MemoryCategory::ShardedGradients;
-    case BufferWhat::CastShard:
-    case BufferWhat::H2dCopy:
-    case BufferWhat::GradReduce:
-    case BufferWhat::GradPadded:
-    case BufferWhat::CompressedGrad:
-    case BufferWhat::AgBuffer:
-    case BufferWhat::CastBuffer:
-    case BufferWhat::Cast:
-    case BufferWhat::RsInput:
-    case BufferWhat::ShardDimTemp:
-    case BufferWhat::Bucket: return MemoryCategory::ReduceBuffers;
-    case BufferWhat::OptimizerState: return MemoryCategory::OptimizerState;
-    case BufferWhat::ModuleBuffer: return MemoryCategory::Buffers;
-    case BufferWhat::Input: return MemoryCategory::Inputs;
+  switch (buffer_use(what)) {
+    case BufferUse::Shard:
+    case BufferUse::Parameter: return MemoryCategory::Parameters;
+    case BufferUse::FullParameter: return MemoryCategory::FullParameters;
+    case BufferUse::Gradient: return MemoryCategory::Gradients;
+    case BufferUse::ShardedGradient:
+    case BufferUse::HostGradient: return MemoryCategory::ShardedGradients;
+    case BufferUse::Communication: return MemoryCategory::ReduceBuffers;
+    case BufferUse::OptimizerState: return MemoryCategory::OptimizerState;
+    case BufferUse::ModuleBuffer: return MemoryCategory::Buffers;
+    case BufferUse::Input: return MemoryCategory::Inputs;
     default: return MemoryCategory::Temporaries;
   }
 }

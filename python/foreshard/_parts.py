@@ -10,7 +10,7 @@ import time
 from concurrent.futures import BrokenExecutor
 from typing import Any, Sequence
 
-from . import api
+from ._verbs import kept, verb
 from .errors import Error
 
 _TRIES = 4  # of one part: its worker dies, the next one takes it
@@ -19,9 +19,9 @@ _TRIES = 4  # of one part: its worker dies, the next one takes it
 def _part(arguments: list[str], digest: str, text: str) -> str:
     """In the worker. `text`: the captured model, where there is one, under the name that its file has everywhere."""
     if text:
-        path = api._kept(digest, text)
+        path = kept(digest, text)
         arguments = [path if argument == _MODEL else argument for argument in arguments]
-    return api._verb(arguments)[1]
+    return verb(arguments)[1]
 
 
 _MODEL = "<the captured model>"
@@ -33,7 +33,7 @@ def _sendable(arguments: Sequence[str], model: Any) -> tuple[list[str], str, str
         return list(arguments), "", ""
     text = model.to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = api._kept(digest, text)
+    path = kept(digest, text)
     return [_MODEL if argument == path else argument for argument in arguments], digest, text
 
 
@@ -49,13 +49,13 @@ def run_parts(arguments: Sequence[str], model: Any, executor: Any, parts: int, t
             files.append(os.path.join(folder, f"part-{i:05}.json"))
             with open(files[-1], "w", encoding="utf-8") as file:
                 file.write(document)
-        return api._verb(["sweep", "merge", *files])
+        return verb(["sweep", "merge", *files])
 
 
 def run_methods(arguments: Sequence[str], model: Any, executor: Any, methods: Sequence[str]) -> tuple[int, str, str]:
     """A fit of several methods: one part each, joined in their order, as the program itself lists them."""
     if len(methods) < 2:  # nothing to join
-        return api._verb([*arguments, "--method", ",".join(methods)])
+        return verb([*arguments, "--method", ",".join(methods)])
     arguments, digest, text = _sendable(arguments, model)
     calls = [[*arguments, "--method", method] for method in methods]
     texts = _collect(calls, lambda call: executor.submit(_part, call, digest, text), "the fit")

@@ -13,38 +13,15 @@ import os
 import tempfile
 from typing import Any, Iterable, Mapping, Sequence
 
+from ._parts import run_methods, run_parts
 from ._picture import draw, lanes_of
+from ._verbs import kept as _kept
+from ._verbs import run as _run
+from ._verbs import verb as _verb
 from .errors import Error
-
-_HERE = os.path.dirname(os.path.abspath(__file__))
-if os.path.isdir(os.path.join(_HERE, "share", "foreshard", "profiles")):
-    os.environ.setdefault("FORESHARD_PROFILES", os.path.join(_HERE, "share", "foreshard", "profiles"))
 
 Model = Any  # CapturedModel | str | os.PathLike[str]
 Job = Any  # Mapping[str, Any] | str | os.PathLike[str] | None
-
-
-# ------------------------------------------------------------------------------------------------------------- the core
-
-
-def _run(arguments: Sequence[str]) -> tuple[int, str, str]:
-    try:
-        from . import _core
-    except ImportError as error:
-        raise ImportError(
-            "the planning core is not there: this is the package's source alone; `scripts/package wheel` builds it"
-        ) from error
-    return _core.run(list(arguments))
-
-
-def _verb(arguments: Sequence[str]) -> tuple[int, str, str]:
-    """A verb with --json: exit code, document as text, notes. Errors of the verb are raised."""
-    code, text, notes = _run([arguments[0], "--json", *arguments[1:]])
-    if not text:
-        raise Error({"code": "run_failed", "message": notes.strip() or f"{arguments[0]} gave no answer"})
-    if text.startswith(('{"error"', '{\n  "error"')):
-        raise Error(json.loads(text)["error"])
-    return code, text, notes
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs
@@ -82,16 +59,6 @@ def _written(model: Any) -> str:
     """The file of a captured model: named by what is in it, so that every process that is sent the model has the same."""
     text = model.to_json()
     return _kept(hashlib.sha256(text.encode()).hexdigest()[:16], text)
-
-
-def _kept(digest: str, text: str) -> str:
-    path = os.path.join(tempfile.gettempdir(), f"foreshard-{digest}.model.json")
-    if not os.path.exists(path):
-        handle, partial = tempfile.mkstemp(dir=tempfile.gettempdir(), prefix="foreshard-", suffix=".partial")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    return path
 
 
 def _source(model: Model) -> str:
@@ -392,8 +359,6 @@ def sweep(
         arguments += ["--budget", budget]
     if executor is None:
         return Sweep([*arguments, "--threads", str(threads)])
-    from ._parts import run_parts
-
     return Sweep(arguments, run_parts(arguments, model, executor, parts, threads or 1))
 
 
@@ -449,8 +414,6 @@ def fit(
             "code": "contradiction", "message": "files of a fit are not written by an executor's workers", "place": "out",
             "expected": "executor or out", "got": "both", "hint": "export the choice that you take: foreshard.export",
         })  # fmt: skip
-    from ._parts import run_methods
-
     return Fit(arguments, run_methods(arguments, model, executor, methods))
 
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/job.h"
@@ -32,7 +33,8 @@ std::size_t launch_queue_depth(const HardwareProfile& profile);
 struct Device {
   Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
       : profile(profile_),
-        cost(profile_),
+        owned_cost(kernel_cost_of(profile_)),
+        cost(*owned_cost),
         clock(clock_mode(profile_), static_cast<int>(kStreamCount), launch_queue_depth(profile_)),
         driver(memory),
         allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(kStreamCount)),
@@ -102,7 +104,8 @@ struct Device {
   }
 
   const HardwareProfile& profile;
-  KernelCost cost;
+  std::unique_ptr<const KernelCost> owned_cost;
+  const KernelCost& cost;
   DeviceClock clock;
   DriverMemory driver;
   CachingAllocator allocator;

@@ -1,9 +1,9 @@
-// How long one kernel takes on the device and one call on the host: a roofline from the hardware profile, or, for
-// profiles of kind "virtual", the virtual device's own clock: it goes by launch parameters, its kernels know no memory
-// and its collectives no contention. Which of the two it is, nobody but this class asks. Pure functions of the profile;
-// durations in nanoseconds.
+// How long one kernel takes on the device and one call on the host: a roofline from the hardware profile. Other devices
+// derive from it: the virtual one has a clock of its own (launch_cost.h). Which of them it is, only kernel_cost_of()
+// asks. Pure functions of the profile; durations in nanoseconds.
 #pragma once
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -18,12 +18,27 @@ namespace foreshard {
 /// was not measured, the share of its peak that half precision reaches.
 double tf32_gemm_tflops(const HardwareProfile& profile);
 
+/// What is asked for only where a device goes by it: a view of a function, which lives until the call returns.
+template <class T>
+class Asked {
+ public:
+  template <class F>
+  Asked(const F& of)  // NOLINT(google-explicit-constructor): a lambda at the call
+      : of_(&of), call_([](const void* function) -> T { return (*static_cast<const F*>(function))(); }) {}
+  T operator()() const { return call_(of_); }
+
+ private:
+  const void* of_;
+  T (*call_)(const void*);
+};
+
 class KernelCost {
  public:
   explicit KernelCost(const HardwareProfile& profile);
+  virtual ~KernelCost() = default;
 
   /// Device time of all launches of a lowered kernel.
-  SimDuration device(const Kernel& kernel) const;
+  virtual SimDuration device(const Kernel& kernel) const;
   /// Where a kernel stands in its program: PyTorch's launch parameters follow from it.
   struct Place {
     std::string_view op;
@@ -32,11 +47,7 @@ class KernelCost {
     Numel rows = 0;       // of the result, all dimensions but the last
     Numel head_size = 0;  // of the model's attention
   };
-  /// The same for a kernel of an operator; `place()` is asked where the device's clock goes by it.
-  template <class PlaceOf>
-  SimDuration device(const Kernel& kernel, const PlaceOf& place) const {
-    return virtual_ && kernel.op >= 0 ? by_launch(kernel, place()) : device(kernel);
-  }
+  virtual SimDuration device(const Kernel& kernel, const Asked<Place>& /*place*/) const { return device(kernel); }
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
     if (work_.measured()) return 0;
@@ -51,28 +62,23 @@ class KernelCost {
   };
   Peak peak(const Kernel& kernel) const;
   /// One of FSDP's own copies or elementwise kernels: bytes read + written (specification, section 7).
-  SimDuration copy(Bytes moved, DType dtype) const;
+  virtual SimDuration copy(Bytes moved, DType dtype) const;
   SimDuration fill(Bytes written) const;
-  /// The same, where `threads()` says how many the launch has.
-  template <class ThreadsOf>
-  SimDuration copy(Bytes moved, DType dtype, const ThreadsOf& threads_of) const {
-    return virtual_ ? threads(threads_of()) : copy(moved, dtype);
+  /// The same, where `threads` says how many the launch has.
+  virtual SimDuration copy(Bytes moved, DType dtype, const Asked<double>& /*threads*/) const {
+    return copy(moved, dtype);
   }
-  template <class ThreadsOf>
-  SimDuration fill(Bytes written, const ThreadsOf& threads_of) const {
-    return virtual_ ? threads(threads_of()) : fill(written);
-  }
+  virtual SimDuration fill(Bytes written, const Asked<double>& /*threads*/) const { return fill(written); }
   /// One call over a list of tensors (torch._foreach_*), in so many launches.
-  SimDuration list(Bytes moved, std::int64_t launches) const;
+  virtual SimDuration list(Bytes moved, std::int64_t launches) const;
   /// A tensor of so many bytes times one number that lies on the device.
-  SimDuration scaled(Bytes bytes, DType dtype) const;
+  virtual SimDuration scaled(Bytes bytes, DType dtype) const;
   /// The host itself goes over so many bytes.
-  SimDuration host_pass(Bytes bytes) const;
-  /// Host time of the sends and receives that a collective is made of, beside the first: one launch for all of them,
-  /// but on the virtual device.
-  SimDuration further_sends(std::int64_t count) const { return virtual_ ? count * launch_ns_ : 0; }
+  virtual SimDuration host_pass(Bytes bytes) const;
+  /// Host time of the sends and receives that a collective is made of, beside the first: one launch for all of them.
+  virtual SimDuration further_sends(std::int64_t /*count*/) const { return 0; }
   /// From when on a communicator, busy until `tail`, takes its next collective.
-  SimTime takes_from(SimTime tail) const { return virtual_ ? 0 : tail; }
+  virtual SimTime takes_from(SimTime tail) const { return tail; }
   /// Over the host link.
   SimDuration transfer(Bytes bytes) const;
   /// Host time of staging a transfer from or to pageable memory.
@@ -88,9 +94,16 @@ class KernelCost {
   SimDuration op_ns() const { return op_ns_; }
   SimDuration call_ns() const { return call_ns_; }
 
+ protected:
+  SimDuration min_kernel_ns() const { return min_kernel_ns_; }
+  int sm_count() const { return sm_count_; }
+  /// Bytes through the device's memory.
+  SimDuration moving(Bytes bytes) const { return static_cast<SimDuration>(static_cast<double>(bytes) / bytes_per_ns_); }
+  /// The operations of a product, in full waves of a full device.
+  SimDuration product(const Kernel& kernel) const;
+  SimDuration attention(const Kernel& kernel) const;
+
  private:
-  SimDuration by_launch(const Kernel& kernel, const Place& place) const;
-  SimDuration threads(double count) const;
   SimDuration gemm(const Kernel& kernel) const;
   double gemm_rate(const Kernel& kernel) const;
   SimDuration memory_bound(Bytes bytes) const;
@@ -98,17 +111,18 @@ class KernelCost {
   double rate(const std::vector<double>& table, DType dtype) const { return table[static_cast<std::size_t>(dtype)]; }
 
   WorkTimes work_;
-  bool virtual_;
   bool ramps_;  // a card: every kernel fills and drains the device
   SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_, segment_forward_ns_, segment_backward_ns_;
   double bytes_per_ns_;  // HBM, reached
   double attention_share_;
-  double ns_per_thread_;
   double link_bytes_per_ns_, staging_bytes_per_ns_;
   int sm_count_;
   double tf32_, tf32_peak_;                   // operations per nanosecond; 0: the device has no such cores
   std::vector<bool> names_;                   // by DType: has a peak of its own
   std::vector<double> gemm_, peak_, vector_;  // operations per nanosecond, by DType
 };
+
+/// The device of a profile.
+std::unique_ptr<const KernelCost> kernel_cost_of(const HardwareProfile& profile);
 
 }  // namespace foreshard

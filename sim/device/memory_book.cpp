@@ -1,5 +1,7 @@
 #include "sim/device/memory_book.h"
 
+#include "core/buffer_use.h"
+
 #include <string>
 
 namespace foreshard {
@@ -12,34 +14,14 @@ std::string_view memory_category_name(MemoryCategory category) {
 }
 
 MemoryCategory category_of(BufferWhat what) {
-  switch (what) {
-    case BufferWhat::Shard: return MemoryCategory::ShardedParams;
-    case BufferWhat::Full:
-    case BufferWhat::FullPrecision:
-    case BufferWhat::PostForwardShard: return MemoryCategory::FullParams;
-    case BufferWhat::Grad:
-    case BufferWhat::GradPiece:
-    case BufferWhat::AccumulatedGrad: return MemoryCategory::ParamGrads;
-    case BufferWhat::ReduceOut:
-    case BufferWhat::CompressedOut:
-    case BufferWhat::SavedGrad:
-    case BufferWhat::ShardGrad:
-    case BufferWhat::RsOutput:
-    case BufferWhat::GradCast:
-    case BufferWhat::ShardDimGrad: return MemoryCategory::ShardedGrads;
-    case BufferWhat::CastShard:
-    case BufferWhat::H2dCopy:
-    case BufferWhat::GradReduce:
-    case BufferWhat::GradPadded:
-    case BufferWhat::CompressedGrad:
-    case BufferWhat::AgBuffer:
-    case BufferWhat::CastBuffer:
-    case BufferWhat::Cast:
-    case BufferWhat::RsInput:
-    case BufferWhat::ShardDimTemp:
-    case BufferWhat::Bucket: return MemoryCategory::CommBuffers;
-    case BufferWhat::OptimizerState: return MemoryCategory::OptimizerState;
-    case BufferWhat::Input: return MemoryCategory::Inputs;
+  switch (buffer_use(what)) {
+    case BufferUse::Shard: return MemoryCategory::ShardedParams;
+    case BufferUse::FullParameter: return MemoryCategory::FullParams;
+    case BufferUse::Gradient: return MemoryCategory::ParamGrads;
+    case BufferUse::ShardedGradient: return MemoryCategory::ShardedGrads;
+    case BufferUse::Communication: return MemoryCategory::CommBuffers;
+    case BufferUse::OptimizerState: return MemoryCategory::OptimizerState;
+    case BufferUse::Input: return MemoryCategory::Inputs;
     default: return MemoryCategory::Temporaries;
   }
 }

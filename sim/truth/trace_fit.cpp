@@ -39,10 +39,10 @@ WorkClass class_of(const Kernel& kernel) {
 }
 
 SimDuration predicted(const HardwareProfile& profile, const std::vector<const Kernel*>& kernels, WorkClass work) {
-  const KernelCost cost(profile);
+  const auto cost = kernel_cost_of(profile);
   SimDuration sum = 0;
   for (const Kernel* kernel : kernels) {
-    if (class_of(*kernel) == work) sum += cost.device(*kernel);
+    if (class_of(*kernel) == work) sum += cost->device(*kernel);
   }
   return sum;
 }

@@ -77,7 +77,7 @@ def opening_says_why(lines):
 
 
 def classes(lines):
-    """(name, number of methods) of every class of a header; those of nested classes count for themselves."""
+    """(name, number of methods) of every class of a source; those of nested classes count for themselves."""
     for at, line in enumerate(lines):
         opened = CLASS.match(line)
         if not opened:
@@ -135,7 +135,7 @@ def breaches(tree):
             folders[folder] = folders.get(folder, 0) + 1
             lines = path.read_text(encoding="utf-8").splitlines()
             yield from (length_breaches if room in TESTS else file_breaches)(name, lines)
-            if path.suffix == ".h" and room not in TESTS:
+            if room not in TESTS:
                 yield from class_breaches(name, lines)
     for folder, count in sorted(folders.items()):
         if count > FOLDER_FILES:

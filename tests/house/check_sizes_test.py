@@ -15,6 +15,7 @@ SIZES = {
     "one with a reason": ({"sim/a.cpp": f"// One long function on purpose: a table.\nint one() {{\n{BODY}}}\n"}, None),
     "a namespace": ({"sim/a.cpp": f"namespace a {{\n{BODY}}}\n"}, None),
     "a class": ({"sim/a.h": f"class A {{\n public:\n{METHODS}}};\n"}, "A has 41 methods"),
+    "a class of a source": ({"sim/a.cpp": f"namespace {{\n\nclass A final : public B {{\n public:\n{METHODS}}};\n}}\n"}, "A has 41 methods"),
     "a file": ({"sim/a.cpp": "int a;\n" * 601}, "601 lines"),
     "a file of tests": ({"tests/sim/a_test.cpp": "int a;\n" * 601}, "601 lines"),
     "a test's function": ({"tests/sim/a_test.cpp": f"int one() {{\n{BODY}}}\n"}, None),

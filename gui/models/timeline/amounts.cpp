@@ -2,64 +2,24 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
-#include <utility>
+
+#include "core/amounts.h"
 
 namespace foreshard::gui {
-namespace {
-
-using Scales = std::array<std::pair<double, const char*>, 5>;
-constexpr Scales kTimes{{{1e9, "s"}, {1e6, "ms"}, {1e3, "us"}, {1, "ns"}, {0, "ns"}}};
-constexpr Scales kSizes{
-    {{1099511627776.0, "TiB"}, {1073741824.0, "GiB"}, {1048576.0, "MiB"}, {1024.0, "KiB"}, {0, "B"}}};
-
-/// Three digits that matter, and the unit.
-std::string scaled(double value, const Scales& scales) {
-  const double size = std::fabs(value);
-  for (const auto& [unit, name] : scales) {
-    if (size < unit * 0.9995 && unit > 0) continue;
-    const double number = unit > 0 ? value / unit : value;
-    const double digits = std::fabs(number);
-    if (unit <= 1) return fmt::format("{:.0f} {}", number, name);
-    return fmt::format("{:.{}f} {}", number, digits < 9.995 ? 2 : digits < 99.95 ? 1 : 0, name);
-  }
-  return fmt::format("{:.0f} {}", value, scales.back().second);
-}
-
-double round_step(double raw) {
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  const double lead = raw / power;
-  return power * (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10);
-}
-
-}  // namespace
-
-std::string duration_words(double nanoseconds) { return scaled(nanoseconds, kTimes); }
-std::string bytes_words(double bytes) { return scaled(bytes, kSizes); }
-
-std::string percent_words(double share) {
-  const double percent = 100 * share;
-  return fmt::format("{:.{}f} %", percent, std::fabs(percent) < 99.95 ? 1 : 0);
-}
+std::string duration_words(double nanoseconds) { return foreshard::duration_words(nanoseconds); }
+std::string bytes_words(double bytes) { return foreshard::bytes_words(bytes); }
+std::string percent_words(double share) { return foreshard::percent_words(share); }
 
 std::string count_words(double count) {
   const double size = std::fabs(count);
   if (size < 1000) return fmt::format("{:.{}f}", count, size < 99.95 ? 1 : 0);
   const double unit = std::pow(10.0, std::floor(std::log10(size)) - 3);
-  std::string digits = fmt::format("{:.0f}", std::round(count / unit) * unit);
-  const std::size_t first = digits.front() == '-' ? 1 : 0;
-  for (std::size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
-  return digits;
+  return grouped_words(std::llround(std::round(count / unit) * unit));
 }
 
 std::vector<double> round_ticks(double low, double high, int wanted) {
-  std::vector<double> ticks;
-  if (!(high > low) || wanted < 1 || !std::isfinite(low) || !std::isfinite(high)) return ticks;
-  const double step = round_step((high - low) / wanted);
-  for (double k = std::ceil(low / step - 1e-9); k * step <= high + step * 1e-9 && ticks.size() < 1000; k += 1)
-    ticks.push_back(k * step);
-  return ticks;
+  return foreshard::round_ticks(low, high, wanted);
 }
 
 std::string TimeTicks::text(double nanoseconds) const {

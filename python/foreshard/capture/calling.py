@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
 
 from .document import CapturedModel
 from .errors import CaptureError
-from .session import Session, leaves_of
+from .task import Task, capture_fake
+from .virtual import capture_virtual
 
 
 def capture(
@@ -71,29 +71,6 @@ def capture_step(
     return run_task(Task(module, "step", step, (batch, kwargs), names, mixed_precision, strict, name), device)
 
 
-@dataclass
-class Task:
-    """What is to be captured: all that goes to another process."""
-
-    module: torch.nn.Module
-    kind: str  # "call": function makes the loss of what the module returns; "step": function(module, *batch) runs backward
-    function: Callable[..., Any] | None
-    batch: tuple[tuple, dict[str, Any]]
-    names: list[str]  # of the batch's arguments
-    mixed_precision: dict[str, Any] | None
-    strict: bool
-    name: str
-
-    def step(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self.kind == "step":
-            self.function(module, *args, **kwargs)
-        else:
-            _loss_of(module(*args, **kwargs), self.function).backward()
-
-    def session(self, virtual: bool = False) -> Session:
-        return Session(self.module, self.mixed_precision, self.strict, self.name, virtual)
-
-
 def run_task(task: Task, device: str | None) -> CapturedModel:
     """On the device that is asked for; on both, and compared, where the virtual one works."""
     if device is None:
@@ -108,13 +85,7 @@ def run_task(task: Task, device: str | None) -> CapturedModel:
     task.session()  # what is wrong with the module or the arguments is told at once
     if device == "fake":
         return capture_fake(task)
-    from .virtual import capture_virtual
-
     return capture_virtual(task, required=device == "virtual")
-
-
-def capture_fake(task: Task) -> CapturedModel:
-    return task.session().run(task)
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict[str, Any]) -> list[str]:
@@ -129,30 +100,3 @@ def _argument_names(function: Callable, args: tuple, kwargs: dict[str, Any]) -> 
         parameters = []
     names = [parameters[i].name if i < len(parameters) else f"arg{i}" for i in range(len(args))]
     return names + list(kwargs)
-
-
-def _loss_of(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
-    if loss is not None:
-        result = loss(output)
-        if not isinstance(result, torch.Tensor) or result.numel() != 1:
-            raise CaptureError(
-                "the loss is no scalar tensor",
-                expected="loss(output) -> a tensor with one element",
-                got=f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(type(result)),
-            )
-        return result
-    named = getattr(output, "loss", None) if not isinstance(output, torch.Tensor) else None
-    found = [
-        leaf
-        for leaf in ([named] if isinstance(named, torch.Tensor) else leaves_of(output))
-        if isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.requires_grad
-    ]
-    if not found:
-        shapes = ", ".join(str(list(t.shape)) for t in leaves_of(output) if isinstance(t, torch.Tensor))
-        raise CaptureError(
-            "the module returns no scalar to start backward from",
-            expected="an output with one element that needs a gradient",
-            got=f"tensors of shapes {shapes}" if shapes else repr(type(output)),
-            hint="give loss=, for example loss=lambda out: out.float().sum(), or use capture_step",
-        )
-    return found[0]

@@ -22,9 +22,9 @@ import torch
 from torch.nn.utils import parametrize
 
 from . import agreement, allocator
-from .calling import Task, capture_fake
 from .document import CapturedModel
 from .errors import CaptureError
+from .task import Task, capture_fake
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DEVICE = "libfakegpu.so"

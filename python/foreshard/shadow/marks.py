@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from . import device
+from . import device, names
 from .hooks import after_import
 
 
 def begin() -> None:
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", _fsdp2)
     after_import("torch.distributed.fsdp._runtime_utils", _fsdp1)
-
-
-def clean(name: str) -> str:
-    """A unit's name without the wrappers that a plan does not have."""
-    parts = (part for part in (name or "").split(".") if part not in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
-    return ".".join(parts)
 
 
 def _between(inner, word, name_of):
@@ -37,19 +31,17 @@ def _fsdp2(module) -> None:
 
     def name_of(args):
         # Modules sharded as one unit: the first names it, as in a plan.
-        return clean((args[0]._module_fqn or "").split(",")[0]) or "(root)"
+        return names.clean((args[0]._module_fqn or "").split(",")[0]) or "(root)"
 
     for method, word in {"unshard": "gather", "wait_for_unshard": "wait", "post_backward": "reduce", "reshard": "free"}.items():
         setattr(group, method, _between(getattr(group, method), word, name_of))
 
 
 def _fsdp1(module) -> None:
-    from . import setting
-
     def name_of(args):
         # A prefetch hands the state of one unit and the handle of another: whose parameters they are counts.
         handles = [each for each in args if hasattr(each, "flat_param")] or [getattr(each, "_handle", None) for each in args]
-        return next((setting.fsdp1_name(handle) or "(root)" for handle in handles if handle is not None), "(root)")
+        return next((names.fsdp1_name(handle) or "(root)" for handle in handles if handle is not None), "(root)")
 
     for function, word in {"_unshard": "gather", "_post_backward_hook": "reduce", "_reshard": "free"}.items():
         setattr(module, function, _between(getattr(module, function), word, name_of))

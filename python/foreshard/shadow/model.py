@@ -9,6 +9,7 @@ import time
 import types
 
 from . import PLAN, folder, script_step
+from .names import class_of
 from .notes import note
 
 _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs",
@@ -137,7 +138,6 @@ class _Copier:
         self._shapes = _flat_shapes(root)
 
     def module(self, module):
-        from .setting import _class_of
 
         inner = getattr(module, "_fsdp_wrapped_module", None)
         if inner is None and type(module).__name__ == "DistributedDataParallel":
@@ -146,7 +146,7 @@ class _Copier:
             return self.module(inner)
         if id(module) in self._modules:
             return self._modules[id(module)]
-        copy = object.__new__(_class_of(module))
+        copy = object.__new__(class_of(module))
         self._modules[id(module)] = copy
         state = {}
         for key, value in module.__dict__.items():

@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any, Callable
 
 _failure: dict | None = None
+_parts: dict[str, Callable[[], Any]] = {}
+
+
+def told_by(part: str, found: Callable[[], Any]) -> None:
+    """What a part of the watching knows at the end."""
+    _parts[part] = found
 
 
 def failure(code: str, message: str, hint: str = "") -> None:
@@ -17,11 +24,11 @@ def failure(code: str, message: str, hint: str = "") -> None:
 
 
 def write() -> None:
-    from . import folder, setting, steps, world
+    from . import folder, world
     from .notes import notes
 
     document = {
-        "rank": world.rank(), "world_size": world.world_size(), "steps": steps.figures(), "setting": setting.found(), "notes": notes(),
+        "rank": world.rank(), "world_size": world.world_size(), "steps": _told("steps", []), "setting": _told("setting", None), "notes": notes(),
         "failure": _failure, "host_peak_bytes": _host_peak(), "python": sys.version.split()[0],
     }  # fmt: skip
     if "torch" in sys.modules:
@@ -30,6 +37,10 @@ def write() -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(document, indent=1, allow_nan=False))
     temporary.replace(path)
+
+
+def _told(part: str, otherwise: Any) -> Any:
+    return _parts[part]() if part in _parts else otherwise
 
 
 def exists() -> bool:

@@ -9,12 +9,11 @@ import sys
 import traceback
 import weakref
 
-from . import beside, loss, marks, script_step, steps
+from . import beside, loss, model, names, report, script_step, steps
 from .hooks import after_import
 from .notes import note
 
 _roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
-_names1: dict[int, str] = {}  # FSDP1: id of a flat parameter's handle -> name
 _first_call: dict = {}  # the root's first batch: args, kwargs, autocast
 _clip: float | None = None
 _init = ""
@@ -27,6 +26,8 @@ _found: dict | None = None
 
 
 def begin() -> None:
+    report.told_by("setting", lambda: _found)
+    steps.watched_by(optimizer_steps, offloads, finish)
     after_import("torch.distributed.fsdp._fully_shard._fully_shard", _watch_fully_shard)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", _watch_fsdp1)
@@ -37,10 +38,6 @@ def begin() -> None:
     after_import("torch", lambda torch: loss.watch(torch, backward_begins))
     after_import("torch", script_step.begin)
     after_import("torch.autograd.function", script_step.watch_functions)
-
-
-def found() -> dict | None:
-    return _found
 
 
 # ------------------------------------------------------------------------------------------------------ what is watched
@@ -210,7 +207,7 @@ def _root_runs(module, args, kwargs) -> bool:
         if steps.figures():
             _gradients["forward"] = _has_gradients(module)
     if steps.figures() and script_step.roots() and module not in script_step.roots():
-        note(f"another model trains beside it: {_class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
+        note(f"another model trains beside it: {names.class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
     script_step.root_begins(module, args, kwargs)
     loss.root_begins()
     if not _first_call:
@@ -258,15 +255,11 @@ def _shapes(tree):
 # ---------------------------------------------------------------------------------------------------------- units
 
 
-def fsdp1_name(handle) -> str:
-    return _names1.get(id(handle), "")
-
-
 def _name_handles(root) -> None:
     wrapper = type(root)
     for name, module in root.named_modules():
         if isinstance(module, wrapper) and getattr(module, "_handle", None) is not None:
-            _names1[id(module._handle)] = marks.clean(name)
+            names.name_handle(module._handle, names.clean(name))
 
 
 def offloads() -> bool:
@@ -306,7 +299,7 @@ def _unit1(name: str, module) -> dict:
     precision = module.mixed_precision
     handle = module._handle
     return {
-        "modules": [marks.clean(name)], "class": type(module._fsdp_wrapped_module).__name__, "runtime": "fsdp1",
+        "modules": [names.clean(name)], "class": type(module._fsdp_wrapped_module).__name__, "runtime": "fsdp1",
         "strategy": module.sharding_strategy.name, "reshard_after_forward": module.sharding_strategy.name in ("FULL_SHARD", "HYBRID_SHARD"),
         "param": _dtype(precision.param_dtype), "reduce": _dtype(precision.reduce_dtype), "buffer": _dtype(precision.buffer_dtype),
         "output": "none", "keep_low_precision_grads": precision.keep_low_precision_grads,
@@ -322,18 +315,18 @@ def _unit1(name: str, module) -> dict:
 def _units2(root) -> list[dict]:
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-    names = {id(module): marks.clean(name) for name, module in root.named_modules()}
+    called = {id(module): names.clean(name) for name, module in root.named_modules()}
     rows, seen = [], set()
     for _, module in root.named_modules():
         state = _get_module_fsdp_state(module)
         if state is None or id(state) in seen:
             continue
         seen.add(id(state))
-        rows.append(_unit2(state, names))
+        rows.append(_unit2(state, called))
     return rows
 
 
-def _unit2(state, names) -> dict:
+def _unit2(state, called) -> dict:
     group, policy = state._fsdp_param_group, state._mp_policy
     parameters = group.fsdp_params if group is not None else []
     mesh = group.mesh_info if group is not None else None
@@ -344,16 +337,16 @@ def _unit2(state, names) -> dict:
         reshard = after.shard_mesh_size
 
     def names_of(states):
-        return [names.get(id(each._modules[0]), "?") for each in states]
+        return [called.get(id(each._modules[0]), "?") for each in states]
 
     dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
     tensor = max([p._spmd_mesh.size() // mesh.mesh.size() for p in parameters if getattr(p, "is_dtensor", False)] or [1])
     first = state._modules[0]
-    modules = [names.get(id(module), "?") for module in state._modules]
-    order = [marks.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
+    modules = [called.get(id(module), "?") for module in state._modules]
+    order = [names.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
     return {
         "modules": order if sorted(order) == sorted(modules) else modules,  # the first names the unit
-        "class": _class_of(first).__name__, "runtime": "fsdp2",
+        "class": names.class_of(first).__name__, "runtime": "fsdp2",
         "strategy": "HYBRID_SHARD" if mesh is not None and getattr(mesh, "replicate_mesh_size", 1) > 1 else "FULL_SHARD",
         "reshard_after_forward": reshard, "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
         "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
@@ -361,17 +354,6 @@ def _unit2(state, names) -> dict:
         "shard_group": shards, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
         "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims, "tensor_parallel": tensor,
     }  # fmt: skip
-
-
-def _class_of(module) -> type:
-    """The module's class as written: fully_shard puts one of its own in front."""
-    kind = type(module)
-    if kind.__name__.startswith("FSDP") and "torch.distributed.fsdp" in sys.modules:
-        from torch.distributed.fsdp import FSDPModule
-
-        if issubclass(kind, FSDPModule):
-            return kind.__mro__[2]
-    return kind
 
 
 # ---------------------------------------------------------------------------------------------------------- found
@@ -392,7 +374,7 @@ def optimizer_steps(optimizer) -> None:
     runtime = units[0]["runtime"] if units else "none"
     _found = {
         "runtime": runtime, "units": units, "ddp": isinstance(root, DistributedDataParallel),
-        "model_class": "" if root is None else _class_of(getattr(root, "module", root)).__name__,
+        "model_class": "" if root is None else names.class_of(getattr(root, "module", root)).__name__,
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
         "batch": _batch(torch), "init": _init,
@@ -434,7 +416,7 @@ def _has_gradients(root) -> bool:
 
 def _frozen(root) -> list[str]:
     root = root.module if type(root).__name__ == "DistributedDataParallel" else root
-    return [] if root is None else [marks.clean(name) for name, p in root.named_parameters() if not p.requires_grad]
+    return [] if root is None else [names.clean(name) for name, p in root.named_parameters() if not p.requires_grad]
 
 
 def _batch(torch) -> dict:
@@ -463,8 +445,6 @@ def finish() -> None:
     done = max(len(steps.figures()), 1)
     _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
-    from . import model
-
     import torch
 
     try:

@@ -10,6 +10,7 @@ import atexit
 import functools
 import os
 import sys
+from typing import Any, Callable, NamedTuple
 
 from . import STEPS, device, report
 from .hooks import after_import
@@ -21,8 +22,25 @@ COUNTS = {"retries": "num_alloc_retries", "ooms": "num_ooms"}
 _state: _Steps | None = None
 
 
+class _Watcher(NamedTuple):
+    """Who reads the script's set-up: is told of its first optimizer step and of the end, and knows what is on the host."""
+
+    optimizer_steps: Callable[[Any], None] = lambda optimizer: None
+    offloads: Callable[[], bool] = lambda: False
+    finish: Callable[[], None] = lambda: None
+
+
+_watcher = _Watcher()
+
+
+def watched_by(optimizer_steps: Callable[[Any], None], offloads: Callable[[], bool], finish: Callable[[], None]) -> None:
+    global _watcher
+    _watcher = _Watcher(optimizer_steps, offloads, finish)
+
+
 def begin() -> None:
     global _state
+    report.told_by("steps", figures)
     _state = _Steps(int(os.environ.get(STEPS, "3")))
     after_import("torch.optim.optimizer", _state.watch)
     # Before torch.cuda takes the name: what a script resets is kept.
@@ -103,13 +121,11 @@ class _Steps:
         if id(optimizer) in self._stepped:  # no forward of a module in between
             self._close()
         if not self.figures and not self._stepped:
-            from . import setting
-
-            setting.optimizer_steps(optimizer)
+            _watcher.optimizer_steps(optimizer)
 
     def _after(self, optimizer, args, kwargs):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if parameters and all(p.device.type == "cpu" for p in parameters) and not self._offloads():
+        if parameters and all(p.device.type == "cpu" for p in parameters) and not _watcher.offloads():
             self._ended = True
             report.failure("bad-input", "the script trains on the CPU: its optimizer's parameters are on the host",
                            "move the model to a GPU (model.cuda(), or FSDP on a mesh of \"cuda\"), as it would train")  # fmt: skip
@@ -124,12 +140,6 @@ class _Steps:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
             self._forward_hook = register_module_forward_pre_hook(self._forward_begins)
-
-    @staticmethod
-    def _offloads() -> bool:
-        from . import setting
-
-        return setting.offloads()
 
     def _forward_begins(self, module, args):
         self._close()
@@ -167,9 +177,7 @@ class _Steps:
         if self._ended:
             return
         self._ended = True
-        from . import setting
-
-        setting.finish()
+        _watcher.finish()
         report.end(code)
 
     def script_ends(self) -> None:
@@ -202,9 +210,7 @@ def _watch_errors() -> None:
             if not _state.figures:
                 _out_of_memory()
             _state._ended = True
-            from . import setting
-
-            setting.finish()
+            _watcher.finish()
             report.end(4)
         line = ""
         while trace is not None:
