@@ -261,13 +261,16 @@ class Loader {
                    .got = "a single value",
                    .hint = fmt::format("[{}] is a table; docs/formats/job.md lists its keys", key)};
     }
-    return Error{.code = ErrorCode::UnknownKey,
-                 .message = fmt::format("unknown key \"{}\"", key.substr(0, 200)),
-                 .file = file_of(origin),
-                 .place = place.substr(0, 300),
-                 .expected = "a key of docs/formats/job.md",
-                 .got = "\"" + key.substr(0, 200) + "\"",
-                 .hint = fmt::format("did you mean \"{}\"?", nearest_job_key(key))};
+    return Error{
+        .code = ErrorCode::UnknownKey,
+        .message = fmt::format("unknown key \"{}\"", key.substr(0, 200)),
+        .file = file_of(origin),
+        .place = place.substr(0, 300),
+        .expected = "a key of docs/formats/job.md",
+        .got = "\"" + key.substr(0, 200) + "\"",
+        .hint = key.find("pipeline") != std::string::npos
+                    ? std::string("pipeline parallelism is not planned; docs/meshes.md has the degrees that are")
+                    : fmt::format("did you mean \"{}\"?", nearest_job_key(key))};
   }
 
   std::optional<Error> take(std::size_t index, const Pending& given, const fs::path& folder, LoadedJob& loaded) const {

@@ -8,6 +8,7 @@
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/process_groups.h"
 #include "core/plan/script_traps.h"
+#include "core/plan/tensor_traps.h"
 #include "core/plan/training_traps.h"
 #include "core/traps.h"
 
@@ -173,6 +174,7 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
   }
   note_clipping(model, job, plan);
   for (Trap& trap : expert_traps(model, job, plan)) plan.traps.push_back(std::move(trap));
+  for (Trap& trap : tensor_traps(model)) plan.traps.push_back(std::move(trap));
   for (const MeshDimension& dimension : model.mesh) {
     const std::int64_t per_node = std::max<std::int64_t>(job.cluster.ranks_per_node, 1);
     if (dimension.ranks.front() / per_node == dimension.ranks.back() / per_node) continue;

@@ -50,6 +50,16 @@ class RankActions final : public ActionRun {
       if (!request) continue;  // the step before a summon with gradients: the runner refuses it
       requests_.push_back(request->front());
       ActionRequest& added = requests_.back();
+      const bool state = added.action == PlanAction::Save || added.action == PlanAction::Load;
+      if (state && !model().mesh.empty()) {
+        return fail({ErrorCode::Unsupported,
+                     "state dicts of a model cut over a mesh are planned, not run",
+                     {},
+                     "--action",
+                     "mesh.tensor = mesh.context = mesh.expert = 1",
+                     plan().iterations.front().actions.front(),
+                     "train with train.checkpoint, whose files load on any mesh"});
+      }
       if (!added.kind_given && plan().runtime == Runtime::Fsdp2) added.kind = StateKind::Sharded;
     }
     auto units = build_units(model(), job());

@@ -6,6 +6,9 @@
 namespace foreshard {
 namespace {
 
+/// M5: mixed precision casts what torch.is_floating_point is true of, which complex numbers are not.
+bool is_cast(DType dtype) { return is_floating(dtype) && dtype != DType::Complex64; }
+
 constexpr int kD = static_cast<int>(Stream::D);
 
 /// Post-order of the units: inner ones are wrapped before the unit around them (I1). Handle order is pre-order.
@@ -35,8 +38,8 @@ bool resident(Device& device, Bytes bytes) {
 
 /// The program names a buffer by the type it computes in; FSDP1 makes it in float32 and casts it later (M5).
 bool make_buffer(Device& device, const BufferInfo& buffer, const Job& job, std::vector<ResidentBuffer>& buffers) {
-  const bool cast_later = job.fsdp.runtime == Runtime::Fsdp1 && is_floating(buffer.dtype) &&
-                          job.fsdp.mixed_precision.buffer == buffer.dtype;
+  const bool cast_later =
+      job.fsdp.runtime == Runtime::Fsdp1 && is_cast(buffer.dtype) && job.fsdp.mixed_precision.buffer == buffer.dtype;
   const DType dtype = cast_later ? DType::Float32 : buffer.dtype;
   const Numel numel = numel_of(buffer.shape);
   const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
@@ -366,7 +369,7 @@ bool play_lazy_initialisation(Device& device, const Plan& plan) {
 
 bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype) {
   for (ResidentBuffer& buffer : buffers) {
-    if (buffer.dtype == dtype || !is_floating(buffer.dtype)) continue;
+    if (buffer.dtype == dtype || !is_cast(buffer.dtype)) continue;
     const BlockHandle cast = device.book.allocate(buffer.numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
     if (cast == kNoBlock) return false;
     device.book.free(buffer.block);

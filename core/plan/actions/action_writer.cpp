@@ -2,9 +2,14 @@
 
 #include <algorithm>
 
+#include "core/plan/actions/mesh_state.h"
 #include "core/plan/build_plan.h"
 
 namespace foreshard::actions {
+
+ActionWriter::ActionWriter(Plan& plan, const StateSource& source) : plan_(plan), source_(source) {
+  groups_.set_experts(ranks_of_experts(source));
+}
 
 void ActionWriter::start(const ActionRequest& request, Phase phase) {
   PlanIteration iteration;

@@ -12,7 +12,7 @@ namespace foreshard::actions {
 class ActionWriter {
  public:
   /// `plan` and what `source` names outlive the writer.
-  ActionWriter(Plan& plan, const StateSource& source) : plan_(plan), source_(source) {}
+  ActionWriter(Plan& plan, const StateSource& source);
 
   /// A new iteration with this phase; what follows is appended to it.
   void start(const ActionRequest& request, Phase phase);

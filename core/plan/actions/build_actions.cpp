@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/plan/actions/action_writer.h"
+#include "core/plan/actions/mesh_state.h"
 #include "core/plan/runtime/plan_frame.h"
 #include "core/runtime_layouts.h"
 
@@ -45,6 +46,49 @@ Result<void> check_state(ActionRequest& request, const Job& job, const UnitTable
   return {};
 }
 
+/// What PyTorch refuses, or does otherwise than its name says, where parameters are DTensors of a mesh.
+Result<void> check_mesh_state(const ActionRequest& request, const StateSource& source,
+                              std::vector<std::string>& warnings) {
+  const auto& params = source.model.params;
+  if (std::none_of(params.begin(), params.end(), actions::is_on_mesh)) return {};
+  if (source.job.fsdp.runtime != Runtime::Fsdp1) {
+    // distribute_tensor: _StridedShard asserts that all chunks are equal.
+    for (const PlanUnit& unit : source.table.units) {
+      for (const ShardedParam& sharded : unit.sharded) {
+        const ParamInfo& info = params[sharded.param.index()];
+        const bool strided = info.part.dim >= 0 && info.part.dim == sharded.shard_dim;
+        const auto ranks = static_cast<std::int64_t>(
+            strided ? source.model.mesh[static_cast<std::size_t>(info.part.dimension)].ranks.size() : 1);
+        if (!strided || request.action != PlanAction::Load || request.kind != StateKind::Full ||
+            info.part.whole % (ranks * unit.shard_size) == 0)
+          continue;
+        return fail(refused(request,
+                            "AssertionError: PyTorch cuts a whole \"" + info.fqn + "\" of " +
+                                std::to_string(info.part.whole) + " rows into equal chunks only, over " +
+                                std::to_string(ranks) + " x " + std::to_string(unit.shard_size) + " ranks",
+                            "load:sharded, which reads each rank's own", "use the sharded kind"));
+      }
+    }
+    return {};
+  }
+  if (request.kind == StateKind::Local) {
+    return fail(refused(request, "RuntimeError: DeviceMesh is not compatible with LOCAL_STATE_DICT", "sharded",
+                        "its DTensors are what a mesh can load"));
+  }
+  if (request.optimizer) {
+    return fail(refused(request, "the optimizer's state under fsdp1 over a mesh is not planned", "the model's alone",
+                        "set fsdp.runtime = \"fsdp2\", or leave optimizer away"));
+  }
+  if (request.kind == StateKind::Full && request.action == PlanAction::Save) {
+    warnings.push_back(
+        "the full state dict of fsdp1 over tensor parallelism is not full: it holds DTensors of the tensor dimension, "
+        "this rank's part of each; rank 0's file lacks the others' (call full_tensor(), or save sharded)");
+    if (request.offload_to_cpu)
+      warnings.push_back("offload does not reach these DTensors: they stay on the device until the caller drops them");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTable& table,
@@ -60,11 +104,10 @@ Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTab
     }
     const bool state = request.action == PlanAction::Save || request.action == PlanAction::Load;
     if (state) {
-      if (!model.mesh.empty())
-        return fail(refused(request, "state dicts of a model cut over a mesh are not built", "mesh.tensor = 1",
-                            "set mesh.tensor = 1"));
       const Result<void> checked = check_state(request, job, table, plan.warnings);
       if (!checked) return tl::unexpected(checked.error());
+      const Result<void> meshed = check_mesh_state(request, {model, job, table}, plan.warnings);
+      if (!meshed) return tl::unexpected(meshed.error());
     }
     constexpr Phase kPhases[] = {Phase::Init, Phase::Summon, Phase::Save, Phase::Load};
     constexpr decltype(&actions::write_init) kWriters[] = {actions::write_init, actions::write_summon,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/plan/actions/mesh_state.h"
+
 namespace foreshard::actions {
 
 Numel gather_chunks(ActionWriter& out, UnitId id, ParamId param, std::int32_t instance) {
@@ -29,6 +31,10 @@ Numel gather_chunks(ActionWriter& out, UnitId id, ParamId param, std::int32_t in
 }
 
 Numel gather_dtensor(ActionWriter& out, UnitId id, const ShardedParam& param, std::int32_t instance) {
+  if (out.source().model.params[param.param.index()].part.dim >= 0) {
+    gather_over_mesh(out, id, param, instance);
+    return numel_of(whole_shape(out.source().model.params[param.param.index()]));
+  }
   const PlanUnit& unit = out.unit(id);
   const Numel local = numel_of(param.padded_local_shape);
   const Numel total = local * unit.shard_size;

@@ -2,6 +2,7 @@
 // SHARDED gathers padded chunks first, LOCAL and fsdp2's DTensors copy shards.
 #include "core/plan/actions/chunk_gather.h"
 #include "core/plan/actions/hooked_walk.h"
+#include "core/plan/actions/mesh_state.h"
 
 namespace foreshard::actions {
 namespace {
@@ -37,7 +38,8 @@ class Load {
         const Numel numel = numel_of(param.local_shape);
         const DType dtype = source_.model.params[param.param.index()].dtype;
         if (request_.rank0_only) {
-          broadcast_state(out_, UnitId(u), param.param, numel_of_param(source_, param.param), dtype, 0);
+          const Numel whole = numel_of(whole_shape(source_.model.params[param.param.index()]));
+          broadcast_state(out_, UnitId(u), param.param, whole, dtype, 0);
           out_.work(home == Stream::D ? InstructionKind::CopyOut : InstructionKind::D2h, Stream::D, shard, numel, dtype,
                     "aten.copy_");
           out_.free(Stream::D, {BufferWhat::StateCopy, UnitId(u), param.param});
@@ -65,7 +67,10 @@ class Load {
     const PlanUnit& unit = source_.table.units[id.index()];
     if (request_.kind != StateKind::Sharded || unit.strategy == Strategy::NoShard) return;
     for (const ParamId param : unit.params) {
-      gather_chunks(out_, id, param, 0);
+      if (is_on_mesh(source_.model.params[param.index()]))
+        part_over_mesh(out_, id, param);
+      else
+        gather_chunks(out_, id, param, 0);
       gathered_.push_back({BufferWhat::StateCopy, id, param});
     }
   }

@@ -1,6 +1,7 @@
 // The optimizer's part of saving and loading (K5, K6): tensors of positive dimension are gathered, split and cut again;
 // scalars go as they are. An instance counts the state's tensors from 1 (Adam: 1 exp_avg, 2 exp_avg_sq).
 #include "core/plan/actions/chunk_gather.h"
+#include "core/plan/actions/mesh_state.h"
 
 namespace foreshard::actions {
 namespace {
@@ -114,7 +115,8 @@ class OptimizerPlan {
       const BufferName copy{BufferWhat::StateCopy, id, param};
       const ShardedParam* shard = find(unit, param);
       const bool gathers = shard != nullptr && request_.kind == StateKind::Full;
-      const Numel numel = gathers ? numel_of_param(source_, param) : numel_on_rank(source_, unit, param);
+      const Numel numel =
+          gathers ? numel_of(whole_shape(source_.model.params[param.index()])) : numel_on_rank(source_, unit, param);
       if (gathers) gather_dtensor(out_, id, *shard, instance);
       const BufferName from = gathers ? copy : BufferName{BufferWhat::OptimizerState, id, param};
       if (keeps_ && request_.offload_to_cpu) offload(out_, from, copy, numel, unit.orig_dtype, instance);
@@ -161,7 +163,8 @@ class OptimizerPlan {
     for (const ParamId param : unit.params) {
       if (!source_.table.trainable[param.index()]) continue;
       if (request_.rank0_only) {
-        broadcast_state(out_, id, param, numel_of_param(source_, param), unit.orig_dtype, instance);
+        const Numel whole = numel_of(whole_shape(source_.model.params[param.index()]));
+        broadcast_state(out_, id, param, whole, unit.orig_dtype, instance);
       }
       take({BufferWhat::OptimizerState, id, param}, numel_on_rank(source_, unit, param), unit.orig_dtype, instance,
            request_.rank0_only);

@@ -2,6 +2,7 @@
 // the end of the iteration: the caller holds them.
 #include "core/plan/actions/chunk_gather.h"
 #include "core/plan/actions/hooked_walk.h"
+#include "core/plan/actions/mesh_state.h"
 
 namespace foreshard::actions {
 namespace {
@@ -37,8 +38,11 @@ class Save {
 
   void fsdp2() {
     out_.host_wait();
-    for (std::size_t u = 0; u < source_.table.units.size(); ++u) {
-      for (const ShardedParam& param : source_.table.units[u].sharded) dtensor(UnitId(u), param);
+    for (std::size_t p = 0; p < source_.model.params.size(); ++p) {  // in the dict's order, which is the modules'
+      const UnitId unit = source_.table.unit_of_param[p];
+      if (!unit.valid()) continue;
+      for (const ShardedParam& param : source_.table.units[unit.index()].sharded)
+        if (param.param == ParamId(p)) dtensor(unit, param);
     }
     copy_rest();
   }
@@ -51,6 +55,10 @@ class Save {
   }
 
  private:
+  bool lies_on_mesh(const StateEntry& entry) const {
+    return entry.param.valid() && is_on_mesh(source_.model.params[entry.param.index()]);
+  }
+
   BufferName copy_of(const StateEntry& entry) const { return {BufferWhat::StateCopy, entry.unit, entry.param}; }
 
   void copy_to_host(BufferName from, const StateEntry& entry) {
@@ -72,12 +80,16 @@ class Save {
         if (entry.param.valid() || !request_.offload_to_cpu) continue;
         offload(out_, {BufferWhat::Shard, id, {}}, copy_of(entry), entry.numel(), entry.dtype);
       } else if (request_.kind == StateKind::Sharded && sharded) {
-        clone(Stream::D, entry);
+        if (lies_on_mesh(entry))
+          cut_over_mesh(out_, id, entry.param);
+        else
+          clone(Stream::D, entry);
         if (!request_.offload_to_cpu || entry.numel() == 0) continue;
         copy_to_host(copy_of(entry), entry);
         out_.free(Stream::D, copy_of(entry));
-      } else {  // the offloaded full parameter is a host tensor already
-        clone(request_.offload_to_cpu && sharded ? Stream::Host : Stream::D, entry);
+      } else {  // the offloaded full parameter is a host tensor already, a DTensor one of its mesh's device again
+        const bool on_host = request_.offload_to_cpu && sharded && !lies_on_mesh(entry);
+        clone(on_host ? Stream::Host : Stream::D, entry);
       }
     }
   }
@@ -90,10 +102,10 @@ class Save {
       offload(out_, {BufferWhat::Shard, id, param.param}, copy, numel_of(param.local_shape), dtype);
       return;
     }
-    gather_dtensor(out_, id, param, 0);
+    gather_dtensor(out_, id, param, 0);  // over every dimension that cuts it
     const bool kept = !returns_nothing(source_, request_);
     if (kept && request_.offload_to_cpu) {
-      offload(out_, copy, copy, numel_of_param(source_, param.param), dtype);
+      offload(out_, copy, copy, numel_of(whole_shape(source_.model.params[param.param.index()])), dtype);
     }
     if (!kept || request_.offload_to_cpu) out_.free(Stream::D, copy);
   }

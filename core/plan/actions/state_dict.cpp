@@ -2,10 +2,14 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
+#include "core/plan/actions/mesh_state.h"
 #include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
+
+using actions::is_on_mesh;
 
 const PlanUnit* unit_of(const StateSource& source, ParamId param, UnitId& id) {
   id = source.table.unit_of_param[source.model.storage_of(param).index()];
@@ -49,23 +53,36 @@ StateEntry whole_param(const StateSource& source, ParamId param, const PlanUnit*
   entry.unit = id;
   entry.param = param;
   entry.dtype = unit != nullptr ? unit->orig_dtype : info.dtype;
-  entry.shape = info.shape;
+  entry.shape = actions::whole_shape(info);
   return entry;
 }
 
-StateEntry dtensor(StateEntry entry, const PlanUnit& unit, ParamId storage, std::int64_t world, std::int64_t rank) {
+/// FSDP cuts what is there: of a parameter on a mesh this rank's part.
+StateEntry dtensor(StateEntry entry, const PlanUnit& unit, const ParamInfo& stored, ParamId storage,
+                   std::int64_t rank) {
+  const std::int64_t world = unit.shard_size;
   for (const ShardedParam& sharded : unit.sharded) {
     if (sharded.param != storage) continue;
     entry.sharded = true;
     entry.local = sharded.local_shape;
     entry.offset.assign(entry.shape.size(), 0);
+    if (stored.part.dim >= 0) entry.offset[static_cast<std::size_t>(stored.part.dim)] = stored.part.begin;
     const auto dim = static_cast<std::size_t>(sharded.shard_dim);
     if (dim < entry.shape.size()) {
-      const std::int64_t rows = (entry.shape[dim] + world - 1) / world;
-      entry.offset[dim] = std::min(rows * rank, entry.shape[dim]);
+      const std::int64_t rows = (stored.shape[dim] + world - 1) / world;
+      entry.offset[dim] += std::min(rows * rank, stored.shape[dim]);
     }
   }
   return entry;
+}
+
+/// This rank's place among those that a unit is sharded over: of experts the ranks that hold the same ones.
+std::int64_t rank_in(const StateSource& source, const PlanUnit& unit) {
+  const std::vector<std::int32_t> same = actions::ranks_of_experts(source);
+  const bool experts = !unit.params.empty() && experts_of(source.model, unit.params.front()) != nullptr;
+  if (!experts) return source.rank_in_group();
+  const auto at = std::find(same.begin(), same.end(), static_cast<std::int32_t>(source.job.cluster.rank));
+  return at == same.end() ? 0 : at - same.begin();
 }
 
 /// One parameter in the dict of `kind`; nothing where only the flat parameter is listed.
@@ -74,12 +91,20 @@ void add_param(const StateSource& source, StateKind kind, ParamId param, std::ve
   const PlanUnit* unit = unit_of(source, param, id);
   StateEntry entry = whole_param(source, param, unit, id);
   const std::int64_t rank = source.rank_in_group();
+  const ParamId storage = source.model.storage_of(param);
+  const ParamInfo& stored = source.model.params[storage.index()];
+  const bool fsdp1 = source.job.fsdp.runtime == Runtime::Fsdp1;
+  if (fsdp1 && kind == StateKind::Full && is_on_mesh(stored)) entry = actions::mesh_entry(source, entry, storage);
   if (unit == nullptr || kind == StateKind::Full || source.job.fsdp.runtime == Runtime::None || !shards(*unit)) {
     entries.push_back(std::move(entry));
     return;
   }
   if (has_fsdp2_layouts(source.job.fsdp.runtime)) {
-    entries.push_back(dtensor(std::move(entry), *unit, source.model.storage_of(param), unit->shard_size, rank));
+    entries.push_back(dtensor(std::move(entry), *unit, stored, storage, rank_in(source, *unit)));
+    return;
+  }
+  if (kind == StateKind::Sharded && is_on_mesh(stored)) {
+    entries.push_back(actions::mesh_chunk(source, std::move(entry), storage, *unit));
     return;
   }
   if (kind == StateKind::Sharded) {

@@ -58,6 +58,32 @@ Numel numel_over_mesh(const ParamInfo& info) {
   return numel_of(whole);
 }
 
+/// F2-13: shards that are kept among few ranks after forward.
+Result<void> check_partial_reshard(const Run& run, const PlanUnit& planned, const UnitState& u) {
+  if (u.reshard_size <= 0 || u.reshard_size >= u.shard_size) return {};
+  if (std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
+    return fail({ErrorCode::Unsupported,
+                 "a partial reshard keeps rows, so it needs shards of the first dimension",
+                 {},
+                 "unit \"" + planned.name + "\"",
+                 "shard_dim 0, or reshard_after_forward true or false",
+                 "reshard_after_forward " + std::to_string(u.reshard_size),
+                 "see F2-13"});
+  }
+  // to_sharded_post_forward
+  if (std::any_of(planned.params.begin(), planned.params.end(),
+                  [&](ParamId param) { return run.model.params[param.index()].part.dimension >= 0; })) {
+    return fail({ErrorCode::Refused,
+                 "NotImplementedError: Resharding to smaller mesh with TP is not supported yet",
+                 {},
+                 "unit \"" + planned.name + "\"",
+                 "reshard_after_forward true or false beside [mesh]",
+                 "reshard_after_forward " + std::to_string(u.reshard_size),
+                 "set fsdp.reshard_after_forward = true, or false where memory allows"});
+  }
+  return {};
+}
+
 Result<void> prepare_unit(Run& run, UnitId id) {
   const PlanUnit& planned = run.plan.units[id.index()];
   UnitState& u = run.unit(id);
@@ -99,17 +125,7 @@ Result<void> prepare_unit(Run& run, UnitId id) {
                    : reshard.kind == ReshardAfterForward::Kind::GroupSize
                        ? static_cast<std::int32_t>(reshard.group_size)
                        : 0;
-  const bool partial = u.reshard_size > 0 && u.reshard_size < u.shard_size;
-  if (partial && std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
-    return fail({ErrorCode::Unsupported,
-                 "a partial reshard keeps rows, so it needs shards of the first dimension",
-                 {},
-                 "unit \"" + planned.name + "\"",
-                 "shard_dim 0, or reshard_after_forward true or false",
-                 "reshard_after_forward " + std::to_string(u.reshard_size),
-                 "see F2-13"});
-  }
-  return {};
+  return check_partial_reshard(run, planned, u);
 }
 
 void prepare_slots(Run& run) {

@@ -49,6 +49,11 @@ std::map<std::string, std::int64_t> collectives_of(const Model& model) {
 
 const ParamInfo& param(const Model& model, const char* name) { return model.params[model.find_param(name).index()]; }
 
+const Trap* trap(const Plan& plan, std::int32_t number) {
+  const auto at = std::find_if(plan.traps.begin(), plan.traps.end(), [&](const Trap& t) { return t.number == number; });
+  return at == plan.traps.end() ? nullptr : &*at;
+}
+
 struct Meetings {
   std::int64_t forward = 0, backward = 0;
 };
@@ -174,13 +179,44 @@ TEST(RankModel, NamesTrapsAndRefusals) {
   for (const Instruction& i : apart.iterations.back().instructions)
     if (i.kind == InstructionKind::AllReduce && i.phase == Phase::Clip) norms.push_back(i.numel);
   EXPECT_EQ(norms, (std::vector<Numel>{16, 16, 5}));
-  EXPECT_EQ(apart.traps.back().number, 45);
+  EXPECT_NE(trap(apart, 45), nullptr);
   job.fsdp.runtime = Runtime::Fsdp1;
   const auto clipped = build_plan(rank_model(whole_model(job), job).value(), job);
   ASSERT_FALSE(clipped.has_value());
   EXPECT_NE(clipped.error().message.find("trap 27"), std::string::npos);
   job.fsdp.allow_traps = {27};
   EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+TEST(RankModel, ShardsKeptAmongFewRanksAreRefusedAsPyTorchDoes) {  // to_sharded_post_forward
+  Job job = job_of(true, true);
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::GroupSize, 2};
+  job.cluster.world_size = 8;  // shard groups of four
+  const auto kept = build_plan(rank_model(whole_model(job), job).value(), job);
+  ASSERT_FALSE(kept.has_value());
+  EXPECT_EQ(kept.error().code, ErrorCode::Refused);
+  EXPECT_NE(kept.error().message.find("NotImplementedError"), std::string::npos);
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::False, 0};
+  EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+TEST(RankModel, SaysWhereOneInputIsSummedOrGatheredAgainAndAgain) {
+  Job job = job_of(false, true);
+  const Plan plain = build_plan(rank_model(whole_model(job), job).value(), job).value();
+  ASSERT_NE(trap(plain, 48), nullptr);  // 5 L + 1 sums, of 2 L + 1 inputs
+  EXPECT_NE(trap(plain, 48)->text.find("11 all-reduces"), std::string::npos);
+  EXPECT_NE(trap(plain, 48)->text.find("5 inputs"), std::string::npos);
+  EXPECT_EQ(trap(plain, 49), nullptr);
+  job = job_of(true, true);
+  const Model whole = whole_model(job);
+  const Plan shared = build_plan(rank_model(whole, job).value(), job).value();
+  EXPECT_EQ(trap(shared, 48), nullptr);
+  EXPECT_EQ(trap(shared, 49), nullptr);
+  for (const ParallelStyle& style : whole.parallel)
+    if (style.style != "gather") job.mesh.plan[style.modules] = style.style;
+  const Plan anew = build_plan(rank_model(whole, job).value(), job).value();
+  ASSERT_NE(trap(anew, 49), nullptr);
+  EXPECT_NE(trap(anew, 49)->text.find("11 gathers"), std::string::npos);
 }
 
 TEST(RankModel, ARankWithoutRowsOfATableIsPlanned) {

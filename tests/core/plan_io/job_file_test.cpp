@@ -205,6 +205,7 @@ TEST(JobFile, NamesTheNearestKnownKey) {
   EXPECT_THAT(error_of("[clutser]\nrank = 1\n").hint, HasSubstr("\"cluster\""));
   EXPECT_THAT(error_of("fsdp.overrides = [{units = [\"a\"], stategy = \"NO_SHARD\"}]").hint, HasSubstr("\"strategy\""));
   EXPECT_THAT(error_of("", {"model.bach=2"}).place, HasSubstr("--set model.bach"));
+  EXPECT_THAT(error_of("[mesh]\npipeline = 2\n").hint, HasSubstr("pipeline parallelism is not planned"));
 }
 
 TEST(JobFile, NamesWrongTypesWithTheirPlace) {

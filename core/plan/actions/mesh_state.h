@@ -1,0 +1,36 @@
+// State dicts of parameters that lie on a mesh: FSDP shards what a dimension of the program (tensor, expert) has cut
+// already. Every redistribution of such a DTensor as PyTorch runs it, one dimension after the other. Private to
+// core/plan/actions.
+//
+//   fsdp2, full_tensor()     both cut dimension 0: data, then the other    else: the other, then data
+//   fsdp1, sharded, save     cut along dimension 0: gathered over the other, chunked over data, chunked over the other
+//   fsdp1, sharded, load     gathered over the other (if it cuts dimension 0), over data, then this rank's part
+#pragma once
+
+#include "core/plan/actions/action_writer.h"
+
+namespace foreshard::actions {
+
+/// Of the whole model's parameter.
+Shape whole_shape(const ParamInfo& param);
+
+/// It is a DTensor on a dimension of the program, whether that cuts it or not.
+inline bool is_on_mesh(const ParamInfo& param) { return param.part.dimension >= 0; }
+
+/// Ranks that hold the same experts as this one, over which FSDP shards them; empty: the model has no such dimension.
+std::vector<std::int32_t> ranks_of_experts(const StateSource& source);
+
+/// fsdp1, full: what unsharding leaves is a DTensor of the tensor dimension, not the whole parameter.
+StateEntry mesh_entry(const StateSource& source, StateEntry entry, ParamId param);
+/// fsdp1, sharded: chunked over data first and then over the tensor dimension, not the other way round as it was cut.
+StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param, const PlanUnit& unit);
+
+/// fsdp2: the whole parameter into {StateCopy, unit, param}. REQUIRES a dimension that cuts it.
+void gather_over_mesh(ActionWriter& out, UnitId unit, const ShardedParam& param, std::int32_t instance);
+
+/// fsdp1, sharded: the gathered part of this rank, cut anew into {StateCopy, unit, param}.
+void cut_over_mesh(ActionWriter& out, UnitId unit, ParamId param);
+/// The way back: from a chunk on the host to this rank's part in {StateCopy, unit, param}.
+void part_over_mesh(ActionWriter& out, UnitId unit, ParamId param);
+
+}  // namespace foreshard::actions

@@ -1,0 +1,65 @@
+#include "core/plan/tensor_traps.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <string_view>
+#include <variant>
+
+namespace foreshard {
+namespace {
+
+/// Operators of one name, by the values that they read.
+struct Uses {
+  std::int64_t count = 0;
+  std::set<std::int32_t> inputs;
+  Bytes bytes = 0;  // of what they make
+};
+
+Uses uses_of(const Model& model, std::string_view name) {
+  Uses uses;
+  for (const Op& op : model.ops) {
+    if (op.name != name || op.args.empty() || op.out.empty()) continue;
+    const auto* read = std::get_if<ValueRef>(&op.args.front().value);
+    if (read == nullptr) continue;  // a parameter's
+    ++uses.count;
+    uses.inputs.insert(read->id.value);
+    const ValueInfo& made = model.values[op.out.front().index()];
+    uses.bytes += numel_of(made.shape) * itemsize(made.dtype);
+  }
+  return uses;
+}
+
+}  // namespace
+
+std::vector<Trap> tensor_traps(const Model& model) {
+  std::vector<Trap> traps;
+  const Uses copies = uses_of(model, "mesh.copy"), gathers = uses_of(model, "mesh.all_gather");
+  const auto distinct = [](const Uses& uses) { return static_cast<std::int64_t>(uses.inputs.size()); };
+  if (copies.count > distinct(copies)) {
+    traps.push_back(
+        {48,
+         "plain tensor parallelism sums once for every columnwise layer",
+         "mesh",
+         {},
+         fmt::format("backward all-reduces the input's gradient of each layer before they are added: {} all-reduces of "
+                     "{} bytes a micro-batch where {} inputs are shared, and nothing runs beside them",
+                     copies.count, copies.bytes, distinct(copies)),
+         "mesh.sequence_parallel = true, where one reduce-scatter takes their sum",
+         false});
+  }
+  if (gathers.count > distinct(gathers)) {
+    traps.push_back(
+        {49,
+         "every columnwise layer gathers its input anew",
+         "mesh",
+         {},
+         fmt::format("{} gathers of {} bytes in every forward for {} inputs, and as many reduce-scatters in backward",
+                     gathers.count, gathers.bytes, distinct(gathers)),
+         "mesh.plan with the style gather for the module around them (PrepareModuleInput)",
+         false});
+  }
+  return traps;
+}
+
+}  // namespace foreshard
