@@ -14,8 +14,8 @@ import contextlib
 import ctypes
 import json
 import os
-import subprocess
 import sys
+import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -30,13 +30,15 @@ def configurations(name, case):
     precisions = case.options.get("precisions", ["bfloat16"])
     for version in (1, 2):
         for precision in precisions:
-            yield {
-                "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}",
-                "case": name,
-                "precision": precision,
-                "version": version,
-                "clock": {"FAKEGPU_TIME": "lazy"},
-            }
+            for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):
+                yield {
+                    "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}{'-ckpt' if recompute else ''}",
+                    "case": name,
+                    "precision": precision,
+                    "version": version,
+                    "recompute": recompute,
+                    "clock": {"FAKEGPU_TIME": "lazy"},  # as main has set it
+                }
 
 
 def row_config(c, case):
@@ -56,7 +58,14 @@ def row_config(c, case):
         "world_size": 8, "rank": 0, "gpus_per_node": 8, "steps": 3, "param_dtype": "float32", "clip": None,
         "grad_accum": 1, "init": "meta", "optimizer": {"name": "AdamW", "foreach": True}, "fsdp": fsdp,
         "precision": c["precision"],
-    }  # fmt: skip
+    } | ({"activation_checkpointing": {"classes": case.wrap, "impl": "NO_REENTRANT"}} if c["recompute"] else {})  # fmt: skip
+
+
+def recomputed(module, case):
+    """Every unit within its wrapper of torch.distributed: the unit's hooks stand around it."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing, checkpoint_wrapper
+
+    apply_activation_checkpointing(module, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda m: type(m).__name__ in case.wrap)
 
 
 def statistics(torch):
@@ -65,7 +74,7 @@ def statistics(torch):
     return out | {k: s.get(k, 0) for k in COUNTS}
 
 
-def wrap1(torch, module, case, fsdp):
+def wrap1(torch, module, case, fsdp, recompute):
     from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -83,7 +92,7 @@ def wrap1(torch, module, case, fsdp):
 
     classes = {type(m) for m in module.modules() if type(m).__name__ in case.wrap}
     mixed = fsdp["mixed_precision"]
-    return FullyShardedDataParallel(
+    wrapped = FullyShardedDataParallel(
         module,
         sharding_strategy=ShardingStrategy.FULL_SHARD,
         auto_wrap_policy=ModuleWrapPolicy(classes),
@@ -94,9 +103,12 @@ def wrap1(torch, module, case, fsdp):
         param_init_fn=init,
         mixed_precision=MixedPrecision(**{k: getattr(torch, v) for k, v in mixed.items()}) if mixed else None,
     )
+    if recompute:
+        recomputed(wrapped, case)
+    return wrapped
 
 
-def wrap2(torch, module, case, fsdp):
+def wrap2(torch, module, case, fsdp, recompute):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -105,8 +117,11 @@ def wrap2(torch, module, case, fsdp):
         kw["mp_policy"] = MixedPrecisionPolicy(
             **{k: getattr(torch, v) for k, v in fsdp["mixed_precision"].items()}
         )
+    if recompute:
+        recomputed(module, case)
+    inner = {id(m._checkpoint_wrapped_module) for m in module.modules() if hasattr(m, "_checkpoint_wrapped_module")}
     for m in module.modules():
-        if type(m).__name__ in case.wrap:
+        if type(getattr(m, "_checkpoint_wrapped_module", m)).__name__ in case.wrap and id(m) not in inner:
             fully_shard(m, reshard_after_forward=True, **kw)
     fully_shard(module, **kw)
     module.to_empty(device="cuda")
@@ -141,7 +156,7 @@ def run(c):
     with torch.device("meta"):
         module = case.make()
     count = sum(p.numel() for p in module.parameters())
-    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"])
+    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"], c["recompute"])
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], foreach=True)
     gc.collect()
     torch.cuda.synchronize()
@@ -187,36 +202,57 @@ def run(c):
     }  # fmt: skip
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", nargs="?")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--lib", default=os.path.join(ROOT, "build", "release", "lib", "libfakegpu.so"))
-    options = parser.parse_args()
-    if os.environ.get("FORESHARD_TRUTH_CHILD"):
-        print("\nROW " + json.dumps(run(json.load(sys.stdin)), separators=(",", ":")), flush=True)
+def recorded(c):
+    """A row, made by a child: what it does to the device and to PyTorch goes with it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            text = json.dumps(run(c), separators=(",", ":"))
+        except BaseException:  # noqa: BLE001 - told by the parent
+            text = "FAILED: " + traceback.format_exc()[-1500:]
+        with open(writer, "w") as file:
+            file.write(text)
         os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text or "FAILED: it ended without a word"
+
+
+def record(out, only):
+    import torch  # noqa: F401 - once for all children
+
     sys.path.insert(0, HERE)
     import models
 
-    only = set(filter(None, options.only.split(",")))
     done = set()
-    with contextlib.suppress(FileNotFoundError), open(options.out) as file:
+    with contextlib.suppress(FileNotFoundError), open(out) as file:
         done = {json.loads(line)["id"] for line in file}
-    with open(options.out, "a") as file:
-        for name, case in models.load().items():
-            for c in configurations(name, case):
-                if (only and name not in only) or c["id"] in done:
-                    continue
-                env = dict(
-                    os.environ, LD_PRELOAD=options.lib, FORESHARD_TRUTH_CHILD="1", FAKEGPU_DEVICES="8", **c["clock"]
-                )
-                r = subprocess.run([sys.executable, __file__], env=env, input=json.dumps(c), text=True, capture_output=True)
-                rows = [line[4:] for line in r.stdout.splitlines() if line.startswith("ROW ")]
-                if rows:
-                    file.write(rows[-1] + "\n")
-                    file.flush()
-                print(c["id"], "recorded" if rows else "FAILED: " + r.stderr[-1500:], flush=True)
+    for name, case in models.load().items():
+        for c in configurations(name, case):
+            if (only and name not in only) or c["id"] in done:
+                continue
+            text = recorded(c)
+            if text.startswith("{"):
+                with open(out, "a") as file:
+                    file.write(text + "\n")
+            print(c["id"], "recorded" if text.startswith("{") else text, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--lib", default=os.path.join(ROOT, "build", "release", "lib", "libfakegpu.so"))
+    options = parser.parse_args()
+    libs = " ".join((options.lib, os.path.join(os.path.dirname(options.lib), "libfakenvrtc.so")))
+    if os.environ.get("LD_PRELOAD") != libs:
+        os.execve(sys.executable, [sys.executable, *sys.argv],
+                  dict(os.environ, LD_PRELOAD=libs, FAKEGPU_DEVICES="8", FAKEGPU_TIME="lazy"))  # fmt: skip
+    record(options.out, set(filter(None, options.only.split(","))))
 
 
 if __name__ == "__main__":

@@ -218,6 +218,81 @@ class Programs(unittest.TestCase):
         self.assertEqual(model.document["params"][0]["dtype"], "float32")
 
 
+    def test_what_autograd_copies_before_an_operator_in_place_is_not_copied_twice(self):
+        class InPlace(Two):
+            def forward(self, x):
+                h = F.silu(super().forward(x), inplace=True)
+                gate = torch.sigmoid(h)
+                return (h + 1).mul_(gate)
+
+        model = capture(InPlace(), torch.empty(3, 6), loss=scalar)
+        self.assertFalse(ops(model, "clone"))
+        self.assertFalse(ops(model, "silu_") + ops(model, "mul_"))
+        self.assertEqual(len(ops(model, "aten.silu.default")), 1)
+        (product,) = ops(model, "aten.mul.Tensor")
+        self.assertEqual(product["args"], ["%" + ops(model, "add")[-1]["out"][0]["name"], "%" + ops(model, "sigmoid")[0]["out"][0]["name"]])
+
+    def test_a_copy_of_the_script_stays_before_an_operator_in_place(self):
+        class Copies(Two):
+            def forward(self, x):
+                h = super().forward(x)
+                before = h.clone()
+                return h.mul_(2) + before
+
+        self.assertEqual(len(ops(capture(Copies(), torch.empty(3, 6), loss=scalar), "clone")), 1)
+
+    def test_results_written_to_out_are_made_and_copied(self):
+        class Writes(Two):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("last", torch.zeros(6))
+
+            def forward(self, x):
+                with torch.no_grad():
+                    torch.div(x[0], 2.0 * x[1], out=self.last)
+                return super().forward(x)
+
+        model = capture(Writes(), torch.empty(3, 6), loss=scalar)
+        self.assertFalse(ops(model, ".out"))
+        (copy,) = ops(model, "copy_")
+        self.assertEqual(copy["args"], ["@last", "%" + ops(model, "div.Tensor")[0]["out"][0]["name"]])
+
+    def test_copies_to_the_host_take_nothing(self):
+        class Logs(Two):
+            def forward(self, x):
+                h = super().forward(x)
+                self.seen = h.detach().float().cpu()
+                return h
+
+        self.assertFalse(ops(capture(Logs(), torch.empty(3, 6), loss=scalar), "_to_copy"))
+
+    def packed(self, lengths):
+        class Packed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lstm = nn.LSTM(6, 6, batch_first=True)
+
+            def forward(self, x, lengths):
+                packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+                return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=5)[0]
+
+        return capture(Packed(), torch.empty(3, 5, 6, device="meta"), lengths, loss=scalar)
+
+    def test_sequences_are_packed_by_the_lengths_that_the_host_knows(self):
+        for lengths in ([2, 5, 4], torch.tensor([2, 5, 4])):
+            model = self.packed(lengths)
+            (op,) = ops(model, "opaque.")
+            self.assertEqual(op["out"][0]["shape"], [11, 6])
+            self.assertEqual(len(ops(model, "_thnn_fused_lstm_cell")), 5)
+            self.assertEqual([o["shape"] for o in ops(model, "aten.full")[0]["out"]], [[5, 3, 6]])
+            self.assertEqual(model.notes, [])
+
+    def test_rows_whose_lengths_nobody_knows_are_full(self):
+        model = self.packed(torch.empty(3, dtype=torch.int64, device="meta"))
+        self.assertEqual(ops(model, "opaque.")[0]["out"][0]["shape"], [15, 6])
+        self.assertIn("every row counts as full", model.notes[0])
+
+
 class Lifetimes(unittest.TestCase):
     def test_a_name_outlives_the_last_use(self):
         class Named(Two):
@@ -382,7 +457,10 @@ class Opaque(unittest.TestCase):
         made, beside = op["opaque"]["backward"]
         self.assertEqual(made, {"shape": [3, 6], "dtype": "float32"})
         self.assertEqual(beside, {"shape": [3 * 6 * 4], "dtype": "uint8"})  # g * y
-        self.assertEqual(op["opaque"]["workspace_bytes"], 3 * 6 * 4)  # y * y
+        self.assertEqual(op["opaque"]["workspace_bytes"], 0)  # y * y stands before it, a block of its own
+        (beside,) = ops(model, "empty.memory_format")
+        self.assertEqual(beside["args"], [[3 * 6 * 4]])
+        self.assertEqual(beside["out"][0]["held_until"], {"op": model.document["ops"].index(op)})
         self.assertFalse(ops(model, "exp"))
 
     def test_what_a_function_carries_beside_what_it_saves_lives_to_the_end(self):
@@ -562,6 +640,24 @@ class BadInput(unittest.TestCase):
         model = capture(module, torch.empty(3, 6), loss=scalar)
         self.assertTrue(any("a: 1 hook" in note for note in model.notes))
         self.assertEqual(len(ops(model, "mul")), 1)
+
+
+class UnlikeTypes(unittest.TestCase):
+    def test_a_product_of_two_types_is_refused_as_a_card_does(self):
+        class Table(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(6, 6)
+                self.register_buffer("table", torch.zeros(3, 6))
+
+            def forward(self, x):
+                return x + self.f(self.table)
+
+        with self.assertRaises(CaptureError) as caught:
+            capture(Table(), torch.empty(3, 6), loss=scalar, mixed_precision={"param": "bfloat16"})
+        self.assertIn("two types", caught.exception.message)
+        self.assertIn("float32[3, 6]", caught.exception.got)
+        capture(Table(), torch.empty(3, 6), loss=scalar, mixed_precision={"param": "bfloat16", "buffer": "bfloat16"})
 
 
 class Scripts(unittest.TestCase):

@@ -29,7 +29,8 @@ def capture_all(folder: str) -> None:
 
     torch.backends.cudnn.enabled = False  # as on the virtual device
     for name, case in models.load().items():
-        for precision in case.options.get("precisions", ["bfloat16"]):
+        precisions = case.options.get("precisions", ["bfloat16"])
+        for precision in precisions:
             with torch.device("meta"):
                 module = case.make()
             for version in (1, 2):
@@ -44,7 +45,10 @@ def capture_all(folder: str) -> None:
                     mixed_precision=mixed,
                     strict=case.options.get("strict", True),
                 )
-                model.save(os.path.join(folder, f"{name}-fsdp{version}-{'bf16' if low else 'fp32'}.json"))
+                file = f"{name}-fsdp{version}-{'bf16' if low else 'fp32'}"
+                model.save(os.path.join(folder, file + ".json"))
+                if case.options.get("recompute") and precision == precisions[0]:  # every unit in a wrapper of torch.distributed
+                    os.link(os.path.join(folder, file + ".json"), os.path.join(folder, file + "-ckpt.json"))
 
 
 class Truth(unittest.TestCase):

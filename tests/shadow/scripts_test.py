@@ -115,6 +115,17 @@ class Shadow(unittest.TestCase):
         self.assertIn("head", job["fsdp"]["wrap"]["units"])
         self.assertIn("body.blocks.0", job["fsdp"]["wrap"]["units"])
 
+    def test_a_recipe_with_groups_on_the_host_and_a_sharded_checkpoint(self):
+        answer, job = self.watch("recipe.py")
+        self.assert_as_planned(answer, time=None)
+        self.assertEqual(job["train"]["optimizer"]["impl"], "fused")
+        self.assertNotIn("grad_scaler", job["train"])
+
+    def test_a_scaler_of_fsdp_is_found(self):
+        answer, job = self.watch("recipe.py", "--scaler")
+        self.assert_as_planned(answer, within=0.01, time=None)  # the first step takes 0.6 % more
+        self.assertTrue(job["train"]["grad_scaler"]["enabled"])
+
     def test_distributions_look_at_no_values(self):
         answer, _ = self.watch("losses.py", "--loss", "policy")
         self.assert_as_planned(answer)

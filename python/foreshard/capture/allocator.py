@@ -46,7 +46,7 @@ def measure(task, session) -> dict[str, int]:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # taken again by the first product
     with fakes.inside(task.module):
-        batch = fakes.tree(task.batch)
+        batch = fakes.batch(task.batch)
         figures["state"] = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         torch.autograd.backward = backward

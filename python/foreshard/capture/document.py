@@ -143,10 +143,10 @@ def _result(value: Value, program: _Program, loss: str) -> dict[str, Any]:
 
 
 class _Program:
-    """The recorded operators without autograd's own detaches, which only a recorder sees, and numbered anew."""
+    """The recorded operators without autograd's own detaches and copies, which only a recorder sees, and numbered anew."""
 
     def __init__(self, session, regions: list[dict[str, Any]]):
-        ops = session.recorder.ops
+        ops = list(session.recorder.ops)
         used = {session.loss, *session.outputs}
         for row in [*session.module_calls, *regions]:
             used.update(row["args"])
@@ -156,6 +156,10 @@ class _Program:
             op["op"] != "aten.detach.default" or any(isinstance(o, Value) and o.name in used for o in op["out"])
             for op in ops
         ]
+        for i, (op, after) in enumerate(zip(ops, ops[1:])):
+            plain = _beside_its_copy(op, after, used)
+            if plain:
+                kept[i], ops[i + 1] = False, {**after, "op": plain}
         self.ops = [op for op, keep in zip(ops, kept) if keep]
         self._before = list(itertools.accumulate(kept, initial=0))  # operators kept before this one
         self._storages = {}
@@ -184,6 +188,27 @@ class _Program:
             return "step"
         last = self._before[storage.death + 1] - 1
         return last if last > self.last_use[id(storage)] else None
+
+
+def _beside_its_copy(copy: dict[str, Any], op: dict[str, Any], used: set[str]) -> str:
+    """An operator in place whose derivative reads what it overwrites: autograd copies that first, so that it takes what the
+    operator out of place takes, whose name this is. Empty: nothing of that kind."""
+    if copy["op"] != "aten.clone.default" or not op["op"].startswith("aten.") or not op["args"]:
+        return ""
+    kept, result = copy["out"][0], op["out"][0] if op["out"] else None
+    if not isinstance(kept, Value) or not isinstance(result, Value) or kept.name in used or copy["args"] != op["args"][:1]:
+        return ""
+    if not result.grows or result.storage.persistent or _numel(result.shape) * result.dtype.itemsize != result.storage.nbytes:
+        return ""
+    base, overload = op["op"].removeprefix("aten.").rsplit(".", 1)
+    schema = getattr(getattr(torch.ops.aten, base), overload)._schema
+    packet = getattr(torch.ops.aten, base.removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in schema.arguments]
+    for name in packet.overloads() if packet is not None and schema.is_mutable else []:
+        other = getattr(packet, name)._schema
+        if not other.is_mutable and [(a.name, str(a.type)) for a in other.arguments] == wanted:
+            return f"aten.{base.removesuffix('_')}.{name}"
+    return ""
 
 
 def _names(arg: Any) -> list[str]:

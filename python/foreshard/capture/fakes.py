@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import CaptureError
 
@@ -99,8 +99,15 @@ class Fakes:
         self._keep.append(tensor)
         return made
 
-    def tree(self, values: Any) -> Any:
-        return tree_map(lambda v: self.of(v) if isinstance(v, torch.Tensor) else v, values)
+    def batch(self, values: Any) -> Any:
+        """What a step is given. Whole numbers on the host beside tensors that are not stay there, with their values (lengths of rows)."""
+        leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        mixed = any(leaf.device.type != "cpu" for leaf in leaves)
+
+        def stays(leaf: torch.Tensor) -> bool:
+            return mixed and leaf.device.type == "cpu" and not leaf.is_floating_point()
+
+        return tree_map(lambda v: self.of(v) if isinstance(v, torch.Tensor) and not stays(v) else v, values)
 
     @contextlib.contextmanager
     def inside(self, module: torch.nn.Module):

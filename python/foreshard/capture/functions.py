@@ -38,6 +38,16 @@ def _carried(node: Any) -> list[torch.Tensor]:
     return [t for t in kept if isinstance(t, torch.Tensor)]
 
 
+def _of_sum(blocks: list[int], total: int) -> list[int]:
+    """The first of these blocks that are no more than `total`, and what is left as one more."""
+    taken = []
+    for nbytes in blocks:
+        if 0 < nbytes <= total:
+            taken.append(nbytes)
+            total -= nbytes
+    return taken + [total] * (total > 0)
+
+
 class Functions:
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
@@ -103,8 +113,9 @@ class Functions:
         frame.row["opaque"]["backward"] = self._gradients_of(frame, gradients, places)
         made = {storage_key(t) for t in tree_flatten(gradients)[0] if isinstance(t, torch.Tensor)}
         workspace = inside.peak - sum(nbytes for key, (_, nbytes) in inside.live.items() if key in made)
-        if gradients is not None and workspace > 0:
-            frame.row["opaque"]["backward"].append({"shape": [workspace], "dtype": "uint8"})
+        if gradients is not None:
+            blocks = sorted((nbytes for key, nbytes in inside.at_peak.items() if key not in made), reverse=True)
+            frame.row["opaque"]["backward"] += [{"shape": [n], "dtype": "uint8"} for n in _of_sum(blocks, workspace)]
 
     @staticmethod
     def _gradients_of(

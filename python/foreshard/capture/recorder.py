@@ -7,6 +7,7 @@ what runs inside counts as their workspace.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from .errors import CaptureError
-from .values import Value, ValueTable, geometry, storage_key
+from .values import Storage, Value, ValueTable, geometry, storage_key
 
 # Questions about a tensor, no work.
 _NO_WORK = {
@@ -35,6 +36,10 @@ _PLACEMENT = {"device", "layout", "pin_memory", "non_blocking", "generator"}
 
 # Results from this one on lie on the host, whatever the fake tensors say: seed and offset of a dropout.
 _HOST_RESULTS = {"aten._scaled_dot_product_efficient_attention.default": 2}
+_FACTORS = {"aten.mm.default": (0, 1), "aten.bmm.default": (0, 1), "aten.addmm.default": (1, 2), "aten.baddbmm.default": (1, 2),
+            "aten.convolution.default": (0, 1)}  # fmt: skip
+_TEMPORARIES = 400  # that a function has one after the other: more count as one block
+_TO_HOST = {"aten._to_copy.default", "aten.copy_.default"}
 # Operators that change the shape of their tensor, as what they do.
 _VIEW_OF = {
     "aten.transpose_.default": "aten.transpose.int",
@@ -68,6 +73,8 @@ class Opaque:
     name: str
     args: list[Any]
     peak: int = 0
+    at_peak: dict[int, int] = field(default_factory=dict)  # storages
+    events: list[tuple[int, int]] = field(default_factory=list)  # storages in order: (key, bytes) made, (key, -bytes) gone
     live: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)  # storages of the arguments
     tensors: list[torch.Tensor] = field(default_factory=list)  # the arguments, while it runs
@@ -80,14 +87,17 @@ class Opaque:
     def measure(self, outputs: Any) -> None:
         """New storages of an operator that ran inside."""
         for key in [k for k, (weak, _) in self.live.items() if weak.expired()]:
-            del self.live[key]
+            self.events.append((key, -self.live.pop(key)[1]))
         for tensor in _tensors(outputs):
             if tensor.device.type == "cpu":
                 continue
             key = storage_key(tensor)
             if key not in self.live and key not in self.known:
                 self.live[key] = (StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self.live.values()))
+                self.events.append((key, self.live[key][1]))
+        now = sum(nbytes for _, nbytes in self.live.values())
+        if now > self.peak:
+            self.peak, self.at_peak = now, {key: nbytes for key, (_, nbytes) in self.live.items()}
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -147,12 +157,19 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if self._paused or name in _NO_WORK:
             return func(*args, **kwargs)
+        if self._of_host(func, args, kwargs):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
         if self.done:
             return self._read(func, name, args, kwargs) if name in _HOST_READS else func(*args, **kwargs)
         if self.opaque is not None:
             out = self._run(func, name, args, kwargs)
             self.opaque.measure(out)
             return out
+        if (plain := _without_out(func)) is not None and kwargs["out"].numel():
+            made = self.__torch_dispatch__(plain, types, args, {k: v for k, v in kwargs.items() if k != "out"})
+            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (kwargs["out"], made))
+        self._refuse_unlike(name, args)
         self.table.watch(self.now)
         tensors = _tensors((args, kwargs))
         refs: dict[int, str] = {}
@@ -170,6 +187,8 @@ class Recorder(TorchDispatchMode):
         on_device = [r for r in results if isinstance(r, torch.Tensor) and r.device.type != "cpu"]
         if not on_device and not any(t.device.type != "cpu" for t in tensors):
             return out  # the host's own work
+        if not on_device and name in _TO_HOST:
+            return out  # a copy that takes nothing on the device
         row = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": arguments}
         if named:
             row["kwargs"] = named
@@ -183,6 +202,12 @@ class Recorder(TorchDispatchMode):
             row["op"] = _VIEW_OF.get(row["op"], row["op"])
         self._finish(row, func, tensors, results, refs, {id(t) for t in turned})
         return out
+
+    def _of_host(self, func, args, kwargs) -> bool:
+        """Whether the host really computes this, as a script's own lengths and indices: its tensors have values."""
+        tensors = _tensors((args, kwargs))
+        real = all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors)
+        return bool(tensors) and real and not func._schema.is_mutable and str(kwargs.get("device") or "cpu") == "cpu"
 
     def _finish(self, row, func, tensors, results, refs, turned=frozenset()) -> None:
         if self.region is not None:
@@ -245,6 +270,19 @@ class Recorder(TorchDispatchMode):
             return False
         dtype = args[0].dtype
         return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+    def _refuse_unlike(self, name: str, args) -> None:
+        """Fake tensors multiply numbers of two types; no card does."""
+        factors = [args[i] for i in _FACTORS.get(name, ()) if i < len(args)]
+        if len({t.dtype for t in factors}) > 1:
+            raise CaptureError(
+                f"{name} is given factors of two types",
+                place=self._where(name),
+                expected="one dtype",
+                got=", ".join(_describe(t) for t in factors),
+                hint="on a GPU this module fails in the same way: cast one, as in x.to(weight.dtype); under FSDP2 buffers keep their type "
+                "while parameters are cast",
+            )
 
     def _data_dependent(self, name, args, kwargs) -> CaptureError:
         read = name in _HOST_READS
@@ -427,8 +465,7 @@ class Recorder(TorchDispatchMode):
         }
         if self.region is not None:
             row["region"] = self.region
-        index = len(self.ops)
-        self.ops.append(row)
+        index, told = self._write_temporaries(frame, row, results, carried or [])
         by_storage = {storage_key(t): ref for t, ref in zip(tensors, frame.args)}
         out, kept = [], 0
         for result in results:
@@ -472,15 +509,63 @@ class Recorder(TorchDispatchMode):
                 t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor)
             ),
             "flops": 0,
-            "workspace_bytes": max(0, frame.peak - kept),
+            "workspace_bytes": 0 if told else max(0, frame.peak - kept),
             "backward": [],
         }
         frame.row = row
+
+    def _write_temporaries(self, frame: Opaque, row, results, carried) -> tuple[int, bool]:
+        """The operator's row, and around it what else it had while it ran, in the order in which that came and went: blocks of their
+        own sizes take other room than one of their sum. The row's number, and whether they are all told."""
+        stays = {storage_key(t) for t in [*_tensors(results), *carried]} | {key for key, *_ in frame.saved}
+        made = [at for at, (key, nbytes) in enumerate(frame.events) if nbytes > 0 and key in stays and key in frame.live]
+        before = len(self.ops)
+        if len(frame.events) > _TEMPORARIES or not made:
+            self.ops.append(row)
+            return before, False
+        at_once, rows = made[-1], []  # what stays is made in one go: when the last of it is
+
+        live: dict[int, Storage] = {}
+        for at, (key, nbytes) in enumerate(frame.events):
+            if at in made:
+                if at == at_once:
+                    rows.append(row)
+            elif nbytes > 0:
+                live[key] = Storage(None, nbytes, born=before + len(rows), death=before + len(rows))
+                value = Value(self.table.new_name(), (nbytes,), torch.uint8, (1,), live[key])
+                live[key].values.append(value)
+                rows.append(
+                    {"op": "aten.empty.memory_format", "module": row["module"], "call": row["call"], "args": [[nbytes]],
+                     "kwargs": {"dtype": {"dtype": "uint8"}}, "out": [value]}
+                )  # fmt: skip
+                if "region" in row:
+                    rows[-1]["region"] = row["region"]
+            elif key in live:
+                live.pop(key).death = before + len(rows) - 1
+        for storage in live.values():
+            storage.death = before + len(rows) - 1
+        self.ops.extend(rows)
+        return before + rows.index(row), True
 
     def begin_opaque_backward(self, name: str, known: list[torch.Tensor]) -> Opaque:
         """Operators from now on are those of a backward: only what they allocate counts."""
         self.opaque = Opaque(name, [], known={storage_key(t) for t in known})
         return self.opaque
+
+
+@functools.cache
+def _without_out(func):
+    """The operator that makes its result, of one that writes it into an `out=`."""
+    arguments = func._schema.arguments
+    if [a.name for a in arguments if a.is_out] != ["out"]:
+        return None
+    wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+    packet = getattr(getattr(torch.ops, func.namespace), func._schema.name.split("::")[-1])
+    for overload in packet.overloads():
+        other = getattr(packet, overload)
+        if not other._schema.is_mutable and [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
+            return other
+    return None
 
 
 def _hangs_on_values(func, name: str, args, kwargs) -> bool:
@@ -504,7 +589,7 @@ def _host_number(tensor: torch.Tensor) -> bool | int | float:
     """A tensor on the host where the card's operator takes a number: NaN where its value is not there."""
     constant = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
     if isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu":
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             number = constant.item()
         return number if isinstance(number, (bool, int, float)) else math.nan
     return math.nan if tensor.dtype.is_floating_point else 0

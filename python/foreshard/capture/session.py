@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
-from . import autocast, flex, missing
+from . import autocast, flex, missing, packed
 from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
@@ -114,9 +114,9 @@ class Session:
             warnings.simplefilter("ignore")
             inside.enter_context(fakes.inside(self.module))
             self._name_state()
-            batch = fakes.tree(task.batch)
+            batch = fakes.batch(task.batch)
             self._name_inputs(batch, task.names)
-            for context in (flex.fused(self.notes), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
+            for context in (flex.fused(self.notes), packed.planned(self.notes), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
                             self._watch_optimizer(), autocast.of_a_gpu(), _quiet_rnn(), _quiet_log(),
                             _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
@@ -168,6 +168,8 @@ class Session:
         for name, argument in zip(names, [*args, *kwargs.values()]):
             leaves = [leaf for leaf in leaves_of(argument) if isinstance(leaf, torch.Tensor)]
             for i, leaf in enumerate(leaves):
+                if leaf.device.type == "cpu":  # stays on the host
+                    continue
                 if self.table.find(leaf) is not None and id(leaf) in self._seen_inputs:
                     continue
                 own = name if len(leaves) == 1 else f"{name}.{i}"

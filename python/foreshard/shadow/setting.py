@@ -171,15 +171,16 @@ def _watch_clip(python_module) -> None:
 
 
 def _watch_scaler(python_module) -> None:
-    inner = python_module.GradScaler.scale
+    """`step`, for ShardedGradScaler has a `scale` of its own."""
+    inner = python_module.GradScaler.step
 
     @functools.wraps(inner)
-    def scale(self, outputs):
+    def step(self, optimizer, *args, **kwargs):
         global _scaler
         _scaler = _scaler or self.is_enabled()
-        return inner(self, outputs)
+        return inner(self, optimizer, *args, **kwargs)
 
-    python_module.GradScaler.scale = scale
+    python_module.GradScaler.step = step
 
 
 def _watch_checkpoint(python_module) -> None:

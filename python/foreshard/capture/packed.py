@@ -1,0 +1,87 @@
+"""Packed sequences: how long each row is, the host knows, or every row counts as full."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class PackPaddedSequence(torch.autograd.Function):
+    """ATen's, whose own fake form there is none of. Captured as one opaque operator."""
+
+    @staticmethod
+    def forward(ctx, padded, runs, batch_first):
+        ctx.runs, ctx.batch_first, ctx.shape = runs, batch_first, padded.shape
+        steps = padded.transpose(0, 1) if batch_first else padded
+        parts = [steps[begin:end, :rows].contiguous().view(-1, *steps.shape[2:]) for begin, end, rows in runs]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        shape = (ctx.shape[1], ctx.shape[0], *ctx.shape[2:]) if ctx.batch_first else ctx.shape
+        padded = gradient.new_zeros(shape)
+        return padded.transpose(0, 1) if ctx.batch_first else padded, None, None
+
+
+def runs_of(lengths: list[int]) -> list[tuple[int, int, int]]:
+    """(first step, end, rows) of steps that as many rows have. REQUIRES falling lengths."""
+    runs, begin = [], 0
+    for rows in range(len(lengths), 0, -1):
+        if lengths[rows - 1] > begin:
+            runs.append((begin, lengths[rows - 1], rows))
+            begin = lengths[rows - 1]
+    return runs
+
+
+def _values(tensor: torch.Tensor) -> list[int] | None:
+    """What is in a tensor on the host; None where nobody knows."""
+    known = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
+    if not isinstance(known, torch.Tensor) or known.device.type != "cpu":
+        return None
+    with _disable_current_modes():
+        return known.tolist()
+
+
+def _on_host(numbers: list[int]) -> torch.Tensor:
+    with _disable_current_modes():
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+@contextlib.contextmanager
+def planned(notes: list[str]):
+    """While it lasts sequences are packed and padded by what the host knows; `notes` gets a sentence where it knows nothing."""
+
+    def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        steps = padded.shape[1 if batch_first else 0]
+        known = _values(lengths)
+        if known is None:
+            told = "packed sequences: the lengths have no values here, every row counts as full (give them on the CPU beside tensors on meta)"
+            if told not in notes:
+                notes.append(told)
+            known = [steps] * padded.shape[0 if batch_first else 1]
+        if any(a < b for a, b in zip(known, known[1:])):
+            raise RuntimeError("`lengths` array must be sorted in decreasing order when `enforce_sorted` is True.")
+        runs = runs_of(known)
+        return PackPaddedSequence.apply(padded, runs, batch_first), _on_host([n for a, b, n in runs for _ in range(a, b)])
+
+    def pad(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: Any, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = _values(batch_sizes)
+        lengths = [sum(n > row for n in sizes) for row in range(sizes[0])]
+        padded = torch.full((max(total, len(sizes)), sizes[0], *data.shape[1:]), value, dtype=data.dtype, device=data.device)
+        offset = 0
+        for begin, end, rows in runs_of(lengths):
+            part = data[offset : offset + rows * (end - begin)]
+            padded[begin:end, :rows].copy_(part.view(end - begin, rows, *data.shape[1:]))
+            offset += rows * (end - begin)
+        return padded.transpose(0, 1) if batch_first else padded, _on_host(lengths)
+
+    vf = torch._VF
+    vf._pack_padded_sequence, vf._pad_packed_sequence = pack, pad
+    try:
+        yield
+    finally:
+        del vf._pack_padded_sequence, vf._pad_packed_sequence
