@@ -183,6 +183,7 @@ void MainWindow::loaded(Loaded result) {
   resizeDocks({findChild<QDockWidget*>("inspector"), findChild<QDockWidget*>("what_if")}, {100 - panel, panel},
               Qt::Vertical);
   for (Run& run : result.runs) runs_->add(std::move(run));
+  makeRoomForRanks();
   showTimeline(
       comparison_ ? comparison_scene(comparison_, scene_options_) : timeline_scene(input_->timeline, scene_options_),
       false);
@@ -193,6 +194,15 @@ void MainWindow::loaded(Loaded result) {
     timeline_->navigation().show({arguments_.range->begin + begin, arguments_.range->end + begin});
     timeline_->navigationChanged();
   }
+}
+
+/// Threads of many ranks leave room for one: then streams alone are shown, until somebody asks for the threads.
+void MainWindow::makeRoomForRanks() {
+  constexpr std::size_t kMany = 4;
+  const bool many = input_->timeline && input_->timeline->ranks.size() >= kMany;
+  if (many != many_ranks_) host_lanes_->setChecked(!many);
+  many_ranks_ = many;
+  if (many) statusBar()->showMessage("Threads are hidden, so that ranks have room: View, Host lanes");
 }
 
 void MainWindow::showTimeline(Scene scene, bool keep_view) {
@@ -207,8 +217,9 @@ void MainWindow::showTimeline(Scene scene, bool keep_view) {
   legend_->update();
   const Scene& shown = timeline_->scene();
   differences_->show(shown.comparison);
-  if (shown.compares() != compared_before) showPanel(shown.compares() ? "differences" : "runs");
+  if (shown.compares() != compared_before) showPanel(shown.compares() ? "differences" : "findings");
   search_->setScene(shown);
+  findings_->setScene(shown);
   flame_->setScene(shown);
   lateness_->setScene(shown);
   query_->setScene(shown);

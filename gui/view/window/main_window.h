@@ -15,6 +15,7 @@
 #include "gui/models/timeline/newest_first.h"
 #include "gui/models/viewer_arguments.h"
 #include "gui/view/panels/fact_table.h"
+#include "gui/view/panels/findings_panel.h"
 #include "gui/view/panels/flame_panel.h"
 #include "gui/view/panels/lateness_panel.h"
 #include "gui/view/panels/query_panel.h"
@@ -50,6 +51,7 @@ class MainWindow : public QMainWindow {
   RunList& runs() { return *runs_; }
   SearchPanel& searchPanel() { return *search_; }
   FigureStrip& strip() { return *strip_; }
+  FindingsPanel& findings() { return *findings_; }
   QString message() const { return message_text_->text(); }
   void showMessage(const QString& text);
 
@@ -87,6 +89,7 @@ class MainWindow : public QMainWindow {
   void showOutcome();
   void showBeside(const Outcome& now, std::shared_ptr<const TimelineModel> other, int side);
   void showPanel(const char* name);
+  void makeRoomForRanks();
   void openSweepPoint(const ParetoPoint& point);
   void showKeys();
   void applyTheme();
@@ -115,11 +118,14 @@ class MainWindow : public QMainWindow {
   SearchPanel* search_ = nullptr;
   WhatIfPanel* what_if_ = nullptr;
   RunList* runs_ = nullptr;
+  FindingsPanel* findings_ = nullptr;
   FlamePanel* flame_ = nullptr;
   LatenessPanel* lateness_ = nullptr;
   QueryPanel* query_ = nullptr;
   QProgressBar* progress_ = nullptr;
   QMenu* recent_ = nullptr;
+  QAction* host_lanes_ = nullptr;
+  bool many_ranks_ = false;
   QByteArray default_layout_;
   ViewerSession session_;
   std::shared_ptr<const TimelineModel> job_;        // what the panel's job was opened as

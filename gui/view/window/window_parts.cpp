@@ -17,6 +17,7 @@
 #include <QVBoxLayout>
 
 #include "gui/view/paint/picture.h"
+#include "gui/view/paint/theme.h"
 #include "gui/view/window/main_window.h"
 #include "traces/formats/fst.h"
 #include "traces/timeline/cut_timeline.h"
@@ -234,12 +235,15 @@ void MainWindow::buildDocks() {
   range_ = new FactTable({"Lane or cause", "Time", "Share"}, this);
   range_->setPlaceholder("What the time of the window, or of a range that is dragged, went to.");
   QDockWidget* range = addPanel("Range", "range", range_, Qt::BottomDockWidgetArea);
+  findings_ = new FindingsPanel(this);
+  QDockWidget* findings = addPanel("Findings", "findings", findings_, Qt::BottomDockWidgetArea);
   differences_ = new DifferencesTable(this);
   QDockWidget* differences = addPanel("Differences", "differences", differences_, Qt::BottomDockWidgetArea);
   search_ = new SearchPanel(this);
   QDockWidget* found = addPanel("Search", "search", search_, Qt::BottomDockWidgetArea);
   runs_ = new RunList(this);
   QDockWidget* runs = addPanel("Runs", "runs", runs_, Qt::BottomDockWidgetArea);
+  tabifyDockWidget(findings, differences);
   tabifyDockWidget(differences, found);
   flame_ = new FlamePanel(this);
   tabifyDockWidget(differences, addPanel("Flame graph", "flame", flame_, Qt::BottomDockWidgetArea));
@@ -250,9 +254,9 @@ void MainWindow::buildDocks() {
   const auto go = [this](SceneSlice slice) { timeline_->selectSlice(slice, true); };
   const auto tell = [this](const QString& text) { statusBar()->showMessage(text); };
   flame_->onGo = lateness_->onGo = query_->onGo = go;
-  flame_->onStatus = lateness_->onStatus = tell;
+  flame_->onStatus = lateness_->onStatus = findings_->onStatus = tell;
   tabifyDockWidget(differences, runs);
-  runs->raise();
+  findings->raise();
   range->raise();
   inspector->raise();
   resizeDocks({inspector, what_if}, {330, 330}, Qt::Horizontal);
@@ -260,6 +264,16 @@ void MainWindow::buildDocks() {
   resizeDocks({range, differences}, {210, 210}, Qt::Vertical);
 
   inspector_->onGo = go;
+  findings_->onEvidence = [this](const Evidence& evidence) {  // a third of the window is what it costs
+    if (!timeline_->hasScene()) return;
+    const SimTime origin = timeline_->scene().sides.front().origin;
+    const TimeRange time{evidence.time.begin - origin, evidence.time.end - origin};
+    const SimDuration around = std::max<SimDuration>(20, time.length());
+    timeline_->navigation().show({time.begin - around, time.end + around});
+    timeline_->navigation().select_range(time);
+    timeline_->navigationChanged();
+    showSelection();
+  };
   runs_->onShow = [this](const Run& run) { showRun(run); };
   runs_->onCompare = [this](const Run& a, const Run& b) { compareRuns(a, b); };
   what_if_->onOutcome = [this] { showOutcome(); };
@@ -337,8 +351,9 @@ void MainWindow::buildMenus() {
     action->setCheckable(true);
     action->setChecked(on);
     QObject::connect(action, &QAction::toggled, this, set);
+    return action;
   };
-  toggle("&Host lanes", true, [this, rebuild](bool on) { scene_options_.host = on, rebuild(); });
+  host_lanes_ = toggle("&Host lanes", true, [this, rebuild](bool on) { scene_options_.host = on, rebuild(); });
   toggle("&Memory", true, [this, rebuild](bool on) { scene_options_.memory = on, rebuild(); });
   toggle("&Compact rows", false, [this, rebuild](bool on) {
     const SceneOptions usual;
@@ -350,6 +365,11 @@ void MainWindow::buildMenus() {
     change(scene_options_);
     rebuild();
   };
+  toggle("&Dark", arguments_.theme == Theme::Dark, [this](bool on) {
+    arguments_.theme = on ? Theme::Dark : Theme::Light;
+    QApplication::setPalette(qt_palette(*arguments_.theme));
+    applyTheme();
+  });
   toggle("Frame &time", false, [this](bool on) { timeline_->setFrameTimeShown(on); });
   view->addSeparator();
   for (QDockWidget* dock : findChildren<QDockWidget*>()) view->addAction(dock->toggleViewAction());
