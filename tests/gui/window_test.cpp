@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <QAction>
-#include <QApplication>
 #include <QClipboard>
 #include <QDropEvent>
 #include <QFile>
@@ -21,7 +19,6 @@
 #include <mutex>
 
 #include "gui/view/paint/pareto_painter.h"
-#include "gui/view/paint/theme.h"
 #include "gui/view/window/main_window.h"
 #include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
@@ -298,45 +295,6 @@ TEST_F(Window, AJobAndItsRecordingAreComparedAndTheTableJumps) {
   QFile::remove(QString::fromStdString(measured));
 }
 
-TEST_F(Window, FindingsStandBelowARecordingAndLeadToWhatTheyAreAbout) {
-  open({kToy});
-  FindingsTable& table = window_->findings().table();
-  ASSERT_TRUE(QTest::qWaitFor([&] { return table.rowCount() > 0; }, 20'000));
-  EXPECT_TRUE(table.isVisible());
-  const auto found = diagnose(window_->timeline().scene().sides.front().model->timeline);
-  ASSERT_TRUE(found);
-  ASSERT_EQ(table.rowCount(), static_cast<int>(found->findings.size()));
-  EXPECT_EQ(table.item(0, 0)->text().replace(' ', '_').toStdString(), found->findings.front().name);
-  const TimeRange home = range();
-  QTest::mouseClick(table.viewport(), Qt::LeftButton, {}, table.visualItemRect(table.item(0, 0)).center());
-  const Interval there = found->findings.front().evidence.front().time;
-  const SimTime origin = window_->timeline().scene().sides.front().origin;
-  ASSERT_TRUE(window_->timeline().navigation().selection());
-  EXPECT_EQ(*window_->timeline().navigation().selection(), (TimeRange{there.begin - origin, there.end - origin}));
-  EXPECT_LT(range().length(), home.length());
-}
-
-TEST_F(Window, TheDarkThemeIsThatOfTablesAndMenusToo) {
-  const QPalette before = QApplication::palette();
-  for (const Theme theme : {Theme::Light, Theme::Dark}) {
-    const QPalette made = qt_palette(theme);
-    const bool dark = theme == Theme::Dark;
-    for (const auto role : {QPalette::Window, QPalette::Base, QPalette::Button, QPalette::AlternateBase})
-      EXPECT_EQ(made.color(role).lightness() < 128, dark) << role;
-    EXPECT_EQ(made.color(QPalette::Text).lightness() > 128, dark);
-  }
-  QAction* toggle = nullptr;
-  for (QAction* action : window_->findChildren<QAction*>())
-    if (action->text() == "&Dark") toggle = action;
-  ASSERT_NE(toggle, nullptr);
-  toggle->setChecked(true);
-  EXPECT_EQ(window_->timeline().theme(), Theme::Dark);
-  EXPECT_LT(QApplication::palette().color(QPalette::Window).lightness(), 128);
-  toggle->setChecked(false);
-  EXPECT_EQ(window_->timeline().theme(), Theme::Light);
-  QApplication::setPalette(before);
-}
-
 TEST_F(Window, RunsAreListedShownAloneAndComparedByTwos) {
   const std::string slow = temporary_path("slow.fst"), slower = temporary_path("slower.fst");
   ASSERT_TRUE(write_fst(foreshard::testing::toy_timeline(2), slow).has_value());
@@ -474,64 +432,6 @@ TEST_F(Window, TheLargestDifferenceIsMarkedAndZoomedTo) {
   EXPECT_EQ(window_->timeline().navigation().selected()->span, largest.span_b);
   EXPECT_EQ(range().length(), largest.b.length() + 2 * std::max<SimDuration>(20, largest.b.length()));
   QFile::remove(QString::fromStdString(measured));
-}
-
-/// The toy's timeline, once for each rank.
-void write_ranks(std::int32_t ranks, const std::string& path) {
-  Timeline all = foreshard::testing::toy_timeline();
-  const std::size_t lanes = all.lanes.size(), spans = all.spans.size();
-  for (std::int32_t rank = 1; rank < ranks; ++rank) {
-    for (std::size_t k = 0; k < lanes; ++k) {
-      all.lanes.push_back(all.lanes[k]);
-      all.lanes.back().rank = rank;
-    }
-    for (std::size_t k = 0; k < spans; ++k) {
-      all.spans.push_back(all.spans[k]);
-      all.spans.back().lane = LaneId(all.spans[k].lane.index() + lanes * static_cast<std::size_t>(rank));
-    }
-  }
-  ASSERT_TRUE(write_fst(all, path).has_value());
-}
-
-TEST_F(Window, ThreadsOfManyRanksAreHiddenUntilSomebodyAsksForThem) {
-  const std::string many = temporary_path("many.fst"), few = temporary_path("few.fst");
-  write_ranks(8, many);
-  write_ranks(2, few);
-  const auto threads = [&] {
-    const Scene& scene = window_->timeline().scene();
-    return std::count_if(scene.tracks.begin(), scene.tracks.end(), [&](const Track& track) {
-      return track.kind == TrackKind::Lane && track.label.starts_with("host");
-    });
-  };
-  open({many});
-  EXPECT_EQ(threads(), 0);
-  open({few});
-  EXPECT_EQ(threads(), 2);
-  for (const std::string& path : {many, few}) QFile::remove(QString::fromStdString(path));
-}
-
-TEST_F(Window, AClickOnARanksHeadingFoldsIt) {
-  const std::string path = temporary_path("ranks.fst");
-  write_ranks(2, path);
-  open({path});
-  const auto lanes_of = [&](std::int32_t rank) {
-    const auto& tracks = window_->timeline().scene().tracks;
-    return std::count_if(tracks.begin(), tracks.end(),
-                         [&](const Track& track) { return track.kind == TrackKind::Lane && track.rank == rank; });
-  };
-  ASSERT_GT(lanes_of(1), 0);
-  const auto& tracks = window_->timeline().scene().tracks;
-  const auto heading = std::find_if(tracks.begin(), tracks.end(), [](const Track& track) {
-    return track.kind == TrackKind::Rank && track.rank == 0;
-  });
-  ASSERT_NE(heading, tracks.end());
-  const QPoint at(20, static_cast<int>(kRuler + heading->y + heading->height / 2));
-  QTest::mouseClick(window_->timeline().viewport(), Qt::LeftButton, {}, at);
-  EXPECT_EQ(lanes_of(0), 0);
-  EXPECT_GT(lanes_of(1), 0);
-  QTest::mouseClick(window_->timeline().viewport(), Qt::LeftButton, {}, at);
-  EXPECT_GT(lanes_of(0), 0);
-  QFile::remove(QString::fromStdString(path));
 }
 
 TEST_F(Window, TracksFillATallWindow) {

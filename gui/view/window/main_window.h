@@ -51,7 +51,6 @@ class MainWindow : public QMainWindow {
   RunList& runs() { return *runs_; }
   SearchPanel& searchPanel() { return *search_; }
   FigureStrip& strip() { return *strip_; }
-  FindingsPanel& findings() { return *findings_; }
   QString message() const { return message_text_->text(); }
   void showMessage(const QString& text);
 
@@ -89,7 +88,6 @@ class MainWindow : public QMainWindow {
   void showOutcome();
   void showBeside(const Outcome& now, std::shared_ptr<const TimelineModel> other, int side);
   void showPanel(const char* name);
-  void makeRoomForRanks();
   void openSweepPoint(const ParetoPoint& point);
   void showKeys();
   void applyTheme();

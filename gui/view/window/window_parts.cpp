@@ -136,6 +136,25 @@ QString export_picture(TimelineWidget& timeline) {
   return written ? QString() : text_of(to_text(written.error()));
 }
 
+/// A third of the window is what it costs.
+void show_evidence(TimelineWidget& timeline, const Evidence& evidence) {
+  if (!timeline.hasScene()) return;
+  const SimTime origin = timeline.scene().sides.front().origin;
+  const TimeRange time{evidence.time.begin - origin, evidence.time.end - origin};
+  const SimDuration around = std::max<SimDuration>(20, time.length());
+  timeline.navigation().show({time.begin - around, time.end + around});
+  timeline.navigation().select_range(time);
+  timeline.navigationChanged();
+  if (timeline.onSelection) timeline.onSelection();
+}
+
+/// The theme that widgets have from now on.
+Theme worn(bool dark) {
+  const Theme theme = dark ? Theme::Dark : Theme::Light;
+  QApplication::setPalette(qt_palette(theme));
+  return theme;
+}
+
 }  // namespace
 
 void MainWindow::buildMessageBar(QWidget* page) {
@@ -264,16 +283,7 @@ void MainWindow::buildDocks() {
   resizeDocks({range, differences}, {210, 210}, Qt::Vertical);
 
   inspector_->onGo = go;
-  findings_->onEvidence = [this](const Evidence& evidence) {  // a third of the window is what it costs
-    if (!timeline_->hasScene()) return;
-    const SimTime origin = timeline_->scene().sides.front().origin;
-    const TimeRange time{evidence.time.begin - origin, evidence.time.end - origin};
-    const SimDuration around = std::max<SimDuration>(20, time.length());
-    timeline_->navigation().show({time.begin - around, time.end + around});
-    timeline_->navigation().select_range(time);
-    timeline_->navigationChanged();
-    showSelection();
-  };
+  findings_->onEvidence = [this](const Evidence& evidence) { show_evidence(*timeline_, evidence); };
   runs_->onShow = [this](const Run& run) { showRun(run); };
   runs_->onCompare = [this](const Run& a, const Run& b) { compareRuns(a, b); };
   what_if_->onOutcome = [this] { showOutcome(); };
@@ -326,11 +336,10 @@ void MainWindow::buildMenus() {
   go->addAction("&Forward again", QKeySequence("Shift+Backspace"), this, [this, look_changed] {
     if (timeline_->navigation().redo()) look_changed();
   });
-  const auto find = [this] {
+  QAction* search = go->addAction("&Search", this, [this] {
     showPanel("search");
     search_->begin();
-  };
-  QAction* search = go->addAction("&Search", this, find);
+  });
   search->setShortcuts({QKeySequence::Find, QKeySequence("/")});
   go->addAction("&Largest difference", QKeySequence("Ctrl+D"), this, [this] {
     if (differences_->jumpToLargest()) showPanel("differences");
@@ -365,11 +374,7 @@ void MainWindow::buildMenus() {
     change(scene_options_);
     rebuild();
   };
-  toggle("&Dark", arguments_.theme == Theme::Dark, [this](bool on) {
-    arguments_.theme = on ? Theme::Dark : Theme::Light;
-    QApplication::setPalette(qt_palette(*arguments_.theme));
-    applyTheme();
-  });
+  toggle("&Dark", arguments_.theme == Theme::Dark, [this](bool on) { arguments_.theme = worn(on), applyTheme(); });
   toggle("Frame &time", false, [this](bool on) { timeline_->setFrameTimeShown(on); });
   view->addSeparator();
   for (QDockWidget* dock : findChildren<QDockWidget*>()) view->addAction(dock->toggleViewAction());
