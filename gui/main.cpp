@@ -13,6 +13,7 @@
 #include "gui/models/viewer_arguments.h"
 #include "gui/view/paint/render.h"
 #include "gui/view/paint/report.h"
+#include "gui/view/paint/theme.h"
 #include "gui/view/window/main_window.h"
 
 namespace {
@@ -79,6 +80,7 @@ int main(int argc, char** argv) {
       return kBadInput;
     }
   }
+  if (arguments->theme) QApplication::setPalette(foreshard::gui::qt_palette(*arguments->theme));
   foreshard::gui::MainWindow window(*arguments);
   window.show();
   if (!arguments->files.empty())

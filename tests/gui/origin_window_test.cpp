@@ -1,7 +1,10 @@
-// From kernels to operators, modules and Python and back; flame graph, stragglers and SQL in the window.
+// From kernels to operators, modules and Python and back; findings, flame graph, stragglers, SQL and ranks in the
+// window.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <QAction>
+#include <QApplication>
 #include <QComboBox>
 #include <QDockWidget>
 #include <QFile>
@@ -12,13 +15,18 @@
 
 #include "gui/models/slice_details.h"
 #include "gui/view/window/main_window.h"
+#include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
+#include "traces/formats/fst.h"
 
 namespace foreshard::gui {
 namespace {
 
+using foreshard::testing::temporary_path;
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Pair;
 
 const std::string kTrace = R"({"traceEvents": [
@@ -42,7 +50,10 @@ class Origins : public ::testing::Test {
     window_->show();
     window_->activateWindow();
     EXPECT_TRUE(QTest::qWaitForWindowActive(window_.get()));
-    window_->open({path_});
+    open({path_});
+  }
+  void open(const std::vector<std::string>& files) {
+    window_->open(files);
     EXPECT_TRUE(QTest::qWaitFor([&] { return !window_->isLoading(); }, 60'000));
   }
   ~Origins() override { QFile::remove(QString::fromStdString(path_)); }
@@ -195,6 +206,100 @@ TEST(LatenessMap, HasARowForEachRankAndTheLatestIsHottest) {
   ASSERT_EQ(steps.columns.size(), 1u);
   EXPECT_EQ(steps.at(1, 0).late, 320);
   EXPECT_TRUE(lateness_map(Timeline{}, false).columns.empty());
+}
+
+TEST_F(Origins, FindingsStandBelowARecordingAndLeadToWhatTheyAreAbout) {
+  open({std::string(FORESHARD_SOURCE_DIR) + "/examples/toy.toml"});
+  auto* panel = dynamic_cast<FindingsPanel*>(window_->findChild<QDockWidget*>("findings")->widget());
+  ASSERT_NE(panel, nullptr);
+  FindingsTable& table = panel->table();
+  ASSERT_TRUE(QTest::qWaitFor([&] { return table.rowCount() > 0; }, 20'000));
+  EXPECT_TRUE(table.isVisible());
+  const auto found = diagnose(window_->timeline().scene().sides.front().model->timeline);
+  ASSERT_TRUE(found);
+  ASSERT_EQ(table.rowCount(), static_cast<int>(found->findings.size()));
+  EXPECT_EQ(table.item(0, 0)->text().replace(' ', '_').toStdString(), found->findings.front().name);
+  for (const DiagnosedCause& cause : found->findings)  // the norm's four bytes are none, the plan's own waits neither
+    EXPECT_THAT(cause.name, Not(AnyOf("collective_on_compute_stream", "synchronising_copy")));
+  const TimeRange home = window_->timeline().navigation().range();
+  QTest::mouseClick(table.viewport(), Qt::LeftButton, {}, table.visualItemRect(table.item(0, 0)).center());
+  const Interval there = found->findings.front().evidence.front().time;
+  const SimTime origin = window_->timeline().scene().sides.front().origin;
+  ASSERT_TRUE(window_->timeline().navigation().selection());
+  EXPECT_EQ(*window_->timeline().navigation().selection(), (TimeRange{there.begin - origin, there.end - origin}));
+  EXPECT_LT(window_->timeline().navigation().range().length(), home.length());
+}
+
+TEST_F(Origins, TheDarkThemeIsThatOfTablesAndMenusToo) {
+  const QPalette before = QApplication::palette();
+  QAction* toggle = nullptr;
+  for (QAction* action : window_->findChildren<QAction*>())
+    if (action->text() == "&Dark") toggle = action;
+  ASSERT_NE(toggle, nullptr);
+  toggle->setChecked(true);
+  EXPECT_EQ(window_->timeline().theme(), Theme::Dark);
+  EXPECT_LT(QApplication::palette().color(QPalette::Window).lightness(), 128);
+  toggle->setChecked(false);
+  EXPECT_EQ(window_->timeline().theme(), Theme::Light);
+  QApplication::setPalette(before);
+}
+
+/// The toy's timeline, once for each rank.
+void write_ranks(std::int32_t ranks, const std::string& path) {
+  Timeline all = foreshard::testing::toy_timeline();
+  const std::size_t lanes = all.lanes.size(), spans = all.spans.size();
+  for (std::int32_t rank = 1; rank < ranks; ++rank) {
+    for (std::size_t k = 0; k < lanes; ++k) {
+      all.lanes.push_back(all.lanes[k]);
+      all.lanes.back().rank = rank;
+    }
+    for (std::size_t k = 0; k < spans; ++k) {
+      all.spans.push_back(all.spans[k]);
+      all.spans.back().lane = LaneId(all.spans[k].lane.index() + lanes * static_cast<std::size_t>(rank));
+    }
+  }
+  ASSERT_TRUE(write_fst(all, path).has_value());
+}
+
+TEST_F(Origins, ThreadsOfManyRanksAreHiddenUntilSomebodyAsksForThem) {
+  const std::string many = temporary_path("many.fst"), few = temporary_path("few.fst");
+  write_ranks(8, many);
+  write_ranks(2, few);
+  const auto threads = [&] {
+    const Scene& scene = window_->timeline().scene();
+    return std::count_if(scene.tracks.begin(), scene.tracks.end(), [&](const Track& track) {
+      return track.kind == TrackKind::Lane && track.label.starts_with("host");
+    });
+  };
+  open({many});
+  EXPECT_EQ(threads(), 0);
+  open({few});
+  EXPECT_EQ(threads(), 2);
+  for (const std::string& path : {many, few}) QFile::remove(QString::fromStdString(path));
+}
+
+TEST_F(Origins, AClickOnARanksHeadingFoldsIt) {
+  const std::string path = temporary_path("ranks.fst");
+  write_ranks(2, path);
+  open({path});
+  const auto lanes_of = [&](std::int32_t rank) {
+    const auto& tracks = window_->timeline().scene().tracks;
+    return std::count_if(tracks.begin(), tracks.end(),
+                         [&](const Track& track) { return track.kind == TrackKind::Lane && track.rank == rank; });
+  };
+  ASSERT_GT(lanes_of(1), 0);
+  const auto& tracks = window_->timeline().scene().tracks;
+  const auto heading = std::find_if(tracks.begin(), tracks.end(), [](const Track& track) {
+    return track.kind == TrackKind::Rank && track.rank == 0;
+  });
+  ASSERT_NE(heading, tracks.end());
+  const QPoint at(20, static_cast<int>(kRuler + heading->y + heading->height / 2));
+  QTest::mouseClick(window_->timeline().viewport(), Qt::LeftButton, {}, at);
+  EXPECT_EQ(lanes_of(0), 0);
+  EXPECT_GT(lanes_of(1), 0);
+  QTest::mouseClick(window_->timeline().viewport(), Qt::LeftButton, {}, at);
+  EXPECT_GT(lanes_of(0), 0);
+  QFile::remove(QString::fromStdString(path));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "gui/view/paint/pareto_painter.h"
 #include "gui/view/paint/render.h"
 #include "gui/view/paint/report.h"
+#include "gui/view/paint/theme.h"
 #include "tests/gui/sample.h"
 #include "tests/support/temporary_path.h"
 
@@ -47,6 +48,16 @@ PictureOptions small(Theme theme = Theme::Light) {
   options.width = 720;
   options.theme = theme;
   return options;
+}
+
+TEST(Theme, TablesAndMenusAreDarkWhereTheCanvasIs) {
+  for (const Theme theme : {Theme::Light, Theme::Dark}) {
+    const QPalette made = qt_palette(theme);
+    const bool dark = theme == Theme::Dark;
+    for (const auto role : {QPalette::Window, QPalette::Base, QPalette::Button, QPalette::AlternateBase})
+      EXPECT_EQ(made.color(role).lightness() < 128, dark) << role;
+    EXPECT_EQ(made.color(QPalette::Text).lightness() > 128, dark);
+  }
 }
 
 TEST(Picture, TimelineIsAsItWas) {

@@ -434,40 +434,6 @@ TEST_F(Window, TheLargestDifferenceIsMarkedAndZoomedTo) {
   QFile::remove(QString::fromStdString(measured));
 }
 
-TEST_F(Window, AClickOnARanksHeadingFoldsIt) {
-  const std::string path = temporary_path("ranks.fst");
-  Timeline two = foreshard::testing::toy_timeline();
-  const std::size_t lanes = two.lanes.size(), spans = two.spans.size();
-  for (std::size_t k = 0; k < lanes; ++k) {
-    two.lanes.push_back(two.lanes[k]);
-    two.lanes.back().rank = 1;
-  }
-  for (std::size_t k = 0; k < spans; ++k) {
-    two.spans.push_back(two.spans[k]);
-    two.spans.back().lane = LaneId(two.spans[k].lane.index() + lanes);
-  }
-  ASSERT_TRUE(write_fst(two, path).has_value());
-  open({path});
-  const auto lanes_of = [&](std::int32_t rank) {
-    const auto& tracks = window_->timeline().scene().tracks;
-    return std::count_if(tracks.begin(), tracks.end(),
-                         [&](const Track& track) { return track.kind == TrackKind::Lane && track.rank == rank; });
-  };
-  ASSERT_GT(lanes_of(1), 0);
-  const auto& tracks = window_->timeline().scene().tracks;
-  const auto heading = std::find_if(tracks.begin(), tracks.end(), [](const Track& track) {
-    return track.kind == TrackKind::Rank && track.rank == 0;
-  });
-  ASSERT_NE(heading, tracks.end());
-  const QPoint at(20, static_cast<int>(kRuler + heading->y + heading->height / 2));
-  QTest::mouseClick(window_->timeline().viewport(), Qt::LeftButton, {}, at);
-  EXPECT_EQ(lanes_of(0), 0);
-  EXPECT_GT(lanes_of(1), 0);
-  QTest::mouseClick(window_->timeline().viewport(), Qt::LeftButton, {}, at);
-  EXPECT_GT(lanes_of(0), 0);
-  QFile::remove(QString::fromStdString(path));
-}
-
 TEST_F(Window, TracksFillATallWindow) {
   open({kToy});
   window_->resize(1440, 2000);

@@ -25,9 +25,12 @@ constexpr std::array<Consequence, 6> kConsequences{{{"nothing_wrapped", "allocat
                                                     {"optimizer_temporaries", "allocator_retries"},
                                                     {"optimizer_temporaries", "fragmentation"}}};
 
-void order(std::vector<DiagnosedCause>& findings) {
-  std::stable_sort(findings.begin(), findings.end(),
-                   [](const DiagnosedCause& a, const DiagnosedCause& b) { return a.share > b.share; });
+/// Memory costs nothing until the card is full: where there is room, what costs time stands before what costs memory.
+void order(std::vector<DiagnosedCause>& findings, bool room) {
+  std::stable_sort(findings.begin(), findings.end(), [room](const DiagnosedCause& a, const DiagnosedCause& b) {
+    const bool time_a = a.cost > 0, time_b = b.cost > 0;
+    return room && time_a != time_b ? time_a : a.share > b.share;
+  });
   for (const Consequence& rule : kConsequences) {
     const auto named = [](std::string_view name) {
       return [name](const DiagnosedCause& finding) { return finding.name == name; };
@@ -61,11 +64,11 @@ Error no_such_rank(const std::vector<std::int32_t>& ranks, std::int32_t wanted) 
 
 }  // namespace
 
-Result<Diagnosis> diagnose(const OpenedTrace& trace, const DiagnosisOptions& options) {
-  const std::vector<std::int32_t> ranks = ranks_of(trace.timeline);
+Result<Diagnosis> diagnose(const Timeline& timeline, const DiagnosisOptions& options) {
+  const std::vector<std::int32_t> ranks = ranks_of(timeline);
   if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank))
     return fail(no_such_rank(ranks, *options.rank));
-  const RecordingFacts facts(trace, options);
+  const RecordingFacts facts(timeline, options);
   if (!facts.has_steps() && facts.allocated.empty()) return fail(nothing_to_see());
   Diagnosis diagnosis;
   diagnosis.rank = facts.has_steps() ? facts.own().rank : facts.memory_rank;
@@ -76,7 +79,7 @@ Result<Diagnosis> diagnose(const OpenedTrace& trace, const DiagnosisOptions& opt
     diagnosis.compute /= std::max<std::int64_t>(1, diagnosis.steps);
   }
   for (const DiagnosisRule rule : kRules) rule(facts, diagnosis);
-  order(diagnosis.findings);
+  order(diagnosis.findings, facts.room_on_card());
   return diagnosis;
 }
 

@@ -57,6 +57,9 @@ struct DiagnosisOptions {
 };
 
 /// Errors: no such rank; a recording in which neither work on a device nor memory can be seen.
-Result<Diagnosis> diagnose(const OpenedTrace& trace, const DiagnosisOptions& options = {});
+Result<Diagnosis> diagnose(const Timeline& timeline, const DiagnosisOptions& options = {});
+inline Result<Diagnosis> diagnose(const OpenedTrace& trace, const DiagnosisOptions& options = {}) {
+  return diagnose(trace.timeline, options);
+}
 
 }  // namespace foreshard

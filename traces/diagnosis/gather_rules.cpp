@@ -13,6 +13,7 @@ namespace {
 constexpr double kBandwidth = 0.10;      // in a run that is limited by its network some always stands out
 constexpr double kHugeRoot = 2.0;        // times the largest other unit
 constexpr Bytes kSmallGather = 4 << 20;  // below, latency is most of a collective's time
+constexpr Bytes kFewBytes = 64 << 10;    // a norm, a loss: waited for wherever it runs
 constexpr std::size_t kManyUnits = 24;
 
 std::string unit_label(const RecordingFacts& facts, const UseStretch& s) {
@@ -215,7 +216,11 @@ void find_slow_network(const RecordingFacts& facts, Diagnosis& diagnosis) {
 
 void find_on_compute_stream(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected found(
-      facts, [](const UseStretch& s) { return s.use == TimeUse::ComputeStream; },
+      facts,
+      [&](const UseStretch& s) {
+        const Bytes bytes = facts.at(s.span).bytes;  // 0: not recorded
+        return s.use == TimeUse::ComputeStream && (bytes <= 0 || bytes >= kFewBytes);
+      },
       [&](const UseStretch& s) { return unit_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
   DiagnosedCause finding = found.avoidable("collective_on_compute_stream");

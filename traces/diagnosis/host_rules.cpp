@@ -18,12 +18,6 @@ std::string operator_label(const RecordingFacts& facts, const UseStretch& stretc
   return std::string(facts.name_of(facts.own().accountant->threads().operator_of(stretch.host)));
 }
 
-Collected by_operator(const RecordingFacts& facts, TimeUse use) {
-  return Collected(
-      facts, [&](const UseStretch& s) { return s.use == use; },
-      [&](const UseStretch& s) { return operator_label(facts, s); });
-}
-
 void find_data(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected found(
       facts, [](const UseStretch& s) { return s.use == TimeUse::Data; },
@@ -50,7 +44,13 @@ std::string synchronise_remedy(std::string_view op) {
 }
 
 void find_waits(const RecordingFacts& facts, Diagnosis& diagnosis) {
-  const Collected found = by_operator(facts, TimeUse::Synchronise);
+  // Waits that are instructions of a plan are the plan's, not a user's to take out.
+  const Collected found(
+      facts,
+      [&](const UseStretch& s) {
+        return s.use == TimeUse::Synchronise && !(s.host.valid() && facts.at(s.host).instruction.valid());
+      },
+      [&](const UseStretch& s) { return operator_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
   DiagnosedCause finding = found.avoidable("synchronising_copy");
   finding.cause = fmt::format(

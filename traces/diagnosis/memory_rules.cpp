@@ -22,8 +22,8 @@ constexpr SimTime kAlways = std::numeric_limits<SimTime>::max();
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 bool names_loss(std::string_view name) {
-  constexpr std::array<std::string_view, 6> kLoss{"log_softmax", "cross_entropy", "nll_loss",
-                                                  "lm_head",     "logits",        "CrossEntropy"};
+  constexpr std::array<std::string_view, 7> kLoss{"log_softmax", "LogSoftMax", "cross_entropy", "nll_loss",
+                                                  "lm_head",     "logits",     "CrossEntropy"};
   return std::any_of(kLoss.begin(), kLoss.end(), [&](std::string_view word) { return contains(name, word); });
 }
 
@@ -131,6 +131,11 @@ class MemoryStory {
       const bool of_loss = span.instruction.valid() ? instructions.contains(span.instruction.value)
                                                     : names_loss(f_.t.name_of(span.name));
       if (is_host(span) && of_loss) times.push_back({span.start, std::max(span.start + span.duration, span.start + 1)});
+    }
+    // Calls have the driver's names: what they launch says whose they are.
+    for (const Flow& flow : f_.t.flows) {
+      const Span& call = f_.at(flow.from);
+      if (is_host(call) && names_loss(f_.name_of(flow.to))) times.push_back({call.start, call.start + call.duration});
     }
     return merge_intervals(std::move(times));
   }

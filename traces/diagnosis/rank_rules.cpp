@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "traces/diagnosis/rules.h"
 
@@ -49,6 +51,23 @@ double excess_compute(const RecordingFacts& facts, std::int32_t late) {
   std::sort(others.begin(), others.end());
   const SimDuration middle = others[(others.size() - 1) / 2];
   return middle > 0 ? static_cast<double>(own) / static_cast<double>(middle) - 1 : 0;
+}
+
+/// Whether `late` is waited for more than the others are, beyond what steps differ from each other by chance: the mean
+/// over the steps is more than two of its own standard errors.
+bool beyond_chance(const RecordingFacts& facts, std::int32_t late) {
+  std::map<std::int32_t, double> net;  // by step
+  for (const CollectiveMeeting& meeting : facts.meetings) {
+    const bool own = meeting.members.back().rank == late;
+    net[meeting.iteration] += (own ? 1 : -1) * static_cast<double>(meeting.waited);
+  }
+  const auto steps = static_cast<double>(net.size());
+  if (steps < 3) return true;  // nothing says how much steps differ
+  double sum = 0, squares = 0;
+  for (const auto& [step, waited] : net) sum += waited;
+  const double mean = sum / steps;
+  for (const auto& [step, waited] : net) squares += (waited - mean) * (waited - mean);
+  return mean > 2 * std::sqrt(squares / (steps - 1) / steps);
 }
 
 std::string why_late(const RecordingFacts& facts, std::int32_t late) {
@@ -107,9 +126,10 @@ void find_rank_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
   for (const StragglerRow& row : table) by_rank[row.rank] += row.waited, all += row.waited;
   const auto worst = std::max_element(by_rank.begin(), by_rank.end(),
                                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  const bool one = worst != by_rank.end() && worst->second * 10 >= all * 6;
+  const bool one = worst != by_rank.end() && worst->second * 10 >= all * 6 && beyond_chance(facts, worst->first);
   const Waiting waiting = waiting_besides(facts, one ? worst->first : -1);
-  if (waiting.share < facts.options.least_share) return find_slow_rank(facts, diagnosis);
+  // Now this one, now that one: a little of it is in every run.
+  if (waiting.share < (one ? 1 : 2) * facts.options.least_share) return find_slow_rank(facts, diagnosis);
   DiagnosedCause finding;
   finding.name = one ? "straggler" : "ranks_out_of_step";
   finding.cost = waiting.cost;

@@ -59,8 +59,8 @@ std::pair<std::int64_t, SimTime> MemorySeries::peak(SimTime begin, SimTime end) 
   return best;
 }
 
-RecordingFacts::RecordingFacts(const OpenedTrace& opened, const DiagnosisOptions& wanted)
-    : trace(opened), t(opened.timeline), options(wanted), runtime(runtime_of(opened.timeline)) {
+RecordingFacts::RecordingFacts(const Timeline& timeline, const DiagnosisOptions& wanted)
+    : t(timeline), options(wanted), runtime(runtime_of(timeline)) {
   card = card_memory_in(t.provenance.hardware);
   meetings = find_meetings(t);
   find_ranks();
@@ -109,6 +109,15 @@ double RecordingFacts::share_of_memory(double bytes) const {
   if (card > 0) return bytes / static_cast<double>(card);
   const std::int64_t peak = allocated.empty() ? 0 : *std::max_element(allocated.values.begin(), allocated.values.end());
   return peak > 0 ? bytes / static_cast<double>(peak) : 0;
+}
+
+bool RecordingFacts::room_on_card() const {
+  constexpr double kFullCard = 0.7;
+  if (card <= 0) return false;
+  std::int64_t held = 0;
+  for (const MemorySeries* series : {&allocated, &active, &reserved})
+    for (const std::int64_t value : series->values) held = std::max(held, value);
+  return static_cast<double>(held) < kFullCard * static_cast<double>(card);
 }
 
 std::string RecordingFacts::unit_of(const Span& span) const {

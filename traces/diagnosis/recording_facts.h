@@ -44,9 +44,8 @@ enum class SeenRuntime : std::uint8_t { Unknown, Fsdp1, Fsdp2 };
 
 class RecordingFacts {
  public:
-  RecordingFacts(const OpenedTrace& trace, const DiagnosisOptions& options);
+  RecordingFacts(const Timeline& timeline, const DiagnosisOptions& options);
 
-  const OpenedTrace& trace;
   const Timeline& t;
   const DiagnosisOptions& options;
   std::vector<CollectiveMeeting> meetings;
@@ -60,6 +59,8 @@ class RecordingFacts {
   bool has_steps() const { return !ranks.empty(); }
   /// What a share of memory is a share of: the card's, else the peak.
   double share_of_memory(double bytes) const;
+  /// The card is known, and less than 70 % of it is held at the most.
+  bool room_on_card() const;
   const RankSteps& own() const { return ranks[judged]; }
   double steps() const { return static_cast<double>(own().accounts.size()); }
   const Span& at(SpanId id) const { return t.spans[id.index()]; }

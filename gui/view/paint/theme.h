@@ -3,6 +3,7 @@
 
 #include <QColor>
 #include <QFont>
+#include <QPalette>
 #include <QString>
 #include <string_view>
 
@@ -25,5 +26,8 @@ struct Fonts {
   QFont normal, small, bold, title, value;
 };
 Fonts picture_fonts();
+
+/// Of widgets beside the canvas: tables, menus and fields in its colours.
+QPalette qt_palette(Theme theme);
 
 }  // namespace foreshard::gui

@@ -13,6 +13,7 @@ GatheredPanel::GatheredPanel(const QStringList& readings, const QString& accessi
   column->setContentsMargins(4, 4, 4, 4);
   by_->addItems(readings);
   by_->setAccessibleName(accessible);
+  by_->setVisible(readings.size() > 1);
   column->addWidget(by_, 0, Qt::AlignLeft);
   QObject::connect(by_, &QComboBox::currentIndexChanged, this, [this] {
     gathered_ = false;

@@ -24,8 +24,8 @@ class GatheredPanel : public QWidget {
   std::function<void(const QString&)> onStatus;
 
  protected:
-  /// What the worker calls with the index of a reading, on its thread: it captures nothing of the panel. What it
-  /// returns shows the result, on the GUI thread.
+  /// What the worker calls with the index of a reading (one alone needs no name), on its thread: it captures nothing of
+  /// the panel. What it returns shows the result, on the GUI thread.
   using Gather = std::function<std::function<void()>(const TimelineModel& model, int reading)>;
   /// `clear`: shows nothing, until a timeline is gathered.
   GatheredPanel(const QStringList& readings, const QString& accessible, Gather gather, std::function<void()> clear,

@@ -1,5 +1,6 @@
 #include "gui/view/window/main_window.h"
 
+#include <QAction>
 #include <QApplication>
 #include <QCloseEvent>
 #include <QDockWidget>
@@ -12,6 +13,7 @@
 #include <QStatusBar>
 #include <QThreadPool>
 #include <algorithm>
+#include <utility>
 
 #include "gui/models/headline.h"
 #include "gui/models/timeline/amounts.h"
@@ -25,6 +27,12 @@ constexpr int kPanelWithJob = 70, kPanelWithoutJob = 15;  // of the inspector an
 bool wants_comparison(const std::vector<std::string>& files, bool compare) {
   const auto is_job = [](const std::string& file) { return file.ends_with(".toml"); };
   return files.size() >= 2 && (compare || (files.size() == 2 && (is_job(files[0]) || is_job(files[1]))));
+}
+
+/// Threads of many ranks leave room for one: then streams alone are shown, until somebody asks for the threads.
+bool has_many_ranks(const OpenedInput& input) {
+  constexpr std::size_t kMany = 4;
+  return input.timeline && input.timeline->ranks.size() >= kMany;
 }
 
 }  // namespace
@@ -183,6 +191,9 @@ void MainWindow::loaded(Loaded result) {
   resizeDocks({findChild<QDockWidget*>("inspector"), findChild<QDockWidget*>("what_if")}, {100 - panel, panel},
               Qt::Vertical);
   for (Run& run : result.runs) runs_->add(std::move(run));
+  const bool many = has_many_ranks(*input_);
+  if (many != std::exchange(many_ranks_, many)) host_lanes_->setChecked(!many);
+  if (many) statusBar()->showMessage("Threads are hidden, so that ranks have room: View, Host lanes");
   showTimeline(
       comparison_ ? comparison_scene(comparison_, scene_options_) : timeline_scene(input_->timeline, scene_options_),
       false);
@@ -207,8 +218,9 @@ void MainWindow::showTimeline(Scene scene, bool keep_view) {
   legend_->update();
   const Scene& shown = timeline_->scene();
   differences_->show(shown.comparison);
-  if (shown.compares() != compared_before) showPanel(shown.compares() ? "differences" : "runs");
+  if (shown.compares() != compared_before) showPanel(shown.compares() ? "differences" : "findings");
   search_->setScene(shown);
+  findings_->setScene(shown);
   flame_->setScene(shown);
   lateness_->setScene(shown);
   query_->setScene(shown);

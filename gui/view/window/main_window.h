@@ -15,6 +15,7 @@
 #include "gui/models/timeline/newest_first.h"
 #include "gui/models/viewer_arguments.h"
 #include "gui/view/panels/fact_table.h"
+#include "gui/view/panels/findings_panel.h"
 #include "gui/view/panels/flame_panel.h"
 #include "gui/view/panels/lateness_panel.h"
 #include "gui/view/panels/query_panel.h"
@@ -115,11 +116,14 @@ class MainWindow : public QMainWindow {
   SearchPanel* search_ = nullptr;
   WhatIfPanel* what_if_ = nullptr;
   RunList* runs_ = nullptr;
+  FindingsPanel* findings_ = nullptr;
   FlamePanel* flame_ = nullptr;
   LatenessPanel* lateness_ = nullptr;
   QueryPanel* query_ = nullptr;
   QProgressBar* progress_ = nullptr;
   QMenu* recent_ = nullptr;
+  QAction* host_lanes_ = nullptr;
+  bool many_ranks_ = false;
   QByteArray default_layout_;
   ViewerSession session_;
   std::shared_ptr<const TimelineModel> job_;        // what the panel's job was opened as

@@ -74,6 +74,8 @@ WhatIfPanel::WhatIfPanel(QWidget* parent) : QWidget(parent) {
   controls_ = new QWidget(scroll);
   form_ = new QFormLayout(controls_);
   form_->setContentsMargins(0, 0, 0, 0);
+  form_->setRowWrapPolicy(QFormLayout::WrapLongRows);
+  form_->setFieldGrowthPolicy(QFormLayout::AllNonFixedFieldsGrow);
   scroll->setWidget(controls_);
   layout->addWidget(scroll, 1);
   auto* buttons = new QHBoxLayout;
@@ -174,6 +176,9 @@ QWidget* WhatIfPanel::controlOf(const Choice& choice, const QString& value) {
     control = number;
   } else {
     auto* box = new QComboBox(controls_);
+    // As wide as the panel lets it be, not as its longest word.
+    box->setSizeAdjustPolicy(QComboBox::AdjustToMinimumContentsLengthWithIcon);
+    box->setMinimumContentsLength(6);
     for (const std::string& word : choice.values) box->addItem(text_of(word));
     box->setCurrentText(value);
     QObject::connect(box, &QComboBox::textActivated, this,

@@ -17,6 +17,7 @@
 #include <QVBoxLayout>
 
 #include "gui/view/paint/picture.h"
+#include "gui/view/paint/theme.h"
 #include "gui/view/window/main_window.h"
 #include "traces/formats/fst.h"
 #include "traces/timeline/cut_timeline.h"
@@ -135,6 +136,25 @@ QString export_picture(TimelineWidget& timeline) {
   return written ? QString() : text_of(to_text(written.error()));
 }
 
+/// A third of the window is what it costs.
+void show_evidence(TimelineWidget& timeline, const Evidence& evidence) {
+  if (!timeline.hasScene()) return;
+  const SimTime origin = timeline.scene().sides.front().origin;
+  const TimeRange time{evidence.time.begin - origin, evidence.time.end - origin};
+  const SimDuration around = std::max<SimDuration>(20, time.length());
+  timeline.navigation().show({time.begin - around, time.end + around});
+  timeline.navigation().select_range(time);
+  timeline.navigationChanged();
+  if (timeline.onSelection) timeline.onSelection();
+}
+
+/// The theme that widgets have from now on.
+Theme worn(bool dark) {
+  const Theme theme = dark ? Theme::Dark : Theme::Light;
+  QApplication::setPalette(qt_palette(theme));
+  return theme;
+}
+
 }  // namespace
 
 void MainWindow::buildMessageBar(QWidget* page) {
@@ -234,12 +254,15 @@ void MainWindow::buildDocks() {
   range_ = new FactTable({"Lane or cause", "Time", "Share"}, this);
   range_->setPlaceholder("What the time of the window, or of a range that is dragged, went to.");
   QDockWidget* range = addPanel("Range", "range", range_, Qt::BottomDockWidgetArea);
+  findings_ = new FindingsPanel(this);
+  QDockWidget* findings = addPanel("Findings", "findings", findings_, Qt::BottomDockWidgetArea);
   differences_ = new DifferencesTable(this);
   QDockWidget* differences = addPanel("Differences", "differences", differences_, Qt::BottomDockWidgetArea);
   search_ = new SearchPanel(this);
   QDockWidget* found = addPanel("Search", "search", search_, Qt::BottomDockWidgetArea);
   runs_ = new RunList(this);
   QDockWidget* runs = addPanel("Runs", "runs", runs_, Qt::BottomDockWidgetArea);
+  tabifyDockWidget(findings, differences);
   tabifyDockWidget(differences, found);
   flame_ = new FlamePanel(this);
   tabifyDockWidget(differences, addPanel("Flame graph", "flame", flame_, Qt::BottomDockWidgetArea));
@@ -250,9 +273,9 @@ void MainWindow::buildDocks() {
   const auto go = [this](SceneSlice slice) { timeline_->selectSlice(slice, true); };
   const auto tell = [this](const QString& text) { statusBar()->showMessage(text); };
   flame_->onGo = lateness_->onGo = query_->onGo = go;
-  flame_->onStatus = lateness_->onStatus = tell;
+  flame_->onStatus = lateness_->onStatus = findings_->onStatus = tell;
   tabifyDockWidget(differences, runs);
-  runs->raise();
+  findings->raise();
   range->raise();
   inspector->raise();
   resizeDocks({inspector, what_if}, {330, 330}, Qt::Horizontal);
@@ -260,6 +283,7 @@ void MainWindow::buildDocks() {
   resizeDocks({range, differences}, {210, 210}, Qt::Vertical);
 
   inspector_->onGo = go;
+  findings_->onEvidence = [this](const Evidence& evidence) { show_evidence(*timeline_, evidence); };
   runs_->onShow = [this](const Run& run) { showRun(run); };
   runs_->onCompare = [this](const Run& a, const Run& b) { compareRuns(a, b); };
   what_if_->onOutcome = [this] { showOutcome(); };
@@ -312,11 +336,10 @@ void MainWindow::buildMenus() {
   go->addAction("&Forward again", QKeySequence("Shift+Backspace"), this, [this, look_changed] {
     if (timeline_->navigation().redo()) look_changed();
   });
-  const auto find = [this] {
+  QAction* search = go->addAction("&Search", this, [this] {
     showPanel("search");
     search_->begin();
-  };
-  QAction* search = go->addAction("&Search", this, find);
+  });
   search->setShortcuts({QKeySequence::Find, QKeySequence("/")});
   go->addAction("&Largest difference", QKeySequence("Ctrl+D"), this, [this] {
     if (differences_->jumpToLargest()) showPanel("differences");
@@ -337,8 +360,9 @@ void MainWindow::buildMenus() {
     action->setCheckable(true);
     action->setChecked(on);
     QObject::connect(action, &QAction::toggled, this, set);
+    return action;
   };
-  toggle("&Host lanes", true, [this, rebuild](bool on) { scene_options_.host = on, rebuild(); });
+  host_lanes_ = toggle("&Host lanes", true, [this, rebuild](bool on) { scene_options_.host = on, rebuild(); });
   toggle("&Memory", true, [this, rebuild](bool on) { scene_options_.memory = on, rebuild(); });
   toggle("&Compact rows", false, [this, rebuild](bool on) {
     const SceneOptions usual;
@@ -350,6 +374,7 @@ void MainWindow::buildMenus() {
     change(scene_options_);
     rebuild();
   };
+  toggle("&Dark", arguments_.theme == Theme::Dark, [this](bool on) { arguments_.theme = worn(on), applyTheme(); });
   toggle("Frame &time", false, [this](bool on) { timeline_->setFrameTimeShown(on); });
   view->addSeparator();
   for (QDockWidget* dock : findChildren<QDockWidget*>()) view->addAction(dock->toggleViewAction());
