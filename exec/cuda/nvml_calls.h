@@ -1,6 +1,6 @@
 // The calls of NVIDIA's management library that card_state() asks: as NVML's own header declares them where it is found
-// (a CUDA toolkit, the wheel nvidia-nvml-dev), else written down from its documentation. The library is the driver's: it is
-// loaded when it is asked, never linked.
+// (a CUDA toolkit, the wheel nvidia-nvml-dev), else written down from its documentation. The library is the driver's:
+// it is loaded when it is asked, never linked.
 #pragma once
 
 #if __has_include(<nvml.h>)
