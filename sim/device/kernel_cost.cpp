@@ -99,14 +99,17 @@ double KernelCost::gemm_rate(const Kernel& kernel) const {
   return kernel.dtype == DType::Float32 && kernel.convolution ? std::max(own, tf32_) : own;
 }
 
+std::int64_t KernelCost::tiles(const Kernel& kernel) const {
+  if (virtual_ || kernel.kind != KernelClass::Gemm || kernel.m <= 0 || kernel.n <= 0) return 0;
+  return ceil_div(kernel.m, kTileM) * ceil_div(kernel.n, kTileN) * std::max<std::int64_t>(kernel.batch, 1);
+}
+
 SimDuration KernelCost::gemm(const Kernel& kernel) const {
   double ns = static_cast<double>(kernel.flops) / gemm_rate(kernel);
-  if (!virtual_ && kernel.m > 0 && kernel.n > 0) {
+  if (const std::int64_t all = tiles(kernel); all > sm_count_) {
     // The last wave of output tiles leaves multiprocessors idle.
-    const auto tiles = static_cast<double>(ceil_div(kernel.m, kTileM) * ceil_div(kernel.n, kTileN) *
-                                           std::max<std::int64_t>(kernel.batch, 1));
-    const double waves = tiles / sm_count_;
-    if (waves > 1) ns *= static_cast<double>(ceil_div(static_cast<std::int64_t>(tiles), sm_count_)) / waves;
+    const double waves = static_cast<double>(all) / sm_count_;
+    ns *= static_cast<double>(ceil_div(all, sm_count_)) / waves;
   }
   return static_cast<SimDuration>(ns);
 }

@@ -37,6 +37,8 @@ class KernelCost {
   SimDuration device(const Kernel& kernel, const PlaceOf& place) const {
     return virtual_ && kernel.op >= 0 ? by_launch(kernel, place()) : device(kernel);
   }
+  /// Tiles of a product of matrices, which fill multiprocessors in waves; 0 of other kernels.
+  std::int64_t tiles(const Kernel& kernel) const;
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
     if (work_.measured()) return 0;
