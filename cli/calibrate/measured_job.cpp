@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/calibrate/measured_run.h"
+#include "cli/calibrate/training_code.h"
 
 namespace foreshard::cli {
 namespace {
@@ -53,6 +54,25 @@ double network_of(const MeasuredRun& run) {
   return 0;
 }
 
+/// A plain decoder with a head of its own, as torchtitan's Llama.
+bool is_llama(const MeasuredRun& run) {
+  return (starts(run.model, "llama") || starts(run.model, "gpt2-small-titan")) && !run.tied;
+}
+
+TrainingCode code_of(const MeasuredRun& run) {
+  return training_code(run.source, run.runtime != "single" && is_llama(run));
+}
+
+/// Names of modules in the classes that ran.
+struct ModuleNames {
+  std::string blocks, embedding, norm, head;
+};
+ModuleNames module_names(const MeasuredRun& run) {
+  if (is_gpt(run.model)) return {"transformer.h.", "transformer.wte", "transformer.ln_f", "lm_head"};
+  if (code_of(run).titan_model) return {"layers.", "tok_embeddings", "norm", "output"};
+  return {"model.layers.", "model.embed_tokens", "model.norm", "lm_head"};
+}
+
 std::string out_of_scope(const MeasuredRun& run) {
   if (run.tp > 1)
     return "tensor parallelism (tp = " + std::to_string(run.tp) + "): this table's rows are not predicted yet";
@@ -73,7 +93,7 @@ std::string out_of_scope(const MeasuredRun& run) {
 
 class JobWriter {
  public:
-  explicit JobWriter(const MeasuredRun& run) : run_(run) {}
+  explicit JobWriter(const MeasuredRun& run) : run_(run), code_(code_of(run)), names_(module_names(run)) {}
 
   tl::expected<MeasuredJob, Skipped> write() {
     const std::string reason = out_of_scope(run_);
@@ -84,6 +104,7 @@ class JobWriter {
     if (!checkpointing()) return tl::unexpected(Skipped{"checkpointing " + run_.checkpointing + " is not known"});
     training();
     cluster();
+    made_.code = code_.name;
     made_.compiled = run_.compile == "1";
     if (run_.compile.empty()) assume("eager: compile is not recorded", false);
     allocator();
@@ -121,17 +142,23 @@ class JobWriter {
     std::string& loss = made_.job.model.loss;
     const std::string noted = run_.memory_note("loss");
     const bool torchtitan = starts(run_.source, "torchtitan");
-    const bool transformers = run_.source.find("atorch") != std::string::npos || starts(run_.source, "llama-cookbook");
-    loss = torchtitan ? "cross_entropy_fp32" : transformers || run_.encoder_layers > 0 ? "auto" : "cross_entropy";
-    if (starts(noted, "full_logits_fp32") || starts(noted, "fp32_logits")) loss = "cross_entropy_fp32";
-    // llm-foundry's fused loss works in place; other scripts name the logits until backward is over.
-    made_.hold_logits = !torchtitan && !starts(run_.source, "llm-foundry");
-    // Its training loop lets go of the logits before backward since the weeks after its first FSDP2 runs (PR 165).
-    if (torchtitan && starts(noted, "fp32_logits") && run_.source.find("PR 165") != std::string::npos) {
-      made_.hold_logits = made_.hold_float_logits = true;
-      made_.assumed.emplace_back("the float32 logits live until backward is over, as in that version's training loop");
+    const bool own = code_.name == "Transformers" || run_.encoder_layers > 0;
+    loss = torchtitan ? code_.casts_in_model ? "cross_entropy_fp32" : "cross_entropy_flat"
+           : own      ? "auto"
+                      : "cross_entropy";
+    if (!torchtitan && (starts(noted, "full_logits_fp32") || starts(noted, "fp32_logits"))) loss = "cross_entropy_fp32";
+    made_.hold_logits = !code_.drops_logits;
+    made_.hold_float_logits = torchtitan && code_.casts_in_model && !code_.drops_logits;
+    if (starts(noted, "chunked")) {
+      if (code_.chunked_loss && code_.titan_model) {
+        loss = "chunked_cross_entropy";
+        // The script's own module, of model and loss, is the root then.
+        for (std::string* name : {&names_.blocks, &names_.embedding, &names_.norm, &names_.head})
+          *name = "model." + *name;
+      } else {
+        assume("the loss on whole logits, not in chunks", true);
+      }
     }
-    if (starts(noted, "chunked")) assume("the loss on whole logits, not in chunks", true);
     if (torchtitan && noted.empty()) assume("the loss on whole float32 logits", true);
     if (run_.notes.find("autocast") != std::string::npos) assume("mixed precision in place of autocast", true);
   }
@@ -151,12 +178,23 @@ class JobWriter {
     }
     // A tied head shares its weight with the embedding: both stay in the root unit, as every block is one unit.
     fsdp.allow_traps = {};
+    if (head_unit()) {
+      fsdp.wrap.policy = WrapPolicyKind::Units;
+      fsdp.wrap.units = {{names_.embedding}, {names_.blocks + "*"}, {names_.head}};
+      // A loss in pieces calls the head for each of them, and the norm once.
+      if (!in_pieces()) fsdp.wrap.units.back().insert(fsdp.wrap.units.back().begin(), names_.norm);
+    }
   }
+
+  /// A tied head belongs to no unit but the root.
+  bool head_unit() const { return code_.head_unit && run_.runtime == "fsdp2" && !run_.tied; }
+
+  bool in_pieces() const { return made_.job.model.loss.starts_with("chunked_"); }
 
   void last_block(bool reshard) {
     UnitOverride last;
-    const std::string blocks = is_gpt(run_.model) ? "transformer.h." : "model.layers.";
-    last.units = {blocks + std::to_string(run_.layers - 1)};
+    last.units = {head_unit() ? in_pieces() ? names_.head : names_.norm
+                              : names_.blocks + std::to_string(run_.layers - 1)};
     last.reshard_after_forward =
         ReshardAfterForward{reshard ? ReshardAfterForward::Kind::True : ReshardAfterForward::Kind::False, 0};
     made_.job.fsdp.overrides.push_back(last);
@@ -259,11 +297,14 @@ class JobWriter {
   }
 
   void allocator() {
-    if (run_.memory_note("alloc_conf").find("expandable_segments:True") != std::string::npos)
-      made_.job.allocator.expandable_segments = true;
+    const std::string noted = run_.memory_note("alloc_conf");
+    made_.job.allocator.expandable_segments =
+        noted.empty() ? code_.expandable_segments : noted.find("expandable_segments:True") != std::string::npos;
   }
 
   const MeasuredRun& run_;
+  const TrainingCode code_;
+  ModuleNames names_;
   MeasuredJob made_;
 };
 
@@ -287,6 +328,12 @@ nlohmann::json model_document(const MeasuredRun& run) {
     return {{"model_type", "gpt2"}, {"n_embd", run.hidden},    {"n_layer", run.layers}, {"n_head", run.heads},
             {"n_inner", run.ffn},   {"vocab_size", run.vocab}, {"n_positions", seq},    {"activation_function", "gelu"},
             {"embd_pdrop", 0.0},    {"resid_pdrop", 0.0},      {"attn_pdrop", 0.0},     {"tie_word_embeddings", true}};
+  }
+  const TrainingCode code = code_of(run);
+  if (code.titan_model) {
+    return {{"model_type", "titan_llama"},  {"dim", run.hidden}, {"n_layers", run.layers}, {"n_heads", run.heads},
+            {"n_kv_heads", run.kv_heads},   {"ffn", run.ffn},    {"max_seq", seq},         {"vocab_size", run.vocab},
+            {"fused_norm", code.fused_norm}};
   }
   const std::string type = starts(run.model, "qwen3")     ? "qwen3"
                            : starts(run.model, "qwen2")   ? "qwen2"

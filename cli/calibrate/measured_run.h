@@ -37,6 +37,7 @@ Result<std::vector<MeasuredRun>> read_measured_runs(const CsvTable& table, const
 /// How a run is predicted.
 struct MeasuredJob {
   Job job;
+  std::string code;                // that ran (cli/calibrate/training_code.h)
   double network_gb_per_s = 0;     // per GPU as the row states it; 0 = the profile's
   bool compiled = false;           // pointwise kernels fused
   bool time_is_of_step = true;     // false: forward and backward alone

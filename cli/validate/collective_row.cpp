@@ -65,6 +65,8 @@ std::optional<CollectiveKind> kind_of(const std::string& name) {
   if (name == "reduce_scatter") return CollectiveKind::ReduceScatter;
   if (name == "all_reduce") return CollectiveKind::AllReduce;
   if (name == "broadcast") return CollectiveKind::Broadcast;
+  if (name == "all_to_all" || name == "alltoall") return CollectiveKind::AllToAll;
+  if (name == "send_receive" || name == "sendrecv") return CollectiveKind::SendReceive;
   return std::nullopt;
 }
 
@@ -78,7 +80,7 @@ std::optional<CollectiveAlgorithm> algorithm_of(const std::string& name) {
 
 double bus_factor(CollectiveKind kind, std::int64_t ranks) {
   const double n = static_cast<double>(std::max<std::int64_t>(ranks, 1));
-  if (kind == CollectiveKind::Broadcast) return 1;
+  if (kind == CollectiveKind::Broadcast || kind == CollectiveKind::SendReceive) return 1;
   return (kind == CollectiveKind::AllReduce ? 2.0 : 1.0) * (n - 1) / n;
 }
 

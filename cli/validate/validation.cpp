@@ -94,6 +94,7 @@ ValidatedRow validate_run(const MeasuredRun& run) {
     row.skipped = job.error().reason;
     return row;
   }
+  row.code = job->code;
   row.assumed = job->assumed;
   const auto predicted = predict_run(run, *job);
   if (!predicted) {

@@ -27,6 +27,7 @@ struct ValidatedRow {
   std::string skipped;  // why the row is not predicted; empty otherwise
   std::string failed;   // the prediction that should exist does not; empty otherwise
   std::string level;    // calibration level
+  std::string code;     // training runs: the code that the row is predicted by
   std::vector<std::string> assumed;
   std::vector<ValidatedNumber> numbers;
   std::string algorithm;  // collectives: what NCCL is predicted to choose

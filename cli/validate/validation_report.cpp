@@ -94,6 +94,7 @@ void write_row(JsonText& out, const ValidatedRow& row) {
   out.begin_object().field("id", row.id).field("group", row.group).field("skipped", row.skipped);
   out.field("failed", row.failed).field("level", row.level);
   if (!row.algorithm.empty()) out.field("algorithm", row.algorithm);
+  if (!row.code.empty()) out.field("code", row.code);
   out.key("assumed").begin_array();
   for (const std::string& text : row.assumed) out.value(text);
   out.end_array().key("numbers").begin_array();

@@ -30,6 +30,13 @@ ClockMode clock_mode(const HardwareProfile& profile);
 /// What a card's stream takes ahead: the driver's 1,024 launches; hosts and virtual devices have no such queue.
 std::size_t launch_queue_depth(const HardwareProfile& profile);
 
+/// Time on a stream, and what more it takes beside a collective: its share of that, or less than 0 for the usual.
+struct DeviceWork {
+  DeviceWork(SimDuration time_, double slowdown_ = -1) : time(time_), slowdown(slowdown_) {}
+  SimDuration time;
+  double slowdown;
+};
+
 struct Device {
   Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
       : profile(profile_),
@@ -44,15 +51,16 @@ struct Device {
   Device& operator=(const Device&) = delete;
 
   /// Issues work: host cost first, then the stream. Returns when it runs.
-  WorkSpan launch(Stream stream, SimDuration host_ns, SimDuration device_ns, const ActivitySpan& what,
+  WorkSpan launch(Stream stream, SimDuration host_ns, const DeviceWork& work, const ActivitySpan& what,
                   SimTime not_before = 0, int communicator = -1) {
+    SimDuration device_ns = work.time;
     clock.host_cost(host_ns);
     const SimTime idle_since = clock.tail(index_of(stream));
     const bool compute = stream == Stream::D;
     const SimTime free_at = compute ? compute_tail : 0;
     if (compute && interference.active()) {
       const SimTime start = std::max({idle_since, clock.queue(index_of(stream)).enter(clock.host()), not_before});
-      device_ns = interference.compute(start, device_ns);
+      device_ns = beside(start, work);
     }
     const WorkSpan span = clock.enqueue(index_of(stream), device_ns, not_before, communicator);
     ++activity.events;
@@ -80,27 +88,32 @@ struct Device {
 
   /// Kernels of the compute stream, one after the other, as launch() would place them; no spans are kept. `host_before`
   /// is what the host pays before the kernel at this place; called in order, last with the number of kernels.
-  /// `Kernel` has host, device and launches. REQUIRES clock.is_plain().
+  /// `Kernel` has host, device, slowdown and launches. REQUIRES clock.is_plain().
   template <class Kernel, class HostBefore>
   void launch_all(const std::vector<Kernel>& kernels, Phase phase, const HostBefore& host_before) {
     const int stream = index_of(Stream::D);
     SimTime host = clock.host(), tail = clock.tail(stream);
     LaunchQueue& queue = clock.queue(stream);
     const std::size_t depth = clock.queue_depth();
-    const bool beside = interference.active();
+    const bool busy = interference.active();
     for (std::size_t k = 0; k < kernels.size(); ++k) {
       const Kernel& kernel = kernels[k];
       host += host_before(k) + kernel.host;
       if (!kernel.launches) continue;
       host = queue.enter(host);
       const SimTime start = std::max(tail, host);
-      const SimDuration time = beside ? interference.compute(start, kernel.device) : kernel.device;
+      const SimDuration time = busy ? beside(start, {kernel.device, kernel.slowdown}) : kernel.device;
       if (start > compute_tail) activity.gaps.push_back({compute_tail, start, start > tail, phase});
       tail = compute_tail = start + time;
       queue.issue(tail, depth);
       activity.compute_busy += time;
     }
     clock.placed(stream, host + host_before(kernels.size()), tail);
+  }
+
+  SimDuration beside(SimTime start, const DeviceWork& work) {
+    return work.slowdown < 0 ? interference.compute(start, work.time)
+                             : interference.compute(start, work.time, work.slowdown);
   }
 
   const HardwareProfile& profile;

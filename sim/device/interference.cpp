@@ -1,6 +1,7 @@
 #include "sim/device/interference.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace foreshard {
@@ -15,7 +16,17 @@ double share_of(const HardwareProfile& profile) {
 
 }  // namespace
 
-Interference::Interference(const HardwareProfile& profile) : Interference(share_of(profile)) {}
+Interference::Interference(const HardwareProfile& profile) : Interference(share_of(profile)) {
+  if (!active()) return;
+  multiprocessors_ = profile.sm_count;
+  taken_ = std::max<std::int64_t>(1, std::llround(share_of(profile) * profile.sm_count));
+}
+
+double Interference::slowdown(std::int64_t tiles) const {
+  if (tiles <= 0 || multiprocessors_ <= taken_) return slowdown_;
+  const std::int64_t alone = ceil_div(tiles, multiprocessors_), beside = ceil_div(tiles, multiprocessors_ - taken_);
+  return static_cast<double>(beside) / static_cast<double>(alone) - 1;
+}
 
 SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
   SimDuration total = 0;
@@ -52,13 +63,13 @@ void Interference::Windows::keep(SimTime begin, SimTime end) {
   ring_[count_++ % kMost] = {begin, end};
 }
 
-SimDuration Interference::compute(SimTime start, SimDuration alone) {
+SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {
   double duration = static_cast<double>(alone) + owed_;
   owed_ = 0;
   if (start < stretch_.begin || start >= stretch_.end) stretch_ = collectives_.stretch(start);
   const SimDuration beside =
       start + alone <= stretch_.end ? stretch_.windows * alone : collectives_.overlap(start, start + alone);
-  duration += slowdown_ * static_cast<double>(beside);
+  duration += slowdown * static_cast<double>(beside);
   const auto taken = static_cast<SimDuration>(duration);
   computed_.keep(start, start + taken);
   return taken;

@@ -84,16 +84,18 @@ SimDuration KernelCost::attention(const Kernel& kernel) const {
   return static_cast<SimDuration>(static_cast<double>(kernel.flops) / (rate(peak_, kernel.dtype) * attention_share_));
 }
 
+std::int64_t KernelCost::tiles(const Kernel& kernel) const {
+  if (kernel.kind != KernelClass::Gemm || kernel.m <= 0 || kernel.n <= 0) return 0;
+  return ceil_div(kernel.m, kTileM) * ceil_div(kernel.n, kTileN) * std::max<std::int64_t>(kernel.batch, 1);
+}
+
 SimDuration KernelCost::gemm(const Kernel& kernel) const {
-  if (kernel.m <= 0 || kernel.n <= 0) return product(kernel);
+  const std::int64_t all = tiles(kernel);
+  if (all <= sm_count_) return product(kernel);
   // The last wave of output tiles leaves multiprocessors idle.
-  const auto tiles = static_cast<double>(ceil_div(kernel.m, kTileM) * ceil_div(kernel.n, kTileN) *
-                                         std::max<std::int64_t>(kernel.batch, 1));
-  const double waves = tiles / sm_count_;
-  if (waves <= 1) return product(kernel);
+  const double waves = static_cast<double>(all) / sm_count_;
   const double ns = static_cast<double>(kernel.flops) / gemm_rate(kernel);
-  return static_cast<SimDuration>(ns *
-                                  (static_cast<double>(ceil_div(static_cast<std::int64_t>(tiles), sm_count_)) / waves));
+  return static_cast<SimDuration>(ns * (static_cast<double>(ceil_div(all, sm_count_)) / waves));
 }
 
 SimDuration KernelCost::device(const Kernel& kernel) const {

@@ -48,6 +48,8 @@ class KernelCost {
     Numel head_size = 0;  // of the model's attention
   };
   virtual SimDuration device(const Kernel& kernel, const Asked<Place>& /*place*/) const { return device(kernel); }
+  /// Tiles of a product of matrices, which fill multiprocessors in waves; 0 of other kernels.
+  virtual std::int64_t tiles(const Kernel& kernel) const;
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
   SimDuration host(const Kernel& kernel) const {
     if (work_.measured()) return 0;

@@ -16,7 +16,8 @@
 
 namespace foreshard {
 
-enum class CollectiveKind : std::uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast };
+/// AllToAll and SendReceive: see point_to_point.h.
+enum class CollectiveKind : std::uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast, AllToAll, SendReceive };
 enum class CollectiveAlgorithm : std::uint8_t { Ring, Tree, Nvls, NvlsTree };
 enum class CollectiveProtocol : std::uint8_t { LL, LL128, Simple };
 std::string_view algorithm_name(CollectiveAlgorithm algorithm);

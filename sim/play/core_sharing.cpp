@@ -251,7 +251,8 @@ class Threads {
 }  // namespace
 
 HostLoad host_load(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes) {
-  constexpr std::array<std::string_view, 4> kKinds{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  constexpr std::array<std::string_view, 6> kKinds{"all_gather", "reduce_scatter", "all_reduce",
+                                                   "broadcast",  "all_gather",     "all_gather"};
   for (const MeasuredCollective& curve : profile.collectives) {
     if (curve.kind != kKinds[static_cast<std::size_t>(kind)] || curve.ranks != group.ranks || group.nodes != 1)
       continue;

@@ -50,6 +50,54 @@ TEST(NcclModel, ReproducesThePrintedTable) {
   }
 }
 
+struct TableRow {
+  int nodes, per_node;
+  double ll, ll128, simple;         // gathers and reduce-scatters over rings, GB/s of the algorithm
+  double reduce_simple, reduce_us;  // all-reduce over rings
+};
+
+// NCCL 2.27.5's own logs on H100 with NVSwitch and a port of 400 Gb/s a card (autoparallel, nccl_cost_model.py): what
+// its topology search finds for 1, 2, 4 and 8 ranks of a node. Here from the profile's links and ports.
+TEST(NcclModel, FindsWhatNcclFindsForAnyNumberOfRanksOfANode) {
+  const auto profile = load_profile("h100-sxm-80");
+  ASSERT_TRUE(profile.has_value());
+  for (const TableRow& row : {TableRow{2, 1, 48.0, 88.3, 96.0, 48.0, 36.4},
+                              {2, 2, 52.0, 117.8, 128.0, 64.0, 50.0},
+                              {2, 4, 44.6, 201.9, 219.4, 109.7, 77.2},
+                              {2, 8, 41.6, 313.2, 409.6, 204.8, 131.6},
+                              {4, 1, 27.2, 58.9, 64.0, 32.0, 92.4},
+                              {4, 4, 21.8, 188.4, 204.8, 102.4, 174.0},
+                              {8, 2, 21.8, 94.2, 102.4, 51.2, 258.8},
+                              {16, 1, 21.8, 47.1, 51.2, 25.6, 428.4},
+                              {16, 4, 20.7, 179.4, 195.0, 97.5, 754.8},
+                              {32, 1, 21.1, 45.6, 49.5, 24.8, 876.4},
+                              {32, 2, 20.7, 89.7, 97.5, 48.8, 1094.0},
+                              {32, 4, 20.6, 178.0, 193.5, 96.8, 1529.2}}) {
+    const GroupPlacement group{row.nodes * row.per_node, row.nodes, row.per_node};
+    const NcclTopology topology = topology_of(*profile, group);
+    const auto of = [&](CollectiveKind kind, CollectiveProtocol protocol) {
+      return nccl_candidate(topology, kind, group, CollectiveAlgorithm::Ring, protocol);
+    };
+    const std::string where = std::to_string(row.nodes) + " x " + std::to_string(row.per_node);
+    using enum CollectiveProtocol;
+    for (const CollectiveKind kind : {CollectiveKind::AllGather, CollectiveKind::ReduceScatter}) {
+      EXPECT_NEAR(of(kind, LL).gb_per_s / row.ll, 1, 0.08) << where;
+      EXPECT_NEAR(of(kind, LL128).gb_per_s / row.ll128, 1, 0.08) << where;
+      EXPECT_NEAR(of(kind, Simple).gb_per_s / row.simple, 1, 0.08) << where;
+    }
+    EXPECT_NEAR(of(CollectiveKind::AllReduce, Simple).gb_per_s / row.reduce_simple, 1, 0.08) << where;
+    EXPECT_NEAR(of(CollectiveKind::AllReduce, Simple).latency_us, row.reduce_us, 0.1) << where;
+    // Large messages reach it where the ports are what limits; full nodes do not.
+    for (const CollectiveKind kind :
+         {CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce}) {
+      const double table = kind == CollectiveKind::AllReduce ? row.reduce_simple : row.simple;
+      const double us = estimate_collective(*profile, kind, group, 16 * kGiB).us;
+      const double reached = 16.0 * kGiB / us / 1e3 / table;
+      EXPECT_NEAR(reached, row.per_node < 8 ? 1.0 : 0.87, 0.08) << where;
+    }
+  }
+}
+
 TEST(NcclModel, ChoosesLowLatencyProtocolsForSmallAndSimpleForLargeMessages) {
   const NcclTopology topology{NcclRow::Hopper, false, 8, 48, 48, 0};
   const GroupPlacement group{16, 2};
@@ -89,7 +137,8 @@ TEST(Collectives, MoreBytesNeverTakeLessTime) {
          {GroupPlacement{1, 1}, GroupPlacement{2, 1}, GroupPlacement{8, 1}, GroupPlacement{16, 2},
           GroupPlacement{64, 8}, GroupPlacement{512, 64}, GroupPlacement{8, 8}}) {
       for (const CollectiveKind kind :
-           {CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce}) {
+           {CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce,
+            CollectiveKind::AllToAll, CollectiveKind::SendReceive}) {
         SimDuration last = 0;
         for (Bytes bytes = 1; bytes <= 64 * kGiB; bytes *= 2) {
           const SimDuration now = collective_time(*profile, kind, group, bytes);

@@ -46,6 +46,23 @@ TEST(Interference, TheShareIsThatOfTheChannelsOnMultiprocessors) {
   EXPECT_FALSE(Interference(profile).active());
 }
 
+TEST(Interference, AProductLosesNothingOrAWholeWave) {
+  HardwareProfile profile;
+  profile.architecture = {CardArchitecture::Maker::Nvidia, 90};
+  profile.sm_count = 132;
+  profile.channels = 24;
+  Interference beside(profile);
+  EXPECT_DOUBLE_EQ(beside.slowdown(132), 1) << "measured on 132 tiles: 80 % of the peak, then 47";
+  EXPECT_DOUBLE_EQ(beside.slowdown(108), 0) << "they fit beside the gather";
+  EXPECT_DOUBLE_EQ(beside.slowdown(216), 0) << "two waves either way";
+  EXPECT_DOUBLE_EQ(beside.slowdown(264), 0.5);
+  EXPECT_NEAR(beside.slowdown(132 * 1000), 24.0 / 108, 1e-3) << "of many waves as of any other kernel";
+  EXPECT_DOUBLE_EQ(beside.slowdown(0), 24.0 / 108);
+  beside.collective(0, 10'000);
+  EXPECT_EQ(beside.compute(0, 1000, beside.slowdown(132)), 2000);
+  EXPECT_EQ(beside.compute(2000, 1000, beside.slowdown(108)), 1000);
+}
+
 /// Each kernel beside every window there is: what Interference says without looking at all of them each time.
 TEST(Interference, KernelsInAndAcrossCollectivesTakeWhatTheirOverlapSays) {
   constexpr double kSlowdown = kShare / (1 - kShare);

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -108,6 +109,27 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(report["card"], "Stub X1, 80 GiB")
         for attention in ("flash attention in both", "attention as PyTorch chooses"):
             self.assertIn("0.909", claims[f"a step takes at most 1.00 of PyTorch FSDP2's on one GPU, {attention}"][1])
+
+    def test_the_results_are_packed_to_be_sent_home(self):
+        self.check("--only", "doctor")
+        work = self.folder / "work"
+        (work / "recording.fst").write_bytes(os.urandom(3 << 20))
+        (work / "too-long.fst").write_bytes(os.urandom(38 << 20))  # by itself it would fit
+        (work / "steps.txt").write_text("small")
+        code, _, _ = self.check()
+        self.assertEqual(code, 0)
+        packs = list(work.glob("*.tar.gz"))
+        self.assertEqual(len(packs), 1)
+        self.assertLess(packs[0].stat().st_size, 40 << 20)
+        with tarfile.open(packs[0]) as archive:
+            files = {name.split("/", 1)[1]: archive.getmember(name).size for name in archive.getnames()}
+            listed = next(name for name in archive.getnames() if name.endswith("contents.txt"))
+            contents = archive.extractfile(listed).read().decode()
+        self.assertIn("recording.fst", files)
+        self.assertIn("state.json", files)
+        self.assertTrue(any(name.endswith(".md") for name in files), files)
+        self.assertNotIn("too-long.fst", files)
+        self.assertIn("left out", next(line for line in contents.splitlines() if line.endswith("too-long.fst")))
 
     def test_what_crashes_is_named_and_the_rest_is_measured(self):
         code, claims, report = self.check(broken="crash")

@@ -2,6 +2,7 @@
 // attention, a module dictionary of blocks.
 #include <cmath>
 
+#include "core/model/families/decoder_parts.h"
 #include "core/model/families/family.h"
 #include "core/model/families/losses.h"
 #include "core/model/families/titan_experts.h"
@@ -13,6 +14,7 @@ namespace {
 struct TitanConfig {
   std::int64_t dim = 0, layers = 0, heads = 0, key_value_heads = 0, head_dim = 0, ffn = 0, vocabulary = 0;
   std::int64_t positions = 0;
+  bool fused_norm = true;
   TitanExpertsConfig experts;
 };
 
@@ -28,6 +30,7 @@ TitanConfig read_config(const FamilyInput& input) {
   c.ffn = config.integer("ffn", 1, kMaxWidth);
   c.vocabulary = config.integer("vocab_size", 1, kMaxVocabulary);
   c.positions = config.integer_or("max_seq", 8192, 1, kMaxPositions);
+  c.fused_norm = config.boolean_or("fused_norm", true);
   c.experts = read_titan_experts(config);
   if (config.failed()) return c;
   c.head_dim = config.integer_or("head_dim", c.dim / c.heads, 1, 1 << 16);
@@ -41,14 +44,9 @@ TitanConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct NormModule {
-  ModuleId module;
-  ParamId weight;
-};
-
 struct BlockModules {
   ModuleId block, attention, feed_forward;
-  NormModule attention_norm, ffn_norm;
+  RmsNormModule attention_norm, ffn_norm;
   LinearModule wq, wk, wv, wo, w1, w2, w3;
   TitanExpertsModules experts;  // where the block has them instead of feed_forward
 };
@@ -58,15 +56,12 @@ struct TitanModules {
   ParamId embedding_weight;
   std::int32_t rotary = -1;
   std::vector<BlockModules> blocks;
-  NormModule norm;
+  RmsNormModule norm;
   LinearModule head;
 };
 
-NormModule add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
-  NormModule norm;
-  norm.module = tree.module(parent, name, "RMSNorm");
-  norm.weight = tree.param(norm.module, "weight", {width});
-  return norm;
+RmsNormModule add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
+  return add_rms_norm(tree, parent, name, "RMSNorm", width);
 }
 
 BlockModules add_block(ModelTree& tree, const TitanConfig& c, ModuleId list, std::int64_t index) {
@@ -110,8 +105,9 @@ class TitanProgram {
                std::int32_t rotary, bool fused_norm)
       : w_(writer), c_(config), shape_(shape), kernel_(kernel), rotary_(rotary), fused_norm_(fused_norm) {}
 
-  /// One fused kernel on a GPU; elsewhere it stays whole.
-  Tensor norm(const NormModule& m, const Tensor& x) {
+  /// One fused kernel on a GPU; elsewhere it stays whole. Before PyTorch had it, it was written out in Python.
+  Tensor norm(const RmsNormModule& m, const Tensor& x) {
+    if (!c_.fused_norm) return write_rms_norm(w_, m, x, kEps);
     w_.enter(m.module);
     Dims statistics = x.sizes;
     statistics[-1] = 1;

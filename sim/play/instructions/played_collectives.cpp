@@ -23,7 +23,8 @@ CollectiveKind kind_of_collective(KernelCollective collective) {
     case KernelCollective::AllGather: return CollectiveKind::AllGather;
     case KernelCollective::ReduceScatter: return CollectiveKind::ReduceScatter;
     case KernelCollective::AllReduce: return CollectiveKind::AllReduce;
-    default: return CollectiveKind::AllGather;  // all to all: as many bytes leave a rank
+    case KernelCollective::Exchange: return CollectiveKind::SendReceive;
+    default: return CollectiveKind::AllToAll;
   }
 }
 
@@ -66,7 +67,8 @@ SimDuration PlayedCollectives::duration_of(const Instruction& i) {
   for (const KnownDuration& known : durations_) {
     if (known.bytes == bytes && known.kind == kind && known.placement == placement) return known.time;
   }
-  durations_.push_back({kind, placement, bytes, collective_time(context_.device.profile, kind, placement, bytes)});
+  const HardwareProfile& profile = context_.device.profile;
+  durations_.push_back({kind, placement, bytes, collective_time(profile, kind, placement, bytes)});
   return durations_.back().time;
 }
 
@@ -114,15 +116,12 @@ std::int32_t PlayedCollectives::communicator_of(const Kernel& kernel) const {
 SimDuration PlayedCollectives::time_of(const Kernel& kernel) const {
   const HardwareProfile& profile = context_.device.profile;
   const GroupPlacement& group = communicators_[static_cast<std::size_t>(communicator_of(kernel))].placement;
-  const CollectiveKind kind = kind_of_collective(kernel.collective);
-  if (!sends_alone(kernel.collective)) return collective_time(profile, kind, group, kernel.vector_bytes);
-  const bool ring = kernel.collective == KernelCollective::Exchange && group.ranks > 1;
-  if (profile.kind == "virtual") {
-    const SimDuration none = collective_time(profile, kind, group, 0);
-    return 2 * (group.ranks - 1) * none + 2 * collective_time(profile, kind, group, kernel.vector_bytes);
+  if (sends_alone(kernel.collective) && profile.kind == "virtual") {
+    const SimDuration none = collective_time(profile, CollectiveKind::AllGather, group, 0);
+    const SimDuration all = collective_time(profile, CollectiveKind::AllGather, group, kernel.vector_bytes);
+    return 2 * (group.ranks - 1) * none + 2 * all;
   }
-  return collective_time(profile, kind, group,
-                         ring ? kernel.vector_bytes * group.ranks / (group.ranks - 1) : kernel.vector_bytes);
+  return collective_time(profile, kind_of_collective(kernel.collective), group, kernel.vector_bytes);
 }
 
 void PlayedCollectives::play_kernel(const Kernel& kernel, std::int32_t of, SimDuration time, ActivitySpan what) {

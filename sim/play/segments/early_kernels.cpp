@@ -86,7 +86,7 @@ bool EarlyKernels::play(const Early& early, Phase phase) {
   what.phase = phase;
   what.instruction = context_.first_instruction + reader_of(phase);
   what.name = early.op;
-  context_.device.launch(Stream::D, early.kernel.host, early.kernel.device, what);
+  context_.device.launch(Stream::D, early.kernel.host, {early.kernel.device, early.kernel.slowdown}, what);
   return true;
 }
 

@@ -106,7 +106,7 @@ void SegmentPlayer::launch(Run& run, const TimedKernel& timed, const Kernel& ker
   }
   const SimDuration time =
       run.slowness == 1.0 ? timed.device : std::llround(static_cast<double>(timed.device) * run.slowness);
-  const WorkSpan span = context_.device.launch(run.instruction.stream, timed.host, time, run.what);
+  const WorkSpan span = context_.device.launch(run.instruction.stream, timed.host, {time, timed.slowdown}, run.what);
   if (run.start < 0) run.start = span.start;
 }
 

@@ -60,7 +60,8 @@ class TemplateTimer {
                        kernel.after_begin, kernel.after_end, kernel.launches > 0,
                        kernel.kind == KernelClass::Gemm && !kernel.convolution, kernel.op >= 0 && kernel.op == addmm_,
                        backward && kernel.op >= 0 && (kernel.op == add_ || kernel.op == add_in_place_),
-                       collectives_.communicator_of(kernel)});
+                       collectives_.communicator_of(kernel),
+                       context_.device.interference.slowdown(context_.device.cost.tiles(kernel))});
     }
     return times;
   }

@@ -16,6 +16,7 @@ struct TimedKernel {
   bool launches = false, gemm = false, lt = false;                                // lt: through cuBLASLt
   bool sums = false;                                                              // the gradients of a parameter's uses
   std::int32_t communicator = -1;                                                 // of a collective of the program
+  double slowdown = -1;                                                           // as DeviceWork's
 };
 
 struct TemplateTimes {
