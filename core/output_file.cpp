@@ -250,6 +250,23 @@ Result<void> try_outputs(std::initializer_list<std::string> paths) {
   return {};
 }
 
+Result<void> try_output_folder(const std::string& folder) {
+  if (folder.empty()) return {};
+  std::string at = folder;
+  struct stat facts {};
+  while (::stat(at.c_str(), &facts) != 0) {
+    if (errno != ENOENT || at == "." || at == "/") return wrong(folder);
+    at = folder_of(at);
+  }
+  if (!S_ISDIR(facts.st_mode)) return fail(output_error(folder, ENOTDIR));
+  if (const auto file = OutputFile::create(at + "/.writable"); !file) {
+    Error error = file.error();
+    error.file = folder;
+    return fail(std::move(error));
+  }
+  return {};
+}
+
 void write_errors_as_errors() {
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
   for (int handle = 0; handle <= STDERR_FILENO; ++handle) {

@@ -54,6 +54,10 @@ Result<void> write_whole_file(const std::string& path, std::string_view text);
 /// are outputs that nobody wants.
 Result<void> try_outputs(std::initializer_list<std::string> paths);
 
+/// Whether files could be created now in this folder, or the folder itself where there is none yet; leaves nothing.
+/// An empty name is a folder that nobody wants.
+Result<void> try_output_folder(const std::string& folder);
+
 /// Of a system call that failed with errno `number` while `path` was written.
 Error output_error(const std::string& path, int number);
 

@@ -23,6 +23,13 @@ const char* error_code_name(ErrorCode code) {
   return "unknown";
 }
 
+/// A line is for people: of what was got they need the beginning.
+static std::string shortened(const std::string& text) {
+  constexpr std::size_t kMost = 400;
+  if (text.size() <= kMost) return text;
+  return text.substr(0, kMost) + "... (" + std::to_string(text.size()) + " bytes)";
+}
+
 std::string to_text(const Error& error) {
   std::string text;
   if (!error.file.empty()) text += error.file + ": ";
@@ -32,7 +39,7 @@ std::string to_text(const Error& error) {
     text += " (";
     if (!error.expected.empty()) text += "expected " + error.expected;
     if (!error.expected.empty() && !error.got.empty()) text += ", ";
-    if (!error.got.empty()) text += "got " + error.got;
+    if (!error.got.empty()) text += "got " + shortened(error.got);
     text += ")";
   }
   if (!error.hint.empty()) text += "; " + error.hint;

@@ -54,4 +54,6 @@ std::string xml_text(std::string_view text) {
   return out;
 }
 
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
 }  // namespace foreshard

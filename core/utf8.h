@@ -13,4 +13,7 @@ std::string as_utf8(std::string_view text);
 /// As XML and SVG write a text, in attributes too; other control characters are spaces (XML 1.0, 2.2).
 std::string xml_text(std::string_view text);
 
+/// Of what a library threw: a backtrace may stand behind it.
+std::string first_line(std::string_view text);
+
 }  // namespace foreshard

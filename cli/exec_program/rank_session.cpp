@@ -128,9 +128,20 @@ void RankSession::abort_with_the_lost(const std::shared_ptr<exec::Communicator>&
   if (!lost.empty()) communicator->abort(lost);
 }
 
+/// Ranks that wait for a stopped one in a ring give up on each other: the launcher has seen which of them it is.
+void RankSession::blame_the_stopped(exec::FailureAccount& account) {
+  const std::string stopped = meeting()->noted_stopped();
+  const auto rank = exec::blamed_rank("; " + stopped);
+  if (!rank || account.text.find("lost rank ") == account.text.npos) return;
+  account.text += "; " + stopped;
+  account.rank = *rank;
+  account.cause = stopped;
+}
+
 ExitCode RankSession::failed(exec::FailureAccount account) {
   bool ours = true;
   if (meeting() != nullptr) {
+    blame_the_stopped(account);
     meeting()->leave_account(exec::account_json(account));
     meeting()->report_failure(account.text);
     ours = tells(account.text);

@@ -59,6 +59,7 @@ class RankSession {
   bool tells(const std::string& word);
   void lose(const std::string& word, bool ours);
   void order_behind_steps();
+  void blame_the_stopped(exec::FailureAccount& account);
 
   const Console& console_;
   SessionOptions options_;

@@ -13,6 +13,7 @@
 #include "cli/exec_program/measured_actions.h"
 #include "cli/exec_program/run_timeline.h"
 #include "cli/reports/action_report.h"
+#include "core/utf8.h"
 #include "exec/actions/action_run.h"
 #include "exec/record/recorder.h"
 #include "sim/simulate.h"
@@ -101,7 +102,7 @@ ExitCode run_actions(RankSession& session, const RunFlags& flags, const Console&
   try {
     return RankOfActions(session, flags, console, job).run();
   } catch (const std::exception& error) {  // a peer is gone, a weight cannot be read
-    return session.failed(fmt::format("rank {}: {}", session.place().rank, error.what()));
+    return session.failed(fmt::format("rank {}: {}", session.place().rank, first_line(error.what())));
   }
 }
 

@@ -23,6 +23,7 @@
 #include "cli/session/job_source.h"
 #include "core/job/job_file.h"
 #include "core/output_file.h"
+#include "core/utf8.h"
 #include "exec/launch/launch.h"
 #include "exec/launch/stop_request.h"
 #include "exec/record/recorder.h"
@@ -83,7 +84,7 @@ class RankTraining {
     try {
       return train();
     } catch (const std::exception& error) {  // a peer is gone while the recordings are gathered
-      return session_.failed(fmt::format("rank {}: {}", session_.place().rank, error.what()));
+      return session_.failed(fmt::format("rank {}: {}", session_.place().rank, first_line(error.what())));
     }
   }
 

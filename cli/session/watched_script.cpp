@@ -12,12 +12,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string_view>
 #include <thread>
 
 #include "cli/session/sibling_program.h"
+#include "core/output_file.h"
 #include "sim/network/collectives.h"
 
 namespace foreshard::cli {
@@ -68,7 +68,7 @@ GroupPlacement placement_of(std::int64_t ranks, std::int64_t per_node) {
 }
 
 /// "KIND RANKS BYTES NS" a line, for the device to look up: sizes are powers of two, times in between are interpolated.
-void write_collectives(const std::string& path, const HardwareProfile& profile, const ScriptWorld& world) {
+std::string collectives_text(const HardwareProfile& profile, const ScriptWorld& world) {
   std::set<std::int64_t> groups{world.world, world.ranks_per_node, world.world / world.ranks_per_node};
   for (std::int64_t ranks = 2; ranks <= world.world; ranks *= 2) groups.insert(ranks);
   static const std::array<std::pair<CollectiveKind, const char*>, 4> kKinds = {
@@ -76,15 +76,16 @@ void write_collectives(const std::string& path, const HardwareProfile& profile, 
        {CollectiveKind::ReduceScatter, "ncclReduceScatter"},
        {CollectiveKind::AllReduce, "ncclAllReduce"},
        {CollectiveKind::Broadcast, "ncclBroadcast"}}};
-  std::ofstream file(path);
+  std::string text;
   for (const std::int64_t ranks : groups) {
     if (ranks < 2) continue;
     for (const auto& [kind, word] : kKinds) {
       for (Bytes bytes = kKiB; bytes <= 64 * kGiB; bytes *= 2)
-        file << fmt::format("{} {} {} {}\n", word, ranks, bytes,
+        text += fmt::format("{} {} {} {}\n", word, ranks, bytes,
                             collective_time(profile, kind, placement_of(ranks, world.ranks_per_node), bytes));
     }
   }
+  return text;
 }
 
 std::string in_front_of(const std::string& first, const char* variable, char separator) {
@@ -173,8 +174,8 @@ Result<ScriptWorld> script_world(int world, int rank) {
   return fail(error);
 }
 
-std::vector<std::string> script_environment(const ShadowParts& parts, const HardwareProfile& profile,
-                                            const ScriptOptions& options) {
+Result<std::vector<std::string>> script_environment(const ShadowParts& parts, const HardwareProfile& profile,
+                                                    const ScriptOptions& options) {
   const ScriptWorld& world = options.world;
   const std::int64_t local = world.rank % world.ranks_per_node;
   std::vector<std::string> all;
@@ -188,7 +189,7 @@ std::vector<std::string> script_environment(const ShadowParts& parts, const Hard
       set("MASTER_PORT", "29500");
   // The device's.
   const std::string collectives = options.folder + "/collectives";
-  write_collectives(collectives, profile, world);
+  if (auto done = write_whole_file(collectives, collectives_text(profile, world)); !done) return fail(done.error());
   const double half = rate_of(profile.gemm_tflops, DType::BFloat16, rate_of(profile.gemm_tflops, DType::Float16, 100));
   set("FAKEGPU_NAME", fmt::format("NVIDIA {} (virtual)", profile.id)), set("FAKEGPU_CC", compute_capability(profile));
   set("FAKEGPU_DEVICES", world.ranks_per_node), set("FAKEGPU_GPUS_PER_NODE", world.ranks_per_node);

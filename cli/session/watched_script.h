@@ -35,8 +35,8 @@ struct ScriptOptions {
 };
 
 /// "NAME=value" for the script, to be put in front of this process's own environment.
-std::vector<std::string> script_environment(const ShadowParts& parts, const HardwareProfile& profile,
-                                            const ScriptOptions& options);
+Result<std::vector<std::string>> script_environment(const ShadowParts& parts, const HardwareProfile& profile,
+                                                    const ScriptOptions& options);
 
 struct ScriptEnd {
   int exit_code = 0;  // 128 + the signal's number where one ended it

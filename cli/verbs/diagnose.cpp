@@ -61,17 +61,16 @@ bool told_by_recording(const Diagnosis& diagnosis, const Trap& trap) {
   });
 }
 
-Result<void> simulate_remedies(const DiagnoseFlags& flags, const Console& console, Diagnosis& diagnosis,
-                               DiagnosedFiles& about) {
+void simulate_remedies(const DiagnoseFlags& flags, const Console& console, Diagnosis& diagnosis,
+                       DiagnosedFiles& about) {
   about.job = flags.job;
-  if (auto loaded = load_job({flags.job, flags.set}, console); !loaded) return fail(loaded.error());
   Console quiet = console;
   quiet.quiet = true;  // the job's warnings were told once
   const auto base = simulated({flags.job, flags.set}, quiet);
   if (!base) {  // the findings stand without it
-    about.not_simulated.push_back(fmt::format("what remedies save: {}: {}", flags.job, base.error().message));
+    about.not_simulated.push_back(fmt::format("what remedies save: {}", to_text(base.error())));
     about.job.clear();
-    return {};
+    return;
   }
   for (DiagnosedCause& finding : diagnosis.findings) {
     if (finding.set.empty()) continue;
@@ -90,7 +89,6 @@ Result<void> simulate_remedies(const DiagnoseFlags& flags, const Console& consol
   for (const Trap& trap : base->traps) {
     if (!told_by_recording(diagnosis, trap)) diagnosis.findings.push_back(finding_of(trap));
   }
-  return {};
 }
 
 }  // namespace
@@ -98,6 +96,9 @@ Result<void> simulate_remedies(const DiagnoseFlags& flags, const Console& consol
 ExitCode run_verb(const DiagnoseFlags& flags, const Console& console) {
   if (!flags.set.empty() && flags.job.empty())
     return console.error(usage_error("--set changes a job", "--job JOB beside --set", flags.set.front()));
+  if (!flags.job.empty()) {  // before the recording, which may take minutes to read
+    if (auto loaded = load_job({flags.job, flags.set}, console); !loaded) return console.error(loaded.error());
+  }
   const auto opened = open_traces(flags.files);
   if (!opened) return console.error(opened.error());
   for (const TraceWarning& warning : opened->warnings)
@@ -111,9 +112,7 @@ ExitCode run_verb(const DiagnoseFlags& flags, const Console& console) {
     return console.error(error);
   }
   DiagnosedFiles about{flags.files, "", {}, flags.top};
-  if (!flags.job.empty()) {
-    if (auto done = simulate_remedies(flags, console, *diagnosis, about); !done) return console.error(done.error());
-  }
+  if (!flags.job.empty()) simulate_remedies(flags, console, *diagnosis, about);
   const ReportStyle style{console.color, console.unicode, console.width};
   const bool written = console.result(console.json ? diagnosis_json(*opened, *diagnosis, about)
                                                    : diagnosis_report(*opened, *diagnosis, about, style));

@@ -7,6 +7,7 @@
 #include "cli/session/job_source.h"
 #include "cli/verbs/verbs.h"
 #include "core/job/export/export_job.h"
+#include "core/output_file.h"
 
 namespace foreshard::cli {
 namespace {
@@ -40,6 +41,7 @@ std::string as_text(const std::vector<ExportedJob>& tools) {
 ExitCode run_verb(const ExportFlags& flags, const Console& console) {
   const auto tools = parse_export_tools(flags.as);
   if (!tools) return console.error(tools.error());
+  if (auto possible = try_output_folder(flags.out); !possible) return console.error(possible.error());
   auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
   std::error_code none;  // the files stand elsewhere

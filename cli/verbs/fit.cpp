@@ -173,6 +173,7 @@ std::optional<Remedy> nearest_change(const FitMethod& method) {
 ExitCode run_verb(const FitFlags& flags, const Console& console) {
   const auto tools = tools_of(flags);
   if (!tools) return console.error(tools.error());
+  if (auto possible = try_output_folder(flags.out); !possible) return console.error(possible.error());
   const auto start = start_of(flags, console);
   if (!start) return console.error(start.error());
   const auto profile = load_profile(start->job.cluster.profile);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "cli/reports/shadow_report.h"
 #include "cli/session/job_source.h"
@@ -25,52 +24,63 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where report, model and log go: the user's, or one that is gone afterwards.
 /// As FAKEGPU_LOG names them: a folder of the user's may hold other .jsonl files.
 bool is_device_log(const fs::path& file) {
   return file.extension() == ".jsonl" && file.filename().string().starts_with("device-");
 }
 
+/// Where report, model and log go while the script runs: a folder that is gone afterwards, inside the user's if there
+/// is one. What an earlier run left there stays until keep().
 class Folder {
  public:
   static Result<Folder> make(const std::string& wanted) {
     std::error_code code;
-    if (!wanted.empty()) {
-      fs::create_directories(wanted, code);
-      if (!code) {
-        for (const auto& entry : fs::directory_iterator(wanted, code)) {
-          if (is_device_log(entry.path()) || entry.path().filename() == "report.json") fs::remove(entry.path(), code);
-        }
-        return Folder(fs::absolute(wanted).string(), false);
-      }
-    } else {
-      std::string pattern = (fs::temp_directory_path(code) / "foreshard-shadow-XXXXXX").string();
-      if (!code && ::mkdtemp(pattern.data())) return Folder(pattern, true);
-      if (!code) code = std::error_code(errno, std::generic_category());
-    }
+    if (!wanted.empty()) fs::create_directories(wanted, code);
+    const fs::path around = wanted.empty() ? fs::temp_directory_path(code) : fs::absolute(wanted);
+    std::string pattern = (around / (wanted.empty() ? "foreshard-shadow-XXXXXX" : ".shadow-XXXXXX")).string();
+    if (!code && ::mkdtemp(pattern.data())) return Folder(pattern, wanted.empty() ? "" : around.string());
+    if (!code) code = std::error_code(errno, std::generic_category());
     Error error;
     error.code = ErrorCode::NotFound;
     error.message = "the folder cannot be made";
     error.file = wanted;
+    error.place = "--out";
     error.expected = "a folder that can be written to";
     error.got = code.message();
     return fail(error);
   }
-  Folder(Folder&& other) noexcept : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, false)) {}
+  Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, {})), users_(std::exchange(other.users_, {})) {}
   Folder& operator=(Folder&&) = delete;
   ~Folder() {
     std::error_code code;
-    if (temporary_) fs::remove_all(path_, code);
+    if (!path_.empty()) fs::remove_all(path_, code);
   }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
   const std::string& path() const { return path_; }
-  bool kept() const { return !temporary_; }
+  bool kept() const { return !users_.empty(); }
+  /// Where the user will find it.
+  std::string kept_as(const std::string& name) const { return users_ + "/" + name; }
+
+  /// Everything takes its place in the user's folder; an earlier run's logs go.
+  Result<void> keep() const {
+    if (!kept()) return {};
+    std::error_code code;
+    for (const auto& entry : fs::directory_iterator(users_, code))
+      if (is_device_log(entry.path())) fs::remove(entry.path(), code);
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(path_, code)) files.push_back(entry.path());
+    for (const fs::path& file : files) {
+      const std::string place = kept_as(file.filename().string());
+      fs::rename(file, place, code);
+      if (code) return fail(output_error(place, code.value()));
+    }
+    return {};
+  }
 
  private:
-  Folder(std::string path, bool temporary) : path_(std::move(path)), temporary_(temporary) {}
+  Folder(std::string path, std::string users) : path_(std::move(path)), users_(std::move(users)) {}
 
-  std::string path_;
-  bool temporary_;
+  std::string path_, users_;  // the second is empty where nothing is kept
 };
 
 Error script_error(ErrorCode code, std::string message, std::string got, std::string hint) {
@@ -185,8 +195,8 @@ class Answering {
     beside.model.source = model;  // relative to the file
     answer_.job_text = shadow::short_job_text(beside);
     if (!folder_.kept()) return {};
-    answer_.job_file = folder_ / "job.toml";
-    return write_whole_file(answer_.job_file, answer_.job_text);
+    answer_.job_file = folder_.kept_as("job.toml");
+    return write_whole_file(folder_ / "job.toml", answer_.job_text);
   }
 
   Result<void> compare(const shadow::DeviceLog& log) {
@@ -247,13 +257,16 @@ ExitCode run_verb(const ShadowFlags& flags, const Console& console) {
                               !flags.no_plan && flags.job.empty(),
                               flags.fake_weights,
                               flags.timeout_seconds};
-  const auto end = run_script(flags.command, script_environment(*parts, *profile, options), flags.timeout_seconds);
+  const auto environment = script_environment(*parts, *profile, options);
+  if (!environment) return console.error(environment.error());
+  const auto end = run_script(flags.command, *environment, flags.timeout_seconds);
   if (!end) return console.error(end.error());
   auto run = shadow::read_watched_run(*folder / "report.json");
   if (!run || run->steps.empty()) return tell_no_step(*end, run, flags, console);
 
   const auto answer = Answering(flags, console, *folder, options).answer(std::move(*run), end->seconds);
   if (!answer) return console.error(answer.error());
+  if (auto kept = folder->keep(); !kept) return console.error(kept.error());
   const ReportStyle style{console.color, console.unicode, console.width};
   if (!console.result(console.json ? shadow_json(*answer) : shadow_report(*answer, style))) return ExitCode::RunFailed;
   return outcome(answer->run, *end, console);

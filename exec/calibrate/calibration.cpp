@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "core/operators/operator_signature.h"
+#include "core/utf8.h"
 #include "exec/calibrate/calibration_host.h"
 #include "exec/calibrate/calibration_journal.h"
 #include "exec/data/batch_source.h"
@@ -354,7 +355,7 @@ Result<Calibration> calibrate(const CalibrationSetup& setup) {
     if (!*interpreter) return fail(interpreter->error());
     costs = device.host_costs();
   } catch (const std::exception& error) {
-    return fail(cannot_measure(error.what()));
+    return fail(cannot_measure(first_line(error.what())));
   }
   std::mutex mutex;
   std::barrier<> together(static_cast<std::ptrdiff_t>(ranks));

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <optional>
 
+#include "core/utf8.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -47,7 +49,7 @@ Result<std::vector<std::string>> gather_texts(Communicator* world, std::string_v
     peers.place = "train.checkpoint.dir";
     peers.message = "the ranks could not agree about a checkpoint";
     peers.expected = "all ranks until the end of the save";
-    peers.got = error.what();
+    peers.got = first_line(error.what());
     return fail(std::move(peers));
   }
 }

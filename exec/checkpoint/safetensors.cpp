@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "core/model/json_input.h"
+#include "core/utf8.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -62,7 +63,7 @@ Result<Mapping> map_file(const std::string& path) {
   try {
     return Mapping{std::make_shared<at::DataPtr>(at::MapAllocator::makeDataPtr(path, 0, bytes, nullptr)), bytes};
   } catch (const std::exception& error) {
-    return fail(file_error(ErrorCode::NotFound, path, "", error.what()));
+    return fail(file_error(ErrorCode::NotFound, path, "", first_line(error.what())));
   }
 }
 

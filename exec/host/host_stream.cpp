@@ -5,6 +5,8 @@
 #include <exception>
 #include <utility>
 
+#include "core/utf8.h"
+
 namespace foreshard::exec {
 namespace {
 
@@ -90,7 +92,7 @@ void HostStream::run_entry(HostEntry& entry) {
     else
       run_work(entry);
   } catch (const std::exception& error) {
-    board_.report({instruction, options_.name, error.what()});
+    board_.report({instruction, options_.name, first_line(error.what())});
   } catch (...) {
     board_.report({instruction, options_.name, "something that is no std::exception was thrown"});
   }

@@ -155,13 +155,27 @@ class LocalRanks {
       if (WIFSTOPPED(status)) {
         child.stopped_since = Clock::now();
         child.stopped_by = WSTOPSIG(status);
+        note_stopped();
       } else if (WIFCONTINUED(status)) {
         child.stopped_since.reset();
+        note_stopped();
       } else {
         child.running = false;
         ended(child.rank, status);
       }
     }
+  }
+
+  /// For ranks that lose patience before we do: each of them knows its neighbours only.
+  void note_stopped() {
+    const auto still = std::find_if(children_.begin(), children_.end(),
+                                    [](const Child& child) { return child.running && child.stopped_since; });
+    store_.note_stopped(still == children_.end() ? "" : stopped_text(*still));
+  }
+
+  static std::string stopped_text(const Child& child) {
+    return fmt::format("rank {} stands still: stopped by signal {} ({})", child.rank, child.stopped_by,
+                       ::strsignal(child.stopped_by));
   }
 
   void ended(int rank, int status) {
@@ -203,8 +217,7 @@ class LocalRanks {
       if (!failed && !long_enough) continue;
       if (!failed) {
         outcome_.exit_code = kExitRunFailed;
-        report(fmt::format("rank {} stands still: stopped by signal {} ({}) for {} s", child.rank, child.stopped_by,
-                           ::strsignal(child.stopped_by), launch_.still_seconds));
+        report(fmt::format("{} for {} s", stopped_text(child), launch_.still_seconds));
       }
       ::kill(child.pid, SIGKILL);
       child.stopped_since.reset();

@@ -17,12 +17,15 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "core/utf8.h"
+
 namespace foreshard::exec {
 namespace {
 
 using std::chrono::milliseconds;
 
 const char* const kFailureKey = "failure";
+const char* const kStoppedKey = "stopped";
 
 std::string text_of(const Rendezvous::Content& content) { return {content.begin(), content.end()}; }
 Rendezvous::Content content_of(std::string_view text) { return {text.begin(), text.end()}; }
@@ -34,12 +37,6 @@ Error meeting_error(const RendezvousOptions& options, std::string_view text) {
   error.expected = fmt::format("{} ranks within {} s", options.size, options.timeout.count() / 1000);
   error.hint = "is the port free, and were all ranks started with the same address and world size?";
   return error;
-}
-
-/// LibTorch's messages are followed by its own stack.
-std::string first_line(const char* what) {
-  const std::string_view text = what;
-  return std::string(text.substr(0, text.find('\n')));
 }
 
 /// The address of the interface by which `host` is reached. Nothing is sent: connecting a datagram socket only chooses.
@@ -143,23 +140,13 @@ class TcpRendezvous final : public Rendezvous {
     }
   }
 
-  void leave_account(std::string_view text) noexcept override {
-    if (given_up()) return;
-    try {
-      store_->set(full(account_key(rank())), content_of(text));
-    } catch (const std::exception&) {
-    }
-  }
+  void leave_account(std::string_view text) noexcept override { leave(account_key(rank()), text); }
 
-  std::optional<std::string> account_of(int rank) noexcept override {
-    if (given_up()) return std::nullopt;
-    try {
-      if (!store_->check({full(account_key(rank))})) return std::nullopt;
-      return text_of(store_->get(full(account_key(rank))));
-    } catch (const std::exception&) {
-      return std::nullopt;
-    }
-  }
+  std::optional<std::string> account_of(int rank) noexcept override { return left(account_key(rank)); }
+
+  void note_stopped(std::string_view text) noexcept override { leave(kStoppedKey, text); }
+
+  std::string noted_stopped() noexcept override { return left(kStoppedKey).value_or(""); }
 
   void let_others_read(milliseconds patience) noexcept override {
     if (!holds_store_) return;
@@ -207,6 +194,22 @@ class TcpRendezvous final : public Rendezvous {
   }
 
  private:
+  void leave(const std::string& key, std::string_view text) noexcept {
+    if (given_up()) return;
+    try {
+      store_->set(full(key), content_of(text));
+    } catch (const std::exception&) {
+    }
+  }
+  std::optional<std::string> left(const std::string& key) noexcept {
+    if (given_up()) return std::nullopt;
+    try {
+      if (!store_->check({full(key)})) return std::nullopt;
+      return text_of(store_->get(full(key)));
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
   std::string full(const std::string& key) const { return "foreshard/" + options_.prefix + key; }
   std::string size_told_by(int other) {
     try {

@@ -62,6 +62,10 @@ class Rendezvous {
   /// What a rank that failed knows of it, beside the first word: where it was itself. For whoever tells the run's end.
   virtual void leave_account(std::string_view text) noexcept = 0;
   virtual std::optional<std::string> account_of(int rank) noexcept = 0;
+  /// The launcher's: which rank of its own is stopped now; "" where none is. Never throws.
+  virtual void note_stopped(std::string_view text) noexcept = 0;
+  /// What it noted last; empty without such a launcher, too.
+  virtual std::string noted_stopped() noexcept = 0;
   /// Before a process with a failure ends: if it holds the store, gives the others up to `patience` to read the word.
   virtual void let_others_read(std::chrono::milliseconds patience) noexcept = 0;
 

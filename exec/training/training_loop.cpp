@@ -16,6 +16,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/units.h"
+#include "core/utf8.h"
 #include "exec/checkpoint/checkpoint.h"
 #include "exec/data/batch_source.h"
 #include "exec/data/script_inputs.h"
@@ -277,7 +278,7 @@ class RankTraining final : public Training {
     try {
       return steps(events);
     } catch (const std::exception& error) {  // the control group: a peer is gone
-      return failed(between(doing_, error.what()));
+      return failed(between(doing_, first_line(error.what())));
     }
   }
 
@@ -582,7 +583,8 @@ Result<std::unique_ptr<Training>> Training::open(const TrainingSetup& setup, con
   try {
     if (auto opened = training->open(events); !opened) return fail(opened.error());
   } catch (const std::exception& error) {
-    return fail(training_error(ErrorCode::Inconsistent, fmt::format("rank {}", setup.place.rank), error.what()));
+    return fail(
+        training_error(ErrorCode::Inconsistent, fmt::format("rank {}", setup.place.rank), first_line(error.what())));
   }
   return training;
 }

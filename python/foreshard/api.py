@@ -13,6 +13,7 @@ import os
 import tempfile
 from typing import Any, Iterable, Mapping, Sequence
 
+from ._output import whole_file
 from ._parts import run_methods, run_parts
 from ._picture import draw, lanes_of
 from ._verbs import kept as _kept
@@ -443,6 +444,7 @@ def view(prediction: Prediction, path: str | os.PathLike[str] = "") -> str:
     if not path:
         handle, path = tempfile.mkstemp(suffix=".svg", prefix="foreshard-")
         os.close(handle)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(prediction.picture())
+    picture = prediction.picture()
+    with whole_file(path) as file:
+        file.write(picture)
     return os.fspath(path)

@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any, Mapping
 
+from ._output import whole_file
+
 _NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -44,7 +46,7 @@ def save_tensors(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> No
         end += size
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
+    with whole_file(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             plain = tensors[name].detach().cpu().contiguous()

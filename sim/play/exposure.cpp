@@ -14,15 +14,10 @@ struct Window {
   SimTime begin, end;
 };
 
-/// Part of [begin, end) of the run that lies in no gap before: how much of it the gaps cover.
-SimDuration overlap(const std::vector<ComputeGap>& gaps, const Window& run) {
-  auto gap = std::lower_bound(gaps.begin(), gaps.end(), run.begin,
-                              [](const ComputeGap& g, SimTime begin) { return g.end <= begin; });
-  SimDuration total = 0;
-  for (; gap != gaps.end() && gap->begin < run.end; ++gap) {
-    total += std::min(run.end, gap->end) - std::max(run.begin, gap->begin);
-  }
-  return total;
+/// The first gap that ends behind `time`. Gaps lie one behind the other.
+std::vector<ComputeGap>::const_iterator gap_behind(const std::vector<ComputeGap>& gaps, SimTime time) {
+  return std::lower_bound(gaps.begin(), gaps.end(), time,
+                          [](const ComputeGap& g, SimTime begin) { return g.end <= begin; });
 }
 
 void add(std::vector<ExposedCause>& causes, const char* cause, InstructionKind kind, SimDuration time) {
@@ -53,14 +48,11 @@ Exposure find_exposure(const Activity& activity, SimTime begin, SimTime end) {
   Exposure result;
   std::vector<ComputeGap> gaps;
   SimTime last_backward = begin;
-  SimTime busy_until = begin;
   for (const ComputeGap& gap : activity.gaps) {
     if (gap.end <= begin || gap.begin >= end) continue;
     gaps.push_back({std::max(gap.begin, begin), std::min(gap.end, end), gap.host_late, gap.phase});
     if (is_backward(gap.phase)) last_backward = gap.end;
-    busy_until = gap.end;
   }
-  (void)busy_until;
   for (const ComputeGap& gap : gaps) result.idle += gap.end - gap.begin;
 
   std::vector<Window> exposed;
@@ -82,12 +74,11 @@ Exposure find_exposure(const Activity& activity, SimTime begin, SimTime end) {
         continue;
       }
       const Window window{run.start, std::min(run.end, end)};
-      comm.exposed += overlap(gaps, window);
-      for (const ComputeGap& gap : gaps) {
-        const Window part{std::max(window.begin, gap.begin), std::min(window.end, gap.end)};
-        if (part.begin >= part.end) continue;
+      for (auto gap = gap_behind(gaps, window.begin); gap != gaps.end() && gap->begin < window.end; ++gap) {
+        const Window part{std::max(window.begin, gap->begin), std::min(window.end, gap->end)};
+        comm.exposed += part.end - part.begin;
         exposed.push_back(part);
-        add(result.causes, cause_of(run, gap, first_gather, last_backward), kind, part.end - part.begin);
+        add(result.causes, cause_of(run, *gap, first_gather, last_backward), kind, part.end - part.begin);
       }
     }
     if (comm.count > 0) result.comm.push_back(comm);

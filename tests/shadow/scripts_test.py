@@ -149,6 +149,17 @@ class Shadow(unittest.TestCase):
         self.assertEqual(told["setting"]["where"], "fsdp.prefetch.forward")
         self.assertEqual(told["bytes"]["where"], "(root)")  # which holds the forgotten unit's parameters now
 
+    def test_a_script_that_fails_leaves_the_answer_before_as_it_was(self):
+        with tempfile.TemporaryDirectory() as folder:
+            end = run(PYTHON, SCRIPTS / "nanogpt.py", flags=("--world", "4", "--out", folder))
+            self.assertEqual(end.returncode, 0, end.stderr[-2000:])
+            before = {name: (pathlib.Path(folder) / name).read_bytes() for name in os.listdir(folder)}
+            self.assertLessEqual({"job.toml", "model.json", "report.json"}, set(before))
+            end = run(PYTHON, "-c", "import torch; raise SystemExit(3)", flags=("--world", "4", "--out", folder))
+            self.assertEqual(end.returncode, 1, end.stderr[-2000:])
+            after = {name: (pathlib.Path(folder) / name).read_bytes() for name in os.listdir(folder)}
+        self.assertEqual(before, after)
+
     def test_under_torchrun_one_rank_stands_for_all(self):
         torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--nnodes", "1"]
         answer, _ = self.watch("nanogpt.py", flags=(), python=torchrun)

@@ -21,6 +21,7 @@ void Forward::run() {
   if (run_.summoned) return run_.fail("AssertionError", "a forward inside summon (T1)");
   out_.set_phase(Phase::Forward);
   frame_ = -1;
+  env_.assign(env_.size(), Tensor{});  // nodes of the pass before are other nodes now
   bind_inputs();
   if (!run_call(0)) return;
   if (run_.graph.loss >= 0 && !run_node(run_.graph.loss)) return;

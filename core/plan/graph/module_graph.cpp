@@ -1,6 +1,7 @@
 #include "core/plan/graph/module_graph.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "core/lowering/op_rules.h"
@@ -460,9 +461,28 @@ class OpWalker {
                               op.name));
     }
     for (ValueId out : op.out) {
-      if (out.valid()) node_of_value_[out.index()] = node_;
+      if (!out.valid()) continue;
+      std::int32_t& writer = node_of_value_[out.index()];
+      if (writer != node_ && input_seen_[out.index()] == node_) written_before_[out.index()].push_back(writer);
+      writer = node_;
     }
     return {};
+  }
+
+  /// What is written in place, or is there from the start (-1), is each writer's until the next one, who reads it.
+  void add_writers(std::int32_t tensor, const std::vector<std::int32_t>& users, bool returned) {
+    const std::size_t value = graph_.tensors[static_cast<std::size_t>(tensor)].value.index();
+    const auto before = written_before_.find(value);
+    std::vector<std::int32_t> writers = before == written_before_.end() ? std::vector<std::int32_t>() : before->second;
+    writers.push_back(node_of_value_[value]);
+    for (std::size_t w = 0; w < writers.size(); ++w) {
+      const bool last = w + 1 == writers.size();
+      std::vector<std::int32_t> own;
+      std::copy_if(users.begin(), users.end(), std::back_inserter(own),
+                   [&](std::int32_t user) { return user > writers[w] && (last || user <= writers[w + 1]); });
+      if (writers[w] >= 0) graph_.nodes[static_cast<std::size_t>(writers[w])].outputs.push_back(tensor);
+      add_to_calls(tensor, writers[w], own, last && returned);
+    }
   }
 
   /// Outputs of nodes and the tensors that enter and leave each call.
@@ -477,10 +497,7 @@ class OpWalker {
     std::vector<bool> returned(graph_.tensors.size(), false);
     for (ValueId id : model_.outputs) returned[static_cast<std::size_t>(variable(id))] = true;
     for (std::size_t t = 0; t < graph_.tensors.size(); ++t) {
-      const std::int32_t producer = node_of_value_[graph_.tensors[t].value.index()];
-      if (producer >= 0)
-        graph_.nodes[static_cast<std::size_t>(producer)].outputs.push_back(static_cast<std::int32_t>(t));
-      add_to_calls(static_cast<std::int32_t>(t), producer, users[t], returned[t]);
+      add_writers(static_cast<std::int32_t>(t), users[t], returned[t]);
     }
     GraphCall& root = graph_.calls[0];
     root.inputs.clear();
@@ -525,11 +542,12 @@ class OpWalker {
   const std::vector<CheckpointKind>& checkpoint_;
   const bool checkpoint_inside_;
   ModuleGraph graph_;
-  std::vector<char> flows_;                  // by value
-  std::vector<std::int32_t> variable_of_;    // by value
-  std::vector<std::int32_t> node_of_value_;  // by value: producing node
-  std::vector<std::int32_t> input_seen_;     // by value: last node that listed it
-  std::vector<std::int32_t> param_seen_;     // by parameter: last node that listed it
+  std::vector<char> flows_;                                          // by value
+  std::vector<std::int32_t> variable_of_;                            // by value
+  std::vector<std::int32_t> node_of_value_;                          // by value: the node that wrote it last
+  std::map<std::size_t, std::vector<std::int32_t>> written_before_;  // by value: nodes that wrote it before that one
+  std::vector<std::int32_t> input_seen_;                             // by value: last node that listed it
+  std::vector<std::int32_t> param_seen_;                             // by parameter: last node that listed it
   std::vector<std::int32_t> call_of_node_;
   std::vector<std::int32_t> parent_call_;
   std::vector<std::vector<ModuleId>> chains_;  // by module

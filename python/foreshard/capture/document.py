@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._output import whole_file
 from .recorder import dtype_name
 from .values import Value
 
@@ -49,7 +50,7 @@ class CapturedModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to a file that every verb of `foreshard` reads."""
-        with open(path, "w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             file.write(self.to_json())
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ import os
 import time
 import types
 
+from .._output import whole_file
 from . import PLAN, folder, script_step
 from .names import class_of
 from .notes import note
@@ -38,7 +39,9 @@ def write(root, found: dict, call: dict) -> dict | None:
         if not hasattr(config, "to_dict"):
             raise
         note(f"the model is taken from its config, not from its code: {type(error).__name__}: {error}")
-        (folder() / "model-config.json").write_text(json.dumps(config.to_dict(), default=str))
+        text = json.dumps(config.to_dict(), default=str)
+        with whole_file(folder() / "model-config.json") as file:
+            file.write(text)
         return {"file": "model-config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
 
 

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any, Callable
 
+from .._output import whole_file
+
 _failure: dict | None = None
 _parts: dict[str, Callable[[], Any]] = {}
 
@@ -33,10 +35,9 @@ def write() -> None:
     }  # fmt: skip
     if "torch" in sys.modules:
         document["torch"] = sys.modules["torch"].__version__
-    path = folder() / "report.json"
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=1, allow_nan=False))
-    temporary.replace(path)
+    text = json.dumps(document, indent=1, allow_nan=False)
+    with whole_file(folder() / "report.json") as file:
+        file.write(text)
 
 
 def _told(part: str, otherwise: Any) -> Any:

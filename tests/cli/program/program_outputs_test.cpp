@@ -119,7 +119,12 @@ std::vector<Verb> verbs_with_outputs() {
                              {"SimulateSnapshot", "simulate JOB --snapshot OUT", "s.pickle"},
                              {"SweepTable", "sweep JOB --auto --csv OUT", "s.csv"},
                              {"SweepPicture", "sweep JOB --over train.micro_batches=1,2,3,4 --picture OUT", "s.svg"},
-                             {"TraceConvert", "trace convert FST OUT", "t.csv"}};
+                             {"TraceConvert", "trace convert FST OUT", "t.csv"},
+                             {"TraceFlame", "trace flame FST --out OUT", "f.svg"},
+                             {"TraceKernels", "trace kernels FST --csv OUT", "k.csv"},
+                             {"TraceQuery", "trace query FST \"select * from spans\" --csv OUT", "q.csv"},
+                             {"Schedule", "schedule JOB --out OUT", "s.json"},
+                             {"ScheduleModule", "schedule JOB --emit fsdp2 --out OUT", "s.py"}};
 #ifdef FORESHARD_WITH_VIEWER
   verbs.push_back({"ViewSvg", "view JOB --render OUT", "v.svg"});
   verbs.push_back({"ViewPng", "view JOB --render OUT", "v.png"});
@@ -130,6 +135,19 @@ std::vector<Verb> verbs_with_outputs() {
 
 INSTANTIATE_TEST_SUITE_P(Outputs, ProgramOutputsOfEveryVerb, ::testing::ValuesIn(verbs_with_outputs()),
                          [](const auto& verb) { return std::string(verb.param.name); });
+
+TEST_F(ProgramOutputs, FoldersAreTriedBeforeTheWork) {
+  const std::string file = old("file");
+  for (const std::string& verb :
+       {std::string("fit nowhere.json --gpus 8xh100-sxm-80"), std::string("export nowhere.toml --as torchtitan")}) {
+    for (const std::string& folder : {file, file + "/inside"}) {
+      const ProgramRun run = in_shell("", verb + " --out " + folder);
+      EXPECT_EQ(run.exit_code, 3) << run.err;
+      EXPECT_THAT(run.err, AllOf(HasSubstr(folder), HasSubstr("Not a directory"))) << "not of the job, read after it";
+    }
+  }
+  EXPECT_EQ(content_of(file), "old");
+}
 
 TEST_F(ProgramOutputs, AFullStandardOutputIsAnErrorWithAMessage) {
   for (const std::string verb : {"plan", "simulate", "simulate --json", "inspect --report"}) {

@@ -177,6 +177,24 @@ TEST(RunFailure, AStoppedRankIsNamedWithinHalfAMinuteWhateverTheTimeout) {
   EXPECT_THAT(error["cause"].get<std::string>(), HasSubstr("rank 0 stands still"));
 }
 
+/// Those that lose patience first wait for each other, in a ring: their words blame a neighbour that lives.
+TEST(RunFailure, AStoppedRankIsNamedByAllThatWaitForEachOther) {
+  RunningProgram program(FORESHARD_PROGRAM,
+                         arguments({"--nproc", "4", "--json", "--timeout", "3", "--set", "train.steps=1000000", "--set",
+                                    "cluster.world_size=4", "--set", "cluster.ranks_per_node=4", "--set",
+                                    "fsdp.strategy=HYBRID_SHARD", "--set", "cluster.shard_group=2"}));
+  ASSERT_TRUE(program.wait_for_lines(3));
+  const auto victim = program.child_with("RANK=2");
+  ASSERT_TRUE(victim);
+  ::kill(*victim, SIGSTOP);
+  const ProgramEnd end = program.wait();
+  EXPECT_EQ(end.exit_code, 1);
+  const auto error = last_line(end);
+  EXPECT_EQ(error["rank"], 2) << error;
+  EXPECT_NE(error["seen_by"], 2) << error;
+  EXPECT_THAT(error["cause"].get<std::string>(), HasSubstr("rank 2 stands still: stopped by signal 19"));
+}
+
 TEST(RunFailure, ARankThatIsStoppedWhileTheOthersMeetIsNotWaitedFor) {
   std::vector<std::unique_ptr<RunningProgram>> programs;
   for (const int milliseconds : {0, 200, 500, 800}) {  // after the ranks are there

@@ -134,6 +134,22 @@ TEST(ModuleGraphFromOps, TheSameModuleTwiceInARowIsTwoCalls) {
   EXPECT_EQ(graph.calls[2].inputs, graph.calls[1].outputs);
 }
 
+TEST(ModuleGraphFromOps, WhatIsWrittenInPlaceIsItsMakersBefore) {
+  Model model = program();
+  model.ops = {op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.linear.default", 3, {1}, {1}, 3),
+               op("aten.relu_.default", 0, {3}, {}, 3), op("aten.add.Tensor", 0, {3, 1}, {}, 4)};
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  ASSERT_EQ(graph.nodes.size(), 3U);  // the embedding, the unit, what stands behind it
+  const std::vector<std::int32_t>& made = graph.nodes[1].outputs;
+  ASSERT_EQ(made.size(), 1U);
+  EXPECT_EQ(graph.tensors[static_cast<std::size_t>(made.front())].name, "z");
+  EXPECT_EQ(graph.calls[1].outputs, made) << "it leaves the unit";
+  EXPECT_THAT(graph.nodes[2].inputs, ::testing::Contains(made.front()));
+  EXPECT_THAT(graph.nodes[2].outputs, ::testing::Contains(made.front()));
+}
+
 TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
   std::vector<CheckpointKind> checkpoint(4, CheckpointKind::None);
   checkpoint[2] = CheckpointKind::NonReentrant;

@@ -172,6 +172,20 @@ TEST_F(OutputFiles, FoldersThatAreNotThereAndFoldersInPlaceOfFilesAreErrors) {
   }
 }
 
+TEST_F(OutputFiles, FoldersAreTriedWhereTheyStandAndWhereTheyWillStand) {
+  EXPECT_TRUE(try_output_folder(""));
+  EXPECT_TRUE(try_output_folder(folder_));
+  EXPECT_TRUE(try_output_folder(folder_ / "new" / "newer"));
+  EXPECT_THAT(names(), ::testing::IsEmpty());
+  const fs::path file = folder_ / "file";
+  ASSERT_TRUE(write_whole_file(file, "old"));
+  for (const fs::path& path : {file, file / "inside", fs::path("/proc/new")}) {
+    const auto tried = try_output_folder(path);
+    ASSERT_FALSE(tried) << path;
+    EXPECT_EQ(tried.error().file, path);
+  }
+}
+
 TEST_F(OutputFiles, TryingLeavesEverythingAsItWas) {
   const fs::path path = folder_ / "out.json";
   ASSERT_TRUE(try_outputs({path, "", "/dev/null"}));

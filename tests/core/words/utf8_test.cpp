@@ -29,5 +29,10 @@ TEST(Utf8, XmlTextKeepsWhatMarkupWouldTake) {
   EXPECT_EQ(xml_text("a<b> & \"c\"\n"), "a&lt;b&gt; &amp; &quot;c&quot; ");
 }
 
+TEST(FirstLine, LeavesOutTheBacktraceBehindIt) {
+  EXPECT_EQ(first_line("unable to mmap\nframe #0: c10::Error"), "unable to mmap");
+  EXPECT_EQ(first_line("one line"), "one line");
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -55,6 +55,14 @@ TEST(Error, SaysFilePlaceExpectedGotAndHint) {
   EXPECT_EQ(to_text(error), "job.toml: train.steps: wrong type (expected an integer, got \"ten\"); write 10");
 }
 
+TEST(Error, TakesTheBeginningOfWhatIsLong) {
+  Error error;
+  error.message = "no such name";
+  error.got = std::string(100'000, 'x');
+  EXPECT_LT(to_text(error).size(), 500U);
+  EXPECT_NE(to_text(error).find("xxx... (100000 bytes)"), std::string::npos);
+}
+
 TEST(Strategy, NamesAreTorchs) {
   EXPECT_EQ(parse_strategy("_HYBRID_SHARD_ZERO2"), Strategy::HybridShardZero2);
   EXPECT_EQ(strategy_name(Strategy::ShardGradOp), "SHARD_GRAD_OP");

@@ -5,10 +5,12 @@
 #include <cstdint>
 
 #include "tests/sim/laws/law_book.h"
+#include "tests/sim/laws/random_job.h"
 
 namespace foreshard::testing {
 
 /// Valid jobs from consecutive seeds, on all given threads. Fewer than asked for where nearly all are refused.
-LawRun try_laws(std::uint64_t first_seed, std::int64_t jobs, int threads);
+LawRun try_laws(std::uint64_t first_seed, std::int64_t jobs, int threads,
+                RandomJob (*draw)(std::uint64_t) = random_job);
 
 }  // namespace foreshard::testing

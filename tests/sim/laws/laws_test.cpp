@@ -14,21 +14,22 @@ namespace foreshard::testing {
 namespace {
 
 /// Seeds that broke a law once, each for another reason; they are tried again with every run.
-constexpr std::array<std::uint64_t, 14> kBrokeOnce = {
-    955,    // recomputation: units inside a block are gathered in another order
-    2454,   // a wider model: other parameters lie in the rank's flat shard
-    2907,   // a deeper model in one unit: reserved memory is a cache's
-    10187,  // a deeper model: FSDP1 pads the gradient of one of the two
-    10204,  // a wider model: buckets close earlier
-    20014,  // micro-batches: the host waits for gradients that it adds
-    20021,  // a bias by two names was never given back
-    20270,  // recomputation: what div_ writes over was not copied
-    20406,  // reentrant recomputation gathers elsewhere
-    20666,  // a batch of one: its class token's gradient is a view
-    30099,  // the host asks after events
-    30486,  // a card that is full: max_split_size
-    90205,  // a compressing hook of one rank: what it compressed was never given back
-    30915,  // a wider model: a size policy cuts other units
+constexpr std::array<std::uint64_t, 15> kBrokeOnce = {
+    955,      // recomputation: units inside a block are gathered in another order
+    2454,     // a wider model: other parameters lie in the rank's flat shard
+    2907,     // a deeper model in one unit: reserved memory is a cache's
+    10187,    // a deeper model: FSDP1 pads the gradient of one of the two
+    10204,    // a wider model: buckets close earlier
+    20014,    // micro-batches: the host waits for gradients that it adds
+    20021,    // a bias by two names was never given back
+    20270,    // recomputation: what div_ writes over was not copied
+    20406,    // reentrant recomputation gathers elsewhere
+    20666,    // a batch of one: its class token's gradient is a view
+    30099,    // the host asks after events
+    30486,    // a card that is full: max_split_size
+    90205,    // a compressing hook of one rank: what it compressed was never given back
+    30915,    // a wider model: a size policy cuts other units
+    4410697,  // what was written in place behind its unit: most of backward was lost
 };
 
 std::int64_t number_from(const char* variable, std::int64_t otherwise) {
@@ -62,7 +63,7 @@ TEST(Laws, HoldForRandomJobs) {
 
 TEST(Laws, HoldWhereTheyOnceBroke) {
   LawRun all;
-  for (const std::uint64_t seed : kBrokeOnce) merge(all, try_laws(seed, 1, 1));
+  for (const std::uint64_t seed : kBrokeOnce) merge(all, try_laws(seed, 1, 1, plain_job));
   report(all);
 }
 

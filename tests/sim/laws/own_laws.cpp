@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,19 @@ void judge_intervals(const Trial& trial, const Prediction& p, Judge& judge) {
   }
 }
 
+/// A step that is not the first goes back through all that the first went through: none of these jobs sets gradients
+/// aside.
+void judge_backward(const Plan& plan, Judge& judge) {
+  const auto segments = [](const PlanIteration& iteration) {
+    return std::count_if(iteration.instructions.begin(), iteration.instructions.end(),
+                         [](const Instruction& i) { return i.kind == InstructionKind::Backward; });
+  };
+  if (plan.failure) return;
+  for (const PlanIteration& iteration : plan.iterations)
+    judge.check("every step goes back through the whole model",
+                segments(iteration) == segments(plan.iterations.front()));
+}
+
 /// The whole job as a file, and key by key over a job of defaults.
 void judge_text(const Job& job, Judge& judge) {
   const auto file = parse_job(job_to_toml(job), "", std::vector<std::string>{});
@@ -85,6 +99,7 @@ void judge_text(const Job& job, Judge& judge) {
 void judge_alone(const Trial& trial, const Prediction& prediction, Judge& judge) {
   const auto again = trial.predict();
   judge.check("the same job gives the same bytes", again && digest(*again) == digest(prediction));
+  judge_backward(trial.made().plan, judge);
   judge_memory(trial, prediction, judge);
   judge_time(prediction, judge);
   judge_intervals(trial, prediction, judge);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/adapters/adapted_model.h"
 #include "core/job/job_file.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
@@ -168,9 +169,99 @@ void draw_captured(Draw& draw, RandomJob& job) {
   job.sets.push_back("checkpointing.policy=none");  // the script's own regions were captured
 }
 
+void draw_adapters(Draw& draw, std::vector<std::string>& sets) {
+  sets.push_back("adapters.kind=lora");
+  sets.push_back("adapters.rank=" + std::to_string(draw.one_of({4, 8, 64})));
+  if (draw.chance(60)) sets.push_back("adapters.targets=[\"all-linear\"]");
+  if (draw.chance(30)) sets.push_back("adapters.dropout=0.05");
+  if (draw.chance(30)) sets.push_back("adapters.dtype=float32");
+  if (draw.chance(30)) sets.push_back("adapters.base=nf4");
+  if (draw.chance(10)) sets.push_back("adapters.modules_to_save=[\"lm_head\"]");
+}
+
+void draw_loss(Draw& draw, std::vector<std::string>& sets) {
+  sets.push_back("model.loss=" + draw.word({"per_token", "cross_entropy_flat", "chunked_cross_entropy",
+                                            "chunked_logits_cross_entropy", "none"}));
+  if (draw.chance(50)) sets.push_back("model.loss_chunks=" + std::to_string(draw.one_of({2, 3})));
+}
+
+void draw_autocast(Draw& draw, std::vector<std::string>& sets) {
+  sets.push_back("model.autocast=" + draw.word({"bfloat16", "bfloat16", "float16"}));
+  sets.push_back("fsdp.mixed_precision=none");
+  if (draw.chance(30)) sets.push_back("model.autocast_cache=false");
+  if (draw.chance(30)) sets.push_back("model.float32_outputs=true");
+}
+
+void draw_saved_ops(Draw& draw, std::vector<std::string>& sets) {
+  sets.push_back("checkpointing.policy=ops");
+  if (draw.chance(60))
+    sets.push_back("checkpointing.save=" +
+                   draw.word({"[\"mm\"]", "[\"mm:2\", \"sdpa\"]", "[\"addmm\", \"bmm\"]", "[]"}));
+}
+
+void draw_optimizer(Draw& draw, std::vector<std::string>& sets) {
+  if (draw.chance(60)) {
+    sets.push_back("train.optimizer.name=" + draw.word({"adafactor", "muon", "adamw8bit"}));
+    return;
+  }
+  sets.push_back("train.optimizer.name=" + draw.word({"adamw", "sgd"}));
+  sets.push_back("train.optimizer.impl=" + draw.word({"in_backward", "in_backward_foreach"}));
+  sets.push_back("train.clip_grad_norm=0");
+}
+
+/// Ranks that share a sequence, or experts.
+void draw_shared_ranks(Draw& draw, RandomJob& job) {
+  const bool experts = draw.chance(50);
+  const auto shared = draw.one_of({2, 2, 4});
+  const auto ranks = shared * draw.one_of({1, 2, 4});
+  job.sizes.family = experts ? draw.word({"mixtral", "titan_moe"}) : draw.word({"llama", "titan_llama"});
+  job.sizes.kv_heads = job.sizes.heads;
+  job.sizes.tied = false;
+  job.sets.insert(job.sets.end(),
+                  {"fsdp.runtime=fsdp2", "fsdp.strategy=FULL_SHARD", "fsdp.cpu_offload=false", "cluster.shard_group=0",
+                   "cluster.world_size=" + std::to_string(ranks), "cluster.ranks_per_node=" + std::to_string(ranks),
+                   "cluster.rank=" + std::to_string(draw.below(static_cast<std::uint64_t>(ranks)))});
+  job.sets.push_back((experts ? "mesh.expert=" : "mesh.context=") + std::to_string(shared));
+  if (experts) job.sets.push_back("train.clip_grad_norm=0");  // PyTorch fails: norms are on another mesh
+  if (experts && draw.chance(40)) job.sets.push_back("mesh.expert_imbalance=1.5");
+  if (!experts && draw.chance(50)) job.sets.push_back("mesh.context_rotate=alltoall");
+}
+
+/// Everything that a job may say beside the settings above, each in some of the jobs.
+void draw_further(Draw& draw, RandomJob& job) {
+  if (draw.chance(15)) draw_adapters(draw, job.sets);
+  if (draw.chance(15)) draw_loss(draw, job.sets);
+  if (draw.chance(20)) draw_optimizer(draw, job.sets);
+  if (draw.chance(10)) draw_saved_ops(draw, job.sets);
+  if (draw.chance(12)) {
+    draw_autocast(draw, job.sets);
+  } else if (draw.chance(12)) {
+    job.sets.push_back("model.compile=true");
+  }
+  if (draw.chance(10)) job.sets.push_back("model.attention_mask=true");
+  if (draw.chance(10)) job.sets.push_back("train.beside=" + draw.word({"100MiB", "1.5GiB"}));
+  if (draw.chance(6)) job.sets.push_back("fsdp.frozen=[\"*norm*\"]");
+  if (draw.chance(8)) {
+    draw_shared_ranks(draw, job);
+  } else if (draw.chance(4)) {
+    job.sizes.tied = false;
+    job.sets.insert(job.sets.end(), {"fsdp.runtime=planned", "fsdp.strategy=FULL_SHARD"});
+  }
+}
+
+/// torchtitan's own models, in the words of their configurations.
+std::string titan_text(const ModelSizes& s) {
+  const int inner = s.inner * s.width();
+  nlohmann::json config{{"model_type", "titan_llama"}, {"vocab_size", s.vocab}, {"dim", s.width()}, {"ffn", inner}};
+  config.update({{"n_layers", s.layers}, {"n_heads", s.heads}, {"n_kv_heads", s.kv_heads}, {"max_seq", 8192}});
+  if (s.family == "titan_moe") config["moe"] = {{"experts", 8}, {"top_k", 2}, {"ffn", inner / 2}};
+  return config.dump();
+}
+
 }  // namespace
 
 std::string config_text(const ModelSizes& s) {
+  if (s.family.starts_with("titan")) return titan_text(s);
   nlohmann::json config{{"model_type", s.family}, {"vocab_size", s.vocab}, {"tie_word_embeddings", s.tied}};
   const int width = s.width(), inner = s.inner * width;
   if (s.family == "gpt2") {
@@ -209,7 +300,9 @@ std::string config_text(const ModelSizes& s) {
 static Result<Model> model_of(const RandomJob& random, const Job& job, const HardwareProfile& profile) {
   if (!random.file.empty()) return load_job_model(job, profile);
   const nlohmann::json config = nlohmann::json::parse(config_text(random.sizes));
-  auto whole = model_from_config_json(config, "config.json", job.model, job_program(job, profile));
+  auto whole = model_from_config_json(config, "config.json", rank_model_options(job), job_program(job, profile));
+  if (whole && has_adapters(job.adapters))
+    whole = adapted_model(std::move(*whole), job, job_program(job, profile).device);
   if (!whole || !is_cut(job.mesh)) return whole;
   return rank_model(std::move(*whole), job);
 }
@@ -239,7 +332,7 @@ Result<Job> job_of(const RandomJob& random) {
   return std::move(loaded->job);
 }
 
-RandomJob random_job(std::uint64_t seed) {
+RandomJob plain_job(std::uint64_t seed) {
   Draw draw(seed);
   RandomJob job;
   job.seed = seed;
@@ -256,6 +349,14 @@ RandomJob random_job(std::uint64_t seed) {
     job.sets.push_back("fsdp.runtime=planned");
     job.sets.push_back("fsdp.strategy=FULL_SHARD");
   }
+  return job;
+}
+
+RandomJob random_job(std::uint64_t seed) {
+  constexpr std::uint64_t kOtherNumbers = 0x9e3779b97f4a7c15U;
+  RandomJob job = plain_job(seed);
+  Draw draw(seed ^ kOtherNumbers);
+  if (draw.chance(60)) draw_further(draw, job);
   return job;
 }
 

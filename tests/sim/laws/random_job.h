@@ -18,7 +18,7 @@ namespace foreshard::testing {
 
 /// Sizes of a model, in the words that all families share.
 struct ModelSizes {
-  std::string family;  // llama | gpt2 | mixtral | t5 | vit | bert | gpt_neox
+  std::string family;  // llama | gpt2 | mixtral | t5 | vit | bert | gpt_neox | titan_llama | titan_moe
   int layers = 1, heads = 1, head_dim = 64, kv_heads = 1, inner = 4, vocab = 1000;  // inner: times the width
   bool tied = false;
   int width() const { return heads * head_dim; }
@@ -42,7 +42,11 @@ struct RandomJob {
 /// The job that its settings say. An error if they contradict each other.
 Result<Job> job_of(const RandomJob& random);
 
-/// Settings may contradict each other: about one in ten is refused when it is planned.
+/// Of the settings that every job has. They may contradict each other: about one in ten is refused when it is planned.
+RandomJob plain_job(std::uint64_t seed);
+
+/// That, and in most jobs some of what else a job may say: adapters, losses, optimizers, operators that a block keeps,
+/// autocast, compile, ranks that share sequences or experts, schedules. About one in three is refused.
 RandomJob random_job(std::uint64_t seed);
 
 /// A job whose schedule is searched for, with the one that was found; others as they are.

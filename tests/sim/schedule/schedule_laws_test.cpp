@@ -36,7 +36,7 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
   Tally tally;
   double worst_fsdp1 = 0;
   for (std::int64_t k = 0; k < jobs; ++k) {
-    RandomJob random = random_job(seed + static_cast<std::uint64_t>(k));
+    RandomJob random = plain_job(seed + static_cast<std::uint64_t>(k));
     random = random.with({"fsdp.runtime=planned"});
     auto job = job_of(random);
     if (!job) {
