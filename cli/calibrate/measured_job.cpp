@@ -35,6 +35,22 @@ std::optional<double> noted_number(const std::string& notes, std::string_view ke
   return error == std::errc() && end != begin ? std::optional(value) : std::nullopt;
 }
 
+/// The word behind `key=` in free text, up to a space, a comma or a semicolon; "" if absent.
+std::string noted_word(const std::string& notes, std::string_view key) {
+  const std::size_t at = notes.find(key);
+  if (at == std::string::npos) return {};
+  const std::size_t begin = at + key.size(), end = notes.find_first_of(" ,;", begin);
+  return notes.substr(begin, end == std::string::npos ? end : end - begin);
+}
+
+/// Whether free text says that something was on: "no WORD", "without WORD" and "WORD off" say that it was not.
+bool tells(const std::string& notes, std::string_view word) {
+  const std::size_t at = notes.find(word);
+  if (at == std::string::npos) return false;
+  const std::string before = notes.substr(0, at), behind = notes.substr(at + word.size());
+  return !before.ends_with("no ") && !before.ends_with("without ") && !starts(behind, " off");
+}
+
 /// GB/s per GPU of the network between nodes: "...; 400 Gb/s per node", "2 Tb/s RoCE per node", "400 Gb/s per GPU".
 double network_of(const MeasuredRun& run) {
   const std::size_t network = run.interconnect.find(';');
@@ -83,7 +99,6 @@ std::string out_of_scope(const MeasuredRun& run) {
   if (run.runtime == "graph_trainer") return "graph_trainer (compiler-captured FSDP) is outside the scope";
   if (run.runtime != "fsdp1" && run.runtime != "fsdp2" && run.runtime != "single")
     return "runtime " + (run.runtime.empty() ? "is not recorded" : run.runtime + " is outside the scope");
-  if (run.notes.find("LoRA") != std::string::npos) return "LoRA: this table does not say rank and targets";
   if (run.layers == 0 || run.hidden == 0 || run.heads == 0 || run.ffn == 0 || run.vocab == 0)
     return "the shape of the model is not recorded";
   if (run.gpus == 0) return "the number of GPUs is not recorded";
@@ -99,6 +114,8 @@ class JobWriter {
     const std::string reason = out_of_scope(run_);
     if (!reason.empty()) return tl::unexpected(Skipped{reason});
     model();
+    adapters();
+    float8();
     fsdp();
     if (!sharding()) return tl::unexpected(Skipped{"sharding " + run_.sharding + " is not known"});
     if (!checkpointing()) return tl::unexpected(Skipped{"checkpointing " + run_.checkpointing + " is not known"});
@@ -134,6 +151,34 @@ class JobWriter {
       assume("float32 shards", true);
     }
     loss();
+  }
+
+  /// "lora r=16 alpha=32 targets=*_proj": of a row that does not say them, what PEFT's LoraConfig and its table of
+  /// targets have by themselves.
+  void adapters() {
+    const std::string all = run_.memory_notes + "; " + run_.notes;
+    const bool stated = run_.memory_notes.find("lora ") != std::string::npos;
+    if (!stated && !tells(run_.notes, "LoRA")) return;
+    AdapterOptions& options = made_.job.adapters;
+    options.kind = "lora";
+    for (std::string* name : {&names_.blocks, &names_.embedding, &names_.norm, &names_.head})
+      *name = "base_model.model." + *name;  // PEFT's
+    options.rank = static_cast<std::int64_t>(noted_number(all, " r=").value_or(8));
+    options.alpha = noted_number(all, "alpha=").value_or(8);
+    options.dropout = noted_number(all, "dropout=").value_or(0);
+    const std::string targets = noted_word(all, "targets=");
+    if (!targets.empty()) options.targets = {targets};
+    options.dtype = std::nullopt;
+    if (targets.empty() || !noted_number(all, " r=")) assume("adapters of rank 8 beside q_proj and v_proj", true);
+    if (tells(all, "nf4") || tells(all, "QLoRA")) options.base = "nf4";
+  }
+
+  /// Linear layers in 8 bits, whatever library took them there.
+  void float8() {
+    const std::string all = run_.memory_notes + "; " + run_.notes + "; " + run_.param_dtype;
+    if (!tells(all, "float8") && !tells(all, "fp8")) return;
+    made_.job.model.float8 = tells(all, "rowwise") ? "rowwise" : "tensorwise";
+    made_.assumed.emplace_back("linear layers in float8, gathered in 16 bits");
   }
 
   /// How the source holds logits and loss: stated, or (README of the tables, section 3) known of the family. Training

@@ -10,6 +10,7 @@
 #include "cli/session/pipeline.h"
 #include "cli/validate/collective_row.h"
 #include "cli/validate/validation_pairs.h"
+#include "core/adapters/adapted_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
@@ -326,8 +327,9 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   auto profile = load_profile(job.job.cluster.profile);
   if (!profile) return fail(profile.error());
   if (job.network_gb_per_s > 0) profile->scale_out_gb_per_s = job.network_gb_per_s;
-  const auto model =
+  auto model =
       model_from_config_json(model_document(run), run.id, job.job.model, program_options(job.job, ProgramDevice::Cuda));
+  if (model) model = adapted_model(std::move(*model), job.job, ProgramDevice::Cuda);
   if (!model) return fail(model.error());
   const auto plan = build_plan(*model, job.job);
   if (!plan) return fail(plan.error());

@@ -119,7 +119,7 @@ class ProgramMaker {
   void add_packed_product(const LayerCall& call, const Op& last) {
     const ModuleInfo& linear = base_.modules[call.target.index()];
     Op& op = tree_.model.ops.emplace_back();
-    op.name = "bitsandbytes.matmul_4bit.default";
+    op.name = job_.adapters.base == "int8" ? "bitsandbytes.matmul_8bit_lt.default" : "bitsandbytes.matmul_4bit.default";
     op.module = tree_.module[call.target.index()];
     op.call = last.call;
     op.region = last.region;
@@ -330,8 +330,24 @@ Result<void> check_options(const Model& base, const Job& job) {
   return {};
 }
 
+/// FlatParamHandle flattens floating-point parameters alone; fully_shard puts a DTensor in the place of an Int8Params,
+/// whose scales are attributes of the object.
+Result<void> check_integers(const Job& job) {
+  if (job.fsdp.runtime == Runtime::None) return {};
+  const bool flat = job.fsdp.runtime == Runtime::Fsdp1;
+  return fail(adapter_error(
+      ErrorCode::Unsupported, "base",
+      flat ? "fsdp1 cannot flatten matrices of 8-bit integers (ValueError: Cannot flatten integer dtype tensors)"
+           : "fsdp2 shards matrices of 8-bit integers without their scales: Int8Params keeps them as attributes, which "
+             "a "
+             "DTensor does not have",
+      "nf4, whose elements lie in words that are sharded, or fsdp.runtime = \"none\"", "int8",
+      "set adapters.base = \"nf4\""));
+}
+
 /// Words of 4-bit elements must go through FSDP as they are.
 Result<void> check_storage(const Model& base, const Job& job) {
+  if (job.adapters.base == "int8") return check_integers(job);
   if (job.adapters.base == "model.dtype" || base.params.empty()) return {};
   const DType words = base.params.front().dtype;
   std::optional<DType> param = job.fsdp.mixed_precision.param;
@@ -369,16 +385,17 @@ Result<void> check_rank(const Model& base, const Job& job, const std::vector<boo
   return {};
 }
 
-/// A matrix of words cannot require a gradient.
-Result<void> check_copies(const Model& base, std::vector<bool> copied, const std::vector<bool>& packed) {
+/// A matrix of words or integers cannot require a gradient.
+Result<void> check_copies(const Model& base, std::vector<bool> copied, const std::vector<bool>& packed,
+                          const std::string& stored) {
   for (std::size_t m = 0; m < copied.size(); ++m) {
     const ModuleInfo& module = base.modules[m];
     if (module.parent.valid() && copied[module.parent.index()]) copied[m] = true;
     if (!copied[m] || !packed[m]) continue;
-    return fail(adapter_error(ErrorCode::Unsupported, "modules_to_save",
-                              fmt::format("{} is stored in 4 bits, of which nothing can be trained", module.fqn),
-                              "modules in the base's own dtype", "nf4",
-                              "leave it out, or set adapters.base = \"model.dtype\""));
+    return fail(adapter_error(
+        ErrorCode::Unsupported, "modules_to_save",
+        fmt::format("{} is stored in {} bits, of which nothing can be trained", module.fqn, stored == "int8" ? 8 : 4),
+        "modules in the base's own dtype", stored, "leave it out, or set adapters.base = \"model.dtype\""));
   }
   return {};
 }
@@ -395,7 +412,7 @@ Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device) {
   std::vector<bool> packed = packed_layers(base, job.adapters);
   auto copied = copied_modules(base, job.adapters);
   if (!copied) return tl::unexpected(copied.error());
-  if (auto fits = check_copies(base, *copied, packed); !fits) return tl::unexpected(fits.error());
+  if (auto fits = check_copies(base, *copied, packed, job.adapters.base); !fits) return tl::unexpected(fits.error());
   AdaptedTree tree = adapters::adapted_tree(base, job, {*targets, std::move(packed), std::move(*copied)});
   const auto units = build_units(tree.model, job);
   if (!units) return tl::unexpected(units.error());

@@ -47,7 +47,7 @@ class TreeMaker {
     std::size_t first = 0;
     if (loss_around_) tree_.module[0] = tree_.called[0] = add({}, "", base_.modules.front().class_name, {"Module"});
     if (loss_around_) first = 1;
-    const bool language = loss_around_ || (base_.outputs.size() > 1 && base_.tokens_per_batch > 0);
+    const bool language = loss_around_ || (base_.has_loss && base_.tokens_per_batch > 0);
     const ModuleId root = add(loss_around_ ? ModuleId(0) : ModuleId(), loss_around_ ? "model" : "",
                               language ? "PeftModelForCausalLM" : "PeftModel", {"PeftModel", "Module"});
     tuner_ = add(root, "base_model", "LoraModel", {"BaseTuner", "Module"});
@@ -101,7 +101,8 @@ class TreeMaker {
     const std::string_view name = root ? std::string_view("model") : leaf_of(info.fqn);
     if (copied_[from.index()] && !within) return add_copied(from, parent, name);
     const bool packed = packed_[from.index()];
-    const std::string_view class_name = packed ? std::string_view("Linear4bit") : std::string_view(info.class_name);
+    const std::string_view stored = options_.base == "int8" ? "Linear8bitLt" : "Linear4bit";
+    const std::string_view class_name = packed ? stored : std::string_view(info.class_name);
     if (!targets_[from.index()]) {
       const ModuleId id = add(parent, name, class_name, info.bases);
       tree_.module[from.index()] = tree_.called[from.index()] = id;
@@ -110,7 +111,8 @@ class TreeMaker {
       return;
     }
     AdaptedLayer layer;
-    layer.layer = add(parent, name, packed ? "Linear4bit" : "Linear", {"LoraLayer", "BaseTunerLayer", "Module"});
+    layer.layer =
+        add(parent, name, packed ? stored : std::string_view("Linear"), {"LoraLayer", "BaseTunerLayer", "Module"});
     layer.base = add(layer.layer, "base_layer", class_name, info.bases);
     tree_.called[from.index()] = layer.layer;
     tree_.module[from.index()] = layer.base;
@@ -176,9 +178,15 @@ class TreeMaker {
     Model& model = tree_.model;
     const ParamId weight = tree_.param[base_.modules[from.index()].params.front().index()];
     ParamInfo& info = model.params[weight.index()];
+    tree_.packed[from.index()] = weight;
+    if (options_.base == "int8") {  // Int8Params: an element a byte, and a scale for each row
+      info.dtype = DType::Int8;
+      quant_state_.push_back(
+          {below(model.modules[id.index()].fqn, "SCB"), {info.shape.front()}, DType::Float32, id, false});
+      return;
+    }
     const Numel numel = numel_of(info.shape);
     info.shape = {ceil_div(numel, 2 * itemsize(info.dtype)), 1};
-    tree_.packed[from.index()] = weight;
     const std::int64_t scales = ceil_div(numel, kScaleBlock);
     const auto state = [&](std::string_view name, std::int64_t count, DType dtype) {
       quant_state_.push_back({below(model.modules[id.index()].fqn, name), {count}, dtype, id, false});

@@ -62,13 +62,16 @@ bool is_wrapped(const Model& model) {
   return model.outputs.size() == 1 && bases.size() == 1 && model.modules.front().children.size() == 1;
 }
 
+/// A language model whose head and loss are one function: the loss alone comes out.
+bool hides_logits(const Model& model) { return model.outputs.size() == 1 && model.tokens_per_batch > 0; }
+
 /// PEFT leaves a Transformers model's output layer out of "all-linear"; of a plain module it adapts that too.
 ModuleId left_out(const Model& base) {
   const bool wrapped = is_wrapped(base);
   const std::vector<std::string>& bases = base.modules[wrapped ? 1 : 0].bases;
   const bool library = std::find(bases.begin(), bases.end(), "PreTrainedModel") != bases.end();
   if (!library) return {};
-  return wrapped ? last_called(base) : output_layer(base);
+  return wrapped || hides_logits(base) ? last_called(base) : output_layer(base);
 }
 
 Error target_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
@@ -160,8 +163,8 @@ Result<std::vector<bool>> copied_modules(const Model& base, const AdapterOptions
 
 std::vector<bool> packed_layers(const Model& base, const AdapterOptions& adapters) {
   std::vector<bool> packed(base.modules.size(), false);
-  if (adapters.base != "nf4") return packed;
-  const ModuleId head = is_wrapped(base) ? last_called(base) : output_layer(base);
+  if (adapters.base == "model.dtype") return packed;
+  const ModuleId head = is_wrapped(base) || hides_logits(base) ? last_called(base) : output_layer(base);
   for (std::size_t m = 0; m < base.modules.size(); ++m) {
     const ModuleInfo& module = base.modules[m];
     packed[m] = is_linear(module) && ModuleId(m) != head && !module.alias_of.valid() && !module.params.empty();

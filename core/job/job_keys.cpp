@@ -173,7 +173,7 @@ void add_model(TableMaker& t) {
             "what the forward returns is cast to float32 behind autocast, as accelerate does");
   t.boolean("model.compile", FORESHARD_FIELD(model.compile), "torch.compile of each block");
   t.word("model.float8", {"none", "tensorwise", "rowwise"}, FORESHARD_FIELD(model.float8),
-         "linear layers in float8, with float8 gathers where the unit's parameters allow");
+         "linear layers in float8, the output layer aside; parameters are gathered in their own type");
   t.text("model.weights", FORESHARD_FIELD(model.weights),
          "safetensors file or folder, or a checkpoint, for a model without values");
   t.text("model.program", FORESHARD_FIELD(model.program), ".pt2 of several programs: which one; also --program NAME");
@@ -206,7 +206,7 @@ void add_adapters_and_mesh(TableMaker& t) {
           "modules by the last part of their names, copied and trained whole beside the adapters");
   t.dtype("adapters.dtype", "model.dtype", FORESHARD_FIELD(adapters.dtype), "dtype the adapters are created in");
   t.word("adapters.base", {"model.dtype", "nf4", "int8"}, FORESHARD_FIELD(adapters.base),
-         "how the frozen base is stored, which is what FSDP gathers; int8 is not planned yet");
+         "how the frozen base is stored, which is what FSDP gathers; int8 without FSDP alone");
   t.integer("mesh.tensor", 1, kMaxRanks, FORESHARD_FIELD(mesh.tensor), "ranks of tensor parallelism");
   t.boolean("mesh.sequence_parallel", FORESHARD_FIELD(mesh.sequence_parallel),
             "norms and the residual stream sharded over tensor");

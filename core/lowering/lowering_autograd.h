@@ -113,6 +113,12 @@ bool unfolds_into_memory(const Op* op);
 Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result);
 /// A product with a matrix stored in 4 bits (op_rules_quantised.cpp); args: x, what is stored, a bias or none.
 std::vector<Ref> quantised_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
+/// The head and its cross entropy as one function (op_rules_fused_loss.cpp); args: hidden states in rows, the head's
+/// matrix, targets, a bias or none. Results: the loss, then the gradients that it keeps; empty where nothing is
+/// trained.
+std::vector<Ref> fused_loss(Emitter& emit, const std::vector<Ref>& args, const std::vector<Layout>& results);
+/// A product in 8 bits (op_rules_quantised.cpp); args: x, the layer's matrix.
+std::vector<Ref> float8_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
 /// "aten.triu_.default" -> "aten.triu.default".
 std::string out_of_place(std::string_view name);
 /// Strides of `from` spread over `sizes`: none where one element becomes several.

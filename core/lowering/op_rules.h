@@ -119,6 +119,8 @@ enum class OpFormula : std::uint8_t {
   Convolution,
   GroupedMm,
   QuantisedLinear,
+  FusedLoss,
+  Float8Linear,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
   Repeat,
   RepeatInterleave,

@@ -35,11 +35,13 @@ struct Tensor {
 class OperatorWriter {
  public:
   /// Where kernels differ by device.
+  enum class Float8 : std::uint8_t { None, Tensorwise, Rowwise };
   struct Kernels {
     bool fused_dropout = true;         // one kernel with a boolean mask, as on a GPU
     bool wide_norm_statistics = true;  // layer_norm's mean and rstd in float32; a CPU keeps them in the input's dtype
     bool integer_histogram = true;     // histc counts integers; a CPU wants float32
     std::optional<DType> autocast;     // torch.autocast around what is written: what products compute in
+    Float8 float8 = Float8::None;      // what linear layers multiply in
     bool wide_autocast = true;         // ... by the lists of a GPU; a CPU's has neither norms nor powers in float32
   };
 

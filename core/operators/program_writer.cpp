@@ -40,7 +40,26 @@ Tensor ProgramWriter::addmm(const Tensor& offset, const Tensor& left, const Tens
   return result(op, sizes, contiguous_strides(sizes), a.dtype);
 }
 
+/// torch._scaled_mm wants both dimensions to be multiples of 16; converters leave other layers alone.
+bool ProgramWriter::multiplies_in_float8(const Tensor& matrix) const {
+  return kernels().float8 != Float8::None && matrix.sizes.rank() == 2 && matrix.sizes[0] % 16 == 0 &&
+         matrix.sizes[1] % 16 == 0;
+}
+
+/// torchao's Float8Linear: a function of its own, then the bias.
 Tensor ProgramWriter::linear(const Tensor& given, ParamId weight, ParamId bias) {
+  const Tensor matrix = param(weight);
+  if (!multiplies_in_float8(matrix)) return linear_as_stored(given, weight, bias);
+  const bool rowwise = kernels().float8 == Float8::Rowwise;
+  const Tensor x = narrowed(given);
+  Dims sizes = x.sizes;
+  sizes[-1] = matrix.sizes[0];
+  const Tensor y = emit(rowwise ? "torchao.matmul_float8_rowwise.default" : "torchao.matmul_float8_tensorwise.default",
+                        {arg(x), arg(matrix)}, {}, {{sizes, contiguous_strides(sizes), x.dtype}})[0];
+  return bias.valid() ? add(y, to(param(bias), y.dtype)) : y;
+}
+
+Tensor ProgramWriter::linear_as_stored(const Tensor& given, ParamId weight, ParamId bias) {
   const Tensor offset = bias.valid() ? narrowed(param(bias)) : Tensor();
   const Tensor matrix = narrowed(param(weight)), x = narrowed(given);
   if (x.sizes.rank() == 2) {

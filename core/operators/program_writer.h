@@ -21,8 +21,9 @@ class ProgramWriter final : public PointwiseWriter {
   Tensor mm(const Tensor& a, const Tensor& b);
   Tensor bmm(const Tensor& a, const Tensor& b);
   Tensor addmm(const Tensor& bias, const Tensor& a, const Tensor& b);
-  Tensor linear(const Tensor& x, ParamId weight, ParamId bias);  // as F.linear falls apart; bias may be invalid
-  Tensor matmul(const Tensor& a, const Tensor& b);               // 4-D, by expand, reshape and bmm
+  Tensor linear(const Tensor& x, ParamId weight, ParamId bias);  // in 8 bits where kernels().float8 and the sizes allow
+  Tensor linear_as_stored(const Tensor& x, ParamId weight, ParamId bias);  // as F.linear falls apart; bias may be none
+  Tensor matmul(const Tensor& a, const Tensor& b);                         // 4-D, by expand, reshape and bmm
   Tensor mean_last(const Tensor& x);
   Tensor cumsum(const Tensor& x, int dim);
   Tensor all(const Tensor& x);
@@ -34,6 +35,7 @@ class ProgramWriter final : public PointwiseWriter {
   void read_to_host(const Tensor& x);  // the host waits for one element
 
  private:
+  bool multiplies_in_float8(const Tensor& matrix) const;
   Tensor reshape_for_bmm(const Tensor& x, const Dims& sizes);
 };
 

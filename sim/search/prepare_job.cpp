@@ -20,8 +20,41 @@ ProgramOptions job_program(const Job& job, const HardwareProfile& profile) {
   return program;
 }
 
+namespace {
+
+Error float8_error(std::string message, std::string expected, std::string got, std::string hint) {
+  return {ErrorCode::Unsupported, std::move(message), {}, "model.float8", std::move(expected),
+          std::move(got),         std::move(hint)};
+}
+
+/// Whether the card multiplies in 8 bits at all.
+Result<void> check_float8_card(const Job& job, const HardwareProfile& profile) {
+  if (job.model.float8 == "none" || profile.kind == "virtual") return {};
+  if (profile.peak_tflops.count(DType::Float8E4M3) > 0) return {};
+  return fail(float8_error("the card has no products in float8 (torch._scaled_mm wants compute capability 8.9 or 9.0)",
+                           "a profile whose [peak_tflops] has float8_e4m3fn", profile.id,
+                           "set model.float8 = \"none\", or take another card"));
+}
+
+/// Whether any layer does; a program that was captured runs what was captured.
+Result<void> check_float8_layers(const Job& job, const Model& model) {
+  if (job.model.float8 == "none") return {};
+  const bool any = std::any_of(model.ops.begin(), model.ops.end(),
+                               [](const Op& op) { return op.name.rfind("torchao.matmul_float8", 0) == 0; });
+  if (any) return {};
+  return fail(float8_error("no linear layer of this model is turned to float8",
+                           "a model from a config.json whose linear layers have sizes that are multiples of 16",
+                           job.model.source, "a captured program is converted in its script, before it is captured"));
+}
+
+}  // namespace
+
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
+  if (auto can = check_float8_card(job, profile); !can) return fail(can.error());
   auto whole = load_model(rank_model_options(job), job_program(job, profile));
+  if (whole) {
+    if (auto can = check_float8_layers(job, *whole); !can) return fail(can.error());
+  }
   if (whole && has_adapters(job.adapters))
     whole = adapted_model(std::move(*whole), job, job_program(job, profile).device);
   if (!whole || !is_cut(job.mesh)) return whole;

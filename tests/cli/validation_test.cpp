@@ -65,6 +65,28 @@ TEST(MeasuredRun, WhatIsNotRecordedIsAssumedAndTold) {
   EXPECT_GE(job->assumed.size(), 2U);
 }
 
+TEST(MeasuredRun, AdaptersAndFloat8StandInItsNotes) {
+  const auto job_with = [](const std::string& memory_notes, const std::string& notes) {
+    MeasuredRun run = runs_of(row("X1", kEager))[0];
+    run.memory_notes = memory_notes;
+    run.notes = notes;
+    return job_of(run).value();
+  };
+  const Job stated = job_with("lora r=16 alpha=32 targets=*_proj (q k v); dropout=0.1", "no clipping").job;
+  EXPECT_EQ(stated.adapters.kind, "lora");
+  EXPECT_EQ(stated.adapters.rank, 16);
+  EXPECT_EQ(stated.adapters.alpha, 32);
+  EXPECT_EQ(stated.adapters.targets, std::vector<std::string>{"*_proj"});
+  EXPECT_EQ(stated.adapters.dropout, 0.1);
+  const MeasuredJob assumed = job_with("", "LoRA fine-tuning");
+  EXPECT_EQ(assumed.job.adapters.rank, 8);
+  EXPECT_FALSE(assumed.memory_complete);
+  EXPECT_EQ(job_with("", "float8 rowwise").job.model.float8, "rowwise");
+  EXPECT_EQ(job_with("", "amp_fp8").job.model.float8, "tensorwise");
+  EXPECT_EQ(job_with("", "no float8, float8 off").job.model.float8, "none");
+  EXPECT_EQ(job_with("", "").job.adapters.kind, "none");
+}
+
 TEST(MeasuredRun, AShareOfCheckpointedBlocksFollowsFromHfuOverMfu) {
   // 50 % recomputed: HFU / MFU = 1 + 0.5 / 3.
   const auto job = job_of(runs_of(

@@ -63,8 +63,12 @@ const std::set<std::string_view> kNotHere = {
     "aten._batch_norm_with_update.default",
     "aten._native_batch_norm_legit_functional.default",
     "aten._grouped_mm.default",          // its groups are values, not shapes
-    "bitsandbytes.matmul_4bit.default",  // another library's, for a GPU
-    "aten._fused_rms_norm.default",      // falls apart off the GPU
+    "bitsandbytes.matmul_4bit.default",  // other libraries', for a GPU
+    "bitsandbytes.matmul_8bit_lt.default",
+    "liger_kernel.fused_linear_cross_entropy.default",
+    "torchao.matmul_float8_rowwise.default",
+    "torchao.matmul_float8_tensorwise.default",
+    "aten._fused_rms_norm.default",  // falls apart off the GPU
     "aten._local_scalar_dense.default",
     "aten.item.default",     // the host reads a value: no tensor comes out
     "aten.detach_.default",  // only in exported programs of inference

@@ -24,6 +24,18 @@ void put_training(const Job& job, JobValue& tree) {
   if (job.model.compile) put("compile.enable", tree_flag(true));
 }
 
+/// The converter of linear layers; gathers stay in 16 bits, which is what is planned.
+void put_float8(const Job& job, JobValue& tree) {
+  if (job.model.float8 == "none") return;
+  const std::string table = "quantize.linear.float8";
+  put_in_tree(tree, "model.converters", tree_texts({table}));
+  put_in_tree(tree, table + ".filter_fqns", tree_texts({"output"}));
+  if (job.model.float8 == "rowwise")
+    put_in_tree(tree, table + ".recipe_name", tree_text_value("rowwise"));
+  else
+    put_in_tree(tree, table + ".enable_fsdp_float8_all_gather", tree_flag(false));
+}
+
 void put_parallelism(const Job& job, JobValue& tree) {
   const auto put = [&](const char* path, JobValue value) { put_in_tree(tree, path, std::move(value)); };
   const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor;
@@ -94,6 +106,7 @@ JobValue torchtitan_tree(const Job& job) {
   JobValue tree;
   put_in_tree(tree, "job.description", tree_text_value("written by foreshard export"));
   put_training(job, tree);
+  put_float8(job, tree);
   put_parallelism(job, tree);
   put_optimizer(job, tree);
   put_checkpointing(job, tree);

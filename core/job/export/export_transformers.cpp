@@ -81,6 +81,12 @@ void put_arguments(const Job& job, JobValue& tree) {
   put("gradient_checkpointing", tree_flag(checkpoints));
   if (checkpoints) put("gradient_checkpointing_kwargs.use_reentrant", tree_flag(job.checkpointing.reentrant));
   if (job.model.compile) put("torch_compile", tree_flag(true));
+  if (job.model.loss == "fused_linear_cross_entropy") {  // of Liger's kernels this one alone
+    put("use_liger_kernel", tree_flag(true));
+    for (const char* kernel : {"rms_norm", "rope", "swiglu"})
+      put((std::string("liger_kernel_config.") + kernel).c_str(), tree_flag(false));
+    put("liger_kernel_config.fused_linear_cross_entropy", tree_flag(true));
+  }
   put_optimizer(job, tree);
   put_fsdp(job, tree);
 }

@@ -235,6 +235,34 @@ void read_script(Reader& r) {
 
 }  // namespace
 
+namespace {
+
+/// Linear layers in 8 bits: among the converters, its settings in a table that has moved once.
+void read_float8(Reader& r) {
+  const JobValue* converters = r.take("model.converters");
+  const auto is_float8 = [](const JobValue& name) { return name.text.find("float8") != std::string::npos; };
+  const bool asked =
+      converters != nullptr &&
+      (is_float8(*converters) || std::any_of(converters->items.begin(), converters->items.end(), is_float8));
+  if (!asked) {
+    for (const char* table : {"float8", "quantize", "mx"}) r.refuse(table, "no converter asks for it");
+    return;
+  }
+  std::string recipe;
+  for (const std::string table : {"float8", "quantize.linear.float8"}) {
+    if (recipe.empty()) recipe = r.text(table + ".recipe_name");
+    if (recipe == "rowwise_with_gw_hp") r.note(table + ".recipe_name: all three products are taken in 8 bits");
+    for (const char* name :
+         {".enable_fsdp_float8_all_gather", ".precompute_float8_dynamic_scale_for_fsdp", ".filter_fqns", ".emulate"})
+      r.ignore(table + name);
+  }
+  r.set_if_built("model.float8", word_value(recipe.rfind("rowwise", 0) == 0 ? "rowwise" : "tensorwise"),
+                 "model.converters");
+  for (const char* table : {"quantize.grouped_mm", "mx"}) r.refuse(table, "experts are multiplied in 16 bits");
+}
+
+}  // namespace
+
 void read_torchtitan(Reader& r) {
   r.set_word("fsdp.runtime", "fsdp2", "torchtitan");
   const bool script = r.take("foreshard_torchtitan") != nullptr;
@@ -249,11 +277,11 @@ void read_torchtitan(Reader& r) {
   if (script) read_script(r);
   for (const char* path :
        {"model.norm_type", "model.tokenizer_path", "model.hf_assets_path", "model.print_after_conversion",
-        "job.description", "job.dump_folder", "job.print_args", "job.use_for_integration_test", "model.converters"})
+        "job.description", "job.dump_folder", "job.print_args", "job.use_for_integration_test"})
     r.ignore(path);
+  read_float8(r);
   for (const char* table : {"metrics", "profiling", "comm", "validation", "experimental", "fault_tolerance"})
     r.ignore(table);
-  for (const char* table : {"float8", "quantize", "mx"}) r.refuse(table, "8-bit products are not planned");
 }
 
 }  // namespace foreshard::import

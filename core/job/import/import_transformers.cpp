@@ -171,6 +171,14 @@ void read_transformers(Reader& r, const JobValue& tree) {
   read_adapters(r);
   r.copy("seed", "train.seed");
   read_optimizer(r);
+  const std::string liger = "liger_kernel_config.";
+  if (r.flag("use_liger_kernel") && r.flag(liger + "fused_linear_cross_entropy", true)) {
+    r.set_if_built("model.loss", word_value("fused_linear_cross_entropy"), "use_liger_kernel");
+    for (const char* kernel : {"rms_norm", "rope", "swiglu"}) {
+      if (r.flag(liger + kernel, true))
+        r.note("use_liger_kernel: its " + std::string(kernel) + " runs as Transformers' own");
+    }
+  }
   if (r.flag("torch_compile")) r.set_if_built("model.compile", flag_value(true), "torch_compile");
   r.refuse("deepspeed", "DeepSpeed is not FSDP");
   for (const char* name : {"output_dir",

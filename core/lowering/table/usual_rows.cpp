@@ -213,6 +213,14 @@ constexpr OpRule kRows[] = {
     row("aten._grouped_mm.default", F::Contiguous, B::GroupedMm, K::Gemm, {in(1, 1), in(2), in(0, 2)}),
     // --- a matrix stored in 4 bits: bitsandbytes' MatMul4Bit ---
     row("bitsandbytes.matmul_4bit.default", F::Contiguous, B::QuantisedLinear, K::Gemm, {in(1, 1)}),
+    // --- in 8 bits: its MatMul8bitLt, which keeps what came in although only the matrix's gradient would want it ---
+    row("bitsandbytes.matmul_8bit_lt.default", F::Contiguous, B::QuantisedLinear, K::Gemm, {in(0, 1), in(1, 1)}),
+    // --- products in 8 bits: torchao's matmul_with_hp_or_float8_args ---
+    row("torchao.matmul_float8_tensorwise.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
+    row("torchao.matmul_float8_rowwise.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
+    // --- the head and its cross entropy in one: Liger's LigerFusedLinearCrossEntropyFunction ---
+    first_only(row("liger_kernel.fused_linear_cross_entropy.default", F::Contiguous, B::FusedLoss, K::Gemm,
+                   {out(1, 1), out(2, 2), out(3, 8)})),
     // --- one kernel forward, one of its own name backward ---
     row("aten.leaky_relu.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0)}),
     row("aten.elu.default", F::Elementwise, B::OwnKernel, K::Elementwise, {in(0)}),

@@ -229,7 +229,7 @@ Result<Model> build_bert(const FamilyInput& input) {
   if (!kernel) return fail(std::move(kernel.error()));
   const BertModules m = add_modules(model, c, created);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   TokenInputs tokens;
   if (c.body) {
     tokens.ids = w.input("input_ids", {input.options.batch, seq}, DType::Int64);

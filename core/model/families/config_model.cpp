@@ -68,6 +68,38 @@ Result<void> check_autocast(const Model& model, const families::FamilyInput& inp
                "foreshard.capture_step (docs/models.md)"});
 }
 
+Result<void> check_loss(const ModelOptions& options) {
+  constexpr std::array<std::string_view, 9> kLosses{"auto",
+                                                    "per_token",
+                                                    "cross_entropy",
+                                                    "cross_entropy_fp32",
+                                                    "cross_entropy_flat",
+                                                    "chunked_cross_entropy",
+                                                    "chunked_logits_cross_entropy",
+                                                    "fused_linear_cross_entropy",
+                                                    "none"};
+  if (std::find(kLosses.begin(), kLosses.end(), options.loss) == kLosses.end()) {
+    return fail({ErrorCode::OutOfRange,
+                 "model.loss names no loss",
+                 {},
+                 "model.loss",
+                 "auto, per_token, cross_entropy, cross_entropy_fp32, cross_entropy_flat, "
+                 "chunked_cross_entropy, chunked_logits_cross_entropy, fused_linear_cross_entropy or none",
+                 in_quotes(options.loss),
+                 {}});
+  }
+  return {};
+}
+
+/// torch._scaled_mm's rates are a card's; a host has no product in 8 bits that trains.
+Result<void> check_float8(const families::FamilyInput& input) {
+  if (input.options.float8 == "none" || input.program.device != ProgramDevice::Cpu) return {};
+  return fail({ErrorCode::Unsupported,
+               "linear layers in float8 are planned for GPUs alone: torchao has no such product on a CPU",
+               input.config.file(), "model.float8", "none", in_quotes(input.options.float8),
+               "name a profile of a GPU, or set model.float8 = \"none\""});
+}
+
 /// What a job asks of the training script must be written for the family.
 Result<void> check_scripts(const Family& family, const families::FamilyInput& input) {
   const ModelOptions& options = input.options;
@@ -80,6 +112,8 @@ Result<void> check_scripts(const Family& family, const families::FamilyInput& in
       {families::is_own_loss(options) && options.loss != "auto", family.scripts.labels, "model.loss", "auto",
        options.loss},
       {families::wraps_for_loss(options), family.scripts.chunked, "model.loss", "auto or cross_entropy", options.loss},
+      {families::fuses_head_with_loss(options), family.scripts.chunked, "model.loss", "auto or cross_entropy",
+       options.loss},
       {options.attention_mask, family.scripts.padding, "model.attention_mask", "false", "true"},
   };
   for (const auto& one : asked) {
@@ -116,33 +150,18 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
                  "no such key, or null", describe_json(object.at("quantization_config")),
                  "use the configuration of the model that is not quantised"});
   }
-  constexpr std::array<std::string_view, 8> kLosses{"auto",
-                                                    "per_token",
-                                                    "cross_entropy",
-                                                    "cross_entropy_fp32",
-                                                    "cross_entropy_flat",
-                                                    "chunked_cross_entropy",
-                                                    "chunked_logits_cross_entropy",
-                                                    "none"};
-  if (std::find(kLosses.begin(), kLosses.end(), options.loss) == kLosses.end()) {
-    return fail({ErrorCode::OutOfRange,
-                 "model.loss names no loss",
-                 {},
-                 "model.loss",
-                 "auto, per_token, cross_entropy, cross_entropy_fp32, cross_entropy_flat, "
-                 "chunked_cross_entropy, chunked_logits_cross_entropy or none",
-                 in_quotes(options.loss),
-                 {}});
-  }
+  if (auto known_loss = check_loss(options); !known_loss) return fail(std::move(known_loss.error()));
   const families::FamilyInput input{options, program, config};
   for (const Family& family : kFamilies) {
     if (family.model_type != type) continue;
+    if (auto can = check_float8(input); !can) return fail(std::move(can.error()));
     if (auto can = check_scripts(family, input); !can) return fail(std::move(can.error()));
     Result<Model> model = family.build(input, type);
     if (!model) return model;
     if (auto can = check_autocast(*model, input); !can) return fail(std::move(can.error()));
     // Nobody has cut such scripts for a mesh.
-    if (model && (families::wraps_for_loss(options) || options.attention_mask || options.loss == "per_token"))
+    if (model && (families::wraps_for_loss(options) || families::fuses_head_with_loss(options) ||
+                  options.attention_mask || options.loss == "per_token"))
       model->parallel.clear();
     return model;
   }

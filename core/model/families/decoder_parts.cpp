@@ -146,7 +146,7 @@ LinearModule add_language_head(ModelTree& tree, ModuleId root, std::int64_t voca
 
 Tensor write_language_head(ProgramWriter& w, ModuleId root, const LinearModule& head, const Tensor& x) {
   w.enter(root);
-  return write_linear(w, head, w.alias(x));  // hidden_states[:, slice_indices, :]
+  return write_output_layer(w, head, w.alias(x));  // hidden_states[:, slice_indices, :]
 }
 
 }  // namespace foreshard::families

@@ -21,11 +21,17 @@ bool exceeds(std::int64_t a, std::int64_t b, std::int64_t c) {
 
 }  // namespace
 
-ProgramWriter::Kernels kernels_of(const ProgramOptions& program) {
+ProgramWriter::Kernels kernels_of(const FamilyInput& input) {
+  using Float8 = ProgramWriter::Float8;
+  const ProgramOptions& program = input.program;
+  const std::string& float8 = input.options.float8;
   return {.fused_dropout = program.device == ProgramDevice::Cuda && !program.recorded,
           .wide_norm_statistics = program.device != ProgramDevice::Cpu,
           .integer_histogram = program.device != ProgramDevice::Cpu,
           .autocast = program.autocast,
+          .float8 = float8 == "none"      ? Float8::None
+                    : float8 == "rowwise" ? Float8::Rowwise
+                                          : Float8::Tensorwise,
           .wide_autocast = program.device != ProgramDevice::Cpu};
 }
 
@@ -96,6 +102,11 @@ LayerNormModule ModelTree::layer_norm(ModuleId parent, std::string_view name, st
 Tensor write_linear(ProgramWriter& w, const LinearModule& linear, const Tensor& x) {
   w.enter(linear.module);
   return w.linear(x, linear.weight, linear.bias);
+}
+
+Tensor write_output_layer(ProgramWriter& w, const LinearModule& linear, const Tensor& x) {
+  w.enter(linear.module);
+  return w.linear_as_stored(x, linear.weight, linear.bias);
 }
 
 Tensor write_layer_norm(ProgramWriter& w, const LayerNormModule& norm, const Tensor& x, double eps) {

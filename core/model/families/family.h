@@ -30,7 +30,7 @@ struct FamilyInput {
 };
 
 /// What the device's kernels look like to the writer.
-ProgramWriter::Kernels kernels_of(const ProgramOptions& program);
+ProgramWriter::Kernels kernels_of(const FamilyInput& input);
 
 struct LinearModule {
   ModuleId module;
@@ -68,6 +68,8 @@ class ModelTree {
 
 /// Layers as they are called: the module is entered, then its operators are written.
 Tensor write_linear(ProgramWriter& writer, const LinearModule& linear, const Tensor& x);
+/// The layer that makes logits, which converters to 8 bits leave out.
+Tensor write_output_layer(ProgramWriter& writer, const LinearModule& linear, const Tensor& x);
 Tensor write_layer_norm(ProgramWriter& writer, const LayerNormModule& norm, const Tensor& x, double eps);
 Tensor write_dropout(ProgramWriter& writer, ModuleId dropout, const Tensor& x, double p);
 

@@ -198,7 +198,7 @@ Result<Model> build_gemma2(const FamilyInput& given) {
                                  .score_cap = c.score_cap};
   const GemmaModules m = add_modules(model, c, created, input.program);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.embedding);
   const Tensor rows = w.embedding(w.param(m.embedding_weight), tokens.ids, c.padding_index);

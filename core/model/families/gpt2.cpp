@@ -199,7 +199,7 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   if (!kernel) return fail(std::move(kernel.error()));
   const Gpt2Modules m = add_modules(model, c, created);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.model);
   const Tensor ids = w.view(tokens.ids, {-1, seq});

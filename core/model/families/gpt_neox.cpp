@@ -187,7 +187,7 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   if (!kernel) return fail(std::move(kernel.error()));
   const NeoXModules m = add_modules(model, c, created, input.program);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   auto [tokens, x, positions] = write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, -1});
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, 0);
   x = write_dropout(w, m.dropout, x, c.hidden_dropout);

@@ -345,7 +345,7 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   }
   const LlamaModules m = add_modules(model, c, created, input.program);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   model.ops.reserve(static_cast<std::size_t>(c.layers) * 120 + 64);
   model.values.reserve(static_cast<std::size_t>(c.layers) * 125 + 64);
   auto [tokens, x, positions] =

@@ -64,7 +64,7 @@ void write_chunked_loss(Model& model, ProgramWriter& w, const FamilyInput& input
   std::int32_t call = 0;
   const auto logits_of = [&](const Tensor& piece, std::int32_t region) {
     w.enter(head.module, call++, region);
-    return w.linear(piece, head.weight, head.bias);
+    return w.linear_as_stored(piece, head.weight, head.bias);
   };
   std::optional<Tensor> total;
   if (keeps_logits(input.options)) {
@@ -115,7 +115,54 @@ void return_in_float32(Model& model, ProgramWriter& w, const Tensor& logits) {
   model.outputs[1] = ValueId(w.to(logits, DType::Float32).index);
 }
 
+/// Liger's forward of a causal model: the loss's own function takes the head's matrix, and nobody sees logits. The card
+/// it is written for has it; elsewhere the same sum over whole logits.
+void write_fused_loss(Model& model, ProgramWriter& w, const FamilyInput& input, const Tensor& given,
+                      const HeadModules& head, const Tensor& hidden) {
+  w.enter(head.root);
+  const auto begin = static_cast<std::int32_t>(model.ops.size());
+  Tensor labels = given;
+  if (head.sliced) {  // the library's: each position predicts the next label
+    const Tensor padded = w.pad(labels, {0, 1}, static_cast<double>(kIgnoredLabel));
+    labels = w.contiguous(w.slice(padded, 1, 1, kSliceEnd));
+  }
+  const Tensor kept = head.sliced ? w.alias(hidden) : hidden;
+  const std::int64_t rows = hidden.sizes[0] * hidden.sizes[1], width = hidden.sizes[2];
+  const Tensor x = flattened(w, kept, {rows, width});
+  const Tensor targets = flattened(w, labels, {rows});
+  Tensor loss;
+  if (input.program.device == ProgramDevice::Cuda) {
+    w.enter(head.linear.module);
+    const Tensor matrix = w.narrowed(w.param(head.linear.weight));
+    ArgList args{ProgramWriter::arg(w.narrowed(x)), ProgramWriter::arg(matrix), ProgramWriter::arg(targets)};
+    const auto gradient_of = [](const Tensor& tensor) {
+      return ProgramWriter::Described{tensor.sizes, ProgramWriter::contiguous_strides(tensor.sizes), tensor.dtype};
+    };
+    std::vector<ProgramWriter::Described> made{{{}, {}, DType::Float32}, gradient_of(x), gradient_of(matrix)};
+    if (head.linear.bias.valid()) {
+      const Tensor bias = w.narrowed(w.param(head.linear.bias));
+      args.push_back(ProgramWriter::arg(bias));
+      made.push_back(gradient_of(bias));
+    }
+    loss = w.emit("liger_kernel.fused_linear_cross_entropy.default", std::move(args), {}, made)[0];
+    w.enter(head.root);
+  } else {
+    const Tensor logits = write_output_layer(w, head.linear, x);
+    w.enter(head.root);
+    loss = cross_entropy(w, w.to(logits, DType::Float32), targets);
+  }
+  model.has_loss = true;
+  model.outputs = {ValueId(loss.index)};
+  for (auto i = static_cast<std::size_t>(begin); i < model.ops.size(); ++i)  // names of the function until it returns
+    for (const ValueId id : model.ops[i].out)
+      if (id.valid() && model.ops[i].module == head.root)
+        model.values[id.index()].held = {Hold::Until::Forward, -1, {}};
+  w.leave_autocast();
+}
+
 }  // namespace
+
+bool fuses_head_with_loss(const ModelOptions& options) { return options.loss == "fused_linear_cross_entropy"; }
 
 bool wraps_for_loss(const ModelOptions& options) {
   return options.loss == "chunked_cross_entropy" || keeps_logits(options);
@@ -129,7 +176,7 @@ TokenInputs write_token_inputs(ProgramWriter& w, const FamilyInput& input, std::
   TokenInputs tokens;
   tokens.ids = w.input("input_ids", sizes, DType::Int64);
   const bool masked = input.program.masked_labels;
-  if (is_own_loss(options) || masked || wraps_for_loss(options))
+  if (is_own_loss(options) || masked || wraps_for_loss(options) || fuses_head_with_loss(options))
     tokens.labels = w.input("labels", sizes, DType::Int64, masked ? nullptr : &tokens.ids);
   if (options.loss == kPerToken) tokens.counted = w.input("num_items_in_batch", {}, DType::Int64);
   if (options.attention_mask) tokens.mask = w.input("attention_mask", sizes, DType::Int64);
@@ -184,8 +231,11 @@ void finish_with_loss(Model& model, ProgramWriter& w, const FamilyInput& input, 
 void finish_with_head(Model& model, ProgramWriter& w, const FamilyInput& input, const TokenInputs& tokens,
                       const HeadModules& head, const Tensor& hidden) {
   if (wraps_for_loss(input.options)) return write_chunked_loss(model, w, input, tokens, head.linear, hidden);
+  if (fuses_head_with_loss(input.options)) {
+    return write_fused_loss(model, w, input, tokens.labels ? *tokens.labels : tokens.ids, head, hidden);
+  }
   const Tensor logits =
-      head.sliced ? write_language_head(w, head.root, head.linear, hidden) : write_linear(w, head.linear, hidden);
+      head.sliced ? write_language_head(w, head.root, head.linear, hidden) : write_output_layer(w, head.linear, hidden);
   finish_with_loss(model, w, input, tokens, logits);
 }
 

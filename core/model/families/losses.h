@@ -38,6 +38,8 @@ void finish_with_head(Model& model, ProgramWriter& writer, const FamilyInput& in
 /// The architecture's own loss: a mean over the labels, or ("per_token") their sum divided by what the script has
 /// counted over all micro-batches.
 bool is_own_loss(const ModelOptions& options);
+/// Head and loss as one function, inside the model.
+bool fuses_head_with_loss(const ModelOptions& options);
 /// Head and loss over pieces of the sequence: the script's wrapper is the root, the model its child "model".
 bool wraps_for_loss(const ModelOptions& options);
 

@@ -200,7 +200,7 @@ Result<Model> build_opt(const FamilyInput& given) {
   if (!kernel) return fail(std::move(kernel.error()));
   const OptModules m = add_modules(model, c, created);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.decoder);
   const Tensor ids = w.view(tokens.ids, {-1, seq});

@@ -198,7 +198,7 @@ Result<Model> build_phi3(const FamilyInput& input) {
   if (!kernel) return fail(std::move(kernel.error()));
   const Phi3Modules m = add_modules(model, c, created, input.program);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   auto [tokens, x, positions] =
       write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, c.padding_index});
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, c.sliding_window);

@@ -350,7 +350,7 @@ Result<Model> build_t5(const FamilyInput& input) {
   if (!kernel) return fail(std::move(kernel.error()));
   const T5Modules m = T5Tree(model, c, created).add();
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const Dims sizes{input.options.batch, seq};
   TokenInputs tokens;
   tokens.shifted = false;

@@ -239,7 +239,7 @@ Result<Model> build_titan_llama(const FamilyInput& input) {
   auto kernel = choose_attention(input, shape, model.compute_dtype, false);
   if (!kernel) return fail(std::move(kernel.error()));
   const TitanModules m = add_modules(model, c, created);
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const TokenInputs tokens = write_token_inputs(w, input, seq);
   w.enter(m.embedding);
   Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, -1);

@@ -194,7 +194,7 @@ Result<Model> build_vit(const FamilyInput& input) {
   if (!kernel) return fail(std::move(kernel.error()));
   const VitModules m = add_modules(model, c, created);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const Tensor pixels = w.input("pixel_values", {batch, c.channels, c.image, c.image}, model.compute_dtype);
   TokenInputs targets;  // of the loss: one label per image
   targets.shifted = false;

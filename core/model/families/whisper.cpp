@@ -338,7 +338,7 @@ Result<Model> build_whisper(const FamilyInput& input) {
   if (!attentions) return fail(attentions.error());
   const WhisperModules m = WhisperTree(model, c, created).add();
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   const std::int64_t batch = input.options.batch;
   const Tensor features = w.input("input_features", {batch, c.mels, 2 * c.source_positions}, model.compute_dtype);
   const Dims target{batch, input.options.target_seq > 0 ? input.options.target_seq : seq};

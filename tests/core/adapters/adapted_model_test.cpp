@@ -214,6 +214,35 @@ TEST(AdaptedModel, AMatrixIn4BitsExistsOnlyWhileItsProductRuns) {
   EXPECT_EQ(adapted_model(small_llama(job), job).error().place, "adapters.base");
 }
 
+TEST(AdaptedModel, AMatrixIn8BitsIsNotForFsdp) {
+  Job job = lora_job();
+  job.adapters.base = "int8";
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    job.fsdp.runtime = runtime;
+    const auto refused = adapted_model(small_llama(job), job);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().place, "adapters.base");
+  }
+  job.fsdp.runtime = Runtime::None;
+  const Model model = adapted_model(small_llama(job), job).value();
+  const std::string q = "base_model.model.model.layers.0.self_attn.q_proj";
+  const ParamInfo& integers = model.params[model.find_param(q + ".base_layer.weight").index()];
+  EXPECT_EQ(integers.dtype, DType::Int8);
+  EXPECT_EQ(integers.shape, (Shape{48, 48}));
+  EXPECT_EQ(model.modules[model.find_module(q + ".base_layer").index()].class_name, "Linear8bitLt");
+  EXPECT_EQ(ops_below(model, q + ".base_layer"), std::vector<std::string>{"bitsandbytes.matmul_8bit_lt.default"});
+}
+
+TEST(AdaptedModel, AFusedLossLeavesTheHeadAlone) {
+  Job job = lora_job();
+  job.adapters.targets = {"all-linear"};
+  job.model.loss = "fused_linear_cross_entropy";
+  const Model model = adapted_model(small_llama(job), job).value();
+  EXPECT_EQ(model.modules.front().class_name, "PeftModelForCausalLM");
+  EXPECT_FALSE(model.find_module("base_model.model.lm_head.base_layer").valid());
+  EXPECT_TRUE(model.find_module("base_model.model.model.layers.0.mlp.up_proj.base_layer").valid());
+}
+
 /// Matrix products of one backward, all segments together.
 std::int64_t backward_products(const Model& model, const Job& job) {
   const Plan plan = build_plan(model, job).value();

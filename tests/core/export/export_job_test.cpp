@@ -90,6 +90,7 @@ Job titan_job(Dice& dice) {
     job.checkpointing.policy = CheckpointPolicy::EveryK;
     job.checkpointing.k = 1 + dice.below(9);
   }
+  job.model.float8 = dice.one_of<const char*>({"none", "tensorwise", "rowwise"});
   if (dice.coin()) job.train.checkpoint = {"checkpoints", 1 + dice.below(1000), dice.below(10)};
   if (dice.coin()) job.train.optimizer.impl = OptimizerImpl::ForLoop;
   return job;
@@ -139,6 +140,7 @@ Job trainer_job(Dice& dice, bool trl) {
   job.model.source = dice.one_of<const char*>({"meta-llama/Llama-3.1-8B", "here/config.json", "here"});
   if (job.fsdp.runtime == Runtime::Fsdp1) job.fsdp.limit_all_gathers = trl || dice.coin();
   if (job.train.micro_batches > 1) job.train.no_sync = dice.coin();
+  if (dice.below(3) == 0) job.model.loss = "fused_linear_cross_entropy";
   if (dice.coin()) job.checkpointing.reentrant = job.checkpointing.policy == CheckpointPolicy::Block;
   if (!job.fsdp.mixed_precision.param) job.model.dtype = dice.one_of<std::optional<DType>>({DType::BFloat16, {}});
   if (trl && dice.coin()) job.model.attention = "eager";
@@ -174,6 +176,8 @@ TEST(ExportJob, JobsThatAFormatCanSayComeBackWhole) {
       for (const std::string& note : back->notes) EXPECT_THAT(note, StartsWith("model ")) << file.text;
       EXPECT_EQ(back->job.fsdp.mixed_precision, job.fsdp.mixed_precision) << file.text;
       EXPECT_EQ(back->job.checkpointing, job.checkpointing) << file.text;
+      EXPECT_EQ(back->job.model.float8, job.model.float8) << file.text;
+      EXPECT_EQ(back->job.model.loss, job.model.loss) << file.text;
       EXPECT_EQ(back->job.train.micro_batches, job.train.micro_batches) << file.text;
     }
   }

@@ -380,8 +380,27 @@ TEST(Fsdp2Schedule, CheckpointingAddsNoGather) {  // F2-15
     if (i.kind == InstructionKind::Recompute) ++recomputed;
   }
   EXPECT_EQ(recomputed, 5);
+}
+
+TEST(Fsdp2Schedule, AReentrantCheckpointAroundAUnitHooksItsSecondRun) {  // F2-15
+  Model model = chain_model();
   for (CallStep& step : model.calls[0].steps) step.checkpoint = CheckpointKind::Reentrant;
-  EXPECT_EQ(plan_chain(chain_job(), model).error().code, ErrorCode::Unsupported);
+  const Result<Plan> plan = plan_chain(chain_job(), model);
+  ASSERT_TRUE(plan) << to_text(plan.error());
+  std::vector<bool> ran_again(plan->units.size(), false), entered(plan->units.size(), false);
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    if (!i.unit.valid()) continue;
+    const bool enters = i.kind == InstructionKind::Mark && plan->name_of(i.name) == "begin pre_backward";
+    if (i.kind == InstructionKind::Recompute) {
+      EXPECT_FALSE(entered[i.unit.index()]) << "its forward runs as the first time did, then its backward begins";
+      ran_again[i.unit.index()] = true;
+    }
+    if (enters && i.unit.value != 0) {
+      EXPECT_TRUE(ran_again[i.unit.index()]);
+      entered[i.unit.index()] = true;
+    }
+  }
+  EXPECT_GT(std::count(entered.begin(), entered.end(), true), 2);
 }
 
 /// What a gradient scaler adds, in order: "kind stream".

@@ -73,6 +73,33 @@ TEST_F(ScriptLosses, LogitsThatAreKeptAreNamedUntilTheForwardReturns) {
   EXPECT_EQ(calls, (std::vector<std::int32_t>{0, 1, 2, 3}));
 }
 
+TEST_F(ScriptLosses, AFusedLossTakesTheHeadsMatrixAndHandsOnNoLogits) {
+  options.loss = "fused_linear_cross_entropy";
+  const Model model = built();
+  EXPECT_EQ(model.outputs.size(), 1U);
+  EXPECT_EQ(model.loss_begin, -1) << "the model's forward works it out";
+  const auto fused = std::find_if(model.ops.begin(), model.ops.end(),
+                                  [](const Op& op) { return op.name.starts_with("liger_kernel."); });
+  ASSERT_NE(fused, model.ops.end());
+  const ParamId matrix = std::get<ParamRef>(fused->args[1].value).id;
+  EXPECT_EQ(model.params[matrix.index()].shape, (Shape{128256, 2048}));
+  EXPECT_EQ(model.values[std::get<ValueRef>(fused->args[2].value).id.index()].shape, (Shape{2 * 24}));
+  for (const ValueInfo& value : model.values) EXPECT_FALSE(!value.shape.empty() && value.shape.back() == 128256);
+  program.device = ProgramDevice::Cpu;  // where the kernel does not run: whole logits, the same sum
+  EXPECT_EQ(count(built(), "aten.nll_loss_forward.default"), 1);
+}
+
+TEST_F(ScriptLosses, LinearLayersMultiplyInFloat8ButTheHead) {
+  options.float8 = "rowwise";
+  const Model model = built();
+  EXPECT_EQ(count(model, "torchao.matmul_float8_rowwise.default"), 16 * 7);
+  EXPECT_EQ(count(model, "aten.mm.default"), 1);
+  program.device = ProgramDevice::Cpu;
+  const auto host = model_from_config(kModels + "llama-3.2-1b/config.json", options, program);
+  ASSERT_FALSE(host);
+  EXPECT_EQ(host.error().place, "model.float8");
+}
+
 TEST_F(ScriptLosses, PerTokenIsASumDividedByWhatTheScriptCounted) {
   options.loss = "per_token";
   const Model model = built();

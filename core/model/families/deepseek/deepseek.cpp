@@ -266,7 +266,7 @@ Result<Model> build_deepseek(const FamilyInput& input, std::string_view model_ty
   if (!kernel) return fail(std::move(kernel.error()));
   const DeepseekModules m = add_modules(model, c, created, input.program);
 
-  ProgramWriter w(model, model.compute_dtype, kernels_of(input.program));
+  ProgramWriter w(model, model.compute_dtype, kernels_of(input));
   auto [tokens, x, positions] =
       write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, c.padding_index});
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, 0);
