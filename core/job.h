@@ -74,7 +74,7 @@ struct PlannedOptions {
   Bytes budget = 0;                // of reserved memory; 0 = the card's
   std::string objective = "time";  // time | memory | given (a schedule file's keys stand in the job)
   bool separate_reduce_communicator = false;
-  bool arena = true;
+  bool arena = false;  // the plan's buffers at offsets chosen before the run
   bool operator==(const PlannedOptions&) const = default;
 };
 

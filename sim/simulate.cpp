@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/model/mesh_dimension.h"
+#include "core/plan/planned/arena.h"
 #include "sim/device/device.h"
 #include "sim/play/action_start.h"
 #include "sim/play/core_sharing.h"
@@ -109,7 +110,7 @@ class Simulation {
     device_.clock.record_on(options_.tape);
     if (schedule_ != nullptr) device_.clock.follow(*schedule_);
     meets_ = meets;
-    PlayRequest request{plan_, model_, lowered_, job_, options_.per_kernel, speed, meets};
+    PlayRequest request{plan_, model_, lowered_, job_, options_.per_kernel, speed, arena_ ? &*arena_ : nullptr, meets};
     const CachingAllocator& allocator = device_.allocator;
     if (sums_up_runs() && speed.plain()) {
       if (allocator.tapes().records(index_of(Stream::D))) request.record_runs = options_.record_pools;
@@ -164,13 +165,9 @@ class Simulation {
     const bool action = is_action_plan(plan_);
     if (!(action ? play_action_start(device_, plan_, model_, job_, buffers_)
                  : play_initialisation(device_, plan_, model_, job_, buffers_))) {
-      prediction_.fits = false;
-      OutOfMemory oom;
-      oom.phase = "init";
-      oom.free = device_.driver.free_bytes();
-      prediction_.oom = oom;
-      return;
+      return nothing_fits(0);
     }
+    if (!action && !make_arena()) return;
     device_.clock.device_synchronize();
     if (options_.empty_cache_after_init) device_.allocator.empty_cache();
     const AllocatorStats& stats = device_.allocator.stats();
@@ -178,6 +175,29 @@ class Simulation {
     prediction_.init_active = stats.active.current;
     prediction_.init_reserved = stats.reserved.current;
     prediction_.init = stats;
+  }
+
+  void nothing_fits(Bytes requested) {
+    prediction_.fits = false;
+    OutOfMemory oom;
+    oom.phase = "init";
+    oom.requested = requested;
+    oom.free = device_.driver.free_bytes();
+    prediction_.oom = oom;
+  }
+
+  /// One block a stream, as long as the plan is played. False: one does not fit.
+  bool make_arena() {
+    if (!has_arena(plan_, job_.schedule)) return true;
+    arena_ = lay_out_arena(plan_);
+    for (std::size_t s = 0; s < kStreamCount; ++s) {
+      if (arena_->bytes[s] == 0) continue;
+      if (device_.book.allocate(arena_->bytes[s], static_cast<int>(s), MemoryCategory::CommBuffers) != kNoBlock)
+        continue;
+      nothing_fits(arena_->bytes[s]);
+      return false;
+    }
+    return true;
   }
 
   /// The next iteration, if there is one.
@@ -397,6 +417,7 @@ class Simulation {
   const std::vector<WorkSpan>* schedule_ = nullptr;
   Device device_;
   std::vector<ResidentBuffer> buffers_;
+  std::optional<Arena> arena_;
   std::optional<PlanPlayer> player_;
   std::vector<const Instruction*> instructions_;  // by the id under which it was played
   std::vector<PlayedIteration> played_;

@@ -338,7 +338,7 @@ void add_schedule(TableMaker& t) {
   t.boolean("schedule.separate_reduce_communicator", FORESHARD_FIELD(schedule.separate_reduce_communicator),
             "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
   t.boolean("schedule.arena", FORESHARD_FIELD(schedule.arena),
-            "buffers at offsets chosen before the run; not built yet: the caching allocator serves either way");
+            "the plan's own buffers in one block a stream, at offsets chosen before the run (docs/schedule.md)");
   t.only({});
 }
 

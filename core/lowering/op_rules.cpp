@@ -1,8 +1,8 @@
 #include "core/lowering/op_rules.h"
 
-#include <algorithm>
 #include <deque>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -36,17 +36,16 @@ std::deque<std::pair<std::string, OpRule>> in_place_rules() {
   return made;
 }
 
-/// The rows in order of names; of equal names that of the table first.
-const std::vector<const OpRule*>& by_name() {
+/// The rows by their names; of equal names that of the table.
+const std::unordered_map<std::string_view, const OpRule*>& by_name() {
   static const auto derived = in_place_rules();
-  static const std::vector<const OpRule*> order = [] {
-    std::vector<const OpRule*> rows;
-    for (const OpRule& rule : op_rules()) rows.push_back(&rule);
-    for (const auto& [name, rule] : derived) rows.push_back(&rule);
-    std::stable_sort(rows.begin(), rows.end(), [](auto a, auto b) { return a->name < b->name; });
-    return rows;
+  static const std::unordered_map<std::string_view, const OpRule*> rows = [] {
+    std::unordered_map<std::string_view, const OpRule*> all;
+    for (const OpRule& rule : op_rules()) all.emplace(rule.name, &rule);
+    for (const auto& [name, rule] : derived) all.emplace(name, &rule);
+    return all;
   }();
-  return order;
+  return rows;
 }
 
 /// Further names of operators, without their overloads: composites that only call the other.
@@ -94,10 +93,8 @@ constexpr std::pair<std::string_view, std::string_view> kSynonyms[] = {
 };
 
 const OpRule* find_row(std::string_view name) {
-  const auto& order = by_name();
-  const auto at = std::lower_bound(order.begin(), order.end(), name,
-                                   [](const OpRule* rule, std::string_view n) { return rule->name < n; });
-  return at != order.end() && (*at)->name == name ? *at : nullptr;
+  const auto at = by_name().find(name);
+  return at == by_name().end() ? nullptr : at->second;
 }
 
 }  // namespace

@@ -30,7 +30,9 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       segments_(context_, buffers_, collectives_,
                 {request.per_kernel, request.speed, request.record_runs, request.follow_runs}),
       batch_(context_, segments_, std::move(buffers)),
-      meets_(request.meets) {}
+      meets_(request.meets) {
+  buffers_.lie_in(request.arena);
+}
 
 PlanPlayer::Outcome PlanPlayer::outcome() const {
   if (!stopped_) return Outcome::Done;

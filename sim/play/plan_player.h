@@ -37,7 +37,8 @@ struct PlayRequest {
   const Job& job;
   bool per_kernel = true;
   RankSpeed speed = {};
-  bool meets = false;  // pauses before every collective until it is told when all ranks are there
+  const Arena* arena = nullptr;  // its blocks have been allocated
+  bool meets = false;            // pauses before every collective until it is told when all ranks are there
   // Runs of segments are summed up on this one, or passed over as that one has them: the tapes of the allocator's
   // compute stream. Not while spans, holders or draws are wanted.
   PoolTape* record_runs = nullptr;

@@ -253,6 +253,7 @@ void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions&
   if (job.fsdp.runtime == Runtime::Fsdp1) return;
   Job key = plan_key(job);
   key.fsdp.prefetch = {};
+  key.schedule.arena = job.schedule.arena;
   key.allocator = job.allocator;
   key.train.optimizer = job.train.optimizer;
   key.cluster.init = job.cluster.init;

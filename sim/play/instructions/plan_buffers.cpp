@@ -27,6 +27,16 @@ std::size_t PlanBuffers::index(const BufferName& buffer) const {
   return static_cast<std::size_t>(buffer.what) * width_ + std::min(of, width_ - 1);
 }
 
+/// A buffer of the arena has its place there: the allocator has nothing to do with it.
+bool PlanBuffers::allocate(const Instruction& i) {
+  const auto iteration = static_cast<std::size_t>(context_.iteration - context_.plan.iterations.data());
+  const bool placed =
+      arena_ != nullptr && arena_->offset(iteration, static_cast<std::size_t>(context_.position)) != Arena::kElsewhere;
+  if (!placed) return allocate(i.buffer, i.arg, i.stream, instruction_bytes(i));
+  own(i.buffer, i.arg, kEmptyBlock);
+  return true;
+}
+
 bool PlanBuffers::allocate(const BufferName& buffer, std::int32_t instance, Stream pool, Bytes bytes) {
   const BlockHandle block = context_.device.book.allocate(bytes, index_of(pool), category_of(buffer.what));
   if (block == kNoBlock) return context_.out_of_memory(bytes);
@@ -72,11 +82,11 @@ bool PlanBuffers::play(const Instruction& i) {
   ++device.activity.events;
   switch (i.kind) {
     case InstructionKind::Alloc:
-      if (!allocate(i.buffer, i.arg, i.stream, instruction_bytes(i))) return false;
+      if (!allocate(i)) return false;
       break;
     case InstructionKind::Resize:
       if (instruction_bytes(i) > 0) {
-        if (!allocate(i.buffer, i.arg, i.stream, instruction_bytes(i))) return false;
+        if (!allocate(i)) return false;
         break;
       }
       device.book.free(take(i.buffer, i.arg));

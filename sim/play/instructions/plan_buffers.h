@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/plan/planned/arena.h"
 #include "sim/play/instructions/play_context.h"
 
 namespace foreshard {
@@ -12,6 +13,9 @@ namespace foreshard {
 class PlanBuffers {
  public:
   explicit PlanBuffers(PlayContext& context);
+
+  /// From now on those that the arena places lie there: its blocks have been allocated. nullptr: none does.
+  void lie_in(const Arena* arena) { arena_ = arena; }
 
   /// Alloc, Resize, Free, NoteUse. False: out of memory.
   bool play(const Instruction& i);
@@ -32,6 +36,7 @@ class PlanBuffers {
   void forget_state_copies();
 
  private:
+  bool allocate(const Instruction& i);
   void pin(const Instruction& i);
 
   struct NamedBlock {
@@ -44,6 +49,7 @@ class PlanBuffers {
   std::size_t width_;                // names of one kind
   std::vector<BlockHandle> blocks_;  // by index, instance 0
   std::vector<NamedBlock> more_;     // further buffers of one name
+  const Arena* arena_ = nullptr;
 };
 
 }  // namespace foreshard
