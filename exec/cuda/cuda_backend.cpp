@@ -93,11 +93,19 @@ class CudaBuffer final : public Buffer::Record {
   StreamIndex pool() const { return pool_; }
   MemoryCategory category() const { return category_; }
   c10::DataPtr& memory() { return memory_; }
+  bool is_part() const { return block_ != nullptr; }
+  /// Lies in another one, which counts as a whole.
+  void lie_in(std::shared_ptr<CudaBuffer> block, Bytes offset) {
+    block_ = std::move(block);
+    if (block_->memory_.get() == nullptr) return;  // never made: the backend has failed
+    memory_ = c10::DataPtr(static_cast<std::byte*>(block_->data()) + offset, block_->memory_.device());
+  }
 
  private:
   StreamIndex pool_;
   MemoryCategory category_;
   Bytes bytes_;
+  std::shared_ptr<CudaBuffer> block_;
   c10::DataPtr memory_;
 };
 
@@ -112,7 +120,8 @@ class CudaBackend final : public Backend {
         watch_(board_, {.device = options.device, .timeout = options.timeout, .plan = options.plan}),
         recorder_(options.recorder),
         cupti_(options.recorder != nullptr ? options.cupti : nullptr),
-        events_(std::make_shared<EventPool>()) {
+        events_(std::make_shared<EventPool>()),
+        arena_(options.arena) {
     if (options.plan != nullptr) ranges_.emplace(*options.plan);
     if (recorder_ != nullptr) {
       follow_allocator();
@@ -133,7 +142,7 @@ class CudaBackend final : public Backend {
   StreamIndex create_stream(std::string_view name, int priority) override {
     ledger_->add_stream(/*host_memory=*/name == stream_name(foreshard::Stream::Host));
     RecordedLane* lane = recorder_ != nullptr ? &recorder_->add_lane(name, priority) : nullptr;
-    streams_.push_back({std::string(name), std::nullopt, lane});
+    streams_.push_back({std::string(name), std::nullopt, lane, nullptr});
     if (name != stream_name(foreshard::Stream::Host)) {
       streams_.back().cuda = name == "D" ? c10::cuda::getDefaultCUDAStream(device_)
                                          : c10::cuda::getStreamFromPool(std::min(priority, 0), device_);
@@ -144,6 +153,11 @@ class CudaBackend final : public Backend {
 
   Buffer allocate(const Issue& issue, Bytes bytes, MemoryCategory category) override {
     auto buffer = std::make_shared<CudaBuffer>(issue.stream, category, bytes);
+    const Bytes offset = arena_ != nullptr ? arena_->offset(issue.instruction) : Arena::kElsewhere;
+    if (offset != Arena::kElsewhere) {
+      buffer->lie_in(block_of(issue.stream), offset);
+      return Buffer(std::move(buffer));
+    }
     if (bytes > 0) {
       run(issue, [&] {
         c10::Allocator* allocator = stream(issue.stream).cuda
@@ -160,7 +174,7 @@ class CudaBackend final : public Backend {
     CudaBuffer& cuda = cuda_buffer(buffer);
     if (cuda.memory().get() == nullptr) return;  // of no bytes, or never made: the backend had failed
     cuda.memory().clear();
-    count(cuda, -cuda.bytes());
+    if (!cuda.is_part()) count(cuda, -cuda.bytes());
   }
 
   void note_use(const Issue& issue, const Buffer& buffer) override {
@@ -268,7 +282,17 @@ class CudaBackend final : public Backend {
     std::string name;
     std::optional<c10::cuda::CUDAStream> cuda;  // none: the host's
     RecordedLane* lane;
+    std::shared_ptr<CudaBuffer> block;  // the arena's, made for the first buffer in it
   };
+
+  const std::shared_ptr<CudaBuffer>& block_of(StreamIndex index) {
+    std::shared_ptr<CudaBuffer>& block = streams_[index.index()].block;
+    if (block == nullptr) {
+      const Buffer made = allocate({index, {}}, arena_->block(stream(index).name), MemoryCategory::ReduceBuffers);
+      block = std::static_pointer_cast<CudaBuffer>(made.record());
+    }
+    return block;
+  }
 
   std::int64_t wait_begins() const { return recorder_ != nullptr ? steady_now() : 0; }
   void wait_ends(std::int64_t start) {
@@ -325,6 +349,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
   std::shared_ptr<DeviceOperators> operators_;  // of a recorded run
   std::shared_ptr<EventPool> events_;           // outlives the backend where an Event does
+  std::shared_ptr<const ArenaPlaces> arena_;
   std::vector<Stream> streams_;
   std::int32_t step_ = 0;
   InstructionId instruction_;

@@ -6,6 +6,10 @@
 // (record_stream), so that the allocator does what PyTorch's would (rules A). The stream "D" is the device's default
 // stream, as PyTorch computes on it; the others come from LibTorch's pool of non-blocking streams, with their priority.
 //
+// Buffers that an arena places are parts of one block a stream. The caching allocator would hand a freed block of a
+// stream to the next one that asks there; so does a place of the arena, and the plan's events order who else uses it,
+// as PyTorch's do.
+//
 // The stream "host" is the issuer itself: its memory is pinned, its work is done when launch returns, and it waits for
 // an event by blocking, as PyTorch's CPU offload does.
 //
@@ -18,6 +22,7 @@
 
 #include "core/plan.h"
 #include "core/result.h"
+#include "exec/backend/arena_places.h"
 #include "exec/backend/backend.h"
 
 namespace foreshard::exec {
@@ -35,6 +40,8 @@ struct CudaBackendOptions {
   CuptiRecorder* cupti = nullptr;  // with a recorder: of the device's spans; outlives the backend
   const Plan* plan = nullptr;      // whose units profilers are told of as NVTX ranges; outlives the backend
   bool graphs = false;             // work that repeats as CUDA graphs (exec/cuda/repeated_work.h)
+  std::shared_ptr<const ArenaPlaces> arena =
+      nullptr;  // of the plan that runs; buffers that it places are parts of blocks
 };
 
 /// Errors: those of cuda_device (exec/cuda/cuda_device.h), a card whose memory is taken.

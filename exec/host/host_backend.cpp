@@ -28,6 +28,12 @@ class HostBuffer final : public Buffer::Record, public StreamMemory {
  public:
   HostBuffer(MemoryLedger& ledger, StreamIndex pool, MemoryCategory category, Bytes bytes)
       : ledger_(ledger), pool_(pool), category_(category), bytes_(bytes) {}
+  /// A part of a block of the same pool, which counts as a whole.
+  HostBuffer(std::shared_ptr<const HostBuffer> block, Bytes offset, MemoryCategory category, Bytes bytes)
+      : HostBuffer(block->ledger_, block->pool_, category, bytes) {
+    block_ = std::move(block);
+    offset_ = offset;
+  }
 
   void* data() const override {
     void* data = data_.load(std::memory_order_acquire);
@@ -42,6 +48,7 @@ class HostBuffer final : public Buffer::Record, public StreamMemory {
 
   void come_to_be() override {
     if (bytes_ == 0) return;
+    if (is_part()) return data_.store(static_cast<std::byte*>(block_->data()) + offset_, std::memory_order_release);
     memory_ = c10::GetCPUAllocator()->allocate(static_cast<std::size_t>(bytes_));
     ledger_.resident(pool_, category_, bytes_);
     data_.store(memory_.get(), std::memory_order_release);
@@ -50,7 +57,7 @@ class HostBuffer final : public Buffer::Record, public StreamMemory {
   /// One of the streams that used it is past the free.
   void passed() override {
     if (users_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    if (data_.exchange(nullptr) == nullptr) return;
+    if (data_.exchange(nullptr) == nullptr || is_part()) return;
     memory_.clear();
     ledger_.resident(pool_, category_, -bytes_);
   }
@@ -60,14 +67,18 @@ class HostBuffer final : public Buffer::Record, public StreamMemory {
   bool is_used_on(StreamIndex stream) const { return (used_ >> stream.index() & 1) != 0; }
   void expect(int users) { users_.store(users); }
   bool freed() const { return users_.load() >= 0; }
+  bool is_part() const { return block_ != nullptr; }
+  Bytes offset() const { return offset_; }
 
  private:
   MemoryLedger& ledger_;
   StreamIndex pool_;
   MemoryCategory category_;
   Bytes bytes_;
-  std::uint64_t used_ = 0;      // streams, by index
-  std::atomic<int> users_{-1};  // streams that have yet to pass the free; -1 = not freed
+  std::shared_ptr<const HostBuffer> block_;  // that this is a part of; none: memory of its own
+  Bytes offset_ = 0;                         // in it
+  std::uint64_t used_ = 0;                   // streams, by index
+  std::atomic<int> users_{-1};               // streams that have yet to pass the free; -1 = not freed
   c10::DataPtr memory_;
   std::atomic<void*> data_{nullptr};
 };
@@ -129,10 +140,16 @@ class HostBackend final : public Backend {
     streams_.push_back(std::make_unique<HostStream>(
         HostStreamOptions{std::string(name), options_.intra_op_threads, lane, operators}, board_));
     here_->add(streams_.back().get());
+    names_.emplace_back(name);
+    blocks_.emplace_back();
     return index;
   }
 
   Buffer allocate(const Issue& issue, Bytes bytes, MemoryCategory category) override {
+    if (options_.arena != nullptr) {
+      const Bytes offset = options_.arena->offset(issue.instruction);
+      if (offset != Arena::kElsewhere) return place(issue, offset, bytes, category);
+    }
     auto buffer = std::make_shared<HostBuffer>(*ledger_, issue.stream, category, bytes);
     buffer->used_on(issue.stream);
     ledger_->allocated(issue.stream, category, bytes, place_of(issue.instruction));
@@ -143,7 +160,7 @@ class HostBackend final : public Backend {
   void free(const Buffer& buffer, InstructionId instruction) override {
     const std::shared_ptr<HostBuffer> host = host_buffer(buffer);
     FORESHARD_CHECK(!host->freed(), "a buffer is freed twice");
-    ledger_->allocated(host->pool(), host->category(), -host->bytes(), place_of(instruction));
+    if (!host->is_part()) ledger_->allocated(host->pool(), host->category(), -host->bytes(), place_of(instruction));
     int users = 0;
     for (std::size_t s = 0; s < streams_.size(); ++s) users += host->is_used_on(StreamIndex(s)) ? 1 : 0;
     host->expect(users);
@@ -151,6 +168,7 @@ class HostBackend final : public Backend {
       if (!host->is_used_on(StreamIndex(s))) continue;
       push({StreamIndex(s), instruction}, {.what = HostEntry::What::Release, .memory = host});
     }
+    if (host->is_part()) leave(*host, instruction);
   }
 
   void note_use(const Issue& issue, const Buffer& buffer) override { host_record(buffer).used_on(issue.stream); }
@@ -219,6 +237,42 @@ class HostBackend final : public Backend {
   }
 
  private:
+  /// One stream's memory for all buffers of the arena, and who may still be at work where a buffer was freed.
+  struct ArenaBlock {
+    struct Left {
+      Bytes begin = 0, end = 0;
+      std::vector<Event> used;  // other streams' work on it
+    };
+    std::shared_ptr<HostBuffer> memory;  // made for the first buffer
+    std::vector<Left> left;
+  };
+
+  /// A part of the stream's block. It comes to be when those that lay there before are done with.
+  Buffer place(const Issue& issue, Bytes offset, Bytes bytes, MemoryCategory category) {
+    ArenaBlock& block = blocks_[issue.stream.index()];
+    if (block.memory == nullptr) {
+      const Bytes all = options_.arena->block(names_[issue.stream.index()]);
+      block.memory = host_buffer(allocate({issue.stream, {}}, all, MemoryCategory::ReduceBuffers));
+    }
+    std::erase_if(block.left, [&](const ArenaBlock::Left& left) {
+      if (left.end <= offset || offset + bytes <= left.begin) return false;
+      for (const Event& event : left.used) wait_event(issue, event);
+      return true;
+    });
+    auto buffer = std::make_shared<HostBuffer>(block.memory, offset, category, bytes);
+    buffer->used_on(issue.stream);
+    push(issue, {.what = HostEntry::What::Allocate, .memory = buffer});
+    return Buffer(std::move(buffer));
+  }
+  void leave(const HostBuffer& part, InstructionId instruction) {
+    ArenaBlock::Left left{part.offset(), part.offset() + part.bytes(), {}};
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      if (s == part.pool().index() || !part.is_used_on(StreamIndex(s))) continue;
+      left.used.push_back(record_event({StreamIndex(s), instruction}));
+    }
+    if (!left.used.empty()) blocks_[part.pool().index()].left.push_back(std::move(left));
+  }
+
   HostStream& stream(StreamIndex index) { return *streams_[index.index()]; }
   PlanPlace place_of(InstructionId instruction) const { return {step_, instruction.value}; }
 
@@ -238,6 +292,8 @@ class HostBackend final : public Backend {
   FailureBoard board_;
   CollectiveOrder order_;
   std::int32_t step_ = 0;
+  std::vector<std::string> names_;                    // of the streams
+  std::vector<ArenaBlock> blocks_;                    // by stream
   std::vector<std::unique_ptr<HostStream>> streams_;  // last: the workers use the members above
 };
 

@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "exec/backend/arena_places.h"
 #include "exec/backend/backend.h"
 
 namespace foreshard::exec {
@@ -18,6 +19,8 @@ struct HostBackendOptions {
   int rank = 0;                  // named in failures that reach other ranks
   int intra_op_threads = 0;      // LibTorch's threads inside one operator, per worker; 0 = leave as they are
   Recorder* recorder = nullptr;  // of spans and memory; outlives the backend. None: recording costs nothing
+  std::shared_ptr<const ArenaPlaces> arena =
+      nullptr;  // of the plan that runs; buffers that it places are parts of blocks
 };
 
 /// Streams have no priorities here: the kernel's scheduler shares the cores.

@@ -353,8 +353,10 @@ class RankTraining final : public Training {
 
   Result<void> make_backend() {
     if (!setup_.device.make_backend) {
-      backend_ = make_host_backend(
-          {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
+      backend_ = make_host_backend({.rank = setup_.place.rank,
+                                    .intra_op_threads = setup_.intra_op_threads,
+                                    .recorder = setup_.recorder,
+                                    .arena = arena_places(parts_->plan, setup_.job)});
       return {};
     }
     auto made = setup_.device.make_backend(parts_->plan);

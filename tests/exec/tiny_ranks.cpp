@@ -101,7 +101,7 @@ void TinyRanks::run(int rank, const Run& what, RankTrace& trace) {
   std::optional<OperatorInterpreter> interpreter;
   if (cut) interpreter.emplace(OperatorInterpreter::create(own).value());
   const Plan plan = plan_of(model, job_, rank);
-  const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1});
+  const auto backend = make_host_backend({.rank = rank, .intra_op_threads = 1, .arena = arena_places(plan, job_)});
   PlanRunnerSetup setup{model,
                         plan,
                         cut ? *interpreter : interpreter_,

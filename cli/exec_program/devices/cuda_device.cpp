@@ -61,7 +61,8 @@ class CudaRunDevice final : public RunDevice {
                                       .recorder = wish_.recorder,
                                       .cupti = cupti_.get(),
                                       .plan = &plan,
-                                      .graphs = wish_.graphs});
+                                      .graphs = wish_.graphs,
+                                      .arena = exec::arena_places(plan, wish_.job)});
     };
     device.connect = [this](const std::string& name, const std::vector<int>& ranks) {
       return wish_.emulated

@@ -74,6 +74,10 @@ TEST(PlannedRunner, HasFsdp2sBitsWhateverIsDecided) {
     apart.schedule.separate_reduce_communicator = true;
     expect_same_bits(apart, fsdp2, "reductions apart");
 
+    Job placed = kept;  // buffers lie where an arena has them
+    placed.schedule.arena = true;
+    expect_same_bits(placed, fsdp2, "placed");
+
     Job bucket = planned_job(world);
     bucket.fsdp.wrap.policy = WrapPolicyKind::Units;
     bucket.fsdp.wrap.units = {{block(0), block(1)}};
