@@ -253,6 +253,8 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   if (const Result<void> scaler = check_scaler(job, *parts.units); !scaler) return tl::unexpected(scaler.error());
   if (const Result<void> steps = check_optimizer(model, job, *parts.units); !steps)
     return tl::unexpected(steps.error());
+  if (const Result<void> flat = check_original_dtensors(model, job, *parts.units); !flat)
+    return tl::unexpected(flat.error());
   if (const Result<void> saved = check_saved(job); !saved) return tl::unexpected(saved.error());
   Result<std::vector<CheckpointKind>> checkpoint = checkpointed_modules(model, job, *parts.units);
   if (!checkpoint) return tl::unexpected(checkpoint.error());

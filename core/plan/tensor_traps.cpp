@@ -32,6 +32,33 @@ Uses uses_of(const Model& model, std::string_view name) {
 
 }  // namespace
 
+// FlatParamHandle._writeback_orig_params compares a DTensor, which has the whole's size and no storage of its own, with
+// what the flat parameter holds.
+Result<void> check_original_dtensors(const Model& model, const Job& job, const UnitTable& table) {
+  if (job.fsdp.runtime != Runtime::Fsdp1 || !job.fsdp.use_orig_params) return {};
+  const auto refused = [&](std::string message, std::string got, std::string hint) {
+    return fail({ErrorCode::Refused, std::move(message), job.model.source, "fsdp.use_orig_params",
+                 "false beside [mesh] tensor", std::move(got), std::move(hint)});
+  };
+  const bool held = job.train.no_sync && job.train.micro_batches > 1;
+  for (const PlanUnit& unit : table.units) {
+    for (const ParamId param : unit.params) {
+      const MeshPart& part = model.params[param.index()].part;
+      if (part.dimension >= 0 && held) {
+        return refused("RuntimeError: Attempted to access the data pointer on an invalid python storage.",
+                       "gradients that no_sync holds behind parameters that are DTensors",
+                       "set fsdp.use_orig_params = false, or train.no_sync = false");
+      }
+      if (part.dim >= 0 && unit.strategy == Strategy::NoShard) {
+        return refused("RuntimeError: Cannot writeback when the parameter shape changes",
+                       "NO_SHARD over parameters that are DTensors",
+                       "set fsdp.use_orig_params = false, or a strategy that shards");
+      }
+    }
+  }
+  return {};
+}
+
 std::vector<Trap> tensor_traps(const Model& model) {
   std::vector<Trap> traps;
   const Uses copies = uses_of(model, "mesh.copy"), gathers = uses_of(model, "mesh.all_gather");
