@@ -120,7 +120,8 @@ class Carrier {
   }
 
   Result<Cuts> cuts() {
-    if (name_ == "view" || name_ == "_unsafe_view" || name_ == "reshape") return reshaped();
+    if (name_ == "view" || name_ == "_unsafe_view" || name_ == "reshape" || name_ == "flatten" || name_ == "unflatten")
+      return reshaped();
     if (args_.front().cut.term || (args_.size() > 1 && args_.back().cut.term)) return fail(mixes("terms of a sum"));
     if (name_ == "t" || name_ == "transpose" || name_ == "permute") return permuted();
     if (name_ == "unsqueeze" || name_ == "squeeze" || name_ == "expand" || name_ == "expand_as") return stretched();
@@ -129,6 +130,9 @@ class Carrier {
     if (name_ == "cat") return joined();
     if (name_ == "view_as_complex" || name_ == "view_as_real") return same_dim(args_.front());
     if (name_ == "mm" || name_ == "addmm" || name_ == "bmm" || name_ == "baddbmm") return multiplied();
+    if (name_ == "matmul") return batched();
+    if (name_ == "repeat_interleave") return repeated();
+    if (name_ == "type_as") return same_dim(args_.front());
     if (name_ == "linear") return linear();
     if (name_ == "_grouped_mm") return grouped();
     if (name_ == "embedding") return looked_up();
@@ -180,7 +184,10 @@ class Carrier {
       cut.after *= product(x.shape, at + 1, i);
       auto placed = place(cut, out, j0, j);
       if (!placed) return tl::unexpected(placed.error());
-      rewrite_sizes(1, "size", *placed, out);
+      if (name_ == "unflatten")
+        rewrite_sizes(2, "sizes", *placed, out, wrap(integer(op_, 1, "dim", 0), x.shape.size()));
+      else if (name_ != "flatten")
+        rewrite_sizes(1, name_ == "reshape" ? "shape" : "size", *placed, out);
       return Cuts{*placed};
     }
     return fail(mixes("no dimension of the result is the one that is cut"));
@@ -215,11 +222,13 @@ class Carrier {
     return tl::unexpected(mixes("the reshape tears the cut dimension apart"));
   }
 
-  void rewrite_sizes(std::size_t position, std::string_view name, const Cut& cut, const Shape& out) {
+  /// `first`: the dimension that the list begins with.
+  void rewrite_sizes(std::size_t position, std::string_view name, const Cut& cut, const Shape& out,
+                     std::int32_t first = 0) {
     Arg* arg = const_cast<Arg*>(argument(op_, position, name));
     auto* list = arg == nullptr ? nullptr : std::get_if<ArgList>(&arg->value);
-    if (list == nullptr || static_cast<std::size_t>(cut.dim) >= list->size()) return;
-    auto* size = std::get_if<std::int64_t>(&(*list)[static_cast<std::size_t>(cut.dim)].value);
+    if (list == nullptr || cut.dim < first || static_cast<std::size_t>(cut.dim - first) >= list->size()) return;
+    auto* size = std::get_if<std::int64_t>(&(*list)[static_cast<std::size_t>(cut.dim - first)].value);
     if (size != nullptr && *size != -1) *size = local_shape(out, cut, group_)[static_cast<std::size_t>(cut.dim)];
   }
 
@@ -323,6 +332,42 @@ class Carrier {
       return fail(mixes("only one side of the product's inner dimension is cut"));
     }
     return Cuts{out};
+  }
+
+  /// matmul: what it is of depends on its operands' dimensions; those before the last two are a batch.
+  Result<Cuts> batched() {
+    const CutTensor &a = args_[0], &b = args_[1];
+    const auto left = static_cast<std::int32_t>(a.shape.size()), right = static_cast<std::int32_t>(b.shape.size());
+    const auto rank = static_cast<std::int32_t>(results_.front().size());
+    if (left < 2 || right < 2) return fail(mixes("a product of vectors"));
+    Cut out;
+    if (a.cut.cut() && b.cut.cut() && a.cut.dim < left - 2 && left - a.cut.dim == right - b.cut.dim) {
+      out = a.cut;
+      out.dim += rank - left;
+    } else if (a.cut.dim == left - 1 && b.cut.dim == right - 2) {
+      if (a.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(a.shape.back()));
+      out.term = true;
+    } else if (a.cut.cut() && a.cut.dim < left - 1 && !b.cut.cut() && (right == 2 || a.cut.dim == left - 2)) {
+      out = a.cut;
+      out.dim += rank - left;
+    } else if (b.cut.dim == right - 1 && !a.cut.cut()) {
+      out = b.cut;
+      out.dim = rank - 1;
+    } else {
+      return fail(mixes("only one side of the product's inner dimension is cut"));
+    }
+    return Cuts{out};
+  }
+
+  /// Each element of the dimension becomes several neighbours.
+  Result<Cuts> repeated() {
+    const CutTensor& x = args_.front();
+    const std::int64_t times = integer(op_, 1, "repeats", 0), none = static_cast<std::int64_t>(x.shape.size());
+    const std::int64_t dim = integer(op_, 2, "dim", none);
+    if (times < 1 || dim == none) return fail(mixes("it repeats elements of all dimensions at once"));
+    Cut cut = x.cut;
+    if (wrap(dim, x.shape.size()) == cut.dim) cut.after *= times;
+    return Cuts{cut};
   }
 
   Result<Cuts> linear() {
