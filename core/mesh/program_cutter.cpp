@@ -57,8 +57,13 @@ ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& style
 
 Result<void> ProgramCutter::run() {
   ops_.reserve(old_.size() + old_.size() / 8);
+  find_homes();
   for (std::size_t i = 0; i < old_.size(); ++i) {
     if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
+    if (const auto due = due_.find(static_cast<std::int32_t>(i)); due != due_.end()) {
+      for (const ParamId param : due->second)
+        summed_.emplace(param.value, summed_in_backward(param, options_.home[param.index()], 0));
+    }
     place_.push_back(static_cast<std::int32_t>(ops_.size()));
     if (auto done = carry(static_cast<std::int32_t>(i)); !done) return done;
   }
@@ -179,8 +184,25 @@ std::int32_t ProgramCutter::gather(std::int32_t value, bool slices, bool replica
   return made;
 }
 
+/// Which parameters are gathered before which operator: the first of their unit's module.
+void ProgramCutter::find_homes() {
+  if (!options_.places_gradients || options_.home.empty()) return;
+  std::vector<std::int32_t> first(model_.modules.size(), -1);
+  for (std::size_t i = 0; i < old_.size(); ++i) {
+    for (ModuleId m = old_[i].module; m.valid() && first[m.index()] < 0; m = model_.modules[m.index()].parent)
+      first[m.index()] = static_cast<std::int32_t>(i);
+  }
+  for (std::size_t p = 0; p < model_.params.size(); ++p) {
+    const ParamInfo& info = model_.params[p];
+    const ModuleId home = options_.home[p];
+    const bool sums = info.requires_grad && info.part.gradient == MeshPart::Gradient::Term;
+    if (!sums || !home.valid() || first[home.index()] < 0) continue;
+    due_[home.index() == 0 ? 0 : first[home.index()]].emplace_back(p);
+  }
+}
+
 /// A parameter that every rank has, whose gradient is the sum of the ranks'.
-std::int32_t ProgramCutter::summed_in_backward(ParamId param, const Op& reader) {
+std::int32_t ProgramCutter::summed_in_backward(ParamId param, ModuleId module, std::int32_t call) {
   const ParamInfo& info = model_.params[param.index()];
   const auto id = static_cast<std::int32_t>(model_.values.size());
   ValueInfo made;
@@ -193,9 +215,8 @@ std::int32_t ProgramCutter::summed_in_backward(ParamId param, const Op& reader) 
   made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
   Op& op = ops_.emplace_back();
   op.name = "mesh.copy";
-  op.module = reader.module;
-  op.call = reader.call;
-  op.region = reader.region;
+  op.module = module;
+  op.call = call;
   op.args.push_back(Arg{ParamRef{param}});
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
   op.out.push_back(ValueId(id));
@@ -351,7 +372,10 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       args.push_back({std::move(whole), params_[param->id.index()], true});
       const bool sums =
           options_.places_gradients && info.requires_grad && info.part.gradient == MeshPart::Gradient::Term;
-      if (sums) arg = value_arg(summed_in_backward(param->id, op));
+      if (!sums) return;
+      const auto known = summed_.find(param->id.value);
+      const ParamId id = param->id;  // of the argument that is replaced
+      arg = value_arg(known != summed_.end() ? known->second : summed_in_backward(id, op.module, op.call));
     } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }

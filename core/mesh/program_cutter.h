@@ -24,6 +24,9 @@ struct TensorOptions {
   /// Gradients are brought to their parameters' placement where autograd makes them, before FSDP sees them: parameters
   /// are local tensors to it (FSDP1), which the program turns into DTensors again.
   bool places_gradients = false;
+  /// By ParamId, where gradients are placed: the module of the FSDP unit that holds it. Its views become DTensors when
+  /// the unit is gathered, before all of its operators, so autograd sums their gradients after all of them.
+  std::vector<ModuleId> home;
   double imbalance = 1;  // what this rank's experts receive of chosen tokens, over an even spread
 };
 
@@ -68,7 +71,8 @@ class ProgramCutter {
   Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
-  std::int32_t summed_in_backward(ParamId param, const Op& reader);
+  void find_homes();
+  std::int32_t summed_in_backward(ParamId param, ModuleId module, std::int32_t call);
   std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
   void set_local(std::int32_t value, const Cut& cut);
   void finish_results(const Op& op);
@@ -115,9 +119,11 @@ class ProgramCutter {
   std::map<std::int32_t, std::int32_t> now_;  // value -> what stands for it from now on
   std::vector<std::int32_t> place_;           // first operator of this one, in the new program
   std::vector<Open> open_;
-  std::vector<Rows> rows_of_;                       // by exchange
-  std::map<std::int32_t, std::int32_t> sent_;       // rows -> what their experts' rank has of them
-  std::map<std::int32_t, std::int32_t> ends_here_;  // ends of all experts' rows -> of this rank's
+  std::vector<Rows> rows_of_;                         // by exchange
+  std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them
+  std::map<std::int32_t, std::int32_t> ends_here_;    // ends of all experts' rows -> of this rank's
+  std::map<std::int32_t, std::vector<ParamId>> due_;  // operator of the whole program -> what is gathered before it
+  std::map<std::int32_t, std::int32_t> summed_;       // parameter -> what its readers see
   std::vector<ModuleId> chain_;
   std::int32_t chain_call_ = -1;
   ModuleId chain_module_;

@@ -9,6 +9,7 @@
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
 #include "core/model/mesh_dimension.h"
+#include "core/plan/units/units.h"
 
 namespace foreshard {
 namespace {
@@ -174,6 +175,19 @@ Result<void> check_mesh(const Job& job) {
   return {};
 }
 
+/// By ParamId: the module of its unit; empty: units cannot be told, which planning will say.
+std::vector<ModuleId> homes_of(const Model& model, const Job& job) {
+  const auto table = build_units(model, job);
+  if (!table) return {};
+  std::vector<ModuleId> homes(model.params.size());
+  for (std::size_t p = 0; p < homes.size(); ++p) {
+    const UnitId unit = table->unit_of_param[p];
+    if (unit.valid() && !table->units[unit.index()].modules.empty())
+      homes[p] = table->units[unit.index()].modules.front();
+  }
+  return homes;
+}
+
 /// A sequence over the ranks beside those of the tensor dimension.
 Result<void> share(Model& model, const Job& job) {
   const auto dimension = static_cast<std::int32_t>(model.mesh.size());
@@ -240,6 +254,7 @@ Result<Model> rank_model(Model whole, const Job& job) {
   options.sequence = job.mesh.sequence_parallel;
   options.loss = job.mesh.loss_parallel;
   options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
+  if (options.places_gradients) options.home = homes_of(model, job);
   std::vector<Cut> cuts(model.params.size());
   cut_params(model, *styles, options, cuts);
   if (auto done = mesh::ProgramCutter(model, *styles, std::move(cuts), options).run(); !done)

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/lowering/lowering.h"
+#include "core/mesh/cut.h"
 #include "core/model/families/config_model.h"
 #include "core/plan/build_plan.h"
 
@@ -198,6 +199,93 @@ TEST(RankModel, ShardsKeptAmongFewRanksAreRefusedAsPyTorchDoes) {  // to_sharded
   EXPECT_NE(kept.error().message.find("NotImplementedError"), std::string::npos);
   job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::False, 0};
   EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+TEST(RankModel, OriginalParametersThatAreDTensorsFailWherePyTorchDoes) {  // recorded on the virtual device
+  Job job = job_of(false, true);
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.use_orig_params = true;
+  const auto error_of = [&] {
+    const auto plan = build_plan(rank_model(whole_model(job), job).value(), job);
+    return plan ? std::string() : plan.error().message;
+  };
+  EXPECT_EQ(error_of(), "");
+  job.fsdp.strategy = Strategy::NoShard;
+  EXPECT_NE(error_of().find("Cannot writeback"), std::string::npos);
+  job.fsdp.use_orig_params = false;
+  EXPECT_EQ(error_of(), "");
+  job.fsdp.strategy = Strategy::FullShard;
+  job.fsdp.use_orig_params = true;
+  job.train.micro_batches = 2;
+  EXPECT_EQ(error_of(), "");
+  job.train.no_sync = true;
+  EXPECT_NE(error_of().find("invalid python storage"), std::string::npos);
+  job.fsdp.use_orig_params = false;
+  EXPECT_EQ(error_of(), "");
+}
+
+TEST(RankModel, FsdpOneSumsGradientsOfNormsBehindAllOperatorsOfTheirUnit) {
+  Job job = job_of(true, true);
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.wrap.policy = WrapPolicyKind::ModuleClass;
+  job.fsdp.wrap.classes = {"TransformerBlock"};
+  job.train.clip_grad_norm = 0;
+  const Model model = rank_model(whole_model(job), job).value();
+  std::vector<std::string> copied;  // views become DTensors when their unit is gathered, before its first operator
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const Op& op = model.ops[i];
+    if (op.name != "mesh.copy") continue;
+    const ParamInfo& read = model.params[std::get<ParamRef>(op.args.front().value).id.index()];
+    copied.push_back(read.fqn);
+    const bool first = i == 0 || model.ops[i - 1].module != op.module || model.ops[i - 1].name == "mesh.copy";
+    EXPECT_TRUE(first) << read.fqn;
+  }
+  EXPECT_EQ(copied,
+            (std::vector<std::string>{"norm.weight", "layers.0.attention_norm.weight", "layers.0.ffn_norm.weight",
+                                      "layers.1.attention_norm.weight", "layers.1.ffn_norm.weight"}));
+  EXPECT_TRUE(build_plan(model, job).has_value());
+}
+
+mesh::Cut cut_along(std::int32_t dim, std::int64_t whole, std::int64_t after = 1) {
+  mesh::Cut cut;
+  cut.dim = dim;
+  cut.whole = whole;
+  cut.after = after;
+  return cut;
+}
+
+/// The only result's cut over two ranks.
+mesh::Cut carried(Op& op, const std::vector<mesh::CutTensor>& args, const Shape& result) {
+  return mesh::carry_on(op, args, {result}, {2, 0}, "here").value().front();
+}
+
+Arg arg_of(std::int64_t value) { return Arg{value}; }
+
+TEST(RankModel, CarriesCutsThroughWhatExportedProgramsHave) {
+  const Arg value{ValueRef{ValueId(0)}};
+  Op flat{.name = "aten.flatten.using_ints", .module = {}, .args = {value, arg_of(2)}, .kwargs = {}, .out = {}};
+  const mesh::CutTensor heads{{2, 16, 4, 8}, cut_along(2, 4)};
+  EXPECT_EQ(carried(flat, {heads}, {2, 16, 32}), cut_along(2, 4, 8));
+  Op apart{.name = "aten.unflatten.int",
+           .module = {},
+           .args = {value, arg_of(-1), Arg{ArgList{arg_of(4), arg_of(8)}}},
+           .kwargs = {},
+           .out = {}};
+  EXPECT_EQ(carried(apart, {{{2, 16, 32}, cut_along(2, 32)}}, {2, 16, 4, 8}).dim, 2);
+  EXPECT_EQ(std::get<std::int64_t>(std::get<ArgList>(apart.args[2].value)[0].value), 2);  // of four heads
+  EXPECT_EQ(std::get<std::int64_t>(std::get<ArgList>(apart.args[2].value)[1].value), 8);
+  Op scores{.name = "aten.matmul.default", .module = {}, .args = {value, value}, .kwargs = {}, .out = {}};
+  const mesh::CutTensor query{{2, 4, 16, 8}, cut_along(1, 4)}, keys{{2, 4, 8, 16}, cut_along(1, 4)};
+  EXPECT_EQ(carried(scores, {query, keys}, {2, 4, 16, 16}), cut_along(1, 4));
+  EXPECT_TRUE(carried(scores, {{{2, 16, 8}, cut_along(2, 8)}, {{8, 4}, cut_along(0, 8)}}, {2, 16, 4}).term);
+  EXPECT_FALSE(mesh::carry_on(scores, {query, {{2, 4, 8, 16}, {}}}, {{2, 4, 16, 16}}, {2, 0}, "here").has_value());
+  Op again{.name = "aten.repeat_interleave.self_int",
+           .module = {},
+           .args = {value, arg_of(2), arg_of(1)},
+           .kwargs = {},
+           .out = {}};
+  const mesh::Cut repeated = carried(again, {{{2, 2, 16, 8}, cut_along(1, 2)}}, {2, 4, 16, 8});
+  EXPECT_EQ(mesh::local_shape({2, 4, 16, 8}, repeated, {2, 0}), (Shape{2, 2, 16, 8}));
 }
 
 TEST(RankModel, SaysWhereOneInputIsSummedOrGatheredAgainAndAgain) {
