@@ -109,8 +109,16 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
 
 /// A convolution that capture saw without cuDNN: its columns are multiplied by cuBLAS (ConvUtils.h, ConvBackend).
 bool unfolds_into_memory(const Op* op);
+/// Which kernel takes it, in capture's words; empty: not said (cuDNN's).
+std::string_view convolution_backend(const Op& op);
+/// Whether ATen's own kernel takes `input.contiguous()` first.
+bool copies_its_input(const Op& op);
+/// A filter of one point with nothing around it is multiplied as it lies, but slow_conv2d_backward unfolds for the
+/// input's gradient.
+enum class Unfolds { WhereItMust, Always };
 /// What it unfolds one picture of the batch to, forward and backward; 0 where it need not.
-Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result);
+Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result,
+                     Unfolds when = Unfolds::WhereItMust);
 /// A product with a matrix stored in 4 bits (op_rules_quantised.cpp); args: x, what is stored, a bias or none.
 std::vector<Ref> quantised_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
 /// The head and its cross entropy as one function (op_rules_fused_loss.cpp); args: hidden states in rows, the head's

@@ -97,16 +97,21 @@ Flops attention_flops(const Layout& q, const Layout& k, const Layout& v) {
 
 }  // namespace
 
-bool unfolds_into_memory(const Op* op) {
-  if (op == nullptr) return false;
-  for (const NamedArg& named : op->kwargs) {
+std::string_view convolution_backend(const Op& op) {
+  for (const NamedArg& named : op.kwargs) {
     const auto* const backend = std::get_if<std::string>(&named.arg.value);
-    if (named.name == "backend" && backend != nullptr) return backend->starts_with("slow");
+    if (named.name == "backend" && backend != nullptr) return *backend;
   }
-  return false;
+  return {};
 }
 
-Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result) {
+bool unfolds_into_memory(const Op* op) { return op != nullptr && convolution_backend(*op).starts_with("slow"); }
+
+bool copies_its_input(const Op& op) {
+  return unfolds_into_memory(&op) || convolution_backend(op).starts_with("cudadepthwise");
+}
+
+Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result, Unfolds when) {
   const std::int32_t n = filter.sizes.n;
   if (!unfolds_into_memory(&op) || n < 3 || input.sizes.n != n || result.sizes.n != n) return 0;
   const bool transposed = bool_arg(op, 6, "transposed", false);
@@ -123,7 +128,10 @@ Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, co
   const auto all = [](const std::vector<std::int64_t>& given, std::int64_t value) {
     return std::all_of(given.begin(), given.end(), [value](std::int64_t x) { return x == value; });
   };
-  if (plain && n == 4 && all(strides, 1) && all(padding, 0) && all(dilation, 1)) return 0;  // it lies right as it is
+  const bool asked = when == Unfolds::Always && convolution_backend(op) == "slow2d";
+  if (!asked && plain && (n == 4 || convolution_backend(op) == "slow2d") && all(strides, 1) && all(padding, 0) &&
+      all(dilation, 1))
+    return 0;  // it lies right as it is
   return columns * places * itemsize(input.dtype);
 }
 
@@ -405,6 +413,8 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     emit.launch(kernel, args, out);
     return out;
   }
+  const bool copies = rule.formula == OpFormula::Convolution && !args.empty() && copies_its_input(op);
+  const Ref whole = copies ? whole_gradient(emit, args[0]) : Ref();
   std::vector<Ref> split;
   const std::vector<Ref> out = results_of(emit, call, form, kernel, split);
   if (!split.empty()) ++kernel.launches;  // the parts are combined

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "core/cpu/cpu_convolution.h"
 #include "core/lowering/backward/backward.h"
+#include "core/lowering/backward/convolution.h"
 #include "core/lowering/lowering_machine.h"
 
 namespace foreshard::lowering {
@@ -90,30 +90,6 @@ Ref pick(Emitter& e, std::string_view name, const Layout& layout, const Ref& g, 
   return e.fresh(name, KernelClass::Gather, plain(layout), {&g, &index});
 }
 
-/// oneDNN's buffers for the gradient of a convolution's filters, where it works on tiles.
-CpuConvolutionBuffers filter_gradient_buffers(Emitter& e, const BackwardInput& in, const Layout& g) {
-  const LoweringOptions& machine = e.machine().options;
-  const Layout& image = in.node.in[0];
-  const Layout& filter = in.node.in[1];
-  const bool plain_convolution = image.sizes.n == 4 && filter.sizes.n == 4 && image.sizes[1] == filter.sizes[1] &&
-                                 !bool_arg(*in.node.op, 6, "transposed", false);
-  if (machine.cpu_threads == 0 || machine.cpu_isa != CpuIsa::Amx || g.dtype != DType::BFloat16 || !plain_convolution)
-    return {};
-  CpuConvolution c;
-  c.images = image.sizes[0], c.channels = image.sizes[1], c.filters = filter.sizes[0];
-  c.bias = in.wants(2);
-  const auto strides = list_arg(*in.node.op, 3, "stride"), padding = list_arg(*in.node.op, 4, "padding");
-  for (std::int32_t i = 0; i < 2; ++i) {
-    c.in[i] = image.sizes[i + 2], c.out[i] = g.sizes[i + 2], c.filter[i] = filter.sizes[i + 2];
-    const auto at = static_cast<std::size_t>(i);
-    if (!strides.empty()) c.stride[i] = strides[std::min(at, strides.size() - 1)];
-    if (!padding.empty()) c.padding[i] = padding[std::min(at, padding.size() - 1)];
-  }
-  CpuConvolutionBuffers buffers = cpu_filter_gradient_buffers(c, machine.cpu_threads, machine.cpu_l2_bytes);
-  if (!g.contiguous()) buffers.before_result.push_back(g.bytes());  // ATen lays it out before oneDNN does
-  return buffers;
-}
-
 /// native_group_norm_backward on a GPU: sums of the gradient by channel, the channels' and the groups' factors.
 std::vector<Ref> group_norm_scratch(Emitter& e, const BackwardInput& in) {
   std::vector<Ref> out;
@@ -146,13 +122,6 @@ bool reads_steps(std::string_view name) {
   return false;
 }
 
-bool own_depthwise_kernel(const Op* op) {
-  for (const NamedArg& named : op->kwargs)
-    if (const auto* const backend = std::get_if<std::string>(&named.arg.value); named.name == "backend" && backend)
-      return backend->starts_with("cudadepthwise");
-  return false;
-}
-
 /// One kernel of its own: aten.x.default -> aten.x_backward.default, aten.x_forward.default the same.
 Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
@@ -168,18 +137,7 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
   const bool convolution = in.node.rule->formula == OpFormula::Convolution;
   Kernel kernel = e.start(name, convolution ? KernelClass::Gemm : KernelClass::Reduction, e.layout(g).dtype);
   kernel.convolution = convolution && !unfolds_into_memory(in.node.op);
-  if (convolution && in.node.in.size() >= 2) {
-    const Layout& filter = in.node.in[1];
-    const std::int64_t filters = std::max<std::int64_t>(filter.sizes.n > 0 ? filter.sizes[0] : 1, 1);
-    const bool transposed = bool_arg(*in.node.op, 6, "transposed", false);
-    const Flops work = 2 * in.node.out[0].numel() * (filter.numel() / filters);
-    const Flops spread = 2 * in.node.in[0].numel() * (filter.numel() / filters);
-    // PyTorch's counter takes every channel for the filters' gradient, whatever the groups
-    const bool channels = in.node.in[0].sizes.n > 1 && filter.sizes.n > 1 && filter.sizes[1] > 0;
-    const std::int64_t groups = channels ? in.node.in[0].sizes[1] / filter.sizes[1] : 1;
-    kernel.flops = transposed ? ((in.wants(0) ? 1 : 0) + (in.wants(1) ? 1 : 0)) * spread
-                              : (in.wants(0) ? work : 0) + (in.wants(1) ? work * groups : 0);
-  }
+  if (convolution && in.node.in.size() >= 2) kernel.flops = convolution_backward_flops(in);
   kernel.read = e.layout(g).bytes();
   for (const Ref& saved : in.saved) kernel.read += saved ? e.layout(saved).bytes() : 0;
   Ref beside;
@@ -190,21 +148,21 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     for (const Bytes bytes : buffers.before_result)
       before.push_back(e.tape().make_bytes(bytes, SlotCategory::Workspace));
   }
+  ConvolutionRoom room(e, in);
   const bool as_it_lies = in.node.rule->kind == KernelClass::Elementwise || in.node.rule->form == OpForm::InPlace ||
-                          reads_steps(name) || (convolution && own_depthwise_kernel(in.node.op));
+                          reads_steps(name) || room.depthwise();
   const Ref whole = as_it_lies ? Ref() : whole_gradient(e, g);
+  room.copy_input();
   Grads made(out.size());
-  for (std::size_t i = 0; i < out.size(); ++i) {
+  for (const std::size_t i : room.order()) {
     if (!in.wants(i) && !makes_anyway(e, in, i)) continue;
     // prelu's kernel does not sum for a weight that was broadcast; the engine does
     const bool broadcast = i > 0 && in.node.op->name == "aten._prelu_kernel.default";
     made[i] = e.tape().make(plain(in.node.in[broadcast ? 0 : i]), e.category());
     kernel.written += e.layout(made[i]).bytes();
+    if (i == 0) room.unfold_for_input();
   }
-  Ref columns;
-  if (convolution && in.node.in.size() >= 2 && (in.wants(0) || in.wants(1)))
-    if (const Bytes bytes = unfolded_bytes(*in.node.op, in.node.in[0], in.node.in[1], in.node.out[0]); bytes > 0)
-      columns = e.tape().make_bytes(bytes, SlotCategory::Workspace);
+  room.unfold();
   const std::vector<Ref> scratch = group_norm_scratch(e, in);
   e.launch(kernel, fixed_statistics ? taken(g, in, "g x0 x1 x3 x4 r1 r2") : taken(g, in), made);
   for (std::size_t i = 0; i < out.size(); ++i)

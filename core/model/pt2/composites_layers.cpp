@@ -437,7 +437,22 @@ CompositeResults embedding_bag(const Call& c) {
                  {mode == 2 ? out : Dims{0}, indices->dtype}});
 }
 
+/// A weight by its direction and its length: one kernel, which keeps the lengths, where they are those of the first or
+/// the last dimension (WeightNorm.cpp).
+CompositeResults weight_norm(const Call& c) {
+  const Tensor* const v = c.tensor("v");
+  const Tensor* const g = c.tensor("g");
+  if (v == nullptr || g == nullptr || v->sizes.rank() == 0) return std::nullopt;
+  const int rank = static_cast<int>(v->sizes.rank()), dim = c.dim("dim", 0, rank);
+  if (dim != 0 && dim != rank - 1) return std::nullopt;
+  const bool half = v->dtype == DType::BFloat16 || v->dtype == DType::Float16;
+  return std::vector<Tensor>{c.made("aten._weight_norm_interface.default",
+                                    {ProgramWriter::arg(*v), ProgramWriter::arg(*g), Arg{std::int64_t{dim}}},
+                                    {{v->sizes, v->dtype}, {g->sizes, half ? DType::Float32 : g->dtype}})[0]};
+}
+
 constexpr CompositeRow kRows[] = {
+    {"aten._weight_norm.default", &weight_norm},
     {"aten.conv1d.default", &convolution},
     {"aten.conv2d.default", &convolution},
     {"aten.conv3d.default", &convolution},

@@ -45,6 +45,23 @@ class Network {
     return out;
   }
 
+  /// One step by itself: nn.LSTMCell and its like.
+  CompositeResults write_step() {
+    const Tensor* const x = c_.tensor("input");
+    const Tensor* const input = c_.tensor("w_ih");
+    const Tensor* const hidden = c_.tensor("w_hh");
+    if (const auto all = c_.tensors("hx"))
+      given_ = *all;
+    else if (const Tensor* one = c_.tensor("hx"))
+      given_ = {*one};
+    const bool known = x != nullptr && input != nullptr && hidden != nullptr && c_.on_gpu();
+    if (!known || x->sizes.rank() != 2 || hidden->sizes.rank() != 2) return std::nullopt;
+    if (given_.size() != (cell_ == Cell::Lstm ? 2U : 1U)) return std::nullopt;
+    const Weights own{*input, *hidden, c_.tensor("b_ih"), c_.tensor("b_hh")};
+    const State state = run_cell(*x, {given_[0], cell_ == Cell::Lstm ? given_[1] : Tensor{}}, own);
+    return cell_ == Cell::Lstm ? std::vector<Tensor>{state.hidden, state.cell} : std::vector<Tensor>{state.hidden};
+  }
+
  private:
   bool read() {
     const Tensor* x = c_.tensor("input");
@@ -212,11 +229,16 @@ CompositeResults recurrent(const Call& c) {
   return c.on_gpu() && c.options.cudnn ? by_cudnn(c, kCell) : Network(c, kCell).write();
 }
 
+template <Cell kCell>
+CompositeResults step(const Call& c) {
+  return Network(c, kCell).write_step();
+}
+
 constexpr CompositeRow kRows[] = {
-    {"aten.lstm.input", &recurrent<Cell::Lstm>},
-    {"aten.gru.input", &recurrent<Cell::Gru>},
-    {"aten.rnn_tanh.input", &recurrent<Cell::Tanh>},
-    {"aten.rnn_relu.input", &recurrent<Cell::Relu>},
+    {"aten.lstm_cell.default", &step<Cell::Lstm>},     {"aten.gru_cell.default", &step<Cell::Gru>},
+    {"aten.rnn_tanh_cell.default", &step<Cell::Tanh>}, {"aten.rnn_relu_cell.default", &step<Cell::Relu>},
+    {"aten.lstm.input", &recurrent<Cell::Lstm>},       {"aten.gru.input", &recurrent<Cell::Gru>},
+    {"aten.rnn_tanh.input", &recurrent<Cell::Tanh>},   {"aten.rnn_relu.input", &recurrent<Cell::Relu>},
 };
 
 }  // namespace
