@@ -90,8 +90,7 @@ ModuleNames module_names(const MeasuredRun& run) {
 }
 
 std::string out_of_scope(const MeasuredRun& run) {
-  if (run.tp > 1)
-    return "tensor parallelism (tp = " + std::to_string(run.tp) + "): this table's rows are not predicted yet";
+  if (run.tp > 1 && run.gpus % run.tp != 0) return "tensor parallelism (tp) does not divide the GPUs";
   if (run.pp > 1) return "pipeline parallelism (pp = " + std::to_string(run.pp) + ") is outside the scope";
   if (run.cp > 1) return "context parallelism (cp = " + std::to_string(run.cp) + ") is outside the scope";
   if (run.ep > 1) return "expert parallelism (ep = " + std::to_string(run.ep) + ") is outside the scope";
@@ -121,6 +120,7 @@ class JobWriter {
     if (!checkpointing()) return tl::unexpected(Skipped{"checkpointing " + run_.checkpointing + " is not known"});
     training();
     cluster();
+    mesh();
     made_.code = code_.name;
     made_.compiled = run_.compile == "1";
     if (run_.compile.empty()) assume("eager: compile is not recorded", false);
@@ -339,6 +339,14 @@ class JobWriter {
     cluster.world_size = run_.gpus;
     cluster.ranks_per_node = run_.gpus_per_node > 0 ? run_.gpus_per_node : 8;
     made_.network_gb_per_s = network_of(run_);
+  }
+
+  /// As torchtitan's defaults: sequence and loss parallel.
+  void mesh() {
+    if (run_.tp <= 1) return;
+    made_.job.mesh.tensor = run_.tp;
+    if (starts(run_.source, "torchtitan")) return;
+    assume("sequence and loss parallel beside tensor parallelism", true);
   }
 
   void allocator() {

@@ -11,6 +11,7 @@
 #include "cli/validate/collective_row.h"
 #include "cli/validate/validation_pairs.h"
 #include "core/adapters/adapted_model.h"
+#include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
@@ -230,13 +231,13 @@ std::vector<ValidatedLaw> find_laws(const CsvTable& table, const std::vector<Val
   for (std::size_t k = 0; k < rows.size(); ++k) {
     const ValidatedNumber* first = find_number(rows[k], "step1_reserved_gib");
     const ValidatedNumber* steady = find_number(rows[k], "peak_reserved_gib");
-    if (first == nullptr || steady == nullptr || !adam_in_float32(runs[k])) continue;
+    if (first == nullptr || steady == nullptr || !adam_in_float32(runs[k]) || runs[k].tp > 1) continue;
     laws.push_back(difference(runs[k].id + ": later steps less the first, 8 P / N (reserved)", per_rank(runs[k], 8),
                               *steady, *first));
     if (auto law = moments_law(runs[k], per_rank(runs[k], 8), *laws.back().measured)) laws.push_back(std::move(*law));
   }
   for (std::size_t k = 0; k < rows.size(); ++k) {
-    if (rows[k].numbers.empty()) continue;
+    if (rows[k].numbers.empty() || runs[k].tp > 1) continue;  // norms are not cut over the tensor ranks
     if (auto law = never_reshard_law(runs[k])) laws.push_back(std::move(*law));
   }
   return laws;
@@ -327,9 +328,15 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   auto profile = load_profile(job.job.cluster.profile);
   if (!profile) return fail(profile.error());
   if (job.network_gb_per_s > 0) profile->scale_out_gb_per_s = job.network_gb_per_s;
-  auto model =
+  auto whole =
       model_from_config_json(model_document(run), run.id, job.job.model, program_options(job.job, ProgramDevice::Cuda));
-  if (model) model = adapted_model(std::move(*model), job.job, ProgramDevice::Cuda);
+  if (whole) whole = adapted_model(std::move(*whole), job.job, ProgramDevice::Cuda);
+  if (!whole) return fail(whole.error());
+  PredictedRun result;
+  for (const ParamInfo& param : whole->params) {
+    if (!param.shares.valid()) result.parameters += numel_of(param.shape);
+  }
+  const auto model = rank_model(std::move(*whole), job.job);
   if (!model) return fail(model.error());
   const auto plan = build_plan(*model, job.job);
   if (!plan) return fail(plan.error());
@@ -340,11 +347,7 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   options.per_kernel = false;
   auto prediction = simulate(*plan, *model, *lowered, job.job, *profile, options);
   if (!prediction) return fail(prediction.error());
-  PredictedRun result;
   result.prediction = std::move(*prediction);
-  for (const ParamInfo& param : model->params) {
-    if (!param.shares.valid()) result.parameters += numel_of(param.shape);
-  }
   return result;
 }
 
