@@ -15,8 +15,6 @@ struct Missing {
 
 // One line a key: it goes when the key works.
 constexpr Missing kMissing[] = {
-    {"model.loss", [](const Job& job) { return job.model.loss == "fused_linear_cross_entropy"; },
-     "chunked_cross_entropy"},
     {"model.autocast",
      [](const Job& job) {
        const bool kind = job.model.autocast == DType::BFloat16 || job.model.autocast == DType::Float16;
@@ -29,9 +27,6 @@ constexpr Missing kMissing[] = {
        return job.model.autocast.has_value() && (cut || job.model.compile);
      },
      "none with [mesh] or model.compile: parameters cast by fsdp.mixed_precision"},
-    {"model.float8", [](const Job& job) { return job.model.float8 != "none"; }, "none"},
-    {"adapters.base", [](const Job& job) { return job.adapters.kind != "none" && job.adapters.base == "int8"; },
-     "model.dtype or nf4"},
     {"mesh.context",
      [](const Job& job) {
        return job.mesh.context > 1 && (job.fsdp.runtime != Runtime::Fsdp2 || job.fsdp.strategy != Strategy::FullShard);
@@ -59,28 +54,21 @@ constexpr Missing kMissing[] = {
      "adamw with offload"},
     {"train.optimizer.name",
      [](const Job& job) {
-       const bool sharded = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
-       const bool cut = sharded && job.fsdp.strategy != Strategy::NoShard;  // whole parameters would be factored
-       return job.train.optimizer.name == OptimizerKind::Adafactor && (!cut || job.fsdp.cpu_offload);
-     },
-     "adamw or sgd, or adafactor under fsdp1 without offload"},
-    {"train.optimizer.name",
-     [](const Job& job) {
        // Refused with PyTorch's own reason; whole parameters keep their dimensions.
        const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && job.fsdp.strategy != Strategy::NoShard;
-       const bool plain = job.fsdp.runtime == Runtime::Fsdp2 && job.fsdp.strategy != Strategy::HybridShard &&
-                          job.mesh.tensor == 1 && !job.fsdp.cpu_offload;
+       const bool plain =
+           job.fsdp.runtime == Runtime::Fsdp2 && job.fsdp.strategy != Strategy::HybridShard && job.mesh.tensor == 1;
        return job.train.optimizer.name == OptimizerKind::Muon && !flat && !plain;
      },
-     "adamw or sgd, or muon under fsdp2 with one shard group and without offload"},
+     "adamw or sgd, or muon under fsdp2 with one shard group"},
     {"train.optimizer.impl",
      [](const Job& job) {
        const FsdpOptions& fsdp = job.fsdp;
-       const bool fires = fsdp.runtime == Runtime::Fsdp2 && !fsdp.cpu_offload && !job.train.grad_scaler.enabled;
+       const bool fires = fsdp.runtime == Runtime::Fsdp2 && !job.train.grad_scaler.enabled;
        const bool never = fsdp.runtime == Runtime::Fsdp1 && fsdp.use_orig_params;
        return steps_in_backward(job.train.optimizer.impl) && !fires && !never;
      },
-     "for_loop, foreach or fused, or fsdp2 without offload and scaler"},
+     "for_loop, foreach or fused, or fsdp2 without a scaler"},
 };
 
 }  // namespace

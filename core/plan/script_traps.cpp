@@ -74,6 +74,28 @@ Trap unfactored(const Model& model, const Plan& plan) {
   return trap;
 }
 
+/// foreach_reduce records an event for the optimizer to wait on, but calls the hooks at once.
+Trap steps_too_soon() {
+  Trap trap{49,   "an optimizer in backward steps before its gradients have reached the host", "OPT, C6", {}, {}, {},
+            false};
+  trap.text =
+      "with pinned memory a gradient's copy to the host is not waited for before the hooks run: a step takes what lay "
+      "there before, and no error says so";
+  trap.remedy = "fsdp.offload_pin_memory = false, whose copies block, or an optimizer that steps after backward";
+  return trap;
+}
+
+/// Each operand of each product is scaled and cast, which in eager mode is a kernel and a tensor for every operation.
+std::optional<Trap> float8_unfused(const Job& job) {
+  if (job.model.float8 == "none" || job.model.compile) return std::nullopt;
+  Trap trap{50, "float8 layers without torch.compile", "F8", {}, {}, {}, false};
+  trap.text =
+      "the casts of every operand run as a dozen kernels with float32 copies of it: they cost more than the products "
+      "save";
+  trap.remedy = "model.compile = true";
+  return trap;
+}
+
 std::optional<Trap> muon_meets(const Plan& plan) {
   std::int64_t reductions = 0, gathers = 0, others = 0;
   Bytes bytes = 0;
@@ -199,6 +221,14 @@ Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable
                 "matrices", "shards of one dimension, which is what FSDP1 leaves of them",
                 "set fsdp.runtime = \"fsdp2\", where it works by gathering, or train.optimizer.name = \"adamw\""));
   }
+  if (name == OptimizerKind::Muon && runtime == Runtime::Fsdp2 && job.fsdp.cpu_offload) {
+    return fail(refused(
+        job,
+        "RuntimeError: No backend type associated with device type cpu (Muon's collectives meet over the parameters' "
+        "own group, whose backend is NCCL alone)",
+        "parameters on the device", "offloaded ones",
+        "set fsdp.cpu_offload = false, or train.optimizer.name = \"adamw\""));
+  }
   if (name == OptimizerKind::Adafactor && runtime == Runtime::Fsdp2) {
     const bool lists = job.train.optimizer.impl == OptimizerImpl::Foreach;
     return fail(refused(
@@ -222,7 +252,10 @@ std::vector<Trap> script_traps(const Model& model, const Job& job, const Plan& p
   if (fsdp1 && steps_in_backward(job)) add(never_fires(plan));
   if (fsdp2 && steps_in_backward(job) && job.train.micro_batches > 1 && !job.train.no_sync)
     add(steps_each_micro_batch(job));
-  if (fsdp1 && job.train.optimizer.name == OptimizerKind::Adafactor) add(unfactored(model, plan));
+  if (fsdp2 && steps_in_backward(job) && job.fsdp.cpu_offload && job.fsdp.offload_pin_memory) add(steps_too_soon());
+  add(float8_unfused(job));
+  if (fsdp1 && job.fsdp.strategy != Strategy::NoShard && job.train.optimizer.name == OptimizerKind::Adafactor)
+    add(unfactored(model, plan));
   if (job.train.optimizer.name == OptimizerKind::Muon) add(muon_meets(plan));
   add(gathered_again(plan));
   if (fsdp2) add(group_for_each_unit(plan));

@@ -1,6 +1,9 @@
-// Adafactor on what FSDP1 gives it: shards of one dimension, so nothing is factored and a whole second moment is kept.
+// Adafactor: of whole matrices second moments by row and by column; of what FSDP1 gives it, shards of one dimension,
+// nothing is factored and a whole second moment is kept.
 #include "sim/play/resident_state.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/lowering/lowering_autograd.h"
@@ -26,30 +29,91 @@ BlockHandle norm_of(Device& device, Numel numel, int pool) {
 
 /// `for_loop`: Transformers' (no relative steps, no scaling by parameters); `foreach`: torch.optim's over lists.
 bool OptimizerState::adafactor(Device& device, const ActivitySpan& what) {
-  if (device.profile.kind == "cpu") return adafactor_by_params(device, what);
+  const bool factors = std::any_of(params_.begin(), params_.end(), [](const LocalParam& p) { return p.is_matrix(); });
+  if (device.profile.kind == "cpu" && !factors) return adafactor_by_params(device, what);
   const bool lists = options_.impl == OptimizerImpl::Foreach;
   if (!(lists ? listed_adafactor(device, what) : looped_adafactor(device, what))) return false;
   has_state_ = true;
   return true;
 }
 
+/// A matrix keeps means of its squares by row and by column.
+bool OptimizerState::make_factors(Device& device, const LocalParam& param, const ActivitySpan& what) {
+  if (!param.is_matrix()) return make_moments(device, param, 1, what);
+  device.book.set_unit(param.unit);
+  for (const Numel count : {param.rows, param.columns}) {
+    const Bytes bytes = count * itemsize(param.dtype);
+    if (device.book.allocate(bytes, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(bytes), what);
+  }
+  device.book.set_unit(-1);
+  return true;
+}
+
+/// _multi_tensor_adafactor of tensors that are all matrices, or none.
+bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list) {
+  using Blocks = std::vector<BlockHandle>;
+  const auto made = [&](const auto& bytes_of) {
+    std::optional<Blocks> blocks(std::in_place);
+    for (const LocalParam& param : list) {
+      blocks->push_back(device.book.allocate(bytes_of(param), pool(), MemoryCategory::Temporaries));
+      if (blocks->back() == kNoBlock) return std::optional<Blocks>();
+    }
+    return blocks;
+  };
+  const auto free = [&](const Blocks& blocks) {
+    for (const BlockHandle block : blocks) device.book.free(block);
+  };
+  const auto norms = [&] {  // which the host takes one by one
+    for (const LocalParam& param : list) {
+      const BlockHandle norm = norm_of(device, param.numel, pool());
+      if (norm == kNoBlock) return false;
+      scalar_calls(device, what, 1);
+      device.clock.stream_synchronize(pool());
+      device.book.free(norm);
+    }
+    return true;
+  };
+  if (!norms()) return false;  // of the parameters
+  std::optional<Blocks> updates;
+  if (list.front().is_matrix()) {
+    for (const bool by_row : {true, false}) {
+      const auto means = made([&](const LocalParam& p) { return (by_row ? p.rows : p.columns) * itemsize(p.dtype); });
+      if (!means) return false;
+      foreach_call(device, what, 1);
+      free(*means);
+    }
+    updates = made([](const LocalParam& p) { return p.bytes; });
+    const auto means = made([](const LocalParam& p) { return itemsize(p.dtype); });
+    if (!updates || !means) return false;
+    for (const int passes : {1, 2}) foreach_call(device, what, passes);
+    free(*means);
+  } else {
+    const auto squares = made([](const LocalParam& p) { return p.bytes; });
+    if (!squares) return false;
+    for (const int passes : {3, 3}) foreach_call(device, what, passes);
+    free(*squares);
+    updates = made([](const LocalParam& p) { return p.bytes; });
+    if (!updates) return false;
+    foreach_call(device, what, 2);
+  }
+  for (const int passes : {2, 2, 3}) foreach_call(device, what, passes);
+  if (!norms()) return false;  // of their updates
+  for (const int passes : {2, 3}) foreach_call(device, what, passes);
+  free(*updates);
+  return true;
+}
+
 bool OptimizerState::listed_adafactor(Device& device, const ActivitySpan& what) {
   for (const LocalParam& param : params_) {
-    if (!has_state_ && !make_moments(device, param, 1, what)) return false;
+    if (!has_state_ && !make_factors(device, param, what)) return false;
   }
-  for (std::size_t i = 0; i < params_.size(); ++i) {  // the host takes each parameter's norm
-    scalar_calls(device, what, 1);
-    device.clock.stream_synchronize(pool());
-  }
-  std::vector<BlockHandle> squares, estimates;
-  if (!temporaries(device, squares)) return false;
-  foreach_call(device, what, 3);
-  foreach_call(device, what, 3);
-  for (const BlockHandle block : squares) device.book.free(block);
-  if (!temporaries(device, estimates)) return false;
-  for (const int passes : {2, 2, 2, 3, 2, 3}) foreach_call(device, what, passes);
-  for (const BlockHandle block : estimates) device.book.free(block);
-  return true;
+  std::vector<LocalParam> lists[2];  // in the order in which their first tensors come
+  for (const LocalParam& param : params_)
+    lists[param.is_matrix() == params_.front().is_matrix() ? 0 : 1].push_back(param);
+  return std::all_of(std::begin(lists), std::end(lists), [&](const std::vector<LocalParam>& list) {
+    return list.empty() || adafactor_of_list(device, what, list);
+  });
 }
 
 /// RMS of a parameter: its norm, divided; the last step's goes.
@@ -74,12 +138,16 @@ bool OptimizerState::looped_adafactor(Device& device, const ActivitySpan& what) 
     std::vector<BlockHandle> copies;  // what is narrower is worked on in float32: gradient, parameter
     if (param.bytes < wide(param)) copies = {take(wide(param)), take(wide(param))};
     param.bytes = wide(param);
-    if (!has_state_ && !make_moments(device, param, 1, what)) return false;
+    if (!has_state_ && !make_factors(device, param, what)) return false;
     if (!keep_root_mean_square(device, k)) return false;
     const BlockHandle square = take(param.bytes);
     const BlockHandle sum = take(param.bytes);
     if (square == kNoBlock || sum == kNoBlock) return false;
     device.book.free(square);
+    for (const Numel means : {param.rows, param.columns}) {  // of the squares; then their roots
+      const BlockHandle block = means > 0 ? take(means * itemsize(DType::Float32)) : kNoBlock;
+      if (block != kNoBlock) device.book.free(block);
+    }
     if (update != kNoBlock) device.book.free(update);
     update = take(param.bytes);
     if (update == kNoBlock) return false;

@@ -22,10 +22,20 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
   std::vector<std::pair<ParamId, LocalParam>> all;
   const std::int64_t rank = rank_in_group(plan);
   std::int32_t at = -1;
-  const auto add = [&all, &at, &model](ParamId id, Numel numel, DType dtype) {
+  // Not a part of it, nor a stretch of a flat parameter: the optimizer sees its dimensions.
+  const bool views =
+      plan.runtime == Runtime::Fsdp1 && job.fsdp.strategy == Strategy::NoShard && job.fsdp.use_orig_params;
+  const bool whole = plan.runtime == Runtime::None || views;
+  const auto add = [&all, &at, &model, whole](ParamId id, Numel numel, DType dtype) {
     if (numel <= 0) return;
     const MeshPart& part = model.params[id.index()].part;
-    all.push_back({id, {numel, numel * itemsize(dtype), dtype, at, id, part.dimension, part.dim >= 0}});
+    LocalParam local{numel, numel * itemsize(dtype), dtype, at, id, part.dimension, part.dim >= 0};
+    const Shape& shape = model.params[id.index()].shape;
+    if (whole && shape.size() > 1) {
+      local.rows = numel / shape.back();
+      local.columns = numel / shape[shape.size() - 2];
+    }
+    all.push_back({id, local});
   };
   const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
   for (const PlanUnit& unit : plan.units) {
@@ -353,14 +363,14 @@ std::vector<LocalParam> params_beside_muon(const Model& model, std::vector<Local
   return params;
 }
 
-bool StepsInBackward::step(Device& device, const ActivitySpan& what, ParamId param, Stream stream) {
+bool StepsInBackward::step(Device& device, const ActivitySpan& what, ParamId param, Stream stream, bool on_host) {
   auto known = optimizers_.find(param);
   if (known == optimizers_.end()) {
     const auto at = std::find_if(params_.begin(), params_.end(), [&](const LocalParam& p) { return p.param == param; });
     if (at == params_.end()) return true;  // no elements on this rank
     known = optimizers_.emplace(param, OptimizerState(job_, {*at}, stream)).first;
   }
-  return known->second.step(device, what, false);
+  return known->second.step(device, what, on_host);
 }
 
 }  // namespace foreshard

@@ -18,10 +18,12 @@ struct LocalParam {
   Numel numel = 0;
   Bytes bytes = 0;
   DType dtype = DType::Float32;
-  std::int32_t unit = -1;  // in Plan::units
-  ParamId param = {};      // of a flat parameter its first
-  std::int32_t mesh = -1;  // the dimension of the model's mesh that it lies on with others; -1: none
-  bool cut = false;        // along that
+  std::int32_t unit = -1;       // in Plan::units
+  ParamId param = {};           // of a flat parameter its first
+  std::int32_t mesh = -1;       // the dimension of the model's mesh that it lies on with others; -1: none
+  bool cut = false;             // along that
+  Numel rows = 0, columns = 0;  // of whole matrices: how many sums over the last dimension, over the one before
+  bool is_matrix() const { return rows > 0; }
 };
 
 /// Trainable parameters with elements on this rank, in the plan's order.
@@ -53,6 +55,7 @@ class OptimizerState {
 
  private:
   bool make_state(Device& device, const ActivitySpan& what);
+  bool make_factors(Device& device, const LocalParam& param, const ActivitySpan& what);
   bool make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what);
   /// Operators on one element.
   void scalar_calls(Device& device, const ActivitySpan& what, int count);
@@ -64,6 +67,7 @@ class OptimizerState {
   bool looped_sgd(Device& device, const ActivitySpan& what);
   bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
   bool listed_adafactor(Device& device, const ActivitySpan& what);
+  bool adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list);
   bool looped_adafactor(Device& device, const ActivitySpan& what);
   bool adafactor_by_params(Device& device, const ActivitySpan& what);
   bool keep_root_mean_square(Device& device, std::size_t k);
@@ -105,7 +109,7 @@ class StepsInBackward {
     job_.train.optimizer.impl = foreach ? OptimizerImpl::Foreach : OptimizerImpl::ForLoop;
   }
   /// False: out of memory.
-  bool step(Device& device, const ActivitySpan& what, ParamId param, Stream stream);
+  bool step(Device& device, const ActivitySpan& what, ParamId param, Stream stream, bool on_host);
 
  private:
   Job job_;

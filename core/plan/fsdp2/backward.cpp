@@ -73,9 +73,13 @@ Result<void> Backward::run_pass(const std::vector<autograd::Edge>& roots) {
 
 Result<void> Backward::run_backward_node(const Execution& execution) {
   const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(execution.node)];
-  if (execution.region >= 0 && !run_.regions[static_cast<std::size_t>(execution.region)].recomputed &&
-      run_.node_autograd.saves(execution.node)) {
-    if (Result<void> again = forward_.recompute(execution.region); !again) return again;
+  if (execution.region >= 0) {
+    const Region region = run_.regions[static_cast<std::size_t>(execution.region)];
+    if (!region.recomputed && (region.reentrant || run_.node_autograd.saves(execution.node))) {
+      if (Result<void> again = forward_.recompute(execution.region); !again) return again;
+      if (region.unit.valid())
+        pre_backward(run_.unit(region.unit));  // its second run's outputs are the roots of a pass
+    }
   }
   for (ParamId param : node.params) {
     const ParamSlot& place = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])];

@@ -126,7 +126,8 @@ Result<void> Forward::walk(std::int32_t index, Pass pass) {
   }
   const auto open_region = [&] {
     region_ = static_cast<std::int32_t>(run_.regions.size());
-    Region made{index, false, call.checkpoint_inside};
+    Region made{index, false, call.checkpoint_inside, call.checkpoint == CheckpointKind::Reentrant, {}};
+    if (made.reentrant && !made.inside) made.unit = id;
     run_.regions.push_back(std::move(made));
   };
   if (region && !call.checkpoint_inside) open_region();
@@ -399,7 +400,8 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
     out_.mark(Word::EndPostForward, u.id);
   }
   const std::vector<std::int32_t>& outputs = run_.graph.calls[static_cast<std::size_t>(call)].outputs;
-  if (pass == Pass::Forward) {
+  const bool without_grad = region_ >= 0 && run_.regions[static_cast<std::size_t>(region_)].unit == u.id;
+  if (pass == Pass::Forward && !without_grad) {
     for (std::int32_t output : outputs) {
       const Tensor& tensor = tensors_[static_cast<std::size_t>(output)];
       if (tensor.requires_grad && tensor.node != autograd::kNoNode)
@@ -420,7 +422,7 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
 Result<void> Forward::recompute(std::int32_t region) {
   Region& made = run_.regions[static_cast<std::size_t>(region)];
   made.recomputed = true;
-  last_saving_ = last_saving_node(made.call);
+  last_saving_ = made.reentrant ? -1 : last_saving_node(made.call);  // the reentrant form returns
   const std::int32_t outer = region_;
   region_ = region;
   Result<void> done = made.inside ? walk_body(made.call, Pass::Recompute) : walk(made.call, Pass::Recompute);

@@ -24,14 +24,15 @@ void first_calls(const PlanRequest& request, std::int32_t index, bool before, st
   if (!before) note();
 }
 
-/// A unit whose hooks would run inside a reentrant checkpoint; invalid if there is none.
+/// A unit inside another's reentrant checkpoint; invalid if there is none. A schedule's decisions are not made for any.
 UnitId unit_in_reentrant(const PlanRequest& request) {
   std::vector<bool> inside(request.graph.calls.size(), false);
   for (std::size_t c = 0; c < request.graph.calls.size(); ++c) {  // callers stand before what they call
     const GraphCall& call = request.graph.calls[c];
     const bool region = call.checkpoint == CheckpointKind::Reentrant;
     const UnitId id = call.region < 0 ? request.table.unit_of_module[call.module.index()] : UnitId();
-    if (id.valid() && (inside[c] || (region && !call.checkpoint_inside))) return id;
+    const bool around = region && !call.checkpoint_inside;
+    if (id.valid() && (inside[c] || (around && request.job.fsdp.runtime == Runtime::Planned))) return id;
     for (const GraphStep& step : call.steps) {
       if (step.is_call && (inside[c] || region)) inside[static_cast<std::size_t>(step.index)] = true;
     }
@@ -225,7 +226,7 @@ Result<void> prepare(Run& run) {
   }
   if (const UnitId id = unit_in_reentrant(run.request); id.valid()) {
     return fail({ErrorCode::Unsupported,
-                 "fsdp2 units inside a reentrant checkpoint cannot be planned",
+                 "units inside of what a reentrant checkpoint surrounds cannot be planned",
                  {},
                  "unit \"" + run.plan.units[id.index()].name + "\"",
                  "checkpointing.placement = \"inside\", or checkpointing.reentrant = false",

@@ -377,7 +377,8 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
       Instruction& step = out_.add(InstructionKind::OptimizerStep, after, u.id);
       step.numel = p.local_numel;
       step.dtype = u.orig_dtype;
-      step.buffer = {BufferWhat::ShardGrad, u.id, p.param};
+      step.buffer = {run_.offload ? BufferWhat::HostGrad : BufferWhat::ShardGrad, u.id, p.param};
+      step.on_host = run_.offload;
       continue;
     }
     if (holder < 0) {

@@ -27,6 +27,8 @@ struct Region {
   std::int32_t call = 0;
   bool recomputed = false;
   bool inside = false;  // the unit's hooks are outside of it
+  bool reentrant = false;
+  UnitId unit;  // reentrant, with hooks in it: forward runs without grad, so that only the second run hooks its outputs
 };
 
 /// A registered parameter's place: in its unit, or nowhere if it is ignored.

@@ -39,7 +39,7 @@ bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
     launch_step_kernel(device, i, what);
     return true;
   }
-  if (i.buffer.param.valid()) return in_backward_.step(device, what, i.buffer.param, i.stream);
+  if (i.buffer.param.valid()) return in_backward_.step(device, what, i.buffer.param, i.stream, i.on_host);
   if (stepped_in_backward(i)) return true;  // nothing is left
   return (beside_muon_ ? *beside_muon_ : optimizer_).step(device, what, i.on_host);
 }
