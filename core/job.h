@@ -153,6 +153,10 @@ struct FsdpOptions {
   std::string comm_hook = "none";             // fsdp1 (G5): none | fp16_compress | bf16_compress | own:NAME
   ReshardAfterForward reshard_after_forward;  // fsdp2, blocks; the root as PyTorch does, or by overrides
   PrefetchOptions prefetch;                   // fsdp2
+  // PyTorch of 2026, fsdp2: reductions on a communicator of their own
+  // (set_separate_reduce_scatter_group), and gathers by copy engines over symmetric memory (set_symm_mem_for_comm).
+  bool separate_reduce_communicator = false;
+  bool symmetric_memory = false;
   bool cpu_offload = false;
   bool offload_pin_memory = true;  // fsdp2: CPUOffloadPolicy(pin_memory)
   std::vector<std::string> ignored;
@@ -262,8 +266,9 @@ struct ClusterOptions {
   std::int64_t ranks_per_node = 8;
   std::int64_t shard_group = 0;  // hybrid: ranks of one shard group; 0 = ranks_per_node
   std::int64_t rank = 0;
-  std::string init = "meta";  // meta | device | host
-  Bytes memory = 0;           // 0 = the profile's
+  std::string init = "meta";       // meta | device | host
+  Bytes memory = 0;                // 0 = the profile's
+  std::int64_t nccl_max_ctas = 0;  // thread blocks of a collective at most (ncclConfig_t::maxCTAs); 0 = NCCL's choice
   bool operator==(const ClusterOptions&) const = default;
 };
 

@@ -78,9 +78,11 @@ class Simulation {
         model_(model),
         lowered_(lowered),
         job_(job),
-        profile_(profile),
+        limited_(job.cluster.nccl_max_ctas > 0 ? std::optional(with_max_ctas(profile, job.cluster.nccl_max_ctas))
+                                               : std::nullopt),
+        profile_(limited_ ? *limited_ : profile),
         options_(options),
-        device_(profile, job.allocator, memory) {
+        device_(profile_, job.allocator, memory) {
     device_.activity.keep_spans = options.timeline;
     if (options.holders) device_.book.keep_holders();
     if (options.memory_log != nullptr) device_.book.log_to(options.memory_log);
@@ -412,6 +414,7 @@ class Simulation {
   const Model& model_;
   const LoweredProgram& lowered_;
   const Job& job_;
+  std::optional<HardwareProfile> limited_;  // where the job limits collectives
   const HardwareProfile& profile_;
   const SimulateOptions& options_;
   const std::vector<WorkSpan>* schedule_ = nullptr;

@@ -274,6 +274,12 @@ void add_fsdp(TableMaker& t) {
 }
 
 void add_offload_and_exceptions(TableMaker& t) {
+  t.only(Runtime::Fsdp2);
+  t.boolean("fsdp.separate_reduce_communicator", FORESHARD_FIELD(fsdp.separate_reduce_communicator),
+            "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
+  t.boolean("fsdp.symmetric_memory", FORESHARD_FIELD(fsdp.symmetric_memory),
+            "buffers of collectives in symmetric memory (set_symm_mem_for_comm): inside a node gathers run on copy "
+            "engines; predicted, not run");
   t.only({});
   t.boolean("fsdp.cpu_offload", FORESHARD_FIELD(fsdp.cpu_offload), "parameters, gradients and optimizer on the host");
   t.only(Runtime::Fsdp2);
@@ -464,6 +470,8 @@ void add_cluster_and_allocator(TableMaker& t) {
       [](const Spot& spot, Job& job) { return read_memory(spot, job.cluster.memory); },
       [](const Job& job) { return quoted_text(job.cluster.memory == 0 ? "profile" : size_text(job.cluster.memory)); },
       "memory of one device: 80GiB, 80GB, bytes");
+  t.integer("cluster.nccl_max_ctas", 0, 64, FORESHARD_FIELD(cluster.nccl_max_ctas),
+            "thread blocks that a collective may take at most (NCCL_MAX_CTAS); 0 = NCCL's choice");
   t.boolean("allocator.expandable_segments", FORESHARD_FIELD(allocator.expandable_segments),
             "as PYTORCH_CUDA_ALLOC_CONF");
   t.integer("allocator.max_split_size_mb", 0, 1 << 24, FORESHARD_FIELD(allocator.max_split_size_mb),

@@ -336,6 +336,7 @@ Result<std::shared_ptr<Communicator>> nccl_communicator(const NcclOptions& optio
   const ncclResult_t result = in_time(options, [comm, id, options] {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = options.blocking ? 1 : 0;
+    if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
     const ncclResult_t begun = ncclCommInitRankConfig(comm.get(), options.size, id, options.rank, &config);
     return *comm == nullptr ? begun : settled(begun, options, [comm] { return state_of(*comm); });
   });

@@ -31,6 +31,7 @@ struct NcclOptions {
   int device = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting, and of connections made later
   bool register_buffers = false;  // the allocator's segments (exec/communicators/nccl_buffers.h)
+  int max_ctas = 0;               // thread blocks of a collective at most; 0: NCCL's choice
   /// false: NCCL gives each call to a thread of its own and is asked until it is done, some 100 us of the issuer's time
   /// a call. As NCCL_COMM_BLOCKING=0 says for a whole process.
   bool blocking = true;

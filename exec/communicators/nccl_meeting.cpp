@@ -125,7 +125,8 @@ Result<std::shared_ptr<Communicator>> connect_nccl(Rendezvous& rendezvous, const
                       .size = static_cast<int>(group.ranks.size()),
                       .device = group.device,
                       .timeout = group.timeout,
-                      .register_buffers = group.register_buffers};
+                      .register_buffers = group.register_buffers,
+                      .max_ctas = group.max_ctas};
   options.peers.failure = [&rendezvous] {
     return rendezvous.reported_failure(std::chrono::milliseconds::zero()).value_or("");
   };

@@ -19,6 +19,7 @@ struct NcclGroup {
   int device = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool register_buffers = false;  // as in NcclOptions
+  int max_ctas = 0;               // as in NcclOptions
 };
 
 /// Blocks until the group's ranks have come. A rank that makes several communicators makes them in an order that agrees

@@ -150,6 +150,7 @@ Result<void> check_script(const Job& job, DeviceKind device) {
       {adafactor && optimizer.impl == OptimizerImpl::ForLoop && half, "model.dtype",
        "Transformers' Adafactor on parameters of half precision is", "float32"},
       {job.model.compile, "model.compile", "compiled blocks are", "false"},
+      {job.fsdp.symmetric_memory, "fsdp.symmetric_memory", "collectives over symmetric memory are", "false"},
       {job.model.autocast.has_value(), "model.autocast", "a forward under autocast is", "none"},
       {steps_in_backward(optimizer.impl) && job.fsdp.cpu_offload, "fsdp.cpu_offload",
        "an optimizer in backward beside offload, which steps before its gradients have reached the host, is", "false"},

@@ -410,6 +410,25 @@ SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind,
   return static_cast<SimDuration>(choice_us(profile, kind, group, bytes, runs_nvls(profile, kind, group)) * 1e3);
 }
 
+HardwareProfile with_max_ctas(HardwareProfile profile, std::int64_t ctas) {
+  if (ctas <= 0 || profile.kind != "gpu" || profile.channels <= 0) return profile;
+  const double total = profile.channels * profile.channel_gb_per_s;
+  const double of_one = caps_of(nccl_row(profile.architecture)).ring_ll128[0];
+  profile.channels = static_cast<int>(std::min<std::int64_t>(profile.channels, ctas));
+  profile.channel_gb_per_s = std::min(total / profile.channels, std::max(of_one, profile.channel_gb_per_s));
+  return profile;
+}
+
+SimDuration saved_by_symmetric_memory(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
+                                      Bytes bytes) {
+  constexpr double kSavedNs = 24e3, kKnee = 3.0 * 1024 * 1024;
+  const bool shards = kind == CollectiveKind::AllGather || kind == CollectiveKind::ReduceScatter;
+  if (!shards || profile.kind != "gpu" || profile.fabric != Fabric::Switch || group.nodes != 1 || group.ranks < 2)
+    return 0;
+  const auto full = static_cast<double>(bytes);
+  return static_cast<SimDuration>(kSavedNs * full / (full + kKnee));
+}
+
 Bytes communicator_bytes(const HardwareProfile& profile, const GroupPlacement& group) {
   if (profile.kind == "virtual") {
     const auto bytes = profile.extra.find("nccl_comm_bytes");

@@ -69,6 +69,15 @@ struct CollectiveEstimate {
 CollectiveEstimate estimate_collective(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                                        Bytes bytes, std::optional<CollectiveAlgorithm> forced = std::nullopt);
 
+/// The links of a machine whose collectives run in no more than so many thread blocks (0: as many as NCCL chooses),
+/// each of which carries what NCCL's model lets one channel carry.
+HardwareProfile with_max_ctas(HardwareProfile profile, std::int64_t ctas);
+
+/// What a collective is done sooner with its buffers in symmetric memory: there is no copying into NCCL's own buffers
+/// and no handshake (published for 8 H100, 2 to 128 MiB: 8 to 24 us). 0 over nodes and without a switch.
+SimDuration saved_by_symmetric_memory(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
+                                      Bytes bytes);
+
 /// Duration on the stream, alone on the links. Kind "virtual" has the virtual device's own formula.
 SimDuration collective_time(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                             Bytes bytes);

@@ -87,6 +87,7 @@ class Candidates {
     if (job.fsdp.runtime != Runtime::None) sharding();
     for (const MeshAxis& axis : degrees.axes) mesh(axis);
     work();
+    thread_blocks();
     machine();
   }
 
@@ -136,6 +137,14 @@ class Candidates {
             j.fsdp.prefetch = {};
             j.fsdp.prefetch.forward_depth = j.fsdp.prefetch.backward_depth = depth;
           });
+    }
+    if (!job_.fsdp.separate_reduce_communicator) {
+      add(ExposureCause::Link, "reduce gradients on a communicator of their own",
+          {"fsdp.separate_reduce_communicator=true"}, [](Job& j) { j.fsdp.separate_reduce_communicator = true; });
+    }
+    if (!job_.fsdp.symmetric_memory && job_.cluster.world_size <= job_.cluster.ranks_per_node) {
+      add(ExposureCause::Interference, "gather by copy engines over symmetric memory", {"fsdp.symmetric_memory=true"},
+          [](Job& j) { j.fsdp.symmetric_memory = true; });
     }
     if (job_.fsdp.reshard_after_forward.kind != ReshardAfterForward::Kind::False) {
       add(ExposureCause::Link, "keep parameters between forward and backward", {"fsdp.reshard_after_forward=false"},
@@ -199,6 +208,16 @@ class Candidates {
     if (!job_.allocator.expandable_segments) {
       add(ExposureCause::HostLate, "expandable segments", {"allocator.expandable_segments=true"},
           [](Job& j) { j.allocator.expandable_segments = true; });
+    }
+  }
+
+  /// A collective in fewer thread blocks takes longer and leaves more multiprocessors to what runs beside it.
+  void thread_blocks() {
+    if (profile_.kind != "gpu" || job_.cluster.world_size < 2) return;
+    for (const std::int64_t ctas : {8, 4}) {
+      if (ctas >= profile_.channels || (job_.cluster.nccl_max_ctas > 0 && ctas >= job_.cluster.nccl_max_ctas)) continue;
+      add(ExposureCause::Interference, fmt::format("collectives in {} thread blocks", ctas),
+          {fmt::format("cluster.nccl_max_ctas={}", ctas)}, [&](Job& j) { j.cluster.nccl_max_ctas = ctas; });
     }
   }
 

@@ -226,6 +226,35 @@ TEST(Collectives, WithoutASwitchAPartOfTheCardsHasTheRingsThroughThem) {
   EXPECT_GT(rate("h100-sxm-80", 2) / rate("h100-sxm-80", 8), 0.7) << "behind a switch";
 }
 
+TEST(Collectives, FewerThreadBlocksCarryLess) {
+  const auto profile = load_profile("h100-sxm-80");
+  ASSERT_TRUE(profile.has_value());
+  const auto rate = [&](std::int64_t ctas) {
+    const HardwareProfile limited = with_max_ctas(*profile, ctas);
+    EXPECT_EQ(with_max_ctas(limited, ctas), limited) << "twice is once";
+    return 4.0 * kGiB * 7 / 8 / estimate_collective(limited, CollectiveKind::AllGather, {8, 1}, 4 * kGiB).us / 1e3;
+  };
+  EXPECT_NEAR(rate(2), 2 * 36.7, 5) << "what NCCL lets a channel of Hopper carry";
+  EXPECT_NEAR(rate(4), 4 * 36.7, 8);
+  EXPECT_NEAR(rate(12), rate(64), 1) << "the links are full";
+  EXPECT_EQ(with_max_ctas(*profile, 0), *profile);
+}
+
+TEST(Collectives, SymmetricMemorySavesWhatWasPublished) {
+  const auto profile = load_profile("h100-sxm-80");
+  ASSERT_TRUE(profile.has_value());
+  // 8 H100, plain less symmetric (specification of 2026's runtime): gathers, and where there is a row the mean with
+  // reductions.
+  for (const auto& [mebibytes, saved_us] : {std::pair{2, 8.6}, {8, 17.1}, {32, 17.9}, {128, 22.1}}) {
+    const double us =
+        static_cast<double>(saved_by_symmetric_memory(*profile, CollectiveKind::AllGather, {8, 1}, mebibytes * kMiB)) /
+        1e3;
+    EXPECT_NEAR(us, saved_us, 4.5) << mebibytes;
+  }
+  EXPECT_EQ(saved_by_symmetric_memory(*profile, CollectiveKind::AllGather, {16, 2}, kGiB), 0) << "over nodes";
+  EXPECT_EQ(saved_by_symmetric_memory(*load_profile("rtx-4090"), CollectiveKind::AllGather, {8, 1}, kGiB), 0);
+}
+
 // Latency + bytes (W-1)/W / bandwidth, all-reduce twice.
 TEST(Collectives, TheVirtualDeviceHasItsOwnFormula) {
   const auto profile = load_profile("virtual");

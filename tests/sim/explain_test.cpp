@@ -52,6 +52,22 @@ class ExplainTest : public ::testing::Test {
   std::string path_;
 };
 
+TEST_F(ExplainTest, CopyEnginesWorkAgainstInterferenceInsideANode) {
+  const auto works = [](const Explanation& e) {
+    return std::any_of(e.changes.begin(), e.changes.end(), [](const ChangeEffect& change) {
+      return change.cause == ExposureCause::Interference &&
+             change.set == std::vector<std::string>{"fsdp.symmetric_memory=true"};
+    });
+  };
+  job.cluster.world_size = 8;
+  EXPECT_TRUE(works(explained()));
+  job.fsdp.symmetric_memory = true;
+  EXPECT_FALSE(works(explained())) << "they work already";
+  job.fsdp.symmetric_memory = false;
+  job.cluster.world_size = 16;
+  EXPECT_FALSE(works(explained())) << "over nodes the network carries it";
+}
+
 TEST_F(ExplainTest, HoldersAddUpToThePeakOfEachCategory) {
   for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2, Runtime::None}) {
     job.fsdp.runtime = runtime;

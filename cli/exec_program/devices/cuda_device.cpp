@@ -67,7 +67,8 @@ class CudaRunDevice final : public RunDevice {
     device.connect = [this](const std::string& name, const std::vector<int>& ranks) {
       return wish_.emulated
                  ? emulate(ranks)
-                 : exec::connect_nccl(*wish_.meeting, {name, ranks, index_, wish_.timeout, wish_.nccl_register});
+                 : exec::connect_nccl(*wish_.meeting, {name, ranks, index_, wish_.timeout, wish_.nccl_register,
+                                                       static_cast<int>(wish_.job.cluster.nccl_max_ctas)});
     };
     return device;
   }

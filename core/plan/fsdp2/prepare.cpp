@@ -231,6 +231,7 @@ Result<void> prepare(Run& run) {
   const FsdpOptions& options = run.request.job.fsdp;
   run.offload = options.cpu_offload;
   run.pin_memory = options.offload_pin_memory;
+  run.separate_reduce = options.separate_reduce_communicator;
   run.steps_in_backward = steps_in_backward(run.request.job.train.optimizer.impl);
   for (const PlanUnit& u : run.plan.units) run.hybrid = run.hybrid || is_hybrid(u.strategy);
   run.shard_size = run.plan.units.front().shard_size;

@@ -68,7 +68,9 @@ SimDuration PlayedCollectives::duration_of(const Instruction& i) {
     if (known.bytes == bytes && known.kind == kind && known.placement == placement) return known.time;
   }
   const HardwareProfile& profile = context_.device.profile;
-  durations_.push_back({kind, placement, bytes, collective_time(profile, kind, placement, bytes)});
+  SimDuration time = collective_time(profile, kind, placement, bytes);
+  if (symmetric_memory()) time -= saved_by_symmetric_memory(profile, kind, placement, bytes);
+  durations_.push_back({kind, placement, bytes, time});
   return durations_.back().time;
 }
 
@@ -97,7 +99,10 @@ void PlayedCollectives::play(const Instruction& i) {
   }
   const WorkSpan run = device.launch(i.stream, host, time, what, not_before, i.communicator.value);
   communicator.tail = run.end;
-  if (i.stream != Stream::D) device.interference.collective(run.start, run.end);
+  // Copy engines take no multiprocessors.
+  const bool copied = i.kind == InstructionKind::AllGather && symmetric_memory() &&
+                      device.profile.fabric == Fabric::Switch && communicator.placement.nodes == 1;
+  if (i.stream != Stream::D && !copied) device.interference.collective(run.start, run.end);
   CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, context_.instruction()};
   kept.on_compute = i.stream == Stream::D;
   kept.after_host_wait = order_.take_host_waited();

@@ -55,6 +55,7 @@ class PlayedCollectives {
     SimDuration time = 0;
   };
   SimDuration duration_of(const Instruction& i);
+  bool symmetric_memory() const { return context_.job.fsdp.symmetric_memory; }
 
   PlayContext& context_;
   StreamOrder& order_;

@@ -104,8 +104,27 @@ TEST(Planned, ReductionsOfTheirOwnCommunicatorRunTwoAtATime) {
   EXPECT_EQ(most, 2U);
   EXPECT_EQ(alive, 0U);
   expect_no_failure(plan);
-  job.fsdp.runtime = Runtime::Fsdp2;  // PyTorch has one group for both
+  job.fsdp.runtime = Runtime::Fsdp2;  // PyTorch 2.11 has one group for both
   EXPECT_EQ(plan_chain(job)->communicators.size(), 1U);
+}
+
+TEST(Fsdp2, ReductionsHaveACommunicatorOfTheirOwnWhereTheScriptAsks) {
+  Job job = planned_job();
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.fsdp.separate_reduce_communicator = true;  // set_separate_reduce_scatter_group, since 2026
+  const Plan plan = plan_chain(job).value();
+  ASSERT_EQ(plan.communicators.size(), 2U);
+  int reductions = 0;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.kind == InstructionKind::AllGather) {
+      EXPECT_EQ(i.communicator, CommunicatorId(std::size_t{0}));
+    }
+    if (i.kind != InstructionKind::ReduceScatter) continue;
+    ++reductions;
+    EXPECT_EQ(i.communicator, CommunicatorId(std::size_t{1}));
+  }
+  EXPECT_GT(reductions, 0);
+  expect_no_failure(plan);
 }
 
 TEST(Planned, RanksIssueTheSameCollectivesInTheSameOrder) {
