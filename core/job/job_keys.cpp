@@ -191,6 +191,9 @@ void add_mesh_options(TableMaker& t) {
            "mesh.expert");
   t.integer("mesh.expert_divide_factor", -1, kMaxRanks, FORESHARD_FIELD(mesh.expert_divide_factor),
             "of the experts' gradients; 0 = the data ranks, as torchtitan; -1 = the ranks that FSDP shards them over");
+  t.boolean("mesh.async_tensor", FORESHARD_FIELD(mesh.async_tensor),
+            "of compiled blocks: gathers and scatters of sequence parallelism go piece by piece beside the products "
+            "that they feed, as torchtitan's asynchronous tensor parallelism; only time changes");
   t.boolean("mesh.flattened", FORESHARD_FIELD(mesh.flattened),
             "the script has flattened data and tensor into one dimension: norms are completed in one all-reduce");
 }

@@ -52,6 +52,7 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"adapters.", [](const Job& job) { return job.adapters.kind != "none"; }},
     {"mesh.sequence_parallel", [](const Job& job) { return job.mesh.tensor > 1; }},
     {"mesh.loss_parallel", [](const Job& job) { return job.mesh.tensor > 1; }},
+    {"mesh.async_tensor", [](const Job& job) { return job.mesh.tensor > 1; }},
     {"mesh.flattened", [](const Job& job) { return job.mesh.tensor > 1; }},
     {"mesh.plan", [](const Job& job) { return job.mesh.tensor > 1 || job.mesh.expert > 1; }},
     {"mesh.context_rotate", [](const Job& job) { return job.mesh.context > 1; }},

@@ -155,6 +155,22 @@ Result<void> check_mesh(const Job& job) {
                  own_loss ? "model.loss" : "model.attention_mask", own_loss ? "auto or cross_entropy" : "false",
                  own_loss ? job.model.loss : "true", "change it, or take the degrees of [mesh] away"});
   }
+  if (mesh.tensor > 1 && mesh.async_tensor) {
+    const std::int64_t per_node = job.cluster.ranks_per_node;
+    const char* lacks = !mesh.sequence_parallel              ? "mesh.sequence_parallel"
+                        : !job.model.compile                 ? "model.compile"
+                        : per_node % mesh.tensor != 0        ? "cluster.ranks_per_node"
+                                                             : nullptr;
+    if (lacks != nullptr) {
+      return fail({ErrorCode::Inconsistent,
+                   "asynchronous tensor parallelism is the compiler's, between cards that see each other's memory",
+                   {},
+                   "mesh.async_tensor",
+                   "model.compile and mesh.sequence_parallel, and tensor groups inside a node",
+                   std::string("not so: ") + lacks,
+                   std::string("change ") + lacks + ", or set mesh.async_tensor = false"});
+    }
+  }
   const std::int64_t world = job.cluster.world_size;
   for (const auto& [key, degree] : {std::pair("tensor", mesh.tensor), std::pair("expert", mesh.expert)}) {
     if (degree >= 1 && world % degree == 0) continue;

@@ -56,8 +56,14 @@ void read_parallelism(Reader& r) {
   const std::int64_t replicas = degree("parallelism.data_parallel_replicate_degree", 1);
   const std::int64_t shards = degree("parallelism.data_parallel_shard_degree", -1);
   const std::int64_t tensor = std::max<std::int64_t>(degree("parallelism.tensor_parallel_degree", 1), 1);
+  static constexpr const char* kAsync[] = {"parallelism.enable_async_tensor_parallel",
+                                           "compile.enable_async_tensor_parallel"};
+  if (tensor == 1)
+    for (const char* name : kAsync) r.ignore(name);
   if (tensor > 1) {
     r.set_number("mesh.tensor", tensor, "parallelism.tensor_parallel_degree");
+    for (const char* name : kAsync)
+      if (r.flag(name)) r.set_flag("mesh.async_tensor", true, name);
     if (r.flag("parallelism.disable_loss_parallel"))
       r.set_flag("mesh.loss_parallel", false, "parallelism.disable_loss_parallel");
     if (!r.flag("parallelism.enable_sequence_parallel", true))
@@ -90,8 +96,7 @@ void read_parallelism(Reader& r) {
   }
   read_micro_batches(r, std::max<std::int64_t>(replicas, 1) * shards);
   r.refuse("parallelism.pipeline_parallel_degree", "pipelines are not planned", "1");
-  for (const char* name : {"parallelism.enable_async_tensor_parallel", "parallelism.enable_compiled_autograd"})
-    r.refuse(name, "it is not planned");
+  r.refuse("parallelism.enable_compiled_autograd", "it is not planned");
   const bool pipeline = r.integer("parallelism.pipeline_parallel_degree", 1) > 1;
   if (const std::string schedule = r.text("parallelism.pipeline_parallel_schedule"); pipeline && !schedule.empty())
     r.note("parallelism.pipeline_parallel_schedule = " + schedule + ": pipelines are not planned");

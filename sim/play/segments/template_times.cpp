@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "sim/device/operator_times.h"
+#include "sim/play/segments/async_products.h"
 
 namespace foreshard {
 namespace {
@@ -85,6 +86,8 @@ class TemplateTimer {
     if (segment != nullptr && !measured_.empty()) {
       measured_.apply(list, segment->op_begin, segment->op_end - segment->op_begin, backward, device);
     }
+    if (segment != nullptr && context_.job.mesh.async_tensor)
+      overlap_products(context_.model, *segment, list, backward, context_.device.profile, device);
     return device;
   }
 
