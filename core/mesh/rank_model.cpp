@@ -157,10 +157,10 @@ Result<void> check_mesh(const Job& job) {
   }
   if (mesh.tensor > 1 && mesh.async_tensor) {
     const std::int64_t per_node = job.cluster.ranks_per_node;
-    const char* lacks = !mesh.sequence_parallel              ? "mesh.sequence_parallel"
-                        : !job.model.compile                 ? "model.compile"
-                        : per_node % mesh.tensor != 0        ? "cluster.ranks_per_node"
-                                                             : nullptr;
+    const char* lacks = !mesh.sequence_parallel       ? "mesh.sequence_parallel"
+                        : !job.model.compile          ? "model.compile"
+                        : per_node % mesh.tensor != 0 ? "cluster.ranks_per_node"
+                                                      : nullptr;
     if (lacks != nullptr) {
       return fail({ErrorCode::Inconsistent,
                    "asynchronous tensor parallelism is the compiler's, between cards that see each other's memory",

@@ -50,8 +50,7 @@ void put_parallelism(const Job& job, JobValue& tree) {
     put("parallelism.context_parallel_rotate_method", tree_text_value(job.mesh.context_rotate));
   }
   if (job.mesh.expert > 1) put("parallelism.expert_parallel_degree", tree_integer(job.mesh.expert));
-  if (job.mesh.tensor > 1 && job.mesh.async_tensor)
-    put("parallelism.enable_async_tensor_parallel", tree_flag(true));
+  if (job.mesh.tensor > 1 && job.mesh.async_tensor) put("parallelism.enable_async_tensor_parallel", tree_flag(true));
   if (job.mesh.tensor > 1 && !job.mesh.loss_parallel) put("parallelism.disable_loss_parallel", tree_flag(true));
 }
 

@@ -15,8 +15,8 @@ bool is_product(const Op& op) {
 }
 
 bool moves_nothing(const Op& op) {
-  return op.name == "aten.view.default" || op.name == "aten._unsafe_view.default" || op.name == "aten.reshape.default" ||
-         op.name == "aten.t.default" || op.name == "aten.transpose.int";
+  return op.name == "aten.view.default" || op.name == "aten._unsafe_view.default" ||
+         op.name == "aten.reshape.default" || op.name == "aten.t.default" || op.name == "aten.transpose.int";
 }
 
 /// The operators of one segment, as who made and who reads what.

@@ -165,6 +165,9 @@ TEST(ImportJob, ReadsTorchtitansContextAndExperts) {
   EXPECT_EQ(context.job.mesh.tensor, 2);
   EXPECT_EQ(context.job.cluster.world_size, 64);
   expect_round_trip(context);
+  const ImportedJob asynchronous = titan("tensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n");
+  EXPECT_TRUE(asynchronous.job.mesh.async_tensor);
+  EXPECT_THAT(asynchronous.notes, testing::Not(Contains(HasSubstr("async"))));
   const ImportedJob experts = titan("data_parallel_shard_degree = 16\nexpert_parallel_degree = 8\n");
   EXPECT_EQ(experts.job.mesh.expert, 8);
   EXPECT_EQ(experts.job.cluster.world_size, 16);
