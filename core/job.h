@@ -66,7 +66,7 @@ struct MeshOptions {
   // Of the experts' gradients: 0 = the data ranks, as torchtitan sets it; -1 = FSDP's own, the ranks that shard them.
   std::int64_t expert_divide_factor = 0;
   bool async_tensor = false;  // compiled blocks: what sequence parallelism moves goes piece by piece beside products
-  bool flattened = false;  // data and tensor are one dimension of the script too: norms completed in one all-reduce
+  bool flattened = false;     // data and tensor are one dimension of the script too: norms completed in one all-reduce
   bool operator==(const MeshOptions&) const = default;
 };
 

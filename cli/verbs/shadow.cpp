@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <string_view>
 
 #include "cli/reports/shadow_report.h"
 #include "cli/session/job_source.h"
@@ -27,6 +30,21 @@ namespace fs = std::filesystem;
 /// As FAKEGPU_LOG names them: a folder of the user's may hold other .jsonl files.
 bool is_device_log(const fs::path& file) {
   return file.extension() == ".jsonl" && file.filename().string().starts_with("device-");
+}
+
+/// What keep() puts there.
+bool is_kept_name(const std::string& name) {
+  static constexpr std::array<std::string_view, 4> kNames{"job.toml", "model.json", "model-config.json", "report.json"};
+  return is_device_log(name) || std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+Result<std::set<std::string>> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  std::error_code code;
+  for (fs::directory_iterator at(folder, code); !code && at != fs::directory_iterator(); at.increment(code))
+    names.insert(at->path().filename().string());
+  if (code) return fail(output_error(folder, code.value()));
+  return names;
 }
 
 /// Where report, model and log go while the script runs: a folder that is gone afterwards, inside the user's if there
@@ -61,18 +79,22 @@ class Folder {
   /// Where the user will find it.
   std::string kept_as(const std::string& name) const { return users_ + "/" + name; }
 
-  /// Everything takes its place in the user's folder; an earlier run's logs go.
+  /// Everything takes its place in the user's folder; then what an earlier run left beside it goes.
   Result<void> keep() const {
     if (!kept()) return {};
+    const auto made = names_in(path_);
+    if (!made) return fail(made.error());
     std::error_code code;
-    for (const auto& entry : fs::directory_iterator(users_, code))
-      if (is_device_log(entry.path())) fs::remove(entry.path(), code);
-    std::vector<fs::path> files;
-    for (const auto& entry : fs::directory_iterator(path_, code)) files.push_back(entry.path());
-    for (const fs::path& file : files) {
-      const std::string place = kept_as(file.filename().string());
-      fs::rename(file, place, code);
-      if (code) return fail(output_error(place, code.value()));
+    for (const std::string& name : *made) {
+      fs::rename(*this / name, kept_as(name), code);
+      if (code) return fail(output_error(kept_as(name), code.value()));
+    }
+    const auto there = names_in(users_);
+    if (!there) return fail(there.error());
+    for (const std::string& name : *there) {
+      if (!is_kept_name(name) || made->contains(name)) continue;
+      fs::remove(kept_as(name), code);
+      if (code) return fail(output_error(kept_as(name), code.value()));
     }
     return {};
   }

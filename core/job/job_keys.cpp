@@ -1,3 +1,4 @@
+// One long file on purpose: one table of keys, in the order of the page that is printed from it (docs/formats/job.md).
 #include "core/job/job_keys.h"
 
 #include <fmt/format.h>

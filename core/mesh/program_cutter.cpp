@@ -410,8 +410,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
-  const Op& carried = ops_.back();
-  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Rowwise) finish_results(carried);
+  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Rowwise) finish_results(ops_.back());
   return {};
 }
 

@@ -76,7 +76,7 @@ Trap unfactored(const Model& model, const Plan& plan) {
 
 /// foreach_reduce records an event for the optimizer to wait on, but calls the hooks at once.
 Trap steps_too_soon() {
-  Trap trap{49,   "an optimizer in backward steps before its gradients have reached the host", "OPT, C6", {}, {}, {},
+  Trap trap{51,   "an optimizer in backward steps before its gradients have reached the host", "OPT, C6", {}, {}, {},
             false};
   trap.text =
       "with pinned memory a gradient's copy to the host is not waited for before the hooks run: a step takes what lay "

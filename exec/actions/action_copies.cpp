@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "exec/torch/torch_types.h"
-
 namespace foreshard::exec {
 
 void ActionCopies::begin(const PlanIteration& iteration) {

@@ -25,8 +25,8 @@ class ActionCopies {
  private:
   void collective(const Instruction& i, CollectiveWork what);
   /// Of one rank: a gather of a group that meets nobody.
-  std::shared_ptr<Communicator> communicator_of(
-      const Instruction& i);  /// reset_parameters of a module (fsdp1) or of a shard (fsdp2), and zeros.
+  std::shared_ptr<Communicator> communicator_of(const Instruction& i);
+  /// reset_parameters of a module (fsdp1) or of a shard (fsdp2), and zeros.
   void fill(const Instruction& i);
   void all_gather(const Instruction& i);
   at::Tensor sent(const Instruction& i) const;

@@ -57,7 +57,7 @@ class RankActions final : public ActionRun {
                      {},
                      "--action",
                      "mesh.tensor = mesh.context = mesh.expert = 1",
-                     plan().iterations.front().actions.front(),
+                     iteration.actions.front(),
                      "train with train.checkpoint, whose files load on any mesh"});
       }
       if (!added.kind_given && plan().runtime == Runtime::Fsdp2) added.kind = StateKind::Sharded;

@@ -161,6 +161,7 @@ class LocalRanks {
         note_stopped();
       } else {
         child.running = false;
+        forget_the_stopped(status);
         ended(child.rank, status);
       }
     }
@@ -171,6 +172,16 @@ class LocalRanks {
     const auto still = std::find_if(children_.begin(), children_.end(),
                                     [](const Child& child) { return child.running && child.stopped_since; });
     store_.note_stopped(still == children_.end() ? "" : stopped_text(*still));
+  }
+
+  /// A rank that crashed goes before one that is stopped: those who lose it are not to blame the other. Not where the
+  /// stopped one is what it failed of, or what we have ended.
+  void forget_the_stopped(int status) {
+    if (WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == kExitStopped)) return;
+    const std::string noted = store_.noted_stopped();
+    if (noted.empty()) return;
+    const auto word = store_.reported_failure(std::chrono::milliseconds::zero());
+    if (!word || word->find(noted) == word->npos) store_.note_stopped("");
   }
 
   static std::string stopped_text(const Child& child) {

@@ -39,12 +39,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Error training_error(ErrorCode code, std::string place, std::string message, std::string hint = "") {
+Error training_error(ErrorCode code, std::string place, std::string message, std::string hint = "",
+                     std::string expected = "a job, a model and a folder that can be trained with") {
   Error error;
   error.code = code;
   error.place = std::move(place);
   error.message = std::move(message);
-  error.expected = "a job, a model and a folder that can be trained with";
+  error.expected = std::move(expected);
   error.hint = std::move(hint);
   return error;
 }
@@ -127,15 +128,13 @@ Error draws_on_mesh() {
 /// What of a script is planned and simulated only.
 Result<void> check_script(const Job& job, DeviceKind device) {
   const OptimizerOptions& optimizer = job.train.optimizer;
-  const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
+  const bool fsdp1 = job.fsdp.runtime == Runtime::Fsdp1;
   const bool half = job.model.dtype == DType::BFloat16 || job.model.dtype == DType::Float16;
   const bool adafactor = optimizer.name == OptimizerKind::Adafactor;
   const bool adapts = job.adapters.kind != "none";
   const struct {
     bool asked;
-    const char* key;
-    const char* what;
-    const char* works;
+    const char *key, *what, *works;
   } kOnly[] = {
       {optimizer.name == OptimizerKind::AdamW8bit, "train.optimizer.name",
        "8-bit AdamW is torchao's, whose kernels are compiled for CUDA devices: it is", "adamw"},
@@ -144,9 +143,10 @@ Result<void> check_script(const Job& job, DeviceKind device) {
       // What the scaler found is read by fused kernels alone there, and Muon's step is none.
       {optimizer.name == OptimizerKind::Muon && optimizer.impl == OptimizerImpl::Fused && job.train.grad_scaler.enabled,
        "train.optimizer.impl", "fused steps beside Muon's under train.grad_scaler are", "foreach"},
-      {adafactor && (job.fsdp.runtime != Runtime::Fsdp1 || job.fsdp.strategy == Strategy::NoShard), "fsdp.strategy",
-       "Adafactor over whole matrices, of which it keeps rows and columns, is", "FULL_SHARD under fsdp1"},
-      {adafactor && flat, "fsdp.use_orig_params", "Adafactor over one flat parameter a unit is", "true"},
+      // Transformers' step and the checkpoints know moments of one dimension alone.
+      {adafactor && (!fsdp1 || job.fsdp.strategy == Strategy::NoShard), fsdp1 ? "fsdp.strategy" : "fsdp.runtime",
+       "Adafactor over matrices (means by row and column) is", fsdp1 ? "FULL_SHARD or SHARD_GRAD_OP" : "fsdp1"},
+      {adafactor && !job.fsdp.use_orig_params, "fsdp.use_orig_params", "Adafactor over flat parameters is", "true"},
       {adafactor && optimizer.impl == OptimizerImpl::ForLoop && half, "model.dtype",
        "Transformers' Adafactor on parameters of half precision is", "float32"},
       {job.model.compile, "model.compile", "compiled blocks are", "false"},
@@ -165,7 +165,7 @@ Result<void> check_script(const Job& job, DeviceKind device) {
   for (const auto& one : kOnly) {
     if (!one.asked) continue;
     return fail(training_error(ErrorCode::Unsupported, one.key, std::string(one.what) + " planned and simulated only",
-                               std::string("set ") + one.key + " to " + one.works + " to run"));
+                               std::string("set ") + one.key + " to " + one.works + " to run", one.works));
   }
   return {};
 }

@@ -293,6 +293,15 @@ class Programs(unittest.TestCase):
         self.assertIn("every row counts as full", model.notes[0])
 
 
+    def test_sequences_whose_batch_sizes_nobody_knows_are_refused(self):
+        from foreshard.capture.packed import planned
+
+        sizes = torch.empty(3, dtype=torch.int64, device="meta")
+        with planned([]), self.assertRaisesRegex(CaptureError, "batch sizes have no values") as told:
+            torch._VF._pad_packed_sequence(torch.empty(4, 6, device="meta"), sizes, False, 0.0, 3)
+        self.assertIn("on the CPU", told.exception.expected)
+
+
 class Lifetimes(unittest.TestCase):
     def test_a_name_outlives_the_last_use(self):
         class Named(Two):
@@ -426,6 +435,20 @@ class Square(torch.autograd.Function):
         return g.unsqueeze(-1) * y * ctx.factor, None
 
 
+class Long(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        for _ in range(500):  # more than are told one by one
+            y = y + 1
+        return y.sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.unsqueeze(-1) * ctx.saved_tensors[0]
+
+
 class Carries(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -462,6 +485,27 @@ class Opaque(unittest.TestCase):
         self.assertEqual(beside["args"], [[3 * 6 * 4]])
         self.assertEqual(beside["out"][0]["held_until"], {"op": model.document["ops"].index(op)})
         self.assertFalse(ops(model, "exp"))
+
+    def test_many_temporaries_of_a_function_that_saves_are_one_workspace(self):
+        class Custom(Two):
+            def forward(self, x):
+                return Long.apply(super().forward(x))
+
+        (op,) = ops(capture(Custom(), torch.empty(3, 6), loss=scalar), "opaque.")
+        self.assertEqual(op["opaque"]["saved"], [{"shape": [3, 6], "dtype": "float32"}])
+        # Three of a size at a time, one of them saved, and room for the result.
+        self.assertEqual(op["opaque"]["workspace_bytes"], (3 - 1) * 3 * 6 * 4 - 3 * 4)
+
+    def test_memory_that_is_used_again_for_what_stays_was_a_temporary_before(self):
+        from foreshard.capture import recorder
+
+        frame = recorder.Opaque("opaque.f", [], events=[(1, 96), (1, -96), (1, 64)], live={1: (None, 64)})
+        frame.saved = [(1, (16,), torch.float32, 64)]
+        made = types.SimpleNamespace(ops=[], table=types.SimpleNamespace(new_name=lambda: "v"))
+        row = {"module": "", "call": 0}
+        told = recorder.Recorder._write_temporaries(made, frame, row, [], [])
+        self.assertEqual(told, (1, True))
+        self.assertEqual([op.get("args") for op in made.ops], [[[96]], None])
 
     def test_what_a_function_carries_beside_what_it_saves_lives_to_the_end(self):
         class Custom(Two):

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -72,6 +73,18 @@ class WholeFile(unittest.TestCase):
             file.write("new")
         self.assertTrue(os.path.islink(link))
         self.assertEqual(self.content(), "new")
+
+    def test_descriptors_are_written_to(self):
+        for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+            code = f"from foreshard._output import whole_file\nwith whole_file({name!r}) as file: file.write('told')"
+            command = [sys.executable, "-c", code]
+            end = subprocess.run(command, cwd=os.path.dirname(HERE), capture_output=True, text=True, check=False)
+            self.assertEqual((end.stdout, end.stderr, end.returncode), ("told", "", 0), name)
+            self.old()
+            held = os.stat(self.path).st_ino
+            with open(self.path, "w", encoding="utf-8") as file:
+                subprocess.run(command, cwd=os.path.dirname(HERE), stdout=file, check=True)
+            self.assertEqual((self.content(), os.stat(self.path).st_ino), ("told", held), name)
 
     def test_what_is_no_file_is_written_to(self):
         with whole_file("/dev/null") as file:

@@ -113,6 +113,7 @@ double nvls_bus_gb_per_s(const HardwareProfile& profile, int ranks) {
 // docs/accuracy.md says which published times the constants are fitted to.
 //
 // In the switch (and over nodes) all ranks add at once, whatever their number.
+constexpr const char* kMaxCtas = "nccl_max_ctas";  // in HardwareProfile::extra, by with_max_ctas
 constexpr double kFloorUs = 47, kRampUs = 110, kKneeBytes = 30.0 * 1024 * 1024;
 constexpr double kFloorPerDoubling = 3.5, kRampPerDoubling = 1.2;  // per doubling of the nodes
 // An all-reduce over rings is passed on from rank to rank: floor and ramp grow with the steps (section 5.2), and a step
@@ -196,7 +197,9 @@ double virtual_us(const HardwareProfile& profile, CollectiveKind kind, const Gro
   }
   const double bandwidth = across ? profile.scale_out_gb_per_s : profile.scale_up_gb_per_s;
   const double traffic = kind == CollectiveKind::AllReduce ? 2.0 : 1.0;
-  return us + traffic * static_cast<double>(bytes) * (group.ranks - 1) / group.ranks / (bandwidth * 1e3);
+  // A message passes whole, of the others a rank's own part stays.
+  const double passed = kind == CollectiveKind::SendReceive ? 1.0 : static_cast<double>(group.ranks - 1) / group.ranks;
+  return us + traffic * static_cast<double>(bytes) * passed / (bandwidth * 1e3);
 }
 
 }  // namespace
@@ -254,6 +257,8 @@ NcclTopology topology_of(const HardwareProfile& profile, const GroupPlacement& g
   const double network = kUsableNetwork * network_gb_per_s(profile, group.ranks_per_node(),
                                                            std::max(group.job_ranks, group.ranks_per_node()));
   if (group.nodes > 1) topology.channels = channels_over_nodes(profile, topology.row, group.ranks_per_node(), network);
+  if (const auto most = profile.extra.find(kMaxCtas); most != profile.extra.end())
+    topology.channels = std::min(topology.channels, static_cast<int>(most->second));
   topology.intra_gb_per_s = total / topology.channels;
   topology.inter_gb_per_s = std::min(network, profile.channels * profile.channel_gb_per_s) / topology.channels;
   if (group.nodes > 1) topology.intra_gb_per_s = std::min(topology.intra_gb_per_s, network / topology.channels);
@@ -416,6 +421,12 @@ HardwareProfile with_max_ctas(HardwareProfile profile, std::int64_t ctas) {
   const double of_one = caps_of(nccl_row(profile.architecture)).ring_ll128[0];
   profile.channels = static_cast<int>(std::min<std::int64_t>(profile.channels, ctas));
   profile.channel_gb_per_s = std::min(total / profile.channels, std::max(of_one, profile.channel_gb_per_s));
+  profile.extra[kMaxCtas] = static_cast<double>(ctas);
+  // Sums in a switch and what was measured lose what the links lose.
+  const double left = profile.channels * profile.channel_gb_per_s / total;
+  profile.switch_sum_share *= left;
+  for (MeasuredCollective& curve : profile.collectives)
+    for (SimDuration& ns : curve.ns) ns = std::llround(static_cast<double>(ns) / left);
   return profile;
 }
 

@@ -42,7 +42,7 @@ bool OptimizerState::make_factors(Device& device, const LocalParam& param, const
   if (!param.is_matrix()) return make_moments(device, param, 1, what);
   device.book.set_unit(param.unit);
   for (const Numel count : {param.rows, param.columns}) {
-    const Bytes bytes = count * itemsize(param.dtype);
+    const Bytes bytes = count * (param.bytes / param.numel);  // float32 where the loop widens
     if (device.book.allocate(bytes, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(bytes), what);
   }
@@ -80,26 +80,26 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
     for (const bool by_row : {true, false}) {
       const auto means = made([&](const LocalParam& p) { return (by_row ? p.rows : p.columns) * itemsize(p.dtype); });
       if (!means) return false;
-      foreach_call(device, what, 1);
+      foreach_call(device, what, 1, list);
       free(*means);
     }
     updates = made([](const LocalParam& p) { return p.bytes; });
     const auto means = made([](const LocalParam& p) { return itemsize(p.dtype); });
     if (!updates || !means) return false;
-    for (const int passes : {1, 2}) foreach_call(device, what, passes);
+    for (const int passes : {1, 2}) foreach_call(device, what, passes, list);
     free(*means);
   } else {
     const auto squares = made([](const LocalParam& p) { return p.bytes; });
     if (!squares) return false;
-    for (const int passes : {3, 3}) foreach_call(device, what, passes);
+    for (const int passes : {3, 3}) foreach_call(device, what, passes, list);
     free(*squares);
     updates = made([](const LocalParam& p) { return p.bytes; });
     if (!updates) return false;
-    foreach_call(device, what, 2);
+    foreach_call(device, what, 2, list);
   }
-  for (const int passes : {2, 2, 3}) foreach_call(device, what, passes);
+  for (const int passes : {2, 2, 3}) foreach_call(device, what, passes, list);
   if (!norms()) return false;  // of their updates
-  for (const int passes : {2, 3}) foreach_call(device, what, passes);
+  for (const int passes : {2, 3}) foreach_call(device, what, passes, list);
   free(*updates);
   return true;
 }

@@ -71,10 +71,11 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
 
 // ------------------------------------------------------------------------------------------------ clip and step
 
-void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int passes) {
+void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int passes,
+                                  const std::vector<LocalParam>& list) {
   std::int64_t blocks = 0;
   Bytes bytes = 0;
-  for (const LocalParam& param : params_) {
+  for (const LocalParam& param : list) {
     blocks += ceil_div(param.numel, kListChunk);
     bytes += param.bytes;
   }

@@ -79,7 +79,10 @@ class OptimizerState {
   bool measured_clip(Device& device, const ActivitySpan& what);
   std::vector<LocalParam> taken_at_once() const;
   /// One foreach call: reads and writes `passes` times all parameters.
-  void foreach_call(Device& device, const ActivitySpan& what, int passes);
+  void foreach_call(Device& device, const ActivitySpan& what, int passes) {
+    foreach_call(device, what, passes, params_);
+  }
+  void foreach_call(Device& device, const ActivitySpan& what, int passes, const std::vector<LocalParam>& list);
   /// The same on the host.
   void host_pass(Device& device, int passes);
   /// A copy of every parameter; freed by the caller. False: out of memory.

@@ -27,7 +27,6 @@ Error float8_error(std::string message, std::string expected, std::string got, s
           std::move(got),         std::move(hint)};
 }
 
-/// Whether the card multiplies in 8 bits at all.
 Result<void> check_float8_card(const Job& job, const HardwareProfile& profile) {
   if (job.model.float8 == "none" || profile.kind == "virtual") return {};
   if (profile.peak_tflops.count(DType::Float8E4M3) > 0) return {};
@@ -49,8 +48,13 @@ Result<void> check_float8_layers(const Job& job, const Model& model) {
 
 }  // namespace
 
+Result<void> check_card(const Job& job, const HardwareProfile& profile) {
+  if (auto can = check_float8_card(job, profile); !can) return can;
+  return is_cut(job.mesh) ? check_mesh(job) : Result<void>();
+}
+
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
-  if (auto can = check_float8_card(job, profile); !can) return fail(can.error());
+  if (auto can = check_card(job, profile); !can) return fail(can.error());
   auto whole = load_model(rank_model_options(job), job_program(job, profile));
   if (whole) {
     if (auto can = check_float8_layers(job, *whole); !can) return fail(can.error());
@@ -122,6 +126,10 @@ Result<Prepared> prepare(const Job& job) {
   if (!model) return fail(model.error());
   const auto settled = settle_job(job, *model, *profile);
   if (!settled) return fail(settled.error());
+  if (is_cut(job.mesh) && job.fsdp.runtime == Runtime::Fsdp1 && settled->job != job) {  // its units place its copies
+    model = load_job_model(settled->job, *profile);
+    if (!model) return fail(model.error());
+  }
   auto plan = build_plan(*model, settled->job);
   if (!plan) return fail(plan.error());
   plan->warnings.insert(plan->warnings.end(), settled->texts.begin(), settled->texts.end());

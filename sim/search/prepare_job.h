@@ -20,6 +20,10 @@ namespace foreshard {
 /// The program that the job's model is written as, for the profile's kind of device.
 ProgramOptions job_program(const Job& job, const HardwareProfile& profile);
 
+/// Whether the job's machine can do what is asked of it: products in 8 bits, the groups of a mesh.
+/// Errors: wrong_value of model.float8; check_mesh's.
+Result<void> check_card(const Job& job, const HardwareProfile& profile);
+
 /// The model of a job with its operator program in the dtype that the job computes in, for the profile's kind of
 /// device.
 Result<Model> load_job_model(const Job& job, const HardwareProfile& profile);

@@ -74,12 +74,14 @@ Result<std::shared_ptr<const HardwareProfile>> SharedParts::profile(const std::s
 }
 
 Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const HardwareProfile& profile) {
+  if (auto can = check_card(job, profile); !can) return fail(can.error());  // no key knows cards and nodes
   const ProgramOptions program = job_program(job, profile);
   ModelKey key{job.model, program.compute_dtype, program.buffer_dtype, program.device, program.cudnn, job.mesh};
   if (is_cut(job.mesh)) {
     key.world_size = job.cluster.world_size;
     key.rank = job.cluster.rank;
     key.runtime = job.fsdp.runtime;
+    if (job.fsdp.runtime == Runtime::Fsdp1) key.units = units_key(job);  // where its program copies hangs on units
   }
   if (job.adapters.kind != "none") {
     key.units = units_key(job);

@@ -151,8 +151,12 @@ class Shadow(unittest.TestCase):
 
     def test_a_script_that_fails_leaves_the_answer_before_as_it_was(self):
         with tempfile.TemporaryDirectory() as folder:
+            for name in ("model-config.json", "device-0.jsonl", "own.jsonl"):
+                (pathlib.Path(folder) / name).write_text("old")
             end = run(PYTHON, SCRIPTS / "nanogpt.py", flags=("--world", "4", "--out", folder))
             self.assertEqual(end.returncode, 0, end.stderr[-2000:])
+            old = [path.name for path in pathlib.Path(folder).iterdir() if path.read_bytes() == b"old"]
+            self.assertEqual(old, ["own.jsonl"])  # the user's
             before = {name: (pathlib.Path(folder) / name).read_bytes() for name in os.listdir(folder)}
             self.assertLessEqual({"job.toml", "model.json", "report.json"}, set(before))
             end = run(PYTHON, "-c", "import torch; raise SystemExit(3)", flags=("--world", "4", "--out", folder))

@@ -150,6 +150,41 @@ TEST_F(SweepTest, OptimizersAndMeshesAreNotTakenForEachOther) {
   EXPECT_GT(times.size(), 3U) << "jobs that differ";
 }
 
+// Where FSDP1's program of a cut model copies hangs on its units; whether a mesh is possible on the nodes.
+TEST_F(SweepTest, UnitsNodesAndCollectivesOfCutModelsAreNotTakenForEachOther) {
+  const auto alike = [&](const SweepGrid& over, Job job) {
+    SharedParts shared;
+    Workbench kept(shared);
+    kept.keep_tapes();
+    int predicted = 0;
+    for (std::size_t k = 0; k < over.size(); ++k) {
+      const auto point = over.job_of(k, job);
+      ASSERT_TRUE(point.has_value());
+      SharedParts others;
+      Workbench fresh(others);
+      const auto a = kept.predict(*point), b = fresh.predict(*point);
+      ASSERT_EQ(a.has_value(), b.has_value()) << k << (a ? to_text(b.error()) : to_text(a.error()));
+      if (!a) continue;
+      ++predicted;
+      EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
+      EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
+      EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
+    }
+    EXPECT_GT(predicted, 1);
+  };
+  Job job = base;
+  job.mesh.tensor = 2;
+  job.fsdp.allow_traps = {45};
+  job.fsdp.runtime = Runtime::Fsdp1;
+  alike(grid({"fsdp.wrap.policy=always,module_class,auto", "fsdp.strategy=FULL_SHARD,SHARD_GRAD_OP"}), job);
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.model.compile = job.mesh.sequence_parallel = true;
+  alike(grid({"cluster.ranks_per_node=1,8", "mesh.async_tensor=true,false"}), job);
+  alike(grid({"fsdp.separate_reduce_communicator=false,true", "fsdp.symmetric_memory=false,true",
+              "cluster.nccl_max_ctas=0,4,2"}),
+        job);
+}
+
 TEST_F(SweepTest, PiecesOfTheLossMeanSomethingToEveryLossInPieces) {
   Job job = base;
   for (const char* loss : {"chunked_cross_entropy", "chunked_logits_cross_entropy"}) {

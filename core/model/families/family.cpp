@@ -21,10 +21,9 @@ bool exceeds(std::int64_t a, std::int64_t b, std::int64_t c) {
 
 }  // namespace
 
-ProgramWriter::Kernels kernels_of(const FamilyInput& input) {
+ProgramWriter::Kernels kernels_of(const ModelOptions& options, const ProgramOptions& program) {
   using Float8 = ProgramWriter::Float8;
-  const ProgramOptions& program = input.program;
-  const std::string& float8 = input.options.float8;
+  const std::string& float8 = options.float8;
   return {.fused_dropout = program.device == ProgramDevice::Cuda && !program.recorded,
           .wide_norm_statistics = program.device != ProgramDevice::Cpu,
           .integer_histogram = program.device != ProgramDevice::Cpu,

@@ -30,7 +30,8 @@ struct FamilyInput {
 };
 
 /// What the device's kernels look like to the writer.
-ProgramWriter::Kernels kernels_of(const FamilyInput& input);
+ProgramWriter::Kernels kernels_of(const ModelOptions& options, const ProgramOptions& program);
+inline ProgramWriter::Kernels kernels_of(const FamilyInput& input) { return kernels_of(input.options, input.program); }
 
 struct LinearModule {
   ModuleId module;

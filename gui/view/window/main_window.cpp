@@ -10,6 +10,7 @@
 #include <QMimeData>
 #include <QPointer>
 #include <QProgressBar>
+#include <QSignalBlocker>
 #include <QStatusBar>
 #include <QThreadPool>
 #include <algorithm>
@@ -192,8 +193,13 @@ void MainWindow::loaded(Loaded result) {
               Qt::Vertical);
   for (Run& run : result.runs) runs_->add(std::move(run));
   const bool many = has_many_ranks(*input_);
-  if (many != std::exchange(many_ranks_, many)) host_lanes_->setChecked(!many);
-  if (many) statusBar()->showMessage("Threads are hidden, so that ranks have room: View, Host lanes");
+  if (many != std::exchange(many_ranks_, many)) {
+    const QSignalBlocker quiet(host_lanes_);  // what is open still is not drawn once more
+    host_lanes_->setChecked(!many);
+    scene_options_.host = !many;
+  }
+  if (many && !scene_options_.host)
+    statusBar()->showMessage("Threads are hidden, so that ranks have room: View, Host lanes");
   showTimeline(
       comparison_ ? comparison_scene(comparison_, scene_options_) : timeline_scene(input_->timeline, scene_options_),
       false);

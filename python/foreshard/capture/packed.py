@@ -9,6 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .errors import CaptureError
+
 
 class PackPaddedSequence(torch.autograd.Function):
     """ATen's, whose own fake form there is none of. Captured as one opaque operator."""
@@ -70,6 +72,12 @@ def planned(notes: list[str]):
 
     def pad(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: Any, total: int) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = _values(batch_sizes)
+        if sizes is None:
+            raise CaptureError(
+                "packed sequences are given whose batch sizes have no values here",
+                expected="batch_sizes on the CPU beside tensors on meta",
+                hint="pack inside the module, or give the other tensors on meta",
+            )
         lengths = [sum(n > row for n in sizes) for row in range(sizes[0])]
         padded = torch.full((max(total, len(sizes)), sizes[0], *data.shape[1:]), value, dtype=data.dtype, device=data.device)
         offset = 0

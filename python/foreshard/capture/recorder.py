@@ -465,7 +465,7 @@ class Recorder(TorchDispatchMode):
         }
         if self.region is not None:
             row["region"] = self.region
-        index, told = self._write_temporaries(frame, row, results, carried or [])
+        index, all_told = self._write_temporaries(frame, row, results, carried or [])
         by_storage = {storage_key(t): ref for t, ref in zip(tensors, frame.args)}
         out, kept = [], 0
         for result in results:
@@ -509,7 +509,7 @@ class Recorder(TorchDispatchMode):
                 t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor)
             ),
             "flops": 0,
-            "workspace_bytes": 0 if told else max(0, frame.peak - kept),
+            "workspace_bytes": 0 if all_told else max(0, frame.peak - kept),
             "backward": [],
         }
         frame.row = row
@@ -518,7 +518,8 @@ class Recorder(TorchDispatchMode):
         """The operator's row, and around it what else it had while it ran, in the order in which that came and went: blocks of their
         own sizes take other room than one of their sum. The row's number, and whether they are all told."""
         stays = {storage_key(t) for t in [*_tensors(results), *carried]} | {key for key, *_ in frame.saved}
-        made = [at for at, (key, nbytes) in enumerate(frame.events) if nbytes > 0 and key in stays and key in frame.live]
+        last = {key: at for at, (key, nbytes) in enumerate(frame.events) if nbytes > 0}  # a key is used again
+        made = sorted(at for key, at in last.items() if key in stays and key in frame.live)
         before = len(self.ops)
         if len(frame.events) > _TEMPORARIES or not made:
             self.ops.append(row)

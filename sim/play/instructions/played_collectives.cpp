@@ -69,7 +69,7 @@ SimDuration PlayedCollectives::duration_of(const Instruction& i) {
   }
   const HardwareProfile& profile = context_.device.profile;
   SimDuration time = collective_time(profile, kind, placement, bytes);
-  if (symmetric_memory()) time -= saved_by_symmetric_memory(profile, kind, placement, bytes);
+  if (symmetric_memory()) time = std::max(time / 2, time - saved_by_symmetric_memory(profile, kind, placement, bytes));
   durations_.push_back({kind, placement, bytes, time});
   return durations_.back().time;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <variant>
 
 #include "core/model/mesh_dimension.h"
@@ -63,12 +64,12 @@ class Readers {
   std::int32_t begin_, end_;
 };
 
-/// How long the first `count` products of an operator take: in backward its input's gradient comes first, if asked for.
-SimDuration product_time(const KernelList& list, const std::vector<SimDuration>& device, std::int32_t op) {
+/// An operator's first product, which in backward is of its input's gradient where that is asked for.
+std::optional<std::size_t> first_product(const KernelList& list, std::int32_t op) {
   for (std::size_t k = 0; k < list.kernels.size(); ++k) {
-    if (list.kernels[k].model_op == op && list.kernels[k].kind == KernelClass::Gemm) return device[k];
+    if (list.kernels[k].model_op == op && list.kernels[k].kind == KernelClass::Gemm) return k;
   }
-  return 0;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -76,6 +77,7 @@ SimDuration product_time(const KernelList& list, const std::vector<SimDuration>&
 void overlap_products(const Model& model, const Segment& segment, const KernelList& list, bool backward,
                       const HardwareProfile& profile, std::vector<SimDuration>& device) {
   const Readers readers(model, segment);
+  std::vector<SimDuration> left = device;  // of products, which hide one transfer at a time
   for (std::size_t k = 0; k < list.kernels.size(); ++k) {
     const Kernel& kernel = list.kernels[k];
     const bool gathers = kernel.collective == KernelCollective::AllGather;
@@ -91,12 +93,18 @@ void overlap_products(const Model& model, const Segment& segment, const KernelLi
       products = {made};
     }
     if (scatters && products.size() != 1) continue;  // a sum of products is sent, which nothing can begin early
-    SimDuration beside = 0;
-    for (const std::int32_t op : products) beside += product_time(list, device, op);
-    if (beside == 0) continue;
     const auto ranks = static_cast<double>(dimension.ranks.size());
-    const auto hidden = static_cast<SimDuration>(std::llround(static_cast<double>(beside) * (ranks - 1) / ranks));
-    device[k] = std::max<SimDuration>(device[k] - hidden, 0);
+    const SimDuration alone = device[k];
+    for (const std::int32_t op : products) {
+      const auto product = first_product(list, op);
+      if (!product) continue;
+      const auto most =
+          static_cast<SimDuration>(std::llround(static_cast<double>(left[*product]) * (ranks - 1) / ranks));
+      const SimDuration hidden = std::min(device[k], most);
+      device[k] -= hidden;
+      left[*product] -= hidden;
+    }
+    if (device[k] == alone) continue;
     if (!scatters) continue;
     const double sum_ns = static_cast<double>(kernel.vector_bytes) * (1 + 1 / ranks) / profile.hbm_gb_per_s;
     device[k] += static_cast<SimDuration>(std::llround(sum_ns));

@@ -89,6 +89,14 @@ TEST(Muon, IsRefusedBesideFusedStepsUnderAScaler) {
               HasSubstr("set train.optimizer.impl to foreach"));
 }
 
+TEST(Adafactor, IsRefusedOverMatrices) {
+  const auto failure = [](const std::string& runtime, const std::vector<std::string>& more) {
+    return train_job(scripted_job(sets_of({"", runtime, "adafactor", "foreach", {}}, more))).failure;
+  };
+  EXPECT_THAT(failure("none", {}), HasSubstr("set fsdp.runtime to fsdp1"));
+  EXPECT_THAT(failure("fsdp1", {"fsdp.strategy=NO_SHARD"}), HasSubstr("set fsdp.strategy to FULL_SHARD"));
+}
+
 TEST(Resuming, TellsWhatTheOptimizerBeforeHasLeft) {
   const std::string folder = fresh_folder("other-optimizer");
   const Case before{"", "fsdp1", "adamw", "for_loop", {}}, now{"", "fsdp1", "adafactor", "for_loop", {}};

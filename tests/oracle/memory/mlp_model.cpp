@@ -39,7 +39,7 @@ Model build_mlp(const Json& config, const ModelOptions& options, const ProgramOp
   }
   const LinearModule head = tree.linear(root, "head", dim, dim, true);
 
-  ProgramWriter writer(model, model.compute_dtype, families::kernels_of(program));
+  ProgramWriter writer(model, model.compute_dtype, families::kernels_of(options, program));
   writer.enter(root);
   const Tensor batch = writer.input("x", {options.batch * options.seq, dim}, DType::Float32);
   Tensor x = write_linear(writer, first, writer.to(batch, model.compute_dtype));
