@@ -50,8 +50,12 @@ TEST(MeasuredRun, BecomesAJob) {
 TEST(MeasuredRun, OutsideTheScopeIsSkippedWithThatReason) {
   const auto tensor =
       job_of(runs_of(row("X1", "fsdp2,full_shard,2,1,block,bf16,fp32,fp32,adamw,none,0,2,1,128,,,,,,high,"))[0]);
-  ASSERT_FALSE(tensor);
-  EXPECT_NE(tensor.error().reason.find("tp = 2"), std::string::npos);
+  ASSERT_TRUE(tensor);
+  EXPECT_EQ(tensor->job.mesh.tensor, 2);
+  const auto uneven =
+      job_of(runs_of(row("X1", "fsdp2,full_shard,3,1,block,bf16,fp32,fp32,adamw,none,0,2,1,128,,,,,,high,"))[0]);
+  ASSERT_FALSE(uneven);
+  EXPECT_NE(uneven.error().reason.find("does not divide"), std::string::npos);
   const auto ddp =
       job_of(runs_of(row("X1", "ddp,no_shard,1,1,block,bf16,fp32,fp32,adamw,none,0,2,1,128,,,,,,high,"))[0]);
   ASSERT_FALSE(ddp);
@@ -118,7 +122,7 @@ TEST(SwitchPairs, AgreeInEverythingButOneSwitch) {
 }
 
 TEST(Validate, PredictsEveryRowAndSaysWhatItSkipped) {
-  const std::string skipped = "fsdp2,full_shard,4,1,block,bf16,fp32,fp32,adamw,none,0,2,1,128,,,,,,high,";
+  const std::string skipped = "fsdp2,full_shard,1,4,block,bf16,fp32,fp32,adamw,none,0,2,1,128,,,,,,high,";
   const auto validation = validate_table(kHeader + row("X1", kEager) + row("X2", skipped), "/somewhere/t.csv", {});
   ASSERT_TRUE(validation) << to_text(validation.error());
   EXPECT_EQ(validation->table, "t.csv");
@@ -129,7 +133,7 @@ TEST(Validate, PredictsEveryRowAndSaysWhatItSkipped) {
   const auto json = nlohmann::json::parse(validation_json(*validation));
   EXPECT_EQ(json["schema"], "foreshard.validation/1");
   EXPECT_EQ(json["rows"].size(), 2U);
-  EXPECT_NE(validation_text(*validation).find("tp = 4"), std::string::npos);
+  EXPECT_NE(validation_text(*validation).find("pp = 4"), std::string::npos);
   EXPECT_NE(validation_markdown({*validation}).find("step_time_s"), std::string::npos);
   EXPECT_EQ(validation_csv(*validation).substr(0, 3), "id,");
 }

@@ -60,6 +60,11 @@ TEST_F(ExplainTest, CopyEnginesWorkAgainstInterferenceInsideANode) {
     });
   };
   job.cluster.world_size = 8;
+  std::ofstream(job.model.source) << R"({"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 3, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 1003,
+    "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 8192})";
+  job.model.seq = 4096;  // products beside which gathers run
+  job.fsdp.mixed_precision.param = DType::BFloat16;
   EXPECT_TRUE(works(explained()));
   job.fsdp.symmetric_memory = true;
   EXPECT_FALSE(works(explained())) << "they work already";
