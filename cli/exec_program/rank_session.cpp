@@ -132,7 +132,10 @@ void RankSession::abort_with_the_lost(const std::shared_ptr<exec::Communicator>&
 void RankSession::blame_the_stopped(exec::FailureAccount& account) {
   const std::string stopped = meeting()->noted_stopped();
   const auto rank = exec::blamed_rank("; " + stopped);
-  if (!rank || account.text.find("lost rank ") == account.text.npos) return;
+  // Gloo names a neighbour that is gone, or only says which operation it waited for.
+  const bool waited = account.text.find("lost rank ") != account.text.npos ||
+                      account.text.find("Timed out waiting ") != account.text.npos;
+  if (!rank || !waited) return;
   account.text += "; " + stopped;
   account.rank = *rank;
   account.cause = stopped;
