@@ -72,10 +72,10 @@ struct MeshOptions {
 
 /// fsdp.runtime = "planned": what the search for a schedule is held to.
 struct PlannedOptions {
-  Bytes budget = 0;                // of reserved memory; 0 = the card's
-  std::string objective = "time";  // time | memory | given (a schedule file's keys stand in the job)
-  bool separate_reduce_communicator = false;
-  bool arena = false;  // the plan's buffers at offsets chosen before the run
+  Bytes budget = 0;                           // of reserved memory; 0 = the card's
+  std::string objective = "time";             // time | memory | given (a schedule file's keys stand in the job)
+  bool separate_reduce_communicator = false;  // fsdp2 too, PyTorch of 2026: set_separate_reduce_scatter_group
+  bool arena = false;                         // the plan's buffers at offsets chosen before the run
   bool operator==(const PlannedOptions&) const = default;
 };
 
@@ -154,10 +154,7 @@ struct FsdpOptions {
   std::string comm_hook = "none";             // fsdp1 (G5): none | fp16_compress | bf16_compress | own:NAME
   ReshardAfterForward reshard_after_forward;  // fsdp2, blocks; the root as PyTorch does, or by overrides
   PrefetchOptions prefetch;                   // fsdp2
-  // PyTorch of 2026, fsdp2: reductions on a communicator of their own
-  // (set_separate_reduce_scatter_group), and gathers by copy engines over symmetric memory (set_symm_mem_for_comm).
-  bool separate_reduce_communicator = false;
-  bool symmetric_memory = false;
+  bool symmetric_memory = false;              // fsdp2, PyTorch of 2026: set_symm_mem_for_comm
   bool cpu_offload = false;
   bool offload_pin_memory = true;  // fsdp2: CPUOffloadPolicy(pin_memory)
   std::vector<std::string> ignored;

@@ -27,7 +27,9 @@ const char* error_code_name(ErrorCode code) {
 static std::string shortened(const std::string& text) {
   constexpr std::size_t kMost = 400;
   if (text.size() <= kMost) return text;
-  return text.substr(0, kMost) + "... (" + std::to_string(text.size()) + " bytes)";
+  std::size_t end = kMost;  // in front of a character of UTF-8
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+  return text.substr(0, end) + "... (" + std::to_string(text.size()) + " bytes)";
 }
 
 std::string to_text(const Error& error) {

@@ -183,7 +183,10 @@ ExitCode flame(const TraceFlags& flags, const Console& console) {
   if (graph.nodes.front().count == 0)
     return console.error(file_error(ErrorCode::BadSyntax, flags.files.front(), "no work on a device lies in the window",
                                     "none", "take a recording with CUDA activities, or a wider window"));
-  if (flags.out.empty()) return console.result(folded_text(graph)) ? ExitCode::Ok : ExitCode::RunFailed;
+  const bool answered = console.json ? console.result(table_json(flame_of(graph)))
+                                     : !flags.out.empty() || console.result(folded_text(graph));
+  if (!answered) return ExitCode::RunFailed;
+  if (flags.out.empty()) return ExitCode::Ok;
   const std::string title = fmt::format("{}, device time by {}", fmt::join(flags.files, ", "),
                                         *by == FlameBy::Stack ? "host stack" : "module");
   const bool picture = flags.out.ends_with(".svg");

@@ -338,9 +338,8 @@ Result<void> check_integers(const Job& job) {
   return fail(adapter_error(
       ErrorCode::Unsupported, "base",
       flat ? "fsdp1 cannot flatten matrices of 8-bit integers (ValueError: Cannot flatten integer dtype tensors)"
-           : "fsdp2 shards matrices of 8-bit integers without their scales: Int8Params keeps them as attributes, which "
-             "a "
-             "DTensor does not have",
+           : "fsdp2 shards matrices of 8-bit integers without their scales: Int8Params keeps them as attributes that "
+             "no DTensor has",
       "nf4, whose elements lie in words that are sharded, or fsdp.runtime = \"none\"", "int8",
       "set adapters.base = \"nf4\""));
 }

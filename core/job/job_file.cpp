@@ -312,8 +312,7 @@ class Loader {
 
   static void warn_if_without_meaning(const JobKey& key, LoadedJob& loaded) {
     const Runtime runtime = loaded.job.fsdp.runtime;
-    const bool any = !key.only || *key.only == runtime || (*key.only == Runtime::Fsdp2 && has_fsdp2_layouts(runtime));
-    if (!any)
+    if (!key.means_in(runtime))
       loaded.warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
                                             runtime_name(*key.only), runtime_name(loaded.job.fsdp.runtime)));
     const MeshOptions& mesh = loaded.job.mesh;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/job/job_values.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -279,8 +280,6 @@ void add_fsdp(TableMaker& t) {
 
 void add_offload_and_exceptions(TableMaker& t) {
   t.only(Runtime::Fsdp2);
-  t.boolean("fsdp.separate_reduce_communicator", FORESHARD_FIELD(fsdp.separate_reduce_communicator),
-            "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
   t.boolean("fsdp.symmetric_memory", FORESHARD_FIELD(fsdp.symmetric_memory),
             "buffers of collectives in symmetric memory (set_symm_mem_for_comm): inside a node gathers run on copy "
             "engines; predicted, not run");
@@ -345,8 +344,10 @@ void add_schedule(TableMaker& t) {
       "reserved memory at most (72GiB); empty = the card's");
   t.word("schedule.objective", {"time", "memory", "given"}, FORESHARD_FIELD(schedule.objective),
          "what is made small; given = nothing is searched, overrides, prefetch lists and checkpointing say all");
+  t.only(Runtime::Fsdp2);
   t.boolean("schedule.separate_reduce_communicator", FORESHARD_FIELD(schedule.separate_reduce_communicator),
             "reduce-scatters have a communicator of their own (set_separate_reduce_scatter_group)");
+  t.only(Runtime::Planned);
   t.boolean("schedule.arena", FORESHARD_FIELD(schedule.arena),
             "the plan's own buffers in one block a stream, at offsets chosen before the run (docs/schedule.md)");
   t.only({});
@@ -517,6 +518,10 @@ const std::vector<JobKey>& job_keys() {
     return made;
   }();
   return keys;
+}
+
+bool JobKey::means_in(Runtime runtime) const {
+  return !only || *only == runtime || (*only == Runtime::Fsdp2 && has_fsdp2_layouts(runtime));
 }
 
 std::optional<std::size_t> find_job_key(std::string_view name) {

@@ -45,7 +45,8 @@ struct JobKey {
   std::string default_text;          // as TOML; empty for the required model.source
   std::vector<std::string> choices;  // allowed words; empty = free
   std::string doc;
-  std::optional<Runtime> only;  // has a meaning in this runtime only
+  std::optional<Runtime> only;  // has a meaning in this runtime only; of Fsdp2 in all that have its layouts
+  bool means_in(Runtime runtime) const;
 };
 
 /// All keys, in the order in which a job file is written.

@@ -76,7 +76,7 @@ constexpr auto kConditions = std::to_array<Condition>({
 
 bool has_meaning(const std::string& key, const Job& job) {
   const auto index = find_job_key(key);
-  if (index && job_keys()[*index].only && *job_keys()[*index].only != job.fsdp.runtime) return false;
+  if (index && !job_keys()[*index].means_in(job.fsdp.runtime)) return false;
   for (const Condition& condition : kConditions) {
     const bool fits = condition.key.back() == '.' ? key.starts_with(condition.key) : key == condition.key;
     if (fits) return condition.holds(job);

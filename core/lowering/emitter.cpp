@@ -142,17 +142,22 @@ bool is_expanded(const Layout& matrix) {
 
 }  // namespace
 
-Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
-  const Layout left = layout(a), right = layout(b);
+Kernel Emitter::start_product(std::string_view name, DType dtype, const Layout& left, const Layout& right) {
   const std::int32_t n = left.sizes.n;
-  Kernel kernel = start(name, KernelClass::Gemm, left.dtype);
+  Kernel kernel = start(name, KernelClass::Gemm, dtype);
   kernel.m = n >= 2 ? left.sizes[n - 2] : 1;
   kernel.k = n >= 1 ? left.sizes[n - 1] : 1;
   kernel.n = right.sizes.n >= 2 ? right.sizes[right.sizes.n - 1] : 1;
   kernel.batch = n >= 3 ? left.sizes[0] : 1;
   kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
+  return kernel;
+}
+
+Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
+  const Layout left = layout(a), right = layout(b);
+  Kernel kernel = start_product(name, left.dtype, left, right);
   Dims sizes;
-  if (n >= 3) sizes.push(kernel.batch);
+  if (left.sizes.n >= 3) sizes.push(kernel.batch);
   sizes.push(kernel.m);
   sizes.push(kernel.n);
   Ref out = tape().make(contiguous_layout(sizes, left.dtype), category());

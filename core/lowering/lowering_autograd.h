@@ -73,6 +73,8 @@ class Emitter {
   const Layout& layout(const Ref& ref) { return tape().layout(ref); }
   const Op* op() const { return op_; }
   Kernel start(std::string_view name, KernelClass kind, DType dtype);
+  /// Of [(batch,) m, k] and [(batch,) k, n]; below two dimensions what is missing counts as 1.
+  Kernel start_product(std::string_view name, DType dtype, const Layout& left, const Layout& right);
   /// Counts what is read and written, and launches.
   void finish(Kernel& kernel, std::initializer_list<const Ref*> inputs, std::initializer_list<const Ref*> outputs);
   /// Every kernel of an operator comes through here, with the tensors that it takes and makes.
@@ -119,8 +121,10 @@ enum class Unfolds { WhereItMust, Always };
 /// What it unfolds one picture of the batch to, forward and backward; 0 where it need not.
 Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, const Layout& result,
                      Unfolds when = Unfolds::WhereItMust);
-/// A product with a matrix stored in 4 bits (op_rules_quantised.cpp); args: x, what is stored, a bias or none.
+/// A product with a matrix stored in 4 bits, or in integers of 8 (op_rules_quantised.cpp); args: x, what is stored, a
+/// bias or none.
 std::vector<Ref> quantised_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
+std::vector<Ref> integer_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
 /// The head and its cross entropy as one function (op_rules_fused_loss.cpp); args: hidden states in rows, the head's
 /// matrix, targets, a bias or none. Results: the loss, then the gradients that it keeps; empty where nothing is
 /// trained.

@@ -119,6 +119,7 @@ enum class OpFormula : std::uint8_t {
   Convolution,
   GroupedMm,
   QuantisedLinear,
+  IntegerLinear,
   FusedLoss,
   Float8Linear,
   OwnKernel,  // one kernel named after the operator: batch norms, pools

@@ -397,6 +397,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     form = emit.layout(args[0]).contiguous() ? OpForm::Alias : OpForm::Contiguous;
   if (is_view_form(form) && !args.empty()) return views_of(emit, call, form);
   if (rule.formula == OpFormula::QuantisedLinear) return quantised_linear(emit, args, results[0]);
+  if (rule.formula == OpFormula::IntegerLinear) return integer_linear(emit, args, results[0]);
   if (rule.formula == OpFormula::Float8Linear) return float8_linear(emit, args, results[0]);
   if (rule.formula == OpFormula::FusedLoss) return fused_loss(emit, args, results);
   Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);

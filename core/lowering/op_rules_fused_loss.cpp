@@ -18,13 +18,7 @@ std::int64_t rows_of_piece(std::int64_t rows, std::int64_t width, std::int64_t c
 
 /// A product that writes into what is there; `adds`: it reads that too.
 void product_into(Emitter& e, std::string_view name, const Ref& a, const Ref& b, const Ref& into, bool adds = false) {
-  const Layout left = e.layout(a), right = e.layout(b);
-  Kernel kernel = e.start(name, KernelClass::Gemm, left.dtype);
-  kernel.m = left.sizes[0];
-  kernel.k = left.sizes[1];
-  kernel.n = right.sizes[1];
-  kernel.batch = 1;
-  kernel.flops = 2 * kernel.m * kernel.n * kernel.k;
+  Kernel kernel = e.start_product(name, e.layout(a).dtype, e.layout(a), e.layout(b));
   static const Ref kNone;
   e.finish(kernel, {&a, &b, adds ? &into : &kNone}, {&into});
 }

@@ -28,8 +28,6 @@ Ref rows_of(Emitter& e, const Ref& x) {
   return e.reshape(x, {layout.numel() / std::max<std::int64_t>(width, 1), width});
 }
 
-bool in_8_bits(const Op* op) { return op->name == "bitsandbytes.matmul_8bit_lt.default"; }
-
 /// Integers, and a scale for each row.
 struct QuantisedRows {
   Ref integers, scales;
@@ -54,13 +52,9 @@ QuantisedRows quantised_rows(Emitter& e, const Ref& x) {
 
 /// The product of integers, in 32 bits, then as what came in. The rate is that of 16 bits: no profile has another.
 Ref integer_product(Emitter& e, const Ref& rows, const Ref& stored, DType dtype, const Ref* bias) {
-  const Layout left = e.layout(rows), right = e.layout(stored);
-  Kernel kernel = e.start("bitsandbytes.int8_linear_matmul.default", KernelClass::Gemm, DType::Float16);
-  kernel.m = left.sizes[0];
-  kernel.k = left.sizes[1];
-  kernel.n = right.sizes[0];
-  kernel.batch = 1;
-  kernel.flops = 2 * kernel.m * kernel.n * kernel.k;
+  const Ref across = e.transpose(stored, 0, 1);
+  Kernel kernel =
+      e.start_product("bitsandbytes.int8_linear_matmul.default", DType::Float16, e.layout(rows), e.layout(across));
   const Dims sizes{kernel.m, kernel.n};
   const Ref sums = e.tape().make(contiguous_layout(sizes, DType::Int32), e.category());
   e.finish(kernel, {&rows, &stored}, {&sums});
@@ -68,15 +62,6 @@ Ref integer_product(Emitter& e, const Ref& rows, const Ref& stored, DType dtype,
   const Ref half = e.fresh("bitsandbytes.int8_mm_dequant.default", KernelClass::Elementwise,
                            contiguous_layout(sizes, DType::Float16), {&sums, bias != nullptr ? bias : &kNone});
   return e.cast(half, dtype);
-}
-
-std::vector<Ref> integer_linear(Emitter& e, const std::vector<Ref>& args, const Layout& result) {
-  const Ref rows = rows_of(e, args[0]);
-  const QuantisedRows x = quantised_rows(e, rows);
-  const Ref y = integer_product(e, x.integers, args[1], result.dtype, args.size() > 2 ? &args[2] : nullptr);
-  std::vector<Ref> out;
-  out.push_back(e.tape().alias(y, contiguous_layout(result.sizes, result.dtype), false));
-  return out;
 }
 
 /// CB.to(dtype, copy=True).mul_(SCB / 127)
@@ -92,8 +77,26 @@ Ref widened(Emitter& e, const Ref& stored, DType dtype) {
 
 }  // namespace
 
+std::vector<Ref> integer_linear(Emitter& e, const std::vector<Ref>& args, const Layout& result) {
+  const Ref rows = rows_of(e, args[0]);
+  const QuantisedRows x = quantised_rows(e, rows);
+  const Ref y = integer_product(e, x.integers, args[1], result.dtype, args.size() > 2 ? &args[2] : nullptr);
+  std::vector<Ref> out;
+  out.push_back(e.tape().alias(y, contiguous_layout(result.sizes, result.dtype), false));
+  return out;
+}
+
+std::vector<Ref> integer_linear_backward(Emitter& e, BackwardInput& in, const Ref& g) {
+  std::vector<Ref> out(in.node.in.size());
+  if (!in.wants(0)) return out;
+  const Layout x = in.node.in[0];
+  const Ref rows = rows_of(e, g);
+  const Ref back = e.matmul("aten.mm.default", rows, widened(e, in.saved_arg(1), x.dtype));
+  out[0] = e.view(back, x.sizes);
+  return out;
+}
+
 std::vector<Ref> quantised_linear(Emitter& e, const std::vector<Ref>& args, const Layout& result) {
-  if (in_8_bits(e.op())) return integer_linear(e, args, result);
   const Layout x = e.layout(args[0]);
   const Dims sizes{result.sizes[result.sizes.n - 1], x.sizes[x.sizes.n - 1]};
   const Ref matrix = dequantised(e, args[1], sizes, x.dtype);
@@ -111,12 +114,6 @@ std::vector<Ref> quantised_linear_backward(Emitter& e, BackwardInput& in, const 
   std::vector<Ref> out(in.node.in.size());
   if (!in.wants(0)) return out;
   const Layout x = in.node.in[0];
-  if (in_8_bits(in.node.op)) {
-    const Ref rows = rows_of(e, g);
-    const Ref back = e.matmul("aten.mm.default", rows, widened(e, in.saved_arg(1), x.dtype));
-    out[0] = e.view(back, x.sizes);
-    return out;
-  }
   const Layout& made = e.layout(g);
   const Dims sizes{made.sizes[made.sizes.n - 1], x.sizes[x.sizes.n - 1]};
   const Ref matrix = dequantised(e, in.saved_arg(1), sizes, made.dtype);
@@ -174,12 +171,7 @@ Ref ordered(Emitter& e, const Ref& x, bool left) {
 /// torch._scaled_mm of [m, k] and [k, n].
 Ref scaled_product(Emitter& e, const Ref& a, const Ref& b, DType result) {
   const Ref left = ordered(e, a, true), right = ordered(e, b, false);
-  Kernel kernel = e.start("aten._scaled_mm.default", KernelClass::Gemm, e.layout(left).dtype);
-  kernel.m = e.layout(left).sizes[0];
-  kernel.k = e.layout(left).sizes[1];
-  kernel.n = e.layout(right).sizes[1];
-  kernel.batch = 1;
-  kernel.flops = 2 * kernel.m * kernel.n * kernel.k;
+  Kernel kernel = e.start_product("aten._scaled_mm.default", e.layout(left).dtype, e.layout(left), e.layout(right));
   kernel.launches = 1 + kInverseKernels;
   Ref out = e.tape().make(contiguous_layout({kernel.m, kernel.n}, result), e.category());
   e.finish(kernel, {&left, &right}, {&out});

@@ -62,7 +62,7 @@ Result<void> ProgramCutter::run() {
     if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
     if (const auto due = due_.find(static_cast<std::int32_t>(i)); due != due_.end()) {
       for (const ParamId param : due->second)
-        summed_.emplace(param.value, summed_in_backward(param, options_.home[param.index()], 0));
+        summed_.emplace(param.value, summed_in_backward(param, options_.home[param.index()], 0, -1));
     }
     place_.push_back(static_cast<std::int32_t>(ops_.size()));
     if (auto done = carry(static_cast<std::int32_t>(i)); !done) return done;
@@ -202,7 +202,7 @@ void ProgramCutter::find_homes() {
 }
 
 /// A parameter that every rank has, whose gradient is the sum of the ranks'.
-std::int32_t ProgramCutter::summed_in_backward(ParamId param, ModuleId module, std::int32_t call) {
+std::int32_t ProgramCutter::summed_in_backward(ParamId param, ModuleId module, std::int32_t call, std::int32_t region) {
   const ParamInfo& info = model_.params[param.index()];
   const auto id = static_cast<std::int32_t>(model_.values.size());
   ValueInfo made;
@@ -217,6 +217,7 @@ std::int32_t ProgramCutter::summed_in_backward(ParamId param, ModuleId module, s
   op.name = "mesh.copy";
   op.module = module;
   op.call = call;
+  op.region = region;
   op.args.push_back(Arg{ParamRef{param}});
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
   op.out.push_back(ValueId(id));
@@ -375,7 +376,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       if (!sums) return;
       const auto known = summed_.find(param->id.value);
       const ParamId id = param->id;  // of the argument that is replaced
-      arg = value_arg(known != summed_.end() ? known->second : summed_in_backward(id, op.module, op.call));
+      arg = value_arg(known != summed_.end() ? known->second : summed_in_backward(id, op.module, op.call, op.region));
     } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }

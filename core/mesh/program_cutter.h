@@ -72,7 +72,7 @@ class ProgramCutter {
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   void find_homes();
-  std::int32_t summed_in_backward(ParamId param, ModuleId module, std::int32_t call);
+  std::int32_t summed_in_backward(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
   std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
   void set_local(std::int32_t value, const Cut& cut);
   void finish_results(const Op& op);

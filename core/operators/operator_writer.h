@@ -34,8 +34,9 @@ struct Tensor {
 
 class OperatorWriter {
  public:
-  /// Where kernels differ by device.
+  /// How linear layers are scaled to 8 bits.
   enum class Float8 : std::uint8_t { None, Tensorwise, Rowwise };
+  /// Where kernels differ by device.
   struct Kernels {
     bool fused_dropout = true;         // one kernel with a boolean mask, as on a GPU
     bool wide_norm_statistics = true;  // layer_norm's mean and rstd in float32; a CPU keeps them in the input's dtype

@@ -1,5 +1,5 @@
-// What tensor parallelism costs without saying so: one input that is summed or gathered once for each layer that reads
-// it. Pure functions.
+// What tensor parallelism costs without saying so, one input summed or gathered once for each layer that reads it, and
+// what PyTorch refuses beside it. Pure functions.
 #pragma once
 
 #include <vector>

@@ -28,14 +28,26 @@ double Interference::slowdown(std::int64_t tiles) const {
   return static_cast<double>(beside) / static_cast<double>(alone) - 1;
 }
 
-SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
-  SimDuration total = 0;
+template <class Of>
+void Interference::Windows::each(SimTime begin, SimTime end, const Of& of) const {
   const std::size_t oldest = count_ > kMost ? count_ - kMost : 0;
   for (std::size_t k = count_; k-- > oldest;) {
     const Window& window = ring_[k % kMost];
     if (window.end <= begin && window.begin < end) break;  // windows of one stream are in order
-    if (window.begin < end) total += std::min(window.end, end) - std::max(window.begin, begin);
+    if (window.begin < end) of(window, std::min(window.end, end) - std::max(window.begin, begin));
   }
+}
+
+SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
+  SimDuration total = 0;
+  each(begin, end, [&](const Window&, SimDuration time) { total += time; });
+  return total;
+}
+
+double Interference::Windows::slowed(SimTime begin, SimTime end) const {
+  double total = 0;
+  each(begin, end,
+       [&](const Window& window, SimDuration time) { total += window.slowdown * static_cast<double>(time); });
   return total;
 }
 
@@ -51,16 +63,19 @@ Interference::Windows::Stretch Interference::Windows::stretch(SimTime begin) con
   return result;
 }
 
-void Interference::Windows::keep(SimTime begin, SimTime end) {
+void Interference::Windows::keep(SimTime begin, SimTime end, double slowdown) {
   if (end <= begin) return;
   if (count_ > 0) {
     Window& last = ring_[(count_ - 1) % kMost];
     if (last.end >= begin && last.begin <= begin) {
-      last.end = std::max(last.end, end);
+      const SimTime until = std::max(last.end, end);
+      const auto before = static_cast<double>(last.end - last.begin), added = static_cast<double>(until - last.end);
+      last.slowdown = (last.slowdown * before + slowdown * added) / (before + added);
+      last.end = until;
       return;
     }
   }
-  ring_[count_++ % kMost] = {begin, end};
+  ring_[count_++ % kMost] = {begin, end, slowdown};
 }
 
 SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {
@@ -71,12 +86,12 @@ SimDuration Interference::compute(SimTime start, SimDuration alone, double slowd
       start + alone <= stretch_.end ? stretch_.windows * alone : collectives_.overlap(start, start + alone);
   duration += slowdown * static_cast<double>(beside);
   const auto taken = static_cast<SimDuration>(duration);
-  computed_.keep(start, start + taken);
+  computed_.keep(start, start + taken, slowdown);
   return taken;
 }
 
 void Interference::collective(SimTime begin, SimTime end) {
-  owed_ += slowdown_ * static_cast<double>(computed_.overlap(begin, end));
+  owed_ += computed_.slowed(begin, end);
   collectives_.keep(begin, end);
   stretch_ = {};
 }

@@ -6,7 +6,7 @@
 // fell from 80 to 47 % of the peak).
 //
 // The simulator issues work in host order, so a collective may be issued after compute that it runs beside: what it
-// adds to work already placed is owed by the next kernel. Owned by one simulated device.
+// adds to work already placed, by that work's own slowdown, is owed by the next kernel. Owned by one simulated device.
 #pragma once
 
 #include <array>
@@ -38,20 +38,27 @@ class Interference {
  private:
   struct Window {
     SimTime begin = 0, end = 0;
+    double slowdown = 0;  // of what was computed in it: the mean over its time
   };
   /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
   class Windows {
    public:
     SimDuration overlap(SimTime begin, SimTime end) const;
+    /// The same, each window's part times its slowdown.
+    double slowed(SimTime begin, SimTime end) const;
     /// Until when as many windows run as at `begin`, and how many.
     struct Stretch {
       SimTime begin = 0, end = -1;
       std::int64_t windows = 0;
     };
     Stretch stretch(SimTime begin) const;
-    void keep(SimTime begin, SimTime end);
+    void keep(SimTime begin, SimTime end, double slowdown = 0);
 
    private:
+    /// `of(window, time)` for every window that runs within [begin, end), and how long it does.
+    template <class Of>
+    void each(SimTime begin, SimTime end, const Of& of) const;
+
     static constexpr std::size_t kMost = 256;
     std::array<Window, kMost> ring_{};
     std::size_t count_ = 0;  // ever kept; the last is ring_[(count_ - 1) % kMost]

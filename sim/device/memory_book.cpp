@@ -1,8 +1,8 @@
 #include "sim/device/memory_book.h"
 
-#include "core/buffer_use.h"
-
 #include <string>
+
+#include "core/buffer_use.h"
 
 namespace foreshard {
 

@@ -14,6 +14,8 @@
 namespace foreshard {
 namespace {
 
+constexpr const char* kMaxCtas = "nccl_max_ctas";  // in HardwareProfile::extra, by with_max_ctas
+
 using PerProtocol = std::array<double, 3>;  // LL, LL128, Simple
 using PerNodes = std::array<double, 3>;     // 1, 2, 3 or more nodes
 
@@ -113,7 +115,6 @@ double nvls_bus_gb_per_s(const HardwareProfile& profile, int ranks) {
 // docs/accuracy.md says which published times the constants are fitted to.
 //
 // In the switch (and over nodes) all ranks add at once, whatever their number.
-constexpr const char* kMaxCtas = "nccl_max_ctas";  // in HardwareProfile::extra, by with_max_ctas
 constexpr double kFloorUs = 47, kRampUs = 110, kKneeBytes = 30.0 * 1024 * 1024;
 constexpr double kFloorPerDoubling = 3.5, kRampPerDoubling = 1.2;  // per doubling of the nodes
 // An all-reduce over rings is passed on from rank to rank: floor and ramp grow with the steps (section 5.2), and a step
@@ -430,12 +431,15 @@ HardwareProfile with_max_ctas(HardwareProfile profile, std::int64_t ctas) {
   return profile;
 }
 
+bool copies_over_switch(const HardwareProfile& profile, const GroupPlacement& group) {
+  return profile.kind == "gpu" && profile.fabric == Fabric::Switch && group.nodes == 1 && group.ranks > 1;
+}
+
 SimDuration saved_by_symmetric_memory(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                                       Bytes bytes) {
   constexpr double kSavedNs = 24e3, kKnee = 3.0 * 1024 * 1024;
   const bool shards = kind == CollectiveKind::AllGather || kind == CollectiveKind::ReduceScatter;
-  if (!shards || profile.kind != "gpu" || profile.fabric != Fabric::Switch || group.nodes != 1 || group.ranks < 2)
-    return 0;
+  if (!shards || !copies_over_switch(profile, group)) return 0;
   const auto full = static_cast<double>(bytes);
   return static_cast<SimDuration>(kSavedNs * full / (full + kKnee));
 }

@@ -73,8 +73,12 @@ CollectiveEstimate estimate_collective(const HardwareProfile& profile, Collectiv
 /// each of which carries what NCCL's model lets one channel carry.
 HardwareProfile with_max_ctas(HardwareProfile profile, std::int64_t ctas);
 
+/// Whether collectives of shards over symmetric memory are copies by the cards' own engines: inside a node, behind a
+/// switch.
+bool copies_over_switch(const HardwareProfile& profile, const GroupPlacement& group);
+
 /// What a collective is done sooner with its buffers in symmetric memory: there is no copying into NCCL's own buffers
-/// and no handshake (published for 8 H100, 2 to 128 MiB: 8 to 24 us). 0 over nodes and without a switch.
+/// and no handshake (published for 8 H100, 2 to 128 MiB: 8 to 24 us). 0 where copies_over_switch() does not hold.
 SimDuration saved_by_symmetric_memory(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group,
                                       Bytes bytes);
 

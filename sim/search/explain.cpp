@@ -138,9 +138,10 @@ class Candidates {
             j.fsdp.prefetch.forward_depth = j.fsdp.prefetch.backward_depth = depth;
           });
     }
-    if (!job_.fsdp.separate_reduce_communicator) {
+    if (!job_.schedule.separate_reduce_communicator) {
       add(ExposureCause::Link, "reduce gradients on a communicator of their own",
-          {"fsdp.separate_reduce_communicator=true"}, [](Job& j) { j.fsdp.separate_reduce_communicator = true; });
+          {"schedule.separate_reduce_communicator=true"},
+          [](Job& j) { j.schedule.separate_reduce_communicator = true; });
     }
     if (!job_.fsdp.symmetric_memory && job_.cluster.world_size <= job_.cluster.ranks_per_node) {
       add(ExposureCause::Interference, "gather by copy engines over symmetric memory", {"fsdp.symmetric_memory=true"},

@@ -112,6 +112,7 @@ def name_breaches(name, text):
 def breaches(tree):
     root = pathlib.Path(tree)
     yield from stale_readers(root)
+    yield from trap_numbers(root)
     for room, allowed in ARROWS.items():
         for path in sorted(root.glob(f"{room}/**/*")):
             if path.suffix not in (".h", ".cpp", ".cu"):
@@ -136,6 +137,21 @@ def breaches(tree):
                 for pattern, places in THIRD_PARTIES.items():
                     if re.match(pattern, header) and not any(name.startswith(p) for p in places):
                         yield f"{name}: {header} belongs in {', '.join(places)}"
+
+
+TRAP = re.compile(r'\{\s*(\d+),\s*(?:fmt::format\()?"([^"]{9,})"')  # {number, "name", ...}
+TRAPS_OF_BOTH = {"7"}  # one trap, told in the words of either runtime
+
+
+def trap_numbers(root):
+    """fsdp.allow_traps names a trap by its number: no two have the same."""
+    titles = {}
+    for path in sorted(root.glob("core/plan/**/*.cpp")):
+        for number, title in TRAP.findall(path.read_text(encoding="utf-8")):
+            titles.setdefault(number, []).append((title, path.relative_to(root).as_posix()))
+    for number, found in sorted(titles.items()):
+        if len(found) > 1 and number not in TRAPS_OF_BOTH:
+            yield f"{found[1][1]}: trap {number} is taken: " + ", ".join(f'"{title}" ({name})' for title, name in found)
 
 
 def stale_readers(root):

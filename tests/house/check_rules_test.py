@@ -32,6 +32,7 @@ CASES = {
     "exec/run/names.cpp": ('auto a = input.name == "labels";\n', '"labels": let the Model say it'),
     "gui/models/names.cpp": ('auto a = name == "lm_head";\n', '"lm_head": let the Model say it'),
     "core/plan/build_plan.cpp": ("int reads_no_class_now;\n", "take it off CLASS_READERS"),
+    "core/plan/two_traps.cpp": ('Trap a{61, "one thing that goes wrong"};\nTrap b{61, "another thing"};\n', "trap 61 is taken"),
     "core/model/families/names.cpp": ('auto a = "LlamaRMSNorm";\n', None),
     "core/plan/errors.cpp": ('auto a = "RuntimeError", b = "True", c = "W7"; // "Embedding"\n', None),
     "sim/play/fine.cpp": ('auto a = op.name == "aten.embedding.default"; // "labels"\n', None),

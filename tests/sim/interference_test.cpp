@@ -34,6 +34,22 @@ TEST(Interference, ACollectiveIssuedLaterIsPaidByTheNextKernel) {
   EXPECT_EQ(beside.compute(1150, 50), 50);  // once
 }
 
+TEST(Interference, WorkAlreadyPlacedOwesByItsOwnSlowdown) {
+  Interference nothing(kShare);
+  nothing.compute(0, 1000, 0);  // a product that loses no wave
+  nothing.collective(0, 1000);
+  EXPECT_EQ(nothing.compute(2000, 100), 100);
+  Interference wave(kShare);
+  wave.compute(0, 1000, 1);
+  wave.collective(400, 1000);
+  EXPECT_EQ(wave.compute(2000, 100), 700);
+  Interference mixed(kShare);  // one behind the other, as one window
+  mixed.compute(0, 500, 0);
+  mixed.compute(500, 500, 1);
+  mixed.collective(0, 1000);
+  EXPECT_EQ(mixed.compute(2000, 100), 600);
+}
+
 TEST(Interference, TheShareIsThatOfTheChannelsOnMultiprocessors) {
   HardwareProfile profile;
   profile.architecture = {CardArchitecture::Maker::Nvidia, 90};

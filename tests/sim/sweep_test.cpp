@@ -184,7 +184,7 @@ TEST_F(SweepTest, UnitsNodesAndCollectivesOfCutModelsAreNotTakenForEachOther) {
   job.fsdp.runtime = Runtime::Fsdp2;
   job.model.compile = job.mesh.sequence_parallel = true;
   alike(grid({"cluster.ranks_per_node=1,8", "mesh.async_tensor=true,false"}), job);
-  alike(grid({"fsdp.separate_reduce_communicator=false,true", "fsdp.symmetric_memory=false,true",
+  alike(grid({"schedule.separate_reduce_communicator=false,true", "fsdp.symmetric_memory=false,true",
               "cluster.nccl_max_ctas=0,4,2"}),
         job);
 }

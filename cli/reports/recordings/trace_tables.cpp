@@ -173,6 +173,22 @@ TraceTable stragglers_of(const std::vector<StragglerRow>& rows, const std::vecto
   return table;
 }
 
+TraceTable flame_of(const FlameGraph& graph) {
+  TraceTable table;
+  table.schema = "foreshard.flame/1";
+  table.columns = {"stack", "total_ns", "own_ns", "count"};
+  std::vector<std::pair<std::uint32_t, std::string>> open{{0, ""}};
+  while (!open.empty()) {
+    const auto [at, stack] = std::move(open.back());
+    open.pop_back();
+    const FlameNode& node = graph.nodes[at];
+    table.rows.push_back({text_cell(stack), time_cell(node.total), time_cell(node.own), count_cell(node.count)});
+    for (auto child = node.children.rbegin(); child != node.children.rend(); ++child)
+      open.emplace_back(*child, stack.empty() ? graph.nodes[*child].name : stack + ";" + graph.nodes[*child].name);
+  }
+  return table;
+}
+
 TraceTable blocks_of(const LiveBlocks& live) {
   TraceTable table;
   table.schema = "foreshard.memory_blocks/1";

@@ -9,6 +9,7 @@
 #include "cli/reports/report.h"
 #include "core/timeline.h"
 #include "traces/analysis/collective_meetings.h"
+#include "traces/analysis/flame.h"
 #include "traces/analysis/kernel_table.h"
 #include "traces/analysis/memory_blocks.h"
 
@@ -32,6 +33,8 @@ struct TraceTable {
 TraceTable kernels_of(const std::vector<KernelRow>& rows, KernelKey by);
 TraceTable differences_of(const std::vector<KernelDifference>& rows, KernelKey by);
 TraceTable stragglers_of(const std::vector<StragglerRow>& rows, const std::vector<CollectiveMeeting>& meetings);
+/// Every place of the graph, what is above it behind it.
+TraceTable flame_of(const FlameGraph& graph);
 
 TraceTable blocks_of(const LiveBlocks& live);
 TraceTable block_differences_of(const LiveBlocks& a, const LiveBlocks& b);

@@ -238,10 +238,6 @@ void read_script(Reader& r) {
     r.ignore(name);
 }
 
-}  // namespace
-
-namespace {
-
 /// Linear layers in 8 bits: among the converters, its settings in a table that has moved once.
 void read_float8(Reader& r) {
   const JobValue* converters = r.take("model.converters");

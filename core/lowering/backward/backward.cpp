@@ -423,6 +423,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::ScatterValue:
     case F::ScatterReduce:
     case F::Zeros: return backward_of_more(emit, in, g);
+    case F::IntegerLinear: return integer_linear_backward(emit, in, g);
     case F::FusedLoss: return fused_loss_backward(emit, in, g);
     case F::Float8Linear: return float8_linear_backward(emit, in, g);
     case F::Written: return backward_of_written(emit, in);

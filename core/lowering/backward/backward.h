@@ -36,8 +36,9 @@ std::vector<Ref> backward_of_pointwise(Emitter& emit, BackwardInput& in, const R
 Ref times(Emitter& emit, BackwardInput& in, std::string_view factor, const Ref& product);
 /// The part in attention.cpp.
 std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
-/// The product with a matrix stored in 4 bits (op_rules_quantised.cpp).
+/// The product with a matrix stored in 4 bits, or in integers of 8 (op_rules_quantised.cpp).
 std::vector<Ref> quantised_linear_backward(Emitter& emit, BackwardInput& in, const Ref& g);
+std::vector<Ref> integer_linear_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The head and its cross entropy as one function (op_rules_fused_loss.cpp).
 std::vector<Ref> fused_loss_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 /// A product in 8 bits (op_rules_quantised.cpp).

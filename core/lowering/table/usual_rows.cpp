@@ -214,7 +214,7 @@ constexpr OpRule kRows[] = {
     // --- a matrix stored in 4 bits: bitsandbytes' MatMul4Bit ---
     row("bitsandbytes.matmul_4bit.default", F::Contiguous, B::QuantisedLinear, K::Gemm, {in(1, 1)}),
     // --- in 8 bits: its MatMul8bitLt, which keeps what came in although only the matrix's gradient would want it ---
-    row("bitsandbytes.matmul_8bit_lt.default", F::Contiguous, B::QuantisedLinear, K::Gemm, {in(0, 1), in(1, 1)}),
+    row("bitsandbytes.matmul_8bit_lt.default", F::Contiguous, B::IntegerLinear, K::Gemm, {in(0, 1), in(1, 1)}),
     // --- products in 8 bits: torchao's matmul_with_hp_or_float8_args ---
     row("torchao.matmul_float8_tensorwise.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
     row("torchao.matmul_float8_rowwise.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),

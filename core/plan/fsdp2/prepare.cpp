@@ -62,25 +62,24 @@ Numel numel_over_mesh(const ParamInfo& info) {
 /// F2-13: shards that are kept among few ranks after forward.
 Result<void> check_partial_reshard(const Run& run, const PlanUnit& planned, const UnitState& u) {
   if (u.reshard_size <= 0 || u.reshard_size >= u.shard_size) return {};
+  const auto refuse = [&](ErrorCode code, std::string message, std::string expected, std::string hint) {
+    return fail({code,
+                 std::move(message),
+                 {},
+                 "unit \"" + planned.name + "\"",
+                 std::move(expected),
+                 "reshard_after_forward " + std::to_string(u.reshard_size),
+                 std::move(hint)});
+  };
   if (std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
-    return fail({ErrorCode::Unsupported,
-                 "a partial reshard keeps rows, so it needs shards of the first dimension",
-                 {},
-                 "unit \"" + planned.name + "\"",
-                 "shard_dim 0, or reshard_after_forward true or false",
-                 "reshard_after_forward " + std::to_string(u.reshard_size),
-                 "see F2-13"});
+    return refuse(ErrorCode::Unsupported, "a partial reshard keeps rows, so it needs shards of the first dimension",
+                  "shard_dim 0, or reshard_after_forward true or false", "see F2-13");
   }
-  // to_sharded_post_forward
-  if (std::any_of(planned.params.begin(), planned.params.end(),
-                  [&](ParamId param) { return run.model.params[param.index()].part.dimension >= 0; })) {
-    return fail({ErrorCode::Refused,
-                 "NotImplementedError: Resharding to smaller mesh with TP is not supported yet",
-                 {},
-                 "unit \"" + planned.name + "\"",
-                 "reshard_after_forward true or false beside [mesh]",
-                 "reshard_after_forward " + std::to_string(u.reshard_size),
-                 "set fsdp.reshard_after_forward = true, or false where memory allows"});
+  const auto on_mesh = [&](ParamId param) { return run.model.params[param.index()].part.dimension >= 0; };
+  if (std::any_of(planned.params.begin(), planned.params.end(), on_mesh)) {  // to_sharded_post_forward
+    return refuse(ErrorCode::Refused, "NotImplementedError: Resharding to smaller mesh with TP is not supported yet",
+                  "reshard_after_forward true or false beside [mesh]",
+                  "set fsdp.reshard_after_forward = true, or false where memory allows");
   }
   return {};
 }
@@ -231,7 +230,7 @@ Result<void> prepare(Run& run) {
   const FsdpOptions& options = run.request.job.fsdp;
   run.offload = options.cpu_offload;
   run.pin_memory = options.offload_pin_memory;
-  run.separate_reduce = options.separate_reduce_communicator;
+  run.separate_reduce = run.request.job.schedule.separate_reduce_communicator;
   run.steps_in_backward = steps_in_backward(run.request.job.train.optimizer.impl);
   for (const PlanUnit& u : run.plan.units) run.hybrid = run.hybrid || is_hybrid(u.strategy);
   run.shard_size = run.plan.units.front().shard_size;

@@ -10,7 +10,6 @@ namespace planned {
 
 void prepare(fsdp2::Run& run) {
   for (fsdp2::UnitState& u : run.units) u.keeps_over = std::erase(u.forward_prefetch, u.id) > 0;
-  run.separate_reduce = run.request.job.schedule.separate_reduce_communicator;
   if (run.separate_reduce) run.reductions_in_flight = 2;
 }
 

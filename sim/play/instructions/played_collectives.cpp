@@ -101,7 +101,7 @@ void PlayedCollectives::play(const Instruction& i) {
   communicator.tail = run.end;
   // Copy engines take no multiprocessors.
   const bool copied = i.kind == InstructionKind::AllGather && symmetric_memory() &&
-                      device.profile.fabric == Fabric::Switch && communicator.placement.nodes == 1;
+                      copies_over_switch(device.profile, communicator.placement);
   if (i.stream != Stream::D && !copied) device.interference.collective(run.start, run.end);
   CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, context_.instruction()};
   kept.on_compute = i.stream == Stream::D;

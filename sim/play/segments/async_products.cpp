@@ -104,8 +104,7 @@ void overlap_products(const Model& model, const Segment& segment, const KernelLi
       device[k] -= hidden;
       left[*product] -= hidden;
     }
-    if (device[k] == alone) continue;
-    if (!scatters) continue;
+    if (device[k] == alone || !scatters) continue;
     const double sum_ns = static_cast<double>(kernel.vector_bytes) * (1 + 1 / ranks) / profile.hbm_gb_per_s;
     device[k] += static_cast<SimDuration>(std::llround(sum_ns));
   }

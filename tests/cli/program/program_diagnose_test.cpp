@@ -101,6 +101,17 @@ TEST(ProgramTrace, FlameGraphsAreFoldedStacksOnStdout) {
   const ProgramRun run = run_program({"trace", "flame", kFsdp2, "--by", "module"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("layers;0;aten::mm;sm90_gemm 100000\n"));
+  const json answer = answer_of({"trace", "flame", kFsdp2, "--by", "module", "--json"});
+  EXPECT_EQ(answer["schema"], "foreshard.flame/1");
+  EXPECT_EQ(answer["rows"][0]["stack"], "");
+  std::int64_t own = 0;
+  bool deepest = false;
+  for (const json& row : answer["rows"]) {
+    own += row["own_ns"].get<std::int64_t>();
+    deepest = deepest || (row["stack"] == "layers;0;aten::mm;sm90_gemm" && row["own_ns"] == 100'000);
+  }
+  EXPECT_EQ(own, answer["rows"][0]["total_ns"]) << "every piece of work ends in one place";
+  EXPECT_TRUE(deepest) << answer;
   EXPECT_EQ(run_program({"trace", "flame", kFsdp2, "--by", "layer"}).exit_code, 2);
   EXPECT_EQ(run_program({"trace", "kernels", kFsdp2, "--by", "stack"}).exit_code, 2);
   EXPECT_EQ(run_program({"trace", "kernels", kFsdp2, "--out", "x.svg"}).exit_code, 2);

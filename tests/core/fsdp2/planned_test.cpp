@@ -104,6 +104,7 @@ TEST(Planned, ReductionsOfTheirOwnCommunicatorRunTwoAtATime) {
   EXPECT_EQ(most, 2U);
   EXPECT_EQ(alive, 0U);
   expect_no_failure(plan);
+  job.schedule.separate_reduce_communicator = false;
   job.fsdp.runtime = Runtime::Fsdp2;  // PyTorch 2.11 has one group for both
   EXPECT_EQ(plan_chain(job)->communicators.size(), 1U);
 }
@@ -111,7 +112,7 @@ TEST(Planned, ReductionsOfTheirOwnCommunicatorRunTwoAtATime) {
 TEST(Fsdp2, ReductionsHaveACommunicatorOfTheirOwnWhereTheScriptAsks) {
   Job job = planned_job();
   job.fsdp.runtime = Runtime::Fsdp2;
-  job.fsdp.separate_reduce_communicator = true;  // set_separate_reduce_scatter_group, since 2026
+  job.schedule.separate_reduce_communicator = true;  // set_separate_reduce_scatter_group, since 2026
   const Plan plan = plan_chain(job).value();
   ASSERT_EQ(plan.communicators.size(), 2U);
   int reductions = 0;

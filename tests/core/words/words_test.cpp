@@ -4,6 +4,7 @@
 #include "core/edit_distance.h"
 #include "core/job.h"
 #include "core/result.h"
+#include "core/utf8.h"
 
 namespace foreshard {
 namespace {
@@ -61,6 +62,9 @@ TEST(Error, TakesTheBeginningOfWhatIsLong) {
   error.got = std::string(100'000, 'x');
   EXPECT_LT(to_text(error).size(), 500U);
   EXPECT_NE(to_text(error).find("xxx... (100000 bytes)"), std::string::npos);
+  error.got = std::string(399, 'x');
+  for (int k = 0; k < 100; ++k) error.got += "\u00e9";  // two bytes each
+  EXPECT_EQ(as_utf8(to_text(error)), to_text(error)) << "no character is torn";
 }
 
 TEST(Strategy, NamesAreTorchs) {
