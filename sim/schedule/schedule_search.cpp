@@ -78,8 +78,7 @@ class Search {
   /// The best that was found; `limit_ns` is what a search for memory must not exceed.
   void run(double limit_ns) {
     limit_ns_ = limit_ns;
-    start_ = best_ = as_fsdp2(frame_);
-    first_ns_ = consider(start_).ns;
+    begin();
     sets();
     pacing();
     sets_at_best();
@@ -89,8 +88,7 @@ class Search {
   /// A few candidates that say whether this way of wrapping is worth a search.
   void try_bases(double limit_ns) {
     limit_ns_ = limit_ns;
-    start_ = best_ = as_fsdp2(frame_);
-    consider(start_);
+    begin();
     consider(ahead(start_, 1, 2));
   }
   Bytes budget() const { return budget_; }
@@ -106,34 +104,21 @@ class Search {
   const UnitFrame& frame() const { return frame_; }
   std::size_t simulated() const { return known_.size(); }
 
-  /// What can be done with the least memory, whatever the time.
-  Bytes least_budget() {
-    std::vector<Candidate> least;
-    for (const bool gives_root_back : {true, false}) {
-      for (const bool recompute : {true, false}) {
-        for (const bool late : {true, false}) {
-          Candidate one = late ? ahead(start_, 0, 0) : start_;
-          for (const int u : keepable_) {
-            if (gives_root_back || u != keepable_.front()) of(one, u).params = KeepParams::Reshard;
-          }
-          for (const int u : blocks_) {
-            if (recompute) of(one, u).activations = KeepActivations::Recompute;
-          }
-          least.push_back(std::move(one));
-        }
-      }
-    }
+  /// What can be done with the least memory, whatever the time; `known` where it is not a MiB less.
+  Bytes least_budget(Bytes known) {
+    const std::vector<Candidate> lean = leanest();
     const auto any_within = [&](Bytes budget) {
-      return std::any_of(least.begin(), least.end(),
-                         [&](const Candidate& one) { return peak_within(one, budget) > 0; });
+      return std::any_of(lean.begin(), lean.end(), [&](const Candidate& one) { return peak_within(one, budget) > 0; });
     };
-    Bytes low = 0, high = peak_within(least.front(), 0);
+    if (!any_within(known - kMiB)) return known;
+    Bytes low = 0, high = known - kMiB;
     while (high - low > kMiB) {  // an allocator that is held back gives cached blocks up
       const Bytes middle = low + (high - low) / 2;
       (any_within(middle) ? high : low) = middle;
     }
     return high;
   }
+  Bytes peak_without_budget() { return peak_within(leanest().front(), 0); }
 
  private:
   /// Reserved bytes of a step under this limit; 0: it does not fit.
@@ -147,6 +132,35 @@ class Search {
   }
 
   bool spent() const { return known_.size() >= most_; }
+
+  /// fsdp2's own schedule; where it does not fit, what takes the least.
+  void begin() {
+    start_ = best_ = as_fsdp2(frame_);
+    const Judged first = consider(start_);
+    first_ns_ = first.ns;
+    if (first.fits) return;
+    for (const Candidate& one : leanest()) consider(one);
+  }
+
+  /// Of these one takes the least memory: a gather too many can be cheaper than a block that lies in the way.
+  std::vector<Candidate> leanest() const {
+    std::vector<Candidate> lean;
+    for (const bool gives_root_back : {true, false}) {
+      for (const bool recompute : {true, false}) {
+        for (const bool late : {true, false}) {
+          Candidate one = late ? ahead(start_, 0, 0) : start_;
+          for (const int u : keepable_) {
+            if (gives_root_back || u != keepable_.front()) of(one, u).params = KeepParams::Reshard;
+          }
+          for (const int u : blocks_) {
+            if (recompute) of(one, u).activations = KeepActivations::Recompute;
+          }
+          lean.push_back(std::move(one));
+        }
+      }
+    }
+    return lean;
+  }
 
   Judged judge(const Candidate& candidate) {
     const auto [at, fresh] = known_.emplace(candidate.key(), Judged{});
@@ -433,27 +447,42 @@ double padding_of(const Plan& plan, const Model& model) {
   return padded > own ? 1 - static_cast<double>(own) / static_cast<double>(padded) : 0;
 }
 
-/// Other ways of wrapping: all are tried, the few that begin best are searched.
-void search_other_wrappings(const UnitFrame& frame, const Model& model, Workbench& bench, double limit,
-                            std::vector<std::unique_ptr<Search>>& searches) {
-  const Search& own = *searches.front();
-  std::vector<std::unique_ptr<Search>> others;
-  for (const Job& job : other_wrappings(frame, model)) {
+using Searches = std::vector<std::unique_ptr<Search>>;
+
+/// Other ways of wrapping, tried; those that begin best come first.
+Searches other_searches(const Search& own, const Model& model, Workbench& bench, double limit) {
+  Searches others;
+  for (const Job& job : other_wrappings(own.frame(), model)) {
     auto wrapped = frame_of(job, bench);
     if (!wrapped) continue;  // units that cannot be planned
     others.push_back(std::make_unique<Search>(std::move(*wrapped), bench, own.budget(), own.for_memory()));
     others.back()->try_bases(limit);
   }
   std::stable_sort(others.begin(), others.end(), [](const auto& a, const auto& b) { return a->beats(*b); });
+  return others;
+}
+
+/// The few that promise to beat `own` are searched, and the best of all is told.
+const Search& best_search(const Search& own, const Searches& others, const Model& model, double limit) {
+  const Search* best = &own;
   std::size_t left = kMostWrappings;
-  for (auto& other : others) {
+  for (const auto& other : others) {
     if (left == 0) break;
-    if (!other->promises(own)) continue;
-    if (!can_run(other->frame(), model)) continue;
+    if (!other->promises(own) || !can_run(other->frame(), model)) continue;
     --left;
     other->run(limit);
-    searches.push_back(std::move(other));
+    if (other->beats(*best)) best = other.get();
   }
+  return *best;
+}
+
+/// Whatever the units.
+Bytes least_budget(Search& own, const Searches& others, const Model& model) {
+  Bytes least = own.least_budget(own.peak_without_budget());
+  for (const auto& other : others) {
+    if (can_run(other->frame(), model)) least = other->least_budget(least);
+  }
+  return least;
 }
 
 }  // namespace
@@ -494,29 +523,26 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   found.fsdp1 = rival(job_under(job, Runtime::Fsdp1), *budget, outside, bench);
   const bool for_memory = job.schedule.objective == "memory";
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
-  std::vector<std::unique_ptr<Search>> searches;
-  searches.push_back(std::make_unique<Search>(*frame, bench, *budget, for_memory));
-  searches.front()->run(limit);
-  search_other_wrappings(*frame, model, bench, limit, searches);
-  const Search* best = searches.front().get();
-  for (const auto& one : searches) {
-    if (one->beats(*best)) best = one.get();
-    found.simulated += one->simulated();
-  }
-  found.fits = best->found();
+  Search own(*frame, bench, *budget, for_memory);
+  own.run(limit);
+  const Searches others = other_searches(own, model, bench, limit);
+  const Search& best = best_search(own, others, model, limit);
+  found.simulated = own.simulated();
+  for (const auto& other : others) found.simulated += other->simulated();
+  found.fits = best.found();
   if (!found.fits) {
-    found.least_budget = searches.front()->least_budget();
+    found.least_budget = least_budget(own, others, model);
     found.job = job;
   } else {
-    found.job = job_of(best->frame(), best->best());
+    found.job = job_of(best.frame(), best.best());
     found.job.schedule.budget = given.schedule.budget;
-    found.explicit_starts = best->best().starts;
-    found.step_ns = best->judged().ns;
-    found.compute_ns = best->judged().compute_ns;
-    found.peak_reserved = best->judged().reserved;
-    found.padding = padding_of(*best->frame().plan, model);
-    found.units = scheduled_units(best->frame(), best->best(), model, profile, *budget - found.peak_reserved);
-    const auto bound = schedule_bound(best->frame(), profile, *budget, bench);
+    found.explicit_starts = best.best().starts;
+    found.step_ns = best.judged().ns;
+    found.compute_ns = best.judged().compute_ns;
+    found.peak_reserved = best.judged().reserved;
+    found.padding = padding_of(*best.frame().plan, model);
+    found.units = scheduled_units(best.frame(), best.best(), model, profile, *budget - found.peak_reserved);
+    const auto bound = schedule_bound(best.frame(), profile, *budget, bench);
     if (!bound) return fail(bound.error());
     found.bound = *bound;
   }

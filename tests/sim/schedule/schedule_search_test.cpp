@@ -117,6 +117,27 @@ TEST_F(ScheduleSearchTest, BelowTheLeastBudgetNothingFitsAndAboveTheCardIsRefuse
   EXPECT_THAT(to_text(refused.error()), HasSubstr("the budget is more than the card has"));
 }
 
+/// An embedding and a head that are gathered apart need less than a root that holds both.
+TEST_F(ScheduleSearchTest, TheLeastBudgetIsThatOfTheBestWrapping) {
+  std::string config = kConfig;
+  const std::string small = "\"vocab_size\": 8000";
+  config.replace(config.find(small), small.size(), "\"vocab_size\": 64000");
+  std::ofstream(job.model.source) << config;
+  job.model.batch = 1;
+  job.model.seq = 64;  // logits are small beside the parameters
+  job.schedule.budget = 1;
+  const Bytes least = found().least_budget;
+  Job roots = job;  // named units are the user's choice: no other wrapping is tried
+  roots.fsdp.overrides.push_back({});
+  roots.fsdp.overrides.back().units = {"model.layers.0"};
+  roots.fsdp.overrides.back().reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::True, 0};
+  job = roots;
+  EXPECT_LT(least, found().least_budget - 16 * kMiB);
+  job.fsdp.overrides.clear();
+  job.schedule.budget = least;
+  EXPECT_TRUE(found().fits);
+}
+
 TEST_F(ScheduleSearchTest, ForMemoryItIsNoSlowerThanFsdp2AndTakesLess) {
   const FoundSchedule fast = found();
   job.schedule.objective = "memory";
