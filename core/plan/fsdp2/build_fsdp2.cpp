@@ -45,11 +45,11 @@ void add_traps(const PlanRequest& request, Plan& plan) {
 
 namespace fsdp2 {
 
-Result<Plan> run_script(const PlanRequest& request, Plan frame) {
+Result<Plan> run_script(const PlanRequest& request, Plan frame, Decisions decide) {
   Plan plan = std::move(frame);
   add_traps(request, plan);
   Fsdp2Runtime runtime(request, plan);
-  Result<void> done = runtime.prepare();
+  Result<void> done = runtime.prepare(decide);
   if (!done) return tl::unexpected(done.error());
   std::vector<std::int32_t> first_event;
   done = run_iterations(request, plan, first_event, [&](const IterationScript& script, PlanIteration& iteration) {

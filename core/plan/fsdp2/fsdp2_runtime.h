@@ -13,6 +13,7 @@
 #include "core/plan/fsdp2/forward.h"
 #include "core/plan/fsdp2/gathering.h"
 #include "core/plan/fsdp2/muon_step.h"
+#include "core/plan/fsdp2/plan_frame.h"
 #include "core/plan/fsdp2/reduction.h"
 #include "core/plan/fsdp2/run.h"
 #include "core/plan/runtime/training_step.h"
@@ -24,7 +25,7 @@ class Fsdp2Runtime {
   Fsdp2Runtime(const PlanRequest& request, Plan& plan);
 
   /// Units' sizes and switches. Errors: what fully_shard refuses when it is called or initialised.
-  Result<void> prepare();
+  Result<void> prepare(Decisions decide = nullptr);
   /// Runs one iteration's actions into `into`. `index` selects the steps of the module graph that run.
   Result<void> run(const IterationScript& actions, std::int32_t index, PlanIteration& into);
   std::int32_t next_event() const { return run_.out.next_event(); }

@@ -12,8 +12,13 @@ namespace foreshard::fsdp2 {
 /// Units, groups, names and segments of the request; no iterations yet.
 Plan frame_with_segments(const PlanRequest& request);
 
+struct Run;
+
+/// What a runtime that stands on this walk changes in the prepared units before the first iteration.
+using Decisions = void (*)(Run& run);
+
 /// Traps, iterations and what else the script makes of a frame whose units are decided (fsdp2 and planned).
-Result<Plan> run_script(const PlanRequest& request, Plan frame);
+Result<Plan> run_script(const PlanRequest& request, Plan frame, Decisions decide = nullptr);
 
 /// Runs one iteration of the script into the value given (its index is set) and appends its first event's number to the
 /// list that run_iterations reads.

@@ -4,7 +4,6 @@
 
 #include "core/model/mesh_dimension.h"
 #include "core/plan/fsdp2/run.h"
-#include "core/plan/planned/planned_runtime.h"
 #include "core/plan/units/groups.h"
 
 namespace foreshard::fsdp2 {
@@ -250,9 +249,7 @@ Result<void> prepare(Run& run) {
                  "the non-reentrant form is the one that PyTorch recommends"});
   }
   prepare_slots(run);
-  Result<void> done = prepare_prefetch(run);
-  if (done && run.plan.runtime == Runtime::Planned) planned::prepare(run);
-  return done;
+  return prepare_prefetch(run);
 }
 
 }  // namespace foreshard::fsdp2

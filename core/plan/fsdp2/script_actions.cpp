@@ -23,9 +23,10 @@ Error script_error(ErrorCode code, const Action& action, std::string message, st
 Fsdp2Runtime::Fsdp2Runtime(const PlanRequest& request, Plan& plan)
     : run_(request, plan), out_(run_.out), step_(request.job.train) {}
 
-Result<void> Fsdp2Runtime::prepare() {
+Result<void> Fsdp2Runtime::prepare(Decisions decide) {
   Result<void> done = fsdp2::prepare(run_);
   if (!done) return done;
+  if (decide != nullptr) decide(run_);
   forward_.emplace(run_, gathering_);
   backward_.emplace(run_, gathering_, reduction_, *forward_);
   if (run_.request.job.train.optimizer.name == OptimizerKind::Muon) muon_.emplace(run_);

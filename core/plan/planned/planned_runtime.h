@@ -8,16 +8,9 @@
 #pragma once
 
 #include "core/plan/build_plan.h"
-#include "core/plan/fsdp2/run.h"
 
 namespace foreshard {
 
 Result<Plan> build_planned_plan(const PlanRequest& request);
 
-namespace planned {
-
-/// Into the units that prepare(run) has made, prefetch lists among them.
-void prepare(fsdp2::Run& run);
-
-}  // namespace planned
 }  // namespace foreshard

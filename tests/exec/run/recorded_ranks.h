@@ -36,8 +36,11 @@ inline at::Tensor usual_input(int rank, int step) { return input(100 + 10 * rank
 
 class TwoRanks {
  public:
-  explicit TwoRanks(Job job, int steps = kSteps, InputOf input_of = usual_input)
-      : job_(std::move(job)), steps_(steps), input_of_(std::move(input_of)), model_(load_model(job_.model).value()) {
+  explicit TwoRanks(Job job, int step_count = kSteps, InputOf input_of = usual_input)
+      : job_(std::move(job)),
+        steps_(step_count),
+        input_of_(std::move(input_of)),
+        model_(load_model(job_.model).value()) {
     losses.resize(kRanks);
     for (const ParamInfo& info : model_.params) {
       whole.emplace_back(static_cast<std::size_t>(numel_of(info.shape)), std::nan(""));
