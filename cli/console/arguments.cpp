@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "cli/console/spelling.h"
+#include "cli/console/verb_examples.h"
 
 namespace foreshard::cli {
 namespace {
@@ -19,8 +20,6 @@ namespace {
 constexpr const char* kAbout =
     "Plan an FSDP run before you pay for it: does it fit, how long is a step, which communication is exposed, and why.";
 constexpr const char* kFooter =
-    "Example:\n"
-    "  foreshard simulate llama-3-8b/config.json --set cluster.world_size=64 --set checkpointing.policy=block\n\n"
     "A JOB is a job file (TOML) or a model file; then the rest is defaults. Results go to stdout, notes to stderr.\n"
     "Exit codes: 0 ok, 1 the run failed, 2 usage, 3 bad input, 4 does not fit, 5 partial result.\n\n"
     "Files that are read are regular files, or - for standard input; no pipes, no devices. At most: a job 1 MiB;\n"
@@ -39,6 +38,8 @@ Error usage(std::string message, std::string got, std::string expected, std::str
   error.hint = std::move(hint);
   return error;
 }
+
+std::string footer_of(const std::string& verb) { return "Example:\n  " + example_of(verb) + "\n\n" + kFooter; }
 
 /// CLI11's way of checking: a sentence if the text is no NAME=SIZE.
 std::string not_a_dim(std::string& text) {
@@ -63,7 +64,6 @@ class Declaration {
  public:
   Declaration() : app_(kAbout, "foreshard") {
     app_.require_subcommand(1);
-    app_.footer(kFooter);
     app_.add_flag("--version", version_, "Print the version");
     add_output_flags(app_);
     declare_inspect();
@@ -86,6 +86,8 @@ class Declaration {
     declare_calibrate();
     declare_config();
     declare_rest();
+    app_.footer(footer_of(""));
+    for (CLI::App* verb : app_.get_subcommands({})) verb->footer(footer_of(verb->get_name()));
   }
 
   CLI::App& app() { return app_; }
@@ -656,7 +658,10 @@ Error unknown_flag(const std::string& text, const std::string& verb, const std::
   for (const std::string& argument : arguments) {
     const std::string name = argument.substr(0, argument.find('='));
     if (name.size() < 2 || name[0] != '-' || std::find(flags.begin(), flags.end(), name) != flags.end()) continue;
-    const std::string near = nearest(name, flags);
+    std::string near = nearest(name, flags);
+    for (const std::string& flag : flags) {  // --output for --out
+      if (near.empty() && flag.size() > 4 && (name.starts_with(flag) || flag.starts_with(name))) near = flag;
+    }
     return usage(
         fmt::format("{} has no flag {}", verb, name), name, "a flag of the verb",
         near.empty() ? fmt::format("`foreshard help {}` lists them", verb) : fmt::format("did you mean {}?", near));

@@ -103,6 +103,8 @@ Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
   if (!axes) return fail(axes.error());
   const auto grid = SweepGrid::make(std::move(*axes));
   if (!grid) return fail(grid.error());
+  for (const std::string& key : grid->axes_without_meaning(job))
+    console.note(fmt::format("note: {} means nothing in any of these points: all its values are the same job", key));
 
   ProgressBar bar(!console.quiet);
   options.part = *part;

@@ -283,6 +283,17 @@ std::size_t SweepGrid::same_job(std::size_t index, const Job& job) const {
   return index_of(values);
 }
 
+std::vector<std::string> SweepGrid::axes_without_meaning(const Job& base) const {
+  std::vector<std::string> keys;
+  if (size_ > kMostPointsAsked) return keys;
+  for (const SweepAxis& axis : axes_) keys.push_back(axis.key);
+  for (std::size_t index = 0; index < size_ && !keys.empty(); ++index) {
+    if (const auto job = job_of(index, base))
+      std::erase_if(keys, [&](const std::string& key) { return has_meaning(key, *job); });
+  }
+  return keys;
+}
+
 std::vector<std::size_t> SweepGrid::sharing_order() const {
   std::vector<std::size_t> axes(axes_.size());
   std::iota(axes.begin(), axes.end(), std::size_t{0});

@@ -59,6 +59,10 @@ class SweepGrid {
   /// The first point that is the same job: keys that have no meaning in it (checkpointing.k without every_k, the other
   /// runtime's) are set back to their first values.
   std::size_t same_job(std::size_t index, const Job& job) const;
+  /// Keys of axes that mean nothing in any point (schedule.budget where no runtime is planned); empty for grids above
+  /// kMostPointsAsked.
+  std::vector<std::string> axes_without_meaning(const Job& base) const;
+  static constexpr std::size_t kMostPointsAsked = 20'000;
   /// As many points that differ in sizes, allocator, memory or optimizer alone stand together, one plan for all of
   /// them.
   static constexpr std::size_t kTogether = 8;

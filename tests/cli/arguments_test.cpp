@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <sstream>
+
+#include "cli/console/verb_examples.h"
+
 namespace foreshard::cli {
 namespace {
 
@@ -41,6 +46,26 @@ TEST(Arguments, OutputFlagsStandBeforeOrAfterTheVerb) {
     const OutputFlags& output = std::get<CommandLine>(*result).output;
     EXPECT_TRUE(output.json && output.quiet && output.no_color);
   }
+}
+
+TEST(Arguments, EveryVerbHasAnExampleThatItTakes) {
+  for (const VerbDescription& verb : describe_verbs()) {
+    const std::string example = example_of(verb.name);
+    ASSERT_TRUE(example.starts_with("foreshard " + verb.name)) << verb.name << ": " << example;
+    std::istringstream words(example.substr(std::string_view("foreshard ").size()));
+    const std::vector<std::string> arguments{std::istream_iterator<std::string>(words), {}};
+    const auto result = parse_arguments(arguments);
+    EXPECT_TRUE(result.has_value()) << example << ": " << (result ? "" : to_text(result.error()));
+    const auto help = parse_arguments({"help", verb.name});
+    ASSERT_TRUE(help.has_value()) << verb.name;
+    EXPECT_NE(std::get<HelpText>(*help).text.find(verb.name == "help" ? "foreshard" : example), std::string::npos);
+  }
+}
+
+TEST(Arguments, AFlagThatIsAnothersBeginningIsPutRight) {
+  const auto result = parse_arguments({"export", "job.toml", "--as", "trl", "--output", "folder"});
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(to_text(result.error()).find("did you mean --out?"), std::string::npos) << to_text(result.error());
 }
 
 TEST(Arguments, PlanTakesItsFlags) {

@@ -48,6 +48,17 @@ TEST(ProgramSweep, AnswersTheSameForEveryNumberOfThreads) {
   EXPECT_EQ(without_seconds(run_program(sweep({"--json", "--threads", "7"})).out), document);
 }
 
+TEST(ProgramSweep, SaysWhichAxisMeansNothing) {
+  const std::vector<std::string> budgets{"--json", "--over", "schedule.budget=1GiB,2GiB"};
+  std::vector<std::string> arguments{"sweep", kToy};
+  arguments.insert(arguments.end(), budgets.begin(), budgets.end());
+  const ProgramRun none = run_program(arguments);
+  ASSERT_EQ(none.exit_code, 0) << none.err;
+  EXPECT_THAT(none.err, HasSubstr("schedule.budget means nothing in any of these points"));
+  arguments.insert(arguments.end(), {"--over", "fsdp.runtime=fsdp2,planned"});
+  EXPECT_THAT(run_program(arguments).err, ::testing::Not(HasSubstr("means nothing")));
+}
+
 TEST(ProgramSweep, PartsMergeToTheWholeAndALackingOneIsPartial) {
   std::vector<std::string> merge{"sweep", "merge"};
   for (const char* part : {"1/3", "2/3", "3/3"}) {
