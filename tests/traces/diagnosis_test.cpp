@@ -84,6 +84,7 @@ const std::vector<Planted> kFaults{
     {"logits_peak", "LogitsWhole", [](PlantedRun& r) { r.memory = true, r.logits = 3000; }},
     {"optimizer_temporaries", "ForeachOnManyParameters",
      [](PlantedRun& r) { r.memory = true, r.optimizer_temporaries = 4000; }},
+    {"memory_grows", "OutputsKeptBetweenSteps", [](PlantedRun& r) { r.memory = true, r.kept = 300; }},
     {"fragmentation", "CacheThatNothingFits", [](PlantedRun& r) { r.memory = true, r.reserved_beyond = 3000; }},
     {"allocator_retries", "CacheEmptied", [](PlantedRun& r) { r.memory = true, r.cache_emptied = true; }},
 };
