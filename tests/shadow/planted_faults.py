@@ -7,9 +7,12 @@ names the planted fault first, and nothing in the clean ones.
 Without --all a few of them: each takes seconds. --page writes the table of docs/measurements/.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPT = HERE / "scripts" / "planted.py"
+EXAMPLE = HERE.parents[1] / "examples" / "tiny-llama-2ranks.toml"
 CUDA_OF_TORCH = """
 import importlib.util, os, runpy
 found = importlib.util.find_spec("torch")
@@ -46,17 +50,22 @@ FAULTS = [
     Case("logits", "logits_peak", "logits of 128k words whole, in float32", "--float-loss --vocabulary 131072 --batch 4 --checkpoint"),
     Case("kept-logits", "memory_grows", "every step's logits kept in a list", "--keep-logits --vocabulary 32768", steps=4, often=True),
     Case("optimizer-loop", "optimizer_launches", "AdamW(foreach=False)", "--optimizer loop --width 1024 --layers 32"),
-    Case("optimizer-temporaries", "optimizer_temporaries", "AdamW(foreach=True), memory full of its state", "--optimizer foreach --checkpoint --seq 1024 --layers 24", world=2),
+    Case("optimizer-temporaries", "optimizer_temporaries", "AdamW(foreach=True), little else in memory", "--optimizer foreach --checkpoint --seq 1024 --layers 24", world=2),
     Case("offload", "copies_not_hidden", "parameters on the host, pinned", "--fsdp 1 --offload"),
     Case("offload-pageable", "pageable_copies", "parameters on the host, not pinned", "--offload-pageable --no-clip"),
     Case("pageable-batch", "pageable_copies", "large batches from memory that is not pinned", "--pageable --features 8192 --seq 1024"),
     Case("cache-emptied", "allocator_retries", "torch.cuda.empty_cache() in every step", "--empty-cache"),
+    Case("lengths", "fragmentation", "batches that come longer and longer, memory nearly full", "--batch 11 --lengths 500"),
     Case("slow-loader", "dataloader_stall", "a data set that takes 150 ms a batch", "--slow-loader 150 --seq 1024", often=True),
     Case("late-rank", "straggler", "one rank of two has twice the sequences", "--late-rank 1", ranks=(0, 1)),
     Case("tiny-kernels", "host_bound", "kernels shorter than their launches", "--width 256 --layers 24 --seq 256 --batch 1"),
     Case("reduce-inside", "collective_on_compute_stream", "blocking all_reduces of activations in every layer", "--reduce"),
     Case("slow-network", "communication_longer_than_compute", "little computing for each gather", "--seq 512", world=64),
 ]  # fmt: skip
+ON_HOST = [
+    Case("slow-link", "communication_longer_than_compute", "ranks on the host, each collective 30 ms longer", "--link-latency 30000", often=True),
+    Case("stopped-rank", "straggler", "ranks on the host, one of them stopped two thirds of the time"),
+]
 CLEAN = [
     Case("clean-fsdp2", "", "FSDP2, bfloat16, fused AdamW, pinned batches", often=True),
     Case("clean-fsdp1", "", "the same with FSDP1", "--fsdp 1"),
@@ -78,6 +87,35 @@ def recorded(case, options, folder):
         if end.returncode != 0:
             raise RuntimeError(f"{case.name}: shadow ended with {end.returncode}: {end.stderr[-1500:]}")
     return files
+
+
+def recorded_on_host(case, options, folder):
+    """Two processes that train a small Llama; of the last case the second one is stopped again and again."""
+    file = str(folder / f"{case.name}.fst")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        words = [options.foreshard, "run", EXAMPLE, "--backend", "host", "-q", "--set", "train.steps=8", "--timeline", file, *case.words]
+        ranks.append(subprocess.Popen(list(map(str, words)), env={**os.environ, **{key: str(value) for key, value in own.items()}},
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True))  # fmt: skip
+    until = time.monotonic() + 120
+    while ranks[1].poll() is None and time.monotonic() < until:
+        if case.name == "stopped-rank":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ranks[1].pid, signal.SIGSTOP)
+                time.sleep(0.02)
+                os.killpg(ranks[1].pid, signal.SIGCONT)
+        time.sleep(0.01)
+    for rank in ranks:
+        if rank.poll() is None and time.monotonic() >= until:
+            rank.kill()
+        said = rank.communicate(timeout=60)[1]
+        if rank.returncode != 0:
+            raise RuntimeError(f"{case.name}: a rank ended with {rank.returncode}: {said[-1500:]}")
+    return [file]
 
 
 def diagnosed(files, options):
@@ -103,8 +141,12 @@ def wrong(case, answer):
     return f"without cost, place, evidence, remedy or saving: {', '.join(lacking)}" if lacking else ""
 
 
+def time_text(ns):
+    return f"{ns / 1e9:.3g} s" if ns >= 1e9 else f"{ns / 1e6:.3g} ms"
+
+
 def cost_text(finding):
-    costs = [f"{finding['cost_ns'] / 1e6:.3g} ms"] if finding["cost_ns"] > 0 else []
+    costs = [time_text(finding["cost_ns"])] if finding["cost_ns"] > 0 else []
     costs += [f"{finding['cost_bytes'] / 2**30:.3g} GiB"] if finding["cost_bytes"] > 0 else []
     return ", ".join(costs)
 
@@ -113,7 +155,7 @@ def row_of(case, answer):
     found = answer["findings"]
     first = f"`{found[0]['name']}`: {cost_text(found[0])}" if found else "nothing"
     others = ", ".join(f"`{each['name']}` {cost_text(each)}" for each in found[1:])
-    return f"| {case.what} | {answer['step_ns'] / 1e6:.3g} ms | {first} | {others} |"
+    return f"| {case.what} | {time_text(answer['step_ns'])} | {first} | {others} |"
 
 
 def main():
@@ -128,7 +170,9 @@ def main():
     asked = subprocess.run([options.python, "-c", CUDA_OF_TORCH], capture_output=True, text=True)
     if asked.returncode != 0 or not asked.stdout.strip().startswith("13"):
         return 77
-    cases = [case for case in FAULTS + CLEAN if (case.name in options.names if options.names else options.all or case.often)]
+    # Ranks on the host need the executor, which is not built everywhere.
+    on_host = ON_HOST if pathlib.Path(options.foreshard + "-exec").exists() else []
+    cases = [case for case in FAULTS + on_host + CLEAN if (case.name in options.names if options.names else options.all or case.often)]
     failures, rows = 0, {}
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(options.keep or made)
@@ -136,7 +180,8 @@ def main():
         for case in cases:
             began = time.monotonic()
             try:
-                answer = diagnosed(recorded(case, options, folder), options)
+                make = recorded_on_host if case in ON_HOST else recorded
+                answer = diagnosed(make(case, options, folder), options)
                 said = wrong(case, answer)
                 rows[case.name] = row_of(case, answer)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -154,8 +199,9 @@ def page(path, rows):
     head = ["| planted | step | named first | beside it |", "|---|---|---|---|"]
     text = ["# Planted faults", "", "Recordings of `tests/shadow/scripts/planted.py` on the virtual device (`foreshard shadow --timeline`), each with one thing",
             "wrong, and what `foreshard diagnose` says of them. Written by `tests/shadow/planted_faults.py --all --page`; costs are those of a mean step.", ""]  # fmt: skip
-    text += head + [rows[case.name] for case in FAULTS if case.name in rows]
+    text += head + [rows[case.name] for case in FAULTS + ON_HOST if case.name in rows]
     text += ["", "Without a fault:", "", *head, *(rows[case.name] for case in CLEAN if case.name in rows)]
+    text += ["", "Ranks on the host without a fault have no row: where others use the machine they wait for each other, and that is what is found (`ranks_out_of_step`)."]
     pathlib.Path(path).write_text("\n".join(text) + "\n")
 
 

@@ -44,12 +44,13 @@ std::string synchronise_remedy(std::string_view op) {
 }
 
 void find_waits(const RecordingFacts& facts, Diagnosis& diagnosis) {
-  // Waits that are instructions of a plan are the plan's, not a user's to take out.
+  // Waits of a plan and of the executor that runs it are not a user's to take out.
+  if (facts.t.provenance.source == "executed") return;
   const Collected found(
       facts,
       [&](const UseStretch& s) {
         return s.use == TimeUse::Synchronise && !facts.is_pageable_copy(s.host) &&
-               !(s.host.valid() && facts.at(s.host).instruction.valid());
+               !(s.host.valid() && facts.at(s.host).instruction.valid());  // a prediction's
       },
       [&](const UseStretch& s) { return operator_label(facts, s); });
   if (found.share() < facts.options.least_share) return;

@@ -225,6 +225,7 @@ class MemoryStory {
         "the allocator holds {} and never more than {} are in use: {} ({}) lie in pieces that nothing fits into",
         byte_words(static_cast<double>(reserved)), byte_words(static_cast<double>(needed)), byte_words(unused),
         share_words(unused / static_cast<double>(reserved)));
+    finding.where = {"the allocator's cache"};
     finding.remedy = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
     finding.set = {"allocator.expandable_segments=true"};
     d_.findings.push_back(std::move(finding));
@@ -267,6 +268,8 @@ class MemoryStory {
     finding.cost = lasted / std::max<std::int64_t>(1, d_.steps);
     const double of_step = d_.step > 0 ? static_cast<double>(finding.cost) / static_cast<double>(d_.step) : 0;
     finding.share = std::max(f_.options.least_share, of_step);  // it waits for the device too, and is near to no memory
+    finding.saving = finding.cost;
+    finding.where = {"the allocator's cache"};
     if (evidence.size() > 3) evidence.resize(3);
     finding.evidence = std::move(evidence);
     finding.cause = fmt::format(

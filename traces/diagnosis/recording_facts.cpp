@@ -115,12 +115,16 @@ void RecordingFacts::find_pageable_calls() {
       pageable_calls_.insert(flow.from.value);
   }
   if (!has_steps()) return;
+  SimTime first = 0;  // what a model's making copies is no step's
+  for (const TimelineIteration& iteration : iterations_of(t, own().rank)) {
+    if (iteration.index == own().accounts.front().iteration) first = iteration.issue;
+  }
   SimDuration all = 0;
   for (const std::int32_t call : pageable_calls_) {
     const Span& span = t.spans[static_cast<std::size_t>(call)];
-    if (t.lanes[span.lane.index()].rank == own().rank) all += span.duration;
+    if (t.lanes[span.lane.index()].rank == own().rank && span.start >= first) all += span.duration;
   }
-  pageable_copying_ = all / static_cast<SimDuration>(std::max<std::size_t>(1, own().accountant->steps()));
+  pageable_copying_ = all / static_cast<SimDuration>(own().accounts.size());
 }
 
 double RecordingFacts::share_of_memory(double bytes) const {

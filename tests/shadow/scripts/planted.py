@@ -149,7 +149,7 @@ def main(args):
         if tokens.dim() == 3:
             tokens = tokens[:, :, 0]
         if args.lengths:
-            tokens = tokens[:, : args.seq - args.lengths * (step % 3)]
+            tokens = tokens[:, : args.seq - args.lengths * (2 - step % 3)]
         if args.late_rank == dist.get_rank():
             tokens = tokens.repeat(2, 1)
         for _ in range(args.accumulate):
