@@ -205,8 +205,11 @@ Result<std::vector<std::string>> script_environment(const ShadowParts& parts, co
   set("FAKEGPU_LAUNCH_US", (profile.launch_ns + profile.op_ns) / 1e3), set("FAKEGPU_CALL_US", profile.call_ns / 1e3);
   set("FAKEGPU_MALLOC_US", profile.driver_alloc_ns / 1e3), set("FAKEGPU_PCIE_GBPS", profile.host_link_gb_per_s);
   set("FAKEGPU_HOST_COPY_GBPS", profile.host_copy_gb_per_s);
-  set("FAKEGPU_LOG", options.folder + "/device-%p.jsonl"), set("FAKEGPU_LOG_QUERIES", 0),
-      set("FAKEGPU_NAME_CHARS", 120);
+  set("FAKEGPU_LOG", options.folder + "/device-%p.jsonl"), set("FAKEGPU_LOG_QUERIES", 0);
+  // The kinds of elements stand at the end of a kernel's name.
+  set("FAKEGPU_NAME_CHARS", options.timeline ? 600 : 120), set("FAKEGPU_LOG_ALLOCATOR", options.timeline ? 1 : 0);
+  set("FORESHARD_SHADOW_RANGES", options.timeline ? 1 : 0);
+  if (options.timeline) set("NVTX_INJECTION64_PATH", parts.device);
   // What watches.
   set("FORESHARD_SHADOW", options.folder), set("FORESHARD_SHADOW_STEPS", options.steps),
       set("FORESHARD_SHADOW_PLAN", options.plan ? 1 : 0);

@@ -31,6 +31,7 @@ struct ScriptOptions {
   std::string folder;  // report.json and the device's logs go there
   int steps = 3;
   bool plan = true, fake_weights = false;
+  bool timeline = false;  // ranges, operators and the allocator's changes are logged, too
   int timeout_seconds = 600;
 };
 

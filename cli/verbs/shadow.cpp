@@ -278,6 +278,7 @@ ExitCode run_verb(const ShadowFlags& flags, const Console& console) {
                               flags.steps,
                               !flags.no_plan && flags.job.empty(),
                               flags.fake_weights,
+                              !flags.timeline.empty(),
                               flags.timeout_seconds};
   const auto environment = script_environment(*parts, *profile, options);
   if (!environment) return console.error(environment.error());

@@ -22,6 +22,7 @@ namespace fakegpu {
 struct State {
   std::recursive_mutex mu;
   ns_t host = 0;
+  ns_t call_began = -1;  // of the call that is under way; -1: none is
   uint64_t calls = 0;
   FILE* log = nullptr;
   bool log_on = true;

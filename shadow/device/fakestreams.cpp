@@ -96,6 +96,7 @@ cudaError_t cudaStreamQuery(cudaStream_t h) {
   bool ok = finished(s->id, s->tail, s->seen);
   if (ok && !helper_thread()) host_knows(s->seen);
   if (cfg().log_queries) Line("cudaStreamQuery").n("stream", s->id).n("ready", ok);
+  call_unlogged();
   return ok ? cudaSuccess : fail(cudaErrorNotReady);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t h) {
@@ -251,6 +252,7 @@ cudaError_t cudaEventQuery(cudaEvent_t ev) {
   if (cfg().late_events && ok && e->recorded && !host_is_idle()) ok = ++e->asked > 2;
   if (ok && e->recorded && !helper_thread()) host_knows(e->seen);
   if (cfg().log_queries) Line("cudaEventQuery").n("event", e->id).n("event_stream", e->stream).n("ready", ok);
+  call_unlogged();
   return ok ? cudaSuccess : fail(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t ev) {

@@ -49,6 +49,8 @@ TEST_P(DiagnosisOfAFault, NamesThePlantedOneFirst) {
   EXPECT_GT(first.cost + first.cost_bytes, 0);
   EXPECT_FALSE(first.evidence.empty());
   EXPECT_FALSE(first.remedy.empty());
+  EXPECT_FALSE(first.where.empty());
+  EXPECT_TRUE(first.saving.has_value() || first.saving_bytes.has_value());
   for (const Evidence& evidence : first.evidence) EXPECT_LT(evidence.time.begin, evidence.time.end);
 }
 
@@ -84,6 +86,7 @@ const std::vector<Planted> kFaults{
     {"logits_peak", "LogitsWhole", [](PlantedRun& r) { r.memory = true, r.logits = 3000; }},
     {"optimizer_temporaries", "ForeachOnManyParameters",
      [](PlantedRun& r) { r.memory = true, r.optimizer_temporaries = 4000; }},
+    {"memory_grows", "OutputsKeptBetweenSteps", [](PlantedRun& r) { r.memory = true, r.kept = 300; }},
     {"fragmentation", "CacheThatNothingFits", [](PlantedRun& r) { r.memory = true, r.reserved_beyond = 3000; }},
     {"allocator_retries", "CacheEmptied", [](PlantedRun& r) { r.memory = true, r.cache_emptied = true; }},
 };
@@ -110,6 +113,16 @@ const std::vector<Planted> kClean{
 
 INSTANTIATE_TEST_SUITE_P(Runs, DiagnosisOfACleanRun, ::testing::ValuesIn(kClean),
                          [](const auto& run) { return std::string(run.param.variant); });
+
+TEST(Diagnosis, WaitsOfOurOwnExecutorAreNoFindings) {
+  PlantedRun run;
+  run.item_in_blocks = true;
+  OpenedTrace trace = testing::opened(run);
+  trace.timeline.provenance.source = "executed";
+  const auto diagnosis = diagnose(trace);
+  ASSERT_TRUE(diagnosis.has_value());
+  EXPECT_THAT(told(*diagnosis), Not(HasSubstr("synchronising_copy")));
+}
 
 TEST(StepAccount, GivesEveryNanosecondOfAStepToOneUse) {
   PlantedRun run;

@@ -242,6 +242,7 @@ class Writer {
           [&] { collective(kReduce, "ReduceScatter_Sum_f32", r_.root_gather, r_.root_numel, free_at_[kCompute]); });
     thread_ = kMain;
     optimizer();
+    if (r_.kept > 0) allocate(r_.kept);
     if (r_.cache_emptied && step > 0) empty_cache();
     if (r_.item_in_step) wait_for_value();
     slice("user_annotation", fmt::format("ProfilerStep#{}", step + 3), kMain, begin, host_ - begin);

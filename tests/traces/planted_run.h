@@ -42,6 +42,7 @@ struct PlantedRun {
   std::int64_t optimizer_temporaries = 0;
   std::int64_t reserved_beyond = 200;  // MiB of cache beyond what is used
   bool cache_emptied = false;
+  std::int64_t kept = 0;  // MiB that each step leaves behind
 };
 
 /// The recording of one of its ranks.

@@ -251,6 +251,11 @@ class Account {
     return left;
   }
 
+  struct Reason {
+    TimeUse use = TimeUse::Bandwidth;
+    SpanId host;  // the call that came late, or what it came late for
+  };
+
   /// A collective alone: what it spent waiting for other ranks, and the rest.
   void exposed(SpanId id, Interval part, Interval gap) {
     const auto there = s_.all_there.find(id.value);
@@ -260,37 +265,68 @@ class Account {
       part.begin = waits.end;
     }
     if (part.begin >= part.end) return;
-    TimeUse why = why_alone(id, gap);
+    Reason why = why_alone(id, gap);
     // The reduction that the gather queues behind would run beside computing, had the gather come first.
-    if (waited_prefetch_ && why == TimeUse::Bandwidth && reduces(at(id).kind)) why = TimeUse::NotPrefetched;
-    waited_prefetch_ = waited_prefetch_ || why == TimeUse::NotPrefetched;
-    stretches_.push_back({part, why, id, call_of(id)});
+    if (waited_prefetch_ && why.use == TimeUse::Bandwidth && reduces(at(id).kind)) why.use = TimeUse::NotPrefetched;
+    waited_prefetch_ = waited_prefetch_ || why.use == TimeUse::NotPrefetched;
+    stretches_.push_back({part, why.use, id, why.host});
   }
 
-  TimeUse why_alone(SpanId id, Interval gap) const {
+  Reason why_alone(SpanId id, Interval gap) const {
     const Span& span = at(id);
-    if (s_.t.lanes[span.lane.index()].stream == "D") return TimeUse::ComputeStream;
-    if (span.start < first_compute_) return TimeUse::FirstGather;
-    if (last_backward_ > 0 && gap.begin >= last_backward_) return TimeUse::Tail;
     const SpanId call = call_of(id);
-    if (!call.valid()) return TimeUse::Bandwidth;
+    if (on_compute(span)) return {TimeUse::ComputeStream, call};
+    if (span.start < first_compute_) return {TimeUse::FirstGather, call};
+    if (last_backward_ > 0 && gap.begin >= last_backward_) return {TimeUse::Tail, call};
+    if (!call.valid()) return {};
     const SimTime called = at(call).start;
-    if (called > gap.begin && span.start - (called + at(call).duration) < kSoon) return issued_late(call, gap.begin);
     const auto before = s_.before_on_lane.find(id.value);
-    const bool behind_reduction = before != s_.before_on_lane.end() && reduces(at(before->second).kind) &&
-                                  end_of(before->second) > called && span.start - end_of(before->second) < kSoon;
-    if (span.kind == SpanKind::AllGather && behind_reduction && !s_.prefetched(id)) return TimeUse::NotPrefetched;
-    return TimeUse::Bandwidth;
+    const bool queued = before != s_.before_on_lane.end() && end_of(before->second) > called &&
+                        span.start - end_of(before->second) < kSoon;
+    // What it gathers is copied together first: it begins later than its call, and was late all the same.
+    if (called > gap.begin && !queued) return issued_late(call, gap.begin);
+    if (queued && on_compute(at(before->second)))
+      return {TimeUse::ComputeStream, call};  // it cannot run beside computing
+    if (!queued) {
+      if (const SpanId wait = lead_lost(call); wait.valid()) return {TimeUse::Synchronise, wait};
+    }
+    const bool behind_reduction = queued && reduces(at(before->second).kind);
+    if (span.kind == SpanKind::AllGather && behind_reduction && !s_.prefetched(id))
+      return {TimeUse::NotPrefetched, call};
+    return {TimeUse::Bandwidth, call};
   }
 
-  /// Held by the limiter just before, behind a wait that drained the device, or late by itself.
-  TimeUse issued_late(SpanId call, SimTime since) const {
-    if (drain_before(at(call).lane, since).valid()) return TimeUse::Synchronise;
-    SimDuration held = 0;
+  /// Behind a wait that drained the device or held the host, held by the limiter just before, or late by itself.
+  Reason issued_late(SpanId call, SimTime since) const {
+    if (const HostThreads::Doing drain = drain_before(at(call).lane, since); drain.span.valid())
+      return {use_of_host(drain.use), drain.span};
+    SimDuration limited = 0, waited = 0, longest = 0;
+    SpanId wait;
     for (const HostThreads::Doing& doing : s_.threads.doing(at(call).lane, since, at(call).start)) {
-      if (doing.use == HostUse::Limiter) held += doing.time.end - doing.time.begin;
+      const SimDuration time = doing.time.end - doing.time.begin;
+      if (doing.use == HostUse::Limiter) limited += time;
+      if (doing.use != HostUse::Synchronise) continue;
+      waited += time;
+      if (time > longest) longest = time, wait = doing.span;
     }
-    return 2 * held >= at(call).start - since && held > 0 ? TimeUse::Limiter : TimeUse::LateIssue;
+    const SimDuration all = at(call).start - since;
+    if (limited > 0 && 2 * limited >= all) return {TimeUse::Limiter, call};
+    return waited > 0 && 2 * waited >= all ? Reason{TimeUse::Synchronise, wait} : Reason{TimeUse::LateIssue, call};
+  }
+
+  bool on_compute(const Span& span) const { return s_.t.lanes[span.lane.index()].stream == "D"; }
+
+  /// A wait for the device, shortly before the call: had the host not stood there, it would have called so much
+  /// earlier.
+  SpanId lead_lost(SpanId call) const {
+    constexpr SimDuration kShortly = 5 * kMillisecond;
+    const SimTime called = at(call).start;
+    SpanId last;
+    for (const HostThreads::Doing& doing : s_.threads.doing(at(call).lane, called - kShortly, called)) {
+      if (doing.use == HostUse::Synchronise && at(doing.span).duration >= kDrained) last = doing.span;
+    }
+    const bool recovered = last.valid() && called - end_of(last) > at(last).duration;
+    return recovered ? SpanId() : last;
   }
 
   SpanId next_after(SimTime time) const {
@@ -321,13 +357,15 @@ class Account {
 
   /// The device ran dry while the host waited for it: as long as it waited, the host would have been ahead.
   void note_drain(LaneId lane, SimTime dry) {
-    const SpanId wait = drain_before(lane, dry);
-    if (wait.valid()) recovery_ = dry - at(wait).start, recovered_from_ = wait;
+    const HostThreads::Doing wait = drain_before(lane, dry);
+    if (wait.span.valid()) recovery_ = dry - at(wait.span).start, recovered_from_ = wait;
   }
 
-  SpanId drain_before(LaneId lane, SimTime dry) const {
+  /// Of the driver's calls for memory those that give back wait for the device.
+  HostThreads::Doing drain_before(LaneId lane, SimTime dry) const {
     for (const HostThreads::Doing& doing : s_.threads.doing(lane, dry - 1, dry + 1)) {
-      if (doing.use == HostUse::Synchronise && dry - at(doing.span).start >= kDrained) return doing.span;
+      const bool waits = doing.use == HostUse::Synchronise || doing.use == HostUse::Allocator;
+      if (waits && dry - at(doing.span).start >= kDrained) return doing;
     }
     return {};
   }
@@ -338,7 +376,7 @@ class Account {
     if (recovery_ > 0 && (doing.use == HostUse::Issue || doing.use == HostUse::Nothing)) {
       const SimTime until = std::min(doing.time.end, doing.time.begin + recovery_);
       recovery_ -= until - doing.time.begin;
-      add({doing.time.begin, until}, TimeUse::Synchronise, recovered_from_);
+      add({doing.time.begin, until}, use_of_host(recovered_from_.use), recovered_from_.span);
       doing.time.begin = until;
     }
     add(doing.time, use_of_host(doing.use), doing.span);
@@ -351,7 +389,7 @@ class Account {
   std::size_t comm_at_ = 0, copies_at_ = 0;
   SimTime last_backward_ = 0, first_compute_ = std::numeric_limits<SimTime>::max();
   SimDuration recovery_ = 0;
-  SpanId recovered_from_;
+  HostThreads::Doing recovered_from_;
   bool waited_prefetch_ = false;  // in this gap
   std::vector<UseStretch> stretches_;
 };

@@ -26,8 +26,11 @@ constexpr std::array<Consequence, 6> kConsequences{{{"nothing_wrapped", "allocat
                                                     {"optimizer_temporaries", "fragmentation"}}};
 
 /// Memory costs nothing until the card is full: where there is room, what costs time stands before what costs memory.
+/// Memory that grows ends the run.
 void order(std::vector<DiagnosedCause>& findings, bool room) {
   std::stable_sort(findings.begin(), findings.end(), [room](const DiagnosedCause& a, const DiagnosedCause& b) {
+    const bool grows_a = a.name == "memory_grows", grows_b = b.name == "memory_grows";
+    if (grows_a != grows_b) return grows_a;
     const bool time_a = a.cost > 0, time_b = b.cost > 0;
     return room && time_a != time_b ? time_a : a.share > b.share;
   });

@@ -159,6 +159,8 @@ void find_duplicates(const Gathers& gathers, Diagnosis& diagnosis) {
   if (found.share() < facts.options.least_share && again * 5 < all) return;
   DiagnosedCause finding = found.avoidable("duplicate_gathers");
   finding.share = std::max(found.share(), facts.options.least_share);
+  if (found.share() < facts.options.least_share)  // what the network does for nothing
+    finding.cost = static_cast<SimDuration>(static_cast<double>(again) / facts.steps());
   finding.cause = fmt::format(
       "units are gathered again in the same backward: {} of {} spent gathering ({}), alone for {}",
       time_words(static_cast<double>(again) / facts.steps()), time_words(static_cast<double>(all) / facts.steps()),

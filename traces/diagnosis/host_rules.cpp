@@ -44,11 +44,13 @@ std::string synchronise_remedy(std::string_view op) {
 }
 
 void find_waits(const RecordingFacts& facts, Diagnosis& diagnosis) {
-  // Waits that are instructions of a plan are the plan's, not a user's to take out.
+  // Waits of a plan and of the executor that runs it are not a user's to take out.
+  if (facts.t.provenance.source == "executed") return;
   const Collected found(
       facts,
       [&](const UseStretch& s) {
-        return s.use == TimeUse::Synchronise && !(s.host.valid() && facts.at(s.host).instruction.valid());
+        return s.use == TimeUse::Synchronise && !facts.is_pageable_copy(s.host) &&
+               !(s.host.valid() && facts.at(s.host).instruction.valid());  // a prediction's
       },
       [&](const UseStretch& s) { return operator_label(facts, s); });
   if (found.share() < facts.options.least_share) return;
@@ -64,7 +66,10 @@ void find_waits(const RecordingFacts& facts, Diagnosis& diagnosis) {
 void find_driver_calls(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected found(
       facts, [](const UseStretch& s) { return s.use == TimeUse::Allocator; },
-      [&](const UseStretch& s) { return fmt::format("{} in {}", facts.name_of(s.host), operator_label(facts, s)); });
+      [&](const UseStretch& s) {
+        const std::string call(facts.name_of(s.host)), op = operator_label(facts, s);
+        return op == call ? call : fmt::format("{} in {}", call, op);
+      });
   if (found.share() < facts.options.least_share) return;
   // A first step fills the cache, and a recording of one step may be it: only giving back tells.
   if (facts.own().accountant->steps() < 2 && !contains(found.first(), "Free")) return;
@@ -95,26 +100,46 @@ void find_limiter(const RecordingFacts& facts, Diagnosis& diagnosis) {
   diagnosis.findings.push_back(std::move(finding));
 }
 
-/// Launches that come late: in the optimizer apart, because what mends it is another thing.
-void find_late_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
-  const auto in_optimizer = [&](const UseStretch& s) {
-    return s.span.valid() && facts.at(s.span).phase == static_cast<std::int32_t>(Phase::Optimizer);
+bool in_optimizer(const RecordingFacts& facts, const UseStretch& s) {
+  return s.span.valid() && facts.at(s.span).phase == static_cast<std::int32_t>(Phase::Optimizer);
+}
+
+bool is_late(const UseStretch& s) { return s.use == TimeUse::Host || s.use == TimeUse::LateIssue; }
+
+/// Kernels of one parameter each take their least time, however fast they are launched.
+void find_optimizer_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
+  constexpr SimDuration kShort = 20 * kMicrosecond;
+  constexpr double kMany = 200;  // a step
+  const auto is_short = [&](const UseStretch& s) {
+    return (s.use == TimeUse::Compute && facts.at(s.span).duration < kShort) || s.use == TimeUse::KernelGap;
   };
-  const auto late = [](const UseStretch& s) { return s.use == TimeUse::Host || s.use == TimeUse::LateIssue; };
-  const auto label = [&](const UseStretch& s) { return operator_label(facts, s); };
-  const Collected optimizer(
-      facts, [&](const UseStretch& s) { return late(s) && in_optimizer(s); }, label);
+  const auto label = [&](const UseStretch& s) {
+    return s.use == TimeUse::Compute ? std::string(facts.name_of(s.span)) : operator_label(facts, s);
+  };
+  const Collected late(
+      facts, [&](const UseStretch& s) { return is_late(s) && in_optimizer(facts, s); }, label);
+  const Collected both(
+      facts, [&](const UseStretch& s) { return (is_late(s) || is_short(s)) && in_optimizer(facts, s); }, label);
+  const bool many = static_cast<double>(both.count()) / facts.steps() >= kMany;
+  const Collected& found = many ? both : late;
+  if (found.share() < facts.options.least_share) return;
+  DiagnosedCause finding = found.avoidable("optimizer_launches");
+  finding.cause = fmt::format("the optimizer's kernels are launched too slowly{}: {} of a step ({})",
+                              many ? fmt::format(", or too short to fill the device ({:.0f} of them)",
+                                                 static_cast<double>(both.count()) / facts.steps())
+                                   : "",
+                              time_words(static_cast<double>(found.cost())), share_words(found.share()));
+  finding.remedy = "torch.optim.AdamW(..., fused=True): one kernel for many parameters";
+  finding.set = {"train.optimizer.impl=fused"};
+  diagnosis.findings.push_back(std::move(finding));
+}
+
+void find_late_launches(const RecordingFacts& facts, Diagnosis& diagnosis) {
   const Collected rest(
-      facts, [&](const UseStretch& s) { return late(s) && !in_optimizer(s); }, label);
-  if (optimizer.share() >= facts.options.least_share) {
-    DiagnosedCause finding = optimizer.avoidable("optimizer_launches");
-    finding.cause =
-        fmt::format("the optimizer's kernels are launched too slowly: the device waits for {} of a step ({})",
-                    time_words(static_cast<double>(optimizer.cost())), share_words(optimizer.share()));
-    finding.remedy = "torch.optim.AdamW(..., fused=True): one kernel for many parameters";
-    finding.set = {"train.optimizer.impl=fused"};
-    diagnosis.findings.push_back(std::move(finding));
-  }
+      facts, [&](const UseStretch& s) { return is_late(s) && !in_optimizer(facts, s); },
+      [&](const UseStretch& s) { return operator_label(facts, s); });
+  // The host is late by what its copies took: they are the finding.
+  if (facts.pageable_copying() >= rest.cost()) return;
   if (rest.share() < std::max(kHostBound, facts.options.least_share)) return;
   DiagnosedCause finding = rest.avoidable("host_bound");
   finding.cause = fmt::format(
@@ -144,6 +169,7 @@ void find_host_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
   find_waits(facts, diagnosis);
   find_driver_calls(facts, diagnosis);
   find_limiter(facts, diagnosis);
+  find_optimizer_launches(facts, diagnosis);
   find_late_launches(facts, diagnosis);
 }
 

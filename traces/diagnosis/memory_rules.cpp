@@ -11,11 +11,13 @@
 
 #include "core/plan.h"
 #include "traces/diagnosis/rules.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard {
 namespace {
 
 constexpr double kOfPeak = 0.05, kLogits = 0.10, kUnused = 0.15, kFullCard = 0.7;
+constexpr double kGrowth = 0.01, kEven = 0.5;     // of the peak in a step; the least growth beside the largest
 constexpr Bytes kLeastUnused = Bytes{64} << 20U;  // below, it is the allocator's rounding
 constexpr SimTime kAlways = std::numeric_limits<SimTime>::max();
 
@@ -48,6 +50,7 @@ class MemoryStory {
     optimizer();
     fragments();
     emptied_cache();
+    growth();
   }
 
  private:
@@ -222,6 +225,7 @@ class MemoryStory {
         "the allocator holds {} and never more than {} are in use: {} ({}) lie in pieces that nothing fits into",
         byte_words(static_cast<double>(reserved)), byte_words(static_cast<double>(needed)), byte_words(unused),
         share_words(unused / static_cast<double>(reserved)));
+    finding.where = {"the allocator's cache"};
     finding.remedy = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
     finding.set = {"allocator.expandable_segments=true"};
     d_.findings.push_back(std::move(finding));
@@ -264,6 +268,8 @@ class MemoryStory {
     finding.cost = lasted / std::max<std::int64_t>(1, d_.steps);
     const double of_step = d_.step > 0 ? static_cast<double>(finding.cost) / static_cast<double>(d_.step) : 0;
     finding.share = std::max(f_.options.least_share, of_step);  // it waits for the device too, and is near to no memory
+    finding.saving = finding.cost;
+    finding.where = {"the allocator's cache"};
     if (evidence.size() > 3) evidence.resize(3);
     finding.evidence = std::move(evidence);
     finding.cause = fmt::format(
@@ -274,6 +280,44 @@ class MemoryStory {
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and less memory at the peak; no "
         "torch.cuda.empty_cache() in the step";
     finding.set = {"allocator.expandable_segments=true"};
+    d_.findings.push_back(std::move(finding));
+  }
+
+  /// What is held when the host begins a step: those after the first, which makes the optimizer's state.
+  std::vector<std::pair<SimTime, std::int64_t>> held_between_steps() const {
+    std::vector<std::pair<SimTime, std::int64_t>> held;
+    for (const TimelineIteration& iteration : iterations_of(f_.t, f_.memory_rank))
+      held.emplace_back(iteration.issue, 0);
+    if (!held.empty()) held.erase(held.begin());
+    for (auto& [time, bytes] : held) bytes = f_.allocated.at(time);
+    return held;
+  }
+
+  /// Every step leaves as much behind as the one before.
+  void growth() {
+    const auto held = held_between_steps();
+    if (held.size() < 3) return;
+    double least = static_cast<double>(peak_), most = 0;
+    for (std::size_t i = 1; i < held.size(); ++i) {
+      const auto grown = static_cast<double>(held[i].second - held[i - 1].second);
+      least = std::min(least, grown);
+      most = std::max(most, grown);
+    }
+    if (least < kGrowth * static_cast<double>(peak_) || least < kEven * most) return;
+    const auto all = static_cast<double>(held.back().second - held.front().second);
+    DiagnosedCause finding =
+        about("memory_grows", all, {held.front().first, held.back().first}, "more is held at every step's beginning");
+    finding.cause = fmt::format("each step leaves {} more behind than the one before, which nothing gives back",
+                                byte_words(all / static_cast<double>(held.size() - 1)));
+    if (f_.card > peak_) {
+      const double left = static_cast<double>(f_.card - peak_) * static_cast<double>(held.size() - 1) / all;
+      finding.cause += fmt::format(": the card is full in {:.0f} steps", left);
+    }
+    finding.where = {fmt::format("{} steps", held.size() - 1)};
+    finding.remedy =
+        "keep numbers, not tensors, between steps: loss.item() every few steps, .detach() on what must stay; outputs "
+        "and "
+        "losses in a list hold their graph and its activations";
     d_.findings.push_back(std::move(finding));
   }
 

@@ -36,8 +36,9 @@ Product product_of(std::string_view name) {
 bool is_cast(const RecordingFacts& facts, const Span& span) {
   if (span.kind == SpanKind::Cast) return true;
   const std::string_view name = facts.t.name_of(span.name);
-  return span.kind == SpanKind::Compute && (contains(name, "LoadWithCast") || contains(name, "float_copy_kernel") ||
-                                            contains(name, "bfloat16tofloat32_copy"));
+  return span.kind == SpanKind::Compute &&
+         (contains(name, "LoadWithCast") || contains(name, "float_copy_kernel") ||
+          contains(name, "float16_copy_kernel") || contains(name, "bfloat16tofloat32_copy"));
 }
 
 /// In the model's own work; FSDP's and the optimizer's casts are theirs.

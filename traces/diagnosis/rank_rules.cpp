@@ -144,6 +144,11 @@ void find_rank_causes(const RecordingFacts& facts, Diagnosis& diagnosis) {
   } else {
     finding.cause = fmt::format("ranks wait for each other {} of a step ({}), and no single rank is the late one",
                                 time_words(static_cast<double>(waiting.cost)), share_words(waiting.share));
+    for (const StragglerRow& row : table) {
+      const std::string place = fmt::format("rank {}", row.rank);
+      const bool told = std::find(finding.where.begin(), finding.where.end(), place) != finding.where.end();
+      if (!told && finding.where.size() < 4) finding.where.push_back(place);
+    }
     finding.remedy =
         "equal work for all ranks: sequences packed to one length, experts balanced, the garbage collector "
         "called at the same step everywhere (gc.disable(), gc.collect() every N steps)";

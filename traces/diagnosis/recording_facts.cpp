@@ -65,6 +65,7 @@ RecordingFacts::RecordingFacts(const Timeline& timeline, const DiagnosisOptions&
   meetings = find_meetings(t);
   find_ranks();
   find_memory();
+  find_pageable_calls();
 }
 
 void RecordingFacts::find_ranks() {
@@ -105,6 +106,27 @@ void RecordingFacts::find_memory() {
   reserved = series_of(t, memory_rank, "reserved");
 }
 
+void RecordingFacts::find_pageable_calls() {
+  constexpr Bytes kMuch = 1 << 20;  // a value that is read is little, and its wait another cause
+  for (const Flow& flow : t.flows) {
+    const Span& work = at(flow.to);
+    if (work.kind == SpanKind::Copy && work.bytes >= kMuch &&
+        name_of(flow.to).find("Pageable") != std::string_view::npos)
+      pageable_calls_.insert(flow.from.value);
+  }
+  if (!has_steps()) return;
+  SimTime first = 0;  // what a model's making copies is no step's
+  for (const TimelineIteration& iteration : iterations_of(t, own().rank)) {
+    if (iteration.index == own().accounts.front().iteration) first = iteration.issue;
+  }
+  SimDuration all = 0;
+  for (const std::int32_t call : pageable_calls_) {
+    const Span& span = t.spans[static_cast<std::size_t>(call)];
+    if (t.lanes[span.lane.index()].rank == own().rank && span.start >= first) all += span.duration;
+  }
+  pageable_copying_ = all / static_cast<SimDuration>(own().accounts.size());
+}
+
 double RecordingFacts::share_of_memory(double bytes) const {
   if (card > 0) return bytes / static_cast<double>(card);
   const std::int64_t peak = allocated.empty() ? 0 : *std::max_element(allocated.values.begin(), allocated.values.end());
@@ -131,12 +153,23 @@ bool RecordingFacts::is_root(const Span& span) const {
   return name == "root" || name == "fsdp 0" || name.starts_with("fsdp 0 ");
 }
 
+/// A recomputation's forward stands inside of autograd's node.
+bool RecordingFacts::issued_in_backward(SpanId work) const {
+  const HostThreads& threads = own().accountant->threads();
+  const SpanId call = own().accountant->call_of(work);
+  for (SpanId outer = call.valid() ? threads.parent(call) : call; outer.valid(); outer = threads.parent(outer)) {
+    if (name_of(outer).starts_with("autograd::engine::evaluate_function")) return true;
+  }
+  return false;
+}
+
 std::map<std::int32_t, std::vector<UnitGather>> RecordingFacts::gathers() const {
   std::map<std::int32_t, std::vector<UnitGather>> units;
   if (!has_steps()) return units;
   for (std::size_t s = 0; s < own().counted.size(); ++s) {
     for (const SpanId id : own().accountant->work_in(own().counted[s])) {
-      if (at(id).kind == SpanKind::AllGather) units[at(id).unit].push_back({id, s, in_backward(at(id))});
+      if (at(id).kind != SpanKind::AllGather) continue;
+      units[at(id).unit].push_back({id, s, in_backward(at(id)) || issued_in_backward(id)});
     }
   }
   return units;

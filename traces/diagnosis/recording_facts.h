@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "traces/analysis/step_account.h"
@@ -67,6 +68,9 @@ class RecordingFacts {
   SimTime end_of(SpanId id) const { return at(id).start + at(id).duration; }
   std::string unit_of(const Span& span) const;  // "root", "layers.0"; "" = of none
   bool is_root(const Span& span) const;
+  /// Of a host's call: it copies much to or from memory that is not pinned, and holds the host while it does.
+  bool is_pageable_copy(SpanId call) const { return call.valid() && pageable_calls_.contains(call.value); }
+  SimDuration pageable_copying() const { return pageable_copying_; }  // of the judged rank's host, in a mean step
   std::string_view name_of(SpanId id) const { return t.name_of(at(id).name); }
 
   /// All-gathers of the judged rank's counted steps, by unit.
@@ -75,6 +79,11 @@ class RecordingFacts {
  private:
   void find_ranks();
   void find_memory();
+  void find_pageable_calls();
+  bool issued_in_backward(SpanId work) const;
+
+  std::unordered_set<std::int32_t> pageable_calls_;
+  SimDuration pageable_copying_ = 0;
 };
 
 /// Stretches of the judged rank's steps that a rule takes for its own, summed to the mean step.

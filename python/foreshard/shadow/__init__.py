@@ -14,16 +14,19 @@ STEPS = "FORESHARD_SHADOW_STEPS"
 STAND_INS = "FORESHARD_SHADOW_FAKE_WEIGHTS"
 PLAN = "FORESHARD_SHADOW_PLAN"
 WORLD_GIVEN = "FORESHARD_SHADOW_WORLD_GIVEN"
+RANGES = "FORESHARD_SHADOW_RANGES"
 
 
 def begin() -> None:
     """Called once in every interpreter that starts under the verb, before anything of the script's is imported."""
-    from . import answers, launcher, marks, setting, standins, steps, world
+    from . import answers, launcher, marks, ranges, setting, sleeps, standins, steps, world
     from .hooks import install
 
     install()
-    for part in (answers, world, launcher, marks, setting, steps):
+    for part in (answers, world, launcher, marks, setting, steps, sleeps):
         part.begin()
+    if os.environ.get(RANGES) == "1":
+        ranges.begin()
     if os.environ.get(STAND_INS) == "1":
         standins.begin()
 

@@ -10,6 +10,7 @@ import functools
 def _library():
     library = ctypes.CDLL(None)
     library.fakegpu_mark.argtypes = [ctypes.c_char_p]
+    library.fakegpu_advance_us.argtypes = [ctypes.c_double]
     for name in ("fakegpu_done_ns", "fakegpu_host_ns", "fakegpu_calls"):
         getattr(library, name).restype = ctypes.c_longlong
     return library
@@ -25,6 +26,11 @@ def present() -> bool:
 def mark(text: str) -> None:
     """A line of the device's log."""
     _library().fakegpu_mark(text.encode())
+
+
+def advance(seconds: float) -> None:
+    """The host does something else for so long, on the virtual clock."""
+    _library().fakegpu_advance_us(seconds * 1e6)
 
 
 def done_ns() -> int:
