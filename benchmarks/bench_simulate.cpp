@@ -42,8 +42,7 @@ struct Case {
         model_from_config_json(nlohmann::json::parse(kLlama2_70b), "llama-2-70b", job.model, program_options(job)));
   }
 
-  LoweredProgram lower_plan(const Plan& plan) const {
-    const UnitTable table = must(build_units(model, job));
+  LoweredProgram lower_plan(const Plan& plan, const UnitTable& table) const {
     std::vector<SegmentRange> ranges;
     for (const Segment& s : plan.segments) {
       ranges.push_back({s.op_begin, s.op_end, s.checkpointed, s.checkpointed ? s.module.value : -1, false, s.module});
@@ -71,8 +70,9 @@ BENCHMARK(allocator_pairs);
 void steady_step(benchmark::State& state) {
   const Case c(state.range(0) == 1 ? Runtime::Fsdp1 : Runtime::Fsdp2,
                state.range(1) == 1 ? CheckpointPolicy::Block : CheckpointPolicy::None);
-  const Plan plan = must(build_plan(c.model, c.job));
-  const LoweredProgram lowered = c.lower_plan(plan);
+  PlanParts parts;
+  const Plan plan = must(build_plan(c.model, c.job, parts));
+  const LoweredProgram lowered = c.lower_plan(plan, *parts.units);
   constexpr int kSteps = 20;
   SimulateOptions options;
   options.iterations = kSteps;
@@ -88,8 +88,9 @@ BENCHMARK(steady_step)->Args({1, 0})->Args({2, 0})->Args({1, 1})->Args({2, 1})->
 void plan_lower_simulate(benchmark::State& state) {
   const Case c(state.range(0) == 1 ? Runtime::Fsdp1 : Runtime::Fsdp2);
   for (auto _ : state) {
-    const Plan plan = must(build_plan(c.model, c.job));
-    const LoweredProgram lowered = c.lower_plan(plan);
+    PlanParts parts;
+    const Plan plan = must(build_plan(c.model, c.job, parts));
+    const LoweredProgram lowered = c.lower_plan(plan, *parts.units);
     benchmark::DoNotOptimize(must(simulate(plan, c.model, lowered, c.job, c.profile, {})).events);
   }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/lowering/table/rule_finder.h"
+
 namespace foreshard::lowering {
 
 namespace {
@@ -243,8 +245,8 @@ Needs needs_of(OpFormula formula) {
   }
 }
 
-const OpRule& rule_for(const Model& model, const Op& op) {
-  const OpRule* rule = find_op_rule(op.name);
+const OpRule& rule_for(const Model& model, const Op& op, RuleFinder& rules) {
+  const OpRule* rule = rules.find(op.name);
   if (rule == nullptr) return default_op_rule();
   const Needs needs = needs_of(rule->formula);
   std::size_t tensors = 0, dims = 0;
@@ -263,9 +265,10 @@ const OpRule& rule_for(const Model& model, const Op& op) {
   return tensors >= needs.tensors && made && dims >= needs.dims ? *rule : default_op_rule();
 }
 
-void add_steps(const Model& model, const SegmentRange& segment, std::int32_t instance, Program& program) {
+void add_steps(const Model& model, const SegmentRange& segment, std::int32_t instance, RuleFinder& rules,
+               Program& program) {
   for (std::int32_t op = segment.op_begin; op < segment.op_end; ++op) {
-    program.steps.push_back({op, instance, &rule_for(model, model.ops[static_cast<std::size_t>(op)])});
+    program.steps.push_back({op, instance, &rule_for(model, model.ops[static_cast<std::size_t>(op)], rules)});
   }
   program.reentrant.push_back(segment.reentrant);
   program.region_module.push_back(segment.module);
@@ -277,8 +280,9 @@ void add_steps(const Model& model, const SegmentRange& segment, std::int32_t ins
 
 Fold unfolded(const Model& model, const std::vector<SegmentRange>& segments) {
   Fold out;
+  RuleFinder rules;
   for (std::size_t s = 0; s < segments.size(); ++s)
-    add_steps(model, segments[s], static_cast<std::int32_t>(s), out.program);
+    add_steps(model, segments[s], static_cast<std::int32_t>(s), rules, out.program);
   out.program.instance_count = segments.size();
   return out;
 }
@@ -292,9 +296,10 @@ Fold fold(const Model& model, const std::vector<SegmentRange>& segments, const s
   const auto count = static_cast<std::int32_t>(segments.size());
   const std::int32_t gap_begin = out.run_begin + out.kept_head * out.period,
                      gap_end = gap_begin + out.removed * out.period;
+  RuleFinder rules;
   for (std::int32_t s = 0, instance = 0; s < count; ++s) {
     if (s >= gap_begin && s < gap_end) continue;
-    add_steps(model, segments[static_cast<std::size_t>(s)], instance++, out.program);
+    add_steps(model, segments[static_cast<std::size_t>(s)], instance++, rules, out.program);
   }
   out.program.instance_count = static_cast<std::size_t>(count - out.removed * out.period);
   // What the block after the gap takes from the last block left out is what the last block before the gap made.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/table/rule_finder.h"
 
 namespace foreshard {
 namespace {
@@ -20,7 +21,7 @@ class Walk {
 
   /// What the call keeps; nullptr stands for a rule that is not there.
   void run(const Op& op, std::int32_t index, SegmentAutograd* segment) {
-    const OpRule* const found = find_op_rule(op.name);
+    const OpRule* const found = rules_.find(op.name);
     const OpRule& rule = found != nullptr ? *found : default_op_rule();
     args_.clear();
     lowering::for_each_arg(op, [&](const Arg& arg) { see(arg); });
@@ -92,6 +93,7 @@ class Walk {
   const std::vector<bool>& trainable_;
   std::vector<Seen> values_;
   std::vector<Seen> args_;
+  RuleFinder rules_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "sim/search/prepare_job.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "core/adapters/adapted_model.h"
@@ -106,17 +107,32 @@ LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job)
   return options;
 }
 
+namespace {
+
+/// Of a plan that build_plan made with these parts.
+Result<LoweredProgram> lower_segments(const Model& model, const Plan& plan, const PlanParts& parts, const Job& job,
+                                      const HardwareProfile& profile) {
+  if (model.ops.empty()) return LoweredProgram{};
+  const std::vector<SegmentRange> ranges = segment_ranges(model, plan, parts.checkpointed);
+  auto lowered =
+      lower(model, ranges, differentiated_params(*parts.units, job.fsdp.runtime), lowering_options(profile, job));
+  if (lowered && job.model.compile) return compile_blocks(*lowered, model, ranges);
+  return lowered;
+}
+
+}  // namespace
+
 Result<LoweredProgram> lower_plan(const Model& model, const Plan& plan, const Job& job,
                                   const HardwareProfile& profile) {
   if (model.ops.empty()) return LoweredProgram{};
-  const auto table = build_units(model, job);
+  auto table = build_units(model, job);
   if (!table) return fail(table.error());
-  const auto checkpointed = checkpointed_modules(model, job, *table);
+  auto checkpointed = checkpointed_modules(model, job, *table);
   if (!checkpointed) return fail(checkpointed.error());
-  const std::vector<SegmentRange> ranges = segment_ranges(model, plan, *checkpointed);
-  auto lowered = lower(model, ranges, differentiated_params(*table, job.fsdp.runtime), lowering_options(profile, job));
-  if (lowered && job.model.compile) return compile_blocks(*lowered, model, ranges);
-  return lowered;
+  PlanParts parts;
+  parts.units = std::make_shared<const UnitTable>(std::move(*table));
+  parts.checkpointed = std::move(*checkpointed);
+  return lower_segments(model, plan, parts, job, profile);
 }
 
 Result<Prepared> prepare(const Job& job) {
@@ -130,10 +146,11 @@ Result<Prepared> prepare(const Job& job) {
     model = load_job_model(settled->job, *profile);
     if (!model) return fail(model.error());
   }
-  auto plan = build_plan(*model, settled->job);
+  PlanParts parts;
+  auto plan = build_plan(*model, settled->job, parts);
   if (!plan) return fail(plan.error());
   plan->warnings.insert(plan->warnings.end(), settled->texts.begin(), settled->texts.end());
-  auto lowered = lower_plan(*model, *plan, settled->job, *profile);
+  auto lowered = lower_segments(*model, *plan, parts, settled->job, *profile);
   if (!lowered) return fail(lowered.error());
   return Prepared{std::move(*profile), std::move(*model), std::move(*plan), std::move(*lowered)};
 }

@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
@@ -38,6 +40,39 @@ bool is_left_over(const Plan& plan, BufferWhat what, UnitId unit) {
   return lives_within_iteration(what) && !(gradient && unit.valid() && !is_sharded(plan.units[unit.index()]));
 }
 
+/// What is allocated, and where it was. A buffer comes and goes often, so its entry stays.
+class LiveBuffers {
+ public:
+  /// Since when it has been alive; -1: it was not.
+  std::int64_t allocate(const BufferKey& key, std::int64_t id) {
+    std::int64_t& since = since_.try_emplace(key, -1).first->second;
+    return since >= 0 ? since : std::exchange(since, id);
+  }
+  /// False: it was not alive.
+  bool free(const BufferKey& key) {
+    const auto at = since_.find(key);
+    return at != since_.end() && std::exchange(at->second, -1) >= 0;
+  }
+  std::map<BufferKey, std::int64_t> sorted() const {
+    std::map<BufferKey, std::int64_t> alive;
+    for (const auto& [key, since] : since_)
+      if (since >= 0) alive.emplace(key, since);
+    return alive;
+  }
+
+ private:
+  struct Hash {
+    std::size_t operator()(const BufferKey& key) const {
+      const auto& [what, unit, param, instance] = key;
+      std::uint64_t hash = static_cast<std::uint64_t>(what);
+      for (const std::int32_t part : {unit.value, param.value, instance})
+        hash = (hash ^ static_cast<std::uint32_t>(part)) * 0x9e3779b97f4a7c15ULL;
+      return hash ^ hash >> 32;
+    }
+  };
+  std::unordered_map<BufferKey, std::int64_t, Hash> since_;  // -1: not alive
+};
+
 /// R15: units that the catch-all leaves alone stay gathered (trap 4).
 bool may_stay_gathered(const Plan& plan, UnitId unit) {
   const Strategy strategy = plan.units[unit.index()].strategy;
@@ -50,29 +85,29 @@ bool may_stay_gathered(const Plan& plan, UnitId unit) {
 /// V2: allocations and frees balance; after a synchronised iteration no full buffer of a sharded unit is alive.
 Verdict check_buffers_balance(const Plan& plan) {
   Verdict verdict;
-  std::map<BufferKey, std::int64_t> alive;  // where it was allocated
+  LiveBuffers alive;
   std::int64_t id = 0, allocs = 0, frees = 0;
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
       if (is_tracked(i.buffer.what) && is_alloc(i)) {
         ++allocs;
-        const auto [at, fresh] = alive.emplace(key_of(i), id);
+        const std::int64_t since = alive.allocate(key_of(i), id);
         // A second size for one storage is a resize; a second allocation is a leak.
-        if (!fresh && i.kind == InstructionKind::Alloc) {
+        if (since >= 0 && i.kind == InstructionKind::Alloc) {
           verdict.finding.wrong(
-              fmt::format("#{} allocates {}, alive since #{}", id, buffer_name(plan, i.buffer), at->second));
+              fmt::format("#{} allocates {}, alive since #{}", id, buffer_name(plan, i.buffer), since));
         }
       } else if (is_tracked(i.buffer.what) && is_free(i)) {
         ++frees;
         // H11: freeing full parameters again is a no-op.
-        if (alive.erase(key_of(i)) == 0 && i.buffer.what != BufferWhat::Full) {
+        if (!alive.free(key_of(i)) && i.buffer.what != BufferWhat::Full) {
           verdict.finding.wrong(fmt::format("#{} frees {}, which is not allocated", id, buffer_name(plan, i.buffer)));
         }
       }
       ++id;
     }
     if (!is_plain_training(iteration) || plan.failure) continue;
-    for (const auto& [key, at] : alive) {
+    for (const auto& [key, at] : alive.sorted()) {
       const auto& [what, unit, param, instance] = key;
       const bool full = what == BufferWhat::Full && unit.valid() && is_sharded(plan.units[unit.index()]);
       if ((full && !may_stay_gathered(plan, unit)) || is_left_over(plan, what, unit)) {

@@ -11,6 +11,7 @@ namespace foreshard::detail {
 namespace {
 
 constexpr std::size_t kTold = 4;
+constexpr std::int32_t kNearEvents = 1 << 16;  // whose clocks lie side by side
 
 }  // namespace
 
@@ -44,35 +45,71 @@ void StreamClocks::merge(Clock& into, const Clock& from) {
   for (std::size_t s = 0; s < kStreamCount; ++s) into[s] = std::max(into[s], from[s]);
 }
 
+/// What is issued to the stream comes after what the host waited for.
+void StreamClocks::follow_host(std::size_t stream) {
+  if (host_seen_[stream] == host_changes_) return;
+  merge(clocks_[stream], clock(Stream::Host));
+  host_seen_[stream] = host_changes_;
+}
+
+void StreamClocks::record(EventId event, const Clock& clock) {
+  if (event.value < 0 || event.value >= kNearEvents) {
+    far_[event] = clock;
+    return;
+  }
+  if (event.index() >= events_.size()) {
+    events_.resize(event.index() + 1);
+    has_event_.resize(event.index() + 1, false);
+  }
+  events_[event.index()] = clock;
+  has_event_[event.index()] = true;
+}
+
+const StreamClocks::Clock* StreamClocks::find(EventId event) const {
+  if (event.value >= 0 && event.value < kNearEvents)
+    return event.index() < events_.size() && has_event_[event.index()] ? &events_[event.index()] : nullptr;
+  const auto at = far_.find(event);
+  return at == far_.end() ? nullptr : &at->second;
+}
+
 void StreamClocks::apply(const Instruction& i, std::int64_t id) {
-  Clock& own = clocks_[slot(i.stream)];
+  const std::size_t stream = slot(i.stream);
+  Clock& own = clocks_[stream];
+  Clock& host = clocks_[slot(Stream::Host)];
+  bool changes_host = i.stream == Stream::Host;
   switch (i.kind) {
     case InstructionKind::WaitStream: merge(own, clock(i.other)); break;
-    case InstructionKind::RecordEvent: events_[i.event.value] = own; break;
+    case InstructionKind::RecordEvent: record(i.event, own); break;
     case InstructionKind::WaitEvent:
-      if (const auto event = events_.find(i.event.value); event != events_.end()) merge(own, event->second);
+      if (const Clock* const event = find(i.event)) merge(own, *event);
       break;
     case InstructionKind::LimiterPush:  // R7: on a stream, it records the event that it queues
-      if (i.stream != Stream::Host) events_[i.event.value] = own;
+      if (i.stream != Stream::Host) record(i.event, own);
       break;
     case InstructionKind::HostWait:
+      changes_host = true;
       if (!i.event.valid()) {  // one stream, or the whole device
         const Stream one = i.other != Stream::Host ? i.other : i.stream;
         for (std::size_t s = 0; s < kStreamCount; ++s) {
-          if (one == Stream::Host || s == slot(one)) merge(clocks_[slot(Stream::Host)], clocks_[s]);
+          if (one == Stream::Host || s == slot(one)) merge(host, clocks_[s]);
         }
-      } else if (const auto event = events_.find(i.event.value); event != events_.end()) {
-        merge(clocks_[slot(Stream::Host)], event->second);
+      } else if (const Clock* const event = find(i.event)) {
+        merge(host, *event);
       }
       break;
     default:
       if (is_memory(i.kind) || i.kind == InstructionKind::Mark || i.kind == InstructionKind::LimiterCheck) {
+        changes_host = false;
         break;
       }
-      merge(own, clock(Stream::Host));  // issued after what the host waited for
-      own[slot(i.stream)] = id;
+      follow_host(stream);
+      own[stream] = id;
   }
-  if (i.blocking) clocks_[slot(Stream::Host)][slot(i.stream)] = id;
+  if (i.blocking) {
+    host[stream] = id;
+    changes_host = true;
+  }
+  if (changes_host) ++host_changes_;
 }
 
 bool is_plain_training(const PlanIteration& iteration) {

@@ -3,9 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "core/plan.h"
@@ -34,15 +34,23 @@ class StreamClocks {
   void apply(const Instruction& instruction, std::int64_t id);
   /// True if work issued to `stream` now starts after instruction `id` of `other` has ended.
   bool covers(Stream stream, Stream other, std::int64_t id) const { return clock(stream)[slot(other)] >= id; }
-  bool recorded(EventId event) const { return events_.count(event.value) != 0; }
+  bool recorded(EventId event) const { return find(event) != nullptr; }
 
  private:
   static std::size_t slot(Stream stream) { return static_cast<std::size_t>(stream); }
   const Clock& clock(Stream stream) const { return clocks_[slot(stream)]; }
   static void merge(Clock& into, const Clock& from);
+  void follow_host(std::size_t stream);
+  void record(EventId event, const Clock& clock);
+  const Clock* find(EventId event) const;
 
   std::array<Clock, kStreamCount> clocks_{};
-  std::unordered_map<std::int32_t, Clock> events_;
+  // Our plans number their events from 0; one that was read may hold any number.
+  std::vector<Clock> events_;                            // those that are numbered so
+  std::vector<bool> has_event_;                          // ... and were recorded
+  std::map<EventId, Clock> far_;                         // the others
+  std::uint64_t host_changes_ = 1;                       // of the host's clock
+  std::array<std::uint64_t, kStreamCount> host_seen_{};  // by stream: how many of them it has taken over
 };
 
 /// An iteration whose actions are an ordinary training loop's: every forward has its backward, the last one

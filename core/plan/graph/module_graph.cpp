@@ -6,6 +6,7 @@
 
 #include "core/lowering/op_rules.h"
 #include "core/lowering/segment_autograd.h"
+#include "core/lowering/table/rule_finder.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard {
@@ -208,9 +209,8 @@ class CallWalker {
 
 // ---------------------------------------------------------------- from operators
 
-/// Result `i` never carries a gradient, whatever goes in; the operator rules know.
-bool never_differentiable(const Op& op, std::size_t i, DType dtype) {
-  const OpRule* const rule = op.opaque < 0 ? find_op_rule(op.name) : nullptr;
+/// Result `i` never carries a gradient, whatever goes in; the operator's rule, if it has one, knows.
+bool never_differentiable(const OpRule* rule, std::size_t i, DType dtype) {
   if (rule == nullptr) return !is_floating(dtype);
   return (is_constant(*rule) && rule->form != OpForm::InPlace) || !has_gradient(*rule, i, dtype);
 }
@@ -305,13 +305,16 @@ class OpWalker {
   void mark_gradient_flow() {
     flows_.assign(model_.values.size(), 0);
     for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
+    RuleFinder rules;
     for (const Op& op : model_.ops) {
       bool flow = false;
       for_each_reference(
           op, [&](ValueId id) { flow = flow || flows_[id.index()] != 0; }, [&](ParamId) { flow = true; });
-      for (std::size_t i = 0; flow && i < op.out.size(); ++i) {
+      if (!flow) continue;
+      const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
+      for (std::size_t i = 0; i < op.out.size(); ++i) {
         const ValueId out = op.out[i];
-        if (out.valid() && !never_differentiable(op, i, model_.values[out.index()].dtype)) flows_[out.index()] = 1;
+        if (out.valid() && !never_differentiable(rule, i, model_.values[out.index()].dtype)) flows_[out.index()] = 1;
       }
     }
   }

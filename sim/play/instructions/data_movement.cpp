@@ -24,7 +24,47 @@ double launch_threads(const Plan& plan, const Instruction& i, Bytes bytes, const
   return static_cast<double>(blocks * kBlock * i.arg);
 }
 
+/// A parameter's type in the unit's compute.
+DType computed_dtype(const PlanUnit& unit, const ParamInfo& info) {
+  return unit.param_dtype != unit.orig_dtype ? unit.param_dtype : info.dtype;
+}
+
 }  // namespace
+
+/// Of a copy out of a gather over so many ranks, which is the same whenever the unit is gathered over them.
+Bytes DataMovement::split_arguments(const PlanUnit& unit, UnitId id, std::int64_t ranks) {
+  if (splits_.empty()) splits_.resize(context_.plan.units.size());
+  KnownSplit& known = splits_[id.index()];
+  if (known.ranks == ranks) return known.bytes;
+  std::vector<Bytes> chunks;
+  chunks.reserve(unit.sharded.size());
+  for (const ShardedParam& param : unit.sharded) {
+    const DType computed = computed_dtype(unit, context_.model.params[param.param.index()]);
+    chunks.push_back(numel_of(param.padded_local_shape) * itemsize(computed) * unit.shard_size /
+                     std::max<std::int64_t>(1, ranks));
+  }
+  known.ranks = ranks;
+  known.bytes = chunks.empty() ? 0 : split_copy_arguments(chunks, ranks, context_.device.profile.sm_count);
+  return known.bytes;
+}
+
+/// Of a copy of gradients into the input of a reduction. 0: it is none for all of them, they are cut, padded and cast
+/// tensor by tensor.
+Bytes DataMovement::cat_arguments(const Instruction& i, const PlanUnit& unit) const {
+  std::vector<Bytes> chunks;
+  chunks.reserve(unit.sharded.size());
+  for (const ShardedParam& param : unit.sharded) {
+    const ParamInfo& info = context_.model.params[param.param.index()];
+    if (!info.requires_grad) continue;
+    const DType computed = computed_dtype(unit, info);
+    const bool fused = computed == i.dtype || (computed == DType::BFloat16 && i.dtype == DType::Float32) ||
+                       buffers_.find({BufferWhat::AccumulatedGrad, i.unit, param.param}, 0) != kNoBlock;
+    if (!fused) return 0;
+    const std::int64_t ranks = std::max<std::int64_t>(1, unit.shard_size);
+    chunks.push_back(numel_of(param.padded_local_shape) * itemsize(i.dtype) * unit.shard_size / ranks);
+  }
+  return chunks.empty() ? 0 : chunk_cat_arguments(chunks);
+}
 
 /// They are gone when the copy was issued.
 bool DataMovement::take_copy_arguments(const Instruction& i) {
@@ -33,23 +73,9 @@ bool DataMovement::take_copy_arguments(const Instruction& i) {
   const bool joins = i.kind == InstructionKind::CopyIn && i.buffer.what == BufferWhat::RsInput;
   if (plan.runtime != Runtime::Fsdp2 || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
   const PlanUnit& unit = plan.units[i.unit.index()];
-  const std::int64_t ranks = splits ? collectives_.gathered_from(i.unit) : unit.shard_size;
-  std::vector<Bytes> chunks;
-  for (const ShardedParam& param : unit.sharded) {
-    const ParamInfo& info = context_.model.params[param.param.index()];
-    if (joins && !info.requires_grad) continue;
-    const bool cast = unit.param_dtype != unit.orig_dtype;
-    const DType computed = cast ? unit.param_dtype : info.dtype;
-    const bool accumulated = buffers_.find({BufferWhat::AccumulatedGrad, i.unit, param.param}, 0) != kNoBlock;
-    // Anything else is cut, padded and cast tensor by tensor.
-    const bool fused = computed == i.dtype || accumulated || (computed == DType::BFloat16 && i.dtype == DType::Float32);
-    if (joins && !fused) return true;
-    const Bytes element = itemsize(splits ? computed : i.dtype);
-    chunks.push_back(numel_of(param.padded_local_shape) * element * unit.shard_size / std::max<std::int64_t>(1, ranks));
-  }
-  if (chunks.empty()) return true;
   const Bytes bytes =
-      splits ? split_copy_arguments(chunks, ranks, context_.device.profile.sm_count) : chunk_cat_arguments(chunks);
+      splits ? split_arguments(unit, i.unit, collectives_.gathered_from(i.unit)) : cat_arguments(i, unit);
+  if (bytes == 0) return true;
   MemoryBook& book = context_.device.book;
   const BlockHandle block = book.allocate(bytes, index_of(i.stream), MemoryCategory::Temporaries);
   if (block == kNoBlock) return context_.out_of_memory(bytes);

@@ -22,6 +22,8 @@ class DataMovement {
 
  private:
   bool take_copy_arguments(const Instruction& i);
+  Bytes split_arguments(const PlanUnit& unit, UnitId id, std::int64_t ranks);
+  Bytes cat_arguments(const Instruction& i, const PlanUnit& unit) const;
   void stage(Bytes bytes, int stream);
   bool move(const Instruction& i);
   void cross(const Instruction& i, Bytes bytes);
@@ -33,12 +35,18 @@ class DataMovement {
     bool free = false;
   };
 
+  struct KnownSplit {
+    std::int64_t ranks = -1;
+    Bytes bytes = 0;
+  };
+
   PlayContext& context_;
   const PlanBuffers& buffers_;
   const PlayedCollectives& collectives_;
   StreamOrder& order_;
-  std::set<std::size_t> pinned_;  // buffers on the host that have been made
-  std::vector<Staged> staged_;    // in the order of their latest uses
+  std::set<std::size_t> pinned_;    // buffers on the host that have been made
+  std::vector<Staged> staged_;      // in the order of their latest uses
+  std::vector<KnownSplit> splits_;  // by unit: of its latest gather
 };
 
 }  // namespace foreshard

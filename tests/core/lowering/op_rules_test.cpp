@@ -12,6 +12,7 @@
 
 #include "core/lowering/facts/operator_facts.h"
 #include "core/lowering/lowering_autograd.h"
+#include "core/lowering/table/rule_finder.h"
 
 namespace foreshard {
 namespace {
@@ -24,6 +25,20 @@ TEST(OpRules, EveryOperatorHasOneRow) {
   }
   EXPECT_EQ(find_op_rule("aten.no_such_thing.default"), nullptr);
   EXPECT_EQ(default_op_rule().formula, OpFormula::Unknown);
+}
+
+TEST(RuleFinder, FindsWhatASearchFindsHoweverNamesAlternate) {
+  RuleFinder finder;
+  for (int round = 0; round < 2; ++round) {
+    for (const OpRule& rule : op_rules()) {
+      EXPECT_EQ(finder.find(rule.name), &rule);
+      EXPECT_EQ(finder.find(rule.name), &rule);
+    }
+  }
+  EXPECT_EQ(finder.find("aten.subtract.Tensor"), find_op_rule("aten.sub.Tensor"));
+  EXPECT_EQ(finder.find("aten.no_such_thing.default"), nullptr);
+  EXPECT_EQ(finder.find("aten"), nullptr);
+  EXPECT_EQ(finder.find(""), nullptr);
 }
 
 TEST(OpRules, ViewsHaveNoSavedTensors) {

@@ -126,11 +126,42 @@ TEST(PlanChecks, V5FailsWhenTheOptimizerDoesNotWait) {
   expect_failure(plan, "V5", "optimizer_step on D does not wait for");
 }
 
+TEST(PlanChecks, V5PassesWhenTheHostWaitsInstead) {
+  Plan plan = sample_plan();
+  std::vector<Instruction>& all = plan.iterations.front().instructions;
+  const auto wait = std::find_if(all.begin(), all.end(),
+                                 [](const auto& i) { return i.kind == K::WaitStream && i.other == Stream::G; });
+  ASSERT_NE(wait, all.end());
+  wait->kind = K::HostWait;
+  wait->stream = Stream::Host;
+  Instruction issued_then;
+  issued_then.kind = K::Fill;
+  issued_then.stream = Stream::D;
+  all.insert(wait + 1, issued_then);
+  EXPECT_EQ(result(plan, "V5").status, CheckStatus::Pass) << result(plan, "V5").text;
+}
+
 TEST(PlanChecks, V6FailsOnASecondWaitForCompute) {
   Plan plan = sample_plan();
   Instruction again = plan.iterations.front().instructions[1];
   plan.iterations.front().instructions.insert(plan.iterations.front().instructions.begin() + 9, again);
   expect_failure(plan, "V6", "U waits 2 times for D in 1 root forwards");
+}
+
+/// A plan that was read may number its events as it likes.
+TEST(PlanChecks, EventsAreFoundByAnyNumber) {
+  for (const std::int32_t first : {1 << 8, 1 << 20}) {
+    Plan plan = sample_plan();
+    const std::vector<PlanCheck> expected = run_checks(plan);
+    for (PlanIteration& iteration : plan.iterations) {
+      for (Instruction& i : iteration.instructions)
+        if (i.event.valid()) i.event = EventId(i.event.value + first);
+      for (EventId& event : iteration.limiter_queue) event = EventId(event.value + first);
+    }
+    EXPECT_EQ(run_checks(plan), expected) << first;
+    nth(plan, K::RecordEvent, 0).kind = K::Mark;
+    expect_failure(plan, "V7", "queues an event that nobody recorded");
+  }
 }
 
 TEST(PlanChecks, V7FailsOnWrongPops) {

@@ -1,0 +1,42 @@
+// The rules of a program's operators, one after the other: equal layers ask for the same few names again and again,
+// and a name that was asked for is found without another search. For one walk; the names outlive it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "core/lowering/op_rules.h"
+
+namespace foreshard {
+
+class RuleFinder {
+ public:
+  /// As find_op_rule.
+  const OpRule* find(std::string_view name) {
+    Known& known = known_[place_of(name)];
+    if (known.name != name) known = {name, find_op_rule(name)};
+    return known.rule;
+  }
+
+ private:
+  struct Known {
+    std::string_view name;
+    const OpRule* rule = nullptr;
+  };
+  static constexpr std::size_t kPlaces = 256;
+
+  /// Names begin alike ("aten.") and end alike (".default"): what stands between tells them apart.
+  static std::size_t place_of(std::string_view name) {
+    constexpr std::size_t kFrom = 5, kTo = 14;
+    std::size_t place = name.size();
+    for (std::size_t at = kFrom; at < std::min(name.size(), kTo); ++at)
+      place = place * 31 + static_cast<unsigned char>(name[at]);
+    return place % kPlaces;
+  }
+
+  std::array<Known, kPlaces> known_;
+};
+
+}  // namespace foreshard
