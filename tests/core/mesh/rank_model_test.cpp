@@ -141,7 +141,7 @@ TEST(RankModel, SaysWhatDoesNotDivide) {
   made = rank_model(whole_model(job, R"({"n_kv_heads": 1})"), job);  // its width divides, the one head does not
   ASSERT_FALSE(made.has_value());
   EXPECT_EQ(made.error().got, "1");
-  EXPECT_NE(made.error().message.find("RuntimeError: shape is invalid for input of size"), std::string::npos);
+  EXPECT_NE(made.error().message.find("RuntimeError: shape is invalid for input"), std::string::npos);
   made = rank_model(whole_model(job, R"({"ffn": 57})"), job);
   ASSERT_FALSE(made.has_value());
   EXPECT_NE(made.error().message.find("RuntimeError"), std::string::npos);
