@@ -459,7 +459,7 @@ Result<void> validate_reshard(const Job& job, const ReshardAfterForward& reshard
   if (!has_fsdp2_layouts(job.fsdp.runtime) || reshard.kind != ReshardAfterForward::Kind::GroupSize) return {};
   const std::int64_t shard = is_hybrid(strategy) ? shard_group_of(job) : data_ranks_of(job);
   if (shard % reshard.group_size == 0) return {};
-  return fail(inconsistent(place, "the group size does not divide the shard group",
+  return fail(inconsistent(place, "the group size does not divide the shard group (PyTorch: ValueError)",
                            fmt::format("a divisor of {}", shard), fmt::format("{}", reshard.group_size),
                            "or true, or false"));
 }

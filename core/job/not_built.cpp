@@ -29,9 +29,11 @@ constexpr Missing kMissing[] = {
      "none with [mesh] or model.compile: parameters cast by fsdp.mixed_precision"},
     {"mesh.context",
      [](const Job& job) {
-       return job.mesh.context > 1 && (job.fsdp.runtime != Runtime::Fsdp2 || job.fsdp.strategy != Strategy::FullShard);
+       const Strategy strategy = job.fsdp.strategy;
+       const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
+       return job.mesh.context > 1 && (job.fsdp.runtime != Runtime::Fsdp2 || !shards);
      },
-     "fsdp2 with FULL_SHARD"},
+     "fsdp2 with FULL_SHARD or HYBRID_SHARD"},
     {"mesh.expert",
      [](const Job& job) {
        const MeshOptions& mesh = job.mesh;

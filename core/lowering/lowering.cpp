@@ -73,6 +73,7 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
   }
   for (const ParamId param : raw.param_grads) out.made.param_grad_order.push_back(position_of(params, param));
   out.made.import_count = static_cast<std::int32_t>(out.imports.size());
+  out.made.early_backward = raw.early_backward;
   return out;
 }
 
@@ -178,6 +179,18 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
 }
 
 }  // namespace
+
+std::string_view dispatched_name(const Op& op) {
+  // A ring runs inside of DTensor's handler, below the modes: these see the one call of attention.
+  if (op.name == "mesh.flash_attention") return "aten._scaled_dot_product_flash_attention.default";
+  if (op.name == "mesh.flash_attention_for_cpu") return "aten._scaled_dot_product_flash_attention_for_cpu.default";
+  if (op.name != "aten.linear.default") return op.name;
+  std::size_t tensors = 0;
+  lowering::for_each_arg(op, [&](const Arg& arg) {
+    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
+  });
+  return tensors == 2 ? "aten.mm.default" : "aten.addmm.default";
+}
 
 Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
                              const std::vector<bool>& trainable, const LoweringOptions& options) {

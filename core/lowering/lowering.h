@@ -97,6 +97,9 @@ struct SegmentTemplate {
   std::int32_t import_count = 0;
   std::vector<std::int32_t>
       param_grad_order;  // parameters (indices of the segment's params) as their gradients are made
+  /// Kernels of backward that need nothing saved and come before the region is computed again; counted where ranks meet
+  /// in them (a gathered gradient), else 0.
+  std::int32_t early_backward = 0;
   bool operator==(const SegmentTemplate&) const = default;
 };
 

@@ -8,17 +8,17 @@
 
 namespace foreshard {
 
-std::string_view dispatched_name(const Op& op) {
-  if (op.name != "aten.linear.default") return op.name;
-  std::size_t tensors = 0;
-  lowering::for_each_arg(op, [&](const Arg& arg) {
-    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
-  });
-  return tensors == 2 ? "aten.mm.default" : "aten.addmm.default";
-}
-
 namespace lowering {
 namespace {
+
+/// What backward has done of a region's last segment when it first asks for something that was not saved.
+void note_early_backward(Tape& tape, const Step& last) {
+  RawInstance& raw = tape.instances()[static_cast<std::size_t>(last.instance)];
+  const std::vector<Kernel>& done = raw.passes[static_cast<std::size_t>(PassKind::Backward)].kernels;
+  const bool meets = std::any_of(done.begin(), done.end(),
+                                 [](const Kernel& kernel) { return kernel.collective != KernelCollective::None; });
+  if (meets) raw.early_backward = static_cast<std::int32_t>(done.size());
+}
 
 /// True where parameters of several floating types are used as they were created: the program computes in the first
 /// one's type, so nothing cast them all.
@@ -511,6 +511,7 @@ void Machine::hold_arguments(CheckpointFrame& frame, const Op& first) {
 
 void Machine::recompute(CheckpointFrame& frame) {
   frame.recomputed = true;
+  note_early_backward(tape, program_.steps[static_cast<std::size_t>(frame.last)]);
   const bool was = in_backward;
   in_backward = false;
   casts_.clear();  // the region's autocast is the outermost one now

@@ -87,6 +87,7 @@ struct RawInstance {
   std::vector<Slot> slots;
   std::vector<ParamId> param_grads;
   std::vector<std::int32_t> param_grad_slots;  // parallel: the storage it lies in, which may be another parameter's too
+  std::int32_t early_backward = 0;             // SegmentTemplate's
 };
 
 class Tape {

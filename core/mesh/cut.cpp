@@ -110,6 +110,23 @@ class Carrier {
             "choose a degree that divides it"};
   }
 
+  /// What a sequence module hands on is no local tensor.
+  Error outside_plan() const {
+    return mixes(
+        "the sequence module before it hands on a DTensor, and this layer is no part of the plan (PyTorch: "
+        "RuntimeError: Attempted to flatten multiple dimensions, with dimension 1 being sharded, or: mixed "
+        "torch.Tensor "
+        "and DTensor)");
+  }
+
+  /// Modules see local tensors and literal widths of heads: torch refuses a view that would tear one.
+  Error torn_head(std::int64_t heads) const {
+    Error error = does_not_divide(heads);
+    error.message +=
+        " (PyTorch: RuntimeError: shape is invalid for input of the rank's size)";  // one line for all degrees
+    return error;
+  }
+
   /// DTensor takes a local result for the same part of a whole that all ranks have.
   Error uneven_sum(std::int64_t size) const {
     const std::int64_t rows = (size + group_.ranks - 1) / group_.ranks;
@@ -122,6 +139,7 @@ class Carrier {
   Result<Cuts> cuts() {
     if (name_ == "view" || name_ == "_unsafe_view" || name_ == "reshape" || name_ == "flatten" || name_ == "unflatten")
       return reshaped();
+    if (scales_term()) return Cuts{args_.front().cut};
     if (args_.front().cut.term || (args_.size() > 1 && args_.back().cut.term)) return fail(mixes("terms of a sum"));
     if (name_ == "t" || name_ == "transpose" || name_ == "permute") return permuted();
     if (name_ == "unsqueeze" || name_ == "squeeze" || name_ == "expand" || name_ == "expand_as") return stretched();
@@ -146,6 +164,13 @@ class Carrier {
                                                rule->form == OpForm::CopyIfNeeded);
     if (pointwise || name_ == "clone" || name_ == "native_dropout" || name_ == "_to_copy") return pointwise_cuts();
     return fail(mixes("there is no rule that carries the cut through it"));
+  }
+
+  /// Terms times one number that all ranks have are terms of the product (linear_pointwise_strategy).
+  bool scales_term() const {
+    const bool scales = name_ == "mul" || name_ == "div";
+    const bool one = args_.size() < 2 || (args_[1].cut == Cut() && numel_of(args_[1].shape) == 1);
+    return scales && one && args_.front().cut.term;
   }
 
   /// Rows that were sent to the rank's experts, by their weights.
@@ -182,6 +207,8 @@ class Carrier {
       if (at < i0 || at >= i) continue;
       cut.before *= product(x.shape, i0, at);
       cut.after *= product(x.shape, at + 1, i);
+      const bool heads = i - i0 == 1 && i == x.shape.size() && j - j0 == 2 && cut.before == 1 && cut.after == 1;
+      if (heads && out[j0] == 1 && cut.whole != 1) return fail(torn_head(1));
       auto placed = place(cut, out, j0, j);
       if (!placed) return tl::unexpected(placed.error());
       if (name_ == "unflatten")
@@ -206,7 +233,7 @@ class Carrier {
         return cut;
       }
       if (ahead == cut.before && cut.whole % out[d] == 0) {  // cut into pieces: whole ones for every rank
-        if (out[d] % group_.ranks != 0) return tl::unexpected(does_not_divide(out[d]));
+        if (out[d] % group_.ranks != 0) return tl::unexpected(torn_head(out[d]));
         cut.dim = static_cast<std::int32_t>(d);
         cut.before = cut.after = 1;
         cut.whole = out[d];
@@ -325,6 +352,7 @@ class Carrier {
       if (a.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(a.shape.back()));
       out.term = true;
     } else if (a.cut.dim == rank - 2 && !b.cut.cut()) {
+      if (a.cut.spread) return fail(outside_plan());
       out = a.cut;
     } else if (b.cut.dim == rank - 1 && !a.cut.cut()) {
       out = b.cut;
@@ -378,6 +406,7 @@ class Carrier {
       if (x.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(x.shape.back()));
       out.term = true;
     } else if (x.cut.cut() && x.cut.dim != last && !w.cut.cut()) {
+      if (x.cut.spread) return fail(outside_plan());
       out = x.cut;
     } else if (!x.cut.cut() && w.cut.dim == 0) {
       out = w.cut;

@@ -173,7 +173,7 @@ std::int32_t ProgramCutter::gather(std::int32_t value, bool slices, bool replica
   const std::int32_t made = add_value(value, to);
   if (!slices) {  // an input: Python names what it handed over
     model_.values[static_cast<std::size_t>(value)].held = held;
-    model_.values[static_cast<std::size_t>(made)].held = {};
+    model_.values[static_cast<std::size_t>(made)].held = {Hold::Until::Call, -1, module};  // the call's argument
   }
   Op& op = emit("mesh.all_gather", value, module, call);
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
@@ -354,6 +354,17 @@ void ProgramCutter::without_copy(Op& op) {
   place_.back() = static_cast<std::int32_t>(ops_.size());
 }
 
+void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index) {
+  const bool of_sequence = op.module.valid() && styles_[op.module.index()] == ModuleStyle::Sequence;
+  for (std::size_t k = 0; k < op.out.size(); ++k) {
+    const ValueId id = op.out[k];
+    if (!id.valid()) continue;
+    if (of_sequence && cuts[k].dim == kSequenceDim) cuts[k].spread = true;  // a DTensor: use_local_output is false
+    if (made_at_[id.index()] < 0) made_at_[id.index()] = index;
+    set_local(id.value, cuts[k]);
+  }
+}
+
 Result<void> ProgramCutter::carry(std::int32_t index) {
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
   each_arg(op, [&](Arg& arg) {
@@ -402,12 +413,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     special(op, args);
     follow_rows(op, args, results, cuts);
   }
-  for (std::size_t k = 0; k < op.out.size(); ++k) {
-    const ValueId id = op.out[k];
-    if (!id.valid()) continue;
-    if (made_at_[id.index()] < 0) made_at_[id.index()] = index;
-    set_local(id.value, cuts[k]);
-  }
+  set_results(op, std::move(cuts), index);
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));

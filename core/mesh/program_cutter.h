@@ -75,6 +75,7 @@ class ProgramCutter {
   std::int32_t summed_in_backward(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
   std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
   void set_local(std::int32_t value, const Cut& cut);
+  void set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index);
   void finish_results(const Op& op);
   void renumber();
   void special(Op& op, const std::vector<CutTensor>& args);

@@ -182,6 +182,12 @@ Result<void> check_mesh(const Job& job) {
                            fmt::format("a divisor of {} ranks", world / mesh.tensor), std::to_string(mesh.context),
                            "change it or cluster.world_size"));
   }
+  const std::int64_t shards = job.cluster.shard_group;
+  if (mesh.context > 1 && job.fsdp.strategy == Strategy::HybridShard && shards % mesh.context != 0) {
+    return fail(mesh_error("context", "ranks that share a sequence lie in one shard group",
+                           fmt::format("a divisor of cluster.shard_group = {}", shards), std::to_string(mesh.context),
+                           "change it or cluster.shard_group"));
+  }
   if (mesh.context > 1 && job.model.seq % (2 * mesh.context) != 0) {
     return fail(mesh_error("context",
                            "the ranks do not divide the sequence: each takes a piece of its head and of its tail",

@@ -75,7 +75,7 @@ struct Settings {
     Settings s;
     s.spread = number_or(config, "initializer_range", 0.02);
     if (s.spread == 0.0) s.spread = 0.02;  // the library takes zero for "not given"
-    s.padding = padding_token(config, architecture == "bert" || architecture == "gemma2" ? 0 : -1);
+    s.padding = padding_token(config, architecture == "bert" || architecture.starts_with("gemma") ? 0 : -1);
     if (architecture == "gpt2") {
       s.residual_spread = s.spread / std::sqrt(2 * number_or(config, "n_layer", 12));
       s.padding = -1;
@@ -107,7 +107,8 @@ ParamStart family_rule(const Model& model, const ParamInfo& param, const Setting
   const std::string_view leaf = leaf_of(param.fqn);
   const bool t5 = model.architecture == "t5";
   if (is_norm(class_name)) {
-    if (leaf == "bias" || model.architecture == "gemma2") return {Kind::Constant, 0.0, -1};  // gemma: 1 + weight
+    if (leaf == "bias" || model.architecture.starts_with("gemma"))
+      return {Kind::Constant, 0.0, -1};  // gemma: 1 + weight
     return {Kind::Constant, t5 ? settings.t5_factor : 1.0, -1};
   }
   if (leaf == "bias") return {Kind::Constant, 0.0, -1};

@@ -173,6 +173,7 @@ void fuse_segment(SegmentTemplate& segment) {
   segment.forward = Fusion(segment.forward, segment.slots).run();
   segment.recompute = Fusion(segment.recompute, segment.slots).run();
   segment.backward = Fusion(segment.backward, segment.slots).run();
+  segment.early_backward = 0;  // the compiler's backward is one function with its recomputation
 }
 
 bool is_in_block(const Model& model, const SegmentRange& range) {

@@ -203,7 +203,7 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
     for (const int passes : {2, 3, 2, 3}) foreach_call(device, what, passes);
     if (!temporaries(device, roots)) return false;
     for (const int passes : {2, 2, 2, 4}) foreach_call(device, what, passes);
-    for (const BlockHandle block : roots) device.book.free(block);
+    free_list(device, roots);
     return true;
   }
   BlockHandle last = kNoBlock;  // the loop's variable still names the parameter before
@@ -223,6 +223,11 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
   return true;
 }
 
+/// Python drops a list's elements from its end.
+void OptimizerState::free_list(Device& device, const std::vector<BlockHandle>& blocks) {
+  for (std::size_t k = blocks.size(); k-- > 0;) device.book.free(blocks[k]);
+}
+
 /// Momentum buffers are copies of the first decayed gradients, so these come first.
 bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
   const OptimizerOptions& options = options_;
@@ -235,10 +240,9 @@ bool OptimizerState::sgd(Device& device, const ActivitySpan& what) {
   }
   if (!has_state_ && !make_state(device, what)) return false;
   if (options.momentum != 0) foreach_call(device, what, 3);
-  for (const BlockHandle block : options.momentum != 0 ? std::exchange(decayed, {}) : std::vector<BlockHandle>())
-    device.book.free(block);
+  if (options.momentum != 0) free_list(device, std::exchange(decayed, {}));
   foreach_call(device, what, 3);
-  for (const BlockHandle block : decayed) device.book.free(block);
+  free_list(device, decayed);
   return true;
 }
 

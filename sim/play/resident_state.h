@@ -87,6 +87,7 @@ class OptimizerState {
   void host_pass(Device& device, int passes);
   /// A copy of every parameter; freed by the caller. False: out of memory.
   bool temporaries(Device& device, std::vector<BlockHandle>& blocks);
+  static void free_list(Device& device, const std::vector<BlockHandle>& blocks);
 
   int pool() const { return static_cast<int>(stream_); }
 

@@ -64,6 +64,27 @@ TEST_F(OptimizerMemory, ForeachDecaysAllGradientsAtOnceALoopOneAfterTheOther) {
   EXPECT_NEAR(beside(1), 0, kSlack);
 }
 
+TEST_F(OptimizerMemory, TemporariesOfAListGoFromItsEnd) {  // list_dealloc
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  job.train.optimizer.impl = OptimizerImpl::Foreach;
+  const Prepared prepared = prepare(job).value();
+  MemoryLog log;
+  SimulateOptions options;
+  options.memory_log = &log;
+  ASSERT_TRUE(simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, options).has_value());
+  std::vector<Bytes> made, gone;
+  for (const MemoryLog::Event& event : log.events) {
+    if (event.origin < 0) continue;
+    const MemoryOrigin& origin = log.origins[static_cast<std::size_t>(event.origin)];
+    if (origin.phase != "optimizer" || origin.category != "temporaries" || origin.iteration != 1) continue;
+    if (event.action == MemoryAction::Alloc) made.push_back(event.address);
+    if (event.action == MemoryAction::FreeRequested) gone.push_back(event.address);
+  }
+  ASSERT_GT(made.size(), 2U);
+  std::reverse(made.begin(), made.end());
+  EXPECT_EQ(gone, made);
+}
+
 TEST_F(OptimizerMemory, MomentumIsCopiedFromDecayedGradients) {
   job.train.optimizer.momentum = 0.9;
   EXPECT_NEAR(beside(0), kAll, kSlack);  // they are there while the buffers are made

@@ -250,6 +250,39 @@ TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspace
   EXPECT_EQ(std::vector<Bytes>(made.end() - static_cast<std::ptrdiff_t>(expected.size()), made.end()), expected);
 }
 
+TEST(Simulate, BackwardBeginsBeforeWhatItAsksForIsComputedAgain) {
+  HandMadePlan hand;
+  hand.plan.segments.emplace_back();
+  for (const InstructionKind kind : {Forward, Recompute, Backward})
+    hand.add(kind, Stream::D, kind == Forward ? Phase::Forward : Phase::Backward).segment = SegmentId(std::size_t{0});
+  LoweredProgram lowered;
+  lowered.op_names = {"aten.cat.default"};
+  SegmentTemplate& segment = lowered.templates.emplace_back();
+  segment.slots = {{4096, SlotCategory::Activation, {}}, {8192, SlotCategory::Activation, {}}};
+  Kernel takes, drops;
+  takes.before_end = takes.after_begin = takes.after_end = 1;
+  drops.before_begin = drops.before_end = drops.after_begin = 1;
+  drops.after_end = 2;
+  segment.forward.kernels = {Kernel()};
+  segment.recompute.kernels = {takes, drops};
+  segment.recompute.events = {{1, true}, {1, false}};
+  segment.backward.kernels = {takes, drops};
+  segment.backward.events = {{0, true}, {0, false}};
+  segment.early_backward = 1;
+  lowered.instances.emplace_back();
+  MemoryLog log;
+  SimulateOptions options;
+  options.memory_log = &log;
+  const auto prediction = simulate(hand.plan, hand.model, lowered, hand.job, load_profile("virtual").value(), options);
+  ASSERT_TRUE(prediction.has_value()) << to_text(prediction.error());
+  std::vector<Bytes> made;
+  for (const MemoryLog::Event& event : log.events) {
+    if (event.action == MemoryAction::Alloc) made.push_back(event.bytes);
+    if (event.action == MemoryAction::FreeRequested) made.push_back(-event.bytes);
+  }
+  EXPECT_EQ(made, (std::vector<Bytes>{4096, 8192, -8192, -4096}));
+}
+
 /// cuDNN works in memory that it asks for itself.
 TEST(Simulate, ConvolutionsTakeNoWorkspaceOfCublas) {
   for (const bool convolution : {false, true}) {

@@ -37,6 +37,7 @@ constexpr Family kFamilies[] = {
     {"bert", only<families::build_bert>, kNone},
     {"deepseek_v2", families::build_deepseek, kAll},
     {"deepseek_v3", families::build_deepseek, kAll},
+    {"gemma", families::build_llama_family, kAll},
     {"gemma2", only<families::build_gemma2>, kCapped},
     {"gpt2", only<families::build_gpt2>, kAll},
     {"gpt_neox", only<families::build_gpt_neox>, kAll},

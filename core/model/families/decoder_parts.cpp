@@ -25,6 +25,15 @@ Tensor write_rms_norm(ProgramWriter& w, const RmsNormModule& norm, const Tensor&
   return w.mul(w.param(norm.weight), w.to(write_rms_scaled(w, x, eps), x.dtype));
 }
 
+Tensor write_shifted_rms_norm(ProgramWriter& w, const RmsNormModule& norm, const Tensor& x, double eps) {
+  w.enter(norm.module);
+  const Tensor normed = write_rms_scaled(w, x, eps);
+  const Tensor weight = w.with_scalar("aten.add.Tensor", w.to(w.param(norm.weight), DType::Float32), Arg{1.0});
+  const Tensor scaled = w.mul(normed, weight);
+  w.hold(scaled);
+  return w.to(scaled, x.dtype, true);
+}
+
 RotaryModule add_rotary(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t dims,
                         const RopeScaling& scaling, const ProgramOptions& program) {
   RotaryModule rotary;
@@ -108,6 +117,7 @@ DecoderStart write_decoder_start(ProgramWriter& w, const FamilyInput& input, std
   start.tokens = write_token_inputs(w, input, seq);
   w.enter(embedding.embedding);
   start.x = w.embedding(w.param(embedding.weight), start.tokens.ids, embedding.padding_index);
+  if (embedding.scale >= 0) start.x = w.mul(start.x, w.to(w.buffer(embedding.scale), w.dtype()));
   w.hold(start.x, Hold::Until::Call, embedding.model);
   w.enter(embedding.model);
   start.positions = write_positions(w, seq);

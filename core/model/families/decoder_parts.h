@@ -20,6 +20,8 @@ RmsNormModule add_rms_norm(ModelTree& tree, ModuleId parent, std::string_view na
                            std::int64_t width);
 /// The statistics in float32, the weight applied in the dtype of x.
 Tensor write_rms_norm(ProgramWriter& writer, const RmsNormModule& norm, const Tensor& x, double eps);
+/// Gemma's: all in float32, the weight kept as its distance from one.
+Tensor write_shifted_rms_norm(ProgramWriter& writer, const RmsNormModule& norm, const Tensor& x, double eps);
 /// x / sqrt(mean(x^2) + eps) in float32: what is left when the weight is applied by the caller.
 Tensor write_rms_scaled(ProgramWriter& writer, const Tensor& x, double eps);
 
@@ -50,6 +52,7 @@ struct DecoderEmbedding {
   ModuleId model, embedding;
   ParamId weight;
   std::int64_t padding_index = -1;
+  std::int32_t scale = -1;  // buffer that rows are multiplied by; -1: none
 };
 struct DecoderStart {
   TokenInputs tokens;

@@ -139,15 +139,7 @@ class GemmaProgram {
     return w_.add(middle, y);
   }
 
-  /// All in float32; the weight is kept as its distance from one.
-  Tensor norm(const RmsNormModule& m, const Tensor& x) {
-    w_.enter(m.module);
-    const Tensor normed = write_rms_scaled(w_, x, c_.eps);
-    const Tensor weight = w_.with_scalar("aten.add.Tensor", w_.to(w_.param(m.weight), DType::Float32), Arg{1.0});
-    const Tensor scaled = w_.mul(normed, weight);
-    w_.hold(scaled);
-    return w_.to(scaled, x.dtype, true);
-  }
+  Tensor norm(const RmsNormModule& m, const Tensor& x) { return write_shifted_rms_norm(w_, m, x, c_.eps); }
 
  private:
   Tensor mlp(const LayerModules& m, const Tensor& x) {

@@ -1,4 +1,4 @@
-// Llama 2 and 3, Mistral, Qwen 2 and 3, Mixtral and Qwen 2 with experts: one decoder with small differences.
+// Llama 2 and 3, Mistral, Qwen 2 and 3, Gemma, Mixtral and Qwen 2 with experts: one decoder with small differences.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -25,6 +25,7 @@ struct LlamaConfig {
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   bool head_norms = false;  // Qwen 3: RMSNorm of queries and keys, per head
   bool tied = false;
+  bool shifted_norms = false;  // Gemma: weights are distances from one, and rows of the table are scaled
   std::optional<ExpertsConfig> experts;
   std::int64_t expert_step = 1;  // every so many layers have experts
   Activation activation = Activation::Silu;
@@ -41,6 +42,7 @@ struct FamilyDefaults {
   std::int64_t window = 0;
 };
 constexpr FamilyDefaults kDefaults[] = {
+    {"gemma", "Gemma", 16, 256, 8192},
     {"llama", "Llama", 0, 0, 2048},
     {"mistral", "Mistral", 8, 0, 131072, 1e-6, 4096},
     {"mixtral", "Mixtral", 8, 0, 131072, 1e-5},
@@ -158,16 +160,18 @@ LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
   c.attention_dropout = config.number_or("attention_dropout", 0.0, 0.0, 1.0);
   c.rope = read_rope(config, {.positions = c.max_positions});
   check_rope_factors(config, c.rope, c.head_dim);
-  c.padding_index = config.padding_index(-1, c.vocabulary);
-  c.tied = config.boolean_or("tie_word_embeddings", false);
-  c.activation = read_activation(config, "hidden_act", "silu");
+  const bool gemma = type == "gemma";
+  c.padding_index = config.padding_index(gemma ? 0 : -1, c.vocabulary);
+  c.tied = config.boolean_or("tie_word_embeddings", gemma);
+  c.shifted_norms = gemma;
+  c.activation = read_activation(config, "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
   const bool biased = config.boolean_or("attention_bias", false);
-  if (type == "llama" || type.starts_with("qwen3")) c.qkv_bias = c.output_bias = biased;
+  if (type == "llama" || gemma || type.starts_with("qwen3")) c.qkv_bias = c.output_bias = biased;
   if (type == "qwen2") c.qkv_bias = true;
   if (type == "qwen2_moe") c.qkv_bias = config.boolean_or("qkv_bias", true);
   if (type == "llama") c.mlp_bias = config.boolean_or("mlp_bias", false);
   c.head_norms = type.starts_with("qwen3");
-  if (type != "llama") read_windows(config, family, c);
+  if (type != "llama" && !gemma) read_windows(config, family, c);
   c.dtype = config.parameter_dtype();
   if (type == "mixtral" || type.ends_with("_moe")) read_experts(config, type, c);
   return c;
@@ -183,6 +187,7 @@ struct LayerModules {
 };
 
 struct LlamaModules : DecoderModules {
+  std::int32_t scale = -1;  // buffer: of the table's rows
   std::vector<LayerModules> layers;
 };
 
@@ -219,8 +224,13 @@ LlamaModules add_modules(Model& model, const LlamaConfig& c, DType dtype, const 
   const std::vector<std::string> pretrained{c.prefix + "PreTrainedModel", "PreTrainedModel"};
   m.root = tree.module({}, "", c.prefix + "ForCausalLM", pretrained);
   m.model = tree.module(m.root, "model", c.prefix + "Model", pretrained);
-  m.embedding = tree.module(m.model, "embed_tokens", "Embedding");
+  const std::vector<std::string> of_embedding{"Embedding"};
+  m.embedding = c.shifted_norms
+                    ? tree.module(m.model, "embed_tokens", c.prefix + "TextScaledWordEmbedding", of_embedding)
+                    : tree.module(m.model, "embed_tokens", "Embedding");
   m.embedding_weight = tree.param(m.embedding, "weight", {c.vocabulary, c.hidden});
+  if (c.shifted_norms)
+    m.scale = tree.buffer(m.embedding, "embed_scale", {}, program.buffer_dtype.value_or(dtype), false);
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   m.layers.reserve(per_layer);
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
@@ -256,7 +266,9 @@ class LlamaProgram {
     return w_.add(middle, y);
   }
 
-  Tensor norm(const RmsNormModule& m, const Tensor& x) { return write_rms_norm(w_, m, x, c_.eps); }
+  Tensor norm(const RmsNormModule& m, const Tensor& x) {
+    return c_.shifted_norms ? write_shifted_rms_norm(w_, m, x, c_.eps) : write_rms_norm(w_, m, x, c_.eps);
+  }
 
  private:
   /// [batch, seq, width] -> [batch, heads, seq, head_dim]
@@ -281,6 +293,9 @@ class LlamaProgram {
     const Tensor turned_k = write_rotated(w_, k, rotation);
     w_.hold_until_here(q);  // named by the function that turns both
     w_.hold_until_here(k);
+    w_.hold(turned_q);
+    w_.hold(turned_k);
+    w_.hold(v);
     const Tensor out =
         write_attention(w_, how.kernel, attention_, turned_q, turned_k, v, how.mask ? &*how.mask : nullptr);
     return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
@@ -349,7 +364,7 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   model.ops.reserve(static_cast<std::size_t>(c.layers) * 120 + 64);
   model.values.reserve(static_cast<std::size_t>(c.layers) * 125 + 64);
   auto [tokens, x, positions] =
-      write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, c.padding_index});
+      write_decoder_start(w, input, seq, {m.model, m.embedding, m.embedding_weight, c.padding_index, m.scale});
   if (!all_windowed) full.mask = write_mask(w, input, tokens.mask, positions, 0);
   if (any_windowed || model_type == "qwen2_moe")  // which builds both masks whatever its layers look at
     windowed.mask =

@@ -35,6 +35,17 @@ TitanExpertsConfig read_titan_experts(ConfigReader& config) {
   return c;
 }
 
+void check_titan_experts(ConfigReader& config, const TitanExpertsConfig& c, std::int64_t tokens) {
+  if (c.experts == 0 || c.capacity * static_cast<double>(c.chosen) <= static_cast<double>(c.experts)) return;
+  const double taken = c.capacity * static_cast<double>(tokens * c.chosen) / static_cast<double>(c.experts);
+  if (taken < static_cast<double>(tokens) + 1) return;
+  config.fail_with(
+      ErrorCode::Inconsistent, "moe",
+      "an expert is to take more tokens than there are (PyTorch: RuntimeError: selected index k out of range)",
+      "capacity * top_k of at most experts = " + std::to_string(c.experts),
+      std::to_string(c.capacity * static_cast<double>(c.chosen)), "choose a smaller capacity or top_k");
+}
+
 TitanExpertsModules add_titan_experts(ModelTree& tree, const TitanExpertsConfig& c, ModuleId block, std::int64_t dim) {
   TitanExpertsModules m;
   m.moe = tree.module(block, "moe", "Moe");

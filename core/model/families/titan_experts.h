@@ -17,6 +17,9 @@ struct TitanExpertsConfig {
 /// The object "moe" of a config.json; none: no experts.
 TitanExpertsConfig read_titan_experts(ConfigReader& config);
 
+/// An expert cannot take more tokens than there are. The error is the reader's.
+void check_titan_experts(ConfigReader& config, const TitanExpertsConfig& experts, std::int64_t tokens);
+
 struct TitanExpertsModules {
   ModuleId moe, experts;
   LinearModule gate;

@@ -232,6 +232,7 @@ Result<Model> build_titan_llama(const FamilyInput& input) {
   const TitanConfig c = read_config(input);
   const std::int64_t seq = choose_seq(input, c.positions, "max_seq");
   check_products(input, seq, std::max({c.dim, c.ffn, c.vocabulary, c.heads * c.head_dim}), c.heads);
+  check_titan_experts(input.config, c.experts, input.options.batch * seq);
   if (input.config.failed()) return fail(input.config.error());
   const DType created = input.options.dtype.value_or(DType::Float32);
   Model model = start_model(input, "titan_llama", "TransformerBlock", created, seq);

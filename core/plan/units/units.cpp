@@ -66,7 +66,7 @@ Result<ReshardAfterForward> resolve_reshard(Draft& d, std::size_t unit, std::int
   const std::int64_t k = reshard.group_size;
   if (k < 1 || k > shard_size || shard_size % k != 0) {
     return fail(unit_error(ErrorCode::OutOfRange, d.name(unit),
-                           "reshard_after_forward must divide the shard group (F2-13)",
+                           "reshard_after_forward must divide the shard group (F2-13; PyTorch: ValueError)",
                            fmt::format("a factor of {}", shard_size), std::to_string(k), {}));
   }
   if (k == 1) {

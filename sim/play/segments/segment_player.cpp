@@ -1,5 +1,6 @@
 #include "sim/play/segments/segment_player.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace foreshard {
@@ -18,7 +19,8 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
       per_kernel_(options.per_kernel),
-      speed_(options.speed) {}
+      speed_(options.speed),
+      begun_(context.lowered.instances.size(), false) {}
 
 bool SegmentPlayer::play(const Instruction& i, Pass pass) {
   const LoweredProgram& lowered = context_.lowered;
@@ -29,20 +31,48 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
   const auto instance = static_cast<std::int32_t>(at);
   const SegmentTemplate& segment = lowered.templates[index];
   work_.ran(index, pass);
+  if (pass == Pass::Recompute && !begin_backward()) return false;
   if (pass == Pass::Backward && !early_.before_backward(instance)) return false;
+  std::size_t first = 0;
+  if (pass == Pass::Backward && begun_[at]) first = static_cast<std::size_t>(segment.early_backward);
+  if (pass == Pass::Backward) begun_[at] = false;
+  Run run = run_of(i, pass, first);
+  if (follower_.follows() && follower_.skip(i, run.list, run.times, instance, workspaces_.made(), workspaces_.bytes()))
+    return true;
+  return play_run(run);
+}
+
+SegmentPlayer::Run SegmentPlayer::run_of(const Instruction& i, Pass pass, std::size_t first) {
+  const auto instance = static_cast<std::int32_t>(i.segment.index());
+  const auto index = static_cast<std::size_t>(context_.lowered.instances[i.segment.index()].lowered);
+  const SegmentTemplate& segment = context_.lowered.templates[index];
   const KernelList& list = pass == Pass::Forward     ? segment.forward
                            : pass == Pass::Recompute ? segment.recompute
                                                      : segment.backward;
-  const std::vector<TimedKernel>& times = times_[index].of(pass);
-  if (follower_.follows() && follower_.skip(i, list, times, instance, workspaces_.made(), workspaces_.bytes()))
-    return true;
-  Run run{i,
+  return {i,
           list,
-          times,
+          times_[index].of(pass),
           segment,
           instance,
           speed_.plain() ? 1.0 : draw_slowness(speed_, runs_++),
-          context_.span_of(i, SpanKind::Compute)};
+          context_.span_of(i, SpanKind::Compute),
+          first,
+          list.kernels.size()};
+}
+
+/// The backward that asked for what is computed again has run its first kernels already.
+bool SegmentPlayer::begin_backward() {
+  const auto& all = context_.iteration->instructions;
+  const auto next = std::find_if(all.begin() + context_.position, all.end(),
+                                 [](const Instruction& i) { return i.kind == InstructionKind::Backward; });
+  if (next == all.end() || !next->segment.valid() || next->segment.index() >= begun_.size()) return true;
+  const std::size_t at = next->segment.index();
+  const auto index = static_cast<std::size_t>(context_.lowered.instances[at].lowered);
+  const std::int32_t early = context_.lowered.templates[index].early_backward;
+  if (early == 0 || begun_[at]) return true;
+  begun_[at] = true;
+  Run run = run_of(*next, Pass::Backward, 0);
+  run.end = static_cast<std::size_t>(early);
   return play_run(run);
 }
 
@@ -53,8 +83,8 @@ bool SegmentPlayer::play_run(Run& run) {
   if (!per_kernel_) device.activity.keep_spans = false;
   if (recorder_.records()) recorder_.begin(run.list, run.instance, workspaces_.made(), workspaces_.bytes());
   bool ok = true;
-  device.clock.host_cost(device.cost.segment_host());
-  for (std::size_t k = 0; ok && k < run.list.kernels.size(); ++k) ok = play_kernel(run, k);
+  if (run.first == 0) device.clock.host_cost(device.cost.segment_host());
+  for (std::size_t k = run.first; ok && k < run.end; ++k) ok = play_kernel(run, k);
   if (recorder_.open()) recorder_.end(ok);
   device.activity.keep_spans = keep;
   if (!keep) return ok;

@@ -50,10 +50,13 @@ class SegmentPlayer {
     std::int32_t instance;
     double slowness;
     ActivitySpan what;
-    bool keep = false;   // spans and samples
-    SimTime start = -1;  // of its first kernel
+    std::size_t first = 0, end = 0;  // kernels
+    bool keep = false;               // spans and samples
+    SimTime start = -1;              // of its first kernel
     LedgerSample highest = {};
   };
+  Run run_of(const Instruction& i, Pass pass, std::size_t first);
+  bool begin_backward();
   bool play_run(Run& run);
   bool play_kernel(Run& run, std::size_t k);
   bool memory_events(const Run& run, std::int32_t begin, std::int32_t end);
@@ -74,6 +77,7 @@ class SegmentPlayer {
   bool per_kernel_;
   RankSpeed speed_;
   std::uint64_t runs_ = 0;
+  std::vector<bool> begun_;  // by instance: its backward's early kernels have run
 };
 
 }  // namespace foreshard

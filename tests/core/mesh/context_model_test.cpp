@@ -61,6 +61,23 @@ TEST(ContextModel, KeysAreGatheredOnceAndTheirGradientsGoRound) {
   EXPECT_EQ(turns.backward, kRanks * kLayers);
 }
 
+/// A dispatch mode sees one operator: the ring runs in DTensor's handler below it.
+TEST(ContextModel, AttentionThatIsSavedByNameDoesNotGoRoundAgain) {
+  const Job job = job_of(1);
+  const Model model = rank_model(whole_model(job), job).value();
+  const std::vector<bool> trainable(model.params.size(), true);
+  const auto end = static_cast<std::int32_t>(model.ops.size());
+  for (const bool saved : {true, false}) {
+    LoweringOptions options;
+    options.saved.names = {saved ? "aten._scaled_dot_product_flash_attention.default" : "aten.mm.default"};
+    const LoweredProgram lowered = lower(model, {{0, end, true, 0}}, trainable, options).value();
+    std::int64_t gathers = 0;
+    for (const Kernel& kernel : lowered.templates.front().recompute.kernels)
+      gathers += kernel.collective == KernelCollective::AllGather ? 1 : 0;
+    EXPECT_EQ(gathers, saved ? 0 : kLayers);
+  }
+}
+
 TEST(ContextModel, ARingPassesKeysOnInEachTurnButTheLast) {
   Job job = job_of(1);
   job.mesh.context_rotate = "alltoall";
@@ -81,6 +98,21 @@ TEST(ContextModel, OnlyTheLastRankKeepsTheQuerysLayout) {
   job.cluster.rank = 3;
   EXPECT_EQ(copies(rank_model(whole_model(job), job).value()), before);
   EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
+}
+
+/// torchtitan's mesh of replicas, shards and parts of the sequence; recorded: y56 in tests/data/meshes.
+TEST(ContextModel, ASequenceIsSharedInsideAReplica) {
+  Job job = job_of(1);
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.fsdp.strategy = Strategy::HybridShard;
+  job.cluster.shard_group = kRanks;
+  const Model model = rank_model(whole_model(job), job).value();
+  const auto plan = build_plan(model, job);
+  ASSERT_TRUE(plan.has_value()) << to_text(plan.error());
+  EXPECT_EQ(plan->groups.shard, (std::vector<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(plan->groups.replicate, (std::vector<std::int32_t>{1, 5}));
+  job.cluster.shard_group = 2;
+  EXPECT_EQ(check_mesh(job).error().place, "mesh.context");
 }
 
 TEST(ContextModel, RefusesLengthsAndProgramsThatDoNotFit) {

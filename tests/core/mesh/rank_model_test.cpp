@@ -138,6 +138,10 @@ TEST(RankModel, SaysWhatDoesNotDivide) {
   ASSERT_FALSE(made.has_value());
   EXPECT_EQ(made.error().got, "3");
   EXPECT_EQ(made.error().place, "layers.0.attention");
+  made = rank_model(whole_model(job, R"({"n_kv_heads": 1})"), job);  // its width divides, the one head does not
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().got, "1");
+  EXPECT_NE(made.error().message.find("RuntimeError: shape is invalid for input"), std::string::npos);
   made = rank_model(whole_model(job, R"({"ffn": 57})"), job);
   ASSERT_FALSE(made.has_value());
   EXPECT_NE(made.error().message.find("RuntimeError"), std::string::npos);
@@ -150,6 +154,56 @@ TEST(RankModel, SaysWhatDoesNotDivide) {
   EXPECT_EQ(rank_model(whole_model(job), job).error().place, "mesh.plan");
   job.mesh.plan = {{"layers.*.attention.wq", "colwise"}};  // its heads meet whole ones
   EXPECT_EQ(rank_model(whole_model(job), job).error().code, ErrorCode::Inconsistent);
+}
+
+/// PrepareModuleInput's result is the argument of the call, saved for backward or not.
+TEST(RankModel, AGatheredInputIsNamedUntilItsModuleReturns) {
+  const Job job = job_of(true, true);
+  const Model model = rank_model(whole_model(job), job).value();
+  std::int64_t named = 0;
+  for (const Op& op : model.ops) {
+    if (op.name != "mesh.all_gather") continue;
+    const Hold& held = model.values[op.out.front().index()].held;
+    EXPECT_EQ(held.until, Hold::Until::Call);
+    named += held.by == op.module ? 1 : 0;
+  }
+  EXPECT_EQ(named, 2 * kLayers + 1);
+}
+
+/// The gradient of what was scattered is gathered before anything that was not saved is asked for.
+TEST(RankModel, BackwardGathersBeforeItComputesTheBlockAgain) {
+  for (const bool sequence : {true, false}) {
+    const Job job = job_of(sequence, true);
+    const Model model = rank_model(whole_model(job), job).value();
+    const auto inside = [&](const Op& op) {
+      return op.module.valid() && model.modules[op.module.index()].fqn.starts_with("layers.1.");
+    };
+    const auto first = std::find_if(model.ops.begin(), model.ops.end(), inside);
+    const auto last = std::find_if(model.ops.rbegin(), model.ops.rend(), inside).base() + 1;  // and the residual sum
+    const auto begin = static_cast<std::int32_t>(first - model.ops.begin());
+    const auto end = static_cast<std::int32_t>(last - model.ops.begin());
+    const auto all = static_cast<std::int32_t>(model.ops.size());
+    const std::vector<bool> trainable(model.params.size(), true);
+    const LoweredProgram lowered =
+        lower(model, {{0, begin, false, -1}, {begin, end, true, 0}, {end, all, false, -1}}, trainable).value();
+    const SegmentTemplate& block = lowered.templates[static_cast<std::size_t>(lowered.instances[1].lowered)];
+    ASSERT_FALSE(block.recompute.kernels.empty());
+    EXPECT_EQ(block.early_backward > 0, sequence);
+    std::int64_t gathers = 0;
+    for (std::int32_t k = 0; k < block.early_backward; ++k)
+      gathers += block.backward.kernels[static_cast<std::size_t>(k)].collective == KernelCollective::AllGather ? 1 : 0;
+    EXPECT_EQ(gathers, sequence ? 1 : 0);
+  }
+}
+
+TEST(RankModel, ALayerOutsideOfThePlanCannotReadWhatASequenceModuleHandsOn) {  // recorded: y33
+  Job job = job_of(true, false);
+  Model model = whole_model(job);
+  for (const ParallelStyle& style : model.parallel)
+    if (style.style != "head") job.mesh.plan[style.modules] = style.style;
+  const auto made = rank_model(std::move(model), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_NE(made.error().message.find("mixed torch.Tensor and DTensor"), std::string::npos) << to_text(made.error());
 }
 
 TEST(RankModel, PlansGroupsGradientsAndNorm) {

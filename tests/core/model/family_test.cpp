@@ -38,10 +38,11 @@ TEST_P(Family, EqualsTheRecordingInStructureAndOperators) {
 
 INSTANTIATE_TEST_SUITE_P(Recorded, Family,
                          testing::Values("bert-tiny", "bert-body-tiny", "t5-encoder-tiny", "vit-body-tiny",
-                                         "deepseek_v2-tiny", "deepseek_v2-tiny-lite", "deepseek_v3-tiny", "gemma2-tiny",
-                                         "gpt_neox-tiny", "mixtral-tiny", "opt-tiny", "opt-tiny-post-norm", "phi3-tiny",
-                                         "phi3-tiny-longrope", "phi3-tiny-partial", "qwen2_moe-tiny", "qwen3-tiny",
-                                         "qwen3_moe-tiny", "t5-tiny", "vit-tiny", "whisper-tiny"),
+                                         "deepseek_v2-tiny", "deepseek_v2-tiny-lite", "deepseek_v3-tiny", "gemma-tiny",
+                                         "gemma2-tiny", "gpt_neox-tiny", "mixtral-tiny", "opt-tiny",
+                                         "opt-tiny-post-norm", "phi3-tiny", "phi3-tiny-longrope", "phi3-tiny-partial",
+                                         "qwen2_moe-tiny", "qwen3-tiny", "qwen3_moe-tiny", "t5-tiny", "vit-tiny",
+                                         "whisper-tiny"),
                          [](const auto& made) {
                            std::string name = made.param;
                            for (char& c : name) c = c == '-' ? '_' : c;

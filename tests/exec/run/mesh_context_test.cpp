@@ -40,6 +40,13 @@ TEST(MeshContext, BesideTensors) {
   expect_run(job, run_of(shared(1, 1)));
 }
 
+TEST(MeshContext, InsideReplicas) {
+  Job job = shared(2, 2);
+  job.fsdp.strategy = Strategy::HybridShard;
+  job.cluster.shard_group = 2;
+  expect_run(job, run_of(shared(1, 1)));
+}
+
 TEST(MeshContext, RecomputedAndInHalfPrecision) {
   const auto in_bf16 = [](Job job) {
     job.checkpointing.policy = CheckpointPolicy::Block;

@@ -94,7 +94,12 @@ Report run(const std::vector<std::string>& files, const Options& options) {
     const std::string id = row.at("id").get<std::string>();
     Tally& tally = kinds[row.at("config").value("kind", std::string("other"))];
     ++tally.rows;
-    const MemoryRow memory = read_memory_row(row);
+    MemoryRow memory;
+    try {
+      memory = read_memory_row(row);
+    } catch (const std::exception& e) {
+      memory.refused = e.what();  // its model cannot be built
+    }
     if (!memory.unplanned.empty()) {
       ++missing[memory.unplanned];
       return RowResult{id, Verdict::Fail, "config", "a plan", "not planned: " + memory.unplanned, ""};

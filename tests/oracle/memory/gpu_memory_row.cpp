@@ -11,6 +11,7 @@
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
+#include "core/plan/units/name_patterns.h"
 #include "core/traps.h"
 #include "core/units.h"
 #include "tests/oracle/memory/mlp_model.h"
@@ -269,6 +270,23 @@ std::string read_loss(const Json& config, ModelOptions& options) {
   return {};
 }
 
+/// What the recorder's plan leaves out of the architecture's own.
+void read_plan(const Json& tp, MemoryRow& row) {
+  const bool per_linear = get<std::string>(tp, "input_style", "prepare") == "per_linear";
+  const bool whole_head = get(tp, "replicate_head", false);
+  std::map<std::string, std::string> plan;
+  bool less = false;
+  for (const ParallelStyle& style : row.model.parallel) {
+    if (style.style == "experts") continue;
+    if (!match_names(style.modules, module_names(row.model), "mesh.plan", "module")) continue;
+    const bool of_heads = style.modules.ends_with(".q_norm") || style.modules.ends_with(".k_norm");
+    const bool left_out = of_heads || (style.style == "gather" && per_linear) || (style.style == "head" && whole_head);
+    less = less || left_out;
+    if (!left_out) plan[style.modules] = style.style;
+  }
+  if (less) row.job.mesh.plan = std::move(plan);
+}
+
 /// A mesh of named dimensions, the tensor's innermost.
 void read_mesh(const Json& config, MemoryRow& row) {
   if (!config.contains("mesh") || config["mesh"].is_null()) return;
@@ -313,9 +331,7 @@ void read_mesh(const Json& config, MemoryRow& row) {
   row.job.mesh.tensor = sizes.at("tp");
   row.job.mesh.sequence_parallel = get(tp, "sequence_parallel", true);
   row.job.mesh.loss_parallel = get(tp, "loss_parallel", false);
-  if (get<std::string>(tp, "input_style", "prepare") != "per_linear") return;
-  for (const ParallelStyle& style : row.model.parallel)
-    if (style.style != "gather" && style.style != "experts") row.job.mesh.plan[style.modules] = style.style;
+  read_plan(tp, row);
 }
 
 /// What of it the product has no adapters for.
@@ -483,11 +499,11 @@ MemoryRow read_memory_row(const Json& row) {
   if (!cut) return result;
   result.model = std::move(*cut);
   choose_layers(config, result);
+  const std::vector<std::string> classes = job.fsdp.wrap.classes;
   if (fsdp.contains("units")) read_units(fsdp, result);
   if (get(fsdp, "last_block_reshard", true) == false) {
     UnitOverride last;
     for (const ModuleInfo& module : result.model.modules) {
-      const auto& classes = job.fsdp.wrap.classes;
       if (std::find(classes.begin(), classes.end(), module.class_name) != classes.end()) last.units = {module.fqn};
     }
     last.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::False, 0};
