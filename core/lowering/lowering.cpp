@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/lowering/folding/folded_products.h"
 #include "core/lowering/lowering_check.h"
 #include "core/lowering/lowering_fold.h"
 
@@ -182,6 +183,8 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
 Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
                              const std::vector<bool>& trainable, const LoweringOptions& options) {
   if (auto checked = lowering::check_program(model, segments); !checked) return fail(checked.error());
+  if (const auto folded = lowering::with_folded_products(model, trainable))
+    return lower(*folded, segments, trainable, options);
   for (const bool folding : {true, false}) {
     const Fold fold = folding ? lowering::fold(model, segments, trainable) : lowering::unfolded(model, segments);
     Machine machine(model, fold.program, trainable, options);
