@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/lowering/folding/folded_products.h"
 #include "core/lowering/lowering_check.h"
 #include "core/lowering/lowering_fold.h"
 
@@ -195,6 +196,8 @@ std::string_view dispatched_name(const Op& op) {
 Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
                              const std::vector<bool>& trainable, const LoweringOptions& options) {
   if (auto checked = lowering::check_program(model, segments); !checked) return fail(checked.error());
+  if (const auto folded = lowering::with_folded_products(model, trainable))
+    return lower(*folded, segments, trainable, options);
   for (const bool folding : {true, false}) {
     const Fold fold = folding ? lowering::fold(model, segments, trainable) : lowering::unfolded(model, segments);
     Machine machine(model, fold.program, trainable, options);

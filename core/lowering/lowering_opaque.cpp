@@ -13,10 +13,17 @@ Layout layout_of(const ValueInfo& value) {
   return layout;
 }
 
+namespace {
+
+/// What multiplies matrices asks cuBLAS for its workspace while all that it has beside is there.
+KernelClass class_of(const OpaqueOp& opaque) { return opaque.flops > 0 ? KernelClass::Gemm : KernelClass::Elementwise; }
+
+}  // namespace
+
 std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std::vector<Ref>& args,
                                 const std::vector<Layout>& results) {
   Kernel kernel =
-      emit.start(emit.op()->name, KernelClass::Elementwise, results.empty() ? DType::Float32 : results.front().dtype);
+      emit.start(emit.op()->name, class_of(opaque), results.empty() ? DType::Float32 : results.front().dtype);
   kernel.flops = opaque.flops;
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
   std::vector<Ref> out;
@@ -57,7 +64,7 @@ Ref opaque_gradient(Emitter& emit, const OpaqueOp::Gradient& gradient, const Bac
 
 std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const BackwardInput& in) {
   std::vector<Ref> out(in.node.in.size());
-  Kernel kernel = emit.start(emit.op()->name, KernelClass::Elementwise, DType::Float32);
+  Kernel kernel = emit.start(emit.op()->name, class_of(opaque), DType::Float32);
   kernel.flops = 2 * opaque.flops;
   for (const Ref& grad : in.grads)
     if (grad) kernel.read += emit.layout(grad).bytes();

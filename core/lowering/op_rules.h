@@ -101,6 +101,7 @@ enum class OpFormula : std::uint8_t {
   Dropout,
   FlashAttention,
   EfficientAttention,
+  AsStrided,
   Gather,
   ScatterAdd,
   IndexSelect,

@@ -293,6 +293,25 @@ class Programs(unittest.TestCase):
         self.assertIn("every row counts as full", model.notes[0])
 
 
+    def ctc(self, seen, said, **more):
+        class Speech(Two):
+            def forward(self, x, labels):
+                return F.ctc_loss(super().forward(x).log_softmax(-1), labels, seen, said, **more)
+
+        return capture(Speech(), torch.empty(9, 3, 6), torch.zeros(3, 4, dtype=torch.int64), loss=torch.sum)
+
+    def test_ctc_takes_the_lengths_that_the_host_knows(self):
+        """They lie on the host in most scripts; fake tensors refuse that, a card does not."""
+        for seen, said in (((9, 9, 7), (2, 3, 1)), (torch.tensor([9, 9, 7]), torch.tensor([2, 3, 1]))):
+            model = self.ctc(seen, said, zero_infinity=True)
+            (op,) = ops(model, "_ctc_loss")
+            self.assertEqual(op["args"][2:4], [[9, 9, 7], [2, 3, 1]])
+            self.assertEqual([o["shape"] for o in op["out"]], [[3], [3, 9, 7]])  # alphas of the longest label
+            self.assertEqual(model.notes, [])
+        full = self.ctc(torch.empty(3, dtype=torch.int64, device="meta"), torch.empty(3, dtype=torch.int64, device="meta"))
+        self.assertEqual(ops(full, "_ctc_loss")[0]["args"][2:4], [[9] * 3, [4] * 3])
+        self.assertIn("every row counts as full", full.notes[0])
+
     def test_sequences_whose_batch_sizes_nobody_knows_are_refused(self):
         from foreshard.capture.packed import planned
 
@@ -485,6 +504,32 @@ class Opaque(unittest.TestCase):
         self.assertEqual(beside["args"], [[3 * 6 * 4]])
         self.assertEqual(beside["out"][0]["held_until"], {"op": model.document["ops"].index(op)})
         self.assertFalse(ops(model, "exp"))
+
+    def test_products_inside_a_function_are_counted(self):
+        """With them it asks cuBLAS for its workspace; `out_dtype` is no factor of addmm's sum."""
+
+        class Wide(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight):
+                ctx.save_for_backward(x, weight)
+                return torch.mm(x, weight)
+
+            @staticmethod
+            def backward(ctx, grad):
+                x, weight = ctx.saved_tensors
+                total = torch.zeros(x.shape, device=x.device)
+                torch.addmm(total, grad, weight.t(), out_dtype=torch.float32, out=total)
+                return total.to(x.dtype), None
+
+        class Custom(Two):
+            def forward(self, x):
+                return Wide.apply(self.a(x), self.b.weight.t())
+
+        model = capture(Custom().bfloat16(), torch.empty(3, 6, dtype=torch.bfloat16), loss=scalar)
+        (op,) = ops(model, "opaque.")
+        self.assertEqual(op["opaque"]["flops"], 2 * 3 * 10 * 6)
+        self.assertEqual(op["opaque"]["backward"][2:], [{"shape": [3 * 10 * 4], "dtype": "uint8"}])  # the sum in float
+        self.assertEqual([note for note in model.notes if "failed" in note], [])
 
     def test_many_temporaries_of_a_function_that_saves_are_one_workspace(self):
         class Custom(Two):

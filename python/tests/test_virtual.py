@@ -25,8 +25,9 @@ WIDER = ("lstm", "gru", "encoder_decoder", "eager_llama_tied", "partly_recompute
 # Fake tensors lay out a half-precision sum of an expanded and a transposed tensor in another order than any device.
 OTHER_LAYOUT = ("perceiver",)
 # What a device still does otherwise than fake tensors say, known and told to the user by the notes: strides of a product of
-# einsum's operands, what a solve is made of, copies of packed lengths, a constant lifted, temporaries of a custom function.
-OTHERWISE = ("mamba2_ssd", "delta_net", "packed_seq2seq", "bloom_alibi", "mamba_function")
+# einsum's operands, what a solve is made of, temporaries of a custom function, until when a name holds what was
+# written through a view, or a constant.
+OTHERWISE = ("fusion_series", "sliding_chunks", "mamba2_ssd", "delta_net", "bloom_alibi", "mamba_function")
 
 
 def on_device(module, *args, **more):

@@ -232,6 +232,20 @@ dist.barrier()
         self.assertEqual(len(answer["steps"]), 3)
         self.assertTrue(any("cuDNN" in note for note in answer["notes"]), answer["notes"])
 
+    def test_ddp_goes_on_after_its_first_step(self):
+        answer = self.trained("""
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    model(torch.ones(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+        self.assertEqual(len(answer["steps"]), 3)
+        self.assertTrue(any("buckets stay" in note for note in answer["notes"]), answer["notes"])
+
     def refused(self, script, code, *words, flags=("--world", "2")):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "script.py"
@@ -293,6 +307,19 @@ class Libraries(unittest.TestCase):
         if not has("trl", "peft"):
             self.skipTest("trl or peft is not installed")
         self.assertIn("fsdp.frozen", self.watch(*self.launched("trl_sft.py"))["job"])
+
+    def test_scripts_that_trl_brings(self):
+        """As its documentation calls them, with a special token that is the model's own, and a data set of preferences."""
+        if not has("trl", "peft"):
+            self.skipTest("trl or peft is not installed")
+        words = ("--model_name_or_path", "Qwen/Qwen2.5-0.5B", "--per_device_train_batch_size", "2", "--use_peft", "--report_to", "none")
+        for kind, data, more in (("sft", "trl-lib/Capybara", ("--eos_token", "<|im_end|>")), ("dpo", "trl-lib/ultrafeedback_binarized", ())):
+            launched = [PYTHON, "-m", "accelerate.commands.launch", "--config_file", SCRIPTS / "accelerate_fsdp2.yaml", "-m", f"trl.scripts.{kind}"]
+            with tempfile.TemporaryDirectory() as folder:
+                answer = self.watch(*launched, *words, *more, "--dataset_name", data, "--output_dir", folder)
+            planned, step = answer["plan"][-1], answer["steps"][-1]
+            self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=0.02)
+            self.assertAlmostEqual(planned["reserved_bytes"] / step["reserved_bytes"], 1, delta=0.1)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,29 @@ namespace foreshard::lowering {
 
 namespace {
 
-/// Of one head: the query's gradient is summed over keys in tiles of 64 x 64 floats with a lock each; half precision
-/// wider than 128 sums the key's and the value's in float too (kernel_backward.h: workspace_strideBH).
+/// What a block of the kernel that is taken works on: rows of the query, and columns of a gradient's tile.
+struct EfficientTile {
+  std::int64_t rows, columns;
+  bool in_registers;  // the gradients of key and value; else they are summed in float
+};
+
+/// The kernels that are built for cards from sm80 on (kernels/cutlassB.h), by the widest head that they take.
+EfficientTile efficient_tile(std::int64_t head, bool full) {
+  if (head <= 64) return {64, 64, true};
+  if (head <= 128) return {128, full ? 64 : 128, true};
+  return {128, 64, full};
+}
+
+/// Of one head: the query's gradient is summed over keys in tiles of floats with 16 bytes of lock each, the key's and
+/// the value's beside it where registers do not hold them (kernel_backward.h: workspace_strideBH).
 Bytes efficient_workspace(const Layout& q, const Layout& k, const Layout& v) {
-  constexpr std::int64_t kTile = 64, kLock = 16, kAligned = 512, kInRegisters = 128;
-  Bytes bytes = ceil_div(q.sizes[2], kTile) * ceil_div(q.sizes[3], kTile) * (4 * kTile * kTile + kLock);
-  if (q.dtype != DType::Float32 && std::max(q.sizes[3], v.sizes[3]) > kInRegisters)
-    bytes += 4 * round_up(k.sizes[2], kTile) * (round_up(q.sizes[3], kTile) + round_up(v.sizes[3], kTile));
-  return round_up(bytes, kAligned);
+  constexpr std::int64_t kLock = 16;
+  const std::int64_t head = q.sizes[3], value = v.sizes[3];
+  const EfficientTile tile = efficient_tile(std::max(head, value), q.dtype == DType::Float32);
+  const Bytes bytes =
+      ceil_div(q.sizes[2], tile.rows) * ceil_div(head, tile.columns) * (4 * tile.rows * tile.columns + kLock);
+  if (tile.in_registers) return bytes;
+  return bytes + 4 * round_up(k.sizes[2], tile.columns) * (round_up(head, tile.rows) + round_up(value, tile.rows));
 }
 
 std::vector<Bytes> efficient_workspaces(const Layout& q, const Layout& k, const Layout& v, bool cudnn) {

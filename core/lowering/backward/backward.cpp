@@ -397,6 +397,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::NllLoss:
     case F::LayerNorm: return reductions(emit, in, g);
     case F::Embedding: return embedding(emit, in, g);
+    case F::AsStrided: return backward_of_as_strided(emit, in, g);
     case F::FlashAttention:
     case F::EfficientAttention: return backward_of_attention(emit, in, g);
     case F::Gather:

@@ -36,6 +36,8 @@ std::vector<Ref> backward_of_pointwise(Emitter& emit, BackwardInput& in, const R
 Ref times(Emitter& emit, BackwardInput& in, std::string_view factor, const Ref& product);
 /// The part in attention.cpp.
 std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
+/// The part in strided.cpp.
+std::vector<Ref> backward_of_as_strided(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The product with a matrix stored in 4 bits, or in integers of 8 (op_rules_quantised.cpp).
 std::vector<Ref> quantised_linear_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 std::vector<Ref> integer_linear_backward(Emitter& emit, BackwardInput& in, const Ref& g);

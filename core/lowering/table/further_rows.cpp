@@ -200,7 +200,7 @@ constexpr OpRule kRows[] = {
     // --- parts of tensors ---
     written("aten.diagonal.default", "0: diagonal_backward>L0 g", {}, F::Part, K::Copy),
     written("aten.unfold.default", "0: unfold_backward>L0 g", {}, F::Part, K::Copy),
-    written("aten.as_strided.default", "0: new_zeros>L0 g; copy_ 0 g", {}, F::Part, K::Copy),
+    row("aten.as_strided.default", F::Part, B::AsStrided, K::Copy),
     written("aten.diagonal_copy.default", "0: diagonal_backward>L0 g", {}, F::Contiguous, K::Copy),
     written("aten.diag_embed.default", "0: part g L0", {}, F::Contiguous, K::Copy),
     written("aten.select_scatter.default", "0: zeros L1; @>L0 g 0 | 1: part g L1", {}, F::LikeFirst, K::Copy),

@@ -31,9 +31,12 @@ def differences(virtual: dict[str, Any], fake: dict[str, Any]) -> list[str]:
     return told
 
 
+_VIEWS = tuple(f"aten.{name}" for name in ("view.default", "as_strided.default", "alias.default", "slice.Tensor", "select.int", "lift_fresh.default"))
+
+
 def _without_views(ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """After a change in place autograd makes views anew, fake tensors by an operator, a card out of sight."""
-    return [op for op in ops if op["op"] not in ("aten.view.default", "aten.as_strided.default", "aten.alias.default")]
+    """After a change in place autograd makes views anew, fake tensors by operators, a card out of sight; a constant is lifted on a card only."""
+    return [op for op in ops if op["op"] not in _VIEWS]
 
 
 def _key(op: dict[str, Any]) -> tuple[str, str]:
@@ -49,9 +52,22 @@ def _words(ops: list[dict[str, Any]]) -> str:
     return (", ".join(names) + (f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else "")) or "nothing"
 
 
+def _steps(row: dict[str, Any]) -> list[int]:
+    """Strides of the dimensions that are stepped along."""
+    shape, strides, step = row.get("shape") or [], row.get("strides"), 1
+    if strides is None:
+        strides = []
+        for size in reversed(shape):
+            strides.insert(0, step)
+            step *= max(size, 1)
+    return [stride for size, stride in zip(shape, strides) if size > 1]
+
+
 def _of_results(op: dict[str, Any], other: dict[str, Any], numbered: bool) -> str:
     """`numbered`: both number their operators alike."""
     def said(row: dict[str, Any], key: str) -> Any:
+        if key == "strides":
+            return _steps(row)
         return "op" if not numbered and key == "held_until" and isinstance(row.get(key), dict) else row.get(key)
 
     for mine, its in zip(op["out"], other["out"]):

@@ -1,4 +1,4 @@
-"""Packed sequences: how long each row is, the host knows, or every row counts as full."""
+"""Rows of several lengths, packed or before CTC: how long each is, the host knows, or it counts as full."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import CaptureError
+from .values import host_values
 
 
 class PackPaddedSequence(torch.autograd.Function):
@@ -39,18 +39,39 @@ def runs_of(lengths: list[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def _values(tensor: torch.Tensor) -> list[int] | None:
-    """What is in a tensor on the host; None where nobody knows."""
-    known = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
-    if not isinstance(known, torch.Tensor) or known.device.type != "cpu":
-        return None
-    with _disable_current_modes():
-        return known.tolist()
-
-
 def _on_host(numbers: list[int]) -> torch.Tensor:
     with _disable_current_modes():
         return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def _told(notes: list[str], what: str) -> None:
+    told = f"{what}: the lengths have no values here, every row counts as full (give them on the CPU beside tensors on meta)"
+    if told not in notes:
+        notes.append(told)
+
+
+def _ctc_of_lists(notes: list[str]) -> Any:
+    """torch.ctc_loss as LossCTC.cpp has it on a GPU without cuDNN: both lengths are read on the host; fake tensors cannot be filled with them."""
+
+    def lengths(given: Any, full: int, rows: int) -> list[int]:
+        known = host_values(given) if isinstance(given, torch.Tensor) else list(given)
+        if known is None:
+            _told(notes, "ctc_loss")
+        return [full] * rows if known is None else [known] if isinstance(known, int) else known
+
+    def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+        chances = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+        rows = chances.shape[1]
+        full = targets.shape[1] if targets.dim() == 2 else targets.shape[0] // rows
+        seen, said = lengths(input_lengths, chances.shape[0], rows), lengths(target_lengths, full, rows)
+        loss, _ = torch._ctc_loss(chances, targets.to(chances.device, torch.long), seen, said, blank, zero_infinity)
+        if zero_infinity:
+            loss = torch.where(loss == float("inf"), loss.new_zeros(()), loss)
+        if reduction == 1:
+            return (loss / loss.new_empty(rows).clamp_min(1)).mean()
+        return loss.sum() if reduction == 2 else loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+    return ctc_loss
 
 
 @contextlib.contextmanager
@@ -59,11 +80,9 @@ def planned(notes: list[str]):
 
     def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
         steps = padded.shape[1 if batch_first else 0]
-        known = _values(lengths)
+        known = host_values(lengths)
         if known is None:
-            told = "packed sequences: the lengths have no values here, every row counts as full (give them on the CPU beside tensors on meta)"
-            if told not in notes:
-                notes.append(told)
+            _told(notes, "packed sequences")
             known = [steps] * padded.shape[0 if batch_first else 1]
         if any(a < b for a, b in zip(known, known[1:])):
             raise RuntimeError("`lengths` array must be sorted in decreasing order when `enforce_sorted` is True.")
@@ -71,7 +90,7 @@ def planned(notes: list[str]):
         return PackPaddedSequence.apply(padded, runs, batch_first), _on_host([n for a, b, n in runs for _ in range(a, b)])
 
     def pad(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: Any, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = _values(batch_sizes)
+        sizes = host_values(batch_sizes)
         if sizes is None:
             raise CaptureError(
                 "packed sequences are given whose batch sizes have no values here",
@@ -89,7 +108,10 @@ def planned(notes: list[str]):
 
     vf = torch._VF
     vf._pack_padded_sequence, vf._pad_packed_sequence = pack, pad
+    ctc = torch.ctc_loss
+    torch.ctc_loss = _ctc_of_lists(notes)
     try:
         yield
     finally:
+        torch.ctc_loss = ctc
         del vf._pack_padded_sequence, vf._pad_packed_sequence

@@ -57,8 +57,15 @@ _DTYPES = {
 }  # fmt: skip
 
 
+_LEFT_FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::addmm_": 1, "aten::baddbmm_": 1}
 # The format has no unsigned types but uint8: those of the same size stand for them.
 _SAME_SIZE = {"uint64": "int64", "uint32": "int32", "uint16": "int16"}
+
+
+def _product_flops(func, args, out) -> int:
+    """Of a product of matrices: two for each element of the result and of the inner dimension."""
+    left = _LEFT_FACTORS.get(func._schema.name)
+    return 0 if left is None or not isinstance(out, torch.Tensor) else 2 * out.numel() * args[left].shape[-1]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -73,6 +80,7 @@ class Opaque:
     name: str
     args: list[Any]
     peak: int = 0
+    flops: int = 0  # of the products inside
     at_peak: dict[int, int] = field(default_factory=dict)  # storages
     events: list[tuple[int, int]] = field(default_factory=list)  # storages in order: (key, bytes) made, (key, -bytes) gone
     live: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
@@ -165,6 +173,7 @@ class Recorder(TorchDispatchMode):
         if self.opaque is not None:
             out = self._run(func, name, args, kwargs)
             self.opaque.measure(out)
+            self.opaque.flops += _product_flops(func, args, out)
             return out
         if (plain := _without_out(func)) is not None and kwargs["out"].numel():
             made = self.__torch_dispatch__(plain, types, args, {k: v for k, v in kwargs.items() if k != "out"})
@@ -508,7 +517,7 @@ class Recorder(TorchDispatchMode):
             "bytes_moved": sum(
                 t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor)
             ),
-            "flops": 0,
+            "flops": frame.flops,
             "workspace_bytes": 0 if all_told else max(0, frame.peak - kept),
             "backward": [],
         }
@@ -575,7 +584,7 @@ def _hangs_on_values(func, name: str, args, kwargs) -> bool:
         return False
     if name in _HOST_READS:
         return True
-    if torch.Tag.dynamic_output_shape not in func.tags:
+    if torch.Tag.dynamic_output_shape not in func.tags or name == "aten._ctc_loss.default":  # whose lengths are lists
         return False
     if name == "aten.index.Tensor":  # by masks alone
         return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))

@@ -33,6 +33,7 @@ def begin() -> None:
         os.environ.setdefault(name, value)
     after_import("torch", _torch)
     after_import("torch.distributed.utils", _utils)
+    after_import("torch.nn.parallel.distributed", _buckets)
     after_import("torch.distributions.distribution", lambda python_module: python_module.Distribution.set_default_validate_args(False))
     after_import("triton.runtime.jit", _triton_kernels)
     after_import("triton.runtime.autotuner", _triton_tuners)
@@ -134,6 +135,17 @@ def _triton_tuners(module) -> None:
     for name in ("Autotuner", "Heuristics"):
         if hasattr(module, name):
             getattr(module, name).run = run
+
+
+def _buckets(module) -> None:
+    """After a step DDP orders its buckets anew, by sizes that rank 0 sends over the device: read back there are none."""
+
+    class Reducer(module.dist.Reducer):
+        def _rebuild_buckets(self):
+            note("DDP: buckets stay in the order of the parameters; a real run orders them anew after its first step, as gradients came")
+            return False
+
+    module.dist.Reducer = Reducer
 
 
 def _utils(module) -> None:

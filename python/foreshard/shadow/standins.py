@@ -2,7 +2,8 @@
 
 - Models: from the config of a local folder, or of FORESHARD_SHADOW_CONFIGS/OWNER/NAME (or NAME), without any weights file.
 - Tokenizers that are not on this machine: one of bytes, 256 of them and three special tokens, with a plain chat template.
-- Data sets that are not on this machine: 256 rows with `text` and `messages`, both longer than most sequences.
+- Data sets that are not on this machine: 512 rows with `text` and `messages`, both longer than most sequences; a trainer of TRL that learns from
+  preferences gets rows of `chosen` and `rejected` in their place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .hooks import after_import
 from .notes import note
 
 CONFIGS = "FORESHARD_SHADOW_CONFIGS"
-ROWS, WORDS = 256, 1600
+ROWS, WORDS = 512, 1600
+PREFERENCES = ("DPOTrainer", "RewardTrainer")
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{{ eos_token }}\n{% endfor %}"
 
 
@@ -28,6 +30,8 @@ def begin() -> None:
     after_import("transformers.models.auto.tokenization_auto", _tokenizers)
     after_import("transformers.models.auto.processing_auto", _processors)
     after_import("datasets.load", _data_sets)
+    for trainer in PREFERENCES:
+        after_import(f"trl.trainer.{trainer.lower().removesuffix('trainer')}_trainer", functools.partial(_preferences, trainer))
 
 
 def folder_of(name) -> str:
@@ -93,10 +97,39 @@ def _auto_models(module) -> None:
     base.from_pretrained = classmethod(from_pretrained)
 
 
-def _byte_tokenizer(name):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+class Vocabulary(dict):
+    """Of a tokenizer that has every special token (`<|im_end|>`) from the moment that a script asks for it."""
+
+    tokenizer = None
+
+    def __contains__(self, token):
+        if not super().__contains__(token) and isinstance(token, str) and len(token) > 2 and token[0] + token[-1] in ("<>", "[]"):
+            self.tokenizer.add_special_tokens({"additional_special_tokens": [token]}, False)
+            self[token] = len(self)
+        return super().__contains__(token)
+
+
+@functools.cache
+def _stand_in_class():
     from transformers import PreTrainedTokenizerFast
 
+    class ByteTokenizer(PreTrainedTokenizerFast):
+        def get_vocab(self):
+            known = Vocabulary(super().get_vocab())
+            known.tokenizer = self
+            return known
+
+        def convert_tokens_to_ids(self, tokens):
+            known = self.get_vocab()
+            for token in [tokens] if isinstance(tokens, str) else tokens:
+                token in known  # noqa: B015 - asking gives it
+            return super().convert_tokens_to_ids(tokens)
+
+    return ByteTokenizer
+
+
+def _byte_tokenizer(name):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     special = ["<s>", "</s>", "<pad>"]
     vocabulary = {each: i for i, each in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *special])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -104,7 +137,7 @@ def _byte_tokenizer(name):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
     note(f"{name}: a tokenizer of bytes stands in for its own")
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=TEMPLATE)
+    made = _stand_in_class()(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=TEMPLATE)
     made.name_or_path = str(name)
     return made
 
@@ -138,6 +171,42 @@ def _processors(module) -> None:
     module.AutoProcessor.from_pretrained = classmethod(from_pretrained)
 
 
+_STAND_INS: set[str] = set()  # fingerprints of data sets that were made up here
+
+
+def _texts():
+    return [f"Row {row} of a stand-in. " + "word " * WORDS for row in range(ROWS)]
+
+
+def _said(asked, answered):
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+
+
+def _preferences(trainer, module) -> None:
+    """A made-up data set that a trainer of preferences is given is made up as one."""
+    kind = getattr(module, trainer, None)
+    if kind is None:
+        return
+    inner = kind.__init__
+
+    @functools.wraps(inner)
+    def __init__(self, *args, **kwargs):
+        given = {key: _preferred(kwargs[key]) for key in ("train_dataset", "eval_dataset") if key in kwargs}
+        inner(self, *args, **{**kwargs, **given})
+
+    kind.__init__ = __init__
+
+
+def _preferred(rows):
+    if getattr(rows, "_fingerprint", None) not in _STAND_INS:
+        return rows
+    from datasets import Dataset
+
+    note("the stand-in data set has rows of preferences: chosen and rejected answers of one length")
+    text = _texts()
+    return Dataset.from_dict({key: [_said(each[:200], each) for each in text] for key in ("chosen", "rejected")})
+
+
 def _data_sets(module) -> None:
     inner = module.load_dataset
 
@@ -148,9 +217,9 @@ def _data_sets(module) -> None:
         from datasets import Dataset, DatasetDict
 
         note(f"{path}: {ROWS} rows of made-up text stand in for the data set")
-        text = [f"Row {row} of a stand-in. " + "word " * WORDS for row in range(ROWS)]
-        messages = [[{"role": "user", "content": each[:200]}, {"role": "assistant", "content": each}] for each in text]
-        rows = Dataset.from_dict({"text": text, "messages": messages})
+        text = _texts()
+        rows = Dataset.from_dict({"text": text, "messages": [_said(each[:200], each) for each in text]})
+        _STAND_INS.add(rows._fingerprint)
         made = rows if split is not None else DatasetDict(train=rows, validation=rows, test=rows)
         if not streaming:
             return made

@@ -1,0 +1,119 @@
+// What hangs on sizes, strides and who requires a gradient: tiles of attention, windows that overlap, products that fold.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/lowering/lowering.h"
+#include "tests/core/lowering/replay.h"
+#include "tests/core/lowering/toy_program.h"
+
+namespace foreshard {
+namespace {
+
+using testing::all_trainable;
+using testing::replay;
+using testing::segments_by_block;
+using testing::ToyProgram;
+
+std::vector<Bytes> allocated(const Model& model, const std::vector<bool>& trainable) {
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, trainable);
+  std::vector<Bytes> sizes;
+  if (!lowered) return sizes;
+  for (const testing::ReplayEvent& event : replay(*lowered, segments).events)
+    if (event.alloc) sizes.push_back(event.bytes);
+  return sizes;
+}
+
+bool has(const std::vector<Bytes>& sizes, Bytes bytes) {
+  return std::find(sizes.begin(), sizes.end(), bytes) != sizes.end();
+}
+
+/// Batch 2, 3 heads, as many queries and keys.
+std::vector<Bytes> efficient_attention(DType dtype, std::int64_t queries, std::int64_t keys, std::int64_t head) {
+  ToyProgram toy;
+  toy.module("", "Root");
+  for (const char* name : {"q", "k", "v"}) toy.param(name, {2, 3, name[0] == 'q' ? queries : keys, head}, dtype);
+  toy.op("aten._scaled_dot_product_efficient_attention.default", {"%q", "%k", "%v"},
+         {{"out", {2, 3, queries, head}, dtype}, {"lse", {2, 3, queries}}}, {Arg{}, Arg{true}});
+  toy.op("aten.sum.default", {"out"}, {{"loss", {}, dtype}});
+  Model model = toy.finish("loss");
+  model.compute_dtype = dtype;  // of its parameters too
+  return allocated(model, all_trainable(model));
+}
+
+TEST(KernelChoice, EfficientAttentionsWorkspaceIsThatOfTheKernelForItsHead) {
+  struct Recorded {  // PyTorch 2.11 on the virtual device
+    DType dtype;
+    std::int64_t queries, keys, head;
+    Bytes workspace;
+  };
+  constexpr DType kFull = DType::Float32, kHalf = DType::BFloat16;
+  for (const Recorded& row : {Recorded{kFull, 96, 104, 32, 196800}, Recorded{kFull, 300, 130, 64, 492000},
+                              Recorded{kFull, 64, 64, 72, 393408}, Recorded{kFull, 520, 70, 320, 4917600},
+                              Recorded{kHalf, 96, 104, 64, 196800}, Recorded{kHalf, 64, 64, 96, 393312},
+                              Recorded{kHalf, 300, 130, 128, 1179936}, Recorded{kHalf, 96, 104, 192, 2162976},
+                              Recorded{kHalf, 300, 130, 256, 4719744}, Recorded{kHalf, 520, 70, 320, 7276896}})
+    EXPECT_TRUE(has(efficient_attention(row.dtype, row.queries, row.keys, row.head), row.workspace))
+        << row.workspace << ", head " << row.head;
+}
+
+std::vector<Bytes> windows(std::int64_t step) {  // 64 numbers in windows of 16
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.param("w", {64});
+  const std::int64_t count = (64 - 16) / step + 1;
+  toy.op("aten.as_strided.default", {"%w"}, {{"seen", {count, 16}}},
+         {Arg{ArgList{Arg{count}, Arg{std::int64_t{16}}}}, Arg{ArgList{Arg{step}, Arg{std::int64_t{1}}}}});
+  toy.op("aten.relu.default", {"seen"}, {{"cut", {count, 16}}});
+  toy.op("aten.sum.default", {"cut"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  return allocated(model, all_trainable(model));
+}
+
+TEST(KernelChoice, WindowsThatOverlapAreAddedUpByNumbersOf64Bits) {
+  const std::vector<Bytes> apart = windows(16), over = windows(8);
+  EXPECT_FALSE(has(apart, 64 * 8));
+  EXPECT_TRUE(has(over, 64 * 8));      // a number for every element
+  EXPECT_TRUE(has(over, 7 * 16 * 8));  // those of the windows, written out
+}
+
+/// A linear layer of a batch that lies in memory the other way round, as capture saw it with a frozen weight.
+Model expanded_product() {
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.param("x", {5, 7, 4});
+  toy.param("w", {6, 4});
+  toy.op("aten.transpose.int", {"%x"}, {{"turned", {7, 5, 4}}}, {Arg{std::int64_t{0}}, Arg{std::int64_t{1}}});
+  toy.op("aten.t.default", {"%w"}, {{"wt", {4, 6}}});
+  const auto sizes = [](std::initializer_list<std::int64_t> list) {
+    ArgList out;
+    for (const std::int64_t size : list) out.push_back(Arg{size});
+    return Arg{out};
+  };
+  toy.op("aten.expand.default", {"turned"}, {{"e1", {7, 5, 4}}}, {sizes({7, 5, 4})});
+  toy.op("aten.view.default", {"e1"}, {{"v1", {7, 5, 4}}}, {sizes({7, 5, 4})});
+  toy.op("aten.expand.default", {"wt"}, {{"e2", {7, 4, 6}}}, {sizes({7, 4, 6})});
+  toy.op("aten.view.default", {"e2"}, {{"v2", {7, 4, 6}}}, {sizes({7, 4, 6})});
+  toy.op("aten.bmm.default", {"v1", "v2"}, {{"product", {7, 5, 6}}});
+  toy.op("aten._unsafe_view.default", {"product"}, {{"h", {7, 5, 6}}}, {sizes({7, 5, 6})});
+  toy.op("aten.sum.default", {"h"}, {{"loss", {}}});
+  Model model = toy.finish("loss");
+  model.params[1].requires_grad = false;
+  return model;
+}
+
+TEST(KernelChoice, AFrozenWeightThatRequiresAGradientInItsFlatParameterIsMultipliedOnce) {
+  const Model model = expanded_product();
+  const std::vector<Bytes> frozen = allocated(model, {true, false}), flat = allocated(model, {true, true});
+  const Bytes weights = 7 * 4 * 6 * 4, rows = 7 * 5 * 4 * 4;
+  EXPECT_FALSE(has(frozen, weights));
+  EXPECT_FALSE(has(flat, weights));  // one gradient, not one for every entry of the batch
+  EXPECT_EQ(std::count(flat.begin(), flat.end(), rows) - std::count(frozen.begin(), frozen.end(), rows), 1);  // copied
+  Model trained = model;
+  trained.params[1].requires_grad = true;  // whoever captured it so saw what ran
+  EXPECT_TRUE(has(allocated(trained, {true, true}), weights));
+}
+
+}  // namespace
+}  // namespace foreshard
