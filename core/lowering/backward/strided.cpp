@@ -52,7 +52,8 @@ void write_into(Emitter& e, std::string_view name, const Ref& out, std::initiali
 }  // namespace
 
 /// Zeros as far as the input or its windows reach, into which the gradient is copied; where windows overlap it is added
-/// up by the numbers of their elements, which are 64 bits wide and written out (FunctionsManual.cpp: as_strided_backward).
+/// up by the numbers of their elements, which are 64 bits wide and written out (FunctionsManual.cpp:
+/// as_strided_backward).
 std::vector<Ref> backward_of_as_strided(Emitter& e, BackwardInput& in, const Ref& g) {
   std::vector<Ref> out(in.node.in.size());
   if (!in.wants(0)) return out;

@@ -14,9 +14,10 @@ constexpr std::array<std::string_view, 4> kReshapes = {"aten.view.default", "ate
                                                        "aten._unsafe_view.default", "aten.expand.default"};
 /// What leaves a parameter a parameter's part: views, and its cast.
 constexpr std::array<std::string_view, 11> kParts = {
-    "aten.t.default",     "aten.transpose.int",       "aten.permute.default", "aten.view.default",
-    "aten.split.Tensor",  "aten.split_with_sizes.default", "aten.chunk.default",   "aten.slice.Tensor",
-    "aten.select.int",    "aten._to_copy.default",    "aten.narrow.default"};
+    "aten.t.default",        "aten.transpose.int", "aten.permute.default",
+    "aten.view.default",     "aten.split.Tensor",  "aten.split_with_sizes.default",
+    "aten.chunk.default",    "aten.slice.Tensor",  "aten.select.int",
+    "aten._to_copy.default", "aten.narrow.default"};
 
 template <std::size_t N>
 bool is_one_of(const std::array<std::string_view, N>& names, std::string_view name) {
@@ -50,7 +51,8 @@ class Products {
     }
     const auto* value = std::get_if<ValueRef>(&matrix.value);
     const bool plain = value == nullptr || model_.values[value->id.index()].shape.size() == 2;
-    return expanded && plain && wants_gradient(matrix) ? std::optional<Arg>(matrix) : std::nullopt;
+    const bool batches = is_batch(batch->out[0]) && is_batch(op.out[0]);
+    return batches && expanded && plain && wants_gradient(matrix) ? std::optional<Arg>(matrix) : std::nullopt;
   }
 
   std::int32_t maker_index(const Arg& arg) const {
@@ -61,8 +63,11 @@ class Products {
  private:
   const Op* maker(const Arg& arg) const {
     const std::int32_t at = maker_index(arg);
-    return at < 0 || model_.ops[static_cast<std::size_t>(at)].args.empty() ? nullptr : &model_.ops[static_cast<std::size_t>(at)];
+    return at < 0 || model_.ops[static_cast<std::size_t>(at)].args.empty() ? nullptr
+                                                                           : &model_.ops[static_cast<std::size_t>(at)];
   }
+
+  bool is_batch(ValueId value) const { return model_.values[value.index()].shape.size() == 3; }
 
   bool wants_gradient(Arg arg) const {
     for (const Op* by = maker(arg); by != nullptr; by = maker(arg)) {
@@ -105,7 +110,6 @@ std::optional<Model> with_folded_products(const Model& model, const std::vector<
     Op& batch = out->ops[static_cast<std::size_t>(products.maker_index(product.args[0]))];
     ValueInfo& rows = out->values[batch.out[0].index()];
     ValueInfo& result = out->values[product.out[0].index()];
-    if (rows.shape.size() != 3 || result.shape.size() != 3) continue;
     const std::int64_t count = rows.shape[0] * rows.shape[1];
     give_shape(rows, count, rows.shape[2]);
     give_shape(result, count, result.shape[2]);

@@ -1,4 +1,5 @@
-// What hangs on sizes, strides and who requires a gradient: tiles of attention, windows that overlap, products that fold.
+// What hangs on sizes, strides and who requires a gradient: tiles of attention, windows that overlap, products that
+// fold.
 #include <gtest/gtest.h>
 
 #include <algorithm>
