@@ -179,25 +179,8 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
   return out;
 }
 
-}  // namespace
-
-std::string_view dispatched_name(const Op& op) {
-  // A ring runs inside of DTensor's handler, below the modes: these see the one call of attention.
-  if (op.name == "mesh.flash_attention") return "aten._scaled_dot_product_flash_attention.default";
-  if (op.name == "mesh.flash_attention_for_cpu") return "aten._scaled_dot_product_flash_attention_for_cpu.default";
-  if (op.name != "aten.linear.default") return op.name;
-  std::size_t tensors = 0;
-  lowering::for_each_arg(op, [&](const Arg& arg) {
-    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
-  });
-  return tensors == 2 ? "aten.mm.default" : "aten.addmm.default";
-}
-
-Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
+LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>& segments,
                              const std::vector<bool>& trainable, const LoweringOptions& options) {
-  if (auto checked = lowering::check_program(model, segments); !checked) return fail(checked.error());
-  if (const auto folded = lowering::with_folded_products(model, trainable))
-    return lower(*folded, segments, trainable, options);
   for (const bool folding : {true, false}) {
     const Fold fold = folding ? lowering::fold(model, segments, trainable) : lowering::unfolded(model, segments);
     Machine machine(model, fold.program, trainable, options);
@@ -215,6 +198,27 @@ Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>
     return assemble(fold, extracts, machine, segments.size());
   }
   return LoweredProgram{};
+}
+
+}  // namespace
+
+std::string_view dispatched_name(const Op& op) {
+  // A ring runs inside of DTensor's handler, below the modes: these see the one call of attention.
+  if (op.name == "mesh.flash_attention") return "aten._scaled_dot_product_flash_attention.default";
+  if (op.name == "mesh.flash_attention_for_cpu") return "aten._scaled_dot_product_flash_attention_for_cpu.default";
+  if (op.name != "aten.linear.default") return op.name;
+  std::size_t tensors = 0;
+  lowering::for_each_arg(op, [&](const Arg& arg) {
+    tensors += std::holds_alternative<ValueRef>(arg.value) || std::holds_alternative<ParamRef>(arg.value) ? 1 : 0;
+  });
+  return tensors == 2 ? "aten.mm.default" : "aten.addmm.default";
+}
+
+Result<LoweredProgram> lower(const Model& model, const std::vector<SegmentRange>& segments,
+                             const std::vector<bool>& trainable, const LoweringOptions& options) {
+  if (auto checked = lowering::check_program(model, segments); !checked) return fail(checked.error());
+  const auto folded = lowering::with_folded_products(model, trainable);
+  return lower_checked(folded ? *folded : model, segments, trainable, options);
 }
 
 }  // namespace foreshard

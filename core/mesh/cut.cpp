@@ -115,8 +115,7 @@ class Carrier {
     return mixes(
         "the sequence module before it hands on a DTensor, and this layer is no part of the plan (PyTorch: "
         "RuntimeError: Attempted to flatten multiple dimensions, with dimension 1 being sharded, or: mixed "
-        "torch.Tensor "
-        "and DTensor)");
+        "torch.Tensor and DTensor)");
   }
 
   /// Modules see local tensors and literal widths of heads: torch refuses a view that would tear one.

@@ -9,6 +9,7 @@
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
 #include "core/model/mesh_dimension.h"
+#include "core/plan/units/groups.h"
 #include "core/plan/units/units.h"
 
 namespace foreshard {
@@ -136,6 +137,34 @@ Result<void> check_lengths(const Model& model, const Job& job, const std::vector
   return {};
 }
 
+/// REQUIRES that the tensor degree divides the world.
+Result<void> check_context(const Job& job) {
+  const MeshOptions& mesh = job.mesh;
+  const std::int64_t left = job.cluster.world_size / mesh.tensor;
+  if (left % mesh.context != 0) {
+    return fail(mesh_error("context", "a degree must divide the ranks that are left",
+                           fmt::format("a divisor of {} ranks", left), std::to_string(mesh.context),
+                           "change it or cluster.world_size"));
+  }
+  if (mesh.context <= 1) return {};
+  if (job.fsdp.strategy == Strategy::HybridShard) {
+    const auto groups = rank_groups(job.cluster, true, mesh.tensor);
+    if (!groups) return fail(groups.error());
+    if (groups->shard_size % mesh.context != 0) {
+      return fail(mesh_error("context", "ranks that share a sequence lie in one shard group",
+                             fmt::format("a divisor of the {} ranks of a shard group", groups->shard_size),
+                             std::to_string(mesh.context), "change it or cluster.shard_group"));
+    }
+  }
+  if (job.model.seq % (2 * mesh.context) != 0) {
+    return fail(mesh_error("context",
+                           "the ranks do not divide the sequence: each takes a piece of its head and of its tail",
+                           fmt::format("a sequence that {} divides", 2 * mesh.context), std::to_string(job.model.seq),
+                           "change model.seq, or the degree"));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> check_mesh(const Job& job) {
@@ -177,24 +206,7 @@ Result<void> check_mesh(const Job& job) {
     return fail(mesh_error(key, "a degree must divide the world", fmt::format("a divisor of {} ranks", world),
                            std::to_string(degree), "change it or cluster.world_size"));
   }
-  if (world / mesh.tensor % mesh.context != 0) {
-    return fail(mesh_error("context", "a degree must divide the ranks that are left",
-                           fmt::format("a divisor of {} ranks", world / mesh.tensor), std::to_string(mesh.context),
-                           "change it or cluster.world_size"));
-  }
-  const std::int64_t shards = job.cluster.shard_group;
-  if (mesh.context > 1 && job.fsdp.strategy == Strategy::HybridShard && shards % mesh.context != 0) {
-    return fail(mesh_error("context", "ranks that share a sequence lie in one shard group",
-                           fmt::format("a divisor of cluster.shard_group = {}", shards), std::to_string(mesh.context),
-                           "change it or cluster.shard_group"));
-  }
-  if (mesh.context > 1 && job.model.seq % (2 * mesh.context) != 0) {
-    return fail(mesh_error("context",
-                           "the ranks do not divide the sequence: each takes a piece of its head and of its tail",
-                           fmt::format("a sequence that {} divides", 2 * mesh.context), std::to_string(job.model.seq),
-                           "change model.seq, or the degree"));
-  }
-  return {};
+  return check_context(job);
 }
 
 /// By ParamId: the module of its unit; empty: units cannot be told, which planning will say.

@@ -46,8 +46,9 @@ SimDuration Interference::Windows::overlap(SimTime begin, SimTime end) const {
 
 double Interference::Windows::slowed(SimTime begin, SimTime end) const {
   double total = 0;
-  each(begin, end,
-       [&](const Window& window, SimDuration time) { total += window.slowdown * static_cast<double>(time); });
+  each(begin, end, [&](const Window& window, SimDuration time) {
+    total += window.slowed * static_cast<double>(time) / static_cast<double>(window.end - window.begin);
+  });
   return total;
 }
 
@@ -68,14 +69,13 @@ void Interference::Windows::keep(SimTime begin, SimTime end, double slowdown) {
   if (count_ > 0) {
     Window& last = ring_[(count_ - 1) % kMost];
     if (last.end >= begin && last.begin <= begin) {
-      const SimTime until = std::max(last.end, end);
-      const auto before = static_cast<double>(last.end - last.begin), added = static_cast<double>(until - last.end);
-      last.slowdown = (last.slowdown * before + slowdown * added) / (before + added);
-      last.end = until;
+      if (end <= last.end) return;
+      last.slowed += slowdown * static_cast<double>(end - last.end);
+      last.end = end;
       return;
     }
   }
-  ring_[count_++ % kMost] = {begin, end, slowdown};
+  ring_[count_++ % kMost] = {begin, end, slowdown * static_cast<double>(end - begin)};
 }
 
 SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {

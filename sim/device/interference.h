@@ -38,7 +38,7 @@ class Interference {
  private:
   struct Window {
     SimTime begin = 0, end = 0;
-    double slowdown = 0;  // of what was computed in it: the mean over its time
+    double slowed = 0;  // its time, each part by the slowdown of what was computed in it
   };
   /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
   class Windows {

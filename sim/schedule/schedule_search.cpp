@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/plan/build_plan.h"
@@ -110,7 +111,7 @@ class Search {
     const auto any_within = [&](Bytes budget) {
       return std::any_of(lean.begin(), lean.end(), [&](const Candidate& one) { return peak_within(one, budget) > 0; });
     };
-    if (!any_within(known - kMiB)) return known;
+    if (known <= kMiB || !any_within(known - kMiB)) return known;
     Bytes low = 0, high = known - kMiB;
     while (high - low > kMiB) {  // an allocator that is held back gives cached blocks up
       const Bytes middle = low + (high - low) / 2;
@@ -118,14 +119,14 @@ class Search {
     }
     return high;
   }
-  Bytes peak_without_budget() { return peak_within(leanest().front(), 0); }
+  Bytes peak_without_budget() { return peak_within(leanest().front(), {}); }
 
  private:
-  /// Reserved bytes of a step under this limit; 0: it does not fit.
-  Bytes peak_within(const Candidate& candidate, Bytes budget) {
+  /// Reserved bytes of a step under this limit, or on a card without one; 0: it does not fit.
+  Bytes peak_within(const Candidate& candidate, std::optional<Bytes> budget) {
     Job job = job_of(frame_, candidate);
-    job.schedule.budget = budget;
-    if (budget == 0) job.cluster.memory = Bytes{1} << 50;
+    job.schedule.budget = budget.value_or(0);
+    if (!budget) job.cluster.memory = Bytes{1} << 50;
     const auto prediction = bench_.predict(job);
     const bool fits = prediction && prediction->fits && prediction->deadlock.empty();
     return fits ? prediction->memory.reserved : 0;

@@ -287,11 +287,14 @@ std::vector<std::string> SweepGrid::axes_without_meaning(const Job& base) const 
   std::vector<std::string> keys;
   if (size_ > kMostPointsAsked) return keys;
   for (const SweepAxis& axis : axes_) keys.push_back(axis.key);
+  bool judged = false;
   for (std::size_t index = 0; index < size_ && !keys.empty(); ++index) {
-    if (const auto job = job_of(index, base))
-      std::erase_if(keys, [&](const std::string& key) { return has_meaning(key, *job); });
+    const auto job = job_of(index, base);
+    if (!job) continue;  // refused, and told so
+    judged = true;
+    std::erase_if(keys, [&](const std::string& key) { return has_meaning(key, *job); });
   }
-  return keys;
+  return judged ? keys : std::vector<std::string>();
 }
 
 std::vector<std::size_t> SweepGrid::sharing_order() const {

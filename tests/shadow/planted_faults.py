@@ -173,6 +173,10 @@ def main():
     # Ranks on the host need the executor, which is not built everywhere.
     on_host = ON_HOST if pathlib.Path(options.foreshard + "-exec").exists() else []
     cases = [case for case in FAULTS + on_host + CLEAN if (case.name in options.names if options.names else options.all or case.often)]
+    if unknown := sorted(set(options.names) - {case.name for case in cases}):
+        parser.error(f"there is no case {', '.join(unknown)}" + ("" if on_host else " without foreshard-exec"))
+    if not on_host:
+        print(f"skipped, for foreshard-exec is not built: {', '.join(case.name for case in ON_HOST)}", flush=True)
     failures, rows = 0, {}
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(options.keep or made)

@@ -316,8 +316,7 @@ class MemoryStory {
     finding.where = {fmt::format("{} steps", held.size() - 1)};
     finding.remedy =
         "keep numbers, not tensors, between steps: loss.item() every few steps, .detach() on what must stay; outputs "
-        "and "
-        "losses in a list hold their graph and its activations";
+        "and losses in a list hold their graph and its activations";
     d_.findings.push_back(std::move(finding));
   }
 

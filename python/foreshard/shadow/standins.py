@@ -1,7 +1,7 @@
 """--fake-weights: what a script would take from a hub is made here.
 
 - Models: from the config of a local folder, or of FORESHARD_SHADOW_CONFIGS/OWNER/NAME (or NAME), without any weights file.
-- Tokenizers that are not on this machine: one of bytes, 256 of them and three special tokens, with a plain chat template.
+- Tokenizers that are not on this machine: one of bytes, 256 of them, three special tokens and those that a script asks for, with a plain chat template.
 - Data sets that are not on this machine: 512 rows with `text` and `messages`, both longer than most sequences; a trainer of TRL that learns from
   preferences gets rows of `chosen` and `rejected` in their place.
 """
@@ -130,6 +130,7 @@ def _stand_in_class():
 
 def _byte_tokenizer(name):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     special = ["<s>", "</s>", "<pad>"]
     vocabulary = {each: i for i, each in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *special])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

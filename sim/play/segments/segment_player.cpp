@@ -19,8 +19,11 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
       per_kernel_(options.per_kernel),
-      speed_(options.speed),
-      begun_(context.lowered.instances.size(), false) {}
+      speed_(options.speed) {
+  const std::vector<SegmentTemplate>& templates = context.lowered.templates;
+  if (std::any_of(templates.begin(), templates.end(), [](const SegmentTemplate& t) { return t.early_backward > 0; }))
+    begun_.resize(context.lowered.instances.size(), false);
+}
 
 bool SegmentPlayer::play(const Instruction& i, Pass pass) {
   const LoweredProgram& lowered = context_.lowered;
@@ -34,8 +37,10 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
   if (pass == Pass::Recompute && !begin_backward()) return false;
   if (pass == Pass::Backward && !early_.before_backward(instance)) return false;
   std::size_t first = 0;
-  if (pass == Pass::Backward && begun_[at]) first = static_cast<std::size_t>(segment.early_backward);
-  if (pass == Pass::Backward) begun_[at] = false;
+  if (pass == Pass::Backward && !begun_.empty() && begun_[at]) {
+    first = static_cast<std::size_t>(segment.early_backward);
+    begun_[at] = false;
+  }
   Run run = run_of(i, pass, first);
   if (follower_.follows() && follower_.skip(i, run.list, run.times, instance, workspaces_.made(), workspaces_.bytes()))
     return true;
@@ -62,6 +67,7 @@ SegmentPlayer::Run SegmentPlayer::run_of(const Instruction& i, Pass pass, std::s
 
 /// The backward that asked for what is computed again has run its first kernels already.
 bool SegmentPlayer::begin_backward() {
+  if (begun_.empty()) return true;
   const auto& all = context_.iteration->instructions;
   const auto next = std::find_if(all.begin() + context_.position, all.end(),
                                  [](const Instruction& i) { return i.kind == InstructionKind::Backward; });

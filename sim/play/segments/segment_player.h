@@ -77,7 +77,7 @@ class SegmentPlayer {
   bool per_kernel_;
   RankSpeed speed_;
   std::uint64_t runs_ = 0;
-  std::vector<bool> begun_;  // by instance: its backward's early kernels have run
+  std::vector<bool> begun_;  // by instance: its backward's early kernels have run; empty where no segment has any
 };
 
 }  // namespace foreshard

@@ -55,6 +55,9 @@ TEST(ProgramSweep, SaysWhichAxisMeansNothing) {
   const ProgramRun none = run_program(arguments);
   ASSERT_EQ(none.exit_code, 0) << none.err;
   EXPECT_THAT(none.err, HasSubstr("schedule.budget means nothing in any of these points"));
+  const ProgramRun refused =
+      run_program({"sweep", kToy, "--json", "--over", "cluster.world_size=3,5", "--set", "cluster.ranks_per_node=2"});
+  EXPECT_THAT(refused.err, ::testing::Not(HasSubstr("means nothing"))) << "no point says what a key means";
   arguments.insert(arguments.end(), {"--over", "fsdp.runtime=fsdp2,planned"});
   EXPECT_THAT(run_program(arguments).err, ::testing::Not(HasSubstr("means nothing")));
 }

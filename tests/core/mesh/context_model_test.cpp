@@ -113,6 +113,11 @@ TEST(ContextModel, ASequenceIsSharedInsideAReplica) {
   EXPECT_EQ(plan->groups.replicate, (std::vector<std::int32_t>{1, 5}));
   job.cluster.shard_group = 2;
   EXPECT_EQ(check_mesh(job).error().place, "mesh.context");
+  job.cluster.shard_group = 0;  // a node's ranks
+  job.cluster.ranks_per_node = 2;
+  EXPECT_EQ(check_mesh(job).error().place, "mesh.context");
+  job.cluster.ranks_per_node = 4;
+  EXPECT_TRUE(check_mesh(job).has_value());
 }
 
 TEST(ContextModel, RefusesLengthsAndProgramsThatDoNotFit) {
