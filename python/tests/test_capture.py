@@ -94,6 +94,20 @@ class Programs(unittest.TestCase):
         self.assertEqual([o.get("call", 0) for o in ops(model, "addmm")], [0, 1])
         self.assertEqual([c["args"] for c in model.document["module_calls"] if c["module"] == "f"], [["x"], ["v1"]])
 
+    def test_what_a_module_without_parameters_does_for_others_is_theirs(self):
+        class Layer(nn.Module):
+            def __init__(self, turn):
+                super().__init__()
+                self.f, self.turn = nn.Linear(6, 6), turn
+
+            def forward(self, x):
+                return self.f(self.turn(x))
+
+        turn = nn.Tanh()
+        model = capture(nn.Sequential(Layer(turn), Layer(turn)), torch.empty(3, 6), loss=scalar)
+        self.assertEqual([o["module"] for o in ops(model, "tanh")], ["0.turn", "1"])
+        self.assertNotIn("0", [c["module"] for c in model.document["module_calls"][3:]])
+
     def test_what_has_no_derivative_is_not_detached(self):
         class Summed(Two):
             def forward(self, x, index):

@@ -6,27 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/lowering/lowering_autograd.h"
-
 namespace foreshard {
-namespace {
-
-/// tensor.norm(2) of a shard: its result, and what the kernel takes while it is split over thread blocks.
-BlockHandle norm_of(Device& device, Numel numel, int pool) {
-  const BlockHandle norm = device.book.allocate(4, pool, MemoryCategory::Temporaries);
-  const auto split =
-      lowering::reduce_workspace(contiguous_layout({numel}, DType::Float32), {0}, device.profile.sm_count);
-  for (const Bytes bytes : {split.buffer, split.semaphores}) {
-    if (split.buffer == 0 || norm == kNoBlock) break;
-    const BlockHandle part = device.book.allocate(bytes, pool, MemoryCategory::Temporaries);
-    if (part == kNoBlock) return part;
-    device.book.free(part);
-  }
-  return norm;
-}
-
-}  // namespace
-
 /// `for_loop`: Transformers' (no relative steps, no scaling by parameters); `foreach`: torch.optim's over lists.
 bool OptimizerState::adafactor(Device& device, const ActivitySpan& what) {
   const bool factors = std::any_of(params_.begin(), params_.end(), [](const LocalParam& p) { return p.is_matrix(); });
@@ -66,7 +46,7 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
   };
   const auto norms = [&] {  // which the host takes one by one
     for (const LocalParam& param : list) {
-      const BlockHandle norm = norm_of(device, param.numel, pool());
+      const BlockHandle norm = norm_of(device, param.numel, DType::Float32).block;
       if (norm == kNoBlock) return false;
       scalar_calls(device, what, 1);
       device.clock.stream_synchronize(pool());
@@ -118,7 +98,7 @@ bool OptimizerState::listed_adafactor(Device& device, const ActivitySpan& what) 
 
 /// RMS of a parameter: its norm, divided; the last step's goes.
 bool OptimizerState::keep_root_mean_square(Device& device, std::size_t k) {
-  const BlockHandle norm = norm_of(device, params_[k].numel, pool());
+  const BlockHandle norm = norm_of(device, params_[k].numel, DType::Float32).block;
   const BlockHandle mean = device.book.allocate(4, pool(), MemoryCategory::OptimizerState);
   if (norm == kNoBlock || mean == kNoBlock) return false;
   device.book.free(norm);
@@ -152,7 +132,7 @@ bool OptimizerState::looped_adafactor(Device& device, const ActivitySpan& what) 
     update = take(param.bytes);
     if (update == kNoBlock) return false;
     device.book.free(sum);
-    const BlockHandle norm = norm_of(device, param.numel, pool()),
+    const BlockHandle norm = norm_of(device, param.numel, DType::Float32).block,
                       mean = take(4);  // of the update: its root mean square, over the threshold
     const BlockHandle ratio = take(4);
     for (const BlockHandle scalar : {norm, mean, ratio}) device.book.free(scalar);

@@ -3,36 +3,99 @@
 #include <map>
 #include <utility>
 
+#include "core/lowering/lowering_autograd.h"
 #include "sim/play/resident_state.h"
 
 namespace foreshard {
-bool OptimizerState::clip(Device& device, const Plan& plan, const ActivitySpan& what) {
+namespace {
+
+bool shards_parameters(const Plan& plan) {
+  return std::any_of(plan.units.begin(), plan.units.end(),
+                     [](const PlanUnit& unit) { return unit.strategy != Strategy::NoShard && unit.shard_size > 1; });
+}
+
+/// Whether gradients are DTensors over a dimension of data, whose norms are partial sums.
+bool has_partial_norms(const Plan& plan) {
+  return plan.runtime != Runtime::None && plan.runtime != Runtime::Fsdp1 && plan.groups.shard.size() > 1;
+}
+
+}  // namespace
+
+bool OptimizerState::clip(Device& device, const Plan& plan, const Instruction& i, const ActivitySpan& what) {
   if (params_.empty()) return true;
-  if (device.cost.work().measured()) return measured_clip(device, what);
-  if (plan.runtime != Runtime::Fsdp1) return clip_lists(device, plan, what);
-  // The root keeps a zero for norms of nothing: made on the host at the first clip and copied over, which blocks.
-  if (!std::exchange(has_zero_, true)) {
-    if (device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
-    device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
-    device.clock.stream_synchronize(pool());
-    device.clock.host_cost(device.cost.call_ns());
+  const bool norms = plan.runtime != Runtime::Fsdp1 || i.arg == 0;  // FSDP1 has a reduction between both parts
+  const bool scales = plan.runtime != Runtime::Fsdp1 || i.arg == 1;
+  if (device.cost.work().measured()) return measured_clip(device, norms, scales, what);
+  if (i.on_host) {
+    host_pass(device, (norms ? 1 : 0) + (scales ? 1 : 0));
+    return true;
   }
+  if (plan.runtime != Runtime::Fsdp1) return clip_lists(device, plan, what);
+  if (norms && !copy_zero(device, what)) return false;
+  // Where nothing is sharded it hands all over to torch.nn.utils (FullyShardedDataParallel.clip_grad_norm_).
+  if (!shards_parameters(plan)) return !norms || clip_lists(device, plan, what);
+  return (!norms || norms_one_by_one(device, what)) && (!scales || scale_one_by_one(device, what));
+}
+
+/// The root keeps a zero for norms of nothing: made on the host at the first clip and copied over, which blocks.
+bool OptimizerState::copy_zero(Device& device, const ActivitySpan& what) {
+  if (std::exchange(has_zero_, true)) return true;
+  if (device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+  device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
+  device.clock.stream_synchronize(pool());
+  device.clock.host_cost(device.cost.call_ns());
+  return true;
+}
+
+bool OptimizerState::norms_one_by_one(Device& device, const ActivitySpan& what) {
   std::vector<BlockHandle> norms;
-  for (const LocalParam& param : params_) {  // one norm after the other, each with its cleared semaphore
-    const BlockHandle block = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
-    if (block == kNoBlock) return false;
-    norms.push_back(block);
-    device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+  for (const LocalParam& param : params_) {
+    const Norm norm = norm_of(device, param.numel, param.dtype);
+    if (norm.block == kNoBlock) return false;
+    norms.push_back(norm.block);
+    if (norm.split) device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                   device.cost.copy(param.bytes / 8, param.dtype), what);
   }
-  scalar_calls(device, what, 8);  // stack, norm, power, root, add, reciprocal, multiply, clamp
+  const bool room = short_lived_numbers(device, 3, what);  // stack, norm, power
+  free_list(device, norms);
+  return room;
+}
+
+bool OptimizerState::scale_one_by_one(Device& device, const ActivitySpan& what) {
+  if (!short_lived_numbers(device, 5, what)) return false;  // root, add, reciprocal, multiply, clamp
   for (const LocalParam& param : params_) {
+    // The factor in the gradient's type.
+    if (param.dtype != DType::Float32 && !short_lived_numbers(device, 1, what)) return false;
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.scaled(param.bytes, param.dtype),
                   what);
   }
-  for (const BlockHandle block : norms) device.book.free(block);
   return true;
+}
+
+bool OptimizerState::short_lived_numbers(Device& device, int count, const ActivitySpan& what) {
+  for (int k = 0; k < count; ++k) {
+    const BlockHandle number = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
+    if (number == kNoBlock) return false;
+    scalar_calls(device, what, 1);
+    device.book.free(number);
+  }
+  return true;
+}
+
+OptimizerState::Norm OptimizerState::norm_of(Device& device, Numel numel, DType dtype) const {
+  Norm norm;
+  norm.block = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
+  const auto split = lowering::reduce_workspace(contiguous_layout({numel}, dtype), {0}, device.profile.sm_count);
+  norm.split = split.buffer > 0;
+  if (!norm.split || norm.block == kNoBlock) return norm;
+  const BlockHandle buffer = device.book.allocate(split.buffer, pool(), MemoryCategory::Temporaries);
+  if (buffer == kNoBlock) return {};
+  const BlockHandle semaphores = device.book.allocate(split.semaphores, pool(), MemoryCategory::Temporaries);
+  if (semaphores == kNoBlock) return {};
+  device.book.free(semaphores);
+  device.book.free(buffer);
+  return norm;
 }
 
 bool OptimizerState::clip_lists(Device& device, const Plan& plan, const ActivitySpan& what) {
@@ -93,8 +156,7 @@ bool OptimizerState::list_norm(Device& device, const Plan& plan, const std::vect
   const BlockHandle stacked = block_of(params.size());
   let_go(shares);
   BlockHandle whole = kNoBlock;
-  const int dimensions =
-      cut && flattened_ ? 1 : (plan.groups.shard.size() > 1 && plan.runtime != Runtime::None ? 1 : 0) + (cut ? 1 : 0);
+  const int dimensions = cut && flattened_ ? 1 : (has_partial_norms(plan) ? 1 : 0) + (cut ? 1 : 0);
   for (int d = 0; d < dimensions && room; ++d) {  // powers, a copy that is reduced in place, the root
     std::vector<BlockHandle> sent{block_of(params.size()), block_of(params.size())};
     const BlockHandle root = block_of(params.size());

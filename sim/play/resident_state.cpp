@@ -334,16 +334,16 @@ bool OptimizerState::measured_step(Device& device, const ActivitySpan& what, boo
   return true;
 }
 
-bool OptimizerState::measured_clip(Device& device, const ActivitySpan& what) {
+bool OptimizerState::measured_clip(Device& device, bool norms, bool scales, const ActivitySpan& what) {
   constexpr int kScalarCalls = 5;  // sum, root, add, reciprocal, clamp
   const WorkTimes& work = device.cost.work();
-  SimDuration norms = 0, scales = kScalarCalls * work.of(TensorWork::Scale, 4);
+  SimDuration measured = 0, scaled = kScalarCalls * work.of(TensorWork::Scale, 4);
   for (const LocalParam& block : taken_at_once()) {
-    norms += work.of(TensorWork::Norm, block.bytes);
-    scales += work.of(TensorWork::Scale, block.bytes);
+    measured += work.of(TensorWork::Norm, block.bytes);
+    scaled += work.of(TensorWork::Scale, block.bytes);
   }
-  device.launch(stream_, device.cost.launch_ns(), norms, what);
-  device.launch(stream_, device.cost.launch_ns(), scales, what);
+  if (norms) device.launch(stream_, device.cost.launch_ns(), measured, what);
+  if (scales) device.launch(stream_, device.cost.launch_ns(), scaled, what);
   return true;
 }
 

@@ -42,7 +42,7 @@ class OptimizerState {
         stream_(stream) {}
 
   /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
-  bool clip(Device& device, const Plan& plan, const ActivitySpan& what);
+  bool clip(Device& device, const Plan& plan, const Instruction& i, const ActivitySpan& what);
   /// What a gradient scaler does on the device, and keeps there from the first loss on; the all-reduce of what unscale
   /// found is the plan's. False: out of memory.
   bool scale_loss(Device& device, const ActivitySpan& what);
@@ -75,8 +75,20 @@ class OptimizerState {
   bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
   /// clip_grad_norm_ over lists of tensors; DTensors complete their norms dimension by dimension.
   bool clip_lists(Device& device, const Plan& plan, const ActivitySpan& what);
+  bool copy_zero(Device& device, const ActivitySpan& what);
+  /// FSDP1's own: a norm for each parameter, and a factor for each.
+  bool norms_one_by_one(Device& device, const ActivitySpan& what);
+  bool scale_one_by_one(Device& device, const ActivitySpan& what);
+  bool short_lived_numbers(Device& device, int count, const ActivitySpan& what);
+  /// The result of a norm over a whole tensor (kNoBlock: out of memory); split over thread blocks it clears semaphores
+  /// first, and has taken and given back what these need.
+  struct Norm {
+    BlockHandle block = kNoBlock;
+    bool split = false;
+  };
+  Norm norm_of(Device& device, Numel numel, DType dtype) const;
   bool list_norm(Device& device, const Plan& plan, const std::vector<LocalParam>& params, const ActivitySpan& what);
-  bool measured_clip(Device& device, const ActivitySpan& what);
+  bool measured_clip(Device& device, bool norms, bool scales, const ActivitySpan& what);
   std::vector<LocalParam> taken_at_once() const;
   /// One foreach call: reads and writes `passes` times all parameters.
   void foreach_call(Device& device, const ActivitySpan& what, int passes) {

@@ -94,6 +94,14 @@ class Shadow(unittest.TestCase):
             self.assertNotIn("micro_batches", job["train"])  # two forwards of one backward are one
             self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
+    def test_a_trainers_method_in_the_place_of_forward(self):
+        for words in (["fsdp2"], ["fsdp1", "2"]):
+            answer, job = self.watch("trainer.py", *words)
+            self.assert_as_planned(answer, within=0.001)
+            self.assertEqual((answer["world_size"], answer["differences"]), (4, []), words)
+            self.assertEqual((job["model"]["batch"], job["model"]["seq"], job["train"]["optimizer"]["lr"]), (8, 129, 0.01), words)
+            self.assertFalse(any("stands" in note for note in answer["notes"]), answer["notes"])
+
     def test_gradients_that_are_held_between_micro_batches(self):
         for fsdp in ("1", "2"):
             answer, job = self.watch("losses.py", "--fsdp", fsdp, "--loss", "distillation", "--accumulate", "3")
@@ -268,6 +276,13 @@ for _ in range(4):
     def test_a_script_that_fails(self):
         self.refused("import torch\nraise ValueError('of its own')\n", 1, "ValueError: of its own", "script.py:2")
         self.refused("import torch, os\nos.kill(os.getpid(), 11)\n", 1, "failed before its first step")
+
+    def test_where_a_script_of_a_group_failed_is_printed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "script.py"
+            file.write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\nraise ValueError('of its own')\n")
+            end = run(PYTHON, file)
+        self.assertIn("script.py\", line 3", end.stderr)  # PyTorch holds the trace back while hooks run
 
     def test_a_script_that_hangs(self):
         self.refused("import torch, time\ntime.sleep(1000)\n", 1, "no step within the time", flags=("--timeout", "8"))

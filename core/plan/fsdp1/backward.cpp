@@ -423,11 +423,8 @@ void Backward::emit_gradient_add(const autograd::Action& action) {
   }
   i.bytes = i.numel * itemsize(i.dtype);
   i.origin = Origin::Autograd;
-  if (piece) {
-    free_piece(u, i.buffer.param, Stream::D, action.stream);
-  } else {
-    out_.free(Stream::U, u, BufferWhat::AccumulatedGrad);
-  }
+  // Terms of a piece lie in the segment and go with its kernels; their sum is the piece from now on.
+  if (!piece) out_.free(Stream::U, u, BufferWhat::AccumulatedGrad);
 }
 
 }  // namespace foreshard::fsdp1

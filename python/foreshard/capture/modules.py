@@ -31,6 +31,14 @@ class ModuleStack:
     def name_of(self, module: torch.nn.Module) -> str | None:
         return self._names.get(module)
 
+    def serves_its_caller(self, name: str, module: torch.nn.Module) -> bool:
+        """Whether a module without parameters is called by one that it does not lie in (one embedding of positions for all layers): what it
+        does is then the caller's, as no unit of FSDP comes in between."""
+        caller = self.name()
+        if not caller or name == caller or name.startswith(caller + "."):
+            return False
+        return next(module.parameters(), None) is None
+
     @contextlib.contextmanager
     def watch(self):
         """Every call of a module, its hooks included, runs inside its entry on the stack."""
@@ -38,7 +46,7 @@ class ModuleStack:
 
         def call(module, *args, **kwargs):
             name = stack._names.get(module)
-            if name is None:
+            if name is None or stack.serves_its_caller(name, module):
                 return original(module, *args, **kwargs)
             number = stack._counts.get(name, 0)
             stack._counts[name] = number + 1

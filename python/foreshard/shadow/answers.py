@@ -85,6 +85,33 @@ def _masks(torch) -> None:
         return inner(tensor, key)
 
     torch.Tensor.__getitem__ = get
+    # A type with this method of Python's is a sequence to C, and a tensor of no dimension one without a length.
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _of_numbers(torch, getattr(torch, name)))
+
+
+def _of_numbers(torch, inner):
+    """`inner` of lists, in which tensors of no dimension are the numbers that they hold."""
+
+    def number(each, seen):
+        if isinstance(each, (list, tuple)):
+            return [number(inside, seen) for inside in each]
+        if isinstance(each, torch.Tensor) and each.dim() == 0:
+            seen.append(each)
+            return each.item()
+        return each
+
+    @functools.wraps(inner)
+    def made(data, *args, **kwargs):
+        seen: list = []
+        plain = number(data, seen) if isinstance(data, (list, tuple)) else data
+        if not seen:
+            return inner(data, *args, **kwargs)
+        if kwargs.get("dtype") is None and not args:
+            kwargs["dtype"] = functools.reduce(torch.promote_types, (each.dtype for each in seen))
+        return inner(plain, *args, **kwargs)
+
+    return made
 
 
 def _repeats(torch) -> None:

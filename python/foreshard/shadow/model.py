@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import os
 import time
@@ -18,6 +20,7 @@ _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwa
             "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}  # fmt: skip
 
 
+_FEW = 1000  # elements of a container that are looked at
 _STANDS = {"own": "the scalar among its outputs", "cross_entropy": "cross entropy", "nll": "the likelihood of a class", "mse": "a mean squared error",
            "sum": "a sum"}  # fmt: skip
 
@@ -27,15 +30,15 @@ def write(root, found: dict, call: dict) -> dict | None:
     if root is None or not call or os.environ.get(PLAN) == "0":
         return None
     began = time.monotonic()
-    copy = unsharded(root)
+    module = unsharded(root, call["forwards"])
     try:
-        captured = _capture(copy, found, call)
+        captured = _capture(module, found, call)
         captured.save(str(folder() / "model.json"))
         for text in captured.notes:
             note(text)
         return {"file": "model.json", "seconds": round(time.monotonic() - began, 2), "notes": list(captured.notes)}
     except Exception as error:
-        config = getattr(copy, "config", None)
+        config = getattr(module, "config", None)
         if not hasattr(config, "to_dict"):
             raise
         note(f"the model is taken from its config, not from its code: {type(error).__name__}: {error}")
@@ -45,7 +48,7 @@ def write(root, found: dict, call: dict) -> dict | None:
         return {"file": "model-config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
 
 
-def _capture(copy, found, call):
+def _capture(module, found, call):
     import torch
     import torch.nn.functional as F
 
@@ -92,7 +95,7 @@ def _capture(copy, found, call):
             del result
         value.backward()
 
-    copy.train()
+    module.train()
     kwargs = {key: value for key, value in call["kwargs"].items()}
     own = script_step.found()
     if own is not None:
@@ -108,12 +111,12 @@ def _capture(copy, found, call):
             value.backward()
 
         try:
-            return capture_step(copy, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
+            return capture_step(module, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
         except Exception as error:
             note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
     elif script_step.why_not():
         note(f"what the script does behind its model cannot be run again ({script_step.why_not()}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
-    return capture_step(copy, step, call["args"], kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
+    return capture_step(module, step, call["args"], kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
                         device="fake")  # the script's own process is the virtual device's
 
 
@@ -129,16 +132,24 @@ def _tensors(tree):
 # ---------------------------------------------------------------------------------------------------- copies
 
 
-def unsharded(root):
-    """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks."""
-    return _Copier(root).module(root)
+def replaced_forwards(root) -> dict:
+    """What stands in for a forward while the root runs, by the module's id: a trainer's method that is to run inside its wrappers."""
+    return {id(m): m.__dict__["forward"] for m in root.modules() if isinstance(m.__dict__.get("forward"), types.FunctionType)}
+
+
+def unsharded(root, forwards: dict):
+    """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks. `forwards`: replaced_forwards()
+    of the call that is copied."""
+    return _Copier(root, forwards).module(root)
 
 
 class _Copier:
-    def __init__(self, root):
+    def __init__(self, root, forwards):
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
         self._shapes = _flat_shapes(root)
+        self._forwards = forwards
+        self._known = {id(module) for module in root.modules()}
 
     def module(self, module):
 
@@ -149,16 +160,16 @@ class _Copier:
             return self.module(inner)
         if id(module) in self._modules:
             return self._modules[id(module)]
-        copy = object.__new__(class_of(module))
-        self._modules[id(module)] = copy
+        twin = object.__new__(class_of(module))
+        self._modules[id(module)] = twin
         state = {}
         for key, value in module.__dict__.items():
             if key in ("_parameters", "_buffers", "_modules") or not isinstance(key, str) or "composable" in key:
                 continue
             if key in ("forward", "_original_forward"):  # replaced on the instance: it holds the module that is sharded
                 if getattr(value, "__self__", None) is module:
-                    state[key] = types.MethodType(value.__func__, copy)
-                elif key == "forward":
+                    state[key] = types.MethodType(value.__func__, twin)
+                elif key == "forward" and id(module) not in self._forwards:
                     note(f"{type(module).__name__}: its forward was replaced on the instance; its class's stands in the model")
                 continue
             state[key] = type(value)() if key in _SKIPPED else self._plain(value)
@@ -169,19 +180,84 @@ class _Copier:
                 state["_parameters"][name] = self._made(*shape)
         state["_buffers"] = {name: self._tensor(b) for name, b in module._buffers.items()}
         state["_modules"] = {name: None if m is None else self.module(m) for name, m in module._modules.items()}
-        copy.__dict__.update(state)
+        twin.__dict__.update(state)
         for name in self._shapes.get(id(module), {}):
-            copy.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
-        return copy
+            twin.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
+        if id(module) in self._forwards:
+            self._replace_forward(twin, self._rebound(self._forwards[id(module)]))
+        if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies
+            twin.__dict__["log"] = twin.__dict__["log_dict"] = lambda *args, **kwargs: None
+        return twin
 
-    def _plain(self, value):
+    def _replace_forward(self, twin, function):
+        """For every call: what stands in takes itself away when it is called."""
+
+        @functools.wraps(function)
+        def forward(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            finally:
+                twin.__dict__["forward"] = forward
+
+        twin.__dict__["forward"] = forward
+
+    def _rebound(self, function):
+        """The same function over the copies of what it has closed over."""
+        cells = tuple(types.CellType(self._counterpart(cell.cell_contents)) for cell in function.__closure__ or ())
+        return types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+
+    def _counterpart(self, value):
+        import torch
+
+        if isinstance(value, torch.nn.Module) and id(value) in self._known:
+            return self.module(value)
+        if isinstance(value, types.MethodType) and id(value.__self__) in self._known:
+            return types.MethodType(value.__func__, self.module(value.__self__))
+        return value
+
+    def _plain(self, value, inside=False):
+        """What is no module of the tree itself: with copies in the places of modules and tensors that it holds. `inside` an object,
+        other objects are left: a trainer holds all of a program."""
         import torch
 
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, dict) and type(value) is dict and any(isinstance(v, torch.Tensor) for v in value.values()):
-            return {k: self._plain(v) for k, v in value.items()}
-        return value
+        if isinstance(value, (torch.nn.Module, types.MethodType)):
+            return self._counterpart(value)
+        if not self._holds(value, inside):
+            return value
+        if isinstance(value, dict):
+            return {k: self._plain(v, inside) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._plain(each, inside) for each in value)
+        if isinstance(value, functools.partial):
+            return functools.partial(self._plain(value.func, inside), *self._plain(value.args, inside), **value.keywords)
+        try:
+            again = copy.copy(value)
+            again.__dict__.update({k: self._plain(v, True) for k, v in vars(value).items()})
+        except TypeError:  # it has no copies
+            return value
+        return again
+
+    def _holds(self, value, inside) -> bool:
+        """Whether something of the tree, or a tensor, is in it: only that is copied."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return True
+        if isinstance(value, torch.nn.Module):
+            return id(value) in self._known
+        if isinstance(value, types.MethodType):
+            return id(value.__self__) in self._known
+        if type(value) is dict:
+            return any(self._holds(each, inside) for each in list(value.values())[:_FEW])
+        if type(value) in (list, tuple):
+            return any(self._holds(each, inside) for each in value[:_FEW])
+        if isinstance(value, functools.partial):
+            return self._holds(value.func, inside) or self._holds(value.args, inside)
+        if inside or isinstance(value, (type, types.FunctionType, types.ModuleType)):
+            return False
+        return type(getattr(value, "__dict__", None)) is dict and any(self._holds(each, True) for each in vars(value).values())
 
     def _tensor(self, tensor):
         import torch

@@ -85,7 +85,7 @@ def roots() -> list:
 
 
 def given_storages() -> set:
-    return set() if _tape is None else _tape.given_storages
+    return set() if _tape is None else _tape.given_storages()
 
 
 def why_not() -> str:
@@ -105,6 +105,11 @@ class _Checkpoint:
         import torch.utils.checkpoint
 
         return torch.utils.checkpoint.checkpoint(*args, **kwargs)
+
+
+class _Copied:
+    def __call__(self, tensor):
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 class _Slot:
@@ -147,7 +152,7 @@ class Tape:
         self.whole = False
         self.broken = ""
         self.given: list = []  # tensors that the step did not make, without storage
-        self.given_storages: set = set()  # their addresses
+        self._addresses: list = []  # of their storages
         self._rows: list[tuple] = []
         self._mode = mode
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
@@ -197,6 +202,7 @@ class Tape:
         derived = any(id(each) in self._slots and self._slots[id(each)][0].index in self._derived for each in tensors)
         if not derived and (self._foreign or not all(_plain(each) for each in tensors)):
             return run(*args, **kwargs)
+        known, given = set(self._slots), len(self.given)
         packed, grad, cast = self._packed((args, kwargs)), *self._state()
         self.paused += 1
         try:
@@ -204,7 +210,11 @@ class Tape:
         finally:
             self.paused -= 1
         made = leaves(result)
-        if made:
+        if getattr(function, "__name__", "") == "__deepcopy__":  # goes to the storage itself, which a copy of the step has not
+            function, packed = _Copied(), ((packed[0][0],), {})
+        if not made:  # a question, or a setting: no step of the computation
+            self._forget(known, given)
+        else:
             self._rows.append(("call", function, packed, [self._slot_of_result(each, derived) for each in made], grad, cast))
         return result
 
@@ -225,6 +235,9 @@ class Tape:
                 self._rows.append(("drop", each.index))
         self._rows.append(("backward", slot[0].index))
         self.whole = not self.broken
+
+    def given_storages(self) -> set:
+        return set(self._addresses)
 
     # ---- again
 
@@ -258,13 +271,19 @@ class Tape:
         if not _plain(leaf):
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
-        self.given_storages.add(beside.address_of(leaf))
+        self._addresses.append(beside.address_of(leaf))
         with torch._C.DisableTorchFunction():
             given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
         # A gradient penalty's input; other modules' parameters are no part of this model.
         given.requires_grad_(leaf.requires_grad and leaf.is_leaf and not isinstance(leaf, torch.nn.Parameter))
         self.given.append((slot.index, given))
         return slot
+
+    def _forget(self, known: set, given: int) -> None:
+        """Tensors that were first seen since."""
+        for key in self._slots.keys() - known:
+            self._slots.pop(key)
+        del self.given[given:], self._addresses[given:]
 
     def _slot_of_result(self, tensor, derived: bool) -> _Slot:
         slot = self._slots[id(tensor)][0] if id(tensor) in self._slots else self._new_slot(tensor)

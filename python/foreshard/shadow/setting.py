@@ -213,7 +213,7 @@ def _root_runs(module, args, kwargs) -> bool:
     loss.root_begins()
     if not _first_call:
         _first_call.update(
-            root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs),
+            root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs), forwards=model.replaced_forwards(module),
             autocast=str(torch.get_autocast_dtype("cuda")).removeprefix("torch.") if torch.is_autocast_enabled("cuda") else "",
         )  # fmt: skip
     return True
@@ -390,7 +390,7 @@ def _optimizer(optimizer) -> dict:
         "name": type(optimizer).__name__,
         # Neither: PyTorch takes foreach where all parameters lie on the device.
         "impl": "fused" if fused else "for_loop" if foreach is False or "foreach" not in options else "foreach",
-        "lr": float(options.get("lr", 0)), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
+        "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
     }  # fmt: skip
 

@@ -1,13 +1,15 @@
 """Where steps begin and end, and what the allocator says of each.
 
 A step ends with its optimizer's, and lasts until the next forward begins, so that what a script does after it (zero_grad, a
-schedule, a line of log) belongs to it. Peaks are those between two such ends, whatever the script resets in between.
+schedule, a line of log) belongs to it; what comes behind the last one (a checkpoint, a trainer that tidies up) does not. Peaks are those
+between two such ends, whatever the script resets in between.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import io
 import os
 import sys
 from typing import Any, Callable, NamedTuple
@@ -86,7 +88,9 @@ class _Steps:
         self.passes_of_last_step: list[bool] = []
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
+        self._stepped_row: dict = {}  # figures until the latest optimizer's end
         self._stepped: set[int] = set()  # optimizers that have stepped since the last end
+        self._told = False  # the watcher, of the first optimizer
         self._forward_hook = None
         self._reset = None
         self._ended = False
@@ -120,8 +124,8 @@ class _Steps:
     def _before(self, optimizer, args, kwargs):
         if id(optimizer) in self._stepped:  # no forward of a module in between
             self._close()
-        if not self.figures and not self._stepped:
-            _watcher.optimizer_steps(optimizer)
+        if not self.figures and not self._stepped and self.passes:  # else its closure runs the model
+            self._tell(optimizer)
 
     def _after(self, optimizer, args, kwargs):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -130,9 +134,12 @@ class _Steps:
             report.failure("bad-input", "the script trains on the CPU: its optimizer's parameters are on the host",
                            "move the model to a GPU (model.cuda(), or FSDP on a mesh of \"cuda\"), as it would train")  # fmt: skip
             report.end(3)
+        if not self.figures and not self._told:
+            self._tell(optimizer)
         if not self._stepped:  # what comes now belongs to the next step's collectives already (model.unshard())
             device.mark(f"step {len(self.figures) + 1} ends")
         self._stepped.add(id(optimizer))
+        self._stepped_row = self._row()
         if not self.figures:  # once more: what PyTorch takes down at exit, the later comes first, is still needed
             atexit.unregister(self.script_ends)
             atexit.register(self.script_ends)
@@ -144,13 +151,25 @@ class _Steps:
     def _forward_begins(self, module, args):
         self._close()
 
+    def _tell(self, optimizer) -> None:
+        self._told = True
+        _watcher.optimizer_steps(optimizer)
+
     def begins(self) -> None:
         """Time counts from here; what memory making the model took is the first step's."""
         self._last_ns = device.done_ns()
 
     # ---- ends
 
-    def _close(self) -> None:
+    def _row(self) -> dict:
+        import torch
+
+        self._fold(torch)
+        statistics = torch.cuda.memory_stats()
+        row = dict(self._peaks) | {name: statistics.get(key, 0) for name, key in COUNTS.items()}
+        return row | {"virtual_ns": device.done_ns() - self._last_ns}
+
+    def _close(self, last: bool = False) -> None:
         import torch
 
         if self._forward_hook is not None:
@@ -159,13 +178,8 @@ class _Steps:
         if not self._stepped:
             return
         self._stepped.clear()
-        self._fold(torch)
-        statistics = torch.cuda.memory_stats()
-        now = device.done_ns()
-        row = {name: self._peaks[name] for name in PEAKS}
-        row |= {name: statistics.get(key, 0) for name, key in COUNTS.items()}
-        row["virtual_ns"] = now - self._last_ns
-        self._last_ns = now
+        row = self._stepped_row if last else self._row()
+        self._last_ns += row["virtual_ns"]
         self.figures.append(row)
         self.passes_of_last_step, self.passes, self.forwards = self.passes, [], 0
         self._peaks = dict.fromkeys(PEAKS, 0)
@@ -183,7 +197,7 @@ class _Steps:
     def script_ends(self) -> None:
         if self._ended or "torch" not in sys.modules or os.getpid() != _process:
             return
-        self._close()
+        self._close(last=True)
         if self.figures:
             self.end(0)
         # An interpreter beside the script's own (a launcher, a compiler's helper) trains nothing.
@@ -202,6 +216,9 @@ def _watch_errors() -> None:
         inner(kind, value, trace)
         if _state is None or _state._ended or os.getpid() != _process:
             return
+        if isinstance(sys.stderr, io.StringIO):  # torch.distributed's hook would write it out behind this one
+            sys.__stderr__.write(sys.stderr.getvalue())
+            sys.__stderr__.flush()
         if not _state.figures and report.exists():  # another process of the script has trained and told
             return
         name = kind.__name__
@@ -227,9 +244,5 @@ def _out_of_memory() -> None:
     """The step in which memory ran out is told as far as it came."""
     import torch
 
-    _state._fold(torch)
-    statistics = torch.cuda.memory_stats()
-    row = {name: _state._peaks[name] for name in PEAKS} | {name: statistics.get(key, 0) for name, key in COUNTS.items()}
-    row["virtual_ns"] = device.done_ns()
-    _state.figures.append(row)
+    _state.figures.append(_state._row())
     note("memory ran out in this step: its figures are those until then")

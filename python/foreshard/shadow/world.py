@@ -18,12 +18,15 @@ def begin() -> None:
     after_import("torch.distributed.checkpoint.default_planner", _patch_planner)
 
 
+_begun: tuple[int, int] | None = None  # ranks and this one's number, of the script's first group; a trainer may clear its environment
+
+
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE", "1")) if _begun is None else _begun[0]
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ.get("RANK", "0")) if _begun is None else _begun[1]
 
 
 def _played_store(c10d):
@@ -95,9 +98,11 @@ def _patch(c10d) -> None:
     @functools.wraps(init)
     def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="",
                            pg_options=None, device_id=None, **more):  # fmt: skip
+        global _begun
         size = world_size if world_size and world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         number = rank if rank is not None and rank >= 0 else int(os.environ.get("RANK", "0"))
         os.environ["WORLD_SIZE"], os.environ["RANK"] = str(size), str(number)
+        _begun = _begun or (size, number)
         _stores.append(_played_store(c10d))
         # Bound to a device, communicators are split from each other, by colours that one process alone cannot count.
         return init(with_fake(backend), timeout=timeout, world_size=size, rank=number, store=_stores[-1], group_name=group_name,

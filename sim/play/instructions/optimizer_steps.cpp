@@ -49,7 +49,7 @@ bool OptimizerSteps::play(const Instruction& i) {
   const ActivitySpan what = context_.span_of(i, SpanKind::Optimizer);
   bool ok = true;
   switch (i.kind) {
-    case InstructionKind::Clip: ok = stepped_in_backward(i) || optimizer_.clip(device, context_.plan, what); break;
+    case InstructionKind::Clip: ok = stepped_in_backward(i) || optimizer_.clip(device, context_.plan, i, what); break;
     case InstructionKind::ScaleLoss: ok = optimizer_.scale_loss(device, what); break;
     case InstructionKind::Unscale: ok = optimizer_.unscale(device, what, i.on_host); break;
     case InstructionKind::UpdateScale: optimizer_.update_scale(device, what); break;
