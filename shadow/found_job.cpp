@@ -109,9 +109,13 @@ class Finder {
     optimizer.weight_decay = found.weight_decay;
     if (optimizer.momentum == 0) optimizer.momentum = found.momentum;
     if (found.betas.size() >= 2) optimizer.beta1 = found.betas[0], optimizer.beta2 = found.betas[1];
-    optimizer.impl = found.impl == "fused"      ? OptimizerImpl::Fused
-                     : found.impl == "for_loop" ? OptimizerImpl::ForLoop
-                                                : OptimizerImpl::Foreach;
+    static const std::map<std::string, OptimizerImpl> kImpls = {
+        {"fused", OptimizerImpl::Fused},
+        {"for_loop", OptimizerImpl::ForLoop},
+        {"in_backward", OptimizerImpl::InBackward},
+        {"in_backward_foreach", OptimizerImpl::InBackwardForeach}};
+    const auto impl = kImpls.find(found.impl);
+    optimizer.impl = impl == kImpls.end() ? OptimizerImpl::Foreach : impl->second;
     job().train.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(run_.steps.size()));
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;

@@ -56,6 +56,11 @@ def root_begins(module, args, kwargs) -> None:
     _tape.root_begins(module, args, kwargs)
 
 
+def root_begins_aside(module, args, kwargs) -> bool:
+    """The root runs without gradients between its training forward and backward. Whether that is of the step."""
+    return _tape is not None and _tape.runs_again(module) and _tape.root_begins(module, args, kwargs)
+
+
 def root_ends(output) -> None:
     if _tape is not None:
         _tape.root_ends(output)
@@ -168,15 +173,19 @@ class Tape:
 
     # ---- the model
 
-    def root_begins(self, module, args, kwargs) -> None:
+    def runs_again(self, module) -> bool:
+        return id(module) in self._names and not self._over and bool(self._rows)
+
+    def root_begins(self, module, args, kwargs) -> bool:
         if self._over or self.paused:
-            return
+            return False
         if id(module) not in self._names:
             self._names |= {id(each): _Part(len(self.roots), name) for name, each in module.named_modules()}
             self.roots.append(weakref.ref(module))
         self._leave_mode()
         self.paused += 1
         self._call = (self._names[id(module)], self._packed((args, kwargs)), *self._state())
+        return True
 
     def root_ends(self, output) -> None:
         if self._over or self._call is None:
@@ -184,7 +193,7 @@ class Tape:
         called, packed, grad, cast = self._call
         self._call = None
         self.paused -= 1
-        slots = [self._slot_of_result(leaf, derived=True) for leaf in leaves(output)]
+        slots = [self._slot_of_result(leaf, derived=True) for leaf in leaves(output)]  # a reference's outputs are the model's too
         self._rows.append(("forward", called, packed, slots, grad, cast))
         self._mode.__enter__()
 

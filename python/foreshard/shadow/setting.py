@@ -198,11 +198,11 @@ def _watch_checkpoint(python_module) -> None:
 
 
 def _root_runs(module, args, kwargs) -> bool:
-    """Whether this forward is one of training."""
+    """Whether this forward is watched to its end: one of training, or one without gradients in the same step (a reference's)."""
     import torch
 
     if not torch.is_grad_enabled() or not module.training:
-        return False
+        return script_step.root_begins_aside(module, args, kwargs)
     if steps.root_forward():
         beside.step_begins()
         if steps.figures():
@@ -384,15 +384,21 @@ def optimizer_steps(optimizer) -> None:
 
 def _optimizer(optimizer) -> dict:
     options = optimizer.param_groups[0]
-    fused, foreach = options.get("fused"), options.get("foreach")
     betas = options.get("betas")
     return {
         "name": type(optimizer).__name__,
         # Neither: PyTorch takes foreach where all parameters lie on the device.
-        "impl": "fused" if fused else "for_loop" if foreach is False or "foreach" not in options else "foreach",
+        "impl": _impl(options),
         "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
     }  # fmt: skip
+
+
+def _impl(options: dict) -> str:
+    loops = options.get("foreach") is False or "foreach" not in options
+    if steps.in_backward():
+        return "in_backward" if loops or options.get("fused") else "in_backward_foreach"
+    return "fused" if options.get("fused") else "for_loop" if loops else "foreach"
 
 
 def _states() -> int:

@@ -122,7 +122,7 @@ class _Steps:
         module.register_optimizer_step_post_hook(self._after)
 
     def _before(self, optimizer, args, kwargs):
-        if id(optimizer) in self._stepped:  # no forward of a module in between
+        if id(optimizer) in self._stepped and not in_backward():  # no forward of a module in between
             self._close()
         if not self.figures and not self._stepped and self.passes:  # else its closure runs the model
             self._tell(optimizer)
@@ -149,7 +149,8 @@ class _Steps:
             self._forward_hook = register_module_forward_pre_hook(self._forward_begins)
 
     def _forward_begins(self, module, args):
-        self._close()
+        if not in_backward():  # else it is computed again
+            self._close()
 
     def _tell(self, optimizer) -> None:
         self._told = True
@@ -203,6 +204,13 @@ class _Steps:
         # An interpreter beside the script's own (a launcher, a compiler's helper) trains nothing.
         if not report.exists():
             report.write()
+
+
+def in_backward() -> bool:
+    """Autograd runs: what is called now, its hooks call."""
+    import torch
+
+    return torch._C._current_graph_task_id() >= 0
 
 
 _process = os.getpid()

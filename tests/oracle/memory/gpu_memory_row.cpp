@@ -121,7 +121,7 @@ void choose_layers(const Json& config, MemoryRow& row) {
     const bool block = std::find(classes.begin(), classes.end(), module.class_name) != classes.end();
     if (block && ++seen % given.at("every").get<std::int64_t>() == 0) row.job.checkpointing.units.push_back(module.fqn);
   }
-  if (row.job.checkpointing.units.empty()) row.job.checkpointing.policy = CheckpointPolicy::None;  // fewer than k
+  if (row.job.checkpointing.units.empty()) row.job.checkpointing = {};  // fewer than k
 }
 
 std::string read_optimizer(const Json& config, TrainOptions& train) {

@@ -9,43 +9,12 @@ import json
 import random
 import sys
 
+import drawn_models
+
 rng = random.Random(int(sys.argv[2]))
 choose = rng.choice
 
 
-def titan(moe=None, cp=False):
-    h = choose([4, 6, 8, 12, 16])
-    hd = choose([32, 48, 64, 96, 128])
-    kv = choose([x for x in (2, 4, 6, 8, 12, 16) if h % x == 0])
-    c = {'model_type': 'titan_llama', 'dim': h * hd, 'n_layers': choose([2, 3, 5, 7]), 'n_heads': h, 'n_kv_heads': kv, 'ffn': choose([768, 1000,
-            1536, 2200, 2816]), 'vocab_size': choose([5003, 8192, 10000, 32000, 50257]), 'max_seq': 4096}
-    if moe:
-        c['moe'] = moe
-    return ({'class': 'TitanLlama', 'config': c}, 'TransformerBlock')
-
-
-def hf(kind=None):
-    kind = kind or choose(['llama', 'llama', 'qwen2', 'mistral', 'qwen3', 'gemma'])
-    h = choose([4, 8, 12, 16])
-    hd = choose([32, 64, 80, 128])
-    kv = choose([x for x in (2, 4, 8, 12, 16) if h % x == 0])
-    c = {'model_type': kind, 'hidden_size': h * hd, 'intermediate_size': choose([768, 1000, 1536, 2816]), 'num_hidden_layers': choose([2, 3, 5]),
-            'num_attention_heads': h, 'num_key_value_heads': kv, 'vocab_size': choose([5003, 8192, 32000, 49152]), 'rms_norm_eps': 1e-05,
-                    'tie_word_embeddings': rng.random() < 0.3, 'max_position_embeddings': 4096, 'attention_dropout': 0.0}
-    if kind == 'llama':
-        c.update(hidden_act='silu', attention_bias=rng.random() < 0.4, mlp_bias=rng.random() < 0.4)
-        if rng.random() < 0.3:
-            c['head_dim'] = choose([64, 96])
-    if kind == 'qwen2':
-        c.update(hidden_act='silu', use_sliding_window=False)
-    if kind == 'qwen3':
-        c.update(hidden_act='silu', head_dim=choose([64, 128]), attention_bias=False, use_sliding_window=False)
-    if kind == 'mistral':
-        c.update(hidden_act='silu', sliding_window=None)
-    if kind == 'gemma':
-        c.update(hidden_activation='gelu_pytorch_tanh', head_dim=choose([64, 128]), hidden_act='gelu_pytorch_tanh')
-    cls = {'llama': 'Llama', 'qwen2': 'Qwen2', 'mistral': 'Mistral', 'qwen3': 'Qwen3', 'gemma': 'Gemma'}[kind]
-    return ({'class': cls + 'ForCausalLM', 'config': c}, cls + 'DecoderLayer')
 MPS = [{'param_dtype': 'bfloat16', 'reduce_dtype': 'float32'}] * 4 + [{'param_dtype': 'bfloat16', 'reduce_dtype': 'bfloat16'},
         {'param_dtype': 'bfloat16'}, None, {'param_dtype': 'float16', 'reduce_dtype': 'float32'}]
 
@@ -149,7 +118,7 @@ def add(id, c):
 
 def tensor_rows():
     for k in range(16):
-        m, cls = titan() if rng.random() < 0.5 else hf()
+        m, cls = drawn_models.titan(rng) if rng.random() < 0.5 else drawn_models.decoder(rng)
         c = {'kind': 'tp', 'model': m}
         d = tp(c, m, cls)
         rep = choose([1, 1, 1, 2, 2])
@@ -174,7 +143,7 @@ def tensor_rows():
 
 def fsdp1_rows():
     for k in range(7):
-        m, cls = titan() if rng.random() < 0.6 else hf()
+        m, cls = drawn_models.titan(rng) if rng.random() < 0.6 else drawn_models.decoder(rng)
         c = {'kind': 'fsdp1_tp', 'model': m}
         d = tp(c, m, cls)
         dp = choose([2, 3, 4])
@@ -191,7 +160,7 @@ def fsdp1_rows():
 
 def context_rows():
     for k in range(4):
-        m, cls = titan()
+        m, cls = drawn_models.titan(rng)
         c = {'kind': 'cp', 'model': m}
         s = choose([512, 1024, 2048])
         m['config']['max_seq'] = s
@@ -222,7 +191,7 @@ def expert_rows():
     for k in range(4):
         e = choose([4, 8, 16])
         top = choose([1, 2, 4])
-        m, cls = titan({'experts': e, 'top_k': top, 'ffn': choose([352, 704, 1000]), 'capacity': choose([1.0, 1.25]),
+        m, cls = drawn_models.titan(rng, {'experts': e, 'top_k': top, 'ffn': choose([352, 704, 1000]), 'capacity': choose([1.0, 1.25]),
                 **({'every': 2} if rng.random() < 0.3 else {})})
         m['config']['vocab_size'] = choose([8192, 10000])
         c = {'kind': 'ep', 'model': m}
