@@ -70,7 +70,7 @@ Result<SweepValue> parse_value(const std::string& key, const std::string& text) 
 /// How much is made anew when the key changes: 3 the model, 2 the plan, 1 the plan but not what the allocator does on
 /// the compute stream, 0 the simulation only.
 int weight_of(const std::string& key) {
-  if (key == "train.optimizer.name" || key == "train.optimizer.impl") return 2;
+  if (key == "train.optimizer.name") return 2;
   if (key.starts_with("model.") || key.starts_with("mesh.") || key.starts_with("fsdp.mixed_precision") ||
       key == "cluster.profile")
     return 3;
