@@ -37,6 +37,16 @@ struct DeviceWork {
   double slowdown;
 };
 
+/// Kernels that follow each other on one stream; operators that launch none are host time before the next.
+struct LaunchList {
+  struct Launch {
+    SimDuration host = 0, device = 0;
+    double slowdown = -1;  // as DeviceWork's
+  };
+  std::vector<Launch> launches;
+  SimDuration host_after = 0;
+};
+
 struct Device {
   Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
       : profile(profile_),
@@ -109,6 +119,28 @@ struct Device {
       activity.compute_busy += time;
     }
     clock.placed(stream, host + host_before(kernels.size()), tail);
+  }
+
+  /// The same of a whole list, whose host pays for nothing else.
+  void launch_all(const LaunchList& list, Phase phase) {
+    const int stream = index_of(Stream::D);
+    SimTime host = clock.host(), tail = clock.tail(stream), last = compute_tail;
+    SimDuration computed = 0;
+    LaunchQueue& queue = clock.queue(stream);
+    const std::size_t depth = clock.queue_depth();
+    const bool busy = interference.active();
+    for (const LaunchList::Launch& launch : list.launches) {
+      host = queue.enter(host + launch.host);
+      const SimTime start = std::max(tail, host);
+      const SimDuration time = busy ? beside(start, {launch.device, launch.slowdown}) : launch.device;
+      if (start > last) activity.gaps.push_back({last, start, start > tail, phase});
+      tail = last = start + time;
+      queue.issue(tail, depth);
+      computed += time;
+    }
+    compute_tail = last;
+    activity.compute_busy += computed;
+    clock.placed(stream, host + list.host_after, tail);
   }
 
   SimDuration beside(SimTime start, const DeviceWork& work) {

@@ -64,21 +64,12 @@ Interference::Windows::Stretch Interference::Windows::stretch(SimTime begin) con
   return result;
 }
 
-void Interference::Windows::keep(SimTime begin, SimTime end, double slowdown) {
-  if (end <= begin) return;
-  if (count_ > 0) {
-    Window& last = ring_[(count_ - 1) % kMost];
-    if (last.end >= begin && last.begin <= begin) {
-      if (end <= last.end) return;
-      last.slowed += slowdown * static_cast<double>(end - last.end);
-      last.end = end;
-      return;
-    }
-  }
-  ring_[count_++ % kMost] = {begin, end, slowdown * static_cast<double>(end - begin)};
+void Interference::Windows::add(const Window& window) {
+  last_ = count_++ % kMost;
+  ring_[last_] = window;
 }
 
-SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {
+SimDuration Interference::compute_beside(SimTime start, SimDuration alone, double slowdown) {
   double duration = static_cast<double>(alone) + owed_;
   owed_ = 0;
   if (start < stretch_.begin || start >= stretch_.end) stretch_ = collectives_.stretch(start);

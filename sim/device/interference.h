@@ -31,13 +31,19 @@ class Interference {
 
   /// Duration of a kernel that would take `alone` from `start`, beside what is known to run; takes over what is owed.
   SimDuration compute(SimTime start, SimDuration alone) { return compute(start, alone, slowdown_); }
-  SimDuration compute(SimTime start, SimDuration alone, double slowdown);
+  SimDuration compute(SimTime start, SimDuration alone, double slowdown) {
+    const bool undisturbed =
+        owed_ == 0 && stretch_.windows == 0 && start >= stretch_.begin && start + alone <= stretch_.end;
+    if (!undisturbed) return compute_beside(start, alone, slowdown);
+    computed_.keep(start, start + alone, slowdown);
+    return alone;
+  }
   /// A collective that runs in [begin, end).
   void collective(SimTime begin, SimTime end);
 
  private:
   struct Window {
-    SimTime begin = 0, end = 0;
+    SimTime begin = 0, end = -1;
     double slowed = 0;  // its time, each part by the slowdown of what was computed in it
   };
   /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
@@ -52,17 +58,27 @@ class Interference {
       std::int64_t windows = 0;
     };
     Stretch stretch(SimTime begin) const;
-    void keep(SimTime begin, SimTime end, double slowdown = 0);
+    void keep(SimTime begin, SimTime end, double slowdown = 0) {
+      if (end <= begin) return;
+      Window& last = ring_[last_];
+      if (last.end < begin || last.begin > begin) return add({begin, end, slowdown * static_cast<double>(end - begin)});
+      if (end <= last.end) return;
+      last.slowed += slowdown * static_cast<double>(end - last.end);
+      last.end = end;
+    }
 
    private:
+    void add(const Window& window);
     /// `of(window, time)` for every window that runs within [begin, end), and how long it does.
     template <class Of>
     void each(SimTime begin, SimTime end, const Of& of) const;
 
     static constexpr std::size_t kMost = 256;
     std::array<Window, kMost> ring_{};
-    std::size_t count_ = 0;  // ever kept; the last is ring_[(count_ - 1) % kMost]
+    std::size_t count_ = 0;  // ever kept
+    std::size_t last_ = 0;   // in the ring: the latest
   };
+  SimDuration compute_beside(SimTime start, SimDuration alone, double slowdown);
 
   double slowdown_ = 0;  // extra time per time beside a collective
   std::int64_t multiprocessors_ = 0, taken_ = 0;

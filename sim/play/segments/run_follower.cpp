@@ -22,7 +22,7 @@ const SegmentRun* RunFollower::next_run(const Instruction& i, const KernelList& 
 }
 
 bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
-                       std::int32_t instance, std::uint8_t& workspaces, Bytes workspace) {
+                       std::size_t number, std::int32_t instance, std::uint8_t& workspaces, Bytes workspace) {
   Device& device = context_.device;
   const Bytes allocated = device.allocator.stats().allocated.current;
   const SegmentRun* const run = next_run(i, list, instance, workspaces, workspace);
@@ -36,13 +36,25 @@ bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::
   device.activity.events += run->events;
   keep(*run, instance);
   device.clock.host_cost(device.cost.segment_host());
-  auto call = run->calls.begin();
-  device.launch_all(times, i.phase, [&](std::size_t kernel) {
+  place(*run, i.phase, times, number);
+  return true;
+}
+
+void RunFollower::place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number) {
+  Device& device = context_.device;
+  if (run.calls.empty()) {
+    if (number >= launches_.size()) launches_.resize(number + 1);
+    std::optional<LaunchList>& list = launches_[number];
+    if (!list) list = launches_of(times);
+    device.launch_all(*list, phase);
+    return;
+  }
+  auto call = run.calls.begin();
+  device.launch_all(times, phase, [&](std::size_t kernel) {
     SimDuration host = 0;
-    for (; call != run->calls.end() && call->kernel == kernel; ++call) host += device.profile.driver_alloc_ns;
+    for (; call != run.calls.end() && call->kernel == kernel; ++call) host += device.profile.driver_alloc_ns;
     return host;
   });
-  return true;
 }
 
 /// What must be there of a run: blocks that others than segments look at.

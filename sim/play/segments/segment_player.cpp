@@ -42,7 +42,9 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
     begun_[at] = false;
   }
   Run run = run_of(i, pass, first);
-  if (follower_.follows() && follower_.skip(i, run.list, run.times, instance, workspaces_.made(), workspaces_.bytes()))
+  const std::size_t number = 3 * index + static_cast<std::size_t>(pass);
+  if (follower_.follows() &&
+      follower_.skip(i, run.list, run.times, number, instance, workspaces_.made(), workspaces_.bytes()))
     return true;
   return play_run(run);
 }
