@@ -18,6 +18,11 @@ std::int32_t first_event(const PlanIteration& iteration) {
   return first;
 }
 
+/// It does nothing on the device.
+bool is_note(InstructionKind kind) {
+  return kind == InstructionKind::Mark || kind == InstructionKind::UseFull || kind == InstructionKind::UseShard;
+}
+
 }  // namespace
 
 PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<ResidentBuffer> buffers)
@@ -49,11 +54,23 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   phases_.clear();
   segments_.begin();
   stepped_ = stopped_ = false;
+  last_ = nullptr;
   collectives_.forget_meeting();
   const bool again = repeats > 0 && index > 0;
   order_.begin(again ? repeats * (first_event(iterations[index]) - first_event(iterations[index - 1])) : 0);
   if (index > 0 && context_.iteration->micro_batches == 0) buffers_.forget_state_copies();
   context_.device.allocator.reset_peaks();
+}
+
+/// A mark at which no phase of the loop begins: what was played last is of the same one, and not by its kind.
+bool PlanPlayer::notes_nothing(const Instruction& i) const {
+  if (!is_note(i.kind) || stepped_ || last_ == nullptr || last_->phase != i.phase || last_->unit != i.unit)
+    return false;
+  const InstructionKind kind = last_->kind;
+  const bool by_kind =
+      kind == InstructionKind::Zero || kind == InstructionKind::Clip || kind == InstructionKind::OptimizerStep;
+  const auto last = static_cast<std::int32_t>(context_.iteration->instructions.size()) - 1;
+  return !by_kind && context_.position != last;
 }
 
 PlanPlayer::Progress PlanPlayer::advance() {
@@ -62,6 +79,8 @@ PlanPlayer::Progress PlanPlayer::advance() {
   const auto count = static_cast<std::int32_t>(instructions.size());
   for (; context_.position < count; ++context_.position) {
     const Instruction& i = instructions[static_cast<std::size_t>(context_.position)];
+    if (notes_nothing(i)) continue;
+    last_ = &i;
     device.book.set_place(context_.iteration->index + repeats_, context_.instruction());
     if (IssueTape* tape = device.clock.tape()) tape->set_unit(i.unit.value);
     const LoopPhase next = loop_phase_after(context_.phase, stepped_, context_.plan, i);

@@ -17,12 +17,13 @@ class OptimizerSteps {
   bool play(const Instruction& i);
 
  private:
+  OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params);
   bool stepped_in_backward(const Instruction& i) const;
   bool step(const Instruction& i, const ActivitySpan& what);
 
   PlayContext& context_;
   OptimizerState optimizer_;
-  StepsInBackward in_backward_;
+  std::optional<StepsInBackward> in_backward_;  // where the job asks for it
   std::optional<OptimizerState> beside_muon_;
 };
 
