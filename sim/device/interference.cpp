@@ -64,12 +64,20 @@ Interference::Windows::Stretch Interference::Windows::stretch(SimTime begin) con
   return result;
 }
 
-void Interference::Windows::add(const Window& window) {
+void Interference::Windows::keep(SimTime begin, SimTime end, double slowdown) {
+  if (end <= begin) return;
+  Window& last = ring_[last_];
+  if (last.end >= begin && last.begin <= begin) {
+    if (end <= last.end) return;
+    last.slowed += slowdown * static_cast<double>(end - last.end);
+    last.end = end;
+    return;
+  }
   last_ = count_++ % kMost;
-  ring_[last_] = window;
+  ring_[last_] = {begin, end, slowdown * static_cast<double>(end - begin)};
 }
 
-SimDuration Interference::compute_beside(SimTime start, SimDuration alone, double slowdown) {
+SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {
   double duration = static_cast<double>(alone) + owed_;
   owed_ = 0;
   if (start < stretch_.begin || start >= stretch_.end) stretch_ = collectives_.stretch(start);

@@ -23,6 +23,11 @@ bool is_note(InstructionKind kind) {
   return kind == InstructionKind::Mark || kind == InstructionKind::UseFull || kind == InstructionKind::UseShard;
 }
 
+/// Where the loop stands follows from it alone.
+bool is_phase(InstructionKind kind) {
+  return kind == InstructionKind::Zero || kind == InstructionKind::Clip || kind == InstructionKind::OptimizerStep;
+}
+
 }  // namespace
 
 PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<ResidentBuffer> buffers)
@@ -62,15 +67,10 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   context_.device.allocator.reset_peaks();
 }
 
-/// A mark at which no phase of the loop begins: what was played last is of the same one, and not by its kind.
-bool PlanPlayer::notes_nothing(const Instruction& i) const {
-  if (!is_note(i.kind) || stepped_ || last_ == nullptr || last_->phase != i.phase || last_->unit != i.unit)
-    return false;
-  const InstructionKind kind = last_->kind;
-  const bool by_kind =
-      kind == InstructionKind::Zero || kind == InstructionKind::Clip || kind == InstructionKind::OptimizerStep;
-  const auto last = static_cast<std::int32_t>(context_.iteration->instructions.size()) - 1;
-  return !by_kind && context_.position != last;
+/// No phase of the loop begins with it: what was played last is of the same one, and neither is so by its kind.
+bool PlanPlayer::stays_in_phase(const Instruction& i) const {
+  return last_ != nullptr && !stepped_ && last_->phase == i.phase && last_->unit == i.unit && !is_phase(i.kind) &&
+         !is_phase(last_->kind);
 }
 
 PlanPlayer::Progress PlanPlayer::advance() {
@@ -79,16 +79,17 @@ PlanPlayer::Progress PlanPlayer::advance() {
   const auto count = static_cast<std::int32_t>(instructions.size());
   for (; context_.position < count; ++context_.position) {
     const Instruction& i = instructions[static_cast<std::size_t>(context_.position)];
-    if (notes_nothing(i)) continue;
+    const bool stays = stays_in_phase(i);
+    if (stays && is_note(i.kind) && context_.position + 1 < count) continue;
     last_ = &i;
     device.book.set_place(context_.iteration->index + repeats_, context_.instruction());
     if (IssueTape* tape = device.clock.tape()) tape->set_unit(i.unit.value);
-    const LoopPhase next = loop_phase_after(context_.phase, stepped_, context_.plan, i);
+    const LoopPhase next = stays ? context_.phase : loop_phase_after(context_.phase, stepped_, context_.plan, i);
     stepped_ = stepped_ || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer && !i.name.valid());
     const SimTime before = device.clock.host();
     const SimDuration waited = order_.host_wait();
     bool ok = next == LoopPhase::None || next == context_.phase || enter_phase(next);
-    ok = ok && segments_.early().before(i);
+    ok = ok && (stays || segments_.early().before(i));
     if (ok && meets_ && !collectives_.met() && is_collective(i.kind) && i.communicator.valid()) {
       meeting_ = collectives_.offer(i);
       return Progress::Meeting;  // comes back to this instruction
@@ -135,7 +136,7 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::Alloc:
     case InstructionKind::Resize:
     case InstructionKind::Free:
-    case InstructionKind::NoteUse: return buffers_.play(i);
+    case InstructionKind::NoteUse: return segments_.instructions().play_buffers(i);
     case InstructionKind::CopyIn:
     case InstructionKind::CopyOut:
     case InstructionKind::Cast:
@@ -158,8 +159,9 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::ScaleLoss:
     case InstructionKind::Unscale:
     case InstructionKind::UpdateScale:
-    case InstructionKind::OptimizerStep: return optimizer_.play(i);
+    case InstructionKind::OptimizerStep: return segments_.instructions().play_step(i, optimizer_);
     case InstructionKind::Zero:
+      segments_.instructions().before_zero();
       if (i.numel == 0 && context_.plan.runtime != Runtime::Fsdp1) buffers_.zero_gradients();
       return optimizer_.play(i);
     case InstructionKind::UseFull:

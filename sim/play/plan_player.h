@@ -85,7 +85,7 @@ class PlanPlayer {
 
  private:
   bool execute(const Instruction& i);
-  bool notes_nothing(const Instruction& i) const;
+  bool stays_in_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
 
   PlayContext context_;

@@ -316,6 +316,53 @@ TEST_F(SweepTest, RunsOfSegmentsThatAreNotPlayedChangeNothing) {
             0U);
 }
 
+TEST_F(SweepTest, InstructionsThatAreNotPlayedChangeNothing) {
+  // Groups over buffers, clipping and steps: optimizers that keep more or less, parameters that stay gathered, norms of
+  // no gradient, cards that fill up in the step that makes the state.
+  base.model.batch = 3;
+  const char* prefetch = "fsdp.prefetch.backward_depth=0,1,2";
+  EXPECT_GT(expect_alone(grid({"train.optimizer.name=adamw,sgd,adafactor,adamw8bit", "train.optimizer.momentum=0,0.9",
+                               "train.optimizer.impl=foreach,fused,for_loop,in_backward", prefetch}),
+                         base),
+            0U);
+  EXPECT_GT(expect_alone(grid({"train.clip_grad_norm=0,1", "train.zero_grad=set_to_none,zero",
+                               "fsdp.reshard_after_forward=false,true", "train.micro_batches=1,3",
+                               "train.grad_scaler.enabled=false,true", prefetch}),
+                         base),
+            0U);
+  EXPECT_GT(expect_alone(grid({"cluster.memory=900MiB,960MiB,1000MiB,1040MiB,1080MiB,1160MiB,1240MiB,1400MiB,2GiB",
+                               "fsdp.reshard_after_forward=false,true", "cluster.profile=h100-sxm-80,rtx-4090",
+                               "train.optimizer.impl=foreach,for_loop", prefetch}),
+                         base),
+            0U);
+}
+
+TEST_F(SweepTest, BuffersClippingAndStepsStandOnATape) {
+  SharedParts shared;
+  Workbench bench(shared);
+  const auto play = [&](std::int64_t depth, PoolTape* record, const PoolTape* follow) {
+    Job job = base;
+    job.fsdp.prefetch.backward_depth = depth;
+    const JobParts parts = *bench.prepare(job);
+    SimulateOptions options = simulate_options(job);
+    options.per_kernel = false;
+    options.record_pools = record;
+    options.follow_pools = follow;
+    return *simulate(*parts.plan, *parts.model, *parts.lowered, job, *parts.profile, options);
+  };
+  PoolTape tape;
+  expect_same(play(0, &tape, nullptr), play(0, nullptr, nullptr));
+  const auto count = [&tape](auto of) { return std::count_if(tape.runs.begin(), tape.runs.end(), of); };
+  EXPECT_GT(count([](const SegmentRun& run) { return run.buffers.size() > 3; }), 10);
+  EXPECT_EQ(count([](const SegmentRun& run) { return run.step >= 0; }), 2 * 3) << "a clip and a step in each iteration";
+  expect_same(play(2, nullptr, &tape), play(2, nullptr, nullptr));
+  // A tape that says something else of one group is left there.
+  for (SegmentRun& run : tape.runs) {
+    if (!run.buffers.empty()) run.buffers.back().bytes += 512;
+  }
+  expect_same(play(2, nullptr, &tape), play(2, nullptr, nullptr));
+}
+
 TEST_F(SweepTest, OnePlanOfAllBatchSizesIsThePlanOfEach) {
   EXPECT_GT(expect_alone(grid({"model.batch=2,1,5", "model.seq=64,96", "fsdp.runtime=fsdp2,fsdp1,none",
                                "checkpointing.policy=none,block", "fsdp.reshard_after_forward=true,false",

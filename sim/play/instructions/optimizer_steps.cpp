@@ -36,6 +36,15 @@ bool OptimizerSteps::stepped_in_backward(const Instruction& i) const {
          (i.numel == 0 || context_.plan.runtime == Runtime::Fsdp2);
 }
 
+bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {
+  const OptimizerOptions& options = context_.job.train.optimizer;
+  const bool whole = i.kind == InstructionKind::Clip || (i.kind == InstructionKind::OptimizerStep && !i.name.valid() &&
+                                                         !i.buffer.param.valid() && i.stream == Stream::D);
+  return whole && !i.on_host && context_.plan.runtime != Runtime::Fsdp1 && !in_backward_ && !beside_muon_ &&
+         (options.name == OptimizerKind::AdamW || options.name == OptimizerKind::Sgd) &&
+         !context_.device.cost.work().measured();
+}
+
 bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
   Device& device = context_.device;
   if (i.name.valid()) {

@@ -27,6 +27,13 @@ class PlanBuffers {
   BlockHandle find(const BufferName& buffer, std::int32_t instance) const;
   /// The buffer has no block any more; the block is the caller's.
   BlockHandle take(const BufferName& buffer, std::int32_t instance);
+  /// Of instance 0, by index: the first of that name, if it has any.
+  BlockHandle& block(std::size_t index) { return blocks_[index]; }
+  BlockHandle block(std::size_t index) const { return blocks_[index]; }
+  std::size_t count() const { return blocks_.size(); }
+  /// Whether any name has several, or one of another instance.
+  bool has_more() const { return !more_.empty(); }
+  bool in_arena() const { return arena_ != nullptr; }
   /// One number for all names of a buffer.
   std::size_t index(const BufferName& buffer) const;
 

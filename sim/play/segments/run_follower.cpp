@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/result.h"
+
 namespace foreshard {
 namespace {
 
@@ -57,6 +59,17 @@ void RunFollower::place(const SegmentRun& run, Phase phase, const std::vector<Ti
   });
 }
 
+bool RunFollower::pass(const SegmentRun& run) {
+  Device& device = context_.device;
+  const Bytes allocated = device.allocator.stats().allocated.current;
+  if (!device.clock.is_plain() || device.allocator.pending().any() || !device.allocator.tapes().skip(kCompute, run))
+    return false;
+  device.book.skip(run, allocated);
+  ++next_;
+  device.activity.events += run.events;
+  return true;
+}
+
 /// What must be there of a run: blocks that others than segments look at.
 void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
   Device& device = context_.device;
@@ -77,11 +90,11 @@ void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
   }
 }
 
-/// What the runs so far hold, block by block.
 void RunFollower::make_skipped_blocks() {
   const PoolTape& tape = *std::exchange(tape_, nullptr);
   Device& device = context_.device;
-  std::vector<const SegmentRun::Holding*> held(storages_.count(), nullptr);
+  const std::size_t slots = storages_.count();  // then the plan's buffers
+  std::vector<const SegmentRun::Holding*> held(slots + buffers_.count(), nullptr);
   const std::size_t end = next_ > 0 ? tape.runs[next_ - 1].end_holding : 0;
   for (std::size_t k = 0; k < end; ++k) {
     const SegmentRun::Holding& holding = tape.holdings[k];
@@ -90,11 +103,14 @@ void RunFollower::make_skipped_blocks() {
   for (const ImportBinding& kept : context_.lowered.held)  // these are there, or have been dropped
     held[static_cast<std::size_t>(storages_.place(kept.instance, kept.slot))] = nullptr;
   for (std::size_t slot = 0; slot < held.size(); ++slot) {
-    if (held[slot] == nullptr) continue;
+    BlockHandle* const passed = slot < slots ? nullptr : &buffers_.block(slot - slots);
+    if (held[slot] == nullptr || (passed != nullptr && *passed != kPassedBlock)) continue;
     const BlockHandle block = device.allocator.tapes().adopt(kCompute, *held[slot]);
-    storages_[static_cast<std::int32_t>(slot)] = block;
+    (passed != nullptr ? *passed : storages_[static_cast<std::int32_t>(slot)]) = block;
+    passed_ -= passed != nullptr ? 1 : 0;
     device.book.adopt(block, static_cast<MemoryCategory>(held[slot]->category));
   }
+  FORESHARD_CHECK(passed_ == 0, "a tape says which block a buffer has");
 }
 
 }  // namespace foreshard

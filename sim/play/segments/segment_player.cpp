@@ -15,6 +15,7 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       recorder_(context, context.model.mesh.empty() ? options.record_runs : nullptr),
       storages_(context, buffers, recorder_),
       follower_(context, buffers, storages_, context.model.mesh.empty() ? options.follow_runs : nullptr),
+      instructions_(context, buffers, storages_, recorder_, follower_),
       workspaces_(context, recorder_),
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
