@@ -87,7 +87,7 @@ PlanPlayer::Progress PlanPlayer::advance() {
     const LoopPhase next = stays ? context_.phase : loop_phase_after(context_.phase, stepped_, context_.plan, i);
     stepped_ = stepped_ || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer && !i.name.valid());
     const SimTime before = device.clock.host();
-    const SimDuration waited = order_.host_wait();
+    const SimDuration waited = device.activity.keep_spans ? order_.host_wait() : 0;
     bool ok = next == LoopPhase::None || next == context_.phase || enter_phase(next);
     ok = ok && (stays || segments_.early().before(i));
     if (ok && meets_ && !collectives_.met() && is_collective(i.kind) && i.communicator.valid()) {

@@ -13,8 +13,8 @@ bool frees(const Instruction& i) {
 
 /// Whether it can be in a group at all: which phase of the loop it is in is known from its own alone.
 bool is_of_compute(const Instruction& i) {
-  const bool moves = i.kind == InstructionKind::Alloc || i.kind == InstructionKind::Resize ||
-                     i.kind == InstructionKind::Free;
+  const bool moves =
+      i.kind == InstructionKind::Alloc || i.kind == InstructionKind::Resize || i.kind == InstructionKind::Free;
   return moves && i.stream == Stream::D && i.arg == 0 && i.phase != Phase::None && i.phase != Phase::Optimizer;
 }
 
@@ -44,15 +44,22 @@ bool InstructionRuns::pass(const SegmentRun::Buffer& buffer, const Instruction& 
   if (!buffer.frees) {
     if (block != kNoBlock) return false;
     undo_.emplace_back(at, std::exchange(block, buffer.number < 0 ? kEmptyBlock : kPassedBlock));
+    passed_ += buffer.number < 0 ? 0 : 1;
     return true;
   }
   const CachingAllocator& allocator = context_.device.allocator;
-  const bool same = block >= 0 ? allocator.stream_of(block) == kCompute && allocator.is_small(block) == buffer.small &&
-                                     allocator.tapes().number_of(block) == buffer.number
-                    : block == kPassedBlock ? buffer.number >= 0
-                                            : buffer.number < 0 && (block == kEmptyBlock || !buffers_.has_more());
-  if (same) undo_.emplace_back(at, std::exchange(block, kNoBlock));
-  return same;
+  bool same = buffer.number >= 0;
+  if (block >= 0) {
+    same = allocator.stream_of(block) == kCompute && allocator.is_small(block) == buffer.small &&
+           allocator.tapes().number_of(block) == buffer.number;
+    has_real_ = true;
+  } else if (block != kPassedBlock) {
+    same = buffer.number < 0 && (block == kEmptyBlock || !buffers_.has_more());
+  }
+  if (!same) return false;
+  passed_ -= block == kPassedBlock ? 1 : 0;
+  undo_.emplace_back(at, std::exchange(block, kNoBlock));
+  return true;
 }
 
 void InstructionRuns::undo() {
@@ -66,6 +73,8 @@ bool InstructionRuns::pass_buffers(const Instruction& first) {
   if (run == nullptr || run->buffers.empty() || begin + run->buffers.size() > all.size()) return false;
   if (!context_.device.allocator.tapes().follows(kCompute)) return false;
   undo_.clear();
+  passed_ = 0;
+  has_real_ = false;
   bool same = true;
   for (std::size_t k = 0; same && k < run->buffers.size(); ++k)
     same = belongs(all[begin + k], first) && pass(run->buffers[k], all[begin + k]);
@@ -76,12 +85,10 @@ bool InstructionRuns::pass_buffers(const Instruction& first) {
     undo();
     return false;
   }
-  for (const auto& [index, block] : undo_) {
-    if (block >= 0) device.allocator.tapes().disown(block);
-    if (block == kPassedBlock) follower_.count_buffer(-1);
-  }
-  for (const SegmentRun::Buffer& buffer : run->buffers) {
-    if (!buffer.frees && buffer.number >= 0) follower_.count_buffer(1);
+  follower_.count_buffers(passed_);
+  if (has_real_) {
+    for (const auto& [index, block] : undo_)
+      if (block >= 0) device.allocator.tapes().disown(block);
   }
   device.clock.host_cost(static_cast<SimDuration>(run->calls.size()) * device.profile.driver_alloc_ns);
   context_.position += static_cast<std::int32_t>(run->buffers.size()) - 1;

@@ -43,7 +43,10 @@ class InstructionRuns {
   SegmentStorages& storages_;
   RunRecorder& recorder_;
   RunFollower& follower_;
+  // Of the group that is being passed over.
   std::vector<std::pair<std::size_t, BlockHandle>> undo_;  // buffers as they were, in order
+  std::int64_t passed_ = 0;                                // more of them have a block that nobody made
+  bool has_real_ = false;                                  // one had a block that somebody made
 };
 
 }  // namespace foreshard

@@ -33,7 +33,7 @@ class RunFollower {
   bool pass(const SegmentRun& run);
   /// Buffers of the plan whose block is kPassedBlock.
   std::int64_t passed_buffers() const { return passed_; }
-  void count_buffer(std::int64_t change) { passed_ += change; }
+  void count_buffers(std::int64_t change) { passed_ += change; }
   /// Nothing is passed over any more: what the runs so far hold is there, block by block. REQUIRES follows().
   void make_skipped_blocks();
 
