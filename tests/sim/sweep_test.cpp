@@ -340,27 +340,78 @@ TEST_F(SweepTest, InstructionsThatAreNotPlayedChangeNothing) {
 TEST_F(SweepTest, BuffersClippingAndStepsStandOnATape) {
   SharedParts shared;
   Workbench bench(shared);
-  const auto play = [&](std::int64_t depth, PoolTape* record, const PoolTape* follow) {
-    Job job = base;
-    job.fsdp.prefetch.backward_depth = depth;
-    const JobParts parts = *bench.prepare(job);
-    SimulateOptions options = simulate_options(job);
+  const auto parts_of = [&](std::int64_t depth) {
+    base.fsdp.prefetch.backward_depth = depth;
+    return *bench.prepare(base);
+  };
+  const auto play = [&](const JobParts& parts, PoolTape* record, const PoolTape* follow) {
+    SimulateOptions options = simulate_options(base);
     options.per_kernel = false;
     options.record_pools = record;
     options.follow_pools = follow;
-    return *simulate(*parts.plan, *parts.model, *parts.lowered, job, *parts.profile, options);
+    return *simulate(*parts.plan, *parts.model, *parts.lowered, base, *parts.profile, options);
   };
   PoolTape tape;
-  expect_same(play(0, &tape, nullptr), play(0, nullptr, nullptr));
+  const JobParts first = parts_of(0);
+  expect_same(play(first, &tape, nullptr), play(first, nullptr, nullptr));
   const auto count = [&tape](auto of) { return std::count_if(tape.runs.begin(), tape.runs.end(), of); };
   EXPECT_GT(count([](const SegmentRun& run) { return run.buffers.size() > 3; }), 10);
   EXPECT_EQ(count([](const SegmentRun& run) { return run.step >= 0; }), 2 * 3) << "a clip and a step in each iteration";
-  expect_same(play(2, nullptr, &tape), play(2, nullptr, nullptr));
-  // A tape that says something else of one group is left there.
+  const JobParts second = parts_of(2);
+  expect_same(play(second, nullptr, &tape), play(second, nullptr, nullptr));
+  // Another card's memory takes other times.
+  base.cluster.profile = "h200-sxm-141";
+  const JobParts other = parts_of(2);
+  ASSERT_EQ(other.lowered, second.lowered);
+  expect_same(play(other, nullptr, &tape), play(other, nullptr, nullptr));
+  base.cluster.profile = "h100-sxm-80";
+  // What was passed over must be there where a group that frees it is another than the tape's.
   for (SegmentRun& run : tape.runs) {
-    if (!run.buffers.empty()) run.buffers.back().bytes += 512;
+    if (!run.buffers.empty() && run.buffers.back().frees) run.buffers.back().bytes += 512;
   }
-  expect_same(play(2, nullptr, &tape), play(2, nullptr, nullptr));
+  expect_same(play(second, nullptr, &tape), play(second, nullptr, nullptr));
+}
+
+TEST_F(SweepTest, ThePeakOfAGroupThatIsPassedOverIsAtItsInstruction) {
+  // Parameters are all that matters, and the gather of a block that has no gradients most of all.
+  std::string config = kConfig;
+  const std::string layers = "\"num_hidden_layers\": 3";
+  ASSERT_NE(config.find(layers), std::string::npos);
+  config.replace(config.find(layers), layers.size(), "\"num_hidden_layers\": 1");
+  std::ofstream(base.model.source) << config;
+  base.fsdp.frozen = {"model.layers.*"};
+  base.model.batch = 1;
+  base.model.seq = 8;
+  base.train.optimizer.name = OptimizerKind::Sgd;
+  base.train.clip_grad_norm = 0;
+  base.fsdp.mixed_precision.param = DType::Float32;
+  base.fsdp.mixed_precision.reduce = DType::BFloat16;
+  SharedParts shared;
+  Workbench bench(shared);
+  const JobParts parts = *bench.prepare(base);
+  Plan plan = *parts.plan;
+  for (PlanIteration& one : plan.iterations)  // whose arguments would be the highest point
+    std::erase_if(one.instructions, [](const Instruction& i) { return i.kind == InstructionKind::CopyOut; });
+  const auto play = [&](PoolTape* record, const PoolTape* follow) {
+    SimulateOptions options = simulate_options(base);
+    options.per_kernel = false;
+    options.record_pools = record;
+    options.follow_pools = follow;
+    return *simulate(plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+  };
+  PoolTape tape;
+  const Prediction plain = play(nullptr, nullptr);
+  std::size_t at = plain.memory.instruction.index();
+  std::size_t iteration = 0;
+  for (; at >= plan.iterations[iteration].instructions.size(); ++iteration)
+    at -= plan.iterations[iteration].instructions.size();
+  const auto& all = plan.iterations[iteration].instructions;
+  for (const std::size_t k : {at, at - 1}) {
+    EXPECT_EQ(all[k].stream, Stream::D);
+    EXPECT_EQ(all[k].kind, InstructionKind::Resize) << "in the middle of a group";
+  }
+  expect_same(play(&tape, nullptr), plain);
+  expect_same(play(nullptr, &tape), plain);
 }
 
 TEST_F(SweepTest, OnePlanOfAllBatchSizesIsThePlanOfEach) {
