@@ -210,10 +210,9 @@ class Simulation {
     const int k = next_++;
     const auto index = static_cast<std::size_t>(std::min(k, planned - 1));
     const PlanIteration& iteration = plan_.iterations[index];
-    const auto first = static_cast<std::int32_t>(instructions_.size());
-    if (k == 0)
-      instructions_.reserve(static_cast<std::size_t>(std::min(wanted, 4)) * (iteration.instructions.size() + 64));
-    for (const Instruction& i : iteration.instructions) instructions_.push_back(&i);
+    const std::int32_t first = issued_;
+    issued_ += static_cast<std::int32_t>(iteration.instructions.size());
+    issues_.push_back({first, &iteration});
     const SimTime begin = std::max(last_end_, options_.synchronize_each_step ? device_.clock.host() : SimTime{0});
     if (k == 0) last_end_ = device_.clock.host();
     played_.push_back({k, k == 0 ? last_end_ : begin, InstructionId(first), device_.clock.host()});
@@ -298,8 +297,7 @@ class Simulation {
     prediction_.unfinished = result_of(player, device_, k, played_.back().begin, device_.clock.host());
     OutOfMemory oom;
     oom.iteration = k;
-    oom.instruction = InstructionId(static_cast<std::int32_t>(instructions_.size() - iteration.instructions.size()) +
-                                    stop.instruction);
+    oom.instruction = InstructionId(issues_.back().first + stop.instruction);
     if (i.unit.valid() && i.unit.index() < plan_.units.size()) oom.unit = plan_.units[i.unit.index()].name;
     oom.phase = std::string(loop_phase_name(stop.phase));
     oom.requested = stop.requested;
@@ -329,8 +327,8 @@ class Simulation {
     std::stable_sort(memory.categories.begin(), memory.categories.end(),
                      [](const CategoryBytes& a, const CategoryBytes& b) { return a.bytes > b.bytes; });
     const std::int32_t at = device_.book.peak_instruction();
-    if (at >= 0 && static_cast<std::size_t>(at) < instructions_.size()) {
-      const Instruction& i = *instructions_[static_cast<std::size_t>(at)];
+    if (const Instruction* const made_by = instruction_at(at); made_by != nullptr) {
+      const Instruction& i = *made_by;
       memory.instruction = InstructionId(at);
       if (i.unit.valid() && i.unit.index() < plan_.units.size()) memory.unit = plan_.units[i.unit.index()].name;
       memory.phase = std::string(phase_name(i.phase));
@@ -341,13 +339,25 @@ class Simulation {
     memory_log();
     speed();
     if (options_.timeline && player_) {
-      prediction_.timeline = build_timeline(plan_, lowered_, device_, *player_, instructions_, played_);
+      prediction_.timeline = build_timeline(plan_, lowered_, device_, *player_, all_instructions(), played_);
     }
   }
 
   const Instruction* instruction_at(std::int32_t id) const {
-    return id >= 0 && static_cast<std::size_t>(id) < instructions_.size() ? instructions_[static_cast<std::size_t>(id)]
-                                                                          : nullptr;
+    if (id < 0 || id >= issued_) return nullptr;
+    const auto after =
+        std::find_if(issues_.begin(), issues_.end(), [id](const Issue& issue) { return issue.first > id; });
+    const Issue& issue = *(after - 1);
+    return &issue.iteration->instructions[static_cast<std::size_t>(id - issue.first)];
+  }
+
+  /// By the id under which each was played.
+  std::vector<const Instruction*> all_instructions() const {
+    std::vector<const Instruction*> all;
+    for (const Issue& issue : issues_) {
+      for (const Instruction& i : issue.iteration->instructions) all.push_back(&i);
+    }
+    return all;
   }
 
   void holders() {
@@ -422,7 +432,13 @@ class Simulation {
   std::vector<ResidentBuffer> buffers_;
   std::optional<Arena> arena_;
   std::optional<PlanPlayer> player_;
-  std::vector<const Instruction*> instructions_;  // by the id under which it was played
+  /// An iteration that was issued: its instructions have ids from `first` on.
+  struct Issue {
+    std::int32_t first = 0;
+    const PlanIteration* iteration = nullptr;
+  };
+  std::vector<Issue> issues_;
+  std::int32_t issued_ = 0;  // instructions
   std::vector<PlayedIteration> played_;
   SimTime last_end_ = 0;
   SimDuration busy_before_ = 0;

@@ -284,7 +284,8 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   Result<Script> script = script_of(job);
   if (!script) return tl::unexpected(script.error());
 
-  const PlanRequest request{model, job, *parts.units, *graph, *script};
+  PlanRequest request{model, job, *parts.units, *graph, *script};
+  request.autograd = parts.autograd;
   Result<Plan> plan = build_for_runtime(request);
   if (!plan) return plan;
   if (!model.mesh.empty()) {

@@ -9,6 +9,7 @@
 #include "core/model/model.h"
 #include "core/plan.h"
 #include "core/plan/graph/module_graph.h"
+#include "core/plan/graph/node_autograd.h"
 #include "core/plan/graph/script.h"
 #include "core/plan/units/units.h"
 #include "core/result.h"
@@ -22,7 +23,8 @@ struct PlanRequest {
   const UnitTable& table;
   const ModuleGraph& graph;
   const Script& script;
-  int max_iterations = 12;  // a repeating script stops here even if two iterations in a row still differ
+  int max_iterations = 12;            // a repeating script stops here even if two iterations in a row still differ
+  GraphAutograd* autograd = nullptr;  // of the graph, where other plans of it ask too
 };
 
 /// The runtimes: functions from units to a plan (units, streams, groups, segments, iterations, traps are filled in).
@@ -39,6 +41,7 @@ struct PlanParts {
   using GraphMaker = std::function<Result<std::shared_ptr<const ModuleGraph>>(
       const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside)>;
   GraphMaker graph;                          // in place of build_module_graph; empty = that
+  GraphAutograd* autograd = nullptr;         // of the graph that `graph` has given, which may set this
   bool checks = true;                        // false: Plan::checks stays empty
   std::shared_ptr<const UnitTable> units;    // the units that the plan is made from; made if nobody knows them yet
   std::vector<CheckpointKind> checkpointed;  // out, by ModuleId

@@ -16,6 +16,7 @@
 #include "sim/device/driver_memory.h"
 #include "sim/device/interference.h"
 #include "sim/device/kernel_cost.h"
+#include "sim/device/launch_list.h"
 #include "sim/device/memory_book.h"
 #include "sim/machine/profile.h"
 #include "sim/network/collectives.h"
@@ -54,6 +55,8 @@ struct Device {
   WorkSpan launch(Stream stream, SimDuration host_ns, const DeviceWork& work, const ActivitySpan& what,
                   SimTime not_before = 0, int communicator = -1) {
     SimDuration device_ns = work.time;
+    if (written_ != nullptr)
+      written_->launches.push_back({clock.host() - written_until_ + host_ns, device_ns, work.slowdown});
     clock.host_cost(host_ns);
     const SimTime idle_since = clock.tail(index_of(stream));
     const bool compute = stream == Stream::D;
@@ -63,6 +66,7 @@ struct Device {
       device_ns = beside(start, work);
     }
     const WorkSpan span = clock.enqueue(index_of(stream), device_ns, not_before, communicator);
+    written_until_ = clock.host();
     ++activity.events;
     if (compute) {
       if (span.start > free_at) activity.gaps.push_back({free_at, span.start, span.start > idle_since, what.phase});
@@ -76,6 +80,14 @@ struct Device {
       kept.stream = stream;
     }
     return span;
+  }
+
+  /// From now on what is launched is written down, with all that the host pays before it; nullptr ends it. REQUIRES
+  /// that nothing but compute is launched meanwhile, and that the host waits for nothing else.
+  void write_launches(LaunchList* list) {
+    if (written_ != nullptr) written_->host_after = clock.host() - written_until_;
+    written_ = list;
+    written_until_ = clock.host();
   }
 
   /// What torch's allocator of pinned memory gives: blocks of a power of two, by a call of the driver. A host as device
@@ -111,6 +123,31 @@ struct Device {
     clock.placed(stream, host + host_before(kernels.size()), tail);
   }
 
+  /// The same of a whole list, whose host pays for nothing else.
+  void launch_all(const LaunchList& list, Phase phase) {
+    const int stream = index_of(Stream::D);
+    SimTime host = clock.host(), tail = clock.tail(stream), last = compute_tail;
+    SimDuration computed = 0;
+    LaunchQueue::Launches queue(clock.queue(stream), clock.queue_depth());
+    Interference::Kernels beside_collectives(interference);
+    const bool busy = interference.active();
+    for (const LaunchList::Launch& launch : list.launches) {
+      host = queue.enter(host + launch.host);
+      const SimTime start = std::max(tail, host);
+      const SimDuration time = !busy ? launch.device
+                               : launch.slowdown < 0
+                                   ? beside_collectives.compute(start, launch.device)
+                                   : beside_collectives.compute(start, launch.device, launch.slowdown);
+      if (start > last) activity.gaps.push_back({last, start, start > tail, phase});
+      tail = last = start + time;
+      queue.issue(tail);
+      computed += time;
+    }
+    compute_tail = last;
+    activity.compute_busy += computed;
+    clock.placed(stream, host + list.host_after, tail);
+  }
+
   SimDuration beside(SimTime start, const DeviceWork& work) {
     return work.slowdown < 0 ? interference.compute(start, work.time)
                              : interference.compute(start, work.time, work.slowdown);
@@ -127,6 +164,10 @@ struct Device {
   Activity activity;
   Bytes pinned_host = 0;
   SimTime compute_tail = 0;  // end of the last work on D; clock.tail(D) also moves by waits
+
+ private:
+  LaunchList* written_ = nullptr;
+  SimTime written_until_ = 0;  // of the host
 };
 
 }  // namespace foreshard

@@ -43,6 +43,30 @@ class LaunchQueue {
     if (++at_ == depth) at_ = 0;
   }
 
+  /// issue() and enter() for launches that follow each other, the place in the ring kept at hand.
+  class Launches {
+   public:
+    Launches(LaunchQueue& of, std::size_t depth) : of_(of), depth_(depth), at_(of.at_) {
+      if (depth > 0 && of.ends_.empty()) of.ends_.assign(depth, 0);
+      ends_ = of.ends_.empty() ? nullptr : of.ends_.data();
+    }
+    ~Launches() { of_.at_ = at_; }
+    Launches(const Launches&) = delete;
+    Launches& operator=(const Launches&) = delete;
+
+    SimTime enter(SimTime host) const { return ends_ == nullptr ? host : std::max(host, ends_[at_]); }
+    void issue(SimTime end) {
+      if (depth_ == 0) return;
+      ends_[at_] = end;
+      if (++at_ == depth_) at_ = 0;
+    }
+
+   private:
+    LaunchQueue& of_;
+    SimTime* ends_;
+    std::size_t depth_, at_;
+  };
+
  private:
   std::vector<SimTime> ends_;  // of the latest, as a ring
   std::size_t at_ = 0;         // the oldest

@@ -66,16 +66,15 @@ Interference::Windows::Stretch Interference::Windows::stretch(SimTime begin) con
 
 void Interference::Windows::keep(SimTime begin, SimTime end, double slowdown) {
   if (end <= begin) return;
-  if (count_ > 0) {
-    Window& last = ring_[(count_ - 1) % kMost];
-    if (last.end >= begin && last.begin <= begin) {
-      if (end <= last.end) return;
-      last.slowed += slowdown * static_cast<double>(end - last.end);
-      last.end = end;
-      return;
-    }
+  Window& last = ring_[last_];
+  if (last.end >= begin && last.begin <= begin) {
+    if (end <= last.end) return;
+    last.slowed += slowdown * static_cast<double>(end - last.end);
+    last.end = end;
+    return;
   }
-  ring_[count_++ % kMost] = {begin, end, slowdown * static_cast<double>(end - begin)};
+  last_ = count_++ % kMost;
+  ring_[last_] = {begin, end, slowdown * static_cast<double>(end - begin)};
 }
 
 SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {

@@ -19,6 +19,12 @@
 namespace foreshard {
 
 class Interference {
+ private:
+  struct Window {
+    SimTime begin = 0, end = -1;
+    double slowed = 0;  // its time, each part by the slowdown of what was computed in it
+  };
+
  public:
   explicit Interference(const HardwareProfile& profile);
   /// For tests: a share of the device taken by a running collective.
@@ -32,14 +38,49 @@ class Interference {
   /// Duration of a kernel that would take `alone` from `start`, beside what is known to run; takes over what is owed.
   SimDuration compute(SimTime start, SimDuration alone) { return compute(start, alone, slowdown_); }
   SimDuration compute(SimTime start, SimDuration alone, double slowdown);
+
+  /// compute() for kernels that follow each other: what stays the same as long as no collective begins or ends is kept
+  /// at hand. Nothing else may be asked of the interference while it lives.
+  class Kernels {
+   public:
+    explicit Kernels(Interference& of) : of_(of) { load(); }
+    ~Kernels() { store(); }
+    Kernels(const Kernels&) = delete;
+    Kernels& operator=(const Kernels&) = delete;
+
+    SimDuration compute(SimTime start, SimDuration alone, double slowdown) {
+      const bool alone_in_window = start == last_.end && start >= quiet_begin_ && start + alone <= quiet_end_;
+      if (!alone_in_window) return compute_anywhere(start, alone, slowdown);
+      last_.slowed += slowdown * static_cast<double>(alone);
+      last_.end += alone;
+      return alone;
+    }
+    SimDuration compute(SimTime start, SimDuration alone) { return compute(start, alone, of_.slowdown_); }
+
+   private:
+    [[gnu::noinline]] SimDuration compute_anywhere(SimTime start, SimDuration alone, double slowdown) {
+      store();
+      const SimDuration time = of_.compute(start, alone, slowdown);
+      load();
+      return time;
+    }
+    void load() {
+      const bool quiet = of_.owed_ == 0 && of_.stretch_.windows == 0;
+      quiet_begin_ = quiet ? of_.stretch_.begin : 0;
+      quiet_end_ = quiet ? of_.stretch_.end : -1;
+      last_ = of_.computed_.last();
+    }
+    void store() { of_.computed_.last() = last_; }
+
+    Interference& of_;
+    SimTime quiet_begin_ = 0, quiet_end_ = -1;  // no collective runs, and nothing is owed
+    Window last_;
+  };
+
   /// A collective that runs in [begin, end).
   void collective(SimTime begin, SimTime end);
 
  private:
-  struct Window {
-    SimTime begin = 0, end = 0;
-    double slowed = 0;  // its time, each part by the slowdown of what was computed in it
-  };
   /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
   class Windows {
    public:
@@ -53,6 +94,7 @@ class Interference {
     };
     Stretch stretch(SimTime begin) const;
     void keep(SimTime begin, SimTime end, double slowdown = 0);
+    Window& last() { return ring_[last_]; }
 
    private:
     /// `of(window, time)` for every window that runs within [begin, end), and how long it does.
@@ -61,7 +103,8 @@ class Interference {
 
     static constexpr std::size_t kMost = 256;
     std::array<Window, kMost> ring_{};
-    std::size_t count_ = 0;  // ever kept; the last is ring_[(count_ - 1) % kMost]
+    std::size_t count_ = 0;  // ever kept
+    std::size_t last_ = 0;   // in the ring: the latest
   };
 
   double slowdown_ = 0;  // extra time per time beside a collective

@@ -26,6 +26,20 @@ MemoryCategory category_of(BufferWhat what) {
   }
 }
 
+MemoryBook::Peak MemoryBook::part_peak() {
+  const Peak before{peak_, at_peak_, peak_iteration_, peak_instruction_};
+  note_peak();
+  return before;
+}
+
+void MemoryBook::join_peak(const Peak& before) {
+  if (peak_ > before.bytes) return;
+  peak_ = before.bytes;
+  at_peak_ = before.categories;
+  peak_iteration_ = before.iteration;
+  peak_instruction_ = before.instruction;
+}
+
 void MemoryBook::relabel(BlockHandle block, MemoryCategory category) {
   if (block < 0) return;
   MemoryCategory& held = category_[static_cast<std::size_t>(block)];

@@ -84,6 +84,8 @@ class MemoryBook {
     instruction_ = instruction;
   }
 
+  void set_instruction(std::int32_t instruction) { instruction_ = instruction; }
+
   /// The unit that what follows belongs to where no instruction says it (wrapping, the optimizer); -1 = none.
   void set_unit(std::int32_t unit) { unit_ = unit; }
 
@@ -111,6 +113,15 @@ class MemoryBook {
   const Categories& now() const { return by_category_; }
   const Categories& at_peak() const { return at_peak_; }
   Bytes peak() const { return peak_; }
+  /// The highest point of what happens from here on alone, until join_peak() is given what this has returned.
+  /// REQUIRES no holders.
+  struct Peak {
+    Bytes bytes = 0;
+    Categories categories{};
+    std::int32_t iteration = -1, instruction = -1;
+  };
+  Peak part_peak();
+  void join_peak(const Peak& before);
   std::int32_t peak_iteration() const { return peak_iteration_; }
   std::int32_t peak_instruction() const { return peak_instruction_; }
 

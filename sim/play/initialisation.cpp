@@ -203,7 +203,20 @@ class Fsdp2Wrapping {
  public:
   Fsdp2Wrapping(Device& device, const Plan& plan, const Model& model, const Job& job,
                 std::vector<ResidentBuffer>& buffers)
-      : device_(device), plan_(plan), model_(model), job_(job), buffers_(buffers), shard_(model.params.size()) {
+      : device_(device),
+        plan_(plan),
+        model_(model),
+        job_(job),
+        buffers_(buffers),
+        shard_(model.params.size()),
+        unit_of_(model.modules.size(), nullptr),
+        owned_(model.modules.size()) {
+    for (auto unit = plan.units.rbegin(); unit != plan.units.rend(); ++unit) {  // the first that wraps a module counts
+      for (const ModuleId module : unit->modules) unit_of_[module.index()] = &*unit;
+    }
+    for (const BufferInfo& buffer : model.buffers) {
+      if (buffer.owner.valid()) owned_[buffer.owner.index()].push_back(&buffer);
+    }
     for (const std::size_t u : wrapping_order(plan)) {
       for (const ShardedParam& param : plan.units[u].sharded) {  // of several dtypes where some are frozen
         const Bytes element = itemsize(model.params[param.param.index()].dtype);
@@ -315,12 +328,11 @@ class Fsdp2Wrapping {
     for (const ParamId param : module.params) {
       if (!make_shard(model_.storage_of(param), false)) return false;
     }
-    for (const BufferInfo& buffer : model_.buffers) {
-      if (buffer.owner == id && !make_buffer(device_, buffer, job_, buffers_)) return false;
+    for (const BufferInfo* buffer : owned_[id.index()]) {
+      if (!make_buffer(device_, *buffer, job_, buffers_)) return false;
     }
-    const auto wraps = [id](const PlanUnit& unit) { return std::ranges::count(unit.modules, id) > 0; };
-    const auto unit = std::ranges::find_if(plan_.units, wraps);
-    return unit == plan_.units.end() || pad(*unit);
+    const PlanUnit* const unit = unit_of_[id.index()];
+    return unit == nullptr || pad(*unit);
   }
 
   Device& device_;
@@ -328,7 +340,9 @@ class Fsdp2Wrapping {
   const Model& model_;
   const Job& job_;
   std::vector<ResidentBuffer>& buffers_;
-  std::vector<Shard> shard_;  // by storage owner
+  std::vector<Shard> shard_;                           // by storage owner
+  std::vector<const PlanUnit*> unit_of_;               // by module; nullptr: it is none
+  std::vector<std::vector<const BufferInfo*>> owned_;  // by module
 };
 
 }  // namespace

@@ -18,6 +18,16 @@ std::int32_t first_event(const PlanIteration& iteration) {
   return first;
 }
 
+/// It does nothing on the device.
+bool is_note(InstructionKind kind) {
+  return kind == InstructionKind::Mark || kind == InstructionKind::UseFull || kind == InstructionKind::UseShard;
+}
+
+/// Where the loop stands follows from it alone.
+bool is_phase(InstructionKind kind) {
+  return kind == InstructionKind::Zero || kind == InstructionKind::Clip || kind == InstructionKind::OptimizerStep;
+}
+
 }  // namespace
 
 PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<ResidentBuffer> buffers)
@@ -49,11 +59,18 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   phases_.clear();
   segments_.begin();
   stepped_ = stopped_ = false;
+  last_ = nullptr;
   collectives_.forget_meeting();
   const bool again = repeats > 0 && index > 0;
   order_.begin(again ? repeats * (first_event(iterations[index]) - first_event(iterations[index - 1])) : 0);
   if (index > 0 && context_.iteration->micro_batches == 0) buffers_.forget_state_copies();
   context_.device.allocator.reset_peaks();
+}
+
+/// No phase of the loop begins with it: what was played last is of the same one, and neither is so by its kind.
+bool PlanPlayer::stays_in_phase(const Instruction& i) const {
+  return last_ != nullptr && !stepped_ && last_->phase == i.phase && last_->unit == i.unit && !is_phase(i.kind) &&
+         !is_phase(last_->kind);
 }
 
 PlanPlayer::Progress PlanPlayer::advance() {
@@ -62,14 +79,17 @@ PlanPlayer::Progress PlanPlayer::advance() {
   const auto count = static_cast<std::int32_t>(instructions.size());
   for (; context_.position < count; ++context_.position) {
     const Instruction& i = instructions[static_cast<std::size_t>(context_.position)];
+    const bool stays = stays_in_phase(i);
+    if (stays && is_note(i.kind) && context_.position + 1 < count) continue;
+    last_ = &i;
     device.book.set_place(context_.iteration->index + repeats_, context_.instruction());
     if (IssueTape* tape = device.clock.tape()) tape->set_unit(i.unit.value);
-    const LoopPhase next = loop_phase_after(context_.phase, stepped_, context_.plan, i);
+    const LoopPhase next = stays ? context_.phase : loop_phase_after(context_.phase, stepped_, context_.plan, i);
     stepped_ = stepped_ || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer && !i.name.valid());
     const SimTime before = device.clock.host();
-    const SimDuration waited = order_.host_wait();
+    const SimDuration waited = device.activity.keep_spans ? order_.host_wait() : 0;
     bool ok = next == LoopPhase::None || next == context_.phase || enter_phase(next);
-    ok = ok && segments_.early().before(i);
+    ok = ok && (stays || segments_.early().before(i));
     if (ok && meets_ && !collectives_.met() && is_collective(i.kind) && i.communicator.valid()) {
       meeting_ = collectives_.offer(i);
       return Progress::Meeting;  // comes back to this instruction
@@ -116,7 +136,7 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::Alloc:
     case InstructionKind::Resize:
     case InstructionKind::Free:
-    case InstructionKind::NoteUse: return buffers_.play(i);
+    case InstructionKind::NoteUse: return segments_.instructions().play_buffers(i);
     case InstructionKind::CopyIn:
     case InstructionKind::CopyOut:
     case InstructionKind::Cast:
@@ -139,8 +159,9 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::ScaleLoss:
     case InstructionKind::Unscale:
     case InstructionKind::UpdateScale:
-    case InstructionKind::OptimizerStep: return optimizer_.play(i);
+    case InstructionKind::OptimizerStep: return segments_.instructions().play_step(i, optimizer_);
     case InstructionKind::Zero:
+      segments_.instructions().before_zero();
       if (i.numel == 0 && context_.plan.runtime != Runtime::Fsdp1) buffers_.zero_gradients();
       return optimizer_.play(i);
     case InstructionKind::UseFull:

@@ -85,6 +85,7 @@ class PlanPlayer {
 
  private:
   bool execute(const Instruction& i);
+  bool stays_in_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
 
   PlayContext context_;
@@ -99,6 +100,7 @@ class PlanPlayer {
 
   // Of the iteration being played.
   bool stepped_ = false, stopped_ = false;
+  const Instruction* last_ = nullptr;  // played
   std::int32_t repeats_ = 0;
   Meeting meeting_;
   std::vector<PhaseEnd> phases_;

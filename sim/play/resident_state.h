@@ -50,6 +50,8 @@ class OptimizerState {
   void update_scale(Device& device, const ActivitySpan& what);
   /// The first step makes the state.
   bool step(Device& device, const ActivitySpan& what, bool on_host);
+  /// Somebody else has made it.
+  void has_made_state() { has_state_ = true; }
   /// zero_grad that keeps the gradients.
   void zero(Device& device, const ActivitySpan& what);
 

@@ -142,6 +142,7 @@ class Workbench {
     std::vector<CheckpointKind> checkpoint;
     bool inside = true;
     std::shared_ptr<const ModuleGraph> graph;
+    GraphAutograd autograd;
   };
   static constexpr std::size_t kKept = 4;
   static constexpr std::size_t kKeptTapes = SweepGrid::kTogether;
@@ -150,9 +151,9 @@ class Workbench {
   Result<std::shared_ptr<const LoweredProgram>> lowered(Planned& planned, const std::shared_ptr<const Model>& model,
                                                         const LoweringOptions& options);
 
-  Result<std::shared_ptr<const ModuleGraph>> graph(const std::shared_ptr<const Model>& model,
-                                                   const std::vector<bool>& boundary,
-                                                   const std::vector<CheckpointKind>& checkpoint, bool inside);
+  /// Valid until the next one is asked for.
+  Result<Graph*> graph(const std::shared_ptr<const Model>& model, const std::vector<bool>& boundary,
+                       const std::vector<CheckpointKind>& checkpoint, bool inside);
 
   struct Wrapped {
     Job key;

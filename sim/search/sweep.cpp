@@ -17,6 +17,7 @@ namespace {
 // Neighbours that share a plan, or what the allocator did, stay with one thread; more would leave threads idle at the
 // end.
 constexpr std::size_t kLeastChunk = 8, kMostChunk = 128, kChunksPerThread = 8;
+constexpr std::size_t kLongestRow = 256;
 
 /// Whether jobs that differ in this key alone may allocate the same on the compute stream.
 bool leaves_allocations(const std::string& key) {
@@ -85,9 +86,15 @@ class Sweep {
       distinct[k] = added;
       if (!added) point.same_as = first->second;
     }
+    const std::size_t alike = grid_.sharing_row();
+    std::size_t place = 0, row = 0;  // in the grid's order
     for (const std::size_t index : grid_.sharing_order()) {
+      const std::size_t of = place++ / alike;
       const auto at = position_.find(index);
-      if (at != position_.end() && distinct[at->second]) distinct_.push_back(at->second);
+      if (at == position_.end() || !distinct[at->second]) continue;
+      if (rows_.empty() || of != row) rows_.push_back(distinct_.size());
+      row = of;
+      distinct_.push_back(at->second);
     }
   }
 
@@ -95,7 +102,8 @@ class Sweep {
     int threads = options_.threads > 0 ? options_.threads : static_cast<int>(std::thread::hardware_concurrency());
     const auto parts = static_cast<std::size_t>(std::max(threads, 1)) * kChunksPerThread;
     chunk_ = std::clamp(distinct_.size() / parts, kLeastChunk, kMostChunk);
-    const std::size_t chunks = (distinct_.size() + chunk_ - 1) / chunk_;
+    cut_chunks(rows_.size() >= parts);
+    const std::size_t chunks = chunks_.size();
     threads = std::clamp(threads, 1, static_cast<int>(std::max<std::size_t>(chunks, 1)));
     std::vector<std::thread> pool;
     running_ = threads;
@@ -114,15 +122,29 @@ class Sweep {
     if (options_.progress) options_.progress(done_, distinct_.size());  // also where nobody had to be waited for
   }
 
+  /// With `rows` at those alone that share what the allocator did, unless one is very long. Not where there are few:
+  /// threads would wait for each other at the end.
+  void cut_chunks(bool rows) {
+    auto row = rows_.begin();
+    for (std::size_t begin = 0; begin < distinct_.size();) {
+      chunks_.push_back(begin);
+      const std::size_t end = std::min(begin + chunk_, distinct_.size());
+      row = std::lower_bound(row, rows_.end(), end);
+      const std::size_t whole = row == rows_.end() ? distinct_.size() : *row;
+      begin = rows && whole - begin <= kLongestRow ? whole : end;
+    }
+  }
+
   void work() {
     Workbench bench(shared_);
     const auto& axes = grid_.axes();
     if (std::any_of(axes.begin(), axes.end(), [](const SweepAxis& axis) { return leaves_allocations(axis.key); }))
       bench.keep_tapes();
     for (;;) {
-      const std::size_t begin = next_.fetch_add(chunk_);
-      if (begin >= distinct_.size()) break;
-      for (std::size_t k = begin; k < std::min(begin + chunk_, distinct_.size()); ++k) {
+      const std::size_t chunk = next_.fetch_add(1);
+      if (chunk >= chunks_.size()) break;
+      const std::size_t end = chunk + 1 < chunks_.size() ? chunks_[chunk + 1] : distinct_.size();
+      for (std::size_t k = chunks_[chunk]; k < end; ++k) {
         evaluate(bench, points_[distinct_[k]]);
         ++done_;
       }
@@ -161,6 +183,7 @@ class Sweep {
   std::vector<SweepPoint> points_;
   std::unordered_map<std::size_t, std::size_t> position_;  // index -> in points_
   std::vector<std::size_t> distinct_;                      // positions to evaluate
+  std::vector<std::size_t> rows_, chunks_;                 // where they begin among these
   std::size_t chunk_ = kLeastChunk;
   std::atomic<std::size_t> next_{0}, done_{0};
   std::mutex mutex_;

@@ -70,7 +70,7 @@ Result<SweepValue> parse_value(const std::string& key, const std::string& text) 
 /// How much is made anew when the key changes: 3 the model, 2 the plan, 1 the plan but not what the allocator does on
 /// the compute stream, 0 the simulation only.
 int weight_of(const std::string& key) {
-  if (key == "train.optimizer.name" || key == "train.optimizer.impl") return 2;
+  if (key == "train.optimizer.name") return 2;
   if (key.starts_with("model.") || key.starts_with("mesh.") || key.starts_with("fsdp.mixed_precision") ||
       key == "cluster.profile")
     return 3;
@@ -297,15 +297,22 @@ std::vector<std::string> SweepGrid::axes_without_meaning(const Job& base) const 
   return judged ? keys : std::vector<std::string>();
 }
 
+int SweepGrid::sharing_weight(const SweepAxis& axis) const {
+  std::size_t light = 1;
+  for (const SweepAxis& one : axes_) light *= sizes_only(one.key) || weight_of(one.key) == 0 ? one.values.size() : 1;
+  return light <= kTogether && sizes_only(axis.key) ? 0 : weight_of(axis.key);
+}
+
+std::size_t SweepGrid::sharing_row() const {
+  std::size_t row = 1;
+  for (const SweepAxis& axis : axes_) row *= sharing_weight(axis) <= 1 ? axis.values.size() : 1;
+  return row;
+}
+
 std::vector<std::size_t> SweepGrid::sharing_order() const {
   std::vector<std::size_t> axes(axes_.size());
   std::iota(axes.begin(), axes.end(), std::size_t{0});
-  std::size_t light = 1;
-  for (const SweepAxis& axis : axes_)
-    light *= sizes_only(axis.key) || weight_of(axis.key) == 0 ? axis.values.size() : 1;
-  const auto weight = [&](std::size_t a) {
-    return light <= kTogether && sizes_only(axes_[a].key) ? 0 : weight_of(axes_[a].key);
-  };
+  const auto weight = [&](std::size_t a) { return sharing_weight(axes_[a]); };
   std::stable_sort(axes.begin(), axes.end(), [&](std::size_t a, std::size_t b) { return weight(a) > weight(b); });
   std::vector<std::size_t> stride(axes_.size(), 1);
   for (std::size_t a = axes_.size(); a-- > 1;) stride[a - 1] = stride[a] * axes_[a].values.size();

@@ -69,8 +69,13 @@ class SweepGrid {
   /// Points in the order in which neighbours share most: the keys that change the model are changed last, but for few
   /// batch sizes, which leave plans alone.
   std::vector<std::size_t> sharing_order() const;
+  /// So many in a row of these differ in nothing but prefetching and what stands together: what the allocator did for
+  /// one serves others of them.
+  std::size_t sharing_row() const;
 
  private:
+  int sharing_weight(const SweepAxis& axis) const;
+
   std::vector<SweepAxis> axes_;
   std::size_t size_ = 1;
 };

@@ -6,7 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "sim/device/device_clock.h"
+#include "sim/device/device.h"
+#include "sim/machine/profile.h"
 
 namespace foreshard {
 namespace {
@@ -48,6 +49,36 @@ TEST(Interference, WorkAlreadyPlacedOwesByItsOwnSlowdown) {
   mixed.compute(500, 500, 1);
   mixed.collective(0, 1000);
   EXPECT_EQ(mixed.compute(2000, 100), 600);
+}
+
+/// What is beside what must not depend on how launches are handed over.
+TEST(Interference, AListOfLaunchesIsPlacedAsItsLaunchesOneByOne) {
+  const auto profile = load_profile("h100-sxm-80");
+  ASSERT_TRUE(profile.has_value());
+  std::mt19937 random(7);
+  const auto below = [&random](int limit) { return static_cast<SimDuration>(random() % static_cast<unsigned>(limit)); };
+  Device one(*profile, {}, kGiB), all(*profile, {}, kGiB);
+  ActivitySpan what;
+  what.phase = Phase::Forward;
+  for (int run = 0; run < 400; ++run) {
+    LaunchList list;
+    const bool slow_host = run % 7 == 0;  // else the host is far ahead, and waits for the queue of launches
+    for (SimDuration k = below(60); k >= 0; --k)
+      list.launches.push_back({below(slow_host ? 40'000 : 4'000), below(20'000), below(3) == 0 ? -1 : 0.1});
+    list.host_after = below(5'000);
+    for (const LaunchList::Launch& launch : list.launches)
+      one.launch(Stream::D, launch.host, {launch.device, launch.slowdown}, what);
+    one.clock.host_cost(list.host_after);
+    all.launch_all(list, Phase::Forward);
+    ASSERT_EQ(one.clock.host(), all.clock.host()) << run;
+    ASSERT_EQ(one.compute_tail, all.compute_tail) << run;
+    ASSERT_EQ(one.clock.tail(index_of(Stream::D)), all.clock.tail(index_of(Stream::D))) << run;
+    ASSERT_EQ(one.activity.compute_busy, all.activity.compute_busy) << run;
+    ASSERT_EQ(one.activity.gaps.size(), all.activity.gaps.size()) << run;
+    const SimTime begin = std::max<SimTime>(0, one.compute_tail - below(100'000)), end = begin + below(150'000);
+    if (below(3) > 0) continue;
+    for (Device* device : {&one, &all}) device->interference.collective(begin, end);
+  }
 }
 
 TEST(Interference, TheShareIsThatOfTheChannelsOnMultiprocessors) {

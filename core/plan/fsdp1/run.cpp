@@ -31,7 +31,7 @@ Run::Run(const PlanRequest& given)
       job(given.job),
       model(given.model),
       graph(given.graph),
-      node_autograd(given.model, given.graph, given.table.trainable),
+      node_autograd(given.model, given.graph, given.table.trainable, given.autograd),
       plan(frame_of(given.model, given.job, given.table)),
       autograd(next_event),
       out(autograd, next_event) {

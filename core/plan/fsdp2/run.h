@@ -51,7 +51,7 @@ struct Run {
         model(given.model),
         graph(given.graph),
         plan(into),
-        node_autograd(given.model, given.graph, given.table.trainable),
+        node_autograd(given.model, given.graph, given.table.trainable, given.autograd),
         out(into),
         autograd(out.event_counter()) {}
 

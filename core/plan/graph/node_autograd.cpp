@@ -4,14 +4,20 @@
 
 namespace foreshard {
 
+const std::vector<SegmentAutograd>& GraphAutograd::of(const Model& model, const ModuleGraph& graph,
+                                                      const std::vector<bool>& trainable) {
+  if (segments_ && trainable_ == trainable) return *segments_;
+  std::vector<OpRange> ranges;
+  ranges.reserve(graph.nodes.size());
+  for (const GraphNode& one : graph.nodes)
+    ranges.push_back(one.kind == GraphNode::Kind::Ops ? OpRange{one.op_begin, one.op_end} : OpRange{});
+  segments_ = segment_autograd(model, ranges, trainable);
+  trainable_ = trainable;
+  return *segments_;
+}
+
 const SegmentAutograd& NodeAutograd::segment(std::int32_t node) {
-  if (!segments_) {
-    std::vector<OpRange> ranges;
-    ranges.reserve(graph_.nodes.size());
-    for (const GraphNode& one : graph_.nodes)
-      ranges.push_back(one.kind == GraphNode::Kind::Ops ? OpRange{one.op_begin, one.op_end} : OpRange{});
-    segments_ = segment_autograd(model_, ranges, trainable_);
-  }
+  if (segments_ == nullptr) segments_ = &(shared_ != nullptr ? *shared_ : own_).of(model_, graph_, trainable_);
   return (*segments_)[static_cast<std::size_t>(node)];
 }
 

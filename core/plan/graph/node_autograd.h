@@ -11,10 +11,24 @@
 
 namespace foreshard {
 
+/// What the plans of one graph share: its nodes' facts, for the latest choice of trainable parameters. Owned by one
+/// thread.
+class GraphAutograd {
+ public:
+  /// By node. REQUIRES the model and the graph of the first call. The answer holds until other parameters are trained.
+  const std::vector<SegmentAutograd>& of(const Model& model, const ModuleGraph& graph,
+                                         const std::vector<bool>& trainable);
+
+ private:
+  std::vector<bool> trainable_;
+  std::optional<std::vector<SegmentAutograd>> segments_;
+};
+
 class NodeAutograd {
  public:
-  NodeAutograd(const Model& model, const ModuleGraph& graph, const std::vector<bool>& trainable)
-      : model_(model), graph_(graph), trainable_(trainable) {}
+  /// `shared`: by other plans of the graph; nullptr: by none.
+  NodeAutograd(const Model& model, const ModuleGraph& graph, const std::vector<bool>& trainable, GraphAutograd* shared)
+      : model_(model), graph_(graph), trainable_(trainable), shared_(shared) {}
 
   /// Something is kept for backward: a recomputation goes on until the last node that keeps something, and the first
   /// that runs backward starts it.
@@ -30,7 +44,9 @@ class NodeAutograd {
   const Model& model_;
   const ModuleGraph& graph_;
   const std::vector<bool>& trainable_;
-  std::optional<std::vector<SegmentAutograd>> segments_;
+  GraphAutograd* shared_;
+  GraphAutograd own_;
+  const std::vector<SegmentAutograd>* segments_ = nullptr;  // once asked
 };
 
 }  // namespace foreshard

@@ -12,8 +12,9 @@
 namespace foreshard {
 
 using BlockHandle = std::int32_t;
-inline constexpr BlockHandle kNoBlock = -1;     // out of memory
-inline constexpr BlockHandle kEmptyBlock = -2;  // a request of 0 bytes owns nothing
+inline constexpr BlockHandle kNoBlock = -1;      // out of memory
+inline constexpr BlockHandle kEmptyBlock = -2;   // a request of 0 bytes owns nothing
+inline constexpr BlockHandle kPassedBlock = -3;  // made by a run that was passed over: a tape knows which it is
 
 struct Block {
   Bytes address = 0, size = 0, requested = 0;

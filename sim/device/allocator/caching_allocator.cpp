@@ -1,5 +1,7 @@
 #include "sim/device/allocator/caching_allocator.h"
 
+#include <algorithm>
+
 #include "core/result.h"
 
 namespace foreshard {
@@ -95,6 +97,20 @@ void CachingAllocator::release_cached() {
 }
 
 void CachingAllocator::empty_cache() { release_cached(); }
+
+AllocatorStats CachingAllocator::part_peaks() {
+  const AllocatorStats before = ledger_.stats;
+  ledger_.stats.reset_peaks();
+  return before;
+}
+
+void CachingAllocator::join_peaks(const AllocatorStats& before) {
+  for (const auto stat : {&AllocatorStats::allocated, &AllocatorStats::active, &AllocatorStats::reserved,
+                          &AllocatorStats::requested, &AllocatorStats::inactive_split}) {
+    MemoryStat& now = ledger_.stats.*stat;
+    now.peak = std::max(now.peak, (before.*stat).peak);
+  }
+}
 
 std::vector<MemoryLog::Segment> CachingAllocator::held_segments() const {
   FORESHARD_CHECK(ledger_.log() != nullptr, "whose a block is stands in the log");

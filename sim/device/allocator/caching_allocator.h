@@ -41,6 +41,9 @@ class CachingAllocator {
 
   const AllocatorStats& stats() const { return ledger_.stats; }
   void reset_peaks() { ledger_.reset_peaks(); }
+  /// Peaks of what happens from here on alone, until join_peaks() is given what this has returned.
+  AllocatorStats part_peaks();
+  void join_peaks(const AllocatorStats& before);
   MemoryPeaks highest() const { return ledger_.highest(); }
   /// Bytes that a stream's pools hold from the driver.
   Bytes reserved_of(int stream) const { return ledger_.reserved_of(stream); }
@@ -48,6 +51,7 @@ class CachingAllocator {
   Bytes block_bytes(BlockHandle block) const { return block < 0 ? 0 : blocks_[block].size; }
   Bytes requested_bytes(BlockHandle block) const { return blocks_[block].requested; }
   Bytes address(BlockHandle block) const { return block < 0 ? 0 : blocks_[block].address; }
+  int stream_of(BlockHandle block) const { return blocks_[block].stream; }
   bool is_small(BlockHandle block) const { return blocks_[block].small; }
   /// Frees that wait for other streams.
   const PendingFrees& pending() const { return pending_; }

@@ -10,9 +10,11 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/units.h"
+#include "sim/device/launch_list.h"
 
 namespace foreshard {
 
@@ -25,9 +27,9 @@ struct PoolEvent {
   bool operator==(const PoolEvent&) const = default;
 };
 
-/// What one run of a segment's kernels did in both pools, all at once: whoever follows the tape up to its beginning and
-/// runs the same kernels can take the sums and make none of the blocks that segments alone hold
-/// (sim/play/segments/run_follower.h).
+/// What one run of a segment's kernels (or of instructions, sim/play/segments/instruction_runs.h) did in both pools,
+/// all at once: whoever follows the tape up to its beginning and runs the same kernels can take the sums and make none
+/// of the blocks that segments alone hold (sim/play/segments/run_follower.h).
 struct SegmentRun {
   /// Of one amount, from the run's beginning on.
   struct Change {
@@ -58,7 +60,16 @@ struct SegmentRun {
     std::int32_t gradient = -1;  // >= 0: a slot of the template, whose block the plan owns
   };
 
-  const void* kernels = nullptr;  // the list that ran
+  /// An instruction over one of the plan's buffers: it takes an allocation of a pool, or gives it back.
+  struct Buffer {
+    std::size_t index = 0;  // among all names
+    Bytes bytes = 0;
+    std::int32_t number = -1;  // -1: it has no bytes
+    bool frees = false, small = false;
+  };
+
+  // What ran: kernels of a segment, instructions over buffers, or the optimizer.
+  const void* kernels = nullptr;  // the list
   std::int32_t instance = -1;
   std::uint8_t had_workspaces = 0, made_workspaces = 0;  // BlasWorkspaces' bits
   Bytes workspace = 0;                                   // the size of cuBLAS's
@@ -71,6 +82,11 @@ struct SegmentRun {
   std::vector<DriverCall> calls;
   std::size_t end_holding = 0;  // among the tape's
   std::vector<Kept> kept;       // in order
+  std::vector<Buffer> buffers;  // in order; of a run of such instructions alone
+  std::int32_t highest_at = 0;  // the one of them at which most was allocated
+  std::int32_t step = -1;       // the InstructionKind of the optimizer's
+  LaunchList launches;          // of that, on the machine of this profile
+  std::string profile;
 };
 
 struct PoolTape {

@@ -63,6 +63,7 @@ void PoolTapes::made(BlockHandle h, Bytes size, const Before& was) {
   if (deck.recorded == nullptr) return;  // or room was made in a way that no tape holds
   const Before now = before();
   number(h, deck.numbers);
+  if (now.reserved > was.reserved) calls_.push_back({0, blocks_[h].small, now.reserved - was.reserved});
   deck.recorded->push_back(
       {size, blocks_[h].size, now.reserved - was.reserved, now.inactive - was.inactive, deck.numbers++});
 }
@@ -187,6 +188,10 @@ std::array<std::size_t, 2> PoolTapes::place(int stream) const {
     place[small ? 1 : 0] = deck.recorded != nullptr ? deck.recorded->size() : deck.position;
   }
   return place;
+}
+
+std::array<std::int32_t, 2> PoolTapes::allocations(int stream) const {
+  return {decks_[pool_of(stream, false)].numbers, decks_[pool_of(stream, true)].numbers};
 }
 
 bool PoolTapes::skip(int stream, const SegmentRun& run) {

@@ -58,6 +58,10 @@ class PoolTapes {
 
   /// Where the stream's pools stand on their tape. REQUIRES records() or follows().
   std::array<std::size_t, 2> place(int stream) const;
+  /// Of the stream, in both pools. REQUIRES records().
+  std::array<std::int32_t, 2> allocations(int stream) const;
+  /// Segments that the driver gave for what was recorded, in order.
+  const std::vector<SegmentRun::DriverCall>& driver_calls() const { return calls_; }
   /// Which allocation of its pool a block is. REQUIRES records() or follows() for its stream.
   std::int32_t number_of(BlockHandle block) const { return numbers_[static_cast<std::size_t>(block)]; }
   /// Passes over what a recorded run did; its blocks are not made. False: the tape stands elsewhere or the card has
@@ -91,7 +95,8 @@ class PoolTapes {
   AllocatorLedger& ledger_;
   const DriverMemory& driver_;
   DeviceClock& clock_;
-  std::vector<Deck> decks_;            // by pool
+  std::vector<Deck> decks_;  // by pool
+  std::vector<SegmentRun::DriverCall> calls_;
   std::vector<std::int32_t> numbers_;  // by block: which allocation of its pool; pools with a tape only
   bool used_ = false;
 };

@@ -17,13 +17,16 @@ void launch_step_kernel(Device& device, const Instruction& i, const ActivitySpan
 }  // namespace
 
 OptimizerSteps::OptimizerSteps(PlayContext& context)
-    : context_(context),
-      optimizer_(context.job, local_params(context.plan, context.model, context.job)),
-      in_backward_(context.job, local_params(context.plan, context.model, context.job)) {
-  if (context.job.train.optimizer.name != OptimizerKind::Muon) return;
-  Job rest = context.job;
+    : OptimizerSteps(context, local_params(context.plan, context.model, context.job)) {}
+
+OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params)
+    : context_(context), optimizer_(context.job, params) {
+  const Job& job = context.job;
+  if (steps_in_backward(job.train.optimizer.impl)) in_backward_.emplace(job, params);
+  if (job.train.optimizer.name != OptimizerKind::Muon) return;
+  Job rest = job;
   rest.train.optimizer.name = OptimizerKind::AdamW;
-  beside_muon_.emplace(rest, params_beside_muon(context.model, local_params(context.plan, context.model, context.job)));
+  beside_muon_.emplace(rest, params_beside_muon(context.model, params));
 }
 
 /// Whether backward has stepped every gradient that a clip or a step of the whole would take. Under FSDP1 its hooks
@@ -33,13 +36,23 @@ bool OptimizerSteps::stepped_in_backward(const Instruction& i) const {
          (i.numel == 0 || context_.plan.runtime == Runtime::Fsdp2);
 }
 
+bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {
+  const OptimizerOptions& options = context_.job.train.optimizer;
+  const bool whole = i.kind == InstructionKind::Clip || (i.kind == InstructionKind::OptimizerStep && !i.name.valid() &&
+                                                         !i.buffer.param.valid() && i.stream == Stream::D);
+  return whole && !i.on_host && context_.plan.runtime != Runtime::Fsdp1 && !in_backward_ && !beside_muon_ &&
+         (options.name == OptimizerKind::AdamW || options.name == OptimizerKind::Sgd) &&
+         !context_.device.cost.work().measured();
+}
+
 bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
   Device& device = context_.device;
   if (i.name.valid()) {
     launch_step_kernel(device, i, what);
     return true;
   }
-  if (i.buffer.param.valid()) return in_backward_.step(device, what, i.buffer.param, i.stream, i.on_host);
+  if (i.buffer.param.valid() && in_backward_)
+    return in_backward_->step(device, what, i.buffer.param, i.stream, i.on_host);
   if (stepped_in_backward(i)) return true;  // nothing is left
   return (beside_muon_ ? *beside_muon_ : optimizer_).step(device, what, i.on_host);
 }

@@ -16,13 +16,21 @@ class OptimizerSteps {
   /// Clip, ScaleLoss, Unscale, UpdateScale, OptimizerStep, and a Zero that keeps the gradients. False: out of memory.
   bool play(const Instruction& i);
 
+  /// Whether it makes, frees and launches on the compute stream alone, and waits for nobody.
+  bool keeps_to_compute(const Instruction& i) const;
+  /// The instruction was not played: whoever passed over it has done all that it does on the device.
+  void passed(const Instruction& i) {
+    if (i.kind == InstructionKind::OptimizerStep) optimizer_.has_made_state();
+  }
+
  private:
+  OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params);
   bool stepped_in_backward(const Instruction& i) const;
   bool step(const Instruction& i, const ActivitySpan& what);
 
   PlayContext& context_;
   OptimizerState optimizer_;
-  StepsInBackward in_backward_;
+  std::optional<StepsInBackward> in_backward_;  // where the job asks for it
   std::optional<OptimizerState> beside_muon_;
 };
 

@@ -15,16 +15,11 @@ constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::MeshGr
 PlanBuffers::PlanBuffers(PlayContext& context)
     : context_(context),
       width_(context.plan.units.size() + context.plan.param_names.size() + 1),
-      blocks_(kBufferKinds * width_, kNoBlock) {}
-
-std::size_t PlanBuffers::index(const BufferName& buffer) const {
-  const std::size_t units = context_.plan.units.size();
-  // A parameter has one buffer of a kind, whichever unit the instruction names with it, and by whichever of its names:
-  // a unit may know a shared one by another than the operators.
-  const bool known = buffer.param.valid() && buffer.param.index() < context_.model.params.size();
-  const ParamId param = known ? context_.model.storage_of(buffer.param) : buffer.param;
-  const std::size_t of = param.valid() ? units + param.index() : buffer.unit.valid() ? buffer.unit.index() : width_ - 1;
-  return static_cast<std::size_t>(buffer.what) * width_ + std::min(of, width_ - 1);
+      blocks_(kBufferKinds * width_, kNoBlock) {
+  const Model& model = context.model;
+  of_param_.reserve(model.params.size());
+  for (std::size_t p = 0; p < model.params.size(); ++p)
+    of_param_.push_back(context.plan.units.size() + model.storage_of(ParamId(p)).index());
 }
 
 /// A buffer of the arena has its place there: the allocator has nothing to do with it.

@@ -27,8 +27,20 @@ class PlanBuffers {
   BlockHandle find(const BufferName& buffer, std::int32_t instance) const;
   /// The buffer has no block any more; the block is the caller's.
   BlockHandle take(const BufferName& buffer, std::int32_t instance);
+  /// Of instance 0, by index: the first of that name, if it has any.
+  BlockHandle& block(std::size_t index) { return blocks_[index]; }
+  BlockHandle block(std::size_t index) const { return blocks_[index]; }
+  std::size_t count() const { return blocks_.size(); }
+  /// Whether any name has several, or one of another instance.
+  bool has_more() const { return !more_.empty(); }
+  bool in_arena() const { return arena_ != nullptr; }
   /// One number for all names of a buffer.
-  std::size_t index(const BufferName& buffer) const;
+  std::size_t index(const BufferName& buffer) const {
+    const std::size_t of = buffer.param.valid()  ? of_param(buffer.param)
+                           : buffer.unit.valid() ? buffer.unit.index()
+                                                 : width_;
+    return static_cast<std::size_t>(buffer.what) * width_ + (of < width_ ? of : width_ - 1);
+  }
 
   /// zero_grad(set_to_none): whatever holds a gradient between backward and here.
   void zero_gradients();
@@ -36,6 +48,9 @@ class PlanBuffers {
   void forget_state_copies();
 
  private:
+  std::size_t of_param(ParamId param) const {
+    return param.index() < of_param_.size() ? of_param_[param.index()] : context_.plan.units.size() + param.index();
+  }
   bool allocate(const Instruction& i);
   void pin(const Instruction& i);
 
@@ -46,7 +61,10 @@ class PlanBuffers {
   };
 
   PlayContext& context_;
-  std::size_t width_;                // names of one kind
+  std::size_t width_;  // names of one kind
+  // By parameter of the model, behind the units. A parameter has one buffer of a kind, whichever unit the instruction
+  // names with it, and by whichever of its names: a unit may know a shared one by another than the operators.
+  std::vector<std::size_t> of_param_;
   std::vector<BlockHandle> blocks_;  // by index, instance 0
   std::vector<NamedBlock> more_;     // further buffers of one name
   const Arena* arena_ = nullptr;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/result.h"
+
 namespace foreshard {
 namespace {
 
@@ -22,7 +24,7 @@ const SegmentRun* RunFollower::next_run(const Instruction& i, const KernelList& 
 }
 
 bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
-                       std::int32_t instance, std::uint8_t& workspaces, Bytes workspace) {
+                       std::size_t number, std::int32_t instance, std::uint8_t& workspaces, Bytes workspace) {
   Device& device = context_.device;
   const Bytes allocated = device.allocator.stats().allocated.current;
   const SegmentRun* const run = next_run(i, list, instance, workspaces, workspace);
@@ -36,12 +38,35 @@ bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::
   device.activity.events += run->events;
   keep(*run, instance);
   device.clock.host_cost(device.cost.segment_host());
-  auto call = run->calls.begin();
-  device.launch_all(times, i.phase, [&](std::size_t kernel) {
+  place(*run, i.phase, times, number);
+  return true;
+}
+
+void RunFollower::place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number) {
+  Device& device = context_.device;
+  if (run.calls.empty()) {
+    if (number >= launches_.size()) launches_.resize(number + 1);
+    std::optional<LaunchList>& list = launches_[number];
+    if (!list) list = launches_of(times);
+    device.launch_all(*list, phase);
+    return;
+  }
+  auto call = run.calls.begin();
+  device.launch_all(times, phase, [&](std::size_t kernel) {
     SimDuration host = 0;
-    for (; call != run->calls.end() && call->kernel == kernel; ++call) host += device.profile.driver_alloc_ns;
+    for (; call != run.calls.end() && call->kernel == kernel; ++call) host += device.profile.driver_alloc_ns;
     return host;
   });
+}
+
+bool RunFollower::pass(const SegmentRun& run) {
+  Device& device = context_.device;
+  const Bytes allocated = device.allocator.stats().allocated.current;
+  if (!device.clock.is_plain() || device.allocator.pending().any() || !device.allocator.tapes().skip(kCompute, run))
+    return false;
+  device.book.skip(run, allocated);
+  ++next_;
+  device.activity.events += run.events;
   return true;
 }
 
@@ -65,11 +90,11 @@ void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
   }
 }
 
-/// What the runs so far hold, block by block.
 void RunFollower::make_skipped_blocks() {
   const PoolTape& tape = *std::exchange(tape_, nullptr);
   Device& device = context_.device;
-  std::vector<const SegmentRun::Holding*> held(storages_.count(), nullptr);
+  const std::size_t slots = storages_.count();  // then the plan's buffers
+  std::vector<const SegmentRun::Holding*> held(slots + buffers_.count(), nullptr);
   const std::size_t end = next_ > 0 ? tape.runs[next_ - 1].end_holding : 0;
   for (std::size_t k = 0; k < end; ++k) {
     const SegmentRun::Holding& holding = tape.holdings[k];
@@ -78,11 +103,14 @@ void RunFollower::make_skipped_blocks() {
   for (const ImportBinding& kept : context_.lowered.held)  // these are there, or have been dropped
     held[static_cast<std::size_t>(storages_.place(kept.instance, kept.slot))] = nullptr;
   for (std::size_t slot = 0; slot < held.size(); ++slot) {
-    if (held[slot] == nullptr) continue;
+    BlockHandle* const passed = slot < slots ? nullptr : &buffers_.block(slot - slots);
+    if (held[slot] == nullptr || (passed != nullptr && *passed != kPassedBlock)) continue;
     const BlockHandle block = device.allocator.tapes().adopt(kCompute, *held[slot]);
-    storages_[static_cast<std::int32_t>(slot)] = block;
+    (passed != nullptr ? *passed : storages_[static_cast<std::int32_t>(slot)]) = block;
+    passed_ -= passed != nullptr ? 1 : 0;
     device.book.adopt(block, static_cast<MemoryCategory>(held[slot]->category));
   }
+  FORESHARD_CHECK(passed_ == 0, "a tape says which block a buffer has");
 }
 
 }  // namespace foreshard

@@ -3,6 +3,7 @@
 // segment. Part of one PlanPlayer.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "sim/device/allocator/pool_tape.h"
@@ -19,21 +20,36 @@ class RunFollower {
       : context_(context), buffers_(buffers), storages_(storages), tape_(tape) {}
 
   bool follows() const { return tape_ != nullptr; }
-  /// False: the run has to be played, and from here on all others. `workspaces`: those that the thread has.
-  bool skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times, std::int32_t instance,
-            std::uint8_t& workspaces, Bytes workspace);
+  /// False: the run has to be played, and from here on all others. `number` is the list's among those of all templates
+  /// and passes, `workspaces` those that the thread has.
+  bool skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times, std::size_t number,
+            std::int32_t instance, std::uint8_t& workspaces, Bytes workspace);
+
+  /// The run that is due; nullptr: there is none. REQUIRES pass() for one of instructions.
+  const SegmentRun* next() const {
+    return tape_ != nullptr && next_ < tape_->runs.size() ? &tape_->runs[next_] : nullptr;
+  }
+  /// All that next() did in memory. False: it cannot be passed over, and nothing was done.
+  bool pass(const SegmentRun& run);
+  /// Buffers of the plan whose block is kPassedBlock.
+  std::int64_t passed_buffers() const { return passed_; }
+  void count_buffers(std::int64_t change) { passed_ += change; }
+  /// Nothing is passed over any more: what the runs so far hold is there, block by block. REQUIRES follows().
+  void make_skipped_blocks();
 
  private:
   const SegmentRun* next_run(const Instruction& i, const KernelList& list, std::int32_t instance,
                              std::uint8_t workspaces, Bytes workspace);
   void keep(const SegmentRun& run, std::int32_t instance);
-  void make_skipped_blocks();
+  void place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number);
 
   PlayContext& context_;
   PlanBuffers& buffers_;
   SegmentStorages& storages_;
   const PoolTape* tape_;
   std::size_t next_ = 0;  // run; all before it were passed over
+  std::int64_t passed_ = 0;
+  std::vector<std::optional<LaunchList>> launches_;  // by number of the list, once asked
 };
 
 }  // namespace foreshard

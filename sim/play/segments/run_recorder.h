@@ -3,6 +3,8 @@
 // PlanPlayer.
 #pragma once
 
+#include <array>
+
 #include "sim/device/allocator/pool_tape.h"
 #include "sim/play/instructions/play_context.h"
 
@@ -16,6 +18,14 @@ class RunRecorder {
   bool records() const { return tape_ != nullptr; }
   /// A run is being summed up.
   bool open() const { return open_; }
+
+  /// A run of instructions, whose allocations nobody tells of one by one: what they come to is read off the peaks.
+  void begin();
+  SegmentRun& run() { return run_; }
+  /// A block that the plan holds under this slot.
+  void holds(std::int32_t slot, BlockHandle block);
+  /// `first`: the number of the run's first instruction.
+  void end_instructions(bool ok, std::int32_t first);
 
   void begin(const KernelList& list, std::int32_t instance, std::uint8_t had_workspaces, Bytes workspace);
   /// The kernel that is at it.
@@ -35,6 +45,10 @@ class RunRecorder {
   }
 
  private:
+  bool start();
+  bool finish(bool ok);
+  SegmentRun::Holding holding_of(std::int32_t slot, BlockHandle block) const;
+
   Device& device_;
   PoolTape* tape_;
   // The run that is being summed up, and what there was before it.
@@ -45,6 +59,10 @@ class RunRecorder {
   std::int64_t events_ = 0;
   std::uint32_t kernel_ = 0;
   bool open_ = false;
+  // Of a run of instructions.
+  MemoryBook::Peak peak_;
+  std::array<std::int32_t, 2> made_before_{};
+  std::size_t calls_before_ = 0;
 };
 
 }  // namespace foreshard

@@ -15,6 +15,7 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       recorder_(context, context.model.mesh.empty() ? options.record_runs : nullptr),
       storages_(context, buffers, recorder_),
       follower_(context, buffers, storages_, context.model.mesh.empty() ? options.follow_runs : nullptr),
+      instructions_(context, buffers, storages_, recorder_, follower_),
       workspaces_(context, recorder_),
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
@@ -42,7 +43,9 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
     begun_[at] = false;
   }
   Run run = run_of(i, pass, first);
-  if (follower_.follows() && follower_.skip(i, run.list, run.times, instance, workspaces_.made(), workspaces_.bytes()))
+  const std::size_t number = 3 * index + static_cast<std::size_t>(pass);
+  if (follower_.follows() &&
+      follower_.skip(i, run.list, run.times, number, instance, workspaces_.made(), workspaces_.bytes()))
     return true;
   return play_run(run);
 }

@@ -10,6 +10,7 @@
 #include "sim/play/segments/blas_workspaces.h"
 #include "sim/play/segments/early_kernels.h"
 #include "sim/play/segments/gradient_sums.h"
+#include "sim/play/segments/instruction_runs.h"
 #include "sim/play/segments/run_follower.h"
 #include "sim/play/segments/run_recorder.h"
 #include "sim/play/segments/segment_storages.h"
@@ -31,6 +32,7 @@ class SegmentPlayer {
   /// Forward, Recompute, Backward. False: out of memory.
   bool play(const Instruction& i, Pass pass);
   EarlyKernels& early() { return early_; }
+  InstructionRuns& instructions() { return instructions_; }
 
   /// The loop drops storages that are held beyond backward: first, when the engine returns, the gradients among them,
   /// then all.
@@ -71,6 +73,7 @@ class SegmentPlayer {
   RunRecorder recorder_;
   SegmentStorages storages_;
   RunFollower follower_;
+  InstructionRuns instructions_;
   BlasWorkspaces workspaces_;
   EarlyKernels early_;
   GradientSums sums_;

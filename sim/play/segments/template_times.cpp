@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "sim/device/operator_times.h"
@@ -101,6 +102,16 @@ class TemplateTimer {
 };
 
 }  // namespace
+
+LaunchList launches_of(const std::vector<TimedKernel>& kernels) {
+  LaunchList list;
+  for (const TimedKernel& kernel : kernels) {
+    list.host_after += kernel.host;
+    if (!kernel.launches) continue;
+    list.launches.push_back({std::exchange(list.host_after, 0), kernel.device, kernel.slowdown});
+  }
+  return list;
+}
 
 std::int32_t number_of_op(const LoweredProgram& lowered, std::string_view name) {
   const auto at = std::find(lowered.op_names.begin(), lowered.op_names.end(), name);

@@ -19,6 +19,9 @@ struct TimedKernel {
   double slowdown = -1;                                                           // as DeviceWork's
 };
 
+/// Of kernels that all run on the compute stream.
+LaunchList launches_of(const std::vector<TimedKernel>& kernels);
+
 struct TemplateTimes {
   std::vector<TimedKernel> forward, recompute, backward;
   const std::vector<TimedKernel>& of(Pass pass) const {

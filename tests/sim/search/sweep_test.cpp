@@ -316,6 +316,104 @@ TEST_F(SweepTest, RunsOfSegmentsThatAreNotPlayedChangeNothing) {
             0U);
 }
 
+TEST_F(SweepTest, InstructionsThatAreNotPlayedChangeNothing) {
+  // Groups over buffers, clipping and steps: optimizers that keep more or less, parameters that stay gathered, norms of
+  // no gradient, cards that fill up in the step that makes the state.
+  base.model.batch = 3;
+  const char* prefetch = "fsdp.prefetch.backward_depth=0,1,2";
+  EXPECT_GT(expect_alone(grid({"train.optimizer.name=adamw,sgd,adafactor,adamw8bit", "train.optimizer.momentum=0,0.9",
+                               "train.optimizer.impl=foreach,fused,for_loop,in_backward", prefetch}),
+                         base),
+            0U);
+  EXPECT_GT(expect_alone(grid({"train.clip_grad_norm=0,1", "train.zero_grad=set_to_none,zero",
+                               "fsdp.reshard_after_forward=false,true", "train.micro_batches=1,3",
+                               "train.grad_scaler.enabled=false,true", prefetch}),
+                         base),
+            0U);
+  EXPECT_GT(expect_alone(grid({"cluster.memory=900MiB,960MiB,1000MiB,1040MiB,1080MiB,1160MiB,1240MiB,1400MiB,2GiB",
+                               "fsdp.reshard_after_forward=false,true", "cluster.profile=h100-sxm-80,rtx-4090",
+                               "train.optimizer.impl=foreach,for_loop", prefetch}),
+                         base),
+            0U);
+}
+
+TEST_F(SweepTest, BuffersClippingAndStepsStandOnATape) {
+  SharedParts shared;
+  Workbench bench(shared);
+  const auto parts_of = [&](std::int64_t depth) {
+    base.fsdp.prefetch.backward_depth = depth;
+    return *bench.prepare(base);
+  };
+  const auto play = [&](const JobParts& parts, PoolTape* record, const PoolTape* follow) {
+    SimulateOptions options = simulate_options(base);
+    options.per_kernel = false;
+    options.record_pools = record;
+    options.follow_pools = follow;
+    return *simulate(*parts.plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+  };
+  PoolTape tape;
+  const JobParts first = parts_of(0);
+  expect_same(play(first, &tape, nullptr), play(first, nullptr, nullptr));
+  const auto count = [&tape](auto of) { return std::count_if(tape.runs.begin(), tape.runs.end(), of); };
+  EXPECT_GT(count([](const SegmentRun& run) { return run.buffers.size() > 3; }), 10);
+  EXPECT_EQ(count([](const SegmentRun& run) { return run.step >= 0; }), 2 * 3) << "a clip and a step in each iteration";
+  const JobParts second = parts_of(2);
+  expect_same(play(second, nullptr, &tape), play(second, nullptr, nullptr));
+  // Another card's memory takes other times.
+  base.cluster.profile = "h200-sxm-141";
+  const JobParts other = parts_of(2);
+  ASSERT_EQ(other.lowered, second.lowered);
+  expect_same(play(other, nullptr, &tape), play(other, nullptr, nullptr));
+  base.cluster.profile = "h100-sxm-80";
+  // What was passed over must be there where a group that frees it is another than the tape's.
+  for (SegmentRun& run : tape.runs) {
+    if (!run.buffers.empty() && run.buffers.back().frees) run.buffers.back().bytes += 512;
+  }
+  expect_same(play(second, nullptr, &tape), play(second, nullptr, nullptr));
+}
+
+TEST_F(SweepTest, ThePeakOfAGroupThatIsPassedOverIsAtItsInstruction) {
+  // Parameters are all that matters, and the gather of a block that has no gradients most of all.
+  std::string config = kConfig;
+  const std::string layers = "\"num_hidden_layers\": 3";
+  ASSERT_NE(config.find(layers), std::string::npos);
+  config.replace(config.find(layers), layers.size(), "\"num_hidden_layers\": 1");
+  std::ofstream(base.model.source) << config;
+  base.fsdp.frozen = {"model.layers.*"};
+  base.model.batch = 1;
+  base.model.seq = 8;
+  base.train.optimizer.name = OptimizerKind::Sgd;
+  base.train.clip_grad_norm = 0;
+  base.fsdp.mixed_precision.param = DType::Float32;
+  base.fsdp.mixed_precision.reduce = DType::BFloat16;
+  SharedParts shared;
+  Workbench bench(shared);
+  const JobParts parts = *bench.prepare(base);
+  Plan plan = *parts.plan;
+  for (PlanIteration& one : plan.iterations)  // whose arguments would be the highest point
+    std::erase_if(one.instructions, [](const Instruction& i) { return i.kind == InstructionKind::CopyOut; });
+  const auto play = [&](PoolTape* record, const PoolTape* follow) {
+    SimulateOptions options = simulate_options(base);
+    options.per_kernel = false;
+    options.record_pools = record;
+    options.follow_pools = follow;
+    return *simulate(plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+  };
+  PoolTape tape;
+  const Prediction plain = play(nullptr, nullptr);
+  std::size_t at = plain.memory.instruction.index();
+  std::size_t iteration = 0;
+  for (; at >= plan.iterations[iteration].instructions.size(); ++iteration)
+    at -= plan.iterations[iteration].instructions.size();
+  const auto& all = plan.iterations[iteration].instructions;
+  for (const std::size_t k : {at, at - 1}) {
+    EXPECT_EQ(all[k].stream, Stream::D);
+    EXPECT_EQ(all[k].kind, InstructionKind::Resize) << "in the middle of a group";
+  }
+  expect_same(play(&tape, nullptr), plain);
+  expect_same(play(nullptr, &tape), plain);
+}
+
 TEST_F(SweepTest, OnePlanOfAllBatchSizesIsThePlanOfEach) {
   EXPECT_GT(expect_alone(grid({"model.batch=2,1,5", "model.seq=64,96", "fsdp.runtime=fsdp2,fsdp1,none",
                                "checkpointing.policy=none,block", "fsdp.reshard_after_forward=true,false",
@@ -446,90 +544,6 @@ TEST_F(SweepTest, ProgressEndsAtTheTotal) {
   run(grid({"model.batch=1,2,3"}), options);
   EXPECT_EQ(last, 3U);
   EXPECT_EQ(all, 3U);
-}
-
-TEST(SweepAxis, CommasInsideBracketsAndQuotesDoNotDivide) {
-  const auto axis = parse_sweep_axis("fsdp.wrap.units=[[\"a\", \"b\"]], [\"c,d\"]");
-  ASSERT_TRUE(axis.has_value()) << to_text(axis.error());
-  ASSERT_EQ(axis->values.size(), 2U);
-  EXPECT_EQ(axis->values[0].text, "[[\"a\", \"b\"]]");
-  EXPECT_EQ(axis->values[1].text, "[\"c,d\"]");
-}
-
-TEST(SweepAxis, BadAxesNameWhatIsWrong) {
-  EXPECT_EQ(parse_sweep_axis("model.batch").error().code, ErrorCode::Usage);
-  EXPECT_EQ(parse_sweep_axis("model.batch=1,,2").error().code, ErrorCode::Usage);
-  EXPECT_EQ(parse_sweep_axis("model.batch=1,1").error().code, ErrorCode::Usage);
-  EXPECT_EQ(parse_sweep_axis("model.bach=1").error().code, ErrorCode::UnknownKey);
-  EXPECT_EQ(parse_sweep_axis("model.batch=0").error().code, ErrorCode::OutOfRange);
-  EXPECT_EQ(parse_sweep_axis("checkpointing.policy=blok").error().code, ErrorCode::OutOfRange);
-}
-
-TEST(SweepGrid, TheLastAxisRunsFastest) {
-  std::vector<SweepAxis> axes;
-  for (const char* text : {"model.batch=1,2", "model.seq=8,16,32"}) axes.push_back(*parse_sweep_axis(text));
-  const auto grid = SweepGrid::make(std::move(axes));
-  ASSERT_TRUE(grid.has_value());
-  EXPECT_EQ(grid->size(), 6U);
-  EXPECT_EQ(grid->values_of(4), (std::vector<std::size_t>{1, 1}));
-  for (std::size_t index = 0; index < 6; ++index) EXPECT_EQ(grid->index_of(grid->values_of(index)), index);
-}
-
-/// How often the value of an axis changes in sharing order.
-std::vector<std::size_t> changes(const std::vector<const char*>& texts) {
-  std::vector<SweepAxis> axes;
-  for (const char* text : texts) axes.push_back(*parse_sweep_axis(text));
-  const auto grid = SweepGrid::make(std::move(axes));
-  const std::vector<std::size_t> order = grid->sharing_order();
-  EXPECT_EQ(std::set<std::size_t>(order.begin(), order.end()).size(), grid->size());
-  std::vector<std::size_t> changes(texts.size(), 0);
-  for (std::size_t k = 1; k < order.size(); ++k) {
-    const auto before = grid->values_of(order[k - 1]), now = grid->values_of(order[k]);
-    for (std::size_t a = 0; a < changes.size(); ++a) changes[a] += before[a] != now[a] ? 1 : 0;
-  }
-  return changes;
-}
-
-TEST(SweepGrid, SharingOrderVisitsEveryPointOnceAndTheModelLast) {
-  const auto seen = changes({"allocator.max_split_size_mb=0,32", "model.dtype=float32,bfloat16",
-                             "checkpointing.policy=none,block", "model.batch=1,2,3,4,5"});
-  EXPECT_EQ(seen[1], 1U);
-  EXPECT_EQ(seen[3], 9U);  // with the allocator's two they would be ten: too many to stand together
-  EXPECT_EQ(seen[2], 19U);
-  EXPECT_EQ(seen[0], 39U);
-}
-
-TEST(SweepGrid, FewBatchSizesOfOnePlanStandTogether) {
-  const auto seen = changes({"model.batch=1,2,4", "allocator.max_split_size_mb=0,32", "checkpointing.policy=none,block",
-                             "fsdp.prefetch.forward_depth=0,1"});
-  EXPECT_EQ(seen[2], 1U);
-  EXPECT_EQ(seen[3], 3U);
-}
-
-TEST(SweepGrid, OneKeyHasOneAxis) {
-  std::vector<SweepAxis> axes;
-  for (const char* text : {"model.batch=1,2", "model.batch=4"}) axes.push_back(*parse_sweep_axis(text));
-  EXPECT_EQ(SweepGrid::make(std::move(axes)).error().code, ErrorCode::Usage);
-  EXPECT_EQ(SweepGrid::make({}).error().code, ErrorCode::Usage);
-}
-
-TEST(Pareto, KeepsWhatNothingBeatsInBoth) {
-  const auto front = pareto_front({{0, 10, 50}, {1, 12, 40}, {2, 11, 55}, {3, 20, 40}, {4, 30, 10}});
-  ASSERT_EQ(front.size(), 3U);
-  EXPECT_EQ(front[0].index, 0U);
-  EXPECT_TRUE(front[0].fastest);
-  EXPECT_EQ(front[1].index, 1U);
-  EXPECT_DOUBLE_EQ(front[1].slower, 0.2);
-  EXPECT_EQ(front[1].saved, 10);
-  EXPECT_EQ(front[2].index, 4U);
-  EXPECT_TRUE(front[2].smallest);
-}
-
-TEST(Pareto, OfEqualPointsTheFirstStays) {
-  const auto front = pareto_front({{7, 5, 5}, {3, 5, 5}, {9, 5, 5}});
-  ASSERT_EQ(front.size(), 1U);
-  EXPECT_EQ(front[0].index, 3U);
-  EXPECT_TRUE(front[0].fastest && front[0].smallest);
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+// Kernels that follow each other on one stream, without what they are: what placing them in time needs. A plain value;
+// nanoseconds.
+#pragma once
+
+#include <vector>
+
+#include "core/units.h"
+
+namespace foreshard {
+
+/// Operators that launch nothing are host time before the next launch.
+struct LaunchList {
+  struct Launch {
+    SimDuration host = 0, device = 0;
+    double slowdown = -1;  // as DeviceWork's
+  };
+  std::vector<Launch> launches;
+  SimDuration host_after = 0;
+};
+
+}  // namespace foreshard
