@@ -84,6 +84,7 @@ class PlanPlayer {
   const WorkCount& work() const { return segments_.work(); }
 
  private:
+  bool is_summed_by_segments(const Instruction& i) const;
   bool execute(const Instruction& i);
   bool enter_phase(LoopPhase next);
 
