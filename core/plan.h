@@ -22,8 +22,9 @@ using CommunicatorId = Id<struct CommunicatorTag>;  // Plan::communicators
 
 /// Streams by the letters of the semantics page, section 0. FSDP1: D U G Q H; FSDP2: D C A S H.
 /// X: the user's, of an fsdp2 all-reduce hook. M: what the groups of a mesh run functional collectives on.
-enum class Stream : std::uint8_t { Host, D, U, G, Q, C, A, S, H, X, M };
-inline constexpr std::size_t kStreamCount = 11;
+/// O: copies of activation offload; no instruction names it, kernels of segments do (OffloadStep).
+enum class Stream : std::uint8_t { Host, D, U, G, Q, C, A, S, H, X, M, O };
+inline constexpr std::size_t kStreamCount = 12;
 std::string_view stream_name(Stream stream);  // "host", "D", "U", ...
 
 enum class InstructionKind : std::uint8_t {

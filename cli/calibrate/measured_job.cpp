@@ -346,6 +346,8 @@ class JobWriter {
     if (run_.tp <= 1) return;
     made_.job.mesh.tensor = run_.tp;
     if (starts(run_.source, "torchtitan")) return;
+    made_.job.mesh.loss_parallel = !code_.whole_logits;
+    if (code_.whole_logits) return assume("a table of tokens cut over the tensor ranks", true);
     assume("sequence and loss parallel beside tensor parallelism", true);
   }
 

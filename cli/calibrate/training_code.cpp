@@ -94,7 +94,9 @@ TrainingCode training_code(const std::string& source, bool decoder) {
   const bool transformers = source.find("atorch") != std::string::npos || source.starts_with("llama-cookbook");
   return {.name = transformers ? "Transformers" : "Transformers, for code of its own",
           // llm-foundry's fused loss works in place; other scripts name the logits until backward is over.
-          .drops_logits = source.starts_with("llm-foundry")};
+          .drops_logits = source.starts_with("llm-foundry"),
+          // Its head's output layout is Replicate() (kempnerforge/distributed/tensor_parallel.py).
+          .whole_logits = source.starts_with("KempnerForge")};
 }
 
 }  // namespace foreshard::cli

@@ -13,6 +13,7 @@ struct TrainingCode {
   bool fused_norm = false;      // its RMSNorm is one kernel
   bool casts_in_model = false;  // the model returns float32 logits; else the loss casts them
   bool drops_logits = true;     // before backward
+  bool whole_logits = false;    // tensor parallelism: the head's are gathered before the loss
   bool expandable_segments = false;
   bool head_unit = false;     // embedding and head are units; not the last block but the head stays gathered
   bool chunked_loss = false;  // the configuration's own, where the row says no more than "chunked"

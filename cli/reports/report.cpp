@@ -273,7 +273,7 @@ void Report::memory() {
           dim(fmt::format("{} {} {} in nine of ten cases", bytes_text(std::llround(device.low)), to(),
                           bytes_text(std::llround(device.high)))));
   }
-  if (m.pinned_host > 0) total("pinned on the host", m.pinned_host, dim("of this rank, shards and their gradients"));
+  if (m.pinned_host > 0) total("pinned on the host", m.pinned_host, dim("of this rank, what is offloaded"));
   if (m.growth > 0) {
     const double left =
         static_cast<double>(s_.card_memory) - m.outside_allocator.value - static_cast<double>(m.reserved);

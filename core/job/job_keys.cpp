@@ -367,8 +367,9 @@ void add_checkpointing(TableMaker& t) {
   t.texts("checkpointing.save", FORESHARD_FIELD(checkpointing.save),
           "ops: operators whose results every block keeps: mm, mm:K (every K-th is recomputed), addmm, bmm, sdpa, max, "
           "collectives, or aten.NAME");
-  t.boolean("checkpointing.offload_activations", FORESHARD_FIELD(checkpointing.offload_activations),
-            "saved tensors travel to the host and back on a stream of their own");
+  t.boolean(
+      "checkpointing.offload_activations", FORESHARD_FIELD(checkpointing.offload_activations),
+      "saved tensors travel to the host and back on a stream of their own, as in TRL and torchtune (docs/scripts.md)");
   t.boolean("checkpointing.reentrant", FORESHARD_FIELD(checkpointing.reentrant),
             "the old implementation of checkpoint");
   t.choice("checkpointing.placement", Words<bool>{{{"inside", false}, {"outside", true}}},

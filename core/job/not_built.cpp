@@ -42,8 +42,12 @@ constexpr Missing kMissing[] = {
        return mesh.expert > 1 && (mesh.tensor > 1 || !shards || job.fsdp.runtime != Runtime::Fsdp2);
      },
      "experts over fsdp2 with FULL_SHARD or HYBRID_SHARD: mesh.tensor = 1"},
-    {"checkpointing.offload_activations", [](const Job& job) { return job.checkpointing.offload_activations; },
-     "false"},
+    {"checkpointing.offload_activations",
+     [](const Job& job) {
+       const bool cut = job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1;
+       return job.checkpointing.offload_activations && (cut || job.model.compile || job.checkpointing.reentrant);
+     },
+     "false with [mesh], model.compile or checkpointing.reentrant"},
     {"train.optimizer.name",
      [](const Job& job) {
        const OptimizerOptions& optimizer = job.train.optimizer;

@@ -56,13 +56,13 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
     to.events.reserve(from.events.size());
     for (const lowering::RawEvent& event : from.events) {
       if (event.instance == instance) {
-        to.events.push_back({event.slot, event.alloc});
+        to.events.push_back({event.slot, event.alloc, event.noted});
         continue;
       }
       const auto [at, added] =
           import_of.emplace(std::pair{event.instance, event.slot}, static_cast<std::int32_t>(out.imports.size()));
       if (added) out.imports.push_back({event.instance, event.slot});
-      to.events.push_back({-at->second - 1, false});
+      to.events.push_back({-at->second - 1, false, event.noted});
     }
   }
   out.made.slots = std::move(raw.slots);
@@ -89,7 +89,7 @@ void free_left_out(const Fold& fold, Extract& extract) {
     if (import.instance < second || import.instance >= second + fold.period) return;
     for (std::int32_t block = 1; block <= fold.removed; ++block) {
       extract.left_out.push_back({import.instance + block * fold.period, import.slot});
-      to.push_back({-static_cast<std::int32_t>(extract.imports.size() + extract.left_out.size()), false});
+      to.push_back({-static_cast<std::int32_t>(extract.imports.size() + extract.left_out.size()), false, event.noted});
     }
   };
   for (KernelList* list : {&extract.made.forward, &extract.made.recompute, &extract.made.backward}) {
@@ -174,6 +174,7 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
       place(folded, folded + (block + 1) * fold.period);
     }
   for (const ImportBinding& binding : machine.held) out.held.push_back({fold.real(binding.instance), binding.slot});
+  out.offloads = machine.options.offload.on;
   out.op_names = std::move(machine.names);
   out.unknown_ops = std::move(machine.unknown_ops);
   return out;

@@ -39,6 +39,20 @@ namespace foreshard {
 /// What decides how long a kernel takes.
 enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction, Copy, Gather, Loss, Optimizer };
 
+/// Activation offload: what a kernel is to the copies' stream. Copy, ToHost and ToDevice run on it; the others order it
+/// and the compute stream.
+enum class OffloadStep : std::uint8_t {
+  None,
+  Copy,
+  ToHost,
+  ToDevice,
+  AwaitCompute,  // the copies' stream waits for all of the compute stream
+  AwaitCopies,   // ... the compute stream for all copies
+  AwaitCopy,     // ... for the copy to the host that was `offload_back` before the last
+  NoteUse,       // the compute stream's place is noted
+  AwaitUse,      // the copies' stream waits for the place that was noted `offload_back` before the last
+};
+
 /// A kernel in which the ranks of a mesh dimension meet. AllToAll: equal parts for every rank. Exchange: to the next
 /// rank of a ring and from the one before.
 enum class KernelCollective : std::uint8_t { None, AllGather, ReduceScatter, AllReduce, AllToAll, Exchange };
@@ -51,13 +65,15 @@ struct Slot {
   ParamId param;    // ParamGrad: whose, relative to the template's parameter list (index into SegmentTemplate::params)
   ParamId foreign;  // ParamGrad of a parameter that another segment uses (its sum's other addend is made here):
                     // Model::params
+  bool aside = false;  // lies in the pool of the stream of activation offload
   bool operator==(const Slot&) const = default;
 };
 
 /// slot >= 0: a slot of this instance; slot < 0: import number -slot-1.
 struct MemoryEvent {
   std::int32_t slot = 0;
-  bool alloc = true;  // imports are only ever freed
+  bool alloc = true;   // imports are only ever freed
+  bool noted = false;  // neither: a use by the compute stream is noted (record_stream)
   bool operator==(const MemoryEvent&) const = default;
 };
 
@@ -78,7 +94,9 @@ struct Kernel {
   bool maximum = false;         // AllReduce: of the largest, else of the sum
   std::int32_t dimension = -1;  // Model::mesh: whom a collective meets
   Bytes vector_bytes = 0;       // of a collective: the whole vector (gathered, or before it is scattered)
-  std::int32_t model_op = -1;   // forward operator it stems from, relative to the segment's first
+  OffloadStep offload = OffloadStep::None;
+  std::int32_t offload_back = 0;  // OffloadStep
+  std::int32_t model_op = -1;     // forward operator it stems from, relative to the segment's first
   bool operator==(const Kernel&) const = default;
 };
 
@@ -120,6 +138,7 @@ struct LoweredProgram {
   std::vector<SegmentInstance> instances;  // parallel to the segments given
   std::vector<ImportBinding> held;         // storages still alive after backward: the loss, logits held by the caller
   std::vector<std::string> op_names;
+  bool offloads = false;                 // activations travel: kernels have offload steps
   std::vector<std::string> unknown_ops;  // operators that fell back to the default rule, distinct
   bool operator==(const LoweredProgram&) const = default;
 };
@@ -144,6 +163,14 @@ struct SavedOps {
   bool operator==(const SavedOps&) const = default;
 };
 
+/// Activation offload: whether, and what its hooks see of parameters.
+struct OffloadedActivations {
+  bool on = false;
+  bool knows_params = false;  // it was given the storages of the parameters that the program uses: these stay
+  bool flat_params = false;   // they are views of flat ones, plain tensors to the hooks (fsdp1)
+  bool operator==(const OffloadedActivations&) const = default;
+};
+
 /// The operator as a dispatch mode below autograd sees it: F.linear is mm, with a bias addmm.
 std::string_view dispatched_name(const Op& op);
 
@@ -154,8 +181,10 @@ struct LoweringOptions {
   Bytes cpu_l2_bytes = 2 * kMiB;       // ... and this second cache a core: oneDNN cuts matrices to it
   bool hold_outputs = false;           // the caller keeps all of the model's outputs (logits), not only the first
   SavedOps saved = {};                 // selective checkpointing by operator: what every checkpointed region keeps
-  bool keeps_casts = true;             // autocast keeps casts of trained parameters: they are no views of a flat one
-  bool keep_only_needed = false;       // ... of these only what backward reads, as a compiler's partitioner does
+  OffloadedActivations offload = {};
+  bool keeps_casts = true;        // autocast keeps casts of trained parameters: they are no views of a flat one
+  bool named_stay = false;        // what reentrant regions are called with by name goes with the graph, not before
+  bool keep_only_needed = false;  // ... of these only what backward reads, as a compiler's partitioner does
   bool operator==(const LoweringOptions&) const = default;
 };
 

@@ -30,6 +30,8 @@ struct Saved {
   bool promised = false;
   bool result = false;
   std::int32_t index = 0;
+  std::int32_t packed = 0;  // activation offload: what it is known by there; 0: it is the tensor
+  Dims sizes;               // ... and how the formula sees it
 };
 
 struct Node {

@@ -17,7 +17,7 @@ namespace {
 /// autograd itself keeps goes when the node is done with.
 void drop_unpacked(Node& node) {
   for (Saved& kept : node.saved) {
-    if (kept.promised) kept.tensor.reset();
+    if (kept.promised || kept.packed > 0) kept.tensor.reset();
   }
 }
 
@@ -117,6 +117,10 @@ void Machine::forget_saved(Node& node) {
     if (kept.promised && frame != nullptr && --frame->promises == 0) {
       frame->results.clear();
       frame->kept.clear();
+      if (options.named_stay && frame->reentrant) {  // the function that autograd's node names is bound to them
+        for (const auto& [id, input] : frame->inputs)
+          if (!tape.at(input).requires_grad && frame->handed_on.count(id) == 0) leaves_.push_back(input);
+      }
       frame->inputs.clear();
     }
   }
@@ -131,9 +135,11 @@ void Machine::run_node(std::int32_t id) {
   current_step_ = node.position;
   const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
   CheckpointFrame* frame = node.frame >= 0 ? &frames_[static_cast<std::size_t>(node.frame)] : nullptr;
+  if (packed_.on()) packed_.node_begins();
   if (frame != nullptr && !frame->recomputed && !node.saved.empty()) recompute(*frame);
   tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
   Emitter emit(*this, node.op, at.op);
+  packed_.unpack(emit, node);
   std::vector<Ref> outs;
   {
     std::vector<Ref> grads = std::move(node.grads);
@@ -153,7 +159,7 @@ void Machine::run_node(std::int32_t id) {
     outs = node.op->opaque >= 0 ? opaque_backward(emit, model_.opaques[static_cast<std::size_t>(node.op->opaque)], in)
                                 : backward_of(emit, in);
     outs.resize(node.next.size());
-    if (frame != nullptr && !frame->reentrant) {
+    if ((frame != nullptr && !frame->reentrant) || packed_.on()) {
       saved.clear();
       drop_unpacked(node);
     }
@@ -171,6 +177,7 @@ void Machine::run_node(std::int32_t id) {
     for (Ref& grad : grads) grad.reset();
     saved.clear();
   }
+  if (packed_.on()) packed_.node_done(emit);
   forget_saved(node);
   for (std::size_t i = 0; i < outs.size(); ++i) {
     if (node.next[i].node < 0) outs[i].reset();
@@ -200,6 +207,10 @@ void Machine::backward_from(const std::vector<Ref>& roots, const std::vector<Ref
     ready_.pop();
     run_node(id);
   }
+  if (!packed_.on() || current_step_ < 0) return;
+  const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
+  Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
+  packed_.backward_done(emit);
 }
 
 void Machine::backward() {

@@ -54,6 +54,7 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
       model_(model),
       program_(program),
       trainable_(trainable),
+      packed_(*this, model, program, opts.offload),
       casts_(model, program, trainable, opts.keeps_casts) {
   deaths_ = python_deaths(model, program);
   own_dtypes_ = keeps_own_dtypes(model);
@@ -115,6 +116,7 @@ void Machine::set_param(ParamId storage, const Layout& layout) {
     tensor.requires_grad = true;
     tensor.node = static_cast<std::int32_t>(nodes_.size() - 1);
   }
+  packed_.note_param(ref);
   params_.emplace(storage.value, std::move(ref));
 }
 
@@ -273,7 +275,10 @@ void Machine::save_by_rule(Node& node, std::int32_t step, const std::vector<Ref>
     saved.index = save.index;
     // The copy precedes the packing, so checkpointed regions make it too, but for a reentrant one's forward: no graph.
     const Ref copy = frame != nullptr && frame->reentrant ? Ref() : written_over(step, saved, args);
-    if (frame == nullptr)
+    if (frame == nullptr && packed_.travels(*node.op))
+      saved = !save.result && !copy ? packed_.take(save)
+                                    : packed_.pack(*node.op, *node.rule, save, copy ? copy : from[save.index]);
+    else if (frame == nullptr)
       saved.tensor = copy ? copy : from[save.index];
     else
       promise(*frame, saved, step);
@@ -319,42 +324,6 @@ void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step) {
   ++frame.promises;
   frame.stop_step = frame.reentrant ? frame.last : step;
   frame.stop_before_kernel = !frame.reentrant && !saved.result;
-}
-
-/// What the model says an opaque operator saves: arguments, results, and tensors of its own (numbered from -1 down).
-void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args,
-                          const std::vector<Ref>& results) {
-  CheckpointFrame* frame = frame_of(step);
-  const Op& op = *node.op;
-  const OpaqueOp& opaque = model_.opaques[static_cast<std::size_t>(op.opaque)];
-  std::vector<std::int32_t> values;  // parallel to args; -1: parameters and buffers
-  for_each_arg(op, [&](const Arg& arg) {
-    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
-    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
-      values.push_back(-1);
-  });
-  std::int32_t own = 0;
-  for (const OpaqueOp::Saved& kept : opaque.saved) {
-    Saved saved;
-    const auto arg = std::find(values.begin(), values.end(), kept.value.value);
-    const auto out = std::find(op.out.begin(), op.out.end(), kept.value);
-    if (kept.value.valid() && arg == values.end() && out == op.out.end()) continue;
-    saved.result = !kept.value.valid() || arg == values.end();
-    if (!kept.value.valid()) {
-      saved.index = --own;
-    } else if (arg != values.end()) {
-      saved.index = static_cast<std::int32_t>(arg - values.begin());
-    } else {  // among the results that are tensors
-      saved.index =
-          static_cast<std::int32_t>(std::count_if(op.out.begin(), out, [](ValueId id) { return id.valid(); }));
-    }
-    if (frame != nullptr) {
-      promise(*frame, saved, step);
-    } else {
-      saved.tensor = saved_tensor(op, saved, args, results);
-    }
-    node.saved.push_back(std::move(saved));
-  }
 }
 
 /// What an operator in place writes over and autograd wants is copied; nothing for other tensors.
@@ -406,8 +375,7 @@ void Machine::note_unknown(const OpRule& rule, const Op& op) {
 void Machine::forward() {
   std::unordered_map<std::int32_t, std::int32_t> made_at;
   for (const ValueId id : model_.inputs) values_.emplace(id.value, tape.external(layout_of(model_.values[id.index()])));
-  const auto last = static_cast<std::int32_t>(program_.steps.size()) - 1;
-  for (std::int32_t step = 0; step <= last; ++step) {
+  for (std::int32_t step = 0; step < static_cast<std::int32_t>(program_.steps.size()); ++step) {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
     const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
     tape.begin(static_cast<std::size_t>(at.instance), PassKind::Forward);
@@ -421,12 +389,14 @@ void Machine::forward() {
         if (value == nullptr) return;
         const std::int32_t id = program_.resolve(value->id);
         const auto made = made_at.find(id);
-        if (made != made_at.end() && made->second >= frame->first) return;
+        if (frame->packed.count(id) > 0 || (made != made_at.end() && made->second >= frame->first)) return;
         frame->inputs.try_emplace(id, values_.at(id));
         if (made != made_at.end() && frame_of(made->second) != nullptr) frame->handed_on.insert(id);
+        packed_.pack_input(*frame, op, id);
       });
     }
     wait_for(args);
+    if (frame == nullptr) packed_.pack_arguments(op, rule_of(step), args);
     std::vector<Ref> results = run_op(step, args);
     record(step, args, results);
     if (at.rule->form == OpForm::InPlace) rebase(step, made_at);
@@ -515,6 +485,11 @@ void Machine::recompute(CheckpointFrame& frame) {
   const bool was = in_backward;
   in_backward = false;
   casts_.clear();  // the region's autocast is the outermost one now
+  if (!frame.packed.empty()) {
+    const Step& first = program_.steps[static_cast<std::size_t>(frame.first)];
+    tape.begin(static_cast<std::size_t>(first.instance), PassKind::Recompute);
+    packed_.bring_inputs(frame, model_.ops[static_cast<std::size_t>(first.op)]);
+  }
   std::unordered_map<std::int32_t, Ref> local;
   for (std::int32_t step = frame.first; step <= frame.stop_step; ++step) {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
@@ -557,6 +532,7 @@ void Machine::recompute(CheckpointFrame& frame) {
   for (const auto& [id, ref] : local) rest.push_back(id);
   std::sort(rest.begin(), rest.end());
   for (const std::int32_t id : rest) local.erase(id);
+  PackedSaves::drop_inputs(frame);
   casts_.clear();
   in_backward = was;
 }

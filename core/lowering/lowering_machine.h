@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "core/lowering/lowering_autograd.h"
+#include "core/lowering/offload/packed_saves.h"
 
 namespace foreshard::lowering {
 
@@ -81,13 +82,14 @@ void for_each_arg(const Op& op, const Visit& visit) {
 /// A checkpointed region: what it holds instead of its saved tensors.
 struct CheckpointFrame {
   std::int32_t region = -1;
-  ModuleId module;                     // whose call it is; invalid: a region of the model's own
-  std::int32_t call = 0;               // of that module
-  std::int32_t first = 0, last = 0;    // steps
-  std::map<std::int32_t, Ref> inputs;  // values made outside; ordered: their frees are written down
-  std::set<std::int32_t> handed_on;    // those that another region made: blocks hand results on as positional arguments
-  std::int32_t stop_step = -1;         // the last step that something is saved in ...
-  bool stop_before_kernel = true;      // ... and whether all of it is known before its kernel runs
+  ModuleId module;                              // whose call it is; invalid: a region of the model's own
+  std::int32_t call = 0;                        // of that module
+  std::int32_t first = 0, last = 0;             // steps
+  std::map<std::int32_t, Ref> inputs;           // values made outside; ordered: their frees are written down
+  std::map<std::int32_t, std::int32_t> packed;  // ... and those of them that activation offload has
+  std::set<std::int32_t> handed_on;  // those that another region made: blocks hand results on as positional arguments
+  std::int32_t stop_step = -1;       // the last step that something is saved in ...
+  bool stop_before_kernel = true;    // ... and whether all of it is known before its kernel runs
   std::int32_t promises = 0;
   bool recomputed = false;
   bool reentrant = false;
@@ -191,6 +193,7 @@ class Machine {
   const Program& program_;
   const std::vector<bool>& trainable_;
   std::vector<std::vector<std::int32_t>> deaths_;
+  PackedSaves packed_;
   bool own_dtypes_ = false;  // parameters of several types, none of them cast
   KeptCasts casts_;
   std::unordered_map<std::string_view, std::int32_t> name_ids_;

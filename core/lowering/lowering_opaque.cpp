@@ -86,4 +86,46 @@ std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const Ba
   return out;
 }
 
+/// What the model says an opaque operator saves: arguments, results, and tensors of its own (numbered from -1 down).
+void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args,
+                          const std::vector<Ref>& results) {
+  CheckpointFrame* frame = frame_of(step);
+  const Op& op = *node.op;
+  const OpaqueOp& opaque = model_.opaques[static_cast<std::size_t>(op.opaque)];
+  std::vector<std::int32_t> values;  // parallel to args; -1: parameters and buffers
+  for_each_arg(op, [&](const Arg& arg) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
+    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
+      values.push_back(-1);
+  });
+  std::int32_t own = 0;
+  for (const OpaqueOp::Saved& kept : opaque.saved) {
+    Saved saved;
+    const auto arg = std::find(values.begin(), values.end(), kept.value.value);
+    const auto out = std::find(op.out.begin(), op.out.end(), kept.value);
+    if (kept.value.valid() && arg == values.end() && out == op.out.end()) continue;
+    saved.result = !kept.value.valid() || arg == values.end();
+    if (!kept.value.valid()) {
+      saved.index = --own;
+    } else if (arg != values.end()) {
+      saved.index = static_cast<std::int32_t>(arg - values.begin());
+    } else {  // among the results that are tensors
+      saved.index =
+          static_cast<std::int32_t>(std::count_if(op.out.begin(), out, [](ValueId id) { return id.valid(); }));
+    }
+    if (frame != nullptr) {
+      promise(*frame, saved, step);
+    } else {
+      saved.tensor = saved_tensor(op, saved, args, results);
+      if (saved.tensor && packed_.travels(op)) {
+        const Ref tensor = std::exchange(saved.tensor, {});
+        const std::int32_t index = saved.index;
+        saved = packed_.pack(op, *node.rule, {saved.result, 0, 0}, tensor);
+        saved.index = index;
+      }
+    }
+    node.saved.push_back(std::move(saved));
+  }
+}
+
 }  // namespace foreshard::lowering

@@ -81,7 +81,7 @@ Ref Tape::make(const Layout& given, SlotCategory category) {
     for (std::int32_t i = 0; i < layout.sizes.n; ++i) last += (layout.sizes[i] - 1) * layout.strides[i];
     bytes = (last + 1) * itemsize(layout.dtype);
   }
-  instance.slots.push_back({bytes, category, ParamId()});
+  instance.slots.push_back({bytes, category, ParamId(), ParamId(), aside_});
   pass_->events.push_back({static_cast<std::int32_t>(instance_), slot, true});
   std::int32_t storage = 0;
   if (spare_storages_.empty()) {
@@ -113,9 +113,15 @@ Ref Tape::alias(const Ref& of, const Layout& given, bool is_view) {
   tensor.layout = layout;
   tensor.storage = at(of).storage;
   tensor.refs = 1;
+  tensor.offset = at(of).offset;
   tensor.view = is_view;
   ++storages_[static_cast<std::size_t>(tensor.storage)].refs;
   return {this, id};
+}
+
+void Tape::note_use(const Ref& ref) {
+  const Storage& storage = storage_of(ref);
+  if (storage.instance >= 0) pass_->events.push_back({storage.instance, storage.slot, false, true});
 }
 
 void Tape::give_away(const Ref& ref, SlotCategory category, ParamId param) {

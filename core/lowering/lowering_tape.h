@@ -57,7 +57,8 @@ struct Tensor {
   std::int32_t node = -1;  // autograd node that made it
   std::int32_t output_nr = 0;
   bool requires_grad = false;
-  bool view = false;  // made by a view operator: keeps its base, so gradients are never summed into it
+  std::int64_t offset = 0;  // of the first element in its storage, as far as views say it
+  bool view = false;        // made by a view operator: keeps its base, so gradients are never summed into it
 };
 
 struct Storage {
@@ -75,6 +76,7 @@ struct RawEvent {
   std::int32_t instance = 0;
   std::int32_t slot = 0;
   bool alloc = true;
+  bool noted = false;  // MemoryEvent's
 };
 
 struct RawPass {
@@ -103,13 +105,28 @@ class Tape {
   Ref make(const Layout& layout, SlotCategory category);                // allocates
   Ref make_bytes(Bytes bytes, SlotCategory category);                   // a bare workspace
   Ref external(const Layout& layout);                                   // storage that others own
-  Ref alias(const Ref& of, const Layout& layout, bool is_view = true);  // shares the storage
+  Ref alias(const Ref& of, const Layout& layout, bool is_view = true);  // shares the storage, from its offset on
   Tensor& at(const Ref& ref) { return tensors_[static_cast<std::size_t>(ref.id())]; }
   const Layout& layout(const Ref& ref) { return at(ref).layout; }
   Storage& storage_of(const Ref& ref) { return storages_[static_cast<std::size_t>(at(ref).storage)]; }
   bool sole_owner(const Ref& ref) { return at(ref).refs == 1 && storage_of(ref).refs == 1; }
   /// The storage stays allocated when its last Ref goes: the plan frees it.
   void give_away(const Ref& ref, SlotCategory category, ParamId param);
+
+  /// The compute stream uses a storage of another one's pool, which is not given away before it is done
+  /// (record_stream).
+  void note_use(const Ref& ref);
+  /// While one lives, storages are made in the pool of activation offload's stream.
+  class Aside {
+   public:
+    explicit Aside(Tape& tape) : tape_(tape) { tape_.aside_ = true; }
+    ~Aside() { tape_.aside_ = false; }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+
+   private:
+    Tape& tape_;
+  };
 
   /// Closes the kernel whose allocations were just made. `kernel`'s event ranges are filled here.
   void kernel(Kernel kernel);
@@ -135,7 +152,7 @@ class Tape {
   std::size_t instance_ = 0;
   PassKind kind_ = PassKind::Forward;
   std::int32_t pass_number_ = 0;
-  bool keeps_numbers_ = false;
+  bool keeps_numbers_ = false, aside_ = false;
   std::int32_t before_begin_ = -1;  // >= 0: allocations of a kernel to come have begun here
 };
 

@@ -42,6 +42,31 @@ ModuleKind kind_of(const ModuleInfo& module) {
   return kind;
 }
 
+ModuleId output_head(const Model& model) {
+  if (model.modules.empty()) return {};
+  ModuleId root(0);
+  const auto children = [&](ModuleId of) -> const std::vector<ModuleId>& { return model.modules[of.index()].children; };
+  while (children(root).size() == 1) root = children(root).front();
+  const auto child = [&](ModuleId of, std::string_view name) {
+    for (const ModuleId id : children(of)) {
+      const std::string& fqn = model.modules[id.index()].fqn;
+      if (fqn == name || (fqn.size() > name.size() && fqn.ends_with(name) && fqn[fqn.size() - name.size() - 1] == '.'))
+        return id;
+    }
+    return ModuleId();
+  };
+  for (const std::string_view name : {"output", "lm_head"})
+    if (const ModuleId head = child(root, name); head.valid()) return head;
+  if (const ModuleId decoder = child(root, "decoder"); decoder.valid()) {
+    for (const std::string_view name : {"output", "lm_head"})
+      if (const ModuleId head = child(decoder, name); head.valid()) return head;
+    return {};
+  }
+  for (const std::string_view name : {"final_layer_norm", "ln_f", "head"})
+    if (const ModuleId head = child(root, name); head.valid()) return head;
+  return {};
+}
+
 const std::vector<std::string>& base_class_names() {
   static const std::vector<std::string> kNames{"Module"};
   return kNames;

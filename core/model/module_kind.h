@@ -21,6 +21,11 @@ const std::vector<std::string>& container_class_names();  // lists and dictionar
 const std::vector<std::string>& unsplit_class_names();    // never wrapped in parts: size_based_auto_wrap_policy
 const std::vector<std::string>& batch_norm_class_names();
 
+/// The output head as torchtune's and TRL's activation offload look for it (get_act_offloading_ctx_manager), whose
+/// hooks are off in it: an attribute of the model inside its wrappers. Invalid: none is found, and its activations
+/// travel too.
+ModuleId output_head(const Model& model);
+
 /// What a leaf of that kind does to autograd, as far as torch.nn says it; Opaque for every other class.
 LeafAutograd autograd_of(const ModuleInfo& module);
 

@@ -5,7 +5,8 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, kStreamCount> kStreams{"host", "D", "U", "G", "Q", "C", "A", "S", "H", "X", "M"};
+constexpr std::array<std::string_view, kStreamCount> kStreams{"host", "D", "U", "G", "Q", "C",
+                                                              "A",    "S", "H", "X", "M", "O"};
 
 constexpr std::array<std::string_view, 37> kKinds{
     "wait_stream",    "record_event", "wait_event", "host_wait",  "limiter_push",

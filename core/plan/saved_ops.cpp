@@ -104,4 +104,10 @@ Result<SavedOps> saved_ops(const CheckpointingOptions& options) {
   return saved;
 }
 
+OffloadedActivations offloaded_activations(const Job& job) {
+  // FSDP wraps the model after the hooks were told of its parameters: what it gathers lies elsewhere.
+  const Runtime runtime = job.fsdp.runtime;
+  return {job.checkpointing.offload_activations, runtime == Runtime::None, runtime == Runtime::Fsdp1};
+}
+
 }  // namespace foreshard

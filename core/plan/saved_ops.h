@@ -13,4 +13,7 @@ namespace foreshard {
 /// that is none of these and no operator, K below 2, mm given twice with different K.
 Result<SavedOps> saved_ops(const CheckpointingOptions& options);
 
+/// checkpointing.offload_activations: what its hooks see under the job's runtime.
+OffloadedActivations offloaded_activations(const Job& job);
+
 }  // namespace foreshard

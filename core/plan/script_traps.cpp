@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
+#include "core/model/module_kind.h"
 #include "core/plan/runtime/muon_params.h"
 
 namespace foreshard {
@@ -93,6 +95,36 @@ std::optional<Trap> float8_unfused(const Job& job) {
       "the casts of every operand run as a dozen kernels with float32 copies of it: they cost more than the products "
       "save";
   trap.remedy = "model.compile = true";
+  return trap;
+}
+
+/// What a linear layer saves of its matrix is a view, which the hooks take for an activation.
+std::optional<Trap> offloads_weights(const Model& model, const Job& job, const Plan& plan) {
+  if (!job.checkpointing.offload_activations || job.checkpointing.policy != CheckpointPolicy::None) return std::nullopt;
+  if (plan.runtime == Runtime::None) return std::nullopt;
+  std::set<ParamId> matrices;
+  Bytes bytes = 0;
+  const ModuleId head = output_head(model);
+  for (const Op& op : model.ops) {
+    if (head.valid() && op.module == head) continue;                                     // hooks are off there
+    const bool plain = op.name == "aten.mm.default" || op.name == "aten.addmm.default";  // of the parameter itself
+    const bool turned = op.name == "aten.linear.default" || op.name == "aten.t.default";
+    const bool product = turned || (plain && plan.runtime == Runtime::Fsdp1);
+    for (const Arg& arg : op.args) {
+      const auto* const ref = std::get_if<ParamRef>(&arg.value);
+      if (!product || ref == nullptr) continue;
+      const ParamInfo& info = model.params[model.storage_of(ref->id).index()];
+      if (info.shape.size() == 2 && matrices.insert(model.storage_of(ref->id)).second)
+        bytes += numel_of(info.shape) * itemsize(model.compute_dtype);
+    }
+  }
+  if (matrices.empty()) return std::nullopt;
+  Trap trap{52, "activation offload copies gathered weights", "AO", {}, {}, {}, false};
+  trap.text = fmt::format(
+      "without checkpointing every linear layer saves a view of its gathered matrix, which is copied to the host and "
+      "back: up to {} bytes each way and micro-batch; the unit may be given back before the copy has read it",
+      bytes);
+  trap.remedy = "checkpointing.policy = \"block\", whose blocks save their inputs alone";
   return trap;
 }
 
@@ -254,6 +286,7 @@ std::vector<Trap> script_traps(const Model& model, const Job& job, const Plan& p
     add(steps_each_micro_batch(job));
   if (fsdp2 && steps_in_backward(job) && job.fsdp.cpu_offload && job.fsdp.offload_pin_memory) add(steps_too_soon());
   add(float8_unfused(job));
+  add(offloads_weights(model, job, plan));
   if (fsdp1 && job.fsdp.strategy != Strategy::NoShard && job.train.optimizer.name == OptimizerKind::Adafactor)
     add(unfactored(model, plan));
   if (job.train.optimizer.name == OptimizerKind::Muon) add(muon_meets(plan));

@@ -94,6 +94,7 @@ LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job)
   LoweringOptions options;
   options.keep_only_needed = job.model.compile;
   options.keeps_casts = keeps_casts(job);
+  options.named_stay = job.checkpointing.reentrant && job.checkpointing.outside;  // as Transformers' layers call it
   if (profile.sm_count > 0) options.multiprocessors = profile.sm_count;
   if (profile.kind == "cpu") {
     options.multiprocessors = 0;  // no reduction is split over thread blocks
@@ -103,6 +104,7 @@ LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job)
     options.cpu_l2_bytes = profile.host_l2_bytes;
     options.cpu_threads = alone ? std::max<std::int64_t>(1, profile.sm_count) : 1;
   }
+  if (profile.kind != "cpu") options.offload = offloaded_activations(job);  // a host's activations are there already
   if (auto saved = saved_ops(job.checkpointing)) options.saved = std::move(*saved);  // build_plan refuses what is wrong
   return options;
 }

@@ -1,6 +1,7 @@
 // What CPU offload pins of the host's memory, and what that costs the host.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
@@ -32,6 +33,7 @@ class PinnedMemory : public ::testing::Test {
     prepared.profile.driver_alloc_ns = driver_ns;
     SimulateOptions options;
     options.iterations = 2;
+    options.timeline = true;
     return simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, options).value();
   }
   Bytes pinned() const { return predicted(0).memory.pinned_host; }
@@ -70,6 +72,30 @@ TEST_F(PinnedMemory, TheFirstForwardOfFsdp1PaysForThem) {
   const auto calls = (first.step_time - quick.iterations.at(0).step_time + kSlow / 2) / kSlow;
   const auto of_device = first.stats.device_allocs - slow.init.device_allocs;
   EXPECT_EQ(calls - of_device, 6);
+}
+
+/// Blocks' inputs, the final norm's tensors and the loss's travel; copies run beside the kernels.
+TEST_F(PinnedMemory, ActivationOffloadPinsWhatTravelsAndCopiesBesideTheKernels) {
+  job.fsdp.cpu_offload = false;
+  job.checkpointing.policy = CheckpointPolicy::Block;
+  EXPECT_EQ(pinned(), 0);
+  job.checkpointing.offload_activations = true;
+  const Prediction offloaded = predicted(0);
+  // Two blocks' inputs of 64 x 256 in bfloat16, the norm's input in float32 and what its weight multiplies, the loss's
+  // logarithms of 64 x 4096; labels and statistics are small.
+  EXPECT_EQ(offloaded.memory.pinned_host, 2 * (32 << 10) + (64 << 10) + (32 << 10) + kMi);
+  const auto& lanes = offloaded.timeline.lanes;
+  const auto lane = std::find_if(lanes.begin(), lanes.end(), [](const Lane& one) { return one.stream == "O"; });
+  ASSERT_NE(lane, lanes.end());
+  const LaneId copies(static_cast<std::size_t>(lane - lanes.begin()));
+  std::int64_t beside = 0;
+  for (const Span& copy : offloaded.timeline.spans) {
+    for (const Span& other : offloaded.timeline.spans) {
+      const bool at_once = other.start < copy.start + copy.duration && copy.start < other.start + other.duration;
+      beside += copy.lane == copies && other.kind == SpanKind::Compute && at_once ? 1 : 0;
+    }
+  }
+  EXPECT_GT(beside, 0);
 }
 
 }  // namespace

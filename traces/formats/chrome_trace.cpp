@@ -25,15 +25,16 @@ struct SpokenStream {
   int row;
 };
 // Letters of the semantics page, section 0; C and U, G and S are the same role in the two runtimes.
-constexpr std::array<SpokenStream, 9> kStreams{{{"host", "host", 0},
-                                                {"D", "D compute", 1},
-                                                {"U", "U all-gather", 2},
-                                                {"C", "C copy-in", 2},
-                                                {"A", "A all-gather", 3},
-                                                {"G", "G reduce-scatter", 4},
-                                                {"S", "S reduce-scatter", 4},
-                                                {"Q", "Q copy to device", 5},
-                                                {"H", "H all-reduce", 6}}};
+constexpr std::array<SpokenStream, 10> kStreams{{{"host", "host", 0},
+                                                 {"D", "D compute", 1},
+                                                 {"U", "U all-gather", 2},
+                                                 {"C", "C copy-in", 2},
+                                                 {"A", "A all-gather", 3},
+                                                 {"G", "G reduce-scatter", 4},
+                                                 {"S", "S reduce-scatter", 4},
+                                                 {"Q", "Q copy to device", 5},
+                                                 {"H", "H all-reduce", 6},
+                                                 {"O", "O activations", 7}}};
 
 /// JSON events in pieces to a sink; the first error of the sink is kept and ends the writing.
 class EventWriter {

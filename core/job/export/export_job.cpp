@@ -79,6 +79,9 @@ constexpr auto kReasons = std::to_array<Reason>({
     {"fsdp.mixed_precision.", ExportTool::Trl, "bf16 sets parameters, reductions and outputs alike"},
     {"adapters.", ExportTool::Accelerate, "the training script says it"},
     {"adapters.", ExportTool::Transformers, "the training script adds adapters; TRL's configuration can say it"},
+    {"checkpointing.offload_activations", ExportTool::Torchtitan, "only its graph trainer offloads activations"},
+    {"checkpointing.offload_activations", ExportTool::Accelerate, "the training script says it"},
+    {"checkpointing.offload_activations", ExportTool::Transformers, "TRL's configuration can say it"},
     {"fsdp.strategy", ExportTool::Transformers, "hybrid sharding of version 2 is accelerate's parallelism_config"},
     {"fsdp.strategy", ExportTool::Trl, "hybrid sharding of version 2 is accelerate's parallelism_config"},
 });

@@ -130,6 +130,7 @@ JobValue trl_tree(const Job& job) {
     if (job.adapters.base == "int8") put("load_in_8bit", tree_flag(true));
   }
   put_arguments(job, tree);
+  if (job.checkpointing.offload_activations) put("activation_offloading", tree_flag(true));
   return tree;
 }
 

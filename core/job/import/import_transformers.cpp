@@ -169,6 +169,8 @@ void read_transformers(Reader& r, const JobValue& tree) {
   for (const char* name : {"gradient_checkpointing", "activation_checkpointing"}) read_recomputation(r, name);
   read_model(r, bf16 || fp16);
   read_adapters(r);
+  if (r.flag("activation_offloading"))
+    r.set_if_built("checkpointing.offload_activations", flag_value(true), "activation_offloading");
   r.copy("seed", "train.seed");
   read_optimizer(r);
   const std::string liger = "liger_kernel_config.";

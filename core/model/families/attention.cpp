@@ -149,9 +149,12 @@ Tensor write_eager(ProgramWriter& w, const AttentionShape& shape, const Tensor& 
   Tensor p = w.with_scalar("aten.mul.Tensor", w.matmul(q, w.transpose(k, 2, 3)), Arg{shape.scale});
   p = write_soft_cap(w, p, shape.score_cap);
   if (mask != nullptr) p = w.add(p, *mask);
+  const Tensor scores = p;  // its name is given to the narrow result
   if (shape.wide_softmax) p = w.to(p, DType::Float32, true);
   p = w.softmax("aten._softmax.default", p, {Arg{std::int64_t{-1}}, Arg{false}});
-  return w.matmul(w.dropout(w.to(p, q.dtype), shape.dropout), v);
+  p = w.to(p, q.dtype);
+  w.hold_until_here(scores);
+  return w.matmul(w.dropout(p, shape.dropout), v);
 }
 
 /// find_packed_sequence_indices: do the positions start anew inside a row?

@@ -178,7 +178,7 @@ Error cycle_error(const Plan& plan, std::size_t iteration, const PlanDag& dag, c
 
 constexpr std::array<const char*, kStreamCount> kColours{"#888888", "#4e79a7", "#f28e2b", "#59a14f",
                                                          "#b07aa1", "#edc948", "#f28e2b", "#59a14f",
-                                                         "#e15759", "#76b7b2", "#9c755f"};
+                                                         "#e15759", "#76b7b2", "#9c755f", "#bab0ac"};
 
 const char* edge_style(DependencyKind kind) {
   switch (kind) {

@@ -37,6 +37,7 @@ class Runtime {
   // script_actions.cpp
   void forward(bool with_grad);
   void backward(const Action& action);
+  void leave_offload();
   void enter_no_sync();
   void exit_no_sync();
   void zero();

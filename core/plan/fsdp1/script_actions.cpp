@@ -28,16 +28,22 @@ void Runtime::backward(const Action& action) {
     for (const std::vector<Tensor>& pending : run_.pending_outputs) outputs.push_back(first_of(pending));
     backward_.run(outputs);
     run_.pending_outputs.clear();
-    return;
+    return leave_offload();
   }
   const std::size_t count = run_.pending_outputs.size();
   const std::size_t index = action.output >= 0 ? static_cast<std::size_t>(action.output) : count - 1;
   if (count == 0 || index >= count) return run_.fail("IndexError", "there is no forward to run backward of");
   outputs.push_back(first_of(run_.pending_outputs[index]));
   backward_.run(outputs);
+  leave_offload();
   if (action.kind == Action::Kind::BackwardKeep) return;
   // The graph stays alive while its backward runs.
   run_.pending_outputs.erase(run_.pending_outputs.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+/// Activation offload leaves its context when its copies are done, and the compute stream with them.
+void Runtime::leave_offload() {
+  if (run_.job.checkpointing.offload_activations) out_.emit(InstructionKind::HostWait, Stream::D);
 }
 
 void Runtime::enter_no_sync() {

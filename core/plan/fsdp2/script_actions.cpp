@@ -108,6 +108,8 @@ Result<void> Fsdp2Runtime::backward(const Action& action) {
     for (const Output& output : run_.outputs) roots.insert(roots.end(), output.roots.begin(), output.roots.end());
   }
   Result<void> done = backward_->run(roots);
+  // Activation offload leaves its context when its copies are done, and the compute stream with them.
+  if (run_.request.job.checkpointing.offload_activations) out_.add(InstructionKind::HostWait, Stream::D);
   if (action.kind == Action::Kind::BackwardAll) run_.outputs.clear();
   if (action.kind == Action::Kind::Backward) run_.outputs.erase(run_.outputs.begin() + chosen);
   return done;

@@ -9,10 +9,13 @@ namespace foreshard {
 EarlyKernels::EarlyKernels(PlayContext& context, SegmentStorages& storages, std::vector<TemplateTimes>& times)
     : context_(context), storages_(storages) {
   for (const ImportBinding& held : context.lowered.held) {
-    const std::vector<MemoryEvent>& events = storages.template_of(held.instance).backward.events;
-    made_in_backward_.push_back(std::any_of(events.begin(), events.end(), [&held](const MemoryEvent& event) {
-      return event.alloc && event.slot == held.slot;
-    }));
+    const SegmentTemplate& segment = storages.template_of(held.instance);
+    const std::vector<MemoryEvent>& events = segment.backward.events;
+    // A leaf's gradient, inside the program, is made there too, and stays with its graph.
+    const bool seed = segment.slots[static_cast<std::size_t>(held.slot)].category == SlotCategory::Output;
+    made_in_backward_.push_back(seed && std::any_of(events.begin(), events.end(), [&held](const MemoryEvent& event) {
+                                  return event.alloc && event.slot == held.slot;
+                                }));
     if (made_in_backward_.back()) take_seed(held, times);
   }
   take_cast(times);

@@ -4,6 +4,12 @@
 #include <cmath>
 
 namespace foreshard {
+namespace {
+
+/// Collectives of the program and copies of its activations move other streams than a tape's.
+bool on_one_stream(const PlayContext& context) { return context.model.mesh.empty() && !context.lowered.offloads; }
+
+}  // namespace
 
 SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedCollectives& collectives,
                              const Options& options)
@@ -11,14 +17,14 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       buffers_(buffers),
       collectives_(collectives),
       times_(time_templates(context, collectives, work_)),
-      // Collectives of the program move other streams than a tape's.
-      recorder_(context, context.model.mesh.empty() ? options.record_runs : nullptr),
+      recorder_(context, on_one_stream(context) ? options.record_runs : nullptr),
       storages_(context, buffers, recorder_),
-      follower_(context, buffers, storages_, context.model.mesh.empty() ? options.follow_runs : nullptr),
+      follower_(context, buffers, storages_, on_one_stream(context) ? options.follow_runs : nullptr),
       instructions_(context, buffers, storages_, recorder_, follower_),
       workspaces_(context, recorder_),
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
+      copies_(context),
       per_kernel_(options.per_kernel),
       speed_(options.speed) {
   const std::vector<SegmentTemplate>& templates = context.lowered.templates;
@@ -128,6 +134,8 @@ bool SegmentPlayer::play_kernel(Run& run, std::size_t k) {
     run.highest = context_.ledger_now();
   if (timed.communicator >= 0)
     collectives_.play_kernel(kernel, timed.communicator, timed.device, run.what);
+  else if (kernel.offload != OffloadStep::None)
+    copies_.play(kernel, timed, run.what);
   else if (timed.launches)
     launch(run, timed, kernel);
   else
@@ -153,7 +161,9 @@ bool SegmentPlayer::memory_events(const Run& run, std::int32_t begin, std::int32
   if (begin == end) return true;
   for (std::int32_t e = begin; e < end; ++e) {
     const MemoryEvent event = run.list.events[static_cast<std::size_t>(e)];
-    if (!event.alloc)
+    if (event.noted)
+      storages_.note_use(storages_.place_of_freed(event, run.instance));
+    else if (!event.alloc)
       storages_.free(storages_.place_of_freed(event, run.instance));
     else if (!storages_.allocate(run.segment, run.instance, event.slot))
       return false;
@@ -165,6 +175,7 @@ bool SegmentPlayer::memory_events(const Run& run, std::int32_t begin, std::int32
 
 void SegmentPlayer::free_held(bool only_gradients) {
   const std::vector<ImportBinding>& all = context_.lowered.held;
+  if (!only_gradients) copies_.drop_all();
   for (std::size_t k = 0; k < all.size(); ++k) {
     if (!only_gradients || early_.made_in_backward(k)) storages_.free(storages_.place(all[k].instance, all[k].slot));
   }

@@ -7,6 +7,7 @@
 #include "sim/play/instructions/play_context.h"
 #include "sim/play/instructions/played_collectives.h"
 #include "sim/play/prediction.h"
+#include "sim/play/segments/activation_copies.h"
 #include "sim/play/segments/blas_workspaces.h"
 #include "sim/play/segments/early_kernels.h"
 #include "sim/play/segments/gradient_sums.h"
@@ -77,6 +78,7 @@ class SegmentPlayer {
   BlasWorkspaces workspaces_;
   EarlyKernels early_;
   GradientSums sums_;
+  ActivationCopies copies_;
   bool per_kernel_;
   RankSpeed speed_;
   std::uint64_t runs_ = 0;

@@ -41,8 +41,8 @@ class SegmentStorages {
   bool allocate(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot, Stream pool = Stream::D) {
     const Slot& made = segment.slots[static_cast<std::size_t>(slot)];
     if (made.category == SlotCategory::ParamGrad) return allocate_gradient(made, instance, slot, pool);
-    const BlockHandle block =
-        context_.device.book.allocate(made.bytes, index_of(Stream::D), category_of_slot(made.category));
+    const BlockHandle block = context_.device.book.allocate(made.bytes, index_of(made.aside ? Stream::O : Stream::D),
+                                                            category_of_slot(made.category));
     if (block == kNoBlock) return context_.out_of_memory(made.bytes);
     const std::int32_t at = place(instance, slot);
     BlockHandle& held = (*this)[at];
@@ -51,6 +51,10 @@ class SegmentStorages {
       context_.device.book.free(held);  // a second forward before the backward of the first: its storages are dropped
     held = block;
     return true;
+  }
+  /// record_stream: the compute stream uses a storage of another stream's pool.
+  void note_use(std::int32_t at) {
+    if ((*this)[at] >= 0) context_.device.allocator.record_stream((*this)[at], index_of(Stream::D));
   }
   void free(std::int32_t at) {
     BlockHandle& held = (*this)[at];

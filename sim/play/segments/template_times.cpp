@@ -77,6 +77,10 @@ class TemplateTimer {
         device.push_back(collectives_.time_of(kernel));
         continue;
       }
+      if (kernel.offload != OffloadStep::None && kernel.offload != OffloadStep::Copy) {
+        device.push_back(context_.device.cost.transfer(kernel.read + kernel.written));
+        continue;
+      }
       device.push_back(context_.device.cost.device(kernel, [&]() -> KernelCost::Place {
         if (!head_size_) head_size_ = attention_head_size(context_.model);
         const Shape& shape = shape_of(context_.model, segment, kernel);

@@ -71,6 +71,18 @@ TEST(TrainingTraps, AFrozenBaseInFloat32IsNamed) {
   EXPECT_EQ(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::BFloat16)), 30), nullptr);
 }
 
+TEST(TrainingTraps, OffloadWithoutCheckpointsCopiesGatheredWeights) {
+  Job job = small_job();
+  job.checkpointing.offload_activations = true;
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2, Runtime::None}) {
+    job.fsdp.runtime = runtime;
+    job.checkpointing.policy = CheckpointPolicy::None;
+    EXPECT_EQ(trap_of(build_plan(small_llama(job), job).value(), 52) != nullptr, runtime != Runtime::None);
+    job.checkpointing.policy = CheckpointPolicy::Block;
+    EXPECT_EQ(trap_of(build_plan(small_llama(job), job).value(), 52), nullptr);
+  }
+}
+
 CheckpointingOptions saving(std::vector<std::string> words) {
   CheckpointingOptions options;
   options.policy = CheckpointPolicy::Ops;

@@ -260,5 +260,24 @@ TEST(ExportTree, WhatIsWrittenReadsBackEqual) {
   }
 }
 
+TEST(ExportJob, ActivationOffloadIsTrlsAndReadBack) {
+  Job job;
+  job.model.source = "config.json";
+  job.checkpointing.policy = CheckpointPolicy::Block;
+  job.checkpointing.offload_activations = true;
+  const auto trl = export_job(job, ExportTool::Trl);
+  ASSERT_TRUE(trl) << to_text(trl.error());
+  EXPECT_THAT(trl->files.front().text, HasSubstr("activation_offloading: true"));
+  EXPECT_THAT(trl->files.front().untold, Not(Contains(HasSubstr("offload_activations"))));
+  const auto again = import_job(trl->files.front().text, "trl.yaml");
+  ASSERT_TRUE(again) << to_text(again.error());
+  EXPECT_TRUE(again->job.checkpointing.offload_activations);
+  for (const ExportTool tool : {ExportTool::Torchtitan, ExportTool::Transformers}) {
+    const auto other = export_job(job, tool);
+    ASSERT_TRUE(other) << to_text(other.error());
+    EXPECT_THAT(other->files.front().untold, Contains(StartsWith("checkpointing.offload_activations")));
+  }
+}
+
 }  // namespace
 }  // namespace foreshard

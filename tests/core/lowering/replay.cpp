@@ -33,7 +33,9 @@ struct Player {
     }
     std::int64_t& state = alive[static_cast<std::size_t>(owner)][static_cast<std::size_t>(slot)];
     const Bytes bytes = slot_of(owner, slot).bytes;
-    if (event.alloc) {
+    if (event.noted) {
+      if (state < 0) out.misuse.push_back("used while it is not there");
+    } else if (event.alloc) {
       if (state != -1) out.misuse.push_back("allocated twice");
       state = next++;
       now += bytes;

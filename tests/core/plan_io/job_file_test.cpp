@@ -344,11 +344,13 @@ TEST(JobKeys, EveryWordOfAChoiceIsAccepted) {
 }
 
 TEST(JobFile, KeysThatNothingPlansYetAreRefusedByName) {
-  for (const char* set : {"checkpointing.offload_activations=true"}) {
-    const auto job = parse_job("", "", std::vector<std::string>{"model.source=config.json", set});
+  for (const char* set : {"checkpointing.reentrant=true", "model.compile=true", "mesh.tensor=2"}) {
+    const auto job = parse_job(
+        "", "", std::vector<std::string>{"model.source=config.json", "checkpointing.offload_activations=true", set});
     ASSERT_FALSE(job) << set;
     EXPECT_EQ(job.error().code, ErrorCode::Unsupported) << set;
-    EXPECT_THAT(job.error().place, HasSubstr(std::string(set).substr(0, std::string(set).find('=')))) << set;
+    EXPECT_THAT(job.error().place, HasSubstr("checkpointing.offload_activations")) << set;
+    EXPECT_THAT(job.error().expected, HasSubstr(std::string(set).substr(0, std::string(set).find('.')))) << set;
   }
 }
 

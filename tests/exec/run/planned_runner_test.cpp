@@ -85,5 +85,17 @@ TEST(PlannedRunner, HasFsdp2sBitsWhateverIsDecided) {
   }
 }
 
+/// On CPU ranks the hooks of activation offload find every tensor on the host and keep it.
+TEST(PlannedRunner, ActivationOffloadChangesNoBitOnTheHost) {
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    Job plain = fsdp2_job(2);
+    plain.fsdp.runtime = runtime;
+    plain.checkpointing.policy = CheckpointPolicy::Block;
+    Job offloaded = plain;
+    offloaded.checkpointing.offload_activations = true;
+    expect_same_bits(offloaded, plain, "offloaded");
+  }
+}
+
 }  // namespace
 }  // namespace foreshard::exec

@@ -84,6 +84,7 @@ void read_fsdp2(const Json& fsdp, FsdpOptions& options) {
 
 /// Blocks to checkpoint; the model says which ones there are.
 void read_checkpointing(const Json& config, MemoryRow& row) {
+  row.job.checkpointing.offload_activations = get(config, "activation_offloading", false);
   if (!config.contains("activation_checkpointing") || config["activation_checkpointing"].is_null()) return;
   const Json& given = config["activation_checkpointing"];
   CheckpointingOptions& options = row.job.checkpointing;

@@ -44,6 +44,8 @@ LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow&
   LoweringOptions options;
   options.multiprocessors = row.profile.sm_count;
   options.keeps_casts = keeps_casts(job);
+  options.named_stay = job.checkpointing.reentrant && job.checkpointing.outside;
+  options.offload = offloaded_activations(job);
   options.saved = or_throw(saved_ops(job.checkpointing));
   return or_throw(lower(model, ranges, differentiated_params(table, job.fsdp.runtime), options));
 }

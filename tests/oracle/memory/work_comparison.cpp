@@ -281,6 +281,20 @@ Json numbered(Json collectives, const Json& expected, const Json& communicators)
   return collectives;
 }
 
+/// To the host, of a micro-batch's forward: how many copies and how many bytes.
+Json offloaded(const LoweredProgram& lowered, std::int64_t micro_batches) {
+  std::int64_t count = 0;
+  Bytes bytes = 0;
+  for (const SegmentInstance& instance : lowered.instances) {
+    for (const Kernel& kernel : lowered.templates[static_cast<std::size_t>(instance.lowered)].forward.kernels) {
+      if (kernel.offload != OffloadStep::ToHost) continue;
+      ++count;
+      bytes += kernel.read;
+    }
+  }
+  return {micro_batches * count, micro_batches * bytes};
+}
+
 void compare_step(MemoryComparison& comparison, const std::string& place, const Json& expected, const Json& got,
                   const Json& communicators) {
   for (const auto& [phase, work] : expected.items()) {
@@ -361,6 +375,9 @@ void compare_work(MemoryComparison& comparison, const Json& result, const Model&
   for (std::size_t k = 0; k < steps.size(); ++k) {
     compare_step(comparison, "work step " + std::to_string(k), steps[k], k < work.size() ? work[k] : Json::object(),
                  communicators_of(row.plan, names));
+    if (row.lowered.offloads && steps[k].contains("forward"))
+      comparison.exact("work step " + std::to_string(k) + " offloaded", steps[k]["forward"]["copies"]["DtoH"],
+                       offloaded(row.lowered, job.train.micro_batches));
   }
   const bool ended = result.at("steps").back().contains("error");  // what follows was not recorded
   comparison.exact("work (steps)", steps.size(), ended ? std::min(steps.size(), work.size()) : work.size());
@@ -374,7 +391,13 @@ void compare_work(MemoryComparison& comparison, const Json& result, const Model&
   for (const auto& [number, role] : result.at("streams").items()) {
     if (!role.get<std::string>().starts_with("nccl ")) roles.insert(role.get<std::string>());
   }
-  comparison.exact("streams", Json(roles), stream_roles(row.plan));
+  Json planned = stream_roles(row.plan);
+  if (row.lowered.offloads) {
+    std::set<std::string> with = planned.get<std::set<std::string>>();
+    with.insert("offload");
+    planned = with;
+  }
+  comparison.exact("streams", Json(roles), planned);
 }
 
 }  // namespace foreshard::oracle
