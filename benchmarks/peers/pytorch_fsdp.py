@@ -25,7 +25,7 @@ PRESETS = {
     "wide": dict(layers=4, hidden=256, heads=8, ffn=688, vocab=1024, seq=128, batch=4),
     "deep": dict(layers=12, hidden=128, heads=4, ffn=344, vocab=512, seq=64, batch=2),
     # As many parameters as GPT-2 (124M), whose head is its embedding: here each has half the rows.
-    "gpt2": dict(layers=12, hidden=768, heads=12, ffn=2048, vocab=25128, seq=256, batch=1, bf16=True),
+    "gpt2": dict(layers=12, hidden=768, heads=12, ffn=2048, vocab=25128, seq=256, batch=1),
     "gpu": dict(layers=16, hidden=2048, heads=16, ffn=5632, vocab=32000, seq=2048, batch=2),
 }
 
@@ -58,7 +58,7 @@ class Layer(nn.Module):
         y = self.input_norm(x)
         q, k, v = (proj(y).view(batch, seq, self.heads, dim // self.heads).transpose(1, 2)
                    for proj in (self.q_proj, self.k_proj, self.v_proj))
-        a = F.scaled_dot_product_attention(rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v, is_causal=True)
+        a = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         x = x + self.o_proj(a.transpose(1, 2).reshape(batch, seq, dim))
         y = self.post_norm(x)
         return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
@@ -92,20 +92,19 @@ def batch_of(c, rank, step):
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def wrap(model, impl, world, device, bf16=False):
-    half = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+def wrap(model, impl, world, device):
     if impl == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        policy = MixedPrecisionPolicy(**half) if bf16 or device == "cuda" else MixedPrecisionPolicy()
-        options = dict(mesh=init_device_mesh(device, (world,)), mp_policy=policy)
+        half = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if device == "cuda" else {}
+        options = dict(mesh=init_device_mesh(device, (world,)), mp_policy=MixedPrecisionPolicy(**half))
         for layer in model.layers:
             fully_shard(layer, **options)
         return fully_shard(model, **options)
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Layer}), device_id=torch.device(device),
-                                    use_orig_params=True, mixed_precision=MixedPrecision(**half) if bf16 else None)
+                                    use_orig_params=True)
 
 
 def train(rank, a, c, store, path):
@@ -117,7 +116,7 @@ def train(rank, a, c, store, path):
         torch.backends.cuda.enable_cudnn_sdp(not a.no_cudnn)
     dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=a.world)
     torch.manual_seed(0)
-    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device, c.get("bf16", False))
+    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda or None)
     data = [[part.to(a.device) for part in batch_of(c, rank, step)] for step in range(4)]
     times, losses = [], []

@@ -5,7 +5,7 @@ step_time.py --foreshard build/release/bin/foreshard --python build/torch-venv/b
 
 The programs run one after another, round by round, so that a disturbance of the machine hits all alike. Printed: medians
 of all steps, the ratio to the faster PyTorch (the median of the rounds' ratios), and what recording costs. Targets: 1.00
-where compute dominates (wide), 0.80 where the host does (deep), 0.65 at GPT-2's size in bf16 (gpt2). --cpu tells the processor time of a step too (user and
+where compute dominates (wide), 0.80 where the host does (deep), 0.65 at GPT-2's size (gpt2). --cpu tells the processor time of a step too (user and
 system of all ranks: a run of many steps less one of few), which suffers less from what else the machine does.
 """
 import argparse
@@ -20,7 +20,6 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 TARGET = {"wide": 1.00, "deep": 0.80, "gpt2": 0.65}
-PRECISION = {"gpt2": ("bfloat16", "float32")}  # of parameters and reductions; else as they are
 
 
 def run(command):
@@ -69,8 +68,8 @@ loss = "none"
 [fsdp.wrap]
 classes = ["Layer"]
 [fsdp.mixed_precision]
-param = "{param}"
-reduce = "{reduce}"
+param = "none"
+reduce = "none"
 [train]
 steps = {steps}
 clip_grad_norm = 0.0
@@ -85,8 +84,7 @@ ranks_per_node = {world}
 def compare(a, preset, folder):
     run([a.python, HERE / "pytorch_fsdp.py", "--preset", preset, "--save", folder])
     job = folder / "job.toml"
-    param, reduce = PRECISION.get(preset, ("none", "none"))
-    job.write_text(JOB.format(folder=folder, steps=a.steps + a.warmup, world=a.world, param=param, reduce=reduce))
+    job.write_text(JOB.format(folder=folder, steps=a.steps + a.warmup, world=a.world))
     programs = {
         "fsdp1": lambda steps=None: pytorch(a, preset, "fsdp1", steps),
         "foreshard fsdp2": lambda steps=None: foreshard(a, job, "fsdp2", None, steps),
