@@ -24,6 +24,8 @@ import torch.nn.functional as F
 PRESETS = {
     "wide": dict(layers=4, hidden=256, heads=8, ffn=688, vocab=1024, seq=128, batch=4),
     "deep": dict(layers=12, hidden=128, heads=4, ffn=344, vocab=512, seq=64, batch=2),
+    # As many parameters as GPT-2 (124M), whose head is its embedding: here each has half the rows.
+    "gpt2": dict(layers=12, hidden=768, heads=12, ffn=2048, vocab=25128, seq=256, batch=1),
     "gpu": dict(layers=16, hidden=2048, heads=16, ffn=5632, vocab=32000, seq=2048, batch=2),
 }
 

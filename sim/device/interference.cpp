@@ -11,7 +11,9 @@ constexpr double kLargestShare = 0.5;
 
 double share_of(const HardwareProfile& profile) {
   if (profile.kind != "gpu" || profile.architecture == CardArchitecture() || profile.sm_count <= 0) return 0;
-  return std::min(kLargestShare, static_cast<double>(profile.channels) / profile.sm_count);
+  const auto given = profile.extra.find(kTakenMultiprocessors);
+  const double taken = given != profile.extra.end() ? given->second : static_cast<double>(profile.channels);
+  return std::clamp(taken / profile.sm_count, 0.0, kLargestShare);
 }
 
 }  // namespace

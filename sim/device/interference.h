@@ -18,6 +18,9 @@
 
 namespace foreshard {
 
+/// Key of HardwareProfile::extra: multiprocessors that a running collective keeps; as many as channels unless given.
+inline constexpr const char* kTakenMultiprocessors = "collective_multiprocessors";
+
 class Interference {
  private:
   struct Window {

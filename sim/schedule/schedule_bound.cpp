@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "core/plan/units/groups.h"
+#include "sim/device/interference.h"
 #include "sim/network/collectives.h"
+#include "sim/schedule/beside_collectives.h"
 #include "sim/simulate.h"
 
 namespace foreshard {
@@ -30,8 +33,8 @@ struct Parts {
   // Nothing of the last micro-batch is reduced before this much compute; then all of it is: reductions and, of
   // replicas, all-reduces, which follow them on links of their own.
   double before_reductions = 0, after_reductions = 0;
-  double slowdown = 0;   // of compute beside a collective
-  double free_step = 0;  // of a step with links and memory for nothing: what the host issues and the device computes
+  double unhindered = 0;  // a step with memory and a host for nothing: what depends on what alone
+  double free_step = 0;   // of a step with links and memory for nothing: what the host issues and the device computes
   double free_bytes = 0;
   std::vector<Item> items;
 };
@@ -43,6 +46,7 @@ struct Alone {
   double step = 0;
   Bytes after_forward = 0;       // allocated
   double before_reductions = 0;  // on the compute stream, before the last micro-batch's first reduction
+  std::shared_ptr<const LoweredProgram> lowered;
 };
 
 /// Where in the iteration the last micro-batch's first reduction is issued; 0: nowhere.
@@ -76,12 +80,19 @@ class Bound {
     ScheduleBound best;
     const bool separate = frame_.job.schedule.separate_reduce_communicator;
     for (int k = 0; k <= kMultipliers; ++k) {
-      const ScheduleBound one = at(static_cast<double>(k) / kMultipliers, separate);
-      if (one.ns > best.ns) best = one;
+      const double weight = static_cast<double>(k) / kMultipliers;
+      // Two tangents of a convex loss: as if everything were gathered again, and where that leaves the links.
+      double links = parts_.gathers + parts_.reductions;
+      for (int tangent = 0; tangent < 2; ++tangent) {
+        const ScheduleBound one = at(weight, separate, beside_.at(links));
+        if (one.ns > best.ns) best = one;
+        links = one.gathers_ns + one.reductions_ns;
+      }
     }
     const double in_turn =
         parts_.first_gather + parts_.before_reductions + parts_.after_reductions + parts_.last_phases;
-    if (in_turn > best.ns) best.ns = in_turn, best.by_compute = false;
+    for (const double chain : {in_turn, parts_.unhindered})
+      if (chain > best.ns) best.ns = chain, best.by_compute = false;
     best.free_step_ns = parts_.free_step;
     return best;
   }
@@ -107,10 +118,7 @@ class Bound {
     parts_.before_gather = base->before_gather;
     parts_.free_bytes = static_cast<double>(budget_ - base->after_forward);
     for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
-    if (profile_.architecture != CardArchitecture() && profile_.sm_count > 0) {
-      const double share = std::min(0.5, static_cast<double>(profile_.channels) / profile_.sm_count);
-      parts_.slowdown = share / (1 - share);
-    }
+    const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
     std::map<Bytes, std::vector<int>> alike;  // blocks by size
     for (std::size_t u = 0; u < frame_.names.size(); ++u) {
       if (frame_.block[u]) alike[frame_.bytes[u]].push_back(static_cast<int>(u));
@@ -128,10 +136,38 @@ class Bound {
     }
     const auto free = alone(job_of(frame_, candidate));
     if (!free) return fail(free.error());
+    beside_ = BesideCollectives(*free->lowered, profile_, batches, free->compute);
     parts_.free_step = free->step;
     parts_.before_reductions = free->before_reductions;
     add_collectives();
+    candidate.starts = true;  // every gather as early as can be
+    for (UnitChoice& unit : candidate.units) unit.forward = unit.backward = 0;
+    const auto unhindered = unhindered_step(job_of(frame_, candidate));
+    if (!unhindered) return fail(unhindered.error());
+    parts_.unhindered = *unhindered;
     return {};
+  }
+
+  /// Nothing is gathered or computed twice, the links are as they are, collectives slow nothing down, and host and
+  /// memory are for nothing. In it each stream has its work in the one order that every schedule has, so less work and
+  /// earlier starts can only shorten it: no schedule is below.
+  Result<double> unhindered_step(Job job) {
+    job.cluster.memory = kNoLimit;
+    job.schedule.budget = 0;
+    const auto prepared = bench_.prepare(job);
+    if (!prepared) return fail(prepared.error());
+    HardwareProfile profile = profile_;
+    profile.extra[kTakenMultiprocessors] = 0;
+    profile.extra["launch_queue"] = 0;  // without end
+    // Copies of offloaded shards and gradients share a link whose order is not the collectives'.
+    profile.host_link_gb_per_s *= kUnlimited;
+    profile.host_copy_gb_per_s *= kUnlimited;
+    profile.launch_ns = profile.op_ns = profile.call_ns = profile.driver_alloc_ns = 0;
+    SimulateOptions options;
+    options.memory = kNoLimit;
+    const auto prediction = simulate(*prepared->plan, *prepared->model, *prepared->lowered, job, profile, options);
+    if (!prediction) return fail(prediction.error());
+    return prediction->iterations.empty() ? 0 : static_cast<double>(prediction->iterations.back().step_time);
   }
 
   Result<Alone> alone(Job job) {
@@ -140,7 +176,7 @@ class Bound {
     const auto prepared = bench_.prepare(job);
     if (!prepared) return fail(prepared.error());
     HardwareProfile profile = profile_;
-    profile.architecture = {};
+    profile.extra[kTakenMultiprocessors] = 0;
     profile.scale_up_gb_per_s *= kUnlimited;
     profile.scale_out_gb_per_s *= kUnlimited;
     profile.channel_gb_per_s *= kUnlimited;
@@ -150,6 +186,7 @@ class Bound {
     const auto prediction = simulate(*prepared->plan, *prepared->model, *prepared->lowered, job, profile, options);
     if (!prediction) return fail(prediction.error());
     Alone result;
+    result.lowered = prepared->lowered;
     if (prediction->iterations.empty()) return result;
     const IterationResult& last = prediction->iterations.back();
     result.compute = static_cast<double>(last.compute);
@@ -234,10 +271,10 @@ class Bound {
   }
 
   /// The linear program with the two sides weighed: its optimum is below every schedule's step.
-  ScheduleBound at(double weight, bool separate) const {
+  ScheduleBound at(double weight, bool separate, BesideCollectives::Tangent loss) const {
     double compute = parts_.compute, gathers = parts_.gathers;
     const auto saved = [&](const Item& item) {
-      return weight * (item.compute_ns + parts_.slowdown * item.gather_ns) + (1 - weight) * item.gather_ns;
+      return weight * (item.compute_ns + loss.slope * item.gather_ns) + (1 - weight) * item.gather_ns;
     };
     std::vector<const Item*> items;
     for (const Item& item : parts_.items) items.push_back(&item);
@@ -260,7 +297,7 @@ class Bound {
     bound.ends_ns = parts_.first_gather + parts_.last_reduction;
     const double links = separate ? std::max(gathers, parts_.reductions) : gathers + parts_.reductions;
     const double beside = std::max(0.0, links - bound.ends_ns);
-    const double by_compute = compute + parts_.slowdown * beside + bound.ends_ns;
+    const double by_compute = compute + std::max(0.0, loss.base + loss.slope * beside) + bound.ends_ns;
     const double by_links = links + parts_.last_phases;
     bound.by_compute = by_compute >= by_links;
     bound.ns = weight * by_compute + (1 - weight) * by_links;
@@ -272,6 +309,7 @@ class Bound {
   Bytes budget_;
   Workbench& bench_;
   Parts parts_;
+  BesideCollectives beside_;
 };
 
 }  // namespace

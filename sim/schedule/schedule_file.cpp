@@ -164,6 +164,20 @@ std::span<const char* const> schedule_keys() {
   return kKeys;
 }
 
+namespace {
+
+Json proposal_of(const Proposal& proposal) {
+  if (proposal.step_ns <= 0) return {};
+  Json keys = Json::object();
+  for (const Proposal::Key& key : proposal.keys) keys[key.name] = key.value;
+  return {{"runtime", proposal.runtime == Runtime::Fsdp1 ? "fsdp1" : "planned"},
+          {"step_time_ns", proposal.step_ns},
+          {"peak_reserved_bytes", proposal.reserved},
+          {"keys", std::move(keys)}};
+}
+
+}  // namespace
+
 std::string schedule_json(const FoundSchedule& found, const Model& model, bool seconds) {
   Json document;
   document["schema"] = kSchema;
@@ -176,6 +190,7 @@ std::string schedule_json(const FoundSchedule& found, const Model& model, bool s
   document["bound_ns"] = bounded ? Json(found.bound.ns) : Json();
   document["free_step_ns"] = bounded ? Json(found.bound.free_step_ns) : Json();
   document["gap"] = bounded ? Json(found.gap()) : Json();
+  document["proposed"] = proposal_of(found.proposal);
   document["advice"] = found.advice.empty() ? Json() : Json(found.advice);
   document["peak_reserved_bytes"] = found.peak_reserved;
   document["budget_bytes"] = found.budget;

@@ -136,7 +136,8 @@ class Search {
 
   /// fsdp2's own schedule; where it does not fit, what takes the least.
   void begin() {
-    start_ = best_ = as_fsdp2(frame_);
+    start_ = as_fsdp2(frame_);
+    if (known_.empty()) best_ = start_;  // else try_bases() has found one already
     const Judged first = consider(start_);
     first_ns_ = first.ns;
     if (first.fits) return;
@@ -412,14 +413,14 @@ Job job_under(Job job, Runtime runtime) {
   return job;
 }
 
-/// Its step with the allocator held to the same bytes.
-RivalStep rival(Job job, Bytes budget, Bytes outside, Workbench& bench) {
-  job.cluster.memory = budget + outside;
+/// The step of a job whose allocator is held to the same bytes.
+RivalStep rival(const Job& job, Bytes budget, Workbench& bench) {
   const auto prediction = bench.predict(job);
   RivalStep step;
   if (!prediction) {
     step.why_not = prediction.error().message;
-  } else if (!prediction->fits || !prediction->deadlock.empty() || prediction->iterations.empty()) {
+  } else if (!prediction->fits || !prediction->deadlock.empty() || prediction->iterations.empty() ||
+             prediction->memory.reserved > budget) {
     step.why_not = "does not fit";
   } else {
     step.step_ns = prediction->step_time_ns.value;
@@ -520,8 +521,13 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
 
   FoundSchedule found;
   found.budget = *budget;
-  found.fsdp2 = rival(job_under(job, Runtime::Fsdp2), *budget, outside, bench);
-  found.fsdp1 = rival(job_under(job, Runtime::Fsdp1), *budget, outside, bench);
+  const auto held = [&](Runtime runtime) {
+    Job one = job_under(job, runtime);
+    one.cluster.memory = *budget + outside;
+    return one;
+  };
+  found.fsdp2 = rival(held(Runtime::Fsdp2), *budget, bench);
+  found.fsdp1 = rival(held(Runtime::Fsdp1), *budget, bench);
   const bool for_memory = job.schedule.objective == "memory";
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
   Search own(*frame, bench, *budget, for_memory);
@@ -550,6 +556,9 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   found.text = schedule_sentence(found);
   found.advice = advice_of(found);
+  Job fsdp1 = held(Runtime::Fsdp1);
+  if (given.schedule.budget == 0) fsdp1.cluster.memory = given.cluster.memory;  // the card holds it to that
+  found.proposal = propose(found, given, fsdp1);
   return found;
 }
 

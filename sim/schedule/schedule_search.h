@@ -13,6 +13,7 @@
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/result.h"
+#include "sim/schedule/proposal.h"
 #include "sim/schedule/schedule_bound.h"
 #include "sim/search/shared_parts.h"
 
@@ -28,14 +29,6 @@ struct ScheduledUnit {
   bool operator==(const ScheduledUnit&) const = default;
 };
 
-/// A schedule under the same limit, for comparison.
-struct RivalStep {
-  double step_ns = 0;     // 0: none
-  double compute_ns = 0;  // busy time of the compute stream
-  Bytes reserved = 0;
-  std::string why_not;
-};
-
 struct FoundSchedule {
   Job job;  // with the schedule written out: nothing is searched any more
   std::vector<ScheduledUnit> units;
@@ -46,6 +39,7 @@ struct FoundSchedule {
   Bytes peak_reserved = 0;
   double padding = 0;  // part of what units gather that no parameter has: fsdp2 shards each along one dimension
   RivalStep fsdp2, fsdp1;
+  Proposal proposal;  // what to run: this schedule, or FSDP1
   ScheduleBound bound;
   std::size_t simulated = 0;
   double seconds = 0;

@@ -78,6 +78,9 @@ std::string schedule_sentence(const FoundSchedule& found) {
 
 std::string advice_of(const FoundSchedule& found) {
   const double fsdp1 = found.fsdp1.step_ns;
+  if (!found.fits && fsdp1 > 0)
+    return fmt::format("fsdp1 fits: {} in {}; fsdp.runtime = \"fsdp1\" if its checkpoints and sums will do",
+                       bytes_in_words(found.fsdp1.reserved), bytes_in_words(found.budget));
   if (!found.fits || fsdp1 <= 0 || fsdp1 >= found.step_ns) return {};
   constexpr double kMuchPadding = 0.05;
   // Of the difference, what its compute stream does not do; the rest is issued faster or waits less.

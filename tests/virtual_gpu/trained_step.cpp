@@ -26,6 +26,7 @@ void TrainedStep::prepare(Job wanted) {
   ASSERT_TRUE(interpreted) << to_text(interpreted.error());
   interpreter.emplace(std::move(*interpreted));
   if (ranges) options.plan = &plan;
+  options.arena = arena_places(plan, job_);
   auto device = make_cuda_backend(options);
   ASSERT_TRUE(device) << to_text(device.error());
   backend = wrapped_backend ? wrapped_backend(std::move(*device)) : std::move(*device);

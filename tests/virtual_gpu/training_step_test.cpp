@@ -245,6 +245,45 @@ TEST_F(TrainingStep, ARecordingCountsWhatTheAllocatorHandsOut) {
   EXPECT_GT(at_peak(MemoryCategory::Parameters), 0);
 }
 
+/// Calls of the driver for memory by a step that follows after the allocator's cache was given back, and by the two
+/// steps after it.
+struct DriverCalls {
+  std::int64_t after_emptying = 0, later = 0;
+};
+
+std::int64_t memory_calls(const std::vector<DeviceCall>& calls) {
+  std::int64_t number = 0;
+  for (const char* const api : {"cudaMalloc", "cudaFree", "cuMemCreate", "cuMemMap"}) number += count(calls, api);
+  return number;
+}
+
+/// Blocks of an arena stay where they are: not even an allocator that has given its cache back asks the driver for
+/// what the plan gathers and reduces.
+TEST_F(TrainingStep, TheDriverIsCalledNoFurtherForWhatAnArenaHolds) {
+  std::map<bool, DriverCalls> calls;
+  for (const bool arena : {true, false}) {
+    Job job = in_bf16(tiny_llama_job(8));
+    job.fsdp.runtime = Runtime::Planned;
+    job.schedule.objective = "given";
+    job.schedule.arena = arena;
+    runner.reset();
+    backend.reset();
+    prepare(job);
+    if (HasFatalFailure()) return;
+    expect_calls_of_the_plan();  // and no races
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    calls_since_last();
+    step(0);
+    if (HasFatalFailure()) return;
+    calls[arena].after_emptying = memory_calls(calls_since_last());
+    for (int number = 1; number < 3; ++number) step(number);
+    calls[arena].later = memory_calls(calls_since_last());
+  }
+  EXPECT_EQ(calls[true].later, 0);
+  EXPECT_LT(calls[true].after_emptying, calls[false].after_emptying)
+      << "what the plan gathers and reduces is asked for again without one";
+}
+
 TEST_F(TrainingStep, MemoryThatIsNotThereIsAFailureOfItsInstruction) {
   prepare(tiny_llama_job(8));
   if (HasFatalFailure()) return;

@@ -22,8 +22,9 @@ class Report {
 
   std::string text(const std::string& model, const std::string& profile) {
     line(bold(fmt::format("{} on {}: a schedule for {}", model, profile, bytes_text(found_.budget))));
+    proposed();
     if (!found_.fits) {
-      line(fmt::format("  nothing fits; the least budget that does is {}", bytes_text(found_.least_budget)));
+      line(fmt::format("  no schedule fits; the least budget that does is {}", bytes_text(found_.least_budget)));
       return std::move(out_);
     }
     line(fmt::format("  step {}, {} reserved at the peak", duration_text(found_.step_ns),
@@ -51,6 +52,18 @@ class Report {
   void line(const std::string& content) { out_ += content + "\n"; }
   std::string bold(const std::string& content) const {
     return style_.color ? "\x1b[1m" + content + "\x1b[0m" : content;
+  }
+
+  /// Where another runtime is the better answer.
+  void proposed() {
+    const Proposal& one = found_.proposal;
+    if (one.runtime != Runtime::Fsdp1) return;
+    std::string keys;
+    for (const Proposal::Key& key : one.keys)
+      keys += fmt::format("{}{} = {}", keys.empty() ? "" : ", ", key.name, key.value);
+    line(fmt::format("  proposed: FSDP1, {} a step, {} reserved; with {}", duration_text(one.step_ns),
+                     bytes_text(one.reserved), keys));
+    line("  the best schedule of fsdp2's layouts:");
   }
 
   void rival(const char* name, const RivalStep& step) {

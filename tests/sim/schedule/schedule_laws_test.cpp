@@ -25,7 +25,7 @@ std::int64_t number_from(const char* variable, std::int64_t otherwise) {
 
 struct Tally {
   std::int64_t scheduled = 0, refused = 0, none = 0, faster = 0;
-  std::int64_t slower_than_fsdp1 = 0, slower_on_device = 0, slower_by_padding = 0;
+  std::int64_t slower_than_fsdp1 = 0, slower_on_device = 0, slower_by_padding = 0, fsdp1_proposed = 0;
   std::vector<double> gaps, host_gaps;  // where the device, and where the host holds things up
   std::vector<double> arena_rests;      // by which an arena is larger than what is alive at once
   std::vector<double> hidden_gaps;      // of gaps: where nine tenths of the bound can have something beside them
@@ -60,6 +60,27 @@ double expect_arena(const FoundSchedule& found, const std::string& which) {
   return at_once == 0 ? 0 : static_cast<double>(block - at_once) / static_cast<double>(at_once);
 }
 
+/// What is proposed is as short as the shortest of fsdp2, fsdp1 and the schedule, within the budget, and what the
+/// simulator says of the job that its keys make.
+void expect_proposal(const FoundSchedule& found, Workbench& bench, const std::string& which) {
+  const Proposal& proposal = found.proposal;
+  if (proposal.step_ns <= 0) {
+    EXPECT_FALSE(found.fits) << which;
+    EXPECT_EQ(found.fsdp1.step_ns, 0) << which;
+    return;
+  }
+  for (const double step : {found.fsdp1.step_ns, found.fsdp2.step_ns, found.step_ns})
+    EXPECT_LE(proposal.step_ns, step > 0 ? step : proposal.step_ns) << which;
+  EXPECT_LE(proposal.reserved, found.budget) << which;
+  const auto prediction = bench.predict(proposal.job);
+  ASSERT_TRUE(prediction.has_value()) << which;
+  EXPECT_EQ(prediction->step_time_ns.value, proposal.step_ns) << which;
+  EXPECT_EQ(prediction->memory.reserved, proposal.reserved) << which;
+  if (proposal.runtime == Runtime::Fsdp1) {
+    EXPECT_FALSE(proposal.keys.empty()) << which;
+  }
+}
+
 TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
   const auto seed = static_cast<std::uint64_t>(number_from("FORESHARD_LAWS_SEED", 1));
   const std::int64_t jobs = number_from("FORESHARD_SCHEDULE_JOBS", 60);
@@ -90,6 +111,8 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
       ++tally.refused;
       continue;
     }
+    expect_proposal(*found, bench, random.text());
+    tally.fsdp1_proposed += found->proposal.runtime == Runtime::Fsdp1 ? 1 : 0;
     if (!found->fits) {
       ++tally.none;
       EXPECT_EQ(found->fsdp2.step_ns, 0) << "fsdp2 fits, planned does not: " << random.text();
@@ -116,7 +139,8 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
     if (found->bound.ns > 0) {
       EXPECT_GE(found->step_ns * 1.000001, found->bound.ns) << random.text();
       (found->bound.host_bound() ? tally.host_gaps : tally.gaps).push_back(found->gap());
-      if (!found->bound.host_bound() && found->bound.ends_ns < 0.1 * found->bound.ns)
+      const bool communicates = found->bound.gathers_ns + found->bound.reductions_ns > 0;
+      if (!found->bound.host_bound() && communicates && found->bound.ends_ns < 0.1 * found->bound.ns)
         tally.hidden_gaps.push_back(found->gap());
       if (!found->bound.host_bound() && found->gap() > 0.1 && number_from("FORESHARD_SCHEDULE_TELL", 0) > 0)
         std::printf(
@@ -128,6 +152,8 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
   }
   std::remove(path.c_str());
   std::sort(tally.gaps.begin(), tally.gaps.end());
+  std::sort(tally.host_gaps.begin(), tally.host_gaps.end());
+  std::printf("fsdp1 is proposed for %lld\n", static_cast<long long>(tally.fsdp1_proposed));
   std::printf(
       "%lld scheduled, %lld faster than fsdp2, %lld slower than fsdp1 (%lld not for the host, %lld with padding, worst "
       "%.2f %%), %lld fit "
@@ -145,6 +171,9 @@ TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
     std::printf("of these, %zu where the ends are no tenth of the bound: median %.2f %%, worst %.2f %%\n",
                 tally.hidden_gaps.size(), 100 * tally.hidden_gaps[tally.hidden_gaps.size() / 2],
                 100 * tally.hidden_gaps.back());
+  if (!tally.host_gaps.empty())
+    std::printf("above the host's need, %zu others: median %.2f %%, worst %.2f %%\n", tally.host_gaps.size(),
+                100 * tally.host_gaps[tally.host_gaps.size() / 2], 100 * tally.host_gaps.back());
   std::sort(tally.arena_rests.begin(), tally.arena_rests.end());
   if (!tally.arena_rests.empty())
     std::printf("arenas of %zu jobs: larger than what is alive at once by %.2f %% (median), %.2f %% (worst)\n",
