@@ -27,7 +27,7 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       collectives_(context_, order_),
       movement_(context_, buffers_, collectives_, order_),
       optimizer_(context_),
-      segments_(context_, buffers_, collectives_,
+      segments_(context_, buffers_, collectives_, movement_,
                 {request.per_kernel, request.speed, request.record_runs, request.follow_runs}),
       batch_(context_, segments_, std::move(buffers)),
       meets_(request.meets) {
@@ -106,6 +106,7 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
 }
 
 bool PlanPlayer::execute(const Instruction& i) {
+  if (segments_.played(context_.position)) return true;
   switch (i.kind) {
     case InstructionKind::WaitStream:
     case InstructionKind::RecordEvent:

@@ -27,6 +27,9 @@ class PlanBuffers {
   BlockHandle find(const BufferName& buffer, std::int32_t instance) const;
   /// The buffer has no block any more; the block is the caller's.
   BlockHandle take(const BufferName& buffer, std::int32_t instance);
+  /// Of several of one name and instance 0, the one that came last.
+  BlockHandle newest(const BufferName& buffer) const;
+  BlockHandle take_newest(const BufferName& buffer);
   /// One number for all names of a buffer.
   std::size_t index(const BufferName& buffer) const;
 

@@ -11,21 +11,21 @@ constexpr int kCompute = static_cast<int>(Stream::D);
 
 /// What the allocator has passed over; nullptr: the tape says something else.
 const SegmentRun* RunFollower::next_run(const Instruction& i, const KernelList& list, std::int32_t instance,
-                                        std::uint8_t workspaces, Bytes workspace) {
+                                        std::size_t additions, std::uint8_t workspaces, Bytes workspace) {
   const SegmentRun* const run = next_ < tape_->runs.size() ? &tape_->runs[next_] : nullptr;
   CachingAllocator& allocator = context_.device.allocator;
   const bool same = run != nullptr && run->kernels == &list && run->instance == instance &&
-                    run->had_workspaces == workspaces && i.stream == Stream::D &&
+                    run->additions == additions && run->had_workspaces == workspaces && i.stream == Stream::D &&
                     (run->made_workspaces == 0 || run->workspace == workspace) && context_.device.clock.is_plain() &&
                     !allocator.pending().any() && allocator.tapes().skip(kCompute, *run);
   return same ? run : nullptr;
 }
 
 bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
-                       std::int32_t instance, std::uint8_t& workspaces, Bytes workspace) {
+                       std::int32_t instance, std::size_t additions, std::uint8_t& workspaces, Bytes workspace) {
   Device& device = context_.device;
   const Bytes allocated = device.allocator.stats().allocated.current;
-  const SegmentRun* const run = next_run(i, list, instance, workspaces, workspace);
+  const SegmentRun* const run = next_run(i, list, instance, additions, workspaces, workspace);
   if (run == nullptr) {
     make_skipped_blocks();
     return false;
@@ -49,6 +49,13 @@ bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::
 void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
   Device& device = context_.device;
   for (const SegmentRun::Kept& kept : run.kept) {
+    if (kept.holding.number < 0 && kept.gradient >= 0) {
+      const std::int32_t param =
+          storages_.template_of(instance).gradients[static_cast<std::size_t>(kept.gradient)].param;
+      const Slot made{0, SlotCategory::ParamGrad, ParamId(param), {}};
+      device.allocator.tapes().disown(buffers_.take_newest(storages_.gradient_buffer(made, instance)));
+      continue;
+    }
     if (kept.holding.number < 0) {
       device.allocator.tapes().disown(std::exchange(storages_[kept.holding.slot], kNoBlock));
       continue;

@@ -19,12 +19,13 @@ class RunFollower {
       : context_(context), buffers_(buffers), storages_(storages), tape_(tape) {}
 
   bool follows() const { return tape_ != nullptr; }
-  /// False: the run has to be played, and from here on all others. `workspaces`: those that the thread has.
+  /// False: the run has to be played, and from here on all others. `additions`: of
+  /// gradients to those that are there, which `times` has among the kernels; `workspaces`: those that the thread has.
   bool skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times, std::int32_t instance,
-            std::uint8_t& workspaces, Bytes workspace);
+            std::size_t additions, std::uint8_t& workspaces, Bytes workspace);
 
  private:
-  const SegmentRun* next_run(const Instruction& i, const KernelList& list, std::int32_t instance,
+  const SegmentRun* next_run(const Instruction& i, const KernelList& list, std::int32_t instance, std::size_t additions,
                              std::uint8_t workspaces, Bytes workspace);
   void keep(const SegmentRun& run, std::int32_t instance);
   void make_skipped_blocks();

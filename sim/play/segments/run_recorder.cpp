@@ -1,5 +1,6 @@
 #include "sim/play/segments/run_recorder.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace foreshard {
@@ -64,6 +65,19 @@ void RunRecorder::dropped(std::int32_t slot, bool held) {
   if (held) run_.kept.push_back({nobody, -1});
 }
 
+void RunRecorder::gradient_dropped(std::int32_t gradient, BlockHandle block) {
+  const CachingAllocator& allocator = device_.allocator;
+  const std::int32_t number = allocator.tapes().number_of(block);
+  const bool small = allocator.is_small(block);
+  const auto own = std::find_if(run_.kept.begin(), run_.kept.end(), [&](const SegmentRun::Kept& kept) {
+    return kept.gradient >= 0 && kept.holding.number == number && kept.holding.small == small;
+  });
+  if (own != run_.kept.end())
+    run_.kept.erase(own);
+  else
+    run_.kept.push_back({{}, gradient});  // of an earlier run
+}
+
 void RunRecorder::changed() {
   const AllocatorStats& now = device_.allocator.stats();
   if (now.allocated.current - before_.allocated.current > run_.allocated.highest) {
@@ -75,13 +89,14 @@ void RunRecorder::changed() {
   run_.inactive.note(now.inactive_split.current - before_.inactive_split.current);
 }
 
-void RunRecorder::end(bool ok) {
+void RunRecorder::end(bool ok, std::size_t additions) {
   open_ = false;
   const CachingAllocator& allocator = device_.allocator;
   if (!ok || !allocator.tapes().records(kCompute) || allocator.pending().any()) {
     tape_ = nullptr;
     return;
   }
+  run_.additions = additions;
   run_.end_holding = tape_->holdings.size();
   run_.end = allocator.tapes().place(kCompute);
   run_.events = device_.activity.events - events_;
