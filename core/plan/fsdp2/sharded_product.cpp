@@ -27,6 +27,11 @@ constexpr std::array<Way, 8> kWays{{{Whole, Whole, Whole},
 bool is_cut(MatrixPlacement placement) { return placement == Rows || placement == Columns; }
 bool is_term(MatrixPlacement placement) { return placement == Sum || placement == Mean; }
 
+bool is_cut(const MatrixSpread& spread) {
+  return std::any_of(spread.over.begin(), spread.over.end(),
+                     [](MatrixPlacement placement) { return is_cut(placement); });
+}
+
 /// The ranks that the mesh's dimensions cut a matrix to.
 std::int64_t shards_of(const RankMesh& mesh, const MatrixSpread& spread) {
   std::int64_t shards = 1;
@@ -183,12 +188,15 @@ ProductPlacement place_product(const RankMesh& mesh, const ShardedMatrix* bias, 
   const std::size_t dimensions = mesh.dimensions.size();
   std::size_t ways = 1;
   for (std::size_t d = 0; d < dimensions; ++d) ways *= kWays.size();
+  // A way that cuts is one only where an operand is cut already (_fill_single_dim_strategy_placeholders).
+  const bool cut = is_cut(left.spread) || is_cut(right.spread) || (bias != nullptr && is_cut(bias->spread));
   const bool strided = left.spread.strided || right.spread.strided || (bias != nullptr && bias->spread.strided);
   ProductPlacement best;
   double least = kNever;
   bool as_they_lie = false, free = false;
   for (std::size_t k = 0; k < ways * (strided ? 2 : 1); ++k) {
     const ProductPlacement way = way_of(strided ? k / 2 : k, dimensions, strided && k % 2 == 1);
+    if (!cut && (is_cut(way.result) || is_cut(way.left) || is_cut(way.right))) continue;
     if (!can_lie(mesh, left, way.left) || !can_lie(mesh, right, way.right)) continue;
     if (bias != nullptr && !can_lie(mesh, *bias, way.result)) continue;
     const double cost = cost_of(mesh, left, way.left, item) + cost_of(mesh, right, way.right, item) +

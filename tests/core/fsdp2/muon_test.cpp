@@ -92,6 +92,17 @@ TEST(ShardedProduct, DimensionsAreChosenTogether) {
             (std::vector<MoveStep>{{1, Sum, Whole, 128, 512}, {0, Rows, Whole, 512, 512}}));
 }
 
+// Beside replicas, terms over the shard dimension: a way that cuts over the replicas would move half as much, but
+// nothing is cut; where the bias is, it is taken.
+TEST(ShardedProduct, OnlyWhatIsCutAlreadyIsCutFurther) {
+  const RankMesh mesh{{{2, 0}, {2, 0}}, 8};
+  const ShardedMatrix gram{512, 512, {Whole, Sum}, false}, x{512, 1408, {Whole, Columns}, true};
+  EXPECT_EQ(place_product(mesh, &gram, gram, gram, kHalf),
+            (ProductPlacement{{Whole, Sum}, {Whole, Sum}, {Whole, Whole}}));
+  EXPECT_EQ(place_product(mesh, &x, gram, x, kHalf),
+            (ProductPlacement{{Sum, Columns}, {Columns, Whole}, {Rows, Columns}}));
+}
+
 // A tensor of parts that nest otherwise is gathered first: (rows, rows) to (whole, rows).
 TEST(ShardedProduct, PartsThatNestOtherwiseAreGatheredFirst) {
   const ShardedMatrix x{512, 64, {Rows, Rows}, false};
