@@ -72,7 +72,9 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
     slot.param = ParamId(position_of(params, param));
     if (!slot.param.valid()) slot.foreign = param;
   }
-  for (const ParamId param : raw.param_grads) out.made.param_grad_order.push_back(position_of(params, param));
+  out.made.gradients = std::move(raw.gradients);
+  for (std::size_t g = 0; g < raw.param_grads.size(); ++g)
+    out.made.gradients[g].param = position_of(params, raw.param_grads[g]);
   out.made.import_count = static_cast<std::int32_t>(out.imports.size());
   out.made.early_backward = raw.early_backward;
   return out;
@@ -95,9 +97,13 @@ void free_left_out(const Fold& fold, Extract& extract) {
   for (KernelList* list : {&extract.made.forward, &extract.made.recompute, &extract.made.backward}) {
     std::vector<MemoryEvent> events;
     events.reserve(list->events.size());
+    std::vector<std::int32_t> moved_to(list->events.size() + 1, 0);  // for gradients
     const auto move = [&](std::int32_t& begin, std::int32_t& end) {
       const auto first = static_cast<std::int32_t>(events.size());
-      for (std::int32_t at = begin; at < end; ++at) added(list->events[static_cast<std::size_t>(at)], events);
+      for (std::int32_t at = begin; at < end; ++at) {
+        added(list->events[static_cast<std::size_t>(at)], events);
+        moved_to[static_cast<std::size_t>(at) + 1] = static_cast<std::int32_t>(events.size());
+      }
       begin = first;
       end = static_cast<std::int32_t>(events.size());
     };
@@ -106,6 +112,9 @@ void free_left_out(const Fold& fold, Extract& extract) {
       move(kernel.after_begin, kernel.after_end);
     }
     list->events = std::move(events);
+    if (list != &extract.made.backward) continue;
+    for (FinishedGradient& gradient : extract.made.gradients)
+      gradient.events = moved_to[static_cast<std::size_t>(gradient.events)];
   }
   extract.made.import_count = static_cast<std::int32_t>(extract.imports.size() + extract.left_out.size());
 }

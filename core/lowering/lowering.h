@@ -17,7 +17,7 @@
 //   by the first Gemm of backward (autograd's thread has its own handle), never freed. It is in no list.
 // - Slots of category Output (the loss, the engine's first gradient) and `held` live until the caller drops them after
 //   backward. With LoweringOptions::hold_outputs the logits do too; without it they go with the forward's return.
-// - Slot::param and param_grad_order number the distinct parameters (storage owners) of the segment in order of
+// - Slot::param and FinishedGradient::param number the distinct parameters (storage owners) of the segment in order of
 //   first use.
 // - A backward list of a checkpointed segment runs after the recompute lists of its whole region.
 #pragma once
@@ -107,14 +107,22 @@ struct KernelList {
   bool operator==(const KernelList&) const = default;
 };
 
+/// A parameter's gradient is final, and autograd's node takes it: keeps it, or adds it to the one that is there.
+struct FinishedGradient {
+  std::int32_t param = -1;   // among the segment's; -1: not one of its own
+  std::int32_t kernels = 0;  // of backward that have run
+  std::int32_t events = 0;   // ... and its memory events that have happened
+  bool copied = false;       // the last of these kernels copies it to be kept: not where it is added instead
+  bool operator==(const FinishedGradient&) const = default;
+};
+
 struct SegmentTemplate {
   KernelList forward;    // as first run (without saving, when checkpointed)
   KernelList recompute;  // empty unless checkpointed
   KernelList backward;
   std::vector<Slot> slots;
   std::int32_t import_count = 0;
-  std::vector<std::int32_t>
-      param_grad_order;  // parameters (indices of the segment's params) as their gradients are made
+  std::vector<FinishedGradient> gradients;  // in order
   /// Kernels of backward that need nothing saved and come before the region is computed again; counted where ranks meet
   /// in them (a gathered gradient), else 0.
   std::int32_t early_backward = 0;

@@ -104,10 +104,7 @@ void Machine::accumulate_param(Node& node) {
     gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
     trace_ = traced;
   }
-  RawInstance& instance = tape.instances()[static_cast<std::size_t>(at.instance)];
-  instance.param_grads.push_back(node.param);
-  instance.param_grad_slots.push_back(tape.storage_of(gradient).slot);
-  tape.give_away(gradient, SlotCategory::ParamGrad, node.param);
+  tape.finish_gradient(gradient, node.param, !stealable);
 }
 
 void Machine::forget_saved(Node& node) {

@@ -133,6 +133,15 @@ void Tape::give_away(const Ref& ref, SlotCategory category, ParamId param) {
   storage.instance = -1;
 }
 
+void Tape::finish_gradient(const Ref& gradient, ParamId param, bool copied) {
+  RawInstance& instance = instances_[instance_];
+  instance.param_grads.push_back(param);
+  instance.param_grad_slots.push_back(storage_of(gradient).slot);
+  instance.gradients.push_back(
+      {-1, static_cast<std::int32_t>(pass_->kernels.size()), static_cast<std::int32_t>(pass_->events.size()), copied});
+  give_away(gradient, SlotCategory::ParamGrad, param);
+}
+
 void Tape::drop_ref(std::int32_t id) {
   Tensor& tensor = tensors_[static_cast<std::size_t>(id)];
   if (--tensor.refs > 0) return;

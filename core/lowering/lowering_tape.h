@@ -89,6 +89,7 @@ struct RawInstance {
   std::vector<Slot> slots;
   std::vector<ParamId> param_grads;
   std::vector<std::int32_t> param_grad_slots;  // parallel: the storage it lies in, which may be another parameter's too
+  std::vector<FinishedGradient> gradients;     // parallel, without their parameters
   std::int32_t early_backward = 0;             // SegmentTemplate's
 };
 
@@ -132,6 +133,9 @@ class Tape {
   void kernel(Kernel kernel);
 
   std::vector<RawInstance>& instances() { return instances_; }
+  /// A parameter's gradient is final in the pass that is running, and the plan's from here on. `copied`: by the last
+  /// kernel.
+  void finish_gradient(const Ref& gradient, ParamId param, bool copied);
   PassKind kind() const { return kind_; }
   /// A storage's number is not given to another when it is gone.
   void keep_numbers() { keeps_numbers_ = true; }

@@ -16,7 +16,7 @@ double muon_momentum(const OptimizerOptions& options);
 
 class Muon {
  public:
-  /// `mesh`: the ranks over which rows lie, and this one's place; `group` is null for one rank.
+  /// `mesh`: of one dimension, over which rows lie; `group` is null for one rank.
   Muon(const OptimizerOptions& options, const fsdp2::RankMesh& mesh, Communicator* group)
       : options_(options), mesh_(mesh), group_(group) {}
 
@@ -32,6 +32,7 @@ class Muon {
     at::Tensor local;
   };
 
+  std::int64_t ranks() const { return mesh_.dimensions.front().ranks; }
   Held orthogonalised(Held x) const;
   void divide_by_norm(const Held& x) const;
   /// left right, or bias * beta + left right * alpha.

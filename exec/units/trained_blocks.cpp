@@ -327,9 +327,8 @@ void TrainedBlocks::step_matrix(const Instruction& instruction, InstructionId id
     const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
     const at::Tensor gradient = tensor_of(target);
     if (!gradient.defined()) return;
-    fsdp2::RankMesh mesh;
-    if (group != nullptr) mesh = {group->size(), group->rank(), group->size()};
-    mesh.per_host = std::max<std::int64_t>(ranks_per_node_, 1);
+    fsdp2::RankMesh mesh{{{1, 0}}, std::max<std::int64_t>(ranks_per_node_, 1)};
+    if (group != nullptr) mesh.dimensions = {{group->size(), group->rank()}};
     ++target.moments->steps;
     Muon(options_, mesh, group).step(target.shard, gradient, target.moments->tensors.front(), target.matrix_rows, lr);
   };

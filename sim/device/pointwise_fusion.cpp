@@ -174,6 +174,10 @@ void fuse_segment(SegmentTemplate& segment) {
   segment.recompute = Fusion(segment.recompute, segment.slots).run();
   segment.backward = Fusion(segment.backward, segment.slots).run();
   segment.early_backward = 0;  // the compiler's backward is one function with its recomputation
+  const auto kernels = static_cast<std::int32_t>(segment.backward.kernels.size());
+  const auto events = static_cast<std::int32_t>(segment.backward.events.size());
+  for (FinishedGradient& gradient : segment.gradients)
+    gradient = {gradient.param, kernels, events, false};  // it returns
 }
 
 bool is_in_block(const Model& model, const SegmentRange& range) {

@@ -37,7 +37,7 @@ PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<R
       collectives_(context_, order_),
       movement_(context_, buffers_, collectives_, order_),
       optimizer_(context_),
-      segments_(context_, buffers_, collectives_,
+      segments_(context_, buffers_, collectives_, movement_,
                 {request.per_kernel, request.speed, request.record_runs, request.follow_runs}),
       batch_(context_, segments_, std::move(buffers)),
       meets_(request.meets) {
@@ -125,22 +125,8 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
   return next != LoopPhase::Backward || segments_.early().begin_backward();
 }
 
-/// Gradients of a tied parameter's names: the segments' own kernels sum them and let the terms go, as the engine does.
-bool PlanPlayer::is_summed_by_segments(const Instruction& i) const {
-  if (context_.lowered.instances.empty()) return false;
-  const auto drops_a_name = [&](const Instruction& free) {
-    const ParamId param = free.buffer.param;
-    return free.kind == InstructionKind::Free && free.buffer.what == BufferWhat::Grad && param.valid() &&
-           context_.model.storage_of(param) != param;
-  };
-  const auto& all = context_.iteration->instructions;
-  const auto next = static_cast<std::size_t>(context_.position) + 1;
-  const bool adds = i.kind == InstructionKind::Accumulate && i.origin == Origin::Autograd;
-  return drops_a_name(i) || (adds && next < all.size() && drops_a_name(all[next]));
-}
-
 bool PlanPlayer::execute(const Instruction& i) {
-  if (is_summed_by_segments(i)) return true;
+  if (segments_.played(context_.position)) return true;
   switch (i.kind) {
     case InstructionKind::WaitStream:
     case InstructionKind::RecordEvent:

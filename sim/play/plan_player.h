@@ -84,7 +84,6 @@ class PlanPlayer {
   const WorkCount& work() const { return segments_.work(); }
 
  private:
-  bool is_summed_by_segments(const Instruction& i) const;
   bool execute(const Instruction& i);
   bool stays_in_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);

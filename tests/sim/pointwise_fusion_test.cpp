@@ -41,6 +41,15 @@ TEST(PointwiseFusion, ARunBecomesOneKernelWithoutItsInnerStorage) {
   EXPECT_EQ(fused.events[0], (MemoryEvent{1, true}));
 }
 
+// The compiler's backward hands all gradients back when it returns; the last of its kernels has another number then.
+TEST(PointwiseFusion, GradientsAreFinalWhenTheCompiledBackwardReturns) {
+  LoweredProgram program = chain();
+  program.templates[0].backward = program.templates[0].forward;
+  program.templates[0].gradients = {{0, 1, 0, false}, {1, 3, 2, true}};
+  const SegmentTemplate fused = fuse_pointwise(program).templates[0];
+  EXPECT_EQ(fused.gradients, (std::vector<FinishedGradient>{{0, 2, 1, false}, {1, 2, 1, false}}));
+}
+
 TEST(PointwiseFusion, ProductsAreNotFused) {
   LoweredProgram program = chain();
   program.templates[0].forward.kernels[1].kind = KernelClass::Gemm;

@@ -129,8 +129,8 @@ void Backward::contribute(std::int32_t slot, const Execution& execution, std::si
   }
   const ParamId dropped = piece != kept ? piece : name;
   if (name == kept) piece = kept;
-  // Uses by one name: where there are operators, lowering makes their sum and lets go of its terms.
-  if (dropped == kept && !run_.model.ops.empty()) return;
+  // Where there are operators, lowering makes the sum of all uses and lets go of its terms.
+  if (!run_.model.ops.empty()) return;
   add_piece(slot, dropped);
 }
 

@@ -57,7 +57,9 @@ struct SegmentRun {
   /// What must be there because others than segments look at it.
   struct Kept {
     Holding holding;
-    std::int32_t gradient = -1;  // >= 0: a slot of the template, whose block the plan owns
+    // >= 0: a slot of the template, whose block the plan owns; without a number: one of SegmentTemplate::gradients,
+    // whose newest block goes.
+    std::int32_t gradient = -1;
   };
 
   /// An instruction over one of the plan's buffers: it takes an allocation of a pool, or gives it back.
@@ -79,6 +81,7 @@ struct SegmentRun {
   Change allocated, active, requested, inactive;
   Categories categories{}, at_highest{};
   std::int64_t events = 0;
+  std::size_t additions = 0;  // of gradients to those that were there
   std::vector<DriverCall> calls;
   std::size_t end_holding = 0;  // among the tape's
   std::vector<Kept> kept;       // in order

@@ -105,23 +105,24 @@ void DataMovement::stage(Bytes bytes, int stream) {
   staged_.push_back({size, device.clock.record(stream), false});
 }
 
+SimDuration DataMovement::device_time(const Instruction& i) const {
+  const KernelCost& cost = context_.device.cost;
+  const Bytes bytes = instruction_bytes(i);
+  const Bytes moved = i.kind == InstructionKind::Add || i.kind == InstructionKind::Accumulate ? 3 * bytes : 2 * bytes;
+  const auto threads = [&] { return launch_threads(context_.plan, i, bytes, context_.device.profile); };
+  if (cost.work().measured()) return instruction_work(context_.plan, context_.model, i, bytes, cost.work());
+  return i.kind == InstructionKind::Fill ? cost.fill(bytes, threads) : cost.copy(moved, i.dtype, threads);
+}
+
 bool DataMovement::move(const Instruction& i) {
   if (i.stream == Stream::Host) return true;
   Device& device = context_.device;
-  const KernelCost& cost = device.cost;
-  const Bytes bytes = instruction_bytes(i);
   if (i.kind == InstructionKind::H2d || i.kind == InstructionKind::D2h) {
-    cross(i, bytes);
+    cross(i, instruction_bytes(i));
     return true;
   }
-  const bool fills = i.kind == InstructionKind::Fill;
-  const Bytes moved = i.kind == InstructionKind::Add || i.kind == InstructionKind::Accumulate ? 3 * bytes : 2 * bytes;
-  const auto threads = [&] { return launch_threads(context_.plan, i, bytes, device.profile); };
-  const SimDuration time = cost.work().measured()
-                               ? instruction_work(context_.plan, context_.model, i, bytes, cost.work())
-                           : fills ? cost.fill(bytes, threads)
-                                   : cost.copy(moved, i.dtype, threads);
-  device.launch(i.stream, cost.op_ns() + cost.launch_ns(), time, context_.span_of(i, work_span_kind(i.kind)));
+  const KernelCost& cost = device.cost;
+  device.launch(i.stream, cost.op_ns() + cost.launch_ns(), device_time(i), context_.span_of(i, work_span_kind(i.kind)));
   return true;
 }
 

@@ -19,6 +19,8 @@ class DataMovement {
 
   /// False: out of memory.
   bool play(const Instruction& i) { return take_copy_arguments(i) && move(i); }
+  /// How long the device takes.
+  SimDuration device_time(const Instruction& i) const;
 
  private:
   bool take_copy_arguments(const Instruction& i);

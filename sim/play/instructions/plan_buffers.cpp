@@ -68,6 +68,25 @@ BlockHandle PlanBuffers::take(const BufferName& buffer, std::int32_t instance) {
   return kNoBlock;
 }
 
+BlockHandle PlanBuffers::newest(const BufferName& buffer) const {
+  const std::size_t at = index(buffer);
+  for (auto it = more_.rbegin(); it != more_.rend(); ++it)
+    if (it->index == at && it->instance == 0) return it->block;
+  return blocks_[at];
+}
+
+BlockHandle PlanBuffers::take_newest(const BufferName& buffer) {
+  const std::size_t at = index(buffer);
+  for (auto it = more_.end(); it != more_.begin();) {
+    --it;
+    if (it->index != at || it->instance != 0) continue;
+    const BlockHandle block = it->block;
+    more_.erase(it);
+    return block;
+  }
+  return std::exchange(blocks_[at], kNoBlock);
+}
+
 bool PlanBuffers::play(const Instruction& i) {
   Device& device = context_.device;
   if (i.stream == Stream::Host) {

@@ -34,6 +34,9 @@ class PlanBuffers {
   /// Whether any name has several, or one of another instance.
   bool has_more() const { return !more_.empty(); }
   bool in_arena() const { return arena_ != nullptr; }
+  /// Of several of one name and instance 0, the one that came last.
+  BlockHandle newest(const BufferName& buffer) const;
+  BlockHandle take_newest(const BufferName& buffer);
   /// One number for all names of a buffer.
   std::size_t index(const BufferName& buffer) const {
     const std::size_t of = buffer.param.valid()  ? of_param(buffer.param)

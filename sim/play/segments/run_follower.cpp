@@ -13,21 +13,22 @@ constexpr int kCompute = static_cast<int>(Stream::D);
 
 /// What the allocator has passed over; nullptr: the tape says something else.
 const SegmentRun* RunFollower::next_run(const Instruction& i, const KernelList& list, std::int32_t instance,
-                                        std::uint8_t workspaces, Bytes workspace) {
+                                        std::size_t additions, std::uint8_t workspaces, Bytes workspace) {
   const SegmentRun* const run = next_ < tape_->runs.size() ? &tape_->runs[next_] : nullptr;
   CachingAllocator& allocator = context_.device.allocator;
   const bool same = run != nullptr && run->kernels == &list && run->instance == instance &&
-                    run->had_workspaces == workspaces && i.stream == Stream::D &&
+                    run->additions == additions && run->had_workspaces == workspaces && i.stream == Stream::D &&
                     (run->made_workspaces == 0 || run->workspace == workspace) && context_.device.clock.is_plain() &&
                     !allocator.pending().any() && allocator.tapes().skip(kCompute, *run);
   return same ? run : nullptr;
 }
 
 bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times,
-                       std::size_t number, std::int32_t instance, std::uint8_t& workspaces, Bytes workspace) {
+                       std::size_t number, std::int32_t instance, std::size_t additions, std::uint8_t& workspaces,
+                       Bytes workspace) {
   Device& device = context_.device;
   const Bytes allocated = device.allocator.stats().allocated.current;
-  const SegmentRun* const run = next_run(i, list, instance, workspaces, workspace);
+  const SegmentRun* const run = next_run(i, list, instance, additions, workspaces, workspace);
   if (run == nullptr) {
     make_skipped_blocks();
     return false;
@@ -44,7 +45,7 @@ bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::
 
 void RunFollower::place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number) {
   Device& device = context_.device;
-  if (run.calls.empty()) {
+  if (run.calls.empty() && number != kOwnLaunches) {
     if (number >= launches_.size()) launches_.resize(number + 1);
     std::optional<LaunchList>& list = launches_[number];
     if (!list) list = launches_of(times);
@@ -74,6 +75,13 @@ bool RunFollower::pass(const SegmentRun& run) {
 void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
   Device& device = context_.device;
   for (const SegmentRun::Kept& kept : run.kept) {
+    if (kept.holding.number < 0 && kept.gradient >= 0) {
+      const std::int32_t param =
+          storages_.template_of(instance).gradients[static_cast<std::size_t>(kept.gradient)].param;
+      const Slot made{0, SlotCategory::ParamGrad, ParamId(param), {}};
+      device.allocator.tapes().disown(buffers_.take_newest(storages_.gradient_buffer(made, instance)));
+      continue;
+    }
     if (kept.holding.number < 0) {
       device.allocator.tapes().disown(std::exchange(storages_[kept.holding.slot], kNoBlock));
       continue;

@@ -21,9 +21,11 @@ class RunFollower {
 
   bool follows() const { return tape_ != nullptr; }
   /// False: the run has to be played, and from here on all others. `number` is the list's among those of all templates
-  /// and passes, `workspaces` those that the thread has.
+  /// and passes, whose launches are kept (kOwnLaunches: `times` has `additions` of gradients to those that are there
+  /// among the kernels); `workspaces`: those that the thread has.
+  static constexpr std::size_t kOwnLaunches = static_cast<std::size_t>(-1);
   bool skip(const Instruction& i, const KernelList& list, const std::vector<TimedKernel>& times, std::size_t number,
-            std::int32_t instance, std::uint8_t& workspaces, Bytes workspace);
+            std::int32_t instance, std::size_t additions, std::uint8_t& workspaces, Bytes workspace);
 
   /// The run that is due; nullptr: there is none. REQUIRES pass() for one of instructions.
   const SegmentRun* next() const {
@@ -38,7 +40,7 @@ class RunFollower {
   void make_skipped_blocks();
 
  private:
-  const SegmentRun* next_run(const Instruction& i, const KernelList& list, std::int32_t instance,
+  const SegmentRun* next_run(const Instruction& i, const KernelList& list, std::int32_t instance, std::size_t additions,
                              std::uint8_t workspaces, Bytes workspace);
   void keep(const SegmentRun& run, std::int32_t instance);
   void place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number);

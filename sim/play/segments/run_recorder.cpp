@@ -1,5 +1,6 @@
 #include "sim/play/segments/run_recorder.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace foreshard {
@@ -85,6 +86,19 @@ void RunRecorder::dropped(std::int32_t slot, bool held) {
   if (held) run_.kept.push_back({nobody, -1});
 }
 
+void RunRecorder::gradient_dropped(std::int32_t gradient, BlockHandle block) {
+  const CachingAllocator& allocator = device_.allocator;
+  const std::int32_t number = allocator.tapes().number_of(block);
+  const bool small = allocator.is_small(block);
+  const auto own = std::find_if(run_.kept.begin(), run_.kept.end(), [&](const SegmentRun::Kept& kept) {
+    return kept.gradient >= 0 && kept.holding.number == number && kept.holding.small == small;
+  });
+  if (own != run_.kept.end())
+    run_.kept.erase(own);
+  else
+    run_.kept.push_back({{}, gradient});  // of an earlier run
+}
+
 void RunRecorder::changed() {
   const AllocatorStats& now = device_.allocator.stats();
   if (now.allocated.current - before_.allocated.current > run_.allocated.highest) {
@@ -110,7 +124,8 @@ bool RunRecorder::finish(bool ok) {
   return true;
 }
 
-void RunRecorder::end(bool ok) {
+void RunRecorder::end(bool ok, std::size_t additions) {
+  run_.additions = additions;
   if (finish(ok)) tape_->runs.push_back(std::move(run_));
 }
 

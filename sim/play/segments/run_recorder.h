@@ -35,9 +35,12 @@ class RunRecorder {
   void made(std::int32_t slot, bool again, bool held, BlockHandle block, std::int32_t gradient);
   void made_workspace(std::uint8_t which, BlockHandle block);
   void dropped(std::int32_t slot, bool held);
+  /// The addend of a sum goes: SegmentTemplate::gradients[gradient].
+  void gradient_dropped(std::int32_t gradient, BlockHandle block);
   /// After every event, once all is done that it does.
   void changed();
-  void end(bool ok);
+  /// `additions`: to gradients that were there.
+  void end(bool ok, std::size_t additions);
   /// The run does what no tape holds; nor will any other.
   void give_up() {
     open_ = false;

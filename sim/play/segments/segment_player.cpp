@@ -12,7 +12,7 @@ bool on_one_stream(const PlayContext& context) { return context.model.mesh.empty
 }  // namespace
 
 SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedCollectives& collectives,
-                             const Options& options)
+                             DataMovement& movement, const Options& options)
     : context_(context),
       buffers_(buffers),
       collectives_(collectives),
@@ -25,6 +25,7 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
       copies_(context),
+      additions_(context, buffers, movement),
       per_kernel_(options.per_kernel),
       speed_(options.speed) {
   const std::vector<SegmentTemplate>& templates = context.lowered.templates;
@@ -49,11 +50,21 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
     begun_[at] = false;
   }
   Run run = run_of(i, pass, first);
-  const std::size_t number = 3 * index + static_cast<std::size_t>(pass);
-  if (follower_.follows() &&
-      follower_.skip(i, run.list, run.times, number, instance, workspaces_.made(), workspaces_.bytes()))
-    return true;
+  if (pass == Pass::Backward && run.first < run.end) {
+    run.additions = additions_.find(segment, instance);
+    run.due = run.place_of_next();
+  }
+  if (follower_.follows() && follow(run, 3 * index + static_cast<std::size_t>(pass))) return true;
   return play_run(run);
+}
+
+bool SegmentPlayer::follow(const Run& run, std::size_t number) {
+  const std::size_t added = run.additions.size();
+  const auto skip = [&](const std::vector<TimedKernel>& times, std::size_t launches) {
+    return follower_.skip(run.instruction, run.list, times, launches, run.instance, added, workspaces_.made(),
+                          workspaces_.bytes());
+  };
+  return added == 0 ? skip(run.times, number) : skip(additions_.among(run.times), RunFollower::kOwnLaunches);
 }
 
 SegmentPlayer::Run SegmentPlayer::run_of(const Instruction& i, Pass pass, std::size_t first) {
@@ -100,7 +111,7 @@ bool SegmentPlayer::play_run(Run& run) {
   bool ok = true;
   if (run.first == 0) device.clock.host_cost(device.cost.segment_host());
   for (std::size_t k = run.first; ok && k < run.end; ++k) ok = play_kernel(run, k);
-  if (recorder_.open()) recorder_.end(ok);
+  if (recorder_.open()) recorder_.end(ok, run.additions.size());
   device.activity.keep_spans = keep;
   if (!keep) return ok;
   if (!per_kernel_ && run.start >= 0 && device.compute_tail > begun) {
@@ -117,17 +128,27 @@ bool SegmentPlayer::play_run(Run& run) {
 }
 
 bool SegmentPlayer::play_kernel(Run& run, std::size_t k) {
+  if (k == run.due) return play_additions(run, k);
   const TimedKernel& timed = run.times[k];
-  const Kernel& kernel = run.list.kernels[k];
-  recorder_.set_kernel(k);
   if (timed.sums) {
+    const Kernel& kernel = run.list.kernels[k];
     const PlayedKernel played{timed, kernel, run.list, run.segment, run.instance};
     if (const Stream views = sums_.stream_of(played); views != Stream::D) {
+      recorder_.set_kernel(k + run.added);
       run.what.op = -1;
       run.what.name = kernel.op;
       return sums_.play(played, views, run.what);
     }
   }
+  if (!run_kernel(run, k)) return false;
+  recorder_.set_kernel(k + run.added + 1);
+  return memory_events(run, timed.after_begin, timed.after_end);
+}
+
+bool SegmentPlayer::run_kernel(Run& run, std::size_t k) {
+  const TimedKernel& timed = run.times[k];
+  const Kernel& kernel = run.list.kernels[k];
+  recorder_.set_kernel(k + run.added);
   if (!memory_events(run, timed.before_begin, timed.before_end)) return false;
   if (timed.gemm && !workspaces_.ensure(timed.lt)) return false;
   if (run.keep && context_.device.allocator.stats().allocated.current > run.highest.allocated)
@@ -140,8 +161,46 @@ bool SegmentPlayer::play_kernel(Run& run, std::size_t k) {
     launch(run, timed, kernel);
   else
     context_.device.clock.host_cost(timed.host);
-  recorder_.set_kernel(k + 1);
-  return memory_events(run, timed.after_begin, timed.after_end);
+  return true;
+}
+
+std::size_t SegmentPlayer::Run::place_of_next() const {
+  if (next_addition >= additions.size()) return kNone;
+  const auto after = static_cast<std::size_t>(std::max(1, additions[next_addition].gradient.kernels)) - 1;
+  return std::max(first, after);
+}
+
+/// The kernel behind which gradients are final that are added to what is there; a copy that would keep one is no
+/// kernel.
+bool SegmentPlayer::play_additions(Run& run, std::size_t k) {
+  const TimedKernel& timed = run.times[k];
+  if (!run.additions[run.next_addition].gradient.copied && !run_kernel(run, k)) return false;
+  std::int32_t event = timed.after_begin;
+  for (; run.due == k; run.due = run.place_of_next()) {
+    const GradientAdditions::Addition& addition = run.additions[run.next_addition++];
+    if (!addition.gradient.copied) {
+      const std::int32_t until = std::clamp(addition.gradient.events, event, timed.after_end);
+      if (!memory_events(run, event, until)) return false;
+      event = until;
+    }
+    if (!add(run, addition)) return false;
+  }
+  recorder_.set_kernel(k + run.added + 1);
+  return memory_events(run, event, timed.after_end);
+}
+
+bool SegmentPlayer::add(Run& run, const GradientAdditions::Addition& addition) {
+  if (!additions_.play_sum(addition)) return false;
+  if (addition.gradient.copied) return true;
+  ++run.added;
+  const auto& all = run.segment.gradients;
+  if (recorder_.open()) {
+    const auto index = std::find(all.begin(), all.end(), addition.gradient) - all.begin();
+    recorder_.gradient_dropped(static_cast<std::int32_t>(index), additions_.addend(addition));
+  }
+  additions_.free_addend(addition);
+  if (recorder_.open()) recorder_.changed();
+  return true;
 }
 
 void SegmentPlayer::launch(Run& run, const TimedKernel& timed, const Kernel& kernel) {

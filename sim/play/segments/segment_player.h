@@ -1,6 +1,7 @@
 // Runs segments: lowered kernels with the storages they make and drop. Part of one PlanPlayer.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "sim/play/instructions/plan_buffers.h"
@@ -10,6 +11,7 @@
 #include "sim/play/segments/activation_copies.h"
 #include "sim/play/segments/blas_workspaces.h"
 #include "sim/play/segments/early_kernels.h"
+#include "sim/play/segments/gradient_additions.h"
 #include "sim/play/segments/gradient_sums.h"
 #include "sim/play/segments/instruction_runs.h"
 #include "sim/play/segments/run_follower.h"
@@ -28,12 +30,15 @@ class SegmentPlayer {
     PoolTape* record_runs = nullptr;
     const PoolTape* follow_runs = nullptr;
   };
-  SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedCollectives& collectives, const Options& options);
+  SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedCollectives& collectives, DataMovement& movement,
+                const Options& options);
 
   /// Forward, Recompute, Backward. False: out of memory.
   bool play(const Instruction& i, Pass pass);
   EarlyKernels& early() { return early_; }
   InstructionRuns& instructions() { return instructions_; }
+  /// A segment that was played has done the instruction at this position.
+  bool played(std::int32_t position) const { return additions_.played(position); }
 
   /// The loop drops storages that are held beyond backward: first, when the engine returns, the gradients among them,
   /// then all.
@@ -41,7 +46,10 @@ class SegmentPlayer {
 
   /// Since begin(), which is called for every iteration.
   const WorkCount& work() const { return work_; }
-  void begin() { work_.begin(); }
+  void begin() {
+    work_.begin();
+    additions_.forget();
+  }
 
  private:
   /// One run of a segment.
@@ -57,11 +65,22 @@ class SegmentPlayer {
     bool keep = false;               // spans and samples
     SimTime start = -1;              // of its first kernel
     LedgerSample highest = {};
+    // Gradients to be added to those that are there, and the kernel at which the next of them is (kNone: at no
+    // further).
+    std::span<const GradientAdditions::Addition> additions = {};
+    std::size_t next_addition = 0, due = kNone;
+    std::size_t added = 0;  // kernels that they were
+    static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+    std::size_t place_of_next() const;
   };
   Run run_of(const Instruction& i, Pass pass, std::size_t first);
+  bool follow(const Run& run, std::size_t number);
   bool begin_backward();
   bool play_run(Run& run);
   bool play_kernel(Run& run, std::size_t k);
+  bool run_kernel(Run& run, std::size_t k);
+  bool play_additions(Run& run, std::size_t k);
+  bool add(Run& run, const GradientAdditions::Addition& addition);
   bool memory_events(const Run& run, std::int32_t begin, std::int32_t end);
   void launch(Run& run, const TimedKernel& timed, const Kernel& kernel);
   bool gradients_without_operators(const Instruction& i);
@@ -79,6 +98,7 @@ class SegmentPlayer {
   EarlyKernels early_;
   GradientSums sums_;
   ActivationCopies copies_;
+  GradientAdditions additions_;
   bool per_kernel_;
   RankSpeed speed_;
   std::uint64_t runs_ = 0;

@@ -410,7 +410,7 @@ TEST(LoweringCorners, GradientsThatLieSideBySideShareTheStorageTheyWereMadeIn) {
     std::vector<Bytes> bytes;
     for (const Slot& slot : lowered->templates.at(0).slots)
       if (slot.category == SlotCategory::ParamGrad) bytes.push_back(slot.bytes);
-    EXPECT_EQ(lowered->templates.at(0).param_grad_order.size(), 2U);
+    EXPECT_EQ(lowered->templates.at(0).gradients.size(), 2U);
     std::sort(bytes.begin(), bytes.end());
     return bytes;
   };

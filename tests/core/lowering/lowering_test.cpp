@@ -212,7 +212,10 @@ TEST(Lowering, ASharedWeightSumsItsGradientsOnce) {
   const auto segments = segments_by_block(model, "");
   const auto lowered = lower(model, segments, all_trainable(model));
   ASSERT_TRUE(lowered);
-  EXPECT_EQ(lowered->templates[0].param_grad_order, (std::vector<std::int32_t>{0}));
+  ASSERT_EQ(lowered->templates[0].gradients.size(), 1U);
+  const FinishedGradient& gradient = lowered->templates[0].gradients.front();
+  const auto kernels = static_cast<std::int32_t>(lowered->templates[0].backward.kernels.size());
+  EXPECT_EQ(gradient, (FinishedGradient{0, kernels, gradient.events, false}));
   const auto out = replay(*lowered, segments);
   EXPECT_EQ(out.param_grads, 64);
   EXPECT_EQ(out.left, 0);

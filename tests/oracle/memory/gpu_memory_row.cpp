@@ -397,6 +397,19 @@ void read_units(const Json& fsdp, MemoryRow& row) {
   add(false);
 }
 
+/// The script's depths are along the blocks alone; a job's count all units, of which there are more here.
+void prefetch_blocks(const std::vector<std::string>& blocks, PrefetchOptions& prefetch) {
+  const auto count = static_cast<std::int64_t>(blocks.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::string& block = blocks[static_cast<std::size_t>(i)];
+    for (std::int64_t k = i + 1; prefetch.forward_depth > 0 && k < std::min(count, i + 1 + prefetch.forward_depth); ++k)
+      prefetch.forward[block].push_back(blocks[static_cast<std::size_t>(k)]);
+    for (std::int64_t k = i; k-- > std::max<std::int64_t>(0, i - prefetch.backward_depth);)
+      prefetch.backward[block].push_back(blocks[static_cast<std::size_t>(k)]);
+  }
+  prefetch.forward_depth = prefetch.backward_depth = 0;
+}
+
 }  // namespace
 
 MemoryRow read_memory_job(const Json& row) {
@@ -502,12 +515,14 @@ MemoryRow read_memory_row(const Json& row) {
   result.model = std::move(*cut);
   choose_layers(config, result);
   const std::vector<std::string> classes = job.fsdp.wrap.classes;
+  std::vector<std::string> blocks;
+  for (const ModuleInfo& module : result.model.modules)
+    if (std::find(classes.begin(), classes.end(), module.class_name) != classes.end()) blocks.push_back(module.fqn);
   if (fsdp.contains("units")) read_units(fsdp, result);
+  if (fsdp.contains("units") || fsdp.contains("experts")) prefetch_blocks(blocks, job.fsdp.prefetch);
   if (get(fsdp, "last_block_reshard", true) == false) {
     UnitOverride last;
-    for (const ModuleInfo& module : result.model.modules) {
-      if (std::find(classes.begin(), classes.end(), module.class_name) != classes.end()) last.units = {module.fqn};
-    }
+    if (!blocks.empty()) last.units = {blocks.back()};
     last.reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::False, 0};
     job.fsdp.overrides.push_back(last);
   }

@@ -127,6 +127,31 @@ TEST_F(SweepTest, UnitsAreKeptOnlyWhereTheyAreTheSame) {
   }
 }
 
+// Gradients that are added inside of a segment are on its tape: of one dtype with the reduction, of another, and of
+// embeddings that the head uses too, whose sum begins in another segment.
+TEST_F(SweepTest, TapesHoldGradientsThatAreAddedToThoseThatAreThere) {
+  Job held = base;
+  held.train.micro_batches = 3;
+  held.train.no_sync = true;
+  held.fsdp.mixed_precision.reduce.reset();
+  const SweepGrid over = grid({"fsdp.reshard_after_forward=true,false", "checkpointing.policy=none,block",
+                               "fsdp.prefetch.forward_depth=0,2", "fsdp.prefetch.backward_depth=0,2"});
+  SharedParts shared;
+  Workbench kept(shared);
+  kept.keep_tapes();
+  for (std::size_t k = 0; k < over.size(); ++k) {
+    const auto job = over.job_of(k, held);
+    ASSERT_TRUE(job.has_value());
+    SharedParts others;
+    Workbench fresh(others);
+    const auto a = kept.predict(*job), b = fresh.predict(*job);
+    ASSERT_TRUE(a.has_value() && b.has_value()) << k;
+    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
+    EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
+    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
+  }
+}
+
 // Which optimizer steps, and how, is among a plan's instructions; a cut model hangs on who sums its gradients.
 TEST_F(SweepTest, OptimizersAndMeshesAreNotTakenForEachOther) {
   const SweepGrid over = grid({"fsdp.runtime=fsdp2,fsdp1", "mesh.tensor=1,2", "train.optimizer.name=adamw,muon",
