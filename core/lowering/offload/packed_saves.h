@@ -1,5 +1,5 @@
-// Where the machine's autograd meets activation offload: what is packed when it is saved, and unpacked when a node runs.
-// Internal to lowering; part of the machine.
+// Where the machine's autograd meets activation offload: what is packed when it is saved, and unpacked when a node
+// runs. Internal to lowering; part of the machine.
 #pragma once
 
 #include <vector>

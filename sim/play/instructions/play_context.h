@@ -14,6 +14,8 @@
 
 namespace foreshard {
 
+inline constexpr int kCompute = static_cast<int>(Stream::D);  // the pool that tapes are of
+
 /// What stopped it, when something did: out of memory, or a wait that nobody ends.
 struct PlayStop {
   std::int32_t instruction = -1;  // position in the iteration

@@ -5,8 +5,6 @@
 namespace foreshard {
 namespace {
 
-constexpr int kCompute = static_cast<int>(Stream::D);
-
 bool frees(const Instruction& i) {
   return i.kind == InstructionKind::Free || (i.kind == InstructionKind::Resize && instruction_bytes(i) == 0);
 }

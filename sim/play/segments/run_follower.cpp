@@ -5,12 +5,6 @@
 #include "core/result.h"
 
 namespace foreshard {
-namespace {
-
-constexpr int kCompute = static_cast<int>(Stream::D);
-
-}  // namespace
-
 /// What the allocator has passed over; nullptr: the tape says something else.
 const SegmentRun* RunFollower::next_run(const Instruction& i, const KernelList& list, std::int32_t instance,
                                         std::size_t additions, std::uint8_t workspaces, Bytes workspace) {

@@ -4,12 +4,6 @@
 #include <utility>
 
 namespace foreshard {
-namespace {
-
-constexpr int kCompute = static_cast<int>(Stream::D);
-
-}  // namespace
-
 /// False: what happens depends on when it runs, and nothing is recorded from here on.
 bool RunRecorder::start() {
   const CachingAllocator& allocator = device_.allocator;

@@ -70,8 +70,8 @@ Copies copies_of(const LoweredProgram& program) {
 TEST(ActivationOffload, SavedTensorsTravelAndParametersStay) {
   const Model model = chain(8);
   const Copies all = copies_of(lowered(model, false, kKnown));
-  // A block keeps its product's input and silu's; the first block's input is the batch, which wants no gradient, but the
-  // matrix does.
+  // A block keeps its product's input and silu's; the first block's input is the batch, which wants no gradient, but
+  // the matrix does.
   EXPECT_EQ(all.to_host, 2 * 8);
   EXPECT_EQ(all.out, 2 * 8 * kTensor);
   EXPECT_EQ(all.aside, 0);
