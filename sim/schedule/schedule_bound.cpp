@@ -151,11 +151,7 @@ class Bound {
   /// Nothing is gathered or computed twice, the links are as they are, collectives slow nothing down, and host and
   /// memory are for nothing. In it each stream has its work in the one order that every schedule has, so less work and
   /// earlier starts can only shorten it: no schedule is below.
-  Result<double> unhindered_step(Job job) {
-    job.cluster.memory = kNoLimit;
-    job.schedule.budget = 0;
-    const auto prepared = bench_.prepare(job);
-    if (!prepared) return fail(prepared.error());
+  Result<double> unhindered_step(const Job& job) {
     HardwareProfile profile = profile_;
     profile.extra[kTakenMultiprocessors] = 0;
     profile.extra["launch_queue"] = 0;  // without end
@@ -163,39 +159,49 @@ class Bound {
     profile.host_link_gb_per_s *= kUnlimited;
     profile.host_copy_gb_per_s *= kUnlimited;
     profile.launch_ns = profile.op_ns = profile.call_ns = profile.driver_alloc_ns = 0;
-    SimulateOptions options;
-    options.memory = kNoLimit;
-    const auto prediction = simulate(*prepared->plan, *prepared->model, *prepared->lowered, job, profile, options);
-    if (!prediction) return fail(prediction.error());
-    return prediction->iterations.empty() ? 0 : static_cast<double>(prediction->iterations.back().step_time);
+    const auto played = play(job, profile, {});
+    if (!played) return fail(played.error());
+    const std::vector<IterationResult>& iterations = played->prediction.iterations;
+    return iterations.empty() ? 0 : static_cast<double>(iterations.back().step_time);
   }
 
-  Result<Alone> alone(Job job) {
-    job.cluster.memory = kNoLimit;
+  struct Played {
+    JobParts parts;
+    Prediction prediction;
+  };
+  /// With all the memory that there is to want.
+  Result<Played> play(Job job, const HardwareProfile& profile, SimulateOptions options) {
+    job.cluster.memory = options.memory = kNoLimit;
     job.schedule.budget = 0;
-    const auto prepared = bench_.prepare(job);
-    if (!prepared) return fail(prepared.error());
+    auto parts = bench_.prepare(job);
+    if (!parts) return fail(parts.error());
+    auto prediction = simulate(*parts->plan, *parts->model, *parts->lowered, job, profile, options);
+    if (!prediction) return fail(prediction.error());
+    return Played{std::move(*parts), std::move(*prediction)};
+  }
+
+  Result<Alone> alone(const Job& job) {
     HardwareProfile profile = profile_;
     profile.extra[kTakenMultiprocessors] = 0;
     profile.scale_up_gb_per_s *= kUnlimited;
     profile.scale_out_gb_per_s *= kUnlimited;
     profile.channel_gb_per_s *= kUnlimited;
     SimulateOptions options;
-    options.memory = kNoLimit;
     options.timeline = true;  // of single kernels: a segment as one span has the host's gaps in it
-    const auto prediction = simulate(*prepared->plan, *prepared->model, *prepared->lowered, job, profile, options);
-    if (!prediction) return fail(prediction.error());
+    const auto played = play(job, profile, options);
+    if (!played) return fail(played.error());
+    const Prediction& prediction = played->prediction;
     Alone result;
-    result.lowered = prepared->lowered;
-    if (prediction->iterations.empty()) return result;
-    const IterationResult& last = prediction->iterations.back();
+    result.lowered = played->parts.lowered;
+    if (prediction.iterations.empty()) return result;
+    const IterationResult& last = prediction.iterations.back();
     result.compute = static_cast<double>(last.compute);
     result.step = static_cast<double>(last.step_time);
     for (const PhaseMemory& phase : last.phases) {
       if (phase.name == "forward") result.after_forward = phase.end_allocated;
     }
     SimTime end = 0;
-    const Timeline& timeline = prediction->timeline;
+    const Timeline& timeline = prediction.timeline;
     for (const Span& span : timeline.spans) end = std::max(end, span.start + span.duration);
     bool gathered = false;
     for (const Span& span : timeline.spans) {  // by lane, then start
@@ -204,8 +210,8 @@ class Bound {
       gathered = gathered || own == Phase::PreForward || own == Phase::RootPreForward;
       if (!gathered) result.before_gather += static_cast<double>(span.duration);
     }
-    const Plan& plan = *prepared->plan;
-    const std::int32_t begin = begin_of_last(plan, prediction->iterations.size());
+    const Plan& plan = *played->parts.plan;
+    const std::int32_t begin = begin_of_last(plan, prediction.iterations.size());
     const std::int32_t reduces = begin + static_cast<std::int32_t>(first_reduction(plan.iterations.back()));
     for (const Span& span : timeline.spans) {
       if (timeline.lanes[span.lane.index()].stream == "D" && span.instruction.value >= begin &&

@@ -19,6 +19,32 @@ constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 192, "
   "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1003,
   "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 512})";
 
+/// One bench for all jobs against a fresh one each.
+void expect_as_fresh(const SweepGrid& over, const Job& base) {
+  SharedParts shared;
+  Workbench kept(shared);
+  kept.keep_tapes();
+  std::set<double> times;
+  std::string refused;
+  for (std::size_t k = 0; k < over.size(); ++k) {
+    const auto job = over.job_of(k, base);
+    if (!job) continue;  // refused as a job
+    SharedParts others;
+    Workbench fresh(others);
+    const auto a = kept.predict(*job), b = fresh.predict(*job);
+    ASSERT_EQ(a.has_value(), b.has_value()) << k << (a ? to_text(b.error()) : to_text(a.error()));
+    if (!a) {
+      refused = to_text(b.error());
+      continue;
+    }
+    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
+    EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
+    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
+    times.insert(b->step_time_ns.value);
+  }
+  EXPECT_GT(times.size(), 1U) << "jobs that differ; " << refused;
+}
+
 class SweepTest : public ::testing::Test {
  protected:
   SweepTest() : path_(testing::temporary_path("sweep_config.json")) {
@@ -110,21 +136,7 @@ TEST_F(SweepTest, UnitsAreKeptOnlyWhereTheyAreTheSame) {
   // One bench, jobs that share units and jobs that do not, against a fresh bench each.
   const SweepGrid over = grid({"fsdp.wrap.policy=module_class,always", "fsdp.reshard_after_forward=true,false",
                                "checkpointing.policy=none,block", "fsdp.prefetch.forward_depth=0,2"});
-  SharedParts shared;
-  Workbench kept(shared);
-  kept.keep_tapes();
-  for (std::size_t k = 0; k < over.size(); ++k) {
-    const auto job = over.job_of(k, base);
-    ASSERT_TRUE(job.has_value());
-    SharedParts others;
-    Workbench fresh(others);
-    const auto a = kept.predict(*job), b = fresh.predict(*job);
-    ASSERT_EQ(a.has_value(), b.has_value()) << k;
-    if (!a) continue;
-    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
-    EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
-    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
-  }
+  expect_as_fresh(over, base);
 }
 
 // Gradients that are added inside of a segment are on its tape: of one dtype with the reduction, of another, and of
@@ -136,82 +148,29 @@ TEST_F(SweepTest, TapesHoldGradientsThatAreAddedToThoseThatAreThere) {
   held.fsdp.mixed_precision.reduce.reset();
   const SweepGrid over = grid({"fsdp.reshard_after_forward=true,false", "checkpointing.policy=none,block",
                                "fsdp.prefetch.forward_depth=0,2", "fsdp.prefetch.backward_depth=0,2"});
-  SharedParts shared;
-  Workbench kept(shared);
-  kept.keep_tapes();
-  for (std::size_t k = 0; k < over.size(); ++k) {
-    const auto job = over.job_of(k, held);
-    ASSERT_TRUE(job.has_value());
-    SharedParts others;
-    Workbench fresh(others);
-    const auto a = kept.predict(*job), b = fresh.predict(*job);
-    ASSERT_TRUE(a.has_value() && b.has_value()) << k;
-    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
-    EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
-    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
-  }
+  expect_as_fresh(over, held);
 }
 
 // Which optimizer steps, and how, is among a plan's instructions; a cut model hangs on who sums its gradients.
 TEST_F(SweepTest, OptimizersAndMeshesAreNotTakenForEachOther) {
   const SweepGrid over = grid({"fsdp.runtime=fsdp2,fsdp1", "mesh.tensor=1,2", "train.optimizer.name=adamw,muon",
                                "train.optimizer.impl=foreach,in_backward"});
-  SharedParts shared;
-  Workbench kept(shared);
-  kept.keep_tapes();
-  std::set<double> times;
-  for (std::size_t k = 0; k < over.size(); ++k) {
-    const auto job = over.job_of(k, base);
-    if (!job) continue;  // refused as a job
-    SharedParts others;
-    Workbench fresh(others);
-    const auto a = kept.predict(*job), b = fresh.predict(*job);
-    ASSERT_EQ(a.has_value(), b.has_value()) << k << (a ? to_text(b.error()) : to_text(a.error()));
-    if (!a) continue;
-    EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
-    EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
-    times.insert(b->step_time_ns.value);
-  }
-  EXPECT_GT(times.size(), 3U) << "jobs that differ";
+  expect_as_fresh(over, base);
 }
 
 // Where FSDP1's program of a cut model copies hangs on its units; whether a mesh is possible on the nodes.
 TEST_F(SweepTest, UnitsNodesAndCollectivesOfCutModelsAreNotTakenForEachOther) {
-  const auto alike = [&](const SweepGrid& over, Job job) {
-    SharedParts shared;
-    Workbench kept(shared);
-    kept.keep_tapes();
-    int predicted = 0;
-    std::string refused;
-    for (std::size_t k = 0; k < over.size(); ++k) {
-      const auto point = over.job_of(k, job);
-      ASSERT_TRUE(point.has_value());
-      SharedParts others;
-      Workbench fresh(others);
-      const auto a = kept.predict(*point), b = fresh.predict(*point);
-      ASSERT_EQ(a.has_value(), b.has_value()) << k << (a ? to_text(b.error()) : to_text(a.error()));
-      if (!a) {
-        refused = to_text(b.error());
-        continue;
-      }
-      ++predicted;
-      EXPECT_EQ(a->step_time_ns.value, b->step_time_ns.value) << k;
-      EXPECT_EQ(a->memory.allocated, b->memory.allocated) << k;
-      EXPECT_EQ(a->memory.reserved, b->memory.reserved) << k;
-    }
-    EXPECT_GT(predicted, 1) << refused;
-  };
   Job job = base;
   job.mesh.tensor = 2;
   job.fsdp.allow_traps = {26, 27, 45};
   job.fsdp.runtime = Runtime::Fsdp1;
-  alike(grid({"fsdp.wrap.policy=always,module_class,auto", "fsdp.strategy=FULL_SHARD,SHARD_GRAD_OP"}), job);
+  expect_as_fresh(grid({"fsdp.wrap.policy=always,module_class,auto", "fsdp.strategy=FULL_SHARD,SHARD_GRAD_OP"}), job);
   job.fsdp.runtime = Runtime::Fsdp2;
   job.model.compile = job.mesh.sequence_parallel = true;
-  alike(grid({"cluster.ranks_per_node=1,8", "mesh.async_tensor=true,false"}), job);
-  alike(grid({"schedule.separate_reduce_communicator=false,true", "fsdp.symmetric_memory=false,true",
-              "cluster.nccl_max_ctas=0,4,2"}),
-        job);
+  expect_as_fresh(grid({"cluster.ranks_per_node=1,8", "mesh.async_tensor=true,false"}), job);
+  expect_as_fresh(grid({"schedule.separate_reduce_communicator=false,true", "fsdp.symmetric_memory=false,true",
+                        "cluster.nccl_max_ctas=0,4,2"}),
+                  job);
 }
 
 TEST_F(SweepTest, PiecesOfTheLossMeanSomethingToEveryLossInPieces) {
