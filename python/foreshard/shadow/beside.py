@@ -24,11 +24,11 @@ def step_begins() -> None:
     ])  # fmt: skip
 
 
-def found(root, given: set[int], optimizer) -> int:
-    """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what the
-    optimizer keeps: the plan has these."""
+def found(root, given: set[int], optimizers: list) -> int:
+    """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what its
+    optimizers keep: the plan has these."""
     own = set(given) | {_address(each) for each in _of_module(root)} if root is not None else set(given)
-    for state in getattr(optimizer, "state", {}).values():
+    for state in (state for optimizer in optimizers for state in optimizer.state.values()):
         own |= {_address(each) for each in _inside(state, 3)}
     rows = _held[-1] if _held else []
     if len(_held) == 2:

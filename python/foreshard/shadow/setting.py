@@ -401,6 +401,11 @@ def _impl(options: dict) -> str:
     return "fused" if options.get("fused") else "for_loop" if loops else "foreach"
 
 
+def _optimizers_of(root) -> list:
+    trained = set() if root is None else {id(p) for p in root.parameters()}
+    return [each for each in steps.optimizers() if any(id(p) in trained for group in each.param_groups for p in group["params"])]
+
+
 def _states() -> int:
     """Tensors of a parameter's size that the optimizer keeps for each; -1 where that is not known."""
     optimizer = _optimizer_of_step() if _optimizer_of_step is not None else None
@@ -446,7 +451,7 @@ def finish() -> None:
     _found["no_sync"] = len(passes) > 1 and passes == [False] * (len(passes) - 1) + [True]
     _found["zero_grad"] = _zero_grad()
     _found["optimizer"]["states"] = _states()
-    _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizer_of_step() if _optimizer_of_step is not None else None)
+    _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizers_of(_root()))
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
     done = max(len(steps.figures()), 1)

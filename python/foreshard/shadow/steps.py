@@ -12,6 +12,7 @@ import functools
 import io
 import os
 import sys
+import weakref
 from typing import Any, Callable, NamedTuple
 
 from . import STEPS, device, report
@@ -60,6 +61,11 @@ def micro_batches_of_last_step() -> list[bool]:
     return [True] if _state is None or not _state.passes_of_last_step else _state.passes_of_last_step
 
 
+def optimizers() -> list:
+    """All that have stepped: one for each parameter where they step in backward."""
+    return [] if _state is None else list(_state.optimizers)
+
+
 def root_forward() -> bool:
     """The model's root begins a forward (of training). Whether it is the step's first."""
     if _state is None:
@@ -89,6 +95,7 @@ class _Steps:
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
         self._stepped_row: dict = {}  # figures until the latest optimizer's end
+        self.optimizers = weakref.WeakSet()  # that have stepped
         self._stepped: set[int] = set()  # optimizers that have stepped since the last end
         self._told = False  # the watcher, of the first optimizer
         self._forward_hook = None
@@ -139,6 +146,7 @@ class _Steps:
         if not self._stepped:  # what comes now belongs to the next step's collectives already (model.unshard())
             device.mark(f"step {len(self.figures) + 1} ends")
         self._stepped.add(id(optimizer))
+        self.optimizers.add(optimizer)
         self._stepped_row = self._row()
         if not self.figures:  # once more: what PyTorch takes down at exit, the later comes first, is still needed
             atexit.unregister(self.script_ends)

@@ -10,7 +10,6 @@ const std::vector<GradientAdditions::Addition>& GradientAdditions::find(const Se
   forget();
   if (context_.plan.runtime == Runtime::Fsdp1 || context_.device.profile.kind == "cpu") return found_;
   if (segment.backward.kernels.empty()) return found_;
-  const std::vector<ParamId>& params = context_.plan.segments[static_cast<std::size_t>(instance)].params;
   const auto end = static_cast<std::int32_t>(context_.iteration->instructions.size());
   for (std::int32_t position = context_.position + 1; position + 1 < end; ++position) {
     const Instruction& i = at(position);
@@ -22,8 +21,7 @@ const std::vector<GradientAdditions::Addition>& GradientAdditions::find(const Se
     const ParamId param = context_.model.storage_of(i.buffer.param);
     const auto gradient =
         std::find_if(segment.gradients.begin(), segment.gradients.end(), [&](const FinishedGradient& finished) {
-          const auto index = static_cast<std::size_t>(finished.param);
-          return finished.param >= 0 && index < params.size() && context_.model.storage_of(params[index]) == param;
+          return finished.param >= 0 && storages_.owner_of(instance, static_cast<std::size_t>(finished.param)) == param;
         });
     if (gradient != segment.gradients.end()) found_.push_back({*gradient, position});
   }

@@ -25,8 +25,8 @@ class GradientAdditions {
     std::int32_t position = 0;
   };
 
-  GradientAdditions(PlayContext& context, PlanBuffers& buffers, DataMovement& movement)
-      : context_(context), buffers_(buffers), movement_(movement) {}
+  GradientAdditions(PlayContext& context, PlanBuffers& buffers, DataMovement& movement, const SegmentStorages& storages)
+      : context_(context), buffers_(buffers), movement_(movement), storages_(storages) {}
 
   /// Of the backward that stands at the player's position, in order; none on a host, whose executor adds behind the
   /// segment. Until the next call.
@@ -54,6 +54,7 @@ class GradientAdditions {
   PlayContext& context_;
   PlanBuffers& buffers_;
   DataMovement& movement_;
+  const SegmentStorages& storages_;
   std::vector<Addition> found_;
   std::int32_t last_played_ = -1;  // position
 };

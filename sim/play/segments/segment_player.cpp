@@ -25,7 +25,7 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       early_(context, storages_, times_),
       sums_(context, storages_, recorder_),
       copies_(context),
-      additions_(context, buffers, movement),
+      additions_(context, buffers, movement, storages_),
       per_kernel_(options.per_kernel),
       speed_(options.speed) {
   const std::vector<SegmentTemplate>& templates = context.lowered.templates;

@@ -32,15 +32,30 @@ bool SegmentStorages::is_held(std::int32_t at) const {
                      [&](const ImportBinding& held) { return place(held.instance, held.slot) == at; });
 }
 
+ParamId SegmentStorages::owner_of(std::int32_t instance, std::size_t number) const {
+  const Model& model = context_.model;
+  const std::vector<ParamId>& params = context_.plan.segments[static_cast<std::size_t>(instance)].params;
+  const auto is_further_name = [&](std::size_t k) {
+    const ParamId owner = model.storage_of(params[k]);
+    const auto end = params.begin() + static_cast<std::ptrdiff_t>(k);
+    return std::any_of(params.begin(), end, [&](ParamId before) { return model.storage_of(before) == owner; });
+  };
+  const bool tied =
+      std::any_of(params.begin(), params.end(), [&](ParamId param) { return model.storage_of(param) != param; });
+  if (!tied) return number < params.size() ? params[number] : ParamId();
+  for (std::size_t at = 0; at < params.size(); ++at) {
+    if (!is_further_name(at) && number-- == 0) return model.storage_of(params[at]);
+  }
+  return {};
+}
+
 BufferName SegmentStorages::gradient_buffer(const Slot& made, std::int32_t instance) const {
   const Plan& plan = context_.plan;
   const Model& model = context_.model;
   const BufferWhat what = plan.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
   if (!made.foreign.valid()) {
     const Segment& segment = plan.segments[static_cast<std::size_t>(instance)];
-    const std::size_t index = made.param.index();
-    if (index >= segment.params.size()) return {what, segment.unit, {}};
-    return {what, segment.unit, model.storage_of(segment.params[index])};
+    return {what, segment.unit, owner_of(instance, made.param.index())};
   }
   const ParamId param = model.storage_of(made.foreign);
   const auto owner = std::find_if(plan.units.begin(), plan.units.end(), [param](const PlanUnit& unit) {

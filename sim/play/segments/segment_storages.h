@@ -62,6 +62,9 @@ class SegmentStorages {
     context_.device.book.free(std::exchange(held, kNoBlock));
   }
 
+  /// Lowering numbers the parameters that a segment takes, a tied one once (core/lowering/lowering.h); the plan lists
+  /// every name. Invalid: none of the segment's.
+  ParamId owner_of(std::int32_t instance, std::size_t number) const;
   /// The plan's name of the gradient that a slot makes.
   BufferName gradient_buffer(const Slot& made, std::int32_t instance) const;
 
