@@ -26,12 +26,9 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const Instruction& i
   const bool norms = plan.runtime != Runtime::Fsdp1 || i.arg == 0;  // FSDP1 has a reduction between both parts
   const bool scales = plan.runtime != Runtime::Fsdp1 || i.arg == 1;
   if (device.cost.work().measured()) return measured_clip(device, norms, scales, what);
-  if (i.on_host) {
-    host_pass(device, (norms ? 1 : 0) + (scales ? 1 : 0));
-    return true;
-  }
   if (plan.runtime != Runtime::Fsdp1) return clip_lists(device, plan, what);
   if (norms && !copy_zero(device, what)) return false;
+  if (i.on_host) return (!norms || norms_on_host(device, what)) && (!scales || scale_on_host(device, what));
   // Where nothing is sharded it hands all over to torch.nn.utils (FullyShardedDataParallel.clip_grad_norm_).
   if (!shards_parameters(plan)) return !norms || clip_lists(device, plan, what);
   return (!norms || norms_one_by_one(device, what)) && (!scales || scale_one_by_one(device, what));
@@ -44,6 +41,27 @@ bool OptimizerState::copy_zero(Device& device, const ActivitySpan& what) {
   device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
   device.clock.stream_synchronize(pool());
   device.clock.host_cost(device.cost.call_ns());
+  return true;
+}
+
+/// Gradients of offloaded parameters: their norm goes to the device, which sums it with the other ranks'.
+bool OptimizerState::norms_on_host(Device& device, const ActivitySpan& what) {
+  host_pass(device, 1);
+  const BlockHandle norm = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
+  if (norm == kNoBlock) return false;
+  device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
+  device.clock.stream_synchronize(pool());
+  const bool room = short_lived_numbers(device, 1, what);  // power
+  device.book.free(norm);
+  return room;
+}
+
+/// And comes back.
+bool OptimizerState::scale_on_host(Device& device, const ActivitySpan& what) {
+  if (!short_lived_numbers(device, 1, what)) return false;  // root
+  device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
+  device.clock.stream_synchronize(pool());
+  host_pass(device, 1);
   return true;
 }
 

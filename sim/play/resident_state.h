@@ -81,6 +81,8 @@ class OptimizerState {
   /// FSDP1's own: a norm for each parameter, and a factor for each.
   bool norms_one_by_one(Device& device, const ActivitySpan& what);
   bool scale_one_by_one(Device& device, const ActivitySpan& what);
+  bool norms_on_host(Device& device, const ActivitySpan& what);
+  bool scale_on_host(Device& device, const ActivitySpan& what);
   bool short_lived_numbers(Device& device, int count, const ActivitySpan& what);
   /// The result of a norm over a whole tensor (kNoBlock: out of memory); split over thread blocks it clears semaphores
   /// first, and has taken and given back what these need.

@@ -63,7 +63,7 @@ KEY = re.compile(r"^(aten|mesh|_c10d_functional|model|adapters|train|fsdp)\.")
 # What an operator does to memory is said once, in a segment's template (core/lowering/lowering.h): simulator, viewer and
 # reports read it there and know no rules of operators.
 TEMPLATES_ONLY = ("sim/", "gui/", "traces/", "cli/reports/", "cli/session/")
-NO_SEGMENT = {"sim/play/adafactor_step.cpp"}  # an optimizer is no segment: it asks what its reductions take
+NO_SEGMENT = {"sim/play/adafactor_step.cpp", "sim/play/clipping.cpp"}  # no segments: they ask what their reductions take
 TEMPLATE_HEADERS = {"core/lowering/lowering.h", "core/lowering/activations/activation.h"}
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|manager|misc|system)(_|\.|$)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
