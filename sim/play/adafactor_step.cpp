@@ -46,7 +46,7 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
   };
   const auto norms = [&] {  // which the host takes one by one
     for (const LocalParam& param : list) {
-      const BlockHandle norm = norm_of(device, param.numel, DType::Float32).block;
+      const BlockHandle norm = norm_of(device, pool(), param.numel, DType::Float32).block;
       if (norm == kNoBlock) return false;
       scalar_calls(device, what, 1);
       device.clock.stream_synchronize(pool());
@@ -98,7 +98,7 @@ bool OptimizerState::listed_adafactor(Device& device, const ActivitySpan& what) 
 
 /// RMS of a parameter: its norm, divided; the last step's goes.
 bool OptimizerState::keep_root_mean_square(Device& device, std::size_t k) {
-  const BlockHandle norm = norm_of(device, params_[k].numel, DType::Float32).block;
+  const BlockHandle norm = norm_of(device, pool(), params_[k].numel, DType::Float32).block;
   const BlockHandle mean = device.book.allocate(4, pool(), MemoryCategory::OptimizerState);
   if (norm == kNoBlock || mean == kNoBlock) return false;
   device.book.free(norm);
@@ -132,7 +132,7 @@ bool OptimizerState::looped_adafactor(Device& device, const ActivitySpan& what) 
     update = take(param.bytes);
     if (update == kNoBlock) return false;
     device.book.free(sum);
-    const BlockHandle norm = norm_of(device, param.numel, DType::Float32).block,
+    const BlockHandle norm = norm_of(device, pool(), param.numel, DType::Float32).block,
                       mean = take(4);  // of the update: its root mean square, over the threshold
     const BlockHandle ratio = take(4);
     for (const BlockHandle scalar : {norm, mean, ratio}) device.book.free(scalar);

@@ -28,7 +28,7 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const Instruction& i
   if (device.cost.work().measured()) return measured_clip(device, norms, scales, what);
   if (plan.runtime != Runtime::Fsdp1) return clip_lists(device, plan, what);
   if (norms && !copy_zero(device, what)) return false;
-  if (i.on_host) return (!norms || norms_on_host(device, what)) && (!scales || scale_on_host(device, what));
+  if (i.on_host) return clip_on_host(device, norms, what);
   // Where nothing is sharded it hands all over to torch.nn.utils (FullyShardedDataParallel.clip_grad_norm_).
   if (!shards_parameters(plan)) return !norms || clip_lists(device, plan, what);
   return (!norms || norms_one_by_one(device, what)) && (!scales || scale_one_by_one(device, what));
@@ -44,31 +44,24 @@ bool OptimizerState::copy_zero(Device& device, const ActivitySpan& what) {
   return true;
 }
 
-/// Gradients of offloaded parameters: their norm goes to the device, which sums it with the other ranks'.
-bool OptimizerState::norms_on_host(Device& device, const ActivitySpan& what) {
-  host_pass(device, 1);
-  const BlockHandle norm = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
-  if (norm == kNoBlock) return false;
+/// The norm goes to the device, which sums it with the other ranks', and comes back.
+bool OptimizerState::clip_on_host(Device& device, bool norms, const ActivitySpan& what) {
+  if (norms) host_pass(device, 1);
+  const BlockHandle norm = norms ? device.book.allocate(4, pool(), MemoryCategory::Temporaries) : kNoBlock;
+  if (norms && norm == kNoBlock) return false;
+  if (!norms && !short_lived_numbers(device, 1, what)) return false;  // root
   device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
   device.clock.stream_synchronize(pool());
-  const bool room = short_lived_numbers(device, 1, what);  // power
+  const bool room = !norms || short_lived_numbers(device, 1, what);  // power
   device.book.free(norm);
+  if (!norms) host_pass(device, 1);
   return room;
-}
-
-/// And comes back.
-bool OptimizerState::scale_on_host(Device& device, const ActivitySpan& what) {
-  if (!short_lived_numbers(device, 1, what)) return false;  // root
-  device.launch(stream_, device.cost.launch_ns(), device.cost.transfer(4), what);
-  device.clock.stream_synchronize(pool());
-  host_pass(device, 1);
-  return true;
 }
 
 bool OptimizerState::norms_one_by_one(Device& device, const ActivitySpan& what) {
   std::vector<BlockHandle> norms;
   for (const LocalParam& param : params_) {
-    const Norm norm = norm_of(device, param.numel, param.dtype);
+    const NormBlock norm = norm_of(device, pool(), param.numel, param.dtype);
     if (norm.block == kNoBlock) return false;
     norms.push_back(norm.block);
     if (norm.split) device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
@@ -101,15 +94,15 @@ bool OptimizerState::short_lived_numbers(Device& device, int count, const Activi
   return true;
 }
 
-OptimizerState::Norm OptimizerState::norm_of(Device& device, Numel numel, DType dtype) const {
-  Norm norm;
-  norm.block = device.book.allocate(4, pool(), MemoryCategory::Temporaries);
+NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype) {
+  NormBlock norm;
+  norm.block = device.book.allocate(4, pool, MemoryCategory::Temporaries);
   const auto split = lowering::reduce_workspace(contiguous_layout({numel}, dtype), {0}, device.profile.sm_count);
   norm.split = split.buffer > 0;
   if (!norm.split || norm.block == kNoBlock) return norm;
-  const BlockHandle buffer = device.book.allocate(split.buffer, pool(), MemoryCategory::Temporaries);
+  const BlockHandle buffer = device.book.allocate(split.buffer, pool, MemoryCategory::Temporaries);
   if (buffer == kNoBlock) return {};
-  const BlockHandle semaphores = device.book.allocate(split.semaphores, pool(), MemoryCategory::Temporaries);
+  const BlockHandle semaphores = device.book.allocate(split.semaphores, pool, MemoryCategory::Temporaries);
   if (semaphores == kNoBlock) return {};
   device.book.free(semaphores);
   device.book.free(buffer);

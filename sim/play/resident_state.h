@@ -31,6 +31,14 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
 
 inline constexpr Numel kListChunk = 65536;  // elements of one block of a kernel over lists of tensors
 
+/// The result of a norm over a whole tensor (kNoBlock: out of memory); split over thread blocks it clears semaphores
+/// first, and has taken and given back what these need.
+struct NormBlock {
+  BlockHandle block = kNoBlock;
+  bool split = false;
+};
+NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype);
+
 class OptimizerState {
  public:
   /// What it keeps and takes lies in the pool of `stream`, where it runs.
@@ -81,16 +89,9 @@ class OptimizerState {
   /// FSDP1's own: a norm for each parameter, and a factor for each.
   bool norms_one_by_one(Device& device, const ActivitySpan& what);
   bool scale_one_by_one(Device& device, const ActivitySpan& what);
-  bool norms_on_host(Device& device, const ActivitySpan& what);
-  bool scale_on_host(Device& device, const ActivitySpan& what);
+  /// Of gradients of offloaded parameters.
+  bool clip_on_host(Device& device, bool norms, const ActivitySpan& what);
   bool short_lived_numbers(Device& device, int count, const ActivitySpan& what);
-  /// The result of a norm over a whole tensor (kNoBlock: out of memory); split over thread blocks it clears semaphores
-  /// first, and has taken and given back what these need.
-  struct Norm {
-    BlockHandle block = kNoBlock;
-    bool split = false;
-  };
-  Norm norm_of(Device& device, Numel numel, DType dtype) const;
   bool list_norm(Device& device, const Plan& plan, const std::vector<LocalParam>& params, const ActivitySpan& what);
   bool measured_clip(Device& device, bool norms, bool scales, const ActivitySpan& what);
   std::vector<LocalParam> taken_at_once() const;
