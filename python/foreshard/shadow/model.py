@@ -204,7 +204,9 @@ class _Copier:
     def _rebound(self, function):
         """The same function over the copies of what it has closed over."""
         cells = tuple(types.CellType(self._counterpart(cell.cell_contents)) for cell in function.__closure__ or ())
-        return types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        again = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        again.__kwdefaults__ = function.__kwdefaults__
+        return again
 
     def _counterpart(self, value):
         import torch

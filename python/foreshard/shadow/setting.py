@@ -387,7 +387,6 @@ def _optimizer(optimizer) -> dict:
     betas = options.get("betas")
     return {
         "name": type(optimizer).__name__,
-        # Neither: PyTorch takes foreach where all parameters lie on the device.
         "impl": _impl(options),
         "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
@@ -395,6 +394,7 @@ def _optimizer(optimizer) -> dict:
 
 
 def _impl(options: dict) -> str:
+    """Neither fused nor foreach: PyTorch takes foreach where all parameters lie on the device."""
     loops = options.get("foreach") is False or "foreach" not in options
     if steps.in_backward():
         return "in_backward" if loops or options.get("fused") else "in_backward_foreach"
