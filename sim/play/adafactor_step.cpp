@@ -32,16 +32,16 @@ bool OptimizerState::make_factors(Device& device, const LocalParam& param, const
 
 /// _multi_tensor_adafactor of tensors that are all matrices, or none.
 bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list) {
-  using Blocks = std::vector<BlockHandle>;
+  using Handles = std::vector<BlockHandle>;
   const auto made = [&](const auto& bytes_of) {
-    std::optional<Blocks> blocks(std::in_place);
+    std::optional<Handles> blocks(std::in_place);
     for (const LocalParam& param : list) {
       blocks->push_back(device.book.allocate(bytes_of(param), pool(), MemoryCategory::Temporaries));
-      if (blocks->back() == kNoBlock) return std::optional<Blocks>();
+      if (blocks->back() == kNoBlock) return std::optional<Handles>();
     }
     return blocks;
   };
-  const auto free = [&](const Blocks& blocks) {
+  const auto free = [&](const Handles& blocks) {
     for (const BlockHandle block : blocks) device.book.free(block);
   };
   const auto norms = [&] {  // which the host takes one by one
@@ -55,7 +55,7 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
     return true;
   };
   if (!norms()) return false;  // of the parameters
-  std::optional<Blocks> updates;
+  std::optional<Handles> updates;
   if (list.front().is_matrix()) {
     for (const bool by_row : {true, false}) {
       const auto means = made([&](const LocalParam& p) { return (by_row ? p.rows : p.columns) * itemsize(p.dtype); });
