@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "sim/network/links.h"
+#include "sim/network/plain_links.h"
 #include "sim/network/point_to_point.h"
 
 namespace foreshard {
@@ -187,22 +188,6 @@ double several_nodes_us(const HardwareProfile& profile, const NcclTopology& topo
   return choice.time_us / (1 - pressed * (1 - reached));
 }
 
-double virtual_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes) {
-  const auto latency = profile.extra.find("nccl_latency_ns");
-  double us = latency == profile.extra.end() ? 20.0 : latency->second / 1e3;
-  if (group.ranks < 2) return us;
-  bool across = group.nodes > 1;
-  if (profile.kind == "virtual") {  // the device counts ranks and does not look where they are
-    const auto cards = profile.extra.find("cards_per_node");
-    across = group.ranks > (cards == profile.extra.end() ? 8.0 : cards->second);
-  }
-  const double bandwidth = across ? profile.scale_out_gb_per_s : profile.scale_up_gb_per_s;
-  const double traffic = kind == CollectiveKind::AllReduce ? 2.0 : 1.0;
-  // A message passes whole, of the others a rank's own part stays.
-  const double passed = kind == CollectiveKind::SendReceive ? 1.0 : static_cast<double>(group.ranks - 1) / group.ranks;
-  return us + traffic * static_cast<double>(bytes) * passed / (bandwidth * 1e3);
-}
-
 }  // namespace
 
 std::string_view algorithm_name(CollectiveAlgorithm algorithm) {
@@ -358,8 +343,7 @@ bool runs_nvls(const HardwareProfile& profile, CollectiveKind kind, const GroupP
 
 double choice_us(const HardwareProfile& profile, CollectiveKind kind, const GroupPlacement& group, Bytes bytes,
                  bool nvls) {
-  if (profile.kind == "virtual" || profile.architecture.maker == CardArchitecture::Maker::None)
-    return virtual_us(profile, kind, group, bytes);
+  if (has_plain_links(profile)) return plain_us(profile, kind, group, bytes);
   if (group.ranks < 2)
     return 8.4 + static_cast<double>(bytes) / (profile.hbm_gb_per_s * profile.hbm_share * 1e3);  // NCCL copies
   if (kind == CollectiveKind::AllToAll) return all_to_all_us(profile, group, bytes);
@@ -445,10 +429,7 @@ SimDuration saved_by_symmetric_memory(const HardwareProfile& profile, Collective
 }
 
 Bytes communicator_bytes(const HardwareProfile& profile, const GroupPlacement& group) {
-  if (profile.kind == "virtual") {
-    const auto bytes = profile.extra.find("nccl_comm_bytes");
-    return bytes == profile.extra.end() ? 0 : static_cast<Bytes>(bytes->second);
-  }
+  if (const auto stated = stated_communicator_bytes(profile)) return *stated;
   if (group.ranks < 2 || profile.kind == "cpu") return 0;
   const double per_channel = 4 + 0.5 + 4.7;  // MiB: Simple, LL, LL128 FIFOs
   return static_cast<Bytes>(profile.channels * per_channel * 2 * static_cast<double>(kMiB));

@@ -4,6 +4,7 @@
 
 #include "core/instruction_spans.h"
 #include "core/plan/process_groups.h"
+#include "sim/network/plain_links.h"
 #include "sim/play/core_sharing.h"
 
 namespace foreshard {
@@ -117,14 +118,12 @@ std::int32_t PlayedCollectives::communicator_of(const Kernel& kernel) const {
   return communicator_along(context_.plan, dimension.name, dimension.ranks).value;
 }
 
-/// Sends and receives run at once; the virtual device runs one after the other.
+/// Sends and receives run at once, but where the links say otherwise.
 SimDuration PlayedCollectives::time_of(const Kernel& kernel) const {
   const HardwareProfile& profile = context_.device.profile;
   const GroupPlacement& group = communicators_[static_cast<std::size_t>(communicator_of(kernel))].placement;
-  if (sends_alone(kernel.collective) && profile.kind == "virtual") {
-    const SimDuration none = collective_time(profile, CollectiveKind::AllGather, group, 0);
-    const SimDuration all = collective_time(profile, CollectiveKind::AllGather, group, kernel.vector_bytes);
-    return 2 * (group.ranks - 1) * none + 2 * all;
+  if (sends_alone(kernel.collective)) {
+    if (const auto time = one_after_the_other(profile, group, kernel.vector_bytes)) return *time;
   }
   return collective_time(profile, kind_of_collective(kernel.collective), group, kernel.vector_bytes);
 }
