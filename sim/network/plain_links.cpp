@@ -27,7 +27,8 @@ double plain_us(const HardwareProfile& profile, CollectiveKind kind, const Group
   return us + traffic * static_cast<double>(bytes) * passed / (bandwidth * 1e3);
 }
 
-std::optional<SimDuration> one_after_the_other(const HardwareProfile& profile, const GroupPlacement& group, Bytes bytes) {
+std::optional<SimDuration> one_after_the_other(const HardwareProfile& profile, const GroupPlacement& group,
+                                               Bytes bytes) {
   if (!is_virtual(profile)) return std::nullopt;
   const SimDuration none = collective_time(profile, CollectiveKind::AllGather, group, 0);
   return 2 * (group.ranks - 1) * none + 2 * collective_time(profile, CollectiveKind::AllGather, group, bytes);
