@@ -498,12 +498,12 @@ void Machine::recompute(CheckpointFrame& frame) {
     std::vector<Ref> args = gather(op, &local, &frame);
     std::vector<Ref> results;
     wait_for(args);
-    const bool stop = step == frame.stop_step;
     const auto kept = frame.kept.find(step);
-    if (kept != frame.kept.end()) {
+    if (step == frame.stop_step && frame.stop_before_kernel) {  // nor is a kept result taken: it stays with the frame
+    } else if (kept != frame.kept.end()) {
       results = std::move(kept->second);
       frame.kept.erase(kept);
-    } else if (!(stop && frame.stop_before_kernel)) {
+    } else {
       results = run_op(step, args);
     }
     const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
