@@ -94,18 +94,25 @@ bool OptimizerState::short_lived_numbers(Device& device, int count, const Activi
   return true;
 }
 
+std::optional<bool> norm_splits(Device& device, int pool, Numel numel, DType dtype) {
+  const auto split = lowering::reduce_workspace(contiguous_layout({numel}, dtype), {0}, device.profile.sm_count);
+  if (split.buffer == 0) return false;
+  const BlockHandle buffer = device.book.allocate(split.buffer, pool, MemoryCategory::Temporaries);
+  if (buffer == kNoBlock) return std::nullopt;
+  const BlockHandle semaphores = device.book.allocate(split.semaphores, pool, MemoryCategory::Temporaries);
+  if (semaphores == kNoBlock) return std::nullopt;
+  device.book.free(semaphores);
+  device.book.free(buffer);
+  return true;
+}
+
 NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype) {
   NormBlock norm;
   norm.block = device.book.allocate(4, pool, MemoryCategory::Temporaries);
-  const auto split = lowering::reduce_workspace(contiguous_layout({numel}, dtype), {0}, device.profile.sm_count);
-  norm.split = split.buffer > 0;
-  if (!norm.split || norm.block == kNoBlock) return norm;
-  const BlockHandle buffer = device.book.allocate(split.buffer, pool, MemoryCategory::Temporaries);
-  if (buffer == kNoBlock) return {};
-  const BlockHandle semaphores = device.book.allocate(split.semaphores, pool, MemoryCategory::Temporaries);
-  if (semaphores == kNoBlock) return {};
-  device.book.free(semaphores);
-  device.book.free(buffer);
+  if (norm.block == kNoBlock) return norm;
+  const std::optional<bool> split = norm_splits(device, pool, numel, dtype);
+  if (!split) return {};
+  norm.split = *split;
   return norm;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,9 @@ struct NormBlock {
   BlockHandle block = kNoBlock;
   bool split = false;
 };
+/// Whether a norm over so many elements is split: then what that needs has been taken and given back. Nothing: out of
+/// memory.
+std::optional<bool> norm_splits(Device& device, int pool, Numel numel, DType dtype);
 NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype);
 
 class OptimizerState {

@@ -133,6 +133,7 @@ void MuonStep::divide_by_norm(const Held& x) {
     Held squares = made(one, 1, kIterated);
     kernel("aten.pow", 1, kIterated);
     Held sum = made(one, 1, kIterated);
+    kernel("aten.clone", 1, kIterated);
     collective(InstructionKind::AllReduce, "norm", d, 1, ReduceOp::Sum);
     Held root = made(one, 1, kIterated);
     drop(sum);
@@ -193,6 +194,7 @@ MuonStep::Held MuonStep::moved(const Held& x, const MoveStep& step) {
   if (step.to != Whole) return scattered(x, step);
   Held sum = made(x.matrix, mesh_.local_numel(x.matrix), kIterated);
   sum.matrix.transposed = false;
+  kernel("aten.clone", mesh_.local_numel(x.matrix), kIterated);
   collective(InstructionKind::AllReduce, "aten.all_reduce", step.dimension, mesh_.local_numel(x.matrix), ReduceOp::Sum);
   return sum;
 }

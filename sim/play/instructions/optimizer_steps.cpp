@@ -3,15 +3,33 @@
 namespace foreshard {
 namespace {
 
-/// A kernel that the plan itself writes of a step: elementwise, or a product of `arg` terms for each element.
-void launch_step_kernel(Device& device, const Instruction& i, const ActivitySpan& what) {
+/// A kernel that the plan itself writes of a step: elementwise, or a product of `arg` terms for each element. What such
+/// an operator launches before it goes with it: addmm copies what it adds to, a norm over thread blocks clears
+/// semaphores.
+bool launch_step_kernel(Device& device, const Instruction& i, std::string_view name, const ActivitySpan& what) {
   Kernel kernel;
   kernel.kind = i.arg > 0 ? KernelClass::Gemm : KernelClass::Optimizer;
   kernel.dtype = i.dtype;
   kernel.flops = 2 * i.numel * i.arg;
   kernel.written = i.numel * itemsize(i.dtype);
   kernel.read = 2 * kernel.written;
-  device.launch(Stream::D, device.cost.host(kernel), device.cost.device(kernel), what);
+  const auto launch = [&](const Kernel& one) {
+    device.launch(Stream::D, device.cost.host(one), device.cost.device(one), what);
+  };
+  if (name == "aten.addmm") {
+    Kernel copy;
+    copy.kind = KernelClass::Copy;
+    copy.dtype = i.dtype;
+    copy.written = copy.read = kernel.written;
+    launch(copy);
+  }
+  if (name == "aten.linalg_vector_norm") {
+    const std::optional<bool> split = norm_splits(device, static_cast<int>(Stream::D), i.numel, i.dtype);
+    if (!split) return false;
+    if (*split) device.launch(Stream::D, device.cost.launch_ns(), device.cost.copy(0, i.dtype), what);
+  }
+  launch(kernel);
+  return true;
 }
 
 }  // namespace
@@ -48,8 +66,7 @@ bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {
 bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
   Device& device = context_.device;
   if (i.name.valid()) {
-    launch_step_kernel(device, i, what);
-    return true;
+    return launch_step_kernel(device, i, context_.plan.name_of(i.name), what);
   }
   if (i.buffer.param.valid() && in_backward_)
     return in_backward_->step(device, what, i.buffer.param, i.stream, i.on_host);
