@@ -180,6 +180,7 @@ struct CheckpointingOptions {
 };
 
 enum class OptimizerKind : std::uint8_t { AdamW, Sgd, Adafactor, Muon, AdamW8bit };
+enum class OptimizerLibrary : std::uint8_t { Auto, Torch, Transformers };
 enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused, InBackward, InBackwardForeach };
 
 /// An optimizer for each parameter, stepped where its gradient becomes ready. PyTorch takes a loop for a DTensor unless
@@ -197,8 +198,16 @@ struct OptimizerOptions {
   double weight_decay = 0.1;
   double momentum = 0.0;  // sgd
   OptimizerImpl impl = OptimizerImpl::Foreach;
+  OptimizerLibrary library = OptimizerLibrary::Auto;  // adafactor: of two with one name
   bool operator==(const OptimizerOptions&) const = default;
 };
+
+/// Whether Adafactor is Transformers' (scale_parameter and relative_step off): that is a loop, and what a loop means
+/// where no library is named.
+constexpr bool is_transformers(const OptimizerOptions& options) {
+  return options.library == OptimizerLibrary::Transformers ||
+         (options.library == OptimizerLibrary::Auto && options.impl == OptimizerImpl::ForLoop);
+}
 
 /// train.grad_scaler: torch.amp.GradScaler's; under fsdp1 ShardedGradScaler's.
 struct GradScalerOptions {

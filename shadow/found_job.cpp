@@ -104,6 +104,8 @@ class Finder {
     } else {
       unknown_optimizer(found);
     }
+    if (optimizer.name == OptimizerKind::Adafactor && !found.library.empty())
+      optimizer.library = found.library == "transformers" ? OptimizerLibrary::Transformers : OptimizerLibrary::Torch;
     optimizer.lr = found.lr;
     optimizer.eps = found.eps;
     optimizer.weight_decay = found.weight_decay;

@@ -50,6 +50,7 @@ FoundSetting setting_of(const json& row) {
   for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));
   const json& optimizer = row.at("optimizer");
   setting.optimizer.name = optimizer.value("name", "");
+  setting.optimizer.library = optimizer.value("library", "");
   setting.optimizer.impl = optimizer.value("impl", "foreach");
   setting.optimizer.lr = number(optimizer, "lr");
   setting.optimizer.eps = number(optimizer, "eps");

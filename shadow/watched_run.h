@@ -36,7 +36,7 @@ struct FoundUnit {
 };
 
 struct FoundOptimizer {
-  std::string name, impl;  // a class of PyTorch's; for_loop, foreach, fused, in_backward, in_backward_foreach
+  std::string name, library, impl;  // a class, its package; for_loop, foreach, fused, in_backward, in_backward_foreach
   double lr = 0, eps = 0, weight_decay = 0, momentum = 0;
   std::vector<double> betas;
   std::int64_t states = -1;  // tensors that it keeps for each parameter, as large as that; -1: unknown

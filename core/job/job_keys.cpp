@@ -412,6 +412,12 @@ void add_train(TableMaker& t) {
            FORESHARD_FIELD(train.optimizer.impl),
            "PyTorch's implementation; in_backward = a step for each parameter when its gradient is ready, as a loop or "
            "as foreach");
+  t.choice("train.optimizer.library",
+           Words<OptimizerLibrary>{{{"auto", OptimizerLibrary::Auto},
+                                    {"torch", OptimizerLibrary::Torch},
+                                    {"transformers", OptimizerLibrary::Transformers}}},
+           FORESHARD_FIELD(train.optimizer.library),
+           "adafactor: torch.optim's, or Transformers'; auto = Transformers' where impl is for_loop");
   t.word("train.schedule.name", {"constant", "cosine"}, FORESHARD_FIELD(train.schedule.name), "learning-rate schedule");
   t.integer("train.schedule.warmup", 0, 1'000'000'000'000, FORESHARD_FIELD(train.schedule.warmup),
             "steps of linear warm-up");

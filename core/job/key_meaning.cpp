@@ -61,6 +61,7 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"train.no_sync", [](const Job& job) { return job.train.micro_batches > 1; }},
     {"train.optimizer.betas", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
     {"train.optimizer.eps", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
+    {"train.optimizer.library", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Adafactor; }},
     {"train.optimizer.momentum", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Sgd; }},
     {"train.schedule.min_ratio", [](const Job& job) { return job.train.schedule.name == "cosine"; }},
     {"train.grad_scaler.enabled", [](const Job&) { return true; }},

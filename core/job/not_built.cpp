@@ -48,6 +48,13 @@ constexpr Missing kMissing[] = {
        return job.checkpointing.offload_activations && (cut || job.model.compile || job.checkpointing.reentrant);
      },
      "false with [mesh], model.compile or checkpointing.reentrant"},
+    {"train.optimizer.impl",
+     [](const Job& job) {
+       const OptimizerOptions& optimizer = job.train.optimizer;
+       return optimizer.name == OptimizerKind::Adafactor && optimizer.library == OptimizerLibrary::Transformers &&
+              optimizer.impl != OptimizerImpl::ForLoop;
+     },
+     "for_loop, which Transformers' Adafactor is"},
     {"train.optimizer.name",
      [](const Job& job) {
        const OptimizerOptions& optimizer = job.train.optimizer;

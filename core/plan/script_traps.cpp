@@ -262,13 +262,14 @@ Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable
         "set fsdp.cpu_offload = false, or train.optimizer.name = \"adamw\""));
   }
   if (name == OptimizerKind::Adafactor && runtime == Runtime::Fsdp2) {
-    const bool lists = job.train.optimizer.impl == OptimizerImpl::Foreach;
+    const bool torch = !is_transformers(job.train.optimizer);
+    const bool lists = torch && job.train.optimizer.impl != OptimizerImpl::ForLoop;
     return fail(refused(
         job,
-        lists ? "NotImplementedError: Operator aten._foreach_lerp_.ScalarList does not have a sharding strategy "
-                "registered."
-              : "RuntimeError: aten.pow_ would change the placement of a DTensor, and transformers' Adafactor mixes "
-                "torch.Tensor and DTensor",
+        lists   ? "NotImplementedError: Operator aten._foreach_lerp_.ScalarList does not have a sharding strategy "
+                  "registered."
+        : torch ? "RuntimeError: aten.pow_ would change the placement of a DTensor."
+                : "RuntimeError: transformers' Adafactor mixes torch.Tensor and DTensor.",
         "an optimizer whose operators DTensor shards", "adafactor on DTensors",
         "set train.optimizer.name = \"adamw\", or fsdp.runtime = \"fsdp1\", where it runs unfactored"));
   }

@@ -32,8 +32,7 @@ std::uint64_t key_of(std::initializer_list<std::span<const at::Tensor>> lists, c
 std::vector<std::string_view> Optimizer::slots(bool matrix) const {
   if (matrix) return {"momentum_buffer"};
   if (is_adamw()) return {"exp_avg", "exp_avg_sq"};
-  if (options_.name == OptimizerKind::Adafactor)
-    return {options_.impl == OptimizerImpl::ForLoop ? "exp_avg_sq" : "variance"};
+  if (options_.name == OptimizerKind::Adafactor) return {is_transformers(options_) ? "exp_avg_sq" : "variance"};
   if (options_.momentum != 0.0) return {"momentum_buffer"};
   return {};
 }
@@ -81,7 +80,7 @@ void Optimizer::adafactor(const OptimizedShard& shard, double lr) const {
   const at::Tensor gradient = shard.gradient.to(shard.shard.scalar_type());
   OptimizerMoments& moments = *shard.moments;
   ++moments.steps;
-  if (options_.impl != OptimizerImpl::ForLoop)
+  if (!is_transformers(options_))
     return step_torch_adafactor(shard.shard, gradient, moments.tensors, moments.steps, options_, lr);
   step_transformers_adafactor(shard.shard, gradient, moments.tensors.front(), moments.steps, options_, lr);
 }

@@ -26,7 +26,7 @@ Result<void> check_script(const Job& job, DeviceKind device) {
       {adafactor && (!fsdp1 || job.fsdp.strategy == Strategy::NoShard), fsdp1 ? "fsdp.strategy" : "fsdp.runtime",
        "Adafactor over matrices (means by row and column) is", fsdp1 ? "FULL_SHARD or SHARD_GRAD_OP" : "fsdp1"},
       {adafactor && !job.fsdp.use_orig_params, "fsdp.use_orig_params", "Adafactor over flat parameters is", "true"},
-      {adafactor && optimizer.impl == OptimizerImpl::ForLoop && half, "model.dtype",
+      {adafactor && is_transformers(optimizer) && half, "model.dtype",
        "Transformers' Adafactor on parameters of half precision is", "float32"},
       // On CPU ranks the hooks keep what lies on the host already.
       {job.checkpointing.offload_activations && device == DeviceKind::Cuda, "checkpointing.offload_activations",

@@ -7,12 +7,14 @@
 #include <utility>
 
 namespace foreshard {
-/// `for_loop`: Transformers' (no relative steps, no scaling by parameters); `foreach`: torch.optim's over lists.
+/// Transformers' (no relative steps, no scaling by parameters), or torch.optim's by a loop or over lists.
 bool OptimizerState::adafactor(Device& device, const ActivitySpan& what) {
   const bool factors = std::any_of(params_.begin(), params_.end(), [](const LocalParam& p) { return p.is_matrix(); });
   if (device.profile.kind == "cpu" && !factors) return adafactor_by_params(device, what);
-  const bool lists = options_.impl == OptimizerImpl::Foreach;
-  if (!(lists ? listed_adafactor(device, what) : looped_adafactor(device, what))) return false;
+  const bool stepped = is_transformers(options_)                 ? looped_adafactor(device, what)
+                       : options_.impl == OptimizerImpl::ForLoop ? single_adafactor(device, what)
+                                                                 : listed_adafactor(device, what);
+  if (!stepped) return false;
   has_state_ = true;
   return true;
 }
@@ -59,7 +61,10 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
   if (list.front().is_matrix()) {
     for (const bool by_row : {true, false}) {
       const auto means = made([&](const LocalParam& p) { return (by_row ? p.rows : p.columns) * itemsize(p.dtype); });
-      if (!means) return false;
+      const bool split = means && std::all_of(list.begin(), list.end(), [&](const LocalParam& param) {
+                           return means_split(device, param, by_row);
+                         });
+      if (!split) return false;
       foreach_call(device, what, 1, list);
       free(*means);
     }
@@ -94,6 +99,71 @@ bool OptimizerState::listed_adafactor(Device& device, const ActivitySpan& what) 
   return std::all_of(std::begin(lists), std::end(lists), [&](const std::vector<LocalParam>& list) {
     return list.empty() || adafactor_of_list(device, what, list);
   });
+}
+
+/// What a matrix' norms by row or by column take beside their results. False: out of memory.
+bool OptimizerState::means_split(Device& device, const LocalParam& param, bool by_row) const {
+  if (param.rows * param.columns != param.numel) return true;  // of more dimensions: none was seen
+  const Layout matrix = contiguous_layout({param.rows, param.columns}, param.dtype);
+  return reduction_splits(device, pool(), matrix, by_row ? 1 : 0).has_value();
+}
+
+/// _single_tensor_adafactor: its local names live until the next parameter's take their place.
+bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) {
+  for (const LocalParam& param : params_) {
+    if (!has_state_ && !make_factors(device, param, what)) return false;
+  }
+  BlockHandle named[2] = {kNoBlock, kNoBlock}, estimate = kNoBlock;  // squares of the gradient, or their two means
+  const auto take = [&](Bytes bytes) { return device.book.allocate(bytes, pool(), MemoryCategory::Temporaries); };
+  const auto rename = [&](BlockHandle& name, BlockHandle block) {
+    if (name != kNoBlock) device.book.free(name);
+    name = block;
+    return block != kNoBlock;
+  };
+  const auto norm_for_host = [&](const LocalParam& param) {
+    const NormBlock norm = norm_of(device, pool(), param.numel, param.dtype);
+    if (norm.block == kNoBlock) return false;
+    scalar_calls(device, what, norm.split ? 2 : 1);
+    device.clock.stream_synchronize(pool());
+    device.book.free(norm.block);
+    return true;
+  };
+  const auto pass = [&](Bytes bytes, DType dtype) {
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(bytes, dtype), what);
+  };
+  for (const LocalParam& param : params_) {
+    if (!norm_for_host(param)) return false;
+    if (options_.weight_decay != 0) pass(2 * param.bytes, param.dtype);
+    if (param.is_matrix()) {
+      for (const bool by_row : {true, false}) {
+        const Bytes bytes = (by_row ? param.rows : param.columns) * itemsize(param.dtype);
+        const BlockHandle mean = take(bytes);
+        if (mean == kNoBlock || !means_split(device, param, by_row)) return false;
+        rename(named[by_row ? 0 : 1], mean);
+        for (const Bytes moved : {param.bytes, 2 * bytes, 2 * bytes, 3 * bytes}) pass(moved, param.dtype);
+      }
+    } else {
+      if (!rename(named[0], take(param.bytes))) return false;
+      for (const int passes : {3, 3}) pass(passes * param.bytes, param.dtype);  // squares, their share
+    }
+    const BlockHandle next = take(param.bytes);  // the product of both means, or a copy of the moment
+    if (next == kNoBlock) return false;
+    pass(2 * param.bytes, param.dtype);
+    if (param.is_matrix()) {
+      const BlockHandle mean = take(itemsize(param.dtype));
+      if (mean == kNoBlock) return false;
+      scalar_calls(device, what, 2);
+      pass(2 * param.bytes, param.dtype);
+      device.book.free(mean);
+    }
+    rename(estimate, next);
+    for (const int passes : {2, 2, 3}) pass(passes * param.bytes, param.dtype);  // bounded, rooted, times the gradient
+    if (!norm_for_host(param)) return false;
+    pass(3 * param.bytes, param.dtype);
+  }
+  for (const BlockHandle block : {named[0], named[1], estimate})
+    if (block != kNoBlock) device.book.free(block);
+  return true;
 }
 
 /// RMS of a parameter: its norm, divided; the last step's goes.
@@ -156,7 +226,7 @@ bool OptimizerState::adafactor_by_params(Device& device, const ActivitySpan& wha
     if (!has_state_ && !make_moments(device, param, 1, what)) return false;
   }
   has_state_ = true;
-  const bool library = options_.impl == OptimizerImpl::ForLoop;  // Transformers': squares, and their sum with epsilon
+  const bool library = is_transformers(options_);  // squares, and their sum with epsilon
   for (const LocalParam& param : params_) {
     std::vector<BlockHandle> held;
     for (int k = 0; k < (library ? 2 : 1); ++k) {

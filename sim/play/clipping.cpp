@@ -94,8 +94,8 @@ bool OptimizerState::short_lived_numbers(Device& device, int count, const Activi
   return true;
 }
 
-std::optional<bool> norm_splits(Device& device, int pool, Numel numel, DType dtype) {
-  const auto split = lowering::reduce_workspace(contiguous_layout({numel}, dtype), {0}, device.profile.sm_count);
+std::optional<bool> reduction_splits(Device& device, int pool, const Layout& input, std::int32_t dim) {
+  const auto split = lowering::reduce_workspace(input, {dim}, device.profile.sm_count);
   if (split.buffer == 0) return false;
   const BlockHandle buffer = device.book.allocate(split.buffer, pool, MemoryCategory::Temporaries);
   if (buffer == kNoBlock) return std::nullopt;
@@ -110,7 +110,7 @@ NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype) {
   NormBlock norm;
   norm.block = device.book.allocate(4, pool, MemoryCategory::Temporaries);
   if (norm.block == kNoBlock) return norm;
-  const std::optional<bool> split = norm_splits(device, pool, numel, dtype);
+  const std::optional<bool> split = reduction_splits(device, pool, contiguous_layout({numel}, dtype), 0);
   if (!split) return {};
   norm.split = *split;
   return norm;

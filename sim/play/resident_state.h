@@ -9,6 +9,7 @@
 
 #include "core/job.h"
 #include "core/model/model.h"
+#include "core/operators/layout.h"
 #include "core/plan.h"
 #include "sim/device/device.h"
 
@@ -38,9 +39,9 @@ struct NormBlock {
   BlockHandle block = kNoBlock;
   bool split = false;
 };
-/// Whether a norm over so many elements is split: then what that needs has been taken and given back. Nothing: out of
-/// memory.
-std::optional<bool> norm_splits(Device& device, int pool, Numel numel, DType dtype);
+/// Whether a reduction over `dim` is split over thread blocks: then what that needs has been taken and given back.
+/// Nothing: out of memory.
+std::optional<bool> reduction_splits(Device& device, int pool, const Layout& input, std::int32_t dim);
 NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype);
 
 class OptimizerState {
@@ -82,6 +83,8 @@ class OptimizerState {
   bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
   bool listed_adafactor(Device& device, const ActivitySpan& what);
   bool adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list);
+  bool means_split(Device& device, const LocalParam& param, bool by_row) const;
+  bool single_adafactor(Device& device, const ActivitySpan& what);
   bool looped_adafactor(Device& device, const ActivitySpan& what);
   bool adafactor_by_params(Device& device, const ActivitySpan& what);
   bool keep_root_mean_square(Device& device, std::size_t k);

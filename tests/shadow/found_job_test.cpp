@@ -33,7 +33,7 @@ WatchedRun run_of(std::vector<FoundUnit> units, const std::string& runtime = "fs
   run.setting = FoundSetting{};
   run.setting->runtime = runtime;
   run.setting->units = std::move(units);
-  run.setting->optimizer = {"AdamW", "fused", 1e-4, 1e-8, 0.1, 0, {0.9, 0.95}};
+  run.setting->optimizer = {"AdamW", "torch", "fused", 1e-4, 1e-8, 0.1, 0, {0.9, 0.95}};
   run.setting->batch = 2;
   run.setting->seq = 512;
   run.setting->model_file = "model.json";
@@ -62,6 +62,15 @@ TEST(FoundJob, WhatDiffersByUnitBecomesAnOverride) {
   EXPECT_EQ(found.job.fsdp.overrides[1].reshard_after_forward->kind, ReshardAfterForward::Kind::False);
 }
 
+TEST(FoundJob, TwoAdafactorsAreToldApart) {
+  WatchedRun run = run_of({unit("h.0")}, "fsdp1");
+  run.setting->optimizer = {"Adafactor", "torch", "for_loop", 1e-2, 0, 0, 0, {}};
+  EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.optimizer.library, OptimizerLibrary::Torch);
+  run.setting->optimizer.library = "transformers";
+  EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.optimizer.library,
+            OptimizerLibrary::Transformers);
+}
+
 TEST(FoundJob, WhatNoKeySaysIsTold) {
   WatchedRun run = run_of({unit("h.0")});
   run.setting->optimizer.name = "Lion";
@@ -73,7 +82,7 @@ TEST(FoundJob, WhatNoKeySaysIsTold) {
 
 TEST(FoundJob, AnOptimizerThatKeepsAsMuchStandsForOneWithoutAName) {
   WatchedRun run = run_of({unit("", 0), unit("h.0")});
-  run.setting->optimizer = {"Lion", "for_loop", 1e-4, 0, 0.1, 0, {0.9, 0.99}, 1};
+  run.setting->optimizer = {"Lion", "lion", "for_loop", 1e-4, 0, 0.1, 0, {0.9, 0.99}, 1};
   FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
   EXPECT_EQ(found.job.train.optimizer.name, OptimizerKind::Sgd);
   EXPECT_GT(found.job.train.optimizer.momentum, 0.0);

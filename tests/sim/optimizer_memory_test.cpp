@@ -167,6 +167,23 @@ TEST_F(OptimizerMemory, EightBitMomentsAreAByteAnElementAndAScaleForABlock) {
   EXPECT_EQ(played.error().place, "train.optimizer.name");
 }
 
+// torch.optim's loop names the squares of a gradient, and the copy of the moment that becomes the update, until the
+// next parameter's are there: the root's two and a layer's squares. Lists hold an update of everything, and a norm's
+// buffer.
+TEST_F(OptimizerMemory, TorchsAdafactorByALoopHoldsTwoOfItsLargestAndOneOfTheNext) {
+  job.train.optimizer.name = OptimizerKind::Adafactor;
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.use_orig_params = false;
+  job.train.optimizer.library = OptimizerLibrary::Torch;
+  job.train.optimizer.impl = OptimizerImpl::ForLoop;
+  constexpr Bytes kRoot = kAll - 2 * kLayer;
+  EXPECT_NEAR(beside(1), 2 * kRoot + kLayer, kSlack);
+  job.train.optimizer.impl = OptimizerImpl::Foreach;
+  const Bytes lists = beside(1);
+  EXPECT_GT(lists, kAll);
+  EXPECT_LT(lists, kAll + kAll / 10);
+}
+
 TEST_F(OptimizerMemory, WhatCannotBeShardedIsRefusedWithPyTorchsReason) {
   job.train.optimizer.name = OptimizerKind::Muon;
   job.fsdp.runtime = Runtime::Fsdp1;

@@ -39,6 +39,7 @@ void read_optimizer(Reader& r) {
   const std::string name = r.text("optim");
   if (name == "adafactor" || name == "adamw_bnb_8bit" || name == "adamw_8bit") {
     r.set_if_built("train.optimizer.name", word_value(name == "adafactor" ? "adafactor" : "adamw8bit"), "optim");
+    if (name == "adafactor") r.set_word("train.optimizer.impl", "for_loop", "optim");
   } else {
     r.translate("optim", "train.optimizer.name", kNames);
   }

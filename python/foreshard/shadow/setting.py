@@ -387,15 +387,22 @@ def _optimizer(optimizer) -> dict:
     betas = options.get("betas")
     return {
         "name": type(optimizer).__name__,
-        "impl": _impl(options),
+        "library": type(optimizer).__module__.partition(".")[0],
+        "impl": _impl(options, _loops(optimizer)),
         "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
     }  # fmt: skip
 
 
-def _impl(options: dict) -> str:
-    """Neither fused nor foreach: PyTorch takes foreach where all parameters lie on the device."""
-    loops = options.get("foreach") is False or "foreach" not in options
+def _loops(optimizer) -> bool:
+    """Neither fused nor foreach: PyTorch takes foreach where all parameters lie on the device, but for Adafactor."""
+    options = optimizer.param_groups[0]
+    if options.get("foreach", False) is None:
+        return type(optimizer).__module__ == "torch.optim._adafactor"
+    return not options.get("foreach")
+
+
+def _impl(options: dict, loops: bool) -> str:
     if steps.in_backward():
         return "in_backward" if loops or options.get("fused") else "in_backward_foreach"
     return "fused" if options.get("fused") else "for_loop" if loops else "foreach"

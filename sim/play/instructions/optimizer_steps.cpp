@@ -24,7 +24,8 @@ bool launch_step_kernel(Device& device, const Instruction& i, std::string_view n
     launch(copy);
   }
   if (name == "aten.linalg_vector_norm") {
-    const std::optional<bool> split = norm_splits(device, static_cast<int>(Stream::D), i.numel, i.dtype);
+    const std::optional<bool> split =
+        reduction_splits(device, static_cast<int>(Stream::D), contiguous_layout({i.numel}, i.dtype), 0);
     if (!split) return false;
     if (*split) device.launch(Stream::D, device.cost.launch_ns(), device.cost.copy(0, i.dtype), what);
   }

@@ -89,6 +89,14 @@ TEST(Muon, IsRefusedBesideFusedStepsUnderAScaler) {
               HasSubstr("set train.optimizer.impl to foreach"));
 }
 
+TEST(Adafactor, OfTorchByALoopIsThatOverLists) {
+  const Case lists{"", "fsdp1", "adafactor", "foreach", {}}, loop{"", "fsdp1", "adafactor", "for_loop", {}};
+  const TrainedJob one = train_job(scripted_job(sets_of(loop, {"train.optimizer.library=torch"})));
+  ASSERT_EQ(one.failure, "");
+  EXPECT_EQ(one.losses(), train_job(scripted_job(sets_of(lists, {}))).losses());
+  EXPECT_NE(one.losses(), train_job(scripted_job(sets_of(loop, {}))).losses());  // Transformers'
+}
+
 TEST(Adafactor, IsRefusedOverMatrices) {
   const auto failure = [](const std::string& runtime, const std::vector<std::string>& more) {
     return train_job(scripted_job(sets_of({"", runtime, "adafactor", "foreach", {}}, more))).failure;

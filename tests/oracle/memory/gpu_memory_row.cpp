@@ -141,6 +141,8 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
   optimizer.weight_decay = get(given, "weight_decay", name == "SGD" ? 0.0 : 0.01);
   train.clip_grad_norm = get(config, "clip", 0.0);
   if (transformers) optimizer.impl = OptimizerImpl::ForLoop;
+  if (optimizer.name == OptimizerKind::Adafactor)
+    optimizer.library = transformers ? OptimizerLibrary::Transformers : OptimizerLibrary::Torch;
   if (name == "Muon") {
     if (get<std::int64_t>(given, "ns_steps", 5) != 5 || !get(given, "nesterov", true)) return "Muon's own arguments";
     const Json rest = given.contains("rest") ? given["rest"] : Json::object();
