@@ -336,7 +336,9 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   for (const ParamInfo& param : whole->params) {
     if (!param.shares.valid()) result.parameters += numel_of(param.shape);
   }
-  const auto model = rank_model(std::move(*whole), job.job);
+  const auto model = rank_model(std::move(*whole), job.job, [&](const ModelOptions& part) {
+    return model_from_config_json(model_document(run), run.id, part, program_options(job.job, ProgramDevice::Cuda));
+  });
   if (!model) return fail(model.error());
   const auto plan = build_plan(*model, job.job);
   if (!plan) return fail(plan.error());

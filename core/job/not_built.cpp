@@ -39,9 +39,12 @@ constexpr Missing kMissing[] = {
        const MeshOptions& mesh = job.mesh;
        const Strategy strategy = job.fsdp.strategy;
        const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
-       return mesh.expert > 1 && (mesh.tensor > 1 || !shards || job.fsdp.runtime != Runtime::Fsdp2);
+       return mesh.expert > 1 && (!shards || job.fsdp.runtime != Runtime::Fsdp2);
      },
-     "experts over fsdp2 with FULL_SHARD or HYBRID_SHARD: mesh.tensor = 1"},
+     "experts over fsdp2 with FULL_SHARD or HYBRID_SHARD"},
+    {"mesh.sequence_parallel",
+     [](const Job& job) { return job.mesh.expert > 1 && job.mesh.tensor > 1 && !job.mesh.sequence_parallel; },
+     "true beside mesh.expert and mesh.tensor: each tensor rank sends its own part of the sequence to the experts"},
     {"checkpointing.offload_activations",
      [](const Job& job) {
        const bool cut = job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1;

@@ -9,11 +9,12 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 6> kStyles{{{"colwise", ModuleStyle::Colwise},
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 7> kStyles{{{"colwise", ModuleStyle::Colwise},
                                                                            {"rowwise", ModuleStyle::Rowwise},
                                                                            {"head", ModuleStyle::Head},
                                                                            {"sequence", ModuleStyle::Sequence},
                                                                            {"gather", ModuleStyle::Gather},
+                                                                           {"local", ModuleStyle::Local},
                                                                            {"experts", ModuleStyle::Experts}}};
 
 Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
@@ -24,7 +25,7 @@ Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
   return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
-                         "colwise, rowwise, head, sequence, gather or experts", "\"" + word + "\"",
+                         "colwise, rowwise, head, sequence, gather, local or experts", "\"" + word + "\"",
                          "docs/meshes.md says what each does"));
 }
 
@@ -70,6 +71,19 @@ std::vector<ModuleId> modules_of_experts(const Model& model) {
   return found;
 }
 
+/// What calls experts works on the tokens of its rank alone where those are exchanged; nothing in it is cut.
+void run_around_experts(const Model& model, std::vector<ModuleStyle>& styles) {
+  for (std::size_t m = 0; m < styles.size(); ++m) {
+    const ModuleId around = model.modules[m].parent;
+    if (styles[m] == ModuleStyle::Experts && around.valid()) styles[around.index()] = ModuleStyle::Local;
+  }
+  const std::vector<bool> local = local_modules(model, styles);
+  for (std::size_t m = 0; m < styles.size(); ++m) {
+    const bool keeps = styles[m] == ModuleStyle::Local || styles[m] == ModuleStyle::Experts;
+    if (local[m] && !keeps) styles[m] = ModuleStyle::None;
+  }
+}
+
 Error no_plan() {
   return {ErrorCode::MissingKey,
           "nothing says how this model is cut over a mesh",
@@ -86,6 +100,14 @@ std::string_view module_style_name(ModuleStyle style) {
   for (const auto& [name, one] : kStyles)
     if (one == style) return name;
   return "none";
+}
+
+std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles) {
+  std::vector<bool> local(model.modules.size(), false);
+  for (std::size_t m = 0; m < local.size(); ++m)
+    for (ModuleId at(m); at.valid() && !local[m]; at = model.modules[at.index()].parent)
+      local[m] = styles[at.index()] == ModuleStyle::Local;
+  return local;
 }
 
 std::vector<ModuleStyle> styles_along(std::vector<ModuleStyle> styles, bool experts) {
@@ -122,6 +144,7 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
   }
   if (!own && mesh.expert > 1) {
     for (const ModuleId module : modules_of_experts(model)) styles[module.index()] = ModuleStyle::Experts;
+    if (mesh.tensor > 1) run_around_experts(model, styles);
   }
   return styles;
 }

@@ -22,6 +22,7 @@ enum class ModuleStyle : std::uint8_t {
   Head,      // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
   Sequence,  // "sequence": every rank has the weights, the input stays cut
   Gather,    // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
+  Local,     // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
   Experts,   // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);
@@ -30,6 +31,9 @@ std::string_view module_style_name(ModuleStyle style);
 /// (Model::parallel). Errors: nobody knows how to cut this model; a pattern that matches no module; a word that is no
 /// style; a style that its module cannot have (colwise and rowwise cut linear layers and embeddings).
 Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOptions& mesh);
+
+/// By ModuleId: inside a call of a module that runs on its own part of the sequence, or one itself.
+std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles);
 
 /// Those of one dimension: of the expert dimension modules of experts alone, of the tensor dimension all others.
 std::vector<ModuleStyle> styles_along(std::vector<ModuleStyle> styles, bool experts);

@@ -6,27 +6,6 @@
 namespace foreshard::mesh {
 namespace {
 
-template <class Visit>
-void each_arg(ArgList& args, const Visit& visit) {
-  for (Arg& arg : args) {
-    if (auto* list = std::get_if<ArgList>(&arg.value))
-      each_arg(*list, visit);
-    else
-      visit(arg);
-  }
-}
-
-template <class Visit>
-void each_arg(Op& op, const Visit& visit) {
-  each_arg(op.args, visit);
-  for (NamedArg& named : op.kwargs) {
-    if (auto* list = std::get_if<ArgList>(&named.arg.value))
-      each_arg(*list, visit);
-    else
-      visit(named.arg);
-  }
-}
-
 Arg value_arg(std::int32_t id) { return Arg{ValueRef{ValueId(id)}}; }
 
 /// Strides of the whole tensor's order of dimensions, without holes, for another shape.
@@ -366,15 +345,18 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
 }
 
 Result<void> ProgramCutter::carry(std::int32_t index) {
+  if (open_local() != nullptr) return carry_local(index);
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
   });
   exchange_rows(op);
   std::vector<CutTensor> args;
+  bool torn = false;
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) {
       const std::int32_t id = value->id.value;
+      torn = torn || torn_.contains(id);
       args.push_back({whole_[static_cast<std::size_t>(id)], cuts_[static_cast<std::size_t>(id)],
                       is_floating(model_.values[static_cast<std::size_t>(id)].dtype)});
     } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
@@ -392,6 +374,8 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }
   });
+  if (torn)
+    return fail(not_local(place_of(op), "this reads what the ranks of the tensor dimension chose each", op.name));
   place_.back() = static_cast<std::int32_t>(ops_.size());  // after what its arguments needed
   std::vector<Shape> results;
   for (const ValueId id : op.out) results.push_back(id.valid() ? whole_[id.index()] : Shape());

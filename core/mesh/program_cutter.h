@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +29,8 @@ struct TensorOptions {
   /// By ParamId, where gradients are placed: the module of the FSDP unit that holds it. Its views become DTensors when
   /// the unit is gathered, before all of its operators, so autograd sums their gradients after all of them.
   std::vector<ModuleId> home;
+  /// The same program for one rank's part of the sequence, what "local" modules run; nullptr: there are none.
+  const Model* part = nullptr;
   double imbalance = 1;  // what this rank's experts receive of chosen tokens, over an even spread
 };
 
@@ -39,6 +43,30 @@ inline Arg numbers_arg(const Shape& values) {
   for (const std::int64_t value : values) list.push_back(number_arg(value));
   return Arg{std::move(list)};
 }
+
+template <class Visit>
+void each_arg(ArgList& args, const Visit& visit) {
+  for (Arg& arg : args) {
+    if (auto* list = std::get_if<ArgList>(&arg.value))
+      each_arg(*list, visit);
+    else
+      visit(arg);
+  }
+}
+
+template <class Visit>
+void each_arg(Op& op, const Visit& visit) {
+  each_arg(op.args, visit);
+  for (NamedArg& named : op.kwargs) {
+    if (auto* list = std::get_if<ArgList>(&named.arg.value))
+      each_arg(*list, visit);
+    else
+      visit(named.arg);
+  }
+}
+
+/// What the module at `place` cannot do on a rank's part of the sequence.
+Error not_local(std::string place, std::string message, std::string got);
 
 class ProgramCutter {
  public:
@@ -83,6 +111,10 @@ class ProgramCutter {
   Layout layout_here(std::int32_t value) const;
   void without_copy(Op& op);
 
+  // Modules that run on a rank's own part (local_part.cpp)
+  const Open* open_local() const;
+  Result<void> carry_local(std::int32_t index);
+
   // Experts (expert_exchange.cpp)
   Caller caller_of(const Open& open) const;
   std::int32_t shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args, const Caller& caller);
@@ -120,6 +152,7 @@ class ProgramCutter {
   std::map<std::int32_t, std::int32_t> now_;  // value -> what stands for it from now on
   std::vector<std::int32_t> place_;           // first operator of this one, in the new program
   std::vector<Open> open_;
+  std::set<std::int32_t> torn_;                       // values of a rank's part that are no part of the whole model's
   std::vector<Rows> rows_of_;                         // by exchange
   std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them
   std::map<std::int32_t, std::int32_t> ends_here_;    // ends of all experts' rows -> of this rank's

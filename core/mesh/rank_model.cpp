@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/mesh/context_cut.h"
@@ -47,16 +48,17 @@ std::vector<bool> embedding_tables(const Model& model) {
 void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
                 std::vector<Cut>& cuts) {
   const Group& group = options.group;
-  const std::vector<bool> tables = embedding_tables(model);
+  const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    const ModuleStyle style = styles[m];
+    const ModuleStyle style = local[m] ? ModuleStyle::Sequence : styles[m];  // whole weights, a part of the tokens
     if (style == ModuleStyle::None || style == ModuleStyle::Gather) continue;
     if (style == ModuleStyle::Sequence && !options.sequence) continue;  // plain tensor parallelism leaves norms alone
     for (const ParamId id : model.modules[m].params) {
       ParamInfo& param = model.params[id.index()];
+      if (param.part.dimension >= 0) continue;  // experts
       if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
       param.shares = ParamId();
-      param.part.dimension = 0;
+      param.part.dimension = options.dimension;
       const bool matrix = param.shape.size() == 2;
       if (style == ModuleStyle::Sequence) {
         param.part.gradient = MeshPart::Gradient::Term;
@@ -77,7 +79,7 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
     }
   }
   for (ParamInfo& param : model.params) {  // what shared a tensor that is new now
-    if (!param.shares.valid() || model.params[param.shares.index()].part.dimension < 0) continue;
+    if (!param.shares.valid() || model.params[param.shares.index()].part.dimension != options.dimension) continue;
     model.parallel.push_back({param.fqn, "untied"});
     param.shares = ParamId();
   }
@@ -242,6 +244,52 @@ Result<void> spread_experts(Model& model, const std::vector<ModuleStyle>& styles
   return mesh::ProgramCutter(model, styles, std::move(cuts), options).run();
 }
 
+/// Layers over the tensor dimension; `part`: the program of this rank's part of the sequence, where modules run on
+/// that.
+Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, const Job& job, const Model* part) {
+  mesh::TensorOptions options;
+  options.dimension = static_cast<std::int32_t>(model.mesh.size());
+  model.mesh.push_back(dimension_of(kTensorDimension, job.cluster.rank, job.mesh.tensor, 1));
+  options.group = {job.mesh.tensor, model.mesh.back().place};
+  options.sequence = job.mesh.sequence_parallel;
+  options.loss = job.mesh.loss_parallel;
+  options.part = part;
+  options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
+  if (options.places_gradients) options.home = homes_of(model, job);
+  std::vector<Cut> cuts(model.params.size());
+  cut_params(model, styles, options, cuts);
+  if (auto done = mesh::ProgramCutter(model, styles, std::move(cuts), options).run(); !done) return done;
+  for (ParamInfo& param : model.params)
+    if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
+  return {};
+}
+
+/// The same model for the part of the sequence that one of the tensor ranks has between cut layers.
+Result<Model> build_part(const Model& model, const Job& job, const PartBuilder& build) {
+  ModelOptions options = rank_model_options(job);
+  for (const ValueId id : model.inputs) {
+    const ValueInfo& value = model.values[id.index()];
+    if (!is_floating(value.dtype) && value.shape.size() == 2)
+      options.seq = value.shape[mesh::kSequenceDim] / job.mesh.tensor;
+  }
+  options.seq_given = true;
+  if (build) return build(options);
+  return fail(mesh_error("expert", "beside tensor parallelism experts run on a part of the sequence",
+                         "a model that is built for a length (a config.json)", "a program of one length",
+                         "set mesh.tensor = 1 or mesh.expert = 1"));
+}
+
+Result<void> check_choice(const Model& model, const Job& job) {
+  if (!sends_chosen_tokens(model)) return {};
+  return fail({ErrorCode::Unsupported,
+               "experts chosen by their tokens are not planned beside context",
+               {},
+               "mesh.context",
+               "1 beside mesh.expert, or experts that take a fixed number of tokens each",
+               std::to_string(job.mesh.context),
+               "set mesh.context = 1, or mesh.expert = 1"});
+}
+
 ModelOptions rank_model_options(const Job& job) {
   ModelOptions options = job.model;
   if (job.mesh.context > 1) {
@@ -250,52 +298,37 @@ ModelOptions rank_model_options(const Job& job) {
   return options;
 }
 
-Result<Model> rank_model(Model whole, const Job& job) {
+Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) {
   if (!is_cut(job.mesh)) return whole;
   if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
   Model model = std::move(whole);
-  if (job.mesh.tensor == 1 && job.mesh.expert == 1) {
-    if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
-    return model;
+  const bool cuts = job.mesh.tensor > 1, spreads = job.mesh.expert > 1;
+  std::vector<ModuleStyle> styles;
+  if (cuts || spreads) {
+    auto read = module_styles(model, job.mesh);
+    if (!read) return tl::unexpected(read.error());
+    styles = std::move(*read);
+    model.parallel.clear();
   }
-  auto styles = module_styles(model, job.mesh);
-  if (!styles) return tl::unexpected(styles.error());
-  model.parallel.clear();
-  if (job.mesh.expert > 1) {
-    if (auto done = spread_experts(model, styles_along(*styles, true), job); !done) return tl::unexpected(done.error());
+  if (cuts) {
+    if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());
   }
-  if (job.mesh.tensor == 1) {
-    if (job.mesh.context > 1) {
-      if (sends_chosen_tokens(model)) {
-        return fail({ErrorCode::Unsupported,
-                     "experts chosen by their tokens are not planned beside context",
-                     {},
-                     "mesh.context",
-                     "1 beside mesh.expert, or experts that take a fixed number of tokens each",
-                     std::to_string(job.mesh.context),
-                     "set mesh.context = 1, or mesh.expert = 1"});
-      }
-      if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
-    }
-    return model;
+  std::optional<Model> part;
+  if (cuts && spreads) {
+    auto built = build_part(model, job, build);
+    if (!built) return built;
+    part = std::move(*built);
   }
-  *styles = styles_along(std::move(*styles), false);
-  if (auto ok = check_lengths(model, job, *styles); !ok) return tl::unexpected(ok.error());
-  mesh::TensorOptions options;
-  options.dimension = static_cast<std::int32_t>(model.mesh.size());
-  model.mesh.push_back(dimension_of(kTensorDimension, job.cluster.rank, job.mesh.tensor, 1));
-  options.group = {job.mesh.tensor, model.mesh.back().place};
-  options.sequence = job.mesh.sequence_parallel;
-  options.loss = job.mesh.loss_parallel;
-  options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
-  if (options.places_gradients) options.home = homes_of(model, job);
-  std::vector<Cut> cuts(model.params.size());
-  cut_params(model, *styles, options, cuts);
-  if (auto done = mesh::ProgramCutter(model, *styles, std::move(cuts), options).run(); !done)
-    return tl::unexpected(done.error());
-  for (ParamInfo& param : model.params)
-    if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
+  for (Model* one : {&model, part ? &*part : nullptr}) {
+    if (!spreads || one == nullptr) continue;
+    if (auto done = spread_experts(*one, styles_along(styles, true), job); !done) return tl::unexpected(done.error());
+  }
+  if (cuts) {
+    if (auto done = cut_tensors(model, styles_along(std::move(styles), false), job, part ? &*part : nullptr); !done)
+      return tl::unexpected(done.error());
+  }
   if (job.mesh.context > 1) {
+    if (auto ok = check_choice(model, job); !ok) return tl::unexpected(ok.error());
     if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
   }
   return model;

@@ -6,6 +6,8 @@
 // lowers, simulates or runs that model needs to know nothing of the whole one.
 #pragma once
 
+#include <functional>
+
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/result.h"
@@ -21,11 +23,15 @@ Result<void> check_mesh(const Job& job);
 /// What a model is built from: one rank's part of the sequence where ranks share it.
 ModelOptions rank_model_options(const Job& job);
 
+/// Builds the same model with other options: where experts lie on ranks beside a tensor dimension, their tokens are one
+/// rank's part of the sequence, which a whole program does not tell.
+using PartBuilder = std::function<Result<Model>(const ModelOptions&)>;
+
 /// The model of rank job.cluster.rank; the model itself where nothing is cut. What is left in Model::parallel are the
 /// parameters that the plan has untied (style "untied"). `whole` is as its source built it.
 /// Errors: check_mesh's; a plan that names nothing or that the model's operators cannot follow; heads, widths and
-/// lengths that the degree does not divide.
-Result<Model> rank_model(Model whole, const Job& job);
+/// lengths that the degree does not divide; experts beside a tensor dimension without `build`.
+Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build = {});
 
 /// Tokens of the rank's model choose their experts: how many rows come is the run's, and the plan's an assumption
 /// (mesh.expert_imbalance).

@@ -1,6 +1,7 @@
 #include "core/plan/build_plan.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/lowering/mesh_rules.h"
 #include "core/plan/checks/checks.h"
@@ -142,12 +143,10 @@ void note_clipping(const Model& model, const Job& job, Plan& plan) {
                           "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
                           true});
   }
-  const auto some = [&](bool on_mesh) {
-    return std::any_of(model.params.begin(), model.params.end(), [&](const ParamInfo& param) {
-      return param.requires_grad && (param.part.dimension >= 0) == on_mesh;
-    });
-  };
-  const bool mixed = some(true) && some(false);
+  std::set<std::int32_t> meshes;
+  for (const ParamInfo& param : model.params)
+    if (param.requires_grad) meshes.insert(param.part.dimension);
+  const bool mixed = meshes.size() > 1;
   if (job.fsdp.runtime == Runtime::Fsdp2 && mixed) {
     plan.traps.push_back(
         {kMixedMeshes,

@@ -105,11 +105,6 @@ std::vector<std::int32_t> ranks_beside(const PlanCommunicator& communicator, std
 
 CommunicatorId ProcessGroups::shard(Plan& plan, std::int32_t size) {
   if (static_cast<std::size_t>(size) != plan.groups.shard.size()) {
-    if (static_cast<std::size_t>(size) == same_experts_.size()) {
-      if (!expert_.valid())
-        expert_ = enter_communicator(plan, kExpertShardDimension, kExpertShardDimension, same_experts_);
-      return expert_;
-    }
     return size == plan.world_size ? world(plan) : CommunicatorId();
   }
   if (!shard_.valid()) {
@@ -117,6 +112,12 @@ CommunicatorId ProcessGroups::shard(Plan& plan, std::int32_t size) {
     shard_ = enter_communicator(plan, whole ? kWorldDimension : kShardDimension, kShardDimension, plan.groups.shard);
   }
   return shard_;
+}
+
+CommunicatorId ProcessGroups::expert_shard(Plan& plan) {
+  if (!expert_.valid() && !same_experts_.empty())
+    expert_ = enter_communicator(plan, kExpertShardDimension, kExpertShardDimension, same_experts_);
+  return expert_;
 }
 
 CommunicatorId ProcessGroups::replicate(Plan& plan) {
@@ -139,13 +140,11 @@ CommunicatorId ProcessGroups::world(Plan& plan) {
   return world_;
 }
 
-CommunicatorId ProcessGroups::post_forward(Plan& plan, UnitId unit, std::int32_t size) {
+CommunicatorId ProcessGroups::post_forward(Plan& plan, UnitId unit, std::int32_t size, bool experts) {
   if (post_forward_.size() < plan.units.size()) post_forward_.resize(plan.units.size());
   CommunicatorId& known = post_forward_[unit.index()];
   if (known.valid()) return known;
   // Experts are sharded over the ranks that hold the same ones.
-  const auto shards = static_cast<std::size_t>(plan.units[unit.index()].shard_size);
-  const bool experts = !same_experts_.empty() && shards == same_experts_.size();
   const std::vector<std::int32_t>& whole = experts ? same_experts_ : plan.groups.shard;
   const auto part = static_cast<std::size_t>(size);
   const auto own = static_cast<std::size_t>(std::find(whole.begin(), whole.end(), plan.rank) - whole.begin());

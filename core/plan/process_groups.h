@@ -23,14 +23,16 @@ class ProcessGroups {
   /// Ranks that have the same experts, where there are such units.
   void set_experts(std::vector<std::int32_t> ranks) { same_experts_ = std::move(ranks); }
   /// The dimension that shards over `size` ranks: the shard group, or the world for a unit that shards over all ranks
-  /// where others are hybrid, or that of units of experts. Invalid if the plan has no group of that size.
+  /// where others are hybrid. Invalid if the plan has no group of that size.
   CommunicatorId shard(Plan& plan, std::int32_t size);
   CommunicatorId shard(Plan& plan) { return shard(plan, static_cast<std::int32_t>(plan.groups.shard.size())); }
   CommunicatorId replicate(Plan& plan);
   CommunicatorId world(Plan& plan);
+  /// That of units of experts, which may have as many ranks as the shard group; invalid: there are none.
+  CommunicatorId expert_shard(Plan& plan);
   /// F2-13: the `size` neighbours in the shard group among which `unit` keeps its shards after forward. Invalid if the
   /// size does not divide the group.
-  CommunicatorId post_forward(Plan& plan, UnitId unit, std::int32_t size);
+  CommunicatorId post_forward(Plan& plan, UnitId unit, std::int32_t size, bool experts = false);
 
  private:
   CommunicatorId shard_, replicate_, world_, expert_;

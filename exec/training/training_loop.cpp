@@ -136,7 +136,10 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
     if (!part) return fail(part.error());
     whole = std::move(*part);
   }
-  auto cut = rank_model(std::move(whole), job);
+  auto cut = rank_model(std::move(whole), job, [&](const ModelOptions& part) {
+    program.sequence_parts = job.mesh.context * job.mesh.tensor;
+    return load_model(part, program);
+  });
   if (!cut) return fail(cut.error());
   if (sends_chosen_tokens(*cut)) {
     return fail(training_error(ErrorCode::Unsupported, "mesh.expert",

@@ -95,7 +95,7 @@ bool meets_over_norms(const Instruction* next) {
 void TrainedBlocks::clip(const Instruction& instruction, const Instruction* next, InstructionId id) {
   meets_over_found_ = false;
   max_norm_ = instruction.factor;
-  met_.clear();
+  met_ = {plan_.rank};
   power_ = instruction.reduce_op == ReduceOp::Max ? std::numeric_limits<double>::infinity() : 2.0;
   const bool fsdp1 = plan_.runtime == Runtime::Fsdp1;
   if (fsdp1 && instruction.arg == 1) {
@@ -118,13 +118,23 @@ void TrainedBlocks::complete_beside(const Instruction& instruction, InstructionI
   }
 }
 
+/// Sums already hold what some ranks have: those met before, at every place along the dimensions met over since.
+bool TrainedBlocks::meets_others(CommunicatorId group) {
+  if (!group.valid()) return true;
+  const std::vector<std::int32_t>& ranks = plan_.communicators[group.index()].ranks;
+  const bool known = std::all_of(ranks.begin(), ranks.end(), [this](std::int32_t rank) { return met_.contains(rank); });
+  if (known) return ranks.size() == 1;
+  std::set<std::int32_t> all;
+  for (const std::int32_t met : met_)
+    for (const std::int32_t rank : ranks) all.insert(met + rank - plan_.rank);
+  met_ = std::move(all);
+  return true;
+}
+
 void TrainedBlocks::reduce(const Instruction& instruction, const Instruction* next, InstructionId id) {
   if (meets_over_found_) return meet(instruction, id, [this] { return scaler_.found_inf(); });
   // PyTorch completes the norms of each mesh for itself; here all gradients' are met over at once.
-  if (std::find(met_.begin(), met_.end(), instruction.communicator) == met_.end()) {
-    met_.push_back(instruction.communicator);
-    meet(instruction, id, [this] { return norms_.sharded; });
-  }
+  if (meets_others(instruction.communicator)) meet(instruction, id, [this] { return norms_.sharded; });
   if (plan_.runtime != Runtime::Fsdp1 && !meets_over_norms(next)) scale(instruction, id);
 }
 
@@ -182,7 +192,9 @@ Outcome<at::Tensor> TrainedBlocks::clip_now(std::span<const Instruction> reducti
   power_ = p;
   max_norm_ = max_norm;
   norms(reductions.front(), {}, false);
-  for (const Instruction& reduce : reductions) meet(reduce, {}, [this] { return norms_.sharded; });
+  met_ = {plan_.rank};
+  for (const Instruction& reduce : reductions)
+    if (meets_others(reduce.communicator)) meet(reduce, {}, [this] { return norms_.sharded; });
   scale(reductions.front(), {});
   if (auto done = context_.backend().synchronize(); !done) return tl::unexpected<Failure>(done.error());
   return take_norm();

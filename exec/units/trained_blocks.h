@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -118,8 +119,9 @@ class TrainedBlocks {
   std::vector<Buffer> moment_memory_;
   double max_norm_ = 0, power_ = 2;
   bool fused_;
-  std::vector<CommunicatorId> met_;  // over the norm that is being made
-  bool meets_over_found_ = false;    // the next all-reduce is the scaler's
+  bool meets_others(CommunicatorId group);
+  std::set<std::int32_t> met_;     // ranks whose shares are in the norm that is being made
+  bool meets_over_found_ = false;  // the next all-reduce is the scaler's
   bool skip_ = false;
   bool matrices_done_ = false;  // in this iteration
   std::int64_t ranks_per_node_ = 8;

@@ -28,6 +28,9 @@ bool is_gradient(BufferWhat what) {
 }  // namespace
 
 bool repeated_on_mesh(const Model& model, const ParamInfo& param) {
+  const std::int32_t on = param.part.dimension;
+  // Experts lie on ranks of the other dimensions too, each on one.
+  if (on >= 0 && !shares_samples(model.mesh[static_cast<std::size_t>(on)])) return false;
   for (std::size_t d = 0; d < model.mesh.size(); ++d) {
     if (!stands_beside_fsdp(model.mesh[d])) continue;
     const bool cut = param.part.dim >= 0 && param.part.dimension == static_cast<std::int32_t>(d);

@@ -50,7 +50,7 @@ class OptimizerState {
   OptimizerState(const Job& job, std::vector<LocalParam> params, Stream stream = Stream::D)
       : options_(job.train.optimizer),
         flat_(job.fsdp.runtime == Runtime::Fsdp1),
-        flattened_(job.mesh.flattened || job.mesh.expert > 1),
+        flattened_(job.mesh.flattened || (job.mesh.expert > 1 && job.mesh.tensor == 1)),
         params_(std::move(params)),
         stream_(stream) {}
 

@@ -63,7 +63,8 @@ Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
   if (whole && has_adapters(job.adapters))
     whole = adapted_model(std::move(*whole), job, job_program(job, profile).device);
   if (!whole || !is_cut(job.mesh)) return whole;
-  return rank_model(std::move(*whole), job);
+  return rank_model(std::move(*whole), job,
+                    [&](const ModelOptions& part) { return load_model(part, job_program(job, profile)); });
 }
 
 std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,

@@ -61,7 +61,10 @@ Model TinyRanks::own_model(int rank) const {
   program.sequence_parts = job.mesh.context;
   auto part = load_model(rank_model_options(job), program);
   if (!part) throw std::runtime_error(to_text(part.error()));
-  auto model = rank_model(std::move(*part), job);
+  auto model = rank_model(std::move(*part), job, [&](const ModelOptions& own) {
+    program.sequence_parts = job.mesh.context * job.mesh.tensor;
+    return load_model(own, program);
+  });
   if (!model) throw std::runtime_error(to_text(model.error()));
   return *model;
 }

@@ -37,12 +37,8 @@ std::int64_t read_context(Reader& r, std::int64_t degree) {
 }
 
 /// Experts lie on ranks that FSDP has already: the degree is no factor of the world.
-void read_experts(Reader& r, std::int64_t degree, bool alone) {
-  if (degree > 1 && alone) r.set_number("mesh.expert", degree, "parallelism.expert_parallel_degree");
-  if (degree > 1 && !alone) {
-    r.note("parallelism.expert_parallel_degree = " + std::to_string(degree) +
-           ": experts beside tensor parallelism are not planned");
-  }
+void read_experts(Reader& r, std::int64_t degree) {
+  if (degree > 1) r.set_number("mesh.expert", degree, "parallelism.expert_parallel_degree");
   r.refuse("parallelism.expert_tensor_parallel_degree", "experts are not cut themselves", "1");
 }
 
@@ -73,7 +69,7 @@ void read_parallelism(Reader& r) {
     r.ignore("parallelism.enable_sequence_parallel");
   }
   const std::int64_t context = read_context(r, degree("parallelism.context_parallel_degree", 1));
-  read_experts(r, degree("parallelism.expert_parallel_degree", 1), tensor == 1);
+  read_experts(r, degree("parallelism.expert_parallel_degree", 1));
   const std::int64_t beside = tensor * context;
   if (replicas > 1 && shards == 1) {
     r.set_word("fsdp.runtime", "none", "parallelism.data_parallel_shard_degree");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/actions/mesh_state.h"
 #include "core/plan/build_plan.h"
 
@@ -102,6 +103,8 @@ Instruction& ActionWriter::gather(UnitId id, BufferName buffer, Numel numel, DTy
 
 CommunicatorId ActionWriter::group_of(UnitId id) {
   if (!id.valid() || unit(id).strategy == Strategy::NoShard) return groups_.world(plan_);
+  const std::vector<ParamId>& params = unit(id).params;
+  if (!params.empty() && experts_of(source_.model, params.front()) != nullptr) return groups_.expert_shard(plan_);
   return groups_.shard(plan_, unit(id).shard_size);
 }
 

@@ -42,9 +42,12 @@ class Fsdp2Runtime {
     Numel sharded = 0, plain = 0;  // gradients of units, and of no unit
   };
   GradientAmount gradients_there() const;
-  std::int32_t mesh_of_gradients() const;
-  std::int64_t gradients_on_mesh() const;
-  bool mixes_meshes() const;
+  struct OnMesh {
+    std::int32_t dimension = -1;
+    std::int64_t gradients = 0;
+  };
+  std::vector<OnMesh> gradients_by_mesh() const;
+  void complete_norm(const OnMesh& mesh, DType dtype, bool infinity);
   void scale_loss();
   Result<void> unscale();
   void update_scale();

@@ -58,8 +58,9 @@ void Gathering::unshard(UnitState& u, bool async) {
   all_gather.bytes = u.pending.bytes;
   all_gather.buffer = buffer;
   all_gather.arg = u.pending.instance;
-  all_gather.communicator =
-      group == u.shard_size ? run_.groups.shard(run_.plan, group) : run_.groups.post_forward(run_.plan, u.id, group);
+  all_gather.communicator = group != u.shard_size ? run_.groups.post_forward(run_.plan, u.id, group, u.experts)
+                            : u.experts           ? run_.groups.expert_shard(run_.plan)
+                                                  : run_.groups.shard(run_.plan, group);
   u.pending.event = out_.record(gather, Word::EventAllGather, u.id);
   drop_stages(u, copy_in);
   out_.mark(Word::EndUnshard, u.id);

@@ -41,11 +41,13 @@ UnitId unit_in_reentrant(const PlanRequest& request) {
 
 /// A unit of experts: the ranks that share them have samples of their own, so gradients are sums over those already.
 Result<void> prepare_experts(Run& run, UnitState& u, const MeshDimension& dimension) {
+  u.experts = true;
   const std::int64_t factor = run.request.job.mesh.expert_divide_factor;
   const std::int32_t data = run.shard_size * run.replicate_size;
   if (factor >= 0) u.divide_factor = factor > 0 ? static_cast<double>(factor) : data;
   const bool hybrid = is_hybrid(run.plan.units[u.id.index()].strategy);
-  auto same = expert_groups(run.request.job.cluster, hybrid, static_cast<std::int64_t>(dimension.ranks.size()));
+  const Job& job = run.request.job;
+  auto same = expert_groups(job.cluster, hybrid, static_cast<std::int64_t>(dimension.ranks.size()), job.mesh.tensor);
   if (!same) return tl::unexpected(same.error());
   run.groups.set_experts(std::move(same->groups.shard));
   return {};

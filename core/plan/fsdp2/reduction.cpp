@@ -316,7 +316,8 @@ void Reduction::scatter(UnitState& u, Numel input_numel, DType dtype, const Redu
   scattered.bytes = input_numel * itemsize(dtype);
   scattered.communicator = run_.separate_reduce
                                ? enter_communicator(run_.plan, "reduce", kShardDimension, run_.plan.groups.shard)
-                               : run_.groups.shard(run_.plan, u.shard_size);
+                           : u.experts ? run_.groups.expert_shard(run_.plan)
+                                       : run_.groups.shard(run_.plan, u.shard_size);
   scattered.reduce_op = op;
   scattered.buffer = {BufferWhat::RsInput, u.id, {}};
   scattered.arg = output.instance;

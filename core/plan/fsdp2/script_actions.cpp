@@ -145,31 +145,20 @@ Fsdp2Runtime::GradientAmount Fsdp2Runtime::gradients_there() const {
   return there;
 }
 
-/// The mesh dimension that gradients are parts of; -1: none.
-std::int32_t Fsdp2Runtime::mesh_of_gradients() const {
+/// How many gradients lie on each dimension of the mesh (-1: on none of its own), in the order in which parameters
+/// first do.
+std::vector<Fsdp2Runtime::OnMesh> Fsdp2Runtime::gradients_by_mesh() const {
+  std::vector<OnMesh> meshes;
   for (const ParamSlot& slot : run_.slots) {
-    const MeshPart& part = run_.model.params[slot.param.index()].part;
-    if (slot.trainable && part.dimension >= 0) return part.dimension;
+    if (!slot.trainable) continue;
+    const std::int32_t dimension = run_.model.params[slot.param.index()].part.dimension;
+    const bool there =
+        slot.unit.valid() && run_.units[slot.unit.index()].params[static_cast<std::size_t>(slot.index)].holder >= 0;
+    auto at = std::find_if(meshes.begin(), meshes.end(), [&](const OnMesh& m) { return m.dimension == dimension; });
+    if (at == meshes.end()) at = meshes.insert(meshes.end(), {dimension, 0});
+    at->gradients += there ? 1 : 0;
   }
-  return -1;
-}
-
-std::int64_t Fsdp2Runtime::gradients_on_mesh() const {
-  return std::count_if(run_.slots.begin(), run_.slots.end(), [this](const ParamSlot& slot) {
-    if (!slot.unit.valid() || run_.model.params[slot.param.index()].part.dimension < 0) return false;
-    return run_.units[slot.unit.index()].params[static_cast<std::size_t>(slot.index)].holder >= 0;
-  });
-}
-
-bool Fsdp2Runtime::mixes_meshes() const {
-  const auto on_mesh = [this](const ParamSlot& slot) {
-    return run_.model.params[slot.param.index()].part.dimension >= 0;
-  };
-  bool with = false, without = false;
-  for (const ParamSlot& slot : run_.slots) {
-    if (slot.trainable) (on_mesh(slot) ? with : without) = true;
-  }
-  return with && without;
+  return meshes;
 }
 
 void Fsdp2Runtime::scale_loss() {
@@ -221,6 +210,29 @@ void Fsdp2Runtime::update_scale() {
   out_.set_phase(Phase::None);
 }
 
+/// DTensor completes a norm dimension by dimension; dimensions that are parts of a flattened one at once.
+void Fsdp2Runtime::complete_norm(const OnMesh& mesh, DType dtype, bool infinity) {
+  if (mesh.gradients == 0) return;
+  const auto complete = [&](CommunicatorId group) {
+    step_.reduce(adds_to(out_), {group, infinity ? ReduceOp::Max : ReduceOp::Sum, infinity ? 1 : mesh.gradients, dtype,
+                                 out_.name(Word::Norm)});
+  };
+  const MeshOptions& asked = run_.request.job.mesh;
+  const MeshDimension* dimension =
+      mesh.dimension < 0 ? nullptr : &run_.model.mesh[static_cast<std::size_t>(mesh.dimension)];
+  const bool experts = dimension != nullptr && !shares_samples(*dimension);
+  if (experts && asked.tensor > 1) {
+    const CommunicatorId same = run_.groups.expert_shard(run_.plan);
+    if (run_.plan.communicators[same.index()].ranks.size() > 1) complete(same);
+  } else if (dimension != nullptr && !experts && asked.flattened) {
+    return complete(run_.groups.world(run_.plan));
+  } else if (run_.shard_size > 1) {  // experts: the rest's shard group is both of their dimensions
+    complete(run_.groups.shard(run_.plan, run_.shard_size));
+  }
+  const bool by_dimension = dimension != nullptr && (!experts || asked.tensor > 1);
+  if (by_dimension) complete(enter_dimension(run_.plan, dimension->name, dimension->ranks));
+}
+
 // F2-29: over the shard group one element a gradient, on D after the final callback; the infinity norm one in all.
 Result<void> Fsdp2Runtime::clip(const Action& action) {
   const GradientAmount there = gradients_there();
@@ -236,8 +248,8 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
                  "set train.clip_grad_norm = 0, or freeze the ignored parameters"});
   }
   const std::vector<std::int64_t>& allowed = run_.request.job.fsdp.allow_traps;
-  const bool mixed = mixes_meshes();
-  if (mixed && std::find(allowed.begin(), allowed.end(), kMixedMeshes) == allowed.end()) {
+  const std::vector<OnMesh> meshes = gradients_by_mesh();
+  if (meshes.size() > 1 && std::find(allowed.begin(), allowed.end(), kMixedMeshes) == allowed.end()) {
     return fail({ErrorCode::Refused,
                  "trap 45, clip_grad_norm_ fails: RuntimeError: All operands in aten.stack.default must have the same "
                  "mesh",
@@ -252,32 +264,7 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
   Instruction& kernel = step_.clip(adds_to(out_), Stream::D, gradients, action.infinity);
   kernel.name = out_.name(Word::Norm);
   kernel.bytes = gradients.numel * itemsize(gradients.dtype);
-  const std::int64_t placed = mesh_of_gradients() < 0 ? 0 : mixed ? gradients_on_mesh() : sharded;
-  const auto complete = [&](std::int64_t count, CommunicatorId group) {
-    StepReduction norm{group, action.infinity ? ReduceOp::Max : ReduceOp::Sum, action.infinity ? 1 : count,
-                       gradients.dtype, out_.name(Word::Norm)};
-    step_.reduce(adds_to(out_), norm);
-  };
-  const auto over_data = [&](std::int64_t count) {
-    if (count > 0 && run_.shard_size > 1) complete(count, run_.groups.shard(run_.plan, run_.shard_size));
-  };
-  const std::int32_t d = mesh_of_gradients();
-  const MeshDimension* dimension = d < 0 ? nullptr : &run_.model.mesh[static_cast<std::size_t>(d)];
-  const bool experts = dimension != nullptr && !shares_samples(*dimension);
-  if (experts) over_data(sharded - placed);  // in the order in which parameters first lie on a mesh
-  if (dimension != nullptr && (experts || run_.request.job.mesh.flattened)) {
-    // Both dimensions are parts of a flattened one: the rest's shard group, or all ranks.
-    if (experts)
-      over_data(placed);
-    else
-      complete(placed, run_.groups.world(run_.plan));
-    if (mixed && !experts) over_data(sharded - placed);
-  } else {
-    over_data(mixed ? placed : sharded);
-    // DTensor completes a norm dimension by dimension.
-    if (dimension != nullptr) complete(placed, enter_dimension(run_.plan, dimension->name, dimension->ranks));
-    if (mixed) over_data(sharded - placed);
-  }
+  for (const OnMesh& mesh : meshes) complete_norm(mesh, gradients.dtype, action.infinity);
   out_.set_phase(Phase::None);
   return {};
 }

@@ -96,6 +96,7 @@ struct UnitState {
   bool reduce_grads = true, all_reduce_grads = true, reshard_after_backward = true;
   bool unshard_in_backward = true, async_unshard = false, force_sum = false, hook = false, hook_stream = false;
   std::optional<double> divide_factor;
+  bool experts = false;  // sharded over the ranks that hold the same ones
   std::vector<UnitId> forward_prefetch, backward_prefetch;
   bool keeps_over = false;  // planned: gathered until the backward of the last micro-batch
 

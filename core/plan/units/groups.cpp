@@ -64,20 +64,22 @@ Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::
   return result;
 }
 
-Result<RankGroups> expert_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t experts) {
-  auto rest = rank_groups(cluster, hybrid);
+Result<RankGroups> expert_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t experts,
+                                 std::int64_t tensor) {
+  auto rest = rank_groups(cluster, hybrid, tensor);
   if (!rest) return rest;
-  if (rest->shard_size % experts != 0) {
+  const std::int64_t ranks = rest->shard_size * tensor;  // of a replica
+  if (ranks % experts != 0) {
     return fail({ErrorCode::OutOfRange,
                  "the ranks of the expert dimension lie inside a shard group, which they do not divide",
                  {},
                  "mesh.expert",
-                 fmt::format("a divisor of the {} ranks of a shard group", rest->shard_size),
+                 fmt::format("a divisor of the {} ranks of a shard group", ranks),
                  std::to_string(experts),
                  "change it or cluster.shard_group"});
   }
   ClusterOptions same = cluster;
-  same.shard_group = rest->shard_size / experts;
+  same.shard_group = ranks / experts;
   return rank_groups(same, hybrid, experts);
 }
 

@@ -23,9 +23,11 @@ struct RankGroups {
 Result<RankGroups> rank_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t inner = 1);
 
 /// The groups of a unit of experts, of which `experts` ranks side by side hold different ones: it is sharded inside the
-/// rest's shard group, over the ranks of it that hold the same experts, and replicated as the rest is. Errors: as
-/// rank_groups, and experts' ranks that do not divide a shard group.
-Result<RankGroups> expert_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t experts);
+/// rest's shard group, over the ranks of it that hold the same experts, and replicated as the rest is. Of the `tensor`
+/// ranks that share a place along the data dimensions each has experts of its own. Errors: as rank_groups, and experts'
+/// ranks that do not divide a shard group with all of its tensor ranks.
+Result<RankGroups> expert_groups(const ClusterOptions& cluster, bool hybrid, std::int64_t experts,
+                                 std::int64_t tensor = 1);
 
 /// HS1: what a hybrid strategy is given to make its groups from.
 enum class GivenGroups : std::uint8_t { None, One, Pair };

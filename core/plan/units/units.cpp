@@ -143,13 +143,14 @@ std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::
 Result<void> lay_out_sharded(const Draft& d, std::size_t index, const RankGroups& groups, PlanUnit& unit) {
   std::vector<std::int32_t> ranks = groups.groups.shard;
   if (const std::int64_t experts = d.expert_ranks(unit.params.front()); experts > 0) {
-    auto same = expert_groups(d.job.cluster, is_hybrid(unit.strategy), experts);
+    auto same = expert_groups(d.job.cluster, is_hybrid(unit.strategy), experts, d.job.mesh.tensor);
     if (!same) return tl::unexpected(same.error());
     ranks = std::move(same->groups.shard);
   }
   const auto position =
       std::find(ranks.begin(), ranks.end(), static_cast<std::int32_t>(d.job.cluster.rank)) - ranks.begin();
-  const std::int64_t shard_ranks = is_hybrid(unit.strategy) ? groups.shard_size : data_ranks(d.job);
+  const std::int64_t shard_ranks = std::int64_t{is_hybrid(unit.strategy) ? groups.shard_size : data_ranks(d.job)} *
+                                   (d.expert_ranks(unit.params.front()) > 0 ? d.job.mesh.tensor : 1);
   std::vector<std::string> used;
   for (ParamId param : unit.params) {
     auto sharded =
@@ -206,7 +207,8 @@ Result<PlanUnit> make_unit(Draft& d, std::size_t index, const RankGroups& groups
                      "units of experts alone", d.model.params[param.index()].fqn,
                      "change fsdp.wrap.units, or set mesh.expert = 1"));
     }
-    if (ranks > 0) unit.shard_size /= static_cast<std::int32_t>(ranks);
+    if (ranks > 0)  // over the tensor dimension's ranks too
+      unit.shard_size = static_cast<std::int32_t>(unit.shard_size * d.job.mesh.tensor / ranks);
   }
   if (d.job.fsdp.runtime == Runtime::None) unit.shard_size = 1;
   if (d.fsdp1()) unit.strategy = clamp_strategy(unit.strategy, unit.shard_size);

@@ -174,8 +174,9 @@ TEST(ImportJob, ReadsTorchtitansContextAndExperts) {
   EXPECT_THAT(experts.notes, testing::Not(Contains(HasSubstr("parallel_degree"))));
   const ImportedJob both =
       titan("data_parallel_shard_degree = 8\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2\n");
-  EXPECT_EQ(both.job.mesh.expert, 1);
-  EXPECT_THAT(both.notes, Contains(HasSubstr("expert_parallel_degree = 8: experts beside tensor parallelism")));
+  EXPECT_EQ(both.job.mesh.expert, 8);
+  EXPECT_EQ(both.job.mesh.tensor, 2);
+  EXPECT_EQ(both.job.cluster.world_size, 16);
   const ImportedJob replicas =
       titan("data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 4\n");
   EXPECT_EQ(replicas.job.mesh.expert, 4);

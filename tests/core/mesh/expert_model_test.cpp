@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/job/not_built.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
@@ -28,14 +29,16 @@ Job job_of() {
   return job;
 }
 
-Model whole_model(const Job& job, std::int64_t experts = kExperts) {
+Model built(const ModelOptions& options, std::int64_t experts = kExperts) {
   auto config = nlohmann::json::parse(R"({"model_type": "titan_llama", "dim": 48, "n_layers": 2, "n_heads": 6,
     "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})");
   config["moe"] = {{"experts", experts}, {"top_k", 2}, {"ffn", 40}};
   ProgramOptions program;
   program.compute_dtype = DType::BFloat16;
-  return model_from_config_json(config, "titan", job.model, program).value();
+  return model_from_config_json(config, "titan", options, program).value();
 }
+
+Model whole_model(const Job& job, std::int64_t experts = kExperts) { return built(job.model, experts); }
 
 Plan plan_of(const Job& job) { return build_plan(rank_model(whole_model(job), job).value(), job).value(); }
 
@@ -137,6 +140,87 @@ TEST(ExpertModel, ASequenceIsSharedBesideExperts) {
   std::vector<std::string> met;  // numbered as the first forward meets: attention stands before the experts
   for (const PlanCommunicator& one : plan.communicators) met.push_back(one.name);
   EXPECT_EQ(met, (std::vector<std::string>{"world", "context", "expert", "expert_shard"}));
+}
+
+/// 4 data ranks of 2 tensor ranks; the experts lie on 4 ranks, 2 of each dimension.
+Job beside_tensor() {
+  Job job = job_of();
+  job.mesh.tensor = 2;
+  job.mesh.expert = 4;
+  return job;
+}
+
+Result<Model> cut_beside_tensor(const Job& job) {
+  return rank_model(whole_model(job), job, [](const ModelOptions& part) { return Result<Model>(built(part)); });
+}
+
+TEST(ExpertModel, TensorRanksSendTheirOwnPartOfTheSequence) {
+  const Job job = beside_tensor();
+  const Model model = cut_beside_tensor(job).value();
+  ASSERT_EQ(model.mesh.size(), 2U);
+  EXPECT_EQ(model.mesh[0].ranks, (std::vector<std::int32_t>{0, 1, 2, 3}));  // experts
+  EXPECT_EQ(model.mesh[1].ranks, (std::vector<std::int32_t>{2, 3}));
+  std::int64_t products = 0, gathers = 0, scatters = 0;
+  for (const Op& op : model.ops) {
+    gathers += op.name == "mesh.all_gather" ? 1 : 0;
+    scatters += op.name == "mesh.reduce_scatter" ? 1 : 0;
+    if (op.name != "aten.bmm.default") continue;
+    ++products;  // 24 tokens x 2 choices / 4 experts = 12 rows of each rank
+    EXPECT_EQ(model.values[op.out.front().index()].shape[0], 1);
+    EXPECT_EQ(model.values[op.out.front().index()].shape[1], 12 * 4);
+  }
+  EXPECT_EQ(products, 3 * kLayers);
+  EXPECT_EQ(gathers, kLayers + 1);   // attention's inputs, the head's: none around experts
+  EXPECT_EQ(scatters, kLayers + 1);  // attention's results, the embedding's
+  const ParamInfo& gate = model.params[model.find_param("layers.0.moe.gate.weight").index()];
+  EXPECT_EQ(gate.shape, (Shape{kExperts, 48}));
+  EXPECT_EQ(gate.part.dimension, 1);
+  EXPECT_EQ(gate.part.gradient, MeshPart::Gradient::Term);
+  EXPECT_EQ(model.params[model.find_param("layers.0.moe.experts.w1").index()].part.dimension, 0);
+}
+
+TEST(ExpertModel, FsdpShardsExpertsOverTensorRanksToo) {
+  Job job = beside_tensor();
+  job.train.clip_grad_norm = 1.0;
+  job.mesh.expert = 2;  // as many shards of experts as of the rest, on other ranks
+  const auto refused = build_plan(cut_beside_tensor(job).value(), job);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message.find("trap 45"), std::string::npos);
+  job.fsdp.allow_traps = {45};
+  const Plan plan = build_plan(cut_beside_tensor(job).value(), job).value();
+  EXPECT_EQ(unit_of(plan, "layers.0.moe.experts").shard_size, 4);
+  EXPECT_EQ(unit_of(plan, "layers.0").shard_size, 4);
+  std::vector<std::string> met;
+  std::vector<Numel> norms;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (!i.communicator.valid()) continue;
+    const PlanCommunicator& group = plan.communicators[i.communicator.index()];
+    const bool experts = i.unit.valid() && plan.units[i.unit.index()].name.ends_with("experts");
+    if (experts) EXPECT_EQ(group.ranks, (std::vector<std::int32_t>{1, 3, 5, 7}));
+    if (experts) EXPECT_EQ(group.name, "expert_shard");
+    if (i.kind != InstructionKind::AllReduce || i.phase != Phase::Clip) continue;
+    met.push_back(group.name);
+    norms.push_back(i.numel);
+  }
+  // Recorded: et6 in tests/data/meshes.
+  EXPECT_EQ(met, (std::vector<std::string>{"shard", "tensor", "expert_shard", "expert"}));
+  const Numel rest = 3 + 7 * kLayers, experts = 3 * kLayers;
+  EXPECT_EQ(norms, (std::vector<Numel>{rest, rest, experts, experts}));
+}
+
+TEST(ExpertModel, BesideTensorRanksAModelIsBuiltForItsPart) {
+  Job job = beside_tensor();
+  const auto fixed = rank_model(whole_model(job), job);
+  ASSERT_FALSE(fixed.has_value());
+  EXPECT_EQ(fixed.error().place, "mesh.expert");
+  const auto same =
+      rank_model(whole_model(job), job, [&](const ModelOptions&) { return Result<Model>(built(job.model)); });
+  ASSERT_FALSE(same.has_value());  // a capture has one length
+  EXPECT_NE(same.error().message.find("no part of the sequence"), std::string::npos);
+  job.mesh.sequence_parallel = false;
+  const auto whole = check_built(job);
+  ASSERT_FALSE(whole.has_value());
+  EXPECT_EQ(whole.error().place, "mesh.sequence_parallel");
 }
 
 TEST(ExpertModel, TrapsAreNamedBeforeTheRun) {

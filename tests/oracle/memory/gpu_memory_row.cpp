@@ -325,9 +325,8 @@ void read_mesh(const Json& config, MemoryRow& row) {
     for (const ParallelStyle& style : row.model.parallel)
       if (style.style == "experts") dim.units.push_back(style.modules);
     row.job.fsdp.overrides.push_back(dim);
-    return;
   }
-  const bool shares = config.contains("cp") && !config["cp"].is_null();
+  const bool shares = row.job.mesh.expert > 1 || (config.contains("cp") && !config["cp"].is_null());
   if (!shares && fsdp.contains("flatten") && !fsdp["flatten"].is_null()) row.job.mesh.flattened = true;
   if (!config.contains("tp") || config["tp"].is_null()) return;
   const Json& tp = config["tp"];
@@ -511,7 +510,9 @@ MemoryRow read_memory_row(const Json& row) {
   }
   read_mesh(config, result);
   if (!result.unplanned.empty()) return result;
-  auto cut = rank_model(std::move(result.model), job);
+  auto cut = rank_model(std::move(result.model), job, [&](const ModelOptions& part) {
+    return model_from_config_json(nlohmann::json::parse(shape.dump()), row.at("id").get<std::string>(), part, program);
+  });
   if (!cut) result.refused = to_text(cut.error());
   if (!cut) return result;
   result.model = std::move(*cut);
