@@ -1,9 +1,10 @@
 """Cases for the recorder of `foreshard-oracle meshes` that nobody wrote down, drawn at random: other models and meshes of its range.
 
-    meshes.py CASES.jsonl SEED
+    meshes.py CASES.jsonl SEED [wide]
     shared/oracle/practice/recorder.py --grid CASES.jsonl --out ROWS.jsonl        (needs PyTorch 2.11 and transformers 5.23)
 
-Tensor parallelism (also beside replicas and under FSDP1), sequences that ranks share, experts. Some mixtures are refused by PyTorch: that is their truth.
+Tensor parallelism (also beside replicas and under FSDP1), sequences that ranks share, experts. Some mixtures are refused by PyTorch: that is their truth. `wide` replaces
+half of the optimizers by other forms, FSDP1's original parameters by flat ones, sequences by uneven ones and data degrees of 2 by 3; without it a seed draws what it always drew.
 """
 import json
 import random
@@ -218,10 +219,28 @@ def expert_rows():
         add(f'e{k:02}', c)
 
 
+def widen(c):
+    if wide.random() < 0.5:
+        c['optimizer'] = wide.choice([{'name': 'Adam', 'foreach': True, 'lr': 0.0001}, {'name': 'NAdam', 'foreach': True, 'lr': 0.0001},
+            {'name': 'RMSprop', 'foreach': False, 'lr': 0.0001}, {'name': 'Adafactor', 'lr': 0.001, 'foreach': False},
+            {'name': 'SGD', 'lr': 0.001, 'momentum': 0.9, 'foreach': False}, {'name': 'AdamW', 'fused': True, 'lr': 0.0001}])
+    if c['fsdp']['version'] == 1 and wide.random() < 0.5:
+        c['fsdp']['use_orig_params'] = False
+    if c['kind'] == 'tp' and c['mesh'][0][1] == 2:
+        c['mesh'][0][1] = 3
+        c['world_size'] = c['world_size'] // 2 * 3
+    if c['kind'] in ('tp', 'hsdp_tp', 'fsdp1_tp') and wide.random() < 0.3:
+        c['seq'] = wide.choice([96, 344, 776])
+
+
 tensor_rows()
 fsdp1_rows()
 context_rows()
 expert_rows()
+if sys.argv[3:] == ['wide']:
+    wide = random.Random(sys.argv[2] + 'wide')
+    for r in rows:
+        widen(r)
 with open(sys.argv[1], 'w') as out:
     for r in rows:
         out.write(json.dumps(r) + '\n')
