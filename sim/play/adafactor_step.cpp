@@ -7,6 +7,17 @@
 #include <utility>
 
 namespace foreshard {
+namespace {
+
+/// What a matrix' norms by row or by column take beside their results. False: out of memory.
+bool means_split(Device& device, int pool, const LocalParam& param, bool by_row) {
+  if (param.rows * param.columns != param.numel) return true;  // of more dimensions: none was seen
+  const Layout matrix = contiguous_layout({param.rows, param.columns}, param.dtype);
+  return reduction_splits(device, pool, matrix, by_row ? 1 : 0).has_value();
+}
+
+}  // namespace
+
 /// Transformers' (no relative steps, no scaling by parameters), or torch.optim's by a loop or over lists.
 bool OptimizerState::adafactor(Device& device, const ActivitySpan& what) {
   const bool factors = std::any_of(params_.begin(), params_.end(), [](const LocalParam& p) { return p.is_matrix(); });
@@ -62,7 +73,7 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
     for (const bool by_row : {true, false}) {
       const auto means = made([&](const LocalParam& p) { return (by_row ? p.rows : p.columns) * itemsize(p.dtype); });
       const bool split = means && std::all_of(list.begin(), list.end(), [&](const LocalParam& param) {
-                           return means_split(device, param, by_row);
+                           return means_split(device, pool(), param, by_row);
                          });
       if (!split) return false;
       foreach_call(device, what, 1, list);
@@ -101,13 +112,6 @@ bool OptimizerState::listed_adafactor(Device& device, const ActivitySpan& what) 
   });
 }
 
-/// What a matrix' norms by row or by column take beside their results. False: out of memory.
-bool OptimizerState::means_split(Device& device, const LocalParam& param, bool by_row) const {
-  if (param.rows * param.columns != param.numel) return true;  // of more dimensions: none was seen
-  const Layout matrix = contiguous_layout({param.rows, param.columns}, param.dtype);
-  return reduction_splits(device, pool(), matrix, by_row ? 1 : 0).has_value();
-}
-
 /// _single_tensor_adafactor: its local names live until the next parameter's take their place.
 bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) {
   for (const LocalParam& param : params_) {
@@ -138,7 +142,7 @@ bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) 
       for (const bool by_row : {true, false}) {
         const Bytes bytes = (by_row ? param.rows : param.columns) * itemsize(param.dtype);
         const BlockHandle mean = take(bytes);
-        if (mean == kNoBlock || !means_split(device, param, by_row)) return false;
+        if (mean == kNoBlock || !means_split(device, pool(), param, by_row)) return false;
         rename(named[by_row ? 0 : 1], mean);
         for (const Bytes moved : {param.bytes, 2 * bytes, 2 * bytes, 3 * bytes}) pass(moved, param.dtype);
       }

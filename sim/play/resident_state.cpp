@@ -223,8 +223,7 @@ bool OptimizerState::adamw(Device& device, const ActivitySpan& what) {
   return true;
 }
 
-/// Python drops a list's elements from its end.
-void OptimizerState::free_list(Device& device, const std::vector<BlockHandle>& blocks) {
+void free_list(Device& device, const std::vector<BlockHandle>& blocks) {
   for (std::size_t k = blocks.size(); k-- > 0;) device.book.free(blocks[k]);
 }
 

@@ -44,6 +44,9 @@ struct NormBlock {
 std::optional<bool> reduction_splits(Device& device, int pool, const Layout& input, std::int32_t dim);
 NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype);
 
+/// Python drops a list's elements from its end.
+void free_list(Device& device, const std::vector<BlockHandle>& blocks);
+
 class OptimizerState {
  public:
   /// What it keeps and takes lies in the pool of `stream`, where it runs.
@@ -83,7 +86,6 @@ class OptimizerState {
   bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
   bool listed_adafactor(Device& device, const ActivitySpan& what);
   bool adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list);
-  bool means_split(Device& device, const LocalParam& param, bool by_row) const;
   bool single_adafactor(Device& device, const ActivitySpan& what);
   bool looped_adafactor(Device& device, const ActivitySpan& what);
   bool adafactor_by_params(Device& device, const ActivitySpan& what);
@@ -111,7 +113,6 @@ class OptimizerState {
   void host_pass(Device& device, int passes);
   /// A copy of every parameter; freed by the caller. False: out of memory.
   bool temporaries(Device& device, std::vector<BlockHandle>& blocks);
-  static void free_list(Device& device, const std::vector<BlockHandle>& blocks);
 
   int pool() const { return static_cast<int>(stream_); }
 

@@ -1,17 +1,25 @@
 """Cases for the recorder of `foreshard-oracle practice` that nobody wrote down, drawn at random: other models and mixtures of its range.
 
-    practice.py CASES.jsonl SEED [ROWS]
+    practice.py CASES.jsonl SEED [ROWS] [--other-optimizers]
     shared/oracle/practice/recorder.py --grid CASES.jsonl --out ROWS.jsonl        (needs PyTorch 2.11, transformers 5.23 and peft 0.21)
 
 Selective recomputation, adapters, losses, optimizers, masks, accumulation, prefetch, offload. Some mixtures are refused by PyTorch: that is their truth.
+With --other-optimizers every optimizer that is drawn is one of torch.optim's elementwise ones (no value of a job yet); without it old seeds draw what they drew.
 """
+import argparse
 import json
 import random
-import sys
 
 import drawn_models
 
-rng = random.Random(int(sys.argv[2]))
+parser = argparse.ArgumentParser()
+parser.add_argument('cases')
+parser.add_argument('seed', type=int)
+parser.add_argument('rows', type=int, nargs='?', default=60)
+parser.add_argument('--other-optimizers', action='store_true')
+options = parser.parse_args()
+
+rng = random.Random(options.seed)
 choose = rng.choice
 BF16 = {'param_dtype': 'bfloat16', 'reduce_dtype': 'float32'}
 
@@ -65,7 +73,19 @@ def recomputed(cls, version):
     return a
 
 
+def elementwise():
+    """torch.optim's: each has other states and temporaries over lists and by a loop."""
+    o = choose([{'name': 'Adagrad'}, {'name': 'RMSprop'}, {'name': 'RMSprop', 'momentum': 0.9}, {'name': 'RMSprop', 'centered': True},
+                {'name': 'RMSprop', 'momentum': 0.9, 'centered': True}, {'name': 'NAdam'}, {'name': 'RAdam'}, {'name': 'Adamax'}])
+    o.update(lr=0.0001, foreach=chance(0.6), weight_decay=choose([0.0, 0.0, 0.01]))
+    if o['weight_decay'] and o['name'] in ('NAdam', 'RAdam') and chance(0.5):
+        o['decoupled_weight_decay'] = True
+    return o
+
+
 def optimizer(version):
+    if options.other_optimizers:
+        return elementwise()
     r = rng.random()
     if r < 0.25:
         return {'name': 'AdamW', 'foreach': True, 'lr': 0.0001}
@@ -149,9 +169,8 @@ def case(kind):
     return c
 
 
-count = int(sys.argv[3]) if len(sys.argv) > 3 else 60
 kinds = ['sac', 'lora', 'loss', 'optimizer', 'other']
-with open(sys.argv[1], 'w') as out:
-    for number in range(count):
+with open(options.cases, 'w') as out:
+    for number in range(options.rows):
         kind = kinds[number % len(kinds)]
-        out.write(json.dumps({'id': f's{sys.argv[2]}-{kind}-{number:02}', **case(kind)}) + '\n')
+        out.write(json.dumps({'id': f's{options.seed}-{kind}-{number:02}', **case(kind)}) + '\n')
