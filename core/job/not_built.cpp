@@ -31,9 +31,10 @@ constexpr Missing kMissing[] = {
      [](const Job& job) {
        const Strategy strategy = job.fsdp.strategy;
        const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
-       return job.mesh.context > 1 && (job.fsdp.runtime != Runtime::Fsdp2 || !shards);
+       const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && strategy != Strategy::NoShard;
+       return job.mesh.context > 1 && !flat && (job.fsdp.runtime != Runtime::Fsdp2 || !shards);
      },
-     "fsdp2 with FULL_SHARD or HYBRID_SHARD"},
+     "fsdp2 with FULL_SHARD or HYBRID_SHARD, or fsdp1 with a strategy that shards"},
     {"mesh.expert",
      [](const Job& job) {
        const MeshOptions& mesh = job.mesh;

@@ -149,7 +149,7 @@ Result<void> check_context(const Job& job) {
                            "change it or cluster.world_size"));
   }
   if (mesh.context <= 1) return {};
-  if (job.fsdp.strategy == Strategy::HybridShard) {
+  if (is_hybrid(job.fsdp.strategy)) {
     const auto groups = rank_groups(job.cluster, true, mesh.tensor);
     if (!groups) return fail(groups.error());
     if (groups->shard_size % mesh.context != 0) {

@@ -133,7 +133,11 @@ void enter_mesh(const Model& model, Plan& plan) {
 /// Norms that are wrong, or fail, over a mesh.
 void note_clipping(const Model& model, const Job& job, Plan& plan) {
   if (job.train.clip_grad_norm <= 0) return;
-  if (job.fsdp.runtime == Runtime::Fsdp1) {
+  std::set<std::int32_t> meshes;
+  for (const ParamInfo& param : model.params)
+    if (param.requires_grad) meshes.insert(param.part.dimension);
+  const bool cut = !meshes.empty() && *meshes.rbegin() >= 0;  // ranks that share a sequence are FSDP's own
+  if (job.fsdp.runtime == Runtime::Fsdp1 && cut) {
     plan.traps.push_back({27,
                           "FSDP1 clips by a norm that lacks the other tensor ranks' shards",
                           "mesh",
@@ -143,9 +147,6 @@ void note_clipping(const Model& model, const Job& job, Plan& plan) {
                           "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
                           true});
   }
-  std::set<std::int32_t> meshes;
-  for (const ParamInfo& param : model.params)
-    if (param.requires_grad) meshes.insert(param.part.dimension);
   const bool mixed = meshes.size() > 1;
   if (job.fsdp.runtime == Runtime::Fsdp2 && mixed) {
     plan.traps.push_back(

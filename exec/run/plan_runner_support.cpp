@@ -241,9 +241,12 @@ std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Pl
 std::vector<CommunicatorId> norms_beside(const Plan& plan, const Model& model) {
   std::vector<CommunicatorId> groups;
   if (plan.runtime != Runtime::Fsdp1) return groups;
-  for (const MeshDimension& dimension : model.mesh) {
-    for (std::size_t c = 0; c < plan.communicators.size(); ++c)
-      if (plan.communicators[c].ranks == dimension.ranks) groups.emplace_back(c);
+  for (std::size_t d = 0; d < model.mesh.size(); ++d) {
+    const bool cut = std::any_of(model.params.begin(), model.params.end(), [d](const ParamInfo& param) {
+      return param.part.dimension == static_cast<std::int32_t>(d);
+    });
+    for (std::size_t c = 0; cut && c < plan.communicators.size(); ++c)
+      if (plan.communicators[c].ranks == model.mesh[d].ranks) groups.emplace_back(c);
   }
   return groups;
 }

@@ -47,6 +47,20 @@ TEST(MeshContext, InsideReplicas) {
   expect_run(job, run_of(shared(1, 1)));
 }
 
+TEST(MeshContext, OfFlatParameters) {
+  const auto flat = [](Job job, Strategy strategy) {
+    job.fsdp.runtime = Runtime::Fsdp1;
+    job.fsdp.strategy = strategy;
+    return job;
+  };
+  const RecordedRun whole = run_of(shared(1, 1));
+  expect_run(flat(shared(2, 2), Strategy::FullShard), whole);
+  expect_run(flat(shared(1, 4, "alltoall"), Strategy::ShardGradOp), whole);
+  Job replicas = flat(shared(2, 2), Strategy::HybridShard);
+  replicas.cluster.shard_group = 2;
+  expect_run(replicas, whole);
+}
+
 TEST(MeshContext, RecomputedAndInHalfPrecision) {
   const auto in_bf16 = [](Job job) {
     job.checkpointing.policy = CheckpointPolicy::Block;

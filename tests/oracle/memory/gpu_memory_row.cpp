@@ -306,7 +306,7 @@ void read_mesh(const Json& config, MemoryRow& row) {
   }
   const auto dims = get<std::vector<std::string>>(fsdp, "mesh_dims", {});
   if (dims.size() == 2) {
-    row.job.fsdp.strategy = Strategy::HybridShard;
+    if (!is_hybrid(row.job.fsdp.strategy)) row.job.fsdp.strategy = Strategy::HybridShard;
     row.job.cluster.shard_group = sizes.at(dims[1]);
     row.groups["replicate"] = dims[0];
   }
