@@ -499,11 +499,13 @@ void Machine::recompute(CheckpointFrame& frame) {
     std::vector<Ref> results;
     wait_for(args);
     const auto kept = frame.kept.find(step);
-    if (step == frame.stop_step && frame.stop_before_kernel) {  // nor is a kept result taken: it stays with the frame
-    } else if (kept != frame.kept.end()) {
+    const bool stops = step == frame.stop_step && frame.stop_before_kernel;
+    // Where PyTorch stops, a kept result is not taken either and stays with the frame; `run` on a host takes it.
+    const bool takes = kept != frame.kept.end() && (!stops || options.cpu_threads > 0);
+    if (takes) {
       results = std::move(kept->second);
       frame.kept.erase(kept);
-    } else {
+    } else if (!stops) {
       results = run_op(step, args);
     }
     const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
