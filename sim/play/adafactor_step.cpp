@@ -22,10 +22,19 @@ bool means_split(Device& device, int pool, const LocalParam& param, bool by_row)
 bool OptimizerState::adafactor(Device& device, const ActivitySpan& what) {
   const bool factors = std::any_of(params_.begin(), params_.end(), [](const LocalParam& p) { return p.is_matrix(); });
   if (device.profile.kind == "cpu" && !factors) return adafactor_by_params(device, what);
-  const bool stepped = is_transformers(options_)                 ? looped_adafactor(device, what)
-                       : options_.impl == OptimizerImpl::ForLoop ? single_adafactor(device, what)
-                                                                 : listed_adafactor(device, what);
-  if (!stepped) return false;
+  if (is_transformers(options_)) {
+    if (!looped_adafactor(device, what)) return false;
+  } else {
+    const bool loop = options_.impl == OptimizerImpl::ForLoop;
+    std::vector<LocalParam> lists[2];  // in the order in which their first tensors come
+    for (const LocalParam& param : params_) {
+      if (!has_state_ && !make_factors(device, param, what)) return false;
+      lists[param.is_matrix() == params_.front().is_matrix() ? 0 : 1].push_back(param);
+    }
+    if (loop && !single_adafactor(device, what)) return false;
+    for (const std::vector<LocalParam>& list : lists)
+      if (!loop && !list.empty() && !adafactor_of_list(device, what, list)) return false;
+  }
   has_state_ = true;
   return true;
 }
@@ -43,6 +52,16 @@ bool OptimizerState::make_factors(Device& device, const LocalParam& param, const
   return true;
 }
 
+/// A norm that the host waits for: what clears semaphores, the norm, its copy to the host. False: out of memory.
+bool OptimizerState::norm_for_host(Device& device, const ActivitySpan& what, Numel numel, DType dtype) {
+  const NormBlock norm = norm_of(device, pool(), numel, dtype);
+  if (norm.block == kNoBlock) return false;
+  scalar_calls(device, what, norm.split ? 3 : 2);
+  device.clock.stream_synchronize(pool());
+  device.book.free(norm.block);
+  return true;
+}
+
 /// _multi_tensor_adafactor of tensors that are all matrices, or none.
 bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list) {
   using Handles = std::vector<BlockHandle>;
@@ -57,15 +76,10 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
   const auto free = [&](const Handles& blocks) {
     for (const BlockHandle block : blocks) device.book.free(block);
   };
-  const auto norms = [&] {  // which the host takes one by one
-    for (const LocalParam& param : list) {
-      const BlockHandle norm = norm_of(device, pool(), param.numel, DType::Float32).block;
-      if (norm == kNoBlock) return false;
-      scalar_calls(device, what, 1);
-      device.clock.stream_synchronize(pool());
-      device.book.free(norm);
-    }
-    return true;
+  const auto norms = [&] {
+    return std::all_of(list.begin(), list.end(), [&](const LocalParam& param) {
+      return norm_for_host(device, what, param.numel, DType::Float32);
+    });
   };
   if (!norms()) return false;  // of the parameters
   std::optional<Handles> updates;
@@ -100,23 +114,8 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
   return true;
 }
 
-bool OptimizerState::listed_adafactor(Device& device, const ActivitySpan& what) {
-  for (const LocalParam& param : params_) {
-    if (!has_state_ && !make_factors(device, param, what)) return false;
-  }
-  std::vector<LocalParam> lists[2];  // in the order in which their first tensors come
-  for (const LocalParam& param : params_)
-    lists[param.is_matrix() == params_.front().is_matrix() ? 0 : 1].push_back(param);
-  return std::all_of(std::begin(lists), std::end(lists), [&](const std::vector<LocalParam>& list) {
-    return list.empty() || adafactor_of_list(device, what, list);
-  });
-}
-
 /// _single_tensor_adafactor: its local names live until the next parameter's take their place.
 bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) {
-  for (const LocalParam& param : params_) {
-    if (!has_state_ && !make_factors(device, param, what)) return false;
-  }
   BlockHandle named[2] = {kNoBlock, kNoBlock}, estimate = kNoBlock;  // squares of the gradient, or their two means
   const auto take = [&](Bytes bytes) { return device.book.allocate(bytes, pool(), MemoryCategory::Temporaries); };
   const auto rename = [&](BlockHandle& name, BlockHandle block) {
@@ -124,19 +123,11 @@ bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) 
     name = block;
     return block != kNoBlock;
   };
-  const auto norm_for_host = [&](const LocalParam& param) {
-    const NormBlock norm = norm_of(device, pool(), param.numel, param.dtype);
-    if (norm.block == kNoBlock) return false;
-    scalar_calls(device, what, norm.split ? 2 : 1);
-    device.clock.stream_synchronize(pool());
-    device.book.free(norm.block);
-    return true;
-  };
   const auto pass = [&](Bytes bytes, DType dtype) {
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(bytes, dtype), what);
   };
   for (const LocalParam& param : params_) {
-    if (!norm_for_host(param)) return false;
+    if (!norm_for_host(device, what, param.numel, param.dtype)) return false;
     if (options_.weight_decay != 0) pass(2 * param.bytes, param.dtype);
     if (param.is_matrix()) {
       for (const bool by_row : {true, false}) {
@@ -162,7 +153,7 @@ bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) 
     }
     rename(estimate, next);
     for (const int passes : {2, 2, 3}) pass(passes * param.bytes, param.dtype);  // bounded, rooted, times the gradient
-    if (!norm_for_host(param)) return false;
+    if (!norm_for_host(device, what, param.numel, param.dtype)) return false;
     pass(3 * param.bytes, param.dtype);
   }
   for (const BlockHandle block : {named[0], named[1], estimate})

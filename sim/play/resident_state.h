@@ -84,7 +84,7 @@ class OptimizerState {
   bool sgd(Device& device, const ActivitySpan& what);
   bool looped_sgd(Device& device, const ActivitySpan& what);
   bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
-  bool listed_adafactor(Device& device, const ActivitySpan& what);
+  bool norm_for_host(Device& device, const ActivitySpan& what, Numel numel, DType dtype);
   bool adafactor_of_list(Device& device, const ActivitySpan& what, const std::vector<LocalParam>& list);
   bool single_adafactor(Device& device, const ActivitySpan& what);
   bool looped_adafactor(Device& device, const ActivitySpan& what);

@@ -134,11 +134,13 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
                    : name == "Adafactor" || transformers ? OptimizerKind::Adafactor
                    : name == "Muon"                      ? OptimizerKind::Muon
                                                          : OptimizerKind::AdamW;
-  optimizer.impl = get(given, "fused", false)    ? OptimizerImpl::Fused
-                   : get(given, "foreach", true) ? OptimizerImpl::Foreach
-                                                 : OptimizerImpl::ForLoop;
+  const bool lists = name != "Adafactor";  // unless told: what PyTorch takes on a device
+  optimizer.impl = get(given, "fused", false)     ? OptimizerImpl::Fused
+                   : get(given, "foreach", lists) ? OptimizerImpl::Foreach
+                                                  : OptimizerImpl::ForLoop;
   optimizer.momentum = get(given, "momentum", 0.0);
-  optimizer.weight_decay = get(given, "weight_decay", name == "SGD" ? 0.0 : 0.01);
+  const bool decays = name == "AdamW" || name == "Muon";  // unless told
+  optimizer.weight_decay = get(given, "weight_decay", decays ? 0.01 : 0.0);
   train.clip_grad_norm = get(config, "clip", 0.0);
   if (transformers) optimizer.impl = OptimizerImpl::ForLoop;
   if (optimizer.name == OptimizerKind::Adafactor)
