@@ -332,12 +332,7 @@ std::vector<Ref> embedding_backward(Emitter& e, BackwardInput& in) {
   table.sizes[0] = int_arg(*in.node.op, in.node.op->args.size(), "whole", table.sizes[0]);
   table = contiguous_layout(table.sizes, table.dtype);
   BackwardInput as{whole, in.grads, in.saved};
-  std::vector<Ref> grads = backward_of(e, as);
-  const Layout& own = in.node.in[0];
-  const bool places = int_arg(*in.node.op, in.node.op->args.size(), "places", 0) != 0;
-  if (places && !grads.empty() && grads[0])
-    grads[0] = e.fresh("aten.clone.default", KernelClass::Copy, contiguous_layout(own.sizes, own.dtype), {&grads[0]});
-  return grads;
+  return backward_of(e, as);
 }
 
 }  // namespace
@@ -391,13 +386,14 @@ std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g) {
   if (op.name == "mesh.nll_loss")
     return {nll_loss_backward(emit, in.saved_arg(0), in.saved_arg(1), in.saved_result(1), g), {}};
   MeshKernels mesh(emit, dimension_of(op));
-  if (op.name == "mesh.copy") return {mesh.all_reduce(g)};
-  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, in.node.in[0].sizes[0], true)};
+  if (op.name == "mesh.copy" && op.args.size() == 2) return {mesh.all_reduce(g)};
+  const Layout& own = in.node.in[0];
+  if (op.name == "mesh.copy") return {mesh.copy("aten.clone.default", g, contiguous_layout(own.sizes, own.dtype))};
+  if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, own.sizes[0], true)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.reduce_scatter") return {mesh.all_gather(g, dim, whole)};
   if (std::get<std::string>(op.args[4].value) == "reduce_scatter") return {mesh.reduce_scatter(g, dim, whole)};
-  const Layout& own = in.node.in[0];
   return {mesh.copy("aten.clone.default", g, contiguous_layout(own.sizes, own.dtype))};
 }
 

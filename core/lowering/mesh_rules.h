@@ -15,10 +15,10 @@
 //   `rows` of the
 //                                                    result where the parts are not equal
 //
-//   mesh.copy(x, mesh)                               whole -> whole; backward sums
+//   mesh.copy(x, mesh, backward)                     handed on; backward sums, or slice: takes this rank's part of all
+//   rows
 //
-//   mesh.embedding(weight, ids, mesh=, begin=, whole=, places=)   backward makes the gradient of all rows; places: and
-//                                                    copies this rank's out of it
+//   mesh.embedding(weight, ids, mesh=, begin=, whole=)   backward makes the gradient of all rows
 //
 //   mesh.flash_attention(q, k, v, ..., mesh=, rotate=)           core/lowering/mesh/ring_attention.h
 //

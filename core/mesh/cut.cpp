@@ -317,9 +317,32 @@ class Carrier {
     const CutTensor& x = args_.front();
     Cut cut = x.cut;
     const std::int32_t dim = wrap(integer(op_, name_ == "unbind" ? 1 : 2, "dim", 0), x.shape.size());
-    if (dim == cut.dim) return fail(mixes("it splits the cut dimension"));
+    if (dim == cut.dim) return fused();
     if (name_ == "unbind" && dim < cut.dim) --cut.dim;
     return Cuts(results_.size(), cut);
+  }
+
+  /// The parts of a fused projection: a module sees its rank's rows alone and takes an equal share of them for each.
+  Result<Cuts> fused() {
+    const CutTensor& x = args_.front();
+    if (name_ == "unbind" || x.cut.before != 1) return fail(mixes("it splits the cut dimension"));
+    const auto at = static_cast<std::size_t>(x.cut.dim);
+    Cuts out;
+    for (const Shape& shape : results_) {
+      const std::int64_t whole = shape[at] / x.cut.after;
+      if (shape[at] % x.cut.after != 0 || whole % group_.ranks != 0) return fail(does_not_divide(shape[at]));
+      out.push_back(x.cut);
+      out.back().whole = whole;
+      out.back().apart = true;
+    }
+    Arg* sizes = const_cast<Arg*>(argument(op_, 1, name_ == "split_with_sizes" ? "split_sizes" : "split_size"));
+    if (sizes == nullptr || name_ == "chunk") return out;  // a number of parts is that of any rank
+    if (auto* one = std::get_if<std::int64_t>(&sizes->value)) *one /= group_.ranks;
+    if (auto* list = std::get_if<ArgList>(&sizes->value)) {
+      for (Arg& arg : *list)
+        if (auto* size = std::get_if<std::int64_t>(&arg.value)) *size /= group_.ranks;
+    }
+    return out;
   }
 
   Result<Cuts> joined() {

@@ -22,6 +22,19 @@ Shape strides_like(const Shape& strides, const Shape& shape) {
   return out;
 }
 
+/// Its gradient comes as no part of the parameter's own placement: a term of the ranks' sum, or of all rows.
+bool placed_in_backward(const ParamInfo& info) {
+  return info.requires_grad && info.part.gradient != MeshPart::Gradient::Part;
+}
+
+/// A module that takes a fused projection apart is told once.
+void note_fused(Model& model, std::string module) {
+  const bool known = std::any_of(model.parallel.begin(), model.parallel.end(), [&](const ParallelStyle& row) {
+    return row.modules == module && row.style == "fused";
+  });
+  if (!known) model.parallel.push_back({std::move(module), "fused"});
+}
+
 }  // namespace
 
 ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& styles, std::vector<Cut> params,
@@ -41,7 +54,7 @@ Result<void> ProgramCutter::run() {
     if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
     if (const auto due = due_.find(static_cast<std::int32_t>(i)); due != due_.end()) {
       for (const ParamId param : due->second)
-        summed_.emplace(param.value, summed_in_backward(param, options_.home[param.index()], 0, -1));
+        placed_.emplace(param.value, placed_parameter(param, options_.home[param.index()], 0, -1));
     }
     place_.push_back(static_cast<std::int32_t>(ops_.size()));
     if (auto done = carry(static_cast<std::int32_t>(i)); !done) return done;
@@ -174,14 +187,13 @@ void ProgramCutter::find_homes() {
   for (std::size_t p = 0; p < model_.params.size(); ++p) {
     const ParamInfo& info = model_.params[p];
     const ModuleId home = options_.home[p];
-    const bool sums = info.requires_grad && info.part.gradient == MeshPart::Gradient::Term;
-    if (!sums || !home.valid() || first[home.index()] < 0) continue;
+    if (!placed_in_backward(info) || !home.valid() || first[home.index()] < 0) continue;
     due_[home.index() == 0 ? 0 : first[home.index()]].emplace_back(p);
   }
 }
 
-/// A parameter that every rank has, whose gradient is the sum of the ranks'.
-std::int32_t ProgramCutter::summed_in_backward(ParamId param, ModuleId module, std::int32_t call, std::int32_t region) {
+/// A parameter whose gradient is the sum of the ranks', or of all rows, of which this rank takes its own.
+std::int32_t ProgramCutter::placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region) {
   const ParamInfo& info = model_.params[param.index()];
   const auto id = static_cast<std::int32_t>(model_.values.size());
   ValueInfo made;
@@ -199,6 +211,7 @@ std::int32_t ProgramCutter::summed_in_backward(ParamId param, ModuleId module, s
   op.region = region;
   op.args.push_back(Arg{ParamRef{param}});
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  if (info.part.gradient == MeshPart::Gradient::Whole) op.args.push_back(Arg{std::string("slice")});
   op.out.push_back(ValueId(id));
   return id;
 }
@@ -281,7 +294,6 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
     with_dimension("mesh.embedding");
     op.kwargs.push_back({"begin", Arg{begin_of(args[0].cut.whole, options_.group)}});
     op.kwargs.push_back({"whole", Arg{args[0].cut.whole}});
-    if (options_.places_gradients) op.kwargs.push_back({"places", Arg{std::int64_t{1}}});
   }
 }
 
@@ -364,12 +376,10 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       Shape whole = info.shape;
       if (info.part.dim >= 0) whole[static_cast<std::size_t>(info.part.dim)] = info.part.whole;
       args.push_back({std::move(whole), params_[param->id.index()], true});
-      const bool sums =
-          options_.places_gradients && info.requires_grad && info.part.gradient == MeshPart::Gradient::Term;
-      if (!sums) return;
-      const auto known = summed_.find(param->id.value);
+      if (!options_.places_gradients || !placed_in_backward(info)) return;
+      const auto known = placed_.find(param->id.value);
       const ParamId id = param->id;  // of the argument that is replaced
-      arg = value_arg(known != summed_.end() ? known->second : summed_in_backward(id, op.module, op.call, op.region));
+      arg = value_arg(known != placed_.end() ? known->second : placed_parameter(id, op.module, op.call, op.region));
     } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }
@@ -395,6 +405,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);
+    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart) note_fused(model_, place_of(op));
     follow_rows(op, args, results, cuts);
   }
   set_results(op, std::move(cuts), index);

@@ -100,7 +100,7 @@ class ProgramCutter {
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   void find_homes();
-  std::int32_t summed_in_backward(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
+  std::int32_t placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
   std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
   void set_local(std::int32_t value, const Cut& cut);
   void set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index);
@@ -157,7 +157,7 @@ class ProgramCutter {
   std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them
   std::map<std::int32_t, std::int32_t> ends_here_;    // ends of all experts' rows -> of this rank's
   std::map<std::int32_t, std::vector<ParamId>> due_;  // operator of the whole program -> what is gathered before it
-  std::map<std::int32_t, std::int32_t> summed_;       // parameter -> what its readers see
+  std::map<std::int32_t, std::int32_t> placed_;       // parameter -> what its readers see
   std::vector<ModuleId> chain_;
   std::int32_t chain_call_ = -1;
   ModuleId chain_module_;

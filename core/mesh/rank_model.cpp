@@ -279,6 +279,27 @@ Result<Model> build_part(const Model& model, const Job& job, const PartBuilder& 
                          "set mesh.tensor = 1 or mesh.expert = 1"));
 }
 
+/// Layers that tokens pass beside the experts and that stay whole: rows of style "whole". A router has as many rows as
+/// there are experts, or fewer.
+std::vector<ParallelStyle> left_whole(const Model& model, const std::vector<ModuleStyle>& styles) {
+  std::int64_t experts = 0;
+  for (std::size_t m = 0; m < styles.size(); ++m) {
+    for (const ParamId id : model.modules[m].params)
+      if (styles[m] == ModuleStyle::Experts) experts = std::max(experts, model.params[id.index()].shape.front());
+  }
+  const std::vector<bool> local = local_modules(model, styles);
+  std::vector<ParallelStyle> rows;
+  for (std::size_t m = 0; m < styles.size(); ++m) {
+    const auto& params = model.modules[m].params;
+    const bool layer = std::any_of(params.begin(), params.end(), [&](ParamId id) {
+      const Shape& shape = model.params[id.index()].shape;
+      return shape.size() == 2 && shape.front() > experts;
+    });
+    if (local[m] && layer && styles[m] != ModuleStyle::Experts) rows.push_back({model.modules[m].fqn, "whole"});
+  }
+  return rows;
+}
+
 Result<void> check_choice(const Model& model, const Job& job) {
   if (!sends_chosen_tokens(model)) return {};
   return fail({ErrorCode::Unsupported,
@@ -308,7 +329,9 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
     auto read = module_styles(model, job.mesh);
     if (!read) return tl::unexpected(read.error());
     styles = std::move(*read);
-    model.parallel.clear();
+    std::vector<ParallelStyle> whole;
+    if (cuts && spreads) whole = left_whole(model, styles);
+    model.parallel = std::move(whole);
   }
   if (cuts) {
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());

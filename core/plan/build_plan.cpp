@@ -161,17 +161,53 @@ void note_clipping(const Model& model, const Job& job, Plan& plan) {
   }
 }
 
+/// Shared experts: torchtitan cuts them beside those that choose, this plan does not.
+void note_whole(const Model& model, Plan& plan) {
+  Bytes bytes = 0;
+  std::string first;
+  for (const ParallelStyle& row : model.parallel) {
+    if (row.style != "whole") continue;
+    if (first.empty()) first = row.modules;
+    for (const ModuleInfo& module : model.modules) {
+      for (const ParamId id : module.params) {
+        const ParamInfo& param = model.params[id.index()];
+        if (module.fqn == row.modules) bytes += numel_of(param.shape) * itemsize(param.dtype);
+      }
+    }
+  }
+  if (first.empty()) return;
+  plan.warnings.push_back(
+      "mesh.expert: layers beside the experts stay whole on every tensor rank (" + first +
+      ", ...: " + std::to_string(bytes) +
+      " bytes before FSDP shards them); torchtitan cuts shared experts over the tensor ranks and needs "
+      "less memory for them");
+}
+
 /// What tensor parallelism does silently, and what it costs where it leaves the node.
 void note_mesh(const Model& model, const Job& job, Plan& plan) {
-  std::vector<std::string> untied;
-  for (const ParallelStyle& row : model.parallel)
+  std::vector<std::string> untied, fused;
+  for (const ParallelStyle& row : model.parallel) {
     if (row.style == "untied") untied.push_back(row.modules);
+    if (row.style == "fused") fused.push_back(row.modules);
+  }
   if (!untied.empty()) {
     plan.traps.push_back(
         {26, "tied parameters are untied by a tensor-parallel plan", "mesh", untied,
          "each becomes a tensor of its own: stored, reduced and stepped apart, where the model has one",
          "cut models whose embedding and head are not tied, or leave both out of mesh.plan", true});
   }
+  if (!fused.empty()) {
+    plan.traps.push_back(
+        {53, "a fused projection is cut across its parts", "mesh", fused,
+         "each rank takes an equal share of its own rows for every part (queries, keys, values; gate and value), which "
+         "are not the rows that the whole model takes: weights that were trained without this cut, or with another "
+         "degree, mean something else, and so do checkpoints of them",
+         "one projection for each part, or the parts of a head side by side ([heads, parts x size]); right as it is "
+         "where "
+         "weights start here and the degree never changes",
+         true});
+  }
+  note_whole(model, plan);
   note_clipping(model, job, plan);
   for (Trap& trap : expert_traps(model, job, plan)) plan.traps.push_back(std::move(trap));
   for (Trap& trap : tensor_traps(model)) plan.traps.push_back(std::move(trap));

@@ -165,7 +165,9 @@ at::Tensor all_to_all(const at::Tensor& x, std::int64_t mesh) {
                        [=](const at::Tensor& g) { return exchanged(group, g); });
 }
 
-at::Tensor copy(const at::Tensor& x, std::int64_t mesh) {
+/// A table's gradient is this rank's part already: rows that lie elsewhere are masked.
+at::Tensor copy(const at::Tensor& x, std::int64_t mesh, const std::string& backward) {
+  if (backward == "slice") return x.view_as(x);
   const Group group = group_along(mesh);
   return with_backward(x.detach(), x, [=](const at::Tensor& g) { return reduced(group, g); });
 }
@@ -201,8 +203,7 @@ Masked masked(const at::Tensor& ids, std::int64_t begin, std::int64_t rows) {
 
 /// Terms of a sum over the ranks. The gradient is that of this rank's rows alone.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids, std::int64_t padding, bool by_frequency,
-                     bool sparse, std::int64_t /*mesh*/, std::int64_t begin, std::int64_t /*whole*/,
-                     std::int64_t /*places*/) {
+                     bool sparse, std::int64_t /*mesh*/, std::int64_t begin, std::int64_t /*whole*/) {
   const std::int64_t rows = weight.size(0);
   if (rows == 0) {
     auto shape = ids.sizes().vec();
@@ -276,14 +277,14 @@ TORCH_LIBRARY(mesh, library) {
   library.def("reduce_scatter(Tensor x, int mesh, int dim, int whole) -> Tensor", &reduce_scatter);
   library.def("all_reduce(Tensor x, int mesh) -> Tensor", &all_reduce);
   library.def("all_to_all(Tensor x, int mesh) -> Tensor", &all_to_all);
-  library.def("copy(Tensor x, int mesh) -> Tensor", &copy);
+  library.def("copy(Tensor x, int mesh, str backward='sum') -> Tensor", &copy);
   library.def(
       "flash_attention_for_cpu(Tensor q, Tensor k, Tensor v, float dropout_p=0.0, bool is_causal=False, *, float? "
       "scale=None, int mesh, str rotate) -> (Tensor, Tensor)",
       &flash_attention);
   library.def(
       "embedding(Tensor weight, Tensor ids, int padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False, *, "
-      "int mesh, int begin, int whole, int places=0) -> Tensor",
+      "int mesh, int begin, int whole) -> Tensor",
       &embedding);
   library.def("log_softmax(Tensor x, int dim, bool half_to_float, *, int mesh, int begin, int whole) -> Tensor",
               &log_softmax);

@@ -28,8 +28,18 @@ COUNTS = (
 
 def configurations(name, case):
     precisions = case.options.get("precisions", ["bfloat16"])
+    meshes = case.options.get("meshes")
     for version in (1, 2):
         for precision in precisions:
+            for tag in meshes or ():
+                for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):
+                    yield {
+                        "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}{'-ckpt' if recompute else ''}-{tag}",
+                        "case": name, "precision": precision, "version": version, "recompute": recompute,
+                        "mesh": tag, "clock": {"FAKEGPU_TIME": "lazy"},
+                    }  # fmt: skip
+            if meshes:
+                continue
             for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):
                 yield {
                     "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}{'-ckpt' if recompute else ''}",
@@ -47,10 +57,13 @@ def row_config(c, case):
     if mixed and c["version"] == 1:
         mixed |= {"reduce_dtype": c["precision"], "buffer_dtype": c["precision"]}
     fsdp = {"version": c["version"], "wrap": case.wrap, "mixed_precision": mixed}
+    cut = case.options["meshes"][c["mesh"]] if c.get("mesh") else None
+    if cut:
+        fsdp |= {"mesh_dims": ["dp"]}
     if c["version"] == 1:
         fsdp |= {
             "strategy": "FULL_SHARD", "backward_prefetch": "BACKWARD_PRE", "forward_prefetch": False,
-            "limit_all_gathers": True, "use_orig_params": bool(case.options.get("orig_params")), "cpu_offload": False,
+            "limit_all_gathers": True, "use_orig_params": bool(cut or case.options.get("orig_params")), "cpu_offload": False,
         }  # fmt: skip
     else:
         fsdp |= {"reshard_after_forward": True}
@@ -58,7 +71,11 @@ def row_config(c, case):
         "world_size": 8, "rank": 0, "gpus_per_node": 8, "steps": 3, "param_dtype": "float32", "clip": None,
         "grad_accum": 1, "init": "meta", "optimizer": {"name": "AdamW", "foreach": True}, "fsdp": fsdp,
         "precision": c["precision"],
-    } | ({"activation_checkpointing": {"classes": case.wrap, "impl": "NO_REENTRANT"}} if c["recompute"] else {})  # fmt: skip
+    } | (
+        {"mesh": [["dp", 8 // cut["tensor"]], ["tp", cut["tensor"]]],
+         "tp": {"plan": cut["plan"], "sequence_parallel": cut.get("sequence", False), "loss_parallel": cut.get("loss", False)}}
+        if cut else {}
+    ) | ({"activation_checkpointing": {"classes": case.wrap, "impl": "NO_REENTRANT"}} if c["recompute"] else {})  # fmt: skip
 
 
 def recomputed(module, case):
@@ -74,7 +91,50 @@ def statistics(torch):
     return out | {k: s.get(k, 0) for k in COUNTS}
 
 
-def wrap1(torch, module, case, fsdp, recompute):
+def style(module, word, sequence, loss):
+    """What torch.distributed.tensor.parallel calls a word of mesh.plan; None: it does nothing here."""
+    from torch import nn
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    along = Shard(1) if sequence else Replicate()
+    table = isinstance(module, nn.Embedding)
+    if word == "colwise":
+        return ColwiseParallel(input_layouts=None if table else along)
+    if word == "rowwise":
+        return RowwiseParallel(input_layouts=Replicate() if table else None, output_layouts=along)
+    if word == "head":
+        return ColwiseParallel(input_layouts=along, output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss)
+    if word == "sequence":
+        return SequenceParallel() if sequence else None
+    if word == "gather":
+        import inspect
+
+        count = len(inspect.signature(module.forward).parameters)
+        rest = (None,) * (count - 1)
+        given = {"input_layouts": (along, *rest), "desired_input_layouts": (Replicate(), *rest)}
+        return PrepareModuleInput(**given) if sequence else None
+    raise ValueError(f"no style is called {word}")
+
+
+def cut_module(module, mesh, tp):
+    """The patterns of the plan in its order, the last that matches a module says how it is cut."""
+    import fnmatch
+
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    words = {}
+    for pattern, word in tp["plan"].items():
+        words |= {name: word for name, _ in module.named_modules() if fnmatch.fnmatchcase(name, pattern)}
+    inside = {name for name, word in words.items() if word == "gather"}
+    for name, word in words.items():
+        part = module.get_submodule(name)
+        gathered = any(name.startswith(outer + ".") for outer in inside)
+        if made := style(part, word, tp["sequence_parallel"] and not (gathered and word == "colwise"), tp["loss_parallel"]):
+            parallelize_module(part, mesh, made)
+
+
+def wrap1(torch, module, case, fsdp, recompute, mesh=None):
     from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -92,6 +152,9 @@ def wrap1(torch, module, case, fsdp, recompute):
 
     classes = {type(m) for m in module.modules() if type(m).__name__ in case.wrap}
     mixed = fsdp["mixed_precision"]
+    if mesh is not None:  # parameters are DTensors, which the script materialises itself
+        module.to_empty(device="cuda")
+        init = None
     wrapped = FullyShardedDataParallel(
         module,
         sharding_strategy=ShardingStrategy.FULL_SHARD,
@@ -101,6 +164,7 @@ def wrap1(torch, module, case, fsdp, recompute):
         use_orig_params=fsdp["use_orig_params"],
         device_id=torch.cuda.current_device(),
         param_init_fn=init,
+        device_mesh=mesh,
         mixed_precision=MixedPrecision(**{k: getattr(torch, v) for k, v in mixed.items()}) if mixed else None,
     )
     if recompute:
@@ -108,11 +172,11 @@ def wrap1(torch, module, case, fsdp, recompute):
     return wrapped
 
 
-def wrap2(torch, module, case, fsdp, recompute):
+def wrap2(torch, module, case, fsdp, recompute, mesh=None):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    kw = {"mesh": init_device_mesh("cuda", (8,))}
+    kw = {"mesh": mesh if mesh is not None else init_device_mesh("cuda", (8,))}
     if fsdp["mixed_precision"]:
         kw["mp_policy"] = MixedPrecisionPolicy(
             **{k: getattr(torch, v) for k, v in fsdp["mixed_precision"].items()}
@@ -156,7 +220,17 @@ def run(c):
     with torch.device("meta"):
         module = case.make()
     count = sum(p.numel() for p in module.parameters())
-    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"], c["recompute"])
+    mesh, together = None, contextlib.nullcontext
+    if config.get("mesh"):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        names, sizes = zip(*config["mesh"])
+        root = init_device_mesh("cuda", sizes, mesh_dim_names=names)
+        cut_module(module, root["tp"], config["tp"])
+        mesh = root["dp"]
+        together = loss_parallel if config["tp"]["loss_parallel"] else together
+    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"], c["recompute"], mesh)
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], foreach=True)
     gc.collect()
     torch.cuda.synchronize()
@@ -174,11 +248,12 @@ def run(c):
         torch.cuda.reset_peak_memory_stats()
         began = device.fakegpu_host_ns()
         batch = case.batch("cuda")
-        out = case.forward(module, *batch)
-        loss = out[0] if isinstance(out, tuple) else out
-        phase("forward")
-        loss.backward()
-        phase("backward")
+        with together():
+            out = case.forward(module, *batch)
+            loss = out[0] if isinstance(out, tuple) else out
+            phase("forward")
+            loss.backward()
+            phase("backward")
         del loss, out, batch
         optimizer.step()
         phase("optimizer")

@@ -20,6 +20,13 @@ sys.path[:0] = [os.path.dirname(HERE), HERE]
 REFUSED = {"meta_llama_reentrant-fsdp2-bf16": "cannot be planned"}
 
 
+def others(case, first: bool) -> list[str]:
+    """Rows of a capture beside its own: recomputed (every unit in a wrapper of torch.distributed), cut over a mesh."""
+    recomputed = ["", "-ckpt"] if first and case.options.get("recompute") else [""]
+    tags = ["", *(f"-{tag}" for tag in case.options.get("meshes", ()))]
+    return [ckpt + tag for ckpt in recomputed for tag in tags if ckpt + tag]
+
+
 def capture_all(folder: str) -> None:
     """One file a row, with the row's name: FSDP1 casts buffers, FSDP2 the floating arguments of every unit."""
     import models
@@ -47,8 +54,8 @@ def capture_all(folder: str) -> None:
                 )
                 file = f"{name}-fsdp{version}-{'bf16' if low else 'fp32'}"
                 model.save(os.path.join(folder, file + ".json"))
-                if case.options.get("recompute") and precision == precisions[0]:  # every unit in a wrapper of torch.distributed
-                    os.link(os.path.join(folder, file + ".json"), os.path.join(folder, file + "-ckpt.json"))
+                for other in others(case, precision == precisions[0]):  # the same model: what is done to it, the row says
+                    os.link(os.path.join(folder, file + ".json"), os.path.join(folder, file + other + ".json"))
 
 
 class Truth(unittest.TestCase):

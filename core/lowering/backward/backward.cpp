@@ -4,6 +4,7 @@
 #include "core/lowering/backward/backward.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh_rules.h"
@@ -220,10 +221,13 @@ Ref softmax(Emitter& e, BackwardInput& in, const Ref& g) {
                           log ? KernelClass::Loss : KernelClass::Reduction, e.layout(g).dtype);
   const Ref whole = log ? whole_gradient(e, g) : Ref();
   Ref made = e.tape().make(contiguous_layout(from.sizes, from.dtype), e.category());
-  Ref product;  // inside the operator on CUDA: gradient times result
+  Ref product, rows;  // inside the operator on CUDA: gradient times result, which lies as the gradient does, in rows
   if (!log && e.machine().options.cpu_threads == 0) {
-    product = e.tape().make(contiguous_layout(from.sizes, e.layout(g).dtype), SlotCategory::Temporary);
-    ++kernel.launches;
+    const Layout given = e.layout(g), forward = e.layout(result);
+    const std::array<const Layout*, 2> factors{&given, &forward};
+    product = e.tape().make(elementwise_layout(factors, from.sizes, given.dtype), SlotCategory::Temporary);
+    rows = whole_gradient(e, product);
+    kernel.launches += rows ? 2 : 1;
   }
   e.finish(kernel, {&g, &result}, {&made});
   return made;

@@ -328,6 +328,22 @@ TEST(ExpertModel, ProductsByGroupsNameExpertsOfModelsWithoutAPlan) {
   EXPECT_EQ(untold.error().place, "mesh.plan");
 }
 
+TEST(ExpertModel, SaysWhichLayersStayWholeBesideExperts) {
+  Job job = job_of();
+  job.model.source = FORESHARD_TEST_DATA "/models/qwen2_moe-tiny/config.json";
+  job.mesh.tensor = 2;
+  const auto build = [&](const ModelOptions& part) { return load_model(part, {}); };
+  const auto warned = [&](const Plan& plan) {
+    return std::any_of(plan.warnings.begin(), plan.warnings.end(), [](const std::string& text) {
+      return text.find("layers beside the experts stay whole on every tensor rank (model.layers.0.mlp.shared_expert") !=
+             std::string::npos;
+    });
+  };
+  EXPECT_TRUE(warned(build_plan(rank_model(load_model(job.model, {}).value(), job, build).value(), job).value()));
+  EXPECT_FALSE(
+      warned(build_plan(cut_beside_tensor(beside_tensor()).value(), beside_tensor()).value()));  // a router alone
+}
+
 TEST(ExpertModel, RefusesDegreesThatDoNotDivideTheExperts) {
   Job job = job_of();
   job.mesh.expert = 3;

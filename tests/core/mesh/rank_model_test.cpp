@@ -278,7 +278,7 @@ TEST(RankModel, OriginalParametersThatAreDTensorsFailWherePyTorchDoes) {  // rec
   EXPECT_EQ(error_of(), "");
 }
 
-TEST(RankModel, FsdpOneSumsGradientsOfNormsBehindAllOperatorsOfTheirUnit) {
+TEST(RankModel, FsdpOnePlacesGradientsBehindAllOperatorsOfTheirUnit) {
   Job job = job_of(true, true);
   job.fsdp.runtime = Runtime::Fsdp1;
   job.fsdp.wrap.policy = WrapPolicyKind::ModuleClass;
@@ -291,12 +291,13 @@ TEST(RankModel, FsdpOneSumsGradientsOfNormsBehindAllOperatorsOfTheirUnit) {
     if (op.name != "mesh.copy") continue;
     const ParamInfo& read = model.params[std::get<ParamRef>(op.args.front().value).id.index()];
     copied.push_back(read.fqn);
+    EXPECT_EQ(op.args.size() > 2, read.fqn == "tok_embeddings.weight");  // of all rows, its own are taken
     const bool first = i == 0 || model.ops[i - 1].module != op.module || model.ops[i - 1].name == "mesh.copy";
     EXPECT_TRUE(first) << read.fqn;
   }
-  EXPECT_EQ(copied,
-            (std::vector<std::string>{"norm.weight", "layers.0.attention_norm.weight", "layers.0.ffn_norm.weight",
-                                      "layers.1.attention_norm.weight", "layers.1.ffn_norm.weight"}));
+  EXPECT_EQ(copied, (std::vector<std::string>{"tok_embeddings.weight", "norm.weight", "layers.0.attention_norm.weight",
+                                              "layers.0.ffn_norm.weight", "layers.1.attention_norm.weight",
+                                              "layers.1.ffn_norm.weight"}));
   EXPECT_TRUE(build_plan(model, job).has_value());
 }
 
@@ -314,6 +315,37 @@ mesh::Cut carried(Op& op, const std::vector<mesh::CutTensor>& args, const Shape&
 }
 
 Arg arg_of(std::int64_t value) { return Arg{value}; }
+
+TEST(RankModel, PartsOfAFusedProjectionAreEqualSharesOfARanksRows) {
+  const Arg value{ValueRef{ValueId(0)}};
+  const mesh::CutTensor fused{{2, 16, 96}, cut_along(2, 96)};
+  Op even{.name = "aten.split.Tensor", .module = {}, .args = {value, arg_of(32), arg_of(-1)}, .kwargs = {}, .out = {}};
+  const auto thirds = mesh::carry_on(even, {fused}, {{2, 16, 32}, {2, 16, 32}, {2, 16, 32}}, {2, 0}, "here").value();
+  for (const mesh::Cut& cut : thirds) EXPECT_TRUE(cut.apart && cut.dim == 2 && cut.whole == 32);
+  EXPECT_EQ(std::get<std::int64_t>(even.args[1].value), 16);
+  Op uneven{.name = "aten.split_with_sizes.default",
+            .module = {},
+            .args = {value, Arg{ArgList{arg_of(64), arg_of(16), arg_of(16)}}, arg_of(2)},
+            .kwargs = {},
+            .out = {}};
+  const auto grouped = mesh::carry_on(uneven, {fused}, {{2, 16, 64}, {2, 16, 16}, {2, 16, 16}}, {2, 0}, "here").value();
+  EXPECT_EQ(grouped.back().whole, 16);
+  EXPECT_EQ(std::get<std::int64_t>(std::get<ArgList>(uneven.args[1].value)[1].value), 8);
+  Op torn{.name = "aten.split.Tensor", .module = {}, .args = {value, arg_of(3), arg_of(-1)}, .kwargs = {}, .out = {}};
+  const mesh::CutTensor narrow{{2, 16, 6}, cut_along(2, 6)};
+  EXPECT_FALSE(mesh::carry_on(torn, {narrow}, {{2, 16, 3}, {2, 16, 3}}, {2, 0}, "here").has_value());
+}
+
+TEST(RankModel, FusedProjectionsAreRefusedUnlessAllowed) {
+  Job job = job_of(true, true);
+  Model model = rank_model(whole_model(job), job).value();
+  model.parallel.push_back({"layers.0.attention", "fused"});
+  const auto refused = build_plan(model, job);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message.find("trap 53"), std::string::npos);
+  job.fsdp.allow_traps = {53};
+  EXPECT_EQ(trap(build_plan(model, job).value(), 53)->units, (std::vector<std::string>{"layers.0.attention"}));
+}
 
 TEST(RankModel, CarriesCutsThroughWhatExportedProgramsHave) {
   const Arg value{ValueRef{ValueId(0)}};
@@ -374,7 +406,7 @@ TEST(RankModel, UnderFsdp1TheProgramItselfPlacesGradients) {
   Job job = job_of(true, true);
   job.fsdp.runtime = Runtime::Fsdp1;
   const Model model = rank_model(whole_model(job), job).value();
-  EXPECT_EQ(collectives_of(model)["mesh.copy"], 2 * kLayers + 1);  // of the norms' weights
+  EXPECT_EQ(collectives_of(model)["mesh.copy"], 2 * kLayers + 2);  // of the norms' weights and the table
   EXPECT_EQ(meetings_of(model, KernelCollective::AllReduce).backward, 2 * kLayers + 1);
   EXPECT_EQ(param(model, "norm.weight").part.gradient, MeshPart::Gradient::Part);
   EXPECT_EQ(param(model, "tok_embeddings.weight").part.gradient, MeshPart::Gradient::Part);

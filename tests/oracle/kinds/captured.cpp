@@ -189,6 +189,7 @@ Report run(const std::vector<std::string>& files, const Options& options) {
     Numel numel = 0;
     for (const ParamInfo& param : memory.model.params) numel += param.shares.valid() ? 0 : numel_of(param.shape);
     comparison.exact("n_params", row.at("result").at("n_params"), numel);
+    cut_memory_row(row, memory);
     const Prediction prediction = predict(memory);
     const Json& init = row.at("result").at("after_init");
     comparison.whole("after init allocated", "after_init", init.at("allocated_bytes"), prediction.init_allocated);

@@ -276,8 +276,12 @@ std::string read_loss(const Json& config, ModelOptions& options) {
   return {};
 }
 
-/// What the recorder's plan leaves out of the architecture's own.
+/// A plan by patterns, or what the recorder's leaves out of the architecture's own.
 void read_plan(const Json& tp, MemoryRow& row) {
+  if (tp.at("plan").is_object()) {
+    row.job.mesh.plan = tp["plan"].get<std::map<std::string, std::string>>();
+    return;
+  }
   const bool per_linear = get<std::string>(tp, "input_style", "prepare") == "per_linear";
   const bool whole_head = get(tp, "replicate_head", false);
   std::map<std::string, std::string> plan;
@@ -459,6 +463,13 @@ MemoryRow read_memory_job(const Json& row) {
   result.profile = *profile;
   read_clock(row.value("clock", Json::object()), result.profile);
   return result;
+}
+
+void cut_memory_row(const Json& row, MemoryRow& memory) {
+  read_mesh(row.at("config"), memory);
+  auto cut = rank_model(std::move(memory.model), memory.job);
+  if (!cut) throw std::runtime_error(to_text(cut.error()));
+  memory.model = std::move(*cut);
 }
 
 MemoryRow read_memory_row(const Json& row) {

@@ -28,5 +28,7 @@ struct MemoryRow {
 MemoryRow read_memory_row(const Json& row);
 /// The job and the machine alone: the model comes from elsewhere.
 MemoryRow read_memory_job(const Json& row);
+/// `memory` has the whole model: its job takes the row's mesh, the model becomes this rank's.
+void cut_memory_row(const Json& row, MemoryRow& memory);
 
 }  // namespace foreshard::oracle
