@@ -179,7 +179,18 @@ struct CheckpointingOptions {
   bool operator==(const CheckpointingOptions&) const = default;
 };
 
-enum class OptimizerKind : std::uint8_t { AdamW, Sgd, Adafactor, Muon, AdamW8bit };
+enum class OptimizerKind : std::uint8_t {
+  AdamW,
+  Sgd,
+  Adafactor,
+  Muon,
+  AdamW8bit,
+  Adagrad,
+  RMSprop,
+  NAdam,
+  RAdam,
+  Adamax,
+};
 enum class OptimizerLibrary : std::uint8_t { Auto, Torch, Transformers };
 enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused, InBackward, InBackwardForeach };
 
@@ -196,7 +207,10 @@ struct OptimizerOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  double momentum = 0.0;  // sgd
+  double momentum = 0.0;                // sgd, rmsprop
+  double alpha = 0.99;                  // rmsprop: of the average of squares
+  bool centered = false;                // rmsprop: squares around the average gradient
+  bool decoupled_weight_decay = false;  // nadam, radam: the parameter decays, not its gradient
   OptimizerImpl impl = OptimizerImpl::Foreach;
   OptimizerLibrary library = OptimizerLibrary::Auto;  // adafactor: of two with one name
   bool operator==(const OptimizerOptions&) const = default;

@@ -94,9 +94,12 @@ class Finder {
 
   void train() {
     static const std::map<std::string, OptimizerKind> kKnown = {
-        {"AdamW", OptimizerKind::AdamW}, {"Adam", OptimizerKind::AdamW},
-        {"SGD", OptimizerKind::Sgd},     {"Adafactor", OptimizerKind::Adafactor},
-        {"Muon", OptimizerKind::Muon},   {"AdamW8bit", OptimizerKind::AdamW8bit}};
+        {"AdamW", OptimizerKind::AdamW},  {"Adam", OptimizerKind::AdamW},
+        {"SGD", OptimizerKind::Sgd},      {"Adafactor", OptimizerKind::Adafactor},
+        {"Muon", OptimizerKind::Muon},    {"AdamW8bit", OptimizerKind::AdamW8bit},
+        {"NAdam", OptimizerKind::NAdam},  {"Adagrad", OptimizerKind::Adagrad},
+        {"RAdam", OptimizerKind::RAdam},  {"RMSprop", OptimizerKind::RMSprop},
+        {"Adamax", OptimizerKind::Adamax}};
     const FoundOptimizer& found = setting_.optimizer;
     OptimizerOptions& optimizer = job().train.optimizer;
     if (const auto known = kKnown.find(found.name); known != kKnown.end()) {
@@ -110,6 +113,9 @@ class Finder {
     optimizer.eps = found.eps;
     optimizer.weight_decay = found.weight_decay;
     if (optimizer.momentum == 0) optimizer.momentum = found.momentum;
+    if (optimizer.name == OptimizerKind::RMSprop) optimizer.alpha = found.alpha, optimizer.centered = found.centered;
+    if (optimizer.name == OptimizerKind::NAdam || optimizer.name == OptimizerKind::RAdam)  // AdamW says it of itself
+      optimizer.decoupled_weight_decay = found.decoupled_weight_decay;
     if (found.betas.size() >= 2) optimizer.beta1 = found.betas[0], optimizer.beta2 = found.betas[1];
     static const std::map<std::string, OptimizerImpl> kImpls = {
         {"fused", OptimizerImpl::Fused},

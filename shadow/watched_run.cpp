@@ -56,6 +56,9 @@ FoundSetting setting_of(const json& row) {
   setting.optimizer.eps = number(optimizer, "eps");
   setting.optimizer.weight_decay = number(optimizer, "weight_decay");
   setting.optimizer.momentum = number(optimizer, "momentum");
+  setting.optimizer.alpha = optimizer.value("alpha", 0.99);
+  setting.optimizer.centered = optimizer.value("centered", false);
+  setting.optimizer.decoupled_weight_decay = optimizer.value("decoupled_weight_decay", false);
   if (optimizer.contains("betas") && optimizer["betas"].is_array()) optimizer["betas"].get_to(setting.optimizer.betas);
   setting.frozen = row.value("frozen", std::vector<std::string>{});
   setting.autocast = row.value("autocast", "");

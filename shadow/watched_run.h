@@ -40,6 +40,8 @@ struct FoundOptimizer {
   double lr = 0, eps = 0, weight_decay = 0, momentum = 0;
   std::vector<double> betas;
   std::int64_t states = -1;  // tensors that it keeps for each parameter, as large as that; -1: unknown
+  double alpha = 0.99;       // RMSprop's
+  bool centered = false, decoupled_weight_decay = false;
 };
 
 /// Recomputation, by the class of what is called again: calls in one forward.

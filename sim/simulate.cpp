@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/job/optimizer_facts.h"
 #include "core/model/mesh_dimension.h"
 #include "core/plan/planned/arena.h"
 #include "sim/device/device.h"
@@ -169,6 +170,8 @@ class Simulation {
                  : play_initialisation(device_, plan_, model_, job_, buffers_))) {
       return nothing_fits(0);
     }
+    const bool constructs = !action && optimizer_facts(job_.train.optimizer).made_by_constructor;
+    if (constructs && !hold_optimizer_state(device_, plan_, model_, job_)) return nothing_fits(0);
     if (!action && !make_arena()) return;
     device_.clock.device_synchronize();
     if (options_.empty_cache_after_init) device_.allocator.empty_cache();
@@ -461,6 +464,17 @@ std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, c
                  "adamw, sgd, adafactor or muon on a host",
                  "adamw8bit with the profile " + job.cluster.profile,
                  "set train.optimizer.name = \"adamw\", or a GPU's profile"};
+  }
+  const bool fused = job.train.optimizer.impl == OptimizerImpl::Fused;
+  if (job.train.optimizer.name == OptimizerKind::Adagrad && fused && profile.kind != "cpu") {
+    return Error{ErrorCode::Refused,
+                 "RuntimeError: `fused=True` requires all the params to be floating point Tensors of supported devices "
+                 "(Adagrad's fused step is a host's)",
+                 "",
+                 "train.optimizer.impl",
+                 "for_loop or foreach on a GPU",
+                 "fused adagrad with the profile " + job.cluster.profile,
+                 "set train.optimizer.impl = \"foreach\""};
   }
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {
     return Error{ErrorCode::Inconsistent,

@@ -376,21 +376,18 @@ void add_checkpointing(TableMaker& t) {
            FORESHARD_FIELD(checkpointing.outside), "the checkpoint wrapper inside the unit, or outside");
 }
 
-void add_train(TableMaker& t) {
-  t.integer("train.steps", 1, 1'000'000'000'000, FORESHARD_FIELD(train.steps), "optimizer steps");
-  t.integer("train.micro_batches", 1, 1024, FORESHARD_FIELD(train.micro_batches), "gradient accumulation");
-  t.boolean("train.no_sync", FORESHARD_FIELD(train.no_sync), "hold gradients between micro-batches");
-  t.special(
-      "train.init", "`default`, `zeros` or normal:STD",
-      [](const Spot& spot, Job& job) { return read_init(spot, job.train.init); },
-      [](const Job& job) { return quoted_text(job.train.init); },
-      "values of parameters that come without: default = as their modules initialise themselves");
+void add_optimizer(TableMaker& t) {
   t.choice("train.optimizer.name",
            Words<OptimizerKind>{{{"adamw", OptimizerKind::AdamW},
                                  {"sgd", OptimizerKind::Sgd},
                                  {"adafactor", OptimizerKind::Adafactor},
                                  {"muon", OptimizerKind::Muon},
-                                 {"adamw8bit", OptimizerKind::AdamW8bit}}},
+                                 {"adamw8bit", OptimizerKind::AdamW8bit},
+                                 {"adagrad", OptimizerKind::Adagrad},
+                                 {"rmsprop", OptimizerKind::RMSprop},
+                                 {"nadam", OptimizerKind::NAdam},
+                                 {"radam", OptimizerKind::RAdam},
+                                 {"adamax", OptimizerKind::Adamax}}},
            FORESHARD_FIELD(train.optimizer.name), "optimizer");
   t.number("train.optimizer.lr", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.lr), "learning rate");
   t.special(
@@ -399,10 +396,16 @@ void add_train(TableMaker& t) {
       [](const Job& job) {
         return fmt::format("[{}, {}]", number_text(job.train.optimizer.beta1), number_text(job.train.optimizer.beta2));
       },
-      "adamw");
-  t.number("train.optimizer.eps", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.eps), "adamw");
+      "adamw, nadam, radam, adamax");
+  t.number("train.optimizer.eps", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.eps), "all but sgd");
   t.number("train.optimizer.weight_decay", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.weight_decay), "weight decay");
-  t.number("train.optimizer.momentum", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.momentum), "sgd");
+  t.number("train.optimizer.momentum", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.momentum), "sgd, rmsprop");
+  t.number("train.optimizer.alpha", 0.0, 1.0, FORESHARD_FIELD(train.optimizer.alpha),
+           "rmsprop: of the average of squares");
+  t.boolean("train.optimizer.centered", FORESHARD_FIELD(train.optimizer.centered),
+            "rmsprop: squares around the average gradient, which is one state more");
+  t.boolean("train.optimizer.decoupled_weight_decay", FORESHARD_FIELD(train.optimizer.decoupled_weight_decay),
+            "nadam, radam: weight decay of the parameter (as adamw), not of its gradient");
   t.choice("train.optimizer.impl",
            Words<OptimizerImpl>{{{"for_loop", OptimizerImpl::ForLoop},
                                  {"foreach", OptimizerImpl::Foreach},
@@ -418,6 +421,18 @@ void add_train(TableMaker& t) {
                                     {"transformers", OptimizerLibrary::Transformers}}},
            FORESHARD_FIELD(train.optimizer.library),
            "adafactor: torch.optim's, or Transformers'; auto = Transformers' where impl is for_loop");
+}
+
+void add_train(TableMaker& t) {
+  t.integer("train.steps", 1, 1'000'000'000'000, FORESHARD_FIELD(train.steps), "optimizer steps");
+  t.integer("train.micro_batches", 1, 1024, FORESHARD_FIELD(train.micro_batches), "gradient accumulation");
+  t.boolean("train.no_sync", FORESHARD_FIELD(train.no_sync), "hold gradients between micro-batches");
+  t.special(
+      "train.init", "`default`, `zeros` or normal:STD",
+      [](const Spot& spot, Job& job) { return read_init(spot, job.train.init); },
+      [](const Job& job) { return quoted_text(job.train.init); },
+      "values of parameters that come without: default = as their modules initialise themselves");
+  add_optimizer(t);
   t.word("train.schedule.name", {"constant", "cosine"}, FORESHARD_FIELD(train.schedule.name), "learning-rate schedule");
   t.integer("train.schedule.warmup", 0, 1'000'000'000'000, FORESHARD_FIELD(train.schedule.warmup),
             "steps of linear warm-up");

@@ -59,10 +59,25 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"mesh.expert_imbalance", [](const Job& job) { return job.mesh.expert > 1; }},
     {"mesh.expert_divide_factor", [](const Job& job) { return job.mesh.expert > 1; }},
     {"train.no_sync", [](const Job& job) { return job.train.micro_batches > 1; }},
-    {"train.optimizer.betas", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
+    {"train.optimizer.betas",
+     [](const Job& job) {
+       const OptimizerKind name = job.train.optimizer.name;
+       return name != OptimizerKind::Sgd && name != OptimizerKind::Adagrad && name != OptimizerKind::RMSprop;
+     }},
     {"train.optimizer.eps", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
     {"train.optimizer.library", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Adafactor; }},
-    {"train.optimizer.momentum", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Sgd; }},
+    {"train.optimizer.momentum",
+     [](const Job& job) {
+       const OptimizerKind name = job.train.optimizer.name;
+       return name == OptimizerKind::Sgd || name == OptimizerKind::RMSprop;
+     }},
+    {"train.optimizer.alpha", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::RMSprop; }},
+    {"train.optimizer.centered", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::RMSprop; }},
+    {"train.optimizer.decoupled_weight_decay",
+     [](const Job& job) {
+       const OptimizerKind name = job.train.optimizer.name;
+       return name == OptimizerKind::NAdam || name == OptimizerKind::RAdam;
+     }},
     {"train.schedule.min_ratio", [](const Job& job) { return job.train.schedule.name == "cosine"; }},
     {"train.grad_scaler.enabled", [](const Job&) { return true; }},
     {"train.grad_scaler.", [](const Job& job) { return job.train.grad_scaler.enabled; }},

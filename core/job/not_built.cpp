@@ -66,6 +66,14 @@ constexpr Missing kMissing[] = {
        return other && steps_in_backward(optimizer.impl);
      },
      "adamw or sgd in backward"},
+    // Adagrad does not tell a scaler that its fused step takes what was found: the host would ask, as by no other.
+    {"train.optimizer.impl",
+     [](const Job& job) {
+       const OptimizerOptions& optimizer = job.train.optimizer;
+       return optimizer.name == OptimizerKind::Adagrad && optimizer.impl == OptimizerImpl::Fused &&
+              job.train.grad_scaler.enabled;
+     },
+     "for_loop or foreach with train.grad_scaler"},
     {"train.optimizer.name",
      [](const Job& job) { return job.train.optimizer.name == OptimizerKind::AdamW8bit && job.fsdp.cpu_offload; },
      "adamw with offload"},

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "core/job/optimizer_facts.h"
 #include "core/model/module_kind.h"
 #include "core/plan/runtime/muon_params.h"
 
@@ -240,9 +241,27 @@ std::optional<Trap> mask_changes_kernel(const Model& model) {
   return trap;
 }
 
+/// torch.optim has a fused step of Adagrad alone, on hosts, and DTensor no rule for it.
+Result<void> check_fused(const Job& job) {
+  const OptimizerKind name = job.train.optimizer.name;
+  const bool has = name == OptimizerKind::Adagrad;
+  const bool asked = is_other_elementwise(name) && job.train.optimizer.impl == OptimizerImpl::Fused;
+  if (!asked || (has && job.fsdp.runtime != Runtime::Fsdp2)) return {};
+  const std::string own(class_name(name));
+  Error error = refused(
+      job,
+      has ? "NotImplementedError: Operator aten._fused_adagrad_.default does not have a sharding strategy registered."
+          : "TypeError: " + own + ".__init__() got an unexpected keyword argument 'fused'",
+      "for_loop or foreach", has ? "fused on DTensors" : "fused, which torch.optim." + own + " does not have",
+      "set train.optimizer.impl = \"foreach\"");
+  error.place = "train.optimizer.impl";
+  return fail(std::move(error));
+}
+
 }  // namespace
 
 Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable& table) {
+  if (Result<void> checked = check_fused(job); !checked) return checked;
   const OptimizerKind name = job.train.optimizer.name;
   const Runtime runtime = job.fsdp.runtime;
   if (name == OptimizerKind::Muon && runtime == Runtime::Fsdp1) {

@@ -9,7 +9,9 @@
 #include <map>
 #include <optional>
 
+#include "core/job/optimizer_facts.h"
 #include "exec/step/adafactor.h"
+#include "exec/step/elementwise.h"
 
 namespace foreshard::exec {
 namespace {
@@ -31,10 +33,9 @@ std::uint64_t key_of(std::initializer_list<std::span<const at::Tensor>> lists, c
 
 std::vector<std::string_view> Optimizer::slots(bool matrix) const {
   if (matrix) return {"momentum_buffer"};
-  if (is_adamw()) return {"exp_avg", "exp_avg_sq"};
+  if (options_.name == OptimizerKind::Muon) return {"exp_avg", "exp_avg_sq"};  // the rest is AdamW's
   if (options_.name == OptimizerKind::Adafactor) return {is_transformers(options_) ? "exp_avg_sq" : "variance"};
-  if (options_.momentum != 0.0) return {"momentum_buffer"};
-  return {};
+  return optimizer_facts(options_).states;
 }
 
 std::vector<Shape> Optimizer::moment_shapes(c10::IntArrayRef shard, bool matrix) const {
@@ -48,6 +49,7 @@ void Optimizer::step(std::span<const OptimizedShard> shards, double lr, const St
     for (const OptimizedShard& shard : shards) adafactor(shard, lr);
     return;
   }
+  if (is_other_elementwise(options_.name)) return elementwise(shards, lr, how);
   if (options_.impl == OptimizerImpl::Fused) return fused(shards, lr, how);
   if (options_.impl == OptimizerImpl::Foreach && how.lists) return foreach (shards, lr);
   for (const OptimizedShard& shard : shards) {
@@ -83,6 +85,43 @@ void Optimizer::adafactor(const OptimizedShard& shard, double lr) const {
   if (!is_transformers(options_))
     return step_torch_adafactor(shard.shard, gradient, moments.tensors, moments.steps, options_, lr);
   step_transformers_adafactor(shard.shard, gradient, moments.tensors.front(), moments.steps, options_, lr);
+}
+
+/// Without kernels over lists foreach takes one shard after the other: its operators are the same.
+void Optimizer::elementwise(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const {
+  std::map<at::ScalarType, std::vector<OptimizedShard>> by_type;
+  for (const OptimizedShard& shard : shards) {
+    if (!shard.gradient.defined()) continue;
+    if (shard.shard.numel() == 0) {
+      ++shard.moments->steps;
+    } else if (options_.impl == OptimizerImpl::ForLoop) {
+      step_alone(options_, shard, lr);
+    } else if (options_.impl == OptimizerImpl::Foreach && !how.lists) {
+      step_together(options_, {&shard, 1}, lr);
+    } else {
+      by_type[shard.shard.scalar_type()].push_back(shard);
+    }
+  }
+  for (const auto& [type, of_type] : by_type) {
+    if (options_.impl == OptimizerImpl::Fused)
+      fused_adagrad(of_type, lr, options_);
+    else
+      step_together(options_, of_type, lr);
+  }
+}
+
+void Optimizer::fused_adagrad(std::span<const OptimizedShard> shards, double lr, const OptimizerOptions& options) {
+  std::vector<at::Tensor> params, grads, sums, steps;
+  for (const OptimizedShard& shard : shards) {
+    params.push_back(shard.shard);
+    grads.push_back(shard.gradient.to(shard.shard.scalar_type()));
+    sums.push_back(shard.moments->tensors[0]);
+    steps.push_back(counted(*shard.moments, shard.shard.device()));
+    shard.moments->counted_steps = ++shard.moments->steps;
+  }
+  at::_foreach_add_(steps, 1);
+  at::_fused_adagrad_(params, grads, sums, steps, lr, /*lr_decay=*/0.0, options.weight_decay, options.eps,
+                      /*maximize=*/false);
 }
 
 void Optimizer::sgd(const OptimizedShard& shard, double lr) const {

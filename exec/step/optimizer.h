@@ -1,4 +1,5 @@
-// AdamW, SGD and Adafactor on local shards (Muon's matrices are exec/step/muon.h's; what it leaves is AdamW's).
+// AdamW, SGD and Adafactor on local shards (Muon's matrices are exec/step/muon.h's; what it leaves is AdamW's; the
+// arithmetic of torch.optim's other elementwise optimizers is exec/step/elementwise.h's).
 // `for_loop` and `foreach` follow PyTorch's order, one tensor after the other or, where the device has kernels over
 // lists, all together: the same roundings. `fused` calls LibTorch's fused kernels.
 //
@@ -25,6 +26,8 @@ struct OptimizerMoments {
   std::int64_t steps = 0;          // so far: 0 = the moments mean nothing yet
   at::Tensor counted = {};         // fused AdamW's own count, on the shard's device, as its kernel reads it
   std::int64_t counted_steps = 0;  // what it holds
+  float momenta = 1.0F;            // NAdam: the product of its momenta, and of how many steps
+  std::int64_t momenta_steps = 0;
 };
 
 struct OptimizedShard {
@@ -65,6 +68,8 @@ class Optimizer {
   void foreach (std::span<const OptimizedShard> shards, double lr) const;
   void sgd(const OptimizedShard& shard, double lr) const;
   void adafactor(const OptimizedShard& shard, double lr) const;
+  void elementwise(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const;
+  static void fused_adagrad(std::span<const OptimizedShard> shards, double lr, const OptimizerOptions& options);
   bool is_adamw() const { return options_.name == OptimizerKind::AdamW || options_.name == OptimizerKind::Muon; }
   static at::Tensor counted(OptimizerMoments& moments, c10::Device device);
   void fused(std::span<const OptimizedShard> shards, double lr, const StepWish& how) const;

@@ -19,6 +19,8 @@ Result<void> check_script(const Job& job, DeviceKind device) {
        "8-bit AdamW is torchao's, whose kernels are compiled for CUDA devices: it is", "adamw"},
       {optimizer.name == OptimizerKind::Muon && device == DeviceKind::Cuda, "train.optimizer.name",
        "Muon on CUDA devices is", "adamw"},
+      {optimizer.name == OptimizerKind::Adagrad && optimizer.impl == OptimizerImpl::Fused && device == DeviceKind::Cuda,
+       "train.optimizer.impl", "fused Adagrad is a host's in PyTorch: on CUDA devices it is", "foreach"},
       // What the scaler found is read by fused kernels alone there, and Muon's step is none.
       {optimizer.name == OptimizerKind::Muon && optimizer.impl == OptimizerImpl::Fused && job.train.grad_scaler.enabled,
        "train.optimizer.impl", "fused steps beside Muon's under train.grad_scaler are", "foreach"},

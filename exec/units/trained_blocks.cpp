@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/job/optimizer_facts.h"
 #include "core/plan/runtime/muon_params.h"
 #include "exec/host/counting_allocator.h"
 #include "exec/step/muon.h"
@@ -24,6 +25,16 @@ void TrainedBlocks::set_units(const std::vector<UnitTensors*>& units, const Mode
     for (const ParamView& view : units[u]->views()) {
       if (view.block < 0 || !is_block_matrix(model, view.id)) continue;
       matrix_rows_[u][static_cast<std::size_t>(view.block)] = model.params[view.id.index()].shape.front();
+    }
+  }
+  if (optimizer_facts(options_).made_by_constructor) make_all_moments();
+}
+
+void TrainedBlocks::make_all_moments() {
+  const Stream pool = context_.has_host_stream() ? Stream::Host : Stream::D;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    for (std::size_t b = 0; b < moments_[u].size(); ++b) {
+      make_moments({units_[u], units_[u]->blocks()[b].shard, {}, &moments_[u][b], {}, matrix_rows_[u][b]}, pool, {});
     }
   }
 }
@@ -353,12 +364,7 @@ void TrainedBlocks::step_matrix(const Instruction& instruction, InstructionId id
 
 Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const ParamPlace> places,
                                          const std::vector<bool>& trainable) {
-  const Stream pool = context_.has_host_stream() ? Stream::Host : Stream::D;
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    for (std::size_t b = 0; b < moments_[u].size(); ++b) {
-      make_moments({units_[u], units_[u]->blocks()[b].shard, {}, &moments_[u][b], {}, matrix_rows_[u][b]}, pool, {});
-    }
-  }
+  make_all_moments();
   if (auto done = context_.backend().synchronize(); !done) return tl::unexpected<Failure>(done.error());
   TrainState state;
   if (scaler_.enabled()) state.scaler = scaler_.state();

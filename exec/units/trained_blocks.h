@@ -101,6 +101,7 @@ class TrainedBlocks {
   /// The ranks meet over a tensor of work's.
   void meet(const Instruction& instruction, InstructionId id, std::function<at::Tensor()> over);
   void scale(const Instruction& instruction, InstructionId id);
+  void make_all_moments();
   void make_moments(const Target& target, Stream pool, InstructionId id);
   void step(const Instruction& instruction, InstructionId id, Targets targets, double lr);
   void step_matrix(const Instruction& instruction, InstructionId id, const Target& target, double lr);

@@ -781,6 +781,18 @@ class Scripts(unittest.TestCase):
             },
         )
 
+    def test_other_optimizers_bring_what_their_states_hang_on(self):
+        module = Two()
+        optimizer = torch.optim.RMSprop(module.parameters(), momentum=0.9, centered=True)
+
+        def step(module, x):
+            scalar(module(x)).backward()
+            optimizer.step()
+
+        job = capture_step(module, step, torch.empty(3, 6)).document["job"]
+        self.assertEqual(job["train.optimizer.name"], "rmsprop")
+        self.assertEqual((job["train.optimizer.momentum"], job["train.optimizer.centered"]), (0.9, True))
+
     def test_all_models_of_the_suite_are_captured(self):
         import models
 

@@ -61,22 +61,21 @@ bool hold_shards(Device& device, const Plan& plan, const Model& model, const Job
   return true;
 }
 
+}  // namespace
+
 bool hold_optimizer_state(Device& device, const Plan& plan, const Model& model, const Job& job) {
   if (job.fsdp.cpu_offload) return true;
   const OptimizerOptions& options = job.train.optimizer;
-  const bool adam = options.name == OptimizerKind::AdamW;
-  const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
+  const OptimizerFacts facts = optimizer_facts(options);
   for (const LocalParam& param : local_params(plan, model, job)) {
-    for (int moment = 0; moment < moments; ++moment) {
+    for (std::size_t moment = 0; moment < facts.states.size(); ++moment) {
       if (!hold(device, param.bytes, MemoryCategory::OptimizerState)) return false;
     }
-    const bool counts_on_device = adam && options.impl == OptimizerImpl::Fused;
+    const bool counts_on_device = !facts.scalars.empty() && options.impl == OptimizerImpl::Fused;
     if (counts_on_device && !hold(device, itemsize(DType::Float32), MemoryCategory::OptimizerState)) return false;
   }
   return true;
 }
-
-}  // namespace
 
 bool is_action_plan(const Plan& plan) {
   return std::ranges::any_of(plan.iterations, [](const PlanIteration& iteration) {

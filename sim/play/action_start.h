@@ -15,6 +15,9 @@ namespace foreshard {
 /// True for the plans of build_action_plan.
 bool is_action_plan(const Plan& plan);
 
+/// The optimizer's state of this rank's parameters, which lies on the host where they do. False: out of memory.
+bool hold_optimizer_state(Device& device, const Plan& plan, const Model& model, const Job& job);
+
 /// Shards and module buffers; before summon and save the optimizer's state too (load makes its own where it is asked
 /// for). Before init nothing. Nothing but that is ever allocated, so that the peak is the action's. False: out of
 /// memory.

@@ -90,26 +90,26 @@ bool OptimizerState::adafactor_of_list(Device& device, const ActivitySpan& what,
                            return means_split(device, pool(), param, by_row);
                          });
       if (!split) return false;
-      foreach_call(device, what, 1, list);
+      list_call(device, stream_, what, 1, list);
       free(*means);
     }
     updates = made([](const LocalParam& p) { return p.bytes; });
     const auto means = made([](const LocalParam& p) { return itemsize(p.dtype); });
     if (!updates || !means) return false;
-    for (const int passes : {1, 2}) foreach_call(device, what, passes, list);
+    for (const int passes : {1, 2}) list_call(device, stream_, what, passes, list);
     free(*means);
   } else {
     const auto squares = made([](const LocalParam& p) { return p.bytes; });
     if (!squares) return false;
-    for (const int passes : {3, 3}) foreach_call(device, what, passes, list);
+    for (const int passes : {3, 3}) list_call(device, stream_, what, passes, list);
     free(*squares);
     updates = made([](const LocalParam& p) { return p.bytes; });
     if (!updates) return false;
-    foreach_call(device, what, 2, list);
+    list_call(device, stream_, what, 2, list);
   }
-  for (const int passes : {2, 2, 3}) foreach_call(device, what, passes, list);
+  for (const int passes : {2, 2, 3}) list_call(device, stream_, what, passes, list);
   if (!norms()) return false;  // of their updates
-  for (const int passes : {2, 3}) foreach_call(device, what, passes, list);
+  for (const int passes : {2, 3}) list_call(device, stream_, what, passes, list);
   free(*updates);
   return true;
 }

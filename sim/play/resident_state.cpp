@@ -1,9 +1,11 @@
 #include "sim/play/resident_state.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "core/plan/runtime/muon_params.h"
+#include "sim/play/instructions/step_calls.h"
 
 namespace foreshard {
 namespace {
@@ -71,8 +73,8 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
 
 // ------------------------------------------------------------------------------------------------ clip and step
 
-void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int passes,
-                                  const std::vector<LocalParam>& list) {
+void list_call(Device& device, Stream stream, const ActivitySpan& what, int passes,
+               const std::vector<LocalParam>& list) {
   std::int64_t blocks = 0;
   Bytes bytes = 0;
   for (const LocalParam& param : list) {
@@ -80,7 +82,7 @@ void OptimizerState::foreach_call(Device& device, const ActivitySpan& what, int 
     bytes += param.bytes;
   }
   const std::int64_t launches = std::max<std::int64_t>(1, ceil_div(blocks, kMaxBlocks));
-  device.launch(stream_, device.cost.op_ns() + launches * device.cost.launch_ns(),
+  device.launch(stream, device.cost.op_ns() + launches * device.cost.launch_ns(),
                 device.cost.list(bytes * passes, launches), what);
 }
 
@@ -140,9 +142,9 @@ void OptimizerState::update_scale(Device& device, const ActivitySpan& what) {
 
 bool OptimizerState::make_state(Device& device, const ActivitySpan& what) {
   const OptimizerOptions& options = options_;
-  const bool adam = options.name == OptimizerKind::AdamW;
-  const int moments = adam ? 2 : options.momentum != 0 ? 1 : 0;
-  const bool step_on_device = adam && options.impl == OptimizerImpl::Fused;
+  const OptimizerFacts facts = optimizer_facts(options);
+  const auto moments = static_cast<int>(facts.states.size());
+  const bool step_on_device = !facts.scalars.empty() && options.impl == OptimizerImpl::Fused;
   for (const LocalParam& param : params_) {
     if (step_on_device && device.book.allocate(4, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
     if (step_on_device) {
@@ -295,21 +297,53 @@ std::vector<LocalParam> OptimizerState::taken_at_once() const {
   return blocks;
 }
 
+namespace {
+
+/// What one block's step takes in the executor's loop (exec/step).
+struct HostStep {
+  int passes = 0;       // reads and writes of a tensor of its size
+  int temporaries = 0;  // at once
+};
+
+HostStep host_step(const OptimizerOptions& options, std::int64_t step) {
+  const bool fused = options.impl == OptimizerImpl::Fused;
+  if (options.name == OptimizerKind::AdamW) return {20, 1};  // the root of the second moment
+  if (options.name == OptimizerKind::Adagrad && fused) return {5, 0};
+  if (!is_other_elementwise(options.name))
+    return {options.momentum != 0 ? 6 : 3, options.weight_decay != 0 ? 1 : 0};  // grad + decay * param
+  HostStep taken;
+  const bool lists = options.impl != OptimizerImpl::ForLoop;
+  const std::vector<StepCall> calls = step_calls(options, lists, step);
+  std::set<int> named;
+  for (const StepCall& call : calls) {
+    taken.passes += call.passes;
+    if (call.makes != StepCall::kNone) named.insert(call.makes);
+    taken.temporaries = std::max(taken.temporaries, static_cast<int>(named.size()));
+    for (const int variable : call.drops) named.erase(variable);
+  }
+  if (lists) return taken;
+  // The executor goes on in place where PyTorch's expressions take tensors.
+  const bool adapts = options.name == OptimizerKind::RAdam && averaged_length(options.beta2, step) > 5;
+  taken.temporaries = (decays_gradients(options) ? 1 : 0) + (adapts ? 2 : 1);
+  return taken;
+}
+
+}  // namespace
+
 /// Our executor's loop on a host, whatever train.optimizer.impl says short of "fused": a block's temporary is gone
 /// before the next one's comes.
 bool OptimizerState::step_by_blocks(Device& device, const ActivitySpan& what) {
   const OptimizerOptions& options = options_;
-  const bool adam = options.name == OptimizerKind::AdamW;
-  const int passes = adam ? 20 : options.momentum != 0 ? 6 : 3;
+  const HostStep step = host_step(options, steps_);
   for (const LocalParam& block : taken_at_once()) {
-    BlockHandle temporary = kNoBlock;  // AdamW: the root of the second moment; SGD: grad + decay * param
-    if (adam || options.weight_decay != 0) {
-      temporary = device.book.allocate(block.bytes, pool(), MemoryCategory::Temporaries);
-      if (temporary == kNoBlock) return false;
+    std::vector<BlockHandle> held;
+    for (int k = 0; k < step.temporaries; ++k) {
+      held.push_back(device.book.allocate(block.bytes, pool(), MemoryCategory::Temporaries));
+      if (held.back() == kNoBlock) return false;
     }
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
-                  device.cost.copy(block.bytes * passes, block.dtype), what);
-    if (temporary != kNoBlock) device.book.free(temporary);
+                  device.cost.copy(block.bytes * step.passes, block.dtype), what);
+    free_list(device, held);
   }
   return true;
 }
@@ -317,14 +351,20 @@ bool OptimizerState::step_by_blocks(Device& device, const ActivitySpan& what) {
 bool OptimizerState::measured_step(Device& device, const ActivitySpan& what, bool on_host) {
   if (!on_host && !has_state_ && !make_state(device, what)) return false;
   const bool adam = options_.name == OptimizerKind::AdamW;
-  const bool roots = !on_host && adam && options_.impl != OptimizerImpl::Fused;
+  const bool other = is_other_elementwise(options_.name);
+  const HostStep own = host_step(options_, steps_);
+  const bool roots = !on_host && (adam || other) && options_.impl != OptimizerImpl::Fused;
   SimDuration time = 0;
   for (const LocalParam& block : taken_at_once()) {
-    time += device.cost.work().of(adam ? TensorWork::AdamW : TensorWork::Sgd, block.bytes);
-    if (!roots) continue;
-    const BlockHandle root = device.book.allocate(block.bytes, pool(), MemoryCategory::Temporaries);
-    if (root == kNoBlock) return false;
-    device.book.free(root);
+    const SimDuration known = device.cost.work().of(adam || other ? TensorWork::AdamW : TensorWork::Sgd, block.bytes);
+    // Nobody has measured these: as AdamW's, by what they read and write.
+    time += other ? known * own.passes / host_step({}, steps_).passes : known;
+    std::vector<BlockHandle> held;
+    for (int k = 0; roots && k < own.temporaries; ++k) {
+      held.push_back(device.book.allocate(block.bytes, pool(), MemoryCategory::Temporaries));
+      if (held.back() == kNoBlock) return false;
+    }
+    free_list(device, held);
   }
   if (on_host)
     device.clock.host_cost(device.cost.launch_ns() + time);
@@ -348,6 +388,7 @@ bool OptimizerState::measured_clip(Device& device, bool norms, bool scales, cons
 
 bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host) {
   if (params_.empty()) return true;
+  ++steps_;
   const bool measured = device.cost.work().measured() && options_.name != OptimizerKind::Adafactor;
   if (measured) return measured_step(device, what, on_host);
   if (on_host) {  // C6: the parameters live on the host, and so does the step
@@ -359,7 +400,14 @@ bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host
   if (!by_blocks && options_.name == OptimizerKind::Sgd) return sgd(device, what);
   if (!has_state_ && !make_state(device, what)) return false;
   if (options_.name == OptimizerKind::AdamW8bit) return byte_adamw(device, what);
-  return by_blocks ? step_by_blocks(device, what) : adamw(device, what);
+  if (by_blocks) return step_by_blocks(device, what);
+  if (!is_other_elementwise(options_.name)) return adamw(device, what);
+  if (options_.impl == OptimizerImpl::Fused) {  // Adagrad's: reads parameter, gradient and sum, writes two of them
+    for (const int passes : {1, 5}) foreach_call(device, what, passes);
+    return true;
+  }
+  const bool lists = options_.impl == OptimizerImpl::Foreach;
+  return play_step_calls(device, stream_, what, params_, step_calls(options_, lists, steps_), lists);
 }
 
 std::vector<LocalParam> params_beside_muon(const Model& model, std::vector<LocalParam> params) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/job.h"
+#include "core/job/optimizer_facts.h"
 #include "core/model/model.h"
 #include "core/operators/layout.h"
 #include "core/plan.h"
@@ -47,6 +48,10 @@ NormBlock norm_of(Device& device, int pool, Numel numel, DType dtype);
 /// Python drops a list's elements from its end.
 void free_list(Device& device, const std::vector<BlockHandle>& blocks);
 
+/// One foreach call: reads and writes `passes` times all parameters of the list.
+void list_call(Device& device, Stream stream, const ActivitySpan& what, int passes,
+               const std::vector<LocalParam>& list);
+
 class OptimizerState {
  public:
   /// What it keeps and takes lies in the pool of `stream`, where it runs.
@@ -55,7 +60,8 @@ class OptimizerState {
         flat_(job.fsdp.runtime == Runtime::Fsdp1),
         flattened_(job.mesh.flattened || (job.mesh.expert > 1 && job.mesh.tensor == 1)),
         params_(std::move(params)),
-        stream_(stream) {}
+        stream_(stream),
+        has_state_(optimizer_facts(options_).made_by_constructor) {}
 
   /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
   bool clip(Device& device, const Plan& plan, const Instruction& i, const ActivitySpan& what);
@@ -64,10 +70,13 @@ class OptimizerState {
   bool scale_loss(Device& device, const ActivitySpan& what);
   bool unscale(Device& device, const ActivitySpan& what, bool on_host);
   void update_scale(Device& device, const ActivitySpan& what);
-  /// The first step makes the state.
+  /// The first step makes the state, where the constructor has not.
   bool step(Device& device, const ActivitySpan& what, bool on_host);
   /// Somebody else has made it.
-  void has_made_state() { has_state_ = true; }
+  void has_made_state() {
+    has_state_ = true;
+    ++steps_;
+  }
   /// zero_grad that keeps the gradients.
   void zero(Device& device, const ActivitySpan& what);
 
@@ -104,11 +113,9 @@ class OptimizerState {
   bool list_norm(Device& device, const Plan& plan, const std::vector<LocalParam>& params, const ActivitySpan& what);
   bool measured_clip(Device& device, bool norms, bool scales, const ActivitySpan& what);
   std::vector<LocalParam> taken_at_once() const;
-  /// One foreach call: reads and writes `passes` times all parameters.
   void foreach_call(Device& device, const ActivitySpan& what, int passes) {
-    foreach_call(device, what, passes, params_);
+    list_call(device, stream_, what, passes, params_);
   }
-  void foreach_call(Device& device, const ActivitySpan& what, int passes, const std::vector<LocalParam>& list);
   /// The same on the host.
   void host_pass(Device& device, int passes);
   /// A copy of every parameter; freed by the caller. False: out of memory.
@@ -122,6 +129,7 @@ class OptimizerState {
   std::vector<LocalParam> params_;
   Stream stream_ = Stream::D;
   bool has_state_ = false;
+  std::int64_t steps_ = 0;
   bool has_scale_ = false, has_zero_ = false;
   BlockHandle found_inf_ = kNoBlock;  // from unscale to update
   std::vector<BlockHandle> scales_;   // adafactor: a number for each parameter

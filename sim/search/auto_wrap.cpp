@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/job/optimizer_facts.h"
 #include "core/plan/units/groups.h"
 #include "sim/network/collectives.h"
 
@@ -165,7 +166,7 @@ class Search {
   Bytes least_memory(const std::vector<Candidate>& units, Numel in_root) const {
     const Bytes element = itemsize(job_.model.dtype.value_or(DType::Float32));
     const Bytes compute = itemsize(job_.fsdp.mixed_precision.param.value_or(DType::Float32));
-    const std::int64_t moments = job_.train.optimizer.name == OptimizerKind::AdamW ? 2 : 0;
+    const auto moments = static_cast<std::int64_t>(optimizer_facts(job_.train.optimizer).states.size());
     Numel largest = 0;
     for (const Candidate& unit : units) largest = std::max(largest, unit.numel);
     const Bytes resident = job_.fsdp.cpu_offload

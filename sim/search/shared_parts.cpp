@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/job/optimizer_facts.h"
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
@@ -137,7 +138,7 @@ Job plan_key(const Job& job) {
   // Muon and steps in backward are instructions; what an optimizer cannot do is refused with the plan.
   key.train.optimizer.name = train.optimizer.name;
   const bool asked_how = steps_in_backward(train.optimizer.impl) || train.grad_scaler.enabled ||
-                         train.optimizer.name == OptimizerKind::Adafactor;
+                         train.optimizer.name == OptimizerKind::Adafactor || is_other_elementwise(train.optimizer.name);
   if (asked_how) key.train.optimizer.impl = train.optimizer.impl;
   return key;
 }

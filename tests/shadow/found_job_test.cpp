@@ -71,6 +71,20 @@ TEST(FoundJob, TwoAdafactorsAreToldApart) {
             OptimizerLibrary::Transformers);
 }
 
+TEST(FoundJob, TorchsElementwiseOptimizersAreFoundByTheirClasses) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.setting->optimizer = {"RMSprop", "torch", "for_loop", 1e-2, 1e-8, 0, 0.9, {}, 3, 0.95, true};
+  FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  EXPECT_EQ(found.job.train.optimizer.name, OptimizerKind::RMSprop);
+  EXPECT_EQ(found.job.train.optimizer.alpha, 0.95);
+  EXPECT_TRUE(found.job.train.optimizer.centered);
+  EXPECT_TRUE(found.beyond.empty());
+  run.setting->optimizer = {"Adamax", "torch", "foreach", 1e-2, 1e-8, 0, 0, {0.9, 0.99}, 2};
+  found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  EXPECT_EQ(found.job.train.optimizer.name, OptimizerKind::Adamax);
+  EXPECT_EQ(found.job.train.optimizer.beta2, 0.99);
+}
+
 TEST(FoundJob, WhatNoKeySaysIsTold) {
   WatchedRun run = run_of({unit("h.0")});
   run.setting->optimizer.name = "Lion";

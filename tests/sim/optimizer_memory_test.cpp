@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include "core/job/optimizer_facts.h"
+#include "sim/play/instructions/step_calls.h"
 #include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
@@ -182,6 +184,144 @@ TEST_F(OptimizerMemory, TorchsAdafactorByALoopHoldsTwoOfItsLargestAndOneOfTheNex
   const Bytes lists = beside(1);
   EXPECT_GT(lists, kAll);
   EXPECT_LT(lists, kAll + kAll / 10);
+}
+
+// docs/measurements/2026-11-25-other-optimizers.md: the states, and one list over all parameters (Adagrad two); by a
+// loop two of the largest, one and the one before it, one without a name.
+TEST_F(OptimizerMemory, TorchsElementwiseOptimizersKeepAndTakeWhatWasRecorded) {
+  constexpr Bytes kBefore = 256 * 256 * 4 / 2;  // embedding, then a projection of the first layer
+  const struct {
+    OptimizerKind name;
+    bool both;
+    Bytes states, lists, loop;
+  } kKinds[] = {{OptimizerKind::Adagrad, false, 1, 2 * kAll, kEmbedding + kBefore},
+                {OptimizerKind::RMSprop, false, 1, kAll, kEmbedding + kBefore},
+                {OptimizerKind::RMSprop, true, 3, kAll, kEmbedding + kBefore},
+                {OptimizerKind::NAdam, false, 2, kAll, 2 * kEmbedding},
+                {OptimizerKind::RAdam, false, 2, kAll, 2 * kEmbedding},
+                {OptimizerKind::Adamax, false, 2, kAll, kEmbedding}};
+  OptimizerOptions& options = job.train.optimizer;
+  options.weight_decay = 0;
+  options.impl = OptimizerImpl::Foreach;
+  const Prediction without = predicted();  // SGD keeps nothing
+  for (const auto& kind : kKinds) {
+    options.name = kind.name;
+    options.momentum = kind.both ? 0.9 : 0.0;
+    options.centered = kind.both;
+    const std::string what(class_name(kind.name));
+    options.impl = OptimizerImpl::Foreach;
+    const Prediction lists = predicted();
+    EXPECT_NEAR(lists.iterations.at(1).end_allocated - without.iterations.at(1).end_allocated, kind.states * kAll,
+                kind.states * kSlack)
+        << what;
+    EXPECT_NEAR(beside(1), kind.lists, 2 * kSlack) << what;
+    const bool first = lists.init_allocated > without.init_allocated;
+    EXPECT_EQ(first, kind.name == OptimizerKind::Adagrad) << what << ": the constructor makes it, or the first step";
+    options.impl = OptimizerImpl::ForLoop;
+    EXPECT_NEAR(beside(1), kind.loop, 2 * kSlack) << what;
+  }
+}
+
+// The page's model and figures: 43.0 M parameters, two ranks, three steps.
+TEST_F(OptimizerMemory, BytesOfStatesAndTemporariesAreThoseRecorded) {
+  std::ofstream(job.model.source) << R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,
+    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000,
+    "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 512})";
+  job.model.seq = 128;
+  job.train.clip_grad_norm = 0;
+  job.train.script.push_back(job.train.script.back());
+  OptimizerOptions& options = job.train.optimizer;
+  options.weight_decay = 0;
+  options.beta2 = 0.999;
+  options.impl = OptimizerImpl::Foreach;
+  const Bytes without = predicted().iterations.at(2).end_allocated;
+  const struct {
+    OptimizerKind name;
+    bool both;
+    Bytes states, lists, loop;
+  } kRecorded[] = {{OptimizerKind::Adagrad, false, 88'086'016, 176'699'392, 34'078'720},
+                   {OptimizerKind::RMSprop, false, 88'086'016, 88'611'840, 34'078'720},
+                   {OptimizerKind::RMSprop, true, 263'736'832, 87'563'264, 34'078'720},
+                   {OptimizerKind::NAdam, false, 176'697'856, 87'038'976, 65'537'024},
+                   {OptimizerKind::RAdam, false, 176'697'856, 87'038'976, 65'536'000},
+                   {OptimizerKind::Adamax, false, 176'697'856, 87'038'976, 32'768'000}};
+  for (const auto& row : kRecorded) {
+    options.name = row.name;
+    options.momentum = row.both ? 0.9 : 0.0;
+    options.centered = row.both;
+    options.impl = OptimizerImpl::Foreach;
+    const std::string what(class_name(row.name));
+    EXPECT_NEAR(predicted().iterations.at(2).end_allocated - without, row.states, row.states / 50) << what;
+    EXPECT_NEAR(beside(2), row.lists, row.lists / 50) << what;  // the allocator leaves up to 1 MiB with a block
+    options.impl = OptimizerImpl::ForLoop;
+    EXPECT_NEAR(beside(2), row.loop, row.loop / 25) << what;
+  }
+}
+
+TEST_F(OptimizerMemory, DecayedGradientsAreAListAnother) {
+  OptimizerOptions& options = job.train.optimizer;
+  options.impl = OptimizerImpl::Foreach;
+  options.name = OptimizerKind::Adagrad;
+  EXPECT_NEAR(beside(1), 2 * kAll, 2 * kSlack) << "they become the numerators";
+  options.name = OptimizerKind::RAdam;
+  EXPECT_NEAR(beside(1), kAll, kSlack) << "gone before the roots are made";
+  options.name = OptimizerKind::NAdam;
+  EXPECT_NEAR(beside(1), 2 * kAll, 2 * kSlack);
+  options.decoupled_weight_decay = true;
+  EXPECT_NEAR(beside(1), kAll, kSlack) << "the parameters decay";
+}
+
+TEST_F(OptimizerMemory, OnlyAdagradHasAFusedStepAndThatOnHosts) {
+  OptimizerOptions& options = job.train.optimizer;
+  options.impl = OptimizerImpl::Fused;
+  for (const OptimizerKind name :
+       {OptimizerKind::RMSprop, OptimizerKind::NAdam, OptimizerKind::RAdam, OptimizerKind::Adamax}) {
+    options.name = name;
+    const auto refused = prepare(job);
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message, ::testing::HasSubstr("unexpected keyword argument 'fused'"));
+    EXPECT_EQ(refused.error().place, "train.optimizer.impl");
+    EXPECT_THAT(refused.error().expected, ::testing::HasSubstr("foreach"));
+  }
+  options.name = OptimizerKind::Adagrad;
+  EXPECT_THAT(prepare(job).error().message, ::testing::HasSubstr("_fused_adagrad_"));
+  job.fsdp.runtime = Runtime::Fsdp1;
+  const Prepared device = prepare(job).value();
+  const auto played = simulate(device.plan, device.model, device.lowered, job, device.profile, SimulateOptions());
+  ASSERT_FALSE(played);
+  EXPECT_EQ(played.error().place, "train.optimizer.impl");
+  job.cluster.profile = "cpu-host";
+  const Prepared host = prepare(job).value();
+  EXPECT_TRUE(simulate(host.plan, host.model, host.lowered, job, host.profile, SimulateOptions()));
+}
+
+/// What it calls over lists, and for each parameter by a loop: half the recorded kernels, where a call took two.
+TEST(StepCalls, AreAsManyAsWereRecorded) {
+  const auto count = [](const OptimizerOptions& options, bool lists, std::int64_t step) {
+    const std::vector<StepCall> calls = step_calls(options, lists, step);
+    return std::count_if(calls.begin(), calls.end(), [](const StepCall& call) { return call.passes > 0; });
+  };
+  const struct {
+    OptimizerKind name;
+    bool both;
+    std::int64_t lists, loop;
+  } kKinds[] = {{OptimizerKind::Adagrad, false, 5, 4}, {OptimizerKind::RMSprop, false, 5, 5},
+                {OptimizerKind::RMSprop, true, 9, 9},  {OptimizerKind::NAdam, false, 8, 8},
+                {OptimizerKind::RAdam, false, 9, 6},   {OptimizerKind::Adamax, false, 6, 6}};
+  OptimizerOptions options;
+  options.weight_decay = 0;
+  options.beta2 = 0.999;
+  for (const auto& kind : kKinds) {
+    options.name = kind.name;
+    options.momentum = kind.both ? 0.9 : 0.0;
+    options.centered = kind.both;
+    EXPECT_EQ(count(options, true, 3), kind.lists) << class_name(kind.name);
+    EXPECT_EQ(count(options, false, 3), kind.loop) << class_name(kind.name);
+  }
+  options.name = OptimizerKind::RAdam;
+  EXPECT_EQ(count(options, true, 6), 9);
+  EXPECT_EQ(count(options, false, 5), 6) << "no adaptive rate yet";
+  EXPECT_EQ(count(options, false, 6), 12);
 }
 
 TEST_F(OptimizerMemory, WhatCannotBeShardedIsRefusedWithPyTorchsReason) {

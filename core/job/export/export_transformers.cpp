@@ -42,6 +42,8 @@ void put_optimizer(const Job& job, JobValue& tree) {
   switch (optimizer.name) {
     case OptimizerKind::Sgd: put("optim", tree_text_value("sgd")); break;
     case OptimizerKind::Adafactor: put("optim", tree_text_value("adafactor")); break;
+    case OptimizerKind::Adagrad: put("optim", tree_text_value("adagrad")); break;
+    case OptimizerKind::RMSprop: put("optim", tree_text_value("rmsprop")); break;
     case OptimizerKind::AdamW8bit: put("optim", tree_text_value("adamw_bnb_8bit")); break;
     default:
       put("optim", tree_text_value(optimizer.impl == OptimizerImpl::Fused ? "adamw_torch_fused" : "adamw_torch"));

@@ -30,8 +30,8 @@ void read_words(Reader& r, const std::string& words) {
 }
 
 void read_optimizer(Reader& r) {
-  static const Words kNames = {
-      {"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"adamw_hf", "adamw"}, {"sgd", "sgd"}};
+  static const Words kNames = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"adamw_hf", "adamw"},
+                               {"sgd", "sgd"},           {"adagrad", "adagrad"},         {"rmsprop", "rmsprop"}};
   static const Words kSchedules = {{"cosine", "cosine"},
                                    {"cosine_with_min_lr", "cosine"},
                                    {"constant", "constant"},
@@ -46,7 +46,15 @@ void read_optimizer(Reader& r) {
   if (name == "adamw_torch_fused") r.set_word("train.optimizer.impl", "fused", "optim");
   r.copy("learning_rate", "train.optimizer.lr");
   r.copy("weight_decay", "train.optimizer.weight_decay");
-  r.copy("adam_epsilon", "train.optimizer.eps");
+  if (name == "adagrad" || name == "rmsprop") {  // torch.optim's own arguments: the trainer hands none on
+    JobValue eps;
+    eps.kind = JobValue::Kind::Float;
+    eps.number = name == "adagrad" ? 1e-10 : 1e-8;
+    r.set("train.optimizer.eps", eps, "optim");
+    r.ignore("adam_epsilon");
+  } else {
+    r.copy("adam_epsilon", "train.optimizer.eps");
+  }
   const JobValue* beta1 = r.take("adam_beta1");
   const JobValue* beta2 = r.take("adam_beta2");
   if (beta1 != nullptr && beta2 != nullptr) {

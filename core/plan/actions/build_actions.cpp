@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "core/job/optimizer_facts.h"
 #include "core/plan/actions/action_writer.h"
 #include "core/plan/actions/mesh_state.h"
 #include "core/plan/runtime/plan_frame.h"
@@ -98,8 +99,9 @@ Result<Plan> build_action_plan(const Model& model, const Job& job, const UnitTab
   const OptimizerKind optimizer = job.train.optimizer.name;
   for (ActionRequest request : requests) {
     const bool beside = request.action != PlanAction::Init;  // the state lies there meanwhile, or is what is written
-    if (beside && optimizer != OptimizerKind::AdamW && optimizer != OptimizerKind::Sgd) {
-      return fail(refused(request, "the state of this optimizer is planned in training steps only", "adamw or sgd",
+    if (beside && !is_elementwise(optimizer)) {
+      return fail(refused(request, "the state of this optimizer is planned in training steps only",
+                          "adamw, sgd, adagrad, rmsprop, nadam, radam or adamax",
                           "set train.optimizer.name = \"adamw\""));
     }
     const bool state = request.action == PlanAction::Save || request.action == PlanAction::Load;

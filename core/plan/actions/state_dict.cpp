@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/job/optimizer_facts.h"
 #include "core/model/mesh_dimension.h"
 #include "core/plan/actions/mesh_state.h"
 #include "core/runtime_layouts.h"
@@ -163,9 +164,11 @@ std::vector<StateEntry> model_state(const StateSource& source, const ActionReque
 }
 
 std::vector<OptimizerTensor> optimizer_tensors(const OptimizerOptions& options) {
-  if (options.name == OptimizerKind::AdamW) return {{"exp_avg", false}, {"exp_avg_sq", false}, {"step", true}};
-  if (options.momentum != 0) return {{"momentum_buffer", false}};
-  return {};
+  const OptimizerFacts facts = optimizer_facts(options);
+  std::vector<OptimizerTensor> tensors;
+  for (const std::string_view state : facts.states) tensors.push_back({std::string(state), false});
+  for (const std::string_view scalar : facts.scalars) tensors.push_back({std::string(scalar), true});
+  return tensors;
 }
 
 ChunkGroup chunk_group(const StateSource& source, const PlanUnit& unit) {

@@ -302,9 +302,13 @@ class Session:
 
         def stepping(optimizer, args, kwargs):
             name = type(optimizer).__name__.lower()
-            if name in ("adamw", "adam", "sgd"):  # Adam's state and kernels are AdamW's
-                self.job["train.optimizer.name"] = "sgd" if name == "sgd" else "adamw"
             defaults = optimizer.defaults
+            others = ("adagrad", "rmsprop", "nadam", "radam", "adamax")
+            if name in ("adamw", "adam", "sgd", *others):  # Adam's state and kernels are AdamW's
+                self.job["train.optimizer.name"] = "adamw" if name == "adam" else name
+            for argument in ("momentum", "centered", "decoupled_weight_decay"):
+                if name in others and defaults.get(argument):  # states and temporaries hang on them
+                    self.job[f"train.optimizer.{argument}"] = defaults[argument]
             if defaults.get("fused"):
                 self.job["train.optimizer.impl"] = "fused"
             elif defaults.get("foreach") is False:

@@ -391,6 +391,7 @@ def _optimizer(optimizer) -> dict:
         "impl": _impl(options, _loops(optimizer)),
         "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
+        "alpha": float(options.get("alpha") or 0.99), "centered": bool(options.get("centered")), "decoupled_weight_decay": bool(options.get("decoupled_weight_decay")),
     }  # fmt: skip
 
 

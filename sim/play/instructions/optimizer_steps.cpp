@@ -60,8 +60,7 @@ bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {
   const bool whole = i.kind == InstructionKind::Clip || (i.kind == InstructionKind::OptimizerStep && !i.name.valid() &&
                                                          !i.buffer.param.valid() && i.stream == Stream::D);
   return whole && !i.on_host && context_.plan.runtime != Runtime::Fsdp1 && !in_backward_ && !beside_muon_ &&
-         (options.name == OptimizerKind::AdamW || options.name == OptimizerKind::Sgd) &&
-         !context_.device.cost.work().measured();
+         is_elementwise(options.name) && !context_.device.cost.work().measured();
 }
 
 bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {

@@ -183,6 +183,17 @@ TEST(ExportJob, JobsThatAFormatCanSayComeBackWhole) {
   }
 }
 
+TEST(ExportJob, TransformersHasTwoOfTorchsOtherOptimizers) {
+  Job job;
+  job.model.source = "config.json";
+  const auto untold = [&job](OptimizerKind name) {
+    job.train.optimizer.name = name;
+    return export_job(job, ExportTool::Transformers)->files.front().untold;
+  };
+  EXPECT_THAT(untold(OptimizerKind::RMSprop), Not(Contains(HasSubstr("optimizer.name"))));
+  EXPECT_THAT(untold(OptimizerKind::Adamax), Contains(HasSubstr("train.optimizer.name = \"adamax\"")));
+}
+
 TEST(ExportJob, WhatAFormatCannotSayIsToldByItsKey) {
   Job job;
   job.model.source = "config.json";

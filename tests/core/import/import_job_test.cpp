@@ -100,6 +100,15 @@ TEST(ImportJob, AnEmptyFsdpOfTransformersIsNone) {
   EXPECT_EQ(imported->job.fsdp.runtime, Runtime::None);
 }
 
+TEST(ImportJob, TransformersOptimizersOfTorchHaveTorchsArguments) {
+  const auto imported = import_job(
+      R"({"output_dir": "out", "per_device_train_batch_size": 2, "optim": "adagrad", "adam_epsilon": 1e-06})",
+      "args.json");
+  ASSERT_TRUE(imported) << to_text(imported.error());
+  EXPECT_EQ(imported->job.train.optimizer.name, OptimizerKind::Adagrad);
+  EXPECT_EQ(imported->job.train.optimizer.eps, 1e-10) << "adam_epsilon is Adam's";
+}
+
 TEST(ImportJob, ReadsTransformersArguments) {
   const ImportedJob imported = import_file("training_arguments.json");
   EXPECT_EQ(imported.dialect, "Transformers");

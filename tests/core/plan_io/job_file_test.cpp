@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <sstream>
 
 #include "core/job/job_keys.h"
+#include "core/job/key_meaning.h"
+#include "core/job/not_built.h"
 
 namespace foreshard {
 namespace {
@@ -97,6 +100,39 @@ TEST(JobFile, RoundTripsThroughItsText) {
   ASSERT_TRUE(again.has_value()) << to_text(again.error()) << "\n" << text;
   EXPECT_EQ(again->job, job) << text;
   EXPECT_EQ(job_to_toml(again->job), text);
+}
+
+TEST(JobFile, TakesTorchsElementwiseOptimizersWithTheirArguments) {
+  const std::map<std::string, OptimizerKind> kinds = {{"adagrad", OptimizerKind::Adagrad},
+                                                      {"rmsprop", OptimizerKind::RMSprop},
+                                                      {"nadam", OptimizerKind::NAdam},
+                                                      {"radam", OptimizerKind::RAdam},
+                                                      {"adamax", OptimizerKind::Adamax}};
+  for (const auto& [name, kind] : kinds) {
+    const auto read = parse("train.optimizer = {name = \"" + name +
+                            "\", alpha = 0.9, centered = true, decoupled_weight_decay = true}");
+    ASSERT_TRUE(read) << to_text(read.error());
+    const OptimizerOptions& optimizer = read->job.train.optimizer;
+    EXPECT_EQ(optimizer.name, kind);
+    EXPECT_EQ(optimizer.alpha, 0.9);
+    EXPECT_TRUE(optimizer.centered && optimizer.decoupled_weight_decay);
+    const bool root = kind == OptimizerKind::RMSprop;
+    EXPECT_EQ(has_meaning("train.optimizer.alpha", read->job), root) << name;
+    EXPECT_EQ(has_meaning("train.optimizer.momentum", read->job), root) << name;
+    EXPECT_EQ(has_meaning("train.optimizer.betas", read->job), !root && kind != OptimizerKind::Adagrad) << name;
+    const bool may = kind == OptimizerKind::NAdam || kind == OptimizerKind::RAdam;
+    EXPECT_EQ(has_meaning("train.optimizer.decoupled_weight_decay", read->job), may) << name;
+    EXPECT_EQ(parse_job(job_to_toml(read->job), "", kNoSets)->job, read->job);
+    Job job = read->job;
+    EXPECT_TRUE(check_built(job));
+    job.train.optimizer.impl = OptimizerImpl::InBackward;
+    const Result<void> backward = check_built(job);
+    ASSERT_FALSE(backward) << name;
+    EXPECT_EQ(backward.error().expected, "adamw or sgd in backward");
+  }
+  const auto no = parse("train.optimizer.name = \"adagrda\"");
+  ASSERT_FALSE(no);
+  EXPECT_THAT(to_text(no.error()), ::testing::HasSubstr("adagrad"));
 }
 
 TEST(JobFile, RoundTripsRandomJobs) {

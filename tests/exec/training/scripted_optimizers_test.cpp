@@ -68,7 +68,13 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"torch_adafactor", "fsdp1", "adafactor", "foreach", {"variance"}},
                       Case{"transformers_adafactor", "fsdp1", "adafactor", "for_loop", {"exp_avg_sq"}},
                       Case{"muon", "fsdp2", "muon", "for_loop", {"exp_avg", "exp_avg_sq", "momentum_buffer"}},
-                      Case{"adamw_in_backward", "fsdp2", "adamw", "in_backward", kAdam}),
+                      Case{"adamw_in_backward", "fsdp2", "adamw", "in_backward", kAdam},
+                      Case{"adagrad", "fsdp2", "adagrad", "for_loop", {"sum"}},
+                      Case{"fused_adagrad", "fsdp1", "adagrad", "fused", {"sum"}},
+                      Case{"rmsprop", "fsdp1", "rmsprop", "foreach", {"square_avg"}},
+                      Case{"nadam", "fsdp2", "nadam", "foreach", kAdam},
+                      Case{"radam", "fsdp1", "radam", "for_loop", kAdam},
+                      Case{"adamax", "fsdp2", "adamax", "for_loop", {"exp_avg", "exp_inf"}}),
     [](const auto& made) { return made.param.name; });
 
 TEST(Muon, StandsStillWhereTheScalerFindsInf) {

@@ -1,13 +1,14 @@
 #include "tests/oracle/memory/gpu_memory_row.h"
 
 #include <algorithm>
-#include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 
 #include "core/adapters/adapted_model.h"
+#include "core/job/optimizer_facts.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
@@ -130,15 +131,26 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
   OptimizerOptions& optimizer = train.optimizer;
   const auto name = get<std::string>(given, "name", "AdamW");
   const bool transformers = name == "transformers.Adafactor";
-  optimizer.name = name == "SGD"                         ? OptimizerKind::Sgd
-                   : name == "Adafactor" || transformers ? OptimizerKind::Adafactor
-                   : name == "Muon"                      ? OptimizerKind::Muon
-                                                         : OptimizerKind::AdamW;
+  static const std::map<std::string, OptimizerKind, std::less<>> kKnown = {
+      {"SGD", OptimizerKind::Sgd},         {"Adafactor", OptimizerKind::Adafactor},
+      {"Muon", OptimizerKind::Muon},       {"transformers.Adafactor", OptimizerKind::Adafactor},
+      {"AdamW", OptimizerKind::AdamW},     {"Adam", OptimizerKind::AdamW},
+      {"Adagrad", OptimizerKind::Adagrad}, {"RMSprop", OptimizerKind::RMSprop},
+      {"NAdam", OptimizerKind::NAdam},     {"RAdam", OptimizerKind::RAdam},
+      {"Adamax", OptimizerKind::Adamax}};
+  if (!kKnown.contains(name)) return "optimizer " + name;
+  optimizer.name = kKnown.at(name);
   const bool lists = name != "Adafactor";  // unless told: what PyTorch takes on a device
   optimizer.impl = get(given, "fused", false)     ? OptimizerImpl::Fused
                    : get(given, "foreach", lists) ? OptimizerImpl::Foreach
                                                   : OptimizerImpl::ForLoop;
   optimizer.momentum = get(given, "momentum", 0.0);
+  optimizer.centered = get(given, "centered", false);
+  optimizer.decoupled_weight_decay = get(given, "decoupled_weight_decay", false);
+  if (is_other_elementwise(optimizer.name)) {  // torch.optim's own, where rows say nothing: RAdam's step hangs on them
+    optimizer.beta1 = given.contains("betas") ? given["betas"][0].get<double>() : 0.9;
+    optimizer.beta2 = given.contains("betas") ? given["betas"][1].get<double>() : 0.999;
+  }
   const bool decays = name == "AdamW" || name == "Muon";  // unless told
   optimizer.weight_decay = get(given, "weight_decay", decays ? 0.01 : 0.0);
   train.clip_grad_norm = get(config, "clip", 0.0);
@@ -152,8 +164,6 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
                      : get(rest, "foreach", true) ? OptimizerImpl::Foreach
                                                   : OptimizerImpl::ForLoop;
   }
-  const std::array<std::string_view, 6> known{"SGD", "AdamW", "Adam", "Adafactor", "transformers.Adafactor", "Muon"};
-  if (std::find(known.begin(), known.end(), name) == known.end()) return "optimizer " + name;
   if (get(given, "in_backward", false))
     optimizer.impl = get(given, "foreach", false) ? OptimizerImpl::InBackwardForeach : OptimizerImpl::InBackward;
   return "";

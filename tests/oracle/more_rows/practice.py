@@ -4,7 +4,7 @@
     shared/oracle/practice/recorder.py --grid CASES.jsonl --out ROWS.jsonl        (needs PyTorch 2.11, transformers 5.23 and peft 0.21)
 
 Selective recomputation, adapters, losses, optimizers, masks, accumulation, prefetch, offload. Some mixtures are refused by PyTorch: that is their truth.
-With --other-optimizers every optimizer that is drawn is one of torch.optim's elementwise ones (no value of a job yet); without it old seeds draw what they drew.
+With --other-optimizers every optimizer that is drawn is one of torch.optim's other elementwise ones; without it old seeds draw what they drew.
 """
 import argparse
 import json
