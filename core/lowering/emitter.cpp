@@ -176,6 +176,12 @@ Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref
   return out;
 }
 
+/// make_reduction_from_out_ty: all elements are converted first, but halves that are summed in float32.
+bool converts_to_sum(DType in, DType out) {
+  const bool half = in == DType::Float16 || in == DType::BFloat16;
+  return in != out && !(half && out == DType::Float32);
+}
+
 Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepdim, std::string_view name,
                  KernelClass kind, DType dtype) {
   const Layout in = layout(a);
@@ -189,16 +195,23 @@ Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepd
   }
   Kernel kernel = start(name, kind, in.dtype);
   Ref out = tape().make(contiguous_layout(sizes, dtype), category());
-  const ReduceWorkspace extra = reduce_workspace(in, dims, machine_.options.multiprocessors);
-  Ref buffer, semaphores;
+  Ref converted, buffer, semaphores;
+  Layout counted = in;
+  if (name.starts_with("aten.sum") && converts_to_sum(in.dtype, dtype)) {
+    counted = contiguous_layout(in.sizes, dtype);
+    converted = tape().make_bytes(counted.bytes(), SlotCategory::Temporary);
+    ++kernel.launches;
+  }
+  const ReduceWorkspace extra = reduce_workspace(counted, dims, machine_.options.multiprocessors);
   if (extra.buffer > 0) {
     buffer = tape().make_bytes(extra.buffer, SlotCategory::Workspace);
     semaphores = tape().make_bytes(extra.semaphores, SlotCategory::Workspace);
-    kernel.launches = 2;  // the semaphores are zeroed first
+    ++kernel.launches;  // the semaphores are zeroed first
   }
   finish(kernel, {&a}, {&out});
   semaphores.reset();
   buffer.reset();
+  converted.reset();
   return out;
 }
 

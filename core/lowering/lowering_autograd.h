@@ -6,6 +6,7 @@
 // work (op_rules_forward.cpp, backward/backward.cpp).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -92,12 +93,25 @@ class Emitter {
   std::int32_t model_op_;
 };
 
+/// Whether a sum takes a converted copy of its input.
+bool converts_to_sum(DType in, DType out);
+
 /// Buffers of a reduction that is split over thread blocks (PyTorch's reduce kernel on a card with `multiprocessors`).
 struct ReduceWorkspace {
   Bytes buffer = 0, semaphores = 0;
 };
 ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
                                  std::int64_t multiprocessors);
+
+/// col2im resizes a tensor like its input, whose storage stays where the result is smaller (Col2Im.cu).
+inline Bytes resized_bytes(const Layout& input, const Layout& result) {
+  return std::max(input.bytes(), result.bytes());
+}
+
+/// What batch norm's kernels for channels side by side ([rows, channels], too) take to meet over blocks: `values`
+/// numbers for each channel and row of blocks (4 forward, 2 backward; Normalization.cuh, flexible_launch_configs). 0:
+/// nothing.
+Bytes batch_norm_staging(const Layout& input, std::int64_t values);
 
 /// What _trilinear makes for one index of its unrolled dimension. With a gradient: in the backward pass, for an
 /// argument.

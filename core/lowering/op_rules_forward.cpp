@@ -302,6 +302,9 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
       Ref elements =
           tape.make(contiguous_layout(a.numel() >= b.numel() ? a.sizes : b.sizes, layout.dtype), emit.category());
       out.push_back(tape.alias(elements, layout, false));
+    } else if (op.name == "aten.col2im.default" && !args.empty()) {
+      const Ref room = tape.make_bytes(resized_bytes(emit.layout(args[0]), layout), emit.category());
+      out.push_back(tape.alias(room, layout, false));
     } else {
       out.push_back(tape.make(layout, emit.category()));
     }
@@ -317,6 +320,35 @@ bool reads_without_gaps(std::string_view name) {
   return name == "aten._softmax.default" || name == "aten._safe_softmax.default" ||
          name == "aten._log_softmax.default" || name == "aten.native_layer_norm.default" ||
          name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default";
+}
+
+bool is_native_batch_norm(const Op& op) {
+  const bool native =
+      op.name.starts_with("aten.native_batch_norm") || op.name.starts_with("aten._native_batch_norm_legit");
+  return native && op.name.find("no_training") == op.name.npos && bool_arg(op, 5, "training", true);
+}
+
+/// What operators that are written with others have of theirs at their peak: logsumexp its maxima and the differences
+/// to them; scatter_reduce's mean as many ones as there are sources, counts, and which of these are none; a median of
+/// all elements their sorted values and places, places in order, and what the sort writes to by turns; im2col an empty
+/// tensor like its input, which it resizes.
+std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
+  const auto& [rule, op, args, results] = call;
+  if (op.name == "aten.logsumexp.default" && !args.empty())
+    return {results[0].bytes(), emit.layout(args[0]).numel() * itemsize(results[0].dtype)};
+  if (op.name == "aten.im2col.default" && !args.empty()) return {emit.layout(args[0]).bytes()};
+  if (op.name == "aten.median.default" && !args.empty()) {
+    const Bytes values = emit.layout(args[0]).bytes(), places = 8 * emit.layout(args[0]).numel();
+    return {values, places, places, values + places};
+  }
+  const auto is_mean = [](const Arg& arg) {
+    const auto* how = std::get_if<std::string>(&arg.value);
+    return how != nullptr && *how == "mean";
+  };
+  bool mean = std::any_of(op.args.begin(), op.args.end(), is_mean);
+  for (const NamedArg& named : op.kwargs) mean = mean || is_mean(named.arg);
+  if (op.name != "aten.scatter_reduce.two" || !mean || args.size() < 3) return {};
+  return {emit.layout(args[2]).bytes(), results[0].bytes(), results[0].numel()};
 }
 
 /// What an operator takes beside its results while it runs on a GPU, and the kernels that this adds.
@@ -339,14 +371,19 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
   }
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
       !args.empty()) {
-    const Layout in = emit.layout(args[0]);
+    Layout in = emit.layout(args[0]);
+    if (rule.formula == OpFormula::Sum && converts_to_sum(in.dtype, results[0].dtype)) {
+      in = contiguous_layout(in.sizes, results[0].dtype);
+      workspace.push_back(tape.make_bytes(in.bytes(), SlotCategory::Temporary));
+      ++kernel.launches;
+    }
     std::vector<std::int32_t> dims;
     for (const std::int64_t dim : list_arg(op, 1, "dim")) dims.push_back(wrap_dim(dim, in.sizes.n));
     const ReduceWorkspace extra = reduce_workspace(in, dims, emit.machine().options.multiprocessors);
     if (extra.buffer > 0) {
       workspace.push_back(tape.make_bytes(extra.buffer, SlotCategory::Workspace));
       workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));
-      kernel.launches = 2;
+      ++kernel.launches;
     }
   }
   if (!args.empty() && reads_without_gaps(rule.name)) {
@@ -359,6 +396,14 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     for (const Bytes bytes : {Bytes{all.numel()}, rows, itemsize(all.dtype)})
       workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
     kernel.launches = 5;
+  }
+  if (is_native_batch_norm(op) && !args.empty()) {
+    const Bytes staging = batch_norm_staging(emit.layout(args[0]), 4);
+    if (staging > 0) workspace.push_back(tape.make_bytes(staging, SlotCategory::Workspace));
+  }
+  for (const Bytes bytes : composed_workspace(emit, call)) {
+    workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
+    ++kernel.launches;
   }
   if (op.name == "aten._trilinear.default" && args.size() == 3) {
     const TrilinearWorkspace slice =

@@ -94,4 +94,15 @@ ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int
   return {buffer, 4 * grid};
 }
 
+Bytes batch_norm_staging(const Layout& input, std::int64_t values) {
+  if (input.sizes.n < 2 || input.sizes[1] < 1 || !input.contiguous() || input.strides[1] != 1) return 0;
+  constexpr std::int64_t kThreads = 512, kTile = 32, kElements = 16, kMostRows = 128, kFewestRows = 8;
+  const std::int64_t channels = input.sizes[1], rows = input.numel() / channels;
+  const std::int64_t width = std::min(last_pow2(channels), kTile);
+  const std::int64_t height =
+      std::min(last_pow2(std::max<std::int64_t>(ceil_div(rows, kElements), 1)), kThreads / width);
+  const std::int64_t grid = std::min(ceil_div(rows, height * kElements), kMostRows);
+  return grid < kFewestRows ? 0 : 4 * values * channels * grid;
+}
+
 }  // namespace foreshard::lowering

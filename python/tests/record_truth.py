@@ -29,7 +29,7 @@ COUNTS = (
 def configurations(name, case):
     precisions = case.options.get("precisions", ["bfloat16"])
     meshes = case.options.get("meshes")
-    for version in (1, 2):
+    for version in case.options.get("versions", (1, 2)):
         for precision in precisions:
             for tag in meshes or ():
                 for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):

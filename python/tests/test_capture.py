@@ -414,6 +414,16 @@ class Lifetimes(unittest.TestCase):
         self.assertTrue(first["args"][0].startswith("%"))
         self.assertEqual(second["args"][0], "@a.bias")
 
+    def test_what_is_written_in_no_grad_keeps_its_history(self):
+        class Cosine(Two):
+            def forward(self, x):
+                h = self.a(x)
+                return F.cosine_similarity(h, h.flip(0), dim=-1)  # divides by norms that it clamps in no_grad
+
+        model = capture(Cosine(), torch.empty(3, 6), loss=scalar)
+        norms = {o["out"][0]["name"] for o in ops(model, "clone")}
+        self.assertEqual({o["args"][1][1:] for o in ops(model, "div")}, norms)
+
 
 class Regions(unittest.TestCase):
     class Blocks(nn.Module):

@@ -40,7 +40,7 @@ def capture_all(folder: str) -> None:
         for precision in precisions:
             with torch.device("meta"):
                 module = case.make()
-            for version in (1, 2):
+            for version in case.options.get("versions", (1, 2)):
                 low = precision != "float32"
                 mixed = {"param": precision} if low else {}
                 if low:

@@ -105,12 +105,13 @@ std::vector<Ref> group_norm_scratch(Emitter& e, const BackwardInput& in) {
   return out;
 }
 
-/// Kernels that know no mask: cuDNN's and MIOpen's batch norm give all three gradients, oneDNN's convolution the
-/// filters' with the bias's.
+/// Kernels that know no mask: cuDNN's and MIOpen's batch norm give all three gradients, prelu's both, oneDNN's
+/// convolution the filters' with the bias's.
 bool makes_anyway(Emitter& e, const BackwardInput& in, std::size_t i) {
   const std::string_view name = in.node.rule->name;
   if (name == "aten.cudnn_batch_norm.default" || name == "aten.miopen_batch_norm.default")
     return i < 3 && in.saved_result(1) && bool_arg(*in.node.op, 5, "training", true);
+  if (name == "aten._prelu_kernel.default") return true;
   return in.node.rule->formula == OpFormula::Convolution && e.machine().options.cpu_threads > 0 && i == 1 &&
          in.node.in[0].dtype != DType::Float64 && in.wants(2);
 }
@@ -163,7 +164,11 @@ Grads own_kernel(Emitter& e, BackwardInput& in, const Ref& g) {
     if (i == 0) room.unfold_for_input();
   }
   room.unfold();
-  const std::vector<Ref> scratch = group_norm_scratch(e, in);
+  std::vector<Ref> scratch = group_norm_scratch(e, in);
+  if (name == "aten.native_batch_norm_backward.default" && e.machine().options.cpu_threads == 0) {
+    const Bytes staging = fixed_statistics ? 0 : batch_norm_staging(e.layout(g), 2);
+    if (staging > 0) scratch.push_back(e.tape().make_bytes(staging, SlotCategory::Workspace));
+  }
   e.launch(kernel, fixed_statistics ? taken(g, in, "g x0 x1 x3 x4 r1 r2") : taken(g, in), made);
   for (std::size_t i = 0; i < out.size(); ++i)
     if (in.wants(i)) out[i] = std::move(made[i]);
@@ -242,9 +247,12 @@ Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, cons
   }
   Ref size = e.elementwise("aten.abs.default", {&self});
   if (std::isinf(order)) {
-    Ref largest = e.elementwise("aten.eq.Tensor", {&size, &result}, DType::Bool);
-    Ref nan = e.elementwise("aten.isnan.default", {&size}, DType::Bool);
-    Ref either = e.elementwise("aten.logical_or.default", {&largest, &nan}, DType::Bool);
+    Ref either;
+    {
+      Ref largest = e.elementwise("aten.eq.Tensor", {&size, &result}, DType::Bool);
+      Ref nan = e.elementwise("aten.isnan.default", {&size}, DType::Bool);
+      either = e.elementwise("aten.logical_or.default", {&largest, &nan}, DType::Bool);
+    }
     Ref count = e.sum(either, reduced_dims(op, in.node.in[0].sizes.n), true, "aten.sum.dim_IntList",
                       KernelClass::Reduction, DType::Int64);
     Ref each = e.elementwise("aten.div.Tensor", {&g, &count});
@@ -374,15 +382,22 @@ Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
   };
   // Both gradients are made whoever wants them.
   if (how == "mean") {
-    Ref start = e.elementwise(with_self ? "aten.ones_like.default" : "aten.zeros_like.default", {&g});
-    Ref ones = e.elementwise("aten.ones_like.default", {&source});
-    Ref count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]), {&start, &index, &ones});
-    Ref none = e.elementwise("aten.eq.Scalar", {&count}, DType::Bool);
-    write_into(e, "aten.masked_fill_.Scalar", count, {&none});
+    Ref count;
+    {
+      Ref start = e.elementwise(with_self ? "aten.ones_like.default" : "aten.zeros_like.default", {&g});
+      Ref ones = e.elementwise("aten.ones_like.default", {&source});
+      count = e.fresh("aten.scatter_add.default", KernelClass::Gather, plain(in.node.in[0]), {&start, &index, &ones});
+    }
+    {
+      Ref none = e.elementwise("aten.eq.Scalar", {&count}, DType::Bool);
+      write_into(e, "aten.masked_fill_.Scalar", count, {&none});
+    }
     out[0] = e.elementwise("aten.div.Tensor", {&g, &count});
     Ref counts = pick(e, "aten.gather.default", in.node.in[2], count, index);
-    Ref there = pick(e, "aten.gather.default", in.node.in[2], g, index);
-    out[2] = e.elementwise("aten.div.Tensor", {&there, &counts});
+    {
+      Ref there = pick(e, "aten.gather.default", in.node.in[2], g, index);
+      out[2] = e.elementwise("aten.div.Tensor", {&there, &counts});
+    }
     without_self();
     return out;
   }
@@ -477,8 +492,9 @@ Grads clamp(Emitter& e, BackwardInput& in, const Ref& g) {
   const bool low = !only_high && has_number(op, 1, "min");
   const bool high = only_high || has_number(op, 2, "max");
   Ref inside = e.elementwise(low || !high ? "aten.ge.Scalar" : "aten.le.Scalar", {&self}, DType::Bool);
+  Ref below;  // stays until the statement's end
   if (low && high) {
-    Ref below = e.elementwise("aten.le.Scalar", {&self}, DType::Bool);
+    below = e.elementwise("aten.le.Scalar", {&self}, DType::Bool);
     write_into(e, "aten.logical_and_.default", inside, {&below});
   }
   out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);

@@ -302,7 +302,10 @@ class Formula {
   Ref made(string_view name, const Layout& layout, const std::vector<Ref>& from) {
     Kernel kernel = e_.start(name, KernelClass::Elementwise, layout.dtype);
     for (const Ref& ref : from) kernel.read += e_.layout(ref).bytes();
-    Ref out = e_.tape().make(layout, e_.category());
+    const bool resizes = name == "aten.col2im.default" && !from.empty();
+    Ref out = resizes ? e_.tape().alias(e_.tape().make_bytes(resized_bytes(e_.layout(from[0]), layout), e_.category()),
+                                        layout, false)
+                      : e_.tape().make(layout, e_.category());
     kernel.written = layout.bytes();
     const std::vector<Ref> workspace = workspace_of(name, from);
     e_.launch(kernel, from, {&out, 1});
@@ -312,6 +315,9 @@ class Formula {
   /// What the kernel has beside its result while it runs; the gradient stands for the argument that is differentiated.
   std::vector<Ref> workspace_of(string_view name, const std::vector<Ref>& from) {
     std::vector<Ref> workspace;
+    if (name == "aten.im2col.default" && !from.empty())
+      workspace.push_back(e_.tape().make_bytes(e_.layout(from[0]).bytes(), SlotCategory::Temporary));
+    if (name == "aten._cdist_backward.default") return distances_workspace(from[1], from[2]);
     if (name != "aten._trilinear.default" || from.size() != 3) return workspace;
     const auto is_grad = [&](const Ref& ref) {
       return e_.tape().at(ref).storage == e_.tape().at(in_.grads[0]).storage;
@@ -322,6 +328,18 @@ class Formula {
         trilinear_workspace(*in_.node.op, {e_.layout(from[0]), e_.layout(from[1]), e_.layout(from[2])}, &grad, of);
     for (const Bytes bytes : {slice.first, slice.second})
       if (bytes > 0) workspace.push_back(e_.tape().make_bytes(bytes, SlotCategory::Workspace));
+    return workspace;
+  }
+
+  /// Distance.cu: the points in rows, and every pair's share of every coordinate, which a sum then takes together.
+  std::vector<Ref> distances_workspace(const Ref& points, const Ref& others) {
+    std::vector<Ref> workspace;
+    const Layout a = e_.layout(points), b = e_.layout(others);
+    if (e_.machine().options.cpu_threads > 0 || a.sizes.n < 2 || b.sizes.n < 2) return workspace;
+    const auto take = [&](Bytes bytes) { workspace.push_back(e_.tape().make_bytes(bytes, SlotCategory::Temporary)); };
+    for (const Layout& one : {a, b})
+      if (!one.contiguous()) take(one.bytes());
+    take(a.bytes() * b.sizes[b.sizes.n - 2]);
     return workspace;
   }
 

@@ -23,9 +23,8 @@ constexpr OpRule kRows[] = {
     written("aten.erfinv.default", "0: erfinv x0; pow.Tensor_Scalar 0; exp 1; mul.Scalar 2; mul.Tensor 3 g", {in(0)}),
     written("aten.exp2.default", "0: mul.Tensor g r; mul.Scalar 0", {out(0)}),
     written("aten.sinc.default",
-            "0: mul.Scalar x0; mul.Tensor x0 x0; mul.Scalar 1; sin 0; cos 0; mul.Tensor 0 4; sub.Tensor 5 3; "
-            "div.Tensor 6 2; "
-            "mul.Tensor g 7; scalar_tensor; eq.Scalar 2; where.self 10 9 8",
+            "0: &mul.Scalar x0; mul.Tensor x0 x0; &mul.Scalar 1;; sin 0; cos 0; mul.Tensor 0 4; sub.Tensor 5 3; "
+            "div.Tensor 6 2; &mul.Tensor g 7;; scalar_tensor; eq.Scalar 2; where.self 10 9 8",
             {in(0)}),
     written("aten.digamma.default", "0: polygamma x0; mul.Tensor g 0", {in(0)}),
     written("aten.lgamma.default", "0: digamma x0; mul.Tensor g 0", {in(0)}),
@@ -142,15 +141,12 @@ constexpr OpRule kRows[] = {
             "0: mul.Scalar r; div.Tensor g 0; eq.Scalar r; masked_fill_.Scalar 1 2;; kept 3; mean x0; sub.Tensor x0 5; "
             "mul.Scalar 4; mul.Tensor 7 6;; g1?kept g1; g1?wide 9; g1?div.Scalar>L0 10; g1?add.Tensor 8 11",
             {in(0), out(0)}, F::Contiguous, K::Reduction),
-    // The way that holds where there are zeros too, and that tracing takes.
-    written(
-        "aten.prod.default",
-        "0: ones; cat>L0 0 x0; cumprod>L0 1; flip x0; cat>L0 0 3; cumprod>L0 4; flip 5; mul.Tensor 2 6; mul.Tensor g 7",
-        {in(0), out(0)}, F::Contiguous, K::Reduction),
+    // The way of inputs without zeros, which the host counts first.
+    written("aten.prod.default", "0: eq.Scalar x0;; div.Tensor r x0; mul.Tensor g 1", {in(0), out(0)}, F::Contiguous,
+            K::Reduction),
     written("aten.prod.dim_int",
-            "0: kept g; ones>K0; less x0; cat>L0 1 2; cumprod>L0 3; less x0; flip 5; cat>L0 1 6; cumprod>L0 7; flip 8; "
-            "mul.Tensor 4 9; mul.Tensor 0 10",
-            {in(0), out(0)}, F::Contiguous, K::Reduction),
+            "0: &kept g; &kept r; &eq.Scalar x0; &count 2; sum 3;; div.Tensor 1 x0; mul.Tensor 0 5", {in(0), out(0)},
+            F::Contiguous, K::Reduction),
     written("aten.logcumsumexp.default",
             "0: &scalar_tensor; abs g; &log 1; gt.Scalar g; &where.self 3 2 0; lt.Scalar g; &where.self 5 2 0;; "
             "sub.Tensor 4 r; "

@@ -289,6 +289,7 @@ constexpr OpRule kRows[] = {
     row("aten.tile.default", F::Contiguous, B::Repeat, K::Copy),
     row("aten.repeat_interleave.self_int", F::Contiguous, B::RepeatInterleave, K::Copy),
     row("aten.flip.default", F::Elementwise, B::Roll, K::Copy),
+    row("aten.rot90.default", F::Elementwise, B::Roll, K::Copy),
     row("aten.clamp_min.default", F::Elementwise, B::Clamp, K::Elementwise, {in(0)}),
     row("aten.clamp_max.default", F::Elementwise, B::Clamp, K::Elementwise, {in(0)}),
     row("aten.reciprocal.default", F::Elementwise, B::Reciprocal, K::Elementwise, {out(0)}),

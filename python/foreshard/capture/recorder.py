@@ -242,13 +242,16 @@ class Recorder(TorchDispatchMode):
         row["out"] = out
 
     def _changed(self, tensor, reference: str, index: int) -> Value | None:
-        """What an operator leaves of its argument: a value anew, its gradient goes another way than the old one's."""
+        """What an operator leaves of its argument: a value anew, its gradient goes another way than the old one's.
+
+        In no_grad autograd does not see it: the tensor's history stays what it was."""
         if not reference.startswith("%"):
             return None
         old = self.table.find(tensor)
         value = self.table.add(self.table.new_name(), tensor, index)
-        value.detached = (old is not None and old.detached or not torch.is_grad_enabled()) and not tensor.requires_grad
-        value.grows = tensor.requires_grad
+        unseen = not torch.is_grad_enabled()
+        value.detached = unseen or (old is not None and old.detached and not tensor.requires_grad)
+        value.grows = tensor.requires_grad and not unseen
         return value
 
     def _made_from_host(self, row, tensors) -> None:

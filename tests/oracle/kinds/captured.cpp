@@ -1,8 +1,9 @@
 // captured: a model.json that `foreshard.capture` wrote, or an archive of torch.export, against rows recorded of the
 // same module in real PyTorch.
 //
-// Arguments: models (.json, .json.gz, .pt2) and files of rows, in any order. A row is predicted from the model whose
-// file has the row's id for a name, or what of it stands before "-fsdp"; one model and one row need no names. A row
+// Arguments: models (.json, .json.gz, .pt2) and files of rows, in any order. A row is predicted from the model that it
+// carries ("model"), else from the one whose file has the row's id for a name, or what of it stands before "-fsdp"; one
+// model and one row need no names. A row
 // passes when it has the steps and phases that are predicted, and what is allocated after wrapping, at the peak and end
 // of every step and at the end of every phase is within the bound (--bound 0.005 by default; of a phase as a share of
 // its step's peak). Other quantities are only told: of the archives, dlrm's forward peaks at 2.5 MiB more than
@@ -166,25 +167,31 @@ Model read_model(const std::string& file, Job& job) {
   return or_throw(load_model(job.model, program));
 }
 
+/// `file`: of a row that carries no model.
+Model model_of(const Json& row, const std::string& file, MemoryRow& memory) {
+  if (!row.contains("model")) return read_model(file, memory.job);
+  return or_throw(parse_model_json(row["model"].dump(), row.at("id").get<std::string>()));
+}
+
 Report run(const std::vector<std::string>& files, const Options& options) {
   std::map<std::string, std::string> models;
   std::vector<std::string> rows;
   for (const std::string& file : files) is_model(file) ? void(models[stem(file)] = file) : rows.push_back(file);
-  if (models.empty() || rows.empty())
-    throw std::runtime_error("captured compares a model.json with a file of rows (.jsonl)");
+  if (rows.empty()) throw std::runtime_error("captured compares a model.json with a file of rows (.jsonl)");
   const double bound = options.bound > 0 ? options.bound : kBound;
   std::map<std::string, Errors> table;
   Report report = for_each_row(rows, options, [&](const Json& row) {
     const auto id = row.at("id").get<std::string>();
     auto named = models.find(id);
     if (named == models.end()) named = models.find(id.substr(0, id.find("-fsdp")));
-    if (named == models.end() && models.size() > 1)
+    const bool carries = row.contains("model");
+    if (!carries && named == models.end() && models.size() != 1)
       return RowResult{id, Verdict::Fail, "model", "a model file of that name", "none", ""};
-    const std::string& file = named == models.end() ? models.begin()->second : named->second;
+    const std::string file = carries ? std::string() : named == models.end() ? models.begin()->second : named->second;
     MemoryRow memory = read_memory_job(row);
     if (!memory.unplanned.empty())
       return RowResult{id, Verdict::Fail, "config", "a plan", "not planned: " + memory.unplanned, ""};
-    memory.model = read_model(file, memory.job);
+    memory.model = model_of(row, file, memory);
     Comparison comparison(id, table, bound);
     Numel numel = 0;
     for (const ParamInfo& param : memory.model.params) numel += param.shares.valid() ? 0 : numel_of(param.shape);
