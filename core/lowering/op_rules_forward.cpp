@@ -351,6 +351,26 @@ std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
   return {emit.layout(args[2]).bytes(), results[0].bytes(), results[0].numel()};
 }
 
+/// A sum's or mean's: its converted input, and the buffers of blocks that meet.
+void reduction_workspace(Emitter& emit, const Call& call, Kernel& kernel, std::vector<Ref>& workspace) {
+  const auto& [rule, op, args, results] = call;
+  Tape& tape = emit.tape();
+  Layout in = emit.layout(args[0]);
+  if (rule.formula == OpFormula::Sum && converts_to_sum(in.dtype, results[0].dtype)) {
+    in = contiguous_layout(in.sizes, results[0].dtype);
+    workspace.push_back(tape.make_bytes(in.bytes(), SlotCategory::Temporary));
+    ++kernel.launches;
+  }
+  std::vector<std::int32_t> dims;
+  for (const std::int64_t dim : list_arg(op, 1, "dim")) dims.push_back(wrap_dim(dim, in.sizes.n));
+  const ReduceWorkspace extra = reduce_workspace(in, dims, emit.machine().options.multiprocessors);
+  if (extra.buffer > 0) {
+    workspace.push_back(tape.make_bytes(extra.buffer, SlotCategory::Workspace));
+    workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));
+    ++kernel.launches;
+  }
+}
+
 /// What an operator takes beside its results while it runs on a GPU, and the kernels that this adds.
 std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
   const auto& [rule, op, args, results] = call;
@@ -370,22 +390,8 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     for (int i = 0; i < 2; ++i) workspace.push_back(tape.make_bytes(channels, SlotCategory::Workspace));
   }
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
-      !args.empty()) {
-    Layout in = emit.layout(args[0]);
-    if (rule.formula == OpFormula::Sum && converts_to_sum(in.dtype, results[0].dtype)) {
-      in = contiguous_layout(in.sizes, results[0].dtype);
-      workspace.push_back(tape.make_bytes(in.bytes(), SlotCategory::Temporary));
-      ++kernel.launches;
-    }
-    std::vector<std::int32_t> dims;
-    for (const std::int64_t dim : list_arg(op, 1, "dim")) dims.push_back(wrap_dim(dim, in.sizes.n));
-    const ReduceWorkspace extra = reduce_workspace(in, dims, emit.machine().options.multiprocessors);
-    if (extra.buffer > 0) {
-      workspace.push_back(tape.make_bytes(extra.buffer, SlotCategory::Workspace));
-      workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));
-      ++kernel.launches;
-    }
-  }
+      !args.empty())
+    reduction_workspace(emit, call, kernel, workspace);
   if (!args.empty() && reads_without_gaps(rule.name)) {
     if (Ref whole = whole_gradient(emit, args[0])) workspace.push_back(std::move(whole));
   }
