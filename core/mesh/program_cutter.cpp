@@ -384,6 +384,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }
   });
+  whole_params_.read(model_, op, args, options_.dimension);
   if (torn)
     return fail(not_local(place_of(op), "this reads what the ranks of the tensor dimension chose each", op.name));
   place_.back() = static_cast<std::int32_t>(ops_.size());  // after what its arguments needed

@@ -11,6 +11,7 @@
 
 #include "core/mesh/cut.h"
 #include "core/mesh/parallel_plan.h"
+#include "core/mesh/whole_parameters.h"
 #include "core/model/model.h"
 #include "core/operators/layout.h"
 #include "core/result.h"
@@ -145,6 +146,7 @@ class ProgramCutter {
   const std::vector<ModuleStyle>& styles_;
   std::vector<Cut> params_;
   TensorOptions options_;
+  WholeParameters whole_params_;
   std::vector<Op> old_, ops_;
   std::vector<Shape> whole_;                  // of values
   std::vector<Cut> cuts_;                     // of values

@@ -185,10 +185,11 @@ void note_whole(const Model& model, Plan& plan) {
 
 /// What tensor parallelism does silently, and what it costs where it leaves the node.
 void note_mesh(const Model& model, const Job& job, Plan& plan) {
-  std::vector<std::string> untied, fused;
+  std::vector<std::string> untied, fused, partial;
   for (const ParallelStyle& row : model.parallel) {
     if (row.style == "untied") untied.push_back(row.modules);
     if (row.style == "fused") fused.push_back(row.modules);
+    if (row.style == "partial") partial.push_back(row.modules);
   }
   if (!untied.empty()) {
     plan.traps.push_back(
@@ -206,6 +207,16 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
          "where "
          "weights start here and the degree never changes",
          true});
+  }
+  if (!partial.empty()) {
+    plan.traps.push_back({54, "gradients of whole parameters lack the other tensor ranks' parts", "mesh", partial,
+                          "these are no part of mesh.plan and read what is cut, so each rank steps them by the "
+                          "gradient of its own heads, "
+                          "columns or positions alone, and the ranks' copies drift apart",
+                          "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; else "
+                          "keep them away from "
+                          "what is cut",
+                          true});
   }
   note_whole(model, plan);
   note_clipping(model, job, plan);

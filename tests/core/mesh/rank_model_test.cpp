@@ -347,6 +347,24 @@ TEST(RankModel, FusedProjectionsAreRefusedUnlessAllowed) {
   EXPECT_EQ(trap(build_plan(model, job).value(), 53)->units, (std::vector<std::string>{"layers.0.attention"}));
 }
 
+TEST(RankModel, WholeParametersThatReadWhatIsCutAreNamed) {
+  Job job = job_of(false, false);
+  job.model.source = "qwen3";
+  const auto config = nlohmann::json::parse(R"({"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 101,
+    "max_position_embeddings": 64})");
+  const Model whole = model_from_config_json(config, "qwen3", job.model, {}).value();
+  const auto refused = build_plan(rank_model(whole, job).value(), job);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message.find("trap 54"), std::string::npos);
+  job.fsdp.allow_traps = {54};
+  const Plan plan = build_plan(rank_model(whole, job).value(), job).value();
+  EXPECT_EQ(trap(plan, 54)->units, (std::vector<std::string>{"model.layers.0.self_attn.q_norm.weight",
+                                                             "model.layers.0.self_attn.k_norm.weight"}));
+  job.mesh.sequence_parallel = true;  // style sequence: their gradients are summed
+  EXPECT_EQ(trap(build_plan(rank_model(whole, job).value(), job).value(), 54), nullptr);
+}
+
 TEST(RankModel, CarriesCutsThroughWhatExportedProgramsHave) {
   const Arg value{ValueRef{ValueId(0)}};
   Op flat{.name = "aten.flatten.using_ints", .module = {}, .args = {value, arg_of(2)}, .kwargs = {}, .out = {}};
