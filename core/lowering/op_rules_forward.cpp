@@ -341,13 +341,15 @@ std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
     const Bytes values = emit.layout(args[0]).bytes(), places = 8 * emit.layout(args[0]).numel();
     return {values, places, places, values + places};
   }
+  if (op.name != "aten.scatter_reduce.two" || args.size() < 3) return {};
   const auto is_mean = [](const Arg& arg) {
     const auto* how = std::get_if<std::string>(&arg.value);
     return how != nullptr && *how == "mean";
   };
-  bool mean = std::any_of(op.args.begin(), op.args.end(), is_mean);
-  for (const NamedArg& named : op.kwargs) mean = mean || is_mean(named.arg);
-  if (op.name != "aten.scatter_reduce.two" || !mean || args.size() < 3) return {};
+  const bool mean =
+      std::any_of(op.args.begin(), op.args.end(), is_mean) ||
+      std::any_of(op.kwargs.begin(), op.kwargs.end(), [&](const NamedArg& named) { return is_mean(named.arg); });
+  if (!mean) return {};
   return {emit.layout(args[2]).bytes(), results[0].bytes(), results[0].numel()};
 }
 

@@ -183,41 +183,39 @@ void note_whole(const Model& model, Plan& plan) {
       "less memory for them");
 }
 
-/// What tensor parallelism does silently, and what it costs where it leaves the node.
-void note_mesh(const Model& model, const Job& job, Plan& plan) {
+/// What a plan over tensor ranks does to parameters without an error.
+void note_parameters(const Model& model, Plan& plan) {
   std::vector<std::string> untied, fused, partial;
   for (const ParallelStyle& row : model.parallel) {
     if (row.style == "untied") untied.push_back(row.modules);
     if (row.style == "fused") fused.push_back(row.modules);
     if (row.style == "partial") partial.push_back(row.modules);
   }
-  if (!untied.empty()) {
-    plan.traps.push_back(
-        {26, "tied parameters are untied by a tensor-parallel plan", "mesh", untied,
-         "each becomes a tensor of its own: stored, reduced and stepped apart, where the model has one",
-         "cut models whose embedding and head are not tied, or leave both out of mesh.plan", true});
-  }
-  if (!fused.empty()) {
-    plan.traps.push_back(
-        {53, "a fused projection is cut across its parts", "mesh", fused,
-         "each rank takes an equal share of its own rows for every part (queries, keys, values; gate and value), which "
-         "are not the rows that the whole model takes: weights that were trained without this cut, or with another "
-         "degree, mean something else, and so do checkpoints of them",
-         "one projection for each part, or the parts of a head side by side ([heads, parts x size]); right as it is "
-         "where "
-         "weights start here and the degree never changes",
-         true});
-  }
-  if (!partial.empty()) {
-    plan.traps.push_back({54, "gradients of whole parameters lack the other tensor ranks' parts", "mesh", partial,
-                          "these are no part of mesh.plan and read what is cut, so each rank steps them by the "
-                          "gradient of its own heads, "
-                          "columns or positions alone, and the ranks' copies drift apart",
-                          "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; else "
-                          "keep them away from "
-                          "what is cut",
-                          true});
-  }
+  const auto note = [&](std::int32_t number, const char* name, const std::vector<std::string>& units, const char* text,
+                        const char* remedy) {
+    if (!units.empty()) plan.traps.push_back({number, name, "mesh", units, text, remedy, true});
+  };
+  note(26, "tied parameters are untied by a tensor-parallel plan", untied,
+       "each becomes a tensor of its own: stored, reduced and stepped apart, where the model has one",
+       "cut models whose embedding and head are not tied, or leave both out of mesh.plan");
+  note(
+      53, "a fused projection is cut across its parts", fused,
+      "each rank takes an equal share of its own rows for every part (queries, keys, values; gate and value), which "
+      "are not the rows that the whole model takes: weights that were trained without this cut, or with another "
+      "degree, mean something else, and so do checkpoints of them",
+      "one projection for each part, or the parts of a head side by side ([heads, parts x size]); right as it is where "
+      "weights start here and the degree never changes");
+  note(
+      54, "gradients of whole parameters lack the other tensor ranks' parts", partial,
+      "these are no part of mesh.plan and read what is cut, so each rank steps them by the gradient of its own heads, "
+      "columns or positions alone, and the ranks' copies drift apart",
+      "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; else keep them away from "
+      "what is cut");
+}
+
+/// What tensor parallelism does silently, and what it costs where it leaves the node.
+void note_mesh(const Model& model, const Job& job, Plan& plan) {
+  note_parameters(model, plan);
   note_whole(model, plan);
   note_clipping(model, job, plan);
   for (Trap& trap : expert_traps(model, job, plan)) plan.traps.push_back(std::move(trap));

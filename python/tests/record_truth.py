@@ -31,24 +31,18 @@ def configurations(name, case):
     meshes = case.options.get("meshes")
     for version in case.options.get("versions", (1, 2)):
         for precision in precisions:
-            for tag in meshes or ():
-                for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):
-                    yield {
-                        "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}{'-ckpt' if recompute else ''}-{tag}",
-                        "case": name, "precision": precision, "version": version, "recompute": recompute,
-                        "mesh": tag, "clock": {"FAKEGPU_TIME": "lazy"},
-                    }  # fmt: skip
-            if meshes:
-                continue
             for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):
-                yield {
-                    "id": f"{name}-fsdp{version}-{'bf16' if precision == 'bfloat16' else 'fp32'}{'-ckpt' if recompute else ''}",
-                    "case": name,
-                    "precision": precision,
-                    "version": version,
-                    "recompute": recompute,
-                    "clock": {"FAKEGPU_TIME": "lazy"},  # as main has set it
-                }
+                for tag in meshes or (None,):
+                    words = [name, f"fsdp{version}", "bf16" if precision == "bfloat16" else "fp32", recompute and "ckpt", tag]
+                    yield {
+                        "id": "-".join(filter(None, words)),
+                        "case": name,
+                        "precision": precision,
+                        "version": version,
+                        "recompute": recompute,
+                        "mesh": tag,
+                        "clock": {"FAKEGPU_TIME": "lazy"},  # as main has set it
+                    }
 
 
 def row_config(c, case):
@@ -57,7 +51,7 @@ def row_config(c, case):
     if mixed and c["version"] == 1:
         mixed |= {"reduce_dtype": c["precision"], "buffer_dtype": c["precision"]}
     fsdp = {"version": c["version"], "wrap": case.wrap, "mixed_precision": mixed}
-    cut = case.options["meshes"][c["mesh"]] if c.get("mesh") else None
+    cut = case.options["meshes"][c["mesh"]] if c["mesh"] else None
     if cut:
         fsdp |= {"mesh_dims": ["dp"]}
     if c["version"] == 1:
