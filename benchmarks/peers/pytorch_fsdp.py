@@ -41,7 +41,7 @@ class Norm(nn.Module):
 
 def rotate(x, cos, sin):
     left, right = x.chunk(2, -1)
-    return x * cos + torch.cat((-right, left), -1) * sin
+    return x * cos.type_as(x) + torch.cat((-right, left), -1) * sin.type_as(x)
 
 
 class Layer(nn.Module):
@@ -92,19 +92,19 @@ def batch_of(c, rank, step):
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def wrap(model, impl, world, device):
+def wrap(model, impl, world, device, bf16):
+    half = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else {}
     if impl == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        half = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if device == "cuda" else {}
         options = dict(mesh=init_device_mesh(device, (world,)), mp_policy=MixedPrecisionPolicy(**half))
         for layer in model.layers:
             fully_shard(layer, **options)
         return fully_shard(model, **options)
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Layer}), device_id=torch.device(device),
-                                    use_orig_params=True)
+                                    mixed_precision=MixedPrecision(**half) if half else None, use_orig_params=True)
 
 
 def train(rank, a, c, store, path):
@@ -116,7 +116,7 @@ def train(rank, a, c, store, path):
         torch.backends.cuda.enable_cudnn_sdp(not a.no_cudnn)
     dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=a.world)
     torch.manual_seed(0)
-    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device)
+    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device, a.bf16 or (cuda and a.impl == "fsdp2"))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda or None)
     data = [[part.to(a.device) for part in batch_of(c, rank, step)] for step in range(4)]
     times, losses = [], []
@@ -154,6 +154,7 @@ def main():
     parser.add_argument("--preset", choices=PRESETS, default="wide")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-cudnn", action="store_true", help="attention by the flash kernel alone")
+    parser.add_argument("--bf16", action="store_true", help="gathers and computes in bfloat16, reduces in float32 (fsdp2 on GPUs: always)")
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of a rank")
     parser.add_argument("--steps", type=int, default=20)

@@ -46,7 +46,7 @@ def pytorch(a, preset, impl, steps=None):
     script = a.peer or HERE / "pytorch_fsdp.py"
     timed = a.steps if steps is None else steps - a.warmup
     text = run([a.python, script, "--impl", impl, "--preset", preset, "--world", str(a.world), "--steps", str(max(timed, 1)),
-                "--warmup", str(a.warmup if timed > 0 else a.warmup - 1)])
+                "--warmup", str(a.warmup if timed > 0 else a.warmup - 1), *(["--bf16"] if a.bf16 else [])])
     result = json.loads(text)
     # Scripts that keep no single times give their median.
     return result.get("step_time_ns") or [result["step_ms"]["median"] * 1e6]
@@ -68,8 +68,8 @@ loss = "none"
 [fsdp.wrap]
 classes = ["Layer"]
 [fsdp.mixed_precision]
-param = "none"
-reduce = "none"
+param = "{param}"
+reduce = "{reduce}"
 [train]
 steps = {steps}
 clip_grad_norm = 0.0
@@ -84,7 +84,8 @@ ranks_per_node = {world}
 def compare(a, preset, folder):
     run([a.python, HERE / "pytorch_fsdp.py", "--preset", preset, "--save", folder])
     job = folder / "job.toml"
-    job.write_text(JOB.format(folder=folder, steps=a.steps + a.warmup, world=a.world))
+    param, reduce = ("bf16", "fp32") if a.bf16 else ("none", "none")
+    job.write_text(JOB.format(folder=folder, steps=a.steps + a.warmup, world=a.world, param=param, reduce=reduce))
     programs = {
         "fsdp1": lambda steps=None: pytorch(a, preset, "fsdp1", steps),
         "foreshard fsdp2": lambda steps=None: foreshard(a, job, "fsdp2", None, steps),
@@ -132,6 +133,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bf16", action="store_true", help="all programs gather and compute in bfloat16 and reduce in float32")
     parser.add_argument("--cpu", action="store_true", help="processor time of a step too")
     a = parser.parse_args()
     for preset in a.preset:

@@ -6,6 +6,7 @@
 #include <deque>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "core/result.h"
 
@@ -36,6 +37,7 @@ struct Item {
   What what = What::Work;
   std::int32_t event = -1;  // Record, Wait
   std::size_t order = 0;    // among all work
+  std::int64_t after = -1;  // Collective: the order of its communicator's last one, which ends before it begins (R4)
   double left = 0;          // ns, as if alone
   HostLoad load;
 };
@@ -53,6 +55,7 @@ class Threads {
  public:
   Threads(const IssueTape& tape, const SharedCores& cores) : tape_(tape), cores_(cores) {
     fired_.assign(static_cast<std::size_t>(tape.events()), false);
+    last_of_.assign(static_cast<std::size_t>(tape.communicators()), -1);
   }
 
   std::vector<WorkSpan> run() {
@@ -114,12 +117,13 @@ class Threads {
     switch (now.kind) {
       case IssueTape::Kind::Run: {
         const std::uint32_t at = now.kernels + kernel_;
-        push(now.stream, Item::What::Work, static_cast<double>(tape_.kernels()[at].device), {});
+        push(now.stream, Item::What::Work, static_cast<double>(tape_.kernels()[at].device), {}, -1);
         if (++kernel_ < kernels_end() - now.kernels) return;  // the same entry goes on
         break;
       }
       case IssueTape::Kind::Collective:
-        push(now.stream, Item::What::Collective, static_cast<double>(now.device), now.load);
+        push(now.stream, Item::What::Collective, static_cast<double>(now.device), now.load,
+             std::exchange(last_of_[static_cast<std::size_t>(now.event)], static_cast<std::int64_t>(spans_.size())));
         break;
       case IssueTape::Kind::Record: mark(now.stream, Item::What::Record, now.event); break;
       case IssueTape::Kind::StreamWait: mark(now.stream, Item::What::Wait, now.event); break;
@@ -131,12 +135,13 @@ class Threads {
     ++entry_;
   }
 
-  void push(std::uint8_t stream, Item::What what, double duration, const HostLoad& load) {
-    lanes_[stream].items.push_back({what, -1, spans_.size(), duration, load});
+  void push(std::uint8_t stream, Item::What what, double duration, const HostLoad& load, std::int64_t after) {
+    lanes_[stream].items.push_back({what, -1, spans_.size(), after, duration, load});
     spans_.push_back({});
+    ended_.push_back(false);
   }
   void mark(std::uint8_t stream, Item::What what, std::int32_t event) {
-    lanes_[stream].items.push_back({what, event, 0, 0, {}});
+    lanes_[stream].items.push_back({what, event, 0, -1, 0, {}});
   }
 
   // ---------------------------------------------------------------- the streams
@@ -161,6 +166,9 @@ class Threads {
           lane.slept = true;
           break;
         }
+      } else if (item.after >= 0 && !ended_[static_cast<std::size_t>(item.after)]) {
+        lane.slept = true;
+        break;
       } else {
         lane.running = true;
         lane.wakes_at = now_ + (lane.slept ? static_cast<double>(cores_.wake_ns) : 0);
@@ -230,6 +238,7 @@ class Threads {
       item.left -= passed * speed_of(lane, now);
       if (item.left > kRounding) continue;
       spans_[item.order].end = std::max(spans_[item.order].start, static_cast<SimTime>(std::llround(to)));
+      ended_[item.order] = true;
       lane.running = false;
       lane.items.pop_front();
     }
@@ -245,6 +254,8 @@ class Threads {
   double paid_at_ = 0;
   std::array<Lane, kStreamCount> lanes_;
   std::vector<bool> fired_;
+  std::vector<std::int64_t> last_of_;  // by communicator: the order of what it was given last
+  std::vector<bool> ended_;            // by order
   std::vector<WorkSpan> spans_;
 };
 

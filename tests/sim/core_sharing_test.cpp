@@ -66,8 +66,21 @@ TEST(CoreSharing, TwoCollectivesShareTheCoresThatTheyKeepBusy) {
   IssueTape tape;
   tape.set_load({1.0, 0.0, 0.8});
   tape.collective(kA, 0, 400);
-  tape.collective(kC, 0, 400);
+  tape.collective(kC, 1, 400);
   for (const WorkSpan& span : share_cores(tape, kOneCore)) expect_span(span, 0, 640);
+}
+
+TEST(CoreSharing, CollectivesOfACommunicatorRunAsTheyWereIssuedWhateverTheirStreams) {
+  IssueTape tape;
+  tape.run(kD, 30);
+  tape.stream_wait(kA, tape.record(kD));
+  tape.collective(kA, 0, 400);  // begins behind the compute
+  tape.collective(kC, 0, 100);  // ready at once, issued later
+  tape.collective(kA, 0, 50);
+  const auto spans = share_cores(tape, {4.0, 7});
+  expect_span(spans[1], 44, 444);  // 30 and twice a thread's waking
+  expect_span(spans[2], 451, 551);
+  expect_span(spans[3], 558, 608);
 }
 
 TEST(CoreSharing, AThreadThatWaitedGoesOnAfterItHasWokenUp) {
