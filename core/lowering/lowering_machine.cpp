@@ -181,8 +181,18 @@ std::vector<Ref> Machine::run_op(std::int32_t step, std::vector<Ref>& args) {
   return results;
 }
 
-/// _scaled_dot_product_attention_math adds the mask to its product in place; programs are written without writes.
-const OpRule& Machine::rule_of(std::int32_t step) const {
+/// Whether a TorchDispatchMode runs over the step's forward and over its recomputation.
+bool Machine::under_dispatch_mode(std::int32_t step) {
+  const CheckpointFrame* const frame = frame_of(step);
+  if (frame == nullptr || frame->reentrant) return false;
+  const Op& op = model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(step)].op)];
+  const bool own = op.region >= 0 && !frame->module.valid();
+  return own ? model_.regions[static_cast<std::size_t>(op.region)].kind == Region::Kind::Operators : !options.saved.none();
+}
+
+/// _scaled_dot_product_attention_math adds the mask to its product in place (programs are written without writes), but
+/// not where a mode may replace tensors (at::areAnyTensorSubclassLike).
+const OpRule& Machine::rule_of(std::int32_t step) {
   static const OpRule* const in_place = find_op_rule("aten.add_.Tensor");
   const auto op_at = [this](std::size_t i) -> const Op& {
     return model_.ops[static_cast<std::size_t>(program_.steps[i].op)];
@@ -193,7 +203,9 @@ const OpRule& Machine::rule_of(std::int32_t step) const {
       op_at(i + 1).name != "aten._safe_softmax.default")
     return own;
   const std::string_view product = op_at(i - 1).name;  // _unsafe_view of a bmm
-  return product == "aten._unsafe_view.default" && op_at(i - 2).name == "aten.bmm.default" ? *in_place : own;
+  return product == "aten._unsafe_view.default" && op_at(i - 2).name == "aten.bmm.default" && !under_dispatch_mode(step)
+             ? *in_place
+             : own;
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ class Machine {
   std::vector<Ref> gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame);
   std::vector<Layout> result_layouts(const Op& op) const;
   std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
-  const OpRule& rule_of(std::int32_t step) const;
+  const OpRule& rule_of(std::int32_t step);
+  bool under_dispatch_mode(std::int32_t step);
   void begin_gradients(const Op& op, std::vector<Ref>& results);
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
   /// What autograd keeps of a call, or promises to have made again.
