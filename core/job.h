@@ -29,6 +29,7 @@ struct ModelOptions {
   std::string loss = "auto";       // auto | [chunked_ | fused_linear_]cross_entropy | cross_entropy_fp32 | none
   std::int64_t loss_chunks = 8;    // chunked_cross_entropy: logits of one chunk of the sequence at a time
   bool attention_mask = false;     // the script hands a padding mask
+  bool packed = false;             // rows hold several sequences; the script hands the positions that tell them apart
   std::optional<DType> autocast;   // torch.autocast around the forward; nullopt = none
   bool autocast_cache = true;      // its cache_enabled: casts of parameters are kept until it exits
   bool float32_outputs = false;    // what it returns is cast to float32 behind it, as accelerate does

@@ -167,6 +167,8 @@ void add_model(TableMaker& t) {
   t.integer("model.loss_chunks", 1, 65'536, FORESHARD_FIELD(model.loss_chunks),
             "chunked losses: into how many pieces of the sequence");
   t.boolean("model.attention_mask", FORESHARD_FIELD(model.attention_mask), "the script hands a padding mask");
+  t.boolean("model.packed", FORESHARD_FIELD(model.packed),
+            "rows hold several sequences, which the script's position_ids tell apart");
   t.dtype("model.autocast", "none", FORESHARD_FIELD(model.autocast),
           "torch.autocast around the forward, beside the parameters' dtype; the script's own loss stands outside");
   t.boolean("model.autocast_cache", FORESHARD_FIELD(model.autocast_cache),

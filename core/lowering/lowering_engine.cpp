@@ -65,8 +65,9 @@ void Machine::send(const Edge& edge, Ref gradient) {
       const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
       Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
       if (!on_their_way_.empty()) wait_for({old, gradient});
-      if (tape.sole_owner(old) && !tape.at(old).view &&
-          tape.layout(old).dense()) {  // nobody else sees it: summed in place
+      // InputBuffer::accumulate: in place where nobody else sees it, but never for tensor subclasses.
+      const bool distributed = options.cpu_threads == 0 && next.op != nullptr && distributed_.made_by(*next.op);
+      if (!distributed && tape.sole_owner(old) && !tape.at(old).view && tape.layout(old).dense()) {
         Kernel kernel = emit.start("aten.add_.Tensor", KernelClass::Elementwise, tape.layout(old).dtype);
         emit.finish(kernel, {&old, &gradient}, {&old});
       } else {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/lowering/lowering_opaque.h"
+#include "core/lowering/mesh_rules.h"
 #include "core/lowering/segment_autograd.h"
 
 namespace foreshard {
@@ -45,6 +46,13 @@ void continue_history(Tape& tape, const Ref& of, std::vector<Ref>& results) {
   }
 }
 
+/// Whether a TorchDispatchMode runs over the operator, in forward and in the recomputation of `frame`.
+bool under_dispatch_mode(const Model& model, const Op& op, const CheckpointFrame* frame, const SavedOps& saved) {
+  if (frame == nullptr || frame->reentrant) return false;
+  if (op.region < 0 || frame->module.valid()) return !saved.none();
+  return model.regions[static_cast<std::size_t>(op.region)].kind == Region::Kind::Operators;
+}
+
 }  // namespace
 
 Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
@@ -54,6 +62,7 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
       model_(model),
       program_(program),
       trainable_(trainable),
+      distributed_(model),
       packed_(*this, model, program, opts.offload),
       casts_(model, program, trainable, opts.keeps_casts) {
   deaths_ = python_deaths(model, program);
@@ -181,15 +190,6 @@ std::vector<Ref> Machine::run_op(std::int32_t step, std::vector<Ref>& args) {
   return results;
 }
 
-/// Whether a TorchDispatchMode runs over the step's forward and over its recomputation.
-bool Machine::under_dispatch_mode(std::int32_t step) {
-  const CheckpointFrame* const frame = frame_of(step);
-  if (frame == nullptr || frame->reentrant) return false;
-  const Op& op = model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(step)].op)];
-  const bool own = op.region >= 0 && !frame->module.valid();
-  return own ? model_.regions[static_cast<std::size_t>(op.region)].kind == Region::Kind::Operators : !options.saved.none();
-}
-
 /// _scaled_dot_product_attention_math adds the mask to its product in place (programs are written without writes), but
 /// not where a mode may replace tensors (at::areAnyTensorSubclassLike).
 const OpRule& Machine::rule_of(std::int32_t step) {
@@ -203,7 +203,8 @@ const OpRule& Machine::rule_of(std::int32_t step) {
       op_at(i + 1).name != "aten._safe_softmax.default")
     return own;
   const std::string_view product = op_at(i - 1).name;  // _unsafe_view of a bmm
-  return product == "aten._unsafe_view.default" && op_at(i - 2).name == "aten.bmm.default" && !under_dispatch_mode(step)
+  return product == "aten._unsafe_view.default" && op_at(i - 2).name == "aten.bmm.default" &&
+                 !under_dispatch_mode(model_, op_at(i), frame_of(step), options.saved)
              ? *in_place
              : own;
 }
@@ -515,6 +516,7 @@ void Machine::recompute(CheckpointFrame& frame) {
     // Where PyTorch stops, a kept result is not taken either and stays with the frame; `run` on a host takes it.
     const bool takes = kept != frame.kept.end() && (!stops || options.cpu_threads > 0);
     if (takes) {
+      if (op.name == "mesh.reduce_scatter") lay_out_again(*this, op, at.op, args[0]);
       results = std::move(kept->second);
       frame.kept.erase(kept);
     } else if (!stops) {

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "core/lowering/lowering_autograd.h"
+#include "core/lowering/mesh/distributed_values.h"
 #include "core/lowering/offload/packed_saves.h"
 
 namespace foreshard::lowering {
@@ -165,7 +166,6 @@ class Machine {
   std::vector<Layout> result_layouts(const Op& op) const;
   std::vector<Ref> run_op(std::int32_t step, std::vector<Ref>& args);
   const OpRule& rule_of(std::int32_t step);
-  bool under_dispatch_mode(std::int32_t step);
   void begin_gradients(const Op& op, std::vector<Ref>& results);
   void record(std::int32_t step, const std::vector<Ref>& args, std::vector<Ref>& results);
   /// What autograd keeps of a call, or promises to have made again.
@@ -193,6 +193,7 @@ class Machine {
   const Model& model_;
   const Program& program_;
   const std::vector<bool>& trainable_;
+  DistributedValues distributed_;
   std::vector<std::vector<std::int32_t>> deaths_;
   PackedSaves packed_;
   bool own_dtypes_ = false;  // parameters of several types, none of them cast

@@ -128,18 +128,23 @@ class MeshKernels {
     return part(out, dim, whole);
   }
 
+  /// What a reduce-scatter sends: the ranks' pieces one behind the other.
+  Ref pieces(const Ref& x, std::int32_t dim, std::int64_t whole) {
+    const std::int64_t rows = (whole + ranks_ - 1) / ranks_;
+    Ref sent = contiguous(whole % ranks_ == 0 ? x : padded(x, dim, rows * ranks_));
+    if (dim == 0) return sent;
+    const Layout from = e_.layout(sent);
+    Layout laid_out = from;
+    laid_out.sizes[0] *= ranks_;
+    laid_out.sizes[dim] /= ranks_;
+    return copy("aten.cat.default", sent, contiguous_layout(laid_out.sizes, from.dtype));
+  }
+
   /// Shard::_reduce_shard_tensor: what is sent stays until the result is first used.
   Ref reduce_scatter(const Ref& x, std::int32_t dim, std::int64_t whole) {
     const std::int64_t rows = (whole + ranks_ - 1) / ranks_;
-    Ref sent = contiguous(whole % ranks_ == 0 ? x : padded(x, dim, rows * ranks_));
-    const Layout from = e_.layout(sent);
-    if (dim != 0) {
-      Layout laid_out = from;
-      laid_out.sizes[0] *= ranks_;
-      laid_out.sizes[dim] /= ranks_;
-      sent = copy("aten.cat.default", sent, contiguous_layout(laid_out.sizes, from.dtype));
-    }
-    Layout to = from;
+    const Ref sent = pieces(x, dim, whole);
+    Layout to = e_.layout(x);
     to.sizes[dim] = rows;
     to = contiguous_layout(to.sizes, to.dtype);
     Ref out = e_.tape().make(to, e_.category());
@@ -376,6 +381,13 @@ std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.all_gather") return {mesh.all_gather(args[0], dim, whole)};
   return {mesh.reduce_scatter(args[0], dim, whole)};
+}
+
+void lay_out_again(Machine& machine, const Op& op, std::int32_t place, const Ref& x) {
+  if (machine.options.cpu_threads > 0) return;
+  Emitter emit(machine, &op, place);
+  MeshKernels(emit, dimension_of(op))
+      .pieces(x, static_cast<std::int32_t>(int_arg(op, 2, "dim", 0)), int_arg(op, 3, "whole", 0));
 }
 
 std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g) {

@@ -45,6 +45,9 @@ namespace lowering {
 
 std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref>& args,
                               const std::vector<Layout>& results);
+/// What a reduce-scatter (number `place` of Model::ops) whose result was kept does all the same when its region runs
+/// again: `x` is laid out to be sent. Not on hosts, whose executor takes the result.
+void lay_out_again(Machine& machine, const Op& op, std::int32_t place, const Ref& x);
 /// Gradients per tensor argument, in their own placements; `g` is the gradient of the first result.
 std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 

@@ -322,6 +322,48 @@ bool reads_without_gaps(std::string_view name) {
          name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default";
 }
 
+/// AdvancedIndex (TensorAdvancedIndexing.cpp): a GPU's kernel wants indices of the same steps, so that those which are
+/// not whole once they are expanded are copied where they differ.
+std::vector<Ref> copied_indices(Emitter& emit, std::span<const Ref> indices) {
+  Dims sizes;
+  bool places = indices.size() > 1;
+  for (const Ref& index : indices) {
+    sizes = broadcast_sizes(sizes, emit.layout(index).sizes);
+    places = places && emit.layout(index).dtype == DType::Int64;
+  }
+  const Dims first = places ? broadcast_strides(emit.layout(indices[0]), sizes) : Dims();
+  const bool differ = std::any_of(indices.begin(), indices.end(), [&](const Ref& index) {
+    return !(broadcast_strides(emit.layout(index), sizes) == first);
+  });
+  std::vector<Ref> copies;
+  if (!places || !differ) return copies;
+  for (const Ref& index : indices) {
+    Layout expanded = contiguous_layout(sizes, DType::Int64);
+    const Layout whole = expanded;
+    expanded.strides = broadcast_strides(emit.layout(index), sizes);
+    if (!expanded.contiguous()) copies.push_back(emit.fresh("aten.clone.default", KernelClass::Copy, whole, {&index}));
+  }
+  return copies;
+}
+
+/// What an operator makes of its arguments before its results, on a GPU.
+std::vector<Ref> made_before(Emitter& emit, const Call& call) {
+  const auto& [rule, op, args, results] = call;
+  if (emit.machine().options.cpu_threads > 0 || args.empty()) return {};
+  if (op.name == "aten.index.Tensor") return copied_indices(emit, std::span(args).subspan(1));
+  if (op.name == "aten.cumsum.default" && emit.layout(args[0]).dtype != results[0].dtype)
+    return {emit.fresh("aten._to_copy.default", KernelClass::Copy, results[0], {&args[0]})};
+  return {};
+}
+
+/// cub's scan of one row: a state for each tile and for a warp of them before the first. Tiles and states as the bytes
+/// that rows of 1,024 to 262,144 numbers take say.
+Bytes row_scan_workspace(std::int64_t numel, Bytes itemsize) {
+  const std::int64_t tile = itemsize >= 8 ? 896 : itemsize >= 4 ? 1920 : 8192;
+  const Bytes state = itemsize == 4 ? 8 : 16;
+  return (((numel + tile - 1) / tile + 32) * state + 255) / 256 * 256 + 511;
+}
+
 bool is_native_batch_norm(const Op& op) {
   const bool native =
       op.name.starts_with("aten.native_batch_norm") || op.name.starts_with("aten._native_batch_norm_legit");
@@ -409,6 +451,11 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     const Bytes staging = batch_norm_staging(emit.layout(args[0]), 4);
     if (staging > 0) workspace.push_back(tape.make_bytes(staging, SlotCategory::Workspace));
   }
+  if (op.name == "aten.cumsum.default" && emit.machine().options.cpu_threads == 0 && results[0].sizes.n > 0 &&
+      results[0].sizes[wrap_dim(int_arg(op, 1, "dim", 0), results[0].sizes.n)] == results[0].numel() &&
+      results[0].numel() > 1)
+    workspace.push_back(
+        tape.make_bytes(row_scan_workspace(results[0].numel(), itemsize(results[0].dtype)), SlotCategory::Workspace));
   for (const Bytes bytes : composed_workspace(emit, call)) {
     workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
     ++kernel.launches;
@@ -469,7 +516,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   }
   const bool copies = rule.formula == OpFormula::Convolution && !args.empty() && copies_its_input(op);
   const Ref whole = copies ? whole_gradient(emit, args[0]) : Ref();
-  std::vector<Ref> split;
+  std::vector<Ref> split, before = made_before(emit, call);
   const std::vector<Ref> out = results_of(emit, call, form, kernel, split);
   if (!split.empty()) ++kernel.launches;  // the parts are combined
   if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
@@ -480,6 +527,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   emit.launch(kernel, args, out);
   std::reverse(split.begin(), split.end());
   while (!split.empty()) split.pop_back();  // statistics first
+  before.clear();
   return out;
 }
 

@@ -181,10 +181,12 @@ Result<void> check_mesh(const Job& job) {
                  "take the degrees of [mesh] away, or set fsdp2"});
   }
   const bool own_loss = job.model.loss.starts_with("chunked_") || job.model.loss == "per_token";
-  if (is_cut(mesh) && (own_loss || job.model.attention_mask)) {
-    return fail({ErrorCode::Unsupported, "this script is not cut over a mesh", job.model.source,
-                 own_loss ? "model.loss" : "model.attention_mask", own_loss ? "auto or cross_entropy" : "false",
-                 own_loss ? job.model.loss : "true", "change it, or take the degrees of [mesh] away"});
+  const bool own_mask = job.model.attention_mask || job.model.packed;
+  if (is_cut(mesh) && (own_loss || own_mask)) {
+    const char* const key = own_loss ? "model.loss" : job.model.packed ? "model.packed" : "model.attention_mask";
+    return fail({ErrorCode::Unsupported, "this script is not cut over a mesh", job.model.source, key,
+                 own_loss ? "auto or cross_entropy" : "false", own_loss ? job.model.loss : "true",
+                 "change it, or take the degrees of [mesh] away"});
   }
   if (mesh.tensor > 1 && mesh.async_tensor) {
     const std::int64_t per_node = job.cluster.ranks_per_node;

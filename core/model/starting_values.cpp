@@ -213,10 +213,11 @@ BufferStart buffer_start(const BufferInfo& buffer) {
 }
 
 InputRole input_role(const ValueInfo& input) {
-  constexpr std::array<std::pair<std::string_view, InputRole>, 4> kKnown{
+  constexpr std::array<std::pair<std::string_view, InputRole>, 5> kKnown{
       {{"input_ids", InputRole::Ids},
        {"labels", InputRole::Labels},
        {"attention_mask", InputRole::PaddingMask},
+       {"position_ids", InputRole::Positions},
        {"num_items_in_batch", InputRole::LabelCount}}};
   const auto found =
       std::find_if(kKnown.begin(), kKnown.end(), [&](const auto& known) { return known.first == input.name; });

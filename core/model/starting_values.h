@@ -39,7 +39,7 @@ enum class BufferStart : std::uint8_t {
 BufferStart buffer_start(const BufferInfo& buffer);
 
 /// What a training script hands to a language model, by the names that Transformers' models give their arguments.
-enum class InputRole : std::uint8_t { Other, Ids, Labels, PaddingMask, LabelCount };
+enum class InputRole : std::uint8_t { Other, Ids, Labels, PaddingMask, Positions, LabelCount };
 InputRole input_role(const ValueInfo& input);
 
 }  // namespace foreshard

@@ -217,7 +217,7 @@ Trap clips_nothing() {
 
 // ---------------------------------------------------------------- masks
 
-std::optional<Trap> mask_changes_kernel(const Model& model) {
+std::optional<Trap> mask_changes_kernel(const Model& model, bool packed) {
   std::int64_t layers = 0;
   Bytes bias = 0, heads = 0;
   for (const Op& op : model.ops) {
@@ -233,11 +233,14 @@ std::optional<Trap> mask_changes_kernel(const Model& model) {
   }
   if (layers == 0) return std::nullopt;
   Trap trap{41, "a padding mask changes the attention kernel", "ATT", {}, {}, {}, false};
+  if (packed) trap.name = "a mask that tells packed sequences apart changes the attention kernel";
   trap.text = fmt::format(
       "memory-efficient attention runs instead of flash attention in {} layers; for backward they keep {} bytes of "
       "biases (batch x 1 x seq x seq each) and {} bytes of keys and values repeated to all heads",
       layers, bias, heads);
-  trap.remedy = "pack sequences without padding and hand no mask, or give a mask that hides nothing only where it does";
+  trap.remedy =
+      packed ? "attention of variable lengths (flash_attention_2) makes no mask of the positions"
+             : "pack sequences without padding and hand no mask, or give a mask that hides nothing only where it does";
   return trap;
 }
 
@@ -314,7 +317,7 @@ std::vector<Trap> script_traps(const Model& model, const Job& job, const Plan& p
   if (fsdp2) add(group_for_each_unit(plan));
   if (fsdp2 && job.fsdp.cpu_offload && job.train.clip_grad_norm > 0) add(clips_on_host());
   if (fsdp2 && steps_in_backward(job) && job.train.clip_grad_norm > 0) add(clips_nothing());
-  if (job.model.attention_mask) add(mask_changes_kernel(model));
+  if (job.model.attention_mask || job.model.packed) add(mask_changes_kernel(model, job.model.packed));
   return traps;
 }
 

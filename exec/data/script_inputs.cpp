@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "core/model/starting_values.h"
 
 namespace foreshard::exec {
@@ -20,6 +22,9 @@ ScriptInputs::ScriptInputs(const Model& model, const Job& job) : aligned_(job.mo
       case InputRole::PaddingMask:
         if (beside) mask_ = i;
         break;
+      case InputRole::Positions:
+        if (beside) positions_ = i;
+        break;
       case InputRole::LabelCount:
         if (value.shape.empty()) count_ = i;
         break;
@@ -30,17 +35,24 @@ ScriptInputs::ScriptInputs(const Model& model, const Job& job) : aligned_(job.mo
 }
 
 bool ScriptInputs::follows(std::size_t input) const {
-  return (labels_ && input == *labels_) || is_mask(input) || is_count(input);
+  return (labels_ && input == *labels_) || (positions_ && input == *positions_) || is_mask(input) || is_count(input);
 }
 
 at::Tensor ScriptInputs::labels_of(const std::vector<at::Tensor>& inputs) const {
   at::Tensor labels = inputs.front().clone();
   if (mask_) labels.masked_fill_(inputs[*mask_].eq(0), kNoLabel);
-  if (!aligned_) return labels;  // the model moves them itself
+  if (positions_)
+    labels.masked_fill_(inputs[*positions_].eq(0), kNoLabel);  // nothing predicts a sequence's first token
+  if (!aligned_) return labels;                                // the model moves them itself
   return at::constant_pad_nd(labels.narrow(-1, 1, labels.size(-1) - 1), {0, 1}, kNoLabel);
 }
 
 void ScriptInputs::complete(std::vector<at::Tensor>& inputs) const {
+  if (positions_ && !inputs[*positions_].defined()) {
+    const at::Tensor& ids = inputs.front();
+    const std::int64_t each = std::max<std::int64_t>(ids.size(-1) / kSequencesInARow, 1);
+    inputs[*positions_] = at::arange(ids.size(-1), ids.options()).remainder(each).expand_as(ids).contiguous();
+  }
   if (mask_ && !inputs[*mask_].defined()) inputs[*mask_] = at::ones_like(inputs.front());
   if (labels_ && !inputs[*labels_].defined()) inputs[*labels_] = labels_of(inputs);
   if (!count_ || inputs[*count_].defined()) return;

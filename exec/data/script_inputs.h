@@ -1,5 +1,5 @@
-// What a training script hands to a language model beside the ids: labels, a padding mask, and how many labels its
-// step counts. Which input is which: core/model/starting_values.h.
+// What a training script hands to a language model beside the ids: labels, a padding mask, positions of packed
+// sequences, and how many labels its step counts. Which input is which: core/model/starting_values.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,8 @@
 
 namespace foreshard::exec {
 
-inline constexpr std::int64_t kNoLabel = -100;  // a position that carries no loss
+inline constexpr std::int64_t kNoLabel = -100;       // a position that carries no loss
+inline constexpr std::int64_t kSequencesInARow = 4;  // packed, of data that do not say where sequences begin
 
 class ScriptInputs {
  public:
@@ -26,7 +27,8 @@ class ScriptInputs {
 
   /// Makes those of `inputs` (in the order of Model::inputs) that are undefined and follow from others: labels are the
   /// ids, or where the script moves them each position's next token (none behind the last); none where the mask hides
-  /// the token. The mask hides nothing. The count is of this batch alone.
+  /// the token. The mask hides nothing; positions are those of kSequencesInARow equal sequences, whose first tokens
+  /// carry no label. The count is of this batch alone.
   void complete(std::vector<at::Tensor>& inputs) const;
 
   /// Whether the model divides its loss by what tell() says.
@@ -39,8 +41,8 @@ class ScriptInputs {
  private:
   at::Tensor labels_of(const std::vector<at::Tensor>& inputs) const;
 
-  bool aligned_;                                      // the loss compares position p with label p
-  std::optional<std::size_t> labels_, mask_, count_;  // places in Model::inputs
+  bool aligned_;                                                  // the loss compares position p with label p
+  std::optional<std::size_t> labels_, mask_, positions_, count_;  // places in Model::inputs
 };
 
 }  // namespace foreshard::exec

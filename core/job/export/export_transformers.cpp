@@ -116,7 +116,8 @@ JobValue trl_tree(const Job& job) {
   put_dtype(job, tree);
   put("attn_implementation", tree_text_value(job.model.attention == "eager" ? "eager" : "sdpa"));
   put("max_length", tree_integer(job.model.seq));
-  put("packing", tree_flag(true));  // whole sequences, as the job's batches are
+  put("packing", tree_flag(true));  // full rows, as the job's are; of several sequences they would be joined to one
+  put("packing_strategy", tree_text_value(job.model.packed ? "bfd" : "wrapped"));
   if (job.adapters.kind == "lora") {
     const std::vector<std::string>& targets = job.adapters.targets;
     put("use_peft", tree_flag(true));

@@ -103,6 +103,23 @@ void read_model(Reader& r, bool mixed) {
   r.translate("attn_implementation", "model.attention", kAttention);
 }
 
+/// TRL's packing: unless its rows are pieces of one text ("wrapped"), the collator joins a batch's rows to one and
+/// hands positions instead of a mask. Kernels of variable lengths read the sequences' lengths off them, others take a
+/// mask.
+void read_packing(Reader& r) {
+  const bool packs = r.flag("packing"), wrapped = r.text("packing_strategy") == "wrapped";
+  const bool joins = r.flag("padding_free") || (packs && !wrapped);
+  if (!joins) return;
+  const char* const from = packs ? "packing" : "padding_free";
+  const std::int64_t rows = r.integer("per_device_train_batch_size", 8), length = r.integer("max_length", 1024);
+  r.set_number("model.batch", 1, from);
+  r.set_number("model.seq", rows * length, from);
+  if (r.text("attn_implementation").starts_with("flash_attention"))
+    return r.note(std::string(from) +
+                  ": the kernel's time is that of one sequence as long as the row; its memory is the same");
+  r.set_if_built("model.packed", flag_value(true), from);
+}
+
 /// TRL's ModelConfig.
 void read_adapters(Reader& r) {
   const char* const kKeys[] = {"lora_r",       "lora_alpha",   "lora_target_modules", "load_in_4bit",
@@ -176,6 +193,7 @@ void read_transformers(Reader& r, const JobValue& tree) {
   read_accumulation(r);
   if (r.integer("max_steps", -1) > 0) r.copy("max_steps", "train.steps");
   for (const char* name : {"gradient_checkpointing", "activation_checkpointing"}) read_recomputation(r, name);
+  read_packing(r);
   read_model(r, bf16 || fp16);
   read_adapters(r);
   if (r.flag("activation_offloading"))
@@ -204,7 +222,7 @@ void read_transformers(Reader& r, const JobValue& tree) {
                            "dataloader_num_workers",
                            "remove_unused_columns",
                            "do_train",
-                           "packing",
+                           "eval_packing",
                            "dataset_name",
                            "do_eval",
                            "overwrite_output_dir",

@@ -157,10 +157,11 @@ Tensor write_eager(ProgramWriter& w, const AttentionShape& shape, const Tensor& 
   return w.matmul(w.dropout(p, shape.dropout), v);
 }
 
-/// find_packed_sequence_indices: do the positions start anew inside a row?
-void write_packed_question(ProgramWriter& w, const FamilyInput& input, const Tensor& positions, std::int64_t batch,
-                           std::int64_t seq) {
-  if (!input.program.asks_for_packed_rows) return;
+/// find_packed_sequence_indices: do the positions start anew inside a row? If they do, the sequence of each token
+/// [batch, seq].
+std::optional<Tensor> write_packed_question(ProgramWriter& w, const FamilyInput& input, const Tensor& positions,
+                                            std::int64_t batch, std::int64_t seq) {
+  if (!input.program.asks_for_packed_rows && !input.options.packed) return std::nullopt;
   const Arg one{std::int64_t{1}};
   const Tensor rows = positions.sizes[0] == batch ? positions : w.expand(positions, {batch, -1});
   const Tensor before = w.with_scalar("aten.sub.Tensor", w.slice(rows, 1, 0, 1), one);
@@ -168,9 +169,12 @@ void write_packed_question(ProgramWriter& w, const FamilyInput& input, const Ten
   const Tensor left = w.slice(all, -1, 0, seq);
   const Tensor right = w.slice(all, -1, 1, seq + 1);
   const Tensor jumps = w.with_scalar("aten.ne.Scalar", w.sub(right, left), one, DType::Bool);
-  const Tensor last = w.select(w.cumsum(jumps, -1), 1, -1);
+  const Tensor sequences = w.cumsum(jumps, -1);
+  const Tensor last = w.select(sequences, 1, -1);
   const Tensor answer = w.all(w.with_scalar("aten.eq.Scalar", last, Arg{std::int64_t{0}}, DType::Bool));
   if (!input.program.recorded) w.read_to_host(answer);
+  if (!input.options.packed) return std::nullopt;
+  return sequences;
 }
 
 /// x as the one dimension `dim` of four.
@@ -196,17 +200,34 @@ class AndMasks {
   Tensor seen_;
 };
 
-/// padding_mask[batches, keys], of indices that are spread over four dimensions.
-Tensor write_padding_seen(ProgramWriter& w, const Tensor& padding, const Tensor& batches, const Tensor& keys) {
-  const Dims sizes{batches.sizes[0], 1, 1, keys.sizes[3]};
+/// table[batches, places], of indices that are spread over four dimensions.
+Tensor write_looked_up(ProgramWriter& w, const Tensor& table, const Tensor& batches, const Tensor& places) {
+  const Dims sizes{batches.sizes[0], 1, places.sizes[2], places.sizes[3]};
   return w.emit("aten.index.Tensor",
-                {ProgramWriter::arg(padding), Arg{ArgList{ProgramWriter::arg(batches), ProgramWriter::arg(keys)}}}, {},
-                {{sizes, ProgramWriter::contiguous_strides(sizes), DType::Bool}})[0];
+                {ProgramWriter::arg(table), Arg{ArgList{ProgramWriter::arg(batches), ProgramWriter::arg(places)}}}, {},
+                {{sizes, ProgramWriter::contiguous_strides(sizes), table.dtype}})[0];
+}
+
+/// What the script or its positions say of the rows.
+struct Rows {
+  std::optional<Tensor> padding;    // [batch, seq]: which tokens are there
+  std::optional<Tensor> sequences;  // [batch, seq]: which sequence a token belongs to
+  Tensor positions;                 // [batch, seq], where there are `sequences`
+};
+
+/// The mask functions of the library over places of queries [.., seq, 1] and keys [.., 1, seq].
+Tensor write_causal_seen(ProgramWriter& w, const Tensor& queries, const Tensor& keys, std::int64_t window) {
+  const auto causal = [&] { return w.binary("aten.le.Tensor", keys, queries, DType::Bool); };
+  if (window == 0) return causal();
+  AndMasks near(w, queries);
+  const Tensor first = w.with_scalar("aten.sub.Tensor", queries, Arg{std::max<std::int64_t>(window, 0)});
+  near.add(w.binary("aten.gt.Tensor", keys, first, DType::Bool));
+  near.add(causal());
+  return near.seen();
 }
 
 /// [1 or batch, 1, seq, seq]: which keys a query sees.
-Tensor write_seen(ProgramWriter& w, const std::optional<Tensor>& padding, std::int64_t batch, std::int64_t seq,
-                  std::int64_t window) {
+Tensor write_seen(ProgramWriter& w, const Rows& told, std::int64_t batch, std::int64_t seq, std::int64_t window) {
   const Arg zero{std::int64_t{0}};
   const Tensor batches = w.arange(batch), heads = w.arange(1);
   const Tensor query_places = w.with_scalar("aten.add.Tensor", w.arange(seq), zero);
@@ -215,19 +236,19 @@ Tensor write_seen(ProgramWriter& w, const std::optional<Tensor>& padding, std::i
   spread(w, heads, 1);  // made for mask functions that look at it
   const Tensor queries = spread(w, query_places, 2);
   const Tensor keys = spread(w, key_places, 3);
-  const auto causal = [&] { return w.binary("aten.le.Tensor", keys, queries, DType::Bool); };
-  const auto seen = [&] {
-    if (window == 0) return causal();
-    AndMasks near(w, queries);
-    const Tensor first = w.with_scalar("aten.sub.Tensor", queries, Arg{std::max<std::int64_t>(window, 0)});
-    near.add(w.binary("aten.gt.Tensor", keys, first, DType::Bool));
-    near.add(causal());
-    return near.seen();
-  };
-  if (!padding) return seen();
+  if (told.sequences) {  // packed_sequence_compatibility_function: places count within each sequence
+    const auto looked_up = [&](const Tensor& table, const Tensor& at) { return write_looked_up(w, table, rows, at); };
+    AndMasks both(w, queries);
+    const Tensor own = looked_up(*told.sequences, queries);
+    both.add(w.binary("aten.eq.Tensor", own, looked_up(*told.sequences, keys), DType::Bool));
+    const Tensor from = looked_up(told.positions, queries);
+    both.add(write_causal_seen(w, from, looked_up(told.positions, keys), window));
+    return both.seen();
+  }
+  if (!told.padding) return write_causal_seen(w, queries, keys, window);
   AndMasks both(w, queries);
-  both.add(seen());
-  both.add(write_padding_seen(w, *padding, rows, keys));
+  both.add(write_causal_seen(w, queries, keys, window));
+  both.add(write_looked_up(w, *told.padding, rows, keys));
   return both.seen();
 }
 
@@ -347,13 +368,13 @@ Tensor write_positions(ProgramWriter& w, std::int64_t seq) {
 
 bool needs_mask(const FamilyInput& input, std::int64_t seq, std::int64_t window) {
   const bool hides = input.options.attention_mask && !input.program.full_mask;
-  return input.options.attention == "eager" || (window != 0 && seq >= window) || hides;
+  return input.options.attention == "eager" || (window != 0 && seq >= window) || hides || input.options.packed;
 }
 
 std::optional<Tensor> write_mask(ProgramWriter& w, const FamilyInput& input, const std::optional<Tensor>& padding,
                                  const Tensor& positions, std::int64_t window) {
   const std::int64_t batch = input.options.batch, seq = positions.sizes[1];
-  std::optional<Tensor> kept;
+  std::optional<Tensor> kept, sequences;
   if (padding) {
     kept = w.to(*padding, DType::Bool);
     // _ignore_causal_mask_sdpa: is nothing hidden? If something is, the same is asked of the queries' part.
@@ -361,10 +382,10 @@ std::optional<Tensor> write_mask(ProgramWriter& w, const FamilyInput& input, con
     if (asks) ask_for_all(w, input, *kept);
     if (asks && !input.program.full_mask) ask_for_all(w, input, w.alias(*kept));
   } else {
-    write_packed_question(w, input, positions, batch, seq);
+    sequences = write_packed_question(w, input, positions, batch, seq);
   }
   if (!needs_mask(input, seq, window)) return std::nullopt;
-  const Tensor seen = w.expand(write_seen(w, kept, batch, seq, window), {batch, -1, seq, seq});
+  const Tensor seen = w.expand(write_seen(w, {kept, sequences, positions}, batch, seq, window), {batch, -1, seq, seq});
   if (input.options.attention != "eager") return seen;
   const Tensor zero = w.zeros({}, w.dtype());
   return w.where(seen, zero, w.scalar(lowest_value(w.dtype()), w.dtype(), true));

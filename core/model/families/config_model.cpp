@@ -17,7 +17,7 @@ namespace {
 struct Scripts {
   bool labels = false;   // of its own, masked; counted over micro-batches
   bool chunked = false;  // head and loss over pieces of the sequence
-  bool padding = false;  // a mask of the tokens that are there
+  bool padding = false;  // a mask of the tokens that are there, or positions of packed sequences
 };
 constexpr Scripts kNone{}, kOwnMask{true, true, false}, kCapped{true, false, true}, kAll{true, true, true};
 
@@ -116,12 +116,18 @@ Result<void> check_scripts(const Family& family, const families::FamilyInput& in
       {families::fuses_head_with_loss(options), family.scripts.chunked, "model.loss", "auto or cross_entropy",
        options.loss},
       {options.attention_mask, family.scripts.padding, "model.attention_mask", "false", "true"},
+      {options.packed, family.scripts.padding, "model.packed", "false", "true"},
   };
   for (const auto& one : asked) {
     if (!one.asked || one.can) continue;
     return fail({ErrorCode::Unsupported, "this is not built for models of type " + std::string(family.model_type),
                  input.config.file(), one.key, one.works, one.got,
                  "capture the module with its script: foreshard.capture_step (docs/models.md)"});
+  }
+  if (options.packed && options.attention_mask) {
+    return fail({ErrorCode::Inconsistent, "the library does not look for packed sequences where it is handed a mask",
+                 input.config.file(), "model.packed", "model.packed or model.attention_mask", "both",
+                 "set one of them to false"});
   }
   return {};
 }
@@ -162,7 +168,7 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
     if (auto can = check_autocast(*model, input); !can) return fail(std::move(can.error()));
     // Nobody has cut such scripts for a mesh.
     if (model && (families::wraps_for_loss(options) || families::fuses_head_with_loss(options) ||
-                  options.attention_mask || options.loss == "per_token"))
+                  options.attention_mask || options.packed || options.loss == "per_token"))
       model->parallel.clear();
     return model;
   }

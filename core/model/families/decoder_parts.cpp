@@ -120,9 +120,15 @@ DecoderStart write_decoder_start(ProgramWriter& w, const FamilyInput& input, std
   if (embedding.scale >= 0) start.x = w.mul(start.x, w.to(w.buffer(embedding.scale), w.dtype()));
   w.hold(start.x, Hold::Until::Call, embedding.model);
   w.enter(embedding.model);
-  start.positions = write_positions(w, seq);
-  w.hold(start.positions);
+  start.positions = write_row_positions(w, start.tokens, seq);
   return start;
+}
+
+Tensor write_row_positions(ProgramWriter& w, const TokenInputs& tokens, std::int64_t seq) {
+  if (tokens.positions) return *tokens.positions;
+  const Tensor positions = write_positions(w, seq);
+  w.hold(positions);
+  return positions;
 }
 
 GatedMlpModules add_gated_mlp(ModelTree& tree, ModuleId block, std::string_view class_name,

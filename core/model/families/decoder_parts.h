@@ -57,10 +57,12 @@ struct DecoderEmbedding {
 struct DecoderStart {
   TokenInputs tokens;
   Tensor x;          // [batch, seq, width]
-  Tensor positions;  // [1, seq]
+  Tensor positions;  // write_row_positions
 };
 DecoderStart write_decoder_start(ProgramWriter& writer, const FamilyInput& input, std::int64_t seq,
                                  const DecoderEmbedding& embedding);
+/// Positions that the script hands, [batch, seq], else those that the model makes, [1, seq].
+Tensor write_row_positions(ProgramWriter& writer, const TokenInputs& tokens, std::int64_t seq);
 
 /// down(activation(gate(x)) up(x))
 struct GatedMlpModules {

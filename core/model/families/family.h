@@ -139,9 +139,10 @@ double lowest_value(DType dtype);
 /// Position ids [1, seq].
 Tensor write_positions(ProgramWriter& writer, std::int64_t seq);
 
-/// What the library does to get a mask when none is given: asks whether the rows are packed, then builds one unless the
-/// causal flag says it all. `window` = 0: every earlier position is seen; kEmptyWindow: a window of no width, which
-/// the library makes where a configuration switches windows off but the model builds their mask all the same.
+/// What the library does to get a mask when none is given: asks whether the rows are packed, then builds one if they
+/// are (ModelOptions::packed) or the causal flag does not say it all. `window` = 0: every earlier position is seen;
+/// kEmptyWindow: a window of no width, which the library makes where a configuration switches windows off but the model
+/// builds their mask all the same.
 inline constexpr std::int64_t kEmptyWindow = -1;
 /// `padding`: the mask [batch, seq] that the script hands.
 std::optional<Tensor> write_mask(ProgramWriter& writer, const FamilyInput& input, const std::optional<Tensor>& padding,

@@ -197,8 +197,7 @@ Result<Model> build_gemma2(const FamilyInput& given) {
   w.hold(rows, Hold::Until::Call, m.model);
   Tensor x = w.mul(rows, w.to(w.buffer(m.scale), w.dtype()));
   w.enter(m.model);
-  const Tensor positions = write_positions(w, seq);
-  w.hold(positions);
+  const Tensor positions = write_row_positions(w, tokens, seq);
   const std::optional<Tensor> full = write_mask(w, input, tokens.mask, positions, 0);
   const std::optional<Tensor> near = write_mask(w, input, tokens.mask, positions, c.window);
   GemmaProgram program(w, c, attention);

@@ -207,8 +207,7 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   const Tensor words = w.embedding(w.param(m.token_weight), ids, -1);
   w.hold(words, Hold::Until::Call, m.model);
   w.enter(m.model);
-  const Tensor positions = write_positions(w, seq);
-  w.hold(positions);
+  const Tensor positions = write_row_positions(w, tokens, seq);
   w.enter(m.positions);
   const Tensor places = w.embedding(w.param(m.position_weight), positions, -1);
   w.hold(places, Hold::Until::Call, m.model);

@@ -180,6 +180,7 @@ TokenInputs write_token_inputs(ProgramWriter& w, const FamilyInput& input, std::
     tokens.labels = w.input("labels", sizes, DType::Int64, masked ? nullptr : &tokens.ids);
   if (options.loss == kPerToken) tokens.counted = w.input("num_items_in_batch", {}, DType::Int64);
   if (options.attention_mask) tokens.mask = w.input("attention_mask", sizes, DType::Int64);
+  if (options.packed) tokens.positions = w.input("position_ids", sizes, DType::Int64);
   return tokens;
 }
 

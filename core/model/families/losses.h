@@ -15,9 +15,10 @@ namespace foreshard::families {
 struct TokenInputs {
   Tensor ids;
   std::optional<Tensor> labels;
-  std::optional<Tensor> counted;  // num_items_in_batch
-  std::optional<Tensor> mask;     // [batch, seq]: which tokens are there
-  bool shifted = true;            // each position predicts the next label (causal language models)
+  std::optional<Tensor> counted;    // num_items_in_batch
+  std::optional<Tensor> mask;       // [batch, seq]: which tokens are there
+  std::optional<Tensor> positions;  // [batch, seq]: of each token in its sequence, where rows hold several
+  bool shifted = true;              // each position predicts the next label (causal language models)
 };
 TokenInputs write_token_inputs(ProgramWriter& writer, const FamilyInput& input, std::int64_t seq);
 

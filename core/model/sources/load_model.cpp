@@ -64,6 +64,7 @@ Result<void> check_scripted(const ModelOptions& options, const std::string& file
     std::string got;
   } asked[] = {{loss, "model.loss", "auto", options.loss},
                {options.attention_mask, "model.attention_mask", "false", "true"},
+               {options.packed, "model.packed", "false", "true"},
                {options.autocast.has_value(), "model.autocast", "none",
                 std::string(options.autocast ? dtype_name(*options.autocast) : "none")},
                {options.float32_outputs, "model.float32_outputs", "false", "true"}};

@@ -148,6 +148,34 @@ void Runtime::drop_unused_records(std::vector<Instruction>& instructions) const 
 
 namespace foreshard {
 
+namespace {
+
+// Nothing in backward gives a frozen unit its parameters back where "already resharded" is asked by the address of a
+// whole flat parameter (_catch_all_reshard): its modules keep views, the next forward takes them for new parameters
+// (_writeback_orig_params), and those of tied ones are asked to be nn.Parameter (_use_unsharded_views).
+Result<void> check_frozen_ties(const Job& job, const UnitTable& table) {
+  if (!job.fsdp.use_orig_params || job.train.steps < 2) return {};
+  const bool trains =
+      std::any_of(table.units.begin(), table.units.end(), [](const PlanUnit& u) { return u.requires_grad; });
+  for (const PlanUnit& unit : table.units) {
+    const bool frozen =
+        !unit.requires_grad && unit.strategy == Strategy::NoShard && unit.param_dtype == unit.orig_dtype;
+    if (!trains || !frozen || unit.shared.empty()) continue;
+    return tl::unexpected(Error{
+        .code = ErrorCode::Refused,
+        .message =
+            "AssertionError: as_params=True type(prim_param)=<class 'torch.Tensor'>, in the second step's forward",
+        .file = job.model.source,
+        .place = "unit \"" + unit.name + "\"",
+        .expected = "a strategy that shards, or fsdp.use_orig_params = false",
+        .got = "NO_SHARD over a frozen unit with tied parameters, computed in the dtype that they are stored in",
+        .hint = "set fsdp.strategy = \"SHARD_GRAD_OP\""});
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<Plan> build_fsdp1_plan(const PlanRequest& request) {
   if (request.table.units.empty() || request.graph.calls.empty()) {
     return tl::unexpected(Error{.code = ErrorCode::Inconsistent,
@@ -170,6 +198,8 @@ Result<Plan> build_fsdp1_plan(const PlanRequest& request) {
                                        std::to_string(unit.params.size()) + " parameters",
                                 .hint = "wrap larger modules"});
   }
+  if (const Result<void> ties = check_frozen_ties(request.job, request.table); !ties)
+    return tl::unexpected(ties.error());
   if (request.job.fsdp.comm_hook != "none") {
     Instances instances(instances_of(request.job, request.table.units));
     if (const auto refused = instances.begin(InstanceCall::RegisterCommHook, 0)) {

@@ -72,15 +72,15 @@ Result<void> check_partial_reshard(const Run& run, const PlanUnit& planned, cons
                  "reshard_after_forward " + std::to_string(u.reshard_size),
                  std::move(hint)});
   };
-  if (std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
-    return refuse(ErrorCode::Unsupported, "a partial reshard keeps rows, so it needs shards of the first dimension",
-                  "shard_dim 0, or reshard_after_forward true or false", "see F2-13");
-  }
   const auto on_mesh = [&](ParamId param) { return run.model.params[param.index()].part.dimension >= 0; };
   if (std::any_of(planned.params.begin(), planned.params.end(), on_mesh)) {  // to_sharded_post_forward
     return refuse(ErrorCode::Refused, "NotImplementedError: Resharding to smaller mesh with TP is not supported yet",
                   "reshard_after_forward true or false beside [mesh]",
                   "set fsdp.reshard_after_forward = true, or false where memory allows");
+  }
+  if (std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
+    return refuse(ErrorCode::Unsupported, "a partial reshard keeps rows, so it needs shards of the first dimension",
+                  "shard_dim 0, or reshard_after_forward true or false", "see F2-13");
   }
   return {};
 }

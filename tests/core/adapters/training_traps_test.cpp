@@ -66,6 +66,27 @@ TEST(TrainingTraps, AFlatUnitReducesItsFrozenWeights) {
   EXPECT_EQ(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::BFloat16)), 29), nullptr);
 }
 
+TEST(TrainingTraps, FrozenTiedParametersThatAreNotShardedFailWherePyTorchDoes) {  // recorded on the virtual device
+  Job job = lora_job(Runtime::Fsdp1, DType::Float32);
+  job.adapters.targets = {"c_attn"};
+  job.fsdp.mixed_precision.param = DType::Float32;
+  job.fsdp.use_orig_params = true;
+  job.fsdp.strategy = Strategy::NoShard;
+  const auto error_of = [&] {
+    const auto plan = build_plan(adapted_model(small_gpt2(job), job).value(), job);
+    return plan ? std::string() : plan.error().message;
+  };
+  EXPECT_NE(error_of().find("AssertionError"), std::string::npos);
+  job.train.steps = 1;
+  EXPECT_EQ(error_of(), "");
+  job.train.steps = 3;
+  job.fsdp.strategy = Strategy::ShardGradOp;
+  EXPECT_EQ(error_of(), "");
+  job.fsdp.strategy = Strategy::NoShard;
+  job.fsdp.mixed_precision.param = DType::BFloat16;
+  EXPECT_EQ(error_of(), "");
+}
+
 TEST(TrainingTraps, AFrozenBaseInFloat32IsNamed) {
   EXPECT_NE(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::Float32)), 30), nullptr);
   EXPECT_EQ(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::BFloat16)), 30), nullptr);

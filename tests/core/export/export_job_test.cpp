@@ -290,5 +290,32 @@ TEST(ExportJob, ActivationOffloadIsTrlsAndReadBack) {
   }
 }
 
+/// TRL joins packed rows of several sequences to one; pieces of one text stay rows.
+TEST(ExportJob, PackedRowsAreTrlsAndReadBack) {
+  Job job;
+  job.model.source = "config.json";
+  job.model.batch = 1;
+  job.model.seq = 4096;
+  job.model.packed = true;
+  const auto packed = export_job(job, ExportTool::Trl);
+  ASSERT_TRUE(packed) << to_text(packed.error());
+  EXPECT_THAT(packed->files.front().text, HasSubstr("packing_strategy: bfd"));
+  EXPECT_THAT(packed->files.front().untold, Not(Contains(HasSubstr("model."))));
+  job.model.batch = 2;
+  const auto joined = export_job(job, ExportTool::Trl);
+  ASSERT_TRUE(joined) << to_text(joined.error());
+  EXPECT_THAT(joined->files.front().untold, Contains(StartsWith("model.batch")));
+  const auto again = import_job(joined->files.front().text, "trl.yaml");
+  ASSERT_TRUE(again) << to_text(again.error());
+  EXPECT_TRUE(again->job.model.packed);
+  EXPECT_EQ(again->job.model.batch, 1);
+  EXPECT_EQ(again->job.model.seq, 8192);
+  job.model.packed = false;
+  const auto plain = export_job(job, ExportTool::Trl);
+  ASSERT_TRUE(plain) << to_text(plain.error());
+  EXPECT_THAT(plain->files.front().text, HasSubstr("packing_strategy: wrapped"));
+  EXPECT_THAT(plain->files.front().untold, Not(Contains(StartsWith("model.batch"))));
+}
+
 }  // namespace
 }  // namespace foreshard

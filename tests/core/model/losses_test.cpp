@@ -131,6 +131,22 @@ TEST_F(ScriptLosses, APaddingMaskIsAskedTwiceAndGivenToEveryLayer) {
   EXPECT_EQ(count(full, "aten._scaled_dot_product_flash_attention.default"), 16);
 }
 
+TEST_F(ScriptLosses, PackedRowsAreToldApartByAMaskOfTheirPositions) {
+  program.compute_dtype = DType::BFloat16;
+  const Model plain = built();
+  options.packed = true;
+  const Model packed = built();
+  ASSERT_EQ(packed.inputs.size(), plain.inputs.size() + 1);
+  EXPECT_EQ(packed.values[packed.inputs.back().index()].name, "position_ids");
+  EXPECT_EQ(count(packed, "aten._local_scalar_dense.default"), count(plain, "aten._local_scalar_dense.default"));
+  EXPECT_EQ(count(packed, "aten._scaled_dot_product_efficient_attention.default"), 16);
+  EXPECT_EQ(count(packed, "aten._scaled_dot_product_flash_attention.default"), 0);
+  options.attention_mask = true;
+  const auto both = model_from_config(kModels + "llama-3.2-1b/config.json", options);
+  ASSERT_FALSE(both);
+  EXPECT_EQ(both.error().place, "model.packed");
+}
+
 TEST_F(ScriptLosses, WhatIsNotWrittenForAFamilyIsRefusedByName) {
   options.attention_mask = true;
   const auto masked = model_from_config(kModels + "vit-tiny/config.json", options);

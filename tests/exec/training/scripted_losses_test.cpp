@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/exec/training/training_ranks.h"
+#include "tests/support/temporary_path.h"
 
 namespace foreshard::exec {
 namespace {
@@ -66,6 +70,25 @@ TEST(PaddingMasks, OfSyntheticDataHideLabelsToo) {
   const TrainedJob all = train_job(scripted_job({}));
   ASSERT_EQ(some.failure, "");
   EXPECT_NE(some.losses(), all.losses());
+}
+
+/// One row of four sequences and four rows of one have the same loss and the same steps.
+TEST(PackedRows, TrainAsTheirSequencesDo) {
+  const std::string file = testing::temporary_path("packed_rows.u16");
+  const std::array<std::uint16_t, 16> tokens{3, 9, 4, 1, 7, 7, 2, 8, 5, 0, 6, 9, 1, 2, 3, 4};
+  std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(tokens.data()), sizeof tokens);
+  const auto losses = [&](std::vector<std::string> sets) {
+    for (const char* set :
+         {"cluster.world_size=1", "cluster.ranks_per_node=1", "train.steps=4", "train.data.kind=tokens"})
+      sets.emplace_back(set);
+    sets.push_back("train.data.file=" + file);
+    const TrainedJob done = train_job(scripted_job(sets));
+    EXPECT_EQ(done.failure, "");
+    return done.losses();
+  };
+  const std::vector<double> rows = losses({"model.batch=4", "model.seq=4"});
+  expect_near(losses({"model.batch=1", "model.seq=16", "model.packed=true"}), rows, 1e-5);
+  EXPECT_GT(std::abs(losses({"model.batch=1", "model.seq=16"}).front() - rows.front()), 1e-3 * rows.front());
 }
 
 TEST(ChunkedLosses, AreTheWholeLoss) {

@@ -266,6 +266,7 @@ void read_model_options(const Json& config, ModelOptions& options) {
 /// What of it the product has no loss for.
 std::string read_loss(const Json& config, ModelOptions& options) {
   options.attention_mask = config.contains("attention_mask") && !config["attention_mask"].is_null();
+  options.packed = get(config, "packed", false);
   if (config.contains("loss") && config["loss"].is_object()) {
     const auto kind = config["loss"].at("kind").get<std::string>();
     options.loss_chunks = config["loss"].at("chunks").get<std::int64_t>();
