@@ -92,7 +92,12 @@ void read_recomputation(Reader& r, const std::string& name) {
 void read_model(Reader& r, bool mixed) {
   static const Words kTypes = {
       {"auto", "config"}, {"float32", "float32"}, {"bfloat16", "bfloat16"}, {"float16", "float16"}};
-  static const Words kAttention = {{"sdpa", "sdpa"}, {"eager", "eager"}, {"flash_attention_2", "sdpa_flash"}};
+  static const Words kAttention = {{"sdpa", "sdpa"},
+                                   {"eager", "eager"},
+                                   {"flash_attention_2", "sdpa_flash"},
+                                   {"flash_attention_3", "sdpa_flash"},
+                                   {"flash_attention_4", "sdpa_flash"},
+                                   {"flex_attention", "sdpa"}};
   for (const char* name : {"dtype", "torch_dtype"}) {
     if (mixed) {
       r.ignore(name);
@@ -101,6 +106,12 @@ void read_model(Reader& r, bool mixed) {
     }
   }
   r.translate("attn_implementation", "model.attention", kAttention);
+  if (r.text("attn_implementation") == "flex_attention") {
+    r.note(
+        "attn_implementation = flex_attention: planned as scaled dot product attention, which keeps the same tensors "
+        "as the "
+        "kernel that torch.compile makes of it; uncompiled it holds every score");
+  }
 }
 
 /// TRL's packing: unless its rows are pieces of one text ("wrapped"), the collator joins a batch's rows to one and
@@ -114,9 +125,11 @@ void read_packing(Reader& r) {
   const std::int64_t rows = r.integer("per_device_train_batch_size", 8), length = r.integer("max_length", 1024);
   r.set_number("model.batch", 1, from);
   r.set_number("model.seq", rows * length, from);
-  if (r.text("attn_implementation").starts_with("flash_attention"))
+  const std::string attention = r.text("attn_implementation");
+  if (attention.starts_with("flash_attention") || attention == "flex_attention") {
     return r.note(std::string(from) +
                   ": the kernel's time is that of one sequence as long as the row; its memory is the same");
+  }
   r.set_if_built("model.packed", flag_value(true), from);
 }
 

@@ -11,7 +11,8 @@ class DistributedValues {
  public:
   explicit DistributedValues(const Model& model);
 
-  /// What was gathered for the linear layers that share it, and everything in a module whose own parameters are DTensors.
+  /// What was gathered for the linear layers that share it, and everything in a module whose own parameters are
+  /// DTensors.
   bool made_by(const Op& op) const;
 
  private:

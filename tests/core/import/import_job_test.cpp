@@ -129,6 +129,32 @@ TEST(ImportJob, ReadsTransformersArguments) {
   expect_round_trip(imported);
 }
 
+TEST(ImportJob, PackedRowsAreJoinedAndMaskedWhereTheKernelNeedsIt) {
+  const auto packed = [](const std::string& attention, const std::string& more) {
+    const auto imported =
+        import_job("per_device_train_batch_size: 4\nmax_length: 512\npacking: true\nattn_implementation: " + attention +
+                       "\n" + more,
+                   "trl.yaml");
+    EXPECT_TRUE(imported);
+    return imported.value_or(ImportedJob{});
+  };
+  const ImportedJob masked = packed("sdpa", "");
+  EXPECT_TRUE(masked.job.model.packed);
+  EXPECT_EQ(masked.job.model.batch, 1);
+  EXPECT_EQ(masked.job.model.seq, 2048);
+  expect_round_trip(masked);
+  for (const char* const lengths : {"flash_attention_2", "flex_attention"}) {
+    const ImportedJob told = packed(lengths, "");
+    EXPECT_FALSE(told.job.model.packed) << lengths;
+    EXPECT_EQ(told.job.model.seq, 2048);
+    EXPECT_THAT(told.notes, Contains(HasSubstr("as long as the row")));
+  }
+  const ImportedJob pieces = packed("sdpa", "packing_strategy: wrapped\n");
+  EXPECT_FALSE(pieces.job.model.packed);
+  EXPECT_EQ(pieces.job.model.batch, 4);
+  EXPECT_EQ(pieces.job.model.seq, 512);
+}
+
 TEST(ImportJob, ReadsAnFsdpConfigAlone) {
   const ImportedJob imported = import_file("fsdp_config.json");
   EXPECT_EQ(imported.dialect, "Transformers");
