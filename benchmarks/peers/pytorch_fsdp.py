@@ -116,7 +116,7 @@ def train(rank, a, c, store, path):
         torch.backends.cuda.enable_cudnn_sdp(not a.no_cudnn)
     dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=a.world)
     torch.manual_seed(0)
-    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device, a.bf16 or (cuda and a.impl == "fsdp2"))
+    net = wrap(Llama(c).to(a.device), a.impl, a.world, a.device, a.bf16 or cuda)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda or None)
     data = [[part.to(a.device) for part in batch_of(c, rank, step)] for step in range(4)]
     times, losses = [], []
@@ -154,7 +154,7 @@ def main():
     parser.add_argument("--preset", choices=PRESETS, default="wide")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-cudnn", action="store_true", help="attention by the flash kernel alone")
-    parser.add_argument("--bf16", action="store_true", help="gathers and computes in bfloat16, reduces in float32 (fsdp2 on GPUs: always)")
+    parser.add_argument("--bf16", action="store_true", help="gathers and computes in bfloat16, reduces in float32 (on GPUs: always)")
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of a rank")
     parser.add_argument("--steps", type=int, default=20)

@@ -326,22 +326,20 @@ bool reads_without_gaps(std::string_view name) {
 /// not whole once they are expanded are copied where they differ.
 std::vector<Ref> copied_indices(Emitter& emit, std::span<const Ref> indices) {
   Dims sizes;
-  bool places = indices.size() > 1;
   for (const Ref& index : indices) {
+    if (emit.layout(index).dtype != DType::Int64) return {};  // a mask becomes places first
     sizes = broadcast_sizes(sizes, emit.layout(index).sizes);
-    places = places && emit.layout(index).dtype == DType::Int64;
   }
-  const Dims first = places ? broadcast_strides(emit.layout(indices[0]), sizes) : Dims();
-  const bool differ = std::any_of(indices.begin(), indices.end(), [&](const Ref& index) {
-    return !(broadcast_strides(emit.layout(index), sizes) == first);
-  });
+  std::vector<Layout> expanded;
+  for (const Ref& index : indices)
+    expanded.push_back({sizes, broadcast_strides(emit.layout(index), sizes), DType::Int64});
   std::vector<Ref> copies;
-  if (!places || !differ) return copies;
-  for (const Ref& index : indices) {
-    Layout expanded = contiguous_layout(sizes, DType::Int64);
-    const Layout whole = expanded;
-    expanded.strides = broadcast_strides(emit.layout(index), sizes);
-    if (!expanded.contiguous()) copies.push_back(emit.fresh("aten.clone.default", KernelClass::Copy, whole, {&index}));
+  if (std::all_of(expanded.begin(), expanded.end(), [&](const Layout& l) { return l.strides == expanded[0].strides; }))
+    return copies;
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    if (expanded[i].contiguous()) continue;
+    const Layout whole = contiguous_layout(sizes, DType::Int64);
+    copies.push_back(emit.fresh("aten.clone.default", KernelClass::Copy, whole, {&indices[i]}));
   }
   return copies;
 }
@@ -350,15 +348,21 @@ std::vector<Ref> copied_indices(Emitter& emit, std::span<const Ref> indices) {
 std::vector<Ref> made_before(Emitter& emit, const Call& call) {
   const auto& [rule, op, args, results] = call;
   if (emit.machine().options.cpu_threads > 0 || args.empty()) return {};
+  if (rule.formula == OpFormula::Convolution && copies_its_input(op)) return {whole_gradient(emit, args[0])};
   if (op.name == "aten.index.Tensor") return copied_indices(emit, std::span(args).subspan(1));
   if (op.name == "aten.cumsum.default" && emit.layout(args[0]).dtype != results[0].dtype)
     return {emit.fresh("aten._to_copy.default", KernelClass::Copy, results[0], {&args[0]})};
   return {};
 }
 
-/// cub's scan of one row: a state for each tile and for a warp of them before the first. Tiles and states as the bytes
-/// that rows of 1,024 to 262,144 numbers take say.
-Bytes row_scan_workspace(std::int64_t numel, Bytes itemsize) {
+/// cub's buffer where a cumulative sum is one row; 0: it is several. A state for each tile and for a warp of them
+/// before the first. Tiles and states as the bytes that rows of 1,024 to 262,144 numbers take say.
+Bytes row_scan_workspace(const Op& op, const Layout& result) {
+  const std::int64_t numel = result.numel();
+  const bool row =
+      result.sizes.n > 0 && numel > 1 && result.sizes[wrap_dim(int_arg(op, 1, "dim", 0), result.sizes.n)] == numel;
+  if (!row) return 0;
+  const Bytes itemsize = foreshard::itemsize(result.dtype);
   const std::int64_t tile = itemsize >= 8 ? 896 : itemsize >= 4 ? 1920 : 8192;
   const Bytes state = itemsize == 4 ? 8 : 16;
   return (((numel + tile - 1) / tile + 32) * state + 255) / 256 * 256 + 511;
@@ -451,11 +455,10 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     const Bytes staging = batch_norm_staging(emit.layout(args[0]), 4);
     if (staging > 0) workspace.push_back(tape.make_bytes(staging, SlotCategory::Workspace));
   }
-  if (op.name == "aten.cumsum.default" && emit.machine().options.cpu_threads == 0 && results[0].sizes.n > 0 &&
-      results[0].sizes[wrap_dim(int_arg(op, 1, "dim", 0), results[0].sizes.n)] == results[0].numel() &&
-      results[0].numel() > 1)
-    workspace.push_back(
-        tape.make_bytes(row_scan_workspace(results[0].numel(), itemsize(results[0].dtype)), SlotCategory::Workspace));
+  if (op.name == "aten.cumsum.default" && emit.machine().options.cpu_threads == 0) {
+    const Bytes scan = row_scan_workspace(op, results[0]);
+    if (scan > 0) workspace.push_back(tape.make_bytes(scan, SlotCategory::Workspace));
+  }
   for (const Bytes bytes : composed_workspace(emit, call)) {
     workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
     ++kernel.launches;
@@ -514,9 +517,8 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     emit.launch(kernel, args, out);
     return out;
   }
-  const bool copies = rule.formula == OpFormula::Convolution && !args.empty() && copies_its_input(op);
-  const Ref whole = copies ? whole_gradient(emit, args[0]) : Ref();
-  std::vector<Ref> split, before = made_before(emit, call);
+  const std::vector<Ref> before = made_before(emit, call);
+  std::vector<Ref> split;
   const std::vector<Ref> out = results_of(emit, call, form, kernel, split);
   if (!split.empty()) ++kernel.launches;  // the parts are combined
   if (rule.kind == KernelClass::Gather) kernel.read += kernel.written;
@@ -527,7 +529,6 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   emit.launch(kernel, args, out);
   std::reverse(split.begin(), split.end());
   while (!split.empty()) split.pop_back();  // statistics first
-  before.clear();
   return out;
 }
 

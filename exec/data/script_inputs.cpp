@@ -50,7 +50,8 @@ at::Tensor ScriptInputs::labels_of(const std::vector<at::Tensor>& inputs) const 
 void ScriptInputs::complete(std::vector<at::Tensor>& inputs) const {
   if (positions_ && !inputs[*positions_].defined()) {
     const at::Tensor& ids = inputs.front();
-    const std::int64_t each = std::max<std::int64_t>(ids.size(-1) / kSequencesInARow, 1);
+    // A sequence of one token would carry no label.
+    const std::int64_t each = std::max<std::int64_t>((ids.size(-1) + kSequencesInARow - 1) / kSequencesInARow, 2);
     inputs[*positions_] = at::arange(ids.size(-1), ids.options()).remainder(each).expand_as(ids).contiguous();
   }
   if (mask_ && !inputs[*mask_].defined()) inputs[*mask_] = at::ones_like(inputs.front());

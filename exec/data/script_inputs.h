@@ -27,8 +27,8 @@ class ScriptInputs {
 
   /// Makes those of `inputs` (in the order of Model::inputs) that are undefined and follow from others: labels are the
   /// ids, or where the script moves them each position's next token (none behind the last); none where the mask hides
-  /// the token. The mask hides nothing; positions are those of kSequencesInARow equal sequences, whose first tokens
-  /// carry no label. The count is of this batch alone.
+  /// the token. The mask hides nothing; positions are those of at most kSequencesInARow equal sequences, whose first
+  /// tokens carry no label. The count is of this batch alone.
   void complete(std::vector<at::Tensor>& inputs) const;
 
   /// Whether the model divides its loss by what tell() says.

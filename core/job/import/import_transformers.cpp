@@ -109,10 +109,11 @@ void read_model(Reader& r, bool mixed) {
   if (r.text("attn_implementation") == "flex_attention") {
     r.note(
         "attn_implementation = flex_attention: planned as scaled dot product attention, which keeps the same tensors "
-        "as the "
-        "kernel that torch.compile makes of it; uncompiled it holds every score");
+        "as its compiled kernel; uncompiled it holds every score");
   }
 }
+
+constexpr const char* kLengths[] = {"max_seq_length", "max_length", "block_size", "cutoff_len"};
 
 /// TRL's packing: unless its rows are pieces of one text ("wrapped"), the collator joins a batch's rows to one and
 /// hands positions instead of a mask. Kernels of variable lengths read the sequences' lengths off them, others take a
@@ -122,7 +123,9 @@ void read_packing(Reader& r) {
   const bool joins = r.flag("padding_free") || (packs && !wrapped);
   if (!joins) return;
   const char* const from = packs ? "packing" : "padding_free";
-  const std::int64_t rows = r.integer("per_device_train_batch_size", 8), length = r.integer("max_length", 1024);
+  const std::int64_t rows = r.integer("per_device_train_batch_size", 8);
+  std::int64_t length = 1024;  // TRL's, as the 8
+  for (const char* name : kLengths) length = r.integer(name, length);
   r.set_number("model.batch", 1, from);
   r.set_number("model.seq", rows * length, from);
   const std::string attention = r.text("attn_implementation");
@@ -202,7 +205,7 @@ void read_transformers(Reader& r, const JobValue& tree) {
   }
   r.copy("model_name_or_path", "model.source");
   r.copy("per_device_train_batch_size", "model.batch");
-  for (const char* name : {"max_seq_length", "max_length", "block_size", "cutoff_len"}) r.copy(name, "model.seq");
+  for (const char* name : kLengths) r.copy(name, "model.seq");
   read_accumulation(r);
   if (r.integer("max_steps", -1) > 0) r.copy("max_steps", "train.steps");
   for (const char* name : {"gradient_checkpointing", "activation_checkpointing"}) read_recomputation(r, name);

@@ -46,12 +46,13 @@ Bytes sort_scratch(std::int64_t count) {
 /// index_put_ with accumulation on a GPU: linear indices, sorted ones, where they come from, and the wrapped ones.
 std::vector<Ref> sorted_indices(Emitter& e, const BackwardInput& in) {
   std::vector<Ref> out;
-  std::int64_t count = 0;
+  Dims places;  // several indices are broadcast to each other
   for (std::size_t i = 1; i < in.node.in.size(); ++i) {
     if (is_floating(in.node.in[i].dtype) || in.node.in[i].dtype == DType::Bool) return out;
-    count = std::max(count, in.node.in[i].numel());
+    places = broadcast_sizes(places, in.node.in[i].sizes);
   }
-  if (e.machine().options.cpu_threads > 0 || count == 0) return out;
+  const std::int64_t count = places.product();
+  if (e.machine().options.cpu_threads > 0 || in.node.in.size() < 2 || count == 0) return out;
   for (int i = 0; i < 4; ++i) out.push_back(e.tape().make_bytes(8 * count, SlotCategory::Workspace));
   out.push_back(e.tape().make_bytes(sort_scratch(count), SlotCategory::Workspace));
   return out;

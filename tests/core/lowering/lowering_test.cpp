@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/lowering/activations/activation.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
@@ -260,6 +262,37 @@ TEST(Lowering, TheMasksOfScatterReducesBackwardGoOneByOne) {
     EXPECT_LE(alive, 1);
   }
   EXPECT_EQ(made, 2);
+}
+
+/// AdvancedIndex copies indices that have to be expanded; a sum of truth values is one of numbers.
+TEST(Lowering, AGpuCopiesIndicesOfOtherStepsAndConvertsWhatItSums) {
+  const auto kernels = [](const Shape& rows, const Shape& columns, std::int64_t cpu_threads) {
+    ToyProgram toy;
+    const std::string x = toy.input("x", {4, 5});
+    const std::string i = toy.input("i", rows, DType::Int64), j = toy.input("j", columns, DType::Int64);
+    toy.param("w", {5, 6});
+    toy.op("aten.mm.default", {x, "%w"}, {{"h", {4, 6}}});
+    toy.op("aten.index.Tensor", {"h", i, j}, {{"z", {4, 6}}});
+    toy.op("aten.gt.Scalar", {"z"}, {{"b", {4, 6}, DType::Bool}}, {Arg{std::int64_t{0}}});
+    toy.op("aten.cumsum.default", {"b"}, {{"c", {4, 6}, DType::Int64}}, {Arg{std::int64_t{1}}});
+    toy.op("aten.sum.default", {"z"}, {{"loss", {}}});
+    const Model model = toy.finish("loss");
+    const std::vector<SegmentRange> segments{{0, 5}};
+    LoweringOptions options;
+    options.cpu_threads = cpu_threads;
+    const auto lowered = lower(model, segments, all_trainable(model), options);
+    EXPECT_TRUE(lowered);
+    return replay(*lowered, segments).forward_kernels;
+  };
+  const auto count = [](const std::vector<std::string>& all, const char* name) {
+    return std::count(all.begin(), all.end(), name);
+  };
+  const auto expanded = kernels({4, 1}, {6}, 0), whole = kernels({4, 6}, {4, 6}, 0), host = kernels({4, 1}, {6}, 1);
+  EXPECT_EQ(count(expanded, "aten.clone.default"), 2);
+  EXPECT_EQ(count(whole, "aten.clone.default"), 0);
+  EXPECT_EQ(count(host, "aten.clone.default"), 0);
+  EXPECT_EQ(count(expanded, "aten._to_copy.default"), 1);
+  EXPECT_EQ(count(host, "aten._to_copy.default"), 0);
 }
 
 }  // namespace

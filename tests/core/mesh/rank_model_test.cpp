@@ -170,11 +170,9 @@ TEST(RankModel, AGatheredInputIsNamedUntilItsModuleReturns) {
   EXPECT_EQ(named, 2 * kLayers + 1);
 }
 
-/// The gradient of what was scattered is gathered before anything that was not saved is asked for.
-TEST(RankModel, BackwardGathersBeforeItComputesTheBlockAgain) {
-  for (const bool sequence : {true, false}) {
-    const Job job = job_of(sequence, true);
-    const Model model = rank_model(whole_model(job), job).value();
+/// The second block of three segments is checkpointed.
+struct CheckpointedBlock {
+  explicit CheckpointedBlock(const Model& model, const LoweringOptions& options = {}) {
     const auto inside = [&](const Op& op) {
       return op.module.valid() && model.modules[op.module.index()].fqn.starts_with("layers.1.");
     };
@@ -184,9 +182,56 @@ TEST(RankModel, BackwardGathersBeforeItComputesTheBlockAgain) {
     const auto end = static_cast<std::int32_t>(last - model.ops.begin());
     const auto all = static_cast<std::int32_t>(model.ops.size());
     const std::vector<bool> trainable(model.params.size(), true);
-    const LoweredProgram lowered =
-        lower(model, {{0, begin, false, -1}, {begin, end, true, 0}, {end, all, false, -1}}, trainable).value();
-    const SegmentTemplate& block = lowered.templates[static_cast<std::size_t>(lowered.instances[1].lowered)];
+    lowered =
+        lower(model, {{0, begin, false, -1}, {begin, end, true, 0}, {end, all, false, -1}}, trainable, options).value();
+    block = lowered.templates[static_cast<std::size_t>(lowered.instances[1].lowered)];
+  }
+  std::int64_t count(const std::vector<Kernel>& kernels, std::string_view name) const {
+    return std::count_if(kernels.begin(), kernels.end(), [&](const Kernel& kernel) {
+      return lowered.op_names[static_cast<std::size_t>(kernel.op)] == name;
+    });
+  }
+  LoweredProgram lowered;
+  SegmentTemplate block;
+};
+
+TEST(RankModel, AKeptReduceScatterIsLaidOutAgain) {
+  const Job job = job_of(true, true);
+  const Model model = rank_model(whole_model(job), job).value();
+  const CheckpointedBlock again(model);
+  LoweringOptions keeping;
+  keeping.saved.names = {"mesh.reduce_scatter"};
+  const CheckpointedBlock kept(model, keeping);
+  const auto of = [](const CheckpointedBlock& one, std::string_view name) {
+    return one.count(one.block.recompute.kernels, name);
+  };
+  EXPECT_EQ(of(again, "_c10d_functional.reduce_scatter_tensor"), 1);
+  EXPECT_EQ(of(kept, "_c10d_functional.reduce_scatter_tensor"), 0);
+  EXPECT_EQ(of(kept, "aten.cat.default"), of(again, "aten.cat.default"));
+}
+
+/// What queries, keys and values share has two sums, what gate and up share one: these are of DTensors.
+TEST(RankModel, GradientsOfDTensorsAreSummedOutOfPlace) {
+  const Job job = job_of(true, true);
+  const Model model = rank_model(whole_model(job), job).value();
+  LoweringOptions host;
+  host.cpu_threads = 1;  // whose executor sums in place
+  const CheckpointedBlock device(model), executed(model, host);
+  const auto of = [](const CheckpointedBlock& one, std::string_view name) {
+    return one.count(one.block.backward.kernels, name);
+  };
+  EXPECT_EQ(of(device, "aten.add.Tensor"), 3);
+  EXPECT_LT(of(executed, "aten.add.Tensor"), 3);
+  EXPECT_EQ(of(device, "aten.add.Tensor") + of(device, "aten.add_.Tensor"),
+            of(executed, "aten.add.Tensor") + of(executed, "aten.add_.Tensor"));
+}
+
+/// The gradient of what was scattered is gathered before anything that was not saved is asked for.
+TEST(RankModel, BackwardGathersBeforeItComputesTheBlockAgain) {
+  for (const bool sequence : {true, false}) {
+    const Job job = job_of(sequence, true);
+    const Model model = rank_model(whole_model(job), job).value();
+    const SegmentTemplate block = CheckpointedBlock(model).block;
     ASSERT_FALSE(block.recompute.kernels.empty());
     EXPECT_EQ(block.early_backward > 0, sequence);
     std::int64_t gathers = 0;
