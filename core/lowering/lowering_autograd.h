@@ -113,6 +113,18 @@ inline Bytes resized_bytes(const Layout& input, const Layout& result) {
 /// nothing.
 Bytes batch_norm_staging(const Layout& input, std::int64_t values);
 
+/// The kernel of a grouped product of [rows, k] with [groups, k, n], of [groups, m, k] with [k, columns], or, where the
+/// groups lie along what is summed, of two matrices: as many rows (columns, summands) for each group.
+void describe_grouped_product(Kernel& kernel, const Layout& left, const Layout& right, std::int64_t groups);
+/// What a grouped product of `groups` matrices takes beside its result while it runs, as Hopper's kernel does.
+std::vector<Bytes> grouped_product_workspace(std::int64_t groups, const LoweringOptions& machine);
+
+/// The same of a system with triangular matrices [..., m, m], which lies in columns when it is solved: batched cuBLAS
+/// takes addresses of both sides (triangular_solve_kernel).
+void describe_triangular_solve(Kernel& kernel, const Layout& system, const Layout& right);
+std::vector<Bytes> triangular_solve_workspace(const Layout& system, const LoweringOptions& machine);
+Layout in_columns(const Layout& matrices);
+
 /// What _trilinear makes for one index of its unrolled dimension. With a gradient: in the backward pass, for an
 /// argument.
 struct TrilinearWorkspace {

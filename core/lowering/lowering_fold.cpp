@@ -235,7 +235,8 @@ Needs needs_of(OpFormula formula) {
     case OpFormula::IndexAdd:
     case OpFormula::IndexPut: return {3, 1, 0};
     case OpFormula::Pick: return {1, 2, 0};
-    case OpFormula::GroupedMm: return {2, 1, 3};
+    case OpFormula::GroupedMm:
+    case OpFormula::TriangularSolve: return {2, 1, 3};
     case OpFormula::QuantisedLinear:
     case OpFormula::IntegerLinear: return {2, 1, 1};
     case OpFormula::Float8Linear: return {2, 1, 2};

@@ -119,6 +119,7 @@ enum class OpFormula : std::uint8_t {
   LogSumExp,
   Convolution,
   GroupedMm,
+  TriangularSolve,
   QuantisedLinear,
   IntegerLinear,
   FusedLoss,

@@ -153,7 +153,14 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
         kernel.flops += 2 * x.sizes[0] * x.sizes[1] * weight.numel();
     return;
   }
-  if (rule.kind == KernelClass::Gemm && !convolution && rule.formula != OpFormula::GroupedMm && args.size() >= 2) {
+  if (rule.formula == OpFormula::GroupedMm && args.size() >= 2) {
+    const Layout left = emit.layout(args[0]), right = emit.layout(args[1]);
+    describe_grouped_product(kernel, left, right, right.sizes.n == 3 ? right.sizes[0] : left.sizes[0]);
+    return;
+  }
+  if (rule.formula == OpFormula::TriangularSolve && args.size() >= 2)
+    return describe_triangular_solve(kernel, emit.layout(args[0]), emit.layout(args[1]));
+  if (rule.kind == KernelClass::Gemm && !convolution && args.size() >= 2) {
     const std::size_t first = args.size() >= 3 && rule.formula != OpFormula::Linear ? 1 : 0;
     const Layout a = emit.layout(args[first]), b = emit.layout(args[first + 1]);
     const bool linear = rule.formula == OpFormula::Linear;
@@ -167,6 +174,7 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
 }
 
 Layout result_layout(Emitter& emit, OpForm form, const Op& op, const std::vector<Ref>& args, const Layout& result) {
+  if (op.name == "aten.linalg_solve_triangular.default" && result.sizes.n >= 2) return in_columns(result);
   if (args.empty() || form == OpForm::Contiguous || form == OpForm::LayerNorm || form == OpForm::CopyIfNeeded)
     return contiguous_layout(result.sizes, result.dtype);
   if (form == OpForm::Attention && op.name.starts_with("aten._scaled_dot_product_efficient") && result.sizes.n == 4) {
@@ -459,6 +467,10 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     const Bytes scan = row_scan_workspace(op, results[0]);
     if (scan > 0) workspace.push_back(tape.make_bytes(scan, SlotCategory::Workspace));
   }
+  if (rule.formula == OpFormula::GroupedMm && args.size() >= 2 && emit.layout(args[1]).sizes.n == 3)
+    return held(tape, grouped_product_workspace(emit.layout(args[1]).sizes[0], emit.machine().options));
+  if (rule.formula == OpFormula::TriangularSolve && !args.empty())
+    return held(tape, triangular_solve_workspace(emit.layout(args[0]), emit.machine().options));
   for (const Bytes bytes : composed_workspace(emit, call)) {
     workspace.push_back(tape.make_bytes(bytes, SlotCategory::Temporary));
     ++kernel.launches;

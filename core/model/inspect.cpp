@@ -62,6 +62,8 @@ class FlopCounter {
     const auto& o = operands_;
     if ((name == "aten.mm.default" || name == "aten.bmm.default") && o.size() >= 2)
       return product(o[0], o[1], last(o[1], 1));
+    if (name == "aten._grouped_mm.default" && o.size() >= 2)  // every row by the matrix of its group
+      return product(o[0], o[1], last(o[1], 1));
     if (name == "aten.matmul.default" && o.size() >= 2)
       return product(o[0], o[1], o[1].shape->size() == 1 ? 1 : last(o[1], 1));
     if ((name == "aten.addmm.default" || name == "aten.baddbmm.default") && o.size() >= 3)

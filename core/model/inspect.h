@@ -1,8 +1,8 @@
 // The numbers of a Model for `inspect`: parameters, parameters by class, FLOPs by module, and the module tree as text.
 //
 // FLOPs follow PyTorch's counter: 2 per multiply-add, matrix products and attention only, causal masks not deducted,
-// fused attention's backward 2.5 times its forward. Unlike the counter, which counts the CPU's flash kernel as 0 and
-// refuses grouped heads, all attention counts alike.
+// fused attention's backward 2.5 times its forward. Unlike the counter, which counts the CPU's flash kernel and the
+// grouped products of experts as 0 and refuses grouped heads, all attention counts alike and experts' rows count.
 #pragma once
 
 #include <optional>

@@ -292,6 +292,18 @@ class Programs(unittest.TestCase):
 
         return capture(Packed(), torch.empty(3, 5, 6, device="meta"), lengths, loss=scalar)
 
+    def test_a_scalar_of_the_device_that_is_converted_keeps_its_operand(self):
+        class Gated(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate = nn.Parameter(torch.zeros(6))
+
+            def forward(self, x):
+                return x * self.gate.float().sum().to(torch.bfloat16)
+
+        (row,) = [o for o in ops(capture(Gated(), torch.empty(3, 6, dtype=torch.bfloat16), loss=scalar), "_to_copy") if o["out"][0]["shape"] == []]
+        self.assertTrue(row["args"][0].startswith("%"))
+
     def test_sequences_are_packed_by_the_lengths_that_the_host_knows(self):
         for lengths in ([2, 5, 4], torch.tensor([2, 5, 4])):
             model = self.packed(lengths)

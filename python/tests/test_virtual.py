@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import unittest
 from unittest import mock
@@ -81,6 +82,18 @@ class Agreement(unittest.TestCase):
     def test_views_made_anew_after_a_change_in_place_are_no_difference(self):
         model = on_device(ViewedInPlace(), torch.empty(4, 6, 8))
         self.assertEqual(model.notes, [])
+
+
+    def test_kernels_that_describe_their_tensors_to_the_card_say_nothing(self):
+        """CUTLASS prints a page for every tensor whose description the driver refuses."""
+        code = (
+            "import models, torch; from foreshard.capture import capture_step; case = models.load()['grouped_experts'];"
+            "torch.set_default_device('meta'); module = case.make(); torch.set_default_device(None);"
+            "capture_step(module, models.NamedStep('grouped_experts'), *case.batch('meta'), device='virtual')"
+        )
+        paths = os.pathsep.join([os.environ.get("FORESHARD_PACKAGE", os.path.dirname(HERE)), HERE])
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths})
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
 
 
 class Refusals(unittest.TestCase):

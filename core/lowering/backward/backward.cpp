@@ -420,7 +420,6 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::VectorNorm:
     case F::LogSumExp:
     case F::Convolution:
-    case F::GroupedMm:
     case F::QuantisedLinear:
     case F::OwnKernel:
     case F::Repeat:
@@ -428,6 +427,8 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::ScatterValue:
     case F::ScatterReduce:
     case F::Zeros: return backward_of_more(emit, in, g);
+    case F::GroupedMm: return grouped_product_backward(emit, in, g);
+    case F::TriangularSolve: return triangular_solve_backward(emit, in, g);
     case F::IntegerLinear: return integer_linear_backward(emit, in, g);
     case F::FusedLoss: return fused_loss_backward(emit, in, g);
     case F::Float8Linear: return float8_linear_backward(emit, in, g);

@@ -21,6 +21,8 @@ struct BackwardInput {
   bool wants(std::size_t arg) const { return arg < node.next.size() && node.next[arg].node >= 0; }
 };
 
+/// The same sizes without gaps.
+inline Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
 /// Kernels of a GPU that read a gradient as it lies copy one with gaps first: that copy, empty where none is needed.
 Ref whole_gradient(Emitter& emit, const Ref& g);
 /// What a kernel of backward takes that reads all that was kept: the gradient and every saved tensor.
@@ -36,6 +38,9 @@ std::vector<Ref> backward_of_pointwise(Emitter& emit, BackwardInput& in, const R
 Ref times(Emitter& emit, BackwardInput& in, std::string_view factor, const Ref& product);
 /// The part in attention.cpp.
 std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
+/// The part in rarer_products.cpp.
+std::vector<Ref> grouped_product_backward(Emitter& emit, BackwardInput& in, const Ref& g);
+std::vector<Ref> triangular_solve_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The part in strided.cpp.
 std::vector<Ref> backward_of_as_strided(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The product with a matrix stored in 4 bits, or in integers of 8 (op_rules_quantised.cpp).

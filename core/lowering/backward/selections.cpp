@@ -17,8 +17,6 @@ namespace {
 
 using Grads = std::vector<Ref>;
 
-Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
-
 /// True if the argument is given and is no None.
 bool has_number(const Op& op, std::size_t position, std::string_view name) {
   const double missing = -1e300;
@@ -188,31 +186,6 @@ Grads extremum(Emitter& e, BackwardInput& in, const Ref& g) {
     out[i] = e.elementwise("aten.where.self", {&equal, &half, &g}, e.layout(g).dtype);
     Ref lost = e.elementwise(maximum == (i == 1) ? "aten.gt.Tensor" : "aten.lt.Tensor", {&a, &b}, DType::Bool);
     write_into(e, "aten.masked_fill_.Scalar", out[i], {&lost});
-  }
-  return out;
-}
-
-/// Rows times the matrix of their group; both gradients are grouped products again.
-Grads grouped_mm(Emitter& e, BackwardInput& in, const Ref& g) {
-  Grads out(in.node.in.size());
-  const auto product = [&](const Ref& a, const Ref& b, const Layout& layout) {
-    Kernel kernel = e.start("aten._grouped_mm.default", KernelClass::Gemm, layout.dtype);
-    Ref made = e.tape().make(layout, e.category());
-    e.finish(kernel, {&a, &b}, {&made});
-    return made;
-  };
-  if (in.wants(1)) {  // computed transposed, as the weight lies in memory
-    const Layout& weight = in.node.in[1];
-    Layout layout = plain(weight);
-    std::swap(layout.sizes[1], layout.sizes[2]);
-    layout = plain(layout);
-    Ref gt = e.transpose(g, 0, 1);
-    Ref made = product(gt, in.saved_arg(0), layout);
-    out[1] = e.transpose(made, 1, 2);
-  }
-  if (in.wants(0)) {
-    Ref t = e.transpose(in.saved_arg(1), 1, 2);
-    out[0] = product(g, t, plain(in.node.in[0]));
   }
   return out;
 }
@@ -553,7 +526,6 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::Convolution:
     case OpFormula::OwnKernel: return own_kernel(e, in, g);
     case OpFormula::Extremum: return extremum(e, in, g);
-    case OpFormula::GroupedMm: return grouped_mm(e, in, g);
     case OpFormula::QuantisedLinear: return quantised_linear_backward(e, in, g);
     case OpFormula::LogSumExp:
     case OpFormula::Var:

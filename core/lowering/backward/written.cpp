@@ -114,8 +114,6 @@ namespace {
 
 using std::string_view;
 
-Layout plain(const Layout& layout) { return contiguous_layout(layout.sizes, layout.dtype); }
-
 string_view take_until(string_view& text, char end) {
   const std::size_t at = std::min(text.find(end), text.size());
   string_view head = text.substr(0, at);

@@ -49,11 +49,11 @@ struct OperatorFacts {
     bool operator==(const Gradient&) const = default;
   };
   std::vector<Result> results;
-  std::vector<KeptStorage> kept;      // distinct, sorted
-  std::vector<std::string> backward;  // kernels that compute, in order; views and allocations left out
-  std::vector<Gradient> gradients;    // by input
-  Flops forward_flops = 0, backward_flops = 0;
-  Bytes held_bytes = 0;     // new memory between forward and backward: results and what is kept
+  std::vector<KeptStorage> kept;                // distinct, sorted
+  std::vector<std::string> backward;            // kernels that compute, in order; views and allocations left out
+  std::vector<Gradient> gradients;              // by input
+  Flops forward_flops = 0, backward_flops = 0;  // that PyTorch's counter counts
+  Bytes held_bytes = 0;                         // new memory between forward and backward: results and what is kept
   int gradient_copies = 0;  // gradients that autograd copies to keep them: shared, or not laid out as the parameter
   bool operator==(const OperatorFacts&) const = default;
 };

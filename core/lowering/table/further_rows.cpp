@@ -174,6 +174,7 @@ constexpr OpRule kRows[] = {
     row("aten.vdot.default", F::Contiguous, B::Mul, K::Reduction, {in(1, 1), in(0, 2)}),
     written("aten.addr.default", "0: = g | 1: mv>L1 g x2 | 2: mv>L2 g x1", {in(1, 4), in(2, 2)}, F::Contiguous,
             K::Reduction),
+    row("aten.linalg_solve_triangular.default", F::Contiguous, B::TriangularSolve, K::Gemm, {in(0), out(0)}),
     row("aten.addbmm.default", F::Contiguous, B::Addbmm, K::Reduction, {in(1, 4), in(2, 2)}),
     written("aten._trilinear.default", "0: _trilinear>L0 g x1 x2 | 1: _trilinear>L1 x0 g x2 | 2: _trilinear>L2 x0 x1 g",
             {in(0, 6), in(1, 5), in(2, 3)}, F::Contiguous, K::Reduction),

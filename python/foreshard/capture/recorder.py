@@ -223,7 +223,7 @@ class Recorder(TorchDispatchMode):
             row["region"] = self.region
         grows = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         index = len(self.ops)
-        if not tensors or all(t.device.type == "cpu" for t in tensors if t.dim()):
+        if all(t.device.type == "cpu" for t in tensors):
             self._made_from_host(row, tensors)
         self.ops.append(row)
         out = []

@@ -1,5 +1,5 @@
 // What hangs on sizes, strides and who requires a gradient: tiles of attention, windows that overlap, products that
-// fold.
+// fold; products in groups and systems of equations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -57,6 +57,74 @@ TEST(KernelChoice, EfficientAttentionsWorkspaceIsThatOfTheKernelForItsHead) {
                               Recorded{kHalf, 300, 130, 256, 4719744}, Recorded{kHalf, 520, 70, 320, 7276896}})
     EXPECT_TRUE(has(efficient_attention(row.dtype, row.queries, row.keys, row.head), row.workspace))
         << row.workspace << ", head " << row.head;
+}
+
+/// 48 rows of 16 by four matrices to 32 columns, which lie as given or in columns.
+Model grouped_product(bool in_columns) {
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.input("ends", {4}, DType::Int32);
+  toy.param("rows", {48, 16}, DType::BFloat16);
+  toy.param("experts", in_columns ? Shape{4, 32, 16} : Shape{4, 16, 32}, DType::BFloat16);
+  if (in_columns)
+    toy.op("aten.transpose.int", {"%experts"}, {{"turned", {4, 16, 32}, DType::BFloat16}},
+           {Arg{std::int64_t{1}}, Arg{std::int64_t{2}}});
+  toy.op("aten._grouped_mm.default", {"%rows", in_columns ? "turned" : "%experts", "ends"},
+         {{"out", {48, 32}, DType::BFloat16}});
+  toy.op("aten.sum.default", {"out"}, {{"loss", {}, DType::BFloat16}});
+  Model model = toy.finish("loss");
+  model.compute_dtype = DType::BFloat16;
+  return model;
+}
+
+std::vector<Kernel> products_of(const Model& model) {
+  std::vector<Kernel> products;
+  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+  if (!lowered) return products;
+  for (const KernelList* pass : {&lowered->templates[0].forward, &lowered->templates[0].backward})
+    for (const Kernel& kernel : pass->kernels)
+      if (kernel.kind == KernelClass::Gemm) products.push_back(kernel);
+  return products;
+}
+
+TEST(KernelChoice, GroupedProductsDoTheWorkOfAllRowsInBothDirections) {
+  for (const bool in_columns : {false, true}) {
+    const std::vector<Kernel> products = products_of(grouped_product(in_columns));
+    ASSERT_EQ(products.size(), 3u);
+    for (const Kernel& product : products) {
+      EXPECT_EQ(product.flops, 2 * 48 * 16 * 32);
+      EXPECT_EQ(product.batch, 4);
+      EXPECT_EQ(product.batch * product.m * product.n * product.k, 48 * 16 * 32);  // 12 rows a group
+    }
+  }
+}
+
+TEST(KernelChoice, TheGradientOfGroupedMatricesLiesAsTheyDo) {
+  for (const bool in_columns : {false, true}) {
+    const std::vector<Bytes> sizes = allocated(grouped_product(in_columns), {true, true});
+    EXPECT_EQ(std::count(sizes.begin(), sizes.end(), 4 * 16 * 32 * 2), 1) << in_columns;  // no copy to accumulate
+    EXPECT_EQ(std::count(sizes.begin(), sizes.end(), 132 * 512), 3) << in_columns;        // descriptors
+  }
+}
+
+TEST(KernelChoice, ATriangularSystemKeepsTheMatrixAndTheSolution) {
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.param("a", {3, 8, 8});
+  toy.param("b", {3, 8, 5});
+  toy.op("aten.relu.default", {"%a"}, {{"lower", {3, 8, 8}}});
+  toy.op("aten.exp.default", {"%b"}, {{"right", {3, 8, 5}}});
+  toy.op("aten.add.Tensor", {"right", "right"}, {{"twice", {3, 8, 5}}});
+  toy.op("aten.linalg_solve_triangular.default", {"lower", "twice"}, {{"x", {3, 8, 5}}}, {Arg{false}});
+  toy.op("aten.sum.default", {"x"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const std::vector<Kernel> products = products_of(model);
+  ASSERT_EQ(products.size(), 3u);  // the system, the transposed system, the matrix's gradient
+  EXPECT_EQ(products[0].flops, 3 * 8 * 8 * 5);
+  EXPECT_EQ(products[1].flops, 3 * 8 * 8 * 5);
+  EXPECT_EQ(products[2].flops, 2 * 3 * 8 * 5 * 8);
+  const std::vector<Bytes> sizes = allocated(model, all_trainable(model));
+  EXPECT_EQ(std::count(sizes.begin(), sizes.end(), 3 * 8), 2);  // addresses of three matrices, for both sides
 }
 
 std::vector<Bytes> windows(std::int64_t step) {  // 64 numbers in windows of 16

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/model/families/config_model.h"
@@ -38,6 +40,18 @@ TEST(Inspect, FlashCountsAsItsProductsAndItsBackwardTwoAndAHalfTimes) {
   EXPECT_EQ(flash.total.flops.forward, math.total.flops.forward);
   const Flops attention = flash.forward_by_op[1].second;
   EXPECT_EQ(flash.total.flops.backward - math.total.flops.backward, attention / 2);
+}
+
+TEST(Inspect, ExpertsCountTheRowsTheyAreGiven) {
+  const InspectReport report = inspect_model(build("mixtral-tiny", ProgramDevice::Cuda, DType::BFloat16, 2, 32));
+  std::ifstream file(kModels + "mixtral-tiny/config.json");
+  const nlohmann::json config = nlohmann::json::parse(file);
+  const auto number = [&](const char* key) { return config.at(key).get<Flops>(); };
+  const Flops rows = 2 * 32 * number("num_experts_per_tok"), h = number("hidden_size"), f = number("intermediate_size");
+  const auto row = std::find_if(report.forward_by_op.begin(), report.forward_by_op.end(),
+                                [](const auto& each) { return each.first == "aten._grouped_mm.default"; });
+  ASSERT_NE(row, report.forward_by_op.end());
+  EXPECT_EQ(row->second, number("num_hidden_layers") * 2 * rows * h * (2 * f + f));  // gate and up, down
 }
 
 TEST(Inspect, FrozenParametersTakeTheirPartOfBackwardAway) {

@@ -338,11 +338,12 @@ class Comparison {
          static_cast<std::int64_t>(wanted));
   }
 
-  /// PyTorch's counter does not know attention on a CPU, nor products in place.
+  /// PyTorch's counter does not know attention on a CPU, products in groups or in place, nor triangular systems.
   bool counted(const Kernel& kernel) const {
     if (kernel.op < 0) return true;
     const std::string name = without_default(machine_.names[static_cast<std::size_t>(kernel.op)]);
-    return name.find("_for_cpu") == std::string::npos && name != "aten.addmm_" && name != "aten.baddbmm_";
+    return name.find("_for_cpu") == std::string::npos && name != "aten.addmm_" && name != "aten.baddbmm_" &&
+           name != "aten._grouped_mm" && name != "aten.linalg_solve_triangular";
   }
 
   void compare_flops() {
