@@ -82,7 +82,7 @@ Result<void> refuse_traps(const Plan& plan, const Job& job) {
                  .file = job.model.source,
                  .place = units.empty() ? "fsdp" : "fsdp, units " + units,
                  .expected = trap.remedy,
-                 .got = "a plan that PyTorch would run without an error (rules " + trap.rules + ")",
+                 .got = "a plan that PyTorch would accept without an error (rules " + trap.rules + ")",
                  .hint = "set fsdp.allow_traps = [" + std::to_string(trap.number) + "] to plan it all the same"});
   }
   return {};

@@ -150,6 +150,60 @@ std::optional<Trap> wide_base(const Model& model, const Job& job, const UnitTabl
   return trap;
 }
 
+/// The parameter that a value is, or a view of; none: it has memory of its own.
+ParamId viewed_param(const Model& model, const std::vector<const Op*>& maker, const Arg& arg) {
+  const Arg* at = &arg;
+  for (std::size_t steps = 0; steps <= model.ops.size(); ++steps) {
+    if (const auto* param = std::get_if<ParamRef>(&at->value)) return param->id;
+    const auto* value = std::get_if<ValueRef>(&at->value);
+    const Op* op = value != nullptr ? maker[value->id.index()] : nullptr;
+    const OpRule* const rule = op != nullptr ? find_op_rule(op->name) : nullptr;
+    const bool views = rule != nullptr && is_view_form(rule->form) && !op->args.empty();
+    if (!views) return {};
+    at = &op->args.front();
+  }
+  return {};
+}
+
+/// Parameters whose memory a grouped product reads as it lies.
+std::vector<bool> grouped_matrices(const Model& model) {
+  std::vector<const Op*> maker(model.values.size(), nullptr);
+  std::vector<bool> found(model.params.size(), false);
+  for (const Op& op : model.ops) {
+    for (const ValueId out : op.out)
+      if (out.valid()) maker[out.index()] = &op;
+    if (op.name != "aten._grouped_mm.default") continue;
+    for (std::size_t i = 0; i < std::min<std::size_t>(op.args.size(), 2); ++i)
+      if (const ParamId param = viewed_param(model, maker, op.args[i]); param.valid()) found[param.index()] = true;
+  }
+  return found;
+}
+
+/// A flat parameter without use_orig_params pads nothing (H3): what stands before a matrix says where it begins.
+std::optional<Trap> unaligned_matrices(const Model& model, const Job& job, const UnitTable& table) {
+  constexpr Bytes kAlignment = 16;  // check_valid_strides_and_return_transposed, GroupedMMUtils.h
+  if (job.fsdp.runtime != Runtime::Fsdp1 || job.fsdp.use_orig_params) return std::nullopt;
+  Trap trap{55, "grouped products of matrices that are not aligned", "H3", {}, {}, {}, true};
+  const std::vector<bool> grouped = grouped_matrices(model);
+  std::string first;
+  for (const PlanUnit& unit : table.units) {
+    for (const FlatEntry& entry : unit.flat) {
+      if (!entry.param.valid() || !grouped[entry.param.index()]) continue;
+      if (entry.offset * itemsize(unit.param_dtype) % kAlignment == 0) continue;
+      if (first.empty()) first = model.params[entry.param.index()].fqn;
+      if (trap.units.empty() || trap.units.back() != unit.name) trap.units.push_back(unit.name);
+    }
+  }
+  if (first.empty()) return std::nullopt;
+  trap.text = fmt::format(
+      "{} begins at no multiple of {} bytes of its flat parameter: on a GPU forward fails with \"RuntimeError: "
+      "expected "
+      "data_ptr to be aligned to 16 bytes\"",
+      first, kAlignment);
+  trap.remedy = "fsdp.use_orig_params = true, which aligns every parameter, or fsdp.runtime = \"fsdp2\"";
+  return trap;
+}
+
 }  // namespace
 
 std::vector<Trap> training_traps(const Model& model, const Job& job, const UnitTable& table,
@@ -158,6 +212,7 @@ std::vector<Trap> training_traps(const Model& model, const Job& job, const UnitT
   if (auto trap = products_not_listed(model, job, checkpointed)) traps.push_back(std::move(*trap));
   if (auto trap = frozen_in_flat_units(model, job, table)) traps.push_back(std::move(*trap));
   if (auto trap = wide_base(model, job, table)) traps.push_back(std::move(*trap));
+  if (auto trap = unaligned_matrices(model, job, table)) traps.push_back(std::move(*trap));
   return traps;
 }
 

@@ -304,6 +304,13 @@ class Programs(unittest.TestCase):
         (row,) = [o for o in ops(capture(Gated(), torch.empty(3, 6, dtype=torch.bfloat16), loss=scalar), "_to_copy") if o["out"][0]["shape"] == []]
         self.assertTrue(row["args"][0].startswith("%"))
 
+    def test_what_asks_the_card_is_told_of_an_h100(self):
+        class Chooses(nn.Module):
+            def forward(self, x):
+                return x.exp() if torch.cuda.get_device_capability(x.device) >= (9, 0) else x.sin()
+
+        self.assertTrue(ops(capture(Chooses(), torch.empty(3, 6, requires_grad=True), loss=scalar, device="fake"), "exp"))
+
     def test_sequences_are_packed_by_the_lengths_that_the_host_knows(self):
         for lengths in ([2, 5, 4], torch.tensor([2, 5, 4])):
             model = self.packed(lengths)

@@ -87,6 +87,35 @@ TEST(TrainingTraps, FrozenTiedParametersThatAreNotShardedFailWherePyTorchDoes) {
   EXPECT_EQ(error_of(), "");
 }
 
+/// Two norms of `head` numbers stand before a block's experts; whatever else does is aligned.
+Model experts_behind_norms(const Job& job, std::int64_t head) {
+  const nlohmann::json config = {{"model_type", "qwen3_moe"}, {"hidden_size", 48},      {"moe_intermediate_size", 24},
+                                 {"intermediate_size", 80},   {"num_hidden_layers", 2}, {"num_attention_heads", 4},
+                                 {"num_key_value_heads", 2},  {"head_dim", head},       {"num_experts", 8},
+                                 {"num_experts_per_tok", 2},  {"vocab_size", 96},       {"tie_word_embeddings", false}};
+  ProgramOptions program;
+  program.compute_dtype = job.fsdp.mixed_precision.param;
+  return model_from_config_json(config, "qwen3_moe", job.model, program).value();
+}
+
+TEST(TrainingTraps, AFlatParameterDoesNotAlignTheMatricesOfGroupedProducts) {  // recorded: gpt-oss, DeepSeek V4
+  Job job = small_job();
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.use_orig_params = false;
+  job.fsdp.mixed_precision.param = DType::BFloat16;
+  const auto error_of = [&](std::int64_t head) {
+    const auto plan = build_plan(experts_behind_norms(job, head), job);
+    return plan ? std::string() : to_text(plan.error());
+  };
+  EXPECT_EQ(error_of(8), "");  // 32 bytes
+  EXPECT_NE(error_of(10).find("expected data_ptr to be aligned to 16 bytes"), std::string::npos) << error_of(10);
+  EXPECT_NE(error_of(10).find("trap 55"), std::string::npos);
+  job.fsdp.use_orig_params = true;
+  EXPECT_EQ(error_of(10), "");
+  job.fsdp.runtime = Runtime::Fsdp2;
+  EXPECT_EQ(error_of(10), "");
+}
+
 TEST(TrainingTraps, AFrozenBaseInFloat32IsNamed) {
   EXPECT_NE(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::Float32)), 30), nullptr);
   EXPECT_EQ(trap_of(adapted_plan(lora_job(Runtime::Fsdp2, DType::BFloat16)), 30), nullptr);
