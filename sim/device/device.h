@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/job.h"
@@ -126,26 +127,34 @@ struct Device {
   /// The same of a whole list, whose host pays for nothing else.
   void launch_all(const LaunchList& list, Phase phase) {
     const int stream = index_of(Stream::D);
-    SimTime host = clock.host(), tail = clock.tail(stream), last = compute_tail;
+    Placing at{clock.host(), clock.tail(stream)};
+    SimTime last = compute_tail;
     SimDuration computed = 0;
     LaunchQueue::Launches queue(clock.queue(stream), clock.queue_depth());
     Interference::Kernels beside_collectives(interference);
     const bool busy = interference.active();
-    for (const LaunchList::Launch& launch : list.launches) {
-      host = queue.enter(host + launch.host);
-      const SimTime start = std::max(tail, host);
+    const bool settled = interference.is_settled(list) && clock.queue_depth() > 0;
+    for (std::size_t k = 0; k < list.launches.size(); ++k) {
+      if (settled && at.tail == last) {
+        k = launch_behind(list, k, at, queue, beside_collectives);
+        computed += at.tail - std::exchange(last, at.tail);
+        if (k == list.launches.size()) break;
+      }
+      const LaunchList::Launch& launch = list.launches[k];
+      at.host = queue.enter(at.host + launch.host);
+      const SimTime start = std::max(at.tail, at.host);
       const SimDuration time = !busy ? launch.device
                                : launch.slowdown < 0
                                    ? beside_collectives.compute(start, launch.device)
                                    : beside_collectives.compute(start, launch.device, launch.slowdown);
-      if (start > last) activity.gaps.push_back({last, start, start > tail, phase});
-      tail = last = start + time;
-      queue.issue(tail);
+      if (start > last) activity.gaps.push_back({last, start, start > at.tail, phase});
+      at.tail = last = start + time;
+      queue.issue(at.tail);
       computed += time;
     }
     compute_tail = last;
     activity.compute_busy += computed;
-    clock.placed(stream, host + list.host_after, tail);
+    clock.placed(stream, at.host + list.host_after, at.tail);
   }
 
   SimDuration beside(SimTime start, const DeviceWork& work) {
@@ -166,6 +175,34 @@ struct Device {
   SimTime compute_tail = 0;  // end of the last work on D; clock.tail(D) also moves by waits
 
  private:
+  struct Placing {
+    SimTime host = 0, tail = 0;
+  };
+  /// Those from `k` on that the host issues before the device has done the one before, while the same collectives run:
+  /// most of all launches, of which nothing has to be asked. The first that is not one of them.
+  static std::size_t launch_behind(const LaunchList& list, std::size_t k, Placing& at, LaunchQueue::Launches& queue,
+                                   Interference::Kernels& kernels) {
+    const Interference::Kernels::Steady steady = kernels.steady(at.tail);
+    double slowed = steady.slowed;
+    const auto place = [&](auto time, auto share) {
+      for (; k < list.launches.size(); ++k) {
+        const LaunchList::Launch& launch = list.launches[k];
+        const SimTime host = queue.enter(at.host + launch.host);
+        if (host > at.tail || at.tail + launch.device > steady.until) break;
+        at.host = host;
+        at.tail += launch.*time;
+        slowed += launch.*share;
+        queue.issue(at.tail);
+      }
+    };
+    if (steady.beside)
+      place(&LaunchList::Launch::beside, &LaunchList::Launch::slowed_beside);
+    else
+      place(&LaunchList::Launch::device, &LaunchList::Launch::slowed);
+    if (steady.until >= 0) kernels.keep(at.tail, slowed);
+    return k;
+  }
+
   LaunchList* written_ = nullptr;
   SimTime written_until_ = 0;  // of the host
 };

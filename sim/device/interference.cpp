@@ -91,6 +91,17 @@ SimDuration Interference::compute(SimTime start, SimDuration alone, double slowd
   return taken;
 }
 
+void Interference::settle(LaunchList& list) const {
+  for (LaunchList::Launch& launch : list.launches) {
+    const double slowdown = launch.slowdown < 0 ? slowdown_ : launch.slowdown;
+    const auto alone = static_cast<double>(launch.device);
+    launch.beside = static_cast<SimDuration>(alone + slowdown * alone);
+    launch.slowed = slowdown * alone;
+    launch.slowed_beside = slowdown * static_cast<double>(launch.beside);
+  }
+  list.settled = slowdown_;
+}
+
 void Interference::collective(SimTime begin, SimTime end) {
   owed_ += computed_.slowed(begin, end);
   collectives_.keep(begin, end);

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "core/units.h"
+#include "sim/device/launch_list.h"
 #include "sim/machine/profile.h"
 
 namespace foreshard {
@@ -42,6 +43,10 @@ class Interference {
   SimDuration compute(SimTime start, SimDuration alone) { return compute(start, alone, slowdown_); }
   SimDuration compute(SimTime start, SimDuration alone, double slowdown);
 
+  /// What compute() makes of each launch where it is plain to see: once for all runs of the list.
+  void settle(LaunchList& list) const;
+  bool is_settled(const LaunchList& list) const { return active() && list.settled == slowdown_; }
+
   /// compute() for kernels that follow each other: what stays the same as long as no collective begins or ends is kept
   /// at hand. Nothing else may be asked of the interference while it lives.
   class Kernels {
@@ -60,6 +65,23 @@ class Interference {
     }
     SimDuration compute(SimTime start, SimDuration alone) { return compute(start, alone, of_.slowdown_); }
 
+    /// Kernels from `start` on, each beginning where the one before ended: as long as none would end after `until` by
+    /// itself, each takes as settle() says, beside one collective or none, and adds to `slowed`. Whoever has placed
+    /// them says so by keep().
+    struct Steady {
+      SimTime until = -1;
+      bool beside = false;
+      double slowed = 0;
+    };
+    Steady steady(SimTime start) const {
+      if (start != last_.end || start < steady_begin_) return {};
+      return {steady_end_, beside_, last_.slowed};
+    }
+    void keep(SimTime end, double slowed) {
+      last_.end = end;
+      last_.slowed = slowed;
+    }
+
    private:
     [[gnu::noinline]] SimDuration compute_anywhere(SimTime start, SimDuration alone, double slowdown) {
       store();
@@ -68,15 +90,20 @@ class Interference {
       return time;
     }
     void load() {
-      const bool quiet = of_.owed_ == 0 && of_.stretch_.windows == 0;
-      quiet_begin_ = quiet ? of_.stretch_.begin : 0;
-      quiet_end_ = quiet ? of_.stretch_.end : -1;
+      const bool steady = of_.owed_ == 0 && of_.stretch_.windows <= 1;
+      beside_ = of_.stretch_.windows == 1;
+      steady_begin_ = steady ? of_.stretch_.begin : 0;
+      steady_end_ = steady ? of_.stretch_.end : -1;
+      quiet_begin_ = beside_ ? 0 : steady_begin_;
+      quiet_end_ = beside_ ? -1 : steady_end_;
       last_ = of_.computed_.last();
     }
     void store() { of_.computed_.last() = last_; }
 
     Interference& of_;
-    SimTime quiet_begin_ = 0, quiet_end_ = -1;  // no collective runs, and nothing is owed
+    SimTime quiet_begin_ = 0, quiet_end_ = -1;    // no collective runs, and nothing is owed
+    SimTime steady_begin_ = 0, steady_end_ = -1;  // one or none does, and nothing is owed
+    bool beside_ = false;                         // one
     Window last_;
   };
 

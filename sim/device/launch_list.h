@@ -13,9 +13,14 @@ struct LaunchList {
   struct Launch {
     SimDuration host = 0, device = 0;
     double slowdown = -1;  // as DeviceWork's
+    // As Interference::settle() leaves it: the time beside one collective, and what either time adds to the slowed time
+    // of a window.
+    SimDuration beside = 0;
+    double slowed = 0, slowed_beside = 0;
   };
   std::vector<Launch> launches;
   SimDuration host_after = 0;
+  double settled = -1;  // for this usual slowdown; less than 0: for none
 };
 
 }  // namespace foreshard

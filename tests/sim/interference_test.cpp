@@ -66,6 +66,7 @@ TEST(Interference, AListOfLaunchesIsPlacedAsItsLaunchesOneByOne) {
     for (SimDuration k = below(60); k >= 0; --k)
       list.launches.push_back({below(slow_host ? 40'000 : 4'000), below(20'000), below(3) == 0 ? -1 : 0.1});
     list.host_after = below(5'000);
+    if (run % 5 > 0) all.interference.settle(list);
     for (const LaunchList::Launch& launch : list.launches)
       one.launch(Stream::D, launch.host, {launch.device, launch.slowdown}, what);
     one.clock.host_cost(list.host_after);

@@ -42,7 +42,10 @@ void RunFollower::place(const SegmentRun& run, Phase phase, const std::vector<Ti
   if (run.calls.empty() && number != kOwnLaunches) {
     if (number >= launches_.size()) launches_.resize(number + 1);
     std::optional<LaunchList>& list = launches_[number];
-    if (!list) list = launches_of(times);
+    if (!list) {
+      list = launches_of(times);
+      device.interference.settle(*list);
+    }
     device.launch_all(*list, phase);
     return;
   }
