@@ -113,7 +113,11 @@ class Simulation {
     device_.clock.record_on(options_.tape);
     if (schedule_ != nullptr) device_.clock.follow(*schedule_);
     meets_ = meets;
-    PlayRequest request{plan_, model_, lowered_, job_, options_.per_kernel, speed, arena_ ? &*arena_ : nullptr, meets};
+    if (options_.prepared == nullptr) prepared_.emplace(plan_, model_);
+    const PreparedPlan& prepared = options_.prepared != nullptr ? *options_.prepared : *prepared_;
+    FORESHARD_CHECK(prepared.lists.size() == plan_.iterations.size(), "a plan is prepared as it is played");
+    PlayRequest request{
+        plan_, model_, lowered_, job_, prepared, options_.per_kernel, speed, arena_ ? &*arena_ : nullptr, meets};
     const CachingAllocator& allocator = device_.allocator;
     if (sums_up_runs() && speed.plain()) {
       if (allocator.tapes().records(index_of(Stream::D))) request.record_runs = options_.record_pools;
@@ -434,6 +438,7 @@ class Simulation {
   Device device_;
   std::vector<ResidentBuffer> buffers_;
   std::optional<Arena> arena_;
+  std::optional<PreparedPlan> prepared_;  // where nobody else has done it
   std::optional<PlanPlayer> player_;
   /// An iteration that was issued: its instructions have ids from `first` on.
   struct Issue {

@@ -6,13 +6,7 @@
 namespace foreshard {
 
 MicroBatch::MicroBatch(PlayContext& context, SegmentPlayer& segments, std::vector<ResidentBuffer> buffers)
-    : context_(context), segments_(segments), model_buffers_(std::move(buffers)) {
-  for (const PlanIteration& iteration : context.plan.iterations) {
-    for (const Instruction& i : iteration.instructions) {
-      plan_owns_inputs_ = plan_owns_inputs_ || (i.kind == InstructionKind::Alloc && i.buffer.what == BufferWhat::Input);
-    }
-  }
-}
+    : context_(context), segments_(segments), model_buffers_(std::move(buffers)) {}
 
 bool MicroBatch::begin() {
   // no_sync() is entered before the batch is there, and asks the root, which is initialised for it.
@@ -31,7 +25,7 @@ bool MicroBatch::initialise_lazily() {
 }
 
 bool MicroBatch::make_inputs() {
-  if (plan_owns_inputs_) return true;
+  if (context_.prepared.owns_inputs) return true;
   Device& device = context_.device;
   for (const ValueId id : context_.model.inputs) {
     const ValueInfo& value = context_.model.values[id.index()];

@@ -28,7 +28,7 @@ class MicroBatch {
   SegmentPlayer& segments_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
   std::vector<BlockHandle> inputs_;
-  bool plan_owns_inputs_ = false, lazy_initialised_ = false;
+  bool lazy_initialised_ = false;
 };
 
 }  // namespace foreshard

@@ -18,20 +18,10 @@ std::int32_t first_event(const PlanIteration& iteration) {
   return first;
 }
 
-/// It does nothing on the device.
-bool is_note(InstructionKind kind) {
-  return kind == InstructionKind::Mark || kind == InstructionKind::UseFull || kind == InstructionKind::UseShard;
-}
-
-/// Where the loop stands follows from it alone.
-bool is_phase(InstructionKind kind) {
-  return kind == InstructionKind::Zero || kind == InstructionKind::Clip || kind == InstructionKind::OptimizerStep;
-}
-
 }  // namespace
 
 PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<ResidentBuffer> buffers)
-    : context_{request.plan, request.model, request.lowered, request.job, device},
+    : context_{request.plan, request.model, request.lowered, request.job, device, request.prepared},
       buffers_(context_),
       order_(context_),
       collectives_(context_, order_),
@@ -58,8 +48,9 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   repeats_ = repeats;
   phases_.clear();
   segments_.begin();
-  stepped_ = stopped_ = false;
-  last_ = nullptr;
+  stopped_ = false;
+  list_ = context_.prepared.lists[index].get();
+  next_ = 0;
   collectives_.forget_meeting();
   const bool again = repeats > 0 && index > 0;
   order_.begin(again ? repeats * (first_event(iterations[index]) - first_event(iterations[index - 1])) : 0);
@@ -67,36 +58,31 @@ void PlanPlayer::begin(std::size_t index, std::int32_t repeats, std::int32_t fir
   context_.device.allocator.reset_peaks();
 }
 
-/// No phase of the loop begins with it: what was played last is of the same one, and neither is so by its kind.
-bool PlanPlayer::stays_in_phase(const Instruction& i) const {
-  return last_ != nullptr && !stepped_ && last_->phase == i.phase && last_->unit == i.unit && !is_phase(i.kind) &&
-         !is_phase(last_->kind);
-}
-
 PlanPlayer::Progress PlanPlayer::advance() {
   Device& device = context_.device;
   const auto& instructions = context_.iteration->instructions;
-  const auto count = static_cast<std::int32_t>(instructions.size());
-  for (; context_.position < count; ++context_.position) {
-    const Instruction& i = instructions[static_cast<std::size_t>(context_.position)];
-    const bool stays = stays_in_phase(i);
-    if (stays && is_note(i.kind) && context_.position + 1 < count) continue;
-    last_ = &i;
-    device.book.set_place(context_.iteration->index + repeats_, context_.instruction());
-    if (IssueTape* tape = device.clock.tape()) tape->set_unit(i.unit.value);
-    const LoopPhase next = stays ? context_.phase : loop_phase_after(context_.phase, stepped_, context_.plan, i);
-    stepped_ = stepped_ || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer && !i.name.valid());
+  const std::int32_t iteration = context_.iteration->index + repeats_;
+  IssueTape* const tape = device.clock.tape();
+  const bool spans = device.activity.keep_spans;
+  for (; next_ < list_->steps.size(); ++next_) {
+    const PlayedStep& step = list_->steps[next_];
+    const Instruction& i = instructions[static_cast<std::size_t>(step.position)];
+    context_.position = step.position;
+    context_.buffer = step.buffer < 0 ? nullptr : &list_->buffers[static_cast<std::size_t>(step.buffer)];
+    device.book.set_place(iteration, context_.instruction());
+    if (tape != nullptr) tape->set_unit(i.unit.value);
     const SimTime before = device.clock.host();
-    const SimDuration waited = device.activity.keep_spans ? order_.host_wait() : 0;
-    bool ok = next == LoopPhase::None || next == context_.phase || enter_phase(next);
-    ok = ok && (stays || segments_.early().before(i));
+    const SimDuration waited = spans ? order_.host_wait() : 0;
+    const bool begun = step.stays || (meets_ && collectives_.met());  // all ranks are there: it has been here before
+    bool ok = begun || step.phase == context_.phase || enter_phase(step.phase);
+    ok = ok && (begun || segments_.early().before(i));
     if (ok && meets_ && !collectives_.met() && is_collective(i.kind) && i.communicator.valid()) {
       meeting_ = collectives_.offer(i);
       return Progress::Meeting;  // comes back to this instruction
     }
     ok = ok && execute(i);
-    collectives_.forget_meeting();
-    if (device.activity.keep_spans && device.clock.host() > before) {
+    if (meets_) collectives_.forget_meeting();
+    if (spans && device.clock.host() > before) {
       host_spans_.push_back({before, device.clock.host(), context_.instruction(), order_.host_wait() > waited});
     }
     if (!ok) {
@@ -105,7 +91,9 @@ PlanPlayer::Progress PlanPlayer::advance() {
       stopped_ = true;
       return Progress::Stopped;
     }
+    next_ += static_cast<std::size_t>(context_.position - step.position);  // buffers go by groups
   }
+  context_.position = static_cast<std::int32_t>(instructions.size());
   enter_phase(LoopPhase::End);
   phases_.push_back({LoopPhase::End, device.allocator.stats()});
   return Progress::Done;

@@ -24,6 +24,7 @@
 #include "sim/play/loop_phase.h"
 #include "sim/play/micro_batch.h"
 #include "sim/play/prediction.h"
+#include "sim/play/prepared_plan.h"
 #include "sim/play/segments/segment_player.h"
 #include "sim/play/work_count.h"
 
@@ -35,6 +36,7 @@ struct PlayRequest {
   const Model& model;
   const LoweredProgram& lowered;
   const Job& job;
+  const PreparedPlan& prepared;  // this one
   bool per_kernel = true;
   RankSpeed speed = {};
   const Arena* arena = nullptr;  // its blocks have been allocated
@@ -85,7 +87,6 @@ class PlanPlayer {
 
  private:
   bool execute(const Instruction& i);
-  bool stays_in_phase(const Instruction& i) const;
   bool enter_phase(LoopPhase next);
 
   PlayContext context_;
@@ -99,8 +100,9 @@ class PlanPlayer {
   bool meets_;
 
   // Of the iteration being played.
-  bool stepped_ = false, stopped_ = false;
-  const Instruction* last_ = nullptr;  // played
+  const PlayList* list_ = nullptr;
+  std::size_t next_ = 0;  // of its steps
+  bool stopped_ = false;
   std::int32_t repeats_ = 0;
   Meeting meeting_;
   std::vector<PhaseEnd> phases_;

@@ -20,6 +20,8 @@
 
 namespace foreshard {
 
+struct PreparedPlan;
+
 struct SimulateOptions {
   bool timeline = false;                // spans and counters are only kept when asked for
   bool per_kernel = true;               // false: one span a segment
@@ -34,6 +36,7 @@ struct SimulateOptions {
   // (sim/device/allocator/pool_tape.h). Answers do not change; the tapes outlive the call.
   PoolTape* record_pools = nullptr;
   const PoolTape* follow_pools = nullptr;
+  const PreparedPlan* prepared = nullptr;  // of this plan, where it is simulated again and again
 };
 
 struct Estimate {

@@ -21,7 +21,8 @@ std::int64_t rank_in_group(const Plan& plan) {
 }  // namespace
 
 std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job) {
-  std::vector<std::pair<ParamId, LocalParam>> all;
+  std::vector<LocalParam> all;
+  all.reserve(plan.param_names.size());
   const std::int64_t rank = rank_in_group(plan);
   std::int32_t at = -1;
   // Not a part of it, nor a stretch of a flat parameter: the optimizer sees its dimensions.
@@ -37,7 +38,7 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
       local.rows = numel / shape.back();
       local.columns = numel / shape[shape.size() - 2];
     }
-    all.push_back({id, local});
+    all.push_back(local);
   };
   const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
   for (const PlanUnit& unit : plan.units) {
@@ -65,10 +66,10 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
   }
   // model.parameters(): registration order; a flat parameter stands where its module does, before what is inside.
   const bool flat = plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
-  if (!flat) std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<LocalParam> params;
-  for (auto& [id, param] : all) params.push_back(param);
-  return params;
+  if (!flat)
+    std::stable_sort(all.begin(), all.end(),
+                     [](const LocalParam& a, const LocalParam& b) { return a.param < b.param; });
+  return all;
 }
 
 // ------------------------------------------------------------------------------------------------ clip and step

@@ -8,6 +8,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
 #include "sim/device/pointwise_fusion.h"
+#include "sim/play/prepared_plan.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
 #include "sim/search/prepare_job.h"
@@ -181,7 +182,13 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
   if (!plan) return fail(plan.error());
   if (units_.empty() || units_.front().units != parts.units) units_.push_front({units, model, parts.units});
   if (units_.size() > kKept) units_.pop_back();
-  return Planned{key, model, std::make_shared<const Plan>(std::move(*plan)), parts.units, std::move(parts.checkpointed),
+  auto prepared = std::make_shared<const PreparedPlan>(*plan, *model);
+  return Planned{key,
+                 model,
+                 std::make_shared<const Plan>(std::move(*plan)),
+                 std::move(prepared),
+                 parts.units,
+                 std::move(parts.checkpointed),
                  {}};
 }
 
@@ -250,7 +257,7 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   }
   const auto program = lowered(*at, *model, lowering_options(**profile, job));
   if (!program) return fail(program.error());
-  return JobParts{*profile, *model, at->plan, *program};
+  return JobParts{*profile, *model, at->plan, *program, at->prepared};
 }
 
 void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions& options) {
@@ -279,6 +286,7 @@ Result<Prediction> Workbench::predict(const Job& job) {
   if (!parts) return fail(parts.error());
   SimulateOptions options = simulate_options(job);
   options.per_kernel = false;
+  options.prepared = parts->prepared.get();
   if (keeps_tapes_) use_tape(job, *parts, options);
   return simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
 }

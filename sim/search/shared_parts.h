@@ -99,6 +99,7 @@ struct JobParts {
   std::shared_ptr<const Model> model;
   std::shared_ptr<const Plan> plan;
   std::shared_ptr<const LoweredProgram> lowered;
+  std::shared_ptr<const PreparedPlan> prepared;
 };
 
 /// The job without what no plan depends on (allocator, memory, rates of the optimizer, ...): equal ones have equal
@@ -127,6 +128,7 @@ class Workbench {
     Job key;
     std::shared_ptr<const Model> model;  // SharedParts::planned_as
     std::shared_ptr<const Plan> plan;
+    std::shared_ptr<const PreparedPlan> prepared;
     std::shared_ptr<const UnitTable> units;
     std::vector<CheckpointKind> checkpointed;
     std::list<Lowered> lowered;  // latest first

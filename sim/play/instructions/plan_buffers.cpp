@@ -6,21 +6,9 @@
 #include "core/instruction_spans.h"
 
 namespace foreshard {
-namespace {
-
-constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::MeshGrad) + 1;
-
-}  // namespace
 
 PlanBuffers::PlanBuffers(PlayContext& context)
-    : context_(context),
-      width_(context.plan.units.size() + context.plan.param_names.size() + 1),
-      blocks_(kBufferKinds * width_, kNoBlock) {
-  const Model& model = context.model;
-  of_param_.reserve(model.params.size());
-  for (std::size_t p = 0; p < model.params.size(); ++p)
-    of_param_.push_back(context.plan.units.size() + model.storage_of(ParamId(p)).index());
-}
+    : context_(context), blocks_(context.prepared.numbers.count(), kNoBlock) {}
 
 /// A buffer of the arena has its place there: the allocator has nothing to do with it.
 bool PlanBuffers::allocate(const Instruction& i) {
@@ -123,15 +111,16 @@ void PlanBuffers::pin(const Instruction& i) {
 
 void PlanBuffers::zero_gradients() {
   MemoryBook& book = context_.device.book;
+  const std::size_t width = context_.prepared.numbers.width();
   for (const BufferWhat what :
        {BufferWhat::ShardGrad, BufferWhat::ReduceOut, BufferWhat::RsOutput, BufferWhat::GradCast,
         BufferWhat::ShardDimGrad, BufferWhat::SavedGrad, BufferWhat::Grad, BufferWhat::GradPiece}) {
-    const std::size_t begin = static_cast<std::size_t>(what) * width_;
-    for (std::size_t at = begin; at < begin + width_; ++at) {
+    const std::size_t begin = static_cast<std::size_t>(what) * width;
+    for (std::size_t at = begin; at < begin + width; ++at) {
       book.free(std::exchange(blocks_[at], kNoBlock));
     }
     for (auto it = more_.begin(); it != more_.end();) {
-      const bool inside = it->index >= begin && it->index < begin + width_;
+      const bool inside = it->index >= begin && it->index < begin + width;
       if (inside) book.free(it->block);
       it = inside ? more_.erase(it) : it + 1;
     }
@@ -139,9 +128,10 @@ void PlanBuffers::zero_gradients() {
 }
 
 void PlanBuffers::forget_state_copies() {
-  const std::size_t begin = static_cast<std::size_t>(BufferWhat::StateCopy) * width_;
-  std::fill_n(blocks_.begin() + static_cast<std::ptrdiff_t>(begin), width_, kNoBlock);
-  std::erase_if(more_, [&](const NamedBlock& more) { return more.index >= begin && more.index < begin + width_; });
+  const std::size_t width = context_.prepared.numbers.width();
+  const std::size_t begin = static_cast<std::size_t>(BufferWhat::StateCopy) * width;
+  std::fill_n(blocks_.begin() + static_cast<std::ptrdiff_t>(begin), width, kNoBlock);
+  std::erase_if(more_, [&](const NamedBlock& more) { return more.index >= begin && more.index < begin + width; });
 }
 
 }  // namespace foreshard

@@ -38,12 +38,7 @@ class PlanBuffers {
   BlockHandle newest(const BufferName& buffer) const;
   BlockHandle take_newest(const BufferName& buffer);
   /// One number for all names of a buffer.
-  std::size_t index(const BufferName& buffer) const {
-    const std::size_t of = buffer.param.valid()  ? of_param(buffer.param)
-                           : buffer.unit.valid() ? buffer.unit.index()
-                                                 : width_;
-    return static_cast<std::size_t>(buffer.what) * width_ + (of < width_ ? of : width_ - 1);
-  }
+  std::size_t index(const BufferName& buffer) const { return context_.prepared.numbers.of(buffer); }
 
   /// zero_grad(set_to_none): whatever holds a gradient between backward and here.
   void zero_gradients();
@@ -51,9 +46,6 @@ class PlanBuffers {
   void forget_state_copies();
 
  private:
-  std::size_t of_param(ParamId param) const {
-    return param.index() < of_param_.size() ? of_param_[param.index()] : context_.plan.units.size() + param.index();
-  }
   bool allocate(const Instruction& i);
   void pin(const Instruction& i);
 
@@ -64,10 +56,6 @@ class PlanBuffers {
   };
 
   PlayContext& context_;
-  std::size_t width_;  // names of one kind
-  // By parameter of the model, behind the units. A parameter has one buffer of a kind, whichever unit the instruction
-  // names with it, and by whichever of its names: a unit may know a shared one by another than the operators.
-  std::vector<std::size_t> of_param_;
   std::vector<BlockHandle> blocks_;  // by index, instance 0
   std::vector<NamedBlock> more_;     // further buffers of one name
   const Arena* arena_ = nullptr;

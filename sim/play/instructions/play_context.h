@@ -11,6 +11,7 @@
 #include "core/plan.h"
 #include "sim/device/device.h"
 #include "sim/play/loop_phase.h"
+#include "sim/play/prepared_plan.h"
 
 namespace foreshard {
 
@@ -38,9 +39,11 @@ struct PlayContext {
   const LoweredProgram& lowered;
   const Job& job;
   Device& device;
+  const PreparedPlan& prepared;
 
   const PlanIteration* iteration = nullptr;  // that is played
   std::int32_t position = 0;                 // in it
+  const BufferStep* buffer = nullptr;        // of the instruction there, if it is over one of the compute stream
   std::int32_t first_instruction = 0;        // the id of its first, over all iterations played
   LoopPhase phase = LoopPhase::None;
   PlayStop stop;

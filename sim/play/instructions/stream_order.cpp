@@ -6,10 +6,7 @@ namespace foreshard {
 
 std::size_t StreamOrder::place(EventId id) {
   const auto at = static_cast<std::size_t>(id.value + event_shift_);
-  if (at >= events_.size()) {
-    events_.resize(at + 1);
-    recorded_.resize(at + 1, false);
-  }
+  if (at >= events_.size()) events_.resize(2 * at + 64);
   return at;
 }
 
@@ -26,9 +23,7 @@ bool StreamOrder::play(const Instruction& i) {
     case InstructionKind::LimiterPush: {  // R7: the event of a freeing reshard
       clock.host_cost(call);
       if (!i.event.valid()) return true;
-      const std::size_t at = place(i.event);
-      events_[at] = clock.record(index_of(i.stream));
-      recorded_[at] = true;
+      events_[place(i.event)] = clock.record(index_of(i.stream));
       return true;
     }
     case InstructionKind::WaitEvent: {
@@ -39,7 +34,7 @@ bool StreamOrder::play(const Instruction& i) {
     case InstructionKind::HostWait: {
       if (i.event.valid()) {
         const std::size_t at = place(i.event);
-        if (!recorded_[at]) return deadlock(i);
+        if (events_[at].stream < 0) return deadlock(i);
         host_wait_ += clock.host_wait(events_[at]);
       } else {
         host_wait_ +=

@@ -32,8 +32,7 @@ class StreamOrder {
   bool deadlock(const Instruction& i);
 
   PlayContext& context_;
-  std::vector<EventStamp> events_;
-  std::vector<bool> recorded_;
+  std::vector<EventStamp> events_;  // by id; of no stream: not recorded yet
   std::int32_t event_shift_ = 0;
   SimDuration host_wait_ = 0;
   bool host_waited_ = false;

@@ -30,13 +30,12 @@ class InstructionRuns {
   }
 
  private:
-  bool belongs(const Instruction& i, const Instruction& first) const;
-  bool pass_buffers(const Instruction& first);
-  bool pass(const SegmentRun::Buffer& buffer, const Instruction& i);
-  void undo();
+  bool pass_buffers();
+  std::size_t pass_all(const SegmentRun& run);
+  bool pass(const SegmentRun::Buffer& buffer, const BufferStep& step);
   bool record_buffers(const Instruction& first);
-  bool can_record(const Instruction& i) const;
-  bool record(const Instruction& i);
+  bool can_record(const BufferStep& step) const;
+  bool record(const Instruction& i, const BufferStep& step);
 
   PlayContext& context_;
   PlanBuffers& buffers_;
@@ -44,9 +43,9 @@ class InstructionRuns {
   RunRecorder& recorder_;
   RunFollower& follower_;
   // Of the group that is being passed over.
-  std::vector<std::pair<std::size_t, BlockHandle>> undo_;  // buffers as they were, in order
-  std::int64_t passed_ = 0;                                // more of them have a block that nobody made
-  bool has_real_ = false;                                  // one had a block that somebody made
+  std::vector<BlockHandle> before_;  // what its buffers had, in order
+  std::int64_t passed_ = 0;          // more of them have a block that nobody made
+  bool has_real_ = false;            // one had a block that somebody made
 };
 
 }  // namespace foreshard

@@ -24,6 +24,8 @@ SegmentStorages::SegmentStorages(PlayContext& context, PlanBuffers& buffers, Run
     slots += context.lowered.templates[static_cast<std::size_t>(instance.lowered)].slots.size();
   }
   blocks_.assign(slots, kNoBlock);
+  for (std::size_t p = 0; p < context.model.params.size(); ++p)
+    has_tied_ = has_tied_ || context.model.storage_of(ParamId(p)) != ParamId(p);
 }
 
 bool SegmentStorages::is_held(std::int32_t at) const {
@@ -40,8 +42,8 @@ ParamId SegmentStorages::owner_of(std::int32_t instance, std::size_t number) con
     const auto end = params.begin() + static_cast<std::ptrdiff_t>(k);
     return std::any_of(params.begin(), end, [&](ParamId before) { return model.storage_of(before) == owner; });
   };
-  const bool tied =
-      std::any_of(params.begin(), params.end(), [&](ParamId param) { return model.storage_of(param) != param; });
+  const bool tied = has_tied_ && std::any_of(params.begin(), params.end(),
+                                             [&](ParamId param) { return model.storage_of(param) != param; });
   if (!tied) return number < params.size() ? params[number] : ParamId();
   for (std::size_t at = 0; at < params.size(); ++at) {
     if (!is_further_name(at) && number-- == 0) return model.storage_of(params[at]);

@@ -76,6 +76,7 @@ class SegmentStorages {
   RunRecorder& recorder_;
   std::vector<std::int32_t> base_;  // by instance
   std::vector<BlockHandle> blocks_;
+  bool has_tied_ = false;  // parameters of the model that share a storage
 };
 
 }  // namespace foreshard

@@ -1,6 +1,8 @@
 // Jobs that follow the tapes of others, or share what was listed of their plan, against jobs that are played alone.
 #include <algorithm>
+#include <memory>
 
+#include "sim/play/prepared_plan.h"
 #include "sim/search/prepare_job.h"
 #include "sim/search/shared_parts.h"
 #include "tests/sim/search/sweep_fixture.h"
@@ -100,6 +102,48 @@ TEST_F(SweepTest, BuffersClippingAndStepsStandOnATape) {
     if (!run.buffers.empty() && run.buffers.back().frees) run.buffers.back().bytes += 512;
   }
   expect_same(play(second, nullptr, &tape), play(second, nullptr, nullptr));
+}
+
+/// Every instruction is played, and no buffers go together.
+PreparedPlan with_all_instructions(const Plan& plan, const Model& model) {
+  PreparedPlan all(plan, model);
+  for (std::size_t k = 0; k < plan.iterations.size(); ++k) {
+    const auto list = std::make_shared<PlayList>();
+    LoopPhase phase = LoopPhase::None;
+    bool stepped = false;
+    for (const Instruction& i : plan.iterations[k].instructions) {
+      const LoopPhase next = loop_phase_after(phase, stepped, plan, i);
+      if (next != LoopPhase::None) phase = next;
+      stepped = stepped || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer);
+      list->steps.push_back({static_cast<std::int32_t>(list->steps.size()), -1, phase, false});
+    }
+    all.lists[k] = list;
+  }
+  return all;
+}
+
+TEST_F(SweepTest, WhatAPlanIsListedWithoutDoesNothing) {
+  const SweepGrid over = grid({"fsdp.runtime=fsdp1,fsdp2,none", "checkpointing.policy=none,block",
+                               "train.micro_batches=1,3", "train.grad_scaler.enabled=false,true",
+                               "fsdp.mixed_precision.param=float32,bfloat16", "cluster.memory=800MiB,2GiB"});
+  int played = 0;
+  for (std::size_t k = 0; k < over.size(); ++k) {
+    const auto job = over.job_of(k, base);
+    if (!job) continue;
+    SharedParts shared;
+    Workbench bench(shared);
+    const auto parts = bench.prepare(*job);
+    if (!parts) continue;
+    SimulateOptions options = simulate_options(*job);
+    const auto listed = simulate(*parts->plan, *parts->model, *parts->lowered, *job, *parts->profile, options);
+    if (!listed) continue;  // communicators take all that the card has
+    const PreparedPlan all = with_all_instructions(*parts->plan, *parts->model);
+    EXPECT_LT(parts->prepared->lists.back()->steps.size(), all.lists.back()->steps.size()) << k;
+    options.prepared = &all;
+    expect_same(*listed, *simulate(*parts->plan, *parts->model, *parts->lowered, *job, *parts->profile, options));
+    ++played;
+  }
+  EXPECT_GT(played, 40);
 }
 
 TEST_F(SweepTest, ThePeakOfAGroupThatIsPassedOverIsAtItsInstruction) {
