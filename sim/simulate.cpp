@@ -92,6 +92,7 @@ class Simulation {
       device_.allocator.tapes().follow(index_of(Stream::D), *options.follow_pools);
     else if (options.record_pools != nullptr)
       device_.allocator.tapes().record(index_of(Stream::D), options.record_pools);
+    tape_others();
   }
 
   /// When work runs, if something else says so than the clock: sim/play/core_sharing.h.
@@ -157,6 +158,18 @@ class Simulation {
   }
 
  private:
+  void tape_others() {
+    PoolTapes& tapes = device_.allocator.tapes();
+    if (options_.record_others != nullptr) options_.record_others->resize(kStreamCount);
+    for (std::size_t s = 0; s < kStreamCount; ++s) {
+      if (s == static_cast<std::size_t>(index_of(Stream::D))) continue;
+      if (options_.follow_others != nullptr)
+        tapes.follow(static_cast<int>(s), (*options_.follow_others)[s]);
+      else if (options_.record_others != nullptr)
+        tapes.record(static_cast<int>(s), &(*options_.record_others)[s]);
+    }
+  }
+
   std::size_t most_settling() const {
     const std::size_t each = std::max<std::size_t>(1, plan_.iterations.back().instructions.size());
     return std::clamp(kSettlingInstructions / each, kLeastSettling, kMostSettling);

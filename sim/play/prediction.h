@@ -36,6 +36,9 @@ struct SimulateOptions {
   // (sim/device/allocator/pool_tape.h). Answers do not change; the tapes outlive the call.
   PoolTape* record_pools = nullptr;
   const PoolTape* follow_pools = nullptr;
+  // The same of the other streams, by stream: where the same plan is played with other kernels, or on another card.
+  std::vector<PoolTape>* record_others = nullptr;
+  const std::vector<PoolTape>* follow_others = nullptr;
   const PreparedPlan* prepared = nullptr;  // of this plan, where it is simulated again and again
 };
 

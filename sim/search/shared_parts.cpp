@@ -187,6 +187,7 @@ Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const
                  model,
                  std::make_shared<const Plan>(std::move(*plan)),
                  std::move(prepared),
+                 std::make_shared<std::vector<PoolTape>>(),
                  parts.units,
                  std::move(parts.checkpointed),
                  {}};
@@ -257,12 +258,16 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   }
   const auto program = lowered(*at, *model, lowering_options(**profile, job));
   if (!program) return fail(program.error());
-  return JobParts{*profile, *model, at->plan, *program, at->prepared};
+  return JobParts{*profile, *model, at->plan, *program, at->prepared, at->others};
 }
 
 void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions& options) {
   // fsdp1 gives blocks back when other streams are done with them: another prefetch, another order.
   if (job.fsdp.runtime == Runtime::Fsdp1) return;
+  if (parts.others->empty())
+    options.record_others = parts.others.get();
+  else
+    options.follow_others = parts.others.get();
   Job key = plan_key(job);
   key.fsdp.prefetch = {};
   key.schedule.arena = job.schedule.arena;

@@ -100,6 +100,7 @@ struct JobParts {
   std::shared_ptr<const Plan> plan;
   std::shared_ptr<const LoweredProgram> lowered;
   std::shared_ptr<const PreparedPlan> prepared;
+  std::shared_ptr<std::vector<PoolTape>> others;  // SimulateOptions::record_others of the plan; empty: not recorded yet
 };
 
 /// The job without what no plan depends on (allocator, memory, rates of the optimizer, ...): equal ones have equal
@@ -129,6 +130,7 @@ class Workbench {
     std::shared_ptr<const Model> model;  // SharedParts::planned_as
     std::shared_ptr<const Plan> plan;
     std::shared_ptr<const PreparedPlan> prepared;
+    std::shared_ptr<std::vector<PoolTape>> others;
     std::shared_ptr<const UnitTable> units;
     std::vector<CheckpointKind> checkpointed;
     std::list<Lowered> lowered;  // latest first

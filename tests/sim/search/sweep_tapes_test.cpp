@@ -146,6 +146,32 @@ TEST_F(SweepTest, WhatAPlanIsListedWithoutDoesNothing) {
   EXPECT_GT(played, 40);
 }
 
+TEST_F(SweepTest, OtherStreamsDoTheSameUnderOnePlan) {
+  SharedParts shared;
+  Workbench bench(shared);
+  std::vector<PoolTape> tapes;
+  const auto play = [&](std::int64_t batch, std::vector<PoolTape>* record, const std::vector<PoolTape>* follow) {
+    base.model.batch = batch;
+    const JobParts parts = *bench.prepare(base);
+    SimulateOptions options = simulate_options(base);
+    options.per_kernel = false;
+    options.record_others = record;
+    options.follow_others = follow;
+    return *simulate(*parts.plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+  };
+  expect_same(play(2, &tapes, nullptr), play(2, nullptr, nullptr));
+  std::size_t events = 0;
+  for (const PoolTape& tape : tapes) events += tape.pools[0].size() + tape.pools[1].size();
+  EXPECT_GT(events, 50U);
+  expect_same(play(5, nullptr, &tapes), play(5, nullptr, nullptr));
+  // A tape of another plan is left where it differs, and one that ends where it ends.
+  base.fsdp.prefetch.forward_depth = 2;
+  expect_same(play(5, nullptr, &tapes), play(5, nullptr, nullptr));
+  for (PoolTape& tape : tapes) tape.pools[0].resize(tape.pools[0].size() / 2);
+  base.fsdp.prefetch = {};
+  expect_same(play(5, nullptr, &tapes), play(5, nullptr, nullptr));
+}
+
 TEST_F(SweepTest, ThePeakOfAGroupThatIsPassedOverIsAtItsInstruction) {
   // Parameters are all that matters, and the gather of a block that has no gradients most of all.
   std::string config = kConfig;
