@@ -50,20 +50,27 @@ Bytes DataMovement::split_arguments(const PlanUnit& unit, UnitId id, std::int64_
 
 /// Of a copy of gradients into the input of a reduction. 0: it is none for all of them, they are cut, padded and cast
 /// tensor by tensor.
-Bytes DataMovement::cat_arguments(const Instruction& i, const PlanUnit& unit) const {
+Bytes DataMovement::cat_arguments(const Instruction& i, const PlanUnit& unit) {
+  if (cats_.empty()) cats_.resize(context_.plan.units.size());
+  KnownCat& known = cats_[i.unit.index()];
+  if (known.dtype == i.dtype) return known.bytes;
+  bool follows = true;  // from the types alone
   std::vector<Bytes> chunks;
   chunks.reserve(unit.sharded.size());
   for (const ShardedParam& param : unit.sharded) {
     const ParamInfo& info = context_.model.params[param.param.index()];
     if (!info.requires_grad) continue;
     const DType computed = computed_dtype(unit, info);
-    const bool fused = computed == i.dtype || (computed == DType::BFloat16 && i.dtype == DType::Float32) ||
-                       buffers_.find({BufferWhat::AccumulatedGrad, i.unit, param.param}, 0) != kNoBlock;
-    if (!fused) return 0;
+    if (computed != i.dtype && !(computed == DType::BFloat16 && i.dtype == DType::Float32)) {
+      follows = false;
+      if (buffers_.find({BufferWhat::AccumulatedGrad, i.unit, param.param}, 0) == kNoBlock) return 0;
+    }
     const std::int64_t ranks = std::max<std::int64_t>(1, unit.shard_size);
     chunks.push_back(numel_of(param.padded_local_shape) * itemsize(i.dtype) * unit.shard_size / ranks);
   }
-  return chunks.empty() ? 0 : chunk_cat_arguments(chunks);
+  const Bytes bytes = chunks.empty() ? 0 : chunk_cat_arguments(chunks);
+  if (follows) known = {i.dtype, bytes};
+  return bytes;
 }
 
 /// They are gone when the copy was issued.

@@ -1,6 +1,7 @@
 // FSDP's own copies, casts, sums and fills, and copies to and from the host (C1, C2, F2-26). Part of one PlanPlayer.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -25,7 +26,7 @@ class DataMovement {
  private:
   bool take_copy_arguments(const Instruction& i);
   Bytes split_arguments(const PlanUnit& unit, UnitId id, std::int64_t ranks);
-  Bytes cat_arguments(const Instruction& i, const PlanUnit& unit) const;
+  Bytes cat_arguments(const Instruction& i, const PlanUnit& unit);
   void stage(Bytes bytes, int stream);
   bool move(const Instruction& i);
   void cross(const Instruction& i, Bytes bytes);
@@ -42,6 +43,11 @@ class DataMovement {
     Bytes bytes = 0;
   };
 
+  struct KnownCat {
+    std::optional<DType> dtype;
+    Bytes bytes = 0;
+  };
+
   PlayContext& context_;
   const PlanBuffers& buffers_;
   const PlayedCollectives& collectives_;
@@ -49,6 +55,7 @@ class DataMovement {
   std::set<std::size_t> pinned_;    // buffers on the host that have been made
   std::vector<Staged> staged_;      // in the order of their latest uses
   std::vector<KnownSplit> splits_;  // by unit: of its latest gather
+  std::vector<KnownCat> cats_;      // by unit: of its latest reduction
 };
 
 }  // namespace foreshard

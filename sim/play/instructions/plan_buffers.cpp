@@ -1,6 +1,9 @@
 #include "sim/play/instructions/plan_buffers.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <span>
 #include <utility>
 
 #include "core/instruction_spans.h"
@@ -116,9 +119,9 @@ void PlanBuffers::zero_gradients() {
        {BufferWhat::ShardGrad, BufferWhat::ReduceOut, BufferWhat::RsOutput, BufferWhat::GradCast,
         BufferWhat::ShardDimGrad, BufferWhat::SavedGrad, BufferWhat::Grad, BufferWhat::GradPiece}) {
     const std::size_t begin = static_cast<std::size_t>(what) * width;
-    for (std::size_t at = begin; at < begin + width; ++at) {
-      book.free(std::exchange(blocks_[at], kNoBlock));
-    }
+    const std::span<BlockHandle> blocks(blocks_.data() + begin, width);
+    const bool none = std::reduce(blocks.begin(), blocks.end(), kNoBlock, std::bit_and<>()) == kNoBlock;  // all bits
+    for (std::size_t at = 0; !none && at < width; ++at) book.free(std::exchange(blocks[at], kNoBlock));
     for (auto it = more_.begin(); it != more_.end();) {
       const bool inside = it->index >= begin && it->index < begin + width;
       if (inside) book.free(it->block);

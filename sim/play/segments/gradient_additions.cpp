@@ -47,6 +47,11 @@ bool GradientAdditions::play_sum(const Addition& addition) {
   return ok;
 }
 
+std::int32_t GradientAdditions::place_of_addend(const Addition& addition) const {
+  const std::size_t index = buffers_.index(at(addition.position).buffer);
+  return buffers_.block(index) == addend(addition) ? storages_.place_of_buffer(index) : -1;
+}
+
 void GradientAdditions::free_addend(const Addition& addition) {
   context_.device.book.free(buffers_.take_newest(at(addition.position).buffer));
   ++context_.device.activity.events;

@@ -34,6 +34,8 @@ class GradientAdditions {
   /// The sum's kernel; then free_addend, unless none was made (FinishedGradient::copied). False: out of memory.
   bool play_sum(const Addition& addition);
   BlockHandle addend(const Addition& addition) const { return buffers_.newest(at(addition.position).buffer); }
+  /// SegmentStorages::place_of_buffer; -1: others lie in its buffer too.
+  std::int32_t place_of_addend(const Addition& addition) const;
   void free_addend(const Addition& addition);
   /// The segment's kernels with those of find() among them, and without the copies that these replace.
   std::vector<TimedKernel> among(const std::vector<TimedKernel>& kernels) const;

@@ -124,7 +124,7 @@ bool InstructionRuns::record_buffers(const Instruction& first) {
 
 bool InstructionRuns::record(const Instruction& i, const BufferStep& step) {
   const CachingAllocator& allocator = context_.device.allocator;
-  const auto slot = static_cast<std::int32_t>(storages_.count() + step.index);
+  const std::int32_t slot = storages_.place_of_buffer(step.index);
   SegmentRun::Buffer buffer{step.index, step.bytes, -1, step.frees, false};
   const auto note = [&](BlockHandle block) {
     if (block < 0 || !allocator.tapes().records(kCompute)) return;

@@ -76,9 +76,14 @@ void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
       const std::int32_t param =
           storages_.template_of(instance).gradients[static_cast<std::size_t>(kept.gradient)].param;
       const Slot made{0, SlotCategory::ParamGrad, ParamId(param), {}};
-      device.allocator.tapes().disown(buffers_.take_newest(storages_.gradient_buffer(made, instance)));
+      const BlockHandle block = buffers_.take_newest(storages_.gradient_buffer(made, instance));
+      if (block == kPassedBlock)
+        --passed_;
+      else
+        device.allocator.tapes().disown(block);
       continue;
     }
+    if (kept.gradient >= 0 && pass_gradient(kept.holding)) continue;
     if (kept.holding.number < 0) {
       device.allocator.tapes().disown(std::exchange(storages_[kept.holding.slot], kNoBlock));
       continue;
@@ -93,6 +98,17 @@ void RunFollower::keep(const SegmentRun& run, std::int32_t instance) {
     const Slot& made = segment.slots[static_cast<std::size_t>(kept.gradient)];
     buffers_.own(storages_.gradient_buffer(made, instance), 0, block);
   }
+}
+
+/// A gradient that lies alone in its buffer is made when somebody asks for it.
+bool RunFollower::pass_gradient(const SegmentRun::Holding& holding) {
+  const auto slots = static_cast<std::int32_t>(storages_.count());
+  if (holding.slot < slots) return false;
+  BlockHandle& block = buffers_.block(static_cast<std::size_t>(holding.slot - slots));
+  if (block != kNoBlock) return false;
+  block = kPassedBlock;
+  ++passed_;
+  return true;
 }
 
 void RunFollower::make_skipped_blocks() {

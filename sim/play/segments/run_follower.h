@@ -43,6 +43,7 @@ class RunFollower {
   const SegmentRun* next_run(const Instruction& i, const KernelList& list, std::int32_t instance, std::size_t additions,
                              std::uint8_t workspaces, Bytes workspace);
   void keep(const SegmentRun& run, std::int32_t instance);
+  bool pass_gradient(const SegmentRun::Holding& holding);
   void place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number);
 
   PlayContext& context_;

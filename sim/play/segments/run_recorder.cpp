@@ -80,7 +80,8 @@ void RunRecorder::dropped(std::int32_t slot, bool held) {
   if (held) run_.kept.push_back({nobody, -1});
 }
 
-void RunRecorder::gradient_dropped(std::int32_t gradient, BlockHandle block) {
+void RunRecorder::gradient_dropped(std::int32_t gradient, std::int32_t slot, BlockHandle block) {
+  if (slot >= 0) dropped(slot, false);
   const CachingAllocator& allocator = device_.allocator;
   const std::int32_t number = allocator.tapes().number_of(block);
   const bool small = allocator.is_small(block);

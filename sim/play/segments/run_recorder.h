@@ -31,12 +31,13 @@ class RunRecorder {
   /// The kernel that is at it.
   void set_kernel(std::size_t kernel) { kernel_ = static_cast<std::uint32_t>(kernel); }
   /// A block that lies in this slot of all segments' (-1: in none); `again`: the slot has another one still; `held`: it
-  /// is looked at beyond its segment; `gradient`: >= 0 the template's slot whose block the plan owns.
+  /// is looked at beyond its segment; `gradient`: >= 0 the template's slot whose block the plan owns, and `slot` the
+  /// plan's buffer.
   void made(std::int32_t slot, bool again, bool held, BlockHandle block, std::int32_t gradient);
   void made_workspace(std::uint8_t which, BlockHandle block);
   void dropped(std::int32_t slot, bool held);
-  /// The addend of a sum goes: SegmentTemplate::gradients[gradient].
-  void gradient_dropped(std::int32_t gradient, BlockHandle block);
+  /// The addend of a sum goes: SegmentTemplate::gradients[gradient]; `slot` as made() was told.
+  void gradient_dropped(std::int32_t gradient, std::int32_t slot, BlockHandle block);
   /// After every event, once all is done that it does.
   void changed();
   /// `additions`: to gradients that were there.

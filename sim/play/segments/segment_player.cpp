@@ -196,7 +196,8 @@ bool SegmentPlayer::add(Run& run, const GradientAdditions::Addition& addition) {
   const auto& all = run.segment.gradients;
   if (recorder_.open()) {
     const auto index = std::find(all.begin(), all.end(), addition.gradient) - all.begin();
-    recorder_.gradient_dropped(static_cast<std::int32_t>(index), additions_.addend(addition));
+    recorder_.gradient_dropped(static_cast<std::int32_t>(index), additions_.place_of_addend(addition),
+                               additions_.addend(addition));
   }
   additions_.free_addend(addition);
   if (recorder_.open()) recorder_.changed();

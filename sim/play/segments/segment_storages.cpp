@@ -72,8 +72,13 @@ bool SegmentStorages::allocate_gradient(const Slot& made, std::int32_t instance,
   const BufferName buffer = gradient_buffer(made, instance);
   const BlockHandle block = context_.device.book.allocate(made.bytes, index_of(pool), category_of(buffer.what));
   if (block == kNoBlock) return context_.out_of_memory(made.bytes);
+  const std::size_t at = buffers_.index(buffer);
+  const bool alone = buffers_.block(at) == kNoBlock;
   buffers_.own(buffer, 0, block);
-  if (recorder_.open()) recorder_.made(-1, false, false, block, slot);
+  if (!recorder_.open()) return true;
+  // FSDP2's units reduce theirs in backward, so that nobody but the plan's buffers asks for them.
+  const bool passable = alone && buffer.unit.valid() && context_.plan.runtime == Runtime::Fsdp2;
+  recorder_.made(passable ? place_of_buffer(at) : -1, false, false, block, slot);
   return true;
 }
 

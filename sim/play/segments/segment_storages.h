@@ -29,6 +29,8 @@ class SegmentStorages {
     return place(import.instance, import.slot);
   }
   std::size_t count() const { return blocks_.size(); }
+  /// Of one of the plan's, behind all slots.
+  std::int32_t place_of_buffer(std::size_t index) const { return static_cast<std::int32_t>(count() + index); }
   BlockHandle& operator[](std::int32_t place) { return blocks_[static_cast<std::size_t>(place)]; }
   /// Whether others than segments look at it: the loss, outputs that the caller keeps.
   bool is_held(std::int32_t place) const;

@@ -104,6 +104,33 @@ TEST_F(SweepTest, BuffersClippingAndStepsStandOnATape) {
   expect_same(play(second, nullptr, &tape), play(second, nullptr, nullptr));
 }
 
+TEST_F(SweepTest, ATapeMayBeLeftAnywhere) {
+  // What lies where depends on all that was passed over: gradients between backward and reduction above all.
+  for (const std::int64_t micro_batches : {1, 2}) {
+    base.train.micro_batches = static_cast<int>(micro_batches);
+    base.checkpointing.policy = micro_batches > 1 ? CheckpointPolicy::Block : CheckpointPolicy::None;
+    SharedParts shared;
+    Workbench bench(shared);
+    const JobParts parts = *bench.prepare(base);
+    const auto play = [&](PoolTape* record, const PoolTape* follow) {
+      SimulateOptions options = simulate_options(base);
+      options.per_kernel = false;
+      options.record_pools = record;
+      options.follow_pools = follow;
+      return *simulate(*parts.plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+    };
+    PoolTape tape;
+    const Prediction plain = play(&tape, nullptr);
+    ASSERT_GT(tape.runs.size(), 50U);
+    const bool passes_gradients = std::any_of(tape.runs.begin(), tape.runs.end(), [](const SegmentRun& run) {
+      return std::any_of(run.kept.begin(), run.kept.end(),
+                         [](const SegmentRun::Kept& kept) { return kept.gradient >= 0 && kept.holding.slot >= 0; });
+    });
+    EXPECT_TRUE(passes_gradients);
+    for (; !tape.runs.empty(); tape.runs.pop_back()) expect_same(play(nullptr, &tape), plain);
+  }
+}
+
 /// Every instruction is played, and no buffers go together.
 PreparedPlan with_all_instructions(const Plan& plan, const Model& model) {
   PreparedPlan all(plan, model);
