@@ -83,6 +83,22 @@ struct Device {
     return span;
   }
 
+  /// launch() of a kernel of the compute stream of which no span is kept. REQUIRES clock.is_plain() and that nothing
+  /// is written down.
+  void launch_kernel(SimDuration host_ns, const DeviceWork& work, Phase phase) {
+    const int stream = index_of(Stream::D);
+    LaunchQueue& queue = clock.queue(stream);
+    const SimTime host = queue.enter(clock.host() + host_ns), tail = clock.tail(stream);
+    const SimTime start = std::max(tail, host);
+    const SimDuration time = interference.active() ? beside(start, work) : work.time;
+    if (start > compute_tail) activity.gaps.push_back({compute_tail, start, start > tail, phase});
+    compute_tail = start + time;
+    queue.issue(compute_tail, clock.queue_depth());
+    activity.compute_busy += time;
+    ++activity.events;
+    clock.placed(stream, host, compute_tail);
+  }
+
   /// From now on what is launched is written down, with all that the host pays before it; nullptr ends it. REQUIRES
   /// that nothing but compute is launched meanwhile, and that the host waits for nothing else.
   void write_launches(LaunchList* list) {

@@ -79,7 +79,7 @@ void Interference::Windows::keep(SimTime begin, SimTime end, double slowdown) {
   ring_[last_] = {begin, end, slowdown * static_cast<double>(end - begin)};
 }
 
-SimDuration Interference::compute(SimTime start, SimDuration alone, double slowdown) {
+SimDuration Interference::compute_anywhere(SimTime start, SimDuration alone, double slowdown) {
   double duration = static_cast<double>(alone) + owed_;
   owed_ = 0;
   if (start < stretch_.begin || start >= stretch_.end) stretch_ = collectives_.stretch(start);

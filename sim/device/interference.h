@@ -41,7 +41,14 @@ class Interference {
 
   /// Duration of a kernel that would take `alone` from `start`, beside what is known to run; takes over what is owed.
   SimDuration compute(SimTime start, SimDuration alone) { return compute(start, alone, slowdown_); }
-  SimDuration compute(SimTime start, SimDuration alone, double slowdown);
+  SimDuration compute(SimTime start, SimDuration alone, double slowdown) {
+    Window& last = computed_.last();
+    const bool quiet = owed_ == 0 && stretch_.windows == 0 && start >= stretch_.begin && start + alone <= stretch_.end;
+    if (!quiet || start != last.end) return compute_anywhere(start, alone, slowdown);
+    last.slowed += slowdown * static_cast<double>(alone);
+    last.end += alone;
+    return alone;
+  }
 
   /// What compute() makes of each launch where it is plain to see: once for all runs of the list.
   void settle(LaunchList& list) const;
@@ -85,7 +92,7 @@ class Interference {
    private:
     [[gnu::noinline]] SimDuration compute_anywhere(SimTime start, SimDuration alone, double slowdown) {
       store();
-      const SimDuration time = of_.compute(start, alone, slowdown);
+      const SimDuration time = of_.compute_anywhere(start, alone, slowdown);
       load();
       return time;
     }
@@ -111,6 +118,8 @@ class Interference {
   void collective(SimTime begin, SimTime end);
 
  private:
+  SimDuration compute_anywhere(SimTime start, SimDuration alone, double slowdown);
+
   /// The latest windows of one stream, in order, as a ring: nothing reaches back further than a few units.
   class Windows {
    public:

@@ -213,6 +213,10 @@ void SegmentPlayer::launch(Run& run, const TimedKernel& timed, const Kernel& ker
   }
   const SimDuration time =
       run.slowness == 1.0 ? timed.device : std::llround(static_cast<double>(timed.device) * run.slowness);
+  if (!run.keep && run.instruction.stream == Stream::D && context_.device.clock.is_plain()) {
+    context_.device.launch_kernel(timed.host, {time, timed.slowdown}, run.what.phase);
+    return;
+  }
   const WorkSpan span = context_.device.launch(run.instruction.stream, timed.host, {time, timed.slowdown}, run.what);
   if (run.start < 0) run.start = span.start;
 }
