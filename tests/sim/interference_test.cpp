@@ -57,7 +57,7 @@ TEST(Interference, AListOfLaunchesIsPlacedAsItsLaunchesOneByOne) {
   ASSERT_TRUE(profile.has_value());
   std::mt19937 random(7);
   const auto below = [&random](int limit) { return static_cast<SimDuration>(random() % static_cast<unsigned>(limit)); };
-  Device one(*profile, {}, kGiB), all(*profile, {}, kGiB);
+  Device one(*profile, {}, kGiB), all(*profile, {}, kGiB), each(*profile, {}, kGiB);
   ActivitySpan what;
   what.phase = Phase::Forward;
   for (int run = 0; run < 400; ++run) {
@@ -71,14 +71,20 @@ TEST(Interference, AListOfLaunchesIsPlacedAsItsLaunchesOneByOne) {
       one.launch(Stream::D, launch.host, {launch.device, launch.slowdown}, what);
     one.clock.host_cost(list.host_after);
     all.launch_all(list, Phase::Forward);
-    ASSERT_EQ(one.clock.host(), all.clock.host()) << run;
-    ASSERT_EQ(one.compute_tail, all.compute_tail) << run;
-    ASSERT_EQ(one.clock.tail(index_of(Stream::D)), all.clock.tail(index_of(Stream::D))) << run;
-    ASSERT_EQ(one.activity.compute_busy, all.activity.compute_busy) << run;
-    ASSERT_EQ(one.activity.gaps.size(), all.activity.gaps.size()) << run;
+    for (const LaunchList::Launch& launch : list.launches)
+      each.launch_kernel(launch.host, {launch.device, launch.slowdown}, what.phase);
+    each.clock.host_cost(list.host_after);
+    EXPECT_EQ(one.activity.events, each.activity.events) << run;
+    for (const Device* other : {&all, &each}) {
+      ASSERT_EQ(one.clock.host(), other->clock.host()) << run;
+      ASSERT_EQ(one.compute_tail, other->compute_tail) << run;
+      ASSERT_EQ(one.clock.tail(index_of(Stream::D)), other->clock.tail(index_of(Stream::D))) << run;
+      ASSERT_EQ(one.activity.compute_busy, other->activity.compute_busy) << run;
+      ASSERT_EQ(one.activity.gaps.size(), other->activity.gaps.size()) << run;
+    }
     const SimTime begin = std::max<SimTime>(0, one.compute_tail - below(100'000)), end = begin + below(150'000);
     if (below(3) > 0) continue;
-    for (Device* device : {&one, &all}) device->interference.collective(begin, end);
+    for (Device* device : {&one, &all, &each}) device->interference.collective(begin, end);
   }
 }
 

@@ -194,8 +194,11 @@ TEST_F(SweepTest, OtherStreamsDoTheSameUnderOnePlan) {
   // A tape of another plan is left where it differs, and one that ends where it ends.
   base.fsdp.prefetch.forward_depth = 2;
   expect_same(play(5, nullptr, &tapes), play(5, nullptr, nullptr));
-  for (PoolTape& tape : tapes) tape.pools[0].resize(tape.pools[0].size() / 2);
   base.fsdp.prefetch = {};
+  base.cluster.world_size = 3;  // other sizes in the same order
+  expect_same(play(5, nullptr, &tapes), play(5, nullptr, nullptr));
+  base.cluster.world_size = 4;
+  for (PoolTape& tape : tapes) tape.pools[0].resize(tape.pools[0].size() / 2);
   expect_same(play(5, nullptr, &tapes), play(5, nullptr, nullptr));
 }
 
