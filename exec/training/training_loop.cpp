@@ -15,6 +15,7 @@
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
+#include "core/plan/units/full_precision.h"
 #include "core/plan/units/units.h"
 #include "core/utf8.h"
 #include "exec/checkpoint/checkpoint.h"
@@ -170,7 +171,7 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   auto parts = std::make_unique<Parts>();
   auto adapted = adapted_model(std::move(*model), job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
   if (!adapted) return fail(adapted.error());
-  parts->model = std::move(*adapted);
+  parts->model = with_full_precision_norms(std::move(*adapted), job);
   if (is_cut(job.mesh)) {
     if (auto cut = cut_over_mesh(job, program, *parts); !cut) return fail(cut.error());
   }

@@ -9,6 +9,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
+#include "core/plan/units/full_precision.h"
 #include "sim/device/pointwise_fusion.h"
 #include "sim/schedule/schedule_search.h"
 
@@ -62,7 +63,9 @@ Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
   }
   if (whole && has_adapters(job.adapters))
     whole = adapted_model(std::move(*whole), job, job_program(job, profile).device);
-  if (!whole || !is_cut(job.mesh)) return whole;
+  if (!whole) return whole;
+  *whole = with_full_precision_norms(std::move(*whole), job);
+  if (!is_cut(job.mesh)) return whole;
   return rank_model(std::move(*whole), job,
                     [&](const ModelOptions& part) { return load_model(part, job_program(job, profile)); });
 }

@@ -7,6 +7,7 @@
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
+#include "core/plan/units/full_precision.h"
 #include "sim/device/pointwise_fusion.h"
 #include "sim/play/prepared_plan.h"
 #include "sim/schedule/schedule_search.h"
@@ -89,6 +90,7 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
     key.units = units_key(job);
     key.units->checkpointing = job.checkpointing;  // a reentrant checkpoint makes the embedding's result a leaf
   }
+  key.full_norms = keeps_norms_in_full_precision(job);
   return find(models_, key)->get([&] { return load_job_model(job, profile); });
 }
 

@@ -66,6 +66,7 @@ class SharedParts {
     std::int64_t world_size = 0, rank = 0;  // of a model that is cut
     Runtime runtime = Runtime::None;        // of one too: it says who sums gradients
     std::optional<Job> units;               // of one with adapters, whose dtypes hang on them
+    bool full_norms = false;                // its batch norms compute in float32 under FSDP1's mixed precision
     bool operator==(const ModelKey&) const = default;
   };
   struct LoweredKey {

@@ -405,6 +405,7 @@ class ConvTransformer(nn.Module):
 
 
 @case("conv_transformer", ["ConvBlock", "BiasedAttention"], precisions=["float32"])
+@case("conv_transformer_low", ["ConvBlock", "BiasedAttention"], versions=[1])
 class _:
     make = ConvTransformer
     batch = staticmethod(lambda device: (torch.randn(16, 3, 64, 64, device=device), ids(1000, 16, device=device)))

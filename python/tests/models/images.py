@@ -157,6 +157,11 @@ class _(_Classify):
     make = ResNet
 
 
+@case("resnet_low", ["BasicBlock"], versions=[1])  # its batch norms are units in float32; FSDP2's would be given two types
+class _(_Classify):
+    make = ResNet
+
+
 # ---------------------------------------------------------------------------------------------------------- UNet
 
 

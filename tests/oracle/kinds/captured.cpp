@@ -23,6 +23,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
+#include "core/plan/units/full_precision.h"
 #include "sim/simulate.h"
 #include "tests/oracle/memory/gpu_memory_row.h"
 #include "tests/oracle/oracle.h"
@@ -191,7 +192,7 @@ Report run(const std::vector<std::string>& files, const Options& options) {
     MemoryRow memory = read_memory_job(row);
     if (!memory.unplanned.empty())
       return RowResult{id, Verdict::Fail, "config", "a plan", "not planned: " + memory.unplanned, ""};
-    memory.model = model_of(row, file, memory);
+    memory.model = with_full_precision_norms(model_of(row, file, memory), memory.job);
     Comparison comparison(id, table, bound);
     Numel numel = 0;
     for (const ParamInfo& param : memory.model.params) numel += param.shares.valid() ? 0 : numel_of(param.shape);
