@@ -130,7 +130,8 @@ static void* driver_symbol(const std::string& n) {
                                                                SYM(cuMemRelease),
                                                                SYM(cuMemMap),
                                                                SYM(cuMemUnmap),
-                                                               SYM(cuMemSetAccess)};
+                                                               SYM(cuMemSetAccess),
+                                                               SYM(cuTensorMapEncodeTiled)};
 #undef SYM
   auto it = table.find(n);
   return it == table.end() ? (void*)&unsupported : it->second;

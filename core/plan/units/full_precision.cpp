@@ -101,8 +101,8 @@ bool keeps_norms_in_full_precision(const Job& job) {
 
 Model with_full_precision_norms(Model model, const Job& job) {
   const bool any =
-      keeps_norms_in_full_precision(job) && std::any_of(model.ops.begin(), model.ops.end(),
-                                    [&](const Op& op) { return low_input(model, op).has_value(); });
+      keeps_norms_in_full_precision(job) &&
+      std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& op) { return low_input(model, op).has_value(); });
   return any ? Casting(std::move(model)).run() : model;
 }
 

@@ -1,5 +1,5 @@
-// W6 in the program: FSDP1's mixed precision with a wrap policy leaves batch norms out. They are units in full precision
-// (wrap_policy.h), and hooks cast their floating inputs to float32 and their outputs back.
+// W6 in the program: FSDP1's mixed precision with a wrap policy leaves batch norms out. They are units in full
+// precision (wrap_policy.h), and hooks cast their floating inputs to float32 and their outputs back.
 #pragma once
 
 #include "core/job.h"
