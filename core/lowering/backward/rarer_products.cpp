@@ -4,6 +4,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"
+#include "core/lowering/lowering_machine.h"
 
 namespace foreshard::lowering {
 namespace {
