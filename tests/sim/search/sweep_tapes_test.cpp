@@ -10,6 +10,15 @@
 namespace foreshard {
 namespace {
 
+/// A job's step with a tape of the compute stream recorded, followed, or neither.
+Prediction played(const Plan& plan, const JobParts& parts, const Job& job, PoolTape* record, const PoolTape* follow) {
+  SimulateOptions options = simulate_options(job);
+  options.per_kernel = false;
+  options.record_pools = record;
+  options.follow_pools = follow;
+  return *simulate(plan, *parts.model, *parts.lowered, job, *parts.profile, options);
+}
+
 TEST_F(SweepTest, TapesHoldGradientsThatAreAddedToThoseThatAreThere) {
   Job held = base;
   held.train.micro_batches = 3;
@@ -77,11 +86,7 @@ TEST_F(SweepTest, BuffersClippingAndStepsStandOnATape) {
     return *bench.prepare(base);
   };
   const auto play = [&](const JobParts& parts, PoolTape* record, const PoolTape* follow) {
-    SimulateOptions options = simulate_options(base);
-    options.per_kernel = false;
-    options.record_pools = record;
-    options.follow_pools = follow;
-    return *simulate(*parts.plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+    return played(*parts.plan, parts, base, record, follow);
   };
   PoolTape tape;
   const JobParts first = parts_of(0);
@@ -113,11 +118,7 @@ TEST_F(SweepTest, ATapeMayBeLeftAnywhere) {
     Workbench bench(shared);
     const JobParts parts = *bench.prepare(base);
     const auto play = [&](PoolTape* record, const PoolTape* follow) {
-      SimulateOptions options = simulate_options(base);
-      options.per_kernel = false;
-      options.record_pools = record;
-      options.follow_pools = follow;
-      return *simulate(*parts.plan, *parts.model, *parts.lowered, base, *parts.profile, options);
+      return played(*parts.plan, parts, base, record, follow);
     };
     PoolTape tape;
     const Prediction plain = play(&tape, nullptr);
@@ -222,13 +223,7 @@ TEST_F(SweepTest, ThePeakOfAGroupThatIsPassedOverIsAtItsInstruction) {
   Plan plan = *parts.plan;
   for (PlanIteration& one : plan.iterations)  // whose arguments would be the highest point
     std::erase_if(one.instructions, [](const Instruction& i) { return i.kind == InstructionKind::CopyOut; });
-  const auto play = [&](PoolTape* record, const PoolTape* follow) {
-    SimulateOptions options = simulate_options(base);
-    options.per_kernel = false;
-    options.record_pools = record;
-    options.follow_pools = follow;
-    return *simulate(plan, *parts.model, *parts.lowered, base, *parts.profile, options);
-  };
+  const auto play = [&](PoolTape* record, const PoolTape* follow) { return played(plan, parts, base, record, follow); };
   PoolTape tape;
   const Prediction plain = play(nullptr, nullptr);
   std::size_t at = plain.memory.instruction.index();
