@@ -137,6 +137,11 @@ Bytes unfolded_bytes(const Op& op, const Layout& input, const Layout& filter, co
 
 namespace {
 
+/// Of a grouped product: one for each end of a group's rows.
+std::int64_t groups_of(Emitter& emit, const std::vector<Ref>& args) {
+  return args.size() > 2 ? emit.layout(args[2]).numel() : 1;
+}
+
 void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const OpRule& rule) {
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
   if (rule.kind == KernelClass::Gather && args.size() == 2) kernel.read = emit.layout(args[1]).bytes();
@@ -153,11 +158,8 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
         kernel.flops += 2 * x.sizes[0] * x.sizes[1] * weight.numel();
     return;
   }
-  if (rule.formula == OpFormula::GroupedMm && args.size() >= 2) {
-    const Layout left = emit.layout(args[0]), right = emit.layout(args[1]);
-    describe_grouped_product(kernel, left, right, right.sizes.n == 3 ? right.sizes[0] : left.sizes[0]);
-    return;
-  }
+  if (rule.formula == OpFormula::GroupedMm && args.size() >= 2)
+    return describe_grouped_product(kernel, emit.layout(args[0]), emit.layout(args[1]), groups_of(emit, args));
   if (rule.formula == OpFormula::TriangularSolve && args.size() >= 2)
     return describe_triangular_solve(kernel, emit.layout(args[0]), emit.layout(args[1]));
   if (rule.kind == KernelClass::Gemm && !convolution && args.size() >= 2) {
@@ -467,8 +469,8 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     const Bytes scan = row_scan_workspace(op, results[0]);
     if (scan > 0) workspace.push_back(tape.make_bytes(scan, SlotCategory::Workspace));
   }
-  if (rule.formula == OpFormula::GroupedMm && args.size() >= 2 && emit.layout(args[1]).sizes.n == 3)
-    return held(tape, grouped_product_workspace(emit.layout(args[1]).sizes[0], emit.machine().options));
+  if (rule.formula == OpFormula::GroupedMm)
+    return held(tape, grouped_product_workspace(groups_of(emit, args), emit.machine().options));
   if (rule.formula == OpFormula::TriangularSolve && !args.empty())
     return held(tape, triangular_solve_workspace(emit.layout(args[0]), emit.machine().options));
   for (const Bytes bytes : composed_workspace(emit, call)) {

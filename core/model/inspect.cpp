@@ -60,9 +60,8 @@ class FlopCounter {
   OpFlops flops(const Op& op) const {
     const std::string_view name = op.name;
     const auto& o = operands_;
-    if ((name == "aten.mm.default" || name == "aten.bmm.default") && o.size() >= 2)
-      return product(o[0], o[1], last(o[1], 1));
-    if (name == "aten._grouped_mm.default" && o.size() >= 2)  // every row by the matrix of its group
+    if ((name == "aten.mm.default" || name == "aten.bmm.default" || name == "aten._grouped_mm.default") &&
+        o.size() >= 2)
       return product(o[0], o[1], last(o[1], 1));
     if (name == "aten.matmul.default" && o.size() >= 2)
       return product(o[0], o[1], o[1].shape->size() == 1 ? 1 : last(o[1], 1));

@@ -196,9 +196,8 @@ std::optional<Trap> unaligned_matrices(const Model& model, const Job& job, const
   }
   if (first.empty()) return std::nullopt;
   trap.text = fmt::format(
-      "{} begins at no multiple of {} bytes of its flat parameter: on a GPU forward fails with \"RuntimeError: "
-      "expected "
-      "data_ptr to be aligned to 16 bytes\"",
+      "{} begins at no multiple of {} bytes of its flat parameter: on a GPU forward fails with "
+      "\"RuntimeError: expected data_ptr to be aligned to 16 bytes\"",
       first, kAlignment);
   trap.remedy = "fsdp.use_orig_params = true, which aligns every parameter, or fsdp.runtime = \"fsdp2\"";
   return trap;

@@ -20,6 +20,12 @@ Layout turned(Layout layout) {
   return plain(layout);
 }
 
+/// The view with the last two dimensions exchanged.
+Ref across(Emitter& e, const Ref& matrices) {
+  const std::int32_t n = e.layout(matrices).sizes.n;
+  return e.transpose(matrices, n - 2, n - 1);
+}
+
 }  // namespace
 
 std::vector<Bytes> grouped_product_workspace(std::int64_t groups, const LoweringOptions& machine) {
@@ -31,19 +37,24 @@ std::vector<Bytes> grouped_product_workspace(std::int64_t groups, const Lowering
 
 void describe_grouped_product(Kernel& kernel, const Layout& left, const Layout& right, std::int64_t groups) {
   if (left.sizes.n < 2 || right.sizes.n < 2) return;
+  const std::int64_t each = std::max<std::int64_t>(groups, 1);
+  const bool rows_apart = left.sizes.n == 2 && right.sizes.n == 3,
+             columns_apart = left.sizes.n == 3 && right.sizes.n == 2;
+  const bool along_inner = left.sizes.n == 2 && right.sizes.n == 2;
   const std::int64_t rows = left.sizes[left.sizes.n - 2], inner = left.sizes[left.sizes.n - 1];
   const std::int64_t columns = right.sizes[right.sizes.n - 1];
-  const bool along_inner = left.sizes.n == 2 && right.sizes.n == 2;
-  kernel.batch = std::max<std::int64_t>(groups, 1);
-  kernel.m = along_inner || left.sizes.n == 3 ? rows : ceil_div(rows, kernel.batch);
-  kernel.n = left.sizes.n == 3 ? ceil_div(columns, kernel.batch) : columns;
-  kernel.k = along_inner ? ceil_div(inner, kernel.batch) : inner;
-  kernel.flops = 2 * rows * inner * columns;
+  kernel.batch = each;
+  kernel.m = rows_apart ? ceil_div(rows, each) : rows;
+  kernel.n = columns_apart ? ceil_div(columns, each) : columns;
+  kernel.k = along_inner ? ceil_div(inner, each) : inner;
+  kernel.flops = 2 * left.numel() * columns / (columns_apart ? each : 1);
 }
 
 std::vector<Ref> grouped_product_backward(Emitter& e, BackwardInput& in, const Ref& g) {
   std::vector<Ref> out(in.node.in.size());
-  const std::int64_t groups = in.node.in.size() > 1 && in.node.in[1].sizes.n == 3 ? in.node.in[1].sizes[0] : 1;
+  if (out.size() < 2 || in.node.in[0].sizes.n < 2 || in.node.in[1].sizes.n < 2) return out;
+  const Ref ends = in.saved_arg(2);
+  const std::int64_t groups = ends ? e.layout(ends).numel() : 1;
   const auto product = [&](const Ref& a, const Ref& b, const Layout& layout) {
     Kernel kernel = e.start("aten._grouped_mm.default", KernelClass::Gemm, layout.dtype);
     describe_grouped_product(kernel, e.layout(a), e.layout(b), groups);
@@ -54,22 +65,14 @@ std::vector<Ref> grouped_product_backward(Emitter& e, BackwardInput& in, const R
   };
   // Each gradient is made as its argument lies in memory.
   if (in.wants(1)) {
-    const Layout& weight = in.node.in[1];
-    if (lies_in_columns(weight)) {
-      const Ref made = product(e.transpose(g, 0, 1), in.saved_arg(0), turned(weight));
-      out[1] = e.transpose(made, 1, 2);
-    } else {
-      out[1] = product(e.transpose(in.saved_arg(0), 0, 1), g, plain(weight));
-    }
+    const Layout weight = in.node.in[1];
+    out[1] = lies_in_columns(weight) ? across(e, product(across(e, g), in.saved_arg(0), turned(weight)))
+                                     : product(across(e, in.saved_arg(0)), g, plain(weight));
   }
   if (in.wants(0)) {
-    const Layout& rows = in.node.in[0];
-    if (lies_in_columns(rows) && rows.sizes.n == 2) {
-      const Ref made = product(in.saved_arg(1), e.transpose(g, 0, 1), turned(rows));
-      out[0] = e.transpose(made, 0, 1);
-    } else {
-      out[0] = product(g, e.transpose(in.saved_arg(1), 1, 2), plain(rows));
-    }
+    const Layout rows = in.node.in[0];
+    out[0] = lies_in_columns(rows) ? across(e, product(in.saved_arg(1), across(e, g), turned(rows)))
+                                   : product(g, across(e, in.saved_arg(1)), plain(rows));
   }
   return out;
 }
@@ -102,30 +105,32 @@ std::vector<Bytes> triangular_solve_workspace(const Layout& system, const Loweri
 
 std::vector<Ref> triangular_solve_backward(Emitter& e, BackwardInput& in, const Ref& g) {
   std::vector<Ref> out(in.node.in.size());
-  const Ref system = in.saved_arg(0);
-  const Layout& matrix = in.node.in[0];
-  const std::int32_t n = matrix.sizes.n;
-  const Op& op = *in.node.op;
-  const bool left = bool_arg(op, 3, "left", true);
-  const Ref given = e.transpose(system, n - 2, n - 1);
-  Kernel kernel = e.start(op.name, KernelClass::Gemm, matrix.dtype);
-  describe_triangular_solve(kernel, matrix, e.layout(g));
-  Ref solved = e.tape().make(in_columns(plain(e.layout(g))), e.category());
-  e.finish(kernel, {&given, &g}, {&solved});
+  const Layout given = e.layout(g), matrix = out.empty() ? Layout() : in.node.in[0];
+  if (out.size() < 2 || matrix.sizes.n < 2 || given.sizes.n < 2) return out;
+  const Ref system = across(e, in.saved_arg(0));
+  Kernel kernel = e.start(in.node.op->name, KernelClass::Gemm, matrix.dtype);
+  describe_triangular_solve(kernel, matrix, given);
+  Ref solved = e.tape().make(in_columns(given), e.category());
+  e.finish(kernel, {&system, &g}, {&solved});
   if (in.wants(0)) {
-    const auto matrices = [&](const Ref& all) {
-      const Dims& sizes = e.layout(all).sizes;
-      const std::int64_t rows = sizes[n - 2], columns = sizes[n - 1];
-      return e.reshape(all, {e.layout(all).numel() / std::max<std::int64_t>(rows * columns, 1), rows, columns});
+    const std::int32_t n = given.sizes.n;
+    const bool left = bool_arg(*in.node.op, 3, "left", true);
+    const auto flat = [&](const Ref& matrices) {
+      const Layout all = e.layout(matrices);
+      const std::int64_t rows = all.sizes[n - 2], columns = all.sizes[n - 1];
+      return e.reshape(matrices, {all.numel() / std::max<std::int64_t>(rows * columns, 1), rows, columns});
     };
-    const Ref result = matrices(e.transpose(in.saved_result(0), n - 2, n - 1)), right = matrices(solved);
+    Dims sizes = given.sizes;  // of every system, before those that share a matrix are summed
+    sizes[left ? n - 1 : n - 2] = sizes[left ? n - 2 : n - 1];
+    const Ref result = flat(across(e, in.saved_result(0))), right = flat(solved);
     Ref negative;
     {
       const Ref made = left ? e.matmul("aten.bmm.default", right, result) : e.matmul("aten.bmm.default", result, right);
-      const Ref whole = e.view(made, matrix.sizes);
+      const Ref whole = e.view(made, sizes);
       negative = e.elementwise("aten.neg.default", {&whole});
     }
-    out[0] = e.fresh("aten.tril.default", KernelClass::Elementwise, plain(matrix), {&negative});
+    out[0] =
+        e.fresh("aten.tril.default", KernelClass::Elementwise, contiguous_layout(sizes, matrix.dtype), {&negative});
   }
   if (in.wants(1)) out[1] = std::move(solved);
   return out;

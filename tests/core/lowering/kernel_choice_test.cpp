@@ -127,6 +127,20 @@ TEST(KernelChoice, ATriangularSystemKeepsTheMatrixAndTheSolution) {
   EXPECT_EQ(std::count(sizes.begin(), sizes.end(), 3 * 8), 2);  // addresses of three matrices, for both sides
 }
 
+TEST(KernelChoice, SystemsThatShareAMatrixSumItsGradient) {
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.param("a", {8, 8});
+  toy.param("b", {3, 8, 5});
+  toy.op("aten.linalg_solve_triangular.default", {"%a", "%b"}, {{"x", {3, 8, 5}}}, {Arg{false}});
+  toy.op("aten.sum.default", {"x"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  EXPECT_EQ(products_of(model).at(2).flops, 2 * 3 * 8 * 5 * 8);
+  const std::vector<Bytes> sizes = allocated(model, all_trainable(model));
+  EXPECT_GE(std::count(sizes.begin(), sizes.end(), 3 * 8 * 8 * 4), 3);  // the product, its negative, its triangle
+  EXPECT_TRUE(has(sizes, 8 * 8 * 4));
+}
+
 std::vector<Bytes> windows(std::int64_t step) {  // 64 numbers in windows of 16
   ToyProgram toy;
   toy.module("", "Root");

@@ -447,7 +447,8 @@ TEST(LoweringCorners, OperatorsWithoutTheirArgumentsDoNotCrash) {
        {"aten.mm.default", "aten.addmm.default", "aten.cat.default", "aten.native_layer_norm.default",
         "aten.embedding.default", "aten._scaled_dot_product_flash_attention.default", "aten.permute.default",
         "aten.where.self", "aten.slice.Tensor", "aten.split.Tensor", "aten.linear.default",
-        "aten.native_dropout.default", "aten.bmm.default", "aten.div.Tensor"}) {
+        "aten.native_dropout.default", "aten.bmm.default", "aten.div.Tensor", "aten._grouped_mm.default",
+        "aten.linalg_solve_triangular.default"}) {
     const Model model = with_op(name);
     const auto segments = segments_by_block(model, "");
     EXPECT_TRUE(lower(model, segments, all_trainable(model))) << name;
