@@ -277,6 +277,10 @@ class Declaration {
     add_choice(verb.add_option("--backend", run_.backend, "What the ranks compute on"), {"host", "cuda"});
     add_output_file(verb, "--timeline", run_.timeline, "Write what all ranks did in our own form (.fst)");
     add_output_file(verb, "--trace", run_.trace, "... as Chrome JSON for Perfetto (.json or .json.gz)");
+    add_choice(
+        verb.add_option("--record", run_.record,
+                        "--backend cuda: what they hold; work alone, without waits and memory, costs the host less"),
+        {"all", "work"});
     verb.add_flag("--resume", run_.resume, "Go on from the newest whole checkpoint in train.checkpoint.dir");
     verb.add_option("--load", run_.load,
                     "A library with communication hooks of your own, for fsdp.comm_hook; repeatable")

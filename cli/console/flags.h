@@ -65,6 +65,7 @@ struct RunFlags {
   int nproc = 0;                 // ranks to start on this machine; 0 = this process is one, as its environment says
   std::string timeline;          // .fst
   std::string trace;             // Chrome JSON
+  std::string record = "all";    // all | work
   bool resume = false;
   int timeout_seconds = 300;      // of meetings and collectives
   int stop_seconds = 300;         // that a run may take to save and end after a signal

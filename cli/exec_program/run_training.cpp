@@ -89,11 +89,16 @@ class RankTraining {
   }
 
  private:
+  exec::RecordedKinds recorded() const {
+    return flags_.record == "work" ? exec::RecordedKinds::Work : exec::RecordedKinds::All;
+  }
+
   ExitCode train() {
     std::optional<exec::Recorder> recorder;
     if (records()) recorder.emplace();
     const DeviceWish wish{loaded_.job,        session_.place(),    session_.timeout(), recorder ? &*recorder : nullptr,
-                          session_.meeting(), session_.emulated(), flags_.cuda_graphs, flags_.nccl_register};
+                          session_.meeting(), session_.emulated(), flags_.cuda_graphs, flags_.nccl_register,
+                          recorded()};
     const auto device = flags_.backend == "cuda" ? open_cuda_device(wish) : open_host_device(wish);
     if (!device) return session_.wrong(device.error());
     if (session_.first()) {

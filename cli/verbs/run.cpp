@@ -39,6 +39,7 @@ std::vector<std::string> arguments_of(const RunFlags& flags) {
   if (flags.action != "train") add({"--action", flags.action});
   if (!flags.timeline.empty()) add({"--timeline", flags.timeline});
   if (!flags.trace.empty()) add({"--trace", flags.trace});
+  if (flags.record != "all") add({"--record", flags.record});
   if (flags.resume) add({"--resume"});
   for (const std::string& library : flags.load) add({"--load", library});
   if (flags.cuda_graphs) add({"--cuda-graphs"});

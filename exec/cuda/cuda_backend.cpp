@@ -120,10 +120,11 @@ class CudaBackend final : public Backend {
         watch_(board_, {.device = options.device, .timeout = options.timeout, .plan = options.plan}),
         recorder_(options.recorder),
         cupti_(options.recorder != nullptr ? options.cupti : nullptr),
+        records_memory_(options.recorder != nullptr && options.recorded == RecordedKinds::All),
         events_(std::make_shared<EventPool>()),
         arena_(options.arena) {
     if (options.plan != nullptr) ranges_.emplace(*options.plan);
-    if (recorder_ != nullptr) {
+    if (records_memory_) {
       follow_allocator();
       operators_ = std::make_shared<DeviceOperators>(ledger_);
     }
@@ -248,7 +249,7 @@ class CudaBackend final : public Backend {
     }
     wait_ends(start);
     const std::vector<MemoryChange> changes = ledger_->settle();
-    if (recorder_ != nullptr) recorder_->memory_changed(changes);
+    if (records_memory_) recorder_->memory_changed(changes);
     if (cupti_ != nullptr) recorder_->device_recorded(cupti_->collect(lanes_, recorder_->driver_calls()));
     return board_.outcome();
   }
@@ -343,6 +344,7 @@ class CudaBackend final : public Backend {
   CollectiveOrder order_;
   Recorder* recorder_;
   CuptiRecorder* cupti_;
+  bool records_memory_;
   std::vector<std::pair<CUstream_st*, RecordedLane*>> lanes_;
   std::optional<UnitRanges> ranges_;
   std::optional<RepeatedWork> repeated_;

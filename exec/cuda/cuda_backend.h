@@ -24,11 +24,11 @@
 #include "core/result.h"
 #include "exec/backend/arena_places.h"
 #include "exec/backend/backend.h"
+#include "exec/record/recorder.h"
 
 namespace foreshard::exec {
 
 class CuptiRecorder;
-class Recorder;
 
 struct CudaBackendOptions {
   int device = 0;  // index among the visible ones (CUDA_VISIBLE_DEVICES)
@@ -38,8 +38,9 @@ struct CudaBackendOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   Recorder* recorder = nullptr;    // of the host's spans and memory; outlives the backend
   CuptiRecorder* cupti = nullptr;  // with a recorder: of the device's spans; outlives the backend
-  const Plan* plan = nullptr;      // whose units profilers are told of as NVTX ranges; outlives the backend
-  bool graphs = false;             // work that repeats as CUDA graphs (exec/cuda/repeated_work.h)
+  RecordedKinds recorded = RecordedKinds::All;
+  const Plan* plan = nullptr;  // whose units profilers are told of as NVTX ranges; outlives the backend
+  bool graphs = false;         // work that repeats as CUDA graphs (exec/cuda/repeated_work.h)
   std::shared_ptr<const ArenaPlaces> arena =
       nullptr;  // of the plan that runs; buffers that it places are parts of blocks
 };

@@ -4,11 +4,13 @@
 #include <cupti.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -20,6 +22,7 @@ namespace {
 constexpr std::size_t kBufferBytes = std::size_t{4} << 20;  // of the size that CUPTI advises: 1 to 10 MB
 constexpr std::size_t kBufferAlignment = 8;
 constexpr std::size_t kPreparedBuffers = 4;
+constexpr std::int64_t kFlushEvery = 1'000'000'000;  // ns; a flush takes the issuer some milliseconds
 
 /// CUPTI's buffers. Requests come while a launch waits for them, so they are made before; what CUPTI still holds at the
 /// end of the process is left to it.
@@ -133,6 +136,8 @@ class Cupti final : public CuptiRecorder {
       {CUPTI_ACTIVITY_KIND_MEMORY2, "memory of the driver"},
   };
 
+  static constexpr bool is_work(CUpti_ActivityKind kind) { return kind == CUPTI_ACTIVITY_KIND_MEMCPY2; }
+
   std::vector<Error> refused() const override { return refused_; }
 
   void at_instruction(std::int32_t step, InstructionId instruction) override {
@@ -159,7 +164,10 @@ class Cupti final : public CuptiRecorder {
         if (const auto id = stream_id(stream)) lanes_.emplace(*id, lane);
       }
     }
-    hand_over(0, /*last=*/false);
+    if (begin - flushed_ >= kFlushEvery) {
+      flushed_ = begin;
+      hand_over(0, /*last=*/false);
+    }
     return counted(begin);
   }
 
@@ -246,6 +254,7 @@ class Cupti final : public CuptiRecorder {
   // The issuer's.
   bool pushed_ = false;
   std::vector<Turn> turns_;
+  std::int64_t flushed_ = steady_now();
   std::vector<std::pair<CUstream_st*, RecordedLane*>> known_;
   StreamLanes lanes_;  // of those
   DriverCalls* calls_ = nullptr;
@@ -258,6 +267,29 @@ class Cupti final : public CuptiRecorder {
   std::thread reader_;
 };
 
+/// Calls that start work on the device, or take memory. Of the others a step makes ten for each kernel (which device,
+/// is the stream captured, what was the last error), whose records nobody reads.
+bool is_read(std::string_view call) {
+  static constexpr std::string_view kRead[] = {"cudaLaunch", "__cudaLaunch",  "cudaGraphLaunch", "cudaMemcpy",
+                                               "cudaMemset", "cudaMalloc",    "cudaFree",        "cudaHostAlloc",
+                                               "cuLaunch",   "cuGraphLaunch", "cuMemcpy",        "cuMemset",
+                                               "cuMemAlloc", "cuMemFree",     "cuMemHostAlloc"};
+  return std::any_of(std::begin(kRead), std::end(kRead), [&](std::string_view name) { return call.starts_with(name); });
+}
+
+/// Once the whole kind is on: calls that are switched on alone record nothing where the context was made before.
+void record_read_calls_only() {
+  const auto quieten = [](CUpti_CallbackDomain domain, std::uint32_t calls, auto switch_call) {
+    for (std::uint32_t call = 1; call < calls; ++call) {
+      const char* name = nullptr;
+      if (cuptiGetCallbackName(domain, call, &name) != CUPTI_SUCCESS || name == nullptr) continue;
+      if (!is_read(name)) switch_call(call, 0);  // one that stays on costs time, no more
+    }
+  };
+  quieten(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, cuptiActivityEnableRuntimeApi);
+  quieten(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, cuptiActivityEnableDriverApi);
+}
+
 /// Registered once per process: a second time would make CUPTI mix clocks.
 CUptiResult prepare_process() {
   static const CUptiResult result = [] {
@@ -269,7 +301,7 @@ CUptiResult prepare_process() {
 
 }  // namespace
 
-Result<std::unique_ptr<CuptiRecorder>> CuptiRecorder::start() {
+Result<std::unique_ptr<CuptiRecorder>> CuptiRecorder::start(RecordedKinds kinds) {
   CUpti_SubscriberHandle subscriber = nullptr;
   if (const CUptiResult result = cuptiSubscribe(&subscriber, no_callback, nullptr); result != CUPTI_SUCCESS) {
     return fail(cupti_error("subscribe", result));
@@ -285,9 +317,11 @@ Result<std::unique_ptr<CuptiRecorder>> CuptiRecorder::start() {
       return fail(cupti_error("enable", result));
     }
   }
+  record_read_calls_only();
   std::string lacks;
   CUptiResult why = CUPTI_SUCCESS;
   for (const auto& [kind, name] : Cupti::kWelcomeKinds) {
+    if (kinds == RecordedKinds::Work && !Cupti::is_work(kind)) continue;
     const CUptiResult result = cuptiActivityEnable(kind);
     if (result == CUPTI_SUCCESS) continue;
     lacks += (lacks.empty() ? "" : ", ") + std::string(name);

@@ -36,7 +36,7 @@ class CuptiRecorder {
 
   /// One at a time in a process; before its first CUDA call, or records may miss the clock. Errors: another profiler
   /// holds CUPTI, counters are not permitted (ERR_NVGPUCTRPERM), no driver.
-  static Result<std::unique_ptr<CuptiRecorder>> start();
+  static Result<std::unique_ptr<CuptiRecorder>> start(RecordedKinds kinds = RecordedKinds::All);
 
   /// Kinds of records that this driver does not give; the others come.
   virtual std::vector<Error> refused() const = 0;

@@ -123,6 +123,10 @@ class DriverCalls {
   std::vector<DriverCall> calls_;
 };
 
+/// What is recorded of a card. Work: kernels and copies, with what the host issues. All: waits and memory too, of which
+/// the host tells each and pays for it.
+enum class RecordedKinds : std::uint8_t { Work, All };
+
 class Recorder {
  public:
   /// `most_spans` of each lane are kept; the rest is counted as dropped.

@@ -20,6 +20,7 @@ struct Profiler {
   CUpti_BuffersCallbackCompleteFunc complete = nullptr;
   CUpti_TimestampCallbackFunc timestamp = nullptr;
   std::set<int> kinds;
+  std::map<int, std::set<uint32_t>> calls_off;  // of a kind of calls that is on
   uint8_t* buffer = nullptr;
   size_t size = 0, used = 0, dropped = 0;
   uint32_t next_correlation = 1;
@@ -108,9 +109,41 @@ size_t record_size(CUpti_ActivityKind kind) {
   }
 }
 
-// The records of the call itself; the number that ties others to it.
-uint32_t write_call(Profiler& p, CUpti_ActivityKind kind, ns_t start, ns_t end) {
+struct ApiCall {
+  CUpti_ActivityKind kind;
+  CUpti_CallbackId id;
+};
+constexpr ApiCall runtime_call(CUpti_runtime_api_trace_cbid id) { return {CUPTI_ACTIVITY_KIND_RUNTIME, id}; }
+
+ApiCall call_of(WorkKind kind) {
+  switch (kind) {
+    case WorkKind::Memcpy: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaMemcpyAsync_v3020);
+    case WorkKind::Memset: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaMemsetAsync_v3020);
+    case WorkKind::Collective: return {CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx};
+    default: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000);
+  }
+}
+
+ApiCall call_of(WaitKind kind) {
+  switch (kind) {
+    case WaitKind::Event: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaEventSynchronize_v3020);
+    case WaitKind::Stream: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaStreamSynchronize_v3020);
+    case WaitKind::StreamForEvent: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaStreamWaitEvent_v3020);
+    default: return runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaDeviceSynchronize_v3020);
+  }
+}
+
+ApiCall memory_call(bool takes, bool pinned) {
+  return runtime_call(
+      takes ? (pinned ? CUPTI_RUNTIME_TRACE_CBID_cudaHostAlloc_v3020 : CUPTI_RUNTIME_TRACE_CBID_cudaMalloc_v3020)
+            : (pinned ? CUPTI_RUNTIME_TRACE_CBID_cudaFreeHost_v3020 : CUPTI_RUNTIME_TRACE_CBID_cudaFree_v3020));
+}
+
+// The records of the call itself, unless it is switched off; the number that ties others to it.
+uint32_t write_call(Profiler& p, ApiCall made, ns_t start, ns_t end) {
+  const CUpti_ActivityKind kind = made.kind;
   const uint32_t correlation = p.next_correlation++;
+  if (p.kinds.count(kind) && p.calls_off[kind].count(made.id)) return correlation;
   if (!pushed.empty() && p.kinds.count(CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION)) {
     CUpti_ActivityExternalCorrelation link{};
     link.kind = CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION;
@@ -145,9 +178,8 @@ ns_t profiler_now() {
 void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) {
   Profiler& p = profiler();
   if (!p.subscribed || !p.request || !sp.real_start) return;
-  const auto api_kind = kind == WorkKind::Collective ? CUPTI_ACTIVITY_KIND_DRIVER : CUPTI_ACTIVITY_KIND_RUNTIME;
   const auto now = (ns_t)p.timestamp();
-  const uint32_t correlation = write_call(p, api_kind, now, now);
+  const uint32_t correlation = write_call(p, call_of(kind), now, now);
   if (kind == WorkKind::Memcpy && p.kinds.count(CUPTI_ACTIVITY_KIND_MEMCPY)) {
     auto r = device_record<CUpti_ActivityMemcpy6>(CUPTI_ACTIVITY_KIND_MEMCPY, s, sp, correlation);
     r.bytes = bytes;
@@ -161,13 +193,20 @@ void profile_work(WorkKind kind, const Stream* s, const Span& sp, size_t bytes) 
   }
 }
 
+void profile_query(int runtime_call_id) {
+  std::lock_guard<std::recursive_mutex> lk(lock());
+  const ns_t now = profiler_now();
+  if (now && profiler().request)
+    write_call(profiler(), runtime_call((CUpti_runtime_api_trace_cbid)runtime_call_id), now, now);
+}
+
 void profile_record(Event* e, const Stream* s) {
   Profiler& p = profiler();
   const ns_t now = profiler_now();
   e->record = 0;
   if (!now || !p.request) return;
   e->record = p.next_record++;
-  const uint32_t correlation = write_call(p, CUPTI_ACTIVITY_KIND_RUNTIME, now, now);
+  const uint32_t correlation = write_call(p, runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaEventRecord_v3020), now, now);
   if (!p.kinds.count(CUPTI_ACTIVITY_KIND_CUDA_EVENT)) return;
   CUpti_ActivityCudaEvent2 r{};
   r.kind = CUPTI_ACTIVITY_KIND_CUDA_EVENT;
@@ -184,7 +223,7 @@ void profile_wait(WaitKind kind, ns_t start, const Stream* s, const Event* e) {
   Profiler& p = profiler();
   const ns_t now = profiler_now();
   if (!start || !now || !p.request) return;
-  const uint32_t correlation = write_call(p, CUPTI_ACTIVITY_KIND_RUNTIME, start, now);
+  const uint32_t correlation = write_call(p, call_of(kind), start, now);
   if (!p.kinds.count(CUPTI_ACTIVITY_KIND_SYNCHRONIZATION)) return;
   static const CUpti_ActivitySynchronizationType types[] = {
       CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_EVENT_SYNCHRONIZE, CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_SYNCHRONIZE,
@@ -212,7 +251,7 @@ void profile_memory(bool takes, bool pinned, ns_t start, const void* ptr, size_t
     bytes = known->second;
     p.allocations.erase(known);
   }
-  const uint32_t correlation = write_call(p, CUPTI_ACTIVITY_KIND_RUNTIME, start, now);
+  const uint32_t correlation = write_call(p, memory_call(takes, pinned), start, now);
   if (!p.kinds.count(CUPTI_ACTIVITY_KIND_MEMORY2)) return;
   CUpti_ActivityMemory4 r{};
   r.kind = CUPTI_ACTIVITY_KIND_MEMORY2;
@@ -227,6 +266,14 @@ void profile_memory(bool takes, bool pinned, ns_t start, const void* ptr, size_t
   r.contextId = kContext;
   r.streamId = CUPTI_INVALID_STREAM_ID;
   write(p, r);
+}
+
+// Only while the kind is on, as on a card: a call that is switched on alone records nothing once the context is there.
+static CUptiResult switch_call(CUpti_ActivityKind kind, uint32_t call, bool on) {
+  std::lock_guard<std::recursive_mutex> lk(lock());
+  std::set<uint32_t>& off = profiler().calls_off[kind];
+  on ? (void)off.erase(call) : (void)off.insert(call);
+  return CUPTI_SUCCESS;
 }
 
 }  // namespace fakegpu
@@ -275,7 +322,14 @@ CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
                                      CUPTI_ACTIVITY_KIND_MEMORY2};
   if (rare.count(kind) && wished("few")) return CUPTI_ERROR_NOT_COMPATIBLE;
   profiler().kinds.insert(kind);
+  profiler().calls_off.erase(kind);
   return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId call, uint8_t enable) {
+  return switch_call(CUPTI_ACTIVITY_KIND_RUNTIME, call, enable != 0);
+}
+CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId call, uint8_t enable) {
+  return switch_call(CUPTI_ACTIVITY_KIND_DRIVER, call, enable != 0);
 }
 CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
   Guard lk(lock());

@@ -1,6 +1,7 @@
 // Entry points of the CUDA runtime: what compiled code registers, launches, errors, devices, memory.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <cupti_runtime_cbid.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -99,6 +100,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t fn, 
 // ---------------------------------------------------------------- errors, versions
 
 cudaError_t cudaGetLastError() {
+  profile_query(CUPTI_RUNTIME_TRACE_CBID_cudaGetLastError_v3020);
   cudaError_t e = tls_error;
   tls_error = cudaSuccess;
   return e;
@@ -132,6 +134,7 @@ cudaError_t cudaGetDeviceCount(int* n) {
   return *n ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 cudaError_t cudaGetDevice(int* d) {
+  profile_query(CUPTI_RUNTIME_TRACE_CBID_cudaGetDevice_v3020);
   *d = tls_device;
   return cudaSuccess;
 }

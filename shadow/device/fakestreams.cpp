@@ -1,5 +1,6 @@
 // Entry points of the CUDA runtime: copies, streams, graphs, events, attributes of functions.
 #include <cuda_runtime_api.h>
+#include <cupti_runtime_cbid.h>
 
 #include <algorithm>
 #include <cstring>
@@ -131,6 +132,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t h, cudaEvent_t ev, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t h, cudaStreamCaptureStatus* s) {
+  profile_query(CUPTI_RUNTIME_TRACE_CBID_cudaStreamIsCapturing_v10000);
   Guard lk(lock());
   *s = stream_of(h)->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;

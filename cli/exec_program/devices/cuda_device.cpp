@@ -60,6 +60,7 @@ class CudaRunDevice final : public RunDevice {
                                       .timeout = wish_.timeout,
                                       .recorder = wish_.recorder,
                                       .cupti = cupti_.get(),
+                                      .recorded = wish_.recorded,
                                       .plan = &plan,
                                       .graphs = wish_.graphs,
                                       .arena = exec::arena_places(plan, wish_.job)});
@@ -82,7 +83,7 @@ class CudaRunDevice final : public RunDevice {
  private:
   /// What CUPTI refuses stops no training.
   void record() {
-    auto started = exec::CuptiRecorder::start();
+    auto started = exec::CuptiRecorder::start(wish_.recorded);
     if (started) {
       cupti_ = std::move(*started);
       for (const Error& refused : cupti_->refused()) notes_.push_back(to_text(refused));

@@ -26,6 +26,7 @@ struct DeviceWish {
   bool emulated = false;                // its peers do not exist
   bool graphs = false;                  // CUDA graphs of work that repeats
   bool nccl_register = false;           // the allocator's memory with NCCL
+  exec::RecordedKinds recorded = exec::RecordedKinds::All;
 };
 
 /// Owns what the training's device needs; outlives the training.
