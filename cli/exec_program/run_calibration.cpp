@@ -15,6 +15,7 @@
 #include "cli/console/json_text.h"
 #include "cli/exec_program/devices/calibration_machine.h"
 #include "cli/exec_program/devices/run_device.h"
+#include "cli/exec_program/issue_costs.h"
 #include "cli/exec_program/rank_session.h"
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
@@ -135,7 +136,8 @@ void tell_host(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::C
   }
 }
 
-void tell_cards(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::Calibration& c) {
+void tell_cards(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::Calibration& c,
+                const IssueCosts& issue) {
   profile.id = "calibrated-" + profile.id;
   numbers.set("gemm_tflops", profile.gemm_tflops[DType::Float32], c.gemm_tflops);
   numbers.set("gemm_tflops", profile.gemm_tflops[DType::BFloat16], c.half_gemm_tflops);
@@ -143,16 +145,17 @@ void tell_cards(MeasuredNumbers& numbers, HardwareProfile& profile, const exec::
   numbers.set("hbm_share", profile.hbm_share, 1.0);
   numbers.set("host_link_gb_per_s", profile.host_link_gb_per_s, c.to_device_gb_per_s);
   numbers.set("host_copy_gb_per_s", profile.host_copy_gb_per_s, c.pageable_gb_per_s);
-  numbers.set("op_ns", profile.op_ns, static_cast<double>(c.dispatch_ns));
+  numbers.set("op_ns", profile.op_ns, issue.forward_op_ns);
+  if (issue.backward_op_ns > 0) numbers.set(kBackwardOpNs, profile.extra[kBackwardOpNs], issue.backward_op_ns);
 }
 
-HardwareProfile profile_of(const exec::Calibration& c, HardwareProfile profile, const CalibrateFlags& flags,
-                           const CalibrationMachine& machine) {
+HardwareProfile profile_of(const exec::Calibration& c, const IssueCosts& issue, HardwareProfile profile,
+                           const CalibrateFlags& flags, const CalibrationMachine& machine) {
   profile.level = CalibrationLevel::Microbenchmark;
   profile.interval = std::max(0.15, c.spread);
   const std::string here = fmt::format("measured here, {} ranks at once, median of {}", flags.ranks, flags.repeats);
   MeasuredNumbers numbers(profile, here);
-  machine.device == nullptr ? tell_host(numbers, profile, c) : tell_cards(numbers, profile, c);
+  machine.device == nullptr ? tell_host(numbers, profile, c) : tell_cards(numbers, profile, c, issue);
   numbers.set("hbm_gb_per_s", profile.hbm_gb_per_s, c.copy_gb_per_s);
   numbers.set("min_kernel_ns", profile.min_kernel_ns, static_cast<double>(c.smallest_copy_ns));
   numbers.set("launch_ns", profile.launch_ns, static_cast<double>(c.issue_ns));
@@ -213,6 +216,7 @@ std::string summary_json(const exec::Calibration& c, const CalibrateFlags& flags
   out.field("sum_backward_ns", c.sum_backward_ns).field("spread", c.spread);
   out.field("copy_gb_per_s", c.copy_gb_per_s).field("gemm_tflops", c.gemm_tflops);
   out.field("issue_ns", c.issue_ns).field("event_ns", c.event_ns);
+  out.field("issue_forward_ns", c.issue_forward_ns).field("issue_backward_ns", c.issue_backward_ns);
   out.key("collectives").begin_array();
   for (const exec::CollectiveCurve& curve : c.collectives) {
     out.begin_object().field("kind", curve.kind).field("ranks", curve.ranks);
@@ -234,6 +238,7 @@ std::string journal_key(const Job& job, const CalibrateFlags& flags, const Calib
 /// The journal goes once the profile is written: until then it is all that there is.
 struct Measured {
   exec::Calibration calibration;
+  IssueCosts issue;
   exec::CalibrationJournal journal;
 };
 
@@ -261,7 +266,9 @@ Result<Measured> measure(const Job& job, const CalibrateFlags& flags, const Hard
   auto measured = exec::calibrate_job(
       *model, job, {threads_of(flags), flags.repeats, ranks->group, machine.device.get(), &*journal});
   if (!measured) return fail(measured.error());
-  return Measured{std::move(*measured), std::move(*journal)};
+  const auto issue = issue_costs(*model, *measured);
+  if (!issue) return fail(issue.error());
+  return Measured{std::move(*measured), *issue, std::move(*journal)};
 }
 
 /// What the measured numbers replace.
@@ -294,7 +301,7 @@ ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
   const auto measured = measure(loaded->job, flags, *base, *machine, console);
   if (!measured) return console.error(measured.error());
   const exec::Calibration& calibration = measured->calibration;
-  const HardwareProfile profile = profile_of(calibration, *base, flags, *machine);
+  const HardwareProfile profile = profile_of(calibration, measured->issue, *base, flags, *machine);
   if (auto written = write_whole_file(flags.output, profile_text(profile)); !written) {
     Error error = written.error();
     error.hint += fmt::format("{}what was measured is kept in {}.partial: calibrate again once there is room",

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/lowering/cpu_workspace.h"
+#include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
 
@@ -150,6 +151,7 @@ Kernel Emitter::start_product(std::string_view name, DType dtype, const Layout& 
   kernel.n = right.sizes.n >= 2 ? right.sizes[right.sizes.n - 1] : 1;
   kernel.batch = n >= 3 ? left.sizes[0] : 1;
   kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
+  kernel.alignment = product_alignment(left, right, kernel.n);
   return kernel;
 }
 

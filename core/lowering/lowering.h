@@ -39,6 +39,9 @@ namespace foreshard {
 /// What decides how long a kernel takes.
 enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction, Copy, Gather, Loss, Optimizer };
 
+/// Whose kernel computes attention.
+enum class AttentionKind : std::uint8_t { Flash, Efficient, Cudnn };
+
 /// Activation offload: what a kernel is to the copies' stream. Copy, ToHost and ToDevice run on it; the others order it
 /// and the compute stream.
 enum class OffloadStep : std::uint8_t {
@@ -87,7 +90,10 @@ struct Kernel {
   Bytes read = 0, written = 0;
   std::int32_t launches =
       1;  // kernels that the device really runs; 0 for pure host work (views are not kernels at all)
-  std::int64_t m = 0, n = 0, k = 0, batch = 0;    // Gemm
+  std::int64_t m = 0, n = 0, k = 0, batch = 0;  // Gemm; Attention: queries, keys, size of a head
+  std::int32_t alignment = 16;                  // Gemm: bytes that all rows of its matrices begin at; more count as 16
+  AttentionKind attention = AttentionKind::Flash;
+  bool causal = false, backward = false;          // Attention; causal: of queries on the keys before them alone
   std::int32_t before_begin = 0, before_end = 0;  // MemoryEvents when the host issues it, before the launch
   std::int32_t after_begin = 0, after_end = 0;    // ... and after the launch
   KernelCollective collective = KernelCollective::None;

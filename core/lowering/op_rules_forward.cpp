@@ -4,6 +4,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"
+#include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh_rules.h"
@@ -144,10 +145,12 @@ std::int64_t groups_of(Emitter& emit, const std::vector<Ref>& args) {
 
 void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const OpRule& rule) {
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
+  if (!args.empty()) kernel.read = loss_reads(rule.formula, emit.layout(args[0]), kernel.read);
   if (rule.kind == KernelClass::Gather && args.size() == 2) kernel.read = emit.layout(args[1]).bytes();
   if (rule.kind == KernelClass::Attention && args.size() >= 3) {
     kernel.dtype = emit.layout(args[0]).dtype;
     kernel.flops = attention_flops(emit.layout(args[0]), emit.layout(args[1]), emit.layout(args[2]));
+    describe_attention(kernel, *emit.op(), emit.layout(args[0]), emit.layout(args[1]), /*backward=*/false);
   }
   const bool convolution = rule.formula == OpFormula::Convolution;
   kernel.convolution = convolution && !unfolds_into_memory(emit.op());
@@ -172,6 +175,7 @@ void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const
     kernel.m = kernel.k > 0 ? a.numel() / std::max<std::int64_t>(1, kernel.k * kernel.batch) : 0;
     kernel.n = b.sizes.n > 0 ? (linear ? b.sizes[0] : b.sizes[b.sizes.n - 1]) : 1;
     kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
+    kernel.alignment = product_alignment(a, b, kernel.n);
   }
 }
 

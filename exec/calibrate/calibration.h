@@ -92,7 +92,8 @@ struct Calibration {
   double half_gemm_tflops = 0;                           // bfloat16, on GPUs
   double to_device_gb_per_s = 0, pageable_gb_per_s = 0;  // from pinned host memory, and from other, on GPUs
   SimDuration issue_ns = 0, event_ns = 0, allocation_ns = 0;
-  SimDuration dispatch_ns = 0;  // an operator's, beside its launch, where that is the issuer's
+  // Of the model, on the issuer's clock while the device waits for it; 0 where the issuer does the work itself.
+  SimDuration issue_forward_ns = 0, issue_backward_ns = 0;
 };
 
 /// Errors: an operator that LibTorch does not have, or that fails on these inputs.

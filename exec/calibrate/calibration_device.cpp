@@ -14,9 +14,11 @@ namespace {
 class HostStopwatch final : public Stopwatch {
  public:
   void ahead() override {}
+  void keep_ahead() override {}
   void start() override { start_ = steady_now(); }
   void stop() override { taken_.push_back(steady_now() - start_); }
   std::vector<std::int64_t> take() override { return std::exchange(taken_, {}); }
+  void settle() override {}
 
  private:
   std::int64_t start_ = 0;

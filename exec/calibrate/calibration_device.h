@@ -21,15 +21,19 @@ class Stopwatch {
   /// What follows is issued before any of it runs, so that the time between two pieces is the device's and not the
   /// issuer's. Nothing where work runs at once.
   virtual void ahead() = 0;
+  /// The same where the device has caught up with the issuer: behind an operator that the host waits for, say.
+  virtual void keep_ahead() = 0;
   virtual void start() = 0;
   virtual void stop() = 0;
   /// Waits; ns from each start to its stop since the last call.
   virtual std::vector<std::int64_t> take() = 0;
+  /// Waits until all that was issued is done. Nothing where work runs at once.
+  virtual void settle() = 0;
 };
 
 /// What the issuer pays for one call each, ns. 0: not known.
 struct HostCosts {
-  SimDuration issue = 0, dispatch = 0, event = 0, allocation = 0;
+  SimDuration issue = 0, event = 0, allocation = 0;
 };
 
 class CalibrationDevice {

@@ -1,8 +1,6 @@
 #include "exec/cuda/cuda_calibration.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -43,11 +41,19 @@ class CudaStopwatch final : public Stopwatch {
     hold_stream(stream(), mark, kAhead, 1);
     check(cudaPeekAtLastError(), "hold");
   }
+  void keep_ahead() override {
+    const cudaError_t caught_up = cudaStreamQuery(stream());
+    if (caught_up == cudaSuccess) return ahead();
+    if (caught_up != cudaErrorNotReady) return check(caught_up, "cudaStreamQuery");
+    (void)cudaGetLastError();  // else LibTorch takes it for its own
+  }
   void start() override { record(); }
   void stop() override { record(); }
 
+  void settle() override { check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"); }
+
   std::vector<std::int64_t> take() override {
-    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    settle();
     std::vector<std::int64_t> times;
     for (std::size_t e = 0; e + 1 < used_; e += 2) {
       float ms = 0;
@@ -118,9 +124,7 @@ class CudaCalibrationDevice final : public CalibrationDevice {
   Bytes largest_collective() const override { return 512 * kMiB; }
 
   HostCosts host_costs() override {
-    const c10::Device device = enter(0);
-    const at::NoGradGuard no_grad;
-    at::Tensor small = at::zeros({16}, at::TensorOptions(device));
+    enter(0);
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
     void* mark = nullptr;
     check(cudaMalloc(&mark, sizeof(std::uint64_t)), "cudaMalloc");
@@ -128,7 +132,6 @@ class CudaCalibrationDevice final : public CalibrationDevice {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
     HostCosts costs;
     costs.issue = each([&] { mark_stream_time(stream, static_cast<std::uint64_t*>(mark)); });
-    costs.dispatch = std::max<SimDuration>(0, each([&] { small.add_(1); }) - costs.issue);
     costs.event = each([&] { check(cudaEventRecord(event, stream), "cudaEventRecord"); });
     costs.allocation = driver_allocation();
     cudaEventDestroy(event);

@@ -24,6 +24,24 @@ double lookup(const std::map<std::string, double>& extra, const char* key, doubl
   return it == extra.end() ? otherwise : it->second;
 }
 
+/// Time against that of a long causal pass forward, whose rate counts the half that it leaves out. Tiles on the
+/// diagonal are computed whole, and each row of tiles begins and ends: a row costs as much as so many pairs more.
+/// FlashAttention 2 and cuDNN alike on an H200, within 8 % from 512 to 8,192 keys
+/// (docs/measurements/2026-11-28-h200.md).
+double attention_weight(const Kernel& kernel) {
+  constexpr double kMaskedForward = 490, kMaskedBackward = 850, kForward = 90, kBackward = 370;  // keys a row
+  constexpr double kBackwardRate = 0.92, kNarrowHeadRate = 0.91;
+  constexpr std::int64_t kNarrowHead = 64;
+  if (kernel.n <= 0) return 1;  // shapes that are not known
+  const double keys = static_cast<double>(kernel.n);
+  const double more =
+      kernel.causal ? (kernel.backward ? kMaskedBackward : kMaskedForward) : (kernel.backward ? kBackward : kForward);
+  double weight = (kernel.causal ? 1 : 2) * (1 + more / keys);
+  if (kernel.backward) weight /= kBackwardRate;
+  if (kernel.k <= kNarrowHead) weight /= kNarrowHeadRate;
+  return weight;
+}
+
 }  // namespace
 
 double tf32_gemm_tflops(const HardwareProfile& profile) {
@@ -39,12 +57,16 @@ KernelCost::KernelCost(const HardwareProfile& profile)
       ramps_(profile.kind == "gpu"),
       launch_ns_(profile.launch_ns),
       op_ns_(profile.op_ns),
+      backward_op_ns_(static_cast<SimDuration>(lookup(profile.extra, kBackwardOpNs, static_cast<double>(op_ns_)))),
       call_ns_(profile.call_ns),
       min_kernel_ns_(profile.min_kernel_ns),
       segment_forward_ns_(static_cast<SimDuration>(lookup(profile.extra, "segment_forward_ns", 0))),
       segment_backward_ns_(static_cast<SimDuration>(lookup(profile.extra, "segment_backward_ns", 0))),
       bytes_per_ns_(profile.hbm_gb_per_s * profile.hbm_share),
-      attention_share_(profile.attention_share),
+      attention_share_{profile.attention_share, lookup(profile.extra, kEfficientShare, profile.attention_share),
+                       lookup(profile.extra, kCudnnShare, profile.attention_share)},
+      narrow_share_(lookup(profile.extra, kNarrowShare, 1)),
+      narrowest_share_(lookup(profile.extra, kNarrowestShare, narrow_share_)),
       link_bytes_per_ns_(profile.host_link_gb_per_s),
       staging_bytes_per_ns_(profile.host_copy_gb_per_s),
       sm_count_(std::max(profile.sm_count, 1)),
@@ -72,7 +94,9 @@ SimDuration KernelCost::with_ramp(SimDuration least, SimDuration work) const {
 SimDuration KernelCost::memory_bound(Bytes bytes) const { return with_ramp(min_kernel_ns_, moving(bytes)); }
 
 double KernelCost::gemm_rate(const Kernel& kernel) const {
-  const double own = rate(gemm_, kernel.dtype);
+  double own = rate(gemm_, kernel.dtype);
+  if (itemsize(kernel.dtype) == 2 && kernel.alignment < 16)
+    own *= kernel.alignment < 4 ? narrowest_share_ : narrow_share_;
   return kernel.dtype == DType::Float32 && kernel.convolution ? std::max(own, tf32_) : own;
 }
 
@@ -81,7 +105,9 @@ SimDuration KernelCost::product(const Kernel& kernel) const {
 }
 
 SimDuration KernelCost::attention(const Kernel& kernel) const {
-  return static_cast<SimDuration>(static_cast<double>(kernel.flops) / (rate(peak_, kernel.dtype) * attention_share_));
+  const double pairs_per_ns = rate(peak_, kernel.dtype) * attention_share_[static_cast<std::size_t>(kernel.attention)];
+  return static_cast<SimDuration>(static_cast<double>(kernel.flops) * (ramps_ ? attention_weight(kernel) : 1) /
+                                  pairs_per_ns);
 }
 
 std::int64_t KernelCost::tiles(const Kernel& kernel) const {

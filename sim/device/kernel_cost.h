@@ -3,6 +3,7 @@
 // asks. Pure functions of the profile; durations in nanoseconds.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -51,9 +52,10 @@ class KernelCost {
   /// Tiles of a product of matrices, which fill multiprocessors in waves; 0 of other kernels.
   virtual std::int64_t tiles(const Kernel& kernel) const;
   /// Host time to dispatch and launch it. A host's own segments are issued whole, at segment_host().
-  SimDuration host(const Kernel& kernel) const {
+  SimDuration host(const Kernel& kernel, bool backward = false) const {
     if (work_.measured()) return 0;
-    return kernel.launches > 0 ? op_ns_ + kernel.launches * launch_ns_ : op_ns_;
+    const SimDuration op = backward ? backward_op_ns_ : op_ns_;
+    return kernel.launches > 0 ? op + kernel.launches * launch_ns_ : op;
   }
   /// The rate that a kernel's operations are held against: the data sheet's for its dtype. A dtype that the profile
   /// does not name is taken as float32, whose convolutions run as TF32 where the device does.
@@ -114,9 +116,10 @@ class KernelCost {
 
   WorkTimes work_;
   bool ramps_;  // a card: every kernel fills and drains the device
-  SimDuration launch_ns_, op_ns_, call_ns_, min_kernel_ns_, segment_forward_ns_, segment_backward_ns_;
-  double bytes_per_ns_;  // HBM, reached
-  double attention_share_;
+  SimDuration launch_ns_, op_ns_, backward_op_ns_, call_ns_, min_kernel_ns_, segment_forward_ns_, segment_backward_ns_;
+  double bytes_per_ns_;                    // HBM, reached
+  std::array<double, 3> attention_share_;  // by AttentionKind
+  double narrow_share_, narrowest_share_;  // of a product's rate, with rows aligned to 4 or 8 bytes, and to 2
   double link_bytes_per_ns_, staging_bytes_per_ns_;
   int sm_count_;
   double tf32_, tf32_peak_;                   // operations per nanosecond; 0: the device has no such cores

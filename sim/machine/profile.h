@@ -65,6 +65,14 @@ struct MeasuredWork {
 /// matrices do not.
 inline constexpr const char* kTf32Peak = "tf32_tflops";
 inline constexpr const char* kTf32Reached = "tf32_gemm_tflops";
+/// Of [extra]: shares of peak of attention by other kernels than FlashAttention's, long and causal, and of a product's
+/// rate where its matrices' rows lie at multiples of 4 or 8 bytes, and of 2.
+inline constexpr const char* kEfficientShare = "efficient_attention_share";
+inline constexpr const char* kCudnnShare = "cudnn_attention_share";
+inline constexpr const char* kNarrowShare = "product_share_at_4_bytes";
+inline constexpr const char* kNarrowestShare = "product_share_at_2_bytes";
+/// Of [extra]: ns to dispatch an operator of backward, where it is not op_ns.
+inline constexpr const char* kBackwardOpNs = "backward_op_ns";
 
 /// How the cards of a node reach each other.
 enum class Fabric : std::uint8_t {

@@ -3,6 +3,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"
+#include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering_machine.h"
 
 namespace foreshard::lowering {
@@ -64,6 +65,7 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   name.insert(std::min(name.rfind('.'), name.size()), "_backward");
   Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
   kernel.launches = flash ? 3 : 1;
+  describe_attention(kernel, *in.node.op, ql, kl, /*backward=*/true);
   // FlashAttention and cuDNN give gradients that lie in memory as what they are of; LibTorch's CPU kernel and efficient
   // attention lay them out [b, s, h, d].
   const bool as_given = name.starts_with("aten._scaled_dot_product_flash_attention_backward") ||

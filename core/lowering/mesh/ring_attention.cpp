@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering_machine.h"
 
 namespace foreshard::lowering {
@@ -192,18 +193,28 @@ struct Turn {
 };
 Turn turn_of(std::int64_t i, std::int64_t place) { return {i > 0 && i <= place, i > place}; }
 
+/// Keys of other ranks lie before the queries, or are left out: the mask is of the first turn alone.
+Op of_turn(const Op& op, std::int64_t i) {
+  constexpr std::size_t kCausal = 4;
+  Op turn = op;
+  if (i > 0 && turn.args.size() > kCausal) turn.args[kCausal].value = false;
+  return turn;
+}
+
 struct Gradients {
   Ref q, k, v;
 };
 
 /// aten._scaled_dot_product_flash_attention_backward with its workspace (backward/attention.cpp).
-Gradients flash_backward(Emitter& e, const Ref& q, const Ref& k, const Ref& v, const std::array<const Ref*, 3>& kept,
-                         bool cpu) {
+Gradients flash_backward(Emitter& e, const Op& op, const Ref& q, const Ref& k, const Ref& v,
+                         const std::array<const Ref*, 3>& kept) {
   Tape& tape = e.tape();
   const Layout ql = e.layout(q), kl = e.layout(k);
   Kernel kernel =
       e.start("aten._scaled_dot_product_flash_attention_backward.default", KernelClass::Attention, ql.dtype);
   kernel.launches = 3;
+  describe_attention(kernel, op, ql, kl, /*backward=*/true);
+  const bool cpu = on_cpu(op);
   const auto like = [&](const Ref& x) {
     const Layout from = e.layout(x);
     const Layout* one[] = {&from};
@@ -268,7 +279,7 @@ std::vector<Ref> ring_attention_forward(Emitter& e, const Op& op, const std::vec
         layouts[k] = contiguous_layout(layouts[k].sizes, layouts[k].dtype);
       }
     }
-    std::vector<Ref> next = forward_op(e, *rule, inner, inputs, layouts);
+    std::vector<Ref> next = forward_op(e, *rule, of_turn(inner, i), inputs, layouts);
     made = std::move(next);
     merger.step(made[0], made[1], turn.half_queries);
   }
@@ -313,7 +324,7 @@ std::vector<Ref> ring_attention_backward(Emitter& e, BackwardInput& in, const Re
       const Ref k = turn.half_keys ? ring.half(key) : key, v = turn.half_keys ? ring.half(value) : value;
       const Ref out = turn.half_queries ? ring.half(result) : result, dout = turn.half_queries ? ring.half(g) : g;
       const Ref lse = turn.half_queries ? ring.contiguous(ring.half(statistics)) : statistics;
-      Gradients next = flash_backward(e, q, k, v, {&out, &dout, &lse}, on_cpu(*in.node.op));
+      Gradients next = flash_backward(e, of_turn(*in.node.op, i), q, k, v, {&out, &dout, &lse});
       own = std::move(next);
     }
     if (i == 0) {

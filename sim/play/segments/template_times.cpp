@@ -58,7 +58,7 @@ class TemplateTimer {
     times.reserve(list.kernels.size());
     for (std::size_t k = 0; k < device.size(); ++k) {
       const Kernel& kernel = list.kernels[k];
-      times.push_back({context_.device.cost.host(kernel), device[k], kernel.before_begin, kernel.before_end,
+      times.push_back({context_.device.cost.host(kernel, backward), device[k], kernel.before_begin, kernel.before_end,
                        kernel.after_begin, kernel.after_end, kernel.launches > 0,
                        kernel.kind == KernelClass::Gemm && !kernel.convolution, kernel.op >= 0 && kernel.op == addmm_,
                        backward && kernel.op >= 0 && (kernel.op == add_ || kernel.op == add_in_place_),

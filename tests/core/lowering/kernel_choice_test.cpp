@@ -198,5 +198,87 @@ TEST(KernelChoice, AFrozenWeightThatRequiresAGradientInItsFlatParameterIsMultipl
   EXPECT_TRUE(has(allocated(trained, {true, true}), weights));
 }
 
+/// Kernels of forward and of backward with this name.
+std::vector<Kernel> kernels_of(const Model& model, std::string_view name) {
+  const auto segments = segments_by_block(model, "");
+  const auto lowered = lower(model, segments, all_trainable(model));
+  std::vector<Kernel> found;
+  if (!lowered) return found;
+  for (const SegmentTemplate& segment : lowered->templates)
+    for (const KernelList* list : {&segment.forward, &segment.backward})
+      for (const Kernel& kernel : list->kernels)
+        if (kernel.op >= 0 && lowered->op_names[static_cast<std::size_t>(kernel.op)] == name) found.push_back(kernel);
+  return found;
+}
+
+Model head_of(std::int64_t vocabulary) {
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.param("hidden", {96, 64}, DType::BFloat16);
+  toy.param("table", {vocabulary, 64}, DType::BFloat16);
+  toy.param("scale", {96, vocabulary}, DType::BFloat16);
+  toy.op("aten.linear.default", {"%hidden", "%table"}, {{"logits", {96, vocabulary}, DType::BFloat16}});
+  toy.op("aten.mul.Tensor", {"logits", "%scale"}, {{"scaled", {96, vocabulary}, DType::BFloat16}});
+  toy.op("aten.sum.default", {"scaled"}, {{"loss", {}, DType::BFloat16}});
+  Model model = toy.finish("loss");
+  model.compute_dtype = DType::BFloat16;
+  return model;
+}
+
+// A vocabulary of 50,257 words: rows of logits begin at odd multiples of 2 bytes, in forward and in both products of
+// backward; the number of tokens does not matter.
+TEST(KernelChoice, AProductsRowsAreAlignedAsTheLengthsThatLieTogether) {
+  const auto alignments = [](std::int64_t vocabulary) {
+    const Model model = head_of(vocabulary);
+    std::vector<std::int32_t> all;
+    for (const char* name : {"aten.linear.default", "aten.mm.default"})
+      for (const Kernel& kernel : kernels_of(model, name)) all.push_back(kernel.alignment);
+    return all;
+  };
+  EXPECT_EQ(alignments(257), (std::vector<std::int32_t>{2, 2, 2}));
+  EXPECT_EQ(alignments(258), (std::vector<std::int32_t>{4, 4, 4}));
+  EXPECT_EQ(alignments(260), (std::vector<std::int32_t>{8, 8, 8}));
+  EXPECT_EQ(alignments(264), (std::vector<std::int32_t>{16, 16, 16}));
+}
+
+TEST(KernelChoice, AttentionSaysItsMaskInBothDirections) {
+  for (const bool causal : {false, true}) {
+    ToyProgram toy;
+    toy.module("", "Root");
+    for (const char* name : {"q", "k", "v"}) toy.param(name, {2, 3, name[0] == 'q' ? 40 : 56, 32}, DType::BFloat16);
+    toy.op("aten._scaled_dot_product_flash_attention.default", {"%q", "%k", "%v"},
+           {{"out", {2, 3, 40, 32}, DType::BFloat16}, {"lse", {2, 3, 40}}}, {Arg{0.0}, Arg{causal}});
+    toy.op("aten.sum.default", {"out"}, {{"loss", {}, DType::BFloat16}});
+    Model model = toy.finish("loss");
+    model.compute_dtype = DType::BFloat16;
+    for (const bool backward : {false, true}) {
+      const auto found = kernels_of(model, backward ? "aten._scaled_dot_product_flash_attention_backward.default"
+                                                    : "aten._scaled_dot_product_flash_attention.default");
+      ASSERT_EQ(found.size(), 1U);
+      EXPECT_EQ(found[0].causal, causal);
+      EXPECT_EQ(found[0].backward, backward);
+      EXPECT_EQ(found[0].n, 56) << "keys";
+      EXPECT_EQ(found[0].k, 32) << "of a head";
+    }
+  }
+}
+
+TEST(KernelChoice, ALossReadsOfEachRowItsTargetAlone) {
+  constexpr std::int64_t kRows = 96, kWords = 5000;
+  ToyProgram toy;
+  toy.module("", "Root");
+  toy.param("logits", {kRows, kWords});
+  toy.param("targets", {kRows}, DType::Int64);
+  toy.op("aten._log_softmax.default", {"%logits"}, {{"logs", {kRows, kWords}}}, {Arg{std::int64_t{1}}, Arg{false}});
+  toy.op("aten.nll_loss_forward.default", {"logs", "%targets"}, {{"loss", {}}, {"weight", {}}});
+  const Model model = toy.finish("loss");
+  const auto loss = kernels_of(model, "aten.nll_loss_forward.default");
+  ASSERT_EQ(loss.size(), 1U);
+  EXPECT_EQ(loss[0].read, kRows * (8 + 4));
+  const auto softmax = kernels_of(model, "aten._log_softmax.default");
+  ASSERT_EQ(softmax.size(), 1U);
+  EXPECT_EQ(softmax[0].read, 2 * kRows * kWords * 4) << "rows that no block's registers hold";
+}
+
 }  // namespace
 }  // namespace foreshard

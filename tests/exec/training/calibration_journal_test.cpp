@@ -115,7 +115,7 @@ TEST_F(Journal, ACalibrationMeasuresWhatIsNotKept) {
   {
     const auto interrupted = CalibrationJournal::open(path, "k").value();
     for (const char* round : {"round 0", "round 1"}) {
-      interrupted.keep(round, std::vector<std::int64_t>(2 * model.ops.size() + 2, kKept));
+      interrupted.keep(round, std::vector<std::int64_t>(2 * model.ops.size() + 4, kKept));
     }
   }
   const auto journal = CalibrationJournal::open(path, "k").value();
@@ -125,7 +125,7 @@ TEST_F(Journal, ACalibrationMeasuresWhatIsNotKept) {
   EXPECT_EQ(result->whole_forward_ns, kKept) << "the median of two kept rounds and a measured one";
   const auto all = CalibrationJournal::open(path, "k").value();
   ASSERT_NE(all.find("round 2"), nullptr);
-  EXPECT_EQ(all.find("round 2")->size(), 2 * model.ops.size() + 2);
+  EXPECT_EQ(all.find("round 2")->size(), 2 * model.ops.size() + 4);
   EXPECT_LT(all.find("round 2")->back(), kKept);
 }
 
