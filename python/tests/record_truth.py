@@ -2,9 +2,11 @@
 """Trains the models of `tests/models` with real PyTorch FSDP on the virtual GPU and writes rows of kind `captured`.
 
     record_truth.py OUT.jsonl [--only NAME,...] [--lib libfakegpu.so]
+    record_truth.py OUT.jsonl --card            on the card of this machine: is the virtual one like it?
 
 A row is one of oracle/gpu_memory's: configuration, bytes after wrapping, statistics of three steps and their phases.
-cuDNN is switched off: the virtual device has none.
+cuDNN is switched off: the virtual device has none. On a card the other ranks are PyTorch's own "fake" group, whose
+collectives move nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ctypes
 import json
 import os
 import sys
+import time
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -186,6 +189,22 @@ def wrap2(torch, module, case, fsdp, recompute, mesh=None):
     return module
 
 
+class Card:
+    """What the virtual device tells of itself, of a real one."""
+
+    def __init__(self, torch):
+        self.torch = torch
+
+    def fakegpu_host_ns(self):
+        return time.perf_counter_ns()
+
+    def fakegpu_device_used(self, _):
+        free, whole = self.torch.cuda.mem_get_info()
+        return whole - free
+
+    fakegpu_device_peak = fakegpu_device_used
+
+
 def shim():
     lib = ctypes.CDLL(None)
     for name in ("fakegpu_host_ns", "fakegpu_device_used", "fakegpu_device_peak"):
@@ -209,8 +228,12 @@ def run(c):
     torch.cuda.set_device(0)
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.enabled = False
-    store = dist.HashStore()
-    dist.init_process_group("nccl", store=store, rank=0, world_size=8)
+    if c.get("card"):
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    else:
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=8)
     with torch.device("meta"):
         module = case.make()
     count = sum(p.numel() for p in module.parameters())
@@ -231,7 +254,7 @@ def run(c):
     torch.cuda.empty_cache()
     after = statistics(torch)
     gc.disable()
-    steps, device = [], shim()
+    steps, device = [], Card(torch) if c.get("card") else shim()
     for number in range(config["steps"]):
         phases = []
 
@@ -291,7 +314,7 @@ def recorded(c):
     return text or "FAILED: it ended without a word"
 
 
-def record(out, only):
+def record(out, only, card):
     import torch  # noqa: F401 - once for all children
 
     sys.path.insert(0, HERE)
@@ -304,7 +327,7 @@ def record(out, only):
         for c in configurations(name, case):
             if (only and name not in only) or c["id"] in done:
                 continue
-            text = recorded(c)
+            text = recorded(c | {"card": card})
             if text.startswith("{"):
                 with open(out, "a") as file:
                     file.write(text + "\n")
@@ -316,12 +339,16 @@ def main():
     parser.add_argument("out")
     parser.add_argument("--only", default="")
     parser.add_argument("--lib", default=os.path.join(ROOT, "build", "release", "lib", "libfakegpu.so"))
+    parser.add_argument("--card", action="store_true")
     options = parser.parse_args()
+    only = set(filter(None, options.only.split(",")))
+    if options.card:
+        return record(options.out, only, True)
     libs = " ".join((options.lib, os.path.join(os.path.dirname(options.lib), "libfakenvrtc.so")))
     if os.environ.get("LD_PRELOAD") != libs:
         os.execve(sys.executable, [sys.executable, *sys.argv],
                   dict(os.environ, LD_PRELOAD=libs, FAKEGPU_DEVICES="8", FAKEGPU_TIME="lazy"))  # fmt: skip
-    record(options.out, set(filter(None, options.only.split(","))))
+    record(options.out, only, False)
 
 
 if __name__ == "__main__":
