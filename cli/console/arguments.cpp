@@ -243,6 +243,8 @@ class Declaration {
             "Which plan: train, eval, or a list of init, summon, save and load, as for plan: their memory and time")
         ->type_name("LIST");
     verb.add_flag("--per-unit", simulate_.per_unit, "One span a segment instead of one a kernel: faster, coarser");
+    verb.add_flag("--wait-each-step", simulate_.wait_each_step,
+                  "The loop waits for the device after every step, as `run` does and whoever reads the loss each time");
     verb.add_flag("--no-remedy", simulate_.no_remedy,
                   "If it does not fit, do not search for the nearest change that would");
     verb.add_flag("--explain", simulate_.explain,

@@ -52,6 +52,7 @@ struct SimulateFlags {
   bool per_unit = false;         // one span a segment instead of one a kernel: faster, coarser
   bool no_remedy = false;        // do not search for a change that fits
   bool explain = false;          // who holds what, why communication is exposed, what would help
+  bool wait_each_step = false;   // the loop waits for the device before the next step
   // Ranks that are not all alike: "3=1.2", "8-15=a100-sxm-80".
   std::vector<std::string> slow_ranks, rank_profiles;
   double jitter = 0;

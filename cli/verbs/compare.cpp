@@ -37,14 +37,16 @@ std::string what_is(const Timeline& timeline) {
   return ranks > 1 ? fmt::format("{}, {} ranks", what, ranks) : what;
 }
 
-/// A job is simulated, with all of its plan's iterations.
-Result<Timeline> simulated_timeline(const CompareFlags& flags, const std::string& file, const Console& console) {
+/// A job is simulated, with all of its plan's iterations. `waits`: for the device after each, as `run` does.
+Result<Timeline> simulated_timeline(const CompareFlags& flags, const std::string& file, bool waits,
+                                    const Console& console) {
   const auto loaded = load_job({file, flags.set}, console);
   if (!loaded) return fail(loaded.error());
   const auto prepared = prepare(loaded->job);
   if (!prepared) return fail(prepared.error());
   SimulateOptions options = simulate_options(loaded->job);
   options.timeline = true;
+  options.synchronize_each_step = waits;
   auto prediction =
       simulate(prepared->plan, prepared->model, prepared->lowered, loaded->job, prepared->profile, options);
   if (!prediction) return fail(prediction.error());
@@ -83,8 +85,9 @@ Result<Timeline> recorded_timeline(const std::string& file, const Console& conso
   return std::move(opened->timeline);
 }
 
-Result<LoadedSide> load_side(const CompareFlags& flags, const std::string& file, const Console& console) {
-  auto timeline = is_recording(file) ? recorded_timeline(file, console) : simulated_timeline(flags, file, console);
+Result<LoadedSide> load_side(const CompareFlags& flags, const std::string& file, bool waits, const Console& console) {
+  auto timeline =
+      is_recording(file) ? recorded_timeline(file, console) : simulated_timeline(flags, file, waits, console);
   if (!timeline) return fail(timeline.error());
   LoadedSide side{std::move(*timeline), {file, "", ""}};
   side.about.what = what_is(side.timeline);
@@ -94,6 +97,26 @@ Result<LoadedSide> load_side(const CompareFlags& flags, const std::string& file,
         fmt::format("note: {} lacks {} records that found no room", file, side.timeline.provenance.dropped_records));
   }
   return side;
+}
+
+struct LoadedSides {
+  Result<LoadedSide> a, b;
+};
+
+/// Recordings first: a job is simulated as what it is compared with was run.
+LoadedSides load_sides(const CompareFlags& flags, const Console& console) {
+  bool waits = false;
+  const auto load = [&](const std::string& file) {
+    auto side = load_side(flags, file, waits, console);
+    waits = waits || (side && side->timeline.provenance.source == "executed");
+    return side;
+  };
+  if (!is_recording(flags.a) && is_recording(flags.b)) {
+    auto b = load(flags.b);
+    return {load(flags.a), std::move(b)};
+  }
+  auto a = load(flags.a);
+  return {std::move(a), load(flags.b)};
 }
 
 /// "5%", "5 %" or "0.05".
@@ -123,9 +146,8 @@ ExitCode run_verb(const CompareFlags& flags, const Console& console) {
     if (!share) return console.error(share.error());
     limit = *share;
   }
-  const auto a = load_side(flags, flags.a, console);
+  const auto [a, b] = load_sides(flags, console);
   if (!a) return console.error(a.error());
-  const auto b = load_side(flags, flags.b, console);
   if (!b) return console.error(b.error());
   CompareOptions options;
   if (flags.iteration >= 0) options.iteration = flags.iteration;

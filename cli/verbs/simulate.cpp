@@ -72,6 +72,7 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const auto prepared = trains ? prepare(job) : prepare_actions(job, flags.action);
   if (!prepared) return console.error(prepared.error());
   SimulateOptions options = simulate_options(job);
+  options.synchronize_each_step = flags.wait_each_step;
   options.per_kernel = !flags.per_unit;
   const bool asked_for = !flags.trace.empty() || !flags.timeline.empty();
   options.timeline = asked_for || (!console.json && instruction_count(prepared->plan) <= kMostDrawn);

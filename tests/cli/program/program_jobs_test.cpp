@@ -45,6 +45,16 @@ TEST(ProgramJobs, TheReportSaysWhatAReaderWantsToKnow) {
   }
 }
 
+// Else the host runs ahead, and the device finds its next step's first kernels issued.
+TEST(ProgramJobs, ALoopThatWaitsEachStepPaysForItsBegin) {
+  const auto step_ns = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"simulate", kGpt2, "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return json::parse(run_program(arguments).out)["step_time_ns"]["value"].get<std::int64_t>();
+  };
+  EXPECT_GT(step_ns({"--wait-each-step"}), step_ns({}));
+}
+
 TEST(ProgramJobs, SimulateJsonIsOneDocumentAndTheSameEachTime) {
   const ProgramRun run = run_program({"simulate", kLlama, "--json"});
   EXPECT_EQ(run.exit_code, 0);
