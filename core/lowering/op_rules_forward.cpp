@@ -143,14 +143,14 @@ std::int64_t groups_of(Emitter& emit, const std::vector<Ref>& args) {
   return args.size() > 2 ? emit.layout(args[2]).numel() : 1;
 }
 
-void describe(Emitter& emit, Kernel& kernel, const std::vector<Ref>& args, const OpRule& rule) {
+void describe(Emitter& emit, Kernel& kernel, const Op& op, const std::vector<Ref>& args, const OpRule& rule) {
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
   if (!args.empty()) kernel.read = loss_reads(rule.formula, emit.layout(args[0]), kernel.read);
   if (rule.kind == KernelClass::Gather && args.size() == 2) kernel.read = emit.layout(args[1]).bytes();
   if (rule.kind == KernelClass::Attention && args.size() >= 3) {
     kernel.dtype = emit.layout(args[0]).dtype;
     kernel.flops = attention_flops(emit.layout(args[0]), emit.layout(args[1]), emit.layout(args[2]));
-    describe_attention(kernel, *emit.op(), emit.layout(args[0]), emit.layout(args[1]), /*backward=*/false);
+    describe_attention(kernel, op, emit.layout(args[0]), emit.layout(args[1]), /*backward=*/false);
   }
   const bool convolution = rule.formula == OpFormula::Convolution;
   kernel.convolution = convolution && !unfolds_into_memory(emit.op());
@@ -524,7 +524,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
   kernel.launches = rule.launches;
   kernel.unknown = rule.formula == OpFormula::Unknown;
-  describe(emit, kernel, args, rule);
+  describe(emit, kernel, op, args, rule);
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty())
     kernel.flops = convolution_flops(emit, call);
   if (form == OpForm::InPlace && !args.empty()) {

@@ -8,8 +8,8 @@
 // instruction that the issuer stood at when the call began. Both are told on the host's clock, so no device time
 // decides. CUPTI is asked to stamp with the steady clock, the Recorder's.
 //
-// Steps wait for CUPTI's flush and no longer: a thread of the recorder's own reads the records while the next step is
-// issued. A record that comes a flush late finds what its launch left.
+// Once a second a step waits for CUPTI's flush, and no longer: a thread of the recorder's own reads the records while
+// the next steps are issued. A record that comes a flush late finds what its launch left.
 //
 // Waits, with the stream whose event is awaited, and memory that the driver hands out become DriverCalls.
 //
@@ -44,8 +44,9 @@ class CuptiRecorder {
   // ---- The issuer's side.
   virtual void at_instruction(std::int32_t step, InstructionId instruction) = 0;
 
-  /// Has the records that are complete taken to the lanes of their streams and to `calls`, which nobody else may touch
-  /// before finish(). REQUIRES that the device is idle. Returns what was counted since the last call.
+  /// Has the records that are complete, where the last flush is a second ago, taken to the lanes of their streams and
+  /// to `calls`, which nobody else may touch before finish(). REQUIRES that the device is idle. Returns what was
+  /// counted since the last call.
   virtual DeviceRecordCounts collect(const std::vector<std::pair<CUstream_st*, RecordedLane*>>& lanes,
                                      DriverCalls& calls) = 0;
   /// Waits until all records are in their lanes, also those that CUPTI held back.

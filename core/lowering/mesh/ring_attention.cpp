@@ -193,10 +193,13 @@ struct Turn {
 };
 Turn turn_of(std::int64_t i, std::int64_t place) { return {i > 0 && i <= place, i > place}; }
 
-/// Keys of other ranks lie before the queries, or are left out: the mask is of the first turn alone.
+/// What a turn of the ring calls. Keys of other ranks lie before the queries, or are left out: the mask is of the first
+/// turn alone.
 Op of_turn(const Op& op, std::int64_t i) {
   constexpr std::size_t kCausal = 4;
   Op turn = op;
+  turn.name = on_cpu(op) ? kCpuFlash : kFlash;
+  std::erase_if(turn.kwargs, [&](const NamedArg& named) { return i > 0 || named.name != "is_causal"; });
   if (i > 0 && turn.args.size() > kCausal) turn.args[kCausal].value = false;
   return turn;
 }
@@ -214,7 +217,7 @@ Gradients flash_backward(Emitter& e, const Op& op, const Ref& q, const Ref& k, c
       e.start("aten._scaled_dot_product_flash_attention_backward.default", KernelClass::Attention, ql.dtype);
   kernel.launches = 3;
   describe_attention(kernel, op, ql, kl, /*backward=*/true);
-  const bool cpu = on_cpu(op);
+  const bool cpu = op.name == kCpuFlash;
   const auto like = [&](const Ref& x) {
     const Layout from = e.layout(x);
     const Layout* one[] = {&from};
@@ -249,11 +252,7 @@ Gradients flash_backward(Emitter& e, const Op& op, const Ref& q, const Ref& k, c
 std::vector<Ref> ring_attention_forward(Emitter& e, const Op& op, const std::vector<Ref>& args,
                                         const std::vector<Layout>& results) {
   Ring ring(e, op);
-  const char* const name = on_cpu(op) ? kCpuFlash : kFlash;
-  const OpRule* const rule = find_op_rule(name);
-  Op inner = op;
-  inner.name = name;
-  inner.kwargs.clear();
+  const OpRule* const rule = find_op_rule(on_cpu(op) ? kCpuFlash : kFlash);
   const Dims sizes = e.layout(args[1]).sizes;
   Ref key = ring.contiguous(args[1]), value = ring.contiguous(args[2]);
   Merger merger(e, ring);
@@ -279,7 +278,7 @@ std::vector<Ref> ring_attention_forward(Emitter& e, const Op& op, const std::vec
         layouts[k] = contiguous_layout(layouts[k].sizes, layouts[k].dtype);
       }
     }
-    std::vector<Ref> next = forward_op(e, *rule, of_turn(inner, i), inputs, layouts);
+    std::vector<Ref> next = forward_op(e, *rule, of_turn(op, i), inputs, layouts);
     made = std::move(next);
     merger.step(made[0], made[1], turn.half_queries);
   }

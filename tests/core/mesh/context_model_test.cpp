@@ -87,6 +87,26 @@ TEST(ContextModel, ARingPassesKeysOnInEachTurnButTheLast) {
   EXPECT_EQ(turns.backward, (2 * kRanks - 1) * kLayers);
 }
 
+// Keys of other ranks lie before a rank's queries, or are left out. In both directions it is FlashAttention's kernel.
+TEST(ContextModel, OnlyTheFirstTurnIsMasked) {
+  const Job job = job_of(1);
+  const Model model = rank_model(whole_model(job), job).value();
+  const std::vector<bool> trainable(model.params.size(), true);
+  const auto end = static_cast<std::int32_t>(model.ops.size());
+  const LoweredProgram lowered = lower(model, {{0, end, false, -1}}, trainable).value();
+  const SegmentTemplate& only = lowered.templates.front();
+  for (const KernelList* list : {&only.forward, &only.backward}) {
+    std::vector<bool> causal;
+    for (const Kernel& kernel : list->kernels) {
+      if (kernel.kind != KernelClass::Attention) continue;
+      EXPECT_EQ(kernel.attention, AttentionKind::Flash);
+      EXPECT_EQ(kernel.backward, list == &only.backward);
+      causal.push_back(kernel.causal);
+    }
+    EXPECT_EQ(causal, (std::vector<bool>{true, false, false, false, true, false, false, false})) << "of two layers";
+  }
+}
+
 TEST(ContextModel, OnlyTheLastRankKeepsTheQuerysLayout) {
   const auto copies = [](const Model& model) {
     return std::count_if(model.ops.begin(), model.ops.end(),
