@@ -20,6 +20,14 @@ namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 4> kLevels{"datasheet", "published", "microbenchmark", "measured-step"};
 constexpr double kLargest = 1e15;  // no rate, bandwidth, time or size of a machine is beyond it
+constexpr double kMostOfPeak = 2;  // of attention, whose masked half is counted in
+
+bool is_share(std::string_view extra) {
+  for (const char* const share : {kEfficientShare, kCudnnShare, kNarrowShare, kNarrowestShare}) {
+    if (extra == share) return true;
+  }
+  return false;
+}
 constexpr std::array<std::string_view, kTensorWorks> kTensorWork{"copy", "fill", "add",   "scale",
                                                                  "join", "norm", "adamw", "sgd"};
 constexpr std::array<std::string_view, 5> kFabrics{"switch", "mesh", "cube-mesh", "pairs", "host"};
@@ -298,7 +306,8 @@ class Reader {
     if (const toml::table* rows = table("extra", profile_.kind == "virtual")) {
       for (const auto& [key, node] : *rows) {
         const std::string word(key.str());
-        profile_.extra[word] = number(*rows, "extra", word, 0, kLargest);
+        const bool share = is_share(word);  // something is divided by it
+        profile_.extra[word] = number(*rows, "extra", word, share ? 1e-3 : 0, share ? kMostOfPeak : kLargest);
       }
     }
     if (old_links_) return extra_of_generation();

@@ -138,6 +138,8 @@ TEST(Profile, EveryMistakeNamesItsKey) {
            {"hbm_gb_per_s = 3350", "hbm_gb_per_sec = 3350", ErrorCode::MissingKey, "device.hbm_gb_per_s"},
            {"launch_ns = 4500", "launch_ns = 4500\nlunch_ns = 1", ErrorCode::UnknownKey, "host.lunch_ns"},
            {"channels = 16", "channels = 99999", ErrorCode::OutOfRange, "links.channels"},
+           {"product_share_at_2_bytes = 0.156", "product_share_at_2_bytes = 0", ErrorCode::OutOfRange,
+            "extra.product_share_at_2_bytes"},
            {"fabric = \"switch\"", "fabric = \"swich\"", ErrorCode::OutOfRange, "links.fabric"},
            {"fabric = \"switch\"", "generation = \"hoper\"", ErrorCode::OutOfRange, "links.generation"},
            {"fabric = \"switch\"", "rails = 8", ErrorCode::MissingKey, "links.fabric"},
