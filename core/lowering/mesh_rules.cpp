@@ -21,7 +21,23 @@ constexpr OpRule mesh_row(std::string_view name, std::array<SaveRule, 8> saves =
   return rule;
 }
 
+/// What a rank does for itself around an exchange; nothing of it has a gradient.
+constexpr OpRule local_row(std::string_view name, OpForm form, int launches = 1) {
+  OpRule rule;
+  rule.name = name;
+  rule.form = form;
+  rule.formula = OpFormula::None;
+  rule.kind = form == OpForm::Host ? KernelClass::Copy : KernelClass::Elementwise;
+  rule.launches = launches;
+  return rule;
+}
+
 constexpr OpRule kMeshRules[] = {
+    local_row("mesh.loads_of", OpForm::Contiguous),
+    local_row("mesh.splits", OpForm::Host),
+    local_row("mesh.align_sizes_", OpForm::InPlace),
+    local_row("mesh.expert_order", OpForm::Contiguous),
+    local_row("mesh.received_rows", OpForm::Contiguous, 0),
     mesh_row("mesh.all_gather"),
     mesh_row("mesh.reduce_scatter"),
     mesh_row("mesh.all_reduce"),
@@ -48,12 +64,15 @@ const OpRule* find_mesh_rule(std::string_view name) {
   return at == std::end(kMeshRules) ? nullptr : &*at;
 }
 
-std::int32_t mesh_dimension_of(const Op& op) {
-  const bool meets = op.name.starts_with("mesh.") && op.name != "mesh.copy" && op.name != "mesh.embedding";
-  if (!meets) return -1;
-  const bool named =
-      op.name == "mesh.log_softmax" || op.name == "mesh.nll_loss" || op.name.starts_with("mesh.flash_attention");
+std::int32_t mesh_dimension_either_way(const Op& op) {
+  const OpRule* rule = op.name.starts_with("mesh.") ? find_mesh_rule(op.name) : nullptr;
+  if (rule == nullptr || rule->form != OpForm::Mesh) return -1;
+  const bool named = std::any_of(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "mesh"; });
   return static_cast<std::int32_t>(lowering::int_arg(op, named ? op.args.size() : 1, "mesh", 0));
+}
+
+std::int32_t mesh_dimension_of(const Op& op) {
+  return op.name == "mesh.copy" || op.name == "mesh.embedding" ? -1 : mesh_dimension_either_way(op);
 }
 
 namespace lowering {

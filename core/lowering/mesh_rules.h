@@ -1,6 +1,6 @@
 // Operators of a model cut over a mesh ("mesh.*", written by core/mesh): what DTensor's redistributions, the masked
 // embedding and the parallel loss do to memory and work (torch/distributed/tensor: placement_types.py,
-// _functional_collectives.py, parallel/loss.py). Internal to lowering.
+// _functional_collectives.py, parallel/loss.py). Internal to lowering, but for the dimensions that operators meet.
 //
 // Arguments: the tensors, then the mesh dimension and what the operator needs to know of the cut (integers, by position
 // or by name).
@@ -11,21 +11,31 @@
 //
 //   mesh.all_reduce(x, mesh)                         terms -> whole; backward hands on
 //
-//   mesh.all_to_all(x, mesh, rows)                   parts of the first dimension to and from every rank; so back.
-//   `rows` of the
-//                                                    result where the parts are not equal
+//   mesh.all_to_all(x, mesh, rows, splits, back)     parts of the first dimension to and from every rank; so back. Equal
+//                                                    ones, or as many rows as `splits` says: `rows` expected of them
 //
-//   mesh.copy(x, mesh, backward)                     handed on; backward sums, or slice: takes this rank's part of all
-//   rows
+//   mesh.copy(x, mesh, backward)                     handed on; backward sums, or slice: takes this rank's part
 //
 //   mesh.embedding(weight, ids, mesh=, begin=, whole=)   backward makes the gradient of all rows
 //
-//   mesh.flash_attention(q, k, v, ..., mesh=, rotate=)           core/lowering/mesh/ring_attention.h
+//   mesh.flash_attention(q, k, v, ..., mesh=, rotate=)   core/lowering/mesh/ring_attention.h
 //
-//   mesh.flash_attention_for_cpu(...)              that of the CPU's flash attention; workspaces of its backward aside
+//   mesh.flash_attention_for_cpu(...)                that of the CPU's; workspaces of its backward aside
 //
 //   mesh.log_softmax(x, dim, half, mesh=...),
 //   mesh.nll_loss(x, target, weight, reduction, ignored, mesh=...)
+//
+// Around the exchange of rows whose numbers are the run's, which meet nobody (torchtitan: generate_permute_indices):
+//
+//   mesh.loads_of(ends)                              rows of each expert, of where they end
+//
+//   mesh.splits(sent, received, ranks)               of both loads: rows to and from each rank, [2, ranks], on the host
+//
+//   mesh.align_sizes_(sizes, multiple)               up to a multiple, which an expert without a row has too
+//
+//   mesh.expert_order(by_rank, multiple, rows)       which received row lies where, sorted by expert; -1: padding
+//
+//   mesh.received_rows(x, splits, rows)              not written yet: the received rows and one for the padding
 #pragma once
 
 #include <string_view>
@@ -40,6 +50,8 @@ namespace foreshard {
 const OpRule* find_mesh_rule(std::string_view name);
 /// The mesh dimension in which the forward of `op` meets the other ranks; -1: in none.
 std::int32_t mesh_dimension_of(const Op& op);
+/// ... in which its forward or its backward does.
+std::int32_t mesh_dimension_either_way(const Op& op);
 
 namespace lowering {
 

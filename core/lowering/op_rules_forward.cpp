@@ -307,7 +307,8 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
     const bool like_first = i == 0 || rule.formula == OpFormula::Dropout;
     const Layout layout =
         like_first ? result_layout(emit, form, op, args, results[i]) : statistics_layout(rule, results[i]);
-    if (layout.numel() == 0 && i > 0) {  // flash attention's debug mask: no storage
+    const bool no_storage = layout.numel() == 0 && i > 0;  // flash attention's debug mask
+    if (no_storage || form == OpForm::Host) {
       out.push_back(tape.external(layout));
       continue;
     }

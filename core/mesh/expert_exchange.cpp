@@ -142,6 +142,8 @@ void ProgramCutter::tell_sizes(Op& op) {
   const std::int32_t result = op.out.front().value;
   if (cuts_[static_cast<std::size_t>(result)].rows < 0) return;
   op.args[1] = numbers_arg(model_.values[static_cast<std::size_t>(result)].shape);
+  if (cuts_[static_cast<std::size_t>(result)].exchange < 0) return;
+  if (auto* sizes = std::get_if<ArgList>(&op.args[1].value)) sizes->front() = number_arg(-1);  // the run's
 }
 
 }  // namespace foreshard::mesh

@@ -359,9 +359,4 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   return model;
 }
 
-bool sends_chosen_tokens(const Model& model) {
-  return std::any_of(model.ops.begin(), model.ops.end(),
-                     [](const Op& op) { return op.name == "mesh.all_to_all" && op.args.size() > 2; });
-}
-
 }  // namespace foreshard

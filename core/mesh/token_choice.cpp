@@ -28,25 +28,29 @@ std::int32_t ProgramCutter::typed(std::int32_t value, DType dtype) {
   return value;
 }
 
-/// Loads of this rank's experts, of all ranks' [experts]: where each expert's rows end, and how many rows the host
-/// expects.
-std::int32_t ProgramCutter::exchanged_ends(std::int32_t ends, std::int64_t experts, const Caller& caller) {
+/// What the ranks' routers chose, by `ends` of [experts] where each expert's rows end here: the ends of this rank's
+/// experts' rows, and how many rows the host sends to and expects from each rank.
+ProgramCutter::Loads ProgramCutter::exchanged_loads(std::int32_t ends, std::int64_t experts, const Caller& caller) {
   const Op* made = maker(ends);
   const bool sums = made != nullptr && made->name == "aten.cumsum.default" && value_of(made->args.front()) >= 0;
-  const std::int32_t loads = sums ? value_of(made->args.front()) : ends;
+  const std::int32_t chosen =
+      sums ? value_of(made->args.front()) : shaped("mesh.loads_of", ends, {experts}, {}, caller);
   const std::int64_t ranks = options_.group.ranks, own = experts / ranks;
-  const std::int32_t got = shaped("mesh.all_to_all", loads, {experts}, {number_arg(options_.dimension)}, caller);
-  emit("aten._local_scalar_dense.default", got, caller.module, caller.call).out.emplace_back();  // splits, on the host
-  const std::int32_t by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
-  const std::int32_t sizes = shaped("aten.sum.dim_IntList", by_rank, {own}, {numbers_arg({0})}, caller);
-  const std::int32_t sums_of_sizes =
-      typed(shaped("aten.cumsum.default", sizes, {own}, {number_arg(0)}, caller), DType::Int32);
+  const std::int32_t got = shaped("mesh.all_to_all", chosen, {experts}, {number_arg(options_.dimension)}, caller);
+  Loads loads;
+  loads.splits = typed(shaped("mesh.splits", chosen, {2, ranks}, {Arg{ref(got)}, number_arg(ranks)}, caller),
+                       DType::Int64);
+  loads.by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
+  const std::int32_t sizes = shaped("aten.sum.dim_IntList", loads.by_rank, {own}, {numbers_arg({0})}, caller);
+  const std::int32_t aligned = shaped("mesh.align_sizes_", sizes, {own}, {number_arg(kAligned)}, caller);
+  loads.ends = typed(shaped("aten.cumsum.default", aligned, {own}, {number_arg(0)}, caller), DType::Int32);
   ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
-  return sums_of_sizes;
+  return loads;
 }
 
 /// `value`: [rows, width], sorted by expert. Returns what this rank's experts multiply.
-std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, const Caller& caller) {
+std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, const Loads& loads,
+                                      const Caller& caller) {
   const Shape own = whole_[static_cast<std::size_t>(value)];
   const double even = static_cast<double>(own[0]) * options_.imbalance;
   Rows rows;
@@ -54,14 +58,14 @@ std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, 
   const std::int64_t most = rows.received + experts / options_.group.ranks * kAligned;
   rows.padded = (most + kAligned - 1) / kAligned * kAligned;
   rows.sent = own[0];
+  rows.splits = loads.splits;
   const std::int64_t width = own[1];
-  const Arg dimension = number_arg(options_.dimension);
-  const std::int32_t got =
-      shaped("mesh.all_to_all", value, {rows.received, width}, {dimension, number_arg(rows.received)}, caller);
-  rows.order =
-      typed(shaped("aten.new_full.default", got, {rows.padded}, {numbers_arg({rows.padded}), number_arg(-1)}, caller),
-            DType::Int32);
-  ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
+  const std::int32_t got = shaped(
+      "mesh.all_to_all", value, {rows.received, width},
+      {number_arg(options_.dimension), number_arg(rows.received), Arg{ref(rows.splits)}, Arg{false}}, caller);
+  rows.order = typed(shaped("mesh.expert_order", loads.by_rank, {rows.padded},
+                            {number_arg(kAligned), number_arg(rows.padded)}, caller),
+                     DType::Int32);
   const std::int32_t zeros = shaped("aten.new_zeros.default", got, {1, width}, {numbers_arg({1, width})}, caller);
   const std::int32_t stacked = shaped("aten.cat.default", got, {rows.received + 1, width}, {}, caller);
   ops_.back().args = {Arg{ArgList{Arg{ref(got)}, Arg{ref(zeros)}}}};
@@ -78,15 +82,16 @@ std::int32_t ProgramCutter::rows_back(std::int32_t value, const Caller& caller) 
   const Rows rows = rows_of_[static_cast<std::size_t>(cuts_[static_cast<std::size_t>(value)].exchange)];
   const std::int64_t width = whole_[static_cast<std::size_t>(value)][1];
   const Shape stacked{rows.received + 1, width};
-  const std::int32_t made = shaped("aten.new_empty.default", value, stacked, {numbers_arg(stacked)}, caller);
+  const std::int32_t made =
+      shaped("mesh.received_rows", value, stacked, {Arg{ref(rows.splits)}, number_arg(rows.received + 1)}, caller);
   Op& put = emit("aten.index_put_.default", made, caller.module, caller.call);
   put.args.push_back(Arg{ArgList{Arg{ref(rows.order)}}});
   put.args.push_back(Arg{ref(value)});
   put.out.emplace_back(made);
   const std::int32_t received = shaped("aten.slice.Tensor", made, {rows.received, width},
-                                       {number_arg(0), number_arg(0), number_arg(rows.received)}, caller);
+                                       {number_arg(0), number_arg(0), number_arg(-1)}, caller);
   return shaped("mesh.all_to_all", received, {rows.sent, width},
-                {number_arg(options_.dimension), number_arg(rows.sent)}, caller);
+                {number_arg(options_.dimension), number_arg(rows.sent), Arg{ref(rows.splits)}, Arg{true}}, caller);
 }
 
 /// Before an operator: rows that a product of this rank's experts reads are sent to it, and rows that meet what stayed
@@ -98,15 +103,15 @@ void ProgramCutter::exchange_rows(Op& op) {
   if (op.name == kProduct && op.args.size() > 2) {
     const std::int32_t rows = value_of(op.args[0]), ends = value_of(op.args[2]);
     const bool here = rows >= 0 && ends >= 0 && cuts_[static_cast<std::size_t>(rows)].rows < 0;
-    if (!here && ends >= 0) op.args[2] = Arg{ref(ends_here_[ends])};
+    if (!here && ends >= 0) op.args[2] = Arg{ref(loads_here_[ends].ends)};
     if (!here) return;
     const auto [known, first] = sent_.try_emplace(rows, -1);
     if (first) {
-      ends_here_[ends] = exchanged_ends(ends, experts, caller);
-      known->second = send_rows(rows, experts, caller);
+      loads_here_[ends] = exchanged_loads(ends, experts, caller);
+      known->second = send_rows(rows, experts, loads_here_[ends], caller);
     }
     op.args[0] = Arg{ref(known->second)};
-    op.args[2] = Arg{ref(ends_here_[ends])};
+    op.args[2] = Arg{ref(loads_here_[ends].ends)};
     return;
   }
   const auto is_sent = [&](const Arg& arg) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -89,13 +90,28 @@ at::Tensor reduced(const Group& group, const at::Tensor& x, ReduceOp op = Reduce
   return sum;
 }
 
-/// An equal part of the first dimension to every rank, and from every rank.
-at::Tensor exchanged(const Group& group, const at::Tensor& x) {
+/// Rows of the first dimension to every rank, and from every rank; empty: equal parts.
+struct Splits {
+  std::vector<Numel> to, from;
+  Splits turned() const { return {from, to}; }
+};
+
+at::Tensor exchanged(const Group& group, const at::Tensor& x, const Splits& rows) {
   if (group == nullptr) return x.clone();
   const at::Tensor sent = x.contiguous();
-  const at::Tensor out = at::empty_like(sent);
-  const std::vector<Numel> parts(static_cast<std::size_t>(group->size()), sent.numel() / group->size());
-  group->all_to_all(out.data_ptr(), sent.data_ptr(), parts, parts, dtype_of(sent));
+  const auto ranks = static_cast<std::size_t>(group->size());
+  std::vector<Numel> to(ranks, sent.numel() / group->size()), from = to;
+  auto shape = sent.sizes().vec();
+  if (!rows.to.empty()) {
+    const std::int64_t width = c10::multiply_integers(sent.sizes().slice(1));
+    for (std::size_t r = 0; r < ranks; ++r) {
+      to[r] = rows.to[r] * width;
+      from[r] = rows.from[r] * width;
+    }
+    shape.front() = std::accumulate(rows.from.begin(), rows.from.end(), Numel{0});
+  }
+  const at::Tensor out = sent.new_empty(shape);
+  group->all_to_all(out.data_ptr(), sent.data_ptr(), to, from, dtype_of(sent));
   return out;
 }
 
@@ -159,10 +175,62 @@ at::Tensor all_reduce(const at::Tensor& x, std::int64_t mesh) {
   return with_backward(no_graph([&] { return reduced(group, x); }), x, [](const at::Tensor& g) { return g; });
 }
 
-at::Tensor all_to_all(const at::Tensor& x, std::int64_t mesh) {
+/// `splits`: [2, ranks], what mesh::splits made. `back`: rows return to the ranks from which they came.
+at::Tensor all_to_all(const at::Tensor& x, std::int64_t mesh, std::optional<std::int64_t> /*expected*/,
+                      const std::optional<at::Tensor>& splits, bool back) {
   const Group group = group_along(mesh);
-  return with_backward(no_graph([&] { return exchanged(group, x); }), x,
-                       [=](const at::Tensor& g) { return exchanged(group, g); });
+  Splits rows;
+  if (splits) {
+    const auto row = [&](std::int64_t which) {
+      const std::int64_t* first = splits->data_ptr<std::int64_t>() + which * splits->size(1);
+      return std::vector<Numel>(first, first + splits->size(1));
+    };
+    rows = {row(back ? 1 : 0), row(back ? 0 : 1)};
+  }
+  return with_backward(no_graph([&] { return exchanged(group, x, rows); }), x,
+                       [=](const at::Tensor& g) { return exchanged(group, g, rows.turned()); });
+}
+
+// ---------------------------------------------------------------- rows whose numbers are the run's
+
+at::Tensor loads_of(const at::Tensor& ends) { return at::diff(ends, 1, 0, ends.new_zeros({1})); }
+
+/// Read by the host, which waits for the device here.
+at::Tensor splits(const at::Tensor& sent, const at::Tensor& received, std::int64_t ranks) {
+  const auto rows = [&](const at::Tensor& loads) { return loads.to(at::kLong).view({ranks, -1}).sum(1); };
+  return at::stack({rows(sent), rows(received)}).to(at::kCPU);
+}
+
+at::Tensor align_sizes(const at::Tensor& sizes, std::int64_t multiple) {
+  const at::Tensor blocks = at::ceil(sizes.to(at::kDouble) / multiple).clamp_min_(1);
+  return sizes.copy_(blocks.mul_(multiple));
+}
+
+/// Received rows lie by sender, then by expert.
+at::Tensor expert_order(const at::Tensor& by_rank, std::int64_t multiple, std::int64_t /*expected*/) {
+  const at::Tensor loads = by_rank.to(at::kCPU, at::kLong).contiguous();
+  const std::int64_t ranks = loads.size(0), experts = loads.size(1);
+  const std::int64_t* const load = loads.data_ptr<std::int64_t>();
+  std::vector<std::int64_t> first(static_cast<std::size_t>(ranks * experts));
+  std::exclusive_scan(load, load + ranks * experts, first.begin(), std::int64_t{0});
+  std::vector<std::int32_t> order;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    const std::size_t begin = order.size();
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const std::int64_t at = r * experts + e;
+      for (std::int64_t row = 0; row < load[at]; ++row)
+        order.push_back(static_cast<std::int32_t>(first[static_cast<std::size_t>(at)] + row));
+    }
+    const auto blocks = (static_cast<std::int64_t>(order.size() - begin) + multiple - 1) / multiple;
+    order.resize(begin + static_cast<std::size_t>(std::max<std::int64_t>(blocks, 1) * multiple), -1);
+  }
+  return at::tensor(order, at::kInt).to(by_rank.device());
+}
+
+at::Tensor received_rows(const at::Tensor& x, const at::Tensor& splits, std::int64_t /*expected*/) {
+  auto shape = x.sizes().vec();
+  shape.front() = splits[1].sum().item<std::int64_t>() + 1;
+  return x.new_empty(shape);
 }
 
 /// A table's gradient is this rank's part already: rows that lie elsewhere are masked.
@@ -276,7 +344,13 @@ TORCH_LIBRARY(mesh, library) {
   library.def("all_gather(Tensor x, int mesh, int dim, int whole, str backward) -> Tensor", &all_gather);
   library.def("reduce_scatter(Tensor x, int mesh, int dim, int whole) -> Tensor", &reduce_scatter);
   library.def("all_reduce(Tensor x, int mesh) -> Tensor", &all_reduce);
-  library.def("all_to_all(Tensor x, int mesh) -> Tensor", &all_to_all);
+  library.def("all_to_all(Tensor x, int mesh, int? rows=None, Tensor? splits=None, bool back=False) -> Tensor",
+              &all_to_all);
+  library.def("loads_of(Tensor ends) -> Tensor", &loads_of);
+  library.def("splits(Tensor sent, Tensor received, int ranks) -> Tensor", &splits);
+  library.def("align_sizes_(Tensor(a!) sizes, int multiple) -> Tensor(a!)", &align_sizes);
+  library.def("expert_order(Tensor by_rank, int multiple, int rows) -> Tensor", &expert_order);
+  library.def("received_rows(Tensor x, Tensor splits, int rows) -> Tensor", &received_rows);
   library.def("copy(Tensor x, int mesh, str backward='sum') -> Tensor", &copy);
   library.def(
       "flash_attention_for_cpu(Tensor q, Tensor k, Tensor v, float dropout_p=0.0, bool is_causal=False, *, float? "

@@ -8,19 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "core/lowering/mesh_rules.h"
+
 namespace foreshard::exec {
 namespace {
 
 using Kind = InstructionKind;
-
-/// The dimension that an operator "mesh.*" meets, by name or as its second argument.
-std::int64_t mesh_argument(const Op& op) {
-  const Arg* arg = op.args.size() > 1 ? &op.args[1] : nullptr;
-  for (const NamedArg& named : op.kwargs)
-    if (named.name == "mesh") arg = &named.arg;
-  const auto* dimension = arg == nullptr ? nullptr : std::get_if<std::int64_t>(&arg->value);
-  return dimension == nullptr ? 0 : *dimension;
-}
 
 /// What `run` has instead.
 const char* remedy_of(const std::string& got) {
@@ -231,8 +224,8 @@ std::vector<std::shared_ptr<Communicator>> meetings(const Model& model, const Pl
   std::vector<std::shared_ptr<Communicator>> met(plan.segments.size());
   for (std::size_t s = 0; s < met.size() && !groups.empty(); ++s) {
     for (std::int32_t i = plan.segments[s].op_begin; i < plan.segments[s].op_end; ++i) {
-      const Op& op = model.ops[static_cast<std::size_t>(i)];
-      if (op.name.starts_with("mesh.")) met[s] = groups[static_cast<std::size_t>(mesh_argument(op))];
+      const std::int32_t dimension = mesh_dimension_either_way(model.ops[static_cast<std::size_t>(i)]);
+      if (dimension >= 0) met[s] = groups[static_cast<std::size_t>(dimension)];
     }
   }
   return met;

@@ -142,10 +142,14 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
     return load_model(part, program);
   });
   if (!cut) return fail(cut.error());
-  if (sends_chosen_tokens(*cut)) {
-    return fail(training_error(ErrorCode::Unsupported, "mesh.expert",
-                               "experts on other ranks, chosen by their tokens, are planned and simulated only",
-                               "set mesh.expert to 1 to run"));
+  if (const std::int32_t told = told_how_many_rows(*cut); told >= 0) {
+    const Op& op = cut->ops[static_cast<std::size_t>(told)];
+    const std::string module = op.module.valid() ? cut->modules[op.module.index()].fqn : "";
+    Error error = training_error(ErrorCode::Unsupported, "mesh.expert",
+                                 fmt::format("{} in {} is told how many rows its experts get", op.name, module),
+                                 "set mesh.expert = 1 to run; `plan`, `simulate` and `sweep` take it as it is");
+    error.expected = "a program whose sizes follow its rows: how many tokens choose an expert is the run's";
+    return fail(std::move(error));
   }
   auto share = SequenceShare::of(*cut, parts.model.inputs.size(), job.model.seq);
   if (!share) return fail(share.error());

@@ -294,6 +294,26 @@ TEST(ExpertModel, ChosenTokensGoToTheirExpertsAndComeBack) {
   EXPECT_FALSE(sends_chosen_tokens(rank_model(whole_model(job), job).value()));
 }
 
+TEST(ExpertModel, ProgramsThatAreToldHowManyRowsComeCannotBeRun) {
+  const Job job = job_of();
+  const Model model = rank_model(mixtral(job), job).value();
+  EXPECT_EQ(told_how_many_rows(model), -1);
+  const auto product = std::find_if(model.ops.begin(), model.ops.end(),
+                                    [](const Op& op) { return op.name == "aten._grouped_mm.default"; });
+  const std::int64_t rows = model.values[product->out.front().index()].shape.front();
+  Model told = model;
+  Op& op = told.ops[static_cast<std::size_t>(product - model.ops.begin()) + 1];
+  ASSERT_EQ(op.name, "aten.split.Tensor");
+  op.name = "aten.view.default";
+  op.args[1] = Arg{ArgList{Arg{rows}, Arg{std::int64_t{2 * 96}}}};
+  EXPECT_EQ(told_how_many_rows(told), product - model.ops.begin() + 1);
+  std::get<ArgList>(op.args[1].value).front() = Arg{std::int64_t{-1}};
+  EXPECT_EQ(told_how_many_rows(told), -1);
+  op.name = "aten.slice.Tensor";
+  op.args = {op.args.front(), Arg{std::int64_t{0}}, Arg{std::int64_t{0}}, Arg{rows}};
+  EXPECT_EQ(told_how_many_rows(told), product - model.ops.begin() + 1);
+}
+
 TEST(ExpertModel, ChosenTokensAreRefusedBesideContext) {
   Job job = job_of();
   job.mesh.context = 2;

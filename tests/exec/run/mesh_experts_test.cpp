@@ -9,8 +9,6 @@ namespace foreshard::exec {
 namespace {
 
 constexpr double kNeverClips = 1e30;  // the norm is told all the same
-// Other orders of sums move a token once in these runs. One of a step's 8 x 16 tokens weighs that part of its loss.
-constexpr Tolerance kMovedToken = {.moved_steps = 1, .moved_loss = 1.0 / (8 * 16)};
 
 Job experts(int world, int ranks) {
   Job job = tiny_job("moe_tiny", world);

@@ -1,0 +1,60 @@
+// Tokens that choose their experts go to the ranks that have them, in numbers that only the run knows, and come back:
+// compared with as many ranks that hold every expert.
+#include <gtest/gtest.h>
+
+#include "tests/exec/tiny_ranks.h"
+
+namespace foreshard::exec {
+namespace {
+
+Job chosen(const char* model, int world, int ranks) {
+  Job job = tiny_job(model, world);
+  job.mesh.expert = ranks;
+  job.train.clip_grad_norm = 1e30;  // the norm is told all the same
+  job.fsdp.allow_traps = {45};
+  return job;
+}
+
+TEST(MeshChosenExperts, TrainAsRanksThatHoldAllOfThem) {
+  const RecordedRun plain = run_of(chosen("mixtral_tiny", 4, 1));
+  EXPECT_GT(plain.loss.front(), plain.loss.back());
+  for (const int ranks : {2, 4}) expect_run(chosen("mixtral_tiny", 4, ranks), plain, kMovedToken);
+}
+
+TEST(MeshChosenExperts, RowsComeAgainWhereABlockIsRecomputed) {
+  Job job = chosen("mixtral_tiny", 2, 2);
+  job.train.micro_batches = 2;
+  Job plain = job;
+  plain.mesh.expert = 1;
+  job.checkpointing.policy = CheckpointPolicy::Block;
+  expect_run(job, run_of(plain), kMovedToken);
+}
+
+TEST(MeshChosenExperts, BesideSharedOnesAndDenseLayers) {
+  expect_run(chosen("deepseek_tiny", 4, 4), run_of(chosen("deepseek_tiny", 4, 1)), kMovedToken);
+}
+
+TEST(MeshChosenExperts, InsideReplicas) {
+  Job job = chosen("mixtral_tiny", 4, 2);
+  job.fsdp.strategy = Strategy::HybridShard;
+  job.cluster.shard_group = 2;
+  expect_run(job, run_of(chosen("mixtral_tiny", 4, 1)), kMovedToken);
+}
+
+TEST(MeshChosenExperts, BesideTensorRanks) {
+  const RecordedRun plain = run_of(chosen("mixtral_tiny", 4, 1));
+  for (const int ranks : {2, 4}) {
+    Job job = chosen("mixtral_tiny", 4, ranks);
+    job.model.batch = kTinyRows / 2;
+    job.mesh.tensor = 2;
+    expect_run(job, plain, kMovedToken);
+  }
+}
+
+TEST(MeshChosenExperts, ResumeOnAnotherMesh) {
+  const RecordedRun plain = run_of(chosen("mixtral_tiny", 4, 1));
+  expect_resumed(chosen("mixtral_tiny", 4, 2), chosen("mixtral_tiny", 4, 4), plain);
+}
+
+}  // namespace
+}  // namespace foreshard::exec
