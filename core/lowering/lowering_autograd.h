@@ -49,6 +49,7 @@ struct Node {
   std::vector<Ref> grads;  // the engine's input buffer, per result
   std::int32_t waiting_for = 0;
   bool visited = false, queued = false;
+  bool gone = false;  // nobody reaches it: a recomputation brings nothing to it
 };
 
 class Machine;

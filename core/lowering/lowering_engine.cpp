@@ -110,18 +110,22 @@ void Machine::accumulate_param(Node& node) {
 
 void Machine::forget_saved(Node& node) {
   CheckpointFrame* frame = node.frame >= 0 ? &frames_[static_cast<std::size_t>(node.frame)] : nullptr;
+  const bool runs = frame != nullptr && forward_step_ >= 0 && forward_step_ < frame->last;  // its caller has it
   for (Saved& kept : node.saved) {
     kept.tensor.reset();
-    if (kept.promised && frame != nullptr && --frame->promises == 0) {
-      frame->results.clear();
-      frame->kept.clear();
-      if (options.named_stay && frame->reentrant) {  // the function that autograd's node names is bound to them
-        for (const auto& [id, input] : frame->inputs)
-          if (!tape.at(input).requires_grad && frame->handed_on.count(id) == 0) leaves_.push_back(input);
-      }
-      frame->inputs.clear();
-    }
+    if (kept.promised && frame != nullptr && --frame->promises == 0 && !runs) release(*frame);
   }
+}
+
+/// Nobody will ask the region for anything any more.
+void Machine::release(CheckpointFrame& frame) {
+  frame.results.clear();
+  frame.kept.clear();
+  if (options.named_stay && frame.reentrant) {  // the function that autograd's node names is bound to them
+    for (const auto& [id, input] : frame.inputs)
+      if (!tape.at(input).requires_grad && frame.handed_on.count(id) == 0) leaves_.push_back(input);
+  }
+  frame.inputs.clear();
 }
 
 void Machine::run_node(std::int32_t id) {
@@ -245,6 +249,14 @@ void Machine::backward() {
   };
   for (std::size_t i = 1; i < outputs_.size(); ++i) hold(outputs_[i]);
   for (const Ref& leaf : leaves_) hold(leaf);
+  // What was returned beside the loss has a graph that no backward has run.
+  for (const Node& node : nodes_)
+    for (const Saved& saved : node.saved)
+      if (saved.tensor) hold(saved.tensor);
+  for (const CheckpointFrame& frame : frames_) {
+    if (frame.promises == 0) continue;
+    for (const auto& [id, input] : frame.inputs) hold(input);
+  }
 }
 
 }  // namespace foreshard::lowering

@@ -229,11 +229,11 @@ Needs needs_of(OpFormula formula) {
     case OpFormula::IndexSelect:
     case OpFormula::Index:
     case OpFormula::Extremum:
+    case OpFormula::IndexPut:  // what is put may be a number
     case OpFormula::MseLoss: return {2, 1, 0};
     case OpFormula::Convolution: return {2, 1, 1};
     case OpFormula::ScatterAdd:
-    case OpFormula::IndexAdd:
-    case OpFormula::IndexPut: return {3, 1, 0};
+    case OpFormula::IndexAdd: return {3, 1, 0};
     case OpFormula::Pick: return {1, 2, 0};
     case OpFormula::GroupedMm:
     case OpFormula::TriangularSolve: return {2, 1, 3};

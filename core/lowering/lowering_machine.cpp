@@ -12,15 +12,6 @@ namespace foreshard {
 namespace lowering {
 namespace {
 
-/// What backward has done of a region's last segment when it first asks for something that was not saved.
-void note_early_backward(Tape& tape, const Step& last) {
-  RawInstance& raw = tape.instances()[static_cast<std::size_t>(last.instance)];
-  const std::vector<Kernel>& done = raw.passes[static_cast<std::size_t>(PassKind::Backward)].kernels;
-  const bool meets = std::any_of(done.begin(), done.end(),
-                                 [](const Kernel& kernel) { return kernel.collective != KernelCollective::None; });
-  if (meets) raw.early_backward = static_cast<std::int32_t>(done.size());
-}
-
 /// True where parameters of several floating types are used as they were created: the program computes in the first
 /// one's type, so nothing cast them all.
 bool keeps_own_dtypes(const Model& model) {
@@ -34,6 +25,8 @@ bool keeps_own_dtypes(const Model& model) {
   }
   return mixed && first->dtype == model.compute_dtype;
 }
+
+Edge edge_of(const Tensor& tensor) { return tensor.requires_grad ? Edge{tensor.node, tensor.output_nr} : Edge{}; }
 
 /// In place on a tensor with a history: it goes on.
 void continue_history(Tape& tape, const Ref& of, std::vector<Ref>& results) {
@@ -53,6 +46,13 @@ bool under_dispatch_mode(const Model& model, const Op& op, const CheckpointFrame
   return model.regions[static_cast<std::size_t>(op.region)].kind == Region::Kind::Operators;
 }
 
+/// How large cuDNN's reserve is, no rule can say.
+void note_unknown(const OpRule& rule, const Op& op, std::vector<std::string>& unknown) {
+  const bool guessed = rule.formula == OpFormula::Unknown || op.name.starts_with("aten._cudnn_rnn.");
+  if (guessed && op.opaque < 0 && std::find(unknown.begin(), unknown.end(), op.name) == unknown.end())
+    unknown.push_back(op.name);
+}
+
 }  // namespace
 
 Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
@@ -64,7 +64,12 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
       trainable_(trainable),
       distributed_(model),
       packed_(*this, model, program, opts.offload),
-      casts_(model, program, trainable, opts.keeps_casts) {
+      casts_(model, program, trainable, opts.keeps_casts),
+      values_(model.values.size(), nodes_, [this](std::int32_t id) {
+        Node& node = nodes_[static_cast<std::size_t>(id)];
+        forget_saved(node);
+        node.gone = true;
+      }) {
   deaths_ = python_deaths(model, program);
   own_dtypes_ = keeps_own_dtypes(model);
   step_node_.assign(program.steps.size(), -1);
@@ -144,14 +149,10 @@ std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, 
           return;
         }
       }
-      const auto at = values_.find(id);
-      if (at != values_.end()) {
-        args.push_back(at->second);
-        return;
-      }
-      Ref made = tape.external(layout_of(model_.values[static_cast<std::size_t>(id)]));
-      values_.emplace(id, made);
-      args.push_back(std::move(made));
+      const Ref* named = values_.find(id);
+      if (named == nullptr)
+        named = &values_.add(id, tape.external(layout_of(model_.values[static_cast<std::size_t>(id)])));
+      args.push_back(*named);
     } else if (const auto* parameter = std::get_if<ParamRef>(&arg.value)) {
       args.push_back(param(parameter->id));
     } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
@@ -212,11 +213,6 @@ const OpRule& Machine::rule_of(std::int32_t step) {
 // ----------------------------------------------------------------------------------------------------------------
 // forward
 
-Edge Machine::edge_of(const Ref& tensor) {
-  const Tensor& t = tape.at(tensor);
-  return t.requires_grad ? Edge{t.node, t.output_nr} : Edge{};
-}
-
 /// A result that a script makes a leaf of. The node that accumulates its gradient names it until the graph goes.
 void Machine::begin_gradients(const Op& op, std::vector<Ref>& results) {
   std::size_t next = 0;
@@ -249,7 +245,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   node.op = &op;
   node.position = step;
   for (const Ref& arg : args) {
-    node.next.push_back(edge_of(arg));
+    node.next.push_back(edge_of(tape.at(arg)));
     node.in.push_back(tape.layout(arg));
   }
   bool any = false;
@@ -265,6 +261,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   const auto id = static_cast<std::int32_t>(nodes_.size());
   step_node_[static_cast<std::size_t>(step)] = id;
   nodes_.push_back(std::move(node));
+  values_.life().add(id);
   for (std::size_t i = 0; i < results.size(); ++i) {
     Tensor& tensor = tape.at(results[i]);
     if (!has_gradient(rule, i, tensor.layout.dtype)) continue;
@@ -321,15 +318,18 @@ void Machine::rebase(std::int32_t step, const std::unordered_map<std::int32_t, s
     if (maker.rule->name.find("unsafe_") != std::string_view::npos) break;  // no view to autograd
     base = program_.resolve(from);
   }
-  const auto at = values_.find(base);
-  if (base == view || at == values_.end()) return;
+  const Ref* const root = values_.find(base);
+  if (base == view || root == nullptr) return;
   Node& node = nodes_[static_cast<std::size_t>(node_id)];
-  node.base = tape.layout(at->second);
-  node.next[0] = edge_of(at->second);
-  Tensor& tensor = tape.at(at->second);
+  node.base = tape.layout(*root);
+  const Edge before = edge_of(tape.at(*root));
+  values_.life().redirect(node_id, 0, before.node);
+  node.next[0] = before;
+  Tensor& tensor = tape.at(*root);
   tensor.requires_grad = true;
   tensor.node = node_id;
   tensor.output_nr = 0;
+  values_.continue_through(base, node_id);
 }
 
 void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step) {
@@ -378,21 +378,15 @@ bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
   return !counted || ++frame.matmuls % options.saved.rerun_product != 0;
 }
 
-/// How large cuDNN's reserve is, no rule can say.
-void Machine::note_unknown(const OpRule& rule, const Op& op) {
-  const bool guessed = rule.formula == OpFormula::Unknown || op.name.starts_with("aten._cudnn_rnn.");
-  if (guessed && op.opaque < 0 && std::find(unknown_ops.begin(), unknown_ops.end(), op.name) == unknown_ops.end())
-    unknown_ops.push_back(op.name);
-}
-
 void Machine::forward() {
   std::unordered_map<std::int32_t, std::int32_t> made_at;
-  for (const ValueId id : model_.inputs) values_.emplace(id.value, tape.external(layout_of(model_.values[id.index()])));
+  for (const ValueId id : model_.inputs) values_.add(id.value, tape.external(layout_of(model_.values[id.index()])));
   for (std::int32_t step = 0; step < static_cast<std::int32_t>(program_.steps.size()); ++step) {
     const Step& at = program_.steps[static_cast<std::size_t>(step)];
     const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
+    forward_step_ = step;
     tape.begin(static_cast<std::size_t>(at.instance), PassKind::Forward);
-    note_unknown(*at.rule, op);
+    note_unknown(*at.rule, op, unknown_ops);
     CheckpointFrame* frame = frame_of(step);
     std::vector<Ref> args = gather(op, nullptr, frame);
     if (frame != nullptr && step == frame->first) hold_arguments(*frame, op);
@@ -403,7 +397,7 @@ void Machine::forward() {
         const std::int32_t id = program_.resolve(value->id);
         const auto made = made_at.find(id);
         if (frame->packed.count(id) > 0 || (made != made_at.end() && made->second >= frame->first)) return;
-        frame->inputs.try_emplace(id, values_.at(id));
+        frame->inputs.try_emplace(id, *values_.find(id));
         if (made != made_at.end() && frame_of(made->second) != nullptr) frame->handed_on.insert(id);
         packed_.pack_input(*frame, op, id);
       });
@@ -422,135 +416,37 @@ void Machine::forward() {
     for (const ValueId id : op.out) {
       if (!id.valid() || next >= results.size()) continue;
       made_at[id.value] = step;
-      values_[id.value] = std::move(results[next++]);
+      Ref& result = results[next++];
+      const std::int32_t node = edge_of(tape.at(result)).node;
+      values_.bind(id.value, std::move(result), node);
     }
     args.clear();
     results.clear();
-    for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.erase(dead);
+    values_.life().settle(step_node_[static_cast<std::size_t>(step)]);
+    for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.unbind(dead);
+    if (frame != nullptr && !frame->reentrant && step == frame->last && frame->promises == 0) release(*frame);
     if (step == casts_.last_step()) casts_.clear();
   }
-  for (std::size_t i = 0; i < model_.outputs.size(); ++i) {
-    const auto at = values_.find(program_.resolve(model_.outputs[i]));
-    if (at != values_.end() && (i == 0 || options.hold_outputs)) outputs_.push_back(at->second);
-  }
-  // Everything that Python still names goes with the last return; the caller keeps the loss, and what the script names.
-  std::vector<std::int32_t> rest;
-  for (const auto& [id, ref] : values_) rest.push_back(id);
-  std::sort(rest.begin(), rest.end());
-  for (const std::int32_t id : rest) {
-    if (model_.values[static_cast<std::size_t>(id)].held.until == Hold::Until::Step && made_at.count(id) > 0)
-      outputs_.push_back(values_.at(id));
-  }
-  drop_unreached();
-  for (const std::int32_t id : rest) values_.erase(id);
+  forward_step_ = -1;
+  hand_over(made_at);
   tape.end();
 }
 
-/// What no output was made of: autograd's nodes go with the last name of their results, and what they saved with them.
-void Machine::drop_unreached() {
-  std::vector<std::int32_t> stack;
-  std::vector<bool> reached(nodes_.size(), false);
-  const auto reach = [&](std::int32_t node) {
-    if (node < 0 || reached[static_cast<std::size_t>(node)]) return;
-    reached[static_cast<std::size_t>(node)] = true;
-    stack.push_back(node);
+/// What the caller goes on naming when the forward has returned: the loss, what was returned beside it, and what the
+/// script names. Everything else goes.
+void Machine::hand_over(const std::unordered_map<std::int32_t, std::int32_t>& made_at) {
+  const auto keep = [this](std::int32_t id) {
+    if (const Ref* const ref = values_.find(id)) {
+      values_.hand_on(id);
+      outputs_.push_back(*ref);
+    }
   };
-  for (const Ref& output : outputs_) reach(tape.at(output).node);
-  for (const ValueId output : model_.outputs) {
-    const auto at = values_.find(program_.resolve(output));
-    if (at != values_.end()) reach(tape.at(at->second).node);
-  }
-  while (!stack.empty()) {
-    const std::int32_t id = stack.back();
-    stack.pop_back();
-    for (const Edge& edge : nodes_[static_cast<std::size_t>(id)].next) reach(edge.node);
-  }
-  for (std::size_t id = 0; id < nodes_.size(); ++id) {
-    if (reached[id]) continue;
-    forget_saved(nodes_[id]);
-    nodes_[id].saved.clear();  // a recomputation brings nothing to a node that is gone
-  }
-}
-
-// -------------------------------------------------------------------------------------------------------------
-// recompute
-
-/// A checkpointed call keeps its arguments, used inside or not (position_ids).
-void Machine::hold_arguments(CheckpointFrame& frame, const Op& first) {
-  const std::vector<ValueId>* args = nullptr;
-  if (frame.module.valid()) {
-    const ModuleCall* call = model_.find_call(frame.module, frame.call);
-    if (call != nullptr) args = &call->args;
-  } else if (first.region >= 0) {
-    args = &model_.regions[static_cast<std::size_t>(first.region)].args;
-  }
-  if (args == nullptr) return;
-  for (const ValueId id : *args) {
-    const auto at = values_.find(program_.resolve(id));
-    if (at != values_.end() && tape.storage_of(at->second).instance >= 0)
-      frame.inputs.try_emplace(at->first, at->second);
-  }
-}
-
-void Machine::recompute(CheckpointFrame& frame) {
-  frame.recomputed = true;
-  note_early_backward(tape, program_.steps[static_cast<std::size_t>(frame.last)]);
-  const bool was = in_backward;
-  in_backward = false;
-  casts_.clear();  // the region's autocast is the outermost one now
-  if (!frame.packed.empty()) {
-    const Step& first = program_.steps[static_cast<std::size_t>(frame.first)];
-    tape.begin(static_cast<std::size_t>(first.instance), PassKind::Recompute);
-    packed_.bring_inputs(frame, model_.ops[static_cast<std::size_t>(first.op)]);
-  }
-  std::unordered_map<std::int32_t, Ref> local;
-  for (std::int32_t step = frame.first; step <= frame.stop_step; ++step) {
-    const Step& at = program_.steps[static_cast<std::size_t>(step)];
-    const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
-    tape.begin(static_cast<std::size_t>(at.instance), PassKind::Recompute);
-    std::vector<Ref> args = gather(op, &local, &frame);
-    std::vector<Ref> results;
-    wait_for(args);
-    const auto kept = frame.kept.find(step);
-    const bool stops = step == frame.stop_step && frame.stop_before_kernel;
-    // Where PyTorch stops, a kept result is not taken either and stays with the frame; `run` on a host takes it.
-    const bool takes = kept != frame.kept.end() && (!stops || options.cpu_threads > 0);
-    if (takes) {
-      if (op.name == "mesh.reduce_scatter") lay_out_again(*this, op, at.op, args[0]);
-      results = std::move(kept->second);
-      frame.kept.erase(kept);
-    } else if (!stops) {
-      results = run_op(step, args);
-    }
-    const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
-    if (node >= 0) {
-      for (Saved& saved : nodes_[static_cast<std::size_t>(node)].saved) {
-        Ref brought = written_over(step, saved, args);
-        if (!brought) brought = saved_tensor(op, saved, args, results);
-        if (brought) saved.tensor = std::move(brought);
-      }
-    }
-    std::size_t next = 0;
-    for (const ValueId id : op.out)
-      if (id.valid() && next < results.size()) local[id.value] = std::move(results[next++]);
-    args.clear();
-    results.clear();
-    for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) local.erase(dead);
-  }
-  if (frame.reentrant) {  // what the function returned lives until the nested backward is done
-    const Step& at = program_.steps[static_cast<std::size_t>(frame.last)];
-    for (const ValueId id : model_.ops[static_cast<std::size_t>(at.op)].out) {
-      const auto result = id.valid() ? local.find(id.value) : local.end();
-      if (result != local.end()) frame.results.push_back(result->second);
-    }
-  }
-  std::vector<std::int32_t> rest;  // early stop: the recomputed function's locals go at once
-  for (const auto& [id, ref] : local) rest.push_back(id);
-  std::sort(rest.begin(), rest.end());
-  for (const std::int32_t id : rest) local.erase(id);
-  PackedSaves::drop_inputs(frame);
-  casts_.clear();
-  in_backward = was;
+  for (std::size_t i = 0; i < model_.outputs.size() && (i == 0 || options.hold_outputs); ++i)
+    keep(program_.resolve(model_.outputs[i]));
+  const std::vector<std::int32_t> rest = values_.sorted();
+  for (const std::int32_t id : rest)
+    if (model_.values[static_cast<std::size_t>(id)].held.until == Hold::Until::Step && made_at.count(id) > 0) keep(id);
+  for (const std::int32_t id : rest) values_.unbind(id);
 }
 
 std::vector<Machine::Kept> Machine::kept() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/lowering/graph/graph_life.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/mesh/distributed_values.h"
 #include "core/lowering/offload/packed_saves.h"
@@ -114,6 +115,8 @@ struct Trace {
   std::vector<std::pair<ParamId, TracedTensor>> gradients;  // as they arrive, before autograd copies any to keep it
 };
 
+class BriefGraph;  // core/lowering/graph/recompute.cpp
+
 class Machine {
  public:
   Machine(const Model& model, const Program& program, const std::vector<bool>& trainable, const LoweringOptions& opts);
@@ -175,17 +178,18 @@ class Machine {
   Ref saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args, const std::vector<Ref>& results);
   static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step);
   void hold_arguments(CheckpointFrame& frame, const Op& first);
-  Edge edge_of(const Ref& tensor);
   void rebase(std::int32_t step, const std::unordered_map<std::int32_t, std::int32_t>& made_at);
-  void note_unknown(const OpRule& rule, const Op& op);
   CheckpointFrame* frame_of(std::int32_t step);
   bool keeps(const Op& op, CheckpointFrame& frame) const;
   void recompute(CheckpointFrame& frame);
+  void recompute_step(CheckpointFrame& frame, std::int32_t step, std::unordered_map<std::int32_t, Ref>& local,
+                      BriefGraph& brief);
   void run_node(std::int32_t id);
   void accumulate_param(Node& node);
   void send(const Edge& edge, Ref gradient);
-  void drop_unreached();
+  void hand_over(const std::unordered_map<std::int32_t, std::int32_t>& made_at);
   void forget_saved(Node& node);
+  void release(CheckpointFrame& frame);
   void count_dependencies(std::int32_t root);
   void push(std::int32_t id);
   void wait_for(const std::vector<Ref>& read);
@@ -202,7 +206,8 @@ class Machine {
   std::deque<std::string> name_texts_;
   std::vector<Node> nodes_;
   std::vector<std::int32_t> step_node_;  // node made by a step
-  std::unordered_map<std::int32_t, Ref> values_;
+  NamedValues values_;
+  std::int32_t forward_step_ = -1;  // of the forward, while it runs
   std::unordered_map<std::int32_t, Ref> params_, buffers_;
   std::unordered_map<std::int32_t, std::int32_t> param_nodes_;
   std::vector<CheckpointFrame> frames_;

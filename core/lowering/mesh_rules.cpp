@@ -67,7 +67,8 @@ const OpRule* find_mesh_rule(std::string_view name) {
 std::int32_t mesh_dimension_either_way(const Op& op) {
   const OpRule* rule = op.name.starts_with("mesh.") ? find_mesh_rule(op.name) : nullptr;
   if (rule == nullptr || rule->form != OpForm::Mesh) return -1;
-  const bool named = std::any_of(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "mesh"; });
+  const bool named =
+      std::any_of(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "mesh"; });
   return static_cast<std::int32_t>(lowering::int_arg(op, named ? op.args.size() : 1, "mesh", 0));
 }
 

@@ -11,7 +11,8 @@
 //
 //   mesh.all_reduce(x, mesh)                         terms -> whole; backward hands on
 //
-//   mesh.all_to_all(x, mesh, rows, splits, back)     parts of the first dimension to and from every rank; so back. Equal
+//   mesh.all_to_all(x, mesh, rows, splits, back)     parts of the first dimension to and from every rank; so back.
+//   Equal
 //                                                    ones, or as many rows as `splits` says: `rows` expected of them
 //
 //   mesh.copy(x, mesh, backward)                     handed on; backward sums, or slice: takes this rank's part

@@ -98,12 +98,18 @@ class Walk {
 
 }  // namespace
 
+bool puts_tensor(const Op& op) {
+  return op.args.size() < 3 || std::holds_alternative<ValueRef>(op.args[2].value) ||
+         std::holds_alternative<ParamRef>(op.args[2].value) || std::holds_alternative<BufferRef>(op.args[2].value);
+}
+
 std::vector<SaveRule> saves_of_call(const OpRule& rule, const Op& op, std::size_t args, std::size_t results,
                                     std::uint8_t wants) {
   std::vector<SaveRule> saves;
-  const bool put = rule.formula == OpFormula::IndexPut;  // whose last tensor are the values
-  if (put || rule.formula == OpFormula::Index) {         // all of their index tensors, however many there are
-    for (std::size_t i = 1; i + (put ? 1 : 0) < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
+  const bool put = rule.formula == OpFormula::IndexPut;
+  if (put || rule.formula == OpFormula::Index) {  // all of their index tensors, however many there are
+    const std::size_t behind = put && puts_tensor(op) ? 1 : 0;
+    for (std::size_t i = 1; i + behind < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
     return saves;
   }
   // A batch norm without weights keeps its running statistics, which are then its second and third tensor.

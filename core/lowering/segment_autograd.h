@@ -11,6 +11,8 @@
 
 namespace foreshard {
 
+/// Of index_put: whether what is put is a tensor and not a number.
+bool puts_tensor(const Op& op);
 /// The saves of a call with so many tensor arguments and results. `wants`: bit i says that argument i, of the first
 /// eight, needs a gradient.
 std::vector<SaveRule> saves_of_call(const OpRule& rule, const Op& op, std::size_t args, std::size_t results,

@@ -35,7 +35,8 @@ bool begins_with(const Arg& arg, std::int64_t rows) {
 
 /// Sizes that begin with the number of rows, or places among them.
 bool tells_rows(const Op& op, std::int64_t rows) {
-  const bool sizes = std::any_of(op.args.begin(), op.args.end(), [&](const Arg& arg) { return begins_with(arg, rows); });
+  const bool sizes =
+      std::any_of(op.args.begin(), op.args.end(), [&](const Arg& arg) { return begins_with(arg, rows); });
   const bool named = std::any_of(op.kwargs.begin(), op.kwargs.end(),
                                  [&](const NamedArg& named) { return begins_with(named.arg, rows); });
   if (sizes || named) return true;

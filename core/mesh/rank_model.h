@@ -39,8 +39,8 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build =
 /// (mesh.expert_imbalance).
 bool sends_chosen_tokens(const Model& model);
 
-/// The first operator that was told in numbers how many such rows come, and so is right for the plan's assumption alone;
-/// -1: none is, the program can be run.
+/// The first operator that was told in numbers how many such rows come, and so is right for the plan's assumption
+/// alone; -1: none is, the program can be run.
 std::int32_t told_how_many_rows(const Model& model);
 
 }  // namespace foreshard

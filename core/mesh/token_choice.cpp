@@ -38,8 +38,8 @@ ProgramCutter::Loads ProgramCutter::exchanged_loads(std::int32_t ends, std::int6
   const std::int64_t ranks = options_.group.ranks, own = experts / ranks;
   const std::int32_t got = shaped("mesh.all_to_all", chosen, {experts}, {number_arg(options_.dimension)}, caller);
   Loads loads;
-  loads.splits = typed(shaped("mesh.splits", chosen, {2, ranks}, {Arg{ref(got)}, number_arg(ranks)}, caller),
-                       DType::Int64);
+  loads.splits =
+      typed(shaped("mesh.splits", chosen, {2, ranks}, {Arg{ref(got)}, number_arg(ranks)}, caller), DType::Int64);
   loads.by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
   const std::int32_t sizes = shaped("aten.sum.dim_IntList", loads.by_rank, {own}, {numbers_arg({0})}, caller);
   const std::int32_t aligned = shaped("mesh.align_sizes_", sizes, {own}, {number_arg(kAligned)}, caller);
@@ -60,9 +60,9 @@ std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, 
   rows.sent = own[0];
   rows.splits = loads.splits;
   const std::int64_t width = own[1];
-  const std::int32_t got = shaped(
-      "mesh.all_to_all", value, {rows.received, width},
-      {number_arg(options_.dimension), number_arg(rows.received), Arg{ref(rows.splits)}, Arg{false}}, caller);
+  const std::int32_t got =
+      shaped("mesh.all_to_all", value, {rows.received, width},
+             {number_arg(options_.dimension), number_arg(rows.received), Arg{ref(rows.splits)}, Arg{false}}, caller);
   rows.order = typed(shaped("mesh.expert_order", loads.by_rank, {rows.padded},
                             {number_arg(kAligned), number_arg(rows.padded)}, caller),
                      DType::Int32);
@@ -88,8 +88,8 @@ std::int32_t ProgramCutter::rows_back(std::int32_t value, const Caller& caller) 
   put.args.push_back(Arg{ArgList{Arg{ref(rows.order)}}});
   put.args.push_back(Arg{ref(value)});
   put.out.emplace_back(made);
-  const std::int32_t received = shaped("aten.slice.Tensor", made, {rows.received, width},
-                                       {number_arg(0), number_arg(0), number_arg(-1)}, caller);
+  const std::int32_t received =
+      shaped("aten.slice.Tensor", made, {rows.received, width}, {number_arg(0), number_arg(0), number_arg(-1)}, caller);
   return shaped("mesh.all_to_all", received, {rows.sent, width},
                 {number_arg(options_.dimension), number_arg(rows.sent), Arg{ref(rows.splits)}, Arg{true}}, caller);
 }

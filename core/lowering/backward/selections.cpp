@@ -11,6 +11,7 @@
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/backward/convolution.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/segment_autograd.h"
 
 namespace foreshard::lowering {
 namespace {
@@ -280,7 +281,8 @@ Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
 /// index_put without accumulation: what was overwritten has no gradient.
 Ref without_put(Emitter& e, BackwardInput& in, const Ref& g, const Ref& index) {
   if (bool_arg(*in.node.op, 3, "accumulate", false)) return g;
-  Ref zeros = e.fresh("aten.zeros.default", KernelClass::Elementwise, plain(in.node.in.back()), {});
+  const Layout put = puts_tensor(*in.node.op) ? in.node.in.back() : contiguous_layout({}, in.node.in[0].dtype);
+  Ref zeros = e.fresh("aten.zeros.default", KernelClass::Elementwise, plain(put), {});
   return e.fresh("aten.index_put.default", KernelClass::Gather, plain(in.node.in[0]), {&g, &index, &zeros}, 2);
 }
 
@@ -319,11 +321,12 @@ Grads picks(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::IndexAdd:
     case OpFormula::IndexPut: {
       const OpFormula formula = in.node.rule->formula;
+      if (in.wants(0)) out[0] = formula == OpFormula::IndexPut ? without_put(e, in, g, index) : g;
       const std::size_t values = in.node.in.size() - 1;
+      const bool number = formula == OpFormula::IndexPut && !puts_tensor(*in.node.op);
+      if (number || values < 2 || !in.wants(values)) break;
       Layout there = in.node.in[values];
       if (formula == OpFormula::IndexPut) there = picked_layout(in.node.in[0], in.node.in);
-      if (in.wants(0)) out[0] = formula == OpFormula::IndexPut ? without_put(e, in, g, index) : g;
-      if (values < 2 || !in.wants(values)) break;
       out[values] = pick(e,
                          formula == OpFormula::ScatterAdd ? "aten.gather.default"
                          : formula == OpFormula::IndexAdd ? "aten.index_select.default"

@@ -17,14 +17,11 @@
 #include <map>
 #include <stdexcept>
 
-#include "core/lowering/lowering.h"
 #include "core/model/model_json.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
-#include "core/plan/saved_ops.h"
-#include "core/plan/units/differentiated.h"
 #include "core/plan/units/full_precision.h"
-#include "sim/simulate.h"
+#include "sim/search/prepare_job.h"
 #include "tests/oracle/memory/gpu_memory_row.h"
 #include "tests/oracle/oracle.h"
 
@@ -45,30 +42,10 @@ T or_throw(Result<T> result) {
   return std::move(*result);
 }
 
-LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow& row) {
-  const UnitTable table = or_throw(build_units(model, row.job));
-  const auto checkpointed = or_throw(checkpointed_modules(model, row.job, table));
-  std::vector<SegmentRange> ranges;
-  for (const Segment& segment : plan.segments) {
-    SegmentRange range{segment.op_begin, segment.op_end, segment.checkpointed, -1};
-    ModuleId module = segment.checkpointed ? segment.module : ModuleId();
-    while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
-      module = model.modules[module.index()].parent;
-    range.region = module.value;
-    range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
-    ranges.push_back(range);
-  }
-  LoweringOptions options;
-  options.multiprocessors = row.profile.sm_count;
-  options.saved = or_throw(saved_ops(row.job.checkpointing));
-  LoweredProgram lowered = or_throw(lower(model, ranges, differentiated_params(table, row.job.fsdp.runtime), options));
-  for (const std::string& op : lowered.unknown_ops) fmt::print("unknown operator {}\n", op);
-  return lowered;
-}
-
 Prediction predict(const MemoryRow& row) {
   const Plan plan = or_throw(build_plan(row.model, row.job));
-  const LoweredProgram lowered = lower_plan(row.model, plan, row);
+  const LoweredProgram lowered = or_throw(lower_plan(row.model, plan, row.job, row.profile));
+  for (const std::string& op : lowered.unknown_ops) fmt::print("unknown operator {}\n", op);
   SimulateOptions options;
   options.synchronize_each_step = true;
   options.empty_cache_after_init = true;

@@ -7,11 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/lowering/lowering.h"
 #include "core/plan/build_plan.h"
-#include "core/plan/saved_ops.h"
-#include "core/plan/units/differentiated.h"
-#include "sim/simulate.h"
+#include "sim/search/prepare_job.h"
 
 namespace foreshard::oracle {
 namespace {
@@ -20,34 +17,6 @@ template <class T>
 T or_throw(Result<T> result) {
   if (!result) throw std::runtime_error(to_text(result.error()));
   return std::move(*result);
-}
-
-LoweredProgram lower_plan(const Model& model, const Plan& plan, const MemoryRow& row) {
-  const Job& job = row.job;
-  const UnitTable table = or_throw(build_units(model, job));
-  const auto checkpointed = or_throw(checkpointed_modules(model, job, table));
-  std::vector<SegmentRange> ranges;
-  for (const Segment& segment : plan.segments) {
-    SegmentRange range{segment.op_begin, segment.op_end, segment.checkpointed, -1};
-    ModuleId module = segment.checkpointed ? segment.module : ModuleId();
-    while (module.valid() && checkpointed[module.index()] == CheckpointKind::None)
-      module = model.modules[module.index()].parent;
-    range.region = module.value;
-    range.module = module;
-    range.reentrant = module.valid() && checkpointed[module.index()] == CheckpointKind::Reentrant;
-    if (segment.checkpointed && !module.valid()) {  // the script's own
-      const std::int32_t region = model.ops[static_cast<std::size_t>(segment.op_begin)].region;
-      range.region = static_cast<std::int32_t>(model.modules.size()) + region;
-    }
-    ranges.push_back(range);
-  }
-  LoweringOptions options;
-  options.multiprocessors = row.profile.sm_count;
-  options.keeps_casts = keeps_casts(job);
-  options.named_stay = job.checkpointing.reentrant && job.checkpointing.outside;
-  options.offload = offloaded_activations(job);
-  options.saved = or_throw(saved_ops(job.checkpointing));
-  return or_throw(lower(model, ranges, differentiated_params(table, job.fsdp.runtime), options));
 }
 
 double relative(double got, double expected) {
@@ -76,7 +45,7 @@ std::string unread(const Json& object, const std::vector<std::string>& read) {
 
 PredictedRow predict_row(const MemoryRow& row) {
   PredictedRow result{or_throw(build_plan(row.model, row.job)), {}, {}};
-  result.lowered = lower_plan(row.model, result.plan, row);
+  result.lowered = or_throw(lower_plan(row.model, result.plan, row.job, row.profile));
   SimulateOptions options;
   options.synchronize_each_step = true;
   options.empty_cache_after_init = true;
