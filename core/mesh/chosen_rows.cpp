@@ -37,8 +37,8 @@ bool begins_with(const Arg& arg, std::int64_t rows) {
 bool tells_rows(const Op& op, std::int64_t rows) {
   const bool sizes =
       std::any_of(op.args.begin(), op.args.end(), [&](const Arg& arg) { return begins_with(arg, rows); });
-  const bool named = std::any_of(op.kwargs.begin(), op.kwargs.end(),
-                                 [&](const NamedArg& named) { return begins_with(named.arg, rows); });
+  const bool named =
+      std::any_of(op.kwargs.begin(), op.kwargs.end(), [&](const NamedArg& arg) { return begins_with(arg.arg, rows); });
   if (sizes || named) return true;
   const bool places = op.name == "aten.slice.Tensor" || op.name == "aten.narrow.default";
   return places && std::any_of(op.args.begin(), op.args.end(), [&](const Arg& arg) {

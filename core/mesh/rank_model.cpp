@@ -302,17 +302,6 @@ std::vector<ParallelStyle> left_whole(const Model& model, const std::vector<Modu
   return rows;
 }
 
-Result<void> check_choice(const Model& model, const Job& job) {
-  if (!sends_chosen_tokens(model)) return {};
-  return fail({ErrorCode::Unsupported,
-               "experts chosen by their tokens are not planned beside context",
-               {},
-               "mesh.context",
-               "1 beside mesh.expert, or experts that take a fixed number of tokens each",
-               std::to_string(job.mesh.context),
-               "set mesh.context = 1, or mesh.expert = 1"});
-}
-
 ModelOptions rank_model_options(const Job& job) {
   ModelOptions options = job.model;
   if (job.mesh.context > 1) {
@@ -353,7 +342,6 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
       return tl::unexpected(done.error());
   }
   if (job.mesh.context > 1) {
-    if (auto ok = check_choice(model, job); !ok) return tl::unexpected(ok.error());
     if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
   }
   return model;

@@ -18,6 +18,22 @@ std::int64_t rank_in_group(const Plan& plan) {
   return it == shard.end() ? 0 : it - shard.begin();
 }
 
+/// By ParamId: what autograd gives no gradient in the plan is not stepped and has no state (fsdp2; fsdp1's flat
+/// gradients are zero there). Empty: the plan does not say.
+std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
+  if (plan.runtime != Runtime::Fsdp2) return {};
+  std::vector<bool> without(model.params.size(), true);
+  bool any = false;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      if (i.kind != InstructionKind::Mark || i.buffer.what != BufferWhat::Grad || !i.buffer.param.valid()) continue;
+      without[i.buffer.param.index()] = false;
+      any = true;
+    }
+  }
+  return any ? without : std::vector<bool>();
+}
+
 }  // namespace
 
 std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job) {
@@ -40,7 +56,10 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
     }
     all.push_back(local);
   };
-  const auto trains = [&model](ParamId id) { return model.params[id.index()].requires_grad; };
+  const std::vector<bool> unused = without_gradient(plan, model);
+  const auto trains = [&](ParamId id) {
+    return model.params[id.index()].requires_grad && (unused.empty() || !unused[id.index()]);
+  };
   for (const PlanUnit& unit : plan.units) {
     ++at;
     if (!unit.requires_grad) continue;

@@ -7,7 +7,9 @@
 #include <fstream>
 
 #include "core/job/optimizer_facts.h"
+#include "core/plan/build_plan.h"
 #include "sim/play/instructions/step_calls.h"
+#include "sim/play/resident_state.h"
 #include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
 
@@ -85,6 +87,24 @@ TEST_F(OptimizerMemory, TemporariesOfAListGoFromItsEnd) {  // list_dealloc
   ASSERT_GT(made.size(), 2U);
   std::reverse(made.begin(), made.end());
   EXPECT_EQ(gone, made);
+}
+
+TEST_F(OptimizerMemory, WhatGetsNoGradientIsNotStepped) {
+  Model model = prepare(job).value().model;
+  ParamInfo unused = model.params.at(model.find_param("model.layers.1.mlp.down_proj.weight").index());
+  unused.fqn = "model.layers.1.mlp.unused";
+  const ParamId id(model.params.size());
+  model.modules.at(unused.owner.index()).params.push_back(id);
+  model.params.push_back(unused);
+  job.fsdp.use_orig_params = true;
+  job.cluster.rank = 1;  // whose half of the flat parameter it lies in
+  const auto steps = [&](Runtime runtime) {
+    job.fsdp.runtime = runtime;
+    const auto params = local_params(build_plan(model, job).value(), model, job);
+    return std::any_of(params.begin(), params.end(), [&](const LocalParam& param) { return param.param == id; });
+  };
+  EXPECT_FALSE(steps(Runtime::Fsdp2));
+  EXPECT_TRUE(steps(Runtime::Fsdp1));  // a stretch of zeros in the flat gradient
 }
 
 TEST_F(OptimizerMemory, MomentumIsCopiedFromDecayedGradients) {

@@ -170,6 +170,15 @@ bool Forward::run_call(std::int32_t call_index) {
 
 bool Forward::run_hooked(std::int32_t call_index) {
   const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(call_index)];
+  const bool enabled = run_.grad_enabled;
+  run_.grad_enabled = enabled && !call.without_grad;
+  const bool done = run_between_hooks(call_index);
+  run_.grad_enabled = enabled;
+  return done;
+}
+
+bool Forward::run_between_hooks(std::int32_t call_index) {
+  const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(call_index)];
   UnitState* u = run_.unit_of_module(call.hooked());
   if (u != nullptr) pre_forward(*u, call);
   out_.set_phase(Phase::Forward);

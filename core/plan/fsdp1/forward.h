@@ -37,6 +37,7 @@ class Forward {
   void register_reshard_only(UnitState& u, const GraphCall& call);
   bool run_call(std::int32_t call);
   bool run_hooked(std::int32_t call);
+  bool run_between_hooks(std::int32_t call_index);
   bool run_body(std::int32_t call);
   bool run_step(const GraphStep& step);
 

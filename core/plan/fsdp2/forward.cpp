@@ -332,7 +332,8 @@ void Forward::state_pre_forward(UnitState& u, std::int32_t call, Pass pass) {
     u.group_state = TrainingState::Forward;
     gathering_.unshard(u, u.async_unshard);
     gathering_.wait_for_unshard(u);
-    if (pass == Pass::Forward) register_post_backward(u, call);
+    const bool grad = pass == Pass::Forward && !run_.graph.calls[static_cast<std::size_t>(call)].without_grad;
+    if (grad) register_post_backward(u, call);
     out_.mark(Word::EndPreForward, u.id);
   }
   for (UnitId target : u.forward_prefetch) gathering_.prefetch(run_.unit(target), TrainingState::Forward);  // F2-16

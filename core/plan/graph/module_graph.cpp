@@ -437,10 +437,28 @@ class OpWalker {
     graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({false, node_, {}});
   }
 
+  /// no_grad is said of each parameter that is read in it (capture): a detach.
+  void note_grad_mode(const Op& op) {
+    bool reads = false;
+    for_each_reference(
+        op, [](ValueId) {}, [&](ParamId) { reads = true; });
+    if (!reads) return;
+    for (const OpenCall& open : open_) {
+      if (open.level.region >= 0) continue;
+      GraphCall& call = graph_.calls[static_cast<std::size_t>(open.call)];
+      const auto seen = static_cast<std::size_t>(open.call);
+      if (reads_parameters_.size() <= seen) reads_parameters_.resize(seen + 1, false);
+      const bool first = !reads_parameters_[seen];
+      call.without_grad = op.name == "aten.detach.default" && (first || call.without_grad);
+      reads_parameters_[seen] = true;
+    }
+  }
+
   Result<void> append(const Op& op, std::size_t index) {
     GraphNode& node = graph_.nodes[static_cast<std::size_t>(node_)];
     node.op_end = static_cast<std::int32_t>(index) + 1;
     bool used_early = false;
+    note_grad_mode(op);
     for_each_reference(
         op,
         [&](ValueId id) {
@@ -553,6 +571,7 @@ class OpWalker {
   std::vector<std::int32_t> param_seen_;                             // by parameter: last node that listed it
   std::vector<std::int32_t> call_of_node_;
   std::vector<std::int32_t> parent_call_;
+  std::vector<bool> reads_parameters_;         // by call
   std::vector<std::vector<ModuleId>> chains_;  // by module
   struct RegionPlace {
     std::vector<bool> around;  // by module: the region lies in its call

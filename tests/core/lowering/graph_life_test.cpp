@@ -85,8 +85,8 @@ TEST(GraphLife, WhatIsReturnedBesideTheLossKeepsItsGraph) {
   ASSERT_TRUE(lowered);
   const auto out = replay(*lowered, segments);
   EXPECT_EQ(out.after_forward, kNarrow + 2 * kLoss);
-  EXPECT_EQ(out.left, 0);                // its caller frees it, with the step
-  EXPECT_EQ(lowered->held.size(), 4U);   // loss, its gradient, what is watched, `h`
+  EXPECT_EQ(out.left, 0);               // its caller frees it, with the step
+  EXPECT_EQ(lowered->held.size(), 4U);  // loss, its gradient, what is watched, `h`
   EXPECT_TRUE(out.misuse.empty());
 }
 

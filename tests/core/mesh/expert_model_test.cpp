@@ -314,12 +314,26 @@ TEST(ExpertModel, ProgramsThatAreToldHowManyRowsComeCannotBeRun) {
   EXPECT_EQ(told_how_many_rows(told), product - model.ops.begin() + 1);
 }
 
-TEST(ExpertModel, ChosenTokensAreRefusedBesideContext) {
+TEST(ExpertModel, RanksThatShareASequenceSendTheirOwnPartsChoices) {
   Job job = job_of();
   job.mesh.context = 2;
-  const auto refused = rank_model(mixtral(job), job);
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().place, "mesh.context");
+  job.mesh.expert = kExpertRanks;
+  job.model.attention = "sdpa_flash";
+  ModelOptions part = rank_model_options(job);
+  Job own = job;
+  own.model = part;
+  const Model model = rank_model(mixtral(own), job).value();
+  EXPECT_TRUE(sends_chosen_tokens(model));
+  const std::int64_t pairs = 2 * 48 / 2;  // of half of the tokens, two choices each
+  const Op& sent = only(model, "mesh.all_to_all", 1);
+  EXPECT_EQ(model.values[sent.out.front().index()].shape.front(), pairs);
+  const Plan plan = build_plan(model, job).value();
+  const auto holds = [&](const std::string& name) {
+    return std::any_of(plan.communicators.begin(), plan.communicators.end(),
+                       [&](const PlanCommunicator& group) { return group.kind == name; });
+  };
+  EXPECT_TRUE(holds("context"));
+  EXPECT_TRUE(holds("expert"));
 }
 
 TEST(ExpertModel, ChosenTokensTakeMoreTheMoreUnevenTheyAre) {
