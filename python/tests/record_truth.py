@@ -3,6 +3,7 @@
 
     record_truth.py OUT.jsonl [--only NAME,...] [--lib libfakegpu.so]
     record_truth.py OUT.jsonl --card            on the card of this machine: is the virtual one like it?
+    record_truth.py OUT.jsonl --draw SEED ROWS  models and settings that nobody chose
 
 A row is one of oracle/gpu_memory's: configuration, bytes after wrapping, statistics of three steps and their phases.
 cuDNN is switched off: the virtual device has none. On a card the other ranks are PyTorch's own "fake" group, whose
@@ -16,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -48,8 +50,59 @@ def configurations(name, case):
                     }
 
 
+def drawn_settings(draw, version):
+    """What a job's script sets, at random."""
+    accumulated = draw.choice((1, 1, 2, 3))
+    settings = {
+        "clip": draw.choice((None, None, 1.0)),
+        "grad_accum": accumulated,
+        "no_sync": accumulated > 1 and draw.random() < 0.5,
+        "optimizer": draw.choice((
+            {"name": "AdamW", "foreach": True}, {"name": "AdamW", "fused": True}, {"name": "AdamW", "foreach": False},
+            {"name": "SGD", "foreach": True, "momentum": 0.9}, {"name": "SGD", "foreach": True},
+        )),
+        "mixed": draw.choice(("float32", "low")),
+    }  # fmt: skip
+    if version == 2:
+        return settings | {"reshard_after_forward": draw.choice((True, True, False, 4))}
+    return settings | {
+        "strategy": draw.choice(("FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")),
+        "backward_prefetch": draw.choice(("BACKWARD_PRE", "BACKWARD_POST", None)),
+        "forward_prefetch": draw.random() < 0.3, "limit_all_gathers": draw.random() < 0.7,
+        "use_orig_params": draw.random() < 0.5,
+    }  # fmt: skip
+
+
+def drawn(cases, seed, count):
+    draw = random.Random(seed)
+    plain = [name for name, case in cases.items() if not case.options.get("meshes")]
+    for number in range(count):
+        name = draw.choice(plain)
+        every = list(configurations(name, cases[name]))
+        c = draw.choice(every)
+        settings = drawn_settings(draw, c["version"])
+        if cases[name].options.get("orig_params"):
+            settings["use_orig_params"] = True
+        yield c | {"id": f"{c['id']}-drawn-{seed}-{number}", "drawn": settings}
+
+
 def row_config(c, case):
     """The configuration in the words of oracle/gpu_memory."""
+    config = chosen_config(c, case)
+    settings = c.get("drawn")
+    if not settings:
+        return config
+    for key in ("clip", "grad_accum", "no_sync", "optimizer"):
+        config[key] = settings[key]
+    fsdp = config["fsdp"]
+    for key in fsdp:
+        fsdp[key] = settings.get(key, fsdp[key])
+    if fsdp["mixed_precision"] and settings["mixed"] == "float32":
+        fsdp["mixed_precision"]["reduce_dtype"] = "float32"
+    return config
+
+
+def chosen_config(c, case):
     mixed = {"param_dtype": c["precision"]} if c["precision"] != "float32" else None
     if mixed and c["version"] == 1:
         mixed |= {"reduce_dtype": c["precision"], "buffer_dtype": c["precision"]}
@@ -154,10 +207,11 @@ def wrap1(torch, module, case, fsdp, recompute, mesh=None):
         init = None
     wrapped = FullyShardedDataParallel(
         module,
-        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        sharding_strategy=ShardingStrategy[fsdp["strategy"]],
         auto_wrap_policy=ModuleWrapPolicy(classes),
-        backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
-        limit_all_gathers=True,
+        backward_prefetch=BackwardPrefetch[fsdp["backward_prefetch"]] if fsdp["backward_prefetch"] else None,
+        forward_prefetch=fsdp["forward_prefetch"],
+        limit_all_gathers=fsdp["limit_all_gathers"],
         use_orig_params=fsdp["use_orig_params"],
         device_id=torch.cuda.current_device(),
         param_init_fn=init,
@@ -183,7 +237,7 @@ def wrap2(torch, module, case, fsdp, recompute, mesh=None):
     inner = {id(m._checkpoint_wrapped_module) for m in module.modules() if hasattr(m, "_checkpoint_wrapped_module")}
     for m in module.modules():
         if type(getattr(m, "_checkpoint_wrapped_module", m)).__name__ in case.wrap and id(m) not in inner:
-            fully_shard(m, reshard_after_forward=True, **kw)
+            fully_shard(m, reshard_after_forward=fsdp["reshard_after_forward"], **kw)
     fully_shard(module, **kw)
     module.to_empty(device="cuda")
     return module
@@ -210,6 +264,17 @@ def shim():
     for name in ("fakegpu_host_ns", "fakegpu_device_used", "fakegpu_device_peak"):
         getattr(lib, name).restype = ctypes.c_longlong
     return lib
+
+
+def held_gradients(c, config, module, micro):
+    """No reduction before the last micro-batch, if the job says so."""
+    last = micro + 1 == config["grad_accum"]
+    if not config.get("no_sync"):
+        return contextlib.nullcontext()
+    if c["version"] == 1:
+        return contextlib.nullcontext() if last else module.no_sync()
+    module.set_requires_gradient_sync(last)
+    return contextlib.nullcontext()
 
 
 def run(c):
@@ -248,7 +313,9 @@ def run(c):
         mesh = root["dp"]
         together = loss_parallel if config["tp"]["loss_parallel"] else together
     module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"], c["recompute"], mesh)
-    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], foreach=True)
+    given = dict(config["optimizer"])
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = getattr(torch.optim, given.pop("name"))(trained, lr=1e-4, **given)
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -264,14 +331,21 @@ def run(c):
 
         torch.cuda.reset_peak_memory_stats()
         began = device.fakegpu_host_ns()
-        batch = case.batch("cuda")
-        with together():
-            out = case.forward(module, *batch)
-            loss = out[0] if isinstance(out, tuple) else out
-            phase("forward")
-            loss.backward()
-            phase("backward")
-        del loss, out, batch
+        for micro in range(config["grad_accum"]):
+            batch = case.batch("cuda")
+            with together(), held_gradients(c, config, module, micro):
+                out = case.forward(module, *batch)
+                loss = out[0] if isinstance(out, tuple) else out
+                phase("forward")
+                loss.backward()
+                phase("backward")
+            del loss, out, batch
+        if config["clip"]:
+            if c["version"] == 1:
+                module.clip_grad_norm_(config["clip"])
+            else:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), config["clip"])
+            phase("clip")
         optimizer.step()
         phase("optimizer")
         optimizer.zero_grad(set_to_none=True)
@@ -314,7 +388,7 @@ def recorded(c):
     return text or "FAILED: it ended without a word"
 
 
-def record(out, only, card):
+def record(out, only, card, seed=None, count=0):
     import torch  # noqa: F401 - once for all children
 
     sys.path.insert(0, HERE)
@@ -323,15 +397,16 @@ def record(out, only, card):
     done = set()
     with contextlib.suppress(FileNotFoundError), open(out) as file:
         done = {json.loads(line)["id"] for line in file}
-    for name, case in models.load().items():
-        for c in configurations(name, case):
-            if (only and name not in only) or c["id"] in done:
-                continue
-            text = recorded(c | {"card": card})
-            if text.startswith("{"):
-                with open(out, "a") as file:
-                    file.write(text + "\n")
-            print(c["id"], "recorded" if text.startswith("{") else text, flush=True)
+    cases = models.load()
+    every = (c for name, case in cases.items() for c in configurations(name, case))
+    for c in every if seed is None else drawn(cases, seed, count):
+        if (only and c["case"] not in only) or c["id"] in done:
+            continue
+        text = recorded(c | {"card": card})
+        if text.startswith("{"):
+            with open(out, "a") as file:
+                file.write(text + "\n")
+        print(c["id"], "recorded" if text.startswith("{") else text, flush=True)
 
 
 def main():
@@ -340,15 +415,16 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--lib", default=os.path.join(ROOT, "build", "release", "lib", "libfakegpu.so"))
     parser.add_argument("--card", action="store_true")
+    parser.add_argument("--draw", nargs=2, type=int, metavar=("SEED", "ROWS"), default=(None, 0))
     options = parser.parse_args()
     only = set(filter(None, options.only.split(",")))
     if options.card:
-        return record(options.out, only, True)
+        return record(options.out, only, True, *options.draw)
     libs = " ".join((options.lib, os.path.join(os.path.dirname(options.lib), "libfakenvrtc.so")))
     if os.environ.get("LD_PRELOAD") != libs:
         os.execve(sys.executable, [sys.executable, *sys.argv],
                   dict(os.environ, LD_PRELOAD=libs, FAKEGPU_DEVICES="8", FAKEGPU_TIME="lazy"))  # fmt: skip
-    record(options.out, only, False)
+    record(options.out, only, False, *options.draw)
 
 
 if __name__ == "__main__":
