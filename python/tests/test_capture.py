@@ -246,6 +246,16 @@ class Programs(unittest.TestCase):
         (product,) = ops(model, "aten.mul.Tensor")
         self.assertEqual(product["args"], ["%" + ops(model, "add")[-1]["out"][0]["name"], "%" + ops(model, "sigmoid")[0]["out"][0]["name"]])
 
+    def test_an_operator_in_place_on_a_view_writes_its_base(self):
+        class InPlace(Two):
+            def forward(self, x):
+                h = super().forward(x)  # three dimensions: a view of what the product made
+                return F.silu(h, inplace=True) * 2
+
+        model = capture(InPlace(), torch.empty(2, 3, 6), loss=scalar)
+        self.assertFalse(ops(model, "clone") + ops(model, "aten.silu.default"))
+        self.assertEqual(len(ops(model, "silu_")), 1)
+
     def test_a_copy_of_the_script_stays_before_an_operator_in_place(self):
         class Copies(Two):
             def forward(self, x):

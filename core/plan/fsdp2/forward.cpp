@@ -232,6 +232,7 @@ Result<void> Forward::take_params(const GraphNode& node, Pass pass, Tensor& made
     param_dtype = dtype;
     if (!place.trainable || pass != Pass::Forward) continue;
     made.requires_grad = true;
+    if (std::find(node.idle.begin(), node.idle.end(), param) != node.idle.end()) continue;
     autograd::NodeIndex& leaf = run_.accumulations[static_cast<std::size_t>(slot)];
     if (leaf == autograd::kNoNode) leaf = run_.autograd.add_accumulation(kAccumulate, slot, Stream::D);
     edges_.push_back({leaf, 0});

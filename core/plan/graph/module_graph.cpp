@@ -8,6 +8,7 @@
 #include "core/lowering/segment_autograd.h"
 #include "core/lowering/table/rule_finder.h"
 #include "core/model/module_kind.h"
+#include "core/plan/graph/gradient_paths.h"
 
 namespace foreshard {
 namespace {
@@ -242,6 +243,7 @@ class OpWalker {
     }
     close_node();
     find_interfaces();
+    find_idle_params(model_, graph_.nodes);
     return std::move(graph_);
   }
 

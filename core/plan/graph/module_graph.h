@@ -33,6 +33,7 @@ struct GraphNode {
   ModuleId module;
   std::vector<std::int32_t> inputs;   // GraphTensor indices
   std::vector<ParamId> params;        // registered names used here, in order of first use
+  std::vector<ParamId> idle;          // of these: no gradient comes back from their uses here
   std::vector<std::int32_t> outputs;  // GraphTensor indices
   std::int32_t op_begin = 0, op_end = 0;
   LeafAutograd autograd = LeafAutograd::Opaque;  // of a leaf

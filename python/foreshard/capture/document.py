@@ -157,10 +157,14 @@ class _Program:
             op["op"] != "aten.detach.default" or any(isinstance(o, Value) and o.name in used for o in op["out"])
             for op in ops
         ]
+        views = _views(ops)
         for i, (op, after) in enumerate(zip(ops, ops[1:])):
             plain = _beside_its_copy(op, after, used)
-            if plain:
-                kept[i], ops[i + 1] = False, {**after, "op": plain}
+            if not plain:
+                continue
+            kept[i] = False
+            if op["args"][0][1:] not in views:  # a view is written for its base, too
+                ops[i + 1] = {**after, "op": plain}
         self.ops = [op for op, keep in zip(ops, kept) if keep]
         self._before = list(itertools.accumulate(kept, initial=0))  # operators kept before this one
         self._storages = {}
@@ -191,9 +195,22 @@ class _Program:
         return last if last > self.last_use[id(storage)] else None
 
 
+def _views(ops: list[dict[str, Any]]) -> set[str]:
+    """Values that other values' memory is seen through."""
+    views = set()
+    for op in ops:
+        if not op["op"].startswith("aten."):
+            continue
+        base, overload = op["op"].removeprefix("aten.").rsplit(".", 1)
+        returns = getattr(getattr(torch.ops.aten, base), overload)._schema.returns
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+            views.update(out.name for out in op["out"] if isinstance(out, Value))
+    return views
+
+
 def _beside_its_copy(copy: dict[str, Any], op: dict[str, Any], used: set[str]) -> str:
-    """An operator in place whose derivative reads what it overwrites: autograd copies that first, so that it takes what the
-    operator out of place takes, whose name this is. Empty: nothing of that kind."""
+    """An operator in place whose derivative reads what it overwrites: autograd copies that first, and a program need not say
+    so. What it takes is what the operator out of place takes, whose name this is. Empty: nothing of that kind."""
     if copy["op"] != "aten.clone.default" or not op["op"].startswith("aten.") or not op["args"]:
         return ""
     kept, result = copy["out"][0], op["out"][0] if op["out"] else None

@@ -1,0 +1,120 @@
+#include "core/plan/graph/gradient_paths.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/lowering/segment_autograd.h"
+#include "core/lowering/table/rule_finder.h"
+
+namespace foreshard {
+namespace {
+
+template <class OnValue, class OnParam>
+void for_each_reference(const ArgList& args, const OnValue& on_value, const OnParam& on_param) {
+  for (const Arg& arg : args) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) on_value(value->id);
+    if (const auto* param = std::get_if<ParamRef>(&arg.value)) on_param(param->id);
+    if (const auto* list = std::get_if<ArgList>(&arg.value)) for_each_reference(*list, on_value, on_param);
+  }
+}
+
+template <class OnValue, class OnParam>
+void for_each_reference(const Op& op, const OnValue& on_value, const OnParam& on_param) {
+  for_each_reference(op.args, on_value, on_param);
+  for (const NamedArg& named : op.kwargs) for_each_reference(ArgList{named.arg}, on_value, on_param);
+}
+
+bool shares_storage(const OpRule& rule) {
+  switch (rule.form) {
+    case OpForm::View:
+    case OpForm::Alias:
+    case OpForm::Transpose:
+    case OpForm::Unsqueeze:
+    case OpForm::Squeeze:
+    case OpForm::Expand:
+    case OpForm::ExpandEach:
+    case OpForm::AsComplex:
+    case OpForm::AsReal:
+    case OpForm::Slice:
+    case OpForm::Part:
+    case OpForm::Select:
+    case OpForm::Reshape:
+    case OpForm::CopyIfNeeded:
+    case OpForm::InPlace: return true;
+    default: return false;
+  }
+}
+
+/// Walks the program backwards from the loss.
+class GradientPaths {
+ public:
+  explicit GradientPaths(const Model& model)
+      : model_(model), storage_(model.values.size()), reached_(model.values.size(), false) {
+    std::iota(storage_.begin(), storage_.end(), std::int32_t{0});
+    for (const Op& op : model.ops) {
+      const OpRule* const rule = rule_of(op);
+      if (rule == nullptr || !shares_storage(*rule)) continue;
+      for_each_reference(
+          op,
+          [&](ValueId id) {
+            for (const ValueId out : op.out)
+              if (out.valid()) storage_[static_cast<std::size_t>(find(out.value))] = find(id.value);
+          },
+          [](ParamId) {});
+    }
+  }
+
+  /// By operator: a gradient comes to its arguments.
+  std::vector<bool> operators() {
+    std::vector<bool> leads(model_.ops.size(), false);
+    if (!model_.outputs.empty() && model_.outputs.front().valid()) reach(model_.outputs.front());
+    for (std::size_t i = model_.ops.size(); i-- > 0;) {
+      leads[i] = comes_back(model_.ops[i]);
+      if (leads[i]) for_each_reference(model_.ops[i], [&](ValueId id) { reach(id); }, [](ParamId) {});
+    }
+    return leads;
+  }
+
+ private:
+  const OpRule* rule_of(const Op& op) { return op.opaque < 0 ? rules_.find(op.name) : nullptr; }
+
+  std::int32_t find(std::int32_t id) {
+    while (storage_[static_cast<std::size_t>(id)] != id) id = storage_[static_cast<std::size_t>(id)];
+    return id;
+  }
+  void reach(ValueId id) { reached_[static_cast<std::size_t>(find(id.value))] = true; }
+
+  bool comes_back(const Op& op) {
+    const OpRule* const rule = rule_of(op);
+    if (rule != nullptr && is_constant(*rule) && rule->form != OpForm::InPlace) return false;
+    bool any = false;
+    const auto note = [&](ValueId id) { any = any || reached_[static_cast<std::size_t>(find(id.value))]; };
+    for (const ValueId out : op.out)
+      if (out.valid()) note(out);
+    const bool writes = rule != nullptr && rule->form == OpForm::InPlace;
+    if (writes) for_each_reference(op, note, [](ParamId) {});  // its result may have no name
+    return any;
+  }
+
+  const Model& model_;
+  RuleFinder rules_;
+  std::vector<std::int32_t> storage_;
+  std::vector<bool> reached_;  // by storage
+};
+
+}  // namespace
+
+void find_idle_params(const Model& model, std::vector<GraphNode>& nodes) {
+  const std::vector<bool> leads = GradientPaths(model).operators();
+  for (GraphNode& node : nodes) {
+    if (node.kind != GraphNode::Kind::Ops) continue;
+    node.idle = node.params;
+    for (std::int32_t i = node.op_begin; i < node.op_end && !node.idle.empty(); ++i) {
+      if (!leads[static_cast<std::size_t>(i)]) continue;
+      for_each_reference(
+          model.ops[static_cast<std::size_t>(i)], [](ValueId) {}, [&](ParamId id) { std::erase(node.idle, id); });
+    }
+  }
+}
+
+}  // namespace foreshard
