@@ -5,26 +5,14 @@
 
 #include "core/lowering/segment_autograd.h"
 #include "core/lowering/table/rule_finder.h"
+#include "core/plan/graph/references.h"
 
 namespace foreshard {
 namespace {
 
-template <class OnValue, class OnParam>
-void for_each_reference(const ArgList& args, const OnValue& on_value, const OnParam& on_param) {
-  for (const Arg& arg : args) {
-    if (const auto* value = std::get_if<ValueRef>(&arg.value)) on_value(value->id);
-    if (const auto* param = std::get_if<ParamRef>(&arg.value)) on_param(param->id);
-    if (const auto* list = std::get_if<ArgList>(&arg.value)) for_each_reference(*list, on_value, on_param);
-  }
-}
-
-template <class OnValue, class OnParam>
-void for_each_reference(const Op& op, const OnValue& on_value, const OnParam& on_param) {
-  for_each_reference(op.args, on_value, on_param);
-  for (const NamedArg& named : op.kwargs) for_each_reference(ArgList{named.arg}, on_value, on_param);
-}
-
+/// The same memory, and gradients with it: what `detach` makes has none.
 bool shares_storage(const OpRule& rule) {
+  if (is_constant(rule) && rule.form != OpForm::InPlace) return false;
   switch (rule.form) {
     case OpForm::View:
     case OpForm::Alias:
@@ -70,7 +58,9 @@ class GradientPaths {
     if (!model_.outputs.empty() && model_.outputs.front().valid()) reach(model_.outputs.front());
     for (std::size_t i = model_.ops.size(); i-- > 0;) {
       leads[i] = comes_back(model_.ops[i]);
-      if (leads[i]) for_each_reference(model_.ops[i], [&](ValueId id) { reach(id); }, [](ParamId) {});
+      if (leads[i])
+        for_each_reference(
+            model_.ops[i], [&](ValueId id) { reach(id); }, [](ParamId) {});
     }
     return leads;
   }

@@ -1,5 +1,5 @@
-// Which parameters a loss really hangs on: a layer may make results that nobody uses (the last layer's edges, scores that
-// are only told), and its parameters then have no gradient although it runs backward.
+// Which parameters a loss really hangs on: a layer may make results that nobody uses (the last layer's edges, scores
+// that are only told), and its parameters then have no gradient although it runs backward.
 #pragma once
 
 #include <vector>

@@ -9,6 +9,7 @@
 #include "core/lowering/table/rule_finder.h"
 #include "core/model/module_kind.h"
 #include "core/plan/graph/gradient_paths.h"
+#include "core/plan/graph/references.h"
 
 namespace foreshard {
 namespace {
@@ -286,21 +287,6 @@ class OpWalker {
       std::reverse(chain.begin(), chain.end());
     }
     return chain;
-  }
-
-  template <class OnValue, class OnParam>
-  void for_each_reference(const Arg& arg, const OnValue& on_value, const OnParam& on_param) const {
-    if (const auto* value = std::get_if<ValueRef>(&arg.value)) on_value(value->id);
-    if (const auto* param = std::get_if<ParamRef>(&arg.value)) on_param(param->id);
-    if (const auto* list = std::get_if<ArgList>(&arg.value)) {
-      for (const Arg& item : *list) for_each_reference(item, on_value, on_param);
-    }
-  }
-
-  template <class OnValue, class OnParam>
-  void for_each_reference(const Op& op, const OnValue& on_value, const OnParam& on_param) const {
-    for (const Arg& arg : op.args) for_each_reference(arg, on_value, on_param);
-    for (const NamedArg& arg : op.kwargs) for_each_reference(arg.arg, on_value, on_param);
   }
 
   /// Which values can carry a gradient at all: those reached from a parameter or from an input that requires one.
