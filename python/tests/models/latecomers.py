@@ -750,7 +750,7 @@ class Generator(nn.Module):
 
 
 class Generated(nn.Module):
-    """A network of networks: one makes a small network's weights for each row, applied by torch.func's vmap-free way, bmm."""
+    """A network of networks: one makes a small network's weights for each row, which are applied in batches."""
 
     def __init__(self, d=64):
         super().__init__()

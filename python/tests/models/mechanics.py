@@ -1,4 +1,4 @@
-"""A fifth lot of strangers' styles, by what they do to tensors: hooks, writes in place, formats of memory, decompositions, distributions, frozen judges."""
+"""A fifth lot of strangers' styles, by what they do to tensors: hooks, writes in place, formats of memory, distributions, frozen judges."""
 
 from __future__ import annotations
 
