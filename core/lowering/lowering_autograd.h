@@ -144,6 +144,9 @@ bool unfolds_into_memory(const Op* op);
 std::string_view convolution_backend(const Op& op);
 /// Whether ATen's own kernel takes `input.contiguous()` first.
 bool copies_its_input(const Op& op);
+
+/// How many elements of a mask are true, where `picked` is what it alone takes out of `from`: the rows of that.
+std::int64_t chosen_by(const Layout& mask, const Layout& from, const Layout& picked);
 /// A filter of one point with nothing around it is multiplied as it lies, but slow_conv2d_backward unfolds for the
 /// input's gradient.
 enum class Unfolds { WhereItMust, Always };

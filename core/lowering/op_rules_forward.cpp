@@ -339,10 +339,15 @@ bool reads_without_gaps(std::string_view name) {
 
 /// AdvancedIndex (TensorAdvancedIndexing.cpp): a GPU's kernel wants indices of the same steps, so that those which are
 /// not whole once they are expanded are copied where they differ.
-std::vector<Ref> copied_indices(Emitter& emit, std::span<const Ref> indices) {
+std::vector<Ref> copied_indices(Emitter& emit, const Call& call) {
+  const std::span<const Ref> indices = std::span(call.args).subspan(1);
   Dims sizes;
   for (const Ref& index : indices) {
-    if (emit.layout(index).dtype != DType::Int64) return {};  // a mask becomes places first
+    if (emit.layout(index).dtype == DType::Bool && indices.size() == 1) {  // a mask becomes places first (nonzero)
+      const std::int64_t chosen = chosen_by(emit.layout(index), emit.layout(call.args[0]), call.results[0]);
+      return {emit.tape().make_bytes(8 * chosen * emit.layout(index).sizes.n, SlotCategory::Workspace)};
+    }
+    if (emit.layout(index).dtype != DType::Int64) return {};
     sizes = broadcast_sizes(sizes, emit.layout(index).sizes);
   }
   std::vector<Layout> expanded;
@@ -364,7 +369,7 @@ std::vector<Ref> made_before(Emitter& emit, const Call& call) {
   const auto& [rule, op, args, results] = call;
   if (emit.machine().options.cpu_threads > 0 || args.empty()) return {};
   if (rule.formula == OpFormula::Convolution && copies_its_input(op)) return {whole_gradient(emit, args[0])};
-  if (op.name == "aten.index.Tensor") return copied_indices(emit, std::span(args).subspan(1));
+  if (op.name == "aten.index.Tensor") return copied_indices(emit, call);
   if (op.name == "aten.cumsum.default" && emit.layout(args[0]).dtype != results[0].dtype)
     return {emit.fresh("aten._to_copy.default", KernelClass::Copy, results[0], {&args[0]})};
   return {};
@@ -392,11 +397,12 @@ bool is_native_batch_norm(const Op& op) {
 /// What operators that are written with others have of theirs at their peak: logsumexp its maxima and the differences
 /// to them; scatter_reduce's mean as many ones as there are sources, counts, and which of these are none; a median of
 /// all elements their sorted values and places, places in order, and what the sort writes to by turns; im2col an empty
-/// tensor like its input, which it resizes.
+/// tensor like its input, which it resizes; repeat_interleave the sums of its counts (Repeat.h).
 std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
   const auto& [rule, op, args, results] = call;
   if (op.name == "aten.logsumexp.default" && !args.empty())
     return {results[0].bytes(), emit.layout(args[0]).numel() * itemsize(results[0].dtype)};
+  if (op.name == "aten.repeat_interleave.Tensor" && !args.empty()) return {8 * emit.layout(args[0]).numel()};
   if (op.name == "aten.im2col.default" && !args.empty()) return {emit.layout(args[0]).bytes()};
   if (op.name == "aten.median.default" && !args.empty()) {
     const Bytes values = emit.layout(args[0]).bytes(), places = 8 * emit.layout(args[0]).numel();
@@ -505,6 +511,11 @@ std::vector<Ref> cpu_workspace_of(Emitter& emit, const Call& call, const Kernel&
 }
 
 }  // namespace
+
+std::int64_t chosen_by(const Layout& mask, const Layout& from, const Layout& picked) {
+  const std::int64_t row = mask.numel() > 0 ? from.numel() / mask.numel() : 0;
+  return row > 0 ? picked.numel() / row : 0;
+}
 
 std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, const std::vector<Ref>& args,
                             const std::vector<Layout>& results) {

@@ -166,15 +166,15 @@ class Programs(unittest.TestCase):
                 return y[(x > 0).all(-1)]
 
         with self.assertRaises(CaptureError):
-            capture(Picks(), torch.empty(2, 4, 6), loss=scalar)
-        model = capture(Picks(), torch.empty(2, 4, 6), loss=scalar, strict=False)
+            capture(Picks(), torch.empty(2, 4, 6, device="meta"), loss=scalar)
+        model = capture(Picks(), torch.empty(2, 4, 6, device="meta"), loss=scalar, strict=False)
         self.assertEqual(ops(model, "aten.index.Tensor")[0]["out"][0]["shape"], [8, 6])
 
         class Selects(Two):
             def forward(self, x):
                 return torch.masked_select(super().forward(x), (x > 0).all(-1, keepdim=True))
 
-        model = capture(Selects(), torch.empty(2, 4, 6), loss=scalar, strict=False)
+        model = capture(Selects(), torch.empty(2, 4, 6, device="meta"), loss=scalar, strict=False)
         self.assertEqual(ops(model, "aten.index.Tensor")[0]["out"][0]["shape"], [48])
 
     def test_distributions_look_at_no_values(self):
@@ -356,10 +356,11 @@ class Programs(unittest.TestCase):
         self.assertIn("every row counts as full", full.notes[0])
 
     def test_sequences_whose_batch_sizes_nobody_knows_are_refused(self):
+        from foreshard.capture.known import KnownValues
         from foreshard.capture.packed import planned
 
         sizes = torch.empty(3, dtype=torch.int64, device="meta")
-        with planned([]), self.assertRaisesRegex(CaptureError, "batch sizes have no values") as told:
+        with planned([], KnownValues()), self.assertRaisesRegex(CaptureError, "batch sizes have no values") as told:
             torch._VF._pad_packed_sequence(torch.empty(4, 6, device="meta"), sizes, False, 0.0, 3)
         self.assertIn("on the CPU", told.exception.expected)
 
@@ -745,7 +746,8 @@ class BadInput(unittest.TestCase):
             def forward(self, x):
                 return super().forward(x)[x[:, 0] > 0]
 
-        self.fails("needs the values", "capacity", call=lambda: capture(Picks(), torch.empty(3, 6), loss=scalar))
+        self.fails("needs the values", "capacity", "lies on the CPU", call=lambda: capture(
+            Picks(), torch.empty(3, 6, device="meta"), loss=scalar))  # fmt: skip
 
     def test_never_trains(self):
         self.fails("never ran backward", call=lambda: capture_step(Two(), lambda m, x: m(x), torch.empty(3, 6)))

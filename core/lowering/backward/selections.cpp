@@ -43,15 +43,21 @@ Bytes sort_scratch(std::int64_t count) {
 }
 
 /// index_put_ with accumulation on a GPU: linear indices, sorted ones, where they come from, and the wrapped ones.
-std::vector<Ref> sorted_indices(Emitter& e, const BackwardInput& in) {
+std::vector<Ref> sorted_indices(Emitter& e, const BackwardInput& in, const Ref& g) {
   std::vector<Ref> out;
   Dims places;  // several indices are broadcast to each other
   for (std::size_t i = 1; i < in.node.in.size(); ++i) {
-    if (is_floating(in.node.in[i].dtype) || in.node.in[i].dtype == DType::Bool) return out;
+    if (is_floating(in.node.in[i].dtype)) return out;
     places = broadcast_sizes(places, in.node.in[i].sizes);
   }
-  const std::int64_t count = places.product();
-  if (e.machine().options.cpu_threads > 0 || in.node.in.size() < 2 || count == 0) return out;
+  if (e.machine().options.cpu_threads > 0 || in.node.in.size() < 2) return out;
+  std::int64_t count = places.product();
+  if (in.node.in[1].dtype == DType::Bool) {  // nonzero, once more
+    if (in.node.in.size() > 2) return out;
+    count = chosen_by(in.node.in[1], in.node.in[0], e.layout(g));
+    out.push_back(e.tape().make_bytes(8 * count * in.node.in[1].sizes.n, SlotCategory::Workspace));
+  }
+  if (count == 0) return out;
   for (int i = 0; i < 4; ++i) out.push_back(e.tape().make_bytes(8 * count, SlotCategory::Workspace));
   out.push_back(e.tape().make_bytes(sort_scratch(count), SlotCategory::Workspace));
   return out;
@@ -64,7 +70,7 @@ Ref put_back(Emitter& e, std::string_view zeros, std::string_view name, const La
   Ref out = e.tape().make(plain(layout), e.category());
   kernel.written = layout.bytes();
   e.launch(kernel, {&g, zeros == "aten.new_zeros.default" ? 1U : 0U}, {&out, 1});
-  const std::vector<Ref> temporary = sorts != nullptr ? sorted_indices(e, *sorts) : std::vector<Ref>();
+  const std::vector<Ref> temporary = sorts != nullptr ? sorted_indices(e, *sorts, g) : std::vector<Ref>();
   const Ref whole = sorts != nullptr ? whole_gradient(e, g) : Ref();
   write_into(e, name, out, {&index, &g});
   return out;

@@ -411,6 +411,7 @@ constexpr OpRule kRows[] = {
     row("aten.randperm.default", F::Contiguous, B::None, K::Elementwise),
     row("aten.multinomial.default", F::Contiguous, B::None, K::Reduction),
     row("aten._unique2.default", F::Contiguous, B::None, K::Reduction),
+    row("aten.repeat_interleave.Tensor", F::Contiguous, B::None, K::Gather),
 };
 
 }  // namespace

@@ -7,11 +7,15 @@ memory-efficient, math. cuDNN's attention, which recent builds prefer on Hopper,
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+
+from .known import KnownValues
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -57,6 +61,7 @@ _PLAIN = F.scaled_dot_product_attention
 
 
 _ONE_HOT, _LINEAR, _GET = F.one_hot, F.linear, torch.Tensor.__getitem__
+_LIST = FakeTensor.tolist
 
 
 class CudaComposites(TorchFunctionMode):
@@ -68,30 +73,31 @@ class CudaComposites(TorchFunctionMode):
     (multi_head_attention_forward), inside which no mode is asked.
     """
 
-    def __init__(self, fake: bool, strict: bool):
+    def __init__(self, fake: bool, strict: bool, known: KnownValues):
         super().__init__()
         self._own = {_LINEAR: linear} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
         if not strict:
-            self._own |= {_GET: all_chosen, torch.masked_select: all_selected, torch.Tensor.masked_select: all_selected}
+            choose, select = functools.partial(all_chosen, known), functools.partial(all_selected, known)
+            self._own |= {_GET: choose, torch.masked_select: select, torch.Tensor.masked_select: select}
 
     def __enter__(self):
-        F.linear = linear
+        F.linear, FakeTensor.tolist = linear, listed
         F.scaled_dot_product_attention = self._own.get(_PLAIN, _PLAIN)
         return super().__enter__()
 
     def __exit__(self, *raised):
-        F.linear, F.scaled_dot_product_attention = _LINEAR, _PLAIN
+        F.linear, F.scaled_dot_product_attention, FakeTensor.tolist = _LINEAR, _PLAIN, _LIST
         return super().__exit__(*raised)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return self._own.get(func, func)(*args, **(kwargs or {}))
 
 
-def all_chosen(tensor, key):
-    """A mask of the card's chooses every row: whoever computes nothing cannot know which, and more there are never."""
+def all_chosen(known, tensor, key):
+    """A mask of the card's whose values nobody knows chooses every row: more there are never."""
     keys = key if isinstance(key, tuple) else (key,)
     masks = [k for k in keys if isinstance(k, torch.Tensor) and k.dtype in (torch.bool, torch.uint8) and k.device.type == "cuda"]
-    if masks:
+    if masks and any(known.of(mask) is None for mask in masks):
         key = tuple(
             place
             for k in keys
@@ -102,9 +108,9 @@ def all_chosen(tensor, key):
     return _GET(tensor, key)
 
 
-def all_selected(input, mask):
+def all_selected(known, input, mask):
     """masked_select: an index of both in one shape."""
-    return all_chosen(*torch.broadcast_tensors(input, mask))
+    return all_chosen(known, *torch.broadcast_tensors(input, mask))
 
 
 def linear(input, weight, bias=None):
@@ -112,6 +118,12 @@ def linear(input, weight, bias=None):
     if bias is None or input.dim() == 2 or input.device.type != "cuda" or input.is_contiguous():
         return _LINEAR(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
+
+
+def listed(tensor):
+    """Fake tensors read one element after the other, a card's are copied at once."""
+    copy = tensor.cpu()
+    return _LIST(copy) if isinstance(copy, FakeTensor) else copy.tolist()
 
 
 def one_hot(tensor, num_classes=-1):

@@ -31,7 +31,8 @@ def capture(
 
     Args:
         module: the module as it is before it is sharded.
-        *args, **kwargs: one micro-batch; tensors of any device, the sizes count.
+        *args, **kwargs: one micro-batch; tensors of any device. Of those on the CPU the values are known: what hangs on them
+            alone (x[labels != -100], if mask.all()) goes as with this batch; of the others the sizes count.
         loss: from what the module returns to the scalar that backward starts from; default: the scalar among the
             outputs that needs a gradient.
         device: "fake": fake tensors, anywhere. "virtual": the virtual GPU, in a process of its own: CUDA's own dispatch, the
@@ -41,7 +42,8 @@ def capture(
             are cast, so that type_as and .to(x.dtype) do what they will do. "buffer": buffers too (FSDP1). "output":
             what the module returns. "units": classes or names of modules whose floating arguments are cast as well
             (FSDP2 casts at every unit).
-        strict: False: the host reads zeros where the module asks for computed values, and a mask (x[mask]) chooses every row.
+        strict: False: the host reads zeros where the module asks for values that nobody knows, and such a mask (x[mask])
+            chooses every row.
         name: of the model; default: the module's class.
 
     Raises:

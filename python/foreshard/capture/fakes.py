@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import CaptureError
+from .known import KnownValues, values_of
 
 
 def check_module(module: torch.nn.Module) -> list[str]:
@@ -63,8 +64,8 @@ def check_module(module: torch.nn.Module) -> list[str]:
 class Fakes:
     """Stands fake tensors in for real ones; the same tensor always gets the same one."""
 
-    def __init__(self, mode, device: torch.device, param: torch.dtype | None, buffer: torch.dtype | None):
-        self._mode, self._device = mode, device
+    def __init__(self, mode, device: torch.device, param: torch.dtype | None, buffer: torch.dtype | None, known: KnownValues):
+        self._mode, self._device, self._known = mode, device, known
         self._param, self._buffer = param, buffer
         self._made: dict[int, torch.Tensor] = {}
         self._storages: dict[int, torch.Tensor] = {}
@@ -97,6 +98,8 @@ class Fakes:
                 made.requires_grad_()
         self._made[id(tensor)] = made
         self._keep.append(tensor)
+        if not isinstance(tensor, torch.nn.Parameter) and (values := values_of(tensor)) is not None:
+            self._known.give(made, values)
         return made
 
     def batch(self, values: Any) -> Any:

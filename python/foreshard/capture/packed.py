@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import CaptureError
+from .known import KnownValues
 from .values import host_values
 
 
@@ -45,16 +46,22 @@ def _on_host(numbers: list[int]) -> torch.Tensor:
 
 
 def _told(notes: list[str], what: str) -> None:
-    told = f"{what}: the lengths have no values here, every row counts as full (give them on the CPU beside tensors on meta)"
+    told = f"{what}: the lengths have no values here, every row counts as full (give them on the CPU)"
     if told not in notes:
         notes.append(told)
 
 
-def _ctc_of_lists(notes: list[str]) -> Any:
+def _numbers(known: KnownValues, tensor: torch.Tensor) -> Any:
+    """What is in a tensor, as a list; None: nobody knows."""
+    values = known.of(tensor)
+    return host_values(tensor if values is None else values)
+
+
+def _ctc_of_lists(notes: list[str], values: KnownValues) -> Any:
     """torch.ctc_loss as LossCTC.cpp has it on a GPU without cuDNN: both lengths are read on the host; fake tensors cannot be filled with them."""
 
     def lengths(given: Any, full: int, rows: int) -> list[int]:
-        known = host_values(given) if isinstance(given, torch.Tensor) else list(given)
+        known = _numbers(values, given) if isinstance(given, torch.Tensor) else list(given)
         if known is None:
             _told(notes, "ctc_loss")
         return [full] * rows if known is None else [known] if isinstance(known, int) else known
@@ -75,12 +82,12 @@ def _ctc_of_lists(notes: list[str]) -> Any:
 
 
 @contextlib.contextmanager
-def planned(notes: list[str]):
+def planned(notes: list[str], values: KnownValues):
     """While it lasts sequences are packed and padded by what the host knows; `notes` gets a sentence where it knows nothing."""
 
     def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
         steps = padded.shape[1 if batch_first else 0]
-        known = host_values(lengths)
+        known = _numbers(values, lengths)
         if known is None:
             _told(notes, "packed sequences")
             known = [steps] * padded.shape[0 if batch_first else 1]
@@ -90,7 +97,7 @@ def planned(notes: list[str]):
         return PackPaddedSequence.apply(padded, runs, batch_first), _on_host([n for a, b, n in runs for _ in range(a, b)])
 
     def pad(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: Any, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = host_values(batch_sizes)
+        sizes = _numbers(values, batch_sizes)
         if sizes is None:
             raise CaptureError(
                 "packed sequences are given whose batch sizes have no values here",
@@ -109,7 +116,7 @@ def planned(notes: list[str]):
     vf = torch._VF
     vf._pack_padded_sequence, vf._pad_packed_sequence = pack, pad
     ctc = torch.ctc_loss
-    torch.ctc_loss = _ctc_of_lists(notes)
+    torch.ctc_loss = _ctc_of_lists(notes, values)
     try:
         yield
     finally:

@@ -19,7 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from .answers import HOST_READS, TO_HOST, answer
 from .errors import CaptureError
+from .known import KnownValues
 from .values import Storage, Value, ValueTable, geometry, storage_key
 
 # Questions about a tensor, no work.
@@ -30,7 +32,6 @@ _NO_WORK = {
     "aten.sym_numel.default",
     "aten.is_same_size.default",
 }
-_HOST_READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
 # What neither sizes nor strides nor memory hang on.
 _PLACEMENT = {"device", "layout", "pin_memory", "non_blocking", "generator"}
 
@@ -39,7 +40,6 @@ _HOST_RESULTS = {"aten._scaled_dot_product_efficient_attention.default": 2}
 _FACTORS = {"aten.mm.default": (0, 1), "aten.bmm.default": (0, 1), "aten.addmm.default": (1, 2), "aten.baddbmm.default": (1, 2),
             "aten.convolution.default": (0, 1)}  # fmt: skip
 _TEMPORARIES = 400  # that a function has one after the other: more count as one block
-_TO_HOST = {"aten._to_copy.default", "aten.copy_.default"}
 # Operators that change the shape of their tensor, as what they do.
 _VIEW_OF = {
     "aten.transpose_.default": "aten.transpose.int",
@@ -123,6 +123,7 @@ class Recorder(TorchDispatchMode):
         self.modules = modules
         self.device = device
         self.strict = strict
+        self.known = KnownValues()
         self.ops: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.region: int | None = None
@@ -169,7 +170,7 @@ class Recorder(TorchDispatchMode):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         if self.done:
-            return self._read(func, name, args, kwargs) if name in _HOST_READS else func(*args, **kwargs)
+            return self._read(func, name, args, kwargs) if name in HOST_READS else func(*args, **kwargs)
         if self.opaque is not None:
             out = self._run(func, name, args, kwargs)
             self.opaque.measure(out)
@@ -196,7 +197,7 @@ class Recorder(TorchDispatchMode):
         on_device = [r for r in results if isinstance(r, torch.Tensor) and r.device.type != "cpu"]
         if not on_device and not any(t.device.type != "cpu" for t in tensors):
             return out  # the host's own work
-        if not on_device and name in _TO_HOST:
+        if not on_device and name in TO_HOST:
             return out  # a copy that takes nothing on the device
         row = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": arguments}
         if named:
@@ -261,14 +262,25 @@ class Recorder(TorchDispatchMode):
             row.pop("kwargs", None)
 
     def _run(self, func, name, args, kwargs):
+        computed = self.known.compute(func, args, kwargs)
+        with self.paused():
+            answered, out = answer(func, args, kwargs, computed, self.known, self.device)
+        if not answered:
+            out = self._run_on_device(func, name, args, kwargs)
+        elif any(t.device.type != "cpu" for t in _tensors(args)):
+            self.known.used[self.place()] = None
+        self.known.follow(func, args, kwargs, out, computed)
+        return out
+
+    def _run_on_device(self, func, name, args, kwargs):
         if self.virtual and _hangs_on_values(func, name, args, kwargs):
-            if name in _HOST_READS and not self.strict:
+            if name in HOST_READS and not self.strict:
                 return self._read(func, name, args, kwargs)
             raise self._data_dependent(name, args, kwargs)
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            if name in _HOST_READS and not self.strict:
+            if name in HOST_READS and not self.strict:
                 return self._read(func, name, args, kwargs)
             raise self._data_dependent(name, args, kwargs) from error
         except CaptureError:
@@ -277,7 +289,9 @@ class Recorder(TorchDispatchMode):
             raise self._failed(name, args, kwargs, error) from error
 
     def _read(self, func, name, args, kwargs):
-        """What the host reads from a device that computes nothing: zero."""
+        """What the host reads from a device that computes nothing: what is known, else zero."""
+        if (computed := self.known.compute(func, args, kwargs)) is not None:
+            return computed
         if name != "aten._local_scalar_dense.default":
             return False
         dtype = args[0].dtype
@@ -297,16 +311,19 @@ class Recorder(TorchDispatchMode):
             )
 
     def _data_dependent(self, name, args, kwargs) -> CaptureError:
-        read = name in _HOST_READS
+        read = name in HOST_READS
         return CaptureError(
             f"{name} needs the values of a tensor, and capture has none",
             place=self._where(name),
             expected="sizes and control flow that do not hang on computed values",
             got=", ".join(_describe(t) for t in _tensors((args, kwargs))) or "nothing",
-            hint="capture with strict=False: the host then reads zeros"
-            if read
-            else "give the operator a fixed size (a stated capacity per expert), or wrap it in a torch.library.custom_op, "
-            "which is captured as one opaque operator",
+            hint="if it hangs on the batch alone, give a batch that lies on the CPU, with its values; "
+            + (
+                "capture with strict=False: the host then reads zeros"
+                if read
+                else "give the operator a fixed size (a stated capacity per expert), or wrap it in a torch.library.custom_op, "
+                "which is captured as one opaque operator"
+            ),
         )
 
     def _failed(self, name, args, kwargs, error) -> CaptureError:
@@ -585,7 +602,7 @@ def _hangs_on_values(func, name: str, args, kwargs) -> bool:
     """Whether the host would have to know what a card has computed: fake tensors refuse by themselves, a card answers."""
     if not any(t.device.type == "cuda" for t in _tensors((args, kwargs))):
         return False
-    if name in _HOST_READS:
+    if name in HOST_READS:
         return True
     if torch.Tag.dynamic_output_shape not in func.tags or name == "aten._ctc_loss.default":  # whose lengths are lists
         return False

@@ -107,7 +107,7 @@ class Session:
         if not self.virtual:
             mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
             missing.register()
-        fakes = Fakes(mode, self.device, self.param, self.buffer)
+        fakes = Fakes(mode, self.device, self.param, self.buffer, self.recorder.known)
         regions, functions = Regions(self.recorder), Functions(self.recorder)
         collecting = gc.isenabled()
         with warnings.catch_warnings(), contextlib.ExitStack() as inside:
@@ -116,14 +116,14 @@ class Session:
             self._name_state()
             batch = fakes.batch(task.batch)
             self._name_inputs(batch, task.names)
-            for context in (flex.fused(self.notes), packed.planned(self.notes), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
+            for context in (flex.fused(self.notes), packed.planned(self.notes, self.recorder.known), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
                             self._watch_optimizer(), autocast.of_a_gpu(), _of_an_h100(), _quiet_rnn(),
                             _quiet_log(), _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
             self.stack.on_enter, self.stack.on_leave = self._enter, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
-                with mode, CudaComposites(fake=not self.virtual, strict=self.strict), self.recorder:
+                with mode, CudaComposites(fake=not self.virtual, strict=self.strict, known=self.recorder.known), self.recorder:
                     with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                         task.step(self.module, *batch)
             except CaptureError:
@@ -144,6 +144,9 @@ class Session:
                 got=f"{len(self.recorder.ops)} operators and no backward",
                 hint="hand a loss to capture, or call backward in the step",
             )
+        if used := list(self.recorder.known.used):
+            more = f" and {len(used) - 3} more" if len(used) > 3 else ""
+            self.notes.append(f"sizes or branches hang on the values of this batch, in {', '.join(used[:3])}{more}: the plan is for batches like it")
         notes = self.notes + list(dict.fromkeys(self.recorder.notes))
         return CapturedModel(make_document(self, regions.rows), notes, "virtual" if self.virtual else "fake")
 

@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 from . import agreement, allocator
 from .document import CapturedModel
 from .errors import CaptureError
+from .known import values_of
 from .task import Task, capture_fake
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -102,14 +103,15 @@ def _packed(task: Task) -> bytes:
         from cloudpickle import Pickler
     except ImportError:
         Pickler = pickle.Pickler
-    shapes_only = {id(t) for t in [*task.module.parameters(), *task.module.buffers()]}
-    shapes_only |= {id(t) for t in _tensors_of(task.batch)}
+    with_values = {id(t) for t in [*task.module.buffers(), *_tensors_of(task.batch)]}
+    shapes_only = {id(t) for t in task.module.parameters()} | with_values
     storages: dict[int, int] = {}
 
     class TaskPickler(Pickler):
         def reducer_override(self, value):
             if isinstance(value, torch.Tensor):
-                return _reduced(value, id(value) in shapes_only, storages)
+                known = values_of(value) if id(value) in with_values else None
+                return _reduced(value, id(value) in shapes_only, known, storages)
             if isinstance(value, torch.nn.Module) and parametrize.is_parametrized(value):
                 return _reduced_parametrized(value)
             inner = getattr(super(), "reducer_override", None)
@@ -135,7 +137,11 @@ def _tensors_of(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _reduced(tensor: torch.Tensor, shape_only: bool, storages: dict[int, int]):
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def _reduced(tensor: torch.Tensor, shape_only: bool, known: torch.Tensor | None, storages: dict[int, int]):
     from .virtual_server import made
 
     if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -144,11 +150,12 @@ def _reduced(tensor: torch.Tensor, shape_only: bool, storages: dict[int, int]):
     storage = storages.setdefault(tensor.untyped_storage()._cdata, len(storages))
     values = None
     if not shape_only and tensor.device.type == "cpu" and tensor.nbytes <= _VALUES:
-        values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        values = _bytes_of(tensor)
     where = "meta" if shape_only else "cuda" if tensor.device.type == "cuda" else "cpu"
     return made, (
         storage, tensor.untyped_storage().nbytes(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()),
         tensor.storage_offset(), tensor.requires_grad, isinstance(tensor, torch.nn.Parameter), where, values,
+        None if known is None else _bytes_of(known),
     )  # fmt: skip
 
 

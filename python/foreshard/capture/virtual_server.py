@@ -12,17 +12,18 @@ from typing import Any, NoReturn
 
 import torch
 
+from .known import carry
+
 # ---------------------------------------------------------------------------------------------------------- tensors
 
 
 _storages: dict[tuple[int, str], torch.Tensor] = {}  # of the task that is being read
 
 
-def made(storage, nbytes, dtype, shape, stride, offset, requires_grad, is_parameter, where, values):
+def made(storage, nbytes, dtype, shape, stride, offset, requires_grad, is_parameter, where, values, known):
     """A tensor as virtual._reduced has it: those of one storage share one here. "meta" stands for what is to lie on the card."""
     if values is not None:
-        tensor = torch.frombuffer(bytearray(values), dtype=dtype).reshape(shape).clone() if values else torch.empty(shape, dtype=dtype)
-        tensor = torch.empty_strided(shape, stride, dtype=dtype).copy_(tensor)
+        tensor = torch.empty_strided(shape, stride, dtype=dtype).copy_(_read(values, dtype, shape))
     else:
         base = _storages.get((storage, where))
         if base is None or base.dtype != dtype:
@@ -30,7 +31,13 @@ def made(storage, nbytes, dtype, shape, stride, offset, requires_grad, is_parame
         tensor = base.as_strided(shape, stride, offset)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    if known is not None:
+        carry(tensor, _read(known, dtype, shape))
     return tensor.requires_grad_() if requires_grad and tensor.is_floating_point() else tensor
+
+
+def _read(values: bytes, dtype: torch.dtype, shape) -> torch.Tensor:
+    return torch.frombuffer(bytearray(values), dtype=dtype).reshape(shape) if values else torch.empty(shape, dtype=dtype)
 
 
 def made_parametrized(kind: type) -> torch.nn.Module:

@@ -233,6 +233,25 @@ TEST(LoweringCorners, AMaskOfDropoutIsMadeBeforeTheResult) {
             (std::vector<Bytes>{6 * 4, 6 * 4 * 4}));
 }
 
+/// TensorAdvancedIndexing.cpp: a mask becomes places of 8 bytes (nonzero), in backward again, where they are sorted.
+TEST(LoweringCorners, AMaskBecomesThePlacesThatItChooses) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4}), mask = toy.input("mask", {6}, DType::Bool);
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("aten.index.Tensor", {"h", mask}, {{"c", {3, 4}}});
+  toy.op("aten.sum.default", {"c"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+  const auto made = [&](const KernelList& list, const char* name) {
+    return made_by(*lowered, list, lowered->templates[0], name);
+  };
+  EXPECT_EQ(made(lowered->templates[0].forward, "aten.index.Tensor"), (std::vector<Bytes>{3 * 8, 3 * 4 * 4}));
+  const std::vector<Bytes> sorted = made(lowered->templates[0].backward, "aten.index_put_.default");
+  EXPECT_EQ(std::count(sorted.begin(), sorted.end(), 3 * 8), 1 + 4);
+}
+
 /// A projection, added to its input and handed to a module: h = x w, y = h + x, n = sin(y). Nothing is differentiated.
 Model projected(const Hold& hold) {
   ToyProgram toy;

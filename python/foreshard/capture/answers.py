@@ -1,0 +1,55 @@
+"""What operators give whose results hang on values, where these are known (known.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from .known import KnownValues
+
+HOST_READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
+TO_HOST = {"aten._to_copy.default", "aten.copy_.default"}
+
+
+def answer(func, args, kwargs, computed: Any, known: KnownValues, device: torch.device) -> tuple[bool, Any]:
+    """(True, result) of what the host reads, of a copy to it, of sizes; (False, None): the device runs it.
+
+    computed: what the operator gives on the host (`KnownValues.compute`), None where that is not known.
+    """
+    name = str(func)
+    if computed is not None and name in HOST_READS:
+        return True, computed
+    if computed is not None and name in TO_HOST and _goes_to_host(name, args, kwargs):
+        return True, args[0] if name == "aten.copy_.default" else computed
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False, None
+    if computed is None:
+        out = _chosen(func, name, args, known, device)
+        return out is not None, out
+    return True, tree_map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), computed)
+
+
+def _chosen(func, name: str, args, known: KnownValues, device: torch.device) -> torch.Tensor | None:
+    """What known masks choose of a tensor whose values nobody knows."""
+    if name == "aten.masked_select.default":
+        count = known.places_of(args[1]) if args[0].shape == args[1].shape else None
+        return None if count is None else args[0].new_empty(count)
+    if name != "aten.index.Tensor":
+        return None
+    places: list[torch.Tensor | None] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+            continue
+        if (count := known.places_of(index)) is None:
+            return None
+        places += [torch.empty(count, dtype=torch.int64, device=device) for _ in range(index.dim())]
+    return func(args[0], places)
+
+
+def _goes_to_host(name: str, args, kwargs) -> bool:
+    if name == "aten.copy_.default":
+        return type(args[0]) is torch.Tensor and args[0].device.type == "cpu" and args[1].device.type != "cpu"
+    return torch.device(kwargs.get("device") or "cuda").type == "cpu" and args[0].device.type != "cpu"

@@ -1,0 +1,182 @@
+"""What is in tensors that hang on the batch and the buffers alone: computed on the host beside a card that computes nothing.
+
+A mask made of labels, a longest length, `if mask.all()`: who captures with a batch that lies on the host has these values. A
+storage is known or it is not; views of a known one are. What parameters have a part in is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+from .values import storage_key
+
+LARGEST = 1 << 22  # elements of a tensor: what is larger is not known
+_CARRIED = "_foreshard_values"  # of a tensor that stands for one of another process
+# Of these arguments the geometry counts, not what is in them.
+_LIKE = ("new_", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+_WRITERS = ("fill_", "zero_", "copy_", "random_", "uniform_", "normal_", "exponential_")  # whatever was there before
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of a tensor that a script hands over; None: it only has sizes."""
+    carried = getattr(tensor, _CARRIED, None)
+    if carried is not None:
+        return carried
+    plain = type(tensor) in (torch.Tensor, torch.nn.Buffer) and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.detach() if plain and tensor.numel() <= LARGEST else None
+
+
+def carry(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`tensor`, which has sizes alone, with the values that belong to it."""
+    setattr(tensor, _CARRIED, values)
+    return tensor
+
+
+class KnownValues:
+    """Flat copies of storages, by the storage they stand for."""
+
+    def __init__(self) -> None:
+        self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        self.used: dict[str, None] = {}  # where a value has decided something
+        self._random: torch.Tensor | None = None  # the state of our own generator: the script's draws nothing for us
+
+    # ------------------------------------------------------------------------------------------------- tensors
+
+    def give(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """`tensor` has these values (of its shape)."""
+        whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if whole > LARGEST or tensor.is_conj() or tensor.is_neg():
+            return
+        with _disable_current_modes(), torch.no_grad():
+            flat = self._find(tensor)
+            if flat is None or flat.dtype != tensor.dtype:
+                flat = torch.zeros(whole, dtype=tensor.dtype)
+                self._flat[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), flat)
+            flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(values)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A view of the copy; None: nobody knows."""
+        if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
+            return tensor
+        flat = self._find(tensor)
+        if flat is None or tensor.is_conj() or tensor.is_neg():
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            if flat.dtype != tensor.dtype:
+                if flat.dtype.itemsize != tensor.dtype.itemsize:
+                    return None
+                flat = flat.view(tensor.dtype)
+            return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _find(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        entry = self._flat.get(storage_key(tensor))
+        if entry is None:
+            return None
+        if entry[0].expired():  # its place is another's now
+            del self._flat[storage_key(tensor)]
+            return None
+        return entry[1]
+
+    # ----------------------------------------------------------------------------------------------- operators
+
+    def compute(self, func, args, kwargs) -> Any:
+        """The operator's results on the host, in-place ones done; None: they are not known."""
+        name = func._schema.name.split("::")[-1]
+        like = name.startswith(_LIKE)
+        if name.startswith("empty") or func.namespace not in ("aten", "prims"):
+            return None
+        leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        stand_ins: dict[int, torch.Tensor] = {}
+        for place, leaf in enumerate(leaves):
+            values = self.of(leaf)
+            if values is None and (like or (place == 0 and name in _WRITERS and _is_whole(leaf))) and leaf.numel() <= LARGEST:
+                with _disable_current_modes():
+                    values = torch.zeros(leaf.shape, dtype=leaf.dtype)
+            if values is None:
+                return None
+            stand_ins[id(leaf)] = values
+        if _result_numel(func, args) > LARGEST:
+            return None
+
+        def here(value):
+            if isinstance(value, torch.Tensor):
+                return stand_ins[id(value)]
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        with _disable_current_modes(), torch.no_grad(), self._drawing(func):
+            try:
+                given, named = tree_map(here, (args, {k: v for k, v in kwargs.items() if k != "pin_memory"}))
+                return func(*given, **named)
+            except Exception:  # noqa: BLE001 - an operator that the host does not have, or has not for this dtype
+                return None
+
+    @contextlib.contextmanager
+    def _drawing(self, func):
+        """Random numbers come from a generator of our own."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            yield
+            return
+        outside = torch.get_rng_state()
+        if self._random is None:
+            self._random = torch.Generator().manual_seed(0).get_state()
+        torch.set_rng_state(self._random)
+        try:
+            yield
+        finally:
+            self._random = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+    def places_of(self, mask: torch.Tensor) -> int | None:
+        """How many elements a mask chooses."""
+        values = self.of(mask)
+        if values is None:
+            return None
+        with _disable_current_modes():
+            return int(torch.count_nonzero(values))
+
+    def follow(self, func, args, kwargs, out: Any, computed: Any) -> None:
+        """After an operator: what its results are known to be; what it has written with values unknown is forgotten."""
+        if computed is None:
+            if func._schema.is_mutable:
+                self._forget(func, args, kwargs)
+            return
+        if not torch.is_tensor(out) and not isinstance(out, (tuple, list)):
+            return
+        for result, values in zip(tree_flatten(out)[0], tree_flatten(computed)[0]):
+            if not isinstance(result, torch.Tensor) or type(result) is torch.Tensor and result.device.type == "cpu":
+                continue
+            known = self._find(result) is not None
+            if known and not func._schema.is_mutable:  # a view
+                continue
+            if result.shape == values.shape and values.numel() <= LARGEST:
+                self.give(result, values)
+
+    def _forget(self, func, args, kwargs) -> None:
+        for argument, value in [*zip(func._schema.arguments, args), *((a, kwargs.get(a.name)) for a in func._schema.arguments)]:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for leaf in tree_flatten(value)[0]:
+                    if isinstance(leaf, torch.Tensor):
+                        self._flat.pop(storage_key(leaf), None)
+
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def _result_numel(func, args) -> int:
+    """Of what makes a tensor out of sizes (a range, noise): how much that is."""
+    for argument, value in zip(func._schema.arguments, args):
+        if argument.name in ("size", "end") and not isinstance(value, torch.Tensor):
+            sizes = value if isinstance(value, (list, tuple)) else [value]
+            count = 1
+            for size in sizes:
+                count *= int(size)
+            return count
+    return 0

@@ -1,0 +1,162 @@
+"""Values of the batch decide sizes and branches of a capture; what parameters have a part in is known to nobody."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.environ.get("FORESHARD_PACKAGE", os.path.dirname(HERE)), HERE]
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from foreshard.capture import CaptureError, capture
+from foreshard.capture.known import LARGEST
+
+IDS = torch.tensor([[5, 7, 7, 2, 0, 0], [1, 2, 3, 4, 5, 0], [9, 0, 0, 0, 0, 0]])
+LABELS = torch.where(IDS > 4, IDS, -100)  # five are chosen
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+        self.register_buffer("threshold", torch.tensor(4))
+
+
+def shapes(model, name):
+    return [[o["shape"] for o in op["out"] if o] for op in model.document["ops"] if op["op"].startswith(name)]
+
+
+def captured(forward, *batch, **more):
+    kind = type("Case", (Body,), {"forward": forward})
+    return capture(kind(), *(batch or (IDS, LABELS)), loss=lambda out: out.float().sum(), **more)
+
+
+class Sizes(unittest.TestCase):
+    def test_a_mask_of_labels_chooses_as_many_rows(self):
+        def forward(self, ids, labels):
+            chosen = labels != -100
+            return F.cross_entropy(self.head(self.table(ids)[chosen]), labels[chosen])
+
+        model = captured(forward)
+        self.assertEqual(shapes(model, "aten.index.Tensor"), [[[5, 8]], [[5]]])
+        self.assertTrue(any("hang on the values of this batch, in the root module" in note for note in model.notes), model.notes)
+        self.assertEqual(model.allocator if model.device == "virtual" else {}, {})  # the device would choose nothing
+
+    def test_places_repeats_and_distinct_numbers(self):
+        def forward(self, ids, labels):
+            x = self.table(ids)
+            row, column = torch.where(labels != -100)
+            repeated = torch.repeat_interleave(x[:, 0], (labels != -100).sum(1), dim=0)
+            return x[row, column].sum() + repeated.sum() + self.table(torch.unique(ids)).sum()
+
+        model = captured(forward)
+        self.assertEqual(shapes(model, "aten.nonzero"), [[[5, 2]]])
+        self.assertEqual(shapes(model, "aten._unique2")[0][0], [8])
+        self.assertIn([[5, 8]], shapes(model, "aten.index_select"))
+
+    def test_masked_select_and_a_mask_within_an_index(self):
+        def forward(self, ids, labels):
+            x = self.table(ids)
+            chosen = torch.masked_select(x, (labels != -100)[..., None].expand_as(x))
+            return chosen.sum() + x.transpose(0, 2)[:, (labels != -100).t()].sum()
+
+        model = captured(forward)
+        self.assertEqual(shapes(model, "aten.masked_select"), [[[40]]])
+        self.assertEqual(shapes(model, "aten.index.Tensor"), [[[8, 5]]])
+
+    def test_a_mask_that_was_filled_in_place(self):
+        def forward(self, ids):
+            mask = torch.empty(ids.shape, dtype=torch.bool, device=ids.device).fill_(False)
+            mask[:, :2] = True
+            mask[0].logical_not_()
+            return self.head(self.table(ids)[mask])
+
+        self.assertEqual(shapes(captured(forward, IDS), "aten.index.Tensor"), [[[4 + 2 + 2, 8]]])
+
+    def test_random_masks_are_drawn_and_the_scripts_numbers_stay(self):
+        states = []
+
+        def forward(self, ids):
+            states.append(torch.get_rng_state())
+            mask = torch.rand(64, device=ids.device) < 0.5
+            states.append(torch.get_rng_state())
+            return self.head(self.table(ids)).mean() * self.table(torch.arange(64, device=ids.device)[mask] % 10).sum()
+
+        rows = shapes(captured(forward, IDS, device="fake"), "aten.index.Tensor")[0][0][0]
+        self.assertTrue(16 < rows < 48, rows)
+        self.assertTrue(torch.equal(*states))
+
+
+class Branches(unittest.TestCase):
+    def test_the_longest_row_and_a_buffers_number(self):
+        def forward(self, ids, labels):
+            longest = int(ids.ne(0).sum(1).max())
+            x = self.table(ids[:, :longest])
+            if (labels > self.threshold).any() and not bool((ids > 9).any()):
+                x = self.head(x)
+            return x
+
+        model = captured(forward)
+        self.assertEqual(shapes(model, "aten.embedding"), [[[3, 5, 8]]])
+        self.assertEqual(len(shapes(model, "aten.addmm")), 1)
+
+    def test_lists_are_copied_at_once_on_both_devices(self):
+        def forward(self, ids, labels):
+            x = self.table(ids)
+            return sum(x[row, :length].sum() for row, length in enumerate(ids.ne(0).sum(1).tolist()))
+
+        model = captured(forward)
+        self.assertEqual([rows[0][0] for rows in shapes(model, "aten.slice.Tensor") if rows[0][-1:] == [8]], [4, 5, 1])
+        self.assertEqual([note for note in model.notes if "differ" in note], [])
+
+    def test_packed_rows_are_as_long_as_their_lengths(self):
+        class Reads(Body):
+            def __init__(self):
+                super().__init__()
+                self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+            def forward(self, ids):
+                lengths = ids.ne(0).sum(1).cpu()
+                rows = nn.utils.rnn.pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=False)
+                return self.lstm(rows)[0].data
+
+        model = capture(Reads(), IDS, loss=lambda out: out.sum(), device="fake")
+        self.assertEqual([note for note in model.notes if "counts as full" in note], [])
+
+
+class Unknown(unittest.TestCase):
+    def refused(self, forward, *batch):
+        with self.assertRaisesRegex(CaptureError, "needs the values") as told:
+            captured(forward, *batch)
+        return told.exception
+
+    def test_sizes_alone_have_no_values(self):
+        error = self.refused(lambda self, ids: self.table(ids)[ids > 0], IDS.to("meta"))
+        self.assertIn("lies on the CPU", error.hint)
+
+    def test_what_parameters_have_a_part_in(self):
+        self.refused(lambda self, ids: self.table(ids)[self.table(ids)[..., 0] > 0], IDS)
+
+    def test_a_known_tensor_that_is_written_over(self):
+        def forward(self, ids):
+            mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+            mask[:, :] = self.table(ids)[..., 0] > 0
+            return self.table(ids)[mask]
+
+        self.refused(forward, IDS)
+
+    def test_what_is_too_large(self):
+        def forward(self, ids):
+            wide = ids.view(-1, 1).expand(-1, LARGEST).ne(0)
+            return self.table(wide.sum(0).clone().new_zeros(3, dtype=torch.long)).sum() * self.table(ids)[wide[:, :6].clone()[:3] | (wide.all())].sum()
+
+        self.refused(forward, IDS)
+
+
+if __name__ == "__main__":
+    unittest.main()
