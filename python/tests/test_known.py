@@ -129,6 +129,33 @@ class Branches(unittest.TestCase):
         self.assertEqual([note for note in model.notes if "counts as full" in note], [])
 
 
+class Guessed(unittest.TestCase):
+    def test_experts_take_their_share_of_the_tokens(self):
+        class Experts(Body):
+            def __init__(self):
+                super().__init__()
+                self.router = nn.Linear(8, 4)
+                self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+            def forward(self, ids):
+                x = self.table(ids).flatten(0, 1)
+                weight, choice = self.router(x).softmax(-1).topk(2)
+                out = torch.zeros_like(x)
+                for number, expert in enumerate(self.experts):
+                    row, place = torch.where(choice == number)
+                    out.index_add_(0, row, expert(x[row]) * weight[row, place, None])
+                return out
+
+        model = capture(Experts(), IDS, loss=lambda out: out.sum(), strict=False, chosen=1 / 4)
+        rows = [op["out"][0]["shape"] for op in model.document["ops"] if op["op"] == "aten.addmm.default"]
+        self.assertEqual(rows, [[18, 4], *[[9, 8]] * 4])  # 18 tokens, two experts each
+        self.assertTrue(any("choose 0.25 of their elements" in note for note in model.notes), model.notes)
+
+    def test_a_share_of_more_than_all(self):
+        with self.assertRaisesRegex(CaptureError, "no share"):
+            captured(lambda self, ids: self.table(ids), IDS, chosen=2)
+
+
 class Unknown(unittest.TestCase):
     def refused(self, forward, *batch):
         with self.assertRaisesRegex(CaptureError, "needs the values") as told:

@@ -32,9 +32,12 @@ def answer(func, args, kwargs, computed: Any, known: KnownValues, device: torch.
 
 
 def _chosen(func, name: str, args, known: KnownValues, device: torch.device) -> torch.Tensor | None:
-    """What known masks choose of a tensor whose values nobody knows."""
+    """What masks choose, of which it is known, or guessed, how much that is."""
+    if name == "aten.nonzero.default":
+        count = known.places_of(args[0])
+        return None if count is None else torch.empty(args[0].dim(), count, dtype=torch.int64, device=device).t()
     if name == "aten.masked_select.default":
-        count = known.places_of(args[1]) if args[0].shape == args[1].shape else None
+        count = known.places_of(args[1].expand(torch.broadcast_shapes(args[0].shape, args[1].shape)))
         return None if count is None else args[0].new_empty(count)
     if name != "aten.index.Tensor":
         return None

@@ -7,15 +7,12 @@ memory-efficient, math. cuDNN's attention, which recent builds prefer on Hopper,
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-
-from .known import KnownValues
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -60,7 +57,7 @@ def kernel_of(q, k, v, mask, dropout_p, is_causal, enable_gqa) -> str:
 _PLAIN = F.scaled_dot_product_attention
 
 
-_ONE_HOT, _LINEAR, _GET = F.one_hot, F.linear, torch.Tensor.__getitem__
+_ONE_HOT, _LINEAR = F.one_hot, F.linear
 _LIST = FakeTensor.tolist
 
 
@@ -73,12 +70,9 @@ class CudaComposites(TorchFunctionMode):
     (multi_head_attention_forward), inside which no mode is asked.
     """
 
-    def __init__(self, fake: bool, strict: bool, known: KnownValues):
+    def __init__(self, fake: bool):
         super().__init__()
         self._own = {_LINEAR: linear} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
-        if not strict:
-            choose, select = functools.partial(all_chosen, known), functools.partial(all_selected, known)
-            self._own |= {_GET: choose, torch.masked_select: select, torch.Tensor.masked_select: select}
 
     def __enter__(self):
         F.linear, FakeTensor.tolist = linear, listed
@@ -91,26 +85,6 @@ class CudaComposites(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return self._own.get(func, func)(*args, **(kwargs or {}))
-
-
-def all_chosen(known, tensor, key):
-    """A mask of the card's whose values nobody knows chooses every row: more there are never."""
-    keys = key if isinstance(key, tuple) else (key,)
-    masks = [k for k in keys if isinstance(k, torch.Tensor) and k.dtype in (torch.bool, torch.uint8) and k.device.type == "cuda"]
-    if masks and any(known.of(mask) is None for mask in masks):
-        key = tuple(
-            place
-            for k in keys
-            for place in (
-                [torch.zeros(k.numel(), dtype=torch.int64, device=k.device) for _ in range(k.dim())] if any(k is m for m in masks) else [k]
-            )
-        )
-    return _GET(tensor, key)
-
-
-def all_selected(known, input, mask):
-    """masked_select: an index of both in one shape."""
-    return all_chosen(known, *torch.broadcast_tensors(input, mask))
 
 
 def linear(input, weight, bias=None):

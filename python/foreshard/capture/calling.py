@@ -21,6 +21,7 @@ def capture(
     device: str | None = None,
     mixed_precision: dict[str, Any] | None = None,
     strict: bool = True,
+    chosen: float = 1.0,
     name: str = "",
     **kwargs: Any,
 ) -> CapturedModel:
@@ -42,8 +43,10 @@ def capture(
             are cast, so that type_as and .to(x.dtype) do what they will do. "buffer": buffers too (FSDP1). "output":
             what the module returns. "units": classes or names of modules whose floating arguments are cast as well
             (FSDP2 casts at every unit).
-        strict: False: the host reads zeros where the module asks for values that nobody knows, and such a mask (x[mask])
-            chooses every row.
+        strict: False: the host reads zeros where the module asks for values that nobody knows, and such a mask (x[mask],
+            torch.where(mask)) chooses `chosen` of its elements.
+        chosen: a share from 0 to 1; 1 is the most that there can be, 1 / experts where a loop over experts takes the tokens
+            whose router has chosen each.
         name: of the model; default: the module's class.
 
     Raises:
@@ -51,7 +54,7 @@ def capture(
     """
 
     names = _argument_names(module.forward, args, kwargs) if isinstance(module, torch.nn.Module) else []
-    return run_task(Task(module, "call", loss, (args, kwargs), names, mixed_precision, strict, name), device)
+    return run_task(Task(module, "call", loss, (args, kwargs), names, mixed_precision, strict, chosen, name), device)
 
 
 def capture_step(
@@ -61,6 +64,7 @@ def capture_step(
     device: str | None = None,
     mixed_precision: dict[str, Any] | None = None,
     strict: bool = True,
+    chosen: float = 1.0,
     name: str = "",
     **kwargs: Any,
 ) -> CapturedModel:
@@ -70,7 +74,7 @@ def capture_step(
     follows it (the optimizer) is looked at for the job's defaults.
     """
     names = _argument_names(step, (module, *batch), kwargs)[1:]
-    return run_task(Task(module, "step", step, (batch, kwargs), names, mixed_precision, strict, name), device)
+    return run_task(Task(module, "step", step, (batch, kwargs), names, mixed_precision, strict, chosen, name), device)
 
 
 def run_task(task: Task, device: str | None) -> CapturedModel:
@@ -84,6 +88,8 @@ def run_task(task: Task, device: str | None) -> CapturedModel:
             expected='"fake" (fake tensors, anywhere) or "virtual" (the virtual GPU)',
             got=repr(device),
         )
+    if not 0 <= task.chosen <= 1:
+        raise CaptureError("this is no share", place="chosen", expected="a number from 0 to 1", got=repr(task.chosen))
     task.session()  # what is wrong with the module or the arguments is told at once
     if device == "fake":
         return capture_fake(task)

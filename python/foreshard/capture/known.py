@@ -7,6 +7,7 @@ storage is known or it is not; views of a known one are. What parameters have a 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
@@ -41,7 +42,9 @@ def carry(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 class KnownValues:
     """Flat copies of storages, by the storage they stand for."""
 
-    def __init__(self) -> None:
+    def __init__(self, guess: float | None = None) -> None:
+        self.guess = guess  # the share of a mask that counts as chosen where nobody knows; None: there is no telling
+        self.guessed = False
         self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
         self.used: dict[str, None] = {}  # where a value has decided something
         self._random: torch.Tensor | None = None  # the state of our own generator: the script's draws nothing for us
@@ -133,8 +136,11 @@ class KnownValues:
             torch.set_rng_state(outside)
 
     def places_of(self, mask: torch.Tensor) -> int | None:
-        """How many elements a mask chooses."""
+        """How many elements a mask chooses; None: nobody knows, and there is no guess."""
         values = self.of(mask)
+        if values is None and self.guess is not None:
+            self.guessed = True
+            return math.ceil(self.guess * mask.numel())
         if values is None:
             return None
         with _disable_current_modes():

@@ -115,7 +115,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 class Recorder(TorchDispatchMode):
     """Writes `ops`. Made for one step; not used again."""
 
-    def __init__(self, table: ValueTable, modules, device: torch.device, strict: bool, virtual: bool = False):
+    def __init__(self, table: ValueTable, modules, device: torch.device, strict: bool, chosen: float = 1.0, virtual: bool = False):
         super().__init__()
         self.virtual = virtual  # tensors are those of a card that computes nothing
         self.cudnn = torch.backends.cudnn.enabled  # as the user has it, whatever plays the card
@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
         self.modules = modules
         self.device = device
         self.strict = strict
-        self.known = KnownValues()
+        self.known = KnownValues(guess=None if strict else chosen)
         self.ops: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.region: int | None = None
@@ -267,6 +267,9 @@ class Recorder(TorchDispatchMode):
             answered, out = answer(func, args, kwargs, computed, self.known, self.device)
         if not answered:
             out = self._run_on_device(func, name, args, kwargs)
+        elif self.known.guessed:
+            self.notes.append(f"masks whose values nobody knows choose {self.known.guess:.4g} of their elements here (chosen=)")
+            self.known.guessed = False
         elif any(t.device.type != "cpu" for t in _tensors(args)):
             self.known.used[self.place()] = None
         self.known.follow(func, args, kwargs, out, computed)
@@ -321,7 +324,7 @@ class Recorder(TorchDispatchMode):
             + (
                 "capture with strict=False: the host then reads zeros"
                 if read
-                else "give the operator a fixed size (a stated capacity per expert), or wrap it in a torch.library.custom_op, "
+                else "capture with strict=False: a mask then chooses a share of its elements (chosen=); give the operator a fixed size (a stated capacity per expert), or wrap it in a torch.library.custom_op, "
                 "which is captured as one opaque operator"
             ),
         )

@@ -58,7 +58,7 @@ def _dtype(value: Any, key: str) -> torch.dtype | None:
 class Session:
     """One recording. Made for one step; not used again."""
 
-    def __init__(self, module, mixed_precision, strict, name, virtual):
+    def __init__(self, module, mixed_precision, strict, chosen, name, virtual):
         version = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
         if version < _OLDEST:
             raise CaptureError(
@@ -87,7 +87,7 @@ class Session:
         self.table = ValueTable()
         self.stack = ModuleStack(self.structure.names)
         self.virtual = virtual
-        self.recorder = Recorder(self.table, self.stack, self.device, strict, virtual)
+        self.recorder = Recorder(self.table, self.stack, self.device, strict, chosen, virtual)
         self.module_calls: list[dict[str, Any]] = []
         self.forward_end = -1
         self.outputs: list[str] = []
@@ -123,7 +123,7 @@ class Session:
             self.stack.on_enter, self.stack.on_leave = self._enter, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
-                with mode, CudaComposites(fake=not self.virtual, strict=self.strict, known=self.recorder.known), self.recorder:
+                with mode, CudaComposites(fake=not self.virtual), self.recorder:
                     with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                         task.step(self.module, *batch)
             except CaptureError:

@@ -23,6 +23,7 @@ class Task:
     names: list[str]  # of the batch's arguments
     mixed_precision: dict[str, Any] | None
     strict: bool
+    chosen: float
     name: str
 
     def step(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -32,7 +33,7 @@ class Task:
             _loss_of(module(*args, **kwargs), self.function).backward()
 
     def session(self, virtual: bool = False) -> Session:
-        return Session(self.module, self.mixed_precision, self.strict, self.name, virtual)
+        return Session(self.module, self.mixed_precision, self.strict, self.chosen, self.name, virtual)
 
 
 def capture_fake(task: Task) -> CapturedModel:
