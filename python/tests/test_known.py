@@ -111,8 +111,18 @@ class Branches(unittest.TestCase):
             return sum(x[row, :length].sum() for row, length in enumerate(ids.ne(0).sum(1).tolist()))
 
         model = captured(forward)
+        self.assertIn("hang on the values", model.notes[0])
         self.assertEqual([rows[0][0] for rows in shapes(model, "aten.slice.Tensor") if rows[0][-1:] == [8]], [4, 5, 1])
         self.assertEqual([note for note in model.notes if "differ" in note], [])
+
+    def test_constants_are_no_matter_of_the_batch(self):
+        def forward(self, ids):
+            places = torch.arange(6, device=ids.device)
+            return self.table(ids[:, places > 2] if bool((places.diff() == 1).all()) else ids)
+
+        model = captured(forward, IDS.to("meta"))
+        self.assertEqual(shapes(model, "aten.embedding"), [[[3, 3, 8]]])
+        self.assertEqual([note for note in model.notes if "values" in note], [])
 
     def test_packed_rows_are_as_long_as_their_lengths(self):
         class Reads(Body):

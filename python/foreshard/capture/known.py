@@ -45,22 +45,23 @@ class KnownValues:
     def __init__(self, guess: float | None = None) -> None:
         self.guess = guess  # the share of a mask that counts as chosen where nobody knows; None: there is no telling
         self.guessed = False
-        self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor, bool]] = {}  # the last: the batch has a part in it
+        self.hangs_on_batch = False  # what was computed last, and not on constants alone
         self.used: dict[str, None] = {}  # where a value has decided something
         self._random: torch.Tensor | None = None  # the state of our own generator: the script's draws nothing for us
 
     # ------------------------------------------------------------------------------------------------- tensors
 
-    def give(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    def give(self, tensor: torch.Tensor, values: torch.Tensor, of_batch: bool = True) -> None:
         """`tensor` has these values (of its shape)."""
         whole = tensor.untyped_storage().nbytes() // tensor.element_size()
         if whole > LARGEST or tensor.is_conj() or tensor.is_neg():
             return
         with _disable_current_modes(), torch.no_grad():
-            flat = self._find(tensor)
+            flat, before = self._find(tensor), self._is_of_batch(tensor)
             if flat is None or flat.dtype != tensor.dtype:
                 flat = torch.zeros(whole, dtype=tensor.dtype)
-                self._flat[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), flat)
+            self._flat[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), flat, of_batch or before)
             flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(values)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -86,6 +87,9 @@ class KnownValues:
             return None
         return entry[1]
 
+    def _is_of_batch(self, tensor: torch.Tensor) -> bool:
+        return self._find(tensor) is not None and self._flat[storage_key(tensor)][2]
+
     # ----------------------------------------------------------------------------------------------- operators
 
     def compute(self, func, args, kwargs) -> Any:
@@ -106,6 +110,8 @@ class KnownValues:
             stand_ins[id(leaf)] = values
         if _result_numel(func, args) > LARGEST:
             return None
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        self.hangs_on_batch = drawn or any(self._is_of_batch(leaf) for leaf in leaves)
 
         def here(value):
             if isinstance(value, torch.Tensor):
@@ -138,6 +144,7 @@ class KnownValues:
     def places_of(self, mask: torch.Tensor) -> int | None:
         """How many elements a mask chooses; None: nobody knows, and there is no guess."""
         values = self.of(mask)
+        self.hangs_on_batch = self._is_of_batch(mask)
         if values is None and self.guess is not None:
             self.guessed = True
             return math.ceil(self.guess * mask.numel())
@@ -161,7 +168,7 @@ class KnownValues:
             if known and not func._schema.is_mutable:  # a view
                 continue
             if result.shape == values.shape and values.numel() <= LARGEST:
-                self.give(result, values)
+                self.give(result, values, self.hangs_on_batch)
 
     def _forget(self, func, args, kwargs) -> None:
         for argument, value in [*zip(func._schema.arguments, args), *((a, kwargs.get(a.name)) for a in func._schema.arguments)]:

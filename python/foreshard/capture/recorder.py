@@ -270,7 +270,7 @@ class Recorder(TorchDispatchMode):
         elif self.known.guessed:
             self.notes.append(f"masks whose values nobody knows choose {self.known.guess:.4g} of their elements here (chosen=)")
             self.known.guessed = False
-        elif any(t.device.type != "cpu" for t in _tensors(args)):
+        elif self.known.hangs_on_batch:
             self.known.used[self.place()] = None
         self.known.follow(func, args, kwargs, out, computed)
         return out
