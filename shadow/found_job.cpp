@@ -167,11 +167,12 @@ class Finder {
       all.push_back(&unit);
       if (!is_root(unit)) inner.push_back(&unit);
     }
-    if (inner.size() == all.size()) {
+    if (inner.size() == all.size() && setting_.roots == 1) {
       beyond("unit", "(root)", "none", "the root",
              "the root module is no unit: fully_shard was not called on it, so its own parameters are whole on every "
              "rank");
     }
+    fsdp.wrap.root = setting_.roots == 1 || fsdp.runtime == Runtime::Fsdp1;
     fsdp.wrap.policy = inner.empty() ? WrapPolicyKind::None : WrapPolicyKind::Units;
     for (const FoundUnit* unit : inner) fsdp.wrap.units.push_back(unit->modules);
     const auto& most = inner.empty() ? all : inner;

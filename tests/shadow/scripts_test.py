@@ -109,12 +109,24 @@ class Shadow(unittest.TestCase):
             self.assertEqual((job["train"]["micro_batches"], job["train"]["no_sync"]), (3, True))
 
     def test_what_the_script_holds_beside_its_model(self):
-        """A teacher that is whole on every rank, a reference that is sharded: no part of the model, bytes of the job."""
-        for teacher, least in (("whole", 30e6), ("sharded", 9e6)):
-            answer, job = self.watch("losses.py", "--teacher", teacher)
-            self.assert_as_planned(answer, reserved=0.1)
-            held = job["train"]["beside"]
-            self.assertGreater(int(held[:-3]) * 1024 if held.endswith("KiB") else int(held.rstrip("B")), least)
+        """A teacher that is whole on every rank: no part of the model, bytes of the job."""
+        answer, job = self.watch("losses.py", "--teacher", "whole")
+        self.assert_as_planned(answer, reserved=0.1)
+        held = job["train"]["beside"]
+        self.assertGreater(int(held[:-3]) * 1024 if held.endswith("KiB") else int(held.rstrip("B")), 30e6)
+
+    def test_what_runs_without_gradients_for_the_loss(self):
+        """The policy as it was, before its own forward; a sharded teacher before or after the student: parts of the step."""
+        for fsdp in ("2", "1"):
+            answer, _ = self.watch("losses.py", "--fsdp", fsdp, "--loss", "clipped")
+            self.assert_as_planned(answer)
+            self.assertEqual(answer["differences"], [])
+        for more in ([], ["--teacher-first"]):
+            answer, job = self.watch("losses.py", "--teacher", "sharded", *more)
+            self.assert_as_planned(answer)
+            self.assertEqual(answer["differences"], [])
+            self.assertFalse(job["fsdp"]["wrap"]["root"])
+            self.assertIn("teacher.blocks.0", job["fsdp"]["wrap"]["units"])
 
     def test_parts_of_a_module_that_is_no_unit(self):
         """Each part is a root of FSDP's; the step calls one after the other."""

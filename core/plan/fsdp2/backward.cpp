@@ -32,7 +32,7 @@ Result<void> Backward::run(const std::vector<autograd::Edge>& roots) {
   Result<void> done = run_pass(roots);
   run_.in_backward = false;
   if (!done) return done;
-  if (final_callback_queued_) done = final_callback();
+  if (!callback_roots_.empty()) done = final_callback();
   out_.set_phase(Phase::None);
   return done;
 }
@@ -169,8 +169,8 @@ void Backward::pre_backward(UnitState& u) {
   const Phase before = out_.phase();
   out_.set_phase(Phase::PreBackward);
   u.module_state = TrainingState::PreBackward;
-  if (!final_callback_queued_) callback_unit_ = u.id;
-  final_callback_queued_ = true;
+  if (callback_roots_.empty()) callback_unit_ = u.id;
+  if (!is_queued(u)) callback_roots_.push_back(run_.root_of[u.id.index()]);
   if (u.has_group) {
     out_.mark(Word::BeginPreBackward, u.id);
     if (u.group_state != TrainingState::PreBackward) {
@@ -186,11 +186,19 @@ void Backward::pre_backward(UnitState& u) {
   out_.set_phase(before);
 }
 
-// F2-15: the unit before this one in post-forward order, used or not.
+bool Backward::is_queued(const UnitState& u) const {
+  return std::find(callback_roots_.begin(), callback_roots_.end(), run_.root_of[u.id.index()]) != callback_roots_.end();
+}
+
+// F2-15: the unit before this one in its root's post-forward order, used or not.
 void Backward::backward_prefetch(UnitState& u) {
   if (u.post_forward_indices.empty()) return;
-  const std::int32_t target = u.post_forward_indices.back() - 1;
+  std::int32_t target = u.post_forward_indices.back() - 1;
   u.post_forward_indices.pop_back();
+  const auto root_at = [&](std::int32_t at) {
+    return run_.root_of[run_.post_forward_order[static_cast<std::size_t>(at)].index()];
+  };
+  while (target >= 0 && root_at(target) != run_.root_of[u.id.index()]) --target;
   if (target < 0) return;
   gathering_.prefetch(run_.unit(run_.post_forward_order[static_cast<std::size_t>(target)]), TrainingState::PreBackward);
 }
@@ -229,13 +237,18 @@ Result<void> Backward::post_backward(UnitState& u) {
   return done;
 }
 
-// F2-19: root first, then registration order; a list once per module.
+// F2-19: root first, then registration order; a list once per module. A root that backward never reached has none: it
+// stays gathered, as inference leaves it.
 Result<void> Backward::final_callback() {
   out_.set_phase(Phase::Final);
   const UnitId root = callback_unit_;
   out_.mark(Word::BeginFinalCallback, root);
   for (UnitId id : states_in_order_) {
     UnitState& u = run_.unit(id);
+    if (!is_queued(u)) {
+      if (run_.is_last_backward) u.post_forward_indices.clear();
+      continue;
+    }
     if (u.has_group && u.group_state != TrainingState::PostBackward) {
       Result<void> done = post_backward(u);
       if (!done) return done;
@@ -248,7 +261,7 @@ Result<void> Backward::final_callback() {
     run_.post_forward_order.clear();
     reduction_.wait_for_last(root);
   }
-  final_callback_queued_ = false;
+  callback_roots_.clear();
   out_.mark(Word::EndFinalCallback, root);
   return {};
 }

@@ -30,6 +30,7 @@ class Backward {
   Result<void> final_callback();
   void finalize(UnitState& u);
   void backward_prefetch(UnitState& u);
+  bool is_queued(const UnitState& u) const;
 
   Run& run_;
   InstructionWriter& out_;
@@ -38,8 +39,8 @@ class Backward {
   Forward& forward_;
   std::vector<UnitId> states_in_order_;  // registration order; a list once per module (F2-19)
   std::vector<ParamId> pieces_;          // by slot: the name under which a pass made its first piece
-  bool final_callback_queued_ = false;
-  UnitId callback_unit_;                   // whose hook queued it
+  std::vector<UnitId> callback_roots_;     // roots whose final callback is queued
+  UnitId callback_unit_;                   // whose hook queued the first
   std::vector<autograd::Action> actions_;  // scratch
   std::vector<std::int32_t> with_grad_;    // scratch
 };

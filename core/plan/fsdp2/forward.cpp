@@ -117,7 +117,8 @@ Result<void> Forward::walk(std::int32_t index, Pass pass) {
   }
   const ModuleId target = run_.model.modules[call.module.index()].alias_of;
   const ModuleId hooked = target.valid() && call.region < 0 ? target : call.hooked();
-  const UnitId id = hooked.valid() ? run_.request.table.unit_of_module[hooked.index()] : UnitId();
+  const bool bare = !hooked.valid() || (hooked.value == 0 && !run_.root_is_unit);
+  const UnitId id = bare ? UnitId() : run_.request.table.unit_of_module[hooked.index()];
   const bool region = call.checkpoint != CheckpointKind::None && pass == Pass::Forward && region_ < 0;
   // Hooks rebind inputs for this call alone.
   std::vector<Tensor> before;
@@ -155,8 +156,12 @@ Result<void> Forward::walk(std::int32_t index, Pass pass) {
 }
 
 Result<void> Forward::walk_body(std::int32_t index, Pass pass) {
-  for (const GraphStep& step : run_.graph.calls[static_cast<std::size_t>(index)].steps) {
+  const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(index)];
+  auto again = call.again.begin();
+  for (std::size_t i = 0; i < call.steps.size(); ++i) {
+    const GraphStep& step = call.steps[i];
     if (stop_recompute_) return {};
+    if (again != call.again.end() && *again == static_cast<std::int32_t>(i)) ++again, call_root_again();
     if (!runs_in(step, run_.iteration)) continue;
     Result<void> done = step.is_call ? walk(step.index, pass) : run_node(step.index, pass);
     if (!done) return done;
@@ -340,6 +345,37 @@ void Forward::state_pre_forward(UnitState& u, std::int32_t call, Pass pass) {
   for (UnitId target : u.forward_prefetch) gathering_.prefetch(run_.unit(target), TrainingState::Forward);  // F2-16
 }
 
+/// One call of the root ends and the next begins: it stands in the order of post-forwards between them (F2-11).
+void Forward::call_root_again() {
+  const UnitId id = run_.request.table.unit_of_module[0];
+  if (!id.valid() || !run_.root_is_unit || run_.unit(id).module_count > 1) return;
+  UnitState& root = run_.unit(id);
+  const Phase before = out_.phase();
+  out_.set_phase(Phase::PostForward);
+  if (root.has_group) {
+    out_.mark(Word::BeginPostForward, id);
+    note_post_forward(root);
+    out_.mark(Word::EndPostForward, id);
+  }
+  gathering_.drop_kept(id);
+  iter_forward_root_ = {};
+  out_.set_phase(Phase::PreForward);
+  root_pre_forward(root);
+  if (root.has_group) {
+    out_.mark(Word::BeginPreForward, id);
+    gathering_.unshard(root, root.async_unshard);
+    gathering_.wait_for_unshard(root);
+    out_.mark(Word::EndPreForward, id);
+  }
+  out_.set_phase(before);
+}
+
+void Forward::note_post_forward(UnitState& u) {
+  gathering_.reshard(u);
+  u.post_forward_indices.push_back(static_cast<std::int32_t>(run_.post_forward_order.size()));
+  run_.post_forward_order.push_back(u.id);
+}
+
 void Forward::cast_tensors(const std::vector<std::int32_t>& variables, DType dtype) {
   for (std::int32_t variable : variables) {
     Tensor& tensor = tensors_[static_cast<std::size_t>(variable)];
@@ -393,11 +429,7 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
   if (u.module_state == TrainingState::PreBackward) return;
   if (u.has_group) {
     out_.mark(Word::BeginPostForward, u.id);
-    if (!run_.in_backward) {  // F2-11
-      gathering_.reshard(u);
-      u.post_forward_indices.push_back(static_cast<std::int32_t>(run_.post_forward_order.size()));
-      run_.post_forward_order.push_back(u.id);
-    }
+    if (!run_.in_backward) note_post_forward(u);  // F2-11
     u.group_state = TrainingState::Idle;
     out_.mark(Word::EndPostForward, u.id);
   }

@@ -45,6 +45,8 @@ class Forward {
   void state_pre_forward(UnitState& u, std::int32_t call, Pass pass);
   void state_post_forward(UnitState& u, std::int32_t call, Pass pass);
   void root_pre_forward(UnitState& u);
+  void call_root_again();
+  void note_post_forward(UnitState& u);
   void register_post_backward(UnitState& u, std::int32_t call);
   void cast_tensors(const std::vector<std::int32_t>& variables, DType dtype);
   std::int32_t last_saving_node(std::int32_t call);

@@ -171,6 +171,31 @@ void prepare_slots(Run& run) {
   }
 }
 
+/// Without a root that is sharded the outermost units are roots: each has its own order, and a final callback of its own.
+Result<void> find_roots(Run& run) {
+  run.root_is_unit = run.request.job.fsdp.wrap.root;
+  run.root_of.assign(run.units.size(), UnitId(0));
+  if (run.root_is_unit) return {};
+  if (run.units.front().has_group) {
+    return fail({ErrorCode::Refused,
+                 "the root module has parameters, and is to be no unit: they would be whole on every rank",
+                 {},
+                 "fsdp.wrap.root",
+                 "a root whose parameters all lie in units",
+                 run.model.params[run.units.front().params.front().param.index()].fqn,
+                 "leave fsdp.wrap.root at true, or name units that hold them"});
+  }
+  for (std::size_t m = 1; m < run.model.modules.size(); ++m) {
+    const UnitId id = run.request.table.unit_of_module[m];
+    if (!id.valid()) continue;
+    UnitId outermost = id;
+    for (ModuleId at = run.model.modules[m].parent; at.valid() && at.value != 0; at = run.model.modules[at.index()].parent)
+      if (run.request.table.unit_of_module[at.index()].valid()) outermost = run.request.table.unit_of_module[at.index()];
+    run.root_of[id.index()] = outermost;
+  }
+  return {};
+}
+
 // F2-16: lists by name, or a depth along the order of execution of all units but the root.
 Result<void> prepare_prefetch(Run& run) {
   const PrefetchOptions& options = run.request.job.fsdp.prefetch;
@@ -241,6 +266,7 @@ Result<void> prepare(Run& run) {
     Result<void> done = prepare_unit(run, UnitId(u));
     if (!done) return done;
   }
+  if (Result<void> done = find_roots(run); !done) return done;
   if (const UnitId id = unit_in_reentrant(run.request); id.valid()) {
     return fail({ErrorCode::Unsupported,
                  "units inside of what a reentrant checkpoint surrounds cannot be planned",

@@ -70,6 +70,8 @@ struct Run {
   std::vector<std::int32_t> zero_order;     // slots in the model's parameter order
   std::vector<UnitId> unit_of_node;         // by ModuleGraph::nodes: whose call it is in
   std::int32_t shard_size = 1, replicate_size = 1;
+  std::vector<UnitId> root_of;  // by unit: the outermost one around it, whose context it shares
+  bool root_is_unit = true;
   bool hybrid = false;
   bool offload = false, pin_memory = false;
   bool steps_in_backward = false;        // an optimizer for each parameter, where its gradient becomes ready

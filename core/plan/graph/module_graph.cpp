@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "core/lowering/op_rules.h"
 #include "core/lowering/segment_autograd.h"
@@ -233,11 +235,17 @@ class OpWalker {
     place_regions();
     open_call({ModuleId(0), -1}, 0);
     const std::int32_t loss = script_loss(model_.loss_begin);
+    const std::set<std::size_t> again = root_called_again();
     for (std::size_t i = 0; i < model_.ops.size(); ++i) {
       if (static_cast<std::int32_t>(i) == loss) {
         close_node();
         open_.resize(1);
         graph_.loss = static_cast<std::int32_t>(graph_.nodes.size());
+      }
+      if (again.contains(i)) {
+        close_node();
+        open_.resize(1);
+        graph_.calls[0].again.push_back(static_cast<std::int32_t>(graph_.calls[0].steps.size()));
       }
       Result<void> done = add_op(i);
       if (!done) return tl::unexpected(done.error());
@@ -263,6 +271,26 @@ class OpWalker {
     std::int32_t first_count = 0;  // and that module's own call counter
     bool empty = true;
   };
+
+  /// First operators of the root's second and later calls: its own, or those of the calls that are noted within it.
+  std::set<std::size_t> root_called_again() const {
+    std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> within;  // (module, call): in which call of the root
+    std::int32_t root = 0;
+    for (const ModuleCall& call : model_.module_calls) {
+      if (call.module.value == 0) root = call.call;
+      within.emplace(std::pair{call.module.value, call.call}, root);
+    }
+    std::set<std::size_t> begins;
+    if (root == 0) return begins;
+    std::int32_t now = 0;
+    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      const auto found = within.find({model_.ops[i].module.value, model_.ops[i].call});
+      if (found == within.end() || found->second <= now) continue;
+      now = found->second;
+      begins.insert(i);
+    }
+    return begins;
+  }
 
   /// Only a loss that the root's own operators work out is one run of them.
   std::int32_t script_loss(std::int32_t begin) const {

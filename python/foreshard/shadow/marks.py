@@ -30,8 +30,7 @@ def _fsdp2(module) -> None:
     group = module.FSDPParamGroup
 
     def name_of(args):
-        # Modules sharded as one unit: the first names it, as in a plan.
-        return names.clean((args[0]._module_fqn or "").split(",")[0]) or "(root)"
+        return names.fsdp2_name(args[0]) or "(root)"
 
     for method, word in {"unshard": "gather", "wait_for_unshard": "wait", "post_backward": "reduce", "reshard": "free"}.items():
         setattr(group, method, _between(getattr(group, method), word, name_of))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 _names1: dict[int, str] = {}  # FSDP1: id of a flat parameter's handle -> name
+_names2: dict[int, str] = {}  # FSDP2: id of a group of parameters -> name, where several roots are parts of one model
 
 
 def clean(name: str) -> str:
@@ -19,6 +20,33 @@ def name_handle(handle, name: str) -> None:
 
 def fsdp1_name(handle) -> str:
     return _names1.get(id(handle), "")
+
+
+def fsdp2_name(group) -> str:
+    """Modules sharded as one unit: the first names it, as in a plan."""
+    return _names2.get(id(group)) or clean((group._module_fqn or "").split(",")[0])
+
+
+def name_groups(root) -> None:
+    """From now on units are called as in `root`, which holds the script's roots."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    for name, module in root.named_modules():
+        group = getattr(_get_module_fsdp_state(module), "_fsdp_param_group", None)
+        if group is not None:
+            _names2.setdefault(id(group), clean(name))
+
+
+def of_script(thing) -> str:
+    """The variable that the script has for it; empty: none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(("torch.", "foreshard.")):
+            for name, value in [*frame.f_locals.items()]:
+                if value is thing and name.isidentifier():
+                    return name
+        frame = frame.f_back
+    return ""
 
 
 def class_of(module) -> type:

@@ -9,7 +9,9 @@ import sys
 import weakref
 
 from . import beside
+from .names import class_of, of_script
 
+_MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
 _tape: Tape | None = None
 
 
@@ -51,14 +53,33 @@ def aside():
 def root_begins(module, args, kwargs) -> None:
     """The root begins a training forward; what it does inside is the model's."""
     global _tape
-    if _tape is None:
+    _fresh_tape()
+    if _is_wrapped(module) and not _tape.is_of(module):  # a plan of FSDP1's has one root
+        _tape.close()
         _tape = _new_tape()
+    _tape.trains()
     _tape.root_begins(module, args, kwargs)
 
 
 def root_begins_aside(module, args, kwargs) -> bool:
-    """The root runs without gradients between its training forward and backward. Whether that is of the step."""
-    return _tape is not None and _tape.runs_again(module) and _tape.root_begins(module, args, kwargs)
+    """A root runs without gradients: between its training forward and backward, or before it, where its outputs may be of use in the
+    loss (an old policy, a teacher). Whether that is of the step."""
+    _fresh_tape()
+    return _tape.runs_aside(module) and _tape.root_begins(module, args, kwargs)
+
+
+def _is_wrapped(module) -> bool:
+    return hasattr(module, "_fsdp_wrapped_module")
+
+
+def _fresh_tape() -> None:
+    """A tape that no rows of an evaluation, or of a text that was made, are on."""
+    global _tape
+    if _tape is not None and _tape.is_spent():
+        _tape.close()
+        _tape = None
+    if _tape is None:
+        _tape = _new_tape()
 
 
 def root_ends(output) -> None:
@@ -162,6 +183,7 @@ class Tape:
         self._mode = mode
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
         self._made = 0
+        self._trains = False  # a forward with gradients has begun
         self._derived: set[int] = set()  # slots that the model's outputs went into
         self._over = False
         self._call: tuple | None = None  # of the root, while it runs
@@ -173,8 +195,29 @@ class Tape:
 
     # ---- the model
 
-    def runs_again(self, module) -> bool:
-        return id(module) in self._names and not self._over and bool(self._rows)
+    def trains(self) -> None:
+        self._trains = True
+
+    def is_of(self, module) -> bool:
+        """No other root has run."""
+        return all(each() is module for each in self.roots)
+
+    def runs_aside(self, module) -> bool:
+        return not self._over and (not self._trains or id(module) in self._names or not _is_wrapped(module))
+
+    def is_spent(self) -> bool:
+        """Before the training forward: nothing is left of what ran without gradients, or more ran than goes into one loss."""
+        if self._over or self._trains or self.paused or not self.roots:
+            return False
+        forwards = sum(row[0] == "forward" for row in self._rows)
+        return forwards > _MOST_ASIDE or not any(slot.index in self._derived for slot, _ in self._slots.values())
+
+    def close(self) -> None:
+        """Nothing more is written down."""
+        self._over = True
+        self._leave_mode()
+        for hook in self._hooks:
+            hook.remove()
 
     def root_begins(self, module, args, kwargs) -> bool:
         if self._over or self.paused:
@@ -230,10 +273,7 @@ class Tape:
     def ends(self, loss) -> None:
         if self._over or self.paused:
             return
-        self._over = True
-        self._leave_mode()
-        for hook in self._hooks:
-            hook.remove()
+        self.close()
         slot = self._slots.get(id(loss))
         if slot is None or slot[0].index not in self._derived:
             self.broken = self.broken or "its loss was not made from the model's outputs by functions of PyTorch"
@@ -445,7 +485,9 @@ def together(modules: list):
             inside = {id(part): name for name, part in each.named_modules()}
             if wanted <= inside.keys() and (fewest is None or len(inside) < fewest):
                 owner, fewest = inside, len(inside)
-    names = [owner[id(each)] if owner else f"{type(each).__name__.lower()}{i}" for i, each in enumerate(modules)]
+    names = [owner[id(each)] if owner else of_script(each) or f"{class_of(each).__name__.lower()}{i}" for i, each in enumerate(modules)]
+    if len(set(names)) < len(names):
+        names = [f"{name}{i}" for i, name in enumerate(names)]
     whole = Roots()
     for name, module in zip(names, modules):
         at, parts = whole, name.split(".")

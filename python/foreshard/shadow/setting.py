@@ -257,9 +257,8 @@ def _shapes(tree):
 
 
 def _name_handles(root) -> None:
-    wrapper = type(root)
     for name, module in root.named_modules():
-        if isinstance(module, wrapper) and getattr(module, "_handle", None) is not None:
+        if getattr(module, "_handle", None) is not None and hasattr(module, "_fsdp_wrapped_module"):
             names.name_handle(module._handle, names.clean(name))
 
 
@@ -271,7 +270,11 @@ def _root():
     """The outermost module that runs; of several that one step calls, all of them."""
     global _together
     if len(script_step.roots()) > 1:
-        _together = _together if _together is not None else script_step.together(script_step.roots())
+        if _together is None:
+            _together = script_step.together(script_step.roots())
+            if "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules:
+                names.name_groups(_together)
+            _name_handles(_together)
         return _together
     called = _first_call.get("root")
     if called is not None and called() is not None:
@@ -360,6 +363,11 @@ def _unit2(state, called) -> dict:
 # ---------------------------------------------------------------------------------------------------------- found
 
 
+def _classes(root) -> str:
+    each = script_step.roots() if len(script_step.roots()) > 1 else [root] if root is not None else []
+    return " + ".join(names.class_of(getattr(one, "module", one)).__name__ for one in each)
+
+
 def optimizer_steps(optimizer) -> None:
     """The first optimizer of the first step: everything is set by now."""
     global _found, _optimizer_of_step
@@ -375,7 +383,7 @@ def optimizer_steps(optimizer) -> None:
     runtime = units[0]["runtime"] if units else "none"
     _found = {
         "runtime": runtime, "units": units, "ddp": isinstance(root, DistributedDataParallel),
-        "model_class": "" if root is None else names.class_of(getattr(root, "module", root)).__name__,
+        "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
         "batch": _batch(torch), "init": _init,

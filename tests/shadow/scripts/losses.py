@@ -90,6 +90,18 @@ def policy(model, tokens):
     return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() - 0.01 * new.entropy().mean()
 
 
+def clipped(model, tokens):
+    """As PPO has it: what the policy itself said before, without gradients."""
+
+    def logps():
+        return torch.gather(model(tokens)[:, :-1].float().log_softmax(-1), 2, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+
+    with torch.no_grad():
+        old = logps()
+    ratio = (logps() - old).exp()
+    return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean()
+
+
 def sharded(model, fsdp):
     if fsdp == 1:
         half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
@@ -101,6 +113,11 @@ def sharded(model, fsdp):
     return fully_shard(model, mp_policy=policy)
 
 
+@torch.no_grad()
+def teach(teacher, tokens):
+    return teacher(tokens[:, :16]).float().mean()
+
+
 def main(args):
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -109,7 +126,7 @@ def main(args):
         teacher = Decoder().requires_grad_(False)
         teacher = sharded(teacher, args.fsdp) if args.teacher == "sharded" else teacher.to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "mean": lambda m, x: m(x).float().mean()}
+    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "clipped": clipped, "mean": lambda m, x: m(x).float().mean()}
     loss_of = losses["mean" if args.parts else args.loss]
     for _ in range(10):
         for micro in range(args.accumulate):
@@ -118,11 +135,11 @@ def main(args):
                 model.set_requires_gradient_sync(last)
             with model.no_sync() if args.fsdp == 1 and not last else contextlib.nullcontext():
                 tokens = torch.randint(0, VOCABULARY, (4, 512), device="cuda")
+                hint = teach(teacher, tokens) if args.teacher_first else 0.0
                 loss = loss_of(model, tokens)
-                if args.teacher != "none":
-                    with torch.no_grad():
-                        hint = teacher(tokens[:, :16]).float().mean()
-                    loss = loss + hint
+                if args.teacher != "none" and not args.teacher_first:
+                    hint = teach(teacher, tokens)
+                loss = loss + hint
                 if args.zero == "after_forward" and micro == 0:
                     optimizer.zero_grad()
                 (loss / args.accumulate).backward()
@@ -138,6 +155,7 @@ if __name__ == "__main__":
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--teacher", default="none")
+    parser.add_argument("--teacher-first", action="store_true")
     parser.add_argument("--zero", default="before")
     parser.add_argument("--loss", default="preferences")
     main(parser.parse_args())
