@@ -1,6 +1,5 @@
 #include "core/plan/actions/mesh_state.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/model/mesh_dimension.h"
