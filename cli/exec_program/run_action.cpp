@@ -43,7 +43,7 @@ class RankOfActions {
   }
 
   ExitCode run() {
-    const auto prepared = prepare_actions(job_, flags_.action);
+    const auto prepared = prepare_actions(job_, flags_.action, /*on_host=*/true);
     if (!prepared) return session_.wrong(prepared.error());
     const auto predicted = predict(*prepared, job_);
     if (!predicted) return session_.wrong(predicted.error());

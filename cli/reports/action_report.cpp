@@ -46,12 +46,14 @@ std::string action_report(const Plan& plan) {
   return text + "\n" + plan_to_text(plan);
 }
 
-Result<Prepared> prepare_actions(const Job& job, const std::string& actions) {
+Result<Prepared> prepare_actions(const Job& job, const std::string& actions, bool on_host) {
   const auto requests = parse_actions(actions);
   if (!requests) return fail(requests.error());
   auto profile = load_profile(job.cluster.profile);
   if (!profile) return fail(profile.error());
-  auto model = load_job_model(job, *profile);
+  HardwareProfile device = *profile;
+  if (on_host) device.kind = "cpu";
+  auto model = load_job_model(job, device);
   if (!model) return fail(model.error());
   const auto table = build_units(*model, job);
   if (!table) return fail(table.error());

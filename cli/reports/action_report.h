@@ -19,8 +19,9 @@ std::string counts_text(const PlanIteration& iteration);
 std::string action_report(const Plan& plan);
 
 /// Profile, model and the plan of a list of actions ("init:sync,save:full"), ready to simulate. The model has no
-/// tokens: an action has no throughput.
-Result<Prepared> prepare_actions(const Job& job, const std::string& actions);
+/// tokens: an action has no throughput. `on_host`: the model's program is the one that ranks of CPUs run, whatever card
+/// is predicted (a mesh may cut one program and not the other).
+Result<Prepared> prepare_actions(const Job& job, const std::string& actions, bool on_host = false);
 
 /// Per action: what the allocator holds at the peak and at the end beside what was there before, its time, its
 /// collectives; then what holds the memory at the highest point.

@@ -33,6 +33,7 @@ constexpr OpRule local_row(std::string_view name, OpForm form, int launches = 1)
 }
 
 constexpr OpRule kMeshRules[] = {
+    local_row("mesh.own_positions", OpForm::Contiguous),
     local_row("mesh.loads_of", OpForm::Contiguous),
     local_row("mesh.splits", OpForm::Host),
     local_row("mesh.align_sizes_", OpForm::InPlace),

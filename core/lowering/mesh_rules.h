@@ -23,6 +23,9 @@
 //
 //   mesh.flash_attention_for_cpu(...)                that of the CPU's; workspaces of its backward aside
 //
+//   mesh.own_positions(counted, place, ranks)        of a shared sequence, of a part that is counted from 0; meets
+//   nobody
+//
 //   mesh.log_softmax(x, dim, half, mesh=...),
 //   mesh.nll_loss(x, target, weight, reduction, ignored, mesh=...)
 //

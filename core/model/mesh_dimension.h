@@ -18,6 +18,11 @@ inline bool shares_samples(const MeshDimension& dimension) { return dimension.na
 /// FSDP shards over the ranks of all dimensions but this one, which holds parameters that are not cut over it on each.
 inline bool stands_beside_fsdp(const MeshDimension& dimension) { return dimension.name == kTensorDimension; }
 
+/// The one on which this parameter lies. REQUIRES that it has one.
+inline const MeshDimension& own_dimension(const Model& model, ParamId param) {
+  return model.mesh[static_cast<std::size_t>(model.params[param.index()].part.dimension)];
+}
+
 /// The dimension on which this parameter's experts lie; nullptr: it is no expert's.
 inline const MeshDimension* experts_of(const Model& model, ParamId param) {
   const std::int32_t at = model.params[param.index()].part.dimension;

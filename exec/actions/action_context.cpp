@@ -37,6 +37,16 @@ void ActionContext::work(bool on_host, Work what) {
   }
 }
 
+BufferName ActionContext::full_of(UnitId unit) const {
+  const BufferName precise{BufferWhat::FullPrecision, unit, {}};
+  return has(precise) || has(precise, 0, true) ? precise : BufferName{BufferWhat::Full, unit, {}};
+}
+
+void ActionContext::collective(const Instruction& i, CollectiveWork what) {
+  const auto found = setup.communicators.find(i.communicator);
+  setup.backend.collective({stream, id}, found != nullptr ? found : alone_, std::move(what));
+}
+
 void ActionContext::settle() const {
   if (const auto done = setup.backend.synchronize(); !done) throw std::runtime_error(done.error().text);
 }

@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "exec/actions/action_runner.h"
 #include "exec/actions/action_runner_buffers.h"
 #include "exec/actions/action_runner_layout.h"
 #include "exec/actions/action_runner_optimizer.h"
+#include "exec/communicators/in_process_communicator.h"
 
 namespace foreshard::exec {
 
@@ -34,13 +36,17 @@ struct ActionContext {
     return buffers.has({name, instance, on_host});
   }
   ActionBuffer home_of(ParamId param) const;
+  /// fsdp1: a unit's gathered parameters, in the precision that they have.
+  BufferName full_of(UnitId unit) const;
 
   /// On the host: now, when the device is done with what came before.
   void work(bool on_host, Work what);
+  void collective(const Instruction& i, CollectiveWork what);
   /// What was allocated outside the plan is there. Throws what a stream has failed of.
   void settle() const;
   /// A parameter's starting value into its buffer.
   void fill_param(const BufferName& buffer, bool on_host);
+  /// This rank's part of it, where a mesh cuts it.
   at::Tensor initial(ParamId param) const { return setup.initial(param).contiguous().view({-1}); }
 
   ActionSetup setup;
@@ -51,6 +57,9 @@ struct ActionContext {
   StateDict dict;         // what load reads, or save has returned
   ActionRequest request;  // of the action that runs
   InstructionId id;       // counted over all iterations; outside of them none
+
+ private:
+  const std::shared_ptr<Communicator> alone_ = in_process_communicators(1).front();  // a group that meets nobody
 };
 
 }  // namespace foreshard::exec

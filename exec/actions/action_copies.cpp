@@ -10,10 +10,12 @@ void ActionCopies::begin(const PlanIteration& iteration) {
   iteration_ = &iteration;
   filled_.assign(context_.units().size(), 0);
   sent_.clear();
+  mesh_.begin();
 }
 
 void ActionCopies::issue(const Instruction& i) {
   const bool on_host = i.stream == Stream::Host;
+  if (mesh_.concerns(i)) return mesh_.issue(i);
   const bool moves = i.kind != InstructionKind::AllGather && i.kind != InstructionKind::Broadcast;
   if (moves && ActionOptimizer::concerns(i)) {
     context_.work(on_host, [this, i] { context_.optimizer.run(i, context_.request, context_.dict); });
@@ -22,7 +24,7 @@ void ActionCopies::issue(const Instruction& i) {
   switch (i.kind) {
     case InstructionKind::AllGather: all_gather(i); break;
     case InstructionKind::Broadcast: {
-      collective(i, [this, i](Communicator& c) {
+      context_.collective(i, [this, i](Communicator& c) {
         c.broadcast(context_.tensor(i.buffer, i.arg).data_ptr(), i.numel, i.dtype, 0);
       });
       break;
@@ -41,15 +43,6 @@ void ActionCopies::issue(const Instruction& i) {
     case InstructionKind::D2h: to_host(i); break;
     default: break;  // one stream: waits and uses are in its order
   }
-}
-
-void ActionCopies::collective(const Instruction& i, CollectiveWork what) {
-  context_.setup.backend.collective({context_.stream, context_.id}, communicator_of(i), std::move(what));
-}
-
-std::shared_ptr<Communicator> ActionCopies::communicator_of(const Instruction& i) {
-  auto found = context_.setup.communicators.find(i.communicator);
-  return found != nullptr ? found : alone_;
 }
 
 void ActionCopies::fill(const Instruction& i) {
@@ -73,7 +66,7 @@ void ActionCopies::fill(const Instruction& i) {
 }
 
 void ActionCopies::all_gather(const Instruction& i) {
-  collective(i, [this, i](Communicator& c) {
+  context_.collective(i, [this, i](Communicator& c) {
     at::Tensor from = sent(i);
     const Numel each = i.numel / c.size();
     if (from.numel() < each) from = at::cat({from, at::zeros({each - from.numel()}, from.options())});  // padding
@@ -162,10 +155,14 @@ void ActionCopies::copy(const Instruction& i) {
 void ActionCopies::copy_shard(const Instruction& i, bool on_host) {
   const at::Tensor shard = context_.tensor(i.buffer, 0, on_host);
   if (i.buffer.param.valid()) {  // fsdp2: rows of a parameter, or of what rank 0 sent
-    const BufferName sent{BufferWhat::StateCopy, i.buffer.unit, i.buffer.param};
-    const BufferName param{BufferWhat::Param, i.buffer.unit, i.buffer.param};
-    const at::Tensor whole = i.phase == Phase::Init ? context_.tensor(param, 0, on_host) : context_.tensor(sent);
-    context_.layout.copy_rows(i.buffer.param, whole.view(context_.shape(i.buffer.param)), shard);
+    const ParamId param = i.buffer.param;
+    if (i.phase == Phase::Init) {
+      const at::Tensor made = context_.tensor({BufferWhat::Param, i.buffer.unit, param}, 0, on_host);
+      context_.layout.copy_rows(param, made.view(context_.shape(param)), shard);
+    } else {
+      const at::Tensor sent = context_.tensor({BufferWhat::StateCopy, i.buffer.unit, param});
+      context_.layout.copy_rows(param, context_.layout.own_part(param, sent), shard);
+    }
     return;
   }
   if (i.phase == Phase::Load && !any_full(i.buffer.unit)) {  // offload: straight from the dict
@@ -173,25 +170,25 @@ void ActionCopies::copy_shard(const Instruction& i, bool on_host) {
     return;
   }
   const at::Tensor from = i.phase == Phase::Init ? context_.tensor({BufferWhat::Flat, i.buffer.unit, {}}, 0, on_host)
-                                                 : context_.tensor(full_of(i.buffer.unit));
-  const Numel begin = context_.layout.rank() * context_.unit_of(i.buffer).shard_numel;
+                                                 : context_.tensor(context_.full_of(i.buffer.unit));
+  const PlanUnit& unit = context_.unit_of(i.buffer);
+  const Numel begin = context_.layout.rank(unit) * unit.shard_numel;
   const Numel numel = std::min(i.numel, std::max<Numel>(0, from.numel() - begin));
   if (numel > 0) shard.narrow(0, 0, numel).copy_(from.narrow(0, begin, numel));
-}
-
-BufferName ActionCopies::full_of(UnitId unit) const {
-  const BufferName precise{BufferWhat::FullPrecision, unit, {}};
-  return context_.has(precise) || context_.has(precise, 0, true) ? precise : BufferName{BufferWhat::Full, unit, {}};
 }
 
 at::Tensor ActionCopies::whole_of(const BufferName& buffer, Numel numel, bool on_host) const {
   const PlanUnit& unit = context_.unit_of(buffer);
   if (!unit.sharded.empty()) return context_.tensor({BufferWhat::Shard, buffer.unit, buffer.param}).narrow(0, 0, numel);
   const FlatEntry& entry = context_.layout.entry(unit, buffer.param);
-  const at::Tensor flat =
-      context_.layout.is_sharded(unit)
-          ? context_.tensor(full_of(buffer.unit), 0, on_host && context_.has(full_of(buffer.unit), 0, true))
-          : context_.tensor({BufferWhat::Shard, buffer.unit, {}});
+  at::Tensor flat;
+  if (context_.layout.is_sharded(unit)) {
+    const BufferName full = context_.full_of(buffer.unit);
+    const bool there = context_.has(full, 0, true);  // offloaded; a DTensor's copy of it is on the device all the same
+    flat = context_.tensor(full, 0, there && (on_host || !context_.has(full)));
+  } else {
+    flat = context_.tensor({BufferWhat::Shard, buffer.unit, {}});
+  }
   const at::Tensor whole = flat.narrow(0, entry.offset, entry.numel);
   if (context_.request.kind != StateKind::Sharded || !context_.layout.is_sharded(unit))
     return whole;  // NO_SHARD: the full kind
@@ -242,7 +239,7 @@ void ActionCopies::to_device(const Instruction& i) {
 void ActionCopies::load_rows(ParamId param, const at::Tensor& shard) {
   const at::Tensor& from = of_dict(param);
   if (context_.request.kind == StateKind::Full) {
-    context_.layout.copy_rows(param, from, shard);
+    context_.layout.copy_rows(param, context_.layout.own_part(param, from), shard);
   } else {
     shard.narrow(0, 0, from.numel()).copy_(from.reshape({-1}));
   }

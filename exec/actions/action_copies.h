@@ -5,27 +5,23 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "exec/actions/action_context.h"
-#include "exec/communicators/in_process_communicator.h"
+#include "exec/actions/action_mesh.h"
 
 namespace foreshard::exec {
 
 class ActionCopies {
  public:
-  explicit ActionCopies(ActionContext& context) : context_(context) {}
+  explicit ActionCopies(ActionContext& context) : context_(context), mesh_(context) {}
 
   /// An action begins.
   void begin(const PlanIteration& iteration);
   void issue(const Instruction& i);
 
  private:
-  void collective(const Instruction& i, CollectiveWork what);
-  /// Of one rank: a gather of a group that meets nobody.
-  std::shared_ptr<Communicator> communicator_of(const Instruction& i);
   /// reset_parameters of a module (fsdp1) or of a shard (fsdp2), and zeros.
   void fill(const Instruction& i);
   void all_gather(const Instruction& i);
@@ -35,8 +31,10 @@ class ActionCopies {
   void concat(const Instruction& i);
   void copy(const Instruction& i);
   void copy_shard(const Instruction& i, bool on_host);
-  BufferName full_of(UnitId unit) const;
-  bool any_full(UnitId unit) const { return context_.has(full_of(unit)) || context_.has(full_of(unit), 0, true); }
+  bool any_full(UnitId unit) const {
+    const BufferName full = context_.full_of(unit);
+    return context_.has(full) || context_.has(full, 0, true);
+  }
   /// What a state dict clones: a parameter out of the gathered unit, or this rank's rows of it (K1).
   at::Tensor whole_of(const BufferName& buffer, Numel numel, bool on_host) const;
   void fill_from_dict(const BufferName& shard, const at::Tensor& to);
@@ -51,7 +49,7 @@ class ActionCopies {
   void to_host(const Instruction& i);
 
   ActionContext& context_;
-  const std::shared_ptr<Communicator> alone_ = in_process_communicators(1).front();
+  ActionMesh mesh_;
   const PlanIteration* iteration_ = nullptr;
   std::vector<std::size_t> filled_;                                    // by unit: parameters loaded so far
   std::map<const Instruction*, std::pair<ActionBuffer, Numel>> sent_;  // copies out of a bucket: which, and where

@@ -44,7 +44,8 @@ TrainState ActionMemory::state() const {
     const ParamInfo& info = context_.model().params[p];
     if (info.shares.valid()) continue;
     for (const std::string& slot : slots) {
-      StateTensor tensor{info.fqn, slot, info.shape, {}, context_.layout.pieces(ParamId(p))};
+      StateTensor tensor{
+          info.fqn, slot, context_.layout.whole_shape(ParamId(p)), {}, context_.layout.pieces(ParamId(p))};
       if (instance(tensor) > 0 && !context_.buffers.has(context_.optimizer.home(ParamId(p), instance(tensor))))
         continue;
       Numel numel = 0;
@@ -100,16 +101,24 @@ std::vector<std::pair<at::Tensor, at::Tensor>> ActionMemory::pairs(const StateTe
   const std::int32_t of = instance(tensor);
   const ActionBuffer place = of > 0 ? context_.optimizer.home(param, of) : context_.home_of(param);
   if (!context_.buffers.has(place)) return views;
-  const at::Tensor home = context_.buffers.tensor(place);
-  for (const StatePiece& own :
-       of > 0 ? context_.optimizer.pieces_in_home(param) : context_.layout.pieces_in_home(param)) {
-    for (const StatePiece& piece : tensor.pieces) {
-      const Numel from = std::max(own.global_offset, piece.global_offset);
-      const Numel numel = std::min(own.global_offset + own.numel, piece.global_offset + piece.numel) - from;
-      if (numel <= 0) continue;
-      views.emplace_back(tensor.local.view({-1}).narrow(0, piece.local_offset + from - piece.global_offset, numel),
-                         home.narrow(0, own.local_offset + from - own.global_offset, numel));
+  const at::Tensor home = context_.buffers.tensor(place), local = tensor.local.view({-1});
+  const std::vector<StatePiece> all =
+      of > 0 ? context_.optimizer.pieces_in_home(param) : context_.layout.pieces_in_home(param);
+  // Both by offset, a piece a row and more: each is looked at once.
+  auto own = all.begin();
+  auto piece = tensor.pieces.begin();
+  while (own != all.end() && piece != tensor.pieces.end()) {
+    const Numel own_end = own->global_offset + own->numel, piece_end = piece->global_offset + piece->numel;
+    const Numel from = std::max(own->global_offset, piece->global_offset);
+    const Numel numel = std::min(own_end, piece_end) - from;
+    if (numel > 0) {
+      views.emplace_back(local.narrow(0, piece->local_offset + from - piece->global_offset, numel),
+                         home.narrow(0, own->local_offset + from - own->global_offset, numel));
     }
+    if (own_end <= piece_end)
+      ++own;
+    else
+      ++piece;
   }
   return views;
 }

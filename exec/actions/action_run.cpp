@@ -9,15 +9,18 @@
 #include <optional>
 #include <utility>
 
+#include "core/model/sources/load_model.h"
 #include "core/plan/units/units.h"
 #include "exec/actions/action_runner.h"
 #include "exec/actions/action_state.h"
 #include "exec/checkpoint/checkpoint.h"
 #include "exec/host/host_backend.h"
 #include "exec/record/recorder.h"
+#include "exec/run/weight_source.h"
 #include "exec/step/plan_groups.h"
 #include "exec/training/failure_text.h"
 #include "exec/training/starting_weights.h"
+#include "exec/units/unit_tensors.h"
 
 namespace foreshard::exec {
 namespace {
@@ -50,25 +53,12 @@ class RankActions final : public ActionRun {
       if (!request) continue;  // the step before a summon with gradients: the runner refuses it
       requests_.push_back(request->front());
       ActionRequest& added = requests_.back();
-      const bool state = added.action == PlanAction::Save || added.action == PlanAction::Load;
-      if (state && !model().mesh.empty()) {
-        return fail({ErrorCode::Unsupported,
-                     "state dicts of a model cut over a mesh are planned, not run",
-                     {},
-                     "--action",
-                     "mesh.tensor = mesh.context = mesh.expert = 1",
-                     iteration.actions.front(),
-                     "train with train.checkpoint, whose files load on any mesh"});
-      }
       if (!added.kind_given && plan().runtime == Runtime::Fsdp2) added.kind = StateKind::Sharded;
     }
     auto units = build_units(model(), job());
     if (!units) return fail(units.error());
     units_ = std::move(*units);
-    auto weights = starting_weights(model(), job());
-    if (!weights) return fail(weights.error());
-    weights_ = std::move(*weights);
-    fresh_ = weights_.origin;
+    if (auto found = find_weights(); !found) return found;
     if (auto made = make_runner(); !made) return made;
     if (setup_.recorder != nullptr && control_ != nullptr) align_clocks(*setup_.recorder, *control_);
     if (requests_.front().action == PlanAction::Init) return {};
@@ -97,6 +87,20 @@ class RankActions final : public ActionRun {
   Communicator* control() override { return control_.get(); }
 
  private:
+  /// Of the whole model, which a mesh has cut for this rank.
+  Result<void> find_weights() {
+    if (!model().mesh.empty()) {
+      auto whole = load_model(job().model, program_options(job(), ProgramDevice::Cpu));
+      if (!whole) return fail(whole.error());
+      whole_ = std::move(*whole);
+    }
+    auto weights = starting_weights(whole_ ? *whole_ : model(), job());
+    if (!weights) return fail(weights.error());
+    weights_ = std::move(*weights);
+    fresh_ = weights_.origin;
+    return {};
+  }
+
   const Job& job() const { return setup_.job; }
   const Model& model() const { return setup_.model; }
   const Plan& plan() const { return setup_.plan; }
@@ -108,8 +112,8 @@ class RankActions final : public ActionRun {
         {.rank = setup_.place.rank, .intra_op_threads = setup_.intra_op_threads, .recorder = setup_.recorder});
     Communicators groups;
     if (auto connected = connect(groups); !connected) return connected;
-    auto runner =
-        ActionRunner::create({source(), plan(), *backend_, std::move(groups), weights_.params, weights_.buffers});
+    auto runner = ActionRunner::create(
+        {source(), plan(), *backend_, std::move(groups), own_parts(model(), weights_.params), weights_.buffers});
     if (!runner) return fail(runner.error());
     runner_ = std::move(*runner);
     return {};
@@ -172,7 +176,8 @@ class RankActions final : public ActionRun {
     runner_->on_shown([&](ParamId param, const at::Tensor& full) {
       const auto begin = Clock::now();
       const ParamInfo& info = model().params[param.index()];
-      result.tensors.push_back(action_tensor(info.fqn, info.dtype, info.shape, 0, full));
+      const Numel first = pieces_of_whole(info, {{0, 0, full.numel()}}).front().global_offset;  // a mesh's part of it
+      result.tensors.push_back(action_tensor(info.fqn, info.dtype, whole_shape(info), first, full));
       looking += Clock::now() - begin;
     });
     if (control_ != nullptr) control_->barrier();
@@ -211,6 +216,7 @@ class RankActions final : public ActionRun {
   ActionRunSetup setup_;
   std::vector<ActionRequest> requests_;  // by action, their kind settled
   UnitTable units_;
+  std::optional<Model> whole_;  // where a mesh cuts it
   StartingWeights weights_;
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Communicator> control_;

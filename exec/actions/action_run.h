@@ -24,9 +24,9 @@ namespace foreshard::exec {
 class Recorder;
 
 struct ActionRunSetup {
-  Job job;  // cluster.world_size and rank are the place's
-  const Model& model;
-  const Plan& plan;  // of build_action_plan, for this rank; both outlive the run
+  Job job;             // cluster.world_size and rank are the place's
+  const Model& model;  // of this rank, where a mesh cuts it
+  const Plan& plan;    // of build_action_plan, for this rank; both outlive the run
   RankPlace place;
   Connect connect;  // not called for a rank alone
   int intra_op_threads = 0;

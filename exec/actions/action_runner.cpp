@@ -12,6 +12,7 @@
 #include "exec/actions/action_copies.h"
 #include "exec/actions/action_memory.h"
 #include "exec/step/iteration_walk.h"
+#include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {
@@ -122,6 +123,9 @@ class Runner : public ActionRunner {
       return context_.buffers.tensor(context_.home_of(param)).view(local).clone();
     }
     const PlanUnit& unit = context_.units()[entry.unit.index()];
+    if (numel_of(local) == 0 && param.valid()) {  // a mesh's chunk of no rows
+      return at::empty(local, at::dtype(scalar_type_of(entry.dtype)));
+    }
     if (!unit.sharded.empty()) {
       return context_.tensor({BufferWhat::Shard, entry.unit, param}).narrow(0, 0, numel_of(local)).view(local).clone();
     }
@@ -140,6 +144,18 @@ class Runner : public ActionRunner {
   std::vector<BufferName> shown_;  // full parameters inside summon
 };
 
+/// fsdp2's full kind gathers what units shard; what no unit has lies on the mesh all the same.
+const ParamInfo* cut_outside_units(const ActionSetup& setup, const ActionRequest& request) {
+  const bool full = request.kind_given && request.kind == StateKind::Full;
+  if (request.action != PlanAction::Save || setup.plan.runtime != Runtime::Fsdp2 || !full) return nullptr;
+  const std::vector<ParamInfo>& params = setup.source.model.params;
+  for (std::size_t p = 0; p < params.size(); ++p) {
+    const ParamId owner = setup.source.model.storage_of(ParamId(p));
+    if (params[p].part.dim >= 0 && !setup.source.table.unit_of_param[owner.index()].valid()) return &params[p];
+  }
+  return nullptr;
+}
+
 std::optional<Error> refused(const ActionSetup& setup) {
   const auto error = [](std::string place, std::string message, std::string got, std::string hint = "") {
     return Error{ErrorCode::Unsupported, std::move(message), "", std::move(place), "actions that `run` has",
@@ -156,6 +172,10 @@ std::optional<Error> refused(const ActionSetup& setup) {
     if (setup.source.job.fsdp.cpu_offload && !init) {
       return error(iteration.actions.front(), "CPU offload is not run here yet", "fsdp.cpu_offload",
                    "plan and simulate take it; --set fsdp.cpu_offload=false");
+    }
+    if (const ParamInfo* outside = cut_outside_units(setup, request->front())) {
+      return error(iteration.actions.front(), "what a mesh cuts and no unit manages is not gathered", outside->fqn,
+                   "save:sharded takes it, or take it out of fsdp.ignored");
     }
     for (const Instruction& i : iteration.instructions) {
       if (i.stream != Stream::Host && i.stream != Stream::D) {

@@ -3,8 +3,9 @@
 // collectives are those of the plan; each instruction does what its name says to the memory that it names.
 //
 // One runner per rank, used by the thread that made its backend. The shards that init makes, or make_state and
-// set_state, stay from action to action. What is not run is refused by create(), by instruction: CPU offload after
-// init, gradients in summon.
+// set_state, stay from action to action. Of a model that a mesh cuts, state dicts are gathered over its dimensions and
+// cut again as PyTorch's DTensors are. What is not run is refused by create(), by instruction: CPU offload after init,
+// gradients in summon, whole tensors of what a mesh cuts outside of every unit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,8 @@ struct ActionSetup {
   const Plan& plan;    // of build_action_plan, for this rank
   Backend& backend;
   Communicators communicators;      // those that the plan meets in; a group of one may be left out
-  WholeParam initial;               // reset_parameters, or the values that the module was made with; init only
+  WholeParam initial;               // reset_parameters, or the values that the module was made with, of them what this
+                                    // rank has of a mesh; init only
   std::vector<at::Tensor> buffers;  // in the order of Model::buffers
 };
 
@@ -61,7 +63,8 @@ class ActionRunner {
   /// What the last save returned; empty where rank0_only leaves this rank without.
   virtual const StateDict& dict() const = 0;
 
-  /// Called inside summon, when all that it shows is there: each parameter, whole, to read and to change.
+  /// Called inside summon, when all that it shows is there: each parameter, whole (of one that a mesh
+  /// cuts this rank's part), to read and to change.
   virtual void on_shown(std::function<void(ParamId, at::Tensor)> visit) = 0;
 
   /// One action: that iteration of the plan. Returns when all streams are done.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/plan/units/shard_layout.h"
+#include "exec/units/unit_tensors.h"
 
 namespace foreshard::exec {
 
@@ -30,14 +31,14 @@ std::string ActionLayout::flat_key(const PlanUnit& unit) const {
   return (unit.name.empty() ? "" : unit.name + ".") + "_flat_param";
 }
 
-std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
+std::vector<StatePiece> ActionLayout::pieces_of_part(ParamId param) const {
   const ParamHome home = place(param);
   if (!home.unit.valid() || source_.job.fsdp.runtime == Runtime::None) return {{0, 0, numel_of(shape(param))}};
   const PlanUnit& unit = source_.table.units[home.unit.index()];
   std::vector<StatePiece> pieces;
   if (!home.own) {
     const FlatEntry& flat = entry(unit, param);
-    const Numel begin = is_sharded(unit) ? rank_ * unit.shard_numel : 0;
+    const Numel begin = is_sharded(unit) ? rank(unit) * unit.shard_numel : 0;
     const Numel end = is_sharded(unit) ? begin + unit.shard_numel : unit.flat_numel;
     const Numel from = std::max(begin, flat.offset), to = std::min(end, flat.offset + flat.numel);
     if (from < to) pieces.push_back({from - flat.offset, from - begin, to - from});
@@ -45,7 +46,7 @@ std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
   }
   const ShardedParam& own = sharded(param);
   const auto dim = static_cast<std::size_t>(own.shard_dim);
-  const ShardExtent rows = shard_extent(shape(param)[dim], unit.shard_size, rank_);
+  const ShardExtent rows = shard_extent(shape(param)[dim], unit.shard_size, rank(unit));
   Numel outer = 1, inner = 1;
   for (std::size_t d = 0; d < shape(param).size(); ++d) (d < dim ? outer : inner) *= d == dim ? 1 : shape(param)[d];
   if (rows.length == 0) return pieces;
@@ -54,6 +55,19 @@ std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
         {(o * shape(param)[dim] + rows.start) * inner, o * rows.padded_length * inner, rows.length * inner});
   }
   return pieces;
+}
+
+std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
+  return pieces_of_whole(source_.model.params[param.index()], pieces_of_part(param));
+}
+
+Shape ActionLayout::whole_shape(ParamId param) const { return exec::whole_shape(source_.model.params[param.index()]); }
+
+at::Tensor ActionLayout::own_part(ParamId param, const at::Tensor& whole) const {
+  const at::Tensor shaped = whole.view(whole_shape(param));
+  const MeshPart& part = source_.model.params[param.index()].part;
+  if (part.dim < 0) return shaped;
+  return shaped.narrow(part.dim, part.begin, shape(param)[static_cast<std::size_t>(part.dim)]);
 }
 
 std::vector<StatePiece> ActionLayout::pieces(ParamId param) const {
@@ -69,7 +83,7 @@ std::vector<StatePiece> ActionLayout::pieces(ParamId param) const {
 void ActionLayout::copy_rows(ParamId param, const at::Tensor& whole, const at::Tensor& shard) const {
   const ShardedParam& own = sharded(param);
   const PlanUnit& unit = source_.table.units[place(param).unit.index()];
-  const ShardExtent rows = shard_extent(whole.size(own.shard_dim), unit.shard_size, rank_);
+  const ShardExtent rows = shard_extent(whole.size(own.shard_dim), unit.shard_size, rank(unit));
   shard.view(own.padded_local_shape)
       .narrow(own.shard_dim, 0, rows.length)
       .copy_(whole.narrow(own.shard_dim, rows.start, rows.length));

@@ -111,7 +111,8 @@ void ActionOptimizer::take(const Instruction& i, const ActionRequest& request, c
     ActionBuffer on_host = flat;
     on_host.on_host = true;
     const at::Tensor from = buffers_.tensor(buffers_.has(flat) ? flat : on_host);
-    const Numel begin = layout_.is_sharded(unit_of(i.buffer.unit)) ? layout_.rank() * to.numel() : 0;
+    const PlanUnit& unit = unit_of(i.buffer.unit);
+    const Numel begin = layout_.is_sharded(unit) ? layout_.rank(unit) * to.numel() : 0;
     const Numel numel = std::clamp<Numel>(from.numel() - begin, 0, to.numel());
     if (numel > 0) to.narrow(0, 0, numel).copy_(from.narrow(0, begin, numel));
     return;

@@ -10,19 +10,24 @@
 namespace foreshard::exec {
 namespace {
 
-/// Elements of an entry in the flattened whole tensor: all of it, or a range along the one dimension that is cut.
+/// Elements of an entry in the flattened whole tensor: all of it, or of the box that the rank holds.
 std::vector<StatePiece> pieces_of(const StateEntry& entry) {
   if (!entry.sharded) return {{0, 0, numel_of(entry.shape)}};
-  Numel outer = 1, inner = 1;
-  std::size_t cut = 0;
-  while (cut + 1 < entry.shape.size() && entry.shape[cut] == entry.local[cut]) ++cut;
-  for (std::size_t d = 0; d < entry.shape.size(); ++d) {
-    if (d != cut) (d < cut ? outer : inner) *= entry.shape[d];
-  }
   std::vector<StatePiece> pieces;
-  const Numel run = entry.local[cut] * inner;
-  for (Numel o = 0; o < outer && run > 0; ++o) {
-    pieces.push_back({(o * entry.shape[cut] + entry.offset[cut]) * inner, o * run, run});
+  const Numel numel = numel_of(entry.local);
+  Numel run = 1;  // neighbours here that are neighbours in the whole
+  for (std::size_t d = entry.shape.size(); d-- > 0;) {
+    run *= entry.local[d];
+    if (entry.local[d] != entry.shape[d]) break;
+  }
+  for (Numel at = 0; at < numel; at += run) {
+    Numel rest = at, stride = 1, begins = 0;
+    for (std::size_t d = entry.shape.size(); d-- > 0;) {
+      begins += (entry.offset[d] + rest % entry.local[d]) * stride;
+      rest /= entry.local[d];
+      stride *= entry.shape[d];
+    }
+    pieces.push_back({begins, at, run});
   }
   return pieces;
 }
@@ -69,7 +74,7 @@ class Draft {
   }
   void add(ParamId param, const std::string& slot, const at::Tensor& local, std::vector<StatePiece> pieces) {
     const ParamInfo& info = model().params[param.index()];
-    made.state.tensors.push_back({info.fqn, slot, info.shape, local, std::move(pieces)});
+    made.state.tensors.push_back({info.fqn, slot, layout_.whole_shape(param), local, std::move(pieces)});
   }
 
   const StateSource& source_;

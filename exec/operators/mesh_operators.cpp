@@ -191,6 +191,14 @@ at::Tensor all_to_all(const at::Tensor& x, std::int64_t mesh, std::optional<std:
                        [=](const at::Tensor& g) { return exchanged(group, g, rows.turned()); });
 }
 
+/// Head and tail of a shared sequence lie on one rank (SequenceShare).
+at::Tensor own_positions(const at::Tensor& counted, std::int64_t place, std::int64_t ranks) {
+  const std::int64_t piece = counted.size(0) / 2, last = 2 * ranks - 1 - place;
+  at::Tensor positions = counted + place * piece;
+  positions.narrow(0, piece, counted.size(0) - piece).add_((last - 1 - place) * piece);
+  return positions;
+}
+
 // ---------------------------------------------------------------- rows whose numbers are the run's
 
 at::Tensor loads_of(const at::Tensor& ends) { return at::diff(ends, 1, 0, ends.new_zeros({1})); }
@@ -346,6 +354,7 @@ TORCH_LIBRARY(mesh, library) {
   library.def("all_reduce(Tensor x, int mesh) -> Tensor", &all_reduce);
   library.def("all_to_all(Tensor x, int mesh, int? rows=None, Tensor? splits=None, bool back=False) -> Tensor",
               &all_to_all);
+  library.def("own_positions(Tensor counted, int place, int ranks) -> Tensor", &own_positions);
   library.def("loads_of(Tensor ends) -> Tensor", &loads_of);
   library.def("splits(Tensor sent, Tensor received, int ranks) -> Tensor", &splits);
   library.def("align_sizes_(Tensor(a!) sizes, int multiple) -> Tensor(a!)", &align_sizes);

@@ -32,15 +32,41 @@ ValueId first_input(const Model& model, const Op& op) {
   return given ? value->id : ValueId();
 }
 
-Result<void> check_positions(const Model& model, std::int64_t own) {
-  for (const Op& op : model.ops) {
+/// arange(own) + 0, what Transformers' models make their position_ids of: the sum is the rank's own.
+bool shift_positions(Model& model, const MeshDimension& dimension, ValueId counted) {
+  std::vector<Op*> sums;
+  for (Op& op : model.ops) {
+    for (const Arg& arg : op.args) {
+      const auto* value = std::get_if<ValueRef>(&arg.value);
+      if (value == nullptr || value->id != counted) continue;
+      if (op.name != "aten.add.Tensor" || op.args.size() != 2 ||
+          !std::holds_alternative<std::int64_t>(op.args[1].value))
+        return false;
+      sums.push_back(&op);
+    }
+  }
+  for (Op* op : sums) {
+    op->name = "mesh.own_positions";
+    op->args = {Arg{ValueRef{counted}}, Arg{std::int64_t{dimension.place}},
+                Arg{static_cast<std::int64_t>(dimension.ranks.size())}};
+  }
+  return !sums.empty();
+}
+
+/// True: the program counts positions.
+Result<bool> settle_positions(Model& model, const MeshDimension& dimension, std::int64_t own) {
+  bool any = false;
+  for (std::size_t o = 0; o < model.ops.size(); ++o) {
+    const Op& op = model.ops[o];
     const bool counts = op.name.starts_with("aten.arange") && !op.out.empty() &&
                         model.values[op.out.front().index()].shape == Shape{own};
-    if (counts) {
-      return fail(not_by_itself(model, op, "positions that the model counts by itself are not run over context",
-                                "a table of positions whose rows the program takes (torchtitan's freqs_cis)",
+    if (counts && !shift_positions(model, dimension, op.out.front())) {
+      return fail(not_by_itself(model, op, "what the model counts along the sequence is not run over context",
+                                "a table of positions whose rows the program takes (torchtitan's freqs_cis), or "
+                                "position_ids as Transformers' models make them",
                                 "set mesh.context = 1, or `foreshard simulate`"));
     }
+    any = any || counts;
     const bool moves = op.name == "aten.constant_pad_nd.default" || op.name == "aten.slice.Tensor";
     if (moves && first_input(model, op).valid()) {
       return fail(not_by_itself(model, op,
@@ -49,7 +75,7 @@ Result<void> check_positions(const Model& model, std::int64_t own) {
                                 "set model.loss = \"cross_entropy_flat\", or mesh.context = 1"));
     }
   }
-  return {};
+  return any;
 }
 
 }  // namespace
@@ -61,7 +87,9 @@ Result<SequenceShare> SequenceShare::of(Model& own, std::size_t inputs, std::int
   if (found == own.mesh.end()) return share;
   own.inputs.resize(std::min(inputs, own.inputs.size()));
   const auto ranks = static_cast<std::int64_t>(found->ranks.size());
-  if (auto checked = check_positions(own, length / ranks); !checked) return fail(checked.error());
+  const auto counts = settle_positions(own, *found, length / ranks);
+  if (!counts) return fail(counts.error());
+  share.counts_ = *counts;
   const std::int64_t piece = length / (2 * ranks), last = 2 * ranks - 1 - found->place;
   share.length_ = length;
   share.positions_ = at::cat({at::arange(found->place * piece, (found->place + 1) * piece, at::kLong),

@@ -230,6 +230,8 @@ class RankTraining final : public Training {
       if (auto resumed = resume(events); !resumed) return resumed;
     } else {
       if (events.note) events.note("starts from " + parts_->weights.origin);
+      if (events.note && parts_->sequence.counts_positions())
+        events.note("positions are the whole sequence's: a script hands the model position_ids that it cuts as tokens");
       tell_partial_checkpoints(events);
     }
     after_init_ = backend_->memory();

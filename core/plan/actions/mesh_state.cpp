@@ -1,28 +1,13 @@
 #include "core/plan/actions/mesh_state.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/model/mesh_dimension.h"
+#include "core/plan/actions/mesh_way.h"
 #include "core/plan/units/groups.h"
 
 namespace foreshard::actions {
 namespace {
-
-/// `rank` of `ranks` that cut `size` elements as torch.chunk does.
-struct Chunk {
-  std::int64_t begin = 0, size = 0, padded = 0;
-};
-Chunk chunk_of(std::int64_t size, std::int64_t ranks, std::int64_t rank) {
-  const std::int64_t rows = (size + ranks - 1) / ranks;
-  const std::int64_t begin = std::min(rows * rank, size);
-  return {begin, std::min(rows, size - begin), rows};
-}
-
-const MeshDimension& dimension_of(const StateSource& source, ParamId param) {
-  const std::int32_t at = source.model.params[param.index()].part.dimension;
-  return source.model.mesh[static_cast<std::size_t>(at)];
-}
 
 std::int64_t ranks_of(const MeshDimension& dimension) { return static_cast<std::int64_t>(dimension.ranks.size()); }
 
@@ -39,11 +24,30 @@ class Redistribution {
     owned_ = owned;
   }
 
+  /// From where it starts to the last step's {StateCopy, unit, param}.
+  void go(const std::vector<MeshStep>& steps) {
+    for (const MeshStep& step : steps) {
+      const bool last = &step == &steps.back();
+      if (step.gathers)
+        gather(step, last);
+      else
+        cut(step, last);
+    }
+  }
+
+ private:
+  /// Whom the step meets.
+  CommunicatorId group_of(const MeshStep& step) const {
+    const MeshDimension& own = own_dimension(out_.source().model, param_);
+    return step.over_data ? out_.group_of(unit_) : enter_dimension(out_.plan(), own.name, own.ranks);
+  }
+
   /// Shard::_to_replicate_tensor: this rank's rows are filled up, gathered below each other, and moved to where they
   /// belong.
-  void gather(CommunicatorId group, std::int64_t ranks, std::size_t dim, std::int64_t whole, bool last) {
-    if (ranks == 1) return;
-    const std::int64_t rows = (whole + ranks - 1) / ranks;
+  void gather(const MeshStep& step, bool last) {
+    const CommunicatorId group = group_of(step);
+    const std::size_t dim = step.dim;
+    const std::int64_t rows = step.rows();
     const bool filled = shape_[dim] < rows;
     const BufferName pad{BufferWhat::GradPadded, unit_, param_};
     Shape padded = shape_;
@@ -52,7 +56,7 @@ class Redistribution {
       out_.alloc(Stream::D, pad, numel_of(padded), dtype_, instance_);
       out_.work(InstructionKind::Pad, Stream::D, pad, numel_of(padded), dtype_, "aten.constant_pad_nd").arg = instance_;
     }
-    const Numel total = numel_of(padded) * ranks;
+    const Numel total = numel_of(padded) * step.ranks;
     const BufferName gathered = dim == 0 ? next(last) : BufferName{BufferWhat::AgBuffer, unit_, param_};
     out_.alloc(Stream::D, gathered, total, dtype_, instance_);
     Instruction& meet = out_.gather(unit_, gathered, total, dtype_);
@@ -68,12 +72,12 @@ class Redistribution {
       out_.free(Stream::D, gathered, instance_);
       take(moved);
     }
-    shape_[dim] = whole;
+    shape_[dim] = step.whole;
   }
 
   /// Replicate to Shard(0): a copy of this rank's rows.
-  void cut(std::int64_t ranks, std::int64_t rank, bool last) {
-    shape_[0] = chunk_of(shape_[0], ranks, rank).size;
+  void cut(const MeshStep& step, bool last) {
+    shape_[0] = mesh_chunk_of(step.whole, step.ranks, step.rank).size;
     const BufferName part = next(last);
     if (numel_of(shape_) > 0) {
       out_.alloc(Stream::D, part, numel_of(shape_), dtype_, instance_);
@@ -82,9 +86,6 @@ class Redistribution {
     take(part);
   }
 
-  const BufferName& now() const { return now_; }
-
- private:
   BufferName next(bool last) {
     if (last) return {BufferWhat::StateCopy, unit_, param_};
     return {odd_ ? BufferWhat::ShardDimTemp : BufferWhat::CastBuffer, unit_, param_};
@@ -138,12 +139,12 @@ StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param
   const ParamInfo& info = source.model.params[param.index()];
   entry = mesh_entry(source, std::move(entry), param);
   if (entry.shape.empty()) return entry;
-  const Chunk data = chunk_of(entry.shape[0], unit.shard_size, source.rank_in_group());
+  const MeshChunk data = mesh_chunk_of(entry.shape[0], unit.shard_size, source.rank_in(unit));
   entry.offset[0] = data.begin;
   entry.local[0] = data.size;
   if (info.part.dim != 0) return entry;
-  const MeshDimension& dimension = dimension_of(source, param);
-  const Chunk part = chunk_of(data.size, ranks_of(dimension), dimension.place);
+  const MeshDimension& dimension = own_dimension(source.model, param);
+  const MeshChunk part = mesh_chunk_of(data.size, ranks_of(dimension), dimension.place);
   entry.offset[0] = data.begin + part.begin;
   entry.local[0] = part.size;
   return entry;
@@ -151,76 +152,41 @@ StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param
 
 void gather_over_mesh(ActionWriter& out, UnitId id, const ShardedParam& param, std::int32_t instance) {
   const StateSource& source = out.source();
-  const ParamInfo& info = source.model.params[param.param.index()];
-  const PlanUnit& unit = out.unit(id);
-  const MeshDimension& dimension = dimension_of(source, param.param);
-  const auto shard_dim = static_cast<std::size_t>(param.shard_dim);
-  const Shape whole = whole_shape(info);
-  Redistribution on(out, id, param.param, info.dtype, instance);
+  const DType dtype = source.model.params[param.param.index()].dtype;
+  const MeshWay way = way_to_whole(source, out.unit(id), param);
+  Redistribution on(out, id, param.param, dtype, instance);
   const BufferName brought{BufferWhat::H2dCopy, id, param.param};
   const bool on_host = source.job.fsdp.cpu_offload;
   if (on_host) {
-    out.alloc(Stream::D, brought, numel_of(param.local_shape), info.dtype, instance);
-    out.transfer(InstructionKind::H2d, brought, numel_of(param.local_shape), info.dtype).arg = instance;
+    out.alloc(Stream::D, brought, numel_of(way.from), dtype, instance);
+    out.transfer(InstructionKind::H2d, brought, numel_of(way.from), dtype).arg = instance;
   }
-  on.start(on_host ? brought : BufferName{BufferWhat::Shard, id, param.param}, param.local_shape, on_host);
-  const CommunicatorId data = out.group_of(id);
-  const auto over_data = [&](bool last) { on.gather(data, unit.shard_size, shard_dim, info.shape[shard_dim], last); };
-  const auto cut = static_cast<std::size_t>(info.part.dim);
-  const CommunicatorId beside = enter_dimension(out.plan(), dimension.name, dimension.ranks);
-  const auto over_mesh = [&](bool last) { on.gather(beside, ranks_of(dimension), cut, whole[cut], last); };
-  const bool strided = cut == shard_dim;  // _StridedShard: data was cut last
-  if (strided) {
-    over_data(false);
-    over_mesh(true);
-  } else {
-    over_mesh(unit.shard_size == 1);
-    over_data(true);
-  }
+  on.start(on_host ? brought : BufferName{BufferWhat::Shard, id, param.param}, way.from, on_host);
+  on.go(way.steps);
 }
 
-// _chunk_dtensor: what is cloned stays until the chunk is there.
+// What is cloned stays until the chunk is there.
 void cut_over_mesh(ActionWriter& out, UnitId id, ParamId param) {
-  const StateSource& source = out.source();
-  const ParamInfo& info = source.model.params[param.index()];
-  const PlanUnit& unit = out.unit(id);
-  const MeshDimension& dimension = dimension_of(source, param);
+  const DType dtype = out.unit(id).orig_dtype;
+  const MeshWay way = way_to_chunk(out.source(), out.unit(id), param);
   const BufferName clone{BufferWhat::Full, id, param};
-  out.alloc(Stream::D, clone, numel_of(info.shape), unit.orig_dtype);
-  out.work(InstructionKind::CopyOut, Stream::D, clone, numel_of(info.shape), unit.orig_dtype, "aten.clone");
-  Redistribution on(out, id, param, unit.orig_dtype, 0);
-  on.start(clone, info.shape, false);
-  const bool rows = info.part.dim == 0;
-  if (rows) {
-    on.gather(enter_dimension(out.plan(), dimension.name, dimension.ranks), ranks_of(dimension), 0, info.part.whole,
-              false);
-  }
-  on.cut(unit.shard_size, source.rank_in_group(), !rows);
-  if (rows) on.cut(ranks_of(dimension), dimension.place, true);
+  out.alloc(Stream::D, clone, numel_of(way.from), dtype);
+  out.work(InstructionKind::CopyOut, Stream::D, clone, numel_of(way.from), dtype, "aten.clone");
+  Redistribution on(out, id, param, dtype, 0);
+  on.start(clone, way.from, false);
+  on.go(way.steps);
   out.free(Stream::D, clone);
 }
 
-// _all_gather_dtensor
 void part_over_mesh(ActionWriter& out, UnitId id, ParamId param) {
-  const StateSource& source = out.source();
-  const ParamInfo& info = source.model.params[param.index()];
-  const PlanUnit& unit = out.unit(id);
-  const MeshDimension& dimension = dimension_of(source, param);
-  StateEntry whole;
-  whole.shape = whole_shape(info);
-  const StateEntry chunk = mesh_chunk(source, whole, param, unit);
+  const DType dtype = out.unit(id).orig_dtype;
+  const MeshWay way = way_to_part(out.source(), out.unit(id), param);
   const BufferName brought{BufferWhat::H2dCopy, id, param};
-  out.alloc(Stream::D, brought, chunk.numel(), unit.orig_dtype);
-  out.transfer(InstructionKind::H2d, brought, chunk.numel(), unit.orig_dtype);
-  Redistribution on(out, id, param, unit.orig_dtype, 0);
-  on.start(brought, chunk.local, true);
-  const bool rows = info.part.dim == 0;
-  if (rows) {
-    const Chunk data = chunk_of(info.part.whole, unit.shard_size, source.rank_in_group());
-    on.gather(enter_dimension(out.plan(), dimension.name, dimension.ranks), ranks_of(dimension), 0, data.size, false);
-  }
-  on.gather(out.group_of(id), unit.shard_size, 0, whole.shape.empty() ? 1 : whole.shape[0], !rows);
-  if (rows) on.cut(ranks_of(dimension), dimension.place, true);
+  out.alloc(Stream::D, brought, numel_of(way.from), dtype);
+  out.transfer(InstructionKind::H2d, brought, numel_of(way.from), dtype);
+  Redistribution on(out, id, param, dtype, 0);
+  on.start(brought, way.from, true);
+  on.go(way.steps);
 }
 
 }  // namespace foreshard::actions

@@ -1,10 +1,6 @@
 // State dicts of parameters that lie on a mesh: FSDP shards what a dimension of the program (tensor, expert) has cut
-// already. Every redistribution of such a DTensor as PyTorch runs it, one dimension after the other. Private to
+// already. Every redistribution of such a DTensor (core/plan/actions/mesh_way.h) as a plan. Private to
 // core/plan/actions.
-//
-//   fsdp2, full_tensor()     both cut dimension 0: data, then the other    else: the other, then data
-//   fsdp1, sharded, save     cut along dimension 0: gathered over the other, chunked over data, chunked over the other
-//   fsdp1, sharded, load     gathered over the other (if it cuts dimension 0), over data, then this rank's part
 #pragma once
 
 #include "core/plan/actions/action_writer.h"

@@ -77,15 +77,6 @@ StateEntry dtensor(StateEntry entry, const PlanUnit& unit, const ParamInfo& stor
   return entry;
 }
 
-/// This rank's place among those that a unit is sharded over: of experts the ranks that hold the same ones.
-std::int64_t rank_in(const StateSource& source, const PlanUnit& unit) {
-  const std::vector<std::int32_t> same = actions::ranks_of_experts(source);
-  const bool experts = !unit.params.empty() && experts_of(source.model, unit.params.front()) != nullptr;
-  if (!experts) return source.rank_in_group();
-  const auto at = std::find(same.begin(), same.end(), static_cast<std::int32_t>(source.job.cluster.rank));
-  return at == same.end() ? 0 : at - same.begin();
-}
-
 /// One parameter in the dict of `kind`; nothing where only the flat parameter is listed.
 void add_param(const StateSource& source, StateKind kind, ParamId param, std::vector<StateEntry>& entries) {
   UnitId id;
@@ -95,13 +86,16 @@ void add_param(const StateSource& source, StateKind kind, ParamId param, std::ve
   const ParamId storage = source.model.storage_of(param);
   const ParamInfo& stored = source.model.params[storage.index()];
   const bool fsdp1 = source.job.fsdp.runtime == Runtime::Fsdp1;
-  if (fsdp1 && kind == StateKind::Full && is_on_mesh(stored)) entry = actions::mesh_entry(source, entry, storage);
-  if (unit == nullptr || kind == StateKind::Full || source.job.fsdp.runtime == Runtime::None || !shards(*unit)) {
+  const bool as_full = kind == StateKind::Full || unit == nullptr || !shards(*unit);
+  // full_tensor() of fsdp2's full kind; else a DTensor of the mesh's dimension alone.
+  const bool part = as_full && is_on_mesh(stored) && (fsdp1 || kind == StateKind::Sharded);
+  if (part) entry = actions::mesh_entry(source, entry, storage);
+  if (as_full || source.job.fsdp.runtime == Runtime::None) {
     entries.push_back(std::move(entry));
     return;
   }
   if (has_fsdp2_layouts(source.job.fsdp.runtime)) {
-    entries.push_back(dtensor(std::move(entry), *unit, stored, storage, rank_in(source, *unit)));
+    entries.push_back(dtensor(std::move(entry), *unit, stored, storage, source.rank_in(*unit)));
     return;
   }
   if (kind == StateKind::Sharded && is_on_mesh(stored)) {
@@ -147,6 +141,14 @@ bool returns_nothing(const StateSource& source, const ActionRequest& request) {
   if (source.job.fsdp.runtime != Runtime::Fsdp1) return true;
   return std::any_of(source.table.units.begin(), source.table.units.end(),
                      [](const PlanUnit& unit) { return !unit.params.empty() && shards(unit); });
+}
+
+std::int64_t StateSource::rank_in(const PlanUnit& unit) const {
+  const bool experts = !unit.params.empty() && experts_of(model, unit.params.front()) != nullptr;
+  if (!experts) return rank_in_group();
+  const std::vector<std::int32_t> same = actions::ranks_of_experts(*this);
+  const auto at = std::find(same.begin(), same.end(), static_cast<std::int32_t>(job.cluster.rank));
+  return at == same.end() ? 0 : at - same.begin();
 }
 
 std::vector<StateEntry> model_state(const StateSource& source, const ActionRequest& request) {

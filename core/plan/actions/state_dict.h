@@ -33,6 +33,8 @@ struct StateSource {
   const Job& job;
   const UnitTable& table;
   std::int64_t rank_in_group() const;  // place in the shard group
+  /// Place among those that a unit is sharded over: of experts the ranks that hold the same ones.
+  std::int64_t rank_in(const PlanUnit& unit) const;
 };
 
 /// In the unwrapped model's order, flat parameters where their unit's first parameter stands. Empty where rank0_only

@@ -30,7 +30,8 @@ ProgramEnd foreshard(const std::vector<std::string>& arguments) {
 
 ProgramEnd act(const std::string& actions, std::vector<std::string> more = {}, const std::string& job = kJob) {
   more.insert(more.begin(), {"run", job, "--action", actions});
-  if (std::find(more.begin(), more.end(), "--emulate-world") == more.end()) {
+  const auto given = [&more](const char* flag) { return std::find(more.begin(), more.end(), flag) != more.end(); };
+  if (!given("--emulate-world") && !given("--nproc")) {
     more.insert(more.end(), {"--nproc", "2"});
   }
   return foreshard(more);
@@ -94,9 +95,9 @@ void expect_equal(const std::map<std::string, Shown>& got, const std::map<std::s
 }
 
 /// Byte for byte: the allocator of the prediction is asked for what the host's is asked for.
-void expect_predicted(const json& answer, const std::string& what) {
+void expect_predicted(const json& answer, const std::string& what, std::size_t ranks = 2) {
   for (const json& action : answer["actions"]) {
-    ASSERT_EQ(action["ranks"].size(), 2u);
+    ASSERT_EQ(action["ranks"].size(), ranks);
     for (const json& rank : action["ranks"]) {
       const std::string where = what + ", " + action["action"].get<std::string>() + " of rank " + rank["rank"].dump();
       EXPECT_EQ(rank["peak_bytes"], rank["predicted"]["peak_bytes"]) << where;
@@ -188,6 +189,64 @@ TEST(RunActions, LoadReadsTheCheckpointOrWhatSaveReturned) {
   std::filesystem::remove_all(out);
 }
 
+json on_mesh(const std::string& actions, std::vector<std::string> sets, std::vector<std::string> more = {}) {
+  sets.insert(sets.end(), {"cluster.world_size=4", "cluster.ranks_per_node=4"});
+  more.insert(more.end(), {"--nproc", "4"});
+  return answer(actions, sets, more);
+}
+
+TEST(RunActions, StateDictsOfAMeshAreThoseOfTheWholeModel) {
+  const std::string source = testing::temporary_path("moe.json");
+  std::ofstream(source) << R"({"model_type": "titan_llama", "dim": 64, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2,
+    "ffn": 128, "vocab_size": 96, "max_seq": 64, "moe": {"experts": 4, "top_k": 2, "ffn": 96, "capacity": 1.0}})";
+  const std::vector<std::string> titan{"model.source=" + source, "model.loss=cross_entropy_flat"};
+  struct Case {
+    std::vector<std::string> model, mesh;
+    std::string save, load;
+  };
+  for (const Case& c : std::vector<Case>{{{}, {"mesh.tensor=2"}, "full", "full"},
+                                         {{}, {"mesh.tensor=2", "fsdp.runtime=fsdp1"}, "sharded", "sharded"},
+                                         {titan, {"mesh.context=2", "fsdp.runtime=fsdp1"}, "full", "sharded"},
+                                         {titan, {"mesh.expert=4", "mesh.tensor=2"}, "full", "sharded"}}) {
+    const std::string what = c.mesh.front() + " " + c.mesh.back();
+    const auto initial = shown_in(answer("init", c.model)["actions"][0]);
+    std::vector<std::string> sets = c.model;
+    sets.insert(sets.end(), c.mesh.begin(), c.mesh.end());
+    const json done = on_mesh("init,save:" + c.save + ",load:" + c.load, sets);
+    expect_predicted(done, what, 4);
+    for (const json& action : done["actions"]) {
+      expect_equal(shown_in(action), initial, what + " " + action["action"].get<std::string>());
+    }
+    const bool saved = done["actions"][2]["from"] == "save:" + c.save;
+    EXPECT_EQ(saved, c.save == c.load) << what;
+  }
+  std::filesystem::remove(source);
+}
+
+TEST(RunActions, ACheckpointIsLoadedOverAMesh) {
+  const std::string dir = testing::temporary_path("mesh_actions_checkpoint");
+  const std::string out = testing::temporary_path("mesh_actions_out");
+  const ProgramEnd trained = foreshard(
+      {"run", kJob, "--nproc", "2", "--json", "--set", "train.steps=2", "--set", "train.checkpoint.dir=" + dir});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  ASSERT_EQ(foreshard({"checkpoint", "export", dir, "--out", out}).exit_code, 0);
+  const auto weights = tensors_of(out + "/model.safetensors");
+  const std::vector<std::string> sets{"mesh.tensor=2", "train.checkpoint.dir=" + dir};
+  const json saved = on_mesh("save:full:optimizer", sets, {"--resume"});
+  const auto whole = shown_in(saved["actions"][0]);
+  expect_equal(whole, weights, "saved");
+  for (const std::string kind : {"full", "sharded"}) {
+    const json loaded = on_mesh("init,load:" + kind + ":optimizer", sets, {"--resume"});
+    const auto state = shown_in(loaded["actions"][1]);
+    EXPECT_EQ(state.size(), 3 * weights.size());
+    EXPECT_GT(state.at("lm_head.weight.exp_avg_sq").norm, 0);
+    expect_equal(state, whole, kind);
+    EXPECT_THAT(loaded["actions"][1]["from"].get<std::string>(), HasSubstr(dir));
+  }
+  std::filesystem::remove_all(dir);
+  std::filesystem::remove_all(out);
+}
+
 TEST(RunActions, TheTableSaysMemoryTimeAndTensors) {
   const ProgramEnd end = act("summon", with_sets({"fsdp.runtime=fsdp1"}, {}));
   ASSERT_EQ(end.exit_code, 0) << end.err;
@@ -232,6 +291,12 @@ TEST(RunActions, WhatCannotBeRunSaysWhereAndWhatToDo) {
            {"summon", {}, 3, "--action", "belongs to fsdp1"},
            {"summon:with_grads:no_writeback", {"--set", fsdp1}, 3, "summon", "gradients are not shown yet"},
            {"save:full", {"--set", fsdp1, "--set", "fsdp.cpu_offload=true"}, 3, "save:full", "CPU offload"},
+           {"save:sharded:optimizer", {"--set", fsdp1, "--set", "mesh.tensor=2"}, 3, "--action", "is not planned"},
+           {"save:full",
+            {"--set", "mesh.tensor=2", "--set", "fsdp.ignored=[\"lm_head\"]"},
+            3,
+            "save:full",
+            "no unit manages is not gathered"},
            {"save:full", {"--emulate-world", "4"}, 2, "--emulate-world", "simulate --action save:full"},
            {"save:full", {"--backend", "cuda"}, 2, "--backend", "actions run on the host"},
            {"save:full,init", {}, 2, "--action", "put init first"},

@@ -77,6 +77,22 @@ TEST(RunOnAMesh, TrainsAsOneProcessAndGoesOnWithoutTheMesh) {
   std::filesystem::remove_all(exported);
 }
 
+TEST(RunOnAMesh, ChosenExpertsBesideASharedSequence) {
+  const auto mixtral = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"--set", "model.source=" + std::string(FORESHARD_TEST_DATA) + "/exec/mixtral_tiny/config.json",
+                 "--set", "model.loss=cross_entropy_flat", "--set", "fsdp.allow_traps=[45]", "--set", "train.steps=2"});
+    return more;
+  };
+  const auto whole = steps_of(run(on_mesh(2, 1, mixtral({}))));
+  const ProgramEnd end =
+      run(on_mesh(4, 1, mixtral({"--set", "mesh.context=2", "--set", "mesh.expert=4", "--set", "model.batch=4"})));
+  EXPECT_THAT(end.err, HasSubstr("positions are the whole sequence's"));
+  const auto shared = steps_of(end);
+  ASSERT_EQ(shared.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) expect_same(shared[i], whole.at(i));
+}
+
 TEST(RunOnAMesh, SaysWhatIsNotRun) {
   const ProgramEnd uneven = run(on_mesh(4, 3));
   EXPECT_EQ(uneven.exit_code, 3);

@@ -51,6 +51,23 @@ TEST(MeshChosenExperts, BesideTensorRanks) {
   }
 }
 
+TEST(MeshChosenExperts, BesideASharedSequence) {
+  const auto shared = [](const char* model, int world, int ranks, int context) {
+    Job job = chosen(model, world, ranks);
+    job.model.batch = kTinyRows * context / world;
+    job.model.loss = "cross_entropy_flat";  // labels lie beside their tokens
+    job.mesh.context = context;
+    return job;
+  };
+  const RecordedRun plain = run_of(shared("mixtral_tiny", 4, 1, 1));
+  for (const int ranks : {2, 4}) expect_run(shared("mixtral_tiny", 4, ranks, 2), plain, kMovedToken);
+  expect_run(shared("mixtral_tiny", 2, 2, 2), plain, kMovedToken);
+  Job replicas = shared("mixtral_tiny", 8, 2, 2);
+  replicas.fsdp.strategy = Strategy::HybridShard;
+  replicas.cluster.shard_group = 4;
+  expect_run(replicas, plain, kMovedToken);
+}
+
 TEST(MeshChosenExperts, ResumeOnAnotherMesh) {
   const RecordedRun plain = run_of(chosen("mixtral_tiny", 4, 1));
   expect_resumed(chosen("mixtral_tiny", 4, 2), chosen("mixtral_tiny", 4, 4), plain);

@@ -74,21 +74,38 @@ TEST(MeshContext, RecomputedAndInHalfPrecision) {
 
 TEST(MeshContext, ResumesOnAnotherMesh) { expect_resumed(shared(2, 2), shared(1, 1), run_of(shared(1, 1))); }
 
-TEST(MeshContext, ModelsThatCountPositionsAreRefused) {
-  Job job = tiny_llama_job(2);
-  job.mesh.context = 2;
-  const TinyRanks ranks(job);
-  Model own = ranks.own_model(0);
-  const auto share = SequenceShare::of(own, ranks.model().inputs.size(), job.model.seq);
-  ASSERT_FALSE(share.has_value());
-  EXPECT_EQ(share.error().message, "positions that the model counts by itself are not run over context");
-  job = shared(1, 2);
+TEST(MeshContext, PositionsThatTheModelCountsAreTheWholeSequences) {
+  const auto llama = [](int data, int context) {
+    Job job = shared(data, context);
+    job.model.source = tiny_llama_job(1).model.source;
+    return job;
+  };
+  const RecordedRun whole = run_of(llama(1, 1));
+  expect_run(llama(1, 2), whole);
+  expect_run(llama(2, 2), whole);
+}
+
+TEST(MeshContext, ModelsThatMoveTheirLabelsAreRefused) {
+  Job job = shared(1, 2);
   job.model.loss = "auto";
   const TinyRanks moved(job);
-  own = moved.own_model(1);
+  Model own = moved.own_model(1);
   const auto labels = SequenceShare::of(own, moved.model().inputs.size(), job.model.seq);
   ASSERT_FALSE(labels.has_value());
   EXPECT_NE(labels.error().message.find("moves its labels"), std::string::npos);
+}
+
+TEST(MeshContext, WhatIsCountedOtherwiseIsRefused) {
+  Job job = shared(1, 2);
+  job.model.source = tiny_llama_job(1).model.source;
+  const TinyRanks ranks(job);
+  Model own = ranks.own_model(0);
+  for (Op& op : own.ops)
+    if (op.name == "aten.add.Tensor" && std::holds_alternative<std::int64_t>(op.args[1].value))
+      op.name = "aten.sub.Tensor";
+  const auto share = SequenceShare::of(own, ranks.model().inputs.size(), job.model.seq);
+  ASSERT_FALSE(share.has_value());
+  EXPECT_NE(share.error().message.find("counts along the sequence"), std::string::npos);
 }
 
 }  // namespace
