@@ -128,6 +128,7 @@ class Finder {
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
     job().train.beside = setting_.beside;
+    job().train.keeps_outputs = setting_.keeps_outputs;
     job().train.clip_grad_norm = setting_.clip;
     job().train.grad_scaler.enabled = setting_.scaler;
     job().fsdp.frozen = setting_.frozen;
@@ -190,7 +191,16 @@ class Finder {
       for (const FoundUnit& unit : setting_.units) prefetch(unit);
     }
     for (const FoundUnit& unit : setting_.units) override_of(unit, strategy);
-    if (all.front()->tensor_parallel > 1) job().mesh.tensor = all.front()->tensor_parallel;
+    if (all.front()->tensor_parallel > 1) tensor_dimension(all.front()->tensor_parallel);
+  }
+
+  void tensor_dimension(std::int64_t ranks) {
+    MeshOptions& mesh = job().mesh;
+    mesh.tensor = ranks;
+    mesh.plan = setting_.tensor_plan;
+    if (mesh.plan.empty()) return;
+    mesh.sequence_parallel = setting_.tensor_sequence;
+    mesh.loss_parallel = setting_.tensor_loss;
   }
 
   void fsdp1(const FoundUnit& root) {

@@ -72,6 +72,12 @@ FoundSetting setting_of(const json& row) {
   setting.optimizer.states = optimizer.value("states", std::int64_t{-1});
   setting.zero_grad = row.value("zero_grad", "");
   setting.beside = row.value("beside", Bytes{0});
+  if (const auto cut = row.find("tensor"); cut != row.end()) {
+    setting.tensor_plan = cut->value("plan", std::map<std::string, std::string>{});
+    setting.tensor_sequence = cut->value("sequence", false);
+    setting.tensor_loss = cut->value("loss", false);
+  }
+  setting.keeps_outputs = row.value("keeps_outputs", false);
   setting.no_sync = row.value("no_sync", false);
   setting.clip = number(row, "clip");
   setting.scaler = row.value("scaler", false);

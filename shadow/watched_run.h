@@ -64,6 +64,9 @@ struct FoundSetting {
   std::int64_t batch = 1, seq = 0, micro_batches = 1;
   std::string zero_grad;  // before_forward, after_forward, zero: when the gradients of the step before go
   bool no_sync = false;   // only the last micro-batch reduces gradients
+  bool keeps_outputs = false;
+  std::map<std::string, std::string> tensor_plan;  // mesh.plan; empty: nothing is cut, or nobody knows how
+  bool tensor_sequence = false, tensor_loss = false;
   Bytes beside = 0;       // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;

@@ -45,9 +45,19 @@ bool MicroBatch::make_inputs() {
 }
 
 void MicroBatch::drop() {
-  segments_.free_held(false);
+  forward_returned();
+  if (context_.job.train.keeps_outputs) {
+    kept_ = segments_.take_held();
+  } else {
+    segments_.free_held(false);
+  }
   for (const BlockHandle block : inputs_) context_.device.book.free(block);
   inputs_.clear();
+}
+
+void MicroBatch::forward_returned() {
+  for (const BlockHandle block : kept_) context_.device.book.free(block);
+  kept_.clear();
 }
 
 }  // namespace foreshard

@@ -19,6 +19,9 @@ class MicroBatch {
   /// The engine has returned; then, once the memory of backward has been told, the loop drops what it holds.
   void leave_engine() { segments_.free_held(true); }
   void drop();
+  /// A forward has returned: its names are for the new outputs.
+  void forward_returned();
+  bool keeps() const { return !kept_.empty(); }
 
  private:
   bool make_inputs();
@@ -28,6 +31,7 @@ class MicroBatch {
   SegmentPlayer& segments_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
   std::vector<BlockHandle> inputs_;
+  std::vector<BlockHandle> kept_;  // of the pass before (train.keeps_outputs)
   bool lazy_initialised_ = false;
 };
 

@@ -109,8 +109,16 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
   }
   if (leaves_batch) batch_.drop();
   if (next == LoopPhase::Forward && !batch_.begin()) return false;
+  if (last == LoopPhase::Forward && next != LoopPhase::Forward) batch_.forward_returned();
   context_.phase = next;
   return next != LoopPhase::Backward || segments_.early().begin_backward();
+}
+
+/// What the script itself works its loss out with: the forward has returned.
+bool PlanPlayer::begins_loss(const Instruction& i) const {
+  const std::int32_t begin = context_.model.loss_begin;
+  return begin >= 0 && i.segment.valid() && i.segment.index() < context_.plan.segments.size() &&
+         context_.plan.segments[i.segment.index()].op_begin == begin;
 }
 
 bool PlanPlayer::execute(const Instruction& i) {
@@ -141,7 +149,9 @@ bool PlanPlayer::execute(const Instruction& i) {
     case InstructionKind::ReduceScatter:
     case InstructionKind::AllReduce:
     case InstructionKind::Broadcast: collectives_.play(i); return true;
-    case InstructionKind::Forward: return segments_.play(i, Pass::Forward);
+    case InstructionKind::Forward:
+      if (batch_.keeps() && begins_loss(i)) batch_.forward_returned();
+      return segments_.play(i, Pass::Forward);
     case InstructionKind::Recompute: return segments_.play(i, Pass::Recompute);
     case InstructionKind::Backward: return segments_.play(i, Pass::Backward);
     case InstructionKind::Clip:

@@ -86,6 +86,7 @@ class PlanPlayer {
   const WorkCount& work() const { return segments_.work(); }
 
  private:
+  bool begins_loss(const Instruction& i) const;
   bool execute(const Instruction& i);
   bool enter_phase(LoopPhase next);
 

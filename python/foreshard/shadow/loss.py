@@ -9,6 +9,7 @@ import weakref
 from . import script_step
 from .notes import note
 
+_LEAST = 1 << 20  # bytes
 _running: dict = {}
 _found: dict | None = None
 
@@ -42,16 +43,30 @@ def root_ends(output) -> None:
         return
     _running["outputs"] = [id(leaf) for leaf in _leaves(output)]
     _running["functions"] = {leaf.grad_fn for leaf in _leaves(output) if leaf.grad_fn is not None}
-    _running["alive"] = [(weakref.ref(leaf), leaf.nbytes) for leaf in _leaves(output)]
+    _running["alive"] = [_watched(leaf) for leaf in _leaves(output)]
     _running["scalars"] = {id(leaf) for leaf in _leaves(output) if leaf.numel() == 1}
 
 
+def _watched(tensor) -> tuple:
+    """Its storage counts: what is left of a mean may lie in that of all its terms."""
+    return weakref.ref(tensor), tensor.untyped_storage().nbytes()
+
+
+def kept() -> bool:
+    """Whether names keep most of what a step returned while the next forward makes new ones."""
+    return bool(_running.get("kept"))
+
+
 def _still_held() -> None:
-    """Outputs of the first step that a name keeps while the next forward makes new ones: no plan counts them twice."""
-    alive = sum(size for leaf, size in _running.pop("alive", []) if leaf() is not None)
-    if alive >= 1 << 20 and _found is not None:
+    """The first forward after the first backward begins."""
+    if _found is None or "alive" not in _running:
+        return
+    watched = _running.pop("alive")
+    alive = sum(size for tensor, size in watched if tensor() is not None)
+    _running["kept"] = alive >= _LEAST and 2 * alive >= sum(size for _, size in watched)
+    if _running["kept"]:
         note(f"the model's outputs of one step ({alive / 2**20:.0f} MiB) are still held while the next forward runs: "
-             "delete them after backward (del logits); the plan does not count them twice")  # fmt: skip
+             "delete them after backward (del logits)")  # fmt: skip
 
 
 def _leaves(tree) -> list:
@@ -67,6 +82,7 @@ def _look(loss) -> None:
     global _found
     if _found is not None or "outputs" not in _running:
         return
+    _running["alive"].append(_watched(loss))
     names = _chain(loss, _running["functions"])
     kind = "own" if _running["scalars"] else "unknown"
     if kind == "unknown":

@@ -20,6 +20,7 @@ _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwa
             "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}  # fmt: skip
 
 
+_OTHERS_HOOKS = ("torch.", "foreshard.", "accelerate.")
 _FEW = 1000  # elements of a container that are looked at
 _STANDS = {"own": "the scalar among its outputs", "cross_entropy": "cross entropy", "nll": "the likelihood of a class", "mse": "a mean squared error",
            "sum": "a sum"}  # fmt: skip
@@ -172,7 +173,7 @@ class _Copier:
                 elif key == "forward" and id(module) not in self._forwards:
                     note(f"{type(module).__name__}: its forward was replaced on the instance; its class's stands in the model")
                 continue
-            state[key] = type(value)() if key in _SKIPPED else self._plain(value)
+            state[key] = self._hooks(module, key, value) if key in _SKIPPED else self._plain(value)
         state["_parameters"] = {name: self._parameter(module, name, p) for name, p in module._parameters.items()
                                 if name != "_flat_param"}  # FSDP1's own
         for name, shape in self._shapes.get(id(module), {}).items():
@@ -188,6 +189,19 @@ class _Copier:
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies
             twin.__dict__["log"] = twin.__dict__["log_dict"] = lambda *args, **kwargs: None
         return twin
+
+    def _hooks(self, module, key, table):
+        """Hooks of the model itself on its forward; those of FSDP and of what watches go."""
+        kept = type(table)()
+        if not key.startswith("_forward"):
+            return kept
+        hooks = module._forward_pre_hooks if "_pre_" in key else module._forward_hooks
+        for number, value in table.items():
+            hook = hooks.get(number)
+            if not isinstance(hook, (types.FunctionType, types.MethodType)) or (hook.__module__ or "").startswith(_OTHERS_HOOKS):
+                continue
+            kept[number] = value if value is not hook else self._rebound(hook) if isinstance(hook, types.FunctionType) else self._counterpart(hook)
+        return kept
 
     def _replace_forward(self, twin, function):
         """For every call: what stands in takes itself away when it is called."""

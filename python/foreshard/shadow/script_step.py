@@ -210,7 +210,11 @@ class Tape:
         if self._over or self._trains or self.paused or not self.roots:
             return False
         forwards = sum(row[0] == "forward" for row in self._rows)
-        return forwards > _MOST_ASIDE or not any(slot.index in self._derived for slot, _ in self._slots.values())
+        return forwards > _MOST_ASIDE or not any(self._is_of_use(slot.index, tensor()) for slot, tensor in self._slots.values())
+
+    def _is_of_use(self, index: int, tensor) -> bool:
+        """Words that were chosen are a batch like any other."""
+        return index in self._derived and tensor is not None and tensor.is_floating_point()
 
     def close(self) -> None:
         """Nothing more is written down."""

@@ -9,7 +9,7 @@ import sys
 import traceback
 import weakref
 
-from . import beside, loss, model, names, report, script_step, steps
+from . import beside, loss, model, names, report, script_step, steps, tensor_plan
 from .hooks import after_import
 from .notes import note
 
@@ -473,6 +473,9 @@ def finish() -> None:
     done = max(len(steps.figures()), 1)
     _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
+    _found["keeps_outputs"] = loss.kept()
+    if (cut := tensor_plan.found(_root())) is not None:
+        _found["tensor"] = cut
     import torch
 
     try:

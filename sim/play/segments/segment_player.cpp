@@ -245,6 +245,13 @@ void SegmentPlayer::free_held(bool only_gradients) {
   }
 }
 
+std::vector<BlockHandle> SegmentPlayer::take_held() {
+  copies_.drop_all();
+  std::vector<BlockHandle> taken;
+  for (const ImportBinding& each : context_.lowered.held) taken.push_back(storages_.take(storages_.place(each.instance, each.slot)));
+  return taken;
+}
+
 /// A plan of a model without operators: the gradients that a segment would make are all that its backward allocates.
 bool SegmentPlayer::gradients_without_operators(const Instruction& i) {
   const Plan& plan = context_.plan;

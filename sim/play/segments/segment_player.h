@@ -43,6 +43,8 @@ class SegmentPlayer {
   /// The loop drops storages that are held beyond backward: first, when the engine returns, the gradients among them,
   /// then all.
   void free_held(bool only_gradients);
+  /// Loss and outputs, which somebody holds beyond the micro-batch: the caller's from now on.
+  std::vector<BlockHandle> take_held();
 
   /// Since begin(), which is called for every iteration.
   const WorkCount& work() const { return work_; }

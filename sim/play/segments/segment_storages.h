@@ -64,6 +64,13 @@ class SegmentStorages {
     context_.device.book.free(std::exchange(held, kNoBlock));
   }
 
+  /// The block, which is the caller's from now on; kNoBlock: there is none.
+  BlockHandle take(std::int32_t at) {
+    BlockHandle& held = (*this)[at];
+    if (recorder_.open() && held >= 0) recorder_.dropped(at, is_held(at));
+    return std::exchange(held, kNoBlock);
+  }
+
   /// Lowering numbers the parameters that a segment takes, a tied one once (core/lowering/lowering.h); the plan lists
   /// every name. Invalid: none of the segment's.
   ParamId owner_of(std::int32_t instance, std::size_t number) const;

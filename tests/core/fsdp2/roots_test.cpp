@@ -12,7 +12,12 @@ namespace {
 
 using ::testing::ElementsAre;
 
-Result<Plan> plan_of(const Model& model, const Job& job) {
+/// The tree of modules that the toy's names say.
+Result<Plan> plan_of(Model model, const Job& job) {
+  for (std::size_t m = 1; m < model.modules.size(); ++m)
+    model.modules[model.modules[m].parent.index()].children.emplace_back(m);
+  for (std::size_t p = 0; p < model.params.size(); ++p)
+    model.modules[model.params[p].owner.index()].params.emplace_back(p);
   const UnitTable table = build_units(model, job).value();
   std::vector<bool> boundary(model.modules.size(), false);
   for (std::size_t m = 0; m < boundary.size(); ++m) boundary[m] = table.unit_of_module[m].valid();
