@@ -6,6 +6,7 @@
 #include "core/lowering/lowering_opaque.h"
 #include "core/lowering/mesh_rules.h"
 #include "core/lowering/segment_autograd.h"
+#include "core/model/call_order.h"
 
 namespace foreshard {
 
@@ -74,11 +75,19 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
   own_dtypes_ = keeps_own_dtypes(model);
   step_node_.assign(program.steps.size(), -1);
   nodes_.reserve(program.steps.size() + model.params.size() / 4 + 16);
+  const CallOrder order(model);
+  const auto op_of = [&](std::int32_t step) -> const Op& {
+    return model.ops[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(step)].op)];
+  };
+  const auto starts_over = [&](const CheckpointFrame& frame, std::int32_t step) {
+    return frame.module.valid() && order.are_apart(frame.module, op_of(frame.first), op_of(step));
+  };
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(program.steps.size()); ++i) {
     const std::int32_t region =
         program.checkpoint_region[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
     if (region < 0) continue;
-    if (frames_.empty() || frames_.back().region != region || frames_.back().last + 1 != i) {
+    if (frames_.empty() || frames_.back().region != region || frames_.back().last + 1 != i ||
+        starts_over(frames_.back(), i)) {
       frames_.emplace_back();
       frames_.back().region = region;
       frames_.back().first = i;
