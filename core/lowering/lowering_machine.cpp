@@ -247,6 +247,8 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   if (casts_.find(op) != nullptr && tape.at(results.front()).requires_grad) return;  // kept, with its history
   bool wanted = false;
   for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
+  CheckpointFrame* frame = frame_of(step);
+  if (frame != nullptr && frame->without_grad) wanted = false;
   if (!wanted) return begin_gradients(op, results);
   if (is_constant(rule)) return continue_history(tape, args[0], results);
   Node node;
@@ -263,7 +265,6 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
     any = any || is_floating(tape.layout(result).dtype);
   }
   if (!any) return;
-  CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
   if (op.opaque >= 0) save_opaque(node, step, args, results);
   if (op.opaque < 0) save_by_rule(node, step, args, results);
@@ -398,7 +399,7 @@ void Machine::forward() {
     note_unknown(*at.rule, op, unknown_ops);
     CheckpointFrame* frame = frame_of(step);
     std::vector<Ref> args = gather(op, nullptr, frame);
-    if (frame != nullptr && step == frame->first) hold_arguments(*frame, op);
+    if (frame != nullptr && step == frame->first) hold_arguments(*frame, op, made_at);
     if (frame != nullptr) {  // the region holds what it was called with: values made before it
       for_each_arg(op, [&](const Arg& arg) {
         const auto* value = std::get_if<ValueRef>(&arg.value);
@@ -433,7 +434,8 @@ void Machine::forward() {
     results.clear();
     values_.life().settle(step_node_[static_cast<std::size_t>(step)]);
     for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.unbind(dead);
-    if (frame != nullptr && !frame->reentrant && step == frame->last && frame->promises == 0) release(*frame);
+    const bool returns = !(frame != nullptr && frame->reentrant) || frame->without_grad;
+    if (frame != nullptr && returns && step == frame->last && frame->promises == 0) release(*frame);
     if (step == casts_.last_step()) casts_.clear();
   }
   forward_step_ = -1;
