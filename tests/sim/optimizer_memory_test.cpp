@@ -100,6 +100,18 @@ TEST_F(OptimizerMemory, IgnoredParametersAreWholeOnTheDeviceAndStepped) {  // N1
   }
 }
 
+TEST_F(OptimizerMemory, IgnoredParametersAreSteppedOnTheDeviceBesideOffloadedOnes) {
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  job.fsdp.cpu_offload = true;
+  job.fsdp.ignored = {"lm_head"};
+  const Prediction prediction = predicted();
+  const auto& phases = prediction.iterations.front().phases;
+  const auto phase = [&](const char* name) {
+    return *std::find_if(phases.begin(), phases.end(), [&](const auto& p) { return p.name == name; });
+  };
+  EXPECT_NEAR(phase("optimizer").end_allocated - phase("backward").end_allocated, 2 * 4096 * 256 * 4, kSlack);
+}
+
 TEST_F(OptimizerMemory, ForeachDecaysAllGradientsAtOnceALoopOneAfterTheOther) {
   job.train.optimizer.impl = OptimizerImpl::Foreach;
   EXPECT_NEAR(beside(1), kAll, kSlack);

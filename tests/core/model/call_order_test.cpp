@@ -17,8 +17,8 @@ struct Twice {
                                                   : ModuleId(std::size_t{1});
       model.modules.push_back(module);
     }
-    model.module_calls = {{root, 0, {}}, {block, 0, {}}, {pad, 0, {}}, {conv, 0, {}}, {pad, 1, {}},
-                          {block, 1, {}}, {pad, 2, {}},  {conv, 1, {}}, {pad, 3, {}}};
+    model.module_calls = {{root, 0, {}},  {block, 0, {}}, {pad, 0, {}},  {conv, 0, {}}, {pad, 1, {}},
+                          {block, 1, {}}, {pad, 2, {}},   {conv, 1, {}}, {pad, 3, {}}};
   }
   static Op op(ModuleId module, std::int32_t call) {
     Op made;
