@@ -34,7 +34,9 @@ struct AdapterTypes {
 struct LayerCall {
   std::int32_t first = -1, last = -1;
   ModuleId target;
-  ValueId input, result;
+  Arg input;  // a value, a buffer, or a parameter of another module
+  ValueId result;
+  bool without_grad = false;  // in no_grad: what it reads, it reads through a detach
 };
 
 class ProgramMaker {
@@ -57,20 +59,24 @@ class ProgramMaker {
     model.inputs = base_.inputs;
     model.opaques = base_.opaques;
     model.params_cast = job_.fsdp.runtime != Runtime::None && job_.fsdp.mixed_precision.param.has_value();
+    stands_for_.resize(base_.ops.size());
     if (auto found = find_calls(); !found) return tl::unexpected(found.error());
     op_of_.assign(base_.ops.size() + 1, 0);
+    last_of_.assign(base_.ops.size(), 0);
     std::size_t next = 0;
     for (std::size_t i = 0; i < base_.ops.size(); ++i) {
       op_of_[i] = static_cast<std::int32_t>(model.ops.size());
       const bool called = next < calls_.size() && calls_[next].first <= static_cast<std::int32_t>(i);
       const bool packed = called && tree_.packed[calls_[next].target.index()].valid();
       const bool ends = called && calls_[next].last == static_cast<std::int32_t>(i);
-      if (!packed) copy(base_.ops[i], static_cast<std::int32_t>(i));
-      if (!ends) continue;
-      const LayerCall& call = calls_[next++];
-      if (packed) add_packed_product(call, base_.ops[i]);
-      if (!tree_.layer[call.target.index()].layer.valid()) continue;
-      if (auto done = add_adapter(call, base_.ops[i]); !done) return tl::unexpected(done.error());
+      if (stands_for_[i].valid())
+        stand_for(base_.ops[i], stands_for_[i]);
+      else if (!packed)
+        copy(base_.ops[i], static_cast<std::int32_t>(i));
+      if (ends) {
+        if (auto done = end_call(calls_[next++], base_.ops[i]); !done) return tl::unexpected(done.error());
+      }
+      last_of_[i] = static_cast<std::int32_t>(model.ops.size()) - 1;
     }
     op_of_.back() = static_cast<std::int32_t>(model.ops.size());
     if (job_.checkpointing.policy != CheckpointPolicy::None && job_.checkpointing.reentrant) require_input_gradients();
@@ -115,6 +121,16 @@ class ProgramMaker {
     return tree_.layer[module.index()].layer.valid() || tree_.packed[module.index()].valid();
   }
 
+  Result<void> end_call(const LayerCall& call, const Op& last) {
+    if (tree_.packed[call.target.index()].valid()) add_packed_product(call, last);
+    if (!tree_.layer[call.target.index()].layer.valid()) return {};
+    if (auto done = add_adapter(call, last); !done) return done;
+    // What the layer was called with is named until it returns: by its caller, and by itself.
+    if (const auto* given = std::get_if<ValueRef>(&call.input.value))
+      named_inputs_.emplace_back(now(given->id), static_cast<std::int32_t>(tree_.model.ops.size()) - 1);
+    return {};
+  }
+
   /// The layer's operators as one, with the matrix as it is stored.
   void add_packed_product(const LayerCall& call, const Op& last) {
     const ModuleInfo& linear = base_.modules[call.target.index()];
@@ -123,7 +139,8 @@ class ProgramMaker {
     op.module = tree_.module[call.target.index()];
     op.call = last.call;
     op.region = last.region;
-    op.args.push_back(Arg{ValueRef{now(call.input)}});
+    op.args.push_back(call.input);
+    move(op.args.back());
     op.args.push_back(Arg{ParamRef{tree_.packed[call.target.index()]}});
     for (std::size_t i = 1; i < linear.params.size(); ++i)
       op.args.push_back(Arg{ParamRef{tree_.param[linear.params[i].index()]}});
@@ -141,21 +158,77 @@ class ProgramMaker {
     call.first = static_cast<std::int32_t>(first);
     call.last = static_cast<std::int32_t>(end) - 1;
     call.target = base_.ops[first].module;
-    bool simple = true;
-    const auto note = [&](ValueId& known, ValueId id) {
-      simple = simple && (!known.valid() || known == id);
-      known = id;
-    };
+    bool simple = true, given = false;
     for (std::size_t i = first; i < end; ++i) {
-      each_value(base_.ops[i], [&](ValueId id) {
-        if (made[id.index()] < static_cast<std::int32_t>(first)) note(call.input, id);
+      const Op& op = base_.ops[i];
+      each_input(op, made, static_cast<std::int32_t>(first), [&](const Arg& input) {
+        simple = simple && (!given || call.input == input);
+        call.input = input;
+        given = true;
       });
-      for (const ValueId id : base_.ops[i].out)
-        if (id.valid() && read[id.index()] >= static_cast<std::int32_t>(end)) note(call.result, id);
+      const bool cut = op.name == "aten.detach.default" && !op.args.empty();
+      call.without_grad = call.without_grad || (cut && std::holds_alternative<ParamRef>(op.args.front().value));
+      for (const ValueId id : op.out) {
+        if (!id.valid() || read[id.index()] < static_cast<std::int32_t>(end)) continue;
+        const ValueId before = std::exchange(call.result, id);
+        simple = simple && (!before.valid() || before == id || is_looked_at_again(before, id, end));
+      }
     }
-    if (!simple || !call.input.valid() || !call.result.valid()) return fail(unlike_linear(call.target));
+    if (!simple || !given || !call.result.valid()) return fail(unlike_linear(call.target));
     calls_.push_back(call);
     return {};
+  }
+
+  /// A write to the layer's result, a view, was one to its base (`nn.ReLU(inplace=True)` behind three dimensions),
+  /// whose view was taken anew. The result is a sum now, written itself: what was written stands for that view.
+  bool is_looked_at_again(ValueId base, ValueId result, std::size_t end) {
+    ValueId now = result;
+    for (std::size_t i = end; i < base_.ops.size(); ++i) {
+      const Op& op = base_.ops[i];
+      const auto* first = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+      bool reads = false;
+      each_value(op, [&](ValueId id) { reads = reads || id == base; });
+      if (reads) {
+        const bool again = op.name == "aten.view.default" && first != nullptr && first->id == base;
+        if (!again || base_.values[op.out.front().index()].shape != base_.values[result.index()].shape) return false;
+        stands_for_[i] = std::exchange(now, op.out.front());
+      } else if (first != nullptr && first->id == now && writes_in_place(op)) {
+        now = op.out.front();
+      }
+    }
+    return true;
+  }
+
+  static bool writes_in_place(const Op& op) {
+    const auto overload = op.name.rfind('.');
+    return overload != std::string::npos && overload > 0 && op.name[overload - 1] == '_' && !op.out.empty();
+  }
+
+  /// The value in place of what `op` made: named as long.
+  void stand_for(const Op& op, ValueId value) {
+    std::vector<ValueInfo>& values = tree_.model.values;
+    const ValueId made = op.out.front();
+    replaced_[made.index()] = now(value);
+    Hold& held = values[now(value).index()].held;
+    if (held.until == Hold::Until::LastUse) held = values[made.index()].held;
+  }
+
+  /// What an operator of a run that begins at `first` takes from outside: parameters of its own module aside.
+  template <class Visit>
+  void each_input(const Op& op, const std::vector<std::int32_t>& made, std::int32_t first, const Visit& visit) const {
+    const std::vector<ParamId>& own = base_.modules[op.module.index()].params;
+    const auto is_own = [&](ParamId id) {  // by any of its names
+      return std::any_of(own.begin(), own.end(),
+                         [&](ParamId one) { return base_.storage_of(one) == base_.storage_of(id); });
+    };
+    for (const Arg& arg : op.args) {
+      const auto* param = std::get_if<ParamRef>(&arg.value);
+      if (param != nullptr && !is_own(param->id)) visit(arg);
+      if (std::holds_alternative<BufferRef>(arg.value)) visit(arg);
+    }
+    each_value(op, [&](ValueId id) {
+      if (made[id.index()] < first) visit(Arg{ValueRef{id}});
+    });
   }
 
   template <class Visit>
@@ -231,7 +304,25 @@ class ProgramMaker {
   Tensor tensor(ValueId id) const {
     const ValueInfo& info = tree_.model.values[id.index()];
     const families::Dims sizes = families::Dims::of(info.shape);
-    return {Tensor::Kind::Value, info.dtype, id.value, sizes, ProgramWriter::contiguous_strides(sizes)};
+    return {Tensor::Kind::Value, info.dtype, id.value, sizes,
+            info.strides.empty() ? ProgramWriter::contiguous_strides(sizes) : families::Dims::of(info.strides)};
+  }
+
+  Tensor input_of(const LayerCall& call, const ProgramWriter& w) const {
+    if (const auto* value = std::get_if<ValueRef>(&call.input.value)) return tensor(now(value->id));
+    if (const auto* buffer = std::get_if<BufferRef>(&call.input.value)) return w.buffer(buffer->index);
+    const ParamId param = tree_.param[std::get<ParamRef>(call.input.value).id.index()];
+    Tensor given = w.param(param);
+    const UnitId unit = units_.unit_of_param[param.index()];
+    const bool cast = unit.valid() && job_.fsdp.runtime != Runtime::None;
+    const DType created = tree_.model.params[param.index()].dtype;
+    given.dtype = cast ? units_.precision[unit.index()].param.value_or(created) : created;
+    return given;
+  }
+
+  /// Without a bias. In no_grad the program says so: autograd begins at what it reads.
+  static Tensor product(ProgramWriter& w, const Tensor& x, ParamId weight, bool without_grad) {
+    return without_grad ? w.product_with(x, w.unary("aten.detach.default", w.param(weight))) : w.linear(x, weight, {});
   }
 
   /// result + up(down(x)) * scaling, in the result's dtype.
@@ -242,19 +333,21 @@ class ProgramMaker {
     Model& model = tree_.model;
     const std::size_t begin = model.ops.size();
     ProgramWriter w(model, types.used, kernels_);
-    const Tensor given = tensor(now(call.input)), result = tensor(call.result);
+    const Tensor result = tensor(call.result);
     const bool packed = tree_.packed[call.target.index()].valid();
     const bool converts = !packed || !job_.model.autocast;  // PEFT's own layer for 4 bits leaves it to autocast
     w.enter(layer.layer);
+    Tensor given = input_of(call, w);
+    if (call.without_grad) given = w.unary("aten.detach.default", given);
     Tensor x = converts ? w.to(given, types.seen) : given;
     if (x.index != given.index) w.hold(x, Hold::Until::Call, layer.layer);  // the layer's own `x`
     w.enter(layer.dropout);
     x = w.dropout(x, job_.adapters.dropout);
     w.enter(layer.down);
     if (types.casts_input) x = w.to(x, types.used);
-    const Tensor narrow = w.linear(x, layer.down_weight, {});
+    const Tensor narrow = product(w, x, layer.down_weight, call.without_grad);
     w.enter(layer.up);
-    const Tensor wide = w.linear(narrow, layer.up_weight, {});
+    const Tensor wide = product(w, narrow, layer.up_weight, call.without_grad);
     w.enter(layer.layer);
     const double scaling = job_.adapters.alpha / static_cast<double>(job_.adapters.rank);
     const Tensor base = packed ? w.clone(result) : result;
@@ -281,17 +374,28 @@ class ProgramMaker {
   }
 
   std::int32_t new_place(std::int32_t op) const { return op < 0 ? op : op_of_[static_cast<std::size_t>(op)]; }
+  /// Until an operator has run, and what stands beside it now.
+  std::int32_t new_end(std::int32_t op) const { return op < 0 ? op : last_of_[static_cast<std::size_t>(op)]; }
+
+  void hold_inputs() {
+    for (const auto& [value, op] : named_inputs_) {
+      Hold& held = tree_.model.values[value.index()].held;
+      if (held.until == Hold::Until::LastUse) held = {Hold::Until::Op, op, {}};
+      if (held.until == Hold::Until::Op) held.op = std::max(held.op, op);
+    }
+  }
 
   /// What is said of values and operators beside the program.
   void move_facts() {
     Model& model = tree_.model;
     std::int32_t autocast_end = -1;
     for (ValueInfo& value : model.values) {
-      value.held.op = new_place(value.held.op);
+      value.held.op = new_end(value.held.op);
       if (value.held.until == Hold::Until::Autocast) autocast_end = std::max(autocast_end, value.held.op);
     }
     for (ValueInfo& value : model.values)  // casts of adapters lie in the same autocast
       if (value.held.until == Hold::Until::Autocast) value.held.op = autocast_end;
+    hold_inputs();
     for (const ValueId id : base_.outputs) model.outputs.push_back(now(id));
     for (ModuleCall call : base_.module_calls) {
       call.module = tree_.called[call.module.index()];
@@ -314,7 +418,10 @@ class ProgramMaker {
   ProgramWriter::Kernels kernels_;
   std::vector<ValueId> replaced_;  // by value of the plain program: what its layer returns now
   std::vector<LayerCall> calls_;
-  std::vector<std::int32_t> op_of_;  // by operator of the plain program, and one behind
+  std::vector<ValueId> stands_for_;    // by operator of the plain program: in its place, what value; invalid: it stays
+  std::vector<std::int32_t> op_of_;    // by operator of the plain program, and one behind
+  std::vector<std::int32_t> last_of_;  // by operator of the plain program: the last that stands for it
+  std::vector<std::pair<ValueId, std::int32_t>> named_inputs_;  // of adapted layers, and how long
 };
 
 Result<void> check_options(const Model& base, const Job& job) {
@@ -363,23 +470,14 @@ Result<void> check_storage(const Model& base, const Job& job) {
                             fmt::format("set model.dtype = \"{}\"", dtype_name(*param))));
 }
 
-Result<void> check_rank(const Model& base, const Job& job, const std::vector<bool>& targets) {
+Result<void> check_matrices(const Model& base, const std::vector<bool>& targets) {
   for (std::size_t m = 0; m < targets.size(); ++m) {
     if (!targets[m]) continue;
     const ModuleInfo& module = base.modules[m];
-    const bool matrix = !module.params.empty() && base.params[module.params.front().index()].shape.size() == 2;
-    if (!matrix) {
-      return fail(adapter_error(ErrorCode::Unsupported, "targets",
-                                fmt::format("{} has no weight matrix of its own", module.fqn), "a linear layer",
-                                module.class_name, "leave it out of adapters.targets"));
-    }
-    const adapters::LinearWidths widths = adapters::widths_of(base, ModuleId(m));
-    const std::int64_t least = std::min(widths.in, widths.out);
-    if (job.adapters.rank <= least) continue;
-    return fail(adapter_error(
-        ErrorCode::OutOfRange, "rank",
-        fmt::format("{} is {} x {}: matrices of this rank are larger than it", module.fqn, widths.out, widths.in),
-        fmt::format("at most {}", least), std::to_string(job.adapters.rank), "lower adapters.rank"));
+    if (!module.params.empty() && base.params[module.params.front().index()].shape.size() == 2) continue;
+    return fail(adapter_error(ErrorCode::Unsupported, "targets",
+                              fmt::format("{} has no weight matrix of its own", module.fqn), "a linear layer",
+                              module.class_name, "leave it out of adapters.targets"));
   }
   return {};
 }
@@ -406,7 +504,7 @@ Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device) {
   if (auto fits = check_options(base, job); !fits) return tl::unexpected(fits.error());
   const auto targets = adapter_targets(base, job.adapters);
   if (!targets) return tl::unexpected(targets.error());
-  if (auto fits = check_rank(base, job, *targets); !fits) return tl::unexpected(fits.error());
+  if (auto fits = check_matrices(base, *targets); !fits) return tl::unexpected(fits.error());
   if (auto fits = check_storage(base, job); !fits) return tl::unexpected(fits.error());
   std::vector<bool> packed = packed_layers(base, job.adapters);
   auto copied = copied_modules(base, job.adapters);

@@ -18,7 +18,7 @@ constexpr bool has_adapters(const AdapterOptions& adapters) { return adapters.ki
 
 /// `base` itself if the job asks for no adapters. The program computes in the dtypes that the job's units give the
 /// adapters, on `device`. Errors: targets that match nothing (the nearest name), a target that is no linear layer, a
-/// rank larger than a dimension, a model without operators, a mesh, dtypes that PyTorch's first product refuses.
+/// model without operators, a mesh, dtypes that PyTorch's first product refuses.
 Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device = ProgramDevice::Cuda);
 
 /// By ModuleId of `base`: the layers that adapters.targets names. A word matches a module's whole name, its end behind

@@ -6,6 +6,7 @@
 #include "core/lowering/lowering_opaque.h"
 #include "core/lowering/mesh_rules.h"
 #include "core/lowering/segment_autograd.h"
+#include "core/model/call_order.h"
 
 namespace foreshard {
 
@@ -74,11 +75,19 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
   own_dtypes_ = keeps_own_dtypes(model);
   step_node_.assign(program.steps.size(), -1);
   nodes_.reserve(program.steps.size() + model.params.size() / 4 + 16);
+  const CallOrder order(model);
+  const auto op_of = [&](std::int32_t step) -> const Op& {
+    return model.ops[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(step)].op)];
+  };
+  const auto starts_over = [&](const CheckpointFrame& frame, std::int32_t step) {
+    return frame.module.valid() && order.are_apart(frame.module, op_of(frame.first), op_of(step));
+  };
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(program.steps.size()); ++i) {
     const std::int32_t region =
         program.checkpoint_region[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
     if (region < 0) continue;
-    if (frames_.empty() || frames_.back().region != region || frames_.back().last + 1 != i) {
+    if (frames_.empty() || frames_.back().region != region || frames_.back().last + 1 != i ||
+        starts_over(frames_.back(), i)) {
       frames_.emplace_back();
       frames_.back().region = region;
       frames_.back().first = i;
@@ -238,6 +247,8 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   if (casts_.find(op) != nullptr && tape.at(results.front()).requires_grad) return;  // kept, with its history
   bool wanted = false;
   for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
+  CheckpointFrame* frame = frame_of(step);
+  if (frame != nullptr && frame->without_grad) wanted = false;
   if (!wanted) return begin_gradients(op, results);
   if (is_constant(rule)) return continue_history(tape, args[0], results);
   Node node;
@@ -254,7 +265,6 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
     any = any || is_floating(tape.layout(result).dtype);
   }
   if (!any) return;
-  CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr) node.frame = static_cast<std::int32_t>(frame - frames_.data());
   if (op.opaque >= 0) save_opaque(node, step, args, results);
   if (op.opaque < 0) save_by_rule(node, step, args, results);
@@ -389,7 +399,7 @@ void Machine::forward() {
     note_unknown(*at.rule, op, unknown_ops);
     CheckpointFrame* frame = frame_of(step);
     std::vector<Ref> args = gather(op, nullptr, frame);
-    if (frame != nullptr && step == frame->first) hold_arguments(*frame, op);
+    if (frame != nullptr && step == frame->first) hold_arguments(*frame, op, made_at);
     if (frame != nullptr) {  // the region holds what it was called with: values made before it
       for_each_arg(op, [&](const Arg& arg) {
         const auto* value = std::get_if<ValueRef>(&arg.value);
@@ -424,7 +434,8 @@ void Machine::forward() {
     results.clear();
     values_.life().settle(step_node_[static_cast<std::size_t>(step)]);
     for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.unbind(dead);
-    if (frame != nullptr && !frame->reentrant && step == frame->last && frame->promises == 0) release(*frame);
+    const bool returns = !(frame != nullptr && frame->reentrant) || frame->without_grad;
+    if (frame != nullptr && returns && step == frame->last && frame->promises == 0) release(*frame);
     if (step == casts_.last_step()) casts_.clear();
   }
   forward_step_ = -1;

@@ -95,6 +95,7 @@ struct CheckpointFrame {
   std::int32_t promises = 0;
   bool recomputed = false;
   bool reentrant = false;
+  bool without_grad = false;                      // reentrant: nothing that it is called with requires a gradient
   std::vector<Ref> results;                       // reentrant: what the recomputation returned
   std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute
   std::int64_t matmuls = 0;                       // listed ones seen in forward
@@ -177,7 +178,8 @@ class Machine {
   Ref written_over(std::int32_t step, const Saved& saved, const std::vector<Ref>& args);
   Ref saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args, const std::vector<Ref>& results);
   static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step);
-  void hold_arguments(CheckpointFrame& frame, const Op& first);
+  void hold_arguments(CheckpointFrame& frame, const Op& first,
+                      const std::unordered_map<std::int32_t, std::int32_t>& made_at);
   void rebase(std::int32_t step, const std::unordered_map<std::int32_t, std::int32_t>& made_at);
   CheckpointFrame* frame_of(std::int32_t step);
   bool keeps(const Op& op, CheckpointFrame& frame) const;

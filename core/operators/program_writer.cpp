@@ -60,21 +60,24 @@ Tensor ProgramWriter::linear(const Tensor& given, ParamId weight, ParamId bias) 
 }
 
 Tensor ProgramWriter::linear_as_stored(const Tensor& given, ParamId weight, ParamId bias) {
-  const Tensor offset = bias.valid() ? narrowed(param(bias)) : Tensor();
+  if (!bias.valid()) return product_with(given, param(weight));
+  const Tensor offset = narrowed(param(bias));
   const Tensor matrix = narrowed(param(weight)), x = narrowed(given);
-  if (x.sizes.rank() == 2) {
-    const Tensor transposed = t(matrix);
-    return bias.valid() ? addmm(offset, x, transposed) : mm(x, transposed);
-  }
+  if (x.sizes.rank() == 2) return addmm(offset, x, t(matrix));
   const Dims rows{x.sizes.product() / x.sizes[-1], x.sizes[-1]};
   Dims sizes = x.sizes;
-  if (bias.valid()) {  // contiguous input with bias: addmm on the flattened input, else matmul and add
-    const Tensor flat = view(x, rows);
-    const Tensor transposed = t(matrix);
-    const Tensor y = addmm(offset, flat, transposed);
-    sizes[-1] = y.sizes[1];
-    return view(y, sizes);
-  }
+  const Tensor flat = view(x, rows);  // contiguous input: addmm on the flattened one, else matmul and add
+  const Tensor transposed = t(matrix);
+  const Tensor y = addmm(offset, flat, transposed);
+  sizes[-1] = y.sizes[1];
+  return view(y, sizes);
+}
+
+Tensor ProgramWriter::product_with(const Tensor& given, const Tensor& whole) {
+  const Tensor matrix = narrowed(whole), x = narrowed(given);
+  if (x.sizes.rank() == 2) return mm(x, t(matrix));
+  const Dims rows{x.sizes.product() / x.sizes[-1], x.sizes[-1]};
+  Dims sizes = x.sizes;
   const Tensor transposed = t(matrix);
   const Tensor y = mm(reshape_for_bmm(x, rows), transposed);
   sizes[-1] = y.sizes[1];

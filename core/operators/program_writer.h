@@ -23,6 +23,7 @@ class ProgramWriter final : public PointwiseWriter {
   Tensor addmm(const Tensor& bias, const Tensor& a, const Tensor& b);
   Tensor linear(const Tensor& x, ParamId weight, ParamId bias);  // in 8 bits where kernels().float8 and the sizes allow
   Tensor linear_as_stored(const Tensor& x, ParamId weight, ParamId bias);  // as F.linear falls apart; bias may be none
+  Tensor product_with(const Tensor& x, const Tensor& matrix);              // F.linear without a bias
   Tensor matmul(const Tensor& a, const Tensor& b);                         // 4-D, by expand, reshape and bmm
   Tensor mean_last(const Tensor& x);
   Tensor cumsum(const Tensor& x, int dim);

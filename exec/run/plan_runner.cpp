@@ -114,6 +114,7 @@ class Runner final : public PlanRunner {
   std::size_t steps_ = 0;
   double lr_ = 0;
   bool skip_next_ = false;
+  std::int32_t newest_clone_ = 0;  // BufferWhat::PostForwardShard
 };
 
 // The steady iteration runs again: what it knows as an event of the iteration before is one of its own last run.
@@ -236,18 +237,22 @@ void Runner::allocate(const Instruction& instruction, InstructionId id) {
   const ParamPlace place = units_.of(instruction);
   const BufferWhat what = instruction.buffer.what;
   if (what == BufferWhat::Shard) return;  // C1's pinned copy: an offloaded shard lies in the host's memory since load()
-  place.unit->slot(what, place.index, instance_of(instruction)) =
+  Instruction placed = instruction;
+  // F2-13: two take turns, in a repeated iteration perhaps the other way round.
+  if (what == BufferWhat::PostForwardShard)
+    newest_clone_ = placed.arg = place.unit->slot(what, place.index, 0).valid() ? 1 : 0;
+  place.unit->slot(what, place.index, instance_of(placed)) =
       context_.allocate(instruction.stream, id, instruction.bytes, category_of(what));
-  place.unit->allocated(instruction, place.index);
+  place.unit->allocated(placed, place.index);
 }
 
 void Runner::free(const Instruction& instruction, InstructionId id) {
   const ParamPlace place = units_.of(instruction);
   const BufferWhat what = instruction.buffer.what;
   std::int32_t instance = instance_of(instruction);
-  // A clone left over from an earlier forward has taken the other number (F2-13).
-  if (what == BufferWhat::PostForwardShard && !place.unit->slot(what, place.index, instance).valid()) {
-    instance = 1 - instance;
+  if (what == BufferWhat::PostForwardShard) {  // the one that was there before the newest, or the only one
+    instance = 1 - newest_clone_;
+    if (!place.unit->slot(what, place.index, instance).valid()) instance = newest_clone_;
   }
   Buffer& buffer = place.unit->slot(what, place.index, instance);
   if (!buffer.valid()) return place.unit->freed_without_buffer(instruction, id, place.index);

@@ -18,12 +18,11 @@ namespace {
 using Kind = InstructionKind;
 
 bool moves_to_host(const Plan& plan) {
-  for (const PlanIteration& iteration : plan.iterations) {
+  for (const PlanIteration& iteration : plan.iterations)
     for (const Instruction& instruction : iteration.instructions) {
       const bool moves = instruction.kind == Kind::H2d || instruction.kind == Kind::D2h;
       if (moves && instruction.buffer.what != BufferWhat::None) return true;  // of nothing: a number is read
     }
-  }
   return false;
 }
 
@@ -123,9 +122,7 @@ void ShardedUnit::allocated(const Instruction& instruction, std::int32_t index) 
     case BufferWhat::AgBuffer: gather_ = instruction.arg; return;
     case BufferWhat::GradCast: cast_to_ = instruction.arg; return;
     case BufferWhat::RsOutput: output_ = instruction.arg; return;
-    case BufferWhat::PostForwardShard:
-      if (index >= 0) kept_ = instruction.arg;
-      return;
+    case BufferWhat::PostForwardShard: kept_ = index < 0 ? kept_ : instruction.arg; return;
     default: return;
   }
 }
@@ -195,10 +192,17 @@ Buffer ShardedUnit::kept_shard(std::int32_t index) {
   return newest.valid() ? newest : slot(BufferWhat::PostForwardShard, index, 1 - kept_);
 }
 
+/// F2-13: clones may be left over from a forward that no backward followed. `numel`: what a gather takes of this rank.
+bool ShardedUnit::takes_clones(Numel numel, DType dtype, bool cast_alone) {
+  for (const Param& p : params_)
+    if (!cast_alone || p.dtype != p.whole) numel -= p.padded_numel * (dtype == DType::UInt8 ? itemsize(p.whole) : 1);
+  return numel != 0 && !params_.empty() && kept_shard(0).valid();
+}
+
 /// What a gather takes of one parameter, and whether it is in the compute dtype already.
-Buffer ShardedUnit::staged(std::int32_t index, bool* cast) {
+Buffer ShardedUnit::staged(std::int32_t index, bool* cast, bool clones) {
   *cast = true;
-  if (const Buffer kept = kept_shard(index); kept.valid()) return kept;
+  if (const Buffer kept = kept_shard(index); clones && kept.valid()) return kept;
   if (const Buffer made = slot(BufferWhat::Cast, index); made.valid()) return made;
   *cast = false;
   if (const Buffer copied = slot(BufferWhat::H2dCopy, index); copied.valid()) return copied;
@@ -238,11 +242,12 @@ void ShardedUnit::cast(const Instruction& instruction, InstructionId id, std::in
 /// What of this rank's chunk needs a cast, one after the other.
 void ShardedUnit::cast_shards(const Instruction& instruction, InstructionId id) {
   const Buffer to = slot(BufferWhat::CastBuffer);
+  const bool clones = takes_clones(instruction.numel, instruction.dtype, true);
   std::vector<std::pair<Buffer, DType>> from;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     if (params_[i].dtype == params_[i].whole) continue;
     bool cast = false;
-    const Buffer source = staged(static_cast<std::int32_t>(i), &cast);
+    const Buffer source = staged(static_cast<std::int32_t>(i), &cast, clones);
     from.emplace_back(source, cast ? params_[i].whole : params_[i].dtype);
   }
   context_.launch(instruction, id, {&to, 1}, [this, to, from] {
@@ -259,18 +264,17 @@ void ShardedUnit::cast_shards(const Instruction& instruction, InstructionId id) 
 /// This rank's chunk as it lies in the gather's buffer; byte by byte, since dtypes may differ.
 void ShardedUnit::copy_in(const Instruction& instruction, InstructionId id) {
   const Buffer to = slot(BufferWhat::AgBuffer, -1, gather_);
-  const bool kept = !params_.empty() && kept_shard(0).valid();
+  const bool kept = takes_clones(instruction.numel, instruction.dtype, false);
   gather_group_ = kept ? kept_group_ : ranks_;
   const Bytes begin = (kept ? position_ % kept_group_ : position_) * instruction.numel * itemsize(instruction.dtype);
   const Buffer cast = slot(BufferWhat::CastBuffer);
   std::vector<Buffer> uses = {to};
-  std::vector<Bytes> from;  // in their buffers; bytes up to the next one's are taken
-  std::vector<Bytes> bytes;
+  std::vector<Bytes> from, bytes;  // in their buffers; bytes up to the next one's are taken
   Bytes in_cast = 0;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const Param& p = params_[i];
     bool already = false;
-    const Buffer source = staged(static_cast<std::int32_t>(i), &already);
+    const Buffer source = staged(static_cast<std::int32_t>(i), &already, kept);
     const bool was_cast = cast.valid() && p.dtype != p.whole;
     const Numel numel = source.bytes() / itemsize(already ? p.whole : p.dtype);
     uses.push_back(was_cast ? cast : source);
@@ -327,7 +331,7 @@ void ShardedUnit::copy_out(const Instruction& instruction, InstructionId id) {
 
 void ShardedUnit::copy_whole(const Instruction& instruction, InstructionId id, std::int32_t index) {
   bool cast = false;
-  const Buffer from = staged(index, &cast);
+  const Buffer from = staged(index, &cast, true);
   const std::array<Buffer, 2> uses = {slot(BufferWhat::Full, index), from};
   context_.launch(instruction, id, uses, [this, uses, cast, &p = param(index)] {
     at::NoGradGuard no_grad;

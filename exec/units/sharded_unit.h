@@ -81,7 +81,8 @@ class ShardedUnit final : public UnitTensors {
     return context_.tensor(buffer, pool, offset, shape, dtype);
   }
   /// The parameter's part of a gather: its own copy on the device if the plan has made one, or the resident shard.
-  Buffer staged(std::int32_t index, bool* cast);
+  Buffer staged(std::int32_t index, bool* cast, bool clones);
+  bool takes_clones(Numel numel, DType dtype, bool cast_alone);
   Buffer kept_shard(std::int32_t index);
   Numel offset_in_reduction(std::int32_t index) const;
 

@@ -4,6 +4,7 @@
     record_truth.py OUT.jsonl [--only NAME,...] [--lib libfakegpu.so]
     record_truth.py OUT.jsonl --card            on the card of this machine: is the virtual one like it?
     record_truth.py OUT.jsonl --draw SEED ROWS  models and settings that nobody chose
+    record_truth.py OUT.jsonl --practice SEED ROWS  the same with adapters, frozen parts, offload, ... (record_practice.py)
 
 A row is one of oracle/gpu_memory's: configuration, bytes after wrapping, statistics of three steps and their phases.
 cuDNN is switched off: the virtual device has none. On a card the other ranks are PyTorch's own "fake" group, whose
@@ -22,6 +23,8 @@ import sys
 import time
 import traceback
 
+import record_practice
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 STATS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes")
@@ -29,6 +32,8 @@ COUNTS = (
     "segment.all.current", "segment.large_pool.current", "segment.small_pool.current", "num_alloc_retries", "num_ooms",
     "num_device_alloc", "num_device_free", "allocation.all.allocated",
 )  # fmt: skip
+
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def configurations(name, case):
@@ -38,7 +43,7 @@ def configurations(name, case):
         for precision in precisions:
             for recompute in (False, True) if case.options.get("recompute") and precision == precisions[0] else (False,):
                 for tag in meshes or (None,):
-                    words = [name, f"fsdp{version}", "bf16" if precision == "bfloat16" else "fp32", recompute and "ckpt", tag]
+                    words = [name, f"fsdp{version}", SHORT[precision], recompute and "ckpt", tag]
                     yield {
                         "id": "-".join(filter(None, words)),
                         "case": name,
@@ -86,17 +91,42 @@ def drawn(cases, seed, count):
         yield c | {"id": f"{c['id']}-drawn-{seed}-{number}", "drawn": settings}
 
 
+def practised(cases, seed, count):
+    """Drawn rows with what scripts put around a model."""
+    import torch
+
+    draw = random.Random(seed)
+    plain = [name for name, case in cases.items() if not case.options.get("meshes")]
+    for number in range(count):
+        case = cases[name := draw.choice(plain)]
+        c = draw.choice([one for one in configurations(name, case) if not one["recompute"]])
+        if c["precision"] == "bfloat16" and draw.random() < 0.2:
+            c |= {"precision": "float16", "id": c["id"].replace("bf16", "fp16")}
+        with torch.device("meta"):
+            module = case.make()
+        settings = record_practice.drawn_practice(draw, c, case, module, drawn_settings(draw, c["version"]))
+        if case.options.get("orig_params"):
+            settings["use_orig_params"] = True
+        yield c | {"id": f"{c['id']}-practice-{seed}-{number}", "drawn": settings}
+
+
 def row_config(c, case):
     """The configuration in the words of oracle/gpu_memory."""
     config = chosen_config(c, case)
     settings = c.get("drawn")
     if not settings:
         return config
-    for key in ("clip", "grad_accum", "no_sync", "optimizer"):
-        config[key] = settings[key]
+    for key in ("clip", "grad_accum", "no_sync", "optimizer", "lora", "activation_checkpointing", "frozen", "ignored", "grad_scaler",
+                "activation_offloading"):  # fmt: skip
+        if settings.get(key) is not None:
+            config[key] = settings[key]
     fsdp = config["fsdp"]
-    for key in fsdp:
-        fsdp[key] = settings.get(key, fsdp[key])
+    for key in (*fsdp, "cpu_offload", "peft_policy", "forward_prefetch_depth", "backward_prefetch_depth", "root_reshard_after_forward",
+                "keep_unsharded_between_micro_batches"):  # fmt: skip
+        if key in settings:
+            fsdp[key] = settings[key]
+    if settings.get("fsdp_mesh"):
+        fsdp["mesh"] = settings["fsdp_mesh"]
     if fsdp["mixed_precision"] and settings["mixed"] == "float32":
         fsdp["mixed_precision"]["reduce_dtype"] = "float32"
     return config
@@ -126,13 +156,6 @@ def chosen_config(c, case):
          "tp": {"plan": cut["plan"], "sequence_parallel": cut.get("sequence", False), "loss_parallel": cut.get("loss", False)}}
         if cut else {}
     ) | ({"activation_checkpointing": {"classes": case.wrap, "impl": "NO_REENTRANT"}} if c["recompute"] else {})  # fmt: skip
-
-
-def recomputed(module, case):
-    """Every unit within its wrapper of torch.distributed: the unit's hooks stand around it."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing, checkpoint_wrapper
-
-    apply_activation_checkpointing(module, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda m: type(m).__name__ in case.wrap)
 
 
 def statistics(torch):
@@ -184,10 +207,8 @@ def cut_module(module, mesh, tp):
             parallelize_module(part, mesh, made)
 
 
-def wrap1(torch, module, case, fsdp, recompute, mesh=None):
-    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
+def materialiser(torch):
+    """A param_init_fn: tied parameters stay tied."""
     memo = {}
 
     def init(m):
@@ -200,15 +221,29 @@ def wrap1(torch, module, case, fsdp, recompute, mesh=None):
             if b is not None and b.is_meta:
                 m._buffers[k] = torch.empty_like(b, device="cuda")
 
+    return init
+
+
+def wrap1(torch, module, case, config, mesh=None):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    fsdp, recomputation = config["fsdp"], config.get("activation_checkpointing")
+    init, ignored = materialiser(torch), record_practice.ignored_modules(module, config.get("ignored"))
+    for m in (x for one in ignored for x in one.modules()):
+        init(m)
     classes = {type(m) for m in module.modules() if type(m).__name__ in case.wrap}
     mixed = fsdp["mixed_precision"]
     if mesh is not None:  # parameters are DTensors, which the script materialises itself
         module.to_empty(device="cuda")
         init = None
+    if fsdp.get("mesh"):
+        mesh = init_device_mesh("cuda", tuple(fsdp["mesh"]), mesh_dim_names=("replicate", "shard"))
     wrapped = FullyShardedDataParallel(
         module,
         sharding_strategy=ShardingStrategy[fsdp["strategy"]],
-        auto_wrap_policy=ModuleWrapPolicy(classes),
+        auto_wrap_policy=record_practice.peft_policy(module, fsdp["wrap"]) if fsdp.get("peft_policy") else ModuleWrapPolicy(classes),
         backward_prefetch=BackwardPrefetch[fsdp["backward_prefetch"]] if fsdp["backward_prefetch"] else None,
         forward_prefetch=fsdp["forward_prefetch"],
         limit_all_gathers=fsdp["limit_all_gathers"],
@@ -216,30 +251,46 @@ def wrap1(torch, module, case, fsdp, recompute, mesh=None):
         device_id=torch.cuda.current_device(),
         param_init_fn=init,
         device_mesh=mesh,
+        ignored_modules=ignored or None,
+        cpu_offload=CPUOffload(offload_params=True) if fsdp["cpu_offload"] else None,
         mixed_precision=MixedPrecision(**{k: getattr(torch, v) for k, v in mixed.items()}) if mixed else None,
     )
-    if recompute:
-        recomputed(wrapped, case)
+    if recomputation:
+        record_practice.recompute(wrapped, recomputation, FullyShardedDataParallel)
     return wrapped
 
 
-def wrap2(torch, module, case, fsdp, recompute, mesh=None):
+def wrap2(torch, module, case, config, mesh=None):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    kw = {"mesh": mesh if mesh is not None else init_device_mesh("cuda", (8,))}
+    fsdp, recomputation = config["fsdp"], config.get("activation_checkpointing")
+    if mesh is None:
+        shape = tuple(fsdp.get("mesh") or (8,))
+        mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    kw = {"mesh": mesh}
+    if config.get("ignored"):
+        kw["ignored_params"] = set(record_practice.matching(module, config["ignored"]))
+    if fsdp.get("cpu_offload"):
+        kw["offload_policy"] = CPUOffloadPolicy()
     if fsdp["mixed_precision"]:
         kw["mp_policy"] = MixedPrecisionPolicy(
             **{k: getattr(torch, v) for k, v in fsdp["mixed_precision"].items()}
         )
-    if recompute:
-        recomputed(module, case)
+    if recomputation:
+        record_practice.recompute(module, recomputation)
     inner = {id(m._checkpoint_wrapped_module) for m in module.modules() if hasattr(m, "_checkpoint_wrapped_module")}
-    for m in module.modules():
-        if type(getattr(m, "_checkpoint_wrapped_module", m)).__name__ in case.wrap and id(m) not in inner:
-            fully_shard(m, reshard_after_forward=fsdp["reshard_after_forward"], **kw)
+    units = [m for m in module.modules() if type(getattr(m, "_checkpoint_wrapped_module", m)).__name__ in case.wrap and id(m) not in inner]
+    for m in units:
+        fully_shard(m, reshard_after_forward=fsdp["reshard_after_forward"], **kw)
+    if "root_reshard_after_forward" in fsdp:
+        kw["reshard_after_forward"] = fsdp["root_reshard_after_forward"]
     fully_shard(module, **kw)
-    module.to_empty(device="cuda")
+    record_practice.set_prefetches(units, fsdp)
+    module.to_empty(device="cpu" if fsdp.get("cpu_offload") else "cuda")
+    if fsdp.get("cpu_offload"):
+        for m in module.modules():
+            m._buffers |= {k: b.to("cuda") for k, b in m._buffers.items() if b is not None}
     return module
 
 
@@ -266,17 +317,6 @@ def shim():
     return lib
 
 
-def held_gradients(c, config, module, micro):
-    """No reduction before the last micro-batch, if the job says so."""
-    last = micro + 1 == config["grad_accum"]
-    if not config.get("no_sync"):
-        return contextlib.nullcontext()
-    if c["version"] == 1:
-        return contextlib.nullcontext() if last else module.no_sync()
-    module.set_requires_gradient_sync(last)
-    return contextlib.nullcontext()
-
-
 def run(c):
     import gc
 
@@ -301,6 +341,10 @@ def run(c):
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=8)
     with torch.device("meta"):
         module = case.make()
+    if config.get("lora"):
+        module = record_practice.adapted(module, config["lora"])
+    for p in record_practice.matching(module, config.get("frozen")):
+        p.requires_grad_(False)
     count = sum(p.numel() for p in module.parameters())
     mesh, together = None, contextlib.nullcontext
     if config.get("mesh"):
@@ -312,10 +356,9 @@ def run(c):
         cut_module(module, root["tp"], config["tp"])
         mesh = root["dp"]
         together = loss_parallel if config["tp"]["loss_parallel"] else together
-    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config["fsdp"], c["recompute"], mesh)
-    given = dict(config["optimizer"])
-    trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = getattr(torch.optim, given.pop("name"))(trained, lr=1e-4, **given)
+    offloading = record_practice.offloading(module, config)
+    module = (wrap1 if c["version"] == 1 else wrap2)(torch, module, case, config, mesh)
+    optimizer, scaler = record_practice.optimizer_of(module, config["optimizer"]), record_practice.scaler_of(config, c["version"])
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -333,20 +376,25 @@ def run(c):
         began = device.fakegpu_host_ns()
         for micro in range(config["grad_accum"]):
             batch = case.batch("cuda")
-            with together(), held_gradients(c, config, module, micro):
+            with offloading, together(), record_practice.held_gradients(c["version"], config, module, micro):
                 out = case.forward(module, *batch)
                 loss = out[0] if isinstance(out, tuple) else out
                 phase("forward")
-                loss.backward()
+                (scaler.scale(loss) if scaler else loss).backward()
                 phase("backward")
             del loss, out, batch
         if config["clip"]:
+            if scaler:
+                scaler.unscale_(optimizer)
             if c["version"] == 1:
                 module.clip_grad_norm_(config["clip"])
             else:
                 torch.nn.utils.clip_grad_norm_(module.parameters(), config["clip"])
-            phase("clip")
-        optimizer.step()
+            if not scaler:
+                phase("clip")
+        scaler.step(optimizer) if scaler else optimizer.step()
+        if scaler:
+            scaler.update()
         phase("optimizer")
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
@@ -388,7 +436,7 @@ def recorded(c):
     return text or "FAILED: it ended without a word"
 
 
-def record(out, only, card, seed=None, count=0):
+def record(out, only, card, draw, practice):
     import torch  # noqa: F401 - once for all children
 
     sys.path.insert(0, HERE)
@@ -399,7 +447,11 @@ def record(out, only, card, seed=None, count=0):
         done = {json.loads(line)["id"] for line in file}
     cases = models.load()
     every = (c for name, case in cases.items() for c in configurations(name, case))
-    for c in every if seed is None else drawn(cases, seed, count):
+    if draw:
+        every = drawn(cases, *draw)
+    if practice:
+        every = practised(cases, *practice)
+    for c in every:
         if (only and c["case"] not in only) or c["id"] in done:
             continue
         text = recorded(c | {"card": card})
@@ -415,16 +467,17 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--lib", default=os.path.join(ROOT, "build", "release", "lib", "libfakegpu.so"))
     parser.add_argument("--card", action="store_true")
-    parser.add_argument("--draw", nargs=2, type=int, metavar=("SEED", "ROWS"), default=(None, 0))
+    parser.add_argument("--draw", nargs=2, type=int, metavar=("SEED", "ROWS"))
+    parser.add_argument("--practice", nargs=2, type=int, metavar=("SEED", "ROWS"))
     options = parser.parse_args()
     only = set(filter(None, options.only.split(",")))
     if options.card:
-        return record(options.out, only, True, *options.draw)
+        return record(options.out, only, True, options.draw, options.practice)
     libs = " ".join((options.lib, os.path.join(os.path.dirname(options.lib), "libfakenvrtc.so")))
     if os.environ.get("LD_PRELOAD") != libs:
         os.execve(sys.executable, [sys.executable, *sys.argv],
                   dict(os.environ, LD_PRELOAD=libs, FAKEGPU_DEVICES="8", FAKEGPU_TIME="lazy"))  # fmt: skip
-    record(options.out, only, False, *options.draw)
+    record(options.out, only, False, options.draw, options.practice)
 
 
 if __name__ == "__main__":

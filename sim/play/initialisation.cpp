@@ -119,6 +119,15 @@ std::vector<ModuleId> materialised_modules(const Plan& plan, const Model& model,
   return order;
 }
 
+/// By ParamId: fsdp.ignored leaves them to the script, which has them whole on the device (N1, N2).
+std::vector<bool> unmanaged_params(const Plan& plan, const Model& model) {
+  std::vector<bool> unmanaged(model.params.size());
+  for (std::size_t p = 0; p < unmanaged.size(); ++p) unmanaged[p] = !model.params[p].shares.valid();
+  for (const PlanUnit& unit : plan.units)
+    for (const ParamId param : unit.params) unmanaged[model.storage_of(param).index()] = false;
+  return unmanaged;
+}
+
 /// FSDP1 (I1, I4, I6): originals, flat copy, shard; the flat copy goes first. With original parameters the parameter
 /// objects are pointed elsewhere and their storages go too; without, they are deleted, but a materialising function
 /// that remembers tied parameters keeps the originals of all units until wrapping is done.
@@ -131,18 +140,24 @@ class Fsdp1Wrapping {
         model_(model),
         job_(job),
         buffers_(buffers),
+        unmanaged_(unmanaged_params(plan, model)),
         original_(model.params.size(), kNoBlock) {}
 
   bool wrap() {
-    if (job_.cluster.init == "device" &&
-        !make_whole(device_, model_, job_, MemoryCategory::Temporaries, original_, buffers_))
-      return false;
+    const bool whole = job_.cluster.init == "device";
+    if (whole && !make_whole(device_, model_, job_, MemoryCategory::Temporaries, original_, buffers_)) return false;
+    for (std::size_t p = 0; p < unmanaged_.size(); ++p) {  // the script makes them before it wraps
+      if (!unmanaged_[p]) continue;
+      if (!whole && !make_param(ParamId(p))) return false;
+      device_.book.relabel(original_[p], MemoryCategory::ShardedParams);
+    }
     for (const std::size_t u : wrapping_order(plan_)) {
       device_.book.set_unit(static_cast<std::int32_t>(u));
       if (!wrap_unit(plan_.units[u])) return false;
     }
     device_.book.set_unit(-1);
-    for (BlockHandle& block : original_) device_.book.free(std::exchange(block, kNoBlock));
+    for (std::size_t p = 0; p < original_.size(); ++p)
+      if (!unmanaged_[p]) device_.book.free(std::exchange(original_[p], kNoBlock));
     return true;
   }
 
@@ -194,6 +209,7 @@ class Fsdp1Wrapping {
   const Model& model_;
   const Job& job_;
   std::vector<ResidentBuffer>& buffers_;
+  const std::vector<bool> unmanaged_;  // by parameter
   std::vector<BlockHandle> original_;  // by parameter
 };
 
@@ -249,11 +265,18 @@ class Fsdp2Wrapping {
   /// Takes the place of what was there before: a module that moves makes a shard for every name of a tied parameter.
   bool make_shard(ParamId storage, bool padded) {
     Shard& shard = shard_[storage.index()];
-    if (shard.bytes >= 0 && job_.fsdp.cpu_offload && job_.fsdp.offload_pin_memory && !std::exchange(shard.pinned, true))
+    if (shard.bytes < 0) return shard.block != kNoBlock || keep_whole(shard, param_bytes(model_, storage));
+    if (job_.fsdp.cpu_offload && job_.fsdp.offload_pin_memory && !std::exchange(shard.pinned, true))
       device_.pin_host_memory(shard.bytes);
-    if (shard.bytes < 0 || job_.fsdp.cpu_offload) return true;
+    if (job_.fsdp.cpu_offload) return true;
     shard.is_short = !padded && shard.own < shard.bytes;
     return replace(shard, shard.is_short ? shard.own : shard.bytes);
+  }
+
+  /// fsdp.ignored: on the device, whatever is offloaded.
+  bool keep_whole(Shard& shard, Bytes bytes) {
+    shard.block = device_.book.allocate(bytes, kD, MemoryCategory::ShardedParams);
+    return shard.block != kNoBlock;
   }
 
   bool replace(Shard& shard, Bytes bytes) {
@@ -316,6 +339,8 @@ class Fsdp2Wrapping {
       }
       for (const BlockHandle block : full) device_.book.free(block);
     }
+    for (std::size_t p = 0; p < shard_.size(); ++p)
+      if (shard_[p].bytes < 0 && !model_.params[p].shares.valid() && !make_shard(ParamId(p), true)) return false;
     return true;
   }
 

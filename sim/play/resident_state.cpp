@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/plan/runtime/muon_params.h"
+#include "core/plan/units/unit_selection.h"
 #include "sim/play/instructions/step_calls.h"
 
 namespace foreshard {
@@ -34,6 +35,35 @@ std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
   return any ? without : std::vector<bool>();
 }
 
+/// By ParamId: what fsdp.frozen leaves, with which the script makes its optimizer. FSDP1's original parameters are
+/// frozen one by one, whatever their flat one is.
+std::vector<bool> trainable_params(const Model& model, const Job& job) {
+  if (const auto tree = build_module_tree(model)) {
+    if (auto part = read_participation(model, *tree, job)) return std::move(part->trainable);
+  }
+  std::vector<bool> trainable;  // of another model's job: a plan that was read
+  for (const ParamInfo& param : model.params) trainable.push_back(param.requires_grad);
+  return trainable;
+}
+
+/// fsdp.ignored: whole, and the script's to step (N1, N2).
+void add_unmanaged(const Plan& plan, const Model& model, const std::vector<bool>& trainable,
+                   std::vector<LocalParam>& all) {
+  std::vector<bool> managed(model.params.size(), false);
+  for (const PlanUnit& unit : plan.units)
+    for (const ParamId param : unit.params) managed[model.storage_of(param).index()] = true;
+  for (std::size_t p = 0; p < managed.size(); ++p) {
+    const ParamInfo& info = model.params[p];
+    if (managed[p] || info.shares.valid() || !trainable[p] || numel_of(info.shape) <= 0) continue;
+    LocalParam local{numel_of(info.shape), numel_of(info.shape) * itemsize(info.dtype), info.dtype, -1, ParamId(p)};
+    if (info.shape.size() > 1) {
+      local.rows = local.numel / info.shape.back();
+      local.columns = local.numel / info.shape[info.shape.size() - 2];
+    }
+    all.push_back(local);
+  }
+}
+
 }  // namespace
 
 std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const Job& job) {
@@ -57,9 +87,8 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
     all.push_back(local);
   };
   const std::vector<bool> unused = without_gradient(plan, model);
-  const auto trains = [&](ParamId id) {
-    return model.params[id.index()].requires_grad && (unused.empty() || !unused[id.index()]);
-  };
+  const std::vector<bool> trainable = trainable_params(model, job);
+  const auto trains = [&](ParamId id) { return trainable[id.index()] && (unused.empty() || !unused[id.index()]); };
   for (const PlanUnit& unit : plan.units) {
     ++at;
     if (!unit.requires_grad) continue;
@@ -83,6 +112,7 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
       }
     }
   }
+  add_unmanaged(plan, model, trainable, all);
   // model.parameters(): registration order; a flat parameter stands where its module does, before what is inside.
   const bool flat = plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
   if (!flat)

@@ -23,6 +23,9 @@ constexpr Bytes kEmbedding = 4096 * 256 * 4 / 2;                             // 
 constexpr Bytes kLayer = (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) * 4 / 2;  // all shards of a layer
 constexpr Bytes kAll = 2 * kEmbedding + 2 * kLayer + 256 * 4 / 2;
 
+// Blocks are multiples of 512 bytes: small parameters take a little more than they hold.
+constexpr Bytes kSlack = 8 * 512;
+
 class OptimizerMemory : public ::testing::Test {
  protected:
   OptimizerMemory() : path_(testing::temporary_path("optimizer_memory_config.json")) {
@@ -56,8 +59,58 @@ class OptimizerMemory : public ::testing::Test {
   std::string path_;
 };
 
-// Blocks are multiples of 512 bytes: small parameters take a little more than they hold.
-constexpr Bytes kSlack = 8 * 512;
+TEST_F(OptimizerMemory, FrozenOriginalParametersOfATrainedUnitHaveNoState) {  // FSDP1: the flat one trains
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.use_orig_params = true;
+  const auto stepped = [&] {
+    const Prepared prepared = prepare(job).value();
+    Numel numel = 0;
+    for (const LocalParam& param : local_params(prepared.plan, prepared.model, job)) numel += param.numel;
+    return numel;
+  };
+  const Numel all = stepped();
+  job.fsdp.frozen = {"*.mlp.*"};
+  const Numel left = stepped();
+  EXPECT_LT(left, all);
+  EXPECT_GT(left, 0);
+}
+
+TEST_F(OptimizerMemory, IgnoredParametersAreWholeOnTheDeviceAndStepped) {  // N1, N2
+  for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
+    job.fsdp.runtime = runtime;
+    job.fsdp.ignored = {};
+    job.train.script.assign(1, {"fwd", "bwd", "fwd", "bwd", "step", "zero"});
+    const Bytes managed = predicted().init_allocated;
+    job.fsdp.ignored = {"lm_head"};
+    const Prediction prediction = predicted();
+    constexpr Bytes kHead = 4096 * 256 * 4;
+    EXPECT_GE(prediction.init_allocated, managed + kHead / 2 - kSlack);  // half of it was there
+    EXPECT_EQ(prediction.iterations.back().end_allocated, predicted().iterations.front().end_allocated);
+    const Prepared prepared = prepare(job).value();
+    const std::vector<LocalParam> stepped = local_params(prepared.plan, prepared.model, job);
+    EXPECT_TRUE(std::any_of(stepped.begin(), stepped.end(), [](const LocalParam& p) { return p.bytes == kHead; }));
+    // Two micro-batches: the second gradient is added to the first, and zero drops it.
+    const auto& made = prepared.plan.iterations.front().instructions;
+    EXPECT_EQ(std::count_if(made.begin(), made.end(),
+                            [](const Instruction& i) {
+                              return i.kind == InstructionKind::Free && i.buffer.what == BufferWhat::Grad &&
+                                     !i.buffer.unit.valid() && i.buffer.param.valid();
+                            }),
+              2);
+  }
+}
+
+TEST_F(OptimizerMemory, IgnoredParametersAreSteppedOnTheDeviceBesideOffloadedOnes) {
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  job.fsdp.cpu_offload = true;
+  job.fsdp.ignored = {"lm_head"};
+  const Prediction prediction = predicted();
+  const auto& phases = prediction.iterations.front().phases;
+  const auto phase = [&](const char* name) {
+    return *std::find_if(phases.begin(), phases.end(), [&](const auto& p) { return p.name == name; });
+  };
+  EXPECT_NEAR(phase("optimizer").end_allocated - phase("backward").end_allocated, 2 * 4096 * 256 * 4, kSlack);
+}
 
 TEST_F(OptimizerMemory, ForeachDecaysAllGradientsAtOnceALoopOneAfterTheOther) {
   job.train.optimizer.impl = OptimizerImpl::Foreach;

@@ -52,6 +52,29 @@ std::vector<Bytes> flash_workspace(const Layout& q, const Layout& k) {
   return all;
 }
 
+/// Of [b, h, s, d]: whether it lies in memory as [b, s, h, d], which is how the kernels take it.
+bool lies_by_tokens(const Layout& layout) {
+  if (layout.sizes.n != 4) return true;
+  Layout turned = layout;
+  std::swap(turned.sizes[1], turned.sizes[2]);
+  std::swap(turned.strides[1], turned.strides[2]);
+  return turned.contiguous();
+}
+
+/// Flash and efficient attention on a GPU take `grad_out.contiguous()` in their own order of dimensions
+/// (_flash_attention_backward, _efficient_attention_backward of aten/src/ATen/native/transformers/cuda/
+/// attention_backward.cu). Empty: it is as they want it.
+Ref gradient_by_tokens(Emitter& e, const std::string& name, const Ref& g) {
+  const bool on_gpu = name.starts_with("aten._scaled_dot_product_efficient_attention_backward") ||
+                      name.starts_with("aten._scaled_dot_product_flash_attention_backward");
+  const Layout& given = e.layout(g);
+  if (!on_gpu || lies_by_tokens(given)) return {};
+  Layout made = contiguous_layout(given.sizes, given.dtype);
+  made.strides[1] = given.sizes[3];
+  made.strides[2] = given.sizes[1] * given.sizes[3];
+  return e.fresh("aten.clone.default", KernelClass::Elementwise, made, {&g});
+}
+
 }  // namespace
 
 std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref& g) {
@@ -63,6 +86,7 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   Tape& tape = e.tape();
   std::string name = in.node.op->name;  // "..._attention.default", "..._for_cpu.default"
   name.insert(std::min(name.rfind('.'), name.size()), "_backward");
+  const Ref turned = gradient_by_tokens(e, name, g);
   Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
   kernel.launches = flash ? 3 : 1;
   describe_attention(kernel, *in.node.op, ql, kl, /*backward=*/true);

@@ -18,6 +18,21 @@ void note_early_backward(Tape& tape, const Step& last) {
   if (meets) raw.early_backward = static_cast<std::int32_t>(done.size());
 }
 
+/// Whether a region reads any value of this kind. The reentrant form is an autograd function of what it is called with:
+/// without a gradient among that nothing inside has one, its parameters neither (torch/utils/checkpoint.py warns).
+template <class IsKind>
+bool is_called_with(const Model& model, const Program& program, const CheckpointFrame& frame, const IsKind& is_kind) {
+  bool any = false;
+  for (std::int32_t step = frame.first; step <= frame.last; ++step) {
+    const Step& at = program.steps[static_cast<std::size_t>(step)];
+    for_each_arg(model.ops[static_cast<std::size_t>(at.op)], [&](const Arg& arg) {
+      const auto* value = std::get_if<ValueRef>(&arg.value);
+      any = any || (value != nullptr && is_kind(program.resolve(value->id)));
+    });
+  }
+  return any;
+}
+
 }  // namespace
 
 /// Branches of the region that nobody will ask for anything: in the second run their graph stands, with what it saves,
@@ -48,7 +63,17 @@ class BriefGraph {
 };
 
 /// A checkpointed call keeps its arguments, used inside or not (position_ids).
-void Machine::hold_arguments(CheckpointFrame& frame, const Op& first) {
+void Machine::hold_arguments(CheckpointFrame& frame, const Op& first,
+                             const std::unordered_map<std::int32_t, std::int32_t>& made_at) {
+  frame.without_grad =
+      frame.reentrant && !is_called_with(model_, program_, frame, [&](std::int32_t id) {
+        const Ref* const named = values_.find(id);
+        const auto made = made_at.find(id);
+        const bool outside = made == made_at.end() || made->second < frame.first;
+        const bool grows =
+            model_.values[static_cast<std::size_t>(id)].requires_grad;  // an input's, which is no node here
+        return outside && (grows || (named != nullptr && tape.at(*named).requires_grad));
+      });
   const std::vector<ValueId>* args = nullptr;
   if (frame.module.valid()) {
     const ModuleCall* call = model_.find_call(frame.module, frame.call);

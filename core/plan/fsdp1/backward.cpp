@@ -86,6 +86,9 @@ void Backward::run_node(autograd::PassId pass, NodeIndex node) {
     case kCompute: run_compute(node); break;
     case kSplit: concatenate(pass, node); break;
     case kAccumulate: accumulate(pass, node); return;
+    case kIgnored:
+      if (run_.autograd.received(pass, node, 0)) accumulate_ignored(ParamId(run_.autograd.data(node)));
+      return;
     case kCheckpoint: run_region(pass, node); return;
     default: break;
   }
@@ -288,6 +291,23 @@ void Backward::accumulate(autograd::PassId pass, NodeIndex node) {
   }
   if (u.hooked && u.hook_node == node) gradients_.post_backward(u, stream);
   if (added) out_.free(Stream::U, u, BufferWhat::GradPiece);  // the node's input: its hooks still have it
+}
+
+// N1, N2: autograd's own node, as without FSDP. What comes is kept, or added to what is there.
+void Backward::accumulate_ignored(ParamId param) {
+  if (!run_.ignored_grads[param.index()]) {
+    run_.ignored_grads[param.index()] = true;
+    return;
+  }
+  const ParamInfo& info = run_.model.params[param.index()];
+  for (const InstructionKind kind : {InstructionKind::Accumulate, InstructionKind::Free}) {
+    Instruction& i = out_.emit(kind, Stream::D);
+    i.origin = Origin::Autograd;
+    i.buffer = {BufferWhat::Grad, {}, param};
+    i.numel = numel_of(info.shape);
+    i.dtype = info.dtype;
+    i.bytes = i.numel * itemsize(info.dtype);
+  }
 }
 
 // R11

@@ -32,6 +32,7 @@ class Backward {
   Bytes fill_missing(autograd::PassId pass, autograd::NodeIndex node, UnitState& u);
   void free_piece(const UnitState& u, ParamId param, Stream pool, Stream user);
   void accumulate(autograd::PassId pass, autograd::NodeIndex node);
+  void accumulate_ignored(ParamId param);
   void pre_backward(UnitState& u);
   void reshard_only_hook(autograd::PassId pass, ReshardGroup& group);
   void final_callback();

@@ -85,7 +85,7 @@ Tensor Forward::param_tensor(ParamId param) {
   Tensor tensor{kNoNode, 0, run_.model.params[storage.index()].dtype};
   if (run_.grad_enabled && run_.request.table.trainable[storage.index()]) {
     NodeIndex& node = unmanaged_[storage.index()];
-    if (node == kNoNode) node = run_.autograd.add_accumulation(kInput, -1, Stream::D);
+    if (node == kNoNode) node = run_.autograd.add_accumulation(kIgnored, storage.value, Stream::D);
     tensor.node = node;
   }
   return tensor;

@@ -46,6 +46,7 @@ Run::Run(const PlanRequest& given)
 void Run::make_units() {
   units.resize(plan.units.size());
   place_of_param.resize(model.params.size());
+  ignored_grads.resize(model.params.size());
   for (std::size_t i = 0; i < units.size(); ++i) make_unit(UnitId(i));
   for (const PlanUnit& unit : plan.units) {
     for (const SharedName& shared : unit.shared) {

@@ -15,7 +15,7 @@
 
 namespace foreshard::fsdp1 {
 
-enum NodeKind : std::int32_t { kSilent, kKernel, kCompute, kView, kSplit, kAccumulate, kInput, kCheckpoint };
+enum NodeKind : std::int32_t { kSilent, kKernel, kCompute, kView, kSplit, kAccumulate, kInput, kCheckpoint, kIgnored };
 enum HookKind : std::int32_t { kPreBackward, kReshardOnly };
 
 /// A view node's data: the unit in the high bits, the index of the parameter in the low ones.
@@ -86,7 +86,8 @@ struct Run {
   bool training = true;
   bool sync = true;
   bool grad_enabled = true;
-  bool summoned = false;  // inside summon
+  bool summoned = false;            // inside summon
+  std::vector<bool> ignored_grads;  // by ParamId: ignored parameters (N1, N2) that have a gradient
   std::int32_t script_iteration = 1;
 
   // Execution order (O1..O3): forward writes it, the final callback clears it.

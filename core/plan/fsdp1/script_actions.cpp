@@ -76,6 +76,14 @@ void Runtime::zero() {
     u.param_grads = u.param_grads_unsharded = false;
     if (!u.use_orig_params) gradients_.drop(u);
   }
+  for (std::size_t p = 0; p < run_.ignored_grads.size(); ++p) {
+    if (!run_.ignored_grads[p]) continue;
+    run_.ignored_grads[p] = false;
+    const ParamInfo& info = run_.model.params[p];
+    Instruction& i = out_.emit(InstructionKind::Free, Stream::D);
+    i.buffer = {BufferWhat::Grad, {}, ParamId(p)};
+    i.bytes = numel_of(info.shape) * itemsize(info.dtype);
+  }
 }
 
 /// `sharded`: any of them.
@@ -155,6 +163,11 @@ void Runtime::step() {
     if (unreduced) continue;  // original parameters see no gradient: no update, silently (R9)
     gradients.numel += u.sharded ? u.unit->shard_numel : u.unit->flat_numel;
     tensors += u.use_orig_params ? static_cast<std::int32_t>(u.unit->params.size()) : 1;
+  }
+  for (std::size_t p = 0; p < run_.ignored_grads.size(); ++p) {
+    if (!run_.ignored_grads[p]) continue;
+    gradients.numel += numel_of(run_.model.params[p].shape);
+    ++tensors;
   }
   if (step_.reads_found(gradients)) {
     out_.set_phase(Phase::Clip);

@@ -142,9 +142,10 @@ void Gathering::wait_for_unshard(UnitState& u) {
   }
   for (ParamSizes& p : u.params) {
     p.ever_unsharded = true;
-    if (u.sharded == ShardedState::ShardedPostForward && p.post_forward_kept > 0) {
-      --p.post_forward_kept;
-      out_.free({BufferWhat::PostForwardShard, u.id, p.param}, Stream::D, p.post_forward_numel * itemsize(p.dtype));
+    if (u.sharded == ShardedState::ShardedPostForward && p.post_forward_kept >= 0) {
+      const Bytes bytes = p.post_forward_numel * itemsize(p.dtype);
+      out_.free({BufferWhat::PostForwardShard, u.id, p.param}, Stream::D, bytes, p.post_forward_kept);
+      p.post_forward_kept = -1;
     }
   }
   u.sharded = ShardedState::Unsharded;
@@ -265,12 +266,10 @@ void Gathering::to_sharded_post_forward(UnitState& u) {
     const BufferName kept{BufferWhat::PostForwardShard, u.id, p.param};
     const Bytes bytes = p.post_forward_numel * itemsize(p.dtype);
     out_.kernel(InstructionKind::CopyOut, Stream::D, Word::Clone, u.id, p.post_forward_numel, p.dtype).buffer = kept;
+    const std::int32_t left = p.post_forward_kept;  // of a forward that was never undone: goes when it is replaced
+    p.post_forward_kept = left == 0 ? 1 : 0;
     out_.alloc(kept, Stream::D, bytes, p.post_forward_kept);
-    if (p.post_forward_kept > 0) {
-      out_.free(kept, Stream::D, bytes, 0);  // one left over from a forward that was never undone
-    } else {
-      p.post_forward_kept = 1;
-    }
+    if (left >= 0) out_.free(kept, Stream::D, bytes, left);
     if (p.full) out_.resize({BufferWhat::Full, u.id, p.param}, Stream::D, 0);
     p.full = false;
   }

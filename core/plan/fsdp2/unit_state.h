@@ -53,8 +53,8 @@ struct ParamSizes {
   bool has_accumulated = false;  // in the reduce dtype (F2-22)
   bool placed = false;           // BufferWhat::MeshGrad has it: brought to the parameter's own placement
   DType placed_dtype = DType::Float32;
-  std::int32_t post_forward_kept = 0;  // clones alive
-  std::int32_t holder = -1;            // Fsdp2Runtime::sharded_grads_ entry that its sharded gradient is a view of
+  std::int32_t post_forward_kept = -1;  // the clone that is alive, by its instance: 0 or 1
+  std::int32_t holder = -1;             // Fsdp2Runtime::sharded_grads_ entry that its sharded gradient is a view of
 };
 
 /// An all-gather issued and not yet waited for.

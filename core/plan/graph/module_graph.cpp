@@ -9,6 +9,7 @@
 #include "core/lowering/op_rules.h"
 #include "core/lowering/segment_autograd.h"
 #include "core/lowering/table/rule_finder.h"
+#include "core/model/call_order.h"
 #include "core/model/module_kind.h"
 #include "core/plan/graph/gradient_paths.h"
 #include "core/plan/graph/references.h"
@@ -223,7 +224,11 @@ class OpWalker {
  public:
   OpWalker(const Model& model, const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint,
            bool checkpoint_inside)
-      : model_(model), boundary_(boundary), checkpoint_(checkpoint), checkpoint_inside_(checkpoint_inside) {}
+      : model_(model),
+        call_order_(model),
+        boundary_(boundary),
+        checkpoint_(checkpoint),
+        checkpoint_inside_(checkpoint_inside) {}
 
   Result<ModuleGraph> run() {
     mark_gradient_flow();
@@ -267,8 +272,7 @@ class OpWalker {
   struct OpenCall {
     std::int32_t call;
     Level level;
-    ModuleId first_module;         // innermost module of the first operator in this call
-    std::int32_t first_count = 0;  // and that module's own call counter
+    std::size_t first_op = 0;
     bool empty = true;
   };
 
@@ -409,17 +413,14 @@ class OpWalker {
     graph_.calls.push_back(std::move(call));
     if (!open_.empty()) graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({true, index, {}});
     parent_call_.push_back(open_.empty() ? -1 : open_.back().call);
-    OpenCall opened{index, level, {}, 0, true};
-    if (op < model_.ops.size()) opened.first_module = model_.ops[op].module, opened.first_count = model_.ops[op].call;
-    open_.push_back(opened);
+    open_.push_back({index, level, op, true});
   }
 
   void close_node() { node_ = -1; }
 
-  /// The same boundary module called again without anything between: its first inner module starts over with a new
-  /// count.
+  /// The same boundary module called again without anything between.
   bool starts_over(const OpenCall& open, const Op& op) const {
-    return !open.empty && open.first_module == op.module && open.first_count != op.call;
+    return !open.empty && call_order_.are_apart(open.level.module, model_.ops[open.first_op], op);
   }
 
   Result<void> add_op(std::size_t index) {
@@ -575,6 +576,7 @@ class OpWalker {
   }
 
   const Model& model_;
+  const CallOrder call_order_;
   const std::vector<bool>& boundary_;
   const std::vector<CheckpointKind>& checkpoint_;
   const bool checkpoint_inside_;

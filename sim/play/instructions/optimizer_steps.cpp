@@ -1,5 +1,8 @@
 #include "sim/play/instructions/optimizer_steps.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace foreshard {
 namespace {
 
@@ -41,6 +44,9 @@ OptimizerSteps::OptimizerSteps(PlayContext& context)
 OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params)
     : context_(context), optimizer_(context.job, params) {
   const Job& job = context.job;
+  std::vector<LocalParam> ignored;
+  std::copy_if(params.begin(), params.end(), std::back_inserter(ignored), [](const auto& p) { return p.unit < 0; });
+  if (job.fsdp.cpu_offload && !ignored.empty()) beside_offload_.emplace(job, std::move(ignored));
   if (steps_in_backward(job.train.optimizer.impl)) in_backward_.emplace(job, params);
   if (job.train.optimizer.name != OptimizerKind::Muon) return;
   Job rest = job;
@@ -71,6 +77,7 @@ bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
   if (i.buffer.param.valid() && in_backward_)
     return in_backward_->step(device, what, i.buffer.param, i.stream, i.on_host);
   if (stepped_in_backward(i)) return true;  // nothing is left
+  if (beside_offload_ && i.on_host && !beside_offload_->step(device, what, /*on_host=*/false)) return false;
   return (beside_muon_ ? *beside_muon_ : optimizer_).step(device, what, i.on_host);
 }
 

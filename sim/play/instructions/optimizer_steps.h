@@ -32,6 +32,7 @@ class OptimizerSteps {
   OptimizerState optimizer_;
   std::optional<StepsInBackward> in_backward_;  // where the job asks for it
   std::optional<OptimizerState> beside_muon_;
+  std::optional<OptimizerState> beside_offload_;  // ignored parameters, which no offload takes to the host
 };
 
 }  // namespace foreshard

@@ -96,7 +96,13 @@ bool PlanBuffers::play(const Instruction& i) {
       }
       device.book.free(take(i.buffer, i.arg));
       break;
-    case InstructionKind::Free: device.book.free(take(i.buffer, i.arg)); break;
+    case InstructionKind::Free: {
+      BlockHandle block = take(i.buffer, i.arg);
+      // Of two clones in turn a repeated iteration may have the other one alive.
+      if (block == kNoBlock && i.buffer.what == BufferWhat::PostForwardShard) block = take(i.buffer, 1 - i.arg);
+      device.book.free(block);
+      break;
+    }
     default: device.allocator.record_stream(find(i.buffer, i.arg), index_of(i.other)); return true;
   }
   if (device.activity.keep_spans) context_.samples.push_back(context_.ledger_now());

@@ -8,7 +8,7 @@ namespace foreshard {
 const std::vector<GradientAdditions::Addition>& GradientAdditions::find(const SegmentTemplate& segment,
                                                                         std::int32_t instance) {
   forget();
-  if (context_.plan.runtime == Runtime::Fsdp1 || context_.device.profile.kind == "cpu") return found_;
+  if (context_.device.profile.kind == "cpu") return found_;
   if (segment.backward.kernels.empty()) return found_;
   const auto end = static_cast<std::int32_t>(context_.iteration->instructions.size());
   for (std::int32_t position = context_.position + 1; position + 1 < end; ++position) {

@@ -24,6 +24,9 @@ SegmentStorages::SegmentStorages(PlayContext& context, PlanBuffers& buffers, Run
     slots += context.lowered.templates[static_cast<std::size_t>(instance.lowered)].slots.size();
   }
   blocks_.assign(slots, kNoBlock);
+  ignored_.assign(context.model.params.size(), context.plan.runtime == Runtime::Fsdp1);
+  for (const PlanUnit& unit : context.plan.units)
+    for (const ParamId param : unit.params) ignored_[context.model.storage_of(param).index()] = false;
   for (std::size_t p = 0; p < context.model.params.size(); ++p)
     has_tied_ = has_tied_ || context.model.storage_of(ParamId(p)) != ParamId(p);
 }
@@ -57,7 +60,9 @@ BufferName SegmentStorages::gradient_buffer(const Slot& made, std::int32_t insta
   const BufferWhat what = plan.runtime == Runtime::Fsdp1 ? BufferWhat::GradPiece : BufferWhat::Grad;
   if (!made.foreign.valid()) {
     const Segment& segment = plan.segments[static_cast<std::size_t>(instance)];
-    return {what, segment.unit, owner_of(instance, made.param.index())};
+    const ParamId param = owner_of(instance, made.param.index());
+    if (what == BufferWhat::GradPiece && is_ignored(param)) return {BufferWhat::Grad, UnitId(), param};
+    return {what, segment.unit, param};
   }
   const ParamId param = model.storage_of(made.foreign);
   const auto owner = std::find_if(plan.units.begin(), plan.units.end(), [param](const PlanUnit& unit) {

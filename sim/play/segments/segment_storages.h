@@ -85,7 +85,13 @@ class SegmentStorages {
   RunRecorder& recorder_;
   std::vector<std::int32_t> base_;  // by instance
   std::vector<BlockHandle> blocks_;
-  bool has_tied_ = false;  // parameters of the model that share a storage
+  /// Under FSDP1 the gradient of what no unit manages is no piece of a flat one.
+  bool is_ignored(ParamId param) const {
+    return param.valid() && param.index() < ignored_.size() && ignored_[context_.model.storage_of(param).index()];
+  }
+
+  bool has_tied_ = false;      // parameters of the model that share a storage
+  std::vector<bool> ignored_;  // by ParamId
 };
 
 }  // namespace foreshard

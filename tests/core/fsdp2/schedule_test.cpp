@@ -288,6 +288,28 @@ TEST(Fsdp2Schedule, PartialReshardGathersFromTheSmallerMesh) {  // F2-13
               ElementsAre(PlanCommunicator{"world", "shard", {0, 1, 2, 3}}, own("b2"), own("b1"), own("b0")));
 }
 
+TEST(Fsdp2Schedule, AnUnusedPartialReshardIsReplacedByTheNext) {  // F2-13: a frozen unit that no backward reaches
+  Job job = chain_job(4);
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::GroupSize, 2};
+  job.fsdp.frozen = {"embed", "b0"};
+  job.train.script.assign(5, {"fwd", "bwd", "step", "zero"});
+  const Plan plan = plan_chain(job).value();
+  std::map<std::pair<ParamId, std::int32_t>, int> alive;
+  std::map<ParamId, int> most;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      if (i.buffer.what != BufferWhat::PostForwardShard) continue;
+      int& here = alive[{i.buffer.param, i.arg}];
+      if (i.kind == InstructionKind::Alloc) EXPECT_EQ(++here, 1) << "an instance that is there already";
+      if (i.kind == InstructionKind::Free) EXPECT_EQ(--here, 0) << "an instance that is not there";
+      int& all = most[i.buffer.param];
+      all = std::max(all, alive[{i.buffer.param, 0}] + alive[{i.buffer.param, 1}]);
+    }
+  }
+  EXPECT_FALSE(most.empty());
+  for (const auto& [param, count] : most) EXPECT_LE(count, 2) << param.value;
+}
+
 TEST(Fsdp2Schedule, HeldGradientsAreReducedOnce) {  // F2-22
   Job job = chain_job();
   job.train.micro_batches = 3;

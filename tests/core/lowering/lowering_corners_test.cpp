@@ -94,7 +94,8 @@ TEST(LoweringCorners, WhatIsWrittenOverIsCopiedInCheckpointedRegionsToo) {
   toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
   toy.op("aten.div_.Tensor", {"h", "%v"}, {{"d", {6, 4}}});
   toy.op("aten.sum.default", {"d"}, {{"loss", {}}});
-  const Model model = toy.finish("loss");
+  Model model = toy.finish("loss");
+  model.values[model.inputs.front().index()].requires_grad = true;
   struct Clones {
     std::int64_t forward = 0, recompute = 0;
     bool operator==(const Clones&) const = default;
@@ -126,7 +127,8 @@ TEST(LoweringCorners, ARecomputedValueGoesBeforeTheGradientIsSummedToItsShape) {
   toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
   toy.op("aten.mul.Tensor", {"h", "%v"}, {{"d", {6, 4}}});
   toy.op("aten.sum.default", {"d"}, {{"loss", {}}});
-  const Model model = toy.finish("loss");
+  Model model = toy.finish("loss");
+  model.values[model.inputs.front().index()].requires_grad = true;
   /// Where backward lets go of the product, and where it makes the gradient of v, whose 16 bytes nothing else has.
   const auto freed_first = [&model](bool checkpointed, bool reentrant) {
     SegmentRange whole{0, 3};

@@ -116,8 +116,20 @@ TEST(Lowering, CheckpointedBlocksKeepOnlyWhatTheyWereCalledWith) {
   EXPECT_EQ(out.recompute_kernels, (std::vector<std::string>(3, "aten.mm.default")));
 }
 
-TEST(Lowering, ReentrantCheckpointingRecomputesToTheEndAndHoldsTheResult) {
+TEST(Lowering, AReentrantCheckpointOfNothingThatRequiresGradIsNotDifferentiated) {
   const Model model = silu_chain(3);
+  auto segments = segments_by_block(model, "Block", true);
+  for (SegmentRange& segment : segments) segment.reentrant = segment.checkpointed;
+  const auto lowered = lower(model, segments, all_trainable(model));
+  ASSERT_TRUE(lowered);
+  const auto out = replay(*lowered, segments);
+  EXPECT_EQ(out.recompute_kernels.size(), 0U);
+  EXPECT_EQ(out.left, 0);
+}
+
+TEST(Lowering, ReentrantCheckpointingRecomputesToTheEndAndHoldsTheResult) {
+  Model model = silu_chain(3);
+  model.values[model.inputs.front().index()].requires_grad = true;
   auto segments = segments_by_block(model, "Block", true);
   const auto stopped = lower(model, segments, all_trainable(model));
   for (SegmentRange& segment : segments) segment.reentrant = segment.checkpointed;

@@ -94,6 +94,14 @@ TEST(Fsdp2Runner, HybridMeshAndPartialReshard) {
   expect_run(bf16(job), "bf16-adamw-cosine-clip/single-w1", kBf16);
 }
 
+TEST(Fsdp2Runner, AUnitThatNoBackwardReachesIsGatheredFromItsShards) {  // not from the clone that its forward left
+  Job job = tiny_llama_job(4);
+  job.fsdp.frozen = {"*embed_tokens*", "model.layers.0*"};
+  const RecordedRun whole = run_of(job);
+  job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::GroupSize, 2};
+  expect_run(job, whole);
+}
+
 TEST(Fsdp2Runner, OffloadChangesNoNumber) {
   Job job = clipped(tiny_llama_job(2));
   job.fsdp.cpu_offload = true;

@@ -154,6 +154,7 @@ std::string read_optimizer(const Json& config, TrainOptions& train) {
   const bool decays = name == "AdamW" || name == "Muon";  // unless told
   optimizer.weight_decay = get(given, "weight_decay", decays ? 0.01 : 0.0);
   train.clip_grad_norm = get(config, "clip", 0.0);
+  train.grad_scaler.enabled = get(config, "grad_scaler", false);
   if (transformers) optimizer.impl = OptimizerImpl::ForLoop;
   if (optimizer.name == OptimizerKind::Adafactor)
     optimizer.library = transformers ? OptimizerLibrary::Transformers : OptimizerLibrary::Torch;
@@ -198,8 +199,12 @@ void read_loop(const Json& config, int version, TrainOptions& train) {
     texts.insert(texts.end(), {"fwd", "bwd"});
     if (hold) texts.push_back("}");
   }
+  const bool scaled = train.grad_scaler.enabled;
+  if (scaled) texts.push_back("unscale");
   if (train.clip_grad_norm > 0) texts.push_back("clip");
-  texts.insert(texts.end(), {"step", "zero"});
+  texts.push_back("step");
+  if (scaled) texts.push_back("update");
+  texts.push_back("zero");
   train.script.assign(static_cast<std::size_t>(get<std::int64_t>(config, "steps", 3)), texts);
 }
 
@@ -449,6 +454,8 @@ MemoryRow read_memory_job(const Json& row) {
   if (job.fsdp.wrap.classes.empty()) job.fsdp.wrap.policy = WrapPolicyKind::None;
   job.fsdp.mixed_precision = precision_of(fsdp);
   job.fsdp.cpu_offload = get(fsdp, "cpu_offload", false);
+  job.fsdp.frozen = get<std::vector<std::string>>(config, "frozen", {});
+  job.fsdp.ignored = get<std::vector<std::string>>(config, "ignored", {});
   for (std::int64_t trap = 1; trap <= 64; ++trap) {  // it was run all the same
     if (trap != kMixedMeshes || get(fsdp, "clip_by_mesh", false)) job.fsdp.allow_traps.push_back(trap);
   }
@@ -474,6 +481,22 @@ MemoryRow read_memory_job(const Json& row) {
   result.profile = *profile;
   read_clock(row.value("clock", Json::object()), result.profile);
   return result;
+}
+
+void adapt_memory_row(const Json& row, MemoryRow& memory) {
+  const Json& config = row.at("config");
+  if (const std::string what = read_adapters(config, memory.job.adapters); !what.empty())
+    throw std::runtime_error("not planned: " + what);
+  if (get(config.at("fsdp"), "peft_policy", false)) wrap_adapters(memory.model, memory.job);
+  auto adapted = adapted_model(std::move(memory.model), memory.job);
+  if (!adapted) throw std::runtime_error(to_text(adapted.error()));
+  memory.model = std::move(*adapted);
+  choose_layers(config, memory);
+  std::vector<std::string> units;
+  const std::vector<std::string>& classes = memory.job.fsdp.wrap.classes;
+  for (const ModuleInfo& module : memory.model.modules)
+    if (std::find(classes.begin(), classes.end(), module.class_name) != classes.end()) units.push_back(module.fqn);
+  prefetch_blocks(units, memory.job.fsdp.prefetch);
 }
 
 void cut_memory_row(const Json& row, MemoryRow& memory) {

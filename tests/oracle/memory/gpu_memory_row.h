@@ -28,6 +28,8 @@ struct MemoryRow {
 MemoryRow read_memory_row(const Json& row);
 /// The job and the machine alone: the model comes from elsewhere.
 MemoryRow read_memory_job(const Json& row);
+/// `memory` has the plain model: its job takes the row's adapters and recomputed layers, the model becomes PEFT's.
+void adapt_memory_row(const Json& row, MemoryRow& memory);
 /// `memory` has the whole model: its job takes the row's mesh, the model becomes this rank's.
 void cut_memory_row(const Json& row, MemoryRow& memory);
 
