@@ -30,4 +30,16 @@ bool CallOrder::are_apart(ModuleId outer, const Op& first, const Op& second) con
   return first.module == second.module && first.call != second.call;
 }
 
+std::vector<std::size_t> CallOrder::later_calls_of(ModuleId outer) const {
+  std::vector<std::size_t> begins;
+  std::int32_t now = 0;
+  for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+    const std::int32_t call = call_of(outer, model_.ops[i]);
+    if (call <= now) continue;
+    now = call;
+    begins.push_back(i);
+  }
+  return begins;
+}
+
 }  // namespace foreshard

@@ -2,6 +2,7 @@
 // module_calls of a captured program). A value made of a model; looked up from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -18,6 +19,8 @@ class CallOrder {
   /// Whether two operators (their modules, and which calls of these), both inside `outer`, run in two of its calls,
   /// the second directly behind the first. Where the model does not list them: whether one module has another count.
   bool are_apart(ModuleId outer, const Op& first, const Op& second) const;
+  /// First operators (Model::ops) of the second and later calls of `outer`, rising.
+  std::vector<std::size_t> later_calls_of(ModuleId outer) const;
 
  private:
   /// Of the calls of `outer`, by number in the list; -1: not listed.

@@ -128,6 +128,18 @@ class Shadow(unittest.TestCase):
             self.assertFalse(job["fsdp"]["wrap"]["root"])
             self.assertIn("teacher.blocks.0", job["fsdp"]["wrap"]["units"])
 
+    def test_outputs_that_a_name_keeps(self):
+        answer, job = self.watch("losses.py", "--loss", "named")
+        self.assert_as_planned(answer, reserved=0.02)
+        self.assertTrue(job["train"]["keeps_outputs"])
+
+    def test_blocks_that_are_cut_over_tensor_ranks(self):
+        answer, job = self.watch("losses.py", "--tensor", "--loss", "named")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["mesh"]["tensor"], 2)
+        self.assertEqual(job["mesh"]["plan"], {"blocks.*.down": "rowwise", "blocks.*.up": "colwise"})
+        self.assertFalse(job["mesh"]["sequence_parallel"])
+
     def test_parts_of_a_module_that_is_no_unit(self):
         """Each part is a root of FSDP's; the step calls one after the other."""
         answer, job = self.watch("losses.py", "--parts")

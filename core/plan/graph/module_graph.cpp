@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <set>
-#include <utility>
 
 #include "core/lowering/op_rules.h"
 #include "core/lowering/segment_autograd.h"
@@ -240,14 +238,14 @@ class OpWalker {
     place_regions();
     open_call({ModuleId(0), -1}, 0);
     const std::int32_t loss = script_loss(model_.loss_begin);
-    const std::set<std::size_t> again = root_called_again();
+    const std::vector<std::size_t> again = call_order_.later_calls_of(ModuleId(0));
     for (std::size_t i = 0; i < model_.ops.size(); ++i) {
       if (static_cast<std::int32_t>(i) == loss) {
         close_node();
         open_.resize(1);
         graph_.loss = static_cast<std::int32_t>(graph_.nodes.size());
       }
-      if (again.contains(i)) {
+      if (std::binary_search(again.begin(), again.end(), i)) {
         close_node();
         open_.resize(1);
         graph_.calls[0].again.push_back(static_cast<std::int32_t>(graph_.calls[0].steps.size()));
@@ -275,26 +273,6 @@ class OpWalker {
     std::size_t first_op = 0;
     bool empty = true;
   };
-
-  /// First operators of the root's second and later calls: its own, or those of the calls that are noted within it.
-  std::set<std::size_t> root_called_again() const {
-    std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> within;  // (module, call): in which call of the root
-    std::int32_t root = 0;
-    for (const ModuleCall& call : model_.module_calls) {
-      if (call.module.value == 0) root = call.call;
-      within.emplace(std::pair{call.module.value, call.call}, root);
-    }
-    std::set<std::size_t> begins;
-    if (root == 0) return begins;
-    std::int32_t now = 0;
-    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
-      const auto found = within.find({model_.ops[i].module.value, model_.ops[i].call});
-      if (found == within.end() || found->second <= now) continue;
-      now = found->second;
-      begins.insert(i);
-    }
-    return begins;
-  }
 
   /// Only a loss that the root's own operators work out is one run of them.
   std::int32_t script_loss(std::int32_t begin) const {

@@ -102,6 +102,26 @@ def clipped(model, tokens):
     return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean()
 
 
+def named(model, tokens):
+    """A name keeps the outputs until the next forward has returned."""
+    global logits
+    logits = model(tokens)
+    return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY).float(), tokens[:, 1:].reshape(-1))
+
+
+def over_tensor_ranks():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    model = Decoder().to("cuda")
+    for block in model.blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh["data"], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    return model
+
+
 def sharded(model, fsdp):
     if fsdp == 1:
         half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
@@ -121,12 +141,15 @@ def teach(teacher, tokens):
 def main(args):
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    model = Parts(MixedPrecisionPolicy(param_dtype=torch.bfloat16)) if args.parts else sharded(Decoder(), args.fsdp)
+    if args.tensor:
+        model = over_tensor_ranks()
+    else:
+        model = Parts(MixedPrecisionPolicy(param_dtype=torch.bfloat16)) if args.parts else sharded(Decoder(), args.fsdp)
     if args.teacher != "none":
         teacher = Decoder().requires_grad_(False)
         teacher = sharded(teacher, args.fsdp) if args.teacher == "sharded" else teacher.to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "clipped": clipped, "mean": lambda m, x: m(x).float().mean()}
+    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "clipped": clipped, "named": named, "mean": lambda m, x: m(x).float().mean()}
     loss_of = losses["mean" if args.parts else args.loss]
     for _ in range(10):
         for micro in range(args.accumulate):
@@ -155,6 +178,7 @@ if __name__ == "__main__":
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--teacher", default="none")
+    parser.add_argument("--tensor", action="store_true")
     parser.add_argument("--teacher-first", action="store_true")
     parser.add_argument("--zero", default="before")
     parser.add_argument("--loss", default="preferences")
