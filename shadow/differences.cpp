@@ -78,8 +78,9 @@ std::set<std::string> units_of(const Table& table) {
 
 class Comparison {
  public:
-  Comparison(const std::vector<LoggedCollective>& script, const Plan& plan)
+  Comparison(const std::vector<LoggedCollective>& script, const Plan& plan, bool meets_inside)
       : script_(script),
+        meets_inside_(meets_inside),
         planned_(planned_collectives(plan)),
         in_script_(table_of(script)),
         in_plan_(table_of(planned_)) {}
@@ -126,6 +127,7 @@ class Comparison {
       for (const auto& [key, amounts] : *table)
         if (key.first == kind) units.insert(key.second);
     }
+    if (meets_inside_) units.erase("");
     for (const std::string& unit : units) {
       const bool one_sided = std::find(missing_.begin(), missing_.end(), unit) != missing_.end() ||
                              std::find(extra_.begin(), extra_.end(), unit) != extra_.end();
@@ -180,6 +182,7 @@ class Comparison {
   }
 
   const std::vector<LoggedCollective>& script_;
+  const bool meets_inside_;
   const std::vector<LoggedCollective> planned_;
   const Table in_script_, in_plan_;
   std::vector<std::string> missing_, extra_;
@@ -211,8 +214,9 @@ std::vector<LoggedCollective> planned_collectives(const Plan& plan) {
   return all;
 }
 
-std::vector<Difference> schedule_differences(const std::vector<LoggedCollective>& script, const Plan& plan) {
-  return Comparison(script, plan).find();
+std::vector<Difference> schedule_differences(const std::vector<LoggedCollective>& script, const Plan& plan,
+                                             bool meets_inside) {
+  return Comparison(script, plan, meets_inside).find();
 }
 
 }  // namespace foreshard::shadow

@@ -191,7 +191,9 @@ class Finder {
       for (const FoundUnit& unit : setting_.units) prefetch(unit);
     }
     for (const FoundUnit& unit : setting_.units) override_of(unit, strategy);
-    if (all.front()->tensor_parallel > 1) tensor_dimension(all.front()->tensor_parallel);
+    std::int64_t ranks = 1;  // units that nothing cuts lie beside those that are
+    for (const FoundUnit* unit : all) ranks = std::max(ranks, unit->tensor_parallel);
+    if (ranks > 1) tensor_dimension(ranks);
   }
 
   void tensor_dimension(std::int64_t ranks) {

@@ -237,7 +237,10 @@ class Answering {
       return {};
     }
     answer_.compared = !log.steps.empty();
-    if (answer_.compared) append(answer_.differences, shadow::schedule_differences(log.steps.back(), beside->plan));
+    if (answer_.compared) {
+      const bool meets_inside = job.mesh.tensor * job.mesh.expert * job.mesh.context > 1;
+      append(answer_.differences, shadow::schedule_differences(log.steps.back(), beside->plan, meets_inside));
+    }
     answer_.plan = std::move(beside->prediction);
     return {};
   }

@@ -92,6 +92,16 @@ class Sizes(unittest.TestCase):
         self.assertTrue(torch.equal(*states))
 
 
+    def test_copies_of_what_is_gone_go(self):
+        def forward(self, ids):
+            wide = torch.zeros(1 << 20, dtype=torch.int64, device=ids.device)
+            for turn in range(100):  # 8 MiB each
+                wide = wide + turn
+            return self.table(ids[:, : int(wide.max()) // 4950 * 2])
+
+        self.assertEqual(shapes(captured(forward, IDS), "aten.embedding"), [[[3, 2, 8]]])
+
+
 class Branches(unittest.TestCase):
     def test_the_longest_row_and_a_buffers_number(self):
         def forward(self, ids, labels):

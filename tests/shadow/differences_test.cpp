@@ -85,5 +85,13 @@ TEST(Differences, LeavesOutCollectivesThatMeetNobody) {
   EXPECT_TRUE(schedule_differences(script, plan).empty());
 }
 
+TEST(Differences, WhatAProgramMeetsInsideIsNotOutsideOfUnits) {
+  const Plan plan = small_plan();
+  auto script = planned_collectives(plan);
+  script.push_back({CollectiveKind::AllReduce, "", 4, 4, 2});
+  EXPECT_EQ(schedule_differences(script, plan).size(), 1U);
+  EXPECT_TRUE(schedule_differences(script, plan, true).empty());
+}
+
 }  // namespace
 }  // namespace foreshard::shadow

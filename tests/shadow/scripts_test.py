@@ -139,6 +139,7 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["mesh"]["tensor"], 2)
         self.assertEqual(job["mesh"]["plan"], {"blocks.*.down": "rowwise", "blocks.*.up": "colwise"})
         self.assertFalse(job["mesh"]["sequence_parallel"])
+        self.assertEqual(answer["differences"], [])
 
     def test_parts_of_a_module_that_is_no_unit(self):
         """Each part is a root of FSDP's; the step calls one after the other."""

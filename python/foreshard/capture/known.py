@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .values import storage_key
 
 LARGEST = 1 << 22  # elements of a tensor: what is larger is not known
+_HELD = 1 << 28  # bytes of all copies: beyond them those of storages that are gone go, and nothing more is known if all are there
 _CARRIED = "_foreshard_values"  # of a tensor that stands for one of another process
 # Of these arguments the geometry counts, not what is in them.
 _LIKE = ("new_", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
@@ -47,6 +48,7 @@ class KnownValues:
         self.guessed = False
         self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor, bool]] = {}  # the last: the batch has a part in it
         self.hangs_on_batch = False  # what was computed last, and not on constants alone
+        self._held = 0  # bytes, those of storages that are gone among them
         self.used: dict[str, None] = {}  # where a value has decided something
         self._random: torch.Tensor | None = None  # the state of our own generator: the script's draws nothing for us
 
@@ -55,14 +57,21 @@ class KnownValues:
     def give(self, tensor: torch.Tensor, values: torch.Tensor, of_batch: bool = True) -> None:
         """`tensor` has these values (of its shape)."""
         whole = tensor.untyped_storage().nbytes() // tensor.element_size()
-        if whole > LARGEST or tensor.is_conj() or tensor.is_neg():
+        if whole > LARGEST or tensor.is_conj() or tensor.is_neg() or not self._has_room(tensor.untyped_storage().nbytes()):
             return
         with _disable_current_modes(), torch.no_grad():
             flat, before = self._find(tensor), self._is_of_batch(tensor)
             if flat is None or flat.dtype != tensor.dtype:
                 flat = torch.zeros(whole, dtype=tensor.dtype)
+                self._held += flat.nbytes
             self._flat[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), flat, of_batch or before)
             flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(values)
+
+    def _has_room(self, nbytes: int) -> bool:
+        if self._held + nbytes > _HELD:
+            self._flat = {key: entry for key, entry in self._flat.items() if not entry[0].expired()}
+            self._held = sum(flat.nbytes for _, flat, _ in self._flat.values())
+        return self._held + nbytes <= _HELD
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A view of the copy; None: nobody knows."""

@@ -10,8 +10,10 @@ import weakref
 
 from . import beside
 from .names import class_of, of_script
+from .notes import note
 
 _MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
+_left_out = [0]  # forwards that no plan has
 _tape: Tape | None = None
 
 
@@ -57,6 +59,9 @@ def root_begins(module, args, kwargs) -> None:
     if _is_wrapped(module) and not _tape.is_of(module):  # a plan of FSDP1's has one root
         _tape.close()
         _tape = _new_tape()
+    if not _tape.is_over() and _left_out[0]:
+        note(f"{_left_out[0]} forwards without gradients before the first that trains are no part of the plan: a text that is made, an evaluation")
+        _left_out[0] = 0
     _tape.trains()
     _tape.root_begins(module, args, kwargs)
 
@@ -76,6 +81,7 @@ def _fresh_tape() -> None:
     """A tape that no rows of an evaluation, or of a text that was made, are on."""
     global _tape
     if _tape is not None and _tape.is_spent():
+        _left_out[0] += _tape.forwards()
         _tape.close()
         _tape = None
     if _tape is None:
@@ -209,8 +215,13 @@ class Tape:
         """Before the training forward: nothing is left of what ran without gradients, or more ran than goes into one loss."""
         if self._over or self._trains or self.paused or not self.roots:
             return False
-        forwards = sum(row[0] == "forward" for row in self._rows)
-        return forwards > _MOST_ASIDE or not any(self._is_of_use(slot.index, tensor()) for slot, tensor in self._slots.values())
+        return self.forwards() > _MOST_ASIDE or not any(self._is_of_use(slot.index, tensor()) for slot, tensor in self._slots.values())
+
+    def forwards(self) -> int:
+        return sum(row[0] == "forward" for row in self._rows)
+
+    def is_over(self) -> bool:
+        return self._over
 
     def _is_of_use(self, index: int, tensor) -> bool:
         """Words that were chosen are a batch like any other."""
