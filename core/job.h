@@ -139,7 +139,7 @@ struct WrapOptions {
   std::vector<std::string> classes;    // module_class; empty = the architecture's repeated block
   Numel min_num_params = 100'000'000;  // size
   std::vector<std::vector<std::string>>
-      units;  // units: one entry a unit; several patterns in one entry group modules (fsdp2)
+      units;         // units: one entry a unit; several patterns in one entry group modules (fsdp2)
   bool root = true;  // false (fsdp2): the root is no unit, the outermost units are roots of FSDP's each by itself
   bool operator==(const WrapOptions&) const = default;
 };

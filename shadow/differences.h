@@ -13,8 +13,8 @@ namespace foreshard::shadow {
 std::vector<LoggedCollective> planned_collectives(const Plan& plan);
 
 /// A step of the script against the plan's steady one. Units that part alike are told together. `meets_inside`: the
-/// program itself communicates over dimensions of a mesh, which the plan has in its segments: what lies outside of units
-/// is not compared.
+/// program itself communicates over dimensions of a mesh, which the plan has in its segments: what lies outside of
+/// units is not compared.
 std::vector<Difference> schedule_differences(const std::vector<LoggedCollective>& script, const Plan& plan,
                                              bool meets_inside = false);
 

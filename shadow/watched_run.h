@@ -67,7 +67,7 @@ struct FoundSetting {
   bool keeps_outputs = false;
   std::map<std::string, std::string> tensor_plan;  // mesh.plan; empty: nothing is cut, or nobody knows how
   bool tensor_sequence = false, tensor_loss = false;
-  Bytes beside = 0;       // on the device before the first forward, and neither model, batch nor optimizer
+  Bytes beside = 0;  // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;
   std::vector<FoundCheckpoint> checkpointed;

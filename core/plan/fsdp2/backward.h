@@ -37,8 +37,8 @@ class Backward {
   Gathering& gathering_;
   Reduction& reduction_;
   Forward& forward_;
-  std::vector<UnitId> states_in_order_;  // registration order; a list once per module (F2-19)
-  std::vector<ParamId> pieces_;          // by slot: the name under which a pass made its first piece
+  std::vector<UnitId> states_in_order_;    // registration order; a list once per module (F2-19)
+  std::vector<ParamId> pieces_;            // by slot: the name under which a pass made its first piece
   std::vector<UnitId> callback_roots_;     // roots whose final callback is queued
   UnitId callback_unit_;                   // whose hook queued the first
   std::vector<autograd::Action> actions_;  // scratch

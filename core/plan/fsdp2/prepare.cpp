@@ -171,7 +171,8 @@ void prepare_slots(Run& run) {
   }
 }
 
-/// Without a root that is sharded the outermost units are roots: each has its own order, and a final callback of its own.
+/// Without a root that is sharded the outermost units are roots: each has its own order, and a final callback of its
+/// own.
 Result<void> find_roots(Run& run) {
   run.root_is_unit = run.request.job.fsdp.wrap.root;
   run.root_of.assign(run.units.size(), UnitId(0));
@@ -189,8 +190,10 @@ Result<void> find_roots(Run& run) {
     const UnitId id = run.request.table.unit_of_module[m];
     if (!id.valid()) continue;
     UnitId outermost = id;
-    for (ModuleId at = run.model.modules[m].parent; at.valid() && at.value != 0; at = run.model.modules[at.index()].parent)
-      if (run.request.table.unit_of_module[at.index()].valid()) outermost = run.request.table.unit_of_module[at.index()];
+    for (ModuleId at = run.model.modules[m].parent; at.valid() && at.value != 0;
+         at = run.model.modules[at.index()].parent)
+      if (run.request.table.unit_of_module[at.index()].valid())
+        outermost = run.request.table.unit_of_module[at.index()];
     run.root_of[id.index()] = outermost;
   }
   return {};

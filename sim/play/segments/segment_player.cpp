@@ -248,7 +248,8 @@ void SegmentPlayer::free_held(bool only_gradients) {
 std::vector<BlockHandle> SegmentPlayer::take_held() {
   copies_.drop_all();
   std::vector<BlockHandle> taken;
-  for (const ImportBinding& each : context_.lowered.held) taken.push_back(storages_.take(storages_.place(each.instance, each.slot)));
+  for (const ImportBinding& each : context_.lowered.held)
+    taken.push_back(storages_.take(storages_.place(each.instance, each.slot)));
   return taken;
 }
 

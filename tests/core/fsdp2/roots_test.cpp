@@ -40,7 +40,8 @@ std::int64_t gathers(const Plan& plan, const std::string& unit) {
   });
 }
 
-/// y = f(x) twice, and the loss of their sum; f = head(b(a(x))), the head is the root's own. Calls as a capture notes them.
+/// y = f(x) twice, and the loss of their sum; f = head(b(a(x))), the head is the root's own. Calls as a capture notes
+/// them.
 Model called_twice() {
   testing::ToyProgram toy;
   const std::string x = toy.input("x", {4, 4});
