@@ -61,7 +61,8 @@ class Agreement(unittest.TestCase):
             )  # fmt: skip
             with self.subTest(name):
                 self.assertEqual(model.device, "virtual")
-                self.assertGreater(model.allocator["backward_peak"], model.allocator["state"])
+                if not any("hang on the values" in note for note in model.notes):  # drawn ones: the device has zeros
+                    self.assertGreater(model.allocator["backward_peak"], model.allocator["state"])
                 told = [n for n in model.notes if "differ" in n]
                 if name in OTHERWISE:
                     continue
