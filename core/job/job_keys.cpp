@@ -432,7 +432,7 @@ void add_train(TableMaker& t) {
   t.integer("train.micro_batches", 1, 1024, FORESHARD_FIELD(train.micro_batches), "gradient accumulation");
   t.boolean("train.no_sync", FORESHARD_FIELD(train.no_sync), "hold gradients between micro-batches");
   t.boolean("train.keeps_outputs", FORESHARD_FIELD(train.keeps_outputs),
-            "the loop's names hold loss and outputs until the next forward has returned");
+            "predictions: the loop's names hold loss and outputs until the next forward has returned");
   t.special(
       "train.init", "`default`, `zeros` or normal:STD",
       [](const Spot& spot, Job& job) { return read_init(spot, job.train.init); },

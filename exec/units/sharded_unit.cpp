@@ -17,15 +17,6 @@ namespace {
 
 using Kind = InstructionKind;
 
-bool moves_to_host(const Plan& plan) {
-  for (const PlanIteration& iteration : plan.iterations)
-    for (const Instruction& instruction : iteration.instructions) {
-      const bool moves = instruction.kind == Kind::H2d || instruction.kind == Kind::D2h;
-      if (moves && instruction.buffer.what != BufferWhat::None) return true;  // of nothing: a number is read
-    }
-  return false;
-}
-
 /// A unit without a dtype of its own gathers parameters as they are: as bytes where they differ.
 bool gathers_as_created(const Plan& plan, UnitId unit) {
   for (const PlanIteration& iteration : plan.iterations) {
@@ -58,7 +49,7 @@ ShardedUnit::ShardedUnit(const IssueContext& context, const Model& model, const 
                          const std::vector<bool>& trainable)
     : UnitTensors(context, model, id, plan.units[id.index()].sharded.size()),
       unit_(plan.units[id.index()]),
-      offload_(moves_to_host(plan)) {
+      offload_(context.has_host_stream()) {
   const std::vector<std::int32_t> ranks = ranks_of_unit(model, plan, unit_);
   ranks_ = static_cast<std::int32_t>(ranks.size());
   position_ = static_cast<std::int32_t>(std::find(ranks.begin(), ranks.end(), plan.rank) - ranks.begin());
@@ -122,7 +113,9 @@ void ShardedUnit::allocated(const Instruction& instruction, std::int32_t index) 
     case BufferWhat::AgBuffer: gather_ = instruction.arg; return;
     case BufferWhat::GradCast: cast_to_ = instruction.arg; return;
     case BufferWhat::RsOutput: output_ = instruction.arg; return;
-    case BufferWhat::PostForwardShard: kept_ = index < 0 ? kept_ : instruction.arg; return;
+    case BufferWhat::PostForwardShard:
+      if (index >= 0) kept_ = instruction.arg;
+      return;
     default: return;
   }
 }
@@ -192,11 +185,15 @@ Buffer ShardedUnit::kept_shard(std::int32_t index) {
   return newest.valid() ? newest : slot(BufferWhat::PostForwardShard, index, 1 - kept_);
 }
 
-/// F2-13: clones may be left over from a forward that no backward followed. `numel`: what a gather takes of this rank.
+/// F2-13: clones may be left over from a forward that no backward followed; a gather takes the shards then, as its size
+/// says. `numel`: what it takes of this rank.
 bool ShardedUnit::takes_clones(Numel numel, DType dtype, bool cast_alone) {
-  for (const Param& p : params_)
-    if (!cast_alone || p.dtype != p.whole) numel -= p.padded_numel * (dtype == DType::UInt8 ? itemsize(p.whole) : 1);
-  return numel != 0 && !params_.empty() && kept_shard(0).valid();
+  Numel shards = 0;
+  for (const Param& p : params_) {
+    if (cast_alone && p.dtype == p.whole) continue;
+    shards += p.padded_numel * (dtype == DType::UInt8 ? itemsize(p.whole) : 1);
+  }
+  return numel != shards && !params_.empty() && kept_shard(0).valid();
 }
 
 /// What a gather takes of one parameter, and whether it is in the compute dtype already.
@@ -269,7 +266,8 @@ void ShardedUnit::copy_in(const Instruction& instruction, InstructionId id) {
   const Bytes begin = (kept ? position_ % kept_group_ : position_) * instruction.numel * itemsize(instruction.dtype);
   const Buffer cast = slot(BufferWhat::CastBuffer);
   std::vector<Buffer> uses = {to};
-  std::vector<Bytes> from, bytes;  // in their buffers; bytes up to the next one's are taken
+  std::vector<Bytes> from;  // in their buffers; bytes up to the next one's are taken
+  std::vector<Bytes> bytes;
   Bytes in_cast = 0;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const Param& p = params_[i];

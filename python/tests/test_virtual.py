@@ -29,6 +29,8 @@ OTHER_LAYOUT = ("perceiver",)
 # einsum's operands, what a solve is made of, temporaries of a custom function, until when a name holds what was
 # written through a view, or a constant.
 OTHERWISE = ("fusion_series", "sliding_chunks", "mamba2_ssd", "delta_net", "bloom_alibi", "mamba_function", "written_in_place", "whole_transformer")
+# Of these: until when a custom function's names hold what it saved hangs on when Python lets go of cycles.
+SOMETIMES = ("mamba_function",)
 # A capture on the device takes two seconds: of the models that are said to agree, one in EVERY, or all of them with
 # FORESHARD_ALL_MODELS=1. test_captured.py compares them all with recorded runs.
 EVERY = 1 if os.environ.get("FORESHARD_ALL_MODELS") else 6
@@ -65,6 +67,8 @@ class Agreement(unittest.TestCase):
                     self.assertGreater(model.allocator["backward_peak"], model.allocator["state"])
                 told = [n for n in model.notes if "differ" in n]
                 if name in OTHERWISE:
+                    if name not in SOMETIMES:
+                        self.assertNotEqual(told, [])
                     continue
                 self.assertEqual([n for n in told if name not in OTHER_LAYOUT or not ("strides" in n or "places more" in n)], [])
                 if name not in WIDER:

@@ -123,7 +123,7 @@ class Shadow(unittest.TestCase):
             self.assertEqual(answer["differences"], [])
         for more in ([], ["--teacher-first"]):
             answer, job = self.watch("losses.py", "--teacher", "sharded", *more)
-            self.assert_as_planned(answer, within=0.02)  # 0.7 % too low; in the first step, where the teacher runs first, 1.4 % too high
+            self.assert_as_planned(answer, reserved=0.1)
             self.assertEqual(answer["differences"], [])
             self.assertFalse(job["fsdp"]["wrap"]["root"])
             self.assertIn("teacher.blocks.0", job["fsdp"]["wrap"]["units"])

@@ -56,9 +56,8 @@ struct GraphCall {
   std::vector<std::int32_t> inputs;     // own variables; calls[0].inputs are the model's inputs
   std::vector<GraphStep> steps;
   std::vector<std::int32_t> outputs;  // own variables that are returned
-  bool without_grad = false;  // torch.no_grad() around it: all parameters that it reads are read through a detach
-  std::vector<std::int32_t>
-      again;  // calls[0]: steps before which the root is called once more (a pass of several calls)
+  bool without_grad = false;        // torch.no_grad() around it: all parameters that it reads are read through a detach
+  std::vector<std::int32_t> again;  // calls[0]: steps before which the root is called once more
   std::vector<std::int32_t> results;  // variables of the caller that `outputs` are bound to; empty for calls[0]
   // Built from operators, every variable is written once: arguments == inputs and outputs == results.
 

@@ -7,11 +7,12 @@ import copy
 import functools
 import json
 import os
+import sys
 import time
 import types
 
 from .._output import whole_file
-from . import PLAN, folder, script_step
+from . import PLAN, folder, names, script_step
 from .names import class_of
 from .notes import note
 
@@ -148,7 +149,7 @@ class _Copier:
     def __init__(self, root, forwards):
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
-        self._shapes = _flat_shapes(root)
+        self._shapes = _flat_shapes(root) | _sharded_shapes(root)
         self._forwards = forwards
         self._known = {id(module) for module in root.modules()}
 
@@ -304,6 +305,20 @@ class _Copier:
         if key not in self._tensors:
             self._tensors[key] = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=needs_gradient)
         return self._tensors[key]
+
+
+def _sharded_shapes(root) -> dict[int, dict[str, tuple]]:
+    """FSDP2, as _flat_shapes: a root that stays gathered has parameters in the dtype that it computes in."""
+    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return {}
+    shapes: dict[int, dict[str, tuple]] = {}
+    for parameter in names.fsdp2_parameters(root):
+        info, sharded = parameter._module_info, parameter.sharded_param
+        row = (f"{id(parameter)}", tuple(sharded.shape), sharded.dtype, sharded.requires_grad)
+        shapes.setdefault(id(info.module), {})[info.param_name] = row
+        for module, name in zip(info.shared_modules, info.shared_param_names):
+            shapes.setdefault(id(module), {})[name] = row
+    return shapes
 
 
 def _flat_shapes(root) -> dict[int, dict[str, tuple]]:

@@ -37,6 +37,14 @@ def name_groups(root) -> None:
             _names2.setdefault(id(group), clean(name))
 
 
+def fsdp2_parameters(root) -> list:
+    """What FSDP2 keeps for each parameter of the modules in `root`."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    groups = [getattr(_get_module_fsdp_state(module), "_fsdp_param_group", None) for module in root.modules()]
+    return [parameter for group in dict.fromkeys(groups) for parameter in getattr(group, "fsdp_params", [])]
+
+
 def of_script(thing) -> str:
     """The variable that the script has for it; empty: none."""
     frame = sys._getframe(1)

@@ -13,7 +13,7 @@ from .names import class_of, of_script
 from .notes import note
 
 _MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
-_left_out = [0]  # forwards that no plan has
+_left_out = 0  # forwards that no plan has
 _tape: Tape | None = None
 
 
@@ -54,14 +54,14 @@ def aside():
 
 def root_begins(module, args, kwargs) -> None:
     """The root begins a training forward; what it does inside is the model's."""
-    global _tape
+    global _tape, _left_out
     _fresh_tape()
     if _is_wrapped(module) and not _tape.is_of(module):  # a plan of FSDP1's has one root
         _tape.close()
         _tape = _new_tape()
-    if not _tape.is_over() and _left_out[0]:
-        note(f"{_left_out[0]} forwards without gradients before the first that trains are no part of the plan: a text that is made, an evaluation")
-        _left_out[0] = 0
+    if not _tape.is_over() and _left_out:
+        note(f"{_left_out} forwards without gradients before the first that trains are no part of the plan: a text that is made, an evaluation")
+        _left_out = 0
     _tape.trains()
     _tape.root_begins(module, args, kwargs)
 
@@ -79,9 +79,9 @@ def _is_wrapped(module) -> bool:
 
 def _fresh_tape() -> None:
     """A tape that no rows of an evaluation, or of a text that was made, are on."""
-    global _tape
+    global _tape, _left_out
     if _tape is not None and _tape.is_spent():
-        _left_out[0] += _tape.forwards()
+        _left_out += _tape.forwards()
         _tape.close()
         _tape = None
     if _tape is None:

@@ -39,16 +39,11 @@ def found(root) -> dict | None:
 
 def _cut(root) -> dict[int, object]:
     """By module: the placement of its weight over the tensor dimension, before FSDP shards it."""
-    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
-
-    placements: dict[int, object] = {}
-    for module in root.modules():
-        group = getattr(_get_module_fsdp_state(module), "_fsdp_param_group", None)
-        for parameter in getattr(group, "fsdp_params", []):
-            info = parameter._module_info
-            if getattr(parameter, "is_dtensor", False) and info.param_name != "bias":
-                placements[id(info.module)] = parameter._tp_spec.placements[-1]
-    return placements
+    return {
+        id(each._module_info.module): each._tp_spec.placements[-1]
+        for each in names.fsdp2_parameters(root)
+        if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias"
+    }
 
 
 def _word(module, placement) -> str | None:

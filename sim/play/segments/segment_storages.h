@@ -79,17 +79,16 @@ class SegmentStorages {
 
  private:
   bool allocate_gradient(const Slot& made, std::int32_t instance, std::int32_t slot, Stream pool);
+  /// Under FSDP1 the gradient of what no unit manages is no piece of a flat one.
+  bool is_ignored(ParamId param) const {
+    return param.valid() && param.index() < ignored_.size() && ignored_[context_.model.storage_of(param).index()];
+  }
 
   PlayContext& context_;
   PlanBuffers& buffers_;
   RunRecorder& recorder_;
   std::vector<std::int32_t> base_;  // by instance
   std::vector<BlockHandle> blocks_;
-  /// Under FSDP1 the gradient of what no unit manages is no piece of a flat one.
-  bool is_ignored(ParamId param) const {
-    return param.valid() && param.index() < ignored_.size() && ignored_[context_.model.storage_of(param).index()];
-  }
-
   bool has_tied_ = false;      // parameters of the model that share a storage
   std::vector<bool> ignored_;  // by ParamId
 };
