@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/adapters/adapted_plan.h"
 #include "core/adapters/adapted_tree.h"
 #include "core/operators/program_writer.h"
 #include "core/plan/units/units.h"
@@ -430,9 +431,10 @@ Result<void> check_options(const Model& base, const Job& job) {
                               "a config.json, a .pt2 archive or a model.json with ops", "calls of modules alone",
                               "set adapters.kind = \"none\""));
   }
-  if (job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1) {
-    return fail(adapter_error(ErrorCode::Unsupported, "kind", "adapters are not cut over a mesh",
-                              "data-parallel ranks alone", "a mesh", "take the degrees of [mesh] away"));
+  if (job.mesh.tensor > 1 && job.adapters.base != "model.dtype") {
+    return fail(adapter_error(ErrorCode::Unsupported, "base", "packed matrices are not cut over tensor ranks",
+                              "model.dtype beside mesh.tensor", job.adapters.base,
+                              "set adapters.base = \"model.dtype\", or mesh.tensor = 1"));
   }
   return {};
 }
@@ -511,6 +513,11 @@ Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device) {
   if (!copied) return tl::unexpected(copied.error());
   if (auto fits = check_copies(base, *copied, packed, job.adapters.base); !fits) return tl::unexpected(fits.error());
   AdaptedTree tree = adapters::adapted_tree(base, job, {*targets, std::move(packed), std::move(*copied)});
+  if (job.mesh.tensor > 1 || job.mesh.expert > 1) {
+    const auto styles = module_styles(base, job.mesh);
+    if (!styles) return tl::unexpected(styles.error());
+    tree.model.parallel = adapters::adapted_plan(tree, *styles);
+  }
   const auto units = build_units(tree.model, job);
   if (!units) return tl::unexpected(units.error());
   return ProgramMaker(base, std::move(tree), job, *units, device).make();

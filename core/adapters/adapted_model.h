@@ -17,8 +17,9 @@ namespace foreshard {
 constexpr bool has_adapters(const AdapterOptions& adapters) { return adapters.kind != "none"; }
 
 /// `base` itself if the job asks for no adapters. The program computes in the dtypes that the job's units give the
-/// adapters, on `device`. Errors: targets that match nothing (the nearest name), a target that is no linear layer, a
-/// model without operators, a mesh, dtypes that PyTorch's first product refuses.
+/// adapters, on `device`. Its Model::parallel is the whole plan of a mesh: mesh.plan's names are those of `base`.
+/// Errors: targets that match nothing (the nearest name), a target that is no linear layer, a model without operators,
+/// packed matrices over tensor ranks, mesh.plan's own, dtypes that PyTorch's first product refuses.
 Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device = ProgramDevice::Cuda);
 
 /// By ModuleId of `base`: the layers that adapters.targets names. A word matches a module's whole name, its end behind

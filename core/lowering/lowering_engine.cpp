@@ -66,7 +66,10 @@ void Machine::send(const Edge& edge, Ref gradient) {
       Emitter emit(*this, &model_.ops[static_cast<std::size_t>(at.op)], at.op);
       if (!on_their_way_.empty()) wait_for({old, gradient});
       // InputBuffer::accumulate: in place where nobody else sees it, but never for tensor subclasses.
-      const bool distributed = options.cpu_threads == 0 && next.op != nullptr && distributed_.made_by(*next.op);
+      const bool of_mesh = next.op != nullptr
+                               ? distributed_.made_by(*next.op)
+                               : next.param.valid() && model_.params[next.param.index()].part.dimension >= 0;
+      const bool distributed = options.cpu_threads == 0 && of_mesh;
       if (!distributed && tape.sole_owner(old) && !tape.at(old).view && tape.layout(old).dense()) {
         Kernel kernel = emit.start("aten.add_.Tensor", KernelClass::Elementwise, tape.layout(old).dtype);
         emit.finish(kernel, {&old, &gradient}, {&old});

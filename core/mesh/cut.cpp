@@ -559,6 +559,10 @@ class Carrier {
 
 }  // namespace
 
+std::int64_t integer_argument(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
+  return integer(op, position, name, fallback);
+}
+
 std::int64_t begin_of(std::int64_t whole, const Group& group) {
   const std::int64_t rows = (whole + group.ranks - 1) / group.ranks;
   return std::min(whole, rows * group.place);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/model/model.h"
@@ -40,6 +41,9 @@ struct Cut {
 
 /// The shape of a rank's part.
 Shape local_shape(const Shape& whole, const Cut& cut, const Group& group);
+
+/// An argument of an operator that is a number; `fallback`: it is not given.
+std::int64_t integer_argument(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback);
 
 /// A tensor argument as the whole model has it.
 struct CutTensor {

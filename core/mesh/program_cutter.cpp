@@ -27,6 +27,11 @@ bool placed_in_backward(const ParamInfo& info) {
   return info.requires_grad && info.part.gradient != MeshPart::Gradient::Part;
 }
 
+bool is_split(const Op& op) {
+  return op.name == "aten.split.Tensor" || op.name == "aten.split_with_sizes.default" ||
+         op.name == "aten.chunk.default";
+}
+
 /// A module that takes a fused projection apart is told once.
 void note_fused(Model& model, std::string module) {
   const bool known = std::any_of(model.parallel.begin(), model.parallel.end(), [&](const ParallelStyle& row) {
@@ -51,7 +56,9 @@ Result<void> ProgramCutter::run() {
   ops_.reserve(old_.size() + old_.size() / 8);
   find_homes();
   for (std::size_t i = 0; i < old_.size(); ++i) {
+    region_ = ops_.empty() ? -1 : ops_.back().region;  // of what closes
     if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
+    region_ = old_[i].region;
     if (const auto due = due_.find(static_cast<std::int32_t>(i)); due != due_.end()) {
       for (const ParamId param : due->second)
         placed_.emplace(param.value, placed_parameter(param, options_.home[param.index()], 0, -1));
@@ -130,6 +137,7 @@ Op& ProgramCutter::emit(const char* name, std::int32_t from, ModuleId module, st
   op.name = name;
   op.module = module;
   op.call = call;
+  op.region = region_;
   op.args.push_back(value_arg(from));
   return op;
 }
@@ -174,6 +182,24 @@ std::int32_t ProgramCutter::gather(std::int32_t value, bool slices, bool replica
   op.args.push_back(Arg{std::string(slices ? "slice" : "reduce_scatter")});
   op.out.push_back(ValueId(made));
   return made;
+}
+
+/// DTensor's split along the dimension that is cut (split_strategy, unshard_tensor_dim) takes pieces of the whole,
+/// which is gathered; its gradient is summed and cut again.
+void ProgramCutter::gather_to_split(Op& op) {
+  if (!is_split(op) || op.args.empty()) return;
+  auto* from = std::get_if<ValueRef>(&op.args.front().value);
+  if (from == nullptr) return;
+  const std::int32_t value = from->id.value;
+  const Cut& cut = cuts_[static_cast<std::size_t>(value)];
+  if (!cut.spread || cut.dim != kSequenceDim || whole_[static_cast<std::size_t>(value)].size() < 3) return;
+  const std::int64_t dim = integer_argument(op, 2, "dim", 0);
+  if (dim != kSequenceDim) return;
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  const std::int32_t made = gather(value, false, true, op.module, op.call);
+  model_.values[static_cast<std::size_t>(value)].held = {};
+  model_.values[static_cast<std::size_t>(made)].held = held;
+  from->id = ValueId(made);
 }
 
 /// Which parameters are gathered before which operator: the first of their unit's module.
@@ -363,6 +389,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
   });
   exchange_rows(op);
+  gather_to_split(op);
   std::vector<CutTensor> args;
   bool torn = false;
   each_arg(op, [&](Arg& arg) {

@@ -100,6 +100,7 @@ class ProgramCutter {
   Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
+  void gather_to_split(Op& op);
   void find_homes();
   std::int32_t placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
   std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
@@ -166,6 +167,7 @@ class ProgramCutter {
   std::map<std::int32_t, std::vector<ParamId>> due_;  // operator of the whole program -> what is gathered before it
   std::map<std::int32_t, std::int32_t> placed_;       // parameter -> what its readers see
   std::vector<ModuleId> chain_;
+  std::int32_t region_ = -1;  // of new operators
   std::int32_t chain_call_ = -1;
   ModuleId chain_module_;
 };

@@ -44,6 +44,15 @@ std::vector<bool> embedding_tables(const Model& model) {
   return tables;
 }
 
+/// SequenceParallel makes a new nn.Parameter of what it replicates (style.py, _replicate_module_fn), and FSDP1 asks of
+/// every local tensor that it flattens to require a gradient (_data_parallel_utils.py, _flatten_tensor), whatever was
+/// asked before.
+void thaw(Model& model, ParamInfo& param) {
+  if (param.requires_grad || !is_floating(param.dtype)) return;
+  param.requires_grad = true;
+  model.parallel.push_back({param.fqn, "thawed"});
+}
+
 /// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied.
 void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
                 std::vector<Cut>& cuts) {
@@ -59,9 +68,11 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
       if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
       param.shares = ParamId();
       param.part.dimension = options.dimension;
+      if (options.places_gradients) thaw(model, param);
       const bool matrix = param.shape.size() == 2;
       if (style == ModuleStyle::Sequence) {
         param.part.gradient = MeshPart::Gradient::Term;
+        thaw(model, param);
         continue;
       }
       const bool table = tables[id.index()];
@@ -167,6 +178,33 @@ Result<void> check_context(const Job& job) {
   return {};
 }
 
+/// Scripts that nobody cuts: a head that is part of a loss's own kernel, and what counts or looks along a sequence of
+/// which a rank has a part. Transformers makes masks as long as the embeddings that come out, which along the sequence
+/// are a part of it.
+Result<void> check_script(const Job& job) {
+  const ModelOptions& model = job.model;
+  const bool makes_mask = model.attention_mask || model.packed || model.attention == "eager";
+  if (job.mesh.tensor > 1 && job.mesh.sequence_parallel && makes_mask) {
+    return fail({ErrorCode::Refused,
+                 fmt::format("PyTorch fails here: RuntimeError: The expanded size of the tensor ({}) must match the "
+                             "existing size ({}) at non-singleton dimension 2: the mask is made for the rank's part",
+                             model.seq, model.seq / job.mesh.tensor),
+                 model.source,
+                 model.packed           ? "model.packed"
+                 : model.attention_mask ? "model.attention_mask"
+                                        : "model.attention",
+                 "no mask, or mesh.sequence_parallel = false", "a mask", "set mesh.sequence_parallel = false"});
+  }
+  const bool shares = job.mesh.context > 1;
+  const bool loss = model.loss == "fused_linear_cross_entropy" || (shares && model.loss == "per_token");
+  const bool mask = shares && (model.attention_mask || model.packed);
+  if (!is_cut(job.mesh) || (!loss && !mask)) return {};
+  const char* const key = loss ? "model.loss" : model.packed ? "model.packed" : "model.attention_mask";
+  return fail({ErrorCode::Unsupported, "this script is not cut over a mesh", model.source, key,
+               loss ? "cross_entropy or chunked_cross_entropy" : "false", loss ? model.loss : "true",
+               shares ? "change it, or set mesh.context = 1" : "change it, or take the degrees of [mesh] away"});
+}
+
 }  // namespace
 
 Result<void> check_mesh(const Job& job) {
@@ -180,14 +218,7 @@ Result<void> check_mesh(const Job& job) {
                  std::string(runtime_name(job.fsdp.runtime)),
                  "take the degrees of [mesh] away, or set fsdp2"});
   }
-  const bool own_loss = job.model.loss.starts_with("chunked_") || job.model.loss == "per_token";
-  const bool own_mask = job.model.attention_mask || job.model.packed;
-  if (is_cut(mesh) && (own_loss || own_mask)) {
-    const char* const key = own_loss ? "model.loss" : job.model.packed ? "model.packed" : "model.attention_mask";
-    return fail({ErrorCode::Unsupported, "this script is not cut over a mesh", job.model.source, key,
-                 own_loss ? "auto or cross_entropy" : "false", own_loss ? job.model.loss : "true",
-                 "change it, or take the degrees of [mesh] away"});
-  }
+  if (auto can = check_script(job); !can) return can;
   if (mesh.tensor > 1 && mesh.async_tensor) {
     const std::int64_t per_node = job.cluster.ranks_per_node;
     const char* lacks = !mesh.sequence_parallel       ? "mesh.sequence_parallel"
@@ -317,12 +348,14 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   const bool cuts = job.mesh.tensor > 1, spreads = job.mesh.expert > 1;
   std::vector<ModuleStyle> styles;
   if (cuts || spreads) {
-    auto read = module_styles(model, job.mesh);
+    MeshOptions mesh = job.mesh;
+    if (job.adapters.kind != "none") mesh.plan.clear();  // names of the plain model; its adapted one has the plan
+    auto read = module_styles(model, mesh);
     if (!read) return tl::unexpected(read.error());
     styles = std::move(*read);
-    std::vector<ParallelStyle> whole;
-    if (cuts && spreads) whole = left_whole(model, styles);
-    model.parallel = std::move(whole);
+    std::vector<ParallelStyle> left;
+    if (cuts && spreads) left = left_whole(model, styles);
+    model.parallel = std::move(left);
   }
   if (cuts) {
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());

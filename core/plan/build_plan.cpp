@@ -184,12 +184,13 @@ void note_whole(const Model& model, Plan& plan) {
 }
 
 /// What a plan over tensor ranks does to parameters without an error.
-void note_parameters(const Model& model, Plan& plan) {
-  std::vector<std::string> untied, fused, partial;
+void note_parameters(const Model& model, Runtime runtime, Plan& plan) {
+  std::vector<std::string> untied, fused, partial, thawed;
   for (const ParallelStyle& row : model.parallel) {
     if (row.style == "untied") untied.push_back(row.modules);
     if (row.style == "fused") fused.push_back(row.modules);
     if (row.style == "partial") partial.push_back(row.modules);
+    if (row.style == "thawed") thawed.push_back(row.modules);
   }
   const auto note = [&](std::int32_t number, const char* name, const std::vector<std::string>& units, const char* text,
                         const char* remedy) {
@@ -211,11 +212,22 @@ void note_parameters(const Model& model, Plan& plan) {
       "columns or positions alone, and the ranks' copies drift apart",
       "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; else keep them away from "
       "what is cut");
+  if (thawed.empty()) return;
+  const bool flat = runtime == Runtime::Fsdp1;
+  plan.traps.push_back(
+      {56, "frozen parameters are trained over a mesh", "mesh", thawed,
+       std::string(flat ? "FSDP1 asks every local tensor of a DTensor that it flattens to require a gradient"
+                        : "SequenceParallel replicates them as new parameters, which require gradients") +
+           ": they are reduced and stepped, have optimizer states and keep their inputs for backward; checkpoints of "
+           "adapters do not have them",
+       flat ? "fsdp.runtime = \"fsdp2\""
+            : "freeze them again behind parallelize_module, or mesh.sequence_parallel = false",
+       flat});
 }
 
 /// What tensor parallelism does silently, and what it costs where it leaves the node.
 void note_mesh(const Model& model, const Job& job, Plan& plan) {
-  note_parameters(model, plan);
+  note_parameters(model, job.fsdp.runtime, plan);
   note_whole(model, plan);
   note_clipping(model, job, plan);
   for (Trap& trap : expert_traps(model, job, plan)) plan.traps.push_back(std::move(trap));

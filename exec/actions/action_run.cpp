@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/adapters/adapted_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/units/units.h"
 #include "exec/actions/action_runner.h"
@@ -91,6 +92,7 @@ class RankActions final : public ActionRun {
   Result<void> find_weights() {
     if (!model().mesh.empty()) {
       auto whole = load_model(job().model, program_options(job(), ProgramDevice::Cpu));
+      if (whole) whole = adapted_model(std::move(*whole), job(), ProgramDevice::Cpu);
       if (!whole) return fail(whole.error());
       whole_ = std::move(*whole);
     }

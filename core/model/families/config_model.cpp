@@ -166,10 +166,9 @@ Result<Model> build(const nlohmann::json& object, const std::string& file, const
     Result<Model> model = family.build(input, type);
     if (!model) return model;
     if (auto can = check_autocast(*model, input); !can) return fail(std::move(can.error()));
-    // Nobody has cut such scripts for a mesh.
-    if (model && (families::wraps_for_loss(options) || families::fuses_head_with_loss(options) ||
-                  options.attention_mask || options.packed || options.loss == "per_token"))
-      model->parallel.clear();
+    if (families::wraps_for_loss(options))
+      for (ParallelStyle& row : model->parallel)
+        row.modules = "model." + row.modules;  // the script's wrapper is the root
     return model;
   }
   return fail({ErrorCode::Unsupported, "this model_type is not built", file, "model_type", "one of " + known,

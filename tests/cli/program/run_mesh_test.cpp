@@ -77,6 +77,24 @@ TEST(RunOnAMesh, TrainsAsOneProcessAndGoesOnWithoutTheMesh) {
   std::filesystem::remove_all(exported);
 }
 
+TEST(RunOnAMesh, PiecesOfTheLossAndAdaptersTrainAsWithout) {
+  const std::vector<std::string> pieces = {"--set", "model.loss=chunked_cross_entropy"};
+  const std::vector<std::string> adapters = {"--set", "adapters.kind=lora",
+                                             "--set", "mesh.sequence_parallel=false",
+                                             "--set", R"(adapters.targets=["q_proj", "o_proj", "down_proj"])",
+                                             "--set", "train.clip_grad_norm=0"};
+  for (const auto& [script, keys] : {std::pair{&pieces, 2}, {&adapters, 1}}) {  // no norm without clipping
+    std::vector<std::string> more = *script;
+    more.insert(more.end(), {"--set", "train.steps=3"});
+    const auto one = steps_of(run(on_mesh(2, 1, more))), meshed = steps_of(run(on_mesh(4, 2, more)));
+    ASSERT_EQ(meshed.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(meshed[i]["loss"].get<double>(), one.at(i)["loss"].get<double>(), 1e-5);
+      if (keys > 1) expect_same(meshed[i], one[i]);
+    }
+  }
+}
+
 TEST(RunOnAMesh, ChosenExpertsBesideASharedSequence) {
   const auto mixtral = [](std::vector<std::string> more) {
     more.insert(more.end(),

@@ -156,7 +156,7 @@ TEST(Run, ResumingGivesTheStepsOfARunThatNeverStopped) {
 TEST(Run, ResumingGoesOnWithTheScalersScale) {
   const std::string dir = testing::temporary_path("resumed_scaler");
   for (const auto& [runtime, offload, impl] : {std::tuple{"fsdp1", "true", "foreach"}, {"fsdp2", "false", "fused"}}) {
-    const auto with = [&](std::vector<std::string> more) {
+    const auto with = [&, runtime = runtime, offload = offload, impl = impl](std::vector<std::string> more) {
       more.insert(more.end(), {"--nproc", "2", "--json"});
       for (const std::string& set :
            {"fsdp.runtime=" + std::string(runtime), "fsdp.cpu_offload=" + std::string(offload),

@@ -490,9 +490,11 @@ TEST(TitanExperts, EachTakesTheSameNumberOfTokens) {
 }
 
 TEST(RankModel, ScriptsThatNobodyHasCutAreRefusedWithAPlanToo) {
-  Job job = job_of(true, true);
+  Job job = job_of(false, true);
   job.mesh.plan = {{"layers.*.attention.wq", "colwise"}};
-  for (const char* loss : {"chunked_cross_entropy", "per_token"}) {
+  job.mesh.context = 2;
+  job.cluster.world_size = 8;
+  for (const char* loss : {"fused_linear_cross_entropy", "per_token"}) {
     job.model.loss = loss;
     const auto checked = check_mesh(job);
     ASSERT_FALSE(checked.has_value()) << loss;

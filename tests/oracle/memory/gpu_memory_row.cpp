@@ -488,6 +488,7 @@ void adapt_memory_row(const Json& row, MemoryRow& memory) {
   if (const std::string what = read_adapters(config, memory.job.adapters); !what.empty())
     throw std::runtime_error("not planned: " + what);
   if (get(config.at("fsdp"), "peft_policy", false)) wrap_adapters(memory.model, memory.job);
+  read_mesh(config, memory);
   auto adapted = adapted_model(std::move(memory.model), memory.job);
   if (!adapted) throw std::runtime_error(to_text(adapted.error()));
   memory.model = std::move(*adapted);
@@ -500,7 +501,7 @@ void adapt_memory_row(const Json& row, MemoryRow& memory) {
 }
 
 void cut_memory_row(const Json& row, MemoryRow& memory) {
-  read_mesh(row.at("config"), memory);
+  if (!has_adapters(memory.job.adapters)) read_mesh(row.at("config"), memory);
   auto cut = rank_model(std::move(memory.model), memory.job);
   if (!cut) throw std::runtime_error(to_text(cut.error()));
   memory.model = std::move(*cut);
@@ -546,6 +547,8 @@ MemoryRow read_memory_row(const Json& row) {
     result.model = std::move(*model);
   }
   if (get(fsdp, "peft_policy", false)) wrap_adapters(result.model, job);
+  read_mesh(config, result);
+  if (!result.unplanned.empty()) return result;
   auto adapted = adapted_model(std::move(result.model), job);
   if (!adapted) result.refused = to_text(adapted.error());
   if (!adapted) return result;
@@ -555,8 +558,6 @@ MemoryRow read_memory_row(const Json& row) {
     result.all_params += numel_of(param.shape);
     result.trainable_params += param.requires_grad ? numel_of(param.shape) : 0;
   }
-  read_mesh(config, result);
-  if (!result.unplanned.empty()) return result;
   auto cut = rank_model(std::move(result.model), job, [&](const ModelOptions& part) {
     return model_from_config_json(nlohmann::json::parse(shape.dump()), row.at("id").get<std::string>(), part, program);
   });

@@ -1,0 +1,180 @@
+// What a script puts around a model, over a tensor dimension: losses in pieces, masks, adapters.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/adapters/adapted_model.h"
+#include "core/mesh/rank_model.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+namespace {
+
+using ::testing::Each;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kPieces = 4, kSequence = 32;
+
+Job job_of(bool sequence) {
+  Job job;
+  job.model.batch = 2;
+  job.model.seq = kSequence;
+  job.model.seq_given = true;
+  job.mesh.tensor = 2;
+  job.mesh.sequence_parallel = sequence;
+  job.mesh.loss_parallel = true;
+  job.cluster.world_size = 4;
+  job.cluster.rank = 1;
+  job.train.clip_grad_norm = 0;
+  return job;
+}
+
+Model llama(const Job& job) {
+  const auto config = nlohmann::json::parse(R"({"model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 100,
+    "max_position_embeddings": 64})");
+  return model_from_config_json(config, "llama", job.model, ProgramOptions()).value();
+}
+
+Job in_pieces(Job job) {
+  job.model.loss = "chunked_cross_entropy";
+  job.model.loss_chunks = kPieces;
+  return job;
+}
+
+Job adapted(Job job) {
+  job.adapters.kind = "lora";
+  job.adapters.rank = 8;
+  job.adapters.targets = {"q_proj", "o_proj"};
+  return job;
+}
+
+Model rank_of(const Job& job) { return rank_model(adapted_model(llama(job), job).value(), job).value(); }
+
+const Op* reader_of(const Model& model, ValueId value, const std::string& name) {
+  const auto at = std::find_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+    const auto* from = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+    return op.name == name && from != nullptr && from->id == value;
+  });
+  return at == model.ops.end() ? nullptr : &*at;
+}
+
+TEST(MeshScripts, PiecesAreOfHiddenStatesThatAreGatheredOnce) {
+  const Model model = rank_of(in_pieces(job_of(true)));
+  const Op* split = nullptr;
+  for (const Op& op : model.ops)
+    if (op.name == "aten.split.Tensor" && model.values[op.out.front().index()].shape.size() == 3) split = &op;
+  ASSERT_NE(split, nullptr);
+  EXPECT_EQ(split->out.size(), std::size_t{kPieces});
+  EXPECT_EQ(model.values[split->out.front().index()].shape, (Shape{2, kSequence / kPieces, 48}));
+  const ValueId whole = std::get<ValueRef>(split->args.front().value).id;
+  const auto gather = std::find_if(model.ops.begin(), model.ops.end(),
+                                   [&](const Op& op) { return !op.out.empty() && op.out.front() == whole; });
+  ASSERT_NE(gather, model.ops.end());
+  EXPECT_EQ(gather->name, "mesh.all_gather");
+  EXPECT_EQ(std::get<std::string>(gather->args.back().value), "reduce_scatter");  // of its gradient
+  for (const ValueId piece : split->out)
+    EXPECT_EQ(reader_of(model, piece, "mesh.copy"), nullptr) << "its gradient is summed with the others', scattered";
+}
+
+TEST(MeshScripts, WhatTheHeadNeedsIsRecomputedWithItsPiece) {
+  const Model model = rank_of(in_pieces(job_of(false)));
+  std::set<std::int32_t> regions;
+  for (const Op& op : model.ops)
+    if (op.name == "mesh.copy" && op.module.valid() && model.modules[op.module.index()].fqn == "model.lm_head")
+      regions.insert(op.region);
+  EXPECT_EQ(regions, (std::set<std::int32_t>{0, 1, 2, 3}));
+  const auto cut = model.find_param("model.lm_head.weight");
+  EXPECT_EQ(model.params[cut.index()].shape, (Shape{50, 48})) << "the plan's names are those below the wrapper";
+}
+
+TEST(MeshScripts, AMaskIsMadeForTheEmbeddingsThatComeOut) {
+  for (const bool eager : {false, true}) {
+    Job job = job_of(true);
+    job.model.attention_mask = !eager;
+    if (eager) job.model.attention = "eager";
+    const auto refused = rank_model(llama(job), job);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_THAT(refused.error().message, HasSubstr("expanded size of the tensor (32) must match the existing size (16)"));
+    job.mesh.sequence_parallel = false;
+    EXPECT_TRUE(build_plan(rank_model(llama(job), job).value(), job).has_value());
+  }
+}
+
+TEST(MeshScripts, AHeadInsideItsLossIsNotCut) {
+  Job job = job_of(false);
+  job.model.loss = "fused_linear_cross_entropy";
+  EXPECT_EQ(rank_model(llama(job), job).error().place, "model.loss");
+}
+
+TEST(MeshScripts, AdaptersAreCutWithTheirLayers) {
+  const Model model = rank_of(adapted(job_of(true)));
+  const auto param = [&](const std::string& name) -> const ParamInfo& {
+    return model.params[model.find_param("base_model.model.model.layers.1.self_attn." + name).index()];
+  };
+  EXPECT_EQ(param("q_proj.base_layer.weight").shape, (Shape{24, 48}));
+  EXPECT_EQ(param("q_proj.lora_A.default.weight").shape, (Shape{8, 48}));
+  EXPECT_EQ(param("q_proj.lora_B.default.weight").shape, (Shape{24, 8}));
+  EXPECT_EQ(param("o_proj.base_layer.weight").shape, (Shape{48, 24}));
+  EXPECT_EQ(param("o_proj.lora_A.default.weight").shape, (Shape{8, 24}));
+  EXPECT_EQ(param("o_proj.lora_B.default.weight").shape, (Shape{48, 8}));
+  for (const char* whole : {"q_proj.lora_A.default.weight", "o_proj.lora_B.default.weight"})
+    EXPECT_EQ(param(whole).part.gradient, MeshPart::Gradient::Term) << whole;
+}
+
+TEST(MeshScripts, APlanNamesThePlainModelsLayers) {
+  Job job = adapted(job_of(false));
+  job.mesh.plan = {{"model.layers.*.self_attn.q_proj", "colwise"}, {"model.layers.*.self_attn.k_proj", "colwise"},
+                   {"model.layers.*.self_attn.v_proj", "colwise"}, {"model.layers.*.self_attn.o_proj", "rowwise"}};
+  const Model model = rank_of(job);
+  const std::string layer = "base_model.model.model.layers.0.self_attn.o_proj";
+  EXPECT_EQ(model.params[model.find_param(layer + ".lora_A.default.weight").index()].shape, (Shape{8, 24}));
+  const ParamInfo& up = model.params[model.find_param(layer + ".lora_B.default.weight").index()];
+  EXPECT_EQ(up.part.gradient, MeshPart::Gradient::Part) << "every rank has the whole gradient";
+  job.mesh.plan = {{"model.layers.*.self_attn.q_prj", "colwise"}};
+  EXPECT_THAT(adapted_model(llama(job), job).error().hint, HasSubstr("q_proj"));
+}
+
+TEST(MeshScripts, PackedMatricesStayWhole) {
+  Job job = adapted(job_of(false));
+  job.adapters.base = "nf4";
+  EXPECT_EQ(adapted_model(llama(job), job).error().place, "adapters.base");
+}
+
+const Trap* trap(const Plan& plan, std::int32_t number) {
+  const auto at = std::find_if(plan.traps.begin(), plan.traps.end(), [&](const Trap& t) { return t.number == number; });
+  return at == plan.traps.end() ? nullptr : &*at;
+}
+
+TEST(MeshScripts, FrozenNormsAreTrainedAlongTheSequence) {
+  Job job = adapted(job_of(true));
+  const Model model = rank_of(job);
+  const auto trains = [&](const char* name) { return model.params[model.find_param(name).index()].requires_grad; };
+  EXPECT_TRUE(trains("base_model.model.model.norm.weight"));
+  EXPECT_FALSE(trains("base_model.model.model.layers.0.mlp.gate_proj.weight"));
+  const Plan plan = build_plan(model, job).value();
+  const Trap* found = trap(plan, 56);
+  ASSERT_NE(found, nullptr);
+  EXPECT_FALSE(found->refused);
+  EXPECT_THAT(found->units, Each(EndsWith("norm.weight")));
+  job.mesh.sequence_parallel = false;
+  EXPECT_EQ(trap(build_plan(rank_of(job), job).value(), 56), nullptr);
+}
+
+TEST(MeshScripts, FlatParametersTrainAllThatIsCut) {
+  Job job = adapted(job_of(false));
+  job.fsdp.runtime = Runtime::Fsdp1;
+  job.fsdp.use_orig_params = true;
+  const Model model = rank_of(job);
+  EXPECT_TRUE(model.params[model.find_param("base_model.model.model.layers.0.mlp.gate_proj.weight").index()].requires_grad);
+  EXPECT_FALSE(model.params[model.find_param("base_model.model.model.norm.weight").index()].requires_grad);
+  EXPECT_THAT(to_text(build_plan(model, job).error()), HasSubstr("trap 56"));
+}
+
+}  // namespace
+}  // namespace foreshard
