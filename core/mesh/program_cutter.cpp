@@ -27,6 +27,20 @@ bool placed_in_backward(const ParamInfo& info) {
   return info.requires_grad && info.part.gradient != MeshPart::Gradient::Part;
 }
 
+/// Part of a cross entropy of logits that stay cut along their classes (loss_parallel).
+bool is_spread_loss(const Op& op, const std::vector<CutTensor>& args) {
+  if (args.empty() || !args.front().cut.spread) return false;
+  const bool last = args.front().cut.dim == static_cast<std::int32_t>(args.front().shape.size()) - 1;
+  return last && (op.name == "aten._log_softmax.default" || op.name == "aten.nll_loss_forward.default");
+}
+
+void make_spread_loss(Op& op, const Cut& classes, const TensorOptions& options) {
+  op.name = op.name == "aten._log_softmax.default" ? "mesh.log_softmax" : "mesh.nll_loss";
+  op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options.dimension)}});
+  op.kwargs.push_back({"begin", Arg{begin_of(classes.whole, options.group)}});
+  op.kwargs.push_back({"whole", Arg{classes.whole}});
+}
+
 bool is_split(const Op& op) {
   return op.name == "aten.split.Tensor" || op.name == "aten.split_with_sizes.default" ||
          op.name == "aten.chunk.default";
@@ -41,6 +55,18 @@ void note_fused(Model& model, std::string module) {
 }
 
 }  // namespace
+
+const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
+  constexpr std::size_t kLatest = 16;
+  for (std::size_t k = 0; k < std::min(kLatest, ops.size()); ++k) {
+    const Op& op = ops[ops.size() - 1 - k];
+    const auto* into = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+    if (into != nullptr && into->id.value == value) continue;
+    for (const ValueId id : op.out)
+      if (id.value == value) return &op;
+  }
+  return nullptr;
+}
 
 ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& styles, std::vector<Cut> params,
                              const TensorOptions& options)
@@ -323,25 +349,11 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
   }
 }
 
-/// The operator of the new program, among the latest, that made a value; nullptr: an older one, or none. What writes
-/// into a value that is there has not made it.
-const Op* ProgramCutter::maker(std::int32_t value) const {
-  constexpr std::size_t kLatest = 16;
-  for (std::size_t k = 0; k < std::min(kLatest, ops_.size()); ++k) {
-    const Op& op = ops_[ops_.size() - 1 - k];
-    const auto* into = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
-    if (into != nullptr && into->id.value == value) continue;
-    for (const ValueId id : op.out)
-      if (id.value == value) return &op;
-  }
-  return nullptr;
-}
-
 /// How a value lies in this rank's memory, as far as reshapes and expansions made it.
 Layout ProgramCutter::layout_here(std::int32_t value) const {
   const ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
   Layout layout = contiguous_layout(dims_of(info.shape), info.dtype);
-  const Op* op = maker(value);
+  const Op* op = latest_maker(ops_, value);
   const auto* from = op == nullptr || op->args.empty() ? nullptr : std::get_if<ValueRef>(&op->args.front().value);
   if (from == nullptr) return layout;
   const Layout base = layout_here(from->id.value);
@@ -419,15 +431,9 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   for (const ValueId id : op.out) results.push_back(id.valid() ? whole_[id.index()] : Shape());
   grow(op, args, results);
   std::vector<Cut> cuts(results.size());
-  const bool spread_loss = !args.empty() && args.front().cut.spread &&
-                           args.front().cut.dim == static_cast<std::int32_t>(args.front().shape.size()) - 1;
-  if (spread_loss && (op.name == "aten._log_softmax.default" || op.name == "aten.nll_loss_forward.default")) {
-    const bool softmax = op.name == "aten._log_softmax.default";
-    if (softmax) cuts.front() = args.front().cut;
-    op.name = softmax ? "mesh.log_softmax" : "mesh.nll_loss";
-    op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
-    op.kwargs.push_back({"begin", Arg{begin_of(args.front().cut.whole, options_.group)}});
-    op.kwargs.push_back({"whole", Arg{args.front().cut.whole}});
+  if (is_spread_loss(op, args)) {
+    if (op.name == "aten._log_softmax.default") cuts.front() = args.front().cut;
+    make_spread_loss(op, args.front().cut, options_);
   } else {
     auto carried = carry_on(op, args, results, options_.group, place_of(op));
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));

@@ -66,6 +66,10 @@ void each_arg(Op& op, const Visit& visit) {
   }
 }
 
+/// The operator of a new program, among the latest, that made a value; nullptr: an older one, or none. What writes into
+/// a value that is there has not made it.
+const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value);
+
 /// What the module at `place` cannot do on a rank's part of the sequence.
 Error not_local(std::string place, std::string message, std::string got);
 
@@ -109,7 +113,6 @@ class ProgramCutter {
   void finish_results(const Op& op);
   void renumber();
   void special(Op& op, const std::vector<CutTensor>& args);
-  const Op* maker(std::int32_t value) const;
   Layout layout_here(std::int32_t value) const;
   void without_copy(Op& op);
 

@@ -100,7 +100,8 @@ TEST(MeshScripts, AMaskIsMadeForTheEmbeddingsThatComeOut) {
     if (eager) job.model.attention = "eager";
     const auto refused = rank_model(llama(job), job);
     ASSERT_FALSE(refused.has_value());
-    EXPECT_THAT(refused.error().message, HasSubstr("expanded size of the tensor (32) must match the existing size (16)"));
+    EXPECT_THAT(refused.error().message,
+                HasSubstr("expanded size of the tensor (32) must match the existing size (16)"));
     job.mesh.sequence_parallel = false;
     EXPECT_TRUE(build_plan(rank_model(llama(job), job).value(), job).has_value());
   }
@@ -129,8 +130,10 @@ TEST(MeshScripts, AdaptersAreCutWithTheirLayers) {
 
 TEST(MeshScripts, APlanNamesThePlainModelsLayers) {
   Job job = adapted(job_of(false));
-  job.mesh.plan = {{"model.layers.*.self_attn.q_proj", "colwise"}, {"model.layers.*.self_attn.k_proj", "colwise"},
-                   {"model.layers.*.self_attn.v_proj", "colwise"}, {"model.layers.*.self_attn.o_proj", "rowwise"}};
+  job.mesh.plan = {{"model.layers.*.self_attn.q_proj", "colwise"},
+                   {"model.layers.*.self_attn.k_proj", "colwise"},
+                   {"model.layers.*.self_attn.v_proj", "colwise"},
+                   {"model.layers.*.self_attn.o_proj", "rowwise"}};
   const Model model = rank_of(job);
   const std::string layer = "base_model.model.model.layers.0.self_attn.o_proj";
   EXPECT_EQ(model.params[model.find_param(layer + ".lora_A.default.weight").index()].shape, (Shape{8, 24}));
@@ -171,7 +174,8 @@ TEST(MeshScripts, FlatParametersTrainAllThatIsCut) {
   job.fsdp.runtime = Runtime::Fsdp1;
   job.fsdp.use_orig_params = true;
   const Model model = rank_of(job);
-  EXPECT_TRUE(model.params[model.find_param("base_model.model.model.layers.0.mlp.gate_proj.weight").index()].requires_grad);
+  EXPECT_TRUE(
+      model.params[model.find_param("base_model.model.model.layers.0.mlp.gate_proj.weight").index()].requires_grad);
   EXPECT_FALSE(model.params[model.find_param("base_model.model.model.norm.weight").index()].requires_grad);
   EXPECT_THAT(to_text(build_plan(model, job).error()), HasSubstr("trap 56"));
 }
