@@ -150,7 +150,7 @@ class Carrier {
     if (name_ == "matmul") return batched();
     if (name_ == "repeat_interleave") return repeated();
     if (name_ == "type_as") return same_dim(args_.front());
-    if (name_ == "linear") return linear();
+    if (name_ == "linear" || op_.name.starts_with("torchao.matmul_float8")) return linear();
     if (name_ == "_grouped_mm") return grouped();
     if (name_ == "embedding") return looked_up();
     if (name_.find("scaled_dot_product") != name_.npos) return attended();

@@ -113,6 +113,20 @@ TEST(MeshScripts, AHeadInsideItsLossIsNotCut) {
   EXPECT_EQ(rank_model(llama(job), job).error().place, "model.loss");
 }
 
+TEST(MeshScripts, Float8LayersAreCutAsLinearOnesAre) {
+  Job job = job_of(true);
+  const auto collectives = [&] {
+    std::int64_t count = 0;
+    for (const Op& op : rank_of(job).ops) count += op.name.starts_with("mesh.") ? 1 : 0;
+    return count;
+  };
+  const std::int64_t plain = collectives();
+  for (const char* float8 : {"tensorwise", "rowwise"}) {
+    job.model.float8 = float8;
+    EXPECT_EQ(collectives(), plain);
+  }
+}
+
 TEST(MeshScripts, AdaptersAreCutWithTheirLayers) {
   const Model model = rank_of(adapted(job_of(true)));
   const auto param = [&](const std::string& name) -> const ParamInfo& {
