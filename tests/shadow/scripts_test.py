@@ -128,6 +128,11 @@ class Shadow(unittest.TestCase):
             self.assertFalse(job["fsdp"]["wrap"]["root"])
             self.assertIn("teacher.blocks.0", job["fsdp"]["wrap"]["units"])
 
+    def test_optimizers_in_turns_are_told(self):
+        answer, _ = self.watch("losses.py", "--loss", "mean", "--turns")
+        self.assertTrue(any("in turns" in note for note in answer["notes"]), answer["notes"])
+        self.assertEqual(len(answer["steps"]), 3)
+
     def test_outputs_that_a_name_keeps(self):
         answer, job = self.watch("losses.py", "--loss", "named")
         self.assert_as_planned(answer, reserved=0.02)

@@ -97,6 +97,7 @@ class _Steps:
         self._stepped_row: dict = {}  # figures until the latest optimizer's end
         self.optimizers = weakref.WeakSet()  # that have stepped
         self._stepped: set[int] = set()  # optimizers that have stepped since the last end
+        self._turn: set[int] = set()  # those of the first step
         self._told = False  # the watcher, of the first optimizer
         self._forward_hook = None
         self._reset = None
@@ -186,6 +187,10 @@ class _Steps:
             self._forward_hook = None
         if not self._stepped:
             return
+        self._turn = self._turn or set(self._stepped)
+        if self._turn.isdisjoint(self._stepped):
+            note("optimizers step in turns, each behind a loss and a backward of its own (a GAN's generator and discriminator): every turn counts "
+                 "as a step, and the plan is of the first one's")  # fmt: skip
         self._stepped.clear()
         row = self._stepped_row if last else self._row()
         self._last_ns += row["virtual_ns"]

@@ -149,6 +149,8 @@ def main(args):
         teacher = Decoder().requires_grad_(False)
         teacher = sharded(teacher, args.fsdp) if args.teacher == "sharded" else teacher.to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    judge = torch.nn.Linear(VOCABULARY, 1, device="cuda") if args.turns else None
+    turns = torch.optim.SGD(judge.parameters(), lr=1e-4) if args.turns else None
     losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "clipped": clipped, "named": named, "mean": lambda m, x: m(x).float().mean()}
     loss_of = losses["mean" if args.parts else args.loss]
     for _ in range(10):
@@ -169,6 +171,9 @@ def main(args):
         optimizer.step()
         if args.zero != "after_forward":
             optimizer.zero_grad(set_to_none=args.zero != "keep")
+        if args.turns:
+            judge(torch.randn(4, VOCABULARY, device="cuda")).mean().backward()
+            turns.step()
     dist.destroy_process_group()
 
 
@@ -178,6 +183,7 @@ if __name__ == "__main__":
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--teacher", default="none")
+    parser.add_argument("--turns", action="store_true")
     parser.add_argument("--tensor", action="store_true")
     parser.add_argument("--teacher-first", action="store_true")
     parser.add_argument("--zero", default="before")
