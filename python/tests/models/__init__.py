@@ -5,6 +5,9 @@ A `Case` is made on any device; the same `forward` is what capture sees and what
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -40,6 +43,12 @@ def load() -> dict[str, Case]:
     from . import corners, decoders, experts, further, images, latecomers, mechanics, meshed, newcomers, others, outsiders, recurrent, sequences, spaces, strangers, trainings  # noqa: F401 - they register
 
     return CASES
+
+
+def compared() -> set[str]:
+    """Names of cases with rows of PyTorch's own runs (data/truth.jsonl.gz)."""
+    with gzip.open(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "truth.jsonl.gz"), "rt") as rows:
+        return {json.loads(row)["id"].split("-")[0] for row in rows if row.strip()}
 
 
 def training_step(case: Case):
