@@ -28,12 +28,56 @@ def plain(value):
     return str(value)
 
 
+def modules(config, name=""):
+    """Configurations of modules, by the names of the modules they build."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        yield name, config
+        parts = [(f.name, getattr(config, f.name, None)) for f in dataclasses.fields(config)]
+    elif isinstance(config, (list, tuple)):
+        parts = enumerate(config)
+    else:
+        parts = config.items() if isinstance(config, dict) else ()
+    for key, part in parts:
+        yield from modules(part, f"{name}.{key}" if name else str(key))
+
+
+def llama(tree):
+    """The sizes of a dense Llama, as Foreshard's titan_llama has them; None: another model."""
+    layers = getattr(tree, "layers", None) or []
+    if "llama" not in type(tree).__qualname__.lower() or any(getattr(layer, "feed_forward", None) is None for layer in layers) or not layers:
+        return None
+    attention, feed = layers[0].attention, layers[0].feed_forward
+    longest = getattr(getattr(attention, "rope", None), "max_context_length", None)
+    return {"model_type": "titan_llama", "dim": tree.dim, "n_layers": len(layers), "n_heads": attention.n_heads,
+            "n_kv_heads": attention.n_kv_heads or attention.n_heads, "ffn": feed.w1.out_features, "vocab_size": tree.vocab_size,
+            **({"max_seq": longest} if longest else {})}
+
+
+def model(spec):
+    """A model's name, its sizes where Foreshard builds it, and what converters made of its linear layers."""
+    out = {"name": getattr(spec, "name", None), "flavor": getattr(spec, "flavor", None)}
+    tree = getattr(spec, "model", None)
+    if sizes := llama(tree):
+        out["config"] = json.dumps(sizes)
+    layers = [(name.rsplit(".", 1)[-1], part) for name, part in modules(tree) if hasattr(part, "in_features") and hasattr(part, "out_features")]
+    adapted = [(name, part) for name, part in layers if hasattr(part, "rank") and hasattr(part, "alpha")]
+    if adapted:
+        first = adapted[0][1]
+        out["lora"] = {"rank": first.rank, "alpha": first.alpha, "targets": list(dict.fromkeys(name for name, _ in adapted))}
+    for kind in ("float8", "mxfp8", "nvfp4"):
+        converted = [part for _, part in layers if kind in type(part).__qualname__.lower()]
+        if converted:
+            recipe = str(getattr(converted[0], "_torchao_config", "")).lower()
+            out["linear_layers"] = kind if kind != "float8" else "float8 tensorwise" if "tensorwise" in recipe and "axiswise" not in recipe else "float8 rowwise"
+    return out
+
+
 def table(config):
     out = {"foreshard_torchtitan": 1}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
         if field.name == "model_spec":
-            out["model"] = {"name": getattr(value, "name", None), "flavor": getattr(value, "flavor", None)}
+            out["model"] = model(value)
         elif field.name not in LEFT_OUT:
             out[field.name] = plain(value)
     # One group that takes every parameter is the optimizer; several are told by number.

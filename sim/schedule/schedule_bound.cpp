@@ -45,6 +45,7 @@ struct Alone {
   double before_gather = 0;  // on the compute stream, before the first parameters are copied out
   double step = 0;
   Bytes after_forward = 0;       // allocated
+  Bytes at_loss = 0;             // allocated at most while forwards end and backwards begin
   double before_reductions = 0;  // on the compute stream, before the last micro-batch's first reduction
   std::shared_ptr<const LoweredProgram> lowered;
 };
@@ -58,6 +59,43 @@ std::size_t first_reduction(const PlanIteration& iteration) {
     if (i.kind == InstructionKind::ReduceScatter) found = k;
   }
   return found;
+}
+
+/// By instruction of the iteration, which forwards it ends: from a micro-batch's last Forward to its first Backward,
+/// both with what they do. Whatever is kept for backward is alive then. -1: none.
+std::vector<int> ends_of_forwards(const PlanIteration& iteration) {
+  std::vector<int> ends(iteration.instructions.size(), -1);
+  int batch = 0;
+  for (std::size_t k = 0, last = 0; k < ends.size(); ++k) {
+    const InstructionKind kind = iteration.instructions[k].kind;
+    if (kind == InstructionKind::Forward) last = k;
+    const bool begins = kind == InstructionKind::Backward || kind == InstructionKind::Recompute;
+    if (!begins || (k > 0 && ends[k - 1] >= 0) || last == 0) continue;
+    for (std::size_t in = last; in <= k; ++in) ends[in] = batch;
+    last = 0;
+    ++batch;
+  }
+  return ends;
+}
+
+/// Most bytes that were held while forwards ended and backwards began, of the micro-batch that held least.
+/// `begin`: the id of the last iteration's first instruction.
+Bytes held_at_loss(const MemoryLog& log, const Plan& plan, std::int32_t begin) {
+  const std::vector<int> ends = ends_of_forwards(plan.iterations.back());
+  std::map<int, Bytes> held;
+  Bytes now = 0;
+  for (const MemoryLog::Event& event : log.events) {
+    if (event.action == MemoryAction::FreeRequested) now -= event.bytes;
+    if (event.action != MemoryAction::Alloc) continue;
+    now += event.bytes;
+    if (event.origin < 0) continue;
+    const std::int32_t at = log.origins[static_cast<std::size_t>(event.origin)].instruction - begin;
+    const int batch = at >= 0 && static_cast<std::size_t>(at) < ends.size() ? ends[static_cast<std::size_t>(at)] : -1;
+    if (batch >= 0) held[batch] = std::max(held[batch], now);
+  }
+  Bytes least = held.empty() ? 0 : held.begin()->second;
+  for (const auto& [batch, bytes] : held) least = std::min(least, bytes);
+  return least;
 }
 
 /// The id under which the last iteration's first instruction was played.
@@ -116,7 +154,7 @@ class Bound {
     parts_.compute = base->compute;
     parts_.last_phases = base->last_phases;
     parts_.before_gather = base->before_gather;
-    parts_.free_bytes = static_cast<double>(budget_ - base->after_forward);
+    parts_.free_bytes = static_cast<double>(budget_ - std::max(base->after_forward, base->at_loss));
     for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
     const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
     std::map<Bytes, std::vector<int>> alike;  // blocks by size
@@ -186,7 +224,9 @@ class Bound {
     profile.scale_up_gb_per_s *= kUnlimited;
     profile.scale_out_gb_per_s *= kUnlimited;
     profile.channel_gb_per_s *= kUnlimited;
+    MemoryLog log;
     SimulateOptions options;
+    options.memory_log = &log;
     options.timeline = true;  // of single kernels: a segment as one span has the host's gaps in it
     const auto played = play(job, profile, options);
     if (!played) return fail(played.error());
@@ -212,6 +252,7 @@ class Bound {
     }
     const Plan& plan = *played->parts.plan;
     const std::int32_t begin = begin_of_last(plan, prediction.iterations.size());
+    result.at_loss = held_at_loss(log, plan, begin);
     const std::int32_t reduces = begin + static_cast<std::int32_t>(first_reduction(plan.iterations.back()));
     for (const Span& span : timeline.spans) {
       if (timeline.lanes[span.lane.index()].stream == "D" && span.instruction.value >= begin &&

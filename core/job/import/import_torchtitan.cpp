@@ -234,6 +234,45 @@ void read_script(Reader& r) {
     r.ignore(name);
 }
 
+/// Names of torchtitan's linear layers as its Llama had them when queries, keys and values were layers of their own,
+/// which titan_llama is.
+JobValue layer_names(const JobValue& targets) {
+  static const std::pair<std::string_view, std::vector<std::string_view>> kParts[] = {
+      {"wqkv", {"wq", "wk", "wv"}}, {"wkv", {"wk", "wv"}}, {"lm_head", {"output"}}};
+  JobValue names;
+  names.kind = JobValue::Kind::Array;
+  for (const JobValue& target : targets.items) {
+    const auto* parts =
+        std::find_if(std::begin(kParts), std::end(kParts), [&](const auto& one) { return one.first == target.text; });
+    if (parts == std::end(kParts)) {
+      names.items.push_back(target);
+    } else {
+      for (const std::string_view part : parts->second) names.items.push_back(word_value(part));
+    }
+  }
+  return names;
+}
+
+/// What the printed script found in the configuration of the model itself.
+void read_model(Reader& r) {
+  if (const JobValue* targets = r.take("model.lora.targets")) {
+    r.set_if_built("adapters.kind", word_value("lora"), "model.lora");
+    r.copy("model.lora.rank", "adapters.rank");
+    r.copy("model.lora.alpha", "adapters.alpha");
+    r.set("adapters.targets", layer_names(*targets), "model.lora.targets");
+    r.note(
+        "adapters.targets names layers of titan_llama; those of a Transformers Llama are q_proj, k_proj, v_proj, "
+        "o_proj, "
+        "gate_proj (w1), up_proj (w3), down_proj (w2)");
+  }
+  const std::string layers = r.text("model.linear_layers");
+  if (layers.starts_with("float8 ")) {
+    r.set_if_built("model.float8", word_value(layers.substr(7)), "model.linear_layers");
+  } else if (!layers.empty()) {
+    r.note("model.linear_layers = " + layers + ": they are planned in 16 bits");
+  }
+}
+
 /// Linear layers in 8 bits: among the converters, its settings in a table that has moved once.
 void read_float8(Reader& r) {
   const JobValue* converters = r.take("model.converters");
@@ -264,14 +303,19 @@ void read_torchtitan(Reader& r) {
   r.set_word("fsdp.runtime", "fsdp2", "torchtitan");
   const bool script = r.take("foreshard_torchtitan") != nullptr;
   const std::string name = r.text("model.name"), flavor = r.text("model.flavor");
-  if (!name.empty())
+  const JobValue* config = r.take("model.config");
+  if (config != nullptr) {
+    r.note("model " + name + " " + flavor + ": save this as config.json, for model.source: " + config->text);
+  } else if (!name.empty()) {
     r.note("model " + name + " " + flavor +
            ": give its config.json, or export it (foreshard export-script), as model.source");
+  }
   read_training(r);
   read_parallelism(r);
   read_optimizer(r);
   read_checkpointing(r);
   if (script) read_script(r);
+  if (script) read_model(r);
   for (const char* path :
        {"model.norm_type", "model.tokenizer_path", "model.hf_assets_path", "model.print_after_conversion",
         "job.description", "job.dump_folder", "job.print_args", "job.use_for_integration_test"})

@@ -242,6 +242,18 @@ TEST(ImportJob, ReadsWhatTheScriptWritesOfTorchtitansFunctions) {
   expect_round_trip(imported);
 }
 
+TEST(ImportJob, WhatConvertersMadeOfTorchtitansModel) {
+  const ImportedJob imported = import_file("torchtitan_2026_lora.json");
+  EXPECT_EQ(imported.job.adapters.kind, "lora");
+  EXPECT_EQ(imported.job.adapters.rank, 8);
+  EXPECT_EQ(imported.job.adapters.targets, (std::vector<std::string>{"wq", "wk", "wv", "wo"}));
+  EXPECT_EQ(imported.job.model.float8, "rowwise");
+  EXPECT_EQ(imported.job.mesh.tensor, 8);
+  EXPECT_THAT(imported.notes, Contains(HasSubstr("\"n_layers\": 32")));
+  EXPECT_THAT(imported.notes, testing::Not(Contains(HasSubstr("not understood"))));
+  expect_round_trip(imported);
+}
+
 TEST(ImportJob, ValuesThatNoJobTakesBecomeNotes) {
   const auto imported = import_job(
       "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n"
