@@ -55,7 +55,7 @@ void report(const LawRun& run) {
 
 TEST(Laws, HoldForRandomJobs) {
   const auto seed = static_cast<std::uint64_t>(number_from("FORESHARD_LAWS_SEED", 1));
-  const std::int64_t jobs = number_from("FORESHARD_LAWS_JOBS", 2000);
+  const std::int64_t jobs = number_from("FORESHARD_LAWS_JOBS", 1200);
   std::printf("seeds from %llu on\n", static_cast<unsigned long long>(seed));
   const LawRun run = try_laws(seed, jobs, 2);
   EXPECT_GE(run.jobs, jobs) << "nearly all jobs are refused";
