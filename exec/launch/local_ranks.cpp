@@ -203,6 +203,7 @@ class LocalRanks {
       word = fmt::format("rank {} was killed by signal {} ({})", rank, signal, ::strsignal(signal));
       if (asked_at_) word += fmt::format(": it had not ended {} s after {}", since_asked(), asked_by_);
     } else if (WEXITSTATUS(status) == kExitStopped) {
+      store_.note_ended();
       return;
     } else {
       word = fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));

@@ -26,6 +26,7 @@ using std::chrono::milliseconds;
 
 const char* const kFailureKey = "failure";
 const char* const kStoppedKey = "stopped";
+const char* const kEndedKey = "ended";
 
 std::string text_of(const Rendezvous::Content& content) { return {content.begin(), content.end()}; }
 Rendezvous::Content content_of(std::string_view text) { return {text.begin(), text.end()}; }
@@ -147,6 +148,10 @@ class TcpRendezvous final : public Rendezvous {
   void note_stopped(std::string_view text) noexcept override { leave(kStoppedKey, text); }
 
   std::string noted_stopped() noexcept override { return left(kStoppedKey).value_or(""); }
+
+  void note_ended() noexcept override { leave(kEndedKey, "ended"); }
+
+  bool noted_ended() noexcept override { return left(kEndedKey).has_value(); }
 
   void let_others_read(milliseconds patience) noexcept override {
     if (!holds_store_) return;

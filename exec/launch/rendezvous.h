@@ -66,6 +66,10 @@ class Rendezvous {
   virtual void note_stopped(std::string_view text) noexcept = 0;
   /// What it noted last; empty without such a launcher, too.
   virtual std::string noted_stopped() noexcept = 0;
+  /// The launcher's: that a signal has ended one of its ranks, with nothing failed. Who still connects waits for it in
+  /// vain.
+  virtual void note_ended() noexcept = 0;
+  virtual bool noted_ended() noexcept = 0;
   /// Before a process with a failure ends: if it holds the store, gives the others up to `patience` to read the word.
   virtual void let_others_read(std::chrono::milliseconds patience) noexcept = 0;
 
