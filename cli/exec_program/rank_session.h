@@ -43,9 +43,6 @@ class RankSession {
   bool emulated() const { return options_.emulated; }
   bool first() const { return place().rank == 0 || emulated(); }  // who speaks
   exec::Rendezvous* meeting() const { return met_.load(); }       // null for a rank alone; from any thread
-  /// Every communicator is there: a rank that is gone from now on is seen by its collectives. From any thread.
-  void all_connected() { connected_ = true; }
-  bool connects() const { return meeting() != nullptr && !connected_; }
 
   /// Ranks call it in the same order.
   Result<std::shared_ptr<exec::Communicator>> connect(const std::string& name, const std::vector<int>& ranks);
@@ -68,7 +65,6 @@ class RankSession {
   SessionOptions options_;
   std::unique_ptr<exec::Rendezvous> meeting_;
   std::atomic<exec::Rendezvous*> met_{nullptr};
-  std::atomic<bool> connected_{false};
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;

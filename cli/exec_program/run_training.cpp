@@ -10,8 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -49,32 +47,12 @@ void tell_early_end(const std::string& signal, const Console& console) {
   loud.note(fmt::format("note: stopped by {} before the first step: nothing was trained, nothing is saved", signal));
 }
 
-constexpr std::string_view kEarly = "before the first step";
-
-/// The signal that this rank took for a request ended another one at once, which nobody can connect to any more: a
-/// socket would wait for it as long as for a slow one. Waits while the other may be on its way: its own word, or where
-/// it had met nobody yet the launcher's.
-bool met_an_early_end(RankSession& session) {
-  constexpr std::chrono::milliseconds kPause{100};
-  const auto end = std::chrono::steady_clock::now() + exec::kStopGrace;
-  while (session.connects() && std::chrono::steady_clock::now() < end) {
-    const auto word = session.meeting()->reported_failure(std::chrono::milliseconds::zero());
-    if ((word && word->ends_with(kEarly)) || session.meeting()->noted_ended()) return true;
-    std::this_thread::sleep_for(kPause);
-  }
-  return false;
-}
-
 /// What a rank says of signals; rank 0 for all of them where they all say the same.
 exec::StopWords stop_words(RankSession& session, const RunFlags& flags, const Console& console, const Job& job) {
   exec::StopWords words;
   const std::string dir = job.train.checkpoint.dir;
   const std::string saving = dir.empty() ? "train.checkpoint.dir is empty: nothing is saved" : "then saves to " + dir;
   words.asked = [&session, &console, &flags, saving](const std::string& signal) {
-    if (met_an_early_end(session)) {
-      if (session.first()) tell_early_end(signal, console);
-      ::_exit(static_cast<int>(ExitCode::Partial));
-    }
     if (!session.first()) return;
     console.note(
         fmt::format("note: {}: the run finishes its step, {}, and ends, at the latest after {} s; another signal after "
@@ -86,7 +64,7 @@ exec::StopWords stop_words(RankSession& session, const RunFlags& flags, const Co
     if (session.first()) tell_early_end(signal, console);
     if (session.meeting() != nullptr)
       session.meeting()->report_failure(
-          fmt::format("rank {} was stopped by {} {}", session.place().rank, signal, kEarly));
+          fmt::format("rank {} was stopped by {} before the first step", session.place().rank, signal));
   };
   words.gave_up = [&session, dir](const std::string& why) {
     const std::string rest = dir.empty() ? "nothing is saved" : "the newest whole checkpoint is in " + dir;
@@ -146,7 +124,6 @@ class RankTraining {
     setup.documents = documents();
     const exec::TrainingEvents events = own_events();
     const auto training = exec::Training::open(setup, events);
-    if (training) session_.all_connected();
     if (!training) return stop_.asked() ? stopped_before_the_first_step() : session_.wrong(training.error());
     stop_.steps_begin();
     const TrainingEnd end = (*training)->run(events);

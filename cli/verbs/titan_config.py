@@ -53,6 +53,12 @@ def llama(tree):
             **({"max_seq": longest} if longest else {})}
 
 
+def float8_recipe(layer):
+    """torchtitan's own are by rows."""
+    told = str(getattr(layer, "_torchao_config", "")).lower()
+    return "tensorwise" if "tensorwise" in told and "axiswise" not in told else "rowwise"
+
+
 def model(spec):
     """A model's name, its sizes where Foreshard builds it, and what converters made of its linear layers."""
     out = {"name": getattr(spec, "name", None), "flavor": getattr(spec, "flavor", None)}
@@ -67,8 +73,7 @@ def model(spec):
     for kind in ("float8", "mxfp8", "nvfp4"):
         converted = [part for _, part in layers if kind in type(part).__qualname__.lower()]
         if converted:
-            recipe = str(getattr(converted[0], "_torchao_config", "")).lower()
-            out["linear_layers"] = kind if kind != "float8" else "float8 tensorwise" if "tensorwise" in recipe and "axiswise" not in recipe else "float8 rowwise"
+            out["linear_layers"] = f"float8 {float8_recipe(converted[0])}" if kind == "float8" else kind
     return out
 
 

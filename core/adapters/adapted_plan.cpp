@@ -17,17 +17,18 @@ class PlanMaker {
     for (std::size_t m = 0; m < styles.size(); ++m) {
       const ModuleStyle style = styles[m];
       if (style == ModuleStyle::None) continue;
+      const AdaptedLayer& layer = tree_.layer[m];
+      const bool colwise = style == ModuleStyle::Colwise || style == ModuleStyle::Head;
+      const bool cuts = colwise || style == ModuleStyle::Rowwise || style == ModuleStyle::Sequence;
+      if (layer.layer.valid() && !cuts) {  // what its input is, of base and adapter alike
+        add(layer.layer, style);
+        continue;
+      }
       add(tree_.module[m], style);
       add_original(tree_.module[m], style);
-      const AdaptedLayer& layer = tree_.layer[m];
       if (!layer.layer.valid()) continue;
-      if (style == ModuleStyle::Colwise || style == ModuleStyle::Head) {
-        add(layer.down, ModuleStyle::Sequence);
-        add(layer.up, style);
-      } else {
-        add(layer.down, style);
-        add(layer.up, ModuleStyle::Sequence);
-      }
+      add(layer.down, colwise ? ModuleStyle::Sequence : style);
+      add(layer.up, colwise ? style : ModuleStyle::Sequence);
     }
     return std::move(rows_);
   }

@@ -32,12 +32,6 @@ const Arg* argument(const Op& op, std::size_t position, std::string_view name) {
   return position < op.args.size() ? &op.args[position] : nullptr;
 }
 
-std::int64_t integer(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
-  const Arg* arg = argument(op, position, name);
-  const auto* number = arg == nullptr ? nullptr : std::get_if<std::int64_t>(&arg->value);
-  return number == nullptr ? fallback : *number;
-}
-
 std::vector<std::int64_t> integers(const Op& op, std::size_t position, std::string_view name) {
   std::vector<std::int64_t> out;
   const Arg* arg = argument(op, position, name);
@@ -211,7 +205,7 @@ class Carrier {
       auto placed = place(cut, out, j0, j);
       if (!placed) return tl::unexpected(placed.error());
       if (name_ == "unflatten")
-        rewrite_sizes(2, "sizes", *placed, out, wrap(integer(op_, 1, "dim", 0), x.shape.size()));
+        rewrite_sizes(2, "sizes", *placed, out, wrap(integer_argument(op_, 1, "dim", 0), x.shape.size()));
       else if (name_ != "flatten")
         rewrite_sizes(1, name_ == "reshape" ? "shape" : "size", *placed, out);
       return Cuts{*placed};
@@ -269,8 +263,8 @@ class Carrier {
       for (std::size_t d = 0; d < given.size(); ++d) order[d] = wrap(given[d], rank);
     } else if (rank > 1) {
       const bool t = name_ == "t";
-      std::swap(order[static_cast<std::size_t>(wrap(t ? 0 : integer(op_, 1, "dim0", 0), rank))],
-                order[static_cast<std::size_t>(wrap(t ? 1 : integer(op_, 2, "dim1", 1), rank))]);
+      std::swap(order[static_cast<std::size_t>(wrap(t ? 0 : integer_argument(op_, 1, "dim0", 0), rank))],
+                order[static_cast<std::size_t>(wrap(t ? 1 : integer_argument(op_, 2, "dim1", 1), rank))]);
     }
     cut.dim = static_cast<std::int32_t>(std::find(order.begin(), order.end(), cut.dim) - order.begin());
     return Cuts{cut};
@@ -281,7 +275,7 @@ class Carrier {
     const Shape& out = results_.front();
     Cut cut = x.cut;
     if (name_ == "unsqueeze") {
-      const std::int64_t given = integer(op_, 1, "dim", 0);
+      const std::int64_t given = integer_argument(op_, 1, "dim", 0);
       const std::int32_t at = wrap(given, x.shape.size() + 1);
       if (at <= cut.dim) ++cut.dim;
     } else if (name_ == "squeeze") {
@@ -303,7 +297,7 @@ class Carrier {
   Result<Cuts> parts() {
     const CutTensor& x = args_.front();
     Cut cut = x.cut;
-    const std::int32_t dim = wrap(integer(op_, 1, "dim", 0), x.shape.size());
+    const std::int32_t dim = wrap(integer_argument(op_, 1, "dim", 0), x.shape.size());
     if (dim == cut.dim) {
       const bool all = name_ == "slice" && results_.front() == x.shape;
       if (!all) return fail(mixes("it takes a part of the cut dimension"));
@@ -316,7 +310,7 @@ class Carrier {
   Result<Cuts> pieces() {
     const CutTensor& x = args_.front();
     Cut cut = x.cut;
-    const std::int32_t dim = wrap(integer(op_, name_ == "unbind" ? 1 : 2, "dim", 0), x.shape.size());
+    const std::int32_t dim = wrap(integer_argument(op_, name_ == "unbind" ? 1 : 2, "dim", 0), x.shape.size());
     if (dim == cut.dim) return fused();
     if (name_ == "unbind" && dim < cut.dim) --cut.dim;
     return Cuts(results_.size(), cut);
@@ -347,7 +341,7 @@ class Carrier {
 
   Result<Cuts> joined() {
     const std::size_t rank = results_.front().size();
-    const std::int32_t dim = wrap(integer(op_, 1, "dim", 0), rank);
+    const std::int32_t dim = wrap(integer_argument(op_, 1, "dim", 0), rank);
     const Cut cut = args_.front().cut;
     for (const CutTensor& x : args_)
       if (!(x.cut == cut)) return fail(mixes("its parts are cut differently"));
@@ -412,8 +406,8 @@ class Carrier {
   /// Each element of the dimension becomes several neighbours.
   Result<Cuts> repeated() {
     const CutTensor& x = args_.front();
-    const std::int64_t times = integer(op_, 1, "repeats", 0), none = static_cast<std::int64_t>(x.shape.size());
-    const std::int64_t dim = integer(op_, 2, "dim", none);
+    const std::int64_t times = integer_argument(op_, 1, "repeats", 0), none = static_cast<std::int64_t>(x.shape.size());
+    const std::int64_t dim = integer_argument(op_, 2, "dim", none);
     if (times < 1 || dim == none) return fail(mixes("it repeats elements of all dimensions at once"));
     Cut cut = x.cut;
     if (wrap(dim, x.shape.size()) == cut.dim) cut.after *= times;
@@ -560,7 +554,9 @@ class Carrier {
 }  // namespace
 
 std::int64_t integer_argument(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
-  return integer(op, position, name, fallback);
+  const Arg* arg = argument(op, position, name);
+  const auto* number = arg == nullptr ? nullptr : std::get_if<std::int64_t>(&arg->value);
+  return number == nullptr ? fallback : *number;
 }
 
 std::int64_t begin_of(std::int64_t whole, const Group& group) {

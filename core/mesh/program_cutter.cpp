@@ -218,9 +218,9 @@ void ProgramCutter::gather_to_split(Op& op) {
   if (from == nullptr) return;
   const std::int32_t value = from->id.value;
   const Cut& cut = cuts_[static_cast<std::size_t>(value)];
-  if (!cut.spread || cut.dim != kSequenceDim || whole_[static_cast<std::size_t>(value)].size() < 3) return;
+  const auto rank = static_cast<std::int64_t>(whole_[static_cast<std::size_t>(value)].size());
   const std::int64_t dim = integer_argument(op, 2, "dim", 0);
-  if (dim != kSequenceDim) return;
+  if (!cut.spread || cut.dim != kSequenceDim || rank < 3 || (dim < 0 ? dim + rank : dim) != kSequenceDim) return;
   const Hold held = model_.values[static_cast<std::size_t>(value)].held;
   const std::int32_t made = gather(value, false, true, op.module, op.call);
   model_.values[static_cast<std::size_t>(value)].held = {};

@@ -114,6 +114,7 @@ class TcpRendezvous final : public Rendezvous {
       call([&] { there = store_->check({full(key)}); });
       if (there) break;
       if (const auto word = reported_failure(milliseconds::zero())) throw std::runtime_error(*word);
+      if (left(kEndedKey)) throw std::runtime_error("a signal ended a rank before all of them were connected");
       if (std::chrono::steady_clock::now() >= end) break;  // get() says what is missing
       std::this_thread::sleep_for(pause);
     }
@@ -150,8 +151,6 @@ class TcpRendezvous final : public Rendezvous {
   std::string noted_stopped() noexcept override { return left(kStoppedKey).value_or(""); }
 
   void note_ended() noexcept override { leave(kEndedKey, "ended"); }
-
-  bool noted_ended() noexcept override { return left(kEndedKey).has_value(); }
 
   void let_others_read(milliseconds patience) noexcept override {
     if (!holds_store_) return;

@@ -52,7 +52,8 @@ class Rendezvous {
   virtual Content get(const std::string& key, std::chrono::milliseconds timeout) = 0;
   /// What stands there now; nullopt if nothing does.
   virtual std::optional<Content> look(const std::string& key) = 0;
-  /// What comes of a rank that is still to come: throws the word of failure of whoever left one, instead of waiting on.
+  /// What comes of a rank that is still to come: throws the word of failure of whoever left one, or that a signal has
+  /// ended one, instead of waiting on.
   virtual Content expect(const std::string& key, std::chrono::milliseconds timeout) = 0;
 
   /// Leaves word for all ranks; only the first word of a run is kept. Never throws: a store that is gone tells nobody.
@@ -66,10 +67,9 @@ class Rendezvous {
   virtual void note_stopped(std::string_view text) noexcept = 0;
   /// What it noted last; empty without such a launcher, too.
   virtual std::string noted_stopped() noexcept = 0;
-  /// The launcher's: that a signal has ended one of its ranks, with nothing failed. Who still connects waits for it in
-  /// vain.
+  /// The launcher's: that a signal has ended one of its ranks, with nothing failed. It may have met nobody whom it
+  /// could tell; expect() ends where a key is not there yet.
   virtual void note_ended() noexcept = 0;
-  virtual bool noted_ended() noexcept = 0;
   /// Before a process with a failure ends: if it holds the store, gives the others up to `patience` to read the word.
   virtual void let_others_read(std::chrono::milliseconds patience) noexcept = 0;
 

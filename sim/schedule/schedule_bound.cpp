@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/plan/units/groups.h"
@@ -66,13 +67,14 @@ std::size_t first_reduction(const PlanIteration& iteration) {
 std::vector<int> ends_of_forwards(const PlanIteration& iteration) {
   std::vector<int> ends(iteration.instructions.size(), -1);
   int batch = 0;
-  for (std::size_t k = 0, last = 0; k < ends.size(); ++k) {
+  std::optional<std::size_t> last;
+  for (std::size_t k = 0; k < ends.size(); ++k) {
     const InstructionKind kind = iteration.instructions[k].kind;
     if (kind == InstructionKind::Forward) last = k;
-    const bool begins = kind == InstructionKind::Backward || kind == InstructionKind::Recompute;
-    if (!begins || (k > 0 && ends[k - 1] >= 0) || last == 0) continue;
-    for (std::size_t in = last; in <= k; ++in) ends[in] = batch;
-    last = 0;
+    if (!last || (kind != InstructionKind::Backward && kind != InstructionKind::Recompute)) continue;
+    std::fill(ends.begin() + static_cast<std::ptrdiff_t>(*last), ends.begin() + static_cast<std::ptrdiff_t>(k) + 1,
+              batch);
+    last.reset();
     ++batch;
   }
   return ends;

@@ -262,8 +262,7 @@ void read_model(Reader& r) {
     r.set("adapters.targets", layer_names(*targets), "model.lora.targets");
     r.note(
         "adapters.targets names layers of titan_llama; those of a Transformers Llama are q_proj, k_proj, v_proj, "
-        "o_proj, "
-        "gate_proj (w1), up_proj (w3), down_proj (w2)");
+        "o_proj, gate_proj (w1), up_proj (w3), down_proj (w2)");
   }
   const std::string layers = r.text("model.linear_layers");
   if (layers.starts_with("float8 ")) {
@@ -314,8 +313,10 @@ void read_torchtitan(Reader& r) {
   read_parallelism(r);
   read_optimizer(r);
   read_checkpointing(r);
-  if (script) read_script(r);
-  if (script) read_model(r);
+  if (script) {
+    read_script(r);
+    read_model(r);
+  }
   for (const char* path :
        {"model.norm_type", "model.tokenizer_path", "model.hf_assets_path", "model.print_after_conversion",
         "job.description", "job.dump_folder", "job.print_args", "job.use_for_integration_test"})

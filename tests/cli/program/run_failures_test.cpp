@@ -374,30 +374,6 @@ TEST(RunFailure, ASignalBeforeTheFirstStepSaysSo) {
   }
 }
 
-/// A rank that ends before its first step, while another one connects to it already: now and then one of these moments.
-TEST(RunFailure, ASignalWhileRanksConnectEndsThemAll) {
-  for (const int milliseconds : {310, 330, 350}) {
-    RunningProgram program(FORESHARD_PROGRAM, arguments({"--nproc", "2", "--set", "train.steps=1000000"}));
-    std::optional<pid_t> late;
-    for (int k = 0; k < 5000 && !late; ++k) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      late = program.child_with("RANK=1");
-    }
-    ASSERT_TRUE(late.has_value());
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-    ::kill(*late, SIGSTOP);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    ::kill(program.pid(), SIGINT);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    ::kill(*late, SIGCONT);
-    const auto begin = std::chrono::steady_clock::now();
-    const ProgramEnd end = program.wait();
-    EXPECT_EQ(end.exit_code, 5) << end.err;
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(120))
-        << "it waited for a rank that was gone";
-  }
-}
-
 TEST(RunFailure, ASecondSignalAfterTheGraceTimeAndTheDeadlineEndARunThatCannotSave) {
   // A rank that is stopped for good keeps the step from its end.
   const auto stuck = [](const std::vector<std::string>& more) {

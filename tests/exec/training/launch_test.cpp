@@ -6,6 +6,7 @@
 #include <chrono>
 #include <future>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -130,30 +131,51 @@ LocalOutcome run_shell(const std::string& script, int ranks, int grace_seconds =
   return run_local_ranks({{"/bin/sh", "-c", script}, ranks, grace_seconds}).value();
 }
 
+/// Two ranks that have met where a launcher holds the store.
+struct TwoRanks {
+  TwoRanks() {
+    const auto meet = [&](int rank) {
+      return Rendezvous::meet({.port = host->port(), .rank = rank, .size = 2, .hosted_elsewhere = true}).value();
+    };
+    auto second = std::async(std::launch::async, [&] { return meet(1); });
+    first = meet(0);
+    other = second.get();
+  }
+  std::unique_ptr<Rendezvous> host = Rendezvous::host("127.0.0.1", 2).value(), first, other;
+};
+
 TEST(Rendezvous, WhatARankThatFailedWouldBringIsNotWaitedFor) {
-  const auto host = Rendezvous::host("127.0.0.1", 2).value();
-  const auto meet = [&](int rank) {
-    return Rendezvous::meet({.port = host->port(), .rank = rank, .size = 2, .hosted_elsewhere = true}).value();
-  };
-  auto second = std::async(std::launch::async, [&] { return meet(1); });
-  const auto first = meet(0);
-  const auto other = second.get();
+  const TwoRanks ranks;
   constexpr auto kLong = std::chrono::minutes(10);  // of a test that hangs
-  other->set("early", {1});
-  EXPECT_EQ(first->expect("early", kLong), Rendezvous::Content{1});
-  EXPECT_THROW(first->expect("never", std::chrono::milliseconds(20)), std::runtime_error);
+  ranks.other->set("early", {1});
+  EXPECT_EQ(ranks.first->expect("early", kLong), Rendezvous::Content{1});
+  EXPECT_THROW(ranks.first->expect("never", std::chrono::milliseconds(20)), std::runtime_error);
   auto waiting = std::async(std::launch::async, [&]() -> std::string {
     try {
-      first->expect("late", kLong);
+      ranks.first->expect("late", kLong);
     } catch (const std::runtime_error& error) {
       return error.what();
     }
     return "it came";
   });
-  other->report_failure("rank 1: there is no card");
+  ranks.other->report_failure("rank 1: there is no card");
   EXPECT_EQ(waiting.get(), "rank 1: there is no card");
-  other->set("late", {2});
-  EXPECT_EQ(first->expect("late", kLong), Rendezvous::Content{2}) << "what is there is there";
+  ranks.other->set("late", {2});
+  EXPECT_EQ(ranks.first->expect("late", kLong), Rendezvous::Content{2}) << "what is there is there";
+}
+
+/// Its own word needs a meeting that it may not have come to; the launcher sees it go.
+TEST(Rendezvous, NobodyWaitsForARankThatASignalHasEnded) {
+  const TwoRanks ranks;
+  ranks.other->set("there", {1});
+  ranks.host->note_ended();
+  try {
+    ranks.first->expect("never", std::chrono::seconds(2));
+    ADD_FAILURE() << "it came";
+  } catch (const std::runtime_error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a signal ended a rank"));
+  }
+  EXPECT_EQ(ranks.first->expect("there", std::chrono::seconds(2)), Rendezvous::Content{1});
 }
 
 TEST(LocalRanks, EachRankIsToldItsPlaceAndSuccessIsThatOfAll) {
