@@ -241,7 +241,7 @@ JobValue layer_names(const JobValue& targets) {
       {"wqkv", {"wq", "wk", "wv"}}, {"wkv", {"wk", "wv"}}, {"lm_head", {"output"}}};
   JobValue names;
   names.kind = JobValue::Kind::Array;
-  for (const JobValue& target : targets.items) {
+  for (const JobValue& target : text_list(targets).items) {
     const auto* parts =
         std::find_if(std::begin(kParts), std::end(kParts), [&](const auto& one) { return one.first == target.text; });
     if (parts == std::end(kParts)) {
@@ -303,7 +303,7 @@ void read_torchtitan(Reader& r) {
   const bool script = r.take("foreshard_torchtitan") != nullptr;
   const std::string name = r.text("model.name"), flavor = r.text("model.flavor");
   const JobValue* config = r.take("model.config");
-  if (config != nullptr) {
+  if (config != nullptr && config->kind == JobValue::Kind::Text) {
     r.note("model " + name + " " + flavor + ": save this as config.json, for model.source: " + config->text);
   } else if (!name.empty()) {
     r.note("model " + name + " " + flavor +

@@ -252,6 +252,13 @@ TEST(ImportJob, WhatConvertersMadeOfTorchtitansModel) {
   EXPECT_THAT(imported.notes, Contains(HasSubstr("\"n_layers\": 32")));
   EXPECT_THAT(imported.notes, testing::Not(Contains(HasSubstr("not understood"))));
   expect_round_trip(imported);
+  const auto one = import_job(R"({"foreshard_torchtitan": 1, "training": {}, "model": {"name": "llama3", "config": [1],
+                                  "lora": {"targets": "wkv", "rank": "x"}}})",
+                              "one.json");
+  ASSERT_TRUE(one);
+  EXPECT_EQ(one->job.adapters.targets, (std::vector<std::string>{"wk", "wv"}));
+  EXPECT_THAT(one->notes, Contains(HasSubstr("model.lora.rank")));
+  EXPECT_THAT(one->notes, Contains(HasSubstr("give its config.json")));
 }
 
 TEST(ImportJob, ValuesThatNoJobTakesBecomeNotes) {
