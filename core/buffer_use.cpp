@@ -22,6 +22,7 @@ BufferUse buffer_use(BufferWhat what) {
     case BufferWhat::HostGrad: return BufferUse::HostGradient;
     case BufferWhat::CastShard:
     case BufferWhat::H2dCopy:
+    case BufferWhat::ViewedCopy:
     case BufferWhat::GradReduce:
     case BufferWhat::GradPadded:
     case BufferWhat::CompressedGrad:

@@ -90,7 +90,7 @@ class RankTraining {
 
  private:
   exec::RecordedKinds recorded() const {
-    return flags_.record == "work" ? exec::RecordedKinds::Work : exec::RecordedKinds::All;
+    return flags_.record == "work" ? exec::RecordedKinds::WorkOnly : exec::RecordedKinds::All;
   }
 
   ExitCode train() {

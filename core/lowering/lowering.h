@@ -42,11 +42,10 @@ enum class KernelClass : std::uint8_t { Gemm, Attention, Elementwise, Reduction,
 /// Whose kernel computes attention.
 enum class AttentionKind : std::uint8_t { Flash, Efficient, Cudnn };
 
-/// Activation offload: what a kernel is to the copies' stream. Copy, ToHost and ToDevice run on it; the others order it
-/// and the compute stream.
+/// Activation offload: what a kernel is to the copies' stream. ToHost and ToDevice run on it; the others order it and
+/// the compute stream.
 enum class OffloadStep : std::uint8_t {
   None,
-  Copy,
   ToHost,
   ToDevice,
   AwaitCompute,  // the copies' stream waits for all of the compute stream

@@ -37,7 +37,7 @@ constexpr std::array<std::string_view, 16> kPhases{"none",
                                                    "load"};
 static_assert(kPhases.size() == static_cast<std::size_t>(Phase::Load) + 1);
 
-constexpr std::array<std::string_view, 36> kBuffers{"none",
+constexpr std::array<std::string_view, 37> kBuffers{"none",
                                                     "shard",
                                                     "full",
                                                     "full_precision",
@@ -72,8 +72,9 @@ constexpr std::array<std::string_view, 36> kBuffers{"none",
                                                     "module_buffer",
                                                     "flat",
                                                     "state_copy",
-                                                    "mesh_grad"};
-static_assert(kBuffers.size() == static_cast<std::size_t>(BufferWhat::MeshGrad) + 1);
+                                                    "mesh_grad",
+                                                    "viewed_copy"};
+static_assert(kBuffers.size() == static_cast<std::size_t>(BufferWhat::ViewedCopy) + 1);
 
 }  // namespace
 

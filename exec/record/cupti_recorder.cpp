@@ -321,7 +321,7 @@ Result<std::unique_ptr<CuptiRecorder>> CuptiRecorder::start(RecordedKinds kinds)
   std::string lacks;
   CUptiResult why = CUPTI_SUCCESS;
   for (const auto& [kind, name] : Cupti::kWelcomeKinds) {
-    if (kinds == RecordedKinds::Work && !Cupti::is_work(kind)) continue;
+    if (kinds == RecordedKinds::WorkOnly && !Cupti::is_work(kind)) continue;
     const CUptiResult result = cuptiActivityEnable(kind);
     if (result == CUPTI_SUCCESS) continue;
     lacks += (lacks.empty() ? "" : ", ") + std::string(name);

@@ -125,7 +125,7 @@ class DriverCalls {
 
 /// What is recorded of a card. Work: kernels and copies, with what the host issues. All: waits and memory too, of which
 /// the host tells each and pays for it.
-enum class RecordedKinds : std::uint8_t { Work, All };
+enum class RecordedKinds : std::uint8_t { WorkOnly, All };
 
 class Recorder {
  public:

@@ -46,7 +46,7 @@ FlatUnit::FlatUnit(const IssueContext& context, const Model& model, const Plan& 
       offload_(moves_to_host(plan)),
       shard_numel_(sharded_ ? unit_.shard_numel : unit_.flat_numel),
       trainable_(trainable),
-      in_slot_(static_cast<std::size_t>(BufferWhat::MeshGrad) + 1),
+      in_slot_(static_cast<std::size_t>(BufferWhat::ViewedCopy) + 1),
       storage_(empty_storage(context.device(Stream::D))) {
   const auto own = std::find(plan.groups.shard.begin(), plan.groups.shard.end(), plan.rank);
   position_ = static_cast<std::int32_t>(own - plan.groups.shard.begin());
@@ -139,7 +139,8 @@ at::Tensor FlatUnit::flat(const Memory& memory, Numel numel) const {
 
 FlatUnit::Memory FlatUnit::staged_shard() {
   if (slot(BufferWhat::CastShard).valid()) return memory(BufferWhat::CastShard);
-  if (slot(BufferWhat::H2dCopy).valid()) return memory(BufferWhat::H2dCopy);
+  for (const BufferWhat copy : {BufferWhat::H2dCopy, BufferWhat::ViewedCopy})
+    if (slot(copy).valid()) return memory(copy);
   return resident_;
 }
 

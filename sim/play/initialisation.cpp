@@ -194,8 +194,10 @@ class Fsdp1Wrapping {
       if (shard == kNoBlock) return false;
       device_.book.free(flat);
       if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
-    } else if (job_.fsdp.cpu_offload && (job_.fsdp.use_orig_params || unit.param_dtype != unit.orig_dtype)) {
-      device_.book.free(flat);  // else the modules go on looking at it (recorded: s077); with a cast, until a forward
+    } else if (job_.fsdp.cpu_offload && job_.fsdp.use_orig_params) {
+      device_.book.free(flat);
+    } else if (job_.fsdp.cpu_offload) {
+      buffers_.push_back({flat, unit.flat_numel, unit.orig_dtype, true});
     }
     if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
     for (const ParamId param : unit.params) {
@@ -404,6 +406,12 @@ bool play_lazy_initialisation(Device& device, const Plan& plan) {
     if (sharded && casts && !touch(unit.padded_numel, unit.orig_dtype)) return false;
   }
   return true;
+}
+
+void drop_viewed(Device& device, std::vector<ResidentBuffer>& buffers) {
+  for (const ResidentBuffer& buffer : buffers)
+    if (buffer.viewed) device.book.free(buffer.block);
+  std::erase_if(buffers, [](const ResidentBuffer& buffer) { return buffer.viewed; });
 }
 
 bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype) {

@@ -11,11 +11,12 @@
 
 namespace foreshard {
 
-/// A module's buffer on the device.
+/// A module's buffer on the device, or what its attributes look at until the first forward.
 struct ResidentBuffer {
   BlockHandle block = kNoBlock;
   Numel numel = 0;
   DType dtype = DType::Float32;
+  bool viewed = false;  // a flat parameter that has gone to the host (C1)
 };
 
 /// Wrapping: what is allocated on the way is freed again, shards and buffers stay. False: out of memory.
@@ -25,6 +26,9 @@ bool play_initialisation(Device& device, const Plan& plan, const Model& model, c
 /// H7: FSDP1's lazy initialisation makes each handle's buffers once, on D, and drops them at once: they leave free
 /// segments. False: out of memory.
 bool play_lazy_initialisation(Device& device, const Plan& plan);
+
+/// Forward's views take the place of those that wrapping made.
+void drop_viewed(Device& device, std::vector<ResidentBuffer>& buffers);
 
 /// M5: FSDP1's root casts floating buffers once, at the first forward; the list is empty afterwards. False: out of
 /// memory.

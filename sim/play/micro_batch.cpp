@@ -19,6 +19,7 @@ bool MicroBatch::begin() {
 }
 
 bool MicroBatch::initialise_lazily() {
+  drop_viewed(context_.device, model_buffers_);
   const std::optional<DType>& dtype = context_.job.fsdp.mixed_precision.buffer;
   if (dtype && !cast_buffers(context_.device, model_buffers_, *dtype)) return context_.out_of_memory(0);
   return play_lazy_initialisation(context_.device, context_.plan) || context_.out_of_memory(0);

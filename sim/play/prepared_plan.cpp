@@ -8,7 +8,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::MeshGrad) + 1;
+constexpr std::size_t kBufferKinds = static_cast<std::size_t>(BufferWhat::ViewedCopy) + 1;
 
 constexpr std::uint64_t bit(InstructionKind kind) { return std::uint64_t{1} << static_cast<unsigned>(kind); }
 constexpr bool is_among(InstructionKind kind, std::uint64_t kinds) { return (kinds & bit(kind)) != 0; }

@@ -57,7 +57,7 @@ void ActivationOffload::drop_stashed(Emitter& emit, Number up_to) {
 }
 
 /// What is copied to the host: a broadcast tensor's storage, a tensor without holes, or such a copy of it, made on the
-/// copies' stream.
+/// compute stream (TRL 1.16; in 1.9 on the copies').
 Ref ActivationOffload::laid_out(Emitter& emit, const Ref& tensor, Bytes& bytes) {
   Tape& tape = machine_.tape;
   const Layout layout = tape.layout(tensor);
@@ -67,9 +67,7 @@ Ref ActivationOffload::laid_out(Emitter& emit, const Ref& tensor, Bytes& bytes) 
     return tensor;
   }
   if (layout.contiguous() && tape.at(tensor).offset == 0) return tensor;
-  const Tape::Aside aside(tape);
   Kernel kernel = emit.start("aten.clone.default", KernelClass::Copy, layout.dtype);
-  kernel.offload = OffloadStep::Copy;
   Ref copy = tape.make(contiguous_layout(layout.sizes, layout.dtype), SlotCategory::Activation);
   emit.finish(kernel, {&tensor}, {&copy});
   return copy;
@@ -85,10 +83,10 @@ ActivationOffload::Number ActivationOffload::pack(Emitter& emit, const Ref& tens
     return 0;
   }
   if (stays(tensor)) return 0;
-  drop_stashed(emit, number - kStashed);
-  order(emit, OffloadStep::AwaitCompute);
   OnHost host{tape.layout(tensor)};
   Ref copied = laid_out(emit, tensor, host.bytes);
+  drop_stashed(emit, number - kStashed);
+  order(emit, OffloadStep::AwaitCompute);
   host.layout = tape.layout(copied);
   Kernel kernel = emit.start("offload.to_host", KernelClass::Copy, host.layout.dtype);
   kernel.offload = OffloadStep::ToHost;

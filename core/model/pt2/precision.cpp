@@ -9,7 +9,7 @@
 namespace foreshard {
 namespace {
 
-using Kind = Pt2Arg::Kind;
+using ArgKind = Pt2Arg::Kind;
 using Types = std::unordered_map<std::string, DType>;
 
 constexpr int kPasses = 3;       // values used before they are known settle after one; the others confirm
@@ -70,19 +70,19 @@ bool keeps_statistics(std::string_view name) {
 
 template <class Visit>
 void for_each_tensor(const Pt2Arg& arg, const Visit& visit) {
-  if (arg.kind == Kind::Tensor) visit(arg);
+  if (arg.kind == ArgKind::Tensor) visit(arg);
   for (const Pt2Arg& item : arg.items) for_each_tensor(item, visit);
 }
 template <class Visit>
 void for_each_tensor(Pt2Arg& arg, const Visit& visit) {
-  if (arg.kind == Kind::Tensor) visit(arg);
+  if (arg.kind == ArgKind::Tensor) visit(arg);
   for (Pt2Arg& item : arg.items) for_each_tensor(item, visit);
 }
 
 std::vector<const Pt2Arg*> flat(const std::vector<Pt2Arg>& args) {
   std::vector<const Pt2Arg*> out;
   for (const Pt2Arg& arg : args) {
-    if (arg.kind != Kind::List) out.push_back(&arg);
+    if (arg.kind != ArgKind::List) out.push_back(&arg);
     for (const Pt2Arg& item : arg.items) out.push_back(&item);
   }
   return out;
@@ -143,7 +143,7 @@ class Precision {
         });
       }
       const bool cast = is_cast(base_name(node.target)) && !node.inputs.empty() && node.outputs.size() == 1 &&
-                        node.inputs[0].arg.kind == Kind::Tensor && node.outputs[0].kind == Kind::Tensor;
+                        node.inputs[0].arg.kind == ArgKind::Tensor && node.outputs[0].kind == ArgKind::Tensor;
       if (cast) {
         const std::string& operand = node.inputs[0].arg.text;
         const Pt2Tensor* from = recorded(graph, operand);
@@ -179,7 +179,7 @@ class Precision {
   /// Regions of no_grad and autocast: their graph takes the operands' dtypes and gives its own.
   bool infer_region(std::size_t g, const Pt2Node& node, int depth) {
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
-      if (node.inputs[i].arg.kind != Kind::Graph) continue;
+      if (node.inputs[i].arg.kind != ArgKind::Graph) continue;
       const auto inner = static_cast<std::size_t>(node.inputs[i].arg.integer);
       const Pt2Graph& graph = program_.graphs[inner];
       if (graph.inputs.size() != node.inputs.size() - i - 1) return false;
@@ -222,12 +222,12 @@ class Precision {
     }
     const Pt2Arg* asked = nullptr;
     for (const Pt2Input& input : node.inputs)
-      if (input.name == "dtype" && input.arg.kind == Kind::DType) asked = &input.arg;
+      if (input.name == "dtype" && input.arg.kind == ArgKind::DType) asked = &input.arg;
     const bool in_place = !name.empty() && name.back() == '_' && !name.ends_with("__");
     std::size_t position = 0;
     for (const Pt2Arg* out : flat(node.outputs)) {
       const std::size_t at = position++;
-      const Pt2Tensor* tensor = out->kind == Kind::Tensor ? recorded(graph, out->text) : nullptr;
+      const Pt2Tensor* tensor = out->kind == ArgKind::Tensor ? recorded(graph, out->text) : nullptr;
       if (tensor == nullptr) continue;
       DType type = tensor->dtype;
       if (!any) {
@@ -297,7 +297,7 @@ class Precision {
       if (is_strict(name)) cast_operands(g, node, nodes, casts);
       if (is_cast(name)) {
         for (Pt2Input& input : node.inputs)
-          if (input.name == "dtype" && input.arg.kind == Kind::DType && !node.outputs.empty())
+          if (input.name == "dtype" && input.arg.kind == ArgKind::DType && !node.outputs.empty())
             if (const auto type = types_[g].find(node.outputs[0].text); type != types_[g].end())
               input.arg.integer = static_cast<std::int64_t>(type->second);
       }
@@ -328,7 +328,7 @@ class Precision {
         cast.target = "torch.ops.aten.to.dtype";
         cast.stack = node.stack;
         Pt2Arg dtype;
-        dtype.kind = Kind::DType;
+        dtype.kind = ArgKind::DType;
         dtype.integer = static_cast<std::int64_t>(low_);
         cast.inputs = {{"self", arg, false}, {"dtype", dtype, false}};
         Pt2Tensor tensor = graph.tensors.at(arg.text);

@@ -33,11 +33,11 @@ bool lives_within_iteration(BufferWhat what) {
 
 bool is_tracked(BufferWhat what) { return what == BufferWhat::Full || lives_within_iteration(what); }
 
-/// NO_SHARD's reduced gradient becomes .grad and lives on.
+/// NO_SHARD's reduced gradient becomes .grad and lives on; so does the copy that views of backward look at (C1).
 bool is_left_over(const Plan& plan, BufferWhat what, UnitId unit) {
-  const bool gradient =
-      what == BufferWhat::GradReduce || what == BufferWhat::GradPadded || what == BufferWhat::CompressedGrad;
-  return lives_within_iteration(what) && !(gradient && unit.valid() && !is_sharded(plan.units[unit.index()]));
+  const bool lives_on = what == BufferWhat::GradReduce || what == BufferWhat::GradPadded ||
+                        what == BufferWhat::CompressedGrad || what == BufferWhat::H2dCopy;
+  return lives_within_iteration(what) && !(lives_on && unit.valid() && !is_sharded(plan.units[unit.index()]));
 }
 
 /// What is allocated, and where it was. A buffer comes and goes often, so its entry stays.

@@ -1,6 +1,8 @@
 // Gathering and freeing (H8..H11, R6, R7), the limiter (R22) and prefetch (P1..P4).
 #include "core/plan/fsdp1/gathering.h"
 
+#include <utility>
+
 namespace foreshard::fsdp1 {
 
 using autograd::NodeIndex;
@@ -119,18 +121,37 @@ void Gathering::cast_shard(UnitState& u, Stream stream, Numel numel) {
   set_data(u, unit.param_dtype, false);
 }
 
+void Gathering::drop_copy(UnitState& u, BufferWhat what) {
+  const bool viewed = what == BufferWhat::ViewedCopy;
+  if (std::exchange(viewed ? u.viewed_copy : u.h2d_copy, false)) out_.free(viewed ? u.viewed_pool : u.h2d_pool, u, what);
+}
+
+// C1, H12. NO_SHARD's copy of a forward is what the modules' views look at. A copy that is replaced goes before the new
+// one comes; PyTorch drops it a moment later.
 void Gathering::copy_from_host(UnitState& u, Stream stream, Numel numel) {
   const PlanUnit& unit = *u.unit;
-  if (u.h2d_copy) out_.free(u.h2d_pool, u, BufferWhat::H2dCopy);  // what skipped views still looked at
-  out_.alloc(stream, u, BufferWhat::H2dCopy, numel, unit.orig_dtype);
-  Instruction& copy = out_.work(InstructionKind::H2d, stream, u, BufferWhat::H2dCopy, numel, unit.orig_dtype);
+  const bool viewed = !u.sharded && u.state == HandleState::Forward;
+  const BufferWhat what = viewed ? BufferWhat::ViewedCopy : BufferWhat::H2dCopy;
+  drop_copy(u, what);  // sharded: what skipped views still looked at
+  out_.alloc(stream, u, what, numel, unit.orig_dtype);
+  Instruction& copy = out_.work(InstructionKind::H2d, stream, u, what, numel, unit.orig_dtype);
   copy.pinned = u.pinned;  // C1: the first copy is from the unpinned original
   copy.blocking = !u.pinned;
   if (!u.pinned) run_.note_trap(6, &u);
   if (run_.grad_enabled && unit.requires_grad) run_.autograd.skip_number();  // the copy of the flat parameter
-  u.h2d_copy = true;
-  u.h2d_pool = stream;
+  (viewed ? u.viewed_copy : u.h2d_copy) = true;
+  (viewed ? u.viewed_pool : u.h2d_pool) = stream;
+  if (viewed) drop_copy(u, BufferWhat::H2dCopy);  // original parameters: backward's
   set_data(u, unit.orig_dtype, false);
+}
+
+// NO_SHARD: forward's views keep their copy, as attributes of the modules until the next forward, or, with original
+// parameters, as tensors whose data the next copy replaces: backward's copy then takes their place (H12). What autograd
+// saved of such a tensor is nearly always a transpose, which keeps forward's copy until it has been used.
+void Gathering::leave_copies(UnitState& u) {
+  if (u.sharded ? u.skipped_views : u.state == HandleState::Forward) return;
+  const bool replaced = !u.sharded && u.use_orig_params && u.state != HandleState::Summon;
+  drop_copy(u, replaced ? BufferWhat::ViewedCopy : BufferWhat::H2dCopy);
 }
 
 // H8, on Q (on D in summon). True if something was put on the stream.
@@ -218,12 +239,9 @@ void Gathering::use_full(UnitState& u, Stream stream, bool view_only) {
   if (u.sharded) {
     set_data(u, full_precision_forced(u) ? u.unit->orig_dtype : u.unit->param_dtype, false);
     // H12: original parameters are views of the copy until they are pointed at the shard again.
-    if (u.h2d_copy && !(u.use_orig_params && u.any_in_shard)) {
-      out_.free(u.h2d_pool, u, BufferWhat::H2dCopy);
-      u.h2d_copy = false;
-    }
+    if (!(u.use_orig_params && u.any_in_shard)) drop_copy(u, BufferWhat::H2dCopy);
   }
-  u.on_shard = !u.sharded && !u.cast_shard && !u.h2d_copy;  // R15: NO_SHARD computes on the shard itself
+  u.on_shard = !u.sharded && !u.cast_shard && !u.offload;  // R15: NO_SHARD computes on the shard itself
   const bool keeps_views = u.skipped_views && u.state == HandleState::BackwardPre;
   if (u.use_orig_params && !keeps_views) {
     u.module_views = u.state == HandleState::Forward || u.state == HandleState::BackwardPre;
@@ -273,10 +291,7 @@ void Gathering::reshard(UnitState& u, bool free_it, Stream stream) {
   use_shard(u);
   Instruction& i = out_.emit(InstructionKind::UseShard, stream, u);
   i.arg = free_it ? 0 : 1;
-  if (u.h2d_copy && !u.skipped_views) {  // NO_SHARD computed on the copy itself
-    out_.free(u.h2d_pool, u, BufferWhat::H2dCopy);
-    u.h2d_copy = false;
-  }
+  leave_copies(u);
   if (free_it) {
     free_full(u, stream);
     if (run_.job.fsdp.limit_all_gathers) {

@@ -32,6 +32,8 @@ class Gathering {
   bool pre_unshard(UnitState& u, Stream stream);
   void show_saved_gradient(UnitState& u, Stream stream);
   void copy_from_host(UnitState& u, Stream stream, Numel numel);
+  void drop_copy(UnitState& u, BufferWhat what);
+  void leave_copies(UnitState& u);
   void cast_shard(UnitState& u, Stream stream, Numel numel);
   void drop_cast_shard(UnitState& u, Stream user);
   void limiter_check();

@@ -47,7 +47,8 @@ struct UnitState {
   bool full_precision = false;  // the one in the original dtype (M7)
   bool cast_shard = false;
   bool h2d_copy = false;
-  Stream full_pool = Stream::U, cast_pool = Stream::Q, h2d_pool = Stream::Q;
+  bool viewed_copy = false;  // NO_SHARD: forward's copy
+  Stream full_pool = Stream::U, cast_pool = Stream::Q, h2d_pool = Stream::Q, viewed_pool = Stream::Q;
   bool on_shard = true;        // points at the local shard
   bool pinned = false;         // C1: pointed at the pinned copy since the first reshard
   bool skipped_views = false;  // H12

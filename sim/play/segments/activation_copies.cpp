@@ -29,16 +29,15 @@ void ActivationCopies::drop_all() {
   for (auto& [bytes, blocks] : pinned_) blocks.spare += std::exchange(blocks.used, 0);
 }
 
-void ActivationCopies::copy(const Kernel& kernel, const TimedKernel& timed, ActivitySpan& what) {
+void ActivationCopies::copy(const Kernel& kernel, SimDuration time, ActivitySpan& what) {
   Device& device = context_.device;
   const SimDuration call = device.cost.call_ns();
-  const bool crosses = kernel.offload != OffloadStep::Copy;
   what.kind = SpanKind::Copy;
   what.name = kernel.op;
   what.op = -1;
-  what.bytes = crosses ? kernel.read + kernel.written : kernel.written;
+  what.bytes = kernel.read + kernel.written;
   if (kernel.offload == OffloadStep::ToHost) pin(what.bytes);
-  device.launch(Stream::O, crosses ? device.cost.launch_ns() : timed.host, timed.device, what);
+  device.launch(Stream::O, device.cost.launch_ns(), time, what);
   if (kernel.offload == OffloadStep::ToHost) {
     device.clock.host_cost(call);
     copied_.push_back(device.clock.record(index_of(Stream::O)));
@@ -64,7 +63,7 @@ void ActivationCopies::play(const Kernel& kernel, const TimedKernel& timed, Acti
       clock.host_cost(call);
       if (back < used_.size()) clock.stream_wait(copies, used_[used_.size() - 1 - back]);
       return;
-    default: return copy(kernel, timed, what);
+    default: return copy(kernel, timed.device, what);
   }
 }
 

@@ -21,7 +21,7 @@ class ActivationCopies {
   void drop_all();
 
  private:
-  void copy(const Kernel& kernel, const TimedKernel& timed, ActivitySpan& what);
+  void copy(const Kernel& kernel, SimDuration time, ActivitySpan& what);
   void pin(Bytes bytes);
   void unpin(Bytes bytes);
 

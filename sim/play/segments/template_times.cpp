@@ -77,7 +77,7 @@ class TemplateTimer {
         device.push_back(collectives_.time_of(kernel));
         continue;
       }
-      if (kernel.offload != OffloadStep::None && kernel.offload != OffloadStep::Copy) {
+      if (kernel.offload != OffloadStep::None) {
         device.push_back(context_.device.cost.transfer(kernel.read + kernel.written));
         continue;
       }

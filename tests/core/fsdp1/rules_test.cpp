@@ -527,5 +527,23 @@ TEST(Fsdp1Memory, UnderOffloadTheCastShardIsMadeBeforeTheCopyItIsCastFrom) {
   EXPECT_LT(copy, position(it, K::Cast, BufferWhat::CastShard));
 }
 
+TEST(Fsdp1Memory, UnderNoShardWithOffloadViewsKeepTheCopiesThatTheyWereMadeOf) {  // C1, H12
+  Scenario s = with({{"strategy", "NO_SHARD"}, {"cpu_offload", true}});
+  const auto copies = [&s] {
+    const Plan plan = plan_of(s);
+    std::vector<std::string> all;
+    for (const Instruction& i : plan.iterations[1].instructions) {
+      const bool made = i.kind == K::Alloc;
+      if (i.unit != UnitId(1) || (!made && i.kind != K::Free)) continue;
+      if (i.buffer.what == BufferWhat::ViewedCopy) all.emplace_back(made ? "+viewed" : "-viewed");
+      if (i.buffer.what == BufferWhat::H2dCopy) all.emplace_back(made ? "+copy" : "-copy");
+    }
+    return all;
+  };
+  EXPECT_THAT(copies(), ElementsAre("-viewed", "+viewed", "+copy", "-copy")) << "the modules' attributes";
+  s.options["use_orig_params"] = true;
+  EXPECT_THAT(copies(), ElementsAre("+viewed", "-copy", "+copy", "-viewed")) << "tensors whose data backward replaces";
+}
+
 }  // namespace
 }  // namespace foreshard::fsdp1_test

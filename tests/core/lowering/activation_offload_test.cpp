@@ -58,7 +58,7 @@ Copies copies_of(const LoweredProgram& program) {
       for (const Kernel& kernel : list->kernels) {
         all.to_host += kernel.offload == OffloadStep::ToHost ? 1 : 0;
         all.to_device += kernel.offload == OffloadStep::ToDevice ? 1 : 0;
-        all.aside += kernel.offload == OffloadStep::Copy ? 1 : 0;
+        all.aside += program.op_names[static_cast<std::size_t>(kernel.op)] == "aten.clone.default" ? 1 : 0;
         all.out += kernel.offload == OffloadStep::ToHost ? kernel.read : 0;
         all.back += kernel.offload == OffloadStep::ToDevice ? kernel.written : 0;
       }

@@ -46,20 +46,20 @@ TEST(LoweringFacts, AGradientOverWhatWasThereTakesNoMemory) {
 }
 
 TEST(LoweringFacts, AnOpaqueOperatorSavesAndTakesWhatItSays) {
-  constexpr Bytes kOne = 6 * 4 * 4, kLoss = 4;
+  constexpr Bytes kOne = 6 * 4 * 4, kScalar = 4;
   const auto alive_at_loss = [](OpaqueOp opaque) {
     const Model model = with_opaque(std::move(opaque));
     const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
     EXPECT_TRUE(lowered->unknown_ops.empty());
     return alive_at(*lowered, "aten.sum.default");
   };
-  EXPECT_EQ(alive_at_loss({}), kOne + kLoss);  // y alone
+  EXPECT_EQ(alive_at_loss({}), kOne + kScalar);  // y alone
   OpaqueOp saves_input;
   saves_input.saved = {{ValueId(std::int32_t{1}), {}, DType::Float32}};
-  EXPECT_EQ(alive_at_loss(saves_input), 2 * kOne + kLoss);
+  EXPECT_EQ(alive_at_loss(saves_input), 2 * kOne + kScalar);
   OpaqueOp saves_own;
   saves_own.saved = {{ValueId(), {10}, DType::Float32}};
-  EXPECT_EQ(alive_at_loss(saves_own), kOne + 10 * 4 + kLoss);
+  EXPECT_EQ(alive_at_loss(saves_own), kOne + 10 * 4 + kScalar);
   OpaqueOp works;
   works.workspace_bytes = 1000;
   works.flops = 77;

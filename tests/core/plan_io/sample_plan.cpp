@@ -10,7 +10,7 @@ using K = InstructionKind;
 /// Appends instructions in the few words that a schedule needs.
 class Pen {
  public:
-  explicit Pen(Plan& plan) : plan_(plan), out_(plan.iterations.back().instructions) {}
+  explicit Pen(Plan& plan) : out_(plan.iterations.back().instructions) {}
 
   Pen& at(Phase phase, UnitId unit) {
     phase_ = phase;
@@ -81,7 +81,6 @@ class Pen {
   }
 
  private:
-  Plan& plan_;
   std::vector<Instruction>& out_;
   Phase phase_ = Phase::None;
   UnitId unit_;

@@ -21,7 +21,7 @@ struct Buffer {
 
 class Printer {
  public:
-  Printer(const Plan& plan, const Model& model) : plan_(plan), model_(model) {
+  Printer(const Plan& plan, const Model& model) : plan_(plan) {
     for (const CallGraph& graph : model.calls) containers_.insert(graph.module);
   }
   Json print();
@@ -55,7 +55,6 @@ class Printer {
   Json live() const;
 
   const Plan& plan_;
-  const Model& model_;
   std::set<ModuleId> containers_;
   Json lines_ = Json::array();
   std::vector<std::string> tokens_;
@@ -170,6 +169,7 @@ void Printer::note(const Instruction& i) {
     case BufferWhat::Full: return token("note full(" + label(i.unit) + ")" + to);
     case BufferWhat::FullPrecision: return token("note fullfp(" + label(i.unit) + ")" + to);
     case BufferWhat::CastShard: return token("note mp(" + label(i.unit) + ")" + to);
+    case BufferWhat::ViewedCopy:
     case BufferWhat::H2dCopy:
       // The recorder takes an unknown tensor inside a post-backward for that unit's gradient.
       if (head_phase_ == Phase::PostBackward) {
@@ -299,7 +299,8 @@ void Printer::instruction(const Instruction& i) {
       if (i.phase == Phase::PostBackward) token("ocast" + u);
       return;
     case InstructionKind::H2d:
-      if (i.buffer.what == BufferWhat::H2dCopy && i.arg == 0) token((i.pinned ? "h2d" : "h2d(pageable)") + u);
+      if ((i.buffer.what == BufferWhat::H2dCopy || i.buffer.what == BufferWhat::ViewedCopy) && i.arg == 0)
+        token((i.pinned ? "h2d" : "h2d(pageable)") + u);
       return;
     case InstructionKind::D2h:
       if (i.buffer.what == BufferWhat::HostGrad) return token((i.blocking ? "d2h!" : "d2h") + u);
