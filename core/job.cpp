@@ -10,6 +10,13 @@ constexpr std::array<std::string_view, 5> kStrategyNames{"FULL_SHARD", "SHARD_GR
 
 }  // namespace
 
+Job::Job() = default;
+Job::Job(const Job&) = default;
+Job::Job(Job&&) noexcept = default;
+Job& Job::operator=(const Job&) = default;
+Job& Job::operator=(Job&&) noexcept = default;
+Job::~Job() = default;
+
 std::string_view strategy_name(Strategy strategy) { return kStrategyNames[static_cast<std::size_t>(strategy)]; }
 
 std::optional<Strategy> parse_strategy(std::string_view text) {

@@ -314,6 +314,14 @@ struct Job {
   TrainOptions train;
   ClusterOptions cluster;
   AllocatorOptions allocator;
+
+  // Out of line: dozens of sources copy and drop one.
+  Job();
+  Job(const Job&);
+  Job(Job&&) noexcept;
+  Job& operator=(const Job&);
+  Job& operator=(Job&&) noexcept;
+  ~Job();
   bool operator==(const Job&) const = default;
 };
 

@@ -326,6 +326,14 @@ struct Plan {
   std::vector<std::string> names;        // interned texts, see Instruction::name
   std::vector<std::string> param_names;  // Model::params' fqns, so that a plan is read without its model
   std::optional<PlanFailure> failure;
+
+  // Out of line: dozens of sources copy and drop one.
+  Plan();
+  Plan(const Plan&);
+  Plan(Plan&&) noexcept;
+  Plan& operator=(const Plan&);
+  Plan& operator=(Plan&&) noexcept;
+  ~Plan();
   bool operator==(const Plan&) const = default;
 
   std::string_view name_of(NameId id) const {

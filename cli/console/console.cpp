@@ -12,7 +12,7 @@
 
 #include "cli/console/json_text.h"
 #include "core/output_file.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace foreshard::cli {
 namespace {

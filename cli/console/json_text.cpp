@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <iterator>
 
 #include "core/result.h"
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 
@@ -62,7 +62,7 @@ JsonText& JsonText::value(std::string_view text) {
     } else if (c == '\n') {
       out_ += "\\n";
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      fmt::format_to(std::back_inserter(out_), "\\u{:04x}", static_cast<unsigned>(c));
+      format_append(out_, "\\u{:04x}", static_cast<unsigned>(c));
     } else {
       out_ += c;
     }
@@ -80,13 +80,13 @@ JsonText& JsonText::value(bool flag) {
 JsonText& JsonText::value(double number) {
   if (!std::isfinite(number)) return null();
   separate();
-  fmt::format_to(std::back_inserter(out_), "{}", number);
+  format_append(out_, "{}", number);
   return *this;
 }
 
 JsonText& JsonText::integer(std::int64_t number) {
   separate();
-  fmt::format_to(std::back_inserter(out_), "{}", number);
+  format_append(out_, "{}", number);
   return *this;
 }
 

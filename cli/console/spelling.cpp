@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/edit_distance.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard::cli {
 

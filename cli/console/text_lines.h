@@ -3,9 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
 #include <string>
 #include <utility>
+
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 
@@ -15,7 +16,7 @@ class TextLines {
   /// One line; blanks at its end are cut off.
   template <class... Args>
   void line(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
+    format_append(out_, format, std::forward<Args>(args)...);
     while (!out_.empty() && out_.back() == ' ') out_.pop_back();
     out_ += '\n';
   }

@@ -13,7 +13,7 @@
 #include "cli/exec_program/measured_actions.h"
 #include "cli/exec_program/run_timeline.h"
 #include "cli/reports/action_report.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "exec/actions/action_run.h"
 #include "exec/record/recorder.h"
 #include "sim/simulate.h"

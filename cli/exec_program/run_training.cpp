@@ -23,7 +23,7 @@
 #include "cli/session/job_source.h"
 #include "core/job/job_file.h"
 #include "core/output_file.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "exec/launch/launch.h"
 #include "exec/launch/stop_request.h"
 #include "exec/record/recorder.h"

@@ -7,6 +7,7 @@
 
 #include "cli/console/amount_text.h"
 #include "core/plan/form/plan_text.h"
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 namespace {
@@ -29,7 +30,7 @@ class Summary {
   template <class... Args>
   void line(fmt::format_string<Args...> format, Args&&... args) {
     out_ += "# ";
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
+    format_append(out_, format, std::forward<Args>(args)...);
     while (out_.back() == ' ') out_.pop_back();
     out_ += '\n';
   }

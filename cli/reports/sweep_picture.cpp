@@ -8,7 +8,7 @@
 
 #include "cli/console/amount_text.h"
 #include "core/amounts.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace foreshard::cli {
 namespace {

@@ -1,11 +1,10 @@
 #include <fmt/format.h>
 
-#include <iterator>
-
 #include "cli/console/arguments.h"
 #include "cli/console/json_text.h"
 #include "cli/verbs/verbs.h"
 #include "core/job/job_keys.h"
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 namespace {
@@ -40,21 +39,19 @@ std::string bash(const std::vector<VerbDescription>& verbs) {
       "# bash completion of foreshard; source it, or place it in bash-completion's folder\n_foreshard() {\n"
       "  local word=\"${COMP_WORDS[COMP_CWORD]}\" before=\"${COMP_WORDS[COMP_CWORD-1]}\" verb=\"${COMP_WORDS[1]}\"\n"
       "  COMPREPLY=()\n";
-  fmt::format_to(std::back_inserter(out),
-                 "  if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W {} -- \"$word\")); return; fi\n",
-                 shell_quoted(verb_names(verbs)));
+  format_append(out, "  if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W {} -- \"$word\")); return; fi\n",
+                shell_quoted(verb_names(verbs)));
   out += "  case \"$verb $before\" in\n";
   for (const VerbDescription& verb : verbs) {
     for (const FlagDescription& flag : verb.flags) {
       for (const std::string& name : flag.names) {
         if (name == "--set")
-          fmt::format_to(std::back_inserter(out),
-                         "    \"{} --set\") compopt -o nospace; COMPREPLY=($(compgen -W {} -- \"$word\")); return;;\n",
-                         verb.name, shell_quoted(keys_with_equals()));
+          format_append(out,
+                        "    \"{} --set\") compopt -o nospace; COMPREPLY=($(compgen -W {} -- \"$word\")); return;;\n",
+                        verb.name, shell_quoted(keys_with_equals()));
         if (!flag.values.empty())
-          fmt::format_to(std::back_inserter(out),
-                         "    \"{} {}\") COMPREPLY=($(compgen -W {} -- \"$word\")); return;;\n", verb.name, name,
-                         shell_quoted(joined(flag.values)));
+          format_append(out, "    \"{} {}\") COMPREPLY=($(compgen -W {} -- \"$word\")); return;;\n", verb.name, name,
+                        shell_quoted(joined(flag.values)));
       }
     }
   }
@@ -62,8 +59,8 @@ std::string bash(const std::vector<VerbDescription>& verbs) {
   for (const VerbDescription& verb : verbs) {
     std::vector<std::string> words = verb.words;
     for (const FlagDescription& flag : verb.flags) words.insert(words.end(), flag.names.begin(), flag.names.end());
-    fmt::format_to(std::back_inserter(out), "    {}) COMPREPLY=($(compgen {}-W {} -- \"$word\"));;\n", verb.name,
-                   verb.takes_file ? "-f " : "", shell_quoted(joined(words)));
+    format_append(out, "    {}) COMPREPLY=($(compgen {}-W {} -- \"$word\"));;\n", verb.name,
+                  verb.takes_file ? "-f " : "", shell_quoted(joined(words)));
   }
   return out + "  esac\n}\ncomplete -o filenames -F _foreshard foreshard\n";
 }
@@ -81,10 +78,10 @@ std::string zsh_text(std::string_view text) {
 std::string zsh(const std::vector<VerbDescription>& verbs) {
   std::string out = "#compdef foreshard\n_foreshard() {\n  local -a verbs=(\n";
   for (const VerbDescription& verb : verbs)
-    fmt::format_to(std::back_inserter(out), "    {}\n", shell_quoted(zsh_text(verb.name) + ":" + verb.about));
+    format_append(out, "    {}\n", shell_quoted(zsh_text(verb.name) + ":" + verb.about));
   out += "  )\n  if (( CURRENT == 2 )); then _describe verb verbs; return; fi\n  case $words[2] in\n";
   for (const VerbDescription& verb : verbs) {
-    fmt::format_to(std::back_inserter(out), "    {})\n      shift words; (( CURRENT-- ))\n      _arguments", verb.name);
+    format_append(out, "    {})\n      shift words; (( CURRENT-- ))\n      _arguments", verb.name);
     for (const FlagDescription& flag : verb.flags) {
       for (const std::string& name : flag.names) {
         std::string spec = fmt::format("{}{}[{}]", name == "--set" ? "*" : "", name, zsh_text(flag.about));
@@ -93,12 +90,11 @@ std::string zsh(const std::vector<VerbDescription>& verbs) {
                                            : name == "--set"     ? "(" + keys_with_equals() + ")"
                                            : flag.values.empty() ? ""
                                                                  : "(" + joined(flag.values) + ")");
-        fmt::format_to(std::back_inserter(out), " \\\n        {}", shell_quoted(spec));
+        format_append(out, " \\\n        {}", shell_quoted(spec));
       }
     }
     if (!verb.words.empty())
-      fmt::format_to(std::back_inserter(out), " \\\n        {}",
-                     shell_quoted(fmt::format("1:word:({})", joined(verb.words))));
+      format_append(out, " \\\n        {}", shell_quoted(fmt::format("1:word:({})", joined(verb.words))));
     if (verb.takes_file) out += " \\\n        '*:file:_files'";
     out += ";;\n";
   }
@@ -114,22 +110,22 @@ std::string fish_text(std::string_view text) {
 std::string fish(const std::vector<VerbDescription>& verbs) {
   std::string out = "# fish completion of foreshard\ncomplete -c foreshard -f\n";
   for (const VerbDescription& verb : verbs) {
-    fmt::format_to(std::back_inserter(out), "complete -c foreshard -n __fish_use_subcommand -a {} -d {}\n", verb.name,
-                   fish_text(verb.about));
+    format_append(out, "complete -c foreshard -n __fish_use_subcommand -a {} -d {}\n", verb.name,
+                  fish_text(verb.about));
   }
   for (const VerbDescription& verb : verbs) {
     const std::string when = fmt::format("-n '__fish_seen_subcommand_from {}'", verb.name);
-    if (verb.takes_file) fmt::format_to(std::back_inserter(out), "complete -c foreshard {} -F\n", when);
+    if (verb.takes_file) format_append(out, "complete -c foreshard {} -F\n", when);
     if (!verb.words.empty())
-      fmt::format_to(std::back_inserter(out), "complete -c foreshard {} -a {}\n", when, fish_text(joined(verb.words)));
+      format_append(out, "complete -c foreshard {} -a {}\n", when, fish_text(joined(verb.words)));
     for (const FlagDescription& flag : verb.flags) {
       std::string names;
       for (const std::string& name : flag.names)
         names += name.rfind("--", 0) == 0 ? " -l " + name.substr(2) : " -s " + name.substr(1);
       const std::string values = flag.names.back() == "--set" ? keys_with_equals() : joined(flag.values);
-      fmt::format_to(std::back_inserter(out), "complete -c foreshard {}{}{}{} -d {}\n", when, names,
-                     flag.takes_value ? (flag.takes_file ? " -r -F" : " -x") : "",
-                     values.empty() ? "" : " -a " + fish_text(values), fish_text(flag.about));
+      format_append(out, "complete -c foreshard {}{}{}{} -d {}\n", when, names,
+                    flag.takes_value ? (flag.takes_file ? " -r -F" : " -x") : "",
+                    values.empty() ? "" : " -a " + fish_text(values), fish_text(flag.about));
     }
   }
   return out;

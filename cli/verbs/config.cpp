@@ -6,6 +6,7 @@
 #include "cli/console/json_text.h"
 #include "cli/session/job_source.h"
 #include "cli/verbs/verbs.h"
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 namespace {
@@ -32,8 +33,8 @@ std::string origin_table(const LoadedJob& loaded, const Console& console) {
   for (const EffectiveValue& value : loaded.values) {
     const std::string left = fmt::format("{} = {}", value.key, value.value);
     const bool plain = !console.color || value.origin == "default";
-    fmt::format_to(std::back_inserter(text), "{:<{}}  {}# {}{}\n", left, width, plain ? "" : "\x1b[36m", value.origin,
-                   plain ? "" : "\x1b[0m");
+    format_append(text, "{:<{}}  {}# {}{}\n", left, width, plain ? "" : "\x1b[36m", value.origin,
+                  plain ? "" : "\x1b[0m");
   }
   return text;
 }

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <iterator>
 #include <utility>
 
 #include "cli/console/json_text.h"
@@ -8,6 +7,7 @@
 #include "cli/session/executor_process.h"
 #include "cli/session/machine.h"
 #include "cli/verbs/verbs.h"
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 namespace {
@@ -26,9 +26,8 @@ std::string doctor_text(const std::vector<Finding>& findings, const Console& con
     const char* mark = console.unicode ? (f.found ? "✓" : "–") : (f.found ? "+" : "-");
     const std::string painted =
         console.color ? fmt::format("\x1b[{}m{}\x1b[0m", f.found ? 32 : 33, mark) : std::string(mark);
-    fmt::format_to(std::back_inserter(text), "{} {:<18}{}\n", painted, f.name, f.found ? f.detail : "not found");
-    fmt::format_to(std::back_inserter(text), "  {:<18}for: {}{}\n", "", f.gives,
-                   f.found ? "" : fmt::format("; {}", f.remedy));
+    format_append(text, "{} {:<18}{}\n", painted, f.name, f.found ? f.detail : "not found");
+    format_append(text, "  {:<18}for: {}{}\n", "", f.gives, f.found ? "" : fmt::format("; {}", f.remedy));
   }
   return text;
 }

@@ -10,6 +10,7 @@
 #include "core/lowering/activations/activation.h"
 #include "core/model/inspect.h"
 #include "core/model/model_json.h"
+#include "core/text/format_append.h"
 
 namespace foreshard::cli {
 namespace {
@@ -67,21 +68,21 @@ void add_kept(std::string& text, std::string_view title, std::vector<std::pair<s
   constexpr std::size_t kShown = 8;
   if (kept.empty()) return;
   std::stable_sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-  fmt::format_to(std::back_inserter(text), "\n{}\n", title);
+  format_append(text, "\n{}\n", title);
   Bytes rest = 0;
   for (std::size_t i = 0; i < kept.size(); ++i) {
     if (i < kShown)
-      fmt::format_to(std::back_inserter(text), "  {:<54}{:>18}\n", kept[i].first, bytes_text(kept[i].second));
+      format_append(text, "  {:<54}{:>18}\n", kept[i].first, bytes_text(kept[i].second));
     else
       rest += kept[i].second;
   }
-  if (rest > 0) fmt::format_to(std::back_inserter(text), "  {:<54}{:>18}\n", "others", bytes_text(rest));
+  if (rest > 0) format_append(text, "  {:<54}{:>18}\n", "others", bytes_text(rest));
 }
 
 std::string inspect_text(const Model& model, const InspectReport& report, int depth) {
   std::string text;
   const auto line = [&](std::string_view label, const std::string& content) {
-    fmt::format_to(std::back_inserter(text), "{:<14}{}\n", label, content);
+    format_append(text, "{:<14}{}\n", label, content);
   };
   line("model",
        fmt::format("{}{}", model.name, model.architecture.empty() ? "" : fmt::format(" ({})", model.architecture)));
@@ -104,11 +105,10 @@ std::string inspect_text(const Model& model, const InspectReport& report, int de
       line("activations", fmt::format("{} kept between forward and backward", bytes_text(*report.activation_bytes)));
     line("without rule", listed(report.unknown_ops));
   }
-  fmt::format_to(std::back_inserter(text), "\n{:<32}{:>8}{:>18}{:>16}\n", "class", "modules", "own parameters",
-                 "forward FLOPs");
+  format_append(text, "\n{:<32}{:>8}{:>18}{:>16}\n", "class", "modules", "own parameters", "forward FLOPs");
   for (const ClassNumbers& c : report.classes) {
-    fmt::format_to(std::back_inserter(text), "{:<32}{:>8}{:>18}{:>16}\n", c.class_name, grouped_text(c.modules),
-                   grouped_text(c.own_params), short_count_text(static_cast<double>(c.flops.forward)));
+    format_append(text, "{:<32}{:>8}{:>18}{:>16}\n", c.class_name, grouped_text(c.modules), grouped_text(c.own_params),
+                  short_count_text(static_cast<double>(c.flops.forward)));
   }
   add_kept(text, "kept for backward by class", report.kept_by_class);
   add_kept(text, "kept for backward by operator", report.kept_by_operator);

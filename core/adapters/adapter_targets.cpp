@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "core/adapters/adapted_model.h"
-#include "core/edit_distance.h"
 #include "core/model/module_kind.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/edit_distance.h"
 #include "core/job/job_keys.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard::job_values {
 

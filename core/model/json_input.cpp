@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/edit_distance.h"
 #include "core/input_file.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {

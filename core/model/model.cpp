@@ -1,6 +1,12 @@
 #include "core/model/model.h"
 
 namespace foreshard {
+Model::Model() = default;
+Model::Model(const Model&) = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(const Model&) = default;
+Model& Model::operator=(Model&&) noexcept = default;
+Model::~Model() = default;
 
 Numel numel_of(const Shape& shape) {
   Numel n = 1;

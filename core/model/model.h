@@ -270,6 +270,13 @@ struct Model {
   DType compute_dtype = DType::Float32;  // dtype that the operator program was written in (parameters cast to it)
   bool params_cast = false;              // ... all of them, though they were created in several
 
+  // Out of line: dozens of sources copy and drop one.
+  Model();
+  Model(const Model&);
+  Model(Model&&) noexcept;
+  Model& operator=(const Model&);
+  Model& operator=(Model&&) noexcept;
+  ~Model();
   bool operator==(const Model&) const = default;
 
   /// Invalid id if there is no such module / parameter. Linear in the number of names.

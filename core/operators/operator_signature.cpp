@@ -1,4 +1,5 @@
 #include "core/operators/operator_signature.h"
+#include "core/text/format_append.h"
 
 #include <fmt/format.h>
 
@@ -17,7 +18,7 @@ class Signature {
     text_ = op.name;
     for (const Arg& arg : op.args) add(arg);
     for (const NamedArg& arg : op.kwargs) {
-      fmt::format_to(std::back_inserter(text_), " {}:", arg.name);
+      format_append(text_, " {}:", arg.name);
       add(arg.arg);
     }
     return std::move(text_);
@@ -25,9 +26,9 @@ class Signature {
 
  private:
   void tensor(DType dtype, const Shape& shape) {
-    fmt::format_to(std::back_inserter(text_), " {}[", dtype_short_name(dtype));
+    format_append(text_, " {}[", dtype_short_name(dtype));
     for (std::size_t i = 0; i < shape.size(); ++i) {
-      fmt::format_to(std::back_inserter(text_), "{}{}", i > 0 ? "," : "", shape[i]);
+      format_append(text_, "{}{}", i > 0 ? "," : "", shape[i]);
     }
     text_ += ']';
   }
@@ -52,9 +53,9 @@ class Signature {
             for (const Arg& item : value) add(item);
             text_ += " )";
           } else if constexpr (std::is_same_v<T, DType>) {
-            fmt::format_to(std::back_inserter(text_), " {}", dtype_name(value));
+            format_append(text_, " {}", dtype_name(value));
           } else {
-            fmt::format_to(std::back_inserter(text_), " {}", value);
+            format_append(text_, " {}", value);
           }
         },
         arg.value);

@@ -78,6 +78,13 @@ static_assert(kBuffers.size() == static_cast<std::size_t>(BufferWhat::ViewedCopy
 
 }  // namespace
 
+Plan::Plan() = default;
+Plan::Plan(const Plan&) = default;
+Plan::Plan(Plan&&) noexcept = default;
+Plan& Plan::operator=(const Plan&) = default;
+Plan& Plan::operator=(Plan&&) noexcept = default;
+Plan::~Plan() = default;
+
 std::string_view stream_name(Stream stream) { return kStreams[static_cast<std::size_t>(stream)]; }
 std::string_view instruction_kind_name(InstructionKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 std::string_view phase_name(Phase phase) { return kPhases[static_cast<std::size_t>(phase)]; }

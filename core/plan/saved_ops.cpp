@@ -7,8 +7,8 @@
 #include <limits>
 #include <optional>
 
-#include "core/edit_distance.h"
 #include "core/lowering/op_rules.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "core/operators/operator_signature.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "exec/calibrate/calibration_host.h"
 #include "exec/calibrate/calibration_journal.h"
 #include "exec/data/batch_source.h"

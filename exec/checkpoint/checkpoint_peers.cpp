@@ -8,7 +8,7 @@
 #include <numeric>
 #include <optional>
 
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace foreshard::exec {
 namespace {

@@ -13,7 +13,7 @@
 #include <system_error>
 
 #include "core/model/json_input.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {

@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace foreshard::exec {
 namespace {

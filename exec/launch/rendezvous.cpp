@@ -17,7 +17,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace foreshard::exec {
 namespace {

@@ -17,7 +17,7 @@
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/full_precision.h"
 #include "core/plan/units/units.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "exec/checkpoint/checkpoint.h"
 #include "exec/data/batch_source.h"
 #include "exec/data/script_inputs.h"

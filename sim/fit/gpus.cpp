@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/edit_distance.h"
+#include "core/text/edit_distance.h"
 #include "sim/machine/profile.h"
 
 namespace foreshard {

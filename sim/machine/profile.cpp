@@ -446,6 +446,13 @@ Result<std::string> read_file(const fs::path& file) {
 
 }  // namespace
 
+HardwareProfile::HardwareProfile() = default;
+HardwareProfile::HardwareProfile(const HardwareProfile&) = default;
+HardwareProfile::HardwareProfile(HardwareProfile&&) noexcept = default;
+HardwareProfile& HardwareProfile::operator=(const HardwareProfile&) = default;
+HardwareProfile& HardwareProfile::operator=(HardwareProfile&&) noexcept = default;
+HardwareProfile::~HardwareProfile() = default;
+
 std::string_view tensor_work_name(TensorWork work) { return kTensorWork[static_cast<std::size_t>(work)]; }
 
 std::string_view fabric_name(Fabric fabric) { return kFabrics[static_cast<std::size_t>(fabric)]; }

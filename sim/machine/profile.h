@@ -135,6 +135,14 @@ struct HardwareProfile {
   // kind "virtual": the clock of the virtual device (FAKEGPU_*); kind "cpu": wake_ns, until a thread that slept goes
   // on, segment_forward_ns and segment_backward_ns, what a segment costs beside its operators
   std::map<std::string, double> extra;
+
+  // Out of line: dozens of sources copy and drop one.
+  HardwareProfile();
+  HardwareProfile(const HardwareProfile&);
+  HardwareProfile(HardwareProfile&&) noexcept;
+  HardwareProfile& operator=(const HardwareProfile&);
+  HardwareProfile& operator=(HardwareProfile&&) noexcept;
+  ~HardwareProfile();
   bool operator==(const HardwareProfile&) const = default;
 };
 

@@ -28,8 +28,8 @@ bool OptimizerState::clip(Device& device, const Plan& plan, const Instruction& i
   if (device.cost.work().measured()) return measured_clip(device, norms, scales, what);
   if (plan.runtime != Runtime::Fsdp1) return clip_lists(device, plan, what);
   if (norms && !copy_zero(device, what)) return false;
-  // Where nothing is sharded it hands all over to torch.nn.utils (FullyShardedDataParallel.clip_grad_norm_), which stays
-  // where the gradients are.
+  // Where nothing is sharded it hands all over to torch.nn.utils (FullyShardedDataParallel.clip_grad_norm_), which
+  // stays where the gradients are.
   const bool shards = shards_parameters(plan);
   if (i.on_host && shards) return clip_on_host(device, norms, what);
   if (i.on_host) return host_pass(device, 1), true;

@@ -128,6 +128,14 @@ struct Prediction {
   Lifetimes lifetimes = Lifetimes::Built;  // the model's: until when values are named
   std::int64_t events = 0;                 // simulated, for benchmarks
   Timeline timeline;
+
+  // Out of line: dozens of sources copy and drop one.
+  Prediction();
+  Prediction(const Prediction&);
+  Prediction(Prediction&&) noexcept;
+  Prediction& operator=(const Prediction&);
+  Prediction& operator=(Prediction&&) noexcept;
+  ~Prediction();
 };
 
 /// How a rank's compute differs from the profile's.

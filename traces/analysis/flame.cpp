@@ -6,7 +6,7 @@
 #include <functional>
 #include <map>
 
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "traces/analysis/kernel_table.h"
 #include "traces/analysis/range_statistics.h"
 #include "traces/analysis/slice_origins.h"

@@ -11,7 +11,8 @@
 #include <unordered_set>
 
 #include "core/plan.h"
-#include "core/utf8.h"
+#include "core/text/format_append.h"
+#include "core/text/utf8.h"
 #include "traces/encodings/byte_file.h"
 #include "traces/formats/argument_reader.h"
 
@@ -44,7 +45,7 @@ class EventWriter {
 
   template <class... Args>
   void raw(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(buffer_), format, std::forward<Args>(args)...);
+    format_append(buffer_, format, std::forward<Args>(args)...);
     if (buffer_.size() >= kFlushBytes) flush();
   }
   void begin_event() {

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "core/plan.h"
+#include "core/text/format_append.h"
 #include "traces/encodings/byte_file.h"
 
 namespace foreshard {
@@ -32,14 +33,13 @@ Result<void> write_timeline_csv(const Timeline& timeline, const std::string& pat
     const bool has_unit = span.unit >= 0 && static_cast<std::size_t>(span.unit) < timeline.units.size();
     const std::string& unit = has_unit ? timeline.units[static_cast<std::size_t>(span.unit)] : lane.label;
     const bool has_phase = span.phase > 0 && span.phase <= static_cast<int>(Phase::Load);
-    fmt::format_to(std::back_inserter(text), "{},{},{},{},{},{},{},{},{},{},{}\n", lane.rank, quoted(lane.stream),
-                   quoted(lane.label), span_kind_name(span.kind), quoted(timeline.name_of(span.name)), span.start,
-                   span.duration,
-                   !has_unit      ? ""
-                   : unit.empty() ? "root"
-                                  : quoted(unit),
-                   has_phase ? phase_name(static_cast<Phase>(span.phase)) : std::string_view(),
-                   span.instruction.valid() ? fmt::format("{}", span.instruction.value) : "", span.bytes);
+    format_append(text, "{},{},{},{},{},{},{},{},{},{},{}\n", lane.rank, quoted(lane.stream), quoted(lane.label),
+                  span_kind_name(span.kind), quoted(timeline.name_of(span.name)), span.start, span.duration,
+                  !has_unit      ? ""
+                  : unit.empty() ? "root"
+                                 : quoted(unit),
+                  has_phase ? phase_name(static_cast<Phase>(span.phase)) : std::string_view(),
+                  span.instruction.valid() ? fmt::format("{}", span.instruction.value) : "", span.bytes);
     if (text.size() < kFlushBytes) continue;
     if (auto written = file->write(text); !written) return written;
     text.clear();

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/edit_distance.h"
 #include "core/model/json_input.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {

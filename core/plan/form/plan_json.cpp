@@ -8,6 +8,7 @@
 
 #include "core/plan/form/plan_reader.h"
 #include "core/plan/form/plan_writer.h"
+#include "core/text/format_append.h"
 
 namespace foreshard {
 namespace {
@@ -27,12 +28,12 @@ class JsonSink {
   }
   void integer(std::int64_t value) {
     comma();
-    fmt::format_to(std::back_inserter(buffer_), "{}", value);
+    format_append(buffer_, "{}", value);
   }
   void number(double value) {
     comma();
     if (std::isfinite(value)) {
-      fmt::format_to(std::back_inserter(buffer_), "{}", value);
+      format_append(buffer_, "{}", value);
     } else {
       append("null");
     }
@@ -87,7 +88,7 @@ class JsonSink {
         buffer_.push_back('\\');
         buffer_.push_back(c);
       } else if (static_cast<unsigned char>(c) < 0x20) {
-        fmt::format_to(std::back_inserter(buffer_), "\\u{:04x}", static_cast<unsigned char>(c));
+        format_append(buffer_, "\\u{:04x}", static_cast<unsigned char>(c));
       } else {
         buffer_.push_back(c);
       }

@@ -10,6 +10,7 @@
 
 #include "core/plan/form/plan_reader.h"
 #include "core/plan/form/plan_writer.h"
+#include "core/text/format_append.h"
 
 namespace foreshard {
 namespace {
@@ -46,7 +47,7 @@ class TextSink {
     for (const char c : value) {
       if (c == '"' || c == '\\') buffer_.push_back('\\');
       if (static_cast<unsigned char>(c) < 0x20) {
-        fmt::format_to(std::back_inserter(buffer_), "\\u{:04x}", static_cast<unsigned char>(c));
+        format_append(buffer_, "\\u{:04x}", static_cast<unsigned char>(c));
       } else {
         buffer_.push_back(c);
       }
@@ -55,11 +56,11 @@ class TextSink {
   }
   void integer(std::int64_t value) {
     blank();
-    fmt::format_to(std::back_inserter(buffer_), "{}", value);
+    format_append(buffer_, "{}", value);
   }
   void number(double value) {
     blank();
-    fmt::format_to(std::back_inserter(buffer_), "{}", std::isfinite(value) ? value : 0.0);
+    format_append(buffer_, "{}", std::isfinite(value) ? value : 0.0);
   }
   void boolean(bool value) {
     blank();

@@ -123,7 +123,8 @@ void Gathering::cast_shard(UnitState& u, Stream stream, Numel numel) {
 
 void Gathering::drop_copy(UnitState& u, BufferWhat what) {
   const bool viewed = what == BufferWhat::ViewedCopy;
-  if (std::exchange(viewed ? u.viewed_copy : u.h2d_copy, false)) out_.free(viewed ? u.viewed_pool : u.h2d_pool, u, what);
+  if (std::exchange(viewed ? u.viewed_copy : u.h2d_copy, false))
+    out_.free(viewed ? u.viewed_pool : u.h2d_pool, u, what);
 }
 
 // C1, H12. NO_SHARD's copy of a forward is what the modules' views look at. A copy that is replaced goes before the new

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/edit_distance.h"
 #include "core/job.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 

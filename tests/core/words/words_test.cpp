@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
 #include "core/dtype.h"
-#include "core/edit_distance.h"
 #include "core/job.h"
 #include "core/result.h"
-#include "core/utf8.h"
+#include "core/text/edit_distance.h"
+#include "core/text/utf8.h"
 
 namespace foreshard {
 namespace {

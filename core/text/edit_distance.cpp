@@ -1,4 +1,4 @@
-#include "core/edit_distance.h"
+#include "core/text/edit_distance.h"
 
 #include <algorithm>
 #include <array>

@@ -1,15 +1,14 @@
-// Draws of jitter: a counter-based generator, so that a draw depends on the seed and its number alone.
+#include "sim/play/prediction.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "sim/play/prediction.h"
 
 namespace foreshard {
 namespace {
 
 constexpr double kFastest = 0.05;  // a draw never makes time stand still
 
-/// SplitMix64 of Steele, Lea and Flood.
+/// SplitMix64 of Steele, Lea and Flood: counter-based, so that a draw depends on the seed and its number alone.
 std::uint64_t mixed(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15U;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -28,6 +27,13 @@ double normal_quantile(double probability) {
 }
 
 }  // namespace
+
+Prediction::Prediction() = default;
+Prediction::Prediction(const Prediction&) = default;
+Prediction::Prediction(Prediction&&) noexcept = default;
+Prediction& Prediction::operator=(const Prediction&) = default;
+Prediction& Prediction::operator=(Prediction&&) noexcept = default;
+Prediction::~Prediction() = default;
 
 double draw_slowness(const RankSpeed& speed, std::uint64_t number) {
   if (speed.jitter <= 0) return speed.slow;
