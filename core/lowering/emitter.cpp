@@ -6,6 +6,7 @@
 #include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/views/views.h"
 
 namespace foreshard::lowering {
 
@@ -218,14 +219,6 @@ Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepd
 }
 
 /// inferExpandGeometry: a dimension of one that is put in front has a step, except before a number.
-Dims expanded_strides(const Layout& from, const Dims& sizes) {
-  Dims strides = broadcast_strides(from, sizes);
-  if (from.sizes.n == 0) return strides;
-  for (std::int32_t i = sizes.n - from.sizes.n - 1; i >= 0; --i)
-    if (sizes[i] == 1) strides[i] = sizes[i + 1] * strides[i + 1];
-  return strides;
-}
-
 Ref Emitter::transpose(const Ref& a, std::int32_t d0, std::int32_t d1) {
   Layout out = layout(a);
   if (out.sizes.n > std::max(d0, d1)) {

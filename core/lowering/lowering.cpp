@@ -182,7 +182,18 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
       const std::int32_t folded = fold.run_begin + fold.period + s;
       place(folded, folded + (block + 1) * fold.period);
     }
-  for (const ImportBinding& binding : machine.held) out.held.push_back({fold.real(binding.instance), binding.slot});
+  const auto each = [&fold](std::int32_t folded, const auto& take) {  // the folded instance, and those it stands for
+    take(fold.real(folded));
+    const std::int32_t second = fold.run_begin + fold.period;
+    if (folded < second || folded >= second + fold.period) return;
+    for (std::int32_t block = 0; block < fold.removed; ++block) take(folded + (block + 1) * fold.period);
+  };
+  for (const ImportBinding& binding : machine.held)
+    each(binding.instance, [&](std::int32_t real) { out.held.push_back({real, binding.slot}); });
+  for (const ImportBinding& binding : machine.held_until_next)
+    each(binding.instance, [&](std::int32_t real) { out.held_until_next.push_back({real, binding.slot}); });
+  for (const auto& [instance, bytes] : machine.kept_for_run)
+    each(instance, [&, kept = bytes](std::int32_t) { out.kept_for_run.push_back(kept); });
   out.offloads = machine.options.offload.on;
   out.op_names = std::move(machine.names);
   out.unknown_ops = std::move(machine.unknown_ops);

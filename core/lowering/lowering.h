@@ -150,6 +150,8 @@ struct LoweredProgram {
   std::vector<SegmentTemplate> templates;
   std::vector<SegmentInstance> instances;  // parallel to the segments given
   std::vector<ImportBinding> held;         // storages still alive after backward: the loss, logits held by the caller
+  std::vector<ImportBinding> held_until_next;  // of these, what lives until the next forward makes it again
+  std::vector<Bytes> kept_for_run;             // made in the first step alone: caches of modules
   std::vector<std::string> op_names;
   bool offloads = false;                 // activations travel: kernels have offload steps
   std::vector<std::string> unknown_ops;  // operators that fell back to the default rule, distinct
@@ -162,8 +164,9 @@ struct SegmentRange {
   bool checkpointed = false;
   std::int32_t region = -1;  // segments of one checkpointed region share a number: recomputed together
   bool reentrant =
-      false;        // recomputed to the end, results kept until the region's backward is done; else stopped early
-  ModuleId module;  // whose call is checkpointed; invalid: not a module's call, or not known
+      false;             // recomputed to the end, results kept until the region's backward is done; else stopped early
+  ModuleId module;       // whose call is checkpointed; invalid: not a module's call, or not known
+  std::int32_t use = 0;  // FSDP1 makes views of a flat parameter for every call of its unit: which call's they are here
   bool operator==(const SegmentRange&) const = default;
 };
 

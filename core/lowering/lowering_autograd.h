@@ -165,10 +165,6 @@ std::vector<Ref> fused_loss(Emitter& emit, const std::vector<Ref>& args, const s
 std::vector<Ref> float8_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
 /// "aten.triu_.default" -> "aten.triu.default".
 std::string out_of_place(std::string_view name);
-/// Strides of `from` spread over `sizes`: none where one element becomes several.
-Dims expanded_strides(const Layout& from, const Dims& sizes);
-/// Strides of the part of `in` that diagonal, unfold, as_strided, or select, slice and diagonal_scatter are about.
-Dims part_strides(const Op& op, const Layout& in, const Dims& sizes);
 /// The dimensions that a reduction takes together, none for all of them.
 std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n);
 

@@ -94,6 +94,7 @@ class Folder {
     Digest out;
     Hash hash;
     hash.add(static_cast<std::uint64_t>(segment.checkpointed) * 2 + static_cast<std::uint64_t>(segment.reentrant));
+    hash.add(static_cast<std::uint64_t>(segment.use));
     ModuleId base;
     for (std::int32_t at = segment.op_begin; at < segment.op_end; ++at) {
       const Op& op = model_.ops[static_cast<std::size_t>(at)];
@@ -273,6 +274,7 @@ void add_steps(const Model& model, const SegmentRange& segment, std::int32_t ins
   }
   program.reentrant.push_back(segment.reentrant);
   program.region_module.push_back(segment.module);
+  program.use.push_back(segment.use);
   program.checkpoint_region.push_back(
       segment.checkpointed ? (segment.region >= 0 ? segment.region : 1'000'000 + instance) : -1);
 }

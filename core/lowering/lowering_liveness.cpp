@@ -116,7 +116,7 @@ class Liveness {
     std::vector<std::vector<std::int32_t>> out(steps);
     for (const std::int32_t id : made) {
       const auto at = static_cast<std::size_t>(id);
-      if (!kept[at] && model_.values[at].held.until != Hold::Until::Step)
+      if (!kept[at] && !outlives_backward(model_.values[at].held))
         out[static_cast<std::size_t>(dies_[at])].push_back(id);
     }
     return out;
@@ -144,7 +144,9 @@ class Liveness {
         return tree_.calls[static_cast<std::size_t>(innermost)].last;
       }
       case Hold::Until::Forward: return made <= returned_ ? returned_ : last_;
-      case Hold::Until::Step: return last_;
+      case Hold::Until::Step:
+      case Hold::Until::Next:
+      case Hold::Until::Run: return last_;
     }
     return -1;
   }

@@ -54,6 +54,28 @@ void note_unknown(const OpRule& rule, const Op& op, std::vector<std::string>& un
     unknown.push_back(op.name);
 }
 
+/// A cache of a module's: written where the first step has made it. Every step makes it again here, which takes the
+/// room for a moment.
+void keep_for_run(Machine& machine, const Model& model, const Step& at, std::vector<Ref>& results) {
+  Tape& tape = machine.tape;
+  std::size_t next = 0;
+  for (const ValueId id : model.ops[static_cast<std::size_t>(at.op)].out) {
+    if (!id.valid() || next >= results.size()) continue;
+    Ref& result = results[next++];
+    if (model.values[id.index()].held.until != Hold::Until::Run) continue;
+    const Storage& storage = tape.storage_of(result);
+    if (storage.instance < 0) continue;
+    machine.kept_for_run.push_back({at.instance, storage.bytes});
+    const Tensor made = tape.at(result);
+    Ref kept = tape.external(made.layout);
+    Tensor& tensor = tape.at(kept);
+    tensor.offset = made.offset;
+    tensor.requires_grad = made.requires_grad;
+    tensor.node = made.node;
+    result = std::move(kept);
+  }
+}
+
 }  // namespace
 
 Machine::Machine(const Model& model, const Program& program, const std::vector<bool>& trainable,
@@ -118,17 +140,19 @@ CheckpointFrame* Machine::frame_of(std::int32_t step) {
   return nullptr;
 }
 
-Ref& Machine::param(ParamId id) {
+/// `use`: of several calls' tensors for one parameter, that call's.
+Ref& Machine::param(ParamId id, std::int32_t use) {
   const ParamId storage = model_.storage_of(id);
-  const auto at = params_.find(storage.value);
+  const std::int32_t key = storage.value + use * static_cast<std::int32_t>(model_.params.size());
+  const auto at = params_.find(key);
   if (at != params_.end()) return at->second;
   const ParamInfo& info = model_.params[storage.index()];
   const DType dtype = is_floating(info.dtype) && !own_dtypes_ ? model_.compute_dtype : info.dtype;
-  set_param(storage, contiguous_layout(dims_of(info.shape), dtype));
-  return params_.at(storage.value);
+  set_param(storage, contiguous_layout(dims_of(info.shape), dtype), key);
+  return params_.at(key);
 }
 
-void Machine::set_param(ParamId storage, const Layout& layout) {
+void Machine::set_param(ParamId storage, const Layout& layout, std::optional<std::int32_t> key) {
   Ref ref = tape.external(layout);
   if (storage.index() < trainable_.size() && trainable_[storage.index()]) {
     Node node;
@@ -140,11 +164,12 @@ void Machine::set_param(ParamId storage, const Layout& layout) {
     tensor.node = static_cast<std::int32_t>(nodes_.size() - 1);
   }
   packed_.note_param(ref);
-  params_.emplace(storage.value, std::move(ref));
+  params_.emplace(key.value_or(storage.value), std::move(ref));
 }
 
 std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame) {
   std::vector<Ref> args;
+  const std::int32_t use = program_.use[tape.instance()];
   for_each_arg(op, [&](const Arg& arg) {
     if (const auto* value = std::get_if<ValueRef>(&arg.value)) {
       const std::int32_t id = program_.resolve(value->id);
@@ -163,7 +188,7 @@ std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, 
         named = &values_.add(id, tape.external(layout_of(model_.values[static_cast<std::size_t>(id)])));
       args.push_back(*named);
     } else if (const auto* parameter = std::get_if<ParamRef>(&arg.value)) {
-      args.push_back(param(parameter->id));
+      args.push_back(param(parameter->id, use));
     } else if (const auto* buffer = std::get_if<BufferRef>(&arg.value)) {
       auto at = buffers_.find(buffer->index);
       if (at == buffers_.end()) {
@@ -415,6 +440,7 @@ void Machine::forward() {
     wait_for(args);
     if (frame == nullptr) packed_.pack_arguments(op, rule_of(step), args);
     std::vector<Ref> results = run_op(step, args);
+    keep_for_run(*this, model_, at, results);
     record(step, args, results);
     if (at.rule->form == OpForm::InPlace) rebase(step, made_at);
     if (frame != nullptr && keeps(op, *frame)) frame->kept.emplace(step, results);
@@ -455,8 +481,12 @@ void Machine::hand_over(const std::unordered_map<std::int32_t, std::int32_t>& ma
   for (std::size_t i = 0; i < model_.outputs.size() && (i == 0 || options.hold_outputs); ++i)
     keep(program_.resolve(model_.outputs[i]));
   const std::vector<std::int32_t> rest = values_.sorted();
-  for (const std::int32_t id : rest)
-    if (model_.values[static_cast<std::size_t>(id)].held.until == Hold::Until::Step && made_at.count(id) > 0) keep(id);
+  for (const std::int32_t id : rest) {
+    const Hold& hold = model_.values[static_cast<std::size_t>(id)].held;
+    if (!outlives_backward(hold) || made_at.count(id) == 0) continue;
+    keep(id);
+    if (hold.until == Hold::Until::Next) until_next_.push_back(outputs_.back());
+  }
   for (const std::int32_t id : rest) values_.unbind(id);
 }
 

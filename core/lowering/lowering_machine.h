@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <set>
 #include <string>
@@ -30,6 +31,7 @@ struct Program {
   std::vector<std::int32_t> checkpoint_region;                // per instance, -1: saved as it runs
   std::vector<bool> reentrant;                                // per instance
   std::vector<ModuleId> region_module;                        // per instance: whose call its region is
+  std::vector<std::int32_t> use;                              // per instance: whose parameters are tensors of their own
   std::unordered_map<std::int32_t, std::int32_t> stands_for;  // folded away -> kept
   std::size_t instance_count = 0;
 
@@ -158,12 +160,14 @@ class Machine {
   /// What the caller holds: parallel to Model::outputs with LoweringOptions::hold_outputs, else the first alone.
   const std::vector<Ref>& outputs() const { return outputs_; }
   /// A parameter that is laid out in its own way, in its own type. Before forward().
-  void set_param(ParamId id, const Layout& layout);
-  Ref& param(ParamId id);
+  /// `key`: of several tensors for one parameter; absent: there is one.
+  void set_param(ParamId id, const Layout& layout, std::optional<std::int32_t> key = {});
+  Ref& param(ParamId id, std::int32_t use = 0);
 
   std::vector<std::string> names;
   std::vector<std::string> unknown_ops;
-  std::vector<ImportBinding> held;
+  std::vector<ImportBinding> held, held_until_next;
+  std::vector<std::pair<std::int32_t, Bytes>> kept_for_run;  // by instance
 
  private:
   std::vector<Ref> gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame);
@@ -215,7 +219,7 @@ class Machine {
   std::vector<CheckpointFrame> frames_;
   std::priority_queue<std::pair<std::int64_t, std::int32_t>> ready_;
   Ref root_grad_;
-  std::vector<Ref> outputs_;
+  std::vector<Ref> outputs_, until_next_;
   std::vector<Ref> leaves_;  // inside the program, and their gradients
   std::int32_t current_step_ = -1;
   std::vector<std::pair<std::int32_t, Ref>> on_their_way_;  // storage of a collective's result, what it sends

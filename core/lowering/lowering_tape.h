@@ -99,6 +99,7 @@ class Tape {
 
   // --- passes ---
   void begin(std::size_t instance, PassKind kind);
+  std::size_t instance() const { return instance_; }
   void end();
   bool running() const { return pass_ != nullptr; }
 

@@ -8,86 +8,11 @@
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh_rules.h"
+#include "core/lowering/views/views.h"
 
 namespace foreshard::lowering {
 
 namespace {
-
-/// `otherwise` where a permutation names too few dimensions.
-Dims transposed_strides(const Op& op, const Layout& in, const Dims& otherwise) {
-  const std::int32_t n = in.sizes.n;
-  if (op.name != "aten.permute.default") {
-    const bool named = op.name != "aten.t.default" && op.name != "aten.numpy_T.default";
-    Dims strides = in.strides;
-    if (n >= 2)
-      std::swap(strides[wrap_dim(named ? int_arg(op, 1, "dim0", 0) : 0, n)],
-                strides[wrap_dim(named ? int_arg(op, 2, "dim1", 1) : 1, n)]);
-    return strides;
-  }
-  Dims strides = otherwise;
-  const auto order = list_arg(op, 1, "dims");
-  for (std::int32_t i = 0; i < n && static_cast<std::size_t>(i) < order.size(); ++i)
-    strides[i] = in.strides[wrap_dim(order[static_cast<std::size_t>(i)], n)];
-  return strides;
-}
-
-Dims dims_for(const Layout& in, const Layout& result, const Op& op, OpForm form) {
-  Dims strides = contiguous_strides(result.sizes);
-  const std::int32_t n = in.sizes.n;
-  switch (form) {
-    case OpForm::Alias:
-      if (result.sizes.n == n) strides = in.strides;
-      break;
-    case OpForm::View:
-    case OpForm::Reshape:
-      if (!view_strides(in, result.sizes, strides)) strides = contiguous_strides(result.sizes);
-      break;
-    case OpForm::Transpose:
-      if (result.sizes.n == n && n > 0) strides = transposed_strides(op, in, strides);
-      break;
-    case OpForm::Unsqueeze: {
-      if (result.sizes.n != n + 1) break;
-      const std::int32_t dim = wrap_dim(int_arg(op, 1, "dim", 0), n + 1);
-      for (std::int32_t i = 0; i <= n; ++i) {
-        if (i == dim)
-          strides[i] = i < n ? in.sizes[i] * in.strides[i] : 1;
-        else
-          strides[i] = in.strides[i < dim ? i : i - 1];
-      }
-      break;
-    }
-    case OpForm::Squeeze: {
-      std::int32_t at = 0;
-      for (std::int32_t i = 0; i < n && at < result.sizes.n; ++i)
-        if (in.sizes[i] == result.sizes[at] && !(in.sizes[i] == 1 && n - i > result.sizes.n - at))
-          strides[at++] = in.strides[i];
-      break;
-    }
-    case OpForm::AsComplex:
-      for (std::int32_t i = 0; i < result.sizes.n && i < n; ++i) strides[i] = in.strides[i] / 2;
-      break;
-    case OpForm::AsReal:
-      for (std::int32_t i = 0; i < n && i < result.sizes.n; ++i) strides[i] = in.strides[i] * 2;
-      break;
-    case OpForm::Expand:
-    case OpForm::ExpandEach: strides = expanded_strides(in, result.sizes); break;
-    case OpForm::Slice:
-      if (result.sizes.n != n) break;
-      strides = in.strides;
-      if (n > 0 && op.name == "aten.slice.Tensor")
-        strides[wrap_dim(int_arg(op, 1, "dim", 0), n)] *= std::max<std::int64_t>(1, int_arg(op, 4, "step", 1));
-      break;
-    case OpForm::Part: strides = part_strides(op, in, result.sizes); break;
-    case OpForm::Select: {
-      if (result.sizes.n != n - 1) break;
-      const std::int32_t dim = wrap_dim(int_arg(op, 1, "dim", 0), n);
-      for (std::int32_t i = 0; i + 1 < n; ++i) strides[i] = in.strides[i < dim ? i : i + 1];
-      break;
-    }
-    default: break;
-  }
-  return strides;
-}
 
 /// Flash attention of `q` [b, h, s, d] on `k` [b, hk, t, d]; PyTorch's counter, which leaves causality out.
 Flops attention_flops(const Layout& q, const Layout& k, const Layout& v) {
@@ -238,8 +163,10 @@ std::vector<Ref> views_of(Emitter& emit, const Call& call, OpForm form) {
   for (std::size_t i = 0; i < call.results.size(); ++i) {
     const Ref& of = call.args[form == OpForm::ExpandEach ? std::min(i, call.args.size() - 1) : 0];
     Layout layout = call.results[i];
-    layout.strides = dims_for(emit.layout(of), call.results[i], call.op, form);
+    layout.strides = strides_of_view(call.op, form, emit.layout(of), call.results[i]);
     out.push_back(emit.tape().alias(of, layout, is_view));
+    Tensor& made = emit.tape().at(out.back());
+    made.offset = view_offset(call.op, form, emit.layout(of), call.results, i, made.offset);
   }
   return out;
 }

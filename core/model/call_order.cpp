@@ -42,4 +42,44 @@ std::vector<std::size_t> CallOrder::later_calls_of(ModuleId outer) const {
   return begins;
 }
 
+std::vector<CallOrder::Extent> CallOrder::extents(const std::vector<bool>& modules) const {
+  std::vector<Extent> all(place_.size());
+  for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+    const Op& op = model_.ops[i];
+    for (ModuleId outer = op.module; outer.valid(); outer = model_.modules[outer.index()].parent) {
+      const std::int32_t call = modules[outer.index()] ? call_of(outer, op) : -1;
+      if (call < 0) continue;
+      Extent& extent = all[static_cast<std::size_t>(places_[outer.index()][static_cast<std::size_t>(call)])];
+      if (extent.first < 0) extent.first = static_cast<std::int32_t>(i);
+      extent.last = static_cast<std::int32_t>(i);
+    }
+  }
+  return all;
+}
+
+std::vector<std::vector<ModuleId>> CallOrder::calls_around(const std::vector<bool>& modules) const {
+  if (place_.empty()) return {};
+  const std::vector<Extent> all = extents(modules);
+  std::vector<ModuleId> module_of(all.size());
+  for (const auto& [key, place] : place_) module_of[static_cast<std::size_t>(place)] = ModuleId(key.first);
+  std::vector<std::vector<ModuleId>> around(model_.ops.size());
+  bool any = false;
+  for (std::size_t call = 0; call < all.size(); ++call) {  // as they began
+    const ModuleId module = module_of[call];
+    if (module.value == 0) continue;
+    // A call that began behind this one and ran before its first operator runs in it, too.
+    std::int32_t begin = all[call].first;
+    for (std::size_t later = call + 1; later < all.size() && begin >= 0; ++later)
+      if (all[later].first >= 0 && all[later].first < begin) begin = all[later].first;
+    for (std::int32_t i = begin; i >= 0 && i < all[call].last; ++i) {
+      ModuleId own = model_.ops[static_cast<std::size_t>(i)].module;
+      while (own.valid() && own != module) own = model_.modules[own.index()].parent;
+      if (own.valid()) continue;
+      around[static_cast<std::size_t>(i)].push_back(module);
+      any = true;
+    }
+  }
+  return any ? around : std::vector<std::vector<ModuleId>>{};
+}
+
 }  // namespace foreshard

@@ -21,8 +21,17 @@ class CallOrder {
   bool are_apart(ModuleId outer, const Op& first, const Op& second) const;
   /// First operators (Model::ops) of the second and later calls of `outer`, rising.
   std::vector<std::size_t> later_calls_of(ModuleId outer) const;
+  /// By operator: which of `modules` (by module) have a function running around it although its own module is none of
+  /// theirs (a bias that several attentions are handed and call), outermost first. Empty where nothing of the kind
+  /// happens or is listed.
+  std::vector<std::vector<ModuleId>> calls_around(const std::vector<bool>& modules) const;
 
  private:
+  struct Extent {
+    std::int32_t first = -1, last = -1;  // operators of the call's own module and its children
+  };
+  std::vector<Extent> extents(const std::vector<bool>& modules) const;
+
   /// Of the calls of `outer`, by number in the list; -1: not listed.
   std::int32_t call_of(ModuleId outer, const Op& op) const;
 

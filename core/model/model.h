@@ -72,18 +72,24 @@ struct BufferInfo {
 /// Until when Python names a value although no operator reads it any more. What autograd saves is another matter.
 struct Hold {
   enum class Until : std::uint8_t {
-    LastUse,  // no longer
-    Op,       // until that operator has run
-    Call,     // until a call of `by` returns: the one that is running when the value is made
-    Forward,  // until the model's forward returns
-    Step,     // until the script lets go of it, after backward
-    Autocast  // a parameter's cast, kept for its next use until the outermost torch.autocast exits, behind `op`
+    LastUse,   // no longer
+    Op,        // until that operator has run
+    Call,      // until a call of `by` returns: the one that is running when the value is made
+    Forward,   // until the model's forward returns
+    Step,      // until the script lets go of it, after backward
+    Autocast,  // a parameter's cast, kept for its next use until the outermost torch.autocast exits, behind `op`
+    Next,      // a module keeps it until the next step has put another in its place
+    Run        // a module keeps it from the first step on, the only one that makes it: a cache
   } until = Until::LastUse;
   std::int32_t op = -1;  // Until::Op, Until::Autocast: index into Model::ops
   ModuleId by;           // Until::Call: whose call; invalid: of the innermost module running. Otherwise who names it,
                          // invalid: the script
   bool operator==(const Hold&) const = default;
 };
+/// Whether somebody names the value when backward has run.
+constexpr bool outlives_backward(const Hold& hold) {
+  return hold.until == Hold::Until::Step || hold.until == Hold::Until::Next || hold.until == Hold::Until::Run;
+}
 
 /// A tensor of the program: a model input or the output of an operator.
 struct ValueInfo {

@@ -89,9 +89,12 @@ bool FactsReader::held(JsonFields& f, Hold& hold) {
   if (word == "call") hold.until = Hold::Until::Call;
   if (word == "forward") hold.until = Hold::Until::Forward;
   if (word == "step") hold.until = Hold::Until::Step;
+  if (word == "next") hold.until = Hold::Until::Next;
+  if (word == "run") hold.until = Hold::Until::Run;
   if (hold.until != Hold::Until::LastUse) return true;
   return problem_.set(ErrorCode::OutOfRange, f.place("held_until"), "a value is not held until that",
-                      R"({"op": K}, {"autocast": K}, "call", "forward" or "step")", describe_json(*until));
+                      R"({"op": K}, {"autocast": K}, "call", "forward", "step", "next" or "run")",
+                      describe_json(*until));
 }
 
 bool FactsReader::op(JsonFields& f, Op& op) {

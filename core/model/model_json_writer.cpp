@@ -257,7 +257,7 @@ class Writer {
     if (!value.strides.empty()) (out_ += ", \"strides\": "), integers(value.strides);
     const Hold& hold = value.held;
     if (hold.until == Hold::Until::LastUse) return;
-    static constexpr std::string_view kUntil[] = {"", "", "call", "forward", "step"};
+    static constexpr std::string_view kUntil[] = {"", "", "call", "forward", "step", "", "next", "run"};
     out_ += ", \"held_until\": ";
     if (hold.until == Hold::Until::Op || hold.until == Hold::Until::Autocast) {
       (out_ += hold.until == Hold::Until::Op ? "{\"op\": " : "{\"autocast\": "), integer(hold.op), out_ += "}";

@@ -9,13 +9,13 @@ namespace foreshard {
 
 Dims Dims::of(const Shape& shape) {
   FORESHARD_CHECK(shape.size() <= static_cast<std::size_t>(kMaxRank),
-                  "tensors of the families have at most six dimensions");
+                  "tensors of the families have at most ten dimensions");
   return dims_of(shape);
 }
 
 void Dims::insert(int dim, std::int64_t size) {
   const int at = dim < 0 ? dim + n + 1 : dim;
-  FORESHARD_CHECK(n < static_cast<int>(kMaxDims), "a tensor has at most eight dimensions");
+  FORESHARD_CHECK(n < static_cast<int>(kMaxDims), "a tensor has at most twelve dimensions");
   for (int i = n; i > at; --i) v[static_cast<std::size_t>(i)] = v[static_cast<std::size_t>(i - 1)];
   v[static_cast<std::size_t>(at)] = size;
   ++n;

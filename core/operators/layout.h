@@ -13,11 +13,12 @@
 
 namespace foreshard {
 
-inline constexpr std::size_t kMaxDims = 8;
+/// Of a tensor, and one for what a rule adds. Windows of videos in einops have eight.
+inline constexpr std::size_t kMaxDims = 12;
 
 /// Sizes or strides of one tensor, outermost first.
 struct Dims {
-  static constexpr int kMaxRank = 6;  // of what programs are written with; lowering takes on two more
+  static constexpr int kMaxRank = 10;  // of what programs are written with; lowering takes on two more
 
   std::array<std::int64_t, kMaxDims> v{};
   std::int32_t n = 0;

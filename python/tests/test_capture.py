@@ -27,6 +27,12 @@ def value(model, name):
     )
 
 
+def lifetimes(model):
+    """Words until when values are held beyond their uses."""
+    held = [out.get("held_until") for op in ops(model) for out in op["out"] if out]
+    return {word for word in held if isinstance(word, str)}
+
+
 def scalar(out):
     return out.float().sum()
 
@@ -150,14 +156,35 @@ class Programs(unittest.TestCase):
         self.assertEqual(op["opaque"]["workspace_bytes"], 0)
         self.assertTrue(any("flex_attention" in note for note in model.notes))
 
-    def test_what_a_module_keeps_from_step_to_step_is_told(self):
+    def test_what_a_module_keeps_from_step_to_step_stays(self):
         class Keeps(Two):
             def forward(self, x):
                 self.seen = super().forward(x)
                 return self.seen
 
         model = capture(Keeps(), torch.empty(4096, 6), loss=scalar)
-        self.assertTrue(any("keeps `seen` (0.1 MiB)" in note for note in model.notes), model.notes)
+        self.assertTrue(any("keeps `seen` (0.1 MiB) from step to step" in note for note in model.notes), model.notes)
+        self.assertEqual(lifetimes(model), {"next"})
+
+    def test_what_the_first_step_alone_makes_is_a_cache(self):
+        class Caches(Two):
+            def __init__(self):
+                super().__init__()
+                self.by_length = {}
+                self.register_buffer("bias", None, persistent=False)
+
+            def forward(self, x):
+                if len(x) not in self.by_length:
+                    self.by_length[len(x)] = torch.arange(6 * len(x), device=x.device, dtype=torch.float32).view(len(x), 6)
+                    self.register_buffer("bias", self.by_length[len(x)].cos(), persistent=False)
+                return super().forward(x + self.by_length[len(x)] + self.bias)
+
+        module = Caches()
+        model = capture(module, torch.empty(4096, 6), loss=scalar)
+        self.assertEqual(lifetimes(model), {"run"})
+        for name in ("by_length", "bias"):
+            self.assertTrue(any(f"keeps `{name}` (0.1 MiB) from the first step on" in note for note in model.notes), model.notes)
+        self.assertEqual((module.by_length, module.bias), ({}, None))  # the module is as it was
 
     def test_a_mask_chooses_every_row_where_it_may_be_guessed(self):
         class Picks(Two):
@@ -534,7 +561,24 @@ class Carries(torch.autograd.Function):
         return g * ctx.rows[0]
 
 
+bound_square = Square.apply  # as scripts write it, before anybody captures
+
+
 class Opaque(unittest.TestCase):
+    def test_a_function_that_was_bound_before_is_found(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(6, 6)
+
+            def forward(self, x):
+                return bound_square(self.f(x), 2.0)
+
+        model = capture(Model(), torch.empty(4, 6, device="meta"), loss=scalar)
+        self.assertEqual(len(ops(model, "opaque.")), 1)
+        y = bound_square(torch.ones(2, 3, requires_grad=True), 2.0)  # nobody listens any more
+        y.sum().backward()
+
     def test_autograd_function_is_one_operator(self):
         class Custom(nn.Module):
             def __init__(self):

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/module_kind.h"
+#include "core/plan/units/full_precision.h"
+#include "core/plan/units/module_tree.h"
+
 namespace foreshard {
 namespace {
 
@@ -36,21 +40,28 @@ bool resident(Device& device, Bytes bytes) {
   return device.book.allocate(bytes, kD, MemoryCategory::ShardedParams) != kNoBlock;
 }
 
+/// W6: batch norms are units without mixed precision, whose buffers nobody casts.
+bool is_of_full_precision_norm(const Model& model, const BufferInfo& buffer, const Job& job) {
+  return buffer.owner.valid() && keeps_norms_in_full_precision(job) &&
+         is_instance(model.modules[buffer.owner.index()], batch_norm_class_names());
+}
+
 /// The program names a buffer by the type it computes in; FSDP1 makes it in float32 and casts it later (M5).
-bool make_buffer(Device& device, const BufferInfo& buffer, const Job& job, std::vector<ResidentBuffer>& buffers) {
+bool make_buffer(Device& device, const Model& model, const BufferInfo& buffer, const Job& job,
+                 std::vector<ResidentBuffer>& buffers) {
   const bool cast_later =
       job.fsdp.runtime == Runtime::Fsdp1 && is_cast(buffer.dtype) && job.fsdp.mixed_precision.buffer == buffer.dtype;
   const DType dtype = cast_later ? DType::Float32 : buffer.dtype;
   const Numel numel = numel_of(buffer.shape);
   const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
   if (block == kNoBlock) return false;
-  buffers.push_back({block, numel, dtype});
+  if (!is_of_full_precision_norm(model, buffer, job)) buffers.push_back({block, numel, dtype});
   return true;
 }
 
 bool make_buffers(Device& device, const Model& model, const Job& job, std::vector<ResidentBuffer>& buffers) {
   return std::all_of(model.buffers.begin(), model.buffers.end(),
-                     [&](const BufferInfo& buffer) { return make_buffer(device, buffer, job, buffers); });
+                     [&](const BufferInfo& buffer) { return make_buffer(device, model, buffer, job, buffers); });
 }
 
 Bytes param_bytes(const Model& model, ParamId id) {
@@ -88,7 +99,7 @@ bool make_whole(Device& device, const Model& model, const Job& job, MemoryCatego
   std::vector<BlockHandle> tied;
   for (const Member& member : members_of(model)) {
     if (member.buffer != nullptr) {
-      if (!make_buffer(device, *member.buffer, job, buffers)) return false;
+      if (!make_buffer(device, model, *member.buffer, job, buffers)) return false;
       continue;
     }
     const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kD, category);
@@ -175,7 +186,7 @@ class Fsdp1Wrapping {
         if (!make_param(param)) return false;
       }
       for (const BufferInfo& buffer : model_.buffers) {
-        if (buffer.owner == module && !make_buffer(device_, buffer, job_, buffers_)) return false;
+        if (buffer.owner == module && !make_buffer(device_, model_, buffer, job_, buffers_)) return false;
       }
     }
     return true;
@@ -329,7 +340,7 @@ class Fsdp2Wrapping {
       }
       for (const ModuleId module : materialised_modules(plan_, model_, plan_.units[u])) {
         for (const BufferInfo& buffer : model_.buffers) {
-          if (buffer.owner == module && !make_buffer(device_, buffer, job_, buffers_)) return false;
+          if (buffer.owner == module && !make_buffer(device_, model_, buffer, job_, buffers_)) return false;
         }
       }
       for (const ShardedParam& param : plan_.units[u].sharded) {
@@ -356,7 +367,7 @@ class Fsdp2Wrapping {
       if (!make_shard(model_.storage_of(param), false)) return false;
     }
     for (const BufferInfo* buffer : owned_[id.index()]) {
-      if (!make_buffer(device_, *buffer, job_, buffers_)) return false;
+      if (!make_buffer(device_, model_, *buffer, job_, buffers_)) return false;
     }
     const PlanUnit* const unit = unit_of_[id.index()];
     return unit == nullptr || pad(*unit);

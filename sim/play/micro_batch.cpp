@@ -15,7 +15,17 @@ bool MicroBatch::begin() {
   const bool early = first && !actions.empty() && actions.front() == "no_sync{";
   if (early && !initialise_lazily()) return false;
   segments_.early().begin_batch();
-  return make_inputs() && (!first || early || initialise_lazily());
+  return make_inputs() && (!first || early || initialise_lazily()) && make_caches();
+}
+
+/// What modules keep from the first step on.
+bool MicroBatch::make_caches() {
+  if (std::exchange(caches_made_, true)) return true;
+  for (const Bytes bytes : context_.lowered.kept_for_run) {
+    const BlockHandle block = context_.device.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Activations);
+    if (block == kNoBlock) return context_.out_of_memory(bytes);
+  }
+  return true;
 }
 
 bool MicroBatch::initialise_lazily() {

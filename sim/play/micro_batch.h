@@ -26,13 +26,14 @@ class MicroBatch {
  private:
   bool make_inputs();
   bool initialise_lazily();
+  bool make_caches();
 
   PlayContext& context_;
   SegmentPlayer& segments_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
   std::vector<BlockHandle> inputs_;
   std::vector<BlockHandle> kept_;  // of the pass before (train.keeps_outputs)
-  bool lazy_initialised_ = false;
+  bool lazy_initialised_ = false, caches_made_ = false;
 };
 
 }  // namespace foreshard

@@ -35,6 +35,22 @@ std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
   return any ? without : std::vector<bool>();
 }
 
+/// By unit: FSDP1's flat gradient is None where no call of the unit has run, and what it holds is not stepped. Another
+/// runtime's units all count.
+std::vector<bool> units_with_gradient(const Plan& plan) {
+  std::vector<bool> with(plan.units.size(), plan.runtime != Runtime::Fsdp1);
+  if (plan.runtime != Runtime::Fsdp1) return with;
+  bool any = false;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      if (i.buffer.what != BufferWhat::GradPiece || !i.buffer.unit.valid()) continue;
+      with[i.buffer.unit.index()] = any = true;
+    }
+  }
+  if (!any) with.assign(with.size(), true);  // the plan does not say
+  return with;
+}
+
 /// By ParamId: what fsdp.frozen leaves, with which the script makes its optimizer. FSDP1's original parameters are
 /// frozen one by one, whatever their flat one is.
 std::vector<bool> trainable_params(const Model& model, const Job& job) {
@@ -86,12 +102,12 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
     }
     all.push_back(local);
   };
-  const std::vector<bool> unused = without_gradient(plan, model);
+  const std::vector<bool> unused = without_gradient(plan, model), reached = units_with_gradient(plan);
   const std::vector<bool> trainable = trainable_params(model, job);
   const auto trains = [&](ParamId id) { return trainable[id.index()] && (unused.empty() || !unused[id.index()]); };
   for (const PlanUnit& unit : plan.units) {
     ++at;
-    if (!unit.requires_grad) continue;
+    if (!unit.requires_grad || !reached[static_cast<std::size_t>(at)]) continue;
     if (!unit.sharded.empty()) {  // F2-1
       for (const ShardedParam& param : unit.sharded) {
         if (trains(param.param)) add(param.param, numel_of(param.local_shape), unit.orig_dtype);

@@ -70,8 +70,35 @@ Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
                     [&](const ModelOptions& part) { return load_model(part, job_program(job, profile)); });
 }
 
+namespace {
+
+/// R16: each pre-forward of a flat unit makes views of its own, so that the gradients of two calls meet in the flat
+/// parameter. By segment, in which of its unit's calls it runs; empty where no unit is called twice.
+std::vector<std::int32_t> calls_of_units(const Model& model, const Plan& plan) {
+  const auto is_again = [&](const Segment& segment) {
+    return segment.op_begin < segment.op_end && model.ops[static_cast<std::size_t>(segment.op_begin)].call > 0;
+  };
+  if (plan.runtime != Runtime::Fsdp1 || plan.iterations.empty() ||
+      std::none_of(plan.segments.begin(), plan.segments.end(), is_again))
+    return {};
+  const NameId enter(
+      static_cast<std::size_t>(std::find(plan.names.begin(), plan.names.end(), "enter") - plan.names.begin()));
+  std::vector<std::int32_t> calls(plan.units.size(), -1), of_segment(plan.segments.size(), 0);
+  for (const Instruction& i : plan.iterations.front().instructions) {
+    if (!i.unit.valid()) continue;
+    std::int32_t& call = calls[i.unit.index()];
+    if (i.kind == InstructionKind::Mark && i.phase == Phase::PreForward && i.name == enter) ++call;
+    if (i.kind == InstructionKind::Forward && i.segment.valid()) of_segment[i.segment.index()] = std::max(call, 0);
+    if (i.kind == InstructionKind::Backward) break;  // the first micro-batch shows it
+  }
+  return of_segment;
+}
+
+}  // namespace
+
 std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
                                          const std::vector<CheckpointKind>& checkpointed) {
+  const std::vector<std::int32_t> calls = calls_of_units(model, plan);
   std::vector<SegmentRange> ranges;
   ranges.reserve(plan.segments.size());
   for (const Segment& segment : plan.segments) {
@@ -89,6 +116,7 @@ std::vector<SegmentRange> segment_ranges(const Model& model, const Plan& plan,
         range.reentrant = model.regions[static_cast<std::size_t>(first.region)].kind == Region::Kind::Reentrant;
       }
     }
+    if (!calls.empty()) range.use = calls[ranges.size()];
     ranges.push_back(range);
   }
   return ranges;

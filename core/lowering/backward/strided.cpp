@@ -3,6 +3,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/views/views.h"
 
 namespace foreshard::lowering {
 

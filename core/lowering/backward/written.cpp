@@ -26,6 +26,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/views/views.h"
 
 namespace foreshard::lowering {
 
@@ -76,38 +77,6 @@ std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n) {
   std::vector<std::int32_t> dims;
   for (const std::int64_t dim : list_arg(op, position, "dim")) dims.push_back(wrap_dim(dim, n));
   return dims;
-}
-
-Dims part_strides(const Op& op, const Layout& in, const Dims& sizes) {
-  const std::int32_t n = in.sizes.n;
-  const bool scatter =
-      op.name.find("_scatter") != std::string::npos;  // whose second argument is the part's new content
-  const std::size_t first = scatter ? 2 : 1;
-  Dims strides = contiguous_strides(sizes);
-  if (op.name.starts_with("aten.as_strided")) {
-    const auto given = list_arg(op, 2, "stride");
-    for (std::int32_t i = 0; i < strides.n && static_cast<std::size_t>(i) < given.size(); ++i)
-      strides[i] = given[static_cast<std::size_t>(i)];
-    return strides;
-  }
-  if (n == 0) return strides;
-  Dims made;
-  if (op.name.starts_with("aten.diag")) {
-    const bool embed = op.name.starts_with("aten.diag_embed");
-    const std::int32_t one = wrap_dim(int_arg(op, first + 1, "dim1", embed ? -2 : 0), n);
-    const std::int32_t two = wrap_dim(int_arg(op, first + 2, "dim2", embed ? -1 : 1), n);
-    for (std::int32_t i = 0; i < n; ++i)
-      if (i != one && i != two) made.push(in.strides[i]);
-    made.push(in.strides[one] + in.strides[two]);
-  } else {
-    const std::int32_t dim = wrap_dim(int_arg(op, first, "dim", int_arg(op, first, "dimension", 0)), n);
-    const bool select = op.name.starts_with("aten.select"), unfold = op.name.starts_with("aten.unfold");
-    const std::int64_t step = int_arg(op, unfold ? 3 : 5, "step", 1);
-    for (std::int32_t i = 0; i < n; ++i)
-      if (i != dim || !select) made.push(in.strides[i] * (i == dim ? std::max<std::int64_t>(step, 1) : 1));
-    if (unfold && made.n < static_cast<std::int32_t>(kMaxDims)) made.push(in.strides[dim]);
-  }
-  return made.n == sizes.n ? made : strides;
 }
 
 namespace {

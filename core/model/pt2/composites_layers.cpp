@@ -238,32 +238,40 @@ CompositeResults instance_norm(const Call& c) {
 
 // --- dropout ---
 
-/// Noise for each element, or for each channel of each picture.
-CompositeResults noisy(const Call& c, bool features, bool alpha) {
-  const Tensor* x = c.tensor("input");
+/// Noise for each element, or for each channel of each picture. `inplace`: into the input, as nn.Dropout(inplace=True)
+/// does (ATen/native/Dropout.cpp).
+CompositeResults noisy(const Call& c, bool features, bool alpha, bool inplace = false) {
+  const Tensor* x = c.tensor(inplace ? "self" : "input");
   const double p = c.number("p", 0.5);
   if (x == nullptr || !(p >= 0.0 && p < 1.0)) return std::nullopt;
   if (p == 0.0 || !c.flag("train", true) || x->sizes.product() == 0) return {{*x}};
   Dims sizes = x->sizes;
   for (int i = features ? 2 : sizes.rank(); i < sizes.rank(); ++i) sizes[i] = 1;
+  const auto times = [&](const Tensor& by) {
+    return inplace ? c.in_place("aten.mul_.Tensor", *x, {ProgramWriter::arg(by)}) : c.two("aten.mul.Tensor", *x, by);
+  };
   const Tensor noise = features
                            ? c.made("aten.empty.memory_format", {ProgramWriter::arg(sizes)}, {{sizes, x->dtype}})[0]
                            : c.one("aten.empty_like.default", *x);
   c.in_place("aten.bernoulli_.float", noise, {Arg{1 - p}});
   if (!alpha) {
     c.in_place("aten.div_.Scalar", noise, {Arg{1 - p}});
-    return {{c.two("aten.mul.Tensor", *x, noise)}};
+    return {{times(noise)}};
   }
   const Tensor shift = c.num("aten.add.Scalar", noise, -1.0);
   c.in_place("aten.mul_.Scalar", shift, {Arg{1.0}});
   c.in_place("aten.add_.Scalar", shift, {Arg{1.0}});
   c.in_place("aten.mul_.Scalar", noise, {Arg{1.0}});
-  const Tensor y = c.two("aten.mul.Tensor", *x, noise);
+  const Tensor y = times(noise);
   return {{c.in_place("aten.add_.Tensor", y, {ProgramWriter::arg(shift)})}};
 }
 CompositeResults feature_dropout(const Call& c) { return noisy(c, true, false); }
 CompositeResults alpha_dropout(const Call& c) { return noisy(c, false, true); }
 CompositeResults feature_alpha_dropout(const Call& c) { return noisy(c, true, true); }
+CompositeResults dropout_in_place(const Call& c) { return noisy(c, false, false, true); }
+CompositeResults feature_dropout_in_place(const Call& c) { return noisy(c, true, false, true); }
+CompositeResults alpha_dropout_in_place(const Call& c) { return noisy(c, false, true, true); }
+CompositeResults feature_alpha_dropout_in_place(const Call& c) { return noisy(c, true, true, true); }
 
 CompositeResults prelu(const Call& c) {
   const Tensor *x = c.tensor("self"), *weight = c.tensor("weight");
@@ -485,6 +493,10 @@ constexpr CompositeRow kRows[] = {
     {"aten.feature_dropout.default", &feature_dropout},
     {"aten.alpha_dropout.default", &alpha_dropout},
     {"aten.feature_alpha_dropout.default", &feature_alpha_dropout},
+    {"aten.dropout_.default", &dropout_in_place},
+    {"aten.feature_dropout_.default", &feature_dropout_in_place},
+    {"aten.alpha_dropout_.default", &alpha_dropout_in_place},
+    {"aten.feature_alpha_dropout_.default", &feature_alpha_dropout_in_place},
     {"aten.prelu.default", &prelu},
     {"aten.rrelu.default", &rrelu},
     {"aten.linear.default", &linear},

@@ -534,6 +534,8 @@ class OpsWriter {
     std::optional<std::vector<Bound>> results = composites_.write(node, name, names, described);
     if (!results) return true;
     done = true;
+    if (is_in_place(name) && node.inputs[0].arg.kind == Pt2Arg::Kind::Tensor)  // who reads what was overwritten
+      names.insert_or_assign(node.inputs[0].arg.text, Bound(results->front()));
     for (std::size_t i = 0; i < outs.size(); ++i) names.insert_or_assign(outs[i]->text, std::move((*results)[i]));
     return true;
   }

@@ -9,6 +9,7 @@
 #include "core/lowering/table/rule_finder.h"
 #include "core/model/call_order.h"
 #include "core/model/module_kind.h"
+#include "core/plan/graph/call_levels.h"
 #include "core/plan/graph/gradient_paths.h"
 #include "core/plan/graph/references.h"
 
@@ -224,7 +225,7 @@ class OpWalker {
            bool checkpoint_inside)
       : model_(model),
         call_order_(model),
-        boundary_(boundary),
+        levels_(model, call_order_, boundary, checkpoint),
         checkpoint_(checkpoint),
         checkpoint_inside_(checkpoint_inside) {}
 
@@ -234,8 +235,6 @@ class OpWalker {
     node_of_value_.assign(model_.values.size(), -1);
     param_seen_.assign(model_.params.size(), -1);
     input_seen_.assign(model_.values.size(), -1);
-    chains_.resize(model_.modules.size());
-    place_regions();
     open_call({ModuleId(0), -1}, 0);
     const std::int32_t loss = script_loss(model_.loss_begin);
     const std::vector<std::size_t> again = call_order_.later_calls_of(ModuleId(0));
@@ -260,13 +259,7 @@ class OpWalker {
   }
 
  private:
-  /// A call that must be visible: of a boundary module, or a checkpointed region of the model's own.
-  struct Level {
-    ModuleId module;
-    std::int32_t region = -1;
-    bool operator==(const Level&) const = default;
-  };
-
+  using Level = CallLevels::Level;
   struct OpenCall {
     std::int32_t call;
     Level level;
@@ -280,23 +273,6 @@ class OpWalker {
     return std::all_of(model_.ops.begin() + begin, model_.ops.end(), [](const Op& op) { return op.module.value == 0; })
                ? begin
                : -1;
-  }
-
-  bool is_boundary(ModuleId id) const {
-    return id.value == 0 || (id.index() < boundary_.size() && boundary_[id.index()]) ||
-           (id.index() < checkpoint_.size() && checkpoint_[id.index()] != CheckpointKind::None);
-  }
-
-  /// Boundary modules from the root to `id`, computed once per module.
-  const std::vector<ModuleId>& chain_of(ModuleId id) {
-    std::vector<ModuleId>& chain = chains_[id.index()];
-    if (chain.empty()) {
-      for (ModuleId m = id; m.valid(); m = model_.modules[m.index()].parent) {
-        if (is_boundary(m)) chain.push_back(m);
-      }
-      std::reverse(chain.begin(), chain.end());
-    }
-    return chain;
   }
 
   /// Which values can carry a gradient at all: those reached from a parameter or from an input that requires one.
@@ -325,52 +301,6 @@ class OpWalker {
       graph_.tensors.push_back({value.name, id, value.requires_grad, flows_[id.index()] != 0});
     }
     return slot;
-  }
-
-  /// The levels around an operator of a region: the modules that the region lies in, the region, the modules in it.
-  const std::vector<Level>& levels_of(const Op& op) {
-    levels_.clear();
-    const std::vector<ModuleId>& chain = chain_of(op.module);
-    std::size_t outside = chain.size();
-    if (op.region >= 0) {
-      const RegionPlace& place = regions_[static_cast<std::size_t>(op.region)];
-      outside = static_cast<std::size_t>(
-          std::find_if(chain.begin(), chain.end(), [&](ModuleId m) { return !place.around[m.index()]; }) -
-          chain.begin());
-    }
-    for (std::size_t i = 0; i < outside; ++i) levels_.push_back({chain[i], -1});
-    if (op.region >= 0) levels_.push_back({model_.regions[static_cast<std::size_t>(op.region)].module, op.region});
-    for (std::size_t i = outside; i < chain.size(); ++i) levels_.push_back({chain[i], -1});
-    return levels_;
-  }
-
-  bool within(ModuleId module, ModuleId of) const {
-    while (module.valid() && module != of) module = model_.modules[module.index()].parent;
-    return module.valid();
-  }
-
-  /// A region that is all of a module's call holds the module's hooks; one inside its function does not.
-  void place_regions() {
-    regions_.resize(model_.regions.size());
-    const auto count = model_.ops.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::int32_t region = model_.ops[i].region;
-      if (region < 0) continue;
-      RegionPlace& place = regions_[static_cast<std::size_t>(region)];
-      const ModuleId module = model_.regions[static_cast<std::size_t>(region)].module;
-      if (place.around.empty()) {
-        place.around.assign(model_.modules.size(), false);
-        for (ModuleId m = module; m.valid(); m = model_.modules[m.index()].parent) place.around[m.index()] = true;
-        place.whole = module.value != 0;
-      }
-      const auto inside_too = [&](std::size_t at) {  // the same call, but not in a region
-        return model_.ops[at].region < 0 && within(model_.ops[at].module, module);
-      };
-      const bool begins = i == 0 || model_.ops[i - 1].region != region;
-      const bool ends = i + 1 == count || model_.ops[i + 1].region != region;
-      if ((begins && i > 0 && inside_too(i - 1)) || (ends && i + 1 < count && inside_too(i + 1))) place.whole = false;
-      if (ends && place.whole) place.around[module.index()] = false;
-    }
   }
 
   static CheckpointKind kind_of(Region::Kind kind) {
@@ -403,7 +333,7 @@ class OpWalker {
 
   Result<void> add_op(std::size_t index) {
     const Op& op = model_.ops[index];
-    const std::vector<Level>& chain = levels_of(op);
+    const std::vector<Level>& chain = levels_.around(index);
     std::size_t depth = 0;
     while (depth < chain.size() && depth < open_.size() && open_[depth].level == chain[depth] &&
            (depth == 0 || open_[depth].level.region >= 0 || !starts_over(open_[depth], op))) {
@@ -555,7 +485,7 @@ class OpWalker {
 
   const Model& model_;
   const CallOrder call_order_;
-  const std::vector<bool>& boundary_;
+  CallLevels levels_;
   const std::vector<CheckpointKind>& checkpoint_;
   const bool checkpoint_inside_;
   ModuleGraph graph_;
@@ -567,14 +497,7 @@ class OpWalker {
   std::vector<std::int32_t> param_seen_;                             // by parameter: last node that listed it
   std::vector<std::int32_t> call_of_node_;
   std::vector<std::int32_t> parent_call_;
-  std::vector<bool> reads_parameters_;         // by call
-  std::vector<std::vector<ModuleId>> chains_;  // by module
-  struct RegionPlace {
-    std::vector<bool> around;  // by module: the region lies in its call
-    bool whole = false;        // all of its module's call
-  };
-  std::vector<RegionPlace> regions_;
-  std::vector<Level> levels_;  // of one operator
+  std::vector<bool> reads_parameters_;  // by call
   std::vector<OpenCall> open_;
   std::int32_t node_ = -1;  // the open run of operators
 };

@@ -190,7 +190,7 @@ class _Program:
     def held_until(self, value: Value) -> int | str | None:
         storage = value.storage
         if storage.death is None:
-            return "step"
+            return storage.stays or "step"
         last = self._before[storage.death + 1] - 1
         return last if last > self.last_use[id(storage)] else None
 

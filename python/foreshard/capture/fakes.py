@@ -115,11 +115,12 @@ class Fakes:
     @contextlib.contextmanager
     def inside(self, module: torch.nn.Module):
         """The module's own tensors replaced; everything that it had is put back."""
-        before = []
+        before, caches = [], []
         try:
             for child in module.modules():
                 own = child.__dict__
                 before.append((own, dict(own), dict(child._parameters), dict(child._buffers)))
+                caches += [(value, value.copy()) for name, value in own.items() if isinstance(value, (dict, list, set)) and name[:1] != "_"]
                 for name, parameter in child._parameters.items():
                     if parameter is not None:
                         child._parameters[name] = self.of(parameter, self._param)
@@ -139,3 +140,6 @@ class Fakes:
                 own["_parameters"].update(parameters)
                 own["_buffers"].clear()
                 own["_buffers"].update(buffers)
+            for cache, content in caches:  # what the step has put there is no tensor of anybody's
+                cache.clear()
+                (cache.extend if isinstance(cache, list) else cache.update)(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ def _name_of(cls: type) -> str:
             return name.removeprefix(prefix).removesuffix("_default")
     module = cls.__module__
     return name if module in ("__main__", "builtins") else f"{module}.{name}"
+
+
+def _to_the_recorder(code: types.CodeType) -> types.CodeType:
+    """Takes the place of `code`, whose free variables it must have, too (PyTorch's `__class__`, or those of who has wrapped it)."""
+    free = code.co_freevars
+    lines = ["def around():", *(f"    {name} = None" for name in free), "    def apply(cls, *args, **kwargs):",
+             "        import torch", *(f"        if 0: {name}" for name in free),
+             "        return torch.autograd.Function._captured(cls, *args, **kwargs)", "    return apply"]  # fmt: skip
+    space: dict[str, Any] = {}
+    exec("\n".join(lines), space)  # noqa: S102 - names of the code's own
+    return space["around"]().__code__
 
 
 def _is_plain(cls: type) -> bool:
@@ -54,11 +66,12 @@ class Functions:
 
     @contextlib.contextmanager
     def watch(self):
-        original = torch.autograd.Function.__dict__["apply"]
+        function = torch.autograd.Function.__dict__["apply"].__func__
+        code = function.__code__
+        plain = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         recorder = self._recorder
 
         def apply(cls, *args, **kwargs):
-            plain = original.__func__
             if not recorder.recording or recorder.opaque is not None or _is_plain(cls):
                 return plain(cls, *args, **kwargs)
             frame = recorder.begin_opaque(_name_of(cls), args)
@@ -72,12 +85,15 @@ class Functions:
             self._run_backward(frame, out, node, carried)
             return out
 
-        torch.autograd.Function.apply = classmethod(apply)
+        # Scripts write `scan = Scan.apply`: the function itself goes another way, whoever has it.
+        torch.autograd.Function._captured = staticmethod(apply)
+        function.__code__ = _to_the_recorder(code)
         with self._triton():
             try:
                 yield self
             finally:
-                torch.autograd.Function.apply = original
+                function.__code__ = code
+                del torch.autograd.Function._captured
 
     def _run_backward(self, frame: Opaque, out: Any, node: Any, carried: list[torch.Tensor]) -> None:
         """What gradients its backward makes, and what it needs beside them: run once, outside the program."""

@@ -24,7 +24,7 @@ from .functions import Functions
 from .modules import ModuleStack
 from .recorder import Recorder, dtype_name
 from .structure import Structure
-from .values import ValueTable, storage_key
+from .values import Storage, ValueTable, storage_key
 
 _OLDEST = (2, 6)
 _TOLD = 1 << 16  # bytes that a module keeps beside its state
@@ -135,7 +135,7 @@ class Session:
             finally:
                 if collecting:
                     gc.enable()
-            self._note_what_stays()
+            self._watch_what_stays(task, batch, mode)
         if not self.recorder.done:
             raise CaptureError(
                 "the step never ran backward",
@@ -186,19 +186,37 @@ class Session:
     def _seen_inputs(self) -> set[int]:
         return self.__dict__.setdefault("_seen", set())
 
-    def _note_what_stays(self) -> None:
-        """Modules that keep a tensor as an attribute: it lives on until the next step puts another in its place."""
-        kept = {id(storage): storage for storage in self.table.alive() if storage.nbytes >= _TOLD}
+    def _watch_what_stays(self, task, batch, mode) -> None:
+        """What modules hold when the step has returned lives on in the next one, which puts another in its place or does not
+        make it again. The step is run once more to see which."""
+        gc.collect()
+        kept = self._kept_attributes() if self.recorder.done else []
+        if not kept:
+            return
+        again = True
+        try:
+            with mode, CudaComposites(fake=not self.virtual):
+                task.step(self.module, *batch)
+        except Exception:  # it hangs on values that only the recording knew
+            again = False
+        gc.collect()
+        for storage, place in kept:
+            storage.stays = "run" if again and not storage.weak.expired() else "next"
+            until = "from the first step on" if storage.stays == "run" else "from step to step"
+            if storage.nbytes >= _TOLD:
+                self.notes.append(f"{place} ({storage.nbytes / 2**20:.1f} MiB) {until}")
+
+    def _kept_attributes(self) -> list[tuple[Storage, str]]:
+        """What operators have made and modules hold, each once, and who."""
+        made = {id(storage): storage for storage in self.table.alive()}
+        kept: list[tuple[Storage, str]] = []
         for module, fqn in self.structure.names.items():
-            for attribute, value in module.__dict__.items():
-                if not isinstance(value, torch.Tensor) or attribute.startswith("__"):
-                    continue
-                storage = self.table.known_storage(value)
-                if storage is not None and kept.pop(id(storage), None) is not None:
-                    self.notes.append(
-                        f"{fqn or 'the root module'} keeps `{attribute}` ({storage.nbytes / 2**20:.1f} MiB) from step to step: the "
-                        "plan lets go of it after backward (delete it there, or do not keep it)"
-                    )
+            for attribute, value in (*module.__dict__.items(), *module._buffers.items()):
+                for leaf in leaves_of(value) if attribute[:1] != "_" else ():
+                    storage = self.table.known_storage(leaf) if isinstance(leaf, torch.Tensor) else None
+                    if storage is not None and made.pop(id(storage), None) is not None:
+                        kept.append((storage, f"{fqn or 'the root module'} keeps `{attribute}`"))
+        return kept
 
     # ------------------------------------------------------------------------------------------------- calls
 

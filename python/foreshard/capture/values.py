@@ -62,6 +62,7 @@ class Storage:
     values: list[Value] = field(default_factory=list)
     references: dict[tuple[Any, ...], str] = field(default_factory=dict)  # "@fqn" of parameters and buffers, by geometry
     persistent: bool = False  # parameters, buffers, inputs: the caller's
+    stays: str = ""  # beyond the step: "next": until the next one has made another, "run": no step makes it again
 
 
 def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:

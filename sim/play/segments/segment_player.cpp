@@ -241,7 +241,8 @@ void SegmentPlayer::free_held(bool only_gradients) {
   const std::vector<ImportBinding>& all = context_.lowered.held;
   if (!only_gradients) copies_.drop_all();
   for (std::size_t k = 0; k < all.size(); ++k) {
-    if (!only_gradients || early_.made_in_backward(k)) storages_.free(storages_.place(all[k].instance, all[k].slot));
+    if ((!only_gradients || early_.made_in_backward(k)) && !stays(all[k]))
+      storages_.free(storages_.place(all[k].instance, all[k].slot));
   }
 }
 
@@ -249,8 +250,13 @@ std::vector<BlockHandle> SegmentPlayer::take_held() {
   copies_.drop_all();
   std::vector<BlockHandle> taken;
   for (const ImportBinding& each : context_.lowered.held)
-    taken.push_back(storages_.take(storages_.place(each.instance, each.slot)));
+    if (!stays(each)) taken.push_back(storages_.take(storages_.place(each.instance, each.slot)));
   return taken;
+}
+
+bool SegmentPlayer::stays(const ImportBinding& held) const {
+  const std::vector<ImportBinding>& all = context_.lowered.held_until_next;
+  return std::find(all.begin(), all.end(), held) != all.end();
 }
 
 /// A plan of a model without operators: the gradients that a segment would make are all that its backward allocates.

@@ -86,6 +86,8 @@ class SegmentPlayer {
   bool memory_events(const Run& run, std::int32_t begin, std::int32_t end);
   void launch(Run& run, const TimedKernel& timed, const Kernel& kernel);
   bool gradients_without_operators(const Instruction& i);
+  /// What a module keeps until the next forward makes another of it.
+  bool stays(const ImportBinding& held) const;
 
   PlayContext& context_;
   PlanBuffers& buffers_;

@@ -129,6 +129,44 @@ TEST(ActivationOffload, ATensorThatIsSavedTwiceStaysOnTheDevice) {
   EXPECT_EQ(copies_of(lowered(toy.finish("loss"), false, kKnown)).to_host, 2);  // x and y
 }
 
+/// Parts of one tensor begin at places of their own in its storage: each travels, without the holes.
+TEST(ActivationOffload, PartsOfOneTensorTravelEachByItself) {
+  struct Way {
+    const char* op;
+    std::vector<Arg> constants;
+    Shape whole, part;
+    std::int64_t aside;
+  };
+  const std::int64_t one = 1, two = 2, zero = 0;
+  const Way ways[] = {
+      {"aten.split.Tensor", {{kWidth}, {one}}, {kRows, 3 * kWidth}, {kRows, kWidth}, 3},
+      {"aten.chunk.default", {{std::int64_t{3}}, {one}}, {kRows, 3 * kWidth}, {kRows, kWidth}, 3},
+      {"aten.split.Tensor", {{kRows}, {zero}}, {3 * kRows, kWidth}, {kRows, kWidth}, 2},  // the first has no holes
+      {"aten.unbind.int", {{zero}}, {3, kRows, kWidth}, {kRows, kWidth}, 2},
+      {"aten.unbind.int", {{two}}, {kRows, kWidth, 3}, {kRows, kWidth}, 3},
+  };
+  for (const Way& way : ways) {
+    ToyProgram toy;
+    toy.module("", "Root");
+    toy.param("w", {kWidth, kWidth});
+    const std::string x = toy.input("x", {kRows, kWidth});
+    toy.op("aten.mm.default", {x, "%w"}, {{"y", {kRows, kWidth}}});
+    toy.op("aten.repeat.default", {"y"}, {{"all", way.whole}});
+    toy.op(way.op, {"all"}, {{"a", way.part}, {"b", way.part}, {"c", way.part}}, way.constants);
+    std::string sum;
+    for (const char* part : {"a", "b", "c"}) {
+      const std::string made = std::string(part) + "s";
+      toy.op("aten.silu.default", {part}, {{made, way.part}});
+      if (!sum.empty()) toy.op("aten.add.Tensor", {sum, made}, {{sum + made, way.part}});
+      sum = sum.empty() ? made : sum + made;
+    }
+    toy.op("aten.sum.default", {sum}, {{"loss", {}}});
+    const Copies all = copies_of(lowered(toy.finish("loss"), false, kKnown));
+    EXPECT_EQ(all.to_host, 4) << way.op;  // x, and each part
+    EXPECT_EQ(all.aside, way.aside) << way.op;
+  }
+}
+
 TEST(ActivationOffload, NothingIsLeftAndFewAreAliveAtOnce) {
   for (const bool checkpointed : {false, true}) {
     const Model model = chain(16);

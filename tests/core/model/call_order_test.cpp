@@ -48,5 +48,28 @@ TEST(CallOrder, WithoutAListTheFirstChildsCountDecides) {
   EXPECT_FALSE(order.are_apart(twice.block, Twice::op(twice.pad, 0), Twice::op(twice.conv, 1)));
 }
 
+/// A bias that two blocks are handed: the first calls it between its own operators, the second before any of them.
+TEST(CallOrder, AModuleThatIsHandedOnRunsInItsCallersCalls) {
+  Twice handed;
+  const ModuleId bias = handed.pad, one = handed.block, two = handed.conv;
+  handed.model.modules[bias.index()].parent = handed.root;
+  handed.model.modules[two.index()].parent = handed.root;
+  handed.model.module_calls = {{handed.root, 0, {}}, {one, 0, {}},  {bias, 0, {}},
+                               {two, 0, {}},         {bias, 1, {}}, {bias, 2, {}}};
+  handed.model.ops = {Twice::op(one, 0),  Twice::op(bias, 0), Twice::op(one, 0),
+                      Twice::op(bias, 1), Twice::op(two, 0),  Twice::op(bias, 2)};
+  const std::vector<bool> every(handed.model.modules.size(), true);
+  const auto around = CallOrder(handed.model).calls_around(every);
+  ASSERT_EQ(around.size(), handed.model.ops.size());
+  const std::vector<ModuleId> none, in_one{one}, in_two{two};
+  EXPECT_EQ(around[0], none);
+  EXPECT_EQ(around[1], in_one);
+  EXPECT_EQ(around[2], none);
+  EXPECT_EQ(around[3], in_two);
+  EXPECT_EQ(around[5], none);  // nobody has operators behind it
+  // Of modules that no hook lies on nobody asks.
+  EXPECT_TRUE(CallOrder(handed.model).calls_around(std::vector<bool>(every.size(), false)).empty());
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -8,10 +8,13 @@
 // of every step and at the end of every phase is within the bound (--bound 0.005 by default; of a phase as a share of
 // its step's peak). Other quantities are only told: of the archives, dlrm's forward peaks at 2.5 MiB more than
 // predicted.
+//
+// FORESHARD_ORACLE_SNAPSHOT=FILE keeps what the allocator is predicted to do in the (last) row as PyTorch's snapshot.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -24,6 +27,7 @@
 #include "sim/search/prepare_job.h"
 #include "tests/oracle/memory/gpu_memory_row.h"
 #include "tests/oracle/oracle.h"
+#include "traces/formats/snapshot_writer.h"
 
 namespace foreshard::oracle {
 namespace {
@@ -49,7 +53,13 @@ Prediction predict(const MemoryRow& row) {
   SimulateOptions options;
   options.synchronize_each_step = true;
   options.empty_cache_after_init = true;
-  return or_throw(simulate(plan, row.model, lowered, row.job, row.profile, options));
+  const char* const snapshot = std::getenv("FORESHARD_ORACLE_SNAPSHOT");
+  MemoryLog log;
+  if (snapshot) options.memory_log = &log;
+  Prediction predicted = or_throw(simulate(plan, row.model, lowered, row.job, row.profile, options));
+  if (snapshot)
+    if (auto kept = write_memory_snapshot(log, snapshot); !kept) throw std::runtime_error(to_text(kept.error()));
+  return predicted;
 }
 
 class Comparison {
