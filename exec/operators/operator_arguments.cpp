@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "exec/torch/torch_types.h"
@@ -198,12 +199,37 @@ const Arg* keyword(const Op& op, const std::string& name) {
   return nullptr;
 }
 
+/// What the script itself wrote into a tensor that it brings from the host; nullptr: it is not said.
+const ArgList* literals(const Op& op) {
+  const Arg* given = op.name == "aten.empty.memory_format" ? keyword(op, "values") : nullptr;
+  return given != nullptr ? std::get_if<ArgList>(&given->value) : nullptr;
+}
+
 /// What a recording says of how the operator ran, beside its arguments (docs/formats/model.md).
 std::size_t remarks(const Op& op) {
-  return op.name == "aten.convolution.default" && keyword(op, "backend") != nullptr ? 1 : 0;
+  const bool backend = op.name == "aten.convolution.default" && keyword(op, "backend") != nullptr;
+  return backend || literals(op) != nullptr ? 1 : 0;
 }
 
 }  // namespace
+
+at::Tensor literal_content(const Op& op) {
+  const ArgList* given = literals(op);
+  if (given == nullptr) return {};
+  const bool whole = std::none_of(given->begin(), given->end(),
+                                  [](const Arg& arg) { return std::holds_alternative<double>(arg.value); });
+  std::vector<double> numbers;
+  std::vector<std::int64_t> integers;
+  for (const Arg& arg : *given) {
+    std::int64_t integer = 0;
+    if (const auto* truth = std::get_if<bool>(&arg.value)) integer = *truth ? 1 : 0;
+    if (const auto* given_integer = std::get_if<std::int64_t>(&arg.value)) integer = *given_integer;
+    const auto* real = std::get_if<double>(&arg.value);
+    integers.push_back(integer);
+    numbers.push_back(real != nullptr ? *real : static_cast<double>(integer));
+  }
+  return whole ? at::tensor(integers, at::kLong) : at::tensor(numbers, at::kDouble);
+}
 
 tl::expected<PreparedArguments, std::string> prepare_arguments(const Op& op, const c10::FunctionSchema& schema) {
   PreparedArguments prepared;

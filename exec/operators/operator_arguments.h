@@ -39,6 +39,10 @@ struct PreparedArguments {
 /// An unexpected sentence: which argument does not fit the schema, and how.
 tl::expected<PreparedArguments, std::string> prepare_arguments(const Op& op, const c10::FunctionSchema& schema);
 
+/// What stands in the tensor that the operator makes (`values` of aten.empty, docs/formats/model.md): integers or
+/// numbers, row by row, on the host; undefined where the program does not say it.
+at::Tensor literal_content(const Op& op);
+
 void push_arguments(const PreparedArguments& arguments, TensorLookup& tensors, torch::jit::Stack& stack);
 
 /// Calls f(tensor) for every tensor result, lists flattened; f(undefined) for results that are none.

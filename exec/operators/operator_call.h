@@ -31,6 +31,7 @@ struct OperatorCall {
   bool differentiable = true;  // false: its results never have a gradient (detach, zeros_like)
   /// In eval mode these stand in place of the constants: dropout that does nothing, normalisation by running numbers.
   std::vector<std::pair<std::size_t, c10::IValue>> in_eval;
+  at::Tensor content;                   // what the result holds: literals of the script
   HostEquivalent equivalent = nullptr;  // what runs instead of the handle's kernel, which only CUDA has
 };
 

@@ -52,7 +52,7 @@ std::optional<UnwrittenRead> first_unwritten_read(std::span<const OperatorCall> 
     }
     if (only_allocates(call.handle.schema().name())) {
       viewed = i;
-      unwritten.insert(i);
+      if (!call.content.defined()) unwritten.insert(i);
     }
     if (!viewed) continue;
     for (const ValueId id : call.out) {

@@ -166,6 +166,18 @@ class Programs(unittest.TestCase):
         self.assertTrue(any("keeps `seen` (0.1 MiB) from step to step" in note for note in model.notes), model.notes)
         self.assertEqual(lifetimes(model), {"next"})
 
+    def test_what_a_script_writes_down_goes_along(self):
+        class Literal(Two):
+            def forward(self, x):
+                y = super().forward(x) * torch.tensor([[0.5], [2.0]], device=x.device)
+                y = y + torch.tensor([1, 2, 3, 4, 5, 6]).to(x.device) + torch.tensor(float("inf"), device=x.device).clamp(max=1.0)
+                return torch.where(torch.tensor(True, device=x.device), y, torch.zeros(2000).to(x.device)[:6])
+
+        model = capture(Literal(), torch.empty(2, 6, device="meta"), loss=scalar)
+        made = [op.get("kwargs") for op in ops(model, "aten.empty.memory_format")]
+        self.assertEqual(made, [{"values": [0.5, 2.0], "dtype": {"dtype": "float32"}}, {"values": [1, 2, 3, 4, 5, 6], "dtype": {"dtype": "int64"}}, None,
+                                {"values": [True], "dtype": {"dtype": "bool"}}, None])  # fmt: skip
+
     def test_what_the_first_step_alone_makes_is_a_cache(self):
         class Caches(Two):
             def __init__(self):

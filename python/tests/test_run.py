@@ -20,7 +20,7 @@ STEPS, ROWS = 3, 2  # rows of a rank's batch
 JOB = ["train.optimizer.lr=0.001", "train.clip_grad_norm=1.0", "fsdp.mixed_precision.param=none"]
 # In one rank: statistics of a batch, and losses between its rows, are a rank's own.
 ALONE = ("resnet_fp32", "unet", "two_towers", "written_in_place", "masked_words")
-CASES = ("nanogpt", "meta_llama_checkpoint", "lstm", "gru", "resnet_fp32", "dlrm", "vit", "encoder_decoder", "written_in_place", "molecules", "masked_words")
+CASES = ("nanogpt", "meta_llama_checkpoint", "lstm", "gru", "resnet_fp32", "dlrm", "vit", "encoder_decoder", "written_in_place", "molecules", "masked_words", "sloped", "handed", "rounds", "video_windows")
 # (Models that draw noise in their forward have losses of their own: PyTorch's random numbers are others.)
 # (masked_encoder has positions for whole sequences only; these run on the first tokens.)
 # What nobody can run without what only Python has.

@@ -58,13 +58,13 @@ _PLAIN = F.scaled_dot_product_attention
 
 
 _ONE_HOT, _LINEAR = F.one_hot, F.linear
-_LIST = FakeTensor.tolist
+_LIST, _TENSOR = FakeTensor.tolist, torch.tensor
 
 
 class CudaComposites(TorchFunctionMode):
     """Runs scaled_dot_product_attention as the composite operator does after it has chosen `kernel_of`, and the others.
 
-    `fake`: of fake tensors; on a card all but linear are what they are.
+    `fake`: of fake tensors; on a card all but linear and torch.tensor are what they are.
 
     A mode for who has taken the function's name already; the name itself for PyTorch's own functions
     (multi_head_attention_forward), inside which no mode is asked.
@@ -72,7 +72,7 @@ class CudaComposites(TorchFunctionMode):
 
     def __init__(self, fake: bool):
         super().__init__()
-        self._own = {_LINEAR: linear} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
+        self._own = {_LINEAR: linear, _TENSOR: written_down} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
 
     def __enter__(self):
         F.linear, FakeTensor.tolist = linear, listed
@@ -92,6 +92,13 @@ def linear(input, weight, bias=None):
     if bias is None or input.dim() == 2 or input.device.type != "cuda" or input.is_contiguous():
         return _LINEAR(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
+
+
+def written_down(data, *, device=None, requires_grad=False, pin_memory=False, **rest):
+    """`torch.tensor(...)` on the device copies it there out of sight: here the copy is seen, and what it copies."""
+    if device is None or torch.device(device).type == "cpu":
+        return _TENSOR(data, device=device, requires_grad=requires_grad, pin_memory=pin_memory, **rest)
+    return _TENSOR(data, device="cpu", **rest).to(device).requires_grad_(requires_grad)
 
 
 def listed(tensor):

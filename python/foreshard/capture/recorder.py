@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 from .answers import HOST_READS, TO_HOST, answer
 from .errors import CaptureError
 from .known import KnownValues
-from .values import Storage, Value, ValueTable, geometry, storage_key
+from .values import Storage, Value, ValueTable, geometry, literals_of, storage_key
 
 # Questions about a tensor, no work.
 _NO_WORK = {
@@ -256,10 +256,14 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _made_from_host(self, row, tensors) -> None:
-        """A copy from the host needs memory on the device like any new tensor."""
+        """A copy from the host needs memory on the device like any new tensor. What a script wrote down itself (`torch.tensor([...])`)
+        goes along, as long as no value of the batch has decided anything."""
         if tensors and row["op"] == "aten._to_copy.default":
             row["op"], row["args"] = "aten.empty.memory_format", [list(tensors[0].shape)]
-            row.pop("kwargs", None)
+            to = (row.pop("kwargs", None) or {}).get("dtype")
+            content = None if self.known.used else literals_of(tensors[0])
+            if content is not None:
+                row["kwargs"] = {"values": content, "dtype": to or {"dtype": dtype_name(tensors[0].dtype)}}
 
     def _run(self, func, name, args, kwargs):
         computed = self.known.compute(func, args, kwargs)

@@ -6,6 +6,7 @@ through weak references: one that has expired since the last look died between t
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten
 
 
 def host_values(tensor: torch.Tensor) -> list[int] | None:
@@ -23,6 +25,17 @@ def host_values(tensor: torch.Tensor) -> list[int] | None:
         return None
     with _disable_current_modes():
         return known.tolist()
+
+
+_LITERALS = 1024  # elements that a program takes down
+
+
+def literals_of(tensor: torch.Tensor) -> list[Any] | None:
+    """Few finite numbers or truth values that lie on the host, row by row; None: others, or nobody knows."""
+    if tensor.numel() > _LITERALS or tensor.is_complex() or (content := host_values(tensor)) is None:
+        return None
+    flat = tree_flatten(content)[0]
+    return flat if all(isinstance(x, (bool, int)) or math.isfinite(x) for x in flat) else None
 
 
 @dataclass

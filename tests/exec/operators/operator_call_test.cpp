@@ -149,6 +149,26 @@ Op writes_into(const std::string& name, std::size_t value, std::size_t out) {
   return op;
 }
 
+/// torch.tensor([[0.5, 2.0]]) of a script, brought to the device.
+Op literal(ArgList values) {
+  Op op;
+  op.name = "aten.empty.memory_format";
+  op.args = {Arg{ArgList{Arg{std::int64_t{1}}, Arg{std::int64_t{2}}}}};
+  op.kwargs = {{"values", Arg{std::move(values)}}};
+  op.out = {ValueId(0)};
+  return op;
+}
+
+TEST(OperatorCall, WhatAScriptWroteDownStandsInItsTensor) {
+  EXPECT_TRUE(run(literal({Arg{0.5}, Arg{std::int64_t{2}}}), {}, true).equal(at::tensor({0.5F, 2.0F}).view({1, 2})));
+  Op whole = literal({Arg{std::int64_t{1} << 60}, Arg{true}});
+  whole.kwargs.push_back({"dtype", Arg{DType::Int64}});
+  EXPECT_TRUE(run(whole, {}, true).equal(at::tensor({std::int64_t{1} << 60, std::int64_t{1}}).view({1, 2})));
+  const auto wrong = prepare_call(literal({Arg{0.5}}));
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error(), "values holds 1 numbers, the tensor 2");
+}
+
 TEST(UnwrittenValues, MemoryIsWrittenBeforeItIsRead) {
   Op empty;
   empty.name = "aten.empty.memory_format";
@@ -165,6 +185,10 @@ TEST(UnwrittenValues, MemoryIsWrittenBeforeItIsRead) {
   };
   EXPECT_FALSE(first_read({empty, view, zero, read})) << "written through a view";
   EXPECT_FALSE(first_read({empty, view, like})) << "only its shape is asked for";
+  Op said = empty;
+  said.args = literal({}).args;
+  said.kwargs = {{"values", Arg{ArgList{Arg{0.5}, Arg{2.0}}}}};
+  EXPECT_FALSE(first_read({said, read})) << "what the script wrote down";
   const auto unwritten = first_read({empty, view, like, read});
   ASSERT_TRUE(unwritten);
   EXPECT_EQ(unwritten->op, 3u);
