@@ -258,20 +258,12 @@ class ScanBlock(nn.Module):
         return x + self.out(scan(torch.sigmoid(self.decay(y)), self.inner(y)))
 
 
-class Scanner(nn.Module):
-    def __init__(self, d=128):
-        super().__init__()
-        self.embed, self.blocks, self.head = nn.Embedding(1000, d), nn.ModuleList(ScanBlock(d) for _ in range(3)), nn.Linear(d, 1000)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+def scanner(d=128):
+    return nn.Sequential(nn.Embedding(1000, d), *(ScanBlock(d) for _ in range(3)), nn.Linear(d, 1000))
 
 
 @case("bound_scan", ["ScanBlock"], precisions=["float32"])
 class _:
-    make = Scanner
+    make = staticmethod(scanner)
     batch = staticmethod(lambda device: (ids(1000, 4, 256, device=device), ids(1000, 4, 256, device=device)))
     forward = staticmethod(lambda model, x, y: token_loss(model(x), y))
