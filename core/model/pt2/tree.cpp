@@ -1,6 +1,8 @@
 #include "core/model/pt2/tree.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -131,9 +133,39 @@ class TreeBuilder {
         if (!frame.path.empty() && !frame.key.starts_with("L__self__")) strict_ = true;
       }
     }
+    name_silent_modules();
   }
 
-  /// Modules that run no operator are listed without their class.
+  /// Modules that run no operator are listed without their class. One that holds the same parameters and buffers under
+  /// the same names as others of one class only (the last stages of an encoder that nobody asks for them) is of theirs.
+  void name_silent_modules() {
+    std::vector<std::uint64_t> held(nodes_.size(), 0);  // by node: a hash of what lies in it; 0: nothing
+    const auto add = [&held](std::size_t node, const std::string& leaf, std::uint64_t what) {
+      const std::uint64_t mixed = (std::hash<std::string>()(leaf) ^ what) * 0x9e3779b97f4a7c15U;
+      held[node] += mixed ^ (mixed >> 29U);  // in any order
+    };
+    const auto note = [&](const std::string& fqn, std::size_t rank) {
+      add(node_of(split_fqn(fqn).owner), std::string(split_fqn(fqn).leaf), rank + 1);
+    };
+    for (const Registered& param : params_) note(param.fqn, param.shape.size());
+    for (const Pt2InputSpec& spec : program_.inputs) {
+      if (spec.kind != Pt2InputSpec::Kind::Buffer) continue;
+      const auto tensor = program_.graphs[0].tensors.find(spec.arg);
+      if (tensor != program_.graphs[0].tensors.end()) note(spec.target, tensor->second.sizes.size());
+    }
+    for (std::size_t i = nodes_.size(); i-- > 1;)  // parents stand before what is in them
+      if (held[i] != 0) add(nodes_[i].parent, std::string(split_fqn(nodes_[i].fqn).leaf), held[i]);
+    std::map<std::uint64_t, std::set<std::string>> classes;
+    for (std::size_t i = 1; i < nodes_.size(); ++i)
+      if (held[i] != 0 && !nodes_[i].class_name.empty()) classes[held[i]].insert(nodes_[i].class_name);
+    for (std::size_t i = 1; i < nodes_.size(); ++i) {
+      if (!nodes_[i].class_name.empty() || held[i] == 0) continue;
+      const auto alike = classes.find(held[i]);
+      if (alike != classes.end() && alike->second.size() == 1) nodes_[i].class_name = *alike->second.begin();
+    }
+  }
+
+  /// Of those that are like no other.
   std::string guessed_class(const TreeNode& node, bool has_params) const {
     if (!node.class_name.empty()) return node.class_name;
     if (node.children.empty()) return has_params ? "Module" : "Identity";

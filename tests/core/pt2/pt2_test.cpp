@@ -36,6 +36,21 @@ TEST(Pt2Model, StrictExportNamesAliasesOnlyInTheWeightsConfiguration) {
   EXPECT_EQ(model->params[model->find_param("c.bias").index()].shares, model->find_param("a.bias"));
 }
 
+/// Three stages of which two are called, a linear layer and a norm that nobody calls: the third stage is like the
+/// others, the layer and the norm are like nothing that is called.
+TEST(Pt2Model, AModuleThatNobodyCallsIsOfTheClassOfThoseItIsLike) {
+  const auto model = load("never_called");
+  ASSERT_TRUE(model) << to_text(model.error());
+  const auto class_of = [&](const char* fqn) { return model->modules[model->find_module(fqn).index()].class_name; };
+  EXPECT_EQ(class_of("stages.1"), "Stage");
+  EXPECT_EQ(class_of("stages.2"), "Stage");
+  EXPECT_EQ(class_of("stages.2.conv"), "Conv2d");
+  EXPECT_EQ(class_of("stages.2.norm"), "BatchNorm2d");
+  EXPECT_EQ(class_of("stages"), "ModuleList");
+  EXPECT_EQ(class_of("spare"), "ModuleList");
+  EXPECT_EQ(class_of("spare.1"), "Module");
+}
+
 TEST(Pt2Model, AddsCrossEntropyUnlessTheLossIsNone) {
   EXPECT_TRUE(load("user_mlp_shared")->has_loss);
   ModelOptions options;
