@@ -218,7 +218,6 @@ Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepd
   return out;
 }
 
-/// inferExpandGeometry: a dimension of one that is put in front has a step, except before a number.
 Ref Emitter::transpose(const Ref& a, std::int32_t d0, std::int32_t d1) {
   Layout out = layout(a);
   if (out.sizes.n > std::max(d0, d1)) {

@@ -140,19 +140,17 @@ CheckpointFrame* Machine::frame_of(std::int32_t step) {
   return nullptr;
 }
 
-/// `use`: of several calls' tensors for one parameter, that call's.
 Ref& Machine::param(ParamId id, std::int32_t use) {
   const ParamId storage = model_.storage_of(id);
-  const std::int32_t key = storage.value + use * static_cast<std::int32_t>(model_.params.size());
-  const auto at = params_.find(key);
+  const auto at = params_.find({storage.value, use});
   if (at != params_.end()) return at->second;
   const ParamInfo& info = model_.params[storage.index()];
   const DType dtype = is_floating(info.dtype) && !own_dtypes_ ? model_.compute_dtype : info.dtype;
-  set_param(storage, contiguous_layout(dims_of(info.shape), dtype), key);
-  return params_.at(key);
+  set_param(storage, contiguous_layout(dims_of(info.shape), dtype), use);
+  return params_.at({storage.value, use});
 }
 
-void Machine::set_param(ParamId storage, const Layout& layout, std::optional<std::int32_t> key) {
+void Machine::set_param(ParamId storage, const Layout& layout, std::int32_t use) {
   Ref ref = tape.external(layout);
   if (storage.index() < trainable_.size() && trainable_[storage.index()]) {
     Node node;
@@ -164,7 +162,7 @@ void Machine::set_param(ParamId storage, const Layout& layout, std::optional<std
     tensor.node = static_cast<std::int32_t>(nodes_.size() - 1);
   }
   packed_.note_param(ref);
-  params_.emplace(key.value_or(storage.value), std::move(ref));
+  params_.emplace(std::pair(storage.value, use), std::move(ref));
 }
 
 std::vector<Ref> Machine::gather(const Op& op, std::unordered_map<std::int32_t, Ref>* local, CheckpointFrame* frame) {

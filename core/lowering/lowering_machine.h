@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <queue>
 #include <set>
 #include <string>
@@ -160,8 +159,8 @@ class Machine {
   /// What the caller holds: parallel to Model::outputs with LoweringOptions::hold_outputs, else the first alone.
   const std::vector<Ref>& outputs() const { return outputs_; }
   /// A parameter that is laid out in its own way, in its own type. Before forward().
-  /// `key`: of several tensors for one parameter; absent: there is one.
-  void set_param(ParamId id, const Layout& layout, std::optional<std::int32_t> key = {});
+  /// `use`: of several calls' tensors for one parameter, that call's (SegmentRange::use).
+  void set_param(ParamId id, const Layout& layout, std::int32_t use = 0);
   Ref& param(ParamId id, std::int32_t use = 0);
 
   std::vector<std::string> names;
@@ -213,8 +212,9 @@ class Machine {
   std::vector<Node> nodes_;
   std::vector<std::int32_t> step_node_;  // node made by a step
   NamedValues values_;
-  std::int32_t forward_step_ = -1;  // of the forward, while it runs
-  std::unordered_map<std::int32_t, Ref> params_, buffers_;
+  std::int32_t forward_step_ = -1;                               // of the forward, while it runs
+  std::map<std::pair<std::int32_t, std::int32_t>, Ref> params_;  // by storage and use
+  std::unordered_map<std::int32_t, Ref> buffers_;
   std::unordered_map<std::int32_t, std::int32_t> param_nodes_;
   std::vector<CheckpointFrame> frames_;
   std::priority_queue<std::pair<std::int64_t, std::int32_t>> ready_;

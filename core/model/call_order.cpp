@@ -62,16 +62,19 @@ std::vector<std::vector<ModuleId>> CallOrder::calls_around(const std::vector<boo
   const std::vector<Extent> all = extents(modules);
   std::vector<ModuleId> module_of(all.size());
   for (const auto& [key, place] : place_) module_of[static_cast<std::size_t>(place)] = ModuleId(key.first);
+  // A call that began behind another and ran before its first operator runs in it, too.
+  std::vector<std::int32_t> begin(all.size(), -1);
+  for (std::size_t call = all.size(), earliest = model_.ops.size(); call-- > 0;) {
+    if (all[call].first < 0) continue;
+    earliest = std::min(earliest, static_cast<std::size_t>(all[call].first));
+    begin[call] = static_cast<std::int32_t>(earliest);
+  }
   std::vector<std::vector<ModuleId>> around(model_.ops.size());
   bool any = false;
   for (std::size_t call = 0; call < all.size(); ++call) {  // as they began
     const ModuleId module = module_of[call];
-    if (module.value == 0) continue;
-    // A call that began behind this one and ran before its first operator runs in it, too.
-    std::int32_t begin = all[call].first;
-    for (std::size_t later = call + 1; later < all.size() && begin >= 0; ++later)
-      if (all[later].first >= 0 && all[later].first < begin) begin = all[later].first;
-    for (std::int32_t i = begin; i >= 0 && i < all[call].last; ++i) {
+    if (module.value == 0 || begin[call] < 0) continue;
+    for (std::int32_t i = begin[call]; i < all[call].last; ++i) {
       ModuleId own = model_.ops[static_cast<std::size_t>(i)].module;
       while (own.valid() && own != module) own = model_.modules[own.index()].parent;
       if (own.valid()) continue;

@@ -1,7 +1,9 @@
 #include "exec/operators/operator_arguments.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/safe_numerics.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -213,22 +215,28 @@ std::size_t remarks(const Op& op) {
 
 }  // namespace
 
-at::Tensor literal_content(const Op& op) {
+tl::expected<at::Tensor, std::string> literal_content(const Op& op, const std::vector<std::int64_t>& sizes) {
   const ArgList* given = literals(op);
-  if (given == nullptr) return {};
-  const bool whole = std::none_of(given->begin(), given->end(),
-                                  [](const Arg& arg) { return std::holds_alternative<double>(arg.value); });
+  if (given == nullptr) return at::Tensor();
+  std::uint64_t elements = 0;
+  const bool negative = std::any_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size < 0; });
+  if (negative || c10::safe_multiplies_u64(sizes, &elements) || elements != given->size())
+    return tl::unexpected(fmt::format("values holds {} numbers, which are not those of a tensor of [{}]", given->size(),
+                                      fmt::join(sizes, ", ")));
   std::vector<double> numbers;
   std::vector<std::int64_t> integers;
   for (const Arg& arg : *given) {
-    std::int64_t integer = 0;
-    if (const auto* truth = std::get_if<bool>(&arg.value)) integer = *truth ? 1 : 0;
-    if (const auto* given_integer = std::get_if<std::int64_t>(&arg.value)) integer = *given_integer;
+    if (const auto* truth = std::get_if<bool>(&arg.value))
+      integers.push_back(*truth ? 1 : 0);
+    else if (const auto* integer = std::get_if<std::int64_t>(&arg.value))
+      integers.push_back(*integer);
+    else if (!std::holds_alternative<double>(arg.value))
+      return tl::unexpected(std::string("values holds what is neither a number nor a truth value"));
     const auto* real = std::get_if<double>(&arg.value);
-    integers.push_back(integer);
-    numbers.push_back(real != nullptr ? *real : static_cast<double>(integer));
+    numbers.push_back(real != nullptr ? *real : static_cast<double>(integers.back()));
   }
-  return whole ? at::tensor(integers, at::kLong) : at::tensor(numbers, at::kDouble);
+  const bool whole = integers.size() == given->size();
+  return (whole ? at::tensor(integers, at::kLong) : at::tensor(numbers, at::kDouble)).view(sizes);
 }
 
 tl::expected<PreparedArguments, std::string> prepare_arguments(const Op& op, const c10::FunctionSchema& schema) {

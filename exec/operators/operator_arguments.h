@@ -39,9 +39,9 @@ struct PreparedArguments {
 /// An unexpected sentence: which argument does not fit the schema, and how.
 tl::expected<PreparedArguments, std::string> prepare_arguments(const Op& op, const c10::FunctionSchema& schema);
 
-/// What stands in the tensor that the operator makes (`values` of aten.empty, docs/formats/model.md): integers or
-/// numbers, row by row, on the host; undefined where the program does not say it.
-at::Tensor literal_content(const Op& op);
+/// What stands in the tensor of these sizes that the operator makes (`values` of aten.empty, docs/formats/model.md), on
+/// the host; undefined where the program does not say it. An unexpected sentence: too many or too few, or no numbers.
+tl::expected<at::Tensor, std::string> literal_content(const Op& op, const std::vector<std::int64_t>& sizes);
 
 void push_arguments(const PreparedArguments& arguments, TensorLookup& tensors, torch::jit::Stack& stack);
 

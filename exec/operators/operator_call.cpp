@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/enum_tag.h>
-#include <fmt/format.h>
 
 #include <array>
 #include <mutex>
@@ -130,14 +129,10 @@ tl::expected<OperatorCall, std::string> prepare_call(const Op& op, c10::Device d
   if (device.is_cpu()) call.equivalent = host_equivalent(handle->schema().name());
   if (call.equivalent == nullptr && !has_kernel(*handle, device))
     return tl::unexpected(std::string("LibTorch has no kernel of it for ") + (device.is_cpu() ? "the CPU" : "CUDA"));
-  call.content = literal_content(op);
-  if (call.content.defined()) {
-    const c10::IValue& sizes = call.arguments.list.front().constant;
-    std::int64_t elements = 1;
-    if (sizes.isIntList())
-      for (const std::int64_t size : sizes.toIntVector()) elements *= size;
-    if (!sizes.isIntList() || elements != call.content.numel())
-      return tl::unexpected(fmt::format("values holds {} numbers, the tensor {}", call.content.numel(), elements));
+  if (const auto& first = call.arguments.list; !first.empty() && first.front().constant.isIntList()) {
+    auto content = literal_content(op, first.front().constant.toIntVector());
+    if (!content) return tl::unexpected(content.error());
+    call.content = std::move(*content);
   }
   call.differentiable = has_gradient(handle->schema().name());
   place(call);
@@ -154,14 +149,11 @@ void run_call(const OperatorCall& call, std::uint64_t seed, torch::jit::Stack& s
   const auto run = [&call](torch::jit::Stack& on) {
     call.equivalent != nullptr ? call.equivalent(on) : call.handle.callBoxed(on);
   };
-  if (call.content.defined()) {
-    run(stack);
-    at::Tensor made = stack.back().toTensor();
-    made.copy_(call.content.view(made.sizes()));
-    return;
-  }
   switch (call.random) {
-    case OperatorCall::Random::None: return run(stack);
+    case OperatorCall::Random::None:
+      run(stack);
+      if (call.content.defined()) stack.back().toTensor().copy_(call.content);
+      return;
     case OperatorCall::Random::Argument: stack[call.generator] = generator_of(seed, call.device); return run(stack);
     case OperatorCall::Random::Global: {
       std::lock_guard lock(global_draws());

@@ -182,21 +182,21 @@ class Programs(unittest.TestCase):
         class Caches(Two):
             def __init__(self):
                 super().__init__()
-                self.by_length = {}
+                self._by_length = {}
                 self.register_buffer("bias", None, persistent=False)
 
             def forward(self, x):
-                if len(x) not in self.by_length:
-                    self.by_length[len(x)] = torch.arange(6 * len(x), device=x.device, dtype=torch.float32).view(len(x), 6)
-                    self.register_buffer("bias", self.by_length[len(x)].cos(), persistent=False)
-                return super().forward(x + self.by_length[len(x)] + self.bias)
+                if len(x) not in self._by_length:
+                    self._by_length[len(x)] = torch.arange(6 * len(x), device=x.device, dtype=torch.float32).view(len(x), 6)
+                    self.register_buffer("bias", self._by_length[len(x)].cos(), persistent=False)
+                return super().forward(x + self._by_length[len(x)] + self.bias)
 
         module = Caches()
         model = capture(module, torch.empty(4096, 6), loss=scalar)
         self.assertEqual(lifetimes(model), {"run"})
-        for name in ("by_length", "bias"):
+        for name in ("_by_length", "bias"):
             self.assertTrue(any(f"keeps `{name}` (0.1 MiB) from the first step on" in note for note in model.notes), model.notes)
-        self.assertEqual((module.by_length, module.bias), ({}, None))  # the module is as it was
+        self.assertEqual((module._by_length, module.bias), ({}, None))  # the module is as it was
 
     def test_a_mask_chooses_every_row_where_it_may_be_guessed(self):
         class Picks(Two):

@@ -14,7 +14,7 @@ sys.path[:0] = [os.environ.get("FORESHARD_PACKAGE", os.path.dirname(HERE)), HERE
 import torch
 
 from foreshard.capture import CaptureError, capture, capture_step, virtual
-from virtual_modules import Aborts, Attends, Branches, Exits, Leaves, Normalised, Picks, Two, ViewedInPlace
+from virtual_modules import Aborts, Attends, Branches, Exits, Leaves, Normalised, Picks, Squared, Two, ViewedInPlace
 
 try:
     import cloudpickle
@@ -88,6 +88,22 @@ class Agreement(unittest.TestCase):
         self.assertEqual(forward - state, 32 * mib + 4 * mib + 512)
         # The gradients of both weights, beside what the last product of backward holds.
         self.assertGreaterEqual(model.allocator["backward_peak"], state + 32 * mib + 8 * mib)
+
+    @unittest.skipIf(cloudpickle is None, "a module that the script itself defines is sent by cloudpickle")
+    def test_a_function_that_the_script_bound_before_travels_by_its_name(self):
+        bound = Squared.apply
+
+        class Bound(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = torch.nn.Linear(6, 6)
+
+            def forward(self, x):
+                return bound(self.f(x))
+
+        model = on_device(Bound(), torch.empty(4, 6))
+        self.assertEqual((model.device, model.notes), ("virtual", []))
+        self.assertEqual([op["op"] for op in model.document["ops"] if "opaque" in op["op"]], ["opaque.virtual_modules.Squared"])
 
     def test_parametrized_modules_travel(self):
         model = on_device(Normalised(), torch.empty(8, 64))

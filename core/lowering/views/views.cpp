@@ -29,6 +29,7 @@ Dims transposed_strides(const Op& op, const Layout& in, const Dims& otherwise) {
 
 }  // namespace
 
+/// inferExpandGeometry: a dimension of one that is put in front has a step, except before a number.
 Dims expanded_strides(const Layout& from, const Dims& sizes) {
   Dims strides = broadcast_strides(from, sizes);
   if (from.sizes.n == 0) return strides;

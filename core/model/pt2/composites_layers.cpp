@@ -238,23 +238,28 @@ CompositeResults instance_norm(const Call& c) {
 
 // --- dropout ---
 
-/// Noise for each element, or for each channel of each picture. `inplace`: into the input, as nn.Dropout(inplace=True)
-/// does (ATen/native/Dropout.cpp).
-CompositeResults noisy(const Call& c, bool features, bool alpha, bool inplace = false) {
-  const Tensor* x = c.tensor(inplace ? "self" : "input");
+/// _dropout_impl (ATen/native/Dropout.cpp).
+struct Noise {
+  bool features = false;  // for each channel of each picture, else for each element
+  bool alpha = false;
+  bool in_place = false;  // into the input
+};
+CompositeResults noisy(const Call& c, const Noise& kind) {
+  const Tensor* x = c.tensor(kind.in_place ? "self" : "input");
   const double p = c.number("p", 0.5);
   if (x == nullptr || !(p >= 0.0 && p < 1.0)) return std::nullopt;
   if (p == 0.0 || !c.flag("train", true) || x->sizes.product() == 0) return {{*x}};
   Dims sizes = x->sizes;
-  for (int i = features ? 2 : sizes.rank(); i < sizes.rank(); ++i) sizes[i] = 1;
+  for (int i = kind.features ? 2 : sizes.rank(); i < sizes.rank(); ++i) sizes[i] = 1;
   const auto times = [&](const Tensor& by) {
-    return inplace ? c.in_place("aten.mul_.Tensor", *x, {ProgramWriter::arg(by)}) : c.two("aten.mul.Tensor", *x, by);
+    return kind.in_place ? c.in_place("aten.mul_.Tensor", *x, {ProgramWriter::arg(by)})
+                         : c.two("aten.mul.Tensor", *x, by);
   };
-  const Tensor noise = features
+  const Tensor noise = kind.features
                            ? c.made("aten.empty.memory_format", {ProgramWriter::arg(sizes)}, {{sizes, x->dtype}})[0]
                            : c.one("aten.empty_like.default", *x);
   c.in_place("aten.bernoulli_.float", noise, {Arg{1 - p}});
-  if (!alpha) {
+  if (!kind.alpha) {
     c.in_place("aten.div_.Scalar", noise, {Arg{1 - p}});
     return {{times(noise)}};
   }
@@ -265,13 +270,15 @@ CompositeResults noisy(const Call& c, bool features, bool alpha, bool inplace = 
   const Tensor y = times(noise);
   return {{c.in_place("aten.add_.Tensor", y, {ProgramWriter::arg(shift)})}};
 }
-CompositeResults feature_dropout(const Call& c) { return noisy(c, true, false); }
-CompositeResults alpha_dropout(const Call& c) { return noisy(c, false, true); }
-CompositeResults feature_alpha_dropout(const Call& c) { return noisy(c, true, true); }
-CompositeResults dropout_in_place(const Call& c) { return noisy(c, false, false, true); }
-CompositeResults feature_dropout_in_place(const Call& c) { return noisy(c, true, false, true); }
-CompositeResults alpha_dropout_in_place(const Call& c) { return noisy(c, false, true, true); }
-CompositeResults feature_alpha_dropout_in_place(const Call& c) { return noisy(c, true, true, true); }
+CompositeResults feature_dropout(const Call& c) { return noisy(c, {.features = true}); }
+CompositeResults alpha_dropout(const Call& c) { return noisy(c, {.alpha = true}); }
+CompositeResults feature_alpha_dropout(const Call& c) { return noisy(c, {.features = true, .alpha = true}); }
+CompositeResults dropout_in_place(const Call& c) { return noisy(c, {.in_place = true}); }
+CompositeResults feature_dropout_in_place(const Call& c) { return noisy(c, {.features = true, .in_place = true}); }
+CompositeResults alpha_dropout_in_place(const Call& c) { return noisy(c, {.alpha = true, .in_place = true}); }
+CompositeResults feature_alpha_dropout_in_place(const Call& c) {
+  return noisy(c, {.features = true, .alpha = true, .in_place = true});
+}
 
 CompositeResults prelu(const Call& c) {
   const Tensor *x = c.tensor("self"), *weight = c.tensor("weight");

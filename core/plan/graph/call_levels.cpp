@@ -38,8 +38,8 @@ const std::vector<ModuleId>& CallLevels::chain_of(ModuleId id) {
 /// The levels around an operator of a region: the modules that the region lies in, the region, the modules in it. What
 /// stands there already is not entered twice.
 void CallLevels::add_chain(const Op& op, ModuleId module) {
-  const auto add = [this, begin = levels_.empty()](const Level& level) {
-    if (begin || std::find(levels_.begin(), levels_.end(), level) == levels_.end()) levels_.push_back(level);
+  const auto add = [this](const Level& level) {
+    if (std::find(levels_.begin(), levels_.end(), level) == levels_.end()) levels_.push_back(level);
   };
   const std::vector<ModuleId>& chain = chain_of(module);
   std::size_t outside = chain.size();

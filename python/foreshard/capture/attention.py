@@ -96,7 +96,7 @@ def linear(input, weight, bias=None):
 
 def written_down(data, *, device=None, requires_grad=False, pin_memory=False, **rest):
     """`torch.tensor(...)` on the device copies it there out of sight: here the copy is seen, and what it copies."""
-    if device is None or torch.device(device).type == "cpu":
+    if device is None or torch.device(device).type == "cpu" or isinstance(data, torch.Tensor):
         return _TENSOR(data, device=device, requires_grad=requires_grad, pin_memory=pin_memory, **rest)
     return _TENSOR(data, device="cpu", **rest).to(device).requires_grad_(requires_grad)
 

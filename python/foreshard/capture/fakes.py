@@ -12,6 +12,9 @@ from .errors import CaptureError
 from .known import KnownValues, values_of
 
 
+OWN = frozenset(torch.nn.Module().__dict__)  # attributes that every module has
+
+
 def check_module(module: torch.nn.Module) -> list[str]:
     """What lies on the module already, in words; raises where capture cannot go on."""
     notes = []
@@ -120,7 +123,7 @@ class Fakes:
             for child in module.modules():
                 own = child.__dict__
                 before.append((own, dict(own), dict(child._parameters), dict(child._buffers)))
-                caches += [(value, value.copy()) for name, value in own.items() if isinstance(value, (dict, list, set)) and name[:1] != "_"]
+                caches += [(value, value.copy()) for name, value in own.items() if isinstance(value, (dict, list, set)) and name not in OWN]
                 for name, parameter in child._parameters.items():
                     if parameter is not None:
                         child._parameters[name] = self.of(parameter, self._param)

@@ -19,7 +19,7 @@ from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
 from .errors import CaptureError
-from .fakes import Fakes, check_module
+from .fakes import OWN, Fakes, check_module
 from .functions import Functions
 from .modules import ModuleStack
 from .recorder import Recorder, dtype_name
@@ -212,7 +212,7 @@ class Session:
         kept: list[tuple[Storage, str]] = []
         for module, fqn in self.structure.names.items():
             for attribute, value in (*module.__dict__.items(), *module._buffers.items()):
-                for leaf in leaves_of(value) if attribute[:1] != "_" else ():
+                for leaf in leaves_of(value) if attribute not in OWN else ():
                     storage = self.table.known_storage(leaf) if isinstance(leaf, torch.Tensor) else None
                     if storage is not None and made.pop(id(storage), None) is not None:
                         kept.append((storage, f"{fqn or 'the root module'} keeps `{attribute}`"))

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import types
 from typing import Any
 
 import torch
@@ -114,6 +115,8 @@ def _packed(task: Task) -> bytes:
                 return _reduced(value, id(value) in shapes_only, known, storages)
             if isinstance(value, torch.nn.Module) and parametrize.is_parametrized(value):
                 return _reduced_parametrized(value)
+            if isinstance(value, types.MethodType) and isinstance(value.__self__, type) and getattr(value.__self__, value.__name__, None) == value:
+                return getattr, (value.__self__, value.__name__)  # Scan.apply: there it is that process's, no copy of ours
             inner = getattr(super(), "reducer_override", None)
             return NotImplemented if inner is None else inner(value)
 

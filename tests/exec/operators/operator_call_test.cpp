@@ -166,7 +166,10 @@ TEST(OperatorCall, WhatAScriptWroteDownStandsInItsTensor) {
   EXPECT_TRUE(run(whole, {}, true).equal(at::tensor({std::int64_t{1} << 60, std::int64_t{1}}).view({1, 2})));
   const auto wrong = prepare_call(literal({Arg{0.5}}));
   ASSERT_FALSE(wrong);
-  EXPECT_EQ(wrong.error(), "values holds 1 numbers, the tensor 2");
+  EXPECT_EQ(wrong.error(), "values holds 1 numbers, which are not those of a tensor of [1, 2]");
+  const auto text = prepare_call(literal({Arg{0.5}, Arg{std::string("two")}}));
+  ASSERT_FALSE(text);
+  EXPECT_EQ(text.error(), "values holds what is neither a number nor a truth value");
 }
 
 TEST(UnwrittenValues, MemoryIsWrittenBeforeItIsRead) {
