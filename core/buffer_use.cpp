@@ -29,6 +29,8 @@ BufferUse buffer_use(BufferWhat what) {
     case BufferWhat::AgBuffer:
     case BufferWhat::CastBuffer:
     case BufferWhat::Cast:
+    case BufferWhat::ScaledShard:
+    case BufferWhat::GatherScale:
     case BufferWhat::RsInput:
     case BufferWhat::ShardDimTemp:
     case BufferWhat::Bucket: return BufferUse::Communication;

@@ -49,6 +49,27 @@ std::string_view backward_prefetch_name(BackwardPrefetch prefetch) {
   return "NONE";
 }
 
+std::int64_t shard_ranks(const Job& job) {
+  const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor;
+  const bool hybrid = job.fsdp.strategy == Strategy::HybridShard || job.fsdp.strategy == Strategy::HybridShardZero2;
+  if (!hybrid) return data_ranks;
+  if (job.cluster.shard_group > 0) return job.cluster.shard_group;
+  return std::min(std::max<std::int64_t>(job.cluster.ranks_per_node / job.mesh.tensor, 1), data_ranks);
+}
+
+bool gathers_float8(const Job& job) {
+  const bool fsdp2 = job.fsdp.runtime == Runtime::Fsdp2 || job.fsdp.runtime == Runtime::Planned;
+  if (job.model.float8 != "tensorwise" || job.fsdp.float8_all_gather == "none" || !fsdp2) return false;
+  if (job.fsdp.float8_all_gather != "auto") return true;
+  const auto partial = [](const std::optional<ReshardAfterForward>& reshard) {
+    return reshard && reshard->kind == ReshardAfterForward::Kind::GroupSize;
+  };
+  const std::vector<UnitOverride>& overrides = job.fsdp.overrides;
+  return !partial(job.fsdp.reshard_after_forward) &&
+         std::none_of(overrides.begin(), overrides.end(),
+                      [&](const UnitOverride& unit) { return partial(unit.reshard_after_forward); });
+}
+
 bool matches_pattern(std::string_view pattern, std::string_view text) {
   // Greedy matching with one remembered star: linear in practice, no recursion on user input.
   std::size_t p = 0, t = 0, star = std::string_view::npos, mark = 0;

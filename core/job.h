@@ -34,7 +34,7 @@ struct ModelOptions {
   bool autocast_cache = true;      // its cache_enabled: casts of parameters are kept until it exits
   bool float32_outputs = false;    // what it returns is cast to float32 behind it, as accelerate does
   bool compile = false;            // torch.compile of each block
-  std::string float8 = "none";     // none | tensorwise | rowwise: linear layers
+  std::string float8 = "none";     // none | tensorwise | rowwise | rowwise_with_gw_hp: linear layers
   std::string weights;             // safetensors file or folder, or a checkpoint: values for a model without
   std::string program;             // .pt2 of several programs: which one
   std::map<std::string, std::int64_t> dims;  // .pt2: symbolic sizes, by symbol ("s27") or place ("tokens.1")
@@ -157,6 +157,7 @@ struct FsdpOptions {
   ReshardAfterForward reshard_after_forward;  // fsdp2, blocks; the root as PyTorch does, or by overrides
   PrefetchOptions prefetch;                   // fsdp2
   bool symmetric_memory = false;              // fsdp2, PyTorch of 2026: set_symm_mem_for_comm
+  std::string float8_all_gather = "auto";     // fsdp2, float8 by tensors: auto | none | dynamic | precomputed
   bool cpu_offload = false;
   bool offload_pin_memory = true;  // fsdp2: CPUOffloadPolicy(pin_memory)
   std::vector<std::string> ignored;
@@ -324,6 +325,12 @@ struct Job {
   ~Job();
   bool operator==(const Job&) const = default;
 };
+
+/// Ranks that one copy of the parameters is sharded over, as [cluster], [mesh] and fsdp.strategy say.
+std::int64_t shard_ranks(const Job& job);
+/// Whether fsdp2 gathers the matrices of float8 layers in 8 bits (torchao's enable_fsdp_float8_all_gather, which knows
+/// scales by tensors alone). "auto": where it can; not beside partial reshards, nor matrices of uneven shards.
+bool gathers_float8(const Job& job);
 
 /// True if the whole of `text` matches `pattern`: `*` any run of characters, `?` any one, the rest itself (fnmatch).
 bool matches_pattern(std::string_view pattern, std::string_view text);

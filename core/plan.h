@@ -129,6 +129,8 @@ enum class BufferWhat : std::uint8_t {
   Flat,          // fsdp1: flat copy of a unit's parameters while it is wrapped (I6), or of their optimizer state (K6)
   StateCopy,     // a tensor that a state dict holds; of an optimizer's state `arg` is the moment, counted from 1
   MeshGrad,      // fsdp2: gradient of one parameter, brought to the parameter's own placement on the mesh
+  ScaledShard,   // fsdp2: a shard on its way to 8 bits (narrow_shards.h)
+  GatherScale,   // fsdp2: the scale of a matrix gathered in 8 bits, or of all of them
   ViewedCopy,    // fsdp1: NO_SHARD's flat parameter brought from the host for a forward, whose views keep it
 };
 std::string_view buffer_what_name(BufferWhat what);  // "full", "cast_shard", ...

@@ -56,6 +56,8 @@ def llama(tree):
 def float8_recipe(layer):
     """torchtitan's own are by rows."""
     told = str(getattr(layer, "_torchao_config", "")).lower()
+    if "axiswise" in told and "disabled" in told:
+        return "rowwise_with_gw_hp"
     return "tensorwise" if "tensorwise" in told and "axiswise" not in told else "rowwise"
 
 

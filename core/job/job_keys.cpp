@@ -176,8 +176,9 @@ void add_model(TableMaker& t) {
   t.boolean("model.float32_outputs", FORESHARD_FIELD(model.float32_outputs),
             "what the forward returns is cast to float32 behind autocast, as accelerate does");
   t.boolean("model.compile", FORESHARD_FIELD(model.compile), "torch.compile of each block");
-  t.word("model.float8", {"none", "tensorwise", "rowwise"}, FORESHARD_FIELD(model.float8),
-         "linear layers in float8, the output layer aside; parameters are gathered in their own type");
+  t.word(
+      "model.float8", {"none", "tensorwise", "rowwise", "rowwise_with_gw_hp"}, FORESHARD_FIELD(model.float8),
+      "linear layers in float8, the output layer aside; what their matrices are gathered in: fsdp.float8_all_gather");
   t.text("model.weights", FORESHARD_FIELD(model.weights),
          "safetensors file or folder, or a checkpoint, for a model without values");
   t.text("model.program", FORESHARD_FIELD(model.program), ".pt2 of several programs: which one; also --program NAME");
@@ -285,6 +286,10 @@ void add_offload_and_exceptions(TableMaker& t) {
   t.boolean("fsdp.symmetric_memory", FORESHARD_FIELD(fsdp.symmetric_memory),
             "buffers of collectives in symmetric memory (set_symm_mem_for_comm): inside a node gathers run on copy "
             "engines; predicted, not run");
+  t.word(
+      "fsdp.float8_all_gather", {"auto", "none", "dynamic", "precomputed"}, FORESHARD_FIELD(fsdp.float8_all_gather),
+      "model.float8 = \"tensorwise\": matrices are cast to 8 bits before they are gathered, with scales of the moment "
+      "or those that precompute_float8_dynamic_scale_for_fsdp makes behind each step; auto: the latter where it can");
   t.only({});
   t.boolean("fsdp.cpu_offload", FORESHARD_FIELD(fsdp.cpu_offload), "parameters, gradients and optimizer on the host");
   t.only(Runtime::Fsdp2);

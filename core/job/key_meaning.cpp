@@ -88,6 +88,7 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"train.checkpoint.every", [](const Job& job) { return !job.train.checkpoint.dir.empty(); }},
     {"train.checkpoint.keep", [](const Job& job) { return !job.train.checkpoint.dir.empty(); }},
     {"cluster.shard_group", shards_in_groups},
+    {"fsdp.float8_all_gather", [](const Job& job) { return job.model.float8 == "tensorwise"; }},
 });
 
 }  // namespace

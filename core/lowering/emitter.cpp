@@ -205,7 +205,12 @@ Ref Emitter::sum(const Ref& a, const std::vector<std::int32_t>& dims, bool keepd
     converted = tape().make_bytes(counted.bytes(), SlotCategory::Temporary);
     ++kernel.launches;
   }
-  const ReduceWorkspace extra = reduce_workspace(counted, dims, machine_.options.multiprocessors);
+  if (name == "aten.max.default" && !in.contiguous()) {  // ReduceAllOps.cpp
+    counted = contiguous_layout(in.sizes, in.dtype);
+    converted = tape().make_bytes(counted.bytes(), SlotCategory::Temporary);
+    ++kernel.launches;
+  }
+  const ReduceWorkspace extra = reduce_workspace(name, counted, dims, machine_.options.multiprocessors);
   if (extra.buffer > 0) {
     buffer = tape().make_bytes(extra.buffer, SlotCategory::Workspace);
     semaphores = tape().make_bytes(extra.semaphores, SlotCategory::Workspace);

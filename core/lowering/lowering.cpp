@@ -223,7 +223,21 @@ LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>
 
 }  // namespace
 
+namespace {
+
+/// What ran inside an opaque operator where this storage was made; empty: it is no such storage.
+std::string_view made_inside(const Op& op) {
+  if (op.opaque < 0 && op.name != "aten.empty.memory_format") return {};
+  for (const NamedArg& named : op.kwargs)
+    if (const auto* name = named.name == "dispatched" ? std::get_if<std::string>(&named.arg.value) : nullptr)
+      return *name;
+  return {};
+}
+
+}  // namespace
+
 std::string_view dispatched_name(const Op& op) {
+  if (const std::string_view inside = made_inside(op); !inside.empty()) return inside;
   // A ring runs inside of DTensor's handler, below the modes: these see the one call of attention.
   if (op.name == "mesh.flash_attention") return "aten._scaled_dot_product_flash_attention.default";
   if (op.name == "mesh.flash_attention_for_cpu") return "aten._scaled_dot_product_flash_attention_for_cpu.default";

@@ -187,7 +187,8 @@ struct OffloadedActivations {
   bool operator==(const OffloadedActivations&) const = default;
 };
 
-/// The operator as a dispatch mode below autograd sees it: F.linear is mm, with a bias addmm.
+/// The operator as a dispatch mode below autograd sees it: F.linear is mm, with a bias addmm; of what an opaque
+/// operator makes, the operator inside that made it (keyword `dispatched`).
 std::string_view dispatched_name(const Op& op);
 
 struct LoweringOptions {

@@ -101,7 +101,7 @@ bool converts_to_sum(DType in, DType out);
 struct ReduceWorkspace {
   Bytes buffer = 0, semaphores = 0;
 };
-ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
+ReduceWorkspace reduce_workspace(std::string_view name, const Layout& input, const std::vector<std::int32_t>& dims,
                                  std::int64_t multiprocessors);
 
 /// col2im resizes a tensor like its input, whose storage stays where the result is smaller (Col2Im.cu).
@@ -161,8 +161,8 @@ std::vector<Ref> integer_linear(Emitter& emit, const std::vector<Ref>& args, con
 /// matrix, targets, a bias or none. Results: the loss, then the gradients that it keeps; empty where nothing is
 /// trained.
 std::vector<Ref> fused_loss(Emitter& emit, const std::vector<Ref>& args, const std::vector<Layout>& results);
-/// A product in 8 bits (op_rules_quantised.cpp); args: x, the layer's matrix.
-std::vector<Ref> float8_linear(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
+/// x as a matrix: [everything before the last dimension, that one].
+Ref rows_of(Emitter& emit, const Ref& x);
 /// "aten.triu_.default" -> "aten.triu.default".
 std::string out_of_place(std::string_view name);
 /// The dimensions that a reduction takes together, none for all of them.

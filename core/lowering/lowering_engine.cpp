@@ -124,6 +124,7 @@ void Machine::forget_saved(Node& node) {
 void Machine::release(CheckpointFrame& frame) {
   frame.results.clear();
   frame.kept.clear();
+  frame.kept_inside.clear();
   if (options.named_stay && frame.reentrant) {  // the function that autograd's node names is bound to them
     for (const auto& [id, input] : frame.inputs)
       if (!tape.at(input).requires_grad && frame.handed_on.count(id) == 0) leaves_.push_back(input);

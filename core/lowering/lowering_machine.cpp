@@ -272,6 +272,10 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
   CheckpointFrame* frame = frame_of(step);
   if (frame != nullptr && frame->without_grad) wanted = false;
+  if (op.opaque >= 0 && (!wanted || frame != nullptr)) {
+    Emitter emit(*this, &op, at.op);
+    opaque_unsaved(emit, model_.opaques[static_cast<std::size_t>(op.opaque)]);
+  }
   if (!wanted) return begin_gradients(op, results);
   if (is_constant(rule)) return continue_history(tape, args[0], results);
   Node node;
@@ -324,7 +328,7 @@ void Machine::save_by_rule(Node& node, std::int32_t step, const std::vector<Ref>
     else if (frame == nullptr)
       saved.tensor = copy ? copy : from[save.index];
     else
-      promise(*frame, saved, step);
+      promise(*frame, saved, step, is_function(rule_of(step).formula));
     node.saved.push_back(std::move(saved));
   }
 }
@@ -365,11 +369,11 @@ void Machine::rebase(std::int32_t step, const std::unordered_map<std::int32_t, s
   values_.continue_through(base, node_id);
 }
 
-void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step) {
+void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step, bool function) {
   saved.promised = true;
   ++frame.promises;
   frame.stop_step = frame.reentrant ? frame.last : step;
-  frame.stop_before_kernel = !frame.reentrant && !saved.result;
+  frame.stop_before_kernel = !frame.reentrant && !saved.result && !function;
 }
 
 /// What an operator in place writes over and autograd wants is copied; nothing for other tensors.
@@ -396,19 +400,14 @@ Ref Machine::saved_tensor(const Op& op, const Saved& saved, const std::vector<Re
   return {};
 }
 
-/// The policy of selective checkpointing: products are counted anew in each region. A region of the model's own names
-/// its operators.
+/// The policy of selective checkpointing. A region of the model's own names its operators.
 bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
   if (op.region >= 0 && !frame.reentrant && !frame.module.valid()) {
     const std::vector<std::int32_t>& save = model_.regions[static_cast<std::size_t>(op.region)].save;
     const auto number = static_cast<std::int32_t>(&op - model_.ops.data());
     return std::find(save.begin(), save.end(), number) != save.end();
   }
-  if (options.saved.none() || frame.reentrant) return false;
-  const std::string_view name = dispatched_name(op);
-  if (!options.saved.lists(name)) return false;
-  const bool counted = options.saved.rerun_product > 0 && name == "aten.mm.default";
-  return !counted || ++frame.matmuls % options.saved.rerun_product != 0;
+  return keeps_listed(options.saved, frame, dispatched_name(op));
 }
 
 void Machine::forward() {
@@ -437,7 +436,9 @@ void Machine::forward() {
     }
     wait_for(args);
     if (frame == nullptr) packed_.pack_arguments(op, rule_of(step), args);
+    inside.enter(frame, step, false);
     std::vector<Ref> results = run_op(step, args);
+    inside.leave();
     keep_for_run(*this, model_, at, results);
     record(step, args, results);
     if (at.rule->form == OpForm::InPlace) rebase(step, made_at);

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "core/lowering/graph/graph_life.h"
+#include "core/lowering/graph/kept_inside.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/mesh/distributed_values.h"
 #include "core/lowering/offload/packed_saves.h"
@@ -99,7 +100,8 @@ struct CheckpointFrame {
   bool without_grad = false;                      // reentrant: nothing that it is called with requires a gradient
   std::vector<Ref> results;                       // reentrant: what the recomputation returned
   std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute
-  std::int64_t matmuls = 0;                       // listed ones seen in forward
+  std::map<std::int32_t, std::vector<Ref>> kept_inside;  // ... those inside its function, in order; empty: made again
+  std::int64_t matmuls = 0;                              // listed ones seen in forward
 };
 
 /// What a kernel took and made, for who compares kernel by kernel.
@@ -126,6 +128,7 @@ class Machine {
   Tape tape;  // first member: Refs below go before it
   LoweringOptions options;
   bool in_backward = false;
+  KeptInside inside{options.saved};
 
   std::int32_t name_id(std::string_view name);
   void forward();
@@ -180,7 +183,8 @@ class Machine {
   void save_opaque(Node& node, std::int32_t step, const std::vector<Ref>& args, const std::vector<Ref>& results);
   Ref written_over(std::int32_t step, const Saved& saved, const std::vector<Ref>& args);
   Ref saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args, const std::vector<Ref>& results);
-  static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step);
+  /// `function`: an autograd function in Python, which saves once its forward has run.
+  static void promise(CheckpointFrame& frame, Saved& saved, std::int32_t step, bool function);
   void hold_arguments(CheckpointFrame& frame, const Op& first,
                       const std::unordered_map<std::int32_t, std::int32_t>& made_at);
   void rebase(std::int32_t step, const std::unordered_map<std::int32_t, std::int32_t>& made_at);

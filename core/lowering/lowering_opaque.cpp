@@ -47,6 +47,12 @@ Ref opaque_saved(Emitter& emit, const OpaqueOp::Saved& saved) {
   return made;
 }
 
+void opaque_unsaved(Emitter& emit, const OpaqueOp& opaque) {
+  std::vector<Ref> made;
+  for (const OpaqueOp::Saved& saved : opaque.saved)
+    if (!saved.value.valid()) made.push_back(opaque_saved(emit, saved));
+}
+
 namespace {
 
 /// A gradient of its own, or one that stands where something stood that backward needs no more.
@@ -114,7 +120,7 @@ void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>&
           static_cast<std::int32_t>(std::count_if(op.out.begin(), out, [](ValueId id) { return id.valid(); }));
     }
     if (frame != nullptr) {
-      promise(*frame, saved, step);
+      promise(*frame, saved, step, true);
     } else {
       saved.tensor = saved_tensor(op, saved, args, results);
       if (saved.tensor && packed_.travels(op)) {

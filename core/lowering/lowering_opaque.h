@@ -18,6 +18,9 @@ std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std
 /// A tensor that is saved and is neither argument nor result; made when it is saved.
 Ref opaque_saved(Emitter& emit, const OpaqueOp::Saved& saved);
 
+/// What it saves of its own where nobody keeps it: there until the function returns.
+void opaque_unsaved(Emitter& emit, const OpaqueOp& opaque);
+
 /// Gradients per tensor argument: one kernel that takes twice the forward's FLOPs.
 std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const BackwardInput& in);
 

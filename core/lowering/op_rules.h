@@ -166,6 +166,12 @@ const OpRule& default_op_rule();
 std::span<const OpRule> op_rules();
 
 /// True for operators that only make another view of a storage: no kernel, no allocation.
+/// Autograd functions of libraries, written in Python.
+constexpr bool is_function(OpFormula formula) {
+  return formula == OpFormula::QuantisedLinear || formula == OpFormula::IntegerLinear ||
+         formula == OpFormula::Float8Linear || formula == OpFormula::FusedLoss;
+}
+
 constexpr bool is_view_form(OpForm form) { return form <= OpForm::Select; }
 
 }  // namespace foreshard

@@ -4,6 +4,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"
+#include "core/lowering/float8/float8_products.h"
 #include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering_autograd.h"
 #include "core/lowering/lowering_machine.h"
@@ -261,7 +262,8 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
 bool reads_without_gaps(std::string_view name) {
   return name == "aten._softmax.default" || name == "aten._safe_softmax.default" ||
          name == "aten._log_softmax.default" || name == "aten.native_layer_norm.default" ||
-         name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default";
+         name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default" || name == "aten.max.default" ||
+         name == "aten.min.default";
 }
 
 /// AdvancedIndex (TensorAdvancedIndexing.cpp): a GPU's kernel wants indices of the same steps, so that those which are
@@ -359,7 +361,7 @@ void reduction_workspace(Emitter& emit, const Call& call, Kernel& kernel, std::v
   }
   std::vector<std::int32_t> dims;
   for (const std::int64_t dim : list_arg(op, 1, "dim")) dims.push_back(wrap_dim(dim, in.sizes.n));
-  const ReduceWorkspace extra = reduce_workspace(in, dims, emit.machine().options.multiprocessors);
+  const ReduceWorkspace extra = reduce_workspace(op.name, in, dims, emit.machine().options.multiprocessors);
   if (extra.buffer > 0) {
     workspace.push_back(tape.make_bytes(extra.buffer, SlotCategory::Workspace));
     workspace.push_back(tape.make_bytes(extra.semaphores, SlotCategory::Workspace));

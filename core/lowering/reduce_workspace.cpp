@@ -38,10 +38,17 @@ std::vector<Dim> merged_dims(const Layout& input, const std::vector<std::int32_t
   return merged;
 }
 
+/// Of one value on its way: the largest is of the input's own type (ReduceMaxValuesKernel.cu), sums are in float32.
+Bytes accumulator_bytes(std::string_view name, DType dtype) {
+  for (const std::string_view own : {"aten.amax.", "aten.amin.", "aten.max.default", "aten.min.default"})
+    if (name.starts_with(own)) return itemsize(dtype);
+  return 4;
+}
+
 }  // namespace
 
-/// The launch heuristics of PyTorch's reduce kernel: float accumulators, 512 threads, 16 to 256 values per thread.
-ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int32_t>& dims,
+/// The launch heuristics of PyTorch's reduce kernel: 512 threads, 16 to 256 values per thread.
+ReduceWorkspace reduce_workspace(std::string_view name, const Layout& input, const std::vector<std::int32_t>& dims,
                                  std::int64_t multiprocessors) {
   const std::vector<Dim> merged = merged_dims(input, dims);
   std::int64_t inputs = 1, outputs = 1;
@@ -89,7 +96,7 @@ ReduceWorkspace reduce_workspace(const Layout& input, const std::vector<std::int
   if (!across_warps || values() < 256 || grid > target) return {};
   const std::int64_t ctas = std::max(std::min(ceil_div(target, grid), ceil_div(values(), 16)), ceil_div(values(), 256));
   if (ctas <= 1) return {};
-  Bytes buffer = 4 * outputs * ctas;
+  Bytes buffer = accumulator_bytes(name, input.dtype) * outputs * ctas;
   if (!fastest) buffer *= width * output_vec;
   return {buffer, 4 * grid};
 }

@@ -57,6 +57,7 @@ struct ParamInfo {
   ModuleId owner;
   ParamId shares;  // the same tensor as that one (its first registration); invalid if distinct
   MeshPart part = {};
+  std::optional<DType> gathered;  // its shards are cast to that before FSDP2 gathers them; nullopt: as its unit says
   bool operator==(const ParamInfo&) const = default;
 };
 

@@ -187,12 +187,13 @@ class Reader {
   }
 
   bool param(const Json& row, const std::string& place) {
-    JsonFields f(row, place, problem_, {"fqn", "shape", "dtype", "requires_grad", "shares"});
+    JsonFields f(row, place, problem_, {"fqn", "shape", "dtype", "requires_grad", "shares", "gathered"});
     if (!f.good()) return false;
     ParamInfo info;
     info.fqn = f.text("fqn");
     info.shape = f.shape("shape");
     info.dtype = f.dtype("dtype");
+    if (f.has("gathered")) info.gathered = f.dtype("gathered");
     const std::string of = f.text_or("shares", "");
     if (!f.good() || !owner_of(info.fqn, f.place("fqn"), info.owner)) return false;
     const ParamId id(m_.params.size());

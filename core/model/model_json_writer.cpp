@@ -97,6 +97,7 @@ class Writer {
     shape_and_dtype(info.shape, info.dtype);
     if (!info.requires_grad) out_ += ", \"requires_grad\": false";
     if (info.shares.valid()) (out_ += ", \"shares\": "), text(m_.params[info.shares.index()].fqn);
+    if (info.gathered) (out_ += ", \"gathered\": "), text(dtype_name(*info.gathered));
     out_ += "}";
   }
 

@@ -35,7 +35,7 @@ struct Tensor {
 class OperatorWriter {
  public:
   /// How linear layers are scaled to 8 bits.
-  enum class Float8 : std::uint8_t { None, Tensorwise, Rowwise };
+  enum class Float8 : std::uint8_t { None, Tensorwise, Rowwise, RowwiseWideGradient };
   /// Where kernels differ by device.
   struct Kernels {
     bool fused_dropout = true;         // one kernel with a boolean mask, as on a GPU
@@ -43,6 +43,7 @@ class OperatorWriter {
     bool integer_histogram = true;     // histc counts integers; a CPU wants float32
     std::optional<DType> autocast;     // torch.autocast around what is written: what products compute in
     Float8 float8 = Float8::None;      // what linear layers multiply in
+    std::int64_t gathers_float8 = 0;   // ... and FSDP2 gathers matrices in if their rows divide by it; 0: none
     bool wide_autocast = true;         // ... by the lists of a GPU; a CPU's has neither norms nor powers in float32
   };
 
@@ -70,6 +71,8 @@ class OperatorWriter {
   void hold_until_here(const Tensor& x);
   /// A parameter's cast, which autocast keeps.
   void hold_for_autocast(const Tensor& x) { hold(x, Hold::Until::Autocast); }
+  /// FSDP2 casts the shards of that parameter to `dtype` before it gathers them.
+  void gather_in(ParamId param, DType dtype) { model_.params[param.index()].gathered = dtype; }
   /// The next call of `module` is handed these, used or not.
   void call(ModuleId module, std::initializer_list<const Tensor*> args);
 

@@ -46,15 +46,24 @@ bool ProgramWriter::multiplies_in_float8(const Tensor& matrix) const {
          matrix.sizes[1] % 16 == 0;
 }
 
+std::string_view ProgramWriter::name_of(Float8 recipe) {
+  switch (recipe) {
+    case Float8::Rowwise: return "torchao.matmul_float8_rowwise.default";
+    case Float8::RowwiseWideGradient: return "torchao.matmul_float8_rowwise_with_gw_hp.default";
+    default: return "torchao.matmul_float8_tensorwise.default";
+  }
+}
+
 /// torchao's Float8Linear: a function of its own, then the bias.
 Tensor ProgramWriter::linear(const Tensor& given, ParamId weight, ParamId bias) {
   const Tensor matrix = param(weight);
   if (!multiplies_in_float8(matrix)) return linear_as_stored(given, weight, bias);
-  const bool rowwise = kernels().float8 == Float8::Rowwise;
   const Tensor x = narrowed(given);
   Dims sizes = x.sizes;
   sizes[-1] = matrix.sizes[0];
-  const Tensor y = emit(rowwise ? "torchao.matmul_float8_rowwise.default" : "torchao.matmul_float8_tensorwise.default",
+  const bool gathered = kernels().gathers_float8 > 0 && matrix.sizes[0] % kernels().gathers_float8 == 0;
+  if (gathered) gather_in(weight, DType::Float8E4M3);
+  const Tensor y = emit(gathered ? "torchao.matmul_float8_gathered.default" : name_of(kernels().float8),
                         {arg(x), arg(matrix)}, {}, {{sizes, contiguous_strides(sizes), x.dtype}})[0];
   return bias.valid() ? add(y, to(param(bias), y.dtype)) : y;
 }

@@ -37,6 +37,7 @@ class ProgramWriter final : public PointwiseWriter {
 
  private:
   bool multiplies_in_float8(const Tensor& matrix) const;
+  static std::string_view name_of(Float8 recipe);
   Tensor reshape_for_bmm(const Tensor& x, const Dims& sizes);
 };
 

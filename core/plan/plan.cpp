@@ -37,7 +37,7 @@ constexpr std::array<std::string_view, 16> kPhases{"none",
                                                    "load"};
 static_assert(kPhases.size() == static_cast<std::size_t>(Phase::Load) + 1);
 
-constexpr std::array<std::string_view, 37> kBuffers{"none",
+constexpr std::array<std::string_view, 39> kBuffers{"none",
                                                     "shard",
                                                     "full",
                                                     "full_precision",
@@ -73,6 +73,8 @@ constexpr std::array<std::string_view, 37> kBuffers{"none",
                                                     "flat",
                                                     "state_copy",
                                                     "mesh_grad",
+                                                    "scaled_shard",
+                                                    "gather_scale",
                                                     "viewed_copy"};
 static_assert(kBuffers.size() == static_cast<std::size_t>(BufferWhat::ViewedCopy) + 1);
 

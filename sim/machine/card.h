@@ -31,7 +31,7 @@ NcclRow nccl_row(const CardArchitecture& card);
 /// 32 MiB on sm_90, 4096:2:16:8 KiB on every other card of NVIDIA (tried from 7.0 to 12.0 on the virtual device);
 /// 128 MiB on gfx94x and gfx95x, 32 MiB on others of AMD (read, not tried).
 Bytes blas_workspace(const CardArchitecture& card);
-/// For cuBLASLt, with a stream's first addmm: 1 MiB; hipBLASLt 76 MiB (read, not tried).
+/// For cuBLASLt, with a stream's first addmm or _scaled_mm: 1 MiB; hipBLASLt 76 MiB (read, not tried).
 Bytes blas_lt_workspace(const CardArchitecture& card);
 
 }  // namespace foreshard

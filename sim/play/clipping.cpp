@@ -98,7 +98,8 @@ bool OptimizerState::short_lived_numbers(Device& device, int count, const Activi
 }
 
 std::optional<bool> reduction_splits(Device& device, int pool, const Layout& input, std::int32_t dim) {
-  const auto split = lowering::reduce_workspace(input, {dim}, device.profile.sm_count);
+  const auto split =
+      lowering::reduce_workspace("aten.linalg_vector_norm.default", input, {dim}, device.profile.sm_count);
   if (split.buffer == 0) return false;
   const BlockHandle buffer = device.book.allocate(split.buffer, pool, MemoryCategory::Temporaries);
   if (buffer == kNoBlock) return std::nullopt;

@@ -35,8 +35,9 @@ LoopPhase loop_phase_after(LoopPhase phase, bool stepped, const Plan& plan, cons
   const bool sharded = plan.runtime != Runtime::None;
   const bool root = i.phase == Phase::RootPreForward && i.unit.value <= 0;  // a recomputed unit is one of its own
   if (phase == LoopPhase::Backward && next == LoopPhase::Forward && sharded && !root) return LoopPhase::Backward;
-  // What is freed after the step are gradients: the loop's zero_grad.
-  const bool frees = i.kind == InstructionKind::Free || i.kind == InstructionKind::Zero;
+  // What is freed after the step are gradients, in the loop's zero_grad, but for what the step itself took.
+  const bool of_step = i.buffer.what == BufferWhat::OptimizerTemp || i.buffer.what == BufferWhat::GatherScale;
+  const bool frees = (i.kind == InstructionKind::Free && !of_step) || i.kind == InstructionKind::Zero;
   return stepped && frees && (next == LoopPhase::Optimizer || next == LoopPhase::None) ? LoopPhase::End : next;
 }
 

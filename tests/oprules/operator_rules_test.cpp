@@ -66,7 +66,9 @@ const std::set<std::string_view> kNotHere = {
     "bitsandbytes.matmul_4bit.default",  // other libraries', for a GPU
     "bitsandbytes.matmul_8bit_lt.default",
     "liger_kernel.fused_linear_cross_entropy.default",
+    "torchao.matmul_float8_gathered.default",
     "torchao.matmul_float8_rowwise.default",
+    "torchao.matmul_float8_rowwise_with_gw_hp.default",
     "torchao.matmul_float8_tensorwise.default",
     "aten._fused_rms_norm.default",  // falls apart off the GPU
     "aten._local_scalar_dense.default",

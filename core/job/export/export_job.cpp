@@ -18,14 +18,6 @@ std::int64_t nodes_of(const Job& job) {
   return cluster.world_size <= cluster.ranks_per_node ? 1 : cluster.world_size / cluster.ranks_per_node;
 }
 
-std::int64_t shard_ranks(const Job& job) {
-  const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor;
-  const bool hybrid = job.fsdp.strategy == Strategy::HybridShard || job.fsdp.strategy == Strategy::HybridShardZero2;
-  if (!hybrid) return data_ranks;
-  if (job.cluster.shard_group > 0) return job.cluster.shard_group;
-  return std::min(std::max<std::int64_t>(job.cluster.ranks_per_node / job.mesh.tensor, 1), data_ranks);
-}
-
 std::string_view one_precision(const Job& job) {
   const std::optional<DType>& param = job.fsdp.mixed_precision.param;
   return param == DType::BFloat16 ? "bf16" : param == DType::Float16 ? "fp16" : "no";
@@ -96,9 +88,10 @@ std::string_view reason_of(std::string_view key, const Job& job, ExportTool tool
   return {};
 }
 
-/// Jobs that do the same: the size of shard groups written out, a model's folder for its file.
+/// Jobs that do the same: the size of shard groups and "auto" written out, a model's folder for its file.
 Job spelled_out(Job job) {
-  job.cluster.shard_group = exporting::shard_ranks(job);
+  job.cluster.shard_group = shard_ranks(job);
+  if (job.fsdp.float8_all_gather == "auto") job.fsdp.float8_all_gather = gathers_float8(job) ? "precomputed" : "none";
   const std::filesystem::path source(job.model.source);
   if (source.filename() == "config.json") job.model.source = source.has_parent_path() ? source.parent_path() : ".";
   return job;

@@ -1,5 +1,6 @@
 // torchtitan's TOML, as its trainer read it until 2026.
 #include <algorithm>
+#include <bit>
 
 #include "core/job/export/export_writer.h"
 
@@ -24,16 +25,23 @@ void put_training(const Job& job, JobValue& tree) {
   if (job.model.compile) put("compile.enable", tree_flag(true));
 }
 
-/// The converter of linear layers; gathers stay in 16 bits, which is what is planned.
+/// The converter of linear layers, and what their matrices are gathered in.
 void put_float8(const Job& job, JobValue& tree) {
   if (job.model.float8 == "none") return;
   const std::string table = "quantize.linear.float8";
   put_in_tree(tree, "model.converters", tree_texts({table}));
   put_in_tree(tree, table + ".filter_fqns", tree_texts({"output"}));
-  if (job.model.float8 == "rowwise")
-    put_in_tree(tree, table + ".recipe_name", tree_text_value("rowwise"));
-  else
-    put_in_tree(tree, table + ".enable_fsdp_float8_all_gather", tree_flag(false));
+  if (job.model.float8 != "tensorwise") {
+    put_in_tree(tree, table + ".recipe_name", tree_text_value(job.model.float8));
+    return;
+  }
+  // What is left to "auto" must not fail on another machine: powers of two divide the rows of layers of all usual
+  // sizes.
+  const bool even = std::has_single_bit(static_cast<std::uint64_t>(shard_ranks(job)));
+  const bool gathers = gathers_float8(job) && (even || job.fsdp.float8_all_gather != "auto");
+  put_in_tree(tree, table + ".enable_fsdp_float8_all_gather", tree_flag(gathers));
+  put_in_tree(tree, table + ".precompute_float8_dynamic_scale_for_fsdp",
+              tree_flag(gathers && job.fsdp.float8_all_gather != "dynamic"));
 }
 
 void put_parallelism(const Job& job, JobValue& tree) {

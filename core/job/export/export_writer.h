@@ -15,9 +15,6 @@ namespace foreshard::exporting {
 /// Nodes of the job: those of torchrun's --nnodes.
 std::int64_t nodes_of(const Job& job);
 
-/// Ranks of one shard group: all data ranks but under hybrid sharding.
-std::int64_t shard_ranks(const Job& job);
-
 /// The word of the other program, by the job's.
 template <class E>
 std::string_view word_of(const std::vector<std::pair<E, std::string_view>>& words, E value) {

@@ -284,15 +284,20 @@ void read_float8(Reader& r) {
     return;
   }
   std::string recipe;
+  bool gathers = false, precomputes = false;
   for (const std::string table : {"float8", "quantize.linear.float8"}) {
     if (recipe.empty()) recipe = r.text(table + ".recipe_name");
-    if (recipe == "rowwise_with_gw_hp") r.note(table + ".recipe_name: all three products are taken in 8 bits");
-    for (const char* name :
-         {".enable_fsdp_float8_all_gather", ".precompute_float8_dynamic_scale_for_fsdp", ".filter_fqns", ".emulate"})
-      r.ignore(table + name);
+    gathers = r.flag(table + ".enable_fsdp_float8_all_gather") || gathers;
+    precomputes = r.flag(table + ".precompute_float8_dynamic_scale_for_fsdp") || precomputes;
+    for (const char* name : {".filter_fqns", ".emulate"}) r.ignore(table + name);
   }
-  r.set_if_built("model.float8", word_value(recipe.rfind("rowwise", 0) == 0 ? "rowwise" : "tensorwise"),
-                 "model.converters");
+  r.set_if_built("model.float8", word_value(recipe.empty() ? "tensorwise" : recipe), "model.converters");
+  if (recipe.empty() || recipe == "tensorwise")
+    r.set("fsdp.float8_all_gather",
+          word_value(!gathers      ? "none"
+                     : precomputes ? "precomputed"
+                                   : "dynamic"),
+          "float8.enable_fsdp_float8_all_gather");
   for (const char* table : {"quantize.grouped_mm", "mx"}) r.refuse(table, "experts are multiplied in 16 bits");
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/lowering/float8/float8_products.h"
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh_rules.h"
 

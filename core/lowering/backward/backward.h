@@ -48,8 +48,6 @@ std::vector<Ref> quantised_linear_backward(Emitter& emit, BackwardInput& in, con
 std::vector<Ref> integer_linear_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The head and its cross entropy as one function (op_rules_fused_loss.cpp).
 std::vector<Ref> fused_loss_backward(Emitter& emit, BackwardInput& in, const Ref& g);
-/// A product in 8 bits (op_rules_quantised.cpp).
-std::vector<Ref> float8_linear_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 /// The part that the table itself writes down (written.cpp).
 std::vector<Ref> backward_of_written(Emitter& emit, BackwardInput& in);
 

@@ -4,6 +4,7 @@
 
 #include "core/lowering/graph/graph_life.h"
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/lowering_opaque.h"
 #include "core/lowering/mesh_rules.h"
 
 namespace foreshard::lowering {
@@ -106,7 +107,9 @@ void Machine::recompute_step(CheckpointFrame& frame, std::int32_t step, std::uno
     results = std::move(kept->second);
     frame.kept.erase(kept);
   } else if (!stops) {
+    inside.enter(&frame, step, true);
     results = run_op(step, args);
+    inside.leave();
   }
   const std::int32_t node = step_node_[static_cast<std::size_t>(step)];
   const bool gone = node >= 0 && nodes_[static_cast<std::size_t>(node)].gone;
@@ -122,6 +125,10 @@ void Machine::recompute_step(CheckpointFrame& frame, std::int32_t step, std::uno
     }
   }
   if (gone) brief.add(node);
+  if (op.opaque >= 0 && node < 0 && !takes && !stops) {
+    Emitter emit(*this, &op, at.op);
+    opaque_unsaved(emit, model_.opaques[static_cast<std::size_t>(op.opaque)]);
+  }
   std::size_t next = 0;
   for (const ValueId id : op.out) {
     if (!id.valid() || next >= results.size()) continue;

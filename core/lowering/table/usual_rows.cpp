@@ -218,6 +218,8 @@ constexpr OpRule kRows[] = {
     // --- products in 8 bits: torchao's matmul_with_hp_or_float8_args ---
     row("torchao.matmul_float8_tensorwise.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
     row("torchao.matmul_float8_rowwise.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
+    row("torchao.matmul_float8_rowwise_with_gw_hp.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
+    row("torchao.matmul_float8_gathered.default", F::Contiguous, B::Float8Linear, K::Gemm, {in(0), in(1)}),
     // --- the head and its cross entropy in one: Liger's LigerFusedLinearCrossEntropyFunction ---
     first_only(row("liger_kernel.fused_linear_cross_entropy.default", F::Contiguous, B::FusedLoss, K::Gemm,
                    {out(1, 1), out(2, 2), out(3, 8)})),

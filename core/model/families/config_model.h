@@ -33,6 +33,8 @@ struct ProgramOptions {
   bool masked_labels = false;       // part of the labels carries no loss: they are a tensor of their own beside the ids
   std::int64_t sequence_parts = 1;  // ModelOptions::seq is one of so many pieces of a sequence
   std::optional<DType> autocast;    // torch.autocast around the forward
+  bool gathers_float8 = false;      // FSDP2 gathers the matrices of float8 layers in 8 bits ...
+  std::int64_t even_shards = 1;     // ... whose rows so many ranks divide
   // A mask that is given hides nothing, which the host finds out and drops it (recordings of full batches).
   bool full_mask = false;
 };

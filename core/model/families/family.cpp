@@ -28,9 +28,11 @@ ProgramWriter::Kernels kernels_of(const ModelOptions& options, const ProgramOpti
           .wide_norm_statistics = program.device != ProgramDevice::Cpu,
           .integer_histogram = program.device != ProgramDevice::Cpu,
           .autocast = program.autocast,
-          .float8 = float8 == "none"      ? Float8::None
-                    : float8 == "rowwise" ? Float8::Rowwise
-                                          : Float8::Tensorwise,
+          .float8 = float8 == "none"         ? Float8::None
+                    : float8 == "rowwise"    ? Float8::Rowwise
+                    : float8 == "tensorwise" ? Float8::Tensorwise
+                                             : Float8::RowwiseWideGradient,
+          .gathers_float8 = program.gathers_float8 ? program.even_shards : 0,
           .wide_autocast = program.device != ProgramDevice::Cpu};
 }
 

@@ -129,6 +129,8 @@ ProgramOptions program_options(const Job& job, ProgramDevice device) {
     program.compute_dtype = job.fsdp.mixed_precision.param;
     if (job.fsdp.runtime == Runtime::Fsdp1)
       program.buffer_dtype = job.fsdp.mixed_precision.buffer;  // M9: fsdp2 casts no buffers
+    program.gathers_float8 = gathers_float8(job);
+    if (job.fsdp.float8_all_gather == "auto") program.even_shards = shard_ranks(job) * job.mesh.tensor;
   }
   return program;
 }

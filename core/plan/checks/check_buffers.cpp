@@ -26,6 +26,7 @@ bool lives_within_iteration(BufferWhat what) {
     case BufferWhat::CompressedGrad:
     case BufferWhat::AgBuffer:
     case BufferWhat::CastBuffer:
+    case BufferWhat::ScaledShard:
     case BufferWhat::RsInput: return true;
     default: return false;
   }

@@ -40,9 +40,9 @@ void Gathering::unshard(UnitState& u, bool async) {
   Numel per_rank = 0;
   for (const ParamSizes& p : u.params) {
     const Numel numel = kept ? p.post_forward_numel : p.padded_numel;
-    per_rank += u.mixed ? numel * itemsize(p.dtype) : numel;
+    per_rank += u.mixed ? numel * itemsize(p.gathered) : numel;
   }
-  const DType dtype = u.mixed ? DType::UInt8 : u.params.front().dtype;
+  const DType dtype = u.mixed ? DType::UInt8 : u.params.front().gathered;
   u.pending.buffer = true;
   u.pending.async = async;
   u.pending.pool = copy_in;
@@ -72,9 +72,9 @@ void Gathering::stage_shards(UnitState& u, Stream stream) {
   const bool kept = u.sharded == ShardedState::ShardedPostForward;
   Numel cast_numel = 0;
   DType cast_dtype = DType::Float32;
-  for (std::size_t i = 0; i < u.params.size(); ++i) {
-    const ParamSizes& p = u.params[i];
+  for (ParamSizes& p : u.params) {
     if (!run_.offload) {
+      if (p.narrow) narrow_.cast(u, p, stream);
       if (!p.cast) continue;
       if (cast_numel == 0) cast_dtype = p.dtype;
       cast_numel += kept ? p.post_forward_numel : p.padded_numel;
@@ -88,6 +88,10 @@ void Gathering::stage_shards(UnitState& u, Stream stream) {
     h2d.buffer = copy;
     h2d.bytes = bytes;
     h2d.pinned = run_.pin_memory;
+    if (p.narrow) {
+      narrow_.cast(u, p, stream);
+      out_.free(copy, stream, bytes);
+    }
     if (!p.cast) continue;
     const BufferName cast{BufferWhat::Cast, u.id, p.param};
     out_.kernel(InstructionKind::Cast, stream, Word::ToCopy, u.id, p.padded_numel, p.dtype).buffer = cast;
@@ -108,7 +112,9 @@ void Gathering::drop_stages(UnitState& u, Stream stream) {
   DType cast_dtype = DType::Float32;
   for (std::size_t i = u.params.size(); i-- > 0;) {
     const ParamSizes& p = u.params[i];
-    if (run_.offload) {
+    if (p.narrow) {
+      out_.free({BufferWhat::Cast, u.id, p.param}, stream, p.local_numel * itemsize(p.gathered));
+    } else if (run_.offload) {
       const DType dtype = p.cast ? p.dtype : p.orig_dtype;
       const BufferWhat what = p.cast ? BufferWhat::Cast : BufferWhat::H2dCopy;
       out_.free({what, u.id, p.param}, stream, p.padded_numel * itemsize(dtype));
@@ -185,9 +191,9 @@ void Gathering::copy_out(UnitState& u) {
     if (!p.other_dim) continue;
     temporaries = true;
     const BufferName temp{BufferWhat::ShardDimTemp, u.id, p.param};
-    out_.alloc(temp, Stream::D, p.storage_bytes).dtype = p.dtype;
+    out_.alloc(temp, Stream::D, p.storage_bytes).dtype = p.gathered;
   }
-  const DType dtype = u.mixed ? DType::UInt8 : u.params.front().dtype;
+  const DType dtype = u.mixed ? DType::UInt8 : u.params.front().gathered;
   out_.kernel(InstructionKind::CopyOut, Stream::D, Word::SplitWithSizesCopy, u.id, gather.bytes / itemsize(dtype),
               dtype)
       .buffer = {BufferWhat::AgBuffer, u.id, {}};
@@ -196,7 +202,7 @@ void Gathering::copy_out(UnitState& u) {
   for (const ParamSizes& p : u.params) {
     if (!p.other_dim) continue;
     other.push_back(&p);
-    out_.kernel(InstructionKind::Concat, Stream::D, Word::Cat, u.id, p.storage_bytes / itemsize(p.dtype), p.dtype)
+    out_.kernel(InstructionKind::Concat, Stream::D, Word::Cat, u.id, p.storage_bytes / itemsize(p.gathered), p.gathered)
         .buffer = {BufferWhat::Full, u.id, p.param};
   }
   const auto drop = [&](const ParamSizes& p) {
@@ -218,6 +224,10 @@ void Gathering::copy_shard(UnitState& u, ParamSizes& p, std::int32_t param_index
     h2d.bytes = bytes;
     h2d.pinned = run_.pin_memory;
   }
+  if (p.narrow) {
+    narrow_.cast(u, p, Stream::D);
+    if (run_.offload) out_.free(copy, Stream::D, bytes);
+  }
   if (p.cast) {
     out_.kernel(InstructionKind::Cast, Stream::D, Word::ToCopy, u.id, p.padded_numel, p.dtype).buffer = cast;
     out_.alloc(cast, Stream::D, p.padded_numel * itemsize(p.dtype));
@@ -225,12 +235,14 @@ void Gathering::copy_shard(UnitState& u, ParamSizes& p, std::int32_t param_index
   }
   if (param_index > 0) drop_copy(u, u.params[static_cast<std::size_t>(param_index) - 1]);
   allocate_full(u, p);
-  out_.kernel(InstructionKind::CopyOut, Stream::D, Word::Copy, u.id, p.padded_numel, p.dtype).buffer = {
+  out_.kernel(InstructionKind::CopyOut, Stream::D, Word::Copy, u.id, p.padded_numel, p.gathered).buffer = {
       BufferWhat::Full, u.id, p.param};
 }
 
 void Gathering::drop_copy(const UnitState& u, const ParamSizes& p) {
-  if (p.cast) {
+  if (p.narrow) {
+    out_.free({BufferWhat::Cast, u.id, p.param}, Stream::D, p.local_numel * itemsize(p.gathered));
+  } else if (p.cast) {
     out_.free({BufferWhat::Cast, u.id, p.param}, Stream::D, p.padded_numel * itemsize(p.dtype));
   } else if (run_.offload) {
     out_.free({BufferWhat::H2dCopy, u.id, p.param}, Stream::D, p.padded_numel * itemsize(p.orig_dtype));

@@ -11,6 +11,7 @@
 
 #include <optional>
 
+#include "core/plan/fsdp2/narrow_shards.h"
 #include "core/plan/fsdp2/run.h"
 
 namespace foreshard::fsdp2 {
@@ -24,6 +25,8 @@ class Gathering {
   void reshard(UnitState& u);
   void prefetch(UnitState& target, TrainingState as);
   void to_sharded(UnitState& u);
+  /// Scales of matrices that are gathered in 8 bits, made behind a step of the optimizer.
+  void precompute_scales() { narrow_.precompute(); }
   void drop(UnitState& u, const PendingGather& gather);
   /// The last buffer of a forward, when C and A have waited.
   void drop_kept(UnitId waiter);
@@ -47,6 +50,7 @@ class Gathering {
 
   Run& run_;
   InstructionWriter& out_;
+  NarrowShards narrow_{run_};
   std::optional<KeptGather> kept_;
 };
 

@@ -52,7 +52,15 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Word::kCount)> k
                                                                                       "wait_work",
                                                                                       "all_reduce_hook",
                                                                                       "norm",
-                                                                                      "micro_batch"};
+                                                                                      "micro_batch",
+                                                                                      "aten.abs",
+                                                                                      "aten.max",
+                                                                                      "amax",
+                                                                                      "aten.reciprocal",
+                                                                                      "aten.mul",
+                                                                                      "aten.clamp",
+                                                                                      "aten._foreach_norm",
+                                                                                      "aten.stack"};
 
 }  // namespace
 

@@ -66,6 +66,14 @@ enum class Word : std::uint8_t {
   AllReduceHook,
   Norm,
   MicroBatch,
+  Abs,
+  Max,
+  Amax,
+  Reciprocal,
+  Mul,
+  Clamp,
+  ForeachNorm,
+  Stack,
   kCount,
 };
 

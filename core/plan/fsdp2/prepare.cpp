@@ -78,9 +78,34 @@ Result<void> check_partial_reshard(const Run& run, const PlanUnit& planned, cons
                   "reshard_after_forward true or false beside [mesh]",
                   "set fsdp.reshard_after_forward = true, or false where memory allows");
   }
+  if (std::any_of(u.params.begin(), u.params.end(),
+                  [](const ParamSizes& p) { return p.narrow; })) {  // all_gather_inputs
+    return refuse(ErrorCode::Refused, "NotImplementedError: what a partial reshard keeps is not gathered in 8 bits",
+                  "reshard_after_forward true or false beside matrices that are cast before they are gathered",
+                  "set fsdp.float8_all_gather = \"none\", or fsdp.reshard_after_forward = true");
+  }
   if (std::any_of(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; })) {
     return refuse(ErrorCode::Unsupported, "a partial reshard keeps rows, so it needs shards of the first dimension",
                   "shard_dim 0, or reshard_after_forward true or false", "see F2-13");
+  }
+  return {};
+}
+
+/// torchao gathers the local shard without its padding: ranks with fewer rows cannot lay out the matrix.
+Result<void> check_even_shards(const Run& run, const PlanUnit& planned, const UnitState& u) {
+  for (std::size_t i = 0; i < u.params.size(); ++i) {
+    const ParamInfo& info = run.model.params[u.params[i].param.index()];
+    const std::int64_t rows = info.shape[static_cast<std::size_t>(planned.sharded[i].shard_dim)];
+    if (!u.params[i].narrow || rows % u.shard_size == 0) continue;
+    return fail(
+        {ErrorCode::Refused,
+         "RuntimeError: setStorage: ... are out of bounds: float8 gathers leave padding out, and the last ranks "
+         "hold fewer rows",
+         {},
+         info.fqn,
+         "a number of rows that " + std::to_string(u.shard_size) + " ranks divide",
+         std::to_string(rows),
+         "set fsdp.float8_all_gather = \"auto\" or \"none\", or change the number of ranks"});
   }
   return {};
 }
@@ -106,21 +131,24 @@ Result<void> prepare_unit(Run& run, UnitId id) {
     p.other_dim = sharded.shard_dim != 0;
     p.orig_dtype = info.dtype;
     p.dtype = precision.param.value_or(info.dtype);
-    p.cast = p.dtype != p.orig_dtype;
+    p.narrow = info.gathered.has_value();
+    p.gathered = info.gathered.value_or(p.dtype);
+    p.cast = p.dtype != p.orig_dtype && !p.narrow;
     p.numel = numel_of(info.shape);
     p.local_numel = numel_of(sharded.local_shape);
     p.padded_numel = numel_of(sharded.padded_local_shape);
-    p.storage_bytes = p.padded_numel * u.shard_size * itemsize(p.dtype);
+    p.storage_bytes = p.padded_numel * u.shard_size * itemsize(p.gathered);
     p.arrives = info.part.gradient;
     p.grad_numel = p.arrives == MeshPart::Gradient::Whole ? numel_over_mesh(info) : p.numel;
     p.grad_bytes = p.grad_numel * itemsize(p.dtype);
-    u.mixed = u.mixed || (!u.params.empty() && u.params.front().dtype != p.dtype);
+    u.mixed = u.mixed || (!u.params.empty() && u.params.front().gathered != p.gathered);
     u.params.push_back(p);
   }
   u.offload_events.resize(u.params.size());
   if (const MeshDimension* experts = u.has_group ? experts_of(run.model, planned.params.front()) : nullptr) {
     if (auto done = prepare_experts(run, u, *experts); !done) return done;
   }
+  if (auto even = check_even_shards(run, planned, u); !even) return even;
   const ReshardAfterForward& reshard = planned.reshard_after_forward;
   u.reshard_size = reshard.kind == ReshardAfterForward::Kind::True ? u.shard_size
                    : reshard.kind == ReshardAfterForward::Kind::GroupSize

@@ -292,6 +292,7 @@ Result<void> Fsdp2Runtime::step() {
   out_.set_phase(Phase::Optimizer);
   if (muon_) muon_->step();
   step_.optimizer(adds_to(out_), Stream::D, gradients);
+  if (run_.request.job.fsdp.float8_all_gather != "dynamic") gathering_.precompute_scales();
   out_.set_phase(Phase::None);
   return {};
 }

@@ -36,16 +36,19 @@ struct ParamSizes {
   ParamId param;
   bool trainable = true;
   bool other_dim = false;  // sharded on another dimension than the first
-  bool cast = false;       // compute dtype differs from the original one
+  bool cast = false;       // to the compute dtype, which differs from the original one
   DType orig_dtype = DType::Float32;
-  DType dtype = DType::Float32;  // compute
-  Numel numel = 0;               // of the whole parameter
-  Numel local_numel = 0;         // of this rank's shard without padding
-  Numel padded_numel = 0;        // of every rank's shard with padding
-  Numel post_forward_numel = 0;  // of the clone kept by a partial reshard (F2-13)
-  Bytes storage_bytes = 0;       // unsharded, padded, compute dtype
-  Bytes grad_bytes = 0;          // unsharded, compute dtype
-  Numel grad_numel = 0;          // as backward leaves it: of all rows of a table that a mesh cuts
+  DType dtype = DType::Float32;      // compute
+  DType gathered = DType::Float32;   // ... unless its shards are cast to another one before they are gathered
+  bool narrow = false;               // they are (narrow_shards.h)
+  std::optional<Stream> scale_pool;  // narrow: its scale's, which is alive
+  Numel numel = 0;                   // of the whole parameter
+  Numel local_numel = 0;             // of this rank's shard without padding
+  Numel padded_numel = 0;            // of every rank's shard with padding
+  Numel post_forward_numel = 0;      // of the clone kept by a partial reshard (F2-13)
+  Bytes storage_bytes = 0;           // unsharded, padded, as gathered
+  Bytes grad_bytes = 0;              // unsharded, compute dtype
+  Numel grad_numel = 0;              // as backward leaves it: of all rows of a table that a mesh cuts
   MeshPart::Gradient arrives = MeshPart::Gradient::Part;  // ... and how it lies over the tensor dimension
   bool full = false;                                      // the unsharded storage is allocated
   bool ever_unsharded = false;
@@ -84,7 +87,7 @@ struct UnitState {
   bool is_root = false;
   bool has_group = false;
   std::int32_t shard_size = 1;
-  bool mixed = false;  // compute dtypes differ: gathered as bytes (F2-2)
+  bool mixed = false;  // dtypes differ: gathered as bytes (F2-2)
   std::vector<ParamSizes> params;
   std::optional<DType> reduce_dtype;  // nullopt: the gradients' own (F2-27)
   DType orig_dtype = DType::Float32;  // of the trainable parameters

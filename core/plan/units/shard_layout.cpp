@@ -71,7 +71,7 @@ UnitLayout layout_unit(const Model& model, const std::vector<ShardedParam>& shar
   std::optional<DType> gather;
   bool mixed = false;
   for (const ShardedParam& param : sharded) {
-    const DType dtype = compute_dtype_of(model.params[param.param.index()].dtype, precision);
+    const DType dtype = gathered_dtype_of(model.params[param.param.index()], precision);
     mixed = mixed || (gather && *gather != dtype);
     gather = gather.value_or(dtype);
   }
@@ -81,10 +81,11 @@ UnitLayout layout_unit(const Model& model, const std::vector<ShardedParam>& shar
     const ParamInfo& info = model.params[sharded[i].param.index()];
     const DType dtype = compute_dtype_of(info.dtype, precision);
     const Numel padded = numel_of(sharded[i].padded_local_shape);
-    const Numel split = mixed ? padded * itemsize(dtype) : padded;
+    const DType gathered = gathered_dtype_of(info, precision);
+    const Numel split = mixed ? padded * itemsize(gathered) : padded;
     layout.input_split_sizes.push_back(split);
     layout.gather_output_numel += split * world_size;
-    layout.copy_out.push_back({padded * world_size, numel_of(info.shape), dtype, sharded[i].shard_dim != 0});
+    layout.copy_out.push_back({padded * world_size, numel_of(info.shape), gathered, sharded[i].shard_dim != 0});
     if (!trainable[sharded[i].param.index()]) continue;  // gathered, never reduced
     layout.reduce.grads.push_back({static_cast<std::int32_t>(i), layout.reduce.output_numel, padded});
     layout.reduce.output_numel += padded;

@@ -82,9 +82,13 @@ struct UnitPrecision {
 UnitLayout layout_unit(const Model& model, const std::vector<ShardedParam>& sharded, const std::vector<bool>& trainable,
                        std::int64_t world_size, const UnitPrecision& precision);
 
-/// The dtype that a parameter is gathered and computed in.
+/// The dtype that a parameter is computed in.
 inline DType compute_dtype_of(DType original, const UnitPrecision& precision) {
   return precision.param.value_or(original);
+}
+/// ... and gathered in.
+inline DType gathered_dtype_of(const ParamInfo& info, const UnitPrecision& precision) {
+  return info.gathered.value_or(compute_dtype_of(info.dtype, precision));
 }
 
 }  // namespace foreshard

@@ -29,6 +29,10 @@ DType computed_dtype(const PlanUnit& unit, const ParamInfo& info) {
   return unit.param_dtype != unit.orig_dtype ? unit.param_dtype : info.dtype;
 }
 
+DType gathered_dtype(const PlanUnit& unit, const ParamInfo& info) {
+  return info.gathered.value_or(computed_dtype(unit, info));
+}
+
 }  // namespace
 
 /// Of a copy out of a gather over so many ranks, which is the same whenever the unit is gathered over them.
@@ -39,8 +43,8 @@ Bytes DataMovement::split_arguments(const PlanUnit& unit, UnitId id, std::int64_
   std::vector<Bytes> chunks;
   chunks.reserve(unit.sharded.size());
   for (const ShardedParam& param : unit.sharded) {
-    const DType computed = computed_dtype(unit, context_.model.params[param.param.index()]);
-    chunks.push_back(numel_of(param.padded_local_shape) * itemsize(computed) * unit.shard_size /
+    const DType gathered = gathered_dtype(unit, context_.model.params[param.param.index()]);
+    chunks.push_back(numel_of(param.padded_local_shape) * itemsize(gathered) * unit.shard_size /
                      std::max<std::int64_t>(1, ranks));
   }
   known.ranks = ranks;

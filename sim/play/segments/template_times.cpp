@@ -39,7 +39,8 @@ class TemplateTimer {
         collectives_(collectives),
         work_(work),
         measured_(context.model, context.device.profile),
-        addmm_(number_of_op(context.lowered, "aten.addmm.default")) {
+        addmm_(number_of_op(context.lowered, "aten.addmm.default")),
+        scaled_mm_(number_of_op(context.lowered, "aten._scaled_mm.default")) {
     if (context.plan.runtime != Runtime::Fsdp1) return;
     add_ = number_of_op(context.lowered, "aten.add.Tensor");
     add_in_place_ = number_of_op(context.lowered, "aten.add_.Tensor");
@@ -60,7 +61,7 @@ class TemplateTimer {
       const Kernel& kernel = list.kernels[k];
       times.push_back({context_.device.cost.host(kernel, backward), device[k], kernel.before_begin, kernel.before_end,
                        kernel.after_begin, kernel.after_end, kernel.launches > 0,
-                       kernel.kind == KernelClass::Gemm && !kernel.convolution, kernel.op >= 0 && kernel.op == addmm_,
+                       kernel.kind == KernelClass::Gemm && !kernel.convolution, through_lt(kernel),
                        backward && kernel.op >= 0 && (kernel.op == add_ || kernel.op == add_in_place_),
                        collectives_.communicator_of(kernel),
                        context_.device.interference.slowdown(context_.device.cost.tiles(kernel))});
@@ -69,6 +70,10 @@ class TemplateTimer {
   }
 
  private:
+  bool through_lt(const Kernel& kernel) const {
+    return kernel.op >= 0 && (kernel.op == addmm_ || kernel.op == scaled_mm_);
+  }
+
   std::vector<SimDuration> durations(const KernelList& list, const Segment* segment, bool backward) {
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());
@@ -100,7 +105,8 @@ class TemplateTimer {
   const PlayedCollectives& collectives_;
   WorkCount& work_;
   OperatorTimes measured_;
-  std::int32_t addmm_;  // products with a bias run with it as their epilogue
+  std::int32_t addmm_;      // products with a bias run with it as their epilogue
+  std::int32_t scaled_mm_;  // ... those in 8 bits with their scales
   std::int32_t add_ = -1, add_in_place_ = -1;
   std::optional<Numel> head_size_;
 };

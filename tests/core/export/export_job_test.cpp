@@ -90,7 +90,8 @@ Job titan_job(Dice& dice) {
     job.checkpointing.policy = CheckpointPolicy::EveryK;
     job.checkpointing.k = 1 + dice.below(9);
   }
-  job.model.float8 = dice.one_of<const char*>({"none", "tensorwise", "rowwise"});
+  job.model.float8 = dice.one_of<const char*>({"none", "tensorwise", "rowwise", "rowwise_with_gw_hp"});
+  job.fsdp.float8_all_gather = dice.one_of<const char*>({"none", "dynamic", "precomputed"});
   if (dice.coin()) job.train.checkpoint = {"checkpoints", 1 + dice.below(1000), dice.below(10)};
   if (dice.coin()) job.train.optimizer.impl = OptimizerImpl::ForLoop;
   return job;
@@ -177,6 +178,8 @@ TEST(ExportJob, JobsThatAFormatCanSayComeBackWhole) {
       EXPECT_EQ(back->job.fsdp.mixed_precision, job.fsdp.mixed_precision) << file.text;
       EXPECT_EQ(back->job.checkpointing, job.checkpointing) << file.text;
       EXPECT_EQ(back->job.model.float8, job.model.float8) << file.text;
+      EXPECT_EQ(gathers_float8(back->job), gathers_float8(job)) << file.text;
+      if (gathers_float8(job)) EXPECT_EQ(back->job.fsdp.float8_all_gather, job.fsdp.float8_all_gather) << file.text;
       EXPECT_EQ(back->job.model.loss, job.model.loss) << file.text;
       EXPECT_EQ(back->job.train.micro_batches, job.train.micro_batches) << file.text;
     }

@@ -242,6 +242,19 @@ TEST(ImportJob, ReadsWhatTheScriptWritesOfTorchtitansFunctions) {
   expect_round_trip(imported);
 }
 
+TEST(ImportJob, TorchtitansFloat8LayersAndGathers) {
+  const auto read = [](const std::string& settings) {
+    const std::string head = "[model]\nconverters = [\"float8\"]\n[training]\nlocal_batch_size = 1\n[float8]\n";
+    return import_job(head + settings, "titan.toml").value().job;
+  };
+  EXPECT_EQ(read("").model.float8, "tensorwise");
+  EXPECT_EQ(read("").fsdp.float8_all_gather, "none") << "torchtitan gathers in 16 bits unless it is told";
+  EXPECT_EQ(read("enable_fsdp_float8_all_gather = true").fsdp.float8_all_gather, "dynamic");
+  const Job both = read("enable_fsdp_float8_all_gather = true\nprecompute_float8_dynamic_scale_for_fsdp = true");
+  EXPECT_EQ(both.fsdp.float8_all_gather, "precomputed");
+  EXPECT_EQ(read("recipe_name = \"rowwise_with_gw_hp\"").model.float8, "rowwise_with_gw_hp");
+}
+
 TEST(ImportJob, WhatConvertersMadeOfTorchtitansModel) {
   const ImportedJob imported = import_file("torchtitan_2026_lora.json");
   EXPECT_EQ(imported.job.adapters.kind, "lora");

@@ -63,6 +63,8 @@ class Script(unittest.TestCase):
         found = self.model(decoder(wqkv=adapted, w2=linear(64, "Float8Linear.Config", _torchao_config="ScalingGranularity.AXISWISE")))
         self.assertEqual(found["model"]["lora"], {"rank": 8, "alpha": 16.0, "targets": ["wqkv"]})
         self.assertEqual(found["model"]["linear_layers"], "float8 rowwise")
+        wide = self.model(decoder(w2=linear(64, "Float8Linear.Config", _torchao_config="ScalingGranularity.AXISWISE ... ScalingType.DISABLED")))
+        self.assertEqual(wide["model"]["linear_layers"], "float8 rowwise_with_gw_hp")
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "titan.json")
             path.write_text(json.dumps(found))

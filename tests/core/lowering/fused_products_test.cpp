@@ -19,9 +19,10 @@ using testing::ToyProgram;
 
 constexpr Bytes kMiB = 1024 * 1024;
 
-Replay replayed(const Model& model, const std::vector<bool>& trainable) {
-  const std::vector<SegmentRange> segments = segments_by_block(model, "");
-  const auto lowered = lower(model, segments, trainable);
+Replay replayed(const Model& model, const std::vector<bool>& trainable, const LoweringOptions& options = {},
+                const std::vector<SegmentRange>& blocks = {}) {
+  const std::vector<SegmentRange> segments = blocks.empty() ? segments_by_block(model, "") : blocks;
+  const auto lowered = lower(model, segments, trainable, options);
   EXPECT_TRUE(lowered && lowered->unknown_ops.empty());
   return replay(*lowered, segments);
 }
@@ -60,6 +61,85 @@ TEST(FusedProducts, ScalesByRowCopyWhatLiesTheWrongWay) {
   EXPECT_EQ(count_of(ran.forward_kernels, "aten.clone.default"), 0) << "the matrix is read as columns";
   EXPECT_EQ(count_of(ran.backward_kernels, "aten.clone.default"), 3) << "the matrix; gradient and input by columns";
   EXPECT_EQ(count_of(ran.forward_kernels, "aten.amax.default"), 2);
+}
+
+TEST(FusedProducts, ScalesByRowAreMultipliedInBehindWhatIsNotSummedFast) {
+  const Replay ran = replayed(one_product("torchao.matmul_float8_rowwise.default"), {false, true});
+  EXPECT_EQ(count_of(ran.forward_kernels, "aten.mul_.Tensor"), 0);
+  EXPECT_EQ(count_of(ran.backward_kernels, "aten.mul_.Tensor"), 2);
+  EXPECT_EQ(count_of(ran.forward_kernels, "aten.exp2.default"), 2) << "scales are powers of two";
+}
+
+TEST(FusedProducts, TheWideRecipeTakesTheMatrixsGradientInSixteenBits) {
+  const Replay ran = replayed(one_product("torchao.matmul_float8_rowwise_with_gw_hp.default"), {false, true});
+  EXPECT_EQ(count_of(ran.backward_kernels, "aten._scaled_mm.default"), 1);
+  EXPECT_EQ(count_of(ran.backward_kernels, "aten.mm.default"), 1);
+  EXPECT_EQ(count_of(ran.backward_kernels, "aten.repeat.default"), 1) << "the matrix's one scale beside rows'";
+}
+
+TEST(FusedProducts, AMatrixGatheredIn8BitsIsNotCast) {
+  const Replay cast = replayed(one_product("torchao.matmul_float8_tensorwise.default"), {false, true});
+  const Replay ran = replayed(one_product("torchao.matmul_float8_gathered.default"), {false, true});
+  EXPECT_EQ(count_of(cast.forward_kernels, "aten.abs.default"), 2);
+  EXPECT_EQ(count_of(ran.forward_kernels, "aten.abs.default"), 1);
+  EXPECT_EQ(count_of(cast.backward_kernels, "aten.abs.default"), 4);
+  EXPECT_EQ(count_of(ran.backward_kernels, "aten.abs.default"), 3);
+  EXPECT_EQ(count_of(ran.backward_kernels, "aten._scaled_mm.default"), 2);
+}
+
+/// The maximum of a matrix that lies in columns is read from a copy in rows (ReduceAllOps.cpp).
+TEST(FusedProducts, TheLargestOfATurnedMatrixIsReadFromACopy) {
+  const Replay ran = replayed(one_product("torchao.matmul_float8_tensorwise.default"), {false, true});
+  std::vector<Bytes> made;
+  for (const testing::ReplayEvent& event : ran.events)
+    if (event.alloc) made.push_back(event.bytes);
+  constexpr Bytes kWhole = 8 * kMiB;                         // |w|, [2048, 1024], in float32, as its copy
+  const std::vector<Bytes> copied{kWhole, 4, kWhole, 1024};  // the largest, its copy, and where blocks meet
+  int found = 0;
+  for (auto at = made.begin(); (at = std::search(at, made.end(), copied.begin(), copied.end())) != made.end(); ++at)
+    ++found;
+  EXPECT_EQ(found, 2) << "in forward and in backward";
+}
+
+/// Two blocks, each an embedding and a product.
+Model two_blocks() {
+  ToyProgram toy;
+  const std::string ids = toy.input("ids", {4096}, DType::Int64);
+  toy.module("", "Root");
+  toy.param("table", {16, 1024}, DType::BFloat16);
+  toy.op("aten.embedding.default", {"%table", ids}, {{"x0", {4096, 1024}, DType::BFloat16}});
+  for (const std::string block : {"0", "1"}) {
+    toy.module(block, "Block");
+    toy.param(block + ".w", {1024, 1024}, DType::BFloat16);
+    toy.op("torchao.matmul_float8_tensorwise.default", {"x" + block, "%" + block + ".w"},
+           {{"x" + std::string(block == "0" ? "1" : "2"), {4096, 1024}, DType::BFloat16}});
+  }
+  toy.module("", "Root");
+  toy.op("aten.sum.default", {"x2"}, {{"loss", {}, DType::BFloat16}});
+  return toy.finish("loss");
+}
+
+TEST(FusedProducts, AFunctionSavesOnceItsForwardHasRun) {
+  const Model model = two_blocks();
+  const Replay ran = replayed(model, all_trainable(model), {}, segments_by_block(model, "Block", true));
+  EXPECT_EQ(count_of(ran.recompute_kernels, "aten._scaled_mm.default"), 2)
+      << "a region stops where all is saved that it promised, behind a function and not before it";
+}
+
+TEST(FusedProducts, AListOfOperatorsLooksInsideAFunction) {
+  const Model model = two_blocks();
+  LoweringOptions options;
+  options.saved.names = {"aten.max.default", "aten.mm.default"};
+  const Replay ran = replayed(model, all_trainable(model), options, segments_by_block(model, "Block", true));
+  EXPECT_EQ(count_of(ran.recompute_kernels, "aten._scaled_mm.default"), 0) << "both products are kept";
+  EXPECT_EQ(count_of(ran.recompute_kernels, "aten.max.default"), 0);
+  EXPECT_EQ(count_of(ran.recompute_kernels, "aten.abs.default"), 4) << "what the list does not name runs again";
+  options.saved.rerun_product = 2;
+  const Replay half = replayed(model, all_trainable(model), options, segments_by_block(model, "Block", true));
+  EXPECT_EQ(count_of(half.recompute_kernels, "aten._scaled_mm.default"), 0) << "counted anew in each region";
+  options.saved.names = {"aten.mm.default"};
+  const Replay maxima = replayed(model, all_trainable(model), options, segments_by_block(model, "Block", true));
+  EXPECT_EQ(count_of(maxima.recompute_kernels, "aten.max.default"), 4);
 }
 
 TEST(FusedProducts, AProductOfIntegersIsHeldIn32Bits) {

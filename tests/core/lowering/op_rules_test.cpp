@@ -96,13 +96,15 @@ lowering::Layout bf16(std::initializer_list<std::int64_t> sizes) {
 
 TEST(OpRules, LargeReductionsOverRowsTakeBuffersAsRecorded) {
   // Gradient of a norm's weight, 4 x 1024 rows of 1024: allocations 33554432 and 32 in the recording m048.
-  const auto made = lowering::reduce_workspace(bf16({4, 1024, 1024}), {0, 1}, 132);
+  const auto made = lowering::reduce_workspace("aten.sum.dim_IntList", bf16({4, 1024, 1024}), {0, 1}, 132);
   EXPECT_EQ(made.buffer, 33554432);
   EXPECT_EQ(made.semaphores, 32);
+  const auto largest = lowering::reduce_workspace("aten.amax.default", bf16({4, 1024, 1024}), {0, 1}, 132);
+  EXPECT_EQ(2 * largest.buffer, made.buffer) << "values of bfloat16 meet, not sums in float32";
 }
 
 TEST(OpRules, ReductionsOverTheLastDimensionTakeNone) {
-  EXPECT_EQ(lowering::reduce_workspace(bf16({4, 1024, 1024}), {2}, 132).buffer, 0);
+  EXPECT_EQ(lowering::reduce_workspace("aten.sum.dim_IntList", bf16({4, 1024, 1024}), {2}, 132).buffer, 0);
 }
 
 TEST(OpRules, AReshapeThatCopiesIsContiguous) {

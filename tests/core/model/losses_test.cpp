@@ -94,10 +94,27 @@ TEST_F(ScriptLosses, LinearLayersMultiplyInFloat8ButTheHead) {
   const Model model = built();
   EXPECT_EQ(count(model, "torchao.matmul_float8_rowwise.default"), 16 * 7);
   EXPECT_EQ(count(model, "aten.mm.default"), 1);
+  options.float8 = "rowwise_with_gw_hp";
+  EXPECT_EQ(count(built(), "torchao.matmul_float8_rowwise_with_gw_hp.default"), 16 * 7);
   program.device = ProgramDevice::Cpu;
   const auto host = model_from_config(kModels + "llama-3.2-1b/config.json", options, program);
   ASSERT_FALSE(host);
   EXPECT_EQ(host.error().place, "model.float8");
+}
+
+TEST_F(ScriptLosses, MatricesOfEvenShardsAreGatheredIn8Bits) {
+  options.float8 = "tensorwise";
+  program.gathers_float8 = true;
+  program.even_shards = 512;  // k and v have 512 rows, the feed-forward 8192, the others 2048
+  const Model all = built();
+  EXPECT_EQ(count(all, "torchao.matmul_float8_gathered.default"), 16 * 7);
+  EXPECT_EQ(std::count_if(all.params.begin(), all.params.end(),
+                          [](const ParamInfo& info) { return info.gathered.has_value(); }),
+            16 * 7);
+  program.even_shards = 1024;
+  const Model most = built();
+  EXPECT_EQ(count(most, "torchao.matmul_float8_gathered.default"), 16 * 5);
+  EXPECT_EQ(count(most, "torchao.matmul_float8_tensorwise.default"), 16 * 2) << "k and v are cast where they are used";
 }
 
 TEST_F(ScriptLosses, PerTokenIsASumDividedByWhatTheScriptCounted) {

@@ -446,6 +446,13 @@ MemoryRow read_memory_job(const Json& row) {
   const auto given = [&config](const char* key) {
     return config.contains(key) && !config[key].is_null() && config[key] != false;
   };
+  if (given("float8")) {
+    const Json& float8 = config["float8"];
+    job.fsdp.float8_all_gather = !get(float8, "gather", false)      ? "none"
+                                 : get(float8, "precompute", false) ? "precomputed"
+                                                                    : "dynamic";
+    job.model.float8 = float8.at("recipe").get<std::string>();
+  }
   const int version = get(fsdp, "version", 1);
   job.fsdp.runtime = version == 1   ? foreshard::Runtime::Fsdp1
                      : version == 2 ? foreshard::Runtime::Fsdp2

@@ -6,12 +6,8 @@
 Needs trl beside the recorder's own packages; the rows say which. As the trainer does it: the manager is made before the model is wrapped (without FSDP: once it is on the
 device), entered behind the batch and left behind `loss.backward()`, for each micro-batch. Its stream has the role `offload`.
 """
-import os
-import sys
-
-RECORDER = os.path.abspath(os.environ["RECORDER"])
-sys.path[:0] = [os.path.dirname(RECORDER)]
-import recorder  # noqa: E402
+import around
+from around import recorder
 
 
 class Offload:
@@ -61,22 +57,5 @@ def watch(case):
     recorder.build, torch.Tensor.backward, recorder.base.Shim.mark = built, left, marked
 
 
-def main():
-    run = recorder.run
-
-    def watched(case, args):
-        if case.get("activation_offloading"):
-            watch(case)
-        got = run(case, args)
-        if case.get("activation_offloading"):
-            import trl
-            got["versions"]["trl"] = trl.__version__
-        return got
-
-    recorder.run = watched
-    recorder.__file__ = os.path.abspath(__file__)  # what it starts for each case
-    recorder.main()
-
-
 if __name__ == "__main__":
-    main()
+    around.main(__file__, "activation_offloading", watch, "trl")

@@ -1,0 +1,34 @@
+#include "core/lowering/graph/kept_inside.h"
+
+#include <utility>
+
+#include "core/lowering/lowering_machine.h"
+
+namespace foreshard::lowering {
+
+bool keeps_listed(const SavedOps& saved, CheckpointFrame& frame, std::string_view name) {
+  if (saved.none() || frame.reentrant || !saved.lists(name)) return false;
+  const bool counted = saved.rerun_product > 0 && name == "aten.mm.default";
+  return !counted || ++frame.matmuls % saved.rerun_product != 0;
+}
+
+void KeptInside::enter(CheckpointFrame* frame, std::int32_t step, bool again) {
+  frame_ = saved_.none() ? nullptr : frame;
+  step_ = step;
+  again_ = again;
+  next_ = 0;
+}
+
+Ref KeptInside::take() {
+  if (frame_ == nullptr || !again_) return {};
+  const auto at = frame_->kept_inside.find(step_);
+  if (at == frame_->kept_inside.end() || next_ >= at->second.size()) return {};
+  return std::exchange(at->second[next_++], {});
+}
+
+void KeptInside::keep(std::string_view name, const Ref& made) {
+  if (frame_ == nullptr || again_) return;
+  frame_->kept_inside[step_].push_back(keeps_listed(saved_, *frame_, name) ? made : Ref());
+}
+
+}  // namespace foreshard::lowering
