@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the models of `tests/models` with real PyTorch FSDP on the virtual GPU and writes rows of kind `captured`.
 
-    record_truth.py OUT.jsonl [--only NAME,...] [--lib libfakegpu.so]
+    record_truth.py OUT.jsonl [--only NAME,...] [--lib libfakegpu.so]      --only: also of what is drawn
     record_truth.py OUT.jsonl --card            on the card of this machine: is the virtual one like it?
     record_truth.py OUT.jsonl --draw SEED ROWS  models and settings that nobody chose
     record_truth.py OUT.jsonl --practice SEED ROWS  the same with adapters, frozen parts, offload, ... (record_practice.py)
@@ -445,14 +445,14 @@ def record(out, only, card, draw, practice):
     done = set()
     with contextlib.suppress(FileNotFoundError), open(out) as file:
         done = {json.loads(line)["id"] for line in file}
-    cases = models.load()
+    cases = {name: case for name, case in models.load().items() if not only or name in only}
     every = (c for name, case in cases.items() for c in configurations(name, case))
     if draw:
         every = drawn(cases, *draw)
     if practice:
         every = practised(cases, *practice)
     for c in every:
-        if (only and c["case"] not in only) or c["id"] in done:
+        if c["id"] in done:
             continue
         text = recorded(c | {"card": card})
         if text.startswith("{"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -614,6 +615,32 @@ class Opaque(unittest.TestCase):
         self.assertEqual(beside["args"], [[3 * 6 * 4]])
         self.assertEqual(beside["out"][0]["held_until"], {"op": model.document["ops"].index(op)})
         self.assertFalse(ops(model, "exp"))
+        self.assertEqual(op["kwargs"], {"dispatched": {"text": "aten.sum.dim_IntList"}})  # what a dispatch mode saw
+        self.assertEqual(beside["kwargs"]["dispatched"], {"text": "aten.mul.Tensor"})
+
+    def test_a_policy_is_asked_about_what_runs_inside_a_function(self):
+        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+        asked = []
+
+        def policy(context, func, *args, **kwargs):
+            asked.append(str(func))
+            return CheckpointPolicy.MUST_SAVE if func is torch.ops.aten.mul.Tensor else CheckpointPolicy.PREFER_RECOMPUTE
+
+        class Custom(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(6, 6)
+
+            def forward(self, x):
+                contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+                return checkpoint(lambda y: Square.apply(self.f(y), 2.0), x, use_reentrant=False, context_fn=contexts)
+
+        model = capture(Custom(), torch.empty(3, 6), loss=scalar)
+        (beside,) = ops(model, "empty.memory_format")
+        self.assertEqual(model.document["regions"][0]["save"], [model.document["ops"].index(beside)])
+        first = asked.index("aten.exp.default")
+        self.assertEqual(asked[first : first + 3], ["aten.exp.default", "aten.mul.Tensor", "aten.sum.dim_IntList"])
 
     def test_products_inside_a_function_are_counted(self):
         """With them it asks cuBLAS for its workspace; `out_dtype` is no factor of addmm's sum."""
@@ -654,7 +681,7 @@ class Opaque(unittest.TestCase):
     def test_memory_that_is_used_again_for_what_stays_was_a_temporary_before(self):
         from foreshard.capture import recorder
 
-        frame = recorder.Opaque("opaque.f", [], events=[(1, 96), (1, -96), (1, 64)], live={1: (None, 64)})
+        frame = recorder.Opaque("opaque.f", [], events=[(1, 96), (1, -96), (1, 64)], live={1: (None, 64)}, makers=["aten.a", "", "aten.b"])
         frame.saved = [(1, (16,), torch.float32, 64)]
         made = types.SimpleNamespace(ops=[], table=types.SimpleNamespace(new_name=lambda: "v"))
         row = {"module": "", "call": 0}

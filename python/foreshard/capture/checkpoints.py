@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch.utils._pytree import tree_flatten
 
-from .recorder import Recorder
+from .recorder import Place, Recorder
 
 
 class Regions:
@@ -97,4 +97,6 @@ class Regions:
                 yield
             finally:
                 self._recorder.on_operator.remove(decide)
+                rows = [place.row if isinstance(place, Place) else place for place in keep]
+                keep[:] = list(dict.fromkeys(number for number in rows if number is not None))
         self._recorder.region = None

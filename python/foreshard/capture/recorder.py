@@ -74,6 +74,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @dataclass
+class Place:
+    """Of an operator that ran inside an opaque one: the row that its result has, once that is written."""
+
+    row: int | None = None
+
+
+@dataclass
 class Opaque:
     """An operator that runs as one."""
 
@@ -83,6 +90,9 @@ class Opaque:
     flops: int = 0  # of the products inside
     at_peak: dict[int, int] = field(default_factory=dict)  # storages
     events: list[tuple[int, int]] = field(default_factory=list)  # storages in order: (key, bytes) made, (key, -bytes) gone
+    makers: list[str] = field(default_factory=list)  # beside `events`: the operator inside that made it
+    asked: list[tuple[int, Place]] = field(default_factory=list)  # operators inside that made a storage: (event, place)
+    forward: bool = True  # False: a backward, which is only measured
     live: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)  # storages of the arguments
     tensors: list[torch.Tensor] = field(default_factory=list)  # the arguments, while it runs
@@ -92,20 +102,37 @@ class Opaque:
     places: list[int | None] = field(default_factory=list)  # of `saved` in the row; None: not told
     unpacked: dict[int, int] = field(default_factory=dict)  # backward: storages made for `saved`, by place there
 
-    def measure(self, outputs: Any) -> None:
-        """New storages of an operator that ran inside."""
+    def measure(self, outputs: Any, name: str) -> Place:
+        """New storages of the operator `name` that ran inside, and its place."""
+        place = Place()
         for key in [k for k, (weak, _) in self.live.items() if weak.expired()]:
-            self.events.append((key, -self.live.pop(key)[1]))
+            self._event(key, -self.live.pop(key)[1], "")
         for tensor in _tensors(outputs):
             if tensor.device.type == "cpu":
                 continue
             key = storage_key(tensor)
             if key not in self.live and key not in self.known:
                 self.live[key] = (StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
-                self.events.append((key, self.live[key][1]))
+                self.asked.append((len(self.events), place))
+                self._event(key, self.live[key][1], name)
         now = sum(nbytes for _, nbytes in self.live.values())
         if now > self.peak:
             self.peak, self.at_peak = now, {key: nbytes for key, (_, nbytes) in self.live.items()}
+        return place
+
+    def _event(self, key: int, nbytes: int, maker: str) -> None:
+        self.events.append((key, nbytes))
+        self.makers.append(maker)
+
+    def write_places(self, rows: dict[int, int]) -> None:
+        """`rows`: of events."""
+        for at, place in self.asked:
+            place.row = rows.get(at) if place.row is None else place.row
+
+
+def _dispatched(name: str) -> dict[str, Any]:
+    """What a dispatch mode saw where a storage was made inside an opaque operator (docs/formats/model.md)."""
+    return {"dispatched": {"text": name}} if name else {}
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -128,7 +155,7 @@ class Recorder(TorchDispatchMode):
         self.notes: list[str] = []
         self.region: int | None = None
         self.opaque: Opaque | None = None
-        self.on_operator: list[Any] = []  # called with (func, args, kwargs, index) for every operator
+        self.on_operator: list[Any] = []  # called with (func, args, kwargs, row) for every operator, inside of opaque ones with a Place
         self._paused = 0
         self.trainable: dict[str, bool] = {}  # of parameters, by reference
         self._detached: dict[str, str] = {}
@@ -173,8 +200,11 @@ class Recorder(TorchDispatchMode):
             return self._read(func, name, args, kwargs) if name in HOST_READS else func(*args, **kwargs)
         if self.opaque is not None:
             out = self._run(func, name, args, kwargs)
-            self.opaque.measure(out)
+            place = self.opaque.measure(out, name)
             self.opaque.flops += _product_flops(func, args, out)
+            if self.opaque.forward:
+                for visit in self.on_operator:
+                    visit(func, args, kwargs, place)
             return out
         if (plain := _without_out(func)) is not None and kwargs["out"].numel():
             made = self.__torch_dispatch__(plain, types, args, {k: v for k, v in kwargs.items() if k != "out"})
@@ -557,10 +587,14 @@ class Recorder(TorchDispatchMode):
         last = {key: at for at, (key, nbytes) in enumerate(frame.events) if nbytes > 0}  # a key is used again
         made = sorted(at for key, at in last.items() if key in stays and key in frame.live)
         before = len(self.ops)
+        first = next((storage_key(t) for t in _tensors(results)), None)
+        if first in last and last[first] in made:
+            row["kwargs"] = _dispatched(frame.makers[last[first]])
         if len(frame.events) > _TEMPORARIES or not made:
             self.ops.append(row)
+            frame.write_places({at: before for at in made})
             return before, False
-        at_once, rows = made[-1], []  # what stays is made in one go: when the last of it is
+        at_once, rows, row_of = made[-1], [], {}  # what stays is made in one go: when the last of it is
 
         live: dict[int, Storage] = {}
         for at, (key, nbytes) in enumerate(frame.events):
@@ -573,8 +607,9 @@ class Recorder(TorchDispatchMode):
                 live[key].values.append(value)
                 rows.append(
                     {"op": "aten.empty.memory_format", "module": row["module"], "call": row["call"], "args": [[nbytes]],
-                     "kwargs": {"dtype": {"dtype": "uint8"}}, "out": [value]}
+                     "kwargs": {"dtype": {"dtype": "uint8"}} | _dispatched(frame.makers[at]), "out": [value]}
                 )  # fmt: skip
+                row_of[at] = before + len(rows) - 1
                 if "region" in row:
                     rows[-1]["region"] = row["region"]
             elif key in live:
@@ -582,11 +617,13 @@ class Recorder(TorchDispatchMode):
         for storage in live.values():
             storage.death = before + len(rows) - 1
         self.ops.extend(rows)
-        return before + rows.index(row), True
+        own = before + rows.index(row)
+        frame.write_places(row_of | {at: own for at in made})
+        return own, True
 
     def begin_opaque_backward(self, name: str, known: list[torch.Tensor]) -> Opaque:
         """Operators from now on are those of a backward: only what they allocate counts."""
-        self.opaque = Opaque(name, [], known={storage_key(t) for t in known})
+        self.opaque = Opaque(name, [], known={storage_key(t) for t in known}, forward=False)
         return self.opaque
 
 

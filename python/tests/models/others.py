@@ -172,3 +172,82 @@ class _:
     def forward(model, x):
         out, target = model(x)
         return (out - target).pow(2).mean()
+
+
+# ------------------------------------------------------------------------------- products inside functions of one's own
+
+
+class RoundedProduct(torch.autograd.Function):
+    """A linear layer whose matrix is three values (BitNet's), made where they are used."""
+
+    @staticmethod
+    def rounded(w):
+        scale = w.abs().mean()
+        return (w / scale).round().clamp(-1, 1) * scale
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return (x.flatten(0, -2) @ RoundedProduct.rounded(w).t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        g, x_rows = g.flatten(0, -2), x.flatten(0, -2)
+        return (g @ RoundedProduct.rounded(w)).view_as(x), g.t() @ x_rows
+
+
+class OwnGelu(torch.autograd.Function):
+    """By tanh, of operators that a list of selective checkpointing may name."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        inner = 0.79788456 * x * (1 + 0.044715 * x * x)
+        return x * 0.5 * (1 + torch.tanh(inner))
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        t = torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.79788456 * (1 + 3 * 0.044715 * x * x))
+
+
+class RoundedLinear(nn.Module):
+    def __init__(self, wide, narrow):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(wide, narrow))
+
+    def forward(self, x):
+        return RoundedProduct.apply(x, self.weight)
+
+
+class RoundedBlock(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(d), RoundedLinear(4 * d, d), RoundedLinear(d, 4 * d)
+
+    def forward(self, x):
+        return x + self.down(OwnGelu.apply(self.up(self.norm(x))))
+
+
+class RoundedNet(nn.Module):
+    def __init__(self, d=256, layers=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(RoundedBlock(d) for _ in range(layers))
+        self.head = nn.Linear(d, d)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@case("rounded_products", ["RoundedBlock"])
+class _:
+    make = RoundedNet
+    batch = staticmethod(lambda device: (torch.randn(4, 1024, 256, device=device),))
+
+    @staticmethod
+    def forward(model, x):
+        return model(x).pow(2).mean()

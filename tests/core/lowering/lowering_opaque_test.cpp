@@ -1,6 +1,8 @@
 // Operators that nobody can look into: what they save, make and write over is what the model says of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/lowering/lowering.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
@@ -28,6 +30,59 @@ Model with_opaque(OpaqueOp opaque) {
   model.opaques = {std::move(opaque)};
   model.ops[1].opaque = 0;
   return model;
+}
+
+/// A list of operators keeps what it names inside, too: the keyword says what made a tensor there.
+TEST(LoweringFacts, AListKeepsWhatAnOpaqueOperatorMadeOfWhatItNames) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.module("block", "Block");
+  toy.op("aten.empty.memory_format", {}, {{"inside", {96}, DType::UInt8}});
+  toy.op("opaque.my.gate", {"h"}, {{"y", {6, 4}}});
+  toy.module("", "Root");
+  toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
+  Model model = toy.finish("loss");
+  OpaqueOp gate;
+  gate.saved = {{ValueId(std::int32_t{1}), {}, DType::Float32}};
+  gate.backward = {{true, {6, 4}, DType::Float32}};
+  model.opaques = {gate};
+  model.ops[2].opaque = 0;
+  model.ops[1].kwargs = {{"dispatched", {std::string("aten.mul.Tensor")}}};
+  model.ops[2].kwargs = {{"dispatched", {std::string("aten.bmm.default")}}};
+  const std::vector<SegmentRange> segments = segments_by_block(model, "Block", true);
+  const auto kept = [&](std::vector<std::string> names) {
+    LoweringOptions options;
+    options.saved.names = std::move(names);
+    const auto lowered = lower(model, segments, all_trainable(model), options);
+    EXPECT_TRUE(lowered);
+    return testing::replay(*lowered, segments);
+  };
+  const auto again = [](const testing::Replay& ran, const char* name) {
+    return std::count(ran.recompute_kernels.begin(), ran.recompute_kernels.end(), name);
+  };
+  const testing::Replay none = kept({"aten.silu.default"}), inside = kept({"aten.mul.Tensor"});
+  EXPECT_EQ(again(none, "opaque.my.gate"), 1);
+  EXPECT_EQ(inside.after_forward, none.after_forward + 96);
+  EXPECT_EQ(again(inside, "opaque.my.gate"), 1) << "the function itself runs again";
+  EXPECT_EQ(again(kept({"aten.bmm.default"}), "opaque.my.gate"), 0) << "what it returns is what was kept";
+}
+
+TEST(LoweringFacts, WhatAFunctionSavesForNobodyIsThereUntilItReturns) {
+  const auto peak = [](Shape own) {
+    OpaqueOp opaque;
+    if (!own.empty()) opaque.saved = {{ValueId(), std::move(own), DType::Float32}};
+    const Model model = with_opaque(opaque);
+    const std::vector<SegmentRange> segments = segments_by_block(model, "");
+    const auto lowered = lower(model, segments, {false});
+    EXPECT_TRUE(lowered);
+    return testing::replay(*lowered, segments);
+  };
+  const testing::Replay without = peak({}), with = peak({1000});
+  EXPECT_EQ(with.peak, without.peak + 4000);
+  EXPECT_EQ(with.after_forward, without.after_forward);
 }
 
 TEST(LoweringFacts, AGradientOverWhatWasThereTakesNoMemory) {
