@@ -29,6 +29,8 @@ class Text : private TextLines {
     pairs();
     for (const std::string& note : c_.notes) line("   {}", note);
     summary();
+    spread("A", c_.spread_a, &Pair::b);
+    spread("B", c_.spread_b, &Pair::a);
     changes();
     units();
     causes();
@@ -68,6 +70,21 @@ class Text : private TextLines {
     line("  {:<32}{:>50}", "exposed share of the step", fmt::format("{:+.2f} points", c_.exposed_comm_points()));
     if (c_.memory_in_a || c_.memory_in_b) memory_row("peak allocated", c_.peak_memory, c_.memory_in_a, c_.memory_in_b);
     for (const StreamPair& stream : c_.by_stream) row("stream " + stream.stream, stream.busy, time_text);
+  }
+
+  /// One step of a machine that others use says little.
+  void spread(const char* side, const std::optional<StepSpread>& steps, double Pair::*other) {
+    if (!steps) return;
+    title(fmt::format("{:<34}{:>13}{:>13}{:>13}{:>11}", fmt::format("{}'s {} steps", side, steps->iterations), "least",
+                      "median", "most", other == &Pair::a ? "A" : "B"));
+    const auto one = [&](const char* label, const Spread& spread, const Pair& pair) {
+      line("  {:<32}{:>13}{:>13}{:>13}{:>11}", label, time_text(spread.least), time_text(spread.median),
+           time_text(spread.most), spread.median != 0 ? signed_percent(pair.*other / spread.median - 1) : "");
+    };
+    one("step time", steps->step, c_.step);
+    one("compute stream busy", steps->compute, c_.compute);
+    one("communication busy", steps->comm, c_.comm);
+    one("exposed communication", steps->exposed, c_.exposed);
   }
 
   /// What one of them did not record is no 0.
@@ -225,6 +242,24 @@ std::string comparison_report(const Comparison& comparison, const ComparedSides&
   return Text(comparison, sides, style).take();
 }
 
+namespace {
+
+void write_spread(JsonText& out, std::string_view name, const std::optional<StepSpread>& steps) {
+  out.key(name);
+  if (!steps) return static_cast<void>(out.null());
+  out.begin_object().field("iterations", steps->iterations);
+  for (const auto& [what, spread] : {std::pair{"step_time", steps->step},
+                                     {"compute", steps->compute},
+                                     {"comm", steps->comm},
+                                     {"exposed_comm", steps->exposed}}) {
+    out.key(what).begin_object().field("least_ns", spread.least).field("median_ns", spread.median);
+    out.field("most_ns", spread.most).end_object();
+  }
+  out.end_object();
+}
+
+}  // namespace
+
 std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
   JsonText out;
   out.begin_object().field("schema", "foreshard.comparison/1");
@@ -242,6 +277,8 @@ std::string comparison_json(const Comparison& c, const ComparedSides& sides) {
   write_pair(out, "comm", c.comm, "ns");
   write_pair(out, "exposed_comm", c.exposed, "ns");
   write_memory(out, "peak_allocated", c.peak_memory, c.memory_in_a, c.memory_in_b);
+  write_spread(out, "steps_a", c.spread_a);
+  write_spread(out, "steps_b", c.spread_b);
   out.key("ranks_b").begin_array();
   for (const std::int32_t rank : c.ranks_b) out.value(rank);
   out.end_array().key("notes").begin_array();

@@ -72,6 +72,22 @@ In one of them only
 )");
 }
 
+TEST(CompareReport, TellsHowTheStepsOfARecordingVary) {
+  Comparison c = sample();
+  c.spread_b = StepSpread{19, {95e6, 99e6, 120e6}, {60e6, 66e6, 80e6}, {39e6, 40e6, 55e6}, {10e6, 12e6, 30e6}};
+  EXPECT_THAT(comparison_report(c, sides(), {false, false, 100}), ::testing::HasSubstr(R"(
+B's 19 steps                              least       median         most          A
+  step time                             95.0 ms      99.0 ms       120 ms     -9.1 %
+  compute stream busy                   60.0 ms      66.0 ms      80.0 ms     -9.1 %
+  communication busy                    39.0 ms      40.0 ms      55.0 ms     +0.0 %
+  exposed communication                 10.0 ms      12.0 ms      30.0 ms    -25.0 %
+)"));
+  const auto json = nlohmann::json::parse(comparison_json(c, sides()));
+  EXPECT_TRUE(json["steps_a"].is_null());
+  EXPECT_EQ(json["steps_b"]["iterations"], 19);
+  EXPECT_EQ(json["steps_b"]["comm"]["most_ns"], 55e6);
+}
+
 TEST(CompareReport, JsonHasTheFieldsThatOthersRelyOn) {
   const auto json = nlohmann::json::parse(comparison_json(sample(), sides()));
   EXPECT_EQ(json["schema"], "foreshard.comparison/1");

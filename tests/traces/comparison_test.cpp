@@ -85,6 +85,26 @@ Comparison must_compare(const Timeline& a, const Timeline& b, const CompareOptio
   return *result;
 }
 
+TEST(CompareTimelines, ARecordingsStepsVary) {
+  Sample sample;
+  const Timeline predicted = sample.make();
+  sample.source = "recorded";
+  sample.iterations = 6;
+  Timeline recorded = sample.make();
+  for (Span& span : recorded.spans)
+    if (span.kind == SpanKind::Compute) span.duration += 10 * (span.instruction.value / 10);  // of the k-th: 2 x 10 k
+  const auto compared = compare_timelines(predicted, recorded);
+  ASSERT_TRUE(compared);
+  EXPECT_FALSE(compared->spread_a) << "a prediction's steps are equal";
+  ASSERT_TRUE(compared->spread_b);
+  EXPECT_EQ(compared->spread_b->iterations, 5) << "the first still warms up";
+  EXPECT_EQ(compared->spread_b->compute, (Spread{720, 760, 800}));
+  EXPECT_EQ(compared->spread_b->comm, (Spread{1600, 1600, 1600}));
+  EXPECT_EQ(spread_of_steps(recorded, {7}), std::nullopt) << "no such rank";
+  sample.iterations = 3;
+  EXPECT_EQ(spread_of_steps(sample.make(), {0}), std::nullopt) << "two that repeat are none";
+}
+
 TEST(SignedPercent, HasNoNegativeNothing) {
   EXPECT_EQ(signed_percent(0.0421), "+4.2 %");
   EXPECT_EQ(signed_percent(-0.0031), "-0.3 %");

@@ -519,7 +519,10 @@ Result<Comparison> compare_timelines(const Timeline& a, const Timeline& b, const
     const auto step_b = account_of_iteration(StepAccountant(b, rank_b, meetings_b), side_b->iteration.index);
     if (step_a && step_b) joiner.add_changes(what_changed({a, *step_a}, {b, *step_b}));
   }
-  return joiner.finish();
+  Comparison comparison = joiner.finish();
+  comparison.spread_a = spread_of_steps(a, comparison.ranks);
+  comparison.spread_b = spread_of_steps(b, comparison.ranks_b);
+  return comparison;
 }
 
 }  // namespace foreshard

@@ -16,6 +16,7 @@
 #include "core/result.h"
 #include "core/timeline.h"
 #include "traces/analysis/step_change.h"
+#include "traces/analysis/step_spread.h"
 #include "traces/timeline/exposed_comm.h"
 
 namespace foreshard {
@@ -80,6 +81,7 @@ struct Comparison {
   std::int64_t joined = 0, only_a = 0, only_b = 0;  // instructions on a stream, the host's issue among them
   Pair step, compute, comm, exposed, peak_memory;   // ns and bytes; time that spans share counts once
   bool memory_in_a = true, memory_in_b = true;      // recorded there: else the peak's 0 means nothing
+  std::optional<StepSpread> spread_a, spread_b;     // of recordings whose steps repeat
   /// What changed: where the step's time went. Steps here last from their first work to that of the next one (the last
   /// ones to their last work), and the differences add up to theirs. Empty where a side has no work on a device.
   Pair accounted;

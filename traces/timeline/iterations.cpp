@@ -78,8 +78,11 @@ std::vector<TimelineIteration> iterations_of(const Timeline& timeline, std::int3
   return iterations;
 }
 
-const TimelineIteration& steady_iteration(const Timeline& timeline, const std::vector<TimelineIteration>& iterations) {
-  if (timeline.provenance.source == "simulated" || iterations.size() < 3) return iterations.back();
+bool is_predicted(const Timeline& timeline) { return timeline.provenance.source == "simulated"; }
+
+std::vector<const TimelineIteration*> repeated_iterations(const Timeline& timeline,
+                                                          const std::vector<TimelineIteration>& iterations) {
+  if (iterations.empty()) return {};
   // Repeats have equally many spans with instructions as the last one.
   const auto size_of = [&](const TimelineIteration& i) {
     return i.spans.size() - (i.first.valid() ? static_cast<std::size_t>(std::count_if(
@@ -92,7 +95,13 @@ const TimelineIteration& steady_iteration(const Timeline& timeline, const std::v
   for (auto it = iterations.rbegin(); it != iterations.rend() && size_of(*it) == size; ++it) {
     repeats.push_back(&*it);
   }
-  if (repeats.size() > 2) repeats.pop_back();  // the first of them still warms up
+  if (repeats.size() > 2) repeats.pop_back();
+  return repeats;
+}
+
+const TimelineIteration& steady_iteration(const Timeline& timeline, const std::vector<TimelineIteration>& iterations) {
+  if (is_predicted(timeline) || iterations.size() < 3) return iterations.back();
+  std::vector<const TimelineIteration*> repeats = repeated_iterations(timeline, iterations);
   const auto length = [](const TimelineIteration* i) { return i->end - i->begin; };
   const auto middle = repeats.begin() + static_cast<std::ptrdiff_t>((repeats.size() - 1) / 2);
   std::nth_element(repeats.begin(), middle, repeats.end(),

@@ -22,6 +22,12 @@ struct TimelineIteration {
 /// out.
 std::vector<TimelineIteration> iterations_of(const Timeline& timeline, std::int32_t rank);
 
+bool is_predicted(const Timeline& timeline);
+
+/// Of a recording those at its end that do the same, but for the first of them, which still warms up; latest first.
+std::vector<const TimelineIteration*> repeated_iterations(const Timeline& timeline,
+                                                          const std::vector<TimelineIteration>& iterations);
+
 /// The iteration that stands for the run: of a prediction the last one; of a measurement that one of the repeated ones
 /// at the end whose length is the median. REQUIRES that there is one.
 const TimelineIteration& steady_iteration(const Timeline& timeline, const std::vector<TimelineIteration>& iterations);

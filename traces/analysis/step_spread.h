@@ -1,0 +1,27 @@
+// How far the steps of a recording lie apart. One step of a machine that is shared says little: here are the least, the
+// median and the most of what it is compared by, over the repeated iterations at the recording's end.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/timeline.h"
+
+namespace foreshard {
+
+struct Spread {
+  double least = 0, median = 0, most = 0;  // ns
+  bool operator==(const Spread&) const = default;
+};
+
+struct StepSpread {
+  std::int32_t iterations = 0;
+  Spread step, compute, comm, exposed;  // as in Comparison: means over the ranks
+  bool operator==(const StepSpread&) const = default;
+};
+
+/// Nothing of predictions, whose steps are equal, and of fewer than three repeated iterations.
+std::optional<StepSpread> spread_of_steps(const Timeline& timeline, const std::vector<std::int32_t>& ranks);
+
+}  // namespace foreshard
