@@ -52,15 +52,7 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Word::kCount)> k
                                                                                       "wait_work",
                                                                                       "all_reduce_hook",
                                                                                       "norm",
-                                                                                      "micro_batch",
-                                                                                      "aten.abs",
-                                                                                      "aten.max",
-                                                                                      "amax",
-                                                                                      "aten.reciprocal",
-                                                                                      "aten.mul",
-                                                                                      "aten.clamp",
-                                                                                      "aten._foreach_norm",
-                                                                                      "aten.stack"};
+                                                                                      "micro_batch"};
 
 }  // namespace
 
@@ -119,10 +111,10 @@ void InstructionWriter::resize(BufferName buffer, Stream pool, Bytes bytes) {
   instruction.bytes = bytes;
 }
 
-Instruction& InstructionWriter::kernel(InstructionKind kind, Stream stream, Word word, UnitId unit, Numel numel,
+Instruction& InstructionWriter::kernel(InstructionKind kind, Stream stream, NameId name, UnitId unit, Numel numel,
                                        DType dtype) {
   Instruction& instruction = add(kind, stream, unit);
-  instruction.name = name(word);
+  instruction.name = name;
   instruction.numel = numel;
   instruction.dtype = dtype;
   instruction.bytes = numel * itemsize(dtype);

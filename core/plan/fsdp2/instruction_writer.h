@@ -66,14 +66,6 @@ enum class Word : std::uint8_t {
   AllReduceHook,
   Norm,
   MicroBatch,
-  Abs,
-  Max,
-  Amax,
-  Reciprocal,
-  Mul,
-  Clamp,
-  ForeachNorm,
-  Stack,
   kCount,
 };
 
@@ -109,7 +101,10 @@ class InstructionWriter {
   Instruction& alloc(BufferName buffer, Stream pool, Bytes bytes, std::int32_t instance = 0);
   void free(BufferName buffer, Stream pool, Bytes bytes, std::int32_t instance = 0);
   void resize(BufferName buffer, Stream pool, Bytes bytes);
-  Instruction& kernel(InstructionKind kind, Stream stream, Word word, UnitId unit, Numel numel, DType dtype);
+  Instruction& kernel(InstructionKind kind, Stream stream, NameId name, UnitId unit, Numel numel, DType dtype);
+  Instruction& kernel(InstructionKind kind, Stream stream, Word word, UnitId unit, Numel numel, DType dtype) {
+    return kernel(kind, stream, name(word), unit, numel, dtype);
+  }
 
  private:
   Plan& plan_;

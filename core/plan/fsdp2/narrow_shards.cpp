@@ -1,5 +1,6 @@
 #include "core/plan/fsdp2/narrow_shards.h"
 
+#include <string_view>
 #include <utility>
 
 namespace foreshard::fsdp2 {
@@ -10,7 +11,18 @@ constexpr BufferName kScales{BufferWhat::GatherScale, UnitId(0), {}};
 
 BufferName on_the_way(const UnitState& u, const ParamSizes& p) { return {BufferWhat::ScaledShard, u.id, p.param}; }
 
+constexpr std::array<std::string_view, 9> kNames{"aten.abs",        "aten.max",           "amax",
+                                                 "aten.reciprocal", "aten.mul",           "aten.clamp",
+                                                 "aten._to_copy",   "aten._foreach_norm", "aten.stack"};
+
 }  // namespace
+
+NameId NarrowShards::named(Kernel kernel) {
+  static_assert(kNames.size() == kKernels);
+  NameId& name = names_[kernel];
+  if (!name.valid()) name = out_.intern(kNames[kernel]);
+  return name;
+}
 
 // The local shard without its padding, whatever the other ranks have (_sharded_local_tensor).
 void NarrowShards::cast(const UnitState& u, ParamSizes& p, Stream stream) {
@@ -21,15 +33,15 @@ void NarrowShards::cast(const UnitState& u, ParamSizes& p, Stream stream) {
   const bool widens = p.orig_dtype != DType::Float32;
   if (widens) {
     out_.alloc(way, stream, wide, 2);
-    out_.kernel(InstructionKind::Cast, stream, Word::ToCopy, u.id, numel, DType::Float32).buffer = way;
+    out_.kernel(InstructionKind::Cast, stream, named(kToCopy), u.id, numel, DType::Float32).buffer = way;
   }
   out_.alloc(way, stream, wide, 0);
-  out_.kernel(InstructionKind::Cast, stream, Word::Mul, u.id, numel, DType::Float32).buffer = way;
+  out_.kernel(InstructionKind::Cast, stream, named(kMul), u.id, numel, DType::Float32).buffer = way;
   if (widens) out_.free(way, stream, wide, 2);
   out_.alloc(way, stream, wide, 1);
-  out_.kernel(InstructionKind::Cast, stream, Word::Clamp, u.id, numel, DType::Float32).buffer = way;
+  out_.kernel(InstructionKind::Cast, stream, named(kClamp), u.id, numel, DType::Float32).buffer = way;
   out_.alloc(made, stream, numel * itemsize(p.gathered));
-  out_.kernel(InstructionKind::Cast, stream, Word::ToCopy, u.id, numel, p.gathered).buffer = made;
+  out_.kernel(InstructionKind::Cast, stream, named(kToCopy), u.id, numel, p.gathered).buffer = made;
   out_.free(way, stream, wide, 1);
   out_.free(way, stream, wide, 0);
 }
@@ -42,26 +54,26 @@ void NarrowShards::scale_of(const UnitState& u, ParamSizes& p, Stream stream) {
   const auto size_of = [&](Number number) { return itemsize(number <= kOfAll ? p.orig_dtype : DType::Float64); };
   const auto make = [&](Number number) { out_.alloc(way, stream, size_of(number), number); };
   const auto drop = [&](Number number) { out_.free(way, stream, size_of(number), number); };
-  const auto kernel = [&](Word word, Numel numel, DType dtype, BufferName made) {
-    out_.kernel(InstructionKind::Cast, stream, word, u.id, numel, dtype).buffer = made;
+  const auto kernel = [&](Kernel which, Numel numel, DType dtype, BufferName made) {
+    out_.kernel(InstructionKind::Cast, stream, named(which), u.id, numel, dtype).buffer = made;
   };
   out_.alloc(way, stream, bytes, 0);
-  kernel(Word::Abs, p.local_numel, p.orig_dtype, way);
+  kernel(kAbs, p.local_numel, p.orig_dtype, way);
   make(kOwn);
-  kernel(Word::Max, p.local_numel, p.orig_dtype, way);
+  kernel(kMax, p.local_numel, p.orig_dtype, way);
   out_.free(way, stream, bytes, 0);
   make(kOfAll);
   widest(u, stream, 1, p.orig_dtype);
   drop(kOwn);
-  for (const auto& [word, number] : {std::pair(Word::ToCopy, kWide), std::pair(Word::Clamp, kBounded),
-                                     std::pair(Word::Reciprocal, kInverse), std::pair(Word::Mul, kWideScale)}) {
+  for (const auto& [which, number] : {std::pair(kToCopy, kWide), std::pair(kClamp, kBounded),
+                                      std::pair(kReciprocal, kInverse), std::pair(kMul, kWideScale)}) {
     make(number);
-    kernel(word, 1, DType::Float64, way);
+    kernel(which, 1, DType::Float64, way);
   }
   drop(kInverse);
   drop(kBounded);
   drop_scale(u, p);
-  kernel(Word::ToCopy, 1, DType::Float32, scale);
+  kernel(kToCopy, 1, DType::Float32, scale);
   out_.alloc(scale, stream, kScale);
   p.scale_pool = stream;
   drop(kWideScale);
@@ -74,7 +86,7 @@ void NarrowShards::widest(const UnitState& u, Stream stream, Numel count, DType 
   if (u.shard_size == 1) return;
   out_.wait_stream(Stream::M, stream, u.id);
   Instruction& i = out_.add(InstructionKind::AllReduce, Stream::M, u.id);
-  i.name = out_.name(Word::Amax);
+  i.name = named(kAmax);
   i.numel = count;
   i.dtype = dtype;
   i.bytes = count * itemsize(dtype);
@@ -109,14 +121,13 @@ void NarrowShards::precompute() {
     }
   }
   if (first == nullptr) return;
-  const auto kernel = [&](Word word, Numel elements, DType in) {
-    out_.kernel(InstructionKind::OptimizerStep, Stream::D, word, {}, elements, in);
+  const auto kernel = [&](Kernel which, Numel elements, DType in) {
+    out_.kernel(InstructionKind::OptimizerStep, Stream::D, named(which), {}, elements, in);
   };
-  kernel(Word::ForeachNorm, numel, dtype);
-  kernel(Word::Stack, count, dtype);
+  kernel(kForeachNorm, numel, dtype);
+  kernel(kStack, count, dtype);
   widest(*first, Stream::D, count, dtype);
-  for (const Word word : {Word::Clamp, Word::ToCopy, Word::Reciprocal, Word::Mul, Word::ToCopy})
-    kernel(word, count, DType::Float64);
+  for (const Kernel which : {kClamp, kToCopy, kReciprocal, kMul, kToCopy}) kernel(which, count, DType::Float64);
   if (known_ > 0) out_.free(kScales, Stream::D, known_ * kScale);
   known_ = count;
   out_.alloc(kScales, Stream::D, count * kScale);

@@ -10,6 +10,8 @@
 // here, so that every step is the same, when the next one is made.
 #pragma once
 
+#include <array>
+
 #include "core/plan/fsdp2/run.h"
 
 namespace foreshard::fsdp2 {
@@ -28,8 +30,13 @@ class NarrowShards {
   void widest(const UnitState& u, Stream stream, Numel count, DType dtype);
   void drop_scale(const UnitState& u, ParamSizes& p);
 
+  /// Names that only such plans have.
+  enum Kernel : std::uint8_t { kAbs, kMax, kAmax, kReciprocal, kMul, kClamp, kToCopy, kForeachNorm, kStack, kKernels };
+  NameId named(Kernel kernel);
+
   Run& run_;
   InstructionWriter& out_;
+  std::array<NameId, kKernels> names_;
   std::int32_t known_ = 0;  // scales that were made beforehand
 };
 
