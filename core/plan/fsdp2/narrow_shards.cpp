@@ -19,8 +19,8 @@ constexpr std::array<std::string_view, 9> kNames{"aten.abs",        "aten.max", 
 
 NameId NarrowShards::named(Kernel kernel) {
   static_assert(kNames.size() == kKernels);
-  NameId& name = names_[kernel];
-  if (!name.valid()) name = out_.intern(kNames[kernel]);
+  NameId& name = names_[static_cast<std::size_t>(kernel)];
+  if (!name.valid()) name = out_.intern(kNames[static_cast<std::size_t>(kernel)]);
   return name;
 }
 
@@ -33,15 +33,15 @@ void NarrowShards::cast(const UnitState& u, ParamSizes& p, Stream stream) {
   const bool widens = p.orig_dtype != DType::Float32;
   if (widens) {
     out_.alloc(way, stream, wide, 2);
-    out_.kernel(InstructionKind::Cast, stream, named(kToCopy), u.id, numel, DType::Float32).buffer = way;
+    out_.kernel(InstructionKind::Cast, stream, named(Kernel::ToCopy), u.id, numel, DType::Float32).buffer = way;
   }
   out_.alloc(way, stream, wide, 0);
-  out_.kernel(InstructionKind::Cast, stream, named(kMul), u.id, numel, DType::Float32).buffer = way;
+  out_.kernel(InstructionKind::Cast, stream, named(Kernel::Mul), u.id, numel, DType::Float32).buffer = way;
   if (widens) out_.free(way, stream, wide, 2);
   out_.alloc(way, stream, wide, 1);
-  out_.kernel(InstructionKind::Cast, stream, named(kClamp), u.id, numel, DType::Float32).buffer = way;
+  out_.kernel(InstructionKind::Cast, stream, named(Kernel::Clamp), u.id, numel, DType::Float32).buffer = way;
   out_.alloc(made, stream, numel * itemsize(p.gathered));
-  out_.kernel(InstructionKind::Cast, stream, named(kToCopy), u.id, numel, p.gathered).buffer = made;
+  out_.kernel(InstructionKind::Cast, stream, named(Kernel::ToCopy), u.id, numel, p.gathered).buffer = made;
   out_.free(way, stream, wide, 1);
   out_.free(way, stream, wide, 0);
 }
@@ -50,35 +50,35 @@ void NarrowShards::scale_of(const UnitState& u, ParamSizes& p, Stream stream) {
   const BufferName way = on_the_way(u, p), scale{BufferWhat::GatherScale, u.id, p.param};
   const Bytes bytes = p.local_numel * itemsize(p.orig_dtype);
   // Numbers on the way: the maximum, the one of all ranks, it in float64, bounded, its inverse, the scale in float64.
-  enum Number : std::int32_t { kOwn = 3, kOfAll, kWide, kBounded, kInverse, kWideScale };
-  const auto size_of = [&](Number number) { return itemsize(number <= kOfAll ? p.orig_dtype : DType::Float64); };
+  enum Number : std::int32_t { Own = 3, OfAll, Wide, Bounded, Inverse, WideScale };
+  const auto size_of = [&](Number number) { return itemsize(number <= OfAll ? p.orig_dtype : DType::Float64); };
   const auto make = [&](Number number) { out_.alloc(way, stream, size_of(number), number); };
   const auto drop = [&](Number number) { out_.free(way, stream, size_of(number), number); };
   const auto kernel = [&](Kernel which, Numel numel, DType dtype, BufferName made) {
     out_.kernel(InstructionKind::Cast, stream, named(which), u.id, numel, dtype).buffer = made;
   };
   out_.alloc(way, stream, bytes, 0);
-  kernel(kAbs, p.local_numel, p.orig_dtype, way);
-  make(kOwn);
-  kernel(kMax, p.local_numel, p.orig_dtype, way);
+  kernel(Kernel::Abs, p.local_numel, p.orig_dtype, way);
+  make(Own);
+  kernel(Kernel::Max, p.local_numel, p.orig_dtype, way);
   out_.free(way, stream, bytes, 0);
-  make(kOfAll);
+  make(OfAll);
   widest(u, stream, 1, p.orig_dtype);
-  drop(kOwn);
-  for (const auto& [which, number] : {std::pair(kToCopy, kWide), std::pair(kClamp, kBounded),
-                                      std::pair(kReciprocal, kInverse), std::pair(kMul, kWideScale)}) {
+  drop(Own);
+  for (const auto& [which, number] : {std::pair(Kernel::ToCopy, Wide), std::pair(Kernel::Clamp, Bounded),
+                                      std::pair(Kernel::Reciprocal, Inverse), std::pair(Kernel::Mul, WideScale)}) {
     make(number);
     kernel(which, 1, DType::Float64, way);
   }
-  drop(kInverse);
-  drop(kBounded);
+  drop(Inverse);
+  drop(Bounded);
   drop_scale(u, p);
-  kernel(kToCopy, 1, DType::Float32, scale);
+  kernel(Kernel::ToCopy, 1, DType::Float32, scale);
   out_.alloc(scale, stream, kScale);
   p.scale_pool = stream;
-  drop(kWideScale);
-  drop(kWide);
-  drop(kOfAll);
+  drop(WideScale);
+  drop(Wide);
+  drop(OfAll);
 }
 
 /// A functional all-reduce of maxima, on the group's own stream.
@@ -86,7 +86,7 @@ void NarrowShards::widest(const UnitState& u, Stream stream, Numel count, DType 
   if (u.shard_size == 1) return;
   out_.wait_stream(Stream::M, stream, u.id);
   Instruction& i = out_.add(InstructionKind::AllReduce, Stream::M, u.id);
-  i.name = named(kAmax);
+  i.name = named(Kernel::Amax);
   i.numel = count;
   i.dtype = dtype;
   i.bytes = count * itemsize(dtype);
@@ -124,10 +124,11 @@ void NarrowShards::precompute() {
   const auto kernel = [&](Kernel which, Numel elements, DType in) {
     out_.kernel(InstructionKind::OptimizerStep, Stream::D, named(which), {}, elements, in);
   };
-  kernel(kForeachNorm, numel, dtype);
-  kernel(kStack, count, dtype);
+  kernel(Kernel::ForeachNorm, numel, dtype);
+  kernel(Kernel::Stack, count, dtype);
   widest(*first, Stream::D, count, dtype);
-  for (const Kernel which : {kClamp, kToCopy, kReciprocal, kMul, kToCopy}) kernel(which, count, DType::Float64);
+  for (const Kernel which : {Kernel::Clamp, Kernel::ToCopy, Kernel::Reciprocal, Kernel::Mul, Kernel::ToCopy})
+    kernel(which, count, DType::Float64);
   if (known_ > 0) out_.free(kScales, Stream::D, known_ * kScale);
   known_ = count;
   out_.alloc(kScales, Stream::D, count * kScale);

@@ -31,7 +31,8 @@ class NarrowShards {
   void drop_scale(const UnitState& u, ParamSizes& p);
 
   /// Names that only such plans have.
-  enum Kernel : std::uint8_t { kAbs, kMax, kAmax, kReciprocal, kMul, kClamp, kToCopy, kForeachNorm, kStack, kKernels };
+  enum class Kernel : std::uint8_t { Abs, Max, Amax, Reciprocal, Mul, Clamp, ToCopy, ForeachNorm, Stack };
+  static constexpr std::size_t kKernels = 9;
   NameId named(Kernel kernel);
 
   Run& run_;
