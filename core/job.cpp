@@ -51,8 +51,7 @@ std::string_view backward_prefetch_name(BackwardPrefetch prefetch) {
 
 std::int64_t shard_ranks(const Job& job) {
   const std::int64_t data_ranks = job.cluster.world_size / job.mesh.tensor;
-  const bool hybrid = job.fsdp.strategy == Strategy::HybridShard || job.fsdp.strategy == Strategy::HybridShardZero2;
-  if (!hybrid) return data_ranks;
+  if (!is_hybrid(job.fsdp.strategy)) return data_ranks;
   if (job.cluster.shard_group > 0) return job.cluster.shard_group;
   return std::min(std::max<std::int64_t>(job.cluster.ranks_per_node / job.mesh.tensor, 1), data_ranks);
 }

@@ -158,20 +158,31 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
   return {};
 }
 
+Result<void> check_model(const Model& model, const Job& job) {
+  if (model.ops.empty()) {
+    return fail(training_error(ErrorCode::Unsupported, "model.source", "the model has no operator program to run",
+                               "a config.json, a .pt2 archive or a model.json with ops has one"));
+  }
+  if (!model.has_loss && job.model.loss != "none") {
+    return fail(training_error(ErrorCode::Unsupported, "model.loss", "the model's first output is no loss",
+                               "model.loss = \"none\" trains on the sum of the first output"));
+  }
+  for (const ParamInfo& info : model.params) {
+    if (!info.gathered) continue;
+    return fail(training_error(ErrorCode::Unsupported, info.fqn,
+                               "what is cast before it is gathered is planned and simulated only",
+                               "take \"gathered\" out of the model's parameters"));
+  }
+  return {};
+}
+
 Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   const bool cuda = device == DeviceKind::Cuda;
   if (Result<void> runs = check_script(job, device); !runs) return fail(runs.error());
   const ProgramOptions program = program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
   auto model = load_model(job.model, program);
   if (!model) return fail(model.error());
-  if (model->ops.empty()) {
-    return fail(training_error(ErrorCode::Unsupported, "model.source", "the model has no operator program to run",
-                               "a config.json, a .pt2 archive or a model.json with ops has one"));
-  }
-  if (!model->has_loss && job.model.loss != "none") {
-    return fail(training_error(ErrorCode::Unsupported, "model.loss", "the model's first output is no loss",
-                               "model.loss = \"none\" trains on the sum of the first output"));
-  }
+  if (auto trains = check_model(*model, job); !trains) return fail(trains.error());
   auto parts = std::make_unique<Parts>();
   auto adapted = adapted_model(std::move(*model), job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
   if (!adapted) return fail(adapted.error());

@@ -10,6 +10,8 @@
 namespace foreshard {
 namespace {
 
+constexpr std::size_t kMostSteps = 64;  // the latest: long recordings are read quickly, and their ends are alike
+
 using Numbers = std::array<double, 4>;  // of one step: its time, compute, communication, what of that is exposed
 
 Spread spread_of(const std::vector<Numbers>& steps, std::size_t which) {
@@ -29,7 +31,9 @@ std::optional<StepSpread> spread_of_steps(const Timeline& timeline, const std::v
   std::map<std::int32_t, std::pair<Numbers, std::size_t>> sums;  // by iteration, with the ranks that have it
   for (const std::int32_t rank : ranks) {
     const std::vector<TimelineIteration> iterations = iterations_of(timeline, rank);
-    for (const TimelineIteration* one : repeated_iterations(timeline, iterations)) {
+    std::vector<const TimelineIteration*> repeated = repeated_iterations(timeline, iterations);
+    if (repeated.size() > kMostSteps) repeated.resize(kMostSteps);
+    for (const TimelineIteration* one : repeated) {
       const ExposedComm found = find_exposed_comm(timeline, *one);
       auto& [sum, count] = sums[one->index];
       const Numbers step{static_cast<double>(one->end - one->begin), static_cast<double>(found.busy),

@@ -1,6 +1,7 @@
 #include "traces/timeline/exposed_comm.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <unordered_map>
 
@@ -29,14 +30,20 @@ class Finder {
  public:
   Finder(const Timeline& timeline, const TimelineIteration& iteration) : t_(timeline), iteration_(iteration) {
     // Between issue and start a measured clock has a thread's waking up; a simulated one has nothing.
-    wake_up_ = timeline.provenance.source == "simulated" ? 0 : 50'000;
-    for (const SpanId id : iteration.spans) sort_in(id);
+    wake_up_ = is_predicted(timeline) ? 0 : 50'000;
+    SimTime first = std::numeric_limits<SimTime>::max(), last = std::numeric_limits<SimTime>::min();
+    for (const SpanId id : iteration.spans) {
+      sort_in(id);
+      first = std::min(first, t_.spans[id.index()].start);
+      last = std::max(last, t_.spans[id.index()].start);
+    }
     for (const Flow& flow : t_.flows) {
       // Recordings of others have no instructions, but arrows from the call to the work.
       if (!flow.from.valid() || !flow.to.valid()) continue;
       const Span &call = t_.spans[flow.from.index()], &work = t_.spans[flow.to.index()];
       const bool host = call.kind == SpanKind::HostIssue || call.kind == SpanKind::HostWait;
-      if (host && !work.instruction.valid()) call_of_.try_emplace(&work, &call);
+      const bool within = work.start >= first && work.start <= last;
+      if (host && within && !work.instruction.valid()) call_of_.try_emplace(&work, &call);
     }
     const auto by_start = [](const Span* a, const Span* b) { return a->start < b->start; };
     std::stable_sort(compute_.begin(), compute_.end(), by_start);

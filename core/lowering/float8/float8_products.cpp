@@ -158,15 +158,15 @@ std::vector<Ref> float8_linear_backward(Emitter& e, BackwardInput& in, const Ref
   const Scaled by_row = cast_down(e, rows, recipe, true, 1);
   const Scaled matrix = turned_matrix(e, in.saved_arg(1), recipe, recipe.wide_gradient ? kWhole : 1);
   const Ref back = scaled_product(e, by_row, across(e, matrix), result, false);
+  Scaled by_column, x;
+  Ref grown;
   if (recipe.wide_gradient) {
-    const Ref grown = e.matmul("aten.mm.default", e.transpose(rows, 0, 1), rows_of(e, in.saved_arg(0)));
-    if (in.wants(0)) out[0] = e.view(back, in.node.in[0].sizes);
-    if (in.wants(1)) out[1] = grown;
-    return out;
+    grown = e.matmul("aten.mm.default", e.transpose(rows, 0, 1), rows_of(e, in.saved_arg(0)));
+  } else {
+    by_column = cast_down(e, rows, recipe, true, 0);
+    x = cast_down(e, rows_of(e, in.saved_arg(0)), recipe, false, 0);
+    grown = scaled_product(e, across(e, by_column), x, result, false);
   }
-  const Scaled by_column = cast_down(e, rows, recipe, true, 0);
-  const Scaled x = cast_down(e, rows_of(e, in.saved_arg(0)), recipe, false, 0);
-  const Ref grown = scaled_product(e, across(e, by_column), x, result, false);
   if (in.wants(0)) out[0] = e.view(back, in.node.in[0].sizes);
   if (in.wants(1)) out[1] = grown;
   return out;

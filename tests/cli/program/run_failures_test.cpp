@@ -305,6 +305,23 @@ TEST(RunFailure, WeightsThatLackParametersAreRefusedByName) {
   fs::remove_all(folder);
 }
 
+/// A model whose matrices FSDP2 gathers in 8 bits: its layers would find bytes where they multiply.
+TEST(RunFailure, WhatIsGatheredInAnotherTypeIsRefusedByName) {
+  std::ifstream file(std::string(FORESHARD_TEST_DATA) + "/captured/nanogpt.json");
+  nlohmann::json model = nlohmann::json::parse(file);
+  const auto param = std::find_if(model["params"].begin(), model["params"].end(),
+                                  [](const nlohmann::json& one) { return one["shape"].size() == 2; });
+  ASSERT_NE(param, model["params"].end());
+  (*param)["gathered"] = "float8_e4m3fn";
+  const std::string path = testing::temporary_path("gathered.json");
+  std::ofstream(path) << model;
+  const ProgramEnd end = run({"--nproc", "2", "--set", "model.source=" + path, "--set",
+                              "fsdp.wrap.classes=[\"GptBlock\"]", "--set", "fsdp.mixed_precision.param=bfloat16"});
+  EXPECT_EQ(end.exit_code, 3) << end.err;
+  EXPECT_THAT(end.err, AllOf(HasSubstr((*param)["fqn"].get<std::string>()), HasSubstr("planned and simulated only")));
+  std::filesystem::remove(path);
+}
+
 TEST(RunFailure, AMissingDataFileIsTheSameErrorOnAllRanksAndIsToldOnce) {
   const ProgramEnd end =
       run({"--nproc", "2", "--set", "train.data.kind=tokens", "--set", "train.data.file=/nowhere.u16"});
