@@ -1,5 +1,6 @@
 #include "core/job.h"
 
+#include <algorithm>
 #include <array>
 
 namespace foreshard {

@@ -65,13 +65,13 @@ void put_parallelism(const Job& job, JobValue& tree) {
 void put_optimizer(const Job& job, JobValue& tree) {
   const auto put = [&](const char* path, JobValue value) { put_in_tree(tree, path, std::move(value)); };
   const OptimizerOptions& optimizer = job.train.optimizer;
-  static const std::vector<std::pair<OptimizerImpl, std::string_view>> kForms = {
+  static const std::vector<std::pair<OptimizerImpl, std::string_view>> forms = {
       {OptimizerImpl::Fused, "fused"},
       {OptimizerImpl::Foreach, "foreach"},
       {OptimizerImpl::ForLoop, "for-loop"},
       {OptimizerImpl::InBackwardForeach, "foreach"}};
   put("optimizer.name", tree_text_value("AdamW"));
-  const std::string_view form = word_of(kForms, optimizer.impl);
+  const std::string_view form = word_of(forms, optimizer.impl);
   if (!form.empty()) put("optimizer.implementation", tree_text_value(form));
   if (steps_in_backward(optimizer.impl)) put("optimizer.early_step_in_backward", tree_flag(true));
   put("optimizer.lr", tree_number(optimizer.lr));

@@ -51,9 +51,9 @@ Result<void> Backward::run_pass(const std::vector<autograd::Edge>& roots) {
     }
     const std::int32_t data = run_.autograd.data(node);
     switch (run_.autograd.kind(node)) {
-      case kCompute: done = run_backward_node(run_.executions[static_cast<std::size_t>(data)]); break;
-      case kPostBackward: done = post_backward(run_.units[static_cast<std::size_t>(data)]); break;
-      case kAccumulate: accumulate_grad(data); break;
+      case Compute: done = run_backward_node(run_.executions[static_cast<std::size_t>(data)]); break;
+      case PostBackward: done = post_backward(run_.units[static_cast<std::size_t>(data)]); break;
+      case Accumulate: accumulate_grad(data); break;
       default: break;
     }
     if (!done) break;
@@ -61,7 +61,7 @@ Result<void> Backward::run_pass(const std::vector<autograd::Edge>& roots) {
       actions_.clear();
       run_.autograd.send(pass, node, i, true, actions_);
       const autograd::NodeIndex target = run_.autograd.edges(node)[i].node;
-      if (target != autograd::kNoNode && run_.autograd.kind(target) == kAccumulate) {
+      if (target != autograd::kNoNode && run_.autograd.kind(target) == Accumulate) {
         contribute(run_.autograd.data(target), run_.executions[static_cast<std::size_t>(data)], i);
       }
     }

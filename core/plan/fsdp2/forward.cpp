@@ -197,7 +197,7 @@ Result<void> Forward::run_node(std::int32_t index, Pass pass) {
   made.requires_grad = made.requires_grad && pass == Pass::Forward && node.kind != GraphNode::Kind::Detach;
   if (made.requires_grad) {
     made.node =
-        run_.autograd.add_node(kCompute, static_cast<std::int32_t>(run_.executions.size()), Stream::D,
+        run_.autograd.add_node(Compute, static_cast<std::int32_t>(run_.executions.size()), Stream::D,
                                std::max<std::int32_t>(1, static_cast<std::int32_t>(node.outputs.size())), edges_);
     run_.executions.push_back({index, region_, input_grad});
   }
@@ -239,7 +239,7 @@ Result<void> Forward::take_params(const GraphNode& node, Pass pass, Tensor& made
     made.requires_grad = true;
     if (std::find(node.idle.begin(), node.idle.end(), param) != node.idle.end()) continue;
     autograd::NodeIndex& leaf = run_.accumulations[static_cast<std::size_t>(slot)];
-    if (leaf == autograd::kNoNode) leaf = run_.autograd.add_accumulation(kAccumulate, slot, Stream::D);
+    if (leaf == autograd::kNoNode) leaf = run_.autograd.add_accumulation(Accumulate, slot, Stream::D);
     edges_.push_back({leaf, 0});
   }
   if (param_dtype >= 0) {
@@ -415,7 +415,7 @@ void Forward::register_post_backward(UnitState& u, std::int32_t call) {
   }
   if (edges_.empty()) return;
   const autograd::NodeIndex node =
-      run_.autograd.add_node(kPostBackward, u.id.value, Stream::D, static_cast<std::int32_t>(edges_.size()), edges_);
+      run_.autograd.add_node(PostBackward, u.id.value, Stream::D, static_cast<std::int32_t>(edges_.size()), edges_);
   std::int32_t slot = 0;
   for (std::int32_t input : inputs) {
     Tensor& tensor = tensors_[static_cast<std::size_t>(input)];

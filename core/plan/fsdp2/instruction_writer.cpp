@@ -5,7 +5,7 @@
 namespace foreshard::fsdp2 {
 namespace {
 
-constexpr std::array<std::string_view, static_cast<std::size_t>(Word::kCount)> kWords{"fsdp.all_gather_copy_in",
+constexpr std::array<std::string_view, kWordCount> kWords{"fsdp.all_gather_copy_in",
                                                                                       "aten._foreach_copy_",
                                                                                       "fsdp.split_with_sizes_copy",
                                                                                       "fsdp.chunk_cat",

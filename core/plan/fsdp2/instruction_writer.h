@@ -66,8 +66,9 @@ enum class Word : std::uint8_t {
   AllReduceHook,
   Norm,
   MicroBatch,
-  kCount,
 };
+
+inline constexpr std::size_t kWordCount = static_cast<std::size_t>(Word::MicroBatch) + 1;
 
 class InstructionWriter {
  public:
@@ -111,7 +112,7 @@ class InstructionWriter {
   std::vector<Instruction>* out_ = nullptr;
   Phase phase_ = Phase::None;
   std::int32_t next_event_ = 1;
-  std::array<NameId, static_cast<std::size_t>(Word::kCount)> words_;
+  std::array<NameId, kWordCount> words_;
 };
 
 }  // namespace foreshard::fsdp2
