@@ -67,7 +67,7 @@ Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job) {
   if (!wrap) return fail(wrap.error());
   SharedParts shared;
   Workbench bench(shared);
-  auto found = find_schedule(wrap->job, *model, *profile, bench);
+  auto found = find_schedule(wrap->job, *model, *profile, bench, /*threads=*/0);
   if (!found) return fail(found.error());
   Answer answer{std::move(*found), std::move(*model), profile->id, 0};
   if (!answer.found.fits) return answer;

@@ -60,18 +60,19 @@ bool wants_schedule_search(const Job& job);
 /// above the card.
 Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, Bytes outside);
 
-/// Errors: those of planning, a budget above the card. That nothing fits is an answer.
+/// Errors: those of planning, a budget above the card. That nothing fits is an answer. More threads answer the same,
+/// sooner; 0: one for each processor.
 Result<FoundSchedule> find_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
-                                    Workbench& bench);
+                                    Workbench& bench, int threads = 1);
 
 /// The job with its schedule written out. Other jobs stay as they are. Errors: also a budget that nothing fits.
 struct SettledJob {
   Job job;
   std::vector<std::string> texts;  // what was found, for people
 };
-/// The same, and wrap policy `auto` before it.
+/// The same, and wrap policy `auto` before it; with all processors.
 Result<SettledJob> settle_job(const Job& job, const Model& model, const HardwareProfile& profile);
-Result<SettledJob> settle_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
-                                   Workbench& bench);
+Result<SettledJob> settle_schedule(const Job& job, const Model& model, const HardwareProfile& profile, Workbench& bench,
+                                   int threads = 1);
 
 }  // namespace foreshard

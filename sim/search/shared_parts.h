@@ -111,6 +111,8 @@ Job plan_key(const Job& job);
 class Workbench {
  public:
   explicit Workbench(SharedParts& shared) : shared_(shared) {}
+  /// Another one, for another thread.
+  Workbench beside() const { return Workbench(shared_); }
 
   /// From now on what the allocator does is written down: worth it where jobs that follow each other differ in
   /// prefetching or the card alone.

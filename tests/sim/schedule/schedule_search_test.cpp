@@ -5,8 +5,10 @@
 
 #include <cstdio>
 #include <fstream>
+#include <set>
 
 #include "core/plan/build_plan.h"
+#include "sim/schedule/bisection.h"
 #include "sim/schedule/schedule_file.h"
 #include "sim/schedule/schedule_words.h"
 #include "sim/search/prepare_job.h"
@@ -38,11 +40,11 @@ class ScheduleSearchTest : public ::testing::Test {
   ~ScheduleSearchTest() override { std::remove(path_.c_str()); }
 
   Model model() const { return load_job_model(job, load_profile(job.cluster.profile).value()).value(); }
-  FoundSchedule found() const {
+  FoundSchedule found(int threads = 1) const {
     const HardwareProfile profile = load_profile(job.cluster.profile).value();
     SharedParts shared;
     Workbench bench(shared);
-    auto result = find_schedule(job, model(), profile, bench);
+    auto result = find_schedule(job, model(), profile, bench, threads);
     EXPECT_TRUE(result.has_value()) << (result ? "" : to_text(result.error()));
     return result ? *result : FoundSchedule{};
   }
@@ -74,6 +76,34 @@ TEST_F(ScheduleSearchTest, IsWhatTheSimulatorSaysAndNoWorseThanFsdp2) {
   Job fsdp2 = job;
   fsdp2.fsdp.runtime = Runtime::Fsdp2;
   EXPECT_EQ(predicted(fsdp2).step_time_ns.value, schedule.fsdp2.step_ns);
+}
+
+TEST_F(ScheduleSearchTest, AnyNumberOfThreadsAnswersTheSame) {
+  const Bytes all = found().peak_reserved;
+  for (const Bytes eighths : {5, 7}) {  // room for some units: the search goes far
+    job.schedule.budget = all * eighths / 8;
+    const FoundSchedule alone = found();
+    const FoundSchedule together = found(/*threads=*/3);
+    EXPECT_EQ(together.job, alone.job) << eighths;
+    EXPECT_EQ(together.units, alone.units) << eighths;
+    EXPECT_EQ(together.step_ns, alone.step_ns) << eighths;
+    EXPECT_EQ(together.simulated, alone.simulated) << eighths;
+  }
+}
+
+TEST(Bisection, FindsTheLargestThatFitsAndAsksForNothingTwice) {
+  for (int all = 0; all <= 17; ++all) {
+    for (int most = -1; most <= all; ++most) {
+      Bisection counts(all);
+      std::set<int> asked;
+      while (const auto count = counts.next()) {
+        ASSERT_TRUE(asked.insert(*count).second) << *count << " of " << all;
+        ASSERT_TRUE(*count >= 0 && *count <= all);
+        counts.tell(*count <= most);
+      }
+      EXPECT_EQ(counts.most(), most) << "of " << all;
+    }
+  }
 }
 
 TEST_F(ScheduleSearchTest, MoreMemoryIsNeverSlower) {

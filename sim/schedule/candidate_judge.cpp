@@ -1,0 +1,77 @@
+#include "sim/schedule/candidate_judge.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+namespace foreshard {
+
+CandidateJudge::CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes budget, int threads)
+    : frame_(frame),
+      bench_(bench),
+      budget_(budget),
+      threads_(threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
+
+Judged CandidateJudge::simulated(const Candidate& candidate, Workbench& bench) const {
+  Job job = job_of(frame_, candidate);
+  job.schedule.budget = budget_;
+  const auto prediction = bench.predict(job);
+  Judged result;
+  if (!prediction || prediction->iterations.empty()) return result;
+  result.fits = prediction->fits && prediction->deadlock.empty();
+  result.reserved = prediction->memory.reserved;
+  result.allocated = prediction->memory.allocated;
+  result.compute_ns = static_cast<double>(prediction->iterations.back().compute);
+  if (result.fits) result.ns = prediction->step_time_ns.value;
+  return result;
+}
+
+Judged CandidateJudge::judge(const Candidate& candidate) {
+  const auto [at, fresh] = known_.emplace(candidate.key(), Known{});
+  Known& known = at->second;
+  if (fresh) known.judged = simulated(candidate, bench_);
+  judged_ += known.asked ? 0 : 1;
+  known.asked = true;
+  return known.judged;
+}
+
+std::vector<Judged> CandidateJudge::look_ahead(const std::vector<Candidate>& candidates) {
+  struct Wanted {
+    const Candidate* candidate;
+    Judged* to;
+  };
+  std::vector<Wanted> wanted;
+  std::vector<const Judged*> results;
+  for (const Candidate& candidate : candidates) {
+    const auto [at, fresh] = known_.emplace(candidate.key(), Known{});
+    if (fresh) wanted.push_back({&candidate, &at->second.judged});
+    results.push_back(&at->second.judged);
+  }
+  const std::size_t threads = std::min(wanted.size(), static_cast<std::size_t>(threads_));
+  while (others_.size() + 1 < threads) others_.push_back(bench_.beside());
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&](Workbench& bench) {
+    for (std::size_t i = next++; i < wanted.size(); i = next++) *wanted[i].to = simulated(*wanted[i].candidate, bench);
+  };
+  std::vector<std::thread> pool;
+  for (Workbench& bench : others_) {
+    if (pool.size() + 1 < threads) pool.emplace_back([&] { work(bench); });
+  }
+  work(bench_);
+  for (std::thread& thread : pool) thread.join();
+
+  std::vector<Judged> judged;
+  for (const Judged* result : results) judged.push_back(*result);
+  return judged;
+}
+
+Bytes CandidateJudge::peak_within(const Candidate& candidate, std::optional<Bytes> budget) {
+  Job job = job_of(frame_, candidate);
+  job.schedule.budget = budget.value_or(0);
+  if (!budget) job.cluster.memory = Bytes{1} << 50;
+  const auto prediction = bench_.predict(job);
+  const bool fits = prediction && prediction->fits && prediction->deadlock.empty();
+  return fits ? prediction->memory.reserved : 0;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,59 @@
+// What the simulator says of candidates of one frame: each is simulated once, and those that are looked at ahead side
+// by side. Answers do not depend on the number of threads, nor on what was looked at ahead.
+#pragma once
+
+#include <limits>
+#include <list>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/schedule/candidate.h"
+#include "sim/search/shared_parts.h"
+
+namespace foreshard {
+
+struct Judged {
+  static constexpr double kNoTime = std::numeric_limits<double>::infinity();
+  bool fits = false;
+  double ns = kNoTime, compute_ns = 0;  // of a step; busy time of the compute stream
+  Bytes reserved = 0, allocated = 0;
+  bool operator==(const Judged&) const = default;
+};
+
+class CandidateJudge {
+ public:
+  /// Both outlive it. `threads`: in all, with the caller's own; 0: one for each processor.
+  CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes budget, int threads);
+
+  Judged judge(const Candidate& candidate);
+  /// So many different candidates were judged; those that were only looked at do not count.
+  std::size_t judged() const { return judged_; }
+
+  std::vector<Judged> look_ahead(const std::vector<Candidate>& candidates);
+  bool knows(const Candidate& candidate) const { return known_.count(candidate.key()) > 0; }
+
+  /// Reserved bytes of a step under this limit, or on a card without one; 0: it does not fit.
+  Bytes peak_within(const Candidate& candidate, std::optional<Bytes> budget);
+
+  Bytes budget() const { return budget_; }
+  int threads() const { return threads_; }
+
+ private:
+  struct Known {
+    Judged judged;
+    bool asked = false;  // by judge()
+  };
+  Judged simulated(const Candidate& candidate, Workbench& bench) const;
+
+  const UnitFrame& frame_;
+  Workbench& bench_;
+  std::list<Workbench> others_;  // one for each other thread
+  Bytes budget_;
+  int threads_;
+  std::size_t judged_ = 0;
+  std::map<std::string, Known> known_;
+};
+
+}  // namespace foreshard

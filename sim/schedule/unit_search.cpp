@@ -1,0 +1,360 @@
+#include "sim/schedule/unit_search.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/schedule/bisection.h"
+
+namespace foreshard {
+namespace {
+
+// So many simulations, as the plan's length allows in some seconds.
+constexpr std::size_t kMostSimulations = 320, kLeastSimulations = 60;
+constexpr std::size_t kInstructionsInAll = 3'000'000;
+constexpr int kDeepest = 3;  // units ahead
+
+/// In which order units are kept: the last ones of forward first, from both ends, evenly, the largest first.
+enum class Order : std::uint8_t { Last, First, Spread, Largest };
+constexpr Order kOrders[] = {Order::Last, Order::Spread, Order::First, Order::Largest};
+
+std::vector<int> ordered(const UnitFrame& frame, std::vector<int> units, Order order) {
+  switch (order) {
+    case Order::First: break;
+    case Order::Last: std::reverse(units.begin(), units.end()); break;
+    case Order::Largest:
+      std::stable_sort(units.begin(), units.end(), [&](int a, int b) {
+        return frame.bytes[static_cast<std::size_t>(a)] > frame.bytes[static_cast<std::size_t>(b)];
+      });
+      break;
+    case Order::Spread: {  // as the bits of a counter mirrored: every prefix lies evenly
+      std::vector<int> even;
+      std::size_t width = 1;
+      while (width < units.size()) width *= 2;
+      for (std::size_t k = 0; k < width; ++k) {
+        std::size_t mirrored = 0;
+        for (std::size_t bit = 1, to = width / 2; bit < width; bit *= 2, to /= 2) mirrored |= (k & bit) != 0 ? to : 0;
+        if (mirrored < units.size()) even.push_back(units[units.size() - 1 - mirrored]);
+      }
+      return even;
+    }
+  }
+  return units;
+}
+
+}  // namespace
+
+UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for_memory, int threads)
+    : frame_(std::move(frame)), judge_(frame_, bench, budget, threads), for_memory_(for_memory) {
+  const std::size_t each = std::max<std::size_t>(1, frame_.plan->iterations.back().instructions.size());
+  most_ = std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
+  for (const int u : frame_.forward) {
+    if (frame_.backward_at[static_cast<std::size_t>(u)] < 0) continue;
+    const PlanUnit& unit = frame_.plan->units[static_cast<std::size_t>(u)];
+    if (unit.shard_size > 1) keepable_.push_back(u);
+    if (frame_.block[static_cast<std::size_t>(u)]) blocks_.push_back(u);
+  }
+  level_ = frame_.plan->iterations.back().micro_batches > 1 ? KeepParams::Always : KeepParams::Keep;
+}
+
+void UnitSearch::run(double limit_ns) {
+  limit_ns_ = limit_ns;
+  begin();
+  sets();
+  pacing();
+  sets_at_best();
+  moves();
+}
+
+void UnitSearch::try_bases(double limit_ns) {
+  limit_ns_ = limit_ns;
+  begin();
+  consider(ahead(start_, 1, 2));
+}
+
+bool UnitSearch::promises(const UnitSearch& other) const {
+  return for_memory_ ? better(best_judged_, other.best_judged_) : best_judged_.ns < other.first_ns_;
+}
+
+Bytes UnitSearch::least_budget(Bytes known) {
+  const std::vector<Candidate> lean = leanest();
+  const auto any_within = [&](Bytes budget) {
+    return std::any_of(lean.begin(), lean.end(),
+                       [&](const Candidate& one) { return judge_.peak_within(one, budget) > 0; });
+  };
+  if (known <= kMiB || !any_within(known - kMiB)) return known;
+  Bytes low = 0, high = known - kMiB;
+  while (high - low > kMiB) {  // an allocator that is held back gives cached blocks up
+    const Bytes middle = low + (high - low) / 2;
+    (any_within(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+void UnitSearch::begin() {
+  start_ = as_fsdp2(frame_);
+  if (judge_.judged() == 0) best_ = start_;  // else try_bases() has found one already
+  const Judged first = consider(start_);
+  first_ns_ = first.ns;
+  if (first.fits) return;
+  std::vector<Move> all;
+  for (Candidate& one : leanest()) all.push_back(to(std::move(one)));
+  consider_each(all);
+}
+
+std::vector<Candidate> UnitSearch::leanest() const {
+  std::vector<Candidate> lean;
+  for (const bool gives_root_back : {true, false}) {
+    for (const bool recompute : {true, false}) {
+      for (const bool late : {true, false}) {
+        Candidate one = late ? ahead(start_, 0, 0) : start_;
+        for (const int u : keepable_) {
+          if (gives_root_back || u != keepable_.front()) of(one, u).params = KeepParams::Reshard;
+        }
+        for (const int u : blocks_) {
+          if (recompute) of(one, u).activations = KeepActivations::Recompute;
+        }
+        lean.push_back(std::move(one));
+      }
+    }
+  }
+  return lean;
+}
+
+bool UnitSearch::better(const Judged& a, const Judged& b) const {
+  if (a.fits != b.fits) return a.fits;
+  if (!a.fits) return false;
+  if (!for_memory_) return std::pair(a.ns, a.reserved) < std::pair(b.ns, b.reserved);
+  const bool a_in = a.ns <= limit_ns_, b_in = b.ns <= limit_ns_;
+  if (a_in != b_in) return a_in;
+  return a_in ? std::pair(a.reserved, a.ns) < std::pair(b.reserved, b.ns)
+              : std::pair(a.ns, a.reserved) < std::pair(b.ns, b.reserved);
+}
+
+Judged UnitSearch::consider(const Candidate& candidate) {
+  if (spent()) return {};
+  const Judged judged = judge_.judge(candidate);
+  if (better(judged, best_judged_)) {
+    best_judged_ = judged;
+    best_ = candidate;
+  }
+  return judged;
+}
+
+UnitSearch::Move UnitSearch::to(Candidate candidate) {
+  return [candidate = std::move(candidate)](const Candidate&) { return candidate; };
+}
+
+void UnitSearch::consider_each(const std::vector<Move>& moves) {
+  for (std::size_t at = 0; at < moves.size() && !spent();) {
+    std::vector<std::optional<Candidate>> next;
+    std::vector<Candidate> unknown;
+    for (std::size_t k = at; k < moves.size() && static_cast<int>(unknown.size()) < threads(); ++k) {
+      next.push_back(moves[k](best_));
+      if (next.back() && !judge_.knows(*next.back())) unknown.push_back(*next.back());
+    }
+    judge_.look_ahead(unknown);
+    const Judged before = best_judged_;
+    for (std::size_t k = 0; k < next.size() && best_judged_ == before; ++k, ++at) {
+      if (next[k]) consider(*next[k]);
+    }
+  }
+}
+
+Candidate UnitSearch::with_kept(Candidate candidate, const std::vector<int>& order, std::size_t count) const {
+  for (std::size_t k = 0; k < order.size(); ++k)
+    of(candidate, order[k]).params = k < count ? level_ : KeepParams::Reshard;
+  return candidate;
+}
+
+Candidate UnitSearch::with_activations(Candidate candidate, const std::vector<int>& order, std::size_t kept) const {
+  for (std::size_t k = 0; k < order.size(); ++k)
+    of(candidate, order[k]).activations = k < kept ? KeepActivations::Keep : KeepActivations::Recompute;
+  return candidate;
+}
+
+int UnitSearch::most_that_fits(int all, const Make& make) {
+  Bisection counts(all);
+  while (const auto count = counts.next()) counts.tell(consider(make(*count)).fits);
+  return counts.most();
+}
+
+void UnitSearch::each_most_that_fits(int all, const std::vector<Make>& makes) {
+  for (std::size_t at = 0; at < makes.size() && !spent();) {
+    const std::size_t end = std::min(makes.size(), at + static_cast<std::size_t>(threads()));
+    look_ahead(all,
+               {makes.begin() + static_cast<std::ptrdiff_t>(at), makes.begin() + static_cast<std::ptrdiff_t>(end)});
+    for (; at < end && !spent(); ++at) most_that_fits(all, makes[at]);
+  }
+}
+
+void UnitSearch::look_ahead(int all, const std::vector<Make>& makes) {
+  std::vector<Bisection> counts(makes.size(), Bisection(all));
+  for (bool more = makes.size() > 1; more;) {
+    std::vector<Candidate> next;
+    std::vector<std::size_t> whose;
+    for (std::size_t i = 0; i < makes.size(); ++i) {
+      const auto count = counts[i].next();
+      if (!count) continue;
+      next.push_back(makes[i](*count));
+      whose.push_back(i);
+    }
+    const std::vector<Judged> judged = judge_.look_ahead(next);
+    for (std::size_t k = 0; k < whose.size(); ++k) counts[whose[k]].tell(judged[k].fits);
+    more = !next.empty();
+  }
+}
+
+void UnitSearch::sets() {
+  const int blocks = static_cast<int>(blocks_.size());
+  const std::vector<int> by_end = ordered(frame_, blocks_, Order::Last);
+  int most = -1;
+  if (blocks > 0) {
+    most = most_that_fits(blocks, [&](int kept) {
+      return with_activations(with_kept(start_, keepable_, 0), by_end, static_cast<std::size_t>(kept));
+    });
+  }
+  std::vector<int> amounts;
+  for (int share = 4; share >= 0 && most >= 0; --share) amounts.push_back(most * share / 4);
+  amounts.erase(std::unique(amounts.begin(), amounts.end()), amounts.end());
+  if (amounts.empty()) amounts.push_back(-1);  // as the job has it
+  std::vector<Make> makes;
+  for (const Order order : kOrders) {
+    // Holds longest what is needed last; of many units most are equal.
+    if ((order == Order::First || order == Order::Largest) && keepable_.size() > 12) continue;
+    const std::vector<int> kept = ordered(frame_, keepable_, order);
+    for (const int amount : amounts) {
+      Candidate base = amount < 0 ? start_ : with_activations(start_, by_end, static_cast<std::size_t>(amount));
+      makes.push_back([this, base = std::move(base), kept](int count) {
+        return with_kept(base, kept, static_cast<std::size_t>(count));
+      });
+    }
+  }
+  each_most_that_fits(static_cast<int>(keepable_.size()), makes);
+}
+
+Candidate UnitSearch::ahead(Candidate candidate, int forward, int backward) const {
+  candidate.starts = true;
+  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+    candidate.units[u].forward = std::max(0, frame_.forward_at[u] - forward);
+    candidate.units[u].backward = std::max(0, frame_.backward_at[u] - backward);
+  }
+  return candidate;
+}
+
+void UnitSearch::pacing() {
+  int forward = 0, backward = 1;
+  for (int round = 0; round < 2; ++round) {
+    const Candidate before = best_;
+    std::vector<Move> depths;
+    for (int depth = 0; depth <= kDeepest; ++depth) depths.push_back(to(ahead(before, depth, backward)));
+    consider_each(depths);
+    forward = depth_at(best_, forward, true);
+    depths.clear();
+    for (int depth = 1; depth <= kDeepest; ++depth) {
+      depths.push_back([this, forward, depth](const Candidate& best) { return ahead(best, forward, depth); });
+    }
+    consider_each(depths);
+    backward = depth_at(best_, backward, false);
+    if (best_ == before || spent()) return;
+  }
+}
+
+int UnitSearch::depth_at(const Candidate& candidate, int otherwise, bool in_forward) const {
+  if (!candidate.starts) return otherwise;
+  int depth = 0;
+  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+    const int at = in_forward ? frame_.forward_at[u] : frame_.backward_at[u];
+    const int start = in_forward ? candidate.units[u].forward : candidate.units[u].backward;
+    if (at >= 0) depth = std::max(depth, at - start);
+  }
+  return depth;
+}
+
+void UnitSearch::sets_at_best() {
+  if (blocks_.empty() || keepable_.empty()) return;
+  const std::vector<int> by_end = ordered(frame_, blocks_, Order::Last);
+  const std::vector<int> order = ordered(frame_, keepable_, Order::Spread);
+  const auto all = static_cast<int>(blocks_.size());
+  for (int step = std::max(2, all / 8); step > 0 && !spent(); step /= 2) {
+    for (bool improved = true; improved && !spent();) {
+      const Judged before = best_judged_;
+      const auto kept_now = static_cast<int>(
+          std::count_if(blocks_.begin(), blocks_.end(), [&](int u) { return !recomputes(frame_, best_, u); }));
+      std::vector<int> amounts{kept_now - step, kept_now + step};
+      std::erase_if(amounts, [&](int amount) { return amount < 0 || amount > all; });
+      const auto filled_at = [&](int amount) -> Make {
+        return [this, base = with_activations(best_, by_end, static_cast<std::size_t>(amount)), &order](int count) {
+          return with_kept(base, order, static_cast<std::size_t>(count));
+        };
+      };
+      std::vector<Make> ahead_of;
+      for (const int amount : amounts) ahead_of.push_back(filled_at(amount));
+      if (threads() > 1) look_ahead(static_cast<int>(order.size()), ahead_of);
+      for (const int amount : amounts) most_that_fits(static_cast<int>(order.size()), filled_at(amount));
+      improved = better(best_judged_, before);
+    }
+  }
+}
+
+void UnitSearch::moves() {
+  for (bool improved = true; improved && !spent();) {
+    const Judged before = best_judged_;
+    std::vector<Move> all;
+    for (const int u : keepable_) {
+      flip_params(u, all);
+      if (frame_.block[static_cast<std::size_t>(u)]) flip_activations(u, all);
+      shift_starts(u, all);
+    }
+    consider_each(all);
+    swaps();
+    improved = better(best_judged_, before);
+  }
+}
+
+void UnitSearch::flip_params(int unit, std::vector<Move>& all) const {
+  for (const KeepParams params : {KeepParams::Reshard, KeepParams::Keep, KeepParams::Always}) {
+    if (params == KeepParams::Always && level_ != KeepParams::Always) continue;
+    all.push_back([this, unit, params](Candidate next) {
+      of(next, unit).params = params;
+      return next;
+    });
+  }
+}
+
+void UnitSearch::flip_activations(int unit, std::vector<Move>& all) const {
+  all.push_back([this, unit](Candidate next) {
+    of(next, unit).activations = recomputes(frame_, next, unit) ? KeepActivations::Keep : KeepActivations::Recompute;
+    return next;
+  });
+}
+
+void UnitSearch::shift_starts(int unit, std::vector<Move>& all) const {
+  for (const int by : {-1, 1}) {
+    for (const bool in_forward : {true, false}) {
+      const int own = (in_forward ? frame_.forward_at : frame_.backward_at)[static_cast<std::size_t>(unit)];
+      all.push_back([this, unit, by, in_forward, own](Candidate next) {
+        next.starts = true;
+        int& start = in_forward ? of(next, unit).forward : of(next, unit).backward;
+        start = std::clamp(start + by, 0, std::max(0, own));
+        return next;
+      });
+    }
+  }
+}
+
+void UnitSearch::swaps() {
+  std::vector<Move> all;
+  for (const int a : keepable_) {
+    for (const int b : keepable_) {
+      all.push_back([this, a, b](Candidate next) -> std::optional<Candidate> {
+        if (!keeps_params(frame_, next, a) || keeps_params(frame_, next, b)) return std::nullopt;
+        std::swap(of(next, a).params, of(next, b).params);
+        if (of(next, a).params == KeepParams::AsJob) of(next, a).params = KeepParams::Reshard;
+        if (of(next, b).params == KeepParams::AsJob) of(next, b).params = level_;
+        return next;
+      });
+    }
+  }
+  consider_each(all);
+}
+}  // namespace foreshard

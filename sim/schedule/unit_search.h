@@ -1,0 +1,105 @@
+// The search among the schedules of one frame: sets of units that keep parameters or activations, then how far gathers
+// run ahead, then one decision of one unit at a time, each judged by the simulator.
+//
+// Deterministic: the number of simulations is bounded, not the time, and no answer hangs on the number of threads.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "sim/schedule/candidate.h"
+#include "sim/schedule/candidate_judge.h"
+#include "sim/search/shared_parts.h"
+
+namespace foreshard {
+
+class UnitSearch {
+ public:
+  UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for_memory, int threads);
+
+  /// The best that was found; `limit_ns` is what a search for memory must not exceed.
+  void run(double limit_ns);
+
+  /// A few candidates that say whether this way of wrapping is worth a search.
+  void try_bases(double limit_ns);
+  Bytes budget() const { return judge_.budget(); }
+  int threads() const { return judge_.threads(); }
+  bool for_memory() const { return for_memory_; }
+  bool promises(const UnitSearch& other) const;
+  bool beats(const UnitSearch& other) const { return better(best_judged_, other.best_judged_); }
+
+  bool found() const { return best_judged_.fits; }
+  const Candidate& best() const { return best_; }
+  const Judged& judged() const { return best_judged_; }
+  const UnitFrame& frame() const { return frame_; }
+  std::size_t simulated() const { return judge_.judged(); }
+
+  /// What can be done with the least memory, whatever the time; `known` where it is not a MiB less.
+  Bytes least_budget(Bytes known);
+  Bytes peak_without_budget() { return judge_.peak_within(leanest().front(), {}); }
+
+ private:
+  bool spent() const { return judge_.judged() >= most_; }
+
+  /// fsdp2's own schedule; where it does not fit, what takes the least.
+  void begin();
+
+  /// Of these one takes the least memory: a gather too many can be cheaper than a block that lies in the way.
+  std::vector<Candidate> leanest() const;
+
+  bool better(const Judged& a, const Judged& b) const;
+  Judged consider(const Candidate& candidate);
+
+  /// What to try from the best so far, if there is anything to.
+  using Move = std::function<std::optional<Candidate>(const Candidate& best)>;
+  static Move to(Candidate candidate);
+  /// In turn, each from what is best by then; the next ones are simulated beside it as if nothing got better.
+  void consider_each(const std::vector<Move>& moves);
+
+  UnitChoice& of(Candidate& candidate, int unit) const { return candidate.units[static_cast<std::size_t>(unit)]; }
+
+  Candidate with_kept(Candidate candidate, const std::vector<int>& order, std::size_t count) const;
+  Candidate with_activations(Candidate candidate, const std::vector<int>& order, std::size_t kept) const;
+
+  /// A candidate of so many, with which more of them need more memory.
+  using Make = std::function<Candidate(int count)>;
+  /// The largest count for which `make` fits; -1: none does. Fewer first where memory is what is looked for.
+  int most_that_fits(int all, const Make& make);
+  /// Each of them, as many side by side as there are threads.
+  void each_most_that_fits(int all, const std::vector<Make>& makes);
+  void look_ahead(int all, const std::vector<Make>& makes);
+
+  /// Which parameters are kept, for each of a few amounts of kept activations.
+  void sets();
+
+  Candidate ahead(Candidate candidate, int forward, int backward) const;
+
+  /// How far gathers run ahead.
+  void pacing();
+  int depth_at(const Candidate& candidate, int otherwise, bool in_forward) const;
+
+  /// Around the best, in ever smaller steps: more or fewer blocks recompute, and what that leaves is filled with
+  /// parameters. Where kept parameters have hidden the links, bytes are better spent on activations.
+  void sets_at_best();
+
+  /// One decision of one unit at a time, as long as something gets better.
+  void moves();
+  void flip_params(int unit, std::vector<Move>& all) const;
+  void flip_activations(int unit, std::vector<Move>& all) const;
+  void shift_starts(int unit, std::vector<Move>& all) const;
+  /// One kept for another that is not, neighbours first.
+  void swaps();
+
+  UnitFrame frame_;
+  CandidateJudge judge_;
+  bool for_memory_;
+  double limit_ns_ = Judged::kNoTime, first_ns_ = Judged::kNoTime;
+  std::size_t most_ = 0;                // simulations
+  std::vector<int> keepable_, blocks_;  // in forward order
+  KeepParams level_ = KeepParams::Keep;
+  Candidate start_, best_;
+  Judged best_judged_;
+};
+
+}  // namespace foreshard
