@@ -63,6 +63,7 @@ struct MeshOptions {
   std::int64_t expert = 1;
   std::map<std::string, std::string> plan;   // module pattern -> colwise, rowwise, ...; empty = auto, by architecture
   std::string context_rotate = "allgather";  // | alltoall: keys and values go round a ring of ranks
+  std::string context_buffers = "resized";   // | whole: what the script does with buffers as long as the sequence
   double expert_imbalance = 1.0;             // token choice: what this rank's experts receive, over an even spread
   // Of the experts' gradients: 0 = the data ranks, as torchtitan sets it; -1 = FSDP's own, the ranks that shard them.
   std::int64_t expert_divide_factor = 0;

@@ -162,9 +162,10 @@ class Comparison {
   }
 
   void order() {
-    const auto of_units = [](const std::vector<LoggedCollective>& all) {
+    const auto of_units = [this](const std::vector<LoggedCollective>& all) {
       std::vector<Key> keys;
       for (const LoggedCollective& each : all) {
+        if (meets_inside_ && each.unit.empty()) continue;
         if (meets(each) && (each.kind == CollectiveKind::Gather || each.kind == CollectiveKind::Reduce))
           keys.push_back({each.kind, each.unit});
       }
@@ -177,7 +178,7 @@ class Comparison {
     const std::string should = fmt::format("{} of {}", word_of(p->first), shown(p->second));
     found_.push_back(
         {"order", fmt::format("collective {}", s - script.begin() + 1), is, should,
-         fmt::format("the order of collectives parts at the {}th: {} in the script, {} in the plan (another prefetch)",
+         fmt::format("the order of collectives parts at number {}: {} in the script, {} in the plan (another prefetch)",
                      s - script.begin() + 1, is, should)});
   }
 

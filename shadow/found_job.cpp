@@ -87,9 +87,20 @@ class Finder {
     if (!setting_.init.empty()) job().cluster.init = setting_.init;
     job().model.batch = setting_.batch;
     if (setting_.seq > 0) {
-      job().model.seq = setting_.seq;
+      job().model.seq = setting_.seq * setting_.sequence_ranks;
       job().model.seq_given = true;
     }
+    if (setting_.sequence_ranks > 1) context_dimension();
+  }
+
+  void context_dimension() {
+    MeshOptions& mesh = job().mesh;
+    mesh.context = setting_.sequence_ranks;
+    mesh.context_rotate = setting_.sequence_rotate;
+    mesh.context_buffers = setting_.sequence_buffers;
+    if (!setting_.sequence_balanced)
+      beyond("setting", "mesh.context", "in one piece each", "its head and its tail",
+             "a rank's part of a sequence is one piece in the script; the plan balances causal attention");
   }
 
   void train() {
@@ -182,7 +193,8 @@ class Finder {
     fsdp.mixed_precision = usual(most, precision);
     const std::string strategy = usual(most, [](const FoundUnit& unit) { return unit.strategy; });
     fsdp.strategy = parse_strategy(strategy).value_or(Strategy::FullShard);
-    fsdp.cpu_offload = all.front()->cpu_offload;
+    // A root that has no parameters left has no policy.
+    fsdp.cpu_offload = std::any_of(all.begin(), all.end(), [](const FoundUnit* unit) { return unit->cpu_offload; });
     if (strategy.find("HYBRID") != std::string::npos) job().cluster.shard_group = most.front()->shard_group;
     if (runtime == Runtime::Fsdp1) {
       fsdp1(*all.front());

@@ -77,6 +77,12 @@ FoundSetting setting_of(const json& row) {
     setting.tensor_sequence = cut->value("sequence", false);
     setting.tensor_loss = cut->value("loss", false);
   }
+  if (const auto shared = row.find("sequence"); shared != row.end()) {
+    setting.sequence_ranks = shared->value("ranks", std::int64_t{1});
+    setting.sequence_rotate = shared->value("rotate", "allgather");
+    setting.sequence_buffers = shared->value("buffers", "resized");
+    setting.sequence_balanced = shared->value("balanced", true);
+  }
   setting.keeps_outputs = row.value("keeps_outputs", false);
   setting.no_sync = row.value("no_sync", false);
   setting.clip = number(row, "clip");

@@ -320,7 +320,7 @@ class Loader {
       if (!is) loaded.warnings.push_back(fmt::format("{} has a meaning with {} above 1 only", key.name, degree));
     };
     if (key.name.starts_with("mesh.expert_")) return beside("mesh.expert", mesh.expert > 1);
-    if (key.name == "mesh.context_rotate") return beside("mesh.context", mesh.context > 1);
+    if (key.name.starts_with("mesh.context_")) return beside("mesh.context", mesh.context > 1);
     const bool degree = key.name == "mesh.context" || key.name == "mesh.expert" || key.name == "mesh.tensor";
     if (!key.name.starts_with("mesh.") || degree) return;
     beside("mesh.tensor", mesh.tensor > 1 || (key.name == "mesh.plan" && mesh.expert > 1));

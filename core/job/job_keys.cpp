@@ -191,6 +191,9 @@ void add_model(TableMaker& t) {
 void add_mesh_options(TableMaker& t) {
   t.word("mesh.context_rotate", {"allgather", "alltoall"}, FORESHARD_FIELD(mesh.context_rotate),
          "how keys and values reach the ranks that share a sequence: all at once, or round a ring");
+  t.word("mesh.context_buffers", {"resized", "whole"}, FORESHARD_FIELD(mesh.context_buffers),
+         "buffers as long as the sequence: resized to their part while a step runs, beside a clone (PyTorch's "
+         "context_parallel()), or left whole (torchtitan cuts inputs and positions alone)");
   t.number("mesh.expert_imbalance", 1.0, static_cast<double>(kMaxRanks), FORESHARD_FIELD(mesh.expert_imbalance),
            "of tokens that choose their experts: what this rank's experts receive, over an even spread; at worst "
            "mesh.expert");

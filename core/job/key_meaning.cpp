@@ -58,6 +58,7 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"mesh.flattened", [](const Job& job) { return job.mesh.tensor > 1; }},
     {"mesh.plan", [](const Job& job) { return job.mesh.tensor > 1 || job.mesh.expert > 1; }},
     {"mesh.context_rotate", [](const Job& job) { return job.mesh.context > 1; }},
+    {"mesh.context_buffers", [](const Job& job) { return job.mesh.context > 1; }},
     {"mesh.expert_imbalance", [](const Job& job) { return job.mesh.expert > 1; }},
     {"mesh.expert_divide_factor", [](const Job& job) { return job.mesh.expert > 1; }},
     {"train.no_sync", [](const Job& job) { return job.train.micro_batches > 1; }},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/lowering/graph/kept_inside.h"
 #include "core/lowering/table/rule_finder.h"
 
 namespace foreshard::lowering {
@@ -105,8 +106,9 @@ class Folder {
       for_each_arg(op, [&](const Arg& arg) { argument(hash, out, segment, arg); });
       if (op.opaque >= 0) add(hash, model_.opaques[static_cast<std::size_t>(op.opaque)], at);
       if (op.region >= 0) {
-        const auto& save = model_.regions[static_cast<std::size_t>(op.region)].save;
-        hash.add(static_cast<std::uint64_t>(1 + std::count(save.begin(), save.end(), at)));
+        const Region& region = model_.regions[static_cast<std::size_t>(op.region)];
+        const auto kept = std::count(region.save.begin(), region.save.end(), at);
+        hash.add(static_cast<std::uint64_t>(1 + kept + (keeps_collective(region, op) ? 1 : 0)));
       }
       for (const ValueId id : op.out) {
         hash.add(static_cast<std::uint64_t>(id.valid()));

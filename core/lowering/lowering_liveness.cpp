@@ -3,7 +3,7 @@
 // A value used by the function that made it goes with its last use; one that is handed to a child module's call goes
 // when that call has returned (the caller's expression and the callee's argument both name it). Some values have a name
 // of their own that lives longer; operators do not show that, so the model says it (ValueInfo::held). Where lifetimes
-// were recorded, nothing is added to what the model says.
+// were recorded, nothing is added to what the model says but for collectives that came in since.
 #include <algorithm>
 
 #include "core/lowering/lowering_machine.h"
@@ -94,13 +94,14 @@ class Liveness {
     for (std::size_t step = 0; step < steps; ++step) {
       const auto s = static_cast<std::int32_t>(step);
       const Op& op = op_at(s);
+      const bool exact = exact_ && !is_brought_in(s);
       for_each_arg(op, [&](const Arg& arg) {
         const auto* value = std::get_if<ValueRef>(&arg.value);
         if (value == nullptr) return;
         const auto id = static_cast<std::size_t>(program_.resolve(value->id));
         if (made_in_[id] < 0) return;  // a model input: the caller's
         const std::int32_t owner = tree_.innermost[static_cast<std::size_t>(made_in_[id])];
-        dies_[id] = std::max(dies_[id], exact_ ? s : end_of_use(tree_, owner, tree_.innermost[step], s));
+        dies_[id] = std::max(dies_[id], exact ? s : end_of_use(tree_, owner, tree_.innermost[step], s));
       });
       for (const ValueId id : op.out) {
         if (!id.valid() || made_in_[id.index()] >= 0) continue;
@@ -109,6 +110,7 @@ class Liveness {
         made.push_back(id.value);
       }
     }
+    if (exact_) outlive_what_was_brought_in(made);
     if (!exact_) hold_math_operands();
     std::vector<bool> kept(model_.values.size(), false);
     keep_outputs(kept);
@@ -178,6 +180,20 @@ class Liveness {
 
   const Op& op_at(std::int32_t step) const {
     return model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(step)].op)];
+  }
+
+  /// By cutting the model: nothing was recorded of it.
+  bool is_brought_in(std::int32_t step) const { return op_at(step).name.starts_with("mesh."); }
+
+  /// What was let go of when a call returned is let go of behind the collectives that the call ends with now.
+  void outlive_what_was_brought_in(const std::vector<std::int32_t>& made) {
+    for (const std::int32_t id : made) {
+      const auto at = static_cast<std::size_t>(id);
+      const std::int32_t call = tree_.innermost[static_cast<std::size_t>(dies_[at])];
+    while (dies_[at] < last_ && tree_.innermost[static_cast<std::size_t>(dies_[at]) + 1] == call &&
+             is_brought_in(dies_[at] + 1))
+        ++dies_[at];
+    }
   }
 
   /// Attention by _scaled_dot_product_attention_math: the scaled query, repeated heads and the mask are its locals, and

@@ -403,9 +403,10 @@ Ref Machine::saved_tensor(const Op& op, const Saved& saved, const std::vector<Re
 /// The policy of selective checkpointing. A region of the model's own names its operators.
 bool Machine::keeps(const Op& op, CheckpointFrame& frame) const {
   if (op.region >= 0 && !frame.reentrant && !frame.module.valid()) {
-    const std::vector<std::int32_t>& save = model_.regions[static_cast<std::size_t>(op.region)].save;
+    const Region& region = model_.regions[static_cast<std::size_t>(op.region)];
     const auto number = static_cast<std::int32_t>(&op - model_.ops.data());
-    return std::find(save.begin(), save.end(), number) != save.end();
+    return std::find(region.save.begin(), region.save.end(), number) != region.save.end() ||
+           keeps_collective(region, op);
   }
   return keeps_listed(options.saved, frame, dispatched_name(op));
 }

@@ -135,9 +135,9 @@ void hold(Model& model, std::string name, Shape shape, DType dtype) {
   model.values.push_back(std::move(value));
 }
 
-/// context_parallel(): batches keep their size when they are resized to their parts; of buffers that are as long as the
-/// sequence there are a clone to restore, the part, and the loop's last clone of a part.
-void hold_wholes(Model& model, std::int64_t own, std::int64_t ranks) {
+/// The whole batch stays beside its part. context_parallel() resizes buffers as long as the sequence: a clone to
+/// restore, the part, and the loop's last clone of a part.
+void hold_wholes(Model& model, std::int64_t own, std::int64_t ranks, bool resizes_buffers) {
   const std::vector<ValueId> inputs = model.inputs;
   for (const ValueId id : inputs) {
     const ValueInfo input = model.values[id.index()];
@@ -146,6 +146,7 @@ void hold_wholes(Model& model, std::int64_t own, std::int64_t ranks) {
     whole[1] *= ranks;
     hold(model, input.name + ".whole", whole, input.dtype);
   }
+  if (!resizes_buffers) return;
   Shape last;
   DType last_dtype = DType::Float32;
   for (const BufferInfo& buffer : model.buffers) {
@@ -177,7 +178,7 @@ Result<void> share_sequence(Model& model, const Job& job, std::int32_t dimension
   if (auto met = meet_in_attention(model, job.mesh, dimension); !met) return met;
   const bool joins = model.mesh[static_cast<std::size_t>(dimension)].place + 1 < ranks;
   if (joins) copy_results(model);
-  hold_wholes(model, own, ranks);
+  hold_wholes(model, own, ranks, job.mesh.context_buffers == "resized");
   model.tokens_per_batch *= ranks;  // of a sample; the ranks share it
   return {};
 }

@@ -188,6 +188,7 @@ struct Region {
   std::int32_t call = 0;
   std::vector<ValueId> args;       // what the region was called with
   std::vector<std::int32_t> save;  // Kind::Operators: operators (Model::ops) whose results are kept, not recomputed
+  std::vector<std::string> save_collectives;  // and collectives, should the model be cut: PyTorch's names of them
   bool operator==(const Region&) const = default;
 };
 

@@ -217,7 +217,7 @@ bool FactsReader::module_call(const Json& row, const std::string& place) {
 }
 
 bool FactsReader::region(const Json& row, const std::string& place) {
-  JsonFields f(row, place, problem_, {"id", "kind", "module", "call", "args", "save"});
+  JsonFields f(row, place, problem_, {"id", "kind", "module", "call", "args", "save", "save_collectives"});
   if (!f.good()) return false;
   Region region;
   const auto next = static_cast<std::int64_t>(m_.regions.size());
@@ -241,6 +241,14 @@ bool FactsReader::region(const Json& row, const std::string& place) {
       return problem_.set(ErrorCode::OutOfRange, f.place("save"), "this is no operator's number", "0 or more",
                           describe_json(op));
     region.save.push_back(op.get<std::int32_t>());
+  }
+  const Json* collectives = f.array("save_collectives");
+  for (std::size_t i = 0; collectives != nullptr && i < collectives->size(); ++i) {
+    const Json& name = (*collectives)[i];
+    if (!name.is_string())
+      return problem_.set(ErrorCode::WrongType, f.place("save_collectives"), "this is no collective's name",
+                          "a string, as in \"_c10d_functional.all_reduce\"", describe_json(name));
+    region.save_collectives.push_back(name.get<std::string>());
   }
   m_.regions.push_back(std::move(region));
   return f.good();

@@ -528,6 +528,20 @@ class Regions(unittest.TestCase):
         self.assertEqual(first["kind"], "ops")
         self.assertEqual([ops(model)[k]["op"] for k in first["save"]], ["aten.addmm.default"] * 2)
 
+    def test_a_policy_is_asked_about_collectives_that_a_mesh_brings_in(self):
+        def policy(ctx, func, *args, **kwargs):
+            keep = func is torch.ops._c10d_functional.reduce_scatter_tensor.default
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        def particular(ctx, func, *args, **kwargs):  # it looks at what a collective is not called with here
+            return func.namespace == "aten" or args[1] > 0
+
+        for each, names in {policy: ["_c10d_functional.reduce_scatter_tensor"], particular: None}.items():
+            contexts = lambda each=each: create_selective_checkpoint_contexts(each)  # noqa: E731
+            how = lambda block, x, contexts=contexts: checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # noqa: E731
+            first = capture(self.Blocks(how), torch.empty(3, 6), loss=scalar).document["regions"][0]
+            self.assertEqual(first.get("save_collectives"), names)
+
     def test_region_holds_nothing_itself(self):
         how = lambda block, x: checkpoint(block, x, use_reentrant=False)  # noqa: E731
         model = capture(self.Blocks(how), torch.empty(3, 6), loss=scalar)

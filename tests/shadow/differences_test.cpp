@@ -85,6 +85,13 @@ TEST(Differences, LeavesOutCollectivesThatMeetNobody) {
   EXPECT_TRUE(schedule_differences(script, plan).empty());
 }
 
+TEST(Differences, WhatAProgramMeetsInsideHasNoOrder) {
+  const Plan plan = small_plan();
+  auto script = planned_collectives(plan);
+  script.insert(script.begin() + 1, {CollectiveKind::Reduce, "", 4, 4, 2});
+  EXPECT_TRUE(schedule_differences(script, plan, true).empty());
+}
+
 TEST(Differences, WhatAProgramMeetsInsideIsNotOutsideOfUnits) {
   const Plan plan = small_plan();
   auto script = planned_collectives(plan);

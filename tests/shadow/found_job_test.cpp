@@ -122,6 +122,29 @@ TEST(FoundJob, GradientsGoWhereTheScriptLetsGoOfThem) {
   EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.zero_grad, "zero");
 }
 
+TEST(FoundJob, ARootWithoutParametersDoesNotSayWhereTheyLie) {
+  FoundUnit block = unit("h.0");
+  block.cpu_offload = true;
+  EXPECT_TRUE(found_job(run_of({unit("", 0), block}), {"h100-sxm-80", 8}, "model.json").job.fsdp.cpu_offload);
+}
+
+TEST(FoundJob, ASequenceThatRanksShareIsTheWholeOne) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.setting->sequence_ranks = 4;
+  run.setting->sequence_rotate = "alltoall";
+  run.setting->sequence_buffers = "whole";
+  FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  EXPECT_TRUE(found.beyond.empty());
+  EXPECT_EQ(found.job.mesh.context, 4);
+  EXPECT_EQ(found.job.mesh.context_rotate, "alltoall");
+  EXPECT_EQ(found.job.mesh.context_buffers, "whole");
+  EXPECT_EQ(found.job.model.seq, 2048);
+  run.setting->sequence_balanced = false;
+  found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  ASSERT_EQ(found.beyond.size(), 1U);
+  EXPECT_THAT(found.beyond[0].text, HasSubstr("the plan balances causal attention"));
+}
+
 TEST(FoundJob, HybridShardingHasItsGroup) {
   std::vector<FoundUnit> units = {unit("", 0), unit("h.0")};
   for (FoundUnit& each : units) each.strategy = "HYBRID_SHARD";
@@ -161,6 +184,7 @@ TEST(WatchedRun, ReadsWhatPythonWrites) {
       "optimizer": {"name": "SGD", "impl": "foreach", "lr": 0.1, "eps": null, "betas": null, "momentum": 0.9, "weight_decay": 0},
       "batch": {"batch": 8}, "micro_batches": 2, "clip": 1.0, "scaler": false,
       "checkpointed": {"Block": {"calls": 4, "reentrant": false, "selective": true}},
+      "sequence": {"ranks": 2, "rotate": "allgather", "buffers": "whole", "balanced": false},
       "loss": {"kind": "own"}, "model": null}})";
   const auto run = read_watched_run(path);
   ASSERT_TRUE(run) << to_text(run.error());
@@ -169,6 +193,9 @@ TEST(WatchedRun, ReadsWhatPythonWrites) {
   EXPECT_EQ(run->setting->units[0].reshard_after_forward, 0);
   EXPECT_EQ(run->setting->checkpointed[0].what, "Block");
   EXPECT_EQ(run->setting->batch, 8);
+  EXPECT_EQ(run->setting->sequence_ranks, 2);
+  EXPECT_EQ(run->setting->sequence_buffers, "whole");
+  EXPECT_FALSE(run->setting->sequence_balanced);
   EXPECT_EQ(run->setting->model_file, "");
   std::ofstream(path) << "{}";
   EXPECT_EQ(read_watched_run(path).error().code, ErrorCode::BadSyntax);

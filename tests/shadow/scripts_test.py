@@ -146,6 +146,36 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["sequence_parallel"])
         self.assertEqual(answer["differences"], [])
 
+    def test_sequences_that_ranks_share(self):
+        for way, buffers in {"buffers": "resized", "modules": "whole"}.items():
+            with self.subTest(way):
+                answer, job = self.watch("mesh.py", "--context", way)
+                self.assert_as_planned(answer)
+                self.assertEqual(job["mesh"]["context"], 2)
+                self.assertEqual(job["mesh"].get("context_buffers", "resized"), buffers)
+                self.assertEqual(job["model"]["seq"], 512)
+                self.assertEqual(answer["differences"], [])
+
+    def test_collectives_that_a_policy_keeps(self):
+        """The model is captured whole; its policy is asked about what cutting it brings in."""
+        answer, _ = self.watch("mesh.py", "--tensor")
+        self.assert_as_planned(answer)
+        self.assertEqual(answer["differences"], [])
+
+    def test_tokens_that_the_device_has_counted_go_in_even_shares(self):
+        answer, _ = self.watch("mesh.py", "--exchange")
+        self.assertTrue(any("even share" in note for note in answer["notes"]), answer["notes"])
+
+    def test_a_replica_by_hooks(self):
+        answer, job = self.watch("mesh.py", "--replicate")
+        self.assert_as_planned(answer, within=0.02, time=None)
+        self.assertEqual(job["fsdp"]["runtime"], "none")
+
+    def test_offload_where_the_root_has_no_parameters(self):
+        answer, job = self.watch("mesh.py", "--offload")
+        self.assert_as_planned(answer, time=None)
+        self.assertTrue(job["fsdp"]["cpu_offload"])
+
     def test_parts_of_a_module_that_is_no_unit(self):
         """Each part is a root of FSDP's; the step calls one after the other."""
         answer, job = self.watch("losses.py", "--parts")

@@ -1,5 +1,7 @@
 #include "core/lowering/graph/kept_inside.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/lowering/lowering_machine.h"
@@ -10,6 +12,19 @@ bool keeps_listed(const SavedOps& saved, CheckpointFrame& frame, std::string_vie
   if (saved.none() || frame.reentrant || !saved.lists(name)) return false;
   const bool counted = saved.rerun_product > 0 && name == "aten.mm.default";
   return !counted || ++frame.matmuls % saved.rerun_product != 0;
+}
+
+bool keeps_collective(const Region& region, const Op& op) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kNames{
+      {{"mesh.all_gather", "_c10d_functional.all_gather_into_tensor"},
+       {"mesh.all_reduce", "_c10d_functional.all_reduce"},
+       {"mesh.all_to_all", "_c10d_functional.all_to_all_single"},
+       {"mesh.reduce_scatter", "_c10d_functional.reduce_scatter_tensor"}}};
+  if (region.save_collectives.empty()) return false;
+  return std::any_of(kNames.begin(), kNames.end(), [&](const auto& names) {
+    return op.name == names.first && std::find(region.save_collectives.begin(), region.save_collectives.end(),
+                                               names.second) != region.save_collectives.end();
+  });
 }
 
 void KeptInside::enter(CheckpointFrame* frame, std::int32_t step, bool again) {

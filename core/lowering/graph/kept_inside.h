@@ -15,6 +15,9 @@ struct CheckpointFrame;
 /// Whether the list keeps one more result of that name; products are counted anew in each region.
 bool keeps_listed(const SavedOps& saved, CheckpointFrame& frame, std::string_view name);
 
+/// Whether a region of the model's own, whose model was cut since, keeps what this collective makes.
+bool keeps_collective(const Region& region, const Op& op);
+
 class KeptInside {
  public:
   explicit KeptInside(const SavedOps& saved) : saved_(saved) {}

@@ -15,6 +15,22 @@ from torch.utils._pytree import tree_flatten
 from .recorder import Place, Recorder
 
 
+_COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor")  # what parallel styles bring in
+
+
+def _keeps(policy, context, name, saved, args) -> bool:
+    """Whether a policy would keep what this collective makes: no such call was met, the model ran whole."""
+    collective = getattr(getattr(torch.ops, "_c10d_functional", None), name, None)
+    if collective is None:
+        return False
+    given = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor)][:1]
+    try:
+        answer = policy(context, collective.default, *given)
+    except Exception:  # it looks at arguments that there are not
+        return False
+    return answer is True or answer in saved
+
+
 class Regions:
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
@@ -97,6 +113,9 @@ class Regions:
                 yield
             finally:
                 self._recorder.on_operator.remove(decide)
+                collectives = [name for name in _COLLECTIVES if _keeps(policy, context, name, saved, args)]
+                if collectives:
+                    row["save_collectives"] = [f"_c10d_functional.{name}" for name in collectives]
                 rows = [place.row if isinstance(place, Place) else place for place in keep]
                 keep[:] = list(dict.fromkeys(number for number in rows if number is not None))
         self._recorder.region = None

@@ -3,6 +3,7 @@
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
 - torch.compile leaves functions as they are.
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
+- Tokens that go to experts by counts of the device go in even shares.
 - Distributions do not look at their parameters' values.
 - Kernels of Triton do nothing and take no time: what they write to was allocated by who calls them.
 - Random and constant fills of large tensors on the host write nothing: an 8B model that is made there costs address space.
@@ -35,6 +36,7 @@ def begin() -> None:
     after_import("torch.distributed.utils", _utils)
     after_import("torch.nn.parallel.distributed", _buckets)
     after_import("torch.distributions.distribution", lambda python_module: python_module.Distribution.set_default_validate_args(False))
+    after_import("torch.distributed._functional_collectives", _exchanges)
     after_import("triton.runtime.jit", _triton_kernels)
     after_import("triton.runtime.autotuner", _triton_tuners)
 
@@ -130,6 +132,24 @@ def _repeats(torch) -> None:
 
     torch.repeat_interleave = counted(torch.repeat_interleave)
     torch.Tensor.repeat_interleave = counted(torch.Tensor.repeat_interleave)
+
+
+def _exchanges(module) -> None:
+    """Rows that go to other ranks by counts that the device has (tokens to their experts): even shares where these are read as none."""
+
+    def shared(inner):
+        @functools.wraps(inner)
+        def exchange(rows, output_sizes, input_sizes, *args, **kwargs):
+            if input_sizes and rows.shape[0] and not any(input_sizes) and not any(output_sizes or ()):
+                note("all-to-all by counts that the device has: every rank sends and gets an even share")
+                least, more = divmod(rows.shape[0], len(input_sizes))
+                output_sizes = input_sizes = [least + (rank < more) for rank in range(len(input_sizes))]
+            return inner(rows, output_sizes, input_sizes, *args, **kwargs)
+
+        return exchange
+
+    for name in ("all_to_all_single", "all_to_all_single_autograd"):
+        setattr(module, name, shared(getattr(module, name)))
 
 
 def _without_cudnn(torch) -> None:

@@ -63,15 +63,14 @@ def _of_module(root) -> list:
 
 
 def _inside(value, depth: int) -> list:
-    """Tensors on the device that a value holds: itself, in containers, a DTensor's own, what FSDP1 hangs on a flat parameter."""
+    """Tensors on the device that a value holds: itself, in containers, what it wraps, what FSDP1 hangs on a flat parameter."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        local = getattr(value, "_local_tensor", None)
-        if local is not None:
-            return _inside(local, depth)
+        if hasattr(value, "__tensor_flatten__"):  # a DTensor, a float8 weight: tensors in a wrapper that has no storage
+            return [each for name in value.__tensor_flatten__()[0] for each in _inside(getattr(value, name), depth)]
         hung = [each for each in vars(value).values() if isinstance(each, torch.Tensor)] if depth and hasattr(value, "__dict__") else []
-        return [each for each in (value, *hung) if each.is_cuda and getattr(each, "_local_tensor", None) is None]
+        return [each for each in (value, *hung) if each.is_cuda and not hasattr(each, "__tensor_flatten__")]
     if not depth:
         return []
     if isinstance(value, dict):

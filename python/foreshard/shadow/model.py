@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, folder, names, script_step
+from . import PLAN, folder, names, script_step, sequence
 from .names import class_of
 from .notes import note
 
@@ -34,7 +34,13 @@ def write(root, found: dict, call: dict) -> dict | None:
     began = time.monotonic()
     module = unsharded(root, call["forwards"])
     try:
-        captured = _capture(module, found, call)
+        try:
+            captured = _capture(module, found, call)
+        except Exception:  # its code may want tables of this rank's length
+            if call.get("sequence") is None:
+                raise
+            module = unsharded(root, call["forwards"], whole=False)
+            captured = _capture(module, found, call)
         captured.save(str(folder() / "model.json"))
         for text in captured.notes:
             note(text)
@@ -139,14 +145,15 @@ def replaced_forwards(root) -> dict:
     return {id(m): m.__dict__["forward"] for m in root.modules() if isinstance(m.__dict__.get("forward"), types.FunctionType)}
 
 
-def unsharded(root, forwards: dict):
+def unsharded(root, forwards: dict, whole: bool = True):
     """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks. `forwards`: replaced_forwards()
-    of the call that is copied."""
-    return _Copier(root, forwards).module(root)
+    of the call that is copied; `whole`: buffers that ranks share parts of are whole too."""
+    return _Copier(root, forwards, whole).module(root)
 
 
 class _Copier:
-    def __init__(self, root, forwards):
+    def __init__(self, root, forwards, whole):
+        self._whole = whole
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
         self._shapes = _flat_shapes(root) | _sharded_shapes(root)
@@ -282,8 +289,9 @@ class _Copier:
         if tensor is None:
             return None
         if id(tensor) not in self._tensors:
+            shape = sequence.whole_shape(tensor) if self._whole else tuple(tensor.shape)
             self._tensors[id(tensor)] = torch.empty_like(tensor, device="meta").detach() if type(tensor) in (
-                torch.Tensor, torch.nn.Parameter) else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # fmt: skip
+                torch.Tensor, torch.nn.Parameter) and shape == tuple(tensor.shape) else torch.empty(shape, dtype=tensor.dtype, device="meta")  # fmt: skip
         return self._tensors[id(tensor)]
 
     def _parameter(self, module, name, parameter):

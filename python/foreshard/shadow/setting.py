@@ -9,11 +9,12 @@ import sys
 import traceback
 import weakref
 
-from . import beside, loss, model, names, report, script_step, steps, tensor_plan
+from . import beside, loss, model, names, report, script_step, sequence, steps, tensor_plan
 from .hooks import after_import
 from .notes import note
 
 _roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
+_replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # replicate()'s DDP by module
 _first_call: dict = {}  # the root's first batch: args, kwargs, autocast
 _clip: float | None = None
 _init = ""
@@ -31,7 +32,9 @@ def begin() -> None:
     after_import("torch.distributed.fsdp._fully_shard._fully_shard", _watch_fully_shard)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", _watch_fsdp1)
+    sequence.begin()
     after_import("torch.nn.parallel.distributed", _watch_ddp)
+    after_import("torch.distributed._composable.replicate", _watch_replicate)
     after_import("torch.nn.utils.clip_grad", _watch_clip)
     after_import("torch.amp.grad_scaler", _watch_scaler)
     after_import("torch.utils.checkpoint", _watch_checkpoint)
@@ -147,6 +150,32 @@ def _watch_ddp(python_module) -> None:
     wrapper.__init__, wrapper.forward = wrap, run
 
 
+def _watch_replicate(python_module) -> None:
+    """DDP by hooks: replicate(module)."""
+    state = python_module._ReplicateState
+    begins, ends = state.forward_pre_hook, state.forward_post_hook
+
+    @functools.wraps(begins)
+    def forward_pre_hook(self, module, args, kwargs):
+        result = begins(self, module, args, kwargs)
+        _replicas[module] = self._ddp
+        self._is_watched = _root_runs(module, args, kwargs)
+        return result
+
+    @functools.wraps(ends)
+    def forward_post_hook(self, module, args, output):
+        if self._is_watched:
+            _root_ran(output)
+        return ends(self, module, args, output)
+
+    state.forward_pre_hook, state.forward_post_hook = forward_pre_hook, forward_post_hook
+
+
+def _ddp_of(root):
+    """The DDP that reduces this module's gradients."""
+    return root if hasattr(root, "require_backward_grad_sync") else _replicas.get(root)
+
+
 def _clips(max_norm) -> None:
     global _clip
     try:
@@ -213,7 +242,7 @@ def _root_runs(module, args, kwargs) -> bool:
     loss.root_begins()
     if not _first_call:
         _first_call.update(
-            root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs), forwards=model.replaced_forwards(module),
+            root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs), forwards=model.replaced_forwards(module), sequence=sequence.found(module),
             autocast=str(torch.get_autocast_dtype("cuda")).removeprefix("torch.") if torch.is_autocast_enabled("cuda") else "",
         )  # fmt: skip
     return True
@@ -228,8 +257,8 @@ def _reduces(root) -> bool:
     """Whether a backward now reduces gradients: not in no_sync, not after set_requires_gradient_sync(False)."""
     if root is None:
         return True
-    if hasattr(root, "require_backward_grad_sync"):  # DDP
-        return root.require_backward_grad_sync
+    if (ddp := _ddp_of(root)) is not None:
+        return ddp.require_backward_grad_sync
     if hasattr(root, "_sync_gradients"):  # FSDP1
         return root._sync_gradients
     if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
@@ -378,11 +407,10 @@ def optimizer_steps(optimizer) -> None:
     root = _root()
     units = _units(root)
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
     runtime = units[0]["runtime"] if units else "none"
     _found = {
-        "runtime": runtime, "units": units, "ddp": isinstance(root, DistributedDataParallel),
+        "runtime": runtime, "units": units, "ddp": root is not None and _ddp_of(root) is not None,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
@@ -476,6 +504,8 @@ def finish() -> None:
     _found["keeps_outputs"] = loss.kept()
     if (cut := tensor_plan.found(_root())) is not None:
         _found["tensor"] = cut
+    if _first_call.get("sequence"):
+        _found["sequence"] = _first_call["sequence"]
     import torch
 
     try:

@@ -80,6 +80,7 @@ Job titan_job(Dice& dice) {
     if (alone && job.mesh.expert == 1 && job.cluster.world_size / job.mesh.tensor % 2 == 0 && dice.coin()) {
       job.mesh.context = 2;
       job.mesh.context_rotate = dice.coin() ? "alltoall" : "allgather";
+      job.mesh.context_buffers = "whole";
     }
   }
   if (job.mesh.tensor > 1) job.mesh.loss_parallel = dice.coin();

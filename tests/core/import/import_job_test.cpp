@@ -197,6 +197,7 @@ TEST(ImportJob, ReadsTorchtitansContextAndExperts) {
       "context_parallel_rotate_method = \"alltoall\"\n");
   EXPECT_EQ(context.job.mesh.context, 8);
   EXPECT_EQ(context.job.mesh.context_rotate, "alltoall");
+  EXPECT_EQ(context.job.mesh.context_buffers, "whole");
   EXPECT_EQ(context.job.mesh.tensor, 2);
   EXPECT_EQ(context.job.cluster.world_size, 64);
   expect_round_trip(context);

@@ -61,6 +61,21 @@ TEST(ContextModel, KeysAreGatheredOnceAndTheirGradientsGoRound) {
   EXPECT_EQ(turns.backward, kRanks * kLayers);
 }
 
+// context_parallel() resizes buffers in place, beside a clone to restore; torchtitan cuts inputs alone.
+TEST(ContextModel, BuffersAreClonedOnlyWhereTheyAreResized) {
+  Job job = job_of(1);
+  const auto held = [&] {
+    std::vector<std::string> names;
+    const Model model = rank_model(whole_model(job), job).value();
+    for (const ValueId id : model.inputs) names.push_back(model.values[id.index()].name);
+    return std::count_if(names.begin(), names.end(),
+                         [](const std::string& name) { return name.ends_with(".original"); });
+  };
+  EXPECT_EQ(held(), 1);
+  job.mesh.context_buffers = "whole";
+  EXPECT_EQ(held(), 0);
+}
+
 /// A dispatch mode sees one operator: the ring runs in DTensor's handler below it.
 TEST(ContextModel, AttentionThatIsSavedByNameDoesNotGoRoundAgain) {
   const Job job = job_of(1);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/adapters/adapted_model.h"
+#include "core/lowering/lowering.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/plan/build_plan.h"
@@ -40,6 +41,8 @@ Model llama(const Job& job) {
     "max_position_embeddings": 64})");
   return model_from_config_json(config, "llama", job.model, ProgramOptions()).value();
 }
+
+const std::string& model_name(const Model& model, const Op& op) { return model.modules[op.module.index()].fqn; }
 
 Job in_pieces(Job job) {
   job.model.loss = "chunked_cross_entropy";
@@ -91,6 +94,32 @@ TEST(MeshScripts, WhatTheHeadNeedsIsRecomputedWithItsPiece) {
   EXPECT_EQ(regions, (std::set<std::int32_t>{0, 1, 2, 3}));
   const auto cut = model.find_param("model.lm_head.weight");
   EXPECT_EQ(model.params[cut.index()].shape, (Shape{50, 48})) << "the plan's names are those below the wrapper";
+}
+
+// A captured policy was asked about collectives while the model was whole: they come in when it is cut.
+TEST(MeshScripts, ARegionKeepsTheCollectivesThatItsPolicyNames) {
+  const auto scattered_again = [](std::vector<std::string> kept) {
+    Model whole = llama(job_of(true));
+    whole.regions = {{Region::Kind::Operators, ModuleId(std::int32_t{0}), 0, {}, {}, std::move(kept)}};
+    for (Op& op : whole.ops)
+      if (op.module.valid() && model_name(whole, op).starts_with("model.layers.")) op.region = 0;
+    const Model model = rank_model(std::move(whole), job_of(true)).value();
+    std::vector<SegmentRange> ranges;  // alternately outside and inside of the region
+    for (std::int32_t op = 0; op < static_cast<std::int32_t>(model.ops.size()); ++op) {
+      const bool inside = model.ops[static_cast<std::size_t>(op)].region == 0;
+      if (ranges.empty() || ranges.back().checkpointed != inside) ranges.push_back({op, op, inside, inside ? 0 : -1});
+      ranges.back().op_end = op + 1;
+    }
+    const LoweredProgram lowered = lower(model, ranges, std::vector<bool>(model.params.size(), true)).value();
+    std::int64_t count = 0;
+    for (const SegmentTemplate& segment : lowered.templates)
+      for (const Kernel& kernel : segment.recompute.kernels)
+        count += kernel.collective == KernelCollective::ReduceScatter ? 1 : 0;
+    return count;
+  };
+  EXPECT_GT(scattered_again({}), 0);
+  EXPECT_GT(scattered_again({"_c10d_functional.all_reduce"}), 0);
+  EXPECT_EQ(scattered_again({"_c10d_functional.reduce_scatter_tensor"}), 0);
 }
 
 TEST(MeshScripts, AMaskIsMadeForTheEmbeddingsThatComeOut) {

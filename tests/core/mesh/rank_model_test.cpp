@@ -195,6 +195,41 @@ struct CheckpointedBlock {
   SegmentTemplate block;
 };
 
+// Recorded lifetimes are those of the whole model: arguments of calls live on until the collectives that came in are
+// done.
+TEST(RankModel, RecordedArgumentsOutliveTheCollectivesOfTheirCalls) {
+  const Job job = job_of(true, true);
+  Model whole = whole_model(job);
+  whole.lifetimes = Lifetimes::Recorded;
+  for (ValueInfo& value : whole.values) value.held = {};
+  for (std::size_t i = 0; i + 1 < whole.ops.size(); ++i) {  // as recorded: until the layer's last operator has run
+    if (whole.ops[i].name != "aten.mm.default" || whole.ops[i + 1].name != "aten._unsafe_view.default") continue;
+    const ValueId read = std::get<ValueRef>(whole.ops[i].args.front().value).id;
+    whole.values[read.index()].held = {Hold::Until::Op, static_cast<std::int32_t>(i + 1), {}};
+  }
+  const CheckpointedBlock checkpointed(rank_model(std::move(whole), job).value());
+  const KernelList& forward = checkpointed.block.forward;
+  const auto last = [&](std::string_view name) -> const Kernel& {
+    const auto at = std::find_if(forward.kernels.rbegin(), forward.kernels.rend(), [&](const Kernel& kernel) {
+      return checkpointed.lowered.op_names[static_cast<std::size_t>(kernel.op)] == name;
+    });
+    EXPECT_NE(at, forward.kernels.rend()) << name;
+    return *at;
+  };
+  const auto let_go = [&](const Kernel& maker) {  // place of the event
+    const auto made =
+        std::find_if(forward.events.begin() + maker.before_begin, forward.events.begin() + maker.before_end,
+                     [](const MemoryEvent& event) { return event.alloc; });
+    const auto gone = std::find_if(made, forward.events.end(), [&](const MemoryEvent& event) {
+      return event.slot == made->slot && !event.alloc && !event.noted;
+    });
+    return gone - forward.events.begin();
+  };
+  const std::ptrdiff_t scattered = last("_c10d_functional.reduce_scatter_tensor").before_end;
+  EXPECT_GE(let_go(last("aten.mul.Tensor")), scattered) << "what the rowwise layer reads";
+  EXPECT_GE(let_go(last("aten._fused_rms_norm.default")), scattered) << "what the feed-forward was called with";
+}
+
 TEST(RankModel, AKeptReduceScatterIsLaidOutAgain) {
   const Job job = job_of(true, true);
   const Model model = rank_model(whole_model(job), job).value();

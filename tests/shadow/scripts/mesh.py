@@ -1,0 +1,136 @@
+"""Decoders on a mesh: sequences that ranks share, by context_parallel() or by hooks on attention; blocks cut over tensor ranks and recomputed by
+operator; rows exchanged by counts that the device has; replicas."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental import _attention as ring
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--context", choices=["buffers", "modules"])
+parser.add_argument("--tensor", action="store_true")
+parser.add_argument("--exchange", action="store_true")
+parser.add_argument("--replicate", action="store_true")
+parser.add_argument("--offload", action="store_true")
+args = parser.parse_args()
+SEQ, DIM, HEADS, WORDS = 512, 256, 4, 4000
+
+
+def keep(context, operator, *rest, **options):
+    kept = {torch.ops.aten._scaled_dot_product_flash_attention.default, torch.ops._c10d_functional.reduce_scatter_tensor.default}
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Attend(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.q, self.k, self.v = nn.RMSNorm(DIM), *(nn.Linear(DIM, DIM, bias=False) for _ in range(3))
+        self.attend, self.o = Attend(), nn.Linear(DIM, DIM, bias=False)
+        self.norm2, self.up, self.down = nn.RMSNorm(DIM), nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
+
+    def forward(self, x, table):
+        x = x + self.attention(self.norm(x), table)
+        return x + self.feed(self.norm2(x))
+
+    def attention(self, y, table):
+        b, t, _ = y.shape
+        q, k, v = ((each(y).view(b, t, -1, DIM // HEADS) * table[None, :t, None].to(y.dtype)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return self.o(self.attend(q, k, v).transpose(1, 2).reshape(b, t, -1))
+
+    def feed(self, y):
+        if args.exchange:
+            rows = y.flatten(0, 1)
+            counts = torch.bincount(torch.zeros(len(rows), dtype=torch.int64, device=rows.device), minlength=dist.get_world_size()).tolist()
+            back = all_to_all_single_autograd(all_to_all_single_autograd(rows, counts, counts, dist.group.WORLD), counts, counts, dist.group.WORLD)
+            y = back.view(y.shape)
+        return self.down(F.gelu(self.up(y)))
+
+
+class Model(nn.Module):
+    def __init__(self, layers=4):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(WORDS, DIM), nn.ModuleList(Block() for _ in range(layers))
+        self.head = nn.Linear(DIM, WORDS, bias=False)
+        self.register_buffer("table", torch.ones(SEQ, DIM // HEADS), persistent=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            if args.tensor:
+                x = checkpoint(block, x, self.table, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(keep))
+            else:
+                x = block(x, self.table)
+        return self.head(x)
+
+
+def cut(model, mesh):
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    plan = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
+    for i in range(len(model.blocks)):
+        plan |= {f"blocks.{i}.{name}": SequenceParallel() for name in ("norm", "norm2")}
+        plan |= {f"blocks.{i}.{name}": ColwiseParallel(input_layouts=Shard(1)) for name in ("q", "k", "v", "up")}
+        plan |= {f"blocks.{i}.{name}": RowwiseParallel(output_layouts=Shard(1)) for name in ("o", "down")}
+    parallelize_module(model, mesh, plan)
+
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+world = dist.get_world_size()
+with torch.device("meta"):
+    model = Model()
+half = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+places = {"mp_policy": half, "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy()}
+shared = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("rest", "shared"))
+if args.replicate:
+    from torch.distributed._composable.replicate import replicate
+
+    model.to_empty(device="cuda")
+    replicate(model, bucket_cap_mb=100)
+else:
+    if args.tensor:
+        cut(model, shared["shared"])
+        places["mesh"] = shared["rest"]
+    if args.context == "modules":
+        ring._enable_context_parallel_dispatcher()
+        for block in model.blocks:
+            ring._ContextParallel(seq_dim=2, attention_type=ring._ContextParallel.AttentionType.SDPA)._apply(block.attend, shared["shared"])
+    for part in (model.embed, *model.blocks, model.head):
+        fully_shard(part, **places)
+    fully_shard(model, **places)
+    model.to_empty(device="cpu" if args.offload else "cuda")
+    if args.offload:
+        model.table = model.table.cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+for step in range(4):
+    tokens = torch.randint(0, WORDS, (2, SEQ), device="cuda")
+    labels = torch.randint(0, WORDS, (2, SEQ), device="cuda")
+
+    def train(tokens, labels):
+        loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+
+    if args.context == "buffers":
+        with context_parallel(shared["shared"], buffers=[tokens, labels, model.table], buffer_seq_dims=[1, 1, 0]):
+            train(tokens, labels)
+    elif args.context == "modules":
+        balancer = ring._HeadTailLoadBalancer(SEQ, 2, "cuda")
+        train(*ring._context_parallel_shard(shared["shared"], [tokens, labels], [1, 1], balancer))
+    else:
+        train(tokens, labels)
+    optimizer.step()
+    optimizer.zero_grad()
