@@ -203,16 +203,20 @@ class Finder {
       for (const FoundUnit& unit : setting_.units) prefetch(unit);
     }
     for (const FoundUnit& unit : setting_.units) override_of(unit, strategy);
-    std::int64_t ranks = 1;  // units that nothing cuts lie beside those that are
-    for (const FoundUnit* unit : all) ranks = std::max(ranks, unit->tensor_parallel);
-    if (ranks > 1) tensor_dimension(ranks);
+    MeshOptions& mesh = job().mesh;
+    for (const FoundUnit* unit : all) {  // units that nothing cuts lie beside those that are
+      mesh.tensor = std::max(mesh.tensor, unit->tensor_parallel);
+      mesh.expert = std::max(mesh.expert, unit->expert_parallel);
+    }
+    if (mesh.tensor > 1 || mesh.expert > 1) cut_dimensions();
   }
 
-  void tensor_dimension(std::int64_t ranks) {
+  void cut_dimensions() {
     MeshOptions& mesh = job().mesh;
-    mesh.tensor = ranks;
     mesh.plan = setting_.tensor_plan;
-    if (mesh.plan.empty()) return;
+    if (mesh.expert > 1 && job().train.clip_grad_norm > 0)
+      job().fsdp.allow_traps.push_back(45);  // it clips its own way
+    if (mesh.plan.empty() || mesh.tensor <= 1) return;
     mesh.sequence_parallel = setting_.tensor_sequence;
     mesh.loss_parallel = setting_.tensor_loss;
   }

@@ -36,6 +36,7 @@ FoundUnit unit_of(const json& row) {
   unit.use_orig_params = row.value("use_orig_params", true);
   unit.shard_group = row.value("shard_group", std::int64_t{0});
   unit.tensor_parallel = row.value("tensor_parallel", std::int64_t{1});
+  unit.expert_parallel = row.value("expert_parallel", std::int64_t{1});
   unit.forward = row.value("forward", std::vector<std::string>{});
   unit.backward = row.value("backward", std::vector<std::string>{});
   unit.shard_dim = row.value("shard_dim", std::map<std::string, std::int64_t>{});

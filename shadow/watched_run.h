@@ -30,7 +30,8 @@ struct FoundUnit {
   std::string backward_prefetch;  // fsdp1
   bool forward_prefetch = false, limit_all_gathers = true, use_orig_params = true;
   std::int64_t shard_group = 0;                // ranks
-  std::int64_t tensor_parallel = 1;            // ranks of another dimension that its parameters are spread over
+  std::int64_t tensor_parallel = 1;            // ranks of another dimension that its parameters are cut over
+  std::int64_t expert_parallel = 1;            // ... that its experts are spread over
   std::vector<std::string> forward, backward;  // fsdp2: explicit prefetches
   std::map<std::string, std::int64_t> shard_dim;
 };

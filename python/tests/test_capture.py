@@ -528,6 +528,38 @@ class Regions(unittest.TestCase):
         self.assertEqual(first["kind"], "ops")
         self.assertEqual([ops(model)[k]["op"] for k in first["save"]], ["aten.addmm.default"] * 2)
 
+    def test_units_cast_before_what_wraps_them_for_recomputation(self):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        class Block(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(6, 6, bias=False)
+
+            def forward(self, x, table):
+                return torch.sin(self.linear(x) * table)
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = torch.nn.ModuleList(checkpoint_wrapper(Block()) for _ in range(2))
+                self.register_buffer("table", torch.ones(6))
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x, self.table)
+                return x
+
+        sharded = {"wrapper": ["blocks.0", "blocks.1"], "wrapper by class": ["Block"], "inside": [f"blocks.{i}._checkpoint_wrapped_module" for i in range(2)]}
+        for who, units in sharded.items():
+            with self.subTest(who):
+                model = capture(Model(), torch.empty(3, 6), loss=scalar, mixed_precision={"param": "bfloat16", "units": units})
+                casts = [op for op in ops(model, "_to_copy") if op["args"] == ["@table"]]
+                self.assertEqual([op["module"] for op in casts], ["blocks.0", "blocks.1"])
+                self.assertEqual([op.get("region") for op in casts], [0, 1] if who == "inside" else [None, None])
+                held = [casts[i]["out"][0]["name"] in model.document["regions"][i]["args"] for i in range(2)]
+                self.assertEqual(held, [who != "inside"] * 2)
+
     def test_a_policy_is_asked_about_collectives_that_a_mesh_brings_in(self):
         def policy(ctx, func, *args, **kwargs):
             keep = func is torch.ops._c10d_functional.reduce_scatter_tensor.default

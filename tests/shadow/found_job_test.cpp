@@ -128,6 +128,19 @@ TEST(FoundJob, ARootWithoutParametersDoesNotSayWhereTheyLie) {
   EXPECT_TRUE(found_job(run_of({unit("", 0), block}), {"h100-sxm-80", 8}, "model.json").job.fsdp.cpu_offload);
 }
 
+TEST(FoundJob, ExpertsOnRanksAreNoTensorDimension) {
+  FoundUnit experts = unit("h.0.experts");
+  experts.expert_parallel = 4;
+  WatchedRun run = run_of({unit("", 0), unit("h.0"), experts});
+  run.setting->tensor_plan = {{"h.*.experts", "experts"}};
+  run.setting->clip = 1;
+  const Job job = found_job(run, {"h100-sxm-80", 8}, "model.json").job;
+  EXPECT_EQ(job.mesh.expert, 4);
+  EXPECT_EQ(job.mesh.tensor, 1);
+  EXPECT_EQ(job.mesh.plan.at("h.*.experts"), "experts");
+  EXPECT_THAT(job.fsdp.allow_traps, ElementsAre(45)) << "the script has clipped";
+}
+
 TEST(FoundJob, ASequenceThatRanksShareIsTheWholeOne) {
   WatchedRun run = run_of({unit("", 0), unit("h.0")});
   run.setting->sequence_ranks = 4;

@@ -162,6 +162,10 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer)
         self.assertEqual(answer["differences"], [])
 
+    def test_experts_on_ranks(self):
+        _, job = self.watch("mesh.py", "--experts")
+        self.assertEqual(job["mesh"], {"expert": 2, "plan": {"blocks.*.experts": "experts"}})
+
     def test_tokens_that_the_device_has_counted_go_in_even_shares(self):
         answer, _ = self.watch("mesh.py", "--exchange")
         self.assertTrue(any("even share" in note for note in answer["notes"]), answer["notes"])

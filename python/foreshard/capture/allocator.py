@@ -28,13 +28,13 @@ def measure(task, session) -> dict[str, int]:
     if session.recorder.known.used:  # on the device itself all values are zeros: it would choose otherwise
         return {}
     figures: dict[str, int] = {}
-    stack = ModuleStack(session.structure.names)
+    stack = ModuleStack(session.structure.names, session.structure.wrappers)
     fakes = Fakes(contextlib.nullcontext(), session.device, session.param, session.buffer, session.recorder.known)
 
     def enter(name, call, args, kwargs):
         return tree_map(session.lowered, (args, kwargs)) if session.casts_at(name) else (args, kwargs)
 
-    stack.on_enter = enter
+    stack.on_enter, stack.on_wrapper = enter, session.cast_at_wrapper
     original = torch.autograd.backward
 
     def backward(*args, **kwargs):

@@ -11,12 +11,14 @@ import torch
 class ModuleStack:
     """Names are fully qualified, the root's is ""; calls count from 0 for every module."""
 
-    def __init__(self, names: dict[torch.nn.Module, str]):
-        self._names = names
+    def __init__(self, names: dict[torch.nn.Module, str], wrappers: dict[torch.nn.Module, str]):
+        self._names, self._wrappers = names, wrappers
         self._stack: list[tuple[str, int]] = []
         self._counts: dict[str, int] = {}
         # Called with (name, call, args, kwargs) as a module's call begins; what it returns is what the module gets.
         self.on_enter: Callable[[str, int, tuple, dict], tuple[tuple, dict]] = lambda n, c, a, k: (a, k)
+        # The same as the call of a wrapper begins, which runs the module that it names.
+        self.on_wrapper: Callable[[str, tuple, dict], tuple[tuple, dict]] = lambda n, a, k: (a, k)
         self.on_leave: Callable[[str, int, Any], None] = lambda n, c, o: None
 
     def name(self) -> str:
@@ -39,6 +41,13 @@ class ModuleStack:
             return False
         return next(module.parameters(), None) is None
 
+    def _wrapped(self, name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        self._stack.append((name, self.next_call(name)))
+        try:
+            return self.on_wrapper(name, args, kwargs)
+        finally:
+            self._stack.pop()
+
     @contextlib.contextmanager
     def watch(self):
         """Every call of a module, its hooks included, runs inside its entry on the stack."""
@@ -46,6 +55,8 @@ class ModuleStack:
 
         def call(module, *args, **kwargs):
             name = stack._names.get(module)
+            if name is None and module in stack._wrappers:
+                args, kwargs = stack._wrapped(stack._wrappers[module], args, kwargs)
             if name is None or stack.serves_its_caller(name, module):
                 return original(module, *args, **kwargs)
             number = stack._counts.get(name, 0)

@@ -29,6 +29,7 @@ from .values import Storage, ValueTable, storage_key
 _OLDEST = (2, 6)
 _TOLD = 1 << 16  # bytes that a module keeps beside its state
 _PRECISION = ("param", "buffer", "output", "units")
+WRAPPED = "_checkpoint_wrapped_module"  # what a unit's name ends with whose wrapper is no part of it
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -85,7 +86,7 @@ class Session:
         self.device = torch.device("cuda", 0)
         self.structure = Structure(module)
         self.table = ValueTable()
-        self.stack = ModuleStack(self.structure.names)
+        self.stack = ModuleStack(self.structure.names, self.structure.wrappers)
         self.virtual = virtual
         self.recorder = Recorder(self.table, self.stack, self.device, strict, chosen, virtual)
         self.module_calls: list[dict[str, Any]] = []
@@ -120,7 +121,7 @@ class Session:
                             self._watch_optimizer(), autocast.of_a_gpu(), _of_an_h100(), _quiet_rnn(),
                             _quiet_log(), _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
-            self.stack.on_enter, self.stack.on_leave = self._enter, self._leave
+            self.stack.on_enter, self.stack.on_wrapper, self.stack.on_leave = self._enter, self.cast_at_wrapper, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
                 with mode, CudaComposites(fake=not self.virtual), self.recorder:
@@ -238,8 +239,13 @@ class Session:
 
     def casts_at(self, name: str) -> bool:
         """Whether this module's floating arguments are cast."""
-        unit = bool(self.units) and (name in self.units or self.structure.class_of(name) in self.units)
-        return self.param is not None and (name == "" or unit)
+        unit = self.units & {name, f"{name}.{WRAPPED}", self.structure.class_of(name)}
+        return self.param is not None and (name == "" or bool(unit))
+
+    def cast_at_wrapper(self, name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """What is wrapped for recomputation before FSDP shards it is cast before it: the wrapper's regions hold the casts."""
+        inside = f"{name}.{WRAPPED}" in self.units
+        return tree_map(self.lowered, (args, kwargs)) if self.casts_at(name) and not inside else (args, kwargs)
 
     def lowered(self, value):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self.param:

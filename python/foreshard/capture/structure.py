@@ -30,6 +30,7 @@ class Structure:
 
     def __init__(self, root: torch.nn.Module):
         self.names: dict[torch.nn.Module, str] = {}
+        self.wrappers: dict[torch.nn.Module, str] = {}  # by what they wrap
         self.modules: list[dict[str, Any]] = []
         self._classes: dict[str, str] = {}
         self._owners: list[tuple[str, torch.nn.Module]] = []
@@ -40,6 +41,7 @@ class Structure:
             inner = next(iter(module.children()))
             if inner is module:
                 break
+            self.wrappers[module] = fqn
             module = inner
         known = self.names.get(module)
         row: dict[str, Any] = {"fqn": fqn, "class": type(module).__name__}

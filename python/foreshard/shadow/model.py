@@ -70,7 +70,7 @@ def _capture(module, found, call):
             if first[key] != "none":
                 precision[key] = first[key]
         if found["runtime"] == "fsdp2" and first["cast_forward_inputs"]:
-            precision["units"] = [name for unit in units for name in unit["modules"] if name]
+            precision["units"] = [name for unit in units for name in unit["casts_at"] if name]
     loss = found["loss"]
 
     def output_of(result):

@@ -14,6 +14,14 @@ def clean(name: str) -> str:
     return ".".join(parts)
 
 
+def inside_wrapper(root, module) -> str:
+    """What its own name ends with where it lies in a checkpoint wrapper."""
+    for name, each in root.named_modules():
+        if each is module:
+            return "._checkpoint_wrapped_module" if name.endswith("._checkpoint_wrapped_module") else ""
+    return ""
+
+
 def name_handle(handle, name: str) -> None:
     _names1[id(handle)] = name
 

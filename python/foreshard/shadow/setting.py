@@ -341,7 +341,7 @@ def _unit1(name: str, module) -> dict:
         "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
         "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),
         "parameters": 0 if handle is None else len(handle.flat_param._shapes),
-        "forward": [], "backward": [], "shard_dim": {}, "tensor_parallel": 1,
+        "forward": [], "backward": [], "shard_dim": {}, "tensor_parallel": 1, "expert_parallel": 1,
     }  # fmt: skip
 
 
@@ -349,17 +349,28 @@ def _units2(root) -> list[dict]:
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
     called = {id(module): names.clean(name) for name, module in root.named_modules()}
+    _tell_of_ties(root)
     rows, seen = [], set()
     for _, module in root.named_modules():
         state = _get_module_fsdp_state(module)
         if state is None or id(state) in seen:
             continue
         seen.add(id(state))
-        rows.append(_unit2(state, called))
+        rows.append(_unit2(root, state, called))
     return rows
 
 
-def _unit2(state, called) -> dict:
+def _tell_of_ties(root) -> None:
+    """A script that ties weights of two units once more when they are sharded already."""
+    named: dict[int, str] = {}
+    for each in names.fsdp2_parameters(root):
+        name = names.clean(each._param_fqn or each._module_info.param_name)
+        first = named.setdefault(id(each.sharded_param), name)
+        if first != name:
+            note(f"{first} and {name} are one parameter since they were sharded: the plan has two, with gradients and states of their own")
+
+
+def _unit2(root, state, called) -> dict:
     group, policy = state._fsdp_param_group, state._mp_policy
     parameters = group.fsdp_params if group is not None else []
     mesh = group.mesh_info if group is not None else None
@@ -373,7 +384,6 @@ def _unit2(state, called) -> dict:
         return [called.get(id(each._modules[0]), "?") for each in states]
 
     dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
-    tensor = max([p._spmd_mesh.size() // mesh.mesh.size() for p in parameters if getattr(p, "is_dtensor", False)] or [1])
     first = state._modules[0]
     modules = [called.get(id(module), "?") for module in state._modules]
     order = [names.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
@@ -385,7 +395,9 @@ def _unit2(state, called) -> dict:
         "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
         "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
         "shard_group": shards, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
-        "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims, "tensor_parallel": tensor,
+        "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
+        "casts_at": [name + names.inside_wrapper(root, module) for name, module in zip(modules, state._modules)],
+        **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How the script has cut its modules for tensor parallelism (parallelize_module), in the words of mesh.plan.
+"""How the script has cut its modules over ranks (parallelize_module), in the words of mesh.plan: for tensor parallelism, and experts.
 
 What a weight's DTensor says of its shards, and what a style's hooks close over of its layouts.
 """
@@ -21,12 +21,13 @@ def found(root) -> dict | None:
     words: dict[str, str] = {}
     sequence = loss = False
     placements = _cut(root)
+    experts = {id(each._module_info.module) for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and _is_experts(each)}
     if not placements:
         return None
     for name, module in root.named_modules():
         placement = placements.get(id(module))
         layout, local = _output(module)
-        word = _word(module, placement)
+        word = "experts" if id(module) in experts else _word(module, placement)
         if word == "colwise" and layout is not None and (layout.is_replicate() or not local):
             word, loss = "head", loss or not local
         if word is None and placement is None and _gathers(module):
@@ -35,6 +36,21 @@ def found(root) -> dict | None:
         if word is not None:
             words[names.clean(name)] = word
     return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
+
+
+def over(parameters, fsdp_mesh) -> dict[str, int]:
+    """Ranks of a dimension beside FSDP's that parameters of a unit are spread over, of experts and of the others; 1: none."""
+    ranks = {"tensor_parallel": 1, "expert_parallel": 1}
+    for each in parameters:
+        if getattr(each, "is_dtensor", False):
+            key = "expert_parallel" if _is_experts(each) else "tensor_parallel"
+            ranks[key] = max(ranks[key], each._spmd_mesh.size() // fsdp_mesh.size())
+    return ranks
+
+
+def _is_experts(parameter) -> bool:
+    """Stacked matrices, of which each rank has its own."""
+    return len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
 
 
 def _cut(root) -> dict[int, object]:

@@ -1,5 +1,5 @@
 """Decoders on a mesh: sequences that ranks share, by context_parallel() or by hooks on attention; blocks cut over tensor ranks and recomputed by
-operator; rows exchanged by counts that the device has; replicas."""
+operator; rows exchanged by counts that the device has; experts on ranks; replicas."""
 
 import argparse
 
@@ -18,6 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--context", choices=["buffers", "modules"])
 parser.add_argument("--tensor", action="store_true")
 parser.add_argument("--exchange", action="store_true")
+parser.add_argument("--experts", action="store_true")
 parser.add_argument("--replicate", action="store_true")
 parser.add_argument("--offload", action="store_true")
 args = parser.parse_args()
@@ -34,11 +35,24 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+class Experts(nn.Module):
+    """The first one alone works: who has which is what counts here."""
+
+    def __init__(self):
+        super().__init__()
+        self.stacked = nn.Parameter(torch.empty(4, DIM, DIM))
+
+    def forward(self, rows):
+        own = self.stacked.to_local() if hasattr(self.stacked, "to_local") else self.stacked
+        return rows @ own[0]
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.q, self.k, self.v = nn.RMSNorm(DIM), *(nn.Linear(DIM, DIM, bias=False) for _ in range(3))
         self.attend, self.o = Attend(), nn.Linear(DIM, DIM, bias=False)
+        self.experts = Experts() if args.experts else None
         self.norm2, self.up, self.down = nn.RMSNorm(DIM), nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
 
     def forward(self, x, table):
@@ -51,6 +65,8 @@ class Block(nn.Module):
         return self.o(self.attend(q, k, v).transpose(1, 2).reshape(b, t, -1))
 
     def feed(self, y):
+        if args.experts:
+            y = y + self.experts(y)
         if args.exchange:
             rows = y.flatten(0, 1)
             counts = torch.bincount(torch.zeros(len(rows), dtype=torch.int64, device=rows.device), minlength=dist.get_world_size()).tolist()
@@ -105,6 +121,12 @@ else:
     if args.tensor:
         cut(model, shared["shared"])
         places["mesh"] = shared["rest"]
+    if args.experts:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        for block in model.blocks:
+            block.experts.stacked = nn.Parameter(distribute_tensor(block.experts.stacked, shared["shared"], [Shard(0)]))
+            fully_shard(block.experts, **places, mesh=shared["rest"])
     if args.context == "modules":
         ring._enable_context_parallel_dispatcher()
         for block in model.blocks:
