@@ -203,7 +203,7 @@ std::vector<LoggedCollective> planned_collectives(const Plan& plan) {
                 : in.kind == InstructionKind::AllReduce     ? CollectiveKind::AllReduce
                 : in.kind == InstructionKind::Broadcast     ? CollectiveKind::Broadcast
                                                             : CollectiveKind::Other;
-    if (in.unit.valid()) {
+    if (in.unit.valid() && in.phase != Phase::Optimizer) {  // Muon's, and what brings scales together behind a step
       const std::string& name = plan.units[in.unit.index()].name;
       each.unit = name.empty() ? "(root)" : name;
     }

@@ -200,6 +200,7 @@ class Finder {
       fsdp1(*all.front());
     } else {
       fsdp.reshard_after_forward = usual(most, reshard_of);
+      if (!setting_.float8_all_gather.empty()) fsdp.float8_all_gather = setting_.float8_all_gather;
       for (const FoundUnit& unit : setting_.units) prefetch(unit);
     }
     for (const FoundUnit& unit : setting_.units) override_of(unit, strategy);

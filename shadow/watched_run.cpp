@@ -84,6 +84,8 @@ FoundSetting setting_of(const json& row) {
     setting.sequence_buffers = shared->value("buffers", "resized");
     setting.sequence_balanced = shared->value("balanced", true);
   }
+  if (const auto narrow = row.find("float8"); narrow != row.end())
+    setting.float8_all_gather = narrow->value("precomputed", false) ? "precomputed" : "dynamic";
   setting.keeps_outputs = row.value("keeps_outputs", false);
   setting.no_sync = row.value("no_sync", false);
   setting.clip = number(row, "clip");

@@ -71,7 +71,8 @@ struct FoundSetting {
   std::int64_t sequence_ranks = 1;  // that share a sequence; `seq` is this one's part of it
   std::string sequence_rotate = "allgather", sequence_buffers = "resized";  // mesh.context_rotate, mesh.context_buffers
   bool sequence_balanced = true;
-  Bytes beside = 0;  // on the device before the first forward, and neither model, batch nor optimizer
+  std::string float8_all_gather;  // fsdp.float8_all_gather; empty: nothing is gathered in 8 bits
+  Bytes beside = 0;               // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;
   std::vector<FoundCheckpoint> checkpointed;

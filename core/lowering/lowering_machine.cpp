@@ -437,7 +437,7 @@ void Machine::forward() {
     }
     wait_for(args);
     if (frame == nullptr) packed_.pack_arguments(op, rule_of(step), args);
-    inside.enter(frame, step, false);
+    inside.enter(frame, op, step, false);
     std::vector<Ref> results = run_op(step, args);
     inside.leave();
     keep_for_run(*this, model_, at, results);

@@ -560,6 +560,57 @@ class Regions(unittest.TestCase):
                 held = [casts[i]["out"][0]["name"] in model.document["regions"][i]["args"] for i in range(2)]
                 self.assertEqual(held, [who != "inside"] * 2)
 
+    def test_float8_products_of_torchao_are_operators_that_rules_know(self):
+        """By the name of its function: torchao itself is not needed here."""
+        from types import SimpleNamespace as Is
+
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, turned, mm, config):
+                ctx.save_for_backward(x, turned)
+                return x @ (turned * x.abs().max())
+
+            @staticmethod
+            def backward(ctx, gradient):
+                x, turned = ctx.saved_tensors
+                return gradient @ turned.t(), x.t() @ gradient, None, None
+
+        Product.__module__, Product.__qualname__ = "torchao.float8.float8_linear", "matmul_with_hp_or_float8_args"
+
+        class Block(torch.nn.Module):
+            def __init__(self, granularity, of_gradient):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.empty(16, 16))
+                self.config = Is(cast_config_input=Is(scaling_granularity=Is(name=granularity)),
+                                 cast_config_input_for_grad_weight=Is(scaling_type=Is(name=of_gradient)))  # fmt: skip
+
+            def forward(self, x):
+                return Product.apply(x, self.weight.t(), None, self.config)
+
+        recipes = {("TENSORWISE", "DYNAMIC"): "tensorwise", ("AXISWISE", "DYNAMIC"): "rowwise", ("AXISWISE", "DISABLED"): "rowwise_with_gw_hp"}
+        for given, recipe in recipes.items():
+            model = capture(Block(*given), torch.empty(16, 16), loss=scalar)
+            self.assertEqual([op["args"] for op in ops(model, f"matmul_float8_{recipe}")], [["%x", "@weight"]])
+            self.assertFalse([op for op in ops(model) if "opaque" in op])
+
+        def policy(ctx, func, *args, **kwargs):
+            return CheckpointPolicy.MUST_SAVE if func is torch.ops.aten.max.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+        class Recomputed(Block):
+            def forward(self, x):
+                return checkpoint(super().forward, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+
+        model = capture(Recomputed("TENSORWISE", "DYNAMIC"), torch.empty(16, 16), loss=scalar)
+        (product,) = ops(model, "matmul_float8_tensorwise")
+        self.assertEqual(product["kwargs"], {"kept_inside": [{"text": "aten.max.default"}]})
+        self.assertEqual(model.document["regions"][0]["save"], [])
+
+        from foreshard.shadow import float8
+
+        float8.mark(model.document, ["weight"])
+        self.assertEqual(model.document["params"][0]["gathered"], "float8_e4m3fn")
+        self.assertEqual(product["op"], "torchao.matmul_float8_gathered.default")
+
     def test_a_policy_is_asked_about_collectives_that_a_mesh_brings_in(self):
         def policy(ctx, func, *args, **kwargs):
             keep = func is torch.ops._c10d_functional.reduce_scatter_tensor.default

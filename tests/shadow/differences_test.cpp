@@ -47,6 +47,15 @@ Difference only_difference(Change change) {
   return found.empty() ? Difference{} : found.front();
 }
 
+TEST(Differences, WhatAStepMeetsInIsNoUnits) {
+  Plan plan = small_plan();
+  Instruction scales = plan.iterations.back().instructions.back();
+  scales.unit = UnitId{1};
+  scales.phase = Phase::Optimizer;
+  plan.iterations.back().instructions.push_back(scales);
+  EXPECT_EQ(planned_collectives(plan).back().unit, "");
+}
+
 TEST(Differences, NamesAMissingUnit) {
   const Difference found = only_difference(
       [](auto& script) { std::erase_if(script, [](const LoggedCollective& each) { return each.unit == "h.1"; }); });

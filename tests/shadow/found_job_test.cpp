@@ -197,6 +197,7 @@ TEST(WatchedRun, ReadsWhatPythonWrites) {
       "optimizer": {"name": "SGD", "impl": "foreach", "lr": 0.1, "eps": null, "betas": null, "momentum": 0.9, "weight_decay": 0},
       "batch": {"batch": 8}, "micro_batches": 2, "clip": 1.0, "scaler": false,
       "checkpointed": {"Block": {"calls": 4, "reentrant": false, "selective": true}},
+      "float8": {"params": ["h.0.weight"], "precomputed": true},
       "sequence": {"ranks": 2, "rotate": "allgather", "buffers": "whole", "balanced": false},
       "loss": {"kind": "own"}, "model": null}})";
   const auto run = read_watched_run(path);
@@ -206,6 +207,7 @@ TEST(WatchedRun, ReadsWhatPythonWrites) {
   EXPECT_EQ(run->setting->units[0].reshard_after_forward, 0);
   EXPECT_EQ(run->setting->checkpointed[0].what, "Block");
   EXPECT_EQ(run->setting->batch, 8);
+  EXPECT_EQ(run->setting->float8_all_gather, "precomputed");
   EXPECT_EQ(run->setting->sequence_ranks, 2);
   EXPECT_EQ(run->setting->sequence_buffers, "whole");
   EXPECT_FALSE(run->setting->sequence_balanced);

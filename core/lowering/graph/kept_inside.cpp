@@ -27,8 +27,11 @@ bool keeps_collective(const Region& region, const Op& op) {
   });
 }
 
-void KeptInside::enter(CheckpointFrame* frame, std::int32_t step, bool again) {
-  frame_ = saved_.none() ? nullptr : frame;
+void KeptInside::enter(CheckpointFrame* frame, const Op& op, std::int32_t step, bool again) {
+  const auto named =
+      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& each) { return each.name == "kept_inside"; });
+  names_ = named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
+  frame_ = saved_.none() && names_ == nullptr ? nullptr : frame;
   step_ = step;
   again_ = again;
   next_ = 0;
@@ -43,7 +46,13 @@ Ref KeptInside::take() {
 
 void KeptInside::keep(std::string_view name, const Ref& made) {
   if (frame_ == nullptr || again_) return;
-  frame_->kept_inside[step_].push_back(keeps_listed(saved_, *frame_, name) ? made : Ref());
+  const auto is_named = [&](const Arg& each) {
+    const auto* text = std::get_if<std::string>(&each.value);
+    return text != nullptr && *text == name;
+  };
+  const bool kept =
+      names_ != nullptr ? std::any_of(names_->begin(), names_->end(), is_named) : keeps_listed(saved_, *frame_, name);
+  frame_->kept_inside[step_].push_back(kept ? made : Ref());
 }
 
 }  // namespace foreshard::lowering

@@ -22,8 +22,9 @@ class KeptInside {
  public:
   explicit KeptInside(const SavedOps& saved) : saved_(saved) {}
 
-  /// The operator of `step` runs now, for the first time or `again`, in that region; nullptr: in none.
-  void enter(CheckpointFrame* frame, std::int32_t step, bool again);
+  /// The operator of `step` runs now, for the first time or `again`, in that region; nullptr: in none. What the policy
+  /// of a region of the model's own keeps inside of it is an argument (`kept_inside`).
+  void enter(CheckpointFrame* frame, const Op& op, std::int32_t step, bool again);
   void leave() { frame_ = nullptr; }
 
   /// The result of an operator inside: the kept one where the region runs again, else what `make` makes, which is kept
@@ -42,6 +43,7 @@ class KeptInside {
 
   const SavedOps& saved_;
   CheckpointFrame* frame_ = nullptr;
+  const ArgList* names_ = nullptr;  // what is kept; else the list says it
   std::int32_t step_ = -1;
   bool again_ = false;
   std::size_t next_ = 0;  // again: of the results inside

@@ -107,7 +107,7 @@ void Machine::recompute_step(CheckpointFrame& frame, std::int32_t step, std::uno
     results = std::move(kept->second);
     frame.kept.erase(kept);
   } else if (!stops) {
-    inside.enter(&frame, step, true);
+    inside.enter(&frame, op, step, true);
     results = run_op(step, args);
     inside.leave();
   }

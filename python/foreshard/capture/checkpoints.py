@@ -107,6 +107,8 @@ class Regions:
                 answer = policy(context, func, *fargs, **fkwargs)
                 if answer is True or answer in saved:
                     keep.append(index)
+                    if isinstance(index, Place):
+                        index.kept = True
 
             self._recorder.on_operator.append(decide)
             try:

@@ -60,6 +60,23 @@ def _of_sum(blocks: list[int], total: int) -> list[int]:
     return taken + [total] * (total > 0)
 
 
+_FLOAT8 = "torchao.float8.float8_linear.matmul_with_hp_or_float8_args"
+
+
+def _operator_of(cls: type, args: tuple) -> tuple[str, list[torch.Tensor]] | None:
+    """The operator that rules know a library's function as, and what that takes: torchao's product in 8 bits of a matrix that is a parameter."""
+    if f"{cls.__module__}.{cls.__qualname__}" != _FLOAT8:
+        return None
+    x, turned, _, config = args
+    matrix = turned._base
+    if matrix is None or matrix.dim() != 2 or tuple(turned.shape) != tuple(matrix.shape)[::-1] or not turned.is_floating_point():
+        return None
+    rowwise = config.cast_config_input.scaling_granularity.name == "AXISWISE"
+    wide = config.cast_config_input_for_grad_weight.scaling_type.name == "DISABLED"
+    recipe = "rowwise_with_gw_hp" if rowwise and wide else "rowwise" if rowwise else "tensorwise"
+    return f"torchao.matmul_float8_{recipe}.default", [x, matrix]
+
+
 class Functions:
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
@@ -74,11 +91,15 @@ class Functions:
         def apply(cls, *args, **kwargs):
             if not recorder.recording or recorder.opaque is not None or _is_plain(cls):
                 return plain(cls, *args, **kwargs)
+            known = _operator_of(cls, args)
             frame = recorder.begin_opaque(_name_of(cls), args)
             try:
                 out = plain(cls, *args, **kwargs)
             finally:
                 recorder.opaque = None
+            if known is not None:
+                recorder.write(*known, out, frame)
+                return out
             node = _node_of(out)
             carried = _carried(node)
             recorder.end_opaque(frame, out, carried)

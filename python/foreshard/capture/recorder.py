@@ -77,7 +77,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Place:
     """Of an operator that ran inside an opaque one: the row that its result has, once that is written."""
 
+    name: str
     row: int | None = None
+    kept: bool = False  # by the policy of the region that runs
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Opaque:
 
     def measure(self, outputs: Any, name: str) -> Place:
         """New storages of the operator `name` that ran inside, and its place."""
-        place = Place()
+        place = Place(name)
         for key in [k for k, (weak, _) in self.live.items() if weak.expired()]:
             self._event(key, -self.live.pop(key)[1], "")
         for tensor in _tensors(outputs):
@@ -502,6 +504,19 @@ class Recorder(TorchDispatchMode):
         """A custom operator without autograd of its own."""
         moved = sum(t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor))
         return {"saved": [], "bytes_moved": moved, "flops": 0, "workspace_bytes": 0, "backward": []}
+
+    def write(self, name: str, args: list[torch.Tensor], result: torch.Tensor, frame: Opaque) -> None:
+        """An operator that rules know, in the place of the opaque one that has run."""
+        self.table.watch(self.now)
+        row = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": [self.reference(t) for t in args]}
+        if self.region is not None:
+            row["region"] = self.region
+        if kept := sorted({place.name for _, place in frame.asked if place.kept}):
+            row["kwargs"] = {"kept_inside": [{"text": each} for each in kept]}
+        self.ops.append(row)
+        value = self.table.add(self.table.new_name(), result, self.now)
+        value.grows = result.requires_grad
+        row["out"] = [value]
 
     def begin_opaque(self, name: str, args: Any) -> Opaque:
         self.table.watch(self.now)

@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, folder, names, script_step, sequence
+from . import PLAN, float8, folder, names, script_step, sequence
 from .names import class_of
 from .notes import note
 
@@ -41,6 +41,8 @@ def write(root, found: dict, call: dict) -> dict | None:
                 raise
             module = unsharded(root, call["forwards"], whole=False)
             captured = _capture(module, found, call)
+        if "float8" in found:
+            float8.mark(captured.document, found["float8"]["params"])
         captured.save(str(folder() / "model.json"))
         for text in captured.notes:
             note(text)

@@ -9,7 +9,7 @@ import sys
 import traceback
 import weakref
 
-from . import beside, loss, model, names, report, script_step, sequence, steps, tensor_plan
+from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan
 from .hooks import after_import
 from .notes import note
 
@@ -516,6 +516,8 @@ def finish() -> None:
     _found["keeps_outputs"] = loss.kept()
     if (cut := tensor_plan.found(_root())) is not None:
         _found["tensor"] = cut
+    if _found["runtime"] == "fsdp2" and (narrow := float8.found(_root())) is not None:
+        _found["float8"] = narrow
     if _first_call.get("sequence"):
         _found["sequence"] = _first_call["sequence"]
     import torch

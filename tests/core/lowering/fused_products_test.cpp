@@ -142,6 +142,25 @@ TEST(FusedProducts, AListOfOperatorsLooksInsideAFunction) {
   EXPECT_EQ(count_of(maxima.recompute_kernels, "aten.max.default"), 4);
 }
 
+// Its policy was asked when it was captured: each operator says what is kept inside of it.
+TEST(FusedProducts, ARegionOfTheModelsOwnKeepsWhatItsOperatorsName) {
+  const auto again = [](const ArgList& kept) {
+    Model model = two_blocks();
+    for (std::size_t i = 1; i < 3; ++i) {
+      model.regions.push_back({Region::Kind::Operators, {}, 0, {}, {}, {}});
+      model.ops[i].region = static_cast<std::int32_t>(i) - 1;
+      if (!kept.empty()) model.ops[i].kwargs.push_back({"kept_inside", Arg{kept}});
+    }
+    std::vector<SegmentRange> segments = segments_by_block(model, "Block", true);
+    for (SegmentRange& segment : segments) segment.module = {};
+    const Replay ran = replayed(model, all_trainable(model), {}, segments);
+    return std::pair(count_of(ran.recompute_kernels, "aten.max.default"),
+                     count_of(ran.recompute_kernels, "aten.abs.default"));
+  };
+  EXPECT_EQ(again({}), (std::pair<std::int64_t, std::int64_t>(4, 4)));
+  EXPECT_EQ(again({Arg{std::string("aten.max.default")}}), (std::pair<std::int64_t, std::int64_t>(0, 4)));
+}
+
 TEST(FusedProducts, AProductOfIntegersIsHeldIn32Bits) {
   const Model model = one_product("bitsandbytes.matmul_8bit_lt.default", DType::Int8);
   const Replay ran = replayed(model, {true, false});
