@@ -190,7 +190,7 @@ class Liveness {
     for (const std::int32_t id : made) {
       const auto at = static_cast<std::size_t>(id);
       const std::int32_t call = tree_.innermost[static_cast<std::size_t>(dies_[at])];
-    while (dies_[at] < last_ && tree_.innermost[static_cast<std::size_t>(dies_[at]) + 1] == call &&
+      while (dies_[at] < last_ && tree_.innermost[static_cast<std::size_t>(dies_[at]) + 1] == call &&
              is_brought_in(dies_[at] + 1))
         ++dies_[at];
     }

@@ -33,7 +33,8 @@ std::int64_t read_context(Reader& r, std::int64_t degree) {
   }
   r.set_number("mesh.context", degree, "parallelism.context_parallel_degree");
   r.translate("parallelism.context_parallel_rotate_method", "mesh.context_rotate", kRotates);
-  r.set_word("mesh.context_buffers", "whole", "parallelism.context_parallel_degree");  // since 0.2.2 it cuts inputs and positions alone
+  r.set_word("mesh.context_buffers", "whole",
+             "parallelism.context_parallel_degree");  // since 0.2.2 it cuts inputs and positions alone
   return degree;
 }
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 import weakref
 
-from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan
+from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan, units
 from .hooks import after_import
 from .notes import note
 
@@ -110,7 +110,7 @@ def _watch_fsdp1(python_module) -> None:
         if self._is_root is None or self._is_root:
             outermost = not getattr(run, "inside", False)
             if outermost:
-                _name_handles(self)
+                units.name_handles(self)
                 watched = _root_runs(self, args, kwargs)
                 run.inside = True
                 try:
@@ -282,17 +282,8 @@ def _shapes(tree):
     return tree_map(lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
-# ---------------------------------------------------------------------------------------------------------- units
-
-
-def _name_handles(root) -> None:
-    for name, module in root.named_modules():
-        if getattr(module, "_handle", None) is not None and hasattr(module, "_fsdp_wrapped_module"):
-            names.name_handle(module._handle, names.clean(name))
-
-
 def offloads() -> bool:
-    return any(row.get("cpu_offload") for row in _units(_root())) if _root() is not None else False
+    return any(row.get("cpu_offload") for row in units.found(_root())) if _root() is not None else False
 
 
 def _root():
@@ -303,102 +294,13 @@ def _root():
             _together = script_step.together(script_step.roots())
             if "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules:
                 names.name_groups(_together)
-            _name_handles(_together)
+            units.name_handles(_together)
         return _together
     called = _first_call.get("root")
     if called is not None and called() is not None:
         return called()
     alive = [each() for each in _roots if each() is not None]
     return alive[-1] if alive else None
-
-
-def _dtype(value) -> str:
-    return "none" if value is None else str(value).removeprefix("torch.")
-
-
-def _units(root) -> list[dict]:
-    if root is None:
-        return []
-    if "torch.distributed.fsdp" not in sys.modules:
-        return []
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
-        return [_unit1(name, m) for name, m in root.named_modules() if isinstance(m, FullyShardedDataParallel)]
-    return _units2(root)
-
-
-def _unit1(name: str, module) -> dict:
-    precision = module.mixed_precision
-    handle = module._handle
-    return {
-        "modules": [names.clean(name)], "class": type(module._fsdp_wrapped_module).__name__, "runtime": "fsdp1",
-        "strategy": module.sharding_strategy.name, "reshard_after_forward": module.sharding_strategy.name in ("FULL_SHARD", "HYBRID_SHARD"),
-        "param": _dtype(precision.param_dtype), "reduce": _dtype(precision.reduce_dtype), "buffer": _dtype(precision.buffer_dtype),
-        "output": "none", "keep_low_precision_grads": precision.keep_low_precision_grads,
-        "cast_forward_inputs": precision.cast_forward_inputs, "cpu_offload": module.cpu_offload.offload_params,
-        "backward_prefetch": module.backward_prefetch.name if module.backward_prefetch else "NONE",
-        "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
-        "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),
-        "parameters": 0 if handle is None else len(handle.flat_param._shapes),
-        "forward": [], "backward": [], "shard_dim": {}, "tensor_parallel": 1, "expert_parallel": 1,
-    }  # fmt: skip
-
-
-def _units2(root) -> list[dict]:
-    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
-
-    called = {id(module): names.clean(name) for name, module in root.named_modules()}
-    _tell_of_ties(root)
-    rows, seen = [], set()
-    for _, module in root.named_modules():
-        state = _get_module_fsdp_state(module)
-        if state is None or id(state) in seen:
-            continue
-        seen.add(id(state))
-        rows.append(_unit2(root, state, called))
-    return rows
-
-
-def _tell_of_ties(root) -> None:
-    """A script that ties weights of two units once more when they are sharded already."""
-    named: dict[int, str] = {}
-    for each in names.fsdp2_parameters(root):
-        name = names.clean(each._param_fqn or each._module_info.param_name)
-        first = named.setdefault(id(each.sharded_param), name)
-        if first != name:
-            note(f"{first} and {name} are one parameter since they were sharded: the plan has two, with gradients and states of their own")
-
-
-def _unit2(root, state, called) -> dict:
-    group, policy = state._fsdp_param_group, state._mp_policy
-    parameters = group.fsdp_params if group is not None else []
-    mesh = group.mesh_info if group is not None else None
-    after = group.post_forward_mesh_info if group is not None else None
-    shards = getattr(mesh, "shard_mesh_size", 0) or 0
-    reshard: bool | int = after is not None
-    if after is not None and getattr(after, "shard_mesh_size", shards) != shards:
-        reshard = after.shard_mesh_size
-
-    def names_of(states):
-        return [called.get(id(each._modules[0]), "?") for each in states]
-
-    dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
-    first = state._modules[0]
-    modules = [called.get(id(module), "?") for module in state._modules]
-    order = [names.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
-    return {
-        "modules": order if sorted(order) == sorted(modules) else modules,  # the first names the unit
-        "class": names.class_of(first).__name__, "runtime": "fsdp2",
-        "strategy": "HYBRID_SHARD" if mesh is not None and getattr(mesh, "replicate_mesh_size", 1) > 1 else "FULL_SHARD",
-        "reshard_after_forward": reshard, "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
-        "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
-        "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
-        "shard_group": shards, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
-        "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
-        "casts_at": [name + names.inside_wrapper(root, module) for name, module in zip(modules, state._modules)],
-        **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),
-    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- found
@@ -417,12 +319,12 @@ def optimizer_steps(optimizer) -> None:
         _found["optimizer"] = _optimizer(optimizer)
         return
     root = _root()
-    units = _units(root)
+    rows = units.found(root)
     import torch
 
-    runtime = units[0]["runtime"] if units else "none"
+    runtime = rows[0]["runtime"] if rows else "none"
     _found = {
-        "runtime": runtime, "units": units, "ddp": root is not None and _ddp_of(root) is not None,
+        "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
