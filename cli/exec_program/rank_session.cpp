@@ -48,6 +48,12 @@ ExitCode RankSession::run(const Job& job, const std::function<ExitCode()>& work)
     auto meeting =
         exec::Rendezvous::meet({place().master_address, place().master_port, place().rank, place().world_size,
                                 place().store_hosted_elsewhere, place().store_prefix, timeout()});
+    if (!meeting && meeting.error().got == exec::Rendezvous::kEndedBySignal && place().launcher == "foreshard") {
+      Console loud = console_;
+      loud.quiet = false;
+      if (first()) loud.note("note: stopped by a signal before the first step: nothing was trained, nothing is saved");
+      return ExitCode::Partial;
+    }
     if (!meeting) {
       // A word that ended the meeting is told by whoever left it.
       const bool told = !meeting.error().got.empty() && place().launcher == "foreshard";

@@ -114,7 +114,7 @@ class TcpRendezvous final : public Rendezvous {
       call([&] { there = store_->check({full(key)}); });
       if (there) break;
       if (const auto word = reported_failure(milliseconds::zero())) throw std::runtime_error(*word);
-      if (left(kEndedKey)) throw std::runtime_error("a signal ended a rank before all of them were connected");
+      if (left(kEndedKey)) throw std::runtime_error(std::string(kEndedBySignal));
       if (std::chrono::steady_clock::now() >= end) break;  // get() says what is missing
       std::this_thread::sleep_for(pause);
     }
@@ -220,6 +220,7 @@ class TcpRendezvous final : public Rendezvous {
       return text_of(expect(fmt::format("world_size/{}", other), options_.timeout));
     } catch (const std::exception& error) {
       if (const auto word = reported_failure(milliseconds::zero())) throw FailureWord(*word);
+      if (error.what() == kEndedBySignal) throw FailureWord(error.what());
       throw std::runtime_error(
           fmt::format("rank {} did not come within {} ms ({})", other, options_.timeout.count(), error.what()));
     }

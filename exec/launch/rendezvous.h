@@ -31,11 +31,13 @@ class Rendezvous {
  public:
   using Content = std::vector<std::uint8_t>;
 
+  static constexpr std::string_view kEndedBySignal = "a signal ended a rank before all of them were connected";
+
   virtual ~Rendezvous() = default;
 
   /// Rank 0 opens the port (unless hosted_elsewhere), the others come to it; returns once all are there. Errors: a port
   /// that is taken, ranks that do not come in time, another world size; the word of failure that another one left
-  /// meanwhile, which is what the error "got".
+  /// meanwhile, or kEndedBySignal, which is what the error "got".
   static Result<std::unique_ptr<Rendezvous>> meet(const RendezvousOptions& options);
 
   /// The launcher's side: opens a store on a free port for ranks that are told `hosted_elsewhere`. Its rank is -1.

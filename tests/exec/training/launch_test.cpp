@@ -161,6 +161,7 @@ TEST(Rendezvous, WhatARankThatFailedWouldBringIsNotWaitedFor) {
   ranks.other->report_failure("rank 1: there is no card");
   EXPECT_EQ(waiting.get(), "rank 1: there is no card");
   ranks.other->set("late", {2});
+  EXPECT_EQ(ranks.other->expect("late", kLong), Rendezvous::Content{2});  // by now it has arrived
   EXPECT_EQ(ranks.first->expect("late", kLong), Rendezvous::Content{2}) << "what is there is there";
 }
 
@@ -176,6 +177,15 @@ TEST(Rendezvous, NobodyWaitsForARankThatASignalHasEnded) {
     EXPECT_THAT(error.what(), HasSubstr("a signal ended a rank"));
   }
   EXPECT_EQ(ranks.first->expect("there", std::chrono::seconds(2)), Rendezvous::Content{1});
+}
+
+/// Who comes later ends as the signal ended the other, not as one that was called wrongly.
+TEST(Rendezvous, AMeetingThatASignalHasEndedSaysSo) {
+  const auto host = Rendezvous::host("127.0.0.1", 2).value();
+  host->note_ended();
+  const auto met = Rendezvous::meet({"127.0.0.1", host->port(), 1, 2, true, "", std::chrono::seconds(20)});
+  ASSERT_FALSE(met);
+  EXPECT_EQ(met.error().got, Rendezvous::kEndedBySignal);
 }
 
 TEST(LocalRanks, EachRankIsToldItsPlaceAndSuccessIsThatOfAll) {
