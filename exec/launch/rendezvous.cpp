@@ -113,8 +113,8 @@ class TcpRendezvous final : public Rendezvous {
     for (milliseconds pause(1); !there; pause = std::min(2 * pause, kLongestPause)) {
       call([&] { there = store_->check({full(key)}); });
       if (there) break;
-      if (const auto word = reported_failure(milliseconds::zero())) throw std::runtime_error(*word);
-      if (left(kEndedKey)) throw std::runtime_error(std::string(kEndedBySignal));
+      if (const auto word = reported_failure(milliseconds::zero())) throw FailureWord(*word);
+      if (left(kEndedKey)) throw FailureWord(std::string(kEndedBySignal));
       if (std::chrono::steady_clock::now() >= end) break;  // get() says what is missing
       std::this_thread::sleep_for(pause);
     }
@@ -218,9 +218,10 @@ class TcpRendezvous final : public Rendezvous {
   std::string size_told_by(int other) {
     try {
       return text_of(expect(fmt::format("world_size/{}", other), options_.timeout));
+    } catch (const FailureWord&) {
+      throw;
     } catch (const std::exception& error) {
       if (const auto word = reported_failure(milliseconds::zero())) throw FailureWord(*word);
-      if (error.what() == kEndedBySignal) throw FailureWord(error.what());
       throw std::runtime_error(
           fmt::format("rank {} did not come within {} ms ({})", other, options_.timeout.count(), error.what()));
     }

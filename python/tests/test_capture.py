@@ -581,7 +581,7 @@ class Regions(unittest.TestCase):
             def __init__(self, granularity, of_gradient):
                 super().__init__()
                 self.weight = torch.nn.Parameter(torch.empty(16, 16))
-                self.config = Is(cast_config_input=Is(scaling_granularity=Is(name=granularity)),
+                self.config = Is(cast_config_input=Is(scaling_granularity=Is(name=granularity), scaling_type=Is(name="DYNAMIC")),
                                  cast_config_input_for_grad_weight=Is(scaling_type=Is(name=of_gradient)))  # fmt: skip
 
             def forward(self, x):
@@ -592,6 +592,9 @@ class Regions(unittest.TestCase):
             model = capture(Block(*given), torch.empty(16, 16), loss=scalar)
             self.assertEqual([op["args"] for op in ops(model, f"matmul_float8_{recipe}")], [["%x", "@weight"]])
             self.assertFalse([op for op in ops(model) if "opaque" in op])
+
+        unknown = capture(Block("TENSORWISE", "DISABLED"), torch.empty(16, 16), loss=scalar)
+        self.assertEqual(len([op for op in ops(unknown) if "opaque" in op]), 1, "no recipe of torchao's: nobody guesses")
 
         def policy(ctx, func, *args, **kwargs):
             return CheckpointPolicy.MUST_SAVE if func is torch.ops.aten.max.default else CheckpointPolicy.PREFER_RECOMPUTE

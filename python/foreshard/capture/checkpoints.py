@@ -18,17 +18,20 @@ from .recorder import Place, Recorder
 _COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor")  # what parallel styles bring in
 
 
-def _keeps(policy, context, name, saved, args) -> bool:
+def _keeps(answer) -> bool:
+    return answer is True or answer in (checkpointing.CheckpointPolicy.MUST_SAVE, checkpointing.CheckpointPolicy.PREFER_SAVE)
+
+
+def _keeps_collective(policy, context, name, args) -> bool:
     """Whether a policy would keep what this collective makes: no such call was met, the model ran whole."""
     collective = getattr(getattr(torch.ops, "_c10d_functional", None), name, None)
     if collective is None:
         return False
     given = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor)][:1]
     try:
-        answer = policy(context, collective.default, *given)
+        return _keeps(policy(context, collective.default, *given))
     except Exception:  # it looks at arguments that there are not
         return False
-    return answer is True or answer in saved
 
 
 class Regions:
@@ -98,14 +101,12 @@ class Regions:
                 yield
         else:
             keep = row["save"] = []
-            saved = (checkpointing.CheckpointPolicy.MUST_SAVE, checkpointing.CheckpointPolicy.PREFER_SAVE)
             context = checkpointing.SelectiveCheckpointContext(is_recompute=False)
 
             def decide(func, fargs, fkwargs, index):
                 if func in checkpointing.SAC_IGNORED_OPS:
                     return
-                answer = policy(context, func, *fargs, **fkwargs)
-                if answer is True or answer in saved:
+                if _keeps(policy(context, func, *fargs, **fkwargs)):
                     keep.append(index)
                     if isinstance(index, Place):
                         index.kept = True
@@ -115,7 +116,7 @@ class Regions:
                 yield
             finally:
                 self._recorder.on_operator.remove(decide)
-                collectives = [name for name in _COLLECTIVES if _keeps(policy, context, name, saved, args)]
+                collectives = [name for name in _COLLECTIVES if _keeps_collective(policy, context, name, args)]
                 if collectives:
                     row["save_collectives"] = [f"_c10d_functional.{name}" for name in collectives]
                 rows = [place.row if isinstance(place, Place) else place for place in keep]

@@ -61,6 +61,9 @@ def _of_sum(blocks: list[int], total: int) -> list[int]:
 
 
 _FLOAT8 = "torchao.float8.float8_linear.matmul_with_hp_or_float8_args"
+_RECIPES = {  # what x's scales are of, and whether the matrix's gradient is a product in 16 bits
+    ("TENSORWISE", False): "tensorwise", ("AXISWISE", False): "rowwise", ("AXISWISE", True): "rowwise_with_gw_hp",
+}  # fmt: skip
 
 
 def _operator_of(cls: type, args: tuple) -> tuple[str, list[torch.Tensor]] | None:
@@ -71,10 +74,9 @@ def _operator_of(cls: type, args: tuple) -> tuple[str, list[torch.Tensor]] | Non
     matrix = turned._base
     if matrix is None or matrix.dim() != 2 or tuple(turned.shape) != tuple(matrix.shape)[::-1] or not turned.is_floating_point():
         return None
-    rowwise = config.cast_config_input.scaling_granularity.name == "AXISWISE"
-    wide = config.cast_config_input_for_grad_weight.scaling_type.name == "DISABLED"
-    recipe = "rowwise_with_gw_hp" if rowwise and wide else "rowwise" if rowwise else "tensorwise"
-    return f"torchao.matmul_float8_{recipe}.default", [x, matrix]
+    given, wide = config.cast_config_input, config.cast_config_input_for_grad_weight.scaling_type.name == "DISABLED"
+    recipe = _RECIPES.get((given.scaling_granularity.name, wide)) if given.scaling_type.name == "DYNAMIC" else None
+    return None if recipe is None else (f"torchao.matmul_float8_{recipe}.default", [x, matrix])
 
 
 class Functions:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 
+_CHECKPOINT = "_checkpoint_wrapped_module"
 _names1: dict[int, str] = {}  # FSDP1: id of a flat parameter's handle -> name
 _names2: dict[int, str] = {}  # FSDP2: id of a group of parameters -> name, where several roots are parts of one model
 
 
 def clean(name: str) -> str:
     """A unit's name without the wrappers that a plan does not have."""
-    parts = (part for part in (name or "").split(".") if part not in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
+    parts = (part for part in (name or "").split(".") if part not in ("_fsdp_wrapped_module", _CHECKPOINT, "_orig_mod"))
     return ".".join(parts)
 
 
-def inside_wrapper(root, module) -> str:
-    """What its own name ends with where it lies in a checkpoint wrapper."""
-    for name, each in root.named_modules():
-        if each is module:
-            return "._checkpoint_wrapped_module" if name.endswith("._checkpoint_wrapped_module") else ""
-    return ""
+def beside_wrapper(name: str) -> str:
+    """As clean(), but a module inside a checkpoint wrapper is told from the wrapper (capture's `units`)."""
+    return f"{clean(name)}.{_CHECKPOINT}" if name.endswith(f".{_CHECKPOINT}") else clean(name)
 
 
 def name_handle(handle, name: str) -> None:

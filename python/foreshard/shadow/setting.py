@@ -320,6 +320,8 @@ def optimizer_steps(optimizer) -> None:
         return
     root = _root()
     rows = units.found(root)
+    if root is not None:
+        units.tell_of_ties(root)
     import torch
 
     runtime = rows[0]["runtime"] if rows else "none"

@@ -50,20 +50,21 @@ def _unit1(name: str, module) -> dict:
 def _units2(root) -> list[dict]:
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-    called = {id(module): names.clean(name) for name, module in root.named_modules()}
-    _tell_of_ties(root)
+    called = {id(module): name for name, module in root.named_modules()}
     rows, seen = [], set()
-    for _, module in root.named_modules():
+    for module in root.modules():
         state = _get_module_fsdp_state(module)
         if state is None or id(state) in seen:
             continue
         seen.add(id(state))
-        rows.append(_unit2(root, state, called))
+        rows.append(_unit2(state, called))
     return rows
 
 
-def _tell_of_ties(root) -> None:
+def tell_of_ties(root) -> None:
     """A script that ties weights of two units once more when they are sharded already."""
+    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return
     named: dict[int, str] = {}
     for each in names.fsdp2_parameters(root):
         name = names.clean(each._param_fqn or each._module_info.param_name)
@@ -72,7 +73,8 @@ def _tell_of_ties(root) -> None:
             note(f"{first} and {name} are one parameter since they were sharded: the plan has two, with gradients and states of their own")
 
 
-def _unit2(root, state, called) -> dict:
+def _unit2(state, called) -> dict:
+    """`called`: names of modules by id, with wrappers."""
     group, policy = state._fsdp_param_group, state._mp_policy
     parameters = group.fsdp_params if group is not None else []
     mesh = group.mesh_info if group is not None else None
@@ -83,11 +85,12 @@ def _unit2(root, state, called) -> dict:
         reshard = after.shard_mesh_size
 
     def names_of(states):
-        return [called.get(id(each._modules[0]), "?") for each in states]
+        return [names.clean(called.get(id(each._modules[0]), "?")) for each in states]
 
     dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
     first = state._modules[0]
-    modules = [called.get(id(module), "?") for module in state._modules]
+    wrapped = [called.get(id(module), "?") for module in state._modules]
+    modules = [names.clean(name) for name in wrapped]
     order = [names.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
     return {
         "modules": order if sorted(order) == sorted(modules) else modules,  # the first names the unit
@@ -98,6 +101,6 @@ def _unit2(root, state, called) -> dict:
         "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
         "shard_group": shards, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
         "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
-        "casts_at": [name + names.inside_wrapper(root, module) for name, module in zip(modules, state._modules)],
+        "casts_at": [names.beside_wrapper(name) for name in wrapped],
         **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),
     }  # fmt: skip
