@@ -166,6 +166,10 @@ class Shadow(unittest.TestCase):
         _, job = self.watch("mesh.py", "--experts")
         self.assertEqual(job["mesh"], {"expert": 2, "plan": {"blocks.*.experts": "experts"}})
 
+    def test_weights_that_are_tied_when_they_are_sharded(self):
+        answer, _ = self.watch("mesh.py", "--tie")
+        self.assertTrue(any(note.startswith("embed.weight and head.weight are one parameter") for note in answer["notes"]), answer["notes"])
+
     def test_tokens_that_the_device_has_counted_go_in_even_shares(self):
         answer, _ = self.watch("mesh.py", "--exchange")
         self.assertTrue(any("even share" in note for note in answer["notes"]), answer["notes"])

@@ -51,6 +51,13 @@ def fsdp2_parameters(root) -> list:
     return [parameter for group in dict.fromkeys(groups) for parameter in getattr(group, "fsdp_params", [])]
 
 
+def fsdp2_named_parameters(root) -> list[tuple[str, object]]:
+    """The same with their names in `root`: PyTorch's own lack the module where several are one unit."""
+    called = {id(module): clean(name) for name, module in root.named_modules()}
+    infos = [(each._module_info, each) for each in fsdp2_parameters(root)]
+    return [(f"{called.get(id(info.module), '')}.{info.param_name}".removeprefix("."), each) for info, each in infos]
+
+
 def of_script(thing) -> str:
     """The variable that the script has for it; empty: none."""
     frame = sys._getframe(1)

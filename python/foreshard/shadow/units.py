@@ -66,8 +66,7 @@ def tell_of_ties(root) -> None:
     if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
         return
     named: dict[int, str] = {}
-    for each in names.fsdp2_parameters(root):
-        name = names.clean(each._param_fqn or each._module_info.param_name)
+    for name, each in names.fsdp2_named_parameters(root):
         first = named.setdefault(id(each.sharded_param), name)
         if first != name:
             note(f"{first} and {name} are one parameter since they were sharded: the plan has two, with gradients and states of their own")

@@ -1,5 +1,5 @@
 """Decoders on a mesh: sequences that ranks share, by context_parallel() or by hooks on attention; blocks cut over tensor ranks and recomputed by
-operator; rows exchanged by counts that the device has; experts on ranks; replicas."""
+operator; rows exchanged by counts that the device has; experts on ranks; replicas; weights tied again."""
 
 import argparse
 
@@ -20,6 +20,7 @@ parser.add_argument("--tensor", action="store_true")
 parser.add_argument("--exchange", action="store_true")
 parser.add_argument("--experts", action="store_true")
 parser.add_argument("--replicate", action="store_true")
+parser.add_argument("--tie", action="store_true")
 parser.add_argument("--offload", action="store_true")
 args = parser.parse_args()
 SEQ, DIM, HEADS, WORDS = 512, 256, 4, 4000
@@ -135,6 +136,8 @@ else:
         fully_shard(part, **places)
     fully_shard(model, **places)
     model.to_empty(device="cpu" if args.offload else "cuda")
+    if args.tie:
+        model.head.weight = model.embed.weight
     if args.offload:
         model.table = model.table.cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
