@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <set>
 #include <string_view>
 
@@ -15,6 +16,7 @@
 #include "cli/verbs/verbs.h"
 #include "core/job/job_file.h"
 #include "core/output_file.h"
+#include "core/traps.h"
 #include "shadow/device_log.h"
 #include "shadow/differences.h"
 #include "shadow/found_job.h"
@@ -200,21 +202,25 @@ class Answering {
       console_.note(fmt::format("timeline: {}", flags_.timeline));
     }
     if (answer_.run.setting) {
-      if (const auto written = find(); !written) return fail(written.error());
+      find();
       if (const auto compared = compare(*log); !compared) return fail(compared.error());
+      if (const auto written = write_job(); !written) return fail(written.error());
     }
     return std::move(answer_);
   }
 
  private:
-  Result<void> find() {
+  void find() {
     const std::string& model = answer_.run.setting->model_file;
     auto found = shadow::found_job(answer_.run, {flags_.profile, options_.world.ranks_per_node},
                                    model.empty() ? "" : folder_ / model);
     append(answer_.differences, std::move(found.beyond));
     answer_.found = std::move(found.job);
+  }
+
+  Result<void> write_job() {
     Job beside = *answer_.found;
-    beside.model.source = model;  // relative to the file
+    beside.model.source = answer_.run.setting->model_file;  // relative to the file
     answer_.job_text = shadow::short_job_text(beside);
     if (!folder_.kept()) return {};
     answer_.job_file = folder_.kept_as("job.toml");
@@ -228,7 +234,8 @@ class Answering {
       answer_.meant = meant->job;
       append(answer_.differences, shadow::setting_differences(*answer_.found, meant->job));
     }
-    const Job& job = answer_.meant ? *answer_.meant : *answer_.found;
+    Job job = answer_.meant ? *answer_.meant : *answer_.found;
+    if (!answer_.meant) allow_all(job);
     if (flags_.no_plan || job.model.source.empty()) return {};
     auto beside = plan_beside(job);
     if (!beside) {
@@ -236,6 +243,7 @@ class Answering {
       answer_.notes.push_back("no plan beside it: " + to_text(beside.error()));
       return {};
     }
+    if (!answer_.meant) tell_traps(beside->plan);
     answer_.compared = !log.steps.empty();
     if (answer_.compared) {
       const bool meets_inside = job.mesh.tensor * job.mesh.expert * job.mesh.context > 1;
@@ -243,6 +251,22 @@ class Answering {
     }
     answer_.plan = std::move(beside->prediction);
     return {};
+  }
+
+  /// What PyTorch accepts without an error the script has done, whatever it means.
+  static void allow_all(Job& job) {
+    job.fsdp.allow_traps.resize(kTraps);
+    std::iota(job.fsdp.allow_traps.begin(), job.fsdp.allow_traps.end(), 1);
+  }
+
+  void tell_traps(const Plan& plan) {
+    auto& allowed = answer_.found->fsdp.allow_traps;
+    for (const Trap& trap : plan.traps) {
+      if (!trap.refused || std::find(allowed.begin(), allowed.end(), trap.number) != allowed.end()) continue;
+      allowed.push_back(trap.number);
+      answer_.notes.push_back(
+          fmt::format("trap {}, {}: {}; instead: {}", trap.number, trap.name, trap.text, trap.remedy));
+    }
   }
 
   const ShadowFlags& flags_;

@@ -421,6 +421,8 @@ std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g) {
   MeshKernels mesh(emit, dimension_of(op));
   if (op.name == "mesh.copy" && op.args.size() == 2) return {mesh.all_reduce(g)};
   const Layout& own = in.node.in[0];
+  if (op.name == "mesh.copy" && std::get<std::string>(op.args[2].value) == "share")
+    return {mesh.copy("aten.div.Scalar", g, contiguous_layout(own.sizes, own.dtype))};
   if (op.name == "mesh.copy") return {mesh.copy("aten.clone.default", g, contiguous_layout(own.sizes, own.dtype))};
   if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, own.sizes[0], true)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));

@@ -15,7 +15,8 @@
 //   Equal
 //                                                    ones, or as many rows as `splits` says: `rows` expected of them
 //
-//   mesh.copy(x, mesh, backward)                     handed on; backward sums, or slice: takes this rank's part
+//   mesh.copy(x, mesh, backward)                     handed on; backward sums, or slice: takes this rank's part, or
+//                                                    share: an equal share of what every rank has
 //
 //   mesh.embedding(weight, ids, mesh=, begin=, whole=)   backward makes the gradient of all rows
 //

@@ -6,15 +6,11 @@
 #include <utility>
 
 #include "core/lowering/op_rules.h"
+#include "core/mesh/cut_errors.h"
+#include "core/mesh/terms.h"
 
 namespace foreshard::mesh {
 namespace {
-
-std::string text_of(const Shape& shape) {
-  std::string text = "[";
-  for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
 
 /// "aten.view.default" -> "view".
 std::string_view base_name(std::string_view name) {
@@ -54,7 +50,12 @@ class Carrier {
  public:
   Carrier(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results, const Group& group,
           const std::string& place)
-      : op_(op), args_(args), results_(results), group_(group), place_(place), name_(base_name(op.name)) {}
+      : op_(op),
+        args_(args),
+        results_(results),
+        group_(group),
+        errors_{op, args, group, place},
+        name_(base_name(op.name)) {}
 
   Result<std::vector<Cut>> run() {
     bool any = false;
@@ -67,6 +68,7 @@ class Carrier {
     if (!any) {
       Cut same;
       same.replica = replica;
+      same.spread = spread_;
       return std::vector<Cut>(results_.size(), same);
     }
     auto made = cuts();
@@ -79,61 +81,13 @@ class Carrier {
  private:
   using Cuts = std::vector<Cut>;
 
-  Error mixes(const std::string& why) const {
-    std::string shapes;
-    for (const CutTensor& arg : args_) {
-      shapes += (shapes.empty() ? "" : ", ") + text_of(arg.shape);
-      if (arg.cut.cut()) shapes += " cut along " + std::to_string(arg.cut.dim);
-      if (arg.cut.term) shapes += " to be summed";
-    }
-    return {ErrorCode::Inconsistent,
-            op_.name + " mixes what lies on different ranks: " + why,
-            {},
-            place_,
-            "operators between a colwise and a rowwise module that keep the cut dimension apart",
-            shapes,
-            "change mesh.plan so that its input is whole, or leave the module out"};
-  }
-  Error does_not_divide(std::int64_t size) const {
-    return {ErrorCode::OutOfRange,
-            "the ranks of the mesh do not divide what is cut over them",
-            {},
-            place_,
-            "a number of heads, or a width, that " + std::to_string(group_.ranks) + " divides",
-            std::to_string(size),
-            "choose a degree that divides it"};
-  }
-
-  /// What a sequence module hands on is no local tensor.
-  Error outside_plan() const {
-    return mixes(
-        "the sequence module before it hands on a DTensor, and this layer is no part of the plan (PyTorch: "
-        "RuntimeError: Attempted to flatten multiple dimensions, with dimension 1 being sharded, or: mixed "
-        "torch.Tensor and DTensor)");
-  }
-
-  /// Modules see local tensors and literal widths of heads: torch refuses a view that would tear one.
-  Error torn_head(std::int64_t heads) const {
-    Error error = does_not_divide(heads);
-    error.message +=
-        " (PyTorch: RuntimeError: shape is invalid for input of the rank's size)";  // one line for all degrees
-    return error;
-  }
-
-  /// DTensor takes a local result for the same part of a whole that all ranks have.
-  Error uneven_sum(std::int64_t size) const {
-    const std::int64_t rows = (size + group_.ranks - 1) / group_.ranks;
-    Error error = does_not_divide(size);
-    error.message = "PyTorch fails here: RuntimeError: a and b must have same reduction dim, but got " +
-                    std::to_string(rows * group_.ranks) + " and " + std::to_string(size);
-    return error;
-  }
-
   Result<Cuts> cuts() {
+    if (std::any_of(args_.begin(), args_.end(), [](const CutTensor& x) { return x.cut.term; })) {
+      if (auto terms = carry_terms(op_, args_, results_.size())) return std::move(*terms);
+      return fail(errors_.mixes("terms of a sum"));
+    }
     if (name_ == "view" || name_ == "_unsafe_view" || name_ == "reshape" || name_ == "flatten" || name_ == "unflatten")
       return reshaped();
-    if (scales_term()) return Cuts{args_.front().cut};
-    if (args_.front().cut.term || (args_.size() > 1 && args_.back().cut.term)) return fail(mixes("terms of a sum"));
     if (name_ == "t" || name_ == "transpose" || name_ == "permute") return permuted();
     if (name_ == "unsqueeze" || name_ == "squeeze" || name_ == "expand" || name_ == "expand_as") return stretched();
     if (name_ == "slice" || name_ == "select" || name_ == "narrow") return parts();
@@ -150,26 +104,34 @@ class Carrier {
     if (name_.find("scaled_dot_product") != name_.npos) return attended();
     if (name_ == "native_layer_norm" || name_ == "_fused_rms_norm" || name_ == "rms_norm") return normalised();
     if (name_ == "constant_pad_nd") return padded();
+    if (name_ == "new_empty" || name_ == "new_zeros" || name_ == "new_ones" || name_ == "new_full") return fresh();
     if (reduces()) return reduced();
     const OpRule* rule = find_op_rule(op_.name);
     const bool pointwise = rule != nullptr && (rule->form == OpForm::Elementwise || rule->form == OpForm::LikeFirst ||
                                                rule->form == OpForm::InPlace || rule->form == OpForm::Alias ||
                                                rule->form == OpForm::CopyIfNeeded);
     if (pointwise || name_ == "clone" || name_ == "native_dropout" || name_ == "_to_copy") return pointwise_cuts();
-    return fail(mixes("there is no rule that carries the cut through it"));
+    return fail(errors_.mixes("there is no rule that carries the cut through it"));
   }
 
-  /// Terms times one number that all ranks have are terms of the product (linear_pointwise_strategy).
-  bool scales_term() const {
-    const bool scales = name_ == "mul" || name_ == "div";
-    const bool one = args_.size() < 2 || (args_[1].cut == Cut() && numel_of(args_[1].shape) == 1);
-    return scales && one && args_.front().cut.term;
-  }
-
-  /// Rows that were sent to the rank's experts, by their weights.
+  /// Rows that were sent to the rank's experts, by their weights; or all rows, by a part of every expert's matrix.
   Result<Cuts> grouped() {
+    const bool stacked = args_.size() > 1 && args_[0].shape.size() == 2 && args_[1].shape.size() == 3;
+    if (stacked && args_[1].cut.dim > 0) {
+      const Cut &x = args_[0].cut, &w = args_[1].cut;
+      Cut out;
+      if (!x.cut() && w.dim == 2) {
+        out = w;
+        out.dim = 1;
+      } else if (x.dim == 1 && w.dim == 1) {
+        out.term = true;
+      } else {
+        return fail(errors_.mixes("only one side of the product's inner dimension is cut"));
+      }
+      return Cuts{out};
+    }
     const bool by_experts = args_.size() > 1 && args_[1].cut.dim == 0 && args_[1].shape.size() == 3;
-    if (!by_experts || args_.front().cut.cut()) return fail(mixes("its experts are not cut as wholes"));
+    if (!by_experts || args_.front().cut.cut()) return fail(errors_.mixes("its experts are not cut as wholes"));
     return Cuts(results_.size());
   }
 
@@ -179,7 +141,6 @@ class Carrier {
     const CutTensor& x = args_.front();
     const Shape& out = results_.front();
     Cut cut = x.cut;
-    if (!cut.cut()) return Cuts{cut};  // a sum's term: the same everywhere
     // Both shapes fall into groups of neighbouring dimensions with equal products.
     std::size_t i = 0, j = 0;
     while (i < x.shape.size() || j < out.size()) {
@@ -201,7 +162,7 @@ class Carrier {
       cut.before *= product(x.shape, i0, at);
       cut.after *= product(x.shape, at + 1, i);
       const bool heads = i - i0 == 1 && i == x.shape.size() && j - j0 == 2 && cut.before == 1 && cut.after == 1;
-      if (heads && out[j0] == 1 && cut.whole != 1) return fail(torn_head(1));
+      if (heads && out[j0] == 1 && cut.whole != 1) return fail(errors_.torn_head(1));
       auto placed = place(cut, out, j0, j);
       if (!placed) return tl::unexpected(placed.error());
       if (name_ == "unflatten")
@@ -210,7 +171,7 @@ class Carrier {
         rewrite_sizes(1, name_ == "reshape" ? "shape" : "size", *placed, out);
       return Cuts{*placed};
     }
-    return fail(mixes("no dimension of the result is the one that is cut"));
+    return fail(errors_.mixes("no dimension of the result is the one that is cut"));
   }
 
   /// The dimension of `out` between `begin` and `end` that takes the cut up.
@@ -226,7 +187,7 @@ class Carrier {
         return cut;
       }
       if (ahead == cut.before && cut.whole % out[d] == 0) {  // cut into pieces: whole ones for every rank
-        if (out[d] % group_.ranks != 0) return tl::unexpected(torn_head(out[d]));
+        if (out[d] % group_.ranks != 0) return tl::unexpected(errors_.torn_head(out[d]));
         cut.dim = static_cast<std::int32_t>(d);
         cut.before = cut.after = 1;
         cut.whole = out[d];
@@ -239,7 +200,7 @@ class Carrier {
         return cut;
       }
     }
-    return tl::unexpected(mixes("the reshape tears the cut dimension apart"));
+    return tl::unexpected(errors_.mixes("the reshape tears the cut dimension apart"));
   }
 
   /// `first`: the dimension that the list begins with.
@@ -300,7 +261,7 @@ class Carrier {
     const std::int32_t dim = wrap(integer_argument(op_, 1, "dim", 0), x.shape.size());
     if (dim == cut.dim) {
       const bool all = name_ == "slice" && results_.front() == x.shape;
-      if (!all) return fail(mixes("it takes a part of the cut dimension"));
+      if (!all) return fail(errors_.mixes("it takes a part of the cut dimension"));
       return Cuts{cut};
     }
     if (name_ == "select" && dim < cut.dim) --cut.dim;
@@ -319,12 +280,12 @@ class Carrier {
   /// The parts of a fused projection: a module sees its rank's rows alone and takes an equal share of them for each.
   Result<Cuts> fused() {
     const CutTensor& x = args_.front();
-    if (name_ == "unbind" || x.cut.before != 1) return fail(mixes("it splits the cut dimension"));
+    if (name_ == "unbind" || x.cut.before != 1) return fail(errors_.mixes("it splits the cut dimension"));
     const auto at = static_cast<std::size_t>(x.cut.dim);
     Cuts out;
     for (const Shape& shape : results_) {
       const std::int64_t whole = shape[at] / x.cut.after;
-      if (shape[at] % x.cut.after != 0 || whole % group_.ranks != 0) return fail(does_not_divide(shape[at]));
+      if (shape[at] % x.cut.after != 0 || whole % group_.ranks != 0) return fail(errors_.does_not_divide(shape[at]));
       out.push_back(x.cut);
       out.back().whole = whole;
       out.back().apart = true;
@@ -344,14 +305,14 @@ class Carrier {
     const std::int32_t dim = wrap(integer_argument(op_, 1, "dim", 0), rank);
     const Cut cut = args_.front().cut;
     for (const CutTensor& x : args_)
-      if (!(x.cut == cut)) return fail(mixes("its parts are cut differently"));
-    if (dim == cut.dim) return fail(mixes("it joins along the cut dimension"));
+      if (!(x.cut == cut)) return fail(errors_.mixes("its parts are cut differently"));
+    if (dim == cut.dim) return fail(errors_.mixes("it joins along the cut dimension"));
     return Cuts{cut};
   }
 
   Result<Cuts> same_dim(const CutTensor& x) {
     if (static_cast<std::size_t>(x.cut.dim) + 1 >= x.shape.size() && name_ == "view_as_complex")
-      return fail(mixes("pairs of the cut dimension"));
+      return fail(errors_.mixes("pairs of the cut dimension"));
     return Cuts{x.cut};
   }
 
@@ -365,15 +326,15 @@ class Carrier {
     if (rank == 3 && a.cut.dim == 0 && b.cut.dim == 0) {
       out = a.cut;
     } else if (a.cut.dim == rank - 1 && b.cut.dim == rank - 2) {
-      if (a.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(a.shape.back()));
+      if (a.shape.back() % group_.ranks != 0) return tl::unexpected(errors_.uneven_sum(a.shape.back()));
       out.term = true;
     } else if (a.cut.dim == rank - 2 && !b.cut.cut()) {
-      if (a.cut.spread) return fail(outside_plan());
+      if (a.cut.spread) return fail(errors_.outside_plan());
       out = a.cut;
     } else if (b.cut.dim == rank - 1 && !a.cut.cut()) {
       out = b.cut;
     } else {
-      return fail(mixes("only one side of the product's inner dimension is cut"));
+      return fail(errors_.mixes("only one side of the product's inner dimension is cut"));
     }
     return Cuts{out};
   }
@@ -383,13 +344,13 @@ class Carrier {
     const CutTensor &a = args_[0], &b = args_[1];
     const auto left = static_cast<std::int32_t>(a.shape.size()), right = static_cast<std::int32_t>(b.shape.size());
     const auto rank = static_cast<std::int32_t>(results_.front().size());
-    if (left < 2 || right < 2) return fail(mixes("a product of vectors"));
+    if (left < 2 || right < 2) return fail(errors_.mixes("a product of vectors"));
     Cut out;
     if (a.cut.cut() && b.cut.cut() && a.cut.dim < left - 2 && left - a.cut.dim == right - b.cut.dim) {
       out = a.cut;
       out.dim += rank - left;
     } else if (a.cut.dim == left - 1 && b.cut.dim == right - 2) {
-      if (a.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(a.shape.back()));
+      if (a.shape.back() % group_.ranks != 0) return tl::unexpected(errors_.uneven_sum(a.shape.back()));
       out.term = true;
     } else if (a.cut.cut() && a.cut.dim < left - 1 && !b.cut.cut() && (right == 2 || a.cut.dim == left - 2)) {
       out = a.cut;
@@ -398,7 +359,7 @@ class Carrier {
       out = b.cut;
       out.dim = rank - 1;
     } else {
-      return fail(mixes("only one side of the product's inner dimension is cut"));
+      return fail(errors_.mixes("only one side of the product's inner dimension is cut"));
     }
     return Cuts{out};
   }
@@ -408,7 +369,7 @@ class Carrier {
     const CutTensor& x = args_.front();
     const std::int64_t times = integer_argument(op_, 1, "repeats", 0), none = static_cast<std::int64_t>(x.shape.size());
     const std::int64_t dim = integer_argument(op_, 2, "dim", none);
-    if (times < 1 || dim == none) return fail(mixes("it repeats elements of all dimensions at once"));
+    if (times < 1 || dim == none) return fail(errors_.mixes("it repeats elements of all dimensions at once"));
     Cut cut = x.cut;
     if (wrap(dim, x.shape.size()) == cut.dim) cut.after *= times;
     return Cuts{cut};
@@ -419,16 +380,16 @@ class Carrier {
     const auto last = static_cast<std::int32_t>(x.shape.size()) - 1;
     Cut out;
     if (x.cut.dim == last && w.cut.dim == 1) {
-      if (x.shape.back() % group_.ranks != 0) return tl::unexpected(uneven_sum(x.shape.back()));
+      if (x.shape.back() % group_.ranks != 0) return tl::unexpected(errors_.uneven_sum(x.shape.back()));
       out.term = true;
     } else if (x.cut.cut() && x.cut.dim != last && !w.cut.cut()) {
-      if (x.cut.spread) return fail(outside_plan());
+      if (x.cut.spread) return fail(errors_.outside_plan());
       out = x.cut;
     } else if (!x.cut.cut() && w.cut.dim == 0) {
       out = w.cut;
       out.dim = last;
     } else {
-      return fail(mixes("only one side of the product's inner dimension is cut"));
+      return fail(errors_.mixes("only one side of the product's inner dimension is cut"));
     }
     return Cuts{out};
   }
@@ -450,10 +411,10 @@ class Carrier {
   Result<Cuts> attended() {
     const Cut cut = args_[0].cut;
     for (std::size_t i = 0; i < 3; ++i) {
-      if (args_[i].cut.dim != 1) return fail(mixes("attention is cut by heads alone"));
+      if (args_[i].cut.dim != 1) return fail(errors_.mixes("attention is cut by heads alone"));
     }
     if (args_[0].cut.whole * args_[0].cut.after % group_.ranks != 0)
-      return tl::unexpected(does_not_divide(args_[0].shape[1]));
+      return tl::unexpected(errors_.does_not_divide(args_[0].shape[1]));
     Cuts out;
     for (const Shape& shape : results_) {
       const bool by_head = shape.size() >= 3 && shape[1] == args_[0].shape[1];
@@ -468,7 +429,7 @@ class Carrier {
     const CutTensor& x = args_.front();
     const auto dims = integers(op_, 1, "normalized_shape").size();
     if (!x.cut.cut() || static_cast<std::size_t>(x.cut.dim) + dims >= x.shape.size())
-      return fail(mixes("it normalises over the cut dimension"));
+      return fail(errors_.mixes("it normalises over the cut dimension"));
     return Cuts(results_.size(), x.cut);
   }
 
@@ -477,7 +438,17 @@ class Carrier {
     const auto padding = integers(op_, 1, "pad");
     const std::size_t from_end = x.shape.size() - 1 - static_cast<std::size_t>(x.cut.dim);
     if (2 * from_end + 1 < padding.size() && (padding[2 * from_end] != 0 || padding[2 * from_end + 1] != 0))
-      return fail(mixes("it pads the cut dimension"));
+      return fail(errors_.mixes("it pads the cut dimension"));
+    return Cuts{x.cut};
+  }
+
+  /// Sizes that a module takes from its local tensors.
+  Result<Cuts> fresh() {
+    const CutTensor& x = args_.front();
+    const Shape& out = results_.front();
+    const auto at = static_cast<std::size_t>(x.cut.dim);
+    if (out.size() != x.shape.size() || out[at] != x.shape[at]) return Cuts{Cut()};
+    rewrite_sizes(1, "size", x.cut, out);
     return Cuts{x.cut};
   }
 
@@ -500,12 +471,12 @@ class Carrier {
     for (const std::int64_t dim : dims) {
       if (wrap(dim, rank) == x.cut.dim) {
         if (name_ == "sum") return Cuts{summed()};
-        return fail(mixes("it reduces the cut dimension"));
+        return fail(errors_.mixes("it reduces the cut dimension"));
       }
       if (wrap(dim, rank) < x.cut.dim) ++gone;
     }
     if (all && (name_ == "sum" || name_ == "mean")) return Cuts{summed()};
-    if (all) return fail(mixes("it reduces the cut dimension"));
+    if (all) return fail(errors_.mixes("it reduces the cut dimension"));
     Cuts out;
     for (const Shape& shape : results_) {
       Cut cut = x.cut;
@@ -528,13 +499,14 @@ class Carrier {
         if (!x.cut.cut()) continue;
         Cut here = x.cut;
         here.dim += static_cast<std::int32_t>(shape.size() - x.shape.size());
-        if (cut.cut() && here.dim != cut.dim) return fail(mixes("its operands are cut along different dimensions"));
+        if (cut.cut() && here.dim != cut.dim)
+          return fail(errors_.mixes("its operands are cut along different dimensions"));
         if (!cut.cut()) cut = here;
       }
       for (const CutTensor& x : args_) {  // the others are broadcast along it, or have the same part
         const std::int32_t own = cut.dim - static_cast<std::int32_t>(shape.size() - x.shape.size());
         if (x.cut.cut() || own < 0 || x.shape[static_cast<std::size_t>(own)] == 1) continue;
-        return fail(mixes("one operand is cut and the other is whole"));
+        return fail(errors_.mixes("one operand is cut and the other is whole"));
       }
       cut.replica = false;
       out.push_back(cut);
@@ -546,7 +518,7 @@ class Carrier {
   const std::vector<CutTensor>& args_;
   const std::vector<Shape>& results_;
   const Group& group_;
-  const std::string& place_;
+  const CutErrors errors_;
   std::string_view name_;
   bool spread_ = false;
 };

@@ -50,6 +50,7 @@ struct CutTensor {
   Shape shape;
   Cut cut;
   bool floating = true;
+  std::int32_t value = -1;  // -1: a parameter or buffer
 };
 
 /// Where the results of `op` are cut; constant sizes among its arguments become those of this rank. `results`: the

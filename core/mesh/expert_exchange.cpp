@@ -23,37 +23,6 @@ ProgramCutter::Caller ProgramCutter::caller_of(const Open& open) const {
   return caller;
 }
 
-std::int32_t ProgramCutter::shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args,
-                                   const Caller& caller) {
-  const auto id = static_cast<std::int32_t>(model_.values.size());
-  ValueInfo made = model_.values[static_cast<std::size_t>(from)];
-  made.shape = shape;
-  made.strides.clear();
-  made.held = {};
-  model_.values.push_back(std::move(made));
-  whole_.push_back(shape);
-  cuts_.emplace_back();
-  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
-  Op& op = emit(name, from, caller.module, caller.call);
-  for (Arg& arg : args) op.args.push_back(std::move(arg));
-  op.out.push_back(ValueId(id));
-  return id;
-}
-
-/// x.view(sizes).transpose(0, 1).reshape(to): a copy where both of the exchanged dimensions count.
-std::int32_t ProgramCutter::swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller) {
-  const std::int32_t viewed = shaped("aten.view.default", value, sizes, {numbers_arg(sizes)}, caller);
-  Shape turned = sizes;
-  std::swap(turned[0], turned[1]);
-  const std::int32_t moved = shaped("aten.transpose.int", viewed, turned, {number_arg(0), number_arg(1)}, caller);
-  ValueInfo& info = model_.values[static_cast<std::size_t>(moved)];
-  info.strides = {sizes[2] * sizes[3], sizes[1] * sizes[2] * sizes[3], sizes[3], 1};
-  if (sizes[0] == 1 || sizes[1] == 1) return shaped("aten.view.default", moved, to, {numbers_arg(to)}, caller);
-  const std::int32_t copied = shaped("aten.clone.default", moved, turned, {}, caller);
-  ops_.back().kwargs.push_back({"memory_format", Arg{std::string("torch.contiguous_format")}});
-  return shaped("aten._unsafe_view.default", copied, to, {numbers_arg(to)}, caller);
-}
-
 /// What goes into a call of experts: [experts, rows, width] of this rank's tokens becomes [its experts, all ranks'
 /// rows, width].
 std::int32_t ProgramCutter::dispatch(const Open& open, std::int32_t value) {

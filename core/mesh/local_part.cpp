@@ -45,7 +45,8 @@ Result<void> ProgramCutter::carry_local(std::int32_t index) {
   Op op = old_[at];
   if (options_.part == nullptr || options_.part->ops.size() != old_.size() || options_.part->ops[at].name != op.name ||
       options_.part->ops[at].out != op.out) {
-    return fail(not_local(place_of(op), "only a model that is built for a length runs on a part of its sequence",
+    return fail(not_local(place_of(model_, op),
+                          "only a model that is built for a length runs on a part of its sequence",
                           "a program of another length"));
   }
   op = options_.part->ops[at];
@@ -57,7 +58,7 @@ Result<void> ProgramCutter::carry_local(std::int32_t index) {
     value->id = ValueId(seen(value->id.value));
     const Shape& shape = model_.values[value->id.index()].shape;
     if (!wrong && shape != expected)
-      wrong = not_local(place_of(op), "what this module reads is no part of the sequence",
+      wrong = not_local(place_of(model_, op), "what this module reads is no part of the sequence",
                         fmt::format("[{}], not [{}]", fmt::join(shape, ", "), fmt::join(expected, ", ")));
   });
   if (wrong) return fail(std::move(*wrong));

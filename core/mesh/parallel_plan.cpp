@@ -9,13 +9,17 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 7> kStyles{{{"colwise", ModuleStyle::Colwise},
-                                                                           {"rowwise", ModuleStyle::Rowwise},
-                                                                           {"head", ModuleStyle::Head},
-                                                                           {"sequence", ModuleStyle::Sequence},
-                                                                           {"gather", ModuleStyle::Gather},
-                                                                           {"local", ModuleStyle::Local},
-                                                                           {"experts", ModuleStyle::Experts}}};
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 10> kStyles{
+    {{"colwise", ModuleStyle::Colwise},
+     {"rowwise", ModuleStyle::Rowwise},
+     {"head", ModuleStyle::Head},
+     {"sequence", ModuleStyle::Sequence},
+     {"gather", ModuleStyle::Gather},
+     {"local", ModuleStyle::Local},
+     {"replicate", ModuleStyle::Replicate},
+     {"summed", ModuleStyle::Summed},
+     {"expert_tensor", ModuleStyle::ExpertTensor},
+     {"experts", ModuleStyle::Experts}}};
 
 Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
   return {code, std::move(message), {}, "mesh.plan", std::move(expected), std::move(got), std::move(hint)};
@@ -25,8 +29,8 @@ Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
   return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
-                         "colwise, rowwise, head, sequence, gather, local or experts", "\"" + word + "\"",
-                         "docs/meshes.md says what each does"));
+                         "colwise, rowwise, head, sequence, replicate, gather, summed, local, expert_tensor or experts",
+                         "\"" + word + "\"", "docs/meshes.md says what each does"));
 }
 
 /// What has weights of its own to cut: a matrix, and at most a vector beside it.
@@ -81,6 +85,22 @@ void run_around_experts(const Model& model, std::vector<ModuleStyle>& styles) {
   for (std::size_t m = 0; m < styles.size(); ++m) {
     const bool keeps = styles[m] == ModuleStyle::Local || styles[m] == ModuleStyle::Experts;
     if (local[m] && !keeps) styles[m] = ModuleStyle::None;
+  }
+}
+
+/// Without ranks of their own experts are cut as layers are: every expert's matrices, around them a module that sums
+/// what it hands on (torchtitan's apply_moe_ep_tp). Its layers that the plan leaves alone, as the router, stay whole.
+void cut_matrices_of_experts(const Model& model, std::vector<ModuleStyle>& styles) {
+  for (const ModuleId experts : modules_of_experts(model)) {
+    const ModuleId around = model.modules[experts.index()].parent;
+    if (!around.valid()) continue;
+    styles[experts.index()] = ModuleStyle::ExpertTensor;
+    styles[around.index()] = ModuleStyle::Summed;
+    for (std::size_t m = 0; m < styles.size(); ++m) {
+      const ModuleInfo& module = model.modules[m];
+      if (module.parent == around && styles[m] == ModuleStyle::None && !module.params.empty())
+        styles[m] = ModuleStyle::Replicate;
+    }
   }
 }
 
@@ -146,6 +166,7 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
     for (const ModuleId module : modules_of_experts(model)) styles[module.index()] = ModuleStyle::Experts;
     if (mesh.tensor > 1) run_around_experts(model, styles);
   }
+  if (!own && mesh.tensor > 1 && mesh.expert == 1) cut_matrices_of_experts(model, styles);
   return styles;
 }
 

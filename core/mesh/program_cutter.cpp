@@ -6,22 +6,6 @@
 namespace foreshard::mesh {
 namespace {
 
-Arg value_arg(std::int32_t id) { return Arg{ValueRef{ValueId(id)}}; }
-
-/// Strides of the whole tensor's order of dimensions, without holes, for another shape.
-Shape strides_like(const Shape& strides, const Shape& shape) {
-  std::vector<std::size_t> order(shape.size());
-  for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] > strides[b]; });
-  Shape out(shape.size());
-  std::int64_t step = 1;
-  for (std::size_t k = order.size(); k-- > 0;) {
-    out[order[k]] = step;
-    step *= std::max<std::int64_t>(shape[order[k]], 1);
-  }
-  return out;
-}
-
 /// Its gradient comes as no part of the parameter's own placement: a term of the ranks' sum, or of all rows.
 bool placed_in_backward(const ParamInfo& info) {
   return info.requires_grad && info.part.gradient != MeshPart::Gradient::Part;
@@ -68,14 +52,33 @@ const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
   return nullptr;
 }
 
+namespace {
+
+/// How a value lies in this rank's memory, as far as reshapes and expansions made it.
+Layout layout_here(const Model& model, const std::vector<Op>& ops, std::int32_t value) {
+  const ValueInfo& info = model.values[static_cast<std::size_t>(value)];
+  Layout layout = contiguous_layout(dims_of(info.shape), info.dtype);
+  const Op* op = latest_maker(ops, value);
+  const auto* from = op == nullptr || op->args.empty() ? nullptr : std::get_if<ValueRef>(&op->args.front().value);
+  if (from == nullptr) return layout;
+  const Layout base = layout_here(model, ops, from->id.value);
+  const std::int32_t lead = layout.sizes.n - base.sizes.n;
+  if (op->name == "aten.expand.default" && lead >= 0) {
+    layout.strides = broadcast_strides(base, layout.sizes);
+  } else if (op->name == "aten.view.default" || op->name == "aten._unsafe_view.default" ||
+             op->name == "aten.unsqueeze.default") {
+    Dims strides;
+    if (view_strides(base, layout.sizes, strides)) layout.strides = strides;
+  }
+  return layout;
+}
+
+}  // namespace
+
 ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& styles, std::vector<Cut> params,
                              const TensorOptions& options)
-    : model_(model), styles_(styles), params_(std::move(params)), options_(options) {
-  old_ = std::move(model.ops);
+    : RankProgram(model, options), styles_(styles), params_(std::move(params)), old_(std::move(model.ops)) {
   model.ops.clear();
-  cuts_.resize(model.values.size());
-  made_at_.assign(model.values.size(), -1);
-  for (const ValueInfo& value : model.values) whole_.push_back(value.shape);
 }
 
 Result<void> ProgramCutter::run() {
@@ -93,13 +96,15 @@ Result<void> ProgramCutter::run() {
     if (auto done = carry(static_cast<std::int32_t>(i)); !done) return done;
   }
   if (auto closed = close_until(0); !closed) return closed;
+  for (const std::int32_t param : partial_.lacking())
+    if (model_.params[static_cast<std::size_t>(param)].requires_grad) note_partial(model_, ParamId(param));
   renumber();
   model_.ops = std::move(ops_);
   return {};
 }
 
-std::string ProgramCutter::place_of(const Op& op) const {
-  return op.module.valid() ? model_.modules[op.module.index()].fqn : std::string("the root");
+std::string place_of(const Model& model, const Op& op) {
+  return op.module.valid() ? model.modules[op.module.index()].fqn : std::string("the root");
 }
 
 // ------------------------------------------------------------------------------------------------ calls of modules
@@ -138,10 +143,17 @@ Result<void> ProgramCutter::close_until(std::size_t depth) {
   return {};
 }
 
+/// Inside a module that sums what it hands on.
+bool ProgramCutter::sums_later() const {
+  return std::any_of(open_.begin(), open_.end(),
+                     [this](const Open& open) { return styles_[open.module.index()] == ModuleStyle::Summed; });
+}
+
 /// What a module hands on: a rowwise one's sum over the ranks, a head's logits.
 void ProgramCutter::finish_rowwise(const Open& open) {
   const ModuleStyle style = styles_[open.module.index()];
-  if (style != ModuleStyle::Rowwise && style != ModuleStyle::Head) return;
+  const bool sums = style == ModuleStyle::Summed || (style == ModuleStyle::Rowwise && !sums_later());
+  if (!sums && style != ModuleStyle::Head) return;
   if (ops_.empty() || ops_.back().out.empty() || !ops_.back().out.front().valid()) return;
   const std::int32_t result = ops_.back().out.front().value;
   Cut& cut = cuts_[static_cast<std::size_t>(result)];
@@ -157,58 +169,6 @@ void ProgramCutter::finish_rowwise(const Open& open) {
 }
 
 // ------------------------------------------------------------------------------------------------ new operators
-
-Op& ProgramCutter::emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call) {
-  Op& op = ops_.emplace_back();
-  op.name = name;
-  op.module = module;
-  op.call = call;
-  op.region = region_;
-  op.args.push_back(value_arg(from));
-  return op;
-}
-
-std::int32_t ProgramCutter::add_value(std::int32_t like, const Cut& cut) {
-  const auto id = static_cast<std::int32_t>(model_.values.size());
-  ValueInfo made = model_.values[static_cast<std::size_t>(like)];
-  made.name += ".mesh";
-  made.strides.clear();
-  model_.values[static_cast<std::size_t>(like)].held = {};  // Python names what comes out
-  model_.values.push_back(std::move(made));
-  whole_.push_back(whole_[static_cast<std::size_t>(like)]);
-  cuts_.push_back(cut);
-  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
-  set_local(id, cut);
-  return id;
-}
-
-void ProgramCutter::set_local(std::int32_t value, const Cut& cut) {
-  ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
-  const Shape whole = whole_[static_cast<std::size_t>(value)];
-  cuts_[static_cast<std::size_t>(value)] = cut;
-  info.shape = local_shape(whole, cut, options_.group);
-  if (!info.strides.empty() && cut.cut()) info.strides = strides_like(info.strides, info.shape);
-}
-
-/// All-gather along the cut dimension; backward scatters the gradients' sum, or takes this rank's slice of it.
-std::int32_t ProgramCutter::gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call) {
-  const Cut from = cuts_[static_cast<std::size_t>(value)];
-  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
-  Cut to;
-  to.replica = replica;
-  const std::int32_t made = add_value(value, to);
-  if (!slices) {  // an input: Python names what it handed over
-    model_.values[static_cast<std::size_t>(value)].held = held;
-    model_.values[static_cast<std::size_t>(made)].held = {Hold::Until::Call, -1, module};  // the call's argument
-  }
-  Op& op = emit("mesh.all_gather", value, module, call);
-  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
-  op.args.push_back(Arg{static_cast<std::int64_t>(from.dim)});
-  op.args.push_back(Arg{from.before * from.whole * from.after});
-  op.args.push_back(Arg{std::string(slices ? "slice" : "reduce_scatter")});
-  op.out.push_back(ValueId(made));
-  return made;
-}
 
 /// DTensor's split along the dimension that is cut (split_strategy, unshard_tensor_dim) takes pieces of the whole,
 /// which is gathered; its gradient is summed and cut again.
@@ -244,50 +204,6 @@ void ProgramCutter::find_homes() {
   }
 }
 
-/// A parameter whose gradient is the sum of the ranks', or of all rows, of which this rank takes its own.
-std::int32_t ProgramCutter::placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region) {
-  const ParamInfo& info = model_.params[param.index()];
-  const auto id = static_cast<std::int32_t>(model_.values.size());
-  ValueInfo made;
-  made.name = info.fqn + ".mesh";
-  made.shape = info.shape;
-  made.dtype = is_floating(info.dtype) ? model_.compute_dtype : info.dtype;
-  model_.values.push_back(std::move(made));
-  whole_.push_back(info.shape);
-  cuts_.emplace_back();
-  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
-  Op& op = ops_.emplace_back();
-  op.name = "mesh.copy";
-  op.module = module;
-  op.call = call;
-  op.region = region;
-  op.args.push_back(Arg{ParamRef{param}});
-  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
-  if (info.part.gradient == MeshPart::Gradient::Whole) op.args.push_back(Arg{std::string("slice")});
-  op.out.push_back(ValueId(id));
-  return id;
-}
-
-/// The sum over the ranks: whole on each, or cut along the sequence.
-std::int32_t ProgramCutter::reduce(std::int32_t value, ModuleId module, std::int32_t call) {
-  Cut to;
-  const Shape whole = whole_[static_cast<std::size_t>(value)];
-  const bool scatter = options_.sequence && whole.size() > 2;
-  if (scatter) {
-    to.dim = kSequenceDim;
-    to.whole = whole[static_cast<std::size_t>(kSequenceDim)];
-  }
-  const std::int32_t made = add_value(value, to);
-  Op& op = emit(scatter ? "mesh.reduce_scatter" : "mesh.all_reduce", value, module, call);
-  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
-  if (scatter) {
-    op.args.push_back(Arg{static_cast<std::int64_t>(to.dim)});
-    op.args.push_back(Arg{to.whole});
-  }
-  op.out.push_back(ValueId(made));
-  return made;
-}
-
 // ------------------------------------------------------------------------------------------------ operators
 
 std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
@@ -301,18 +217,18 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
     case ModuleStyle::Gather:
       return options_.sequence && along_sequence ? gather(value, false, true, module, open.call) : value;
     case ModuleStyle::Colwise:
-    case ModuleStyle::Head: {
+    case ModuleStyle::Head:
       if (along_sequence) return gather(value, false, true, module, open.call);
-      if (cut.cut() || cut.replica || cut.term) return value;
-      Cut same = cut;
-      same.replica = true;
+      if (cut.cut() || cut.replica || cut.term || (cut.spread && !partial_.arrives(value))) return value;
+      return copied(value, {module, open.call}, true);
+    case ModuleStyle::Replicate: return enter_replicated(open, value);
+    case ModuleStyle::ExpertTensor: return cut.cut() || cut.term ? value : copied(value, {module, open.call}, false);
+    case ModuleStyle::Summed: {  // a local tensor, whose gradient is taken to be whole
+      if (!options_.sequence || !along_sequence) return value;
       const Hold held = model_.values[static_cast<std::size_t>(value)].held;
-      const std::int32_t made = add_value(value, same);
+      const std::int32_t made = gather(value, true, false, module, open.call);
       model_.values[static_cast<std::size_t>(value)].held = held;
-      model_.values[static_cast<std::size_t>(made)].held = {};
-      Op& copy = emit("mesh.copy", value, module, open.call);
-      copy.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
-      copy.out.push_back(ValueId(made));
+      model_.values[static_cast<std::size_t>(made)].held = {Hold::Until::Call, -1, module};
       return made;
     }
     default: return value;
@@ -349,32 +265,13 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
   }
 }
 
-/// How a value lies in this rank's memory, as far as reshapes and expansions made it.
-Layout ProgramCutter::layout_here(std::int32_t value) const {
-  const ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
-  Layout layout = contiguous_layout(dims_of(info.shape), info.dtype);
-  const Op* op = latest_maker(ops_, value);
-  const auto* from = op == nullptr || op->args.empty() ? nullptr : std::get_if<ValueRef>(&op->args.front().value);
-  if (from == nullptr) return layout;
-  const Layout base = layout_here(from->id.value);
-  const std::int32_t lead = layout.sizes.n - base.sizes.n;
-  if (op->name == "aten.expand.default" && lead >= 0) {
-    layout.strides = broadcast_strides(base, layout.sizes);
-  } else if (op->name == "aten.view.default" || op->name == "aten._unsafe_view.default" ||
-             op->name == "aten.unsqueeze.default") {
-    Dims strides;
-    if (view_strides(base, layout.sizes, strides)) layout.strides = strides;
-  }
-  return layout;
-}
-
 /// A reshape that copies in the whole model may be a view of a rank's part: one head repeated is an expansion.
 void ProgramCutter::without_copy(Op& op) {
   if (op.name != "aten._unsafe_view.default" || ops_.empty() || ops_.back().name != "aten.clone.default") return;
   const auto* copied = std::get_if<ValueRef>(&op.args.front().value);
   const auto* from = std::get_if<ValueRef>(&ops_.back().args.front().value);
   if (copied == nullptr || from == nullptr || ops_.back().out.front() != copied->id) return;
-  const Layout base = layout_here(from->id.value);
+  const Layout base = layout_here(model_, ops_, from->id.value);
   Dims strides;
   if (base.contiguous() || !view_strides(base, dims_of(model_.values[op.out.front().index()].shape), strides)) return;
   op.name = "aten.view.default";
@@ -389,27 +286,23 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
     const ValueId id = op.out[k];
     if (!id.valid()) continue;
     if (of_sequence && cuts[k].dim == kSequenceDim) cuts[k].spread = true;  // a DTensor: use_local_output is false
+    if (replicates() && !cuts[k].cut()) {
+      cuts[k].spread = true;  // a DTensor too
+      cuts[k].replica = false;
+    }
     if (made_at_[id.index()] < 0) made_at_[id.index()] = index;
     set_local(id.value, cuts[k]);
   }
 }
 
-Result<void> ProgramCutter::carry(std::int32_t index) {
-  if (open_local() != nullptr) return carry_local(index);
-  Op op = std::move(old_[static_cast<std::size_t>(index)]);
-  each_arg(op, [&](Arg& arg) {
-    if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
-  });
-  exchange_rows(op);
-  gather_to_split(op);
+/// What an operator reads; parameters whose gradients are placed by the program become values.
+std::vector<CutTensor> ProgramCutter::tensors_of(Op& op) {
   std::vector<CutTensor> args;
-  bool torn = false;
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) {
       const std::int32_t id = value->id.value;
-      torn = torn || torn_.contains(id);
       args.push_back({whole_[static_cast<std::size_t>(id)], cuts_[static_cast<std::size_t>(id)],
-                      is_floating(model_.values[static_cast<std::size_t>(id)].dtype)});
+                      is_floating(model_.values[static_cast<std::size_t>(id)].dtype), id});
     } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
       const ParamInfo& info = model_.params[param->id.index()];
       Shape whole = info.shape;
@@ -423,9 +316,24 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       args.push_back({model_.buffers[static_cast<std::size_t>(buffer->index)].shape, {}, true});
     }
   });
+  return args;
+}
+
+Result<void> ProgramCutter::carry(std::int32_t index) {
+  if (open_local() != nullptr) return carry_local(index);
+  Op op = std::move(old_[static_cast<std::size_t>(index)]);
+  each_arg(op, [&](Arg& arg) {
+    if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
+  });
+  exchange_rows(op);
+  gather_to_split(op);
+  part_whole_operands(op);
+  share_gradients(op);
+  const std::vector<CutTensor> args = tensors_of(op);
   whole_params_.read(model_, op, args, options_.dimension);
-  if (torn)
-    return fail(not_local(place_of(op), "this reads what the ranks of the tensor dimension chose each", op.name));
+  if (std::any_of(args.begin(), args.end(), [this](const CutTensor& x) { return torn_.contains(x.value); }))
+    return fail(
+        not_local(place_of(model_, op), "this reads what the ranks of the tensor dimension chose each", op.name));
   place_.back() = static_cast<std::int32_t>(ops_.size());  // after what its arguments needed
   std::vector<Shape> results;
   for (const ValueId id : op.out) results.push_back(id.valid() ? whole_[id.index()] : Shape());
@@ -435,18 +343,20 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     if (op.name == "aten._log_softmax.default") cuts.front() = args.front().cut;
     make_spread_loss(op, args.front().cut, options_);
   } else {
-    auto carried = carry_on(op, args, results, options_.group, place_of(op));
+    auto carried = carry_on(op, args, results, options_.group, place_of(model_, op));
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);
-    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart) note_fused(model_, place_of(op));
+    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart) note_fused(model_, place_of(model_, op));
     follow_rows(op, args, results, cuts);
   }
   set_results(op, std::move(cuts), index);
+  partial_.follow(op, args, replicates() ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
-  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Rowwise) finish_results(ops_.back());
+  const bool keeps = !open_.empty() && styles_[open_.back().module.index()] == ModuleStyle::Rowwise;
+  if (!keeps && !sums_later()) finish_results(ops_.back());
   return {};
 }
 

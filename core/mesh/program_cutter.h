@@ -11,39 +11,14 @@
 
 #include "core/mesh/cut.h"
 #include "core/mesh/parallel_plan.h"
+#include "core/mesh/partial_gradients.h"
+#include "core/mesh/rank_program.h"
 #include "core/mesh/whole_parameters.h"
 #include "core/model/model.h"
 #include "core/operators/layout.h"
 #include "core/result.h"
 
 namespace foreshard::mesh {
-
-/// What the job asks of the tensor dimension.
-struct TensorOptions {
-  Group group;
-  std::int32_t dimension = 0;  // Model::mesh
-  bool sequence = true;        // the residual stream is cut along the sequence
-  bool loss = true;            // logits stay cut
-  /// Gradients are brought to their parameters' placement where autograd makes them, before FSDP sees them: parameters
-  /// are local tensors to it (FSDP1), which the program turns into DTensors again.
-  bool places_gradients = false;
-  /// By ParamId, where gradients are placed: the module of the FSDP unit that holds it. Its views become DTensors when
-  /// the unit is gathered, before all of its operators, so autograd sums their gradients after all of them.
-  std::vector<ModuleId> home;
-  /// The same program for one rank's part of the sequence, what "local" modules run; nullptr: there are none.
-  const Model* part = nullptr;
-  double imbalance = 1;  // what this rank's experts receive of chosen tokens, over an even spread
-};
-
-/// Which dimension of an activation the sequence is: [batch, sequence, width].
-inline constexpr std::int32_t kSequenceDim = 1;
-
-inline Arg number_arg(std::int64_t value) { return Arg{value}; }
-inline Arg numbers_arg(const Shape& values) {
-  ArgList list;
-  for (const std::int64_t value : values) list.push_back(number_arg(value));
-  return Arg{std::move(list)};
-}
 
 template <class Visit>
 void each_arg(ArgList& args, const Visit& visit) {
@@ -70,16 +45,22 @@ void each_arg(Op& op, const Visit& visit) {
 /// a value that is there has not made it.
 const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value);
 
+/// The name of an operator's module, for errors.
+std::string place_of(const Model& model, const Op& op);
+
 /// What the module at `place` cannot do on a rank's part of the sequence.
 Error not_local(std::string place, std::string message, std::string got);
 
-class ProgramCutter {
+class ProgramCutter : private RankProgram {
  public:
   /// `model`: whole; its parameters' parts are `params`, by ParamId.
   ProgramCutter(Model& model, const std::vector<ModuleStyle>& styles, std::vector<Cut> params,
                 const TensorOptions& options);
 
   Result<void> run();
+
+  /// Parameters of style "replicate" whose gradients are terms of the ranks' sum.
+  const std::set<std::int32_t>& terms() const { return partial_.reached(); }
 
  private:
   /// A styled module whose call is running.
@@ -90,30 +71,21 @@ class ProgramCutter {
     std::map<std::int32_t, std::int32_t> inputs;  // value outside -> what the module sees
   };
 
-  struct Caller {
-    ModuleId module;
-    std::int32_t call = 0;
-  };
-
   Result<void> carry(std::int32_t index);
+  std::vector<CutTensor> tensors_of(Op& op);
   Result<void> open_modules(const Op& op, std::int32_t index);
   Result<void> close_until(std::size_t depth);
   void finish_rowwise(const Open& open);
   std::int32_t seen(std::int32_t value);
   std::int32_t enter(Open& open, std::int32_t value);
-  Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
-  std::int32_t add_value(std::int32_t like, const Cut& cut);
-  std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
+  std::int32_t enter_replicated(const Open& open, std::int32_t value);
+  bool sums_later() const;
   void gather_to_split(Op& op);
   void find_homes();
-  std::int32_t placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
-  std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
-  void set_local(std::int32_t value, const Cut& cut);
   void set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index);
   void finish_results(const Op& op);
   void renumber();
   void special(Op& op, const std::vector<CutTensor>& args);
-  Layout layout_here(std::int32_t value) const;
   void without_copy(Op& op);
 
   // Modules that run on a rank's own part (local_part.cpp)
@@ -122,8 +94,6 @@ class ProgramCutter {
 
   // Experts (expert_exchange.cpp)
   Caller caller_of(const Open& open) const;
-  std::int32_t shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args, const Caller& caller);
-  std::int32_t swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller);
   std::int32_t dispatch(const Open& open, std::int32_t value);
   Result<void> combine(const Open& open);
   std::int64_t experts_in(ModuleId module) const;
@@ -140,7 +110,6 @@ class ProgramCutter {
     std::int32_t splits = -1, by_rank = -1;  // [2, ranks] on the host; rows of this rank's experts: [ranks, experts]
     std::int32_t ends = -1;                  // of this rank's experts
   };
-  std::int32_t typed(std::int32_t value, DType dtype);
   Loads exchanged_loads(std::int32_t ends, std::int64_t experts, const Caller& caller);
   std::int32_t send_rows(std::int32_t value, std::int64_t experts, const Loads& loads, const Caller& caller);
   std::int32_t rows_back(std::int32_t value, const Caller& caller);
@@ -148,20 +117,19 @@ class ProgramCutter {
   void follow_rows(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results,
                    std::vector<Cut>& cuts);
 
-  Error refused_in_experts(Error error) const;
-  std::string place_of(const Op& op) const;
+  // Whole operands beside cut ones (whole_operands.cpp)
+  void part_whole_operands(Op& op);
+  void share_gradients(Op& op);
+  bool replicates() const;
+  std::int32_t part_of_operand(std::int32_t value, std::int32_t base, const Cut& cut, const Caller& caller);
 
-  Model& model_;
+  Error refused_in_experts(Error error) const;
+
   const std::vector<ModuleStyle>& styles_;
   std::vector<Cut> params_;
-  TensorOptions options_;
   WholeParameters whole_params_;
-  std::vector<Op> old_, ops_;
-  std::vector<Shape> whole_;                  // of values
-  std::vector<Cut> cuts_;                     // of values
-  std::vector<std::int32_t> made_at_;         // operator of the whole program; -1: an input
-  std::map<std::int32_t, std::int32_t> now_;  // value -> what stands for it from now on
-  std::vector<std::int32_t> place_;           // first operator of this one, in the new program
+  PartialGradients partial_;
+  std::vector<Op> old_;
   std::vector<Open> open_;
   std::set<std::int32_t> torn_;                       // values of a rank's part that are no part of the whole model's
   std::vector<Rows> rows_of_;                         // by exchange
@@ -170,7 +138,6 @@ class ProgramCutter {
   std::map<std::int32_t, std::vector<ParamId>> due_;  // operator of the whole program -> what is gathered before it
   std::map<std::int32_t, std::int32_t> placed_;       // parameter -> what its readers see
   std::vector<ModuleId> chain_;
-  std::int32_t region_ = -1;  // of new operators
   std::int32_t chain_call_ = -1;
   ModuleId chain_module_;
 };

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "core/mesh/context_cut.h"
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
+#include "core/mesh/stacked_matrices.h"
 #include "core/model/mesh_dimension.h"
 #include "core/plan/units/groups.h"
 #include "core/plan/units/units.h"
@@ -53,6 +55,18 @@ void thaw(Model& model, ParamInfo& param) {
   model.parallel.push_back({param.fqn, "thawed"});
 }
 
+/// Which dimension of a parameter is cut; -1: none, as of a bias that is added once. `matrices`: of stacked ones.
+std::int32_t cut_dimension(ModuleStyle style, const ParamInfo& param, bool table,
+                           const std::map<std::int32_t, std::int32_t>& matrices, ParamId id) {
+  if (style == ModuleStyle::ExpertTensor) {
+    const auto known = matrices.find(id.value);
+    return known == matrices.end() ? -1 : known->second;
+  }
+  const bool rowwise = style == ModuleStyle::Rowwise;
+  if (param.shape.size() != 2 && rowwise) return -1;
+  return rowwise != table ? 1 : 0;
+}
+
 /// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied.
 void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
                 std::vector<Cut>& cuts) {
@@ -60,8 +74,10 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
   const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const ModuleStyle style = local[m] ? ModuleStyle::Sequence : styles[m];  // whole weights, a part of the tokens
-    if (style == ModuleStyle::None || style == ModuleStyle::Gather) continue;
+    if (style == ModuleStyle::None || style == ModuleStyle::Gather || style == ModuleStyle::Summed) continue;
     if (style == ModuleStyle::Sequence && !options.sequence) continue;  // plain tensor parallelism leaves norms alone
+    std::map<std::int32_t, std::int32_t> matrices;
+    if (style == ModuleStyle::ExpertTensor) matrices = mesh::cut_matrices(model, ModuleId(m));
     for (const ParamId id : model.modules[m].params) {
       ParamInfo& param = model.params[id.index()];
       if (param.part.dimension >= 0) continue;  // experts
@@ -69,16 +85,14 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
       param.shares = ParamId();
       param.part.dimension = options.dimension;
       if (options.places_gradients) thaw(model, param);
-      const bool matrix = param.shape.size() == 2;
-      if (style == ModuleStyle::Sequence) {
-        param.part.gradient = MeshPart::Gradient::Term;
+      if (style == ModuleStyle::Sequence || style == ModuleStyle::Replicate) {
+        if (style == ModuleStyle::Sequence) param.part.gradient = MeshPart::Gradient::Term;
         thaw(model, param);
         continue;
       }
       const bool table = tables[id.index()];
-      std::int32_t dim = style == ModuleStyle::Rowwise ? 1 : 0;
-      if (table) dim = 1 - dim;
-      if (!matrix && style == ModuleStyle::Rowwise) continue;  // a bias that is added once
+      const std::int32_t dim = cut_dimension(style, param, table, matrices, id);
+      if (dim < 0) continue;
       Cut& cut = cuts[id.index()];
       cut.dim = dim;
       cut.whole = param.shape[static_cast<std::size_t>(dim)];
@@ -291,7 +305,18 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
   if (options.places_gradients) options.home = homes_of(model, job);
   std::vector<Cut> cuts(model.params.size());
   cut_params(model, styles, options, cuts);
-  if (auto done = mesh::ProgramCutter(model, styles, std::move(cuts), options).run(); !done) return done;
+  // Which gradients come as terms is seen at the end of a pass; a second one is made with that.
+  const bool replicates = std::find(styles.begin(), styles.end(), ModuleStyle::Replicate) != styles.end();
+  const Model before = replicates ? model : Model();
+  for (;;) {
+    mesh::ProgramCutter cutter(model, styles, cuts, options);
+    if (auto done = cutter.run(); !done) return done;
+    if (std::includes(options.terms.begin(), options.terms.end(), cutter.terms().begin(), cutter.terms().end())) break;
+    options.terms.insert(cutter.terms().begin(), cutter.terms().end());
+    model = before;
+  }
+  for (const std::int32_t param : options.terms)
+    model.params[static_cast<std::size_t>(param)].part.gradient = MeshPart::Gradient::Term;
   for (ParamInfo& param : model.params)
     if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
   return {};

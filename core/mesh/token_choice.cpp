@@ -20,13 +20,13 @@ std::int32_t value_of(const Arg& arg) {
   return value == nullptr ? -1 : value->id.value;
 }
 
-}  // namespace
-
 /// A tensor of another type than its neighbour.
-std::int32_t ProgramCutter::typed(std::int32_t value, DType dtype) {
-  model_.values[static_cast<std::size_t>(value)].dtype = dtype;
+std::int32_t typed(Model& model, std::int32_t value, DType dtype) {
+  model.values[static_cast<std::size_t>(value)].dtype = dtype;
   return value;
 }
+
+}  // namespace
 
 /// What the ranks' routers chose, by `ends` of [experts] where each expert's rows end here: the ends of this rank's
 /// experts' rows, and how many rows the host sends to and expects from each rank.
@@ -38,12 +38,12 @@ ProgramCutter::Loads ProgramCutter::exchanged_loads(std::int32_t ends, std::int6
   const std::int64_t ranks = options_.group.ranks, own = experts / ranks;
   const std::int32_t got = shaped("mesh.all_to_all", chosen, {experts}, {number_arg(options_.dimension)}, caller);
   Loads loads;
-  loads.splits =
-      typed(shaped("mesh.splits", chosen, {2, ranks}, {Arg{ref(got)}, number_arg(ranks)}, caller), DType::Int64);
+  loads.splits = typed(model_, shaped("mesh.splits", chosen, {2, ranks}, {Arg{ref(got)}, number_arg(ranks)}, caller),
+                       DType::Int64);
   loads.by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
   const std::int32_t sizes = shaped("aten.sum.dim_IntList", loads.by_rank, {own}, {numbers_arg({0})}, caller);
   const std::int32_t aligned = shaped("mesh.align_sizes_", sizes, {own}, {number_arg(kAligned)}, caller);
-  loads.ends = typed(shaped("aten.cumsum.default", aligned, {own}, {number_arg(0)}, caller), DType::Int32);
+  loads.ends = typed(model_, shaped("aten.cumsum.default", aligned, {own}, {number_arg(0)}, caller), DType::Int32);
   ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
   return loads;
 }
@@ -63,7 +63,8 @@ std::int32_t ProgramCutter::send_rows(std::int32_t value, std::int64_t experts, 
   const std::int32_t got =
       shaped("mesh.all_to_all", value, {rows.received, width},
              {number_arg(options_.dimension), number_arg(rows.received), Arg{ref(rows.splits)}, Arg{false}}, caller);
-  rows.order = typed(shaped("mesh.expert_order", loads.by_rank, {rows.padded},
+  rows.order = typed(model_,
+                     shaped("mesh.expert_order", loads.by_rank, {rows.padded},
                             {number_arg(kAligned), number_arg(rows.padded)}, caller),
                      DType::Int32);
   const std::int32_t zeros = shaped("aten.new_zeros.default", got, {1, width}, {numbers_arg({1, width})}, caller);

@@ -6,17 +6,13 @@
 #include "core/model/mesh_dimension.h"
 
 namespace foreshard::mesh {
-namespace {
-
-void note(Model& model, ParamId param) {
+void note_partial(Model& model, ParamId param) {
   const ParallelStyle row{model.params[param.index()].fqn, "partial"};
   const bool known = std::any_of(model.parallel.begin(), model.parallel.end(), [&](const ParallelStyle& one) {
     return one.modules == row.modules && one.style == row.style;
   });
   if (!known) model.parallel.push_back(row);
 }
-
-}  // namespace
 
 void WholeParameters::read(Model& model, Op& op, const std::vector<CutTensor>& args, std::int32_t dimension) {
   if (model.mesh[static_cast<std::size_t>(dimension)].name != kTensorDimension) return;
@@ -37,7 +33,7 @@ void WholeParameters::read(Model& model, Op& op, const std::vector<CutTensor>& a
   });
   if (params.empty()) return;
   for (const ParamId param : params)
-    if (cut) note(model, param);
+    if (cut) note_partial(model, param);
   if (cut || others) return;
   for (const ValueId id : op.out)
     if (id.valid()) made_of_[id.value] = params;

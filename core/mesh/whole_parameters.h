@@ -10,6 +10,9 @@
 
 namespace foreshard::mesh {
 
+/// A row of style "partial" in `model.parallel`, once a parameter.
+void note_partial(Model& model, ParamId param);
+
 class WholeParameters {
  public:
   /// Operators in the program's order, with the arguments that a rank gives them and how these lie over `dimension`,

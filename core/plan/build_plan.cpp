@@ -208,10 +208,11 @@ void note_parameters(const Model& model, Runtime runtime, Plan& plan) {
       "weights start here and the degree never changes");
   note(
       54, "gradients of whole parameters lack the other tensor ranks' parts", partial,
-      "these are no part of mesh.plan and read what is cut, so each rank steps them by the gradient of its own heads, "
-      "columns or positions alone, and the ranks' copies drift apart",
-      "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; else keep them away from "
-      "what is cut");
+      "these are whole on every rank and read what is cut, or weigh terms of the ranks' sum (a router's scores of "
+      "experts' results), so each rank steps them by the gradient of its own heads, columns, positions or terms alone, "
+      "and the ranks' copies drift apart",
+      "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; scores that weigh what "
+      "experts take, not what they make; else keep them away from what is cut");
   if (thawed.empty()) return;
   const bool flat = runtime == Runtime::Fsdp1;
   plan.traps.push_back(

@@ -21,7 +21,8 @@ Uses uses_of(const Model& model, std::string_view name) {
   for (const Op& op : model.ops) {
     if (op.name != name || op.args.empty() || op.out.empty()) continue;
     const auto* read = std::get_if<ValueRef>(&op.args.front().value);
-    if (read == nullptr) continue;  // a parameter's
+    const bool meets = name != "mesh.copy" || op.args.size() == 2;
+    if (read == nullptr || !meets) continue;  // a parameter's, or one that meets nobody
     ++uses.count;
     uses.inputs.insert(read->id.value);
     const ValueInfo& made = model.values[op.out.front().index()];

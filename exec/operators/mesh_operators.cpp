@@ -245,6 +245,8 @@ at::Tensor received_rows(const at::Tensor& x, const at::Tensor& splits, std::int
 at::Tensor copy(const at::Tensor& x, std::int64_t mesh, const std::string& backward) {
   if (backward == "slice") return x.view_as(x);
   const Group group = group_along(mesh);
+  if (backward == "share")
+    return with_backward(x.detach(), x, [=](const at::Tensor& g) { return g / ranks_of(group); });
   return with_backward(x.detach(), x, [=](const at::Tensor& g) { return reduced(group, g); });
 }
 

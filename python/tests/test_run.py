@@ -95,6 +95,87 @@ def masked_words():
     return models.Case(Reader, batch, lambda module, *given: module(*given), ["Sequential"])
 
 
+def latent_and_experts():
+    """Keys and values from what all heads share, experts whose inputs are weighed, a layer beside them."""
+    import models
+    import torch
+    from torch import nn
+
+    width, heads, size, turned, experts = 16, 4, 4, 2, 3
+
+    class Latent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.RMSNorm(width)
+            self.wq = nn.Linear(width, heads * (size + turned), bias=False)
+            self.wkv_a = nn.Linear(width, 8 + turned, bias=False)
+            self.kv_norm = nn.RMSNorm(8)
+            self.wkv_b = nn.Linear(8, heads * 2 * size, bias=False)
+            self.wo = nn.Linear(heads * size, width, bias=False)
+
+        def forward(self, x):
+            rows, length, _ = x.shape
+            x = self.norm(x)
+            q = self.wq(x).view(rows, length, -1, size + turned).transpose(1, 2)
+            latent, place = self.wkv_a(x).split([8, turned], dim=-1)
+            k, v = self.wkv_b(self.kv_norm(latent)).view(rows, length, -1, 2 * size).split(size, dim=-1)
+            k = torch.cat([k, (place.unsqueeze(2) * 0.5).expand(-1, -1, heads, -1)], dim=-1)
+            scores = torch.softmax(q @ k.permute(0, 2, 3, 1), dim=-1)
+            return self.wo((scores @ v.transpose(1, 2)).transpose(1, 2).reshape(rows, length, -1))
+
+    class Matrices(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.randn(experts, width, 24) / 4), nn.Parameter(torch.randn(experts, 24, width) / 4)
+
+        def forward(self, x):
+            return torch.bmm(nn.functional.silu(torch.bmm(x, self.up)), self.down)
+
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.experts = nn.Linear(width, experts, bias=False), Matrices()
+            self.inner, self.outer = nn.Linear(width, 32, bias=False), nn.Linear(32, width, bias=False)
+
+        def forward(self, given):
+            x = given.view(-1, width)
+            weighed = x.unsqueeze(0) * torch.softmax(self.gate(x), dim=-1).t().unsqueeze(-1)
+            beside = self.outer(nn.functional.silu(self.inner(x)))
+            return (self.experts(weighed).sum(dim=0) + beside).view(given.shape)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.norm, self.mixture = Latent(), nn.RMSNorm(width), Mixture()
+
+        def forward(self, x):
+            x = x + self.attention(x)
+            return x + self.mixture(self.norm(x))
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layers = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2))
+            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 50, bias=False)
+
+        def forward(self, ids, labels):
+            x = self.words(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+    plan = {"words": "rowwise", "layers.*.attention.norm": "sequence", "layers.*.attention": "gather", "layers.*.norm": "sequence"}
+    plan |= {f"layers.*.attention.{name}": "colwise" for name in ("wq", "wkv_b")}
+    plan |= {f"layers.*.{name}": "replicate" for name in ("attention.wkv_a", "attention.kv_norm", "mixture.gate")}
+    plan |= {"layers.*.attention.wo": "rowwise", "layers.*.mixture": "summed", "layers.*.mixture.experts": "expert_tensor"}
+    plan |= {"layers.*.mixture.inner": "colwise", "layers.*.mixture.outer": "rowwise", "norm": "sequence", "head": "head"}
+
+    def batch(device):
+        return torch.randint(0, 50, (4, 24), device=device), torch.randint(0, 50, (4, 24), device=device)
+
+    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+
+
 class Runs(unittest.TestCase):
     def captured(self, folder, name, ranks):
         import models
@@ -127,6 +208,31 @@ class Runs(unittest.TestCase):
             if name in REFUSED:
                 return [], said
             return list(zip(train(case, module, batch), got)), said
+
+    def test_losses_over_tensor_ranks_are_pytorchs(self):
+        from foreshard.capture import capture_step
+        from foreshard.weights import save_tensors, save_weights
+
+        import models
+        import torch
+
+        torch.manual_seed(5)
+        case, plan = latent_and_experts()
+        module, batch = case.make(), case.batch("cpu")
+        with tempfile.TemporaryDirectory() as folder:
+            model = capture_step(module, models.training_step(case), *small(batch, ROWS))
+            model.save(os.path.join(folder, "model.json"))
+            save_weights(module, os.path.join(folder, "weights.safetensors"))
+            save_tensors(dict(zip([row["name"] for row in model.document["inputs"]], batch)), os.path.join(folder, "batch.safetensors"))
+            words = ", ".join(f'"{name}" = "{style}"' for name, style in plan.items())
+            data = 'train.data={kind = "tensors", file = "batch.safetensors"}'
+            settings = ["model.weights=weights.safetensors", data, 'fsdp.wrap.classes=["Block"]', "mesh.tensor=2", f"mesh.plan={{{words}}}"]
+            truth = train(case, module, batch)
+            for sequence in ("true", "false"):
+                got, said = run(folder, "model.json", [*settings, f"mesh.sequence_parallel={sequence}", f"mesh.loss_parallel={sequence}", "fsdp.allow_traps=[45]"], 4)
+                self.assertEqual(len(got), STEPS, said)
+                for one, other in zip(truth, got):
+                    self.assertLess(abs(one - other), 2e-5 * max(1.0, abs(one)), f"{sequence}: {truth} {got}")
 
     def test_losses_are_pytorchs(self):
         for name in os.environ.get("CASES", ",".join(CASES)).split(","):

@@ -313,7 +313,7 @@ class LlamaProgram {
   Tensor positions_;
 };
 
-/// torchtitan's plan for Llama, in this library's names. Experts stay whole.
+/// torchtitan's plan for Llama, in this library's names.
 std::vector<ParallelStyle> parallel_plan() {
   return {{"model.embed_tokens", "rowwise"},
           {"model.layers.*.input_layernorm", "sequence"},
@@ -378,6 +378,11 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   model.parallel = parallel_plan();
   if (c.experts) model.parallel.push_back({"model.layers.*.mlp.experts", "experts"});
+  if (c.experts && c.experts->shared_width > 0) {
+    for (const auto& [layer, style] :
+         {std::pair("gate_proj", "colwise"), std::pair("up_proj", "colwise"), std::pair("down_proj", "rowwise")})
+      model.parallel.push_back({std::string("model.layers.*.mlp.shared_expert.") + layer, style});
+  }
   return model;
 }
 

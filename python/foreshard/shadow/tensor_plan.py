@@ -20,21 +20,19 @@ def found(root) -> dict | None:
         return None
     words: dict[str, str] = {}
     sequence = loss = False
-    placements = _cut(root)
-    experts = {id(each._module_info.module) for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and _is_experts(each)}
-    if not placements:
+    parts = _cut(root)
+    if not parts:
         return None
     for name, module in root.named_modules():
-        placement = placements.get(id(module))
         layout, local = _output(module)
-        word = "experts" if id(module) in experts else _word(module, placement)
-        if word == "colwise" and layout is not None and (layout.is_replicate() or not local):
-            word, loss = "head", loss or not local
-        if word is None and placement is None and _gathers(module):
-            word = "gather"
-        sequence = sequence or word == "sequence" or (word == "rowwise" and layout is not None and layout.is_shard(1))
+        word = _word(module, parts.get(id(module), []))
+        if word is None and id(module) not in parts and _gathers(module):
+            word = "summed" if layout is not None and layout.is_partial() else "gather"
+        sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
         if word is not None:
             words[names.clean(name)] = word
+    for name, local in _heads(root, words):
+        words[name], loss = "head", loss or not local
     return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
 
 
@@ -53,27 +51,41 @@ def _is_experts(parameter) -> bool:
     return len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
 
 
-def _cut(root) -> dict[int, object]:
-    """By module: the placement of its weight over the tensor dimension, before FSDP shards it."""
-    return {
-        id(each._module_info.module): each._tp_spec.placements[-1]
-        for each in names.fsdp2_parameters(root)
-        if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias"
-    }
+def _cut(root) -> dict[int, list]:
+    """By module: (dimensions, placement over the tensor dimension) of its weights, before FSDP shards them."""
+    parts: dict[int, list] = {}
+    for each in names.fsdp2_parameters(root):
+        if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
+            parts.setdefault(id(each._module_info.module), []).append((len(each.sharded_param.shape), each._tp_spec.placements[-1]))
+    return parts
 
 
-def _word(module, placement) -> str | None:
+def _word(module, parts) -> str | None:
     import torch
 
-    if placement is None:
+    if not parts:
         return None
-    if placement.is_replicate():
-        return "sequence"
+    dims, placement = parts[-1]
+    if all(one.is_replicate() for _, one in parts):
+        taken = _placements(module._forward_pre_hooks)
+        return "replicate" if taken and all(one.is_replicate() for one in taken) else "sequence"
+    if dims > 2:
+        return "experts" if placement.is_shard(0) else "expert_tensor"
     if isinstance(module, torch.nn.Embedding):
         return "rowwise" if placement.dim == 0 else "colwise"
     if isinstance(module, torch.nn.Linear):
         return "colwise" if placement.dim == 0 else "rowwise"
     return None
+
+
+def _heads(root, words):
+    """(name, whether a plain tensor comes out) of the layers that make logits: what they hand on is whole, or a DTensor that no rowwise layer takes."""
+    order = [(names.clean(name), module) for name, module in root.named_modules()]
+    last = max((at for at, (name, _) in enumerate(order) if words.get(name) == "rowwise"), default=-1)
+    for at, (name, module) in enumerate(order):
+        layout, local = _output(module)
+        if words.get(name) == "colwise" and layout is not None and (layout.is_replicate() or (not local and at > last)):
+            yield name, local
 
 
 def _closed_over(hooks):
@@ -82,18 +94,49 @@ def _closed_over(hooks):
             yield cell.cell_contents
 
 
+def _placements(hooks) -> list:
+    """Layouts that a style's hooks were made with."""
+    from torch.distributed.tensor import Placement
+
+    found, rest = [], [value.args for value in _closed_over(hooks) if isinstance(value, functools.partial)]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Placement):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            rest.extend(value)
+    return found
+
+
 def _output(module) -> tuple:
     """(the layout that a style gives its module's output, whether it is a plain tensor again)."""
+    from torch.distributed.tensor.parallel import PrepareModuleOutput
+
     for value in _closed_over(module._forward_hooks):
         if isinstance(value, functools.partial) and len(value.args) == 2 and isinstance(value.args[0], tuple) and value.args[0]:
             return value.args[0][0], bool(value.args[1])
+        if isinstance(value, PrepareModuleOutput):
+            return value.output_layouts[0], value.use_local_output
     return None, True
+
+
+def _scatters(module, layout) -> bool:
+    """A sum over the ranks of which each keeps its part of the sequence."""
+    from torch.distributed.tensor.parallel import PrepareModuleOutput
+
+    for value in _closed_over(module._forward_hooks):
+        if isinstance(value, PrepareModuleOutput):
+            layout = value.desired_output_layouts[0]
+    return layout is not None and layout.is_shard(1)
 
 
 def _gathers(module) -> bool:
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
-    return any(isinstance(value, PrepareModuleInput) for value in _closed_over(module._forward_pre_hooks))
+    prepared = [value for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput)]
+    return any(
+        each.input_layouts != each.desired_input_layouts or each.input_kwarg_layouts != each.desired_input_kwarg_layouts for each in prepared
+    )
 
 
 def _patterns(words: dict[str, str]) -> dict[str, str]:

@@ -68,8 +68,9 @@ TEST(MeshContext, RecomputedAndInHalfPrecision) {
     job.fsdp.mixed_precision.reduce = DType::Float32;
     return job;
   };
-  // The same batches on the same ranks: products of other sizes round otherwise, by processor.
-  expect_run(in_bf16(shared(2, 2)), run_of(in_bf16(shared(2, 1))), kBf16);
+  // The same batches on the same ranks: products of other sizes round otherwise, by processor: losses by up to 7e-4
+  // under four instruction sets. Three times that, and as much for norms beside kBf16.
+  expect_run(in_bf16(shared(2, 2)), run_of(in_bf16(shared(2, 1))), {2e-3, 2e-2, 1e-3});
 }
 
 TEST(MeshContext, ResumesOnAnotherMesh) { expect_resumed(shared(2, 2), shared(1, 1), run_of(shared(1, 1))); }

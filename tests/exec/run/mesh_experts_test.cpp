@@ -23,6 +23,24 @@ TEST(MeshExperts, TrainAsPyTorchRecorded) {
   expect_run(experts(2, 2), recorded_run("ep/fsdp2-edp1-ep2", "moe_tiny"));
 }
 
+Job over_tensors(const char* model, bool sequence) {
+  Job job = tiny_job(model, 4);
+  job.model.batch = kTinyRows / 2;
+  job.mesh.tensor = 2;
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = sequence;
+  job.train.clip_grad_norm = kNeverClips;
+  job.fsdp.allow_traps = {45};
+  return job;
+}
+
+TEST(MeshExperts, LatentAttentionOverTensorRanks) {  // with dense layers: experts of this library are fused (trap 53)
+  Job plain = tiny_job("deepseek_even", 2);
+  plain.train.clip_grad_norm = kNeverClips;
+  const RecordedRun whole = run_of(plain);
+  EXPECT_GT(whole.loss.front(), whole.loss.back());
+  for (const bool sequence : {true, false}) expect_run(over_tensors("deepseek_even", sequence), whole);
+}
+
 TEST(MeshExperts, GradientsDividedByTooFewRanksAreAsFarOffAsRecorded) {
   Job job = experts(2, 2);
   job.mesh.expert_divide_factor = -1;

@@ -1,0 +1,62 @@
+#include "core/mesh/cut_errors.h"
+
+namespace foreshard::mesh {
+namespace {
+
+std::string text_of(const Shape& shape) {
+  std::string text = "[";
+  for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+}  // namespace
+
+Error CutErrors::mixes(const std::string& why) const {
+  std::string shapes;
+  for (const CutTensor& arg : args) {
+    shapes += (shapes.empty() ? "" : ", ") + text_of(arg.shape);
+    if (arg.cut.cut()) shapes += " cut along " + std::to_string(arg.cut.dim);
+    if (arg.cut.term) shapes += " to be summed";
+  }
+  return {ErrorCode::Inconsistent,
+          op.name + " mixes what lies on different ranks: " + why,
+          {},
+          place,
+          "operators between a colwise and a rowwise module that keep the cut dimension apart",
+          shapes,
+          "change mesh.plan so that its input is whole, or leave the module out"};
+}
+
+Error CutErrors::does_not_divide(std::int64_t size) const {
+  return {ErrorCode::OutOfRange,
+          "the ranks of the mesh do not divide what is cut over them",
+          {},
+          place,
+          "a number of heads, or a width, that " + std::to_string(group.ranks) + " divides",
+          std::to_string(size),
+          "choose a degree that divides it"};
+}
+
+Error CutErrors::outside_plan() const {
+  return mixes(
+      "the sequence module before it hands on a DTensor, and this layer is no part of the plan (PyTorch: "
+      "RuntimeError: Attempted to flatten multiple dimensions, with dimension 1 being sharded, or: mixed "
+      "torch.Tensor and DTensor)");
+}
+
+Error CutErrors::torn_head(std::int64_t heads) const {
+  Error error = does_not_divide(heads);
+  error.message +=
+      " (PyTorch: RuntimeError: shape is invalid for input of the rank's size)";  // one line for all degrees
+  return error;
+}
+
+Error CutErrors::uneven_sum(std::int64_t size) const {
+  const std::int64_t rows = (size + group.ranks - 1) / group.ranks;
+  Error error = does_not_divide(size);
+  error.message = "PyTorch fails here: RuntimeError: a and b must have same reduction dim, but got " +
+                  std::to_string(rows * group.ranks) + " and " + std::to_string(size);
+  return error;
+}
+
+}  // namespace foreshard::mesh

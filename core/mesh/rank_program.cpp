@@ -1,0 +1,173 @@
+#include "core/mesh/rank_program.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foreshard::mesh {
+namespace {
+
+/// Strides of the whole tensor's order of dimensions, without holes, for another shape.
+Shape strides_like(const Shape& strides, const Shape& shape) {
+  std::vector<std::size_t> order(shape.size());
+  for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] > strides[b]; });
+  Shape out(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t k = order.size(); k-- > 0;) {
+    out[order[k]] = step;
+    step *= std::max<std::int64_t>(shape[order[k]], 1);
+  }
+  return out;
+}
+
+}  // namespace
+
+RankProgram::RankProgram(Model& model, const TensorOptions& options) : model_(model), options_(options) {
+  cuts_.resize(model.values.size());
+  made_at_.assign(model.values.size(), -1);
+  for (const ValueInfo& value : model.values) whole_.push_back(value.shape);
+}
+
+Op& RankProgram::emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call) {
+  Op& op = ops_.emplace_back();
+  op.name = name;
+  op.module = module;
+  op.call = call;
+  op.region = region_;
+  op.args.push_back(value_arg(from));
+  return op;
+}
+
+std::int32_t RankProgram::add_value(std::int32_t like, const Cut& cut) {
+  const auto id = static_cast<std::int32_t>(model_.values.size());
+  ValueInfo made = model_.values[static_cast<std::size_t>(like)];
+  made.name += ".mesh";
+  made.strides.clear();
+  model_.values[static_cast<std::size_t>(like)].held = {};  // Python names what comes out
+  model_.values.push_back(std::move(made));
+  whole_.push_back(whole_[static_cast<std::size_t>(like)]);
+  cuts_.push_back(cut);
+  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
+  set_local(id, cut);
+  return id;
+}
+
+void RankProgram::set_local(std::int32_t value, const Cut& cut) {
+  ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
+  const Shape whole = whole_[static_cast<std::size_t>(value)];
+  cuts_[static_cast<std::size_t>(value)] = cut;
+  info.shape = local_shape(whole, cut, options_.group);
+  if (!info.strides.empty() && cut.cut()) info.strides = strides_like(info.strides, info.shape);
+}
+
+/// All-gather along the cut dimension; backward scatters the gradients' sum, or takes this rank's slice of it.
+std::int32_t RankProgram::gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call) {
+  const Cut from = cuts_[static_cast<std::size_t>(value)];
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  Cut to;
+  to.replica = replica;
+  const std::int32_t made = add_value(value, to);
+  if (!slices) {  // an input: Python names what it handed over
+    model_.values[static_cast<std::size_t>(value)].held = held;
+    model_.values[static_cast<std::size_t>(made)].held = {Hold::Until::Call, -1, module};  // the call's argument
+  }
+  Op& op = emit("mesh.all_gather", value, module, call);
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  op.args.push_back(Arg{static_cast<std::int64_t>(from.dim)});
+  op.args.push_back(Arg{from.before * from.whole * from.after});
+  op.args.push_back(Arg{std::string(slices ? "slice" : "reduce_scatter")});
+  op.out.push_back(ValueId(made));
+  return made;
+}
+
+/// The same tensor, whose gradients the ranks sum where it is read. "share": a whole gradient becomes terms of itself.
+std::int32_t RankProgram::copied(std::int32_t value, const Caller& caller, bool replica, const char* backward) {
+  Cut same = cuts_[static_cast<std::size_t>(value)];
+  same.replica = replica;
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  const std::int32_t made = add_value(value, same);
+  model_.values[static_cast<std::size_t>(value)].held = held;
+  model_.values[static_cast<std::size_t>(made)].held = {};
+  Op& copy = emit("mesh.copy", value, caller.module, caller.call);
+  copy.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  if (backward != nullptr) copy.args.push_back(Arg{std::string(backward)});
+  copy.out.push_back(ValueId(made));
+  return made;
+}
+
+/// A parameter whose gradient is the sum of the ranks', or of all rows, of which this rank takes its own.
+std::int32_t RankProgram::placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region) {
+  const ParamInfo& info = model_.params[param.index()];
+  const auto id = static_cast<std::int32_t>(model_.values.size());
+  ValueInfo made;
+  made.name = info.fqn + ".mesh";
+  made.shape = info.shape;
+  made.dtype = is_floating(info.dtype) ? model_.compute_dtype : info.dtype;
+  model_.values.push_back(std::move(made));
+  whole_.push_back(info.shape);
+  cuts_.emplace_back();
+  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
+  Op& op = ops_.emplace_back();
+  op.name = "mesh.copy";
+  op.module = module;
+  op.call = call;
+  op.region = region;
+  op.args.push_back(Arg{ParamRef{param}});
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  if (info.part.gradient == MeshPart::Gradient::Whole) op.args.push_back(Arg{std::string("slice")});
+  op.out.push_back(ValueId(id));
+  return id;
+}
+
+/// The sum over the ranks: whole on each, or cut along the sequence.
+std::int32_t RankProgram::reduce(std::int32_t value, ModuleId module, std::int32_t call) {
+  Cut to;
+  const Shape whole = whole_[static_cast<std::size_t>(value)];
+  const bool scatter = options_.sequence && whole.size() > 2;
+  if (scatter) {
+    to.dim = kSequenceDim;
+    to.whole = whole[static_cast<std::size_t>(kSequenceDim)];
+  }
+  const std::int32_t made = add_value(value, to);
+  Op& op = emit(scatter ? "mesh.reduce_scatter" : "mesh.all_reduce", value, module, call);
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  if (scatter) {
+    op.args.push_back(Arg{static_cast<std::int64_t>(to.dim)});
+    op.args.push_back(Arg{to.whole});
+  }
+  op.out.push_back(ValueId(made));
+  return made;
+}
+
+std::int32_t RankProgram::shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args,
+                                   const Caller& caller) {
+  const auto id = static_cast<std::int32_t>(model_.values.size());
+  ValueInfo made = model_.values[static_cast<std::size_t>(from)];
+  made.shape = shape;
+  made.strides.clear();
+  made.held = {};
+  model_.values.push_back(std::move(made));
+  whole_.push_back(shape);
+  cuts_.emplace_back();
+  made_at_.push_back(static_cast<std::int32_t>(place_.size()) - 1);
+  Op& op = emit(name, from, caller.module, caller.call);
+  for (Arg& arg : args) op.args.push_back(std::move(arg));
+  op.out.push_back(ValueId(id));
+  return id;
+}
+
+/// x.view(sizes).transpose(0, 1).reshape(to): a copy where both of the exchanged dimensions count.
+std::int32_t RankProgram::swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller) {
+  const std::int32_t viewed = shaped("aten.view.default", value, sizes, {numbers_arg(sizes)}, caller);
+  Shape turned = sizes;
+  std::swap(turned[0], turned[1]);
+  const std::int32_t moved = shaped("aten.transpose.int", viewed, turned, {number_arg(0), number_arg(1)}, caller);
+  ValueInfo& info = model_.values[static_cast<std::size_t>(moved)];
+  info.strides = {sizes[2] * sizes[3], sizes[1] * sizes[2] * sizes[3], sizes[3], 1};
+  if (sizes[0] == 1 || sizes[1] == 1) return shaped("aten.view.default", moved, to, {numbers_arg(to)}, caller);
+  const std::int32_t copied = shaped("aten.clone.default", moved, turned, {}, caller);
+  ops_.back().kwargs.push_back({"memory_format", Arg{std::string("torch.contiguous_format")}});
+  return shaped("aten._unsafe_view.default", copied, to, {numbers_arg(to)}, caller);
+}
+
+}  // namespace foreshard::mesh

@@ -1,0 +1,153 @@
+// Modules that stay whole beside cut ones, and experts whose matrices are cut: the rank's model, and what is said of it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/mesh/rank_model.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kLayers = 2;
+
+Job job_of() {
+  Job job;
+  job.model.batch = 2;
+  job.model.seq = 24;
+  job.model.seq_given = true;
+  job.model.loss = "cross_entropy_fp32";
+  job.mesh.tensor = 2;
+  job.cluster.world_size = 4;
+  job.train.clip_grad_norm = 1.0;
+  return job;
+}
+
+Model built(const Job& job, const char* config) {
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;
+  return model_from_config_json(nlohmann::json::parse(config), "config.json", job.model, program).value();
+}
+
+Model latent_whole(const Job& job) {
+  return built(job, R"({"model_type": "deepseek_v3", "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 2, "vocab_size": 101, "max_position_embeddings": 64,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16})");
+}
+
+Model latent(const Job& job) { return rank_model(latent_whole(job), job).value(); }
+
+/// Norms in latent attention as one operator, which nn.RMSNorm is on a card: the last product has its name.
+void fuse_norms(Model& model) {
+  for (Op& op : model.ops) {
+    const std::string& module = model.modules[op.module.valid() ? op.module.index() : 0].fqn;
+    if (!module.ends_with("_a_layernorm") || op.name != "aten.mul.Tensor") continue;
+    const bool weighs = std::any_of(op.args.begin(), op.args.end(),
+                                    [](const Arg& arg) { return std::holds_alternative<ParamRef>(arg.value); });
+    if (weighs) op.name = "aten.rms_norm.default";
+  }
+}
+
+Model mixture(const Job& job) {
+  return built(job, R"({"model_type": "titan_llama", "dim": 48, "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "ffn": 56,
+    "vocab_size": 101, "max_seq": 64, "moe": {"experts": 4, "top_k": 2, "ffn": 40}})");
+}
+
+const ParamInfo& param(const Model& model, const std::string& name) {
+  return model.params[model.find_param(name).index()];
+}
+
+std::int64_t copies(const Model& model, const char* backward) {
+  return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+    if (op.name != "mesh.copy") return false;
+    return backward == nullptr ? op.args.size() == 2
+                               : op.args.size() == 3 && std::get<std::string>(op.args[2].value) == backward;
+  });
+}
+
+TEST(ReplicatedModel, TermsGoThroughANormOfSingleOperatorsToAllParameters) {
+  const Model model = latent(job_of());
+  for (const char* name : {"kv_a_proj_with_mqa", "kv_a_layernorm", "q_a_layernorm", "q_a_proj"}) {
+    const MeshPart& part = param(model, std::string("model.layers.1.self_attn.") + name + ".weight").part;
+    EXPECT_EQ(part.gradient, MeshPart::Gradient::Term) << name;
+    EXPECT_GE(part.dimension, 0) << name;
+    EXPECT_EQ(part.dim, -1) << name;
+  }
+  EXPECT_EQ(copies(model, nullptr) + copies(model, "share"), 0);
+}
+
+TEST(ReplicatedModel, OneOperatorOfANormTakesWholeGradients) {
+  const Job job = job_of();
+  Model whole = latent_whole(job);
+  fuse_norms(whole);
+  const Model model = rank_model(std::move(whole), job).value();
+  const auto gradient = [&](const char* name) {
+    return param(model, std::string("model.layers.1.self_attn.") + name + ".weight").part.gradient;
+  };
+  EXPECT_EQ(gradient("kv_a_proj_with_mqa"), MeshPart::Gradient::Term);  // the key of positions
+  for (const char* name : {"kv_a_layernorm", "q_a_layernorm", "q_a_proj"})
+    EXPECT_EQ(gradient(name), MeshPart::Gradient::Part) << name;
+  EXPECT_EQ(copies(model, nullptr), 2 * kLayers);  // gradients of both norms' results are summed
+  EXPECT_EQ(copies(model, "share"), 2 * kLayers);  // what meets terms: behind the latent's norm, and of the input
+}
+
+TEST(ReplicatedModel, HeadsShareAKeyThatIsExpandedToTheRanks) {
+  const Model model = latent(job_of());
+  std::int64_t expanded = 0;
+  for (const Op& op : model.ops) {
+    if (op.name != "aten.copy_.default") continue;
+    for (const Arg& arg : op.args) {
+      const auto* value = std::get_if<ValueRef>(&arg.value);
+      if (value == nullptr) continue;
+      EXPECT_EQ(model.values[value->id.index()].shape[1], 2);  // of four heads
+      ++expanded;
+    }
+  }
+  EXPECT_EQ(expanded, 4 * kLayers);
+}
+
+TEST(ReplicatedModel, MatricesOfExpertsAreCutAsTheirProductsReadThem) {
+  Job job = job_of();
+  job.mesh.plan = {{"layers.*.moe", "summed"}, {"layers.*.moe.gate", "replicate"}, {"layers.*.moe.experts", "expert_tensor"}};
+  const Model whole = mixture(job);
+  for (const ParallelStyle& row : whole.parallel)
+    if (row.modules.find("moe") == row.modules.npos && row.modules.find("feed_forward") == row.modules.npos)
+      job.mesh.plan.emplace(row.modules, row.style);
+  const Model model = rank_model(whole, job).value();
+  const ParamInfo &up = param(model, "layers.0.moe.experts.w1"), &down = param(model, "layers.0.moe.experts.w2");
+  EXPECT_EQ(up.part.dim, 2);
+  EXPECT_EQ(up.shape, (Shape{4, 48, 20}));
+  EXPECT_EQ(down.part.dim, 1);
+  EXPECT_EQ(down.shape, (Shape{4, 20, 48}));
+  std::int64_t scattered = 0, sliced = 0;
+  for (const Op& op : model.ops) {
+    const bool moe = op.module.valid() && model.modules[op.module.index()].fqn == "layers.0.moe";
+    scattered += moe && op.name == "mesh.reduce_scatter" ? 1 : 0;
+    if (moe && op.name == "mesh.all_gather") sliced += std::get<std::string>(op.args[4].value) == "slice" ? 1 : 0;
+  }
+  EXPECT_EQ(scattered, 1);
+  EXPECT_EQ(sliced, 1);
+
+  const auto plan = build_plan(model, job);
+  ASSERT_FALSE(plan.has_value());  // scores that weigh what experts make
+  EXPECT_NE(plan.error().message.find("trap 54"), std::string::npos) << plan.error().message;
+  EXPECT_NE(plan.error().place.find("layers.0.moe.gate.weight"), std::string::npos) << plan.error().place;
+  job.fsdp.allow_traps = {54};
+  EXPECT_TRUE(build_plan(model, job).has_value());
+}
+
+TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {
+  Job job = job_of();
+  job.mesh.plan = {{"layers.*.feed_forward", "summed"}, {"layers.*.feed_forward.w1", "rowwise"}};
+  const auto made = rank_model(built(job, R"({"model_type": "titan_llama", "dim": 48, "n_layers": 1, "n_heads": 6,
+    "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})"), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().place, "layers.0.feed_forward.w1");
+}
+
+}  // namespace
+}  // namespace foreshard
