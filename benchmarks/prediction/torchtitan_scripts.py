@@ -46,7 +46,9 @@ CASES = {  # name: (model, ranks, flags); every second block recomputes unless t
     "Llama 4": ("llama4", 8, ""), "Llama 4, all recomputed": ("llama4", 8, f"{AC} full"), "Llama 4, experts 2": ("llama4", 8, f"{EP} 2"),
     "Llama 4, experts 8": ("llama4", 8, f"{EP} 8"), "Llama 4, experts 2, replicas": ("llama4", 8, f"{EP} 2 {REPLICAS}"), "Llama 4, tensor 2": ("llama4", 8, f"{TP} 2"),
     "DeepSeek-V3": ("deepseek", 8, ""), "DeepSeek-V3, experts 4": ("deepseek", 8, f"{EP} 4"), "DeepSeek-V3, experts 2, nothing recomputed": ("deepseek", 8, f"{EP} 2 {AC} none"),
-    "DeepSeek-V3, tensor 2": ("deepseek", 8, f"{TP} 2"),
+    "DeepSeek-V3, tensor 2": ("deepseek", 8, f"{TP} 2"), "DeepSeek-V3, tensor 4, nothing recomputed": ("deepseek", 8, f"{TP} 4 {AC} none"),
+    "DeepSeek-V3, tensor 2, by operator": ("deepseek", 8, f"{TP} 2 {OPS}"), "Llama 4, tensor 4, all recomputed": ("llama4", 8, f"{TP} 4 {AC} full"),
+    "Llama 4, tensor 2, replicas": ("llama4", 8, f"{TP} 2 {REPLICAS}"), "Qwen3 with experts, tensor 2": ("qwen3-moe", 8, f"{TP} 2"),
     "Qwen3 with experts": ("qwen3-moe", 8, ""), "Qwen3 with experts, experts 4": ("qwen3-moe", 8, f"{EP} 4"), "Qwen3 0.6B": ("qwen3-0.6b", 8, "--training.seq_len 1024"),
 }  # fmt: skip
 

@@ -97,8 +97,10 @@ class Fakes:
             made = base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
             if isinstance(tensor, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-            elif tensor.requires_grad:
-                made.requires_grad_()
+            else:
+                made = made.detach()  # no view that was made without gradients: it may be written to with them
+                if tensor.requires_grad:
+                    made.requires_grad_()
         self._made[id(tensor)] = made
         self._keep.append(tensor)
         if not isinstance(tensor, torch.nn.Parameter) and (values := values_of(tensor)) is not None:

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 
-from . import script_step
+from . import names, script_step
 from .notes import note
 
 _LEAST = 1 << 20  # bytes
@@ -117,7 +117,7 @@ def _held() -> bool:
     wanted = set(_running["outputs"]) - _running["scalars"]
     frame = sys._getframe(2)
     while frame is not None:
-        for value in list(frame.f_locals.values()):
+        for value in names.variables(frame).values():
             if id(value) in wanted:
                 return True
             if isinstance(value, dict) and any(id(each) in wanted for each in value.values()):

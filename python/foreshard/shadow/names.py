@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 _CHECKPOINT = "_checkpoint_wrapped_module"
@@ -58,12 +59,23 @@ def fsdp2_named_parameters(root) -> list[tuple[str, object]]:
     return [(f"{called.get(id(info.module), '')}.{info.param_name}".removeprefix("."), each) for info, each in infos]
 
 
+def variables(frame) -> dict:
+    """A frame's names and what they stand for. Until Python 3.13 a function's frame keeps what `f_locals` has shown, so that a step's
+    tensors would live as long as the function; what the script itself asks for (`locals()`) is the same dictionary, and stays."""
+    shown = frame.f_locals
+    found = dict(shown)
+    mine = 3  # the frame, this name, the argument of getrefcount
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(shown) <= mine:
+        shown.clear()
+    return found
+
+
 def of_script(thing) -> str:
     """The variable that the script has for it; empty: none."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "foreshard.")):
-            for name, value in [*frame.f_locals.items()]:
+            for name, value in variables(frame).items():
                 if value is thing and name.isidentifier():
                     return name
         frame = frame.f_back

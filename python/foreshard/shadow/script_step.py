@@ -9,7 +9,7 @@ import sys
 import weakref
 
 from . import beside
-from .names import class_of, of_script
+from .names import class_of, of_script, variables
 from .notes import note
 
 _MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
@@ -152,10 +152,10 @@ class _Slot:
 
 
 class _Part:
-    """A module of a root, by name."""
+    """A module of a root, by name; `tensor`: one of its own."""
 
-    def __init__(self, root: int, name: str):
-        self.root, self.name = root, name
+    def __init__(self, root: int, name: str, tensor: str = ""):
+        self.root, self.name, self.tensor = root, name, tensor
 
 
 def leaves(tree) -> list:
@@ -195,6 +195,7 @@ class Tape:
         self._call: tuple | None = None  # of the root, while it runs
         self.paused = 0  # inside the root, or inside what is one step
         self._foreign = 0  # inside another module's forward
+        self._kept: dict[int, tuple] = {}  # by id: such a module, whether it has tensors of its own
         self.roots: list[weakref.ref] = []
         self._names: dict[int, _Part] = {}
         self._hooks = _foreign_modules(self)
@@ -230,6 +231,7 @@ class Tape:
     def close(self) -> None:
         """Nothing more is written down."""
         self._over = True
+        self._kept.clear()
         self._leave_mode()
         for hook in self._hooks:
             hook.remove()
@@ -256,8 +258,14 @@ class Tape:
         self._mode.__enter__()
 
     def foreign(self, module, delta: int) -> None:
-        if id(module) not in self._names:
-            self._foreign += delta
+        """What a module with tensors of its own makes is none of this model's; a loss that is a module has none."""
+        if id(module) in self._names:
+            return
+        kept = self._kept.get(id(module))
+        if kept is None:
+            others = (each for each in module.modules() if id(each) not in self._names)
+            kept = self._kept[id(module)] = (module, any(each._parameters or each._buffers for each in others))
+        self._foreign += delta if kept[1] else 0
 
     # ---- the script
 
@@ -332,6 +340,8 @@ class Tape:
             return leaf
         if id(leaf) in self._slots:
             return self._slots[id(leaf)][0]
+        if (own := self._own(leaf)) is not None:
+            return own
         if not _plain(leaf):
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
@@ -342,6 +352,18 @@ class Tape:
         given.requires_grad_(leaf.requires_grad and leaf.is_leaf and not isinstance(leaf, torch.nn.Parameter))
         self.given.append((slot.index, given))
         return slot
+
+    def _own(self, tensor) -> _Part | None:
+        """A parameter of the model used behind its forward (a head in the loss, a penalty), gathered: FSDP1's are views in its place."""
+        if not tensor.is_floating_point():
+            return None
+        for root in self.roots:
+            for module in root().modules() if root() is not None else ():
+                for name, value in (*module._parameters.items(), *module.__dict__.items()):
+                    if value is tensor and id(module) in self._names:
+                        part = self._names[id(module)]
+                        return _Part(part.root, part.name, name)
+        return None
 
     def _forget(self, known: set, given: int) -> None:
         """Tensors that were first seen since."""
@@ -415,13 +437,13 @@ def _named_tensors() -> set[int]:
         elif depth and isinstance(value, (tuple, list)) and len(value) < 1000:
             for each in value:
                 look(each, depth - 1)
-        elif depth and hasattr(value, "__dataclass_fields__"):
+        elif depth and hasattr(type(value), "__dataclass_fields__"):  # the value's own __getattr__ may do anything
             look(dict(vars(value)), depth)
 
     frame = sys._getframe(2)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "foreshard.")):
-            for value in list(frame.f_locals.values()):
+            for value in variables(frame).values():
                 look(value, 3)
         frame = frame.f_back
     return found
@@ -462,7 +484,10 @@ class _Player:
     def _unpacked(self, leaf):
         if isinstance(leaf, _Slot):
             return self._tensors[leaf.index]
-        return self._modules[leaf.root].get_submodule(leaf.name) if isinstance(leaf, _Part) else leaf
+        if not isinstance(leaf, _Part):
+            return leaf
+        module = self._modules[leaf.root].get_submodule(leaf.name)
+        return getattr(module, leaf.tensor) if leaf.tensor else module
 
     def _enter_cast(self, cast) -> None:
         """Rows of one autocast share it: it keeps its casts until it ends."""
