@@ -263,6 +263,19 @@ class Shadow(unittest.TestCase):
         self.assertEqual(end.returncode, 4, end.stderr[-2000:])
         self.assertGreater(json.loads(end.stdout)["steps"][-1]["ooms"], 0)
 
+    def test_what_trainers_put_around_a_model(self):
+        for words in ((), ("weight",), ("module",), ("before",), ("table",)):
+            with self.subTest(words):
+                answer, job = self.watch("trainers.py", *words)
+                self.assert_as_planned(answer, within=0.0005)
+                self.assertEqual(answer["differences"], [])
+                self.assertNotIn("beside", job["train"])
+
+    def test_a_function_keeps_no_step_for_being_watched(self):
+        """Until Python 3.13 its frame keeps what somebody has read of its names."""
+        inside, outside = (self.watch("kept.py", *words)[0]["steps"][-1]["allocated_bytes"] for words in (("main",), ()))
+        self.assertEqual(inside, outside)
+
     def test_a_timeline_is_written(self):
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/run.fst"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import torch
@@ -107,6 +108,28 @@ class Fakes:
             self._known.give(made, values)
         return made
 
+    def _beside(self, value: Any, depth: int = 4) -> Any:
+        """The same with fakes in the places of known tensors; the value itself where it has none."""
+        if isinstance(value, torch.Tensor):
+            return self._made.get(id(value), value)
+        if not depth or isinstance(value, (torch.nn.Module, type)):
+            return value
+        if type(value) is dict:
+            again = {key: self._beside(each, depth - 1) for key, each in value.items()}
+            return again if any(again[key] is not value[key] for key in again) else value
+        if type(value) in (list, tuple):
+            again = type(value)(self._beside(each, depth - 1) for each in value)
+            return again if any(new is not old for new, old in zip(again, value)) else value
+        inside = getattr(value, "__dict__", None)
+        if type(inside) is not dict or callable(getattr(value, "__get__", None)):  # a function, a method
+            return value
+        changed = {key: new for key, old in inside.items() if (new := self._beside(old, depth - 2)) is not old} if depth > 2 else {}
+        if not changed:
+            return value
+        twin = copy.copy(value)
+        twin.__dict__.update(changed)
+        return twin
+
     def batch(self, values: Any) -> Any:
         """What a step is given. Whole numbers on the host beside tensors that are not stay there, with their values (lengths of rows)."""
         leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
@@ -132,10 +155,10 @@ class Fakes:
                 for name, buffer in child._buffers.items():
                     if buffer is not None:
                         child._buffers[name] = self.of(buffer, self._buffer)
-            for child in module.modules():  # lists of parameters that modules keep beside (nn.RNN)
+            for child in module.modules():  # what modules have in containers beside (nn.RNN's lists, tables by length)
                 for name, value in list(child.__dict__.items()):
-                    if isinstance(value, (list, tuple)) and any(id(v) in self._made for v in value):
-                        child.__dict__[name] = type(value)(self._made.get(id(v), v) for v in value)
+                    if name not in OWN:
+                        child.__dict__[name] = self._beside(value)
             yield
         finally:
             for own, attributes, parameters, buffers in before:

@@ -4,6 +4,7 @@ the weights. No job describes it; the job counts its bytes."""
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 
 _LEAST = 1 << 20  # bytes that are worth a line in a job
@@ -27,7 +28,7 @@ def step_begins() -> None:
 def found(root, given: set[int], optimizers: list) -> int:
     """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what its
     optimizers keep: the plan has these."""
-    own = set(given) | {_address(each) for each in _of_module(root)} if root is not None else set(given)
+    own = set(given) | {_address(each) for each in (*_of_module(root), *carried(root))} if root is not None else set(given)
     for state in (state for optimizer in optimizers for state in optimizer.state.values()):
         own |= {_address(each) for each in _inside(state, 3)}
     rows = _held[-1] if _held else []
@@ -35,6 +36,32 @@ def found(root, given: set[int], optimizers: list) -> int:
         rows = [row for row in rows if row[0]() is not None and _address(row[0]()) == row[1]]
     total = sum({address: size for _, address, size in rows if address not in own}.values())
     return total if total >= _LEAST else 0
+
+
+def carried(root) -> list:
+    """Tables on the device that modules keep in plain attributes, containers and objects: no buffers, but as long there."""
+    owned = {id(each) for module in root.modules() for each in (*module._parameters.values(), *module._buffers.values())}
+    found = {}
+    for module in root.modules():
+        for key, value in module.__dict__.items():
+            if key not in ("_parameters", "_buffers", "_modules") and "fsdp" not in key and key not in ("_handle", "_flat_param"):
+                found |= {id(each): each for each in _kept(value, 4)}
+    return [each for key, each in found.items() if key not in owned]
+
+
+def _kept(value, depth: int) -> list:
+    import torch
+
+    if type(value) is torch.Tensor:
+        return [value] if value.is_cuda and not value._is_view() and not value.requires_grad else []
+    if not depth or isinstance(value, (torch.nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType)):
+        return []
+    if type(value) is dict:
+        return [each for inner in list(value.values()) for each in _kept(inner, depth - 1)]
+    if type(value) in (list, tuple):
+        return [each for inner in value for each in _kept(inner, depth - 1)]
+    inside = getattr(value, "__dict__", None)
+    return [each for inner in list(inside.values()) for each in _kept(inner, depth - 2)] if depth > 2 and type(inside) is dict else []
 
 
 def address_of(tensor) -> int | None:

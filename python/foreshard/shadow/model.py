@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, float8, folder, names, script_step, sequence
+from . import PLAN, beside, float8, folder, names, script_step, sequence
 from .names import class_of
 from .notes import note
 
@@ -161,6 +161,8 @@ class _Copier:
         self._shapes = _flat_shapes(root) | _sharded_shapes(root)
         self._forwards = forwards
         self._known = {id(module) for module in root.modules()}
+        self._carried = {id(each) for each in beside.carried(root)}
+        self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
 
@@ -173,7 +175,7 @@ class _Copier:
             return self._modules[id(module)]
         twin = object.__new__(class_of(module))
         self._modules[id(module)] = twin
-        state = {}
+        state, around, self._found = {}, self._found, []
         for key, value in module.__dict__.items():
             if key in ("_parameters", "_buffers", "_modules") or not isinstance(key, str) or "composable" in key:
                 continue
@@ -190,6 +192,8 @@ class _Copier:
             if name not in state["_parameters"] or state["_parameters"][name] is None:
                 state["_parameters"][name] = self._made(*shape)
         state["_buffers"] = {name: self._tensor(b) for name, b in module._buffers.items()}
+        state["_buffers"] |= {f"carried_{i}": each for i, each in enumerate(self._found)}  # on the device as buffers are
+        self._found = around
         state["_modules"] = {name: None if m is None else self.module(m) for name, m in module._modules.items()}
         twin.__dict__.update(state)
         for name in self._shapes.get(id(module), {}):
@@ -247,7 +251,10 @@ class _Copier:
         import torch
 
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            again = self._tensor(value)
+            if id(value) in self._carried and all(again is not each for each in self._found):
+                self._found.append(again)
+            return again
         if isinstance(value, (torch.nn.Module, types.MethodType)):
             return self._counterpart(value)
         if not self._holds(value, inside):
