@@ -264,12 +264,13 @@ class Shadow(unittest.TestCase):
         self.assertGreater(json.loads(end.stdout)["steps"][-1]["ooms"], 0)
 
     def test_what_trainers_put_around_a_model(self):
-        for words in ((), ("weight",), ("module",), ("before",), ("table",)):
+        for words in ((), ("weight",), ("module",), ("before",), ("table",), ("unit",)):
             with self.subTest(words):
                 answer, job = self.watch("trainers.py", *words)
                 self.assert_as_planned(answer, within=0.0005)
                 self.assertEqual(answer["differences"], [])
                 self.assertNotIn("beside", job["train"])
+                self.assertFalse([note for note in answer["notes"] if "another model" in note])
 
     def test_a_function_keeps_no_step_for_being_watched(self):
         """Until Python 3.13 its frame keeps what somebody has read of its names."""

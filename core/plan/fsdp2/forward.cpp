@@ -142,7 +142,7 @@ Result<void> Forward::walk(std::int32_t index, Pass pass) {
   Result<void> done = walk_body(index, cut ? Pass::NoGrad : pass);
   if (!done) return done;
   if (region && call.checkpoint_inside) region_ = -1;
-  if (id.valid() && !stop_recompute_) post_forward_hooks(run_.unit(id), index, pass);
+  if (id.valid() && !stop_recompute_ && call.ends < 0) post_forward_hooks(run_.unit(id), index, pass);
   if (region && !call.checkpoint_inside) region_ = -1;
   for (std::size_t i = 0; i < before.size(); ++i) {
     const std::int32_t input = call.inputs[i];
@@ -162,6 +162,10 @@ Result<void> Forward::walk_body(std::int32_t index, Pass pass) {
     const GraphStep& step = call.steps[i];
     if (stop_recompute_) return {};
     if (again != call.again.end() && *again == static_cast<std::int32_t>(i)) ++again, call_root_again();
+    if (call.ends == static_cast<std::int32_t>(i) && run_.root_is_unit) {  // parts that follow are roots by themselves
+      const UnitId root = run_.request.table.unit_of_module[0];
+      if (root.valid()) post_forward_hooks(run_.unit(root), index, pass);
+    }
     if (!runs_in(step, run_.iteration)) continue;
     Result<void> done = step.is_call ? walk(step.index, pass) : run_node(step.index, pass);
     if (!done) return done;
@@ -433,7 +437,8 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
     u.group_state = TrainingState::Idle;
     out_.mark(Word::EndPostForward, u.id);
   }
-  const std::vector<std::int32_t>& outputs = run_.graph.calls[static_cast<std::size_t>(call)].outputs;
+  const GraphCall& ran = run_.graph.calls[static_cast<std::size_t>(call)];
+  const std::vector<std::int32_t>& outputs = ran.ends < 0 ? ran.outputs : ran.handed_on;
   const bool without_grad = region_ >= 0 && run_.regions[static_cast<std::size_t>(region_)].unit == u.id;
   if (pass == Pass::Forward && !without_grad) {
     for (std::int32_t output : outputs) {

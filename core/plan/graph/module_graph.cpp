@@ -243,6 +243,10 @@ class OpWalker {
         close_node();
         open_.resize(1);
         graph_.loss = static_cast<std::int32_t>(graph_.nodes.size());
+      } else if (calls_parts_behind() && static_cast<std::int32_t>(i) == model_.loss_begin) {
+        close_node();
+        open_.resize(1);
+        graph_.calls[0].ends = static_cast<std::int32_t>(graph_.calls[0].steps.size());
       }
       if (std::binary_search(again.begin(), again.end(), i)) {
         close_node();
@@ -254,6 +258,7 @@ class OpWalker {
     }
     close_node();
     find_interfaces();
+    find_handed_on();
     find_idle_params(model_, graph_.nodes);
     return std::move(graph_);
   }
@@ -273,6 +278,26 @@ class OpWalker {
     return std::all_of(model_.ops.begin() + begin, model_.ops.end(), [](const Op& op) { return op.module.value == 0; })
                ? begin
                : -1;
+  }
+
+  /// A script that was captured with its loss calls parts of the model by themselves when the root has returned.
+  bool calls_parts_behind() const { return graph_.loss < 0 && model_.loss_begin > 0 && !model_.module_calls.empty(); }
+
+  /// What those read of the root's forward.
+  void find_handed_on() {
+    if (graph_.calls[0].ends < 0) return;
+    std::vector<bool> made(model_.values.size(), false), read(model_.values.size(), false);
+    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      const Op& op = model_.ops[i];
+      if (static_cast<std::int32_t>(i) < model_.loss_begin) {
+        for (const ValueId id : op.out)
+          if (id.valid()) made[id.index()] = true;
+        continue;
+      }
+      for_each_reference(op, [&](ValueId id) { read[id.index()] = true; }, [](ParamId) {});
+    }
+    for (std::size_t v = 0; v < made.size(); ++v)
+      if (made[v] && read[v]) graph_.calls[0].handed_on.push_back(variable(ValueId(v)));
   }
 
   /// Which values can carry a gradient at all: those reached from a parameter or from an input that requires one.

@@ -58,6 +58,9 @@ struct GraphCall {
   std::vector<std::int32_t> outputs;  // own variables that are returned
   bool without_grad = false;        // torch.no_grad() around it: all parameters that it reads are read through a detach
   std::vector<std::int32_t> again;  // calls[0]: steps before which the root is called once more
+  /// calls[0]: the step before which the root has returned, where the script calls its parts behind it; -1: at the end.
+  std::int32_t ends = -1;
+  std::vector<std::int32_t> handed_on;  // calls[0], then: what the script reads of it
   std::vector<std::int32_t> results;  // variables of the caller that `outputs` are bound to; empty for calls[0]
   // Built from operators, every variable is written once: arguments == inputs and outputs == results.
 

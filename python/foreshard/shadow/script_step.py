@@ -116,6 +116,11 @@ def roots() -> list:
     return [] if _tape is None else [each() for each in _tape.roots if each() is not None]
 
 
+def has(module) -> bool:
+    """A root of the step, or a part of one."""
+    return _tape is not None and _tape.has(module)
+
+
 def given_storages() -> set:
     return set() if _tape is None else _tape.given_storages()
 
@@ -208,6 +213,9 @@ class Tape:
     def is_of(self, module) -> bool:
         """No other root has run."""
         return all(each() is module for each in self.roots)
+
+    def has(self, module) -> bool:
+        return id(module) in self._names
 
     def runs_aside(self, module) -> bool:
         return not self._over and (not self._trains or id(module) in self._names or not _is_wrapped(module))

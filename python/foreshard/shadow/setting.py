@@ -230,13 +230,15 @@ def _root_runs(module, args, kwargs) -> bool:
     """Whether this forward is watched to its end: one of training, or one without gradients in the same step (a reference's)."""
     import torch
 
+    if torch._C._current_graph_task_id() != -1:  # backward runs it again
+        return False
     if not torch.is_grad_enabled() or not module.training:
         return script_step.root_begins_aside(module, args, kwargs)
     if steps.root_forward():
         beside.step_begins()
         if steps.figures():
             _gradients["forward"] = _has_gradients(module)
-    if steps.figures() and script_step.roots() and module not in script_step.roots():
+    if steps.figures() and script_step.roots() and not script_step.has(module):
         note(f"another model trains beside it: {names.class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
     script_step.root_begins(module, args, kwargs)
     loss.root_begins()
