@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, float8, folder, names, script_step, sequence
+from . import PLAN, beside, float8, folder, names, script_step, sequence, tensor_plan
 from .names import class_of
 from .notes import note
 
@@ -162,6 +162,7 @@ class _Copier:
         self._forwards = forwards
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
+        self._ranks = tensor_plan.ranks(root)
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
@@ -185,6 +186,7 @@ class _Copier:
                 elif key == "forward" and id(module) not in self._forwards:
                     note(f"{type(module).__name__}: its forward was replaced on the instance; its class's stands in the model")
                 continue
+            value = tensor_plan.whole_number(module, key, value, self._ranks)
             state[key] = self._hooks(module, key, value) if key in _SKIPPED else self._plain(value)
         state["_parameters"] = {name: self._parameter(module, name, p) for name, p in module._parameters.items()
                                 if name != "_flat_param"}  # FSDP1's own

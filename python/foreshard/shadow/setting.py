@@ -41,6 +41,7 @@ def begin() -> None:
     after_import("torch", lambda torch: loss.watch(torch, backward_begins))
     after_import("torch", script_step.begin)
     after_import("torch.autograd.function", script_step.watch_functions)
+    after_import("torch.nn.modules.module", tensor_plan.watch_numbers)
 
 
 # ------------------------------------------------------------------------------------------------------ what is watched

@@ -8,10 +8,43 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import weakref
 
 from . import names
 
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_numbers: dict[tuple[int, str], tuple] = {}  # by module and attribute: the module, the whole number that the attribute was at first
+
+
+def watch_numbers(python_module) -> None:
+    """Whole numbers of modules that a script changes behind their making: heads that it divides by the ranks beside parallelize_module()."""
+    inner = python_module.Module.__setattr__
+
+    @functools.wraps(inner)
+    def set_attribute(self, name, value):
+        if type(value) is int and type(before := self.__dict__.get(name)) is int and before != value:
+            key = (id(self), name)
+            if key not in _numbers or _numbers[key][0]() is not self:
+                _numbers[key] = (weakref.ref(self), before)
+        inner(self, name, value)
+
+    python_module.Module.__setattr__ = set_attribute
+
+
+def whole_number(module, name: str, value, ranks: int):
+    """What an attribute was before it was divided by the ranks of the tensor dimension; else what it is."""
+    if ranks < 2 or type(value) is not int:
+        return value
+    owner, before = _numbers.get((id(module), name), (None, None))
+    return before if owner is not None and owner() is module and before == value * ranks else value
+
+
+def ranks(root) -> int:
+    """Of the tensor dimension, if there is one; 1: none."""
+    if root is None or _STATE not in sys.modules:
+        return 1
+    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not _is_experts(each)]
+    return max((each._spmd_mesh.size(each._spmd_mesh.ndim - 1) for each in cut), default=1)
 
 
 def found(root) -> dict | None:
