@@ -114,9 +114,13 @@ class Fakes:
             return self._made.get(id(value), value)
         if not depth or isinstance(value, (torch.nn.Module, type)):
             return value
-        if type(value) is dict:
-            again = {key: self._beside(each, depth - 1) for key, each in value.items()}
-            return again if any(again[key] is not value[key] for key in again) else value
+        if isinstance(value, dict):
+            changed = {key: new for key, old in value.items() if (new := self._beside(old, depth - 1)) is not old}
+            if not changed:
+                return value
+            again = copy.copy(value)  # a defaultdict too
+            again.update(changed)
+            return again
         if type(value) in (list, tuple):
             again = type(value)(self._beside(each, depth - 1) for each in value)
             return again if any(new is not old for new, old in zip(again, value)) else value

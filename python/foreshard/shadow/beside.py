@@ -41,10 +41,13 @@ def found(root, given: set[int], optimizers: list) -> int:
 def carried(root) -> list:
     """Tables on the device that modules keep in plain attributes, containers and objects: no buffers, but as long there."""
     owned = {id(each) for module in root.modules() for each in (*module._parameters.values(), *module._buffers.values())}
-    found = {}
+    from .model import flat_shapes
+
+    found, views = {}, flat_shapes(root)
     for module in root.modules():
         for key, value in module.__dict__.items():
-            if key not in ("_parameters", "_buffers", "_modules") and "fsdp" not in key and key not in ("_handle", "_flat_param"):
+            own = key in ("_parameters", "_buffers", "_modules", "_handle", "_flat_param") or "fsdp" in key
+            if not own and key not in views.get(id(module), ()):
                 found |= {id(each): each for each in _kept(value, 4)}
     return [each for key, each in found.items() if key not in owned]
 
@@ -53,10 +56,10 @@ def _kept(value, depth: int) -> list:
     import torch
 
     if type(value) is torch.Tensor:
-        return [value] if value.is_cuda and not value._is_view() and not value.requires_grad else []
+        return [value] if value.is_cuda and not value.requires_grad else []
     if not depth or isinstance(value, (torch.nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType)):
         return []
-    if type(value) is dict:
+    if isinstance(value, dict):
         return [each for inner in list(value.values()) for each in _kept(inner, depth - 1)]
     if type(value) in (list, tuple):
         return [each for inner in value for each in _kept(inner, depth - 1)]

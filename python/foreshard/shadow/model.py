@@ -158,7 +158,7 @@ class _Copier:
         self._whole = whole
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
-        self._shapes = _flat_shapes(root) | _sharded_shapes(root)
+        self._shapes = flat_shapes(root) | _sharded_shapes(root)
         self._forwards = forwards
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
@@ -262,7 +262,9 @@ class _Copier:
         if not self._holds(value, inside):
             return value
         if isinstance(value, dict):
-            return {k: self._plain(v, inside) for k, v in value.items()}
+            again = copy.copy(value)  # a defaultdict too
+            again.update({k: self._plain(v, inside) for k, v in value.items()})
+            return again
         if isinstance(value, (list, tuple)):
             return type(value)(self._plain(each, inside) for each in value)
         if isinstance(value, functools.partial):
@@ -284,7 +286,7 @@ class _Copier:
             return id(value) in self._known
         if isinstance(value, types.MethodType):
             return id(value.__self__) in self._known
-        if type(value) is dict:
+        if isinstance(value, dict):
             return any(self._holds(each, inside) for each in list(value.values())[:_FEW])
         if type(value) in (list, tuple):
             return any(self._holds(each, inside) for each in value[:_FEW])
@@ -327,7 +329,7 @@ class _Copier:
 
 
 def _sharded_shapes(root) -> dict[int, dict[str, tuple]]:
-    """FSDP2, as _flat_shapes: a root that stays gathered has parameters in the dtype that it computes in."""
+    """FSDP2, as flat_shapes: a root that stays gathered has parameters in the dtype that it computes in."""
     if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
         return {}
     shapes: dict[int, dict[str, tuple]] = {}
@@ -340,7 +342,7 @@ def _sharded_shapes(root) -> dict[int, dict[str, tuple]]:
     return shapes
 
 
-def _flat_shapes(root) -> dict[int, dict[str, tuple]]:
+def flat_shapes(root) -> dict[int, dict[str, tuple]]:
     """FSDP1: id of a module -> name -> (key, shape, dtype, needs a gradient) of the parameters that lie in flat ones."""
     shapes: dict[int, dict[str, tuple]] = {}
     for wrapper in root.modules():

@@ -3,6 +3,7 @@
 weight: the head's matrix is used in the loss. module: the loss is a module that adds its terms up in place.
 before: so does a tensor from before the forward. table: a table that an object of the module keeps by device and length. unit: the head is a unit that
 the loss calls behind the root."""
+import collections
 import sys
 
 import torch
@@ -17,12 +18,12 @@ BEHIND = WORDS & {"weight", "unit"}
 
 class Table:
     def __init__(self):
-        self.by_device = {}
+        self.by_device = collections.defaultdict(dict)
 
     def __call__(self, x):
-        lengths = self.by_device.setdefault(x.device.index, {})
+        lengths = self.by_device[x.device.index]
         if LENGTH not in lengths:
-            lengths[LENGTH] = torch.randn(LENGTH, WIDTH, device=x.device)
+            lengths[LENGTH] = torch.randn(1, LENGTH * WIDTH, device=x.device).view(LENGTH, WIDTH)
         return x * lengths[LENGTH].to(x.dtype)
 
 
