@@ -84,6 +84,7 @@ class Finder {
     job().cluster.world_size = run_.world_size;
     job().cluster.ranks_per_node = std::min(run_.world_size, machine_.ranks_per_node);
     job().cluster.rank = run_.rank;
+    if (setting_.alone) job().cluster.world_size = job().cluster.ranks_per_node = 1, job().cluster.rank = 0;
     if (!setting_.init.empty()) job().cluster.init = setting_.init;
     job().model.batch = setting_.batch;
     if (setting_.seq > 0) {

@@ -47,6 +47,7 @@ FoundSetting setting_of(const json& row) {
   FoundSetting setting;
   setting.runtime = row.value("runtime", "none");
   setting.ddp = row.value("ddp", false);
+  setting.alone = row.value("alone", false);
   setting.model_class = row.value("model_class", "");
   setting.roots = row.value("roots", std::int64_t{1});
   for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));

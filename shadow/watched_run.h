@@ -56,6 +56,7 @@ struct FoundSetting {
   std::string runtime;  // fsdp1, fsdp2, none
   bool ddp = false;
   std::string model_class;
+  bool alone = false;      // nothing shards or replicates its model
   std::int64_t roots = 1;  // modules that a step calls by themselves: the model's parts
   std::vector<FoundUnit> units;
   FoundOptimizer optimizer;

@@ -272,6 +272,17 @@ class Shadow(unittest.TestCase):
                 self.assertNotIn("beside", job["train"])
                 self.assertFalse([note for note in answer["notes"] if "another model" in note])
 
+    def test_a_model_that_nothing_shards_can_be(self):
+        with tempfile.TemporaryDirectory() as folder:
+            answer, job = self.watch("alone.py", flags=("--world", "4", "--out", folder))
+            self.assert_as_planned(answer, within=0.0005)
+            self.assertEqual((job["fsdp"]["runtime"], job["cluster"]["world_size"]), ("none", 1))
+            self.assertTrue([note for note in answer["notes"] if "nothing shards this model" in note])
+            sharded = [FORESHARD, "simulate", f"{folder}/job.toml", "--json", "--set", "fsdp.runtime=fsdp2", "--set", "cluster.world_size=8"]
+            end = subprocess.run([*sharded, "--set", 'fsdp.wrap={policy="module_class", classes=["Block"]}'], capture_output=True, text=True)
+            self.assertEqual(end.returncode, 0, end.stderr)
+            self.assertLess(json.loads(end.stdout)["memory"]["peak_allocated_bytes"], answer["steps"][-1]["allocated_bytes"])
+
     def test_a_function_keeps_no_step_for_being_watched(self):
         """Until Python 3.13 its frame keeps what somebody has read of its names."""
         inside, outside = (self.watch("kept.py", *words)[0]["steps"][-1]["allocated_bytes"] for words in (("main",), ()))

@@ -116,6 +116,14 @@ def roots() -> list:
     return [] if _tape is None else [each() for each in _tape.roots if each() is not None]
 
 
+def forget() -> None:
+    """What ran so far was no step."""
+    global _tape
+    if _tape is not None:
+        _tape.close()
+    _tape = None
+
+
 def has(module) -> bool:
     """A root of the step, or a part of one."""
     return _tape is not None and _tape.has(module)

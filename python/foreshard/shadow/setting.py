@@ -23,6 +23,7 @@ _checkpointed: dict[str, dict] = {}
 _optimizer_of_step: weakref.ref | None = None
 _gradients: dict[str, bool] = {}  # of a later step: whether there are any when its forward and its backward begin
 _together = None
+_plain: dict = {"ends": lambda: None}
 _found: dict | None = None
 
 
@@ -42,13 +43,55 @@ def begin() -> None:
     after_import("torch", script_step.begin)
     after_import("torch.autograd.function", script_step.watch_functions)
     after_import("torch.nn.modules.module", tensor_plan.watch_numbers)
+    after_import("torch.nn.modules.module", _watch_plain)
 
 
 # ------------------------------------------------------------------------------------------------------ what is watched
 
 
 def _remember(module) -> None:
+    if not _roots:
+        _plain["ends"]()
     _roots.append(weakref.ref(module))
+
+
+def _watch_plain(python_module) -> None:
+    """A model that nothing shards or replicates: the outermost module that trains on the device, until something does."""
+    kind = python_module.Module
+    inner = kind.__call__
+
+    @functools.wraps(inner)
+    def call(self, *args, **kwargs):
+        if _plain.get("runs") or not _trains_alone(self):
+            return inner(self, *args, **kwargs)
+        _plain["runs"] = True
+        watched = _root_runs(self, args, kwargs)
+        try:
+            output = inner(self, *args, **kwargs)
+        finally:
+            _plain["runs"] = False
+        if watched:
+            _root_ran(output)
+        return output
+
+    def ends():
+        kind.__call__ = inner
+        if _first_call:  # it ran by itself before it was sharded
+            _first_call.clear()
+            script_step.forget()
+
+    kind.__call__ = call
+    _plain["ends"] = ends
+
+
+def _trains_alone(module) -> bool:
+    import torch
+
+    if not (module.training and torch.is_grad_enabled()):
+        return False
+    parameters = list(module.parameters())  # none of a mesh's: tensor parallelism alone has no plan
+    plain = all(type(p) is torch.nn.Parameter for p in parameters)
+    return plain and any(p.requires_grad and p.is_cuda for p in parameters)
 
 
 def _made_on(module) -> None:
@@ -154,7 +197,12 @@ def _watch_ddp(python_module) -> None:
 def _watch_replicate(python_module) -> None:
     """DDP by hooks: replicate(module)."""
     state = python_module._ReplicateState
-    begins, ends = state.forward_pre_hook, state.forward_post_hook
+    init, begins, ends = state.init, state.forward_pre_hook, state.forward_post_hook
+
+    @functools.wraps(init)
+    def made(self, module, *args, **kwargs):
+        _remember(module)
+        return init(self, module, *args, **kwargs)
 
     @functools.wraps(begins)
     def forward_pre_hook(self, module, args, kwargs):
@@ -169,7 +217,7 @@ def _watch_replicate(python_module) -> None:
             _root_ran(output)
         return ends(self, module, args, output)
 
-    state.forward_pre_hook, state.forward_post_hook = forward_pre_hook, forward_post_hook
+    state.init, state.forward_pre_hook, state.forward_post_hook = made, forward_pre_hook, forward_post_hook
 
 
 def _ddp_of(root):
@@ -329,7 +377,7 @@ def optimizer_steps(optimizer) -> None:
 
     runtime = rows[0]["runtime"] if rows else "none"
     _found = {
-        "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None,
+        "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
@@ -409,6 +457,9 @@ def finish() -> None:
     """What only the end knows, and the model as a file."""
     if _found is None:
         return
+    _plain["runs"] = True  # what runs from now on is a copy
+    if _found["alone"] and _root() is not None:
+        note("nothing shards this model: the job is one rank's; with --set fsdp.runtime=fsdp2 --set cluster.world_size=8 its plan is sharded (fsdp.wrap says how)")
     passes = steps.micro_batches_of_last_step()
     _found["micro_batches"] = len(passes)
     _found["no_sync"] = len(passes) > 1 and passes == [False] * (len(passes) - 1) + [True]
