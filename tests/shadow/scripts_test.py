@@ -206,6 +206,11 @@ class Shadow(unittest.TestCase):
         answer, _ = self.watch("losses.py", "--loss", "policy")
         self.assert_as_planned(answer)
 
+    def test_masks_of_the_device_choose_every_row(self):
+        answer, _ = self.watch("losses.py", "--loss", "masked")
+        self.assert_as_planned(answer)
+        self.assertTrue(any("chooses every row" in note for note in answer["notes"]), answer["notes"])
+
     def test_when_gradients_of_the_step_before_go(self):
         answer, job = self.watch("losses.py", "--zero", "after_forward")
         self.assert_as_planned(answer)
