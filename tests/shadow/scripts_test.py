@@ -197,6 +197,12 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["train"]["optimizer"]["impl"], "fused")
         self.assertNotIn("grad_scaler", job["train"])
 
+    def test_states_that_are_made_before_the_first_backward_are_no_step(self):
+        answer, job = self.watch("recipe.py", "--resume")
+        self.assert_as_planned(answer, within=0.12, reserved=0.15, time=None)  # in its first step the plan makes them
+        self.assertTrue(any("before the first backward" in note for note in answer["notes"]), answer["notes"])
+        self.assertNotIn("lr", job["train"]["optimizer"])  # 3e-4, the default; 0 while they are made
+
     def test_a_scaler_of_fsdp_is_found(self):
         answer, job = self.watch("recipe.py", "--scaler")
         self.assert_as_planned(answer, within=0.01, time=None)  # the first step takes 0.6 % more
@@ -312,6 +318,24 @@ dist.barrier()
 """)
         self.assertEqual(len(answer["steps"]), 3)
         self.assertTrue(any("cuDNN" in note for note in answer["notes"]), answer["notes"])
+
+    def test_a_step_ends_where_a_module_with_parameters_on_the_device_runs(self):
+        """What comes before it, modules that prepare the next batch too, belongs to the step before."""
+        answer = self.trained("""
+import torch
+prepare, judge = torch.nn.Softmax(dim=-1), torch.nn.Linear(256, 256)
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    judge(prepare(torch.ones(4, 256)))
+    scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    del scratch
+    optimizer.zero_grad()
+model(torch.ones(4, 256, device="cuda"))
+""")
+        self.assertTrue(all(step["allocated_bytes"] > 256 << 20 for step in answer["steps"]), answer["steps"])
 
     def test_ddp_goes_on_after_its_first_step(self):
         answer = self.trained("""
