@@ -319,6 +319,28 @@ dist.barrier()
         self.assertEqual(len(answer["steps"]), 3)
         self.assertTrue(any("cuDNN" in note for note in answer["notes"]), answer["notes"])
 
+    def test_groups_on_the_host_are_what_was_asked_for(self):
+        """By name and by method; a way around NCCL that meets ranks at a store is off."""
+        answer = self.trained("""
+import os
+os.environ["ENABLE_INTRA_NODE_COMM"] = "1"
+import torch, torch.distributed as dist
+dist.init_process_group("cuda:nccl,cpu:gloo")
+host, same, card = dist.new_group(backend="gloo"), dist.new_group([0]), dist.new_group(backend="nccl")
+assert [dist.get_backend(each) for each in (None, host, same, card)] == ["cuda:nccl,cpu:gloo", "gloo", "cuda:nccl,cpu:gloo", "nccl"]
+assert "cpu:gloo" in dist.distributed_c10d.get_backend_config()
+host.monitored_barrier()
+dist.monitored_barrier(host)
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    loss = model(torch.ones(4, 256, device="cuda")).sum()
+    loss.backward()
+    dist.all_reduce(loss, group=card)
+    optimizer.step()
+""")
+        self.assertTrue(any("ENABLE_INTRA_NODE_COMM" in note for note in answer["notes"]), answer["notes"])
+
     def test_a_step_ends_where_a_module_with_parameters_on_the_device_runs(self):
         """What comes before it, modules that prepare the next batch too, belongs to the step before."""
         answer = self.trained("""
