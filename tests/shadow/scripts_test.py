@@ -291,14 +291,23 @@ class Shadow(unittest.TestCase):
         return json.loads(end.stdout)
 
     def test_what_a_virtual_device_is_asked_for_beside_training(self):
-        """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values."""
+        """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values; the card's power and
+        load, by the management library's own name; a share of fewer cores than ranks."""
         answer = self.trained("""
-import time, torch, torch.distributed as dist, torch.nn.functional as F
+import ctypes, time, torch, torch.distributed as dist, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 dist.init_process_group("cpu:gloo,cuda:nccl", timeout=__import__("datetime").timedelta(seconds=2))
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)).cuda()
 for p in model.parameters():
     torch.nn.init.trunc_normal_(p)
+torch.set_num_threads(0)
+assert torch.get_num_threads() == 1
+class Load(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+management, card, power, load = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_uint(), Load(9, 9)
+assert management.nvmlInitWithFlags(0) == management.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card)) == 0
+assert management.nvmlDeviceGetPowerUsage(card, ctypes.byref(power)) == 0 and power.value == 95000
+assert management.nvmlDeviceGetUtilizationRates(card, ctypes.byref(load)) == 0 and load.gpu == 0
 names = [None] * dist.get_world_size()
 dist.all_gather_object(names, "mine")
 assert names == ["mine", "mine"]

@@ -66,6 +66,18 @@ def _torch(torch) -> None:
     _fills(torch)
     _repeats(torch)
     masks.begin(torch)
+    _threads(torch)
+
+
+def _threads(torch) -> None:
+    """A node's ranks share its cores; this machine may have fewer of them than ranks, and each rank none."""
+    inner = torch.set_num_threads
+
+    @functools.wraps(inner)
+    def set_num_threads(count):
+        inner(max(1, count))
+
+    torch.set_num_threads = set_num_threads
 
 
 def _repeats(torch) -> None:
