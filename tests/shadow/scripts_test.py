@@ -258,6 +258,23 @@ class Shadow(unittest.TestCase):
         answer, _ = self.watch("nanogpt.py", flags=("--no-plan",), environment={"WORLD_SIZE": "16", "RANK": "9", "LOCAL_WORLD_SIZE": "8"})
         self.assertEqual((answer["world_size"], answer["rank"]), (16, 9))
 
+    def test_a_given_world_is_as_torchrun_would_have_started_it(self):
+        """And where the script makes another one, that is told."""
+        text = """
+import os, torch, torch.distributed as dist
+more = {} if os.environ.get("TORCHELASTIC_RUN_ID") and WORLD is None else {"world_size": WORLD or 1, "rank": 0}
+dist.init_process_group("nccl", **more)
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+        for world in (None, 1):
+            answer = self.trained(f"WORLD = {world}\n{text}")
+            self.assertEqual(answer["world_size"], world or 2)
+            self.assertEqual(any("a world of 1, not the 2" in note for note in answer["notes"]), world == 1, answer["notes"])
+
     def test_equal_runs_give_equal_figures(self):
         first, second = (self.watch("nanogpt.py", flags=("--world", "4", "--no-plan"))[0] for _ in range(2))
         self.assertEqual(first["steps"], second["steps"])

@@ -9,16 +9,26 @@ from __future__ import annotations
 import functools
 import os
 
+from . import WORLD_GIVEN
 from .hooks import after_import
 from .notes import note
 
 
 def begin() -> None:
+    global _given
+    if os.environ.get(WORLD_GIVEN) == "1":
+        _given = int(os.environ.get("WORLD_SIZE", "0"))
     after_import("torch.distributed.distributed_c10d", _patch)
     after_import("torch.distributed.checkpoint.default_planner", _patch_planner)
 
 
+_given = 0  # ranks that the verb was told of
 _begun: tuple[int, int] | None = None  # ranks and this one's number, of the script's first group; a trainer may clear its environment
+
+
+def _tell_of_own_world(size: int) -> None:
+    if _given and size != _given:
+        note(f"the script makes a world of {size}, not the {_given} that were given: it reads another launcher's variables, or sets its own")
 
 
 def world_size() -> int:
@@ -110,6 +120,7 @@ def _patch(c10d) -> None:
         number = rank if rank is not None and rank >= 0 else int(os.environ.get("RANK", "0"))
         os.environ["WORLD_SIZE"], os.environ["RANK"] = str(size), str(number)
         _begun = _begun or (size, number)
+        _tell_of_own_world(size)
         _stores.append(_played_store(c10d))
         # Bound to a device, communicators are split from each other, by colours that one process alone cannot count.
         init(with_fake(backend), timeout=timeout, world_size=size, rank=number, store=_stores[-1], group_name=group_name,
