@@ -216,6 +216,7 @@ class Shadow(unittest.TestCase):
         answer, _ = self.watch("losses.py", "--loss", "masked")
         self.assert_as_planned(answer)
         self.assertTrue(any("chooses every row" in note for note in answer["notes"]), answer["notes"])
+        self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
     def test_when_gradients_of_the_step_before_go(self):
         answer, job = self.watch("losses.py", "--zero", "after_forward")
