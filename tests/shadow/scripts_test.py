@@ -310,7 +310,7 @@ for _ in range(3):
 
     def test_what_a_virtual_device_is_asked_for_beside_training(self):
         """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values; the card's power and
-        load, by the management library's own name; a share of fewer cores than ranks."""
+        load, by the management library's own name; a share of fewer cores than ranks; scripts of torch.jit."""
         answer = self.trained("""
 import ctypes, time, torch, torch.distributed as dist, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -318,6 +318,10 @@ dist.init_process_group("cpu:gloo,cuda:nccl", timeout=__import__("datetime").tim
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)).cuda()
 for p in model.parameters():
     torch.nn.init.trunc_normal_(p)
+@torch.jit.script
+def rows(x: torch.Tensor):
+    return torch.where(x > 0)[0], torch.repeat_interleave(x, 2)
+assert rows(torch.ones(2))[0].tolist() == [0, 1]
 torch.set_num_threads(0)
 assert torch.get_num_threads() == 1
 class Load(ctypes.Structure):

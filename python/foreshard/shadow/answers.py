@@ -67,6 +67,8 @@ def _torch(torch) -> None:
     _repeats(torch)
     masks.begin(torch)
     _threads(torch)
+    for name in ("repeat_interleave", *masks.FUNCTIONS):  # scripts of torch.jit know operators by the functions that stood for them
+        torch.jit._builtins._register_builtin(getattr(torch, name), f"aten::{name}")
 
 
 def _threads(torch) -> None:
