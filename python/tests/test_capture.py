@@ -330,6 +330,20 @@ class Programs(unittest.TestCase):
 
         self.assertFalse(ops(capture(Logs(), torch.empty(3, 6), loss=scalar), "_to_copy"))
 
+    def test_page_locked_memory_is_the_hosts_own(self):
+        class Pins(Two):
+            def forward(self, x):
+                h = super().forward(x)
+                self.seen = h.detach().cpu().pin_memory()
+                self.drawn = torch.randn(3, pin_memory=True)
+                scales = torch.tensor([1, 2, 3, 4, 5, 6]).pin_memory()
+                return h * scales.to(x.device, non_blocking=True)
+
+        model = capture(Pins(), torch.empty(3, 6, device="meta"), loss=scalar)
+        self.assertFalse(ops(model, "pin_memory") + ops(model, "clone") + ops(model, "_to_copy") + ops(model, "randn"))
+        (made,) = ops(model, "aten.empty.memory_format")
+        self.assertEqual(made["kwargs"]["values"], [1, 2, 3, 4, 5, 6])
+
     def packed(self, lengths):
         class Packed(nn.Module):
             def __init__(self):

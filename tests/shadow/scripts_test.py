@@ -197,6 +197,12 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["train"]["optimizer"]["impl"], "fused")
         self.assertNotIn("grad_scaler", job["train"])
 
+    def test_states_that_are_made_before_the_first_backward_are_no_step(self):
+        answer, job = self.watch("recipe.py", "--resume")
+        self.assert_as_planned(answer, within=0.12, reserved=0.15, time=None)  # in its first step the plan makes them
+        self.assertTrue(any("before the first backward" in note for note in answer["notes"]), answer["notes"])
+        self.assertNotIn("lr", job["train"]["optimizer"])  # 3e-4, the default; 0 while they are made
+
     def test_a_scaler_of_fsdp_is_found(self):
         answer, job = self.watch("recipe.py", "--scaler")
         self.assert_as_planned(answer, within=0.01, time=None)  # the first step takes 0.6 % more
@@ -205,6 +211,12 @@ class Shadow(unittest.TestCase):
     def test_distributions_look_at_no_values(self):
         answer, _ = self.watch("losses.py", "--loss", "policy")
         self.assert_as_planned(answer)
+
+    def test_masks_of_the_device_choose_every_row(self):
+        answer, _ = self.watch("losses.py", "--loss", "masked")
+        self.assert_as_planned(answer)
+        self.assertTrue(any("chooses every row" in note for note in answer["notes"]), answer["notes"])
+        self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
     def test_when_gradients_of_the_step_before_go(self):
         answer, job = self.watch("losses.py", "--zero", "after_forward")
@@ -246,6 +258,23 @@ class Shadow(unittest.TestCase):
         self.assertEqual(answer["world_size"], 2)
         answer, _ = self.watch("nanogpt.py", flags=("--no-plan",), environment={"WORLD_SIZE": "16", "RANK": "9", "LOCAL_WORLD_SIZE": "8"})
         self.assertEqual((answer["world_size"], answer["rank"]), (16, 9))
+
+    def test_a_given_world_is_as_torchrun_would_have_started_it(self):
+        """And where the script makes another one, that is told."""
+        text = """
+import os, torch, torch.distributed as dist
+more = {} if os.environ.get("TORCHELASTIC_RUN_ID") and WORLD is None else {"world_size": WORLD or 1, "rank": 0}
+dist.init_process_group("nccl", **more)
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+        for world in (None, 1):
+            answer = self.trained(f"WORLD = {world}\n{text}")
+            self.assertEqual(answer["world_size"], world or 2)
+            self.assertEqual(any("a world of 1, not the 2" in note for note in answer["notes"]), world == 1, answer["notes"])
 
     def test_equal_runs_give_equal_figures(self):
         first, second = (self.watch("nanogpt.py", flags=("--world", "4", "--no-plan"))[0] for _ in range(2))
@@ -305,14 +334,27 @@ class Shadow(unittest.TestCase):
         return json.loads(end.stdout)
 
     def test_what_a_virtual_device_is_asked_for_beside_training(self):
-        """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values."""
+        """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values; the card's power and
+        load, by the management library's own name; a share of fewer cores than ranks; scripts of torch.jit."""
         answer = self.trained("""
-import time, torch, torch.distributed as dist, torch.nn.functional as F
+import ctypes, time, torch, torch.distributed as dist, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 dist.init_process_group("cpu:gloo,cuda:nccl", timeout=__import__("datetime").timedelta(seconds=2))
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)).cuda()
 for p in model.parameters():
     torch.nn.init.trunc_normal_(p)
+@torch.jit.script
+def rows(x: torch.Tensor):
+    return torch.where(x > 0)[0], torch.repeat_interleave(x, 2)
+assert rows(torch.ones(2))[0].tolist() == [0, 1]
+torch.set_num_threads(0)
+assert torch.get_num_threads() == 1
+class Load(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+management, card, power, load = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_uint(), Load(9, 9)
+assert management.nvmlInitWithFlags(0) == management.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card)) == 0
+assert management.nvmlDeviceGetPowerUsage(card, ctypes.byref(power)) == 0 and power.value == 95000
+assert management.nvmlDeviceGetUtilizationRates(card, ctypes.byref(load)) == 0 and load.gpu == 0
 names = [None] * dist.get_world_size()
 dist.all_gather_object(names, "mine")
 assert names == ["mine", "mine"]
@@ -332,6 +374,46 @@ dist.barrier()
 """)
         self.assertEqual(len(answer["steps"]), 3)
         self.assertTrue(any("cuDNN" in note for note in answer["notes"]), answer["notes"])
+
+    def test_groups_on_the_host_are_what_was_asked_for(self):
+        """By name and by method; a way around NCCL that meets ranks at a store is off."""
+        answer = self.trained("""
+import os
+os.environ["ENABLE_INTRA_NODE_COMM"] = "1"
+import torch, torch.distributed as dist
+dist.init_process_group("cuda:nccl,cpu:gloo")
+host, same, card = dist.new_group(backend="gloo"), dist.new_group([0]), dist.new_group(backend="nccl")
+assert [dist.get_backend(each) for each in (None, host, same, card)] == ["cuda:nccl,cpu:gloo", "gloo", "cuda:nccl,cpu:gloo", "nccl"]
+assert "cpu:gloo" in dist.distributed_c10d.get_backend_config()
+host.monitored_barrier()
+dist.monitored_barrier(host)
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    loss = model(torch.ones(4, 256, device="cuda")).sum()
+    loss.backward()
+    dist.all_reduce(loss, group=card)
+    optimizer.step()
+""")
+        self.assertTrue(any("ENABLE_INTRA_NODE_COMM" in note for note in answer["notes"]), answer["notes"])
+
+    def test_a_step_ends_where_a_module_with_parameters_on_the_device_runs(self):
+        """What comes before it, modules that prepare the next batch too, belongs to the step before."""
+        answer = self.trained("""
+import torch
+prepare, judge = torch.nn.Softmax(dim=-1), torch.nn.Linear(256, 256)
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    judge(prepare(torch.ones(4, 256)))
+    scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    del scratch
+    optimizer.zero_grad()
+model(torch.ones(4, 256, device="cuda"))
+""")
+        self.assertTrue(all(step["allocated_bytes"] > 256 << 20 for step in answer["steps"]), answer["steps"])
 
     def test_ddp_goes_on_after_its_first_step(self):
         answer = self.trained("""

@@ -31,6 +31,13 @@ def answer(func, args, kwargs, computed: Any, known: KnownValues, device: torch.
     return True, tree_map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), computed)
 
 
+def unpinned(func, args, kwargs):
+    """The same on pageable memory: fake tensors know no other, and the device sees nothing of it. Pinning is a copy on the host."""
+    if str(func) == "aten._pin_memory.default":
+        return torch.ops.aten.clone.default, args[:1], {}
+    return func, args, {name: value for name, value in kwargs.items() if name != "pin_memory"}
+
+
 def _chosen(func, name: str, args, known: KnownValues, device: torch.device) -> torch.Tensor | None:
     """What masks choose, of which it is known, or guessed, how much that is."""
     if name == "aten.nonzero.default":

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from .answers import HOST_READS, TO_HOST, answer
+from .answers import HOST_READS, TO_HOST, answer, unpinned
 from .errors import CaptureError
 from .known import KnownValues
 from .values import Storage, Value, ValueTable, geometry, literals_of, storage_key
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):
     # --------------------------------------------------------------------------------------------- dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        func, args, kwargs = unpinned(func, args, kwargs or {})
         name = str(func)
         if self._paused or name in _NO_WORK:
             return func(*args, **kwargs)

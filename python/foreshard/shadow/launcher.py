@@ -10,8 +10,17 @@ from .hooks import after_import
 
 
 def begin() -> None:
+    if os.environ.get(WORLD_GIVEN) == "1":
+        _as_started_by_torchrun()
     after_import("torch.distributed.launcher.api", _patch)
     after_import("torch.multiprocessing", _spawn)
+
+
+def _as_started_by_torchrun() -> None:
+    """Scripts tell by its own variables who started them, and make a world of one where they do not know."""
+    world, rank, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"))
+    for name, value in rank_environment(world, rank, per_node).items():
+        os.environ.setdefault(name, value)
 
 
 def _spawn(module):

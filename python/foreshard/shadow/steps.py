@@ -1,8 +1,9 @@
 """Where steps begin and end, and what the allocator says of each.
 
 A step ends with its optimizer's, and lasts until the next forward begins, so that what a script does after it (zero_grad, a
-schedule, a line of log) belongs to it; what comes behind the last one (a checkpoint, a trainer that tidies up) does not. Peaks are those
-between two such ends, whatever the script resets in between.
+schedule, a line of log) belongs to it; what comes behind the last one (a checkpoint, a trainer that tidies up) does not. Nor is a step
+what an optimizer does before the first backward: it makes its states for a checkpoint that is loaded. Peaks are those between two such
+ends, whatever the script resets in between.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def begin() -> None:
     report.told_by("steps", figures)
     _state = _Steps(int(os.environ.get(STEPS, "3")))
     after_import("torch.optim.optimizer", _state.watch)
+    after_import("torch.autograd.graph", _state.watch_engine)
     # Before torch.cuda takes the name: what a script resets is kept.
     after_import("torch", _state.keep_peaks)
     atexit.register(_state.script_ends)
@@ -99,6 +101,8 @@ class _Steps:
         self._stepped: set[int] = set()  # optimizers that have stepped since the last end
         self._turn: set[int] = set()  # those of the first step
         self._told = False  # the watcher, of the first optimizer
+        self._trains = False  # a backward has begun
+        self._on_host: set[int] = set()  # parameters that an optimizer steps there
         self._forward_hook = None
         self._reset = None
         self._ended = False
@@ -129,6 +133,17 @@ class _Steps:
         module.register_optimizer_step_pre_hook(self._before)
         module.register_optimizer_step_post_hook(self._after)
 
+    def watch_engine(self, module) -> None:
+        """Every backward goes through it, and what asks for gradients alone."""
+        inner = module._engine_run_backward
+
+        @functools.wraps(inner)
+        def run(*args, **kwargs):
+            self._trains = True
+            return inner(*args, **kwargs)
+
+        module._engine_run_backward = run
+
     def _before(self, optimizer, args, kwargs):
         if id(optimizer) in self._stepped and not in_backward():  # no forward of a module in between
             self._close()
@@ -136,8 +151,13 @@ class _Steps:
             self._tell(optimizer)
 
     def _after(self, optimizer, args, kwargs):
+        if not self._trains:
+            note("what an optimizer did before the first backward belongs to the set-up: its states are there in the first step, in which the plan "
+                 "makes them")  # fmt: skip
+            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if parameters and all(p.device.type == "cpu" for p in parameters) and not _watcher.offloads():
+        on_host = {id(p) for p in parameters if p.device.type == "cpu"}
+        if parameters and len(on_host) == len(parameters) and not _watcher.offloads():
             self._ended = True
             report.failure("bad-input", "the script trains on the CPU: its optimizer's parameters are on the host",
                            "move the model to a GPU (model.cuda(), or FSDP on a mesh of \"cuda\"), as it would train")  # fmt: skip
@@ -148,6 +168,7 @@ class _Steps:
             device.mark(f"step {len(self.figures) + 1} ends")
         self._stepped.add(id(optimizer))
         self.optimizers.add(optimizer)
+        self._on_host |= on_host
         self._stepped_row = self._row()
         if not self.figures:  # once more: what PyTorch takes down at exit, the later comes first, is still needed
             atexit.unregister(self.script_ends)
@@ -158,7 +179,8 @@ class _Steps:
             self._forward_hook = register_module_forward_pre_hook(self._forward_begins)
 
     def _forward_begins(self, module, args):
-        if not in_backward():  # else it is computed again
+        """A module without parameters of the training's may prepare the next batch, before zero_grad."""
+        if not in_backward() and any(p.is_cuda or id(p) in self._on_host for p in module.parameters()):  # else it is computed again
             self._close()
 
     def _tell(self, optimizer) -> None:

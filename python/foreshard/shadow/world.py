@@ -9,16 +9,26 @@ from __future__ import annotations
 import functools
 import os
 
+from . import WORLD_GIVEN
 from .hooks import after_import
 from .notes import note
 
 
 def begin() -> None:
+    global _given
+    if os.environ.get(WORLD_GIVEN) == "1":
+        _given = int(os.environ.get("WORLD_SIZE", "0"))
     after_import("torch.distributed.distributed_c10d", _patch)
     after_import("torch.distributed.checkpoint.default_planner", _patch_planner)
 
 
+_given = 0  # ranks that the verb was told of
 _begun: tuple[int, int] | None = None  # ranks and this one's number, of the script's first group; a trainer may clear its environment
+
+
+def _tell_of_own_world(size: int) -> None:
+    if _given and size != _given:
+        note(f"the script makes a world of {size}, not the {_given} that were given: it reads another launcher's variables, or sets its own")
 
 
 def world_size() -> int:
@@ -83,13 +93,20 @@ def _without_gloo(backend):
     return ",".join(sorted(parts, key=lambda part: "fake" not in part))
 
 
+def _with_gloo(backend: str) -> str:
+    """As the script would have it told."""
+    return backend.replace("fake", "gloo")
+
+
 _stores = []  # the C++ side does not keep a Python store alive
+_asked: dict[str, str] = {}  # the backend that the script asked for, by the group's name
 
 
 def _patch(c10d) -> None:
     init, new_group = c10d.init_process_group, c10d.new_group
 
     def with_fake(backend):
+        _without_intra_node()
         played = _without_gloo(backend)
         if "fake" in played:
             import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers it
@@ -103,19 +120,46 @@ def _patch(c10d) -> None:
         number = rank if rank is not None and rank >= 0 else int(os.environ.get("RANK", "0"))
         os.environ["WORLD_SIZE"], os.environ["RANK"] = str(size), str(number)
         _begun = _begun or (size, number)
+        _tell_of_own_world(size)
         _stores.append(_played_store(c10d))
         # Bound to a device, communicators are split from each other, by colours that one process alone cannot count.
-        return init(with_fake(backend), timeout=timeout, world_size=size, rank=number, store=_stores[-1], group_name=group_name,
-                    pg_options=pg_options, **more)  # fmt: skip
+        init(with_fake(backend), timeout=timeout, world_size=size, rank=number, store=_stores[-1], group_name=group_name,
+             pg_options=pg_options, **more)  # fmt: skip
+        _asked.clear()
+        _asked[c10d.GroupMember.WORLD.group_name] = str(backend or ("undefined" if device_id is None else "nccl")).lower()
 
     @functools.wraps(new_group)
     def group(ranks=None, timeout=None, backend=None, *args, **kwargs):
-        if backend is not None:
-            backend = with_fake(backend)
-        return new_group(ranks, timeout, backend, *args, **kwargs)
+        made = new_group(ranks, timeout, with_fake(backend) if backend else None, *args, **kwargs)
+        if isinstance(made, c10d.ProcessGroup):  # else this rank is not in it
+            _asked[made.group_name] = str(backend).lower() if backend else c10d.get_backend()
+        return made
 
     c10d.init_process_group, c10d.new_group = init_process_group, group
     _patch_objects(c10d)
+    _patch_names(c10d)
+
+
+def _without_intra_node() -> None:
+    if os.environ.get("ENABLE_INTRA_NODE_COMM", "0") not in ("", "0"):
+        note("ENABLE_INTRA_NODE_COMM is off: PyTorch's own all-reduce between a node's ranks meets them at a store, and is not played; NCCL's is")
+        os.environ["ENABLE_INTRA_NODE_COMM"] = "0"
+
+
+def _patch_names(c10d) -> None:
+    """Scripts decide by a backend's name whether they can work on the host: it is the one that they asked for."""
+    get_backend, get_config = c10d.get_backend, c10d.get_backend_config
+
+    @functools.wraps(get_backend)
+    def backend_of(group=None):
+        played = get_backend(group)
+        return c10d.Backend(_asked.get((group or c10d.GroupMember.WORLD).group_name, _with_gloo(played)))
+
+    @functools.wraps(get_config)
+    def config_of(group=None):
+        return _with_gloo(get_config(group))
+
+    c10d.get_backend, c10d.get_backend_config = backend_of, config_of
 
 
 def _patch_planner(planner) -> None:
@@ -150,3 +194,4 @@ def _patch_objects(c10d) -> None:
     for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list, monitored_barrier):
         original = getattr(c10d, function.__name__)
         setattr(c10d, function.__name__, functools.wraps(original)(function))
+    c10d.ProcessGroup.monitored_barrier = monitored_barrier

@@ -109,6 +109,17 @@ def named(model, tokens):
     return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY).float(), tokens[:, 1:].reshape(-1))
 
 
+def masked(model, tokens):
+    """Of the rows that masks choose, by each function that has them; classes are weighted, by way of page-locked memory."""
+    logits, counted = model(tokens).flatten(0, 1), tokens.flatten() != -100
+    weights = torch.ones(VOCABULARY).pin_memory().to("cuda", non_blocking=True)
+    rows = torch.where(counted)[0]
+    loss = F.cross_entropy(logits.index_select(0, rows).float(), tokens.flatten()[counted], weight=weights)
+    places = ((tokens != -100).nonzero(), torch.argwhere(tokens != -100), torch.stack(torch.nonzero(tokens, as_tuple=True), 1))
+    assert all(each.shape == (tokens.numel(), 2) for each in places), [each.shape for each in places]
+    return loss + logits.masked_select(counted.unsqueeze(1)).float().mean()
+
+
 def over_tensor_ranks():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -151,7 +162,7 @@ def main(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     judge = torch.nn.Linear(VOCABULARY, 1, device="cuda") if args.turns else None
     turns = torch.optim.SGD(judge.parameters(), lr=1e-4) if args.turns else None
-    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "clipped": clipped, "named": named, "mean": lambda m, x: m(x).float().mean()}
+    losses = {"preferences": preferences, "distillation": distillation, "policy": policy, "clipped": clipped, "named": named, "masked": masked, "mean": lambda m, x: m(x).float().mean()}
     loss_of = losses["mean" if args.parts else args.loss]
     for _ in range(10):
         for micro in range(args.accumulate):

@@ -1,4 +1,4 @@
-"""A finetuning recipe: groups for the card and the host, sums of losses, schedules, a checkpoint in between; or float16 with a scaler under FSDP1."""
+"""A finetuning recipe: groups for the card and the host, sums of losses, schedules, a checkpoint in between, states made before the first step; or float16 with a scaler under FSDP1."""
 
 import argparse
 import functools
@@ -9,13 +9,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--scaler", action="store_true")
+parser.add_argument("--resume", action="store_true")
 args = parser.parse_args()
 
 
@@ -66,6 +67,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=not args.scaler
 warm, cosine = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10), torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [10])
 scaler = ShardedGradScaler(enabled=args.scaler)
+if args.resume:  # what a checkpoint is loaded into
+    get_optimizer_state_dict(model, optimizer)
 for step in range(4):
     tokens = torch.randint(0, 8000, (2, 129)).cuda()
     labels = tokens[:, 1:].clone()

@@ -1,0 +1,141 @@
+"""Rows that a mask on the device chooses, whose values nobody has computed: all of them, the most that it can choose."""
+
+from __future__ import annotations
+
+import functools
+
+from .notes import note
+
+NOTE = "a mask of the device (x[mask], nonzero, where, masked_select) chooses every row: the most that it can"
+FUNCTIONS = ("where", "nonzero", "argwhere", "masked_select", "tensor", "as_tensor")  # of torch that are others' here
+
+
+def begin(torch) -> None:
+    _indices(torch)
+    _places(torch)
+    _selections(torch)
+
+
+def _indices(torch) -> None:
+    """x[mask]"""
+    inner = torch.Tensor.__getitem__
+    masked = (torch.bool, torch.uint8)
+
+    @functools.wraps(inner)
+    def get(tensor, key):
+        keys = key if type(key) is tuple else (key,)
+        if any(isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked for k in keys):
+            note(NOTE)
+            chosen: list = []
+            for k in keys:
+                if isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked:
+                    chosen += [torch.zeros(k.numel(), dtype=torch.int64, device=k.device) for _ in range(k.dim())]
+                else:
+                    chosen.append(k)
+            key = tuple(chosen)
+        return inner(tensor, key)
+
+    torch.Tensor.__getitem__ = get
+    # A type with this method of Python's is a sequence to C, and a tensor of no dimension one without a length.
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _of_numbers(torch, getattr(torch, name)))
+
+
+def _places(torch) -> None:
+    """Where a tensor is not zero: nonzero, argwhere, where(condition)."""
+
+    count = torch.nonzero
+
+    def rows(tensor):
+        note(NOTE)
+        _waits(torch, count, tensor)
+        return torch.zeros(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device).t()  # as CUDA's lie
+
+    def columns(tensor):
+        return rows(tensor if tensor.dim() else tensor.unsqueeze(0)).unbind(1)
+
+    def nonzero(inner):
+        @functools.wraps(inner)
+        def found(input, *, as_tuple=False, **more):
+            if more or not _is_of_device(torch, input):
+                return inner(input, as_tuple=as_tuple, **more)
+            return columns(input) if as_tuple else rows(input)
+
+        return found
+
+    def argwhere(inner):
+        @functools.wraps(inner)
+        def found(input):
+            return rows(input) if _is_of_device(torch, input) else inner(input)
+
+        return found
+
+    where = torch.where
+
+    @functools.wraps(where)
+    def chosen(*args, **kwargs):
+        condition = args[0] if args else kwargs.get("condition")
+        if len(args) + len(kwargs) == 1 and _is_of_device(torch, condition):
+            return columns(condition)
+        return where(*args, **kwargs)
+
+    torch.where = chosen
+    for place in (torch, torch.Tensor):
+        place.nonzero, place.argwhere = nonzero(place.nonzero), argwhere(place.argwhere)
+
+
+def _selections(torch) -> None:
+    """masked_select(): its places lie on the device beside what they choose; its backward needs the mask and fills zeros."""
+
+    def selected(inner):
+        @functools.wraps(inner)
+        def select(input, mask, **more):
+            if more or not _is_of_device(torch, input) or not _is_of_device(torch, mask):
+                return inner(input, mask, **more)
+            note(NOTE)
+            shape = torch.broadcast_shapes(input.shape, mask.shape)
+            _waits(torch, inner, input, mask)
+            places = torch.zeros(len(shape), shape.numel(), dtype=torch.int64, device=mask.device)
+            chosen = torch.masked_fill(input, mask, 0).reshape(-1)
+            del places
+            return chosen
+
+        return select
+
+    for place in (torch, torch.Tensor):
+        place.masked_select = selected(place.masked_select)
+
+
+def _waits(torch, count, *given) -> None:
+    """The host waits for the device to count, as on a card; what came of it (no rows) goes, and no step of the script's is made of it."""
+    if all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in given):  # else nothing is run: the model is written down
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            count(*given)
+
+
+def _is_of_device(torch, tensor) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_cuda and not hasattr(tensor, "device_mesh")
+
+
+def _of_numbers(torch, inner):
+    """`inner` of lists, in which tensors of no dimension are the numbers that they hold."""
+
+    def number(each, seen):
+        if isinstance(each, (list, tuple)):
+            return [number(inside, seen) for inside in each]
+        if isinstance(each, torch.Tensor) and each.dim() == 0:
+            seen.append(each)
+            return each.item()
+        return each
+
+    @functools.wraps(inner)
+    def made(data, *args, **kwargs):
+        seen: list = []
+        plain = number(data, seen) if isinstance(data, (list, tuple)) else data
+        if not seen:
+            return inner(data, *args, **kwargs)
+        if kwargs.get("dtype") is None and not args:
+            kwargs["dtype"] = functools.reduce(torch.promote_types, (each.dtype for each in seen))
+        return inner(plain, *args, **kwargs)
+
+    return made
