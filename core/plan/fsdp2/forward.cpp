@@ -47,6 +47,7 @@ Forward::Forward(Run& run, Gathering& gathering) : run_(run), out_(run.out), gat
     if (uses_linear_[m] && modules[m].parent.valid()) uses_linear_[modules[m].parent.index()] = true;
   }
   tensors_.resize(run.graph.tensors.size());
+  iter_forward_roots_.resize(run.units.size());
 }
 
 /// The last node under `call` that keeps something for backward; -1: none.
@@ -358,7 +359,7 @@ void Forward::call_root_again() {
     out_.mark(Word::EndPostForward, id);
   }
   gathering_.drop_kept(id);
-  iter_forward_root_ = {};
+  iter_forward_root(root) = {};
   out_.set_phase(Phase::PreForward);
   root_pre_forward(root);
   if (root.has_group) {
@@ -386,12 +387,12 @@ void Forward::cast_tensors(const std::vector<std::int32_t>& variables, DType dty
 // F2-6.
 void Forward::root_pre_forward(UnitState& u) {
   const bool first = !run_.initialised;
-  if (!first && iter_forward_root_.valid()) return;
+  if (!first && iter_forward_root(u).valid()) return;
   const Phase before = out_.phase();
   out_.set_phase(Phase::RootPreForward);
   out_.mark(Word::BeginRootPreForward, u.id);
   run_.lazy_init();
-  iter_forward_root_ = u.id;
+  iter_forward_root(u) = u.id;
   if (run_.post_optim_event.valid()) {
     out_.wait_event(Stream::C, run_.post_optim_event, u.id);
     out_.wait_event(Stream::A, run_.post_optim_event, u.id);
@@ -443,9 +444,9 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
     }
   }
   u.module_state = TrainingState::Idle;
-  if (iter_forward_root_ == u.id) {
+  if (iter_forward_root(u) == u.id) {
     gathering_.drop_kept(u.id);  // F2-8: the last buffer of this forward
-    iter_forward_root_ = {};
+    iter_forward_root(u) = {};
   }
   const std::optional<DType>& dtype = run_.request.table.precision[u.id.index()].output;
   if (dtype) cast_tensors(outputs, *dtype);

@@ -203,6 +203,7 @@ void prepare_slots(Run& run) {
 /// own.
 Result<void> find_roots(Run& run) {
   run.root_is_unit = run.request.job.fsdp.wrap.root;
+  run.one_context = run.request.job.fsdp.runtime == Runtime::Planned;
   run.root_of.assign(run.units.size(), UnitId(0));
   if (run.root_is_unit) return {};
   if (run.units.front().has_group) {
