@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/plan/checks/checks.h"
 #include "tests/core/fsdp2/chain.h"
 #include "tests/core/lowering/toy_program.h"
 
@@ -180,6 +181,11 @@ TEST(Fsdp2Roots, EachHasAFinalCallback) {  // in the order in which backward rea
     if (i.kind == InstructionKind::Free && i.buffer.what == BufferWhat::RsInput) order.push_back("input of " + name);
   }
   EXPECT_THAT(order, ElementsAre("begin head", "input of head", "begin body", "input of body.a"));
+}
+
+TEST(Fsdp2Roots, NoCheckTakesThemForOne) {  // V6 counts the waits of one root's forwards
+  for (const PlanCheck& check : run_checks(plan_of(headed(), headed_job()).value()))
+    EXPECT_NE(check.status, CheckStatus::Fail) << check.name << ": " << check.text;
 }
 
 TEST(Fsdp2Roots, ARootWithParametersIsAUnit) {
