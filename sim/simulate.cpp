@@ -11,6 +11,7 @@
 #include "core/model/mesh_dimension.h"
 #include "core/plan/planned/arena.h"
 #include "sim/device/device.h"
+#include "sim/device/root_streams.h"
 #include "sim/play/action_start.h"
 #include "sim/play/core_sharing.h"
 #include "sim/play/exposure.h"
@@ -75,7 +76,8 @@ class Simulation {
  public:
   Simulation(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
              const HardwareProfile& profile, const SimulateOptions& options, Bytes memory)
-      : plan_(plan),
+      : by_root_(plan, model, job),
+        plan_(by_root_.plan()),
         model_(model),
         lowered_(lowered),
         job_(job),
@@ -83,7 +85,7 @@ class Simulation {
                                                : std::nullopt),
         profile_(limited_ ? *limited_ : profile),
         options_(options),
-        device_(profile_, job.allocator, memory) {
+        device_(profile_, job.allocator, memory, by_root_.streams()) {
     device_.activity.keep_spans = options.timeline;
     if (options.holders) device_.book.keep_holders();
     if (options.memory_log != nullptr) device_.book.log_to(options.memory_log);
@@ -160,8 +162,8 @@ class Simulation {
  private:
   void tape_others() {
     PoolTapes& tapes = device_.allocator.tapes();
-    if (options_.record_others != nullptr) options_.record_others->resize(kStreamCount);
-    for (std::size_t s = 0; s < kStreamCount; ++s) {
+    if (options_.record_others != nullptr) options_.record_others->resize(by_root_.streams());
+    for (std::size_t s = 0; s < by_root_.streams(); ++s) {
       if (s == static_cast<std::size_t>(index_of(Stream::D))) continue;
       if (options_.follow_others != nullptr)
         tapes.follow(static_cast<int>(s), (*options_.follow_others)[s]);
@@ -440,6 +442,7 @@ class Simulation {
     prediction_.hfu = around((work.least_ns() + work.recomputed_least_ns()) / step, interval);
   }
 
+  const RootStreams by_root_;
   const Plan& plan_;
   const Model& model_;
   const LoweredProgram& lowered_;

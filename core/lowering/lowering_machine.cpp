@@ -372,8 +372,11 @@ void Machine::rebase(std::int32_t step, const std::unordered_map<std::int32_t, s
 void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step, bool function) {
   saved.promised = true;
   ++frame.promises;
-  frame.stop_step = frame.reentrant ? frame.last : step;
-  frame.stop_before_kernel = !frame.reentrant && !saved.result && !function;
+  const Op& first = model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(frame.first)].op)];
+  const bool early = first.region < 0 || model_.regions[static_cast<std::size_t>(first.region)].early_stop;
+  const bool to_its_end = frame.reentrant || !early;
+  frame.stop_step = to_its_end ? frame.last : step;
+  frame.stop_before_kernel = !to_its_end && !saved.result && !function;
 }
 
 /// What an operator in place writes over and autograd wants is copied; nothing for other tensors.

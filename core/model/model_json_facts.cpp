@@ -217,7 +217,7 @@ bool FactsReader::module_call(const Json& row, const std::string& place) {
 }
 
 bool FactsReader::region(const Json& row, const std::string& place) {
-  JsonFields f(row, place, problem_, {"id", "kind", "module", "call", "args", "save", "save_collectives"});
+  JsonFields f(row, place, problem_, {"id", "kind", "module", "call", "args", "save", "save_collectives", "early_stop"});
   if (!f.good()) return false;
   Region region;
   const auto next = static_cast<std::int64_t>(m_.regions.size());
@@ -229,6 +229,7 @@ bool FactsReader::region(const Json& row, const std::string& place) {
   if (id != next)
     return problem_.set(ErrorCode::Inconsistent, f.place("id"), "regions are numbered in order", std::to_string(next),
                         std::to_string(id));
+  region.early_stop = f.boolean_or("early_stop", true);
   if (kind == "reentrant") region.kind = Region::Kind::Reentrant;
   if (kind == "ops") region.kind = Region::Kind::Operators;
   if (region.kind == Region::Kind::NonReentrant && kind != "nonreentrant")

@@ -251,6 +251,7 @@ class Writer {
     if (region.call != 0) (out_ += ", \"call\": "), integer(region.call);
     (out_ += ", \"args\": "), value_names(region.args);
     if (!region.save.empty()) (out_ += ", \"save\": "), integers({region.save.begin(), region.save.end()});
+    if (!region.early_stop) out_ += ", \"early_stop\": false";
     if (!region.save_collectives.empty()) {
       out_ += ", \"save_collectives\": ";
       texts({region.save_collectives.begin(), region.save_collectives.end()});

@@ -40,13 +40,14 @@ struct DeviceWork {
 };
 
 struct Device {
-  Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory)
+  Device(const HardwareProfile& profile_, const AllocatorOptions& options, Bytes memory,
+         std::size_t streams = kStreamCount)
       : profile(profile_),
         owned_cost(kernel_cost_of(profile_)),
         cost(*owned_cost),
-        clock(clock_mode(profile_), static_cast<int>(kStreamCount), launch_queue_depth(profile_)),
+        clock(clock_mode(profile_), static_cast<int>(streams), launch_queue_depth(profile_)),
         driver(memory),
-        allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(kStreamCount)),
+        allocator(allocator_settings(options, profile_, memory), driver, clock, static_cast<int>(streams)),
         book(allocator),
         interference(profile_) {}
   Device(const Device&) = delete;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/device/root_streams.h"
+
 namespace foreshard {
 namespace {
 
@@ -13,7 +15,7 @@ SimDuration scaled(SimDuration duration, double factor) {
 }  // namespace
 
 std::vector<SimTime> retime(const IssueTape& tape, const std::vector<UnitChange>& changes) {
-  std::array<SimTime, kStreamCount> tails{};
+  std::array<SimTime, kPlayedStreams> tails{};
   std::vector<SimTime> communicators(static_cast<std::size_t>(tape.communicators()), 0);
   std::vector<SimTime> events(static_cast<std::size_t>(tape.events()), 0), ends;
   SimTime host = 0;

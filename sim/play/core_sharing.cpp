@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/result.h"
+#include "sim/device/root_streams.h"
 
 namespace foreshard {
 namespace {
@@ -252,7 +253,7 @@ class Threads {
   std::uint32_t kernel_ = 0;
   bool paying_ = false;
   double paid_at_ = 0;
-  std::array<Lane, kStreamCount> lanes_;
+  std::array<Lane, kPlayedStreams> lanes_;
   std::vector<bool> fired_;
   std::vector<std::int64_t> last_of_;  // by communicator: the order of what it was given last
   std::vector<bool> ended_;            // by order

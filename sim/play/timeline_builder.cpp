@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/instruction_spans.h"
+#include "sim/device/root_streams.h"
 
 namespace foreshard {
 namespace {
@@ -25,19 +26,19 @@ class Names {
   std::unordered_map<std::string, std::size_t> known_;
 };
 
-std::vector<Lane> make_lanes(const Plan& plan, const Device& device, std::array<LaneId, kStreamCount>& lane_of) {
+std::vector<Lane> make_lanes(const Plan& plan, const Device& device, std::array<LaneId, kPlayedStreams>& lane_of) {
   std::vector<Lane> lanes{{plan.rank, "host", 0}};
   lane_of[static_cast<std::size_t>(Stream::Host)] = LaneId(0);
-  std::array<bool, kStreamCount> used{};
+  std::array<bool, kPlayedStreams> used{};
   for (const ActivitySpan& span : device.activity.spans) used[static_cast<std::size_t>(span.stream)] = true;
-  for (std::size_t s = 1; s < kStreamCount; ++s) {
+  for (std::size_t s = 1; s < kPlayedStreams; ++s) {
     const auto info = std::find_if(plan.streams.begin(), plan.streams.end(), [s](const StreamInfo& stream) {
       return static_cast<std::size_t>(stream.stream) == s;
     });
     if (!used[s]) continue;
     lane_of[s] = LaneId(lanes.size());
     const std::int32_t priority = info == plan.streams.end() ? 0 : info->priority;
-    lanes.push_back({plan.rank, std::string(stream_name(static_cast<Stream>(s))), priority});
+    lanes.push_back({plan.rank, played_stream_name(static_cast<Stream>(s)), priority});
   }
   return lanes;
 }
@@ -103,11 +104,11 @@ std::vector<SpanId> add_host_spans(Timeline& timeline, Names& name, const Plan& 
 /// What ran on the streams, by stream, with a flow from the host's span to the first of an instruction.
 void add_stream_spans(Timeline& timeline, Names& name, const Plan& plan, const LoweredProgram& lowered,
                       const Device& device, const std::vector<const Instruction*>& instructions,
-                      const std::array<LaneId, kStreamCount>& lane_of, const std::vector<SpanId>& host_span_of) {
+                      const std::array<LaneId, kPlayedStreams>& lane_of, const std::vector<SpanId>& host_span_of) {
   std::vector<NameId> op_names;
   op_names.reserve(lowered.op_names.size());
   for (const std::string& op : lowered.op_names) op_names.push_back(name(op));
-  for (std::size_t s = 1; s < kStreamCount; ++s) {
+  for (std::size_t s = 1; s < kPlayedStreams; ++s) {
     std::int32_t last_instruction = -1;
     for (const ActivitySpan& span : device.activity.spans) {
       if (static_cast<std::size_t>(span.stream) != s) continue;
@@ -142,7 +143,7 @@ Timeline build_timeline(const Plan& plan, const LoweredProgram& lowered, const D
                         const std::vector<PlayedIteration>& iterations) {
   Timeline timeline;
   Names name(timeline.names);
-  std::array<LaneId, kStreamCount> lane_of{};
+  std::array<LaneId, kPlayedStreams> lane_of{};
   timeline.lanes = make_lanes(plan, device, lane_of);
   for (const PlanUnit& unit : plan.units) timeline.units.push_back(unit.name);
   const std::vector<SpanId> host_span_of = add_host_spans(timeline, name, plan, player, instructions);

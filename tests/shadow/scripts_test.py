@@ -191,6 +191,14 @@ class Shadow(unittest.TestCase):
         self.assertIn("head", job["fsdp"]["wrap"]["units"])
         self.assertIn("body.blocks.0", job["fsdp"]["wrap"]["units"])
 
+    def test_heads_that_are_roots_beside_their_backbone(self):
+        """Each root keeps a reduction's input, and has streams, so that its memory comes from pools of its own."""
+        for more in ([], ["--teacher"]):
+            answer, job = self.watch("heads.py", *more)
+            self.assert_as_planned(answer, reserved=0.02)
+            self.assertEqual(answer["differences"], [])
+            self.assertFalse(job["fsdp"]["wrap"]["root"])
+
     def test_a_recipe_with_groups_on_the_host_and_a_sharded_checkpoint(self):
         answer, job = self.watch("recipe.py")
         self.assert_as_planned(answer, time=None)

@@ -121,7 +121,8 @@ Verdict check_buffers_balance(const Plan& plan) {
   return verdict;
 }
 
-/// V11: fsdp2's communication buffers. What is gathered ahead on purpose (lists, depths) is pending and not counted.
+/// V11: fsdp2's communication buffers, of each root. What is gathered ahead on purpose (lists, depths) is pending and
+/// not counted.
 Verdict check_fsdp2_buffers(const Plan& plan) {
   Verdict verdict;
   if (!has_fsdp2_layouts(plan.runtime)) {
@@ -132,10 +133,15 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
   std::set<BufferKey> inputs, casts;
   std::size_t most_gathers = 0;
   std::int64_t id = 0;
-  const auto bound = [&](const std::set<BufferKey>& buffers, std::size_t limit, const Instruction& i) {
-    if (buffers.size() > limit) {
-      verdict.finding.wrong(fmt::format("{} makes {} alive, at most {}", show(plan, id, i), buffers.size(), limit));
-    }
+  const std::vector<UnitId> root_of = roots_by_name(plan);
+  const auto are_of_one = [&](const BufferKey& key, UnitId unit) {
+    const UnitId other = std::get<UnitId>(key);
+    return root_of[other.valid() ? other.index() : 0] == root_of[unit.valid() ? unit.index() : 0];
+  };
+  const auto bound = [&](const std::set<BufferKey>& buffers, const Instruction& i) {
+    const auto alive = std::count_if(buffers.begin(), buffers.end(),
+                                     [&](const BufferKey& key) { return are_of_one(key, i.buffer.unit); });
+    if (alive > 1) verdict.finding.wrong(fmt::format("{} makes {} alive, at most 1", show(plan, id, i), alive));
   };
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
@@ -146,7 +152,7 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
       if (single != nullptr && is_alloc(i)) {
         single->insert(key_of(i));
         // A schedule may have several reductions in flight.
-        if (plan.runtime == Runtime::Fsdp2 || single == &casts) bound(*single, 1, i);
+        if (plan.runtime == Runtime::Fsdp2 || single == &casts) bound(*single, i);
       } else if (single != nullptr && is_free(i)) {
         single->erase(key_of(i));
       } else if (what == BufferWhat::AgBuffer && is_alloc(i)) {
@@ -159,7 +165,7 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
         for (auto& [key, copied] : gathers) {
           if (std::get<UnitId>(key) == i.unit) {
             copied = true;
-          } else if (copied) {
+          } else if (copied && are_of_one(key, i.unit)) {
             ++kept;
           }
         }

@@ -138,6 +138,10 @@ Verdict check_root_waits(const Plan& plan) {
   }
   const std::array<Stream, 2> pair =
       plan.runtime == Runtime::Fsdp1 ? std::array{Stream::U, Stream::Q} : std::array{Stream::C, Stream::A};
+  if (has_roots_inside(plan)) {
+    verdict.undecided = "several roots: each waits as often as it is called";
+    return verdict;
+  }
   std::int64_t forwards = 0, looked = 0;
   for (const PlanIteration& iteration : plan.iterations) {
     if (!is_plain_training(iteration) || plan.failure) continue;
@@ -147,8 +151,7 @@ Verdict check_root_waits(const Plan& plan) {
     for (const Stream stream : pair) {
       const auto waits =
           std::count_if(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
-            return i.kind == InstructionKind::WaitStream && i.origin == Origin::Fsdp && i.stream == stream &&
-                   i.other == Stream::D && i.unit.value <= 0;  // a unit that is recomputed is a root of its own
+            return is_root_wait(i, stream) && i.unit.value <= 0;  // a unit that is recomputed is a root of its own
           });
       if (waits != expected) {
         verdict.finding.wrong(fmt::format("iteration {}: {} waits {} times for D in {} root forwards", iteration.index,

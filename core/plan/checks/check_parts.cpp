@@ -138,6 +138,39 @@ bool holds_gradients(const PlanIteration& iteration) {
   return std::find(iteration.actions.begin(), iteration.actions.end(), "no_sync{") != iteration.actions.end();
 }
 
+bool is_root_wait(const Instruction& i, Stream stream) {
+  return i.kind == InstructionKind::WaitStream && i.origin == Origin::Fsdp && i.stream == stream &&
+         i.other == Stream::D;
+}
+
+bool has_roots_inside(const Plan& plan) {
+  if (plan.runtime != Runtime::Fsdp2 || plan.units.empty() || !plan.units.front().params.empty()) return false;
+  bool inside = false;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      if (!is_root_wait(i, Stream::C)) continue;
+      if (i.unit.value <= 0) return false;
+      inside = true;
+    }
+  }
+  return inside;
+}
+
+std::vector<UnitId> roots_by_name(const Plan& plan) {
+  std::vector<UnitId> root_of(plan.units.size(), UnitId(0));
+  if (!has_roots_inside(plan)) return root_of;
+  for (std::size_t u = 1; u < plan.units.size(); ++u) {  // a unit stands before those in it
+    const std::string& name = plan.units[u].name;
+    root_of[u] = UnitId(u);
+    for (std::size_t around = 1; around < u && root_of[u].index() == u; ++around) {
+      const std::string& outer = plan.units[around].name;
+      if (name.size() > outer.size() && name[outer.size()] == '.' && name.starts_with(outer))
+        root_of[u] = root_of[around];
+    }
+  }
+  return root_of;
+}
+
 bool is_sharded(const PlanUnit& unit) {
   return unit.strategy != Strategy::NoShard && unit.shard_size > 1 && !unit.params.empty();
 }

@@ -32,7 +32,7 @@ Result<void> Backward::run(const std::vector<autograd::Edge>& roots) {
   Result<void> done = run_pass(roots);
   run_.in_backward = false;
   if (!done) return done;
-  if (!callback_roots_.empty()) done = final_callback();
+  if (!callbacks_.empty()) done = final_callbacks();
   out_.set_phase(Phase::None);
   return done;
 }
@@ -169,8 +169,7 @@ void Backward::pre_backward(UnitState& u) {
   const Phase before = out_.phase();
   out_.set_phase(Phase::PreBackward);
   u.module_state = TrainingState::PreBackward;
-  if (callback_roots_.empty()) callback_unit_ = u.id;
-  if (!is_queued(u)) callback_roots_.push_back(run_.root_of[u.id.index()]);
+  if (!is_queued(u)) callbacks_.push_back({run_.root_of[u.id.index()], u.id});
   if (u.has_group) {
     out_.mark(Word::BeginPreBackward, u.id);
     if (u.group_state != TrainingState::PreBackward) {
@@ -187,7 +186,8 @@ void Backward::pre_backward(UnitState& u) {
 }
 
 bool Backward::is_queued(const UnitState& u) const {
-  return std::find(callback_roots_.begin(), callback_roots_.end(), run_.root_of[u.id.index()]) != callback_roots_.end();
+  return std::any_of(callbacks_.begin(), callbacks_.end(),
+                     [&](const FinalCallback& callback) { return callback.root == run_.root_of[u.id.index()]; });
 }
 
 // F2-15: the unit before this one in its root's post-forward order, used or not.
@@ -237,18 +237,27 @@ Result<void> Backward::post_backward(UnitState& u) {
   return done;
 }
 
-// F2-19: root first, then registration order; a list once per module. A root that backward never reached has none: it
-// stays gathered, as inference leaves it.
-Result<void> Backward::final_callback() {
+/// One of each root, in the order in which backward reached them. A root that it never reached has none: it stays
+/// gathered, as inference leaves it.
+Result<void> Backward::final_callbacks() {
   out_.set_phase(Phase::Final);
-  const UnitId root = callback_unit_;
-  out_.mark(Word::BeginFinalCallback, root);
+  for (const FinalCallback& callback : callbacks_) {
+    if (Result<void> done = final_callback(callback); !done) return done;
+  }
+  callbacks_.clear();
+  if (!run_.is_last_backward) return {};
+  for (UnitState& u : run_.units) u.post_forward_indices.clear();
+  run_.last_post_order = run_.post_forward_order;
+  run_.post_forward_order.clear();
+  return {};
+}
+
+// F2-19: root first, then registration order; a list once per module.
+Result<void> Backward::final_callback(const FinalCallback& callback) {
+  out_.mark(Word::BeginFinalCallback, callback.unit);
   for (UnitId id : states_in_order_) {
+    if (run_.root_of[id.index()] != callback.root) continue;
     UnitState& u = run_.unit(id);
-    if (!is_queued(u)) {
-      if (run_.is_last_backward) u.post_forward_indices.clear();
-      continue;
-    }
     if (u.has_group && u.group_state != TrainingState::PostBackward) {
       Result<void> done = post_backward(u);
       if (!done) return done;
@@ -256,13 +265,8 @@ Result<void> Backward::final_callback() {
     u.module_state = u.group_state = TrainingState::Idle;
     if (run_.is_last_backward) finalize(u);
   }
-  if (run_.is_last_backward) {
-    run_.last_post_order = run_.post_forward_order;
-    run_.post_forward_order.clear();
-    reduction_.wait_for_last(root);
-  }
-  callback_roots_.clear();
-  out_.mark(Word::EndFinalCallback, root);
+  if (run_.is_last_backward) reduction_.wait_for_last(callback.unit);
+  out_.mark(Word::EndFinalCallback, callback.unit);
   return {};
 }
 

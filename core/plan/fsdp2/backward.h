@@ -27,7 +27,11 @@ class Backward {
   void add_piece(std::int32_t slot, ParamId dropped);
   void pre_backward(UnitState& u);
   Result<void> post_backward(UnitState& u);
-  Result<void> final_callback();
+  struct FinalCallback {
+    UnitId root, unit;  // whose hook queued it
+  };
+  Result<void> final_callbacks();
+  Result<void> final_callback(const FinalCallback& callback);
   void finalize(UnitState& u);
   void backward_prefetch(UnitState& u);
   bool is_queued(const UnitState& u) const;
@@ -39,8 +43,7 @@ class Backward {
   Forward& forward_;
   std::vector<UnitId> states_in_order_;    // registration order; a list once per module (F2-19)
   std::vector<ParamId> pieces_;            // by slot: the name under which a pass made its first piece
-  std::vector<UnitId> callback_roots_;     // roots whose final callback is queued
-  UnitId callback_unit_;                   // whose hook queued the first
+  std::vector<FinalCallback> callbacks_;   // queued
   std::vector<autograd::Action> actions_;  // scratch
   std::vector<std::int32_t> with_grad_;    // scratch
 };

@@ -47,6 +47,7 @@ Forward::Forward(Run& run, Gathering& gathering) : run_(run), out_(run.out), gat
     if (uses_linear_[m] && modules[m].parent.valid()) uses_linear_[modules[m].parent.index()] = true;
   }
   tensors_.resize(run.graph.tensors.size());
+  iter_forward_roots_.resize(run.units.size());
 }
 
 /// The last node under `call` that keeps something for backward; -1: none.
@@ -362,7 +363,7 @@ void Forward::call_root_again() {
     out_.mark(Word::EndPostForward, id);
   }
   gathering_.drop_kept(id);
-  iter_forward_root_ = {};
+  iter_forward_root(root) = {};
   out_.set_phase(Phase::PreForward);
   root_pre_forward(root);
   if (root.has_group) {
@@ -390,12 +391,12 @@ void Forward::cast_tensors(const std::vector<std::int32_t>& variables, DType dty
 // F2-6.
 void Forward::root_pre_forward(UnitState& u) {
   const bool first = !run_.initialised;
-  if (!first && iter_forward_root_.valid()) return;
+  if (!first && iter_forward_root(u).valid()) return;
   const Phase before = out_.phase();
   out_.set_phase(Phase::RootPreForward);
   out_.mark(Word::BeginRootPreForward, u.id);
   run_.lazy_init();
-  iter_forward_root_ = u.id;
+  iter_forward_root(u) = u.id;
   if (run_.post_optim_event.valid()) {
     out_.wait_event(Stream::C, run_.post_optim_event, u.id);
     out_.wait_event(Stream::A, run_.post_optim_event, u.id);
@@ -448,9 +449,9 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
     }
   }
   u.module_state = TrainingState::Idle;
-  if (iter_forward_root_ == u.id) {
+  if (iter_forward_root(u) == u.id) {
     gathering_.drop_kept(u.id);  // F2-8: the last buffer of this forward
-    iter_forward_root_ = {};
+    iter_forward_root(u) = {};
   }
   const std::optional<DType>& dtype = run_.request.table.precision[u.id.index()].output;
   if (dtype) cast_tensors(outputs, *dtype);
@@ -461,7 +462,9 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
 Result<void> Forward::recompute(std::int32_t region) {
   Region& made = run_.regions[static_cast<std::size_t>(region)];
   made.recomputed = true;
-  last_saving_ = made.reentrant ? -1 : last_saving_node(made.call);  // the reentrant form returns
+  const std::int32_t own = run_.graph.calls[static_cast<std::size_t>(made.call)].region;
+  const bool to_its_end = made.reentrant || (own >= 0 && !run_.model.regions[static_cast<std::size_t>(own)].early_stop);
+  last_saving_ = to_its_end ? -1 : last_saving_node(made.call);
   const std::int32_t outer = region_;
   region_ = region;
   Result<void> done = made.inside ? walk_body(made.call, Pass::Recompute) : walk(made.call, Pass::Recompute);

@@ -46,6 +46,7 @@ class Forward {
   void state_post_forward(UnitState& u, std::int32_t call, Pass pass);
   void root_pre_forward(UnitState& u);
   void call_root_again();
+  UnitId& iter_forward_root(const UnitState& u) { return iter_forward_roots_[run_.context_of(u.id).index()]; }
   void note_post_forward(UnitState& u);
   void register_post_backward(UnitState& u, std::int32_t call);
   void cast_tensors(const std::vector<std::int32_t>& variables, DType dtype);
@@ -54,10 +55,10 @@ class Forward {
   Run& run_;
   InstructionWriter& out_;
   Gathering& gathering_;
-  std::vector<bool> uses_linear_;      // by ModuleId: a Linear or convolution in its subtree
-  std::vector<Tensor> tensors_;        // by GraphTensor
-  std::vector<autograd::Edge> edges_;  // scratch
-  UnitId iter_forward_root_;
+  std::vector<bool> uses_linear_;           // by ModuleId: a Linear or convolution in its subtree
+  std::vector<Tensor> tensors_;             // by GraphTensor
+  std::vector<autograd::Edge> edges_;       // scratch
+  std::vector<UnitId> iter_forward_roots_;  // by root: the unit whose forward began its gathers
   std::int32_t region_ = -1;
   std::int32_t last_saving_ = -1;  // node at which the running recomputation stops
   bool stop_recompute_ = false;

@@ -1,5 +1,7 @@
 #include "core/plan/fsdp2/gathering.h"
 
+#include <algorithm>
+
 namespace foreshard::fsdp2 {
 
 std::int32_t Gathering::group_size(const UnitState& u) const {
@@ -135,11 +137,7 @@ void Gathering::wait_for_unshard(UnitState& u) {
   }
   const bool in_forward = u.group_state == TrainingState::Forward;
   std::optional<KeptGather> previous;
-  if (in_forward && kept_) {
-    streams_wait(kept_->event, u.id);
-    previous = kept_;
-    kept_.reset();
-  }
+  if (in_forward) previous = take_kept(u.id);
   const bool alone = group_size(u) == 1;
   if (alone) {
     for (std::size_t i = 0; i < u.params.size(); ++i) copy_shard(u, u.params[i], static_cast<std::int32_t>(i));
@@ -159,7 +157,7 @@ void Gathering::wait_for_unshard(UnitState& u) {
   const PendingGather gather = u.pending;
   u.pending = {};
   if (!gather.async && in_forward && !alone) {
-    kept_ = KeptGather{u.id, gather, copied};
+    kept_.push_back({u.id, gather, copied});
   } else {
     streams_wait(copied, u.id);
     drop(u, gather);
@@ -288,11 +286,20 @@ void Gathering::to_sharded_post_forward(UnitState& u) {
   u.sharded = ShardedState::ShardedPostForward;
 }
 
+std::optional<Gathering::KeptGather> Gathering::take_kept(UnitId waiter) {
+  const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const KeptGather& other) {
+    return run_.context_of(other.unit) == run_.context_of(waiter);
+  });
+  if (kept == kept_.end()) return std::nullopt;
+  const KeptGather taken = *kept;
+  kept_.erase(kept);
+  streams_wait(taken.event, waiter);
+  return taken;
+}
+
 void Gathering::drop_kept(UnitId waiter) {
-  if (!kept_) return;
-  streams_wait(kept_->event, waiter);
-  drop(run_.unit(kept_->unit), kept_->gather);
-  kept_.reset();
+  const std::optional<KeptGather> kept = take_kept(waiter);
+  if (kept) drop(run_.unit(kept->unit), kept->gather);
 }
 
 void Gathering::prefetch(UnitState& target, TrainingState as) {

@@ -6,10 +6,12 @@
 //   D                           `-> +full(u), copy-out | compute u ... -full(u)
 //
 // Copy-in and all-gather run ahead of compute on C and A; only the copy-out is D's. In forward the buffer of the
-// *previous* unit is dropped at the end of this unit's copy-out, after C and A waited for that unit's copy-out (F2-8).
+// *previous* unit of its root is dropped at the end of this unit's copy-out, after C and A waited for that unit's
+// copy-out (F2-8).
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "core/plan/fsdp2/narrow_shards.h"
 #include "core/plan/fsdp2/run.h"
@@ -28,7 +30,7 @@ class Gathering {
   /// Scales of matrices that are gathered in 8 bits, made behind a step of the optimizer.
   void precompute_scales() { narrow_.precompute(); }
   void drop(UnitState& u, const PendingGather& gather);
-  /// The last buffer of a forward, when C and A have waited.
+  /// The last buffer of a root's forward, when C and A have waited.
   void drop_kept(UnitId waiter);
 
  private:
@@ -47,11 +49,13 @@ class Gathering {
     PendingGather gather;
     EventId event;
   };
+  /// That of the waiter's root, when C and A have waited.
+  std::optional<KeptGather> take_kept(UnitId waiter);
 
   Run& run_;
   InstructionWriter& out_;
   NarrowShards narrow_{run_};
-  std::optional<KeptGather> kept_;
+  std::vector<KeptGather> kept_;  // one of a root
 };
 
 }  // namespace foreshard::fsdp2

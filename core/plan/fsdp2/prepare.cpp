@@ -4,6 +4,7 @@
 
 #include "core/model/mesh_dimension.h"
 #include "core/plan/fsdp2/run.h"
+#include "core/plan/graph/root_of_units.h"
 #include "core/plan/units/groups.h"
 
 namespace foreshard::fsdp2 {
@@ -203,6 +204,7 @@ void prepare_slots(Run& run) {
 /// own.
 Result<void> find_roots(Run& run) {
   run.root_is_unit = run.request.job.fsdp.wrap.root;
+  run.one_context = run.request.job.fsdp.runtime == Runtime::Planned;
   run.root_of.assign(run.units.size(), UnitId(0));
   if (run.root_is_unit) return {};
   if (run.units.front().has_group) {
@@ -214,16 +216,7 @@ Result<void> find_roots(Run& run) {
                  run.model.params[run.units.front().params.front().param.index()].fqn,
                  "leave fsdp.wrap.root at true, or name units that hold them"});
   }
-  for (std::size_t m = 1; m < run.model.modules.size(); ++m) {
-    const UnitId id = run.request.table.unit_of_module[m];
-    if (!id.valid()) continue;
-    UnitId outermost = id;
-    for (ModuleId at = run.model.modules[m].parent; at.valid() && at.value != 0;
-         at = run.model.modules[at.index()].parent)
-      if (run.request.table.unit_of_module[at.index()].valid())
-        outermost = run.request.table.unit_of_module[at.index()];
-    run.root_of[id.index()] = outermost;
-  }
+  run.root_of = root_of_units(run.model, run.request.table.unit_of_module, run.units.size());
   return {};
 }
 

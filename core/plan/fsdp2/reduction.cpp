@@ -196,9 +196,14 @@ void Reduction::release_last_grads(UnitState& u) {
 }
 
 void Reduction::wait_for_last(UnitId waiter, std::size_t left) {
-  while (running_.size() > left) {
-    Running oldest = running_.front();
-    running_.erase(running_.begin());
+  const auto is_of_root = [&](const Running& running) {
+    return run_.context_of(running.input.unit) == run_.context_of(waiter);
+  };
+  auto count = static_cast<std::size_t>(std::count_if(running_.begin(), running_.end(), is_of_root));
+  for (; count > left; --count) {
+    const auto first = std::find_if(running_.begin(), running_.end(), is_of_root);
+    Running oldest = *first;
+    running_.erase(first);
     out_.wait_event(Stream::D, oldest.event, waiter);
     drop(oldest.input);
   }

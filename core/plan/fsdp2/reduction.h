@@ -4,7 +4,8 @@
 //   S                            `-> +rsout(u) (pre-divide) RS u >r (post-divide, cast, add or view, D2H) >p
 //   H                                                        `-> AR u (hybrid: everything after >r is H's)
 //
-// At most one reduce-scatter input lives: the next reduction waits for r and drops it (a schedule may allow more).
+// At most one reduce-scatter input of a root lives: its next reduction waits for r and drops it (a schedule may allow
+// more).
 // Buffers made on S are used on H or D only after an event that somebody still holds, so nothing records streams
 // (F2-10).
 #pragma once
@@ -27,7 +28,7 @@ class Reduction {
   void place_on_mesh(UnitState& u, const std::vector<std::int32_t>& with_grad);
   void accumulate_unsharded(UnitState& u);
   void wait_for_post_backward(UnitState& u);
-  /// D waits for reduce-scatters until at most `left` inputs are alive.
+  /// D waits for reduce-scatters of the waiter's root until at most `left` inputs of them are alive.
   void wait_for_last(UnitId waiter, std::size_t left = 0);
   /// `.grad = None` of all sharded gradients: an output of a reduction goes with the last view of it.
   void drop_sharded();

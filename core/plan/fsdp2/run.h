@@ -72,6 +72,7 @@ struct Run {
   std::int32_t shard_size = 1, replicate_size = 1;
   std::vector<UnitId> root_of;  // by unit: the outermost one around it, whose context it shares
   bool root_is_unit = true;
+  bool one_context = false;  // a schedule has one for all roots
   bool hybrid = false;
   bool offload = false, pin_memory = false;
   bool steps_in_backward = false;        // an optimizer for each parameter, where its gradient becomes ready
@@ -98,6 +99,8 @@ struct Run {
 
   UnitState& unit(UnitId id) { return units[id.index()]; }
   const UnitState& unit(UnitId id) const { return units[id.index()]; }
+  /// What is in flight is counted by root (FSDPCommContext, FSDPStateContext): the root that the unit's is.
+  UnitId context_of(UnitId id) const { return one_context ? UnitId(0) : root_of[id.index()]; }
   /// F2-5: made by the first root forward, the all-reduce stream also without replicas.
   void lazy_init() {
     if (initialised) return;

@@ -69,10 +69,12 @@ class Regions:
             # (determinism_check, debug[, early_stop], *args): the number before the arguments hangs on the version.
             count = originals[0].__code__.co_argcount - 3
             args = rest[count:]
+            early = getattr(checkpointing, "_enable_checkpoint_early_stop", None)
+            early = (count < 3 or bool(rest[2])) if early is None else early
             if not self._recorder.recording or self._recorder.region is not None:
                 yield
                 return
-            yield from self._non_reentrant(function, context_fn, args, kwargs)
+            yield from self._non_reentrant(function, context_fn, args, kwargs, early)
 
         class Reentrant:
             @staticmethod
@@ -92,10 +94,12 @@ class Regions:
         finally:
             checkpointing._checkpoint_without_reentrant_generator, checkpointing.CheckpointFunction = originals
 
-    def _non_reentrant(self, function, context_fn, args, kwargs):
+    def _non_reentrant(self, function, context_fn, args, kwargs, early):
         forward_context, _ = context_fn()
         policy = getattr(forward_context, "policy_fn", None)
         row = self._begin("nonreentrant" if policy is None else "ops", function, args, kwargs)
+        if not early:
+            row["early_stop"] = False
         if policy is None:
             with forward_context:
                 yield

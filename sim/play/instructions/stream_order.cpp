@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "sim/device/root_streams.h"
+
 namespace foreshard {
 
 std::size_t StreamOrder::place(EventId id) {
@@ -59,7 +61,7 @@ bool StreamOrder::deadlock(const Instruction& i) {
     if (!records || all[k].event != i.event) continue;
     stop.text = text + ", which instruction " +
                 std::to_string(context_.first_instruction + static_cast<std::int32_t>(k)) + " records on stream " +
-                std::string(stream_name(all[k].stream)) +
+                played_stream_name(all[k].stream) +
                 "; the host issues that one only after this wait: each waits for the other";
     return false;
   }

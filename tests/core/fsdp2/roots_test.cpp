@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/plan/checks/checks.h"
 #include "tests/core/fsdp2/chain.h"
 #include "tests/core/lowering/toy_program.h"
 
@@ -114,6 +115,77 @@ TEST(Fsdp2Roots, ATeacherThatIsARootByItselfStaysGathered) {
   };
   EXPECT_THAT(gathered(true), ElementsAre(1, 1, 1, 2));   // one final callback for all
   EXPECT_THAT(gathered(false), ElementsAre(0, 1, 1, 2));  // the teacher's never comes
+}
+
+/// y = head(body(x)): what has one root here is two roots elsewhere.
+Model headed() {
+  testing::ToyProgram toy;
+  const std::string x = toy.input("x", {4, 4});
+  toy.module("body", "Net");
+  toy.param("body.norm", {4, 4});
+  for (const std::string block : {"a", "b"}) {
+    toy.module("body." + block, "Block");
+    toy.param("body." + block + ".weight", {4, 4});
+  }
+  toy.module("head", "Head");
+  toy.param("head.weight", {4, 4});
+  toy.module("body.a", "Block");
+  toy.op("aten.mm.default", {x, "%body.a.weight"}, {{"a", {4, 4}}});
+  toy.module("body.b", "Block");
+  toy.op("aten.mm.default", {"a", "%body.b.weight"}, {{"b", {4, 4}}});
+  toy.module("body", "Net");
+  toy.op("aten.mm.default", {"b", "%body.norm"}, {{"h", {4, 4}}});
+  toy.module("head", "Head");
+  toy.op("aten.mm.default", {"h", "%head.weight"}, {{"y", {4, 4}}});
+  toy.module("", "Root");
+  toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
+  return toy.finish("loss");
+}
+
+Job headed_job() {
+  Job job = chain_job();
+  job.fsdp.wrap.units = {{"body"}, {"body.a"}, {"body.b"}, {"head"}};
+  job.fsdp.wrap.root = false;
+  return job;
+}
+
+/// The most buffers of a kind that are alive at once in the last iteration.
+std::int64_t at_once(const Result<Plan>& plan, BufferWhat what) {
+  std::int64_t now = 0, most = 0;
+  for (const Instruction& i : plan.value().iterations.back().instructions) {
+    if (i.buffer.what != what) continue;
+    if (i.kind == InstructionKind::Alloc) most = std::max(most, ++now);
+    if (i.kind == InstructionKind::Free) --now;
+  }
+  EXPECT_EQ(now, 0);
+  return most;
+}
+
+TEST(Fsdp2Roots, EachKeepsTheInputOfItsLastReduction) {  // FSDPCommContext.reduce_scatter_state
+  Job job = headed_job();
+  EXPECT_EQ(at_once(plan_of(headed(), job), BufferWhat::RsInput), 2);
+  job.fsdp.wrap.root = true;
+  EXPECT_EQ(at_once(plan_of(headed(), job), BufferWhat::RsInput), 1);
+  job.fsdp.wrap.root = false;
+  job.fsdp.runtime = Runtime::Planned;
+  EXPECT_EQ(at_once(plan_of(headed(), job), BufferWhat::RsInput), 1) << "a schedule counts them all";
+}
+
+TEST(Fsdp2Roots, EachHasAFinalCallback) {  // in the order in which backward reaches them
+  const Plan plan = plan_of(headed(), headed_job()).value();
+  std::vector<std::string> order;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.phase != Phase::Final || !i.unit.valid()) continue;
+    const std::string& name = plan.units[i.unit.index()].name;
+    if (plan.name_of(i.name) == "begin final_callback") order.push_back("begin " + name);
+    if (i.kind == InstructionKind::Free && i.buffer.what == BufferWhat::RsInput) order.push_back("input of " + name);
+  }
+  EXPECT_THAT(order, ElementsAre("begin head", "input of head", "begin body", "input of body.a"));
+}
+
+TEST(Fsdp2Roots, NoCheckTakesThemForOne) {  // V6 counts the waits of one root's forwards
+  for (const PlanCheck& check : run_checks(plan_of(headed(), headed_job()).value()))
+    EXPECT_NE(check.status, CheckStatus::Fail) << check.name << ": " << check.text;
 }
 
 TEST(Fsdp2Roots, ARootWithParametersIsAUnit) {
