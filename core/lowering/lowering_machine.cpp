@@ -115,6 +115,9 @@ Machine::Machine(const Model& model, const Program& program, const std::vector<b
       frames_.back().first = i;
       frames_.back().reentrant =
           program.reentrant[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
+      const Op& first = model.ops[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].op)];
+      const bool early = first.region < 0 || model.regions[static_cast<std::size_t>(first.region)].early_stop;
+      frames_.back().early_stop = early && !frames_.back().reentrant;
       frames_.back().module =
           program.region_module[static_cast<std::size_t>(program.steps[static_cast<std::size_t>(i)].instance)];
       for (const CheckpointFrame& frame : frames_) frames_.back().call += frame.module == frames_.back().module ? 1 : 0;
@@ -372,11 +375,8 @@ void Machine::rebase(std::int32_t step, const std::unordered_map<std::int32_t, s
 void Machine::promise(CheckpointFrame& frame, Saved& saved, std::int32_t step, bool function) {
   saved.promised = true;
   ++frame.promises;
-  const Op& first = model_.ops[static_cast<std::size_t>(program_.steps[static_cast<std::size_t>(frame.first)].op)];
-  const bool early = first.region < 0 || model_.regions[static_cast<std::size_t>(first.region)].early_stop;
-  const bool to_its_end = frame.reentrant || !early;
-  frame.stop_step = to_its_end ? frame.last : step;
-  frame.stop_before_kernel = !to_its_end && !saved.result && !function;
+  frame.stop_step = frame.early_stop ? step : frame.last;
+  frame.stop_before_kernel = frame.early_stop && !saved.result && !function;
 }
 
 /// What an operator in place writes over and autograd wants is copied; nothing for other tensors.
