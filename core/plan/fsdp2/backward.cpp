@@ -260,6 +260,7 @@ Result<void> Backward::final_callback() {
     run_.last_post_order = run_.post_forward_order;
     run_.post_forward_order.clear();
     reduction_.wait_for_last(root);
+    for (UnitId other : callback_roots_) reduction_.wait_for_last(other);
   }
   callback_roots_.clear();
   out_.mark(Word::EndFinalCallback, root);

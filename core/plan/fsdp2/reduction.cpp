@@ -196,9 +196,12 @@ void Reduction::release_last_grads(UnitState& u) {
 }
 
 void Reduction::wait_for_last(UnitId waiter, std::size_t left) {
-  while (running_.size() > left) {
-    Running oldest = running_.front();
-    running_.erase(running_.begin());
+  const auto same_root = [root = run_.root_of[waiter.index()]](const Running& each) { return each.root == root; };
+  for (auto alive = static_cast<std::size_t>(std::count_if(running_.begin(), running_.end(), same_root)); alive > left;
+       --alive) {
+    const auto at = std::find_if(running_.begin(), running_.end(), same_root);
+    Running oldest = *at;
+    running_.erase(at);
     out_.wait_event(Stream::D, oldest.event, waiter);
     drop(oldest.input);
   }
@@ -269,7 +272,7 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
   ReduceBuffer output = make_buffer(u, BufferWhat::RsOutput, Stream::S, output_numel * itemsize(dtype));
   if (factors.pre) divide(Stream::S, u.id, input_numel, dtype, *factors.pre);
   scatter(u, input_numel, dtype, output, factors.scatter);
-  running_.push_back({out_.record(Stream::S, Word::EventReduceScatter, u.id), input});
+  running_.push_back({out_.record(Stream::S, Word::EventReduceScatter, u.id), input, run_.root_of[u.id.index()]});
   Stream after = Stream::S;
   if (run_.hybrid && !u.all_reduce_grads) {  // F2-20: reduce-scattered only, until the last micro-batch
     const bool first = !u.partial.alive;

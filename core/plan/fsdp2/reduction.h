@@ -4,9 +4,9 @@
 //   S                            `-> +rsout(u) (pre-divide) RS u >r (post-divide, cast, add or view, D2H) >p
 //   H                                                        `-> AR u (hybrid: everything after >r is H's)
 //
-// At most one reduce-scatter input lives: the next reduction waits for r and drops it (a schedule may allow more).
-// Buffers made on S are used on H or D only after an event that somebody still holds, so nothing records streams
-// (F2-10).
+// At most one reduce-scatter input lives below a root: its next reduction waits for r and drops it (a schedule may
+// allow more). Buffers made on S are used on H or D only after an event that somebody still holds, so nothing records
+// streams (F2-10).
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ class Reduction {
   void place_on_mesh(UnitState& u, const std::vector<std::int32_t>& with_grad);
   void accumulate_unsharded(UnitState& u);
   void wait_for_post_backward(UnitState& u);
-  /// D waits for reduce-scatters until at most `left` inputs are alive.
+  /// D waits for reduce-scatters until at most `left` inputs are alive, of those below the waiter's root.
   void wait_for_last(UnitId waiter, std::size_t left = 0);
   /// `.grad = None` of all sharded gradients: an output of a reduction goes with the last view of it.
   void drop_sharded();
@@ -55,6 +55,7 @@ class Reduction {
   struct Running {
     EventId event;
     ReduceBuffer input;
+    UnitId root;
   };
   std::vector<Running> running_;  // in the order of their reduce-scatters
   std::vector<ReduceBuffer> sharded_grads_;

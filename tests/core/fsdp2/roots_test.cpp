@@ -116,6 +116,29 @@ TEST(Fsdp2Roots, ATeacherThatIsARootByItselfStaysGathered) {
   EXPECT_THAT(gathered(false), ElementsAre(0, 1, 1, 2));  // the teacher's never comes
 }
 
+/// Where a unit's reduce-scatter, or the end of its input, stands in the last iteration.
+std::ptrdiff_t place_of(const Plan& plan, InstructionKind kind, const std::string& unit) {
+  const auto& instructions = plan.iterations.back().instructions;
+  const auto at = std::find_if(instructions.begin(), instructions.end(), [&](const Instruction& i) {
+    return i.kind == kind && plan.units[i.unit.index()].name == unit && i.buffer.what == BufferWhat::RsInput;
+  });
+  EXPECT_NE(at, instructions.end());
+  return at - instructions.begin();
+}
+
+TEST(Fsdp2Roots, EachRootKeepsTheInputOfItsLastReduction) {
+  Job job = chain_job();
+  job.fsdp.wrap.units = {{"teacher"}, {"student"}};
+  for (const bool root : {true, false}) {
+    job.fsdp.wrap.root = root;
+    const Result<Plan> plan = plan_of(taught(), job);  // both reduce when backward ends, the teacher first
+    ASSERT_TRUE(plan) << plan.error().message;
+    const bool kept =
+        place_of(*plan, InstructionKind::Free, "teacher") > place_of(*plan, InstructionKind::ReduceScatter, "student");
+    EXPECT_EQ(kept, !root);
+  }
+}
+
 TEST(Fsdp2Roots, ARootWithParametersIsAUnit) {
   Job job = chain_job();
   job.fsdp.wrap.units = {{"a"}, {"b"}};
