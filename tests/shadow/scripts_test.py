@@ -124,7 +124,10 @@ class Shadow(unittest.TestCase):
                 self.assert_as_planned(answer, within=0.001, reserved=0.01)
                 self.assertEqual(answer["differences"], [])
                 self.assertLessEqual(set(calls), set(job["train"]["script"][0]))
-        answer, job = self.watch("switches.py", "--all-reduce", flags=("--world", "8"))  # nothing to all-reduce
+        answer, _ = self.watch("switches.py", "--async-op", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.01)
+        self.assertTrue(any("_set_unshard_async_op" in note for note in answer["notes"]), answer["notes"])
+        _, job = self.watch("switches.py", "--all-reduce", flags=("--world", "8"))  # nothing to all-reduce
         self.assertNotIn("script", job["train"])
 
     def test_what_the_script_holds_beside_its_model(self):

@@ -81,6 +81,8 @@ def switches_by_name(rows: list[dict], told: dict) -> dict:
     for row, each in zip(rows, told["units"]):
         if each.get("reshard_after_forward") == row["reshard_after_forward"]:
             each = {key: value for key, value in each.items() if key != "reshard_after_forward"}
+        if each.get("unshard_async_op"):
+            note("_set_unshard_async_op(True): gathers run beside compute on NCCL's own stream; the plan's stand in line with compute, so its step is longer")
         if each:
             units[row["modules"][0]] = each
     return {"last": told["last"], "units": units}
