@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/job/job_keys.h"
-#include "core/plan/graph/script.h"
+#include "shadow/found_script.h"
 
 namespace foreshard::shadow {
 namespace {
@@ -69,6 +69,7 @@ class Finder {
       units();
     }
     checkpointing();
+    job().train.script = found_script(setting_, job(), std::max<std::size_t>(1, run_.steps.size()));
     return std::move(found_);
   }
 
@@ -145,7 +146,6 @@ class Finder {
     job().train.grad_scaler.enabled = setting_.scaler;
     job().fsdp.frozen = setting_.frozen;
     if (setting_.zero_grad == "zero") job().train.zero_grad = "zero";
-    if (setting_.zero_grad == "after_forward") zero_after_forward();
     if (setting_.model_file == "model.json") return;  // captured with its casts
     if (const auto dtype = parse_dtype(setting_.autocast)) job().model.autocast = *dtype;
   }
@@ -162,14 +162,6 @@ class Finder {
     beyond("setting", "train.optimizer", found.name, stands,
            fmt::format("the optimizer is {}, which no job names: planned as {}{}", found.name, stands,
                        found.states < 0 || found.states > 2 ? "" : ", which keeps as much for each parameter"));
-  }
-
-  /// The step that most scripts write begins with zero_grad; this one calls it with the loss in hand.
-  void zero_after_forward() {
-    std::vector<std::string> actions = usual_actions(job());
-    std::erase(actions, "zero");
-    actions.insert(std::find(actions.begin(), actions.end(), "bwd"), "zero");
-    job().train.script.assign(std::max<std::size_t>(1, run_.steps.size()), actions);
   }
 
   void units() {
@@ -211,6 +203,16 @@ class Finder {
       mesh.expert = std::max(mesh.expert, unit->expert_parallel);
     }
     if (mesh.tensor > 1 || mesh.expert > 1) cut_dimensions();
+    if (mesh.expert > 1 && !setting_.backwards.empty()) mesh.expert_divide_factor = expert_divide_factor();
+  }
+
+  /// What the script has told the units of experts; 0 where that is the data ranks.
+  std::int64_t expert_divide_factor() {
+    const double told = divide_of_experts(setting_);
+    const auto whole = static_cast<std::int64_t>(told);
+    if (told <= 0) return -1;
+    if (static_cast<double>(whole) != told) return 0;  // a call says it
+    return whole == run_.world_size / job().mesh.tensor ? 0 : whole;
   }
 
   void cut_dimensions() {

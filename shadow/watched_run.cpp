@@ -37,10 +37,38 @@ FoundUnit unit_of(const json& row) {
   unit.shard_group = row.value("shard_group", std::int64_t{0});
   unit.tensor_parallel = row.value("tensor_parallel", std::int64_t{1});
   unit.expert_parallel = row.value("expert_parallel", std::int64_t{1});
+  unit.parameters = row.value("parameters", std::int64_t{1});
   unit.forward = row.value("forward", std::vector<std::string>{});
   unit.backward = row.value("backward", std::vector<std::string>{});
   unit.shard_dim = row.value("shard_dim", std::map<std::string, std::int64_t>{});
   return unit;
+}
+
+FoundSwitches switches_of(const json& told, bool reshard_after_forward) {
+  FoundSwitches switches;
+  switches.reduce = told.value("reduce_grads", true);
+  switches.all_reduce = switches.reduce && told.value("all_reduce_grads", true);
+  switches.reshard = told.value("reshard_after_backward", true);
+  switches.unshard = told.value("unshard_in_backward", true);
+  switches.force_sum = told.value("force_sum_reduction_for_comms", false);
+  switches.unshard_async = told.value("unshard_async_op", false);
+  switches.divide = number(told, "gradient_divide_factor");
+  const auto forward = told.find("reshard_after_forward");
+  switches.reshard_after_forward = forward == told.end() ? reshard_after_forward : reshard_of(*forward) != 0;
+  return switches;
+}
+
+std::vector<FoundBackward> backwards_of(const json& rows, const std::vector<FoundUnit>& units) {
+  std::map<std::string, bool> reshards;  // what a unit does unless it is told otherwise
+  for (const FoundUnit& unit : units) reshards[unit.modules.front()] = unit.reshard_after_forward != 0;
+  std::vector<FoundBackward> backwards;
+  for (const json& row : rows) {
+    FoundBackward& backward = backwards.emplace_back();
+    backward.last = row.value("last", true);
+    const json told = row.value("units", json::object());
+    for (const auto& [name, each] : told.items()) backward.units[name] = switches_of(each, reshards[name]);
+  }
+  return backwards;
 }
 
 FoundSetting setting_of(const json& row) {
@@ -89,6 +117,7 @@ FoundSetting setting_of(const json& row) {
     setting.float8_all_gather = narrow->value("precomputed", false) ? "precomputed" : "dynamic";
   setting.keeps_outputs = row.value("keeps_outputs", false);
   setting.no_sync = row.value("no_sync", false);
+  setting.backwards = backwards_of(row.value("backwards", json::array()), setting.units);
   setting.clip = number(row, "clip");
   setting.scaler = row.value("scaler", false);
   const json checkpointed = row.value("checkpointed", json::object());

@@ -32,8 +32,23 @@ struct FoundUnit {
   std::int64_t shard_group = 0;                // ranks
   std::int64_t tensor_parallel = 1;            // ranks of another dimension that its parameters are cut over
   std::int64_t expert_parallel = 1;            // ... that its experts are spread over
+  std::int64_t parameters = 1;                 // 0: nothing to gather or to reduce
   std::vector<std::string> forward, backward;  // fsdp2: explicit prefetches
   std::map<std::string, std::int64_t> shard_dim;
+};
+
+/// What an fsdp2 unit is told when a backward begins; the values here are PyTorch's defaults.
+struct FoundSwitches {
+  bool reduce = true, all_reduce = true, reshard = true, unshard = true, force_sum = false;
+  bool unshard_async = false;
+  bool reshard_after_forward = true;  // as its FoundUnit says, unless it is told otherwise between steps
+  double divide = 0;                  // set_gradient_divide_factor; 0: none was set
+  bool operator==(const FoundSwitches&) const = default;
+};
+
+struct FoundBackward {
+  bool last = true;                            // set_is_last_backward
+  std::map<std::string, FoundSwitches> units;  // by a unit's first module: those that are told anything
 };
 
 struct FoundOptimizer {
@@ -66,6 +81,7 @@ struct FoundSetting {
   std::int64_t batch = 1, seq = 0, micro_batches = 1;
   std::string zero_grad;  // before_forward, after_forward, zero: when the gradients of the step before go
   bool no_sync = false;   // only the last micro-batch reduces gradients
+  std::vector<FoundBackward> backwards;  // fsdp2: of a steady step, by micro-batch
   bool keeps_outputs = false;
   std::map<std::string, std::string> tensor_plan;  // mesh.plan; empty: nothing is cut, or nobody knows how
   bool tensor_sequence = false, tensor_loss = false;

@@ -141,6 +141,24 @@ TEST(FoundJob, ExpertsOnRanksAreNoTensorDimension) {
   EXPECT_THAT(job.fsdp.allow_traps, ElementsAre(45)) << "the script has clipped";
 }
 
+TEST(FoundJob, ExpertsGradientsAreDividedAsTheScriptSays) {
+  FoundUnit experts = unit("h.0.experts");
+  experts.expert_parallel = 4;
+  WatchedRun run = run_of({unit("", 0), unit("h.0"), experts});
+  const auto factor = [&] { return found_job(run, {"h100-sxm-80", 8}, "model.json").job.mesh.expert_divide_factor; };
+  EXPECT_EQ(factor(), 0) << "a report that does not say it";
+  run.setting->backwards.resize(1);
+  EXPECT_EQ(factor(), -1) << "by the ranks that shard them";
+  run.setting->backwards[0].units["h.0.experts"].divide = 16;
+  EXPECT_EQ(factor(), 0) << "by the data ranks";
+  run.setting->backwards[0].units["h.0.experts"].divide = 64;
+  EXPECT_EQ(factor(), 64);
+  EXPECT_TRUE(found_job(run, {"h100-sxm-80", 8}, "model.json").job.train.script.empty());
+  run.setting->backwards[0].units["h.0.experts"].divide = 2.5;
+  const Job job = found_job(run, {"h100-sxm-80", 8}, "model.json").job;
+  EXPECT_THAT(job.train.script.at(0), ::testing::Contains("call:h.0.experts:set_gradient_divide_factor:2.5"));
+}
+
 TEST(FoundJob, ASequenceThatRanksShareIsTheWholeOne) {
   WatchedRun run = run_of({unit("", 0), unit("h.0")});
   run.setting->sequence_ranks = 4;
@@ -195,7 +213,10 @@ TEST(WatchedRun, ReadsWhatPythonWrites) {
       "units": [{"modules": [""], "class": "GPT", "strategy": "FULL_SHARD", "reshard_after_forward": false, "forward": [],
                  "backward": [], "shard_dim": {}}],
       "optimizer": {"name": "SGD", "impl": "foreach", "lr": 0.1, "eps": null, "betas": null, "momentum": 0.9, "weight_decay": 0},
-      "batch": {"batch": 8}, "micro_batches": 2, "clip": 1.0, "scaler": false,
+      "batch": {"batch": 8}, "micro_batches": 2,
+      "backwards": [{"last": false, "units": {"": {"unshard_in_backward": false, "reduce_grads": false,
+                     "gradient_divide_factor": 4.0}}}, {"last": true, "units": {"": {"reshard_after_forward": true}}}],
+      "clip": 1.0, "scaler": false,
       "checkpointed": {"Block": {"calls": 4, "reentrant": false, "selective": true}},
       "float8": {"params": ["h.0.weight"], "precomputed": true},
       "sequence": {"ranks": 2, "rotate": "allgather", "buffers": "whole", "balanced": false},
@@ -207,6 +228,14 @@ TEST(WatchedRun, ReadsWhatPythonWrites) {
   EXPECT_EQ(run->setting->units[0].reshard_after_forward, 0);
   EXPECT_EQ(run->setting->checkpointed[0].what, "Block");
   EXPECT_EQ(run->setting->batch, 8);
+  ASSERT_EQ(run->setting->backwards.size(), 2U);
+  EXPECT_FALSE(run->setting->backwards[0].last);
+  FoundSwitches first;
+  first.unshard = first.reduce = first.all_reduce = first.reshard_after_forward =
+      false;  // the last one as the unit's own
+  first.divide = 4;
+  EXPECT_EQ(run->setting->backwards[0].units.at(""), first);
+  EXPECT_EQ(run->setting->backwards[1].units.at(""), FoundSwitches{});
   EXPECT_EQ(run->setting->float8_all_gather, "precomputed");
   EXPECT_EQ(run->setting->sequence_ranks, 2);
   EXPECT_EQ(run->setting->sequence_buffers, "whole");

@@ -108,6 +108,28 @@ class Shadow(unittest.TestCase):
             self.assert_as_planned(answer)
             self.assertEqual((job["train"]["micro_batches"], job["train"]["no_sync"]), (3, True))
 
+    def test_what_units_are_told_of_single_backwards(self):
+        """Flags of FSDP2's units that change between micro-batches, or stay."""
+        called = {
+            ("--no-embedding",): ["call:embed:set_unshard_in_backward:false"],
+            ("--hybrid", "--all-reduce", "--last"): ["call::set_is_last_backward:false", "call::set_requires_all_reduce:false"],
+            ("--keep", "--last", "--hold"): ["no_sync{", "call::set_is_last_backward:false", "call::set_reshard_after_backward:false"],
+            ("--hold-head",): ["call:head:set_requires_gradient_sync:false,recurse=false"],
+            ("--keep-forward",): ["call::set_reshard_after_forward:false"],
+            ("--half", "--divide", "--sum"): ["call:head:set_force_sum_reduction_for_comms:true", "call:head:set_gradient_divide_factor:24"],
+        }
+        for words, calls in called.items():
+            with self.subTest(words):
+                answer, job = self.watch("switches.py", *words, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.001, reserved=0.01)
+                self.assertEqual(answer["differences"], [])
+                self.assertLessEqual(set(calls), set(job["train"]["script"][0]))
+        answer, _ = self.watch("switches.py", "--async-op", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.01)
+        self.assertTrue(any("_set_unshard_async_op" in note for note in answer["notes"]), answer["notes"])
+        _, job = self.watch("switches.py", "--all-reduce", flags=("--world", "8"))  # nothing to all-reduce
+        self.assertNotIn("script", job["train"])
+
     def test_what_the_script_holds_beside_its_model(self):
         """A teacher that is whole on every rank: no part of the model, bytes of the job."""
         answer, job = self.watch("losses.py", "--teacher", "whole")
@@ -163,8 +185,8 @@ class Shadow(unittest.TestCase):
         self.assertEqual(answer["differences"], [])
 
     def test_experts_on_ranks(self):
-        _, job = self.watch("mesh.py", "--experts")
-        self.assertEqual(job["mesh"], {"expert": 2, "plan": {"blocks.*.experts": "experts"}})
+        _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
+        self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
 
     def test_weights_that_are_tied_when_they_are_sharded(self):
         answer, _ = self.watch("mesh.py", "--tie")

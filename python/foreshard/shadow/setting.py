@@ -300,8 +300,9 @@ def _root_runs(module, args, kwargs) -> bool:
 
 
 def backward_begins() -> None:
-    if steps.backward(_reduces(_root())) and steps.figures():
-        _gradients["backward"] = _has_gradients(_root())
+    root = _root()
+    if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and steps.figures():
+        _gradients["backward"] = _has_gradients(root)
 
 
 def _reduces(root) -> bool:
@@ -312,12 +313,7 @@ def _reduces(root) -> bool:
         return ddp.require_backward_grad_sync
     if hasattr(root, "_sync_gradients"):  # FSDP1
         return root._sync_gradients
-    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
-        return True
-    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
-
-    groups = [state._fsdp_param_group for state in map(_get_module_fsdp_state, root.modules()) if state is not None]
-    return not groups or any(group.reduce_grads for group in groups if group is not None)
+    return units.reduces(root)
 
 
 def _root_ran(output) -> None:
@@ -462,7 +458,9 @@ def finish() -> None:
         note("nothing shards this model: the job is one rank's; with --set fsdp.runtime=fsdp2 --set cluster.world_size=8 its plan is sharded (fsdp.wrap says how)")
     passes = steps.micro_batches_of_last_step()
     _found["micro_batches"] = len(passes)
-    _found["no_sync"] = len(passes) > 1 and passes == [False] * (len(passes) - 1) + [True]
+    _found["no_sync"] = len(passes) > 1 and [each.reduces for each in passes] == [False] * (len(passes) - 1) + [True]
+    if _found["runtime"] == "fsdp2":
+        _found["backwards"] = [units.switches_by_name(_found["units"], each.switches) for each in passes]
     _found["zero_grad"] = _zero_grad()
     _found["optimizer"]["states"] = _states()
     _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizers_of(_root()))

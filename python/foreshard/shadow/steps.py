@@ -58,9 +58,15 @@ def figures() -> list[dict]:
     return [] if _state is None else _state.figures
 
 
-def micro_batches_of_last_step() -> list[bool]:
-    """Of each pass through the model, forwards and then a backward, whether that backward reduces gradients."""
-    return [True] if _state is None or not _state.passes_of_last_step else _state.passes_of_last_step
+class Pass(NamedTuple):
+    """Forwards and then a backward: whether that reduces gradients, and what FSDP's units are told when it begins."""
+
+    reduces: bool = True
+    switches: dict = {"last": True, "units": []}
+
+
+def micro_batches_of_last_step() -> list[Pass]:
+    return [Pass()] if _state is None or not _state.passes_of_last_step else _state.passes_of_last_step
 
 
 def optimizers() -> list:
@@ -78,11 +84,11 @@ def root_forward() -> bool:
     return _state.forwards == 1 and not _state.passes
 
 
-def backward(reduces: bool) -> bool:
+def backward(begins: Pass) -> bool:
     """A backward begins; several of one forward are one pass. Whether it is the step's first."""
     if _state is None or not _state.forwards:
         return False
-    _state.passes.append(reduces)
+    _state.passes.append(begins)
     _state.forwards = 0
     return len(_state.passes) == 1
 
@@ -92,8 +98,8 @@ class _Steps:
         self.wanted = wanted  # 0: until the script ends
         self.figures: list[dict] = []
         self.forwards = 0  # since the last backward
-        self.passes: list[bool] = []
-        self.passes_of_last_step: list[bool] = []
+        self.passes: list[Pass] = []
+        self.passes_of_last_step: list[Pass] = []
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
         self._stepped_row: dict = {}  # figures until the latest optimizer's end

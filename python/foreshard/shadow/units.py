@@ -48,17 +48,78 @@ def _unit1(name: str, module) -> dict:
 
 
 def _units2(root) -> list[dict]:
+    called = {id(module): name for name, module in root.named_modules()}
+    return [_unit2(state, called) for state in _states2(root)]
+
+
+def _states2(root) -> list:
+    """FSDP2's states, each once, in the order of modules."""
+    if root is None or "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return []
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-    called = {id(module): name for name, module in root.named_modules()}
-    rows, seen = [], set()
-    for module in root.modules():
-        state = _get_module_fsdp_state(module)
-        if state is None or id(state) in seen:
-            continue
-        seen.add(id(state))
-        rows.append(_unit2(state, called))
-    return rows
+    return list({id(state): state for state in map(_get_module_fsdp_state, root.modules()) if state is not None}.values())
+
+
+_SWITCHES = {
+    "reduce_grads": True, "reshard_after_backward": True, "unshard_in_backward": True, "force_sum_reduction_for_comms": False,
+    "gradient_divide_factor": None, "unshard_async_op": False,
+}  # fmt: skip
+
+
+def switches(root) -> dict:
+    """What FSDP2's units are told when a backward begins, in the order of `found`: whether it is the last one, and what parts from PyTorch's defaults."""
+    states = _states2(root)
+    roots = [state for state in states if state._is_root]
+    last = not roots or any(state._state_ctx.is_last_backward for state in roots)
+    return {"last": last, "units": [_switches_of(state._fsdp_param_group) for state in states]}
+
+
+def switches_by_name(rows: list[dict], told: dict) -> dict:
+    """Of the units `rows` those that are told anything."""
+    units = {}
+    for row, each in zip(rows, told["units"]):
+        if each.get("reshard_after_forward") == row["reshard_after_forward"]:
+            each = {key: value for key, value in each.items() if key != "reshard_after_forward"}
+        if each.get("unshard_async_op"):
+            note("_set_unshard_async_op(True): gathers run beside compute on NCCL's own stream; the plan's stand in line with compute, so its step is longer")
+        if each:
+            units[row["modules"][0]] = each
+    return {"last": told["last"], "units": units}
+
+
+def _switches_of(group) -> dict:
+    if group is None:
+        return {}
+    told = {name: getattr(group, name, usual) for name, usual in _SWITCHES.items() if getattr(group, name, usual) != usual}
+    if group.reduce_grads and not group.all_reduce_grads and _replicas_of(group) > 1:
+        told["all_reduce_grads"] = False
+    return told | {"reshard_after_forward": _reshards(group)}
+
+
+def reduces(root) -> bool:
+    """Whether any of FSDP2's units reduces gradients in a backward that begins now."""
+    states = _states2(root)
+    return not states or any(state._fsdp_param_group.reduce_grads for state in states if state._fsdp_param_group is not None)
+
+
+def _reshards(group) -> bool | int:
+    """Among how many ranks, where it is not whether at all."""
+    after = group.post_forward_mesh_info
+    shards = getattr(group.mesh_info, "shard_mesh_size", 0) or 0
+    among = getattr(after, "shard_mesh_size", shards)
+    return among if after is not None and among != shards else after is not None
+
+
+def _replicas_of(group) -> int:
+    return getattr(group.mesh_info, "replicate_mesh_size", 1)
+
+
+def _modules_of(state, called) -> list[str]:
+    """Names of its modules as PyTorch lists them: the first names the unit."""
+    modules = [names.clean(called.get(id(module), "?")) for module in state._modules]
+    order = [names.clean(each) for each in (getattr(state._fsdp_param_group, "_module_fqn", None) or "").split(", ")]
+    return order if sorted(order) == sorted(modules) else modules
 
 
 def tell_of_ties(root) -> None:
@@ -77,11 +138,6 @@ def _unit2(state, called) -> dict:
     group, policy = state._fsdp_param_group, state._mp_policy
     parameters = group.fsdp_params if group is not None else []
     mesh = group.mesh_info if group is not None else None
-    after = group.post_forward_mesh_info if group is not None else None
-    shards = getattr(mesh, "shard_mesh_size", 0) or 0
-    reshard: bool | int = after is not None
-    if after is not None and getattr(after, "shard_mesh_size", shards) != shards:
-        reshard = after.shard_mesh_size
 
     def names_of(states):
         return [names.clean(called.get(id(each._modules[0]), "?")) for each in states]
@@ -89,16 +145,14 @@ def _unit2(state, called) -> dict:
     dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
     first = state._modules[0]
     wrapped = [called.get(id(module), "?") for module in state._modules]
-    modules = [names.clean(name) for name in wrapped]
-    order = [names.clean(each) for each in (getattr(group, "_module_fqn", None) or "").split(", ")]
     return {
-        "modules": order if sorted(order) == sorted(modules) else modules,  # the first names the unit
+        "modules": _modules_of(state, called),
         "class": names.class_of(first).__name__, "runtime": "fsdp2",
-        "strategy": "HYBRID_SHARD" if mesh is not None and getattr(mesh, "replicate_mesh_size", 1) > 1 else "FULL_SHARD",
-        "reshard_after_forward": reshard, "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
+        "strategy": "HYBRID_SHARD" if group is not None and _replicas_of(group) > 1 else "FULL_SHARD",
+        "reshard_after_forward": group is not None and _reshards(group), "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
         "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
         "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
-        "shard_group": shards, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
+        "shard_group": getattr(mesh, "shard_mesh_size", 0) or 0, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
         "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
         "casts_at": [names.beside_wrapper(name) for name in wrapped],
         **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),
