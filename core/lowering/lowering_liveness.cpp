@@ -185,11 +185,25 @@ class Liveness {
   /// By cutting the model: nothing was recorded of it.
   bool is_brought_in(std::int32_t step) const { return op_at(step).name.starts_with("mesh."); }
 
-  /// What was let go of when a call returned is let go of behind the collectives that the call ends with now.
+  /// The step that made what a value shows.
+  std::int32_t stored_in(std::int32_t id) const {
+    for (;;) {
+      const std::int32_t made = made_in_[static_cast<std::size_t>(id)];
+      if (made < 0) return made;
+      const Op& op = op_at(made);
+      const auto* from = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+      if (from == nullptr || !is_view_form(program_.steps[static_cast<std::size_t>(made)].rule->form)) return made;
+      id = program_.resolve(from->id);
+    }
+  }
+
+  /// What a call was given is let go of behind the collectives that the call ends with now; what its forward named went
+  /// when that returned, before its hooks.
   void outlive_what_was_brought_in(const std::vector<std::int32_t>& made) {
     for (const std::int32_t id : made) {
       const auto at = static_cast<std::size_t>(id);
       const std::int32_t call = tree_.innermost[static_cast<std::size_t>(dies_[at])];
+      if (stored_in(id) >= tree_.calls[static_cast<std::size_t>(call)].first) continue;
       while (dies_[at] < last_ && tree_.innermost[static_cast<std::size_t>(dies_[at]) + 1] == call &&
              is_brought_in(dies_[at] + 1))
         ++dies_[at];

@@ -530,6 +530,18 @@ class Regions(unittest.TestCase):
             self.assertEqual({o.get("region") for o in ops(model) if o["module"].startswith("blocks.1")}, {1})
             self.assertNotIn("region", ops(model, "sum")[0])
 
+    def test_what_runs_again_to_its_end_says_so(self):
+        from torch.utils.checkpoint import set_checkpoint_early_stop
+
+        for early in (True, False):
+            asked = {} if early else {"early_stop": False}
+            how = lambda block, x: checkpoint(block, x, use_reentrant=False, **asked)  # noqa: B023, E731
+            regions = capture(self.Blocks(how), torch.empty(3, 6), loss=scalar).document["regions"]
+            self.assertEqual([r.get("early_stop", True) for r in regions], [early, early])
+        with set_checkpoint_early_stop(False):
+            regions = capture(self.Blocks(lambda block, x: checkpoint(block, x, use_reentrant=False)), torch.empty(3, 6), loss=scalar).document["regions"]
+        self.assertEqual([r["early_stop"] for r in regions], [False, False])
+
     def test_by_operator(self):
         def policy(ctx, func, *args, **kwargs):
             keep = func is torch.ops.aten.addmm.default

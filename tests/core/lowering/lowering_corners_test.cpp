@@ -343,7 +343,7 @@ TEST(LoweringFacts, ACheckpointedCallKeepsItsArgumentsUsedOrNot) {
 }
 
 TEST(LoweringFacts, ARegionOfTheModelsOwnKeepsTheResultsItNames) {
-  const auto recomputed = [](std::vector<std::int32_t> save) {
+  const auto recomputed = [](std::vector<std::int32_t> save, bool early_stop = true) {
     ToyProgram toy;
     const std::string x = toy.input("x", {6, 4});
     toy.module("", "Root");
@@ -354,6 +354,7 @@ TEST(LoweringFacts, ARegionOfTheModelsOwnKeepsTheResultsItNames) {
     toy.op("aten.sum.default", {"t"}, {{"loss", {}}});
     Model model = toy.finish("loss");
     model.regions = {{Region::Kind::Operators, ModuleId(std::int32_t{0}), 0, {}, std::move(save)}};
+    model.regions.front().early_stop = early_stop;
     for (std::size_t i = 0; i < 3; ++i) model.ops[i].region = 0;
     const std::vector<SegmentRange> segments = {{0, 3, true, 1}, {3, 4}};
     const auto lowered = lower(model, segments, all_trainable(model));
@@ -364,6 +365,8 @@ TEST(LoweringFacts, ARegionOfTheModelsOwnKeepsTheResultsItNames) {
   };
   EXPECT_EQ(recomputed({}), (std::vector<std::string>{"aten.mm.default", "aten.sin.default"}));  // then it stops
   EXPECT_EQ(recomputed({0}), (std::vector<std::string>{"aten.sin.default"}));
+  EXPECT_EQ(recomputed({}, false),  // early_stop=False
+            (std::vector<std::string>{"aten.mm.default", "aten.sin.default", "aten.sin.default"}));
 }
 
 TEST(LoweringCorners, MathAttentionAddsItsMaskInPlaceOnCuda) {

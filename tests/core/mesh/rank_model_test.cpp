@@ -230,6 +230,46 @@ TEST(RankModel, RecordedArgumentsOutliveTheCollectivesOfTheirCalls) {
   EXPECT_GE(let_go(last("aten._fused_rms_norm.default")), scattered) << "what the feed-forward was called with";
 }
 
+TEST(RankModel, NamesOfAForwardGoBeforeTheCollectivesBehindIt) {  // which its hooks run
+  Job job = job_of(true, true);
+  for (const ParallelStyle& style : whole_model(job).parallel)
+    job.mesh.plan[style.modules] = style.modules == "layers.*.feed_forward" ? "summed" : style.style;
+  Model whole = whole_model(job);
+  whole.lifetimes = Lifetimes::Recorded;
+  for (ValueInfo& value : whole.values) value.held = {};
+  const ModuleId inner = whole.find_module("layers.0.feed_forward");
+  std::int32_t named = -1, last = -1;
+  for (std::size_t i = 0; i < whole.ops.size(); ++i) {
+    ModuleId at = whole.ops[i].module;
+    while (at.valid() && at != inner) at = whole.modules[at.index()].parent;
+    if (!at.valid()) continue;
+    last = static_cast<std::int32_t>(i);
+    if (whole.ops[i].name == "aten.mul.Tensor") named = whole.ops[i].out.front().value;
+  }
+  ASSERT_GE(named, 0);
+  whole.values[static_cast<std::size_t>(named)].held = {Hold::Until::Op, last, {}};
+  Model model = rank_model(std::move(whole), job).value();
+  const auto end = static_cast<std::int32_t>(model.ops.size());
+  std::vector<bool> frozen(model.params.size(), false);
+  const LoweredProgram lowered = lower(model, {{0, end, false, -1}}, frozen).value();
+  const KernelList& forward = lowered.templates.front().forward;
+  const auto next = [&](std::size_t from, std::string_view name) {
+    while (from < forward.kernels.size() &&
+           lowered.op_names[static_cast<std::size_t>(forward.kernels[from].op)] != name)
+      ++from;
+    EXPECT_LT(from, forward.kernels.size()) << name;
+    return from;
+  };
+  const std::size_t product = next(next(0, "aten.silu.default"), "aten.mul.Tensor");
+  const std::size_t scatter = next(product, "_c10d_functional.reduce_scatter_tensor");
+  const auto made = forward.events.begin() + forward.kernels[product].before_begin;
+  ASSERT_TRUE(made->alloc);
+  const auto gone = std::find_if(made, forward.events.end(), [&](const MemoryEvent& event) {
+    return event.slot == made->slot && !event.alloc;
+  });
+  EXPECT_LE(gone - forward.events.begin(), forward.kernels[scatter].before_begin);
+}
+
 TEST(RankModel, AKeptReduceScatterIsLaidOutAgain) {
   const Job job = job_of(true, true);
   const Model model = rank_model(whole_model(job), job).value();
