@@ -232,17 +232,18 @@ TEST(RankModel, RecordedArgumentsOutliveTheCollectivesOfTheirCalls) {
 
 TEST(RankModel, NamesOfAForwardGoBeforeTheCollectivesBehindIt) {  // which its hooks run
   Job job = job_of(true, true);
-  for (const ParallelStyle& style : whole_model(job).parallel)
-    job.mesh.plan[style.modules] = style.modules == "layers.*.feed_forward" ? "summed" : style.style;
-  Model whole = whole_model(job);
+  const char* moe = R"({"moe": {"experts": 4, "top_k": 2, "ffn": 40}})";
+  for (const ParallelStyle& style : whole_model(job, moe).parallel)
+    if (style.modules.find("moe") == style.modules.npos && style.modules.find("feed_forward") == style.modules.npos)
+      job.mesh.plan[style.modules] = style.style;
+  job.mesh.plan.insert({{"layers.*.moe", "summed"}, {"layers.*.moe.gate", "replicate"}, {"layers.*.moe.experts", "expert_tensor"}});
+  Model whole = whole_model(job, moe);
   whole.lifetimes = Lifetimes::Recorded;
   for (ValueInfo& value : whole.values) value.held = {};
-  const ModuleId inner = whole.find_module("layers.0.feed_forward");
+  const ModuleId inner = whole.find_module("layers.0.moe");
   std::int32_t named = -1, last = -1;
   for (std::size_t i = 0; i < whole.ops.size(); ++i) {
-    ModuleId at = whole.ops[i].module;
-    while (at.valid() && at != inner) at = whole.modules[at.index()].parent;
-    if (!at.valid()) continue;
+    if (whole.ops[i].module != inner) continue;
     last = static_cast<std::int32_t>(i);
     if (whole.ops[i].name == "aten.mul.Tensor") named = whole.ops[i].out.front().value;
   }
@@ -260,7 +261,9 @@ TEST(RankModel, NamesOfAForwardGoBeforeTheCollectivesBehindIt) {  // which its h
     EXPECT_LT(from, forward.kernels.size()) << name;
     return from;
   };
-  const std::size_t product = next(next(0, "aten.silu.default"), "aten.mul.Tensor");
+  std::size_t product = next(0, "aten.silu.default");
+  for (int k = 0; k < 2; ++k) product = next(product + 1, "aten.bmm.default");  // w3, w2
+  product = next(product, "aten.mul.Tensor");                                   // by the scores
   const std::size_t scatter = next(product, "_c10d_functional.reduce_scatter_tensor");
   const auto made = forward.events.begin() + forward.kernels[product].before_begin;
   ASSERT_TRUE(made->alloc);
