@@ -313,26 +313,6 @@ class LlamaProgram {
   Tensor positions_;
 };
 
-/// torchtitan's plan for Llama, in this library's names.
-std::vector<ParallelStyle> parallel_plan() {
-  return {{"model.embed_tokens", "rowwise"},
-          {"model.layers.*.input_layernorm", "sequence"},
-          {"model.layers.*.self_attn", "gather"},
-          {"model.layers.*.self_attn.q_proj", "colwise"},
-          {"model.layers.*.self_attn.k_proj", "colwise"},
-          {"model.layers.*.self_attn.v_proj", "colwise"},
-          {"model.layers.*.self_attn.q_norm", "sequence"},
-          {"model.layers.*.self_attn.k_norm", "sequence"},
-          {"model.layers.*.self_attn.o_proj", "rowwise"},
-          {"model.layers.*.post_attention_layernorm", "sequence"},
-          {"model.layers.*.mlp", "gather"},
-          {"model.layers.*.mlp.gate_proj", "colwise"},
-          {"model.layers.*.mlp.up_proj", "colwise"},
-          {"model.layers.*.mlp.down_proj", "rowwise"},
-          {"model.norm", "sequence"},
-          {"lm_head", "head"}};
-}
-
 }  // namespace
 
 Result<Model> build_llama_family(const FamilyInput& input, std::string_view model_type) {
@@ -376,13 +356,13 @@ Result<Model> build_llama_family(const FamilyInput& input, std::string_view mode
   }
   x = program.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
-  model.parallel = parallel_plan();
+  model.parallel = decoder_plan({{"q_proj", "colwise"},
+                                 {"k_proj", "colwise"},
+                                 {"v_proj", "colwise"},
+                                 {"q_norm", "sequence"},
+                                 {"k_norm", "sequence"}},
+                                c.experts && c.experts->shared_width > 0 ? "shared_expert" : "");
   if (c.experts) model.parallel.push_back({"model.layers.*.mlp.experts", "experts"});
-  if (c.experts && c.experts->shared_width > 0) {
-    for (const auto& [layer, style] :
-         {std::pair("gate_proj", "colwise"), std::pair("up_proj", "colwise"), std::pair("down_proj", "rowwise")})
-      model.parallel.push_back({std::string("model.layers.*.mlp.shared_expert.") + layer, style});
-  }
   return model;
 }
 

@@ -244,31 +244,6 @@ class DeepseekProgram {
   Tensor positions_;
 };
 
-/// torchtitan's plan for DeepSeek-V3 (NoParallel around what heads share), in this library's names.
-std::vector<ParallelStyle> parallel_plan() {
-  return {{"model.embed_tokens", "rowwise"},
-          {"model.layers.*.input_layernorm", "sequence"},
-          {"model.layers.*.self_attn", "gather"},
-          {"model.layers.*.self_attn.q_proj", "colwise"},
-          {"model.layers.*.self_attn.q_a_proj", "replicate"},
-          {"model.layers.*.self_attn.q_a_layernorm", "replicate"},
-          {"model.layers.*.self_attn.q_b_proj", "colwise"},
-          {"model.layers.*.self_attn.kv_a_proj_with_mqa", "replicate"},
-          {"model.layers.*.self_attn.kv_a_layernorm", "replicate"},
-          {"model.layers.*.self_attn.kv_b_proj", "colwise"},
-          {"model.layers.*.self_attn.o_proj", "rowwise"},
-          {"model.layers.*.post_attention_layernorm", "sequence"},
-          {"model.layers.*.mlp", "gather"},
-          {"model.layers.*.mlp.gate_proj", "colwise"},
-          {"model.layers.*.mlp.up_proj", "colwise"},
-          {"model.layers.*.mlp.down_proj", "rowwise"},
-          {"model.layers.*.mlp.shared_experts.gate_proj", "colwise"},
-          {"model.layers.*.mlp.shared_experts.up_proj", "colwise"},
-          {"model.layers.*.mlp.shared_experts.down_proj", "rowwise"},
-          {"model.norm", "sequence"},
-          {"lm_head", "head"}};
-}
-
 }  // namespace
 
 Result<Model> build_deepseek(const FamilyInput& input, std::string_view model_type) {
@@ -300,7 +275,14 @@ Result<Model> build_deepseek(const FamilyInput& input, std::string_view model_ty
   for (const LayerModules& layer : m.layers) x = program.layer(layer, x);
   x = program.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
-  model.parallel = parallel_plan();
+  model.parallel = decoder_plan({{"q_proj", "colwise"},  // NoParallel around what heads share
+                                 {"q_a_proj", "replicate"},
+                                 {"q_a_layernorm", "replicate"},
+                                 {"q_b_proj", "colwise"},
+                                 {"kv_a_proj_with_mqa", "replicate"},
+                                 {"kv_a_layernorm", "replicate"},
+                                 {"kv_b_proj", "colwise"}},
+                                "shared_experts");
   return model;
 }
 
