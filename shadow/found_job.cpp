@@ -141,6 +141,7 @@ class Finder {
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
     job().train.beside = setting_.beside;
+    job().allocator = setting_.allocator;
     job().train.keeps_outputs = setting_.keeps_outputs;
     job().train.clip_grad_norm = setting_.clip;
     job().train.grad_scaler.enabled = setting_.scaler;

@@ -102,6 +102,12 @@ FoundSetting setting_of(const json& row) {
   setting.optimizer.states = optimizer.value("states", std::int64_t{-1});
   setting.zero_grad = row.value("zero_grad", "");
   setting.beside = row.value("beside", Bytes{0});
+  if (const auto told = row.find("allocator"); told != row.end() && told->is_object()) {
+    setting.allocator.expandable_segments = told->value("expandable_segments", false);
+    setting.allocator.max_split_size_mb = told->value("max_split_size_mb", std::int64_t{0});
+    setting.allocator.garbage_collection_threshold = told->value("garbage_collection_threshold", 0.0);
+    setting.allocator.roundup_power2_divisions = told->value("roundup_power2_divisions", std::int64_t{0});
+  }
   if (const auto cut = row.find("tensor"); cut != row.end()) {
     setting.tensor_plan = cut->value("plan", std::map<std::string, std::string>{});
     setting.tensor_sequence = cut->value("sequence", false);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/job.h"
 #include "core/result.h"
 #include "core/units.h"
 
@@ -89,6 +90,7 @@ struct FoundSetting {
   std::string sequence_rotate = "allgather", sequence_buffers = "resized";  // mesh.context_rotate, mesh.context_buffers
   bool sequence_balanced = true;
   std::string float8_all_gather;  // fsdp.float8_all_gather; empty: nothing is gathered in 8 bits
+  AllocatorOptions allocator;
   Bytes beside = 0;               // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;

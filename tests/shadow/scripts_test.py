@@ -331,6 +331,15 @@ for _ in range(3):
                 self.assertNotIn("beside", job["train"])
                 self.assertFalse([note for note in answer["notes"] if "another model" in note])
 
+    def test_the_allocator_is_as_the_script_sets_it(self):
+        for answer, job in (
+            self.watch("trainers.py", "segments"),
+            self.watch("trainers.py", environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ):
+            self.assertEqual(job["allocator"], {"expandable_segments": True})
+            self.assert_as_planned(answer, within=0.0005, reserved=0.001)
+        self.assertNotIn("allocator", self.watch("trainers.py")[1])
+
     def test_a_model_that_nothing_shards_can_be(self):
         with tempfile.TemporaryDirectory() as folder:
             answer, job = self.watch("alone.py", flags=("--world", "4", "--out", folder))

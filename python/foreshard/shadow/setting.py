@@ -321,6 +321,21 @@ def _root_ran(output) -> None:
     loss.root_ends(output)
 
 
+def _allocator() -> dict:
+    """The caching allocator as the script has it, by its environment or by itself."""
+    import torch
+
+    told = torch._C._cuda_memorySnapshot(None).get("allocator_settings", {})
+    divisions = told.get("roundup_power2_divisions") or {}
+    most = int(told.get("max_split_size", 0))
+    return {
+        "expandable_segments": bool(told.get("expandable_segments")),
+        "max_split_size_mb": most >> 20 if 0 < most < 1 << 44 else 0,  # else there is no limit
+        "garbage_collection_threshold": float(told.get("garbage_collection_threshold", 0.0)),
+        "roundup_power2_divisions": max((int(each) for each in divisions.values()), default=0),
+    }
+
+
 def _shapes(tree):
     """The batch without its storage: the script's own memory must not be held."""
     import torch
@@ -464,6 +479,7 @@ def finish() -> None:
     _found["zero_grad"] = _zero_grad()
     _found["optimizer"]["states"] = _states()
     _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizers_of(_root()))
+    _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
     done = max(len(steps.figures()), 1)

@@ -2,7 +2,7 @@
 
 weight: the head's matrix is used in the loss. module: the loss is a module that adds its terms up in place.
 before: so does a tensor from before the forward. table: a table that an object of the module keeps by device and length. unit: the head is a unit that
-the loss calls behind the root."""
+the loss calls behind the root. segments: the allocator's segments grow."""
 import collections
 import sys
 
@@ -80,6 +80,8 @@ def step(model, module, optimizer):
 
 
 def main():
+    if "segments" in WORDS:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     dist.init_process_group("nccl")
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
