@@ -71,6 +71,32 @@ std::vector<FoundBackward> backwards_of(const json& rows, const std::vector<Foun
   return backwards;
 }
 
+FoundOptimizer optimizer_of(const json& row) {
+  FoundOptimizer optimizer;
+  optimizer.name = row.value("name", "");
+  optimizer.library = row.value("library", "");
+  optimizer.impl = row.value("impl", "foreach");
+  optimizer.lr = number(row, "lr");
+  optimizer.eps = number(row, "eps");
+  optimizer.weight_decay = number(row, "weight_decay");
+  optimizer.momentum = number(row, "momentum");
+  optimizer.alpha = row.value("alpha", 0.99);
+  optimizer.centered = row.value("centered", false);
+  optimizer.decoupled_weight_decay = row.value("decoupled_weight_decay", false);
+  if (row.contains("betas") && row["betas"].is_array()) row["betas"].get_to(optimizer.betas);
+  optimizer.states = row.value("states", std::int64_t{-1});
+  return optimizer;
+}
+
+AllocatorOptions allocator_of(const json& row) {
+  AllocatorOptions allocator;
+  allocator.expandable_segments = row.value("expandable_segments", false);
+  allocator.max_split_size_mb = row.value("max_split_size_mb", std::int64_t{0});
+  allocator.garbage_collection_threshold = row.value("garbage_collection_threshold", 0.0);
+  allocator.roundup_power2_divisions = row.value("roundup_power2_divisions", std::int64_t{0});
+  return allocator;
+}
+
 FoundSetting setting_of(const json& row) {
   FoundSetting setting;
   setting.runtime = row.value("runtime", "none");
@@ -79,18 +105,7 @@ FoundSetting setting_of(const json& row) {
   setting.model_class = row.value("model_class", "");
   setting.roots = row.value("roots", std::int64_t{1});
   for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));
-  const json& optimizer = row.at("optimizer");
-  setting.optimizer.name = optimizer.value("name", "");
-  setting.optimizer.library = optimizer.value("library", "");
-  setting.optimizer.impl = optimizer.value("impl", "foreach");
-  setting.optimizer.lr = number(optimizer, "lr");
-  setting.optimizer.eps = number(optimizer, "eps");
-  setting.optimizer.weight_decay = number(optimizer, "weight_decay");
-  setting.optimizer.momentum = number(optimizer, "momentum");
-  setting.optimizer.alpha = optimizer.value("alpha", 0.99);
-  setting.optimizer.centered = optimizer.value("centered", false);
-  setting.optimizer.decoupled_weight_decay = optimizer.value("decoupled_weight_decay", false);
-  if (optimizer.contains("betas") && optimizer["betas"].is_array()) optimizer["betas"].get_to(setting.optimizer.betas);
+  setting.optimizer = optimizer_of(row.at("optimizer"));
   setting.frozen = row.value("frozen", std::vector<std::string>{});
   setting.autocast = row.value("autocast", "");
   setting.init = row.value("init", "");
@@ -99,15 +114,9 @@ FoundSetting setting_of(const json& row) {
     setting.seq = batch->value("seq", std::int64_t{0});
   }
   setting.micro_batches = row.value("micro_batches", std::int64_t{1});
-  setting.optimizer.states = optimizer.value("states", std::int64_t{-1});
   setting.zero_grad = row.value("zero_grad", "");
   setting.beside = row.value("beside", Bytes{0});
-  if (const auto told = row.find("allocator"); told != row.end() && told->is_object()) {
-    setting.allocator.expandable_segments = told->value("expandable_segments", false);
-    setting.allocator.max_split_size_mb = told->value("max_split_size_mb", std::int64_t{0});
-    setting.allocator.garbage_collection_threshold = told->value("garbage_collection_threshold", 0.0);
-    setting.allocator.roundup_power2_divisions = told->value("roundup_power2_divisions", std::int64_t{0});
-  }
+  if (const auto told = row.find("allocator"); told != row.end()) setting.allocator = allocator_of(*told);
   if (const auto cut = row.find("tensor"); cut != row.end()) {
     setting.tensor_plan = cut->value("plan", std::map<std::string, std::string>{});
     setting.tensor_sequence = cut->value("sequence", false);

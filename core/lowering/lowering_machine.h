@@ -97,7 +97,7 @@ struct CheckpointFrame {
   std::int32_t promises = 0;
   bool recomputed = false;
   bool reentrant = false;
-  bool early_stop = true;  // what runs again ends where nothing more is saved
+  bool early_stop = true;                         // what runs again ends where nothing more is saved
   bool without_grad = false;                      // reentrant: nothing that it is called with requires a gradient
   std::vector<Ref> results;                       // reentrant: what the recomputation returned
   std::map<std::int32_t, std::vector<Ref>> kept;  // by step: results that selective checkpointing does not recompute

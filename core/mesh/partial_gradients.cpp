@@ -20,8 +20,9 @@ bool is_layer(const Op& op) {
 /// of others is one operator of its own, which DTensor gives whole gradients.
 bool has_formula(const Op& op) {
   static constexpr std::array<std::string_view, 10> kFormulas{
-      "aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.pow.Tensor_Scalar", "aten.rsqrt.default",
-      "aten.sqrt.default", "aten.reciprocal.default", "aten.exp.default", "aten.add.Tensor", "aten.add.Scalar"};
+      "aten.mul.Tensor",    "aten.mul.Scalar",   "aten.div.Tensor",         "aten.pow.Tensor_Scalar",
+      "aten.rsqrt.default", "aten.sqrt.default", "aten.reciprocal.default", "aten.exp.default",
+      "aten.add.Tensor",    "aten.add.Scalar"};
   return std::find(kFormulas.begin(), kFormulas.end(), op.name) != kFormulas.end();
 }
 

@@ -34,12 +34,12 @@ class PartialGradients {
 
  private:
   struct Source {
-    bool sums = false;  // an operator that takes whole gradients alone made it
+    bool sums = false;              // an operator that takes whole gradients alone made it
     std::set<std::int32_t> params;  // that its gradients go to as they come
     std::set<std::int32_t> behind;  // all of them
   };
   std::map<std::int32_t, Source> sources_;  // by value
-  std::set<std::int32_t> views_;  // values that show parameters
+  std::set<std::int32_t> views_;            // values that show parameters
   std::set<std::int32_t> reached_, lacking_;
 };
 

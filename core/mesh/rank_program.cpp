@@ -140,7 +140,7 @@ std::int32_t RankProgram::reduce(std::int32_t value, ModuleId module, std::int32
 }
 
 std::int32_t RankProgram::shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args,
-                                   const Caller& caller) {
+                                 const Caller& caller) {
   const auto id = static_cast<std::int32_t>(model_.values.size());
   ValueInfo made = model_.values[static_cast<std::size_t>(from)];
   made.shape = shape;

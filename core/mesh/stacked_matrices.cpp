@@ -33,7 +33,8 @@ class Reader {
   void read(const Op& op) {
     if (op.args.empty()) return;
     if (is_product(op.name) && op.args.size() > 1) {
-      if (const std::optional<View> weight = view_of(op.args[1]); weight && weight->dims.size() > 1) multiply(op, *weight);
+      if (const std::optional<View> weight = view_of(op.args[1]); weight && weight->dims.size() > 1)
+        multiply(op, *weight);
       return;
     }
     if (const std::optional<View> from = view_of(op.args.front())) {
@@ -93,9 +94,9 @@ class Reader {
   }
 
   const Model& model_;
-  std::set<std::int32_t> held_;          // stacked weights of the module
-  std::map<std::int32_t, View> views_;   // values that show one
-  std::set<std::int32_t> cut_;           // values that are cut along their last dimension
+  std::set<std::int32_t> held_;         // stacked weights of the module
+  std::map<std::int32_t, View> views_;  // values that show one
+  std::set<std::int32_t> cut_;          // values that are cut along their last dimension
   std::map<std::int32_t, std::int32_t> found_;
 };
 

@@ -13,13 +13,40 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
 }
 
 /// Of their first argument; others are sizes, places and types.
-constexpr std::array<std::string_view, 34> kMoves{
-    "view",      "_unsafe_view", "reshape", "flatten",     "unflatten",      "t",
-    "transpose", "permute",      "squeeze", "unsqueeze",   "expand",         "slice",
-    "select",    "narrow",       "split",   "chunk",       "unbind",         "split_with_sizes",
-    "clone",     "_to_copy",     "type_as", "contiguous",  "neg",            "alias",
-    "detach",    "sum",          "mean",    "expand_as",   "constant_pad_nd", "view_as_real", "view_as_complex",
-    "to",        "squeeze_",     "unsqueeze_"};
+constexpr std::array<std::string_view, 34> kMoves{"view",
+                                                  "_unsafe_view",
+                                                  "reshape",
+                                                  "flatten",
+                                                  "unflatten",
+                                                  "t",
+                                                  "transpose",
+                                                  "permute",
+                                                  "squeeze",
+                                                  "unsqueeze",
+                                                  "expand",
+                                                  "slice",
+                                                  "select",
+                                                  "narrow",
+                                                  "split",
+                                                  "chunk",
+                                                  "unbind",
+                                                  "split_with_sizes",
+                                                  "clone",
+                                                  "_to_copy",
+                                                  "type_as",
+                                                  "contiguous",
+                                                  "neg",
+                                                  "alias",
+                                                  "detach",
+                                                  "sum",
+                                                  "mean",
+                                                  "expand_as",
+                                                  "constant_pad_nd",
+                                                  "view_as_real",
+                                                  "view_as_complex",
+                                                  "to",
+                                                  "squeeze_",
+                                                  "unsqueeze_"};
 /// Of their first argument, by whole places.
 constexpr std::array<std::string_view, 3> kPicks{"index", "index_select", "gather"};
 /// Of one argument, the others whole.
@@ -27,10 +54,12 @@ constexpr std::array<std::string_view, 8> kProducts{"mul", "mul_", "div", "div_"
 /// Of all arguments together.
 constexpr std::array<std::string_view, 6> kSums{"add", "add_", "sub", "sub_", "cat", "stack"};
 /// Of their last argument, into their first.
-constexpr std::array<std::string_view, 10> kPuts{"index_put",    "index_put_",  "index_add", "index_add_",   "scatter",
-                                                 "scatter_",     "scatter_add", "index_copy", "scatter_add_", "index_copy_"};
+constexpr std::array<std::string_view, 10> kPuts{"index_put",    "index_put_", "index_add",   "index_add_",
+                                                 "scatter",      "scatter_",   "scatter_add", "index_copy",
+                                                 "scatter_add_", "index_copy_"};
 /// Fresh tensors of the first one's size or kind.
-constexpr std::array<std::string_view, 6> kFresh{"new_zeros", "new_empty", "zeros_like", "empty_like", "new_full", "ones_like"};
+constexpr std::array<std::string_view, 6> kFresh{"new_zeros",  "new_empty", "zeros_like",
+                                                 "empty_like", "new_full",  "ones_like"};
 
 std::string_view plain_name(std::string_view name) {
   if (name.starts_with("aten.")) name.remove_prefix(5);
@@ -40,8 +69,8 @@ std::string_view plain_name(std::string_view name) {
 bool whole(const CutTensor& x) { return !x.cut.cut() && !x.cut.term; }
 
 bool adds_number(const Op& op, std::string_view name) {
-  return name != "cat" && name != "stack" && op.args.size() > 1 && (std::holds_alternative<std::int64_t>(op.args[1].value) ||
-                                std::holds_alternative<double>(op.args[1].value));
+  return name != "cat" && name != "stack" && op.args.size() > 1 &&
+         (std::holds_alternative<std::int64_t>(op.args[1].value) || std::holds_alternative<double>(op.args[1].value));
 }
 
 /// Where the operator is linear in the arguments that are terms.

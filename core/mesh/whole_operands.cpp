@@ -84,8 +84,8 @@ std::int32_t ProgramCutter::part_of_operand(std::int32_t value, std::int32_t bas
 std::int32_t ProgramCutter::enter_replicated(const Open& open, std::int32_t value) {
   const Cut& cut = cuts_[static_cast<std::size_t>(value)];
   const auto& params = model_.modules[open.module.index()].params;
-  const bool terms = std::any_of(params.begin(), params.end(),
-                                 [this](ParamId param) { return options_.terms.contains(param.value); });
+  const bool terms =
+      std::any_of(params.begin(), params.end(), [this](ParamId param) { return options_.terms.contains(param.value); });
   const Caller caller{open.module, open.call};
   if (cut.cut() || cut.term) return value;
   if (cut.replica) return terms ? value : copied(value, caller, true, "share");  // meets the cut layers' terms

@@ -189,7 +189,7 @@ struct Region {
   std::vector<ValueId> args;       // what the region was called with
   std::vector<std::int32_t> save;  // Kind::Operators: operators (Model::ops) whose results are kept, not recomputed
   std::vector<std::string> save_collectives;  // and collectives, should the model be cut: PyTorch's names of them
-  bool early_stop = true;  // Kind::Reentrant aside: what runs again ends where nothing more is saved
+  bool early_stop = true;                     // Kind::Reentrant aside: what runs again ends where nothing more is saved
   bool operator==(const Region&) const = default;
 };
 

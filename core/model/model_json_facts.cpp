@@ -217,7 +217,8 @@ bool FactsReader::module_call(const Json& row, const std::string& place) {
 }
 
 bool FactsReader::region(const Json& row, const std::string& place) {
-  JsonFields f(row, place, problem_, {"id", "kind", "module", "call", "args", "save", "save_collectives", "early_stop"});
+  JsonFields f(row, place, problem_,
+               {"id", "kind", "module", "call", "args", "save", "save_collectives", "early_stop"});
   if (!f.good()) return false;
   Region region;
   const auto next = static_cast<std::int64_t>(m_.regions.size());

@@ -167,14 +167,14 @@ Tensor write_language_head(ProgramWriter& w, ModuleId root, const LinearModule& 
 
 std::vector<ParallelStyle> decoder_plan(const std::vector<ParallelStyle>& attention, const std::string& shared) {
   const std::string layer = "model.layers.*.";
-  std::vector<ParallelStyle> rows = {{"model.embed_tokens", "rowwise"},
-                                     {layer + "input_layernorm", "sequence"},
-                                     {layer + "self_attn", "gather"}};
+  std::vector<ParallelStyle> rows = {
+      {"model.embed_tokens", "rowwise"}, {layer + "input_layernorm", "sequence"}, {layer + "self_attn", "gather"}};
   for (const auto& [name, style] : attention) rows.push_back({layer + "self_attn." + name, style});
   rows.push_back({layer + "self_attn.o_proj", "rowwise"});
   rows.push_back({layer + "post_attention_layernorm", "sequence"});
   rows.push_back({layer + "mlp", "gather"});
-  for (const std::string& mlp : shared.empty() ? std::vector<std::string>{""} : std::vector{std::string(), shared + "."}) {
+  for (const std::string& mlp :
+       shared.empty() ? std::vector<std::string>{""} : std::vector{std::string(), shared + "."}) {
     rows.push_back({layer + "mlp." + mlp + "gate_proj", "colwise"});
     rows.push_back({layer + "mlp." + mlp + "up_proj", "colwise"});
     rows.push_back({layer + "mlp." + mlp + "down_proj", "rowwise"});

@@ -87,8 +87,8 @@ LinearModule add_language_head(ModelTree& tree, ModuleId root, std::int64_t voca
 Tensor write_language_head(ProgramWriter& writer, ModuleId root, const LinearModule& head, const Tensor& x);
 
 /// torchtitan's plan for a decoder over tensor ranks, in Transformers' names. `attention`: what is between an
-/// attention's input and o_proj; `shared`: the MLP beside experts, empty where there is none. Both as they are called in
-/// self_attn and mlp.
+/// attention's input and o_proj; `shared`: the MLP beside experts, empty where there is none. Both as they are called
+/// in self_attn and mlp.
 std::vector<ParallelStyle> decoder_plan(const std::vector<ParallelStyle>& attention, const std::string& shared);
 
 /// What stands around the layers of Transformers' causal models.

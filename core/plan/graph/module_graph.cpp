@@ -294,7 +294,8 @@ class OpWalker {
           if (id.valid()) made[id.index()] = true;
         continue;
       }
-      for_each_reference(op, [&](ValueId id) { read[id.index()] = true; }, [](ParamId) {});
+      for_each_reference(
+          op, [&](ValueId id) { read[id.index()] = true; }, [](ParamId) {});
     }
     for (std::size_t v = 0; v < made.size(); ++v)
       if (made[v] && read[v]) graph_.calls[0].handed_on.push_back(variable(ValueId(v)));

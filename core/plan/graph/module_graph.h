@@ -61,7 +61,7 @@ struct GraphCall {
   /// calls[0]: the step before which the root has returned, where the script calls its parts behind it; -1: at the end.
   std::int32_t ends = -1;
   std::vector<std::int32_t> handed_on;  // calls[0], then: what the script reads of it
-  std::vector<std::int32_t> results;  // variables of the caller that `outputs` are bound to; empty for calls[0]
+  std::vector<std::int32_t> results;    // variables of the caller that `outputs` are bound to; empty for calls[0]
   // Built from operators, every variable is written once: arguments == inputs and outputs == results.
 
   /// The module whose hooks run around it; invalid where none do.

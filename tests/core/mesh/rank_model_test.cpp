@@ -236,7 +236,8 @@ TEST(RankModel, NamesOfAForwardGoBeforeTheCollectivesBehindIt) {  // which its h
   for (const ParallelStyle& style : whole_model(job, moe).parallel)
     if (style.modules.find("moe") == style.modules.npos && style.modules.find("feed_forward") == style.modules.npos)
       job.mesh.plan[style.modules] = style.style;
-  job.mesh.plan.insert({{"layers.*.moe", "summed"}, {"layers.*.moe.gate", "replicate"}, {"layers.*.moe.experts", "expert_tensor"}});
+  job.mesh.plan.insert(
+      {{"layers.*.moe", "summed"}, {"layers.*.moe.gate", "replicate"}, {"layers.*.moe.experts", "expert_tensor"}});
   Model whole = whole_model(job, moe);
   whole.lifetimes = Lifetimes::Recorded;
   for (ValueInfo& value : whole.values) value.held = {};
@@ -267,9 +268,8 @@ TEST(RankModel, NamesOfAForwardGoBeforeTheCollectivesBehindIt) {  // which its h
   const std::size_t scatter = next(product, "_c10d_functional.reduce_scatter_tensor");
   const auto made = forward.events.begin() + forward.kernels[product].before_begin;
   ASSERT_TRUE(made->alloc);
-  const auto gone = std::find_if(made, forward.events.end(), [&](const MemoryEvent& event) {
-    return event.slot == made->slot && !event.alloc;
-  });
+  const auto gone = std::find_if(made, forward.events.end(),
+                                 [&](const MemoryEvent& event) { return event.slot == made->slot && !event.alloc; });
   EXPECT_LE(gone - forward.events.begin(), forward.kernels[scatter].before_begin);
 }
 

@@ -1,4 +1,5 @@
-// Modules that stay whole beside cut ones, and experts whose matrices are cut: the rank's model, and what is said of it.
+// Modules that stay whole beside cut ones, and experts whose matrices are cut: the rank's model, and what is said of
+// it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -112,7 +113,8 @@ TEST(ReplicatedModel, HeadsShareAKeyThatIsExpandedToTheRanks) {
 
 TEST(ReplicatedModel, MatricesOfExpertsAreCutAsTheirProductsReadThem) {
   Job job = job_of();
-  job.mesh.plan = {{"layers.*.moe", "summed"}, {"layers.*.moe.gate", "replicate"}, {"layers.*.moe.experts", "expert_tensor"}};
+  job.mesh.plan = {
+      {"layers.*.moe", "summed"}, {"layers.*.moe.gate", "replicate"}, {"layers.*.moe.experts", "expert_tensor"}};
   const Model whole = mixture(job);
   for (const ParallelStyle& row : whole.parallel)
     if (row.modules.find("moe") == row.modules.npos && row.modules.find("feed_forward") == row.modules.npos)
@@ -144,7 +146,8 @@ TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {
   Job job = job_of();
   job.mesh.plan = {{"layers.*.feed_forward", "summed"}, {"layers.*.feed_forward.w1", "rowwise"}};
   const auto made = rank_model(built(job, R"({"model_type": "titan_llama", "dim": 48, "n_layers": 1, "n_heads": 6,
-    "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})"), job);
+    "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})"),
+                               job);
   ASSERT_FALSE(made.has_value());
   EXPECT_EQ(made.error().place, "layers.0.feed_forward.w1");
 }
