@@ -28,32 +28,34 @@ bool has_formula(const Op& op) {
 
 }  // namespace
 
-void PartialGradients::follow(const Op& op, std::vector<CutTensor> args, const std::vector<ParamId>& params) {
-  Source made;
-  bool known = false;
+void PartialGradients::follow(const Op& op, const std::vector<CutTensor>& args, const std::vector<ParamId>& params) {
   const auto is_parameter = [this](const CutTensor& x) { return x.value < 0 || views_.contains(x.value); };
+  const auto is_known = [this](const CutTensor& x) { return x.value >= 0 && sources_.contains(x.value); };
   const bool own = !params.empty() && std::any_of(args.begin(), args.end(), is_parameter);
+  if (!own && std::none_of(args.begin(), args.end(), is_known)) return;
   if (own && std::all_of(args.begin(), args.end(), is_parameter)) {
     for (const ValueId id : op.out) views_.insert(id.value);
     return;
   }
   const bool terms = std::any_of(args.begin(), args.end(), [](const CutTensor& x) { return x.cut.term; });
-  for (CutTensor& x : args) {
-    const auto source = x.value < 0 ? sources_.end() : sources_.find(x.value);
-    if (source == sources_.end()) continue;
-    made.behind.insert(source->second.behind.begin(), source->second.behind.end());
-    if (terms && !x.cut.term && x.floating) lacking_.insert(source->second.behind.begin(), source->second.behind.end());
-    known = x.cut.term = true;
-    made.sums = made.sums || source->second.sums;
-    if (!source->second.sums) made.params.insert(source->second.params.begin(), source->second.params.end());
+  Source made;
+  std::vector<CutTensor> gradients = args;  // as they come back: terms
+  for (CutTensor& x : gradients) {
+    if (!is_known(x)) continue;
+    const Source& source = sources_.at(x.value);
+    made.behind.insert(source.behind.begin(), source.behind.end());
+    if (terms && !x.cut.term && x.floating) lacking_.insert(source.behind.begin(), source.behind.end());
+    x.cut.term = true;
+    made.sums = made.sums || source.sums;
+    if (!source.sums) made.params.insert(source.params.begin(), source.params.end());
   }
-  if (!known && !own) return;
   if (own) {
     made.sums = false;  // of what it reads; that is summed where it is read
     for (const ParamId param : params) made.params.insert(param.value);
     made.behind.insert(made.params.begin(), made.params.end());
   }
-  const bool takes_terms = has_formula(op) || (own ? is_layer(op) : carry_terms(op, args, op.out.size()).has_value());
+  const bool takes_terms =
+      has_formula(op) || (own ? is_layer(op) : carry_terms(op, gradients, op.out.size()).has_value());
   made.sums = made.sums || !takes_terms;
   for (const ValueId id : op.out)
     if (id.valid()) sources_[id.value] = made;

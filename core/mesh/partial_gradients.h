@@ -17,7 +17,7 @@ class PartialGradients {
  public:
   /// An operator, in the program's order. `args`: its tensors, `params`: those of the replicated module
   /// that it is of; empty: it is of none.
-  void follow(const Op& op, std::vector<CutTensor> args, const std::vector<ParamId>& params);
+  void follow(const Op& op, const std::vector<CutTensor>& args, const std::vector<ParamId>& params);
 
   /// A term comes back for `value`. Returns whether it is summed there; else the parameters behind it get it.
   bool arrives(std::int32_t value);

@@ -30,14 +30,17 @@ std::int32_t expanded(const Op* op, std::int32_t dim, const std::vector<Shape>& 
 }  // namespace
 
 void ProgramCutter::part_whole_operands(Op& op) {
-  if (!takes_like_operands(op)) return;
   const auto cut_of = [this](std::int32_t value) -> const Cut& { return cuts_[static_cast<std::size_t>(value)]; };
   std::optional<std::int32_t> beside;
+  bool whole = false;
   each_arg(op, [&](Arg& arg) {
     const auto* value = std::get_if<ValueRef>(&arg.value);
-    if (value != nullptr && !beside && cut_of(value->id.value).cut()) beside = value->id.value;
+    if (value == nullptr) return;
+    const Cut& cut = cut_of(value->id.value);
+    if (cut.cut() && !beside) beside = value->id.value;
+    whole = whole || (!cut.cut() && !cut.term);
   });
-  if (!beside) return;
+  if (!beside || !whole || !takes_like_operands(op)) return;
   const auto rank = static_cast<std::int32_t>(whole_[static_cast<std::size_t>(*beside)].size());
   each_arg(op, [&](Arg& arg) {
     auto* value = std::get_if<ValueRef>(&arg.value);

@@ -108,10 +108,13 @@ void add_stream_spans(Timeline& timeline, Names& name, const Plan& plan, const L
   std::vector<NameId> op_names;
   op_names.reserve(lowered.op_names.size());
   for (const std::string& op : lowered.op_names) op_names.push_back(name(op));
+  std::array<std::vector<std::size_t>, kPlayedStreams> by_stream;
+  for (std::size_t k = 0; k < device.activity.spans.size(); ++k)
+    by_stream[static_cast<std::size_t>(device.activity.spans[k].stream)].push_back(k);
   for (std::size_t s = 1; s < kPlayedStreams; ++s) {
     std::int32_t last_instruction = -1;
-    for (const ActivitySpan& span : device.activity.spans) {
-      if (static_cast<std::size_t>(span.stream) != s) continue;
+    for (const std::size_t k : by_stream[s]) {
+      const ActivitySpan& span = device.activity.spans[k];
       const Instruction& i = *instructions[static_cast<std::size_t>(span.instruction)];
       Span& kept = timeline.spans.emplace_back();
       kept.lane = lane_of[s];

@@ -325,14 +325,16 @@ def _allocator() -> dict:
     """The caching allocator as the script has it, by its environment or by itself."""
     import torch
 
-    told = torch._C._cuda_memorySnapshot(None).get("allocator_settings", {})
-    divisions = told.get("roundup_power2_divisions") or {}
+    told = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    divisions = {int(each) for each in (told.get("roundup_power2_divisions") or {}).values()}
+    if len(divisions) > 1:
+        note("the allocator rounds sizes up by divisions that differ by size; the job has the most of them for all")
     most = int(told.get("max_split_size", 0))
     return {
         "expandable_segments": bool(told.get("expandable_segments")),
         "max_split_size_mb": most >> 20 if 0 < most < 1 << 44 else 0,  # else there is no limit
         "garbage_collection_threshold": float(told.get("garbage_collection_threshold", 0.0)),
-        "roundup_power2_divisions": max((int(each) for each in divisions.values()), default=0),
+        "roundup_power2_divisions": max(divisions, default=0),
     }
 
 
@@ -388,7 +390,7 @@ def optimizer_steps(optimizer) -> None:
 
     runtime = rows[0]["runtime"] if rows else "none"
     _found = {
-        "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": not _roots,
+        "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": root is not None and not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
@@ -469,7 +471,7 @@ def finish() -> None:
     if _found is None:
         return
     _plain["runs"] = True  # what runs from now on is a copy
-    if _found["alone"] and _root() is not None:
+    if _found["alone"]:
         note("nothing shards this model: the job is one rank's; with --set fsdp.runtime=fsdp2 --set cluster.world_size=8 its plan is sharded (fsdp.wrap says how)")
     passes = steps.micro_batches_of_last_step()
     _found["micro_batches"] = len(passes)

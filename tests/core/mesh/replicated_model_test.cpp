@@ -142,6 +142,21 @@ TEST(ReplicatedModel, MatricesOfExpertsAreCutAsTheirProductsReadThem) {
   EXPECT_TRUE(build_plan(model, job).has_value());
 }
 
+TEST(ReplicatedModel, ExpertsWithoutRanksOfTheirOwnAreCutByTheArchitecturesPlan) {
+  Job job = job_of();
+  const Model model = rank_model(built(job, R"({"model_type": "mixtral", "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "vocab_size": 101, "max_position_embeddings": 64})"),
+                                 job)
+                          .value();
+  EXPECT_EQ(param(model, "model.layers.0.mlp.experts.gate_up_proj").shape, (Shape{4, 48, 32}));  // of 96
+  EXPECT_EQ(param(model, "model.layers.0.mlp.experts.down_proj").shape, (Shape{4, 32, 24}));
+  EXPECT_EQ(param(model, "model.layers.0.mlp.gate.weight").part.dim, -1);
+  const auto plan = build_plan(model, job);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_NE(plan.error().message.find("trap 53"), std::string::npos) << "gate and value are one matrix";
+}
+
 TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {
   Job job = job_of();
   job.mesh.plan = {{"layers.*.feed_forward", "summed"}, {"layers.*.feed_forward.w1", "rowwise"}};
