@@ -164,6 +164,16 @@ Result<void> check_lengths(const Model& model, const Job& job, const std::vector
   return {};
 }
 
+Result<void> check_matrices(const Model& model, const std::vector<ModuleStyle>& styles) {
+  for (std::size_t m = 0; m < styles.size(); ++m) {
+    if (styles[m] != ModuleStyle::ExpertTensor || !mesh::cut_matrices(model, ModuleId(m)).empty()) continue;
+    return fail(mesh_error("plan", "an expert_tensor module must hold stacked weights that products read",
+                           "parameters of [experts, rows, columns]",
+                           model.modules[m].fqn + ", a " + model.modules[m].class_name, "narrow the pattern"));
+  }
+  return {};
+}
+
 /// REQUIRES that the tensor degree divides the world.
 Result<void> check_context(const Job& job) {
   const MeshOptions& mesh = job.mesh;
@@ -384,6 +394,7 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   }
   if (cuts) {
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());
+    if (auto ok = check_matrices(model, styles); !ok) return tl::unexpected(ok.error());
   }
   std::optional<Model> part;
   if (cuts && spreads) {

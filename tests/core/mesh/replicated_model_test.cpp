@@ -157,6 +157,15 @@ TEST(ReplicatedModel, ExpertsWithoutRanksOfTheirOwnAreCutByTheArchitecturesPlan)
   EXPECT_NE(plan.error().message.find("trap 53"), std::string::npos) << "gate and value are one matrix";
 }
 
+TEST(ReplicatedModel, OnlyStackedWeightsAreCutAsExperts) {
+  Job job = job_of();
+  job.mesh.plan = {{"model.layers.*.self_attn.q_b_proj", "expert_tensor"}};
+  const auto made = rank_model(latent_whole(job), job);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().place, "mesh.plan");
+  EXPECT_NE(made.error().got.find("q_b_proj"), std::string::npos) << made.error().got;
+}
+
 TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {
   Job job = job_of();
   job.mesh.plan = {{"layers.*.feed_forward", "summed"}, {"layers.*.feed_forward.w1", "rowwise"}};
