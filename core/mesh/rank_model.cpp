@@ -168,8 +168,7 @@ Result<void> check_matrices(const Model& model, const std::vector<ModuleStyle>& 
   for (std::size_t m = 0; m < styles.size(); ++m) {
     if (styles[m] != ModuleStyle::ExpertTensor || !mesh::cut_matrices(model, ModuleId(m)).empty()) continue;
     return fail(mesh_error("plan", "an expert_tensor module must hold stacked weights that products read",
-                           "parameters of [experts, rows, columns]",
-                           model.modules[m].fqn + ", a " + model.modules[m].class_name, "narrow the pattern"));
+                           "parameters of [experts, rows, columns]", model.modules[m].fqn, "narrow the pattern"));
   }
   return {};
 }
