@@ -130,6 +130,7 @@ class Carrier {
       }
       return Cuts{out};
     }
+    if (stacked && args_[0].cut.dim == 0 && !args_[1].cut.cut()) return Cuts(results_.size(), args_[0].cut);
     const bool by_experts = args_.size() > 1 && args_[1].cut.dim == 0 && args_[1].shape.size() == 3;
     if (!by_experts || args_.front().cut.cut()) return fail(errors_.mixes("its experts are not cut as wholes"));
     return Cuts(results_.size());

@@ -9,7 +9,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 10> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 11> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
      {"head", ModuleStyle::Head},
@@ -19,6 +19,7 @@ constexpr std::array<std::pair<std::string_view, ModuleStyle>, 10> kStyles{
      {"replicate", ModuleStyle::Replicate},
      {"summed", ModuleStyle::Summed},
      {"expert_tensor", ModuleStyle::ExpertTensor},
+     {"split", ModuleStyle::Split},
      {"experts", ModuleStyle::Experts}}};
 
 Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
@@ -29,7 +30,8 @@ Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
   return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
-                         "colwise, rowwise, head, sequence, replicate, gather, summed, local, expert_tensor or experts",
+                         "colwise, rowwise, head, sequence, replicate, gather, summed, split, local, expert_tensor or "
+                         "experts",
                          "\"" + word + "\"", "docs/meshes.md says what each does"));
 }
 

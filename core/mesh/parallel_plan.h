@@ -26,6 +26,7 @@ enum class ModuleStyle : std::uint8_t {
   Replicate,  // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
   Summed,     // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
   ExpertTensor,  // "expert_tensor": stacked weights, every expert's matrices cut (torchtitan's TensorParallel)
+  Split,         // "split": handed this rank's rows of what every rank has (torchtitan's ReordererSequenceParallel)
   Experts,       // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);

@@ -30,14 +30,6 @@ bool is_split(const Op& op) {
          op.name == "aten.chunk.default";
 }
 
-/// A module that takes a fused projection apart is told once.
-void note_fused(Model& model, std::string module) {
-  const bool known = std::any_of(model.parallel.begin(), model.parallel.end(), [&](const ParallelStyle& row) {
-    return row.modules == module && row.style == "fused";
-  });
-  if (!known) model.parallel.push_back({std::move(module), "fused"});
-}
-
 }  // namespace
 
 const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
@@ -133,14 +125,21 @@ Result<void> ProgramCutter::open_modules(const Op& op, std::int32_t index) {
 
 Result<void> ProgramCutter::close_until(std::size_t depth) {
   while (open_.size() > depth) {
-    if (styles_[open_.back().module.index()] == ModuleStyle::Experts) {
+    if (inside(ModuleStyle::Experts)) {
       if (auto done = combine(open_.back()); !done) return done;
+    } else if (inside(ModuleStyle::Split)) {
+      finish_split(open_.back());
     } else {
       finish_rowwise(open_.back());
     }
     open_.pop_back();
   }
   return {};
+}
+
+/// The innermost styled module whose call is running has that style.
+bool ProgramCutter::inside(ModuleStyle style) const {
+  return !open_.empty() && styles_[open_.back().module.index()] == style;
 }
 
 /// Inside a module that sums what it hands on.
@@ -210,6 +209,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
   const ModuleStyle style = styles_[open.module.index()];
   const Cut cut = cuts_[static_cast<std::size_t>(value)];
   const bool along_sequence = cut.dim == kSequenceDim && whole_[static_cast<std::size_t>(value)].size() > 2;
+  if (style == ModuleStyle::Split) return split(open, value);
   if (!is_floating(model_.values[static_cast<std::size_t>(value)].dtype)) return value;
   const ModuleId module = open.module;
   switch (style) {
@@ -286,7 +286,7 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
     const ValueId id = op.out[k];
     if (!id.valid()) continue;
     if (of_sequence && cuts[k].dim == kSequenceDim) cuts[k].spread = true;  // a DTensor: use_local_output is false
-    if (replicates() && !cuts[k].cut()) {
+    if (inside(ModuleStyle::Replicate) && !cuts[k].cut()) {
       cuts[k].spread = true;  // a DTensor too
       cuts[k].replica = false;
     }
@@ -325,6 +325,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
   });
+  if (wrong_) return fail(std::move(*wrong_));
   exchange_rows(op);
   gather_to_split(op);
   part_whole_operands(op);
@@ -342,20 +343,25 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   if (is_spread_loss(op, args)) {
     if (op.name == "aten._log_softmax.default") cuts.front() = args.front().cut;
     make_spread_loss(op, args.front().cut, options_);
+  } else if (auto rows = carry_rows(op, args, results)) {
+    cuts = std::move(*rows);
   } else {
     auto carried = carry_on(op, args, results, options_.group, place_of(model_, op));
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);
-    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart) note_fused(model_, place_of(model_, op));
+    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart)
+      note_once(model_, {place_of(model_, op), "fused"});
     follow_rows(op, args, results, cuts);
   }
   set_results(op, std::move(cuts), index);
-  partial_.follow(op, args, replicates() ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
+  partial_.follow(
+      op, args,
+      inside(ModuleStyle::Replicate) ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
-  const bool keeps = !open_.empty() && styles_[open_.back().module.index()] == ModuleStyle::Rowwise;
+  const bool keeps = inside(ModuleStyle::Rowwise);
   if (!keeps && !sums_later()) finish_results(ops_.back());
   return {};
 }

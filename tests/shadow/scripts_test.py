@@ -188,6 +188,15 @@ class Shadow(unittest.TestCase):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
 
+    def test_tokens_that_tensor_ranks_split_for_experts(self):
+        """Experts lie on the tensor ranks too; their code asks of a DTensor what their ranks' exchange does for it."""
+        answer, job = self.watch("chosen.py")
+        self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["tensor"], job["mesh"]["expert"]), (2, 2))
+        self.assertEqual(job["mesh"]["plan"]["blocks.*.mixture.order"], "split")
+        self.assertEqual(job["fsdp"]["allow_traps"], [54, 57])
+
     def test_weights_that_are_tied_when_they_are_sharded(self):
         answer, _ = self.watch("mesh.py", "--tie")
         self.assertTrue(any(note.startswith("embed.weight and head.weight are one parameter") for note in answer["notes"]), answer["notes"])

@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, float8, folder, names, script_step, sequence, tensor_plan
+from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan
 from .names import class_of
 from .notes import note
 
@@ -162,7 +162,7 @@ class _Copier:
         self._forwards = forwards
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
-        self._ranks = tensor_plan.ranks(root)
+        self._ranks, self._experts = tensor_plan.ranks(root), expert_weights.specs(root)
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
@@ -200,6 +200,7 @@ class _Copier:
         twin.__dict__.update(state)
         for name in self._shapes.get(id(module), {}):
             twin.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
+        expert_weights.placed(twin, self._experts.get(id(module), {}))
         if id(module) in self._forwards:
             self._replace_forward(twin, self._rebound(self._forwards[id(module)]))
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies

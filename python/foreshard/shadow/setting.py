@@ -494,6 +494,10 @@ def finish() -> None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):
         _found["sequence"] = _first_call["sequence"]
+    if (twice := tensor_plan.cut_twice(_root())) is not None:
+        note(f"{twice} is cut over two dimensions beside FSDP's: not planned")
+        _found["model"] = None
+        return
     import torch
 
     try:

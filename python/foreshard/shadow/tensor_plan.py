@@ -6,13 +6,13 @@ What a weight's DTensor says of its shards, and what a style's hooks close over 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-import sys
 import weakref
 
 from . import names
+from .expert_weights import are_experts
 
-_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _numbers: dict[tuple[int, str], tuple] = {}  # by module and attribute: the module, the whole number that the attribute was at first
 
 
@@ -41,16 +41,12 @@ def whole_number(module, name: str, value, ranks: int):
 
 def ranks(root) -> int:
     """Of the tensor dimension, if there is one; 1: none."""
-    if root is None or _STATE not in sys.modules:
-        return 1
-    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not _is_experts(each)]
+    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not are_experts(each)]
     return max((each._spmd_mesh.size(each._spmd_mesh.ndim - 1) for each in cut), default=1)
 
 
 def found(root) -> dict | None:
     """{"plan": {pattern: word}, "sequence": bool, "loss": bool}; None: nothing is cut."""
-    if root is None or _STATE not in sys.modules:
-        return None
     words: dict[str, str] = {}
     sequence = loss = False
     parts = _cut(root)
@@ -61,6 +57,8 @@ def found(root) -> dict | None:
         word = _word(module, parts.get(id(module), []))
         if word is None and id(module) not in parts and _gathers(module):
             word = "summed" if layout is not None and layout.is_partial() else "gather"
+        if word is None and _splits_rows(module):
+            word = "split"
         sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
         if word is not None:
             words[names.clean(name)] = word
@@ -69,19 +67,23 @@ def found(root) -> dict | None:
     return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
 
 
+def cut_twice(root) -> str | None:
+    """A parameter that is cut over two dimensions beside FSDP's (experts over ranks, and each one's matrices), which no plan has."""
+    return next((name for name, each in names.fsdp2_named_parameters(root) if _is_cut_twice(each)), None)
+
+
+def _is_cut_twice(parameter) -> bool:
+    return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in parameter._tp_spec.placements) > 1
+
+
 def over(parameters, fsdp_mesh) -> dict[str, int]:
     """Ranks of a dimension beside FSDP's that parameters of a unit are spread over, of experts and of the others; 1: none."""
     ranks = {"tensor_parallel": 1, "expert_parallel": 1}
     for each in parameters:
-        if getattr(each, "is_dtensor", False):
-            key = "expert_parallel" if _is_experts(each) else "tensor_parallel"
+        if getattr(each, "is_dtensor", False) and not _is_cut_twice(each):
+            key = "expert_parallel" if are_experts(each) else "tensor_parallel"
             ranks[key] = max(ranks[key], each._spmd_mesh.size() // fsdp_mesh.size())
     return ranks
-
-
-def _is_experts(parameter) -> bool:
-    """Stacked matrices, of which each rank has its own."""
-    return len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
 
 
 def _cut(root) -> dict[int, list]:
@@ -170,6 +172,26 @@ def _gathers(module) -> bool:
     return any(
         each.input_layouts != each.desired_input_layouts or each.input_kwarg_layouts != each.desired_input_kwarg_layouts for each in prepared
     )
+
+
+def _splits_rows(module) -> bool:
+    """Whether a style's hook hands each rank its rows of all that the module is given: tried with rows of our own."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    each = 4
+    for hook in module._forward_pre_hooks.values():
+        mesh = next((value for value in _closed_over({0: hook}) if isinstance(value, DeviceMesh)), None)
+        if mesh is None or mesh.size() == 1 or any(True for _ in module.parameters()):
+            continue
+        inputs = [torch.zeros(each * mesh.size(), 2) for _ in inspect.signature(module.forward).parameters]
+        try:
+            given = hook(module, tuple(inputs))
+        except Exception:  # it wants something else than rows
+            continue
+        if isinstance(given, tuple) and given and all(isinstance(one, torch.Tensor) and one.shape == (each, 2) for one in given):
+            return True
+    return False
 
 
 def _patterns(words: dict[str, str]) -> dict[str, str]:
