@@ -340,6 +340,13 @@ for _ in range(3):
                 self.assertNotIn("beside", job["train"])
                 self.assertFalse([note for note in answer["notes"] if "another model" in note])
 
+    def test_compiled_flex_attention_holds_no_scores(self):
+        compiled, _ = self.watch("trainers.py", "flex", "compiled")
+        self.assert_as_planned(compiled, within=0.0005)
+        plain, _ = self.watch("trainers.py", "flex")
+        self.assertGreater(plain["steps"][-1]["allocated_bytes"], compiled["steps"][-1]["allocated_bytes"] + 2**24)
+        self.assertTrue([note for note in plain["notes"] if "uncompiled it holds every score" in note])
+
     def test_the_allocator_is_as_the_script_sets_it(self):
         for answer, job in (
             self.watch("trainers.py", "segments"),
