@@ -148,10 +148,11 @@ bool ProgramCutter::sums_later() const {
                      [this](const Open& open) { return styles_[open.module.index()] == ModuleStyle::Summed; });
 }
 
-/// What a module hands on: a rowwise one's sum over the ranks, a head's logits.
+/// What a module hands on: the sum over the ranks of a rowwise one and of experts, a head's logits.
 void ProgramCutter::finish_rowwise(const Open& open) {
   const ModuleStyle style = styles_[open.module.index()];
-  const bool sums = style == ModuleStyle::Summed || (style == ModuleStyle::Rowwise && !sums_later());
+  const bool rows = style == ModuleStyle::Rowwise || style == ModuleStyle::ExpertTensor;
+  const bool sums = style == ModuleStyle::Summed || (rows && !sums_later());
   if (!sums && style != ModuleStyle::Head) return;
   if (ops_.empty() || ops_.back().out.empty() || !ops_.back().out.front().valid()) return;
   const std::int32_t result = ops_.back().out.front().value;
@@ -361,12 +362,12 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
-  const bool keeps = inside(ModuleStyle::Rowwise);
+  const bool keeps = inside(ModuleStyle::Rowwise) || inside(ModuleStyle::ExpertTensor);
   if (!keeps && !sums_later()) finish_results(ops_.back());
   return {};
 }
 
-/// Terms of a sum outside of a rowwise module are summed at once.
+/// Terms of a sum outside of a rowwise module and of experts are summed at once.
 void ProgramCutter::finish_results(const Op& op) {
   const std::vector<ValueId> out = op.out;
   const ModuleId module = op.module;

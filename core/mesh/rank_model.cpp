@@ -83,6 +83,10 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
     for (const ParamId id : model.modules[m].params) {
       ParamInfo& param = model.params[id.index()];
       if (param.part.dimension >= 0) continue;  // experts
+      if (style == ModuleStyle::GradientSum) {
+        if (param.requires_grad) param.part.gradient = MeshPart::Gradient::Term;
+        continue;
+      }
       if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
       param.shares = ParamId();
       param.part.dimension = options.dimension;
@@ -403,6 +407,20 @@ Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& st
   return cuts && !local ? spread_experts(model, experts, job) : Result<void>();
 }
 
+/// What is taken apart behind a packed layer, by itself or by what calls it, is no cut across its parts.
+void mark_packed(Model& model, const std::vector<bool>& packed) {
+  for (std::size_t m = 0; m < packed.size(); ++m) {
+    if (!packed[m]) continue;
+    const ModuleId around = model.modules[m].parent;
+    std::erase_if(model.parallel, [&](const ParallelStyle& row) {
+      const bool own = row.modules == model.modules[m].fqn;
+      const bool callers = around.valid() && row.modules == model.modules[around.index()].fqn;
+      return row.style == "fused" && (own || callers);
+    });
+    model.parallel.push_back({model.modules[m].fqn, "packed"});
+  }
+}
+
 ModelOptions rank_model_options(const Job& job) {
   ModelOptions options = job.model;
   if (job.mesh.context > 1) {
@@ -417,12 +435,14 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   Model model = std::move(whole);
   const bool cuts = job.mesh.tensor > 1, spreads = job.mesh.expert > 1;
   std::vector<ModuleStyle> styles;
+  std::vector<bool> packed;
   if (cuts || spreads) {
     MeshOptions mesh = job.mesh;
     if (job.adapters.kind != "none") mesh.plan.clear();  // names of the plain model; its adapted one has the plan
     auto read = module_styles(model, mesh);
     if (!read) return tl::unexpected(read.error());
     styles = std::move(*read);
+    packed = packed_modules(model, mesh);
     std::vector<ParallelStyle> left;
     if (cuts && spreads) left = left_whole(model, styles);
     model.parallel = std::move(left);
@@ -436,6 +456,7 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   if (cuts && !spreads) {
     if (auto done = cut_tensors(model, styles, job, nullptr); !done) return tl::unexpected(done.error());
   }
+  if (cuts) mark_packed(model, packed);
   if (job.mesh.context > 1) {
     if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
   }

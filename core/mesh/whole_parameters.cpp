@@ -24,7 +24,8 @@ void WholeParameters::read(Model& model, Op& op, const std::vector<CutTensor>& a
   each_arg(op, [&](Arg& arg) {
     if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
       const ParamInfo& info = model.params[param->id.index()];
-      const bool plain = info.requires_grad && info.part.dimension < 0;  // no style of the plan touches it
+      const bool plain = info.requires_grad && info.part.dimension < 0 &&
+                         info.part.gradient == MeshPart::Gradient::Part;  // no style of the plan touches it
       if (plain) params.push_back(param->id);
       others = others || !plain;
     } else if (const auto* value = std::get_if<ValueRef>(&arg.value)) {

@@ -248,6 +248,40 @@ def chosen_experts(trained=False):
     return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
 
 
+def normed_heads():
+    """A norm of heads between cut layers: whole weights, whose gradients a hook sums over the ranks (Transformers' Qwen3)."""
+    import models
+    import torch
+    from torch import nn
+
+    width, size = 16, 4
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.heads, self.down = nn.Linear(width, 32, bias=False), nn.RMSNorm(size), nn.Linear(32, width, bias=False)
+
+        def forward(self, x):
+            return x + self.down(nn.functional.silu(self.heads(self.up(x).unflatten(-1, (-1, size)))).flatten(-2))
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layers, self.head = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2)), nn.Linear(width, 50, bias=False)
+
+        def forward(self, ids, labels):
+            x = self.words(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    def batch(device):
+        return torch.randint(0, 50, (4, 24), device=device), torch.randint(0, 50, (4, 24), device=device)
+
+    plan = {"layers.*.up": "colwise", "layers.*.heads": "gradient_sum", "layers.*.down": "rowwise"}
+    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+
+
 class Runs(unittest.TestCase):
     def captured(self, folder, name, ranks):
         import models
@@ -311,6 +345,16 @@ class Runs(unittest.TestCase):
         settings = [[f"mesh.sequence_parallel={on}", f"mesh.loss_parallel={on}", "fsdp.allow_traps=[45]"] for on in ("true", "false")]
         truth, runs = self.losses_on_a_mesh(*latent_and_experts(), ROWS, settings)
         self.assert_losses(truth, runs, 2e-5)
+
+    def test_losses_are_pytorchs_where_a_hook_sums_gradients_of_heads(self):
+        truth, runs = self.losses_on_a_mesh(*normed_heads(), ROWS, [["mesh.sequence_parallel=false", "mesh.loss_parallel=false", "fsdp.allow_traps=[45]"]])
+        self.assert_losses(truth, runs, 2e-5)
+
+    def test_a_layer_that_is_cut_part_by_part_is_planned_and_not_run(self):
+        case, plan = normed_heads()
+        _, [(losses, said)] = self.losses_on_a_mesh(case, plan | {"layers.*.up": "packed_colwise"}, ROWS, [["mesh.sequence_parallel=false", "fsdp.allow_traps=[45]"]])
+        self.assertEqual(losses, [])
+        self.assertIn("layers.0.up is cut part by part", said)
 
     def test_losses_of_tokens_that_tensor_ranks_split_for_their_experts_are_pytorchs(self):
         settings = [[f"mesh.expert={ranks}", "fsdp.allow_traps=[45]"] for ranks in (2, 4)]

@@ -188,6 +188,24 @@ class Shadow(unittest.TestCase):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
 
+    def test_checkpoint_wrappers_inside_of_units_and_around_them(self):
+        for words in (("fsdp1", "inside"), ("fsdp1", "around"), ("fsdp2", "around"), ("fsdp2", "both")):
+            with self.subTest(words):
+                answer, job = self.watch("wrapped.py", *words)
+                self.assert_as_planned(answer, within=0.0005)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(6)])
+
+    def test_styles_that_stand_in_forwards(self):
+        """As Transformers' do; a hook sums gradients of a norm of heads, and a packed layer is cut part by part."""
+        answer, job = self.watch("mesh.py", "--forwards")
+        self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        words = {name.removeprefix("blocks.*."): word for name, word in job["mesh"]["plan"].items()}
+        self.assertEqual(words, {"q": "colwise", "k": "colwise", "v": "colwise", "up": "packed_colwise", "o": "rowwise", "down": "rowwise",
+                                 "heads": "gradient_sum", "head": "head"})  # fmt: skip
+        self.assertNotIn("allow_traps", job["fsdp"])
+
     def test_tokens_that_tensor_ranks_split_for_experts(self):
         """Experts lie on the tensor ranks too; their code asks of a DTensor what their ranks' exchange does for it."""
         answer, job = self.watch("chosen.py")

@@ -73,10 +73,10 @@ void Reduction::place_on_mesh(UnitState& u, const std::vector<std::int32_t>& wit
     copy.buffer = placed;
     copy.arg = p.has_accumulated ? 1 : 0;
     if (p.arrives == MeshPart::Gradient::Term) {
-      const MeshPart& part = run_.model.params[p.param.index()].part;
-      const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(part.dimension)];
+      const MeshDimension& dimension = summing_dimension(run_.model, p.param);
       out_.wait_stream(Stream::M, Stream::D, u.id);
       Instruction& sum = out_.add(InstructionKind::AllReduce, Stream::M, u.id);
+      if (run_.model.params[p.param.index()].part.dimension < 0) sum.unit = UnitId();  // a hook's, not FSDP's
       sum.buffer = placed;
       sum.numel = p.numel;
       sum.dtype = dtype;

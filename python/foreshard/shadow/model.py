@@ -21,7 +21,7 @@ _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwa
             "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}  # fmt: skip
 
 
-_OTHERS_HOOKS = ("torch.", "foreshard.", "accelerate.")
+_OTHERS_HOOKS = ("torch.", "foreshard.")
 _FEW = 1000  # elements of a container that are looked at
 _STANDS = {"own": "the scalar among its outputs", "cross_entropy": "cross entropy", "nll": "the likelihood of a class", "mse": "a mean squared error",
            "sum": "a sum"}  # fmt: skip
@@ -144,7 +144,8 @@ def _tensors(tree):
 
 def replaced_forwards(root) -> dict:
     """What stands in for a forward while the root runs, by the module's id: a trainer's method that is to run inside its wrappers."""
-    return {id(m): m.__dict__["forward"] for m in root.modules() if isinstance(m.__dict__.get("forward"), types.FunctionType)}
+    found = {id(m): tensor_plan.inner_forward(m, m.__dict__["forward"]) for m in root.modules() if "forward" in m.__dict__}
+    return {key: forward for key, forward in found.items() if isinstance(forward, types.FunctionType)}
 
 
 def unsharded(root, forwards: dict, whole: bool = True):
@@ -167,7 +168,7 @@ class _Copier:
 
     def module(self, module):
 
-        inner = getattr(module, "_fsdp_wrapped_module", None)
+        inner = module._modules.get("_fsdp_wrapped_module")  # an attribute's name goes through a checkpoint wrapper to what it wraps
         if inner is None and type(module).__name__ == "DistributedDataParallel":
             inner = module.module
         if inner is not None:
@@ -183,7 +184,7 @@ class _Copier:
             if key in ("forward", "_original_forward"):  # replaced on the instance: it holds the module that is sharded
                 if getattr(value, "__self__", None) is module:
                     state[key] = types.MethodType(value.__func__, twin)
-                elif key == "forward" and id(module) not in self._forwards:
+                elif key == "forward" and id(module) not in self._forwards and tensor_plan.inner_forward(module, value) is value:
                     note(f"{type(module).__name__}: its forward was replaced on the instance; its class's stands in the model")
                 continue
             value = tensor_plan.whole_number(module, key, value, self._ranks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import types
 import weakref
 
 from . import names
@@ -52,6 +53,7 @@ def found(root) -> dict | None:
     parts = _cut(root)
     if not parts:
         return None
+    summed = {id(each._module_info.module) for each in names.fsdp2_parameters(root) if _is_summed_by_a_hook(each)}
     for name, module in root.named_modules():
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
@@ -59,6 +61,8 @@ def found(root) -> dict | None:
             word = "summed" if layout is not None and layout.is_partial() else "gather"
         if word is None and _splits_rows(module):
             word = "split"
+        if word is None and id(module) in summed:
+            word = "gradient_sum"
         sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
         if word is not None:
             words[names.clean(name)] = word
@@ -95,6 +99,12 @@ def _cut(root) -> dict[int, list]:
     return parts
 
 
+def _is_summed_by_a_hook(parameter) -> bool:
+    """A whole parameter beside the mesh whose gradient a hook of the script sums over its ranks where autograd makes it."""
+    hooks = getattr(getattr(parameter, "_unsharded_param", None), "_post_accumulate_grad_hooks", None) or {}
+    return not getattr(parameter, "is_dtensor", False) and any(_is_of_mesh(hook) for hook in hooks.values())
+
+
 def _word(module, parts) -> str | None:
     import torch
 
@@ -104,12 +114,13 @@ def _word(module, parts) -> str | None:
     if all(one.is_replicate() for _, one in parts):
         taken = _placements(module._forward_pre_hooks)
         return "replicate" if taken and all(one.is_replicate() for one in taken) else "sequence"
+    packed = "packed_" if any(type(one).__name__ == "_StridedShard" for _, one in parts) else ""
     if dims > 2:
-        return "experts" if placement.is_shard(0) else "expert_tensor"
+        return "experts" if placement.is_shard(0) else f"{packed}expert_tensor"
     if isinstance(module, torch.nn.Embedding):
         return "rowwise" if placement.dim == 0 else "colwise"
     if isinstance(module, torch.nn.Linear):
-        return "colwise" if placement.dim == 0 else "rowwise"
+        return f"{packed}colwise" if placement.dim == 0 else "rowwise"
     return None
 
 
@@ -143,10 +154,36 @@ def _placements(hooks) -> list:
     return found
 
 
+def inner_forward(module, forward):
+    """What a style that stands in a module's forward has put itself around (Transformers' do); the forward itself where none stands there."""
+    while isinstance(forward, types.FunctionType) and _is_of_mesh(forward):
+        within = [value for value in _closed_over({0: forward}) if isinstance(value, types.FunctionType) or getattr(value, "__self__", None) is module]
+        if not within:
+            break
+        forward = within[0]
+    return forward
+
+
+def _is_of_mesh(function) -> bool:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return any(isinstance(value, DeviceMesh) for value in _closed_over({0: function}))
+
+
+def _style(module):
+    """The style that stands in a module's forward."""
+    forward = module.__dict__.get("forward")
+    if not isinstance(forward, types.FunctionType) or not _is_of_mesh(forward):
+        return None
+    return next((value for value in _closed_over({0: forward}) if hasattr(value, "output_layouts")), None)
+
+
 def _output(module) -> tuple:
     """(the layout that a style gives its module's output, whether it is a plain tensor again)."""
     from torch.distributed.tensor.parallel import PrepareModuleOutput
 
+    if (style := _style(module)) is not None:
+        return style.output_layouts, style.use_local_output
     for value in _closed_over(module._forward_hooks):
         if isinstance(value, functools.partial) and len(value.args) == 2 and isinstance(value.args[0], tuple) and value.args[0]:
             return value.args[0][0], bool(value.args[1])
