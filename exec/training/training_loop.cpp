@@ -173,6 +173,11 @@ Result<void> check_model(const Model& model, const Job& job) {
     return fail(training_error(ErrorCode::Unsupported, "model.loss", "the model's first output is no loss",
                                "model.loss = \"none\" trains on the sum of the first output"));
   }
+  if (!job.fsdp.tied.empty()) {
+    return fail(training_error(ErrorCode::Unsupported, "fsdp.tied",
+                               "parameters of two units that share their shards are planned and simulated only",
+                               "tie them before they are sharded, in one unit"));
+  }
   for (const ParamInfo& info : model.params) {
     if (!info.gathered) continue;
     return fail(training_error(ErrorCode::Unsupported, info.fqn,

@@ -216,8 +216,10 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["fsdp"]["allow_traps"], [54, 57])
 
     def test_weights_that_are_tied_when_they_are_sharded(self):
-        answer, _ = self.watch("mesh.py", "--tie")
-        self.assertTrue(any(note.startswith("embed.weight and head.weight are one parameter") for note in answer["notes"]), answer["notes"])
+        answer, job = self.watch("mesh.py", "--tie")
+        self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["fsdp"]["tied"], {"head.weight": "embed.weight"})
 
     def test_tokens_that_the_device_has_counted_go_in_even_shares(self):
         answer, _ = self.watch("mesh.py", "--exchange")

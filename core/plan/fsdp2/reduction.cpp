@@ -347,6 +347,13 @@ void Reduction::all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceB
 }
 
 // Cast, then every sharded gradient becomes a view of the output or is added to; what nobody views goes (F2-18, F2-26).
+/// Where its sharded gradient is kept.
+ParamSizes& Reduction::gradient_of(ParamSizes& p) {
+  if (!p.tied.valid()) return p;
+  const ParamSlot& slot = run_.slots[static_cast<std::size_t>(run_.slot_of_param[p.tied.index()])];
+  return slot.unit.valid() ? run_.unit(slot.unit).params[static_cast<std::size_t>(slot.index)] : p;
+}
+
 void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output,
                               Numel numel, DType dtype, Stream after) {
   ReduceBuffer views = output;
@@ -362,8 +369,9 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
   }
   std::int32_t holder = -1;
   for (std::int32_t i : with_grad) {
-    ParamSizes& p = u.params[static_cast<std::size_t>(i)];
-    const bool accumulate = p.holder >= 0;
+    const ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    ParamSizes& kept = gradient_of(u.params[static_cast<std::size_t>(i)]);
+    const bool accumulate = kept.holder >= 0;
     if (run_.offload) {
       const bool blocking = !run_.pin_memory || accumulate;
       Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
@@ -392,7 +400,7 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
       sharded_grads_.push_back(views);
       sharded_grads_.back().alive = !run_.offload;
     }
-    p.holder = holder;
+    kept.holder = holder;
     ++sharded_grads_.back().views;
   }
   u.post_reduce_event = out_.record(after, Word::EventPostReduce, u.id);

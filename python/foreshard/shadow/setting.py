@@ -384,8 +384,6 @@ def optimizer_steps(optimizer) -> None:
         return
     root = _root()
     rows = units.found(root)
-    if root is not None:
-        units.tell_of_ties(root)
     import torch
 
     runtime = rows[0]["runtime"] if rows else "none"
@@ -393,7 +391,7 @@ def optimizer_steps(optimizer) -> None:
         "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": root is not None and not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
-        "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
+        "frozen": _frozen(root), "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
         "batch": _batch(torch), "init": _init,
     }  # fmt: skip
 

@@ -133,15 +133,14 @@ def _modules_of(state, called) -> list[str]:
     return order if sorted(order) == sorted(modules) else modules
 
 
-def tell_of_ties(root) -> None:
-    """A script that ties weights of two units once more when they are sharded already."""
-    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
-        return
-    named: dict[int, str] = {}
+def tied(root) -> dict[str, str]:
+    """Parameters of units that the script has tied once more when they were sharded, each with the other."""
+    named, pairs = {}, {}
     for name, each in names.fsdp2_named_parameters(root):
         first = named.setdefault(id(each.sharded_param), name)
         if first != name:
-            note(f"{first} and {name} are one parameter since they were sharded: the plan has two, with gradients and states of their own")
+            pairs[name] = first
+    return pairs
 
 
 def _unit2(state, called, twice) -> dict:
