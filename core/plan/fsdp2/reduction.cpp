@@ -354,6 +354,17 @@ ParamSizes& Reduction::gradient_of(ParamSizes& p) {
   return slot.unit.valid() ? run_.unit(slot.unit).params[static_cast<std::size_t>(slot.index)] : p;
 }
 
+/// A reduced gradient goes to the host.
+void Reduction::offload(UnitState& u, std::int32_t param, Stream after, bool blocking) {
+  const ParamSizes& p = u.params[static_cast<std::size_t>(param)];
+  Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
+  d2h.bytes = p.local_numel * itemsize(u.orig_dtype);
+  d2h.blocking = blocking;
+  d2h.pinned = run_.pin_memory;
+  d2h.buffer = {BufferWhat::HostGrad, u.id, p.param};
+  if (!blocking) u.offload_events[static_cast<std::size_t>(param)] = out_.record(after, Word::EventGradOffload, u.id);
+}
+
 void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output,
                               Numel numel, DType dtype, Stream after) {
   ReduceBuffer views = output;
@@ -372,15 +383,7 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
     const ParamSizes& p = u.params[static_cast<std::size_t>(i)];
     ParamSizes& kept = gradient_of(u.params[static_cast<std::size_t>(i)]);
     const bool accumulate = kept.holder >= 0;
-    if (run_.offload) {
-      const bool blocking = !run_.pin_memory || accumulate;
-      Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
-      d2h.bytes = p.local_numel * itemsize(u.orig_dtype);
-      d2h.blocking = blocking;
-      d2h.pinned = run_.pin_memory;
-      d2h.buffer = {BufferWhat::HostGrad, u.id, p.param};
-      if (!blocking) u.offload_events[static_cast<std::size_t>(i)] = out_.record(after, Word::EventGradOffload, u.id);
-    }
+    if (run_.offload) offload(u, i, after, !run_.pin_memory || accumulate);
     if (accumulate) {
       Instruction& add = out_.kernel(InstructionKind::Add, after, Word::AddInPlace, u.id, p.local_numel, u.orig_dtype);
       add.buffer = {run_.offload ? BufferWhat::HostGrad : BufferWhat::ShardGrad, u.id, p.param};
