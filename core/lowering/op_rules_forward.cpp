@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/lowering/backward/backward.h"
+#include "core/lowering/composed/composed.h"
 #include "core/lowering/cpu_workspace.h"
 #include "core/lowering/float8/float8_products.h"
 #include "core/lowering/kernels/kernel_shape.h"
@@ -245,9 +246,8 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
       Ref elements =
           tape.make(contiguous_layout(a.numel() >= b.numel() ? a.sizes : b.sizes, layout.dtype), emit.category());
       out.push_back(tape.alias(elements, layout, false));
-    } else if (op.name == "aten.col2im.default" && !args.empty()) {
-      const Ref room = tape.make_bytes(resized_bytes(emit.layout(args[0]), layout), emit.category());
-      out.push_back(tape.alias(room, layout, false));
+    } else if ((op.name == "aten.col2im.default" || op.name == "aten.im2col.default") && !args.empty()) {
+      out.push_back(resized_like(emit, emit.layout(args[0]), layout));
     } else {
       out.push_back(tape.make(layout, emit.category()));
     }
@@ -325,14 +325,13 @@ bool is_native_batch_norm(const Op& op) {
 
 /// What operators that are written with others have of theirs at their peak: logsumexp its maxima and the differences
 /// to them; scatter_reduce's mean as many ones as there are sources, counts, and which of these are none; a median of
-/// all elements their sorted values and places, places in order, and what the sort writes to by turns; im2col an empty
-/// tensor like its input, which it resizes; repeat_interleave the sums of its counts (Repeat.h).
+/// all elements their sorted values and places, places in order, and what the sort writes to by turns;
+/// repeat_interleave the sums of its counts (Repeat.h).
 std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
   const auto& [rule, op, args, results] = call;
   if (op.name == "aten.logsumexp.default" && !args.empty())
     return {results[0].bytes(), emit.layout(args[0]).numel() * itemsize(results[0].dtype)};
   if (op.name == "aten.repeat_interleave.Tensor" && !args.empty()) return {8 * emit.layout(args[0]).numel()};
-  if (op.name == "aten.im2col.default" && !args.empty()) return {emit.layout(args[0]).bytes()};
   if (op.name == "aten.median.default" && !args.empty()) {
     const Bytes values = emit.layout(args[0]).bytes(), places = 8 * emit.layout(args[0]).numel();
     return {values, places, places, values + places};
@@ -462,6 +461,8 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (rule.formula == OpFormula::IntegerLinear) return integer_linear(emit, args, results[0]);
   if (rule.formula == OpFormula::Float8Linear) return float8_linear(emit, args, results[0]);
   if (rule.formula == OpFormula::FusedLoss) return fused_loss(emit, args, results);
+  if (rule.formula == OpFormula::EuclideanDist) return euclidean_distances(emit, args);
+  if (rule.formula == OpFormula::AffineGrid) return affine_grid(emit, args, results[0]);
   Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
   kernel.launches = rule.launches;
   kernel.unknown = rule.formula == OpFormula::Unknown;
