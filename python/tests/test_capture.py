@@ -1131,6 +1131,26 @@ class Pitfalls(unittest.TestCase):
         Cycle.own = False
         self.assertEqual(capture(Custom(), torch.empty(3, 6), loss=scalar).notes, [])
 
+    def test_every_cast_of_a_parameter_is_told_and_how_long_autocast_keeps_it(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(6, 6)
+
+            def forward(self, x):
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    y = self.a(self.a(x)) + self.a.bias.to(torch.bfloat16)  # that one is the script's
+                with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+                    return self.a(y)
+
+        cache = torch.is_autocast_cache_enabled()
+        model = capture(Twice(), torch.empty(3, 6), loss=scalar)
+        casts = [(op["args"][0], op["out"][0].get("held_until")) for op in ops(model, "_to_copy") if op["args"][0].startswith("@")]
+        last = next(i for i, op in enumerate(model.document["ops"]) if op["op"] == "aten.add.Tensor")
+        kept = {"autocast": last}
+        self.assertEqual(casts, [("@a.bias", kept), ("@a.weight", kept)] * 2 + [("@a.bias", None)] + [("@a.bias", None), ("@a.weight", None)])
+        self.assertEqual(torch.is_autocast_cache_enabled(), cache)
+
     def test_calls_with_other_parameters_are_told(self):
         class Called(Two):
             def forward(self, x):

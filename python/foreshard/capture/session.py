@@ -118,13 +118,13 @@ class Session:
             batch = fakes.batch(task.batch)
             self._name_inputs(batch, task.names)
             for context in (flex.fused(self.notes), packed.planned(self.notes, self.recorder.known), regions.watch(), functions.watch(), pitfalls.functional_calls(self.notes), self.stack.watch(), self._watch_backward(),
-                            self._watch_optimizer(), autocast.of_a_gpu(), _of_an_h100(), _quiet_rnn(),
+                            self._watch_optimizer(), autocast.of_a_gpu(), self.recorder.casts.watch(lambda: len(self.recorder.ops) - 1), _of_an_h100(), _quiet_rnn(),
                             _quiet_log(), _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
             self.stack.on_enter, self.stack.on_wrapper, self.stack.on_leave = self._enter, self.cast_at_wrapper, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
-                with mode, CudaComposites(fake=not self.virtual), self.recorder:
+                with mode, CudaComposites(not self.virtual, self.recorder.casts), self.recorder:
                     with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                         task.step(self.module, *batch)
             except CaptureError:
@@ -196,7 +196,7 @@ class Session:
             return
         again = True
         try:
-            with mode, CudaComposites(fake=not self.virtual):
+            with mode, CudaComposites(not self.virtual, self.recorder.casts):
                 task.step(self.module, *batch)
         except Exception:  # it hangs on values that only the recording knew
             again = False
