@@ -306,11 +306,20 @@ class OpWalker {
     flows_.assign(model_.values.size(), 0);
     for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
     RuleFinder rules;
+    const SharedMemory memory(model_);
+    std::vector<bool> written(model_.values.size(), false);  // by memory: with what has a history
     for (const Op& op : model_.ops) {
       bool flow = false;
-      for_each_reference(
-          op, [&](ValueId id) { flow = flow || flows_[id.index()] != 0; }, [&](ParamId) { flow = true; });
+      const auto read = [&](ValueId id) {
+        if (written[memory.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
+        flow = flow || flows_[id.index()] != 0;
+      };
+      for_each_reference(op, read, [&](ParamId) { flow = true; });
       if (!flow) continue;
+      if (writes_memory(op, rules)) {
+        const auto* target = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+        if (target != nullptr) written[memory.of(target->id)] = true;
+      }
       const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
       for (std::size_t i = 0; i < op.out.size(); ++i) {
         const ValueId out = op.out[i];

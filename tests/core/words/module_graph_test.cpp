@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace foreshard {
 namespace {
 
@@ -148,6 +150,27 @@ TEST(ModuleGraphFromOps, WhatIsWrittenInPlaceIsItsMakersBefore) {
   EXPECT_EQ(graph.calls[1].outputs, made) << "it leaves the unit";
   EXPECT_THAT(graph.nodes[2].inputs, ::testing::Contains(made.front()));
   EXPECT_THAT(graph.nodes[2].outputs, ::testing::Contains(made.front()));
+}
+
+/// room = cos(ids); part = room[..]; part.copy_(h); seen = room[..]: what is seen of the room has h's history.
+TEST(ModuleGraphFromOps, AHistoryIsWrittenIntoMemory) {
+  Model model = program();
+  for (const char* name : {"part", "written", "seen"}) model.values.push_back({name, {2, 4}, DType::Float32, false});
+  model.ops = {op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.cos.default", 0, {0}, {}, 2),
+               op("aten.slice.Tensor", 0, {2}, {}, 5),       op("aten.copy_.default", 0, {5, 1}, {}, 6),
+               op("aten.slice.Tensor", 0, {2}, {}, 7),       op("aten.linear.default", 3, {7}, {1}, 3),
+               op("aten.add.Tensor", 0, {3, 3}, {}, 4)};
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const auto differentiable = [&] {
+    const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+    const auto seen = std::find_if(graph.tensors.begin(), graph.tensors.end(),
+                                   [](const GraphTensor& tensor) { return tensor.name == "seen"; });
+    return seen != graph.tensors.end() && seen->differentiable;
+  };
+  EXPECT_TRUE(differentiable());
+  model.ops[3].args[1] = model.ops[3].args[0];  // of itself: no history comes in
+  EXPECT_FALSE(differentiable());
 }
 
 TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
