@@ -261,9 +261,13 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
 /// Whether a GPU's kernel takes `input.contiguous()` first.
 bool reads_without_gaps(std::string_view name) {
   return name == "aten._softmax.default" || name == "aten._safe_softmax.default" ||
-         name == "aten._log_softmax.default" || name == "aten.native_layer_norm.default" ||
-         name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default" || name == "aten.max.default" ||
+         name == "aten._log_softmax.default" || name == "aten.cumsum.default" || name == "aten.max.default" ||
          name == "aten.min.default";
+}
+
+/// The same of those that take it before they make their results: they are no structured kernels.
+bool reads_without_gaps_first(std::string_view name) {
+  return name == "aten.native_layer_norm.default" || name == "aten._fused_rms_norm.default";
 }
 
 /// AdvancedIndex (TensorAdvancedIndexing.cpp): a GPU's kernel wants indices of the same steps, so that those which are
@@ -299,6 +303,11 @@ std::vector<Ref> made_before(Emitter& emit, const Call& call) {
   if (emit.machine().options.cpu_threads > 0 || args.empty()) return {};
   if (rule.formula == OpFormula::Convolution && copies_its_input(op)) return {whole_gradient(emit, args[0])};
   if (op.name == "aten.index.Tensor") return copied_indices(emit, call);
+  if (reads_without_gaps_first(op.name)) {
+    std::vector<Ref> whole;
+    if (Ref copy = whole_gradient(emit, args[0])) whole.push_back(std::move(copy));
+    return whole;
+  }
   if (op.name == "aten.cumsum.default" && emit.layout(args[0]).dtype != results[0].dtype)
     return {emit.fresh("aten._to_copy.default", KernelClass::Copy, results[0], {&args[0]})};
   return {};
@@ -389,7 +398,8 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
       !args.empty())
     reduction_workspace(emit, call, kernel, workspace);
-  if (!args.empty() && reads_without_gaps(rule.name)) {
+  const bool on_cpu = emit.machine().options.cpu_threads > 0;
+  if (!args.empty() && (reads_without_gaps(rule.name) || (on_cpu && reads_without_gaps_first(rule.name)))) {
     if (Ref whole = whole_gradient(emit, args[0])) workspace.push_back(std::move(whole));
   }
   if (rule.name == "aten._safe_softmax.default" && emit.machine().options.cpu_threads == 0) {

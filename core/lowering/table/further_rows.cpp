@@ -159,6 +159,7 @@ constexpr OpRule kRows[] = {
     written("aten.nansum.default", "0: isnan x0; logical_not 0; kept g; mul.Tensor 2 1", {in(0)}, F::Contiguous,
             K::Reduction),
     row("aten.norm.ScalarOpt_dim", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
+    row("aten.norm.ScalarOpt_dim_dtype", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
     row("aten.norm.Scalar", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
     written("aten.cummax.default", "0: zeros L0; scatter_add_ 0 r1 g", {in(0), out(1)}, F::Contiguous, K::Reduction),
     written("aten.cummin.default", "0: zeros L0; scatter_add_ 0 r1 g", {in(0), out(1)}, F::Contiguous, K::Reduction),
