@@ -173,6 +173,21 @@ TEST(ModuleGraphFromOps, AHistoryIsWrittenIntoMemory) {
   EXPECT_FALSE(differentiable());
 }
 
+/// The room is made, a unit's result is put into it, another unit runs, the room is read: that hangs on the write.
+TEST(ModuleGraphFromOps, WhatReadsMemoryTakesInItsLastWrite) {
+  Model model = program();
+  for (const char* name : {"part", "written"}) model.values.push_back({name, {2, 4}, DType::Float32, false});
+  model.ops = {op("aten.cos.default", 0, {0}, {}, 2),        op("aten.slice.Tensor", 0, {2}, {}, 5),
+               op("aten.linear.default", 3, {2}, {1}, 3),    op("aten.copy_.default", 0, {5, 3}, {}, 6),
+               op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.add.Tensor", 0, {2, 1}, {}, 4)};
+  const ModuleGraph graph = build_module_graph(model, {false, true, true, false}, {}).value();
+  ASSERT_EQ(graph.nodes.size(), 5U);
+  std::vector<std::string> read;
+  for (const std::int32_t input : graph.nodes.back().inputs)
+    read.push_back(graph.tensors[static_cast<std::size_t>(input)].name);
+  EXPECT_THAT(read, ::testing::UnorderedElementsAre("table", "written", "h"));
+}
+
 TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
   std::vector<CheckpointKind> checkpoint(4, CheckpointKind::None);
   checkpoint[2] = CheckpointKind::NonReentrant;
