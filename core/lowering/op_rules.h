@@ -126,6 +126,7 @@ enum class OpFormula : std::uint8_t {
   Float8Linear,
   EuclideanDist,
   AffineGrid,
+  BlockDiag,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
   Repeat,
   RepeatInterleave,

@@ -341,6 +341,13 @@ std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
   if (op.name == "aten.logsumexp.default" && !args.empty())
     return {results[0].bytes(), emit.layout(args[0]).numel() * itemsize(results[0].dtype)};
   if (op.name == "aten.repeat_interleave.Tensor" && !args.empty()) return {8 * emit.layout(args[0]).numel()};
+  if (const bool on_gpu = emit.machine().options.cpu_threads == 0; on_gpu && !args.empty()) {
+    if (op.name == "aten.topk.default")
+      return topk_workspace(op, emit.layout(args[0]), emit.machine().options.multiprocessors);
+    if (op.name.starts_with("aten.sort.") || op.name.starts_with("aten.argsort."))
+      return sort_workspace(op, emit.layout(args[0]));
+    if (op.name.starts_with("aten.masked_scatter")) return masked_scatter_workspace(results[0]);
+  }
   if (op.name == "aten.median.default" && !args.empty()) {
     const Bytes values = emit.layout(args[0]).bytes(), places = 8 * emit.layout(args[0]).numel();
     return {values, places, places, values + places};

@@ -435,6 +435,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::FusedLoss: return fused_loss_backward(emit, in, g);
     case F::Float8Linear: return float8_linear_backward(emit, in, g);
     case F::EuclideanDist: return euclidean_distances_backward(emit, in, g);
+    case F::BlockDiag: return block_diag_backward(emit, in, g);
     case F::AffineGrid: return affine_grid_backward(emit, in, g);
     case F::Written: return backward_of_written(emit, in);
     case F::Unknown: return unknown(emit, in, g);

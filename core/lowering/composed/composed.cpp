@@ -1,9 +1,11 @@
 #include "core/lowering/composed/composed.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/units.h"
 
 namespace foreshard::lowering {
 namespace {
@@ -147,6 +149,82 @@ std::vector<Ref> affine_grid_backward(Emitter& e, BackwardInput& in, const Ref& 
   rows[2] = theta.sizes[1];
   const Ref placed = e.reshape(g, rows);
   out[0] = swapped(e, e.matmul("aten.bmm.default", swapped(e, grid), placed));
+  return out;
+}
+
+std::vector<Bytes> topk_workspace(const Op& op, const Layout& input, std::int64_t multiprocessors) {
+  constexpr std::int64_t kThreads = 256, kDigits = 256, kBlocksByRegisters = 65536 / (40 * kThreads);
+  struct Least {
+    std::int64_t slices, size;
+  };
+  constexpr Least kLeast[] = {{20, 20000}, {40, 10000}, {80, 8000}, {200, 5000}, {800, 3000}, {4000, 800}};
+  if (input.sizes.n == 0 || input.numel() == 0 || multiprocessors <= 0) return {};
+  const std::int64_t size = input.sizes[wrap_dim(int_arg(op, 2, "dim", -1), input.sizes.n)];
+  const std::int64_t slices = input.numel() / size, itemsize = foreshard::itemsize(input.dtype);
+  const auto* least =
+      std::find_if(std::begin(kLeast), std::end(kLeast), [&](const Least& l) { return slices <= l.slices; });
+  if (size < (least == std::end(kLeast) ? 400 : least->size)) return {};
+  const std::int64_t each = ceil_div(input.numel(), multiprocessors * kBlocksByRegisters * kThreads);
+  const std::int64_t items = std::clamp<std::int64_t>(each, 4, 64) * kThreads;
+  const std::int64_t blocks = slices * ceil_div(size, items);
+  const Bytes radix = std::max<Bytes>(itemsize, 4);
+  // The k-th values, what is left to find, the digits so far, counts by digit and block and their sums, and those of
+  // each block; a scan's own comes and goes.
+  return {slices * itemsize,    8 * slices, 2 * radix * slices, 2 * kDigits * blocks,
+          4 * kDigits * slices, 4 * blocks, 4 * blocks,         1279};
+}
+
+namespace {
+
+Bytes aligned(Bytes bytes) { return round_up(bytes, Bytes{256}); }
+
+/// cub's DeviceRadixSort of `count` pairs with places of eight bytes: the other buffers, states of each tile, and
+/// histograms of every digit.
+Bytes radix_sort_bytes(std::int64_t count, Bytes key) {
+  const std::int64_t tile = key >= 8 ? 4608 : key >= 4 ? 5376 : 5632;
+  return aligned(key * count) + aligned(8 * count) + 1024 * ceil_div(count, tile) + 2048 * key + 511;
+}
+
+}  // namespace
+
+std::vector<Bytes> sort_workspace(const Op& op, const Layout& input) {
+  constexpr std::int64_t kInPlace = 4096, kLarge = 1'000'000, kSegments = 128;
+  if (input.sizes.n == 0 || input.numel() <= 1) return {};
+  const std::int32_t dim = wrap_dim(int_arg(op, 1, "dim", -1), input.sizes.n);
+  const std::int64_t size = input.sizes[dim], numel = input.numel(), segments = numel / size;
+  const Bytes key = itemsize(input.dtype);
+  std::vector<Bytes> bytes;
+  if (op.name.starts_with("aten.argsort.")) bytes.push_back(key * numel);  // the sorted values, which nobody wants
+  if (size <= kInPlace) {
+    bytes.push_back(8 * size);
+    return bytes;
+  }
+  if (input.strides[dim] != 1) bytes.insert(bytes.end(), {key * numel, key * numel, 8 * numel});  // it is made the last
+  if (segments == 1 || size >= kLarge) {
+    bytes.insert(bytes.end(), {8 * size, radix_sort_bytes(size, key)});
+  } else if (segments < kSegments) {  // all at once, then by their slices
+    bytes.insert(bytes.end(), {8 * numel, 8 * numel, key * numel, radix_sort_bytes(numel, key)});
+  } else {
+    bytes.insert(bytes.end(), {8 * numel, aligned(key * numel) + aligned(8 * numel) + 255});
+  }
+  return bytes;
+}
+
+std::vector<Bytes> masked_scatter_workspace(const Layout& result) {
+  constexpr std::int64_t kTile = 896, kWarp = 32, kState = 16;
+  const std::int64_t numel = result.numel();
+  return {8 * numel, aligned((ceil_div(numel, kTile) + kWarp) * kState) + 511};
+}
+
+std::vector<Ref> block_diag_backward(Emitter& e, BackwardInput& in, const Ref& g) {
+  std::vector<Ref> out(in.node.in.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (!in.wants(i)) continue;
+    Layout piece = plain(in.node.in[i]);
+    for (std::int32_t d = piece.sizes.n, of = e.layout(g).sizes.n; d-- > 0 && of-- > 0;)
+      piece.strides[d] = e.layout(g).strides[of];
+    out[i] = e.tape().alias(g, piece);
+  }
   return out;
 }
 

@@ -182,6 +182,7 @@ constexpr OpRule kRows[] = {
     written("aten._cdist_forward.default",
             "0: _cdist_backward>L0 g x0 x1 r | 1: clone r; clone g; _cdist_backward>L1 2 x1 x0 1",
             {in(0), in(1), out(0)}, F::Contiguous, K::Reduction),
+    row("aten.block_diag.default", F::Contiguous, B::BlockDiag, K::Copy),
     row("aten._euclidean_dist.default", F::Contiguous, B::EuclideanDist, K::Gemm, {in(0), in(1), out(0)}),
     row("aten.affine_grid_generator.default", F::Contiguous, B::AffineGrid, K::Gemm),
     // --- losses ---
