@@ -106,6 +106,18 @@ bool writes_memory(const Op& op, RuleFinder& rules) {
   return rule != nullptr && rule->form == OpForm::InPlace;
 }
 
+std::vector<bool> params_with_gradient(const Model& model) {
+  std::vector<bool> with(model.params.size(), model.ops.empty());
+  if (model.ops.empty()) return with;
+  const std::vector<bool> leads = GradientPaths(model).operators();
+  for (std::size_t i = 0; i < leads.size(); ++i) {
+    if (!leads[i]) continue;
+    for_each_reference(
+        model.ops[i], [](ValueId) {}, [&](ParamId id) { with[model.storage_of(id).index()] = true; });
+  }
+  return with;
+}
+
 void find_idle_params(const Model& model, std::vector<GraphNode>& nodes) {
   const std::vector<bool> leads = GradientPaths(model).operators();
   for (GraphNode& node : nodes) {

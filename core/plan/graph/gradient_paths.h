@@ -28,4 +28,8 @@ bool writes_memory(const Op& op, RuleFinder& rules);
 /// written in place counts as one value, so that some may be missed.
 void find_idle_params(const Model& model, std::vector<GraphNode>& nodes);
 
+/// By ParamId, of storage owners: a gradient comes back from one of its uses. All of them where the model has no
+/// operators.
+std::vector<bool> params_with_gradient(const Model& model);
+
 }  // namespace foreshard

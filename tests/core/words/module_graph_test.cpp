@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "core/plan/graph/gradient_paths.h"
+
 namespace foreshard {
 namespace {
 
@@ -186,6 +188,15 @@ TEST(ModuleGraphFromOps, WhatReadsMemoryTakesInItsLastWrite) {
   for (const std::int32_t input : graph.nodes.back().inputs)
     read.push_back(graph.tensors[static_cast<std::size_t>(input)].name);
   EXPECT_THAT(read, ::testing::UnorderedElementsAre("table", "written", "h"));
+}
+
+TEST(ModuleGraphFromOps, ParametersWithoutUsesHaveNoGradient) {
+  Model model = program();
+  EXPECT_THAT(params_with_gradient(model), ElementsAre(true, true));
+  model.ops[3].args = {model.ops[3].args[1], model.ops[3].args[1]};  // y = h + h: nobody reads z
+  EXPECT_THAT(params_with_gradient(model), ElementsAre(true, false));
+  model.ops.clear();
+  EXPECT_THAT(params_with_gradient(model), ElementsAre(true, true)) << "nothing is known";
 }
 
 TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
