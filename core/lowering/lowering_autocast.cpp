@@ -1,20 +1,25 @@
 // What torch.autocast keeps: casts of parameters, from one use to the next.
+#include <set>
+
 #include "core/lowering/lowering_machine.h"
 
 namespace foreshard::lowering {
 
 KeptCasts::KeptCasts(const Model& model, const Program& program, const std::vector<bool>& trainable, bool keeps)
     : model_(model), trainable_(trainable) {
-  for (const ValueInfo& value : model.values) {
-    if (value.held.until != Hold::Until::Autocast || !keeps) continue;
+  std::set<std::int32_t> exits;
+  for (const ValueInfo& value : model.values)
+    if (value.held.until == Hold::Until::Autocast && keeps) exits.insert(value.held.op);
+  for (const std::int32_t exit : exits) {
+    std::int32_t last = -1;
     for (std::size_t i = 0; i < program.steps.size(); ++i)
-      if (value.held.op < 0 || program.steps[i].op <= value.held.op) last_step_ = static_cast<std::int32_t>(i);
-    return;  // one place for all
+      if (exit < 0 || program.steps[i].op <= exit) last = static_cast<std::int32_t>(i);
+    if (last >= 0) last_.push_back(last);
   }
 }
 
 Ref* KeptCasts::find(const Op& op) {
-  if (last_step_ < 0 || op.out.size() != 1 || op.args.empty() || !op.out.front().valid()) return nullptr;
+  if (last_.empty() || op.out.size() != 1 || op.args.empty() || !op.out.front().valid()) return nullptr;
   const ValueInfo& made = model_.values[op.out.front().index()];
   const auto* param = std::get_if<ParamRef>(&op.args.front().value);
   if (param == nullptr || made.held.until != Hold::Until::Autocast) return nullptr;

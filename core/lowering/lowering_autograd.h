@@ -104,11 +104,6 @@ struct ReduceWorkspace {
 ReduceWorkspace reduce_workspace(std::string_view name, const Layout& input, const std::vector<std::int32_t>& dims,
                                  std::int64_t multiprocessors);
 
-/// col2im resizes a tensor like its input, whose storage stays where the result is smaller (Col2Im.cu).
-inline Bytes resized_bytes(const Layout& input, const Layout& result) {
-  return std::max(input.bytes(), result.bytes());
-}
-
 /// What batch norm's kernels for channels side by side ([rows, channels], too) take to meet over blocks: `values`
 /// numbers for each channel and row of blocks (4 forward, 2 backward; Normalization.cuh, flexible_launch_configs). 0:
 /// nothing.

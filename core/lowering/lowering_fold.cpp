@@ -244,6 +244,8 @@ Needs needs_of(OpFormula formula) {
     case OpFormula::IntegerLinear: return {2, 1, 1};
     case OpFormula::Float8Linear: return {2, 1, 2};
     case OpFormula::FusedLoss: return {3, 3, 1};
+    case OpFormula::EuclideanDist: return {2, 1, 2};
+    case OpFormula::AffineGrid: return {1, 1, 3};
     case OpFormula::None: return {0, 0, 0};
     default: return {1, 1, 0};
   }

@@ -465,7 +465,7 @@ void Machine::forward() {
     for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.unbind(dead);
     const bool returns = !(frame != nullptr && frame->reentrant) || frame->without_grad;
     if (frame != nullptr && returns && step == frame->last && frame->promises == 0) release(*frame);
-    if (step == casts_.last_step()) casts_.clear();
+    if (casts_.ends(step)) casts_.clear();
   }
   forward_step_ = -1;
   hand_over(made_at);

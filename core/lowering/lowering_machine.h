@@ -2,6 +2,7 @@
 // backward, all on the tape. Internal to lowering.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -48,14 +49,14 @@ class KeptCasts {
   KeptCasts(const Model& model, const Program& program, const std::vector<bool>& trainable, bool keeps);
   /// Where the cast that `op` is stands or will stand; nullptr: it is made anew each time.
   Ref* find(const Op& op);
-  /// The last step of the forward in it; -1: nothing is kept.
-  std::int32_t last_step() const { return last_step_; }
+  /// Whether the outermost autocast exits behind that step of the forward.
+  bool ends(std::int32_t step) const { return std::find(last_.begin(), last_.end(), step) != last_.end(); }
   void clear() { casts_.clear(); }
 
  private:
   const Model& model_;
   const std::vector<bool>& trainable_;
-  std::int32_t last_step_ = -1;
+  std::vector<std::int32_t> last_;  // steps of the forward
   std::map<std::pair<std::int32_t, DType>, Ref> casts_;
 };
 

@@ -18,6 +18,31 @@ namespace {
 /// What multiplies matrices asks cuBLAS for its workspace while all that it has beside is there.
 KernelClass class_of(const OpaqueOp& opaque) { return opaque.flops > 0 ? KernelClass::Gemm : KernelClass::Elementwise; }
 
+/// The values among the arguments that are tensors, in their order; -1: parameters and buffers.
+std::vector<std::int32_t> values_of(const Op& op) {
+  std::vector<std::int32_t> values;
+  for_each_arg(op, [&](const Arg& arg) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
+    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
+      values.push_back(-1);
+  });
+  return values;
+}
+
+/// A result under an argument's name is that argument: handed on, or written in place (ctx.mark_dirty).
+std::vector<Ref> results_of(Emitter& emit, const std::vector<Ref>& args, const std::vector<Layout>& results) {
+  const std::vector<std::int32_t> given = values_of(*emit.op());
+  std::vector<Ref> out;
+  for (const ValueId id : emit.op()->out) {
+    if (!id.valid()) continue;
+    const Layout& layout = results[out.size()];
+    const auto at = static_cast<std::size_t>(std::find(given.begin(), given.end(), id.value) - given.begin());
+    out.push_back(at < args.size() ? emit.tape().alias(args[at], layout, false)
+                                   : emit.tape().make(layout, emit.category()));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std::vector<Ref>& args,
@@ -26,11 +51,8 @@ std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std
       emit.start(emit.op()->name, class_of(opaque), results.empty() ? DType::Float32 : results.front().dtype);
   kernel.flops = opaque.flops;
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
-  std::vector<Ref> out;
-  for (const Layout& result : results) {
-    out.push_back(emit.tape().make(result, emit.category()));
-    kernel.written += result.bytes();
-  }
+  std::vector<Ref> out = results_of(emit, args, results);
+  for (const Layout& result : results) kernel.written += result.bytes();
   if (opaque.bytes_moved > 0) kernel.read = std::max<Bytes>(opaque.bytes_moved - kernel.written, 0);
   const Ref workspace =
       opaque.workspace_bytes > 0 ? emit.tape().make_bytes(opaque.workspace_bytes, SlotCategory::Workspace) : Ref();
@@ -98,12 +120,7 @@ void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>&
   CheckpointFrame* frame = frame_of(step);
   const Op& op = *node.op;
   const OpaqueOp& opaque = model_.opaques[static_cast<std::size_t>(op.opaque)];
-  std::vector<std::int32_t> values;  // parallel to args; -1: parameters and buffers
-  for_each_arg(op, [&](const Arg& arg) {
-    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
-    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
-      values.push_back(-1);
-  });
+  const std::vector<std::int32_t> values = values_of(op);  // parallel to args
   std::int32_t own = 0;
   for (const OpaqueOp::Saved& kept : opaque.saved) {
     Saved saved;

@@ -124,6 +124,9 @@ enum class OpFormula : std::uint8_t {
   IntegerLinear,
   FusedLoss,
   Float8Linear,
+  EuclideanDist,
+  AffineGrid,
+  BlockDiag,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
   Repeat,
   RepeatInterleave,

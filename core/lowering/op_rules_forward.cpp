@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/lowering/backward/backward.h"
+#include "core/lowering/composed/composed.h"
 #include "core/lowering/cpu_workspace.h"
 #include "core/lowering/float8/float8_products.h"
 #include "core/lowering/kernels/kernel_shape.h"
@@ -245,9 +246,8 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
       Ref elements =
           tape.make(contiguous_layout(a.numel() >= b.numel() ? a.sizes : b.sizes, layout.dtype), emit.category());
       out.push_back(tape.alias(elements, layout, false));
-    } else if (op.name == "aten.col2im.default" && !args.empty()) {
-      const Ref room = tape.make_bytes(resized_bytes(emit.layout(args[0]), layout), emit.category());
-      out.push_back(tape.alias(room, layout, false));
+    } else if ((op.name == "aten.col2im.default" || op.name == "aten.im2col.default") && !args.empty()) {
+      out.push_back(resized_like(emit, emit.layout(args[0]), layout));
     } else {
       out.push_back(tape.make(layout, emit.category()));
     }
@@ -261,9 +261,13 @@ std::vector<Ref> results_of(Emitter& emit, const Call& call, OpForm form, Kernel
 /// Whether a GPU's kernel takes `input.contiguous()` first.
 bool reads_without_gaps(std::string_view name) {
   return name == "aten._softmax.default" || name == "aten._safe_softmax.default" ||
-         name == "aten._log_softmax.default" || name == "aten.native_layer_norm.default" ||
-         name == "aten._fused_rms_norm.default" || name == "aten.cumsum.default" || name == "aten.max.default" ||
+         name == "aten._log_softmax.default" || name == "aten.cumsum.default" || name == "aten.max.default" ||
          name == "aten.min.default";
+}
+
+/// The same of those that take it before they make their results: they are no structured kernels.
+bool reads_without_gaps_first(std::string_view name) {
+  return name == "aten.native_layer_norm.default" || name == "aten._fused_rms_norm.default";
 }
 
 /// AdvancedIndex (TensorAdvancedIndexing.cpp): a GPU's kernel wants indices of the same steps, so that those which are
@@ -299,6 +303,11 @@ std::vector<Ref> made_before(Emitter& emit, const Call& call) {
   if (emit.machine().options.cpu_threads > 0 || args.empty()) return {};
   if (rule.formula == OpFormula::Convolution && copies_its_input(op)) return {whole_gradient(emit, args[0])};
   if (op.name == "aten.index.Tensor") return copied_indices(emit, call);
+  if (reads_without_gaps_first(op.name)) {
+    std::vector<Ref> whole;
+    if (Ref copy = whole_gradient(emit, args[0])) whole.push_back(std::move(copy));
+    return whole;
+  }
   if (op.name == "aten.cumsum.default" && emit.layout(args[0]).dtype != results[0].dtype)
     return {emit.fresh("aten._to_copy.default", KernelClass::Copy, results[0], {&args[0]})};
   return {};
@@ -325,14 +334,20 @@ bool is_native_batch_norm(const Op& op) {
 
 /// What operators that are written with others have of theirs at their peak: logsumexp its maxima and the differences
 /// to them; scatter_reduce's mean as many ones as there are sources, counts, and which of these are none; a median of
-/// all elements their sorted values and places, places in order, and what the sort writes to by turns; im2col an empty
-/// tensor like its input, which it resizes; repeat_interleave the sums of its counts (Repeat.h).
+/// all elements their sorted values and places, places in order, and what the sort writes to by turns;
+/// repeat_interleave the sums of its counts (Repeat.h).
 std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
   const auto& [rule, op, args, results] = call;
   if (op.name == "aten.logsumexp.default" && !args.empty())
     return {results[0].bytes(), emit.layout(args[0]).numel() * itemsize(results[0].dtype)};
   if (op.name == "aten.repeat_interleave.Tensor" && !args.empty()) return {8 * emit.layout(args[0]).numel()};
-  if (op.name == "aten.im2col.default" && !args.empty()) return {emit.layout(args[0]).bytes()};
+  if (const bool on_gpu = emit.machine().options.cpu_threads == 0; on_gpu && !args.empty()) {
+    if (op.name == "aten.topk.default")
+      return topk_workspace(op, emit.layout(args[0]), emit.machine().options.multiprocessors);
+    if (op.name.starts_with("aten.sort.") || op.name.starts_with("aten.argsort."))
+      return sort_workspace(op, emit.layout(args[0]));
+    if (op.name.starts_with("aten.masked_scatter")) return masked_scatter_workspace(results[0]);
+  }
   if (op.name == "aten.median.default" && !args.empty()) {
     const Bytes values = emit.layout(args[0]).bytes(), places = 8 * emit.layout(args[0]).numel();
     return {values, places, places, values + places};
@@ -390,7 +405,8 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
   if (rule.kind == KernelClass::Reduction && (rule.formula == OpFormula::Sum || rule.formula == OpFormula::Mean) &&
       !args.empty())
     reduction_workspace(emit, call, kernel, workspace);
-  if (!args.empty() && reads_without_gaps(rule.name)) {
+  const bool on_cpu = emit.machine().options.cpu_threads > 0;
+  if (!args.empty() && (reads_without_gaps(rule.name) || (on_cpu && reads_without_gaps_first(rule.name)))) {
     if (Ref whole = whole_gradient(emit, args[0])) workspace.push_back(std::move(whole));
   }
   if (rule.name == "aten._safe_softmax.default" && emit.machine().options.cpu_threads == 0) {
@@ -462,6 +478,8 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (rule.formula == OpFormula::IntegerLinear) return integer_linear(emit, args, results[0]);
   if (rule.formula == OpFormula::Float8Linear) return float8_linear(emit, args, results[0]);
   if (rule.formula == OpFormula::FusedLoss) return fused_loss(emit, args, results);
+  if (rule.formula == OpFormula::EuclideanDist) return euclidean_distances(emit, args);
+  if (rule.formula == OpFormula::AffineGrid) return affine_grid(emit, args, results[0]);
   Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
   kernel.launches = rule.launches;
   kernel.unknown = rule.formula == OpFormula::Unknown;

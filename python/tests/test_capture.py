@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -442,8 +443,8 @@ class Lifetimes(unittest.TestCase):
         model = capture_step(Two(), step, torch.empty(3, 6))
         casts = [o for o in ops(model, "_to_copy") if str(o["args"][0]).startswith("@")]
         self.assertEqual(len(casts), 4)  # two weights and two biases
-        last = {o["out"][0]["held_until"]["op"] for o in casts if o["args"][0].endswith(".bias")}  # that no product saves
-        self.assertEqual(len(last), 1, "both go when it exits")
+        last = {o["out"][0]["held_until"]["autocast"] for o in casts}
+        self.assertEqual(len(last), 1, "all go when it exits")
         self.assertGreater(last.pop(), [o["op"] for o in ops(model)].index("aten.addmm.default"))
         self.assertTrue(all(o["out"][0]["dtype"] == "bfloat16" for o in ops(model, "addmm")))
 
@@ -1070,6 +1071,93 @@ class Scripts(unittest.TestCase):
             batch = decoders._MetaStep.batch("meta")
         model = capture_step(module, lambda m, *b: decoders._MetaStep.forward(m, *b).backward(), *batch)
         self.assertLess(len(model.to_json()), 5_000_000)
+
+
+class Pitfalls(unittest.TestCase):
+    """What goes otherwise under FSDP, or cannot be captured, is told."""
+
+    def test_gradients_in_the_midst_of_forward_are_refused(self):
+        class Penalised(Two):
+            def forward(self, x):
+                x = x.requires_grad_()
+                out = super().forward(x)
+                return out.sum() + torch.autograd.grad(out.sum(), x, create_graph=True)[0].square().sum()
+
+        with self.assertRaisesRegex(CaptureError, "torch.autograd.grad inside the step is not captured"):
+            capture(Penalised(), torch.empty(3, 6), loss=scalar)
+
+    def test_results_that_no_tree_shows_are_told(self):
+        @dataclasses.dataclass
+        class Out:
+            hidden: torch.Tensor
+
+        class Inner(nn.Linear):
+            def forward(self, x):
+                return Out(super().forward(x))
+
+        class Outer(nn.Module):
+            def __init__(self, kind):
+                super().__init__()
+                self.inner, self.kind = kind(6, 6), kind
+
+            def forward(self, x):
+                out = self.inner(x)
+                return self.inner(x).hidden + out.hidden if self.kind is Inner else out
+
+        told = [n for n in capture(Outer(Inner), torch.empty(3, 6), loss=scalar).notes if "fully_shard" in n]
+        self.assertEqual(len(told), 1)
+        self.assertRegex(told[0], "^Inner returns a Out, ")
+        self.assertEqual(capture(Outer(nn.Linear), torch.empty(3, 6), loss=scalar).notes, [])
+
+    def test_a_function_that_holds_its_own_result_is_told(self):
+        class Cycle(torch.autograd.Function):
+            own = True
+
+            @staticmethod
+            def forward(ctx, x):
+                y = x.tanh()
+                ctx.y = y if Cycle.own else 1 - y * y
+                return y
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * ctx.y
+
+        class Custom(Two):
+            def forward(self, x):
+                return Cycle.apply(super().forward(x))
+
+        self.assertRegex(" ".join(capture(Custom(), torch.empty(3, 6), loss=scalar).notes), "Cycle keeps its own result")
+        Cycle.own = False
+        self.assertEqual(capture(Custom(), torch.empty(3, 6), loss=scalar).notes, [])
+
+    def test_every_cast_of_a_parameter_is_told_and_how_long_autocast_keeps_it(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(6, 6)
+
+            def forward(self, x):
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    y = self.a(self.a(x)) + self.a.bias.to(torch.bfloat16)  # that one is the script's
+                with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+                    return self.a(y)
+
+        cache = torch.is_autocast_cache_enabled()
+        model = capture(Twice(), torch.empty(3, 6), loss=scalar)
+        casts = [(op["args"][0], op["out"][0].get("held_until")) for op in ops(model, "_to_copy") if op["args"][0].startswith("@")]
+        last = next(i for i, op in enumerate(model.document["ops"]) if op["op"] == "aten.add.Tensor")
+        kept = {"autocast": last}
+        self.assertEqual(casts, [("@a.bias", kept), ("@a.weight", kept)] * 2 + [("@a.bias", None)] + [("@a.bias", None), ("@a.weight", None)])
+        self.assertEqual(torch.is_autocast_cache_enabled(), cache)
+
+    def test_calls_with_other_parameters_are_told(self):
+        class Called(Two):
+            def forward(self, x):
+                return torch.func.functional_call(self.a, {"weight": self.a.weight * 2}, (x,))
+
+        (note,) = capture(Called(), torch.empty(3, 6), loss=scalar).notes
+        self.assertRegex(note, "functional_call of Linear: FSDP1 goes on reading its own views")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "core/plan/graph/gradient_paths.h"
 #include "core/plan/runtime/muon_params.h"
 #include "core/plan/units/unit_params.h"
 #include "core/plan/units/unit_selection.h"
@@ -68,15 +69,20 @@ std::vector<bool> trainable_params(const Model& model, const Job& job) {
   return trainable;
 }
 
-/// fsdp.ignored: whole, and the script's to step (N1, N2).
+/// fsdp.ignored: whole, and the script's to step (N1, N2), where a gradient comes to them.
 void add_unmanaged(const Plan& plan, const Model& model, const std::vector<bool>& trainable,
                    std::vector<LocalParam>& all) {
   std::vector<bool> managed(model.params.size(), false);
   for (const PlanUnit& unit : plan.units)
     for (const ParamId param : unit.params) managed[model.storage_of(param).index()] = true;
+  const auto is_left = [&](const ParamInfo& info) {
+    return !info.shares.valid() && !managed[static_cast<std::size_t>(&info - model.params.data())];
+  };
+  if (std::none_of(model.params.begin(), model.params.end(), is_left)) return;
+  const std::vector<bool> used = params_with_gradient(model);
   for (std::size_t p = 0; p < managed.size(); ++p) {
     const ParamInfo& info = model.params[p];
-    if (managed[p] || info.shares.valid() || !trainable[p] || numel_of(info.shape) <= 0) continue;
+    if (managed[p] || !used[p] || info.shares.valid() || !trainable[p] || numel_of(info.shape) <= 0) continue;
     LocalParam local{numel_of(info.shape), numel_of(info.shape) * itemsize(info.dtype), info.dtype, -1, ParamId(p)};
     if (info.shape.size() > 1) {
       local.rows = local.numel / info.shape.back();

@@ -2,6 +2,7 @@
 // expression keeps until its end. Gradients come back per tensor argument; the engine sums them to the argument's shape
 // afterwards.
 #include "core/lowering/backward/backward.h"
+#include "core/lowering/composed/composed.h"
 
 #include <algorithm>
 #include <array>
@@ -433,6 +434,9 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::IntegerLinear: return integer_linear_backward(emit, in, g);
     case F::FusedLoss: return fused_loss_backward(emit, in, g);
     case F::Float8Linear: return float8_linear_backward(emit, in, g);
+    case F::EuclideanDist: return euclidean_distances_backward(emit, in, g);
+    case F::BlockDiag: return block_diag_backward(emit, in, g);
+    case F::AffineGrid: return affine_grid_backward(emit, in, g);
     case F::Written: return backward_of_written(emit, in);
     case F::Unknown: return unknown(emit, in, g);
     case F::None: return std::vector<Ref>(in.node.in.size());

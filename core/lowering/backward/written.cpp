@@ -25,6 +25,7 @@
 #include <string>
 
 #include "core/lowering/backward/backward.h"
+#include "core/lowering/composed/composed.h"
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/views/views.h"
 
@@ -269,10 +270,8 @@ class Formula {
   Ref made(string_view name, const Layout& layout, const std::vector<Ref>& from) {
     Kernel kernel = e_.start(name, KernelClass::Elementwise, layout.dtype);
     for (const Ref& ref : from) kernel.read += e_.layout(ref).bytes();
-    const bool resizes = name == "aten.col2im.default" && !from.empty();
-    Ref out = resizes ? e_.tape().alias(e_.tape().make_bytes(resized_bytes(e_.layout(from[0]), layout), e_.category()),
-                                        layout, false)
-                      : e_.tape().make(layout, e_.category());
+    const bool resizes = (name == "aten.col2im.default" || name == "aten.im2col.default") && !from.empty();
+    Ref out = resizes ? resized_like(e_, e_.layout(from[0]), layout) : e_.tape().make(layout, e_.category());
     kernel.written = layout.bytes();
     const std::vector<Ref> workspace = workspace_of(name, from);
     e_.launch(kernel, from, {&out, 1});
@@ -282,9 +281,12 @@ class Formula {
   /// What the kernel has beside its result while it runs; the gradient stands for the argument that is differentiated.
   std::vector<Ref> workspace_of(string_view name, const std::vector<Ref>& from) {
     std::vector<Ref> workspace;
-    if (name == "aten.im2col.default" && !from.empty())
-      workspace.push_back(e_.tape().make_bytes(e_.layout(from[0]).bytes(), SlotCategory::Temporary));
     if (name == "aten._cdist_backward.default") return distances_workspace(from[1], from[2]);
+    if (name == "aten._pdist_backward.default" && e_.machine().options.cpu_threads == 0) {  // as below, of every pair
+      const Layout points = e_.layout(from[1]);
+      workspace.push_back(e_.tape().make_bytes(points.bytes() * std::max<std::int64_t>(points.sizes[0] - 1, 0),
+                                               SlotCategory::Temporary));
+    }
     if (name != "aten._trilinear.default" || from.size() != 3) return workspace;
     const auto is_grad = [&](const Ref& ref) {
       return e_.tape().at(ref).storage == e_.tape().at(in_.grads[0]).storage;

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "core/lowering/lowering_fold.h"
 
@@ -95,7 +97,10 @@ void read_forward(Machine& machine, const Model& model, OperatorFacts& facts) {
 Flops counted(const Machine& machine, const Kernel& kernel) {
   if (kernel.op < 0) return kernel.flops;
   const std::string& name = machine.names[static_cast<std::size_t>(kernel.op)];
-  return name == "aten._grouped_mm.default" || name == "aten.linalg_solve_triangular.default" ? 0 : kernel.flops;
+  constexpr std::array<std::string_view, 4> kWithout{"aten._grouped_mm.default", "aten.linalg_solve_triangular.default",
+                                                     "aten._euclidean_dist.default",
+                                                     "aten.affine_grid_generator.default"};
+  return std::find(kWithout.begin(), kWithout.end(), name) != kWithout.end() ? 0 : kernel.flops;
 }
 
 void read_backward(Machine& machine, OperatorFacts& facts) {

@@ -127,7 +127,8 @@ bool computes_nothing(const std::string& kernel) {
   if (rule != nullptr && is_view_form(rule->form)) return true;
   return kernel.starts_with("aten.empty") || kernel.starts_with("aten.new_empty") ||
          kernel.starts_with("aten.as_strided") || kernel.starts_with("aten.detach") ||
-         kernel.starts_with("aten.view") || kernel.starts_with("aten._reshape_alias");
+         kernel.starts_with("aten.view") || kernel.starts_with("aten._reshape_alias") ||
+         kernel.starts_with("aten.unsqueeze_");
 }
 
 std::string plain_kernel_name(std::string name) {

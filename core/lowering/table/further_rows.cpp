@@ -159,6 +159,7 @@ constexpr OpRule kRows[] = {
     written("aten.nansum.default", "0: isnan x0; logical_not 0; kept g; mul.Tensor 2 1", {in(0)}, F::Contiguous,
             K::Reduction),
     row("aten.norm.ScalarOpt_dim", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
+    row("aten.norm.ScalarOpt_dim_dtype", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
     row("aten.norm.Scalar", F::Contiguous, B::VectorNorm, K::Reduction, {in(0), out(0)}),
     written("aten.cummax.default", "0: zeros L0; scatter_add_ 0 r1 g", {in(0), out(1)}, F::Contiguous, K::Reduction),
     written("aten.cummin.default", "0: zeros L0; scatter_add_ 0 r1 g", {in(0), out(1)}, F::Contiguous, K::Reduction),
@@ -181,6 +182,9 @@ constexpr OpRule kRows[] = {
     written("aten._cdist_forward.default",
             "0: _cdist_backward>L0 g x0 x1 r | 1: clone r; clone g; _cdist_backward>L1 2 x1 x0 1",
             {in(0), in(1), out(0)}, F::Contiguous, K::Reduction),
+    row("aten.block_diag.default", F::Contiguous, B::BlockDiag, K::Copy),
+    row("aten._euclidean_dist.default", F::Contiguous, B::EuclideanDist, K::Gemm, {in(0), in(1), out(0)}),
+    row("aten.affine_grid_generator.default", F::Contiguous, B::AffineGrid, K::Gemm),
     // --- losses ---
     written("aten.binary_cross_entropy_with_logits.default",
             "0: sigmoid x0; sub_.Tensor 0 x1; mul_.Tensor 1 g; x2?mul_.Tensor 2 x2; mean?div_.Scalar 3"
@@ -328,6 +332,22 @@ constexpr OpRule kRows[] = {
     written("aten.i0.default", "0: special_i1 x0; mul.Tensor g 0", {in(0)}),
     written("aten.special_i0e.default", "0: sgn x0; mul.Tensor 0 r; special_i1e x0; sub.Tensor 2 1; mul.Tensor g 3",
             {in(0), out(0)}),
+    written("aten.special_ndtri.default", "0: pow.Tensor_Scalar r; div.Scalar 0; exp 1; mul.Scalar g; mul.Tensor 3 2",
+            {out(0)}),
+    written("aten.special_log_ndtr.default",
+            "0: pow.Tensor_Scalar x0; div.Scalar 0; add.Tensor r 1; neg 2; exp 3; div.Scalar g; mul.Tensor 5 4",
+            {in(0), out(0)}),
+    written("aten.special_erfcx.default", "0: mul.Scalar x0; mul.Tensor 0 r; sub.Scalar 1; mul.Tensor 2 g",
+            {in(0), out(0)}),
+    written("aten.special_i1.default",
+            "0: abs x0; &gt.Scalar 0;; scalar_tensor; &where.self 1 x0 2;; reciprocal 3; mul.Tensor r 4; i0 3; "
+            "&sub.Tensor 6 5;; scalar_tensor; where.self 1 7 8; mul.Tensor g 9",
+            {in(0), out(0)}),
+    written("aten.special_i1e.default",
+            "0: abs x0; &gt.Scalar 0;; scalar_tensor; &where.self 1 x0 2;; reciprocal 3; sgn 3; add.Tensor 5 4; "
+            "mul.Tensor r 6; special_i0e 3; &sub.Tensor 8 7;; scalar_tensor; where.self 1 9 10; mul.Tensor g 11",
+            {in(0), out(0)}),
+    written("aten.polygamma.default", "0: polygamma x0; mul.Tensor g 0", {in(0)}),
     written("aten.rrelu_with_noise.default", "0: rrelu_with_noise_backward g x0 x1", {in(0), in(1)}),
     written("aten.dist.default",
             "1: sub.Tensor x0 x1; div.Tensor 0 r; eq.Scalar r; masked_fill_.Scalar 1 2; mul.Tensor g 3; neg 4"

@@ -3,6 +3,8 @@
 // The layers of models without operators make the very nodes of PyTorch's layers, because their order and the kernels
 // between them decide autograd's waits (R26): Linear is a transpose and a matrix product, and so on. A run of operators
 // is one node.
+#include <algorithm>
+
 #include "core/plan/fsdp1/forward.h"
 #include "core/plan/graph/gradient_leaf.h"
 
@@ -193,7 +195,9 @@ bool Forward::add_opaque(const GraphNode& node, std::int32_t segment) {
   compute.reads_params = needs_grad && (operators ? run_.node_autograd.reads_params(segment) : !node.params.empty());
   for (const ParamId param : node.params) {
     const Tensor tensor = param_tensor(param);
-    edge_buffer_.push_back(tensor.edge());
+    // A view that nothing comes back to (read in no_grad): its piece is made of zeros (R26).
+    const bool idle = std::find(node.idle.begin(), node.idle.end(), param) != node.idle.end();
+    if (!idle) edge_buffer_.push_back(tensor.edge());
     needs_grad = needs_grad || tensor.requires_grad();
     dtype = tensor.dtype;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/lowering/segment_autograd.h"
 #include "core/lowering/table/rule_finder.h"
@@ -36,21 +37,7 @@ bool shares_storage(const OpRule& rule) {
 /// Walks the program backwards from the loss.
 class GradientPaths {
  public:
-  explicit GradientPaths(const Model& model)
-      : model_(model), storage_(model.values.size()), reached_(model.values.size(), false) {
-    std::iota(storage_.begin(), storage_.end(), std::int32_t{0});
-    for (const Op& op : model.ops) {
-      const OpRule* const rule = rule_of(op);
-      if (rule == nullptr || !shares_storage(*rule)) continue;
-      for_each_reference(
-          op,
-          [&](ValueId id) {
-            for (const ValueId out : op.out)
-              if (out.valid()) storage_[static_cast<std::size_t>(find(out.value))] = find(id.value);
-          },
-          [](ParamId) {});
-    }
-  }
+  explicit GradientPaths(const Model& model) : model_(model), memory_(model), reached_(model.values.size(), false) {}
 
   /// By operator: a gradient comes to its arguments.
   std::vector<bool> operators() {
@@ -68,17 +55,13 @@ class GradientPaths {
  private:
   const OpRule* rule_of(const Op& op) { return op.opaque < 0 ? rules_.find(op.name) : nullptr; }
 
-  std::int32_t find(std::int32_t id) {
-    while (storage_[static_cast<std::size_t>(id)] != id) id = storage_[static_cast<std::size_t>(id)];
-    return id;
-  }
-  void reach(ValueId id) { reached_[static_cast<std::size_t>(find(id.value))] = true; }
+  void reach(ValueId id) { reached_[memory_.of(id)] = true; }
 
   bool comes_back(const Op& op) {
     const OpRule* const rule = rule_of(op);
     if (rule != nullptr && is_constant(*rule) && rule->form != OpForm::InPlace) return false;
     bool any = false;
-    const auto note = [&](ValueId id) { any = any || reached_[static_cast<std::size_t>(find(id.value))]; };
+    const auto note = [&](ValueId id) { any = any || reached_[memory_.of(id)]; };
     for (const ValueId out : op.out)
       if (out.valid()) note(out);
     const bool writes = rule != nullptr && rule->form == OpForm::InPlace;
@@ -88,11 +71,52 @@ class GradientPaths {
 
   const Model& model_;
   RuleFinder rules_;
-  std::vector<std::int32_t> storage_;
-  std::vector<bool> reached_;  // by storage
+  SharedMemory memory_;
+  std::vector<bool> reached_;  // by memory
 };
 
 }  // namespace
+
+SharedMemory::SharedMemory(const Model& model) : of_(model.values.size()) {
+  std::iota(of_.begin(), of_.end(), std::size_t{0});
+  RuleFinder rules;
+  for (const Op& op : model.ops) {
+    const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
+    if (rule == nullptr || !shares_storage(*rule)) continue;
+    bool first = true;  // what an operator in place reads beside its target is other memory
+    for_each_reference(
+        op,
+        [&](ValueId id) {
+          if (!std::exchange(first, false) && rule->form == OpForm::InPlace) return;
+          for (const ValueId out : op.out)
+            if (out.valid()) of_[of(out)] = of(id);
+        },
+        [](ParamId) {});
+  }
+}
+
+std::size_t SharedMemory::of(ValueId id) const {
+  std::size_t at = id.index();
+  while (of_[at] != at) at = of_[at];
+  return at;
+}
+
+bool writes_memory(const Op& op, RuleFinder& rules) {
+  const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
+  return rule != nullptr && rule->form == OpForm::InPlace;
+}
+
+std::vector<bool> params_with_gradient(const Model& model) {
+  std::vector<bool> with(model.params.size(), model.ops.empty());
+  if (model.ops.empty()) return with;
+  const std::vector<bool> leads = GradientPaths(model).operators();
+  for (std::size_t i = 0; i < leads.size(); ++i) {
+    if (!leads[i]) continue;
+    for_each_reference(
+        model.ops[i], [](ValueId) {}, [&](ParamId id) { with[model.storage_of(id).index()] = true; });
+  }
+  return with;
+}
 
 void find_idle_params(const Model& model, std::vector<GraphNode>& nodes) {
   const std::vector<bool> leads = GradientPaths(model).operators();

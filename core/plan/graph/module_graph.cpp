@@ -224,6 +224,7 @@ class OpWalker {
   OpWalker(const Model& model, const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint,
            bool checkpoint_inside)
       : model_(model),
+        memory_(model),
         call_order_(model),
         levels_(model, call_order_, boundary, checkpoint),
         checkpoint_(checkpoint),
@@ -232,6 +233,7 @@ class OpWalker {
   Result<ModuleGraph> run() {
     mark_gradient_flow();
     variable_of_.assign(model_.values.size(), -1);
+    last_written_.assign(model_.values.size(), ValueId());
     node_of_value_.assign(model_.values.size(), -1);
     param_seen_.assign(model_.params.size(), -1);
     input_seen_.assign(model_.values.size(), -1);
@@ -305,18 +307,35 @@ class OpWalker {
   void mark_gradient_flow() {
     flows_.assign(model_.values.size(), 0);
     for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
-    RuleFinder rules;
+    std::vector<bool> written(model_.values.size(), false);  // by memory: with what has a history
     for (const Op& op : model_.ops) {
       bool flow = false;
-      for_each_reference(
-          op, [&](ValueId id) { flow = flow || flows_[id.index()] != 0; }, [&](ParamId) { flow = true; });
+      const auto read = [&](ValueId id) {
+        if (written[memory_.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
+        flow = flow || flows_[id.index()] != 0;
+      };
+      for_each_reference(op, read, [&](ParamId) { flow = true; });
       if (!flow) continue;
-      const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
+      if (const ValueId target = written_by(op); target.valid()) written[memory_.of(target)] = true;
+      const OpRule* const rule = op.opaque < 0 ? rules_.find(op.name) : nullptr;
       for (std::size_t i = 0; i < op.out.size(); ++i) {
         const ValueId out = op.out[i];
         if (out.valid() && !never_differentiable(rule, i, model_.values[out.index()].dtype)) flows_[out.index()] = 1;
       }
     }
+  }
+
+  /// What an operator in place writes into; invalid: it is none, or writes into a buffer.
+  ValueId written_by(const Op& op) {
+    const auto* target = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+    return target != nullptr && writes_memory(op, rules_) ? target->id : ValueId();
+  }
+
+  /// A value that the open node reads and did not make.
+  void take_in(ValueId id) {
+    if (input_seen_[id.index()] == node_) return;
+    input_seen_[id.index()] = node_;
+    graph_.nodes[static_cast<std::size_t>(node_)].inputs.push_back(variable(id));
   }
 
   std::int32_t variable(ValueId id) {
@@ -416,10 +435,10 @@ class OpWalker {
           const std::int32_t producer = node_of_value_[id.index()];
           const bool input = std::find(model_.inputs.begin(), model_.inputs.end(), id) != model_.inputs.end();
           if (producer < 0 && !input) used_early = true;
-          if (producer != node_ && input_seen_[id.index()] != node_) {
-            input_seen_[id.index()] = node_;
-            node.inputs.push_back(variable(id));
-          }
+          if (producer != node_) take_in(id);
+          // Its history is that of the last write into its memory, under whatever name.
+          const ValueId last = last_written_[memory_.of(id)];
+          if (last.valid() && last != id && node_of_value_[last.index()] != node_) take_in(last);
         },
         [&](ParamId id) {
           if (param_seen_[id.index()] != node_) {
@@ -438,6 +457,9 @@ class OpWalker {
       if (writer != node_ && input_seen_[out.index()] == node_) written_before_[out.index()].push_back(writer);
       writer = node_;
     }
+    if (const ValueId target = written_by(op);
+        target.valid() && op.out.front().valid() && flows_[op.out.front().index()])
+      last_written_[memory_.of(target)] = op.out.front();
     return {};
   }
 
@@ -510,6 +532,9 @@ class OpWalker {
   }
 
   const Model& model_;
+  const SharedMemory memory_;
+  RuleFinder rules_;
+  std::vector<ValueId> last_written_;  // by memory: what the last operator in place with a history made of it
   const CallOrder call_order_;
   CallLevels levels_;
   const std::vector<CheckpointKind>& checkpoint_;

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from .autocast import Casts
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -70,8 +72,9 @@ class CudaComposites(TorchFunctionMode):
     (multi_head_attention_forward), inside which no mode is asked.
     """
 
-    def __init__(self, fake: bool):
+    def __init__(self, fake: bool, casts: Casts):
         super().__init__()
+        self._casts = casts
         self._own = {_LINEAR: linear, _TENSOR: written_down} | ({_PLAIN: attend, _ONE_HOT: one_hot} if fake else {})
 
     def __enter__(self):
@@ -84,7 +87,7 @@ class CudaComposites(TorchFunctionMode):
         return super().__exit__(*raised)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return self._own.get(func, func)(*args, **(kwargs or {}))
+        return self._casts.call(self._own.get(func, func), args, kwargs or {})
 
 
 def linear(input, weight, bias=None):

@@ -135,6 +135,9 @@ def _result(value: Value, program: _Program, loss: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": value.name, "shape": list(value.shape), "dtype": dtype_name(value.dtype)}
     if not value.contiguous:
         row["strides"] = list(value.strides)
+    if value.cast_until is not None:
+        row["held_until"] = {"autocast": max(program.begin(value.cast_until + 1) - 1, 0)}
+        return row
     if value.storage.persistent or value.name == loss or not program.holds(value):
         return row
     until = program.held_until(value)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from .pitfalls import own_result_note
 from .recorder import Opaque, Recorder, dtype_name
 from .values import storage_key
 
@@ -104,6 +105,8 @@ class Functions:
                 return out
             node = _node_of(out)
             carried = _carried(node)
+            if {storage_key(t) for t in carried} & {storage_key(t) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}:
+                recorder.notes.append(own_result_note(_name_of(cls)))
             recorder.end_opaque(frame, out, carried)
             self._run_backward(frame, out, node, carried)
             return out

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 
 from .answers import HOST_READS, TO_HOST, answer, unpinned
+from .autocast import Casts
 from .errors import CaptureError
 from .known import KnownValues
 from .values import Storage, Value, ValueTable, geometry, literals_of, storage_key
@@ -157,6 +158,7 @@ class Recorder(TorchDispatchMode):
         self.notes: list[str] = []
         self.region: int | None = None
         self.opaque: Opaque | None = None
+        self.casts = Casts()
         self.on_operator: list[Any] = []  # called with (func, args, kwargs, row) for every operator, inside of opaque ones with a Place
         self._paused = 0
         self.trainable: dict[str, bool] = {}  # of parameters, by reference
@@ -271,6 +273,8 @@ class Recorder(TorchDispatchMode):
             value = self.table.add(self.table.new_name(), result, index)
             value.detached = func is torch.ops.aten.detach.default or not torch.is_grad_enabled()
             value.grows = grows and not value.detached
+            if row["op"] == "aten._to_copy.default" and refs[id(tensors[0])].startswith("@") and self.casts.is_kept(tensors[0], result):
+                self.casts.kept.append(value)
             out.append(value)
         row["out"] = out
 

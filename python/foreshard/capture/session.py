@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
-from . import autocast, flex, missing, packed
+from . import autocast, flex, missing, packed, pitfalls
 from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
@@ -117,14 +117,14 @@ class Session:
             self._name_state()
             batch = fakes.batch(task.batch)
             self._name_inputs(batch, task.names)
-            for context in (flex.fused(self.notes), packed.planned(self.notes, self.recorder.known), regions.watch(), functions.watch(), self.stack.watch(), self._watch_backward(),
-                            self._watch_optimizer(), autocast.of_a_gpu(), _of_an_h100(), _quiet_rnn(),
+            for context in (flex.fused(self.notes), packed.planned(self.notes, self.recorder.known), regions.watch(), functions.watch(), pitfalls.functional_calls(self.notes), self.stack.watch(), self._watch_backward(),
+                            self._watch_optimizer(), autocast.of_a_gpu(), self.recorder.casts.watch(lambda: len(self.recorder.ops) - 1), _of_an_h100(), _quiet_rnn(),
                             _quiet_log(), _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
             self.stack.on_enter, self.stack.on_wrapper, self.stack.on_leave = self._enter, self.cast_at_wrapper, self._leave
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
-                with mode, CudaComposites(fake=not self.virtual), self.recorder:
+                with mode, CudaComposites(not self.virtual, self.recorder.casts), self.recorder:
                     with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                         task.step(self.module, *batch)
             except CaptureError:
@@ -196,7 +196,7 @@ class Session:
             return
         again = True
         try:
-            with mode, CudaComposites(fake=not self.virtual):
+            with mode, CudaComposites(not self.virtual, self.recorder.casts):
                 task.step(self.module, *batch)
         except Exception:  # it hangs on values that only the recording knew
             again = False
@@ -253,7 +253,12 @@ class Session:
         return value
 
     def _leave(self, name: str, call: int, output: Any) -> None:
-        if name or not self.recorder.recording:
+        if not self.recorder.recording:
+            return
+        if name:
+            if hidden := pitfalls.hidden_results(output):
+                note = pitfalls.hidden_results_note(self.structure.class_of(name), hidden)
+                self.notes += [note] * (note not in self.notes)
             return
         self.recorder.look()
         self.forward_end = len(self.recorder.ops)
@@ -299,11 +304,24 @@ class Session:
             if not self.recorder.done:
                 self._begin_backward(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
 
-        torch.autograd.backward = backward
+        gradients = torch.autograd.grad
+
+        def grad(*args, **kwargs):
+            if self.recorder.done or self.recorder.opaque is not None:
+                return gradients(*args, **kwargs)
+            raise CaptureError(
+                "torch.autograd.grad inside the step is not captured",
+                place=f"module {self.recorder.place()}",
+                expected="gradients that loss.backward() makes",
+                got="gradients in the midst of forward (a penalty, forces)",
+                hint="capture without this part: its memory and time are then not in the plan",
+            )
+
+        torch.autograd.backward, torch.autograd.grad = backward, grad
         try:
             yield
         finally:
-            torch.autograd.backward = original
+            torch.autograd.backward, torch.autograd.grad = original, gradients
 
     def _begin_backward(self, loss: torch.Tensor) -> None:
         if not loss.requires_grad:

@@ -53,6 +53,7 @@ class Value:
     requires_grad: bool = False  # of inputs
     alias_of: str = ""  # of inputs
     key: tuple[Any, ...] = ()  # geometry
+    cast_until: int | None = None  # autocast keeps this cast of a parameter until that operator has run
 
     @property
     def contiguous(self) -> bool:

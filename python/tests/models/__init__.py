@@ -40,7 +40,7 @@ def ids(vocabulary: int, *shape: int, device) -> torch.Tensor:
 
 
 def load() -> dict[str, Case]:
-    from . import corners, decoders, experts, further, images, latecomers, mechanics, meshed, newcomers, others, outsiders, recurrent, sequences, spaces, strangers, trainings, visitors  # noqa: F401 - they register
+    from . import composers, corners, decoders, experts, further, images, latecomers, mechanics, meshed, newcomers, others, outsiders, recurrent, sequences, spaces, strangers, tinkerers, toolbox, trainings, visitors  # noqa: F401 - they register
 
     return CASES
 

@@ -72,6 +72,15 @@ TEST(Autocast, ALeafIsCastOnceAndAViewEachTime) {
   EXPECT_EQ(count(lowered(model, false, true, frozen).forward_kernels, "aten._to_copy.default"), 4);
 }
 
+/// torch.autocast around each half of the program: the second one casts anew.
+TEST(Autocast, EachRegionKeepsItsOwn) {
+  Model model = under_autocast(1);
+  for (ValueInfo& value : model.values)
+    if (value.name.starts_with("b0.first") && value.held.until == Hold::Until::Autocast) value.held.op = 2;
+  EXPECT_EQ(model.ops[2].name, "aten.addmm.default");
+  EXPECT_EQ(count(lowered(model, false, true, all_trainable(model)).forward_kernels, "aten._to_copy.default"), 4);
+}
+
 /// All weights' and biases' casts are there when autocast exits; recomputation keeps its own.
 TEST(Autocast, CheckpointedBlocksKeepTheirCastsUntilTheForwardIsOver) {
   for (const int blocks : {1, 3, 12}) {  // twelve are folded

@@ -85,6 +85,18 @@ TEST(LoweringFacts, WhatAFunctionSavesForNobodyIsThereUntilItReturns) {
   EXPECT_EQ(with.after_forward, without.after_forward);
 }
 
+/// h = opaque(h), as ctx.mark_dirty has it; what it saves is what it wrote.
+TEST(LoweringFacts, AResultUnderAnArgumentsNameTakesNoMemory) {
+  OpaqueOp opaque;
+  opaque.saved = {{ValueId(std::int32_t{1}), {}, DType::Float32}};
+  Model model = with_opaque(opaque);
+  model.ops[1].out = {ValueId(std::int32_t{1})};
+  model.ops[2].args = {Arg{ValueRef{ValueId(std::int32_t{1})}}};
+  const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+  EXPECT_TRUE(made_by(*lowered, lowered->templates[0].forward, lowered->templates[0], "opaque.my.gate").empty());
+  EXPECT_EQ(alive_at(*lowered, "aten.sum.default"), 6 * 4 * 4 + 4);
+}
+
 TEST(LoweringFacts, AGradientOverWhatWasThereTakesNoMemory) {
   using Storage = OpaqueOp::Gradient::Storage;
   const auto made_in_backward = [](Storage storage) {

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "core/plan/graph/gradient_paths.h"
+
 namespace foreshard {
 namespace {
 
@@ -148,6 +152,51 @@ TEST(ModuleGraphFromOps, WhatIsWrittenInPlaceIsItsMakersBefore) {
   EXPECT_EQ(graph.calls[1].outputs, made) << "it leaves the unit";
   EXPECT_THAT(graph.nodes[2].inputs, ::testing::Contains(made.front()));
   EXPECT_THAT(graph.nodes[2].outputs, ::testing::Contains(made.front()));
+}
+
+/// room = cos(ids); part = room[..]; part.copy_(h); seen = room[..]: what is seen of the room has h's history.
+TEST(ModuleGraphFromOps, AHistoryIsWrittenIntoMemory) {
+  Model model = program();
+  for (const char* name : {"part", "written", "seen"}) model.values.push_back({name, {2, 4}, DType::Float32, false});
+  model.ops = {op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.cos.default", 0, {0}, {}, 2),
+               op("aten.slice.Tensor", 0, {2}, {}, 5),       op("aten.copy_.default", 0, {5, 1}, {}, 6),
+               op("aten.slice.Tensor", 0, {2}, {}, 7),       op("aten.linear.default", 3, {7}, {1}, 3),
+               op("aten.add.Tensor", 0, {3, 3}, {}, 4)};
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const auto differentiable = [&] {
+    const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+    const auto seen = std::find_if(graph.tensors.begin(), graph.tensors.end(),
+                                   [](const GraphTensor& tensor) { return tensor.name == "seen"; });
+    return seen != graph.tensors.end() && seen->differentiable;
+  };
+  EXPECT_TRUE(differentiable());
+  model.ops[3].args[1] = model.ops[3].args[0];  // of itself: no history comes in
+  EXPECT_FALSE(differentiable());
+}
+
+/// The room is made, a unit's result is put into it, another unit runs, the room is read: that hangs on the write.
+TEST(ModuleGraphFromOps, WhatReadsMemoryTakesInItsLastWrite) {
+  Model model = program();
+  for (const char* name : {"part", "written"}) model.values.push_back({name, {2, 4}, DType::Float32, false});
+  model.ops = {op("aten.cos.default", 0, {0}, {}, 2),        op("aten.slice.Tensor", 0, {2}, {}, 5),
+               op("aten.linear.default", 3, {2}, {1}, 3),    op("aten.copy_.default", 0, {5, 3}, {}, 6),
+               op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.add.Tensor", 0, {2, 1}, {}, 4)};
+  const ModuleGraph graph = build_module_graph(model, {false, true, true, false}, {}).value();
+  ASSERT_EQ(graph.nodes.size(), 5U);
+  std::vector<std::string> read;
+  for (const std::int32_t input : graph.nodes.back().inputs)
+    read.push_back(graph.tensors[static_cast<std::size_t>(input)].name);
+  EXPECT_THAT(read, ::testing::UnorderedElementsAre("table", "written", "h"));
+}
+
+TEST(ModuleGraphFromOps, ParametersWithoutUsesHaveNoGradient) {
+  Model model = program();
+  EXPECT_THAT(params_with_gradient(model), ElementsAre(true, true));
+  model.ops[3].args = {model.ops[3].args[1], model.ops[3].args[1]};  // y = h + h: nobody reads z
+  EXPECT_THAT(params_with_gradient(model), ElementsAre(true, false));
+  model.ops.clear();
+  EXPECT_THAT(params_with_gradient(model), ElementsAre(true, true)) << "nothing is known";
 }
 
 TEST(ModuleGraphFromOps, MarksCheckpointedCalls) {
