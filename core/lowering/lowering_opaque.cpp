@@ -15,6 +15,17 @@ Layout layout_of(const ValueInfo& value) {
 
 namespace {
 
+/// By tensor argument: which value it is; -1: a parameter or buffer.
+std::vector<std::int32_t> values_given(const Op& op) {
+  std::vector<std::int32_t> values;
+  for_each_arg(op, [&](const Arg& arg) {
+    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
+    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
+      values.push_back(-1);
+  });
+  return values;
+}
+
 /// What multiplies matrices asks cuBLAS for its workspace while all that it has beside is there.
 KernelClass class_of(const OpaqueOp& opaque) { return opaque.flops > 0 ? KernelClass::Gemm : KernelClass::Elementwise; }
 
@@ -26,9 +37,15 @@ std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std
       emit.start(emit.op()->name, class_of(opaque), results.empty() ? DType::Float32 : results.front().dtype);
   kernel.flops = opaque.flops;
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
+  const std::vector<std::int32_t> given = values_given(*emit.op());
   std::vector<Ref> out;
-  for (const Layout& result : results) {
-    out.push_back(emit.tape().make(result, emit.category()));
+  for (const ValueId id : emit.op()->out) {
+    if (!id.valid()) continue;
+    const Layout& result = results[out.size()];
+    const auto changed = static_cast<std::size_t>(std::find(given.begin(), given.end(), id.value) - given.begin());
+    const bool in_place = changed < args.size();
+    out.push_back(in_place ? emit.tape().alias(args[changed], result, false)
+                           : emit.tape().make(result, emit.category()));
     kernel.written += result.bytes();
   }
   if (opaque.bytes_moved > 0) kernel.read = std::max<Bytes>(opaque.bytes_moved - kernel.written, 0);
@@ -98,12 +115,7 @@ void Machine::save_opaque(Node& node, std::int32_t step, const std::vector<Ref>&
   CheckpointFrame* frame = frame_of(step);
   const Op& op = *node.op;
   const OpaqueOp& opaque = model_.opaques[static_cast<std::size_t>(op.opaque)];
-  std::vector<std::int32_t> values;  // parallel to args; -1: parameters and buffers
-  for_each_arg(op, [&](const Arg& arg) {
-    if (const auto* value = std::get_if<ValueRef>(&arg.value)) values.push_back(value->id.value);
-    if (std::holds_alternative<ParamRef>(arg.value) || std::holds_alternative<BufferRef>(arg.value))
-      values.push_back(-1);
-  });
+  const std::vector<std::int32_t> values = values_given(op);
   std::int32_t own = 0;
   for (const OpaqueOp::Saved& kept : opaque.saved) {
     Saved saved;
