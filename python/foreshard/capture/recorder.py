@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from .answers import HOST_READS, TO_HOST, answer, unpinned
+from .answers import HOST_READS, TO_HOST, answer, unpinned, without_empty_parts
 from .errors import CaptureError
 from .known import KnownValues
 from .values import Storage, Value, ValueTable, geometry, literals_of, storage_key
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):
     # --------------------------------------------------------------------------------------------- dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        func, args, kwargs = unpinned(func, args, kwargs or {})
+        func, args, kwargs = unpinned(func, without_empty_parts(func, args), kwargs or {})
         name = str(func)
         if self._paused or name in _NO_WORK:
             return func(*args, **kwargs)
@@ -447,10 +447,11 @@ class Recorder(TorchDispatchMode):
             }
         else:  # a tensor that a module or a closure carries with it
             row |= {"op": "aten.empty.memory_format", "args": [list(tensor.shape)]}
-            self.notes.append(
-                f"{self.place()}: a tensor {_describe(tensor)} that is no parameter, buffer or input is counted as made "
-                "in every step"
-            )
+            if tensor.numel():
+                self.notes.append(
+                    f"{self.place()}: a tensor {_describe(tensor)} that is no parameter, buffer or input is counted as made "
+                    "in every step"
+                )
         if self.region is not None:
             row["region"] = self.region
         self.ops.append(row)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 parser = argparse.ArgumentParser()
 parser.add_argument("--context", choices=["buffers", "modules"])
 parser.add_argument("--tensor", action="store_true")
+parser.add_argument("--logits", choices=["whole", "gathered"], default="whole")  # of tensor ranks: as they come out, or by the loss
 parser.add_argument("--exchange", action="store_true")
 parser.add_argument("--experts", action="store_true")
 parser.add_argument("--replicate", action="store_true")
@@ -63,7 +64,7 @@ class Block(nn.Module):
     def attention(self, y, table):
         b, t, _ = y.shape
         q, k, v = ((each(y).view(b, t, -1, DIM // HEADS) * table[None, :t, None].to(y.dtype)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        return self.o(self.attend(q, k, v).transpose(1, 2).reshape(b, t, -1))
+        return self.o(self.attend(q, k, v).reshape(b, -1, t, DIM // HEADS).transpose(1, 2).reshape(b, t, -1))
 
     def feed(self, y):
         if args.experts:
@@ -98,6 +99,8 @@ def cut(model, mesh):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
     plan = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
+    if args.logits == "gathered":
+        plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
     for i in range(len(model.blocks)):
         plan |= {f"blocks.{i}.{name}": SequenceParallel() for name in ("norm", "norm2")}
         plan |= {f"blocks.{i}.{name}": ColwiseParallel(input_layouts=Shard(1)) for name in ("q", "k", "v", "up")}
@@ -146,7 +149,11 @@ for step in range(4):
     labels = torch.randint(0, WORDS, (2, SEQ), device="cuda")
 
     def train(tokens, labels):
-        loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), labels.flatten())
+        logits = model(tokens)
+        if args.logits == "gathered":
+            logits = logits.full_tensor()
+        logits = logits.flatten(0, 1).float()
+        loss = F.cross_entropy(logits, labels.flatten())
         loss.backward()
 
     if args.context == "buffers":
