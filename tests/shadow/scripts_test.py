@@ -177,6 +177,14 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer, within=0.001)
         self.assertFalse(any("cannot be run again" in note or "counted as made" in note for note in answer["notes"]), answer["notes"])
 
+    def test_blocks_that_run_again_from_inside_their_call(self):
+        """FSDP1 wraps such a module, so that what runs again gathers nothing; FSDP2's hooks are in what runs again."""
+        for words in (["call", "fsdp1"], ["call"]):
+            with self.subTest(words):
+                answer, _ = self.watch("modes.py", *words)
+                self.assert_as_planned(answer, within=0.002, reserved=0.1)
+                self.assertEqual(answer["differences"], [])
+
     def test_workers_write_no_lines_of_the_devices_log(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.fst"

@@ -434,6 +434,16 @@ class Recorder(TorchDispatchMode):
             name = self._detached[reference] = value.name
         return "%" + name
 
+    def enter(self, name: str, args: Any) -> None:
+        """The module `name` is called: what comes is in its call, though it has not begun (a `__call__` of its own). A view says so."""
+        given = next((t for t in _tensors(args) if t.device.type != "cpu" and t.is_floating_point()), None)
+        if given is None:
+            return
+        row = {"op": "aten.view.default", "module": name, "call": self.modules.next_call(name), "args": [self.reference(given), list(given.shape)]}
+        value = self.table.add(self.table.new_name(), given, len(self.ops))
+        value.grows = given.requires_grad and torch.is_grad_enabled()
+        self.ops.append(row | {"out": [value]})
+
     def _appeared(self, tensor: torch.Tensor, storage) -> Value | None:
         """A tensor that no recorded operator made."""
         if tensor.device.type == "cpu":

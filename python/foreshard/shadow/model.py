@@ -170,12 +170,18 @@ class _Copier:
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
+        import torch
+
+        from foreshard.capture import checkpoints
 
         inner = getattr(module, "_fsdp_wrapped_module", None)
         if inner is None and type(module).__name__ == "DistributedDataParallel":
             inner = module.module
         if inner is not None:
-            return self.module(inner)
+            twin = self.module(inner)
+            if class_of(inner).__call__ is not torch.nn.Module.__call__ and hasattr(module, "_fsdp_wrapped_module"):
+                twin.__dict__[checkpoints.OUTSIDE] = True
+            return twin
         if id(module) in self._modules:
             return self._modules[id(module)]
         twin = object.__new__(class_of(module))

@@ -1,7 +1,7 @@
 """What trainers do beside a plain step, one word each. eval: the model trains in evaluation mode, as it comes from a hub. check: an evaluation
 with gradients and other rows comes first. alike: values of the device are compared with each other. shuffle: rank 0's generator of the sampler
 goes to all over the device. frozen: the model has a table of settings that refuses to be changed. cache: keys are joined to a cache that is empty.
-workers: rows come from processes that work on them."""
+workers: rows come from processes that work on them. call: blocks run themselves again, from inside their own `__call__`. fsdp1: the other runtime."""
 
 import collections
 import sys
@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 WORDS, WIDTH, CLASSES, LENGTH = set(sys.argv[1:]), 512, 4096, 256
@@ -31,6 +33,9 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.up, self.down, self.drop = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.5)
+
+    def __call__(self, x):
+        return checkpoint(super().__call__, x, use_reentrant="fsdp1" in WORDS) if "call" in WORDS else super().__call__(x)
 
     def forward(self, x):
         y = self.drop(F.gelu(self.up(x)))
@@ -72,10 +77,12 @@ def alike(loss):
 def main():
     dist.init_process_group("nccl")
     torch.cuda.set_device(0)
-    model = Model()
-    for part in (*model.blocks, model):
-        fully_shard(part)
-    model.to("cuda")
+    model = Model().cuda()
+    if "fsdp1" in WORDS:
+        model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True)
+    else:
+        for part in (*model.blocks, model):
+            fully_shard(part)
     model.train("eval" not in WORDS)
     optimizer = torch.optim.AdamW(model.parameters())
     if "check" in WORDS:
