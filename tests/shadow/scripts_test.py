@@ -185,6 +185,11 @@ class Shadow(unittest.TestCase):
                 self.assert_as_planned(answer, within=0.002, reserved=0.1)
                 self.assertEqual(answer["differences"], [])
 
+    def test_a_batch_that_the_model_is_not_given_is_there_all_the_same(self):
+        answer, job = self.watch("modes.py", "images")
+        self.assert_as_planned(answer, within=0.002)
+        self.assertEqual(job["train"]["beside"], "12MiB")
+
     def test_workers_write_no_lines_of_the_devices_log(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.fst"

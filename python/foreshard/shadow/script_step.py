@@ -133,6 +133,11 @@ def given_storages() -> set:
     return set() if _tape is None else _tape.given_storages()
 
 
+def storages() -> set:
+    """Addresses of all that the step was given or has made, as far as it is there."""
+    return set() if _tape is None else _tape.storages()
+
+
 def gathers_outputs() -> bool:
     """The model's outputs are DTensors, and the script makes them whole before it works on them."""
     return _tape is not None and _tape.gathers
@@ -339,6 +344,10 @@ class Tape:
 
     def given_storages(self) -> set:
         return set(self._addresses)
+
+    def storages(self) -> set:
+        alive = [tensor() for _, tensor in self._slots.values()]
+        return self.given_storages() | {beside.address_of(each) for each in alive if each is not None and _plain(each)}
 
     # ---- again
 

@@ -316,6 +316,8 @@ def _may_train(module) -> bool:
 
 def backward_begins() -> None:
     root = _root()
+    if not steps.figures():
+        beside.backward_begins(root, script_step.storages())
     if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and steps.figures():
         _gradients["backward"] = _has_gradients(root)
 

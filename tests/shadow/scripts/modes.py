@@ -1,7 +1,8 @@
 """What trainers do beside a plain step, one word each. eval: the model trains in evaluation mode, as it comes from a hub. check: an evaluation
 with gradients and other rows comes first. alike: values of the device are compared with each other. shuffle: rank 0's generator of the sampler
 goes to all over the device. frozen: the model has a table of settings that refuses to be changed. cache: keys are joined to a cache that is empty.
-workers: rows come from processes that work on them. call: blocks run themselves again, from inside their own `__call__`. fsdp1: the other runtime."""
+workers: rows come from processes that work on them. call: blocks run themselves again, from inside their own `__call__`. fsdp1: the other runtime. images: the model is not
+given the batch, but what was made of it."""
 
 import collections
 import sys
@@ -96,6 +97,9 @@ def main():
         generator.set_state(state.cpu())
     for rows in DataLoader(Rows(), batch_size=4, shuffle=True, generator=generator, num_workers=2 if "workers" in WORDS else 0):
         rows = rows.cuda()
+        if "images" in WORDS:
+            images = torch.randn(4, 3, 512, 512, device="cuda")
+            rows = rows + images.mean().long()
         loss = F.cross_entropy(model(rows).flatten(0, 1), rows.flatten())
         if "alike" in WORDS:
             alike(loss.detach())
