@@ -166,8 +166,9 @@ class Shadow(unittest.TestCase):
             return {op["op"] for op in json.loads((pathlib.Path(folder) / "model.json").read_text())["ops"]}
 
     def test_values_of_the_device_that_a_script_compares_or_takes_back(self):
-        """All are zeros, so that they are alike; a generator's state that is no state stays what it was."""
-        answer, _ = self.watch("modes.py", "alike", "shuffle")
+        """All are zeros, so that they are alike, and finite; a generator's state that is no state stays what it was."""
+        answer, job = self.watch("modes.py", "alike", "finite", "shuffle")
+        self.assertEqual(job["train"].get("clip_grad_norm", 1.0), 1.0)
         self.assert_as_planned(answer, within=0.001)
         self.assertTrue(any("all of them read as zeros" in note for note in answer["notes"]), answer["notes"])
         self.assertTrue(any("keeps the one that it has" in note for note in answer["notes"]), answer["notes"])

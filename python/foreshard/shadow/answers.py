@@ -18,7 +18,7 @@ import functools
 import gc
 import os
 
-from . import masks
+from . import flags, masks
 from .hooks import after_import
 from .notes import note
 
@@ -72,8 +72,9 @@ def _torch(torch) -> None:
     _comparisons(torch)
     _generators(torch)
     masks.begin(torch)
+    flags.begin(torch)
     _threads(torch)
-    for name in ("repeat_interleave", "equal", "allclose", *masks.FUNCTIONS):  # scripts of torch.jit know operators by the functions that stood for them
+    for name in ("repeat_interleave", "equal", "allclose", *flags.FUNCTIONS, *masks.FUNCTIONS):  # scripts of torch.jit know operators by the functions that stood for them
         torch.jit._builtins._register_builtin(getattr(torch, name), f"aten::{name}")
 
 

@@ -1,8 +1,10 @@
-"""What trainers do beside a plain step, one word each. eval: the model trains in evaluation mode, as it comes from a hub. check: an evaluation
-with gradients and other rows comes first. alike: values of the device are compared with each other. shuffle: rank 0's generator of the sampler
-goes to all over the device. frozen: the model has a table of settings that refuses to be changed. cache: keys are joined to a cache that is empty.
-workers: rows come from processes that work on them. call: blocks run themselves again, from inside their own `__call__`. fsdp1: the other runtime. images: the model is not
-given the batch, but what was made of it."""
+"""What trainers do beside a plain step, one word each.
+
+eval: the model trains in evaluation mode, as it comes from a hub. check: an evaluation with gradients and other rows comes first. alike: values
+of the device are compared with each other. finite: a step is passed over whose gradients are not. shuffle: rank 0's generator of the sampler goes
+to all over the device. frozen: the model has a table of settings that refuses to be changed. cache: keys are joined to a cache that is empty.
+workers: rows come from processes that work on them. call: blocks run themselves again, from inside their own `__call__`. fsdp1: the other runtime.
+images: the model is not given the batch, but what was made of it."""
 
 import collections
 import sys
@@ -104,6 +106,10 @@ def main():
         if "alike" in WORDS:
             alike(loss.detach())
         loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) if "finite" in WORDS else None
+        if norm is not None and not (torch.isfinite(norm) and torch.isfinite(rows).all().item()):
+            optimizer.zero_grad()
+            continue
         optimizer.step()
         optimizer.zero_grad()
 
