@@ -239,6 +239,11 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["loss_parallel"])
         self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
+    def test_a_first_block_that_cuts_the_sequence(self):
+        answer, job = self.watch("mesh.py", "--tensor", "--split")
+        self.assert_as_planned(answer)
+        self.assertNotIn("gather", [style for name, style in job["mesh"]["plan"].items() if name.startswith("blocks")])
+
     def test_experts_on_ranks(self):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})

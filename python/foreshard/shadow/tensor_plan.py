@@ -11,6 +11,7 @@ import sys
 import weakref
 
 from . import names
+from .notes import note
 
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _numbers: dict[tuple[int, str], tuple] = {}  # by module and attribute: the module, the whole number that the attribute was at first
@@ -164,12 +165,22 @@ def _scatters(module, layout) -> bool:
 
 
 def _gathers(module) -> bool:
+    """Whether what the module is called with is made whole; what was whole and is cut before it (a first block's) is no gather."""
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
     prepared = [value for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput)]
-    return any(
-        each.input_layouts != each.desired_input_layouts or each.input_kwarg_layouts != each.desired_input_kwarg_layouts for each in prepared
-    )
+    changes = [pair for each in prepared for pair in _changes(each)]
+    if changes and all(was.is_replicate() for was, _ in changes):
+        note("a module cuts along the sequence what every rank has whole: planned is a layer before it that hands on each rank's part")
+        return False
+    return bool(changes)
+
+
+def _changes(prepared) -> list[tuple]:
+    """(layout that comes, layout that is wanted) where these differ."""
+    named = [(was, prepared.desired_input_kwarg_layouts.get(key)) for key, was in prepared.input_kwarg_layouts.items()]
+    pairs = [*zip(prepared.input_layouts or (), prepared.desired_input_layouts or ()), *named]
+    return [(was, wanted) for was, wanted in pairs if was is not None and wanted is not None and was != wanted]
 
 
 def _patterns(words: dict[str, str]) -> dict[str, str]:

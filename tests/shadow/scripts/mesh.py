@@ -18,6 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--context", choices=["buffers", "modules"])
 parser.add_argument("--tensor", action="store_true")
 parser.add_argument("--logits", choices=["whole", "gathered"], default="whole")  # of tensor ranks: as they come out, or by the loss
+parser.add_argument("--split", action="store_true")  # the first block cuts what the embedding hands on whole
 parser.add_argument("--exchange", action="store_true")
 parser.add_argument("--experts", action="store_true")
 parser.add_argument("--replicate", action="store_true")
@@ -96,11 +97,14 @@ class Model(nn.Module):
 
 def cut(model, mesh):
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 
     plan = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
     if args.logits == "gathered":
         plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    if args.split:
+        plan["embed"] = RowwiseParallel(input_layouts=Replicate())
+        plan["blocks.0"] = PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Shard(1), None), use_local_output=True)
     for i in range(len(model.blocks)):
         plan |= {f"blocks.{i}.{name}": SequenceParallel() for name in ("norm", "norm2")}
         plan |= {f"blocks.{i}.{name}": ColwiseParallel(input_layouts=Shard(1)) for name in ("q", "k", "v", "up")}
