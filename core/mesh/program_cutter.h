@@ -81,6 +81,7 @@ class ProgramCutter : private RankProgram {
   std::int32_t enter_replicated(const Open& open, std::int32_t value);
   bool sums_later() const;
   void gather_to_split(Op& op);
+  bool gathers(const Op& op, std::int32_t index);
   void find_homes();
   void set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index);
   void finish_results(const Op& op);
@@ -131,6 +132,7 @@ class ProgramCutter : private RankProgram {
   PartialGradients partial_;
   std::vector<Op> old_;
   std::vector<Open> open_;
+  std::set<std::int32_t> gathered_later_;             // logits that stay cut until the loss copies them
   std::set<std::int32_t> torn_;                       // values of a rank's part that are no part of the whole model's
   std::vector<Rows> rows_of_;                         // by exchange
   std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them
