@@ -233,11 +233,17 @@ class Shadow(unittest.TestCase):
         self.assertEqual(answer["differences"], [])
 
     def test_logits_of_tensor_ranks_that_the_loss_makes_whole(self):
-        """full_tensor() of a DTensor behind the model: of the model, which is whole, it is nothing."""
+        """full_tensor() of a DTensor behind the model: a gather, while the rank's part is what a name keeps."""
         answer, job = self.watch("mesh.py", "--tensor", "--logits", "gathered")
         self.assert_as_planned(answer)
+        self.assertEqual(job["mesh"]["plan"]["head"], "head_gathered")
         self.assertFalse(job["mesh"]["loss_parallel"])
         self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
+
+    def test_norms_that_gather_what_they_hand_on(self):
+        answer, job = self.watch("mesh.py", "--tensor", "--norms")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["mesh"]["plan"]["blocks.*.gated"], "gather")
 
     def test_a_first_block_that_cuts_the_sequence(self):
         answer, job = self.watch("mesh.py", "--tensor", "--split")

@@ -1,5 +1,5 @@
-"""DTensors behind a script's model. The model that is captured is whole: what hands on all of a DTensor (full_tensor(), to_local() of a
-replica) is nothing there."""
+"""DTensors behind a script's model. The model that is captured is whole: what hands on all of a DTensor (to_local() of a replica) is nothing
+there, and what makes it whole (full_tensor()) a copy, in whose place a plan over ranks has the gather."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ class Whole:
 
     def __call__(self, tensor, *rest):
         return tensor
+
+
+class Gathered:
+    """The same of one that ranks have parts of."""
+
+    def __call__(self, tensor, *rest):
+        return tensor.clone()
 
 
 def stands_for(cls) -> Whole | None:

@@ -313,7 +313,7 @@ class Tape:
             self.paused -= 1
         made = leaves(result)
         if isinstance(function, dtensors.Whole):
-            self._look_at_places(tensors, made, derived)
+            function = self._look_at_places(function, tensors, made, derived)
         if getattr(function, "__name__", "") == "__deepcopy__":  # goes to the storage itself, which a copy of the step has not
             function, packed = _Copied(), ((packed[0][0],), {})
         if not made:  # a question, or a setting: no step of the computation
@@ -322,10 +322,13 @@ class Tape:
             self._rows.append(("call", function, packed, [self._slot_of_result(each, derived) for each in made], grad, cast))
         return result
 
-    def _look_at_places(self, given: list, made: list, derived: bool) -> None:
+    def _look_at_places(self, function, given: list, made: list, derived: bool):
         if not dtensors.is_whole(given, made):
             self.broken = self.broken or "it works on its rank's part of a DTensor"
-        self.gathers = self.gathers or (derived and dtensors.is_gathered(made[0]))
+            return function
+        gathers = derived and dtensors.is_gathered(made[0]) and not dtensors.is_gathered(given[0])
+        self.gathers = self.gathers or gathers
+        return dtensors.Gathered() if gathers else function
 
     def ends(self, loss) -> None:
         if self._over or self.paused:

@@ -506,7 +506,7 @@ def finish() -> None:
     _found["loss"] = loss.found()
     _found["keeps_outputs"] = loss.kept()
     if (cut := tensor_plan.found(_root())) is not None:
-        _found["tensor"] = cut | {"loss": cut["loss"] and not script_step.gathers_outputs()}
+        _found["tensor"] = tensor_plan.gathered_by_the_loss(cut) if script_step.gathers_outputs() else cut
     if _found["runtime"] == "fsdp2" and (narrow := float8.found(_root())) is not None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):

@@ -65,9 +65,17 @@ def found(root) -> dict | None:
         sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
         if word is not None:
             words[names.clean(name)] = word
+    if sequence:
+        words |= _given_whole(root, words)
     for name, local in _heads(root, words):
         words[name], loss = "head", loss or not local
     return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
+
+
+def gathered_by_the_loss(cut: dict) -> dict:
+    """The same where the script itself makes whole what its head hands on as a DTensor."""
+    words = {name: "head_gathered" if cut["loss"] and word == "head" else word for name, word in cut["plan"].items()}
+    return cut | {"plan": words, "loss": False}
 
 
 def over(parameters, fsdp_mesh) -> dict[str, int]:
@@ -174,6 +182,23 @@ def _gathers(module) -> bool:
         note("a module cuts along the sequence what every rank has whole: planned is a layer before it that hands on each rank's part")
         return False
     return bool(changes)
+
+
+def _given_whole(root, words: dict) -> dict[str, str]:
+    """Modules whose columnwise layers are given what is whole, where norms work on parts: what gathers it (the norm's own style) does so once
+    for all of them."""
+    found, of_parts = {}, [name for name, word in words.items() if word == "sequence"]
+    for path, module in root.named_modules():
+        name = names.clean(path)
+        taken = _placements(module._forward_pre_hooks) if words.get(name) == "colwise" else []
+        owner = name.rpartition(".")[0]
+        above = [owner[:at] for at, each in enumerate(owner) if each == "."] + [owner]
+        if not taken or not owner or not all(one.is_replicate() for one in taken):
+            continue
+        told = any(words.get(each) in ("gather", "summed") for each in above) or any(each.startswith(f"{owner}.") for each in of_parts)
+        if not told:
+            found[owner] = "gather"
+    return found
 
 
 def _changes(prepared) -> list[tuple]:
