@@ -18,7 +18,7 @@ class PlanMaker {
       const ModuleStyle style = styles[m];
       if (style == ModuleStyle::None) continue;
       const AdaptedLayer& layer = tree_.layer[m];
-      const bool colwise = style == ModuleStyle::Colwise || style == ModuleStyle::Head;
+      const bool colwise = style == ModuleStyle::Colwise || is_head(style);
       const bool cuts = colwise || style == ModuleStyle::Rowwise || style == ModuleStyle::Sequence;
       if (layer.layer.valid() && !cuts) {  // what its input is, of base and adapter alike
         add(layer.layer, style);

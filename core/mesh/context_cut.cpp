@@ -96,7 +96,10 @@ void copy_results(Model& model) {
     const bool turns = op.name == "aten.transpose.int" && joined.contains(read);
     ops.push_back(std::move(op));
     const Op& made = ops.back();
-    if (attends) {
+    const bool seen_alike =
+        made.name == "aten.view.default" && joined.contains(read) &&
+        model.values[static_cast<std::size_t>(read)].shape == model.values[made.out.front().index()].shape;
+    if (attends || seen_alike) {
       joined.insert(made.out.front().value);
       model.values[made.out.front().index()].strides.clear();
     }

@@ -24,12 +24,6 @@ std::int32_t cut_of(const Shape& whole, const Shape& part, std::int64_t ranks, b
 
 }  // namespace
 
-const ProgramCutter::Open* ProgramCutter::open_local() const {
-  const auto at = std::find_if(open_.begin(), open_.end(),
-                               [this](const Open& open) { return styles_[open.module.index()] == ModuleStyle::Local; });
-  return at == open_.end() ? nullptr : &*at;
-}
-
 Error not_local(std::string place, std::string message, std::string got) {
   return {ErrorCode::Unsupported,
           std::move(message),

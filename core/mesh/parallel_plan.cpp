@@ -9,10 +9,11 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 14> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 15> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
      {"head", ModuleStyle::Head},
+     {"head_gathered", ModuleStyle::HeadGathered},
      {"sequence", ModuleStyle::Sequence},
      {"gather", ModuleStyle::Gather},
      {"local", ModuleStyle::Local},
@@ -170,7 +171,7 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
     if (!matched && own) return tl::unexpected(matched.error());
     if (!matched) continue;  // an architecture's plan names parts that not every model has
     for (const std::size_t m : *matched) {
-      const bool cuts = *style == ModuleStyle::Colwise || *style == ModuleStyle::Rowwise || *style == ModuleStyle::Head;
+      const bool cuts = *style == ModuleStyle::Colwise || *style == ModuleStyle::Rowwise || is_head(*style);
       if (cuts && !can_be_cut(model, model.modules[m])) {
         return fail(plan_error(ErrorCode::Inconsistent, "a " + word + " module must hold a weight of two dimensions",
                                "a linear layer or an embedding",

@@ -17,14 +17,16 @@ namespace foreshard {
 /// One of the words of mesh.plan.
 enum class ModuleStyle : std::uint8_t {
   None,
-  Colwise,    // "colwise": a linear layer's rows, an embedding's columns; the result stays cut along its last dimension
-  Rowwise,    // "rowwise": a linear layer's columns, an embedding's rows; the result is summed over the ranks
-  Head,       // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
-  Sequence,   // "sequence": every rank has the weights, the input stays cut
-  Gather,     // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
-  Local,      // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
-  Replicate,  // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
-  Summed,     // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
+  Colwise,  // "colwise": a linear layer's rows, an embedding's columns; the result stays cut along its last dimension
+  Rowwise,  // "rowwise": a linear layer's columns, an embedding's rows; the result is summed over the ranks
+  Head,     // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
+  HeadGathered,  // "head_gathered": colwise; what comes out stays cut, and is held so, until the loss gathers it
+                 // (full_tensor())
+  Sequence,      // "sequence": every rank has the weights, the input stays cut
+  Gather,        // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
+  Local,         // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
+  Replicate,     // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
+  Summed,        // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
   ExpertTensor,  // "expert_tensor": stacked weights, every expert's matrices cut (torchtitan's TensorParallel)
   GradientSum,   // "gradient_sum": whole weights beside the mesh, whose gradients a hook of the script sums over the
                  // ranks
@@ -32,6 +34,7 @@ enum class ModuleStyle : std::uint8_t {
   Experts,       // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);
+constexpr bool is_head(ModuleStyle style) { return style == ModuleStyle::Head || style == ModuleStyle::HeadGathered; }
 
 /// The style of every module, by ModuleId: job.mesh.plan where it is given, else what the architecture's builder wrote
 /// (Model::parallel). Errors: nobody knows how to cut this model; a pattern that matches no module; a word that is no

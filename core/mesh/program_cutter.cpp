@@ -142,30 +142,47 @@ bool ProgramCutter::inside(ModuleStyle style) const {
   return !open_.empty() && styles_[open_.back().module.index()] == style;
 }
 
-/// Inside a module that sums what it hands on.
-bool ProgramCutter::sums_later() const {
+/// ... or one around it.
+bool ProgramCutter::within(ModuleStyle style) const {
   return std::any_of(open_.begin(), open_.end(),
-                     [this](const Open& open) { return styles_[open.module.index()] == ModuleStyle::Summed; });
+                     [&](const Open& open) { return styles_[open.module.index()] == style; });
 }
 
 /// What a module hands on: the sum over the ranks of a rowwise one and of experts, a head's logits.
 void ProgramCutter::finish_rowwise(const Open& open) {
   const ModuleStyle style = styles_[open.module.index()];
   const bool rows = style == ModuleStyle::Rowwise || style == ModuleStyle::ExpertTensor;
-  const bool sums = style == ModuleStyle::Summed || (rows && !sums_later());
-  if (!sums && style != ModuleStyle::Head) return;
+  const bool sums = style == ModuleStyle::Summed || (rows && !within(ModuleStyle::Summed));
+  if (!sums && !is_head(style)) return;
   if (ops_.empty() || ops_.back().out.empty() || !ops_.back().out.front().valid()) return;
   const std::int32_t result = ops_.back().out.front().value;
   Cut& cut = cuts_[static_cast<std::size_t>(result)];
   if (cut.term) {
     now_[result] = reduce(result, open.module, open.call);
-  } else if (style == ModuleStyle::Head && cut.cut()) {
-    if (options_.loss) {
+  } else if (is_head(style) && cut.cut()) {
+    if (style == ModuleStyle::HeadGathered) {
+      gathered_later_.insert(result);
+    } else if (options_.loss) {
       cut.spread = true;
     } else {
       now_[result] = gather(result, true, false, open.module, open.call);
     }
   }
+}
+
+/// A copy of logits that stayed cut is the loss's full_tensor(): a gather. Whether it is one.
+bool ProgramCutter::gathers(const Op& op, std::int32_t index) {
+  const auto* from = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+  if (from == nullptr || op.name != "aten.clone.default" || !gathered_later_.contains(from->id.value)) return false;
+  const std::int32_t value = from->id.value, copy = op.out.front().value;
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  const Hold of_copy = model_.values[static_cast<std::size_t>(copy)].held;
+  place_.back() = static_cast<std::int32_t>(ops_.size());
+  const std::int32_t made = now_[copy] = gather(value, true, false, op.module, op.call);
+  model_.values[static_cast<std::size_t>(value)].held = held;
+  model_.values[static_cast<std::size_t>(made)].held = of_copy;
+  made_at_[static_cast<std::size_t>(copy)] = index;
+  return true;
 }
 
 // ------------------------------------------------------------------------------------------------ new operators
@@ -219,6 +236,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
       return options_.sequence && along_sequence ? gather(value, false, true, module, open.call) : value;
     case ModuleStyle::Colwise:
     case ModuleStyle::Head:
+    case ModuleStyle::HeadGathered:
       if (along_sequence) return gather(value, false, true, module, open.call);
       if (cut.cut() || cut.replica || cut.term || (cut.spread && !partial_.arrives(value))) return value;
       return copied(value, {module, open.call}, true);
@@ -321,12 +339,13 @@ std::vector<CutTensor> ProgramCutter::tensors_of(Op& op) {
 }
 
 Result<void> ProgramCutter::carry(std::int32_t index) {
-  if (open_local() != nullptr) return carry_local(index);
+  if (within(ModuleStyle::Local)) return carry_local(index);
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
   });
   if (wrong_) return fail(std::move(*wrong_));
+  if (gathers(op, index)) return {};
   exchange_rows(op);
   gather_to_split(op);
   part_whole_operands(op);
@@ -356,6 +375,9 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     follow_rows(op, args, results, cuts);
   }
   set_results(op, std::move(cuts), index);
+  if (std::any_of(args.begin(), args.end(), [this](const CutTensor& x) { return gathered_later_.contains(x.value); }))
+    for (const ValueId id : op.out)
+      if (id.valid() && cuts_[id.index()].cut()) gathered_later_.insert(id.value);
   partial_.follow(
       op, args,
       inside(ModuleStyle::Replicate) ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
@@ -363,7 +385,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   without_copy(op);
   ops_.push_back(std::move(op));
   const bool keeps = inside(ModuleStyle::Rowwise) || inside(ModuleStyle::ExpertTensor);
-  if (!keeps && !sums_later()) finish_results(ops_.back());
+  if (!keeps && !within(ModuleStyle::Summed)) finish_results(ops_.back());
   return {};
 }
 

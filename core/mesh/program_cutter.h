@@ -80,8 +80,9 @@ class ProgramCutter : private RankProgram {
   std::int32_t enter(Open& open, std::int32_t value);
   std::int32_t enter_replicated(const Open& open, std::int32_t value);
   bool inside(ModuleStyle style) const;
-  bool sums_later() const;
+  bool within(ModuleStyle style) const;
   void gather_to_split(Op& op);
+  bool gathers(const Op& op, std::int32_t index);
   void find_homes();
   void set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index);
   void finish_results(const Op& op);
@@ -90,7 +91,6 @@ class ProgramCutter : private RankProgram {
   void without_copy(Op& op);
 
   // Modules that run on a rank's own part (local_part.cpp)
-  const Open* open_local() const;
   Result<void> carry_local(std::int32_t index);
 
   // Experts (expert_exchange.cpp)
@@ -138,6 +138,7 @@ class ProgramCutter : private RankProgram {
   std::vector<Op> old_;
   std::vector<Open> open_;
   std::optional<Error> wrong_;                        // with what a module was about to be given
+  std::set<std::int32_t> gathered_later_;             // logits that stay cut until the loss copies them
   std::set<std::int32_t> torn_;                       // values of a rank's part that are no part of the whole model's
   std::vector<Rows> rows_of_;                         // by exchange
   std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them

@@ -150,6 +150,54 @@ class Shadow(unittest.TestCase):
             self.assertFalse(job["fsdp"]["wrap"]["root"])
             self.assertIn("teacher.blocks.0", job["fsdp"]["wrap"]["units"])
 
+    def test_models_that_train_in_evaluation_mode(self):
+        """As they come from a hub: no dropout; and an evaluation with gradients that comes first is none of their steps."""
+        for words in (["eval"], ["check"]):
+            with self.subTest(words):
+                answer, job = self.watch("modes.py", *words)
+                self.assert_as_planned(answer, within=0.001)
+                self.assertEqual((job["model"]["batch"], job["model"]["seq"]), (4, 256))
+                self.assertEqual("aten.native_dropout.default" in self.operators(*words), words == ["check"])
+
+    def operators(self, *words):
+        """Names of the model's operators that the script leaves behind."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.watch("modes.py", *words, flags=("--world", "4", "--out", folder))
+            return {op["op"] for op in json.loads((pathlib.Path(folder) / "model.json").read_text())["ops"]}
+
+    def test_values_of_the_device_that_a_script_compares_or_takes_back(self):
+        """All are zeros, so that they are alike, and finite; a generator's state that is no state stays what it was."""
+        answer, job = self.watch("modes.py", "alike", "finite", "shuffle")
+        self.assertEqual(job["train"].get("clip_grad_norm", 1.0), 1.0)
+        self.assert_as_planned(answer, within=0.001)
+        self.assertTrue(any("all of them read as zeros" in note for note in answer["notes"]), answer["notes"])
+        self.assertTrue(any("keeps the one that it has" in note for note in answer["notes"]), answer["notes"])
+
+    def test_settings_that_refuse_to_be_changed_and_empty_caches(self):
+        answer, _ = self.watch("modes.py", "frozen", "cache")
+        self.assert_as_planned(answer, within=0.001)
+        self.assertFalse(any("cannot be run again" in note or "counted as made" in note for note in answer["notes"]), answer["notes"])
+
+    def test_blocks_that_run_again_from_inside_their_call(self):
+        """FSDP1 wraps such a module, so that what runs again gathers nothing; FSDP2's hooks are in what runs again."""
+        for words in (["call", "fsdp1"], ["call"]):
+            with self.subTest(words):
+                answer, _ = self.watch("modes.py", *words)
+                self.assert_as_planned(answer, within=0.002, reserved=0.1)
+                self.assertEqual(answer["differences"], [])
+
+    def test_a_batch_that_the_model_is_not_given_is_there_all_the_same(self):
+        answer, job = self.watch("modes.py", "images")
+        self.assert_as_planned(answer, within=0.002)
+        self.assertEqual(job["train"]["beside"], "12MiB")
+
+    def test_workers_write_no_lines_of_the_devices_log(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "run.fst"
+            answer, _ = self.watch("modes.py", "workers", flags=("--world", "4", "--timeline", str(path)))
+            self.assertTrue(path.exists())
+        self.assert_as_planned(answer, within=0.001)
+
     def test_optimizers_in_turns_are_told(self):
         answer, _ = self.watch("losses.py", "--loss", "mean", "--turns")
         self.assertTrue(any("in turns" in note for note in answer["notes"]), answer["notes"])
@@ -183,6 +231,24 @@ class Shadow(unittest.TestCase):
         answer, _ = self.watch("mesh.py", "--tensor")
         self.assert_as_planned(answer)
         self.assertEqual(answer["differences"], [])
+
+    def test_logits_of_tensor_ranks_that_the_loss_makes_whole(self):
+        """full_tensor() of a DTensor behind the model: a gather, while the rank's part is what a name keeps."""
+        answer, job = self.watch("mesh.py", "--tensor", "--logits", "gathered")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["mesh"]["plan"]["head"], "head_gathered")
+        self.assertFalse(job["mesh"]["loss_parallel"])
+        self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
+
+    def test_norms_that_gather_what_they_hand_on(self):
+        answer, job = self.watch("mesh.py", "--tensor", "--norms")
+        self.assert_as_planned(answer)
+        self.assertEqual(job["mesh"]["plan"]["blocks.*.gated"], "gather")
+
+    def test_a_first_block_that_cuts_the_sequence(self):
+        answer, job = self.watch("mesh.py", "--tensor", "--split")
+        self.assert_as_planned(answer)
+        self.assertNotIn("gather", [style for name, style in job["mesh"]["plan"].items() if name.startswith("blocks")])
 
     def test_experts_on_ranks(self):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 from .recorder import Place, Recorder
 
 
+OUTSIDE = "_hooks_outside"  # of a module whose unit wraps it: what its `__call__` runs again has none of the unit's hooks
 _COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor")  # what parallel styles bring in
 
 
@@ -41,9 +42,12 @@ class Regions:
 
     def _begin(self, kind: str, function, args, kwargs) -> dict[str, Any]:
         recorder = self._recorder
-        module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+        module = function if isinstance(function, torch.nn.Module) else getattr(getattr(function, "func", function), "__self__", None)
         name = recorder.modules.name_of(module) if isinstance(module, torch.nn.Module) else None
-        whole = name is not None and isinstance(function, torch.nn.Module)
+        inside = name is not None and getattr(module, OUTSIDE, False) and recorder.modules.name() != name
+        whole = name is not None and (inside or isinstance(function, torch.nn.Module))
+        if inside:
+            recorder.enter(name, args)
         references = []
         for leaf in tree_flatten((args, kwargs))[0]:
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":

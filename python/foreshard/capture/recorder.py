@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from .answers import HOST_READS, TO_HOST, answer, unpinned
+from .answers import HOST_READS, TO_HOST, answer, unpinned, without_empty_parts
 from .autocast import Casts
 from .errors import CaptureError
 from .known import KnownValues
@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):
     # --------------------------------------------------------------------------------------------- dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        func, args, kwargs = unpinned(func, args, kwargs or {})
+        func, args, kwargs = unpinned(func, without_empty_parts(func, args), kwargs or {})
         name = str(func)
         if self._paused or name in _NO_WORK:
             return func(*args, **kwargs)
@@ -438,6 +438,16 @@ class Recorder(TorchDispatchMode):
             name = self._detached[reference] = value.name
         return "%" + name
 
+    def enter(self, name: str, args: Any) -> None:
+        """The module `name` is called: what comes is in its call, though it has not begun (a `__call__` of its own). A view says so."""
+        given = next((t for t in _tensors(args) if t.device.type != "cpu" and t.is_floating_point()), None)
+        if given is None:
+            return
+        row = {"op": "aten.view.default", "module": name, "call": self.modules.next_call(name), "args": [self.reference(given), list(given.shape)]}
+        value = self.table.add(self.table.new_name(), given, len(self.ops))
+        value.grows = given.requires_grad and torch.is_grad_enabled()
+        self.ops.append(row | {"out": [value]})
+
     def _appeared(self, tensor: torch.Tensor, storage) -> Value | None:
         """A tensor that no recorded operator made."""
         if tensor.device.type == "cpu":
@@ -451,10 +461,11 @@ class Recorder(TorchDispatchMode):
             }
         else:  # a tensor that a module or a closure carries with it
             row |= {"op": "aten.empty.memory_format", "args": [list(tensor.shape)]}
-            self.notes.append(
-                f"{self.place()}: a tensor {_describe(tensor)} that is no parameter, buffer or input is counted as made "
-                "in every step"
-            )
+            if tensor.numel():
+                self.notes.append(
+                    f"{self.place()}: a tensor {_describe(tensor)} that is no parameter, buffer or input is counted as made "
+                    "in every step"
+                )
         if self.region is not None:
             row["region"] = self.region
         self.ops.append(row)

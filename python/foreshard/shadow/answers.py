@@ -3,6 +3,8 @@
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
 - torch.compile leaves functions as they are (but for FlexAttention: flex.py).
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
+- Tensors of the device that are compared as a whole are alike: all of them read as zeros.
+- A generator of the host keeps its state where it is given one that came by way of the device.
 - Tokens that go to experts by counts of the device go in even shares.
 - Distributions do not look at their parameters' values.
 - Kernels of Triton do nothing and take no time: what they write to was allocated by who calls them.
@@ -11,10 +13,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import os
 
-from . import masks
+from . import flags, masks
 from .hooks import after_import
 from .notes import note
 
@@ -65,9 +69,12 @@ def _torch(torch) -> None:
     _without_cudnn(torch)
     _fills(torch)
     _repeats(torch)
+    _comparisons(torch)
+    _generators(torch)
     masks.begin(torch)
+    flags.begin(torch)
     _threads(torch)
-    for name in ("repeat_interleave", *masks.FUNCTIONS):  # scripts of torch.jit know operators by the functions that stood for them
+    for name in ("repeat_interleave", "equal", "allclose", *flags.FUNCTIONS, *masks.FUNCTIONS):  # scripts of torch.jit know operators by the functions that stood for them
         torch.jit._builtins._register_builtin(getattr(torch, name), f"aten::{name}")
 
 
@@ -98,6 +105,42 @@ def _repeats(torch) -> None:
 
     torch.repeat_interleave = counted(torch.repeat_interleave)
     torch.Tensor.repeat_interleave = counted(torch.Tensor.repeat_interleave)
+
+
+def _comparisons(torch) -> None:
+    """equal() and allclose() of the device's tensors: what reads as zeros is alike. By itself PyTorch would read a flag, and that as false."""
+
+    def alike(inner):
+        @functools.wraps(inner)
+        def compared(input, other, *args, **kwargs):
+            result = inner(input, other, *args, **kwargs)
+            if not result and isinstance(input, torch.Tensor) and input.is_cuda and input.shape == getattr(other, "shape", None):
+                note("equal() and allclose() of tensors on the device: they are, for all of them read as zeros")
+                return True
+            return result
+
+        return compared
+
+    for name in ("equal", "allclose"):
+        for place in (torch, torch.Tensor):
+            setattr(place, name, alike(getattr(place, name)))
+
+
+def _generators(torch) -> None:
+    """States of generators that rank 0 sends over the device are read back as zeros, which is none: ranks that do the same have the same."""
+    kind = torch._C.Generator
+    inner = kind.set_state
+
+    @functools.wraps(inner)
+    def set_state(self, state):
+        if self.device.type == "cpu" and isinstance(state, torch.Tensor) and not state.any():
+            note("a generator's state that came by way of the device: it keeps the one that it has")
+            return self
+        return inner(self, state)
+
+    methods = gc.get_referents(kind.__dict__)[0]  # a type of C, whose attributes Python does not set
+    methods["set_state"] = set_state
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def _exchanges(module) -> None:

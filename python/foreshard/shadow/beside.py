@@ -9,6 +9,7 @@ import weakref
 
 _LEAST = 1 << 20  # bytes that are worth a line in a job
 
+_of_step: list[tuple] | None = None  # of the first: what its model is not given, and is there until backward (images that were encoded before)
 _held: list[list[tuple]] = []  # at the first forward of each of the first steps: weak references, addresses, bytes
 
 
@@ -25,16 +26,34 @@ def step_begins() -> None:
     ])  # fmt: skip
 
 
+def backward_begins(root, given: set[int]) -> None:
+    """The first one. The rest of a batch that the model is not given lives as long as the script has a name for it: as a rule until the next."""
+    global _of_step
+    if _of_step is not None or len(_held) != 1 or root is None:
+        return
+    own = _owned(root, given)
+    _of_step = [row for row in _held[0] if _is_there(row) and row[1] not in own]
+
+
+def _owned(root, given: set[int]) -> set[int]:
+    return set(given) | {_address(each) for each in (*_of_module(root), *carried(root))} if root is not None else set(given)
+
+
+def _is_there(row: tuple) -> bool:
+    return row[0]() is not None and _address(row[0]()) == row[1]
+
+
 def found(root, given: set[int], optimizers: list) -> int:
     """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what its
     optimizers keep: the plan has these."""
-    own = set(given) | {_address(each) for each in (*_of_module(root), *carried(root))} if root is not None else set(given)
+    own = _owned(root, given)
     for state in (state for optimizer in optimizers for state in optimizer.state.values()):
         own |= {_address(each) for each in _inside(state, 3)}
     rows = _held[-1] if _held else []
     if len(_held) == 2:
-        rows = [row for row in rows if row[0]() is not None and _address(row[0]()) == row[1]]
+        rows = [row for row in rows if _is_there(row)]
     total = sum({address: size for _, address, size in rows if address not in own}.values())
+    total += sum({row[1]: row[2] for row in _of_step or () if not _is_there(row)}.values())
     return total if total >= _LEAST else 0
 
 

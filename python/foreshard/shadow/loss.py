@@ -37,6 +37,12 @@ def root_begins() -> None:
     _still_held()
 
 
+def forget() -> None:
+    """The forward that was looked at was none of training."""
+    if _found is None:
+        _running.clear()
+
+
 def root_ends(output) -> None:
     """The root's first training forward: its outputs are looked at."""
     if _found is not None or _running:

@@ -32,14 +32,14 @@ def write(root, found: dict, call: dict) -> dict | None:
     if root is None or not call or os.environ.get(PLAN) == "0":
         return None
     began = time.monotonic()
-    module = unsharded(root, call["forwards"])
+    module = unsharded(root, call)
     try:
         try:
             captured = _capture(module, found, call)
         except Exception:  # its code may want tables of this rank's length
             if call.get("sequence") is None:
                 raise
-            module = unsharded(root, call["forwards"], whole=False)
+            module = unsharded(root, call, whole=False)
             captured = _capture(module, found, call)
         if "float8" in found:
             float8.mark(captured.document, found["float8"]["params"])
@@ -105,7 +105,6 @@ def _capture(module, found, call):
             del result
         value.backward()
 
-    module.train()
     kwargs = {key: value for key, value in call["kwargs"].items()}
     own = script_step.found()
     if own is not None:
@@ -148,31 +147,42 @@ def replaced_forwards(root) -> dict:
     return {key: forward for key, forward in found.items() if isinstance(forward, types.FunctionType)}
 
 
-def unsharded(root, forwards: dict, whole: bool = True):
-    """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks. `forwards`: replaced_forwards()
-    of the call that is copied; `whole`: buffers that ranks share parts of are whole too."""
-    return _Copier(root, forwards, whole).module(root)
+def modes(root) -> dict:
+    """Of training or evaluation, by the module's id."""
+    return {id(module): module.training for module in root.modules()}
+
+
+def unsharded(root, call: dict, whole: bool = True):
+    """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks. `call`: what is copied, with its
+    replaced_forwards() and modes(); `whole`: buffers that ranks share parts of are whole too."""
+    return _Copier(root, call, whole).module(root)
 
 
 class _Copier:
-    def __init__(self, root, forwards, whole):
+    def __init__(self, root, call, whole):
         self._whole = whole
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
         self._shapes = flat_shapes(root) | _sharded_shapes(root)
-        self._forwards = forwards
+        self._forwards, self._modes = call["forwards"], call["modes"]
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
         self._ranks, self._experts = tensor_plan.ranks(root), expert_weights.specs(root)
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
+        import torch
+
+        from foreshard.capture import checkpoints
 
         inner = module._modules.get("_fsdp_wrapped_module")  # an attribute's name goes through a checkpoint wrapper to what it wraps
         if inner is None and type(module).__name__ == "DistributedDataParallel":
             inner = module.module
         if inner is not None:
-            return self.module(inner)
+            twin = self.module(inner)
+            if class_of(inner).__call__ is not torch.nn.Module.__call__ and hasattr(module, "_fsdp_wrapped_module"):
+                twin.__dict__[checkpoints.OUTSIDE] = True
+            return twin
         if id(module) in self._modules:
             return self._modules[id(module)]
         twin = object.__new__(class_of(module))
@@ -189,6 +199,7 @@ class _Copier:
                 continue
             value = tensor_plan.whole_number(module, key, value, self._ranks)
             state[key] = self._hooks(module, key, value) if key in _SKIPPED else self._plain(value)
+        state["training"] = self._modes.get(id(module), True)
         state["_parameters"] = {name: self._parameter(module, name, p) for name, p in module._parameters.items()
                                 if name != "_flat_param"}  # FSDP1's own
         for name, shape in self._shapes.get(id(module), {}).items():

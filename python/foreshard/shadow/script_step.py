@@ -8,7 +8,7 @@ import functools
 import sys
 import weakref
 
-from . import beside
+from . import beside, dtensors
 from .names import class_of, of_script, variables
 from .notes import note
 
@@ -34,7 +34,7 @@ def watch_functions(python_module) -> None:
 
     def apply(cls, *args, **kwargs):
         run = functools.partial(inner, cls)
-        return run(*args, **kwargs) if _tape is None else _tape.note_call(_Apply(cls), args, kwargs, run)
+        return run(*args, **kwargs) if _tape is None else _tape.note_call(dtensors.stands_for(cls) or _Apply(cls), args, kwargs, run)
 
     python_module.Function.apply = classmethod(functools.wraps(inner)(apply))
 
@@ -133,6 +133,16 @@ def given_storages() -> set:
     return set() if _tape is None else _tape.given_storages()
 
 
+def storages() -> set:
+    """Addresses of all that the step was given or has made, as far as it is there."""
+    return set() if _tape is None else _tape.storages()
+
+
+def gathers_outputs() -> bool:
+    """The model's outputs are DTensors, and the script makes them whole before it works on them."""
+    return _tape is not None and _tape.gathers
+
+
 def why_not() -> str:
     return "" if _tape is None else _tape.broken
 
@@ -203,6 +213,7 @@ class Tape:
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
         self._made = 0
         self._trains = False  # a forward with gradients has begun
+        self.gathers = False  # DTensors of the model's
         self._derived: set[int] = set()  # slots that the model's outputs went into
         self._over = False
         self._call: tuple | None = None  # of the root, while it runs
@@ -301,6 +312,8 @@ class Tape:
         finally:
             self.paused -= 1
         made = leaves(result)
+        if isinstance(function, dtensors.Whole):
+            function = self._look_at_places(function, tensors, made, derived)
         if getattr(function, "__name__", "") == "__deepcopy__":  # goes to the storage itself, which a copy of the step has not
             function, packed = _Copied(), ((packed[0][0],), {})
         if not made:  # a question, or a setting: no step of the computation
@@ -308,6 +321,14 @@ class Tape:
         else:
             self._rows.append(("call", function, packed, [self._slot_of_result(each, derived) for each in made], grad, cast))
         return result
+
+    def _look_at_places(self, function, given: list, made: list, derived: bool):
+        if not dtensors.is_whole(given, made):
+            self.broken = self.broken or "it works on its rank's part of a DTensor"
+            return function
+        gathers = derived and dtensors.is_gathered(made[0]) and not dtensors.is_gathered(given[0])
+        self.gathers = self.gathers or gathers
+        return dtensors.Gathered() if gathers else function
 
     def ends(self, loss) -> None:
         if self._over or self.paused:
@@ -326,6 +347,10 @@ class Tape:
 
     def given_storages(self) -> set:
         return set(self._addresses)
+
+    def storages(self) -> set:
+        alive = [tensor() for _, tensor in self._slots.values()]
+        return self.given_storages() | {beside.address_of(each) for each in alive if each is not None and _plain(each)}
 
     # ---- again
 

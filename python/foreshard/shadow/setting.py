@@ -24,6 +24,7 @@ _optimizer_of_step: weakref.ref | None = None
 _gradients: dict[str, bool] = {}  # of a later step: whether there are any when its forward and its backward begin
 _together = None
 _plain: dict = {"ends": lambda: None}
+_in_training_mode = False  # a root has run in it
 _found: dict | None = None
 
 
@@ -87,7 +88,7 @@ def _watch_plain(python_module) -> None:
 def _trains_alone(module) -> bool:
     import torch
 
-    if not (module.training and torch.is_grad_enabled()):
+    if not torch.is_grad_enabled():
         return False
     parameters = list(module.parameters())  # none of a mesh's: tensor parallelism alone has no plan
     plain = all(type(p) is torch.nn.Parameter for p in parameters)
@@ -281,7 +282,7 @@ def _root_runs(module, args, kwargs) -> bool:
 
     if torch._C._current_graph_task_id() != -1:  # backward runs it again
         return False
-    if not torch.is_grad_enabled() or not module.training:
+    if not torch.is_grad_enabled() or not _may_train(module):
         return script_step.root_begins_aside(module, args, kwargs)
     if steps.root_forward():
         beside.step_begins()
@@ -293,14 +294,30 @@ def _root_runs(module, args, kwargs) -> bool:
     loss.root_begins()
     if not _first_call:
         _first_call.update(
-            root=weakref.ref(module), args=_shapes(args), kwargs=_shapes(kwargs), forwards=model.replaced_forwards(module), sequence=sequence.found(module),
+            root=weakref.ref(module), modes=model.modes(module), args=_shapes(args), kwargs=_shapes(kwargs), forwards=model.replaced_forwards(module), sequence=sequence.found(module),
             autocast=str(torch.get_autocast_dtype("cuda")).removeprefix("torch.") if torch.is_autocast_enabled("cuda") else "",
         )  # fmt: skip
     return True
 
 
+def _may_train(module) -> bool:
+    """Whether a forward with gradients is one of training. Modules in evaluation mode train too (they come so from a hub), until one has run in
+    the other mode: what ran before that, and had no backward, was an evaluation."""
+    global _in_training_mode
+    if not module.training:
+        return not _in_training_mode and any(p.requires_grad for p in module.parameters())
+    if _first_call and not _in_training_mode and steps.forget_forwards():
+        _first_call.clear()
+        script_step.forget()
+        loss.forget()
+    _in_training_mode = True
+    return True
+
+
 def backward_begins() -> None:
     root = _root()
+    if not steps.figures():
+        beside.backward_begins(root, script_step.storages())
     if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and steps.figures():
         _gradients["backward"] = _has_gradients(root)
 
@@ -487,7 +504,7 @@ def finish() -> None:
     _found["loss"] = loss.found()
     _found["keeps_outputs"] = loss.kept()
     if (cut := tensor_plan.found(_root())) is not None:
-        _found["tensor"] = cut
+        _found["tensor"] = tensor_plan.gathered_by_the_loss(cut) if script_step.gathers_outputs() else cut
     if _found["runtime"] == "fsdp2" and (narrow := float8.found(_root())) is not None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):

@@ -77,6 +77,8 @@ def _models(module) -> None:
         if config is None or isinstance(config, (str, os.PathLike)):
             config = cls.config_class.from_pretrained(folder_of(config or name))
         note(f"{name}: weights are made from its config, none are read")
+        if kwargs.get("tp_plan") is not None or kwargs.get("distributed_config") is not None:
+            note(f"{name}: it is not cut over ranks as from_pretrained() is asked to: that goes with weights that are read")
         more = {key: kwargs[key] for key in ("attn_implementation",) if kwargs.get(key) is not None}
         model = cls._from_config(config, dtype=_dtype(kwargs, config), **more)
         model.eval()

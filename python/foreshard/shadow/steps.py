@@ -84,6 +84,14 @@ def root_forward() -> bool:
     return _state.forwards == 1 and not _state.passes
 
 
+def forget_forwards() -> bool:
+    """What ran so far was no step. Whether that may be: no backward has run."""
+    if _state is None or _state.figures or _state.passes:
+        return False
+    _state.forwards = 0
+    return True
+
+
 def backward(begins: Pass) -> bool:
     """A backward begins; several of one forward are one pass. Whether it is the step's first."""
     if _state is None or not _state.forwards:

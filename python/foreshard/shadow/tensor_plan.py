@@ -13,6 +13,7 @@ import weakref
 
 from . import names
 from .expert_weights import are_experts
+from .notes import note
 
 _numbers: dict[tuple[int, str], tuple] = {}  # by module and attribute: the module, the whole number that the attribute was at first
 
@@ -66,6 +67,8 @@ def found(root) -> dict | None:
         sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
         if word is not None:
             words[names.clean(name)] = word
+    if sequence:
+        words |= _given_whole(root, words)
     for name, local in _heads(root, words):
         words[name], loss = "head", loss or not local
     return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
@@ -78,6 +81,12 @@ def cut_twice(root) -> str | None:
 
 def _is_cut_twice(parameter) -> bool:
     return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in parameter._tp_spec.placements) > 1
+
+
+def gathered_by_the_loss(cut: dict) -> dict:
+    """The same where the script itself makes whole what its head hands on as a DTensor."""
+    words = {name: "head_gathered" if cut["loss"] and word == "head" else word for name, word in cut["plan"].items()}
+    return cut | {"plan": words, "loss": False}
 
 
 def over(parameters, fsdp_mesh) -> dict[str, int]:
@@ -203,12 +212,39 @@ def _scatters(module, layout) -> bool:
 
 
 def _gathers(module) -> bool:
+    """Whether what the module is called with is made whole; what was whole and is cut before it (a first block's) is no gather."""
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
     prepared = [value for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput)]
-    return any(
-        each.input_layouts != each.desired_input_layouts or each.input_kwarg_layouts != each.desired_input_kwarg_layouts for each in prepared
-    )
+    changes = [pair for each in prepared for pair in _changes(each)]
+    if changes and all(was.is_replicate() for was, _ in changes):
+        note("a module cuts along the sequence what every rank has whole: planned is a layer before it that hands on each rank's part")
+        return False
+    return bool(changes)
+
+
+def _given_whole(root, words: dict) -> dict[str, str]:
+    """Modules whose columnwise layers are given what is whole, where norms work on parts: what gathers it (the norm's own style) does so once
+    for all of them."""
+    found, of_parts = {}, [name for name, word in words.items() if word == "sequence"]
+    for path, module in root.named_modules():
+        name = names.clean(path)
+        taken = _placements(module._forward_pre_hooks) if words.get(name) == "colwise" else []
+        owner = name.rpartition(".")[0]
+        above = [owner[:at] for at, each in enumerate(owner) if each == "."] + [owner]
+        if not taken or not owner or not all(one.is_replicate() for one in taken):
+            continue
+        told = any(words.get(each) in ("gather", "summed") for each in above) or any(each.startswith(f"{owner}.") for each in of_parts)
+        if not told:
+            found[owner] = "gather"
+    return found
+
+
+def _changes(prepared) -> list[tuple]:
+    """(layout that comes, layout that is wanted) where these differ."""
+    named = [(was, prepared.desired_input_kwarg_layouts.get(key)) for key, was in prepared.input_kwarg_layouts.items()]
+    pairs = [*zip(prepared.input_layouts or (), prepared.desired_input_layouts or ()), *named]
+    return [(was, wanted) for was, wanted in pairs if was is not None and wanted is not None and was != wanted]
 
 
 def _splits_rows(module) -> bool:

@@ -144,5 +144,35 @@ TEST(LoweringFacts, AnOpaqueOperatorSavesAndTakesWhatItSays) {
             (std::vector<Bytes>{kOne}));
 }
 
+/// Rotated queries stand where they stood: what an operator changes in place is no second tensor, nor when a region
+/// runs again.
+TEST(LoweringFacts, WhatAnOpaqueOperatorChangesInPlaceIsNoNewTensor) {
+  ToyProgram toy;
+  const std::string x = toy.input("x", {6, 4});
+  toy.module("", "Root");
+  toy.param("w", {4, 4});
+  toy.module("block", "Block");
+  toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+  toy.op("opaque.my.turn", {"h"}, {{"turned", {6, 4}}});
+  toy.op("aten.mul.Tensor", {"h", "h"}, {{"y", {6, 4}}});
+  toy.module("", "Root");
+  toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
+  Model model = toy.finish("loss");
+  model.ops[1].out = model.ops[0].out;
+  OpaqueOp turn;
+  turn.backward = {{true, {6, 4}, DType::Float32, OpaqueOp::Gradient::Storage::Given}};
+  model.opaques = {turn};
+  model.ops[1].opaque = 0;
+  for (const bool again : {false, true}) {
+    const std::vector<SegmentRange> segments = segments_by_block(model, "Block", again);
+    const auto lowered = lower(model, segments, all_trainable(model));
+    ASSERT_TRUE(lowered);
+    for (const auto& instance : lowered->templates) {
+      EXPECT_EQ(made_by(*lowered, instance.forward, instance, "opaque.my.turn"), std::vector<Bytes>{});
+      EXPECT_EQ(made_by(*lowered, instance.recompute, instance, "opaque.my.turn"), std::vector<Bytes>{});
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -20,6 +20,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--context", choices=["buffers", "modules"])
 parser.add_argument("--tensor", action="store_true")
 parser.add_argument("--forwards", action="store_true")
+parser.add_argument("--logits", choices=["whole", "gathered"], default="whole")  # of tensor ranks: as they come out, or by the loss
+parser.add_argument("--norms", action="store_true")  # norms gather what they hand on
+parser.add_argument("--split", action="store_true")  # the first block cuts what the embedding hands on whole
 parser.add_argument("--exchange", action="store_true")
 parser.add_argument("--experts", action="store_true")
 parser.add_argument("--replicate", action="store_true")
@@ -51,6 +54,15 @@ class Experts(nn.Module):
         return rows @ own[0]
 
 
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
+
+    def forward(self, y):
+        return self.down(F.silu(self.gate(y)) * self.up(y))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -58,6 +70,7 @@ class Block(nn.Module):
         self.attend, self.o = Attend(), nn.Linear(DIM, DIM, bias=False)
         self.experts = Experts() if args.experts else None
         self.heads = nn.RMSNorm(DIM // HEADS) if args.forwards else nn.Identity()
+        self.gated = Gated() if args.norms else None
         self.norm2, self.up, self.down = nn.RMSNorm(DIM), nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
 
     def forward(self, x, table):
@@ -68,9 +81,11 @@ class Block(nn.Module):
         b, t, _ = y.shape
         q, k, v = ((each(y).view(b, t, -1, DIM // HEADS) * table[None, :t, None].to(y.dtype)).transpose(1, 2) for each in (self.q, self.k, self.v))
         q = self.heads(q)
-        return self.o(self.attend(q, k, v).transpose(1, 2).reshape(b, t, -1))
+        return self.o(self.attend(q, k, v).reshape(b, -1, t, DIM // HEADS).transpose(1, 2).reshape(b, t, -1))
 
     def feed(self, y):
+        if args.norms:
+            return self.gated(y)
         if args.experts:
             y = y + self.experts(y)
         if args.exchange:
@@ -99,13 +114,26 @@ class Model(nn.Module):
 
 
 def cut(model, mesh):
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 
     plan = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
+    if args.logits == "gathered":
+        plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    if args.split:
+        plan["embed"] = RowwiseParallel(input_layouts=Replicate())
+        plan["blocks.0"] = PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Shard(1), None), use_local_output=True)
+    class Gathering(SequenceParallel):
+        @staticmethod
+        def _prepare_output_fn(use_local_output, module, outputs, mesh):
+            return outputs.redistribute(placements=[Replicate()])
+
     for i in range(len(model.blocks)):
         plan |= {f"blocks.{i}.{name}": SequenceParallel() for name in ("norm", "norm2")}
         plan |= {f"blocks.{i}.{name}": ColwiseParallel(input_layouts=Shard(1)) for name in ("q", "k", "v", "up")}
         plan |= {f"blocks.{i}.{name}": RowwiseParallel(output_layouts=Shard(1)) for name in ("o", "down")}
+        if args.norms:
+            plan |= {f"blocks.{i}.norm2": Gathering(), f"blocks.{i}.gated.gate": ColwiseParallel(), f"blocks.{i}.gated.up": ColwiseParallel()}
+            plan |= {f"blocks.{i}.gated.down": RowwiseParallel(output_layouts=Shard(1))}
     parallelize_module(model, mesh, plan)
 
 
@@ -212,7 +240,11 @@ for step in range(4):
     labels = torch.randint(0, WORDS, (2, SEQ), device="cuda")
 
     def train(tokens, labels):
-        loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), labels.flatten())
+        out = model(tokens)
+        logits = out.flatten(0, 1).float()
+        if args.logits == "gathered":
+            logits = logits.full_tensor()
+        loss = F.cross_entropy(logits, labels.flatten())
         loss.backward()
 
     if args.context == "buffers":
