@@ -163,6 +163,7 @@ struct FsdpOptions {
   bool offload_pin_memory = true;  // fsdp2: CPUOffloadPolicy(pin_memory)
   std::vector<std::string> ignored;
   std::vector<std::string> frozen;
+  std::map<std::string, std::string> tied;  // fsdp2: parameter -> one of another unit whose shards it has been given
   std::vector<std::int64_t> allow_traps;
   std::string quirks = "torch-2.11";
   WrapOptions wrap;

@@ -107,6 +107,7 @@ FoundSetting setting_of(const json& row) {
   for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));
   setting.optimizer = optimizer_of(row.at("optimizer"));
   setting.frozen = row.value("frozen", std::vector<std::string>{});
+  setting.tied = row.value("tied", std::map<std::string, std::string>{});
   setting.autocast = row.value("autocast", "");
   setting.init = row.value("init", "");
   if (const auto batch = row.find("batch"); batch != row.end()) {

@@ -76,9 +76,10 @@ struct FoundSetting {
   std::int64_t roots = 1;  // modules that a step calls by themselves: the model's parts
   std::vector<FoundUnit> units;
   FoundOptimizer optimizer;
-  std::vector<std::string> frozen;  // parameters
-  std::string autocast;             // dtype; empty: none
-  std::string init;                 // where parameters were before sharding: meta, device, host; empty: unknown
+  std::vector<std::string> frozen;          // parameters
+  std::map<std::string, std::string> tied;  // parameters that are another unit's since they were sharded
+  std::string autocast;                     // dtype; empty: none
+  std::string init;                         // where parameters were before sharding: meta, device, host; empty: unknown
   std::int64_t batch = 1, seq = 0, micro_batches = 1;
   std::string zero_grad;  // before_forward, after_forward, zero: when the gradients of the step before go
   bool no_sync = false;   // only the last micro-batch reduces gradients

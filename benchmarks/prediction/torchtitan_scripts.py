@@ -50,6 +50,10 @@ CASES = {  # name: (model, ranks, flags); every second block recomputes unless t
     "DeepSeek-V3, tensor 2, by operator": ("deepseek", 8, f"{TP} 2 {OPS}"), "Llama 4, tensor 4, all recomputed": ("llama4", 8, f"{TP} 4 {AC} full"),
     "Llama 4, tensor 2, replicas": ("llama4", 8, f"{TP} 2 {REPLICAS}"), "Qwen3 with experts, tensor 2": ("qwen3-moe", 8, f"{TP} 2"),
     "Qwen3 with experts": ("qwen3-moe", 8, ""), "Qwen3 with experts, experts 4": ("qwen3-moe", 8, f"{EP} 4"), "Qwen3 0.6B": ("qwen3-0.6b", 8, "--training.seq_len 1024"),
+    "Llama 4, tensor 2, experts 2": ("llama4", 8, f"{TP} 2 {EP} 2"), "Llama 4, tensor 2, experts 4": ("llama4", 8, f"{TP} 2 {EP} 4"),
+    "Llama 4, tensor 2, experts 8, all recomputed": ("llama4", 8, f"{TP} 2 {EP} 8 {AC} full"), "Llama 4, tensor 2, experts 4, replicas": ("llama4", 16, f"{TP} 2 {EP} 4 {REPLICAS}"),
+    "DeepSeek-V3, tensor 2, experts 4": ("deepseek", 8, f"{TP} 2 {EP} 4"), "DeepSeek-V3, tensor 2, experts 4, by operator": ("deepseek", 8, f"{TP} 2 {EP} 4 {OPS}"),
+    "DeepSeek-V3, tensor 4, experts 8, nothing recomputed": ("deepseek", 8, f"{TP} 4 {EP} 8 {AC} none"), "Qwen3 with experts, tensor 2, experts 4": ("qwen3-moe", 8, f"{TP} 2 {EP} 4"),
 }  # fmt: skip
 
 

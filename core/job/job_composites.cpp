@@ -265,6 +265,23 @@ Failure read_init(const Spot& spot, std::string& out) {
   return {};
 }
 
+Failure read_text_table(const Spot& spot, std::map<std::string, std::string>& out) {
+  if (spot.value.kind != JobValue::Kind::Table) return spot.wrong_type("a table of texts");
+  std::map<std::string, std::string> table;
+  for (std::size_t i = 0; i < spot.value.entries.size(); ++i) {
+    if (Failure failure = read_text(spot.entry(i), table[spot.value.entries[i].name])) return failure;
+  }
+  out = std::move(table);
+  return {};
+}
+
+std::string text_table(const std::map<std::string, std::string>& table) {
+  std::string text;
+  for (const auto& [key, value] : table)
+    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted_text(key), quoted_text(value));
+  return "{" + text + "}";
+}
+
 Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out) {
   if (spot.value.kind == JobValue::Kind::Text && spot.value.text == "auto") {
     out.clear();
@@ -272,20 +289,11 @@ Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out
   }
   if (spot.value.kind != JobValue::Kind::Table)
     return spot.wrong_type("\"auto\" or a table of styles by module pattern");
-  std::map<std::string, std::string> plan;
-  for (std::size_t i = 0; i < spot.value.entries.size(); ++i) {
-    if (Failure failure = read_text(spot.entry(i), plan[spot.value.entries[i].name])) return failure;
-  }
-  out = std::move(plan);
-  return {};
+  return read_text_table(spot, out);
 }
 
 std::string mesh_plan_text(const std::map<std::string, std::string>& plan) {
-  std::string text;
-  for (const auto& [pattern, style] : plan) {
-    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", quoted_text(pattern), quoted_text(style));
-  }
-  return text.empty() ? quoted_text("auto") : "{" + text + "}";
+  return plan.empty() ? quoted_text("auto") : text_table(plan);
 }
 
 }  // namespace foreshard::job_values

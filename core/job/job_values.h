@@ -132,6 +132,8 @@ Failure read_memory(const Spot& spot, Bytes& out);
 Failure read_budget(const Spot& spot, Bytes& out);
 Failure read_init(const Spot& spot, std::string& out);
 Failure read_mesh_plan(const Spot& spot, std::map<std::string, std::string>& out);
+Failure read_text_table(const Spot& spot, std::map<std::string, std::string>& out);
+std::string text_table(const std::map<std::string, std::string>& table);
 std::string mesh_plan_text(const std::map<std::string, std::string>& plan);
 
 }  // namespace foreshard::job_values

@@ -130,6 +130,7 @@ class Carrier {
       }
       return Cuts{out};
     }
+    if (stacked && args_[0].cut.dim == 0 && !args_[1].cut.cut()) return Cuts(results_.size(), args_[0].cut);
     const bool by_experts = args_.size() > 1 && args_[1].cut.dim == 0 && args_[1].shape.size() == 3;
     if (!by_experts || args_.front().cut.cut()) return fail(errors_.mixes("its experts are not cut as wholes"));
     return Cuts(results_.size());
@@ -303,9 +304,11 @@ class Carrier {
   Result<Cuts> joined() {
     const std::size_t rank = results_.front().size();
     const std::int32_t dim = wrap(integer_argument(op_, 1, "dim", 0), rank);
-    const Cut cut = args_.front().cut;
+    const auto empty = [](const CutTensor& x) { return x.shape == Shape{0}; };  // joins anything (torch.tensor([]))
+    const auto first = std::find_if_not(args_.begin(), args_.end(), empty);
+    const Cut cut = first == args_.end() ? Cut() : first->cut;
     for (const CutTensor& x : args_)
-      if (!(x.cut == cut)) return fail(errors_.mixes("its parts are cut differently"));
+      if (!empty(x) && !(x.cut == cut)) return fail(errors_.mixes("its parts are cut differently"));
     if (dim == cut.dim) return fail(errors_.mixes("it joins along the cut dimension"));
     return Cuts{cut};
   }

@@ -95,7 +95,7 @@ void ProgramCutter::grow(const Op& op, const std::vector<CutTensor>& args, std::
 
 /// Tokens that choose their experts come in numbers that only the run knows.
 Error ProgramCutter::refused_in_experts(Error error) const {
-  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Experts) return error;
+  if (!inside(ModuleStyle::Experts)) return error;
   error.code = ErrorCode::Unsupported;
   error.message = "experts whose tokens choose them are not planned over ranks of their own: " + error.message;
   error.expected = "experts that take a fixed number of tokens each, as [experts, rows, width]";

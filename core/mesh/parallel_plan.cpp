@@ -9,7 +9,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 11> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 15> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
      {"head", ModuleStyle::Head},
@@ -20,6 +20,10 @@ constexpr std::array<std::pair<std::string_view, ModuleStyle>, 11> kStyles{
      {"replicate", ModuleStyle::Replicate},
      {"summed", ModuleStyle::Summed},
      {"expert_tensor", ModuleStyle::ExpertTensor},
+     {"split", ModuleStyle::Split},
+     {"gradient_sum", ModuleStyle::GradientSum},
+     {"packed_colwise", ModuleStyle::Colwise},
+     {"packed_expert_tensor", ModuleStyle::ExpertTensor},
      {"experts", ModuleStyle::Experts}}};
 
 Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
@@ -29,9 +33,11 @@ Error plan_error(ErrorCode code, std::string message, std::string expected, std:
 Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
-  return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
-                         "colwise, rowwise, head, sequence, replicate, gather, summed, local, expert_tensor or experts",
-                         "\"" + word + "\"", "docs/meshes.md says what each does"));
+  return fail(
+      plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
+                 "colwise, packed_colwise, rowwise, head, sequence, replicate, gradient_sum, gather, summed, split, "
+                 "local, expert_tensor, packed_expert_tensor or experts",
+                 "\"" + word + "\"", "docs/meshes.md says what each does"));
 }
 
 /// What has weights of its own to cut: a matrix, and at most a vector beside it.
@@ -121,6 +127,18 @@ std::string_view module_style_name(ModuleStyle style) {
   for (const auto& [name, one] : kStyles)
     if (one == style) return name;
   return "none";
+}
+
+std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh) {
+  std::vector<bool> packed(model.modules.size(), false);
+  const std::vector<std::string_view> names = module_names(model);
+  for (const auto& [pattern, word] : mesh.plan) {
+    if (!word.starts_with("packed_")) continue;
+    const auto matched = match_names(pattern, names, "mesh.plan", "module");
+    if (!matched) continue;
+    for (const std::size_t m : *matched) packed[m] = true;
+  }
+  return packed;
 }
 
 std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles) {

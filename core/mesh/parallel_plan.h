@@ -28,6 +28,9 @@ enum class ModuleStyle : std::uint8_t {
   Replicate,     // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
   Summed,        // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
   ExpertTensor,  // "expert_tensor": stacked weights, every expert's matrices cut (torchtitan's TensorParallel)
+  GradientSum,   // "gradient_sum": whole weights beside the mesh, whose gradients a hook of the script sums over the
+                 // ranks
+  Split,         // "split": handed this rank's rows of what every rank has (torchtitan's ReordererSequenceParallel)
   Experts,       // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);
@@ -37,6 +40,10 @@ constexpr bool is_head(ModuleStyle style) { return style == ModuleStyle::Head ||
 /// (Model::parallel). Errors: nobody knows how to cut this model; a pattern that matches no module; a word that is no
 /// style; a style that its module cannot have (colwise and rowwise cut linear layers and embeddings).
 Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOptions& mesh);
+
+/// By ModuleId: its matrices hold several projections side by side, each of which is cut ("packed_colwise",
+/// "packed_expert_tensor": styles colwise and expert_tensor, whose rows are no neighbours). REQUIRES module_styles'.
+std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh);
 
 /// By ModuleId: inside a call of a module that runs on its own part of the sequence, or one itself.
 std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles);

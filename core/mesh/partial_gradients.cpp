@@ -33,6 +33,7 @@ void PartialGradients::follow(const Op& op, const std::vector<CutTensor>& args, 
   const auto is_known = [this](const CutTensor& x) { return x.value >= 0 && sources_.contains(x.value); };
   const bool own = !params.empty() && std::any_of(args.begin(), args.end(), is_parameter);
   if (!own && std::none_of(args.begin(), args.end(), is_known)) return;
+  if (op.name == "aten.detach.default") return;  // nothing comes back
   if (own && std::all_of(args.begin(), args.end(), is_parameter)) {
     for (const ValueId id : op.out) views_.insert(id.value);
     return;
@@ -66,6 +67,11 @@ bool PartialGradients::arrives(std::int32_t value) {
   if (known == sources_.end() || known->second.sums) return true;
   reached_.insert(known->second.params.begin(), known->second.params.end());
   return false;
+}
+
+void PartialGradients::gets_terms(std::int32_t value) {
+  const auto known = sources_.find(value);
+  if (known != sources_.end()) lacking_.insert(known->second.behind.begin(), known->second.behind.end());
 }
 
 bool PartialGradients::feeds(std::int32_t value, const std::set<std::int32_t>& params) const {

@@ -22,14 +22,17 @@ class PartialGradients {
   /// A term comes back for `value`. Returns whether it is summed there; else the parameters behind it get it.
   bool arrives(std::int32_t value);
 
+  /// What comes back for `value` is of the rank's own rows, and nobody sums it.
+  void gets_terms(std::int32_t value);
+
   /// Gradients of `value` go to `params` as they come, with no sum between.
   bool feeds(std::int32_t value, const std::set<std::int32_t>& params) const;
 
   /// Parameters that got terms.
   const std::set<std::int32_t>& reached() const { return reached_; }
 
-  /// Parameters behind factors of a rank's own terms (scores of experts' results): what comes back for them is of its
-  /// terms alone, and nobody sums it.
+  /// Parameters behind factors of a rank's own terms (scores of experts' results) and behind rows that it takes alone:
+  /// what comes back for them is of these alone, and nobody sums it.
   const std::set<std::int32_t>& lacking() const { return lacking_; }
 
  private:

@@ -30,14 +30,6 @@ bool is_split(const Op& op) {
          op.name == "aten.chunk.default";
 }
 
-/// A module that takes a fused projection apart is told once.
-void note_fused(Model& model, std::string module) {
-  const bool known = std::any_of(model.parallel.begin(), model.parallel.end(), [&](const ParallelStyle& row) {
-    return row.modules == module && row.style == "fused";
-  });
-  if (!known) model.parallel.push_back({std::move(module), "fused"});
-}
-
 }  // namespace
 
 const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
@@ -133,8 +125,10 @@ Result<void> ProgramCutter::open_modules(const Op& op, std::int32_t index) {
 
 Result<void> ProgramCutter::close_until(std::size_t depth) {
   while (open_.size() > depth) {
-    if (styles_[open_.back().module.index()] == ModuleStyle::Experts) {
+    if (inside(ModuleStyle::Experts)) {
       if (auto done = combine(open_.back()); !done) return done;
+    } else if (inside(ModuleStyle::Split)) {
+      finish_split(open_.back());
     } else {
       finish_rowwise(open_.back());
     }
@@ -143,16 +137,22 @@ Result<void> ProgramCutter::close_until(std::size_t depth) {
   return {};
 }
 
+/// The innermost styled module whose call is running has that style.
+bool ProgramCutter::inside(ModuleStyle style) const {
+  return !open_.empty() && styles_[open_.back().module.index()] == style;
+}
+
 /// Inside a module that sums what it hands on.
 bool ProgramCutter::sums_later() const {
   return std::any_of(open_.begin(), open_.end(),
                      [this](const Open& open) { return styles_[open.module.index()] == ModuleStyle::Summed; });
 }
 
-/// What a module hands on: a rowwise one's sum over the ranks, a head's logits.
+/// What a module hands on: the sum over the ranks of a rowwise one and of experts, a head's logits.
 void ProgramCutter::finish_rowwise(const Open& open) {
   const ModuleStyle style = styles_[open.module.index()];
-  const bool sums = style == ModuleStyle::Summed || (style == ModuleStyle::Rowwise && !sums_later());
+  const bool rows = style == ModuleStyle::Rowwise || style == ModuleStyle::ExpertTensor;
+  const bool sums = style == ModuleStyle::Summed || (rows && !sums_later());
   if (!sums && !is_head(style)) return;
   if (ops_.empty() || ops_.back().out.empty() || !ops_.back().out.front().valid()) return;
   const std::int32_t result = ops_.back().out.front().value;
@@ -168,21 +168,6 @@ void ProgramCutter::finish_rowwise(const Open& open) {
       now_[result] = gather(result, true, false, open.module, open.call);
     }
   }
-}
-
-/// A copy of logits that stayed cut is the loss's full_tensor(): a gather. Whether it is one.
-bool ProgramCutter::gathers(const Op& op, std::int32_t index) {
-  const auto* from = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
-  if (from == nullptr || op.name != "aten.clone.default" || !gathered_later_.contains(from->id.value)) return false;
-  const std::int32_t value = from->id.value, copy = op.out.front().value;
-  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
-  const Hold of_copy = model_.values[static_cast<std::size_t>(copy)].held;
-  place_.back() = static_cast<std::int32_t>(ops_.size());
-  const std::int32_t made = now_[copy] = gather(value, true, false, op.module, op.call);
-  model_.values[static_cast<std::size_t>(value)].held = held;
-  model_.values[static_cast<std::size_t>(made)].held = of_copy;
-  made_at_[static_cast<std::size_t>(copy)] = index;
-  return true;
 }
 
 // ------------------------------------------------------------------------------------------------ new operators
@@ -227,6 +212,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
   const ModuleStyle style = styles_[open.module.index()];
   const Cut cut = cuts_[static_cast<std::size_t>(value)];
   const bool along_sequence = cut.dim == kSequenceDim && whole_[static_cast<std::size_t>(value)].size() > 2;
+  if (style == ModuleStyle::Split) return split(open, value);
   if (!is_floating(model_.values[static_cast<std::size_t>(value)].dtype)) return value;
   const ModuleId module = open.module;
   switch (style) {
@@ -304,7 +290,7 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
     const ValueId id = op.out[k];
     if (!id.valid()) continue;
     if (of_sequence && cuts[k].dim == kSequenceDim) cuts[k].spread = true;  // a DTensor: use_local_output is false
-    if (replicates() && !cuts[k].cut()) {
+    if (inside(ModuleStyle::Replicate) && !cuts[k].cut()) {
       cuts[k].spread = true;  // a DTensor too
       cuts[k].replica = false;
     }
@@ -337,13 +323,26 @@ std::vector<CutTensor> ProgramCutter::tensors_of(Op& op) {
   return args;
 }
 
+/// One long function on purpose: what an operator goes through, in its order.
 Result<void> ProgramCutter::carry(std::int32_t index) {
   if (open_local() != nullptr) return carry_local(index);
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
   });
-  if (gathers(op, index)) return {};
+  if (wrong_) return fail(std::move(*wrong_));
+  const auto* copied = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+  if (copied != nullptr && op.name == "aten.clone.default" && gathered_later_.contains(copied->id.value)) {
+    const std::size_t from = copied->id.index(),
+                      copy = op.out.front().index();  // full_tensor() of logits that stayed cut
+    const Hold held = model_.values[from].held, of_copy = model_.values[copy].held;
+    place_.back() = static_cast<std::int32_t>(ops_.size());
+    const std::int32_t made = now_[op.out.front().value] = gather(copied->id.value, true, false, op.module, op.call);
+    model_.values[from].held = held;
+    model_.values[static_cast<std::size_t>(made)].held = of_copy;
+    made_at_[copy] = index;
+    return {};
+  }
   exchange_rows(op);
   gather_to_split(op);
   part_whole_operands(op);
@@ -361,28 +360,33 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   if (is_spread_loss(op, args)) {
     if (op.name == "aten._log_softmax.default") cuts.front() = args.front().cut;
     make_spread_loss(op, args.front().cut, options_);
+  } else if (auto rows = carry_rows(op, args, results)) {
+    cuts = std::move(*rows);
   } else {
     auto carried = carry_on(op, args, results, options_.group, place_of(model_, op));
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);
-    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart) note_fused(model_, place_of(model_, op));
+    if (!cuts.empty() && cuts.front().apart && !args.front().cut.apart)
+      note_once(model_, {place_of(model_, op), "fused"});
     follow_rows(op, args, results, cuts);
   }
   set_results(op, std::move(cuts), index);
   if (std::any_of(args.begin(), args.end(), [this](const CutTensor& x) { return gathered_later_.contains(x.value); }))
     for (const ValueId id : op.out)
       if (id.valid() && cuts_[id.index()].cut()) gathered_later_.insert(id.value);
-  partial_.follow(op, args, replicates() ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
+  partial_.follow(
+      op, args,
+      inside(ModuleStyle::Replicate) ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
-  const bool keeps = !open_.empty() && styles_[open_.back().module.index()] == ModuleStyle::Rowwise;
+  const bool keeps = inside(ModuleStyle::Rowwise) || inside(ModuleStyle::ExpertTensor);
   if (!keeps && !sums_later()) finish_results(ops_.back());
   return {};
 }
 
-/// Terms of a sum outside of a rowwise module are summed at once.
+/// Terms of a sum outside of a rowwise module and of experts are summed at once.
 void ProgramCutter::finish_results(const Op& op) {
   const std::vector<ValueId> out = op.out;
   const ModuleId module = op.module;

@@ -79,9 +79,9 @@ class ProgramCutter : private RankProgram {
   std::int32_t seen(std::int32_t value);
   std::int32_t enter(Open& open, std::int32_t value);
   std::int32_t enter_replicated(const Open& open, std::int32_t value);
+  bool inside(ModuleStyle style) const;
   bool sums_later() const;
   void gather_to_split(Op& op);
-  bool gathers(const Op& op, std::int32_t index);
   void find_homes();
   void set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index);
   void finish_results(const Op& op);
@@ -118,10 +118,15 @@ class ProgramCutter : private RankProgram {
   void follow_rows(const Op& op, const std::vector<CutTensor>& args, std::vector<Shape>& results,
                    std::vector<Cut>& cuts);
 
+  // Modules that are handed a rank's rows (split_rows.cpp)
+  std::int32_t split(const Open& open, std::int32_t value);
+  std::optional<std::vector<Cut>> carry_rows(const Op& op, const std::vector<CutTensor>& args,
+                                             const std::vector<Shape>& results) const;
+  void finish_split(const Open& open);
+
   // Whole operands beside cut ones (whole_operands.cpp)
   void part_whole_operands(Op& op);
   void share_gradients(Op& op);
-  bool replicates() const;
   std::int32_t part_of_operand(std::int32_t value, std::int32_t base, const Cut& cut, const Caller& caller);
 
   Error refused_in_experts(Error error) const;
@@ -133,6 +138,7 @@ class ProgramCutter : private RankProgram {
   std::vector<Op> old_;
   std::vector<Open> open_;
   std::set<std::int32_t> gathered_later_;             // logits that stay cut until the loss copies them
+  std::optional<Error> wrong_;                        // with what a module was about to be given
   std::set<std::int32_t> torn_;                       // values of a rank's part that are no part of the whole model's
   std::vector<Rows> rows_of_;                         // by exchange
   std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them

@@ -74,13 +74,19 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
   const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const ModuleStyle style = local[m] ? ModuleStyle::Sequence : styles[m];  // whole weights, a part of the tokens
-    if (style == ModuleStyle::None || style == ModuleStyle::Gather || style == ModuleStyle::Summed) continue;
+    if (style == ModuleStyle::None || style == ModuleStyle::Gather || style == ModuleStyle::Summed ||
+        style == ModuleStyle::Split)
+      continue;
     if (style == ModuleStyle::Sequence && !options.sequence) continue;  // plain tensor parallelism leaves norms alone
     std::map<std::int32_t, std::int32_t> matrices;
     if (style == ModuleStyle::ExpertTensor) matrices = mesh::cut_matrices(model, ModuleId(m));
     for (const ParamId id : model.modules[m].params) {
       ParamInfo& param = model.params[id.index()];
       if (param.part.dimension >= 0) continue;  // experts
+      if (style == ModuleStyle::GradientSum) {
+        if (param.requires_grad) param.part.gradient = MeshPart::Gradient::Term;
+        continue;
+      }
       if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
       param.shares = ParamId();
       param.part.dimension = options.dimension;
@@ -107,6 +113,14 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
     if (!param.shares.valid() || model.params[param.shares.index()].part.dimension != options.dimension) continue;
     model.parallel.push_back({param.fqn, "untied"});
     param.shares = ParamId();
+  }
+}
+
+/// Weights that the expert dimension cuts: no style of another one touches them.
+void mark_experts(Model& model, const std::vector<ModuleStyle>& styles, std::int32_t dimension) {
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (styles[m] != ModuleStyle::Experts) continue;
+    for (const ParamId id : model.modules[m].params) model.params[id.index()].part.dimension = dimension;
   }
 }
 
@@ -287,12 +301,11 @@ Result<void> share(Model& model, const Job& job) {
   return mesh::share_sequence(model, job, dimension);
 }
 
-/// Experts over ranks side by side, each with tokens of its own.
+/// Experts over ranks side by side, each with tokens of its own. REQUIRES that the model's first dimension is theirs.
 Result<void> spread_experts(Model& model, const std::vector<ModuleStyle>& styles, const Job& job) {
   mesh::TensorOptions options;
-  options.dimension = static_cast<std::int32_t>(model.mesh.size());
-  model.mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, 1));
-  options.group = {job.mesh.expert, model.mesh.back().place};
+  options.dimension = 0;
+  options.group = {job.mesh.expert, model.mesh.front().place};
   options.sequence = options.loss = false;
   options.imbalance = job.mesh.expert_imbalance;
   std::vector<Cut> cuts(model.params.size());
@@ -367,6 +380,47 @@ std::vector<ParallelStyle> left_whole(const Model& model, const std::vector<Modu
   return rows;
 }
 
+/// Experts on ranks of their own, and layers over the tensor dimension if there is one. What calls experts runs on a
+/// rank's part of the sequence, whose program is another one; or on this rank's rows of what its tensor ranks share,
+/// which are cut first.
+Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& styles, const Job& job,
+                                const PartBuilder& build) {
+  const std::vector<ModuleStyle> experts = styles_along(styles, true), layers = styles_along(styles, false);
+  const bool cuts = job.mesh.tensor > 1;
+  const bool local = std::find(styles.begin(), styles.end(), ModuleStyle::Local) != styles.end();
+  std::optional<Model> part;
+  if (cuts && local) {
+    auto built = build_part(model, job, build);
+    if (!built) return tl::unexpected(built.error());
+    part = std::move(*built);
+  }
+  for (Model* one : {&model, part ? &*part : nullptr}) {
+    if (one == nullptr) continue;
+    one->mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, 1));
+    mark_experts(*one, experts, 0);
+    if (cuts && !local) continue;
+    if (auto done = spread_experts(*one, experts, job); !done) return done;
+  }
+  if (cuts) {
+    if (auto done = cut_tensors(model, layers, job, part ? &*part : nullptr); !done) return done;
+  }
+  return cuts && !local ? spread_experts(model, experts, job) : Result<void>();
+}
+
+/// What is taken apart behind a packed layer, by itself or by what calls it, is no cut across its parts.
+void mark_packed(Model& model, const std::vector<bool>& packed) {
+  for (std::size_t m = 0; m < packed.size(); ++m) {
+    if (!packed[m]) continue;
+    const ModuleId around = model.modules[m].parent;
+    std::erase_if(model.parallel, [&](const ParallelStyle& row) {
+      const bool own = row.modules == model.modules[m].fqn;
+      const bool callers = around.valid() && row.modules == model.modules[around.index()].fqn;
+      return row.style == "fused" && (own || callers);
+    });
+    model.parallel.push_back({model.modules[m].fqn, "packed"});
+  }
+}
+
 ModelOptions rank_model_options(const Job& job) {
   ModelOptions options = job.model;
   if (job.mesh.context > 1) {
@@ -381,12 +435,14 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   Model model = std::move(whole);
   const bool cuts = job.mesh.tensor > 1, spreads = job.mesh.expert > 1;
   std::vector<ModuleStyle> styles;
+  std::vector<bool> packed;
   if (cuts || spreads) {
     MeshOptions mesh = job.mesh;
     if (job.adapters.kind != "none") mesh.plan.clear();  // names of the plain model; its adapted one has the plan
     auto read = module_styles(model, mesh);
     if (!read) return tl::unexpected(read.error());
     styles = std::move(*read);
+    packed = packed_modules(model, mesh);
     std::vector<ParallelStyle> left;
     if (cuts && spreads) left = left_whole(model, styles);
     model.parallel = std::move(left);
@@ -395,20 +451,12 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());
     if (auto ok = check_matrices(model, styles); !ok) return tl::unexpected(ok.error());
   }
-  std::optional<Model> part;
-  if (cuts && spreads) {
-    auto built = build_part(model, job, build);
-    if (!built) return built;
-    part = std::move(*built);
+  if (auto done = spreads ? cut_beside_experts(model, styles, job, build) : Result<void>(); !done)
+    return tl::unexpected(done.error());
+  if (cuts && !spreads) {
+    if (auto done = cut_tensors(model, styles, job, nullptr); !done) return tl::unexpected(done.error());
   }
-  for (Model* one : {&model, part ? &*part : nullptr}) {
-    if (!spreads || one == nullptr) continue;
-    if (auto done = spread_experts(*one, styles_along(styles, true), job); !done) return tl::unexpected(done.error());
-  }
-  if (cuts) {
-    if (auto done = cut_tensors(model, styles_along(std::move(styles), false), job, part ? &*part : nullptr); !done)
-      return tl::unexpected(done.error());
-  }
+  if (cuts) mark_packed(model, packed);
   if (job.mesh.context > 1) {
     if (auto shared = share(model, job); !shared) return tl::unexpected(shared.error());
   }

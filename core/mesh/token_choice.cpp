@@ -98,7 +98,7 @@ std::int32_t ProgramCutter::rows_back(std::int32_t value, const Caller& caller) 
 /// Before an operator: rows that a product of this rank's experts reads are sent to it, and rows that meet what stayed
 /// here come back.
 void ProgramCutter::exchange_rows(Op& op) {
-  if (open_.empty() || styles_[open_.back().module.index()] != ModuleStyle::Experts) return;
+  if (!inside(ModuleStyle::Experts)) return;
   const Caller caller{op.module, op.call};
   const std::int64_t experts = experts_in(open_.back().module);
   if (op.name == kProduct && op.args.size() > 2) {

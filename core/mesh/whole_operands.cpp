@@ -98,7 +98,7 @@ std::int32_t ProgramCutter::enter_replicated(const Open& open, std::int32_t valu
 /// Whole gradients that meet terms on their way to a parameter become terms too (Replicate to Partial divides): behind
 /// an operator that sums what it gets.
 void ProgramCutter::share_gradients(Op& op) {
-  if (options_.terms.empty() || !replicates()) return;
+  if (options_.terms.empty() || !inside(ModuleStyle::Replicate)) return;
   const auto& params = model_.modules[open_.back().module.index()].params;
   const bool whole = std::none_of(params.begin(), params.end(),
                                   [this](ParamId param) { return options_.terms.contains(param.value); });
@@ -108,10 +108,6 @@ void ProgramCutter::share_gradients(Op& op) {
     if (value == nullptr || !partial_.feeds(value->id.value, options_.terms)) return;
     value->id = ValueId(copied(value->id.value, {op.module, op.call}, false, "share"));
   });
-}
-
-bool ProgramCutter::replicates() const {
-  return !open_.empty() && styles_[open_.back().module.index()] == ModuleStyle::Replicate;
 }
 
 }  // namespace foreshard::mesh

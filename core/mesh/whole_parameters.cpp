@@ -6,13 +6,15 @@
 #include "core/model/mesh_dimension.h"
 
 namespace foreshard::mesh {
-void note_partial(Model& model, ParamId param) {
-  const ParallelStyle row{model.params[param.index()].fqn, "partial"};
+
+void note_once(Model& model, const ParallelStyle& row) {
   const bool known = std::any_of(model.parallel.begin(), model.parallel.end(), [&](const ParallelStyle& one) {
     return one.modules == row.modules && one.style == row.style;
   });
   if (!known) model.parallel.push_back(row);
 }
+
+void note_partial(Model& model, ParamId param) { note_once(model, {model.params[param.index()].fqn, "partial"}); }
 
 void WholeParameters::read(Model& model, Op& op, const std::vector<CutTensor>& args, std::int32_t dimension) {
   if (model.mesh[static_cast<std::size_t>(dimension)].name != kTensorDimension) return;
@@ -22,7 +24,8 @@ void WholeParameters::read(Model& model, Op& op, const std::vector<CutTensor>& a
   each_arg(op, [&](Arg& arg) {
     if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
       const ParamInfo& info = model.params[param->id.index()];
-      const bool plain = info.requires_grad && info.part.dimension < 0;  // no style of the plan touches it
+      const bool plain = info.requires_grad && info.part.dimension < 0 &&
+                         info.part.gradient == MeshPart::Gradient::Part;  // no style of the plan touches it
       if (plain) params.push_back(param->id);
       others = others || !plain;
     } else if (const auto* value = std::get_if<ValueRef>(&arg.value)) {

@@ -10,7 +10,9 @@
 
 namespace foreshard::mesh {
 
-/// A row of style "partial" in `model.parallel`, once a parameter.
+/// A row in `model.parallel` for what the plan does to a module or parameter, once.
+void note_once(Model& model, const ParallelStyle& row);
+/// ... of style "partial" for a parameter.
 void note_partial(Model& model, ParamId param);
 
 class WholeParameters {

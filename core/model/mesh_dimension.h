@@ -23,6 +23,15 @@ inline const MeshDimension& own_dimension(const Model& model, ParamId param) {
   return model.mesh[static_cast<std::size_t>(model.params[param.index()].part.dimension)];
 }
 
+/// The one over which its gradient is summed: its own, or the tensor dimension of a parameter that lies on none.
+/// REQUIRES that there is one.
+inline const MeshDimension& summing_dimension(const Model& model, ParamId param) {
+  if (model.params[param.index()].part.dimension >= 0) return own_dimension(model, param);
+  std::size_t at = 0;
+  while (model.mesh[at].name != kTensorDimension) ++at;
+  return model.mesh[at];
+}
+
 /// The dimension on which this parameter's experts lie; nullptr: it is no expert's.
 inline const MeshDimension* experts_of(const Model& model, ParamId param) {
   const std::int32_t at = model.params[param.index()].part.dimension;

@@ -185,12 +185,13 @@ void note_whole(const Model& model, Plan& plan) {
 
 /// What a plan over tensor ranks does to parameters without an error.
 void note_parameters(const Model& model, Runtime runtime, Plan& plan) {
-  std::vector<std::string> untied, fused, partial, thawed;
+  std::vector<std::string> untied, fused, partial, thawed, elsewhere;
   for (const ParallelStyle& row : model.parallel) {
     if (row.style == "untied") untied.push_back(row.modules);
     if (row.style == "fused") fused.push_back(row.modules);
     if (row.style == "partial") partial.push_back(row.modules);
     if (row.style == "thawed") thawed.push_back(row.modules);
+    if (row.style == "elsewhere") elsewhere.push_back(row.modules);
   }
   const auto note = [&](std::int32_t number, const char* name, const std::vector<std::string>& units, const char* text,
                         const char* remedy) {
@@ -206,13 +207,18 @@ void note_parameters(const Model& model, Runtime runtime, Plan& plan) {
       "degree, mean something else, and so do checkpoints of them",
       "one projection for each part, or the parts of a head side by side ([heads, parts x size]); right as it is where "
       "weights start here and the degree never changes");
-  note(
-      54, "gradients of whole parameters lack the other tensor ranks' parts", partial,
-      "these are whole on every rank and read what is cut, or weigh terms of the ranks' sum (a router's scores of "
-      "experts' results), so each rank steps them by the gradient of its own heads, columns, positions or terms alone, "
-      "and the ranks' copies drift apart",
-      "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; scores that weigh what "
-      "experts take, not what they make; else keep them away from what is cut");
+  note(54, "gradients of whole parameters lack the other tensor ranks' parts", partial,
+       "these are whole on every rank and read what is cut, or weigh terms of the ranks' sum or rows that ranks split "
+       "(a "
+       "router's scores), so each rank steps them by the gradient of its own heads, columns, positions, terms or rows "
+       "alone, and the ranks' copies drift apart",
+       "mesh.sequence_parallel = true with style sequence for a norm of heads or of positions; scores that weigh what "
+       "experts take, not what they make; else keep them away from what is cut");
+  note(57, "tokens that tensor ranks split are not those of their parts of the sequence", elsewhere,
+       "each rank picks its rows of all tokens, but the gradient of what it picks from is cut along the sequence as if "
+       "it "
+       "were whole: what other ranks' rows gave to its part is lost, without an error",
+       "model.batch = 1 (rows of one sequence are its parts); or expert_tensor in place of experts and split");
   if (thawed.empty()) return;
   const bool flat = runtime == Runtime::Fsdp1;
   plan.traps.push_back(

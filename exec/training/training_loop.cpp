@@ -151,6 +151,12 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
     error.expected = "a program whose sizes follow its rows: how many tokens choose an expert is the run's";
     return fail(std::move(error));
   }
+  for (const ParallelStyle& row : cut->parallel) {
+    if (row.style != "packed") continue;
+    return fail(training_error(ErrorCode::Unsupported, "mesh.plan",
+                               fmt::format("{} is cut part by part, which is planned and simulated only", row.modules),
+                               "one layer for each part, or mesh.tensor = 1"));
+  }
   auto share = SequenceShare::of(*cut, parts.model.inputs.size(), job.model.seq);
   if (!share) return fail(share.error());
   parts.sequence = std::move(*share);
@@ -166,6 +172,11 @@ Result<void> check_model(const Model& model, const Job& job) {
   if (!model.has_loss && job.model.loss != "none") {
     return fail(training_error(ErrorCode::Unsupported, "model.loss", "the model's first output is no loss",
                                "model.loss = \"none\" trains on the sum of the first output"));
+  }
+  if (!job.fsdp.tied.empty()) {
+    return fail(training_error(ErrorCode::Unsupported, "fsdp.tied",
+                               "parameters of two units that share their shards are planned and simulated only",
+                               "tie them before they are sharded, in one unit"));
   }
   for (const ParamInfo& info : model.params) {
     if (!info.gathered) continue;

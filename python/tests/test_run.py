@@ -176,6 +176,112 @@ def latent_and_experts():
     return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
 
 
+def chosen_experts(trained=False):
+    """Tokens that choose two of four experts; each tensor rank sorts and sends its own, as torchtitan's do. Scores are constants unless the router is
+    `trained`: its gradient would be of a rank's own tokens (trap 54; tests/data/captured/split_experts.json)."""
+    import models
+    import torch
+    from torch import nn
+
+    width, experts, chosen = 16, 4, 2
+
+    class Order(nn.Module):
+        def forward(self, scores, choice):
+            counts = torch.histc(choice.view(-1).float(), bins=experts, min=0, max=experts)
+            places = torch.argsort(choice.view(-1), stable=True)
+            return scores.view(-1)[places], places, counts
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.randn(experts, width, 24) / 4), nn.Parameter(torch.randn(experts, 24, width) / 4)
+
+        def forward(self, x, counts):
+            ends = counts.cumsum(0).to(torch.int32)
+            inner = torch._grouped_mm(x.bfloat16(), self.up.bfloat16(), offs=ends)
+            return torch._grouped_mm(nn.functional.silu(inner), self.down.bfloat16(), offs=ends).float()
+
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.order, self.experts = nn.Linear(width, experts, bias=False), Order(), Experts()
+            self.inner, self.outer = nn.Linear(width, 32, bias=False), nn.Linear(32, width, bias=False)
+
+        def forward(self, given):
+            x = given.view(-1, width)
+            with torch.set_grad_enabled(trained):
+                scores, choice = torch.sigmoid(self.gate(x)).topk(chosen, dim=-1)
+            scores, places, counts = self.order(scores, choice)
+            made = self.experts(x[places // chosen] * scores.view(-1, 1), counts)
+            back = torch.zeros(x.shape[0] * chosen, width, dtype=made.dtype, device=made.device)
+            back[places] = made
+            beside = self.outer(nn.functional.silu(self.inner(x)))
+            return (beside + back.view(-1, chosen, width).sum(dim=1)).view(given.shape)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.mixture = nn.RMSNorm(width), Mixture()
+
+        def forward(self, x):
+            return x + self.mixture(self.norm(x))
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layers = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2))
+            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 50, bias=False)
+
+        def forward(self, ids, labels):
+            x = self.words(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+    plan = {"words": "rowwise", "layers.*.norm": "sequence", "layers.*.mixture": "summed", "layers.*.mixture.gate": "replicate"}
+    plan |= {"layers.*.mixture.order": "split", "layers.*.mixture.experts": "experts", "layers.*.mixture.inner": "colwise"}
+    plan |= {"layers.*.mixture.outer": "rowwise", "norm": "sequence", "head": "head"}
+
+    def batch(device):
+        return torch.randint(0, 50, (2, 24), device=device), torch.randint(0, 50, (2, 24), device=device)
+
+    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+
+
+def normed_heads():
+    """A norm of heads between cut layers: whole weights, whose gradients a hook sums over the ranks (Transformers' Qwen3)."""
+    import models
+    import torch
+    from torch import nn
+
+    width, size = 16, 4
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.heads, self.down = nn.Linear(width, 32, bias=False), nn.RMSNorm(size), nn.Linear(32, width, bias=False)
+
+        def forward(self, x):
+            return x + self.down(nn.functional.silu(self.heads(self.up(x).unflatten(-1, (-1, size)))).flatten(-2))
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layers, self.head = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2)), nn.Linear(width, 50, bias=False)
+
+        def forward(self, ids, labels):
+            x = self.words(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    def batch(device):
+        return torch.randint(0, 50, (4, 24), device=device), torch.randint(0, 50, (4, 24), device=device)
+
+    plan = {"layers.*.up": "colwise", "layers.*.heads": "gradient_sum", "layers.*.down": "rowwise"}
+    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+
+
 class Runs(unittest.TestCase):
     def captured(self, folder, name, ranks):
         import models
@@ -209,30 +315,51 @@ class Runs(unittest.TestCase):
                 return [], said
             return list(zip(train(case, module, batch), got)), said
 
-    def test_losses_over_tensor_ranks_are_pytorchs(self):
-        from foreshard.capture import capture_step
-        from foreshard.weights import save_tensors, save_weights
-
+    def losses_on_a_mesh(self, case, plan, rows, settings):
+        """PyTorch's of one process, and those of `settings` on four ranks each, `rows` of the batch on a rank."""
         import models
         import torch
 
+        from foreshard.capture import capture_step
+        from foreshard.weights import save_tensors, save_weights
+
         torch.manual_seed(5)
-        case, plan = latent_and_experts()
         module, batch = case.make(), case.batch("cpu")
         with tempfile.TemporaryDirectory() as folder:
-            model = capture_step(module, models.training_step(case), *small(batch, ROWS))
+            model = capture_step(module, models.training_step(case), *small(batch, rows))
             model.save(os.path.join(folder, "model.json"))
             save_weights(module, os.path.join(folder, "weights.safetensors"))
             save_tensors(dict(zip([row["name"] for row in model.document["inputs"]], batch)), os.path.join(folder, "batch.safetensors"))
             words = ", ".join(f'"{name}" = "{style}"' for name, style in plan.items())
             data = 'train.data={kind = "tensors", file = "batch.safetensors"}'
-            settings = ["model.weights=weights.safetensors", data, 'fsdp.wrap.classes=["Block"]', "mesh.tensor=2", f"mesh.plan={{{words}}}"]
-            truth = train(case, module, batch)
-            for sequence in ("true", "false"):
-                got, said = run(folder, "model.json", [*settings, f"mesh.sequence_parallel={sequence}", f"mesh.loss_parallel={sequence}", "fsdp.allow_traps=[45]"], 4)
-                self.assertEqual(len(got), STEPS, said)
-                for one, other in zip(truth, got):
-                    self.assertLess(abs(one - other), 2e-5 * max(1.0, abs(one)), f"{sequence}: {truth} {got}")
+            given = ["model.weights=weights.safetensors", data, 'fsdp.wrap.classes=["Block"]', "mesh.tensor=2", f"mesh.plan={{{words}}}"]
+            return train(case, module, batch), [run(folder, "model.json", [*given, *more], 4) for more in settings]
+
+    def assert_losses(self, truth, runs, within):
+        for got, said in runs:
+            self.assertEqual(len(got), STEPS, said)
+            for one, other in zip(truth, got):
+                self.assertLess(abs(one - other), within * max(1.0, abs(one)), f"{truth} {got}")
+
+    def test_losses_over_tensor_ranks_are_pytorchs(self):
+        settings = [[f"mesh.sequence_parallel={on}", f"mesh.loss_parallel={on}", "fsdp.allow_traps=[45]"] for on in ("true", "false")]
+        truth, runs = self.losses_on_a_mesh(*latent_and_experts(), ROWS, settings)
+        self.assert_losses(truth, runs, 2e-5)
+
+    def test_losses_are_pytorchs_where_a_hook_sums_gradients_of_heads(self):
+        truth, runs = self.losses_on_a_mesh(*normed_heads(), ROWS, [["mesh.sequence_parallel=false", "mesh.loss_parallel=false", "fsdp.allow_traps=[45]"]])
+        self.assert_losses(truth, runs, 2e-5)
+
+    def test_a_layer_that_is_cut_part_by_part_is_planned_and_not_run(self):
+        case, plan = normed_heads()
+        _, [(losses, said)] = self.losses_on_a_mesh(case, plan | {"layers.*.up": "packed_colwise"}, ROWS, [["mesh.sequence_parallel=false", "fsdp.allow_traps=[45]"]])
+        self.assertEqual(losses, [])
+        self.assertIn("layers.0.up is cut part by part", said)
+
+    def test_losses_of_tokens_that_tensor_ranks_split_for_their_experts_are_pytorchs(self):
+        settings = [[f"mesh.expert={ranks}", "fsdp.allow_traps=[45]"] for ranks in (2, 4)]
+        truth, runs = self.losses_on_a_mesh(*chosen_experts(), 1, settings)
+        self.assert_losses(truth, runs, 2e-5)
 
     def test_losses_are_pytorchs(self):
         for name in os.environ.get("CASES", ",".join(CASES)).split(","):

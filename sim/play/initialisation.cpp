@@ -6,6 +6,7 @@
 #include "core/model/module_kind.h"
 #include "core/plan/units/full_precision.h"
 #include "core/plan/units/module_tree.h"
+#include "core/plan/units/unit_params.h"
 
 namespace foreshard {
 namespace {
@@ -260,9 +261,11 @@ class Fsdp2Wrapping {
   }
 
   bool wrap() {
-    if (job_.cluster.init == "host") return cut_from_host();
-    if (job_.cluster.init == "device") return cut();
-    return model_.modules.empty() || move(ModuleId(std::size_t{0}));
+    const bool made = job_.cluster.init == "host"     ? cut_from_host()
+                      : job_.cluster.init == "device" ? cut()
+                                                      : model_.modules.empty() || move(ModuleId(std::size_t{0}));
+    if (made) drop_tied();
+    return made;
   }
 
  private:
@@ -274,6 +277,15 @@ class Fsdp2Wrapping {
     bool pinned = false;    // F2-26: on the host
     bool is_short = false;  // not padded yet
   };
+
+  /// fsdp.tied: a unit takes the other's shards for its own (FSDPParam.reset_sharded_param).
+  void drop_tied() {
+    const auto tied = tied_when_sharded(model_, job_);
+    for (std::size_t p = 0; tied && p < tied->size(); ++p) {
+      if ((*tied)[p].valid() && shard_[p].block != kNoBlock)
+        device_.book.free(std::exchange(shard_[p].block, kNoBlock));
+    }
+  }
 
   /// Takes the place of what was there before: a module that moves makes a shard for every name of a tied parameter.
   bool make_shard(ParamId storage, bool padded) {

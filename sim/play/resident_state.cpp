@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/plan/runtime/muon_params.h"
+#include "core/plan/units/unit_params.h"
 #include "core/plan/units/unit_selection.h"
 #include "sim/play/instructions/step_calls.h"
 
@@ -55,7 +56,12 @@ std::vector<bool> units_with_gradient(const Plan& plan) {
 /// frozen one by one, whatever their flat one is.
 std::vector<bool> trainable_params(const Model& model, const Job& job) {
   if (const auto tree = build_module_tree(model)) {
-    if (auto part = read_participation(model, *tree, job)) return std::move(part->trainable);
+    if (auto part = read_participation(model, *tree, job)) {
+      const auto tied = tied_when_sharded(model, job);
+      for (std::size_t p = 0; tied && p < tied->size(); ++p)
+        if ((*tied)[p].valid()) part->trainable[p] = false;  // stepped with the one whose shards it has
+      return std::move(part->trainable);
+    }
   }
   std::vector<bool> trainable;  // of another model's job: a plan that was read
   for (const ParamInfo& param : model.params) trainable.push_back(param.requires_grad);

@@ -254,9 +254,38 @@ class Shadow(unittest.TestCase):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
 
+    def test_checkpoint_wrappers_inside_of_units_and_around_them(self):
+        for words in (("fsdp1", "inside"), ("fsdp1", "around"), ("fsdp2", "around"), ("fsdp2", "both")):
+            with self.subTest(words):
+                answer, job = self.watch("wrapped.py", *words)
+                self.assert_as_planned(answer, within=0.0005)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(6)])
+
+    def test_styles_that_stand_in_forwards(self):
+        """As Transformers' do; a hook sums gradients of a norm of heads, and a packed layer is cut part by part."""
+        answer, job = self.watch("mesh.py", "--forwards")
+        self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        words = {name.removeprefix("blocks.*."): word for name, word in job["mesh"]["plan"].items()}
+        self.assertEqual(words, {"q": "colwise", "k": "colwise", "v": "colwise", "up": "packed_colwise", "o": "rowwise", "down": "rowwise",
+                                 "heads": "gradient_sum", "head": "head"})  # fmt: skip
+        self.assertNotIn("allow_traps", job["fsdp"])
+
+    def test_tokens_that_tensor_ranks_split_for_experts(self):
+        """Experts lie on the tensor ranks too; their code asks of a DTensor what their ranks' exchange does for it."""
+        answer, job = self.watch("chosen.py")
+        self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["tensor"], job["mesh"]["expert"]), (2, 2))
+        self.assertEqual(job["mesh"]["plan"]["blocks.*.mixture.order"], "split")
+        self.assertEqual(job["fsdp"]["allow_traps"], [54, 57])
+
     def test_weights_that_are_tied_when_they_are_sharded(self):
-        answer, _ = self.watch("mesh.py", "--tie")
-        self.assertTrue(any(note.startswith("embed.weight and head.weight are one parameter") for note in answer["notes"]), answer["notes"])
+        answer, job = self.watch("mesh.py", "--tie")
+        self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["fsdp"]["tied"], {"head.weight": "embed.weight"})
 
     def test_tokens_that_the_device_has_counted_go_in_even_shares(self):
         answer, _ = self.watch("mesh.py", "--exchange")
@@ -396,6 +425,13 @@ for _ in range(3):
                 self.assertEqual(answer["differences"], [])
                 self.assertNotIn("beside", job["train"])
                 self.assertFalse([note for note in answer["notes"] if "another model" in note])
+
+    def test_compiled_flex_attention_holds_no_scores(self):
+        compiled, _ = self.watch("trainers.py", "flex", "compiled")
+        self.assert_as_planned(compiled, within=0.0005)
+        plain, _ = self.watch("trainers.py", "flex")
+        self.assertGreater(plain["steps"][-1]["allocated_bytes"], compiled["steps"][-1]["allocated_bytes"] + 2**24)
+        self.assertTrue([note for note in plain["notes"] if "uncompiled it holds every score" in note])
 
     def test_the_allocator_is_as_the_script_sets_it(self):
         for answer, job in (

@@ -6,6 +6,7 @@
 #include "core/plan/fsdp2/run.h"
 #include "core/plan/graph/root_of_units.h"
 #include "core/plan/units/groups.h"
+#include "core/plan/units/unit_params.h"
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -129,6 +130,7 @@ Result<void> prepare_unit(Run& run, UnitId id) {
     ParamSizes p;
     p.param = planned.params[i];
     p.trainable = run.request.table.trainable[p.param.index()];
+    p.tied = run.tied[p.param.index()];
     p.other_dim = sharded.shard_dim != 0;
     p.orig_dtype = info.dtype;
     p.dtype = precision.param.value_or(info.dtype);
@@ -286,6 +288,9 @@ Result<void> prepare(Run& run) {
   run.shard_size = run.plan.units.front().shard_size;
   run.replicate_size = run.hybrid ? static_cast<std::int32_t>(table.groups.replicate.size()) : 1;
   run.units.resize(run.plan.units.size());
+  auto tied = tied_when_sharded(run.model, run.request.job);
+  if (!tied) return tl::unexpected(std::move(tied.error()));
+  run.tied = std::move(*tied);
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     Result<void> done = prepare_unit(run, UnitId(u));
     if (!done) return done;

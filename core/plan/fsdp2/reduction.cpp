@@ -73,10 +73,10 @@ void Reduction::place_on_mesh(UnitState& u, const std::vector<std::int32_t>& wit
     copy.buffer = placed;
     copy.arg = p.has_accumulated ? 1 : 0;
     if (p.arrives == MeshPart::Gradient::Term) {
-      const MeshPart& part = run_.model.params[p.param.index()].part;
-      const MeshDimension& dimension = run_.model.mesh[static_cast<std::size_t>(part.dimension)];
+      const MeshDimension& dimension = summing_dimension(run_.model, p.param);
       out_.wait_stream(Stream::M, Stream::D, u.id);
       Instruction& sum = out_.add(InstructionKind::AllReduce, Stream::M, u.id);
+      if (run_.model.params[p.param.index()].part.dimension < 0) sum.unit = UnitId();  // a hook's, not FSDP's
       sum.buffer = placed;
       sum.numel = p.numel;
       sum.dtype = dtype;
@@ -347,6 +347,24 @@ void Reduction::all_reduce(UnitState& u, Numel numel, DType dtype, const ReduceB
 }
 
 // Cast, then every sharded gradient becomes a view of the output or is added to; what nobody views goes (F2-18, F2-26).
+/// Where its sharded gradient is kept.
+ParamSizes& Reduction::gradient_of(ParamSizes& p) {
+  if (!p.tied.valid()) return p;
+  const ParamSlot& slot = run_.slots[static_cast<std::size_t>(run_.slot_of_param[p.tied.index()])];
+  return slot.unit.valid() ? run_.unit(slot.unit).params[static_cast<std::size_t>(slot.index)] : p;
+}
+
+/// A reduced gradient goes to the host.
+void Reduction::offload(UnitState& u, std::int32_t param, Stream after, bool blocking) {
+  const ParamSizes& p = u.params[static_cast<std::size_t>(param)];
+  Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
+  d2h.bytes = p.local_numel * itemsize(u.orig_dtype);
+  d2h.blocking = blocking;
+  d2h.pinned = run_.pin_memory;
+  d2h.buffer = {BufferWhat::HostGrad, u.id, p.param};
+  if (!blocking) u.offload_events[static_cast<std::size_t>(param)] = out_.record(after, Word::EventGradOffload, u.id);
+}
+
 void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& with_grad, ReduceBuffer output,
                               Numel numel, DType dtype, Stream after) {
   ReduceBuffer views = output;
@@ -362,17 +380,10 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
   }
   std::int32_t holder = -1;
   for (std::int32_t i : with_grad) {
-    ParamSizes& p = u.params[static_cast<std::size_t>(i)];
-    const bool accumulate = p.holder >= 0;
-    if (run_.offload) {
-      const bool blocking = !run_.pin_memory || accumulate;
-      Instruction& d2h = out_.add(InstructionKind::D2h, after, u.id);
-      d2h.bytes = p.local_numel * itemsize(u.orig_dtype);
-      d2h.blocking = blocking;
-      d2h.pinned = run_.pin_memory;
-      d2h.buffer = {BufferWhat::HostGrad, u.id, p.param};
-      if (!blocking) u.offload_events[static_cast<std::size_t>(i)] = out_.record(after, Word::EventGradOffload, u.id);
-    }
+    const ParamSizes& p = u.params[static_cast<std::size_t>(i)];
+    ParamSizes& kept = gradient_of(u.params[static_cast<std::size_t>(i)]);
+    const bool accumulate = kept.holder >= 0;
+    if (run_.offload) offload(u, i, after, !run_.pin_memory || accumulate);
     if (accumulate) {
       Instruction& add = out_.kernel(InstructionKind::Add, after, Word::AddInPlace, u.id, p.local_numel, u.orig_dtype);
       add.buffer = {run_.offload ? BufferWhat::HostGrad : BufferWhat::ShardGrad, u.id, p.param};
@@ -392,7 +403,7 @@ void Reduction::finish_output(UnitState& u, const std::vector<std::int32_t>& wit
       sharded_grads_.push_back(views);
       sharded_grads_.back().alive = !run_.offload;
     }
-    p.holder = holder;
+    kept.holder = holder;
     ++sharded_grads_.back().views;
   }
   u.post_reduce_event = out_.record(after, Word::EventPostReduce, u.id);

@@ -26,6 +26,8 @@ class Reduction {
   /// Gradients that lie over the tensor dimension otherwise than their parameters (DTensor.redistribute), before the
   /// reshard: sums are completed, this rank's rows are taken out.
   void place_on_mesh(UnitState& u, const std::vector<std::int32_t>& with_grad);
+  ParamSizes& gradient_of(ParamSizes& p);
+  void offload(UnitState& u, std::int32_t param, Stream after, bool blocking);
   void accumulate_unsharded(UnitState& u);
   void wait_for_post_backward(UnitState& u);
   /// D waits for reduce-scatters of the waiter's root until at most `left` inputs of them are alive.

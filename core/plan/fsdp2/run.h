@@ -65,6 +65,7 @@ struct Run {
 
   // Made before the first iteration (prepare.cpp).
   std::vector<UnitState> units;
+  std::vector<ParamId> tied;                // by ParamId: fsdp.tied
   std::vector<ParamSlot> slots;             // every managed or ignored parameter once
   std::vector<std::int32_t> slot_of_param;  // by ParamId, every registered name
   std::vector<std::int32_t> zero_order;     // slots in the model's parameter order

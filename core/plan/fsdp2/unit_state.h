@@ -57,6 +57,7 @@ struct ParamSizes {
   bool placed = false;           // BufferWhat::MeshGrad has it: brought to the parameter's own placement
   DType placed_dtype = DType::Float32;
   std::int32_t post_forward_kept = -1;  // the clone that is alive, by its instance: 0 or 1
+  ParamId tied;                         // whose gradient and state it has (fsdp.tied); invalid: its own
   std::int32_t holder = -1;             // Fsdp2Runtime::sharded_grads_ entry that its sharded gradient is a view of
 };
 

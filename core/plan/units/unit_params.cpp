@@ -123,4 +123,29 @@ std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& t
   return tied;
 }
 
+Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& job) {
+  std::vector<ParamId> tied(model.params.size());
+  const auto wrong = [](std::string message, std::string expected, std::string got) {
+    return fail({ErrorCode::Inconsistent,
+                 std::move(message),
+                 {},
+                 "fsdp.tied",
+                 std::move(expected),
+                 std::move(got),
+                 "correct the names, or leave the pair out"});
+  };
+  for (const auto& [name, other] : job.fsdp.tied) {
+    const ParamId a = model.find_param(name), b = model.find_param(other);
+    if (!a.valid() || !b.valid() || a == b)
+      return wrong("fsdp.tied names no two parameters", "two of the model's parameters", name + " = " + other);
+    const ParamId first = std::min(a, b), second = std::max(a, b);
+    if (model.params[first.index()].shape != model.params[second.index()].shape)
+      return wrong("parameters of other shapes cannot be tied", "parameters of one shape", name + " = " + other);
+    if (tied[first.index()].valid() || tied[second.index()].valid())
+      return wrong("a parameter is tied twice", "one pair a parameter", name + " = " + other);
+    tied[second.index()] = first;
+  }
+  return tied;
+}
+
 }  // namespace foreshard

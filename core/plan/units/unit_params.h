@@ -8,6 +8,7 @@
 #include "core/plan.h"
 #include "core/plan/units/module_tree.h"
 #include "core/plan/units/unit_selection.h"
+#include "core/result.h"
 
 namespace foreshard {
 
@@ -40,5 +41,9 @@ struct TiedParam {
 std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& tree,
                                          const std::vector<SelectedUnit>& units,
                                          const std::vector<bool>& ignored_params, Ownership ownership);
+
+/// fsdp.tied, by ParamId: whose shards, gradient and optimizer state a parameter has, the first of the two in the
+/// model's order; invalid: its own. Errors (place: fsdp.tied): names of no parameter, a tie of ties, other shapes.
+Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& job);
 
 }  // namespace foreshard

@@ -19,11 +19,11 @@ RANGES = "FORESHARD_SHADOW_RANGES"
 
 def begin() -> None:
     """Called once in every interpreter that starts under the verb, before anything of the script's is imported."""
-    from . import answers, launcher, management, marks, ranges, setting, sleeps, standins, steps, world
+    from . import answers, flex, launcher, management, marks, ranges, setting, sleeps, standins, steps, world
     from .hooks import install
 
     install()
-    for part in (answers, world, launcher, management, marks, setting, steps, sleeps):
+    for part in (answers, flex, world, launcher, management, marks, setting, steps, sleeps):
         part.begin()
     if os.environ.get(RANGES) == "1":
         ranges.begin()

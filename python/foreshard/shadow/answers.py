@@ -1,7 +1,7 @@
 """What a virtual device cannot do is answered here, so that the script goes on as it would on a card.
 
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
-- torch.compile leaves functions as they are.
+- torch.compile leaves functions as they are (but for FlexAttention: flex.py).
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
 - Tensors of the device that are compared as a whole are alike: all of them read as zeros.
 - A generator of the host keeps its state where it is given one that came by way of the device.

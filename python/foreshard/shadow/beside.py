@@ -87,7 +87,8 @@ def _kept(value, depth: int) -> list:
 
 
 def address_of(tensor) -> int | None:
-    return _address(tensor) if tensor.is_cuda else None
+    """Of its storage on the device; None for a tensor in a wrapper (a DTensor), which has none."""
+    return _address(tensor) if tensor.is_cuda and not hasattr(tensor, "__tensor_flatten__") else None
 
 
 def _address(tensor) -> int:

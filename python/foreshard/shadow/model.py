@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, float8, folder, names, script_step, sequence, tensor_plan
+from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan
 from .names import class_of
 from .notes import note
 
@@ -143,7 +143,8 @@ def _tensors(tree):
 
 def replaced_forwards(root) -> dict:
     """What stands in for a forward while the root runs, by the module's id: a trainer's method that is to run inside its wrappers."""
-    return {id(m): m.__dict__["forward"] for m in root.modules() if isinstance(m.__dict__.get("forward"), types.FunctionType)}
+    found = {id(m): tensor_plan.inner_forward(m, m.__dict__["forward"]) for m in root.modules() if "forward" in m.__dict__}
+    return {key: forward for key, forward in found.items() if isinstance(forward, types.FunctionType)}
 
 
 def modes(root) -> dict:
@@ -166,7 +167,7 @@ class _Copier:
         self._forwards, self._modes = call["forwards"], call["modes"]
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
-        self._ranks = tensor_plan.ranks(root)
+        self._ranks, self._experts = tensor_plan.ranks(root), expert_weights.specs(root)
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
@@ -174,7 +175,7 @@ class _Copier:
 
         from foreshard.capture import checkpoints
 
-        inner = getattr(module, "_fsdp_wrapped_module", None)
+        inner = module._modules.get("_fsdp_wrapped_module")  # an attribute's name goes through a checkpoint wrapper to what it wraps
         if inner is None and type(module).__name__ == "DistributedDataParallel":
             inner = module.module
         if inner is not None:
@@ -193,7 +194,7 @@ class _Copier:
             if key in ("forward", "_original_forward"):  # replaced on the instance: it holds the module that is sharded
                 if getattr(value, "__self__", None) is module:
                     state[key] = types.MethodType(value.__func__, twin)
-                elif key == "forward" and id(module) not in self._forwards:
+                elif key == "forward" and id(module) not in self._forwards and tensor_plan.inner_forward(module, value) is value:
                     note(f"{type(module).__name__}: its forward was replaced on the instance; its class's stands in the model")
                 continue
             value = tensor_plan.whole_number(module, key, value, self._ranks)
@@ -211,6 +212,7 @@ class _Copier:
         twin.__dict__.update(state)
         for name in self._shapes.get(id(module), {}):
             twin.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
+        expert_weights.placed(twin, self._experts.get(id(module), {}))
         if id(module) in self._forwards:
             self._replace_forward(twin, self._rebound(self._forwards[id(module)]))
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies

@@ -44,8 +44,13 @@ def name_groups(root) -> None:
             _names2.setdefault(id(group), clean(name))
 
 
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+
+
 def fsdp2_parameters(root) -> list:
-    """What FSDP2 keeps for each parameter of the modules in `root`."""
+    """What FSDP2 keeps for each parameter of the modules in `root`; nothing where the script has no FSDP2."""
+    if root is None or _STATE not in sys.modules:
+        return []
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
     groups = [getattr(_get_module_fsdp_state(module), "_fsdp_param_group", None) for module in root.modules()]

@@ -401,8 +401,6 @@ def optimizer_steps(optimizer) -> None:
         return
     root = _root()
     rows = units.found(root)
-    if root is not None:
-        units.tell_of_ties(root)
     import torch
 
     runtime = rows[0]["runtime"] if rows else "none"
@@ -410,7 +408,7 @@ def optimizer_steps(optimizer) -> None:
         "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": root is not None and not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
-        "frozen": _frozen(root), "autocast": _first_call.get("autocast", ""),
+        "frozen": _frozen(root), "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
         "batch": _batch(torch), "init": _init,
     }  # fmt: skip
 
@@ -511,6 +509,10 @@ def finish() -> None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):
         _found["sequence"] = _first_call["sequence"]
+    if (twice := tensor_plan.cut_twice(_root())) is not None:
+        note(f"{twice} is cut over two dimensions beside FSDP's: not planned")
+        _found["model"] = None
+        return
     import torch
 
     try:

@@ -6,14 +6,15 @@ What a weight's DTensor says of its shards, and what a style's hooks close over 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-import sys
+import types
 import weakref
 
 from . import names
+from .expert_weights import are_experts
 from .notes import note
 
-_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _numbers: dict[tuple[int, str], tuple] = {}  # by module and attribute: the module, the whole number that the attribute was at first
 
 
@@ -42,26 +43,27 @@ def whole_number(module, name: str, value, ranks: int):
 
 def ranks(root) -> int:
     """Of the tensor dimension, if there is one; 1: none."""
-    if root is None or _STATE not in sys.modules:
-        return 1
-    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not _is_experts(each)]
+    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not are_experts(each)]
     return max((each._spmd_mesh.size(each._spmd_mesh.ndim - 1) for each in cut), default=1)
 
 
 def found(root) -> dict | None:
     """{"plan": {pattern: word}, "sequence": bool, "loss": bool}; None: nothing is cut."""
-    if root is None or _STATE not in sys.modules:
-        return None
     words: dict[str, str] = {}
     sequence = loss = False
     parts = _cut(root)
     if not parts:
         return None
+    summed = {id(each._module_info.module) for each in names.fsdp2_parameters(root) if _is_summed_by_a_hook(each)}
     for name, module in root.named_modules():
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
         if word is None and id(module) not in parts and _gathers(module):
             word = "summed" if layout is not None and layout.is_partial() else "gather"
+        if word is None and _splits_rows(module):
+            word = "split"
+        if word is None and id(module) in summed:
+            word = "gradient_sum"
         sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
         if word is not None:
             words[names.clean(name)] = word
@@ -78,19 +80,23 @@ def gathered_by_the_loss(cut: dict) -> dict:
     return cut | {"plan": words, "loss": False}
 
 
+def cut_twice(root) -> str | None:
+    """A parameter that is cut over two dimensions beside FSDP's (experts over ranks, and each one's matrices), which no plan has."""
+    return next((name for name, each in names.fsdp2_named_parameters(root) if _is_cut_twice(each)), None)
+
+
+def _is_cut_twice(parameter) -> bool:
+    return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in parameter._tp_spec.placements) > 1
+
+
 def over(parameters, fsdp_mesh) -> dict[str, int]:
     """Ranks of a dimension beside FSDP's that parameters of a unit are spread over, of experts and of the others; 1: none."""
     ranks = {"tensor_parallel": 1, "expert_parallel": 1}
     for each in parameters:
-        if getattr(each, "is_dtensor", False):
-            key = "expert_parallel" if _is_experts(each) else "tensor_parallel"
+        if getattr(each, "is_dtensor", False) and not _is_cut_twice(each):
+            key = "expert_parallel" if are_experts(each) else "tensor_parallel"
             ranks[key] = max(ranks[key], each._spmd_mesh.size() // fsdp_mesh.size())
     return ranks
-
-
-def _is_experts(parameter) -> bool:
-    """Stacked matrices, of which each rank has its own."""
-    return len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
 
 
 def _cut(root) -> dict[int, list]:
@@ -102,6 +108,12 @@ def _cut(root) -> dict[int, list]:
     return parts
 
 
+def _is_summed_by_a_hook(parameter) -> bool:
+    """A whole parameter beside the mesh whose gradient a hook of the script sums over its ranks where autograd makes it."""
+    hooks = getattr(getattr(parameter, "_unsharded_param", None), "_post_accumulate_grad_hooks", None) or {}
+    return not getattr(parameter, "is_dtensor", False) and any(_is_of_mesh(hook) for hook in hooks.values())
+
+
 def _word(module, parts) -> str | None:
     import torch
 
@@ -111,12 +123,13 @@ def _word(module, parts) -> str | None:
     if all(one.is_replicate() for _, one in parts):
         taken = _placements(module._forward_pre_hooks)
         return "replicate" if taken and all(one.is_replicate() for one in taken) else "sequence"
+    packed = "packed_" if any(type(one).__name__ == "_StridedShard" for _, one in parts) else ""
     if dims > 2:
-        return "experts" if placement.is_shard(0) else "expert_tensor"
+        return "experts" if placement.is_shard(0) else f"{packed}expert_tensor"
     if isinstance(module, torch.nn.Embedding):
         return "rowwise" if placement.dim == 0 else "colwise"
     if isinstance(module, torch.nn.Linear):
-        return "colwise" if placement.dim == 0 else "rowwise"
+        return f"{packed}colwise" if placement.dim == 0 else "rowwise"
     return None
 
 
@@ -150,10 +163,36 @@ def _placements(hooks) -> list:
     return found
 
 
+def inner_forward(module, forward):
+    """What a style that stands in a module's forward has put itself around (Transformers' do); the forward itself where none stands there."""
+    while isinstance(forward, types.FunctionType) and _is_of_mesh(forward):
+        within = [value for value in _closed_over({0: forward}) if isinstance(value, types.FunctionType) or getattr(value, "__self__", None) is module]
+        if not within:
+            break
+        forward = within[0]
+    return forward
+
+
+def _is_of_mesh(function) -> bool:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return any(isinstance(value, DeviceMesh) for value in _closed_over({0: function}))
+
+
+def _style(module):
+    """The style that stands in a module's forward."""
+    forward = module.__dict__.get("forward")
+    if not isinstance(forward, types.FunctionType) or not _is_of_mesh(forward):
+        return None
+    return next((value for value in _closed_over({0: forward}) if hasattr(value, "output_layouts")), None)
+
+
 def _output(module) -> tuple:
     """(the layout that a style gives its module's output, whether it is a plain tensor again)."""
     from torch.distributed.tensor.parallel import PrepareModuleOutput
 
+    if (style := _style(module)) is not None:
+        return style.output_layouts, style.use_local_output
     for value in _closed_over(module._forward_hooks):
         if isinstance(value, functools.partial) and len(value.args) == 2 and isinstance(value.args[0], tuple) and value.args[0]:
             return value.args[0][0], bool(value.args[1])
@@ -206,6 +245,26 @@ def _changes(prepared) -> list[tuple]:
     named = [(was, prepared.desired_input_kwarg_layouts.get(key)) for key, was in prepared.input_kwarg_layouts.items()]
     pairs = [*zip(prepared.input_layouts or (), prepared.desired_input_layouts or ()), *named]
     return [(was, wanted) for was, wanted in pairs if was is not None and wanted is not None and was != wanted]
+
+
+def _splits_rows(module) -> bool:
+    """Whether a style's hook hands each rank its rows of all that the module is given: tried with rows of our own."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    each = 4
+    for hook in module._forward_pre_hooks.values():
+        mesh = next((value for value in _closed_over({0: hook}) if isinstance(value, DeviceMesh)), None)
+        if mesh is None or mesh.size() == 1 or any(True for _ in module.parameters()):
+            continue
+        inputs = [torch.zeros(each * mesh.size(), 2) for _ in inspect.signature(module.forward).parameters]
+        try:
+            given = hook(module, tuple(inputs))
+        except Exception:  # it wants something else than rows
+            continue
+        if isinstance(given, tuple) and given and all(isinstance(one, torch.Tensor) and one.shape == (each, 2) for one in given):
+            return True
+    return False
 
 
 def _patterns(words: dict[str, str]) -> dict[str, str]:

@@ -49,7 +49,8 @@ def _unit1(name: str, module) -> dict:
 
 def _units2(root) -> list[dict]:
     called = {id(module): name for name, module in root.named_modules()}
-    return [_unit2(state, called) for state in _states2(root)]
+    twice = _sharded_twice(root)
+    return [_unit2(state, called, twice) for state in _states2(root)]
 
 
 def _states2(root) -> list:
@@ -58,7 +59,17 @@ def _states2(root) -> list:
         return []
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-    return list({id(state): state for state in map(_get_module_fsdp_state, root.modules()) if state is not None}.values())
+    wrappers = {id(wrapper) for wrapper in _sharded_twice(root).values()}
+    modules = [module for module in root.modules() if id(module) not in wrappers]
+    return list({id(state): state for state in map(_get_module_fsdp_state, modules) if state is not None}.values())
+
+
+def _sharded_twice(root) -> dict[int, object]:
+    """Modules that are sharded, and so is the checkpoint wrapper around them (accelerate), by id: the wrapper has no parameters, and casts what comes in."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state_of
+
+    pairs = [(module, module._modules.get("_checkpoint_wrapped_module")) for module in root.modules()]
+    return {id(inner): wrapper for wrapper, inner in pairs if inner is not None and state_of(wrapper) is not None and state_of(inner) is not None}
 
 
 _SWITCHES = {
@@ -122,19 +133,18 @@ def _modules_of(state, called) -> list[str]:
     return order if sorted(order) == sorted(modules) else modules
 
 
-def tell_of_ties(root) -> None:
-    """A script that ties weights of two units once more when they are sharded already."""
-    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
-        return
-    named: dict[int, str] = {}
+def tied(root) -> dict[str, str]:
+    """Parameters of units that the script has tied once more when they were sharded, each with the other."""
+    named, pairs = {}, {}
     for name, each in names.fsdp2_named_parameters(root):
         first = named.setdefault(id(each.sharded_param), name)
         if first != name:
-            note(f"{first} and {name} are one parameter since they were sharded: the plan has two, with gradients and states of their own")
+            pairs[name] = first
+    return pairs
 
 
-def _unit2(state, called) -> dict:
-    """`called`: names of modules by id, with wrappers."""
+def _unit2(state, called, twice) -> dict:
+    """`called`: names of modules by id, with wrappers; `twice`: _sharded_twice()."""
     group, policy = state._fsdp_param_group, state._mp_policy
     parameters = group.fsdp_params if group is not None else []
     mesh = group.mesh_info if group is not None else None
@@ -144,7 +154,7 @@ def _unit2(state, called) -> dict:
 
     dims = {p._module_info.param_name: p.fsdp_placement.dim for p in parameters if getattr(p.fsdp_placement, "dim", 0) != 0}
     first = state._modules[0]
-    wrapped = [called.get(id(module), "?") for module in state._modules]
+    wrapped = [called.get(id(twice.get(id(module), module)), "?") for module in state._modules]
     return {
         "modules": _modules_of(state, called),
         "class": names.class_of(first).__name__, "runtime": "fsdp2",

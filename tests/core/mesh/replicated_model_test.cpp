@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -164,6 +165,62 @@ TEST(ReplicatedModel, OnlyStackedWeightsAreCutAsExperts) {
   ASSERT_FALSE(made.has_value());
   EXPECT_EQ(made.error().place, "mesh.plan");
   EXPECT_NE(made.error().got.find("q_b_proj"), std::string::npos) << made.error().got;
+}
+
+/// The architecture's plan with words of one's own, as Transformers' plans have them.
+Job with_words(Job job, const Model& whole, const std::map<std::string, std::string>& words) {
+  job.mesh.plan = words;
+  for (const ParallelStyle& row : whole.parallel) job.mesh.plan.emplace(row.modules, row.style);
+  return job;
+}
+
+TEST(ReplicatedModel, AHooksSumIsOverTheTensorRanksAndNoUnits) {
+  Job job = job_of();
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = false;
+  job.train.clip_grad_norm = 0.0;
+  const Model whole = built(job, R"({"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 101,
+    "max_position_embeddings": 64})");
+  job = with_words(
+      job, whole,
+      {{"model.layers.*.self_attn.q_norm", "gradient_sum"}, {"model.layers.*.self_attn.k_norm", "gradient_sum"}});
+  const Model model = rank_model(whole, job).value();
+  const ParamInfo& norm = param(model, "model.layers.0.self_attn.q_norm.weight");
+  EXPECT_EQ(norm.part.dimension, -1);  // a plain tensor
+  EXPECT_EQ(norm.part.gradient, MeshPart::Gradient::Term);
+  const auto plan = build_plan(model, job);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;  // no trap 54
+  std::int64_t sums = 0;
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    if (i.kind != InstructionKind::AllReduce || i.buffer.what != BufferWhat::MeshGrad) continue;
+    EXPECT_FALSE(i.unit.valid());
+    EXPECT_EQ(plan->communicators[i.communicator.index()].name, "tensor");
+    EXPECT_EQ(i.numel, 8);
+    ++sums;
+  }
+  EXPECT_EQ(sums, 2);
+}
+
+TEST(ReplicatedModel, PackedMatricesOfExpertsAreNoTrapAndTheirTermsAreSummedAtTheEnd) {
+  Job job = job_of();
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = false;
+  const Model whole = built(job, R"({"model_type": "mixtral", "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "vocab_size": 101, "max_position_embeddings": 64})");
+  job.mesh.plan = {{"model.layers.*.mlp.experts", "packed_expert_tensor"}};
+  const Model model = rank_model(whole, job).value();
+  const auto has = [&](const char* style) {
+    return std::any_of(model.parallel.begin(), model.parallel.end(),
+                       [&](const ParallelStyle& row) { return row.style == style; });
+  };
+  EXPECT_TRUE(has("packed"));
+  EXPECT_FALSE(has("fused"));  // trap 53
+  std::vector<Shape> summed;
+  for (const Op& op : model.ops) {
+    const bool experts = op.module.valid() && model.modules[op.module.index()].fqn == "model.layers.0.mlp.experts";
+    if (experts && op.name == "mesh.all_reduce") summed.push_back(model.values[op.out.front().index()].shape);
+  }
+  EXPECT_EQ(summed, (std::vector<Shape>{{2 * 24, 32}}));  // tokens, not the rows that chose an expert
 }
 
 TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {

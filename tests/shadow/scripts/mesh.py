@@ -1,7 +1,8 @@
 """Decoders on a mesh: sequences that ranks share, by context_parallel() or by hooks on attention; blocks cut over tensor ranks and recomputed by
-operator; rows exchanged by counts that the device has; experts on ranks; replicas; weights tied again."""
+operator, by styles that stand in the modules' forwards; rows exchanged by counts that the device has; experts on ranks; replicas; weights tied again."""
 
 import argparse
+import contextlib
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental import _attention as ring
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -20,6 +22,7 @@ parser.add_argument("--tensor", action="store_true")
 parser.add_argument("--logits", choices=["whole", "gathered"], default="whole")  # of tensor ranks: as they come out, or by the loss
 parser.add_argument("--norms", action="store_true")  # norms gather what they hand on
 parser.add_argument("--split", action="store_true")  # the first block cuts what the embedding hands on whole
+parser.add_argument("--forwards", action="store_true")
 parser.add_argument("--exchange", action="store_true")
 parser.add_argument("--experts", action="store_true")
 parser.add_argument("--replicate", action="store_true")
@@ -67,6 +70,7 @@ class Block(nn.Module):
         self.attend, self.o = Attend(), nn.Linear(DIM, DIM, bias=False)
         self.experts = Experts() if args.experts else None
         self.gated = Gated() if args.norms else None
+        self.heads = nn.RMSNorm(DIM // HEADS) if args.forwards else nn.Identity()
         self.norm2, self.up, self.down = nn.RMSNorm(DIM), nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
 
     def forward(self, x, table):
@@ -76,6 +80,7 @@ class Block(nn.Module):
     def attention(self, y, table):
         b, t, _ = y.shape
         q, k, v = ((each(y).view(b, t, -1, DIM // HEADS) * table[None, :t, None].to(y.dtype)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q = self.heads(q)
         return self.o(self.attend(q, k, v).reshape(b, -1, t, DIM // HEADS).transpose(1, 2).reshape(b, t, -1))
 
     def feed(self, y):
@@ -109,7 +114,6 @@ class Model(nn.Module):
 
 
 def cut(model, mesh):
-    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 
     plan = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
@@ -133,6 +137,65 @@ def cut(model, mesh):
     parallelize_module(model, mesh, plan)
 
 
+class Style:
+    """In a module's forward, as Transformers' are."""
+
+    def __init__(self, dim, given, output_layouts, use_local_output=True):
+        self.dim, self.given, self.output_layouts, self.use_local_output = dim, given, output_layouts, use_local_output
+
+    def around(self, module, mesh):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        placement = Shard(self.dim) if module.out_features != 4 * DIM else _StridedShard(self.dim, split_factor=2)
+        module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [placement], src_data_rank=None))
+        whole = module.forward
+
+        def forward(x):
+            x = DTensor.from_local(x, mesh, [self.given], run_check=False)
+            with local_weight(module) if module.out_features == 4 * DIM else contextlib.nullcontext():
+                out = whole(x.to_local(grad_placements=[Partial()]) if module.out_features == 4 * DIM else x)
+            out = out if isinstance(out, DTensor) else DTensor.from_local(out, mesh, [self.output_layouts], run_check=False)
+            return out.redistribute(placements=[self.output_layouts]).to_local()
+
+        module.forward = forward
+
+
+@contextlib.contextmanager
+def local_weight(module):
+    weight = module._parameters.pop("weight")
+    module.weight = weight.to_local()
+    try:
+        yield
+    finally:
+        del module.weight
+        module._parameters["weight"] = weight
+
+
+def summed(module, mesh):
+    """Gradients of its weights, where autograd makes them."""
+    whole, known = module.forward, []
+
+    def forward(x):
+        if module.weight is not (known[0] if known else None):
+            known[:] = [module.weight]
+            module.weight.register_post_accumulate_grad_hook(lambda weight: dist.all_reduce(weight.grad, group=mesh.get_group()))
+        return whole(x)
+
+    module.forward = forward
+
+
+def cut_in_forwards(model, mesh):
+    column, row = Style(0, Replicate(), Shard(-1)), Style(1, Shard(-1), Replicate())
+    for block in model.blocks:
+        for layer in (block.q, block.k, block.v, block.up):
+            column.around(layer, mesh)
+        row.around(block.o, mesh)
+        row.around(block.down, mesh)
+        summed(block.heads, mesh)
+    Style(0, Replicate(), Replicate()).around(model.head, mesh)
+
+
 dist.init_process_group("nccl")
 torch.cuda.set_device(0)
 world = dist.get_world_size()
@@ -150,8 +213,11 @@ else:
     if args.tensor:
         cut(model, shared["shared"])
         places["mesh"] = shared["rest"]
+    if args.forwards:
+        cut_in_forwards(model, shared["shared"])
+        places["mesh"] = shared["rest"]
     if args.experts:
-        from torch.distributed.tensor import Shard, distribute_tensor
+        from torch.distributed.tensor import distribute_tensor
 
         for block in model.blocks:
             block.experts.stacked = nn.Parameter(distribute_tensor(block.experts.stacked, shared["shared"], [Shard(0)]))

@@ -2,7 +2,7 @@
 
 weight: the head's matrix is used in the loss. module: the loss is a module that adds its terms up in place.
 before: so does a tensor from before the forward. table: a table that an object of the module keeps by device and length. unit: the head is a unit that
-the loss calls behind the root. segments: the allocator's segments grow."""
+the loss calls behind the root. segments: the allocator's segments grow. flex: a layer of FlexAttention; compiled: by torch.compile."""
 import collections
 import sys
 
@@ -14,6 +14,15 @@ from torch.distributed.fsdp import fully_shard
 
 WORDS, WIDTH, LENGTH, CLASSES = set(sys.argv[1:]), 256, 512, 8192
 BEHIND = WORDS & {"weight", "unit"}
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        attend = torch.compile(flex_attention) if "compiled" in WORDS else flex_attention
+        heads = x.unflatten(-1, (32, -1)).transpose(1, 2)
+        return x + attend(heads, heads, heads).transpose(1, 2).flatten(-2)
 
 
 class Table:
@@ -32,6 +41,7 @@ class Model(nn.Module):
         super().__init__()
         self.words = nn.Embedding(CLASSES, WIDTH)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(4))
+        self.attention = Attention() if "flex" in WORDS else nn.Identity()
         self.head = nn.Linear(WIDTH, CLASSES, bias=False)
         self.table = Table()
 
@@ -39,6 +49,7 @@ class Model(nn.Module):
         x = self.words(ids)
         if "table" in WORDS:
             x = self.table(x)
+        x = self.attention(x)
         for block in self.blocks:
             x = x + block(x)
         return x if BEHIND else self.head(x)

@@ -1,0 +1,60 @@
+"""Weights of experts in the copy of the script's model: whole, and a DTensor of the experts' ranks to the code that asks what they are.
+
+Such code leaves to the ranks' exchange what it does itself without one (torchtitan's experts pad their rows).
+"""
+
+from __future__ import annotations
+
+from . import names
+
+
+def specs(root) -> dict[int, dict[str, object]]:
+    """By module and name: how FSDP2's parameters lie over the experts' ranks, before FSDP2 shards them."""
+    found: dict[int, dict[str, object]] = {}
+    for each in names.fsdp2_parameters(root):
+        if are_experts(each):
+            found.setdefault(id(each._module_info.module), {})[each._module_info.param_name] = each._tp_spec
+    return found
+
+
+def are_experts(parameter) -> bool:
+    """Stacked matrices, of which each rank has its own."""
+    dtensor = getattr(parameter, "is_dtensor", False)
+    return dtensor and len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
+
+
+def placed(twin, specs: dict[str, object]) -> None:
+    """What attributes of the copy are to its forward; capture goes on seeing its parameters."""
+    for name, spec in specs.items():
+        if name in twin._parameters:
+            twin.__dict__[name] = _Placed(twin._parameters, name, spec)
+
+
+class _Placed:
+    """A parameter of a module, whichever stands there now."""
+
+    def __init__(self, parameters, name, spec):
+        self._found, self._name = parameters, name
+        self.device_mesh, self.placements = spec.mesh, spec.placements
+
+    @property
+    def __class__(self):
+        from torch.distributed.tensor import DTensor
+
+        return DTensor
+
+    def to_local(self, **options):
+        return self._found[self._name]
+
+    def full_tensor(self, **options):
+        return self._found[self._name]
+
+    def __getattr__(self, name):
+        return getattr(self._found[self._name], name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        from torch.utils._pytree import tree_map
+
+        args, kwargs = tree_map(lambda leaf: leaf.to_local() if type(leaf) is cls else leaf, (args, kwargs or {}))
+        return function(*args, **kwargs)
