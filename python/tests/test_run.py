@@ -95,9 +95,32 @@ def masked_words():
     return models.Case(Reader, batch, lambda module, *given: module(*given), ["Sequential"])
 
 
+def reader(width, block, rows, norm=True):
+    """Words, two blocks, a head and its loss, over `rows` of words: what is made, a batch of it, and how a step goes."""
+    import models
+    import torch
+    from torch import nn
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layers = nn.Embedding(50, width), nn.ModuleList(block() for _ in range(2))
+            self.norm, self.head = nn.RMSNorm(width) if norm else nn.Identity(), nn.Linear(width, 50, bias=False)
+
+        def forward(self, ids, labels):
+            x = self.words(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+    def batch(device):
+        return tuple(torch.randint(0, 50, (rows, 24), device=device) for _ in range(2))
+
+    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"])
+
+
 def latent_and_experts():
     """Keys and values from what all heads share, experts whose inputs are weighed, a layer beside them."""
-    import models
     import torch
     from torch import nn
 
@@ -152,34 +175,18 @@ def latent_and_experts():
             x = x + self.attention(x)
             return x + self.mixture(self.norm(x))
 
-    class Reader(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.layers = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2))
-            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 50, bias=False)
-
-        def forward(self, ids, labels):
-            x = self.words(ids)
-            for layer in self.layers:
-                x = layer(x)
-            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
-
     plan = {"words": "rowwise", "layers.*.attention.norm": "sequence", "layers.*.attention": "gather", "layers.*.norm": "sequence"}
     plan |= {f"layers.*.attention.{name}": "colwise" for name in ("wq", "wkv_b")}
     plan |= {f"layers.*.{name}": "replicate" for name in ("attention.wkv_a", "attention.kv_norm", "mixture.gate")}
     plan |= {"layers.*.attention.wo": "rowwise", "layers.*.mixture": "summed", "layers.*.mixture.experts": "expert_tensor"}
     plan |= {"layers.*.mixture.inner": "colwise", "layers.*.mixture.outer": "rowwise", "norm": "sequence", "head": "head"}
 
-    def batch(device):
-        return torch.randint(0, 50, (4, 24), device=device), torch.randint(0, 50, (4, 24), device=device)
-
-    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+    return reader(width, Block, 4), plan
 
 
 def chosen_experts(trained=False):
     """Tokens that choose two of four experts; each tensor rank sorts and sends its own, as torchtitan's do. Scores are constants unless the router is
     `trained`: its gradient would be of a rank's own tokens (trap 54; tests/data/captured/split_experts.json)."""
-    import models
     import torch
     from torch import nn
 
@@ -226,31 +233,15 @@ def chosen_experts(trained=False):
         def forward(self, x):
             return x + self.mixture(self.norm(x))
 
-    class Reader(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.layers = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2))
-            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 50, bias=False)
-
-        def forward(self, ids, labels):
-            x = self.words(ids)
-            for layer in self.layers:
-                x = layer(x)
-            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
-
     plan = {"words": "rowwise", "layers.*.norm": "sequence", "layers.*.mixture": "summed", "layers.*.mixture.gate": "replicate"}
     plan |= {"layers.*.mixture.order": "split", "layers.*.mixture.experts": "experts", "layers.*.mixture.inner": "colwise"}
     plan |= {"layers.*.mixture.outer": "rowwise", "norm": "sequence", "head": "head"}
 
-    def batch(device):
-        return torch.randint(0, 50, (2, 24), device=device), torch.randint(0, 50, (2, 24), device=device)
-
-    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+    return reader(width, Block, 2), plan
 
 
 def normed_heads():
     """A norm of heads between cut layers: whole weights, whose gradients a hook sums over the ranks (Transformers' Qwen3)."""
-    import models
     import torch
     from torch import nn
 
@@ -264,22 +255,8 @@ def normed_heads():
         def forward(self, x):
             return x + self.down(nn.functional.silu(self.heads(self.up(x).unflatten(-1, (-1, size)))).flatten(-2))
 
-    class Reader(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.layers, self.head = nn.Embedding(50, width), nn.ModuleList(Block() for _ in range(2)), nn.Linear(width, 50, bias=False)
-
-        def forward(self, ids, labels):
-            x = self.words(ids)
-            for layer in self.layers:
-                x = layer(x)
-            return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
-
-    def batch(device):
-        return torch.randint(0, 50, (4, 24), device=device), torch.randint(0, 50, (4, 24), device=device)
-
     plan = {"layers.*.up": "colwise", "layers.*.heads": "gradient_sum", "layers.*.down": "rowwise"}
-    return models.Case(Reader, batch, lambda module, *given: module(*given), ["Block"]), plan
+    return reader(width, Block, 4, norm=False), plan
 
 
 class Runs(unittest.TestCase):
