@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
+
 namespace foreshard::fsdp2 {
 namespace {
 

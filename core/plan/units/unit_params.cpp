@@ -1,6 +1,9 @@
 #include "core/plan/units/unit_params.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string>
 
 namespace foreshard {
 namespace {
@@ -135,14 +138,15 @@ Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& jo
                  "correct the names, or leave the pair out"});
   };
   for (const auto& [name, other] : job.fsdp.tied) {
+    const std::string pair = fmt::format("{} = {}", name, other);
     const ParamId a = model.find_param(name), b = model.find_param(other);
     if (!a.valid() || !b.valid() || a == b)
-      return wrong("fsdp.tied names no two parameters", "two of the model's parameters", name + " = " + other);
+      return wrong("fsdp.tied names no two parameters", "two of the model's parameters", pair);
     const ParamId first = std::min(a, b), second = std::max(a, b);
     if (model.params[first.index()].shape != model.params[second.index()].shape)
-      return wrong("parameters of other shapes cannot be tied", "parameters of one shape", name + " = " + other);
+      return wrong("parameters of other shapes cannot be tied", "parameters of one shape", pair);
     if (tied[first.index()].valid() || tied[second.index()].valid())
-      return wrong("a parameter is tied twice", "one pair a parameter", name + " = " + other);
+      return wrong("a parameter is tied twice", "one pair a parameter", pair);
     tied[second.index()] = first;
   }
   return tied;
