@@ -306,8 +306,7 @@ void add_offload_and_exceptions(TableMaker& t) {
       [](const Spot& spot, Job& job) { return read_text_table(spot, job.fsdp.tied); },
       [](const Job& job) { return text_table(job.fsdp.tied); },
       "parameters that the script has tied once more when they were sharded, each with the one of another unit whose "
-      "shards "
-      "it has: {\"lm_head.weight\" = \"embed_tokens.weight\"}");
+      "shards it has: {\"lm_head.weight\" = \"embed_tokens.weight\"}");
   t.only({});
   t.special(
       "fsdp.allow_traps", "list of integers from 1 to 64",

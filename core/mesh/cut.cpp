@@ -12,12 +12,6 @@
 namespace foreshard::mesh {
 namespace {
 
-/// "aten.view.default" -> "view".
-std::string_view base_name(std::string_view name) {
-  if (name.starts_with("aten.")) name.remove_prefix(5);
-  return name.substr(0, name.find('.'));
-}
-
 std::int32_t wrap(std::int64_t dim, std::size_t rank) {
   return static_cast<std::int32_t>(dim < 0 ? dim + static_cast<std::int64_t>(rank) : dim);
 }
@@ -527,6 +521,11 @@ class Carrier {
 };
 
 }  // namespace
+
+std::string_view base_name(std::string_view name) {
+  if (name.starts_with("aten.")) name.remove_prefix(5);
+  return name.substr(0, name.find('.'));
+}
 
 std::int64_t integer_argument(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback) {
   const Arg* arg = argument(op, position, name);

@@ -42,6 +42,9 @@ struct Cut {
 /// The shape of a rank's part.
 Shape local_shape(const Shape& whole, const Cut& cut, const Group& group);
 
+/// "aten.view.default" -> "view".
+std::string_view base_name(std::string_view name);
+
 /// An argument of an operator that is a number; `fallback`: it is not given.
 std::int64_t integer_argument(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback);
 

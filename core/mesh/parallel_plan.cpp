@@ -33,11 +33,10 @@ Error plan_error(ErrorCode code, std::string message, std::string expected, std:
 Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
-  return fail(
-      plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not",
-                 "colwise, packed_colwise, rowwise, head, sequence, replicate, gradient_sum, gather, summed, split, "
-                 "local, expert_tensor, packed_expert_tensor or experts",
-                 "\"" + word + "\"", "docs/meshes.md says what each does"));
+  std::string known;
+  for (const auto& [name, style] : kStyles) known += (known.empty() ? "" : ", ") + std::string(name);
+  return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not", known, "\"" + word + "\"",
+                         "docs/meshes.md says what each does"));
 }
 
 /// What has weights of its own to cut: a matrix, and at most a vector beside it.

@@ -5,34 +5,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "core/mesh/program_cutter.h"
+#include "core/mesh/terms.h"
 
 namespace foreshard::mesh {
 namespace {
 
-bool begins(const Op& op, std::string_view name) {
-  return op.name.starts_with(name) && (op.name.size() == name.size() || op.name[name.size()] == '.');
-}
-
 /// Picks along the first dimension of its first argument.
-bool picks(const Op& op) {
-  if (begins(op, "aten.index")) {
-    const auto* places = op.args.size() > 1 ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
-    return places != nullptr && places->size() == 1;
-  }
-  return begins(op, "aten.index_select") && integer_argument(op, 1, "dim", 0) == 0;
+bool picks_rows(const Op& op) {
+  const std::string_view name = base_name(op.name);
+  if (name != "index") return name == "index_select" && integer_argument(op, 1, "dim", 0) == 0;
+  const auto* places = op.args.size() > 1 ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
+  return places != nullptr && places->size() == 1;
 }
 
 /// Puts rows at places along the first dimension of its first argument.
-bool puts(const Op& op) {
-  if (begins(op, "aten.index_put") || begins(op, "aten.index_put_")) return true;
-  constexpr std::array kAlongFirst{"aten.index_add",   "aten.index_add_",  "aten.index_copy",
-                                   "aten.index_copy_", "aten.scatter_add", "aten.scatter_add_"};
-  return integer_argument(op, 1, "dim", 0) == 0 &&
-         std::any_of(kAlongFirst.begin(), kAlongFirst.end(), [&](const char* name) { return begins(op, name); });
+bool puts_rows(const Op& op) {
+  const std::string_view name = base_name(op.name);
+  return puts(name) && (name.starts_with("index_put") || integer_argument(op, 1, "dim", 0) == 0);
 }
 
 bool is_rows(const CutTensor& x) { return x.cut.dim == 0 && x.cut.rows < 0; }
@@ -40,10 +32,9 @@ bool is_whole(const CutTensor& x) { return !x.cut.cut() && !x.cut.term; }
 
 /// Inside a split module rows are counted and put in order as if there were no others.
 bool over_rows(const Op& op, const CutTensor& x) {
-  if (begins(op, "aten.histc") || begins(op, "aten.bincount")) return true;
-  constexpr std::array kInOrder{"aten.sort", "aten.argsort", "aten.cumsum"};
-  const bool orders = std::any_of(kInOrder.begin(), kInOrder.end(), [&](const char* name) { return begins(op, name); });
-  return orders && x.shape.size() == 1;
+  const std::string_view name = base_name(op.name);
+  if (name == "histc" || name == "bincount") return true;
+  return x.shape.size() == 1 && (name == "sort" || name == "argsort" || name == "cumsum");
 }
 
 /// Zeros, or terms already.
@@ -101,9 +92,9 @@ std::optional<std::vector<Cut>> ProgramCutter::carry_rows(const Op& op, const st
                                                           const std::vector<Shape>& results) const {
   const bool any = std::any_of(args.begin(), args.end(), is_rows);
   if (!any || results.empty()) return std::nullopt;
-  if (picks(op) && args.size() == 2 && is_rows(args[1]) && (is_whole(args[0]) || inside(ModuleStyle::Split)))
+  if (picks_rows(op) && args.size() == 2 && is_rows(args[1]) && (is_whole(args[0]) || inside(ModuleStyle::Split)))
     return std::vector<Cut>(results.size(), args[1].cut);
-  if (puts(op) && args.size() == 3 && is_rows(args[1]) && is_rows(args[2]) && holds_nothing(ops_, args[0])) {
+  if (puts_rows(op) && args.size() == 3 && is_rows(args[1]) && is_rows(args[2]) && holds_nothing(ops_, args[0])) {
     Cut term;
     term.term = true;
     return std::vector<Cut>(results.size(), term);

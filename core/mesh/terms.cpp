@@ -61,11 +61,6 @@ constexpr std::array<std::string_view, 10> kPuts{"index_put",    "index_put_", "
 constexpr std::array<std::string_view, 6> kFresh{"new_zeros",  "new_empty", "zeros_like",
                                                  "empty_like", "new_full",  "ones_like"};
 
-std::string_view plain_name(std::string_view name) {
-  if (name.starts_with("aten.")) name.remove_prefix(5);
-  return name.substr(0, name.find('.'));
-}
-
 bool whole(const CutTensor& x) { return !x.cut.cut() && !x.cut.term; }
 
 bool adds_number(const Op& op, std::string_view name) {
@@ -79,7 +74,7 @@ bool linear_in_terms(const Op& op, std::string_view name, const std::vector<CutT
   const bool first = args.front().cut.term;
   if (is_one_of(name, kMoves) || is_one_of(name, kPicks)) return first && terms == 1;
   if (is_one_of(name, kSums)) return terms == static_cast<std::ptrdiff_t>(args.size()) && !adds_number(op, name);
-  if (is_one_of(name, kPuts)) return args.back().cut.term || (first && name != "index_put" && name != "index_put_");
+  if (puts(name)) return args.back().cut.term || (first && name != "index_put" && name != "index_put_");
   const bool divides = name.starts_with("div");
   const bool biased = name == "linear" && args.size() > 2;
   return is_one_of(name, kProducts) && terms == 1 && !biased && (first || !divides);
@@ -87,8 +82,10 @@ bool linear_in_terms(const Op& op, std::string_view name, const std::vector<CutT
 
 }  // namespace
 
+bool puts(std::string_view name) { return is_one_of(name, kPuts); }
+
 std::optional<std::vector<Cut>> carry_terms(const Op& op, const std::vector<CutTensor>& args, std::size_t results) {
-  const std::string_view name = plain_name(op.name);
+  const std::string_view name = base_name(op.name);
   if (is_one_of(name, kFresh)) return std::vector<Cut>(results);
   const bool beside = std::all_of(args.begin(), args.end(), [](const CutTensor& x) { return x.cut.term || whole(x); });
   if (!beside || !linear_in_terms(op, name, args)) return std::nullopt;

@@ -4,12 +4,16 @@
 
 #include <cstddef>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/mesh/cut.h"
 #include "core/model/model.h"
 
 namespace foreshard::mesh {
+
+/// An operator (its base_name) that puts its last argument into places of its first.
+bool puts(std::string_view name);
 
 /// Where the results of `op` lie, some of whose arguments are terms: results of an operator that is linear in them are
 /// terms again. Rows that are put into a tensor make it one (a fresh one: zeros elsewhere, or all of them are put).

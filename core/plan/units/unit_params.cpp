@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
+
+#include "core/plan/units/name_patterns.h"
 
 namespace foreshard {
 namespace {
@@ -128,6 +131,8 @@ std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& t
 
 Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& job) {
   std::vector<ParamId> tied(model.params.size());
+  const bool shards_each = job.fsdp.runtime == Runtime::Fsdp2 || job.fsdp.runtime == Runtime::Planned;
+  if (job.fsdp.tied.empty() || !shards_each) return tied;
   const auto wrong = [](std::string message, std::string expected, std::string got) {
     return fail({ErrorCode::Inconsistent,
                  std::move(message),
@@ -137,11 +142,16 @@ Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& jo
                  std::move(got),
                  "correct the names, or leave the pair out"});
   };
+  const std::vector<std::string_view> names = param_names(model);
   for (const auto& [name, other] : job.fsdp.tied) {
     const std::string pair = fmt::format("{} = {}", name, other);
-    const ParamId a = model.find_param(name), b = model.find_param(other);
-    if (!a.valid() || !b.valid() || a == b)
-      return wrong("fsdp.tied names no two parameters", "two of the model's parameters", pair);
+    const auto one = match_names(name, names, "fsdp.tied", "parameter");
+    if (!one) return tl::unexpected(one.error());
+    const auto two = match_names(other, names, "fsdp.tied", "parameter");
+    if (!two) return tl::unexpected(two.error());
+    const ParamId a(one->front()), b(two->front());
+    if (one->size() > 1 || two->size() > 1 || a == b)
+      return wrong("fsdp.tied pairs two parameters", "a name on each side, not the same", pair);
     const ParamId first = std::min(a, b), second = std::max(a, b);
     if (model.params[first.index()].shape != model.params[second.index()].shape)
       return wrong("parameters of other shapes cannot be tied", "parameters of one shape", pair);

@@ -43,7 +43,8 @@ std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& t
                                          const std::vector<bool>& ignored_params, Ownership ownership);
 
 /// fsdp.tied, by ParamId: whose shards, gradient and optimizer state a parameter has, the first of the two in the
-/// model's order; invalid: its own. Errors (place: fsdp.tied): names of no parameter, a tie of ties, other shapes.
+/// model's order; invalid: its own, as of all under other runtimes. Errors (place: fsdp.tied): names of no parameter, a
+/// tie of ties, other shapes.
 Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& job);
 
 }  // namespace foreshard

@@ -38,14 +38,6 @@ def unpinned(func, args, kwargs):
     return func, args, {name: value for name, value in kwargs.items() if name != "pin_memory"}
 
 
-def without_empty_parts(func, args):
-    """cat() passes over tensors of one dimension and no element (a cache before its first keys): they are no part of what comes out."""
-    if str(func) != "aten.cat.default":
-        return args
-    parts = [each for each in args[0] if each.dim() != 1 or each.numel()]
-    return (parts, *args[1:]) if parts else args
-
-
 def _chosen(func, name: str, args, known: KnownValues, device: torch.device) -> torch.Tensor | None:
     """What masks choose, of which it is known, or guessed, how much that is."""
     if name == "aten.nonzero.default":

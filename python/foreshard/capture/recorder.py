@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from .answers import HOST_READS, TO_HOST, answer, unpinned, without_empty_parts
+from .answers import HOST_READS, TO_HOST, answer, unpinned
 from .autocast import Casts
 from .errors import CaptureError
 from .known import KnownValues
@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):
     # --------------------------------------------------------------------------------------------- dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        func, args, kwargs = unpinned(func, without_empty_parts(func, args), kwargs or {})
+        func, args, kwargs = unpinned(func, args, kwargs or {})
         name = str(func)
         if self._paused or name in _NO_WORK:
             return func(*args, **kwargs)

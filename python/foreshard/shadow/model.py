@@ -7,7 +7,6 @@ import copy
 import functools
 import json
 import os
-import sys
 import time
 import types
 
@@ -343,8 +342,6 @@ class _Copier:
 
 def _sharded_shapes(root) -> dict[int, dict[str, tuple]]:
     """FSDP2, as flat_shapes: a root that stays gathered has parameters in the dtype that it computes in."""
-    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
-        return {}
     shapes: dict[int, dict[str, tuple]] = {}
     for parameter in names.fsdp2_parameters(root):
         info, sharded = parameter._module_info, parameter.sharded_param

@@ -44,12 +44,14 @@ def name_groups(root) -> None:
             _names2.setdefault(id(group), clean(name))
 
 
-_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+def has_fsdp2() -> bool:
+    """Whether the script has come to FSDP2 at all: asking PyTorch would bring it in."""
+    return "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules
 
 
 def fsdp2_parameters(root) -> list:
     """What FSDP2 keeps for each parameter of the modules in `root`; nothing where the script has no FSDP2."""
-    if root is None or _STATE not in sys.modules:
+    if root is None or not has_fsdp2():
         return []
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 

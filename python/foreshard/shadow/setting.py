@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import traceback
 import weakref
 
@@ -373,7 +372,7 @@ def _root():
     if len(script_step.roots()) > 1:
         if _together is None:
             _together = script_step.together(script_step.roots())
-            if "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules:
+            if names.has_fsdp2():
                 names.name_groups(_together)
             units.name_handles(_together)
         return _together

@@ -55,7 +55,7 @@ def _units2(root) -> list[dict]:
 
 def _states2(root) -> list:
     """FSDP2's states, each once, in the order of modules."""
-    if root is None or "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+    if root is None or not names.has_fsdp2():
         return []
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
