@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "exec/host/host_backend.h"
+#include "exec/host/host_stream.h"
 #include "exec/record/recorder.h"
 #include "exec/step/gradient_norm.h"
 #include "exec/step/optimizer.h"
@@ -133,10 +134,10 @@ SimDuration time_handover(int repeats) {
   const std::array<StreamIndex, 2> streams = {backend->create_stream("D", 0), backend->create_stream("A", 0)};
   std::vector<std::int64_t> samples;
   for (int r = -kWarmUp; r < repeats; ++r) {
-    std::atomic<bool> open{false};
+    HostEvent open;
     std::int64_t start = 0;  // the streams' until the synchronisation
     backend->launch({streams[0], {}}, [&open, &start] {
-      open.wait(false);
+      open.wait();
       start = steady_now();
     });
     for (std::size_t hop = 0; hop < kHops; ++hop) {
@@ -146,8 +147,7 @@ SimDuration time_handover(int repeats) {
     }
     std::int64_t end = 0;
     backend->launch({streams[kHops % 2], {}}, [&end] { end = steady_now(); });
-    open.store(true);
-    open.notify_all();
+    open.fire();
     (void)backend->synchronize();
     if (r >= 0) samples.push_back((end - start) / kHops);
   }

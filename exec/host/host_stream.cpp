@@ -16,11 +16,20 @@ thread_local std::shared_ptr<OperatorMemory> operator_memory_of_thread;
 }  // namespace
 
 void HostEvent::fire() {
-  fired_.store(1, std::memory_order_release);
-  fired_.notify_all();
+  {
+    std::lock_guard lock(mutex_);
+    fired_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
 }
 
-void HostEvent::wait() const { fired_.wait(0, std::memory_order_acquire); }
+// Not std::atomic::wait, which calls sched_yield() before it sleeps: a thread that yields on full cores is put behind
+// all others for a slice of the scheduler's (docs/measurements/2026-11-30-waiting-threads.md).
+void HostEvent::wait() const {
+  if (fired()) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return fired(); });
+}
 
 const HostStream::Running& HostStream::running() { return running_here; }
 const std::shared_ptr<OperatorMemory>& HostStream::operator_memory_here() { return operator_memory_of_thread; }

@@ -24,13 +24,15 @@ namespace foreshard::exec {
 /// A latch. Fired once, waited for by anybody; waiting is sleeping.
 class HostEvent final : public Event::Record {
  public:
-  explicit HostEvent(bool fired = false) : fired_(fired ? 1 : 0) {}
-  bool fired() const { return fired_.load(std::memory_order_acquire) != 0; }
+  explicit HostEvent(bool fired = false) : fired_(fired) {}
+  bool fired() const { return fired_.load(std::memory_order_acquire); }
   void fire();
   void wait() const;
 
  private:
-  std::atomic<std::uint32_t> fired_;
+  std::atomic<bool> fired_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
 };
 
 /// Memory as the streams see it: made by the pool's stream, gone when the last stream that used it is past the free.
