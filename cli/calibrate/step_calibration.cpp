@@ -3,7 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cli/console/amount_text.h"
@@ -11,13 +16,17 @@
 #include "core/output_file.h"
 #include "sim/search/prepare_job.h"
 #include "sim/simulate.h"
-#include "sim/truth/trace_fit.h"
+#include "sim/truth/step_fit.h"
+#include "traces/analysis/step_spread.h"
+#include "traces/formats/open_trace.h"
+#include "traces/timeline/iterations.h"
 
 namespace foreshard::cli {
 namespace {
 
-constexpr int kWarmUp = 10;             // steps of a run: its allocator still learns, the first ones take a third more
-constexpr int kRuns = 2;                // a machine's slow seconds seldom meet all of them
+constexpr int kWarmUp = 10;  // steps of a run: its allocator still learns, the first ones take a third more
+constexpr int kRuns = 2;     // a machine's slow seconds seldom meet all of them
+constexpr std::size_t kSpreadParts = 8;
 constexpr double kLeastInterval = 0.1;  // a machine's own load changes as much between two runs
 
 Error run_failed(const Captured& run) {
@@ -28,10 +37,29 @@ Error run_failed(const Captured& run) {
   return error;
 }
 
-/// Durations of `count` steps of one run, after its first ones.
-Result<std::vector<double>> measured_run(const CalibrateFlags& flags, int count) {
-  std::vector<std::string> arguments = {"run",    flags.job.file, "--nproc", std::to_string(flags.ranks),
-                                        "--json", "--quiet"};
+/// What one run of the job's steps shows, after its first ones.
+struct MeasuredSteps {
+  std::vector<double> durations;  // ascending
+  double compute_ns = 0;          // the median step's, mean over the ranks; 0: not recorded
+  std::vector<double> spread;     // of single collectives: traces/analysis/step_spread.h
+};
+
+/// A recording that goes when it has been read.
+struct PassingFile {
+  std::string path;
+  explicit PassingFile(std::string where) : path(std::move(where)) {}
+  ~PassingFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+  }
+  PassingFile(const PassingFile&) = delete;
+  PassingFile& operator=(const PassingFile&) = delete;
+};
+
+Result<MeasuredSteps> measured_run(const CalibrateFlags& flags, int count) {
+  const PassingFile recording(flags.output + ".steps.fst");
+  std::vector<std::string> arguments = {"run",    flags.job.file, "--nproc",    std::to_string(flags.ranks),
+                                        "--json", "--quiet",      "--timeline", recording.path};
   if (flags.link.latency_us > 0)
     arguments.insert(arguments.end(), {"--link-latency", std::to_string(flags.link.latency_us)});
   if (!flags.link.bytes_per_s.empty()) arguments.insert(arguments.end(), {"--link-bandwidth", flags.link.bytes_per_s});
@@ -41,7 +69,8 @@ Result<std::vector<double>> measured_run(const CalibrateFlags& flags, int count)
   for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
   const Captured run = capture_program(sibling_path("foreshard"), arguments);
   if (run.exit_code != 0) return fail(run_failed(run));
-  std::vector<double> steps;
+  MeasuredSteps measured;
+  std::vector<double>& steps = measured.durations;
   for (std::size_t begin = 0; begin < run.printed.size();) {
     const std::size_t end = std::min(run.printed.find('\n', begin), run.printed.size());
     const auto line = nlohmann::json::parse(run.printed.substr(begin, end - begin), nullptr, false);
@@ -50,20 +79,35 @@ Result<std::vector<double>> measured_run(const CalibrateFlags& flags, int count)
   }
   if (steps.size() <= kWarmUp) return fail(run_failed(run));
   steps.erase(steps.begin(), steps.begin() + kWarmUp);
-  return steps;
+  const auto recorded = open_trace(recording.path);
+  if (!recorded) return fail(recorded.error());
+  const Timeline& timeline = recorded->timeline;
+  if (const auto spread = spread_of_steps(timeline, ranks_of(timeline), kWarmUp)) {
+    measured.compute_ns = spread->compute.median;
+    measured.spread = spread_of_collectives(timeline, kWarmUp, kSpreadParts);
+  }
+  return measured;
 }
 
-/// Of all runs, ascending.
-Result<std::vector<double>> measured_steps(const CalibrateFlags& flags) {
-  std::vector<double> all;
+/// Of all runs: their steps together, the mean of the rest.
+Result<MeasuredSteps> measured_steps(const CalibrateFlags& flags) {
+  MeasuredSteps all;
+  double computed = 0, spread = 0;  // runs that say it
   for (int left = flags.steps, runs = kRuns; left > 0 && runs > 0; --runs) {
     const int count = (left + runs - 1) / runs;
-    const auto steps = measured_run(flags, count);
-    if (!steps) return steps;
-    all.insert(all.end(), steps->begin(), steps->end());
+    const auto run = measured_run(flags, count);
+    if (!run) return run;
+    all.durations.insert(all.durations.end(), run->durations.begin(), run->durations.end());
+    const auto mean = [](double& value, double next, double count_of) { value += (next - value) / count_of; };
+    if (run->compute_ns > 0) mean(all.compute_ns, run->compute_ns, ++computed);
+    if (!run->spread.empty()) {
+      all.spread.resize(run->spread.size());
+      ++spread;
+      for (std::size_t k = 0; k < all.spread.size(); ++k) mean(all.spread[k], run->spread[k], spread);
+    }
     left -= count;
   }
-  std::sort(all.begin(), all.end());
+  std::sort(all.durations.begin(), all.durations.end());
   return all;
 }
 
@@ -82,8 +126,9 @@ std::string no_steps_because(const CalibrateFlags& flags, const Job& job) {
 }
 
 Result<std::string> calibrate_by_steps(const CalibrateFlags& flags, const Job& job, nlohmann::ordered_json& summary) {
-  const auto steps = measured_steps(flags);
-  if (!steps) return fail(steps.error());
+  const auto run = measured_steps(flags);
+  if (!run) return fail(run.error());
+  const std::vector<double>& steps = run->durations;
   Job here = job;
   here.cluster.profile = flags.output;
   auto prepared = prepare(here);
@@ -93,25 +138,37 @@ Result<std::string> calibrate_by_steps(const CalibrateFlags& flags, const Job& j
     const auto predicted =
         simulate(prepared->plan, prepared->model, prepared->lowered, here, profile, simulate_options(here));
     if (!predicted) failure = predicted.error();
-    return predicted ? predicted->step_time_ns.value : 0.0;
+    if (!predicted || predicted->iterations.empty()) return StepTimes{};
+    return StepTimes{predicted->step_time_ns.value, static_cast<double>(predicted->iterations.back().compute)};
   };
   HardwareProfile profile = prepared->profile;
-  const double measured = at_share(*steps, 0.5);
-  const StepFit fit = fit_collectives(profile, measured, predict);
+  profile.collective_spread = run->spread;
+  StepTimes measured{at_share(steps, 0.5), run->compute_ns};
+  if (measured.compute_ns == 0) measured.compute_ns = predict(profile).compute_ns;
+  const StepFit fit = fit_step(profile, measured, predict);
   if (!failure.message.empty()) return fail(std::move(failure));
-  const double spread = (at_share(*steps, 0.75) - at_share(*steps, 0.25)) / 2 / measured;
-  const double residual = fit.after_ns / measured - 1;
+  const double spread = (at_share(steps, 0.75) - at_share(steps, 0.25)) / 2 / measured.step_ns;
+  const double residual = fit.after.step_ns / measured.step_ns - 1;
   profile.level = CalibrationLevel::MeasuredStep;
   profile.interval = std::max(kLeastInterval, std::abs(residual) + spread);
   const std::string told = fmt::format(
-      "measured {} ({} steps, {} to {}); its parts alone predict {}, with collectives x{:.2f} {}",
-      duration_text(measured), steps->size(), duration_text(at_share(*steps, 0.25)),
-      duration_text(at_share(*steps, 0.75)), duration_text(fit.before_ns), fit.factor, duration_text(fit.after_ns));
+      "measured {} ({} steps, {} to {}), {} of it computing; its parts alone predict {} and {}, with operators x{:.2f} "
+      "and collectives x{:.2f} {} and {}",
+      duration_text(measured.step_ns), steps.size(), duration_text(at_share(steps, 0.25)),
+      duration_text(at_share(steps, 0.75)), duration_text(measured.compute_ns), duration_text(fit.before.step_ns),
+      duration_text(fit.before.compute_ns), fit.operators, fit.collectives, duration_text(fit.after.step_ns),
+      duration_text(fit.after.compute_ns));
   profile.calibration["step"] = told;
   if (auto written = write_whole_file(flags.output, profile_text(profile)); !written) return fail(written.error());
-  summary["step"] = {
-      {"steps", steps->size()},       {"measured_ns", measured},         {"predicted_before_ns", fit.before_ns},
-      {"predicted_ns", fit.after_ns}, {"collective_factor", fit.factor}, {"interval", profile.interval}};
+  summary["step"] = {{"steps", steps.size()},
+                     {"measured_ns", measured.step_ns},
+                     {"measured_compute_ns", measured.compute_ns},
+                     {"predicted_before_ns", fit.before.step_ns},
+                     {"predicted_ns", fit.after.step_ns},
+                     {"predicted_compute_ns", fit.after.compute_ns},
+                     {"operator_factor", fit.operators},
+                     {"collective_factor", fit.collectives},
+                     {"interval", profile.interval}};
   return "  step       " + told + "\n";
 }
 

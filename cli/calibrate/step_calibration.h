@@ -15,7 +15,7 @@ namespace foreshard::cli {
 std::string no_steps_because(const CalibrateFlags& flags, const Job& job);
 
 /// Runs `flags.steps` of the job on flags.ranks ranks and fits the profile at flags.output to them
-/// (sim/truth/trace_fit.h: fit_collectives). Writes no checkpoint. Fills `summary` and returns what is told to people.
+/// (sim/truth/step_fit.h). Writes no checkpoint. Fills `summary` and returns what is told to people.
 /// Errors: those of the run; a profile that cannot be written.
 Result<std::string> calibrate_by_steps(const CalibrateFlags& flags, const Job& job, nlohmann::ordered_json& summary);
 

@@ -5,6 +5,7 @@
 #include <toml++/toml.h>
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,8 @@
 #include <optional>
 #include <sstream>
 #include <utility>
+
+#include "sim/machine/profile_keys.h"
 
 namespace foreshard {
 namespace {
@@ -33,33 +36,6 @@ constexpr std::array<std::string_view, kTensorWorks> kTensorWork{"copy", "fill",
 constexpr std::array<std::string_view, 5> kFabrics{"switch", "mesh", "cube-mesh", "pairs", "host"};
 constexpr double kMostCards = 1024;  // joined by one fabric
 constexpr std::uintmax_t kLargestFile = 1 << 20;
-
-struct NumberKey {
-  const char* table;
-  const char* key;
-  double low;  // smallest value that makes sense
-  double HardwareProfile::*number = nullptr;
-  SimDuration HardwareProfile::*integer = nullptr;
-  int HardwareProfile::*small = nullptr;
-};
-
-const std::array<NumberKey, 15> kNumbers{{
-    {"device", "attention_share", 1e-3, &HardwareProfile::attention_share},
-    {"device", "hbm_gb_per_s", 1e-3, &HardwareProfile::hbm_gb_per_s},
-    {"device", "hbm_share", 1e-3, &HardwareProfile::hbm_share},
-    {"device", "memory_bytes", 1, nullptr, &HardwareProfile::memory_bytes},
-    {"device", "sm_count", 1, nullptr, nullptr, &HardwareProfile::sm_count},
-    {"device", "min_kernel_ns", 0, nullptr, &HardwareProfile::min_kernel_ns},
-    {"host", "launch_ns", 0, nullptr, &HardwareProfile::launch_ns},
-    {"host", "op_ns", 0, nullptr, &HardwareProfile::op_ns},
-    {"host", "call_ns", 0, nullptr, &HardwareProfile::call_ns},
-    {"host", "driver_alloc_ns", 0, nullptr, &HardwareProfile::driver_alloc_ns},
-    {"host", "host_link_gb_per_s", 1e-3, &HardwareProfile::host_link_gb_per_s},
-    {"host", "host_copy_gb_per_s", 1e-3, &HardwareProfile::host_copy_gb_per_s},
-    {"links", "scale_up_gb_per_s", 1e-3, &HardwareProfile::scale_up_gb_per_s},
-    {"links", "scale_out_gb_per_s", 1e-3, &HardwareProfile::scale_out_gb_per_s},
-    {"links", "channel_gb_per_s", 1e-3, &HardwareProfile::channel_gb_per_s},
-}};
 
 /// Reads one profile; the first thing that is wrong is kept and ends the reading.
 class Reader {
@@ -283,13 +259,32 @@ class Reader {
 
   /// Of a host that is the device; what is left out is that of a server from before instructions for bfloat16.
   void processor(const toml::table& rows, std::vector<std::string_view>& known) {
-    known.insert(known.end(), {"isa", "l2_bytes"});
+    known.insert(known.end(), {"isa", "l2_bytes", "collective_spread"});
     if (rows.contains("isa")) {
       const std::string isa = choice(rows, "host", "isa", {kCpuIsaNames.begin(), kCpuIsaNames.end()});
       profile_.host_isa = parse_cpu_isa(isa).value_or(profile_.host_isa);
     }
     if (rows.contains("l2_bytes"))
       profile_.host_l2_bytes = static_cast<Bytes>(number(rows, "host", "l2_bytes", 4096, kLargest));
+    if (const toml::node* spread = rows.get("collective_spread")) collective_spread(*spread);
+  }
+
+  void collective_spread(const toml::node& node) {
+    constexpr double kMost = 1000;
+    std::vector<double>& spread = profile_.collective_spread;
+    double sum = 0;
+    const toml::array* items = node.as_array();
+    for (std::size_t k = 0; items != nullptr && k < items->size(); ++k) {
+      const auto item = items->get(k)->is_number() ? items->get(k)->value<double>() : std::nullopt;
+      if (!item || !(*item > 0 && *item <= kMost) || (k > 0 && *item < spread.back())) break;
+      spread.push_back(*item);
+      sum += *item;
+    }
+    const auto count = static_cast<double>(spread.size());
+    if (items == nullptr || spread.empty() || spread.size() != items->size() || std::abs(sum / count - 1) > 0.01) {
+      wrong(ErrorCode::OutOfRange, "host.collective_spread", "ascending numbers above 0 that are 1 on average",
+            items == nullptr ? "another type" : "others", "foreshard calibrate writes them");
+    }
   }
 
   void strings() {
@@ -469,95 +464,6 @@ Result<HardwareProfile> parse_profile(const std::string& text, const std::string
                  std::string(e.description()), ""});
   }
   return Reader(root, file).read();
-}
-
-namespace {
-
-/// What calibration measured: arrays of tables.
-void insert_measurements(const HardwareProfile& p, toml::table& root) {
-  toml::array operators, collectives, work;
-  const auto list = [](const std::vector<std::int64_t>& numbers) {
-    toml::array items;
-    for (const std::int64_t number : numbers) items.push_back(number);
-    return items;
-  };
-  for (const MeasuredOperator& op : p.operators) {
-    toml::table row{{"signature", op.signature}};
-    if (op.forward_ns >= 0) row.insert("forward_ns", op.forward_ns);
-    if (op.backward_ns >= 0) row.insert("backward_ns", op.backward_ns);
-    operators.push_back(std::move(row));
-  }
-  for (const MeasuredCollective& curve : p.collectives) {
-    toml::table row{{"kind", curve.kind}, {"ranks", curve.ranks}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}};
-    if (!curve.beside_ns.empty()) row.insert("beside_ns", list(curve.beside_ns));
-    if (!curve.taken_ns.empty()) row.insert("taken_ns", list(curve.taken_ns));
-    if (!curve.cpu_ns.empty()) row.insert("cpu_ns", list(curve.cpu_ns));
-    collectives.push_back(std::move(row));
-  }
-  for (const MeasuredWork& curve : p.work) {
-    work.push_back(
-        toml::table{{"kind", tensor_work_name(curve.kind)}, {"bytes", list(curve.bytes)}, {"ns", list(curve.ns)}});
-  }
-  if (!operators.empty()) root.insert("operators", std::move(operators));
-  if (!collectives.empty()) root.insert("collectives", std::move(collectives));
-  if (!work.empty()) root.insert("work", std::move(work));
-}
-
-}  // namespace
-
-std::string profile_text(const HardwareProfile& p) {
-  toml::table root{{"schema", "foreshard.profile/1"},
-                   {"id", p.id},
-                   {"kind", p.kind},
-                   {"level", calibration_level_name(p.level)},
-                   {"interval", p.interval}};
-  const auto rates = [&](const char* name, const std::map<DType, double>& from) {
-    if (from.empty()) return;
-    toml::table rows;
-    for (const auto& [dtype, rate] : from) rows.insert(dtype_name(dtype), rate);
-    root.insert(name, std::move(rows));
-  };
-  rates("peak_tflops", p.peak_tflops);
-  rates("gemm_tflops", p.gemm_tflops);
-  rates("vector_tflops", p.vector_tflops);
-  for (const char* name : {"device", "host", "links"}) {
-    toml::table rows;
-    for (const NumberKey& k : kNumbers) {
-      if (std::string_view(k.table) != name) continue;
-      if (k.number != nullptr) rows.insert(k.key, p.*k.number);
-      if (k.integer != nullptr) rows.insert(k.key, static_cast<std::int64_t>(p.*k.integer));
-      if (k.small != nullptr) rows.insert(k.key, p.*k.small);
-    }
-    if (std::string_view(name) == "device") rows.insert("architecture", architecture_name(p.architecture));
-    if (std::string_view(name) == "host") rows.insert("cpu", p.host_cpu);
-    if (std::string_view(name) == "host" && p.kind == "cpu") {
-      rows.insert("isa", cpu_isa_name(p.host_isa));
-      rows.insert("l2_bytes", p.host_l2_bytes);
-    }
-    if (std::string_view(name) == "links") {
-      rows.insert("channels", p.channels);
-      rows.insert("fabric", fabric_name(p.fabric));
-      rows.insert("cards", p.cards);
-      rows.insert("rails", p.rails);
-      rows.insert("ring_share", p.ring_share);
-      rows.insert("switch_sum_share", p.switch_sum_share);
-    }
-    root.insert(name, std::move(rows));
-  }
-  const auto texts = [&](const char* name, const std::map<std::string, std::string>& from, bool always) {
-    toml::table rows;
-    for (const auto& [key, value] : from) rows.insert(key, value);
-    if (always || !from.empty()) root.insert(name, std::move(rows));
-  };
-  texts("sources", p.sources, true);
-  texts("calibration", p.calibration, false);
-  toml::table extra;
-  for (const auto& [key, value] : p.extra) extra.insert(key, value);
-  if (!p.extra.empty()) root.insert("extra", std::move(extra));
-  insert_measurements(p, root);
-  std::ostringstream out;
-  out << root << '\n';
-  return out.str();
 }
 
 Result<HardwareProfile> load_profile(const std::string& id_or_path) {

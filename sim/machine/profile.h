@@ -114,6 +114,9 @@ struct HardwareProfile {
   // Of a host that is the device (kind "cpu"): what decides about its kernels' own memory.
   CpuIsa host_isa = CpuIsa::Avx512;
   Bytes host_l2_bytes = 2 * kMiB;  // second cache of a core
+  // How the times of single collectives lie about their mean where ranks share cores and wait for each other: means of
+  // equally many of them, ascending, 1 on average. Empty: they are equal.
+  std::vector<double> collective_spread;
 
   // Links between ranks; see sim/network/collectives.h for the model.
   Fabric fabric = Fabric::Switch;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <numbers>
 #include <string_view>
 #include <utility>
 
@@ -123,17 +124,26 @@ class Threads {
         break;
       }
       case IssueTape::Kind::Collective:
-        push(now.stream, Item::What::Collective, static_cast<double>(now.device), now.load,
+        push(now.stream, Item::What::Collective, static_cast<double>(now.device) * next_spread(), now.load,
              std::exchange(last_of_[static_cast<std::size_t>(now.event)], static_cast<std::int64_t>(spans_.size())));
         break;
       case IssueTape::Kind::Record: mark(now.stream, Item::What::Record, now.event); break;
       case IssueTape::Kind::StreamWait: mark(now.stream, Item::What::Wait, now.event); break;
       case IssueTape::Kind::HostWait:
-      case IssueTape::Kind::StreamSync:
-      case IssueTape::Kind::Iteration: break;
+      case IssueTape::Kind::StreamSync: break;
+      case IssueTape::Kind::Iteration: collectives_ = 0; break;
     }
     kernel_ = 0;
     ++entry_;
+  }
+
+  /// Of the iteration's next collective: the middle one first, then by steps of the golden section, of which any number
+  /// lie evenly.
+  double next_spread() {
+    const std::size_t parts = cores_.collective_spread.size();
+    if (parts == 0) return 1;
+    const double place = 0.5 + static_cast<double>(collectives_++) * (std::numbers::phi - 1);
+    return cores_.collective_spread[static_cast<std::size_t>((place - std::floor(place)) * static_cast<double>(parts))];
   }
 
   void push(std::uint8_t stream, Item::What what, double duration, const HostLoad& load, std::int64_t after) {
@@ -251,6 +261,7 @@ class Threads {
   double now_ = 0;
   std::size_t entry_ = 0;  // the issuer's next
   std::uint32_t kernel_ = 0;
+  std::int64_t collectives_ = 0;  // that the iteration has issued
   bool paying_ = false;
   double paid_at_ = 0;
   std::array<Lane, kPlayedStreams> lanes_;
@@ -282,7 +293,7 @@ SharedCores shared_cores(const HardwareProfile& profile, const Job& job) {
       std::clamp<std::int64_t>(job.cluster.ranks_per_node, 1, std::max<std::int64_t>(job.cluster.world_size, 1));
   const auto wake = profile.extra.find("wake_ns");
   return {static_cast<double>(profile.sm_count) / static_cast<double>(ranks),
-          wake == profile.extra.end() ? 0 : static_cast<SimDuration>(wake->second)};
+          wake == profile.extra.end() ? 0 : static_cast<SimDuration>(wake->second), profile.collective_spread};
 }
 
 std::vector<WorkSpan> share_cores(const IssueTape& tape, const SharedCores& cores) {

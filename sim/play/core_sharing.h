@@ -9,7 +9,9 @@
 //   shared  D |==compute====|
 //           A       |==gather===|       each at the speed that calibration measured beside the other
 //
-// One rank is looked at: all ranks of a machine do the same at the same time. Pure; nanoseconds.
+// One rank is looked at: all ranks of a machine do the same at the same time. That ranks come to a collective at
+// different times, and that its threads wait for a core, is in the spread of its times: a few take several times the
+// mean, which hides behind less. Pure; nanoseconds.
 #pragma once
 
 #include <vector>
@@ -28,6 +30,8 @@ HostLoad host_load(const HardwareProfile& profile, CollectiveKind kind, const Gr
 struct SharedCores {
   double cores = 1;         // of one rank
   SimDuration wake_ns = 0;  // until a thread that waited goes on
+  // HardwareProfile::collective_spread: each iteration's collectives take these in turn, evenly mixed.
+  std::vector<double> collective_spread = {};
 };
 /// Whether the profile says how its cores are shared: a host's, calibrated with its work.
 bool shares_cores(const HardwareProfile& profile);

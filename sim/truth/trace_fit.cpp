@@ -274,38 +274,4 @@ SimDuration recorded_dispatch(const Timeline& timeline, std::int32_t rank) {
   return std::accumulate(gaps.begin(), gaps.end(), SimDuration{0}) / static_cast<SimDuration>(gaps.size());
 }
 
-namespace {
-
-HardwareProfile with_collectives(HardwareProfile profile, double factor) {
-  for (MeasuredCollective& curve : profile.collectives) {
-    for (std::vector<SimDuration>* times : {&curve.ns, &curve.beside_ns, &curve.taken_ns}) {
-      for (SimDuration& ns : *times) ns = std::llround(static_cast<double>(ns) * factor);
-    }
-  }
-  return profile;
-}
-
-}  // namespace
-
-StepFit fit_collectives(HardwareProfile& profile, double step_ns,
-                        const std::function<double(const HardwareProfile&)>& predict) {
-  constexpr double kLeast = 0.25, kMost = 8;
-  constexpr int kHalvings = 12;
-  StepFit fit;
-  fit.before_ns = fit.after_ns = predict(profile);
-  if (profile.collectives.empty()) return fit;
-  double low = std::log(kLeast), high = std::log(kMost);
-  for (int k = 0; k < kHalvings; ++k) {
-    const double middle = (low + high) / 2;
-    const double predicted = predict(with_collectives(profile, std::exp(middle)));
-    if (std::abs(predicted - step_ns) < std::abs(fit.after_ns - step_ns)) {
-      fit.factor = std::exp(middle);
-      fit.after_ns = predicted;
-    }
-    (predicted < step_ns ? low : high) = middle;
-  }
-  profile = with_collectives(std::move(profile), fit.factor);
-  return fit;
-}
-
 }  // namespace foreshard

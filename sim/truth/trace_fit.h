@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,16 +65,5 @@ SimDuration recorded_launch(const Timeline& timeline, std::int32_t rank);
 /// one operator, the recorder's own cost in it. The mean; gaps beyond 20 medians are something else (data, a barrier).
 /// 0 if there are none.
 SimDuration recorded_dispatch(const Timeline& timeline, std::int32_t rank);
-
-/// A host's ranks wait for each other and for a core, which no part measured alone shows. What a measured step takes
-/// more than its parts say is charged to the collectives: all their times grow by one factor, 0.25 to 8.
-struct StepFit {
-  double factor = 1;
-  double before_ns = 0, after_ns = 0;  // the predicted step
-};
-/// `predict` gives the step of the job that was measured. Where no factor reaches `step_ns`, the nearest one counts; a
-/// profile without measured collectives stays as it is.
-StepFit fit_collectives(HardwareProfile& profile, double step_ns,
-                        const std::function<double(const HardwareProfile&)>& predict);
 
 }  // namespace foreshard

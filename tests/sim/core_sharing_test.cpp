@@ -83,6 +83,18 @@ TEST(CoreSharing, CollectivesOfACommunicatorRunAsTheyWereIssuedWhateverTheirStre
   expect_span(spans[3], 558, 608);
 }
 
+TEST(CoreSharing, CollectivesOfAnIterationTakeTheSpreadsPartsInTurn) {
+  IssueTape tape;
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    for (int k = 0; k < 5; ++k) tape.collective(kA, 0, 100);
+    tape.end_iteration();
+  }
+  const auto spans = share_cores(tape, {4.0, 0, {0.2, 0.4, 1.0, 2.4}});
+  ASSERT_EQ(spans.size(), 10u);
+  const std::vector<SimDuration> expected{100, 20, 100, 40, 240};  // places 0.5, 0.118, 0.736, 0.354, 0.972
+  for (std::size_t k = 0; k < spans.size(); ++k) EXPECT_EQ(spans[k].end - spans[k].start, expected[k % 5]) << k;
+}
+
 TEST(CoreSharing, AThreadThatWaitedGoesOnAfterItHasWokenUp) {
   IssueTape tape;
   tape.run(kD, 100);

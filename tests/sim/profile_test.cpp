@@ -100,6 +100,22 @@ TEST(Profile, AFileFromBeforeFabricsMeansWhatItMeant) {
   EXPECT_EQ(*again, *mesh);
 }
 
+TEST(Profile, AHostSaysHowItsCollectivesSpread) {
+  const std::string plain = shipped("cpu-host");
+  const auto read = [&](const std::string& spread) {
+    return parse_profile(replaced(plain, "[host]\n", "[host]\ncollective_spread = " + spread + "\n"), "mine.toml");
+  };
+  const auto profile = read("[0.5, 0.5, 1, 2]");
+  ASSERT_TRUE(profile.has_value()) << to_text(profile.error());
+  EXPECT_EQ(profile->collective_spread, (std::vector<double>{0.5, 0.5, 1, 2}));
+  EXPECT_EQ(*parse_profile(profile_text(*profile), "again.toml"), *profile);
+  for (const char* const wrong : {"[]", "[2, 0.5, 0.5]", "[0.5, 2]", "[0, 2]", "[-1, 3]", "1", "['1']"}) {
+    const auto refused = read(wrong);
+    ASSERT_FALSE(refused.has_value()) << wrong;
+    EXPECT_EQ(refused.error().place, "host.collective_spread") << wrong;
+  }
+}
+
 TEST(CardArchitecture, IsWrittenAsCompilersNameIt) {
   for (const char* name : {"none", "sm_70", "sm_100", "gfx942", "gfx90a"}) {
     const auto card = parse_architecture(name);

@@ -4,10 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "core/instruction_spans.h"
 #include "core/plan.h"
+#include "traces/analysis/step_spread.h"
+#include "traces/timeline/exposed_comm.h"
 #include "traces/timeline/merged_timeline.h"
 
 namespace foreshard {
@@ -103,6 +109,39 @@ TEST(CompareTimelines, ARecordingsStepsVary) {
   EXPECT_EQ(spread_of_steps(recorded, {7}), std::nullopt) << "no such rank";
   sample.iterations = 3;
   EXPECT_EQ(spread_of_steps(sample.make(), {0}), std::nullopt) << "two that repeat are none";
+}
+
+TEST(StepSpread, CollectivesLieAboutTheMeanOfTheirKindAndSize) {
+  Sample sample;
+  sample.source = "recorded";
+  sample.iterations = 6;
+  Timeline recorded = sample.make();
+  std::map<std::pair<SpanKind, Bytes>, int> seen;
+  for (Span& span : recorded.spans) {
+    if (!is_collective(span.kind)) continue;
+    const int nth = seen[{span.kind, span.bytes}]++;
+    span.duration = (nth % 2 == 0 ? 500 : 1500) * (span.kind == SpanKind::AllGather ? 1 : 10);
+  }
+  EXPECT_EQ(spread_of_collectives(recorded, 0, 2), (std::vector<double>{0.5, 1.5})) << "whatever kind";
+  EXPECT_EQ(spread_of_collectives(recorded, 0, 1000), std::vector<double>{}) << "too few for a part";
+  EXPECT_EQ(spread_of_collectives(recorded, 6, 2), std::vector<double>{}) << "no iteration is left";
+  ASSERT_TRUE(spread_of_steps(recorded, {0}, 3));
+  EXPECT_EQ(spread_of_steps(recorded, {0}, 3)->iterations, 3);
+}
+
+TEST(CompareTimelines, WaitingIsNoWork) {
+  Sample sample;
+  const Timeline a = sample.make();
+  Timeline b = a;
+  const auto host =
+      std::find_if(b.spans.begin(), b.spans.end(), [](const Span& s) { return s.kind == SpanKind::HostIssue; });
+  ASSERT_NE(host, b.spans.end());
+  Span wait = *host;
+  wait.kind = SpanKind::HostWait;
+  wait.start += wait.duration;
+  wait.duration = 100;
+  b.spans.push_back(wait);
+  for (const StreamPair& stream : must_compare(a, b).by_stream) EXPECT_EQ(stream.busy.difference(), 0) << stream.stream;
 }
 
 TEST(SignedPercent, HasNoNegativeNothing) {

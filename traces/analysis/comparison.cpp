@@ -151,12 +151,12 @@ class Operators {
   std::unordered_map<std::int32_t, SpanId> call_of_;
 };
 
-/// By stream, time that its spans share once.
+/// By stream, time that its spans share once; waiting is not busy.
 void find_busy(Side& side) {
   std::map<std::string, std::vector<Interval>> times;
   for (const SpanId id : side.iteration.spans) {
     const Span& span = side.timeline.spans[id.index()];
-    if (span.kind == SpanKind::Annotation || span.kind == SpanKind::Wait) continue;
+    if (span.kind == SpanKind::Annotation || span.kind == SpanKind::Wait || span.kind == SpanKind::HostWait) continue;
     times[side.timeline.lanes[span.lane.index()].stream].push_back({span.start, span.start + span.duration});
   }
   for (auto& [stream, intervals] : times) side.busy[stream] = length_of(merge_intervals(std::move(intervals)));

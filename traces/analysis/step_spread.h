@@ -21,7 +21,13 @@ struct StepSpread {
   bool operator==(const StepSpread&) const = default;
 };
 
-/// Nothing of predictions, whose steps are equal, and of fewer than three repeated iterations.
-std::optional<StepSpread> spread_of_steps(const Timeline& timeline, const std::vector<std::int32_t>& ranks);
+/// Of iterations from `first` on. Nothing of predictions, whose steps are equal, and of fewer than three repeated
+/// iterations.
+std::optional<StepSpread> spread_of_steps(const Timeline& timeline, const std::vector<std::int32_t>& ranks,
+                                          std::int32_t first = 0);
+
+/// How long single collectives of these iterations take, over the mean of those of the same kind and bytes: means of
+/// `parts` equally many, ascending, 1 on average. Empty where fewer than four would stand in a part.
+std::vector<double> spread_of_collectives(const Timeline& timeline, std::int32_t first, std::size_t parts);
 
 }  // namespace foreshard

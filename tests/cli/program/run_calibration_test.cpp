@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/cli/program/running_program.h"
 #include "tests/support/temporary_path.h"
@@ -40,11 +42,19 @@ TEST(Calibrate, ThePredictedStepIsTheOneThatWasMeasured) {
   EXPECT_EQ(answer["level"], "measured-step");
   EXPECT_NEAR(answer["step_time_ns"]["value"].get<double>(), step["predicted_ns"].get<double>(),
               1e-3 * step["predicted_ns"].get<double>());
-  const double factor = step["collective_factor"];
-  if (factor > 0.3 && factor < 7.5) {  // between the ends of the search
-    EXPECT_NEAR(step["predicted_ns"].get<double>(), step["measured_ns"].get<double>(),
-                0.05 * step["measured_ns"].get<double>());
+  const double operators = step["operator_factor"], collectives = step["collective_factor"];
+  EXPECT_GT(step["measured_compute_ns"], 0);
+  EXPECT_LT(step["measured_compute_ns"], step["measured_ns"].get<double>() * 1.5) << "of one step";
+  if (collectives > 0.3 && collectives < 7.5 && operators > 0.3 && operators < 3.9) {  // between the ends of the search
+    for (const char* const what : {"", "_compute"}) {
+      const double measured = step[std::string("measured") + what + "_ns"];
+      EXPECT_NEAR(step[std::string("predicted") + what + "_ns"].get<double>(), measured, 0.05 * measured) << what;
+    }
   }
+  EXPECT_FALSE(std::filesystem::exists(profile + ".steps.fst")) << "the recording is gone";
+  std::ostringstream written;
+  written << std::ifstream(profile).rdbuf();
+  EXPECT_THAT(written.str(), HasSubstr("collective_spread = ["));
 }
 
 TEST(Calibrate, StepsOfAJobForMoreRanksAreNotRun) {

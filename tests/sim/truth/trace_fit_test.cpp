@@ -184,43 +184,5 @@ TEST(TraceFit, AnOperatorCostsTheHostWhatLiesBetweenLaunches) {
   EXPECT_EQ(recorded_dispatch(t, 1), 0);
 }
 
-HardwareProfile with_a_gather() {
-  HardwareProfile profile = *load_profile("cpu-host");
-  profile.collectives = {{"all_gather", 2, {1 << 10, 1 << 20}, {100, 1000}, {200, 2000}, {50, 500}, {90, 900}}};
-  return profile;
-}
-
-/// A step of 10 us of compute and ten gathers of the larger size, half of them hidden.
-double step_of(const HardwareProfile& profile) {
-  return 10'000 + 5 * static_cast<double>(profile.collectives.front().beside_ns.back());
-}
-
-TEST(FitCollectives, WhatAStepTakesMoreIsTheirs) {
-  HardwareProfile profile = with_a_gather();
-  const StepFit fit = fit_collectives(profile, 45'000, step_of);
-  EXPECT_EQ(fit.before_ns, 20'000);
-  EXPECT_NEAR(fit.factor, 3.5, 0.01);
-  EXPECT_NEAR(fit.after_ns, 45'000, 50);
-  EXPECT_EQ(step_of(profile), fit.after_ns) << "the profile is the one that was predicted with";
-  const MeasuredCollective& gather = profile.collectives.front();
-  EXPECT_NEAR(static_cast<double>(gather.ns.front()), 350, 2);
-  EXPECT_NEAR(static_cast<double>(gather.taken_ns.front()), 175, 2);
-  EXPECT_EQ(gather.cpu_ns.back(), 900) << "waiting keeps no core busy";
-}
-
-TEST(FitCollectives, TheNearestFactorCountsWhereNoneReachesTheStep) {
-  HardwareProfile profile = with_a_gather();
-  EXPECT_NEAR(fit_collectives(profile, 1e9, step_of).factor, 8, 0.02);
-  profile = with_a_gather();
-  EXPECT_NEAR(fit_collectives(profile, 100, step_of).factor, 0.25, 0.001);
-}
-
-TEST(FitCollectives, AStepWithoutThemStays) {
-  HardwareProfile profile = *load_profile("cpu-host");
-  const StepFit fit = fit_collectives(profile, 50, [](const HardwareProfile&) { return 40.0; });
-  EXPECT_EQ(fit.factor, 1);
-  EXPECT_EQ(fit.after_ns, 40);
-}
-
 }  // namespace
 }  // namespace foreshard
